@@ -1,0 +1,23 @@
+/* base: what both the wire side and the device side need. Umbrella over the topic headers of this module. */
+#ifndef RK_BASE_H
+#define RK_BASE_H
+
+#include "base/rk_alloc.h"
+#include "base/rk_arena.h"
+#include "base/rk_array.h"
+#include "base/rk_assert.h"
+#include "base/rk_config.h"
+#include "base/rk_dtype.h"
+#include "base/rk_fault.h"
+#include "base/rk_hash.h"
+#include "base/rk_json.h"
+#include "base/rk_log.h"
+#include "base/rk_map.h"
+#include "base/rk_mesh.h"
+#include "base/rk_rng.h"
+#include "base/rk_safetensors.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+
+#endif

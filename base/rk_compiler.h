@@ -1,0 +1,23 @@
+/* Compiler attributes used across the project. */
+#ifndef RK_COMPILER_H
+#define RK_COMPILER_H
+
+#ifdef __cplusplus
+#define RK_BEGIN_DECLS extern "C" {
+#define RK_END_DECLS   }
+#else
+#define RK_BEGIN_DECLS
+#define RK_END_DECLS
+#endif
+
+#define RK_NODISCARD         __attribute__((warn_unused_result))
+#define RK_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#define RK_RETURNS_NONNULL   __attribute__((returns_nonnull))
+#define RK_NORETURN          __attribute__((noreturn))
+#define RK_API               __attribute__((visibility("default")))
+
+#define RK_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
+#define RK_MIN(a, b)    ((a) < (b) ? (a) : (b))
+#define RK_MAX(a, b)    ((a) > (b) ? (a) : (b))
+
+#endif

@@ -1,0 +1,85 @@
+/* Configuration from key tables: one row a key, from which validation, defaults, --help and docs derive.
+ *
+ * Sources in rising precedence: the table's default, the file, the environment, flags ("a.b.c=VALUE"). The
+ * file is strict JSON with the reserved members __nest__, __select__, __inherit__, __override__, __delete__
+ * and "//" comments, and "${a.b}" / "${a.b:default}" / "${env:NAME}" references (docs/config.md). All
+ * problems of a load are collected and reported together, one line each: "job.json:14: rpc.max_inflight:
+ * expected ..., got ...". */
+#ifndef RK_CONFIG_H
+#define RK_CONFIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_json.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+
+RK_BEGIN_DECLS
+
+typedef enum rk_config_type {
+    RK_CONFIG_BOOL,
+    RK_CONFIG_INT,
+    RK_CONFIG_REAL,
+    RK_CONFIG_STRING,
+    RK_CONFIG_BYTES,    /* string with a unit ("8GiB"); read as an integer of bytes */
+    RK_CONFIG_DURATION, /* string with a unit ("30s"); read as an integer of milliseconds */
+    RK_CONFIG_LIST,     /* array of anything */
+    RK_CONFIG_OPEN      /* object whose members are not in the table (engine_kwargs) */
+} rk_config_type_t;
+
+enum rk_config_flags {
+    RK_CONFIG_REQUIRED = 1u << 0,   /* no default; missing is an error */
+    RK_CONFIG_NULLABLE = 1u << 1,   /* null is a value ("off", "derive it") */
+    RK_CONFIG_RELOADABLE = 1u << 2, /* SIGHUP applies a new value */
+};
+
+struct rk_config_key {
+    const char *path; /* "actor_rollout_ref.actor.optim.lr" */
+    rk_config_type_t type;
+    const char *default_text; /* JSON; NULL with RK_CONFIG_REQUIRED, else "null" needs RK_CONFIG_NULLABLE */
+    double min, max;          /* numbers, bytes and milliseconds; no check when both are 0 */
+    const char *choices;      /* strings: "a|b|c", or NULL */
+    uint32_t flags;
+    const char *help; /* one line */
+};
+
+struct rk_config_source {
+    const struct rk_config_key *keys;
+    int64_t num_keys;
+    const char *file; /* path or NULL */
+    const char *text; /* instead of a file: JSON text named `text_name` */
+    const char *text_name;
+    const char *env_prefix; /* "RANKD": a.b -> RANKD_A_B; NULL reads no environment */
+    const char *const
+        *overrides; /* "a.b=VALUE": JSON, or a bare word as a string; "+a.b=" adds, "~a.b" deletes */
+    int64_t num_overrides;
+};
+
+struct rk_config;
+
+/* INVALID_ARGUMENT with all problems, one a line; NOT_FOUND when the file is missing. */
+struct rk_status *rk_config_load(struct rk_config **out, const struct rk_config_source *source) RK_NODISCARD;
+void rk_config_destroy(struct rk_config *config); /* NULL is a no-op */
+
+/* Typed reads. The path must be a row of the table of that type (asserted). */
+bool rk_config_bool(const struct rk_config *config, const char *path);
+int64_t rk_config_int(const struct rk_config *config, const char *path); /* INT, BYTES, DURATION (ms) */
+double rk_config_real(const struct rk_config *config, const char *path);
+const char *rk_config_string(const struct rk_config *config, const char *path); /* NULL when null */
+const struct rk_json *rk_config_json(const struct rk_config *config, const char *path);
+bool rk_config_is_null(const struct rk_config *config, const char *path);
+/* "job.json:14", "env RANKD_DEVICE", "flag" or "default". */
+const char *rk_config_origin(const struct rk_config *config, const char *path);
+/* The whole resolved tree. */
+const struct rk_json *rk_config_tree(const struct rk_config *config);
+/* One line a key: path = value (origin), for --check-config and `config show`. */
+void rk_config_format(const struct rk_config *config, struct rk_str *out);
+/* The table itself, one line a key with type, default and help, for --help and docs/config.md. */
+void rk_config_format_keys(const struct rk_config_key *keys, int64_t num_keys, struct rk_str *out);
+/* The only reader of the environment in the project. NULL when unset. */
+const char *rk_env(const char *name);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,217 @@
+/* The resolved tree against the key table. */
+#include "base/rk_config_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_json_internal.h"
+
+/* --- unknown keys --- */
+
+/* Names that the table has in one section. */
+struct siblings {
+    RK_ARRAY(char *) names;
+};
+
+static void add_siblings(struct siblings *siblings, const struct rk_map *paths, const char *parent)
+{
+    size_t parent_bytes = strlen(parent);
+
+    for (int64_t i = 0; i < rk_map_count(paths); i++) {
+        const char *path = rk_map_key_at(paths, i);
+        bool is_below =
+            parent_bytes == 0 || (strncmp(path, parent, parent_bytes) == 0 && path[parent_bytes] == '.');
+        const char *name = path + (parent_bytes ? parent_bytes + 1 : 0);
+
+        if (is_below && *name && !strchr(name, '.'))
+            rk_array_append(&siblings->names, rk_strdup(name));
+    }
+}
+
+/* The one path of the table that ends in ".name", NULL when there are none or several. */
+static const char *find_elsewhere(const struct rk_config_loader *loader, const char *name)
+{
+    char *suffix = rk_format(".%s", name);
+    const char *found = NULL;
+    int count = 0;
+
+    for (int64_t i = 0; i < loader->source->num_keys; i++) {
+        const char *path = loader->source->keys[i].path;
+
+        if (rk_str_has_suffix(path, suffix) || strcmp(path, name) == 0) {
+            found = path;
+            count++;
+        }
+    }
+    rk_free(suffix);
+    return count == 1 ? found : NULL;
+}
+
+static void report_unknown(struct rk_config_loader *loader, const char *parent, const char *name,
+                           const char *path)
+{
+    const struct rk_config_place *place;
+    struct siblings siblings = {0};
+    const char *suggestion;
+
+    rk_config_place_section(loader, path);
+    place = rk_config_find_place(loader, path);
+    add_siblings(&siblings, loader->rows, parent);
+    add_siblings(&siblings, loader->sections, parent);
+    suggestion = rk_str_suggest(name, (const char *const *)siblings.names.items, siblings.names.count);
+    if (!suggestion)
+        suggestion = find_elsewhere(loader, name);
+    if (strchr(name, '.'))
+        rk_config_problem(loader, place, path,
+                          "unknown key; parts joined by dots are written as nested objects");
+    else if (suggestion)
+        rk_config_problem(loader, place, path, "unknown key; did you mean '%s'?", suggestion);
+    else
+        rk_config_problem(loader, place, path, "unknown key");
+    for (int64_t i = 0; i < siblings.names.count; i++)
+        rk_free(siblings.names.items[i]);
+    rk_array_fini(&siblings.names);
+}
+
+/* --- values --- */
+
+static bool is_chosen(const char *choices, const char *text)
+{
+    size_t bytes = strlen(text);
+
+    for (const char *p = choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
+        if (strcspn(p, "|") == bytes && strncmp(p, text, bytes) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The value as a number for the range check; false when it is not of the row's type. */
+static bool read_number(const struct rk_config_key *row, const struct rk_json *value, double *out)
+{
+    const char *text = rk_json_as_string(value, "");
+    int64_t integer = 0;
+    bool is_right;
+
+    switch (row->type) {
+    case RK_CONFIG_INT:
+        is_right = rk_json_as_int(value, 0) == rk_json_as_int(value, 1);
+        integer = rk_json_as_int(value, 0);
+        break;
+    case RK_CONFIG_BYTES:
+        is_right = rk_parse_bytes(text, &integer);
+        break;
+    case RK_CONFIG_DURATION:
+        is_right = rk_parse_duration_ms(text, &integer);
+        break;
+    default:
+        *out = rk_json_as_real(value, NAN);
+        return !isnan(*out);
+    }
+    *out = (double)integer;
+    return is_right;
+}
+
+static const char *expectation(rk_config_type_t type)
+{
+    static const char *const texts[] = {
+        [RK_CONFIG_BOOL] = "true or false",
+        [RK_CONFIG_INT] = "an integer",
+        [RK_CONFIG_REAL] = "a number",
+        [RK_CONFIG_STRING] = "a string",
+        [RK_CONFIG_BYTES] = "a size with a unit (\"512MiB\"; B, KiB, MiB, GiB, TiB)",
+        [RK_CONFIG_DURATION] = "a duration with a unit (\"30s\"; ms, s, min, h)",
+        [RK_CONFIG_LIST] = "an array",
+        [RK_CONFIG_OPEN] = "an object",
+    };
+
+    return texts[type];
+}
+
+static bool has_type(const struct rk_config_key *row, const struct rk_json *value)
+{
+    double number;
+
+    switch (row->type) {
+    case RK_CONFIG_BOOL:
+        return rk_json_type(value) == RK_JSON_BOOL;
+    case RK_CONFIG_STRING:
+        return rk_json_type(value) == RK_JSON_STRING;
+    case RK_CONFIG_LIST:
+        return rk_json_type(value) == RK_JSON_ARRAY;
+    case RK_CONFIG_OPEN:
+        return rk_json_type(value) == RK_JSON_OBJECT;
+    default:
+        return read_number(row, value, &number);
+    }
+}
+
+static bool is_numeric(const struct rk_config_key *row)
+{
+    return row->type == RK_CONFIG_INT || row->type == RK_CONFIG_REAL || row->type == RK_CONFIG_BYTES ||
+           row->type == RK_CONFIG_DURATION;
+}
+
+static void check_value(struct rk_config_loader *loader, const struct rk_config_key *row,
+                        const struct rk_json *value)
+{
+    const struct rk_config_place *place = rk_config_find_place(loader, row->path);
+    char *text = rk_json_describe(value);
+    double number = 0.0;
+
+    if (rk_json_is_null(value)) {
+        if (!(row->flags & RK_CONFIG_NULLABLE))
+            rk_config_problem(loader, place, row->path, "expected %s, got null", expectation(row->type));
+    } else if (!has_type(row, value)) {
+        rk_config_problem(loader, place, row->path, "expected %s%s, got %s", expectation(row->type),
+                          row->flags & RK_CONFIG_NULLABLE ? " or null" : "", text);
+    } else if (row->choices && !is_chosen(row->choices, rk_json_as_string(value, ""))) {
+        rk_config_problem(loader, place, row->path, "expected one of %s, got %s", row->choices, text);
+    } else if (is_numeric(row) && (row->min != 0 || row->max != 0)) {
+        const char *unit = row->type == RK_CONFIG_BYTES      ? " bytes"
+                           : row->type == RK_CONFIG_DURATION ? " ms"
+                                                             : "";
+
+        (void)read_number(row, value, &number);
+        if (number < row->min || number > row->max)
+            rk_config_problem(loader, place, row->path, "expected %.15g to %.15g%s, got %s", row->min,
+                              row->max, unit, text);
+    }
+    rk_free(text);
+}
+
+/* --- the tree --- */
+
+static void check_section(struct rk_config_loader *loader, const struct rk_json *section, const char *path)
+{
+    for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
+        const char *name = rk_json_iter_key(it);
+        const struct rk_json *value = rk_json_iter_value(it);
+        char *member_path = rk_json_join_path(path, name);
+        const struct rk_config_key *row = rk_map_find(loader->rows, member_path);
+
+        /* A dotted name would name a row of another section. */
+        if (strchr(name, '.') || (!row && !rk_map_find(loader->sections, member_path)))
+            report_unknown(loader, path, name, member_path);
+        else if (row && !rk_config_is_ref(value)) /* one that is left has been reported */
+            check_value(loader, row, value);
+        else if (rk_json_type(value) == RK_JSON_OBJECT)
+            check_section(loader, value, member_path);
+        else if (!rk_config_is_ref(value))
+            rk_config_problem(loader, rk_config_find_place(loader, member_path), member_path,
+                              "expected an object, got %s", rk_json_type_name(rk_json_type(value)));
+        rk_free(member_path);
+    }
+}
+
+void rk_config_check(struct rk_config_loader *loader)
+{
+    check_section(loader, loader->tree, "");
+    for (int64_t i = 0; i < loader->source->num_keys && !loader->is_partial; i++) {
+        const struct rk_config_key *row = &loader->source->keys[i];
+
+        if ((row->flags & RK_CONFIG_REQUIRED) && !rk_json_find_path(loader->tree, row->path))
+            rk_config_problem(loader, NULL, row->path, "required, but not set (%s)", row->help);
+    }
+}

@@ -1,0 +1,236 @@
+#include "base/rk_file_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_fault.h"
+#include "base/rk_hash.h"
+#include "base/rk_safetensors.h"
+#include "base/rk_str.h"
+
+struct rk_status *rk_file_errno(const char *action, const char *path)
+{
+    int error = errno;
+    const char *reason = "";
+    rk_code_t code = RK_INTERNAL;
+
+    switch (error) {
+    case ENOENT:
+        code = RK_NOT_FOUND;
+        break;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+        code = RK_PERMISSION_DENIED;
+        break;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        code = RK_RESOURCE_EXHAUSTED;
+        reason = "DISK_FULL";
+        break;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+        code = RK_RESOURCE_EXHAUSTED;
+        break;
+    case EISDIR:
+    case ENOTDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+        code = RK_INVALID_ARGUMENT;
+        break;
+    default:
+        break;
+    }
+    return RK_FAIL_REASON(code, reason, "%s '%s': %s", action, path, strerror(error));
+}
+
+struct rk_status *rk_file_open_read(int *fd, const char *path)
+{
+    do
+        *fd = open(path, O_RDONLY | O_CLOEXEC);
+    while (*fd < 0 && errno == EINTR);
+    return *fd < 0 ? rk_file_errno("opening", path) : NULL;
+}
+
+struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t bytes, uint64_t offset)
+{
+    char *p = dst;
+
+    while (bytes > 0) {
+        ssize_t got = pread(fd, p, bytes, (off_t)offset);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return rk_file_errno("reading", path);
+        if (got == 0)
+            return RK_FAIL(RK_DATA_LOSS, "'%s' ends at byte %llu, %zu bytes too early", path,
+                           (unsigned long long)offset, bytes);
+        p += got;
+        offset += (uint64_t)got;
+        bytes -= (size_t)got;
+    }
+    return NULL;
+}
+
+/* Reads to the end of the file: its size in the inode says nothing for pipes and special files. */
+static struct rk_status *read_to_end(int fd, const char *path, size_t max_bytes, struct rk_str *text)
+{
+    char buf[16384];
+
+    for (;;) {
+        ssize_t got = read(fd, buf, sizeof(buf));
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            return rk_file_errno("reading", path);
+        if (got == 0)
+            return NULL;
+        if ((size_t)got > max_bytes - text->bytes)
+            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "'%s' is larger than %zu bytes", path, max_bytes);
+        rk_str_append_bytes(text, buf, (size_t)got);
+    }
+}
+
+struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes)
+{
+    struct rk_str text = {0};
+    struct rk_status *st;
+    int fd;
+
+    *out = NULL;
+    RK_TRY(rk_file_open_read(&fd, path));
+    st = read_to_end(fd, path, max_bytes, &text);
+    close(fd);
+    if (st) {
+        rk_str_fini(&text);
+        return st;
+    }
+    *bytes = text.bytes;
+    *out = rk_str_take(&text);
+    return NULL;
+}
+
+struct rk_status *rk_pending_file_open(struct rk_pending_file *file, const char *path)
+{
+    uint8_t noise[8];
+    char hex[2 * sizeof(noise) + 1];
+    char *temp_path;
+
+    *file = (struct rk_pending_file){.fd = -1, .path = rk_strdup(path)};
+    RK_TRY(rk_random_bytes(noise, sizeof(noise)));
+    temp_path = rk_format("%s.tmp.%s", path, rk_hex(noise, sizeof(noise), hex));
+    file->fd = open(temp_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file->fd < 0) {
+        struct rk_status *st = rk_file_errno("creating", path);
+
+        rk_free(temp_path);
+        return st;
+    }
+    file->temp_path = temp_path;
+    return NULL;
+}
+
+struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const void *data, size_t bytes,
+                                         uint64_t offset)
+{
+    const char *p = data;
+
+    while (bytes > 0) {
+        ssize_t put = pwrite(file->fd, p, bytes, (off_t)offset);
+
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put < 0)
+            return rk_file_errno("writing", file->path);
+        p += put;
+        offset += (uint64_t)put;
+        bytes -= (size_t)put;
+    }
+    return NULL;
+}
+
+struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_t bytes)
+{
+    int rc;
+
+    do
+        rc = ftruncate(file->fd, (off_t)bytes);
+    while (rc != 0 && errno == EINTR);
+    return rc != 0 ? rk_file_errno("setting the size of", file->path) : NULL;
+}
+
+/* Without it a crash of the machine could lose the rename. */
+static struct rk_status *sync_directory_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *dir = slash ? rk_strndup(path, (size_t)(slash - path + 1)) : rk_strdup(".");
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct rk_status *st = NULL;
+
+    if (fd < 0 || fsync(fd) != 0)
+        st = rk_file_errno("syncing directory", dir);
+    if (fd >= 0)
+        close(fd);
+    rk_free(dir);
+    return st;
+}
+
+struct rk_status *rk_pending_file_commit(struct rk_pending_file *file)
+{
+    int fd = file->fd;
+
+    RK_ASSERT(file->temp_path != NULL);
+    if (RK_FAULT("file.sync")) {
+        errno = ENOSPC;
+        return rk_file_errno("syncing", file->path);
+    }
+    if (fsync(fd) != 0)
+        return rk_file_errno("syncing", file->path);
+    file->fd = -1;
+    if (close(fd) != 0) /* network file systems report a full disk here */
+        return rk_file_errno("closing", file->path);
+    if (RK_FAULT("file.rename")) {
+        errno = EIO;
+        return rk_file_errno("renaming to", file->path);
+    }
+    if (rename(file->temp_path, file->path) != 0)
+        return rk_file_errno("renaming to", file->path);
+    rk_free(file->temp_path);
+    file->temp_path = NULL;
+    return sync_directory_of(file->path);
+}
+
+void rk_pending_file_discard(struct rk_pending_file *file)
+{
+    if (file->fd >= 0)
+        close(file->fd);
+    if (file->temp_path)
+        unlink(file->temp_path);
+    rk_free(file->temp_path);
+    rk_free(file->path);
+    *file = (struct rk_pending_file){.fd = -1};
+}
+
+struct rk_status *rk_write_file_atomic(const char *path, const void *data, size_t bytes)
+{
+    struct rk_pending_file file;
+    struct rk_status *st;
+
+    RK_TRY_GOTO(st, rk_pending_file_open(&file, path), out);
+    RK_TRY_GOTO(st, rk_pending_file_pwrite(&file, data, bytes, 0), out);
+    RK_TRY_GOTO(st, rk_pending_file_commit(&file), out);
+
+out:
+    rk_pending_file_discard(&file);
+    return st;
+}

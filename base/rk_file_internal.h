@@ -1,0 +1,38 @@
+/* Files for this module: whole reads with a bound, positioned writes, and the one way in which rankd
+ * publishes a file (temporary name, fsync, rename, fsync of the directory). */
+#ifndef RK_FILE_INTERNAL_H
+#define RK_FILE_INTERNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/rk_status.h"
+
+/* Status for errno after `action` on `path`: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (reason
+ * DISK_FULL for a full disk, quota or file-size limit), INVALID_ARGUMENT for a path of the wrong kind, else
+ * INTERNAL. */
+struct rk_status *rk_file_errno(const char *action, const char *path) RK_NODISCARD;
+struct rk_status *rk_file_open_read(int *fd, const char *path) RK_NODISCARD;
+/* DATA_LOSS when the file ends before offset + bytes. */
+struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t bytes,
+                                uint64_t offset) RK_NODISCARD;
+/* The whole file, terminated (the terminator is not counted); rk_free it. RESOURCE_EXHAUSTED over max_bytes.
+ */
+struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
+
+/* A file that does not have its name yet. */
+struct rk_pending_file {
+    char *path;
+    char *temp_path; /* exists on disk while not NULL */
+    int fd;          /* -1 when closed */
+};
+
+/* Creates the temporary file beside `path`. `file` is in a state for discard on failure too. */
+struct rk_status *rk_pending_file_open(struct rk_pending_file *file, const char *path) RK_NODISCARD;
+struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const void *data, size_t bytes,
+                                         uint64_t offset) RK_NODISCARD;
+struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_t bytes) RK_NODISCARD;
+struct rk_status *rk_pending_file_commit(struct rk_pending_file *file) RK_NODISCARD;
+void rk_pending_file_discard(struct rk_pending_file *file); /* releases; removes what was not committed */
+
+#endif

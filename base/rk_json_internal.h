@@ -1,0 +1,20 @@
+/* Between rk_json.c (values, over jansson), rk_json_text.c (text, without it) and rk_config. */
+#ifndef RK_JSON_INTERNAL_H
+#define RK_JSON_INTERNAL_H
+
+#include "base/rk_json.h"
+#include "base/rk_str.h"
+
+#define RK_JSON_MAX_DEPTH 32
+
+/* True when brackets nest deeper than RK_JSON_MAX_DEPTH. Works on any bytes; checked before parsing, so that
+ * the parser's recursion is bounded. */
+bool rk_json_is_too_deep(const char *text, size_t bytes);
+/* Copy of `text` in which integers of 19 and more digits have become reals (".0" appended). */
+void rk_json_widen_integers(struct rk_str *out, const char *text, size_t bytes);
+/* A value for a message: scalars as JSON, cut to a few words; "an array", "an object". rk_free it. */
+char *rk_json_describe(const struct rk_json *json);
+/* "where.key", or "key" at the root; rk_free it. */
+char *rk_json_join_path(const char *where, const char *key);
+
+#endif

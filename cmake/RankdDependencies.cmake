@@ -1,0 +1,35 @@
+# Third-party libraries, all from the distribution (names of the packages: scripts/packages.txt).
+# gRPC is found by library and header: the list that its pkg-config file gives links 56 libraries by name.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+
+pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.13)
+pkg_check_modules(PROTOBUFC REQUIRED IMPORTED_TARGET libprotobuf-c>=1.4.1)
+pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv>=1.43)
+pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)
+pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+pkg_check_modules(UTF8PROC REQUIRED IMPORTED_TARGET libutf8proc)
+find_package(OpenMP REQUIRED COMPONENTS C)
+
+find_library(RK_GRPC_LIBRARY grpc REQUIRED)
+find_library(RK_GPR_LIBRARY gpr REQUIRED)
+find_path(RK_GRPC_INCLUDE grpc/grpc.h REQUIRED)
+add_library(rk_grpc INTERFACE)
+target_include_directories(rk_grpc SYSTEM INTERFACE ${RK_GRPC_INCLUDE})
+target_link_libraries(rk_grpc INTERFACE ${RK_GRPC_LIBRARY} ${RK_GPR_LIBRARY})
+
+set(RK_HAVE_SYSTEMD OFF)
+if(NOT RK_SYSTEMD STREQUAL "OFF")
+    pkg_check_modules(SYSTEMD IMPORTED_TARGET libsystemd)
+    if(SYSTEMD_FOUND)
+        set(RK_HAVE_SYSTEMD ON)
+    elseif(RK_SYSTEMD STREQUAL "ON")
+        message(FATAL_ERROR "RK_SYSTEMD=ON but libsystemd was not found")
+    endif()
+endif()
+
+find_program(RK_PROTOC_C protoc-c REQUIRED)
+find_program(RK_PROTOC protoc REQUIRED)
+if(RK_TESTS)
+    pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
+endif()

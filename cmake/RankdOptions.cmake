@@ -1,0 +1,58 @@
+# Build options and the flags that every target gets.
+option(RK_TESTS "build the tests" ON)
+option(RK_WERROR "treat warnings as errors" ON)
+option(RK_FAULTS "compile the named fault points in (RANKD_FAULTS)" OFF)
+option(RK_FUZZ "build libFuzzer targets (needs clang); without it the corpora are only replayed" OFF)
+set(RK_MODULES "base" CACHE STRING
+    "modules to build, lower layers first; a prefix of the list is enough to work on one layer")
+set(RK_SYSTEMD "AUTO" CACHE STRING "sd_notify through libsystemd: ON, OFF or AUTO (on where it is found)")
+set(RK_SANITIZE "" CACHE STRING "sanitizers, e.g. address;undefined or thread")
+
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release)
+endif()
+
+add_library(rk_flags INTERFACE)
+target_compile_definitions(rk_flags INTERFACE _GNU_SOURCE
+    $<$<CONFIG:Debug>:RK_DEBUG=1> $<$<BOOL:${RK_FAULTS}>:RK_FAULTS=1>)
+# -ffp-contract=off: the bits of a result do not depend on where the compiler finds a multiply-add.
+target_compile_options(rk_flags INTERFACE
+    -Wall -Wextra -Wshadow -Wpointer-arith -Wwrite-strings -Wvla -Wundef -Wformat=2
+    -Wimplicit-fallthrough -fno-common -fstack-protector-strong -ffp-contract=off
+    $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes>
+    $<$<CXX_COMPILER_ID:GNU>:-fstack-clash-protection>
+    $<$<BOOL:${RK_WERROR}>:-Werror>)
+if(RK_SANITIZE)
+    list(JOIN RK_SANITIZE "," rk_sanitizers)
+    target_compile_options(rk_flags INTERFACE -fsanitize=${rk_sanitizers} -fno-omit-frame-pointer)
+    target_link_options(rk_flags INTERFACE -fsanitize=${rk_sanitizers})
+    if("undefined" IN_LIST RK_SANITIZE)
+        target_compile_options(rk_flags INTERFACE -fno-sanitize-recover=undefined)
+    endif()
+else()
+    target_compile_options(rk_flags INTERFACE $<$<CONFIG:Release>:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2>)
+endif()
+if(RK_FUZZ)
+    target_compile_options(rk_flags INTERFACE -fsanitize=fuzzer-no-link) # coverage that libFuzzer steers by
+endif()
+target_link_options(rk_flags INTERFACE -Wl,-z,relro,-z,now -Wl,-z,noexecstack)
+
+find_package(Git QUIET)
+set(RK_GIT_COMMIT "unknown")
+if(GIT_FOUND AND EXISTS ${CMAKE_SOURCE_DIR}/.git)
+    execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short=12 HEAD WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
+        OUTPUT_VARIABLE rk_commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE rk_git_rc)
+    if(rk_git_rc EQUAL 0)
+        set(RK_GIT_COMMIT ${rk_commit})
+    endif()
+endif()

@@ -1,0 +1,45 @@
+#!/bin/sh
+# Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and, on the release
+# binaries, the tests that learn. Closing line: "N passed, N failed". Arguments go to ctest (e.g. -L unit).
+set -u
+cd "$(dirname "$0")/.."
+scripts/bootstrap.sh || exit 2
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0
+failed=0
+
+build() { # preset
+    echo "test: building preset $1"
+    if ! { cmake --preset "$1" && cmake --build --preset "$1"; } >"$log" 2>&1; then
+        tail -n 60 "$log"
+        echo "test: the build of preset $1 failed"
+        echo "$passed passed, $((failed + 1)) failed"
+        exit 1
+    fi
+}
+
+run() { # preset, ctest arguments
+    preset=$1
+    shift
+    ctest --preset "$preset" -j "$(nproc)" "$@" >"$log" 2>&1
+    cat "$log"
+    total=$(sed -n 's/^.* tests failed out of \([0-9]*\)$/\1/p' "$log" | tail -n 1)
+    bad=$(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of .*$/\1/p' "$log" | tail -n 1)
+    if [ -z "$total" ] || [ "$total" -eq 0 ]; then
+        echo "test: preset $preset ran no test"
+        failed=$((failed + 1))
+        return
+    fi
+    passed=$((passed + total - bad))
+    failed=$((failed + bad))
+}
+
+build dev
+run dev -LE learn "$@"
+build release
+run release -L learn "$@"
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,39 @@
+/* Every tolerance of the tests, with its reason. A test names one of these; it does not write a number. */
+#ifndef RK_TEST_TOLERANCE_H
+#define RK_TEST_TOLERANCE_H
+
+/* Relative, fp32, where the order of a sum differs between the two sides (another layout, another library):
+ * n * 2^-24 for the longest sums of the tiny models, with room for cancellation. */
+#define RK_TOL_F32_SUM 1e-5
+/* The same in f64, relative to the largest element: 1e-10 leaves five digits to the fp32 factors of kernels. */
+#define RK_TOL_F64_SUM 1e-10
+/* Relative, fp32, elementwise operations or short sums: a few ulps. */
+#define RK_TOL_F32_ELEMENT 1e-6
+/* Absolute, logits of a whole model in fp32 against another implementation. */
+#define RK_TOL_F32_LOGITS 1e-4
+/* NMSE of one bf16 operation against the fp32 reference: 8 bits of significand give an error of at most 2^-9
+ * an element, (2^-9)^2 = 4e-6 in the square. */
+#define RK_TOL_BF16_NMSE 1e-5
+/* NMSE of f16: 2^-11 an element, 2.4e-7 in the square. */
+#define RK_TOL_F16_NMSE 1e-6
+/* Relative error of a gradient against central differences in f64: truncation (h^2) and cancellation (2^-52 /
+ * h) meet near h = 1e-5. */
+#define RK_TOL_GRADIENT_F64 1e-6
+/* Relative, f64, where the order of a sum of a few hundred terms differs: n * 2^-53, over RK_TOL_FLOOR. */
+#define RK_TOL_F64_SUM 1e-10
+/* Error of a kernel's gradient, relative to its largest element, against the five-point stencil in f64: h^4 and
+ * 2^-52 / h meet below 1e-12 at h = 1e-3; the rest is room for large fifth derivatives. */
+#define RK_TOL_GRADIENT_KERNEL 1e-9
+/* Absolute: a frequency among 20000 draws that was published with four decimals. */
+#define RK_TOL_FREQUENCY 5.1e-5
+/* Absolute: a value that was published with five decimals. */
+#define RK_TOL_FIVE_DECIMALS 5.1e-6
+/* Relative, f64 against a hand-computed or published value of at least 12 digits. */
+#define RK_TOL_F64 1e-12
+/* Absolute, against a published value that is given to six decimals. */
+#define RK_TOL_SIX_DECIMALS 1e-6
+
+/* Elements smaller than this are compared absolutely: a relative error of a value near zero says nothing. */
+#define RK_TOL_FLOOR 1e-3
+
+#endif

@@ -1,0 +1,50 @@
+# The rules of check_banned.sh. Input: names of source files, one a line.
+BEGIN {
+    # --- function names, files that may call them ("" for none), what to use instead ---
+    ban("strcpy|strcat|stpcpy|sprintf|vsprintf|gets", "", "rk_str_append, rk_format or snprintf")
+    ban("strtok", "", "strsep or strcspn")
+    ban("atoi|atol|atoll|atof", "", "rk_parse_i64, rk_parse_f64")
+    ban("alloca", "", "an array of fixed size or an arena")
+    ban("rand|srand|random|drand48", "", "rk_rng")
+    ban("malloc|calloc|realloc|reallocarray|free|strdup|strndup|asprintf|vasprintf", "^base/",
+        "rk_malloc, rk_try_alloc, rk_free, rk_strdup, rk_format")
+    ban("getenv|secure_getenv", "^base/rk_config[.]c$", "rk_env")
+    ban("printf|vprintf|puts|putchar", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/)", "the log or a returned text")
+    ban("exit", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/)", "a status")
+    ban("cudaMalloc", "^kernels/cuda/device_cuda[.]c$", "rk_device")
+    ban("cudaDeviceSynchronize", "^bench/", "a stream or an event")
+}
+
+function ban(names, files, instead) {
+    pattern[++num_bans] = "(^|[^A-Za-z0-9_.>])(" names ")[ \t]*[(]"
+    allowed_files[num_bans] = files
+    advice[num_bans] = instead
+}
+
+function report(message) {
+    printf "%s:%d: %s\n", file, line_number, message
+    failed = 1
+}
+
+{
+    file = $0
+    line_number = 0
+    in_comment = 0
+    while ((getline line < file) > 0) {
+        line_number++
+        if (line ~ /(^|[^A-Za-z])(TODO|FIXME)([^A-Za-z]|$)/)
+            report("a TODO is not committed; open an issue")
+        code = strip(line)
+        for (i = 1; i <= num_bans; i++) {
+            if (code !~ pattern[i] || (allowed_files[i] != "" && file ~ allowed_files[i]))
+                continue
+            match(code, pattern[i])
+            name = substr(code, RSTART, RLENGTH)
+            gsub(/[^A-Za-z0-9_]/, "", name)
+            report(name "() is banned here; use " advice[i])
+        }
+    }
+    close(file)
+}
+
+END { exit failed }
