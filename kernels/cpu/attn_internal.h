@@ -1,0 +1,32 @@
+/* Private to kernels/cpu/: attention of one query row, shared by the packed and the paged operator, so that a
+ * row has the same bits whether its keys come from the batch or from the cache. */
+#ifndef RK_CPU_ATTN_INTERNAL_H
+#define RK_CPU_ATTN_INTERNAL_H
+
+#include "kernels/cpu/cpu_internal.h"
+
+/* Keys and values of one kv head, and one query, in f64. Everything lies in scratch. */
+struct rk_attn {
+    int64_t head_dim, padded_dim; /* padded to RK_PANEL with zeros */
+    double scale;
+    double *panels; /* keys, [num_panels, head_dim, RK_PANEL] */
+    double *values; /* [num_keys, padded_dim] */
+    double *scores; /* one a key, rounded up to a panel */
+    double *query;  /* [head_dim]: the caller loads it, after the keys */
+    double *out;    /* [padded_dim] */
+};
+
+/* Doubles of scratch for num_keys keys. */
+int64_t rk_attn_scratch(int64_t num_keys, int64_t head_dim);
+void rk_attn_init(struct rk_attn *attn, double *scratch, int64_t num_keys, int64_t head_dim);
+void rk_attn_set_key(struct rk_attn *attn, int64_t j, const void *k, const void *v, rk_dtype_t dtype);
+/* out = sum_j softmax_j(scale * query.k[j]) v[j] over begin <= j < end. Returns the log-sum-exp. */
+double rk_attn_row(struct rk_attn *attn, int64_t begin, int64_t end);
+
+/* First key that the query at `position` sees. */
+static inline int64_t rk_attn_first_key(int64_t position, int32_t window)
+{
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
+#endif

@@ -1,0 +1,166 @@
+/* Causal attention over packed sequences, backward.
+ * With p_ij = e^(scale q_i.k_j - lse_i) and D_i = dout_i.out_i:
+ *
+ *   dv_j = sum_i p_ij dout_i        ds_ij = scale * p_ij (dout_i.v_j - D_i)
+ *   dk_j = sum_i ds_ij q_i          dq_i  = sum_j ds_ij k_j
+ *
+ * A task is one kv head of one sequence: it alone writes dk and dv, so no sum is shared between threads. It
+ * walks blocks of RK_PANEL queries, head after head; for a block it walks the keys in tiles of RK_PANEL and
+ * recomputes the tile's p from lse, so nothing quadratic is stored. */
+#include "kernels/cpu/attn_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef double tile_t[RK_PANEL][RK_PANEL];
+
+/* A task: keys first..first+length of one kv head; all in f64, rows padded to padded_dim with zeros. */
+struct task {
+    const struct rk_attn_varlen_bwd_args *args;
+    int64_t first, length, head_dim, padded_dim;
+    double *k, *v, *dk, *dv;           /* [length, padded_dim] */
+    double *q, *dout, *dq;             /* [RK_PANEL, padded_dim]: the block of queries */
+    double *q_panel, *dout_panel;      /* [head_dim, RK_PANEL] */
+    double lse[RK_PANEL], d[RK_PANEL]; /* of the block; D */
+};
+
+static int64_t task_scratch(int64_t length, int64_t head_dim)
+{
+    return 4 * length * rk_panel_round_up(head_dim) + 3 * RK_PANEL * rk_panel_round_up(head_dim) +
+           2 * RK_PANEL * head_dim;
+}
+
+static void task_init(struct task *task, double *scratch)
+{
+    int64_t rows = task->length * task->padded_dim, block = RK_PANEL * task->padded_dim;
+
+    task->k = scratch;
+    task->v = task->k + rows;
+    task->dk = task->v + rows;
+    task->dv = task->dk + rows;
+    task->q = task->dv + rows;
+    task->dout = task->q + block;
+    task->dq = task->dout + block;
+    task->q_panel = task->dq + block;
+    task->dout_panel = task->q_panel + RK_PANEL * task->head_dim;
+    memset(scratch, 0, (size_t)(4 * rows + 3 * block) * sizeof(*scratch));
+}
+
+/* Loads queries i0.. of a head, as rows and as panels. Rows beyond `count` keep the block before: what they
+ * give is multiplied by p = 0. */
+static void load_block(struct task *task, int64_t head, int64_t i0, int64_t count)
+{
+    const struct rk_attn_varlen_args *fwd = &task->args->fwd;
+    int64_t column = head * task->head_dim;
+
+    for (int64_t i = 0; i < count; i++) {
+        double *q = task->q + i * task->padded_dim, *dout = task->dout + i * task->padded_dim;
+        double *out = task->dq + i * task->padded_dim; /* free until the tiles run */
+
+        rk_cpu_load(q, fwd->q, task->first + i0 + i, column, task->head_dim);
+        rk_cpu_load(dout, task->args->dout, task->first + i0 + i, column, task->head_dim);
+        rk_cpu_load(out, fwd->out, task->first + i0 + i, column, task->head_dim);
+        task->lse[i] = rk_cpu_load_one(fwd->lse, head, task->first + i0 + i);
+        task->d[i] = 0.0;
+        for (int64_t c = 0; c < task->head_dim; c++)
+            task->d[i] += dout[c] * out[c];
+        rk_panel_set_column(task->q_panel, i, q, task->head_dim);
+        rk_panel_set_column(task->dout_panel, i, dout, task->head_dim);
+    }
+    memset(task->dq, 0, (size_t)(RK_PANEL * task->padded_dim) * sizeof(*task->dq));
+}
+
+/* p and ds of queries i0.. against key j, zero where the key is not seen. */
+static void tile_row(const struct task *task, int64_t i0, int64_t count, int64_t j, double *p, double *ds)
+{
+    const struct rk_attn_varlen_args *fwd = &task->args->fwd;
+    double s[RK_PANEL] = {0}, dp[RK_PANEL] = {0};
+
+    rk_panel_accumulate(s, task->k + j * task->padded_dim, task->q_panel, task->head_dim, RK_PANEL);
+    rk_panel_accumulate(dp, task->v + j * task->padded_dim, task->dout_panel, task->head_dim, RK_PANEL);
+    for (int64_t i = 0; i < RK_PANEL; i++) {
+        bool is_seen = i < count && j <= i0 + i && j >= rk_attn_first_key(i0 + i, fwd->window);
+
+        p[i] = is_seen ? exp(fwd->scale * s[i] - task->lse[i]) : 0.0;
+        ds[i] = is_seen ? fwd->scale * p[i] * (dp[i] - task->d[i]) : 0.0;
+    }
+}
+
+static void backward_tile(struct task *task, int64_t i0, int64_t num_queries, int64_t j0, int64_t num_keys)
+{
+    int64_t padded_dim = task->padded_dim;
+    tile_t p, ds, transposed;
+
+    for (int64_t j = 0; j < num_keys; j++) {
+        tile_row(task, i0, num_queries, j0 + j, p[j], ds[j]);
+        rk_panel_set_column(transposed[0], j, ds[j], RK_PANEL);
+        rk_panel_accumulate(task->dk + (j0 + j) * padded_dim, ds[j], task->q, num_queries, padded_dim);
+        rk_panel_accumulate(task->dv + (j0 + j) * padded_dim, p[j], task->dout, num_queries, padded_dim);
+    }
+    for (int64_t i = 0; i < num_queries; i++)
+        rk_panel_accumulate(task->dq + i * padded_dim, transposed[i], task->k + j0 * padded_dim, num_keys,
+                            padded_dim);
+}
+
+static void backward_head(struct task *task, int64_t head)
+{
+    int32_t window = task->args->fwd.window;
+
+    for (int64_t i0 = 0; i0 < task->length; i0 += RK_PANEL) {
+        int64_t num_queries = RK_MIN(task->length - i0, RK_PANEL);
+        int64_t j0 = rk_attn_first_key(i0, window) / RK_PANEL * RK_PANEL;
+
+        load_block(task, head, i0, num_queries);
+        for (; j0 < i0 + num_queries; j0 += RK_PANEL)
+            backward_tile(task, i0, num_queries, j0, RK_MIN(task->length - j0, RK_PANEL));
+        for (int64_t i = 0; i < num_queries; i++)
+            rk_cpu_store(task->args->dq, task->first + i0 + i, head * task->head_dim,
+                         task->dq + i * task->padded_dim, task->head_dim);
+    }
+}
+
+static void backward_task(const struct rk_attn_varlen_bwd_args *args, int64_t seq, int64_t kv_head,
+                          double *scratch)
+{
+    const struct rk_attn_varlen_args *fwd = &args->fwd;
+    const int32_t *cu_seqlens = rk_cpu_i32(fwd->cu_seqlens);
+    int64_t head_dim = fwd->q.shape[2], group = fwd->q.shape[1] / fwd->k.shape[1];
+    int64_t column = kv_head * head_dim;
+    struct task task = {
+        .args = args,
+        .first = cu_seqlens[seq],
+        .length = cu_seqlens[seq + 1] - cu_seqlens[seq],
+        .head_dim = head_dim,
+        .padded_dim = rk_panel_round_up(head_dim),
+    };
+
+    task_init(&task, scratch);
+    for (int64_t j = 0; j < task.length; j++) {
+        rk_cpu_load(task.k + j * task.padded_dim, fwd->k, task.first + j, column, head_dim);
+        rk_cpu_load(task.v + j * task.padded_dim, fwd->v, task.first + j, column, head_dim);
+    }
+    for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
+        backward_head(&task, h);
+    for (int64_t j = 0; j < task.length; j++) {
+        rk_cpu_store(args->dk, task.first + j, column, task.dk + j * task.padded_dim, head_dim);
+        rk_cpu_store(args->dv, task.first + j, column, task.dv + j * task.padded_dim, head_dim);
+    }
+}
+
+struct rk_status *rk_cpu_attn_varlen_bwd(void *dev, void *stream, const struct rk_attn_varlen_bwd_args *args)
+{
+    struct rk_cpu_device *cpu = dev;
+    rk_tensor_t cu_seqlens = args->fwd.cu_seqlens;
+    int64_t num_tokens = args->fwd.q.shape[0], num_kv_heads = args->fwd.k.shape[1],
+            head_dim = args->fwd.q.shape[2];
+    int64_t num_tasks = (cu_seqlens.shape[0] - 1) * num_kv_heads;
+
+    (void)stream;
+    RK_TRY(rk_cpu_check_prefix_sums("attn_varlen_bwd", "cu_seqlens", cu_seqlens, num_tokens,
+                                    args->fwd.max_seqlen));
+    RK_TRY(rk_cpu_scratch_reserve(cpu, task_scratch(rk_cpu_longest_step(cu_seqlens), head_dim)));
+#pragma omp parallel for schedule(dynamic) num_threads(cpu->num_threads)
+    for (int64_t task = 0; task < num_tasks; task++)
+        backward_task(args, task / num_kv_heads, task % num_kv_heads, rk_cpu_scratch(cpu));
+    return NULL;
+}

@@ -1,0 +1,91 @@
+/* Private to kernels/cpu/: the device handle, access to rows, and the vector primitive that the heavy
+ * operators share.
+ *
+ * How an operator looks: it loads rows into f64 scratch, computes in f64 and stores, rounding once. So one
+ * piece of code serves F16, BF16, F32 and F64, and a row's result depends on that row alone. Threads split
+ * rows, heads or sequences, never a sum, so bits do not depend on their number either. */
+#ifndef RK_CPU_INTERNAL_H
+#define RK_CPU_INTERNAL_H
+
+#include "base/rk_dtype.h"
+
+#include "kernels/rk_kernels.h"
+
+/* Owned by the engine thread. Scratch grows to what the largest call needed and stays. */
+struct rk_cpu_device {
+    int num_threads;
+    double *scratch; /* num_threads * scratch_per_thread elements */
+    int64_t scratch_per_thread;
+};
+
+#define X(op, args_type) struct rk_status *rk_cpu_##op(void *dev, void *stream, const struct args_type *args);
+RK_KERNEL_TABLE(X)
+#undef X
+
+extern const struct rk_kernel_ops rk_cpu_kernel_ops;
+
+/* --- scratch (device_cpu.c) --- */
+
+/* Gives every thread `count` doubles, contents undefined. Ends the life of what earlier calls gave. */
+struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t count) RK_NODISCARD;
+/* The calling thread's part. */
+double *rk_cpu_scratch(const struct rk_cpu_device *dev);
+
+/* --- integers in tensors (indices.c): the backend must not read or write outside because of them --- */
+
+struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_t t, int64_t min,
+                                     int64_t max) RK_NODISCARD;
+/* From 0 to `total`, non-decreasing; no step above `longest`. */
+struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_tensor_t t, int64_t total,
+                                           int64_t longest) RK_NODISCARD;
+int64_t rk_cpu_longest_step(rk_tensor_t prefix_sums);
+
+static inline const int32_t *rk_cpu_i32(rk_tensor_t t)
+{
+    return t.data;
+}
+
+/* --- rows --- */
+
+/* Address of element `col` of row `row`, the row seen as flat. */
+static inline void *rk_cpu_at(rk_tensor_t t, int64_t row, int64_t col)
+{
+    return (char *)t.data + (size_t)(row * t.row_stride + col) * rk_dtype_bytes(t.dtype);
+}
+
+static inline void rk_cpu_load(double *dst, rk_tensor_t t, int64_t row, int64_t col, int64_t count)
+{
+    rk_load_f64(dst, rk_cpu_at(t, row, col), t.dtype, count);
+}
+
+static inline void rk_cpu_store(rk_tensor_t t, int64_t row, int64_t col, const double *src, int64_t count)
+{
+    rk_store_f64(rk_cpu_at(t, row, col), t.dtype, src, count);
+}
+
+static inline double rk_cpu_load_one(rk_tensor_t t, int64_t row, int64_t col)
+{
+    double value;
+
+    rk_cpu_load(&value, t, row, col, 1);
+    return value;
+}
+
+/* --- panels (panel.c) --- */
+
+/* Columns that are computed side by side: eight 128-bit registers of f64, so that the sums of a panel stay in
+ * registers on the smallest x86-64. */
+#define RK_PANEL 16
+
+static inline int64_t rk_panel_round_up(int64_t count)
+{
+    return (count + RK_PANEL - 1) / RK_PANEL * RK_PANEL;
+}
+
+/* y[c] += sum_r w[r] * rows[r * row_len + c] for c < row_len, a multiple of RK_PANEL. Each y[c] is one chain
+ * in ascending r: its bits do not depend on the columns beside it, nor on how r is split over calls. */
+void rk_panel_accumulate(double *y, const double *w, const double *rows, int64_t num_rows, int64_t row_len);
+/* panel[r * RK_PANEL + column] = values[r]. */
+void rk_panel_set_column(double *panel, int64_t column, const double *values, int64_t count);
+
+#endif

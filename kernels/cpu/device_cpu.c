@@ -1,0 +1,157 @@
+/* The host as a device: memory from the heap, streams that run at once. */
+#include "kernels/device_internal.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "kernels/cpu/cpu_internal.h"
+
+#include <cblas.h>
+#include <omp.h>
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* What rk_device_alloc promises; also a multiple of any cache line and vector register. */
+#define ALIGNMENT 256
+
+static struct rk_status *cpu_open(void **out, int index, const struct rk_device_config *config)
+{
+    struct rk_cpu_device *dev;
+
+    if (index != 0)
+        return RK_FAIL(RK_NOT_FOUND, "cpu:%d does not exist, the host is one device: cpu", index);
+    dev = rk_calloc(1, sizeof(*dev));
+    dev->num_threads = config->num_threads > 0 ? config->num_threads : omp_get_num_procs();
+    openblas_set_num_threads(dev->num_threads);
+    *out = dev;
+    return NULL;
+}
+
+static void cpu_close(void *handle)
+{
+    struct rk_cpu_device *dev = handle;
+
+    rk_free(dev->scratch);
+    rk_free(dev);
+}
+
+static struct rk_status *cpu_get_info(void *handle, struct rk_device_info *out)
+{
+    (void)handle;
+    *out = (struct rk_device_info){.name = "cpu"};
+    if (gethostname(out->uuid, sizeof(out->uuid) - 1) != 0)
+        snprintf(out->uuid, sizeof(out->uuid), "localhost");
+    out->memory_total_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    return NULL;
+}
+
+/* The heap's own pointer is kept in the word before the aligned one. */
+static struct rk_status *cpu_alloc(void *handle, void **out, size_t bytes)
+{
+    size_t padded;
+    void *raw;
+    char *aligned;
+
+    (void)handle;
+    if (!rk_add_size(bytes, ALIGNMENT + sizeof(raw), &padded))
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%zu bytes do not fit an address space", bytes);
+    RK_TRY(rk_try_alloc(&raw, padded, "device memory"));
+    aligned = (char *)rk_round_up((uintptr_t)raw + sizeof(raw), ALIGNMENT);
+    memcpy(aligned - sizeof(raw), &raw, sizeof(raw));
+    *out = aligned;
+    return NULL;
+}
+
+static void cpu_free(void *handle, void *ptr)
+{
+    void *raw;
+
+    (void)handle;
+    memcpy(&raw, (char *)ptr - sizeof(raw), sizeof(raw));
+    rk_free(raw);
+}
+
+/* Streams have no state: every call has ended when it returns. The handle is the device's, only to be
+ * non-NULL. */
+static struct rk_status *cpu_stream_create(void *handle, void **out, const char *name)
+{
+    (void)name;
+    *out = handle;
+    return NULL;
+}
+
+static void cpu_stream_destroy(void *handle, void *stream)
+{
+    (void)handle;
+    (void)stream;
+}
+
+static struct rk_status *cpu_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
+                                  rk_copy_kind_t kind)
+{
+    (void)handle;
+    (void)stream;
+    (void)kind;
+    memmove(dst, src, bytes);
+    return NULL;
+}
+
+static struct rk_status *cpu_zero(void *handle, void *stream, void *dst, size_t bytes)
+{
+    (void)handle;
+    (void)stream;
+    memset(dst, 0, bytes);
+    return NULL;
+}
+
+static struct rk_status *cpu_stream_sync(void *handle, void *stream)
+{
+    (void)handle;
+    (void)stream;
+    return NULL;
+}
+
+struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t count)
+{
+    size_t bytes;
+    void *grown;
+
+    RK_ASSERT(count >= 0);
+    count = RK_MAX(count, 1); /* so that there is memory to point to */
+    if (count <= dev->scratch_per_thread)
+        return NULL;
+    if (!rk_mul_size((size_t)count, sizeof(double), &bytes) ||
+        !rk_mul_size(bytes, (size_t)dev->num_threads, &bytes))
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM",
+                              "kernel scratch of %lld elements for %d threads", (long long)count,
+                              dev->num_threads);
+    RK_TRY(rk_try_alloc(&grown, bytes, "kernel scratch"));
+    rk_free(dev->scratch);
+    dev->scratch = grown;
+    dev->scratch_per_thread = count;
+    return NULL;
+}
+
+double *rk_cpu_scratch(const struct rk_cpu_device *dev)
+{
+    return dev->scratch + omp_get_thread_num() * dev->scratch_per_thread;
+}
+
+const struct rk_device_ops rk_cpu_device_ops = {
+    .name = "cpu",
+    .abi = RK_DEVICE_ABI,
+    .kernels = &rk_cpu_kernel_ops,
+    .open = cpu_open,
+    .close = cpu_close,
+    .get_info = cpu_get_info,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .host_alloc = cpu_alloc,
+    .host_free = cpu_free,
+    .stream_create = cpu_stream_create,
+    .stream_destroy = cpu_stream_destroy,
+    .copy = cpu_copy,
+    .zero = cpu_zero,
+    .stream_sync = cpu_stream_sync,
+};

@@ -1,0 +1,43 @@
+/* Checks of integers that lie in tensors. Here they cost nothing beside the operator that they guard. */
+#include "kernels/cpu/cpu_internal.h"
+
+struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_t t, int64_t min, int64_t max)
+{
+    const int32_t *values = rk_cpu_i32(t);
+
+    for (int64_t i = 0; i < t.shape[0]; i++) {
+        if (values[i] < min || values[i] > max)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s: %s[%lld]=%d, expected %lld to %lld", op, arg,
+                           (long long)i, values[i], (long long)min, (long long)max);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_tensor_t t, int64_t total,
+                                           int64_t longest)
+{
+    const int32_t *sums = rk_cpu_i32(t);
+    int64_t last = t.shape[0] - 1;
+
+    if (sums[0] != 0 || sums[last] != total)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: %s runs from %d to %d, expected 0 to %lld", op, arg, sums[0],
+                       sums[last], (long long)total);
+    for (int64_t i = 0; i < last; i++) {
+        int64_t length = (int64_t)sums[i + 1] - sums[i];
+
+        if (length < 0 || length > longest)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s: %s has a step of %lld at %lld, expected 0 to %lld", op,
+                           arg, (long long)length, (long long)i, (long long)longest);
+    }
+    return NULL;
+}
+
+int64_t rk_cpu_longest_step(rk_tensor_t prefix_sums)
+{
+    const int32_t *sums = rk_cpu_i32(prefix_sums);
+    int64_t longest = 0;
+
+    for (int64_t i = 0; i + 1 < prefix_sums.shape[0]; i++)
+        longest = RK_MAX(longest, sums[i + 1] - sums[i]);
+    return longest;
+}

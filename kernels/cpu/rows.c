@@ -1,0 +1,32 @@
+/* Moves of whole rows by index. */
+#include "kernels/cpu/cpu_internal.h"
+
+#include <string.h>
+
+struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_rows_args *args)
+{
+    const struct rk_cpu_device *cpu = dev;
+    const int32_t *index = rk_cpu_i32(args->index);
+    size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
+
+    (void)stream;
+    RK_TRY(rk_cpu_check_range("gather_rows", "index", args->index, 0, args->x.shape[0] - 1));
+#pragma omp parallel for num_threads(cpu->num_threads)
+    for (int64_t r = 0; r < args->index.shape[0]; r++)
+        memcpy(rk_cpu_at(args->out, r, 0), rk_cpu_at(args->x, index[r], 0), row_bytes);
+    return NULL;
+}
+
+/* The caller promises distinct indices; one thread keeps even a broken promise deterministic. */
+struct rk_status *rk_cpu_scatter_rows(void *dev, void *stream, const struct rk_rows_args *args)
+{
+    const int32_t *index = rk_cpu_i32(args->index);
+    size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
+
+    (void)dev;
+    (void)stream;
+    RK_TRY(rk_cpu_check_range("scatter_rows", "index", args->index, 0, args->out.shape[0] - 1));
+    for (int64_t r = 0; r < args->index.shape[0]; r++)
+        memcpy(rk_cpu_at(args->out, index[r], 0), rk_cpu_at(args->x, r, 0), row_bytes);
+    return NULL;
+}

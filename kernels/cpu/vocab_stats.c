@@ -1,0 +1,144 @@
+/* Softmax statistics of rows of logits, in parts of the vocabulary, and their gradient.
+ *
+ * With z = logits * inv_temperature a part keeps m = max z, S = sum e^(z-m), U = sum e^(z-m) (z-m) and the
+ * label's z. Relative to m nothing cancels however large the logits are: log_prob = z_label - m - log S and
+ * entropy = log S - U/S. Columns from num_valid on are not read: a probability of 0 times z = -inf would be
+ * NaN. */
+#include "kernels/cpu/cpu_internal.h"
+#include "kernels/cpu/vocab_internal.h"
+
+#include <math.h>
+
+/* Columns of a row of `stats`. */
+enum { STAT_MAX, STAT_SUM, STAT_MOMENT, STAT_LABEL, NUM_STATS };
+
+struct rk_softmax_stats rk_softmax_stats_of(const double *z, int64_t count)
+{
+    struct rk_softmax_stats stats = {.max = -INFINITY};
+
+    for (int64_t j = 0; j < count; j++)
+        stats.max = z[j] > stats.max ? z[j] : stats.max;
+    for (int64_t j = 0; j < count; j++) {
+        double e = exp(z[j] - stats.max);
+
+        stats.sum += e;
+        stats.moment += e > 0.0 ? e * (z[j] - stats.max) : 0.0;
+    }
+    return stats;
+}
+
+/* Column of the label in this part, or -1. */
+static int64_t local_label(rk_tensor_t labels, int64_t t, int64_t vocab_begin, int64_t num_valid)
+{
+    int64_t column = (int64_t)rk_cpu_i32(labels)[t] - vocab_begin;
+
+    return column >= 0 && column < num_valid ? column : -1;
+}
+
+static void load_scaled(double *z, rk_tensor_t logits, int64_t t, int64_t count, double inv_temperature)
+{
+    rk_cpu_load(z, logits, t, 0, count);
+    for (int64_t j = 0; j < count; j++)
+        z[j] *= inv_temperature;
+}
+
+struct rk_status *rk_cpu_vocab_stats(void *dev, void *stream, const struct rk_vocab_stats_args *args)
+{
+    struct rk_cpu_device *cpu = dev;
+
+    (void)stream;
+    RK_TRY(rk_cpu_scratch_reserve(cpu, args->num_valid));
+#pragma omp parallel for num_threads(cpu->num_threads)
+    for (int64_t t = 0; t < args->logits.shape[0]; t++) {
+        int64_t label = local_label(args->labels, t, args->vocab_begin, args->num_valid);
+        double *z = rk_cpu_scratch(cpu);
+        double *out = rk_cpu_at(args->stats, t, 0);
+        struct rk_softmax_stats stats;
+
+        load_scaled(z, args->logits, t, args->num_valid, args->inv_temperature);
+        stats = rk_softmax_stats_of(z, args->num_valid);
+        out[STAT_MAX] = stats.max;
+        out[STAT_SUM] = stats.sum;
+        out[STAT_MOMENT] = stats.moment;
+        out[STAT_LABEL] = label >= 0 ? z[label] : 0.0;
+    }
+    return NULL;
+}
+
+static void merge_row(double merged[NUM_STATS], rk_tensor_t parts, int64_t t)
+{
+    merged[STAT_MAX] = -INFINITY;
+    merged[STAT_SUM] = merged[STAT_MOMENT] = merged[STAT_LABEL] = 0.0;
+    for (int64_t i = 0; i < parts.shape[0]; i++) {
+        const double *part = rk_cpu_at(parts, i, t * NUM_STATS);
+
+        merged[STAT_MAX] = part[STAT_MAX] > merged[STAT_MAX] ? part[STAT_MAX] : merged[STAT_MAX];
+    }
+    for (int64_t i = 0; i < parts.shape[0]; i++) {
+        const double *part = rk_cpu_at(parts, i, t * NUM_STATS);
+        double shift = part[STAT_MAX] - merged[STAT_MAX];
+
+        merged[STAT_LABEL] += part[STAT_LABEL];
+        if (part[STAT_MAX] == -INFINITY)
+            continue;
+        merged[STAT_SUM] += part[STAT_SUM] * exp(shift);
+        merged[STAT_MOMENT] += exp(shift) * (part[STAT_MOMENT] + shift * part[STAT_SUM]);
+    }
+}
+
+struct rk_status *rk_cpu_vocab_stats_merge(void *dev, void *stream,
+                                           const struct rk_vocab_stats_merge_args *args)
+{
+    const struct rk_cpu_device *cpu = dev;
+
+    (void)stream;
+#pragma omp parallel for num_threads(cpu->num_threads)
+    for (int64_t t = 0; t < args->parts.shape[1]; t++) {
+        double merged[NUM_STATS], log_prob, entropy;
+
+        merge_row(merged, args->parts, t);
+        log_prob = rk_softmax_log_prob(merged[STAT_LABEL], merged[STAT_MAX], merged[STAT_SUM]);
+        entropy = log(merged[STAT_SUM]) - merged[STAT_MOMENT] / merged[STAT_SUM];
+        rk_cpu_store(args->log_probs, 0, t, &log_prob, 1);
+        if (args->entropy.data)
+            rk_cpu_store(args->entropy, 0, t, &entropy, 1);
+        if (args->stats.data)
+            rk_cpu_store(args->stats, t, 0, merged, NUM_STATS);
+    }
+    return NULL;
+}
+
+static void backward_row(const struct rk_vocab_stats_bwd_args *args, int64_t t, double *z)
+{
+    const double *stats = rk_cpu_at(args->stats, t, 0);
+    int64_t label = local_label(args->labels, t, args->vocab_begin, args->num_valid);
+    double a = rk_cpu_load_one(args->dlog_probs, 0, t);
+    double b = args->dentropy.data ? rk_cpu_load_one(args->dentropy, 0, t) : 0.0;
+    double mean = stats[STAT_MOMENT] / stats[STAT_SUM]; /* of z - m under p */
+
+    load_scaled(z, args->logits, t, args->num_valid, args->inv_temperature);
+    for (int64_t j = 0; j < args->num_valid; j++) {
+        double shifted = z[j] - stats[STAT_MAX];
+        double p = exp(shifted) / stats[STAT_SUM];
+        double dz = -a * p;
+
+        if (p > 0.0)
+            dz -= b * p * (shifted - mean);
+        z[j] = args->inv_temperature * (j == label ? dz + a : dz);
+    }
+    for (int64_t j = args->num_valid; j < args->logits.shape[1]; j++)
+        z[j] = 0.0;
+    rk_cpu_store(args->dlogits, t, 0, z, args->logits.shape[1]);
+}
+
+struct rk_status *rk_cpu_vocab_stats_bwd(void *dev, void *stream, const struct rk_vocab_stats_bwd_args *args)
+{
+    struct rk_cpu_device *cpu = dev;
+
+    (void)stream;
+    RK_TRY(rk_cpu_scratch_reserve(cpu, args->logits.shape[1]));
+#pragma omp parallel for num_threads(cpu->num_threads)
+    for (int64_t t = 0; t < args->logits.shape[0]; t++)
+        backward_row(args, t, rk_cpu_scratch(cpu));
+    return NULL;
+}

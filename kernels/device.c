@@ -1,0 +1,328 @@
+/* The wrapper around a device backend: checks arguments, accounts memory, and keeps the list of what is live,
+ * so that a leak is reported with the name its owner gave. Backends see only calls that make sense. */
+#include "kernels/rk_device.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "kernels/device_internal.h"
+
+#include <string.h>
+
+/* One live allocation; the list is newest first, since short-lived memory is freed soonest. */
+struct allocation {
+    struct allocation *next;
+    void *ptr;
+    size_t bytes;
+    bool is_host;
+    char what[48]; /* for messages: truncated copy of the caller's name */
+};
+
+struct rk_device {
+    const struct rk_device_ops *ops;
+    void *handle;
+    struct rk_device_info info;
+    uint64_t limit_bytes; /* min of the configured limit and what the device has */
+    struct rk_device_stats stats;
+    struct allocation *live;
+    int64_t num_streams, num_events;
+};
+
+struct rk_stream {
+    struct rk_device *device;
+    void *handle;
+};
+
+struct rk_event {
+    struct rk_device *device;
+    void *handle; /* NULL where the backend has no events */
+};
+
+struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_config *config)
+{
+    struct rk_device_config known = {0};
+    const struct rk_device_ops *ops;
+    struct rk_device *device;
+    struct rk_status *st;
+    int index;
+
+    RK_ASSERT(out);
+    RK_ASSERT(config);
+    *out = NULL;
+    memcpy(&known, config, RK_MIN(config->struct_size, sizeof(known)));
+    if (!known.name)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "device name is missing, expected NAME or NAME:INDEX");
+    if (known.num_threads < 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "device '%s': num_threads=%d, expected 0 (all cores) or more",
+                       known.name, known.num_threads);
+    RK_TRY(rk_device_ops_find(&ops, &index, known.name));
+
+    device = rk_calloc(1, sizeof(*device));
+    device->ops = ops;
+    RK_TRY_GOTO(st, ops->open(&device->handle, index, &known), fail);
+    RK_TRY_GOTO(st, ops->get_info(device->handle, &device->info), fail);
+    device->limit_bytes = device->info.memory_total_bytes;
+    if (known.memory_limit_bytes > 0)
+        device->limit_bytes = RK_MIN(device->limit_bytes, known.memory_limit_bytes);
+    *out = device;
+    return NULL;
+
+fail:
+    if (device->handle)
+        ops->close(device->handle);
+    rk_free(device);
+    return RK_WRAP(st, "opening device '%s'", known.name);
+}
+
+static void free_memory(struct rk_device *device, struct allocation *alloc)
+{
+    if (alloc->is_host) {
+        device->ops->host_free(device->handle, alloc->ptr);
+    } else {
+        RK_ASSERT(device->stats.allocated_bytes >= alloc->bytes);
+        device->stats.allocated_bytes -= alloc->bytes;
+        device->ops->free(device->handle, alloc->ptr);
+    }
+    rk_free(alloc);
+}
+
+void rk_device_close(struct rk_device *device)
+{
+    bool leaked;
+
+    if (!device)
+        return;
+    leaked = device->live || device->num_streams || device->num_events;
+    if (device->num_streams || device->num_events)
+        RK_ERROR("device closed with live objects device=%s streams=%lld events=%lld", device->info.name,
+                 (long long)device->num_streams, (long long)device->num_events);
+    while (device->live) {
+        struct allocation *alloc = device->live;
+
+        device->live = alloc->next;
+        RK_ERROR("device memory leaked device=%s what=\"%s\" bytes=%zu", device->info.name, alloc->what,
+                 alloc->bytes);
+        free_memory(device, alloc);
+    }
+    RK_DCHECK(!leaked);
+    device->ops->close(device->handle);
+    rk_free(device);
+}
+
+struct rk_device_info rk_device_get_info(const struct rk_device *device)
+{
+    return device->info;
+}
+
+struct rk_device_stats rk_device_get_stats(const struct rk_device *device)
+{
+    return device->stats;
+}
+
+void rk_device_reset_peak(struct rk_device *device)
+{
+    device->stats.peak_bytes = device->stats.allocated_bytes;
+}
+
+struct rk_status *rk_device_check(struct rk_device *device)
+{
+    return device->ops->check ? device->ops->check(device->handle) : NULL;
+}
+
+void *rk_device_handle(const struct rk_device *device)
+{
+    return device->handle;
+}
+
+static void remember(struct rk_device *device, void *ptr, size_t bytes, bool is_host, const char *what)
+{
+    struct allocation *alloc = rk_calloc(1, sizeof(*alloc));
+
+    alloc->ptr = ptr;
+    alloc->bytes = bytes;
+    alloc->is_host = is_host;
+    strncpy(alloc->what, what, sizeof(alloc->what) - 1);
+    alloc->next = device->live;
+    device->live = alloc;
+    device->stats.num_allocations++;
+}
+
+static void forget(struct rk_device *device, void *ptr, bool is_host)
+{
+    struct allocation **link = &device->live;
+    struct allocation *alloc;
+
+    while (*link && ((*link)->ptr != ptr || (*link)->is_host != is_host))
+        link = &(*link)->next;
+    alloc = *link;
+    RK_ASSERT(alloc); /* not from this device, or freed before */
+    *link = alloc->next;
+    free_memory(device, alloc);
+}
+
+static struct rk_status *out_of_memory(const struct rk_device *device, size_t bytes, const char *what)
+{
+    return RK_FAIL_REASON(
+        RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s: %zu bytes wanted on device '%s', %llu free of %llu", what,
+        bytes, device->info.name, (unsigned long long)(device->limit_bytes - device->stats.allocated_bytes),
+        (unsigned long long)device->limit_bytes);
+}
+
+struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes, const char *what)
+{
+    struct rk_device_stats *stats = &device->stats;
+    struct rk_status *st;
+
+    RK_ASSERT(what);
+    *out = NULL;
+    if (bytes > device->limit_bytes - stats->allocated_bytes)
+        return out_of_memory(device, bytes, what);
+    st = device->ops->alloc(device->handle, out, bytes);
+    if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {
+        rk_status_free(st);
+        return out_of_memory(device, bytes, what);
+    }
+    if (st)
+        return RK_WRAP(st, "%s: allocating %zu bytes on device '%s'", what, bytes, device->info.name);
+    stats->allocated_bytes += bytes;
+    stats->peak_bytes = RK_MAX(stats->peak_bytes, stats->allocated_bytes);
+    remember(device, *out, bytes, false, what);
+    return NULL;
+}
+
+void rk_device_free(struct rk_device *device, void *ptr)
+{
+    if (ptr)
+        forget(device, ptr, false);
+}
+
+struct rk_status *rk_device_host_alloc(struct rk_device *device, void **out, size_t bytes, const char *what)
+{
+    struct rk_status *st;
+
+    RK_ASSERT(what);
+    *out = NULL;
+    st = device->ops->host_alloc(device->handle, out, bytes);
+    if (st)
+        return RK_WRAP(st, "%s: host memory of device '%s'", what, device->info.name);
+    remember(device, *out, bytes, true, what);
+    return NULL;
+}
+
+void rk_device_host_free(struct rk_device *device, void *ptr)
+{
+    if (ptr)
+        forget(device, ptr, true);
+}
+
+struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device, const char *name)
+{
+    struct rk_stream *stream;
+    struct rk_status *st;
+
+    RK_ASSERT(device);
+    RK_ASSERT(name);
+    *out = NULL;
+    stream = rk_calloc(1, sizeof(*stream));
+    stream->device = device;
+    st = device->ops->stream_create(device->handle, &stream->handle, name);
+    if (st) {
+        rk_free(stream);
+        return RK_WRAP(st, "creating stream '%s' on device '%s'", name, device->info.name);
+    }
+    device->num_streams++;
+    *out = stream;
+    return NULL;
+}
+
+void rk_stream_destroy(struct rk_stream *stream)
+{
+    if (!stream)
+        return;
+    stream->device->ops->stream_destroy(stream->device->handle, stream->handle);
+    stream->device->num_streams--;
+    rk_free(stream);
+}
+
+struct rk_device *rk_stream_device(const struct rk_stream *stream)
+{
+    return stream->device;
+}
+
+void *rk_stream_handle(const struct rk_stream *stream)
+{
+    return stream->handle;
+}
+
+const struct rk_kernel_ops *rk_stream_kernels(const struct rk_stream *stream)
+{
+    return stream->device->ops->kernels;
+}
+
+struct rk_status *rk_stream_copy(struct rk_stream *stream, void *dst, const void *src, size_t bytes,
+                                 rk_copy_kind_t kind)
+{
+    if (bytes == 0)
+        return NULL;
+    RK_ASSERT(dst);
+    RK_ASSERT(src);
+    return stream->device->ops->copy(stream->device->handle, stream->handle, dst, src, bytes, kind);
+}
+
+struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t bytes)
+{
+    if (bytes == 0)
+        return NULL;
+    RK_ASSERT(dst);
+    return stream->device->ops->zero(stream->device->handle, stream->handle, dst, bytes);
+}
+
+struct rk_status *rk_stream_sync(struct rk_stream *stream)
+{
+    return stream->device->ops->stream_sync(stream->device->handle, stream->handle);
+}
+
+struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device)
+{
+    struct rk_event *event;
+    struct rk_status *st = NULL;
+
+    *out = NULL;
+    event = rk_calloc(1, sizeof(*event));
+    event->device = device;
+    if (device->ops->event_create)
+        st = device->ops->event_create(device->handle, &event->handle);
+    if (st) {
+        rk_free(event);
+        return RK_WRAP(st, "creating an event on device '%s'", device->info.name);
+    }
+    device->num_events++;
+    *out = event;
+    return NULL;
+}
+
+void rk_event_destroy(struct rk_event *event)
+{
+    if (!event)
+        return;
+    if (event->device->ops->event_destroy)
+        event->device->ops->event_destroy(event->device->handle, event->handle);
+    event->device->num_events--;
+    rk_free(event);
+}
+
+struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stream)
+{
+    const struct rk_device_ops *ops = event->device->ops;
+
+    RK_ASSERT(event->device == stream->device);
+    return ops->event_record ? ops->event_record(event->device->handle, event->handle, stream->handle) : NULL;
+}
+
+struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *event)
+{
+    const struct rk_device_ops *ops = stream->device->ops;
+
+    RK_ASSERT(event->device == stream->device);
+    return ops->stream_wait ? ops->stream_wait(stream->device->handle, stream->handle, event->handle) : NULL;
+}

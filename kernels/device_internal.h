@@ -1,0 +1,13 @@
+/* Private to kernels/: the list of backends, and what devices.c offers device.c. */
+#ifndef RK_DEVICE_INTERNAL_H
+#define RK_DEVICE_INTERNAL_H
+
+#include "kernels/rk_device.h"
+
+extern const struct rk_device_ops rk_cpu_device_ops;
+
+/* The backend that `device_name` selects and the index behind the colon (0 without one). */
+struct rk_status *rk_device_ops_find(const struct rk_device_ops **out, int *index,
+                                     const char *device_name) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,118 @@
+/* Device memory, streams and events behind a table of functions: the backend seam.
+ *
+ * "cpu" is built in; a plug-in registers more (rk_device_register). Callers never touch device memory
+ * directly: on the CPU it happens to be host memory, on a GPU it is not. */
+#ifndef RK_DEVICE_H
+#define RK_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/rk_status.h"
+
+RK_BEGIN_DECLS
+
+#define RK_DEVICE_ABI 1
+
+struct rk_device;
+struct rk_stream;
+struct rk_event;
+struct rk_kernel_ops;
+
+typedef enum rk_copy_kind { RK_COPY_H2D, RK_COPY_D2H, RK_COPY_D2D } rk_copy_kind_t;
+
+struct rk_device_config {
+    size_t struct_size;        /* sizeof(struct rk_device_config) */
+    const char *name;          /* "cpu", "cuda:0" */
+    int32_t num_threads;       /* CPU: threads of kernels and GEMM; 0 means all cores */
+    size_t memory_limit_bytes; /* 0: none. An allocation beyond it fails like an exhausted device. */
+};
+
+struct rk_device_info {
+    char name[64]; /* "cpu", "cuda:0" */
+    char uuid[64]; /* of the physical device; the host's name for the CPU */
+    uint64_t memory_total_bytes;
+};
+
+struct rk_device_stats {
+    uint64_t allocated_bytes, peak_bytes; /* device memory held through this device */
+    uint64_t num_allocations; /* since the device was opened: warm-up ends when it stops growing */
+};
+
+/* Opens by name: the part before ':' selects the table. NOT_FOUND lists the known ones. Not thread-safe:
+ * opened, used and closed by the engine thread. */
+struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_config *config) RK_NODISCARD;
+/* All memory, streams and events must have been returned; leaks are logged and asserted in debug builds. */
+void rk_device_close(struct rk_device *device); /* NULL is a no-op */
+struct rk_device_info rk_device_get_info(const struct rk_device *device);
+struct rk_device_stats rk_device_get_stats(const struct rk_device *device);
+void rk_device_reset_peak(struct rk_device *device);
+/* OK, or why the device is lost for good (the daemon then turns FAILED). */
+struct rk_status *rk_device_check(struct rk_device *device) RK_NODISCARD;
+
+/* Zeroed device memory, aligned to 256. RESOURCE_EXHAUSTED (reason DEVICE_OOM) names `what`, the bytes wanted
+ * and those free. */
+struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes,
+                                  const char *what) RK_NODISCARD;
+void rk_device_free(struct rk_device *device, void *ptr); /* NULL is a no-op */
+/* Host memory that the device can copy from and to asynchronously (pinned). */
+struct rk_status *rk_device_host_alloc(struct rk_device *device, void **out, size_t bytes,
+                                       const char *what) RK_NODISCARD;
+void rk_device_host_free(struct rk_device *device, void *ptr); /* NULL is a no-op */
+
+struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device,
+                                   const char *name) RK_NODISCARD;
+void rk_stream_destroy(struct rk_stream *stream); /* NULL is a no-op */
+struct rk_device *rk_stream_device(const struct rk_stream *stream);
+/* Enqueue; the memory must stay valid until the stream reaches the operation. */
+struct rk_status *rk_stream_copy(struct rk_stream *stream, void *dst, const void *src, size_t bytes,
+                                 rk_copy_kind_t kind) RK_NODISCARD;
+struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t bytes) RK_NODISCARD;
+/* Waits for everything enqueued so far and reports its first error. */
+struct rk_status *rk_stream_sync(struct rk_stream *stream) RK_NODISCARD;
+
+struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device) RK_NODISCARD;
+void rk_event_destroy(struct rk_event *event); /* NULL is a no-op */
+struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stream) RK_NODISCARD;
+struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *event) RK_NODISCARD;
+
+/* --- the table a backend fills. Handles are the backend's own. The wrappers above check arguments, account
+ * and keep the list of live allocations. --- */
+struct rk_device_ops {
+    const char *name;                    /* "cpu", "cuda": the part of a device name before ':' */
+    uint32_t abi;                        /* RK_DEVICE_ABI */
+    const struct rk_kernel_ops *kernels; /* required */
+    /* required; `index` is the part of the name after ':', 0 if there is none */
+    struct rk_status *(*open)(void **out, int index, const struct rk_device_config *config);
+    void (*close)(void *dev);
+    struct rk_status *(*get_info)(void *dev, struct rk_device_info *out);
+    struct rk_status *(*alloc)(void *dev, void **out, size_t bytes);
+    void (*free)(void *dev, void *ptr);
+    struct rk_status *(*host_alloc)(void *dev, void **out, size_t bytes);
+    void (*host_free)(void *dev, void *ptr);
+    struct rk_status *(*stream_create)(void *dev, void **out, const char *name);
+    void (*stream_destroy)(void *dev, void *stream);
+    struct rk_status *(*copy)(void *dev, void *stream, void *dst, const void *src, size_t bytes,
+                              rk_copy_kind_t kind);
+    struct rk_status *(*zero)(void *dev, void *stream, void *dst, size_t bytes);
+    struct rk_status *(*stream_sync)(void *dev, void *stream);
+    /* optional: NULL means that streams run in order with the host, so events have nothing to do */
+    struct rk_status *(*event_create)(void *dev, void **out);
+    void (*event_destroy)(void *dev, void *event);
+    struct rk_status *(*event_record)(void *dev, void *event, void *stream);
+    struct rk_status *(*stream_wait)(void *dev, void *stream, void *event);
+    struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
+};
+
+/* Adds a backend; FAILED_PRECONDITION when its abi differs, ALREADY_EXISTS for a second one of that name. The
+ * table must outlive the process's use of it. */
+struct rk_status *rk_device_register(const struct rk_device_ops *ops) RK_NODISCARD;
+/* What the kernels need of a stream: the backend's handles. Used by kernels/kernels.c and backends only. */
+void *rk_device_handle(const struct rk_device *device);
+void *rk_stream_handle(const struct rk_stream *stream);
+const struct rk_kernel_ops *rk_stream_kernels(const struct rk_stream *stream);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,262 @@
+/* Math operators: argument structs, the table a backend fills, and the checked wrappers that everyone calls.
+ *
+ * Common rules. T = packed tokens of the call. Float tensors of one call have one dtype unless a comment says
+ * otherwise: F32, BF16, F16 or (CPU only, for tests) F64; all arithmetic is done in at least f32, sums inside
+ * a row in f64 on the CPU, and every result is rounded once. "stat" tensors are F32, or F64 when the floats
+ * are F64. Integer tensors are I32. A tensor whose data is NULL is "none" where a comment allows it. Outputs
+ * may not alias inputs unless said. Calls enqueue on `stream` and do not synchronise. Empty calls (T = 0) are
+ * legal and do nothing. Every operator is deterministic, and row-wise operators give a row the same bits
+ * whatever other rows are in the call. Errors: INVALID_ARGUMENT naming operator, argument, value and
+ * expectation (what lies in integer tensors is checked by the CPU backend only); UNIMPLEMENTED for a dtype or
+ * size that the backend lacks. References: kernels/cpu/. */
+#ifndef RK_KERNELS_H
+#define RK_KERNELS_H
+
+#include "base/rk_status.h"
+#include "kernels/rk_device.h"
+#include "kernels/rk_tensor.h"
+
+RK_BEGIN_DECLS
+
+#define RK_KERNEL_ABI 1
+
+/* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
+ * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
+ * C may have another float dtype than A and B (gradients in f32). beta 0 does not read C.
+ * strict: every output is one fixed ascending chain over K, so its bits do not depend on M or N. */
+struct rk_gemm_args {
+    rk_tensor_t c, a, b;
+    rk_tensor_t bias; /* none, or [N] */
+    bool trans_a, trans_b, strict;
+    float alpha, beta;
+};
+
+/* out[t] = table[tokens[t] - vocab_begin]; zero where that row is not in the table. */
+struct rk_embed_fwd_args {
+    rk_tensor_t out;    /* [T, hidden_size] */
+    rk_tensor_t table;  /* [rows, hidden_size]: this rank's part of the vocabulary */
+    rk_tensor_t tokens; /* I32 [T] */
+    int64_t vocab_begin;
+};
+
+/* dtable[tokens[t] - vocab_begin] += dout[t], in ascending t; tokens outside the range are skipped. */
+struct rk_embed_bwd_args {
+    rk_tensor_t dtable; /* [rows, hidden_size], F32 or the dtype of dout */
+    rk_tensor_t dout;   /* [T, hidden_size] */
+    rk_tensor_t tokens; /* I32 [T] */
+    int64_t vocab_begin;
+};
+
+/* Per row: s = x + residual (s = x without residual); y = s * rstd * weight, rstd = 1/sqrt(mean(s^2) + eps).
+ * s is rounded to the tensors' dtype before it is normalised. Zhang & Sennrich, arXiv:1910.07467. */
+struct rk_rmsnorm_fwd_args {
+    rk_tensor_t y;        /* [T, hidden_size] */
+    rk_tensor_t rstd;     /* stat [T], or none when no backward follows */
+    rk_tensor_t x;        /* [T, hidden_size] */
+    rk_tensor_t residual; /* none, or [T, hidden_size] */
+    rk_tensor_t sum;      /* s is written here; none without residual; may alias x or residual */
+    rk_tensor_t weight;   /* [hidden_size] */
+    float eps;
+};
+
+/* With xhat = x * rstd and g = dy * weight:  dx = dresidual + rstd * (g - xhat * mean(g * xhat)),
+ * dweight += sum_t dy * xhat. */
+struct rk_rmsnorm_bwd_args {
+    rk_tensor_t dx;        /* [T, hidden_size]; may alias dresidual */
+    rk_tensor_t dweight;   /* [hidden_size], F32 or the dtype of dy; accumulated */
+    rk_tensor_t dy, x;     /* [T, hidden_size]; x is what was normalised (s) */
+    rk_tensor_t dresidual; /* none, or [T, hidden_size] */
+    rk_tensor_t weight;    /* [hidden_size] */
+    rk_tensor_t rstd;      /* stat [T] */
+};
+
+/* Rotary embedding in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
+ *   x[k] <- x[k] cos - x[k + d/2] sin,  x[k + d/2] <- x[k + d/2] cos + x[k] sin
+ * inverse rotates back, which is the backward pass. Su et al., arXiv:2104.09864. */
+struct rk_rope_args {
+    rk_tensor_t x;         /* [T, heads, head_dim] */
+    rk_tensor_t cos, sin;  /* F32 [max_position, head_dim / 2] */
+    rk_tensor_t positions; /* I32 [T], each < max_position */
+    bool inverse;
+};
+
+/* y = silu(gate) * up. */
+struct rk_swiglu_fwd_args {
+    rk_tensor_t y, gate, up; /* [T, intermediate_size] */
+};
+
+struct rk_swiglu_bwd_args {
+    rk_tensor_t dgate, dup; /* [T, intermediate_size]; may alias gate and up */
+    rk_tensor_t dy, gate, up;
+};
+
+/* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads).
+ *   out[i] = sum_j softmax_j(scale * q[i].k[j]) v[j],   j <= i in the same sequence
+ * and, if window > 0, i - j < window. Dao, arXiv:2307.08691.
+ * Cost: 2 * num_heads * head_dim * sum(len^2) FLOPs. */
+struct rk_attn_varlen_args {
+    rk_tensor_t out;        /* [T, num_heads, head_dim] */
+    rk_tensor_t lse;        /* stat [num_heads, T], natural log; none when no backward follows */
+    rk_tensor_t q;          /* [T, num_heads, head_dim] */
+    rk_tensor_t k, v;       /* [T, num_kv_heads, head_dim] */
+    rk_tensor_t cu_seqlens; /* I32 [num_seqs + 1], from 0 to T, non-decreasing */
+    int32_t max_seqlen;
+    int32_t window; /* 0: none */
+    float scale;
+};
+
+struct rk_attn_varlen_bwd_args {
+    struct rk_attn_varlen_args fwd; /* as in the forward call: out and lse are inputs now */
+    rk_tensor_t dq, dk, dv;         /* like q, k, v; overwritten */
+    rk_tensor_t dout;               /* like out */
+};
+
+/* Writes keys and values of T tokens into a paged cache; slot = block * block_size + offset, or -1: skip. */
+struct rk_kv_write_args {
+    rk_tensor_t k_cache, v_cache; /* [num_blocks, num_kv_heads, block_size, head_dim] */
+    rk_tensor_t k, v;             /* [T, num_kv_heads, head_dim] */
+    rk_tensor_t slot_mapping;     /* I32 [T] */
+};
+
+/* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r stands
+ * at position seq_lens[r] - n_r + j, n_r = cu_q[r + 1] - cu_q[r], and sees the keys up to it. The keys of the
+ * new tokens must already be in the cache. A sequence with n_r = 0 is skipped. */
+struct rk_attn_paged_args {
+    rk_tensor_t out, q;           /* [T, num_heads, head_dim] */
+    rk_tensor_t k_cache, v_cache; /* [num_blocks, num_kv_heads, block_size, head_dim] */
+    rk_tensor_t block_table;      /* I32 [num_seqs, max_blocks] */
+    rk_tensor_t cu_q;             /* I32 [num_seqs + 1] */
+    rk_tensor_t seq_lens;         /* I32 [num_seqs] */
+    int32_t window;               /* 0: none */
+    float scale;
+};
+
+/* Statistics of a (vocabulary-parallel part of a) row of logits, z = logits * inv_temperature, over the first
+ * num_valid columns (padded vocabulary rows are excluded, not masked):
+ *   stats[t] = { m = max z,  S = sum e^(z-m),  U = sum e^(z-m) (z-m),  z_label }
+ * z_label is 0 when the label is elsewhere. Parts of several ranks are merged by rk_vocab_stats_merge. */
+struct rk_vocab_stats_args {
+    rk_tensor_t stats;  /* F64 [T, 4]; m = -inf, S = U = 0 when num_valid is 0 */
+    rk_tensor_t logits; /* [T, columns] */
+    rk_tensor_t labels; /* I32 [T], global ids */
+    int64_t vocab_begin, num_valid;
+    float inv_temperature;
+};
+
+/* Merges parts in the order given: m = max m_i, S = sum S_i e^(m_i-m), U = sum e^(m_i-m) (U_i + (m_i-m) S_i),
+ * z_label = sum; parts with m_i = -inf are skipped.
+ * Then log_probs = z_label - m - log S and entropy = log S - U/S. */
+struct rk_vocab_stats_merge_args {
+    rk_tensor_t stats;     /* F64 [T, 4]: the merged ones, for the backward pass; may be none */
+    rk_tensor_t parts;     /* F64 [num_parts, T, 4] */
+    rk_tensor_t log_probs; /* stat [T] */
+    rk_tensor_t entropy;   /* stat [T], or none */
+};
+
+/* Gradient by the raw logits, given the merged statistics and upstream a = dL/dlog_prob, b = dL/dentropy:
+ *   dlogits[j] = inv_temperature * (a * (1[j = label] - p_j) - b * p_j * (z_j - m - U/S)),
+ * with p_j = e^(z_j-m)/S. Columns from num_valid on get 0. */
+struct rk_vocab_stats_bwd_args {
+    rk_tensor_t dlogits;    /* [T, columns]; may alias logits */
+    rk_tensor_t logits;     /* [T, columns] */
+    rk_tensor_t stats;      /* F64 [T, 4], merged over the ranks */
+    rk_tensor_t dlog_probs; /* stat [T] */
+    rk_tensor_t dentropy;   /* none, or stat [T] */
+    rk_tensor_t labels;     /* I32 [T] */
+    int64_t vocab_begin, num_valid;
+    float inv_temperature;
+};
+
+/* Sampling, one token a row: fp32 logits -> temperature -> top-k -> top-p -> argmax(z - log E) with
+ * counter-based Exp(1) noise (base/rk_rng.h: a function of seed, stream, position and token id only).
+ * temperature < 1e-5 is greedy; ties go to the smallest id. log_probs is that of the distribution sampled
+ * from (processed_logprobs), z = logits * (1 / temperature in fp32) as in vocab_stats, whose bits it has when
+ * no filter is on; for a greedy row that of the unscaled softmax. A row without a distribution (NaN, +inf or
+ * nothing but -inf) gives token 0 with a log-prob of NaN. Definitions of the filters: docs/sampling.md. */
+struct rk_sample_params {
+    float temperature;
+    int32_t top_k;    /* <= 0: off */
+    float top_p;      /* >= 1: off */
+    int32_t position; /* absolute index of the token being chosen */
+    uint64_t seed, stream;
+};
+
+struct rk_sample_args {
+    rk_tensor_t tokens;                    /* I32 [R] */
+    rk_tensor_t log_probs;                 /* F32 [R] */
+    rk_tensor_t logits;                    /* [R, columns]: the whole vocabulary */
+    int64_t vocab_size;                    /* columns from here on are padding */
+    const struct rk_sample_params *params; /* device memory, [R] */
+};
+
+/* out[r] = x[index[r]]; scatter: out[index[r]] = x[r] (indices distinct; other rows untouched). */
+struct rk_rows_args {
+    rk_tensor_t out, x; /* 2-d, same row length and dtype */
+    rk_tensor_t index;  /* I32 [number of rows moved] */
+};
+
+/* y = alpha * x + beta * y; dtypes may differ; beta 0 does not read y (a cast). */
+struct rk_axpby_args {
+    rk_tensor_t y, x; /* same number of elements, contiguous */
+    float alpha, beta;
+};
+
+/* out[0] += sum x^2, out[1] += number of non-finite elements of x. */
+struct rk_sum_squares_args {
+    rk_tensor_t out; /* F64 [2] */
+    rk_tensor_t x;   /* contiguous */
+};
+
+/* Decoupled AdamW (Loshchilov & Hutter, arXiv:1711.05101) over one segment, g = grad * grad_scale:
+ *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr * (m/c1 / (sqrt(v/c2) + eps) + weight_decay * w)
+ * with c1 = 1 - b1^t and c2 = 1 - b2^t computed by the caller in f64. w is master; `param` receives the
+ * stored master rounded to its dtype, so that it can be restored from it. */
+struct rk_adamw_args {
+    rk_tensor_t param;      /* [n] */
+    rk_tensor_t master;     /* [n], F32 (F64 when param is); may alias param when the dtypes agree */
+    rk_tensor_t m, v, grad; /* [n], like master */
+    double lr, beta1, beta2, eps, weight_decay, correction1, correction2, grad_scale;
+};
+
+#define RK_KERNEL_TABLE(X)                          \
+    X(gemm, rk_gemm_args)                           \
+    X(embed_fwd, rk_embed_fwd_args)                 \
+    X(embed_bwd, rk_embed_bwd_args)                 \
+    X(rmsnorm_fwd, rk_rmsnorm_fwd_args)             \
+    X(rmsnorm_bwd, rk_rmsnorm_bwd_args)             \
+    X(rope, rk_rope_args)                           \
+    X(swiglu_fwd, rk_swiglu_fwd_args)               \
+    X(swiglu_bwd, rk_swiglu_bwd_args)               \
+    X(attn_varlen_fwd, rk_attn_varlen_args)         \
+    X(attn_varlen_bwd, rk_attn_varlen_bwd_args)     \
+    X(kv_write, rk_kv_write_args)                   \
+    X(attn_paged, rk_attn_paged_args)               \
+    X(vocab_stats, rk_vocab_stats_args)             \
+    X(vocab_stats_merge, rk_vocab_stats_merge_args) \
+    X(vocab_stats_bwd, rk_vocab_stats_bwd_args)     \
+    X(sample, rk_sample_args)                       \
+    X(gather_rows, rk_rows_args)                    \
+    X(scatter_rows, rk_rows_args)                   \
+    X(axpby, rk_axpby_args)                         \
+    X(sum_squares, rk_sum_squares_args)             \
+    X(adamw, rk_adamw_args)
+
+/* The table of a backend: every entry is required; `dev` and `stream` are the backend's handles. Arguments
+ * are checked before an entry is called. Device scratch beyond the arguments is the backend's own. */
+struct rk_kernel_ops {
+    const char *name;
+    uint32_t abi; /* RK_KERNEL_ABI */
+#define X(op, args_type) struct rk_status *(*op)(void *dev, void *stream, const struct args_type *args);
+    RK_KERNEL_TABLE(X)
+#undef X
+};
+
+/* The operators: rk_gemm(stream, &args), rk_embed_fwd(stream, &args), ... */
+#define X(op, args_type) \
+    struct rk_status *rk_##op(struct rk_stream *stream, const struct args_type *args) RK_NODISCARD;
+RK_KERNEL_TABLE(X)
+#undef X
+
+RK_END_DECLS
+
+#endif

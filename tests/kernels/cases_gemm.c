@@ -1,0 +1,160 @@
+/* Goal: gemm equals three nested loops in f64 for every transpose, dtype and shape class, fast and strict. */
+#include "tests/kernels/kernel_test.h"
+
+#include <math.h>
+
+struct gemm_case {
+    const char *label;
+    int64_t m, n, k;
+    bool trans_a, trans_b, has_bias;
+    float alpha, beta;
+};
+
+static const struct gemm_case cases[] = {
+    {"one element", 1, 1, 1, false, false, false, 1.0f, 0.0f},
+    {"forward of a linear layer", 37, 48, 64, false, true, true, 1.0f, 0.0f},
+    {"input gradient", 37, 64, 48, false, false, false, 1.0f, 0.0f},
+    {"weight gradient, accumulated", 48, 64, 37, true, false, false, 1.0f, 1.0f},
+    {"both transposed, scaled", 17, 19, 23, true, true, true, 0.5f, -2.0f},
+    {"one row", 1, 130, 65, false, true, true, 1.0f, 0.0f},
+    {"one column", 67, 1, 40, false, true, false, 1.0f, 0.0f},
+    {"rows and inner beyond a tile", 530, 20, 263, false, true, true, 1.0f, 1.0f},
+    {"columns and inner beyond a tile", 20, 531, 300, true, false, true, 1.0f, 1.0f},
+    {"no inner dimension", 5, 7, 0, false, true, true, 1.0f, 0.5f},
+};
+
+static double element(const double *values, int64_t columns, bool trans, int64_t row, int64_t col)
+{
+    return trans ? values[col * columns + row] : values[row * columns + col];
+}
+
+static double *reference(struct kt *kt, const struct rk_gemm_args *args, int64_t k_size)
+{
+    int64_t m_size = args->c.shape[0], n_size = args->c.shape[1];
+    const double *a = kt_read(kt, args->a), *b = kt_read(kt, args->b);
+    const double *bias = args->bias.data ? kt_read(kt, args->bias) : NULL;
+    double *c = kt_read(kt, args->c);
+
+    for (int64_t m = 0; m < m_size; m++) {
+        for (int64_t n = 0; n < n_size; n++) {
+            double sum = 0.0;
+
+            for (int64_t k = 0; k < k_size; k++)
+                sum += element(a, args->a.shape[1], args->trans_a, m, k) *
+                       element(b, args->b.shape[1], args->trans_b, k, n);
+            c[m * n_size + n] = args->alpha * sum + (args->beta != 0 ? args->beta * c[m * n_size + n] : 0.0) +
+                                (bias ? bias[n] : 0.0);
+        }
+    }
+    return c;
+}
+
+/* A matrix that is part of a wider one, so that its rows have gaps. */
+static rk_tensor_t random_part(struct kt *kt, rk_dtype_t dtype, int64_t rows, int64_t cols, double deviation)
+{
+    return rk_tensor_cols(kt_randomize(kt, kt_zeros_2d(kt, dtype, rows, cols + 5), deviation), 3, cols);
+}
+
+static void run_case(struct kt *kt, const struct gemm_case *c, rk_dtype_t dtype, rk_dtype_t c_dtype,
+                     bool strict)
+{
+    double deviation =
+        1.0 / sqrt((double)RK_MAX(c->k, 1)); /* results near 1, where the tolerance is relative */
+    struct rk_gemm_args args = {
+        .a = c->trans_a ? random_part(kt, dtype, c->k, c->m, 1.0) : random_part(kt, dtype, c->m, c->k, 1.0),
+        .b = c->trans_b ? random_part(kt, dtype, c->n, c->k, deviation)
+                        : random_part(kt, dtype, c->k, c->n, deviation),
+        .c = random_part(kt, c_dtype, c->m, c->n, 1.0),
+        .bias = c->has_bias ? kt_randomize(kt, kt_zeros_1d(kt, dtype, c->n), 1.0) : (rk_tensor_t){0},
+        .trans_a = c->trans_a,
+        .trans_b = c->trans_b,
+        .strict = strict,
+        .alpha = c->alpha,
+        .beta = c->beta,
+    };
+    double *expected = reference(kt, &args, c->k);
+
+    assert_ok(rk_gemm(kt->stream, &args));
+    kt_expect_close_sum(kt, kt_label(kt, c->label, dtype), args.c, expected);
+}
+
+static void run_all(struct kt *kt, bool strict)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            run_case(kt, &cases[i], kt_dtypes[d], kt_dtypes[d], strict);
+            if (kt_dtypes[d] != RK_DTYPE_F32)
+                run_case(kt, &cases[i], kt_dtypes[d], RK_DTYPE_F32, strict);
+        }
+    }
+}
+
+static void test_gemm_all_cases_equal_reference(void **state)
+{
+    run_all(*state, false);
+}
+
+static void test_gemm_strict_all_cases_equal_reference(void **state)
+{
+    run_all(*state, true);
+}
+
+/* Goal: beta 0 does not read C. Method: C is full of NaN before the call. */
+static void test_gemm_beta_zero_ignores_nan_in_c(void **state)
+{
+    static const double nans[6] = {NAN, NAN, NAN, NAN, NAN, NAN};
+    struct kt *kt = *state;
+
+    for (int strict = 0; strict < 2; strict++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            struct rk_gemm_args args = {
+                .a = kt_randomize(kt, kt_zeros_2d(kt, kt_dtypes[d], 2, 4), 1.0),
+                .b = kt_randomize(kt, kt_zeros_2d(kt, kt_dtypes[d], 4, 3), 1.0),
+                .c = kt_zeros_2d(kt, kt_dtypes[d], 2, 3),
+                .strict = strict,
+                .alpha = 1.0f,
+            };
+            double *expected = reference(kt, &args, 4);
+
+            kt_write(kt, args.c, nans);
+            assert_ok(rk_gemm(kt->stream, &args));
+            kt_expect_close_sum(kt, "beta 0", args.c, expected);
+        }
+    }
+}
+
+/* Goal: strict bits do not depend on M or N. Method: a part of the product, computed alone, equals that part
+ * of the whole; the inner dimension spans several blocks. */
+static void test_gemm_strict_part_alone_has_same_bits(void **state)
+{
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
+    struct kt *kt = *state;
+
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        rk_tensor_t a = kt_randomize(kt, kt_zeros_2d(kt, dtypes[d], 150, 600), 1.0);
+        rk_tensor_t b = kt_randomize(kt, kt_zeros_2d(kt, dtypes[d], 300, 600), 1.0);
+        rk_tensor_t whole = kt_zeros_2d(kt, dtypes[d], 150, 300), part = kt_zeros_2d(kt, dtypes[d], 3, 7);
+        struct rk_gemm_args args = {
+            .a = a, .b = b, .c = whole, .trans_b = true, .strict = true, .alpha = 1.0f};
+
+        assert_ok(rk_gemm(kt->stream, &args));
+        args.a = rk_tensor_rows(a, 70, 3);
+        args.b = rk_tensor_rows(b, 201, 7);
+        args.c = part;
+        assert_ok(rk_gemm(kt->stream, &args));
+        kt_expect_same_bits(kt, "part of a product", part,
+                            rk_tensor_cols(rk_tensor_rows(whole, 70, 3), 201, 7));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_gemm_all_cases_equal_reference),
+        kt_test(test_gemm_strict_all_cases_equal_reference),
+        kt_test(test_gemm_beta_zero_ignores_nan_in_c),
+        kt_test(test_gemm_strict_part_alone_has_same_bits),
+    };
+
+    return cmocka_run_group_tests_name("kernels/gemm", tests, NULL, NULL);
+}

@@ -1,0 +1,317 @@
+/* Goal: embedding, RMSNorm, RoPE and SwiGLU, forward and backward, equal their formulas in f64 for every
+ * dtype, row count and tail. Gradients are checked against differences in grad_layers.c; here the rounding,
+ * the strides and the accumulation are. */
+#include "tests/kernels/kernel_test.h"
+
+#include <math.h>
+
+struct shape_case {
+    const char *label;
+    int64_t rows, cols;
+};
+
+static const struct shape_case shapes[] = {
+    {"no rows", 0, 8}, {"one row", 1, 64}, {"one column", 5, 1}, {"ragged", 33, 100}, {"wide", 7, 257},
+};
+
+static rk_tensor_t random_2d(struct kt *kt, rk_dtype_t dtype, int64_t rows, int64_t cols)
+{
+    return kt_randomize(kt, kt_zeros_2d(kt, dtype, rows, cols), 1.0);
+}
+
+/* Runs `body` for every shape and dtype. */
+static void for_all_shapes(struct kt *kt,
+                           void (*body)(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype))
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(shapes); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++)
+            body(kt, &shapes[i], kt_dtypes[d]);
+    }
+}
+
+#define NUM_ROWS    11 /* of this rank's part of the vocabulary */
+#define VOCAB_BEGIN 4
+
+static void run_embed_fwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    struct rk_embed_fwd_args args = {
+        .out = random_2d(kt, dtype, c->rows, c->cols),
+        .table = random_2d(kt, dtype, NUM_ROWS, c->cols),
+        .tokens = kt_random_ints(kt, c->rows, NUM_ROWS + 2 * VOCAB_BEGIN),
+        .vocab_begin = VOCAB_BEGIN,
+    };
+    const int32_t *tokens = kt_read_ints(kt, args.tokens);
+    const double *table = kt_read(kt, args.table);
+    double *expected = kt_scratch(kt, c->rows * c->cols);
+
+    for (int64_t t = 0; t < c->rows; t++) {
+        bool is_mine = tokens[t] >= VOCAB_BEGIN && tokens[t] < VOCAB_BEGIN + NUM_ROWS;
+
+        for (int64_t i = 0; i < c->cols && is_mine; i++)
+            expected[t * c->cols + i] = table[(tokens[t] - VOCAB_BEGIN) * c->cols + i];
+    }
+    assert_ok(rk_embed_fwd(kt->stream, &args));
+    kt_expect_close(kt, c->label, args.out, expected);
+}
+
+static void run_embed_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    struct rk_embed_bwd_args args = {
+        .dtable = random_2d(kt, kt_stat_dtype(dtype), NUM_ROWS, c->cols),
+        .dout = random_2d(kt, dtype, c->rows, c->cols),
+        .tokens = kt_random_ints(kt, c->rows, NUM_ROWS + 2 * VOCAB_BEGIN),
+        .vocab_begin = VOCAB_BEGIN,
+    };
+    const int32_t *tokens = kt_read_ints(kt, args.tokens);
+    const double *dout = kt_read(kt, args.dout);
+    double *expected = kt_read(kt, args.dtable);
+
+    for (int64_t t = 0; t < c->rows; t++) {
+        int64_t row = tokens[t] - VOCAB_BEGIN;
+
+        for (int64_t i = 0; i < c->cols && row >= 0 && row < NUM_ROWS; i++)
+            expected[row * c->cols + i] += dout[t * c->cols + i];
+    }
+    assert_ok(rk_embed_bwd(kt->stream, &args));
+    kt_expect_close_sum(kt, c->label, args.dtable, expected);
+}
+
+static void test_embed_fwd_all_shapes_equal_reference(void **state)
+{
+    for_all_shapes(*state, run_embed_fwd);
+}
+
+static void test_embed_bwd_all_shapes_equal_reference(void **state)
+{
+    for_all_shapes(*state, run_embed_bwd);
+}
+
+static void norm_reference(const double *s, const double *weight, double eps, int64_t cols, double *y,
+                           double *rstd)
+{
+    double mean = 0.0;
+
+    for (int64_t i = 0; i < cols; i++)
+        mean += s[i] * s[i] / (double)cols;
+    *rstd = 1.0 / sqrt(mean + eps);
+    for (int64_t i = 0; i < cols; i++)
+        y[i] = s[i] * *rstd * weight[i];
+}
+
+static void run_rmsnorm_fwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    struct rk_rmsnorm_fwd_args args = {
+        .y = random_2d(kt, dtype, c->rows, c->cols),
+        .rstd = kt_zeros_1d(kt, kt_stat_dtype(dtype), c->rows),
+        .x = random_2d(kt, dtype, c->rows, c->cols),
+        .weight = kt_randomize(kt, kt_zeros_1d(kt, dtype, c->cols), 1.0),
+        .eps = 1e-5f,
+    };
+    const double *weight = kt_read(kt, args.weight);
+    double *y = kt_scratch(kt, c->rows * c->cols), *rstd = kt_scratch(kt, c->rows);
+    const double *s;
+
+    for (int has_residual = 0; has_residual < 2; has_residual++) {
+        if (has_residual) {
+            double *sum = kt_read(kt, args.x);
+            const double *residual;
+
+            args.residual = random_2d(kt, dtype, c->rows, c->cols);
+            args.sum = args.x; /* allowed to alias */
+            residual = kt_read(kt, args.residual);
+            for (int64_t i = 0; i < c->rows * c->cols; i++)
+                sum[i] += residual[i];
+            assert_ok(rk_rmsnorm_fwd(kt->stream, &args));
+            kt_expect_close(kt, c->label, args.sum, sum);
+        } else {
+            assert_ok(rk_rmsnorm_fwd(kt->stream, &args));
+        }
+        s = kt_read(kt, args.x); /* what was normalised, as it was rounded */
+        for (int64_t t = 0; t < c->rows; t++)
+            norm_reference(s + t * c->cols, weight, args.eps, c->cols, y + t * c->cols, &rstd[t]);
+        kt_expect_close(kt, c->label, args.y, y);
+        kt_expect_close(kt, c->label, args.rstd, rstd);
+    }
+}
+
+static void run_rmsnorm_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    struct rk_rmsnorm_bwd_args args = {
+        .dweight = kt_randomize(kt, kt_zeros_1d(kt, kt_stat_dtype(dtype), c->cols), 1.0),
+        .dy = random_2d(kt, dtype, c->rows, c->cols),
+        .x = random_2d(kt, dtype, c->rows, c->cols),
+        .dresidual = random_2d(kt, dtype, c->rows, c->cols),
+        .weight = kt_randomize(kt, kt_zeros_1d(kt, dtype, c->cols), 1.0),
+        .rstd = kt_randomize(kt, kt_zeros_1d(kt, kt_stat_dtype(dtype), c->rows), 1.0),
+    };
+    const double *dy = kt_read(kt, args.dy), *x = kt_read(kt, args.x), *weight = kt_read(kt, args.weight);
+    const double *rstd = kt_read(kt, args.rstd);
+    double *dx = kt_read(kt, args.dresidual), *dweight = kt_read(kt, args.dweight);
+
+    for (int64_t t = 0; t < c->rows; t++) {
+        const double *dy_row = dy + t * c->cols, *x_row = x + t * c->cols;
+        double mean = 0.0;
+
+        for (int64_t i = 0; i < c->cols; i++) {
+            mean += dy_row[i] * weight[i] * x_row[i] * rstd[t] / (double)c->cols;
+            dweight[i] += dy_row[i] * x_row[i] * rstd[t];
+        }
+        for (int64_t i = 0; i < c->cols; i++)
+            dx[t * c->cols + i] += rstd[t] * (dy_row[i] * weight[i] - x_row[i] * rstd[t] * mean);
+    }
+    args.dx = args.dresidual; /* allowed to alias */
+    assert_ok(rk_rmsnorm_bwd(kt->stream, &args));
+    kt_expect_close(kt, c->label, args.dx, dx);
+    kt_expect_close_sum(kt, c->label, args.dweight, dweight);
+}
+
+static void test_rmsnorm_fwd_all_shapes_equal_reference(void **state)
+{
+    for_all_shapes(*state, run_rmsnorm_fwd);
+}
+
+static void test_rmsnorm_bwd_all_shapes_equal_reference(void **state)
+{
+    for_all_shapes(*state, run_rmsnorm_bwd);
+}
+
+static void run_swiglu(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    int64_t count = c->rows * c->cols;
+    rk_tensor_t fused = random_2d(kt, dtype, c->rows, 2 * c->cols); /* [gate; up], as the layers hold it */
+    struct rk_swiglu_fwd_args fwd = {
+        .y = kt_zeros_2d(kt, dtype, c->rows, c->cols),
+        .gate = rk_tensor_cols(fused, 0, c->cols),
+        .up = rk_tensor_cols(fused, c->cols, c->cols),
+    };
+    struct rk_swiglu_bwd_args bwd = {
+        .dgate = fwd.gate,
+        .dup = fwd.up, /* allowed to alias */
+        .dy = random_2d(kt, dtype, c->rows, c->cols),
+        .gate = fwd.gate,
+        .up = fwd.up,
+    };
+    const double *gate = kt_read(kt, fwd.gate), *up = kt_read(kt, fwd.up), *dy = kt_read(kt, bwd.dy);
+    double *y = kt_scratch(kt, count), *dgate = kt_scratch(kt, count), *dup = kt_scratch(kt, count);
+
+    for (int64_t i = 0; i < count; i++) {
+        double s = 1.0 / (1.0 + exp(-gate[i]));
+
+        y[i] = gate[i] * s * up[i];
+        dup[i] = dy[i] * gate[i] * s;
+        dgate[i] = dy[i] * up[i] * (s + gate[i] * s * (1.0 - s));
+    }
+    assert_ok(rk_swiglu_fwd(kt->stream, &fwd));
+    kt_expect_close(kt, c->label, fwd.y, y);
+    assert_ok(rk_swiglu_bwd(kt->stream, &bwd));
+    kt_expect_close(kt, c->label, bwd.dgate, dgate);
+    kt_expect_close(kt, c->label, bwd.dup, dup);
+}
+
+static void test_swiglu_all_shapes_equal_reference(void **state)
+{
+    for_all_shapes(*state, run_swiglu);
+}
+
+/* Goal: silu has its limits at arguments whose exponential overflows. */
+static void test_swiglu_fwd_huge_gate_stays_finite(void **state)
+{
+    static const double gate[4] = {-1e4, 1e4, -800.0, 0.0}, up[4] = {3.0, 3.0, 3.0, 3.0};
+    static const double expected[4] = {0.0, 3e4, 0.0, 0.0};
+    struct kt *kt = *state;
+    struct rk_swiglu_fwd_args args = {
+        .y = kt_zeros_2d(kt, RK_DTYPE_F32, 1, 4),
+        .gate = kt_zeros_2d(kt, RK_DTYPE_F32, 1, 4),
+        .up = kt_zeros_2d(kt, RK_DTYPE_F32, 1, 4),
+    };
+
+    kt_write(kt, args.gate, gate);
+    kt_write(kt, args.up, up);
+    assert_ok(rk_swiglu_fwd(kt->stream, &args));
+    kt_expect_close(kt, "huge gate", args.y, expected);
+}
+
+struct rope_case {
+    const char *label;
+    int64_t num_tokens, num_heads, head_dim;
+};
+
+static const struct rope_case rope_cases[] = {
+    {"no tokens", 0, 2, 8},
+    {"smallest head", 3, 1, 2},
+    {"one token", 1, 4, 32},
+    {"ragged", 19, 3, 10},
+};
+
+#define MAX_POSITION 50
+
+static void run_rope(struct kt *kt, const struct rope_case *c, rk_dtype_t dtype, bool inverse)
+{
+    int64_t half = c->head_dim / 2, row = c->num_heads * c->head_dim;
+    /* Part of a fused [q; k; v] row, so rows have gaps. */
+    rk_tensor_t x = rk_tensor_cols(random_2d(kt, dtype, c->num_tokens, row + 6), 2, row);
+    struct rk_rope_args args = {
+        .x = rk_tensor_split_cols(x, c->num_heads, c->head_dim),
+        .cos = random_2d(kt, RK_DTYPE_F32, MAX_POSITION, half),
+        .sin = random_2d(kt, RK_DTYPE_F32, MAX_POSITION, half),
+        .positions = kt_random_ints(kt, c->num_tokens, MAX_POSITION),
+        .inverse = inverse,
+    };
+    const int32_t *positions = kt_read_ints(kt, args.positions);
+    const double *in = kt_read(kt, args.x), *cos = kt_read(kt, args.cos), *sin = kt_read(kt, args.sin);
+    double *expected = kt_scratch(kt, c->num_tokens * row);
+
+    for (int64_t i = 0; i < c->num_tokens * row; i++) {
+        int64_t k = i % c->head_dim % half, table = positions[i / row] * half + k;
+        bool is_first = i % c->head_dim < half;
+        double other = is_first ? -in[i + half] : in[i - half];
+
+        expected[i] = in[i] * cos[table] + (inverse ? -1 : 1) * other * sin[table];
+    }
+    assert_ok(rk_rope(kt->stream, &args));
+    kt_expect_close(kt, c->label, args.x, expected);
+}
+
+static void test_rope_all_cases_equal_reference(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(rope_cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            run_rope(*state, &rope_cases[i], kt_dtypes[d], false);
+            run_rope(*state, &rope_cases[i], kt_dtypes[d], true);
+        }
+    }
+}
+
+/* Goal: a position outside the tables is refused, not read. */
+static void test_rope_position_beyond_table_fails(void **state)
+{
+    static const int32_t bad[][2] = {{0, 4}, {-1, 0}};
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        struct rk_rope_args args = {
+            .x = kt_zeros_3d(kt, RK_DTYPE_F32, 2, 1, 4),
+            .cos = kt_zeros_2d(kt, RK_DTYPE_F32, 4, 2),
+            .sin = kt_zeros_2d(kt, RK_DTYPE_F32, 4, 2),
+            .positions = kt_ints(kt, bad[i], 2),
+        };
+
+        assert_fails(rk_rope(kt->stream, &args), RK_INVALID_ARGUMENT, "rope: positions[");
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_embed_fwd_all_shapes_equal_reference),
+        kt_test(test_embed_bwd_all_shapes_equal_reference),
+        kt_test(test_rmsnorm_fwd_all_shapes_equal_reference),
+        kt_test(test_rmsnorm_bwd_all_shapes_equal_reference),
+        kt_test(test_swiglu_all_shapes_equal_reference),
+        kt_test(test_swiglu_fwd_huge_gate_stays_finite),
+        kt_test(test_rope_all_cases_equal_reference),
+        kt_test(test_rope_position_beyond_table_fails),
+    };
+
+    return cmocka_run_group_tests_name("kernels/layers", tests, NULL, NULL);
+}

@@ -1,0 +1,243 @@
+/* Goal: the paged cache holds what was written, and attention over it gives every query the bits that
+ * attention over the packed sequence gives it, however the sequence was cut into calls and blocks. (The
+ * packed operator is checked against the definition in cases_attention.c.) */
+#include "tests/kernels/kernel_test.h"
+
+#include <string.h>
+
+#define NUM_SEQS   3
+#define MAX_BLOCKS 12
+
+struct paged_case {
+    const char *label;
+    int32_t lengths[NUM_SEQS];    /* of the sequences */
+    int32_t new_tokens[NUM_SEQS]; /* the last ones, queried in the call */
+    int32_t block_size, num_heads, num_kv_heads, head_dim, window;
+};
+
+static const struct paged_case cases[] = {
+    {"decode", {20, 1, 7}, {1, 1, 1}, 4, 4, 2, 8, 0},
+    {"prefill of everything", {20, 5, 33}, {20, 5, 33}, 16, 2, 1, 20, 0},
+    {"chunk, nothing and decode", {37, 9, 12}, {10, 0, 1}, 8, 6, 2, 16, 0},
+    {"blocks of one token", {11, 3, 2}, {4, 1, 2}, 1, 2, 2, 4, 0},
+    {"block longer than a sequence", {9, 17, 4}, {9, 1, 2}, 32, 1, 1, 12, 0},
+    {"window, decode", {40, 21, 3}, {1, 1, 1}, 4, 2, 1, 8, 6},
+    {"window, chunks", {40, 21, 3}, {19, 21, 2}, 4, 2, 1, 8, 6},
+};
+
+struct paged_data {
+    rk_tensor_t q, k, v; /* of the whole sequences, packed */
+    int32_t cu_seqlens[NUM_SEQS + 1];
+    int32_t blocks[NUM_SEQS][MAX_BLOCKS];
+    rk_tensor_t slots; /* of every packed token */
+    struct rk_kv_write_args write;
+    struct rk_attn_paged_args paged;
+    rk_tensor_t query_rows; /* rows of q that the paged call asks for */
+};
+
+/* Hands out blocks from the last to the first, so that a sequence's blocks are neither contiguous nor
+ * ascending. */
+static void lay_out(const struct paged_case *c, struct paged_data *data, int32_t num_blocks, int32_t *slots)
+{
+    int32_t next = num_blocks - 1;
+
+    for (int32_t b = 0; b < MAX_BLOCKS; b++) {
+        for (int32_t r = 0; r < NUM_SEQS; r++)
+            data->blocks[r][b] = b * c->block_size < c->lengths[r] ? next-- : -1;
+    }
+    for (int32_t r = 0; r < NUM_SEQS; r++) {
+        data->cu_seqlens[r + 1] = data->cu_seqlens[r] + c->lengths[r];
+        for (int32_t p = 0; p < c->lengths[r]; p++)
+            slots[data->cu_seqlens[r] + p] =
+                data->blocks[r][p / c->block_size] * c->block_size + p % c->block_size;
+    }
+}
+
+static rk_tensor_t random_heads(struct kt *kt, rk_dtype_t dtype, int64_t tokens, int64_t heads,
+                                int64_t head_dim)
+{
+    return kt_randomize(kt, kt_zeros_3d(kt, dtype, tokens, heads, head_dim), 1.0);
+}
+
+static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dtype, struct paged_data *data)
+{
+    int32_t cu_q[NUM_SEQS + 1] = {0}, rows[128], num_rows = 0;
+    rk_tensor_t q;
+
+    for (int32_t r = 0; r < NUM_SEQS; r++) {
+        cu_q[r + 1] = cu_q[r] + c->new_tokens[r];
+        for (int32_t i = c->new_tokens[r]; i > 0; i--)
+            rows[num_rows++] = data->cu_seqlens[r + 1] - i;
+    }
+    data->query_rows = kt_ints(kt, rows, num_rows);
+    q = kt_zeros_2d(kt, dtype, num_rows, c->num_heads * c->head_dim);
+    assert_ok(rk_gather_rows(kt->stream,
+                             &(struct rk_rows_args){q, rk_tensor_merge_cols(data->q), data->query_rows}));
+    data->paged = (struct rk_attn_paged_args){
+        .out = kt_zeros_3d(kt, dtype, num_rows, c->num_heads, c->head_dim),
+        .q = rk_tensor_split_cols(q, c->num_heads, c->head_dim),
+        .k_cache = data->write.k_cache,
+        .v_cache = data->write.v_cache,
+        .block_table = kt_ints(kt, data->blocks[0], NUM_SEQS * MAX_BLOCKS),
+        .cu_q = kt_ints(kt, cu_q, NUM_SEQS + 1),
+        .seq_lens = kt_ints(kt, c->lengths, NUM_SEQS),
+        .window = c->window,
+        .scale = 0.3f,
+    };
+    data->paged.block_table = rk_tensor_2d(data->paged.block_table.data, RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
+}
+
+static struct paged_data make_data(struct kt *kt, const struct paged_case *c, rk_dtype_t dtype)
+{
+    int32_t num_blocks = NUM_SEQS * MAX_BLOCKS, slots[128];
+    struct paged_data data = {.cu_seqlens = {0}};
+    int64_t num_tokens;
+
+    lay_out(c, &data, num_blocks, slots);
+    num_tokens = data.cu_seqlens[NUM_SEQS];
+    data.q = random_heads(kt, dtype, num_tokens, c->num_heads, c->head_dim);
+    data.k = random_heads(kt, dtype, num_tokens, c->num_kv_heads, c->head_dim);
+    data.v = random_heads(kt, dtype, num_tokens, c->num_kv_heads, c->head_dim);
+    data.slots = kt_ints(kt, slots, num_tokens);
+    data.write = (struct rk_kv_write_args){
+        .k_cache = kt_zeros_4d(kt, dtype, num_blocks, c->num_kv_heads, c->block_size, c->head_dim),
+        .v_cache = kt_zeros_4d(kt, dtype, num_blocks, c->num_kv_heads, c->block_size, c->head_dim),
+        .k = data.k,
+        .v = data.v,
+        .slot_mapping = data.slots,
+    };
+    assert_ok(rk_kv_write(kt->stream, &data.write));
+    make_query(kt, c, dtype, &data);
+    return data;
+}
+
+/* Rows of packed attention that the paged call should give. */
+static rk_tensor_t packed_rows(struct kt *kt, const struct paged_case *c, const struct paged_data *data)
+{
+    struct rk_attn_varlen_args args = {
+        .out = kt_zeros_3d(kt, data->q.dtype, data->q.shape[0], c->num_heads, c->head_dim),
+        .q = data->q,
+        .k = data->k,
+        .v = data->v,
+        .cu_seqlens = kt_ints(kt, data->cu_seqlens, NUM_SEQS + 1),
+        .max_seqlen = (int32_t)data->q.shape[0],
+        .window = c->window,
+        .scale = data->paged.scale,
+    };
+    rk_tensor_t rows = kt_zeros_2d(kt, data->q.dtype, data->query_rows.shape[0], c->num_heads * c->head_dim);
+
+    assert_ok(rk_attn_varlen_fwd(kt->stream, &args));
+    assert_ok(rk_gather_rows(kt->stream,
+                             &(struct rk_rows_args){rows, rk_tensor_merge_cols(args.out), data->query_rows}));
+    return rk_tensor_split_cols(rows, c->num_heads, c->head_dim);
+}
+
+static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
+{
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            struct paged_data data = make_data(kt, &cases[i], kt_dtypes[d]);
+
+            assert_ok(rk_attn_paged(kt->stream, &data.paged));
+            kt_expect_same_bits(kt, cases[i].label, data.paged.out, packed_rows(kt, &cases[i], &data));
+        }
+    }
+}
+
+/* Goal: blocks that a window has left behind are not needed. Method: they are removed from the table. */
+static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state)
+{
+    static const struct paged_case c = {"window", {40, 21, 3}, {3, 1, 1}, 4, 2, 1, 8, 6};
+    struct kt *kt = *state;
+    struct paged_data data = make_data(kt, &c, RK_DTYPE_F32);
+
+    for (int32_t b = 0; b < 8; b++)
+        data.blocks[0][b] = -1; /* positions 0 to 31; the first query, at 37, sees 32 and later */
+    data.paged.block_table = rk_tensor_2d(kt_ints(kt, data.blocks[0], NUM_SEQS * MAX_BLOCKS).data,
+                                          RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
+    assert_ok(rk_attn_paged(kt->stream, &data.paged));
+    kt_expect_same_bits(kt, c.label, data.paged.out, packed_rows(kt, &c, &data));
+    data.blocks[0][8] = -1;
+    data.paged.block_table = rk_tensor_2d(kt_ints(kt, data.blocks[0], NUM_SEQS * MAX_BLOCKS).data,
+                                          RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
+    assert_fails(rk_attn_paged(kt->stream, &data.paged), RK_INVALID_ARGUMENT,
+                 "attn_paged: block_table[0]=-1");
+}
+
+/* Goal: a token with slot -1 leaves the cache alone, and others land where they belong. */
+static void test_kv_write_negative_slot_writes_nothing(void **state)
+{
+    static const int32_t slots[] = {-1, 5};
+    static const double k[2] = {7.0, 8.0}, v[2] = {9.0, 10.0};
+    static const double expected_k[6] = {0, 0, 0, 0, 0, 8.0}, expected_v[6] = {0, 0, 0, 0, 0, 10.0};
+    struct kt *kt = *state;
+    struct rk_kv_write_args args = {
+        .k_cache = kt_zeros_4d(kt, RK_DTYPE_F32, 3, 1, 2, 1),
+        .v_cache = kt_zeros_4d(kt, RK_DTYPE_F32, 3, 1, 2, 1),
+        .k = kt_zeros_3d(kt, RK_DTYPE_F32, 2, 1, 1),
+        .v = kt_zeros_3d(kt, RK_DTYPE_F32, 2, 1, 1),
+        .slot_mapping = kt_ints(kt, slots, 2),
+    };
+
+    kt_write(kt, args.k, k);
+    kt_write(kt, args.v, v);
+    assert_ok(rk_kv_write(kt->stream, &args));
+    kt_expect_close(kt, "k_cache", args.k_cache, expected_k);
+    kt_expect_close(kt, "v_cache", args.v_cache, expected_v);
+}
+
+static void test_kv_write_slot_outside_cache_fails(void **state)
+{
+    static const int32_t bad[] = {-2, 36 * 4};
+    struct kt *kt = *state;
+    struct paged_data data = make_data(kt, &cases[0], RK_DTYPE_F32);
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        struct rk_kv_write_args args = data.write;
+
+        args.k = rk_tensor_rows(args.k, 0, 1);
+        args.v = rk_tensor_rows(args.v, 0, 1);
+        args.slot_mapping = kt_ints(kt, &bad[i], 1);
+        assert_fails(rk_kv_write(kt->stream, &args), RK_INVALID_ARGUMENT, "kv_write: slot_mapping[0]=");
+    }
+}
+
+/* Goal: lengths and bounds that do not fit the call are refused, not followed. */
+static void test_attn_paged_bad_lengths_fail(void **state)
+{
+    static const struct {
+        int32_t cu_q[NUM_SEQS + 1], seq_lens[NUM_SEQS];
+        const char *text;
+    } bad[] = {
+        {{0, 1, 2, 4}, {20, 1, 7}, "cu_q runs from 0 to 4, expected 0 to 3"},
+        {{0, 2, 1, 3}, {20, 1, 7}, "cu_q has a step of -1 at 1"},
+        {{0, 1, 2, 3}, {0, 1, 7}, "seq_lens[0]=0, expected 1 to 48"},
+        {{0, 1, 2, 3}, {20, 49, 7}, "seq_lens[1]=49, expected 1 to 48"},
+        {{0, 1, 2, 3}, {20, 9, 7}, "block_table[1]=-1, expected 0 to 35"},
+    };
+    struct kt *kt = *state;
+    struct paged_data data = make_data(kt, &cases[0], RK_DTYPE_F32);
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        struct rk_attn_paged_args args = data.paged;
+
+        args.cu_q = kt_ints(kt, bad[i].cu_q, NUM_SEQS + 1);
+        args.seq_lens = kt_ints(kt, bad[i].seq_lens, NUM_SEQS);
+        assert_fails(rk_attn_paged(kt->stream, &args), RK_INVALID_ARGUMENT, bad[i].text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_attn_paged_all_cases_have_bits_of_packed),
+        kt_test(test_attn_paged_window_without_old_blocks_has_same_bits),
+        kt_test(test_kv_write_negative_slot_writes_nothing),
+        kt_test(test_kv_write_slot_outside_cache_fails),
+        kt_test(test_attn_paged_bad_lengths_fail),
+    };
+
+    return cmocka_run_group_tests_name("kernels/paged", tests, NULL, NULL);
+}

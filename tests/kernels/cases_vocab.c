@@ -1,0 +1,264 @@
+/* Goal: log-probability, entropy and their gradient over a vocabulary in parts equal log-softmax over the
+ * whole row in f64, for every dtype, split, padding and size of the logits. */
+#include "tests/kernels/kernel_test.h"
+
+#include <math.h>
+
+#define MAX_PARTS 3
+
+struct vocab_case {
+    const char *label;
+    int64_t num_tokens, num_parts;
+    int64_t columns, num_valid[MAX_PARTS]; /* of each part; columns beyond num_valid are padding */
+    double deviation;
+    float inv_temperature;
+};
+
+static const struct vocab_case cases[] = {
+    {"no tokens", 0, 1, 8, {8}, 1.0, 1.0f},
+    {"one token of one", 1, 1, 1, {1}, 1.0, 1.0f},
+    {"whole vocabulary", 9, 1, 100, {100}, 2.0, 1.0f},
+    {"padded", 5, 1, 64, {57}, 2.0, 0.5f},
+    {"three parts, last one short", 7, 3, 40, {40, 40, 13}, 2.0, 2.0f},
+    {"part with padding only", 4, 2, 16, {16, 0}, 1.0, 1.0f},
+    {"huge logits", 6, 2, 30, {30, 22}, 1e4, 1.0f},
+};
+
+struct vocab_data {
+    rk_tensor_t logits[MAX_PARTS], labels, parts;
+    int64_t begin[MAX_PARTS];
+    struct rk_vocab_stats_merge_args merge;
+};
+
+/* Runs the forward pass. Padded columns hold large numbers, so that reading them shows. */
+static struct vocab_data forward(struct kt *kt, const struct vocab_case *c, rk_dtype_t dtype)
+{
+    rk_dtype_t stat = kt_stat_dtype(dtype);
+    struct vocab_data data = {.parts = kt_zeros_3d(kt, RK_DTYPE_F64, c->num_parts, c->num_tokens, 4)};
+    int64_t vocab_size = 0;
+
+    for (int64_t i = 0; i < c->num_parts; i++) {
+        data.begin[i] = vocab_size;
+        vocab_size += c->num_valid[i];
+        data.logits[i] = kt_randomize(kt, kt_zeros_2d(kt, dtype, c->num_tokens, c->columns), 1e5);
+        kt_randomize(kt, rk_tensor_cols(data.logits[i], 0, c->num_valid[i]), c->deviation);
+    }
+    data.labels = kt_random_ints(kt, c->num_tokens, vocab_size);
+    for (int64_t i = 0; i < c->num_parts; i++) {
+        rk_tensor_t part = rk_tensor_rows(data.parts, i, 1);
+
+        assert_ok(
+            rk_vocab_stats(kt->stream, &(struct rk_vocab_stats_args){
+                                           .stats = rk_tensor_2d(part.data, RK_DTYPE_F64, c->num_tokens, 4),
+                                           .logits = data.logits[i],
+                                           .labels = data.labels,
+                                           .vocab_begin = data.begin[i],
+                                           .num_valid = c->num_valid[i],
+                                           .inv_temperature = c->inv_temperature,
+                                       }));
+    }
+    data.merge = (struct rk_vocab_stats_merge_args){
+        .stats = kt_zeros_2d(kt, RK_DTYPE_F64, c->num_tokens, 4),
+        .parts = data.parts,
+        .log_probs = kt_zeros_1d(kt, stat, c->num_tokens),
+        .entropy = kt_zeros_1d(kt, stat, c->num_tokens),
+    };
+    assert_ok(rk_vocab_stats_merge(kt->stream, &data.merge));
+    return data;
+}
+
+/* z of the whole vocabulary, one row after the other. */
+static double *whole_rows(struct kt *kt, const struct vocab_case *c, const struct vocab_data *data,
+                          int64_t *size)
+{
+    double *z;
+
+    *size = data->begin[c->num_parts - 1] + c->num_valid[c->num_parts - 1];
+    z = kt_scratch(kt, c->num_tokens * *size);
+    for (int64_t i = 0; i < c->num_parts; i++) {
+        const double *part = kt_read(kt, data->logits[i]);
+
+        for (int64_t t = 0; t < c->num_tokens; t++) {
+            for (int64_t j = 0; j < c->num_valid[i]; j++)
+                z[t * *size + data->begin[i] + j] = c->inv_temperature * part[t * c->columns + j];
+        }
+    }
+    return z;
+}
+
+/* log-softmax of one row in place, naively after subtracting the maximum. */
+static void log_softmax(double *z, int64_t size)
+{
+    double max = z[0], sum = 0.0;
+
+    for (int64_t j = 0; j < size; j++)
+        max = fmax(max, z[j]);
+    for (int64_t j = 0; j < size; j++)
+        sum += exp(z[j] - max);
+    for (int64_t j = 0; j < size; j++)
+        z[j] = z[j] - max - log(sum);
+}
+
+static void run_forward(struct kt *kt, const struct vocab_case *c, rk_dtype_t dtype)
+{
+    struct vocab_data data = forward(kt, c, dtype);
+    const int32_t *labels = kt_read_ints(kt, data.labels);
+    double *log_probs = kt_scratch(kt, c->num_tokens), *entropy = kt_scratch(kt, c->num_tokens);
+    int64_t size;
+    double *z = whole_rows(kt, c, &data, &size);
+
+    for (int64_t t = 0; t < c->num_tokens; t++) {
+        double *row = z + t * size;
+
+        log_softmax(row, size);
+        log_probs[t] = row[labels[t]];
+        for (int64_t j = 0; j < size; j++)
+            entropy[t] -= exp(row[j]) * row[j];
+    }
+    kt_expect_close(kt, c->label, data.merge.log_probs, log_probs);
+    kt_expect_close(kt, c->label, data.merge.entropy, entropy);
+}
+
+static void run_backward(struct kt *kt, const struct vocab_case *c, rk_dtype_t dtype, bool has_entropy)
+{
+    rk_dtype_t stat = kt_stat_dtype(dtype);
+    struct vocab_data data = forward(kt, c, dtype);
+    rk_tensor_t a = kt_randomize(kt, kt_zeros_1d(kt, stat, c->num_tokens), 1.0);
+    rk_tensor_t b = kt_randomize(kt, kt_zeros_1d(kt, stat, c->num_tokens), 1.0);
+    const double *da = kt_read(kt, a), *db = kt_read(kt, b);
+    const int32_t *labels = kt_read_ints(kt, data.labels);
+    int64_t size;
+    double *z = whole_rows(kt, c, &data, &size);
+
+    for (int64_t t = 0; t < c->num_tokens; t++)
+        log_softmax(z + t * size, size);
+    for (int64_t i = 0; i < c->num_parts; i++) {
+        double *expected = kt_scratch(kt, c->num_tokens * c->columns);
+
+        for (int64_t t = 0; t < c->num_tokens; t++) {
+            const double *row = z + t * size;
+            double entropy = 0.0;
+
+            for (int64_t j = 0; j < size; j++)
+                entropy -= exp(row[j]) * row[j];
+            for (int64_t j = 0; j < c->num_valid[i]; j++) {
+                int64_t id = data.begin[i] + j;
+                double p = exp(row[id]);
+
+                /* dH/dz_j = -p_j (log p_j + H) */
+                expected[t * c->columns + j] =
+                    da[t] * ((id == labels[t]) - p) - (has_entropy ? db[t] * p * (row[id] + entropy) : 0.0);
+                expected[t * c->columns + j] *= c->inv_temperature;
+            }
+        }
+        assert_ok(rk_vocab_stats_bwd(kt->stream, &(struct rk_vocab_stats_bwd_args){
+                                                     .dlogits = data.logits[i], /* allowed to alias */
+                                                     .logits = data.logits[i],
+                                                     .stats = data.merge.stats,
+                                                     .dlog_probs = a,
+                                                     .dentropy = has_entropy ? b : (rk_tensor_t){0},
+                                                     .labels = data.labels,
+                                                     .vocab_begin = data.begin[i],
+                                                     .num_valid = c->num_valid[i],
+                                                     .inv_temperature = c->inv_temperature,
+                                                 }));
+        kt_expect_close(kt, c->label, data.logits[i], expected);
+    }
+}
+
+static void test_vocab_stats_all_cases_equal_log_softmax(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++)
+            run_forward(*state, &cases[i], kt_dtypes[d]);
+    }
+}
+
+static void test_vocab_stats_bwd_all_cases_equal_formula(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            run_backward(*state, &cases[i], kt_dtypes[d], false);
+            run_backward(*state, &cases[i], kt_dtypes[d], true);
+        }
+    }
+}
+
+/* Goal: logits of -inf inside the vocabulary have probability 0 and no effect; nothing turns to NaN. */
+static void test_vocab_stats_minus_infinity_is_excluded(void **state)
+{
+    static const double logits[4] = {-INFINITY, 1.0, -INFINITY, 3.0}, one[1] = {1.0};
+    static const int32_t label = 3;
+    struct kt *kt = *state;
+    double q = exp(-2.0), p = 1.0 / (1.0 + q);
+    double entropy = -p * log(p) - (1 - p) * log(1 - p), log_prob = log(p);
+    double dlogits[4] = {0.0, -(1 - p) - (1 - p) * (log(1 - p) + entropy), 0.0,
+                         1 - p - p * (log(p) + entropy)};
+    rk_tensor_t part = kt_zeros_3d(kt, RK_DTYPE_F64, 1, 1, 4),
+                stats = rk_tensor_2d(part.data, RK_DTYPE_F64, 1, 4);
+    struct rk_vocab_stats_args args = {
+        .stats = stats,
+        .logits = kt_zeros_2d(kt, RK_DTYPE_F64, 1, 4),
+        .labels = kt_ints(kt, &label, 1),
+        .num_valid = 4,
+        .inv_temperature = 1.0f,
+    };
+    struct rk_vocab_stats_merge_args merge = {
+        .parts = part,
+        .log_probs = kt_zeros_1d(kt, RK_DTYPE_F64, 1),
+        .entropy = kt_zeros_1d(kt, RK_DTYPE_F64, 1),
+    };
+    struct rk_vocab_stats_bwd_args bwd = {
+        .dlogits = kt_zeros_2d(kt, RK_DTYPE_F64, 1, 4),
+        .logits = args.logits,
+        .stats = stats,
+        .dlog_probs = kt_zeros_1d(kt, RK_DTYPE_F64, 1),
+        .dentropy = kt_zeros_1d(kt, RK_DTYPE_F64, 1),
+        .labels = args.labels,
+        .num_valid = 4,
+        .inv_temperature = 1.0f,
+    };
+
+    kt_write(kt, args.logits, logits);
+    kt_write(kt, bwd.dlog_probs, one);
+    kt_write(kt, bwd.dentropy, one);
+    assert_ok(rk_vocab_stats(kt->stream, &args));
+    assert_ok(rk_vocab_stats_merge(kt->stream, &merge));
+    assert_ok(rk_vocab_stats_bwd(kt->stream, &bwd));
+    kt_expect_close(kt, "-inf", merge.log_probs, &log_prob);
+    kt_expect_close(kt, "-inf", merge.entropy, &entropy);
+    kt_expect_close(kt, "-inf", bwd.dlogits, dlogits);
+}
+
+/* Goal: the statistics of an empty part are those that the merge skips. */
+static void test_vocab_stats_empty_part_is_neutral(void **state)
+{
+    static const int32_t label = 2;
+    static const double expected[4] = {-INFINITY, 0.0, 0.0, 0.0};
+    struct kt *kt = *state;
+    struct rk_vocab_stats_args args = {
+        .stats = kt_zeros_2d(kt, RK_DTYPE_F64, 1, 4),
+        .logits = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 1, 8), 1.0),
+        .labels = kt_ints(kt, &label, 1),
+        .num_valid = 0,
+        .inv_temperature = 1.0f,
+    };
+    const double *stats;
+
+    assert_ok(rk_vocab_stats(kt->stream, &args));
+    stats = kt_read(kt, args.stats);
+    for (int i = 0; i < 4; i++)
+        assert_true(stats[i] == expected[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_vocab_stats_all_cases_equal_log_softmax),
+        kt_test(test_vocab_stats_bwd_all_cases_equal_formula),
+        kt_test(test_vocab_stats_minus_infinity_is_excluded),
+        kt_test(test_vocab_stats_empty_part_is_neutral),
+    };
+
+    return cmocka_run_group_tests_name("kernels/vocab", tests, NULL, NULL);
+}

@@ -1,0 +1,80 @@
+/* Goal: the backward pass of attention is the derivative of the forward one. Method: differences of a fixed
+ * random projection of the output, in f64, by every element of q, k and v. */
+#include "tests/kernels/kernel_test.h"
+
+struct attn_case {
+    const char *label;
+    int32_t cu_seqlens[4], num_heads, num_kv_heads, head_dim, window;
+};
+
+static const struct attn_case cases[] = {
+    {"group of 2", {0, 4, 4, 9}, 4, 2, 3, 0},
+    {"group of 1, window", {0, 7, 8, 10}, 2, 2, 4, 3},
+    {"more than a panel", {0, 19, 20, 21}, 1, 1, 2, 0},
+};
+
+struct attn_loss {
+    struct rk_attn_varlen_args args;
+    rk_tensor_t weight;
+};
+
+static double attn_loss(struct kt *kt, void *user)
+{
+    struct attn_loss *loss = user;
+
+    assert_ok(rk_attn_varlen_fwd(kt->stream, &loss->args));
+    return kt_project(kt, loss->args.out, loss->weight);
+}
+
+static rk_tensor_t random_heads(struct kt *kt, int64_t tokens, int64_t heads, int64_t head_dim)
+{
+    return kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F64, tokens, heads, head_dim), 1.0);
+}
+
+static void run_case(struct kt *kt, const struct attn_case *c)
+{
+    int64_t num_tokens = c->cu_seqlens[3];
+    struct attn_loss loss = {
+        .args =
+            {
+                .out = random_heads(kt, num_tokens, c->num_heads, c->head_dim),
+                .lse = kt_zeros_2d(kt, RK_DTYPE_F64, c->num_heads, num_tokens),
+                .q = random_heads(kt, num_tokens, c->num_heads, c->head_dim),
+                .k = random_heads(kt, num_tokens, c->num_kv_heads, c->head_dim),
+                .v = random_heads(kt, num_tokens, c->num_kv_heads, c->head_dim),
+                .cu_seqlens = kt_ints(kt, c->cu_seqlens, 4),
+                .max_seqlen = (int32_t)num_tokens,
+                .window = c->window,
+                .scale = 0.6f,
+            },
+        .weight = random_heads(kt, num_tokens, c->num_heads, c->head_dim),
+    };
+    struct rk_attn_varlen_bwd_args bwd = {
+        .dq = random_heads(kt, num_tokens, c->num_heads, c->head_dim), /* overwritten */
+        .dk = random_heads(kt, num_tokens, c->num_kv_heads, c->head_dim),
+        .dv = random_heads(kt, num_tokens, c->num_kv_heads, c->head_dim),
+        .dout = loss.weight,
+    };
+
+    attn_loss(kt, &loss);
+    bwd.fwd = loss.args;
+    assert_ok(rk_attn_varlen_bwd(kt->stream, &bwd));
+    kt_expect_gradient(kt, c->label, loss.args.q, bwd.dq, attn_loss, &loss);
+    kt_expect_gradient(kt, c->label, loss.args.k, bwd.dk, attn_loss, &loss);
+    kt_expect_gradient(kt, c->label, loss.args.v, bwd.dv, attn_loss, &loss);
+}
+
+static void test_attn_varlen_bwd_gradients_match(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        run_case(*state, &cases[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_attn_varlen_bwd_gradients_match),
+    };
+
+    return cmocka_run_group_tests_name("kernels/grad_attention", tests, NULL, NULL);
+}

@@ -1,0 +1,288 @@
+#include "tests/kernels/kernel_test.h"
+
+#include "base/rk_assert.h"
+#include "base/rk_config.h"
+#include "base/rk_str.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ThreadSanitizer does not know the barriers of the OpenMP runtime. */
+#ifdef __SANITIZE_THREAD__
+#define MAX_THREADS 1
+#else
+#define MAX_THREADS 64
+#endif
+
+const rk_dtype_t kt_dtypes[4] = {RK_DTYPE_F64, RK_DTYPE_F32, RK_DTYPE_BF16, RK_DTYPE_F16};
+
+struct kt *kt_create(int num_threads)
+{
+    const char *name = rk_env("RK_TEST_DEVICE");
+    struct rk_device_config config = {
+        .struct_size = sizeof(config),
+        .name = name ? name : "cpu",
+        .num_threads = RK_MIN(num_threads, MAX_THREADS),
+    };
+    struct kt *kt = rk_calloc(1, sizeof(*kt));
+
+    assert_ok(rk_device_open(&kt->device, &config));
+    assert_ok(rk_stream_create(&kt->stream, kt->device, "test"));
+    rk_rng_init(&kt->rng, rk_test_seed(), 0);
+    return kt;
+}
+
+void kt_destroy(struct kt *kt)
+{
+    for (int64_t i = 0; i < kt->num_device; i++)
+        rk_device_free(kt->device, kt->device_memory[i]);
+    for (int64_t i = 0; i < kt->num_host; i++)
+        rk_free(kt->host_memory[i]);
+    rk_free(kt->device_memory);
+    rk_free(kt->host_memory);
+    rk_stream_destroy(kt->stream);
+    rk_device_close(kt->device);
+    rk_free(kt);
+}
+
+int kt_setup(void **state)
+{
+    *state = kt_create(2);
+    return 0;
+}
+
+int kt_teardown(void **state)
+{
+    kt_destroy(*state);
+    return 0;
+}
+
+static void remember(void ***list, int64_t *count, int64_t *capacity, void *ptr)
+{
+    if (*count == *capacity) {
+        *capacity = *capacity ? 2 * *capacity : 64;
+        *list = rk_realloc(*list, (size_t)*capacity * sizeof(**list));
+    }
+    (*list)[(*count)++] = ptr;
+}
+
+static void *host_memory(struct kt *kt, size_t bytes)
+{
+    void *ptr = rk_calloc(1, bytes);
+
+    remember(&kt->host_memory, &kt->num_host, &kt->host_capacity, ptr);
+    return ptr;
+}
+
+static rk_tensor_t with_memory(struct kt *kt, rk_tensor_t t)
+{
+    assert_ok(rk_device_alloc(kt->device, &t.data, rk_tensor_bytes(t), "test tensor"));
+    remember(&kt->device_memory, &kt->num_device, &kt->device_capacity, t.data);
+    return t;
+}
+
+rk_tensor_t kt_zeros_1d(struct kt *kt, rk_dtype_t dtype, int64_t dim0)
+{
+    return with_memory(kt, rk_tensor_1d(NULL, dtype, dim0));
+}
+
+rk_tensor_t kt_zeros_2d(struct kt *kt, rk_dtype_t dtype, int64_t dim0, int64_t dim1)
+{
+    return with_memory(kt, rk_tensor_2d(NULL, dtype, dim0, dim1));
+}
+
+rk_tensor_t kt_zeros_3d(struct kt *kt, rk_dtype_t dtype, int64_t dim0, int64_t dim1, int64_t dim2)
+{
+    return with_memory(kt, rk_tensor_3d(NULL, dtype, dim0, dim1, dim2));
+}
+
+rk_tensor_t kt_zeros_4d(struct kt *kt, rk_dtype_t dtype, int64_t dim0, int64_t dim1, int64_t dim2,
+                        int64_t dim3)
+{
+    return with_memory(kt, rk_tensor_4d(NULL, dtype, dim0, dim1, dim2, dim3));
+}
+
+/* Rows of packed host memory to or from the rows of a tensor that may have gaps. */
+static void copy_rows(struct kt *kt, rk_tensor_t t, void *host, rk_copy_kind_t kind)
+{
+    size_t row_bytes = (size_t)rk_tensor_row_elements(t) * rk_dtype_bytes(t.dtype);
+
+    for (int64_t r = 0; r < t.shape[0]; r++) {
+        char *device_row = (char *)t.data + (size_t)(r * t.row_stride) * rk_dtype_bytes(t.dtype);
+        char *host_row = (char *)host + (size_t)r * row_bytes;
+
+        if (kind == RK_COPY_H2D)
+            assert_ok(rk_stream_copy(kt->stream, device_row, host_row, row_bytes, kind));
+        else
+            assert_ok(rk_stream_copy(kt->stream, host_row, device_row, row_bytes, kind));
+    }
+    assert_ok(rk_stream_sync(kt->stream));
+}
+
+void kt_write(struct kt *kt, rk_tensor_t t, const double *values)
+{
+    void *host = rk_malloc(rk_tensor_bytes(t));
+
+    rk_store_f64(host, t.dtype, values, rk_tensor_num_elements(t));
+    copy_rows(kt, t, host, RK_COPY_H2D);
+    rk_free(host);
+}
+
+void *kt_read_bytes(struct kt *kt, rk_tensor_t t)
+{
+    void *host = host_memory(kt, rk_tensor_bytes(t));
+
+    copy_rows(kt, t, host, RK_COPY_D2H);
+    return host;
+}
+
+double *kt_read(struct kt *kt, rk_tensor_t t)
+{
+    int64_t count = rk_tensor_num_elements(t);
+    double *values = kt_scratch(kt, count);
+
+    rk_load_f64(values, kt_read_bytes(kt, t), t.dtype, count);
+    return values;
+}
+
+int32_t *kt_read_ints(struct kt *kt, rk_tensor_t t)
+{
+    RK_ASSERT(t.dtype == RK_DTYPE_I32);
+    return kt_read_bytes(kt, t);
+}
+
+double *kt_scratch(struct kt *kt, int64_t count)
+{
+    return host_memory(kt, (size_t)count * sizeof(double));
+}
+
+rk_tensor_t kt_randomize(struct kt *kt, rk_tensor_t t, double deviation)
+{
+    int64_t count = rk_tensor_num_elements(t);
+    double *values = rk_malloc((size_t)count * sizeof(*values));
+
+    for (int64_t i = 0; i < count; i++)
+        values[i] = deviation * rk_rng_next_normal(&kt->rng);
+    kt_write(kt, t, values);
+    rk_free(values);
+    return t;
+}
+
+rk_tensor_t kt_ints(struct kt *kt, const int32_t *values, int64_t count)
+{
+    rk_tensor_t t = kt_zeros_1d(kt, RK_DTYPE_I32, count);
+
+    assert_ok(rk_stream_copy(kt->stream, t.data, values, rk_tensor_bytes(t), RK_COPY_H2D));
+    assert_ok(rk_stream_sync(kt->stream));
+    return t;
+}
+
+rk_tensor_t kt_random_ints(struct kt *kt, int64_t count, int64_t below)
+{
+    int32_t *values = host_memory(kt, (size_t)count * sizeof(*values));
+
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (int32_t)rk_rng_next_below(&kt->rng, below);
+    return kt_ints(kt, values, count);
+}
+
+static double rounding_of(rk_dtype_t dtype)
+{
+    switch (dtype) {
+    case RK_DTYPE_F64:
+        return RK_TOL_F64_SUM;
+    case RK_DTYPE_F32:
+        return RK_TOL_F32_ELEMENT;
+    case RK_DTYPE_BF16:
+        return RK_TOL_BF16_ROUND;
+    default:
+        RK_ASSERT(dtype == RK_DTYPE_F16);
+        return RK_TOL_F16_ROUND;
+    }
+}
+
+static void expect_below(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected,
+                         double floor, double tolerance)
+{
+    int64_t count = rk_tensor_num_elements(actual);
+
+    assert_below(kt_label(kt, label, actual.dtype),
+                 rk_test_max_rel_error_f64(kt_read(kt, actual), expected, count, floor), tolerance);
+}
+
+void kt_expect_close(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected)
+{
+    expect_below(kt, label, actual, expected, RK_TOL_FLOOR, rounding_of(actual.dtype));
+}
+
+void kt_expect_close_sum(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected)
+{
+    bool is_f64 = actual.dtype == RK_DTYPE_F64;
+
+    expect_below(kt, label, actual, expected, is_f64 ? RK_TOL_FLOOR : 1.0,
+                 rounding_of(actual.dtype) + (is_f64 ? 0.0 : RK_TOL_F32_SUM));
+}
+
+void kt_expect_same_bits(struct kt *kt, const char *label, rk_tensor_t actual, rk_tensor_t expected)
+{
+    assert_int_equal(rk_tensor_bytes(actual), rk_tensor_bytes(expected));
+    if (memcmp(kt_read_bytes(kt, actual), kt_read_bytes(kt, expected), rk_tensor_bytes(actual)) != 0)
+        fail_msg("%s: the bits differ", kt_label(kt, label, actual.dtype));
+}
+
+const char *kt_label(struct kt *kt, const char *label, rk_dtype_t dtype)
+{
+    char *text = rk_format("%s %s", label, rk_dtype_name(dtype));
+
+    remember(&kt->host_memory, &kt->num_host, &kt->host_capacity, text);
+    return text;
+}
+
+double kt_project(struct kt *kt, rk_tensor_t t, rk_tensor_t weight)
+{
+    const double *values = kt_read(kt, t), *weights = kt_read(kt, weight);
+    double sum = 0.0;
+
+    for (int64_t i = 0; i < rk_tensor_num_elements(t); i++)
+        sum += weights[i] * values[i];
+    return sum;
+}
+
+/* Five-point stencil: the error is of order h^4, so h may be large and cancellation small. */
+static double difference(struct kt *kt, rk_tensor_t input, double *values, int64_t i,
+                         double (*loss)(struct kt *kt, void *user), void *user)
+{
+    static const double steps[4] = {-2, -1, 1, 2}, weights[4] = {1, -8, 8, -1};
+    double h = 2e-4, centre = values[i], sum = 0.0;
+
+    for (int s = 0; s < 4; s++) {
+        values[i] = centre + steps[s] * h;
+        kt_write(kt, input, values);
+        sum += weights[s] * loss(kt, user);
+    }
+    values[i] = centre;
+    kt_write(kt, input, values);
+    return sum / (12 * h);
+}
+
+void kt_expect_gradient(struct kt *kt, const char *label, rk_tensor_t input, rk_tensor_t gradient,
+                        double (*loss)(struct kt *kt, void *user), void *user)
+{
+    int64_t count = rk_tensor_num_elements(input);
+    double *values = kt_read(kt, input);
+    const double *analytic = kt_read(kt, gradient);
+    double worst = 0.0, largest = 0.0;
+
+    RK_ASSERT(input.dtype == RK_DTYPE_F64);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t num_host = kt->num_host;
+        double error = fabs(difference(kt, input, values, i, loss, user) - analytic[i]);
+
+        worst = error > worst ? error : worst;
+        largest = fabs(analytic[i]) > largest ? fabs(analytic[i]) : largest;
+        while (kt->num_host > num_host) /* what the loss read back */
+            rk_free(kt->host_memory[--kt->num_host]);
+    }
+    assert_true(largest > 0.0);
+    assert_below(label, worst / largest, RK_TOL_GRADIENT_KERNEL);
+}
