@@ -1,0 +1,272 @@
+/* The method, column, option and RPC tables, and the checks that derive from them. */
+#include "tests/support/test.h"
+
+#include "base/rk_compiler.h"
+#include "base/rk_json.h"
+#include "base/rk_str.h"
+#include "proto/columns.def"
+#include "proto/options.def"
+#include "proto/rk_methods.h"
+#include "proto/rk_rpcs.h"
+
+#include <string.h>
+
+/* --- the tables --- */
+
+static void check_run_of_columns(const char *set, const struct rk_column_schema *run, int64_t count)
+{
+    static const struct {
+        const char *set, *name;
+    } rows[] = {
+#define X(arg, set, name, dtype, dims, is_required, doc) {#set, name},
+        RK_COLUMN_TABLE(X, unused)
+#undef X
+    };
+    int64_t found = 0;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strcmp(rows[i].set, set) != 0)
+            continue;
+        assert_true(found < count);
+        assert_string_equal(run[found++].name, rows[i].name);
+    }
+    assert_int_equal(found, count);
+}
+
+static void check_run_of_options(const char *set, const struct rk_option_schema *run, int64_t count)
+{
+    static const struct {
+        const char *set, *key;
+    } rows[] = {
+#define X(arg, set, key, type, default_text, doc) {#set, key},
+        RK_OPTION_TABLE(X, unused)
+#undef X
+    };
+    int64_t found = 0;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strcmp(rows[i].set, set) != 0)
+            continue;
+        assert_true(found < count);
+        assert_string_equal(run[found++].key, rows[i].key);
+    }
+    assert_int_equal(found, count);
+}
+
+/* The runs are found by counting; this looks every row up by the name of its set. */
+static void test_methods_have_the_rows_of_their_sets(void **state)
+{
+    static const struct {
+        const char *in, *out, *options;
+    } sets[] = {
+#define X(id, name, roles, mode, mesh, exec, flags, in, out, options, doc) {#in, #out, #options},
+        RK_METHOD_TABLE(X)
+#undef X
+    };
+
+    (void)state;
+    for (int id = 0; id < RK_METHOD_COUNT; id++) {
+        const struct rk_method *method = rk_method_get((rk_method_id_t)id);
+
+        assert_int_equal(method->id, id);
+        assert_ptr_equal(rk_method_find(method->name), method);
+        check_run_of_columns(sets[id].in, method->in, method->num_in);
+        check_run_of_columns(sets[id].out, method->out, method->num_out);
+        check_run_of_options(sets[id].options, method->options, method->num_options);
+    }
+}
+
+static void test_defaults_are_json_of_the_type_of_their_option(void **state)
+{
+    (void)state;
+    for (int id = 0; id < RK_METHOD_COUNT; id++) {
+        const struct rk_method *method = rk_method_get((rk_method_id_t)id);
+        struct rk_json *defaults = rk_json_new_object(), *completed;
+
+        /* Given as options, the defaults must pass the type check. */
+        for (int64_t i = 0; i < method->num_options; i++) {
+            const char *text = method->options[i].default_text;
+            struct rk_json *value;
+
+            if (!text)
+                text = method->options[i].type == RK_OPTION_INT ? "1" : "\"x\"";
+            assert_ok(rk_json_parse(&value, text, strlen(text), method->options[i].key, 0));
+            rk_json_set(defaults, method->options[i].key, value);
+        }
+        assert_ok(rk_method_complete_options(&completed, method, defaults));
+        assert_true(rk_json_equal(completed, defaults));
+        rk_json_free(completed);
+        rk_json_free(defaults);
+    }
+}
+
+static void test_rpcs_are_paths_of_known_services(void **state)
+{
+    (void)state;
+    for (int id = 0; id < RK_RPC_COUNT; id++) {
+        const struct rk_rpc *rpc = rk_rpc_get((rk_rpc_id_t)id);
+
+        assert_int_equal(rpc->id, id);
+        assert_true(rk_str_has_prefix(rpc->path, "/rankd.v1.Worker/") ||
+                    rk_str_has_prefix(rpc->path, "/rankd.v1.Admin/") ||
+                    rk_str_has_prefix(rpc->path, "/grpc.health.v1.Health/"));
+    }
+    assert_int_equal(rk_rpc_get(RK_RPC_ID_EXECUTE)->kind, RK_RPC_BIDI);
+    assert_int_equal(rk_rpc_get(RK_RPC_ID_EXECUTE)->rights, RK_RIGHTS_DRIVER);
+    assert_int_equal(rk_rpc_get(RK_RPC_ID_SHUTDOWN)->rights, RK_RIGHTS_ADMIN);
+    assert_int_equal(rk_rpc_get(RK_RPC_ID_HEALTH_CHECK)->rights, RK_RIGHTS_NONE);
+}
+
+/* --- roles --- */
+
+static void test_role_parse_and_name_are_inverse(void **state)
+{
+    static const char *const names[] = {"actor", "rollout", "ref", "critic", "reward"};
+    uint32_t all = 0;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        assert_string_equal(rk_role_name(rk_role_parse(names[i])), names[i]);
+        all |= rk_role_parse(names[i]);
+    }
+    assert_int_equal(all, RK_ROLE_ANY);
+    assert_int_equal(rk_role_parse("Actor"), 0);
+    assert_int_equal(rk_role_parse(""), 0);
+}
+
+static const struct {
+    const char *role, *method;
+    rk_code_t code;
+    const char *reason, *error;
+} role_cases[] = {
+    {"actor", "update_actor", RK_OK, "", NULL},
+    {"rollout", "generate_sequences", RK_OK, "", NULL},
+    {"critic", "init_model", RK_OK, "", NULL},
+    {"ref", "compute_ref_log_prob", RK_OK, "", NULL},
+    {"actor", "update_actr", RK_NOT_FOUND, "UNKNOWN_METHOD",
+     "unknown method 'update_actr', expected one of init_model"},
+    {"actor", "", RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method ''"},
+    {"actr", "update_actor", RK_NOT_FOUND, "UNKNOWN_ROLE",
+     "unknown role 'actr', expected one of actor, rollout, ref, critic, reward"},
+    {"", "init_model", RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role ''"},
+    {"ref", "update_actor", RK_INVALID_ARGUMENT, "",
+     "role 'ref' has no method 'update_actor', expected one of actor"},
+    {"actor", "generate_sequences", RK_INVALID_ARGUMENT, "", "expected one of rollout"},
+};
+
+static void test_check_role(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(role_cases); i++) {
+        const struct rk_method *method;
+        struct rk_status *st = rk_method_check_role(&method, role_cases[i].role, role_cases[i].method);
+
+        print_message("%s.%s\n", role_cases[i].role, role_cases[i].method);
+        assert_int_equal(rk_status_code(st), role_cases[i].code);
+        assert_string_equal(rk_status_reason(st), role_cases[i].reason);
+        if (role_cases[i].error) {
+            assert_null(method);
+            assert_message_contains(st, role_cases[i].error);
+        } else {
+            assert_string_equal(method->name, role_cases[i].method);
+        }
+    }
+}
+
+/* --- options --- */
+
+static const struct {
+    const char *label;
+    const char *method, *given;
+    const char *key, *value; /* expected in the result */
+    const char *error;
+} option_cases[] = {
+    {"default filled in", "generate_sequences", "{\"response_length\": 4}", "temperature", "1.0", NULL},
+    {"given value kept", "generate_sequences", "{\"response_length\": 4}", "response_length", "4", NULL},
+    {"unset stays null", "init_model", "{}", "model.path", "null", NULL},
+    {"null where null is the default", "init_model", "{\"model.path\": null}", "model.path", "null", NULL},
+    {"an integer for a real", "generate_sequences", "{\"response_length\": 4, \"temperature\": 2}",
+     "temperature", "2.0", NULL},
+    {"an integral real for an integer", "generate_sequences", "{\"response_length\": 4.0}", "response_length",
+     "4", NULL},
+    {"list", "init_model", "{\"optim.betas\": [0.8, 0.9]}", "optim.betas", "[0.8, 0.9]", NULL},
+    {"number for JSON", "generate_sequences", "{\"response_length\": 4, \"eos_token_id\": 2}", "eos_token_id",
+     "2", NULL},
+    {"object", "init_model", "{\"model.hf_config\": {\"a\": 1}}", "model.hf_config", "{\"a\": 1}", NULL},
+    {"required is missing", "generate_sequences", "{}", NULL, NULL,
+     "generate_sequences needs the option 'response_length'"},
+    {"no options at all, one is required", "export_hf", NULL, NULL, NULL,
+     "export_hf needs the option 'path'"},
+    {"misspelt", "generate_sequences", "{\"response_length\": 4, \"temprature\": 1.0}", NULL, NULL,
+     "generate_sequences has no option 'temprature', did you mean 'temperature'?"},
+    {"unlike any", "generate_sequences", "{\"response_length\": 4, \"frobnicate\": 1}", NULL, NULL,
+     "generate_sequences has no option 'frobnicate'"},
+    {"method without options", "get_mesh_info", "{\"x\": 1}", NULL, NULL, "get_mesh_info has no option 'x'"},
+    {"fraction for an integer", "generate_sequences", "{\"response_length\": 4.5}", NULL, NULL,
+     "option 'response_length': expected an integer, got"},
+    {"huge real for an integer", "generate_sequences", "{\"response_length\": 1e300}", NULL, NULL,
+     "option 'response_length': expected an integer, got"},
+    {"string for an integer", "generate_sequences", "{\"response_length\": \"4\"}", NULL, NULL,
+     "option 'response_length': expected an integer, got a string"},
+    {"null where a value is needed", "generate_sequences", "{\"response_length\": null}", NULL, NULL,
+     "option 'response_length': expected an integer, got null"},
+    {"number for a boolean", "generate_sequences", "{\"response_length\": 4, \"do_sample\": 1}", NULL, NULL,
+     "option 'do_sample': expected true or false, got an integer"},
+    {"boolean for a number", "init_model", "{\"optim.lr\": true}", NULL, NULL,
+     "option 'optim.lr': expected a number, got true or false"},
+    {"list for a string", "init_model", "{\"numerics\": []}", NULL, NULL,
+     "option 'numerics': expected a string, got an array"},
+    {"string for JSON", "init_model", "{\"optim.betas\": \"0.9\"}", NULL, NULL,
+     "option 'optim.betas': expected a list, an object or a number, got a string"},
+};
+
+static struct rk_json *parse(const char *text)
+{
+    struct rk_json *json = NULL;
+
+    if (text)
+        assert_ok(rk_json_parse(&json, text, strlen(text), "test", 0));
+    return json;
+}
+
+static void run_option_case(size_t i)
+{
+    const struct rk_method *method = rk_method_find(option_cases[i].method);
+    struct rk_json *given = parse(option_cases[i].given), *expected = parse(option_cases[i].value),
+                   *completed;
+
+    print_message("%s\n", option_cases[i].label);
+    if (option_cases[i].error) {
+        assert_fails(rk_method_complete_options(&completed, method, given), RK_INVALID_ARGUMENT,
+                     option_cases[i].error);
+        assert_null(completed);
+    } else {
+        assert_ok(rk_method_complete_options(&completed, method, given));
+        assert_int_equal(rk_json_count(completed), method->num_options);
+        assert_true(rk_json_equal(rk_json_find(completed, option_cases[i].key), expected));
+        rk_json_free(completed);
+    }
+    rk_json_free(given);
+    rk_json_free(expected);
+}
+
+static void test_complete_options(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(option_cases); i++)
+        run_option_case(i);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_methods_have_the_rows_of_their_sets),
+        cmocka_unit_test(test_defaults_are_json_of_the_type_of_their_option),
+        cmocka_unit_test(test_rpcs_are_paths_of_known_services),
+        cmocka_unit_test(test_role_parse_and_name_are_inverse),
+        cmocka_unit_test(test_check_role),
+        cmocka_unit_test(test_complete_options),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
