@@ -1,0 +1,428 @@
+/* The driver's plan: mini- and micro-batches of all replicas with their global denominators, and its check on
+ * the daemon. Rows are named by their place in a replica's chunk. */
+#include "dispatch/rk_plan.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_rng.h"
+#include "dispatch/plan_internal.h"
+#include "proto/limits.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_SEQLEN INT32_MAX /* so that a workload fits into 64 bits */
+
+struct builder {
+    const struct rk_plan_request *request;
+    struct rk_arena *arena;
+    int64_t chunk_rows;  /* of a replica */
+    int64_t mini_rows;   /* of a replica in one mini-batch */
+    int64_t num_mini;    /* of one epoch */
+    int32_t *part_of;    /* [num_replicas * mini_rows] dynamic: micro-batch of each row */
+    int64_t *values;     /* [mini_rows] */
+    int64_t num_entries; /* mini- and micro-batches so far, against the limit of the wire */
+};
+
+struct rk_status *rk_plan_check_rows(const int64_t *seqlens, int64_t num_rows, int32_t num_replicas,
+                                     int64_t mini_rows)
+{
+    if (num_rows < 1 || num_replicas < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a plan of %" PRId64 " rows for %d replicas", num_rows,
+                       num_replicas);
+    if (mini_rows < 1 || num_rows % mini_rows)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "mini_batch_rows=%" PRId64 " does not divide the %" PRId64 " rows", mini_rows,
+                       num_rows);
+    if (mini_rows % num_replicas)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%d replicas do not divide mini_batch_rows=%" PRId64,
+                       num_replicas, mini_rows);
+    for (int64_t i = 0; i < num_rows; i++) {
+        if (seqlens[i] < 0 || seqlens[i] > MAX_SEQLEN)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "row %" PRId64 " has %" PRId64 " tokens", i, seqlens[i]);
+    }
+    return NULL;
+}
+
+static struct rk_status *check_request(const struct rk_plan_request *request, int64_t mini_rows)
+{
+    RK_TRY(rk_plan_check_rows(request->seqlens, request->num_rows, request->num_replicas, mini_rows));
+    if (request->epochs < 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "epochs=%d is negative", request->epochs);
+    if (!request->use_dynamic_bsz && request->micro_batch_rows < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "micro_batch_rows=%" PRId64 ", expected 1 or more",
+                       request->micro_batch_rows);
+    for (int64_t i = 0; request->use_dynamic_bsz && i < request->num_rows; i++) {
+        if (request->seqlens[i] > request->max_token_len)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "row %" PRId64 " has %" PRId64 " tokens, max_token_len is %" PRId64, i,
+                           request->seqlens[i], request->max_token_len);
+    }
+    return NULL;
+}
+
+/* Tokens of the rows of replica d in mini-batch m. */
+static const int64_t *seqlens_of(const struct builder *builder, int64_t m, int32_t d)
+{
+    return builder->request->seqlens + d * builder->chunk_rows + m * builder->mini_rows;
+}
+
+static struct rk_status *arena_array(void *out, const struct builder *builder, int64_t count, size_t bytes)
+{
+    void *memory = rk_arena_calloc(builder->arena, (size_t)count, bytes);
+
+    if (!memory)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for a plan of %" PRId64 " entries", count);
+    memcpy(out, &memory, sizeof(memory));
+    return NULL;
+}
+
+/* --- dynamic micro-batches --- */
+
+/* The fewest micro-batches that could hold the tokens of every replica. */
+static int64_t least_micro(const struct builder *builder, int64_t m)
+{
+    int64_t least = 1;
+
+    for (int32_t d = 0; d < builder->request->num_replicas; d++) {
+        const int64_t *seqlens = seqlens_of(builder, m, d);
+        int64_t limit = builder->request->max_token_len, sum = 0, count;
+
+        for (int64_t i = 0; i < builder->mini_rows; i++)
+            sum += seqlens[i];
+        count = limit ? sum / limit + (sum % limit != 0) : 1;
+        least = RK_MAX(least, RK_MIN(count, builder->mini_rows));
+    }
+    return least;
+}
+
+/* Partitions the rows of every replica into n parts; *fits tells whether all parts keep to the token limit.
+ */
+static struct rk_status *partition(struct builder *builder, int64_t m, int64_t n, bool *fits)
+{
+    int64_t *tokens = rk_calloc((size_t)n, sizeof(*tokens));
+    struct rk_status *st = NULL;
+
+    *fits = true;
+    for (int32_t d = 0; d < builder->request->num_replicas; d++) {
+        const int64_t *seqlens = seqlens_of(builder, m, d);
+        int32_t *part_of = builder->part_of + d * builder->mini_rows;
+
+        for (int64_t i = 0; i < builder->mini_rows; i++)
+            builder->values[i] = rk_workload_of(builder->request->workload, seqlens[i]);
+        RK_TRY_GOTO(
+            st, rk_balance_partitions(part_of, builder->values, builder->mini_rows, (int32_t)n, false), out);
+        memset(tokens, 0, (size_t)n * sizeof(*tokens));
+        for (int64_t i = 0; i < builder->mini_rows; i++) {
+            tokens[part_of[i]] += seqlens[i];
+            *fits = *fits && tokens[part_of[i]] <= builder->request->max_token_len;
+        }
+    }
+out:
+    rk_free(tokens);
+    return st;
+}
+
+struct part {
+    int64_t workload;
+    int64_t first; /* smallest row */
+    int64_t count;
+    int32_t id;
+};
+
+static int compare_parts_descending(const void *a, const void *b)
+{
+    const struct part *x = a, *y = b;
+
+    if (x->workload != y->workload)
+        return x->workload > y->workload ? -1 : 1;
+    return x->first > y->first ? -1 : x->first < y->first;
+}
+
+/* Parts in the order of the micro-batches: heavy ones in the middle. */
+static void order_parts(struct part *ordered, struct part *parts, int64_t n)
+{
+    int64_t next = 0;
+
+    qsort(parts, (size_t)n, sizeof(*parts), compare_parts_descending);
+    for (int64_t i = (n - 1) - (n - 1) % 2; i >= 0; i -= 2)
+        ordered[next++] = parts[i];
+    for (int64_t i = 1; i < n; i += 2)
+        ordered[next++] = parts[i];
+    RK_ASSERT(next == n);
+}
+
+static struct rk_status *emit_part(struct rk_micro_batch *micro, const struct builder *builder, int64_t m,
+                                   int32_t d, const struct part *part)
+{
+    const int64_t *seqlens = seqlens_of(builder, m, d);
+    const int32_t *part_of = builder->part_of + d * builder->mini_rows;
+    uint32_t *rows;
+
+    RK_TRY(arena_array(&rows, builder, part->count, sizeof(*rows)));
+    micro->rows = rows;
+    for (int64_t i = 0; i < builder->mini_rows; i++) {
+        if (part_of[i] != part->id)
+            continue;
+        rows[micro->num_rows++] = (uint32_t)(m * builder->mini_rows + i);
+        micro->num_tokens += (uint64_t)seqlens[i];
+    }
+    return NULL;
+}
+
+static struct rk_status *emit_dynamic(struct rk_micro_batch *micro, const struct builder *builder, int64_t m,
+                                      int32_t d, int64_t n)
+{
+    const int64_t *seqlens = seqlens_of(builder, m, d);
+    const int32_t *part_of = builder->part_of + d * builder->mini_rows;
+    struct part *parts = rk_calloc((size_t)n, sizeof(*parts));
+    struct part *ordered = rk_calloc((size_t)n, sizeof(*ordered));
+    struct rk_status *st = NULL;
+
+    for (int64_t i = 0; i < builder->mini_rows; i++) {
+        struct part *part = &parts[part_of[i]];
+
+        if (part->count++ == 0)
+            part->first = i;
+        part->id = part_of[i];
+        part->workload += rk_workload_of(builder->request->workload, seqlens[i]);
+    }
+    order_parts(ordered, parts, n);
+    for (int64_t i = 0; i < n; i++)
+        RK_TRY_GOTO(st, emit_part(&micro[i], builder, m, d, &ordered[i]), out);
+out:
+    rk_free(parts);
+    rk_free(ordered);
+    return st;
+}
+
+/* --- fixed micro-batches --- */
+
+static struct rk_status *emit_fixed(struct rk_micro_batch *micro, const struct builder *builder, int64_t m,
+                                    int32_t d)
+{
+    const int64_t *seqlens = seqlens_of(builder, m, d);
+    int64_t size = builder->request->micro_batch_rows;
+
+    for (int64_t begin = 0; begin < builder->mini_rows; begin += size, micro++) {
+        uint32_t *rows;
+
+        micro->num_rows = RK_MIN(size, builder->mini_rows - begin);
+        RK_TRY(arena_array(&rows, builder, micro->num_rows, sizeof(*rows)));
+        micro->rows = rows;
+        for (int64_t i = 0; i < micro->num_rows; i++) {
+            rows[i] = (uint32_t)(m * builder->mini_rows + begin + i);
+            micro->num_tokens += (uint64_t)seqlens[begin + i];
+        }
+    }
+    return NULL;
+}
+
+/* --- mini-batches --- */
+
+static struct rk_status *count_micro(struct builder *builder, int64_t m, int64_t *n)
+{
+    int64_t size = builder->request->micro_batch_rows;
+    bool fits = true;
+
+    if (!builder->request->use_dynamic_bsz) {
+        *n = builder->mini_rows / size + (builder->mini_rows % size != 0);
+        return NULL;
+    }
+    /* Balancing by workload may leave a part over the limit. One row a part always fits. */
+    *n = least_micro(builder, m);
+    RK_TRY(partition(builder, m, *n, &fits));
+    while (!fits)
+        RK_TRY(partition(builder, m, ++*n, &fits));
+    RK_ASSERT(*n <= builder->mini_rows);
+    return NULL;
+}
+
+static void fill_denominators(struct rk_mini_batch *mini, const struct builder *builder, int64_t m)
+{
+    const struct rk_plan_request *request = builder->request;
+    const int64_t *tokens = request->loss_tokens ? request->loss_tokens : request->seqlens;
+    int64_t sum = 0;
+
+    for (int32_t d = 0; d < request->num_replicas; d++) {
+        for (int64_t i = 0; i < builder->mini_rows; i++)
+            sum += tokens[d * builder->chunk_rows + m * builder->mini_rows + i];
+    }
+    /* A mini-batch in which nothing counts has the loss 0, not 0 / 0. */
+    mini->num_tokens = (uint64_t)RK_MAX(sum, 1);
+    mini->num_sequences = (uint64_t)(builder->mini_rows * request->num_replicas);
+}
+
+static struct rk_status *build_mini(struct rk_mini_batch *mini, struct builder *builder, int64_t m)
+{
+    int64_t n;
+
+    RK_TRY(count_micro(builder, m, &n));
+    mini->num_micro = (int32_t)n;
+    mini->num_entries = n * builder->request->num_replicas;
+    RK_TRY(arena_array(&mini->micro, builder, mini->num_entries, sizeof(*mini->micro)));
+    for (int32_t d = 0; d < builder->request->num_replicas; d++) {
+        if (builder->request->use_dynamic_bsz)
+            RK_TRY(emit_dynamic(&mini->micro[d * n], builder, m, d, n));
+        else
+            RK_TRY(emit_fixed(&mini->micro[d * n], builder, m, d));
+    }
+    fill_denominators(mini, builder, m);
+    return NULL;
+}
+
+static struct rk_status *build_epochs(struct rk_plan *plan, struct builder *builder, int32_t epochs)
+{
+    int64_t *order = rk_calloc((size_t)builder->num_mini, sizeof(*order));
+    struct rk_status *st = NULL;
+
+    plan->num_mini = builder->num_mini * epochs;
+    RK_TRY_GOTO(st, arena_array(&plan->mini, builder, plan->num_mini, sizeof(*plan->mini)), out);
+    for (int64_t m = 0; m < builder->num_mini; m++) {
+        RK_TRY_GOTO(st, build_mini(&plan->mini[m], builder, m), out);
+        builder->num_entries += (1 + plan->mini[m].num_entries) * epochs;
+        if (builder->num_entries > RK_LIMIT_MICRO_BATCHES)
+            RK_TRY_GOTO(st,
+                        RK_FAIL(RK_RESOURCE_EXHAUSTED, "a plan of more than %d mini- and micro-batches",
+                                RK_LIMIT_MICRO_BATCHES),
+                        out);
+    }
+    /* Later epochs share the first one's arrays. */
+    for (int32_t epoch = 1; epoch < epochs; epoch++) {
+        for (int64_t m = 0; m < builder->num_mini; m++)
+            order[m] = m;
+        if (builder->request->shuffle)
+            rk_rng_permutation(builder->request->seed, rk_rng_stream_of_name("plan.epoch") + (uint64_t)epoch,
+                               builder->num_mini, order);
+        for (int64_t m = 0; m < builder->num_mini; m++)
+            plan->mini[epoch * builder->num_mini + m] = plan->mini[order[m]];
+    }
+out:
+    rk_free(order);
+    return st;
+}
+
+struct rk_status *rk_plan_build(struct rk_plan *out, struct rk_arena *arena,
+                                const struct rk_plan_request *request)
+{
+    int64_t mini_rows = request->mini_batch_rows ? request->mini_batch_rows : request->num_rows;
+    struct builder builder = {.request = request, .arena = arena};
+    struct rk_status *st = NULL;
+    struct rk_plan plan = {0};
+
+    *out = (struct rk_plan){0};
+    RK_TRY(check_request(request, mini_rows));
+    builder.chunk_rows = request->num_rows / request->num_replicas;
+    builder.mini_rows = mini_rows / request->num_replicas;
+    builder.num_mini = request->num_rows / mini_rows;
+    builder.part_of = rk_calloc((size_t)mini_rows, sizeof(*builder.part_of));
+    builder.values = rk_calloc((size_t)builder.mini_rows, sizeof(*builder.values));
+    RK_TRY_GOTO(st, build_epochs(&plan, &builder, request->epochs ? request->epochs : 1), out);
+    *out = plan;
+out:
+    rk_free(builder.part_of);
+    rk_free(builder.values);
+    return st;
+}
+
+/* --- check of a received plan --- */
+
+struct coverage {
+    int64_t rows_per_replica;
+    int64_t total; /* rows of all replicas */
+    int64_t *uses; /* [total] mini-batches that have the row */
+    int64_t *last; /* [total] the last of them, from 1 */
+};
+
+static struct rk_status *check_micro(struct coverage *coverage, const struct rk_micro_batch *micro, int64_t m,
+                                     int64_t i, int64_t first)
+{
+    for (int64_t k = 0; k < micro->num_rows; k++) {
+        int64_t row = micro->rows[k];
+
+        if (row >= coverage->rows_per_replica)
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                  "plan: mini-batch %" PRId64 ", micro-batch %" PRId64 ": row %" PRId64
+                                  " of a chunk with %" PRId64 " rows",
+                                  m, i, row, coverage->rows_per_replica);
+        if (coverage->last[first + row] == m + 1)
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                  "plan: mini-batch %" PRId64 ", micro-batch %" PRId64 ": row %" PRId64
+                                  " comes twice",
+                                  m, i, row);
+        coverage->last[first + row] = m + 1;
+        coverage->uses[first + row]++;
+    }
+    return NULL;
+}
+
+static struct rk_status *check_mini(const struct rk_mini_batch *mini, int64_t m, int32_t num_replicas)
+{
+    if (mini->num_micro < 1 || mini->num_entries != (int64_t)mini->num_micro * num_replicas)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "plan: mini-batch %" PRId64 " has %" PRId64 " entries, expected num_micro=%d "
+                              "for each of %d replicas",
+                              m, mini->num_entries, mini->num_micro, num_replicas);
+    for (int64_t i = 0; i < mini->num_entries; i++) {
+        if (mini->micro[i].num_rows > 0 && (mini->num_tokens == 0 || mini->num_sequences == 0))
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                  "plan: mini-batch %" PRId64 " has rows, but num_tokens=%" PRIu64
+                                  " and num_sequences=%" PRIu64,
+                                  m, mini->num_tokens, mini->num_sequences);
+    }
+    return NULL;
+}
+
+static struct rk_status *check_coverage(const struct rk_plan *plan, struct coverage *coverage)
+{
+    for (int64_t m = 0; m < plan->num_mini; m++) {
+        const struct rk_mini_batch *mini = &plan->mini[m];
+
+        for (int64_t i = 0; i < mini->num_entries; i++)
+            RK_TRY(check_micro(coverage, &mini->micro[i], m, i % mini->num_micro,
+                               i / mini->num_micro * coverage->rows_per_replica));
+    }
+    for (int64_t i = 1; i < coverage->total; i++) {
+        if (coverage->uses[i] != coverage->uses[0])
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                  "plan: row %" PRId64 " of replica %" PRId64 " comes %" PRId64
+                                  " times, the first one %" PRId64,
+                                  i % coverage->rows_per_replica, i / coverage->rows_per_replica,
+                                  coverage->uses[i], coverage->uses[0]);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_plan_check(const struct rk_plan *plan, int64_t rows_per_replica, int32_t num_replicas)
+{
+    struct coverage coverage = {.rows_per_replica = rows_per_replica};
+    struct rk_status *st = NULL;
+    void *uses = NULL, *last = NULL;
+    int64_t num_rows = 0;
+
+    RK_ASSERT(rows_per_replica >= 0);
+    RK_ASSERT(num_replicas > 0);
+    if (plan->num_mini < 1)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "the plan has no mini-batches");
+    for (int64_t m = 0; m < plan->num_mini; m++) {
+        RK_TRY(check_mini(&plan->mini[m], m, num_replicas));
+        for (int64_t i = 0; i < plan->mini[m].num_entries; i++)
+            num_rows += plan->mini[m].micro[i].num_rows;
+    }
+    /* Before memory is taken for what the batch claims: the plan must name every row at least once. */
+    if (!rk_mul_i64(rows_per_replica, num_replicas, &coverage.total) || num_rows < coverage.total)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "the plan names %" PRId64 " rows, the batch has %" PRId64 " for each of %d "
+                              "replicas",
+                              num_rows, rows_per_replica, num_replicas);
+    RK_TRY_GOTO(st, rk_try_alloc(&uses, (size_t)coverage.total * sizeof(int64_t), "plan"), out);
+    RK_TRY_GOTO(st, rk_try_alloc(&last, (size_t)coverage.total * sizeof(int64_t), "plan"), out);
+    coverage.uses = uses;
+    coverage.last = last;
+    RK_TRY_GOTO(st, check_coverage(plan, &coverage), out);
+out:
+    rk_free(uses);
+    rk_free(last);
+    return st;
+}

@@ -1,0 +1,364 @@
+/* The dispatch modes: every table of rank maps, and properties over random meshes. */
+#include "tests/support/test.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_compiler.h"
+#include "base/rk_rng.h"
+#include "base/rk_str.h"
+#include "dispatch/rk_modes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_RANKS 16
+
+/* Chunk of each rank as digits or letters ("-": not addressed), and the collected ranks in the order of the
+ * result. */
+static const struct {
+    const char *label;
+    struct rk_mesh_spec mesh;
+    int32_t world_size;
+    const char *mode;
+    int32_t chunk_of_rank[MAX_RANKS];
+    int32_t num_chunks;
+    int32_t num_collected, collected[MAX_RANKS];
+} cases[] = {
+#define COMPUTE "MEGATRON_COMPUTE_PROTO"
+#define AS_DP   "MEGATRON_PP_AS_DP_PROTO"
+#define STAGES  "MEGATRON_PP_ONLY"
+    {"tp2 dp2 pp2", {.tp = 2, .dp = 2, .pp = 2}, 8, COMPUTE, {0, 0, 1, 1, 0, 0, 1, 1}, 2, 2, {4, 6}},
+    {"tp2 dp2 pp2", {.tp = 2, .dp = 2, .pp = 2}, 8, AS_DP, {0, 0, 2, 2, 1, 1, 3, 3}, 4, 4, {0, 4, 2, 6}},
+    {"tp2 dp2 pp2", {.tp = 2, .dp = 2, .pp = 2}, 8, STAGES, {0}, 1, 2, {0, 4}},
+    {"tp2 cp2 dp2", {.tp = 2, .cp = 2, .dp = 2}, 8, COMPUTE, {0, 0, 0, 0, 1, 1, 1, 1}, 2, 2, {0, 4}},
+    {"tp2 cp2 dp2", {.tp = 2, .cp = 2, .dp = 2}, 8, AS_DP, {0, 0, 2, 2, 1, 1, 3, 3}, 4, 4, {0, 4, 2, 6}},
+    {"tp2 cp2 dp2", {.tp = 2, .cp = 2, .dp = 2}, 8, STAGES, {0}, 1, 1, {0}},
+    {"tp2 cp2 pp2", {.tp = 2, .cp = 2, .dp = 1, .pp = 2}, 8, COMPUTE, {0}, 1, 1, {4}},
+    {"tp2 cp2 pp2",
+     {.tp = 2, .cp = 2, .dp = 1, .pp = 2},
+     8,
+     AS_DP,
+     {0, 0, 2, 2, 1, 1, 3, 3},
+     4,
+     4,
+     {0, 4, 2, 6}},
+    {"tp2 cp2 pp2", {.tp = 2, .cp = 2, .dp = 1, .pp = 2}, 8, STAGES, {0}, 1, 2, {0, 4}},
+    {"tp2 cp2 dp2 pp2",
+     {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
+     16,
+     COMPUTE,
+     {0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1},
+     2,
+     2,
+     {8, 12}},
+    {"tp2 cp2 dp2 pp2",
+     {.tp = 2, .cp = 2, .dp = 2, .pp = 2},
+     16,
+     AS_DP,
+     {0, 0, 4, 4, 2, 2, 6, 6, 1, 1, 5, 5, 3, 3, 7, 7},
+     8,
+     8,
+     {0, 8, 4, 12, 2, 10, 6, 14}},
+    {"tp2 cp2 dp2 pp2", {.tp = 2, .cp = 2, .dp = 2, .pp = 2}, 16, STAGES, {0}, 1, 2, {0, 8}},
+    {"tp2 dp4", {.tp = 2, .dp = 4}, 8, COMPUTE, {0, 0, 1, 1, 2, 2, 3, 3}, 4, 4, {0, 2, 4, 6}},
+    {"tp2 dp4", {.tp = 2, .dp = 4}, 8, AS_DP, {0, 0, 1, 1, 2, 2, 3, 3}, 4, 4, {0, 2, 4, 6}},
+    {"tp2 dp2 pp2, items",
+     {.tp = 2, .dp = 2, .pp = 2},
+     8,
+     "MEGATRON_COMPUTE",
+     {0, 0, 1, 1, 0, 0, 1, 1},
+     2,
+     2,
+     {4, 6}},
+    {"tp2 dp2 pp2, items",
+     {.tp = 2, .dp = 2, .pp = 2},
+     8,
+     "MEGATRON_PP_AS_DP",
+     {0, 0, 2, 2, 1, 1, 3, 3},
+     4,
+     4,
+     {0, 4, 2, 6}},
+    {"rollout tp2",
+     {.tp = 2, .order = "pp-tp-dp"},
+     8,
+     "ND_COMPUTE",
+     {0, 0, 1, 1, 2, 2, 3, 3},
+     4,
+     4,
+     {0, 2, 4, 6}},
+    {"rollout tp4", {.tp = 4, .order = "pp-tp-dp"}, 8, "ND_COMPUTE", {0, 0, 0, 0, 1, 1, 1, 1}, 2, 2, {0, 4}},
+    {"rollout tp2 pp2",
+     {.tp = 2, .pp = 2, .order = "pp-tp-dp"},
+     8,
+     "ND_COMPUTE",
+     {0, 0, 0, 0, 1, 1, 1, 1},
+     2,
+     2,
+     {0, 4}},
+    {"ND_COMPUTE over a training mesh",
+     {.tp = 2, .dp = 2, .pp = 2},
+     8,
+     "ND_COMPUTE",
+     {0, 0, 1, 1, 0, 0, 1, 1},
+     2,
+     2,
+     {4, 6}},
+    {"one to all", {.tp = 2, .dp = 2}, 4, "ONE_TO_ALL", {0, 0, 0, 0}, 1, 4, {0, 1, 2, 3}},
+    {"all to all", {.tp = 2, .dp = 2}, 4, "ALL_TO_ALL", {0, 1, 2, 3}, 4, 4, {0, 1, 2, 3}},
+    {"rank zero", {.tp = 2, .dp = 2}, 4, "RANK_ZERO", {0, -1, -1, -1}, 1, 1, {0}},
+    {"dp compute", {.tp = 2, .dp = 2}, 4, "DP_COMPUTE", {0, 1, 2, 3}, 4, 4, {0, 1, 2, 3}},
+    {"dp compute", {.tp = 2, .dp = 2}, 4, "DP_COMPUTE_PROTO", {0, 1, 2, 3}, 4, 4, {0, 1, 2, 3}},
+    {"dp compute", {.tp = 2, .dp = 2}, 4, "DP_COMPUTE_METRIC", {0, 1, 2, 3}, 4, 4, {0, 1, 2, 3}},
+    {"ranks 2 and 3 of four",
+     {.dp = 2, .num_ranks = 2, .ranks = (const int32_t[]){2, 3}},
+     4,
+     COMPUTE,
+     {-1, -1, 0, 1},
+     2,
+     2,
+     {2, 3}},
+    {"ranks 2 and 3 of four",
+     {.dp = 2, .num_ranks = 2, .ranks = (const int32_t[]){2, 3}},
+     4,
+     "ONE_TO_ALL",
+     {-1, -1, 0, 0},
+     1,
+     2,
+     {2, 3}},
+    {"ranks 3 and 1, in this order",
+     {.dp = 2, .num_ranks = 2, .ranks = (const int32_t[]){3, 1}},
+     4,
+     "DP_COMPUTE_PROTO",
+     {-1, 1, -1, 0},
+     2,
+     2,
+     {3, 1}},
+    {"rank zero of a mesh elsewhere",
+     {.dp = 2, .num_ranks = 2, .ranks = (const int32_t[]){2, 3}},
+     4,
+     "RANK_ZERO",
+     {-1, -1, 0, -1},
+     1,
+     1,
+     {2}},
+    {"a single rank", {.dp = 1}, 1, COMPUTE, {0}, 1, 1, {0}},
+};
+
+static void test_create_gives_the_tables(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_dispatch *dispatch;
+        struct rk_mesh *mesh;
+
+        print_message("%s %s\n", cases[i].label, cases[i].mode);
+        assert_ok(rk_mesh_create(&mesh, &cases[i].mesh, cases[i].world_size));
+        assert_ok(rk_dispatch_create(&dispatch, cases[i].mode, mesh));
+        assert_string_equal(dispatch->mode, cases[i].mode);
+        assert_int_equal(dispatch->world_size, cases[i].world_size);
+        assert_int_equal(dispatch->num_chunks, cases[i].num_chunks);
+        assert_memory_equal(dispatch->chunk_of_rank, cases[i].chunk_of_rank,
+                            (size_t)cases[i].world_size * sizeof(int32_t));
+        assert_int_equal(dispatch->num_collected, cases[i].num_collected);
+        assert_memory_equal(dispatch->collected, cases[i].collected,
+                            (size_t)cases[i].num_collected * sizeof(int32_t));
+        for (int32_t r = 0; r < cases[i].world_size; r++) {
+            bool is_listed = false;
+
+            for (int32_t k = 0; k < dispatch->num_collected; k++)
+                is_listed = is_listed || dispatch->collected[k] == r;
+            assert_int_equal(dispatch->collects[r], is_listed);
+        }
+        rk_dispatch_destroy(dispatch);
+        rk_mesh_destroy(mesh);
+    }
+}
+
+static void test_create_payload_and_padding_of_every_mode(void **state)
+{
+    static const struct {
+        const char *mode;
+        rk_payload_kind_t payload;
+        bool pads;
+    } rows[] = {
+        {"RANK_ZERO", RK_PAYLOAD_VALUE, false},
+        {"ONE_TO_ALL", RK_PAYLOAD_VALUE, false},
+        {"ALL_TO_ALL", RK_PAYLOAD_VALUE, false},
+        {"MEGATRON_COMPUTE", RK_PAYLOAD_ITEMS, false},
+        {"MEGATRON_COMPUTE_PROTO", RK_PAYLOAD_PROTO, false},
+        {"MEGATRON_PP_AS_DP", RK_PAYLOAD_ITEMS, false},
+        {"MEGATRON_PP_AS_DP_PROTO", RK_PAYLOAD_PROTO, false},
+        {"MEGATRON_PP_ONLY", RK_PAYLOAD_VALUE, false},
+        {"DP_COMPUTE", RK_PAYLOAD_ITEMS, false},
+        {"DP_COMPUTE_PROTO", RK_PAYLOAD_PROTO, true},
+        {"DP_COMPUTE_METRIC", RK_PAYLOAD_METRIC, true},
+        {"ND_COMPUTE", RK_PAYLOAD_PROTO, false},
+    };
+    const char *const *names = rk_dispatch_mode_names();
+    struct rk_mesh *mesh;
+    size_t count = 0;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &(struct rk_mesh_spec){.dp = 2}, 2));
+    for (; names[count]; count++) {
+        struct rk_dispatch *dispatch;
+
+        assert_true(count < RK_ARRAY_LEN(rows));
+        assert_string_equal(names[count], rows[count].mode);
+        assert_ok(rk_dispatch_create(&dispatch, names[count], mesh));
+        assert_int_equal(dispatch->payload, rows[count].payload);
+        assert_int_equal(dispatch->pads, rows[count].pads);
+        rk_dispatch_destroy(dispatch);
+    }
+    assert_int_equal(count, RK_ARRAY_LEN(rows));
+    rk_mesh_destroy(mesh);
+}
+
+static void test_create_unknown_mode_lists_the_known_ones(void **state)
+{
+    static const char *const unknown[] = {"", "megatron_compute", "DP_COMPUTE_PROTO_WITH_FUNC",
+                                          "DIRECT_ROLLOUT_METHOD"};
+    struct rk_dispatch *dispatch;
+    struct rk_mesh *mesh;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &(struct rk_mesh_spec){.dp = 2}, 2));
+    for (size_t i = 0; i < RK_ARRAY_LEN(unknown); i++) {
+        assert_fails(rk_dispatch_create(&dispatch, unknown[i], mesh), RK_NOT_FOUND,
+                     "expected one of RANK_ZERO, ONE_TO_ALL");
+        assert_null(dispatch);
+    }
+    rk_mesh_destroy(mesh);
+}
+
+/* --- tables that a peer registered --- */
+
+static const struct {
+    const char *label;
+    int32_t world_size;
+    int32_t chunk_of_rank[8];
+    bool collects[8];
+    const char *error; /* NULL: accepted */
+} tables[] = {
+    {"collected from 4 and 6", 8, {0, 0, 1, 1, 0, 0, 1, 1}, {[4] = true, [6] = true}, NULL},
+    {"not all ranks addressed", 4, {-1, 0, -1, 1}, {[1] = true, [3] = true}, NULL},
+    {"hole", 4, {0, 0, 2, 2}, {[0] = true, [2] = true}, "no rank receives chunk 1 of 3"},
+    {"a chunk that nobody is collected for",
+     4,
+     {0, 0, 1, 1},
+     {[0] = true},
+     "chunk 1 is collected from 0 ranks"},
+    {"a chunk collected twice",
+     4,
+     {0, 0, 1, 1},
+     {[0] = true, [1] = true, [2] = true},
+     "collected ranks must have ascending chunks, rank 1 has 0 after 0"},
+    {"collected in falling order", 4, {1, 1, 0, 0}, {[0] = true, [2] = true}, "rank 2 has 0 after 1"},
+    {"collected without a chunk", 4, {-1, 0, 0, 0}, {[0] = true}, "rank 0 is collected, but has no chunk"},
+    {"chunk below -1", 2, {-2, 0}, {[1] = true}, "rank 0 has chunk -2"},
+    {"more chunks than ranks", 2, {0, 2}, {[0] = true, [1] = true}, "rank 1 has chunk 2"},
+    {"no ranks", 0, {0}, {0}, "a table of 0 ranks"},
+};
+
+static void test_create_table(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(tables); i++) {
+        struct rk_dispatch *dispatch;
+
+        print_message("%s\n", tables[i].label);
+        if (tables[i].error) {
+            assert_fails(rk_dispatch_create_table(&dispatch, tables[i].world_size, tables[i].chunk_of_rank,
+                                                  tables[i].collects),
+                         RK_INVALID_ARGUMENT, tables[i].error);
+            assert_null(dispatch);
+        } else {
+            assert_ok(rk_dispatch_create_table(&dispatch, tables[i].world_size, tables[i].chunk_of_rank,
+                                               tables[i].collects));
+            assert_int_equal(dispatch->payload, RK_PAYLOAD_PROTO);
+            assert_int_equal(dispatch->num_chunks, 2);
+            assert_int_equal(dispatch->num_collected, 2);
+            rk_dispatch_destroy(dispatch);
+        }
+    }
+}
+
+/* --- properties --- */
+
+struct sizes {
+    int32_t tp, cp, dp, pp;
+};
+
+static void check_compute(const struct rk_mesh *mesh, struct sizes sizes)
+{
+    struct rk_dispatch *dispatch;
+    int32_t num_receivers[64] = {0};
+
+    assert_ok(rk_dispatch_create(&dispatch, COMPUTE, mesh));
+    assert_int_equal(dispatch->num_collected, sizes.dp);
+    for (int32_t i = 0; i < sizes.dp; i++) {
+        assert_int_equal(dispatch->chunk_of_rank[dispatch->collected[i]], i);
+        if (i > 0)
+            assert_true(dispatch->collected[i] > dispatch->collected[i - 1]);
+    }
+    for (int32_t r = 0; r < dispatch->world_size; r++)
+        num_receivers[dispatch->chunk_of_rank[r]]++;
+    for (int32_t i = 0; i < sizes.dp; i++)
+        assert_int_equal(num_receivers[i], sizes.tp * sizes.cp * sizes.pp);
+    rk_dispatch_destroy(dispatch);
+}
+
+static void check_pp_as_dp(const struct rk_mesh *mesh, struct sizes sizes)
+{
+    struct rk_dispatch *dispatch;
+    int32_t num_receivers[64] = {0}, num_chunks = sizes.pp * sizes.dp * sizes.cp;
+
+    assert_ok(rk_dispatch_create(&dispatch, AS_DP, mesh));
+    assert_int_equal(dispatch->num_chunks, num_chunks);
+    assert_int_equal(dispatch->num_collected, num_chunks);
+    for (int32_t r = 0; r < dispatch->world_size; r++)
+        num_receivers[dispatch->chunk_of_rank[r]]++;
+    for (int32_t i = 0; i < num_chunks; i++) {
+        assert_int_equal(num_receivers[i], sizes.tp);
+        assert_int_equal(dispatch->chunk_of_rank[dispatch->collected[i]], i);
+    }
+    rk_dispatch_destroy(dispatch);
+}
+
+static void test_create_random_meshes_cover_every_chunk(void **state)
+{
+    struct rk_rng rng;
+    int num_checked = 0;
+
+    (void)state;
+    rk_rng_init(&rng, rk_test_seed(), 1);
+    while (num_checked < 200) {
+        struct sizes sizes = {1 << rk_rng_next_below(&rng, 4), 1 + (int32_t)rk_rng_next_below(&rng, 3),
+                              1 + (int32_t)rk_rng_next_below(&rng, 6),
+                              1 + (int32_t)rk_rng_next_below(&rng, 4)};
+        int32_t world_size = sizes.tp * sizes.cp * sizes.dp * sizes.pp;
+        struct rk_mesh *mesh;
+
+        if (world_size > 64)
+            continue;
+        assert_ok(rk_mesh_create(
+            &mesh, &(struct rk_mesh_spec){.tp = sizes.tp, .cp = sizes.cp, .dp = sizes.dp, .pp = sizes.pp},
+            world_size));
+        check_compute(mesh, sizes);
+        check_pp_as_dp(mesh, sizes);
+        rk_mesh_destroy(mesh);
+        num_checked++;
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_create_gives_the_tables),
+        cmocka_unit_test(test_create_payload_and_padding_of_every_mode),
+        cmocka_unit_test(test_create_unknown_mode_lists_the_known_ones),
+        cmocka_unit_test(test_create_table),
+        cmocka_unit_test(test_create_random_meshes_cover_every_chunk),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
