@@ -1,0 +1,218 @@
+#include "engine/ckpt/ckpt_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_array.h"
+#include "base/rk_map.h"
+#include "base/rk_str.h"
+
+/* Published indices are below 10 MB; one of this size would list half a million tensors. */
+#define INDEX_BYTES_MAX ((size_t)64 << 20)
+/* Files are kept open while a model is read. */
+#define FILES_MAX 4096
+
+struct rk_hf_dir {
+    char *path;
+    struct rk_map *files;   /* file name -> struct rk_st_file, owned */
+    struct rk_map *tensors; /* tensor name -> struct rk_st_file, borrowed */
+};
+
+/* Opens a file of the directory, or finds it among the open ones. */
+static struct rk_status *open_file(struct rk_hf_dir *dir, const char *name, struct rk_st_file **out)
+{
+    char *path;
+    struct rk_status *st;
+
+    *out = rk_map_find(dir->files, name);
+    if (*out)
+        return NULL;
+    if (rk_map_count(dir->files) >= FILES_MAX)
+        return RK_FAIL(RK_DATA_LOSS, "more than %d weight files", FILES_MAX);
+    path = rk_path_join(dir->path, name);
+    st = rk_st_open(out, path);
+    rk_free(path);
+    if (!st)
+        rk_map_put(dir->files, name, *out);
+    return st;
+}
+
+/* Bare names only: an index must not lead out of its directory. */
+static bool is_bare_name(const char *name)
+{
+    return name[0] != '\0' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strpbrk(name, "/\\");
+}
+
+static struct rk_status *read_index(struct rk_hf_dir *dir, const struct rk_json *index)
+{
+    const struct rk_json *weight_map = rk_json_find(index, "weight_map");
+
+    if (!weight_map || rk_json_type(weight_map) != RK_JSON_OBJECT)
+        return RK_FAIL(RK_DATA_LOSS, RK_HF_INDEX_FILE ": weight_map: expected an object");
+    for (void *it = rk_json_iter(weight_map); it; it = rk_json_iter_next(weight_map, it)) {
+        const char *file_name = rk_json_as_string(rk_json_iter_value(it), "");
+        struct rk_st_file *file;
+
+        if (!is_bare_name(file_name))
+            return RK_FAIL(RK_DATA_LOSS, RK_HF_INDEX_FILE ": weight_map: %.96s: expected a bare file name",
+                           rk_json_iter_key(it));
+        RK_TRY(open_file(dir, file_name, &file));
+        rk_map_put(dir->tensors, rk_json_iter_key(it), file);
+    }
+    return NULL;
+}
+
+static struct rk_status *add_tensors(struct rk_hf_dir *dir, const char *file_name)
+{
+    struct rk_st_file *file;
+
+    RK_TRY(open_file(dir, file_name, &file));
+    for (int64_t i = 0; i < rk_st_count(file); i++) {
+        const char *name = rk_st_at(file, i)->name;
+        const struct rk_st_file *other = rk_map_put(dir->tensors, name, file);
+
+        if (other)
+            return RK_FAIL(RK_DATA_LOSS, "tensor '%.96s' is in %s and in %s", name, rk_st_path(other),
+                           rk_st_path(file));
+    }
+    return NULL;
+}
+
+/* Names of the directory's weight files; *has_pickles when there are pickled ones. */
+struct listing {
+    RK_ARRAY(char *) names;
+    bool has_pickles;
+};
+
+static void listing_fini(struct listing *listing)
+{
+    for (int64_t i = 0; i < listing->names.count; i++)
+        rk_free(listing->names.items[i]);
+    rk_array_fini(&listing->names);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static struct rk_status *list(const char *path, struct listing *out)
+{
+    DIR *stream = opendir(path);
+    const struct dirent *entry;
+
+    if (!stream)
+        return RK_FAIL(errno == EACCES ? RK_PERMISSION_DENIED : RK_NOT_FOUND, "%s", strerror(errno));
+    while ((entry = readdir(stream))) {
+        if (rk_str_has_suffix(entry->d_name, ".safetensors"))
+            rk_array_append(&out->names, rk_strdup(entry->d_name));
+        if (rk_str_has_prefix(entry->d_name, "pytorch_model") && rk_str_has_suffix(entry->d_name, ".bin"))
+            out->has_pickles = true;
+    }
+    closedir(stream);
+    if (out->names.count > 1)
+        qsort(out->names.items, (size_t)out->names.count, sizeof(*out->names.items), compare_names);
+    return NULL;
+}
+
+static struct rk_status *add_listed(struct rk_hf_dir *dir)
+{
+    struct listing listing = {0};
+    struct rk_status *st = list(dir->path, &listing);
+
+    if (!st && listing.names.count == 0)
+        st = listing.has_pickles
+                 ? RK_FAIL(RK_UNIMPLEMENTED,
+                           "the weights are pickles (pytorch_model*.bin), expected safetensors")
+                 : RK_FAIL(RK_NOT_FOUND, "no *.safetensors file");
+    for (int64_t i = 0; !st && i < listing.names.count; i++)
+        st = add_tensors(dir, listing.names.items[i]);
+    listing_fini(&listing);
+    return st;
+}
+
+static bool exists(const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+    bool found = access(path, F_OK) == 0;
+
+    rk_free(path);
+    return found;
+}
+
+/* A file that is not JSON is a bad file, whatever the parser calls it. */
+static struct rk_status *parse_index(struct rk_json **out, const char *path)
+{
+    struct rk_status *st = rk_json_parse_file(out, path, INDEX_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL), *bad;
+
+    if (rk_status_code(st) != RK_INVALID_ARGUMENT)
+        return st;
+    bad = RK_FAIL(RK_DATA_LOSS, "%s", rk_status_message(st));
+    rk_status_free(st);
+    return bad;
+}
+
+static struct rk_status *read_dir(struct rk_hf_dir *dir)
+{
+    struct rk_json *index;
+    struct rk_status *st;
+    char *path;
+
+    if (!exists(dir->path, RK_HF_INDEX_FILE))
+        return exists(dir->path, RK_HF_SINGLE_FILE) ? add_tensors(dir, RK_HF_SINGLE_FILE) : add_listed(dir);
+    path = rk_path_join(dir->path, RK_HF_INDEX_FILE);
+    st = parse_index(&index, path);
+    rk_free(path);
+    if (st)
+        return st;
+    st = read_index(dir, index);
+    rk_json_free(index);
+    return st;
+}
+
+struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path)
+{
+    struct rk_hf_dir *dir = rk_calloc(1, sizeof(*dir));
+    struct rk_status *st;
+
+    *out = NULL;
+    dir->path = rk_strdup(path);
+    dir->files = rk_map_create();
+    dir->tensors = rk_map_create();
+    st = read_dir(dir);
+    if (st) {
+        rk_hf_dir_close(dir);
+        return RK_WRAP(st, "model directory '%s'", path);
+    }
+    *out = dir;
+    return NULL;
+}
+
+void rk_hf_dir_close(struct rk_hf_dir *dir)
+{
+    if (!dir)
+        return;
+    for (int64_t i = 0; i < rk_map_count(dir->files); i++)
+        rk_st_close(rk_map_value_at(dir->files, i));
+    rk_map_destroy(dir->files);
+    rk_map_destroy(dir->tensors);
+    rk_free(dir->path);
+    rk_free(dir);
+}
+
+struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const char *name,
+                                 const struct rk_st_file **file, const struct rk_st_tensor **tensor)
+{
+    *file = rk_map_find(dir->tensors, name);
+    if (!*file)
+        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s'", name, dir->path);
+    *tensor = rk_st_find(*file, name);
+    if (!*tensor)
+        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is not in '%s', where " RK_HF_INDEX_FILE " says it is",
+                       name, rk_st_path(*file));
+    return NULL;
+}

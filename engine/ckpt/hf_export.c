@@ -1,0 +1,364 @@
+/* Writing a Hugging Face checkpoint.
+ *
+ * The tp ranks of the first model replica bring every parameter together in row blocks; mesh rank 0 writes
+ * them at the places that were planned from the parameter table, so no rank ever holds a whole tensor. A file
+ * gets its name when it is complete, the index comes after the shards and config.json last: a directory
+ * without config.json is no model. A writer that fails goes on taking part in the exchange, and the verdict
+ * is shared at the end. */
+#include "engine/ckpt/ckpt_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_fault.h"
+#include "base/rk_mesh.h"
+#include "base/rk_str.h"
+
+#define SHARD_BYTES_DEFAULT ((int64_t)5000000000)
+
+struct export_job {
+    struct rk_model *model;
+    const char *dir;
+    bool is_writer;    /* mesh rank 0 */
+    bool is_gatherer;  /* in the writer's tp group */
+    int64_t *shard_of; /* [num_params] */
+    int64_t num_shards;
+    void *parts;  /* one move from all tp ranks: [tp, rows, local_shape[1]] */
+    void *joined; /* the same with the columns side by side */
+    /* Writer only. */
+    bool made_dir;
+    int64_t num_published;       /* shards under their final name */
+    struct rk_st_writer *writer; /* of the current shard */
+    struct rk_status *io;        /* first error; owned */
+};
+
+int64_t rk_hf_plan_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
+                          int64_t *shard_of)
+{
+    int64_t num_shards = 0, open_bytes = 0, open_begin = 0;
+
+    for (int64_t i = 0; i < params->count; i++)
+        shard_of[i] = -1;
+    for (int64_t i = 0; i <= params->count; i++) {
+        const struct rk_param *param = i < params->count ? rk_params_at(params, i) : NULL;
+        int64_t bytes = param ? param->shape[0] * param->shape[1] * (int64_t)rk_dtype_bytes(dtype) : 0;
+
+        if (param && bytes > max_bytes) {
+            shard_of[i] = num_shards++;
+            continue;
+        }
+        if (open_bytes > 0 && (!param || open_bytes + bytes > max_bytes)) {
+            for (int64_t j = open_begin; j < i; j++)
+                shard_of[j] = shard_of[j] < 0 ? num_shards : shard_of[j];
+            num_shards++;
+            open_bytes = 0;
+            open_begin = i;
+        }
+        open_bytes += bytes;
+    }
+    return num_shards;
+}
+
+/* rk_free it. */
+static char *shard_path(const struct export_job *job, int64_t shard)
+{
+    char name[64];
+
+    if (job->num_shards == 1)
+        snprintf(name, sizeof(name), RK_HF_SINGLE_FILE);
+    else
+        snprintf(name, sizeof(name), "model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
+                 (long long)job->num_shards);
+    return rk_path_join(job->dir, name);
+}
+
+/* --- the directory --- */
+
+static struct rk_status *make_dirs(const char *path, bool *made)
+{
+    char *copy = rk_strdup(path);
+    struct rk_status *st = NULL;
+    int rc = 0;
+
+    for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(copy, 0777); /* the last one tells whether all went well */
+        *slash = '/';
+    }
+    rc = mkdir(copy, 0777);
+    *made = rc == 0;
+    if (rc != 0 && errno != EEXIST)
+        st = RK_FAIL(errno == EACCES || errno == EROFS ? RK_PERMISSION_DENIED : RK_INVALID_ARGUMENT,
+                     "creating directory '%s': %s", path, strerror(errno));
+    rk_free(copy);
+    return st;
+}
+
+static struct rk_status *check_holds_no_model(const char *path)
+{
+    DIR *stream = opendir(path);
+    const struct dirent *entry;
+    struct rk_status *st = NULL;
+
+    if (!stream)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "'%s': %s", path, strerror(errno));
+    while (!st && (entry = readdir(stream))) {
+        if (strcmp(entry->d_name, RK_HF_CONFIG_FILE) == 0 || strcmp(entry->d_name, RK_HF_INDEX_FILE) == 0 ||
+            rk_str_has_suffix(entry->d_name, ".safetensors"))
+            st = RK_FAIL_REASON(RK_ALREADY_EXISTS, "TARGET_EXISTS", "'%s' holds a model already: %.64s", path,
+                                entry->d_name);
+    }
+    closedir(stream);
+    return st;
+}
+
+static struct rk_status *prepare(struct export_job *job, int64_t max_shard_bytes)
+{
+    const struct rk_model_core *core = job->model->core;
+    int64_t num_elements = 1;
+
+    for (int64_t i = 0; i < core->params.count; i++) {
+        const struct rk_param *param = rk_params_at(&core->params, i);
+
+        num_elements =
+            RK_MAX(num_elements, rk_model_rows_per_move(job->model, param) * param->local_shape[1]);
+    }
+    num_elements *= core->params.tp_size;
+    RK_TRY(rk_try_alloc(&job->parts, (size_t)num_elements * rk_dtype_bytes(core->dtype), "rows to export"));
+    RK_TRY(rk_try_alloc(&job->joined, (size_t)num_elements * rk_dtype_bytes(core->dtype), "rows to export"));
+    job->shard_of = rk_calloc((size_t)core->params.count, sizeof(*job->shard_of));
+    job->num_shards =
+        rk_hf_plan_shards(&core->params, core->dtype,
+                          max_shard_bytes > 0 ? max_shard_bytes : SHARD_BYTES_DEFAULT, job->shard_of);
+    if (!job->is_writer)
+        return NULL;
+    RK_TRY(make_dirs(job->dir, &job->made_dir));
+    return check_holds_no_model(job->dir);
+}
+
+/* --- weights --- */
+
+static struct rk_status *open_shard(struct export_job *job, int64_t shard)
+{
+    const struct rk_model_core *core = job->model->core;
+    struct rk_st_entry *entries = rk_calloc((size_t)core->params.count, sizeof(*entries));
+    char *path = shard_path(job, shard);
+    int64_t count = 0;
+    struct rk_status *st;
+
+    for (int64_t i = 0; i < core->params.count; i++) {
+        const struct rk_param *param = rk_params_at(&core->params, i);
+
+        if (job->shard_of[i] != shard)
+            continue;
+        entries[count++] = (struct rk_st_entry){.name = param->name,
+                                                .dtype = core->dtype,
+                                                .rank = param->rank,
+                                                .shape = {param->shape[0], param->shape[1]}};
+    }
+    st = rk_st_writer_create(&job->writer, path, entries, count, NULL);
+    rk_free(entries);
+    rk_free(path);
+    return st;
+}
+
+/* Rows split over tp by columns, side by side. */
+static void join_columns(const struct export_job *job, const struct rk_param *param, int64_t num_rows)
+{
+    size_t part_row_bytes = (size_t)param->local_shape[1] * rk_dtype_bytes(job->model->core->dtype);
+    int32_t tp_size = job->model->core->params.tp_size;
+    char *out = job->joined;
+
+    for (int64_t r = 0; r < num_rows; r++) {
+        for (int32_t rank = 0; rank < tp_size; rank++) {
+            memcpy(out, (char *)job->parts + (size_t)(rank * num_rows + r) * part_row_bytes, part_row_bytes);
+            out += part_row_bytes;
+        }
+    }
+}
+
+/* Writes the rows in job->parts to tensor `entry` of the current shard. */
+static struct rk_status *write_rows(struct export_job *job, const struct rk_param_rows *rows, int64_t entry)
+{
+    const struct rk_param *param = rk_params_at(&job->model->core->params, rows->param);
+    int32_t tp_size = job->model->core->params.tp_size;
+    size_t row_bytes = (size_t)param->shape[1] * rk_dtype_bytes(job->model->core->dtype);
+
+    if (RK_FAULT("ckpt.write"))
+        return RK_FAIL(RK_INTERNAL, "fault point ckpt.write");
+    if (param->split_dim == 1) {
+        join_columns(job, param, rows->count);
+        return rk_st_writer_write(job->writer, entry, (uint64_t)rows->begin * row_bytes, job->joined,
+                                  (size_t)rows->count * row_bytes);
+    }
+    for (int32_t part = 0; part < param->num_parts; part++) {
+        int64_t row = part * param->local_shape[0] + rows->begin;
+        int64_t count = RK_MIN(rows->count, param->shape[0] - row);
+        size_t from = (size_t)(rk_param_first_rank(param, part, tp_size) * rows->count) * row_bytes;
+
+        if (count > 0)
+            RK_TRY(rk_st_writer_write(job->writer, entry, (uint64_t)row * row_bytes,
+                                      (char *)job->parts + from, (size_t)count * row_bytes));
+    }
+    return NULL;
+}
+
+/* Only failures of the exchange end this; those of the files are kept in job->io. */
+static struct rk_status *export_param(struct export_job *job, int64_t i, int64_t entry)
+{
+    const struct rk_param *param = rk_params_at(&job->model->core->params, i);
+    struct rk_param_rows rows = {.param = i, .kind = RK_PARAM_VALUE};
+    int64_t step = rk_model_rows_per_move(job->model, param);
+
+    for (; rows.begin < param->local_shape[0]; rows.begin += rows.count) {
+        rows.count = RK_MIN(step, param->local_shape[0] - rows.begin);
+        RK_TRY(rk_model_gather_rows(job->model, &rows, job->parts));
+        if (job->is_writer && !job->io)
+            job->io = write_rows(job, &rows, entry);
+    }
+    return NULL;
+}
+
+static struct rk_status *export_shard(struct export_job *job, int64_t shard)
+{
+    int64_t num_params = job->model->core->params.count, entry = 0;
+
+    if (job->is_writer && !job->io)
+        job->io = open_shard(job, shard);
+    for (int64_t i = 0; i < num_params; i++) {
+        if (job->shard_of[i] == shard)
+            RK_TRY(export_param(job, i, entry++));
+    }
+    if (job->is_writer && !job->io)
+        job->io = rk_st_writer_commit(job->writer);
+    if (job->is_writer && !job->io)
+        job->num_published = shard + 1;
+    rk_st_writer_destroy(job->writer);
+    job->writer = NULL;
+    return NULL;
+}
+
+/* --- what is not weights --- */
+
+static struct rk_status *write_json(const struct export_job *job, const char *name,
+                                    const struct rk_json *json)
+{
+    char *path = rk_path_join(job->dir, name);
+    char *text = rk_json_dump(json, 2, false);
+    struct rk_str file = {0};
+    struct rk_status *st;
+
+    rk_str_appendf(&file, "%s\n", text);
+    st = rk_write_file_atomic(path, file.text, file.bytes);
+    rk_str_fini(&file);
+    rk_free(text);
+    rk_free(path);
+    return st;
+}
+
+static struct rk_status *write_index(const struct export_job *job)
+{
+    const struct rk_model_core *core = job->model->core;
+    int64_t total_bytes = rk_model_num_elements(job->model) * (int64_t)rk_dtype_bytes(core->dtype);
+    struct rk_json *index = rk_json_new_object(), *metadata = rk_json_new_object(),
+                   *map = rk_json_new_object();
+    struct rk_status *st;
+
+    for (int64_t i = 0; i < core->params.count; i++) {
+        char *path = shard_path(job, job->shard_of[i]);
+
+        rk_json_set(map, rk_params_at(&core->params, i)->name, rk_json_new_string(strrchr(path, '/') + 1));
+        rk_free(path);
+    }
+    rk_json_set(metadata, "total_size", rk_json_new_int(total_bytes));
+    rk_json_set(index, "metadata", metadata);
+    rk_json_set(index, "weight_map", map);
+    st = write_json(job, RK_HF_INDEX_FILE, index);
+    rk_json_free(index);
+    return st;
+}
+
+/* The configuration as it was read, with the dtype of what was written. */
+static struct rk_status *write_config(const struct export_job *job)
+{
+    const struct rk_model_core *core = job->model->core;
+    struct rk_json *config = rk_json_clone(core->hf_config);
+    const char *key = rk_json_find(config, "dtype") ? "dtype" : "torch_dtype"; /* newer and older name */
+    struct rk_status *st;
+
+    rk_json_set(config, key, rk_json_new_string(core->dtype == RK_DTYPE_F64 ? "float64" : "float32"));
+    st = write_json(job, RK_HF_CONFIG_FILE, config);
+    rk_json_free(config);
+    return st;
+}
+
+static struct rk_status *finish(const struct export_job *job)
+{
+    if (job->num_shards > 1)
+        RK_TRY(write_index(job));
+    return write_config(job);
+}
+
+/* Takes back what a failed export has published. */
+static void clean_up(const struct export_job *job)
+{
+    char *index = rk_path_join(job->dir, RK_HF_INDEX_FILE);
+    char *config = rk_path_join(job->dir, RK_HF_CONFIG_FILE);
+
+    (void)unlink(config);
+    (void)unlink(index);
+    for (int64_t shard = 0; shard < job->num_published; shard++) {
+        char *path = shard_path(job, shard);
+
+        (void)unlink(path);
+        rk_free(path);
+    }
+    if (job->made_dir)
+        (void)rmdir(job->dir);
+    rk_free(index);
+    rk_free(config);
+}
+
+static struct rk_status *export_all(struct export_job *job)
+{
+    struct rk_status *st = NULL, *verdict;
+    bool is_published;
+
+    for (int64_t shard = 0; job->is_gatherer && !st && shard < job->num_shards; shard++)
+        st = export_shard(job, shard);
+    st = rk_status_first(st, job->io);
+    if (!st && job->is_writer)
+        st = finish(job);
+    is_published = job->is_writer && !st;
+    if (job->is_writer && st)
+        clean_up(job); /* before the others hear of it */
+    verdict = rk_model_agree(job->model, st);
+    if (is_published && verdict)
+        clean_up(job);
+    return verdict;
+}
+
+struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes)
+{
+    const struct rk_mesh_coords *coords = rk_mesh_comms_coords(model->core->mesh);
+    struct export_job job = {.model = model, .dir = dir};
+    struct rk_status *st;
+
+    job.is_gatherer = coords->axis[RK_AXIS_DP] == 0;
+    job.is_writer = job.is_gatherer && coords->axis[RK_AXIS_TP] == 0;
+    st = rk_model_agree(model, prepare(&job, max_shard_bytes));
+    if (!st)
+        st = export_all(&job);
+    else if (job.made_dir)
+        (void)rmdir(dir);
+    rk_free(job.shard_of);
+    rk_free(job.parts);
+    rk_free(job.joined);
+    return st ? RK_WRAP(st, "exporting the model to '%s'", dir) : NULL;
+}

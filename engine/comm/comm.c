@@ -1,0 +1,387 @@
+/* The wrapper around the operations of a collective backend: what must hold for every one of them is checked,
+ * counted and recorded here, once. Groups of one and empty tensors end here; backends see only calls that
+ * move something. Wrong arguments are bugs of the engine and assert; they never come from a peer. A failure
+ * ends the world (comm_world.c), and every call from then on returns a copy of it. */
+#include "engine/comm/comm_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_fault.h"
+#include "base/rk_time.h"
+
+struct op_row {
+    const char *name, *fault;
+};
+
+static const struct op_row op_rows[] = {
+    [RK_COMM_OP_ALL_REDUCE] = {"all_reduce", "comm.all_reduce"},
+    [RK_COMM_OP_ALL_GATHER] = {"all_gather", "comm.all_gather"},
+    [RK_COMM_OP_REDUCE_SCATTER] = {"reduce_scatter", "comm.reduce_scatter"},
+    [RK_COMM_OP_BROADCAST] = {"broadcast", "comm.broadcast"},
+    [RK_COMM_OP_ALL_TO_ALL] = {"all_to_all", "comm.all_to_all"},
+    [RK_COMM_OP_BARRIER] = {"barrier", "comm.barrier"},
+    [RK_COMM_OP_SEND] = {"send", "comm.send"},
+    [RK_COMM_OP_RECV] = {"recv", "comm.recv"},
+    [RK_COMM_OP_BATCH] = {"batch", "comm.batch"},
+};
+_Static_assert(RK_ARRAY_LEN(op_rows) == RK_COMM_OP_COUNT, "one row an operation");
+
+const char *rk_comm_op_name(rk_comm_op_t op)
+{
+    RK_ASSERT(op < RK_COMM_OP_COUNT);
+    return op_rows[op].name;
+}
+
+/* --- groups --- */
+
+/* This rank's index in a member list of distinct world ranks. */
+static int32_t index_in_members(const struct rk_comm_world *world, const int32_t *world_ranks,
+                                int32_t num_ranks)
+{
+    int32_t index = -1;
+
+    for (int32_t i = 0; i < num_ranks; i++) {
+        RK_ASSERT(world_ranks[i] >= 0);
+        RK_ASSERT(world_ranks[i] < world->size);
+        for (int32_t j = 0; j < i; j++)
+            RK_ASSERT(world_ranks[i] != world_ranks[j]);
+        if (world_ranks[i] == world->rank)
+            index = i;
+    }
+    RK_ASSERT(index >= 0);
+    return index;
+}
+
+struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_comm_world *world,
+                                       const char *name, const int32_t *world_ranks, int32_t num_ranks)
+{
+    struct rk_comm_group *group;
+    struct rk_status *st;
+    uint32_t tag;
+
+    RK_ASSERT(out);
+    RK_ASSERT(world);
+    RK_ASSERT(name);
+    RK_ASSERT(num_ranks >= 0);
+    *out = NULL;
+    tag = world->next_tag++; /* on every rank, so that tags agree */
+    if (atomic_load(&world->has_failed))
+        return rk_comm_world_error(world);
+    if (num_ranks == 0)
+        return NULL;
+
+    group = rk_calloc(1, sizeof(*group));
+    group->world = world;
+    group->tag = tag;
+    group->rank = index_in_members(world, world_ranks, num_ranks);
+    group->size = num_ranks;
+    group->world_ranks = rk_calloc((size_t)num_ranks, sizeof(*group->world_ranks));
+    memcpy(group->world_ranks, world_ranks, (size_t)num_ranks * sizeof(*world_ranks));
+    snprintf(group->name, sizeof(group->name), "%s", name);
+    group->next = world->groups;
+    world->groups = group;
+    st = world->ops->group_create ? world->ops->group_create(group) : NULL;
+    if (st) {
+        rk_comm_world_fail(world, world->rank, RK_WRAP(st, "creating group %s", name));
+        rk_comm_group_destroy(group);
+        return rk_comm_world_error(world);
+    }
+    *out = group;
+    return NULL;
+}
+
+void rk_comm_group_destroy(struct rk_comm_group *group)
+{
+    struct rk_comm_group **link;
+
+    if (!group)
+        return;
+    if (group->world->ops->group_destroy)
+        group->world->ops->group_destroy(group);
+    for (link = &group->world->groups; *link != group; link = &(*link)->next)
+        RK_ASSERT(*link);
+    *link = group->next;
+    rk_array_fini(&group->batch);
+    rk_free(group->world_ranks);
+    rk_free(group);
+}
+
+int32_t rk_comm_group_rank(const struct rk_comm_group *group)
+{
+    return group ? group->rank : 0;
+}
+
+int32_t rk_comm_group_size(const struct rk_comm_group *group)
+{
+    return group ? group->size : 1;
+}
+
+/* --- operations --- */
+
+static bool is_supported(rk_dtype_t dtype)
+{
+    switch (dtype) {
+    case RK_DTYPE_F32:
+    case RK_DTYPE_F64:
+    case RK_DTYPE_BF16:
+    case RK_DTYPE_F16:
+    case RK_DTYPE_I32:
+    case RK_DTYPE_I64:
+    case RK_DTYPE_U8:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void assert_tensor(rk_tensor_t tensor)
+{
+    RK_ASSERT(is_supported(tensor.dtype));
+    RK_ASSERT(rk_tensor_is_contiguous(tensor));
+    if (rk_tensor_num_elements(tensor) > 0)
+        RK_ASSERT(tensor.data);
+}
+
+static void assert_pair(rk_tensor_t larger, rk_tensor_t smaller, int32_t size)
+{
+    assert_tensor(larger);
+    assert_tensor(smaller);
+    RK_ASSERT(larger.dtype == smaller.dtype);
+    RK_ASSERT(rk_tensor_num_elements(larger) == size * rk_tensor_num_elements(smaller));
+}
+
+/* Opens an operation. On success op_end() must follow. */
+static struct rk_status *op_begin(struct rk_comm_group *group, rk_comm_op_t op)
+{
+    struct rk_comm_world *world = group->world;
+    bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
+
+    RK_ASSERT(!group->in_batch || is_p2p);
+    if (atomic_load(&world->has_failed))
+        return rk_comm_world_error(world);
+    if (!is_p2p)
+        group->seq++;
+    RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
+    world->activity_seq++;
+    world->in_operation = true;
+    world->started_ns = rk_time_now_ns();
+    world->activity_op = op;
+    memcpy(world->activity_group, group->name, sizeof(group->name));
+    RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
+    return NULL;
+}
+
+/* Closes it; a failure, taken, ends the world. */
+static struct rk_status *op_end(struct rk_comm_group *group, struct rk_status *st)
+{
+    struct rk_comm_world *world = group->world;
+
+    RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
+    world->in_operation = false;
+    RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
+    if (!st)
+        return NULL;
+    rk_comm_world_fail(world, world->rank, st);
+    return rk_comm_world_error(world);
+}
+
+/* Whether this operation goes to the backend. A group of one and an empty tensor move nothing. */
+static bool has_work(const struct rk_comm_group *group, rk_tensor_t tensor)
+{
+    return group->size > 1 && rk_tensor_num_elements(tensor) > 0;
+}
+
+static struct rk_status *fault(rk_comm_op_t op)
+{
+    if (RK_FAULT(op_rows[op].fault))
+        return RK_FAIL(RK_INTERNAL, "%s: fault point %s", op_rows[op].name, op_rows[op].fault);
+    return NULL;
+}
+
+/* What an operation that has an input and an output does in a group of one. */
+static struct rk_status *copy_alone(struct rk_stream *stream, rk_tensor_t out, rk_tensor_t in)
+{
+    if (rk_tensor_num_elements(in) == 0 || out.data == in.data)
+        return NULL;
+    return rk_stream_copy(stream, out.data, in.data, rk_tensor_bytes(in), RK_COPY_D2D);
+}
+
+struct rk_status *rk_comm_all_reduce(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                     rk_reduce_op_t op)
+{
+    struct rk_status *st;
+
+    RK_ASSERT(op < RK_REDUCE_OP_COUNT);
+    assert_tensor(inout);
+    if (!group)
+        return NULL;
+    RK_TRY(op_begin(group, RK_COMM_OP_ALL_REDUCE));
+    st = fault(RK_COMM_OP_ALL_REDUCE);
+    if (!st && has_work(group, inout))
+        st = group->world->ops->all_reduce(group, stream, inout, op);
+    return op_end(group, st);
+}
+
+struct rk_status *rk_comm_all_gather(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                     rk_tensor_t in)
+{
+    struct rk_status *st;
+
+    assert_pair(out, in, rk_comm_group_size(group));
+    if (!group)
+        return copy_alone(stream, out, in);
+    RK_TRY(op_begin(group, RK_COMM_OP_ALL_GATHER));
+    st = fault(RK_COMM_OP_ALL_GATHER);
+    if (!st && has_work(group, in))
+        st = group->world->ops->all_gather(group, stream, out, in);
+    else if (!st)
+        st = copy_alone(stream, out, in);
+    return op_end(group, st);
+}
+
+struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
+                                         rk_tensor_t out, rk_tensor_t in, rk_reduce_op_t op)
+{
+    struct rk_status *st;
+
+    RK_ASSERT(op < RK_REDUCE_OP_COUNT);
+    assert_pair(in, out, rk_comm_group_size(group));
+    if (!group)
+        return copy_alone(stream, out, in);
+    RK_TRY(op_begin(group, RK_COMM_OP_REDUCE_SCATTER));
+    st = fault(RK_COMM_OP_REDUCE_SCATTER);
+    if (!st && has_work(group, out))
+        st = group->world->ops->reduce_scatter(group, stream, out, in, op);
+    else if (!st)
+        st = copy_alone(stream, out, in);
+    return op_end(group, st);
+}
+
+struct rk_status *rk_comm_broadcast(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                    int32_t root)
+{
+    struct rk_status *st;
+
+    RK_ASSERT(root >= 0);
+    RK_ASSERT(root < rk_comm_group_size(group));
+    assert_tensor(inout);
+    if (!group)
+        return NULL;
+    RK_TRY(op_begin(group, RK_COMM_OP_BROADCAST));
+    st = fault(RK_COMM_OP_BROADCAST);
+    if (!st && has_work(group, inout))
+        st = group->world->ops->broadcast(group, stream, inout, root);
+    return op_end(group, st);
+}
+
+static void assert_rows(rk_tensor_t tensor, const int64_t *rows, int32_t size)
+{
+    int64_t num_rows = 0;
+
+    assert_tensor(tensor);
+    for (int32_t i = 0; i < size; i++) {
+        RK_ASSERT(rows[i] >= 0);
+        num_rows += rows[i];
+    }
+    RK_ASSERT(num_rows <= tensor.shape[0]);
+}
+
+struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                     const int64_t *recv_rows, rk_tensor_t in, const int64_t *send_rows)
+{
+    int32_t size = rk_comm_group_size(group), rank = rk_comm_group_rank(group);
+    struct rk_status *st;
+
+    assert_rows(out, recv_rows, size);
+    assert_rows(in, send_rows, size);
+    RK_ASSERT(out.dtype == in.dtype);
+    RK_ASSERT(rk_tensor_row_elements(out) == rk_tensor_row_elements(in));
+    RK_ASSERT(recv_rows[rank] == send_rows[rank]);
+    if (!group)
+        return copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
+    RK_TRY(op_begin(group, RK_COMM_OP_ALL_TO_ALL));
+    st = fault(RK_COMM_OP_ALL_TO_ALL);
+    /* Counts differ between ranks: who has nothing to move must still take part. */
+    if (!st && size > 1)
+        st = group->world->ops->all_to_all(group, stream, out, recv_rows, in, send_rows);
+    else if (!st)
+        st = copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
+    return op_end(group, st);
+}
+
+struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream)
+{
+    struct rk_status *st;
+
+    if (!group)
+        return NULL;
+    RK_TRY(op_begin(group, RK_COMM_OP_BARRIER));
+    st = fault(RK_COMM_OP_BARRIER);
+    if (!st && group->size > 1)
+        st = group->world->ops->barrier(group, stream);
+    return op_end(group, st);
+}
+
+/* --- point to point: a lone send is a batch of one --- */
+
+static struct rk_status *run_batch(struct rk_comm_group *group, rk_comm_op_t op)
+{
+    struct rk_status *st = op_begin(group, op);
+
+    if (!st) {
+        st = fault(op);
+        if (!st && group->batch.count > 0)
+            st = group->world->ops->batch(group, group->batch.items, group->batch.count);
+        st = op_end(group, st);
+    }
+    group->batch.count = 0;
+    return st;
+}
+
+static struct rk_status *add_p2p(struct rk_comm_group *group, struct rk_comm_p2p p2p)
+{
+    RK_ASSERT(group);
+    RK_ASSERT(p2p.peer >= 0);
+    RK_ASSERT(p2p.peer < group->size);
+    RK_ASSERT(p2p.peer != group->rank);
+    assert_tensor(p2p.tensor);
+    rk_array_append(&group->batch, p2p);
+    if (group->in_batch)
+        return NULL;
+    return run_batch(group, p2p.is_send ? RK_COMM_OP_SEND : RK_COMM_OP_RECV);
+}
+
+struct rk_status *rk_comm_send(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t tensor,
+                               int32_t peer)
+{
+    return add_p2p(group,
+                   (struct rk_comm_p2p){.stream = stream, .tensor = tensor, .peer = peer, .is_send = true});
+}
+
+struct rk_status *rk_comm_recv(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t tensor,
+                               int32_t peer)
+{
+    return add_p2p(group, (struct rk_comm_p2p){.stream = stream, .tensor = tensor, .peer = peer});
+}
+
+struct rk_status *rk_comm_batch_begin(struct rk_comm_group *group)
+{
+    if (!group)
+        return NULL;
+    RK_ASSERT(!group->in_batch);
+    RK_ASSERT(group->batch.count == 0);
+    group->in_batch = true;
+    return NULL;
+}
+
+struct rk_status *rk_comm_batch_end(struct rk_comm_group *group)
+{
+    if (!group)
+        return NULL;
+    RK_ASSERT(group->in_batch);
+    group->in_batch = false;
+    return run_batch(group, RK_COMM_OP_BATCH);
+}

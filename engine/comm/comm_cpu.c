@@ -1,0 +1,435 @@
+/* The CPU backend of the collectives: direct algorithms over the socket mesh. Entry point: the table at the
+ * end.
+ *
+ * Every rank exchanges with every other one directly. A reduction is owned by one rank an element, which
+ * folds the operands in ascending rank order; small tensors are gathered whole and folded by everybody in the
+ * same order. So the bits depend neither on the algorithm nor on who computes them. Memory is taken when the
+ * world is made: operations allocate nothing once the list of transfers has reached its size. */
+#include "engine/comm/comm_cpu_internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_hash.h"
+
+#define NS_PER_MS 1000000
+
+_Static_assert(RK_CPU_SMALL_BYTES <= RK_CPU_PART_BYTES,
+               "small tensors are received in the same scratch memory");
+
+/* Point to point messages exchanged with each member; both ends count alike. */
+struct cpu_group {
+    uint64_t *sent, *received; /* [group size] each, one allocation */
+};
+
+static struct rk_cpu_mesh *mesh_of(const struct rk_comm_group *group)
+{
+    return group->world->impl;
+}
+
+/* The k-th member after this rank, so that not everybody starts with rank 0. */
+static int32_t after_me(const struct rk_comm_group *group, int32_t k)
+{
+    return (group->rank + k) % group->size;
+}
+
+/* --- worlds and groups --- */
+
+static struct rk_status *make_id(uint8_t id[RK_COMM_ID_BYTES])
+{
+    return rk_random_bytes(id, RK_COMM_ID_BYTES);
+}
+
+static void mesh_destroy(struct rk_cpu_mesh *mesh)
+{
+    for (int32_t r = 0; r < mesh->size; r++) {
+        if (mesh->peers[r].data_fd >= 0)
+            close(mesh->peers[r].data_fd);
+        if (mesh->peers[r].control_fd >= 0)
+            close(mesh->peers[r].control_fd);
+    }
+    if (mesh->wake_fd >= 0)
+        close(mesh->wake_fd);
+    RK_ASSERT(pthread_mutex_destroy(&mesh->control_lock) == 0);
+    rk_array_fini(&mesh->transfers);
+    rk_free(mesh->parts);
+    rk_free(mesh->scratch);
+    rk_free(mesh->polls);
+    rk_free(mesh->peers);
+    rk_free(mesh);
+}
+
+static struct rk_status *mesh_create(struct rk_cpu_mesh **out, struct rk_comm_world *world,
+                                     const struct rk_comm_world_config *config)
+{
+    struct rk_cpu_mesh *mesh = rk_calloc(1, sizeof(*mesh));
+    size_t size = (size_t)world->size;
+    struct rk_status *st;
+    void *scratch;
+
+    mesh->world = world;
+    mesh->rank = world->rank;
+    mesh->size = world->size;
+    mesh->progress_ns = config->progress_timeout_ms * NS_PER_MS;
+    mesh->collective_ns = config->collective_timeout_ms * NS_PER_MS;
+    mesh->peers = rk_calloc(size, sizeof(*mesh->peers));
+    for (size_t r = 0; r < size; r++)
+        mesh->peers[r].data_fd = mesh->peers[r].control_fd = -1;
+    mesh->polls = rk_calloc(2 * size + 1, sizeof(*mesh->polls));
+    mesh->parts = rk_calloc(size, sizeof(*mesh->parts));
+    RK_ASSERT(pthread_mutex_init(&mesh->control_lock, NULL) == 0);
+    mesh->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (mesh->wake_fd < 0)
+        RK_TRY_GOTO(st, RK_FAIL(RK_RESOURCE_EXHAUSTED, "eventfd: %s", strerror(errno)), out);
+    RK_TRY_GOTO(st, rk_try_alloc(&scratch, size * RK_CPU_PART_BYTES, "scratch memory of the collectives"),
+                out);
+    mesh->scratch = scratch;
+    *out = mesh;
+    return NULL;
+
+out:
+    mesh_destroy(mesh);
+    return st;
+}
+
+static struct rk_status *check_addresses(const struct rk_comm_world_config *config)
+{
+    for (int32_t r = 0; r < config->rank; r++) {
+        if (!config->addresses || !config->addresses[r])
+            return RK_FAIL(RK_INVALID_ARGUMENT, "the mesh address of rank %d is missing", r);
+    }
+    return NULL;
+}
+
+static struct rk_status *world_create(struct rk_comm_world *world, void *endpoint,
+                                      const struct rk_comm_world_config *config)
+{
+    struct rk_cpu_mesh *mesh = NULL;
+    struct rk_status *st;
+
+    RK_TRY_GOTO(st, check_addresses(config), out);
+    RK_TRY_GOTO(st, mesh_create(&mesh, world, config), out);
+    RK_TRY_GOTO(st, rk_cpu_mesh_connect(mesh, endpoint, config), out);
+    world->impl = mesh;
+
+out:
+    rk_cpu_endpoint_close(endpoint);
+    if (st && mesh) {
+        rk_cpu_control_abort(mesh, world->rank, st);
+        mesh_destroy(mesh);
+    }
+    return st;
+}
+
+static void world_destroy(struct rk_comm_world *world)
+{
+    struct rk_cpu_mesh *mesh = world->impl;
+
+    rk_cpu_control_bye(mesh);
+    mesh_destroy(mesh);
+}
+
+static void world_abort(struct rk_comm_world *world, int32_t origin, const struct rk_status *error)
+{
+    rk_cpu_control_abort(world->impl, origin, error);
+}
+
+static void world_poll(struct rk_comm_world *world)
+{
+    int32_t origin = world->rank;
+    struct rk_status *st = rk_cpu_control_read(world->impl, &origin);
+
+    if (st)
+        rk_comm_world_fail(world, origin, st);
+}
+
+static struct rk_status *group_create(struct rk_comm_group *group)
+{
+    struct cpu_group *counts = rk_calloc(1, sizeof(*counts));
+
+    counts->sent = rk_calloc(2 * (size_t)group->size, sizeof(*counts->sent));
+    counts->received = counts->sent + group->size;
+    group->impl = counts;
+    return NULL;
+}
+
+static void group_destroy(struct rk_comm_group *group)
+{
+    struct cpu_group *counts = group->impl;
+
+    if (!counts)
+        return;
+    rk_free(counts->sent);
+    rk_free(counts);
+}
+
+/* --- reductions --- */
+
+/* A run of elements that the members reduce and share: member i owns [begin(i), begin(i + 1)). */
+struct chunk {
+    char *data;
+    int64_t count;
+    size_t elem_bytes;
+};
+
+static size_t part_offset(const struct chunk *chunk, const struct rk_comm_group *group, int32_t i)
+{
+    return (size_t)(chunk->count * i / group->size) * chunk->elem_bytes;
+}
+
+static size_t part_bytes(const struct chunk *chunk, const struct rk_comm_group *group, int32_t i)
+{
+    return part_offset(chunk, group, i + 1) - part_offset(chunk, group, i);
+}
+
+static void *scratch_of(const struct rk_cpu_mesh *mesh, int32_t i)
+{
+    return mesh->scratch + (size_t)i * RK_CPU_PART_BYTES;
+}
+
+/* Folds `own` with what the others sent to the scratch memory. */
+static void reduce_received(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group, void *out,
+                            const void *own, int64_t count, rk_dtype_t dtype, rk_reduce_op_t op)
+{
+    for (int32_t i = 0; i < group->size; i++)
+        mesh->parts[i] = i == group->rank ? own : scratch_of(mesh, i);
+    rk_cpu_reduce(out, mesh->parts, group->size, count, dtype, op);
+}
+
+/* Everybody's part goes to its owner. */
+static void add_scatter(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group,
+                        const struct chunk *chunk)
+{
+    for (int32_t k = 1; k < group->size; k++) {
+        int32_t i = after_me(group, k);
+
+        rk_cpu_add_send(mesh, i, chunk->data + part_offset(chunk, group, i), part_bytes(chunk, group, i));
+        rk_cpu_add_recv(mesh, i, scratch_of(mesh, i), part_bytes(chunk, group, group->rank));
+    }
+}
+
+/* Every owner's part goes to everybody. */
+static void add_gather(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group, const struct chunk *chunk)
+{
+    char *own = chunk->data + part_offset(chunk, group, group->rank);
+
+    for (int32_t k = 1; k < group->size; k++) {
+        int32_t i = after_me(group, k);
+
+        rk_cpu_add_send(mesh, i, own, part_bytes(chunk, group, group->rank));
+        rk_cpu_add_recv(mesh, i, chunk->data + part_offset(chunk, group, i), part_bytes(chunk, group, i));
+    }
+}
+
+static struct rk_status *all_reduce_small(struct rk_comm_group *group, rk_tensor_t inout, rk_reduce_op_t op)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    size_t bytes = rk_tensor_bytes(inout);
+
+    for (int32_t k = 1; k < group->size; k++) {
+        int32_t i = after_me(group, k);
+
+        rk_cpu_add_send(mesh, i, inout.data, bytes);
+        rk_cpu_add_recv(mesh, i, scratch_of(mesh, i), bytes);
+    }
+    RK_TRY(rk_cpu_exchange(mesh));
+    reduce_received(mesh, group, inout.data, inout.data, rk_tensor_num_elements(inout), inout.dtype, op);
+    return NULL;
+}
+
+/* The gather of one chunk and the scatter of the next share an exchange. */
+static struct rk_status *all_reduce_large(struct rk_comm_group *group, rk_tensor_t inout, rk_reduce_op_t op)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    size_t elem_bytes = rk_dtype_bytes(inout.dtype);
+    int64_t left = rk_tensor_num_elements(inout);
+    int64_t chunk_elements = group->size * (int64_t)(RK_CPU_PART_BYTES / elem_bytes);
+    struct chunk last = {0}, chunk = {.data = inout.data, .elem_bytes = elem_bytes};
+    char *own;
+
+    while (left > 0 || last.data) {
+        chunk.count = RK_MIN(left, chunk_elements);
+        if (last.data)
+            add_gather(mesh, group, &last);
+        if (left > 0)
+            add_scatter(mesh, group, &chunk);
+        RK_TRY(rk_cpu_exchange(mesh));
+        mesh->frame.step++;
+        if (left == 0)
+            return NULL;
+        own = chunk.data + part_offset(&chunk, group, group->rank);
+        reduce_received(mesh, group, own, own, (int64_t)(part_bytes(&chunk, group, group->rank) / elem_bytes),
+                        inout.dtype, op);
+        last = chunk;
+        chunk.data += (size_t)chunk.count * elem_bytes;
+        left -= chunk.count;
+    }
+    return NULL;
+}
+
+static struct rk_status *all_reduce(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                    rk_reduce_op_t op)
+{
+    (void)stream;
+    rk_cpu_begin(mesh_of(group), group, RK_COMM_OP_ALL_REDUCE, inout.dtype, op);
+    if (rk_tensor_bytes(inout) <= RK_CPU_SMALL_BYTES)
+        return all_reduce_small(group, inout, op);
+    return all_reduce_large(group, inout, op);
+}
+
+static struct rk_status *reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
+                                        rk_tensor_t out, rk_tensor_t in, rk_reduce_op_t op)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    size_t elem_bytes = rk_dtype_bytes(out.dtype), total_bytes = rk_tensor_bytes(out);
+    size_t step_bytes = RK_CPU_PART_BYTES / elem_bytes * elem_bytes;
+    const char *data = in.data;
+
+    (void)stream;
+    rk_cpu_begin(mesh, group, RK_COMM_OP_REDUCE_SCATTER, out.dtype, op);
+    for (size_t begin = 0; begin < total_bytes; begin += step_bytes) {
+        size_t bytes = RK_MIN(total_bytes - begin, step_bytes);
+
+        for (int32_t k = 1; k < group->size; k++) {
+            int32_t i = after_me(group, k);
+
+            rk_cpu_add_send(mesh, i, data + (size_t)i * total_bytes + begin, bytes);
+            rk_cpu_add_recv(mesh, i, scratch_of(mesh, i), bytes);
+        }
+        RK_TRY(rk_cpu_exchange(mesh));
+        mesh->frame.step++;
+        reduce_received(mesh, group, (char *)out.data + begin,
+                        data + (size_t)group->rank * total_bytes + begin, (int64_t)(bytes / elem_bytes),
+                        out.dtype, op);
+    }
+    return NULL;
+}
+
+/* --- moves --- */
+
+/* The own part of an operation; the two may be the same memory. */
+static void copy_own(void *out, const void *in, size_t bytes)
+{
+    if (bytes > 0 && out != in)
+        memcpy(out, in, bytes);
+}
+
+static struct rk_status *all_gather(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                    rk_tensor_t in)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    size_t bytes = rk_tensor_bytes(in);
+    char *data = out.data;
+
+    (void)stream;
+    rk_cpu_begin(mesh, group, RK_COMM_OP_ALL_GATHER, in.dtype, 0);
+    for (int32_t k = 1; k < group->size; k++) {
+        int32_t i = after_me(group, k);
+
+        rk_cpu_add_send(mesh, i, in.data, bytes);
+        rk_cpu_add_recv(mesh, i, data + (size_t)i * bytes, bytes);
+    }
+    copy_own(data + (size_t)group->rank * bytes, in.data, bytes);
+    return rk_cpu_exchange(mesh);
+}
+
+static struct rk_status *broadcast(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                   int32_t root)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    size_t bytes = rk_tensor_bytes(inout);
+
+    (void)stream;
+    rk_cpu_begin(mesh, group, RK_COMM_OP_BROADCAST, inout.dtype, (uint32_t)root);
+    if (group->rank != root) {
+        rk_cpu_add_recv(mesh, root, inout.data, bytes);
+        return rk_cpu_exchange(mesh);
+    }
+    for (int32_t k = 1; k < group->size; k++)
+        rk_cpu_add_send(mesh, after_me(group, k), inout.data, bytes);
+    return rk_cpu_exchange(mesh);
+}
+
+static struct rk_status *all_to_all(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                    const int64_t *recv_rows, rk_tensor_t in, const int64_t *send_rows)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    size_t row_bytes = (size_t)rk_tensor_row_elements(in) * rk_dtype_bytes(in.dtype);
+    const char *from = in.data;
+    char *to = out.data;
+
+    (void)stream;
+    rk_cpu_begin(mesh, group, RK_COMM_OP_ALL_TO_ALL, in.dtype, 0);
+    for (int32_t i = 0; i < group->size; i++) {
+        size_t send_bytes = (size_t)send_rows[i] * row_bytes, recv_bytes = (size_t)recv_rows[i] * row_bytes;
+
+        if (i == group->rank) {
+            copy_own(to, from, send_bytes);
+        } else {
+            /* Also when empty: the frames are how ranks notice that their counts disagree. */
+            rk_cpu_add_send(mesh, i, from, send_bytes);
+            rk_cpu_add_recv(mesh, i, to, recv_bytes);
+        }
+        from = from ? from + send_bytes : NULL;
+        to = to ? to + recv_bytes : NULL;
+    }
+    return rk_cpu_exchange(mesh);
+}
+
+static struct rk_status *batch(struct rk_comm_group *group, const struct rk_comm_p2p *list, int64_t count)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+    struct cpu_group *counts = group->impl;
+
+    rk_cpu_begin(mesh, group, RK_COMM_OP_SEND, list[0].tensor.dtype, 0);
+    for (int64_t i = 0; i < count; i++) {
+        size_t bytes = rk_tensor_bytes(list[i].tensor);
+        int32_t peer = list[i].peer;
+
+        mesh->frame.dtype = (uint8_t)list[i].tensor.dtype;
+        mesh->frame.seq = list[i].is_send ? ++counts->sent[peer] : ++counts->received[peer];
+        if (list[i].is_send)
+            rk_cpu_add_send(mesh, peer, list[i].tensor.data, bytes);
+        else
+            rk_cpu_add_recv(mesh, peer, list[i].tensor.data, bytes);
+    }
+    return rk_cpu_exchange(mesh);
+}
+
+static struct rk_status *barrier(struct rk_comm_group *group, struct rk_stream *stream)
+{
+    struct rk_cpu_mesh *mesh = mesh_of(group);
+
+    (void)stream;
+    rk_cpu_begin(mesh, group, RK_COMM_OP_BARRIER, RK_DTYPE_U8, 0);
+    for (int32_t k = 1; k < group->size; k++) {
+        rk_cpu_add_send(mesh, after_me(group, k), NULL, 0);
+        rk_cpu_add_recv(mesh, after_me(group, k), NULL, 0);
+    }
+    return rk_cpu_exchange(mesh);
+}
+
+const struct rk_comm_ops rk_comm_cpu_ops = {
+    .name = "cpu",
+    .abi = RK_COMM_ABI,
+    .endpoint_open = rk_cpu_endpoint_open,
+    .endpoint_close = rk_cpu_endpoint_close,
+    .make_id = make_id,
+    .world_create = world_create,
+    .world_destroy = world_destroy,
+    .world_abort = world_abort,
+    .world_poll = world_poll,
+    .group_create = group_create,
+    .group_destroy = group_destroy,
+    .all_reduce = all_reduce,
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .broadcast = broadcast,
+    .all_to_all = all_to_all,
+    .batch = batch,
+    .barrier = barrier,
+};

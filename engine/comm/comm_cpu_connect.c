@@ -1,0 +1,426 @@
+/* How the CPU mesh comes up. Every rank listens since round 1 of the rendezvous; in round 2 the higher rank
+ * of a pair connects to the lower one, retrying until the listener is there, twice: for the data and for the
+ * control connection.
+ *
+ * Rank r first connects to 0 .. r-1, one after the other, then accepts r+1 .. n-1. Nobody waits in a circle:
+ * rank 0 accepts at once, and once ranks below r accept, r comes through. Who connects is a stranger until
+ * its proof has been checked, so accepted connections are bounded in number and time and cannot hold up one
+ * another. */
+#include "engine/comm/comm_cpu_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_hash.h"
+#include "base/rk_log.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+
+#define NS_PER_MS 1000000
+/* Pause between two attempts to connect. */
+#define RETRY_MS 20
+/* Strangers in the handshake at a time; the oldest goes when one more comes. */
+#define MAX_PENDING 64
+/* A peer of ours finishes its handshake in a millisecond or two. */
+#define HANDSHAKE_MS 5000
+/* Room for a whole part on a Unix socket; the kernel cuts it to its limit. TCP sizes its buffers itself. */
+#define UNIX_BUFFER_BYTES (4 << 20)
+/* Dead hosts on the control connection: first probe after 10 s of silence, given up 9 s later. */
+#define KEEPALIVE_IDLE_S     10
+#define KEEPALIVE_INTERVAL_S 3
+#define KEEPALIVE_PROBES     3
+
+/* --- what both sides do with a socket --- */
+
+static void set_option(int fd, int level, int option, int value)
+{
+    /* All of them tune; a kernel that refuses one still gives a working connection. */
+    (void)setsockopt(fd, level, option, &value, sizeof(value));
+}
+
+static void tune_socket(int fd, int family, rk_cpu_channel_t channel, int64_t collective_ms)
+{
+    if (family == AF_UNIX) {
+        if (channel == RK_CPU_CHANNEL_DATA)
+            set_option(fd, SOL_SOCKET, SO_SNDBUF, UNIX_BUFFER_BYTES);
+        return;
+    }
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (channel == RK_CPU_CHANNEL_DATA) {
+        /* Also counts while the peer computes and its window is closed, so it may not be shorter than that.
+         */
+        set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)RK_MIN(collective_ms, INT_MAX));
+        return;
+    }
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+}
+
+static void set_peer_fd(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel, int fd)
+{
+    struct rk_cpu_peer *peer = &mesh->peers[rank];
+    int *slot = channel == RK_CPU_CHANNEL_DATA ? &peer->data_fd : &peer->control_fd;
+
+    RK_ASSERT(*slot < 0);
+    *slot = fd;
+}
+
+static int remaining_ms(int64_t deadline_ns)
+{
+    int64_t left_ns = deadline_ns - rk_time_now_ns();
+
+    return left_ns <= 0 ? 0 : (int)RK_MIN((left_ns + NS_PER_MS - 1) / NS_PER_MS, INT_MAX);
+}
+
+/* --- connecting --- */
+
+/* One attempt to join a lower rank on one channel. */
+struct attempt {
+    int64_t deadline_ns;
+    const uint8_t *id;
+    struct rk_cpu_hello hello;
+    struct rk_cpu_address address;
+    char error[128]; /* why the last attempt failed, for the final message */
+};
+
+static bool wait_for(int fd, short events, int64_t deadline_ns)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = events};
+    int rc;
+
+    do {
+        rc = poll(&poll_fd, 1, remaining_ms(deadline_ns));
+    } while (rc < 0 && errno == EINTR);
+    if (rc == 0)
+        errno = ETIMEDOUT;
+    return rc > 0;
+}
+
+/* Whole buffers, on a non-blocking socket. False leaves errno. */
+static bool write_full(int fd, const void *data, size_t bytes, int64_t deadline_ns)
+{
+    while (bytes > 0) {
+        ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+
+        if (sent >= 0) {
+            data = (const char *)data + sent;
+            bytes -= (size_t)sent;
+        } else if (errno == EAGAIN) {
+            if (!wait_for(fd, POLLOUT, deadline_ns))
+                return false;
+        } else if (errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool read_full(int fd, void *data, size_t bytes, int64_t deadline_ns)
+{
+    while (bytes > 0) {
+        ssize_t got = recv(fd, data, bytes, 0);
+
+        if (got > 0) {
+            data = (char *)data + got;
+            bytes -= (size_t)got;
+        } else if (got == 0) {
+            errno = ECONNRESET;
+            return false;
+        } else if (errno == EAGAIN) {
+            if (!wait_for(fd, POLLIN, deadline_ns))
+                return false;
+        } else if (errno != EINTR) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool connect_socket(int fd, const struct attempt *attempt)
+{
+    int error = 0;
+    socklen_t bytes = sizeof(error);
+
+    if (connect(fd, (const struct sockaddr *)&attempt->address.storage, attempt->address.bytes) == 0)
+        return true;
+    if (errno != EINPROGRESS || !wait_for(fd, POLLOUT, attempt->deadline_ns))
+        return false;
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0)
+        return false;
+    errno = error;
+    return error == 0;
+}
+
+/* The connector's side of the handshake. *is_up tells whether it came to an end; a connection that breaks
+ * before may be tried again, a refusal may not. */
+static struct rk_status *shake_hands(struct attempt *attempt, int fd, bool *is_up)
+{
+    struct rk_cpu_challenge challenge;
+    uint8_t proof[RK_CPU_PROOF_BYTES];
+    uint32_t verdict;
+
+    *is_up = false;
+    RK_TRY(rk_random_bytes(attempt->hello.nonce, sizeof(attempt->hello.nonce)));
+    if (!write_full(fd, &attempt->hello, sizeof(attempt->hello), attempt->deadline_ns) ||
+        !read_full(fd, &challenge, sizeof(challenge), attempt->deadline_ns))
+        return NULL;
+    RK_TRY(rk_cpu_challenge_check(&challenge, &attempt->hello, attempt->id));
+    rk_cpu_prove(proof, &attempt->hello, &challenge, attempt->id);
+    if (!write_full(fd, proof, sizeof(proof), attempt->deadline_ns) ||
+        !read_full(fd, &verdict, sizeof(verdict), attempt->deadline_ns))
+        return NULL;
+    RK_TRY(rk_cpu_verdict_status(verdict, &attempt->hello));
+    *is_up = true;
+    return NULL;
+}
+
+/* *fd is -1 when it is worth trying again. */
+static struct rk_status *try_connect(struct attempt *attempt, int *fd)
+{
+    struct rk_status *st = NULL;
+    bool is_up = false;
+
+    *fd = socket(attempt->address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (*fd < 0)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "socket: %s", strerror(errno));
+    if (connect_socket(*fd, attempt))
+        st = shake_hands(attempt, *fd, &is_up);
+    if (is_up)
+        return NULL;
+    snprintf(attempt->error, sizeof(attempt->error), "%s", strerror(errno));
+    close(*fd);
+    *fd = -1;
+    return st;
+}
+
+static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel,
+                                    const struct rk_comm_world_config *config, int64_t deadline_ns)
+{
+    struct attempt attempt = {.deadline_ns = deadline_ns, .id = config->id};
+    int32_t origin;
+    int fd = -1;
+
+    RK_TRY(rk_cpu_address_parse(&attempt.address, config->addresses[rank]));
+    rk_cpu_hello_init(&attempt.hello, mesh->rank, rank, mesh->size, config->generation, channel);
+    while (fd < 0) {
+        RK_TRY(rk_cpu_control_read(mesh, &origin)); /* a peer that gave up will not come back */
+        RK_TRY(try_connect(&attempt, &fd));
+        if (fd < 0 && rk_time_now_ns() >= deadline_ns)
+            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
+                                  "connecting to rank %d at '%s' within %" PRId64 " ms: %s", rank,
+                                  config->addresses[rank], config->connect_timeout_ms, attempt.error);
+        if (fd < 0)
+            rk_time_sleep_ms(RETRY_MS);
+    }
+    tune_socket(fd, attempt.address.storage.ss_family, channel, config->collective_timeout_ms);
+    set_peer_fd(mesh, rank, channel, fd);
+    return NULL;
+}
+
+/* --- accepting --- */
+
+/* A stranger in the handshake. */
+struct pending {
+    int fd;
+    int64_t deadline_ns;
+    struct rk_cpu_acceptor acceptor;
+};
+
+struct listener {
+    struct rk_cpu_mesh *mesh;
+    struct rk_cpu_rules rules;
+    bool *is_taken; /* [size * RK_CPU_CHANNEL_COUNT] */
+    int64_t num_missing;
+    int family;
+    int64_t collective_ms;
+    struct pending pending[MAX_PENDING]; /* oldest first */
+    int num_pending;
+    struct pollfd *polls; /* [1 + MAX_PENDING + size]: listener, strangers, control connections */
+};
+
+static void drop_pending(struct listener *listener, int i)
+{
+    listener->num_pending--;
+    memmove(&listener->pending[i], &listener->pending[i + 1],
+            (size_t)(listener->num_pending - i) * sizeof(listener->pending[0]));
+}
+
+static struct rk_status *accept_stranger(struct listener *listener, int listen_fd)
+{
+    uint8_t nonce[RK_CPU_NONCE_BYTES];
+    struct pending *pending;
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "accepting a connection of the mesh: %s", strerror(errno));
+    if (fd < 0)
+        return NULL; /* gone before we came to it */
+    if (listener->num_pending == MAX_PENDING) {
+        close(listener->pending[0].fd);
+        drop_pending(listener, 0);
+    }
+    pending = &listener->pending[listener->num_pending++];
+    *pending =
+        (struct pending){.fd = fd, .deadline_ns = rk_time_now_ns() + HANDSHAKE_MS * (int64_t)NS_PER_MS};
+    RK_TRY(rk_random_bytes(nonce, sizeof(nonce)));
+    rk_cpu_acceptor_init(&pending->acceptor, nonce);
+    return NULL;
+}
+
+/* The proof was good: the connection becomes the peer's. */
+static void admit(struct listener *listener, const struct pending *pending)
+{
+    const struct rk_cpu_hello *hello = &pending->acceptor.hello;
+    rk_cpu_channel_t channel = (rk_cpu_channel_t)hello->channel;
+
+    listener->is_taken[(size_t)hello->from_rank * RK_CPU_CHANNEL_COUNT + channel] = true;
+    listener->num_missing--;
+    tune_socket(pending->fd, listener->family, channel, listener->collective_ms);
+    set_peer_fd(listener->mesh, hello->from_rank, channel, pending->fd);
+}
+
+/* Reads what is there and answers. False: the handshake is over, for good or bad. */
+static bool advance_pending(struct listener *listener, struct pending *pending)
+{
+    uint8_t in[sizeof(pending->acceptor.in)], reply[RK_CPU_REPLY_BYTES];
+    size_t wanted = rk_cpu_acceptor_wanted(&pending->acceptor), reply_bytes;
+    ssize_t got = recv(pending->fd, in, wanted, 0);
+
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return true;
+    if (got > 0) {
+        reply_bytes = rk_cpu_acceptor_feed(&pending->acceptor, &listener->rules, in, (size_t)got, reply);
+        /* A fresh socket has room for a reply; one that has not belongs to nobody we know. */
+        if (reply_bytes > 0 && send(pending->fd, reply, reply_bytes, MSG_NOSIGNAL) != (ssize_t)reply_bytes)
+            got = -1;
+    }
+    if (got > 0 && rk_cpu_acceptor_wanted(&pending->acceptor) > 0)
+        return true;
+    if (got > 0 && pending->acceptor.stage == RK_CPU_ACCEPT_DONE) {
+        admit(listener, pending);
+        return false;
+    }
+    RK_INFO("refused a connection to the mesh of rank %d", listener->rules.rank);
+    close(pending->fd);
+    return false;
+}
+
+static void fill_polls(struct listener *listener, int listen_fd)
+{
+    struct pollfd *polls = listener->polls;
+
+    polls[0] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
+    for (int i = 0; i < MAX_PENDING; i++) {
+        int fd = i < listener->num_pending ? listener->pending[i].fd : -1;
+
+        polls[1 + i] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+    for (int32_t r = 0; r < listener->mesh->size; r++) {
+        struct rk_cpu_peer *peer = &listener->mesh->peers[r];
+        int fd = atomic_load(&peer->link) == RK_CPU_LINK_OPEN ? peer->control_fd : -1;
+
+        polls[1 + MAX_PENDING + r] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+}
+
+/* One look at all connections. */
+static struct rk_status *accept_round(struct listener *listener, int listen_fd, int64_t deadline_ns)
+{
+    int64_t now_ns, until_ns = deadline_ns;
+    int32_t origin;
+
+    for (int i = 0; i < listener->num_pending; i++)
+        until_ns = RK_MIN(until_ns, listener->pending[i].deadline_ns);
+    fill_polls(listener, listen_fd);
+    if (poll(listener->polls, (nfds_t)(1 + MAX_PENDING + listener->mesh->size), remaining_ms(until_ns)) < 0 &&
+        errno != EINTR)
+        return RK_FAIL(RK_INTERNAL, "poll: %s", strerror(errno));
+    RK_TRY(rk_cpu_control_read(listener->mesh, &origin));
+    now_ns = rk_time_now_ns();
+    /* Backwards, so that dropping one moves only what was handled. */
+    for (int i = listener->num_pending - 1; i >= 0; i--) {
+        struct pending *pending = &listener->pending[i];
+
+        if (listener->polls[1 + i].revents) {
+            if (!advance_pending(listener, pending))
+                drop_pending(listener, i);
+        } else if (now_ns >= pending->deadline_ns) {
+            close(pending->fd);
+            drop_pending(listener, i);
+        }
+    }
+    return listener->polls[0].revents ? accept_stranger(listener, listen_fd) : NULL;
+}
+
+static struct rk_status *missing_ranks(const struct listener *listener, int64_t timeout_ms)
+{
+    struct rk_str ranks = {0};
+    struct rk_status *st;
+
+    for (int32_t r = listener->rules.rank + 1; r < listener->rules.world_size; r++) {
+        const bool *is_taken = &listener->is_taken[(size_t)r * RK_CPU_CHANNEL_COUNT];
+
+        if (!is_taken[RK_CPU_CHANNEL_DATA] || !is_taken[RK_CPU_CHANNEL_CONTROL])
+            rk_str_appendf(&ranks, "%s%d", ranks.bytes ? ", " : "", r);
+    }
+    st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "no connection from rank %s within %" PRId64 " ms",
+                        rk_str_text(&ranks), timeout_ms);
+    rk_str_fini(&ranks);
+    return st;
+}
+
+static struct rk_status *accept_all(struct rk_cpu_mesh *mesh, const struct rk_cpu_endpoint *endpoint,
+                                    const struct rk_comm_world_config *config, int64_t deadline_ns)
+{
+    struct listener *listener = rk_calloc(1, sizeof(*listener));
+    struct rk_cpu_address local = {.bytes = sizeof(local.storage)};
+    struct rk_status *st = NULL;
+
+    listener->mesh = mesh;
+    listener->is_taken = rk_calloc((size_t)mesh->size, RK_CPU_CHANNEL_COUNT * sizeof(bool));
+    listener->polls = rk_calloc(1 + MAX_PENDING + (size_t)mesh->size, sizeof(struct pollfd));
+    listener->rules = (struct rk_cpu_rules){.rank = mesh->rank,
+                                            .world_size = mesh->size,
+                                            .generation = config->generation,
+                                            .id = config->id,
+                                            .is_taken = listener->is_taken};
+    listener->num_missing = (int64_t)RK_CPU_CHANNEL_COUNT * (mesh->size - 1 - mesh->rank);
+    listener->collective_ms = config->collective_timeout_ms;
+    if (getsockname(endpoint->listen_fd, (struct sockaddr *)&local.storage, &local.bytes) == 0)
+        listener->family = local.storage.ss_family;
+    while (!st && listener->num_missing > 0) {
+        if (rk_time_now_ns() >= deadline_ns)
+            st = missing_ranks(listener, config->connect_timeout_ms);
+        else
+            st = accept_round(listener, endpoint->listen_fd, deadline_ns);
+    }
+    for (int i = 0; i < listener->num_pending; i++)
+        close(listener->pending[i].fd);
+    rk_free(listener->polls);
+    rk_free(listener->is_taken);
+    rk_free(listener);
+    return st;
+}
+
+struct rk_status *rk_cpu_mesh_connect(struct rk_cpu_mesh *mesh, struct rk_cpu_endpoint *endpoint,
+                                      const struct rk_comm_world_config *config)
+{
+    int64_t deadline_ns = rk_time_now_ns() + config->connect_timeout_ms * NS_PER_MS;
+
+    for (int32_t r = 0; r < mesh->rank; r++) {
+        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_DATA, config, deadline_ns));
+        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_CONTROL, config, deadline_ns));
+    }
+    return accept_all(mesh, endpoint, config, deadline_ns);
+}

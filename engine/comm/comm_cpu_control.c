@@ -1,0 +1,176 @@
+/* The control connections of the CPU mesh: who is alive, who left, who aborted and why.
+ *
+ * Every frame has one fixed size and is sent at once without waiting; the connections are idle otherwise, so
+ * a frame that does not fit means that the peer has not read for a very long time, and it is dropped. */
+#include "engine/comm/comm_cpu_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_time.h"
+
+#define CONTROL_MAGIC 0x544b4352u /* "RCKT" */
+
+typedef enum rk_cpu_control_kind {
+    RK_CPU_CONTROL_BYE = 1,
+    RK_CPU_CONTROL_ABORT,
+    RK_CPU_CONTROL_HEARTBEAT
+} rk_cpu_control_kind_t;
+
+static void send_control(struct rk_cpu_peer *peer, const struct rk_cpu_control *control)
+{
+    ssize_t sent;
+
+    if (peer->control_fd < 0 || atomic_load(&peer->link) != RK_CPU_LINK_OPEN)
+        return;
+    do {
+        sent = send(peer->control_fd, control, sizeof(*control), MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (sent < 0 && errno == EINTR);
+}
+
+/* --- reading --- */
+
+static struct rk_status *peer_lost(struct rk_cpu_peer *peer, int32_t rank, const char *how, int32_t *origin)
+{
+    atomic_store(&peer->link, RK_CPU_LINK_CLOSED);
+    *origin = rank;
+    return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: %s", rank, how);
+}
+
+/* Reasons are static strings here; what a peer sends is mapped to one of them. */
+static const char *known_reason(const char *text)
+{
+    static const char *const reasons[] = {"PEER_LOST", "COMM_DESYNC", "WATCHDOG"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(reasons); i++) {
+        if (strcmp(text, reasons[i]) == 0)
+            return reasons[i];
+    }
+    return "COMM_ABORTED";
+}
+
+/* Whatever its code was where it began: here the operation was aborted by somebody else. */
+static struct rk_status *peer_aborted(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t rank,
+                                      int32_t *origin)
+{
+    struct rk_cpu_control *control = &peer->control;
+
+    control->reason[sizeof(control->reason) - 1] = '\0';
+    control->text[sizeof(control->text) - 1] = '\0';
+    atomic_store(&peer->link, RK_CPU_LINK_CLOSED);
+    *origin = control->origin >= 0 && control->origin < mesh->size ? control->origin : rank;
+    return RK_FAIL_REASON(RK_ABORTED, known_reason(control->reason), "rank %d reports: %s", rank,
+                          control->text);
+}
+
+static struct rk_status *take_control(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t rank,
+                                      int32_t *origin)
+{
+    if (peer->control.magic == CONTROL_MAGIC) {
+        switch (peer->control.kind) {
+        case RK_CPU_CONTROL_HEARTBEAT:
+            atomic_store(&peer->control_seen_ns, rk_time_now_ns());
+            return NULL;
+        case RK_CPU_CONTROL_BYE:
+            atomic_store(&peer->link, RK_CPU_LINK_BYE);
+            return NULL;
+        case RK_CPU_CONTROL_ABORT:
+            return peer_aborted(mesh, peer, rank, origin);
+        default:
+            break;
+        }
+    }
+    return peer_lost(peer, rank, "its control connection carries garbage", origin);
+}
+
+/* Everything that waits on one connection. Under control_lock. */
+static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank, int32_t *origin)
+{
+    struct rk_cpu_peer *peer = &mesh->peers[rank];
+    ssize_t got;
+
+    while (atomic_load(&peer->link) == RK_CPU_LINK_OPEN) {
+        got = recv(peer->control_fd, (char *)&peer->control + peer->control_filled,
+                   sizeof(peer->control) - peer->control_filled, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+            return NULL;
+        if (got == 0)
+            return peer_lost(peer, rank, "its connection closed without a goodbye", origin);
+        if (got < 0)
+            return peer_lost(peer, rank, strerror(errno), origin);
+        peer->control_filled += (size_t)got;
+        if (peer->control_filled < sizeof(peer->control))
+            continue;
+        peer->control_filled = 0;
+        RK_TRY(take_control(mesh, peer, rank, origin));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh, int32_t *origin)
+{
+    struct rk_status *st = NULL;
+
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    /* After an abort of our own the closed connections tell nothing new. */
+    for (int32_t r = 0; r < mesh->size && !st && !mesh->is_down; r++) {
+        if (mesh->peers[r].control_fd >= 0)
+            st = read_peer(mesh, r, origin);
+    }
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    return st;
+}
+
+/* --- writing --- */
+
+void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, int32_t origin, const struct rk_status *error)
+{
+    struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_ABORT, .origin = origin};
+    uint64_t one = 1;
+
+    snprintf(control.reason, sizeof(control.reason), "%s", rk_status_reason(error));
+    snprintf(control.text, sizeof(control.text), "%s", rk_status_message(error));
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    if (!mesh->is_down) {
+        mesh->is_down = true;
+        for (int32_t r = 0; r < mesh->size; r++)
+            send_control(&mesh->peers[r], &control);
+        /* Not closed: the engine thread may be using them. It closes them when the world is destroyed. */
+        for (int32_t r = 0; r < mesh->size; r++) {
+            if (mesh->peers[r].data_fd >= 0)
+                shutdown(mesh->peers[r].data_fd, SHUT_RDWR);
+            if (mesh->peers[r].control_fd >= 0)
+                shutdown(mesh->peers[r].control_fd, SHUT_RDWR);
+        }
+        RK_ASSERT(write(mesh->wake_fd, &one, sizeof(one)) == sizeof(one));
+    }
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+}
+
+void rk_cpu_control_bye(struct rk_cpu_mesh *mesh)
+{
+    struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_BYE};
+
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++)
+        send_control(&mesh->peers[r], &control);
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+}
+
+void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh)
+{
+    struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_HEARTBEAT};
+
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++) {
+        if (mesh->peers[r].has_arrived)
+            send_control(&mesh->peers[r], &control);
+    }
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+}

@@ -1,0 +1,393 @@
+/* Exchanges of the CPU mesh: a set of frames to send and to receive runs to its end in one loop, all
+ * directions at once, so that no order of them can deadlock. Entry point: rk_cpu_exchange().
+ *
+ * Two clocks bound a wait. A peer whose part of a collective has begun to arrive is in it and must not go
+ * silent for longer than the progress timeout; while it waits for somebody else it sends heartbeats. A peer
+ * that has not arrived may be computing for minutes: the collective timeout bounds it. Point to point, only a
+ * begun frame counts as arrival, because the peer may do anything between two messages. */
+#include "engine/comm/comm_cpu_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+
+#define FRAME_MAGIC 0x464b4352u /* "RCKF" */
+#define NS_PER_MS   1000000
+/* Heartbeats per progress timeout: three may be late before a peer counts as silent. */
+#define HEARTBEATS 4
+
+/* --- building the list --- */
+
+void rk_cpu_begin(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group, rk_comm_op_t op,
+                  rk_dtype_t dtype, uint32_t arg)
+{
+    RK_ASSERT(arg <= UINT16_MAX);
+    mesh->group = group;
+    mesh->is_collective = op != RK_COMM_OP_SEND;
+    mesh->frame = (struct rk_cpu_frame){.magic = FRAME_MAGIC,
+                                        .tag = group->tag,
+                                        .seq = group->seq,
+                                        .op = (uint8_t)op,
+                                        .dtype = (uint8_t)dtype,
+                                        .arg = (uint16_t)arg};
+    mesh->begun_ns = mesh->heartbeat_ns = mesh->world->started_ns;
+    mesh->transfers.count = 0;
+    for (int32_t r = 0; r < mesh->size; r++)
+        mesh->peers[r].has_arrived = false;
+}
+
+static void add(struct rk_cpu_mesh *mesh, int32_t peer, bool is_send, void *data, size_t bytes)
+{
+    struct rk_cpu_transfer transfer = {
+        .frame = mesh->frame, .peer = mesh->group->world_ranks[peer], .is_send = is_send, .data = data};
+
+    RK_ASSERT(peer != mesh->group->rank);
+    transfer.frame.bytes = bytes;
+    rk_array_append(&mesh->transfers, transfer);
+}
+
+void rk_cpu_add_send(struct rk_cpu_mesh *mesh, int32_t peer, const void *data, size_t bytes)
+{
+    add(mesh, peer, true, (void *)data, bytes); /* not written to: sends and receives share one type */
+}
+
+void rk_cpu_add_recv(struct rk_cpu_mesh *mesh, int32_t peer, void *data, size_t bytes)
+{
+    add(mesh, peer, false, data, bytes);
+}
+
+/* Threads the list through the peers, each in the order of the calls. */
+static void link_transfers(struct rk_cpu_mesh *mesh)
+{
+    for (int32_t r = 0; r < mesh->size; r++)
+        mesh->peers[r].send_head = mesh->peers[r].recv_head = NULL;
+    for (int64_t i = mesh->transfers.count - 1; i >= 0; i--) {
+        struct rk_cpu_transfer *transfer = &mesh->transfers.items[i];
+        struct rk_cpu_peer *peer = &mesh->peers[transfer->peer];
+        struct rk_cpu_transfer **head = transfer->is_send ? &peer->send_head : &peer->recv_head;
+
+        transfer->next = *head;
+        *head = transfer;
+    }
+    mesh->num_pending = mesh->transfers.count;
+}
+
+/* --- messages --- */
+
+static void describe_frame(struct rk_str *out, const struct rk_cpu_mesh *mesh,
+                           const struct rk_cpu_frame *frame)
+{
+    static const char *const reduce_names[RK_REDUCE_OP_COUNT] = {"sum", "max", "min"};
+    char name[RK_COMM_NAME_BYTES];
+
+    if (frame->magic != FRAME_MAGIC || frame->op >= RK_COMM_OP_COUNT) {
+        rk_str_append(out, "garbage");
+        return;
+    }
+    rk_str_appendf(out, "%s #%" PRIu64 ".%" PRIu32 " of group %s (", rk_comm_op_name((rk_comm_op_t)frame->op),
+                   frame->seq, frame->step, rk_comm_world_group_name(mesh->world, frame->tag, name));
+    if ((frame->op == RK_COMM_OP_ALL_REDUCE || frame->op == RK_COMM_OP_REDUCE_SCATTER) &&
+        frame->arg < RK_REDUCE_OP_COUNT)
+        rk_str_appendf(out, "%s, ", reduce_names[frame->arg]);
+    if (frame->op == RK_COMM_OP_BROADCAST)
+        rk_str_appendf(out, "root %u, ", frame->arg);
+    rk_str_appendf(out, "%s, %" PRIu64 " bytes)",
+                   rk_dtype_is_valid(frame->dtype) ? rk_dtype_name(frame->dtype) : "?", frame->bytes);
+}
+
+static struct rk_status *desync(const struct rk_cpu_mesh *mesh, const struct rk_cpu_transfer *transfer,
+                                int32_t *origin)
+{
+    struct rk_str expected = {0}, got = {0};
+    struct rk_status *st;
+
+    describe_frame(&expected, mesh, &transfer->frame);
+    describe_frame(&got, mesh, &transfer->got);
+    st = RK_FAIL_REASON(RK_ABORTED, "COMM_DESYNC", "rank %d expects %s, rank %d sent %s", mesh->rank,
+                        rk_str_text(&expected), transfer->peer, rk_str_text(&got));
+    rk_str_fini(&expected);
+    rk_str_fini(&got);
+    *origin = transfer->peer;
+    return st;
+}
+
+/* --- moving bytes --- */
+
+/* The rest of a frame: header, payload or both. Returns the number of parts. */
+static int rest_of(const struct rk_cpu_transfer *transfer, const struct rk_cpu_frame *header,
+                   struct iovec iov[2])
+{
+    size_t done = transfer->done_bytes;
+    int parts = 0;
+
+    if (done < sizeof(*header)) {
+        iov[parts++] = (struct iovec){.iov_base = (char *)header + done, .iov_len = sizeof(*header) - done};
+        done = sizeof(*header);
+    }
+    done -= sizeof(*header);
+    if (done < transfer->frame.bytes)
+        iov[parts++] =
+            (struct iovec){.iov_base = transfer->data + done, .iov_len = transfer->frame.bytes - done};
+    return parts;
+}
+
+static bool is_complete(const struct rk_cpu_transfer *transfer)
+{
+    return transfer->done_bytes == sizeof(transfer->frame) + transfer->frame.bytes;
+}
+
+/* Why the connection failed is for the control connection to say. */
+static void mark_broken(struct rk_cpu_peer *peer)
+{
+    peer->is_data_broken = true;
+    peer->last_seen_ns = rk_time_now_ns();
+}
+
+static bool would_block(void)
+{
+    return errno == EAGAIN || errno == EWOULDBLOCK;
+}
+
+/* Sends until everything is gone or the socket is full. */
+static void pump_send(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
+{
+    while (peer->send_head && !peer->is_data_broken) {
+        struct rk_cpu_transfer *transfer = peer->send_head;
+        struct iovec iov[2];
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)rest_of(transfer, &transfer->frame, iov)};
+        ssize_t sent = sendmsg(peer->data_fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0) {
+            if (!would_block())
+                mark_broken(peer);
+            return;
+        }
+        peer->last_seen_ns = rk_time_now_ns();
+        transfer->done_bytes += (size_t)sent;
+        if (!is_complete(transfer))
+            return; /* the next call would only find the socket full */
+        peer->send_head = transfer->next;
+        mesh->num_pending--;
+    }
+}
+
+/* Receives until everything is here or the socket is empty. */
+static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t *origin)
+{
+    while (peer->recv_head && !peer->is_data_broken) {
+        struct rk_cpu_transfer *transfer = peer->recv_head;
+        bool had_header = transfer->done_bytes >= sizeof(transfer->got);
+        struct iovec iov[2];
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)rest_of(transfer, &transfer->got, iov)};
+        ssize_t got = recvmsg(peer->data_fd, &msg, MSG_DONTWAIT);
+
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            if (got == 0 || !would_block())
+                mark_broken(peer);
+            return NULL;
+        }
+        peer->last_seen_ns = rk_time_now_ns();
+        peer->has_arrived = true;
+        transfer->done_bytes += (size_t)got;
+        if (!had_header && transfer->done_bytes >= sizeof(transfer->got) &&
+            memcmp(&transfer->got, &transfer->frame, sizeof(transfer->got)) != 0)
+            return desync(mesh, transfer, origin);
+        if (!is_complete(transfer))
+            return NULL;
+        peer->recv_head = transfer->next;
+        mesh->num_pending--;
+    }
+    return NULL;
+}
+
+static struct rk_status *pump(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t *origin)
+{
+    pump_send(mesh, peer);
+    return pump_recv(mesh, peer, origin);
+}
+
+/* --- waiting --- */
+
+static bool has_work(const struct rk_cpu_peer *peer)
+{
+    return peer->send_head || peer->recv_head;
+}
+
+/* Whether silence of this peer counts from its last byte on, and not from the beginning of the operation. */
+static bool must_progress(const struct rk_cpu_mesh *mesh, const struct rk_cpu_peer *peer)
+{
+    if (peer->is_data_broken)
+        return true;
+    if (mesh->is_collective)
+        return peer->has_arrived;
+    return peer->recv_head && peer->recv_head->done_bytes > 0;
+}
+
+static int64_t deadline_of(const struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
+{
+    int64_t seen_ns = RK_MAX(peer->last_seen_ns, atomic_load(&peer->control_seen_ns));
+
+    return must_progress(mesh, peer) ? seen_ns + mesh->progress_ns : mesh->begun_ns + mesh->collective_ns;
+}
+
+static int timeout_ms(struct rk_cpu_mesh *mesh, int64_t now_ns)
+{
+    int64_t until_ns = mesh->is_collective ? mesh->heartbeat_ns + mesh->progress_ns / HEARTBEATS : INT64_MAX;
+
+    for (int32_t r = 0; r < mesh->size; r++) {
+        if (has_work(&mesh->peers[r]))
+            until_ns = RK_MIN(until_ns, deadline_of(mesh, &mesh->peers[r]));
+    }
+    if (until_ns <= now_ns)
+        return 0;
+    return (int)RK_MIN((until_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS, INT_MAX);
+}
+
+static bool is_late(const struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int64_t now_ns)
+{
+    return has_work(peer) && now_ns >= deadline_of(mesh, peer);
+}
+
+/* Names all who are missing; the first is the origin. */
+static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns, int32_t *origin)
+{
+    struct rk_str ranks = {0};
+    struct rk_status *st;
+    int32_t count = 0;
+
+    for (int32_t r = 0; r < mesh->size; r++) {
+        if (!is_late(mesh, &mesh->peers[r], now_ns) || must_progress(mesh, &mesh->peers[r]))
+            continue;
+        if (count++ == 0)
+            *origin = r;
+        rk_str_appendf(&ranks, "%s%d", count > 1 ? ", " : "", r);
+    }
+    st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s %s did not arrive within %" PRId64 " ms",
+                        count > 1 ? "ranks" : "rank", rk_str_text(&ranks), mesh->collective_ns / NS_PER_MS);
+    rk_str_fini(&ranks);
+    return st;
+}
+
+/* `now_ns` is the time before the last look at the connections: what had come by then has been seen. */
+static struct rk_status *check_deadlines(struct rk_cpu_mesh *mesh, int64_t now_ns, int32_t *origin)
+{
+    for (int32_t r = 0; r < mesh->size; r++) {
+        struct rk_cpu_peer *peer = &mesh->peers[r];
+
+        if (!is_late(mesh, peer, now_ns))
+            continue;
+        *origin = r;
+        if (peer->is_data_broken)
+            return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: its data connection broke", r);
+        if (must_progress(mesh, peer))
+            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms",
+                                  r, mesh->progress_ns / NS_PER_MS);
+        return not_arrived(mesh, now_ns, origin);
+    }
+    return NULL;
+}
+
+static void fill_polls(struct rk_cpu_mesh *mesh)
+{
+    for (int32_t r = 0; r < mesh->size; r++) {
+        struct rk_cpu_peer *peer = &mesh->peers[r];
+        bool is_open = atomic_load(&peer->link) == RK_CPU_LINK_OPEN;
+        bool is_used = has_work(peer) && !peer->is_data_broken;
+
+        mesh->polls[r] = (struct pollfd){.fd = is_open ? peer->control_fd : -1, .events = POLLIN};
+        mesh->polls[mesh->size + r] = (struct pollfd){
+            .fd = is_used ? peer->data_fd : -1,
+            .events = (short)((peer->send_head ? POLLOUT : 0) | (peer->recv_head ? POLLIN : 0))};
+    }
+    mesh->polls[2 * mesh->size] = (struct pollfd){.fd = mesh->wake_fd, .events = POLLIN};
+}
+
+/* A data connection that failed: the reason usually came on the control connection before. NULL: not known
+ * yet. */
+static struct rk_status *explain_broken(struct rk_cpu_mesh *mesh, int32_t *origin)
+{
+    for (int32_t r = 0; r < mesh->size; r++) {
+        if (!mesh->peers[r].is_data_broken)
+            continue;
+        RK_TRY(rk_cpu_control_read(mesh, origin));
+        if (atomic_load(&mesh->peers[r].link) == RK_CPU_LINK_BYE) {
+            *origin = r;
+            return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", r);
+        }
+    }
+    return NULL;
+}
+
+/* Waits for something to happen and handles all of it. */
+static struct rk_status *wait_and_pump(struct rk_cpu_mesh *mesh, int64_t now_ns, int32_t *origin)
+{
+    bool is_control_ready = false;
+    int num_ready;
+
+    fill_polls(mesh);
+    num_ready = poll(mesh->polls, (nfds_t)(2 * mesh->size + 1), timeout_ms(mesh, now_ns));
+    if (num_ready < 0 && errno != EINTR)
+        return RK_FAIL(RK_INTERNAL, "poll: %s", strerror(errno));
+    if (atomic_load(&mesh->world->has_failed))
+        return rk_comm_world_error(mesh->world);
+    if (num_ready <= 0)
+        return NULL;
+    for (int32_t r = 0; r < mesh->size; r++)
+        is_control_ready = is_control_ready || mesh->polls[r].revents;
+    if (is_control_ready)
+        RK_TRY(rk_cpu_control_read(mesh, origin));
+    for (int32_t r = 0; r < mesh->size; r++) {
+        if (mesh->polls[mesh->size + r].revents)
+            RK_TRY(pump(mesh, &mesh->peers[r], origin));
+    }
+    return NULL;
+}
+
+static struct rk_status *run(struct rk_cpu_mesh *mesh, int32_t *origin)
+{
+    link_transfers(mesh);
+    /* Small operations often end without a wait. */
+    for (int32_t r = 0; r < mesh->size; r++)
+        RK_TRY(pump(mesh, &mesh->peers[r], origin));
+    while (mesh->num_pending > 0) {
+        int64_t now_ns = rk_time_now_ns();
+
+        RK_TRY(explain_broken(mesh, origin));
+        if (mesh->is_collective && now_ns >= mesh->heartbeat_ns + mesh->progress_ns / HEARTBEATS) {
+            mesh->heartbeat_ns = now_ns;
+            rk_cpu_control_heartbeat(mesh);
+        }
+        RK_TRY(wait_and_pump(mesh, now_ns, origin));
+        RK_TRY(check_deadlines(mesh, now_ns, origin));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_cpu_exchange(struct rk_cpu_mesh *mesh)
+{
+    int32_t origin = mesh->rank;
+    struct rk_status *st = run(mesh, &origin);
+    char seq[32] = "";
+
+    mesh->transfers.count = 0;
+    if (!st)
+        return NULL;
+    if (mesh->is_collective)
+        snprintf(seq, sizeof(seq), " #%" PRIu64, mesh->frame.seq);
+    rk_comm_world_fail(
+        mesh->world, origin,
+        RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(mesh->world->activity_op), seq, mesh->group->name));
+    return rk_comm_world_error(mesh->world);
+}

@@ -1,0 +1,159 @@
+/* Private to engine: the seam between the collectives' wrapper (comm.c) and its backends.
+ *
+ * The wrapper owns what all backends share: argument checks, the first error of a world, the activity record,
+ * group names and tags, collecting batches. A backend moves bytes. It reports a failure either by returning
+ * it or, from any thread, through rk_comm_world_fail(); both end the world. */
+#ifndef RK_COMM_INTERNAL_H
+#define RK_COMM_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/rk_array.h"
+#include "engine/rk_comm.h"
+
+#define RK_COMM_ABI 1
+
+/* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
+#define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
+
+#define RK_COMM_ADDRESS_BYTES 160 /* "[ipv6 with scope]:port" and "unix:@name" fit */
+#define RK_COMM_NAME_BYTES    32
+
+/* Travels in the frames of the CPU mesh. */
+typedef enum rk_comm_op {
+    RK_COMM_OP_ALL_REDUCE,
+    RK_COMM_OP_ALL_GATHER,
+    RK_COMM_OP_REDUCE_SCATTER,
+    RK_COMM_OP_BROADCAST,
+    RK_COMM_OP_ALL_TO_ALL,
+    RK_COMM_OP_BARRIER,
+    RK_COMM_OP_SEND,
+    RK_COMM_OP_RECV,
+    RK_COMM_OP_BATCH,
+    RK_COMM_OP_COUNT
+} rk_comm_op_t;
+
+/* One send or receive of a batch. */
+struct rk_comm_p2p {
+    struct rk_stream *stream;
+    rk_tensor_t tensor;
+    int32_t peer; /* index in the group */
+    bool is_send;
+};
+
+/* One world: a rank's membership in a set of connected ranks. */
+struct rk_comm_world {
+    /* fixed after create */
+    const struct rk_comm_ops *ops;
+    void *impl; /* the backend's */
+    int32_t rank, size;
+
+    /* engine thread only */
+    uint32_t next_tag;
+    struct rk_comm_group *groups;  /* newest first */
+    struct rk_comm_shared *shared; /* comm_share.c */
+
+    /* any thread */
+    atomic_bool has_failed;
+    pthread_mutex_t error_lock;    /* guards error until it is set; it never changes after */
+    struct rk_status *error;       /* the first one */
+    pthread_mutex_t activity_lock; /* guards the fields below; held for a few instructions only */
+    uint64_t activity_seq;
+    bool in_operation;
+    int64_t started_ns;
+    rk_comm_op_t activity_op;
+    char activity_group[RK_COMM_NAME_BYTES];
+};
+
+/* One communicator. Engine thread only. */
+struct rk_comm_group {
+    struct rk_comm_world *world;
+    struct rk_comm_group *next;
+    void *impl; /* the backend's */
+    char name[RK_COMM_NAME_BYTES];
+    uint32_t tag;         /* equal on all ranks of the world: the number of the group_create call */
+    uint64_t seq;         /* collectives begun; equal on all members */
+    int32_t rank, size;   /* my index, number of members */
+    int32_t *world_ranks; /* [size] */
+    bool in_batch;
+    RK_ARRAY(struct rk_comm_p2p) batch;
+};
+
+/* One collective backend. All ranks of a group call the same entry in the same order. Arguments have been
+ * checked: groups have at least two members, tensors are contiguous, of equal dtype and of fitting, non-zero
+ * size (all_to_all: possibly zero). Entries enqueue on `stream` and return before completion where the
+ * backend is asynchronous. */
+struct rk_comm_ops {
+    const char *name; /* "cpu", "nccl" */
+    uint32_t abi;     /* RK_COMM_ABI */
+    uint32_t caps;    /* RK_COMM_CAP_* */
+
+    /* required. Writes what peers need to reach this endpoint; leave it alone when they need nothing. */
+    struct rk_status *(*endpoint_open)(void **out, const struct rk_comm_endpoint_config *config,
+                                       char address[RK_COMM_ADDRESS_BYTES]);
+    void (*endpoint_close)(void *endpoint);                     /* required */
+    struct rk_status *(*make_id)(uint8_t id[RK_COMM_ID_BYTES]); /* required */
+
+    /* required. Sets world->impl; takes the endpoint, on failure too. Timeouts in config are filled in. */
+    struct rk_status *(*world_create)(struct rk_comm_world *world, void *endpoint,
+                                      const struct rk_comm_world_config *config);
+    void (*world_destroy)(struct rk_comm_world *world); /* required */
+    /* required; any thread, at most once: ends what runs here and tells the peers. `origin` is the world rank
+     * where the trouble began. */
+    void (*world_abort)(struct rk_comm_world *world, int32_t origin, const struct rk_status *error);
+    /* optional; any thread: looks for failures and reports them through rk_comm_world_fail(). NULL means that
+     * only operations find them. */
+    void (*world_poll)(struct rk_comm_world *world);
+
+    struct rk_status *(*group_create)(
+        struct rk_comm_group *group);                   /* optional: NULL means nothing to set up */
+    void (*group_destroy)(struct rk_comm_group *group); /* optional: NULL means nothing to release */
+
+    /* required */
+    struct rk_status *(*all_reduce)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                    rk_reduce_op_t op);
+    struct rk_status *(*all_gather)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                    rk_tensor_t in);
+    struct rk_status *(*reduce_scatter)(struct rk_comm_group *group, struct rk_stream *stream,
+                                        rk_tensor_t out, rk_tensor_t in, rk_reduce_op_t op);
+    struct rk_status *(*broadcast)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                   int32_t root);
+    struct rk_status *(*all_to_all)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                    const int64_t *recv_rows, rk_tensor_t in, const int64_t *send_rows);
+    /* Runs all of them together: no order of the list may deadlock. */
+    struct rk_status *(*batch)(struct rk_comm_group *group, const struct rk_comm_p2p *list, int64_t count);
+    struct rk_status *(*barrier)(struct rk_comm_group *group, struct rk_stream *stream);
+};
+
+extern const struct rk_comm_ops rk_comm_cpu_ops;
+
+const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */
+/* The backend of that name; NOT_FOUND lists the known ones. */
+struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const char *name) RK_NODISCARD;
+
+/* Ends the world with `error` (taken) unless it has failed before. Any thread. */
+void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error);
+/* A copy of the first error; NULL while healthy. Any thread. */
+struct rk_status *rk_comm_world_error(struct rk_comm_world *world) RK_NODISCARD;
+/* For messages: the name of the group with that tag here, or "#TAG". Writes to buf, returns it. */
+const char *rk_comm_world_group_name(const struct rk_comm_world *world, uint32_t tag,
+                                     char buf[RK_COMM_NAME_BYTES]);
+
+/* --- communicators that several meshes use, counted (comm_share.c) --- */
+
+/* A partition of the world: colors[r] names the group of world rank r (-1: none), indices[r] its place there.
+ */
+struct rk_comm_partition {
+    const int32_t *colors, *indices; /* [world size] */
+};
+
+/* Collective like rk_comm_group_create, but returns the communicator made before for an equal partition. All
+ * ranks see the whole partition, so all of them decide alike. Release it; the group itself is NULL outside
+ * all groups. */
+struct rk_status *rk_comm_shared_acquire(struct rk_comm_shared **out, struct rk_comm_world *world,
+                                         const char *name, struct rk_comm_partition partition) RK_NODISCARD;
+void rk_comm_shared_release(struct rk_comm_shared *shared); /* NULL is a no-op */
+struct rk_comm_group *rk_comm_shared_group(const struct rk_comm_shared *shared);
+
+#endif

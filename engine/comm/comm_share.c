@@ -1,0 +1,106 @@
+/* Communicators that several meshes use. The actor's tp groups and the rollout's are often the same ranks in
+ * the same order: one communicator serves both. What decides is the whole partition of the world, which every
+ * rank sees, and not the rank's own list, so that all ranks make or reuse a communicator together, as a
+ * backend whose creation is collective over the world needs it. */
+#include "engine/comm/comm_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+
+/* Owned by its users together; linked in world->shared. Engine thread only. */
+struct rk_comm_shared {
+    struct rk_comm_world *world;
+    struct rk_comm_shared *next;
+    struct rk_comm_group *group; /* NULL when this rank is in no group of the partition */
+    int64_t num_users;
+    int32_t *colors, *indices; /* [world size] each, one allocation */
+};
+
+static struct rk_comm_shared *find_equal(const struct rk_comm_world *world,
+                                         struct rk_comm_partition partition)
+{
+    size_t bytes = (size_t)world->size * sizeof(int32_t);
+
+    for (struct rk_comm_shared *shared = world->shared; shared; shared = shared->next) {
+        if (memcmp(shared->colors, partition.colors, bytes) == 0 &&
+            memcmp(shared->indices, partition.indices, bytes) == 0)
+            return shared;
+    }
+    return NULL;
+}
+
+/* The members of this rank's own group, in order. Returns their number. */
+static int32_t own_members(const struct rk_comm_world *world, struct rk_comm_partition partition,
+                           int32_t *members)
+{
+    int32_t color = partition.colors[world->rank], num_members = 0;
+
+    if (color < 0)
+        return 0;
+    for (int32_t r = 0; r < world->size; r++) {
+        if (partition.colors[r] != color)
+            continue;
+        members[partition.indices[r]] = r;
+        num_members++;
+    }
+    return num_members;
+}
+
+struct rk_status *rk_comm_shared_acquire(struct rk_comm_shared **out, struct rk_comm_world *world,
+                                         const char *name, struct rk_comm_partition partition)
+{
+    struct rk_comm_shared *shared = find_equal(world, partition);
+    size_t size = (size_t)world->size;
+    struct rk_status *st;
+    int32_t *members;
+
+    *out = NULL;
+    if (shared) {
+        shared->num_users++;
+        *out = shared;
+        return NULL;
+    }
+    shared = rk_calloc(1, sizeof(*shared));
+    shared->world = world;
+    shared->num_users = 1;
+    shared->colors = rk_calloc(2 * size, sizeof(int32_t));
+    shared->indices = shared->colors + size;
+    memcpy(shared->colors, partition.colors, size * sizeof(int32_t));
+    memcpy(shared->indices, partition.indices, size * sizeof(int32_t));
+    shared->next = world->shared;
+    world->shared = shared;
+
+    members = rk_calloc(size, sizeof(int32_t));
+    st = rk_comm_group_create(&shared->group, world, name, members, own_members(world, partition, members));
+    rk_free(members);
+    if (st) {
+        rk_comm_shared_release(shared);
+        return st;
+    }
+    *out = shared;
+    return NULL;
+}
+
+void rk_comm_shared_release(struct rk_comm_shared *shared)
+{
+    struct rk_comm_shared **link;
+
+    if (!shared)
+        return;
+    RK_ASSERT(shared->num_users > 0);
+    if (--shared->num_users > 0)
+        return;
+    rk_comm_group_destroy(shared->group);
+    for (link = &shared->world->shared; *link != shared; link = &(*link)->next)
+        RK_ASSERT(*link);
+    *link = shared->next;
+    rk_free(shared->colors);
+    rk_free(shared);
+}
+
+struct rk_comm_group *rk_comm_shared_group(const struct rk_comm_shared *shared)
+{
+    return shared->group;
+}

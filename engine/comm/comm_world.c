@@ -1,0 +1,258 @@
+/* Endpoints and worlds, the part that all backends share: the configuration is checked, the first error is
+ * kept, and what the engine thread does is on record for other threads.
+ *
+ * Whoever finds trouble (an operation, a backend looking at its connections, a thread that asks for an abort)
+ * hands it to rk_comm_world_fail(). The first one stays and is spread to the peers; later ones are dropped.
+ */
+#include "engine/comm/comm_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+
+#define CONNECT_TIMEOUT_MS    120000
+#define PROGRESS_TIMEOUT_MS   5000
+#define COLLECTIVE_TIMEOUT_MS 600000
+
+struct rk_comm_endpoint {
+    const struct rk_comm_ops *ops;
+    void *impl;
+    char address[RK_COMM_ADDRESS_BYTES];
+    bool has_id;
+    uint8_t id[RK_COMM_ID_BYTES];
+};
+
+/* --- endpoints --- */
+
+struct rk_status *rk_comm_endpoint_open(struct rk_comm_endpoint **out,
+                                        const struct rk_comm_endpoint_config *config)
+{
+    struct rk_comm_endpoint_config known = {0};
+    struct rk_comm_endpoint *endpoint;
+    const struct rk_comm_ops *ops;
+    struct rk_status *st;
+
+    RK_ASSERT(out);
+    RK_ASSERT(config);
+    *out = NULL;
+    memcpy(&known, config, RK_MIN(config->struct_size, sizeof(known)));
+    if (!known.backend)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "name of the collective backend is missing");
+    RK_TRY(rk_comm_find_backend(&ops, known.backend));
+
+    endpoint = rk_calloc(1, sizeof(*endpoint));
+    endpoint->ops = ops;
+    RK_TRY_GOTO(st, ops->endpoint_open(&endpoint->impl, &known, endpoint->address), out);
+    if (known.make_id) {
+        RK_TRY_GOTO(st, ops->make_id(endpoint->id), out);
+        endpoint->has_id = true;
+    }
+    *out = endpoint;
+    return NULL;
+
+out:
+    rk_comm_endpoint_close(endpoint);
+    return st;
+}
+
+/* Releases all but the backend's part. */
+static void endpoint_free(struct rk_comm_endpoint *endpoint)
+{
+    explicit_bzero(endpoint->id, sizeof(endpoint->id));
+    rk_free(endpoint);
+}
+
+void rk_comm_endpoint_close(struct rk_comm_endpoint *endpoint)
+{
+    if (!endpoint)
+        return;
+    if (endpoint->impl)
+        endpoint->ops->endpoint_close(endpoint->impl);
+    endpoint_free(endpoint);
+}
+
+const char *rk_comm_endpoint_address(const struct rk_comm_endpoint *endpoint)
+{
+    return endpoint->address;
+}
+
+const uint8_t *rk_comm_endpoint_id(const struct rk_comm_endpoint *endpoint)
+{
+    return endpoint->has_id ? endpoint->id : NULL;
+}
+
+/* --- worlds --- */
+
+/* The configuration comes from the driver. */
+static struct rk_status *check_world_config(const struct rk_comm_ops *ops,
+                                            const struct rk_comm_world_config *config)
+{
+    struct rk_device_info info;
+
+    if (config->world_size < 1 || config->world_size > RK_MESH_MAX_RANKS)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "world_size=%d, expected 1 to %d", config->world_size,
+                       RK_MESH_MAX_RANKS);
+    if (config->rank < 0 || config->rank >= config->world_size)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rank=%d, expected 0 to %d", config->rank,
+                       config->world_size - 1);
+    if (!config->id)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the id of the world is missing");
+    if (config->connect_timeout_ms < 0 || config->progress_timeout_ms < 0 ||
+        config->collective_timeout_ms < 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "connect_timeout_ms=%" PRId64 " progress_timeout_ms=%" PRId64
+                       " collective_timeout_ms=%" PRId64 ", expected 0 (default) or more",
+                       config->connect_timeout_ms, config->progress_timeout_ms,
+                       config->collective_timeout_ms);
+    if (!config->device || (ops->caps & RK_COMM_CAP_DEVICE_MEMORY))
+        return NULL;
+    info = rk_device_get_info(config->device);
+    if (strcmp(info.name, "cpu") != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "collectives '%s' work on host memory, device is '%s'", ops->name,
+                       info.name);
+    return NULL;
+}
+
+static void world_free(struct rk_comm_world *world)
+{
+    rk_status_free(world->error);
+    pthread_mutex_destroy(&world->error_lock);
+    pthread_mutex_destroy(&world->activity_lock);
+    rk_free(world);
+}
+
+struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_comm_endpoint *endpoint,
+                                       const struct rk_comm_world_config *config)
+{
+    struct rk_comm_world_config known = {0};
+    struct rk_comm_world *world;
+    struct rk_status *st;
+    void *impl;
+
+    RK_ASSERT(out);
+    RK_ASSERT(endpoint);
+    RK_ASSERT(config);
+    *out = NULL;
+    memcpy(&known, config, RK_MIN(config->struct_size, sizeof(known)));
+    st = check_world_config(endpoint->ops, &known);
+    if (st) {
+        rk_comm_endpoint_close(endpoint);
+        return st;
+    }
+    known.connect_timeout_ms = known.connect_timeout_ms ? known.connect_timeout_ms : CONNECT_TIMEOUT_MS;
+    known.progress_timeout_ms = known.progress_timeout_ms ? known.progress_timeout_ms : PROGRESS_TIMEOUT_MS;
+    known.collective_timeout_ms =
+        known.collective_timeout_ms ? known.collective_timeout_ms : COLLECTIVE_TIMEOUT_MS;
+
+    world = rk_calloc(1, sizeof(*world));
+    world->ops = endpoint->ops;
+    world->rank = known.rank;
+    world->size = known.world_size;
+    RK_ASSERT(pthread_mutex_init(&world->error_lock, NULL) == 0);
+    RK_ASSERT(pthread_mutex_init(&world->activity_lock, NULL) == 0);
+    impl = endpoint->impl;
+    endpoint_free(endpoint);
+    st = world->ops->world_create(world, impl, &known);
+    if (st) {
+        world_free(world);
+        return RK_WRAP(st, "rank %d of %d", known.rank, known.world_size);
+    }
+    *out = world;
+    return NULL;
+}
+
+void rk_comm_world_destroy(struct rk_comm_world *world)
+{
+    if (!world)
+        return;
+    RK_ASSERT(!world->groups);
+    RK_ASSERT(!world->shared);
+    world->ops->world_destroy(world);
+    world_free(world);
+}
+
+int32_t rk_comm_world_rank(const struct rk_comm_world *world)
+{
+    return world->rank;
+}
+
+int32_t rk_comm_world_size(const struct rk_comm_world *world)
+{
+    return world->size;
+}
+
+void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error)
+{
+    bool is_first;
+
+    RK_ASSERT(error);
+    RK_ASSERT(pthread_mutex_lock(&world->error_lock) == 0);
+    is_first = !world->error;
+    if (is_first)
+        world->error = error;
+    RK_ASSERT(pthread_mutex_unlock(&world->error_lock) == 0);
+    if (!is_first) {
+        rk_status_free(error);
+        return;
+    }
+    atomic_store(&world->has_failed, true);
+    RK_WARN("collectives end: %s", rk_status_message(error));
+    world->ops->world_abort(world, origin, error);
+}
+
+struct rk_status *rk_comm_world_error(struct rk_comm_world *world)
+{
+    struct rk_status *copy;
+
+    RK_ASSERT(pthread_mutex_lock(&world->error_lock) == 0);
+    copy = world->error ? rk_status_clone(world->error) : NULL;
+    RK_ASSERT(pthread_mutex_unlock(&world->error_lock) == 0);
+    return copy;
+}
+
+void rk_comm_world_abort(struct rk_comm_world *world, const char *reason)
+{
+    struct rk_comm_activity activity;
+
+    rk_comm_world_activity(world, &activity);
+    rk_comm_world_fail(world, world->rank,
+                       RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s", world->rank,
+                                      activity.in_operation ? " during " : "",
+                                      activity.in_operation ? activity.name : "", reason));
+}
+
+struct rk_status *rk_comm_world_check(struct rk_comm_world *world)
+{
+    if (!atomic_load(&world->has_failed) && world->ops->world_poll)
+        world->ops->world_poll(world);
+    return rk_comm_world_error(world);
+}
+
+void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_activity *out)
+{
+    /* A lock is no part of the value that const speaks of. */
+    pthread_mutex_t *lock = (pthread_mutex_t *)&world->activity_lock;
+
+    RK_ASSERT(pthread_mutex_lock(lock) == 0);
+    *out = (struct rk_comm_activity){
+        .seq = world->activity_seq, .in_operation = world->in_operation, .started_ns = world->started_ns};
+    if (world->activity_seq > 0)
+        snprintf(out->name, sizeof(out->name), "%s %s", rk_comm_op_name(world->activity_op),
+                 world->activity_group);
+    RK_ASSERT(pthread_mutex_unlock(lock) == 0);
+}
+
+const char *rk_comm_world_group_name(const struct rk_comm_world *world, uint32_t tag,
+                                     char buf[RK_COMM_NAME_BYTES])
+{
+    snprintf(buf, RK_COMM_NAME_BYTES, "#%" PRIu32, tag);
+    for (const struct rk_comm_group *group = world->groups; group; group = group->next) {
+        if (group->tag == tag)
+            snprintf(buf, RK_COMM_NAME_BYTES, "%s", group->name);
+    }
+    return buf;
+}

@@ -1,0 +1,82 @@
+/* Per-token estimators of KL(pi || ref) from log-probs of sampled tokens, with x = log_prob - ref:
+ *
+ *   k1   x                                              gradient by log_prob  1
+ *   abs  |x|                                                                  sign(x)
+ *   k2   x^2 / 2                                                              x
+ *   k3   y = clamp(-x, -20, 20);  clamp(e^y - y - 1, -10, 10)                 1 - e^-x, 0 where a clamp acts
+ *
+ * A name that ends in "+" keeps the value and takes the gradient of k2, whose expectation is that of the KL
+ * itself. Schulman, "Approximating KL divergence", 2020. verl's "full" form needs all logits and does not
+ * exist there either. */
+#include "engine/loss/loss_internal.h"
+
+#include <string.h>
+
+#include "base/rk_assert.h"
+
+#define K3_MAX 10.0
+
+static const struct {
+    const char *name;
+    rk_kl_type_t type;
+} names[] = {
+    {"kl", RK_KL_K1}, {"k1", RK_KL_K1},         {"abs", RK_KL_ABS}, {"mse", RK_KL_K2},
+    {"k2", RK_KL_K2}, {"low_var_kl", RK_KL_K3}, {"k3", RK_KL_K3},
+};
+
+struct rk_status *rk_kl_type_parse(const char *text, rk_kl_type_t *type, bool *straight_through)
+{
+    size_t bytes = strlen(text);
+    bool has_plus = bytes > 0 && text[bytes - 1] == '+';
+
+    if (has_plus)
+        bytes--;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        if (strlen(names[i].name) == bytes && memcmp(names[i].name, text, bytes) == 0) {
+            *type = names[i].type;
+            *straight_through = has_plus;
+            return NULL;
+        }
+    }
+    return RK_FAIL(
+        RK_INVALID_ARGUMENT,
+        "kl_loss_type: expected kl, k1, abs, mse, k2, low_var_kl or k3, each also with +, got \"%s\"", text);
+}
+
+static void estimate_k3(double x, double *value, double *grad)
+{
+    double y = rk_loss_clamp(-x, -RK_LOSS_EXPONENT_MAX, RK_LOSS_EXPONENT_MAX);
+    double raw = exp(y) - y - 1.0;
+    bool is_clamped = fabs(x) > RK_LOSS_EXPONENT_MAX || raw > K3_MAX;
+
+    *value = rk_loss_clamp(raw, -K3_MAX, K3_MAX);
+    *grad = is_clamped ? 0.0 : 1.0 - exp(-x);
+}
+
+void rk_kl_estimate(rk_kl_type_t type, bool straight_through, double log_prob, double ref, double *value,
+                    double *grad)
+{
+    double x = log_prob - ref;
+
+    switch (type) {
+    case RK_KL_K1:
+        *value = x;
+        *grad = 1.0;
+        break;
+    case RK_KL_ABS:
+        *value = fabs(x);
+        *grad = (double)((x > 0.0) - (x < 0.0));
+        break;
+    case RK_KL_K2:
+        *value = 0.5 * x * x;
+        *grad = x;
+        break;
+    case RK_KL_K3:
+        estimate_k3(x, value, grad);
+        break;
+    case RK_KL_COUNT:
+        RK_ASSERT(!"not an estimator");
+    }
+    if (straight_through)
+        *grad = x;
+}

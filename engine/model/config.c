@@ -1,0 +1,191 @@
+/* What the families have in common in Hugging Face's config.json. Absent and null mean the family's default;
+ * numbers may be written as integers or reals; keys that are not read are ignored, but those that change the
+ * mathematics are refused unless they say what is implemented. */
+#include "engine/model/model_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+/* Layers bound the size of the parameter table, which is host memory; the deepest published models have 126.
+ */
+#define NUM_LAYERS_MAX 4096
+#define SIZE_MAX_I32   INT32_MAX
+
+static bool equals_text(const struct rk_json *value, const char *text)
+{
+    char *dumped = rk_json_dump(value, 0, true);
+    bool equal = strcmp(dumped, text) == 0;
+    double number;
+
+    if (!equal && rk_parse_f64(text, &number)) /* 1 and 1.0 */
+        equal = rk_json_as_real(value, NAN) == number;
+    rk_free(dumped);
+    return equal;
+}
+
+struct rk_status *rk_config_check_limits(const struct rk_json *hf_config,
+                                         const struct rk_config_limit *limits, int64_t num_limits)
+{
+    for (int64_t i = 0; i < num_limits; i++) {
+        const struct rk_json *value = rk_json_find(hf_config, limits[i].key);
+        struct rk_status *st;
+        char *text;
+
+        if (rk_json_is_null(value) || equals_text(value, limits[i].allowed))
+            continue;
+        text = rk_json_dump(value, 0, false);
+        st = RK_FAIL(RK_UNIMPLEMENTED, "%s=%.100s is not implemented, expected %s", limits[i].key, text,
+                     limits[i].allowed);
+        rk_free(text);
+        return st;
+    }
+    return NULL;
+}
+
+static struct rk_status *read_eos(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    const struct rk_json *eos = rk_json_find(hf_config, "eos_token_id");
+    bool is_list = !rk_json_is_null(eos) && rk_json_type(eos) == RK_JSON_ARRAY;
+    int64_t count = rk_json_is_null(eos) ? 0 : is_list ? rk_json_count(eos) : 1;
+
+    if (count > (int64_t)RK_ARRAY_LEN(out->eos_token_ids))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "eos_token_id: expected at most %zu ids, got %lld",
+                       RK_ARRAY_LEN(out->eos_token_ids), (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = rk_json_as_int(is_list ? rk_json_at(eos, i) : eos, -1);
+
+        if (id < 0 || id >= out->vocab_size)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "eos_token_id: expected ids from 0 to %lld, or a list of them",
+                           (long long)out->vocab_size - 1);
+        out->eos_token_ids[out->num_eos_token_ids++] = id;
+    }
+    return NULL;
+}
+
+static struct rk_status *check_positive(const char *key, double value)
+{
+    if (value > 0 && isfinite(value))
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected a positive number, got %g", key, value);
+}
+
+static struct rk_status *read_sizes(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    const struct {
+        const char *key;
+        int64_t *value, max;
+    } sizes[] = {
+        {"hidden_size", &out->hidden_size, SIZE_MAX_I32},
+        {"intermediate_size", &out->intermediate_size, SIZE_MAX_I32},
+        {"num_hidden_layers", &out->num_layers, NUM_LAYERS_MAX},
+        {"num_attention_heads", &out->num_heads, SIZE_MAX_I32},
+        {"num_key_value_heads", &out->num_kv_heads, SIZE_MAX_I32},
+        {"head_dim", &out->head_dim, SIZE_MAX_I32},
+        {"vocab_size", &out->vocab_size, SIZE_MAX_I32},
+        {"max_position_embeddings", &out->max_position_embeddings, SIZE_MAX_I32},
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(sizes); i++)
+        RK_TRY(rk_json_opt_i64(hf_config, "", sizes[i].key, 1, sizes[i].max, sizes[i].value));
+    if (out->num_kv_heads == 0)
+        out->num_kv_heads = out->num_heads;
+    if (out->head_dim == 0)
+        out->head_dim = out->hidden_size / out->num_heads;
+    if (out->num_heads % out->num_kv_heads != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "num_key_value_heads: expected a divisor of num_attention_heads=%lld, got %lld",
+                       (long long)out->num_heads, (long long)out->num_kv_heads);
+    if (out->head_dim < 2 || out->head_dim % 2 != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "head_dim: expected an even number, got %lld",
+                       (long long)out->head_dim);
+    if (out->num_heads > SIZE_MAX_I32 / out->head_dim)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "num_attention_heads: %lld heads of head_dim=%lld are too many",
+                       (long long)out->num_heads, (long long)out->head_dim);
+    return NULL;
+}
+
+struct rk_status *rk_config_read_common(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    static const struct rk_config_limit limits[] = {
+        {"text_config", "null"}, /* a multimodal checkpoint */
+        {"quantization_config", "null"},
+        {"hidden_act", "\"silu\""},
+        {"partial_rotary_factor", "1"},
+        {"attn_logit_softcapping", "null"},
+        {"final_logit_softcapping", "null"},
+    };
+    const char *architecture =
+        rk_json_as_string(rk_json_at(rk_json_find(hf_config, "architectures"), 0), NULL);
+
+    RK_TRY(rk_config_check_limits(hf_config, limits, RK_ARRAY_LEN(limits)));
+    if (architecture && !rk_str_has_suffix(architecture, "ForCausalLM"))
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "architectures=[\"%.64s\"] is not implemented, expected ...ForCausalLM", architecture);
+    RK_TRY(read_sizes(out, hf_config));
+    RK_TRY(rk_json_opt_f64(hf_config, "", "rms_norm_eps", &out->rms_norm_eps));
+    RK_TRY(rk_json_opt_f64(hf_config, "", "initializer_range", &out->initializer_range));
+    RK_TRY(rk_json_opt_bool(hf_config, "", "tie_word_embeddings", &out->tie_word_embeddings));
+    RK_TRY(check_positive("rms_norm_eps", out->rms_norm_eps));
+    RK_TRY(check_positive("initializer_range", out->initializer_range));
+    return read_eos(out, hf_config);
+}
+
+/* One object of the old form (rope_scaling) or the new one (rope_parameters). */
+static struct rk_status *read_scaling(struct rk_model_config *out, const struct rk_json *object,
+                                      const char *where)
+{
+    const char *type = "default";
+    int64_t original = 0;
+
+    RK_TRY(rk_json_opt_string(object, where, "type", &type)); /* the legacy name */
+    RK_TRY(rk_json_opt_string(object, where, "rope_type", &type));
+    out->rope_scaling.is_llama3 = strcmp(type, "llama3") == 0;
+    if (!out->rope_scaling.is_llama3) {
+        if (strcmp(type, "default") == 0)
+            return NULL;
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "%s.rope_type='%.32s' is not implemented, expected default or llama3", where, type);
+    }
+    RK_TRY(rk_json_get_f64(object, where, "factor", &out->rope_scaling.factor));
+    RK_TRY(rk_json_get_f64(object, where, "low_freq_factor", &out->rope_scaling.low_freq_factor));
+    RK_TRY(rk_json_get_f64(object, where, "high_freq_factor", &out->rope_scaling.high_freq_factor));
+    RK_TRY(rk_json_get_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32, &original));
+    out->rope_scaling.original_max_position_embeddings = original;
+    if (!(out->rope_scaling.factor >= 1) || !isfinite(out->rope_scaling.factor))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s.factor: expected at least 1, got %g", where,
+                       out->rope_scaling.factor);
+    if (!(out->rope_scaling.low_freq_factor > 0) ||
+        !(out->rope_scaling.high_freq_factor > out->rope_scaling.low_freq_factor))
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s: expected 0 < low_freq_factor < high_freq_factor, got %g and %g", where,
+                       out->rope_scaling.low_freq_factor, out->rope_scaling.high_freq_factor);
+    return NULL;
+}
+
+static struct rk_status *read_rope_object(struct rk_model_config *out, const struct rk_json *hf_config,
+                                          const char *key)
+{
+    static const struct rk_config_limit limits[] = {{"partial_rotary_factor", "1"}};
+    const struct rk_json *object = rk_json_find(hf_config, key);
+
+    if (rk_json_is_null(object))
+        return NULL;
+    if (rk_json_type(object) != RK_JSON_OBJECT)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected an object, got %s", key,
+                       rk_json_type_name(rk_json_type(object)));
+    RK_TRY(rk_config_check_limits(object, limits, RK_ARRAY_LEN(limits)));
+    RK_TRY(rk_json_opt_f64(object, key, "rope_theta", &out->rope_theta));
+    return read_scaling(out, object, key);
+}
+
+struct rk_status *rk_config_read_rope(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    RK_TRY(rk_json_opt_f64(hf_config, "", "rope_theta", &out->rope_theta));
+    RK_TRY(read_rope_object(out, hf_config, "rope_parameters"));
+    RK_TRY(read_rope_object(out, hf_config, "rope_scaling")); /* wins where both are given */
+    return check_positive("rope_theta", out->rope_theta);
+}

@@ -1,0 +1,64 @@
+/* The table of model families, and the choice of a row by config.json's model_type. */
+#include "engine/model/model_internal.h"
+
+#include <string.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_str.h"
+
+static const struct rk_model_family *const families[] = {
+    &rk_family_llama,
+};
+
+static bool has_model_type(const struct rk_model_family *family, const char *model_type)
+{
+    for (const char *const *known = family->hf_model_types; *known; known++) {
+        if (strcmp(*known, model_type) == 0)
+            return true;
+    }
+    return false;
+}
+
+const struct rk_model_family *rk_family_find(const char *name)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
+        RK_ASSERT(families[i]->abi == RK_FAMILY_ABI);
+        if (strcmp(families[i]->name, name) == 0)
+            return families[i];
+    }
+    return NULL;
+}
+
+static struct rk_status *unknown_type(const char *model_type)
+{
+    struct rk_str known = {0};
+    struct rk_status *st;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
+        for (const char *const *type = families[i]->hf_model_types; *type; type++)
+            rk_str_appendf(&known, "%s%s", known.bytes ? ", " : "", *type);
+    }
+    st = RK_FAIL(RK_UNIMPLEMENTED, "config.json: model_type='%.64s' is not implemented, known: %s",
+                 model_type, rk_str_text(&known));
+    rk_str_fini(&known);
+    return st;
+}
+
+struct rk_status *rk_model_config_parse(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    const char *model_type;
+    struct rk_status *st;
+
+    *out = (struct rk_model_config){0};
+    st = rk_json_get_string(hf_config, "", "model_type", &model_type);
+    if (st)
+        return RK_WRAP(st, "config.json");
+    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
+        if (!has_model_type(families[i], model_type))
+            continue;
+        out->family = families[i]->name;
+        st = families[i]->parse_config(out, hf_config);
+        return st ? RK_WRAP(st, "config.json") : NULL;
+    }
+    return unknown_type(model_type);
+}

@@ -1,0 +1,46 @@
+/* Llama 2, 3, 3.1, 3.2: grouped-query attention with rotary positions, SwiGLU, RMSNorm in front of both. */
+#include "engine/model/model_internal.h"
+
+static const char *const llama_model_types[] = {"llama", NULL};
+
+static const struct rk_block_desc llama_layer[] = {
+    {&rk_block_attention, "input_layernorm", "self_attn"},
+    {&rk_block_swiglu, "post_attention_layernorm", "mlp"},
+    {0},
+};
+
+static struct rk_status *llama_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    static const struct rk_config_limit limits[] = {
+        {"attention_bias", "false"},
+        {"mlp_bias", "false"},
+    };
+
+    out->hidden_size = 4096;
+    out->intermediate_size = 11008;
+    out->num_layers = 32;
+    out->num_heads = 32;
+    out->vocab_size = 32000;
+    out->max_position_embeddings = 2048;
+    out->rms_norm_eps = 1e-6;
+    out->rope_theta = 10000.0;
+    out->initializer_range = 0.02;
+    RK_TRY(rk_config_check_limits(hf_config, limits, RK_ARRAY_LEN(limits)));
+    RK_TRY(rk_config_read_common(out, hf_config));
+    return rk_config_read_rope(out, hf_config);
+}
+
+static const struct rk_block_desc *llama_plan_layer(const struct rk_model_config *config, int64_t layer)
+{
+    (void)config;
+    (void)layer;
+    return llama_layer;
+}
+
+const struct rk_model_family rk_family_llama = {
+    .name = "llama",
+    .abi = RK_FAMILY_ABI,
+    .hf_model_types = llama_model_types,
+    .parse_config = llama_parse_config,
+    .plan_layer = llama_plan_layer,
+};

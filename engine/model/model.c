@@ -1,0 +1,360 @@
+/* Making a model: the plan of its layers, the parameter table, its buffers. */
+#include "engine/model/model_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_mesh.h"
+#include "engine/optim/optim_internal.h"
+
+/* Vocabulary rows are padded with zeros to a multiple of this on every rank. */
+#define VOCAB_ALIGN_ROWS 128
+/* Host blocks of one pass: labels and statistics of a few thousand tokens fit into one. */
+#define HOST_BLOCK_BYTES ((size_t)1 << 20)
+
+struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
+{
+    static const char *const names[RK_NUMERICS_COUNT] = {
+        [RK_NUMERICS_FAST] = "fast", [RK_NUMERICS_STRICT] = "strict"};
+
+    for (int i = 0; i < RK_NUMERICS_COUNT; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = (rk_numerics_t)i;
+            return NULL;
+        }
+    }
+    if (strcmp(text, "hf") == 0)
+        return RK_FAIL(RK_UNIMPLEMENTED, "numerics='hf' is not implemented, expected fast or strict");
+    return RK_FAIL(RK_INVALID_ARGUMENT, "numerics='%.32s', expected fast or strict", text);
+}
+
+/* Axes that this engine does not run yet. Expert tensor parallelism follows tp unless it is set. */
+static struct rk_status *check_axes(const struct rk_mesh *mesh)
+{
+    static const rk_axis_t axes[] = {RK_AXIS_CP, RK_AXIS_PP, RK_AXIS_EP};
+    int32_t etp = rk_mesh_axis_size(mesh, RK_AXIS_ETP);
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
+        if (rk_mesh_axis_size(mesh, axes[i]) > 1)
+            return RK_FAIL(RK_UNIMPLEMENTED, "mesh axis %s=%d is not implemented, expected 1",
+                           rk_axis_name(axes[i]), rk_mesh_axis_size(mesh, axes[i]));
+    }
+    if (etp > 1 && etp != rk_mesh_axis_size(mesh, RK_AXIS_TP))
+        return RK_FAIL(RK_UNIMPLEMENTED, "mesh axis etp=%d is not implemented, expected 1 or tp", etp);
+    return NULL;
+}
+
+static struct rk_weight declare_vector(struct rk_model_core *core, int64_t rows, const char *name)
+{
+    struct rk_param_spec spec = {.rows = rows, .split_dim = -1};
+
+    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = rows};
+}
+
+/* Rows of the vocabulary, padded so that tp parts are equal. */
+static struct rk_weight declare_vocabulary(struct rk_model_core *core, uint32_t flags, const char *name)
+{
+    int64_t align = (int64_t)VOCAB_ALIGN_ROWS * core->params.tp_size;
+    struct rk_param_spec spec = {
+        .rows = core->config.vocab_size,
+        .cols = core->config.hidden_size,
+        .rows_padded = (core->config.vocab_size + align - 1) / align * align,
+        .flags = flags,
+    };
+
+    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name),
+                              .rows = spec.rows_padded / core->params.tp_size,
+                              .cols = spec.cols};
+}
+
+static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
+                                       int64_t layer)
+{
+    for (const struct rk_block_desc *desc = descs; desc->ops; desc++) {
+        struct rk_block *block = &core->blocks[core->num_blocks++];
+        struct rk_block_site site = {.config = &core->config, .layer = layer, .module = desc->module};
+        char name[96];
+
+        block->ops = desc->ops;
+        block->layer = layer;
+        snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
+        block->norm = declare_vector(core, core->config.hidden_size, name);
+        RK_TRY(desc->ops->declare(block, &core->params, &site));
+    }
+    return NULL;
+}
+
+static int64_t count_blocks(const struct rk_model_family *family, const struct rk_model_config *config)
+{
+    int64_t count = 0;
+
+    for (int64_t layer = 0; layer < config->num_layers; layer++) {
+        for (const struct rk_block_desc *desc = family->plan_layer(config, layer); desc->ops; desc++)
+            count++;
+    }
+    return count;
+}
+
+static void set_head(struct rk_model_core *core)
+{
+    struct rk_head *head = &core->head;
+
+    head->vocab_begin = head->weight.rows * core->params.tp_rank;
+    head->num_valid = RK_MIN(RK_MAX(core->config.vocab_size - head->vocab_begin, 0), head->weight.rows);
+    head->chunk_tokens = RK_HEAD_CHUNK;
+    core->embedding.vocab_begin = head->vocab_begin;
+}
+
+struct rk_status *rk_model_plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size, int32_t dp_size)
+{
+    const struct rk_model_family *family = rk_family_find(core->config.family);
+    bool is_tied = core->config.tie_word_embeddings;
+
+    RK_ASSERT(family);
+    core->params.tp_rank = tp_rank;
+    core->params.tp_size = tp_size;
+    core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
+    core->embedding.weight =
+        declare_vocabulary(core, is_tied ? RK_PARAM_TIED_HEAD : 0, "model.embed_tokens.weight");
+    for (int64_t layer = 0; layer < core->config.num_layers; layer++)
+        RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
+    core->final_norm = declare_vector(core, core->config.hidden_size, "model.norm.weight");
+    core->head.weight = is_tied ? core->embedding.weight : declare_vocabulary(core, 0, "lm_head.weight");
+    set_head(core);
+    return rk_params_lay_out(&core->params, dp_size);
+}
+
+static struct rk_status *make_rope(struct rk_model_core *core)
+{
+    int64_t num_positions = core->config.max_position_embeddings, half = core->config.head_dim / 2;
+    rk_tensor_t *tables[] = {&core->rope_cos, &core->rope_sin};
+    float *host[2] = {NULL, NULL};
+    struct rk_status *st = NULL;
+    size_t bytes;
+
+    if (!rk_mul_size((size_t)num_positions * sizeof(float), (size_t)half, &bytes))
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "rotary tables of %lld positions exceed the address space",
+                       (long long)num_positions);
+    for (int i = 0; i < 2; i++) {
+        void *memory;
+
+        *tables[i] = rk_tensor_2d(NULL, RK_DTYPE_F32, num_positions, half);
+        RK_TRY_GOTO(st,
+                    rk_device_alloc(rk_stream_device(core->stream), &tables[i]->data, bytes, "rotary tables"),
+                    out);
+        RK_TRY_GOTO(st, rk_try_alloc(&memory, bytes, "rotary tables"), out);
+        host[i] = memory;
+    }
+    rk_rope_table(&core->config, num_positions, host[0], host[1]);
+    for (int i = 0; i < 2; i++)
+        RK_TRY_GOTO(st, rk_stream_copy(core->stream, tables[i]->data, host[i], bytes, RK_COPY_H2D), out);
+    st = rk_stream_sync(core->stream);
+
+out:
+    rk_free(host[0]);
+    rk_free(host[1]);
+    return st;
+}
+
+static struct rk_status *allocate(struct rk_model_core *core)
+{
+    struct rk_device *device = rk_stream_device(core->stream);
+    size_t bytes;
+
+    if (!rk_mul_size((size_t)core->params.num_elements, rk_dtype_bytes(core->dtype), &bytes))
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld parameters exceed the address space",
+                       (long long)core->params.num_elements);
+    RK_TRY(rk_device_alloc(device, &core->values, bytes, "parameters"));
+    RK_TRY(rk_device_alloc(device, &core->scratch, RK_AGREE_BYTES, "verdicts of ranks"));
+    return make_rope(core);
+}
+
+static struct rk_status *core_init(struct rk_model_core *core, const struct rk_model_desc *desc)
+{
+    const struct rk_mesh *mesh = rk_mesh_comms_mesh(desc->mesh);
+
+    if (desc->dtype != RK_DTYPE_F32 && desc->dtype != RK_DTYPE_F64)
+        return RK_FAIL(RK_UNIMPLEMENTED, "parameter dtype %s is not implemented, expected f32",
+                       rk_dtype_name(desc->dtype));
+    RK_TRY(rk_model_config_parse(&core->config, desc->hf_config));
+    RK_TRY(check_axes(mesh));
+    core->hf_config = rk_json_clone(desc->hf_config);
+    core->dtype = desc->dtype;
+    core->numerics = desc->numerics;
+    core->stream = desc->stream;
+    core->mesh = desc->mesh;
+    RK_TRY(rk_model_plan(core, rk_mesh_comms_coords(desc->mesh)->axis[RK_AXIS_TP],
+                         rk_mesh_axis_size(mesh, RK_AXIS_TP), rk_mesh_axis_size(mesh, RK_AXIS_DP)));
+    return allocate(core);
+}
+
+void rk_model_plan_fini(struct rk_model_core *core)
+{
+    rk_params_fini(&core->params);
+    rk_free(core->blocks);
+    core->blocks = NULL;
+}
+
+static void core_destroy(struct rk_model_core *core)
+{
+    struct rk_device *device = core->stream ? rk_stream_device(core->stream) : NULL;
+
+    if (device) {
+        rk_device_free(device, core->values);
+        rk_device_free(device, core->scratch);
+        rk_device_free(device, core->rope_cos.data);
+        rk_device_free(device, core->rope_sin.data);
+    }
+    rk_model_plan_fini(core);
+    rk_json_free(core->hf_config);
+    rk_free(core);
+}
+
+static struct rk_model *wrap_core(struct rk_model_core *core, bool owns_core)
+{
+    struct rk_model *model = rk_calloc(1, sizeof(*model));
+
+    model->core = core;
+    model->owns_core = owns_core;
+    model->arena = rk_step_arena_create(rk_stream_device(core->stream));
+    model->host = rk_arena_create(HOST_BLOCK_BYTES, 0);
+    return model;
+}
+
+struct rk_status *rk_model_create(struct rk_model **out, const struct rk_model_desc *desc)
+{
+    struct rk_model_core *core = rk_calloc(1, sizeof(*core));
+    struct rk_status *st;
+
+    RK_ASSERT(desc->struct_size == sizeof(*desc));
+    RK_ASSERT(desc->stream);
+    RK_ASSERT(rk_mesh_comms_is_member(desc->mesh));
+    *out = NULL;
+    st = core_init(core, desc);
+    if (st) {
+        core_destroy(core);
+        return RK_WRAP(st, "creating a model on mesh %s", rk_mesh_text(rk_mesh_comms_mesh(desc->mesh)));
+    }
+    *out = wrap_core(core, true);
+    return NULL;
+}
+
+struct rk_status *rk_model_create_shared(struct rk_model **out, struct rk_model *owner)
+{
+    RK_ASSERT(owner);
+    *out = wrap_core(owner->core, false);
+    return NULL;
+}
+
+void rk_model_destroy(struct rk_model *model)
+{
+    if (!model)
+        return;
+    rk_train_destroy(model->train);
+    rk_step_arena_destroy(model->arena);
+    rk_arena_destroy(model->host);
+    if (model->owns_core)
+        core_destroy(model->core);
+    rk_free(model);
+}
+
+const struct rk_model_config *rk_model_get_config(const struct rk_model *model)
+{
+    return &model->core->config;
+}
+
+const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model)
+{
+    return model->core->mesh;
+}
+
+void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh)
+{
+    RK_ASSERT(model->owns_core);
+    if (mesh) {
+        RK_ASSERT(rk_mesh_comms_is_member(mesh));
+        RK_ASSERT(rk_mesh_axis_size(rk_mesh_comms_mesh(mesh), RK_AXIS_TP) == model->core->params.tp_size);
+        RK_ASSERT(rk_mesh_comms_coords(mesh)->axis[RK_AXIS_TP] == model->core->params.tp_rank);
+    }
+    model->core->mesh = mesh;
+}
+
+uint64_t rk_model_weight_version(const struct rk_model *model)
+{
+    return model->core->weight_version;
+}
+
+struct rk_stream *rk_model_stream(const struct rk_model *model)
+{
+    return model->core->stream;
+}
+
+rk_dtype_t rk_model_dtype(const struct rk_model *model)
+{
+    return model->core->dtype;
+}
+
+int64_t rk_model_num_params(const struct rk_model *model)
+{
+    return model->core->params.count;
+}
+
+const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i)
+{
+    RK_ASSERT(i >= 0);
+    RK_ASSERT(i < model->core->params.count);
+    return rk_params_at(&model->core->params, i);
+}
+
+int64_t rk_model_find_param(const struct rk_model *model, const char *name)
+{
+    for (int64_t i = 0; i < model->core->params.count; i++) {
+        if (strcmp(rk_params_at(&model->core->params, i)->name, name) == 0)
+            return i;
+    }
+    return -1;
+}
+
+int64_t rk_model_num_elements(const struct rk_model *model)
+{
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < model->core->params.count; i++) {
+        const struct rk_param *param = rk_params_at(&model->core->params, i);
+
+        count += param->shape[0] * param->shape[1];
+    }
+    return count;
+}
+
+int64_t rk_model_local_kv_heads(const struct rk_model *model)
+{
+    int64_t num_kv_heads = model->core->config.num_kv_heads;
+
+    return num_kv_heads / RK_MIN(num_kv_heads, (int64_t)model->core->params.tp_size);
+}
+
+void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes)
+{
+    model->kv_cache_bytes += bytes;
+    RK_ASSERT(model->kv_cache_bytes >= 0);
+}
+
+struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
+{
+    const struct rk_model_core *core = model->core;
+    struct rk_step_arena_stats step = rk_step_arena_stats(model->arena);
+    struct rk_model_memory memory = {
+        .activation_peak_bytes = step.peak_bytes,
+        .kv_cache_bytes = (uint64_t)model->kv_cache_bytes,
+        .step_overflows = step.overflows,
+    };
+
+    if (model->owns_core)
+        memory.param_bytes = (uint64_t)core->params.num_elements * rk_dtype_bytes(core->dtype) +
+                             rk_tensor_bytes(core->rope_cos) + rk_tensor_bytes(core->rope_sin);
+    rk_train_add_memory(model->train, &memory);
+    return memory;
+}

@@ -1,0 +1,167 @@
+/* Private to engine/: the model object, the family seam, and what the rollout engine needs of a model. */
+#ifndef RK_MODEL_INTERNAL_H
+#define RK_MODEL_INTERNAL_H
+
+#include "base/rk_arena.h"
+#include "engine/model/params_internal.h"
+#include "engine/nn/nn_internal.h"
+#include "engine/rk_model.h"
+
+/* --- families: rows of families.c --- */
+
+#define RK_FAMILY_ABI 1
+
+/* One block of a layer, as a family lists it: x <- x + ops(norm(x)). */
+struct rk_block_desc {
+    const struct rk_block_ops *ops; /* NULL ends the list */
+    const char *norm;               /* "input_layernorm": name of the norm's parameter within the layer */
+    const char *module;             /* "self_attn": prefix of the block's own parameters within the layer */
+};
+
+struct rk_model_family {
+    const char *name;
+    uint32_t abi;                      /* RK_FAMILY_ABI */
+    const char *const *hf_model_types; /* values of config.json's model_type, ended by NULL */
+    /* Required. Reads config.json into `out`, whose family is set; refuses values that the family cannot
+     * honour. */
+    struct rk_status *(*parse_config)(struct rk_model_config *out, const struct rk_json *hf_config);
+    /* Required. The blocks of layer `layer` in order, which may differ from layer to layer. */
+    const struct rk_block_desc *(*plan_layer)(const struct rk_model_config *config, int64_t layer);
+};
+
+extern const struct rk_model_family rk_family_llama; /* family_llama.c */
+
+const struct rk_model_family *rk_family_find(const char *name); /* NULL when unknown */
+
+/* Keys that all families share (config.c), with the defaults that `out` holds at the call. */
+struct rk_status *rk_config_read_common(struct rk_model_config *out,
+                                        const struct rk_json *hf_config) RK_NODISCARD;
+/* rope_theta and the scaling, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters).
+ */
+struct rk_status *rk_config_read_rope(struct rk_model_config *out,
+                                      const struct rk_json *hf_config) RK_NODISCARD;
+/* A key that changes the mathematics, and the only value (JSON text) that is implemented; absent and null
+ * pass. */
+struct rk_config_limit {
+    const char *key, *allowed;
+};
+struct rk_status *rk_config_check_limits(const struct rk_json *hf_config,
+                                         const struct rk_config_limit *limits,
+                                         int64_t num_limits) RK_NODISCARD;
+
+/* --- the object --- */
+
+/* What models that share weights have in common. Owned by the model that was created first. */
+struct rk_model_core {
+    /* Fixed after create. */
+    struct rk_model_config config;
+    struct rk_json *hf_config;
+    rk_dtype_t dtype;
+    rk_numerics_t numerics;
+    struct rk_stream *stream;
+    const struct rk_mesh_comms *mesh;
+    struct rk_param_table params;
+    struct rk_embedding embedding;
+    struct rk_block *blocks; /* [num_blocks], in order of the forward pass */
+    int64_t num_blocks;
+    struct rk_weight final_norm;
+    struct rk_head head;
+    rk_tensor_t rope_cos, rope_sin; /* F32 [max_position_embeddings, head_dim / 2] */
+    void *values;                   /* flat buffer of params.num_elements */
+    void *scratch;                  /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
+    /* Engine thread. */
+    uint64_t weight_version;
+};
+
+/* Fills params, blocks, embedding, final_norm and head from core->config: pure, nothing is allocated on the
+ * device. */
+struct rk_status *rk_model_plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size,
+                                int32_t dp_size) RK_NODISCARD;
+void rk_model_plan_fini(struct rk_model_core *core);
+
+struct rk_train;
+
+struct rk_model {
+    struct rk_model_core *core;
+    bool owns_core;
+    struct rk_step_arena *arena; /* device memory of one forward and backward pass */
+    struct rk_arena *host;       /* host memory of the same */
+    struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
+    int64_t kv_cache_bytes;
+};
+
+/* --- passes (trunk.c, pass.c) --- */
+
+/* Clears the arenas and fills what every pass needs. */
+void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
+/* The same for a packed micro-batch, whose arrays it checks and copies to the device. */
+struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
+                                        const struct rk_packed *packed) RK_NODISCARD;
+
+/* What kernels multiply logits with. INVALID_ARGUMENT unless it is a normal fp32 number. */
+struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
+
+/* The positions that have a label. */
+struct rk_labels {
+    int64_t count;
+    int32_t *positions; /* [count], host arena of the pass */
+    rk_tensor_t index;  /* the same, I32 on the device */
+    rk_tensor_t labels; /* I32 [count] */
+};
+struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model,
+                                   const struct rk_packed *packed) RK_NODISCARD;
+/* values[positions[i]] = stats[i], 0 elsewhere; synchronises. And back, without the zeros. */
+struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_model *model,
+                                     rk_tensor_t stats, double *values, int64_t num_tokens) RK_NODISCARD;
+struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
+                                   const double *values, rk_tensor_t *stats) RK_NODISCARD;
+
+/* What the backward pass needs of the forward pass. */
+struct rk_trunk_saved {
+    struct rk_block_saved *blocks; /* [num_blocks], host arena */
+    struct rk_norm_saved final_norm;
+};
+/* Tokens to final hidden states [num_tokens, hidden_size]; `saved` may be NULL when no backward pass follows.
+ */
+struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,
+                               struct rk_trunk_saved *saved) RK_NODISCARD;
+struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
+                               const struct rk_trunk_saved *saved, rk_tensor_t dhidden) RK_NODISCARD;
+
+/* --- ranks (agree.c, gather.c) --- */
+
+/* Collective over the mesh; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
+ * a rank's own, or that of the first rank that failed, which it names. */
+struct rk_status *rk_model_agree(struct rk_model *model, struct rk_status *st) RK_NODISCARD;
+
+/* CANCELLED on all ranks of `kind` when one of them was asked to stop. Collective over that group. */
+struct rk_status *rk_model_check_cancel(struct rk_model *model, const struct rk_engine_hooks *hooks,
+                                        rk_mesh_group_kind_t kind) RK_NODISCARD;
+
+/* Rows of one parameter or gradient from all tp ranks. */
+struct rk_param_rows {
+    int64_t param;
+    rk_param_kind_t kind;
+    int64_t begin, count; /* rows of the local shape */
+};
+/* Collective over tp (and dp for gradients, which it sums): writes [tp, count, local_shape[1]] to host
+ * memory, in the model's dtype or that of gradients. Resets the step arena. */
+struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows,
+                                       void *out) RK_NODISCARD;
+/* Rows that fit into about 4 MiB over all ranks: the step in which tensors are moved. At least 1. */
+int64_t rk_model_rows_per_move(const struct rk_model *model, const struct rk_param *param);
+
+/* --- for the rollout engine --- */
+
+/* Runs the model over new tokens; *logits [num_logits, >= vocab_size] over the whole vocabulary on every tp
+ * rank (gathered), valid until the next call that uses the step arena. Collective over tp. */
+struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
+                                         rk_tensor_t *logits) RK_NODISCARD;
+int64_t rk_model_local_kv_heads(const struct rk_model *model);
+struct rk_stream *rk_model_stream(const struct rk_model *model);
+rk_dtype_t rk_model_dtype(const struct rk_model *model);
+/* The cache that is held for this model grew by that many bytes (shrank, when negative): for
+ * rk_model_get_memory. */
+void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes);
+
+#endif

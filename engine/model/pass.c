@@ -1,0 +1,212 @@
+/* Forward passes: over packed sequences (log-probs, logits) and over a paged cache. */
+#include "engine/model/model_internal.h"
+
+#include <float.h>
+#include <string.h>
+
+#include "base/rk_assert.h"
+
+void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
+{
+    const struct rk_model_core *core = model->core;
+
+    rk_step_arena_reset(model->arena);
+    rk_arena_reset(model->host);
+    *pass = (struct rk_pass){
+        .stream = core->stream,
+        .arena = model->arena,
+        .host = model->host,
+        .tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP),
+        .dtype = core->dtype,
+        .stat_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
+        .is_strict = core->numerics == RK_NUMERICS_STRICT,
+        .params = &core->params,
+        .values = core->values,
+        .hidden_size = core->config.hidden_size,
+        .norm_eps = (float)core->config.rms_norm_eps,
+        .rope_cos = core->rope_cos,
+        .rope_sin = core->rope_sin,
+    };
+}
+
+static struct rk_status *check_range(const char *what, const int32_t *values, int64_t count, int64_t bound)
+{
+    for (int64_t t = 0; t < count; t++) {
+        if (values[t] < 0 || values[t] >= bound)
+            return RK_FAIL(RK_OUT_OF_RANGE, "%s of packed token %lld is %d, expected 0 to %lld", what,
+                           (long long)t, values[t], (long long)bound - 1);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
+                                        const struct rk_packed *packed)
+{
+    const struct rk_model_config *config = &model->core->config;
+    const int32_t *cu_seqlens = packed->cu_seqlens;
+
+    RK_ASSERT(packed->num_seqs >= 0);
+    RK_ASSERT(cu_seqlens[0] == 0);
+    RK_ASSERT(cu_seqlens[packed->num_seqs] == packed->num_tokens);
+    RK_TRY(check_range("id", packed->tokens, packed->num_tokens, config->vocab_size));
+    RK_TRY(check_range("position", packed->positions, packed->num_tokens, config->max_position_embeddings));
+    rk_model_begin_pass(model, pass);
+    pass->num_tokens = packed->num_tokens;
+    pass->max_seqlen = packed->max_seqlen;
+    RK_TRY(rk_step_upload(pass->arena, pass->stream, &pass->tokens, RK_DTYPE_I32, packed->tokens,
+                          packed->num_tokens));
+    RK_TRY(rk_step_upload(pass->arena, pass->stream, &pass->positions, RK_DTYPE_I32, packed->positions,
+                          packed->num_tokens));
+    return rk_step_upload(pass->arena, pass->stream, &pass->cu_seqlens, RK_DTYPE_I32, cu_seqlens,
+                          packed->num_seqs + 1);
+}
+
+static struct rk_status *host_alloc(struct rk_model *model, void *out, int64_t count, size_t elem_bytes)
+{
+    void *memory = rk_arena_calloc(model->host, (size_t)count + 1, elem_bytes);
+
+    if (!memory)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld tokens", (long long)count);
+    memcpy(out, &memory, sizeof(memory));
+    return NULL;
+}
+
+struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model,
+                                   const struct rk_packed *packed)
+{
+    int64_t vocab_size = model->core->config.vocab_size;
+    int32_t *labels;
+
+    *out = (struct rk_labels){0};
+    RK_TRY(host_alloc(model, &out->positions, packed->num_tokens, sizeof(*out->positions)));
+    RK_TRY(host_alloc(model, &labels, packed->num_tokens, sizeof(*labels)));
+    for (int64_t t = 0; t < packed->num_tokens; t++) {
+        if (packed->labels[t] == RK_LABEL_NONE)
+            continue;
+        out->positions[out->count] = (int32_t)t;
+        labels[out->count++] = packed->labels[t];
+    }
+    RK_TRY(check_range("label", labels, out->count, vocab_size));
+    RK_TRY(rk_step_upload(model->arena, model->core->stream, &out->index, RK_DTYPE_I32, out->positions,
+                          out->count));
+    return rk_step_upload(model->arena, model->core->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
+}
+
+struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_model *model,
+                                     rk_tensor_t stats, double *values, int64_t num_tokens)
+{
+    double *wide;
+    void *raw;
+
+    RK_ASSERT(stats.shape[0] == labels->count);
+    RK_TRY(host_alloc(model, &raw, labels->count, rk_dtype_bytes(stats.dtype)));
+    RK_TRY(host_alloc(model, &wide, labels->count, sizeof(*wide)));
+    RK_TRY(rk_stream_copy(model->core->stream, raw, stats.data, rk_tensor_bytes(stats), RK_COPY_D2H));
+    RK_TRY(rk_stream_sync(model->core->stream));
+    rk_load_f64(wide, raw, stats.dtype, labels->count);
+    memset(values, 0, (size_t)num_tokens * sizeof(*values));
+    for (int64_t i = 0; i < labels->count; i++)
+        values[labels->positions[i]] = wide[i];
+    return NULL;
+}
+
+struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
+                                   const double *values, rk_tensor_t *stats)
+{
+    rk_dtype_t dtype = model->core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
+    double *wide;
+    void *raw;
+
+    RK_TRY(host_alloc(model, &raw, labels->count, rk_dtype_bytes(dtype)));
+    RK_TRY(host_alloc(model, &wide, labels->count, sizeof(*wide)));
+    for (int64_t i = 0; i < labels->count; i++)
+        wide[i] = values[labels->positions[i]];
+    rk_store_f64(raw, dtype, wide, labels->count);
+    return rk_step_upload(model->arena, model->core->stream, stats, dtype, raw, labels->count);
+}
+
+struct rk_status *rk_inverse_temperature(float *out, double temperature)
+{
+    double inverse = 1.0 / temperature;
+
+    if (!(inverse >= (double)FLT_MIN && inverse <= (double)FLT_MAX))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "temperature=%g, expected a positive number", temperature);
+    *out = (float)inverse;
+    return NULL;
+}
+
+struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_packed *packed,
+                                     double temperature, double *log_probs, double *entropy)
+{
+    struct rk_head_saved saved = {0};
+    struct rk_head_out out;
+    struct rk_labels labels;
+    struct rk_pass pass;
+    rk_tensor_t hidden;
+
+    RK_TRY(rk_inverse_temperature(&saved.inv_temperature, temperature));
+    RK_TRY(rk_model_begin_packed(model, &pass, packed));
+    RK_TRY(rk_labels_select(&labels, model, packed));
+    saved.index = labels.index;
+    saved.labels = labels.labels;
+    RK_TRY(rk_trunk_fwd(model, &pass, &hidden, NULL));
+    RK_TRY(rk_head_fwd(&pass, &model->core->head, hidden, entropy != NULL, &saved, &out));
+    RK_TRY(rk_labels_download(&labels, model, out.log_probs, log_probs, packed->num_tokens));
+    return entropy ? rk_labels_download(&labels, model, out.entropy, entropy, packed->num_tokens) : NULL;
+}
+
+/* Rows [begin, begin + count) of the logits, as f64, without the padding of the vocabulary. */
+static struct rk_status *download_logits(struct rk_model *model, struct rk_pass *pass, rk_tensor_t hidden,
+                                         double *out)
+{
+    int64_t num_rows = hidden.shape[0], vocab_size = model->core->config.vocab_size;
+    rk_tensor_t logits;
+    char *raw;
+
+    RK_TRY(rk_head_logits(pass, &model->core->head, hidden, &logits));
+    RK_TRY(host_alloc(model, &raw, rk_tensor_num_elements(logits), rk_dtype_bytes(logits.dtype)));
+    RK_TRY(rk_stream_copy(pass->stream, raw, logits.data, rk_tensor_bytes(logits), RK_COPY_D2H));
+    RK_TRY(rk_stream_sync(pass->stream));
+    for (int64_t i = 0; i < num_rows; i++)
+        rk_load_f64(out + i * vocab_size,
+                    raw + (size_t)(i * logits.row_stride) * rk_dtype_bytes(logits.dtype), logits.dtype,
+                    vocab_size);
+    return NULL;
+}
+
+struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed, double *logits)
+{
+    int64_t chunk = model->core->head.chunk_tokens, vocab_size = model->core->config.vocab_size;
+    struct rk_pass pass;
+    rk_tensor_t hidden;
+
+    RK_TRY(rk_model_begin_packed(model, &pass, packed));
+    RK_TRY(rk_trunk_fwd(model, &pass, &hidden, NULL));
+    for (int64_t begin = 0; begin < packed->num_tokens; begin += chunk) {
+        struct rk_step_mark mark = rk_step_arena_mark(pass.arena);
+        int64_t count = RK_MIN(chunk, packed->num_tokens - begin);
+
+        RK_TRY(
+            download_logits(model, &pass, rk_tensor_rows(hidden, begin, count), logits + begin * vocab_size));
+        rk_step_arena_release(pass.arena, mark);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
+                                         rk_tensor_t *logits)
+{
+    struct rk_pass pass;
+    rk_tensor_t hidden, rows;
+
+    rk_model_begin_pass(model, &pass);
+    pass.num_tokens = step->num_tokens;
+    pass.tokens = step->tokens;
+    pass.positions = step->positions;
+    pass.paged = step;
+    RK_TRY(rk_trunk_fwd(model, &pass, &hidden, NULL));
+    RK_TRY(rk_step_2d(pass.arena, &rows, pass.dtype, step->num_logits, pass.hidden_size));
+    RK_TRY(rk_gather_rows(pass.stream,
+                          &(struct rk_rows_args){.out = rows, .x = hidden, .index = step->logits_index}));
+    return rk_head_logits(&pass, &model->core->head, rows, logits);
+}

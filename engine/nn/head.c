@@ -1,0 +1,171 @@
+/* Output projection with vocabulary-parallel log-probs and entropy.
+ *
+ * Logits exist for a chunk of tokens at a time and are made again in the backward pass, so the memory of the
+ * head does not grow with tokens * vocab_size. Statistics are merged over tp in rank order (kernels:
+ * vocab_stats). */
+#include "engine/nn/nn_internal.h"
+
+#include "base/rk_assert.h"
+
+/* What rank `part` has in [tp, rows, cols]. */
+static rk_tensor_t part_of(rk_tensor_t parts, int64_t part)
+{
+    size_t part_bytes = (size_t)(parts.shape[1] * parts.shape[2]) * rk_dtype_bytes(parts.dtype);
+
+    return rk_tensor_2d((char *)parts.data + (size_t)part * part_bytes, parts.dtype, parts.shape[1],
+                        parts.shape[2]);
+}
+
+/* Statistics of all labelled positions over my columns. */
+static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk_head *head,
+                                     const struct rk_head_saved *saved, rk_tensor_t stats)
+{
+    int64_t total = saved->x.shape[0], chunk = RK_MIN(head->chunk_tokens, total);
+    rk_tensor_t logits;
+
+    RK_TRY(rk_step_2d(pass->arena, &logits, pass->dtype, chunk, head->weight.rows));
+    for (int64_t begin = 0; begin < total; begin += chunk) {
+        int64_t count = RK_MIN(chunk, total - begin);
+        struct rk_vocab_stats_args args = {
+            .stats = rk_tensor_rows(stats, begin, count),
+            .logits = rk_tensor_rows(logits, 0, count),
+            .labels = rk_tensor_rows(saved->labels, begin, count),
+            .vocab_begin = head->vocab_begin,
+            .num_valid = head->num_valid,
+            .inv_temperature = saved->inv_temperature,
+        };
+
+        RK_TRY(
+            rk_linear_column_fwd(pass, &head->weight, rk_tensor_rows(saved->x, begin, count), args.logits));
+        RK_TRY(rk_vocab_stats(pass->stream, &args));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
+                              bool wants_entropy, struct rk_head_saved *saved, struct rk_head_out *out)
+{
+    int64_t count = saved->index.shape[0];
+    int32_t tp_size = rk_comm_group_size(pass->tp), tp_rank = rk_comm_group_rank(pass->tp);
+    struct rk_step_mark mark;
+    rk_tensor_t parts, mine;
+
+    RK_ASSERT(saved->labels.shape[0] == count);
+    *out = (struct rk_head_out){0};
+    RK_TRY(rk_step_2d(pass->arena, &saved->x, pass->dtype, count, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &saved->stats, RK_DTYPE_F64, count, 4));
+    RK_TRY(rk_step_1d(pass->arena, &out->log_probs, pass->stat_dtype, count));
+    if (wants_entropy)
+        RK_TRY(rk_step_1d(pass->arena, &out->entropy, pass->stat_dtype, count));
+
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(rk_step_3d(pass->arena, &parts, RK_DTYPE_F64, tp_size, count, 4));
+    mine = part_of(parts, tp_rank);
+    RK_TRY(rk_gather_rows(pass->stream,
+                          &(struct rk_rows_args){.out = saved->x, .x = hidden, .index = saved->index}));
+    RK_TRY(local_stats(pass, head, saved, mine));
+    RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts, mine));
+    RK_TRY(rk_vocab_stats_merge(pass->stream, &(struct rk_vocab_stats_merge_args){
+                                                  .stats = saved->stats,
+                                                  .parts = parts,
+                                                  .log_probs = out->log_probs,
+                                                  .entropy = out->entropy,
+                                              }));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+/* Gradients of one chunk: of the weight, and this rank's share of dx. */
+static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_head *head,
+                                   const struct rk_vocab_stats_bwd_args *args, rk_tensor_t x, rk_tensor_t dx)
+{
+    RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, args->logits));
+    RK_TRY(rk_vocab_stats_bwd(pass->stream, args));
+    return rk_linear_bwd(pass, &head->weight, x, args->dlogits, dx);
+}
+
+static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_head *head,
+                                    const struct rk_head_saved *saved, const struct rk_head_out *dout,
+                                    rk_tensor_t dx)
+{
+    int64_t total = saved->x.shape[0], chunk = RK_MIN(head->chunk_tokens, total);
+    rk_tensor_t logits;
+
+    RK_TRY(rk_step_2d(pass->arena, &logits, pass->dtype, chunk, head->weight.rows));
+    for (int64_t begin = 0; begin < total; begin += chunk) {
+        int64_t count = RK_MIN(chunk, total - begin);
+        struct rk_vocab_stats_bwd_args args = {
+            .dlogits = rk_tensor_rows(logits, 0, count),
+            .logits = rk_tensor_rows(logits, 0, count),
+            .stats = rk_tensor_rows(saved->stats, begin, count),
+            .dlog_probs = rk_tensor_rows(dout->log_probs, begin, count),
+            .dentropy = dout->entropy.data ? rk_tensor_rows(dout->entropy, begin, count) : dout->entropy,
+            .labels = rk_tensor_rows(saved->labels, begin, count),
+            .vocab_begin = head->vocab_begin,
+            .num_valid = head->num_valid,
+            .inv_temperature = saved->inv_temperature,
+        };
+
+        RK_TRY(chunk_bwd(pass, head, &args, rk_tensor_rows(saved->x, begin, count),
+                         rk_tensor_rows(dx, begin, count)));
+    }
+    return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
+}
+
+struct rk_status *rk_head_bwd(const struct rk_pass *pass, const struct rk_head *head,
+                              const struct rk_head_saved *saved, const struct rk_head_out *dout,
+                              rk_tensor_t dhidden)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t dx;
+
+    RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, saved->x.shape[0], pass->hidden_size));
+    RK_TRY(hidden_bwd(pass, head, saved, dout, dx));
+    RK_TRY(rk_stream_zero(pass->stream, dhidden.data, rk_tensor_bytes(dhidden)));
+    RK_TRY(rk_scatter_rows(pass->stream,
+                           &(struct rk_rows_args){.out = dhidden, .x = dx, .index = saved->index}));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+/* logits[i][p * columns + j] = parts[p][i][j]. */
+static struct rk_status *interleave(const struct rk_pass *pass, rk_tensor_t parts, rk_tensor_t logits)
+{
+    int64_t num_rows = parts.shape[1], columns = parts.shape[2];
+    int32_t *rows = rk_arena_calloc(pass->host, (size_t)num_rows + 1, sizeof(*rows));
+    rk_tensor_t index;
+
+    if (!rows)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld row numbers", (long long)num_rows);
+    for (int64_t i = 0; i < num_rows; i++)
+        rows[i] = (int32_t)i;
+    RK_TRY(rk_step_upload(pass->arena, pass->stream, &index, RK_DTYPE_I32, rows, num_rows));
+    for (int64_t p = 0; p < parts.shape[0]; p++)
+        RK_TRY(rk_gather_rows(pass->stream, &(struct rk_rows_args){
+                                                .out = rk_tensor_cols(logits, p * columns, columns),
+                                                .x = part_of(parts, p),
+                                                .index = index,
+                                            }));
+    return NULL;
+}
+
+struct rk_status *rk_head_logits(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t x,
+                                 rk_tensor_t *logits)
+{
+    int64_t num_rows = x.shape[0], columns = head->weight.rows;
+    int32_t tp_size = rk_comm_group_size(pass->tp);
+    struct rk_step_mark mark;
+    rk_tensor_t parts, mine;
+
+    RK_TRY(rk_step_2d(pass->arena, logits, pass->dtype, num_rows, columns * tp_size));
+    if (tp_size == 1)
+        return rk_linear_column_fwd(pass, &head->weight, x, *logits);
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(rk_step_3d(pass->arena, &parts, pass->dtype, tp_size, num_rows, columns));
+    mine = part_of(parts, rk_comm_group_rank(pass->tp));
+    RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, mine));
+    RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts, mine));
+    RK_TRY(interleave(pass, parts, *logits));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}

@@ -1,0 +1,84 @@
+/* Column- and row-parallel products (Shoeybi et al., arXiv:1909.08053), Y = X W^T.
+ *
+ *   column: rank i has rows i of W and makes columns i of Y; dX = sum over tp of dY_i W_i
+ *   row:    rank i has columns i of W and of X;              Y  = sum over tp of X_i W_i^T
+ *
+ * The other direction needs no communication. */
+#include "engine/nn/nn_internal.h"
+
+#include "base/rk_assert.h"
+
+static rk_tensor_t view(const struct rk_pass *pass, const struct rk_weight *weight, void *buffer,
+                        rk_dtype_t dtype)
+{
+    int64_t offset = rk_params_at(pass->params, weight->param)->offset;
+    char *data = (char *)buffer + (size_t)offset * rk_dtype_bytes(dtype);
+
+    RK_ASSERT(buffer);
+    return weight->cols ? rk_tensor_2d(data, dtype, weight->rows, weight->cols)
+                        : rk_tensor_1d(data, dtype, weight->rows);
+}
+
+rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight)
+{
+    return view(pass, weight, pass->values, pass->dtype);
+}
+
+rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight)
+{
+    return view(pass, weight, pass->grads, pass->stat_dtype);
+}
+
+struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                rk_tensor_t y)
+{
+    return rk_gemm(pass->stream, &(struct rk_gemm_args){
+                                     .c = y,
+                                     .a = x,
+                                     .b = rk_weight_value(pass, weight),
+                                     .trans_b = true,
+                                     .strict = pass->is_strict,
+                                     .alpha = 1,
+                                 });
+}
+
+struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                rk_tensor_t dy, rk_tensor_t dx)
+{
+    RK_TRY(rk_gemm(pass->stream, &(struct rk_gemm_args){
+                                     .c = rk_weight_grad(pass, weight),
+                                     .a = dy,
+                                     .b = x,
+                                     .trans_a = true,
+                                     .alpha = 1,
+                                     .beta = 1,
+                                 }));
+    return rk_gemm(pass->stream,
+                   &(struct rk_gemm_args){.c = dx, .a = dy, .b = rk_weight_value(pass, weight), .alpha = 1});
+}
+
+struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t y)
+{
+    return rk_linear_fwd(pass, weight, x, y);
+}
+
+struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx)
+{
+    RK_TRY(rk_linear_bwd(pass, weight, x, dy, dx));
+    return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
+}
+
+struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t y)
+{
+    RK_TRY(rk_linear_fwd(pass, weight, x, y));
+    return rk_comm_all_reduce(pass->tp, pass->stream, y, RK_REDUCE_SUM);
+}
+
+struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t dy, rk_tensor_t dx)
+{
+    return rk_linear_bwd(pass, weight, x, dy, dx);
+}

@@ -1,0 +1,91 @@
+/* Gated MLP: out = Wdown (silu(Wgate x) * (Wup x)), the intermediate size split over tp. The product
+ * silu(gate) * up is not kept for the backward pass: making it again is cheaper than its memory. */
+#include "engine/nn/nn_internal.h"
+
+static rk_tensor_t gate_of(const struct rk_mlp *mlp, rk_tensor_t gate_up)
+{
+    return rk_tensor_cols(gate_up, 0, mlp->intermediate_size);
+}
+
+static rk_tensor_t up_of(const struct rk_mlp *mlp, rk_tensor_t gate_up)
+{
+    return rk_tensor_cols(gate_up, mlp->intermediate_size, mlp->intermediate_size);
+}
+
+static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_table *params,
+                                        const struct rk_block_site *site)
+{
+    const struct rk_model_config *config = site->config;
+    struct rk_mlp *mlp = &block->mlp;
+    struct rk_param_spec gate = {.rows = config->intermediate_size, .cols = config->hidden_size};
+    struct rk_param_spec up = {
+        .rows = config->intermediate_size, .cols = config->hidden_size, .is_fused = true};
+    struct rk_param_spec down = {
+        .rows = config->hidden_size, .cols = config->intermediate_size, .split_dim = 1};
+    long long layer = (long long)site->layer;
+
+    RK_TRY(rk_params_check_divides(params, "intermediate_size", config->intermediate_size));
+    mlp->intermediate_size = config->intermediate_size / params->tp_size;
+    mlp->gate_up.rows = 2 * mlp->intermediate_size;
+    mlp->gate_up.cols = config->hidden_size;
+    mlp->gate_up.param =
+        rk_params_add(params, &gate, "model.layers.%lld.%s.gate_proj.weight", layer, site->module);
+    rk_params_add(params, &up, "model.layers.%lld.%s.up_proj.weight", layer, site->module);
+    mlp->down.rows = config->hidden_size;
+    mlp->down.cols = mlp->intermediate_size;
+    mlp->down.param =
+        rk_params_add(params, &down, "model.layers.%lld.%s.down_proj.weight", layer, site->module);
+    return NULL;
+}
+
+static struct rk_status *activate(const struct rk_pass *pass, const struct rk_mlp *mlp, rk_tensor_t gate_up,
+                                  rk_tensor_t *out)
+{
+    RK_TRY(rk_step_2d(pass->arena, out, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    return rk_swiglu_fwd(
+        pass->stream,
+        &(struct rk_swiglu_fwd_args){.y = *out, .gate = gate_of(mlp, gate_up), .up = up_of(mlp, gate_up)});
+}
+
+static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
+                                        rk_tensor_t out, struct rk_block_saved *block_saved)
+{
+    const struct rk_mlp *mlp = &block->mlp;
+    struct rk_mlp_saved *saved = &block_saved->mlp;
+    struct rk_step_mark mark;
+    rk_tensor_t activated;
+
+    RK_TRY(rk_step_2d(pass->arena, &saved->gate_up, pass->dtype, pass->num_tokens, mlp->gate_up.rows));
+    RK_TRY(rk_linear_column_fwd(pass, &mlp->gate_up, x, saved->gate_up));
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(activate(pass, mlp, saved->gate_up, &activated));
+    RK_TRY(rk_linear_row_fwd(pass, &mlp->down, activated, out));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_block *block,
+                                         const struct rk_block_saved *block_saved, rk_tensor_t dout,
+                                         rk_tensor_t dx)
+{
+    const struct rk_mlp *mlp = &block->mlp;
+    rk_tensor_t gate_up = block_saved->mlp.gate_up;
+    rk_tensor_t gate = gate_of(mlp, gate_up), up = up_of(mlp, gate_up);
+    rk_tensor_t activated, dactivated;
+
+    RK_TRY(activate(pass, mlp, gate_up, &activated));
+    RK_TRY(rk_step_2d(pass->arena, &dactivated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    RK_TRY(rk_linear_row_bwd(pass, &mlp->down, activated, dout, dactivated));
+    /* The gradients take the place of gate and up. */
+    RK_TRY(rk_swiglu_bwd(
+        pass->stream,
+        &(struct rk_swiglu_bwd_args){.dgate = gate, .dup = up, .dy = dactivated, .gate = gate, .up = up}));
+    return rk_linear_column_bwd(pass, &mlp->gate_up, block_saved->norm.y, gate_up, dx);
+}
+
+const struct rk_block_ops rk_block_swiglu = {
+    .name = "swiglu",
+    .declare = swiglu_declare,
+    .forward = swiglu_forward,
+    .backward = swiglu_backward,
+};

@@ -1,0 +1,216 @@
+/* Private to engine/: the operators that layers are made of, each a forward and a backward function.
+ *
+ * T packed tokens stand in rows of [T, hidden_size], the same on all ranks of the tp group; a rank holds its
+ * heads, its part of the intermediate size and its part of the vocabulary. Column-parallel products sum the
+ * gradient of their input over tp, row-parallel ones their output (docs/parallelism.md). Backward functions
+ * accumulate the gradients of weights and overwrite those of activations. Outputs are the caller's; what a
+ * forward function keeps for its backward function lies in the step arena. */
+#ifndef RK_NN_INTERNAL_H
+#define RK_NN_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_arena.h"
+#include "base/rk_status.h"
+#include "engine/model/params_internal.h"
+#include "engine/rk_comm.h"
+#include "engine/rk_model.h"
+#include "engine/tensor/step_arena_internal.h"
+#include "kernels/rk_kernels.h"
+
+/* Tokens whose logits exist at the same time: bounds the head's memory to RK_HEAD_CHUNK * vocab_size / tp
+ * elements. */
+#define RK_HEAD_CHUNK 1024
+
+/* One or more rows of the parameter table that follow each other without a gap and are used as one matrix. */
+struct rk_weight {
+    int64_t param;      /* the first of them */
+    int64_t rows, cols; /* local; cols 0 for a vector */
+};
+
+/* New tokens of several sequences over a paged cache. */
+struct rk_paged_step {
+    int64_t num_tokens;
+    int32_t num_seqs;
+    int32_t num_logits;
+    rk_tensor_t tokens, positions, slot_mapping, block_table, cu_q, seq_lens, logits_index; /* device, I32 */
+    const rk_tensor_t *k_cache, *v_cache; /* [num_layers], local kv heads */
+};
+
+/* What all operators of one forward (and backward) pass have in common. */
+struct rk_pass {
+    struct rk_stream *stream;
+    struct rk_step_arena *arena;
+    struct rk_arena *host; /* host memory of the same lifetime */
+    struct rk_comm_group *tp;
+    rk_dtype_t dtype, stat_dtype; /* of activations; of gradients of weights and of statistics */
+    bool is_strict;
+    bool keeps_activations; /* a backward pass follows */
+    const struct rk_param_table *params;
+    void *values, *grads; /* flat buffers; grads NULL when no backward pass follows */
+    int64_t num_tokens, hidden_size;
+    float norm_eps;
+    rk_tensor_t tokens, positions; /* I32 [T] */
+    rk_tensor_t rope_cos, rope_sin;
+    /* How attention finds the keys: the packed sequences, or a cache. */
+    rk_tensor_t cu_seqlens;
+    int32_t max_seqlen;
+    const struct rk_paged_step *paged; /* NULL: packed */
+};
+
+rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
+rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);
+
+/* --- linear_tp.c. y [T, rows], x [T, cols]; the gradient of the weight is accumulated. --- */
+/* The product of this rank alone: dx is a partial sum when rows are split, y when columns are. */
+struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                rk_tensor_t y) RK_NODISCARD;
+struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
+struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t y) RK_NODISCARD;
+struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
+struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t y) RK_NODISCARD;
+struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
+
+/* --- embed_vp.c: vocabulary-parallel embedding --- */
+struct rk_embedding {
+    struct rk_weight weight;
+    int64_t vocab_begin; /* of my part */
+};
+struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
+                                   rk_tensor_t out) RK_NODISCARD;
+struct rk_status *rk_embedding_bwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
+                                   rk_tensor_t dout) RK_NODISCARD;
+
+/* --- norm.c: the residual stream and the norm in front of a block --- */
+struct rk_norm_saved {
+    rk_tensor_t x;    /* what was normalised: the stream after the addition */
+    rk_tensor_t rstd; /* none when no backward pass follows */
+    rk_tensor_t y;
+};
+/* stream <- stream + delta (delta none: unchanged), y = norm(stream). When activations are kept the new
+ * stream has memory of its own, so that the old one survives for its norm's backward pass. */
+struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t *stream,
+                              rk_tensor_t delta, struct rk_norm_saved *saved) RK_NODISCARD;
+/* dstream <- dstream + d(norm), in place; `is_first`: dstream holds nothing yet. */
+struct rk_status *rk_norm_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                              const struct rk_norm_saved *saved, rk_tensor_t dy, rk_tensor_t dstream,
+                              bool is_first) RK_NODISCARD;
+
+/* --- rope.c --- */
+/* Frequency k of head_dim / 2, with the configured scaling, in the fp32 steps of Hugging Face. */
+float rk_rope_inv_freq(const struct rk_model_config *config, int64_t k);
+/* cos and sin [num_positions, head_dim / 2] in host memory. */
+void rk_rope_table(const struct rk_model_config *config, int64_t num_positions, float *cos_out,
+                   float *sin_out);
+
+/* --- blocks: what stands between a norm and the residual addition --- */
+
+struct rk_block;
+struct rk_block_saved;
+
+/* Where a block stands, when its parameters are declared. */
+struct rk_block_site {
+    const struct rk_model_config *config;
+    int64_t layer;
+    const char *module; /* "self_attn" */
+};
+
+struct rk_block_ops {
+    const char *name; /* "attention", "swiglu" */
+    /* Required. Adds the parameters to the table and fills the block's dimensions; INVALID_ARGUMENT when tp
+     * does not divide them. */
+    struct rk_status *(*declare)(struct rk_block *block, struct rk_param_table *params,
+                                 const struct rk_block_site *site);
+    /* Required. out = f(x). `x` stays valid until the backward pass when activations are kept. */
+    struct rk_status *(*forward)(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
+                                 rk_tensor_t out, struct rk_block_saved *saved);
+    /* Required. */
+    struct rk_status *(*backward)(struct rk_pass *pass, const struct rk_block *block,
+                                  const struct rk_block_saved *saved, rk_tensor_t dout, rk_tensor_t dx);
+};
+
+/* Dimensions are those of this rank. */
+struct rk_attention {
+    struct rk_weight qkv; /* [q; k; v] */
+    struct rk_weight o;
+    int64_t num_heads, num_kv_heads, head_dim;
+};
+
+struct rk_mlp {
+    struct rk_weight gate_up; /* [gate; up] */
+    struct rk_weight down;
+    int64_t intermediate_size;
+};
+
+struct rk_block {
+    const struct rk_block_ops *ops;
+    int64_t layer;
+    struct rk_weight norm;
+    union {
+        struct rk_attention attention;
+        struct rk_mlp mlp;
+    };
+};
+
+struct rk_attention_saved {
+    rk_tensor_t qkv; /* [T, (num_heads + 2 num_kv_heads) * head_dim], rotated */
+    rk_tensor_t out; /* [T, num_heads, head_dim] */
+    rk_tensor_t lse; /* [num_heads, T] */
+};
+
+struct rk_mlp_saved {
+    rk_tensor_t gate_up; /* [T, 2 * intermediate_size] */
+};
+
+struct rk_block_saved {
+    struct rk_norm_saved norm; /* norm.y is the input of the block */
+    union {
+        struct rk_attention_saved attention;
+        struct rk_mlp_saved mlp;
+    };
+};
+
+extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped queries, rotary positions */
+extern const struct rk_block_ops rk_block_swiglu;    /* mlp.c */
+
+/* --- head.c: output projection with log-probs and entropy, in chunks of tokens --- */
+struct rk_head {
+    struct rk_weight weight; /* [columns, hidden_size]: the embedding's when tied */
+    int64_t vocab_begin;     /* of my part */
+    int64_t num_valid;       /* of my columns: the others are padding */
+    int64_t chunk_tokens;    /* RK_HEAD_CHUNK */
+};
+
+struct rk_head_saved {
+    rk_tensor_t x;      /* [L, hidden_size]: hidden states at the positions with a label */
+    rk_tensor_t index;  /* I32 [L]: these positions */
+    rk_tensor_t labels; /* I32 [L] */
+    rk_tensor_t stats;  /* F64 [L, 4], merged over tp */
+    float inv_temperature;
+};
+
+struct rk_head_out {
+    rk_tensor_t log_probs; /* stat [L] */
+    rk_tensor_t entropy;   /* stat [L], or none when it is not wanted */
+};
+
+/* The caller has filled index, labels and inv_temperature of `saved`; the function makes the rest and *out.
+ */
+struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
+                              bool wants_entropy, struct rk_head_saved *saved,
+                              struct rk_head_out *out) RK_NODISCARD;
+/* dhidden [T, hidden_size], 0 where there is no label. */
+struct rk_status *rk_head_bwd(const struct rk_pass *pass, const struct rk_head *head,
+                              const struct rk_head_saved *saved, const struct rk_head_out *dout,
+                              rk_tensor_t dhidden) RK_NODISCARD;
+/* Logits [n, padded vocab_size] of hidden states [n, hidden_size], gathered over tp. */
+struct rk_status *rk_head_logits(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t x,
+                                 rk_tensor_t *logits) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,34 @@
+/* Global norm of the gradient. Every element counts once: shards of dp ranks are disjoint, and of what
+ * several tp ranks hold only the first copy is counted, so one sum over the whole mesh is the square of the
+ * norm. Partial sums are f64; the norm does not depend on the layout beyond their rounding. */
+#include "engine/optim/optim_internal.h"
+
+#include <math.h>
+
+struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite)
+{
+    const struct rk_model_core *core = model->core;
+    struct rk_train *train = model->train;
+    rk_tensor_t sums = rk_tensor_1d(train->sums, RK_DTYPE_F64, 2);
+    double host[2];
+
+    RK_TRY(rk_stream_zero(core->stream, sums.data, rk_tensor_bytes(sums)));
+    for (int64_t i = 0; i < train->segments.count; i++) {
+        const struct rk_shard_segment *segment = &train->segments.items[i];
+        char *grad = (char *)train->grads + (size_t)segment->begin * rk_dtype_bytes(train->grad_dtype);
+
+        if (!segment->is_counted)
+            continue;
+        RK_TRY(rk_sum_squares(core->stream, &(struct rk_sum_squares_args){
+                                                .out = sums,
+                                                .x = rk_tensor_1d(grad, train->grad_dtype, segment->count),
+                                            }));
+    }
+    RK_TRY(
+        rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, RK_GROUP_ALL), core->stream, sums, RK_REDUCE_SUM));
+    RK_TRY(rk_stream_copy(core->stream, host, sums.data, sizeof(host), RK_COPY_D2H));
+    RK_TRY(rk_stream_sync(core->stream));
+    *norm = sqrt(host[0]);
+    *is_finite = host[1] == 0 && isfinite(*norm);
+    return NULL;
+}

@@ -1,0 +1,34 @@
+/* AdamW, decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101). Master weights are the parameters
+ * themselves: parameters are f32 (or f64). The powers of beta are computed in f64 on the host. */
+#include "engine/optim/optim_internal.h"
+
+#include <math.h>
+
+static struct rk_status *adamw_apply(struct rk_stream *stream, const struct rk_optim_segment *segment,
+                                     const struct rk_optim_step *step)
+{
+    const struct rk_optim_config *config = step->config;
+
+    return rk_adamw(stream, &(struct rk_adamw_args){
+                                .param = segment->param,
+                                .master = segment->param,
+                                .m = segment->states[0],
+                                .v = segment->states[1],
+                                .grad = segment->grad,
+                                .lr = step->lr,
+                                .beta1 = config->beta1,
+                                .beta2 = config->beta2,
+                                .eps = config->eps,
+                                .weight_decay = segment->weight_decay,
+                                .correction1 = 1.0 - pow(config->beta1, (double)step->step),
+                                .correction2 = 1.0 - pow(config->beta2, (double)step->step),
+                                .grad_scale = step->grad_scale,
+                            });
+}
+
+const struct rk_optim_ops rk_optim_adamw = {
+    .name = "adam",
+    .abi = RK_OPTIM_ABI,
+    .num_states = 2,
+    .apply = adamw_apply,
+};

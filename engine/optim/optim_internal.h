@@ -1,0 +1,86 @@
+/* Private to engine/: the optimizer seam, and the training state of a model.
+ *
+ * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h). The
+ * dp ranks own equal parts of them (shards): gradients are summed into the owner's shard, the owner updates
+ * its parameters with optimizer state that exists for its shard only, and the parameters are spread again
+ * (Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054). */
+#ifndef RK_OPTIM_INTERNAL_H
+#define RK_OPTIM_INTERNAL_H
+
+#include "base/rk_array.h"
+#include "engine/model/model_internal.h"
+#include "engine/rk_train.h"
+
+#define RK_OPTIM_ABI        1
+#define RK_OPTIM_STATES_MAX 2
+
+/* One segment of a shard, all [n]. */
+struct rk_optim_segment {
+    rk_tensor_t param, grad;
+    rk_tensor_t states[RK_OPTIM_STATES_MAX]; /* zero before the first step */
+    double weight_decay;
+};
+
+/* What all segments of a step have in common. */
+struct rk_optim_step {
+    const struct rk_optim_config *config;
+    double lr;
+    double grad_scale; /* of clipping */
+    int64_t step;      /* 1 for the first applied step */
+};
+
+struct rk_optim_ops {
+    const char *name; /* "adam": verl's name, the value of optim.optimizer */
+    uint32_t abi;     /* RK_OPTIM_ABI */
+    int32_t num_states;
+    struct rk_status *(*apply)(struct rk_stream *stream, const struct rk_optim_segment *segment,
+                               const struct rk_optim_step *step);
+};
+
+extern const struct rk_optim_ops rk_optim_adamw; /* opt_adamw.c */
+
+const struct rk_optim_ops *rk_optim_find(const char *name); /* NULL when unknown */
+
+/* --- state of training --- */
+
+/* A range of the flat buffers inside my shard whose elements are treated alike. */
+struct rk_shard_segment {
+    int64_t begin, count;
+    bool decays;     /* weight decay applies */
+    bool is_counted; /* in the gradient norm of this rank */
+};
+
+struct rk_train {
+    /* Fixed after enable. */
+    struct rk_optim_config config;
+    struct rk_device *device;
+    rk_dtype_t grad_dtype;
+    int64_t num_elements;             /* of the flat buffers */
+    int64_t shard_begin, shard_count; /* mine */
+    RK_ARRAY(struct rk_shard_segment) segments;
+    void *grads;                       /* [num_elements] */
+    void *states[RK_OPTIM_STATES_MAX]; /* [shard_count] each */
+    void *sums;                        /* F64 [2]: sum of squares, number of non-finite elements */
+    /* Engine thread. */
+    int64_t applied_steps, lr_steps;
+    int32_t skipped_in_a_row;
+};
+
+void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
+void *rk_train_grads(const struct rk_train *train);
+rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype);
+void rk_train_add_memory(const struct rk_train *train,
+                         struct rk_model_memory *memory); /* NULL adds nothing */
+
+/* Segments of the shard [begin, begin + count): parameters that touch each other and are treated alike are
+ * one. */
+void rk_shard_segments(struct rk_train *train, const struct rk_param_table *params);
+/* Collective: completes the gradients of my shard. */
+struct rk_status *rk_train_reduce(struct rk_model *model) RK_NODISCARD;
+/* Collective: norm over the whole model, each element once; *is_finite false when some gradient is inf or
+ * NaN. */
+struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite) RK_NODISCARD;
+/* Collective: updates my shard and spreads the parameters. */
+struct rk_status *rk_train_apply(struct rk_model *model, double grad_norm) RK_NODISCARD;
+
+#endif

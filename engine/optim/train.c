@@ -1,0 +1,184 @@
+/* Training: gradients of micro-batches, and steps. */
+#include "engine/optim/optim_internal.h"
+
+#include "base/rk_assert.h"
+#include "base/rk_alloc.h"
+
+/* Steps in a row whose gradients are not finite before the model is given up. */
+#define SKIPPED_STEPS_MAX 5
+
+rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype)
+{
+    return param_dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
+}
+
+void *rk_train_grads(const struct rk_train *train)
+{
+    return train->grads;
+}
+
+void rk_train_destroy(struct rk_train *train)
+{
+    if (!train)
+        return;
+    rk_device_free(train->device, train->grads);
+    for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
+        rk_device_free(train->device, train->states[s]);
+    rk_device_free(train->device, train->sums);
+    rk_array_fini(&train->segments);
+    rk_free(train);
+}
+
+void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *memory)
+{
+    if (!train)
+        return;
+    memory->grad_bytes = (uint64_t)train->num_elements * rk_dtype_bytes(train->grad_dtype);
+    memory->optimizer_bytes =
+        (uint64_t)(train->shard_count * train->config.ops->num_states) * rk_dtype_bytes(train->grad_dtype);
+}
+
+static struct rk_status *allocate(struct rk_train *train)
+{
+    size_t elem_bytes = rk_dtype_bytes(train->grad_dtype);
+    size_t grad_bytes;
+
+    if (!rk_mul_size((size_t)train->num_elements, elem_bytes, &grad_bytes))
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
+                       (long long)train->num_elements);
+    RK_TRY(rk_device_alloc(train->device, &train->grads, grad_bytes, "gradients"));
+    for (int32_t s = 0; s < train->config.ops->num_states; s++)
+        RK_TRY(rk_device_alloc(train->device, &train->states[s], (size_t)train->shard_count * elem_bytes,
+                               "optimizer state"));
+    return rk_device_alloc(train->device, &train->sums, 2 * sizeof(double), "gradient norm");
+}
+
+struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config)
+{
+    const struct rk_model_core *core = model->core;
+    struct rk_comm_group *dp = rk_mesh_comms_group(core->mesh, RK_GROUP_DP_CP);
+    struct rk_train *train;
+    struct rk_status *st;
+
+    if (!model->owns_core)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "a model that shares another one's weights cannot train");
+    if (model->train)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled already");
+    train = rk_calloc(1, sizeof(*train));
+    train->config = *config;
+    train->device = rk_stream_device(core->stream);
+    train->grad_dtype = rk_train_grad_dtype(core->dtype);
+    train->num_elements = core->params.num_elements;
+    RK_ASSERT(train->num_elements % rk_comm_group_size(dp) == 0);
+    train->shard_count = train->num_elements / rk_comm_group_size(dp);
+    train->shard_begin = train->shard_count * rk_comm_group_rank(dp);
+    rk_shard_segments(train, &core->params);
+    st = allocate(train);
+    if (st) {
+        rk_train_destroy(train);
+        return RK_WRAP(st, "enabling training");
+    }
+    model->train = train;
+    return NULL;
+}
+
+static struct rk_status *check_enabled(const struct rk_model *model)
+{
+    return model->train ? NULL : RK_FAIL(RK_FAILED_PRECONDITION, "training is not enabled for this model");
+}
+
+struct rk_status *rk_train_begin(struct rk_model *model)
+{
+    RK_TRY(check_enabled(model));
+    return rk_stream_zero(model->core->stream, model->train->grads,
+                          (size_t)model->train->num_elements * rk_dtype_bytes(model->train->grad_dtype));
+}
+
+/* Log-probs and entropy to the host, the loss, its gradients back to the device. */
+static struct rk_status *call_loss(struct rk_model *model, const struct rk_train_micro *micro,
+                                   const struct rk_labels *labels, const struct rk_head_out *out,
+                                   struct rk_head_out *dout)
+{
+    int64_t num_tokens = micro->packed->num_tokens;
+    int64_t num_arrays = micro->needs_entropy ? 4 : 2;
+    double *arrays = rk_arena_calloc(model->host, (size_t)(num_arrays * num_tokens) + 1, sizeof(*arrays));
+    double *log_probs = arrays, *dlog_probs = arrays + num_tokens;
+    double *entropy = NULL, *dentropy = NULL;
+
+    if (!arrays)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld tokens", (long long)num_tokens);
+    RK_TRY(rk_labels_download(labels, model, out->log_probs, log_probs, num_tokens));
+    if (micro->needs_entropy) {
+        entropy = arrays + 2 * num_tokens;
+        dentropy = arrays + 3 * num_tokens;
+        RK_TRY(rk_labels_download(labels, model, out->entropy, entropy, num_tokens));
+    }
+    RK_TRY(micro->loss_fn(micro->user, log_probs, entropy, dlog_probs, dentropy));
+    RK_TRY(rk_labels_upload(labels, model, dlog_probs, &dout->log_probs));
+    return dentropy ? rk_labels_upload(labels, model, dentropy, &dout->entropy) : NULL;
+}
+
+struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
+{
+    const struct rk_model_core *core = model->core;
+    struct rk_head_saved head = {0};
+    struct rk_head_out out, dout = {0};
+    struct rk_trunk_saved trunk;
+    struct rk_labels labels;
+    struct rk_pass pass;
+    rk_tensor_t hidden, dhidden;
+
+    RK_TRY(check_enabled(model));
+    RK_TRY(rk_inverse_temperature(&head.inv_temperature, micro->temperature));
+    RK_TRY(rk_model_begin_packed(model, &pass, micro->packed));
+    pass.keeps_activations = true;
+    pass.grads = model->train->grads;
+    RK_TRY(rk_labels_select(&labels, model, micro->packed));
+    head.index = labels.index;
+    head.labels = labels.labels;
+    RK_TRY(rk_trunk_fwd(model, &pass, &hidden, &trunk));
+    RK_TRY(rk_head_fwd(&pass, &core->head, hidden, micro->needs_entropy, &head, &out));
+    RK_TRY(call_loss(model, micro, &labels, &out, &dout));
+    RK_TRY(rk_step_2d(pass.arena, &dhidden, pass.dtype, pass.num_tokens, pass.hidden_size));
+    RK_TRY(rk_head_bwd(&pass, &core->head, &head, &dout, dhidden));
+    RK_TRY(rk_trunk_bwd(model, &pass, &trunk, dhidden));
+    return rk_stream_sync(core->stream);
+}
+
+/* Nothing is applied; the ranks agree, since they all saw the same sums. */
+static struct rk_status *skip(struct rk_train *train, struct rk_step_stats *stats)
+{
+    stats->was_skipped = true;
+    train->skipped_in_a_row++;
+    if (train->skipped_in_a_row < SKIPPED_STEPS_MAX)
+        return NULL;
+    return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
+                          "gradients were inf or NaN in %d optimizer steps in a row",
+                          train->skipped_in_a_row);
+}
+
+struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats)
+{
+    bool is_finite;
+
+    RK_TRY(check_enabled(model));
+    *stats = (struct rk_step_stats){.lr = rk_train_get_lr(model)};
+    RK_TRY(rk_train_reduce(model));
+    RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite));
+    if (!is_finite)
+        return skip(model->train, stats);
+    model->train->skipped_in_a_row = 0;
+    return rk_train_apply(model, stats->grad_norm);
+}
+
+void rk_train_advance_lr(struct rk_model *model)
+{
+    RK_ASSERT(model->train);
+    model->train->lr_steps++;
+}
+
+double rk_train_get_lr(const struct rk_model *model)
+{
+    RK_ASSERT(model->train);
+    return rk_lr_at(&model->train->config, model->train->lr_steps);
+}

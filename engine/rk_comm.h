@@ -1,0 +1,165 @@
+/* Collectives: endpoints, worlds, groups and operations, the same over every backend.
+ *
+ * A world is made once per Configure from one endpoint a rank; groups are rank lists on it. All ranks of a
+ * group call the same operations in the same order. Operations enqueue on `stream` where the backend is
+ * asynchronous and are complete when the stream is synchronised; the CPU mesh completes them in the call.
+ * Reductions are done in ascending rank order with bf16 and f16 accumulated in f32, so results have the same
+ * bits on every rank and in every run.
+ *
+ * Any failure aborts the whole world: every later call on it returns the first error, which names the rank
+ * where the trouble began, the operation and the group: ABORTED, reason PEER_LOST (a process died),
+ * COMM_ABORTED (somebody asked) or COMM_DESYNC (ranks issued different operations); DEADLINE_EXCEEDED, reason
+ * WATCHDOG (a peer did not arrive or went silent). On the ranks that only hear of it the code is ABORTED,
+ * with the same reason and the first rank's message. Engine thread only, except where said. */
+#ifndef RK_COMM_H
+#define RK_COMM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+#include "kernels/rk_device.h"
+#include "kernels/rk_tensor.h"
+
+RK_BEGIN_DECLS
+
+#define RK_COMM_ID_BYTES 128
+
+struct rk_comm_endpoint;
+struct rk_comm_world;
+struct rk_comm_group;
+struct rk_comm_ops;
+
+typedef enum rk_reduce_op { RK_REDUCE_SUM, RK_REDUCE_MAX, RK_REDUCE_MIN, RK_REDUCE_OP_COUNT } rk_reduce_op_t;
+
+/* --- rendezvous, round 1: the rank opens its endpoint; one rank also makes the id --- */
+struct rk_comm_endpoint_config {
+    size_t struct_size;
+    const char *backend; /* "cpu", "nccl" */
+    const char *
+        listen_host; /* CPU mesh: address to listen on ("127.0.0.1"), or "unix" for an abstract Unix socket */
+    bool make_id;
+};
+
+struct rk_status *rk_comm_endpoint_open(struct rk_comm_endpoint **out,
+                                        const struct rk_comm_endpoint_config *config) RK_NODISCARD;
+void rk_comm_endpoint_close(struct rk_comm_endpoint *endpoint); /* NULL is a no-op */
+const char *rk_comm_endpoint_address(
+    const struct rk_comm_endpoint *endpoint); /* "" when the backend needs none */
+/* The id this endpoint made (a secret: it travels in authenticated calls only); NULL when it made none. */
+const uint8_t *rk_comm_endpoint_id(const struct rk_comm_endpoint *endpoint);
+
+/* --- round 2: all ranks join --- */
+struct rk_comm_world_config {
+    size_t struct_size;
+    int32_t rank, world_size;
+    uint64_t generation;           /* the driver's mesh_generation: an endpoint of another one is refused */
+    const char *const *addresses;  /* [world_size]; CPU mesh only */
+    const uint8_t *id;             /* RK_COMM_ID_BYTES, the same on all ranks */
+    int64_t connect_timeout_ms;    /* 0: 120 s */
+    int64_t progress_timeout_ms;   /* silence inside a begun transfer; 0: 5 s */
+    int64_t collective_timeout_ms; /* waiting for a peer to arrive; 0: 600 s */
+    struct rk_device *device;      /* where the tensors live */
+};
+
+/* Takes the endpoint, on failure too. */
+struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_comm_endpoint *endpoint,
+                                       const struct rk_comm_world_config *config) RK_NODISCARD;
+/* Says goodbye to the peers unless aborted. Groups must have been destroyed. NULL is a no-op. */
+void rk_comm_world_destroy(struct rk_comm_world *world);
+int32_t rk_comm_world_rank(const struct rk_comm_world *world);
+int32_t rk_comm_world_size(const struct rk_comm_world *world);
+/* From any thread: ends what runs, here and (through the closing connections) on the peers. The first reason
+ * wins. */
+void rk_comm_world_abort(struct rk_comm_world *world, const char *reason);
+/* From any thread: NULL while healthy, else a copy of the first error. */
+struct rk_status *rk_comm_world_check(struct rk_comm_world *world) RK_NODISCARD;
+
+/* What the engine thread is doing in collectives right now; from any thread. */
+struct rk_comm_activity {
+    uint64_t seq; /* operations begun on this world */
+    bool in_operation;
+    int64_t started_ns; /* rk_time_now_ns at the beginning of the last operation */
+    char name[64];      /* "all_reduce dp": operation and group */
+};
+void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_activity *out);
+
+/* --- groups. Collective over the world: every rank calls, in the same order, with its own member list of the
+ * same partition (num_ranks 0 when it is in no group). *out is NULL for num_ranks 0. `name` is for messages
+ * ("tp"). --- */
+struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_comm_world *world,
+                                       const char *name, const int32_t *world_ranks,
+                                       int32_t num_ranks) RK_NODISCARD;
+void rk_comm_group_destroy(struct rk_comm_group *group);       /* NULL is a no-op */
+int32_t rk_comm_group_rank(const struct rk_comm_group *group); /* my index in the member list */
+int32_t rk_comm_group_size(const struct rk_comm_group *group); /* 1 for NULL: "alone" */
+
+/* --- operations. Tensors are contiguous; dtypes F32, F64, BF16, F16, I32, I64, U8. A NULL group is a group
+ * of one. --- */
+struct rk_status *rk_comm_all_reduce(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                     rk_reduce_op_t op) RK_NODISCARD;
+/* out holds size * elements(in), in rank order; in may be its own part of out. */
+struct rk_status *rk_comm_all_gather(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                     rk_tensor_t in) RK_NODISCARD;
+/* in holds size * elements(out); rank i receives the reduced part i; out may be that part of in. */
+struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
+                                         rk_tensor_t out, rk_tensor_t in, rk_reduce_op_t op) RK_NODISCARD;
+struct rk_status *rk_comm_broadcast(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
+                                    int32_t root) RK_NODISCARD;
+/* Rows of dimension 0: send_rows[i] rows go to rank i, recv_rows[i] rows come from it, both in rank order. */
+struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
+                                     const int64_t *recv_rows, rk_tensor_t in,
+                                     const int64_t *send_rows) RK_NODISCARD;
+/* Point to point. Between begin and end of a batch (rk_comm_batch_begin/end, group semantics of NCCL) sends
+ * and receives are collected and progress together, so that no order of them can deadlock. */
+struct rk_status *rk_comm_send(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t tensor,
+                               int32_t peer) RK_NODISCARD;
+struct rk_status *rk_comm_recv(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t tensor,
+                               int32_t peer) RK_NODISCARD;
+struct rk_status *rk_comm_batch_begin(struct rk_comm_group *group) RK_NODISCARD;
+struct rk_status *rk_comm_batch_end(struct rk_comm_group *group) RK_NODISCARD;
+struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
+
+/* --- the communicators of a mesh --- */
+typedef enum rk_mesh_group_kind {
+    RK_GROUP_TP,
+    RK_GROUP_CP,
+    RK_GROUP_DP,
+    RK_GROUP_DP_CP, /* gradients of dense parameters */
+    RK_GROUP_PP,
+    RK_GROUP_MP, /* tp, pp: one model replica */
+    RK_GROUP_TP_CP,
+    RK_GROUP_ALL, /* the whole mesh */
+    RK_GROUP_EP,
+    RK_GROUP_ETP,
+    RK_GROUP_TP_EP, /* etp, ep */
+    RK_GROUP_EDP,   /* gradients of expert parameters */
+    RK_GROUP_KIND_COUNT
+} rk_mesh_group_kind_t;
+
+/* Immutable after creation; one per role. Kinds of group that cut the world into the same ordered groups
+ * share one communicator (cached in the world, counted). */
+struct rk_mesh_comms;
+
+/* Collective over the world, also for ranks outside the mesh (they get an object without groups). Borrows
+ * `mesh`. */
+struct rk_status *rk_mesh_comms_create(struct rk_mesh_comms **out, const struct rk_mesh *mesh,
+                                       struct rk_comm_world *world) RK_NODISCARD;
+void rk_mesh_comms_destroy(struct rk_mesh_comms *comms); /* NULL is a no-op */
+const struct rk_mesh *rk_mesh_comms_mesh(const struct rk_mesh_comms *comms);
+/* This rank's coordinates; axis entries are -1 when it is not in the mesh. */
+const struct rk_mesh_coords *rk_mesh_comms_coords(const struct rk_mesh_comms *comms);
+bool rk_mesh_comms_is_member(const struct rk_mesh_comms *comms);
+/* NULL for a group of one. */
+struct rk_comm_group *rk_mesh_comms_group(const struct rk_mesh_comms *comms, rk_mesh_group_kind_t kind);
+/* A mesh of this one rank, without any communicator (tools, tests, one-rank runs). */
+struct rk_status *rk_mesh_comms_create_single(struct rk_mesh_comms **out) RK_NODISCARD;
+
+/* Adds a backend (plug-in). FAILED_PRECONDITION when the abi differs. */
+struct rk_status *rk_comm_register(const struct rk_comm_ops *ops) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,11 @@
+/* engine: collectives, models, training, rollout. Umbrella over the topic headers of this module. */
+#ifndef RK_ENGINE_H
+#define RK_ENGINE_H
+
+#include "engine/rk_comm.h"
+#include "engine/rk_loss.h"
+#include "engine/rk_model.h"
+#include "engine/rk_rollout.h"
+#include "engine/rk_train.h"
+
+#endif

@@ -1,0 +1,168 @@
+/* Models: one instance per role, split over the ranks of the role's mesh.
+ *
+ * The parameter table (struct rk_param) is the only description of layouts: loading, export, gradient
+ * reduction, norm clipping, the optimizer and tests read it. Inside the engine tokens are packed (struct
+ * rk_packed): no padding. All functions run on the engine thread; those marked "collective" must be called by
+ * all ranks of the mesh in the same order. Formulas: Hugging Face's modeling files; layouts:
+ * docs/parallelism.md. */
+#ifndef RK_MODEL_H
+#define RK_MODEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_json.h"
+#include "base/rk_status.h"
+#include "engine/rk_comm.h"
+#include "kernels/rk_device.h"
+#include "kernels/rk_tensor.h"
+
+RK_BEGIN_DECLS
+
+struct rk_model;
+
+typedef enum rk_numerics { RK_NUMERICS_FAST, RK_NUMERICS_STRICT, RK_NUMERICS_COUNT } rk_numerics_t;
+/* "fast", "strict"; INVALID_ARGUMENT lists them ("hf" is UNIMPLEMENTED). */
+struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text) RK_NODISCARD;
+
+/* Called by long operations between micro-batches and decode steps; any entry may be NULL. */
+struct rk_engine_hooks {
+    void *user;
+    void (*on_progress)(void *user, const char *phase, uint64_t done, uint64_t total);
+    bool (*is_cancelled)(void *user); /* this rank was asked to stop; the ranks agree before they do */
+};
+/* Device memory that the agreements below need: it is taken once, they allocate nothing. */
+#define RK_AGREE_BYTES 1024
+/* Collective over `group`: CANCELLED on all its ranks when one of them was asked to stop. scratch:
+ * RK_AGREE_BYTES. */
+struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, struct rk_comm_group *group,
+                                         struct rk_stream *stream, void *scratch) RK_NODISCARD;
+/* Collective over `group`; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
+ * a rank's own, or that of the first rank that failed, which it names. scratch: RK_AGREE_BYTES. */
+struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
+                                  struct rk_status *st) RK_NODISCARD;
+
+/* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
+struct rk_model_config {
+    const char *family; /* row of the family table: "llama" */
+    int64_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size;
+    int64_t max_position_embeddings;
+    double rms_norm_eps, rope_theta, initializer_range;
+    bool tie_word_embeddings;
+    struct { /* rope_type "default" or "llama3" (frequency-dependent interpolation) */
+        bool is_llama3;
+        double factor, low_freq_factor, high_freq_factor;
+        int64_t original_max_position_embeddings;
+    } rope_scaling;
+    int64_t eos_token_ids[8];
+    int32_t num_eos_token_ids;
+};
+/* UNIMPLEMENTED for an unknown model_type (lists the known ones) or a key whose value the family cannot
+ * honour; INVALID_ARGUMENT "config.json: KEY: ..." for bad values. */
+struct rk_status *rk_model_config_parse(struct rk_model_config *out,
+                                        const struct rk_json *hf_config) RK_NODISCARD;
+
+/* --- the parameter table --- */
+enum rk_param_flags {
+    RK_PARAM_NO_DECAY = 1u << 0,  /* biases and 1-D parameters */
+    RK_PARAM_TIED_HEAD = 1u << 1, /* lm_head shares the embedding's storage: no row of its own in files */
+};
+
+struct rk_param {
+    char name[96]; /* Hugging Face's name: "model.layers.0.self_attn.q_proj.weight" */
+    int32_t rank;
+    int64_t shape[2];  /* global, unpadded */
+    int32_t split_dim; /* over tp: 0, 1, or -1 when replicated */
+    int64_t
+        split_size_padded; /* of split_dim, divisible by the parts (vocabulary rows are padded with zeros) */
+    int32_t
+        num_parts; /* distinct parts over tp: tp, or num_kv_heads when tp > num_kv_heads; 1 when replicated */
+    int32_t part;  /* mine: tp_rank * num_parts / tp */
+    bool is_counted; /* this rank's copy is the one that the norm counts and that files are written from */
+    uint32_t flags;  /* enum rk_param_flags */
+    int64_t local_shape[2];
+    int64_t offset; /* elements, in the flat buffers of parameters and gradients */
+};
+
+int64_t rk_model_num_params(const struct rk_model *model);
+const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i);
+int64_t rk_model_find_param(const struct rk_model *model, const char *name); /* -1 when absent */
+int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole model, global shapes */
+
+/* --- life --- */
+struct rk_model_desc {
+    size_t struct_size;
+    const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
+    rk_dtype_t dtype;                /* F32, or F64 for tests */
+    rk_numerics_t numerics;
+    struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
+    const struct rk_mesh_comms *mesh;
+};
+
+/* Checks that the mesh fits (heads, intermediate_size over tp; axes that are not built yet), allocates the
+ * parameters. RESOURCE_EXHAUSTED with the bytes wanted. */
+struct rk_status *rk_model_create(struct rk_model **out, const struct rk_model_desc *desc) RK_NODISCARD;
+/* A model that uses the same parameter buffer (actor and rollout of equal layout). The owner must outlive it.
+ */
+struct rk_status *rk_model_create_shared(struct rk_model **out, struct rk_model *owner) RK_NODISCARD;
+void rk_model_destroy(struct rk_model *model); /* NULL is a no-op */
+const struct rk_model_config *rk_model_get_config(const struct rk_model *model);
+const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model);
+/* Other communicators of an equal mesh with this rank in the same place (the world was made anew); NULL while
+ * there are none, and then nothing but destroy may follow. For the owner of the weights: models that share
+ * them follow. */
+void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh);
+uint64_t rk_model_weight_version(
+    const struct rk_model *model); /* +1 an applied update; shared models show the owner's */
+
+/* N(0, initializer_range) for matrices, ones for norms, zeros for biases, from (seed, tensor name, global
+ * element index): the layout does not matter. */
+struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed) RK_NODISCARD;
+/* Reads only this rank's slices. NOT_FOUND names a missing tensor and where it should be; DATA_LOSS for bad
+ * files; INVALID_ARGUMENT for a shape that does not agree with config.json. */
+struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir) RK_NODISCARD;
+/* Collective. Writes config.json, model.safetensors (or shards of max_shard_bytes with an index; 0: 5e9) into
+ * `dir`, which must not hold a model (ALREADY_EXISTS, reason TARGET_EXISTS). All ranks return the same
+ * verdict. */
+struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir,
+                                     int64_t max_shard_bytes) RK_NODISCARD;
+
+typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t;
+/* Collective over tp (and dp for gradients, which it sums as the update would): the whole tensor, global
+ * shape, as f64 in host memory [shape[0] * shape[1]], on every rank. */
+struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind,
+                                        double *out) RK_NODISCARD;
+
+/* --- forward --- */
+#define RK_LABEL_NONE (-1)
+
+/* A packed micro-batch, in host memory. num_seqs 0 is the empty micro-batch: it takes part in every
+ * collective. */
+struct rk_packed {
+    int32_t num_seqs;
+    int64_t num_tokens;
+    int32_t max_seqlen;
+    const int32_t *tokens;     /* [num_tokens] */
+    const int32_t *positions;  /* [num_tokens] */
+    const int32_t *cu_seqlens; /* [num_seqs + 1] */
+    const int32_t *labels;     /* [num_tokens]: the id that position t is to predict, or RK_LABEL_NONE */
+};
+
+/* Collective. log_probs[t] = log p(labels[t]) at that temperature and entropy[t] (may be NULL), f64 in host
+ * memory; 0 where there is no label. OUT_OF_RANGE names a token or position that the model does not have. */
+struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_packed *packed,
+                                     double temperature, double *log_probs, double *entropy) RK_NODISCARD;
+/* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */
+struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
+                                  double *logits) RK_NODISCARD;
+
+/* What the model holds on its device. */
+struct rk_model_memory {
+    uint64_t param_bytes, grad_bytes, optimizer_bytes, activation_peak_bytes, kv_cache_bytes;
+    uint64_t step_overflows; /* step-arena blocks added after the first; constant once warm */
+};
+struct rk_model_memory rk_model_get_memory(const struct rk_model *model);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,54 @@
+/* Rollout: generation with a paged KV cache, over the same layers and kernels as training.
+ *
+ * Requests run together up to max_num_seqs; those that finish make room for the next. What a request yields
+ * depends on its prompt, parameters, seed and stream only, not on what else runs. Every tp rank runs the same
+ * scheduler on the same requests and samples the same tokens. */
+#ifndef RK_ROLLOUT_H
+#define RK_ROLLOUT_H
+
+#include "engine/rk_model.h"
+
+RK_BEGIN_DECLS
+
+struct rk_rollout;
+
+struct rk_rollout_config {
+    int32_t max_num_seqs;
+    int64_t max_num_batched_tokens; /* tokens of one engine step: prompts are prefilled within it */
+    int64_t max_model_len;          /* longest prompt + response; 0: max_position_embeddings */
+};
+
+struct rk_rollout_request {
+    const int32_t *prompt; /* [prompt_len], host */
+    int32_t prompt_len;    /* at least 1 */
+    int32_t max_tokens;    /* at least 1 */
+    float temperature;     /* below 1e-5: greedy */
+    int32_t top_k;         /* <= 0: off */
+    float top_p;           /* >= 1: off */
+    uint64_t seed, stream;
+    const int64_t *eos_token_ids; /* any of them ends the response and is part of it */
+    int32_t num_eos_token_ids;
+};
+
+typedef enum rk_finish_reason { RK_FINISH_STOP, RK_FINISH_LENGTH } rk_finish_reason_t;
+
+struct rk_rollout_result {
+    int32_t *tokens;  /* [max_tokens] of the request, caller's memory */
+    float *log_probs; /* [max_tokens], of the distribution sampled from */
+    int32_t num_tokens;
+    rk_finish_reason_t finish_reason;
+};
+
+/* Sizes the cache for max_num_seqs sequences of max_model_len. `model` is borrowed. */
+struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *model,
+                                    const struct rk_rollout_config *config) RK_NODISCARD;
+void rk_rollout_destroy(struct rk_rollout *rollout); /* NULL is a no-op */
+/* Collective over tp. INVALID_ARGUMENT names the request that is too long or empty; OUT_OF_RANGE a token id
+ * that the model does not have. `hooks` may be NULL. */
+struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct rk_rollout_request *requests,
+                                      int64_t num_requests, struct rk_rollout_result *results,
+                                      const struct rk_engine_hooks *hooks) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,71 @@
+/* Training: gradients of packed micro-batches, and optimizer steps.
+ *
+ *   rk_train_begin; rk_train_micro_batch x m; rk_train_step          one optimizer step
+ *   rk_train_advance_lr                                              once per update call
+ *
+ * Gradients accumulate in f32 (f64 models: f64) with global denominators: what a step applies does not depend
+ * on the number of micro-batches or ranks. All collective over the model's mesh. */
+#ifndef RK_TRAIN_H
+#define RK_TRAIN_H
+
+#include "engine/rk_loss.h"
+#include "engine/rk_model.h"
+
+RK_BEGIN_DECLS
+
+typedef enum rk_lr_style {
+    RK_LR_CONSTANT,
+    RK_LR_LINEAR,
+    RK_LR_COSINE,
+    RK_LR_INVERSE_SQRT,
+    RK_LR_STYLE_COUNT
+} rk_lr_style_t;
+
+struct rk_optim_config {
+    const struct rk_optim_ops *ops; /* row of the optimizer table */
+    double lr, min_lr, beta1, beta2, eps, weight_decay, clip_grad;
+    rk_lr_style_t lr_decay_style;
+    double lr_warmup_init;
+    int64_t lr_warmup_steps,
+        lr_decay_steps; /* resolved: warm-up from steps or ratio, decay from total steps */
+};
+/* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
+struct rk_status *rk_optim_config_read(struct rk_optim_config *out,
+                                       const struct rk_json *options) RK_NODISCARD;
+/* Learning rate after `num_steps` scheduler steps; Megatron's schedule. */
+double rk_lr_at(const struct rk_optim_config *config, int64_t num_steps);
+
+/* Allocates gradients and optimizer state (sharded over dp). A model that shares weights cannot train. */
+struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config) RK_NODISCARD;
+
+/* Zeroes the gradients. */
+struct rk_status *rk_train_begin(struct rk_model *model) RK_NODISCARD;
+
+/* Called between forward and backward with the log-probs (and entropy when wanted) of the micro-batch; writes
+ * dlog_probs and dentropy, all f64 [num_tokens] in host memory. */
+typedef struct rk_status *(*rk_train_loss_fn_t)(void *user, const double *log_probs, const double *entropy,
+                                                double *dlog_probs, double *dentropy);
+struct rk_train_micro {
+    const struct rk_packed *packed;
+    double temperature;
+    bool needs_entropy; /* entropy and dentropy are NULL otherwise */
+    rk_train_loss_fn_t loss_fn;
+    void *user;
+};
+struct rk_status *rk_train_micro_batch(struct rk_model *model,
+                                       const struct rk_train_micro *micro) RK_NODISCARD;
+
+struct rk_step_stats {
+    double grad_norm; /* before clipping, over the whole model */
+    double lr;
+    bool was_skipped; /* non-finite gradients: nothing was applied */
+};
+/* Reduces, clips, updates, spreads the new parameters, raises weight_version. ABORTED (reason NON_FINITE)
+ * after 5 skipped steps in a row. */
+struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats) RK_NODISCARD;
+void rk_train_advance_lr(struct rk_model *model);
+double rk_train_get_lr(const struct rk_model *model);
+
+RK_END_DECLS
+
+#endif

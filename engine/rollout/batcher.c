@@ -1,0 +1,191 @@
+/* Continuous batching. There is no prefill phase and no decode phase: a sequence has tokens (prompt and what
+ * was sampled) of which some are computed, and a step computes some of the rest. Running sequences come
+ * first, in order of admission; then waiting requests are admitted in order, without skipping, while tokens
+ * of the budget, a place and blocks for the longest possible response are left. All blocks of a sequence are
+ * taken at admission, so none ever has to give way to another. Otherwise the rules of vLLM's V1 scheduler. */
+#include "engine/rollout/rollout_internal.h"
+
+#include "base/rk_assert.h"
+
+struct rk_status *rk_batcher_init(struct rk_batcher *batcher, struct rk_arena *arena,
+                                  const struct rk_rollout_config *config, struct rk_block_pool *pool)
+{
+    size_t num_seqs = (size_t)config->max_num_seqs;
+    int32_t max_blocks = (int32_t)((config->max_model_len + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS);
+
+    *batcher = (struct rk_batcher){
+        .max_num_seqs = config->max_num_seqs,
+        .max_blocks = max_blocks,
+        .max_num_batched_tokens = config->max_num_batched_tokens,
+        .pool = pool,
+        .running = rk_arena_calloc(arena, num_seqs, sizeof(struct rk_sequence)),
+        .entries = rk_arena_calloc(arena, num_seqs, sizeof(struct rk_step_entry)),
+        .free_slots = rk_arena_calloc(arena, num_seqs, sizeof(int32_t)),
+        .block_rows = rk_arena_calloc(arena, num_seqs * (size_t)max_blocks, sizeof(int32_t)),
+    };
+    if (!batcher->running || !batcher->entries || !batcher->free_slots || !batcher->block_rows)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the tables of %d running sequences",
+                       config->max_num_seqs);
+    for (int32_t slot = config->max_num_seqs - 1; slot >= 0; slot--)
+        batcher->free_slots[batcher->num_free_slots++] = slot;
+    return NULL;
+}
+
+void rk_batcher_begin(struct rk_batcher *batcher, const struct rk_rollout_request *requests,
+                      int64_t num_requests, struct rk_rollout_result *results)
+{
+    RK_ASSERT(batcher->num_running == 0);
+    batcher->requests = requests;
+    batcher->results = results;
+    batcher->num_requests = num_requests;
+    batcher->num_admitted = batcher->num_finished = 0;
+    for (int64_t i = 0; i < num_requests; i++)
+        results[i].num_tokens = 0;
+}
+
+static int32_t num_tokens_of(const struct rk_sequence *sequence)
+{
+    return sequence->request->prompt_len + sequence->result->num_tokens;
+}
+
+int32_t rk_sequence_token(const struct rk_sequence *sequence, int32_t position)
+{
+    int32_t prompt_len = sequence->request->prompt_len;
+
+    RK_ASSERT(position >= 0);
+    RK_ASSERT(position < num_tokens_of(sequence));
+    return position < prompt_len ? sequence->request->prompt[position]
+                                 : sequence->result->tokens[position - prompt_len];
+}
+
+static int32_t *blocks_of(const struct rk_batcher *batcher, const struct rk_sequence *sequence)
+{
+    return batcher->block_rows + (int64_t)sequence->slot * batcher->max_blocks;
+}
+
+const int32_t *rk_batcher_blocks(const struct rk_batcher *batcher, const struct rk_sequence *sequence)
+{
+    return blocks_of(batcher, sequence);
+}
+
+/* Plans as many of the sequence's missing tokens as the budget allows. */
+static void plan_sequence(struct rk_batcher *batcher, int32_t i)
+{
+    struct rk_sequence *sequence = &batcher->running[i];
+    int64_t budget = batcher->max_num_batched_tokens - batcher->num_tokens;
+    int32_t missing = num_tokens_of(sequence) - sequence->num_computed;
+    int32_t n = (int32_t)RK_MIN((int64_t)missing, budget);
+    struct rk_step_entry *entry = &batcher->entries[batcher->num_entries++];
+
+    RK_ASSERT(n > 0);
+    *entry = (struct rk_step_entry){
+        .sequence = i,
+        .first = sequence->num_computed,
+        .num_tokens = n,
+        .samples = n == missing,
+    };
+    sequence->num_computed += n;
+    batcher->num_tokens += n;
+    batcher->num_samples += entry->samples;
+}
+
+/* Gives the next waiting request a place and its blocks; false when there is none for it now. */
+static bool admit(struct rk_batcher *batcher)
+{
+    const struct rk_rollout_request *request = &batcher->requests[batcher->num_admitted];
+    int64_t num_tokens = (int64_t)request->prompt_len + request->max_tokens;
+    struct rk_sequence *sequence = &batcher->running[batcher->num_running];
+
+    if (batcher->num_running == batcher->max_num_seqs)
+        return false;
+    *sequence = (struct rk_sequence){
+        .request = request,
+        .result = &batcher->results[batcher->num_admitted],
+        .num_blocks = (int32_t)((num_tokens + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS),
+        .slot = batcher->free_slots[batcher->num_free_slots - 1],
+    };
+    RK_ASSERT(sequence->num_blocks <= batcher->max_blocks);
+    if (!rk_block_pool_take(batcher->pool, blocks_of(batcher, sequence), sequence->num_blocks))
+        return false;
+    batcher->num_free_slots--;
+    batcher->num_running++;
+    batcher->num_admitted++;
+    return true;
+}
+
+void rk_batcher_plan(struct rk_batcher *batcher)
+{
+    batcher->num_entries = batcher->num_samples = 0;
+    batcher->num_tokens = 0;
+    for (int32_t i = 0; i < batcher->num_running && batcher->num_tokens < batcher->max_num_batched_tokens;
+         i++)
+        plan_sequence(batcher, i);
+    while (batcher->num_admitted < batcher->num_requests &&
+           batcher->num_tokens < batcher->max_num_batched_tokens && admit(batcher))
+        plan_sequence(batcher, batcher->num_running - 1);
+    RK_ASSERT(batcher->num_entries > 0 || rk_batcher_is_done(batcher));
+}
+
+static bool is_eos(const struct rk_rollout_request *request, int32_t token)
+{
+    for (int32_t i = 0; i < request->num_eos_token_ids; i++)
+        if (request->eos_token_ids[i] == token)
+            return true;
+    return false;
+}
+
+void rk_batcher_append(struct rk_batcher *batcher, const struct rk_step_entry *entry, int32_t token,
+                       float log_prob)
+{
+    struct rk_sequence *sequence = &batcher->running[entry->sequence];
+    struct rk_rollout_result *result = sequence->result;
+
+    RK_ASSERT(entry->samples);
+    RK_ASSERT(result->num_tokens < sequence->request->max_tokens);
+    result->tokens[result->num_tokens] = token;
+    result->log_probs[result->num_tokens] = log_prob;
+    result->num_tokens++;
+    if (is_eos(sequence->request, token)) {
+        result->finish_reason = RK_FINISH_STOP;
+        sequence->is_finished = true;
+    } else if (result->num_tokens == sequence->request->max_tokens) {
+        result->finish_reason = RK_FINISH_LENGTH;
+        sequence->is_finished = true;
+    }
+}
+
+static void release(struct rk_batcher *batcher, const struct rk_sequence *sequence)
+{
+    rk_block_pool_give(batcher->pool, blocks_of(batcher, sequence), sequence->num_blocks);
+    batcher->free_slots[batcher->num_free_slots++] = sequence->slot;
+}
+
+void rk_batcher_retire(struct rk_batcher *batcher)
+{
+    int32_t kept = 0;
+
+    for (int32_t i = 0; i < batcher->num_running; i++) {
+        if (!batcher->running[i].is_finished) {
+            batcher->running[kept++] = batcher->running[i];
+            continue;
+        }
+        release(batcher, &batcher->running[i]);
+        batcher->num_finished++;
+    }
+    batcher->num_running = kept;
+}
+
+void rk_batcher_end(struct rk_batcher *batcher)
+{
+    while (batcher->num_running > 0)
+        release(batcher, &batcher->running[--batcher->num_running]);
+    RK_ASSERT(batcher->num_free_slots == batcher->max_num_seqs);
+    batcher->requests = NULL;
+    batcher->results = NULL;
+    batcher->num_requests = batcher->num_admitted = batcher->num_finished = 0;
+}
+
+bool rk_batcher_is_done(const struct rk_batcher *batcher)
+{
+    return batcher->num_finished == batcher->num_requests;
+}

@@ -1,0 +1,534 @@
+/* Goal: every operation gives what a local computation gives, to the bit, on every rank and in every run.
+ * Method: the data of every rank is a pure function of seed, rank and index, so the expected result is
+ * computed without communication, with scalar loops of this file, and compared as bytes. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_rng.h"
+#include "engine/rk_comm.h"
+#include "tests/support/ranks.h"
+
+/* A prime: no offset inside the library (parts, chunks, pages) is a multiple of it, so a displaced run shows.
+ */
+#define POOL_ELEMENTS 65521
+#define RANK_STRIDE   7919
+#define LARGE         ((1 << 20) + 1)
+/* A message of a batch is larger than what a Unix socket holds, for every type. */
+#define BATCH_ELEMENTS 700001
+
+/* Random elements of every type. The input of a rank is a run of them that wraps around; where it begins
+ * depends on the rank. Drawn once, since millions of elements are compared. */
+static char *pool[RK_DTYPE_COUNT];
+/* Reductions of the first LARGE elements over the ranks of the current case; shorter tensors are the
+ * beginning of them. */
+static char *expected_of[RK_DTYPE_COUNT][RK_REDUCE_OP_COUNT];
+/* Of the rank that runs here. */
+static struct rk_stream *stream;
+
+static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F16,
+                                    RK_DTYPE_I32, RK_DTYPE_I64, RK_DTYPE_U8};
+static const int64_t sizes[] = {0, 1, 3, 1000, LARGE};
+static const char *const reduce_names[] = {"sum", "max", "min"};
+
+static void put_value(void *data, rk_dtype_t dtype, int64_t i, struct rk_rng *rng)
+{
+    uint32_t a = rk_rng_next_u32(rng), b = rk_rng_next_u32(rng);
+    /* Exponents spread over 2^16, so that the order of additions shows. */
+    double real = ldexp((int32_t)a / 2147483648.0, (int)(b % 16) - 8);
+
+    switch (dtype) {
+    case RK_DTYPE_F64:
+        ((double *)data)[i] = real;
+        break;
+    case RK_DTYPE_F32:
+        ((float *)data)[i] = (float)real;
+        break;
+    case RK_DTYPE_BF16:
+        ((uint16_t *)data)[i] = rk_f32_to_bf16((float)real);
+        break;
+    case RK_DTYPE_F16:
+        ((uint16_t *)data)[i] = rk_f32_to_f16((float)real);
+        break;
+    case RK_DTYPE_I32:
+        ((uint32_t *)data)[i] = a;
+        break;
+    case RK_DTYPE_I64:
+        ((uint64_t *)data)[i] = (uint64_t)a << 32 | b;
+        break;
+    default:
+        ((uint8_t *)data)[i] = (uint8_t)a;
+    }
+}
+
+static void *make_input(rk_dtype_t dtype, int64_t count, int32_t rank)
+{
+    size_t elem_bytes = rk_dtype_bytes(dtype);
+    char *data = rk_malloc((size_t)count * elem_bytes);
+    int64_t from = rank * RANK_STRIDE % POOL_ELEMENTS;
+
+    for (int64_t i = 0; i < count;) {
+        int64_t run = RK_MIN(count - i, POOL_ELEMENTS - from);
+
+        memcpy(data + (size_t)i * elem_bytes, pool[dtype] + (size_t)from * elem_bytes,
+               (size_t)run * elem_bytes);
+        i += run;
+        from = 0;
+    }
+    return data;
+}
+
+static double fold_real(double a, double x, rk_reduce_op_t op)
+{
+    return op == RK_REDUCE_SUM ? a + x : op == RK_REDUCE_MAX ? (x > a ? x : a) : (x < a ? x : a);
+}
+
+static float fold_f32(float a, float x, rk_reduce_op_t op)
+{
+    return op == RK_REDUCE_SUM ? a + x : op == RK_REDUCE_MAX ? (x > a ? x : a) : (x < a ? x : a);
+}
+
+static int64_t fold_int(int64_t a, int64_t x, rk_reduce_op_t op)
+{
+    if (op == RK_REDUCE_SUM)
+        return (int64_t)((uint64_t)a + (uint64_t)x);
+    return op == RK_REDUCE_MAX ? (x > a ? x : a) : (x < a ? x : a);
+}
+
+static void reduce_narrow(uint16_t *out, const uint16_t *const *in, int32_t n, int64_t i, bool is_bf16,
+                          rk_reduce_op_t op)
+{
+    float acc = is_bf16 ? rk_bf16_to_f32(in[0][i]) : rk_f16_to_f32(in[0][i]);
+
+    for (int32_t r = 1; r < n; r++)
+        acc = fold_f32(acc, is_bf16 ? rk_bf16_to_f32(in[r][i]) : rk_f16_to_f32(in[r][i]), op);
+    out[i] = is_bf16 ? rk_f32_to_bf16(acc) : rk_f32_to_f16(acc);
+}
+
+#define REDUCE_PLAIN(T, fold)                                  \
+    do {                                                       \
+        T acc = ((const T *)inputs[0])[i];                     \
+                                                               \
+        for (int32_t r = 1; r < n; r++)                        \
+            acc = (T)fold(acc, ((const T *)inputs[r])[i], op); \
+        ((T *)out)[i] = acc;                                   \
+    } while (0)
+
+/* The expected reduction over the inputs of ranks 0 .. n-1. */
+static void *reduce_locally(rk_dtype_t dtype, int64_t count, int32_t n, rk_reduce_op_t op)
+{
+    void *inputs[RK_TEST_MAX_RANKS], *out = rk_malloc((size_t)count * rk_dtype_bytes(dtype));
+
+    for (int32_t r = 0; r < n; r++)
+        inputs[r] = make_input(dtype, count, r);
+    for (int64_t i = 0; i < count; i++) {
+        switch (dtype) {
+        case RK_DTYPE_F32:
+            REDUCE_PLAIN(float, fold_f32);
+            break;
+        case RK_DTYPE_F64:
+            REDUCE_PLAIN(double, fold_real);
+            break;
+        case RK_DTYPE_I32:
+            REDUCE_PLAIN(int32_t, fold_int);
+            break;
+        case RK_DTYPE_I64:
+            REDUCE_PLAIN(int64_t, fold_int);
+            break;
+        case RK_DTYPE_U8:
+            REDUCE_PLAIN(uint8_t, fold_int);
+            break;
+        default:
+            reduce_narrow(out, (const uint16_t *const *)inputs, n, i, dtype == RK_DTYPE_BF16, op);
+        }
+    }
+    for (int32_t r = 0; r < n; r++)
+        rk_free(inputs[r]);
+    return out;
+}
+
+static rk_tensor_t flat(void *data, rk_dtype_t dtype, int64_t count)
+{
+    return rk_tensor_1d(data, dtype, count);
+}
+
+static int check_bytes(const char *what, const void *actual, const void *expected, rk_dtype_t dtype,
+                       int64_t count)
+{
+    size_t elem_bytes = rk_dtype_bytes(dtype);
+
+    if (memcmp(actual, expected, (size_t)count * elem_bytes) == 0)
+        return 0;
+    for (int64_t i = 0; i < count; i++) {
+        size_t offset = (size_t)i * elem_bytes;
+
+        RK_RANK_CHECK(memcmp((const char *)actual + offset, (const char *)expected + offset, elem_bytes) == 0,
+                      "%s %s: element %lld of %lld", what, rk_dtype_name(dtype), (long long)i,
+                      (long long)count);
+    }
+    return 0;
+}
+
+/* --- one function an operation: dtype and total number of elements --- */
+
+static int check_all_reduce(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count, rk_reduce_op_t op,
+                            const char *expected)
+{
+    void *data = make_input(dtype, count, rk_comm_group_rank(group));
+    int failed;
+
+    RK_RANK_OK(rk_comm_all_reduce(group, stream, flat(data, dtype, count), op));
+    failed = check_bytes(reduce_names[op], data, expected, dtype, count);
+    rk_free(data);
+    return failed;
+}
+
+/* Once into separate memory and once into its own part of the input. */
+static int check_reduce_scatter(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count,
+                                rk_reduce_op_t op, const char *expected)
+{
+    int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group);
+    int64_t part = count / n;
+    size_t part_bytes = (size_t)part * rk_dtype_bytes(dtype);
+    char *in = make_input(dtype, part * n, rank), *out = rk_malloc(part_bytes);
+    int failed;
+
+    expected += (size_t)rank * part_bytes;
+    RK_RANK_OK(rk_comm_reduce_scatter(group, stream, flat(out, dtype, part), flat(in, dtype, part * n), op));
+    failed = check_bytes("reduce_scatter", out, expected, dtype, part);
+    rk_free(out);
+    out = in + (size_t)rank * part_bytes;
+    RK_RANK_OK(rk_comm_reduce_scatter(group, stream, flat(out, dtype, part), flat(in, dtype, part * n), op));
+    failed += check_bytes("reduce_scatter in place", out, expected, dtype, part);
+    rk_free(in);
+    return failed;
+}
+
+static int check_all_gather(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count)
+{
+    int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group);
+    int64_t part = count / n;
+    size_t part_bytes = (size_t)part * rk_dtype_bytes(dtype);
+    char *in = make_input(dtype, part, rank), *out = rk_calloc((size_t)n, part_bytes);
+    int failed = 0;
+
+    RK_RANK_OK(rk_comm_all_gather(group, stream, flat(out, dtype, part * n), flat(in, dtype, part)));
+    /* Again, from its own part of the output. */
+    for (int32_t r = 0; r < n; r++) {
+        if (r != rank)
+            memset(out + (size_t)r * part_bytes, 0, part_bytes);
+    }
+    RK_RANK_OK(rk_comm_all_gather(group, stream, flat(out, dtype, part * n),
+                                  flat(out + (size_t)rank * part_bytes, dtype, part)));
+    for (int32_t r = 0; r < n; r++) {
+        char *expected = make_input(dtype, part, r);
+
+        failed += check_bytes("all_gather", out + (size_t)r * part_bytes, expected, dtype, part);
+        rk_free(expected);
+    }
+    rk_free(out);
+    rk_free(in);
+    return failed;
+}
+
+static int check_broadcast(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count, int32_t root)
+{
+    void *data = make_input(dtype, count, rk_comm_group_rank(group)),
+         *expected = make_input(dtype, count, root);
+    int failed;
+
+    RK_RANK_OK(rk_comm_broadcast(group, stream, flat(data, dtype, count), root));
+    failed = check_bytes("broadcast", data, expected, dtype, count);
+    rk_free(expected);
+    rk_free(data);
+    return failed;
+}
+
+/* Rows that rank `from` sends to rank `to`: some of them none. */
+static int64_t rows_between(int32_t from, int32_t to, int64_t scale)
+{
+    return (from * 3 + to * 2) % 4 == 0 ? 0 : scale * (1 + (from + 2 * to) % 3);
+}
+
+static int check_all_to_all(struct rk_comm_group *group, rk_dtype_t dtype, int64_t scale)
+{
+    int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group);
+    int64_t send_rows[RK_TEST_MAX_RANKS], recv_rows[RK_TEST_MAX_RANKS], num_sent = 0, num_received = 0;
+    size_t row_bytes = 3 * rk_dtype_bytes(dtype), offset = 0;
+    char *in, *out;
+    int failed = 0;
+
+    for (int32_t r = 0; r < n; r++) {
+        num_sent += send_rows[r] = rows_between(rank, r, scale);
+        num_received += recv_rows[r] = rows_between(r, rank, scale);
+    }
+    in = make_input(dtype, num_sent * 3, rank);
+    out = rk_calloc((size_t)num_received, row_bytes);
+    RK_RANK_OK(rk_comm_all_to_all(group, stream, rk_tensor_2d(out, dtype, num_received, 3), recv_rows,
+                                  rk_tensor_2d(in, dtype, num_sent, 3), send_rows));
+    for (int32_t r = 0; r < n; r++) {
+        int64_t skipped = 0;
+        char *theirs;
+
+        for (int32_t to = 0; to < rank; to++)
+            skipped += rows_between(r, to, scale);
+        theirs = make_input(dtype, (skipped + recv_rows[r]) * 3, r);
+        failed += check_bytes("all_to_all", out + offset, theirs + (size_t)skipped * row_bytes, dtype,
+                              recv_rows[r] * 3);
+        offset += (size_t)recv_rows[r] * row_bytes;
+        rk_free(theirs);
+    }
+    rk_free(out);
+    rk_free(in);
+    return failed;
+}
+
+/* Everybody sends to everybody, all sends first: more than the sockets hold, so only full duplex gets
+ * through. Two messages each way keep their order. */
+static int check_batch(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count)
+{
+    int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group);
+    void *in = make_input(dtype, count, rank), *out[RK_TEST_MAX_RANKS];
+    int32_t small_in = rank + 100, small_out[RK_TEST_MAX_RANKS] = {0};
+    int failed = 0;
+
+    RK_RANK_OK(rk_comm_batch_begin(group));
+    for (int32_t r = 0; r < n; r++) {
+        out[r] = rk_calloc((size_t)count, rk_dtype_bytes(dtype));
+        if (r == rank)
+            continue;
+        RK_RANK_OK(rk_comm_send(group, stream, flat(in, dtype, count), r));
+        RK_RANK_OK(rk_comm_send(group, stream, flat(&small_in, RK_DTYPE_I32, 1), r));
+    }
+    for (int32_t r = n - 1; r >= 0; r--) {
+        if (r == rank)
+            continue;
+        RK_RANK_OK(rk_comm_recv(group, stream, flat(out[r], dtype, count), r));
+        RK_RANK_OK(rk_comm_recv(group, stream, flat(&small_out[r], RK_DTYPE_I32, 1), r));
+    }
+    RK_RANK_OK(rk_comm_batch_end(group));
+    for (int32_t r = 0; r < n; r++) {
+        void *expected = make_input(dtype, count, r);
+
+        if (r != rank) {
+            failed += check_bytes("batch", out[r], expected, dtype, count);
+            RK_RANK_CHECK(small_out[r] == r + 100, "got %d", small_out[r]);
+        }
+        rk_free(expected);
+        rk_free(out[r]);
+    }
+    rk_free(in);
+    return failed;
+}
+
+/* A token goes once around, without batches. */
+static int check_ring(struct rk_comm_group *group)
+{
+    int32_t n = rk_comm_group_size(group), rank = rk_comm_group_rank(group), token = 5;
+    rk_tensor_t tensor = flat(&token, RK_DTYPE_I32, 1);
+
+    if (n == 1)
+        return 0;
+    if (rank == 0)
+        RK_RANK_OK(rk_comm_send(group, stream, tensor, 1));
+    RK_RANK_OK(rk_comm_recv(group, stream, tensor, (rank + n - 1) % n));
+    token++;
+    if (rank > 0)
+        RK_RANK_OK(rk_comm_send(group, stream, tensor, (rank + 1) % n));
+    RK_RANK_CHECK(token == 5 + (rank == 0 ? n : rank), "token %d", token);
+    return 0;
+}
+
+/* --- the matrix --- */
+
+static int check_all(struct rk_comm_group *group, rk_dtype_t dtype, int64_t count)
+{
+    int failed = 0;
+
+    for (int op = 0; op < RK_REDUCE_OP_COUNT; op++) {
+        const char *expected = expected_of[dtype][op];
+
+        failed += check_all_reduce(group, dtype, count, (rk_reduce_op_t)op, expected);
+        failed += check_reduce_scatter(group, dtype, count, (rk_reduce_op_t)op, expected);
+    }
+    failed += check_all_gather(group, dtype, count);
+    failed += check_broadcast(group, dtype, count, 0);
+    failed += check_broadcast(group, dtype, count, rk_comm_group_size(group) - 1);
+    failed += check_all_to_all(group, dtype, count / 8);
+    failed += check_batch(group, dtype, RK_MIN(count, BATCH_ELEMENTS));
+    return failed;
+}
+
+static int run_matrix(struct rk_comm_world *world, void *user)
+{
+    const struct rk_device_config device_config = {
+        .struct_size = sizeof(device_config), .name = "cpu", .num_threads = 1};
+    int32_t n = rk_comm_world_size(world), ranks[RK_TEST_MAX_RANKS];
+    struct rk_device *device;
+    struct rk_comm_group *group;
+    int failed = 0;
+
+    (void)user;
+    for (int32_t r = 0; r < n; r++)
+        ranks[r] = r;
+    RK_RANK_OK(rk_device_open(&device, &device_config));
+    RK_RANK_OK(rk_stream_create(&stream, device, "comm"));
+    RK_RANK_OK(rk_comm_group_create(&group, world, "all", ranks, n));
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        for (size_t s = 0; s < RK_ARRAY_LEN(sizes); s++)
+            failed += check_all(group, dtypes[d], sizes[s]);
+    }
+    failed += check_ring(group);
+    RK_RANK_OK(rk_comm_barrier(group, stream));
+    rk_comm_group_destroy(group);
+    rk_stream_destroy(stream);
+    rk_device_close(device);
+    return failed;
+}
+
+/* Before the ranks are forked, so that they share the result: most of this test's time would go here
+ * otherwise. */
+static void compute_expected(int32_t num_ranks)
+{
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        for (int op = 0; op < RK_REDUCE_OP_COUNT; op++)
+            expected_of[dtypes[d]][op] = reduce_locally(dtypes[d], LARGE, num_ranks, (rk_reduce_op_t)op);
+    }
+}
+
+static void free_expected(void)
+{
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        for (int op = 0; op < RK_REDUCE_OP_COUNT; op++)
+            rk_free(expected_of[dtypes[d]][op]);
+    }
+}
+
+/* Each number of ranks over both transports. */
+static void test_comm_every_operation_matches_local_computation(void **state)
+{
+    static const char *const hosts[] = {"unix", "localhost"};
+
+    (void)state;
+    for (int32_t num_ranks = 1; num_ranks <= 4; num_ranks++) {
+        compute_expected(num_ranks);
+        for (size_t h = 0; h < RK_ARRAY_LEN(hosts); h++) {
+            print_message("%d ranks, %s\n", num_ranks, hosts[h]);
+            assert_int_equal(rk_test_run_world(num_ranks, hosts[h], run_matrix, NULL, 200), 0);
+        }
+        free_expected();
+    }
+}
+
+/* --- NaN --- */
+
+struct nan_case {
+    const char *label;
+    float in[3];
+    float sum, max, min;
+};
+
+static const struct nan_case nan_cases[] = {
+    {"first", {NAN, 1, 2}, NAN, NAN, NAN},
+    {"middle", {1, NAN, 2}, NAN, NAN, NAN},
+    {"last", {1, 2, NAN}, NAN, NAN, NAN},
+    {"none", {1, 3, 2}, 6, 3, 1},
+    {"infinities", {INFINITY, 1, -INFINITY}, NAN, INFINITY, -INFINITY},
+};
+
+static int run_nan(struct rk_comm_world *world, void *user)
+{
+    static const int32_t ranks[] = {0, 1, 2};
+    int32_t rank = rk_comm_world_rank(world);
+    struct rk_comm_group *group;
+
+    (void)user;
+    RK_RANK_OK(rk_comm_group_create(&group, world, "all", ranks, 3));
+    for (size_t c = 0; c < RK_ARRAY_LEN(nan_cases); c++) {
+        const float expected[] = {nan_cases[c].sum, nan_cases[c].max, nan_cases[c].min};
+
+        for (int op = 0; op < RK_REDUCE_OP_COUNT; op++) {
+            float f32 = nan_cases[c].in[rank];
+            double f64 = (double)f32;
+            uint16_t bf16 = rk_f32_to_bf16(f32), f16 = rk_f32_to_f16(f32);
+
+            RK_RANK_OK(rk_comm_all_reduce(group, NULL, flat(&f32, RK_DTYPE_F32, 1), (rk_reduce_op_t)op));
+            RK_RANK_OK(rk_comm_all_reduce(group, NULL, flat(&f64, RK_DTYPE_F64, 1), (rk_reduce_op_t)op));
+            RK_RANK_OK(rk_comm_all_reduce(group, NULL, flat(&bf16, RK_DTYPE_BF16, 1), (rk_reduce_op_t)op));
+            RK_RANK_OK(rk_comm_all_reduce(group, NULL, flat(&f16, RK_DTYPE_F16, 1), (rk_reduce_op_t)op));
+            for (int t = 0; t < 4; t++) {
+                float got = t == 0   ? f32
+                            : t == 1 ? (float)f64
+                            : t == 2 ? rk_bf16_to_f32(bf16)
+                                     : rk_f16_to_f32(f16);
+
+                RK_RANK_CHECK(got == expected[op] || (isnan(got) && isnan(expected[op])),
+                              "%s, %s, type %d: %g", nan_cases[c].label, reduce_names[op], t, (double)got);
+            }
+        }
+    }
+    rk_comm_group_destroy(group);
+    return 0;
+}
+
+static void test_comm_all_reduce_of_nan_gives_nan(void **state)
+{
+    (void)state;
+    assert_int_equal(rk_test_run_world(3, "unix", run_nan, NULL, 30), 0);
+}
+
+/* A group of one needs neither a world nor a stream where nothing has to move. */
+static void test_comm_null_group_is_alone(void **state)
+{
+    float x[] = {1, 2};
+    rk_tensor_t tensor = flat(x, RK_DTYPE_F32, 2);
+    const int64_t rows[] = {2};
+
+    (void)state;
+    assert_int_equal(rk_comm_group_size(NULL), 1);
+    assert_int_equal(rk_comm_group_rank(NULL), 0);
+    assert_ok(rk_comm_all_reduce(NULL, NULL, tensor, RK_REDUCE_SUM));
+    assert_ok(rk_comm_all_gather(NULL, NULL, tensor, tensor));
+    assert_ok(rk_comm_reduce_scatter(NULL, NULL, tensor, tensor, RK_REDUCE_MAX));
+    assert_ok(rk_comm_broadcast(NULL, NULL, tensor, 0));
+    assert_ok(rk_comm_all_to_all(NULL, NULL, tensor, rows, tensor, rows));
+    assert_ok(rk_comm_barrier(NULL, NULL));
+    assert_ok(rk_comm_batch_begin(NULL));
+    assert_ok(rk_comm_batch_end(NULL));
+    assert_true(x[0] == 1 && x[1] == 2);
+}
+
+static int fill_pool(void **state)
+{
+    struct rk_rng rng;
+
+    (void)state;
+    rk_rng_init(&rng, rk_test_seed(), 1);
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
+        pool[dtypes[d]] = rk_calloc(POOL_ELEMENTS, rk_dtype_bytes(dtypes[d]));
+        for (int64_t i = 0; i < POOL_ELEMENTS; i++)
+            put_value(pool[dtypes[d]], dtypes[d], i, &rng);
+    }
+    return 0;
+}
+
+static int free_pool(void **state)
+{
+    (void)state;
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++)
+        rk_free(pool[dtypes[d]]);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_comm_every_operation_matches_local_computation),
+        cmocka_unit_test(test_comm_all_reduce_of_nan_gives_nan),
+        cmocka_unit_test(test_comm_null_group_is_alone),
+    };
+
+    return cmocka_run_group_tests(tests, fill_pool, free_pool);
+}

@@ -1,0 +1,370 @@
+/* The layout never changes the result: one table of layouts, each against one rank.
+ *
+ * Every case trains the same random model on the same 12 packed sequences for four steps. Compared are the
+ * loss, log-prob and entropy of every token, every gradient of the first step (gathered to the whole tensor),
+ * the gradient norms, and every parameter after the last step. A new parallel feature adds rows. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_mesh.h"
+#include "base/rk_rng.h"
+#include "tests/support/models.h"
+#include "tests/support/ranks.h"
+
+#define NUM_SEQS      12
+#define NUM_STEPS     4
+#define NUM_TOKENS    469 /* sum of seq_lens */
+#define ELEMENTS_MAX  200000
+#define VOCAB_SIZE    131 /* divisible by nothing */
+#define TEMPERATURE   0.8
+#define ENTROPY_COEFF 0.01
+#define RUN_TIMEOUT_S 120
+
+static const int32_t seq_lens[NUM_SEQS] = {1, 97, 5, 64, 33, 2, 80, 17, 50, 9, 71, 40};
+
+#define CONFIG(tie)                                                                                          \
+    "{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 4," \
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131,"                          \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
+
+struct layout_case {
+    const char *label;
+    int32_t tp, dp, num_micro_batches;
+    bool is_tied;
+    rk_numerics_t numerics;
+    rk_dtype_t dtype;
+};
+
+static const struct layout_case cases[] = {
+    {"f32 two micro-batches", 1, 1, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f32 strict", 1, 1, 1, false, RK_NUMERICS_STRICT, RK_DTYPE_F32},
+    {"f32 tp=2", 2, 1, 1, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f32 tp=4, key-value heads replicated", 4, 1, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f32 dp=2", 1, 2, 1, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f32 dp=4, empty micro-batches", 1, 4, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f32 tp=2 dp=2", 2, 2, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f32 strict tp=2 dp=2", 2, 2, 1, false, RK_NUMERICS_STRICT, RK_DTYPE_F32},
+    {"f32 tied tp=2 dp=2", 2, 2, 2, true, RK_NUMERICS_FAST, RK_DTYPE_F32},
+    {"f64 two micro-batches", 1, 1, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 tp=2", 2, 1, 1, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 tp=4, key-value heads replicated", 4, 1, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 dp=2", 1, 2, 1, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 dp=3, not a power of two", 1, 3, 1, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 dp=4, empty micro-batches", 1, 4, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 tp=2 dp=2", 2, 2, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 tp=4 dp=2", 4, 2, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f64 tied tp=4 dp=2", 4, 2, 2, true, RK_NUMERICS_FAST, RK_DTYPE_F64},
+};
+
+/* What a run computes; in memory that the ranks share. */
+struct outcome {
+    double loss[RK_TEST_MAX_RANKS]; /* the share of every dp rank */
+    double log_probs[NUM_TOKENS], entropy[NUM_TOKENS];
+    double grad_norm[NUM_STEPS];
+    int64_t num_params;
+    int64_t param_begin[64]; /* of every parameter in grads and params */
+    double grads[ELEMENTS_MAX], params[ELEMENTS_MAX];
+};
+
+/* The whole batch; each rank takes its sequences from it. */
+struct batch {
+    int32_t begin[NUM_SEQS + 1];
+    int32_t tokens[NUM_TOKENS], labels[NUM_TOKENS];
+    double advantage[NUM_SEQS], old_log_probs[NUM_TOKENS];
+    double num_labels;
+};
+
+/* The sequences of one rank's micro-batch, packed. */
+struct micro_batch {
+    struct rk_packed packed;
+    int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS], cu_seqlens[NUM_SEQS + 1];
+    int32_t source[NUM_TOKENS]; /* where in the batch a token comes from */
+    int32_t sequence[NUM_TOKENS];
+    const struct batch *batch;
+    struct outcome *outcome;
+    int32_t dp_rank;
+    bool records; /* one rank of a tp group, in the first step */
+};
+
+static void make_batch(struct batch *batch)
+{
+    struct rk_rng rng;
+
+    *batch = (struct batch){0};
+    rk_rng_init(&rng, rk_test_seed(), 0);
+    for (int32_t s = 0; s < NUM_SEQS; s++) {
+        batch->begin[s + 1] = batch->begin[s] + seq_lens[s];
+        batch->advantage[s] = rk_rng_next_normal(&rng);
+        for (int32_t t = batch->begin[s]; t < batch->begin[s + 1]; t++) {
+            batch->tokens[t] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
+            batch->old_log_probs[t] = -4.9 + 0.1 * rk_rng_next_normal(&rng);
+        }
+        /* The first third is the prompt; the last token predicts nothing. */
+        for (int32_t t = batch->begin[s]; t < batch->begin[s + 1]; t++) {
+            bool is_scored = t >= batch->begin[s] + seq_lens[s] / 3 && t + 1 < batch->begin[s + 1];
+
+            batch->labels[t] = is_scored ? batch->tokens[t + 1] : RK_LABEL_NONE;
+            batch->num_labels += is_scored;
+        }
+    }
+}
+
+/* Sequence s goes to dp rank s % dp. Rank 1 puts all of its own into its first micro-batch: the others are
+ * empty. */
+static void make_micro_batch(struct micro_batch *micro, const struct layout_case *row, int32_t index)
+{
+    struct rk_packed *packed = &micro->packed;
+
+    *packed = (struct rk_packed){.tokens = micro->tokens,
+                                 .positions = micro->positions,
+                                 .cu_seqlens = micro->cu_seqlens,
+                                 .labels = micro->labels};
+    micro->cu_seqlens[0] = 0;
+    for (int32_t s = micro->dp_rank; s < NUM_SEQS; s += row->dp) {
+        int32_t place = micro->dp_rank == 1 ? 0 : s / row->dp % row->num_micro_batches;
+
+        if (place != index)
+            continue;
+        for (int32_t i = 0; i < seq_lens[s]; i++) {
+            int64_t t = packed->num_tokens++;
+
+            micro->source[t] = micro->batch->begin[s] + i;
+            micro->sequence[t] = s;
+            micro->tokens[t] = micro->batch->tokens[micro->source[t]];
+            micro->labels[t] = micro->batch->labels[micro->source[t]];
+            micro->positions[t] = i;
+        }
+        packed->max_seqlen = RK_MAX(packed->max_seqlen, seq_lens[s]);
+        micro->cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
+    }
+}
+
+/* -1/N sum_t (A exp(log p - old) + coeff H): a policy gradient with an entropy bonus, N over the whole batch.
+ */
+static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
+                                 double *dlog_probs, double *dentropy)
+{
+    struct micro_batch *micro = user;
+    const struct batch *batch = micro->batch;
+
+    for (int64_t t = 0; t < micro->packed.num_tokens; t++) {
+        int32_t from = micro->source[t];
+        double surrogate =
+            batch->advantage[micro->sequence[t]] * exp(log_probs[t] - batch->old_log_probs[from]);
+
+        dlog_probs[t] = -surrogate / batch->num_labels;
+        dentropy[t] = -ENTROPY_COEFF / batch->num_labels;
+        if (!micro->records)
+            continue;
+        micro->outcome->log_probs[from] = log_probs[t];
+        micro->outcome->entropy[from] = entropy[t];
+        if (micro->labels[t] != RK_LABEL_NONE)
+            micro->outcome->loss[micro->dp_rank] -=
+                (surrogate + ENTROPY_COEFF * entropy[t]) / batch->num_labels;
+    }
+    return NULL;
+}
+
+static struct rk_status *gather(struct rk_model *model, rk_param_kind_t kind, struct outcome *outcome,
+                                double *out, bool records)
+{
+    int64_t position = 0;
+    double *values = rk_calloc(ELEMENTS_MAX, sizeof(*values));
+    struct rk_status *st = NULL;
+
+    for (int64_t i = 0; !st && i < rk_model_num_params(model); i++) {
+        const struct rk_param *param = rk_model_param_at(model, i);
+
+        st = rk_model_gather_param(model, i, kind, values + position);
+        if (records)
+            outcome->param_begin[i] = position;
+        position += param->shape[0] * param->shape[1];
+    }
+    if (records) {
+        outcome->num_params = rk_model_num_params(model);
+        outcome->param_begin[outcome->num_params] = position;
+        memcpy(out, values, (size_t)position * sizeof(*values));
+    }
+    rk_free(values);
+    return st;
+}
+
+struct run {
+    const struct layout_case *row;
+    const struct batch *batch;
+    struct outcome *outcome; /* shared */
+    struct rk_test_rendezvous *rendezvous;
+};
+
+static struct rk_status *train(struct rk_model *model, const struct run *run, struct micro_batch *micro,
+                               bool is_first)
+{
+    struct rk_train_micro args = {.packed = &micro->packed,
+                                  .temperature = TEMPERATURE,
+                                  .needs_entropy = true,
+                                  .loss_fn = loss_fn,
+                                  .user = micro};
+    bool is_tp_first = micro->records;
+
+    for (int step = 0; step < NUM_STEPS; step++) {
+        struct rk_step_stats stats;
+
+        RK_TRY(rk_train_begin(model));
+        micro->records = is_tp_first && step == 0;
+        for (int32_t m = 0; m < run->row->num_micro_batches; m++) {
+            make_micro_batch(micro, run->row, m);
+            RK_TRY(rk_train_micro_batch(model, &args));
+        }
+        if (step == 0)
+            RK_TRY(gather(model, RK_PARAM_GRADIENT, run->outcome, run->outcome->grads, is_first));
+        RK_TRY(rk_train_step(model, &stats));
+        if (is_first)
+            run->outcome->grad_norm[step] = stats.grad_norm;
+    }
+    return gather(model, RK_PARAM_VALUE, run->outcome, run->outcome->params, is_first);
+}
+
+static int run_rank(int32_t rank, int32_t num_ranks, void *user)
+{
+    const struct run *run = user;
+    const struct layout_case *row = run->row;
+    struct rk_optim_config optim = rk_test_adamw(1e-3, 0.1, 0.5);
+    struct rk_test_model_spec spec = {.config = row->is_tied ? CONFIG("true") : CONFIG("false"),
+                                      .seed = 7,
+                                      .dtype = row->dtype,
+                                      .numerics = row->numerics,
+                                      .tp = row->tp,
+                                      .dp = row->dp};
+    struct micro_batch *micro = rk_calloc(1, sizeof(*micro));
+    const struct rk_mesh_coords *coords;
+    struct rk_test_model test;
+
+    if (num_ranks > 1)
+        RK_RANK_OK(rk_test_world_create(&spec.world, run->rendezvous, rank, num_ranks, "unix", NULL));
+    RK_RANK_OK(rk_test_model_open(&test, &spec));
+    coords = rk_mesh_comms_coords(test.comms);
+    micro->batch = run->batch;
+    micro->outcome = run->outcome;
+    micro->dp_rank = coords->axis[RK_AXIS_DP];
+    micro->records = coords->axis[RK_AXIS_TP] == 0;
+    RK_RANK_OK(rk_train_enable(test.model, &optim));
+    RK_RANK_OK(train(test.model, run, micro, rank == 0));
+    RK_RANK_CHECK(rk_model_weight_version(test.model) == NUM_STEPS, "%s", row->label);
+    rk_test_model_close(&test);
+    rk_comm_world_destroy(spec.world);
+    rk_free(micro);
+    return 0;
+}
+
+/* Runs a case in processes of its own; the outcome is shared memory. */
+static struct outcome *run_case(const struct layout_case *row, const struct batch *batch)
+{
+    struct run run = {.row = row, .batch = batch, .outcome = rk_test_shared_alloc(sizeof(struct outcome))};
+
+    run.rendezvous = rk_test_rendezvous_create();
+    print_message("  %s\n", row->label);
+    if (rk_test_run_ranks(row->tp * row->dp, run_rank, &run, RUN_TIMEOUT_S) != 0)
+        fail_msg("%s: ranks failed", row->label);
+    rk_test_rendezvous_destroy(run.rendezvous);
+    return run.outcome;
+}
+
+static void outcome_free(struct outcome *outcome)
+{
+    if (outcome)
+        rk_test_shared_free(outcome, sizeof(*outcome));
+}
+
+static void compare_tensors(const struct layout_case *row, const struct outcome *actual,
+                            const struct outcome *expected, double tolerance)
+{
+    char label[160];
+
+    assert_int_equal(actual->num_params, expected->num_params);
+    for (int64_t i = 0; i < expected->num_params; i++) {
+        int64_t begin = expected->param_begin[i], count = expected->param_begin[i + 1] - begin;
+
+        snprintf(label, sizeof(label), "%s: gradient of parameter %lld", row->label, (long long)i);
+        assert_below(label, rk_test_error_by_max(actual->grads + begin, expected->grads + begin, count),
+                     tolerance);
+        snprintf(label, sizeof(label), "%s: value of parameter %lld", row->label, (long long)i);
+        assert_below(label, rk_test_error_by_max(actual->params + begin, expected->params + begin, count),
+                     tolerance);
+    }
+}
+
+static void compare(const struct layout_case *row, const struct outcome *actual,
+                    const struct outcome *expected)
+{
+    double tolerance = row->dtype == RK_DTYPE_F64 ? RK_TOL_F64_SUM : RK_TOL_F32_SUM;
+    double loss = 0;
+
+    for (int32_t r = 0; r < row->dp; r++)
+        loss += actual->loss[r];
+    assert_true(fabs(expected->loss[0]) > 0.01);
+    assert_below(row->label, rk_test_error_by_max(&loss, &expected->loss[0], 1), tolerance);
+    assert_below(row->label, rk_test_error_by_max(actual->log_probs, expected->log_probs, NUM_TOKENS),
+                 tolerance);
+    assert_below(row->label, rk_test_error_by_max(actual->entropy, expected->entropy, NUM_TOKENS), tolerance);
+    assert_below(row->label, rk_test_error_by_max(actual->grad_norm, expected->grad_norm, NUM_STEPS),
+                 tolerance);
+    compare_tensors(row, actual, expected, tolerance);
+}
+
+/* Goal: losses, gradients and parameters do not depend on the layout. Method: the table above. */
+static void test_train_on_layouts_equals_one_rank(void **state)
+{
+    struct layout_case one = {0};
+    struct outcome *expected = NULL;
+    struct batch batch;
+
+    (void)state;
+    make_batch(&batch);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct outcome *actual;
+
+        if (!expected || one.dtype != cases[i].dtype || one.is_tied != cases[i].is_tied) {
+            one =
+                (struct layout_case){"one rank", 1, 1, 1, cases[i].is_tied, RK_NUMERICS_FAST, cases[i].dtype};
+            outcome_free(expected);
+            expected = run_case(&one, &batch);
+        }
+        actual = run_case(&cases[i], &batch);
+        compare(&cases[i], actual, expected);
+        outcome_free(actual);
+    }
+    outcome_free(expected);
+}
+
+/* Goal: runs repeat. Method: the same layout and seed twice gives the same bits everywhere. */
+static void test_train_twice_gives_identical_bits(void **state)
+{
+    static const struct layout_case rows[] = {
+        {"again: tp=2 dp=2", 2, 2, 2, false, RK_NUMERICS_FAST, RK_DTYPE_F32},
+        {"again: tp=4", 4, 1, 1, true, RK_NUMERICS_STRICT, RK_DTYPE_F32},
+    };
+    struct batch batch;
+
+    (void)state;
+    make_batch(&batch);
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct outcome *first = run_case(&rows[i], &batch), *second = run_case(&rows[i], &batch);
+
+        assert_memory_equal(first, second, sizeof(*first));
+        outcome_free(first);
+        outcome_free(second);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_train_on_layouts_equals_one_rank),
+        cmocka_unit_test(test_train_twice_gives_identical_bits),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Makes the fixtures llama_tiny/ and llama_tiny_tied/: a random Llama each, and what it must compute.
+
+    python make_llama_tiny.py OUTPUT_DIRECTORY
+
+The weights are fp32; the reference is transformers' eager model in fp64 with these weights, so a difference is the
+rounding of the implementation under test. Three things that transformers computes in fp32 whatever the model's dtype are
+replaced: the norm and the softmax of attention are computed in fp64, and the steps of the rotary tables (fp32 by
+definition) are rounded correctly, where the stock ones depend on the machine's vector library. The script checks that
+all this changes logits by less than 1e-5.
+
+Settings that look odd make fp64 comparisons to 1e-10 possible: rms_norm_eps, 1 / temperature and 1 / sqrt(head_dim) are
+exact in fp32, in which kernels take them.
+AdamW's eps is large because with 1e-8 the first step turns a gradient of 1e-9, which is rounding noise in fp32, into a
+full step.
+
+golden.safetensors: tokens, cu_seqlens, labels (I32), logits, log_probs, entropy, loss and (F64) grad.NAME,
+step1.NAME .. step3.NAME, grad_norms."""
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
+
+SEED = 20240607
+LENGTHS = [1, 7, 13, 20]
+PROMPT = 3  # the first labels of a sequence are not scored
+TEMPERATURE = 0.8
+ENTROPY_COEFF = 0.125
+OPTIM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-5, "weight_decay": 0.1, "clip_grad": 0.25}
+
+BASE = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 131,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 2.0**-17,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "pad_token_id": None,
+}
+VARIANTS = {
+    # The form of transformers 5, and of every size that tp = 4 replicates or pads.
+    "llama_tiny": BASE
+    | {
+        "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "tie_word_embeddings": False, "eos_token_id": 2, "dtype": "float32",
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    },
+    # The form of transformers 4; heads that are wider together than hidden_size.
+    "llama_tiny_tied": BASE
+    | {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True, "eos_token_id": [2, 5],
+        "torch_dtype": "float32", "rope_theta": 500000,
+        "rope_scaling": {"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 16},
+    },
+}
+
+
+def inverse_frequencies(config, head_dim):
+    scaling = config.get("rope_scaling")
+    theta = np.float32(config.get("rope_theta", 10000.0))
+    out = []
+    for k in range(head_dim // 2):
+        exponent = np.float32(2 * k) / np.float32(head_dim)
+        inv = float(np.float32(1.0) / np.float32(math.pow(float(theta), float(exponent))))
+        if scaling:
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+            wavelength = 2 * math.pi / inv
+            if wavelength > original / low:
+                inv = inv / factor
+            elif wavelength >= original / high:
+                share = (original / wavelength - low) / (high - low)
+                inv = (1 - share) * inv / factor + share * inv
+        out.append(np.float32(inv))
+    return np.array(out, dtype=np.float32)
+
+
+STOCK_NORM = modeling_llama.LlamaRMSNorm.forward
+STOCK_ATTENTION = modeling_llama.eager_attention_forward
+
+
+class ExactRotary(torch.nn.Module):
+    def __init__(self, inv_freq):
+        super().__init__()
+        self.inv_freq_np = inv_freq
+
+    def forward(self, x, position_ids=None, **_):
+        positions = position_ids[0].numpy().astype(np.float32)
+        angles = (positions[:, None] * self.inv_freq_np[None, :]).astype(np.float64)
+        tables = [np.concatenate([f(angles)] * 2, axis=1).astype(np.float32) for f in (np.cos, np.sin)]
+        return tuple(torch.from_numpy(t).to(x.dtype)[None] for t in tables)
+
+
+def norm_f64(self, x):
+    return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def attention_f64(module, query, key, value, attention_mask, scaling, **_):
+    key = modeling_llama.repeat_kv(key, module.num_key_value_groups)
+    value = modeling_llama.repeat_kv(value, module.num_key_value_groups)
+    scores = query @ key.transpose(2, 3) * scaling
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    weights = torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
+def make_model(config, seed):
+    kwargs = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
+    model = LlamaForCausalLM(LlamaConfig(**kwargs, attn_implementation="eager")).float().eval()
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            values = rng.standard_normal(tuple(p.shape))
+            values = 1 + 0.1 * values if p.dim() == 1 else 0.15 * values
+            p.copy_(torch.from_numpy(values.astype(np.float32)))
+    return model
+
+
+def forward(model, batch):
+    """Logits [T, V], and per token log-prob of the label and entropy at TEMPERATURE (0 without a label)."""
+    logits = [model(input_ids=torch.tensor([seq]), position_ids=torch.arange(len(seq))[None]).logits[0]
+              for seq in batch["sequences"]]
+    logits = torch.cat(logits)
+    log_p = torch.log_softmax(logits / TEMPERATURE, dim=-1)
+    labels = torch.tensor(batch["labels"])
+    mask = labels >= 0
+    chosen = log_p.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    log_probs = torch.where(mask, chosen, torch.zeros_like(chosen))
+    entropy = torch.where(mask, -(log_p.exp() * log_p).sum(-1), torch.zeros_like(chosen))
+    loss = -(log_probs.sum() + ENTROPY_COEFF * entropy.sum()) / mask.sum()
+    return logits, log_probs, entropy, loss
+
+
+def make_batch(rng, vocab_size):
+    sequences = [rng.integers(0, vocab_size, n).tolist() for n in LENGTHS]
+    sequences[2][4] = vocab_size - 1  # the last row of the vocabulary
+    labels = []
+    for seq in sequences:
+        labels += [t if i >= PROMPT else -1 for i, t in enumerate(seq[1:])] + [-1]
+    return {"sequences": sequences, "labels": labels}
+
+
+def train(model, batch, tensors):
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": OPTIM["weight_decay"]}, {"params": others, "weight_decay": 0.0}],
+        lr=OPTIM["lr"], betas=tuple(OPTIM["betas"]), eps=OPTIM["eps"])
+    norms = []
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        loss = forward(model, batch)[3]
+        loss.backward()
+        if step == 1:
+            tensors["loss"] = loss.detach().reshape(1)
+            for name, p in model.named_parameters():
+                tensors["grad." + name] = p.grad.clone()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIM["clip_grad"]).reshape(1))
+        assert norms[-1] > OPTIM["clip_grad"], "clipping must act"
+        optimizer.step()
+        for name, p in model.named_parameters():
+            # fp32 is enough for the larger model: the smaller one tests the same code to 1e-10.
+            kept = torch.float64 if model.config.tie_word_embeddings else torch.float32
+            tensors[f"step{step}.{name}"] = p.detach().to(kept).clone()
+    tensors["grad_norms"] = torch.cat(norms)
+
+
+def make(out, name, config):
+    modeling_llama.LlamaRMSNorm.forward = STOCK_NORM
+    modeling_llama.eager_attention_forward = STOCK_ATTENTION
+    out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(SEED)
+    model = make_model(config, SEED)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights = {n: p.detach().clone().contiguous() for n, p in model.named_parameters()}
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+
+    model = model.double()
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    batch = make_batch(np.random.default_rng(SEED + 1), config["vocab_size"])
+    with torch.no_grad():
+        stock = forward(model, batch)[0]
+        inv_freq = inverse_frequencies(config, head_dim)
+        stock_freq = model.model.rotary_emb.inv_freq.double().numpy()
+        assert np.max(np.abs(inv_freq / stock_freq - 1)) < 1e-6, "rotary frequencies"
+        model.model.rotary_emb = ExactRotary(inv_freq)
+        modeling_llama.LlamaRMSNorm.forward = norm_f64
+        modeling_llama.eager_attention_forward = attention_f64
+        logits, log_probs, entropy, _ = forward(model, batch)
+    difference = float(torch.max(torch.abs(stock - logits)))
+    assert 0 < difference < 1e-5, f"replacements change logits by {difference}"
+
+    tensors = {
+        "tokens": torch.tensor(sum(batch["sequences"], []), dtype=torch.int32),
+        "cu_seqlens": torch.tensor(np.cumsum([0] + LENGTHS), dtype=torch.int32),
+        "labels": torch.tensor(batch["labels"], dtype=torch.int32),
+        "logits": logits, "log_probs": log_probs, "entropy": entropy,
+    }
+    train(model, batch, tensors)
+    save_file({n: t.detach().contiguous() for n, t in tensors.items()}, out / "golden.safetensors")
+
+    files = ["config.json", "model.safetensors", "golden.safetensors"]
+    manifest = {
+        "script": "gen/make_llama_tiny.py", "seed": SEED, "temperature": TEMPERATURE, "entropy_coeff": ENTROPY_COEFF,
+        "optim": OPTIM,
+        "versions": {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
+                     "safetensors": safetensors.__version__, "numpy": np.__version__},
+        "sha256": {f: hashlib.sha256((out / f).read_bytes()).hexdigest() for f in files},
+    }
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    print(name, {f: (out / f).stat().st_size for f in files}, "loss", float(tensors["loss"][0]),
+          "norms", tensors["grad_norms"].tolist())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    torch.set_num_threads(1)
+    for variant, variant_config in VARIANTS.items():
+        make(Path(sys.argv[1]) / variant, variant, variant_config)

@@ -1,0 +1,308 @@
+/* Llama against Hugging Face transformers in fp64 (fixtures and their making: gen/make_llama_tiny.py). */
+#include "tests/support/test.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_safetensors.h"
+#include "base/rk_str.h"
+#include "engine/rk_train.h"
+#include "tests/support/models.h"
+
+/* As in the script. */
+#define TEMPERATURE   0.8
+#define ENTROPY_COEFF 0.125
+#define NUM_STEPS     3
+
+struct golden_case {
+    const char *label, *fixture;
+    rk_dtype_t dtype;
+    double tolerance;       /* of everything computed */
+    double tolerance_steps; /* of parameters after optimizer steps */
+};
+
+/* The parameters after steps of the larger model are stored in fp32, so they test no finer than that. */
+static const struct golden_case cases[] = {
+    {"untied f32", "golden/llama_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"untied f64", "golden/llama_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
+    {"tied, llama3 rope f32", "golden/llama_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"tied, llama3 rope f64", "golden/llama_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
+};
+
+/* A fixture with the model that was loaded from it. */
+struct golden {
+    const struct golden_case *row;
+    char *dir;
+    struct rk_st_file *file;
+    struct rk_test_model test;
+    struct rk_packed packed;
+    int32_t *tokens, *positions, *cu_seqlens, *labels;
+};
+
+static void *read_raw(const struct golden *golden, const char *name, int64_t *count)
+{
+    const struct rk_st_tensor *tensor = rk_st_find(golden->file, name);
+    void *raw;
+
+    if (!tensor)
+        fail_msg("%s: no tensor '%s'", golden->row->fixture, name);
+    raw = rk_malloc(tensor->bytes);
+    assert_ok(rk_st_read(golden->file, tensor, 0, tensor->bytes, raw));
+    *count = (int64_t)(tensor->bytes / rk_dtype_bytes(tensor->dtype));
+    return raw;
+}
+
+static double *read_f64(const struct golden *golden, const char *name, int64_t *count)
+{
+    void *raw = read_raw(golden, name, count);
+    double *values = rk_malloc((size_t)*count * sizeof(*values));
+
+    rk_load_f64(values, raw, rk_st_find(golden->file, name)->dtype, *count);
+    rk_free(raw);
+    return values;
+}
+
+static void golden_init(struct golden *golden, const struct golden_case *row)
+{
+    int64_t num_tokens, num_offsets, num_labels;
+    char *path;
+
+    *golden = (struct golden){.row = row, .dir = rk_test_fixture_path(row->fixture)};
+    path = rk_path_join(golden->dir, "golden.safetensors");
+    assert_ok(rk_st_open(&golden->file, path));
+    rk_free(path);
+    assert_ok(rk_test_model_open(&golden->test,
+                                 &(struct rk_test_model_spec){.dir = golden->dir, .dtype = row->dtype}));
+    golden->tokens = read_raw(golden, "tokens", &num_tokens);
+    golden->cu_seqlens = read_raw(golden, "cu_seqlens", &num_offsets);
+    golden->labels = read_raw(golden, "labels", &num_labels);
+    assert_int_equal(num_labels, num_tokens);
+    golden->positions = rk_calloc((size_t)num_tokens, sizeof(int32_t));
+    golden->packed = (struct rk_packed){
+        .num_seqs = (int32_t)num_offsets - 1,
+        .num_tokens = num_tokens,
+        .tokens = golden->tokens,
+        .positions = golden->positions,
+        .cu_seqlens = golden->cu_seqlens,
+        .labels = golden->labels,
+    };
+    for (int32_t s = 0; s < golden->packed.num_seqs; s++) {
+        int32_t begin = golden->cu_seqlens[s], end = golden->cu_seqlens[s + 1];
+
+        golden->packed.max_seqlen = RK_MAX(golden->packed.max_seqlen, end - begin);
+        for (int32_t t = begin; t < end; t++)
+            golden->positions[t] = t - begin;
+    }
+}
+
+static void golden_fini(struct golden *golden)
+{
+    rk_test_model_close(&golden->test);
+    rk_st_close(golden->file);
+    rk_free(golden->tokens);
+    rk_free(golden->positions);
+    rk_free(golden->cu_seqlens);
+    rk_free(golden->labels);
+    rk_free(golden->dir);
+}
+
+static void check(const struct golden *golden, const char *name, const double *actual, double tolerance)
+{
+    int64_t count;
+    double *expected = read_f64(golden, name, &count);
+    char *label = rk_format("%s: %s", golden->row->label, name);
+
+    assert_below(label, rk_test_error_by_max(actual, expected, count), tolerance);
+    rk_free(label);
+    rk_free(expected);
+}
+
+/* Goal: the forward pass. Method: logits, log-probs and entropy of four packed sequences. */
+static void test_log_probs_of_packed_sequences_match_transformers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct golden golden;
+        int64_t vocab_size;
+        double *logits, *log_probs, *entropy;
+
+        golden_init(&golden, &cases[i]);
+        vocab_size = rk_model_get_config(golden.test.model)->vocab_size;
+        logits = rk_calloc((size_t)(golden.packed.num_tokens * vocab_size), sizeof(double));
+        log_probs = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
+        entropy = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
+        assert_ok(rk_model_logits(golden.test.model, &golden.packed, logits));
+        assert_ok(rk_model_log_probs(golden.test.model, &golden.packed, TEMPERATURE, log_probs, entropy));
+        check(&golden, "logits", logits, cases[i].tolerance);
+        check(&golden, "log_probs", log_probs, cases[i].tolerance);
+        check(&golden, "entropy", entropy, cases[i].tolerance);
+        rk_free(logits);
+        rk_free(log_probs);
+        rk_free(entropy);
+        golden_fini(&golden);
+    }
+}
+
+struct loss_state {
+    const struct golden *golden;
+    double loss;
+};
+
+/* Token mean of -log p - coeff * entropy, as in the script. */
+static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
+                                 double *dlog_probs, double *dentropy)
+{
+    struct loss_state *state = user;
+    const struct golden *golden = state->golden;
+    double num_labels = 0;
+
+    for (int64_t t = 0; t < golden->packed.num_tokens; t++)
+        num_labels += golden->labels[t] != RK_LABEL_NONE;
+    state->loss = 0;
+    for (int64_t t = 0; t < golden->packed.num_tokens; t++) {
+        state->loss -= (log_probs[t] + ENTROPY_COEFF * entropy[t]) / num_labels;
+        dlog_probs[t] = -1.0 / num_labels;
+        dentropy[t] = -ENTROPY_COEFF / num_labels;
+    }
+    return NULL;
+}
+
+static void check_params(const struct golden *golden, const char *prefix, rk_param_kind_t kind,
+                         double tolerance)
+{
+    struct rk_model *model = golden->test.model;
+
+    for (int64_t i = 0; i < rk_model_num_params(model); i++) {
+        const struct rk_param *param = rk_model_param_at(model, i);
+        double *values = rk_calloc((size_t)(param->shape[0] * param->shape[1]), sizeof(double));
+        char *name = rk_format("%s.%s", prefix, param->name);
+
+        assert_ok(rk_model_gather_param(model, i, kind, values));
+        check(golden, name, values, tolerance);
+        rk_free(name);
+        rk_free(values);
+    }
+}
+
+static void run_micro_batch(const struct golden *golden, struct loss_state *state)
+{
+    struct rk_train_micro micro = {
+        .packed = &golden->packed,
+        .temperature = TEMPERATURE,
+        .needs_entropy = true,
+        .loss_fn = loss_fn,
+        .user = state,
+    };
+
+    assert_ok(rk_train_begin(golden->test.model));
+    assert_ok(rk_train_micro_batch(golden->test.model, &micro));
+}
+
+/* Goal: the backward pass and the optimizer. Method: the loss, every gradient, then three AdamW steps in
+ * which clipping acts, with every parameter after each. */
+static void test_step_three_times_matches_transformers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_optim_config optim = rk_test_adamw(1e-3, 0.1, 0.25);
+        struct loss_state loss = {0};
+        struct golden golden;
+        double norms[NUM_STEPS];
+
+        golden_init(&golden, &cases[i]);
+        loss.golden = &golden;
+        assert_ok(rk_train_enable(golden.test.model, &optim));
+        for (int step = 0; step < NUM_STEPS; step++) {
+            struct rk_step_stats stats;
+            char *prefix = rk_format("step%d", step + 1);
+
+            run_micro_batch(&golden, &loss);
+            if (step == 0) {
+                check(&golden, "loss", &loss.loss, cases[i].tolerance);
+                check_params(&golden, "grad", RK_PARAM_GRADIENT, cases[i].tolerance);
+            }
+            assert_ok(rk_train_step(golden.test.model, &stats));
+            assert_false(stats.was_skipped);
+            norms[step] = stats.grad_norm;
+            check_params(&golden, prefix, RK_PARAM_VALUE, cases[i].tolerance_steps);
+            rk_free(prefix);
+        }
+        check(&golden, "grad_norms", norms, cases[i].tolerance);
+        assert_int_equal(rk_model_weight_version(golden.test.model), NUM_STEPS);
+        golden_fini(&golden);
+    }
+}
+
+static void assert_same_file(const char *dir_a, const char *dir_b, const char *name)
+{
+    char *path_a = rk_path_join(dir_a, name), *path_b = rk_path_join(dir_b, name);
+    size_t bytes_a, bytes_b;
+    char *a = rk_test_read_file(path_a, &bytes_a), *b = rk_test_read_file(path_b, &bytes_b);
+
+    assert_int_equal(bytes_a, bytes_b);
+    assert_memory_equal(a, b, bytes_a);
+    rk_free(a);
+    rk_free(b);
+    rk_free(path_a);
+    rk_free(path_b);
+}
+
+static void assert_same_values(struct rk_model *a, struct rk_model *b)
+{
+    assert_int_equal(rk_model_num_params(a), rk_model_num_params(b));
+    for (int64_t i = 0; i < rk_model_num_params(a); i++) {
+        const struct rk_param *param = rk_model_param_at(a, i);
+        size_t count = (size_t)(param->shape[0] * param->shape[1]);
+        double *values_a = rk_calloc(count, sizeof(double)), *values_b = rk_calloc(count, sizeof(double));
+
+        assert_ok(rk_model_gather_param(a, i, RK_PARAM_VALUE, values_a));
+        assert_ok(rk_model_gather_param(b, i, RK_PARAM_VALUE, values_b));
+        assert_memory_equal(values_a, values_b, count * sizeof(double));
+        rk_free(values_a);
+        rk_free(values_b);
+    }
+}
+
+/* Goal: loading and exporting lose nothing. Method: what transformers wrote, exported, has the same weight
+ * file and configuration; exported in several shards and loaded again it has the same values. */
+static void test_export_of_loaded_model_reloads_bitwise(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *name = rk_format("export-%zu", i), *sharded_name = rk_format("export-%zu-sharded", i);
+        char *dir = rk_test_temp_path(name), *sharded_dir = rk_test_temp_path(sharded_name);
+        struct rk_test_model again;
+        struct golden golden;
+
+        golden_init(&golden, &cases[i]);
+        assert_ok(rk_model_export_hf(golden.test.model, dir, 0));
+        if (cases[i].dtype == RK_DTYPE_F32) {
+            assert_same_file(golden.dir, dir, "model.safetensors");
+            assert_same_file(golden.dir, dir, "config.json");
+        }
+        assert_ok(rk_model_export_hf(golden.test.model, sharded_dir, 20000));
+        assert_ok(rk_test_model_open(
+            &again, &(struct rk_test_model_spec){.dir = sharded_dir, .dtype = cases[i].dtype}));
+        assert_same_values(golden.test.model, again.model);
+        assert_fails(rk_model_export_hf(golden.test.model, dir, 0), RK_ALREADY_EXISTS,
+                     "holds a model already");
+        rk_test_model_close(&again);
+        golden_fini(&golden);
+        rk_free(name);
+        rk_free(sharded_name);
+        rk_free(dir);
+        rk_free(sharded_dir);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_log_probs_of_packed_sequences_match_transformers),
+        cmocka_unit_test(test_step_three_times_matches_transformers),
+        cmocka_unit_test(test_export_of_loaded_model_reloads_bitwise),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,99 @@
+#include "tests/support/models.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_mesh.h"
+#include "base/rk_str.h"
+
+static struct rk_status *read_config(struct rk_json **out, const struct rk_test_model_spec *spec)
+{
+    struct rk_status *st;
+    char *path;
+
+    if (spec->config)
+        return rk_json_parse(out, spec->config, strlen(spec->config), "config.json", 0);
+    path = rk_path_join(spec->dir, "config.json");
+    st = rk_json_parse_file(out, path, 1 << 20, 0);
+    rk_free(path);
+    return st;
+}
+
+static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_test_model_spec *spec)
+{
+    struct rk_mesh_spec mesh = {.tp = RK_MAX(spec->tp, 1), .dp = RK_MAX(spec->dp, 1)};
+
+    if (!spec->world)
+        return rk_mesh_comms_create_single(&out->comms);
+    RK_TRY(rk_mesh_create(&out->mesh, &mesh, rk_comm_world_size(spec->world)));
+    return rk_mesh_comms_create(&out->comms, out->mesh, spec->world);
+}
+
+struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_test_model_spec *spec)
+{
+    struct rk_device_config device = {.struct_size = sizeof(device), .name = "cpu", .num_threads = 1};
+    struct rk_model_desc desc = {
+        .struct_size = sizeof(desc), .dtype = spec->dtype, .numerics = spec->numerics};
+    struct rk_json *config;
+    struct rk_status *st;
+
+    *out = (struct rk_test_model){0};
+    RK_TRY(rk_device_open(&out->device, &device));
+    RK_TRY(rk_stream_create(&out->stream, out->device, "test"));
+    RK_TRY(open_mesh(out, spec));
+    RK_TRY(read_config(&config, spec));
+    desc.hf_config = config;
+    desc.stream = out->stream;
+    desc.mesh = out->comms;
+    st = rk_model_create(&out->model, &desc);
+    rk_json_free(config);
+    if (st)
+        return st;
+    return spec->dir ? rk_model_load_hf(out->model, spec->dir) : rk_model_init_random(out->model, spec->seed);
+}
+
+void rk_test_model_close(struct rk_test_model *test)
+{
+    rk_model_destroy(test->model);
+    rk_mesh_comms_destroy(test->comms);
+    rk_mesh_destroy(test->mesh);
+    rk_stream_destroy(test->stream);
+    rk_device_close(test->device);
+    *test = (struct rk_test_model){0};
+}
+
+struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad)
+{
+    char *text =
+        rk_format("{\"optim.optimizer\": \"adam\", \"optim.lr\": %.17g, \"optim.min_lr\": 0,"
+                  " \"optim.lr_warmup_init\": 0, \"optim.lr_decay_style\": \"constant\","
+                  " \"optim.lr_warmup_steps\": -1, \"optim.lr_warmup_steps_ratio\": 0,"
+                  " \"optim.total_training_steps\": -1, \"optim.betas\": [0.9, 0.95], \"optim.eps\": 1e-5,"
+                  " \"optim.weight_decay\": %.17g, \"optim.clip_grad\": %.17g}",
+                  lr, weight_decay, clip_grad);
+    struct rk_optim_config config;
+    struct rk_json *options;
+    struct rk_status *st = rk_json_parse(&options, text, strlen(text), "optim", 0);
+
+    RK_ASSERT(!st);
+    st = rk_optim_config_read(&config, options);
+    RK_ASSERT(!st);
+    rk_json_free(options);
+    rk_free(text);
+    return config;
+}
+
+double rk_test_error_by_max(const double *actual, const double *expected, int64_t count)
+{
+    double error = 0, scale = 0;
+
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(actual[i]) || !isfinite(expected[i]))
+            return INFINITY;
+        error = fmax(error, fabs(actual[i] - expected[i]));
+        scale = fmax(scale, fabs(expected[i]));
+    }
+    return scale > 0 ? error / scale : INFINITY;
+}

@@ -1,0 +1,45 @@
+/* Models for tests: everything a model needs, made together and taken down together, on one rank or on a
+ * layout. */
+#ifndef RK_TEST_MODELS_H
+#define RK_TEST_MODELS_H
+
+#include <stdint.h>
+
+#include "engine/rk_model.h"
+#include "engine/rk_train.h"
+
+RK_BEGIN_DECLS
+
+struct rk_test_model_spec {
+    const char *config; /* text of a config.json; NULL: that of `dir` */
+    const char *dir;    /* weights are loaded from here; NULL: random from `seed` */
+    uint64_t seed;
+    rk_dtype_t dtype;
+    rk_numerics_t numerics;
+    int32_t tp, dp;              /* 0: 1 */
+    struct rk_comm_world *world; /* of tp * dp ranks; NULL for one rank */
+};
+
+struct rk_test_model {
+    struct rk_device *device;
+    struct rk_stream *stream;
+    struct rk_mesh *mesh;
+    struct rk_mesh_comms *comms;
+    struct rk_model *model;
+};
+
+/* On failure too everything can (and must) be closed. */
+struct rk_status *rk_test_model_open(struct rk_test_model *out,
+                                     const struct rk_test_model_spec *spec) RK_NODISCARD;
+void rk_test_model_close(struct rk_test_model *test);
+
+/* AdamW with constant learning rate. */
+struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad);
+
+/* Largest |actual - expected| by the largest |expected|; +inf when something is not finite, and when
+ * all of `expected` is 0: such a comparison would say nothing. */
+double rk_test_error_by_max(const double *actual, const double *expected, int64_t count);
+
+RK_END_DECLS
+
+#endif

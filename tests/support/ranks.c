@@ -1,0 +1,253 @@
+#include "tests/support/ranks.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_time.h"
+
+#define NS_PER_S 1000000000LL
+#define POLL_MS  1
+
+struct rank_process {
+    struct rk_test_rank_result result;
+    FILE *output;
+    bool is_done;
+};
+
+void *rk_test_shared_alloc(size_t bytes)
+{
+    void *area = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    RK_ASSERT(area != MAP_FAILED);
+    return area;
+}
+
+void rk_test_shared_free(void *area, size_t bytes)
+{
+    RK_ASSERT(munmap(area, bytes) == 0);
+}
+
+int rk_test_num_fds(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int count = 0;
+
+    RK_ASSERT(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count - 3; /* ".", ".." and the directory itself */
+}
+
+/* --- processes --- */
+
+static void start(struct rank_process *process, int32_t rank, int32_t num_ranks, rk_test_rank_fn_t fn,
+                  void *user)
+{
+    process->output = tmpfile();
+    RK_ASSERT(process->output);
+    process->result.pid = fork();
+    RK_ASSERT(process->result.pid >= 0);
+    if (process->result.pid > 0)
+        return;
+    RK_ASSERT(dup2(fileno(process->output), STDOUT_FILENO) >= 0);
+    RK_ASSERT(dup2(fileno(process->output), STDERR_FILENO) >= 0);
+    fclose(process->output);
+    exit(fn(rank, num_ranks, user));
+}
+
+static bool reap(struct rank_process *process)
+{
+    int status;
+    pid_t pid = waitpid(process->result.pid, &status, WNOHANG);
+
+    RK_ASSERT(pid >= 0);
+    if (pid == 0)
+        return false;
+    process->result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    process->result.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    process->is_done = true;
+    return true;
+}
+
+static void wait_all(struct rank_process *processes, int32_t num_ranks, int timeout_s)
+{
+    int64_t deadline_ns = rk_time_now_ns() + timeout_s * NS_PER_S;
+    int32_t num_left = num_ranks;
+
+    while (num_left > 0) {
+        bool is_over = rk_time_now_ns() >= deadline_ns;
+
+        for (int32_t r = 0; r < num_ranks; r++) {
+            if (processes[r].is_done)
+                continue;
+            if (reap(&processes[r])) {
+                num_left--;
+            } else if (is_over && !processes[r].result.timed_out) {
+                processes[r].result.timed_out = true;
+                kill(processes[r].result.pid, SIGKILL);
+            }
+        }
+        if (num_left > 0)
+            rk_time_sleep_ms(POLL_MS);
+    }
+}
+
+static void print_output(const struct rank_process *process, int32_t rank)
+{
+    const struct rk_test_rank_result *result = &process->result;
+    char buf[4096];
+    size_t got;
+
+    fprintf(stderr, "--- rank %d: exit code %d, signal %d%s\n", rank, result->exit_code, result->signal,
+            result->timed_out ? ", timed out" : "");
+    rewind(process->output);
+    while ((got = fread(buf, 1, sizeof(buf), process->output)) > 0)
+        fwrite(buf, 1, got, stderr);
+}
+
+int rk_test_run_ranks_results(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s,
+                              struct rk_test_rank_result *results)
+{
+    struct rank_process processes[RK_TEST_MAX_RANKS] = {0};
+    int num_failed = 0;
+
+    RK_ASSERT(num_ranks >= 1);
+    RK_ASSERT(num_ranks <= RK_TEST_MAX_RANKS);
+    fflush(NULL); /* or every child writes what is buffered once more */
+    for (int32_t r = 0; r < num_ranks; r++)
+        start(&processes[r], r, num_ranks, fn, user);
+    wait_all(processes, num_ranks, timeout_s);
+    for (int32_t r = 0; r < num_ranks; r++) {
+        const struct rk_test_rank_result *result = &processes[r].result;
+
+        if (result->exit_code != 0)
+            num_failed++;
+        if (result->timed_out || (result->exit_code != 0 && !(results && result->signal)))
+            print_output(&processes[r], r);
+        fclose(processes[r].output);
+        if (results)
+            results[r] = *result;
+    }
+    return num_failed;
+}
+
+int rk_test_run_ranks(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s)
+{
+    return rk_test_run_ranks_results(num_ranks, fn, user, timeout_s, NULL);
+}
+
+/* --- worlds --- */
+
+struct rk_test_rendezvous {
+    char address[RK_TEST_MAX_RANKS][256];
+    uint8_t id[RK_COMM_ID_BYTES];
+    atomic_int num_come; /* grows by num_ranks at every meeting */
+};
+
+struct rk_test_rendezvous *rk_test_rendezvous_create(void)
+{
+    return rk_test_shared_alloc(sizeof(struct rk_test_rendezvous));
+}
+
+void rk_test_rendezvous_destroy(struct rk_test_rendezvous *rendezvous)
+{
+    rk_test_shared_free(rendezvous, sizeof(*rendezvous));
+}
+
+void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks)
+{
+    int number = atomic_fetch_add(&rendezvous->num_come, 1);
+    int all = (number / num_ranks + 1) * num_ranks;
+
+    while (atomic_load(&rendezvous->num_come) < all)
+        rk_time_sleep_ms(POLL_MS);
+}
+
+struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_test_rendezvous *rendezvous,
+                                       int32_t rank, int32_t num_ranks, const char *listen_host,
+                                       const struct rk_comm_world_config *config)
+{
+    struct rk_comm_endpoint_config endpoint_config = {.struct_size = sizeof(endpoint_config),
+                                                      .backend = "cpu",
+                                                      .listen_host = listen_host,
+                                                      .make_id = rank == 0};
+    struct rk_comm_world_config world_config = config ? *config : (struct rk_comm_world_config){0};
+    const char *addresses[RK_TEST_MAX_RANKS];
+    uint8_t id[RK_COMM_ID_BYTES];
+    struct rk_comm_endpoint *endpoint;
+
+    *out = NULL;
+    RK_TRY(rk_comm_endpoint_open(&endpoint, &endpoint_config));
+    snprintf(rendezvous->address[rank], sizeof(rendezvous->address[rank]), "%s",
+             rk_comm_endpoint_address(endpoint));
+    if (rank == 0)
+        memcpy(rendezvous->id, rk_comm_endpoint_id(endpoint), RK_COMM_ID_BYTES);
+    rk_test_meet(rendezvous, num_ranks);
+    for (int32_t r = 0; r < num_ranks; r++)
+        addresses[r] = rendezvous->address[r];
+    memcpy(id, rendezvous->id,
+           sizeof(id)); /* rank 0 may be at the next world before we have connected to all */
+    world_config.struct_size = sizeof(world_config);
+    world_config.rank = rank;
+    world_config.world_size = num_ranks;
+    world_config.addresses = addresses;
+    world_config.id = id;
+    return rk_comm_world_create(out, endpoint, &world_config);
+}
+
+struct world_run {
+    struct rk_test_rendezvous *rendezvous;
+    const char *listen_host;
+    rk_test_world_fn_t fn;
+    void *user;
+};
+
+static int run_in_world(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct world_run *run = user;
+    struct rk_comm_world *world;
+    int failed;
+
+    RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, run->listen_host, NULL));
+    failed = run->fn(world, run->user);
+    /* A rank that failed must not let the others wait for it. It keeps its groups, which destroy does not
+     * allow. */
+    if (failed)
+        rk_comm_world_abort(world, "the test failed");
+    else
+        rk_comm_world_destroy(world);
+    return failed;
+}
+
+int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_fn_t fn, void *user,
+                      int timeout_s)
+{
+    struct world_run run = {
+        .rendezvous = rk_test_rendezvous_create(), .listen_host = listen_host, .fn = fn, .user = user};
+    int num_failed = rk_test_run_ranks(num_ranks, run_in_world, &run, timeout_s);
+
+    rk_test_rendezvous_destroy(run.rendezvous);
+    return num_failed;
+}
+
+bool rk_test_rank_ok(struct rk_status *st, const char *expr, const char *file, int line)
+{
+    char frames[4096];
+
+    if (!st)
+        return true;
+    rk_status_format_frames(st, frames, sizeof(frames));
+    fprintf(stderr, "%s:%d: %s\n  %s %s: %s\n%s\n", file, line, expr, rk_code_name(rk_status_code(st)),
+            rk_status_reason(st), rk_status_message(st), frames);
+    rk_status_free(st);
+    return false;
+}

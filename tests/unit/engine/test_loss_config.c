@@ -1,0 +1,166 @@
+/* The KL estimators and the reading of loss options. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_json.h"
+#include "base/rk_str.h"
+#include "engine/rk_loss.h"
+
+/* Goal: values and gradients of all estimators are the published ones, clamps included. */
+static void test_kl_estimate_worked_values(void **state)
+{
+    static const struct {
+        const char *name;
+        double log_prob, ref, value, grad;
+    } cases[] = {
+        {"k1", -1.0, -1.2, 0.2, 1.0},
+        {"kl", -2.0, -1.5, -0.5, 1.0},
+        {"k1", -0.5, -0.5, 0.0, 1.0},
+        {"abs", -1.0, -1.2, 0.2, 1.0},
+        {"abs", -2.0, -1.5, 0.5, -1.0},
+        {"abs", -0.5, -0.5, 0.0, 0.0},
+        {"k2", -1.0, -1.2, 0.02, 0.2},
+        {"mse", -2.0, -1.5, 0.125, -0.5},
+        {"k2", -0.5, -0.5, 0.0, 0.0},
+        {"k3", -1.0, -1.2, 0.018731, 0.181269},
+        {"low_var_kl", -2.0, -1.5, 0.148721, -0.648721},
+        {"k3", -0.5, -0.5, 0.0, 0.0},
+        {"k3", -6.0, -1.0, 10.0, 0.0},  /* raw value 142.41: the outer clamp */
+        {"k3", -1.0, -31.0, 10.0, 0.0}, /* y = -30: both clamps */
+        {"k1+", -1.0, -1.2, 0.2, 0.2},
+        {"abs+", -2.0, -1.5, 0.5, -0.5},
+        {"k2+", -2.0, -1.5, 0.125, -0.5},
+        {"k3+", -2.0, -1.5, 0.148721, -0.5},
+        {"low_var_kl+", -6.0, -1.0, 10.0, -5.0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        rk_kl_type_t type;
+        bool straight_through;
+        double value, grad;
+
+        assert_ok(rk_kl_type_parse(cases[i].name, &type, &straight_through));
+        rk_kl_estimate(type, straight_through, cases[i].log_prob, cases[i].ref, &value, &grad);
+        assert_below(cases[i].name, fabs(value - cases[i].value), RK_TOL_SIX_DECIMALS);
+        assert_below(cases[i].name, fabs(grad - cases[i].grad), RK_TOL_SIX_DECIMALS);
+    }
+}
+
+static void test_kl_type_parse_unknown_name_fails(void **state)
+{
+    static const char *const names[] = {"", "+", "k4", "full", "K3", "k3++", "k", "low_var_kl "};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        rk_kl_type_t type;
+        bool straight_through;
+
+        assert_fails(rk_kl_type_parse(names[i], &type, &straight_through), RK_INVALID_ARGUMENT,
+                     "kl_loss_type");
+    }
+}
+
+static const char defaults[] =
+    "{\"temperature\": 1.0, \"policy_loss.loss_mode\": \"vanilla\", \"loss_agg_mode\": \"token-mean\","
+    " \"loss_scale_factor\": null, \"clip_ratio\": 0.2, \"clip_ratio_low\": null, \"clip_ratio_high\": null,"
+    " \"clip_ratio_c\": 3.0, \"entropy_coeff\": 0.0, \"use_kl_loss\": false, \"kl_loss_coef\": 0.001,"
+    " \"kl_loss_type\": \"low_var_kl\"}";
+
+static struct rk_json *make_options(const char *key, const char *value)
+{
+    struct rk_json *options, *json;
+
+    assert_ok(rk_json_parse(&options, defaults, strlen(defaults), "options", 0));
+    if (key) {
+        char *text = rk_format("[%s]", value);
+
+        assert_ok(rk_json_parse(&json, text, strlen(text), "value", 0));
+        rk_json_set(options, key, rk_json_retain(rk_json_at(json, 0)));
+        rk_json_free(json);
+        rk_free(text);
+    }
+    return options;
+}
+
+static void test_loss_config_read_defaults(void **state)
+{
+    struct rk_json *options = make_options(NULL, NULL);
+    struct rk_loss_config config;
+
+    (void)state;
+    assert_ok(rk_loss_config_read(&config, options));
+    assert_string_equal(config.ops->name, "vanilla");
+    assert_int_equal(config.agg_mode, RK_AGG_TOKEN_MEAN);
+    assert_true(config.clip_ratio_low == 0.2 && config.clip_ratio_high == 0.2 && config.clip_ratio_c == 3.0);
+    assert_true(config.loss_scale_factor == 0.0 && config.entropy_coeff == 0.0);
+    assert_false(config.use_kl_loss);
+    assert_int_equal(config.kl_type, RK_KL_K3);
+    assert_false(config.kl_straight_through);
+    rk_json_free(options);
+}
+
+static void test_loss_config_read_overrides(void **state)
+{
+    struct rk_json *options = make_options("clip_ratio_high", "0.28");
+    struct rk_loss_config config;
+
+    (void)state;
+    rk_json_set(options, "loss_agg_mode", rk_json_new_string("seq-mean-token-sum-norm"));
+    rk_json_set(options, "loss_scale_factor", rk_json_new_int(512));
+    rk_json_set(options, "kl_loss_type", rk_json_new_string("k3+"));
+    rk_json_set(options, "use_kl_loss", rk_json_new_bool(true));
+    assert_ok(rk_loss_config_read(&config, options));
+    assert_int_equal(config.agg_mode, RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM);
+    assert_true(config.clip_ratio_low == 0.2 && config.clip_ratio_high == 0.28);
+    assert_true(config.loss_scale_factor == 512.0);
+    assert_true(config.use_kl_loss && config.kl_straight_through);
+    rk_json_free(options);
+}
+
+static void test_loss_config_read_bad_value_names_key(void **state)
+{
+    static const struct {
+        const char *key, *value;
+    } cases[] = {
+        {"policy_loss.loss_mode", "\"clip-cov\""},
+        {"policy_loss.loss_mode", "7"},
+        {"loss_agg_mode", "\"token_mean\""},
+        {"clip_ratio", "\"high\""},
+        {"clip_ratio", "-0.1"},
+        {"clip_ratio_low", "1.5"},
+        {"clip_ratio_high", "-1"},
+        {"clip_ratio_c", "1.0"},
+        {"clip_ratio_c", "null"},
+        {"loss_scale_factor", "0"},
+        {"loss_scale_factor", "-2.5"},
+        {"use_kl_loss", "1"},
+        {"kl_loss_type", "\"k5\""},
+        {"entropy_coeff", "[]"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *options = make_options(cases[i].key, cases[i].value);
+        struct rk_loss_config config;
+
+        assert_fails(rk_loss_config_read(&config, options), RK_INVALID_ARGUMENT, cases[i].key);
+        rk_json_free(options);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kl_estimate_worked_values),
+        cmocka_unit_test(test_kl_type_parse_unknown_name_fails),
+        cmocka_unit_test(test_loss_config_read_defaults),
+        cmocka_unit_test(test_loss_config_read_overrides),
+        cmocka_unit_test(test_loss_config_read_bad_value_names_key),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,265 @@
+/* Hugging Face's config.json: what is read, what is refused, and the rotary frequencies that follow. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "engine/nn/nn_internal.h"
+
+static struct rk_status *parse(struct rk_model_config *out, const char *members)
+{
+    char *text = rk_format("{\"model_type\": \"llama\"%s%s}", *members ? ", " : "", members);
+    struct rk_json *json;
+    struct rk_status *st;
+
+    assert_ok(rk_json_parse(&json, text, strlen(text), "config.json", 0));
+    st = rk_model_config_parse(out, json);
+    rk_json_free(json);
+    rk_free(text);
+    return st;
+}
+
+/* Goal: absent keys have the family's defaults. */
+static void test_parse_of_bare_type_gives_defaults(void **state)
+{
+    struct rk_model_config config;
+
+    (void)state;
+    assert_ok(parse(&config, ""));
+    assert_string_equal(config.family, "llama");
+    assert_int_equal(config.hidden_size, 4096);
+    assert_int_equal(config.intermediate_size, 11008);
+    assert_int_equal(config.num_layers, 32);
+    assert_int_equal(config.num_heads, 32);
+    assert_int_equal(config.num_kv_heads, 32);
+    assert_int_equal(config.head_dim, 128);
+    assert_int_equal(config.vocab_size, 32000);
+    assert_true(config.rms_norm_eps == 1e-6);
+    assert_true(config.rope_theta == 10000.0);
+    assert_false(config.rope_scaling.is_llama3);
+    assert_false(config.tie_word_embeddings);
+    assert_int_equal(config.num_eos_token_ids, 0);
+}
+
+#define LLAMA3                                                           \
+    "\"factor\": 8, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4, " \
+    "\"original_max_position_embeddings\": 8192"
+
+struct accepted_case {
+    const char *label, *members;
+    int64_t head_dim, num_kv_heads;
+    double rope_theta, factor; /* factor 0: no scaling */
+    int32_t num_eos;
+};
+
+static const struct accepted_case accepted_cases[] = {
+    {"null is absent", "\"head_dim\": null, \"num_key_value_heads\": null, \"rope_scaling\": null", 128, 32,
+     1e4, 0, 0},
+    {"integers as reals", "\"hidden_size\": 2048.0, \"num_key_value_heads\": 8.0, \"rope_theta\": 500000", 64,
+     8, 5e5, 0, 0},
+    {"head_dim of its own", "\"head_dim\": 64", 64, 32, 1e4, 0, 0},
+    {"one eos", "\"eos_token_id\": 2", 128, 32, 1e4, 0, 1},
+    {"list of eos", "\"eos_token_id\": [1, 2, 3]", 128, 32, 1e4, 0, 3},
+    {"old rope form", "\"rope_theta\": 5e5, \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}", 128,
+     32, 5e5, 8, 0},
+    {"oldest rope form", "\"rope_scaling\": {\"type\": \"llama3\", " LLAMA3 "}", 128, 32, 1e4, 8, 0},
+    {"new rope form", "\"rope_parameters\": {\"rope_theta\": 7e5, \"rope_type\": \"llama3\", " LLAMA3 "}",
+     128, 32, 7e5, 8, 0},
+    {"new rope form, default", "\"rope_parameters\": {\"rope_theta\": 7e5, \"rope_type\": \"default\"}", 128,
+     32, 7e5, 0, 0},
+    {"theta beside rope_parameters", "\"rope_theta\": 3e4, \"rope_parameters\": {\"rope_type\": \"default\"}",
+     128, 32, 3e4, 0, 0},
+    {"values that change nothing",
+     "\"attention_bias\": false, \"mlp_bias\": null, \"hidden_act\": \"silu\", \"partial_rotary_factor\": "
+     "1.0,"
+     " \"quantization_config\": null, \"architectures\": [\"LlamaForCausalLM\"], \"some_future_key\": {}",
+     128, 32, 1e4, 0, 0},
+};
+
+/* Goal: the spellings that occur in files. */
+static void test_parse_of_known_spellings_reads_them(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(accepted_cases); i++) {
+        const struct accepted_case *row = &accepted_cases[i];
+        struct rk_model_config config;
+
+        assert_ok(parse(&config, row->members));
+        if (config.head_dim != row->head_dim || config.num_kv_heads != row->num_kv_heads ||
+            config.rope_theta != row->rope_theta || config.rope_scaling.is_llama3 != (row->factor > 0) ||
+            config.num_eos_token_ids != row->num_eos)
+            fail_msg("%s: head_dim %lld, kv heads %lld, theta %g, llama3 %d, eos %d", row->label,
+                     (long long)config.head_dim, (long long)config.num_kv_heads, config.rope_theta,
+                     config.rope_scaling.is_llama3, config.num_eos_token_ids);
+        if (row->factor > 0)
+            assert_true(config.rope_scaling.factor == row->factor);
+    }
+}
+
+struct rejected_case {
+    const char *members;
+    rk_code_t code;
+    const char *text;
+};
+
+static const struct rejected_case rejected_cases[] = {
+    {"\"attention_bias\": true", RK_UNIMPLEMENTED, "config.json: attention_bias=true"},
+    {"\"mlp_bias\": true", RK_UNIMPLEMENTED, "config.json: mlp_bias=true"},
+    {"\"hidden_act\": \"gelu\"", RK_UNIMPLEMENTED, "config.json: hidden_act=\"gelu\""},
+    {"\"partial_rotary_factor\": 0.5", RK_UNIMPLEMENTED, "partial_rotary_factor=0.5"},
+    {"\"rope_parameters\": {\"partial_rotary_factor\": 0.25}", RK_UNIMPLEMENTED,
+     "partial_rotary_factor=0.25"},
+    {"\"quantization_config\": {\"quant_method\": \"fp8\"}", RK_UNIMPLEMENTED,
+     "quantization_config={\"quant_method\""},
+    {"\"text_config\": {}", RK_UNIMPLEMENTED, "text_config"},
+    {"\"final_logit_softcapping\": 30.0", RK_UNIMPLEMENTED, "final_logit_softcapping=30.0"},
+    {"\"architectures\": [\"LlamaForSequenceClassification\"]", RK_UNIMPLEMENTED,
+     "LlamaForSequenceClassification"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}", RK_UNIMPLEMENTED,
+     "rope_scaling.rope_type='yarn'"},
+    {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}", RK_UNIMPLEMENTED,
+     "rope_scaling.rope_type='linear'"},
+    {"\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 4}", RK_INVALID_ARGUMENT,
+     "rope_scaling.low_freq_factor"},
+    {"\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 0.5, \"low_freq_factor\": 1, "
+     "\"high_freq_factor\": 4,"
+     " \"original_max_position_embeddings\": 8192}",
+     RK_INVALID_ARGUMENT, "rope_scaling.factor"},
+    {"\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, \"high_freq_factor\": "
+     "4,"
+     " \"original_max_position_embeddings\": 8192}",
+     RK_INVALID_ARGUMENT, "low_freq_factor < high_freq_factor"},
+    {"\"rope_scaling\": 3", RK_INVALID_ARGUMENT, "rope_scaling: expected an object"},
+    {"\"rope_theta\": 0", RK_INVALID_ARGUMENT, "rope_theta: expected a positive number"},
+    {"\"hidden_size\": 0", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
+    {"\"hidden_size\": \"64\"", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
+    {"\"hidden_size\": 64.5", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
+    {"\"hidden_size\": 4294967296", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
+    {"\"vocab_size\": -1", RK_INVALID_ARGUMENT, "config.json: vocab_size"},
+    {"\"num_hidden_layers\": 5000", RK_INVALID_ARGUMENT, "config.json: num_hidden_layers"},
+    {"\"num_key_value_heads\": 5", RK_INVALID_ARGUMENT, "num_key_value_heads: expected a divisor"},
+    {"\"head_dim\": 63", RK_INVALID_ARGUMENT, "head_dim: expected an even number"},
+    {"\"num_attention_heads\": 2147483647, \"num_key_value_heads\": 1, \"head_dim\": 2", RK_INVALID_ARGUMENT,
+     "too many"},
+    {"\"rms_norm_eps\": -1e-6", RK_INVALID_ARGUMENT, "rms_norm_eps"},
+    {"\"tie_word_embeddings\": 1", RK_INVALID_ARGUMENT, "tie_word_embeddings"},
+    {"\"eos_token_id\": 32000", RK_INVALID_ARGUMENT, "eos_token_id"},
+    {"\"eos_token_id\": [1, \"2\"]", RK_INVALID_ARGUMENT, "eos_token_id"},
+    {"\"eos_token_id\": [1, 2, 3, 4, 5, 6, 7, 8, 9]", RK_INVALID_ARGUMENT,
+     "eos_token_id: expected at most 8"},
+};
+
+/* Goal: what changes the mathematics and is not built, and what cannot be, is refused by name. */
+static void test_parse_of_bad_values_names_key_and_value(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rejected_cases); i++) {
+        struct rk_model_config config;
+
+        assert_fails(parse(&config, rejected_cases[i].members), rejected_cases[i].code,
+                     rejected_cases[i].text);
+    }
+}
+
+static struct rk_status *parse_text(const char *text)
+{
+    struct rk_model_config config;
+    struct rk_json *json;
+    struct rk_status *st;
+
+    assert_ok(rk_json_parse(&json, text, strlen(text), "config.json", 0));
+    st = rk_model_config_parse(&config, json);
+    rk_json_free(json);
+    return st;
+}
+
+static void test_parse_of_unknown_type_lists_the_known(void **state)
+{
+    (void)state;
+    assert_fails(parse_text("{\"model_type\": \"gpt2\"}"), RK_UNIMPLEMENTED,
+                 "model_type='gpt2' is not implemented");
+    assert_fails(parse_text("{\"model_type\": \"gpt2\"}"), RK_UNIMPLEMENTED, "known: llama");
+    assert_fails(parse_text("{}"), RK_INVALID_ARGUMENT, "config.json: model_type");
+    assert_fails(parse_text("{\"model_type\": 3}"), RK_INVALID_ARGUMENT, "config.json: model_type");
+}
+
+struct frequency {
+    int64_t k;
+    double inv_freq;
+};
+
+/* Goal: the interpolation of Llama 3.1 and 3.2. Method: published values in f64; ours are rounded to fp32 on
+ * the way. */
+static void test_rope_inv_freq_of_llama3_matches_published_values(void **state)
+{
+    static const struct frequency large[] = {
+        {28, 3.211445995e-03}, {29, 2.166570764e-03}, {32, 5.248461610e-04}, {34, 1.785078128e-04},
+        {35, 9.556212354e-05}, {36, 7.784655274e-05}, {63, 3.068925989e-07},
+    };
+    static const struct frequency small[] = {
+        {14, 3.211445995e-03}, {15, 1.290547928e-03}, {16, 4.295567966e-04},
+        {17, 9.708287803e-05}, {18, 1.946163818e-05},
+    };
+    struct rk_model_config config;
+
+    (void)state;
+    assert_ok(
+        parse(&config, "\"rope_theta\": 5e5, \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}"));
+    for (size_t i = 0; i < RK_ARRAY_LEN(large); i++)
+        assert_below("d=128", fabs(rk_rope_inv_freq(&config, large[i].k) / large[i].inv_freq - 1),
+                     RK_TOL_F32_ELEMENT);
+    config.head_dim = 64;
+    config.rope_scaling.factor = 32;
+    for (size_t i = 0; i < RK_ARRAY_LEN(small); i++)
+        assert_below("d=64", fabs(rk_rope_inv_freq(&config, small[i].k) / small[i].inv_freq - 1),
+                     RK_TOL_F32_ELEMENT);
+}
+
+static void test_rope_table_holds_cosines_of_fp32_angles(void **state)
+{
+    struct rk_model_config config;
+    float cos_table[20], sin_table[20];
+
+    (void)state;
+    assert_ok(parse(&config, "\"head_dim\": 8"));
+    rk_rope_table(&config, 5, cos_table, sin_table);
+    for (int p = 0; p < 5; p++) {
+        for (int k = 0; k < 4; k++) {
+            double angle = p * pow(10000.0, -2.0 * k / 8);
+
+            assert_below("cos", fabs(cos_table[p * 4 + k] - cos(angle)), RK_TOL_F32_ELEMENT);
+            assert_below("sin", fabs(sin_table[p * 4 + k] - sin(angle)), RK_TOL_F32_ELEMENT);
+        }
+    }
+}
+
+static void test_numerics_parse_of_names(void **state)
+{
+    rk_numerics_t numerics;
+
+    (void)state;
+    assert_ok(rk_numerics_parse(&numerics, "strict"));
+    assert_int_equal(numerics, RK_NUMERICS_STRICT);
+    assert_ok(rk_numerics_parse(&numerics, "fast"));
+    assert_int_equal(numerics, RK_NUMERICS_FAST);
+    assert_fails(rk_numerics_parse(&numerics, "hf"), RK_UNIMPLEMENTED, "fast or strict");
+    assert_fails(rk_numerics_parse(&numerics, "Fast"), RK_INVALID_ARGUMENT,
+                 "numerics='Fast', expected fast or strict");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parse_of_bare_type_gives_defaults),
+        cmocka_unit_test(test_parse_of_known_spellings_reads_them),
+        cmocka_unit_test(test_parse_of_bad_values_names_key_and_value),
+        cmocka_unit_test(test_parse_of_unknown_type_lists_the_known),
+        cmocka_unit_test(test_rope_inv_freq_of_llama3_matches_published_values),
+        cmocka_unit_test(test_rope_table_holds_cosines_of_fp32_angles),
+        cmocka_unit_test(test_numerics_parse_of_names),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

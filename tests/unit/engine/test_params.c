@@ -1,0 +1,297 @@
+/* The parameter table: layout in the flat buffers, parts and copies over tp, shards over dp, files of an
+ * export. */
+#include "tests/support/test.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "engine/ckpt/ckpt_internal.h"
+#include "engine/model/model_internal.h"
+#include "engine/optim/optim_internal.h"
+
+static struct rk_param_table make_table(int32_t tp_rank, int32_t tp_size)
+{
+    return (struct rk_param_table){.tp_rank = tp_rank, .tp_size = tp_size};
+}
+
+static void add_vector(struct rk_param_table *table, int64_t count, const char *name)
+{
+    rk_params_add(table, &(struct rk_param_spec){.rows = count, .split_dim = -1}, "%s", name);
+}
+
+/* Goal: the layout by hand: reverse order, 64-element alignment, equal shards of lcm(dp, 128). */
+static void test_lay_out_of_four_vectors_is_the_computed_one(void **state)
+{
+    static const int64_t sizes[] = {100, 64, 1, 4096};
+    static const int64_t offsets[] = {4224, 4160, 4096, 0};
+    static const struct {
+        int32_t num_shards;
+        int64_t total;
+    } totals[] = {{1, 4352}, {2, 4352}, {3, 4608}, {128, 4352}, {256, 4352}, {384, 4608}, {5, 4480}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(totals); i++) {
+        struct rk_param_table table = make_table(0, 1);
+
+        for (size_t p = 0; p < RK_ARRAY_LEN(sizes); p++)
+            add_vector(&table, sizes[p], "v");
+        assert_ok(rk_params_lay_out(&table, totals[i].num_shards));
+        for (size_t p = 0; p < RK_ARRAY_LEN(sizes); p++)
+            assert_int_equal(rk_params_at(&table, (int64_t)p)->offset, offsets[p]);
+        assert_int_equal(table.num_elements, totals[i].total);
+        assert_int_equal(table.num_elements % totals[i].num_shards, 0);
+        rk_params_fini(&table);
+    }
+}
+
+/* Goal: a hostile configuration cannot overflow the offsets. */
+static void test_lay_out_of_too_many_elements_is_resource_exhausted(void **state)
+{
+    struct rk_param_table table = make_table(0, 1);
+
+    (void)state;
+    for (int i = 0; i < 3; i++)
+        rk_params_add(&table, &(struct rk_param_spec){.rows = INT32_MAX, .cols = INT32_MAX}, "w%d", i);
+    assert_fails(rk_params_lay_out(&table, 1), RK_RESOURCE_EXHAUSTED, "2^63");
+    rk_params_fini(&table);
+}
+
+static void parse(struct rk_model_core *core, const char *config)
+{
+    struct rk_json *json;
+
+    *core = (struct rk_model_core){0};
+    assert_ok(rk_json_parse(&json, config, strlen(config), "config.json", 0));
+    assert_ok(rk_model_config_parse(&core->config, json));
+    rk_json_free(json);
+}
+
+static const char tiny[] =
+    "{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131}";
+
+static const struct rk_param *find(const struct rk_model_core *core, const char *name)
+{
+    for (int64_t i = 0; i < core->params.count; i++) {
+        if (strcmp(rk_params_at(&core->params, i)->name, name) == 0)
+            return rk_params_at(&core->params, i);
+    }
+    fail_msg("no parameter '%s'", name);
+    return NULL;
+}
+
+struct part_case {
+    const char *label, *name;
+    int32_t tp_rank, tp_size;
+    int32_t num_parts, part;
+    bool is_counted;
+    int64_t local_rows, local_cols;
+};
+
+static const struct part_case part_cases[] = {
+    {"whole", "model.layers.0.self_attn.q_proj.weight", 0, 1, 1, 0, true, 64, 64},
+    {"rows", "model.layers.1.self_attn.q_proj.weight", 3, 4, 4, 3, true, 16, 64},
+    {"columns", "model.layers.1.self_attn.o_proj.weight", 3, 4, 4, 3, true, 64, 16},
+    {"kv, one head a rank", "model.layers.0.self_attn.k_proj.weight", 1, 2, 2, 1, true, 8, 64},
+    {"kv, first of two copies", "model.layers.0.self_attn.k_proj.weight", 2, 4, 2, 1, true, 8, 64},
+    {"kv, second of two copies", "model.layers.0.self_attn.v_proj.weight", 3, 4, 2, 1, false, 8, 64},
+    {"kv, fourth copy of the first", "model.layers.0.self_attn.v_proj.weight", 3, 8, 2, 0, false, 8, 64},
+    {"norm, the copy that counts", "model.norm.weight", 0, 4, 1, 0, true, 64, 1},
+    {"norm, another copy", "model.norm.weight", 2, 4, 1, 0, false, 64, 1},
+    {"vocabulary, padded", "model.embed_tokens.weight", 1, 2, 2, 1, true, 128, 64},
+    {"vocabulary, only padding", "lm_head.weight", 3, 4, 4, 3, true, 128, 64},
+    {"mlp rows", "model.layers.0.mlp.up_proj.weight", 2, 4, 4, 2, true, 24, 64},
+    {"mlp columns", "model.layers.0.mlp.down_proj.weight", 2, 4, 4, 2, true, 64, 24},
+};
+
+/* Goal: which part of a tensor a tp rank holds, and which copy counts. */
+static void test_plan_of_tp_ranks_gives_parts_and_copies(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(part_cases); i++) {
+        const struct part_case *row = &part_cases[i];
+        struct rk_model_core core;
+        const struct rk_param *param;
+
+        parse(&core, tiny);
+        assert_ok(rk_model_plan(&core, row->tp_rank, row->tp_size, 1));
+        param = find(&core, row->name);
+        if (param->num_parts != row->num_parts || param->part != row->part ||
+            param->is_counted != row->is_counted || param->local_shape[0] != row->local_rows ||
+            param->local_shape[1] != row->local_cols)
+            fail_msg("%s: parts %d part %d counted %d local [%lld, %lld]", row->label, param->num_parts,
+                     param->part, param->is_counted, (long long)param->local_shape[0],
+                     (long long)param->local_shape[1]);
+        rk_model_plan_fini(&core);
+    }
+}
+
+/* Goal: fused projections are one allocation. */
+static void test_plan_places_fused_rows_without_gap(void **state)
+{
+    struct rk_model_core core;
+    const struct rk_param *q, *k, *v, *gate, *up;
+
+    (void)state;
+    parse(&core, tiny);
+    assert_ok(rk_model_plan(&core, 0, 2, 3));
+    q = find(&core, "model.layers.1.self_attn.q_proj.weight");
+    k = find(&core, "model.layers.1.self_attn.k_proj.weight");
+    v = find(&core, "model.layers.1.self_attn.v_proj.weight");
+    gate = find(&core, "model.layers.1.mlp.gate_proj.weight");
+    up = find(&core, "model.layers.1.mlp.up_proj.weight");
+    assert_int_equal(k->offset, q->offset + rk_param_local_elements(q));
+    assert_int_equal(v->offset, k->offset + rk_param_local_elements(k));
+    assert_int_equal(up->offset, gate->offset + rk_param_local_elements(gate));
+    rk_model_plan_fini(&core);
+}
+
+struct refused_case {
+    const char *label, *config;
+    int32_t tp;
+    const char *text;
+};
+
+#define SIZES(heads, kv, inter)                                                       \
+    "{\"model_type\": \"llama\", \"hidden_size\": 840, \"intermediate_size\": " inter \
+    ", \"num_hidden_layers\": 1, \"num_attention_heads\": " heads ", \"num_key_value_heads\": " kv "}"
+
+static const struct refused_case refused_cases[] = {
+    {"heads", SIZES("14", "2", "80"), 4, "num_attention_heads=14 is not divisible by tp=4"},
+    {"kv heads neither way", SIZES("12", "6", "80"), 4, "num_key_value_heads=6 is neither"},
+    {"intermediate size", SIZES("12", "4", "90"), 4, "intermediate_size=90 is not divisible by tp=4"},
+};
+
+/* Goal: sizes that tp does not divide are refused with their names. */
+static void test_plan_of_indivisible_sizes_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(refused_cases); i++) {
+        struct rk_model_core core;
+
+        parse(&core, refused_cases[i].config);
+        assert_fails(rk_model_plan(&core, 0, refused_cases[i].tp, 1), RK_INVALID_ARGUMENT,
+                     refused_cases[i].text);
+        rk_model_plan_fini(&core);
+    }
+}
+
+/* Goal: the table describes published models completely. Method: their exact parameter counts. */
+static void test_plan_of_published_models_counts_their_parameters(void **state)
+{
+    static const struct {
+        const char *label, *config;
+        int64_t count;
+    } models[] = {
+        {"Llama-2-7B", "{\"model_type\": \"llama\"}", 6738415616},
+        {"Llama-3.1-8B",
+         "{\"model_type\": \"llama\", \"vocab_size\": 128256, \"intermediate_size\": 14336, "
+         "\"num_key_value_heads\": 8}",
+         8030261248},
+        {"Llama-3.2-1B",
+         "{\"model_type\": \"llama\", \"vocab_size\": 128256, \"hidden_size\": 2048, \"intermediate_size\": "
+         "8192,"
+         " \"num_hidden_layers\": 16, \"num_key_value_heads\": 8, \"tie_word_embeddings\": true}",
+         1235814400},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        struct rk_model_core core;
+        struct rk_model model = {.core = &core};
+
+        parse(&core, models[i].config);
+        assert_ok(rk_model_plan(&core, 0, 8, 4));
+        assert_int_equal(rk_model_num_elements(&model), models[i].count);
+        rk_model_plan_fini(&core);
+    }
+}
+
+/* Goal: every element of a rank's table is in exactly one segment of one shard, with the right flags. Method:
+ * paint the segments of all shards over the flat buffer. */
+static void test_shard_segments_cover_every_element_once(void **state)
+{
+    static const int32_t dp_sizes[] = {1, 2, 3, 4};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(dp_sizes); i++) {
+        struct rk_model_core core;
+        uint8_t *painted;
+
+        parse(&core, tiny);
+        assert_ok(rk_model_plan(&core, 3, 4, dp_sizes[i]));
+        painted = rk_calloc((size_t)core.params.num_elements, 1);
+        for (int32_t r = 0; r < dp_sizes[i]; r++) {
+            struct rk_train train = {.shard_count = core.params.num_elements / dp_sizes[i]};
+
+            train.shard_begin = r * train.shard_count;
+            rk_shard_segments(&train, &core.params);
+            for (int64_t s = 0; s < train.segments.count; s++) {
+                const struct rk_shard_segment *segment = &train.segments.items[s];
+
+                assert_true(segment->begin >= train.shard_begin);
+                assert_true(segment->begin + segment->count <= train.shard_begin + train.shard_count);
+                for (int64_t e = segment->begin; e < segment->begin + segment->count; e++) {
+                    assert_int_equal(painted[e], 0);
+                    painted[e] = (uint8_t)(1 + segment->decays + 2 * segment->is_counted);
+                }
+            }
+            rk_array_fini(&train.segments);
+        }
+        for (int64_t p = 0; p < core.params.count; p++) {
+            const struct rk_param *param = rk_params_at(&core.params, p);
+            uint8_t expected = (uint8_t)(1 + (param->rank > 1) + 2 * param->is_counted);
+
+            for (int64_t e = 0; e < rk_param_local_elements(param); e++)
+                assert_int_equal(painted[param->offset + e], expected);
+        }
+        rk_free(painted);
+        rk_model_plan_fini(&core);
+    }
+}
+
+/* Goal: files of an export, by hand: vectors of 4-byte elements, limit 40 bytes. */
+static void test_plan_shards_closes_files_at_the_limit(void **state)
+{
+    static const struct {
+        const char *label;
+        int64_t sizes[5], shard_of[5], num_shards;
+    } rows[] = {
+        {"all fit", {1, 2, 3, 2, 2}, {0, 0, 0, 0, 0}, 1},
+        {"exactly full", {5, 5, 5, 5, 1}, {0, 0, 1, 1, 2}, 3},
+        {"a large one apart, the open file goes on", {5, 11, 5, 5, 5}, {1, 0, 1, 2, 2}, 3},
+        {"all large", {11, 12, 13, 14, 15}, {0, 1, 2, 3, 4}, 5},
+        {"large at the end", {5, 5, 1, 1, 11}, {0, 0, 2, 2, 1}, 3},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct rk_param_table table = make_table(0, 1);
+        int64_t shard_of[5];
+
+        for (int p = 0; p < 5; p++)
+            add_vector(&table, rows[i].sizes[p], "v");
+        assert_int_equal(rk_hf_plan_shards(&table, RK_DTYPE_F32, 40, shard_of), rows[i].num_shards);
+        for (int p = 0; p < 5; p++) {
+            if (shard_of[p] != rows[i].shard_of[p])
+                fail_msg("%s: parameter %d in file %lld", rows[i].label, p, (long long)shard_of[p]);
+        }
+        rk_params_fini(&table);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lay_out_of_four_vectors_is_the_computed_one),
+        cmocka_unit_test(test_lay_out_of_too_many_elements_is_resource_exhausted),
+        cmocka_unit_test(test_plan_of_tp_ranks_gives_parts_and_copies),
+        cmocka_unit_test(test_plan_places_fused_rows_without_gap),
+        cmocka_unit_test(test_plan_of_indivisible_sizes_is_refused),
+        cmocka_unit_test(test_plan_of_published_models_counts_their_parameters),
+        cmocka_unit_test(test_shard_segments_cover_every_element_once),
+        cmocka_unit_test(test_plan_shards_closes_files_at_the_limit),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

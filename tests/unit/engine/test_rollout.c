@@ -1,0 +1,451 @@
+/* Generation on one rank: the samples do not depend on what runs beside them, and their log-probs are those
+ * of the model. */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_rng.h"
+#include "engine/rk_rollout.h"
+#include "tests/support/models.h"
+
+#define VOCAB_SIZE   61
+#define NUM_REQUESTS 9
+#define MAX_LEN      64
+
+static const char config_json[] =
+    "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 32,"
+    " \"intermediate_size\": 48, \"num_hidden_layers\": 2, \"num_attention_heads\": 4, "
+    "\"num_key_value_heads\": 2,"
+    " \"vocab_size\": 61, \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,"
+    " \"hidden_act\": \"silu\", \"initializer_range\": 0.4, \"tie_word_embeddings\": false}";
+
+/* Prompts of several lengths, across block borders, and room for the answers. */
+struct batch {
+    struct rk_rollout_request requests[NUM_REQUESTS];
+    struct rk_rollout_result results[NUM_REQUESTS];
+    int32_t prompts[NUM_REQUESTS][MAX_LEN], tokens[NUM_REQUESTS][MAX_LEN];
+    float log_probs[NUM_REQUESTS][MAX_LEN];
+};
+
+static void batch_init(struct batch *b, float temperature)
+{
+    static const int32_t prompt_lens[NUM_REQUESTS] = {1, 5, 15, 16, 17, 31, 33, 40, 3};
+    struct rk_rng rng;
+
+    memset(b, 0, sizeof(*b));
+    rk_rng_init(&rng, rk_test_seed(), 2);
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        for (int32_t t = 0; t < prompt_lens[i]; t++)
+            b->prompts[i][t] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
+        b->requests[i] = (struct rk_rollout_request){
+            .prompt = b->prompts[i],
+            .prompt_len = prompt_lens[i],
+            .max_tokens = 8 + 2 * i,
+            .temperature = temperature,
+            .top_p = 1.0F,
+            .seed = 11,
+            .stream = (uint64_t)(100 + i),
+        };
+        b->results[i] = (struct rk_rollout_result){.tokens = b->tokens[i], .log_probs = b->log_probs[i]};
+    }
+}
+
+static struct rk_test_model open_model(rk_dtype_t dtype, rk_numerics_t numerics)
+{
+    const struct rk_test_model_spec spec = {
+        .config = config_json,
+        .seed = 5,
+        .dtype = dtype,
+        .numerics = numerics,
+    };
+    struct rk_test_model test;
+
+    assert_ok(rk_test_model_open(&test, &spec));
+    return test;
+}
+
+static struct rk_rollout *open_rollout(struct rk_test_model *test, int32_t max_num_seqs,
+                                       int64_t max_num_batched_tokens)
+{
+    const struct rk_rollout_config config = {
+        .max_num_seqs = max_num_seqs,
+        .max_num_batched_tokens = max_num_batched_tokens,
+    };
+    struct rk_rollout *rollout;
+
+    assert_ok(rk_rollout_create(&rollout, test->model, &config));
+    return rollout;
+}
+
+static void check_equal(const char *label, const struct batch *actual, const struct batch *expected,
+                        bool is_strict)
+{
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        size_t n = (size_t)expected->results[i].num_tokens;
+
+        if (actual->results[i].num_tokens != (int32_t)n ||
+            memcmp(actual->tokens[i], expected->tokens[i], n * sizeof(int32_t)) != 0)
+            fail_msg("%s: request %d has other tokens", label, i);
+        if (is_strict)
+            assert_memory_equal(actual->log_probs[i], expected->log_probs[i], n * sizeof(float));
+        assert_below(label,
+                     rk_test_max_rel_error_f32(actual->log_probs[i], expected->log_probs[i], (int64_t)n, 1.0),
+                     RK_TOL_F32_SUM);
+    }
+}
+
+/* Goal: every request yields the same alone, in a batch, and under any limits: the same tokens, and log-probs
+ * that are bit-identical in strict numerics. */
+static void test_generate_does_not_depend_on_batch(void **state)
+{
+    static const struct {
+        const char *label;
+        int32_t max_num_seqs;
+        int64_t max_num_batched_tokens;
+    } limits[] = {
+        {"one at a time", 1, 512},    {"three at a time", 3, 512}, {"chunks of 16 tokens", 9, 16},
+        {"chunks of 9 tokens", 9, 9}, {"one token a step", 1, 1},
+    };
+
+    (void)state;
+    for (int numerics = 0; numerics < RK_NUMERICS_COUNT; numerics++) {
+        struct rk_test_model test = open_model(RK_DTYPE_F32, (rk_numerics_t)numerics);
+        bool is_strict = numerics == RK_NUMERICS_STRICT;
+        struct rk_rollout *rollout = open_rollout(&test, NUM_REQUESTS, 512);
+        struct batch expected, actual;
+
+        batch_init(&expected, 1.0F);
+        assert_ok(rk_rollout_generate(rollout, expected.requests, NUM_REQUESTS, expected.results, NULL));
+        batch_init(&actual, 1.0F);
+        for (int i = 0; i < NUM_REQUESTS; i++)
+            assert_ok(rk_rollout_generate(rollout, &actual.requests[i], 1, &actual.results[i], NULL));
+        check_equal("alone", &actual, &expected, is_strict);
+        rk_rollout_destroy(rollout);
+
+        for (size_t k = 0; k < RK_ARRAY_LEN(limits); k++) {
+            rollout = open_rollout(&test, limits[k].max_num_seqs, limits[k].max_num_batched_tokens);
+            batch_init(&actual, 1.0F);
+            assert_ok(rk_rollout_generate(rollout, actual.requests, NUM_REQUESTS, actual.results, NULL));
+            check_equal(limits[k].label, &actual, &expected, is_strict);
+            rk_rollout_destroy(rollout);
+        }
+        rk_test_model_close(&test);
+    }
+}
+
+/* Log-probs of the sampled tokens, from the packed forward pass over all samples. */
+static void recompute(struct rk_test_model *test, const struct batch *b, double temperature, float *out)
+{
+    int32_t tokens[NUM_REQUESTS * 2 * MAX_LEN], positions[NUM_REQUESTS * 2 * MAX_LEN],
+        labels[NUM_REQUESTS * 2 * MAX_LEN];
+    double log_probs[NUM_REQUESTS * 2 * MAX_LEN];
+    int32_t cu_seqlens[NUM_REQUESTS + 1] = {0}, num_tokens = 0, max_seqlen = 0;
+    int64_t k = 0;
+
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        int32_t prompt_len = b->requests[i].prompt_len, length = prompt_len + b->results[i].num_tokens;
+
+        for (int32_t p = 0; p < length; p++, num_tokens++) {
+            tokens[num_tokens] = p < prompt_len ? b->prompts[i][p] : b->tokens[i][p - prompt_len];
+            positions[num_tokens] = p;
+            labels[num_tokens] =
+                p + 1 >= prompt_len && p + 1 < length ? b->tokens[i][p + 1 - prompt_len] : RK_LABEL_NONE;
+        }
+        cu_seqlens[i + 1] = num_tokens;
+        max_seqlen = RK_MAX(max_seqlen, length);
+    }
+    assert_ok(rk_model_log_probs(test->model,
+                                 &(struct rk_packed){.num_seqs = NUM_REQUESTS,
+                                                     .num_tokens = num_tokens,
+                                                     .max_seqlen = max_seqlen,
+                                                     .tokens = tokens,
+                                                     .positions = positions,
+                                                     .cu_seqlens = cu_seqlens,
+                                                     .labels = labels},
+                                 temperature, log_probs, NULL));
+    for (int32_t t = 0; t < num_tokens; t++)
+        if (labels[t] != RK_LABEL_NONE)
+            out[k++] = (float)log_probs[t];
+}
+
+/* Goal: the log-probs that come with samples are those that the training forward pass computes of them; in
+ * strict numerics to the last bit, which is what makes the first ratio of PPO exactly 1. */
+static void test_generate_log_probs_equal_model(void **state)
+{
+    static const float temperatures[] = {1.0F, 0.7F};
+
+    (void)state;
+    for (int numerics = 0; numerics < RK_NUMERICS_COUNT; numerics++) {
+        for (size_t k = 0; k < RK_ARRAY_LEN(temperatures); k++) {
+            struct rk_test_model test = open_model(RK_DTYPE_F32, (rk_numerics_t)numerics);
+            struct rk_rollout *rollout = open_rollout(&test, 4, 24);
+            float recomputed[NUM_REQUESTS * MAX_LEN], sampled[NUM_REQUESTS * MAX_LEN];
+            struct batch b;
+            size_t n = 0;
+
+            batch_init(&b, temperatures[k]);
+            assert_ok(rk_rollout_generate(rollout, b.requests, NUM_REQUESTS, b.results, NULL));
+            for (int i = 0; i < NUM_REQUESTS; i++) {
+                memcpy(sampled + n, b.log_probs[i], (size_t)b.results[i].num_tokens * sizeof(float));
+                n += (size_t)b.results[i].num_tokens;
+            }
+            recompute(&test, &b, (double)temperatures[k], recomputed);
+            assert_below("log-probs", rk_test_max_rel_error_f32(sampled, recomputed, (int64_t)n, 1.0),
+                         RK_TOL_F32_SUM);
+            if (numerics == RK_NUMERICS_STRICT)
+                assert_memory_equal(sampled, recomputed, n * sizeof(float));
+            rk_rollout_destroy(rollout);
+            rk_test_model_close(&test);
+        }
+    }
+}
+
+/* Goal: greedy takes the largest logit: so does top-k 1 at any temperature, and so does a tiny top-p. */
+static void test_generate_greedy_forms_agree(void **state)
+{
+    struct rk_test_model test = open_model(RK_DTYPE_F64, RK_NUMERICS_FAST);
+    struct rk_rollout *rollout = open_rollout(&test, NUM_REQUESTS, 512);
+    struct batch greedy, top_k, top_p;
+
+    (void)state;
+    batch_init(&greedy, 0.0F);
+    batch_init(&top_k, 1.3F);
+    batch_init(&top_p, 1.3F);
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        top_k.requests[i].top_k = 1;
+        top_p.requests[i].top_p = 1e-6F;
+    }
+    assert_ok(rk_rollout_generate(rollout, greedy.requests, NUM_REQUESTS, greedy.results, NULL));
+    assert_ok(rk_rollout_generate(rollout, top_k.requests, NUM_REQUESTS, top_k.results, NULL));
+    assert_ok(rk_rollout_generate(rollout, top_p.requests, NUM_REQUESTS, top_p.results, NULL));
+    assert_memory_equal(greedy.tokens, top_k.tokens, sizeof(greedy.tokens));
+    assert_memory_equal(greedy.tokens, top_p.tokens, sizeof(greedy.tokens));
+    for (int32_t t = 0; t < top_k.results[0].num_tokens; t++) {
+        assert_true(top_k.log_probs[0][t] == 0.0F); /* of the distribution sampled from: one token is left */
+        assert_true(greedy.log_probs[0][t] < 0.0F); /* of the unfiltered one */
+    }
+    rk_rollout_destroy(rollout);
+    rk_test_model_close(&test);
+}
+
+/* Goal: another seed or stream gives other samples; the same gives the same. */
+static void test_generate_seed_and_stream_name_the_noise(void **state)
+{
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);
+    struct rk_rollout *rollout = open_rollout(&test, NUM_REQUESTS, 512);
+    struct batch first, again, other_seed, other_stream;
+
+    (void)state;
+    batch_init(&first, 1.0F);
+    batch_init(&again, 1.0F);
+    batch_init(&other_seed, 1.0F);
+    batch_init(&other_stream, 1.0F);
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        other_seed.requests[i].seed = 12;
+        other_stream.requests[i].stream += 1000;
+    }
+    assert_ok(rk_rollout_generate(rollout, first.requests, NUM_REQUESTS, first.results, NULL));
+    assert_ok(rk_rollout_generate(rollout, again.requests, NUM_REQUESTS, again.results, NULL));
+    assert_ok(rk_rollout_generate(rollout, other_seed.requests, NUM_REQUESTS, other_seed.results, NULL));
+    assert_ok(rk_rollout_generate(rollout, other_stream.requests, NUM_REQUESTS, other_stream.results, NULL));
+    assert_memory_equal(first.tokens, again.tokens, sizeof(first.tokens));
+    assert_memory_equal(first.log_probs, again.log_probs, sizeof(first.log_probs));
+    assert_memory_not_equal(first.tokens[8], other_seed.tokens[8], sizeof(first.tokens[8]));
+    assert_memory_not_equal(first.tokens[8], other_stream.tokens[8], sizeof(first.tokens[8]));
+    rk_rollout_destroy(rollout);
+    rk_test_model_close(&test);
+}
+
+/* Goal: with an end token the response is the prefix up to and with its first occurrence. */
+static void test_generate_eos_cuts_the_response(void **state)
+{
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_STRICT);
+    struct rk_rollout *rollout = open_rollout(&test, 3, 64);
+    struct batch full, cut;
+    int64_t eos[2];
+    int num_stopped = 0;
+
+    (void)state;
+    batch_init(&full, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, full.requests, NUM_REQUESTS, full.results, NULL));
+    eos[0] = full.tokens[7][4];
+    eos[1] = full.tokens[2][2];
+    batch_init(&cut, 1.0F);
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        cut.requests[i].eos_token_ids = eos;
+        cut.requests[i].num_eos_token_ids = 2;
+    }
+    assert_ok(rk_rollout_generate(rollout, cut.requests, NUM_REQUESTS, cut.results, NULL));
+    for (int i = 0; i < NUM_REQUESTS; i++) {
+        int32_t n = 0;
+
+        while (n < full.results[i].num_tokens && full.tokens[i][n] != eos[0] && full.tokens[i][n] != eos[1])
+            n++;
+        num_stopped += n < full.results[i].num_tokens;
+        assert_int_equal(cut.results[i].finish_reason,
+                         n < full.results[i].num_tokens ? RK_FINISH_STOP : RK_FINISH_LENGTH);
+        n = RK_MIN(n + 1, full.results[i].num_tokens);
+        assert_int_equal(cut.results[i].num_tokens, n);
+        assert_memory_equal(cut.tokens[i], full.tokens[i], (size_t)n * sizeof(int32_t));
+        assert_memory_equal(cut.log_probs[i], full.log_probs[i], (size_t)n * sizeof(float));
+    }
+    assert_true(num_stopped >= 2);
+    rk_rollout_destroy(rollout);
+    rk_test_model_close(&test);
+}
+
+static void test_generate_bad_request_is_refused(void **state)
+{
+    static int32_t too_large[] = {1, VOCAB_SIZE, 2}, negative[] = {-1}, good[] = {1, 2, 3};
+    static const struct {
+        const char *text;
+        rk_code_t code;
+        struct rk_rollout_request request;
+    } cases[] = {
+        {"the prompt is empty", RK_INVALID_ARGUMENT, {good, 0, 4, 1.0F, 0, 1.0F, 0, 0, NULL, 0}},
+        {"max_tokens=0", RK_INVALID_ARGUMENT, {good, 3, 0, 1.0F, 0, 1.0F, 0, 0, NULL, 0}},
+        {"exceed max_model_len=96", RK_INVALID_ARGUMENT, {good, 3, 94, 1.0F, 0, 1.0F, 0, 0, NULL, 0}},
+        {"temperature", RK_INVALID_ARGUMENT, {good, 3, 4, -1.0F, 0, 1.0F, 0, 0, NULL, 0}},
+        {"temperature", RK_INVALID_ARGUMENT, {good, 3, 4, NAN, 0, 1.0F, 0, 0, NULL, 0}},
+        {"top_p", RK_INVALID_ARGUMENT, {good, 3, 4, 1.0F, 0, 0.0F, 0, 0, NULL, 0}},
+        {"token 61 at 1", RK_OUT_OF_RANGE, {too_large, 3, 4, 1.0F, 0, 1.0F, 0, 0, NULL, 0}},
+        {"token -1 at 0", RK_OUT_OF_RANGE, {negative, 1, 4, 1.0F, 0, 1.0F, 0, 0, NULL, 0}},
+    };
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);
+    struct rk_rollout *rollout = open_rollout(&test, 2, 64);
+    struct batch b;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        batch_init(&b, 1.0F);
+        b.requests[1] = cases[i].request;
+        assert_fails(rk_rollout_generate(rollout, b.requests, 2, b.results, NULL), cases[i].code,
+                     cases[i].text);
+    }
+    batch_init(&b, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, b.requests, 2, b.results, NULL));
+    assert_ok(rk_rollout_generate(rollout, NULL, 0, NULL, NULL));
+    rk_rollout_destroy(rollout);
+    rk_test_model_close(&test);
+}
+
+static void test_create_bad_limits_are_refused(void **state)
+{
+    static const struct {
+        const char *text;
+        rk_code_t code;
+        struct rk_rollout_config config;
+    } cases[] = {
+        {"rollout.max_num_seqs=0", RK_INVALID_ARGUMENT, {0, 64, 0}},
+        {"rollout.max_num_seqs=65537", RK_INVALID_ARGUMENT, {65537, 70000, 0}},
+        {"rollout.max_num_batched_tokens=7", RK_INVALID_ARGUMENT, {8, 7, 0}},
+        {"rollout.max_model_len=97", RK_INVALID_ARGUMENT, {8, 64, 97}},
+        {"rollout.max_model_len=1", RK_INVALID_ARGUMENT, {8, 64, 1}},
+    };
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_rollout *rollout;
+
+        assert_fails(rk_rollout_create(&rollout, test.model, &cases[i].config), cases[i].code, cases[i].text);
+        assert_null(rollout);
+    }
+    rk_test_model_close(&test);
+}
+
+struct hook_state {
+    int num_polls, cancel_at;
+    uint64_t last_done, total;
+};
+
+static void on_progress(void *user, const char *phase, uint64_t done, uint64_t total)
+{
+    struct hook_state *state = user;
+
+    assert_string_equal(phase, "generate");
+    assert_true(done >= state->last_done);
+    state->last_done = done;
+    state->total = total;
+}
+
+static bool is_cancelled(void *user)
+{
+    struct hook_state *state = user;
+
+    return ++state->num_polls > state->cancel_at;
+}
+
+/* Goal: a cancelled call ends between steps, gives its blocks back, and the next call is as if it had not
+ * been. */
+static void test_generate_cancelled_leaves_rollout_usable(void **state)
+{
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_STRICT);
+    struct rk_rollout *rollout = open_rollout(&test, 2, 16);
+    struct hook_state hook_state = {.cancel_at = 1};
+    const struct rk_engine_hooks hooks = {
+        .user = &hook_state,
+        .on_progress = on_progress,
+        .is_cancelled = is_cancelled,
+    };
+    struct batch expected, actual;
+
+    (void)state;
+    batch_init(&expected, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, expected.requests, NUM_REQUESTS, expected.results, NULL));
+    batch_init(&actual, 1.0F);
+    assert_code(rk_rollout_generate(rollout, actual.requests, NUM_REQUESTS, actual.results, &hooks),
+                RK_CANCELLED);
+    assert_int_equal(hook_state.num_polls, 2);
+    assert_true(hook_state.last_done < NUM_REQUESTS);
+
+    hook_state = (struct hook_state){.cancel_at = 1000};
+    batch_init(&actual, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, actual.requests, NUM_REQUESTS, actual.results, &hooks));
+    assert_int_equal(hook_state.last_done, NUM_REQUESTS);
+    assert_int_equal(hook_state.total, NUM_REQUESTS);
+    check_equal("after a cancelled call", &actual, &expected, true);
+    rk_rollout_destroy(rollout);
+    rk_test_model_close(&test);
+}
+
+/* Goal: after one call nothing more is allocated on the device, and the cache is accounted for. */
+static void test_generate_allocates_nothing_when_warm(void **state)
+{
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);
+    struct rk_rollout *rollout = open_rollout(&test, 4, 32);
+    struct batch b;
+    uint64_t before = 0;
+
+    (void)state;
+    for (int round = 0; round < 4; round++) {
+        if (round == 2)
+            before = rk_device_get_stats(test.device).num_allocations;
+        batch_init(&b, 1.0F);
+        assert_ok(rk_rollout_generate(rollout, b.requests, NUM_REQUESTS, b.results, NULL));
+    }
+    assert_int_equal(rk_device_get_stats(test.device).num_allocations, before);
+    /* keys and values, 2 layers, 1 + 4 * 6 blocks of 16 tokens, 2 heads of 8, 4 bytes */
+    assert_int_equal(rk_model_get_memory(test.model).kv_cache_bytes, 2 * 2 * 25 * 16 * 2 * 8 * 4);
+    rk_rollout_destroy(rollout);
+    assert_int_equal(rk_model_get_memory(test.model).kv_cache_bytes, 0);
+    rk_test_model_close(&test);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_generate_does_not_depend_on_batch),
+        cmocka_unit_test(test_generate_log_probs_equal_model),
+        cmocka_unit_test(test_generate_greedy_forms_agree),
+        cmocka_unit_test(test_generate_seed_and_stream_name_the_noise),
+        cmocka_unit_test(test_generate_eos_cuts_the_response),
+        cmocka_unit_test(test_generate_bad_request_is_refused),
+        cmocka_unit_test(test_create_bad_limits_are_refused),
+        cmocka_unit_test(test_generate_cancelled_leaves_rollout_usable),
+        cmocka_unit_test(test_generate_allocates_nothing_when_warm),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,123 @@
+/* The step arena: marks, overflow and consolidation. */
+#include "tests/support/test.h"
+
+#include "engine/tensor/step_arena_internal.h"
+
+struct fixture {
+    struct rk_device *device;
+    struct rk_step_arena *arena;
+};
+
+static struct fixture make(size_t memory_limit_bytes)
+{
+    struct rk_device_config config = {.struct_size = sizeof(config),
+                                      .name = "cpu",
+                                      .num_threads = 1,
+                                      .memory_limit_bytes = memory_limit_bytes};
+    struct fixture f = {0};
+
+    assert_ok(rk_device_open(&f.device, &config));
+    f.arena = rk_step_arena_create(f.device);
+    return f;
+}
+
+static void unmake(struct fixture *f)
+{
+    rk_step_arena_destroy(f->arena);
+    rk_device_close(f->device);
+}
+
+static void *take(struct fixture *f, int64_t count)
+{
+    rk_tensor_t t;
+
+    assert_ok(rk_step_1d(f->arena, &t, RK_DTYPE_F64, count));
+    assert_int_equal(t.shape[0], count);
+    assert_true((uintptr_t)t.data % 256 == 0);
+    return t.data;
+}
+
+/* Goal: after warm-up nothing is allocated and addresses repeat. Method: three equal steps that outgrow their
+ * memory in the first. */
+static void test_reset_after_overflow_leaves_one_block_that_is_enough(void **state)
+{
+    struct fixture f = make(0);
+    void *addresses[3][3];
+    uint64_t allocations = 0;
+
+    (void)state;
+    for (int step = 0; step < 3; step++) {
+        for (int i = 0; i < 3; i++)
+            addresses[step][i] = take(&f, 1000 << (2 * i));
+        if (step == 1)
+            allocations = rk_device_get_stats(f.device).num_allocations;
+        rk_step_arena_reset(f.arena);
+    }
+    assert_int_equal(rk_step_arena_stats(f.arena).overflows, 2);
+    assert_int_equal(rk_device_get_stats(f.device).num_allocations, allocations);
+    assert_memory_equal(addresses[1], addresses[2], sizeof(addresses[1]));
+    assert_int_equal(rk_step_arena_stats(f.arena).peak_bytes, rk_step_arena_stats(f.arena).capacity_bytes);
+    unmake(&f);
+}
+
+/* Goal: what was taken since a mark is given back, also across blocks. */
+static void test_release_after_overflow_takes_the_same_memory_again(void **state)
+{
+    struct fixture f = make(0);
+    void *kept = take(&f, 100), *first, *second;
+    struct rk_step_mark mark = rk_step_arena_mark(f.arena);
+    size_t peak;
+
+    (void)state;
+    first = take(&f, 5000);
+    second = take(&f, 50000);
+    peak = rk_step_arena_stats(f.arena).peak_bytes;
+    rk_step_arena_release(f.arena, mark);
+    assert_ptr_equal(take(&f, 5000), first);
+    assert_ptr_equal(take(&f, 50000), second);
+    assert_ptr_not_equal(first, kept);
+    assert_int_equal(rk_step_arena_stats(f.arena).peak_bytes, peak);
+    unmake(&f);
+}
+
+/* Goal: tensors without rows are usable: distinct memory, distinct column views. */
+static void test_take_empty_tensor_has_a_row_of_memory(void **state)
+{
+    struct fixture f = make(0);
+    rk_tensor_t a, b;
+
+    (void)state;
+    assert_ok(rk_step_2d(f.arena, &a, RK_DTYPE_F32, 0, 256));
+    assert_ok(rk_step_2d(f.arena, &b, RK_DTYPE_F32, 0, 256));
+    assert_non_null(a.data);
+    assert_true((char *)rk_tensor_cols(a, 128, 128).data < (char *)b.data);
+    unmake(&f);
+}
+
+/* Goal: an exhausted device fails the call and nothing else. Method: a limit that has room for the tensor but
+ * not for growth by half, then one tensor that is too large. */
+static void test_take_beyond_device_memory_is_resource_exhausted(void **state)
+{
+    struct fixture f = make(100000);
+    rk_tensor_t t;
+
+    (void)state;
+    take(&f, 8000);
+    take(&f, 3000); /* half of the first block would exceed the limit: exactly this much is taken */
+    assert_fails(rk_step_1d(f.arena, &t, RK_DTYPE_F64, 5000), RK_RESOURCE_EXHAUSTED, "activations of a step");
+    rk_step_arena_reset(f.arena);
+    take(&f, 9000);
+    unmake(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reset_after_overflow_leaves_one_block_that_is_enough),
+        cmocka_unit_test(test_release_after_overflow_takes_the_same_memory_again),
+        cmocka_unit_test(test_take_empty_tensor_has_a_row_of_memory),
+        cmocka_unit_test(test_take_beyond_device_memory_is_resource_exhausted),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
