@@ -1,0 +1,699 @@
+/* The methods on one rank, through jobs: what they return, and what they refuse. */
+#include "tests/unit/worker/cluster.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+#define PROMPT   5
+#define RESPONSE 7
+#define ROWS     6
+
+static const struct test_mesh meshes[] = {{"actor", {0}}, {"rollout", {0}}, {"ref", {0}}, {"critic", {0}}};
+
+static void open_cluster(struct test_cluster *cluster, const char *root)
+{
+    const char *const roots[] = {root, NULL};
+    const struct rk_worker_config config = {.ckpt_roots = roots};
+
+    test_cluster_open(cluster, 1, &config);
+    test_cluster_configure(cluster, 1, meshes, RK_ARRAY_LEN(meshes));
+}
+
+static void init_actor_and_rollout(struct test_cluster *cluster)
+{
+    test_cluster_init_model(cluster, "actor", "\"optim.lr\": 0.01");
+    rk_job_destroy(test_call_ok(cluster, "rollout", "init_model",
+                                "{\"share_weights_of\": \"actor\", \"rollout.max_num_seqs\": 4,"
+                                " \"rollout.max_num_batched_tokens\": 16, \"rollout.max_model_len\": 64}",
+                                NULL));
+}
+
+/* The result of one generation. */
+static struct rk_batch *generate(struct test_cluster *cluster, const char *options)
+{
+    struct rk_job *job =
+        test_call_ok(cluster, "rollout", "generate_sequences", options, test_prompts(ROWS, PROMPT, 0));
+    struct rk_batch *output = job->output;
+
+    job->output = NULL;
+    rk_job_destroy(job);
+    return output;
+}
+
+static const int64_t *ids(const struct rk_batch *batch, const char *name, int64_t num_columns)
+{
+    int64_t shape[2];
+    const void *data;
+
+    assert_ok(rk_batch_get_dense(batch, name, RK_DTYPE_I64, 2, shape, &data));
+    assert_int_equal(shape[1], num_columns);
+    return data;
+}
+
+static const float *reals(const struct rk_batch *batch, const char *name)
+{
+    int64_t shape[2];
+    const void *data;
+
+    assert_ok(rk_batch_get_dense(batch, name, RK_DTYPE_F32, 2, shape, &data));
+    assert_int_equal(shape[1], RESPONSE);
+    return data;
+}
+
+static struct rk_batch *select_columns(const struct rk_batch *batch, const char *const *names)
+{
+    struct rk_batch *selected;
+
+    assert_ok(rk_batch_select(&selected, batch, names, NULL));
+    return selected;
+}
+
+static const char *const token_columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+
+/* compute_log_prob (or its reference form) of generated samples, in micro-batches of two rows. */
+static struct rk_job *log_prob_job(const char *role, const char *method, const struct rk_batch *samples,
+                                   const char *options)
+{
+    struct rk_batch *input = select_columns(samples, token_columns);
+    struct rk_job *job = test_method_job(role, method, options, input);
+
+    test_plan(job, &input, 1, NULL, 0, 2);
+    return job;
+}
+
+/* The input of update_actor: samples with alternating advantages. */
+static struct rk_batch *policy_batch(const struct rk_batch *samples)
+{
+    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids",
+                                          "responses", "response_mask",  "rollout_log_probs",
+                                          NULL};
+    static const char *const from[] = {"rollout_log_probs", NULL}, *const to[] = {"old_log_probs", NULL};
+    const int64_t shape[] = {ROWS, RESPONSE};
+    struct rk_batch *batch = select_columns(samples, columns);
+    void *data;
+
+    assert_ok(rk_batch_rename(batch, from, to));
+    assert_ok(rk_batch_add_dense(batch, "advantages", RK_DTYPE_F32, 2, shape, &data));
+    for (int64_t i = 0; i < ROWS * RESPONSE; i++)
+        ((float *)data)[i] = i / RESPONSE % 2 == 0 ? 1.0F : -0.5F;
+    return batch;
+}
+
+static struct rk_job *update_job(struct rk_batch *input, const char *options, int64_t mini_batch_rows)
+{
+    struct rk_job *job = test_method_job("actor", "update_actor", options, input);
+
+    test_plan(job, &input, 1, "response_mask", mini_batch_rows, 2);
+    return job;
+}
+
+/* Goal: the columns of a generation have the padded layout of the batch, end tokens included. */
+static void test_generate_sequences_returns_padded_layout(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *batch, *prompts = test_prompts(ROWS, PROMPT, 0);
+    const int64_t *given, *given_mask, *input_ids, *mask, *positions, *responses, *response_mask,
+        *out_prompts;
+    const float *log_probs;
+    int64_t num_stopped = 0;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    batch = generate(&cluster, "{\"response_length\": 7, \"pad_token_id\": 1,"
+                               " \"eos_token_id\": [10, 20, 30, 40, 50, 60, 15, 25, 35, 45, 55]}");
+    given = ids(prompts, "prompts", PROMPT);
+    given_mask = ids(prompts, "attention_mask", PROMPT);
+    out_prompts = ids(batch, "prompts", PROMPT);
+    responses = ids(batch, "responses", RESPONSE);
+    response_mask = ids(batch, "response_mask", RESPONSE);
+    input_ids = ids(batch, "input_ids", PROMPT + RESPONSE);
+    mask = ids(batch, "attention_mask", PROMPT + RESPONSE);
+    positions = ids(batch, "position_ids", PROMPT + RESPONSE);
+    log_probs = reals(batch, "rollout_log_probs");
+    for (int64_t row = 0; row < ROWS; row++) {
+        int64_t s = row * (PROMPT + RESPONSE), sum = 0, length = 0;
+
+        for (int64_t c = 0; c < PROMPT; c++) {
+            assert_int_equal(mask[s + c], given_mask[row * PROMPT + c]);
+            assert_int_equal(input_ids[s + c], mask[s + c] ? given[row * PROMPT + c] : 1);
+            assert_int_equal(out_prompts[row * PROMPT + c], input_ids[s + c]);
+        }
+        for (int64_t j = 0; j < RESPONSE; j++) {
+            int64_t r = row * RESPONSE + j;
+
+            assert_int_equal(responses[r], input_ids[s + PROMPT + j]);
+            assert_int_equal(response_mask[r], mask[s + PROMPT + j]);
+            assert_true(mask[s + PROMPT + j] ? log_probs[r] < 0.0F
+                                             : log_probs[r] == 0.0F && responses[r] == 1);
+            length += mask[s + PROMPT + j];
+        }
+        for (int64_t c = 0; c < PROMPT + RESPONSE; c++) {
+            sum += mask[s + c];
+            assert_int_equal(positions[s + c], RK_MAX(sum - 1, 0));
+        }
+        assert_true(length >= 1);
+        if (length < RESPONSE) {
+            assert_int_equal(responses[row * RESPONSE + length - 1] % 5, 0); /* the end token is part of it */
+            num_stopped++;
+        }
+    }
+    assert_true(num_stopped >= 1);
+    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(batch), "weight_version"), -1), 0);
+    rk_batch_destroy(batch);
+    rk_batch_destroy(prompts);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: compute_log_prob of samples gives the log-probs that came with them, at the temperature of the
+ * rollout. */
+static void test_compute_log_prob_equals_rollout(void **state)
+{
+    static const char *const temperatures[] = {"1.0", "0.7"};
+    struct test_cluster cluster;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    for (size_t i = 0; i < RK_ARRAY_LEN(temperatures); i++) {
+        char *sampling = rk_format("{\"response_length\": 7, \"temperature\": %s}", temperatures[i]);
+        char *options = rk_format("{\"temperature\": %s}", temperatures[i]);
+        struct rk_batch *samples = generate(&cluster, sampling);
+        struct rk_job *job =
+            test_cluster_run(&cluster, 0, log_prob_job("actor", "compute_log_prob", samples, options));
+        const float *entropys;
+
+        assert_ok(rk_status_clone(job->status));
+        assert_below(temperatures[i],
+                     rk_test_max_rel_error_f32(reals(job->output, "old_log_probs"),
+                                               reals(samples, "rollout_log_probs"), ROWS * RESPONSE, 1.0),
+                     RK_TOL_F32_SUM);
+        entropys = reals(job->output, "entropys");
+        for (int64_t k = 0; k < ROWS * RESPONSE; k++)
+            assert_true(ids(samples, "response_mask", RESPONSE)[k] ? entropys[k] > 0.0F
+                                                                   : entropys[k] == 0.0F);
+        assert_true(test_metric(job, "perf/max_memory_allocated_gb") > 0.0);
+        rk_job_destroy(job);
+
+        job = log_prob_job("actor", "compute_log_prob", samples, options);
+        rk_json_set(job->options, "calculate_entropy", rk_json_new_bool(false));
+        test_cluster_run(&cluster, 0, job);
+        assert_ok(rk_status_clone(job->status));
+        for (int64_t k = 0; k < ROWS * RESPONSE; k++)
+            assert_true(reals(job->output, "entropys")[k] == 0.0F);
+        rk_job_destroy(job);
+        rk_batch_destroy(samples);
+        rk_free(sampling);
+        rk_free(options);
+    }
+    test_cluster_close(&cluster);
+}
+
+/* Goal: an update changes the weights that the rollout shares, reports its metrics, and starts at ratio 1. */
+static void test_update_actor_steps_and_reports(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *samples, *again;
+    struct rk_job *job;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{\"entropy_coeff\": 0.01}", ROWS));
+    assert_ok(rk_status_clone(job->status));
+    assert_true(isfinite(test_metric(job, "actor/pg_loss")));
+    assert_below("ppo_kl", fabs(test_metric(job, "actor/ppo_kl")), RK_TOL_F32_SUM);
+    assert_true(test_metric(job, "actor/pg_clipfrac") == 0.0);
+    assert_true(test_metric(job, "actor/pg_clipfrac_lower") == 0.0);
+    assert_true(test_metric(job, "actor/grad_norm") > 0.0);
+    assert_true(test_metric(job, "actor/entropy_loss") > 0.0);
+    assert_true(test_metric(job, "actor/lr") == 0.01);
+    assert_true(test_metric(job, "actor/skipped_steps") == 0.0);
+    assert_true(isnan(test_metric(job, "actor/kl_loss")));
+    assert_null(job->output);
+    rk_job_destroy(job);
+
+    again = generate(&cluster, "{\"response_length\": 7}");
+    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(again), "weight_version"), -1), 1);
+    assert_memory_not_equal(reals(again, "rollout_log_probs"), reals(samples, "rollout_log_probs"),
+                            ROWS * RESPONSE * sizeof(float));
+    rk_batch_destroy(again);
+
+    /* Three mini-batches are three steps, and from the second on the policy has moved. */
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 2));
+    assert_ok(rk_status_clone(job->status));
+    assert_true(fabs(test_metric(job, "actor/ppo_kl")) > 1e-4);
+    rk_job_destroy(job);
+    job = test_call_ok(&cluster, "actor", "get_mesh_info", "{}", NULL);
+    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(job->output), "weight_version"), -1), 4);
+    rk_job_destroy(job);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: repeated updates on the same samples raise the probability of what had positive advantages. */
+static void test_update_actor_learns(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *samples;
+    double first = 0.0, last = 0.0;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    for (int step = 0; step < 5; step++) {
+        struct rk_job *job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0));
+
+        assert_ok(rk_status_clone(job->status));
+        last = test_metric(job, "actor/pg_loss");
+        if (step == 0)
+            first = last;
+        rk_job_destroy(job);
+    }
+    assert_true(last < first - 0.05);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: cycles of generation and update hold no more device memory than the first ones. */
+static void test_cycles_keep_device_memory_flat(void **state)
+{
+    struct rk_worker_snapshot snapshot;
+    struct test_cluster cluster;
+    uint64_t warm = 0;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    for (int cycle = 0; cycle < 20; cycle++) {
+        struct rk_batch *samples = generate(&cluster, "{\"response_length\": 7, \"ignore_eos\": true}");
+        struct rk_job *job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0));
+
+        assert_ok(rk_status_clone(job->status));
+        rk_job_destroy(job);
+        rk_batch_destroy(samples);
+        rk_worker_get_snapshot(cluster.workers[0], &snapshot);
+        if (cycle == 2)
+            warm = snapshot.device_allocated_bytes;
+    }
+    assert_int_equal(snapshot.device_allocated_bytes, warm);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: a model that does not fit gives RESOURCE_EXHAUSTED, takes nothing with it, and a smaller one still
+ * fits. */
+static void test_init_model_beyond_device_memory_fails(void **state)
+{
+    const struct rk_worker_config config = {.device_memory_limit_bytes = 2 << 20};
+    struct test_cluster cluster;
+    struct rk_job *job;
+
+    (void)state;
+    test_cluster_open(&cluster, 1, &config);
+    test_cluster_configure(&cluster, 1, meshes, RK_ARRAY_LEN(meshes));
+    test_cluster_init_model(&cluster, "actor", "");
+    job = test_cluster_run(&cluster, 0,
+                           test_method_job("rollout", "init_model",
+                                           "{\"share_weights_of\": \"actor\", \"rollout.max_num_seqs\": 512}",
+                                           NULL));
+    assert_string_equal(rk_status_reason(job->status), "DEVICE_OOM");
+    assert_fails(rk_status_clone(job->status), RK_RESOURCE_EXHAUSTED, "the KV cache");
+    rk_job_destroy(job);
+    init_actor_and_rollout(&cluster);
+    rk_batch_destroy(generate(&cluster, "{\"response_length\": 7}"));
+    test_cluster_close(&cluster);
+}
+
+/* Goal: with a KL loss the reference log-probs are needed; against an equal policy the loss is 0. */
+static void test_update_actor_with_kl_loss(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *samples, *policy;
+    struct rk_job *reference, *job;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    test_cluster_init_model(&cluster, "ref", "");
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{\"use_kl_loss\": true}", 0));
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, "ref_log_prob");
+    rk_job_destroy(job);
+
+    reference = test_cluster_run(&cluster, 0, log_prob_job("ref", "compute_ref_log_prob", samples, "{}"));
+    assert_ok(rk_status_clone(reference->status));
+    assert_int_equal(rk_batch_num_columns(reference->output), 1);
+    policy = policy_batch(samples);
+    assert_ok(rk_batch_union(policy, reference->output));
+    job = test_cluster_run(&cluster, 0,
+                           update_job(policy, "{\"use_kl_loss\": true, \"kl_loss_coef\": 0.5}", 0));
+    assert_ok(rk_status_clone(job->status));
+    assert_below("kl_loss", fabs(test_metric(job, "actor/kl_loss")), RK_TOL_F32_SUM);
+    assert_true(test_metric(job, "actor/kl_coef") == 0.5);
+    rk_job_destroy(job);
+    rk_job_destroy(reference);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: what is exported and loaded again, here as the reference, is the same policy. */
+static void test_export_hf_round_trip(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *samples;
+    struct rk_job *job;
+    char *options;
+
+    (void)state;
+    open_cluster(&cluster, rk_test_temp_dir());
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    rk_job_destroy(test_call_ok(&cluster, "actor", "export_hf", "{\"path\": \"step_1/hf\"}", NULL));
+    job = test_cluster_run(&cluster, 0,
+                           test_method_job("actor", "export_hf", "{\"path\": \"step_1/hf\"}", NULL));
+    assert_string_equal(rk_status_reason(job->status), "TARGET_EXISTS");
+    rk_job_destroy(job);
+    job =
+        test_cluster_run(&cluster, 0, test_method_job("actor", "export_hf", "{\"path\": \"/etc/hf\"}", NULL));
+    assert_string_equal(rk_status_reason(job->status), "PATH_OUTSIDE_ROOTS");
+    rk_job_destroy(job);
+
+    options = rk_format("{\"model.path\": \"%s/step_1/hf\"}", rk_test_temp_dir());
+    rk_job_destroy(test_call_ok(&cluster, "ref", "init_model", options, NULL));
+    job = test_cluster_run(&cluster, 0, log_prob_job("ref", "compute_ref_log_prob", samples, "{}"));
+    assert_ok(rk_status_clone(job->status));
+    assert_below("log-probs",
+                 rk_test_max_rel_error_f32(reals(job->output, "ref_log_prob"),
+                                           reals(samples, "rollout_log_probs"), ROWS * RESPONSE, 1.0),
+                 RK_TOL_F32_SUM);
+    rk_job_destroy(job);
+    rk_free(options);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+static void test_get_mesh_info_reports_place_and_state(void **state)
+{
+    static const struct {
+        const char *key;
+        int64_t value;
+    } expected[] = {{"rank", 0},    {"world_size", 1}, {"tp_rank", 0}, {"tp_size", 1}, {"dp_rank", 0},
+                    {"dp_size", 1}, {"pp_rank", 0},    {"cp_rank", 0}, {"ep_size", 1}, {"weight_version", 0}};
+    struct test_cluster cluster;
+    struct rk_job *job;
+    const struct rk_json *meta;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    job = test_call_ok(&cluster, "ref", "get_mesh_info", "{}", NULL); /* also without a model */
+    meta = rk_batch_meta(job->output);
+    for (size_t i = 0; i < RK_ARRAY_LEN(expected); i++)
+        assert_int_equal(rk_json_as_int(rk_json_find(meta, expected[i].key), -99), expected[i].value);
+    assert_true(rk_json_as_bool(rk_json_find(meta, "is_collect"), false));
+    assert_string_equal(rk_json_as_string(rk_json_find(meta, "state"), ""), "EMPTY");
+    rk_job_destroy(job);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: init_model refuses what it cannot build, names it, and leaves the role without a model. */
+static void test_init_model_bad_options_are_refused(void **state)
+{
+    static const struct {
+        const char *role, *options; /* options beside model.hf_config unless they begin with '{' */
+        rk_code_t code;
+        const char *text;
+    } cases[] = {
+        {"actor", "{}", RK_INVALID_ARGUMENT, "expected one of model.path"},
+        {"actor", "\"model.path\": \"x\"", RK_INVALID_ARGUMENT, "expected one of model.path"},
+        {"actor", "\"share_weights_of\": \"ref\"", RK_INVALID_ARGUMENT, "expected one of model.path"},
+        {"actor", "{\"model.path\": \"missing\"}", RK_NOT_FOUND, "missing"},
+        {"actor", "{\"model.path\": \"../x\"}", RK_PERMISSION_DENIED, ".."},
+        {"actor", "{\"model.path\": \".\"}", RK_NOT_FOUND, "config.json"},
+        {"actor", "{\"model.hf_config\": {\"model_type\": \"mamba\"}}", RK_UNIMPLEMENTED, "mamba"},
+        {"actor", "\"numerics\": \"loose\"", RK_INVALID_ARGUMENT, "loose"},
+        {"actor", "\"megatron.dtype\": \"float31\"", RK_INVALID_ARGUMENT, "megatron.dtype"},
+        {"actor", "\"megatron.dtype\": \"bfloat16\"", RK_UNIMPLEMENTED, "bf16"},
+        {"actor", "\"optim.lr\": -1.0", RK_INVALID_ARGUMENT, "optim.lr"},
+        {"actor", "\"optim.betas\": [1]", RK_INVALID_ARGUMENT, "optim.betas"},
+        {"rollout", "\"rollout.max_num_seqs\": 0", RK_INVALID_ARGUMENT, "rollout.max_num_seqs"},
+        {"rollout", "\"rollout.max_model_len\": 5000", RK_INVALID_ARGUMENT, "rollout.max_model_len"},
+        {"rollout", "{\"share_weights_of\": \"ref\"}", RK_FAILED_PRECONDITION, "ref"},
+        {"rollout", "{\"share_weights_of\": \"rollout\"}", RK_FAILED_PRECONDITION, "rollout"},
+        {"rollout", "{\"share_weights_of\": \"nobody\"}", RK_FAILED_PRECONDITION, "nobody"},
+        {"critic", "", RK_UNIMPLEMENTED, "critic"},
+        {"reward", "", RK_FAILED_PRECONDITION, "configured roles: actor, rollout, ref, critic"},
+    };
+    struct test_cluster cluster;
+
+    (void)state;
+    open_cluster(&cluster, rk_test_temp_dir());
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *options =
+            cases[i].options[0] == '{' ? rk_strdup(cases[i].options) : test_init_options(cases[i].options);
+        struct rk_job *job =
+            test_cluster_run(&cluster, 0, test_method_job(cases[i].role, "init_model", options, NULL));
+        struct rk_worker_snapshot snapshot;
+
+        assert_fails(rk_status_clone(job->status), cases[i].code, cases[i].text);
+        rk_worker_get_snapshot(cluster.workers[0], &snapshot);
+        for (int32_t r = 0; r < snapshot.num_roles; r++)
+            assert_int_equal(snapshot.roles[r].state, RK_ROLE_STATE_EMPTY);
+        rk_job_destroy(job);
+        rk_free(options);
+    }
+    init_actor_and_rollout(&cluster); /* still usable */
+    test_cluster_close(&cluster);
+}
+
+/* Goal: a new init_model of the owner takes the models with it that used its weights. */
+static void test_init_model_again_drops_sharing_roles(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_job *job;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    test_cluster_init_model(&cluster, "actor", "\"megatron.seed\": 7");
+    job = test_cluster_run(&cluster, 0,
+                           test_method_job("rollout", "generate_sequences", "{\"response_length\": 2}",
+                                           test_prompts(2, PROMPT, 0)));
+    assert_string_equal(rk_status_reason(job->status), "NO_MODEL");
+    rk_job_destroy(job);
+    init_actor_and_rollout(&cluster);
+    rk_batch_destroy(generate(&cluster, "{\"response_length\": 7}"));
+    test_cluster_close(&cluster);
+}
+
+static void test_call_wrong_role_or_state_is_refused(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *samples;
+    struct rk_job *job;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+
+    job = test_cluster_run(&cluster, 0, log_prob_job("ref", "compute_ref_log_prob", samples, "{}"));
+    assert_string_equal(rk_status_reason(job->status), "NO_MODEL");
+    assert_fails(rk_status_clone(job->status), RK_FAILED_PRECONDITION, "'ref' is EMPTY");
+    rk_job_destroy(job);
+    job = test_cluster_run(&cluster, 0, log_prob_job("ref", "compute_log_prob", samples, "{}"));
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT,
+                 "role 'ref' has no method compute_log_prob");
+    rk_job_destroy(job);
+
+    test_cluster_init_model(&cluster, "actor", "\"megatron.forward_only\": true");
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0));
+    assert_fails(rk_status_clone(job->status), RK_FAILED_PRECONDITION, "megatron.forward_only");
+    rk_job_destroy(job);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+static void test_generate_sequences_bad_options_are_refused(void **state)
+{
+    static const struct {
+        const char *options, *text;
+    } cases[] = {
+        {"\"temperature\": -1.0", "temperature"},
+        {"\"top_p\": 0.0", "top_p"},
+        {"\"top_p\": 1.5", "top_p"},
+        {"\"top_k\": -2", "top_k"},
+        {"\"eos_token_id\": 61", "eos_token_id"},
+        {"\"eos_token_id\": [3, \"x\"]", "eos_token_id"},
+        {"\"pad_token_id\": -1", "pad_token_id"},
+        {"\"response_length\": 0", "response_length"},
+    };
+    struct test_cluster cluster;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        bool has_length = strstr(cases[i].options, "response_length") != NULL;
+        char *options = rk_format("{%s%s}", has_length ? "" : "\"response_length\": 7, ", cases[i].options);
+        struct rk_job *job = test_cluster_run(
+            &cluster, 0,
+            test_method_job("rollout", "generate_sequences", options, test_prompts(2, PROMPT, 0)));
+
+        assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, cases[i].text);
+        rk_job_destroy(job);
+        rk_free(options);
+    }
+    rk_batch_destroy(generate(&cluster, "{\"response_length\": 7}"));
+    test_cluster_close(&cluster);
+}
+
+/* Goal: rows of the prompts are checked: right padding, foreign ids, empty and over-long rows. */
+static void test_generate_sequences_bad_prompts_are_refused(void **state)
+{
+    static const struct {
+        const char *text;
+        int64_t prompts[3], mask[3];
+    } cases[] = {
+        {"attention_mask[0, 2]=0", {5, 6, 0}, {1, 1, 0}}, {"attention_mask[0, 1]=2", {0, 6, 7}, {0, 2, 1}},
+        {"prompts[0, 1]=61", {5, 61, 7}, {1, 1, 1}},      {"prompts[0, 2]=-3", {5, 6, -3}, {1, 1, 1}},
+        {"row 0 is empty", {5, 6, 7}, {0, 0, 0}},
+    };
+    struct test_cluster cluster;
+    struct rk_job *job;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_batch *batch = test_prompts(1, 3, 0);
+
+        memcpy(rk_column_data(rk_batch_find(batch, "prompts")), cases[i].prompts, sizeof(cases[i].prompts));
+        memcpy(rk_column_data(rk_batch_find(batch, "attention_mask")), cases[i].mask, sizeof(cases[i].mask));
+        job = test_cluster_run(
+            &cluster, 0, test_method_job("rollout", "generate_sequences", "{\"response_length\": 7}", batch));
+        assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, cases[i].text);
+        rk_job_destroy(job);
+    }
+    job = test_cluster_run(&cluster, 0,
+                           test_method_job("rollout", "generate_sequences", "{\"response_length\": 7}",
+                                           test_prompts(1, 70, 69)));
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT,
+                 "row 0 has 70 tokens, rollout.max_model_len is 64");
+    rk_job_destroy(job);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: options decide the samples as they should: greedy, the option seed against the column, the length of
+ * the model. */
+static void test_generate_sequences_options_take_effect(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *greedy, *no_sample, *seeded, *unseeded, *prompts = test_prompts(ROWS, PROMPT, 0);
+    const int64_t shape[] = {ROWS};
+    struct rk_job *job;
+    void *seeds;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    greedy = generate(&cluster, "{\"response_length\": 7, \"temperature\": 0.0, \"ignore_eos\": true}");
+    no_sample = generate(&cluster, "{\"response_length\": 7, \"do_sample\": false, \"seed\": 9,"
+                                   " \"ignore_eos\": true}");
+    assert_memory_equal(ids(greedy, "responses", RESPONSE), ids(no_sample, "responses", RESPONSE),
+                        ROWS * RESPONSE * sizeof(int64_t));
+    seeded = generate(&cluster, "{\"response_length\": 7, \"seed\": 5, \"ignore_eos\": true}");
+    unseeded = generate(&cluster, "{\"response_length\": 7, \"ignore_eos\": true}");
+    assert_memory_not_equal(ids(seeded, "responses", RESPONSE), ids(unseeded, "responses", RESPONSE),
+                            ROWS * RESPONSE * sizeof(int64_t));
+    assert_ok(rk_batch_add_dense(prompts, "seed", RK_DTYPE_I64, 1, shape, &seeds));
+    for (int64_t row = 0; row < ROWS; row++)
+        ((int64_t *)seeds)[row] = 5;
+    job = test_call_ok(&cluster, "rollout", "generate_sequences",
+                       "{\"response_length\": 7, \"ignore_eos\": true}", prompts);
+    assert_memory_equal(ids(seeded, "responses", RESPONSE), ids(job->output, "responses", RESPONSE),
+                        ROWS * RESPONSE * sizeof(int64_t));
+    rk_job_destroy(job);
+
+    /* rollout.max_model_len is 64: a response ends there, the column is as wide as was asked for */
+    job = test_call_ok(&cluster, "rollout", "generate_sequences",
+                       "{\"response_length\": 80, \"ignore_eos\": true}", test_prompts(1, PROMPT, 4));
+    assert_int_equal(ids(job->output, "response_mask", 80)[64 - PROMPT - 1], 1);
+    assert_int_equal(ids(job->output, "response_mask", 80)[64 - PROMPT], 0);
+    rk_job_destroy(job);
+    rk_batch_destroy(greedy);
+    rk_batch_destroy(no_sample);
+    rk_batch_destroy(seeded);
+    rk_batch_destroy(unseeded);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: bad columns, plans and options of the forward and update calls are refused before anything runs. */
+static void test_update_actor_bad_input_is_refused(void **state)
+{
+    static const struct {
+        const char *options, *text;
+    } cases[] = {
+        {"{\"clip_ratio_c\": 0.5}", "clip_ratio_c"},
+        {"{\"temperature\": 0.0}", "temperature"},
+        {"{\"policy_loss.loss_mode\": \"gspo\"}", "policy_loss.loss_mode"},
+    };
+    struct test_cluster cluster;
+    struct rk_batch *samples, *policy;
+    struct rk_job *job;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), cases[i].options, 0));
+        assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, cases[i].text);
+        rk_job_destroy(job);
+    }
+    policy = policy_batch(samples);
+    rk_batch_remove(policy, "advantages");
+    job = test_cluster_run(&cluster, 0, update_job(policy, "{}", 0));
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, "advantages");
+    rk_job_destroy(job);
+
+    job = update_job(policy_batch(samples), "{}", 0);
+    job->plan.num_mini = 0;
+    test_cluster_run(&cluster, 0, job);
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, "plan");
+    rk_job_destroy(job);
+
+    job = test_call_ok(&cluster, "actor", "get_mesh_info", "{}", NULL);
+    assert_int_equal(rk_json_as_int(rk_json_find(rk_batch_meta(job->output), "weight_version"), -1), 0);
+    rk_job_destroy(job);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_generate_sequences_returns_padded_layout),
+        cmocka_unit_test(test_compute_log_prob_equals_rollout),
+        cmocka_unit_test(test_update_actor_steps_and_reports),
+        cmocka_unit_test(test_update_actor_learns),
+        cmocka_unit_test(test_cycles_keep_device_memory_flat),
+        cmocka_unit_test(test_init_model_beyond_device_memory_fails),
+        cmocka_unit_test(test_update_actor_with_kl_loss),
+        cmocka_unit_test(test_export_hf_round_trip),
+        cmocka_unit_test(test_get_mesh_info_reports_place_and_state),
+        cmocka_unit_test(test_init_model_bad_options_are_refused),
+        cmocka_unit_test(test_init_model_again_drops_sharing_roles),
+        cmocka_unit_test(test_call_wrong_role_or_state_is_refused),
+        cmocka_unit_test(test_generate_sequences_bad_options_are_refused),
+        cmocka_unit_test(test_generate_sequences_bad_prompts_are_refused),
+        cmocka_unit_test(test_generate_sequences_options_take_effect),
+        cmocka_unit_test(test_update_actor_bad_input_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,174 @@
+/* One method call: what holds for every method before and after its handler.
+ *
+ * A call must not leave its peers waiting. State and request are checked before the work begins, and the
+ * ranks agree on the outcome (rk_call_agree, rk_call_begin): then all run or none. A rank that fails alone
+ * later on (memory, a lost device) aborts the world, so that its peers get an error instead of a timeout. */
+#include "worker/worker_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_fault.h"
+#include "base/rk_str.h"
+
+#define ARENA_BLOCK_BYTES (64 << 10)
+
+static void on_progress(void *user, const char *phase, uint64_t done, uint64_t total)
+{
+    const struct rk_call *call = user;
+
+    rk_worker_tick(call->worker, phase, done, total);
+}
+
+static bool is_cancelled(void *user)
+{
+    const struct rk_call *call = user;
+
+    return atomic_load(&call->worker->is_cancel_requested);
+}
+
+void rk_call_progress(struct rk_call *call, const char *phase, uint64_t done, uint64_t total)
+{
+    on_progress(call, phase, done, total);
+}
+
+static struct rk_comm_group *group_of(const struct rk_call *call)
+{
+    return rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL);
+}
+
+struct rk_status *rk_call_agree(struct rk_call *call, struct rk_status *st)
+{
+    return rk_engine_agree(group_of(call), call->worker->stream, call->worker->agree_scratch, st);
+}
+
+struct rk_status *rk_call_begin(struct rk_call *call, struct rk_status *st)
+{
+    RK_TRY(rk_call_agree(call, st));
+    call->peers_wait = true;
+    return NULL;
+}
+
+struct rk_status *rk_call_check_cancel(struct rk_call *call)
+{
+    struct rk_worker *worker = call->worker;
+
+    return rk_engine_check_cancel(&call->hooks, group_of(call), worker->stream, worker->agree_scratch);
+}
+
+bool rk_call_is_collector(const struct rk_call *call)
+{
+    return rk_mesh_is_collector(call->role->mesh, call->worker->rank);
+}
+
+void rk_call_add_memory_metric(struct rk_call *call)
+{
+    double bytes = (double)rk_device_get_stats(call->worker->device).peak_bytes;
+
+    rk_job_add_metric(call->job, "perf/max_memory_allocated_gb", bytes / (1024.0 * 1024.0 * 1024.0), "max");
+}
+
+/* The role that the call addresses. The answer is the same on all ranks, or this rank has lost its peers. */
+static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worker, const struct rk_job *job)
+{
+    struct rk_role *role;
+
+    if (!worker->world)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                              "the communicators are not up: Configure comes before %s.%s", job->role,
+                              job->method->name);
+    if (!(rk_role_parse(job->role) & job->method->roles))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method %s", job->role, job->method->name);
+    role = *out = rk_role_find(worker, job->role);
+    if (!role) {
+        char *names = rk_role_names(worker);
+        struct rk_status *st =
+            RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                           "role '%s' has no mesh; configured roles: %s", job->role, names);
+
+        rk_free(names);
+        return st;
+    }
+    return NULL;
+}
+
+/* Whether the role can run the method now. It may differ from rank to rank (an update was interrupted on
+ * some). */
+static struct rk_status *check_state(const struct rk_role *role, const struct rk_job *job)
+{
+    if (role->state != RK_ROLE_STATE_AWAKE)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
+                              "role '%s' is %s: %s needs a model, init_model first", job->role,
+                              rk_role_state_name(role->state), job->method->name);
+    if (role->is_suspect)
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NO_MODEL",
+            "role '%s': an optimizer step was interrupted, its weights may be mixed: init_model first",
+            job->role);
+    return NULL;
+}
+
+/* Ends the wait of the peers when this rank failed and they cannot know. An error that came out of a
+ * communicator they have seen too; so they have a cancellation that the ranks agreed on, and a training that
+ * all of them gave up. */
+static void release_peers(struct rk_call *call, const struct rk_status *st)
+{
+    struct rk_worker *worker = call->worker;
+    struct rk_status *comm_error = rk_comm_world_check(worker->world);
+    bool is_shared =
+        comm_error || rk_status_code(st) == RK_CANCELLED || strcmp(rk_status_reason(st), "NON_FINITE") == 0;
+    char label[RK_JOB_LABEL_BYTES];
+    char *reason;
+
+    rk_status_free(comm_error);
+    if (is_shared || !call->peers_wait || worker->world_size == 1)
+        return;
+    reason = rk_format("rank %d: %s failed: %s", worker->rank, rk_job_label(call->job, label),
+                       rk_status_message(st));
+    pthread_mutex_lock(&worker->lock);
+    rk_worker_abort_locked(worker, reason);
+    pthread_mutex_unlock(&worker->lock);
+    rk_free(reason);
+}
+
+void *rk_call_alloc(struct rk_call *call, int64_t count, size_t elem_bytes)
+{
+    RK_ASSERT(count >= 0);
+    return rk_arena_calloc(call->arena, (size_t)count, elem_bytes);
+}
+
+struct rk_status *rk_call_no_memory(const struct rk_call *call)
+{
+    char label[RK_JOB_LABEL_BYTES];
+
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory left for the columns of %s",
+                   rk_job_label(call->job, label));
+}
+
+struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
+{
+    struct rk_call call = {
+        .worker = worker,
+        .job = job,
+        .hooks = {.user = &call, .on_progress = on_progress, .is_cancelled = is_cancelled},
+    };
+    struct rk_status *st;
+
+    RK_ASSERT_ENGINE_THREAD(worker);
+    RK_TRY(find_role(&call.role, worker, job));
+    if (!(job->method->flags & RK_MF_ANY_STATE)) {
+        /* ONE_TO_ALL reaches ranks outside the role's mesh too. They have no part in what needs a model. */
+        if (!rk_mesh_comms_is_member(call.role->comms))
+            return NULL;
+        RK_TRY(rk_call_agree(&call, check_state(call.role, job)));
+    }
+    rk_worker_tick(worker, job->method->name, 0, 0);
+    call.arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
+    call.peers_wait = RK_FAULT("worker.before_method");
+    st = call.peers_wait ? RK_FAIL(RK_INTERNAL, "fault point worker.before_method")
+                         : rk_method_handler(job->method->id)(&call);
+    if (st)
+        release_peers(&call, st);
+    rk_arena_destroy(call.arena);
+    return st;
+}

@@ -1,0 +1,168 @@
+/* The inputs of generate_sequences. */
+#include "worker/methods/generation_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+
+static struct rk_status *read_sampling(struct rk_generation *g)
+{
+    const struct rk_json *options = g->call->job->options;
+    bool do_sample;
+
+    RK_TRY(rk_json_get_f64(options, "", "temperature", &g->temperature));
+    RK_TRY(rk_json_get_i64(options, "", "top_k", -1, INT32_MAX, &g->top_k));
+    RK_TRY(rk_json_get_f64(options, "", "top_p", &g->top_p));
+    RK_TRY(rk_json_get_bool(options, "", "do_sample", &do_sample));
+    RK_TRY(rk_json_get_i64(options, "", "seed", INT64_MIN, INT64_MAX, &g->seed));
+    if (!(g->temperature >= 0.0 && g->temperature <= 1e6))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "temperature: expected a number from 0 to 1e6, got %g",
+                       g->temperature);
+    if (!(g->top_p > 0.0 && g->top_p <= 1.0))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "top_p: expected a number above 0, at most 1, got %g", g->top_p);
+    if (!do_sample) {
+        g->temperature = 0.0;
+        g->top_k = -1;
+        g->top_p = 1.0;
+    }
+    return NULL;
+}
+
+/* The ids of the option; the model's own where it has none. */
+static struct rk_status *read_eos(struct rk_generation *g, const struct rk_model_config *config)
+{
+    const struct rk_json *value = rk_json_find(g->call->job->options, "eos_token_id");
+    bool is_list = rk_json_type(value) == RK_JSON_ARRAY, ignore_eos;
+    int64_t count = is_list ? rk_json_count(value) : 1;
+
+    RK_TRY(rk_json_get_bool(g->call->job->options, "", "ignore_eos", &ignore_eos));
+    if (count > RK_GENERATION_EOS_MAX)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "eos_token_id: expected at most %d ids, got %lld",
+                       RK_GENERATION_EOS_MAX, (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = rk_json_as_int(is_list ? rk_json_at(value, i) : value, -1);
+
+        if (id < 0 || id >= config->vocab_size)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "eos_token_id: expected ids from 0 to %lld",
+                           (long long)config->vocab_size - 1);
+        g->eos[g->num_eos++] = id;
+    }
+    if (g->num_eos == 0) {
+        g->num_eos = config->num_eos_token_ids;
+        memcpy(g->eos, config->eos_token_ids, sizeof(config->eos_token_ids));
+    }
+    if (ignore_eos)
+        g->num_eos = 0;
+    return NULL;
+}
+
+static struct rk_status *read_columns(struct rk_generation *g)
+{
+    const struct rk_batch *batch = g->call->job->input;
+    int64_t shape[2], mask_shape[2];
+    const void *data;
+
+    if (!batch)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the call has no batch");
+    RK_TRY(rk_batch_get_dense(batch, "prompts", RK_DTYPE_I64, 2, shape, &data));
+    g->prompts = data;
+    RK_TRY(rk_batch_get_dense(batch, "attention_mask", RK_DTYPE_I64, 2, mask_shape, &data));
+    g->attention_mask = data;
+    if (mask_shape[1] != shape[1])
+        return RK_FAIL(RK_INVALID_ARGUMENT, "attention_mask has %lld columns, prompts %lld",
+                       (long long)mask_shape[1], (long long)shape[1]);
+    RK_TRY(rk_batch_get_dense(batch, "stream", RK_DTYPE_I64, 1, NULL, &data));
+    g->streams = data;
+    if (rk_batch_find(batch, "seed")) {
+        RK_TRY(rk_batch_get_dense(batch, "seed", RK_DTYPE_I64, 1, NULL, &data));
+        g->seeds = data;
+    }
+    g->num_rows = shape[0];
+    g->prompt_columns = shape[1];
+    return NULL;
+}
+
+static struct rk_status *allocate(struct rk_generation *g)
+{
+    int64_t num_prompt_tokens, num_response_tokens;
+
+    if (!rk_mul_i64(g->num_rows, g->prompt_columns, &num_prompt_tokens) ||
+        !rk_mul_i64(g->num_rows, g->response_columns, &num_response_tokens))
+        return rk_call_no_memory(g->call);
+    g->requests = rk_call_alloc(g->call, g->num_rows, sizeof(*g->requests));
+    g->results = rk_call_alloc(g->call, g->num_rows, sizeof(*g->results));
+    g->prompt_tokens = rk_call_alloc(g->call, num_prompt_tokens, sizeof(*g->prompt_tokens));
+    g->response_tokens = rk_call_alloc(g->call, num_response_tokens, sizeof(*g->response_tokens));
+    g->log_probs = rk_call_alloc(g->call, num_response_tokens, sizeof(*g->log_probs));
+    if (!g->requests || !g->results || !g->prompt_tokens || !g->response_tokens || !g->log_probs)
+        return rk_call_no_memory(g->call);
+    return NULL;
+}
+
+/* Cuts the left padding off row i; *num_tokens is what is left. */
+static struct rk_status *unpad_prompt(struct rk_generation *g, int64_t row, int64_t vocab_size,
+                                      int32_t *num_tokens)
+{
+    int32_t *tokens = g->prompt_tokens + row * g->prompt_columns;
+    int32_t n = 0;
+
+    for (int64_t c = 0; c < g->prompt_columns; c++) {
+        int64_t i = row * g->prompt_columns + c, mask = g->attention_mask[i];
+
+        if ((mask != 0 && mask != 1) || (mask == 0 && n > 0))
+            return RK_FAIL(
+                RK_INVALID_ARGUMENT,
+                "attention_mask[%lld, %lld]=%lld: expected 0 on the left and 1 from the first real token on",
+                (long long)row, (long long)c, (long long)mask);
+        if (mask && (g->prompts[i] < 0 || g->prompts[i] >= vocab_size))
+            return RK_FAIL(RK_INVALID_ARGUMENT, "prompts[%lld, %lld]=%lld: expected 0 to %lld",
+                           (long long)row, (long long)c, (long long)g->prompts[i], (long long)vocab_size - 1);
+        if (mask)
+            tokens[n++] = (int32_t)g->prompts[i];
+    }
+    *num_tokens = n;
+    if (n > 0)
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "prompts: row %lld is empty", (long long)row);
+}
+
+static struct rk_status *make_request(struct rk_generation *g, int64_t row, int64_t vocab_size)
+{
+    int64_t max_model_len = g->call->role->max_model_len;
+    struct rk_rollout_request *request = &g->requests[row];
+
+    *request = (struct rk_rollout_request){
+        .prompt = g->prompt_tokens + row * g->prompt_columns,
+        .temperature = (float)g->temperature,
+        .top_k = (int32_t)g->top_k,
+        .top_p = (float)g->top_p,
+        .seed = (uint64_t)(g->seeds ? g->seeds[row] : g->seed),
+        .stream = (uint64_t)g->streams[row],
+        .eos_token_ids = g->eos,
+        .num_eos_token_ids = g->num_eos,
+    };
+    RK_TRY(unpad_prompt(g, row, vocab_size, &request->prompt_len));
+    if (request->prompt_len >= max_model_len)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "prompts: row %lld has %d tokens, rollout.max_model_len is %lld",
+                       (long long)row, request->prompt_len, (long long)max_model_len);
+    request->max_tokens = (int32_t)RK_MIN(g->response_columns, max_model_len - request->prompt_len);
+    g->results[row].tokens = g->response_tokens + row * g->response_columns;
+    g->results[row].log_probs = g->log_probs + row * g->response_columns;
+    return NULL;
+}
+
+struct rk_status *rk_generation_prepare(struct rk_generation *g)
+{
+    const struct rk_model_config *config = rk_model_get_config(g->call->role->model);
+    const struct rk_json *options = g->call->job->options;
+
+    RK_TRY(read_sampling(g));
+    RK_TRY(read_eos(g, config));
+    RK_TRY(rk_json_get_i64(options, "", "response_length", 1, INT32_MAX, &g->response_columns));
+    RK_TRY(rk_json_get_i64(options, "", "pad_token_id", 0, INT32_MAX, &g->pad_token_id));
+    RK_TRY(read_columns(g));
+    RK_TRY(allocate(g));
+    for (int64_t row = 0; row < g->num_rows; row++)
+        RK_TRY(make_request(g, row, config->vocab_size));
+    return NULL;
+}

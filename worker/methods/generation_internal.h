@@ -1,0 +1,29 @@
+/* The inputs of generate_sequences: columns and options, and the requests made of them. */
+#ifndef RK_GENERATION_INTERNAL_H
+#define RK_GENERATION_INTERNAL_H
+
+#include "worker/worker_internal.h"
+
+#define RK_GENERATION_EOS_MAX 64 /* models have one to three */
+
+struct rk_generation {
+    struct rk_call *call;
+    /* Of the call. */
+    int64_t num_rows, prompt_columns, response_columns;        /* B, P, R */
+    const int64_t *prompts, *attention_mask, *streams, *seeds; /* seeds NULL: the option */
+    double temperature, top_p;
+    int64_t top_k, pad_token_id, seed;
+    int64_t eos[RK_GENERATION_EOS_MAX];
+    int32_t num_eos;
+    /* In the arena of the call. */
+    struct rk_rollout_request *requests; /* [B] */
+    struct rk_rollout_result *results;   /* [B] */
+    int32_t *prompt_tokens;              /* [B, P] */
+    int32_t *response_tokens;            /* [B, R] */
+    float *log_probs;                    /* [B, R] */
+};
+
+/* Reads and checks everything; `call` is set. INVALID_ARGUMENT names option or column, row and value. */
+struct rk_status *rk_generation_prepare(struct rk_generation *out) RK_NODISCARD;
+
+#endif

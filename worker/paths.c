@@ -1,0 +1,119 @@
+/* Paths that come in calls. They lead to directories below the configured roots and nowhere else: every
+ * component is opened from the directory before it, without following symbolic links, and ".." is refused
+ * before anything is opened. What comes out is the canonical path of the directory that was reached. */
+#include "worker/worker_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+
+#define PATH_BYTES_MAX 4096
+
+static struct rk_status *outside(const char *path, const char *why)
+{
+    return RK_FAIL_REASON(RK_PERMISSION_DENIED, "PATH_OUTSIDE_ROOTS", "path '%s': %s", path, why);
+}
+
+/* The root that `path` stands below, and the rest of the path. */
+static struct rk_status *split_root(const char **root, const char **rest, char *const *roots,
+                                    const char *path)
+{
+    if (!roots[0])
+        return outside(path, "the daemon has no ckpt.roots");
+    if (path[0] != '/') {
+        *root = roots[0];
+        *rest = path;
+        return NULL;
+    }
+    for (char *const *candidate = roots; *candidate; candidate++) {
+        size_t bytes = strlen(*candidate);
+
+        while (bytes > 0 && (*candidate)[bytes - 1] == '/')
+            bytes--;
+        if (strncmp(path, *candidate, bytes) == 0 && (path[bytes] == '/' || path[bytes] == '\0')) {
+            *root = *candidate;
+            *rest = path + bytes;
+            return NULL;
+        }
+    }
+    return outside(path, "not below one of ckpt.roots");
+}
+
+static struct rk_status *open_component(int *fd, const char *name, const char *path, uint32_t flags)
+{
+    int next = openat(*fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+
+    if (next < 0 && errno == ENOENT && flags & RK_PATH_RESOLVE_CREATE) {
+        if (mkdirat(*fd, name, 0777) != 0 && errno != EEXIST)
+            return RK_FAIL(errno == EACCES || errno == EPERM || errno == EROFS ? RK_PERMISSION_DENIED
+                                                                               : RK_INTERNAL,
+                           "path '%s': cannot create '%s': %s", path, name, strerror(errno));
+        next = openat(*fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    }
+    if (next < 0 && errno == ENOENT)
+        return RK_FAIL(RK_NOT_FOUND, "path '%s': '%s' does not exist", path, name);
+    if (next < 0 && (errno == ENOTDIR || errno == ELOOP))
+        return outside(path, "leads through a symbolic link or something that is not a directory");
+    if (next < 0)
+        return RK_FAIL(errno == EACCES ? RK_PERMISSION_DENIED : RK_INTERNAL,
+                       "path '%s': cannot open '%s': %s", path, name, strerror(errno));
+    close(*fd);
+    *fd = next;
+    return NULL;
+}
+
+static struct rk_status *walk(int *fd, const char *rest, const char *path, uint32_t flags)
+{
+    char *copy = rk_strdup(rest), *cursor = copy, *name;
+    struct rk_status *st = NULL;
+
+    while (!st && (name = strsep(&cursor, "/")) != NULL) {
+        if (strcmp(name, "..") == 0)
+            st = outside(path, "'..' is not allowed");
+        else if (*name && strcmp(name, ".") != 0)
+            st = open_component(fd, name, path, flags);
+    }
+    rk_free(copy);
+    return st;
+}
+
+static struct rk_status *path_of_fd(char **out, int fd, const char *path)
+{
+    char link[64], target[PATH_MAX];
+    ssize_t bytes;
+
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    bytes = readlink(link, target, sizeof(target) - 1);
+    if (bytes <= 0)
+        return RK_FAIL(RK_INTERNAL, "path '%s': cannot read %s: %s", path, link, strerror(errno));
+    target[bytes] = '\0';
+    *out = rk_strdup(target);
+    return NULL;
+}
+
+struct rk_status *rk_path_resolve(char **out, char *const *roots, const char *path, uint32_t flags)
+{
+    const char *root, *rest;
+    struct rk_status *st;
+    int fd;
+
+    *out = NULL;
+    if (!*path || strlen(path) > PATH_BYTES_MAX)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "path: expected 1 to %d bytes, got %zu", PATH_BYTES_MAX,
+                       strlen(path));
+    RK_TRY(split_root(&root, &rest, roots, path));
+    fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "ckpt.roots: cannot open '%s': %s", root, strerror(errno));
+    st = walk(&fd, rest, path, flags);
+    if (!st)
+        st = path_of_fd(out, fd, path);
+    close(fd);
+    return st;
+}

@@ -1,0 +1,145 @@
+/* worker: the engine thread, the watchdog thread, the roles and the methods.
+ *
+ * The daemon's loop hands in jobs and gets them back finished; jobs run one at a time in the order of
+ * submission on thread E, the only one that touches the device and collectives. Thread W watches deadlines
+ * and aborts communicators when E is stuck. Everything the daemon may ask while E is busy comes from a
+ * snapshot. */
+#ifndef RK_WORKER_H
+#define RK_WORKER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_json.h"
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+#include "dispatch/rk_batch.h"
+#include "proto/limits.h"
+#include "proto/rk_messages.h"
+#include "proto/rk_methods.h"
+
+RK_BEGIN_DECLS
+
+struct rk_worker;
+struct rk_job;
+
+typedef enum rk_job_kind {
+    RK_JOB_OPEN_ENDPOINT, /* rendezvous round 1: results comm_address and, when make_comm_id, comm_id */
+    RK_JOB_CONFIGURE, /* round 2: join the world, build the roles' communicators, keep models whose mesh is
+                         unchanged */
+    RK_JOB_METHOD,
+    RK_JOB_DROP_MODELS /* the lease's grace period is over: free models and communicators */
+} rk_job_kind_t;
+
+#define RK_JOB_MAX_METRICS 64
+
+struct rk_job_metric {
+    char name[64]; /* "actor/pg_loss" */
+    double value;
+    const char *reduce; /* "sum", "mean", "max", "min", "last"; static */
+};
+
+/* One job. The daemon fills the request part, submits, and reads the result part after on_done. */
+struct rk_job {
+    rk_job_kind_t kind;
+    void *user; /* the daemon's */
+
+    /* METHOD: request. input, options and plan_arena are owned by the job. */
+    const struct rk_method *method;
+    char role[32];
+    struct rk_batch *input;  /* NULL when the method takes no columns */
+    struct rk_json *options; /* completed by rk_method_complete_options */
+    struct rk_plan plan;     /* lives in plan_arena */
+    struct rk_arena *plan_arena;
+    bool collect;       /* false: the output may stay empty */
+    int64_t timeout_ms; /* 0: none; enforced by W */
+
+    /* OPEN_ENDPOINT, CONFIGURE: request */
+    bool make_comm_id;
+    int32_t rank, world_size;
+    uint64_t mesh_generation;
+    int64_t num_meshes;
+    struct {
+        char role[32];
+        struct rk_mesh *mesh; /* owned */
+    } meshes[RK_LIMIT_ROLES];
+    char **comm_addresses; /* [world_size], owned */
+    uint8_t comm_id[128];
+
+    /* result */
+    struct rk_status *status; /* owned; NULL is success */
+    struct rk_batch *output;  /* owned; may be NULL */
+    struct rk_job_metric metrics[RK_JOB_MAX_METRICS];
+    int64_t num_metrics;
+    uint64_t device_ns, peak_device_bytes;
+    char comm_address[256];
+};
+
+struct rk_job *rk_job_create(rk_job_kind_t kind);
+void rk_job_destroy(struct rk_job *job); /* frees what it owns; NULL is a no-op */
+void rk_job_add_metric(struct rk_job *job, const char *name, double value, const char *reduce);
+
+struct rk_worker_config {
+    size_t struct_size;
+    const char *device;                 /* "cpu", "cuda:0" */
+    int32_t num_threads;                /* CPU kernels; 0: all cores */
+    uint64_t device_memory_limit_bytes; /* 0: none */
+    const char *comm_listen_host;       /* CPU mesh; "unix" or an address */
+    const char *const
+        *ckpt_roots; /* absolute directories that paths of calls may name into; NULL-terminated */
+    int64_t collective_timeout_ms; /* watchdog.collective */
+    int64_t idle_progress_ms;      /* watchdog.idle_progress: a running job without a tick */
+    int64_t comm_progress_timeout_ms;
+    void *user;
+    /* On thread E: the job is finished and belongs to the receiver. Must not block. */
+    void (*on_done)(void *user, struct rk_job *job);
+};
+
+/* Opens the device, starts the threads. */
+struct rk_status *rk_worker_create(struct rk_worker **out,
+                                   const struct rk_worker_config *config) RK_NODISCARD;
+/* Aborts what runs, hands queued jobs back with CANCELLED, joins the threads, frees the device. NULL is a
+ * no-op. */
+void rk_worker_destroy(struct rk_worker *worker);
+/* Takes the job. Any thread. */
+void rk_worker_submit(struct rk_worker *worker, struct rk_job *job);
+/* Asks the running or a queued job to stop; abort_comm also aborts the communicators (for a job stuck in a
+ * collective). "not_found", "queued_removed" (on_done follows), "flagged" or "aborted". Any thread. */
+const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool abort_comm,
+                             const char *reason);
+/* Aborts the communicators whatever runs: the lease lapsed, a peer is gone. Any thread. */
+void rk_worker_abort_comm(struct rk_worker *worker, const char *reason);
+
+typedef enum rk_role_state {
+    RK_ROLE_STATE_EMPTY,
+    RK_ROLE_STATE_AWAKE,
+    RK_ROLE_STATE_ASLEEP,
+    RK_ROLE_STATE_COUNT
+} rk_role_state_t;
+const char *rk_role_state_name(rk_role_state_t state);
+
+/* What anybody may know at any time. */
+struct rk_worker_snapshot {
+    bool is_configured; /* communicators are up */
+    bool is_lost;       /* the device is lost: only a restart helps */
+    uint64_t mesh_generation;
+    int32_t num_roles;
+    struct {
+        char role[32];
+        rk_role_state_t state;
+        uint64_t weight_version;
+    } roles[RK_LIMIT_ROLES];
+    const struct rk_job *running; /* identity only; NULL when idle */
+    int64_t running_since_ns;
+    char phase[32];
+    uint64_t progress_done, progress_total;
+    uint64_t collective_seq;
+    char collective_name[64]; /* "" outside collectives */
+    uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;
+    char device_uuid[64];
+};
+void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot *out);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,111 @@
+/* Roles: what their names stand for, and their states.
+ *
+ *   EMPTY --init_model--> AWAKE --sleep--> ASLEEP --wake--> AWAKE
+ *   any --init_model again, mesh changed, models dropped--> EMPTY
+ *
+ * EMPTY    the role has a mesh and no model.
+ * AWAKE    what the role's methods need is on the device, or comes there when one runs.
+ * ASLEEP   device memory released, host copies kept. */
+#include "worker/worker_internal.h"
+
+#include <string.h>
+
+#include "base/rk_log.h"
+#include "base/rk_str.h"
+
+static const struct rk_role_kind kinds[] = {
+    {.bit = RK_ROLE_ACTOR, .is_built = true, .can_train = true},
+    {.bit = RK_ROLE_ROLLOUT, .is_built = true, .generates = true},
+    {.bit = RK_ROLE_REF, .is_built = true},
+    {.bit = RK_ROLE_CRITIC}, /* the value and reward heads come with their methods */
+    {.bit = RK_ROLE_REWARD},
+};
+
+static const bool next_ok[RK_ROLE_STATE_COUNT][RK_ROLE_STATE_COUNT] = {
+    [RK_ROLE_STATE_EMPTY] = {[RK_ROLE_STATE_AWAKE] = true},
+    [RK_ROLE_STATE_AWAKE] = {[RK_ROLE_STATE_ASLEEP] = true, [RK_ROLE_STATE_EMPTY] = true},
+    [RK_ROLE_STATE_ASLEEP] = {[RK_ROLE_STATE_AWAKE] = true, [RK_ROLE_STATE_EMPTY] = true},
+};
+
+const char *rk_role_state_name(rk_role_state_t state)
+{
+    static const char *const names[RK_ROLE_STATE_COUNT] = {
+        [RK_ROLE_STATE_EMPTY] = "EMPTY",
+        [RK_ROLE_STATE_AWAKE] = "AWAKE",
+        [RK_ROLE_STATE_ASLEEP] = "ASLEEP",
+    };
+
+    RK_ASSERT(state < RK_ROLE_STATE_COUNT);
+    return names[state];
+}
+
+static void set_state(struct rk_worker *worker, struct rk_role *role, rk_role_state_t next)
+{
+    RK_ASSERT_ENGINE_THREAD(worker);
+    RK_ASSERT(next < RK_ROLE_STATE_COUNT);
+    RK_ASSERT(next_ok[role->state][next]);
+    role->state = next;
+}
+
+const struct rk_role_kind *rk_role_kind_find(const char *name)
+{
+    uint32_t bit = rk_role_parse(name);
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(kinds); i++)
+        if (kinds[i].bit == bit)
+            return &kinds[i];
+    return NULL;
+}
+
+struct rk_role *rk_role_find(struct rk_worker *worker, const char *name)
+{
+    for (int32_t i = 0; i < worker->num_roles; i++)
+        if (strcmp(worker->roles[i].name, name) == 0)
+            return &worker->roles[i];
+    return NULL;
+}
+
+char *rk_role_names(const struct rk_worker *worker)
+{
+    struct rk_str names = {0};
+
+    for (int32_t i = 0; i < worker->num_roles; i++)
+        rk_str_appendf(&names, "%s%s", i ? ", " : "", worker->roles[i].name);
+    if (worker->num_roles == 0)
+        rk_str_append(&names, "none");
+    return rk_str_take(&names);
+}
+
+void rk_role_wake(struct rk_worker *worker, struct rk_role *role)
+{
+    RK_ASSERT(role->model);
+    set_state(worker, role, RK_ROLE_STATE_AWAKE);
+}
+
+void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
+{
+    if (role->state == RK_ROLE_STATE_EMPTY)
+        return;
+    for (int32_t i = 0; i < worker->num_roles; i++) {
+        if (strcmp(worker->roles[i].weights_of, role->name) != 0)
+            continue;
+        RK_DEBUG_LOG("dropping the model of role %s, which uses the weights of %s", worker->roles[i].name,
+                     role->name);
+        rk_role_drop_model(worker, &worker->roles[i]);
+    }
+    rk_rollout_destroy(role->rollout);
+    rk_model_destroy(role->model);
+    role->rollout = NULL;
+    role->model = NULL;
+    role->weights_of[0] = '\0';
+    role->is_training = role->is_suspect = false;
+    set_state(worker, role, RK_ROLE_STATE_EMPTY);
+}
+
+void rk_role_fini(struct rk_role *role)
+{
+    RK_ASSERT(!role->model);
+    rk_mesh_comms_destroy(role->comms);
+    rk_mesh_destroy(role->mesh);
+    *role = (struct rk_role){0};
+}

@@ -1,0 +1,73 @@
+/* What anybody may know at any time: E publishes at the ends of jobs and at progress ticks; the rest is read
+ * live. */
+#include "worker/worker_internal.h"
+
+#include <stdio.h>
+
+#include "base/rk_time.h"
+
+static void publish_device(struct rk_worker *worker)
+{
+    struct rk_device_stats stats = rk_device_get_stats(worker->device);
+
+    worker->snapshot.device_allocated_bytes = stats.allocated_bytes;
+    worker->snapshot.device_peak_bytes = stats.peak_bytes;
+}
+
+void rk_worker_publish(struct rk_worker *worker)
+{
+    struct rk_worker_snapshot *snapshot = &worker->snapshot;
+    struct rk_device_info info = rk_device_get_info(worker->device);
+
+    RK_ASSERT_ENGINE_THREAD(worker);
+    pthread_mutex_lock(&worker->lock);
+    snapshot->num_roles = worker->num_roles;
+    for (int32_t i = 0; i < worker->num_roles; i++) {
+        const struct rk_role *role = &worker->roles[i];
+
+        snprintf(snapshot->roles[i].role, sizeof(snapshot->roles[i].role), "%s", role->name);
+        snapshot->roles[i].state = role->state;
+        snapshot->roles[i].weight_version = role->model ? rk_model_weight_version(role->model) : 0;
+    }
+    snapshot->device_total_bytes = info.memory_total_bytes;
+    snprintf(snapshot->device_uuid, sizeof(snapshot->device_uuid), "%s", info.uuid);
+    publish_device(worker);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total)
+{
+    struct rk_running_job *running = &worker->running;
+
+    RK_ASSERT_ENGINE_THREAD(worker);
+    pthread_mutex_lock(&worker->lock);
+    running->last_tick_ns = rk_time_now_ns();
+    snprintf(running->phase, sizeof(running->phase), "%s", phase);
+    running->progress_done = done;
+    running->progress_total = total;
+    publish_device(worker);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot *out)
+{
+    pthread_mutex_lock(&worker->lock);
+    *out = worker->snapshot;
+    out->is_configured = worker->world && !worker->is_world_aborted;
+    out->running = worker->running.job;
+    if (worker->running.job) {
+        out->running_since_ns = worker->running.since_ns;
+        snprintf(out->phase, sizeof(out->phase), "%s", worker->running.phase);
+        out->progress_done = worker->running.progress_done;
+        out->progress_total = worker->running.progress_total;
+    }
+    if (worker->world) {
+        struct rk_comm_activity activity;
+
+        rk_comm_world_activity(worker->world, &activity);
+        out->collective_seq = activity.seq;
+        if (activity.in_operation)
+            snprintf(out->collective_name, sizeof(out->collective_name), "%s", activity.name);
+    }
+    pthread_mutex_unlock(&worker->lock);
+}

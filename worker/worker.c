@@ -1,0 +1,376 @@
+/* The worker: its two threads, the queue of jobs, and their life from submit to on_done.
+ *
+ * E runs one job after the other. After each it looks whether the communicators survived; if not it takes
+ * them down, keeps the models, and the worker is not configured until the next CONFIGURE. Start reading at
+ * engine_main. */
+#include "worker/worker_internal.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+
+/* --- thread E --- */
+
+static struct rk_status *open_device(struct rk_worker *worker)
+{
+    const struct rk_device_config config = {
+        .struct_size = sizeof(config),
+        .name = worker->device_name,
+        .num_threads = worker->config.num_threads,
+        .memory_limit_bytes = (size_t)worker->config.device_memory_limit_bytes,
+    };
+
+    RK_TRY(rk_device_open(&worker->device, &config));
+    RK_TRY(rk_stream_create(&worker->stream, worker->device, "engine"));
+    return rk_device_alloc(worker->device, &worker->agree_scratch, RK_AGREE_BYTES, "verdicts of ranks");
+}
+
+static void close_device(struct rk_worker *worker)
+{
+    if (!worker->device)
+        return;
+    rk_device_free(worker->device, worker->agree_scratch);
+    rk_stream_destroy(worker->stream);
+    rk_device_close(worker->device);
+}
+
+static struct rk_status *run_job(struct rk_worker *worker, struct rk_job *job)
+{
+    switch (job->kind) {
+    case RK_JOB_OPEN_ENDPOINT:
+        return rk_world_open_endpoint(worker, job);
+    case RK_JOB_CONFIGURE:
+        return rk_world_configure(worker, job);
+    case RK_JOB_METHOD:
+        return rk_call_run(worker, job);
+    case RK_JOB_DROP_MODELS:
+        rk_world_drop_all(worker);
+        return NULL;
+    }
+    RK_ASSERT(!"not a kind of job");
+    return NULL;
+}
+
+/* What the job ends with: W's verdict stands before the error that it caused, and whoever cancelled is
+ * quoted. A job that succeeded in spite of them has succeeded. */
+static struct rk_status *settle_status(struct rk_running_job *running, struct rk_status *st)
+{
+    char label[RK_JOB_LABEL_BYTES];
+
+    if (st && running->verdict) {
+        RK_IGNORE(st, "the watchdog had ended the job");
+        st = running->verdict;
+        running->verdict = NULL;
+    } else if (st && running->cancel_reason) {
+        st = RK_WRAP(st, "%s was cancelled (%s)", rk_job_label(running->job, label), running->cancel_reason);
+    }
+    rk_status_free(running->verdict);
+    rk_free(running->cancel_reason);
+    return st;
+}
+
+/* Takes the world down when it failed, and notices a lost device. */
+static void settle_world(struct rk_worker *worker, const struct rk_status *st)
+{
+    struct rk_status *error = worker->world ? rk_comm_world_check(worker->world) : NULL;
+
+    if (error) {
+        RK_WARN("communicators lost: %s", rk_status_message(error));
+        rk_status_free(error);
+        rk_world_teardown(worker);
+    }
+    error = rk_status_code(st) == RK_INTERNAL ? rk_device_check(worker->device) : NULL;
+    if (error) {
+        RK_ERROR("device lost: %s", rk_status_message(error));
+        rk_status_free(error);
+        pthread_mutex_lock(&worker->lock);
+        worker->snapshot.is_lost = true;
+        pthread_mutex_unlock(&worker->lock);
+    }
+}
+
+static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
+{
+    int64_t begin = rk_time_now_ns();
+    struct rk_status *st;
+
+    rk_device_reset_peak(worker->device);
+    st = run_job(worker, job);
+    job->device_ns = (uint64_t)(rk_time_now_ns() - begin);
+    job->peak_device_bytes = rk_device_get_stats(worker->device).peak_bytes;
+    settle_world(worker, st);
+    rk_worker_publish(worker);
+
+    pthread_mutex_lock(&worker->lock);
+    job->status = settle_status(&worker->running, st);
+    worker->running = (struct rk_running_job){0};
+    pthread_mutex_unlock(&worker->lock);
+    if (job->status) {
+        rk_batch_destroy(job->output);
+        job->output = NULL;
+        job->num_metrics = 0;
+    }
+}
+
+/* Takes the first queued job and makes it the running one. Needs the lock. */
+static struct rk_queued_job take_job(struct rk_worker *worker)
+{
+    struct rk_queued_job entry = worker->queue.items[0];
+    int64_t now = rk_time_now_ns();
+
+    worker->queue.count--;
+    memmove(worker->queue.items, worker->queue.items + 1, (size_t)worker->queue.count * sizeof(entry));
+    entry.is_cancelled = entry.is_cancelled || worker->is_stopping;
+    if (!entry.is_cancelled) {
+        worker->running = (struct rk_running_job){.job = entry.job, .since_ns = now, .last_tick_ns = now};
+        atomic_store(&worker->is_cancel_requested, false);
+        pthread_cond_signal(&worker->wakes_watchdog);
+    }
+    return entry;
+}
+
+/* Waits for something to do: a broken world to take down comes before the next job, and *entry has none then.
+ * False when the worker stops and nothing is left. */
+static bool next_job(struct rk_worker *worker, struct rk_queued_job *entry)
+{
+    bool goes_on = true;
+
+    *entry = (struct rk_queued_job){0};
+    pthread_mutex_lock(&worker->lock);
+    while (worker->queue.count == 0 && !worker->is_stopping && !worker->is_world_aborted)
+        pthread_cond_wait(&worker->wakes_engine, &worker->lock);
+    if (!worker->is_world_aborted && worker->queue.count > 0)
+        *entry = take_job(worker);
+    else
+        goes_on = worker->is_world_aborted;
+    pthread_mutex_unlock(&worker->lock);
+    return goes_on;
+}
+
+static void run_queue(struct rk_worker *worker)
+{
+    struct rk_queued_job entry;
+    char label[RK_JOB_LABEL_BYTES];
+
+    while (next_job(worker, &entry)) {
+        if (!entry.job) {
+            rk_world_teardown(worker);
+            rk_worker_publish(worker);
+            continue;
+        }
+        if (entry.is_cancelled)
+            entry.job->status =
+                RK_FAIL(RK_CANCELLED, "%s was cancelled before it began: %s", rk_job_label(entry.job, label),
+                        entry.reason ? entry.reason : "the daemon is stopping");
+        else
+            run_and_settle(worker, entry.job);
+        rk_free(entry.reason);
+        worker->config.on_done(worker->config.user, entry.job);
+    }
+}
+
+static void *engine_main(void *user)
+{
+    struct rk_worker *worker = user;
+    struct rk_status *st;
+
+    pthread_setname_np(pthread_self(), "rk-engine");
+    worker->engine_thread_id = pthread_self();
+    st = open_device(worker);
+    if (!st)
+        rk_worker_publish(worker);
+
+    pthread_mutex_lock(&worker->lock);
+    worker->is_started = true;
+    worker->start_status = st;
+    pthread_cond_broadcast(&worker->wakes_watchdog);
+    pthread_mutex_unlock(&worker->lock);
+
+    if (!st) {
+        run_queue(worker);
+        rk_world_drop_all(worker);
+    }
+    close_device(worker);
+    pthread_mutex_lock(&worker->lock);
+    worker->is_engine_done = true;
+    pthread_cond_broadcast(&worker->wakes_watchdog);
+    pthread_mutex_unlock(&worker->lock);
+    return NULL;
+}
+
+/* --- any thread --- */
+
+void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
+{
+    struct rk_queued_job entry = {.job = job};
+
+    pthread_mutex_lock(&worker->lock);
+    rk_array_append(&worker->queue, entry);
+    pthread_cond_signal(&worker->wakes_engine);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+static const char *cancel_queued(struct rk_worker *worker, const struct rk_job *job, const char *reason)
+{
+    for (int64_t i = 0; i < worker->queue.count; i++) {
+        struct rk_queued_job *entry = &worker->queue.items[i];
+
+        if (entry->job != job)
+            continue;
+        if (!entry->is_cancelled) {
+            entry->is_cancelled = true;
+            entry->reason = rk_strdup(reason);
+        }
+        return "queued_removed";
+    }
+    return "not_found";
+}
+
+const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool abort_comm,
+                             const char *reason)
+{
+    const char *outcome;
+
+    pthread_mutex_lock(&worker->lock);
+    if (worker->running.job == job && job) {
+        if (!worker->running.cancel_reason)
+            worker->running.cancel_reason = rk_strdup(reason);
+        atomic_store(&worker->is_cancel_requested, true);
+        outcome = abort_comm ? "aborted" : "flagged";
+        if (abort_comm)
+            rk_worker_abort_locked(worker, reason);
+    } else {
+        outcome = cancel_queued(worker, job, reason);
+    }
+    pthread_mutex_unlock(&worker->lock);
+    return outcome;
+}
+
+void rk_worker_abort_comm(struct rk_worker *worker, const char *reason)
+{
+    pthread_mutex_lock(&worker->lock);
+    if (worker->running.job)
+        atomic_store(&worker->is_cancel_requested, true);
+    rk_worker_abort_locked(worker, reason);
+    pthread_mutex_unlock(&worker->lock);
+}
+
+/* --- life --- */
+
+static void init_sync(struct rk_worker *worker)
+{
+    pthread_condattr_t attr;
+
+    pthread_mutex_init(&worker->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&worker->wakes_engine, &attr);
+    pthread_cond_init(&worker->wakes_watchdog, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static char **copy_roots(const char *const *roots)
+{
+    int64_t count = 0;
+    char **copy;
+
+    while (roots && roots[count])
+        count++;
+    copy = rk_calloc((size_t)count + 1, sizeof(*copy));
+    for (int64_t i = 0; i < count; i++)
+        copy[i] = rk_strdup(roots[i]);
+    return copy;
+}
+
+static struct rk_worker *worker_new(const struct rk_worker_config *config)
+{
+    struct rk_worker *worker = rk_calloc(1, sizeof(*worker));
+
+    worker->config = *config;
+    worker->config.device = worker->device_name = rk_strdup(config->device);
+    worker->config.comm_listen_host = worker->listen_host = rk_strdup(config->comm_listen_host);
+    worker->ckpt_roots = copy_roots(config->ckpt_roots);
+    worker->config.ckpt_roots = (const char *const *)worker->ckpt_roots;
+    worker->rank = -1;
+    init_sync(worker);
+    return worker;
+}
+
+/* After the threads have ended. */
+static void worker_free(struct rk_worker *worker)
+{
+    RK_ASSERT(worker->queue.count == 0);
+    rk_array_fini(&worker->queue);
+    pthread_cond_destroy(&worker->wakes_engine);
+    pthread_cond_destroy(&worker->wakes_watchdog);
+    pthread_mutex_destroy(&worker->lock);
+    for (char **root = worker->ckpt_roots; *root; root++)
+        rk_free(*root);
+    rk_free(worker->ckpt_roots);
+    rk_free(worker->listen_host);
+    rk_free(worker->device_name);
+    rk_free(worker);
+}
+
+/* Signals are for the main thread's loop: the worker's threads start with all of them blocked. */
+static void start_threads(struct rk_worker *worker)
+{
+    sigset_t all, before;
+    int rc;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&worker->engine_thread, NULL, engine_main, worker);
+    RK_ASSERT(rc == 0);
+    rc = pthread_create(&worker->watchdog_thread, NULL, rk_watchdog_main, worker);
+    RK_ASSERT(rc == 0);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void join_and_free(struct rk_worker *worker)
+{
+    pthread_join(worker->engine_thread, NULL);
+    pthread_join(worker->watchdog_thread, NULL);
+    worker_free(worker);
+}
+
+struct rk_status *rk_worker_create(struct rk_worker **out, const struct rk_worker_config *config)
+{
+    struct rk_worker *worker;
+    struct rk_status *st;
+
+    RK_ASSERT(config->struct_size == sizeof(*config));
+    RK_ASSERT(config->on_done);
+    *out = NULL;
+    worker = worker_new(config);
+    start_threads(worker);
+    pthread_mutex_lock(&worker->lock);
+    while (!worker->is_started)
+        pthread_cond_wait(&worker->wakes_watchdog, &worker->lock);
+    st = worker->start_status;
+    pthread_mutex_unlock(&worker->lock);
+    if (st)
+        join_and_free(worker);
+    else
+        *out = worker;
+    return st;
+}
+
+void rk_worker_destroy(struct rk_worker *worker)
+{
+    if (!worker)
+        return;
+    pthread_mutex_lock(&worker->lock);
+    worker->is_stopping = true;
+    if (worker->running.job && !worker->running.cancel_reason)
+        worker->running.cancel_reason = rk_strdup("the daemon is stopping");
+    atomic_store(&worker->is_cancel_requested, true);
+    if (worker->running.job)
+        rk_worker_abort_locked(worker, "the daemon is stopping");
+    pthread_cond_broadcast(&worker->wakes_engine);
+    pthread_mutex_unlock(&worker->lock);
+    join_and_free(worker);
+}

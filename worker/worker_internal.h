@@ -1,0 +1,207 @@
+/* Private to worker/: the worker object, its roles, and what methods are given.
+ *
+ * Threads. E (engine) runs jobs and owns everything on the device. W (watchdog) reads the running job's
+ * progress and aborts communicators. Other threads submit, cancel and take snapshots. One mutex, `lock`,
+ * guards what they share; nobody holds it while working or waiting for anything but itself. */
+#ifndef RK_WORKER_INTERNAL_H
+#define RK_WORKER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/rk_arena.h"
+#include "base/rk_array.h"
+#include "base/rk_assert.h"
+#include "engine/rk_engine.h"
+#include "worker/rk_worker.h"
+
+struct rk_call;
+
+/* What a role's name stands for. */
+struct rk_role_kind {
+    uint32_t bit;  /* enum rk_role_bits */
+    bool is_built; /* init_model can make it */
+    bool can_train;
+    bool generates;
+};
+
+/* One role of this daemon. Engine thread only. */
+struct rk_role {
+    const struct rk_role_kind *kind;
+    char name[32];
+    rk_role_state_t state;
+    struct rk_mesh *mesh;        /* owned */
+    struct rk_mesh_comms *comms; /* owned; NULL while there are no communicators */
+    struct rk_model *model;      /* owned; NULL in state EMPTY */
+    struct rk_rollout *rollout;  /* owned; roles that generate */
+    int64_t max_model_len;       /* of the rollout */
+    bool is_training;            /* the model has gradients and an optimizer */
+    char weights_of[32];         /* role whose buffer this role uses; "" for its own */
+    /* An optimizer step ended in the middle: the weights may be mixed. Only init_model helps. */
+    bool is_suspect;
+};
+
+/* A job that waits. */
+struct rk_queued_job {
+    struct rk_job *job;
+    bool is_cancelled;
+    char *reason; /* owned; of the cancellation */
+};
+
+/* The job on thread E, as others see it. */
+struct rk_running_job {
+    struct rk_job *job; /* NULL when idle */
+    int64_t since_ns, last_tick_ns;
+    char phase[32];
+    uint64_t progress_done, progress_total;
+    uint64_t seen_collectives; /* W's: to notice that collectives go on */
+    char *cancel_reason;       /* owned; set once the job was asked to stop */
+    struct rk_status *verdict; /* owned; W's, why it ended the job */
+};
+
+struct rk_worker {
+    /* Fixed after create. */
+    char *device_name, *listen_host;
+    char **ckpt_roots;              /* owned, NULL-terminated */
+    struct rk_worker_config config; /* pointers in it are the ones above */
+    pthread_t engine_thread, watchdog_thread;
+
+    /* Engine thread. */
+    struct rk_device *device;
+    struct rk_stream *stream;
+    void *agree_scratch; /* RK_AGREE_BYTES on the device */
+    struct rk_comm_endpoint *endpoint;
+    struct rk_role roles[RK_LIMIT_ROLES];
+    int32_t num_roles;
+    int32_t rank, world_size;
+
+    /* Guarded by lock. `world` is written by E only, so E reads it without. */
+    pthread_mutex_t lock;
+    pthread_cond_t wakes_engine, wakes_watchdog;
+    bool is_started, is_stopping, is_engine_done;
+    struct rk_status *start_status; /* how opening the device went, for create */
+    RK_ARRAY(struct rk_queued_job) queue;
+    struct rk_running_job running;
+    struct rk_comm_world *world;
+    bool is_world_aborted;
+    struct rk_worker_snapshot snapshot; /* what E published last */
+
+    atomic_bool is_cancel_requested; /* of the running job; polled between micro-batches and decode steps */
+    pthread_t engine_thread_id;      /* written by E before anything else runs on it */
+};
+
+#define RK_ASSERT_ENGINE_THREAD(worker) RK_ASSERT(pthread_equal(pthread_self(), (worker)->engine_thread_id))
+
+/* "actor.update_actor", "configure", ... for messages. */
+#define RK_JOB_LABEL_BYTES 96
+const char *rk_job_label(const struct rk_job *job, char buf[RK_JOB_LABEL_BYTES]);
+
+/* --- watchdog.c --- */
+void *rk_watchdog_main(void *worker);
+/* Ends the collectives that run or come, here and through closed connections on the peers. Needs the lock. */
+void rk_worker_abort_locked(struct rk_worker *worker, const char *reason);
+
+/* --- snapshot.c --- */
+/* Makes the state of roles, world and device visible. Engine thread. */
+void rk_worker_publish(struct rk_worker *worker);
+void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total);
+
+/* --- roles.c. Engine thread. --- */
+const struct rk_role_kind *rk_role_kind_find(const char *name);           /* NULL when unknown */
+struct rk_role *rk_role_find(struct rk_worker *worker, const char *name); /* NULL when not configured */
+/* EMPTY -> AWAKE; the caller has set the model. */
+void rk_role_wake(struct rk_worker *worker, struct rk_role *role);
+/* Frees the model, and the models of roles that use its weights: any state -> EMPTY. */
+void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role);
+/* Frees the role's mesh and communicators too. The model must have been dropped or moved away. */
+void rk_role_fini(struct rk_role *role);
+/* Names of the configured roles for messages; rk_free it. */
+char *rk_role_names(const struct rk_worker *worker);
+
+/* --- world.c. Engine thread. --- */
+struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
+struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
+/* Frees communicators and the world; keeps models. */
+void rk_world_teardown(struct rk_worker *worker);
+/* Frees models, communicators, the world and the endpoint. */
+void rk_world_drop_all(struct rk_worker *worker);
+
+/* --- call.c: one method call --- */
+struct rk_call {
+    struct rk_worker *worker;
+    struct rk_role *role;
+    struct rk_job *job;
+    struct rk_arena *arena; /* host memory of the call */
+    struct rk_engine_hooks hooks;
+    /* Peers may wait in a collective for this rank: when the method fails here alone, the world must be
+     * aborted. */
+    bool peers_wait;
+};
+
+struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
+/* Collective over the role's mesh; takes `st`, how this rank's part went so far. NULL on all ranks when all
+ * came with NULL; otherwise all fail, and none waits for another. */
+struct rk_status *rk_call_agree(struct rk_call *call, struct rk_status *st) RK_NODISCARD;
+/* The same for methods that use collectives from here on: afterwards peers_wait is true. */
+struct rk_status *rk_call_begin(struct rk_call *call, struct rk_status *st) RK_NODISCARD;
+/* Collective: CANCELLED on all ranks of the mesh when one of them was asked to stop. */
+struct rk_status *rk_call_check_cancel(struct rk_call *call) RK_NODISCARD;
+void rk_call_progress(struct rk_call *call, const char *phase, uint64_t done, uint64_t total);
+/* This rank is the one of its replica whose metrics count. */
+bool rk_call_is_collector(const struct rk_call *call);
+void rk_call_add_memory_metric(struct rk_call *call);
+
+/* Zeroed memory in the arena of the call, or NULL; rk_call_no_memory says so. */
+void *rk_call_alloc(struct rk_call *call, int64_t count, size_t elem_bytes);
+struct rk_status *rk_call_no_memory(const struct rk_call *call) RK_NODISCARD;
+
+/* --- registry.c --- */
+typedef struct rk_status *(*rk_method_fn_t)(struct rk_call *call);
+rk_method_fn_t rk_method_handler(rk_method_id_t id);
+
+/* --- bridge.c: padded columns and packed micro-batches --- */
+
+/* The sequences of a batch: input_ids, attention_mask, position_ids [B, S] and responses [B, R], checked as a
+ * whole at the start, so that packing cannot fail. The log-prob of response token j comes from the position
+ * before it. */
+struct rk_rows {
+    int64_t num_rows, seq_columns, num_responses; /* B, S, R */
+    int64_t num_tokens;                           /* real ones of all rows: room of the packed arrays */
+    const int64_t *input_ids, *attention_mask, *position_ids, *responses;
+    const int64_t *label_mask; /* [B, R]: which response tokens get a label */
+    int64_t label_stride;
+    int32_t *tokens, *positions, *labels, *cu_seqlens;
+    int64_t *cells;          /* [num_tokens]: index into [B, R] of the label's cell, -1 without a label */
+    struct rk_packed packed; /* the micro-batch packed last */
+};
+
+/* Borrows the batch of the call; the packed arrays come from its arena. mask_name names the column [B, R] of
+ * label marks; NULL marks every real response token. INVALID_ARGUMENT names column, row and value. */
+struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
+                               const struct rk_model_config *config, const char *mask_name) RK_NODISCARD;
+/* A further column [B, R] of F32; *out is NULL when it is absent and not required. */
+struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_call *call, const char *name,
+                               bool is_required, const float **out) RK_NODISCARD;
+/* Packs these rows (of the micro-batch) into rows->packed. */
+void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro);
+/* packed[t] = column[cells[t]], 0 without a label. */
+void rk_rows_gather(const struct rk_rows *rows, const float *column, double *packed);
+/* column[cells[t]] = packed[t] where there is a label. */
+void rk_rows_scatter(const struct rk_rows *rows, const double *packed, float *column);
+/* The micro-batch of this rank's replica. */
+const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
+                                                 int32_t i);
+/* Checks the plan of the call against the rows and the mesh. */
+struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows) RK_NODISCARD;
+
+/* --- paths.c --- */
+enum rk_path_resolve_flags {
+    RK_PATH_RESOLVE_CREATE = 1u << 0, /* missing directories are made */
+};
+/* Resolves a directory named in a call to an absolute path below one of ckpt.roots: relative names stand
+ * below the first root. No component may be "..", a symbolic link or anything but a directory.
+ * PERMISSION_DENIED (reason PATH_OUTSIDE_ROOTS), NOT_FOUND. rk_free *out. */
+struct rk_status *rk_path_resolve(char **out, char *const *roots, const char *path,
+                                  uint32_t flags) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,221 @@
+/* The world of this daemon: rendezvous, communicators, and what a new mesh means for the models.
+ *
+ * Round 1 opens an endpoint. Round 2 joins the world and makes the communicators of every role. A role whose
+ * mesh and rank are unchanged keeps its model, which gets the new communicators; other models are dropped
+ * before the new world is made, so that their memory is free. When round 2 fails the worker is not
+ * configured, and the kept models wait for the next one. */
+#include "worker/worker_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_log.h"
+
+/* The driver configures all ranks at once. Nothing can interrupt the wait, not even the end of the daemon. */
+#define CONNECT_TIMEOUT_MS 30000
+
+struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job *job)
+{
+    bool is_cpu = strcmp(worker->device_name, "cpu") == 0;
+    const struct rk_comm_endpoint_config config = {
+        .struct_size = sizeof(config),
+        .backend = is_cpu ? "cpu" : "nccl",
+        .listen_host = worker->listen_host,
+        .make_id = job->make_comm_id,
+    };
+
+    rk_comm_endpoint_close(worker->endpoint);
+    worker->endpoint = NULL;
+    RK_TRY(rk_comm_endpoint_open(&worker->endpoint, &config));
+    snprintf(job->comm_address, sizeof(job->comm_address), "%s", rk_comm_endpoint_address(worker->endpoint));
+    if (job->make_comm_id) {
+        _Static_assert(sizeof(job->comm_id) == RK_COMM_ID_BYTES, "the job carries the whole id");
+        memcpy(job->comm_id, rk_comm_endpoint_id(worker->endpoint), sizeof(job->comm_id));
+    }
+    return NULL;
+}
+
+/* The owner of the weights gets the role's communicators, or NULL. Models that share weights follow their
+ * owner. */
+static void bind_model(struct rk_role *role)
+{
+    if (role->model && !*role->weights_of)
+        rk_model_set_mesh(role->model, role->comms);
+}
+
+static void set_world(struct rk_worker *worker, struct rk_comm_world *world)
+{
+    pthread_mutex_lock(&worker->lock);
+    worker->world = world;
+    worker->is_world_aborted = false;
+    pthread_mutex_unlock(&worker->lock);
+}
+
+void rk_world_teardown(struct rk_worker *worker)
+{
+    struct rk_comm_world *world = worker->world;
+
+    RK_ASSERT_ENGINE_THREAD(worker);
+    for (int32_t i = 0; i < worker->num_roles; i++) {
+        struct rk_role *role = &worker->roles[i];
+
+        rk_mesh_comms_destroy(role->comms);
+        role->comms = NULL;
+        bind_model(role);
+    }
+    set_world(worker, NULL); /* from here on nobody aborts it */
+    rk_comm_world_destroy(world);
+}
+
+void rk_world_drop_all(struct rk_worker *worker)
+{
+    for (int32_t i = 0; i < worker->num_roles; i++)
+        rk_role_drop_model(worker, &worker->roles[i]);
+    rk_world_teardown(worker);
+    for (int32_t i = 0; i < worker->num_roles; i++)
+        rk_role_fini(&worker->roles[i]);
+    worker->num_roles = 0;
+    worker->rank = -1;
+    worker->world_size = 0;
+    rk_comm_endpoint_close(worker->endpoint);
+    worker->endpoint = NULL;
+    pthread_mutex_lock(&worker->lock);
+    worker->snapshot.mesh_generation = 0;
+    pthread_mutex_unlock(&worker->lock);
+}
+
+static struct rk_status *check_job(const struct rk_worker *worker, const struct rk_job *job)
+{
+    if (job->world_size < 1 || job->rank < 0 || job->rank >= job->world_size)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rank=%d: expected a rank of the world of %d", job->rank,
+                       job->world_size);
+    if (job->num_meshes > RK_LIMIT_ROLES)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld meshes: a daemon hosts at most %d roles",
+                       (long long)job->num_meshes, RK_LIMIT_ROLES);
+    for (int64_t i = 0; i < job->num_meshes; i++) {
+        const char *role = job->meshes[i].role;
+
+        if (!rk_role_kind_find(role))
+            return RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_ROLE", "mesh of unknown role '%s'", role);
+        if (rk_mesh_world_size(job->meshes[i].mesh) != job->world_size)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "the mesh of role '%s' is made for a world of %d ranks, not %d", role,
+                           rk_mesh_world_size(job->meshes[i].mesh), job->world_size);
+        for (int64_t j = 0; j < i; j++)
+            if (strcmp(job->meshes[j].role, role) == 0)
+                return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has two meshes", role);
+    }
+    if (!worker->endpoint)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                              "no endpoint is open: the first round of the rendezvous is missing");
+    return NULL;
+}
+
+/* The role of that name, when its model can stay. */
+static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job *job, int64_t i)
+{
+    struct rk_role *role = rk_role_find(worker, job->meshes[i].role);
+    bool stays = role && worker->rank == job->rank && rk_mesh_equal(role->mesh, job->meshes[i].mesh);
+
+    return stays ? role : NULL;
+}
+
+/* Drops the models that cannot stay. What shares the weights of a dropped model goes with it. */
+static void drop_changed_models(struct rk_worker *worker, const struct rk_job *job)
+{
+    for (int32_t r = 0; r < worker->num_roles; r++) {
+        struct rk_role *role = &worker->roles[r];
+        bool stays = false;
+
+        for (int64_t i = 0; i < job->num_meshes; i++)
+            stays = stays || find_kept(worker, job, i) == role;
+        if (!stays)
+            rk_role_drop_model(worker, role);
+    }
+}
+
+/* Replaces the list of roles by that of the job. */
+static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_job *job)
+{
+    struct rk_role roles[RK_LIMIT_ROLES] = {0};
+    struct rk_mesh *meshes[RK_LIMIT_ROLES] = {0};
+    struct rk_status *st = NULL;
+
+    for (int64_t i = 0; i < job->num_meshes && !st; i++)
+        st = rk_mesh_clone(&meshes[i], job->meshes[i].mesh);
+    if (st) {
+        for (int64_t i = 0; i < job->num_meshes; i++)
+            rk_mesh_destroy(meshes[i]);
+        return st;
+    }
+    for (int64_t i = 0; i < job->num_meshes; i++) {
+        struct rk_role *old = find_kept(worker, job, i);
+
+        if (old) {
+            roles[i] = *old;
+            *old = (struct rk_role){0};
+            rk_mesh_destroy(meshes[i]); /* the old one is equal, and the same pointer stays valid */
+        } else {
+            roles[i].kind = rk_role_kind_find(job->meshes[i].role);
+            roles[i].mesh = meshes[i];
+            snprintf(roles[i].name, sizeof(roles[i].name), "%s", job->meshes[i].role);
+        }
+    }
+    for (int32_t r = 0; r < worker->num_roles; r++)
+        rk_role_fini(&worker->roles[r]);
+    memcpy(worker->roles, roles, sizeof(roles));
+    worker->num_roles = (int32_t)job->num_meshes;
+    worker->rank = job->rank;
+    worker->world_size = job->world_size;
+    return NULL;
+}
+
+static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job *job)
+{
+    const struct rk_comm_world_config config = {
+        .struct_size = sizeof(config),
+        .rank = job->rank,
+        .world_size = job->world_size,
+        .generation = job->mesh_generation,
+        .addresses = (const char *const *)job->comm_addresses,
+        .id = job->comm_id,
+        .connect_timeout_ms = job->timeout_ms > 0 ? job->timeout_ms : CONNECT_TIMEOUT_MS,
+        .progress_timeout_ms = worker->config.comm_progress_timeout_ms,
+        .collective_timeout_ms = worker->config.collective_timeout_ms,
+        .device = worker->device,
+    };
+    struct rk_comm_endpoint *endpoint = worker->endpoint;
+    struct rk_comm_world *world;
+
+    worker->endpoint = NULL;
+    RK_TRY(rk_comm_world_create(&world, endpoint, &config));
+    set_world(worker, world);
+    for (int32_t i = 0; i < worker->num_roles; i++) {
+        struct rk_role *role = &worker->roles[i];
+
+        RK_TRY(rk_mesh_comms_create(&role->comms, role->mesh, world));
+        bind_model(role);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *job)
+{
+    struct rk_status *st;
+
+    RK_TRY(check_job(worker, job));
+    rk_world_teardown(worker);
+    drop_changed_models(worker, job);
+    RK_TRY(adopt_roles(worker, job));
+    st = join_world(worker, job);
+    if (st) {
+        rk_world_teardown(worker);
+        return RK_WRAP(st, "joining the world as rank %d of %d", job->rank, job->world_size);
+    }
+    pthread_mutex_lock(&worker->lock);
+    worker->snapshot.mesh_generation = job->mesh_generation;
+    pthread_mutex_unlock(&worker->lock);
+    RK_INFO("configured rank=%d world_size=%d generation=%llu roles=%d", job->rank, job->world_size,
+            (unsigned long long)job->mesh_generation, worker->num_roles);
+    return NULL;
+}
