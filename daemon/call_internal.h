@@ -1,0 +1,81 @@
+/* The call object, shared by rpc_server.c (G: arrival, events) and rpc_call.c (L: everything else). */
+#ifndef RK_CALL_INTERNAL_H
+#define RK_CALL_INTERNAL_H
+
+#include <pthread.h>
+
+#include "daemon/rpc_internal.h"
+
+/* What the completion queue carries. */
+struct rk_tag {
+    struct rk_event event;
+    void (*on_queue)(struct rk_tag *tag, bool ok); /* G */
+};
+
+typedef enum rk_call_op_kind {
+    RK_CALL_ARRIVE,
+    RK_CALL_CLOSE,
+    RK_CALL_READ,
+    RK_CALL_SEND,
+    RK_CALL_FINISH,
+    RK_CALL_OP_COUNT
+} rk_call_op_kind_t;
+
+/* At most one batch of a kind is under way, so its tag is part of the call. */
+struct rk_call_op {
+    struct rk_tag tag;
+    struct rk_call *call;
+    rk_call_op_kind_t kind;
+};
+
+struct rk_call {
+    /* fixed once the call has arrived */
+    struct rk_server *server;
+    const struct rk_rpc *rpc;             /* NULL: a path that no RPC has */
+    const struct rk_rpc_handler *handler; /* NULL likewise */
+    grpc_call *core;
+    grpc_metadata_array metadata;
+    grpc_call_details details; /* of an unknown path */
+    gpr_timespec deadline;     /* gRPC ends the call by itself when it passes */
+
+    struct rk_call_op ops[RK_CALL_OP_COUNT];
+    int is_cancelled;          /* written by gRPC before the CLOSE event */
+    grpc_byte_buffer *message; /* written by gRPC before the READ event; G's until it is posted */
+
+    /* L */
+    struct rk_call *next, **link; /* list of the server */
+    struct rk_arena *arena;
+    void *user;
+    int64_t arrived_ns;
+    int num_batches; /* under way */
+    bool is_held;    /* deferred: somebody will answer */
+    bool has_first_message, has_headers, is_reading, is_sending, is_finished, is_closed;
+    rk_code_t code; /* how it was finished */
+};
+
+struct rk_server {
+    struct rk_server_config config;
+    grpc_server *core;
+    grpc_completion_queue *queue;
+    void *registered[RK_RPC_COUNT];
+    char *address;
+    pthread_t thread;
+    struct rk_call *calls; /* L */
+    bool is_shutting_down; /* L */
+    struct rk_tag shutdown_tag;
+    struct rk_event stopped_event;
+    _Atomic int64_t queue_seen_ns; /* G writes */
+};
+
+/* L: the call has arrived / a batch has come back. */
+void rk_call_on_arrival(struct rk_event *event);
+void rk_call_on_batch(struct rk_event *event);
+void rk_call_tick(struct rk_call *call, int64_t now_ns);
+/* Shutdown: ends a stream that would not end by itself, once what it is sending is out. */
+void rk_call_end_endless(struct rk_call *call);
+/* G or L, when no batch is under way. */
+void rk_call_destroy(struct rk_call *call);
+/* Starts a batch whose return is counted; L. */
+void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *ops, size_t num_ops);
+
+#endif

@@ -1,0 +1,159 @@
+#include "daemon/config_internal.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "daemon/config_keys.def"
+#include "daemon/lease_internal.h"
+#include "daemon/rk_daemon.h"
+#include "proto/limits.h"
+
+static const struct rk_config_key keys[] = {
+#define X(path_, type_, default_, min_, max_, choices_, flags_, help_) \
+    {.path = (path_),                                                  \
+     .type = RK_CONFIG_##type_,                                        \
+     .default_text = (default_),                                       \
+     .min = (double)(min_),                                            \
+     .max = (double)(max_),                                            \
+     .choices = (choices_),                                            \
+     .flags = (flags_),                                                \
+     .help = (help_)},
+    RK_DAEMON_KEY_TABLE(X)
+#undef X
+};
+
+void rk_daemon_config_format_keys(struct rk_str *out)
+{
+    rk_config_format_keys(keys, RK_ARRAY_LEN(keys), out);
+}
+
+/* First entry of a directory list that systemd sets ("/run/rankd/0:/run/other"); NULL when unset. rk_free it.
+ */
+static char *service_dir(const char *name)
+{
+    const char *list = rk_env(name);
+
+    return list && list[0] == '/' ? rk_strndup(list, strcspn(list, ":")) : NULL;
+}
+
+static struct rk_status *read_listen(struct rk_settings *out, const struct rk_config *config)
+{
+    const char *text = rk_config_string(config, "rpc.listen");
+    struct rk_status *st;
+    char *chosen;
+
+    if (text)
+        chosen = rk_strdup(text);
+    else if (out->runtime_dir)
+        chosen = rk_format("unix:%s/rankd.sock", out->runtime_dir);
+    else
+        chosen = rk_strdup("127.0.0.1:0");
+    st = rk_listen_parse(&out->listen, chosen);
+    rk_free(chosen);
+    if (st)
+        return st;
+    return rk_listen_check_policy(&out->listen, out->is_insecure, out->token_file != NULL);
+}
+
+static struct rk_status *read_roots(struct rk_settings *out, const struct rk_config *config)
+{
+    const struct rk_json *list = rk_config_json(config, "ckpt.roots");
+    int64_t count = rk_json_count(list);
+
+    out->ckpt_roots = rk_calloc((size_t)count + 1, sizeof(*out->ckpt_roots));
+    for (int64_t i = 0; i < count; i++) {
+        const char *root = rk_json_as_string(rk_json_at(list, i), "");
+
+        if (root[0] != '/')
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s: ckpt.roots.%lld: expected an absolute path, got \"%s\"",
+                           rk_config_origin(config, "ckpt.roots"), (long long)i, root);
+        out->ckpt_roots[i] = rk_strdup(root);
+    }
+    return NULL;
+}
+
+void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config)
+{
+    const char *format = rk_config_string(config, "log.format");
+    bool is_known = rk_log_level_parse(rk_config_string(config, "log.level"), &settings->log_level);
+
+    RK_ASSERT(is_known);
+    rk_free(settings->token_file);
+    settings->token_file = rk_strdup(rk_config_string(config, "rpc.token_file"));
+    settings->lease_ttl_ms = rk_config_int(config, "lease.ttl");
+    settings->lease_grace_ms = rk_config_int(config, "lease.grace");
+    settings->drain_grace_ms = rk_config_int(config, "drain.grace");
+    settings->log_format = strcmp(format, "json") == 0   ? RK_LOG_JSON
+                           : strcmp(format, "text") == 0 ? RK_LOG_TEXT
+                                                         : RK_LOG_AUTO;
+}
+
+struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config)
+{
+    const char *comm_listen = rk_config_string(config, "comm.listen");
+    const char *state_dir = rk_config_string(config, "state.dir");
+
+    *out = (struct rk_settings){0};
+    rk_settings_reload(out, config);
+    out->is_insecure = rk_config_bool(config, "rpc.insecure");
+    out->max_inflight_bytes = rk_config_int(config, "rpc.max_inflight");
+    out->chunk_bytes = rk_config_int(config, "rpc.chunk");
+    out->device = rk_strdup(rk_config_string(config, "device"));
+    out->num_threads = (int32_t)rk_config_int(config, "cpu.num_threads");
+    out->slot = (int32_t)rk_config_int(config, "slot");
+    out->state_dir = state_dir ? rk_strdup(state_dir) : service_dir("STATE_DIRECTORY");
+    out->runtime_dir = service_dir("RUNTIME_DIRECTORY");
+    out->collective_timeout_ms = rk_config_int(config, "watchdog.collective");
+    out->idle_progress_ms = rk_config_int(config, "watchdog.idle_progress");
+    out->comm_progress_timeout_ms = rk_config_int(config, "comm.progress_timeout");
+    if (!rk_config_is_null(config, "limits.device_memory"))
+        out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");
+    RK_TRY(read_roots(out, config));
+    RK_TRY(read_listen(out, config));
+    /* Ranks on one host need no network; with a network address for calls, the ranks are on several. */
+    if (!comm_listen)
+        comm_listen = out->listen.is_local ? "unix" : out->listen.host;
+    out->comm_listen = rk_strdup(comm_listen);
+    return NULL;
+}
+
+void rk_settings_fini(struct rk_settings *settings)
+{
+    for (char **root = settings->ckpt_roots; root && *root; root++)
+        rk_free(*root);
+    rk_free(settings->ckpt_roots);
+    rk_free(settings->comm_listen);
+    rk_free(settings->runtime_dir);
+    rk_free(settings->state_dir);
+    rk_free(settings->device);
+    rk_free(settings->token_file);
+    *settings = (struct rk_settings){0};
+}
+
+struct rk_status *rk_daemon_config_load(struct rk_config **out, const struct rk_daemon_args *args)
+{
+    struct rk_config_source source = {
+        .keys = keys,
+        .num_keys = RK_ARRAY_LEN(keys),
+        .file = args->config_file,
+        .env_prefix = "RANKD",
+        .overrides = args->overrides,
+        .num_overrides = args->num_overrides,
+    };
+    struct rk_settings settings;
+    struct rk_status *st;
+
+    if (!source.file && access(RK_DAEMON_CONFIG_FILE, F_OK) == 0)
+        source.file = RK_DAEMON_CONFIG_FILE;
+    RK_TRY(rk_config_load(out, &source));
+    /* What the table cannot say is checked by reading it. */
+    st = rk_settings_init(&settings, *out);
+    rk_settings_fini(&settings);
+    if (st) {
+        rk_config_destroy(*out);
+        *out = NULL;
+    }
+    return st;
+}

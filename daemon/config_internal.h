@@ -1,0 +1,39 @@
+/* The daemon's settings: the key table (config_keys.def) read into a plain struct. */
+#ifndef RK_CONFIG_INTERNAL_H
+#define RK_CONFIG_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_config.h"
+#include "base/rk_log.h"
+#include "base/rk_status.h"
+#include "daemon/listen_internal.h"
+
+struct rk_settings {
+    /* fixed after start */
+    struct rk_listen listen;
+    bool is_insecure;
+    int64_t max_inflight_bytes, chunk_bytes;
+    char *device;
+    int32_t num_threads, slot;
+    char *state_dir;   /* NULL: the epoch is forgotten at exit */
+    char *runtime_dir; /* $RUNTIME_DIRECTORY; NULL outside a service manager */
+    int64_t collective_timeout_ms, idle_progress_ms, comm_progress_timeout_ms;
+    char *comm_listen;
+    char **ckpt_roots;            /* NULL-terminated */
+    uint64_t device_memory_bytes; /* 0: no limit */
+    /* reloadable */
+    char *token_file; /* NULL: no tokens */
+    int64_t lease_ttl_ms, lease_grace_ms, drain_grace_ms;
+    rk_log_level_t log_level;
+    rk_log_format_t log_format;
+};
+
+/* Reads and checks what a single key cannot tell. `out` is in a state for fini on failure too. */
+struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config) RK_NODISCARD;
+void rk_settings_fini(struct rk_settings *settings);
+/* Takes over the reloadable values of `config`. */
+void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config);
+
+#endif

@@ -1,0 +1,422 @@
+/* Start, the main loop's callbacks, and the end. The order of start: configuration, locks, loop, device,
+ * port. A daemon that cannot have its lock or its device never touches the address of the one that has. */
+#include "daemon/rk_daemon.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_hash.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+#include "daemon/daemon_internal.h"
+#include "daemon/execute_internal.h"
+#include "daemon/notify_internal.h"
+#include "daemon/operation_internal.h"
+
+/* How long a daemon with a lost device still answers, so that drivers learn why; then it exits to be
+ * restarted. */
+#define FAILED_EXIT_NS (30 * 1000000000LL)
+
+/* --- facts and what follows from them --- */
+
+static struct rk_state_facts get_facts(const struct rk_daemon *daemon)
+{
+    struct rk_state_facts facts = {.is_draining = daemon->is_draining,
+                                   .is_running = rk_requests_num_running(&daemon->requests) > 0};
+    struct rk_worker_snapshot snapshot;
+
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    facts.is_lost = snapshot.is_lost;
+    facts.is_configured = snapshot.is_configured;
+    for (int32_t i = 0; i < snapshot.num_roles; i++) {
+        if (snapshot.roles[i].state != RK_ROLE_STATE_EMPTY)
+            facts.has_model = true;
+    }
+    return facts;
+}
+
+void rk_daemon_update(struct rk_daemon *daemon)
+{
+    struct rk_health_facts health;
+    struct rk_state_facts facts;
+    rk_daemon_state_t next;
+
+    if (!daemon->worker)
+        return; /* going down: nobody is left to ask */
+    facts = get_facts(daemon);
+    next = rk_daemon_state_of(&facts);
+    if (daemon->state == RK_DAEMON_FAILED)
+        next = RK_DAEMON_FAILED; /* for good */
+    if (next != daemon->state) {
+        RK_INFO("state %s -> %s", rk_daemon_state_name(daemon->state), rk_daemon_state_name(next));
+        rk_daemon_state_move(&daemon->state, next);
+        if (next == RK_DAEMON_FAILED)
+            daemon->failed_ns = rk_time_now_ns();
+        rk_notify_status("slot %d: %s, epoch %llu", daemon->settings.slot, rk_daemon_state_name(next),
+                         (unsigned long long)daemon->lease.epoch);
+    }
+    health.is_alive = next != RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE;
+    health.takes_work = health.is_alive && !daemon->is_draining;
+    health.is_ready = health.takes_work && facts.is_configured && facts.has_model;
+    rk_health_set(&daemon->health, &health);
+}
+
+bool rk_daemon_is_idle(const struct rk_daemon *daemon)
+{
+    return !daemon->pending && !daemon->configure && rk_requests_num_running(&daemon->requests) == 0;
+}
+
+struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct rk_fence *fence)
+{
+    int64_t now_ms = rk_time_boot_ms();
+
+    RK_TRY(rk_lease_check(&daemon->lease, now_ms, fence));
+    rk_lease_renew(&daemon->lease, now_ms);
+    return NULL;
+}
+
+struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon)
+{
+    if (daemon->state == RK_DAEMON_FAILED)
+        return RK_FAIL_REASON(RK_INTERNAL, "DEVICE_LOST", "the device is lost, the daemon must be restarted");
+    if (daemon->is_draining)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "DRAINING", "the daemon is draining");
+    return NULL;
+}
+
+/* --- jobs --- */
+
+/* E: hands the job back to L. */
+static void on_job_done(void *user, struct rk_job *job)
+{
+    struct rk_daemon *daemon = user;
+
+    rk_loop_post(daemon->loop, job->user);
+}
+
+struct forgotten {
+    struct rk_event done_event;
+    struct rk_daemon *daemon;
+    struct rk_job *job;
+};
+
+static void on_forgotten_done(struct rk_event *event)
+{
+    struct forgotten *forgotten = RK_CONTAINER_OF(event, struct forgotten, done_event);
+
+    if (forgotten->job->status)
+        RK_WARN("job failed: %s", rk_status_message(forgotten->job->status));
+    rk_job_destroy(forgotten->job);
+    rk_daemon_update(forgotten->daemon);
+    rk_free(forgotten);
+}
+
+void rk_daemon_submit_forgotten(struct rk_daemon *daemon, struct rk_job *job)
+{
+    struct forgotten *forgotten = rk_calloc(1, sizeof(*forgotten));
+
+    forgotten->done_event.run = on_forgotten_done;
+    forgotten->daemon = daemon;
+    forgotten->job = job;
+    job->user = &forgotten->done_event;
+    rk_worker_submit(daemon->worker, job);
+}
+
+/* --- L: time and signals --- */
+
+static void tick_lease(struct rk_daemon *daemon)
+{
+    switch (rk_lease_tick(&daemon->lease, rk_time_boot_ms(), daemon->settings.lease_grace_ms)) {
+    case RK_LEASE_LAPSED:
+        RK_WARN("the lease of driver \"%s\" lapsed epoch=%llu", daemon->lease.driver_id,
+                (unsigned long long)daemon->lease.epoch);
+        rk_operations_cancel(daemon, true, "the driver's lease lapsed");
+        break;
+    case RK_LEASE_GRACE_OVER:
+        RK_INFO("grace period over, freeing models epoch=%llu", (unsigned long long)daemon->lease.epoch);
+        rk_requests_drop_results(&daemon->requests);
+        rk_group_clear(&daemon->group);
+        rk_daemon_submit_forgotten(daemon, rk_job_create(RK_JOB_DROP_MODELS));
+        break;
+    case RK_LEASE_NOTHING:
+        break;
+    }
+}
+
+/* The service manager hears from us only while both L (this runs) and G are well. */
+static void tick_watchdog(struct rk_daemon *daemon)
+{
+    int64_t half_ns = daemon->watchdog_ms * 1000000 / 2, now_ns = rk_time_now_ns();
+
+    if (half_ns == 0 || now_ns - daemon->alive_sent_ns < half_ns ||
+        rk_server_queue_age_ns(daemon->server) > half_ns)
+        return;
+    daemon->alive_sent_ns = now_ns;
+    rk_notify_alive();
+}
+
+static void on_tick(void *user)
+{
+    struct rk_daemon *daemon = user;
+
+    tick_lease(daemon);
+    rk_daemon_update(daemon);
+    rk_server_tick(daemon->server);
+    rk_drain_tick(daemon);
+    tick_watchdog(daemon);
+    if (daemon->state == RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE &&
+        rk_time_now_ns() - daemon->failed_ns > FAILED_EXIT_NS)
+        rk_stop_begin(daemon, 0, "the device is lost");
+    rk_stop_advance(daemon);
+}
+
+static void apply_log_settings(const struct rk_settings *settings)
+{
+    char context[32];
+
+    rk_log_set_level(settings->log_level);
+    rk_log_set_format(settings->log_format);
+    snprintf(context, sizeof(context), "slot=%d", settings->slot);
+    rk_log_set_context(context);
+}
+
+static struct rk_status *reload(struct rk_daemon *daemon)
+{
+    struct rk_config *config = NULL;
+    struct rk_auth *auth = NULL;
+    struct rk_status *st;
+
+    RK_TRY(rk_daemon_config_load(&config, daemon->args));
+    st = rk_auth_create(&auth, rk_config_string(config, "rpc.token_file"));
+    if (!st) {
+        rk_settings_reload(&daemon->settings, config);
+        apply_log_settings(&daemon->settings);
+        rk_server_set_auth(daemon->server, auth);
+        rk_auth_destroy(daemon->auth);
+        daemon->auth = auth;
+    }
+    rk_config_destroy(config);
+    return st;
+}
+
+void rk_daemon_reload(struct rk_daemon *daemon)
+{
+    struct rk_status *st;
+
+    rk_notify_reloading();
+    st = reload(daemon);
+    if (st)
+        RK_ERROR("reload refused, the old configuration stays: %s", rk_status_message(st));
+    else
+        RK_INFO("reloaded: tokens, log, lease and drain settings");
+    rk_status_free(st);
+    rk_notify_ready();
+}
+
+static void on_signal(void *user, int signum)
+{
+    struct rk_daemon *daemon = user;
+
+    if (signum == SIGHUP)
+        rk_daemon_reload(daemon);
+    else
+        rk_stop_begin(daemon, daemon->settings.drain_grace_ms, strsignal(signum));
+}
+
+/* --- start and end --- */
+
+static struct rk_status *load_settings(struct rk_daemon *daemon)
+{
+    struct rk_config *config = NULL;
+    struct rk_status *st;
+
+    RK_TRY(rk_daemon_config_load(&config, daemon->args));
+    st = rk_settings_init(&daemon->settings, config);
+    rk_config_destroy(config);
+    if (st)
+        return st;
+    apply_log_settings(&daemon->settings);
+    if (daemon->settings.is_insecure && !daemon->settings.listen.is_local)
+        RK_WARN("rpc.insecure: whoever reaches %s can read and command this daemon",
+                daemon->settings.listen.host);
+    return rk_auth_create(&daemon->auth, daemon->settings.token_file);
+}
+
+static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+    struct rk_status *st = rk_lock_take(&daemon->locks[i], path, daemon->incarnation);
+
+    rk_free(path);
+    return st;
+}
+
+static struct rk_status *take_locks(struct rk_daemon *daemon)
+{
+    const struct rk_settings *settings = &daemon->settings;
+    char *name;
+    struct rk_status *st;
+
+    if (settings->runtime_dir)
+        RK_TRY(take_lock(daemon, 0, settings->runtime_dir, "lock"));
+    if (settings->state_dir)
+        RK_TRY(take_lock(daemon, 1, settings->state_dir, "lock"));
+    if (!settings->listen.is_unix || settings->listen.is_abstract)
+        return NULL;
+    /* gRPC removes a socket file that it finds, a live daemon's too. */
+    name = rk_format("%s.lock", settings->listen.name);
+    st = rk_lock_take(&daemon->locks[2], name, daemon->incarnation);
+    rk_free(name);
+    return st;
+}
+
+static struct rk_status *start_worker(struct rk_daemon *daemon)
+{
+    const struct rk_settings *settings = &daemon->settings;
+    struct rk_worker_config config = {
+        .struct_size = sizeof(config),
+        .device = settings->device,
+        .num_threads = settings->num_threads,
+        .device_memory_limit_bytes = settings->device_memory_bytes,
+        .comm_listen_host = settings->comm_listen,
+        .ckpt_roots = (const char *const *)settings->ckpt_roots,
+        .collective_timeout_ms = settings->collective_timeout_ms,
+        .idle_progress_ms = settings->idle_progress_ms,
+        .comm_progress_timeout_ms = settings->comm_progress_timeout_ms,
+        .user = daemon,
+        .on_done = on_job_done,
+    };
+
+    return rk_worker_create(&daemon->worker, &config);
+}
+
+static struct rk_status *start_server(struct rk_daemon *daemon)
+{
+    struct rk_server_config config = {.daemon = daemon,
+                                      .loop = daemon->loop,
+                                      .auth = daemon->auth,
+                                      .listen = &daemon->settings.listen,
+                                      .on_stopped = rk_stop_on_server_stopped};
+
+    return rk_server_create(&daemon->server, &config);
+}
+
+/* Threads that are started meanwhile never take a signal: only libuv on this one shall. */
+static struct rk_status *start_threads(struct rk_daemon *daemon)
+{
+    sigset_t all, before;
+    struct rk_status *st;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    st = start_worker(daemon);
+    if (!st)
+        st = start_server(daemon);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return st;
+}
+
+/* A core would hold weights and prompts. Files: every connection is one. */
+static void set_limits(void)
+{
+    struct rlimit limit = {0};
+
+    setrlimit(RLIMIT_CORE, &limit);
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static struct rk_status *start(struct rk_daemon *daemon)
+{
+    struct rk_loop_handlers handlers = {.user = daemon, .on_tick = on_tick, .on_signal = on_signal};
+    uint64_t epoch = 0;
+
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file-size limit shall be an error, not the end */
+    RK_TRY(rk_random_bytes(&daemon->incarnation, sizeof(daemon->incarnation)));
+    if (gethostname(daemon->host, sizeof(daemon->host) - 1) != 0)
+        snprintf(daemon->host, sizeof(daemon->host), "unknown");
+    RK_TRY(load_settings(daemon));
+    set_limits();
+    RK_TRY(take_locks(daemon));
+    if (daemon->settings.state_dir)
+        RK_TRY(rk_epoch_load(&epoch, daemon->settings.state_dir));
+    rk_lease_init(&daemon->lease, daemon->incarnation, epoch);
+    daemon->requests.limit_bytes = RK_LIMIT_STORED_RESULT_BYTES;
+    daemon->requests.drop_result = rk_operation_drop_result;
+    daemon->requests.destroy = rk_operation_destroy;
+    daemon->watchdog_ms = rk_notify_watchdog_ms();
+    RK_TRY(rk_loop_create(&daemon->loop, &handlers));
+    RK_TRY(start_threads(daemon));
+    rk_daemon_update(daemon);
+    return NULL;
+}
+
+/* What is left after the loop (stop.c, 6), or after a start that failed. */
+static void fini(struct rk_daemon *daemon)
+{
+    struct rk_worker *worker = daemon->worker;
+
+    daemon->worker = NULL;
+    rk_worker_destroy(worker);
+    if (daemon->loop)
+        rk_loop_drain(daemon->loop); /* jobs that came back meanwhile */
+    rk_server_destroy(daemon->server);
+    rk_loop_destroy(daemon->loop);
+    rk_requests_clear(&daemon->requests);
+    rk_group_clear(&daemon->group);
+    rk_auth_destroy(daemon->auth);
+    for (int i = 0; i < RK_DAEMON_LOCKS_MAX; i++)
+        rk_lock_release(daemon->locks[i]);
+    rk_settings_fini(&daemon->settings);
+    rk_free(daemon->last_error);
+    rk_free(daemon);
+}
+
+struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
+{
+    struct rk_daemon *daemon = rk_calloc(1, sizeof(*daemon));
+    struct rk_status *st;
+
+    daemon->args = args;
+    daemon->started_ns = rk_time_now_ns();
+    st = start(daemon);
+    if (!st) {
+        RK_INFO("listening on %s", rk_server_address(daemon->server));
+        args->on_listening(args->user, rk_server_address(daemon->server));
+        rk_notify_ready();
+        rk_loop_run(daemon->loop);
+        if (daemon->state == RK_DAEMON_FAILED)
+            st = RK_FAIL_REASON(RK_INTERNAL, "DEVICE_LOST", "the device was lost");
+        rk_daemon_state_move(&daemon->state, RK_DAEMON_STOPPED);
+        RK_INFO("stopped");
+    }
+    fini(daemon);
+    return st;
+}
+
+int rk_daemon_exit_code(const struct rk_status *st)
+{
+    const char *reason = rk_status_reason(st);
+
+    if (!st)
+        return 0;
+    if (strcmp(reason, "ADDRESS_IN_USE") == 0 || strcmp(reason, "LOCK_HELD") == 0)
+        return 4;
+    switch (rk_status_code(st)) {
+    case RK_INVALID_ARGUMENT:
+    case RK_NOT_FOUND:
+    case RK_PERMISSION_DENIED:
+        return 2;
+    default:
+        return 1;
+    }
+}

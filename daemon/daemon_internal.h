@@ -1,0 +1,106 @@
+/* The daemon as a whole. One object a process, owned by rk_daemon_run; every field belongs to thread L unless
+ * it says otherwise. */
+#ifndef RK_DAEMON_INTERNAL_H
+#define RK_DAEMON_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+#include "daemon/auth_internal.h"
+#include "daemon/config_internal.h"
+#include "daemon/health_internal.h"
+#include "daemon/lease_internal.h"
+#include "daemon/lock_internal.h"
+#include "daemon/loop_internal.h"
+#include "daemon/requests_internal.h"
+#include "daemon/rk_daemon.h"
+#include "daemon/rpc_internal.h"
+#include "daemon/state_internal.h"
+#include "daemon/stop_internal.h"
+#include "worker/rk_worker.h"
+
+struct rk_execute;
+struct rk_configure;
+
+#define RK_DAEMON_LOCKS_MAX 3
+
+/* Where this daemon stands among the others, as the last successful Configure said. */
+struct rk_group {
+    int32_t rank, world_size; /* world_size 0: never configured */
+    int32_t num_roles;
+    struct {
+        char role[32];
+        struct rk_mesh *mesh;
+    } roles[RK_LIMIT_ROLES];
+};
+
+struct rk_daemon {
+    /* fixed after start */
+    const struct rk_daemon_args *args;
+    uint64_t incarnation;
+    char host[256];
+    int64_t started_ns;
+    int64_t watchdog_ms; /* of the service manager; 0: none */
+    struct rk_lock *locks[RK_DAEMON_LOCKS_MAX];
+    struct rk_loop *loop;
+    struct rk_worker *worker;
+    struct rk_server *server;
+
+    struct rk_settings settings;
+    struct rk_auth *auth;
+    rk_daemon_state_t state;
+    int64_t failed_ns; /* when the state became FAILED */
+    struct rk_lease lease;
+    struct rk_requests requests;    /* of struct rk_operation */
+    struct rk_execute *pending;     /* the stream whose call is not committed yet; NULL: none */
+    uint64_t inflight_bytes;        /* host memory of inputs */
+    struct rk_configure *configure; /* the one that runs; NULL: none */
+    struct rk_group group;
+    struct rk_health health;
+    bool is_draining;           /* Drain was called, or the daemon stops */
+    struct rk_call *drain_call; /* waits until nothing runs; NULL: none */
+    int64_t drain_deadline_ns;
+    struct rk_stop stop;
+    char *last_error;      /* of the last method that failed; NULL: none did */
+    int64_t alive_sent_ns; /* last word to the service manager */
+};
+
+/* --- daemon.c --- */
+/* Moves the daemon to the state that the facts call for, and tells health and the service manager. After
+ * every change of a fact; the tick calls it as well. */
+void rk_daemon_update(struct rk_daemon *daemon);
+/* Nothing is committed and unfinished, uploading, or being configured. */
+bool rk_daemon_is_idle(const struct rk_daemon *daemon);
+/* Checks the fence of a call, and renews the lease that it proves. */
+struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct rk_fence *fence) RK_NODISCARD;
+/* FAILED_PRECONDITION (DRAINING) or INTERNAL (DEVICE_LOST) when no new work is taken. */
+struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon) RK_NODISCARD;
+/* A job that nobody waits for. */
+void rk_daemon_submit_forgotten(struct rk_daemon *daemon, struct rk_job *job);
+void rk_daemon_reload(struct rk_daemon *daemon);
+
+/* --- group.c --- */
+void rk_group_clear(struct rk_group *group);
+/* Takes rank, world and meshes out of a Configure job that succeeded. */
+void rk_group_take(struct rk_group *group, struct rk_job *job);
+const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group,
+                                         const char *role); /* NULL when unknown */
+/* For GetStatus, Describe and Configure. The result lives in the arena and borrows from the daemon. */
+struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
+                                      const struct rk_worker_snapshot *snapshot, struct rk_arena *arena);
+
+/* --- rpc_admin.c --- */
+/* Answers a waiting Drain when its time has come. */
+void rk_drain_tick(struct rk_daemon *daemon);
+
+/* --- rpc_configure.c --- */
+/* Aborts the Configure that runs, if one does. */
+void rk_configure_abort(struct rk_daemon *daemon, const char *reason);
+
+extern const struct rk_rpc_handler rk_rpc_list_methods, rk_rpc_describe, rk_rpc_get_status, rk_rpc_cancel;
+extern const struct rk_rpc_handler rk_rpc_acquire_lease, rk_rpc_release_lease, rk_rpc_keep_alive;
+extern const struct rk_rpc_handler rk_rpc_configure, rk_rpc_execute, rk_rpc_drain, rk_rpc_shutdown;
+
+#endif

@@ -1,0 +1,218 @@
+/* What is checked of an Execute header, in the order in which the checks make sense: is this daemon in a
+ * position to run the method, is the input what the method takes, is there room for it. Everything here is
+ * refused before a byte of the body is sent. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "daemon/execute_internal.h"
+#include "dispatch/rk_dispatch.h"
+#include "proto/limits.h"
+
+void rk_execute_digest(const struct rk_execute_header *header, uint8_t digest[RK_SHA256_BYTES])
+{
+    struct rk_execute_request request = {.kind = RK_EXECUTE_HEADER, .header = *header};
+    struct rk_str packed = {0};
+
+    request.header.fence = (struct rk_fence){0};
+    request.header.seq = 0;
+    request.header.mesh_generation = 0;
+    rk_pack_execute_request(&packed, &request);
+    rk_sha256_of(packed.text, packed.bytes, digest);
+    rk_str_fini(&packed);
+}
+
+static void hash_part(struct rk_sha256 *sha, const char *text, size_t bytes)
+{
+    uint64_t length = bytes;
+
+    rk_sha256_update(sha, &length, sizeof(length)); /* so that parts cannot run into each other */
+    rk_sha256_update(sha, text, bytes);
+}
+
+/* What all ranks of a call must agree on before one of them starts. */
+static void hash_plan(struct rk_operation *operation, const struct rk_execute_header *header)
+{
+    char *options = rk_json_dump(operation->job->options, 0, true);
+    struct rk_str plan = {0};
+    struct rk_sha256 sha;
+
+    rk_pack_plan(&plan, &header->plan);
+    rk_sha256_init(&sha);
+    hash_part(&sha, header->role, strlen(header->role));
+    hash_part(&sha, header->method, strlen(header->method));
+    hash_part(&sha, options, strlen(options));
+    hash_part(&sha, rk_str_text(&plan), plan.bytes);
+    rk_sha256_final(&sha, operation->plan_hash);
+    rk_str_fini(&plan);
+    rk_free(options);
+}
+
+/* --- is this daemon in a position to run it --- */
+
+/* Only when nothing is queued: a call that is may be the init_model that this one waits for. The worker
+ * checks again when its turn comes. */
+static struct rk_status *check_model(const struct rk_daemon *daemon,
+                                     const struct rk_worker_snapshot *snapshot,
+                                     const struct rk_execute_header *header, const struct rk_method *method)
+{
+    rk_role_state_t state = RK_ROLE_STATE_EMPTY;
+
+    if ((method->flags & RK_MF_ANY_STATE) || rk_requests_num_running(&daemon->requests) > 0)
+        return NULL;
+    for (int32_t i = 0; i < snapshot->num_roles; i++) {
+        if (strcmp(snapshot->roles[i].role, header->role) == 0)
+            state = snapshot->roles[i].state;
+    }
+    if (state == RK_ROLE_STATE_AWAKE)
+        return NULL;
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL", "role '%s' is %s, expected %s", header->role,
+                          rk_role_state_name(state), rk_role_state_name(RK_ROLE_STATE_AWAKE));
+}
+
+static struct rk_status *check_position(const struct rk_daemon *daemon,
+                                        const struct rk_execute_header *header,
+                                        const struct rk_method **method, const struct rk_mesh **mesh)
+{
+    struct rk_worker_snapshot snapshot;
+    struct rk_mesh_coords coords;
+
+    RK_TRY(rk_method_check_role(method, header->role, header->method));
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    if (!snapshot.is_configured)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                              "the daemon has no communicators, expected a Configure first");
+    if (header->mesh_generation != snapshot.mesh_generation)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
+                              "mesh_generation=%" PRIu64 ", the daemon was configured with %" PRIu64,
+                              header->mesh_generation, snapshot.mesh_generation);
+    *mesh = rk_group_find_mesh(&daemon->group, header->role);
+    if (!*mesh || !rk_mesh_find_coords(*mesh, daemon->group.rank, &coords))
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                              "rank %d has no place in a mesh of role '%s'", daemon->group.rank,
+                              header->role);
+    if (!header->two_phase && rk_mesh_num_ranks(*mesh) > 1)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "two_phase=false is for roles of one rank, '%s' has %d", header->role,
+                              rk_mesh_num_ranks(*mesh));
+    return check_model(daemon, &snapshot, header, *method);
+}
+
+/* --- is the input what the method takes --- */
+
+static struct rk_status *check_want(const struct rk_execute_header *header, const struct rk_method *method)
+{
+    for (int64_t i = 0; i < header->num_want; i++) {
+        int64_t column = 0;
+
+        while (column < method->num_out && strcmp(method->out[column].name, header->want[i]) != 0)
+            column++;
+        if (column == method->num_out)
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "want: %s returns no column '%s'",
+                                  method->name, header->want[i]);
+    }
+    return NULL;
+}
+
+/* Checksums that nobody looks at would only seem to protect. */
+static struct rk_status *check_checksums(const struct rk_execute_header *header)
+{
+    if (header->payload_sha256.bytes > 0)
+        return RK_FAIL(RK_UNIMPLEMENTED, "payload_sha256 is set, but this daemon does not check it");
+    for (int64_t i = 0; i < header->input.num_tensors; i++) {
+        if (header->input.tensors[i].crc32c)
+            return RK_FAIL(RK_UNIMPLEMENTED,
+                           "tensor '%s' has a crc32c: this daemon does not have the feature chunk-crc32c",
+                           header->input.tensors[i].name);
+    }
+    return NULL;
+}
+
+/* Replicas of the plan are the chunks of the method's dispatch over its mesh. */
+static struct rk_status *check_plan(const struct rk_daemon *daemon, const struct rk_execute_header *header,
+                                    const struct rk_method *method, const struct rk_mesh *mesh)
+{
+    struct rk_dispatch *dispatch = NULL;
+    struct rk_status *st;
+
+    if (!(method->flags & RK_MF_PLAN)) {
+        if (header->plan.num_mini > 0)
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s takes no plan", method->name);
+        return NULL;
+    }
+    if (header->plan.num_mini == 0)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s needs a plan", method->name);
+    if (method->dispatch_mesh[0])
+        mesh = rk_group_find_mesh(&daemon->group, method->dispatch_mesh);
+    if (!mesh)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED", "role '%s' has no mesh",
+                              method->dispatch_mesh);
+    RK_TRY(rk_dispatch_create(&dispatch, method->dispatch_mode, mesh));
+    st = rk_plan_check(&header->plan, header->input.batch_size, dispatch->num_chunks);
+    rk_dispatch_destroy(dispatch);
+    return st;
+}
+
+static struct rk_status *complete_options(struct rk_job *job, const struct rk_execute_header *header,
+                                          const struct rk_method *method)
+{
+    struct rk_json *given = rk_meta_to_json(&header->options);
+    struct rk_status *st = rk_method_complete_options(&job->options, method, given);
+
+    rk_json_free(given);
+    return st;
+}
+
+static struct rk_status *check_input(const struct rk_daemon *daemon, struct rk_job *job,
+                                     const struct rk_execute_header *header, const struct rk_mesh *mesh)
+{
+    RK_TRY(check_checksums(header));
+    RK_TRY(rk_batch_spec_check(&header->input, job->method));
+    RK_TRY(complete_options(job, header, job->method));
+    RK_TRY(check_plan(daemon, header, job->method, mesh));
+    return check_want(header, job->method);
+}
+
+/* --- is there room --- */
+
+static struct rk_status *reserve(struct rk_operation *operation, struct rk_upload *upload,
+                                 const struct rk_execute_header *header, struct rk_arena *arena)
+{
+    struct rk_daemon *daemon = operation->daemon;
+    uint64_t limit = (uint64_t)daemon->settings.max_inflight_bytes;
+
+    if (rk_requests_num_running(&daemon->requests) >= RK_LIMIT_QUEUED_CALLS)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%d calls are queued already", RK_LIMIT_QUEUED_CALLS);
+    RK_TRY(rk_assembler_create(&upload->assembler, &header->input, 0));
+    upload->total_bytes = rk_assembler_total_bytes(upload->assembler);
+    if (upload->total_bytes > limit - daemon->inflight_bytes)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                       "the batch has %" PRIu64 " bytes, %" PRIu64 " of rpc.max_inflight=%" PRIu64
+                       " are taken",
+                       upload->total_bytes, daemon->inflight_bytes, limit);
+    if (operation->job->method->num_in > 0)
+        RK_TRY(rk_batch_from_spec(&operation->job->input, &upload->data, arena, &header->input));
+    operation->input_bytes = upload->total_bytes;
+    daemon->inflight_bytes += upload->total_bytes;
+    return NULL;
+}
+
+struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_upload *upload,
+                                   const struct rk_execute_header *header, struct rk_arena *arena)
+{
+    struct rk_daemon *daemon = operation->daemon;
+    struct rk_job *job = operation->job;
+    const struct rk_mesh *mesh;
+
+    job->plan_arena = arena;
+    RK_TRY(check_position(daemon, header, &job->method, &mesh));
+    RK_TRY(check_input(daemon, job, header, mesh));
+    RK_TRY(reserve(operation, upload, header, arena));
+    snprintf(job->role, sizeof(job->role), "%s", header->role);
+    job->plan = header->plan;
+    job->collect = header->collect;
+    job->timeout_ms = header->timeout_ms;
+    hash_plan(operation, header);
+    return NULL;
+}

@@ -1,0 +1,87 @@
+/* One Execute stream.
+ *
+ *   HEADER --header is good: memory reserved--> BODY --last byte--> ACCEPTED --Commit--> RUNNING --job
+ * ended--> SENDING HEADER --request is known--> RUNNING (attached), or SENDING (replayed)
+ *
+ * HEADER, BODY, ACCEPTED: when the stream ends in any way, everything is dropped and the seq stays free.
+ * RUNNING: the operation goes on without the stream.
+ *
+ * L owns it, but for the upload, which is G's while a read is under way. */
+#ifndef RK_EXECUTE_INTERNAL_H
+#define RK_EXECUTE_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/daemon_internal.h"
+#include "daemon/operation_internal.h"
+#include "proto/rk_stream.h"
+
+typedef enum rk_execute_stage {
+    RK_EXECUTE_STAGE_HEADER,
+    RK_EXECUTE_STAGE_BODY,
+    RK_EXECUTE_STAGE_ACCEPTED,
+    RK_EXECUTE_STAGE_RUNNING,
+    RK_EXECUTE_STAGE_SENDING
+} rk_execute_stage_t;
+
+/* Where the chunks go. */
+struct rk_upload {
+    struct rk_assembler *assembler; /* G; NULL until the header was good */
+    void **data;                    /* by tensor; in the job's plan_arena, not used once complete */
+    uint64_t total_bytes;
+    atomic_ullong received_bytes;   /* G writes */
+    struct rk_status *status;       /* G writes, then gives the message to L */
+    struct rk_event complete_event; /* G posts it after the last byte */
+};
+
+/* How much of the result is on its way. */
+struct rk_download {
+    bool has_sent_result;
+    int64_t num_tensors, tensor;
+    uint64_t offset;
+    const struct rk_column **columns;
+};
+
+struct rk_execute {
+    struct rk_call *call;
+    rk_execute_stage_t stage;
+    struct rk_operation *operation; /* until SENDING; BODY and ACCEPTED own it */
+    struct rk_execute *next;        /* of the operation's streams */
+    struct rk_upload upload;
+    int64_t window_begin_ns; /* BODY: slow senders are cut */
+    uint64_t window_bytes;
+    bool two_phase, collect;
+    const char **want; /* columns of the result, NULL-terminated; NULL: all */
+    /* what is still to be sent, in this order */
+    bool owes_accepted, is_replayed;
+    uint64_t accepted_seq;
+    uint8_t plan_hash[RK_SHA256_BYTES];
+    bool owes_progress;
+    uint64_t progress_done, progress_total;
+    char progress_phase[32];
+    struct rk_result *result;
+    struct rk_download download;
+};
+
+/* --- rpc_execute.c --- */
+/* Ends a stream whose operation is not committed; takes the status. */
+void rk_execute_drop(struct rk_execute *execute, struct rk_status *st);
+/* The operation has ended: its streams send the result. */
+void rk_execute_deliver(struct rk_operation *operation, struct rk_result *result);
+
+/* --- execute_check.c --- */
+/* Everything that can be said about a header before its body comes. Fills the operation's job and the upload,
+ * and reserves memory. `arena` holds the header and becomes the job's, on failure too. */
+struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_upload *upload,
+                                   const struct rk_execute_header *header,
+                                   struct rk_arena *arena) RK_NODISCARD;
+/* SHA-256 of the header without its fencing tokens: equal for a repeated request. */
+void rk_execute_digest(const struct rk_execute_header *header, uint8_t digest[RK_SHA256_BYTES]);
+
+/* --- execute_send.c --- */
+/* Sends the next message when none is under way. */
+void rk_execute_pump(struct rk_execute *execute);
+
+#endif

@@ -1,0 +1,184 @@
+#include "daemon/listen_internal.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+#define UNIX_PREFIX     "unix:"
+#define ABSTRACT_PREFIX "unix-abstract:"
+
+static bool is_loopback(const struct sockaddr *address)
+{
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)(const void *)address;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)address;
+
+    if (address->sa_family == AF_INET)
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    return IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+}
+
+static struct rk_status *parse_unix(struct rk_listen *out, const char *text, const char *name)
+{
+    size_t max_bytes = RK_UNIX_PATH_BYTES - (size_t)out->is_abstract;
+
+    out->is_unix = out->is_local = true;
+    if (!out->is_abstract && name[0] != '/')
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': expected an absolute path after unix:", text);
+    if (!name[0] || strlen(name) > max_bytes)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': the name has %zu bytes, expected 1 to %zu",
+                       text, strlen(name), max_bytes);
+    snprintf(out->name, sizeof(out->name), "%s", name);
+    return NULL;
+}
+
+static struct rk_status *resolve(struct rk_listen *out, const char *text, const char *host)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    int rc = getaddrinfo(host, NULL, &hints, &found);
+
+    if (rc != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': host '%s': %s", text, host, gai_strerror(rc));
+    rc =
+        getnameinfo(found->ai_addr, found->ai_addrlen, out->host, sizeof(out->host), NULL, 0, NI_NUMERICHOST);
+    out->is_local = is_loopback(found->ai_addr);
+    freeaddrinfo(found);
+    if (rc != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': host '%s': %s", text, host, gai_strerror(rc));
+    return NULL;
+}
+
+struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    struct rk_status *st;
+    int64_t port;
+    char *host;
+
+    *out = (struct rk_listen){0};
+    if (rk_str_has_prefix(text, UNIX_PREFIX))
+        return parse_unix(out, text, text + strlen(UNIX_PREFIX));
+    if (rk_str_has_prefix(text, ABSTRACT_PREFIX)) {
+        out->is_abstract = true;
+        return parse_unix(out, text, text + strlen(ABSTRACT_PREFIX));
+    }
+    if (!colon || colon == text || !rk_parse_i64(colon + 1, &port) || port < 0 || port > UINT16_MAX)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "rpc.listen '%s': expected HOST:PORT with a port of 0 to 65535, unix:/PATH or "
+                       "unix-abstract:NAME",
+                       text);
+    out->port = (uint16_t)port;
+    host = rk_strndup(text, (size_t)(colon - text));
+    if (host[0] == '[' && rk_str_has_suffix(host, "]")) {
+        memmove(host, host + 1, strlen(host));
+        host[strlen(host) - 1] = '\0';
+    }
+    st = resolve(out, text, host);
+    rk_free(host);
+    return st;
+}
+
+struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure, bool has_tokens)
+{
+    if (is_insecure)
+        return NULL;
+    if (!listen->is_local)
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "rpc.listen: %s can be reached from other hosts and nothing would be encrypted; listen on "
+            "127.0.0.1, ::1 or a Unix socket, or say --insecure (rpc.insecure) if the network is trusted",
+            listen->host);
+    if (listen->is_abstract && !has_tokens)
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "rpc.listen: every local user reaches the abstract socket '%s'; set rpc.token_file, or say "
+            "--insecure (rpc.insecure)",
+            listen->name);
+    return NULL;
+}
+
+static socklen_t make_address(const struct rk_listen *listen, struct sockaddr_storage *out)
+{
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)out;
+    struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)out;
+    struct sockaddr_un *un = (struct sockaddr_un *)(void *)out;
+
+    *out = (struct sockaddr_storage){0};
+    if (listen->is_unix) {
+        un->sun_family = AF_UNIX;
+        memcpy(un->sun_path + listen->is_abstract, listen->name, strlen(listen->name));
+        return (socklen_t)(sizeof(un->sun_family) + listen->is_abstract + strlen(listen->name));
+    }
+    if (inet_pton(AF_INET, listen->host, &v4->sin_addr) == 1) {
+        v4->sin_family = AF_INET;
+        v4->sin_port = htons(listen->port);
+        return sizeof(*v4);
+    }
+    inet_pton(AF_INET6, listen->host, &v6->sin6_addr);
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(listen->port);
+    return sizeof(*v6);
+}
+
+/* A file that is no socket would make the bind fail; gRPC removes one that is (whose owner, if it lives,
+ * holds the lock beside it). */
+static struct rk_status *probe_unix_path(const char *path)
+{
+    char *dir = rk_strndup(path, RK_MAX((size_t)(strrchr(path, '/') - path), 1));
+    struct rk_status *st = NULL;
+    struct stat info;
+
+    if (access(dir, W_OK | X_OK) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen: cannot make a socket in '%s': %s", dir,
+                     strerror(errno));
+    else if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen: '%s' exists and is no socket", path);
+    rk_free(dir);
+    return st;
+}
+
+struct rk_status *rk_listen_probe(const struct rk_listen *listen)
+{
+    struct sockaddr_storage address;
+    socklen_t address_bytes = make_address(listen, &address);
+    struct rk_status *st = NULL;
+    const int on = 1;
+    char *text;
+    int fd;
+
+    if (listen->is_unix && !listen->is_abstract)
+        return probe_unix_path(listen->name);
+    fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return RK_FAIL(RK_INTERNAL, "socket: %s", strerror(errno));
+    /* As gRPC does: an address whose last connections still close can be bound again. */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (bind(fd, (struct sockaddr *)&address, address_bytes) != 0) {
+        text = rk_listen_format(listen, listen->port);
+        if (errno == EADDRINUSE)
+            st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s is in use by another process",
+                                text);
+        else
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "cannot listen on %s: %s", text, strerror(errno));
+        rk_free(text);
+    }
+    close(fd);
+    return st;
+}
+
+char *rk_listen_format(const struct rk_listen *listen, int port)
+{
+    if (listen->is_unix)
+        return rk_format("%s%s", listen->is_abstract ? ABSTRACT_PREFIX : UNIX_PREFIX, listen->name);
+    return rk_format(strchr(listen->host, ':') ? "[%s]:%d" : "%s:%d", listen->host, port);
+}

@@ -1,0 +1,33 @@
+/* Addresses: what rpc.listen may be, who can reach it, and why binding failed. */
+#ifndef RK_LISTEN_INTERNAL_H
+#define RK_LISTEN_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_status.h"
+
+#define RK_UNIX_PATH_BYTES 107 /* of struct sockaddr_un, without the terminator */
+
+struct rk_listen {
+    bool is_unix; /* a path, or a name in the abstract namespace */
+    bool is_abstract;
+    bool is_local;                     /* other hosts cannot reach it */
+    char host[64];                     /* TCP: literal address, IPv6 without brackets */
+    uint16_t port;                     /* TCP: 0 lets the kernel choose */
+    char name[RK_UNIX_PATH_BYTES + 1]; /* Unix */
+};
+
+/* "HOST:PORT" (a host name is resolved here, so that what is checked is what is bound), "unix:/PATH",
+ * "unix-abstract:NAME". */
+struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text) RK_NODISCARD;
+/* Addresses that others can reach need an explicit wish; so do those that every local user reaches without a
+ * file's permissions in between. */
+struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure,
+                                         bool has_tokens) RK_NODISCARD;
+/* Binds and lets go: says why, which gRPC does not. Reason ADDRESS_IN_USE when another process has it. */
+struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
+/* As gRPC takes it, and as people read it; rk_free it. */
+char *rk_listen_format(const struct rk_listen *listen, int port);
+
+#endif

@@ -1,0 +1,147 @@
+/* rankd: command line and exit code. The process stays in the foreground; whoever starts it supervises it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_array.h"
+#include "base/rk_status.h"
+#include "daemon/rk_daemon.h"
+
+struct options {
+    struct rk_daemon_args args;
+    RK_ARRAY(char *) overrides;
+    bool wants_help, wants_version, wants_check;
+};
+
+static void print_help(void)
+{
+    struct rk_str keys = {0};
+
+    rk_daemon_config_format_keys(&keys);
+    printf("usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
+           "\n"
+           "Serves one device to rankctl or any other gRPC client.\n"
+           "\n"
+           "  --config FILE      configuration (default: %s when it exists)\n"
+           "  --check-config     print the resolved configuration with the origin of each value, and exit\n"
+           "  --device DEVICE    cpu (default) or cuda:N\n"
+           "  --slot N           number of this daemon on its host\n"
+           "  --insecure         allow an address that other hosts can reach\n"
+           "  --help, --version\n"
+           "\n"
+           "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
+           "\n"
+           "%s"
+           "\n"
+           "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
+           "Exit codes: 0 stopped cleanly, 1 failed, 2 usage or configuration, 4 address or lock held by "
+           "another\n"
+           "process.\n",
+           RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
+    rk_str_fini(&keys);
+}
+
+static void add_override(struct options *options, const char *key, const char *value)
+{
+    rk_array_append(&options->overrides, rk_format("%s=%s", key, value));
+}
+
+/* Takes the value of a flag that has one: "--config FILE" or "--config=FILE". */
+static struct rk_status *take_value(const char **out, int argc, char **argv, int *i)
+{
+    const char *equals = strchr(argv[*i], '=');
+
+    if (equals) {
+        *out = equals + 1;
+        return NULL;
+    }
+    if (*i + 1 == argc)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s needs a value", argv[*i]);
+    *out = argv[++*i];
+    return NULL;
+}
+
+static bool is_flag(const char *arg, const char *name)
+{
+    size_t bytes = strlen(name);
+
+    return strncmp(arg, name, bytes) == 0 && (arg[bytes] == '\0' || arg[bytes] == '=');
+}
+
+static struct rk_status *parse_flag(struct options *options, int argc, char **argv, int *i)
+{
+    const char *arg = argv[*i], *value;
+
+    if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
+        options->wants_help = true;
+    } else if (strcmp(arg, "--version") == 0) {
+        options->wants_version = true;
+    } else if (strcmp(arg, "--check-config") == 0) {
+        options->wants_check = true;
+    } else if (strcmp(arg, "--insecure") == 0) {
+        add_override(options, "rpc.insecure", "true");
+    } else if (is_flag(arg, "--config")) {
+        RK_TRY(take_value(&options->args.config_file, argc, argv, i));
+    } else if (is_flag(arg, "--device") || is_flag(arg, "--slot")) {
+        RK_TRY(take_value(&value, argc, argv, i));
+        add_override(options, is_flag(arg, "--slot") ? "slot" : "device", value);
+    } else if (strncmp(arg, "--", 2) == 0 && strchr(arg, '=')) {
+        rk_array_append(&options->overrides, rk_strdup(arg + 2));
+    } else {
+        return RK_FAIL(RK_INVALID_ARGUMENT, "unknown argument '%s'; see rankd --help", arg);
+    }
+    return NULL;
+}
+
+static void on_listening(void *user, const char *address)
+{
+    (void)user;
+    printf("rankd: listening on %s\n", address);
+    fflush(stdout);
+}
+
+static struct rk_status *check_config(const struct options *options)
+{
+    struct rk_config *config = NULL;
+    struct rk_str text = {0};
+
+    RK_TRY(rk_daemon_config_load(&config, &options->args));
+    rk_config_format(config, &text);
+    fputs(rk_str_text(&text), stdout);
+    rk_str_fini(&text);
+    rk_config_destroy(config);
+    return NULL;
+}
+
+static struct rk_status *run(struct options *options, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        RK_TRY(parse_flag(options, argc, argv, &i));
+    if (options->wants_help) {
+        print_help();
+        return NULL;
+    }
+    if (options->wants_version) {
+        printf("rankd %s (%s)\n", RK_VERSION, RK_GIT_COMMIT);
+        return NULL;
+    }
+    options->args.overrides = (const char *const *)options->overrides.items;
+    options->args.num_overrides = options->overrides.count;
+    options->args.on_listening = on_listening;
+    return options->wants_check ? check_config(options) : rk_daemon_run(&options->args);
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {0};
+    struct rk_status *st = run(&options, argc, argv);
+    int code = rk_daemon_exit_code(st);
+
+    if (st)
+        fprintf(stderr, "rankd: %s\n", rk_status_message(st));
+    rk_status_free(st);
+    for (int64_t i = 0; i < options.overrides.count; i++)
+        rk_free(options.overrides.items[i]);
+    rk_array_fini(&options.overrides);
+    return code;
+}

@@ -1,0 +1,195 @@
+#include "daemon/operation_internal.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "daemon/daemon_internal.h"
+#include "daemon/execute_internal.h"
+
+struct rk_result *rk_result_retain(struct rk_result *result)
+{
+    atomic_fetch_add_explicit(&result->num_refs, 1, memory_order_relaxed);
+    return result;
+}
+
+void rk_result_release(void *user)
+{
+    struct rk_result *result = user;
+
+    if (!result || atomic_fetch_sub_explicit(&result->num_refs, 1, memory_order_acq_rel) > 1)
+        return;
+    rk_job_destroy(result->job);
+    rk_free(result);
+}
+
+static struct rk_result *result_create(struct rk_job *job)
+{
+    struct rk_result *result = rk_calloc(1, sizeof(*result));
+
+    atomic_init(&result->num_refs, 1);
+    result->job = job;
+    return result;
+}
+
+static size_t result_bytes(const struct rk_job *job)
+{
+    int64_t num_columns = job->output ? rk_batch_num_columns(job->output) : 0;
+    size_t bytes = 0;
+
+    for (int64_t i = 0; i < num_columns; i++)
+        bytes += rk_column_bytes(rk_batch_column_at(job->output, i));
+    return bytes;
+}
+
+static void release_input(struct rk_operation *operation)
+{
+    RK_ASSERT(operation->daemon->inflight_bytes >= operation->input_bytes);
+    operation->daemon->inflight_bytes -= operation->input_bytes;
+    operation->input_bytes = 0;
+}
+
+/* Only the result is kept, not what it was made from. */
+static void release_request(struct rk_operation *operation, struct rk_job *job)
+{
+    rk_batch_destroy(job->input);
+    rk_json_free(job->options);
+    rk_arena_destroy(job->plan_arena);
+    job->input = NULL;
+    job->options = NULL;
+    job->plan_arena = NULL;
+    job->plan = (struct rk_plan){0};
+    release_input(operation);
+}
+
+static void note_failure(struct rk_operation *operation, const struct rk_status *st)
+{
+    struct rk_daemon *daemon = operation->daemon;
+    char frames[2048];
+
+    rk_free(daemon->last_error);
+    daemon->last_error =
+        rk_format("%s: %s: %s", operation->name, rk_code_name(rk_status_code(st)), rk_status_message(st));
+    rk_status_format_frames(st, frames, sizeof(frames));
+    RK_WARN("method failed name=%s epoch=%llu seq=%llu code=%s reason=%s\n%s", operation->name,
+            (unsigned long long)operation->epoch, (unsigned long long)operation->seq,
+            rk_code_name(rk_status_code(st)), rk_status_reason(st), frames);
+}
+
+/* L: the job came back. */
+static void on_done(struct rk_event *event)
+{
+    struct rk_operation *operation = RK_CONTAINER_OF(event, struct rk_operation, done_event);
+    struct rk_daemon *daemon = operation->daemon;
+    struct rk_job *job = operation->job;
+    size_t bytes = result_bytes(job);
+    struct rk_result *result;
+
+    release_request(operation, job);
+    if (job->status)
+        note_failure(operation, job->status);
+    operation->job = NULL;
+    operation->result = result_create(job);
+    rk_lease_finish_seq(&daemon->lease, operation->epoch, operation->seq);
+    /* Held, because a result that is too large to keep goes at once, and those who wait for it shall have it.
+     */
+    result = rk_result_retain(operation->result);
+    rk_requests_finish(&daemon->requests, &operation->request, bytes);
+    rk_daemon_update(daemon);
+    rk_execute_deliver(operation, result);
+    rk_result_release(result);
+    rk_stop_advance(daemon);
+}
+
+struct rk_operation *rk_operation_create(struct rk_daemon *daemon)
+{
+    struct rk_operation *operation = rk_calloc(1, sizeof(*operation));
+
+    operation->daemon = daemon;
+    operation->done_event.run = on_done;
+    operation->job = rk_job_create(RK_JOB_METHOD);
+    operation->job->user = &operation->done_event;
+    return operation;
+}
+
+void rk_operation_discard(struct rk_operation *operation)
+{
+    if (!operation)
+        return;
+    RK_ASSERT(operation->request.state == RK_REQUEST_OPEN);
+    release_input(operation);
+    rk_job_destroy(operation->job);
+    rk_free(operation);
+}
+
+void rk_operation_commit(struct rk_operation *operation)
+{
+    struct rk_daemon *daemon = operation->daemon;
+
+    rk_lease_commit_seq(&daemon->lease, operation->seq);
+    rk_requests_add(&daemon->requests, &operation->request);
+    rk_worker_submit(daemon->worker, operation->job);
+    rk_daemon_update(daemon);
+}
+
+const char *rk_operation_cancel(struct rk_operation *operation, bool abort_comm, const char *reason)
+{
+    const char *outcome;
+
+    if (operation->request.state != RK_REQUEST_RUNNING)
+        return "already_done";
+    RK_INFO("cancel name=%s seq=%llu abort_comm=%d reason=\"%s\"", operation->name,
+            (unsigned long long)operation->seq, abort_comm, reason);
+    outcome = rk_worker_cancel(operation->daemon->worker, operation->job, abort_comm, reason);
+    /* The worker does not have it: it ended, and its event is on its way here. */
+    return outcome[0] == 'n' ? "already_done" : outcome;
+}
+
+void rk_operations_cancel(struct rk_daemon *daemon, bool abort_comm, const char *reason)
+{
+    /* Newest first, so that cancelling the running one does not start the next. */
+    for (int64_t i = daemon->requests.count - 1; i >= 0; i--) {
+        if (daemon->requests.entries[i]->state == RK_REQUEST_RUNNING)
+            rk_operation_cancel((struct rk_operation *)daemon->requests.entries[i], abort_comm, reason);
+    }
+    if (daemon->pending)
+        rk_execute_drop(daemon->pending, RK_FAIL(RK_CANCELLED, "the call was not committed: %s", reason));
+    rk_configure_abort(daemon, reason);
+}
+
+int64_t rk_operations_num_current(const struct rk_daemon *daemon)
+{
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < daemon->requests.count; i++) {
+        const struct rk_operation *operation = (const struct rk_operation *)daemon->requests.entries[i];
+
+        count += operation->request.state == RK_REQUEST_RUNNING && operation->epoch == daemon->lease.epoch;
+    }
+    return count;
+}
+
+struct rk_operation *rk_operations_find_first(const struct rk_daemon *daemon)
+{
+    for (int64_t i = 0; i < daemon->requests.count; i++) {
+        if (daemon->requests.entries[i]->state == RK_REQUEST_RUNNING)
+            return (struct rk_operation *)daemon->requests.entries[i];
+    }
+    return NULL;
+}
+
+void rk_operation_drop_result(struct rk_request *request)
+{
+    struct rk_operation *operation = (struct rk_operation *)request;
+
+    rk_result_release(operation->result);
+    operation->result = NULL;
+}
+
+void rk_operation_destroy(struct rk_request *request)
+{
+    struct rk_operation *operation = (struct rk_operation *)request;
+
+    RK_ASSERT(!operation->job);
+    RK_ASSERT(!operation->streams);
+    rk_free(operation);
+}

@@ -1,0 +1,61 @@
+/* One operation: a method call from its accepted header to its stored result. It is apart from the stream
+ * that carries it: after Commit the stream may break, and a repeated request attaches another one. */
+#ifndef RK_OPERATION_INTERNAL_H
+#define RK_OPERATION_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_hash.h"
+#include "daemon/loop_internal.h"
+#include "daemon/requests_internal.h"
+#include "worker/rk_worker.h"
+
+struct rk_daemon;
+struct rk_execute;
+
+/* What an operation ended with. Shared by the request table, the streams that send it, and gRPC, whose
+ * threads let go of chunks: the last one frees it, on whatever thread. */
+struct rk_result {
+    atomic_int num_refs;
+    struct rk_job *job; /* status, output and metrics; nothing changes them any more */
+};
+
+struct rk_result *rk_result_retain(struct rk_result *result);
+void rk_result_release(void *result); /* as gRPC's slices want it; NULL is a no-op */
+
+struct rk_operation {
+    struct rk_request request;  /* entry of the request table */
+    struct rk_event done_event; /* posted by E */
+    struct rk_daemon *daemon;
+    struct rk_job *job;         /* OPEN: ours. RUNNING: the worker's, a name for cancelling. Later NULL */
+    struct rk_result *result;   /* DONE */
+    struct rk_execute *streams; /* attached ones */
+    uint64_t epoch, seq;
+    uint64_t input_bytes; /* counted in the daemon's inflight_bytes until the job ends */
+    uint8_t plan_hash[RK_SHA256_BYTES];
+    char name[80]; /* "actor.update_actor" */
+};
+
+/* OPEN, with an empty METHOD job. */
+struct rk_operation *rk_operation_create(struct rk_daemon *daemon);
+/* An OPEN operation that will not be committed. NULL is a no-op. */
+void rk_operation_discard(struct rk_operation *operation);
+/* OPEN -> RUNNING: uses up its seq, enters the request table, goes to the worker. */
+void rk_operation_commit(struct rk_operation *operation);
+/* Outcome as in CancelResponse. */
+const char *rk_operation_cancel(struct rk_operation *operation, bool abort_comm, const char *reason);
+
+/* All that run; also drops the call that is not committed. */
+void rk_operations_cancel(struct rk_daemon *daemon, bool abort_comm, const char *reason);
+/* Running ones of the present epoch. */
+int64_t rk_operations_num_current(const struct rk_daemon *daemon);
+/* The one that runs, or is about to: they run in the order of Commit. NULL: none. */
+struct rk_operation *rk_operations_find_first(const struct rk_daemon *daemon);
+
+/* Hooks of the request table. */
+void rk_operation_drop_result(struct rk_request *request);
+void rk_operation_destroy(struct rk_request *request);
+
+#endif

@@ -1,0 +1,39 @@
+/* daemon: one rankd process, from its configuration to its exit.
+ *
+ * The process is main.c around rk_daemon_run. Everything else of the module is private. */
+#ifndef RK_DAEMON_H
+#define RK_DAEMON_H
+
+#include <stdint.h>
+
+#include "base/rk_config.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+
+RK_BEGIN_DECLS
+
+#define RK_DAEMON_CONFIG_FILE "/etc/rankd/rankd.json"
+
+/* Borrowed for the duration of the call. */
+struct rk_daemon_args {
+    const char *config_file;      /* NULL: RK_DAEMON_CONFIG_FILE when it exists */
+    const char *const *overrides; /* "rpc.listen=127.0.0.1:0" */
+    int64_t num_overrides;
+    void *user;
+    /* Called once, when the daemon can be reached at `address`. */
+    void (*on_listening)(void *user, const char *address);
+};
+
+/* The resolved configuration: for --check-config, and what rk_daemon_run starts from. */
+struct rk_status *rk_daemon_config_load(struct rk_config **out,
+                                        const struct rk_daemon_args *args) RK_NODISCARD;
+/* The key table, for --help. */
+void rk_daemon_config_format_keys(struct rk_str *out);
+/* Serves until a signal or a Shutdown call ends it. Main thread, once a process: signals are taken over. */
+struct rk_status *rk_daemon_run(const struct rk_daemon_args *args) RK_NODISCARD;
+/* 0 clean, 1 failed, 2 configuration, 4 address or lock held by another process. */
+int rk_daemon_exit_code(const struct rk_status *st);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,360 @@
+/* Calls on thread L: authentication, reading, sending, ending. */
+#include "daemon/call_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include <grpc/byte_buffer.h>
+#include <grpc/slice.h>
+#include <grpc/support/alloc.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+#include "proto/limits.h"
+#include "proto/rk_stream.h"
+
+#define STATUS_DETAILS "grpc-status-details-bin"
+/* Message and details travel in one header list, the details in base64: stock clients take 8 KiB in all. */
+#define MAX_MESSAGE_BYTES 2000
+
+void rk_call_destroy(struct rk_call *call)
+{
+    RK_ASSERT(!call->is_reading);
+    RK_ASSERT(!call->is_sending);
+    grpc_byte_buffer_destroy(call->message);
+    grpc_metadata_array_destroy(&call->metadata);
+    grpc_call_details_destroy(&call->details);
+    if (call->core)
+        grpc_call_unref(call->core);
+    rk_arena_destroy(call->arena);
+    rk_free(call);
+}
+
+struct rk_daemon *rk_call_daemon(const struct rk_call *call)
+{
+    return call->server->config.daemon;
+}
+
+struct rk_arena *rk_call_arena(struct rk_call *call)
+{
+    if (!call->arena)
+        call->arena = rk_arena_create(16 << 10, 0);
+    return call->arena;
+}
+
+void rk_call_set_user(struct rk_call *call, void *user)
+{
+    call->user = user;
+}
+
+void *rk_call_user(const struct rk_call *call)
+{
+    return call->user;
+}
+
+bool rk_call_is_finished(const struct rk_call *call)
+{
+    return call->is_finished || call->is_closed;
+}
+
+bool rk_call_is_sending(const struct rk_call *call)
+{
+    return call->is_sending;
+}
+
+void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *ops, size_t num_ops)
+{
+    grpc_call_error error = grpc_call_start_batch(call->core, ops, num_ops, &call->ops[kind].tag, NULL);
+
+    RK_ASSERT(error == GRPC_CALL_OK);
+    call->num_batches++;
+}
+
+void rk_call_read(struct rk_call *call)
+{
+    grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->message};
+
+    if (rk_call_is_finished(call))
+        return;
+    RK_ASSERT(!call->is_reading);
+    RK_ASSERT(!call->message);
+    call->is_reading = true;
+    rk_call_start(call, RK_CALL_READ, &op, 1);
+}
+
+/* Headers travel with what is sent first. */
+static size_t add_headers(struct rk_call *call, grpc_op *ops)
+{
+    if (call->has_headers)
+        return 0;
+    call->has_headers = true;
+    ops[0] = (grpc_op){.op = GRPC_OP_SEND_INITIAL_METADATA};
+    return 1;
+}
+
+void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message)
+{
+    grpc_op ops[2];
+    size_t num_ops;
+
+    RK_ASSERT(!call->is_sending);
+    if (!rk_call_is_finished(call)) {
+        num_ops = add_headers(call, ops);
+        ops[num_ops++] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
+        call->is_sending = true;
+        rk_call_start(call, RK_CALL_SEND, ops, num_ops);
+    }
+    grpc_byte_buffer_destroy(message); /* the batch holds what it needs */
+}
+
+static void log_end(const struct rk_call *call, const struct rk_status *st)
+{
+    int64_t ms = (rk_time_now_ns() - call->arrived_ns) / 1000000;
+    const char *path = call->rpc ? call->rpc->path : "unknown";
+
+    if (call->rpc && call->rpc->rights <= RK_RIGHTS_VIEWER && !st)
+        RK_DEBUG_LOG("rpc path=%s code=OK ms=%" PRId64, path, ms);
+    else if (!st)
+        RK_INFO("rpc path=%s code=OK ms=%" PRId64, path, ms);
+    else
+        RK_WARN("rpc path=%s code=%s reason=%s ms=%" PRId64 ": %s", path, rk_code_name(rk_status_code(st)),
+                rk_status_reason(st), ms, rk_status_message(st));
+}
+
+/* Cuts the message to what fits, so that grpc-message and the details say the same; takes and returns the
+ * status. */
+static struct rk_status *clip(struct rk_status *st)
+{
+    struct rk_status *short_st;
+    size_t bytes = MAX_MESSAGE_BYTES;
+    char *text;
+
+    if (!st || strlen(rk_status_message(st)) <= MAX_MESSAGE_BYTES)
+        return st;
+    while (bytes > 0 && ((unsigned char)rk_status_message(st)[bytes] & 0xc0) == 0x80)
+        bytes--;
+    text = rk_strndup(rk_status_message(st), bytes);
+    short_st = rk_status_from_wire(rk_status_code(st), rk_status_reason(st), text);
+    rk_free(text);
+    rk_status_free(st);
+    return short_st;
+}
+
+/* Reply (may be NULL) and status in one batch. Takes the status. */
+static void finish(struct rk_call *call, struct rk_status *st, const struct rk_str *reply)
+{
+    grpc_slice text = grpc_slice_from_copied_string(st ? rk_status_message(st = clip(st)) : "");
+    grpc_metadata details = {.key = grpc_slice_from_static_string(STATUS_DETAILS)};
+    grpc_byte_buffer *message = NULL;
+    struct rk_str packed = {0};
+    grpc_op ops[3];
+    size_t num_ops;
+
+    log_end(call, st);
+    if (st)
+        rk_pack_status_details(&packed, st);
+    details.value = grpc_slice_from_copied_buffer(packed.bytes ? packed.text : "", packed.bytes);
+    num_ops = add_headers(call, ops);
+    if (reply && !st) {
+        message = rk_stream_encode(reply);
+        ops[num_ops++] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
+    }
+    ops[num_ops++] =
+        (grpc_op){.op = GRPC_OP_SEND_STATUS_FROM_SERVER,
+                  .data.send_status_from_server = {.trailing_metadata_count = st ? 1 : 0,
+                                                   .trailing_metadata = &details,
+                                                   .status = (grpc_status_code)rk_status_code(st),
+                                                   .status_details = st ? &text : NULL}};
+    call->is_finished = true;
+    call->code = rk_status_code(st);
+    rk_call_start(call, RK_CALL_FINISH, ops, num_ops);
+    grpc_byte_buffer_destroy(message);
+    grpc_slice_unref(details.value);
+    grpc_slice_unref(text);
+    rk_str_fini(&packed);
+    rk_status_free(st);
+}
+
+void rk_call_finish(struct rk_call *call, struct rk_status *st)
+{
+    if (rk_call_is_finished(call))
+        RK_IGNORE(st, "the call has ended already");
+    else
+        finish(call, st, NULL);
+}
+
+void rk_call_end_endless(struct rk_call *call)
+{
+    if (call->handler && call->handler->is_endless && !call->is_sending)
+        rk_call_finish(call, RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down"));
+}
+
+/* Frees the call when nothing can come any more and nobody will answer. */
+static void settle(struct rk_call *call)
+{
+    if (!call->is_closed || call->num_batches > 0)
+        return;
+    if (call->link) {
+        if (call->handler && call->handler->on_end)
+            call->handler->on_end(call);
+        *call->link = call->next;
+        if (call->next)
+            call->next->link = call->link;
+        call->link = NULL;
+    }
+    if (!call->is_held)
+        rk_call_destroy(call);
+}
+
+void rk_call_defer(struct rk_call *call)
+{
+    RK_ASSERT(!call->is_held);
+    call->is_held = true;
+}
+
+void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_str *reply)
+{
+    RK_ASSERT(call->is_held);
+    call->is_held = false;
+    if (!rk_call_is_finished(call)) {
+        finish(call, st, reply);
+        return;
+    }
+    RK_IGNORE(st, "the caller is gone");
+    settle(call);
+}
+
+/* Value of a metadata entry that the client sent; NULL when it sent none. */
+static const grpc_slice *find_metadata(const struct rk_call *call, const char *key)
+{
+    for (size_t i = 0; i < call->metadata.count; i++) {
+        if (grpc_slice_str_cmp(call->metadata.metadata[i].key, key) == 0)
+            return &call->metadata.metadata[i].value;
+    }
+    return NULL;
+}
+
+static struct rk_status *authenticate(const struct rk_call *call)
+{
+    const grpc_slice *header = find_metadata(call, "authorization");
+    struct rk_status *st = rk_auth_check(
+        call->server->config.auth, header ? (const char *)GRPC_SLICE_START_PTR(*header) : NULL,
+        header ? GRPC_SLICE_LENGTH(*header) : 0, call->rpc ? call->rpc->rights : RK_RIGHTS_VIEWER);
+
+    if (st) {
+        char *peer = grpc_call_get_peer(call->core);
+
+        RK_WARN("refused peer=%s: %s", peer, rk_status_message(st));
+        gpr_free(peer);
+    }
+    return st;
+}
+
+void rk_call_on_arrival(struct rk_event *event)
+{
+    struct rk_call *call = RK_CONTAINER_OF(event, struct rk_call_op, tag.event)->call;
+    struct rk_server *server = call->server;
+    struct rk_status *st;
+
+    call->arrived_ns = rk_time_now_ns();
+    call->next = server->calls;
+    call->link = &server->calls;
+    if (call->next)
+        call->next->link = &call->next;
+    server->calls = call;
+
+    st = authenticate(call);
+    if (!st && !call->rpc) {
+        char *path = grpc_slice_to_c_string(call->details.method);
+
+        st = RK_FAIL(RK_UNIMPLEMENTED, "unknown RPC '%.128s'", path);
+        gpr_free(path);
+    }
+    if (!st && server->is_shutting_down)
+        st = RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down");
+    if (st)
+        rk_call_finish(call, st);
+    else
+        rk_call_read(call);
+}
+
+static struct rk_status *handle_unary(struct rk_call *call, grpc_byte_buffer *message, struct rk_str *reply)
+{
+    struct rk_bytes request;
+
+    if (!message)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "the call has no request message");
+    RK_TRY(rk_stream_flatten(&request, rk_call_arena(call), message, RK_LIMIT_MESSAGE_BYTES));
+    return call->handler->unary(call, request, reply);
+}
+
+static void on_read(struct rk_call *call)
+{
+    grpc_byte_buffer *message = call->message;
+    struct rk_str reply = {0};
+    struct rk_status *st;
+
+    call->is_reading = false;
+    call->message = NULL;
+    call->has_first_message = true;
+    if (rk_call_is_finished(call)) {
+        grpc_byte_buffer_destroy(message);
+        return;
+    }
+    if (call->rpc->kind != RK_RPC_UNARY) {
+        call->handler->on_message(call, message);
+    } else {
+        st = handle_unary(call, message, &reply);
+        if (!call->is_held)
+            finish(call, st, &reply);
+        else
+            RK_ASSERT(!st);
+        rk_str_fini(&reply);
+    }
+    grpc_byte_buffer_destroy(message);
+}
+
+void rk_call_on_batch(struct rk_event *event)
+{
+    struct rk_call_op *op = RK_CONTAINER_OF(event, struct rk_call_op, tag.event);
+    struct rk_call *call = op->call;
+
+    RK_ASSERT(call->num_batches > 0);
+    /* Counted down at the end: what the handlers do below must not free the call. */
+    switch (op->kind) {
+    case RK_CALL_READ:
+        on_read(call);
+        break;
+    case RK_CALL_SEND:
+        call->is_sending = false;
+        if (!rk_call_is_finished(call) && call->handler->on_sent)
+            call->handler->on_sent(call);
+        if (call->server->is_shutting_down)
+            rk_call_end_endless(call);
+        break;
+    case RK_CALL_CLOSE:
+        if (!call->is_finished)
+            RK_DEBUG_LOG("rpc path=%s: the peer went away", call->rpc ? call->rpc->path : "unknown");
+        call->is_closed = true;
+        break;
+    default:
+        RK_ASSERT(op->kind == RK_CALL_FINISH);
+        break;
+    }
+    call->num_batches--;
+    settle(call);
+}
+
+void rk_call_tick(struct rk_call *call, int64_t now_ns)
+{
+    if (rk_call_is_finished(call))
+        return;
+    if (!call->has_first_message && now_ns - call->arrived_ns > RK_RPC_FIRST_MESSAGE_MS * 1000000LL)
+        rk_call_finish(call,
+                       RK_FAIL(RK_DEADLINE_EXCEEDED, "no complete message within %d ms of the call's start",
+                               RK_RPC_FIRST_MESSAGE_MS));
+    else if (call->handler && call->handler->on_tick)
+        call->handler->on_tick(call);
+}

@@ -1,0 +1,96 @@
+/* The gRPC server: one completion queue, thread G, and one object a call.
+ *
+ * G takes events off the queue and hands them to L; only chunks of an Execute stream are dealt with on G
+ * itself (rk_rpc_handler.consume). Everything below runs on L unless it says otherwise. Handlers never block.
+ *
+ * Life of a call: it arrives on G, which arms the next accept, starts RECV_CLOSE (the one notice that a peer
+ * is gone) and posts it. L checks the token against the metadata before a byte of the body is read, then
+ * reads. A call is freed when RECV_CLOSE and every other batch have come back and nobody holds it. */
+#ifndef RK_RPC_INTERNAL_H
+#define RK_RPC_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <grpc/grpc.h>
+
+#include "base/rk_arena.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+#include "daemon/auth_internal.h"
+#include "daemon/listen_internal.h"
+#include "daemon/loop_internal.h"
+#include "proto/rk_messages.h"
+#include "proto/rk_rpcs.h"
+
+#define RK_RPC_FIRST_MESSAGE_MS 10000 /* from arrival to the first complete message */
+
+struct rk_daemon;
+struct rk_call;
+
+/* What an RPC does (table: rpcs.c). */
+struct rk_rpc_handler {
+    /* UNARY: answers by filling `reply`, by an error, or later, after rk_call_defer. Borrowed until the call
+     * ends. */
+    struct rk_status *(*unary)(struct rk_call *call, struct rk_bytes request, struct rk_str *reply);
+
+    /* Streams; the message is borrowed. NULL: the client has closed its side. Read on with rk_call_read. */
+    void (*on_message)(struct rk_call *call, struct grpc_byte_buffer *message);
+    /* optional. G: true: the message needs nothing of L, go on reading. Called while a read is under way
+     * only. */
+    bool (*consume)(struct rk_call *call, struct grpc_byte_buffer *message);
+    void (*on_sent)(struct rk_call *call); /* what rk_call_send took is on its way; send the next */
+    void (*on_end)(struct rk_call *call);  /* last call: nothing is under way any more. optional */
+    void (*on_tick)(struct rk_call *call); /* every RK_TICK_MS until the call is finished. optional */
+    /* optional: a stream that never ends by itself. Shutdown finishes those first. */
+    bool is_endless;
+};
+
+const struct rk_rpc_handler *rk_rpc_handler_get(rk_rpc_id_t id);
+
+/* --- the server --- */
+struct rk_server;
+
+struct rk_server_config {
+    struct rk_daemon *daemon;
+    struct rk_loop *loop;
+    const struct rk_auth *auth; /* borrowed; rk_server_set_auth replaces it */
+    const struct rk_listen *listen;
+    void (*on_stopped)(struct rk_daemon *daemon); /* G has ended; rk_server_destroy will not wait */
+};
+
+/* Binds, and starts G. Reason ADDRESS_IN_USE when another process has the address. */
+struct rk_status *rk_server_create(struct rk_server **out,
+                                   const struct rk_server_config *config) RK_NODISCARD;
+/* After on_stopped. NULL is a no-op. */
+void rk_server_destroy(struct rk_server *server);
+const char *rk_server_address(const struct rk_server *server);
+void rk_server_set_auth(struct rk_server *server, const struct rk_auth *auth);
+void rk_server_tick(struct rk_server *server);
+/* Closes the listeners and ends endless streams; other calls go on. on_stopped follows when the last one has
+ * ended. */
+void rk_server_begin_shutdown(struct rk_server *server);
+void rk_server_cancel_calls(struct rk_server *server);
+/* Nanoseconds since G last looked at its queue: small unless G is stuck. */
+int64_t rk_server_queue_age_ns(const struct rk_server *server);
+
+/* --- calls --- */
+struct rk_daemon *rk_call_daemon(const struct rk_call *call);
+/* Scratch memory that lives as long as the call. */
+struct rk_arena *rk_call_arena(struct rk_call *call);
+/* State of the handler. */
+void rk_call_set_user(struct rk_call *call, void *user);
+void *rk_call_user(const struct rk_call *call);
+bool rk_call_is_finished(const struct rk_call *call); /* finished here, or the peer is gone */
+bool rk_call_is_sending(const struct rk_call *call);
+/* Asks for the next message (handler->on_message). One at a time; nothing happens on a finished call. */
+void rk_call_read(struct rk_call *call);
+/* Takes the buffer. One at a time: on_sent says when. */
+void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message);
+/* Ends the call; takes the status. Nothing happens on a finished call. */
+void rk_call_finish(struct rk_call *call, struct rk_status *st);
+/* Unary: the handler answers after it has returned, exactly once, with one of these. */
+void rk_call_defer(struct rk_call *call);
+void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_str *reply);
+
+#endif

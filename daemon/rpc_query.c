@@ -1,0 +1,204 @@
+/* ListMethods, Describe, GetStatus: read-only, answered from what L knows and the worker's snapshot, so they
+ * answer while the engine is stuck. */
+#include <string.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_time.h"
+#include "daemon/daemon_internal.h"
+#include "daemon/operation_internal.h"
+
+static void *must_alloc(struct rk_arena *arena, int64_t count, size_t bytes)
+{
+    void *ptr = rk_arena_calloc(arena, (size_t)count, bytes);
+
+    RK_ASSERT(ptr || count == 0);
+    return ptr;
+}
+
+static struct rk_field_info *describe_columns(struct rk_arena *arena, const struct rk_column_schema *rows,
+                                              int64_t count)
+{
+    struct rk_field_info *out = must_alloc(arena, count, sizeof(*out));
+
+    for (int64_t i = 0; i < count; i++)
+        out[i] = (struct rk_field_info){.name = rows[i].name,
+                                        .dtype = rows[i].dtype,
+                                        .dims = rows[i].dims,
+                                        .is_required = rows[i].is_required,
+                                        .doc = rows[i].doc};
+    return out;
+}
+
+static struct rk_field_info *describe_options(struct rk_arena *arena, const struct rk_option_schema *rows,
+                                              int64_t count)
+{
+    static const char *const types[] = {[RK_OPTION_BOOL] = "BOOL",
+                                        [RK_OPTION_INT] = "INT",
+                                        [RK_OPTION_REAL] = "REAL",
+                                        [RK_OPTION_STRING] = "STRING",
+                                        [RK_OPTION_JSON] = "JSON"};
+    struct rk_field_info *out = must_alloc(arena, count, sizeof(*out));
+
+    for (int64_t i = 0; i < count; i++) {
+        struct rk_str dims = {0};
+
+        rk_str_append(&dims, types[rows[i].type]);
+        if (rows[i].default_text)
+            rk_str_appendf(&dims, " = %s", rows[i].default_text);
+        out[i] = (struct rk_field_info){.name = rows[i].key,
+                                        .dims = rk_arena_strdup(arena, rk_str_text(&dims)),
+                                        .is_required = !rows[i].default_text,
+                                        .doc = rows[i].doc};
+        rk_str_fini(&dims);
+    }
+    return out;
+}
+
+/* "ND_COMPUTE(rollout)" */
+static const char *describe_dispatch(struct rk_arena *arena, const struct rk_method *method)
+{
+    struct rk_str text = {0};
+    const char *copy;
+
+    if (!method->dispatch_mesh[0])
+        return method->dispatch_mode;
+    rk_str_appendf(&text, "%s(%s)", method->dispatch_mode, method->dispatch_mesh);
+    copy = rk_arena_strdup(arena, text.text);
+    rk_str_fini(&text);
+    return copy;
+}
+
+static struct rk_method_info describe_method(struct rk_arena *arena, const struct rk_method *method)
+{
+    struct rk_method_info out = {
+        .name = method->name,
+        .doc = method->doc,
+        .dispatch = describe_dispatch(arena, method),
+        .execute = method->execute_mode,
+        .is_pure = method->flags & RK_MF_PURE,
+        .is_mutating = method->flags & RK_MF_MUTATES,
+        .num_input = method->num_in,
+        .num_output = method->num_out,
+        .num_options = method->num_options,
+        .input = describe_columns(arena, method->in, method->num_in),
+        .output = describe_columns(arena, method->out, method->num_out),
+        .options = describe_options(arena, method->options, method->num_options),
+    };
+    const char **roles = must_alloc(arena, 32, sizeof(*roles));
+
+    for (uint32_t bit = 1; bit & RK_ROLE_ANY; bit <<= 1) {
+        if (method->roles & bit)
+            roles[out.num_roles++] = rk_role_name(bit);
+    }
+    out.roles = roles;
+    return out;
+}
+
+static struct rk_status *list_methods(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
+{
+    struct rk_arena *arena = rk_call_arena(call);
+    struct rk_list_methods_response response = {.num_methods = RK_METHOD_COUNT};
+
+    (void)request; /* has no fields */
+    response.methods = must_alloc(arena, RK_METHOD_COUNT, sizeof(*response.methods));
+    for (int id = 0; id < RK_METHOD_COUNT; id++)
+        response.methods[id] = describe_method(arena, rk_method_get((rk_method_id_t)id));
+    rk_pack_list_methods_response(reply, &response);
+    return NULL;
+}
+
+static struct rk_status *describe(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
+{
+    static const char *const api[] = {"rankd.v1"};
+    static const char *const features[] = {"two-phase"};
+    struct rk_daemon *daemon = rk_call_daemon(call);
+    struct rk_arena *arena = rk_call_arena(call);
+    struct rk_worker_snapshot snapshot;
+    struct rk_describe_response response = {
+        .version = RK_VERSION,
+        .git_commit = RK_GIT_COMMIT,
+        .num_api = RK_ARRAY_LEN(api),
+        .api = api,
+        .num_features = RK_ARRAY_LEN(features),
+        .features = features,
+        .incarnation = daemon->incarnation,
+        .max_chunk = RK_LIMIT_CHUNK_BYTES_MAX,
+        .max_inflight_bytes = (uint64_t)daemon->settings.max_inflight_bytes,
+        .backend = rk_arena_strndup(arena, daemon->settings.device, strcspn(daemon->settings.device, ":")),
+    };
+
+    (void)request; /* has no fields */
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    response.rank = rk_group_describe(daemon, &snapshot, arena);
+    rk_pack_describe_response(reply, &response);
+    return NULL;
+}
+
+static void add_metric(struct rk_worker_status *status, const char *name, uint64_t value)
+{
+    status->metrics[status->num_metrics++] =
+        (struct rk_metric){.name = name, .value = (double)value, .unit = "bytes", .reduce = "last"};
+}
+
+static void add_metrics(struct rk_worker_status *status, const struct rk_daemon *daemon,
+                        const struct rk_worker_snapshot *snapshot, struct rk_arena *arena)
+{
+    status->metrics = must_alloc(arena, 5, sizeof(*status->metrics));
+    add_metric(status, "device_allocated", snapshot->device_allocated_bytes);
+    add_metric(status, "device_peak", snapshot->device_peak_bytes);
+    add_metric(status, "device_total", snapshot->device_total_bytes);
+    add_metric(status, "inflight", daemon->inflight_bytes);
+    add_metric(status, "stored_results", daemon->requests.stored_bytes);
+}
+
+static void add_running(struct rk_worker_status *status, const struct rk_daemon *daemon,
+                        const struct rk_worker_snapshot *snapshot)
+{
+    const struct rk_operation *first = rk_operations_find_first(daemon);
+
+    if (!first)
+        return;
+    status->method = first->name;
+    status->request_id = (struct rk_bytes){.data = first->request.id, .bytes = RK_REQUEST_ID_BYTES};
+    if (snapshot->running != first->job)
+        return; /* the engine has not begun it, or has just ended it */
+    status->running_ms = (uint64_t)(rk_time_now_ns() - snapshot->running_since_ns) / 1000000;
+    status->progress = (struct rk_progress){.phase = snapshot->phase,
+                                            .done = snapshot->progress_done,
+                                            .total = snapshot->progress_total,
+                                            .monotonic_ns = (uint64_t)rk_time_now_ns()};
+}
+
+static struct rk_status *get_status(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
+{
+    struct rk_daemon *daemon = rk_call_daemon(call);
+    struct rk_arena *arena = rk_call_arena(call);
+    bool is_live = rk_lease_is_live(&daemon->lease, rk_time_boot_ms());
+    struct rk_worker_snapshot snapshot;
+    struct rk_worker_status status;
+
+    (void)request; /* has no fields */
+    rk_daemon_update(daemon);
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    status = (struct rk_worker_status){
+        .rank = rk_group_describe(daemon, &snapshot, arena),
+        .state = rk_daemon_state_name(daemon->state),
+        .incarnation = daemon->incarnation,
+        .epoch = daemon->lease.epoch,
+        .driver_id = is_live ? daemon->lease.driver_id : "",
+        .last_seq = daemon->lease.finished_seq,
+        .mesh_generation = snapshot.mesh_generation,
+        .last_error = daemon->last_error,
+        .uptime_ms = (uint64_t)(rk_time_now_ns() - daemon->started_ns) / 1000000,
+        .collective_seq = snapshot.collective_seq,
+        .collective_name = snapshot.collective_name,
+    };
+    add_metrics(&status, daemon, &snapshot, arena);
+    add_running(&status, daemon, &snapshot);
+    rk_pack_worker_status(reply, &status);
+    return NULL;
+}
+
+const struct rk_rpc_handler rk_rpc_list_methods = {.unary = list_methods};
+const struct rk_rpc_handler rk_rpc_describe = {.unary = describe};
+const struct rk_rpc_handler rk_rpc_get_status = {.unary = get_status};

@@ -1,0 +1,341 @@
+/* Server object and thread G. Recipe and arguments: docs/architecture.md.
+ *
+ * Every method is registered without a payload, unary ones too: gRPC would otherwise buffer the whole request
+ * before anybody could look at the token. Message size limits come too late to bound memory; the resource
+ * quota does that. */
+#include "daemon/rpc_internal.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+
+#include <grpc/grpc_security.h>
+#include <grpc/support/log.h>
+#include <grpc/support/time.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+#include "daemon/call_internal.h"
+#include "proto/limits.h"
+
+#define QUEUE_WAIT_MS 500 /* how often G shows that it is alive */
+
+static const struct {
+    const char *key;
+    int value;
+} server_args[] = {
+    /* Two daemons could share a port otherwise, and the kernel would deal out their connections. */
+    {GRPC_ARG_ALLOW_REUSEPORT, 0},
+    {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES},
+    {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES},
+    {GRPC_ARG_MAX_CONCURRENT_STREAMS, 64},
+    {GRPC_ARG_MAX_METADATA_SIZE, RK_LIMIT_METADATA_BYTES},
+    /* Silent connections. */
+    {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5000},
+    /* A stopped process or a lost host shows in 8 s. */
+    {GRPC_ARG_KEEPALIVE_TIME_MS, 5000},
+    {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000},
+    {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+    /* The default cuts clients that ping more often than every 5 minutes. */
+    {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 2500},
+    {GRPC_ARG_MAX_CONNECTION_IDLE_MS, 3600 * 1000},
+    /* Tensors do not compress, and nothing that is decompressed can be a bomb. */
+    {GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0},
+    {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
+};
+
+/* --- G: arrival and events --- */
+
+static void arm(struct rk_server *server, const struct rk_rpc *rpc);
+
+static void on_batch_queue(struct rk_tag *tag, bool ok)
+{
+    struct rk_call_op *op = RK_CONTAINER_OF(tag, struct rk_call_op, tag);
+    struct rk_call *call = op->call;
+
+    (void)ok; /* what a batch brought says more: a message or none, cancelled or not */
+    if (op->kind == RK_CALL_READ && call->message && call->handler->consume &&
+        call->handler->consume(call, call->message)) {
+        grpc_op read = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->message};
+        grpc_call_error error;
+
+        grpc_byte_buffer_destroy(call->message);
+        call->message = NULL;
+        error = grpc_call_start_batch(call->core, &read, 1, tag, NULL);
+        RK_ASSERT(error == GRPC_CALL_OK);
+        return;
+    }
+    rk_loop_post(call->server->config.loop, &tag->event);
+}
+
+static void on_arrive_queue(struct rk_tag *tag, bool ok)
+{
+    struct rk_call *call = RK_CONTAINER_OF(tag, struct rk_call_op, tag)->call;
+    grpc_op close = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+                     .data.recv_close_on_server.cancelled = &call->is_cancelled};
+    grpc_call_error error;
+
+    if (!ok) { /* the server shuts down */
+        rk_call_destroy(call);
+        return;
+    }
+    arm(call->server, call->rpc);
+    call->num_batches = 1;
+    error = grpc_call_start_batch(call->core, &close, 1, &call->ops[RK_CALL_CLOSE].tag, NULL);
+    RK_ASSERT(error == GRPC_CALL_OK);
+    rk_loop_post(call->server->config.loop, &tag->event);
+}
+
+static struct rk_call *call_create(struct rk_server *server, const struct rk_rpc *rpc)
+{
+    struct rk_call *call = rk_calloc(1, sizeof(*call));
+
+    call->server = server;
+    call->rpc = rpc;
+    call->handler = rpc ? rk_rpc_handler_get(rpc->id) : NULL;
+    grpc_metadata_array_init(&call->metadata);
+    grpc_call_details_init(&call->details);
+    for (int kind = 0; kind < RK_CALL_OP_COUNT; kind++) {
+        struct rk_call_op *op = &call->ops[kind];
+
+        op->call = call;
+        op->kind = (rk_call_op_kind_t)kind;
+        op->tag.on_queue = kind == RK_CALL_ARRIVE ? on_arrive_queue : on_batch_queue;
+        op->tag.event.run = kind == RK_CALL_ARRIVE ? rk_call_on_arrival : rk_call_on_batch;
+    }
+    return call;
+}
+
+/* Makes a call object wait for the next call of that RPC (NULL: of any other path). G, and L before the
+ * start. */
+static void arm(struct rk_server *server, const struct rk_rpc *rpc)
+{
+    struct rk_call *call = call_create(server, rpc);
+    struct rk_tag *tag = &call->ops[RK_CALL_ARRIVE].tag;
+    grpc_call_error error;
+
+    if (rpc)
+        error = grpc_server_request_registered_call(server->core, server->registered[rpc->id], &call->core,
+                                                    &call->deadline, &call->metadata, NULL, server->queue,
+                                                    server->queue, tag);
+    else
+        error = grpc_server_request_call(server->core, &call->core, &call->details, &call->metadata,
+                                         server->queue, server->queue, tag);
+    RK_ASSERT(error == GRPC_CALL_OK);
+}
+
+static void *run_queue(void *arg)
+{
+    struct rk_server *server = arg;
+    grpc_event event;
+
+    prctl(PR_SET_NAME, "rankd-G");
+    do {
+        gpr_timespec wait = gpr_time_from_millis(QUEUE_WAIT_MS, GPR_TIMESPAN);
+
+        atomic_store_explicit(&server->queue_seen_ns, rk_time_now_ns(), memory_order_relaxed);
+        event =
+            grpc_completion_queue_next(server->queue, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), wait), NULL);
+        if (event.type == GRPC_OP_COMPLETE) {
+            struct rk_tag *tag = event.tag;
+
+            tag->on_queue(tag, event.success);
+        }
+    } while (event.type != GRPC_QUEUE_SHUTDOWN);
+    rk_loop_post(server->config.loop, &server->stopped_event);
+    return NULL;
+}
+
+/* --- start --- */
+
+static void on_core_log(gpr_log_func_args *args)
+{
+    if (args->severity == GPR_LOG_SEVERITY_ERROR)
+        RK_WARN("grpc: %s", args->message);
+    else
+        RK_DEBUG_LOG("grpc: %s", args->message);
+}
+
+static grpc_server *create_core(void)
+{
+    grpc_resource_quota *quota = grpc_resource_quota_create("rankd");
+    grpc_arg args[RK_ARRAY_LEN(server_args) + 1];
+    grpc_channel_args list = {.num_args = RK_ARRAY_LEN(args), .args = args};
+    grpc_server *core;
+
+    grpc_resource_quota_resize(quota, RK_LIMIT_QUOTA_BYTES);
+    for (size_t i = 0; i < RK_ARRAY_LEN(server_args); i++)
+        args[i] = (grpc_arg){.type = GRPC_ARG_INTEGER,
+                             .key = (char *)server_args[i].key,
+                             .value.integer = server_args[i].value};
+    args[RK_ARRAY_LEN(server_args)] =
+        (grpc_arg){.type = GRPC_ARG_POINTER,
+                   .key = (char *)GRPC_ARG_RESOURCE_QUOTA,
+                   .value.pointer = {.p = quota, .vtable = grpc_resource_quota_arg_vtable()}};
+    core = grpc_server_create(&list, NULL);
+    grpc_resource_quota_unref(quota);
+    return core;
+}
+
+static struct rk_status *bind_address(struct rk_server *server)
+{
+    const struct rk_listen *listen = server->config.listen;
+    grpc_server_credentials *credentials;
+    char *target;
+    mode_t mask;
+    int port;
+
+    RK_TRY(rk_listen_probe(listen));
+    target = rk_listen_format(listen, listen->port);
+    credentials = grpc_insecure_server_credentials_create();
+    mask = umask(0117); /* socket file: owner and group */
+    port = grpc_server_add_http2_port(server->core, target, credentials);
+    umask(mask);
+    grpc_server_credentials_release(credentials);
+    if (port == 0) {
+        struct rk_status *st =
+            RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "gRPC cannot listen on %s", target);
+
+        rk_free(target);
+        return st;
+    }
+    rk_free(target);
+    server->address = rk_listen_format(listen, port);
+    return NULL;
+}
+
+static void on_stopped(struct rk_event *event)
+{
+    struct rk_server *server = RK_CONTAINER_OF(event, struct rk_server, stopped_event);
+
+    pthread_join(server->thread, NULL);
+    server->config.on_stopped(server->config.daemon);
+}
+
+/* L: the last call has ended. */
+static void on_shutdown(struct rk_event *event)
+{
+    struct rk_server *server = RK_CONTAINER_OF(event, struct rk_server, shutdown_tag.event);
+
+    grpc_completion_queue_shutdown(server->queue);
+}
+
+static void on_shutdown_queue(struct rk_tag *tag, bool ok)
+{
+    struct rk_server *server = RK_CONTAINER_OF(tag, struct rk_server, shutdown_tag);
+
+    RK_ASSERT(ok);
+    rk_loop_post(server->config.loop, &tag->event);
+}
+
+/* gRPC wants a server that was created, even one that never ran, to be shut down before it is destroyed. */
+static void abandon(struct rk_server *server)
+{
+    grpc_event event;
+
+    grpc_server_shutdown_and_notify(server->core, server->queue, &server->shutdown_tag);
+    do {
+        event = grpc_completion_queue_next(server->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    } while (event.tag != &server->shutdown_tag);
+    grpc_completion_queue_shutdown(server->queue);
+    while (grpc_completion_queue_next(server->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
+           GRPC_QUEUE_SHUTDOWN)
+        ;
+    rk_server_destroy(server);
+}
+
+struct rk_status *rk_server_create(struct rk_server **out, const struct rk_server_config *config)
+{
+    struct rk_server *server = rk_calloc(1, sizeof(*server));
+    struct rk_status *st;
+    int rc;
+
+    *out = NULL;
+    server->config = *config;
+    server->shutdown_tag.on_queue = on_shutdown_queue;
+    server->shutdown_tag.event.run = on_shutdown;
+    server->stopped_event.run = on_stopped;
+    atomic_init(&server->queue_seen_ns, rk_time_now_ns());
+    gpr_set_log_function(on_core_log);
+    grpc_init();
+    server->core = create_core();
+    server->queue = grpc_completion_queue_create_for_next(NULL);
+    grpc_server_register_completion_queue(server->core, server->queue, NULL);
+    for (int id = 0; id < RK_RPC_COUNT; id++) {
+        server->registered[id] = grpc_server_register_method(server->core, rk_rpc_get((rk_rpc_id_t)id)->path,
+                                                             NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+        RK_ASSERT(server->registered[id]);
+    }
+    st = bind_address(server);
+    if (st) {
+        abandon(server);
+        return st;
+    }
+    grpc_server_start(server->core);
+    for (int id = 0; id < RK_RPC_COUNT; id++)
+        arm(server, rk_rpc_get((rk_rpc_id_t)id));
+    arm(server, NULL);
+    rc = pthread_create(&server->thread, NULL, run_queue, server);
+    RK_ASSERT(rc == 0);
+    *out = server;
+    return NULL;
+}
+
+/* --- L --- */
+
+void rk_server_destroy(struct rk_server *server)
+{
+    if (!server)
+        return;
+    RK_ASSERT(!server->calls);
+    grpc_completion_queue_destroy(server->queue);
+    grpc_server_destroy(server->core);
+    grpc_shutdown();
+    rk_free(server->address);
+    rk_free(server);
+}
+
+const char *rk_server_address(const struct rk_server *server)
+{
+    return server->address;
+}
+
+void rk_server_set_auth(struct rk_server *server, const struct rk_auth *auth)
+{
+    server->config.auth = auth;
+}
+
+void rk_server_tick(struct rk_server *server)
+{
+    int64_t now_ns = rk_time_now_ns();
+    struct rk_call *next;
+
+    for (struct rk_call *call = server->calls; call; call = next) {
+        next = call->next; /* a tick may finish the call, but it is freed by an event only */
+        rk_call_tick(call, now_ns);
+    }
+}
+
+void rk_server_begin_shutdown(struct rk_server *server)
+{
+    RK_ASSERT(!server->is_shutting_down);
+    server->is_shutting_down = true;
+    for (struct rk_call *call = server->calls; call; call = call->next) {
+        rk_call_end_endless(call);
+    }
+    grpc_server_shutdown_and_notify(server->core, server->queue, &server->shutdown_tag);
+}
+
+void rk_server_cancel_calls(struct rk_server *server)
+{
+    grpc_server_cancel_all_calls(server->core);
+}
+
+int64_t rk_server_queue_age_ns(const struct rk_server *server)
+{
+    return rk_time_now_ns() - atomic_load_explicit(&server->queue_seen_ns, memory_order_relaxed);
+}

@@ -1,0 +1,32 @@
+/* Stopping: the numbered order in which the daemon goes down (stop.c). */
+#ifndef RK_STOP_INTERNAL_H
+#define RK_STOP_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct rk_daemon;
+
+typedef enum rk_stop_phase {
+    RK_STOP_NONE,
+    RK_STOP_WAIT,   /* what runs may end by itself */
+    RK_STOP_CANCEL, /* it was asked to end */
+    RK_STOP_ABORT,  /* its communicators were aborted */
+    RK_STOP_CLOSE,  /* the server ends its calls */
+    RK_STOP_DONE    /* G has ended; the loop stops */
+} rk_stop_phase_t;
+
+struct rk_stop {
+    rk_stop_phase_t phase;
+    int64_t deadline_ns; /* of the phase */
+    bool has_cancelled_calls;
+};
+
+/* Begins; a second time, skips the wait. */
+void rk_stop_begin(struct rk_daemon *daemon, int64_t grace_ms, const char *reason);
+/* Goes on when what the phase waits for has come, or its time is over. */
+void rk_stop_advance(struct rk_daemon *daemon);
+/* G has ended. */
+void rk_stop_on_server_stopped(struct rk_daemon *daemon);
+
+#endif

@@ -1,0 +1,84 @@
+/* An engine that does not come back, and a Commit that fails: needs a build with fault points. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_time.h"
+#include "tests/proc/daemon_fixture.h"
+
+#define ANSWER_MS 1000
+
+static void start_with_faults(struct fixture *fixture, const char *faults, const char *const *args)
+{
+#ifndef RK_FAULTS
+    print_message("skipped: this build has no fault points\n");
+    skip();
+#endif
+    assert_int_equal(setenv("RANKD_FAULTS", faults, 1), 0);
+    fixture_start(fixture, args);
+    unsetenv("RANKD_FAULTS");
+    fixture_lead(fixture);
+}
+
+/* Goal: while the engine is stuck, status and Cancel answer at once; when the daemon is told to stop, it
+ * gives the engine 30 s and then exits with 1. Method: a method that sleeps for longer than that. */
+static void test_stuck_engine_is_given_up(void **state)
+{
+    static const char *const args[] = {"--drain.grace=0", NULL};
+    struct rk_execute_header header;
+    struct rk_client_stream *stream;
+    struct rk_worker_status status;
+    struct rk_accepted accepted;
+    struct fixture fixture;
+    char outcome[32];
+    int64_t begin_ns;
+
+    (void)state;
+    start_with_faults(&fixture, "worker.before_method=sleep:100s", args);
+    header = fixture_header(&fixture, "actor", "get_mesh_info");
+    stream = fixture_open(&fixture, &header);
+    assert_true(fixture_read_accepted(&fixture, stream, &accepted));
+    fixture_send_commit(stream);
+    fixture_wait_state(&fixture, "BUSY");
+
+    begin_ns = rk_time_now_ns();
+    assert_ok(rk_client_get_status(fixture.client, &status));
+    assert_string_equal(status.method, "actor.get_mesh_info");
+    assert_ok(fixture_cancel(&fixture, &header, true, outcome));
+    assert_string_equal(outcome, "aborted");
+    assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(ANSWER_MS) * 1000000);
+    fixture_wait_state(&fixture, "BUSY"); /* it was told, but cannot hear */
+
+    begin_ns = rk_time_now_ns();
+    rk_proc_signal(fixture.proc, SIGTERM);
+    fixture_wait_state(&fixture, "DRAINING");
+    assert_fails(rk_client_finish(stream), RK_UNAVAILABLE, "");
+    fixture_end(&fixture, 1);
+    assert_true(rk_time_now_ns() - begin_ns > 29 * 1000000000LL);
+}
+
+/* Goal: a Commit that fails uses up no number and leaves no trace; the same call then succeeds. */
+static void test_failed_commit_leaves_the_number_free(void **state)
+{
+    struct rk_execute_header header;
+    struct fixture fixture;
+
+    (void)state;
+    start_with_faults(&fixture, "daemon.commit=fail", NULL);
+    header = fixture_header(&fixture, "actor", "get_mesh_info");
+    assert_fails(fixture_execute(&fixture, &header, NULL, NULL), RK_INTERNAL, "daemon.commit");
+    assert_int_equal(fixture_last_seq(&fixture), 0);
+    assert_ok(fixture_execute(&fixture, &header, NULL, NULL));
+    assert_int_equal(fixture_last_seq(&fixture), 1);
+    fixture_stop(&fixture);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stuck_engine_is_given_up),
+        cmocka_unit_test(test_failed_commit_leaves_the_number_free),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,341 @@
+/* Calls that were committed: repeated, abandoned, cancelled, queued, and what a stopping daemon does with
+ * them. */
+#include <signal.h>
+#include <string.h>
+
+#include "base/rk_array.h"
+#include "base/rk_time.h"
+#include "tests/proc/daemon_fixture.h"
+
+#define ANSWER_MS 2000
+
+/* Goal: a repeated request is answered with the same result and not run again, by a new driver under a new
+ * epoch and after another Configure too; another header under its id is refused. */
+static void test_execute_repeated_request_is_replayed(void **state)
+{
+    struct rk_batch *prompts = fixture_prompts(2), *first = NULL, *again = NULL;
+    struct rk_execute_header header, other;
+    struct fixture fixture;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    header = fixture_header(&fixture, "rollout", "generate_sequences");
+    fixture_set_options(&fixture, &header, "{\"response_length\": 3}");
+    assert_ok(fixture_execute(&fixture, &header, prompts, &first));
+    /* Chunks for a request that is known are of no use, and none are needed. */
+    fixture_set_input(&fixture, &header, prompts);
+    assert_ok(fixture_execute(&fixture, &header, NULL, &again));
+    assert_non_null(again);
+    for (int64_t i = 0; i < rk_batch_num_columns(first); i++)
+        assert_true(
+            rk_column_equal(rk_batch_column_at(first, i), rk_batch_find(again, rk_batch_name_at(first, i))));
+    assert_int_equal(fixture_last_seq(&fixture), 3);
+
+    other = header;
+    fixture_set_options(&fixture, &other, "{\"response_length\": 4}");
+    assert_refused(fixture_execute(&fixture, &other, NULL, NULL), RK_INVALID_ARGUMENT, "DIGEST_MISMATCH");
+
+    rk_batch_destroy(again);
+    fixture_lead(&fixture);
+    header.fence = fixture.lease.fence;
+    header.seq = fixture.next_seq;
+    header.mesh_generation = fixture.generation;
+    assert_ok(fixture_execute(&fixture, &header, NULL, &again));
+    assert_int_equal(rk_batch_num_rows(again), 2);
+    rk_batch_destroy(again);
+    rk_batch_destroy(first);
+    rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
+/* Goal: a call goes on when its stream breaks after Commit; the repetition attaches to it, and Cancel ends
+ * it. */
+static void test_execute_broken_after_commit_goes_on(void **state)
+{
+    struct rk_client_stream *stream;
+    struct rk_execute_header header;
+    struct rk_worker_status status;
+    struct rk_accepted accepted;
+    struct fixture fixture;
+    char outcome[32];
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    stream = fixture_start_endless(&fixture, &header);
+    rk_client_cancel(stream);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "");
+    rk_time_sleep_ms(200);
+    assert_ok(rk_client_get_status(fixture.client, &status));
+    assert_string_equal(status.state, "BUSY");
+    assert_string_equal(status.method, "rollout.generate_sequences");
+    assert_memory_equal(status.request_id.data, header.request_id.data, 16);
+
+    stream = fixture_open(&fixture, &header);
+    assert_true(fixture_read_accepted(&fixture, stream, &accepted));
+    assert_true(accepted.is_replayed);
+    assert_ok(fixture_cancel(&fixture, &header, false, outcome));
+    assert_string_equal(outcome, "flagged");
+    fixture_read_result(&fixture, stream, NULL);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "the test says so");
+    assert_ok(fixture_cancel(&fixture, &header, false, outcome));
+    assert_string_equal(outcome, "already_done");
+    stream = fixture_open(&fixture, &header); /* a failure is an answer, too */
+    assert_true(fixture_read_accepted(&fixture, stream, &accepted));
+    assert_true(accepted.is_replayed);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "the test says so");
+    assert_ok(rk_client_get_status(fixture.client, &status));
+    assert_non_null(strstr(status.last_error, "rollout.generate_sequences: CANCELLED"));
+    assert_string_equal(status.state, "READY");
+    fixture_stop(&fixture);
+}
+
+/* Goal: status, health and refusals come at once while the engine works, and progress is reported. */
+static void test_execute_status_answers_while_busy(void **state)
+{
+    struct rk_client_stream *stream;
+    struct rk_execute_header header;
+    struct rk_worker_status status;
+    struct fixture fixture;
+    char outcome[32];
+    uint64_t done = 0;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    stream = fixture_start_endless(&fixture, &header);
+    for (int i = 0; i < 20 || (status.progress.total == 0 && i < 1000); i++) {
+        int64_t begin_ns = rk_time_now_ns();
+
+        assert_ok(rk_client_get_status(fixture.client, &status));
+        assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(ANSWER_MS) * 1000000);
+        assert_string_equal(status.state, "BUSY");
+        assert_true(status.progress.done >= done);
+        done = status.progress.done;
+        rk_time_sleep_ms(20);
+    }
+    assert_string_equal(status.progress.phase, "generate");
+    assert_int_equal(status.progress.total, 4);
+    assert_true(status.running_ms > 0);
+    assert_ok(fixture_cancel(&fixture, &header, false, outcome));
+    fixture_read_result(&fixture, stream, NULL);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "");
+    fixture_stop(&fixture);
+}
+
+/* Goal: a call behind the running one waits for its turn and can be taken out of the queue; the method
+ * timeout ends the one that runs. */
+static void test_execute_queue_and_timeout(void **state)
+{
+    struct rk_batch *prompts = fixture_prompts(4);
+    struct rk_execute_header first, second;
+    struct rk_client_stream *running, *waiting;
+    struct rk_accepted accepted;
+    struct fixture fixture;
+    char outcome[32];
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    first = fixture_endless_header(&fixture);
+    first.timeout_ms = 1500;
+    fixture_set_input(&fixture, &first, prompts);
+    running = fixture_open(&fixture, &first);
+    assert_true(fixture_send_body(running, prompts));
+    assert_true(fixture_read_accepted(&fixture, running, &accepted));
+    fixture_send_commit(running);
+    fixture.next_seq++;
+
+    waiting = fixture_open_generate(&fixture, &second, prompts);
+    assert_true(fixture_send_body(waiting, prompts));
+    assert_true(fixture_read_accepted(&fixture, waiting, &accepted));
+    fixture_send_commit(waiting);
+    fixture.next_seq++;
+    rk_time_sleep_ms(300);
+    assert_ok(fixture_cancel(&fixture, &second, false, outcome));
+    assert_string_equal(outcome, "queued_removed");
+
+    fixture_read_result(&fixture, running, NULL);
+    assert_refused(rk_client_finish(running), RK_DEADLINE_EXCEEDED, "WATCHDOG");
+    fixture_read_result(&fixture, waiting, NULL);
+    assert_fails(rk_client_finish(waiting), RK_CANCELLED, "the test says so");
+    rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
+/* Goal: equal calls have equal hashes, and each thing that ranks must agree on changes the hash. */
+static void test_execute_plan_hash_covers_method_and_options(void **state)
+{
+    static const struct {
+        const char *method, *options;
+        bool is_equal;
+    } cases[] = {
+        {"get_mesh_info", NULL, true},
+        {"init_model", "{\"share_weights_of\": \"rollout\"}", false},
+        {"init_model", "{\"share_weights_of\": \"rollout\", \"optim.lr\": 1e-6}", false},
+    };
+    uint8_t hashes[RK_ARRAY_LEN(cases)][32];
+    struct fixture fixture;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (int repetition = 0; repetition < 2; repetition++) {
+            struct rk_execute_header header = fixture_header(&fixture, "actor", cases[i].method);
+            struct rk_client_stream *stream;
+            struct rk_accepted accepted;
+
+            if (cases[i].options)
+                fixture_set_options(&fixture, &header, cases[i].options);
+            stream = fixture_open(&fixture, &header);
+            assert_true(fixture_read_accepted(&fixture, stream, &accepted));
+            assert_int_equal(accepted.plan_hash.bytes, 32);
+            if (repetition == 0)
+                memcpy(hashes[i], accepted.plan_hash.data, 32);
+            else
+                assert_memory_equal(hashes[i], accepted.plan_hash.data, 32);
+            rk_client_half_close(stream); /* without Commit: the number stays free */
+            assert_fails(rk_client_finish(stream), RK_CANCELLED, "without Commit");
+        }
+    }
+    assert_memory_not_equal(hashes[0], hashes[1], 32);
+    assert_memory_equal(hashes[1], hashes[2], 32); /* the option's default, spelt out */
+    fixture_stop(&fixture);
+}
+
+/* Goal: a result that spans many chunks arrives whole, and only the wanted columns of a collecting rank
+ * travel. */
+static void test_execute_result_columns_and_chunks(void **state)
+{
+    static const char *const args[] = {"--rpc.chunk=64KiB", NULL};
+    static const char *const want[] = {"responses", "input_ids"};
+    struct rk_batch *prompts = fixture_prompts(4), *out = NULL;
+    struct rk_execute_header header;
+    struct fixture fixture;
+    const void *responses, *input_ids;
+    int64_t shape[2];
+
+    (void)state;
+    fixture_start(&fixture, args);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    header = fixture_header(&fixture, "rollout", "generate_sequences");
+    fixture_set_options(&fixture, &header,
+                        "{\"response_length\": 3000, \"eos_token_id\": [0, 1, 2, 3, 4, 5, 6, 7]}");
+    header.want = want;
+    header.num_want = 2;
+    assert_ok(fixture_execute(&fixture, &header, prompts, &out));
+    assert_int_equal(rk_batch_num_columns(out), 2);
+    assert_ok(rk_batch_get_dense(out, "responses", RK_DTYPE_I64, 2, shape, &responses));
+    assert_int_equal(shape[1], 3000);
+    assert_ok(rk_batch_get_dense(out, "input_ids", RK_DTYPE_I64, 2, shape, &input_ids));
+    for (int64_t row = 0; row < 4; row++)
+        assert_memory_equal((const int64_t *)input_ids + row * 3004 + 4,
+                            (const int64_t *)responses + row * 3000, 3000 * sizeof(int64_t));
+    rk_batch_destroy(out);
+
+    header = fixture_header(&fixture, "rollout", "generate_sequences");
+    fixture_set_options(&fixture, &header, "{\"response_length\": 3}");
+    header.collect = false;
+    assert_ok(fixture_execute(&fixture, &header, prompts, &out));
+    assert_int_equal(rk_batch_num_columns(out), 0);
+    rk_batch_destroy(out);
+    rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
+/* --- ends --- */
+
+/* Goal: SIGTERM lets a running call end within the grace period and then cancels it; meanwhile new calls are
+ * refused. A second signal does not wait. */
+static void check_sigterm_when_busy(const char *grace, int num_signals, int64_t at_least_ms,
+                                    int64_t at_most_ms)
+{
+    const char *args[] = {grace, NULL};
+    struct rk_client_stream *stream;
+    struct rk_execute_header header, late;
+    struct fixture fixture;
+    int64_t begin_ns, took_ms;
+
+    fixture_start(&fixture, args);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    stream = fixture_start_endless(&fixture, &header);
+    begin_ns = rk_time_now_ns();
+    rk_proc_signal(fixture.proc, SIGTERM);
+    fixture_wait_state(&fixture, "DRAINING");
+    late = fixture_header(&fixture, "actor", "get_mesh_info");
+    assert_refused(fixture_execute(&fixture, &late, NULL, NULL), RK_FAILED_PRECONDITION, "DRAINING");
+    for (int i = 1; i < num_signals; i++)
+        rk_proc_signal(fixture.proc, SIGTERM);
+    fixture_read_result(&fixture, stream, NULL);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "the daemon stops");
+    fixture_end(&fixture, 0);
+    took_ms = (rk_time_now_ns() - begin_ns) / 1000000;
+    assert_true(took_ms >= at_least_ms);
+    assert_true(took_ms <= rk_proc_timeout_ms(at_most_ms));
+}
+
+static void test_sigterm_when_busy_waits_then_cancels(void **state)
+{
+    (void)state;
+    check_sigterm_when_busy("--drain.grace=1500ms", 1, 1400, 10000);
+    check_sigterm_when_busy("--drain.grace=60s", 2, 0, 10000);
+}
+
+/* Goal: a waiting Drain is answered when its time is over, with the state, and undo takes everything back. */
+static void test_drain_waits_up_to_its_timeout(void **state)
+{
+    struct rk_drain_request request = {.timeout_ms = 700, .reason = "test"};
+    struct rk_drain_response response;
+    struct rk_client_stream *stream;
+    struct rk_execute_header header;
+    struct rk_str packed = {0};
+    struct rk_bytes reply;
+    struct fixture fixture;
+    int64_t begin_ns;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    stream = fixture_start_endless(&fixture, &header);
+    begin_ns = rk_time_now_ns();
+    rk_pack_drain_request(&packed, &request);
+    assert_ok(rk_client_call(fixture.client, RK_RPC_ID_DRAIN, &packed, &reply));
+    assert_true(rk_time_now_ns() - begin_ns > 650 * 1000000LL);
+    assert_ok(rk_unpack_drain_response(&response, rk_client_arena(fixture.client), reply.data, reply.bytes));
+    assert_string_equal(response.state, "DRAINING");
+
+    rk_str_clear(&packed);
+    rk_pack_drain_request(&packed, &(struct rk_drain_request){.undo = true});
+    assert_ok(rk_client_call(fixture.client, RK_RPC_ID_DRAIN, &packed, &reply));
+    assert_ok(rk_unpack_drain_response(&response, rk_client_arena(fixture.client), reply.data, reply.bytes));
+    assert_string_equal(response.state, "BUSY");
+    rk_client_cancel(stream);
+    assert_fails(rk_client_finish(stream), RK_CANCELLED, "");
+    rk_str_fini(&packed);
+    fixture_stop(&fixture);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_execute_repeated_request_is_replayed),
+        cmocka_unit_test(test_execute_broken_after_commit_goes_on),
+        cmocka_unit_test(test_execute_status_answers_while_busy),
+        cmocka_unit_test(test_execute_queue_and_timeout),
+        cmocka_unit_test(test_execute_plan_hash_covers_method_and_options),
+        cmocka_unit_test(test_execute_result_columns_and_chunks),
+        cmocka_unit_test(test_sigterm_when_busy_waits_then_cancels),
+        cmocka_unit_test(test_drain_waits_up_to_its_timeout),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

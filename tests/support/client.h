@@ -1,0 +1,68 @@
+/* A small blocking gRPC client for tests: one call at a time in a thread, every wait with a deadline.
+ *
+ * It is apart from the product's client on purpose: it sends what a test wants, also what no good client
+ * would. */
+#ifndef RK_TEST_CLIENT_H
+#define RK_TEST_CLIENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_arena.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+#include "proto/rk_messages.h"
+#include "proto/rk_rpcs.h"
+#include "proto/rk_stream.h"
+
+RK_BEGIN_DECLS
+
+struct rk_client;
+struct rk_client_stream;
+
+/* A connection of its own. `token` goes into the authorization header; NULL: none. */
+struct rk_client *rk_client_create(const char *address, const char *token);
+void rk_client_destroy(struct rk_client *client); /* NULL is a no-op */
+/* Scratch memory for what the calls below return; lives as long as the client. */
+struct rk_arena *rk_client_arena(struct rk_client *client);
+
+/* Unary. `reply` may be NULL. */
+struct rk_status *rk_client_call(struct rk_client *client, rk_rpc_id_t rpc, const struct rk_str *request,
+                                 struct rk_bytes *reply) RK_NODISCARD;
+struct rk_status *rk_client_call_path(struct rk_client *client, const char *path,
+                                      const struct rk_str *request, struct rk_bytes *reply) RK_NODISCARD;
+
+/* --- streams --- */
+struct rk_client_stream *rk_client_open(struct rk_client *client, rk_rpc_id_t rpc);
+/* False when the call has ended: rk_client_finish says how. */
+bool rk_client_send(struct rk_client_stream *stream, const struct rk_str *message);
+bool rk_client_send_chunk(struct rk_client_stream *stream, uint32_t tensor, uint64_t offset, const void *data,
+                          size_t bytes);
+void rk_client_half_close(struct rk_client_stream *stream);
+/* Next message in the client's arena; false at the end of the call. */
+bool rk_client_receive(struct rk_client_stream *stream, struct rk_bytes *message);
+/* The same for Execute: of a chunk the bytes are its data. */
+bool rk_client_receive_frame(struct rk_client_stream *stream, struct rk_stream_frame *frame,
+                             struct rk_bytes *bytes);
+void rk_client_cancel(struct rk_client_stream *stream);
+/* Waits for the status and frees the stream. */
+struct rk_status *rk_client_finish(struct rk_client_stream *stream) RK_NODISCARD;
+
+/* --- what most tests begin with --- */
+struct rk_client_lease {
+    struct rk_fence fence; /* lease_id points to id */
+    uint8_t id[16];
+    uint32_t ttl_ms;
+    uint64_t last_seq;
+};
+
+struct rk_status *rk_client_get_status(struct rk_client *client, struct rk_worker_status *out) RK_NODISCARD;
+struct rk_status *rk_client_acquire(struct rk_client *client, const struct rk_acquire_lease_request *request,
+                                    struct rk_client_lease *out) RK_NODISCARD;
+/* Both rounds, for a world of this daemon alone, with a mesh of one rank for each role (NULL-terminated). */
+struct rk_status *rk_client_configure_alone(struct rk_client *client, const struct rk_client_lease *lease,
+                                            uint64_t mesh_generation, const char *const *roles) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,161 @@
+#include "daemon/auth_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/support/test.h"
+
+#define ADMIN_TOKEN  "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+#define DRIVER_TOKEN "dddddddddddddddddddddddddddddddddddddddd"
+#define VIEWER_TOKEN "vvvvvvvvvvvvvvvvvvvvvvvvvvvvvvvv"
+#define GOOD_FILE    "# who\nadmin:" ADMIN_TOKEN "\n\ndriver:" DRIVER_TOKEN "\nviewer:" VIEWER_TOKEN
+
+static char *write_tokens(const char *text, mode_t mode)
+{
+    char *path = rk_test_temp_path("tokens");
+
+    unlink(path);
+    rk_test_write_file(path, text, strlen(text));
+    assert_int_equal(chmod(path, mode), 0);
+    return path;
+}
+
+/* Goal: what each role may do, and what no token may. */
+static void test_rk_auth_check_roles(void **state)
+{
+    static const struct {
+        const char *label;
+        const char *header;
+        rk_rights_t needed;
+        rk_code_t code;
+    } cases[] = {
+        {"admin, admin call", "Bearer " ADMIN_TOKEN, RK_RIGHTS_ADMIN, RK_OK},
+        {"admin, driver call", "Bearer " ADMIN_TOKEN, RK_RIGHTS_DRIVER, RK_OK},
+        {"driver, driver call", "Bearer " DRIVER_TOKEN, RK_RIGHTS_DRIVER, RK_OK},
+        {"viewer, viewer call", "Bearer " VIEWER_TOKEN, RK_RIGHTS_VIEWER, RK_OK},
+        {"nobody, health", NULL, RK_RIGHTS_NONE, RK_OK},
+        {"driver, admin call", "Bearer " DRIVER_TOKEN, RK_RIGHTS_ADMIN, RK_PERMISSION_DENIED},
+        {"viewer, driver call", "Bearer " VIEWER_TOKEN, RK_RIGHTS_DRIVER, RK_PERMISSION_DENIED},
+        {"nobody", NULL, RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"empty", "", RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"scheme only", "Bearer ", RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"other scheme", "Basic " ADMIN_TOKEN, RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"bare token", ADMIN_TOKEN, RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"prefix of a token", "Bearer aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"token and more", "Bearer " ADMIN_TOKEN "a", RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+        {"a whole line", "Bearer admin:" ADMIN_TOKEN, RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED},
+    };
+    char *path = write_tokens(GOOD_FILE, 0600);
+    struct rk_auth *auth = NULL;
+
+    (void)state;
+    assert_ok(rk_auth_create(&auth, path));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const char *header = cases[i].header;
+        struct rk_status *st = rk_auth_check(auth, header, header ? strlen(header) : 0, cases[i].needed);
+
+        print_message("%s\n", cases[i].label);
+        assert_int_equal(rk_status_code(st), cases[i].code);
+        assert_null(strstr(rk_status_message(st), ADMIN_TOKEN));
+        rk_status_free(st);
+    }
+    rk_auth_destroy(auth);
+    rk_free(path);
+}
+
+static void test_rk_auth_check_without_file_allows_everything(void **state)
+{
+    struct rk_auth *auth = NULL;
+
+    (void)state;
+    assert_ok(rk_auth_create(&auth, NULL));
+    assert_ok(rk_auth_check(auth, NULL, 0, RK_RIGHTS_ADMIN));
+    rk_auth_destroy(auth);
+}
+
+/* Goal: a file that is not a list of good tokens is refused with the line, and its text is not repeated. */
+static void test_rk_auth_create_bad_text_is_refused(void **state)
+{
+    static const struct {
+        const char *label, *text, *message;
+    } cases[] = {
+        {"empty", "", "no token"},
+        {"comments only", "# nothing\n\n", "no token"},
+        {"no role", ADMIN_TOKEN "\n", "line 1: expected ROLE:TOKEN"},
+        {"unknown role", "admin:" ADMIN_TOKEN "\nroot:" ADMIN_TOKEN "\n", "line 2: unknown role"},
+        {"empty role", ":" ADMIN_TOKEN "\n", "line 1: unknown role"},
+        {"prefix of a role", "adm:" ADMIN_TOKEN "\n", "line 1: unknown role"},
+        {"short token", "admin:secret\n", "line 1: the token has 6 characters"},
+        {"space in the token", "admin:" ADMIN_TOKEN " x\n", "not printable"},
+        {"carriage return", "admin:" ADMIN_TOKEN "\r\n", "not printable"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *path = write_tokens(cases[i].text, 0600);
+        struct rk_auth *auth = NULL;
+        struct rk_status *st = rk_auth_create(&auth, path);
+
+        print_message("%s\n", cases[i].label);
+        assert_null(auth);
+        assert_null(strstr(rk_status_message(st), ADMIN_TOKEN));
+        assert_fails(st, RK_INVALID_ARGUMENT, cases[i].message);
+        rk_free(path);
+    }
+}
+
+/* Goal: files that others can touch, or that are not files, are refused. */
+static void test_rk_auth_create_bad_file_is_refused(void **state)
+{
+    static const mode_t bad_modes[] = {0640, 0604, 0620, 0666, 0610};
+    struct rk_auth *auth = NULL;
+    char *link_path = rk_test_temp_path("link"), *path;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_modes); i++) {
+        path = write_tokens(GOOD_FILE, bad_modes[i]);
+        assert_fails(rk_auth_create(&auth, path), RK_PERMISSION_DENIED, "lets others in");
+        rk_free(path);
+    }
+    path = write_tokens(GOOD_FILE, 0400);
+    assert_ok(rk_auth_create(&auth, path));
+    rk_auth_destroy(auth);
+    assert_int_equal(symlink(path, link_path), 0);
+    assert_fails(rk_auth_create(&auth, link_path), RK_INVALID_ARGUMENT, "symbolic link");
+    unlink(path);
+    assert_fails(rk_auth_create(&auth, path), RK_NOT_FOUND, "No such file");
+    assert_fails(rk_auth_create(&auth, rk_test_temp_dir()), RK_INVALID_ARGUMENT, "not a regular file");
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_fails(rk_auth_create(&auth, path), RK_INVALID_ARGUMENT, "not a regular file");
+    unlink(path);
+    rk_free(path);
+    rk_free(link_path);
+}
+
+static void test_rk_auth_create_large_file_is_refused(void **state)
+{
+    char *path = write_tokens(GOOD_FILE, 0600);
+    struct rk_auth *auth = NULL;
+
+    (void)state;
+    assert_int_equal(truncate(path, (64 << 10) + 1), 0);
+    assert_fails(rk_auth_create(&auth, path), RK_INVALID_ARGUMENT, "65537 bytes");
+    rk_free(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rk_auth_check_roles),
+        cmocka_unit_test(test_rk_auth_check_without_file_allows_everything),
+        cmocka_unit_test(test_rk_auth_create_bad_text_is_refused),
+        cmocka_unit_test(test_rk_auth_create_bad_file_is_refused),
+        cmocka_unit_test(test_rk_auth_create_large_file_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,210 @@
+#include "daemon/config_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "daemon/rk_daemon.h"
+#include "tests/support/test.h"
+
+static struct rk_status *load(struct rk_settings *settings, const char *file, const char *const *overrides,
+                              int64_t num_overrides)
+{
+    struct rk_daemon_args args = {
+        .config_file = file, .overrides = overrides, .num_overrides = num_overrides};
+    struct rk_config *config = NULL;
+    struct rk_status *st = rk_daemon_config_load(&config, &args);
+
+    *settings = (struct rk_settings){0};
+    if (!st)
+        st = rk_settings_init(settings, config);
+    rk_config_destroy(config);
+    return st;
+}
+
+/* Goal: the defaults are the documented ones: loopback, an ephemeral port, no tokens, nothing kept on disk.
+ */
+static void test_rk_settings_init_defaults(void **state)
+{
+    struct rk_settings settings;
+    char *address;
+
+    (void)state;
+    assert_ok(load(&settings, NULL, NULL, 0));
+    address = rk_listen_format(&settings.listen, settings.listen.port);
+    assert_string_equal(address, "127.0.0.1:0");
+    assert_string_equal(settings.device, "cpu");
+    assert_string_equal(settings.comm_listen, "unix");
+    assert_null(settings.token_file);
+    assert_null(settings.state_dir);
+    assert_int_equal(settings.max_inflight_bytes, 8LL << 30);
+    assert_int_equal(settings.chunk_bytes, 2 << 20);
+    assert_int_equal(settings.lease_ttl_ms, 30000);
+    assert_int_equal(settings.lease_grace_ms, 600000);
+    assert_int_equal(settings.drain_grace_ms, 60000);
+    assert_int_equal(settings.collective_timeout_ms, 600000);
+    assert_int_equal(settings.device_memory_bytes, 0);
+    assert_null(settings.ckpt_roots[0]);
+    rk_free(address);
+    rk_settings_fini(&settings);
+}
+
+/* Goal: under a service manager, socket and state go where it says. */
+static void test_rk_settings_init_service_directories(void **state)
+{
+    struct rk_settings settings;
+    char *address;
+
+    (void)state;
+    assert_int_equal(setenv("RUNTIME_DIRECTORY", "/run/rankd/3:/run/other", 1), 0);
+    assert_int_equal(setenv("STATE_DIRECTORY", "/var/lib/rankd/3", 1), 0);
+    assert_ok(load(&settings, NULL, NULL, 0));
+    unsetenv("RUNTIME_DIRECTORY");
+    unsetenv("STATE_DIRECTORY");
+    address = rk_listen_format(&settings.listen, 0);
+    assert_string_equal(address, "unix:/run/rankd/3/rankd.sock");
+    assert_string_equal(settings.runtime_dir, "/run/rankd/3");
+    assert_string_equal(settings.state_dir, "/var/lib/rankd/3");
+    rk_free(address);
+    rk_settings_fini(&settings);
+}
+
+static void test_rk_settings_init_flags_win(void **state)
+{
+    static const char *const overrides[] = {"rpc.listen=unix:/tmp/x.sock",
+                                            "slot=3",
+                                            "lease.ttl=7s",
+                                            "ckpt.roots=[\"/models\", \"/data\"]",
+                                            "limits.device_memory=3GiB",
+                                            "log.level=debug",
+                                            "rpc.max_inflight=1GiB"};
+    struct rk_settings settings;
+
+    (void)state;
+    assert_ok(load(&settings, NULL, overrides, RK_ARRAY_LEN(overrides)));
+    assert_true(settings.listen.is_unix);
+    assert_int_equal(settings.slot, 3);
+    assert_int_equal(settings.lease_ttl_ms, 7000);
+    assert_string_equal(settings.ckpt_roots[1], "/data");
+    assert_null(settings.ckpt_roots[2]);
+    assert_int_equal(settings.device_memory_bytes, 3LL << 30);
+    assert_int_equal(settings.log_level, RK_LOG_DEBUG);
+    rk_settings_fini(&settings);
+}
+
+/* Goal: every kind of wrong value is refused with the key, and where a file is wrong with the line. */
+static void test_rk_settings_init_bad_values_are_refused(void **state)
+{
+    static const struct {
+        const char *override, *text;
+    } cases[] = {
+        {"rpc.listen=nowhere", "rpc.listen 'nowhere'"},
+        {"rpc.listen=0.0.0.0:7000", "--insecure"},
+        {"rpc.listen=unix-abstract:x", "rpc.token_file"},
+        {"rpc.lsten=127.0.0.1:0", "rpc.lsten"},
+        {"rpc.max_inflight=8Q", "rpc.max_inflight"},
+        {"rpc.chunk=5MiB", "rpc.chunk"},
+        {"rpc.insecure=maybe", "rpc.insecure"},
+        {"lease.ttl=1s", "lease.ttl"},
+        {"lease.ttl=30", "lease.ttl"},
+        {"slot=-1", "slot"},
+        {"slot=one", "slot"},
+        {"log.level=loud", "log.level"},
+        {"ckpt.roots=[\"models\"]", "ckpt.roots.0"},
+        {"ckpt.roots=[7]", "ckpt.roots.0"},
+        {"ckpt.roots=/models", "ckpt.roots"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_settings settings;
+
+        print_message("%s\n", cases[i].override);
+        assert_fails(load(&settings, NULL, &cases[i].override, 1), RK_INVALID_ARGUMENT, cases[i].text);
+        rk_settings_fini(&settings);
+    }
+}
+
+static void test_rk_settings_init_bad_file_names_every_line(void **state)
+{
+    static const char text[] = "{\n"
+                               "  \"rpc\": {\"max_inflight\": \"8Q\"},\n"
+                               "  \"slot\": \"x\",\n"
+                               "  \"unknown\": 1\n"
+                               "}\n";
+    char *path = rk_test_temp_path("rankd.json");
+    struct rk_settings settings;
+    struct rk_status *st;
+
+    (void)state;
+    rk_test_write_file(path, text, strlen(text));
+    st = load(&settings, path, NULL, 0);
+    assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
+    assert_non_null(strstr(rk_status_message(st), "rankd.json:2: rpc.max_inflight"));
+    assert_non_null(strstr(rk_status_message(st), "rankd.json:3: slot"));
+    assert_non_null(strstr(rk_status_message(st), "rankd.json:4: unknown"));
+    rk_status_free(st);
+    assert_fails(load(&settings, "/nonexistent/rankd.json", NULL, 0), RK_NOT_FOUND,
+                 "/nonexistent/rankd.json");
+    rk_free(path);
+}
+
+/* Goal: a reload changes what is marked so and nothing else. */
+static void test_rk_settings_reload_keeps_fixed_values(void **state)
+{
+    static const char *const overrides[] = {"lease.grace=1s", "log.level=warn", "slot=9", "device=cuda:1"};
+    struct rk_daemon_args args = {.overrides = overrides, .num_overrides = RK_ARRAY_LEN(overrides)};
+    struct rk_config *config = NULL;
+    struct rk_settings settings;
+
+    (void)state;
+    assert_ok(load(&settings, NULL, NULL, 0));
+    assert_ok(rk_daemon_config_load(&config, &args));
+    rk_settings_reload(&settings, config);
+    assert_int_equal(settings.lease_grace_ms, 1000);
+    assert_int_equal(settings.log_level, RK_LOG_WARN);
+    assert_int_equal(settings.slot, 0);
+    assert_string_equal(settings.device, "cpu");
+    rk_config_destroy(config);
+    rk_settings_fini(&settings);
+}
+
+static void test_rk_daemon_exit_code_cases(void **state)
+{
+    static const struct {
+        rk_code_t code;
+        const char *reason;
+        int exit_code;
+    } cases[] = {
+        {RK_INVALID_ARGUMENT, "", 2},
+        {RK_NOT_FOUND, "", 2},
+        {RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", 4},
+        {RK_FAILED_PRECONDITION, "LOCK_HELD", 4},
+        {RK_INTERNAL, "DEVICE_LOST", 1},
+        {RK_RESOURCE_EXHAUSTED, "", 1},
+    };
+
+    (void)state;
+    assert_int_equal(rk_daemon_exit_code(NULL), 0);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_status *st = rk_status_from_wire(cases[i].code, cases[i].reason, "x");
+
+        assert_int_equal(rk_daemon_exit_code(st), cases[i].exit_code);
+        rk_status_free(st);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rk_settings_init_defaults),
+        cmocka_unit_test(test_rk_settings_init_service_directories),
+        cmocka_unit_test(test_rk_settings_init_flags_win),
+        cmocka_unit_test(test_rk_settings_init_bad_values_are_refused),
+        cmocka_unit_test(test_rk_settings_init_bad_file_names_every_line),
+        cmocka_unit_test(test_rk_settings_reload_keeps_fixed_values),
+        cmocka_unit_test(test_rk_daemon_exit_code_cases),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

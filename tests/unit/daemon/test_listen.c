@@ -1,0 +1,155 @@
+#include "daemon/listen_internal.h"
+
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/support/test.h"
+
+#define NAME_107                                                                                             \
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa" \
+    "aaaaa"
+
+/* Goal: which addresses are understood, and which of them are local. */
+static void test_rk_listen_parse_good_addresses(void **state)
+{
+    static const struct {
+        const char *text, *formatted;
+        bool is_local;
+    } cases[] = {
+        {"127.0.0.1:0", "127.0.0.1:0", true},
+        {"127.1.2.3:65535", "127.1.2.3:65535", true},
+        {"[::1]:7000", "[::1]:7000", true},
+        {"unix:/run/rankd.sock", "unix:/run/rankd.sock", true},
+        {"unix-abstract:rankd", "unix-abstract:rankd", true},
+        {"0.0.0.0:7000", "0.0.0.0:7000", false},
+        {"[::]:7000", "[::]:7000", false},
+        {"10.1.2.3:7000", "10.1.2.3:7000", false},
+        {"[::ffff:10.1.2.3]:1", "[::ffff:10.1.2.3]:1", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_listen listen;
+        char *text;
+
+        print_message("%s\n", cases[i].text);
+        assert_ok(rk_listen_parse(&listen, cases[i].text));
+        assert_int_equal(listen.is_local, cases[i].is_local);
+        text = rk_listen_format(&listen, listen.port);
+        assert_string_equal(text, cases[i].formatted);
+        rk_free(text);
+    }
+}
+
+static void test_rk_listen_parse_bad_addresses_are_refused(void **state)
+{
+    static const char *const cases[] = {
+        "",
+        "7000",
+        "127.0.0.1",
+        "127.0.0.1:",
+        "127.0.0.1:-1",
+        "127.0.0.1:65536",
+        ":7000",
+        "127.0.0.1:x",
+        "unix:",
+        "unix:relative",
+        "unix-abstract:",
+        "300.0.0.1:7000",
+        "unix:/" NAME_107,
+        "unix-abstract:" NAME_107,
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_listen listen;
+
+        print_message("'%s'\n", cases[i]);
+        assert_fails(rk_listen_parse(&listen, cases[i]), RK_INVALID_ARGUMENT, "rpc.listen");
+    }
+}
+
+/* Goal: what others can reach needs a wish. */
+static void test_rk_listen_check_policy_cases(void **state)
+{
+    static const struct {
+        const char *text;
+        bool is_insecure, has_tokens;
+        const char *refusal; /* NULL: allowed */
+    } cases[] = {
+        {"127.0.0.1:0", false, false, NULL},
+        {"unix:/run/rankd.sock", false, false, NULL},
+        {"unix-abstract:rankd", false, true, NULL},
+        {"unix-abstract:rankd", true, false, NULL},
+        {"0.0.0.0:7000", true, false, NULL},
+        {"unix-abstract:rankd", false, false, "every local user reaches"},
+        {"0.0.0.0:7000", false, false, "say --insecure"},
+        {"0.0.0.0:7000", false, true, "nothing would be encrypted"}, /* a token in plain text is no secret */
+        {"[::]:7000", false, true, "can be reached from other hosts"},
+        {"192.0.2.1:7000", false, true, "192.0.2.1 can be reached"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_listen listen;
+        struct rk_status *st;
+
+        print_message("%s\n", cases[i].text);
+        assert_ok(rk_listen_parse(&listen, cases[i].text));
+        st = rk_listen_check_policy(&listen, cases[i].is_insecure, cases[i].has_tokens);
+        if (cases[i].refusal)
+            assert_fails(st, RK_INVALID_ARGUMENT, cases[i].refusal);
+        else
+            assert_ok(st);
+    }
+}
+
+/* Goal: the probe tells a taken address from an impossible one. */
+static void test_rk_listen_probe_says_why(void **state)
+{
+    struct sockaddr_un taken = {.sun_family = AF_UNIX, .sun_path = "\0rankd-probe-test"};
+    socklen_t taken_bytes = (socklen_t)(sizeof(taken.sun_family) + 1 + strlen(taken.sun_path + 1));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    char *path = rk_test_temp_path("file"), *text;
+    struct rk_listen listen;
+    struct rk_status *st;
+
+    (void)state;
+    assert_int_equal(bind(fd, (struct sockaddr *)&taken, taken_bytes), 0);
+    assert_ok(rk_listen_parse(&listen, "unix-abstract:rankd-probe-test"));
+    st = rk_listen_probe(&listen);
+    assert_string_equal(rk_status_reason(st), "ADDRESS_IN_USE");
+    rk_status_free(st);
+    close(fd);
+    assert_ok(rk_listen_probe(&listen));
+
+    assert_ok(rk_listen_parse(&listen, "192.0.2.1:7000"));
+    assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "cannot listen on 192.0.2.1:7000");
+    assert_ok(rk_listen_parse(&listen, "unix:/nonexistent/dir/socket"));
+    assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "cannot make a socket in '/nonexistent/dir'");
+
+    rk_test_write_file(path, "x", 1);
+    text = rk_format("unix:%s", path);
+    assert_ok(rk_listen_parse(&listen, text));
+    assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "is no socket");
+    unlink(path);
+    assert_ok(rk_listen_probe(&listen));
+    rk_free(text);
+    rk_free(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rk_listen_parse_good_addresses),
+        cmocka_unit_test(test_rk_listen_parse_bad_addresses_are_refused),
+        cmocka_unit_test(test_rk_listen_check_policy_cases),
+        cmocka_unit_test(test_rk_listen_probe_says_why),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
