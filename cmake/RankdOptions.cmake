@@ -3,7 +3,7 @@ option(RK_TESTS "build the tests" ON)
 option(RK_WERROR "treat warnings as errors" ON)
 option(RK_FAULTS "compile the named fault points in (RANKD_FAULTS)" OFF)
 option(RK_FUZZ "build libFuzzer targets (needs clang); without it the corpora are only replayed" OFF)
-set(RK_MODULES "base;proto;kernels;dispatch;engine;worker;daemon;deploy" CACHE STRING
+set(RK_MODULES "base;proto;kernels;engine;dispatch;worker;daemon;driver-cli;deploy" CACHE STRING
     "modules to build, lower layers first; a prefix of the list is enough to work on one layer")
 set(RK_SYSTEMD "AUTO" CACHE STRING "sd_notify through libsystemd: ON, OFF or AUTO (on where it is found)")
 set(RK_SANITIZE "" CACHE STRING "sanitizers, e.g. address;undefined or thread")

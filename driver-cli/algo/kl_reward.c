@@ -1,0 +1,85 @@
+/* KL in the reward: r_t = score_t - kl_coef * KL_t, with x = old_log_prob - ref_log_prob and
+ *
+ *   kl, k1: x    abs: |x|    mse, k2: x^2 / 2    low_var_kl, k3: e^-x + x - 1, exponent clamped to 20, value
+ * to 10
+ *
+ * (Schulman, "Approximating KL divergence", 2020). Masked positions keep their score. */
+#include "driver-cli/rk_algo.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef double (*kl_fn_t)(double x);
+
+static double kl_k1(double x)
+{
+    return x;
+}
+
+static double kl_k2(double x)
+{
+    return 0.5 * x * x;
+}
+
+static double kl_k3(double x)
+{
+    double y = fmin(fmax(-x, -20.0), 20.0);
+
+    return fmin(fmax(exp(y) - y - 1.0, -10.0), 10.0);
+}
+
+static const struct {
+    const char *name;
+    kl_fn_t fn;
+} estimators[] = {
+    {"kl", kl_k1}, {"k1", kl_k1}, {"abs", fabs},         {"mse", kl_k2},
+    {"k2", kl_k2}, {"k3", kl_k3}, {"low_var_kl", kl_k3},
+};
+
+static kl_fn_t find_estimator(const char *name)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(estimators); i++) {
+        if (strcmp(estimators[i].name, name) == 0)
+            return estimators[i].fn;
+    }
+    return NULL;
+}
+
+/* Writes the row's rewards; returns the masked mean of its KL. */
+static double apply_row(float *rewards, const struct rk_kl_reward_in *in, int64_t row, kl_fn_t estimate)
+{
+    double sum = 0.0;
+    int64_t count = 0;
+
+    for (int64_t t = 0; t < in->response_length; t++) {
+        int64_t at = row * in->response_length + t;
+        double kl;
+
+        rewards[at] = in->scores[at];
+        if (!in->response_mask[at])
+            continue;
+        kl = estimate((double)in->old_log_probs[at] - (double)in->ref_log_prob[at]);
+        rewards[at] = (float)((double)in->scores[at] - in->kl_coef * kl);
+        sum += kl;
+        count++;
+    }
+    return sum / ((double)count + 1e-8);
+}
+
+struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl, const struct rk_kl_reward_in *in)
+{
+    kl_fn_t estimate = find_estimator(in->kl_penalty);
+    double sum = 0.0;
+
+    *current_kl = 0.0;
+    if (!estimate)
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "algorithm.kl_penalty: unknown estimator '%s' (known: kl, k1, abs, mse, k2, low_var_kl, k3)",
+            in->kl_penalty);
+    for (int64_t i = 0; i < in->num_rows; i++)
+        sum += apply_row(rewards, in, i, estimate);
+    if (in->num_rows > 0)
+        *current_kl = sum / (double)in->num_rows;
+    return NULL;
+}

@@ -1,0 +1,283 @@
+/* Command lines, exit codes, signals. */
+#include "driver-cli/cmd/cmd_internal.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
+
+static const struct rk_cli_option common_options[] = {
+    {"hosts", "LIST",
+     "daemons in rank order: addresses separated by commas, or @FILE; default: $RANKCTL_HOSTS"},
+    {"token-file", "FILE", "bearer token for the daemons"},
+    {"output", "table|json", "form of what is printed (default: table)"},
+    {"help", NULL, "show this text"},
+    {NULL, NULL, NULL},
+};
+
+struct rk_status *rk_cli_usage(struct rk_status *st)
+{
+    struct rk_status *usage = rk_status_from_wire(rk_status_code(st), "USAGE", rk_status_message(st));
+
+    rk_status_free(st);
+    return usage;
+}
+
+static const struct rk_cli_option *find_in(const struct rk_cli_option *options, const char *name)
+{
+    for (; options && options->name; options++) {
+        if (strcmp(options->name, name) == 0)
+            return options;
+    }
+    return NULL;
+}
+
+static const struct rk_cli_option *find_option(const struct rk_command *command, const char *name)
+{
+    const struct rk_cli_option *option = find_in(command->options, name);
+
+    return option ? option : find_in(common_options, name);
+}
+
+static struct rk_status *unknown_option(const struct rk_command *command, const char *name)
+{
+    const char *names[32];
+    int64_t count = 0;
+    const char *close;
+
+    for (const struct rk_cli_option *option = command->options; option && option->name && count < 24;
+         option++)
+        names[count++] = option->name;
+    for (const struct rk_cli_option *option = common_options; option->name; option++)
+        names[count++] = option->name;
+    close = rk_str_suggest(name, names, count);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: unknown option --%s%s%s%s", command->name, name,
+                   close ? "; did you mean --" : "", close ? close : "", close ? "?" : "");
+}
+
+/* "--name", "--name=value" or "--name value"; *next is the index after what was used. */
+static struct rk_status *parse_option(struct rk_cli *cli, int argc, char **argv, int *next)
+{
+    const char *text = argv[(*next)++] + 2;
+    const char *equals = strchr(text, '=');
+    char *name = rk_strndup(text, equals ? (size_t)(equals - text) : strlen(text));
+    const struct rk_cli_option *option = find_option(cli->command, name);
+    struct rk_cli_setting setting = {.name = name, .value = equals ? equals + 1 : NULL};
+
+    rk_array_append(&cli->owned, name);
+    if (!option)
+        return unknown_option(cli->command, name);
+    if (!option->value && equals)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: --%s takes no value", cli->command->name, name);
+    if (option->value && !equals) {
+        if (*next == argc)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: --%s needs a value (%s)", cli->command->name,
+                           name, option->value);
+        setting.value = argv[(*next)++];
+    }
+    cli->wants_help |= strcmp(name, "help") == 0;
+    rk_array_append(&cli->settings, setting);
+    return NULL;
+}
+
+static struct rk_status *check(const struct rk_cli *cli)
+{
+    const struct rk_command *command = cli->command;
+    const char *output = rk_cli_find(cli, "output");
+
+    if (cli->args.count < command->min_args)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: too few arguments; usage: rankctl %s %s",
+                       command->name, command->name, command->args);
+    if (cli->args.count > command->max_args)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: unexpected argument '%s'", command->name,
+                       cli->args.items[command->max_args]);
+    if (output && strcmp(output, "table") != 0 && strcmp(output, "json") != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "--output=%s: expected table or json", output);
+    return NULL;
+}
+
+struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *command, int argc, char **argv)
+{
+    struct rk_status *st = NULL;
+    bool only_args = false;
+
+    *cli = (struct rk_cli){.command = command};
+    for (int i = 0; i < argc && !st;) {
+        if (!only_args && strcmp(argv[i], "--") == 0) {
+            only_args = true;
+            i++;
+        } else if (!only_args && strcmp(argv[i], "-h") == 0) {
+            cli->wants_help = true;
+            i++;
+        } else if (!only_args && rk_str_has_prefix(argv[i], "--")) {
+            st = parse_option(cli, argc, argv, &i);
+        } else {
+            rk_array_append(&cli->args, argv[i++]);
+        }
+    }
+    if (!st && !cli->wants_help)
+        st = check(cli);
+    return st ? rk_cli_usage(st) : NULL;
+}
+
+void rk_cli_fini(struct rk_cli *cli)
+{
+    for (int64_t i = 0; i < cli->owned.count; i++)
+        rk_free(cli->owned.items[i]);
+    rk_array_fini(&cli->owned);
+    rk_array_fini(&cli->settings);
+    rk_array_fini(&cli->args);
+}
+
+static void format_options(const struct rk_cli_option *options, struct rk_str *out)
+{
+    for (; options && options->name; options++) {
+        char *left = rk_format("--%s%s%s", options->name, options->value ? "=" : "",
+                               options->value ? options->value : "");
+
+        rk_str_appendf(out, "  %-22s %s\n", left, options->help);
+        rk_free(left);
+    }
+}
+
+void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
+{
+    rk_str_appendf(out, "usage: rankctl %s [options]%s%s\n\n%s\n\noptions:\n", command->name,
+                   *command->args ? " " : "", command->args, command->summary);
+    format_options(command->options, out);
+    format_options(common_options, out);
+    if (command->details)
+        rk_str_appendf(out, "\n%s\n", command->details);
+    if (command->more_help)
+        command->more_help(out);
+}
+
+const char *rk_cli_find(const struct rk_cli *cli, const char *name)
+{
+    for (int64_t i = cli->settings.count - 1; i >= 0; i--) {
+        if (strcmp(cli->settings.items[i].name, name) == 0)
+            return cli->settings.items[i].value;
+    }
+    return NULL;
+}
+
+bool rk_cli_has(const struct rk_cli *cli, const char *name)
+{
+    for (int64_t i = 0; i < cli->settings.count; i++) {
+        if (strcmp(cli->settings.items[i].name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool rk_cli_is_json(const struct rk_cli *cli)
+{
+    const char *output = rk_cli_find(cli, "output");
+
+    return output && strcmp(output, "json") == 0;
+}
+
+struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, int64_t fallback_ms,
+                                  int64_t *out)
+{
+    const char *text = rk_cli_find(cli, name);
+
+    *out = fallback_ms;
+    if (!text || rk_parse_duration_ms(text, out))
+        return NULL;
+    return rk_cli_usage(
+        RK_FAIL(RK_INVALID_ARGUMENT, "--%s=%s: expected a duration like 30s, 10min or 500ms", name, text));
+}
+
+int rk_cli_exit_code(const struct rk_status *st)
+{
+    static const char *const lease_reasons[] = {"STALE_EPOCH", "LEASE_HELD", "LEASE_EXPIRED"};
+    const char *reason = rk_status_reason(st);
+
+    if (!st)
+        return 0;
+    if (strcmp(reason, "USAGE") == 0)
+        return 2;
+    for (size_t i = 0; i < RK_ARRAY_LEN(lease_reasons); i++) {
+        if (strcmp(reason, lease_reasons[i]) == 0)
+            return 4;
+    }
+    switch (rk_status_code(st)) {
+    case RK_UNAVAILABLE:
+        return 3;
+    case RK_UNAUTHENTICATED:
+    case RK_PERMISSION_DENIED:
+        return 4;
+    case RK_DEADLINE_EXCEEDED:
+        return 5;
+    default:
+        return 1;
+    }
+}
+
+/* --- the daemons --- */
+
+struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out)
+{
+    const char *text = rk_cli_find(cli, "hosts");
+    const char *source = text ? "--hosts" : "RANKCTL_HOSTS";
+    struct rk_status *st;
+
+    *out = (struct rk_hosts){0};
+    if (!text)
+        text = rk_env("RANKCTL_HOSTS");
+    if (!text)
+        return NULL;
+    st = rk_hosts_parse(out, text);
+    return st ? rk_cli_usage(RK_WRAP(st, "%s", source)) : NULL;
+}
+
+struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts, struct rk_driver **out)
+{
+    struct rk_driver_config config = {
+        .struct_size = sizeof(config),
+        .addresses = (const char *const *)hosts->addresses,
+        .num_addresses = hosts->count,
+        .token_file = rk_cli_find(cli, "token-file"),
+        .takeover = rk_cli_has(cli, "takeover"),
+    };
+    struct rk_status *st;
+
+    *out = NULL;
+    if (hosts->count == 0)
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                    "rankctl %s: no daemons given; use --hosts or RANKCTL_HOSTS",
+                                    cli->command->name));
+    st = rk_driver_open(out, &config);
+    return st ? rk_cli_usage(st) : NULL;
+}
+
+static struct rk_driver *_Atomic watched_driver;
+static atomic_int last_signal;
+
+static void on_signal(int signal_number)
+{
+    struct rk_driver *driver = atomic_load(&watched_driver);
+
+    atomic_store(&last_signal, signal_number);
+    if (driver)
+        rk_driver_interrupt(driver);
+}
+
+void rk_cli_watch_signals(struct rk_driver *driver)
+{
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+
+    atomic_store(&watched_driver, driver);
+    if (driver && atomic_load(&last_signal))
+        rk_driver_interrupt(driver);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+int rk_cli_signal(void)
+{
+    return atomic_load(&last_signal);
+}

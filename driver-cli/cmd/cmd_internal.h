@@ -1,0 +1,114 @@
+/* rankctl: the table of commands and what they share. */
+#ifndef RK_CMD_INTERNAL_H
+#define RK_CMD_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/rk_array.h"
+#include "base/rk_json.h"
+#include "driver-cli/rk_driver.h"
+
+#define RK_CLI_API "rankctl/v1"
+
+/* --- the table --- */
+struct rk_cli;
+
+struct rk_cli_option {
+    const char *name;  /* "token-file" for --token-file */
+    const char *value; /* "FILE"; NULL: a flag */
+    const char *help;
+};
+
+struct rk_command {
+    const char *name;
+    const char *args; /* "JOB.json [KEY=VALUE...]"; "" for none */
+    int min_args, max_args;
+    const char *summary;                 /* one line */
+    const char *details;                 /* shown by --help below the options; NULL: none */
+    const struct rk_cli_option *options; /* its own, besides the common ones; ends with a row without name */
+    /* Appended to --help; NULL: none. */
+    void (*more_help)(struct rk_str *out);
+    struct rk_status *(*run)(struct rk_cli *cli);
+};
+
+extern const struct rk_command rk_cmd_run, rk_cmd_status, rk_cmd_methods, rk_cmd_describe, rk_cmd_call,
+    rk_cmd_shutdown, rk_cmd_version;
+
+/* --- the command line --- */
+struct rk_cli_setting {
+    const char *name, *value; /* value NULL for a flag */
+};
+
+struct rk_cli {
+    const struct rk_command *command;
+    bool wants_help;
+    RK_ARRAY(struct rk_cli_setting) settings;
+    RK_ARRAY(const char *) args;
+    RK_ARRAY(char *) owned; /* names of "--name=value" */
+};
+
+/* INVALID_ARGUMENT with the reason USAGE for what the table does not have. */
+struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *command, int argc,
+                               char **argv) RK_NODISCARD;
+void rk_cli_fini(struct rk_cli *cli);
+void rk_cli_format_help(const struct rk_command *command, struct rk_str *out);
+/* The last value given to the option; NULL when it was not given. */
+const char *rk_cli_find(const struct rk_cli *cli, const char *name);
+bool rk_cli_has(const struct rk_cli *cli, const char *name);
+bool rk_cli_is_json(const struct rk_cli *cli);
+/* A duration ("90s") or the fallback, in milliseconds. */
+struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, int64_t fallback_ms,
+                                  int64_t *out) RK_NODISCARD;
+/* Marks a status as the user's mistake: exit code 2. */
+struct rk_status *rk_cli_usage(struct rk_status *st) RK_NODISCARD;
+/* The exit code of DESIGN: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out.
+ */
+int rk_cli_exit_code(const struct rk_status *st);
+
+/* --- the daemons --- */
+/* --hosts, else RANKCTL_HOSTS. count stays 0 when neither is given. */
+struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out) RK_NODISCARD;
+/* Opens a driver on them; a usage error without hosts. */
+struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts,
+                              struct rk_driver **out) RK_NODISCARD;
+/* From now on SIGINT and SIGTERM interrupt the driver instead of ending the process (NULL: are only counted).
+ */
+void rk_cli_watch_signals(struct rk_driver *driver);
+/* The signal that came, or 0. */
+int rk_cli_signal(void);
+
+/* --- output --- */
+/* Prints {"apiVersion": ..., "kind": kind, members of body} and frees the body. */
+void rk_cli_print_json(const char *kind, struct rk_json *body);
+struct rk_json *rk_cli_status_json(const struct rk_status *st); /* {"code", "reason", "message"} */
+struct rk_json *rk_cli_hex(const void *data, size_t bytes);
+
+/* Columns of text, as wide as their widest cell. */
+struct rk_table {
+    int num_columns;
+    RK_ARRAY(char *) cells; /* row by row */
+};
+void rk_table_init(struct rk_table *table, int num_columns, const char *const *titles);
+void rk_table_add(struct rk_table *table, const char *text); /* NULL: "-" */
+void rk_table_addf(struct rk_table *table, const char *fmt, ...) RK_PRINTF(2, 3);
+void rk_table_print(struct rk_table *table, FILE *out); /* and releases it */
+
+/* --- progress of a run, on stderr --- */
+struct rk_meter {
+    bool is_quiet, is_terminal;
+    int64_t started_ns, step, total_steps;
+    uint64_t done, total; /* of the running call */
+    char phase[32];
+    double reward, tokens_per_s;
+};
+
+void rk_meter_init(struct rk_meter *meter, bool is_quiet);
+void rk_meter_phase(struct rk_meter *meter, int64_t step, const char *phase);
+void rk_meter_progress(struct rk_meter *meter, uint64_t done, uint64_t total);
+void rk_meter_step(struct rk_meter *meter, int64_t step, int64_t total_steps, const struct rk_json *metrics,
+                   int32_t world_size);
+void rk_meter_end(struct rk_meter *meter); /* leaves the terminal at the start of a line */
+
+#endif

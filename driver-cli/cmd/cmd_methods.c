@@ -1,0 +1,269 @@
+/* methods and describe: from a daemon when one is named, else from the table that is compiled in. */
+#include "driver-cli/cmd/cmd_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+
+/* --- the compiled table in the form that a daemon sends --- */
+
+static void *make(struct rk_arena *arena, int64_t count, size_t elem_bytes)
+{
+    void *memory = rk_arena_calloc(arena, (size_t)count, elem_bytes);
+
+    RK_ASSERT(memory || count == 0);
+    return memory;
+}
+
+static struct rk_field_info *columns_of(const struct rk_column_schema *rows, int64_t count,
+                                        struct rk_arena *arena)
+{
+    struct rk_field_info *fields = make(arena, count, sizeof(*fields));
+
+    for (int64_t i = 0; i < count; i++)
+        fields[i] = (struct rk_field_info){rows[i].name, rows[i].dtype, rows[i].dims, rows[i].is_required,
+                                           rows[i].doc};
+    return fields;
+}
+
+static struct rk_field_info *options_of(const struct rk_method *method, struct rk_arena *arena)
+{
+    static const char *const types[] = {[RK_OPTION_BOOL] = "BOOL",
+                                        [RK_OPTION_INT] = "INT",
+                                        [RK_OPTION_REAL] = "REAL",
+                                        [RK_OPTION_STRING] = "STRING",
+                                        [RK_OPTION_JSON] = "JSON"};
+    struct rk_field_info *fields = make(arena, method->num_options, sizeof(*fields));
+
+    for (int64_t i = 0; i < method->num_options; i++) {
+        const struct rk_option_schema *row = &method->options[i];
+        char *type = rk_format("%s%s%s", types[row->type], row->default_text ? " = " : "",
+                               row->default_text ? row->default_text : "");
+
+        fields[i] = (struct rk_field_info){row->key, RK_DTYPE_UNSPECIFIED, rk_arena_strdup(arena, type),
+                                           row->default_text == NULL, row->doc};
+        rk_free(type);
+    }
+    return fields;
+}
+
+static struct rk_method_info info_of(const struct rk_method *method, struct rk_arena *arena)
+{
+    const char **roles = make(arena, RK_LIMIT_ROLES, sizeof(*roles));
+    char *mode =
+        rk_format(*method->dispatch_mesh ? "%s(%s)" : "%s", method->dispatch_mode, method->dispatch_mesh);
+    struct rk_method_info info = {
+        .name = method->name,
+        .doc = method->doc,
+        .roles = roles,
+        .dispatch = rk_arena_strdup(arena, mode),
+        .execute = method->execute_mode,
+        .is_pure = (method->flags & RK_MF_PURE) != 0,
+        .is_mutating = (method->flags & RK_MF_MUTATES) != 0,
+        .num_input = method->num_in,
+        .num_output = method->num_out,
+        .num_options = method->num_options,
+        .input = columns_of(method->in, method->num_in, arena),
+        .output = columns_of(method->out, method->num_out, arena),
+        .options = options_of(method, arena),
+    };
+
+    rk_free(mode);
+    for (uint32_t bit = 1; bit & RK_ROLE_ANY; bit <<= 1) {
+        if (method->roles & bit)
+            roles[info.num_roles++] = rk_role_name(bit);
+    }
+    return info;
+}
+
+static struct rk_list_methods_response compiled_methods(struct rk_arena *arena)
+{
+    struct rk_list_methods_response list = {.num_methods = RK_METHOD_COUNT};
+
+    list.methods = make(arena, RK_METHOD_COUNT, sizeof(*list.methods));
+    for (int i = 0; i < RK_METHOD_COUNT; i++)
+        list.methods[i] = info_of(rk_method_get((rk_method_id_t)i), arena);
+    return list;
+}
+
+static struct rk_status *load(const struct rk_cli *cli, struct rk_arena *arena,
+                              struct rk_list_methods_response *out)
+{
+    struct rk_hosts hosts = {0};
+    struct rk_driver *driver = NULL;
+    struct rk_status *st;
+
+    RK_TRY_GOTO(st, rk_cli_hosts(cli, &hosts), out);
+    if (hosts.count == 0) {
+        *out = compiled_methods(arena);
+        goto out;
+    }
+    RK_TRY_GOTO(st, rk_cli_open(cli, &hosts, &driver), out);
+    st = rk_driver_list_methods(driver, arena, out);
+out:
+    rk_driver_close(driver);
+    rk_hosts_fini(&hosts);
+    return st;
+}
+
+/* --- printing --- */
+
+static char *roles_text(const struct rk_method_info *method)
+{
+    struct rk_str text = {0};
+
+    for (int64_t i = 0; i < method->num_roles; i++)
+        rk_str_appendf(&text, "%s%s", i > 0 ? "," : "", method->roles[i]);
+    rk_str_append(&text, "");
+    return rk_str_take(&text);
+}
+
+static struct rk_json *fields_json(const struct rk_field_info *fields, int64_t count, bool are_options)
+{
+    struct rk_json *list = rk_json_new_array();
+
+    for (int64_t i = 0; i < count; i++) {
+        struct rk_json *item = rk_json_new_object();
+
+        rk_json_set(item, "name", rk_json_new_string(fields[i].name));
+        if (!are_options)
+            rk_json_set(item, "dtype", rk_json_new_string(rk_dtype_name(fields[i].dtype)));
+        rk_json_set(item, are_options ? "type" : "dims", rk_json_new_string(fields[i].dims));
+        rk_json_set(item, "required", rk_json_new_bool(fields[i].is_required));
+        rk_json_set(item, "doc", rk_json_new_string(fields[i].doc));
+        rk_json_append(list, item);
+    }
+    return list;
+}
+
+static struct rk_json *method_json(const struct rk_method_info *method)
+{
+    struct rk_json *json = rk_json_new_object(), *roles = rk_json_new_array();
+
+    for (int64_t i = 0; i < method->num_roles; i++)
+        rk_json_append(roles, rk_json_new_string(method->roles[i]));
+    rk_json_set(json, "name", rk_json_new_string(method->name));
+    rk_json_set(json, "doc", rk_json_new_string(method->doc));
+    rk_json_set(json, "roles", roles);
+    rk_json_set(json, "dispatch", rk_json_new_string(method->dispatch));
+    rk_json_set(json, "execute", rk_json_new_string(method->execute));
+    rk_json_set(json, "pure", rk_json_new_bool(method->is_pure));
+    rk_json_set(json, "mutates", rk_json_new_bool(method->is_mutating));
+    rk_json_set(json, "input", fields_json(method->input, method->num_input, false));
+    rk_json_set(json, "output", fields_json(method->output, method->num_output, false));
+    rk_json_set(json, "options", fields_json(method->options, method->num_options, true));
+    return json;
+}
+
+static struct rk_status *run_methods(struct rk_cli *cli)
+{
+    static const char *const titles[] = {"METHOD", "ROLES", "DISPATCH", "EFFECT", "WHAT"};
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_list_methods_response list;
+    struct rk_json *body, *methods;
+    struct rk_table table;
+    struct rk_status *st;
+
+    RK_TRY_GOTO(st, load(cli, arena, &list), out);
+    if (rk_cli_is_json(cli)) {
+        body = rk_json_new_object();
+        methods = rk_json_new_array();
+        for (int64_t i = 0; i < list.num_methods; i++)
+            rk_json_append(methods, method_json(&list.methods[i]));
+        rk_json_set(body, "methods", methods);
+        rk_cli_print_json("Methods", body);
+        goto out;
+    }
+    rk_table_init(&table, RK_ARRAY_LEN(titles), titles);
+    for (int64_t i = 0; i < list.num_methods; i++) {
+        const struct rk_method_info *method = &list.methods[i];
+        char *roles = roles_text(method);
+
+        rk_table_add(&table, method->name);
+        rk_table_add(&table, roles);
+        rk_table_add(&table, method->dispatch);
+        rk_table_add(&table, method->is_mutating ? "mutates" : method->is_pure ? "pure" : NULL);
+        rk_table_add(&table, method->doc);
+        rk_free(roles);
+    }
+    rk_table_print(&table, stdout);
+out:
+    rk_arena_destroy(arena);
+    return st;
+}
+
+static void print_fields(const char *title, const struct rk_field_info *fields, int64_t count,
+                         bool are_options)
+{
+    const char *const titles[] = {title, are_options ? "TYPE" : "DTYPE [DIMS]", "REQUIRED", "WHAT"};
+    struct rk_table table;
+
+    if (count == 0)
+        return;
+    printf("\n");
+    rk_table_init(&table, RK_ARRAY_LEN(titles), titles);
+    for (int64_t i = 0; i < count; i++) {
+        rk_table_add(&table, fields[i].name);
+        if (are_options)
+            rk_table_add(&table, fields[i].dims);
+        else
+            rk_table_addf(&table, "%s [%s]", rk_dtype_name(fields[i].dtype), fields[i].dims);
+        rk_table_add(&table, fields[i].is_required ? "yes" : "no");
+        rk_table_add(&table, fields[i].doc);
+    }
+    rk_table_print(&table, stdout);
+}
+
+static struct rk_status *run_describe(struct rk_cli *cli)
+{
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_list_methods_response list;
+    const struct rk_method_info *method = NULL;
+    struct rk_status *st;
+    char *roles;
+
+    RK_TRY_GOTO(st, load(cli, arena, &list), out);
+    for (int64_t i = 0; i < list.num_methods; i++) {
+        if (strcmp(list.methods[i].name, cli->args.items[0]) == 0)
+            method = &list.methods[i];
+    }
+    if (!method) {
+        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s'; see rankctl methods",
+                            cli->args.items[0]);
+        goto out;
+    }
+    if (rk_cli_is_json(cli)) {
+        rk_cli_print_json("Method", method_json(method));
+        goto out;
+    }
+    roles = roles_text(method);
+    printf("%s: %s\nroles: %s\ndispatch: %s, execute: %s%s%s\n", method->name, method->doc, roles,
+           method->dispatch, method->execute, method->is_pure ? ", pure" : "",
+           method->is_mutating ? ", mutates" : "");
+    rk_free(roles);
+    print_fields("INPUT", method->input, method->num_input, false);
+    print_fields("OUTPUT", method->output, method->num_output, false);
+    print_fields("OPTION", method->options, method->num_options, true);
+out:
+    rk_arena_destroy(arena);
+    return st;
+}
+
+const struct rk_command rk_cmd_methods = {
+    .name = "methods",
+    .args = "",
+    .summary = "list the methods that daemons offer",
+    .details = "Without daemons the table of this version is printed.",
+    .run = run_methods,
+};
+
+const struct rk_command rk_cmd_describe = {
+    .name = "describe",
+    .args = "METHOD",
+    .min_args = 1,
+    .max_args = 1,
+    .summary = "show the columns and options of one method",
+    .details = "Without daemons the table of this version is used.",
+    .run = run_describe,
+};

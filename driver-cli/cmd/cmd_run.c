@@ -1,0 +1,310 @@
+/* A training run from a job file. */
+#include "driver-cli/cmd/cmd_internal.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
+#include "base/rk_time.h"
+#include "driver-cli/files_internal.h"
+#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/job_internal.h"
+#include "driver-cli/run_internal.h"
+
+struct run {
+    struct rk_cli *cli;
+    struct rk_config *job;
+    struct rk_hosts hosts; /* count 0 with --local */
+    int32_t world_size;
+    struct rk_flow_inputs inputs;
+    struct rk_run_dir dir;
+    struct rk_local *local; /* NULL without --local */
+    struct rk_driver *driver;
+    struct rk_flow_context flow;
+    struct rk_meter meter;
+    int64_t started_ns;
+    bool is_exported;
+};
+
+/* --- before anything starts: whatever fails here is the user's to mend (exit code 2) --- */
+
+static struct rk_status *read_world(struct run *run)
+{
+    const char *local = rk_cli_find(run->cli, "local");
+    int64_t count = 0;
+
+    if (local) {
+        if (!rk_parse_i64(local, &count) || count < 1 || count > RK_MESH_MAX_RANKS)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "--local=%s: expected a number of daemons", local);
+        if (rk_cli_has(run->cli, "hosts"))
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "--local starts its own daemons; it does not go with --hosts");
+        run->world_size = (int32_t)count;
+        return NULL;
+    }
+    RK_TRY(rk_cli_hosts(run->cli, &run->hosts));
+    if (run->hosts.count == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "no daemons given; use --local N, --hosts or RANKCTL_HOSTS");
+    run->world_size = run->hosts.count;
+    return NULL;
+}
+
+static char *directory_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *relative = slash ? rk_strndup(path, (size_t)RK_MAX(slash - path, 1)) : rk_strdup(".");
+    char absolute[PATH_MAX];
+    char *dir = rk_strdup(realpath(relative, absolute) ? absolute : relative);
+
+    rk_free(relative);
+    return dir;
+}
+
+static struct rk_status *read_inputs(struct run *run)
+{
+    const char *path = run->cli->args.items[0];
+    struct rk_status *st;
+    char *dir;
+
+    RK_TRY(read_world(run));
+    RK_TRY(rk_job_load(&run->job, path, run->cli->args.items + 1, run->cli->args.count - 1));
+    st = rk_job_check(run->job, run->world_size);
+    if (st)
+        return RK_WRAP(st, "%s", path);
+    dir = directory_of(path);
+    st = rk_flow_inputs_load(&run->inputs, run->job, dir);
+    rk_free(dir);
+    return st ? RK_WRAP(st, "%s", path) : NULL;
+}
+
+/* --- daemons --- */
+
+/* rankd stands beside rankctl. */
+static struct rk_status *find_rankd(char **out)
+{
+    char self[PATH_MAX];
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *slash;
+
+    *out = NULL;
+    if (bytes <= 0)
+        return rk_errno_status("cannot read", "/proc/self/exe");
+    self[bytes] = '\0';
+    slash = strrchr(self, '/');
+    *slash = '\0';
+    *out = rk_path_join(self, "rankd");
+    return NULL;
+}
+
+static struct rk_status *start_local(struct run *run)
+{
+    const char *roots[] = {run->dir.path, run->inputs.model_path, NULL};
+    struct rk_local_config config = {
+        .struct_size = sizeof(config),
+        .num_daemons = run->world_size,
+        .device = rk_config_string(run->job, "device"),
+        .log_dir = run->dir.path,
+        .ckpt_roots = roots,
+    };
+    struct rk_status *st;
+    char *program;
+
+    RK_TRY(find_rankd(&program));
+    config.program = program;
+    st = rk_local_start(&run->local, &config);
+    rk_free(program);
+    return st;
+}
+
+static struct rk_status *open_driver(struct run *run)
+{
+    struct rk_driver_config config = {
+        .struct_size = sizeof(config),
+        .addresses = run->local ? rk_local_addresses(run->local) : (const char *const *)run->hosts.addresses,
+        .num_addresses = run->world_size,
+        .token_file = run->local ? NULL : rk_cli_find(run->cli, "token-file"),
+        .takeover = rk_cli_has(run->cli, "takeover"),
+    };
+    struct rk_status *st = rk_driver_open(&run->driver, &config);
+
+    if (st)
+        return rk_cli_usage(st);
+    rk_cli_watch_signals(run->driver);
+    return rk_driver_claim(run->driver);
+}
+
+/* --- the run --- */
+
+static void on_phase(void *user, int64_t step, const char *phase)
+{
+    rk_meter_phase(&((struct run *)user)->meter, step, phase);
+}
+
+static void on_progress(void *user, const struct rk_progress *progress)
+{
+    rk_meter_progress(&((struct run *)user)->meter, progress->done, progress->total);
+}
+
+static struct rk_status *on_step(void *user, int64_t step, int64_t total_steps, const struct rk_json *metrics)
+{
+    struct run *run = user;
+
+    RK_TRY(rk_run_dir_append(&run->dir, step, metrics));
+    rk_meter_step(&run->meter, step, total_steps, metrics, run->world_size);
+    return NULL;
+}
+
+static struct rk_status *train(struct run *run)
+{
+    const struct rk_flow *flow = rk_flow_find(rk_config_string(run->job, "algorithm.adv_estimator"));
+    struct rk_flow_sink sink = {
+        .user = run, .on_phase = on_phase, .on_progress = on_progress, .on_step = on_step};
+    struct rk_status *st;
+    char *path;
+
+    if (!flow)
+        return rk_cli_usage(RK_FAIL(RK_UNIMPLEMENTED, "no flow trains with algorithm.adv_estimator=%s",
+                                    rk_config_string(run->job, "algorithm.adv_estimator")));
+    st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
+    if (st)
+        return rk_cli_usage(st);
+    run->meter.total_steps = run->flow.total_steps;
+    path = rk_path_join(run->dir.path, "hf");
+    run->flow.export_path = path;
+    st = rk_flow_run(flow, &run->flow);
+    if (!st)
+        st = rk_flow_export(&run->flow);
+    run->flow.export_path = NULL;
+    rk_free(path);
+    run->is_exported = st == NULL;
+    return st;
+}
+
+/* A status that is handed back with what is known about daemons of ours that died. */
+static struct rk_status *add_deaths(struct run *run, struct rk_status *st)
+{
+    struct rk_str deaths = {0};
+    struct rk_str text = {0};
+    struct rk_status *all = st;
+
+    if (st && run->local)
+        rk_local_describe_deaths(run->local, &deaths);
+    if (deaths.bytes > 0) {
+        rk_str_appendf(&text, "%s\n%.*s", rk_status_message(st), (int)deaths.bytes - 1, deaths.text);
+        all = rk_status_from_wire(rk_status_code(st), rk_status_reason(st), rk_str_text(&text));
+        rk_status_free(st);
+    }
+    rk_str_fini(&deaths);
+    rk_str_fini(&text);
+    return all;
+}
+
+/* --- the end --- */
+
+static struct rk_json *make_summary(const struct run *run, const struct rk_status *st)
+{
+    struct rk_json *summary = rk_json_new_object();
+    const char *outcome = !st ? "succeeded" : rk_status_code(st) == RK_CANCELLED ? "interrupted" : "failed";
+
+    rk_json_set(summary, "status", rk_json_new_string(outcome));
+    if (st)
+        rk_json_set(summary, "error", rk_cli_status_json(st));
+    rk_json_set(summary, "num_daemons", rk_json_new_int(run->world_size));
+    rk_json_set(summary, "total_steps", rk_json_new_int(run->flow.total_steps));
+    rk_json_set(summary, "seconds", rk_json_new_real((double)(rk_time_now_ns() - run->started_ns) / 1e9));
+    if (run->is_exported)
+        rk_json_set(summary, "model", rk_json_new_string("hf"));
+    return summary;
+}
+
+static void print_outcome(const struct run *run)
+{
+    printf("%" PRId64 " steps in %.1f s; mean reward %.4f in the first 3 steps, %.4f in the last 10\n",
+           run->dir.num_steps, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
+           rk_run_dir_mean_reward(&run->dir, false, 3), rk_run_dir_mean_reward(&run->dir, true, 10));
+    printf("run directory: %s (metrics.jsonl, reward.svg, hf/)\n", run->dir.path);
+}
+
+static struct rk_status *finish(struct run *run, struct rk_status *st)
+{
+    struct rk_json *summary = make_summary(run, st);
+    struct rk_status *written = rk_run_dir_finish(&run->dir, run->job, summary);
+    bool is_ok = !st && !written;
+
+    if (is_ok && rk_cli_is_json(run->cli))
+        rk_cli_print_json("RunSummary", rk_json_retain(summary));
+    else if (is_ok)
+        print_outcome(run);
+    rk_json_free(summary);
+    return rk_status_first(st, written);
+}
+
+static struct rk_status *execute(struct run *run)
+{
+    struct rk_status *st;
+
+    st = rk_run_dir_create(&run->dir, run->job, rk_cli_find(run->cli, "run-dir"));
+    if (st)
+        return rk_cli_usage(st);
+    rk_meter_init(&run->meter, rk_cli_has(run->cli, "quiet"));
+    rk_cli_watch_signals(NULL); /* from here on there is something to clean up */
+    st = rk_cli_find(run->cli, "local") ? start_local(run) : NULL;
+    if (!st)
+        st = open_driver(run);
+    if (!st)
+        st = train(run);
+    rk_meter_end(&run->meter);
+    st = add_deaths(run, st);
+    return finish(run, st);
+}
+
+static struct rk_status *run_job(struct rk_cli *cli)
+{
+    struct run run = {.cli = cli, .started_ns = rk_time_now_ns()};
+    struct rk_status *st;
+
+    st = read_inputs(&run);
+    if (st)
+        st = rk_cli_usage(st);
+    else
+        st = execute(&run);
+    rk_cli_watch_signals(NULL);
+    rk_flow_context_fini(&run.flow);
+    rk_driver_close(run.driver);
+    rk_local_stop(run.local);
+    rk_run_dir_fini(&run.dir);
+    rk_flow_inputs_fini(&run.inputs);
+    rk_hosts_fini(&run.hosts);
+    rk_config_destroy(run.job);
+    return st;
+}
+
+static void help_keys(struct rk_str *out)
+{
+    rk_str_append(out, "\nkeys of a job:\n");
+    rk_job_format_keys(out);
+}
+
+static const struct rk_cli_option run_options[] = {
+    {"local", "N", "start N daemons on this machine and stop them at the end"},
+    {"run-dir", "DIR", "where metrics, plots and the model go (default: runs/<experiment>/<UTC time>)"},
+    {"quiet", NULL, "no progress"},
+    {"takeover", NULL, "claim the daemons even if another driver holds them"},
+    {NULL, NULL, NULL},
+};
+
+const struct rk_command rk_cmd_run = {
+    .name = "run",
+    .args = "JOB.json [KEY=VALUE...]",
+    .min_args = 1,
+    .max_args = INT_MAX,
+    .summary = "train as a job file says",
+    .details = "Ctrl-C stops after the running call was cancelled; a second one stops at once.",
+    .options = run_options,
+    .more_help = help_keys,
+    .run = run_job,
+};

@@ -1,0 +1,101 @@
+/* rankctl: commands rankd daemons. */
+#include "driver-cli/cmd/cmd_internal.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include "base/rk_log.h"
+
+static const struct rk_command *const commands[] = {
+    &rk_cmd_run,  &rk_cmd_status,   &rk_cmd_methods, &rk_cmd_describe,
+    &rk_cmd_call, &rk_cmd_shutdown, &rk_cmd_version,
+};
+
+static void print_overview(FILE *out)
+{
+    fprintf(out, "usage: rankctl COMMAND [options] [arguments]\n\n"
+                 "Commands rankd daemons: training runs, single calls, questions.\n\ncommands:\n");
+    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++)
+        fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
+    fprintf(out,
+            "\n'rankctl COMMAND --help' tells more about each.\n"
+            "exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out\n");
+}
+
+static const struct rk_command *find_command(const char *name)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++) {
+        if (strcmp(commands[i]->name, name) == 0)
+            return commands[i];
+    }
+    return NULL;
+}
+
+static struct rk_status *unknown_command(const char *name)
+{
+    const char *names[RK_ARRAY_LEN(commands)];
+    const char *close;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++)
+        names[i] = commands[i]->name;
+    close = rk_str_suggest(name, names, RK_ARRAY_LEN(names));
+    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "unknown command '%s'%s%s%s; see rankctl --help", name,
+                                close ? "; did you mean '" : "", close ? close : "", close ? "'?" : ""));
+}
+
+static struct rk_status *run_command(struct rk_cli *cli, const struct rk_command *command, int argc,
+                                     char **argv)
+{
+    struct rk_str help = {0};
+
+    RK_TRY(rk_cli_parse(cli, command, argc, argv));
+    if (!cli->wants_help)
+        return command->run(cli);
+    rk_cli_format_help(command, &help);
+    printf("%s", rk_str_text(&help));
+    rk_str_fini(&help);
+    return NULL;
+}
+
+/* Data goes to stdout, diagnostics to stderr; with --output=json the error is an object on stdout as well. */
+static void report(const struct rk_cli *cli, const struct rk_status *st)
+{
+    fprintf(stderr, "rankctl: %s\n", rk_status_message(st));
+    if (rk_cli_is_json(cli)) {
+        struct rk_json *body = rk_json_new_object();
+
+        rk_json_set(body, "error", rk_cli_status_json(st));
+        rk_cli_print_json("Error", body);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    const struct rk_command *command;
+    struct rk_cli cli = {0};
+    struct rk_status *st;
+    int code;
+
+    rk_log_set_format(RK_LOG_TEXT); /* for people */
+    rk_log_set_level(RK_LOG_WARN);
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not the end of a run */
+    if (argc < 2 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_overview(argc < 2 ? stderr : stdout);
+        return argc < 2 ? 2 : 0;
+    }
+    command = find_command(strcmp(name, "--version") == 0 ? "version" : name);
+    st = command ? run_command(&cli, command, argc - 2, argv + 2) : unknown_command(name);
+    code = rk_cli_exit_code(st);
+    if (st)
+        report(&cli, st);
+    rk_status_free(st);
+    rk_cli_fini(&cli);
+    if (fflush(stdout) != 0 && code == 0)
+        code = 1;
+    if (rk_cli_signal()) { /* die by it, so that the shell sees what happened */
+        signal(rk_cli_signal(), SIG_DFL);
+        raise(rk_cli_signal());
+    }
+    return code;
+}

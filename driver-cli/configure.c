@@ -1,0 +1,252 @@
+/* Configure: every rank's place in the meshes of the roles, and the communicators, in two rounds. In the
+ * first the daemons open their endpoints and one makes the id; in the second all join. */
+#include "driver-cli/driver_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+
+#define JOIN_TIMEOUT_MS 150000 /* the daemons give up after 120 s */
+
+static void clear_roles(struct rk_driver *driver)
+{
+    for (int32_t i = 0; i < driver->num_roles; i++)
+        rk_mesh_destroy(driver->roles[i].mesh);
+    driver->num_roles = 0;
+}
+
+static struct rk_status *add_role(struct rk_driver *driver, const struct rk_role_mesh *role)
+{
+    struct rk_role_entry *entry = &driver->roles[driver->num_roles];
+
+    if (driver->num_roles == RK_LIMIT_ROLES)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "more than %d roles", RK_LIMIT_ROLES);
+    if (strlen(role->role) >= sizeof(entry->role) || rk_role_parse(role->role) == 0)
+        return RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role '%s'", role->role);
+    if (rk_driver_find_mesh(driver, role->role))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has two meshes", role->role);
+    RK_TRY(rk_mesh_create(&entry->mesh, &role->mesh, driver->num_clients));
+    strncpy(entry->role, role->role, sizeof(entry->role) - 1);
+    entry->role[sizeof(entry->role) - 1] = '\0';
+    driver->num_roles++;
+    return NULL;
+}
+
+static struct rk_status *set_roles(struct rk_driver *driver, const struct rk_role_mesh *meshes,
+                                   int64_t num_meshes)
+{
+    clear_roles(driver);
+    for (int64_t i = 0; i < num_meshes; i++) {
+        struct rk_status *st = add_role(driver, &meshes[i]);
+
+        if (st) {
+            clear_roles(driver);
+            return RK_WRAP(st, "mesh of role '%s'", meshes[i].role);
+        }
+    }
+    return NULL;
+}
+
+const struct rk_mesh *rk_driver_find_mesh(const struct rk_driver *driver, const char *role)
+{
+    for (int32_t i = 0; i < driver->num_roles; i++) {
+        if (strcmp(driver->roles[i].role, role) == 0)
+            return driver->roles[i].mesh;
+    }
+    return NULL;
+}
+
+/* Compares the coordinates that a daemon reports with the mesh arithmetic. */
+static struct rk_status *check_role_rank(const struct rk_mesh *mesh, const struct rk_role_rank *got,
+                                         int32_t rank)
+{
+    struct rk_mesh_coords want;
+    const struct {
+        const char *name;
+        int32_t got;
+        rk_axis_t axis;
+    } axes[] = {
+        {"tp_rank", got->tp_rank, RK_AXIS_TP}, {"cp_rank", got->cp_rank, RK_AXIS_CP},
+        {"dp_rank", got->dp_rank, RK_AXIS_DP}, {"pp_rank", got->pp_rank, RK_AXIS_PP},
+        {"ep_rank", got->ep_rank, RK_AXIS_EP},
+    };
+
+    if (!rk_mesh_find_coords(mesh, rank, &want))
+        return RK_FAIL(RK_INTERNAL,
+                       "reports a place in the mesh of role '%s' (%s), in which it does not stand", got->role,
+                       rk_mesh_text(mesh));
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
+        if (axes[i].got != want.axis[axes[i].axis])
+            return RK_FAIL(RK_INTERNAL, "reports %s=%d in the mesh of role '%s' (%s), expected %d",
+                           axes[i].name, axes[i].got, got->role, rk_mesh_text(mesh), want.axis[axes[i].axis]);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const struct rk_role_entry *roles,
+                                     int32_t num_roles, int32_t rank, int32_t world_size)
+{
+    struct rk_mesh_coords coords;
+
+    if (info->rank != rank || info->world_size != world_size)
+        return RK_FAIL(RK_INTERNAL, "reports rank %d of %d, expected %d of %d", info->rank, info->world_size,
+                       rank, world_size);
+    for (int32_t i = 0; i < num_roles; i++) {
+        const struct rk_role_rank *found = NULL;
+
+        for (int64_t j = 0; j < info->num_roles; j++) {
+            if (strcmp(info->roles[j].role, roles[i].role) == 0)
+                found = &info->roles[j];
+        }
+        if (found)
+            RK_TRY(check_role_rank(roles[i].mesh, found, rank));
+        else if (rk_mesh_find_coords(roles[i].mesh, rank, &coords))
+            return RK_FAIL(RK_INTERNAL, "reports no place in the mesh of role '%s'", roles[i].role);
+    }
+    return NULL;
+}
+
+/* --- the rounds --- */
+
+/* What a daemon can do: chunk size, and whether its communicators need the address of every rank. */
+static struct rk_status *describe(struct rk_driver *driver, bool *every_rank_has_endpoint,
+                                  struct rk_arena *arena)
+{
+    struct rk_fanout *items = rk_fanout_create(driver);
+    struct rk_status *st;
+    struct rk_describe_response description;
+
+    *every_rank_has_endpoint = true;
+    rk_fanout_run(driver, RK_RPC_ID_DESCRIBE, items, driver->control_timeout_ms, 0, arena);
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        if (items[i].error)
+            continue;
+        items[i].error =
+            rk_unpack_describe_response(&description, arena, items[i].reply.data, items[i].reply.bytes);
+        if (items[i].error)
+            continue;
+        if (description.max_chunk > 0)
+            driver->chunk_bytes = RK_MIN(driver->chunk_bytes, (size_t)description.max_chunk);
+        if (strcmp(description.backend, "cpu") != 0)
+            *every_rank_has_endpoint = false;
+    }
+    st = rk_fanout_take_error(driver, items);
+    rk_fanout_destroy(items, driver->num_clients);
+    return st;
+}
+
+/* One round on all ranks that `takes_part` admits; answers[num_clients] in the arena. */
+static struct rk_status *run_round(struct rk_driver *driver, struct rk_configure_request *request,
+                                   bool only_rank_zero, struct rk_configure_response *answers,
+                                   struct rk_arena *arena)
+{
+    struct rk_fanout *items = rk_fanout_create(driver);
+    struct rk_status *st;
+
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        if (only_rank_zero && i > 0) {
+            items[i].client = NULL;
+            continue;
+        }
+        request->fence = driver->clients[i].fence;
+        request->rank = (uint32_t)i;
+        rk_pack_configure_request(&items[i].request, request);
+    }
+    rk_fanout_run(driver, RK_RPC_ID_CONFIGURE, items, JOIN_TIMEOUT_MS, 0, arena);
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        if (items[i].client && !items[i].error)
+            items[i].error =
+                rk_unpack_configure_response(&answers[i], arena, items[i].reply.data, items[i].reply.bytes);
+        if (items[i].client && !items[i].error && !request->make_comm_id)
+            items[i].error = rk_check_rank_info(&answers[i].rank, driver->roles, driver->num_roles, i,
+                                                driver->num_clients);
+    }
+    st = rk_fanout_take_error(driver, items);
+    rk_fanout_destroy(items, driver->num_clients);
+    return st;
+}
+
+struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_role_mesh *meshes,
+                                      int64_t num_meshes)
+{
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_configure_response *answers = rk_calloc((size_t)driver->num_clients, sizeof(*answers));
+    struct rk_peer *peers = rk_calloc((size_t)driver->num_clients, sizeof(*peers));
+    struct rk_configure_request request = {.world_size = (uint32_t)driver->num_clients,
+                                           .num_meshes = num_meshes};
+    struct rk_status *st;
+    bool every_rank_has_endpoint;
+
+    RK_TRY_GOTO(st, rk_lease_check(driver), out);
+    RK_TRY_GOTO(st, set_roles(driver, meshes, num_meshes), out);
+    RK_TRY_GOTO(st, describe(driver, &every_rank_has_endpoint, arena), out);
+    request.meshes = rk_calloc((size_t)num_meshes, sizeof(*request.meshes));
+    for (int64_t i = 0; i < num_meshes; i++)
+        request.meshes[i] =
+            (struct rk_role_mesh){driver->roles[i].role, rk_mesh_get_spec(driver->roles[i].mesh)};
+    request.mesh_generation = ++driver->mesh_generation;
+
+    request.make_comm_id = true;
+    RK_TRY_GOTO(st, run_round(driver, &request, !every_rank_has_endpoint, answers, arena), out);
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        peers[i] = (struct rk_peer){(uint32_t)i, answers[i].comm_address, driver->clients[i].incarnation};
+    request.make_comm_id = false;
+    request.comm_id = answers[0].comm_id;
+    request.peers = peers;
+    request.num_peers = driver->num_clients;
+    st = run_round(driver, &request, false, answers, arena);
+out:
+    if (st)
+        clear_roles(driver);
+    rk_free(request.meshes);
+    rk_free(peers);
+    rk_free(answers);
+    rk_arena_destroy(arena);
+    return st;
+}
+
+struct rk_status *rk_driver_adopt(struct rk_driver *driver)
+{
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_driver_worker *workers = rk_calloc((size_t)driver->num_clients, sizeof(*workers));
+    struct rk_role_mesh *meshes = NULL;
+    const struct rk_worker_status *first;
+    struct rk_status *st = NULL;
+
+    rk_driver_get_status(driver, arena, workers);
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        st = rk_status_first(st, workers[i].error);
+    if (st)
+        goto out;
+    first = &workers[0].status;
+    if (first->rank.num_roles == 0) {
+        st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                            "worker 0 (%s) is %s and has no meshes; configure the group first",
+                            workers[0].address, first->state);
+        goto out;
+    }
+    meshes = rk_calloc((size_t)first->rank.num_roles, sizeof(*meshes));
+    for (int64_t i = 0; i < first->rank.num_roles; i++)
+        meshes[i] = (struct rk_role_mesh){first->rank.roles[i].role, first->rank.roles[i].mesh};
+    RK_TRY_GOTO(st, set_roles(driver, meshes, first->rank.num_roles), out);
+    for (int32_t i = 0; i < driver->num_clients && !st; i++) {
+        st = rk_check_rank_info(&workers[i].status.rank, driver->roles, driver->num_roles, i,
+                                driver->num_clients);
+        if (!st && workers[i].status.mesh_generation != first->mesh_generation)
+            st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
+                                "has mesh generation %llu, worker 0 has %llu",
+                                (unsigned long long)workers[i].status.mesh_generation,
+                                (unsigned long long)first->mesh_generation);
+        if (st)
+            st = rk_error_of_worker(st, i, workers[i].address);
+    }
+    driver->mesh_generation = first->mesh_generation;
+out:
+    if (st)
+        clear_roles(driver);
+    rk_free(meshes);
+    rk_free(workers);
+    rk_arena_destroy(arena);
+    return st;
+}

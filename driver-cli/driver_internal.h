@@ -1,0 +1,206 @@
+/* The driver's objects. Every wait is a completion queue pumped by the thread that waits: a blocking call
+ * makes a queue, starts operations whose tags are embedded in their objects, and pumps until they are done.
+ * Only the lease thread lives longer; what it shares with the others is in struct rk_lease. */
+#ifndef RK_DRIVER_INTERNAL_H
+#define RK_DRIVER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include <grpc/grpc.h>
+
+#include "driver-cli/rk_driver.h"
+
+#define RK_DRIVER_POLL_MS 100 /* how often waiting code looks for interrupts and timeouts */
+
+/* One completion: the queue's tag points here. */
+struct rk_tag {
+    void (*on_event)(struct rk_tag *tag, bool ok);
+};
+
+/* The object that a tag is the member of. */
+#define RK_OWNER_OF(tag, type, member) ((type *)((char *)(tag)-offsetof(type, member)))
+
+/* Handles one event; false when none came within timeout_ms. */
+bool rk_pump(grpc_completion_queue *queue, int64_t timeout_ms);
+/* Shuts the queue down, handles what is left and destroys it. */
+void rk_pump_end(grpc_completion_queue *queue);
+gpr_timespec rk_deadline_in(int64_t timeout_ms);
+
+/* One daemon. */
+struct rk_client {
+    int32_t rank; /* = index in the driver's list */
+    char *address;
+    grpc_channel *data, *control; /* a connection each, so that control calls do not wait behind chunks */
+    const char *token;            /* the driver's; NULL: none */
+    struct rk_fence fence;        /* of the lease; lease_id points at lease_id_bytes */
+    uint8_t lease_id_bytes[16];
+    uint64_t next_seq; /* of the next call that is committed here */
+    uint64_t incarnation;
+};
+
+struct rk_role_entry {
+    char role[32];
+    struct rk_mesh *mesh;
+};
+
+struct rk_upload;
+struct rk_lease;
+
+struct rk_driver {
+    struct rk_client *clients;
+    int32_t num_clients;
+    char *token, *driver_id;
+    int64_t lease_ttl_ms, control_timeout_ms;
+    bool takeover;
+    size_t chunk_bytes;
+    atomic_int interrupts;
+
+    struct rk_lease *lease; /* NULL: not claimed */
+    bool is_lost;           /* a worker was lost in a call: its sequence number is unknown, claim again */
+    uint64_t epoch, mesh_generation;
+    int32_t num_roles;
+    struct rk_role_entry roles[RK_LIMIT_ROLES];
+    struct rk_upload *uploads; /* whose bytes gRPC may still hold */
+};
+
+/* --- channels and unary calls (client.c) --- */
+void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token);
+void rk_client_fini(struct rk_client *client);
+grpc_call *rk_client_open_call(struct rk_client *client, grpc_channel *channel, rk_rpc_id_t rpc,
+                               int64_t timeout_ms, grpc_completion_queue *queue);
+/* Writes the initial metadata of a call (the token) into *out; returns their number, 0 or 1. */
+size_t rk_client_metadata(const struct rk_client *client, grpc_metadata *out);
+/* The status that a call ended with, from what RECV_STATUS_ON_CLIENT delivered; NULL for OK. */
+struct rk_status *rk_client_status(grpc_status_code code, grpc_slice details,
+                                   const grpc_metadata_array *trailing);
+
+struct rk_unary {
+    struct rk_tag tag;
+    bool is_done;
+    grpc_call *call;
+    grpc_metadata_array initial, trailing;
+    grpc_byte_buffer *reply;
+    grpc_status_code code;
+    grpc_slice details;
+};
+
+void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_t rpc,
+                    const struct rk_str *request, int64_t timeout_ms, grpc_completion_queue *queue);
+/* Of a done call: its reply as bytes in the arena, or its status. */
+struct rk_status *rk_unary_take(struct rk_unary *unary, struct rk_arena *arena,
+                                struct rk_bytes *reply) RK_NODISCARD;
+void rk_unary_fini(struct rk_unary *unary);
+
+/* One RPC on several daemons at once. */
+struct rk_fanout {
+    struct rk_client *client; /* NULL: leave this one out */
+    struct rk_str request;
+    struct rk_bytes reply;   /* in the arena */
+    struct rk_status *error; /* without the worker's name */
+};
+
+enum rk_fanout_run_flags {
+    RK_FANOUT_IGNORE_INTERRUPT = 1u << 0, /* clean-up that must also happen after Ctrl-C */
+};
+
+/* items[num_clients]. Returns when all have ended. */
+void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *items, int64_t timeout_ms,
+                   uint32_t flags, struct rk_arena *arena);
+struct rk_fanout *rk_fanout_create(struct rk_driver *driver);   /* one item a client */
+void rk_fanout_destroy(struct rk_fanout *items, int32_t count); /* errors too */
+/* The first error that is no victim of another, with its worker's name; the others are freed. NULL when there
+ * is none. */
+struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanout *items) RK_NODISCARD;
+
+/* --- meshes (configure.c) --- */
+/* Compares a daemon's own account of where it stands with the mesh arithmetic: every role it stands in, no
+ * other, and the right coordinates. With that on all ranks, the answers are a complete product without
+ * duplicates. */
+struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const struct rk_role_entry *roles,
+                                     int32_t num_roles, int32_t rank, int32_t world_size) RK_NODISCARD;
+
+/* --- errors (errors.c) --- */
+struct rk_rank_error {
+    int32_t rank;
+    const char *address;
+    struct rk_status *status; /* owned; NULL: this rank is fine */
+    int32_t order;            /* of arrival */
+    bool is_lost;             /* no answer came from the daemon: the connection ended */
+};
+
+/* "worker 3 (addr, rank 3): CODE REASON: message", same code and reason. Takes the status. */
+struct rk_status *rk_error_of_worker(struct rk_status *st, int32_t rank, const char *address) RK_NODISCARD;
+/* Index of the error where the trouble began, or -1 when all are fine. */
+int32_t rk_error_find_root(const struct rk_rank_error *errors, int32_t count);
+/* One status for the call: the root cause first, then how many others ended because of it. Frees all. */
+struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count) RK_NODISCARD;
+
+/* --- metrics (reduce.c) --- */
+/* An object of numbers (null where one is not finite), in the order in which the names come. Extremes count
+ * on every rank. Sums, means and last values hold parts of one global number, which each replica reports
+ * once: on the rank that collects. results[rank] is NULL for a rank that took no part. */
+struct rk_json *rk_reduce_metrics(const struct rk_execute_result *const *results, const bool *collects,
+                                  int32_t num_ranks);
+
+/* --- lease (lease.c) --- */
+/* FAILED_PRECONDITION (LEASE_EXPIRED) when a renewal is overdue, so that nothing is issued under a dead
+ * lease. */
+struct rk_status *rk_lease_check(struct rk_driver *driver) RK_NODISCARD;
+
+/* --- batches on their way (upload.c) --- */
+/* A chunk of the batch, encoded once for all ranks that get it. */
+struct rk_upload {
+    struct rk_upload *next;
+    atomic_int num_held; /* chunk messages whose bytes gRPC still refers to */
+    struct rk_batch *chunk;
+    struct rk_arena *arena;
+    struct rk_batch_spec spec;
+    int64_t num_messages;
+    grpc_byte_buffer **messages;
+};
+
+/* `chunk` is referenced (its columns are shared). The upload belongs to the driver from here on. */
+struct rk_status *rk_upload_create(struct rk_upload **out, struct rk_driver *driver,
+                                   const struct rk_batch *chunk) RK_NODISCARD;
+/* Drops the messages; memory goes when gRPC has let go of it too. */
+void rk_upload_end(struct rk_upload *upload);
+/* Frees the ended uploads that nobody holds; with `wait`, all of them. */
+void rk_upload_reap(struct rk_driver *driver, bool wait);
+
+/* --- one Execute stream (call_stream.c) --- */
+struct rk_call_stream;
+
+struct rk_call_stream_config {
+    struct rk_driver *driver;
+    struct rk_client *client;
+    const struct rk_upload *upload;         /* NULL: no input columns */
+    const struct rk_execute_header *header; /* fence, seq and collect are set by the stream */
+    bool collect;
+    int64_t timeout_ms; /* of the RPC; 0: none */
+    grpc_completion_queue *queue;
+    void (*on_progress)(void *user, int32_t rank, const struct rk_progress *progress);
+    void *user;
+};
+
+struct rk_status *rk_call_stream_open(struct rk_call_stream **out,
+                                      const struct rk_call_stream_config *config) RK_NODISCARD;
+void rk_call_stream_destroy(struct rk_call_stream *stream); /* after is_finished; NULL is a no-op */
+bool rk_call_stream_is_finished(const struct rk_call_stream *stream);
+bool rk_call_stream_is_accepted(const struct rk_call_stream *stream);
+const uint8_t *rk_call_stream_plan_hash(
+    const struct rk_call_stream *stream); /* RK_SHA256_BYTES; of an accepted one */
+int64_t rk_call_stream_last_event_ns(const struct rk_call_stream *stream);
+/* Both of these before the other: run the call, or take it back, which leaves its sequence number free. */
+void rk_call_stream_commit(struct rk_call_stream *stream);
+void rk_call_stream_withdraw(struct rk_call_stream *stream, const char *reason);
+/* Ends the stream from this side. `st` becomes its error unless it has one (stolen). */
+void rk_call_stream_abandon(struct rk_call_stream *stream, struct rk_status *st);
+/* Of a finished stream. *is_lost: the connection ended without an answer of the daemon. Takes ownership out.
+ */
+struct rk_status *rk_call_stream_take_error(struct rk_call_stream *stream, bool *is_lost) RK_NODISCARD;
+struct rk_batch *rk_call_stream_take_output(struct rk_call_stream *stream);
+const struct rk_execute_result *rk_call_stream_result(const struct rk_call_stream *stream);
+
+#endif

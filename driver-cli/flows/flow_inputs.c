@@ -1,0 +1,185 @@
+/* What a job names: model configuration, tokenizer, prompts, reward. All of it is read before a daemon is
+ * started, so that a misspelled path costs nothing. */
+#include "driver-cli/flows/flows_internal.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/rk_alloc.h"
+#include "driver-cli/files_internal.h"
+#include "driver-cli/job_internal.h"
+
+#define CONFIG_BYTES_MAX (1u << 20)
+#define VERL_WORKLOAD    24576 /* linear term of a 7B model, for a model whose config.json is elsewhere */
+
+/* DIR/NAME as JSON; *out stays NULL when there is no such file. */
+static struct rk_status *read_optional_json(struct rk_json **out, const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+    struct rk_status *st = rk_json_parse_file(out, path, CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
+
+    rk_free(path);
+    if (rk_status_code(st) != RK_NOT_FOUND)
+        return st;
+    rk_status_free(st);
+    *out = NULL;
+    return NULL;
+}
+
+/* Matmul parameters of a layer over the attention width: see rk_workload. */
+static struct rk_workload workload_of(const struct rk_json *hf_config)
+{
+    int64_t hidden = rk_json_as_int(rk_json_find(hf_config, "hidden_size"), 0);
+    int64_t ffn = rk_json_as_int(rk_json_find(hf_config, "intermediate_size"), 0);
+    int64_t heads = rk_json_as_int(rk_json_find(hf_config, "num_attention_heads"), 0);
+    int64_t kv_heads = rk_json_as_int(rk_json_find(hf_config, "num_key_value_heads"), heads);
+    int64_t head_dim = rk_json_as_int(rk_json_find(hf_config, "head_dim"), heads > 0 ? hidden / heads : 0);
+    const int64_t limit =
+        1 << 20; /* sizes beyond it are no model's and would overflow; the daemons name them */
+
+    if (hidden < 1 || ffn < 1 || heads < 1 || kv_heads < 1 || head_dim < 1 || hidden > limit || ffn > limit ||
+        heads > limit / head_dim || kv_heads > heads)
+        return (struct rk_workload){VERL_WORKLOAD};
+    return (struct rk_workload){
+        (2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim + 3 * hidden * ffn) /
+        (heads * head_dim)};
+}
+
+/* generation_config.json knows better than config.json; a list, a number and nothing are all legal. */
+static void read_token_ids(struct rk_flow_inputs *inputs, const struct rk_json *generation)
+{
+    const struct rk_json *eos = rk_json_find(generation, "eos_token_id");
+    const struct rk_json *pad = rk_json_find(inputs->hf_config, "pad_token_id");
+
+    if (rk_json_is_null(eos))
+        eos = rk_json_find(inputs->hf_config, "eos_token_id");
+    if (!rk_json_is_null(eos) && rk_json_type(eos) == RK_JSON_ARRAY) {
+        inputs->eos_ids = rk_json_clone(eos);
+    } else {
+        inputs->eos_ids = rk_json_new_array();
+        if (!rk_json_is_null(eos))
+            rk_json_append(inputs->eos_ids, rk_json_clone(eos));
+    }
+    inputs->pad_id = rk_json_as_int(pad, rk_json_as_int(rk_json_at(inputs->eos_ids, 0), 0));
+}
+
+static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                    const char *job_dir)
+{
+    const char *path = rk_config_string(job, RK_JOB_MODEL "path");
+    const char *config_path = rk_config_string(job, RK_JOB_MODEL "hf_config_path");
+    struct rk_json *generation = NULL;
+    struct rk_status *st = NULL;
+
+    if (path) {
+        inputs->model_path = rk_resolve_path(job_dir, path);
+        RK_TRY_GOTO(st, read_optional_json(&inputs->hf_config, inputs->model_path, "config.json"), out);
+        RK_TRY_GOTO(st, read_optional_json(&generation, inputs->model_path, "generation_config.json"), out);
+    } else {
+        char *full = rk_resolve_path(job_dir, config_path);
+
+        st = rk_json_parse_file(&inputs->hf_config, full, CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
+        rk_free(full);
+        if (st)
+            st = RK_WRAP(st, RK_JOB_MODEL "hf_config_path");
+        if (st)
+            goto out;
+    }
+    inputs->workload = workload_of(inputs->hf_config);
+    read_token_ids(inputs, generation);
+out:
+    rk_json_free(generation);
+    return st;
+}
+
+static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                        const char *job_dir)
+{
+    const char *path = rk_config_string(job, RK_JOB_MODEL "tokenizer_path");
+    char *full = path ? rk_resolve_path(job_dir, path) : rk_strdup(inputs->model_path);
+    struct stat info;
+    char *file;
+    struct rk_status *st;
+
+    if (stat(full, &info) == 0 && S_ISDIR(info.st_mode)) {
+        inputs->tokenizer_dir = rk_strdup(full);
+        file = rk_path_join(full, "tokenizer.json");
+    } else {
+        const char *slash = strrchr(full, '/');
+
+        inputs->tokenizer_dir = slash ? rk_strndup(full, (size_t)(slash - full)) : rk_strdup(".");
+        file = rk_strdup(full);
+    }
+    st = rk_tokenizer_create_file(&inputs->tokenizer, file);
+    rk_free(file);
+    rk_free(full);
+    return st ? RK_WRAP(st, RK_JOB_MODEL "tokenizer_path") : NULL;
+}
+
+static struct rk_status *load_dataset(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                      const char *job_dir)
+{
+    const struct rk_json *list = rk_config_json(job, "data.train_files");
+    int64_t count = rk_json_count(list);
+    char **files = rk_calloc((size_t)count + 1, sizeof(*files));
+    struct rk_dataset_config config = {
+        .files = (const char *const *)files,
+        .prompt_key = rk_config_string(job, "data.prompt_key"),
+        .max_prompt_length = rk_config_int(job, "data.max_prompt_length"),
+        .truncation = rk_config_string(job, "data.truncation"),
+        .filter_overlong_prompts = rk_config_bool(job, "data.filter_overlong_prompts"),
+        .shuffle = rk_config_bool(job, "data.shuffle"),
+        .seed = (uint64_t)rk_config_int(job, "data.seed"),
+        .max_samples = rk_config_int(job, "data.train_max_samples"),
+    };
+    struct rk_status *st = NULL;
+
+    if (count == 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "data.train_files: expected at least one file");
+    for (int64_t i = 0; i < count && !st; i++) {
+        const char *name = rk_json_as_string(rk_json_at(list, i), NULL);
+
+        if (name)
+            files[i] = rk_resolve_path(job_dir, name);
+        else
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "data.train_files.%lld: expected a string, got %s",
+                         (long long)i, rk_json_type_name(rk_json_type(rk_json_at(list, i))));
+    }
+    if (!st)
+        st = rk_dataset_create(&inputs->dataset, &config, inputs->tokenizer);
+    for (int64_t i = 0; i < count; i++)
+        rk_free(files[i]);
+    rk_free(files);
+    return st ? RK_WRAP(st, "data.train_files") : NULL;
+}
+
+struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
+                                      const char *job_dir)
+{
+    struct rk_status *st;
+
+    *out = (struct rk_flow_inputs){0};
+    out->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
+    RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, load_dataset(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, rk_reward_create(&out->reward, rk_config_json(job, "reward")), fail);
+    return NULL;
+fail:
+    rk_flow_inputs_fini(out);
+    return st;
+}
+
+void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
+{
+    rk_reward_destroy(inputs->reward);
+    rk_dataset_destroy(inputs->dataset);
+    rk_tokenizer_destroy(inputs->tokenizer);
+    rk_json_free(inputs->eos_ids);
+    rk_json_free(inputs->hf_config);
+    rk_free(inputs->tokenizer_dir);
+    rk_free(inputs->model_path);
+    *inputs = (struct rk_flow_inputs){0};
+}

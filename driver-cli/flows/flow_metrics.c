@@ -1,0 +1,262 @@
+/* Numbers of a step, under verl's names. */
+#include "driver-cli/flows/flows_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+
+void rk_flow_metric(struct rk_json *metrics, const char *name, double value)
+{
+    rk_json_set(metrics, name, isfinite(value) ? rk_json_new_real(value) : rk_json_new_null());
+}
+
+static void metric_of(struct rk_json *metrics, const char *name, const char *what, double value)
+{
+    char *path = rk_format("%s/%s", name, what);
+
+    rk_flow_metric(metrics, path, value);
+    rk_free(path);
+}
+
+void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const double *values, int64_t count)
+{
+    double sum = 0.0, max = -INFINITY, min = INFINITY;
+
+    if (count == 0)
+        return;
+    for (int64_t i = 0; i < count; i++) {
+        sum += values[i];
+        max = fmax(max, values[i]);
+        min = fmin(min, values[i]);
+    }
+    metric_of(metrics, name, "mean", sum / (double)count);
+    metric_of(metrics, name, "max", max);
+    metric_of(metrics, name, "min", min);
+}
+
+void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more)
+{
+    for (void *it = more ? rk_json_iter(more) : NULL; it; it = rk_json_iter_next(more, it))
+        rk_json_set(metrics, rk_json_iter_key(it), rk_json_retain(rk_json_iter_value(it)));
+}
+
+double rk_flow_aggregate(const float *values, const int64_t *mask, int64_t num_rows, int64_t width,
+                         const char *mode, double scale)
+{
+    double total = 0.0, num_tokens = 0.0, num_valid_rows = 0.0;
+    bool is_row_mean = strcmp(mode, "seq-mean-token-mean") == 0;
+
+    for (int64_t row = 0; row < num_rows; row++) {
+        double sum = 0.0, length = 0.0;
+
+        for (int64_t i = row * width; i < (row + 1) * width; i++) {
+            if (!mask[i])
+                continue;
+            sum += (double)values[i];
+            length += 1.0;
+        }
+        total += is_row_mean ? sum / (length + 1e-8) : sum;
+        num_tokens += length;
+        num_valid_rows += length > 0.0;
+    }
+    if (num_tokens == 0.0)
+        return 0.0;
+    if (strcmp(mode, "token-mean") == 0)
+        return total / num_tokens;
+    if (strcmp(mode, "seq-mean-token-sum-norm") == 0)
+        return total / scale;
+    return total / num_valid_rows;
+}
+
+struct pearson {
+    double count, sum_x, sum_y, sum_xx, sum_yy, sum_xy;
+};
+
+static double correlation(const struct pearson *p)
+{
+    double cov = p->sum_xy - p->sum_x * p->sum_y / p->count;
+    double var_x = p->sum_xx - p->sum_x * p->sum_x / p->count;
+    double var_y = p->sum_yy - p->sum_y * p->sum_y / p->count;
+
+    return cov / sqrt(var_x * var_y);
+}
+
+void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, const float *rollout_log_probs,
+                        const int64_t *mask, int64_t count)
+{
+    struct pearson p = {0};
+    double sum = 0.0, sum_square = 0.0, max = 0.0, variance;
+
+    for (int64_t i = 0; i < count; i++) {
+        double x, y, diff;
+
+        if (!mask[i])
+            continue;
+        x = exp((double)rollout_log_probs[i]);
+        y = exp((double)old_log_probs[i]);
+        diff = fabs(x - y);
+        sum += diff;
+        sum_square += diff * diff;
+        max = fmax(max, diff);
+        p.count += 1.0;
+        p.sum_x += x;
+        p.sum_y += y;
+        p.sum_xx += x * x;
+        p.sum_yy += y * y;
+        p.sum_xy += x * y;
+    }
+    if (p.count == 0.0)
+        return;
+    variance = p.count > 1.0 ? fmax(sum_square - sum * sum / p.count, 0.0) / (p.count - 1.0) : 0.0;
+    rk_flow_metric(metrics, "training/rollout_probs_diff_valid", 1.0);
+    rk_flow_metric(metrics, "training/rollout_probs_diff_max", max);
+    rk_flow_metric(metrics, "training/rollout_probs_diff_mean", sum / p.count);
+    rk_flow_metric(metrics, "training/rollout_probs_diff_std", sqrt(variance));
+    rk_flow_metric(metrics, "training/rollout_actor_probs_pearson_corr", correlation(&p));
+}
+
+/* --- of a batch --- */
+
+struct view {
+    int64_t num_rows, prompt_length, response_length;
+    const int64_t *attention_mask, *response_mask;
+    int64_t *response_lengths; /* [num_rows] */
+    double *values;            /* room for num_rows * response_length */
+};
+
+/* Sums of a column's rows, those of empty responses left out. */
+static struct rk_status *row_sums(struct rk_json *metrics, const struct view *view,
+                                  const struct rk_batch *batch, const char *column, const char *name)
+{
+    const void *data;
+    const float *values;
+    int64_t count = 0;
+
+    RK_TRY(rk_batch_get_dense(batch, column, RK_DTYPE_F32, 2, NULL, &data));
+    values = data;
+    for (int64_t row = 0; row < view->num_rows; row++) {
+        double sum = 0.0;
+
+        if (view->response_lengths[row] == 0)
+            continue;
+        for (int64_t i = 0; i < view->response_length; i++)
+            sum += (double)values[row * view->response_length + i];
+        view->values[count++] = sum;
+    }
+    rk_flow_metric_stats(metrics, name, view->values, count);
+    return NULL;
+}
+
+/* Values of the tokens that count. */
+static struct rk_status *token_values(struct rk_json *metrics, const struct view *view,
+                                      const struct rk_batch *batch, const char *column, const char *name)
+{
+    const void *data;
+    int64_t count = 0;
+
+    RK_TRY(rk_batch_get_dense(batch, column, RK_DTYPE_F32, 2, NULL, &data));
+    for (int64_t i = 0; i < view->num_rows * view->response_length; i++) {
+        if (view->response_mask[i])
+            view->values[count++] = (double)((const float *)data)[i];
+    }
+    rk_flow_metric_stats(metrics, name, view->values, count);
+    return NULL;
+}
+
+/* Lengths of one part of the rows: [begin, begin + width) of the attention mask. */
+static void part_lengths(const struct view *view, int64_t begin, int64_t width, int64_t *lengths)
+{
+    int64_t stride = view->prompt_length + view->response_length;
+
+    for (int64_t row = 0; row < view->num_rows; row++) {
+        lengths[row] = 0;
+        for (int64_t i = 0; i < width; i++)
+            lengths[row] += view->attention_mask[row * stride + begin + i] != 0;
+    }
+}
+
+static void length_metrics(struct rk_json *metrics, const struct view *view, const char *name,
+                           const int64_t *lengths, int64_t limit, bool skip_empty)
+{
+    int64_t count = 0, num_full = 0;
+
+    for (int64_t row = 0; row < view->num_rows; row++) {
+        if (skip_empty && lengths[row] == 0)
+            continue;
+        view->values[count++] = (double)lengths[row];
+        num_full += lengths[row] == limit;
+    }
+    rk_flow_metric_stats(metrics, name, view->values, count);
+    if (count > 0)
+        metric_of(metrics, name, "clip_ratio", (double)num_full / (double)count);
+}
+
+static struct rk_status *measure(struct rk_json *metrics, struct view *view, const struct rk_batch *batch)
+{
+    int64_t num_aborted = 0;
+
+    part_lengths(view, 0, view->prompt_length, view->response_lengths);
+    length_metrics(metrics, view, "prompt_length", view->response_lengths, view->prompt_length, false);
+    part_lengths(view, view->prompt_length, view->response_length, view->response_lengths);
+    for (int64_t row = 0; row < view->num_rows; row++)
+        num_aborted += view->response_lengths[row] == 0;
+    if (num_aborted == view->num_rows)
+        return RK_FAIL(RK_ABORTED, "all %lld responses of the batch are empty", (long long)num_aborted);
+    length_metrics(metrics, view, "response_length", view->response_lengths, view->response_length, false);
+    length_metrics(metrics, view, "response_length_non_aborted", view->response_lengths,
+                   view->response_length, true);
+    rk_flow_metric(metrics, "response/aborted_ratio", (double)num_aborted / (double)view->num_rows);
+    RK_TRY(row_sums(metrics, view, batch, "token_level_scores", "critic/score"));
+    RK_TRY(row_sums(metrics, view, batch, "token_level_rewards", "critic/rewards"));
+    RK_TRY(token_values(metrics, view, batch, "advantages", "critic/advantages"));
+    return token_values(metrics, view, batch, "returns", "critic/returns");
+}
+
+struct rk_status *rk_flow_data_metrics(struct rk_json *metrics, const struct rk_batch *batch)
+{
+    struct view view = {0};
+    int64_t attention_shape[2], response_shape[2];
+    const void *attention_mask, *response_mask;
+    struct rk_status *st;
+
+    RK_TRY(rk_batch_get_dense(batch, "attention_mask", RK_DTYPE_I64, 2, attention_shape, &attention_mask));
+    RK_TRY(rk_batch_get_dense(batch, "response_mask", RK_DTYPE_I64, 2, response_shape, &response_mask));
+    view.num_rows = response_shape[0];
+    view.response_length = response_shape[1];
+    view.prompt_length = attention_shape[1] - response_shape[1];
+    view.attention_mask = attention_mask;
+    view.response_mask = response_mask;
+    view.response_lengths = rk_calloc((size_t)view.num_rows, sizeof(*view.response_lengths));
+    view.values = rk_calloc((size_t)(view.num_rows * view.response_length) + (size_t)view.num_rows,
+                            sizeof(*view.values));
+    st = measure(metrics, &view, batch);
+    rk_free(view.values);
+    rk_free(view.response_lengths);
+    return st;
+}
+
+void rk_flow_speed_metrics(struct rk_json *metrics, int64_t num_tokens, int64_t num_response_tokens,
+                           double step_s, int32_t world_size)
+{
+    static const struct {
+        const char *timer, *name;
+        bool per_response_token;
+    } rows[] = {
+        {"timing_s/gen", "timing_per_token_ms/gen", true},
+        {"timing_s/ref", "timing_per_token_ms/ref", false},
+        {"timing_s/adv", "timing_per_token_ms/adv", false},
+        {"timing_s/update_actor", "timing_per_token_ms/update_actor", false},
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        const struct rk_json *seconds = rk_json_find(metrics, rows[i].timer);
+        int64_t tokens = rows[i].per_response_token ? num_response_tokens : num_tokens;
+
+        if (seconds && tokens > 0)
+            rk_flow_metric(metrics, rows[i].name, rk_json_as_real(seconds, 0.0) * 1000.0 / (double)tokens);
+    }
+    rk_flow_metric(metrics, "perf/total_num_tokens", (double)num_tokens);
+    rk_flow_metric(metrics, "perf/time_per_step", step_s);
+    rk_flow_metric(metrics, "perf/throughput", (double)num_tokens / (step_s * (double)world_size));
+}

@@ -1,0 +1,170 @@
+/* Meshes and models of the roles actor, rollout and ref. The rollout shares the actor's mesh and weights. */
+#include "driver-cli/flows/flows_internal.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "driver-cli/files_internal.h"
+#include "driver-cli/job_internal.h"
+
+void rk_flow_copy_options(struct rk_json *options, const struct rk_config *job,
+                          const struct rk_flow_option *rows, int64_t num_rows)
+{
+    for (int64_t i = 0; i < num_rows; i++) {
+        if (!rk_config_is_null(job, rows[i].key))
+            rk_json_set(options, rows[i].option,
+                        rk_json_clone(rk_json_find_path(rk_config_tree(job), rows[i].key)));
+    }
+}
+
+static void on_progress(void *user, int32_t rank, const struct rk_progress *progress)
+{
+    struct rk_flow_context *ctx = user;
+
+    if (rank == 0 && ctx->sink.on_progress)
+        ctx->sink.on_progress(ctx->sink.user, progress);
+}
+
+struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
+                               const struct rk_batch *batch, struct rk_json *options,
+                               const struct rk_plan *plan, struct rk_driver_result *result)
+{
+    struct rk_driver_call_args call = {.role = role,
+                                       .method = method,
+                                       .batch = batch,
+                                       .options = options,
+                                       .plan = plan,
+                                       .on_progress = on_progress,
+                                       .user = ctx};
+    struct rk_status *st = rk_driver_call(ctx->driver, &call, result);
+
+    rk_json_free(options);
+    return st;
+}
+
+void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job)
+{
+    struct rk_mesh_spec actor = {.tp = rk_job_actor_tp(job)};
+    struct rk_mesh_spec ref = {.tp = rk_job_ref_tp(job)};
+
+    *count = 0;
+    out[(*count)++] = (struct rk_role_mesh){"actor", actor};
+    out[(*count)++] = (struct rk_role_mesh){"rollout", actor};
+    if (rk_job_needs_ref(job))
+        out[(*count)++] = (struct rk_role_mesh){"ref", ref};
+}
+
+static const struct rk_flow_option optim_options[] = {
+    {"optim.lr", RK_JOB_ACTOR "optim.lr"},
+    {"optim.optimizer", RK_JOB_ACTOR "optim.optimizer"},
+    {"optim.betas", RK_JOB_ACTOR "optim.betas"},
+    {"optim.weight_decay", RK_JOB_ACTOR "optim.weight_decay"},
+    {"optim.clip_grad", RK_JOB_ACTOR "optim.clip_grad"},
+    {"optim.lr_warmup_steps", RK_JOB_ACTOR "optim.lr_warmup_steps"},
+    {"optim.lr_warmup_steps_ratio", RK_JOB_ACTOR "optim.lr_warmup_steps_ratio"},
+    {"optim.lr_warmup_init", RK_JOB_ACTOR "optim.lr_warmup_init"},
+    {"optim.lr_decay_style", RK_JOB_ACTOR "optim.lr_decay_style"},
+    {"optim.lr_decay_steps", RK_JOB_ACTOR "optim.lr_decay_steps"},
+    {"optim.min_lr", RK_JOB_ACTOR "optim.min_lr"},
+};
+
+static const struct rk_flow_option rollout_options[] = {
+    {"numerics", "numerics"},
+    {"rollout.max_num_seqs", RK_JOB_ROLLOUT "max_num_seqs"},
+    {"rollout.max_num_batched_tokens", RK_JOB_ROLLOUT "max_num_batched_tokens"},
+};
+
+/* What actor and ref have in common. */
+static struct rk_json *model_options(const struct rk_flow_context *ctx)
+{
+    static const struct rk_flow_option rows[] = {
+        {"numerics", "numerics"},
+        {"megatron.seed", RK_JOB_ACTOR "megatron.seed"},
+        {"megatron.dtype", RK_JOB_ACTOR "megatron.dtype"},
+    };
+    struct rk_json *options = rk_json_new_object();
+    bool is_cpu = strcmp(rk_config_string(ctx->job, "device"), "cpu") == 0;
+
+    if (ctx->inputs->model_path)
+        rk_json_set(options, "model.path", rk_json_new_string(ctx->inputs->model_path));
+    else
+        rk_json_set(options, "model.hf_config", rk_json_clone(ctx->inputs->hf_config));
+    rk_json_set(options, "megatron.dtype", rk_json_new_string(is_cpu ? "float32" : "bfloat16"));
+    rk_flow_copy_options(options, ctx->job, rows, RK_ARRAY_LEN(rows));
+    return options;
+}
+
+static struct rk_status *init_model(struct rk_flow_context *ctx, const char *role, struct rk_json *options)
+{
+    struct rk_driver_result result;
+
+    RK_TRY(rk_flow_call(ctx, role, "init_model", NULL, options, NULL, &result));
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
+{
+    struct rk_role_mesh meshes[3];
+    struct rk_json *options;
+    int64_t num_meshes;
+
+    rk_flow_meshes(meshes, &num_meshes, ctx->job);
+    RK_TRY(rk_driver_configure(ctx->driver, meshes, num_meshes));
+
+    options = model_options(ctx);
+    rk_flow_copy_options(options, ctx->job, optim_options, RK_ARRAY_LEN(optim_options));
+    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    RK_TRY(init_model(ctx, "actor", options));
+
+    options = rk_json_new_object();
+    rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
+    rk_flow_copy_options(options, ctx->job, rollout_options, RK_ARRAY_LEN(rollout_options));
+    rk_json_set(options, "rollout.max_model_len",
+                rk_json_new_int(rk_job_int_or(ctx->job, RK_JOB_ROLLOUT "max_model_len",
+                                              ctx->prompt_length + ctx->response_length)));
+    RK_TRY(init_model(ctx, "rollout", options));
+
+    if (!rk_job_needs_ref(ctx->job))
+        return NULL;
+    options = model_options(ctx);
+    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+    return init_model(ctx, "ref", options);
+}
+
+static struct rk_status *call_export(struct rk_flow_context *ctx, bool check_only)
+{
+    struct rk_json *options = rk_json_new_object();
+    struct rk_driver_result result;
+
+    rk_json_set(options, "path", rk_json_new_string(ctx->export_path));
+    rk_json_set(options, "check_only", rk_json_new_bool(check_only));
+    RK_TRY(rk_flow_call(ctx, "actor", "export_hf", NULL, options, NULL, &result));
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx)
+{
+    struct rk_status *st = ctx->export_path ? call_export(ctx, true) : NULL;
+
+    return st ? RK_WRAP(st, "the model could not be saved to %s at the end", ctx->export_path) : NULL;
+}
+
+struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
+{
+    static const char *const files[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "generation_config.json",
+                                        "chat_template.jinja",
+                                        "vocab.json",
+                                        "merges.txt"};
+
+    RK_TRY(call_export(ctx, false));
+    if (access(ctx->export_path, W_OK) != 0)
+        return NULL; /* the daemons' disk is not ours */
+    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
+        RK_TRY(rk_copy_if_there(ctx->inputs->tokenizer_dir, ctx->export_path, files[i]));
+    return NULL;
+}

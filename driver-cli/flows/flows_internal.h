@@ -1,0 +1,124 @@
+/* Flows: what one step of training does, as a list of named parts over one context. */
+#ifndef RK_FLOWS_INTERNAL_H
+#define RK_FLOWS_INTERNAL_H
+
+#include "base/rk_config.h"
+#include "driver-cli/rk_driver.h"
+
+/* What a job names, read and checked before any daemon is started. */
+struct rk_flow_inputs {
+    char *model_path; /* absolute; NULL: random weights */
+    char *tokenizer_dir;
+    struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
+    struct rk_json *eos_ids;   /* array */
+    int64_t pad_id;
+    struct rk_workload workload;
+    struct rk_tokenizer *tokenizer;
+    struct rk_dataset *dataset;
+    struct rk_reward *reward;
+    const struct rk_adv_ops *adv;
+};
+
+/* Relative paths of the job are relative to `job_dir`. */
+struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
+                                      const char *job_dir) RK_NODISCARD;
+void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
+
+/* Who is told how it goes. */
+struct rk_flow_sink {
+    void *user;
+    void (*on_phase)(void *user, int64_t step, const char *phase);
+    void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */
+    struct rk_status *(*on_step)(void *user, int64_t step, int64_t total_steps,
+                                 const struct rk_json *metrics);
+};
+
+struct rk_flow_context {
+    /* fixed */
+    const struct rk_config *job;
+    const struct rk_flow_inputs *inputs;
+    struct rk_driver *driver;
+    struct rk_flow_sink sink;
+    int64_t prompt_length, response_length; /* P, R */
+    int64_t num_prompts, num_samples;       /* of one step; n */
+    int64_t num_rows;                       /* B = num_prompts * num_samples */
+    int64_t mini_batch_rows;
+    int64_t steps_per_epoch, total_steps;
+    int32_t num_replicas;    /* of the actor */
+    const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
+
+    /* the step at hand */
+    struct rk_arena *arena; /* reset after each step */
+    int64_t step, epoch;    /* step from 1 */
+    int64_t started_ns;
+    const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
+    struct rk_batch *prompts, *batch;
+    int64_t *seqlens; /* [num_rows], of the batch in its order */
+    struct rk_json *metrics;
+};
+
+struct rk_flow_step {
+    const char *name;
+    const char *timer;                                    /* timing_s/<timer>; NULL: not timed */
+    bool (*is_needed)(const struct rk_flow_context *ctx); /* NULL: always */
+    struct rk_status *(*run)(struct rk_flow_context *ctx);
+};
+
+struct rk_flow {
+    const char *name;
+    const char *adv_estimator; /* algorithm.adv_estimator that selects it */
+    /* Meshes and models. */
+    struct rk_status *(*setup)(struct rk_flow_context *ctx);
+    const struct rk_flow_step *steps; /* ends with a row without name */
+};
+
+const struct rk_flow *rk_flow_find(const char *adv_estimator); /* NULL when unknown */
+/* Fills the fixed part. The driver has claimed its daemons. */
+struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct rk_config *job,
+                                       const struct rk_flow_inputs *inputs, struct rk_driver *driver,
+                                       const struct rk_flow_sink *sink) RK_NODISCARD;
+void rk_flow_context_fini(struct rk_flow_context *ctx);
+/* Setup, then all steps. */
+struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context *ctx) RK_NODISCARD;
+
+extern const struct rk_flow rk_flow_grpo;
+
+/* --- setup of actor, rollout and reference (flow_setup.c) --- */
+/* Meshes of the roles that the job needs; *count of them into out[3]. */
+void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job);
+struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Copies values of the job into options: rows of {option, key}; null values are left out. */
+struct rk_flow_option {
+    const char *option, *key;
+};
+void rk_flow_copy_options(struct rk_json *options, const struct rk_config *job,
+                          const struct rk_flow_option *rows, int64_t num_rows);
+/* Fails when the daemons may not write to export_path; the model exists already. */
+struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Writes the actor's model to export_path on the daemons' hosts and puts the tokenizer's files beside it when
+ * that directory is on this machine too. */
+struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Runs a method; steals the options. */
+struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
+                               const struct rk_batch *batch, struct rk_json *options,
+                               const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
+
+/* --- numbers (flow_metrics.c) --- */
+void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */
+/* NAME/mean, NAME/max, NAME/min; nothing when count is 0. */
+void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const double *values, int64_t count);
+void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more);
+/* Aggregates a [B, R] array like the policy loss does, with the local counts as denominators. */
+double rk_flow_aggregate(const float *values, const int64_t *mask, int64_t num_rows, int64_t width,
+                         const char *mode, double scale);
+/* training/rollout_probs_diff_*: how far the rollout's probabilities are from the trainer's. */
+void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, const float *rollout_log_probs,
+                        const int64_t *mask, int64_t count);
+/* Scores, rewards, advantages, returns and lengths of a finished batch. ABORTED when every response is empty.
+ */
+struct rk_status *rk_flow_data_metrics(struct rk_json *metrics, const struct rk_batch *batch) RK_NODISCARD;
+/* timing_per_token_ms and perf. */
+void rk_flow_speed_metrics(struct rk_json *metrics, int64_t num_tokens, int64_t num_response_tokens,
+                           double step_s, int32_t world_size);
+
+#endif

@@ -1,0 +1,173 @@
+/* The group of daemons: opening, questions that need no lease, shutdown. */
+#include "driver-cli/driver_internal.h"
+
+#include <pwd.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "driver-cli/files_internal.h"
+
+#define CONTROL_TIMEOUT_MS 10000
+#define LEASE_TTL_MS       30000
+
+/* The first line, which may have the form that a daemon's token file has: "driver:TOKEN". */
+static struct rk_status *read_token(char **out, const char *path)
+{
+    static const char *const rights[] = {"admin:", "driver:", "viewer:"};
+    struct rk_status *st = NULL;
+    struct stat info;
+    char *text, *token;
+
+    *out = NULL;
+    RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
+    text[strcspn(text, "\r\n")] = '\0';
+    token = text;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rights); i++) {
+        if (rk_str_has_prefix(text, rights[i]))
+            token = text + strlen(rights[i]);
+    }
+    if (stat(path, &info) == 0 && (info.st_mode & 0077) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' has mode %03o: others can read it; expected 600",
+                     path, (unsigned)info.st_mode & 0777u);
+    for (const char *byte = token; !st && *byte; byte++) {
+        if (*byte < '!' || *byte > '~')
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s': a token has printable ASCII characters only",
+                         path);
+    }
+    if (!st && !*token)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
+    if (!st)
+        *out = rk_format("Bearer %s", token);
+    rk_free(text);
+    return st;
+}
+
+static char *default_driver_id(void)
+{
+    char host[256] = {0};
+    const struct passwd *user = getpwuid(geteuid());
+    bool is_known = gethostname(host, sizeof(host) - 1) == 0;
+
+    return rk_format("%s@%s:%d", user ? user->pw_name : "?", is_known ? host : "?", (int)getpid());
+}
+
+struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *config)
+{
+    struct rk_driver *driver;
+
+    *out = NULL;
+    RK_ASSERT(config->struct_size == sizeof(*config));
+    if (config->num_addresses < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "num_addresses=%d, expected at least 1", config->num_addresses);
+    driver = rk_calloc(1, sizeof(*driver));
+    if (config->token_file) {
+        struct rk_status *st = read_token(&driver->token, config->token_file);
+
+        if (st) {
+            rk_free(driver);
+            return st;
+        }
+    }
+    grpc_init();
+    driver->driver_id = config->driver_id ? rk_strdup(config->driver_id) : default_driver_id();
+    driver->lease_ttl_ms = config->lease_ttl_ms > 0 ? config->lease_ttl_ms : LEASE_TTL_MS;
+    driver->control_timeout_ms =
+        config->control_timeout_ms > 0 ? config->control_timeout_ms : CONTROL_TIMEOUT_MS;
+    driver->takeover = config->takeover;
+    driver->chunk_bytes = RK_LIMIT_CHUNK_BYTES_DEFAULT;
+    driver->num_clients = config->num_addresses;
+    driver->clients = rk_calloc((size_t)driver->num_clients, sizeof(*driver->clients));
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_client_init(&driver->clients[i], i, config->addresses[i], driver->token);
+    *out = driver;
+    return NULL;
+}
+
+void rk_driver_close(struct rk_driver *driver)
+{
+    if (!driver)
+        return;
+    rk_driver_release(driver);
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_client_fini(&driver->clients[i]);
+    rk_upload_reap(driver, true);
+    for (int32_t i = 0; i < driver->num_roles; i++)
+        rk_mesh_destroy(driver->roles[i].mesh);
+    rk_free(driver->clients);
+    rk_free(driver->token);
+    rk_free(driver->driver_id);
+    rk_free(driver);
+    grpc_shutdown_blocking();
+}
+
+int32_t rk_driver_num_workers(const struct rk_driver *driver)
+{
+    return driver->num_clients;
+}
+
+const char *rk_driver_address(const struct rk_driver *driver, int32_t worker)
+{
+    RK_ASSERT(worker >= 0 && worker < driver->num_clients);
+    return driver->clients[worker].address;
+}
+
+void rk_driver_interrupt(struct rk_driver *driver)
+{
+    atomic_fetch_add(&driver->interrupts, 1);
+}
+
+void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, struct rk_driver_worker *workers)
+{
+    struct rk_fanout *items = rk_fanout_create(driver);
+
+    rk_fanout_run(driver, RK_RPC_ID_GET_STATUS, items, driver->control_timeout_ms, RK_FANOUT_IGNORE_INTERRUPT,
+                  arena);
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        workers[i] =
+            (struct rk_driver_worker){.address = driver->clients[i].address, .error = items[i].error};
+        items[i].error = NULL;
+        if (!workers[i].error)
+            workers[i].error =
+                rk_unpack_worker_status(&workers[i].status, arena, items[i].reply.data, items[i].reply.bytes);
+        if (workers[i].error)
+            workers[i].error = rk_error_of_worker(workers[i].error, i, workers[i].address);
+    }
+    rk_fanout_destroy(items, driver->num_clients);
+}
+
+struct rk_status *rk_driver_list_methods(struct rk_driver *driver, struct rk_arena *arena,
+                                         struct rk_list_methods_response *out)
+{
+    struct rk_fanout *items = rk_fanout_create(driver);
+    struct rk_status *st;
+
+    *out = (struct rk_list_methods_response){0};
+    for (int32_t i = 1; i < driver->num_clients; i++)
+        items[i].client = NULL;
+    rk_fanout_run(driver, RK_RPC_ID_LIST_METHODS, items, driver->control_timeout_ms, 0, arena);
+    RK_TRY_GOTO(st, rk_fanout_take_error(driver, items), out);
+    st = rk_unpack_list_methods_response(out, arena, items[0].reply.data, items[0].reply.bytes);
+out:
+    rk_fanout_destroy(items, driver->num_clients);
+    return st;
+}
+
+struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
+                                     const char *reason)
+{
+    struct rk_shutdown_request request = {.grace_ms = grace_ms, .force = force, .reason = reason};
+    struct rk_fanout *items = rk_fanout_create(driver);
+    struct rk_arena *arena = rk_arena_create(4096, 0);
+    struct rk_status *st;
+
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_pack_shutdown_request(&items[i].request, &request);
+    rk_fanout_run(driver, RK_RPC_ID_SHUTDOWN, items, driver->control_timeout_ms, 0, arena);
+    st = rk_fanout_take_error(driver, items);
+    rk_arena_destroy(arena);
+    rk_fanout_destroy(items, driver->num_clients);
+    return st;
+}

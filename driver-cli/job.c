@@ -1,0 +1,79 @@
+#include "driver-cli/job_internal.h"
+
+#include "base/rk_alloc.h"
+#include "driver-cli/job_keys.def"
+
+static const struct rk_config_key keys[] = {
+#define X(path, type, def, min, max, choices, flags, help) \
+    {path, RK_CONFIG_##type, def, (double)(min), (double)(max), choices, flags, help},
+    RK_JOB_KEY_TABLE(X)
+#undef X
+};
+
+struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
+                              int64_t num_overrides)
+{
+    struct rk_config_source source = {
+        .keys = keys,
+        .num_keys = RK_ARRAY_LEN(keys),
+        .file = path,
+        .env_prefix = "RANKCTL_JOB",
+        .overrides = overrides,
+        .num_overrides = num_overrides,
+    };
+
+    return rk_config_load(out, &source);
+}
+
+void rk_job_format_keys(struct rk_str *out)
+{
+    rk_config_format_keys(keys, RK_ARRAY_LEN(keys), out);
+}
+
+int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback)
+{
+    return rk_config_is_null(job, path) ? fallback : rk_config_int(job, path);
+}
+
+int32_t rk_job_actor_tp(const struct rk_config *job)
+{
+    return (int32_t)rk_config_int(job, RK_JOB_ACTOR "megatron.tensor_model_parallel_size");
+}
+
+int32_t rk_job_ref_tp(const struct rk_config *job)
+{
+    return (int32_t)rk_job_int_or(job, RK_JOB_REF "megatron.tensor_model_parallel_size",
+                                  rk_job_actor_tp(job));
+}
+
+bool rk_job_needs_ref(const struct rk_config *job)
+{
+    return rk_config_bool(job, RK_JOB_ACTOR "use_kl_loss") ||
+           rk_config_bool(job, "algorithm.use_kl_in_reward");
+}
+
+struct rk_job_micro rk_job_actor_micro(const struct rk_config *job)
+{
+    return (struct rk_job_micro){
+        .use_dynamic_bsz = rk_config_bool(job, RK_JOB_ACTOR "use_dynamic_bsz"),
+        .max_token_len = rk_config_int(job, RK_JOB_ACTOR "ppo_max_token_len_per_gpu"),
+        .micro_batch_rows = rk_job_int_or(job, RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu", 0),
+    };
+}
+
+struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section)
+{
+    struct rk_job_micro micro = rk_job_actor_micro(job);
+    char *dynamic = rk_format("%slog_prob_use_dynamic_bsz", section);
+    char *tokens = rk_format("%slog_prob_max_token_len_per_gpu", section);
+    char *rows = rk_format("%slog_prob_micro_batch_size_per_gpu", section);
+
+    if (!rk_config_is_null(job, dynamic))
+        micro.use_dynamic_bsz = rk_config_bool(job, dynamic);
+    micro.max_token_len = rk_job_int_or(job, tokens, micro.max_token_len);
+    micro.micro_batch_rows = rk_job_int_or(job, rows, micro.micro_batch_rows);
+    rk_free(dynamic);
+    rk_free(tokens);
+    rk_free(rows);
+    return micro;
+}

@@ -1,0 +1,50 @@
+/* The configuration of a job, with verl's names (job_keys.def). */
+#ifndef RK_JOB_INTERNAL_H
+#define RK_JOB_INTERNAL_H
+
+#include <stdint.h>
+
+#include "base/rk_config.h"
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+
+/* Short names of verl's sections, for key paths. */
+#define RK_JOB_MODEL   "actor_rollout_ref.model."
+#define RK_JOB_ACTOR   "actor_rollout_ref.actor."
+#define RK_JOB_ROLLOUT "actor_rollout_ref.rollout."
+#define RK_JOB_REF     "actor_rollout_ref.ref."
+
+/* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
+struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
+                              int64_t num_overrides) RK_NODISCARD;
+/* The keys against each other and against the number of daemons; INVALID_ARGUMENT with all problems, one a
+ * line. */
+struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
+/* All keys with type, default and help. */
+void rk_job_format_keys(struct rk_str *out);
+
+/* One rule between keys. Appends a line to `problems` for what it finds. Exposed for the tests: each has its
+ * own. */
+struct rk_job_rule {
+    const char *name;
+    void (*check)(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+};
+const struct rk_job_rule *rk_job_rules(int64_t *count);
+
+/* --- derived values --- */
+int32_t rk_job_actor_tp(const struct rk_config *job);
+int32_t rk_job_ref_tp(const struct rk_config *job);
+bool rk_job_needs_ref(const struct rk_config *job);
+/* Value of a nullable integer or the fallback. */
+int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
+
+/* How the micro-batches of a pass are cut. */
+struct rk_job_micro {
+    bool use_dynamic_bsz;
+    int64_t max_token_len, micro_batch_rows; /* 0 when not given */
+};
+struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
+/* section: RK_JOB_ROLLOUT or RK_JOB_REF; what it leaves open is the actor's. */
+struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
+
+#endif

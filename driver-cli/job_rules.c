@@ -1,0 +1,223 @@
+/* Rules between the keys of a job, and between them and the number of daemons: the checks that verl's users
+ * rely on. */
+#include "driver-cli/job_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "driver-cli/rk_driver.h"
+
+/* 1 while the tensor parallel size does not divide the world, which is another rule's finding. */
+static int64_t num_replicas(int32_t world_size, int32_t tp)
+{
+    return world_size % tp == 0 ? world_size / tp : 1;
+}
+
+static int64_t num_samples(const struct rk_config *job)
+{
+    return rk_config_int(job, RK_JOB_ROLLOUT "n");
+}
+
+static void check_world(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    if (world_size % rk_job_actor_tp(job) != 0)
+        rk_str_appendf(problems,
+                       RK_JOB_ACTOR
+                       "megatron.tensor_model_parallel_size=%d does not divide the %d daemons of the group\n",
+                       rk_job_actor_tp(job), world_size);
+    if (rk_job_needs_ref(job) && world_size % rk_job_ref_tp(job) != 0)
+        rk_str_appendf(problems,
+                       RK_JOB_REF
+                       "megatron.tensor_model_parallel_size=%d does not divide the %d daemons of the group\n",
+                       rk_job_ref_tp(job), world_size);
+}
+
+static void check_nodes(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t nodes = rk_job_int_or(job, "trainer.nnodes", 1);
+    int64_t per_node = rk_job_int_or(job, "trainer.n_gpus_per_node", 0);
+
+    if (per_node > 0 && nodes * per_node != world_size)
+        rk_str_appendf(problems,
+                       "trainer.nnodes=%" PRId64 " x trainer.n_gpus_per_node=%" PRId64
+                       " is not the group's %d daemons\n",
+                       nodes, per_node, world_size);
+}
+
+static void check_rollout_mesh(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t tp = rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", rk_job_actor_tp(job));
+
+    (void)world_size;
+    if (tp != rk_job_actor_tp(job))
+        rk_str_appendf(problems,
+                       RK_JOB_ROLLOUT "tensor_model_parallel_size=%" PRId64
+                                      " differs from the actor's %d: the rollout shares "
+                                      "the actor's weights in this version\n",
+                       tp, rk_job_actor_tp(job));
+}
+
+static void check_train_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t prompts = rk_config_int(job, "data.train_batch_size");
+    int64_t replicas[] = {num_replicas(world_size, rk_job_actor_tp(job)),
+                          rk_job_needs_ref(job) ? num_replicas(world_size, rk_job_ref_tp(job)) : 1};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(replicas); i++) {
+        if (prompts * num_samples(job) % replicas[i] != 0)
+            rk_str_appendf(problems,
+                           "data.train_batch_size=%" PRId64 " x rollout.n=%" PRId64
+                           " does not divide by the %" PRId64 " data-parallel replicas of the %s\n",
+                           prompts, num_samples(job), replicas[i], i == 0 ? "actor" : "ref");
+    }
+}
+
+static void check_mini_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t prompts = rk_config_int(job, "data.train_batch_size");
+    int64_t mini = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size");
+    int64_t replicas = num_replicas(world_size, rk_job_actor_tp(job));
+
+    if (mini > prompts || prompts % mini != 0)
+        rk_str_appendf(problems,
+                       RK_JOB_ACTOR "ppo_mini_batch_size=%" PRId64
+                                    " does not divide data.train_batch_size=%" PRId64 "\n",
+                       mini, prompts);
+    if (mini * num_samples(job) % replicas != 0)
+        rk_str_appendf(problems,
+                       RK_JOB_ACTOR "ppo_mini_batch_size=%" PRId64 " x rollout.n=%" PRId64
+                                    " does not divide by the %" PRId64 " data-parallel replicas\n",
+                       mini, num_samples(job), replicas);
+}
+
+/* One pass: either a token budget that holds the longest sequence, or a number of rows. */
+static void check_micro(const struct rk_config *job, const char *where, const char *size_key,
+                        struct rk_job_micro micro, struct rk_str *problems)
+{
+    int64_t longest =
+        rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+
+    if (micro.use_dynamic_bsz && micro.max_token_len < longest)
+        rk_str_appendf(
+            problems,
+            "%s: %" PRId64
+            " tokens a micro-batch are fewer than data.max_prompt_length + data.max_response_length"
+            " = %" PRId64 "\n",
+            where, micro.max_token_len, longest);
+    if (!micro.use_dynamic_bsz && micro.micro_batch_rows == 0)
+        rk_str_appendf(problems, "%s: set %s, or use_dynamic_bsz\n", where, size_key);
+}
+
+static void check_actor_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    struct rk_job_micro micro = rk_job_actor_micro(job);
+    int64_t rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * num_samples(job);
+    int64_t replicas = num_replicas(world_size, rk_job_actor_tp(job));
+
+    check_micro(job, "actor_rollout_ref.actor", "ppo_micro_batch_size_per_gpu", micro, problems);
+    if (!micro.use_dynamic_bsz && micro.micro_batch_rows > 0 && rows % replicas == 0 &&
+        rows / replicas % micro.micro_batch_rows != 0)
+        rk_str_appendf(problems,
+                       RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%" PRId64 " does not divide the %" PRId64
+                                    " rows of a mini-batch on one replica\n",
+                       micro.micro_batch_rows, rows / replicas);
+}
+
+static void check_log_prob_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    check_micro(job, "actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu",
+                rk_job_log_prob_micro(job, RK_JOB_ROLLOUT), problems);
+    if (rk_job_needs_ref(job))
+        check_micro(job, "actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu",
+                    rk_job_log_prob_micro(job, RK_JOB_REF), problems);
+}
+
+static void check_model_len(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t longest =
+        rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+    int64_t max_len = rk_job_int_or(job, RK_JOB_ROLLOUT "max_model_len", longest);
+
+    (void)world_size;
+    if (max_len < longest)
+        rk_str_appendf(problems,
+                       RK_JOB_ROLLOUT "max_model_len=%" PRId64 " is less than data.max_prompt_length + "
+                                      "data.max_response_length = %" PRId64 "\n",
+                       max_len, longest);
+}
+
+static void check_model(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    bool has_path = !rk_config_is_null(job, RK_JOB_MODEL "path");
+
+    (void)world_size;
+    if (!has_path && rk_config_is_null(job, RK_JOB_MODEL "hf_config_path"))
+        rk_str_append(problems, "set " RK_JOB_MODEL "path (weights) or " RK_JOB_MODEL
+                                "hf_config_path (random weights)\n");
+    if (!has_path && rk_config_is_null(job, RK_JOB_MODEL "tokenizer_path"))
+        rk_str_append(problems, "set " RK_JOB_MODEL "tokenizer_path: there is no " RK_JOB_MODEL
+                                "path to find one in\n");
+}
+
+static void check_estimator(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    const char *name = rk_config_string(job, "algorithm.adv_estimator");
+
+    (void)world_size;
+    if (!rk_adv_find(name))
+        rk_str_appendf(problems, "algorithm.adv_estimator=%s is unknown; known: %s\n", name, rk_adv_names());
+}
+
+static void check_loss(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    double clip_c = rk_config_real(job, RK_JOB_ACTOR "clip_ratio_c");
+
+    (void)world_size;
+    if (clip_c <= 1.0)
+        rk_str_appendf(problems, RK_JOB_ACTOR "clip_ratio_c=%g must be above 1\n", clip_c);
+}
+
+static void check_reward(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    if (!*rk_json_as_string(rk_json_find(rk_config_json(job, "reward"), "name"), ""))
+        rk_str_append(problems, "set reward.name: which row of the reward table scores the responses\n");
+}
+
+static const struct rk_job_rule rules[] = {
+    {"world", check_world},
+    {"nodes", check_nodes},
+    {"rollout mesh", check_rollout_mesh},
+    {"train batch", check_train_batch},
+    {"mini-batch", check_mini_batch},
+    {"actor micro-batch", check_actor_micro},
+    {"log-prob micro-batch", check_log_prob_micro},
+    {"model length", check_model_len},
+    {"model", check_model},
+    {"estimator", check_estimator},
+    {"loss", check_loss},
+    {"reward", check_reward},
+};
+
+const struct rk_job_rule *rk_job_rules(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(rules);
+    return rules;
+}
+
+struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size)
+{
+    struct rk_str problems = {0};
+    struct rk_status *st = NULL;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rules); i++)
+        rules[i].check(job, world_size, &problems);
+    if (problems.bytes > 0) {
+        problems.text[problems.bytes - 1] = '\0'; /* the last newline */
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s", problems.text);
+    }
+    rk_str_fini(&problems);
+    return st;
+}

@@ -1,0 +1,381 @@
+/* Daemons of the driver's own, on this machine, for as long as it runs. */
+#include "driver-cli/rk_driver.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_config.h"
+#include "base/rk_time.h"
+#include "driver-cli/files_internal.h"
+
+#define START_TIMEOUT_MS 30000
+#define STOP_TIMEOUT_MS  5000
+#define STOP_POLL_MS     10
+#define DEATH_WAIT_MS    200
+#define LISTENING        "rankd: listening on "
+#define ARGS_MAX         12
+#define LAST_WORDS_BYTES 1024
+
+struct child {
+    pid_t pid;       /* 0: not started, or ended and collected */
+    pid_t old_pid;   /* for messages */
+    int out;         /* its standard output; -1: closed */
+    int wait_status; /* once collected */
+    bool has_ended;  /* by itself */
+    char *address, *log_path;
+};
+
+struct rk_local {
+    char *dir; /* private, holds the sockets */
+    int32_t num_children;
+    struct child *children;
+    const char **addresses;
+};
+
+static int32_t count_cores(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof(set), &set) != 0)
+        return 1;
+    return CPU_COUNT(&set);
+}
+
+/* --- one child --- */
+
+/* Between fork and exec: nothing but async-signal-safe calls. The child gets a process group of its own, so
+ * that Ctrl-C reaches the driver alone, and dies with the thread that made it. */
+static void exec_child(char *const *args, int null_fd, int out_fd, int log_fd, pid_t parent)
+{
+    sigset_t none;
+
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(127);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    if (dup2(null_fd, STDIN_FILENO) < 0 || dup2(out_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
+        _exit(127);
+    execv(args[0], args);
+    _exit(errno == ENOENT || errno == EACCES ? 126 : 127);
+}
+
+static struct rk_status *spawn(struct child *child, char *const *args)
+{
+    struct rk_status *st = NULL;
+    int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int log_fd = open(child->log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int out[2] = {-1, -1};
+    pid_t parent = getpid();
+
+    if (log_fd < 0)
+        st = rk_errno_status("cannot create", child->log_path);
+    else if (null_fd < 0 || pipe2(out, O_CLOEXEC) != 0)
+        st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start a daemon: %s", strerror(errno));
+    if (!st) {
+        child->pid = fork();
+        if (child->pid == 0)
+            exec_child(args, null_fd, out[1], log_fd, parent);
+        if (child->pid < 0)
+            st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start a daemon: %s", strerror(errno));
+        child->old_pid = child->pid = RK_MAX(child->pid, 0);
+    }
+    if (!st) {
+        child->out = out[0];
+        out[0] = -1;
+    }
+    if (null_fd >= 0)
+        close(null_fd);
+    if (log_fd >= 0)
+        close(log_fd);
+    for (int i = 0; i < 2; i++) {
+        if (out[i] >= 0)
+            close(out[i]);
+    }
+    return st;
+}
+
+static struct rk_status *start_child(struct child *child, const struct rk_local_config *config, int32_t rank,
+                                     const char *roots)
+{
+    struct rk_str device = {0};
+    char *args[ARGS_MAX] = {0};
+    int num_args = 0;
+    struct rk_status *st;
+
+    rk_str_append(&device, config->device);
+    if (strcmp(config->device, "cuda") == 0)
+        rk_str_appendf(&device, ":%d", rank);
+    args[num_args++] = rk_strdup(config->program);
+    args[num_args++] = rk_format("--rpc.listen=%s", child->address);
+    args[num_args++] = rk_format("--device=%s", rk_str_text(&device));
+    args[num_args++] = rk_format("--slot=%d", rank);
+    args[num_args++] = rk_format("--cpu.num_threads=%d", RK_MAX(count_cores() / config->num_daemons, 1));
+    args[num_args++] = rk_strdup("--comm.listen=unix");
+    args[num_args++] = rk_format("--ckpt.roots=%s", roots);
+    RK_ASSERT(num_args < ARGS_MAX);
+    st = spawn(child, args);
+    for (int i = 0; i < num_args; i++)
+        rk_free(args[i]);
+    rk_str_fini(&device);
+    return st;
+}
+
+/* Collects the child if it has ended. */
+static bool reap(struct child *child)
+{
+    if (child->pid == 0)
+        return true;
+    if (waitpid(child->pid, &child->wait_status, WNOHANG) != child->pid)
+        return false;
+    child->pid = 0;
+    return true;
+}
+
+static void describe_end(const struct child *child, int32_t rank, struct rk_str *out)
+{
+    rk_str_appendf(out, "rankd of rank %d (pid %d) ", rank, (int)child->old_pid);
+    if (WIFSIGNALED(child->wait_status))
+        rk_str_appendf(out, "was killed by signal %d", WTERMSIG(child->wait_status));
+    else
+        rk_str_appendf(out, "exited with code %d", WEXITSTATUS(child->wait_status));
+    rk_str_appendf(out, "; its log is %s\n", child->log_path);
+}
+
+/* The last line of the log: what the daemon said before it gave up. */
+static void append_last_words(const char *log_path, struct rk_str *out)
+{
+    int fd = open(log_path, O_RDONLY | O_CLOEXEC);
+    off_t size = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0;
+    char text[LAST_WORDS_BYTES + 1];
+    ssize_t bytes = fd >= 0 ? pread(fd, text, LAST_WORDS_BYTES, RK_MAX(size - LAST_WORDS_BYTES, 0)) : 0;
+    char *line;
+
+    if (fd >= 0)
+        close(fd);
+    while (bytes > 0 && text[bytes - 1] == '\n')
+        bytes--;
+    if (bytes <= 0)
+        return;
+    text[bytes] = '\0';
+    line = strrchr(text, '\n');
+    rk_str_appendf(out, ": %s", line ? line + 1 : text);
+}
+
+static struct rk_status *died_at_start(struct child *child, int32_t rank)
+{
+    struct rk_str text = {0};
+    struct rk_status *st;
+
+    for (int64_t waited_ms = 0; !reap(child) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
+        rk_time_sleep_ms(STOP_POLL_MS);
+    child->has_ended = true;
+    describe_end(child, rank, &text);
+    text.text[--text.bytes] = '\0'; /* its newline */
+    append_last_words(child->log_path, &text);
+    st = RK_FAIL(RK_UNAVAILABLE, "did not start: %s", rk_str_text(&text));
+    rk_str_fini(&text);
+    return st;
+}
+
+/* Reads the first line of the child's output. */
+static struct rk_status *wait_until_listening(struct child *child, int32_t rank, int64_t deadline_ns)
+{
+    char line[512];
+    size_t bytes = 0;
+
+    for (;;) {
+        struct pollfd ready = {.fd = child->out, .events = POLLIN};
+        int64_t left_ms = (deadline_ns - rk_time_now_ns()) / 1000000;
+        ssize_t got;
+
+        if (left_ms <= 0)
+            return RK_FAIL(RK_DEADLINE_EXCEEDED, "rankd of rank %d does not listen in time; its log is %s",
+                           rank, child->log_path);
+        if (poll(&ready, 1, (int)left_ms) <= 0)
+            continue;
+        got = read(child->out, line + bytes, sizeof(line) - 1 - bytes);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return died_at_start(child, rank);
+        bytes += (size_t)got;
+        line[bytes] = '\0';
+        if (strchr(line, '\n') && rk_str_has_prefix(line, LISTENING))
+            return NULL;
+        if (strchr(line, '\n') || bytes == sizeof(line) - 1)
+            return RK_FAIL(RK_INTERNAL, "rankd of rank %d said '%.*s', expected '" LISTENING "ADDRESS'", rank,
+                           (int)strcspn(line, "\n"), line);
+    }
+}
+
+/* --- all of them --- */
+
+static struct rk_status *make_socket_dir(char **out)
+{
+    const char *root = rk_env("XDG_RUNTIME_DIR");
+    char *dir;
+
+    *out = NULL;
+    if (!root || access(root, W_OK) != 0)
+        root = "/tmp"; /* not TMPDIR: the path of a Unix socket has to be short */
+    dir = rk_path_join(root, "rankctl-XXXXXX");
+    if (!mkdtemp(dir)) {
+        struct rk_status *st = rk_errno_status("cannot create a directory like", dir);
+
+        rk_free(dir);
+        return st;
+    }
+    *out = dir;
+    return NULL;
+}
+
+static char *roots_as_json(const char *const *roots)
+{
+    struct rk_json *array = rk_json_new_array();
+    char *text;
+
+    for (; roots && *roots; roots++)
+        rk_json_append(array, rk_json_new_string(*roots));
+    text = rk_json_dump(array, 0, false);
+    rk_json_free(array);
+    return text;
+}
+
+struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config)
+{
+    int64_t timeout_ms = config->start_timeout_ms > 0 ? config->start_timeout_ms : START_TIMEOUT_MS;
+    int64_t deadline_ns = rk_time_now_ns() + timeout_ms * 1000000LL;
+    struct rk_local *local;
+    struct rk_status *st;
+    char *roots;
+
+    *out = NULL;
+    RK_ASSERT(config->struct_size == sizeof(*config));
+    if (access(config->program, X_OK) != 0)
+        return RK_WRAP(rk_errno_status("cannot run", config->program), "starting daemons");
+    RK_TRY(rk_make_dirs(config->log_dir));
+    local = rk_calloc(1, sizeof(*local));
+    st = make_socket_dir(&local->dir);
+    local->children = rk_calloc((size_t)config->num_daemons, sizeof(*local->children));
+    local->addresses = rk_calloc((size_t)config->num_daemons, sizeof(*local->addresses));
+    roots = roots_as_json(config->ckpt_roots);
+    for (int32_t i = 0; i < config->num_daemons && !st; i++) {
+        struct child *child = &local->children[i];
+
+        child->out = -1;
+        child->address = rk_format("unix:%s/%d.sock", local->dir, i);
+        child->log_path = rk_format("%s/rankd-%d.log", config->log_dir, i);
+        local->addresses[i] = child->address;
+        local->num_children = i + 1;
+        st = start_child(child, config, i, roots);
+    }
+    for (int32_t i = 0; i < config->num_daemons && !st; i++)
+        st = wait_until_listening(&local->children[i], i, deadline_ns);
+    rk_free(roots);
+    if (st) {
+        rk_local_stop(local);
+        return st;
+    }
+    *out = local;
+    return NULL;
+}
+
+static bool all_ended(struct rk_local *local)
+{
+    bool all = true;
+
+    for (int32_t i = 0; i < local->num_children; i++)
+        all = reap(&local->children[i]) && all;
+    return all;
+}
+
+static void signal_all(struct rk_local *local, int signal_number)
+{
+    for (int32_t i = 0; i < local->num_children; i++) {
+        if (local->children[i].pid > 0)
+            kill(local->children[i].pid, signal_number);
+    }
+}
+
+/* Sockets of killed daemons and lock files. */
+static void remove_dir(const char *path)
+{
+    DIR *dir = opendir(path);
+    struct dirent *entry;
+
+    while (dir && (entry = readdir(dir)) != NULL)
+        unlinkat(dirfd(dir), entry->d_name, 0); /* fails for . and .., which go with the directory */
+    if (dir)
+        closedir(dir);
+    rmdir(path);
+}
+
+void rk_local_stop(struct rk_local *local)
+{
+    if (!local)
+        return;
+    signal_all(local, SIGTERM);
+    signal_all(local, SIGCONT); /* a stopped process would not notice */
+    for (int64_t waited_ms = 0; !all_ended(local) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
+        rk_time_sleep_ms(STOP_POLL_MS);
+    signal_all(local, SIGKILL);
+    while (!all_ended(local)) /* SIGKILL cannot be refused */
+        rk_time_sleep_ms(STOP_POLL_MS);
+    for (int32_t i = 0; i < local->num_children; i++) {
+        struct child *child = &local->children[i];
+
+        if (child->out >= 0)
+            close(child->out);
+        rk_free(child->address);
+        rk_free(child->log_path);
+    }
+    if (local->dir)
+        remove_dir(local->dir);
+    rk_free(local->children);
+    rk_free(local->addresses);
+    rk_free(local->dir);
+    rk_free(local);
+}
+
+const char *const *rk_local_addresses(const struct rk_local *local)
+{
+    return local->addresses;
+}
+
+static bool any_died(struct rk_local *local)
+{
+    bool any = false;
+
+    for (int32_t i = 0; i < local->num_children; i++) {
+        struct child *child = &local->children[i];
+
+        if (!child->has_ended && child->pid > 0 && reap(child))
+            child->has_ended = true;
+        any |= child->has_ended;
+    }
+    return any;
+}
+
+void rk_local_describe_deaths(struct rk_local *local, struct rk_str *out)
+{
+    /* The connections of a dying process close a moment before it can be waited for. */
+    for (int64_t waited_ms = 0; !any_died(local) && waited_ms < DEATH_WAIT_MS; waited_ms += STOP_POLL_MS)
+        rk_time_sleep_ms(STOP_POLL_MS);
+    for (int32_t i = 0; i < local->num_children; i++) {
+        if (local->children[i].has_ended)
+            describe_end(&local->children[i], i, out);
+    }
+}

@@ -1,0 +1,270 @@
+/* command: scores from a program of the user's. It is started once, without a shell, and answers one JSON
+ * line with one JSON line:
+ *
+ *   in   {"data_source": ..., "prompt": ..., "solution_str": ..., "ground_truth": ..., "extra_info": ...}
+ *   out  {"score": 0.5}
+ *
+ * Configuration: {"name": "command", "command": ["python3", "score.py"], "timeout": "30s"} (timeout of one
+ * line). Its standard error is the driver's. It sees end of file when the run ends. */
+#include "driver-cli/rewards/rewards_internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+
+#define ANSWER_BYTES_MAX (1 << 20) /* a score with remarks; more is a program gone wrong */
+#define EXIT_GRACE_MS    2000      /* between end of file on its input and SIGKILL */
+
+extern char **environ;
+
+struct command {
+    char **argv; /* NULL-terminated, owned */
+    pid_t pid;   /* -1: not running */
+    int fd;      /* a socket: its standard input and output */
+    int64_t timeout_ms;
+    struct rk_str pending; /* bytes after the last complete line */
+};
+
+static struct rk_status *read_argv(struct command *command, const struct rk_json *config)
+{
+    const struct rk_json *list = rk_json_find(config, "command");
+    int64_t count = rk_json_count(list);
+
+    if (rk_json_type(list) != RK_JSON_ARRAY || count == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "reward.command: expected a list of strings, the program and its arguments");
+    command->argv = rk_calloc((size_t)count + 1, sizeof(*command->argv));
+    for (int64_t i = 0; i < count; i++) {
+        const char *word = rk_json_as_string(rk_json_at(list, i), NULL);
+
+        if (!word)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "reward.command[%lld]: expected a string", (long long)i);
+        command->argv[i] = rk_strdup(word);
+    }
+    return NULL;
+}
+
+static struct rk_status *read_timeout(struct command *command, const struct rk_json *config)
+{
+    const char *text = "30s";
+
+    RK_TRY(rk_json_opt_string(config, "reward", "timeout", &text));
+    if (!rk_parse_duration_ms(text, &command->timeout_ms) || command->timeout_ms <= 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "reward.timeout: expected a duration such as \"30s\", got \"%s\"",
+                       text);
+    return NULL;
+}
+
+static struct rk_status *start(struct command *command)
+{
+    posix_spawn_file_actions_t actions;
+    int pair[2];
+    int rc;
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "reward.command: socketpair: %s", strerror(errno));
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pair[1], STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, pair[1], STDOUT_FILENO);
+    rc = posix_spawnp(&command->pid, command->argv[0], &actions, NULL, command->argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    close(pair[1]);
+    if (rc != 0) {
+        command->pid = -1;
+        close(pair[0]);
+        return RK_FAIL(RK_NOT_FOUND, "reward.command: cannot start '%s': %s", command->argv[0], strerror(rc));
+    }
+    command->fd = pair[0];
+    return NULL;
+}
+
+static void stop(struct command *command)
+{
+    int64_t deadline = rk_time_now_ns() + EXIT_GRACE_MS * 1000000LL;
+
+    if (command->fd >= 0)
+        close(command->fd);
+    if (command->pid <= 0)
+        return;
+    while (waitpid(command->pid, NULL, WNOHANG) == 0) {
+        if (rk_time_now_ns() > deadline) {
+            kill(command->pid, SIGKILL);
+            (void)waitpid(command->pid, NULL, 0);
+            return;
+        }
+        rk_time_sleep_ms(5);
+    }
+}
+
+static void destroy(void *state)
+{
+    struct command *command = state;
+
+    if (!command)
+        return;
+    stop(command);
+    for (char **word = command->argv; word && *word; word++)
+        rk_free(*word);
+    rk_free(command->argv);
+    rk_str_fini(&command->pending);
+    rk_free(command);
+}
+
+static struct rk_status *create(void **state, const struct rk_json *config)
+{
+    struct command *command = rk_calloc(1, sizeof(*command));
+    struct rk_status *st;
+
+    command->pid = -1;
+    command->fd = -1;
+    RK_TRY_GOTO(st, read_argv(command, config), out);
+    RK_TRY_GOTO(st, read_timeout(command, config), out);
+    RK_TRY_GOTO(st, start(command), out);
+out:
+    if (st) {
+        destroy(command);
+        command = NULL;
+    }
+    *state = command;
+    return st;
+}
+
+static struct rk_status *wait_for(const struct command *command, short events, int64_t deadline_ns)
+{
+    struct pollfd poll_fd = {.fd = command->fd, .events = events};
+    int64_t left_ms = (deadline_ns - rk_time_now_ns()) / 1000000;
+    int rc = poll(&poll_fd, 1, (int)RK_MAX(left_ms, 0));
+
+    if (rc < 0 && errno != EINTR)
+        return RK_FAIL(RK_INTERNAL, "reward.command: poll: %s", strerror(errno));
+    if (rk_time_now_ns() >= deadline_ns)
+        return RK_FAIL(RK_DEADLINE_EXCEEDED, "reward.command: '%s' did not answer within %lld ms",
+                       command->argv[0], (long long)command->timeout_ms);
+    return NULL;
+}
+
+static struct rk_status *send_line(struct command *command, const char *line, size_t bytes,
+                                   int64_t deadline_ns)
+{
+    while (bytes > 0) {
+        ssize_t sent = send(command->fd, line, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+        if (sent > 0) {
+            line += sent;
+            bytes -= (size_t)sent;
+        } else if (errno == EAGAIN || errno == EINTR) {
+            RK_TRY(wait_for(command, POLLOUT, deadline_ns));
+        } else {
+            return RK_FAIL(RK_UNAVAILABLE, "reward.command: '%s' ended", command->argv[0]);
+        }
+    }
+    return NULL;
+}
+
+/* The next complete line, without its newline; rk_free it. */
+static struct rk_status *receive_line(struct command *command, char **line, int64_t deadline_ns)
+{
+    struct rk_str *pending = &command->pending;
+    char *end = NULL;
+    char chunk[4096];
+    struct rk_str rest = {0};
+
+    *line = NULL;
+    while (!(end = pending->bytes ? memchr(pending->text, '\n', pending->bytes) : NULL)) {
+        ssize_t got = recv(command->fd, chunk, sizeof(chunk), MSG_DONTWAIT);
+
+        if (got == 0 || (got < 0 && errno == ECONNRESET))
+            return RK_FAIL(RK_UNAVAILABLE, "reward.command: '%s' ended without an answer", command->argv[0]);
+        if (got < 0) {
+            RK_TRY(wait_for(command, POLLIN, deadline_ns));
+            continue;
+        }
+        if (pending->bytes + (size_t)got > ANSWER_BYTES_MAX)
+            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "reward.command: an answer of '%s' is longer than %d bytes",
+                           command->argv[0], ANSWER_BYTES_MAX);
+        rk_str_append_bytes(pending, chunk, (size_t)got);
+    }
+    rk_str_append_bytes(&rest, end + 1, pending->bytes - (size_t)(end + 1 - pending->text));
+    *end = '\0';
+    *line = rk_str_take(pending);
+    *pending = rest;
+    return NULL;
+}
+
+static char *question(const struct rk_reward_item *item)
+{
+    struct rk_json *json = rk_json_new_object();
+    char *text;
+    char *line;
+
+    rk_json_set(json, "data_source", rk_json_new_string(item->data_source));
+    rk_json_set(json, "prompt", rk_json_new_string(item->prompt));
+    rk_json_set(json, "solution_str", rk_json_new_string(item->solution_str));
+    rk_json_set(json, "ground_truth", rk_json_new_string(item->ground_truth));
+    rk_json_set(json, "extra_info", item->extra_info ? rk_json_retain(item->extra_info) : rk_json_new_null());
+    text = rk_json_dump(json, 0, false);
+    rk_json_free(json);
+    line = rk_format("%s\n", text);
+    rk_free(text);
+    return line;
+}
+
+static struct rk_status *read_answer(const char *line, double *score)
+{
+    struct rk_json *json = NULL;
+    struct rk_status *st = rk_json_parse(&json, line, strlen(line), "answer of reward.command", 0);
+
+    if (st)
+        return st;
+    if (rk_json_type(json) == RK_JSON_OBJECT)
+        st = rk_json_get_f64(json, "answer", "score", score);
+    else
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "answer of reward.command: expected {\"score\": number}");
+    rk_json_free(json);
+    return st;
+}
+
+static struct rk_status *score_one(struct command *command, const struct rk_reward_item *item, double *score)
+{
+    int64_t deadline_ns = rk_time_now_ns() + command->timeout_ms * 1000000;
+    char *line = question(item);
+    char *answer = NULL;
+    struct rk_status *st;
+
+    RK_TRY_GOTO(st, send_line(command, line, strlen(line), deadline_ns), out);
+    RK_TRY_GOTO(st, receive_line(command, &answer, deadline_ns), out);
+    RK_TRY_GOTO(st, read_answer(answer, score), out);
+out:
+    rk_free(answer);
+    rk_free(line);
+    return st;
+}
+
+static struct rk_status *score(void *state, const struct rk_reward_item *items, int64_t num_items,
+                               double *scores)
+{
+    for (int64_t i = 0; i < num_items; i++) {
+        struct rk_status *st = score_one(state, &items[i], &scores[i]);
+
+        if (st)
+            return RK_WRAP(st, "item %lld", (long long)i);
+    }
+    return NULL;
+}
+
+const struct rk_reward_ops rk_reward_command = {
+    .name = "command",
+    .abi = RK_REWARD_ABI,
+    .create = create,
+    .destroy = destroy,
+    .score = score,
+};

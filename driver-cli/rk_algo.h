@@ -1,0 +1,54 @@
+/* Advantages and what goes with them, computed by the driver on whole batches. [B, R] arrays are row-major
+ * f32. */
+#ifndef RK_ALGO_H
+#define RK_ALGO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_status.h"
+
+RK_BEGIN_DECLS
+
+#define RK_ADV_ABI 1
+
+struct rk_adv_in {
+    int64_t num_rows, response_length;
+    const float *token_level_rewards; /* [B, R] */
+    const int64_t *response_mask;     /* [B, R] */
+    const char *const *uid;           /* [B]: rows with equal uid are one group */
+    bool norm_adv_by_std;             /* norm_adv_by_std_in_grpo */
+};
+
+struct rk_adv_out {
+    float *advantages, *returns; /* [B, R] */
+};
+
+/* A row of the estimator table. */
+struct rk_adv_ops {
+    const char *name; /* algorithm.adv_estimator: "grpo" */
+    uint32_t abi;
+    struct rk_status *(*compute)(const struct rk_adv_out *out, const struct rk_adv_in *in);
+};
+
+const struct rk_adv_ops *rk_adv_find(const char *name); /* NULL when unknown */
+const char *rk_adv_names(void);                         /* "grpo, rloo" for messages */
+struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_adv_out *out,
+                                 const struct rk_adv_in *in) RK_NODISCARD;
+
+/* KL in the reward: rewards = scores - kl_coef * KL(old || ref) * mask; estimator names as in the losses
+ * ("kl", "abs", "mse", "low_var_kl"). *current_kl is the mean over rows of the row's masked mean.
+ * INVALID_ARGUMENT for an unknown name. */
+struct rk_kl_reward_in {
+    int64_t num_rows, response_length;
+    const float *scores, *old_log_probs, *ref_log_prob;
+    const int64_t *response_mask;
+    const char *kl_penalty;
+    double kl_coef;
+};
+struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl,
+                                     const struct rk_kl_reward_in *in) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif

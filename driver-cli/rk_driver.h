@@ -1,0 +1,160 @@
+/* librankd_driver: commands a group of rankd daemons. Umbrella over the topic headers of this module.
+ *
+ *   struct rk_driver *driver;
+ *   rk_driver_open(&driver, &(struct rk_driver_config){.struct_size = sizeof(struct rk_driver_config),
+ *                                                      .addresses = addresses, .num_addresses = 4});
+ *   rk_driver_claim(driver);                       a lease on all daemons; kept alive in the background
+ *   rk_driver_configure(driver, meshes, 2);        ranks, meshes, communicators
+ *   rk_driver_call(driver, &call, &result);        scatter, run on all ranks, gather
+ *   rk_driver_close(driver);                       gives the lease back
+ *
+ * Worker i of the address list is rank i of the world. Every function returns NULL or a status that the
+ * caller frees (base/rk_status.h). Messages about one daemon read "worker 3 (ADDRESS, rank 3): CODE REASON:
+ * what happened". A driver belongs to one thread at a time; only rk_driver_interrupt may be called from
+ * anywhere. */
+#ifndef RK_DRIVER_H
+#define RK_DRIVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_arena.h"
+#include "base/rk_json.h"
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+#include "dispatch/rk_dispatch.h"
+#include "driver-cli/rk_algo.h"
+#include "driver-cli/rk_dataset.h"
+#include "driver-cli/rk_reward.h"
+#include "driver-cli/rk_tokenizer.h"
+#include "proto/rk_proto.h"
+
+RK_BEGIN_DECLS
+
+struct rk_driver;
+
+/* --- addresses --- */
+struct rk_hosts {
+    int32_t count;
+    char **addresses; /* as gRPC takes them: "HOST:PORT", "[V6]:PORT", "unix:PATH", "unix-abstract:NAME" */
+};
+
+/* "ADDRESS,ADDRESS" or "@FILE" (one a line, # comments), mixed freely. INVALID_ARGUMENT names the bad or
+ * repeated address and where it stands; NOT_FOUND for a missing file. Release with rk_hosts_fini. */
+struct rk_status *rk_hosts_parse(struct rk_hosts *out, const char *text) RK_NODISCARD;
+void rk_hosts_fini(struct rk_hosts *hosts);
+
+/* --- connection --- */
+struct rk_driver_config {
+    size_t struct_size;
+    const char *const *addresses; /* in rank order; copied */
+    int32_t num_addresses;
+    const char *token_file;     /* bearer token: its first line; NULL: none */
+    const char *driver_id;      /* shown by status and to refused drivers; NULL: user@host:pid */
+    int64_t lease_ttl_ms;       /* 0: 30 s */
+    int64_t control_timeout_ms; /* of small calls; 0: 10 s */
+    bool takeover;              /* claim from a driver whose lease still lives */
+};
+
+/* Checks the addresses and opens two channels a daemon, one for batches and one for control. Connections are
+ * made when they are needed. */
+struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *config) RK_NODISCARD;
+/* Releases the lease, closes the connections. What runs on the daemons goes on unless it was cancelled. NULL
+ * is a no-op. */
+void rk_driver_close(struct rk_driver *driver);
+int32_t rk_driver_num_workers(const struct rk_driver *driver);
+const char *rk_driver_address(const struct rk_driver *driver, int32_t worker);
+/* Asks for a stop, from any thread or a signal handler. Once: the running call is cancelled on the daemons
+ * and ends with CANCELLED, as does every later call. Twice: the call is left to itself and returns at once
+ * (reason DETACHED). */
+void rk_driver_interrupt(struct rk_driver *driver);
+
+/* --- questions; no lease needed --- */
+struct rk_driver_worker {
+    const char *address;
+    struct rk_status *error;        /* owned by the caller; NULL when status is valid */
+    struct rk_worker_status status; /* lives in the arena */
+};
+
+/* Asks all workers at once; workers[rk_driver_num_workers]. An unreachable one has its own error, the rest
+ * answers. */
+void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, struct rk_driver_worker *workers);
+/* What worker 0 offers. */
+struct rk_status *rk_driver_list_methods(struct rk_driver *driver, struct rk_arena *arena,
+                                         struct rk_list_methods_response *out) RK_NODISCARD;
+/* Ends all daemons: after `grace_ms` for what runs, at once with `force`. */
+struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
+                                     const char *reason) RK_NODISCARD;
+
+/* --- the group --- */
+/* Takes the lease on all daemons, or on none: FAILED_PRECONDITION (LEASE_HELD) names the other driver. Worker
+ * 0 is asked first, so that two drivers with the same address list cannot hold one half each. A thread renews
+ * the lease until rk_driver_release or rk_driver_close. */
+struct rk_status *rk_driver_claim(struct rk_driver *driver) RK_NODISCARD;
+void rk_driver_release(struct rk_driver *driver);
+/* Gives every rank its place in the meshes of the roles and builds the communicators. The daemons' own
+ * account of their coordinates is compared with the mesh arithmetic before this succeeds. */
+struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_role_mesh *meshes,
+                                      int64_t num_meshes) RK_NODISCARD;
+/* Takes over the meshes that the daemons have from an earlier Configure. FAILED_PRECONDITION (NOT_CONFIGURED)
+ * when they have none or do not agree. */
+struct rk_status *rk_driver_adopt(struct rk_driver *driver) RK_NODISCARD;
+/* Borrowed until the next configure; NULL when the role has no mesh. */
+const struct rk_mesh *rk_driver_find_mesh(const struct rk_driver *driver, const char *role);
+
+/* --- calls --- */
+struct rk_driver_call_args {
+    const char *role, *method;
+    const struct rk_batch
+        *batch; /* cut by the method's dispatch mode; NULL when the method takes no columns */
+    const struct rk_json *options; /* NULL: defaults */
+    const struct rk_plan *plan;    /* for methods with the flag PLAN */
+    int64_t timeout_ms;            /* of the method on the daemons; 0: none but their watchdog's */
+    void (*on_progress)(void *user, int32_t rank, const struct rk_progress *progress); /* may be NULL */
+    void *user;
+};
+
+struct rk_driver_result {
+    struct rk_batch
+        *batch; /* rows of the collected ranks, in the order of the input; NULL without output columns */
+    int32_t num_outputs;
+    struct rk_batch **outputs; /* meta and columns of each collected rank, in item order */
+    struct rk_json *metrics; /* object of numbers, reduced over the collected ranks (max and min: over all) */
+};
+
+/* Runs one method on the ranks that its dispatch mode addresses, in two phases: nobody starts before all have
+ * accepted the same plan. On failure the message names the rank where the trouble began; when a rank was lost
+ * or failed alone, the others are cancelled and their communicators aborted, they keep their models and can
+ * be configured again. A lost daemon is ABORTED (PEER_LOST). The result is zero on failure. */
+struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_driver_call_args *call,
+                                 struct rk_driver_result *result) RK_NODISCARD;
+void rk_driver_result_fini(struct rk_driver_result *result);
+
+/* --- daemons of one's own on this machine --- */
+struct rk_local;
+
+struct rk_local_config {
+    size_t struct_size;
+    int32_t num_daemons;
+    const char *program;           /* path of rankd */
+    const char *device;            /* "cpu", or "cuda": daemon i gets cuda:i */
+    const char *log_dir;           /* rankd-<rank>.log is written here */
+    const char *const *ckpt_roots; /* absolute directories that calls may name paths in; NULL-terminated */
+    int64_t start_timeout_ms;      /* 0: 30 s */
+};
+
+/* Starts the daemons on Unix sockets in a private directory, each with its share of the cores, and waits
+ * until they listen. They are killed by the kernel when the calling thread dies, so call this from a thread
+ * that stays. */
+struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config) RK_NODISCARD;
+/* SIGTERM, then SIGKILL for those that take longer than 5 s; removes the directory. NULL is a no-op. */
+void rk_local_stop(struct rk_local *local);
+const char *const *rk_local_addresses(const struct rk_local *local); /* [num_daemons] */
+/* Appends "rankd of rank 2 (pid 71) was killed by signal 9; its log is LOG" for each daemon that ended by
+ * itself; for use after a failure, since it waits a moment for one that is about to end. */
+void rk_local_describe_deaths(struct rk_local *local, struct rk_str *out);
+
+RK_END_DECLS
+
+#endif

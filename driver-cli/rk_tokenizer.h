@@ -1,0 +1,39 @@
+/* Tokenizers: Hugging Face's tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3, Qwen).
+ *
+ * Untrusted input: sizes are bounded (64 MiB), the regular expressions run with match and depth limits. What
+ * a file asks for and this reader does not do is UNIMPLEMENTED, naming it. Immutable after creation. */
+#ifndef RK_TOKENIZER_H
+#define RK_TOKENIZER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+
+RK_BEGIN_DECLS
+
+struct rk_tokenizer;
+
+struct rk_tokenizer_ids {
+    int32_t *items; /* rk_free */
+    int64_t count;
+};
+
+struct rk_status *rk_tokenizer_create_file(struct rk_tokenizer **out, const char *path) RK_NODISCARD;
+struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char *text, size_t bytes,
+                                           const char *source) RK_NODISCARD;
+void rk_tokenizer_destroy(struct rk_tokenizer *tokenizer); /* NULL is a no-op */
+/* Appends nothing of its own when add_special_tokens is false. INVALID_ARGUMENT for text that is not UTF-8.
+ */
+struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, const char *text, size_t bytes,
+                                      bool add_special_tokens, struct rk_tokenizer_ids *out) RK_NODISCARD;
+/* Appends to `out`; invalid UTF-8 becomes U+FFFD. Ids that the vocabulary does not have are skipped. */
+void rk_tokenizer_decode(const struct rk_tokenizer *tokenizer, const int32_t *ids, int64_t count,
+                         bool skip_special_tokens, struct rk_str *out);
+int32_t rk_tokenizer_find_token(const struct rk_tokenizer *tokenizer, const char *token); /* -1 when absent */
+int64_t rk_tokenizer_vocab_size(const struct rk_tokenizer *tokenizer);                    /* largest id + 1 */
+
+RK_END_DECLS
+
+#endif

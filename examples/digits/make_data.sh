@@ -1,0 +1,18 @@
+#!/bin/sh
+# Writes train.jsonl: complete an arithmetic sequence. "3,5:9,2" reads: a sequence begins with 3, 5; after 9 it goes on
+# at 0; give the next 2 terms. Answer: "7,9". All first terms, steps 1 to 3, and 1 to 3 asked terms: 90 prompts.
+set -eu
+awk 'BEGIN {
+    index_ = 0
+    for (first = 0; first < 10; first++)
+        for (step = 1; step <= 3; step++)
+            for (terms = 1; terms <= 3; terms++) {
+                second = (first + step) % 10
+                answer = ""
+                for (i = 1; i <= terms; i++)
+                    answer = answer (i > 1 ? "," : "") (second + i * step) % 10
+                printf "{\"data_source\": \"digits\", \"prompt\": \"%d,%d:9,%d\", ", first, second, terms
+                printf "\"reward_model\": {\"style\": \"rule\", \"ground_truth\": \"%s\"}, ", answer
+                printf "\"extra_info\": {\"index\": %d}}\n", index_++
+            }
+}' >"$(dirname "$0")/train.jsonl"

@@ -1,0 +1,205 @@
+#include "tests/proc/cli_fixture.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_array.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+
+#define POLL_MS    10
+#define TIMEOUT_MS 60000
+
+struct rk_proc *start_rankctl(const char *const *args)
+{
+    RK_ARRAY(const char *) argv = {0};
+    char *program = rk_proc_program("rankctl");
+    struct rk_proc *proc;
+
+    rk_array_append(&argv, program);
+    for (; *args; args++)
+        rk_array_append(&argv, *args);
+    rk_array_append(&argv, NULL);
+    proc = rk_proc_start(argv.items);
+    rk_array_fini(&argv);
+    rk_free(program);
+    return proc;
+}
+
+struct outcome finish_rankctl(struct rk_proc *proc, int64_t timeout_ms)
+{
+    struct outcome outcome = {.code = rk_proc_wait(proc, timeout_ms)};
+
+    outcome.out = rk_proc_stdout(proc);
+    outcome.err = rk_proc_stderr(proc);
+    rk_proc_destroy(proc);
+    return outcome;
+}
+
+struct outcome run_rankctl(const char *const *args)
+{
+    return finish_rankctl(start_rankctl(args), TIMEOUT_MS);
+}
+
+void outcome_fini(struct outcome *outcome)
+{
+    rk_free(outcome->out);
+    rk_free(outcome->err);
+}
+
+void assert_exit(const struct outcome *outcome, int code)
+{
+    if (outcome->code != code)
+        fail_msg("exit code %d, expected %d\nstdout: %s\nstderr: %s", outcome->code, code, outcome->out,
+                 outcome->err);
+}
+
+void assert_text(const char *where, const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("%s lacks '%s':\n%s", where, part, text);
+}
+
+void wait_stderr(struct rk_proc *proc, const char *text, int64_t timeout_ms)
+{
+    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(timeout_ms) * 1000000;
+
+    for (;;) {
+        char *err = rk_proc_stderr(proc);
+        bool is_there = strstr(err, text) != NULL;
+
+        if (!is_there && (rk_time_now_ns() > end_ns || !rk_proc_is_running(proc)))
+            fail_msg("stderr lacks '%s': %s", text, err);
+        rk_free(err);
+        if (is_there)
+            return;
+        rk_time_sleep_ms(POLL_MS);
+    }
+}
+
+void find_daemons(struct rk_proc *proc, pid_t *pids, int count)
+{
+    char *path = rk_format("/proc/%d/task/%d/children", (int)rk_proc_pid(proc), (int)rk_proc_pid(proc));
+    char *text = rk_test_read_file(path, NULL), *rest = text;
+
+    for (int i = 0; i < count; i++) {
+        pids[i] = (pid_t)strtol(rest, &rest, 10);
+        if (pids[i] <= 0)
+            fail_msg("rankctl has the children '%s', expected %d", text, count);
+    }
+    rk_free(text);
+    rk_free(path);
+}
+
+void assert_gone(const pid_t *pids, int count, int64_t timeout_ms)
+{
+    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(timeout_ms) * 1000000;
+
+    for (int i = 0; i < count; i++) {
+        while (kill(pids[i], 0) == 0 || errno != ESRCH) {
+            if (rk_time_now_ns() > end_ns)
+                fail_msg("daemon %d (pid %d) is still there", i, (int)pids[i]);
+            rk_time_sleep_ms(POLL_MS);
+        }
+    }
+}
+
+char *new_run_dir(void)
+{
+    static int count;
+    char *name = rk_format("run-%d", ++count);
+    char *path = rk_test_temp_path(name);
+
+    rk_free(name);
+    return path;
+}
+
+struct rk_json *parse_json(const char *text)
+{
+    struct rk_json *json;
+
+    assert_ok(rk_json_parse(&json, text, strlen(text), "output", 0));
+    return json;
+}
+
+struct rk_json *read_json(const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+    char *text = rk_test_read_file(path, NULL);
+    struct rk_json *json = parse_json(text);
+
+    rk_free(text);
+    rk_free(path);
+    return json;
+}
+
+static char *read_lines(const char *dir)
+{
+    char *path = rk_path_join(dir, "metrics.jsonl");
+    char *text = rk_test_read_file(path, NULL);
+
+    rk_free(path);
+    return text;
+}
+
+int64_t count_metrics(const char *dir)
+{
+    char *text = read_lines(dir);
+    int64_t count = 0;
+
+    for (const char *c = text; *c; c++)
+        count += *c == '\n';
+    rk_free(text);
+    return count;
+}
+
+struct rk_json *read_metrics(const char *dir, int64_t step)
+{
+    char *text = read_lines(dir), *line = text;
+    struct rk_json *metrics;
+
+    for (int64_t i = 1; i < step; i++) {
+        line = strchr(line, '\n');
+        assert_non_null(line);
+        line++;
+    }
+    line[strcspn(line, "\n")] = '\0';
+    metrics = parse_json(line);
+    rk_free(text);
+    return metrics;
+}
+
+double metric(const struct rk_json *metrics, const char *name)
+{
+    const struct rk_json *value = rk_json_find(metrics, name);
+
+    if (!value)
+        fail_msg("metric '%s' is missing", name);
+    return rk_json_as_real(value, NAN);
+}
+
+struct rk_proc *start_daemon(const char *const *more_args)
+{
+    static int count;
+    RK_ARRAY(const char *) args = {0};
+    char *listen = rk_format("--rpc.listen=unix:%s/d%d.sock", rk_test_temp_dir(), ++count);
+    char *roots = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir());
+    struct rk_proc *daemon;
+
+    rk_array_append(&args, listen);
+    rk_array_append(&args, roots);
+    rk_array_append(&args, "--cpu.num_threads=1");
+    for (; more_args && *more_args; more_args++)
+        rk_array_append(&args, *more_args);
+    rk_array_append(&args, NULL);
+    daemon = rk_proc_start_rankd(args.items);
+    rk_proc_address(daemon);
+    rk_array_fini(&args);
+    rk_free(listen);
+    rk_free(roots);
+    return daemon;
+}

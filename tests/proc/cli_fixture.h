@@ -1,0 +1,51 @@
+/* rankctl as a user runs it: start, wait, look at what it printed and left behind. */
+#ifndef RK_TEST_CLI_FIXTURE_H
+#define RK_TEST_CLI_FIXTURE_H
+
+#include <stdint.h>
+
+#include "base/rk_json.h"
+#include "tests/support/proc.h"
+#include "tests/support/test.h"
+
+/* The digits example, cut down to three short steps. */
+#define TINY_JOB   RK_TEST_SOURCE_DIR "/examples/digits/grpo.json"
+#define TINY_STEPS 3
+#define TINY                                                    \
+    "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", \
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.total_training_steps=3"
+
+struct rk_proc *start_rankctl(const char *const *args);
+
+struct outcome {
+    int code; /* exit code, or minus the signal */
+    char *out, *err;
+};
+
+/* Waits for the end and takes the output; destroys the process. */
+struct outcome finish_rankctl(struct rk_proc *proc, int64_t timeout_ms);
+struct outcome run_rankctl(const char *const *args);
+void outcome_fini(struct outcome *outcome);
+/* Fails the test with everything that was printed. */
+void assert_exit(const struct outcome *outcome, int code);
+void assert_text(const char *where, const char *text, const char *part);
+
+/* Waits until stderr holds the text. */
+void wait_stderr(struct rk_proc *proc, const char *text, int64_t timeout_ms);
+/* Process ids of the daemons that a rankctl started, in rank order. Fails unless there are `count`. */
+void find_daemons(struct rk_proc *proc, pid_t *pids, int count);
+void assert_gone(const pid_t *pids, int count, int64_t timeout_ms);
+
+/* A fresh path below the temporary directory; rk_free it. */
+char *new_run_dir(void);
+struct rk_json *read_json(const char *dir, const char *name);
+struct rk_json *parse_json(const char *text);
+/* Line `step` (from 1) of metrics.jsonl. */
+struct rk_json *read_metrics(const char *dir, int64_t step);
+int64_t count_metrics(const char *dir);
+double metric(const struct rk_json *metrics, const char *name);
+
+/* A daemon on a socket of its own that may read and write below the temporary directory. */
+struct rk_proc *start_daemon(const char *const *more_args);
+
+#endif

@@ -1,0 +1,290 @@
+/* rankctl's command line: what is printed where, and the exit codes 0 to 4 for every way to go wrong. */
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define NOBODY   "unix:/does/not/exist.sock"
+#define ARGS_MAX 10
+
+struct cli_case {
+    const char *label;
+    const char *args[ARGS_MAX];
+    int code;
+    const char *out, *err; /* parts; NULL: the stream is empty */
+};
+
+static const struct cli_case cases[] = {
+    {"nothing", {0}, 2, NULL, "usage: rankctl COMMAND"},
+    {"help", {"--help"}, 0, "usage: rankctl COMMAND", NULL},
+    {"unknown command", {"runn"}, 2, NULL, "did you mean 'run'?"},
+    {"help of run", {"run", "--help"}, 0, "actor_rollout_ref.actor.clip_ratio", NULL},
+    {"help of status", {"status", "-h"}, 0, "usage: rankctl status", NULL},
+    {"help of call", {"call", "--help"}, 0, "--opt=KEY=VALUE", NULL},
+    {"help of describe", {"describe", "--help"}, 0, "METHOD", NULL},
+    {"help of shutdown", {"shutdown", "--help"}, 0, "--yes", NULL},
+    {"version", {"version"}, 0, "rankctl ", NULL},
+    {"version as a flag", {"--version"}, 0, "rankctl ", NULL},
+    {"version as JSON", {"version", "--output=json"}, 0, "\"apiVersion\": \"rankctl/v1\"", NULL},
+    {"unknown option", {"status", "--host=a:1"}, 2, NULL, "unknown option --host; did you mean --hosts?"},
+    {"option without its value", {"status", "--hosts"}, 2, NULL, "--hosts needs a value"},
+    {"flag with a value", {"shutdown", "--yes=1", "--hosts", NOBODY}, 2, NULL, "--yes takes no value"},
+    {"unknown form of output",
+     {"status", "--output=xml", "--hosts", NOBODY},
+     2,
+     NULL,
+     "expected table or json"},
+    {"too many arguments", {"status", "now"}, 2, NULL, "unexpected argument 'now'"},
+    {"too few arguments", {"describe"}, 2, NULL, "too few arguments"},
+
+    {"compiled methods", {"methods"}, 0, "generate_sequences", NULL},
+    {"compiled methods as JSON",
+     {"methods", "--output=json"},
+     0,
+     "\"dispatch\": \"ND_COMPUTE(rollout)\"",
+     NULL},
+    {"one method", {"describe", "update_actor"}, 0, "clip_ratio_high", NULL},
+    {"one method as JSON",
+     {"describe", "update_actor", "--output=json"},
+     0,
+     "\"name\": \"old_log_probs\"",
+     NULL},
+    {"unknown method", {"describe", "update_actors"}, 1, NULL, "unknown method 'update_actors'"},
+
+    {"no daemons named", {"status"}, 2, NULL, "use --hosts or RANKCTL_HOSTS"},
+    {"bad address", {"status", "--hosts=node1"}, 2, NULL, "address 'node1': expected HOST:PORT"},
+    {"missing host file", {"status", "--hosts=@/does/not/exist"}, 2, NULL, "/does/not/exist"},
+    {"missing token file",
+     {"status", "--hosts", NOBODY, "--token-file=/does/not/exist"},
+     2,
+     NULL,
+     "/does/not/exist"},
+    {"nobody there",
+     {"status", "--hosts", NOBODY},
+     3,
+     "UNAVAILABLE",
+     "worker 0 (" NOBODY ", rank 0): UNAVAILABLE"},
+    {"nobody there, as JSON",
+     {"status", "--hosts", NOBODY, "--output=json"},
+     3,
+     "\"code\": \"UNAVAILABLE\"",
+     "worker 0"},
+    {"shutdown without a terminal",
+     {"shutdown", "--hosts", NOBODY},
+     2,
+     NULL,
+     "use --yes where nobody can be asked"},
+    {"shutdown with a bad duration",
+     {"shutdown", "--yes", "--grace=1", "--hosts", NOBODY},
+     2,
+     NULL,
+     "--grace=1"},
+
+    {"run without daemons", {"run", TINY_JOB}, 2, NULL, "no daemons given; use --local N"},
+    {"run a missing job", {"run", "/does/not/exist.json", "--local=1"}, 2, NULL, "/does/not/exist.json"},
+    {"run with a misspelled key",
+     {"run", TINY_JOB, "--local=1", "actor_rollout_ref.rollout.temprature=1"},
+     2,
+     NULL,
+     "actor_rollout_ref.rollout.temprature"},
+    {"run with a value of a wrong type",
+     {"run", TINY_JOB, "--local=1", "data.train_batch_size=many"},
+     2,
+     NULL,
+     "data.train_batch_size"},
+    {"run on a number of daemons that does not fit",
+     {"run", TINY_JOB, "--local=3"},
+     2,
+     NULL,
+     "tensor_model_parallel_size=2 does not divide the 3 daemons"},
+    {"run with missing data",
+     {"run", TINY_JOB, "--local=2", "data.train_files=[\"none.jsonl\"]"},
+     2,
+     NULL,
+     "none.jsonl"},
+    {"run with a missing tokenizer",
+     {"run", TINY_JOB, "--local=2", "actor_rollout_ref.model.tokenizer_path=none"},
+     2,
+     NULL,
+     "actor_rollout_ref.model.tokenizer_path"},
+    {"run with an unknown reward", {"run", TINY_JOB, "--local=2", "reward.name=none"}, 2, NULL, "digits"},
+    {"run on zero daemons", {"run", TINY_JOB, "--local=0"}, 2, NULL, "--local=0"},
+    {"run on both kinds of daemons",
+     {"run", TINY_JOB, "--local=1", "--hosts", NOBODY},
+     2,
+     NULL,
+     "does not go with --hosts"},
+    {"run where nobody is",
+     {"run", TINY_JOB, "--hosts=" NOBODY ",unix:/nor/here", "--run-dir=RUN"},
+     3,
+     NULL,
+     "worker 0 (" NOBODY},
+
+    {"call without a role", {"call", "get_mesh_info", "--hosts", NOBODY}, 2, NULL, "expected ROLE.METHOD"},
+    {"call with a bad option",
+     {"call", "actor.get_mesh_info", "--opt", "novalue", "--hosts", NOBODY},
+     2,
+     NULL,
+     "--opt=novalue: expected KEY=VALUE"},
+    {"call with a missing batch",
+     {"call", "actor.compute_log_prob", "--in=/does/not/exist", "--hosts", NOBODY},
+     2,
+     NULL,
+     "/does/not/exist"},
+    {"call where nobody is", {"call", "actor.get_mesh_info", "--hosts", NOBODY}, 3, NULL, "UNAVAILABLE"},
+};
+
+static void check_stream(const char *name, const char *text, const char *part)
+{
+    if (part)
+        assert_text(name, text, part);
+    else if (*text)
+        fail_msg("%s should be empty: %s", name, text);
+}
+
+static void test_rankctl_command_lines_have_their_exit_codes(void **state)
+{
+    (void)state;
+    assert_int_equal(chdir(rk_test_temp_dir()), 0); /* RUN goes there */
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct outcome outcome = run_rankctl(cases[i].args);
+
+        print_message("%s\n", cases[i].label);
+        assert_exit(&outcome, cases[i].code);
+        check_stream("stdout", outcome.out, cases[i].out);
+        check_stream("stderr", outcome.err, cases[i].err);
+        outcome_fini(&outcome);
+    }
+}
+
+/* Goal: with --output=json a failure is an object on stdout too. */
+static void test_rankctl_json_error_is_an_object(void **state)
+{
+    const char *const args[] = {"call", "actor.get_mesh_info", "--hosts", NOBODY, "--output=json", NULL};
+    struct outcome outcome = run_rankctl(args);
+    struct rk_json *json;
+
+    (void)state;
+    assert_exit(&outcome, 3);
+    json = parse_json(outcome.out);
+    assert_string_equal(rk_json_as_string(rk_json_find(json, "kind"), ""), "Error");
+    assert_string_equal(rk_json_as_string(rk_json_find_path(json, "error.code"), ""), "UNAVAILABLE");
+    rk_json_free(json);
+    outcome_fini(&outcome);
+}
+
+/* Goal: every line of a bad job file is named in one go. */
+static void test_rankctl_bad_job_file_names_its_lines(void **state)
+{
+    static const char text[] =
+        "{\n  \"data\": {\n    \"train_files\": [\"a\"],\n    \"train_batch\": 8\n  },\n"
+        "  \"trainer\": { \"total_epochs\": \"many\" }\n}\n";
+    char *path = rk_test_temp_path("bad.json");
+    const char *const args[] = {"run", path, "--local=1", NULL};
+    struct outcome outcome;
+
+    (void)state;
+    rk_test_write_file(path, text, sizeof(text) - 1);
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "bad.json:4: data.train_batch");
+    assert_text("stderr", outcome.err, "bad.json:6: trainer.total_epochs");
+    outcome_fini(&outcome);
+    rk_free(path);
+}
+
+static void test_rankctl_status_and_shutdown_of_a_daemon(void **state)
+{
+    struct rk_proc *daemon = start_daemon(NULL);
+    const char *hosts = rk_proc_address(daemon);
+    const char *const status_args[] = {"status", "--hosts", hosts, "--output=json", NULL};
+    const char *const table_args[] = {"status", "--hosts", hosts, NULL};
+    const char *const methods_args[] = {"methods", "--hosts", hosts, NULL};
+    const char *const shutdown_args[] = {"shutdown", "--hosts", hosts, "--yes", NULL};
+    struct outcome outcome = run_rankctl(status_args);
+    struct rk_json *json, *worker;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    json = parse_json(outcome.out);
+    worker = rk_json_at(rk_json_find(json, "workers"), 0);
+    assert_string_equal(rk_json_as_string(rk_json_find(worker, "state"), ""), "UNCONFIGURED");
+    assert_string_equal(rk_json_as_string(rk_json_find(worker, "address"), ""), hosts);
+    rk_json_free(json);
+    outcome_fini(&outcome);
+    outcome = run_rankctl(table_args);
+    assert_exit(&outcome, 0);
+    assert_text("stdout", outcome.out, "UNCONFIGURED");
+    outcome_fini(&outcome);
+    outcome = run_rankctl(methods_args);
+    assert_exit(&outcome, 0);
+    assert_text("stdout", outcome.out, "MEGATRON_COMPUTE_PROTO");
+    outcome_fini(&outcome);
+    outcome = run_rankctl(shutdown_args);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    assert_int_equal(rk_proc_wait(daemon, 10000), 0);
+    rk_proc_destroy(daemon);
+}
+
+static char *write_secret(const char *name, const char *text, mode_t mode)
+{
+    char *path = rk_test_temp_path(name);
+
+    rk_test_write_file(path, text, strlen(text));
+    assert_int_equal(chmod(path, mode), 0);
+    return path;
+}
+
+/* Goal: a daemon with tokens refuses a wrong one and none at all with exit code 4, and takes the right one.
+ */
+static void test_rankctl_tokens_are_sent_and_their_files_guarded(void **state)
+{
+    char *daemon_file = write_secret("daemon.token", "driver:0123456789abcdef0123456789abcdef\n", 0600);
+    char *wrong_file = write_secret("wrong.token", "fedcba9876543210fedcba9876543210\n", 0600);
+    char *open_file = write_secret("open.token", "0123456789abcdef0123456789abcdef\n", 0644);
+    char *option = rk_format("--rpc.token_file=%s", daemon_file);
+    struct rk_proc *daemon = start_daemon((const char *const[]){option, NULL});
+    const char *hosts = rk_proc_address(daemon);
+    const struct {
+        const char *label, *file;
+        int code;
+    } tries[] = {
+        {"the daemon's own file", daemon_file, 0},
+        {"another token", wrong_file, 4},
+        {"none", NULL, 4},
+        {"a file that others can read", open_file, 2},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(tries); i++) {
+        const char *const args[] = {"status",      "--hosts", hosts, tries[i].file ? "--token-file" : NULL,
+                                    tries[i].file, NULL};
+        struct outcome outcome = run_rankctl(args);
+
+        print_message("%s\n", tries[i].label);
+        assert_exit(&outcome, tries[i].code);
+        outcome_fini(&outcome);
+    }
+    rk_proc_destroy(daemon);
+    rk_free(option);
+    rk_free(open_file);
+    rk_free(wrong_file);
+    rk_free(daemon_file);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rankctl_command_lines_have_their_exit_codes),
+        cmocka_unit_test(test_rankctl_json_error_is_an_object),
+        cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
+        cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),
+        cmocka_unit_test(test_rankctl_tokens_are_sent_and_their_files_guarded),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

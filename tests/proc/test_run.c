@@ -1,0 +1,268 @@
+/* Whole runs with daemons of rankctl's own: what they leave behind, and that the layout does not change the
+ * result. */
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ACTOR "actor_rollout_ref.actor."
+
+/* Runs the tiny job; returns its directory (rk_free it). */
+static char *run_tiny(const char *local, const char *const *changes)
+{
+    const char *args[24] = {"run", TINY_JOB, "--local", local, "--run-dir", NULL, TINY};
+    char *dir = new_run_dir();
+    struct outcome outcome;
+    size_t num_args = 6;
+
+    args[5] = dir;
+    while (args[num_args])
+        num_args++;
+    for (; changes && *changes; changes++)
+        args[num_args++] = *changes;
+    assert_true(num_args < RK_ARRAY_LEN(args));
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 0);
+    assert_text("stdout", outcome.out, dir);
+    assert_text("stderr", outcome.err, "step 3/3");
+    outcome_fini(&outcome);
+    return dir;
+}
+
+static void assert_file(const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+
+    if (access(path, R_OK) != 0)
+        fail_msg("%s is missing", path);
+    rk_free(path);
+}
+
+struct layout {
+    const char *label, *local;
+    const char *changes[4]; /* NULL-terminated */
+};
+
+static const struct layout layouts[] = {
+    {"one rank", "1", {ACTOR "megatron.tensor_model_parallel_size=1"}},
+    {"tp 2", "2", {ACTOR "megatron.tensor_model_parallel_size=2"}},
+    {"dp 2", "2", {ACTOR "megatron.tensor_model_parallel_size=1"}},
+    {"tp 2 x dp 2", "4", {ACTOR "megatron.tensor_model_parallel_size=2"}},
+    {"dp 2, micro-batches of two rows",
+     "2",
+     {ACTOR "megatron.tensor_model_parallel_size=1", ACTOR "use_dynamic_bsz=false",
+      ACTOR "ppo_micro_batch_size_per_gpu=2"}},
+};
+
+/* Runs every layout with `more` and compares the first step with that of one rank (later steps may differ in
+ * tokens once rounding differs). */
+static void check_layouts(const char *const *more)
+{
+    static const char *const same[] = {"critic/score/mean", "actor/entropy", "actor/pg_loss",
+                                       "actor/grad_norm", "response_length/mean"};
+    double expected[RK_ARRAY_LEN(same)];
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
+        const char *changes[8] = {0};
+        struct rk_json *metrics;
+        size_t num_changes = 0;
+        char *dir;
+
+        for (const char *const *change = layouts[i].changes; *change; change++)
+            changes[num_changes++] = *change;
+        for (const char *const *change = more; *change; change++)
+            changes[num_changes++] = *change;
+        dir = run_tiny(layouts[i].local, changes);
+        metrics = read_metrics(dir, 1);
+        print_message("%s\n", layouts[i].label);
+        assert_int_equal(count_metrics(dir), TINY_STEPS);
+        for (size_t j = 0; j < RK_ARRAY_LEN(same); j++) {
+            double got = metric(metrics, same[j]);
+
+            if (i == 0)
+                expected[j] = got;
+            assert_below(same[j], fabs(got - expected[j]), RK_TOL_F32_SUM * fmax(1.0, fabs(expected[j])));
+        }
+        rk_json_free(metrics);
+        rk_free(dir);
+    }
+}
+
+static void test_run_every_layout_gives_the_result_of_one_rank(void **state)
+{
+    (void)state;
+    check_layouts((const char *const[]){NULL});
+}
+
+/* Goal: the composition of shuffled mini-batches, over two epochs, does not depend on the layout either. */
+static void test_run_every_layout_shuffles_in_the_same_way(void **state)
+{
+    (void)state;
+    check_layouts((const char *const[]){ACTOR "shuffle=true", ACTOR "ppo_epochs=2", NULL});
+}
+
+static const char *const step_metrics[] = {
+    "training/global_step",
+    "training/epoch",
+    "critic/score/mean",
+    "critic/score/max",
+    "critic/score/min",
+    "critic/rewards/mean",
+    "critic/advantages/mean",
+    "critic/returns/mean",
+    "response_length/mean",
+    "response_length/clip_ratio",
+    "prompt_length/mean",
+    "response/aborted_ratio",
+    "actor/entropy",
+    "actor/pg_loss",
+    "actor/pg_clipfrac",
+    "actor/pg_clipfrac_lower",
+    "actor/ppo_kl",
+    "actor/grad_norm",
+    "actor/lr",
+    "training/rollout_probs_diff_max",
+    "training/rollout_probs_diff_mean",
+    "training/rollout_probs_diff_std",
+    "training/rollout_actor_probs_pearson_corr",
+    "global_seqlen/min",
+    "global_seqlen/max",
+    "global_seqlen/minmax_diff",
+    "global_seqlen/balanced_min",
+    "global_seqlen/balanced_max",
+    "global_seqlen/mean",
+    "timing_s/gen",
+    "timing_s/reward",
+    "timing_s/old_log_prob",
+    "timing_s/adv",
+    "timing_s/update_actor",
+    "timing_s/step",
+    "timing_per_token_ms/gen",
+    "timing_per_token_ms/update_actor",
+    "perf/total_num_tokens",
+    "perf/time_per_step",
+    "perf/throughput",
+};
+
+static const char *const left_behind[] = {"config.json",    "metrics.jsonl",        "reward.svg",
+                                          "summary.json",   "rankd-0.log",          "rankd-1.log",
+                                          "hf/config.json", "hf/model.safetensors", "hf/tokenizer.json"};
+
+static void test_run_leaves_metrics_plot_summary_and_model(void **state)
+{
+    char *dir = run_tiny("2", NULL);
+    struct rk_json *summary = read_json(dir, "summary.json"), *config = read_json(dir, "config.json");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(left_behind); i++)
+        assert_file(dir, left_behind[i]);
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        for (size_t i = 0; i < RK_ARRAY_LEN(step_metrics); i++)
+            assert_true(isfinite(metric(metrics, step_metrics[i])));
+        assert_true(metric(metrics, "training/global_step") == (double)step);
+        /* The rollout's log-probs are the trainer's. */
+        assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
+                     RK_TOL_F32_SUM);
+        rk_json_free(metrics);
+    }
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "status"), ""), "succeeded");
+    assert_int_equal(rk_json_as_int(rk_json_find(summary, "num_steps"), 0), TINY_STEPS);
+    assert_int_equal(rk_json_as_int(rk_json_find_path(config, "data.train_batch_size"), 0), 4);
+    rk_json_free(config);
+    rk_json_free(summary);
+    rk_free(dir);
+}
+
+static bool is_time(const char *name)
+{
+    return rk_str_has_prefix(name, "timing") || rk_str_has_prefix(name, "perf/");
+}
+
+/* Goal: same seed and layout, same bits. */
+static void test_run_twice_gives_identical_metrics(void **state)
+{
+    char *first_dir = run_tiny("2", NULL), *second_dir = run_tiny("2", NULL);
+
+    (void)state;
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *first = read_metrics(first_dir, step), *second = read_metrics(second_dir, step);
+
+        for (void *it = rk_json_iter(first); it; it = rk_json_iter_next(first, it)) {
+            const char *name = rk_json_iter_key(it);
+
+            if (!is_time(name) && !rk_json_equal(rk_json_iter_value(it), rk_json_find(second, name)))
+                fail_msg("step %lld: %s differs", (long long)step, name);
+        }
+        rk_json_free(first);
+        rk_json_free(second);
+    }
+    rk_free(first_dir);
+    rk_free(second_dir);
+}
+
+/* Goal: the reference policy is the actor before the first update, so the first KL is 0 and later ones are
+ * not. */
+static void test_run_with_reference_measures_the_kl_to_it(void **state)
+{
+    const char *const changes[] = {ACTOR "use_kl_loss=true", "algorithm.use_kl_in_reward=true",
+                                   "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1", NULL};
+    char *dir = run_tiny("2", changes);
+    struct rk_json *first = read_metrics(dir, 1), *last = read_metrics(dir, TINY_STEPS);
+
+    (void)state;
+    assert_below("first KL", fabs(metric(first, "actor/reward_kl_penalty")), RK_TOL_F32_SUM);
+    assert_true(fabs(metric(last, "actor/reward_kl_penalty")) > RK_TOL_F32_SUM);
+    assert_true(metric(last, "actor/reward_kl_penalty_coeff") == 0.001);
+    assert_true(metric(last, "actor/kl_loss") > 0.0);
+    assert_true(metric(last, "timing_s/ref") > 0.0);
+    rk_json_free(first);
+    rk_json_free(last);
+    rk_free(dir);
+}
+
+static void test_run_json_output_is_one_summary_object(void **state)
+{
+    char *dir = new_run_dir();
+    const char *const args[] = {"run",
+                                TINY_JOB,
+                                "--local=1",
+                                "--quiet",
+                                "--output=json",
+                                "--run-dir",
+                                dir,
+                                TINY,
+                                ACTOR "megatron.tensor_model_parallel_size=1",
+                                NULL};
+    struct outcome outcome = run_rankctl(args);
+    struct rk_json *summary;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    assert_string_equal(outcome.err, "");
+    summary = parse_json(outcome.out);
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "apiVersion"), ""), "rankctl/v1");
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "kind"), ""), "RunSummary");
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "run_dir"), ""), dir);
+    rk_json_free(summary);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_every_layout_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_run_every_layout_shuffles_in_the_same_way),
+        cmocka_unit_test(test_run_leaves_metrics_plot_summary_and_model),
+        cmocka_unit_test(test_run_twice_gives_identical_metrics),
+        cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),
+        cmocka_unit_test(test_run_json_output_is_one_summary_object),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,365 @@
+/* Runs that end before their time: Ctrl-C, killed and frozen daemons, a killed driver, a second driver. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+#include "tests/proc/cli_fixture.h"
+
+#define NUM_DAEMONS 2
+#define LONG_RUN    "trainer.total_training_steps=100000"
+#define FIRST_STEP  "step 1/100000"
+
+static struct rk_proc *start_long_run(const char *where, const char *value, const char *dir)
+{
+    const char *const args[] = {"run", TINY_JOB, where, value, "--run-dir", dir, TINY, LONG_RUN, NULL};
+
+    return start_rankctl(args);
+}
+
+static struct rk_proc *start_local_run(const char *dir, pid_t *daemons)
+{
+    struct rk_proc *run = start_long_run("--local", "2", dir);
+
+    wait_stderr(run, FIRST_STEP, 30000);
+    find_daemons(run, daemons, NUM_DAEMONS);
+    return run;
+}
+
+static void assert_summary(const char *dir, const char *status)
+{
+    struct rk_json *summary = read_json(dir, "summary.json");
+
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "status"), ""), status);
+    assert_true(rk_json_as_int(rk_json_find(summary, "num_steps"), 0) >= 1);
+    rk_json_free(summary);
+}
+
+struct signal_case {
+    const char *label;
+    int signum;
+};
+
+/* Goal: Ctrl-C (and SIGTERM) cancels the running call, writes the summary, stops the daemons and dies by the
+ * signal. */
+static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **state)
+{
+    static const struct signal_case cases[] = {{"Ctrl-C", SIGINT}, {"SIGTERM", SIGTERM}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = new_run_dir();
+        pid_t daemons[NUM_DAEMONS];
+        struct rk_proc *run = start_local_run(dir, daemons);
+        struct outcome outcome;
+
+        print_message("%s\n", cases[i].label);
+        rk_proc_signal(run, cases[i].signum);
+        outcome = finish_rankctl(run, 10000);
+        assert_exit(&outcome, -cases[i].signum);
+        assert_text("stderr", outcome.err, "interrupted");
+        assert_gone(daemons, NUM_DAEMONS, 1000);
+        assert_summary(dir, "interrupted");
+        outcome_fini(&outcome);
+        rk_free(dir);
+    }
+}
+
+/* Goal: a killed daemon fails the run within 10 s; the message names its rank and how it ended. */
+static void test_run_daemon_killed_fails_naming_the_rank(void **state)
+{
+    char *dir = new_run_dir();
+    pid_t daemons[NUM_DAEMONS];
+    struct rk_proc *run = start_local_run(dir, daemons);
+    struct outcome outcome;
+
+    (void)state;
+    kill(daemons[1], SIGKILL);
+    outcome = finish_rankctl(run, 10000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "worker 1 (unix:");
+    assert_text("stderr", outcome.err, "rank 1): UNAVAILABLE");
+    assert_text("stderr", outcome.err, "was killed by signal 9; its log is ");
+    assert_gone(daemons, NUM_DAEMONS, 1000);
+    assert_summary(dir, "failed");
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* Goal: a daemon that no longer runs, but is there, is found by the keepalive (8 s) and named. */
+static void test_run_daemon_frozen_fails_naming_the_rank(void **state)
+{
+    char *dir = new_run_dir();
+    pid_t daemons[NUM_DAEMONS];
+    struct rk_proc *run = start_local_run(dir, daemons);
+    struct outcome outcome;
+
+    (void)state;
+    kill(daemons[1], SIGSTOP);
+    outcome = finish_rankctl(run, 25000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "worker 1 (unix:");
+    assert_text("stderr", outcome.err, "rank 1): UNAVAILABLE");
+    assert_gone(daemons, NUM_DAEMONS, 1000);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* Goal: no daemon of --local outlives its driver, however that ends. */
+static void test_run_driver_killed_takes_its_daemons_along(void **state)
+{
+    char *dir = new_run_dir();
+    pid_t daemons[NUM_DAEMONS];
+    struct rk_proc *run = start_local_run(dir, daemons);
+    struct outcome outcome;
+
+    (void)state;
+    rk_proc_signal(run, SIGKILL);
+    outcome = finish_rankctl(run, 2000);
+    assert_exit(&outcome, -SIGKILL);
+    assert_gone(daemons, NUM_DAEMONS, 2000);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* --- daemons that stay --- */
+
+struct group {
+    struct rk_proc *daemons[NUM_DAEMONS];
+    char *hosts;
+};
+
+static void name_hosts(struct group *group)
+{
+    rk_free(group->hosts);
+    group->hosts = rk_format("%s,%s", rk_proc_address(group->daemons[0]), rk_proc_address(group->daemons[1]));
+}
+
+static struct group start_group(void)
+{
+    struct group group = {0};
+
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        group.daemons[i] = start_daemon(NULL);
+    name_hosts(&group);
+    return group;
+}
+
+static void stop_group(struct group *group)
+{
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        rk_proc_destroy(group->daemons[i]);
+    rk_free(group->hosts);
+}
+
+static void assert_run_succeeds(const struct group *group)
+{
+    char *dir = new_run_dir();
+    const char *const args[] = {"run", TINY_JOB, "--hosts", group->hosts, "--run-dir", dir, TINY, NULL};
+    struct outcome outcome = run_rankctl(args);
+
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* Goal: a second driver is refused with exit code 4 and the holder's name; the first goes on as if nothing
+ * had been. */
+static void test_run_second_driver_is_refused_and_first_unharmed(void **state)
+{
+    struct group group = start_group();
+    char *first_dir = new_run_dir(), *second_dir = new_run_dir();
+    const char *const steps = "trainer.total_training_steps=40";
+    const char *const args[] = {"run",     TINY_JOB, "--hosts", group.hosts, "--run-dir",
+                                first_dir, TINY,     steps,     NULL};
+    struct rk_proc *first = start_rankctl(args);
+    struct outcome outcome;
+
+    (void)state;
+    wait_stderr(first, "step 1/40", 30000);
+    outcome = finish_rankctl(start_long_run("--hosts", group.hosts, second_dir), 10000);
+    assert_exit(&outcome, 4);
+    assert_text("stderr", outcome.err, "LEASE_HELD");
+    outcome_fini(&outcome);
+    outcome = finish_rankctl(first, 60000);
+    assert_exit(&outcome, 0);
+    assert_int_equal(count_metrics(first_dir), 40);
+    outcome_fini(&outcome);
+    stop_group(&group);
+    rk_free(first_dir);
+    rk_free(second_dir);
+}
+
+/* Goal: --takeover ends the first driver's run (exit code 4: its lease is gone) and begins its own. */
+static void test_run_takeover_fences_the_first_driver_out(void **state)
+{
+    struct group group = start_group();
+    char *first_dir = new_run_dir(), *second_dir = new_run_dir();
+    const char *const args[] = {"run",       TINY_JOB,   "--hosts", group.hosts, "--takeover",
+                                "--run-dir", second_dir, TINY,      NULL};
+    struct rk_proc *first = start_long_run("--hosts", group.hosts, first_dir);
+    struct outcome outcome;
+
+    (void)state;
+    wait_stderr(first, FIRST_STEP, 30000);
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    outcome = finish_rankctl(first, 10000);
+    assert_true(outcome.code == 4 ||
+                outcome.code == 1); /* refused, or its call was aborted by the new epoch */
+    outcome_fini(&outcome);
+    stop_group(&group);
+    rk_free(first_dir);
+    rk_free(second_dir);
+}
+
+/* Goal: after one daemon was killed in a call, the other stays usable: it answers, and with a new second
+ * daemon it takes part in the next run. */
+static void test_run_daemon_killed_leaves_the_others_usable(void **state)
+{
+    struct group group = start_group();
+    char *dir = new_run_dir();
+    struct rk_proc *run = start_long_run("--hosts", group.hosts, dir);
+    const char *const status_args[] = {"status", "--output=json", "--hosts",
+                                       rk_proc_address(group.daemons[0]), NULL};
+    struct outcome outcome;
+
+    (void)state;
+    wait_stderr(run, FIRST_STEP, 30000);
+    rk_proc_signal(group.daemons[1], SIGKILL);
+    outcome = finish_rankctl(run, 10000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "rank 1): UNAVAILABLE");
+    outcome_fini(&outcome);
+    outcome = run_rankctl(status_args);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_proc_destroy(group.daemons[1]);
+    group.daemons[1] = start_daemon(NULL);
+    name_hosts(&group);
+    assert_run_succeeds(&group);
+    stop_group(&group);
+    rk_free(dir);
+}
+
+#ifdef RK_FAULTS
+struct fault_case {
+    const char *label, *fault, *message;
+    bool is_alive; /* the faulty daemon survives and is used again */
+};
+
+/* Goal: a rank that fails alone in the middle of a call, at each stage, is the one that is named; the others,
+ * stuck in collectives with it, are freed and serve the next run. */
+static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **state)
+{
+    static const struct fault_case cases[] = {
+        {"between accept and commit", "daemon.commit=fail@5", "rank 1): INTERNAL: fault point daemon.commit",
+         true},
+        {"before the method", "worker.before_method=fail@4", "fault point worker.before_method", true},
+        {"in the optimizer step", "optim.step=fail", "fault point optim.step", true},
+        {"killed in the optimizer step", "optim.step=kill", "rank 1): UNAVAILABLE", false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct group group = {{start_daemon(NULL), NULL}, NULL};
+        char *dir = new_run_dir();
+        struct outcome outcome;
+
+        print_message("%s\n", cases[i].label);
+        setenv("RANKD_FAULTS", cases[i].fault, 1);
+        group.daemons[1] = start_daemon(NULL);
+        unsetenv("RANKD_FAULTS");
+        name_hosts(&group);
+        outcome = finish_rankctl(start_long_run("--hosts", group.hosts, dir), 20000);
+        assert_exit(&outcome, 1);
+        assert_text("stderr", outcome.err, "worker 1 (unix:");
+        assert_text("stderr", outcome.err, cases[i].message);
+        outcome_fini(&outcome);
+        if (!cases[i].is_alive) {
+            rk_proc_destroy(group.daemons[1]);
+            group.daemons[1] = start_daemon(NULL);
+            name_hosts(&group);
+        }
+        assert_run_succeeds(&group);
+        stop_group(&group);
+        rk_free(dir);
+    }
+}
+
+/* Goal: a second Ctrl-C does not wait for a call that will not stop: rankctl names the request and goes, the
+ * call goes on. Method: from its 6th method on (the second generate), one daemon sleeps before it begins. */
+static void test_run_interrupted_twice_detaches_from_the_call(void **state)
+{
+    struct group group = {{start_daemon(NULL), NULL}, NULL};
+    char *dir = new_run_dir();
+    struct rk_proc *run;
+    struct outcome outcome;
+
+    (void)state;
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:8s@6", 1);
+    group.daemons[1] = start_daemon(NULL);
+    unsetenv("RANKD_FAULTS");
+    name_hosts(&group);
+    run = start_long_run("--hosts", group.hosts, dir);
+    wait_stderr(run, FIRST_STEP, 30000);
+    rk_time_sleep_ms(1000);
+    rk_proc_signal(run, SIGINT);
+    rk_time_sleep_ms(500);
+    assert_true(rk_proc_is_running(run));
+    rk_proc_signal(run, SIGINT);
+    outcome = finish_rankctl(run, 3000);
+    assert_exit(&outcome, -SIGINT);
+    assert_text("stderr", outcome.err, "detached; request ");
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"status", "--hosts", group.hosts, NULL});
+    assert_exit(&outcome, 0);
+    assert_text("stdout", outcome.out, "rollout.generate_sequences");
+    outcome_fini(&outcome);
+    stop_group(&group);
+    rk_free(dir);
+}
+#endif
+
+/* Goal: a driver that was interrupted gives the lease back at once, and the daemons serve the next. */
+static void test_run_interrupted_on_hosts_releases_the_daemons(void **state)
+{
+    struct group group = start_group();
+    char *dir = new_run_dir();
+    struct rk_proc *run = start_long_run("--hosts", group.hosts, dir);
+    struct outcome outcome;
+
+    (void)state;
+    wait_stderr(run, FIRST_STEP, 30000);
+    rk_proc_signal(run, SIGINT);
+    outcome = finish_rankctl(run, 10000);
+    assert_exit(&outcome, -SIGINT);
+    outcome_fini(&outcome);
+    assert_run_succeeds(&group);
+    stop_group(&group);
+    rk_free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_interrupted_stops_everything_and_dies_by_the_signal),
+        cmocka_unit_test(test_run_daemon_killed_fails_naming_the_rank),
+        cmocka_unit_test(test_run_daemon_frozen_fails_naming_the_rank),
+        cmocka_unit_test(test_run_driver_killed_takes_its_daemons_along),
+        cmocka_unit_test(test_run_second_driver_is_refused_and_first_unharmed),
+        cmocka_unit_test(test_run_takeover_fences_the_first_driver_out),
+        cmocka_unit_test(test_run_daemon_killed_leaves_the_others_usable),
+#ifdef RK_FAULTS
+        cmocka_unit_test(test_run_rank_failing_alone_is_named_and_others_stay_usable),
+        cmocka_unit_test(test_run_interrupted_twice_detaches_from_the_call),
+#endif
+        cmocka_unit_test(test_run_interrupted_on_hosts_releases_the_daemons),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

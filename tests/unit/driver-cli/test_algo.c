@@ -1,0 +1,151 @@
+/* Advantages and KL in the reward against worked numbers (f64, by hand and by verl's definitions). */
+#include "driver-cli/rk_algo.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tests/support/test.h"
+
+#define ROWS 6
+#define LEN  5
+
+struct grpo_case {
+    const char *label;
+    double scores[ROWS];
+    const char *uid[ROWS];
+    int64_t num_rows;
+    bool by_std;
+    double expected[ROWS];
+};
+
+static const struct grpo_case grpo_cases[] = {
+    {"three groups",
+     {1, 0, 0, 1, .5, 2},
+     {"a", "a", "b", "b", "b", "c"},
+     6,
+     true,
+     {.707106, -.707106, -.999998, .999998, 0, 1.999998}},
+    {"without std", {1, 0, 0, 1, .5, 2}, {"a", "a", "b", "b", "b", "c"}, 6, false, {.5, -.5, -.5, .5, 0, 2}},
+    {"one winner of four",
+     {1, 0, 0, 0},
+     {"g", "g", "g", "g"},
+     4,
+     true,
+     {1.499997, -.499999, -.499999, -.499999}},
+    {"no signal", {1, 1, 1, 1}, {"g", "g", "g", "g"}, 4, true, {0, 0, 0, 0}},
+    {"groups need not be adjacent",
+     {1, 0, 0, 1},
+     {"a", "b", "a", "b"},
+     4,
+     true,
+     {.707106, -.707106, -.707106, .707106}},
+};
+
+/* Goal: the worked outcome advantages, spread over the mask and zero outside it. */
+static void test_grpo_worked_scores_give_worked_advantages(void **state)
+{
+    (void)state;
+    for (size_t c = 0; c < RK_ARRAY_LEN(grpo_cases); c++) {
+        const struct grpo_case *test = &grpo_cases[c];
+        float rewards[ROWS * LEN] = {0}, advantages[ROWS * LEN], returns[ROWS * LEN];
+        int64_t mask[ROWS * LEN] = {0};
+        struct rk_adv_in in = {test->num_rows, LEN, rewards, mask, test->uid, test->by_std};
+        struct rk_adv_out out = {advantages, returns};
+
+        for (int64_t i = 0; i < test->num_rows; i++) {
+            rewards[i * LEN + i % LEN] = (float)test->scores[i]; /* wherever the reward stands */
+            for (int64_t t = 0; t <= i % LEN; t++)
+                mask[i * LEN + t] = 1;
+        }
+        assert_ok(rk_adv_compute(rk_adv_find("grpo"), &out, &in));
+        for (int64_t i = 0; i < test->num_rows * LEN; i++) {
+            double expected = mask[i] ? test->expected[i / LEN] : 0.0;
+
+            assert_below(test->label, fabs(advantages[i] - expected), 1e-5);
+            assert_true(advantages[i] == returns[i]);
+        }
+    }
+}
+
+static void test_adv_find_unknown_name_is_null(void **state)
+{
+    (void)state;
+    assert_null(rk_adv_find("gae2"));
+    assert_non_null(strstr(rk_adv_names(), "grpo"));
+}
+
+static const float scores[6] = {0, 0, 1, 0, .5f, 0};
+static const float old_log_probs[6] = {-1, -2, -.5f, -1, -1, 0};
+static const float ref_log_prob[6] = {-1.2f, -1.5f, -.5f, -1.5f, -.5f, 0};
+static const int64_t kl_mask[6] = {1, 1, 1, 1, 1, 0};
+
+/* Goal: the worked example of KL in the reward, and the estimators' values. */
+static void test_kl_reward_worked_example_matches(void **state)
+{
+    static const float expected[6] = {-.02f, .05f, 1, -.05f, .55f, 0};
+    struct rk_kl_reward_in in = {2, 3, scores, old_log_probs, ref_log_prob, kl_mask, "kl", 0.1};
+    float rewards[6];
+    double current_kl = 0;
+
+    (void)state;
+    assert_ok(rk_kl_reward_apply(rewards, &current_kl, &in));
+    for (int i = 0; i < 6; i++)
+        assert_below("kl", fabs((double)rewards[i] - (double)expected[i]), 1e-6);
+    assert_below("current_kl", fabs(current_kl + .05), 1e-6);
+}
+
+static const struct {
+    const char *name;
+    double kl[3]; /* x = .2, -.5, 0 */
+} estimator_cases[] = {
+    {"k1", {.2, -.5, 0}},   {"abs", {.2, .5, 0}},          {"mse", {.02, .125, 0}},
+    {"k2", {.02, .125, 0}}, {"k3", {.018731, .148721, 0}}, {"low_var_kl", {.018731, .148721, 0}},
+};
+
+static void test_kl_reward_each_estimator_matches(void **state)
+{
+    static const float zero[3] = {0};
+    float rewards[3];
+    double current_kl;
+
+    (void)state;
+    for (size_t c = 0; c < RK_ARRAY_LEN(estimator_cases); c++) {
+        struct rk_kl_reward_in in = {
+            1, 3, zero, old_log_probs, ref_log_prob, kl_mask, estimator_cases[c].name, 1.0};
+
+        assert_ok(rk_kl_reward_apply(rewards, &current_kl, &in));
+        for (int i = 0; i < 3; i++)
+            assert_below(estimator_cases[c].name, fabs((double)rewards[i] + estimator_cases[c].kl[i]), 1e-6);
+    }
+}
+
+/* Goal: what stands outside the mask has no influence; an unknown estimator is named. */
+static void test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused(void **state)
+{
+    float refs[6];
+    float rewards[6];
+    double current_kl = 0;
+    struct rk_kl_reward_in in = {2, 3, scores, old_log_probs, refs, kl_mask, "k3", 0.1};
+
+    (void)state;
+    memcpy(refs, ref_log_prob, sizeof(refs));
+    refs[5] = NAN;
+    assert_ok(rk_kl_reward_apply(rewards, &current_kl, &in));
+    assert_true(isfinite(current_kl));
+    assert_true(rewards[5] == 0.0f);
+    in.kl_penalty = "full";
+    assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_INVALID_ARGUMENT, "'full'");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_grpo_worked_scores_give_worked_advantages),
+        cmocka_unit_test(test_adv_find_unknown_name_is_null),
+        cmocka_unit_test(test_kl_reward_worked_example_matches),
+        cmocka_unit_test(test_kl_reward_each_estimator_matches),
+        cmocka_unit_test(test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

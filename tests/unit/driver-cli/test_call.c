@@ -1,0 +1,320 @@
+/* rk_driver_call against daemons that break the protocol, refuse, or disagree. */
+#include "driver-cli/rk_driver.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_time.h"
+#include "tests/support/test.h"
+#include "tests/unit/driver-cli/fake_daemon.h"
+
+#define NUM_DAEMONS 2
+
+struct group {
+    struct fake_daemon *daemons[NUM_DAEMONS];
+    struct rk_driver *driver;
+};
+
+static int start_group(void **state)
+{
+    struct group *group = rk_calloc(1, sizeof(*group));
+    char *addresses[NUM_DAEMONS];
+    struct rk_driver_config config = {.struct_size = sizeof(config),
+                                      .addresses = (const char *const *)addresses,
+                                      .num_addresses = NUM_DAEMONS};
+
+    for (int32_t i = 0; i < NUM_DAEMONS; i++) {
+        addresses[i] = rk_format("unix:%s/fake%d.sock", rk_test_temp_dir(), i);
+        group->daemons[i] = fake_daemon_create(addresses[i], i, NUM_DAEMONS);
+    }
+    assert_ok(rk_driver_open(&group->driver, &config));
+    assert_ok(rk_driver_claim(group->driver));
+    assert_ok(rk_driver_adopt(group->driver));
+    for (int32_t i = 0; i < NUM_DAEMONS; i++)
+        rk_free(addresses[i]);
+    *state = group;
+    return 0;
+}
+
+static int stop_group(void **state)
+{
+    struct group *group = *state;
+
+    rk_driver_close(group->driver);
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        fake_daemon_destroy(group->daemons[i]);
+    rk_free(group);
+    return 0;
+}
+
+static struct rk_status *call(struct group *group, fake_script_t first, fake_script_t second,
+                              struct rk_driver_result *result)
+{
+    fake_daemon_set_script(group->daemons[0], first);
+    fake_daemon_set_script(group->daemons[1], second);
+    return rk_driver_call(group->driver,
+                          &(struct rk_driver_call_args){.role = "actor", .method = "get_mesh_info"}, result);
+}
+
+/* --- what the daemons do --- */
+
+static const struct rk_execute_response empty_result = {.kind = RK_RESPONSE_RESULT};
+static const int64_t two[1] = {2};
+static struct rk_tensor_spec tensor = {
+    .name = "x", .dtype = RK_DTYPE_F32, .rank = 1, .shape = two, .byte_size = 8};
+static const struct rk_execute_response tensor_result = {
+    .kind = RK_RESPONSE_RESULT,
+    .result = {.output = {.batch_size = 2, .num_tensors = 1, .tensors = &tensor}}};
+static const float values[4] = {1.5f, -2.5f, 3.5f, 4.5f};
+
+static void accept_and_wait(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_accept(fake, 7);
+    fake_receive(fake);
+}
+
+static void behave(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_send(fake, &tensor_result);
+    fake_send_chunk(fake, 0, values, 4);
+    fake_send_chunk(fake, 4, values + 1, 4);
+    fake_finish(fake, RK_OK, "");
+}
+
+/* As a good daemon does when its call is taken back. */
+static void accept_until_withdrawn(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_finish(fake, RK_CANCELLED, "cancelled by the client");
+}
+
+static void never_accept(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_receive(fake);
+    fake_finish(fake, RK_CANCELLED, "cancelled by the client");
+}
+
+static void refuse(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_finish(fake, RK_FAILED_PRECONDITION, "role 'actor' is EMPTY");
+}
+
+static void accept_another_plan(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_accept(fake, 8);
+    fake_receive(fake);
+    fake_finish(fake, RK_CANCELLED, "cancelled by the client");
+}
+
+static void send_result_at_once(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_send(fake, &empty_result);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void accept_twice(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_accept(fake, 7);
+    fake_accept(fake, 7);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void accept_with_short_hash(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_send(fake, &(struct rk_execute_response){.kind = RK_RESPONSE_ACCEPTED,
+                                                  .accepted = {.plan_hash = {(const uint8_t *)"abc", 3}}});
+    fake_finish(fake, RK_OK, "");
+}
+
+static void send_chunk_without_result(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_send_chunk(fake, 0, values, 4);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void send_two_results(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_send(fake, &empty_result);
+    fake_send(fake, &empty_result);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void send_chunk_past_the_end(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_send(fake, &tensor_result);
+    fake_send_chunk(fake, 0, values, 16);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void send_half_of_the_tensor(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_send(fake, &tensor_result);
+    fake_send_chunk(fake, 0, values, 4);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void end_without_result(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void send_garbage(struct fake_call *fake)
+{
+    fake_receive(fake);
+    fake_send_bytes(fake, "\xff\xff\xff\xff", 4);
+    fake_finish(fake, RK_OK, "");
+}
+
+static void fail_in_the_method(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_finish(fake, RK_RESOURCE_EXHAUSTED, "wanted 8 GiB");
+}
+
+/* --- tests --- */
+
+static void test_call_good_daemons_give_result_and_use_up_numbers(void **state)
+{
+    struct group *group = *state;
+    uint64_t first_seq = 0;
+
+    for (int i = 0; i < 3; i++) {
+        struct rk_driver_result result;
+        int64_t shape[1];
+        const void *data;
+
+        assert_ok(call(group, behave, behave, &result));
+        assert_int_equal(result.num_outputs, NUM_DAEMONS);
+        assert_ok(rk_batch_get_dense(result.outputs[1], "x", RK_DTYPE_F32, 1, shape, &data));
+        assert_memory_equal(data, values, 8);
+        rk_driver_result_fini(&result);
+        for (int d = 0; d < NUM_DAEMONS; d++) {
+            assert_true(fake_daemon_was_committed(group->daemons[d]));
+            first_seq = i == 0 ? fake_daemon_seq(group->daemons[0]) : first_seq;
+            assert_int_equal(fake_daemon_seq(group->daemons[d]), first_seq + (uint64_t)i);
+        }
+    }
+}
+
+struct breach {
+    const char *label;
+    fake_script_t script; /* of daemon 1 */
+    rk_code_t code;
+    const char *message;
+};
+
+static const struct breach breaches[] = {
+    {"result before acceptance", send_result_at_once, RK_INTERNAL,
+     "sent a result before it accepted the call"},
+    {"accepted twice", accept_twice, RK_INTERNAL, "accepted the call twice"},
+    {"short hash", accept_with_short_hash, RK_INTERNAL, "plan hash of 3 bytes"},
+    {"chunk without result", send_chunk_without_result, RK_INTERNAL,
+     "a chunk before the result that describes it"},
+    {"two results", send_two_results, RK_INTERNAL, "sent a result twice"},
+    {"chunk past the end", send_chunk_past_the_end, RK_INVALID_ARGUMENT, "'x'"},
+    {"half a tensor", send_half_of_the_tensor, RK_DATA_LOSS, "before its result was complete"},
+    {"no result", end_without_result, RK_INTERNAL, "ended the call without a result"},
+    {"garbage", send_garbage, RK_INVALID_ARGUMENT, ""},
+    {"method fails", fail_in_the_method, RK_RESOURCE_EXHAUSTED, "wanted 8 GiB"},
+};
+
+/* Goal: whatever one daemon does wrong, the call fails naming it, and the group serves the next call. */
+static void test_call_breaches_fail_naming_the_daemon(void **state)
+{
+    struct group *group = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(breaches); i++) {
+        struct rk_driver_result result;
+        struct rk_status *st = call(group, behave, breaches[i].script, &result);
+
+        print_message("%s\n", breaches[i].label);
+        assert_non_null(strstr(rk_status_message(st), "actor.get_mesh_info: worker 1 (unix:"));
+        assert_fails(st, breaches[i].code, breaches[i].message);
+        assert_null(result.outputs);
+        assert_ok(call(group, behave, behave, &result));
+        rk_driver_result_fini(&result);
+    }
+}
+
+/* Goal: when one rank refuses, nobody starts, the others are told, and the sequence numbers stay free. */
+static void test_call_one_refusal_withdraws_everywhere(void **state)
+{
+    struct group *group = *state;
+    struct rk_driver_result result;
+    uint64_t refused_seq;
+
+    assert_fails(call(group, accept_until_withdrawn, refuse, &result), RK_FAILED_PRECONDITION,
+                 "worker 1 (unix:");
+    assert_false(fake_daemon_was_committed(group->daemons[0]));
+    assert_true(fake_daemon_was_withdrawn(group->daemons[0]));
+    refused_seq = fake_daemon_seq(group->daemons[0]);
+    assert_ok(call(group, behave, behave, &result));
+    rk_driver_result_fini(&result);
+    assert_int_equal(fake_daemon_seq(group->daemons[0]), refused_seq);
+}
+
+/* Goal: daemons that accept different plans never start. */
+static void test_call_different_plan_hashes_never_start(void **state)
+{
+    struct group *group = *state;
+    struct rk_driver_result result;
+
+    assert_fails(call(group, accept_until_withdrawn, accept_another_plan, &result), RK_INTERNAL,
+                 "ranks 0 and 1 accepted different plans");
+    for (int d = 0; d < NUM_DAEMONS; d++)
+        assert_false(fake_daemon_was_committed(group->daemons[d]));
+    assert_ok(call(group, behave, behave, &result));
+    rk_driver_result_fini(&result);
+}
+
+static void *interrupt_soon(void *user)
+{
+    rk_time_sleep_ms(200);
+    rk_driver_interrupt(user);
+    return NULL;
+}
+
+/* Goal: an interrupt while one rank has not accepted yet takes the call back everywhere; the driver then
+ * refuses further calls. Last, since it leaves the driver interrupted. */
+static void test_call_interrupted_before_commit_is_withdrawn(void **state)
+{
+    struct group *group = *state;
+    struct rk_driver_result result;
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, interrupt_soon, group->driver), 0);
+    assert_fails(call(group, accept_until_withdrawn, never_accept, &result), RK_CANCELLED, "interrupted");
+    pthread_join(thread, NULL);
+    for (int d = 0; d < NUM_DAEMONS; d++) {
+        assert_true(fake_daemon_was_withdrawn(group->daemons[d]));
+        assert_false(fake_daemon_was_committed(group->daemons[d]));
+    }
+    assert_fails(call(group, behave, behave, &result), RK_CANCELLED, "interrupted");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_call_good_daemons_give_result_and_use_up_numbers),
+        cmocka_unit_test(test_call_breaches_fail_naming_the_daemon),
+        cmocka_unit_test(test_call_one_refusal_withdraws_everywhere),
+        cmocka_unit_test(test_call_different_plan_hashes_never_start),
+        cmocka_unit_test(test_call_interrupted_before_commit_is_withdrawn),
+    };
+
+    return cmocka_run_group_tests(tests, start_group, stop_group);
+}

@@ -1,0 +1,202 @@
+/* Numbers of a step against values worked out by hand. */
+#include "driver-cli/flows/flows_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tests/support/test.h"
+
+static double metric(const struct rk_json *metrics, const char *name)
+{
+    const struct rk_json *value = rk_json_find(metrics, name);
+
+    if (!value)
+        fail_msg("metric '%s' is missing", name);
+    return rk_json_as_real(value, NAN);
+}
+
+static void assert_metric(const struct rk_json *metrics, const char *name, double expected)
+{
+    double got = metric(metrics, name);
+
+    assert_below(name, fabs(got - expected), RK_TOL_F32_SUM * fmax(1.0, fabs(expected)));
+}
+
+/* L = [1 2 . .], [3 3 3 3], [1 1 . .]: 8 tokens in 3 rows, sums 3, 12, 2. */
+static const float loss[3 * 4] = {1, 2, NAN, NAN, 3, 3, 3, 3, 1, 1, NAN, NAN};
+static const int64_t loss_mask[3 * 4] = {1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0};
+
+static const struct {
+    const char *mode;
+    double expected;
+} aggregations[] = {
+    {"token-mean", 17.0 / 8.0},
+    {"seq-mean-token-sum", 17.0 / 3.0},
+    {"seq-mean-token-mean", (1.5 + 3.0 + 1.0) / 3.0},
+    {"seq-mean-token-sum-norm", 17.0 / 4.0},
+};
+
+static void test_flow_aggregate_worked_matrix_gives_worked_values(void **state)
+{
+    static const int64_t nothing[3 * 4] = {0};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(aggregations); i++) {
+        const char *mode = aggregations[i].mode;
+
+        assert_below(mode,
+                     fabs(rk_flow_aggregate(loss, loss_mask, 3, 4, mode, 4.0) - aggregations[i].expected),
+                     RK_TOL_F32_ELEMENT);
+        assert_true(rk_flow_aggregate(loss, nothing, 3, 4, mode, 4.0) == 0.0);
+    }
+}
+
+static void test_flow_metric_stats_and_non_finite_values(void **state)
+{
+    struct rk_json *metrics = rk_json_new_object();
+    const double values[] = {3.0, -1.0, 4.0};
+
+    (void)state;
+    rk_flow_metric_stats(metrics, "x", values, 3);
+    rk_flow_metric_stats(metrics, "none", values, 0);
+    rk_flow_metric(metrics, "bad", INFINITY);
+    assert_metric(metrics, "x/mean", 2.0);
+    assert_metric(metrics, "x/max", 4.0);
+    assert_metric(metrics, "x/min", -1.0);
+    assert_null(rk_json_find(metrics, "none/mean"));
+    assert_true(rk_json_is_null(rk_json_find(metrics, "bad")));
+    rk_json_free(metrics);
+}
+
+/* Probabilities .5 .25 .125 against .5 .5 .125, one masked position in between. */
+static void test_flow_probs_diff_compares_probabilities_under_the_mask(void **state)
+{
+    const float trainer[] = {logf(.5f), 0.0f, logf(.25f), logf(.125f)};
+    const float rollout[] = {logf(.5f), -9.0f, logf(.5f), logf(.125f)};
+    const int64_t mask[] = {1, 0, 1, 1}, nothing[4] = {0};
+    struct rk_json *metrics = rk_json_new_object(), *empty = rk_json_new_object();
+
+    (void)state;
+    rk_flow_probs_diff(metrics, trainer, rollout, mask, 4);
+    assert_metric(metrics, "training/rollout_probs_diff_valid", 1.0);
+    assert_metric(metrics, "training/rollout_probs_diff_max", .25);
+    assert_metric(metrics, "training/rollout_probs_diff_mean", .25 / 3.0);
+    assert_metric(metrics, "training/rollout_probs_diff_std", sqrt(.0625 - .0625 / 3.0) / sqrt(2.0));
+    assert_metric(metrics, "training/rollout_actor_probs_pearson_corr", 0.7559289460184545);
+    rk_flow_probs_diff(empty, trainer, rollout, nothing, 4);
+    assert_int_equal(rk_json_count(empty), 0);
+    rk_json_free(metrics);
+    rk_json_free(empty);
+}
+
+/* P = 2, R = 3. Row 0: prompt 1, response 2. Row 1: prompt 2, response 3 (full). Row 2: prompt 2, no
+ * response. */
+static const int64_t attention[3 * 5] = {0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0};
+static const int64_t response[3 * 3] = {1, 1, 0, 1, 1, 1, 0, 0, 0};
+static const float scores[3 * 3] = {0, .5f, 0, 0, 0, 1.0f, 9.0f, 9.0f, 9.0f};
+static const float advantage[3 * 3] = {1, 2, 99, 3, 4, 5, 99, 99, 99};
+
+static void put(struct rk_batch *batch, const char *name, rk_dtype_t dtype, int64_t width, const void *values)
+{
+    int64_t shape[2] = {3, width};
+    void *data;
+
+    assert_ok(rk_batch_add_dense(batch, name, dtype, 2, shape, &data));
+    memcpy(data, values, (size_t)(3 * width) * rk_dtype_bytes(dtype));
+}
+
+static struct rk_batch *make_batch(const int64_t *attention_mask)
+{
+    struct rk_batch *batch;
+
+    assert_ok(rk_batch_create(&batch, 3));
+    put(batch, "attention_mask", RK_DTYPE_I64, 5, attention_mask);
+    put(batch, "response_mask", RK_DTYPE_I64, 3, response);
+    put(batch, "token_level_scores", RK_DTYPE_F32, 3, scores);
+    put(batch, "token_level_rewards", RK_DTYPE_F32, 3, scores);
+    put(batch, "advantages", RK_DTYPE_F32, 3, advantage);
+    put(batch, "returns", RK_DTYPE_F32, 3, advantage);
+    return batch;
+}
+
+/* Goal: empty responses count in the aborted ratio and in the lengths, not in the scores. */
+static void test_flow_data_metrics_hand_made_batch_gives_worked_values(void **state)
+{
+    struct rk_batch *batch = make_batch(attention);
+    struct rk_json *metrics = rk_json_new_object();
+
+    (void)state;
+    assert_ok(rk_flow_data_metrics(metrics, batch));
+    assert_metric(metrics, "critic/score/mean", .75);
+    assert_metric(metrics, "critic/score/max", 1.0);
+    assert_metric(metrics, "critic/score/min", .5);
+    assert_metric(metrics, "critic/advantages/mean", 3.0);
+    assert_metric(metrics, "critic/advantages/max", 5.0);
+    assert_metric(metrics, "critic/returns/min", 1.0);
+    assert_metric(metrics, "prompt_length/mean", 5.0 / 3.0);
+    assert_metric(metrics, "prompt_length/clip_ratio", 2.0 / 3.0);
+    assert_metric(metrics, "response_length/mean", 5.0 / 3.0);
+    assert_metric(metrics, "response_length/min", 0.0);
+    assert_metric(metrics, "response_length/clip_ratio", 1.0 / 3.0);
+    assert_metric(metrics, "response_length_non_aborted/mean", 2.5);
+    assert_metric(metrics, "response_length_non_aborted/clip_ratio", .5);
+    assert_metric(metrics, "response/aborted_ratio", 1.0 / 3.0);
+    rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
+static void test_flow_data_metrics_only_empty_responses_is_an_error(void **state)
+{
+    static const int64_t no_responses[3 * 5] = {0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0, 0};
+    struct rk_batch *batch = make_batch(no_responses);
+    struct rk_json *metrics = rk_json_new_object();
+
+    (void)state;
+    assert_fails(rk_flow_data_metrics(metrics, batch), RK_ABORTED, "all 3 responses of the batch are empty");
+    rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
+static void test_flow_data_metrics_missing_column_is_named(void **state)
+{
+    struct rk_batch *batch = make_batch(attention);
+    struct rk_json *metrics = rk_json_new_object();
+
+    (void)state;
+    rk_batch_remove(batch, "advantages");
+    assert_message_contains(rk_flow_data_metrics(metrics, batch), "advantages");
+    rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
+/* 1.5 s over 300 tokens are 5 ms a token; 1000 tokens in 2 s on 8 devices are 62.5 a second and device. */
+static void test_flow_speed_metrics_worked_values(void **state)
+{
+    struct rk_json *metrics = rk_json_new_object();
+
+    (void)state;
+    rk_flow_metric(metrics, "timing_s/gen", 1.5);
+    rk_flow_metric(metrics, "timing_s/update_actor", 1.0);
+    rk_flow_speed_metrics(metrics, 1000, 300, 2.0, 8);
+    assert_metric(metrics, "timing_per_token_ms/gen", 5.0);
+    assert_metric(metrics, "timing_per_token_ms/update_actor", 1.0);
+    assert_null(rk_json_find(metrics, "timing_per_token_ms/ref"));
+    assert_metric(metrics, "perf/total_num_tokens", 1000.0);
+    assert_metric(metrics, "perf/throughput", 62.5);
+    rk_json_free(metrics);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_flow_aggregate_worked_matrix_gives_worked_values),
+        cmocka_unit_test(test_flow_metric_stats_and_non_finite_values),
+        cmocka_unit_test(test_flow_probs_diff_compares_probabilities_under_the_mask),
+        cmocka_unit_test(test_flow_data_metrics_hand_made_batch_gives_worked_values),
+        cmocka_unit_test(test_flow_data_metrics_only_empty_responses_is_an_error),
+        cmocka_unit_test(test_flow_data_metrics_missing_column_is_named),
+        cmocka_unit_test(test_flow_speed_metrics_worked_values),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,277 @@
+/* Job files: verl's names, refusals that name line and key, rules between keys. */
+#include "driver-cli/job_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "tests/support/test.h"
+
+/* The smallest job that satisfies every rule on 4 daemons. */
+static const char *const minimal[] = {
+    "data.train_files=[\"train.jsonl\"]",
+    "data.train_batch_size=8",
+    "data.max_prompt_length=8",
+    "data.max_response_length=8",
+    "actor_rollout_ref.model.hf_config_path=config.json",
+    "actor_rollout_ref.model.tokenizer_path=tokenizer.json",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.n=2",
+    "+reward.name=digits",
+};
+
+static struct rk_config *load_minimal(const char *const *more, int64_t num_more)
+{
+    const char *overrides[RK_ARRAY_LEN(minimal) + 8];
+    struct rk_config *job;
+
+    memcpy(overrides, minimal, sizeof(minimal));
+    for (int64_t i = 0; i < num_more; i++)
+        overrides[RK_ARRAY_LEN(minimal) + (size_t)i] = more[i];
+    assert_ok(rk_job_load(&job, NULL, overrides, (int64_t)RK_ARRAY_LEN(minimal) + num_more));
+    return job;
+}
+
+/* --- loading --- */
+
+struct bad_file {
+    const char *label, *text, *message;
+};
+
+static const struct bad_file bad_files[] = {
+    {"unknown key, with its line and the right one",
+     "{\n \"data\": {\n  \"train_files\": [\"a\"],\n  \"train_batchsize\": 8\n }\n}",
+     "job.json:4: data.train_batchsize"},
+    {"suggestion", "{\"data\": {\"train_files\": [\"a\"], \"train_batchsize\": 8}}", "train_batch_size"},
+    {"wrong type", "{\"data\": {\"train_files\": [\"a\"], \"train_batch_size\": \"eight\"}}",
+     "data.train_batch_size"},
+    {"out of range", "{\"data\": {\"train_files\": [\"a\"], \"train_batch_size\": 0}}",
+     "data.train_batch_size"},
+    {"unknown choice", "{\"data\": {\"train_files\": [\"a\"], \"truncation\": \"cut\"}}", "data.truncation"},
+    {"required key missing", "{\"data\": {}}", "data.train_files"},
+    {"parallel size that this version lacks",
+     "{\"data\": {\"train_files\": [\"a\"]}, "
+     "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"pipeline_model_parallel_size\": 2}}}}",
+     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"},
+    {"engine of another product",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"name\": \"vllm\"}}}",
+     "actor_rollout_ref.rollout.name"},
+    {"not JSON", "{\"data\": ", "job.json"},
+};
+
+static void test_job_load_bad_files_are_refused_naming_the_key(void **state)
+{
+    char *path = rk_test_temp_path("job.json");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_files); i++) {
+        struct rk_config *job;
+
+        print_message("%s\n", bad_files[i].label);
+        rk_test_write_file(path, bad_files[i].text, strlen(bad_files[i].text));
+        assert_fails(rk_job_load(&job, path, NULL, 0), RK_INVALID_ARGUMENT, bad_files[i].message);
+        assert_null(job);
+    }
+    rk_free(path);
+}
+
+static void test_job_load_missing_file_is_not_found(void **state)
+{
+    struct rk_config *job;
+
+    (void)state;
+    assert_fails(rk_job_load(&job, "/does/not/exist.json", NULL, 0), RK_NOT_FOUND, "/does/not/exist.json");
+}
+
+/* Goal: verl's defaults, and flags over the file. */
+static void test_job_load_defaults_are_verls(void **state)
+{
+    struct rk_config *job = load_minimal((const char *const[]){"algorithm.kl_ctrl.kl_coef=0.5"}, 1);
+
+    (void)state;
+    assert_true(rk_config_real(job, RK_JOB_ACTOR "clip_ratio") == 0.2);
+    assert_true(rk_config_real(job, RK_JOB_ACTOR "clip_ratio_c") == 3.0);
+    assert_true(rk_config_real(job, RK_JOB_ACTOR "optim.lr") == 1e-6);
+    assert_int_equal(rk_config_int(job, RK_JOB_ACTOR "ppo_max_token_len_per_gpu"), 16384);
+    assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "loss_agg_mode"), "token-mean");
+    assert_int_equal(rk_config_int(job, RK_JOB_ROLLOUT "top_k"), -1);
+    assert_true(rk_config_bool(job, "trainer.balance_batch"));
+    assert_true(rk_config_real(job, "algorithm.kl_ctrl.kl_coef") == 0.5);
+    assert_string_equal(rk_json_as_string(rk_json_find(rk_config_json(job, "reward"), "name"), ""), "digits");
+    rk_config_destroy(job);
+}
+
+/* --- rules --- */
+
+struct rule_case {
+    const char *rule; /* the only one that objects */
+    const char *changes[5];
+    int32_t world_size;
+    const char *message; /* NULL: no rule objects */
+};
+
+#define ACTOR   "actor_rollout_ref.actor."
+#define ROLLOUT "actor_rollout_ref.rollout."
+#define REF     "actor_rollout_ref.ref."
+
+static const struct rule_case rule_cases[] = {
+    {"none", {0}, 4, NULL},
+    {"none", {"trainer.nnodes=2", "trainer.n_gpus_per_node=2"}, 4, NULL},
+    {"none", {ACTOR "use_dynamic_bsz=true", "~" ACTOR "ppo_micro_batch_size_per_gpu"}, 4, NULL},
+    {"none", {ACTOR "use_kl_loss=true", REF "megatron.tensor_model_parallel_size=4"}, 4, NULL},
+    {"world", {0}, 3, "tensor_model_parallel_size=2 does not divide the 3 daemons"},
+    {"world",
+     {ACTOR "use_kl_loss=true", REF "megatron.tensor_model_parallel_size=3"},
+     4,
+     "ref.megatron.tensor_model_parallel_size=3 does not divide the 4 daemons"},
+    {"nodes",
+     {"trainer.nnodes=2", "trainer.n_gpus_per_node=4"},
+     4,
+     "trainer.nnodes=2 x trainer.n_gpus_per_node=4 is not the group's 4 daemons"},
+    {"rollout mesh", {ROLLOUT "tensor_model_parallel_size=1"}, 4, "differs from the actor's 2"},
+    {"train batch",
+     {"algorithm.use_kl_in_reward=true", REF "megatron.tensor_model_parallel_size=1",
+      "data.train_batch_size=4", ROLLOUT "n=1", ACTOR "ppo_micro_batch_size_per_gpu=1"},
+     8,
+     "does not divide by the 8 data-parallel replicas of the ref"},
+    {"mini-batch",
+     {ACTOR "ppo_mini_batch_size=3", ACTOR "ppo_micro_batch_size_per_gpu=3"},
+     4,
+     "ppo_mini_batch_size=3 does not divide data.train_batch_size=8"},
+    {"mini-batch",
+     {ACTOR "ppo_mini_batch_size=16"},
+     4,
+     "ppo_mini_batch_size=16 does not divide data.train_batch_size=8"},
+    {"mini-batch",
+     {ROLLOUT "n=1", ACTOR "ppo_mini_batch_size=1", ACTOR "ppo_micro_batch_size_per_gpu=1"},
+     4,
+     "ppo_mini_batch_size=1 x rollout.n=1 does not divide by the 2 data-parallel replicas"},
+    {"actor micro-batch",
+     {ACTOR "ppo_micro_batch_size_per_gpu=3"},
+     4,
+     "does not divide the 4 rows of a mini-batch"},
+    {"actor micro-batch",
+     {ACTOR "use_dynamic_bsz=true", ACTOR "ppo_max_token_len_per_gpu=15",
+      ROLLOUT "log_prob_max_token_len_per_gpu=16"},
+     4,
+     "15 tokens a micro-batch are fewer than data.max_prompt_length + data.max_response_length = 16"},
+    {"actor micro-batch",
+     {"~" ACTOR "ppo_micro_batch_size_per_gpu", ROLLOUT "log_prob_micro_batch_size_per_gpu=1"},
+     4,
+     "set ppo_micro_batch_size_per_gpu, or use_dynamic_bsz"},
+    {"log-prob micro-batch",
+     {ROLLOUT "log_prob_use_dynamic_bsz=true", ROLLOUT "log_prob_max_token_len_per_gpu=8"},
+     4,
+     "actor_rollout_ref.rollout: 8 tokens a micro-batch"},
+    {"log-prob micro-batch",
+     {ACTOR "use_kl_loss=true", REF "log_prob_use_dynamic_bsz=true", REF "log_prob_max_token_len_per_gpu=8"},
+     4,
+     "actor_rollout_ref.ref: 8 tokens a micro-batch"},
+    {"model length", {ROLLOUT "max_model_len=15"}, 4, "max_model_len=15 is less than"},
+    {"model", {"~actor_rollout_ref.model.hf_config_path"}, 4, "set actor_rollout_ref.model.path"},
+    {"model", {"~actor_rollout_ref.model.tokenizer_path"}, 4, "set actor_rollout_ref.model.tokenizer_path"},
+    {"estimator", {"algorithm.adv_estimator=gae"}, 4, "algorithm.adv_estimator=gae is unknown; known: "},
+    {"loss", {ACTOR "clip_ratio_c=1.0"}, 4, "clip_ratio_c=1 must be above 1"},
+    {"reward", {"~reward.name"}, 4, "set reward.name"},
+};
+
+static int64_t count_changes(const struct rule_case *test)
+{
+    int64_t count = 0;
+
+    while (count < 5 && test->changes[count])
+        count++;
+    return count;
+}
+
+/* Goal: each rule objects to its own violation, and no other does. */
+static void test_job_rules_object_to_their_own_violation_only(void **state)
+{
+    const struct rk_job_rule *rules;
+    int64_t num_rules;
+
+    (void)state;
+    rules = rk_job_rules(&num_rules);
+    for (size_t i = 0; i < RK_ARRAY_LEN(rule_cases); i++) {
+        struct rk_config *job = load_minimal(rule_cases[i].changes, count_changes(&rule_cases[i]));
+
+        print_message("%s: %s\n", rule_cases[i].rule, rule_cases[i].message ? rule_cases[i].message : "fine");
+        for (int64_t r = 0; r < num_rules; r++) {
+            struct rk_str problems = {0};
+
+            rules[r].check(job, rule_cases[i].world_size, &problems);
+            if (rule_cases[i].message && strcmp(rules[r].name, rule_cases[i].rule) == 0)
+                assert_non_null(strstr(rk_str_text(&problems), rule_cases[i].message));
+            else
+                assert_string_equal(rk_str_text(&problems), "");
+            rk_str_fini(&problems);
+        }
+        rk_config_destroy(job);
+    }
+}
+
+static void test_job_rules_each_has_a_case(void **state)
+{
+    const struct rk_job_rule *rules;
+    int64_t num_rules;
+
+    (void)state;
+    rules = rk_job_rules(&num_rules);
+    for (int64_t r = 0; r < num_rules; r++) {
+        bool is_covered = false;
+
+        for (size_t i = 0; i < RK_ARRAY_LEN(rule_cases); i++)
+            is_covered |= strcmp(rule_cases[i].rule, rules[r].name) == 0;
+        if (!is_covered)
+            fail_msg("rule '%s' has no case", rules[r].name);
+    }
+}
+
+static void test_job_check_reports_all_problems_together(void **state)
+{
+    const char *const changes[] = {ACTOR "clip_ratio_c=0.5", "~reward.name"};
+    struct rk_config *job = load_minimal(changes, RK_ARRAY_LEN(changes));
+    struct rk_status *st = rk_job_check(job, 3);
+
+    (void)state;
+    assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
+    assert_non_null(strstr(rk_status_message(st), "clip_ratio_c"));
+    assert_non_null(strstr(rk_status_message(st), "reward.name"));
+    assert_non_null(strstr(rk_status_message(st), "3 daemons"));
+    rk_status_free(st);
+    rk_config_destroy(job);
+}
+
+/* Goal: what rollout and ref leave open is the actor's. */
+static void test_job_log_prob_micro_inherits_from_the_actor(void **state)
+{
+    const char *const changes[] = {REF "log_prob_micro_batch_size_per_gpu=7",
+                                   REF "log_prob_use_dynamic_bsz=true"};
+    struct rk_config *job = load_minimal(changes, RK_ARRAY_LEN(changes));
+    struct rk_job_micro rollout = rk_job_log_prob_micro(job, RK_JOB_ROLLOUT);
+    struct rk_job_micro ref = rk_job_log_prob_micro(job, RK_JOB_REF);
+
+    (void)state;
+    assert_int_equal(rollout.micro_batch_rows, 2);
+    assert_false(rollout.use_dynamic_bsz);
+    assert_int_equal(ref.micro_batch_rows, 7);
+    assert_true(ref.use_dynamic_bsz);
+    assert_int_equal(ref.max_token_len, 16384);
+    rk_config_destroy(job);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_job_load_bad_files_are_refused_naming_the_key),
+        cmocka_unit_test(test_job_load_missing_file_is_not_found),
+        cmocka_unit_test(test_job_load_defaults_are_verls),
+        cmocka_unit_test(test_job_rules_object_to_their_own_violation_only),
+        cmocka_unit_test(test_job_rules_each_has_a_case),
+        cmocka_unit_test(test_job_check_reports_all_problems_together),
+        cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,150 @@
+/* Rewards: the digits row on hand-scored answers, the command row with real programs. */
+#include "driver-cli/rk_reward.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "base/rk_time.h"
+#include "tests/support/test.h"
+
+static struct rk_status *open_reward(struct rk_reward **out, const char *config_text)
+{
+    struct rk_json *config = NULL;
+    struct rk_status *st;
+
+    assert_ok(rk_json_parse(&config, config_text, strlen(config_text), "test", 0));
+    st = rk_reward_create(out, config);
+    rk_json_free(config);
+    return st;
+}
+
+static const struct {
+    const char *answer, *truth;
+    double score;
+} digit_cases[] = {
+    {"7,9", "7,9", 1.0},
+    {"", "7", 0.0},
+    {"7", "7", 1.0},
+    {"8", "7", (1.0 + 0.5 * 2 / 3) / 2},
+    {"9", "7", (1.0 + 0.5 / 3) / 2},
+    {"0", "7", 0.5},
+    {"9", "0", (1.0 + 0.5 * 2 / 3) / 2},
+    {",", "7", 0.5},
+    {"7,", "7,9", 2.0 / 4},
+    {"7,9,1", "7,9", 3.0 / 6},
+    {"", "", 1.0},
+    {"abc", "7,9", 0.25},
+};
+
+static void test_digits_hand_scored_answers_match(void **state)
+{
+    struct rk_reward *reward = NULL;
+
+    (void)state;
+    assert_ok(open_reward(&reward, "{\"name\": \"digits\"}"));
+    for (size_t i = 0; i < RK_ARRAY_LEN(digit_cases); i++) {
+        struct rk_reward_item item = {.data_source = "digits",
+                                      .prompt = "",
+                                      .solution_str = digit_cases[i].answer,
+                                      .ground_truth = digit_cases[i].truth};
+        double score = -1;
+
+        assert_ok(rk_reward_score(reward, &item, 1, &score));
+        assert_below(digit_cases[i].answer, fabs(score - digit_cases[i].score), 1e-12);
+    }
+    rk_reward_destroy(reward);
+}
+
+static const struct {
+    const char *label, *config;
+    rk_code_t code;
+    const char *message;
+} bad_configs[] = {
+    {"unknown", "{\"name\": \"gsm9k\"}", RK_NOT_FOUND, "digits, command"},
+    {"no name", "{}", RK_INVALID_ARGUMENT, "reward.name"},
+    {"no program", "{\"name\": \"command\"}", RK_INVALID_ARGUMENT, "reward.command"},
+    {"not words", "{\"name\": \"command\", \"command\": [1]}", RK_INVALID_ARGUMENT, "reward.command[0]"},
+    {"bad timeout", "{\"name\": \"command\", \"command\": [\"cat\"], \"timeout\": \"5\"}",
+     RK_INVALID_ARGUMENT, "\"5\""},
+    {"missing program", "{\"name\": \"command\", \"command\": [\"/nonexistent/scorer\"]}", RK_NOT_FOUND,
+     "/nonexistent/scorer"},
+};
+
+static void test_create_bad_config_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_configs); i++) {
+        struct rk_reward *reward = NULL;
+
+        print_message("  %s\n", bad_configs[i].label);
+        assert_fails(open_reward(&reward, bad_configs[i].config), bad_configs[i].code,
+                     bad_configs[i].message);
+        assert_null(reward);
+    }
+}
+
+/* A scorer in awk: the length of the ground truth's line as score shows that lines arrive whole. */
+#define SCORER(body) \
+    "{\"name\": \"command\", \"timeout\": \"2s\", \"command\": [\"sh\", \"-c\", \"" body "\"]}"
+
+static void test_command_program_answers_each_item(void **state)
+{
+    enum { COUNT = 200 };
+    struct rk_reward_item items[COUNT];
+    double scores[COUNT];
+    struct rk_reward *reward = NULL;
+
+    (void)state;
+    assert_ok(open_reward(
+        &reward, SCORER("n=0; while read -r line; do n=$((n+1)); echo '{\\\"score\\\": '$n'}'; done")));
+    for (int i = 0; i < COUNT; i++)
+        items[i] = (struct rk_reward_item){
+            .data_source = "", .prompt = "p\n\"q\"", .solution_str = "s", .ground_truth = "g"};
+    assert_ok(rk_reward_score(reward, items, COUNT, scores));
+    for (int i = 0; i < COUNT; i++)
+        assert_true(scores[i] == i + 1);
+    rk_reward_destroy(reward);
+}
+
+static const struct {
+    const char *label, *config;
+    rk_code_t code;
+    const char *message;
+} bad_programs[] = {
+    {"ends", SCORER("exit 0"), RK_UNAVAILABLE, "ended"},
+    {"garbage", SCORER("while read -r l; do echo hello; done"), RK_INVALID_ARGUMENT, "item 0"},
+    {"no score", SCORER("while read -r l; do echo '{}'; done"), RK_INVALID_ARGUMENT, "score"},
+    {"silent", SCORER("while read -r l; do sleep 60; done"), RK_DEADLINE_EXCEEDED, "2000 ms"},
+    {"endless line", SCORER("cat /dev/zero"), RK_RESOURCE_EXHAUSTED, "longer"},
+};
+
+static void test_command_bad_program_is_named(void **state)
+{
+    struct rk_reward_item item = {.data_source = "", .prompt = "", .solution_str = "", .ground_truth = ""};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_programs); i++) {
+        struct rk_reward *reward = NULL;
+        double score = 0;
+
+        print_message("  %s\n", bad_programs[i].label);
+        assert_ok(open_reward(&reward, bad_programs[i].config));
+        assert_fails(rk_reward_score(reward, &item, 1, &score), bad_programs[i].code,
+                     bad_programs[i].message);
+        rk_reward_destroy(reward);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_digits_hand_scored_answers_match),
+        cmocka_unit_test(test_create_bad_config_is_refused),
+        cmocka_unit_test(test_command_program_answers_each_item),
+        cmocka_unit_test(test_command_bad_program_is_named),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,135 @@
+/* The directory of a run: what is written, when, and that a run is never written over. */
+#include "driver-cli/run_internal.h"
+
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "driver-cli/job_internal.h"
+#include "tests/support/test.h"
+
+static struct rk_config *load(const char *experiment)
+{
+    char *name = rk_format("trainer.experiment_name=%s", experiment);
+    const char *const overrides[] = {"data.train_files=[\"a.jsonl\"]", name};
+    struct rk_config *job;
+
+    assert_ok(rk_job_load(&job, NULL, overrides, RK_ARRAY_LEN(overrides)));
+    rk_free(name);
+    return job;
+}
+
+static char *read_file(const struct rk_run_dir *run, const char *name)
+{
+    char *path = rk_path_join(run->path, name);
+    char *text = rk_test_read_file(path, NULL);
+
+    rk_free(path);
+    return text;
+}
+
+static void append(struct rk_run_dir *run, int64_t step, double reward)
+{
+    struct rk_json *metrics = rk_json_new_object();
+
+    rk_json_set(metrics, "training/global_step", rk_json_new_int(step));
+    rk_json_set(metrics, "critic/score/mean", rk_json_new_real(reward));
+    assert_ok(rk_run_dir_append(run, step, metrics));
+    rk_json_free(metrics);
+}
+
+/* Goal: a line is on disk as soon as its step is done; the end adds plot and summary. */
+static void test_run_dir_steps_are_written_at_once(void **state)
+{
+    struct rk_config *job = load("first");
+    struct rk_json *summary = rk_json_new_object();
+    char *path = rk_test_temp_path("runs/a/b");
+    struct rk_run_dir run;
+    char *text;
+
+    (void)state;
+    assert_ok(rk_run_dir_create(&run, job, path));
+    assert_string_equal(run.path, path);
+    append(&run, 1, 0.25);
+    text = read_file(&run, "metrics.jsonl");
+    assert_string_equal(text, "{\"training/global_step\":1,\"critic/score/mean\":0.25}\n");
+    rk_free(text);
+    for (int64_t step = 2; step <= 100; step++)
+        append(&run, step, step <= 3 ? 0.25 : 0.75);
+    assert_true(rk_run_dir_mean_reward(&run, false, 3) == 0.25);
+    assert_true(rk_run_dir_mean_reward(&run, true, 10) == 0.75);
+    assert_ok(rk_run_dir_finish(&run, job, summary));
+    assert_int_equal(rk_json_as_int(rk_json_find(summary, "num_steps"), 0), 100);
+    assert_true(rk_json_as_real(rk_json_find(summary, "reward_last_10"), 0.0) == 0.75);
+    text = read_file(&run, "reward.svg");
+    assert_non_null(strstr(text, "rankd / first"));
+    rk_free(text);
+    text = read_file(&run, "config.json");
+    assert_non_null(strstr(text, "\"experiment_name\": \"first\""));
+    rk_free(text);
+    rk_json_free(summary);
+    rk_run_dir_fini(&run);
+    rk_config_destroy(job);
+    rk_free(path);
+}
+
+static void test_run_dir_directory_with_a_run_is_refused(void **state)
+{
+    struct rk_config *job = load("again");
+    char *path = rk_test_temp_path("runs/again");
+    struct rk_run_dir run;
+
+    (void)state;
+    assert_ok(rk_run_dir_create(&run, job, path));
+    append(&run, 1, 0.5);
+    rk_run_dir_fini(&run);
+    assert_fails(rk_run_dir_create(&run, job, path), RK_ALREADY_EXISTS, "the directory holds a run");
+    assert_null(run.path);
+    rk_config_destroy(job);
+    rk_free(path);
+}
+
+static void test_run_dir_file_in_the_way_is_named(void **state)
+{
+    struct rk_config *job = load("blocked");
+    char *path = rk_test_temp_path("blocked");
+    char *below = rk_path_join(path, "run");
+    struct rk_run_dir run;
+
+    (void)state;
+    rk_test_write_file(path, "x", 1);
+    assert_message_contains(rk_run_dir_create(&run, job, below), path);
+    rk_free(below);
+    rk_free(path);
+    rk_config_destroy(job);
+}
+
+/* Goal: names of experiments cannot leave the runs folder, and two runs of one second get two directories. */
+static void test_run_dir_default_path_is_new_and_below_runs(void **state)
+{
+    struct rk_config *job = load("../../etc");
+    struct rk_run_dir first, second;
+
+    (void)state;
+    assert_int_equal(chdir(rk_test_temp_dir()), 0);
+    assert_ok(rk_run_dir_create(&first, job, NULL));
+    assert_ok(rk_run_dir_create(&second, job, NULL));
+    assert_string_not_equal(first.path, second.path);
+    assert_non_null(strstr(first.path, "/runs/.._.._etc/"));
+    rk_run_dir_fini(&first);
+    rk_run_dir_fini(&second);
+    rk_config_destroy(job);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_dir_steps_are_written_at_once),
+        cmocka_unit_test(test_run_dir_directory_with_a_run_is_refused),
+        cmocka_unit_test(test_run_dir_file_in_the_way_is_named),
+        cmocka_unit_test(test_run_dir_default_path_is_new_and_below_runs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
