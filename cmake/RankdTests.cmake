@@ -1,8 +1,11 @@
-# rk_add_test(NAME LABEL label SOURCES ... LIBS ... [TIMEOUT s] [ARGS ...] [FIXTURES dir])
-# One cmocka binary, one ctest entry; the label is the test's folder.
+# rk_add_test(NAME LABEL label... SOURCES ... LIBS ... [TIMEOUT s] [ARGS ...] [FIXTURES dir])
+# One cmocka binary, one ctest entry; the label is the test's folder ("learn" beside it: release only).
 function(rk_add_test name)
-    cmake_parse_arguments(T "" "LABEL;TIMEOUT" "SOURCES;LIBS;ARGS;ENVIRONMENT" ${ARGN})
+    cmake_parse_arguments(T "" "TIMEOUT" "LABEL;SOURCES;LIBS;ARGS;ENVIRONMENT" ${ARGN})
     add_executable(${name} ${T_SOURCES})
+    foreach(source ${T_SOURCES})
+        set_property(GLOBAL APPEND PROPERTY RK_TEST_SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+    endforeach()
     target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
     target_link_libraries(${name} PRIVATE ${T_LIBS} rk_test_support PkgConfig::CMOCKA rk_flags)
     target_compile_definitions(${name} PRIVATE RK_TEST_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
@@ -12,6 +15,6 @@ function(rk_add_test name)
     if(NOT T_TIMEOUT)
         set(T_TIMEOUT 60)
     endif()
-    set_tests_properties(${name} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${T_TIMEOUT}
+    set_tests_properties(${name} PROPERTIES LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT}
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${T_ENVIRONMENT}")
 endfunction()
