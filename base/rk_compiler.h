@@ -14,7 +14,6 @@
 #define RK_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 #define RK_RETURNS_NONNULL   __attribute__((returns_nonnull))
 #define RK_NORETURN          __attribute__((noreturn))
-#define RK_API               __attribute__((visibility("default")))
 
 #define RK_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define RK_MIN(a, b)    ((a) < (b) ? (a) : (b))

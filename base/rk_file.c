@@ -54,10 +54,15 @@ struct rk_status *rk_file_errno(const char *action, const char *path)
 
 struct rk_status *rk_file_open_read(int *fd, const char *path)
 {
+    /* Not to wait for ever for the writer of a pipe that somebody put in the place of a file; reading then
+     * waits as usual, so that a shell's <(command) works. */
     do
-        *fd = open(path, O_RDONLY | O_CLOEXEC);
+        *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     while (*fd < 0 && errno == EINTR);
-    return *fd < 0 ? rk_file_errno("opening", path) : NULL;
+    if (*fd < 0)
+        return rk_file_errno("opening", path);
+    (void)fcntl(*fd, F_SETFL, fcntl(*fd, F_GETFL) & ~O_NONBLOCK);
+    return NULL;
 }
 
 struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t bytes, uint64_t offset)

@@ -87,7 +87,8 @@ void rk_group_clear(struct rk_group *group);
 void rk_group_take(struct rk_group *group, struct rk_job *job);
 const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group,
                                          const char *role); /* NULL when unknown */
-/* For GetStatus, Describe and Configure. The result lives in the arena and borrows from the daemon. */
+/* For GetStatus, Describe and Configure. Lists the roles in whose mesh this rank stands. The result lives in
+ * the arena and borrows from the daemon. */
 struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
                                       const struct rk_worker_snapshot *snapshot, struct rk_arena *arena);
 

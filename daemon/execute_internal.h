@@ -1,7 +1,8 @@
 /* One Execute stream.
  *
- *   HEADER --header is good: memory reserved--> BODY --last byte--> ACCEPTED --Commit--> RUNNING --job
- * ended--> SENDING HEADER --request is known--> RUNNING (attached), or SENDING (replayed)
+ *   HEADER --header is good: memory reserved--> BODY --last byte--> ACCEPTED --Commit--> RUNNING
+ *   HEADER --request is known--> RUNNING (attached), or SENDING (replayed)
+ *   RUNNING --job ended--> SENDING
  *
  * HEADER, BODY, ACCEPTED: when the stream ends in any way, everything is dropped and the seq stays free.
  * RUNNING: the operation goes on without the stream.

@@ -33,21 +33,20 @@ const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group, const cha
     return NULL;
 }
 
-static struct rk_role_rank describe_role(const char *role, const struct rk_mesh *mesh, int32_t rank)
+static struct rk_role_rank describe_place(const char *role, const struct rk_mesh *mesh, int32_t rank,
+                                          const struct rk_mesh_coords *coords)
 {
-    struct rk_role_rank out = {.role = role, .mesh = rk_mesh_get_spec(mesh)};
-    struct rk_mesh_coords coords;
-
-    if (!rk_mesh_find_coords(mesh, rank, &coords))
-        return out;
-    out.tp_rank = coords.axis[RK_AXIS_TP];
-    out.cp_rank = coords.axis[RK_AXIS_CP];
-    out.ep_rank = coords.axis[RK_AXIS_EP];
-    out.etp_rank = coords.axis[RK_AXIS_ETP];
-    out.dp_rank = coords.axis[RK_AXIS_DP];
-    out.pp_rank = coords.axis[RK_AXIS_PP];
-    out.is_collect = rk_mesh_is_collector(mesh, rank);
-    return out;
+    return (struct rk_role_rank){
+        .role = role,
+        .mesh = rk_mesh_get_spec(mesh),
+        .tp_rank = coords->axis[RK_AXIS_TP],
+        .cp_rank = coords->axis[RK_AXIS_CP],
+        .ep_rank = coords->axis[RK_AXIS_EP],
+        .etp_rank = coords->axis[RK_AXIS_ETP],
+        .dp_rank = coords->axis[RK_AXIS_DP],
+        .pp_rank = coords->axis[RK_AXIS_PP],
+        .is_collect = rk_mesh_is_collector(mesh, rank),
+    };
 }
 
 struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
@@ -61,12 +60,16 @@ struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
         .device = daemon->settings.device,
         .device_uuid = rk_arena_strdup(arena, snapshot->device_uuid),
         .device_mem_total = snapshot->device_total_bytes,
-        .num_roles = group->num_roles,
     };
 
     out.roles = rk_arena_calloc(arena, RK_LIMIT_ROLES, sizeof(*out.roles));
     RK_ASSERT(out.roles);
-    for (int32_t i = 0; i < group->num_roles; i++)
-        out.roles[i] = describe_role(group->roles[i].role, group->roles[i].mesh, group->rank);
+    for (int32_t i = 0; i < group->num_roles; i++) {
+        const struct rk_mesh *mesh = group->roles[i].mesh;
+        struct rk_mesh_coords coords;
+
+        if (rk_mesh_find_coords(mesh, group->rank, &coords))
+            out.roles[out.num_roles++] = describe_place(group->roles[i].role, mesh, group->rank, &coords);
+    }
     return out;
 }

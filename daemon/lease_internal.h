@@ -1,10 +1,10 @@
 /* Who may command this daemon, and in which order: epoch, lease, incarnation and seq. Pure: the clock
  * (milliseconds of CLOCK_BOOTTIME) and random ids are handed in.
  *
- *   epoch        only grows; a grant raises it, and calls of any other epoch are refused
- *   lease        time-limited right of the driver that was granted the epoch; renewed by every call that
- * proves it grace        begins when a lease lapses or is released; at its end the models go seq          1,
- * 2, 3, ... inside an epoch; used up by Commit, reported once the call has finished */
+ *   epoch   only grows; a grant raises it, and calls of any other epoch are refused
+ *   lease   time-limited right of the driver that was granted the epoch; renewed by every call that proves it
+ *   grace   begins when a lease lapses or is released; at its end the models go
+ *   seq     1, 2, 3, ... inside an epoch; used up by Commit, reported once the call has finished */
 #ifndef RK_LEASE_INTERNAL_H
 #define RK_LEASE_INTERNAL_H
 

@@ -1,5 +1,7 @@
 #include "daemon/operation_internal.h"
 
+#include <string.h>
+
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
@@ -141,7 +143,7 @@ const char *rk_operation_cancel(struct rk_operation *operation, bool abort_comm,
             (unsigned long long)operation->seq, abort_comm, reason);
     outcome = rk_worker_cancel(operation->daemon->worker, operation->job, abort_comm, reason);
     /* The worker does not have it: it ended, and its event is on its way here. */
-    return outcome[0] == 'n' ? "already_done" : outcome;
+    return strcmp(outcome, "not_found") == 0 ? "already_done" : outcome;
 }
 
 void rk_operations_cancel(struct rk_daemon *daemon, bool abort_comm, const char *reason)

@@ -7,102 +7,12 @@
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"
 
-static void *must_alloc(struct rk_arena *arena, int64_t count, size_t bytes)
-{
-    void *ptr = rk_arena_calloc(arena, (size_t)count, bytes);
-
-    RK_ASSERT(ptr || count == 0);
-    return ptr;
-}
-
-static struct rk_field_info *describe_columns(struct rk_arena *arena, const struct rk_column_schema *rows,
-                                              int64_t count)
-{
-    struct rk_field_info *out = must_alloc(arena, count, sizeof(*out));
-
-    for (int64_t i = 0; i < count; i++)
-        out[i] = (struct rk_field_info){.name = rows[i].name,
-                                        .dtype = rows[i].dtype,
-                                        .dims = rows[i].dims,
-                                        .is_required = rows[i].is_required,
-                                        .doc = rows[i].doc};
-    return out;
-}
-
-static struct rk_field_info *describe_options(struct rk_arena *arena, const struct rk_option_schema *rows,
-                                              int64_t count)
-{
-    static const char *const types[] = {[RK_OPTION_BOOL] = "BOOL",
-                                        [RK_OPTION_INT] = "INT",
-                                        [RK_OPTION_REAL] = "REAL",
-                                        [RK_OPTION_STRING] = "STRING",
-                                        [RK_OPTION_JSON] = "JSON"};
-    struct rk_field_info *out = must_alloc(arena, count, sizeof(*out));
-
-    for (int64_t i = 0; i < count; i++) {
-        struct rk_str dims = {0};
-
-        rk_str_append(&dims, types[rows[i].type]);
-        if (rows[i].default_text)
-            rk_str_appendf(&dims, " = %s", rows[i].default_text);
-        out[i] = (struct rk_field_info){.name = rows[i].key,
-                                        .dims = rk_arena_strdup(arena, rk_str_text(&dims)),
-                                        .is_required = !rows[i].default_text,
-                                        .doc = rows[i].doc};
-        rk_str_fini(&dims);
-    }
-    return out;
-}
-
-/* "ND_COMPUTE(rollout)" */
-static const char *describe_dispatch(struct rk_arena *arena, const struct rk_method *method)
-{
-    struct rk_str text = {0};
-    const char *copy;
-
-    if (!method->dispatch_mesh[0])
-        return method->dispatch_mode;
-    rk_str_appendf(&text, "%s(%s)", method->dispatch_mode, method->dispatch_mesh);
-    copy = rk_arena_strdup(arena, text.text);
-    rk_str_fini(&text);
-    return copy;
-}
-
-static struct rk_method_info describe_method(struct rk_arena *arena, const struct rk_method *method)
-{
-    struct rk_method_info out = {
-        .name = method->name,
-        .doc = method->doc,
-        .dispatch = describe_dispatch(arena, method),
-        .execute = method->execute_mode,
-        .is_pure = method->flags & RK_MF_PURE,
-        .is_mutating = method->flags & RK_MF_MUTATES,
-        .num_input = method->num_in,
-        .num_output = method->num_out,
-        .num_options = method->num_options,
-        .input = describe_columns(arena, method->in, method->num_in),
-        .output = describe_columns(arena, method->out, method->num_out),
-        .options = describe_options(arena, method->options, method->num_options),
-    };
-    const char **roles = must_alloc(arena, 32, sizeof(*roles));
-
-    for (uint32_t bit = 1; bit & RK_ROLE_ANY; bit <<= 1) {
-        if (method->roles & bit)
-            roles[out.num_roles++] = rk_role_name(bit);
-    }
-    out.roles = roles;
-    return out;
-}
-
 static struct rk_status *list_methods(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
 {
-    struct rk_arena *arena = rk_call_arena(call);
-    struct rk_list_methods_response response = {.num_methods = RK_METHOD_COUNT};
+    struct rk_list_methods_response response;
 
     (void)request; /* has no fields */
-    response.methods = must_alloc(arena, RK_METHOD_COUNT, sizeof(*response.methods));
-    for (int id = 0; id < RK_METHOD_COUNT; id++)
-        response.methods[id] = describe_method(arena, rk_method_get((rk_method_id_t)id));
+    rk_methods_describe(&response, rk_call_arena(call));
     rk_pack_list_methods_response(reply, &response);
     return NULL;
 }
@@ -134,8 +44,11 @@ static struct rk_status *describe(struct rk_call *call, struct rk_bytes request,
     return NULL;
 }
 
+#define NUM_METRICS 5
+
 static void add_metric(struct rk_worker_status *status, const char *name, uint64_t value)
 {
+    RK_ASSERT(status->num_metrics < NUM_METRICS);
     status->metrics[status->num_metrics++] =
         (struct rk_metric){.name = name, .value = (double)value, .unit = "bytes", .reduce = "last"};
 }
@@ -143,7 +56,8 @@ static void add_metric(struct rk_worker_status *status, const char *name, uint64
 static void add_metrics(struct rk_worker_status *status, const struct rk_daemon *daemon,
                         const struct rk_worker_snapshot *snapshot, struct rk_arena *arena)
 {
-    status->metrics = must_alloc(arena, 5, sizeof(*status->metrics));
+    status->metrics = rk_arena_calloc(arena, NUM_METRICS, sizeof(*status->metrics));
+    RK_ASSERT(status->metrics);
     add_metric(status, "device_allocated", snapshot->device_allocated_bytes);
     add_metric(status, "device_peak", snapshot->device_peak_bytes);
     add_metric(status, "device_total", snapshot->device_total_bytes);

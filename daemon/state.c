@@ -1,12 +1,17 @@
 /* States of the daemon and who moves between them. Every move is made by rk_daemon_update (daemon.c), which
  * asks rk_daemon_state_of where the facts lead, except the first and the last.
  *
- *   STARTING --device open, port bound--> UNCONFIGURED
- *   UNCONFIGURED --Configure--> CONFIGURED --init_model--> READY        (READY at once when models were kept)
- *   CONFIGURED, READY --Commit--> BUSY --method ended--> CONFIGURED, READY, or UNCONFIGURED when it lost the
- * peers CONFIGURED, READY --communicators aborted, grace over--> UNCONFIGURED any of these --Drain,
- * SIGTERM--> DRAINING --undo--> back            DRAINING --server closed--> STOPPED any but STOPPED --device
- * lost--> FAILED --server closed--> STOPPED
+ *   STARTING           --device open, port bound-->            UNCONFIGURED
+ *   UNCONFIGURED       --Configure-->                          CONFIGURED, or READY when models were kept
+ *   CONFIGURED         --init_model-->                         READY
+ *   CONFIGURED, READY  --Commit-->                             BUSY
+ *   UNCONFIGURED       --Commit of a call accepted before-->   BUSY, until the call fails
+ *   BUSY               --method ended-->                       CONFIGURED, READY
+ *   BUSY               --method ended, peers lost-->           UNCONFIGURED
+ *   CONFIGURED, READY  --communicators aborted, grace over-->  UNCONFIGURED
+ *   any of these       --Drain, SIGTERM-->                     DRAINING --undo--> back
+ *   DRAINING           --server closed-->                      STOPPED
+ *   any but STOPPED    --device lost-->                        FAILED --server closed--> STOPPED
  *
  * UNCONFIGURED  no communicators. Models may be kept from before. Configure is what helps.
  * CONFIGURED    communicators are up, no role has a model. init_model is what helps.
@@ -25,7 +30,8 @@ static const struct {
     unsigned next; /* bits of the states that may follow */
 } states[RK_DAEMON_STATE_COUNT] = {
     [RK_DAEMON_STARTING] = {"STARTING", BIT(UNCONFIGURED) | BIT(FAILED) | BIT(STOPPED)},
-    [RK_DAEMON_UNCONFIGURED] = {"UNCONFIGURED", BIT(CONFIGURED) | BIT(READY) | BIT(DRAINING) | BIT(FAILED)},
+    [RK_DAEMON_UNCONFIGURED] = {"UNCONFIGURED",
+                                BIT(CONFIGURED) | BIT(READY) | BIT(BUSY) | BIT(DRAINING) | BIT(FAILED)},
     [RK_DAEMON_CONFIGURED] = {"CONFIGURED",
                               BIT(UNCONFIGURED) | BIT(READY) | BIT(BUSY) | BIT(DRAINING) | BIT(FAILED)},
     [RK_DAEMON_READY] = {"READY",

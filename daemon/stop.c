@@ -1,11 +1,13 @@
 /* The order in which the daemon goes down.
  *
- *   1  WAIT    health says NOT_SERVING, new work is refused; accepted calls and what runs may end, up to the
- * grace 2  CANCEL  what still runs is asked to end 3  ABORT   its communicators are aborted; an engine that
- * does not come back now never will: exit 1 4  CLOSE   endless streams end, the listeners close; calls that
- * are left get a moment, then are cancelled 5  DONE    gRPC reports that no call is left, G ends and is
- * joined, the loop stops 6  rk_daemon_run: engine and watchdog threads, last events, gRPC, loop, locks
- * (daemon.c, fini)
+ *   1  WAIT    health says NOT_SERVING, new work is refused; accepted calls and what runs may end, up to
+ *              the grace
+ *   2  CANCEL  what still runs is asked to end
+ *   3  ABORT   its communicators are aborted; an engine that does not come back now never will: exit 1
+ *   4  CLOSE   endless streams end, the listeners close; calls that are left get a moment, then are
+ *              cancelled
+ *   5  DONE    gRPC reports that no call is left, G ends and is joined, the loop stops
+ *   6          rk_daemon_run: engine and watchdog threads, last events, gRPC, loop, locks (daemon.c, fini)
  *
  * A second signal goes from 1 to 2 at once. Health comes first because clients on open connections are told
  * by it, long before the listener closes. */

@@ -2,8 +2,8 @@
  * has no tensor form stands as JSON text in __metadata__:
  *
  *   rankd.columns   object of column name -> array of strings, or of any values for a JSON column
- *   rankd.json      array of the names of JSON columns; without it a column with a value that is no string is
- * one rankd.meta      the meta object
+ *   rankd.json      array of the names of JSON columns; a column with a value that is no string is one, too
+ *   rankd.meta      the meta object
  *
  * A packed column NAME is two tensors, NAME.values and NAME.cu_seqlens (i64). */
 #include "dispatch/batch_internal.h"

@@ -186,7 +186,8 @@ static struct rk_status *bind_dims(struct dims *dims, const struct rk_tensor_spe
     for (const char *letter = schema->dims; *letter; letter += letter[1] ? 2 : 1) {
         int64_t *size = &dims->size[(unsigned char)*letter];
 
-        RK_ASSERT(*letter >= 'A' && *letter <= 'Z');
+        RK_ASSERT(*letter >= 'A');
+        RK_ASSERT(*letter <= 'Z');
         if (rank == spec->rank)
             break;
         if (*size >= 0 && *size != spec->shape[rank])

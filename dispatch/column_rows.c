@@ -123,8 +123,10 @@ struct rk_status *rk_column_take_rows(struct rk_column **out, const struct rk_co
     struct rk_status *st;
 
     *out = NULL;
-    for (int64_t i = 0; i < count; i++)
-        RK_ASSERT(rows[i] >= 0 && rows[i] < info.num_rows);
+    for (int64_t i = 0; i < count; i++) {
+        RK_ASSERT(rows[i] >= 0);
+        RK_ASSERT(rows[i] < info.num_rows);
+    }
     if (info.kind != RK_COLUMN_STRINGS)
         return take_values(out, column, rows, count);
     /* Texts are immutable, so they stay where they are. */

@@ -2,12 +2,13 @@
  * first the daemons open their endpoints and one makes the id; in the second all join. */
 #include "driver-cli/driver_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-#define JOIN_TIMEOUT_MS 150000 /* the daemons give up after 120 s */
+#define JOIN_TIMEOUT_MS 60000 /* the daemons give up after 30 s, once the engine has ended what it runs */
 
 static void clear_roles(struct rk_driver *driver)
 {
@@ -27,8 +28,7 @@ static struct rk_status *add_role(struct rk_driver *driver, const struct rk_role
     if (rk_driver_find_mesh(driver, role->role))
         return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has two meshes", role->role);
     RK_TRY(rk_mesh_create(&entry->mesh, &role->mesh, driver->num_clients));
-    strncpy(entry->role, role->role, sizeof(entry->role) - 1);
-    entry->role[sizeof(entry->role) - 1] = '\0';
+    snprintf(entry->role, sizeof(entry->role), "%s", role->role);
     driver->num_roles++;
     return NULL;
 }
@@ -69,7 +69,7 @@ static struct rk_status *check_role_rank(const struct rk_mesh *mesh, const struc
     } axes[] = {
         {"tp_rank", got->tp_rank, RK_AXIS_TP}, {"cp_rank", got->cp_rank, RK_AXIS_CP},
         {"dp_rank", got->dp_rank, RK_AXIS_DP}, {"pp_rank", got->pp_rank, RK_AXIS_PP},
-        {"ep_rank", got->ep_rank, RK_AXIS_EP},
+        {"ep_rank", got->ep_rank, RK_AXIS_EP}, {"etp_rank", got->etp_rank, RK_AXIS_ETP},
     };
 
     if (!rk_mesh_find_coords(mesh, rank, &want))
@@ -88,6 +88,7 @@ struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const stru
                                      int32_t num_roles, int32_t rank, int32_t world_size)
 {
     struct rk_mesh_coords coords;
+    int64_t num_places = 0;
 
     if (info->rank != rank || info->world_size != world_size)
         return RK_FAIL(RK_INTERNAL, "reports rank %d of %d, expected %d of %d", info->rank, info->world_size,
@@ -99,11 +100,15 @@ struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const stru
             if (strcmp(info->roles[j].role, roles[i].role) == 0)
                 found = &info->roles[j];
         }
+        num_places += found != NULL;
         if (found)
             RK_TRY(check_role_rank(roles[i].mesh, found, rank));
         else if (rk_mesh_find_coords(roles[i].mesh, rank, &coords))
             return RK_FAIL(RK_INTERNAL, "reports no place in the mesh of role '%s'", roles[i].role);
     }
+    if (num_places != info->num_roles)
+        return RK_FAIL(RK_INTERNAL, "reports places in %lld meshes, the group has %lld of them",
+                       (long long)info->num_roles, (long long)num_places);
     return NULL;
 }
 
@@ -206,30 +211,61 @@ out:
     return st;
 }
 
+/* The roles of all workers: a worker tells those in whose mesh it stands. */
+static struct rk_status *set_roles_of(struct rk_driver *driver, const struct rk_driver_worker *workers)
+{
+    clear_roles(driver);
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        const struct rk_rank_info *info = &workers[i].status.rank;
+
+        for (int64_t j = 0; j < info->num_roles; j++) {
+            struct rk_role_mesh known = {info->roles[j].role, info->roles[j].mesh};
+
+            if (!rk_driver_find_mesh(driver, known.role))
+                RK_TRY(add_role(driver, &known));
+        }
+    }
+    if (driver->num_roles > 0)
+        return NULL;
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                          "worker 0 (%s) is %s and has no meshes; configure the group first",
+                          workers[0].address, workers[0].status.state);
+}
+
+/* The daemons of a group that stands must be named as they were when it was configured, and all of them. */
+static struct rk_status *check_standing(const struct rk_driver_worker *worker, int32_t rank,
+                                        int32_t world_size)
+{
+    const struct rk_worker_status *status = &worker->status;
+
+    if (strcmp(status->state, "UNCONFIGURED") == 0)
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+            "worker %d (%s) is UNCONFIGURED%s; configure the group first", rank, worker->address,
+            status->rank.num_roles > 0 ? ", its communicators are gone" : " and has no meshes");
+    if (status->rank.rank != rank || status->rank.world_size != world_size)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
+                              "worker %d (%s) is rank %d of %d in its group; name all daemons, in rank order",
+                              rank, worker->address, status->rank.rank, status->rank.world_size);
+    return NULL;
+}
+
 struct rk_status *rk_driver_adopt(struct rk_driver *driver)
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_driver_worker *workers = rk_calloc((size_t)driver->num_clients, sizeof(*workers));
-    struct rk_role_mesh *meshes = NULL;
     const struct rk_worker_status *first;
     struct rk_status *st = NULL;
 
     rk_driver_get_status(driver, arena, workers);
     for (int32_t i = 0; i < driver->num_clients; i++)
         st = rk_status_first(st, workers[i].error);
+    for (int32_t i = 0; i < driver->num_clients && !st; i++)
+        st = check_standing(&workers[i], i, driver->num_clients);
     if (st)
         goto out;
     first = &workers[0].status;
-    if (first->rank.num_roles == 0) {
-        st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
-                            "worker 0 (%s) is %s and has no meshes; configure the group first",
-                            workers[0].address, first->state);
-        goto out;
-    }
-    meshes = rk_calloc((size_t)first->rank.num_roles, sizeof(*meshes));
-    for (int64_t i = 0; i < first->rank.num_roles; i++)
-        meshes[i] = (struct rk_role_mesh){first->rank.roles[i].role, first->rank.roles[i].mesh};
-    RK_TRY_GOTO(st, set_roles(driver, meshes, first->rank.num_roles), out);
+    RK_TRY_GOTO(st, set_roles_of(driver, workers), out);
     for (int32_t i = 0; i < driver->num_clients && !st; i++) {
         st = rk_check_rank_info(&workers[i].status.rank, driver->roles, driver->num_roles, i,
                                 driver->num_clients);
@@ -245,7 +281,6 @@ struct rk_status *rk_driver_adopt(struct rk_driver *driver)
 out:
     if (st)
         clear_roles(driver);
-    rk_free(meshes);
     rk_free(workers);
     rk_arena_destroy(arena);
     return st;

@@ -108,12 +108,6 @@ int32_t rk_driver_num_workers(const struct rk_driver *driver)
     return driver->num_clients;
 }
 
-const char *rk_driver_address(const struct rk_driver *driver, int32_t worker)
-{
-    RK_ASSERT(worker >= 0 && worker < driver->num_clients);
-    return driver->clients[worker].address;
-}
-
 void rk_driver_interrupt(struct rk_driver *driver)
 {
     atomic_fetch_add(&driver->interrupts, 1);

@@ -19,10 +19,13 @@
 #define ACCEPT_TIMEOUT_MS   60000 /* without any sign of progress, from a daemon that has to accept */
 #define FAILURE_GRACE_MS    500   /* for the other ranks' own reports, before they are aborted */
 #define CANCEL_GRACE_MS     2000  /* the same after Ctrl-C: the ranks stop at the same micro-batch */
+#define INTERRUPT_GRACE_MS  5000  /* for ranks to reach a place where they can stop */
 #define GIVE_UP_MS          9000 /* after an abort; longer than the keepalive needs to find a silent daemon */
 #define WITHDRAW_GIVE_UP_MS 3000
 #define CANCEL_RPC_MS       5000
 #define RPC_MARGIN_MS       30000 /* the daemon's watchdog ends a call in time; the RPC's deadline is later */
+
+#define INTERRUPTED "interrupted by the user"
 
 struct invocation {
     struct rk_driver *driver;
@@ -107,6 +110,9 @@ static struct rk_status *prepare(struct invocation *inv)
     const struct rk_driver_call_args *call = inv->call;
 
     RK_TRY(rk_method_check_role(&inv->method, call->role, call->method));
+    if (call->timeout_ms < 0 || call->timeout_ms > UINT32_MAX)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "timeout_ms=%lld, expected 0 to %u", (long long)call->timeout_ms,
+                       UINT32_MAX);
     RK_TRY(rk_lease_check(inv->driver));
     RK_TRY(check_input(inv));
     RK_TRY(make_dispatch(inv));
@@ -299,13 +305,14 @@ static void follow_interrupts(struct invocation *inv)
     if (interrupts == inv->interrupts_seen)
         return;
     inv->interrupts_seen = interrupts;
-    if (interrupts > 1)
+    if (interrupts > 1) {
         abandon_all(inv, RK_CANCELLED, "detached");
-    else if (inv->is_committed)
-        (void)send_cancels(inv, false,
-                           "interrupted by the user"); /* the first request of the call: all are sent */
-    else
-        withdraw_all(inv, "interrupted by the user");
+    } else if (inv->is_committed) {
+        (void)send_cancels(inv, false, INTERRUPTED); /* the first request of the call: all are sent */
+        inv->abort_at_ns = RK_MIN(inv->abort_at_ns, rk_time_now_ns() + INTERRUPT_GRACE_MS * 1000000LL);
+    } else {
+        withdraw_all(inv, INTERRUPTED);
+    }
 }
 
 static void watch(struct invocation *inv)
@@ -318,7 +325,8 @@ static void watch(struct invocation *inv)
     }
     if (rk_time_now_ns() >= inv->abort_at_ns && !inv->is_abort_sent) {
         inv->give_up_at_ns = RK_MIN(inv->give_up_at_ns, rk_time_now_ns() + GIVE_UP_MS * 1000000LL);
-        inv->is_abort_sent = send_cancels(inv, true, "another rank of the call failed");
+        inv->is_abort_sent = send_cancels(
+            inv, true, inv->interrupts_seen > 0 ? INTERRUPTED : "another rank of the call failed");
     }
     if (rk_time_now_ns() >= inv->give_up_at_ns)
         abandon_all(inv, inv->is_committed ? RK_DEADLINE_EXCEEDED : RK_CANCELLED,

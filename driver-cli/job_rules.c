@@ -179,6 +179,22 @@ static void check_loss(const struct rk_config *job, int32_t world_size, struct r
         rk_str_appendf(problems, RK_JOB_ACTOR "clip_ratio_c=%g must be above 1\n", clip_c);
 }
 
+static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    const struct rk_json *betas = rk_config_json(job, RK_JOB_ACTOR "optim.betas");
+    bool is_ok = rk_json_count(betas) == 2;
+
+    (void)world_size;
+    for (int64_t i = 0; i < rk_json_count(betas); i++) {
+        double beta = rk_json_as_real(rk_json_at(betas, i), -1.0);
+
+        is_ok &= beta >= 0.0 && beta < 1.0;
+    }
+    if (!is_ok)
+        rk_str_append(problems,
+                      RK_JOB_ACTOR "optim.betas: expected two numbers from 0 up to (not including) 1\n");
+}
+
 static void check_reward(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     (void)world_size;
@@ -198,6 +214,7 @@ static const struct rk_job_rule rules[] = {
     {"model", check_model},
     {"estimator", check_estimator},
     {"loss", check_loss},
+    {"betas", check_betas},
     {"reward", check_reward},
 };
 

@@ -64,7 +64,6 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
  * is a no-op. */
 void rk_driver_close(struct rk_driver *driver);
 int32_t rk_driver_num_workers(const struct rk_driver *driver);
-const char *rk_driver_address(const struct rk_driver *driver, int32_t worker);
 /* Asks for a stop, from any thread or a signal handler. Once: the running call is cancelled on the daemons
  * and ends with CANCELLED, as does every later call. Twice: the call is left to itself and returns at once
  * (reason DETACHED). */
@@ -83,7 +82,7 @@ void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, stru
 /* What worker 0 offers. */
 struct rk_status *rk_driver_list_methods(struct rk_driver *driver, struct rk_arena *arena,
                                          struct rk_list_methods_response *out) RK_NODISCARD;
-/* Ends all daemons: after `grace_ms` for what runs, at once with `force`. */
+/* Ends all daemons: after `grace_ms` for what runs (0: their own drain.grace), at once with `force`. */
 struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
                                      const char *reason) RK_NODISCARD;
 

@@ -26,6 +26,7 @@ enum option_set {
     OPTIONS_init_model,
     OPTIONS_generate,
     OPTIONS_log_prob,
+    OPTIONS_ref_log_prob,
     OPTIONS_update_actor,
     OPTIONS_export_hf,
 };

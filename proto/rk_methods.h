@@ -12,6 +12,9 @@
 
 RK_BEGIN_DECLS
 
+struct rk_arena;
+struct rk_list_methods_response;
+
 enum rk_role_bits {
     RK_ROLE_ACTOR = 1u << 0,
     RK_ROLE_ROLLOUT = 1u << 1,
@@ -88,6 +91,8 @@ struct rk_status *rk_method_check_role(const struct rk_method **out, const char 
  * and returns a new object with every row present, defaults filled in. */
 struct rk_status *rk_method_complete_options(struct rk_json **out, const struct rk_method *method,
                                              const struct rk_json *options) RK_NODISCARD;
+/* The whole table as ListMethods sends it. Lives in the arena and borrows from the table. */
+void rk_methods_describe(struct rk_list_methods_response *out, struct rk_arena *arena);
 
 RK_END_DECLS
 

@@ -25,7 +25,7 @@ static struct rk_status *split_root(const char **root, const char **rest, char *
                                     const char *path)
 {
     if (!roots[0])
-        return outside(path, "the daemon has no ckpt.roots");
+        return outside(path, "the daemon has no ckpt.roots, directories that calls may name");
     if (path[0] != '/') {
         *root = roots[0];
         *rest = path;

@@ -179,7 +179,7 @@ static struct rk_status *join_world(struct rk_worker *worker, const struct rk_jo
         .generation = job->mesh_generation,
         .addresses = (const char *const *)job->comm_addresses,
         .id = job->comm_id,
-        .connect_timeout_ms = job->timeout_ms > 0 ? job->timeout_ms : CONNECT_TIMEOUT_MS,
+        .connect_timeout_ms = CONNECT_TIMEOUT_MS,
         .progress_timeout_ms = worker->config.comm_progress_timeout_ms,
         .collective_timeout_ms = worker->config.collective_timeout_ms,
         .device = worker->device,

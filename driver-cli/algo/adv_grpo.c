@@ -1,7 +1,7 @@
 /* GRPO: the score of a response against the others of its prompt (Shao et al., arXiv:2402.03300).
  *
- *   A_i = (s_i - mean_g) / (std_g + 1e-6)      std_g with n - 1; without norm_adv_by_std (Dr.GRPO): A_i = s_i
- * - mean_g
+ *   A_i = (s_i - mean_g) / (std_g + 1e-6)      std_g with n - 1
+ *   A_i = s_i - mean_g                         without norm_adv_by_std (Dr.GRPO)
  *
  * s_i is the sum of the row's rewards, g the rows with equal uid, A the same on every token of the response.
  * A group of one has mean 0 and std 1, as in verl. */

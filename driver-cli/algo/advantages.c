@@ -41,7 +41,8 @@ struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_a
                                  const struct rk_adv_in *in)
 {
     RK_ASSERT(ops->abi == RK_ADV_ABI);
-    RK_ASSERT(in->num_rows >= 0 && in->response_length > 0);
+    RK_ASSERT(in->num_rows >= 0);
+    RK_ASSERT(in->response_length > 0);
     return ops->compute(out, in);
 }
 

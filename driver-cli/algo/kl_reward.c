@@ -1,7 +1,7 @@
 /* KL in the reward: r_t = score_t - kl_coef * KL_t, with x = old_log_prob - ref_log_prob and
  *
- *   kl, k1: x    abs: |x|    mse, k2: x^2 / 2    low_var_kl, k3: e^-x + x - 1, exponent clamped to 20, value
- * to 10
+ *   kl, k1: x    abs: |x|    mse, k2: x^2 / 2
+ *   low_var_kl, k3: e^-x + x - 1, the exponent clamped to 20, the value to 10
  *
  * (Schulman, "Approximating KL divergence", 2020). Masked positions keep their score. */
 #include "driver-cli/rk_algo.h"

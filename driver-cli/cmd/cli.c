@@ -185,10 +185,11 @@ struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, in
     const char *text = rk_cli_find(cli, name);
 
     *out = fallback_ms;
-    if (!text || rk_parse_duration_ms(text, out))
+    if (!text || (rk_parse_duration_ms(text, out) && *out <= UINT32_MAX))
         return NULL;
-    return rk_cli_usage(
-        RK_FAIL(RK_INVALID_ARGUMENT, "--%s=%s: expected a duration like 30s, 10min or 500ms", name, text));
+    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                "--%s=%s: expected a duration like 30s, 10min or 500ms, at most 1193h", name,
+                                text));
 }
 
 int rk_cli_exit_code(const struct rk_status *st)

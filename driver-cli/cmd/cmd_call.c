@@ -7,8 +7,7 @@
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
 
-#define MAX_TOKENS    16384
-#define VERL_WORKLOAD 24576
+#define MAX_TOKENS 16384 /* of a micro-batch */
 
 struct target {
     char *role, *method;
@@ -69,8 +68,12 @@ static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_drive
     struct rk_status *st;
     int64_t num_meshes;
 
-    if (!path)
-        return rk_driver_adopt(driver);
+    if (!path) {
+        st = rk_driver_adopt(driver);
+        if (st && strcmp(rk_status_reason(st), "NOT_CONFIGURED") == 0)
+            return RK_WRAP(st, "without --job");
+        return st;
+    }
     st = rk_job_load(&job, path, NULL, 0);
     if (st)
         return rk_cli_usage(st);
@@ -82,18 +85,17 @@ static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_drive
 
 /* --- the plan of methods that need one: one mini-batch, micro-batches by tokens --- */
 
-static struct rk_status *sum_mask(const struct rk_batch *batch, const char *name, struct rk_arena *arena,
-                                  int64_t **out)
+static struct rk_status *count_marks(const struct rk_batch *batch, const char *name, struct rk_arena *arena,
+                                     int64_t **out)
 {
     int64_t shape[2];
-    const void *data;
-    const int64_t *mask;
+    const void *mask;
 
-    RK_TRY(rk_batch_get_dense(batch, name, RK_DTYPE_I64, 2, shape, &data));
-    mask = data;
+    RK_TRY(rk_batch_get_dense(batch, name, RK_DTYPE_I64, 2, shape, &mask));
     *out = rk_arena_calloc(arena, (size_t)shape[0] + 1, sizeof(**out));
-    for (int64_t i = 0; i < shape[0] * shape[1]; i++)
-        (*out)[i / shape[1]] += mask[i] != 0;
+    if (!*out)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the plan of %lld rows", (long long)shape[0]);
+    rk_flow_count_marks(*out, mask, shape[0], shape[1], shape[1]);
     return NULL;
 }
 
@@ -103,7 +105,7 @@ static struct rk_status *build_plan(const struct rk_cli *cli, const struct rk_dr
 {
     const struct rk_mesh *mesh = rk_driver_find_mesh(driver, target->role);
     struct rk_plan_request request = {
-        .use_dynamic_bsz = true, .max_token_len = MAX_TOKENS, .workload = {VERL_WORKLOAD}};
+        .use_dynamic_bsz = true, .max_token_len = MAX_TOKENS, .workload = {RK_FLOW_WORKLOAD_DEFAULT}};
     int64_t *seqlens, *loss_tokens;
     const char *max_tokens = rk_cli_find(cli, "max-tokens");
 
@@ -115,12 +117,12 @@ static struct rk_status *build_plan(const struct rk_cli *cli, const struct rk_dr
     if (max_tokens && (!rk_parse_i64(max_tokens, &request.max_token_len) || request.max_token_len < 1))
         return rk_cli_usage(
             RK_FAIL(RK_INVALID_ARGUMENT, "--max-tokens=%s: expected a positive number", max_tokens));
-    RK_TRY(sum_mask(batch, "attention_mask", arena, &seqlens));
+    RK_TRY(count_marks(batch, "attention_mask", arena, &seqlens));
     request.num_rows = rk_batch_num_rows(batch);
     request.num_replicas = rk_mesh_axis_size(mesh, RK_AXIS_DP);
     request.seqlens = seqlens;
     if (rk_batch_find(batch, "response_mask")) {
-        RK_TRY(sum_mask(batch, "response_mask", arena, &loss_tokens));
+        RK_TRY(count_marks(batch, "response_mask", arena, &loss_tokens));
         request.loss_tokens = loss_tokens;
     }
     return rk_plan_build(plan, arena, &request);

@@ -58,7 +58,7 @@ void rk_cli_format_help(const struct rk_command *command, struct rk_str *out);
 const char *rk_cli_find(const struct rk_cli *cli, const char *name);
 bool rk_cli_has(const struct rk_cli *cli, const char *name);
 bool rk_cli_is_json(const struct rk_cli *cli);
-/* A duration ("90s") or the fallback, in milliseconds. */
+/* A duration ("90s") or the fallback, in milliseconds that fit into 32 bits. */
 struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, int64_t fallback_ms,
                                   int64_t *out) RK_NODISCARD;
 /* Marks a status as the user's mistake: exit code 2. */
@@ -105,7 +105,7 @@ struct rk_meter {
 };
 
 void rk_meter_init(struct rk_meter *meter, bool is_quiet);
-void rk_meter_phase(struct rk_meter *meter, int64_t step, const char *phase);
+void rk_meter_phase(struct rk_meter *meter, const char *phase);
 void rk_meter_progress(struct rk_meter *meter, uint64_t done, uint64_t total);
 void rk_meter_step(struct rk_meter *meter, int64_t step, int64_t total_steps, const struct rk_json *metrics,
                    int32_t world_size);

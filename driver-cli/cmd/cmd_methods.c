@@ -4,88 +4,6 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_assert.h"
-
-/* --- the compiled table in the form that a daemon sends --- */
-
-static void *make(struct rk_arena *arena, int64_t count, size_t elem_bytes)
-{
-    void *memory = rk_arena_calloc(arena, (size_t)count, elem_bytes);
-
-    RK_ASSERT(memory || count == 0);
-    return memory;
-}
-
-static struct rk_field_info *columns_of(const struct rk_column_schema *rows, int64_t count,
-                                        struct rk_arena *arena)
-{
-    struct rk_field_info *fields = make(arena, count, sizeof(*fields));
-
-    for (int64_t i = 0; i < count; i++)
-        fields[i] = (struct rk_field_info){rows[i].name, rows[i].dtype, rows[i].dims, rows[i].is_required,
-                                           rows[i].doc};
-    return fields;
-}
-
-static struct rk_field_info *options_of(const struct rk_method *method, struct rk_arena *arena)
-{
-    static const char *const types[] = {[RK_OPTION_BOOL] = "BOOL",
-                                        [RK_OPTION_INT] = "INT",
-                                        [RK_OPTION_REAL] = "REAL",
-                                        [RK_OPTION_STRING] = "STRING",
-                                        [RK_OPTION_JSON] = "JSON"};
-    struct rk_field_info *fields = make(arena, method->num_options, sizeof(*fields));
-
-    for (int64_t i = 0; i < method->num_options; i++) {
-        const struct rk_option_schema *row = &method->options[i];
-        char *type = rk_format("%s%s%s", types[row->type], row->default_text ? " = " : "",
-                               row->default_text ? row->default_text : "");
-
-        fields[i] = (struct rk_field_info){row->key, RK_DTYPE_UNSPECIFIED, rk_arena_strdup(arena, type),
-                                           row->default_text == NULL, row->doc};
-        rk_free(type);
-    }
-    return fields;
-}
-
-static struct rk_method_info info_of(const struct rk_method *method, struct rk_arena *arena)
-{
-    const char **roles = make(arena, RK_LIMIT_ROLES, sizeof(*roles));
-    char *mode =
-        rk_format(*method->dispatch_mesh ? "%s(%s)" : "%s", method->dispatch_mode, method->dispatch_mesh);
-    struct rk_method_info info = {
-        .name = method->name,
-        .doc = method->doc,
-        .roles = roles,
-        .dispatch = rk_arena_strdup(arena, mode),
-        .execute = method->execute_mode,
-        .is_pure = (method->flags & RK_MF_PURE) != 0,
-        .is_mutating = (method->flags & RK_MF_MUTATES) != 0,
-        .num_input = method->num_in,
-        .num_output = method->num_out,
-        .num_options = method->num_options,
-        .input = columns_of(method->in, method->num_in, arena),
-        .output = columns_of(method->out, method->num_out, arena),
-        .options = options_of(method, arena),
-    };
-
-    rk_free(mode);
-    for (uint32_t bit = 1; bit & RK_ROLE_ANY; bit <<= 1) {
-        if (method->roles & bit)
-            roles[info.num_roles++] = rk_role_name(bit);
-    }
-    return info;
-}
-
-static struct rk_list_methods_response compiled_methods(struct rk_arena *arena)
-{
-    struct rk_list_methods_response list = {.num_methods = RK_METHOD_COUNT};
-
-    list.methods = make(arena, RK_METHOD_COUNT, sizeof(*list.methods));
-    for (int i = 0; i < RK_METHOD_COUNT; i++)
-        list.methods[i] = info_of(rk_method_get((rk_method_id_t)i), arena);
-    return list;
-}
 
 static struct rk_status *load(const struct rk_cli *cli, struct rk_arena *arena,
                               struct rk_list_methods_response *out)
@@ -96,7 +14,7 @@ static struct rk_status *load(const struct rk_cli *cli, struct rk_arena *arena,
 
     RK_TRY_GOTO(st, rk_cli_hosts(cli, &hosts), out);
     if (hosts.count == 0) {
-        *out = compiled_methods(arena);
+        rk_methods_describe(out, arena);
         goto out;
     }
     RK_TRY_GOTO(st, rk_cli_open(cli, &hosts, &driver), out);

@@ -1,6 +1,7 @@
 /* A training run from a job file. */
 #include "driver-cli/cmd/cmd_internal.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -64,6 +65,13 @@ static char *directory_of(const char *path)
     return dir;
 }
 
+static struct rk_status *check_model_path(const char *path)
+{
+    if (!path || access(path, R_OK | X_OK) == 0)
+        return NULL;
+    return RK_FAIL(RK_NOT_FOUND, RK_JOB_MODEL "path: cannot open '%s': %s", path, strerror(errno));
+}
+
 static struct rk_status *read_inputs(struct run *run)
 {
     const char *path = run->cli->args.items[0];
@@ -78,6 +86,8 @@ static struct rk_status *read_inputs(struct run *run)
     dir = directory_of(path);
     st = rk_flow_inputs_load(&run->inputs, run->job, dir);
     rk_free(dir);
+    if (!st && rk_cli_has(run->cli, "local")) /* elsewhere it is on the daemons' hosts */
+        st = check_model_path(run->inputs.model_path);
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
 
@@ -139,9 +149,9 @@ static struct rk_status *open_driver(struct run *run)
 
 /* --- the run --- */
 
-static void on_phase(void *user, int64_t step, const char *phase)
+static void on_phase(void *user, const char *phase)
 {
-    rk_meter_phase(&((struct run *)user)->meter, step, phase);
+    rk_meter_phase(&((struct run *)user)->meter, phase);
 }
 
 static void on_progress(void *user, const struct rk_progress *progress)

@@ -34,7 +34,8 @@ static struct rk_status *run(struct rk_cli *cli)
     RK_TRY_GOTO(st, rk_cli_open(cli, &hosts, &driver), out);
     RK_TRY_GOTO(st, confirm(cli, hosts.count), out);
     RK_TRY_GOTO(st,
-                rk_driver_shutdown(driver, (uint32_t)grace_ms, rk_cli_has(cli, "force"), "rankctl shutdown"),
+                rk_driver_shutdown(driver, (uint32_t)grace_ms, grace_ms == 0 || rk_cli_has(cli, "force"),
+                                   "rankctl shutdown"),
                 out);
     if (rk_cli_is_json(cli)) {
         struct rk_json *body = rk_json_new_object();

@@ -80,6 +80,7 @@ int main(int argc, char **argv)
     rk_log_set_format(RK_LOG_TEXT); /* for people */
     rk_log_set_level(RK_LOG_WARN);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not the end of a run */
+    signal(SIGXFSZ, SIG_IGN); /* so is a limit of the file size */
     if (argc < 2 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
         print_overview(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;

@@ -3,9 +3,11 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/rk_config.h"
+#include "base/rk_str.h"
 #include "base/rk_time.h"
 
 #define BAR_CELLS 24
@@ -42,27 +44,38 @@ static void format_duration(double seconds, char *out, size_t bytes)
         snprintf(out, bytes, "%llds", total);
 }
 
+/* A line that wraps could not be drawn over. */
+static int line_columns(void)
+{
+    struct winsize size;
+
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
 static void draw(const struct rk_meter *meter)
 {
     int full = meter->total_steps > 0 ? (int)(BAR_CELLS * meter->step / meter->total_steps) : 0;
     char bar[BAR_CELLS + 1], eta[32];
+    struct rk_str line = {0};
 
     memset(bar, '-', BAR_CELLS);
     memset(bar, '#', (size_t)full);
     bar[BAR_CELLS] = '\0';
     format_duration(eta_s(meter), eta, sizeof(eta));
-    fprintf(stderr, "\r\033[K[%s] %lld/%lld", bar, (long long)meter->step, (long long)meter->total_steps);
+    rk_str_appendf(&line, "[%s] %lld/%lld", bar, (long long)meter->step, (long long)meter->total_steps);
     if (isfinite(meter->reward))
-        fprintf(stderr, "  reward %.3f  %.0f tok/s  eta %s", meter->reward, meter->tokens_per_s, eta);
-    fprintf(stderr, "  %s", meter->phase);
+        rk_str_appendf(&line, "  reward %.3f  %.0f tok/s  eta %s", meter->reward, meter->tokens_per_s, eta);
+    rk_str_appendf(&line, "  %s", meter->phase);
     if (meter->total > 0)
-        fprintf(stderr, " %llu/%llu", (unsigned long long)meter->done, (unsigned long long)meter->total);
+        rk_str_appendf(&line, " %llu/%llu", (unsigned long long)meter->done,
+                       (unsigned long long)meter->total);
+    fprintf(stderr, "\r\033[K%.*s", line_columns() - 1, rk_str_text(&line));
     fflush(stderr);
+    rk_str_fini(&line);
 }
 
-void rk_meter_phase(struct rk_meter *meter, int64_t step, const char *phase)
+void rk_meter_phase(struct rk_meter *meter, const char *phase)
 {
-    (void)step;
     snprintf(meter->phase, sizeof(meter->phase), "%s", phase);
     meter->done = meter->total = 0;
     if (meter->is_terminal && !meter->is_quiet)

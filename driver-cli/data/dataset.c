@@ -2,7 +2,6 @@
  * line or an overlong prompt is found before anything runs. */
 #include "driver-cli/rk_dataset.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,6 +11,7 @@
 #include "base/rk_log.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
+#include "driver-cli/files_internal.h"
 
 #define LINE_BYTES_MAX (16 << 20)
 #define SHUFFLE_STREAM "data.shuffle" /* names the random stream of the permutations */
@@ -182,8 +182,7 @@ static struct rk_status *read_file(struct rk_dataset *dataset, const char *path,
     struct rk_status *st;
 
     if (!file)
-        return RK_FAIL(errno == ENOENT ? RK_NOT_FOUND : RK_PERMISSION_DENIED, "data file '%s': %s", path,
-                       strerror(errno));
+        return rk_errno_status("cannot open the data file", path);
     st = read_lines(dataset, file, path, index, config, tokenizer);
     fclose(file);
     return st;
@@ -228,7 +227,8 @@ int64_t rk_dataset_num_rows(const struct rk_dataset *dataset)
 const struct rk_dataset_row *rk_dataset_at(struct rk_dataset *dataset, int64_t epoch, int64_t i)
 {
     RK_ASSERT(epoch >= 0);
-    RK_ASSERT(i >= 0 && i < dataset->rows.count);
+    RK_ASSERT(i >= 0);
+    RK_ASSERT(i < dataset->rows.count);
     if (!dataset->shuffle)
         return &dataset->rows.items[i].view;
     if (dataset->epoch != epoch) {

@@ -123,16 +123,11 @@ static struct rk_status *get_column(const struct rk_flow_context *ctx, const cha
 static struct rk_status *sum_rows(struct rk_flow_context *ctx, const char *mask_name, int64_t width,
                                   int64_t **out)
 {
-    const void *data;
-    const int64_t *mask;
+    const void *mask;
 
-    RK_TRY(get_column(ctx, mask_name, RK_DTYPE_I64, width, &data));
-    mask = data;
+    RK_TRY(get_column(ctx, mask_name, RK_DTYPE_I64, width, &mask));
     *out = scratch(ctx, (size_t)ctx->num_rows, sizeof(**out));
-    for (int64_t row = 0; row < ctx->num_rows; row++) {
-        for (int64_t i = 0; i < width; i++)
-            (*out)[row] += mask[row * width + i] != 0;
-    }
+    rk_flow_count_marks(*out, mask, ctx->num_rows, width, width);
     return NULL;
 }
 

@@ -12,7 +12,6 @@
 #include "driver-cli/job_internal.h"
 
 #define CONFIG_BYTES_MAX (1u << 20)
-#define VERL_WORKLOAD    24576 /* linear term of a 7B model, for a model whose config.json is elsewhere */
 
 /* DIR/NAME as JSON; *out stays NULL when there is no such file. */
 static struct rk_status *read_optional_json(struct rk_json **out, const char *dir, const char *name)
@@ -41,7 +40,7 @@ static struct rk_workload workload_of(const struct rk_json *hf_config)
 
     if (hidden < 1 || ffn < 1 || heads < 1 || kv_heads < 1 || head_dim < 1 || hidden > limit || ffn > limit ||
         heads > limit / head_dim || kv_heads > heads)
-        return (struct rk_workload){VERL_WORKLOAD};
+        return (struct rk_workload){RK_FLOW_WORKLOAD_DEFAULT};
     return (struct rk_workload){
         (2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim + 3 * hidden * ffn) /
         (heads * head_dim)};

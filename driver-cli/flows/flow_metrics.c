@@ -35,6 +35,16 @@ void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const doubl
     metric_of(metrics, name, "min", min);
 }
 
+void rk_flow_count_marks(int64_t *counts, const int64_t *mask, int64_t num_rows, int64_t width,
+                         int64_t stride)
+{
+    for (int64_t row = 0; row < num_rows; row++) {
+        counts[row] = 0;
+        for (int64_t i = 0; i < width; i++)
+            counts[row] += mask[row * stride + i] != 0;
+    }
+}
+
 void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more)
 {
     for (void *it = more ? rk_json_iter(more) : NULL; it; it = rk_json_iter_next(more, it))
@@ -167,13 +177,8 @@ static struct rk_status *token_values(struct rk_json *metrics, const struct view
 /* Lengths of one part of the rows: [begin, begin + width) of the attention mask. */
 static void part_lengths(const struct view *view, int64_t begin, int64_t width, int64_t *lengths)
 {
-    int64_t stride = view->prompt_length + view->response_length;
-
-    for (int64_t row = 0; row < view->num_rows; row++) {
-        lengths[row] = 0;
-        for (int64_t i = 0; i < width; i++)
-            lengths[row] += view->attention_mask[row * stride + begin + i] != 0;
-    }
+    rk_flow_count_marks(lengths, view->attention_mask + begin, view->num_rows, width,
+                        view->prompt_length + view->response_length);
 }
 
 static void length_metrics(struct rk_json *metrics, const struct view *view, const char *name,

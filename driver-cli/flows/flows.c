@@ -73,7 +73,7 @@ static struct rk_status *run_part(struct rk_flow_context *ctx, const struct rk_f
     if (part->is_needed && !part->is_needed(ctx))
         return NULL;
     if (ctx->sink.on_phase)
-        ctx->sink.on_phase(ctx->sink.user, ctx->step, part->name);
+        ctx->sink.on_phase(ctx->sink.user, part->name);
     RK_TRY(part->run(ctx));
     if (part->timer) {
         char *name = rk_format("timing_s/%s", part->timer);

@@ -5,6 +5,9 @@
 #include "base/rk_config.h"
 #include "driver-cli/rk_driver.h"
 
+/* Linear term of verl's 7B model, where the model's config.json is elsewhere. */
+#define RK_FLOW_WORKLOAD_DEFAULT 24576
+
 /* What a job names, read and checked before any daemon is started. */
 struct rk_flow_inputs {
     char *model_path; /* absolute; NULL: random weights */
@@ -27,7 +30,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
 /* Who is told how it goes. */
 struct rk_flow_sink {
     void *user;
-    void (*on_phase)(void *user, int64_t step, const char *phase);
+    void (*on_phase)(void *user, const char *phase);
     void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */
     struct rk_status *(*on_step)(void *user, int64_t step, int64_t total_steps,
                                  const struct rk_json *metrics);
@@ -107,6 +110,9 @@ struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, co
 void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */
 /* NAME/mean, NAME/max, NAME/min; nothing when count is 0. */
 void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const double *values, int64_t count);
+/* counts[row]: marked cells among the first `width` of the row; rows begin `stride` cells apart. */
+void rk_flow_count_marks(int64_t *counts, const int64_t *mask, int64_t num_rows, int64_t width,
+                         int64_t stride);
 void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more);
 /* Aggregates a [B, R] array like the policy loss does, with the local counts as denominators. */
 double rk_flow_aggregate(const float *values, const int64_t *mask, int64_t num_rows, int64_t width,

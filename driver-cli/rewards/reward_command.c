@@ -23,6 +23,7 @@
 
 #define ANSWER_BYTES_MAX (1 << 20) /* a score with remarks; more is a program gone wrong */
 #define EXIT_GRACE_MS    2000      /* between end of file on its input and SIGKILL */
+#define TIMEOUT_MS_MAX   (24 * 3600 * 1000)
 
 extern char **environ;
 
@@ -58,15 +59,30 @@ static struct rk_status *read_timeout(struct command *command, const struct rk_j
     const char *text = "30s";
 
     RK_TRY(rk_json_opt_string(config, "reward", "timeout", &text));
-    if (!rk_parse_duration_ms(text, &command->timeout_ms) || command->timeout_ms <= 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "reward.timeout: expected a duration such as \"30s\", got \"%s\"",
-                       text);
+    if (!rk_parse_duration_ms(text, &command->timeout_ms) || command->timeout_ms <= 0 ||
+        command->timeout_ms > TIMEOUT_MS_MAX)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "reward.timeout: expected a duration such as \"30s\", at most 24h, got \"%s\"", text);
     return NULL;
+}
+
+/* The program shall not ignore what we ignore. It stays in our process group: Ctrl-C is for it too. */
+static void init_attributes(posix_spawnattr_t *attributes)
+{
+    sigset_t defaults;
+
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    sigaddset(&defaults, SIGXFSZ);
+    posix_spawnattr_init(attributes);
+    posix_spawnattr_setsigdefault(attributes, &defaults);
+    posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGDEF);
 }
 
 static struct rk_status *start(struct command *command)
 {
     posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
     int pair[2];
     int rc;
 
@@ -75,7 +91,9 @@ static struct rk_status *start(struct command *command)
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, pair[1], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, pair[1], STDOUT_FILENO);
-    rc = posix_spawnp(&command->pid, command->argv[0], &actions, NULL, command->argv, environ);
+    init_attributes(&attributes);
+    rc = posix_spawnp(&command->pid, command->argv[0], &actions, &attributes, command->argv, environ);
+    posix_spawnattr_destroy(&attributes);
     posix_spawn_file_actions_destroy(&actions);
     close(pair[1]);
     if (rc != 0) {
@@ -121,11 +139,13 @@ static void destroy(void *state)
 
 static struct rk_status *create(void **state, const struct rk_json *config)
 {
+    static const char *const keys[] = {"name", "command", "timeout", NULL};
     struct command *command = rk_calloc(1, sizeof(*command));
     struct rk_status *st;
 
     command->pid = -1;
     command->fd = -1;
+    RK_TRY_GOTO(st, rk_reward_check_keys(config, keys), out);
     RK_TRY_GOTO(st, read_argv(command, config), out);
     RK_TRY_GOTO(st, read_timeout(command, config), out);
     RK_TRY_GOTO(st, start(command), out);
@@ -164,7 +184,7 @@ static struct rk_status *send_line(struct command *command, const char *line, si
         } else if (errno == EAGAIN || errno == EINTR) {
             RK_TRY(wait_for(command, POLLOUT, deadline_ns));
         } else {
-            return RK_FAIL(RK_UNAVAILABLE, "reward.command: '%s' ended", command->argv[0]);
+            return RK_FAIL(RK_ABORTED, "reward.command: '%s' ended", command->argv[0]);
         }
     }
     return NULL;
@@ -183,7 +203,7 @@ static struct rk_status *receive_line(struct command *command, char **line, int6
         ssize_t got = recv(command->fd, chunk, sizeof(chunk), MSG_DONTWAIT);
 
         if (got == 0 || (got < 0 && errno == ECONNRESET))
-            return RK_FAIL(RK_UNAVAILABLE, "reward.command: '%s' ended without an answer", command->argv[0]);
+            return RK_FAIL(RK_ABORTED, "reward.command: '%s' ended without an answer", command->argv[0]);
         if (got < 0) {
             RK_TRY(wait_for(command, POLLIN, deadline_ns));
             continue;

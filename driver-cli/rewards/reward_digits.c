@@ -41,17 +41,23 @@ static double score_answer(const char *got, const char *want)
 
 static struct rk_status *create(void **state, const struct rk_json *config)
 {
-    (void)config;
+    static const char *const keys[] = {"name", NULL};
+
     *state = NULL;
-    return NULL;
+    return rk_reward_check_keys(config, keys);
 }
 
 static struct rk_status *score(void *state, const struct rk_reward_item *items, int64_t num_items,
                                double *scores)
 {
     (void)state;
-    for (int64_t i = 0; i < num_items; i++)
+    for (int64_t i = 0; i < num_items; i++) {
+        if (!*items[i].ground_truth) /* else the best answer would be to say nothing */
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "item %lld, prompt '%s': reward_model.ground_truth is missing", (long long)i,
+                           items[i].prompt);
         scores[i] = score_answer(items[i].solution_str, items[i].ground_truth);
+    }
     return NULL;
 }
 

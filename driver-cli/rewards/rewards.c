@@ -30,6 +30,19 @@ static struct rk_status *unknown_row(const char *name)
     return st;
 }
 
+struct rk_status *rk_reward_check_keys(const struct rk_json *config, const char *const *keys)
+{
+    for (void *it = rk_json_iter(config); it; it = rk_json_iter_next(config, it)) {
+        const char *const *key = keys;
+
+        while (*key && strcmp(*key, rk_json_iter_key(it)) != 0)
+            key++;
+        if (!*key)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "reward.%s: unknown key", rk_json_iter_key(it));
+    }
+    return NULL;
+}
+
 struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json *config)
 {
     const char *name = NULL;

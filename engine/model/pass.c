@@ -155,7 +155,7 @@ struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_pac
     return entropy ? rk_labels_download(&labels, model, out.entropy, entropy, packed->num_tokens) : NULL;
 }
 
-/* Rows [begin, begin + count) of the logits, as f64, without the padding of the vocabulary. */
+/* The logits of these hidden states, as f64, without the padding of the vocabulary. */
 static struct rk_status *download_logits(struct rk_model *model, struct rk_pass *pass, rk_tensor_t hidden,
                                          double *out)
 {

@@ -1,5 +1,6 @@
 /* rankctl's command line: what is printed where, and the exit codes 0 to 4 for every way to go wrong. */
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -82,6 +83,11 @@ static const struct cli_case cases[] = {
      2,
      NULL,
      "--grace=1"},
+    {"shutdown with a duration that the wire does not hold",
+     {"shutdown", "--yes", "--grace=1194h", "--hosts", NOBODY},
+     2,
+     NULL,
+     "at most 1193h"},
 
     {"run without daemons", {"run", TINY_JOB}, 2, NULL, "no daemons given; use --local N"},
     {"run a missing job", {"run", "/does/not/exist.json", "--local=1"}, 2, NULL, "/does/not/exist.json"},
@@ -110,6 +116,12 @@ static const struct cli_case cases[] = {
      2,
      NULL,
      "actor_rollout_ref.model.tokenizer_path"},
+    {"run with missing weights",
+     {"run", TINY_JOB, "--local=2", "actor_rollout_ref.model.path=none",
+      "actor_rollout_ref.model.tokenizer_path=tokenizer.json"},
+     2,
+     NULL,
+     "actor_rollout_ref.model.path"},
     {"run with an unknown reward", {"run", TINY_JOB, "--local=2", "reward.name=none"}, 2, NULL, "digits"},
     {"run on zero daemons", {"run", TINY_JOB, "--local=0"}, 2, NULL, "--local=0"},
     {"run on both kinds of daemons",
@@ -174,6 +186,29 @@ static void test_rankctl_json_error_is_an_object(void **state)
     assert_string_equal(rk_json_as_string(rk_json_find_path(json, "error.code"), ""), "UNAVAILABLE");
     rk_json_free(json);
     outcome_fini(&outcome);
+}
+
+/* Goal: a disk that is full is an error message, not death by SIGXFSZ. Method: the file-size limit, lower
+ * than the resolved configuration is long. */
+static void test_rankctl_full_disk_is_an_error(void **state)
+{
+    struct rlimit saved, small = {.rlim_cur = 1024};
+    char *dir = new_run_dir();
+    const char *const args[] = {"run", TINY_JOB, "--local=2", "--run-dir", dir, NULL};
+    struct rk_proc *proc;
+    struct outcome outcome;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &saved), 0);
+    small.rlim_max = saved.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    proc = start_rankctl(args);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &saved), 0);
+    outcome = finish_rankctl(proc, 10000);
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "File too large");
+    outcome_fini(&outcome);
+    rk_free(dir);
 }
 
 /* Goal: every line of a bad job file is named in one go. */
@@ -281,6 +316,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rankctl_command_lines_have_their_exit_codes),
         cmocka_unit_test(test_rankctl_json_error_is_an_object),
+        cmocka_unit_test(test_rankctl_full_disk_is_an_error),
         cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
         cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),
         cmocka_unit_test(test_rankctl_tokens_are_sent_and_their_files_guarded),

@@ -317,6 +317,22 @@ static void test_call_compute_log_prob_writes_its_result(void **state)
     rk_free(out);
 }
 
+/* Goal: a group is named whole and in its order, or told how it stands. */
+static void test_call_group_named_otherwise_is_refused(void **state)
+{
+    const struct group *group = *state;
+    const char *first = rk_proc_address(group->daemons[0]), *second = rk_proc_address(group->daemons[1]);
+    struct group swapped = *group, half = *group;
+
+    swapped.hosts = rk_format("%s,%s", second, first);
+    half.hosts = rk_strdup(second);
+    assert_call(&swapped, "actor.get_mesh_info", NULL, 1, "is rank 1 of 2 in its group");
+    assert_call(&half, "actor.get_mesh_info", NULL, 1, "is rank 1 of 2 in its group");
+    assert_call(group, "actor.get_mesh_info", NULL, 0, NULL);
+    rk_free(swapped.hosts);
+    rk_free(half.hosts);
+}
+
 #ifdef RK_FAULTS
 /* Goal: a rank that does not come to a collective in the time of the call ends it with exit code 5. Method:
  * tp 2, one daemon sleeps 3 s before every method. */
@@ -336,6 +352,7 @@ static void test_call_timeout_exits_with_five(void **state)
     group.hosts = rk_format("%s,%s", rk_proc_address(group.daemons[0]), rk_proc_address(group.daemons[1]));
     assert_call(&group, "actor.init_model", init, 0, NULL);
     assert_call(&group, "actor.compute_log_prob", late, 5, "DEADLINE_EXCEEDED");
+    assert_call(&group, "actor.get_mesh_info", NULL, 1, "without --job: worker 0");
     rk_proc_destroy(group.daemons[0]);
     rk_proc_destroy(group.daemons[1]);
     rk_free(group.hosts);
@@ -355,6 +372,7 @@ int main(void)
         cmocka_unit_test(test_call_bad_batches_are_refused_naming_the_column),
         cmocka_unit_test(test_call_no_batch_or_one_too_many_is_refused),
         cmocka_unit_test(test_call_compute_log_prob_writes_its_result),
+        cmocka_unit_test(test_call_group_named_otherwise_is_refused),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_call_timeout_exits_with_five),
 #endif

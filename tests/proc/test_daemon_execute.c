@@ -391,6 +391,37 @@ static void test_execute_second_open_call_is_refused(void **state)
     fixture_stop(&fixture);
 }
 
+/* Goal: communicators that are lost between Accepted and Commit fail the call, which uses up its number like
+ * any that ran, and not the daemon. */
+static void test_execute_commit_without_communicators_is_failed(void **state)
+{
+    struct rk_batch *prompts = fixture_prompts(2);
+    struct rk_execute_header header, nothing;
+    struct rk_client_stream *stream;
+    struct rk_accepted accepted;
+    struct fixture fixture;
+    char outcome[32];
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    stream = fixture_open_generate(&fixture, &header, prompts);
+    assert_true(fixture_send_body(stream, prompts));
+    assert_true(fixture_read_accepted(&fixture, stream, &accepted));
+    nothing = header;
+    nothing.request_id = (struct rk_bytes){0};
+    assert_ok(fixture_cancel(&fixture, &nothing, true, outcome));
+    assert_string_equal(outcome, "aborted");
+    fixture_wait_state(&fixture, "UNCONFIGURED");
+    fixture_send_commit(stream);
+    assert_refused(rk_client_finish(stream), RK_FAILED_PRECONDITION, "NOT_CONFIGURED");
+    fixture_wait_state(&fixture, "UNCONFIGURED");
+    assert_int_equal(fixture_last_seq(&fixture), 3);
+    rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -400,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_execute_wrong_stream_is_refused),
         cmocka_unit_test(test_execute_broken_before_commit_is_forgotten),
         cmocka_unit_test(test_execute_second_open_call_is_refused),
+        cmocka_unit_test(test_execute_commit_without_communicators_is_failed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,7 +7,7 @@ struct pass {
     struct rk_rows rows;
     double temperature;
     double *log_probs, *entropy;        /* packed; entropy NULL when it is not wanted */
-    float *out_log_probs, *out_entropy; /* columns of the result; NULL when this rank returns none */
+    float *out_log_probs, *out_entropy; /* columns of the result; NULL where this rank returns none */
 };
 
 struct rk_status *rk_temperature_read(double *out, const struct rk_json *options)
@@ -28,7 +28,7 @@ static struct rk_status *add_columns(struct rk_call *call, struct pass *pass, co
     RK_TRY(rk_batch_create(&call->job->output, pass->rows.num_rows));
     RK_TRY(rk_batch_add_dense(call->job->output, log_prob_column, RK_DTYPE_F32, 2, shape, &data));
     pass->out_log_probs = data;
-    if (!entropy_column)
+    if (!pass->entropy)
         return NULL;
     RK_TRY(rk_batch_add_dense(call->job->output, entropy_column, RK_DTYPE_F32, 2, shape, &data));
     pass->out_entropy = data;
@@ -63,7 +63,7 @@ static struct rk_status *run_mini_batch(struct rk_call *call, struct pass *pass,
                                   pass->entropy));
         if (pass->out_log_probs)
             rk_rows_scatter(&pass->rows, pass->log_probs, pass->out_log_probs);
-        if (pass->out_entropy && pass->entropy)
+        if (pass->out_entropy)
             rk_rows_scatter(&pass->rows, pass->entropy, pass->out_entropy);
         rk_call_progress(call, call->job->method->name, (uint64_t)m + 1, (uint64_t)mini->num_micro);
     }

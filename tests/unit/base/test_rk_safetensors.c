@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -194,6 +195,9 @@ static void test_st_open_wrong_paths(void **state)
     (void)state;
     assert_fails(rk_st_open(&file, path), RK_NOT_FOUND, "absent.safetensors");
     assert_fails(rk_st_open(&file, rk_test_temp_dir()), RK_INVALID_ARGUMENT, "not a regular file");
+    assert_int_equal(mkfifo(path, 0600), 0); /* nobody writes: it must not be waited for */
+    assert_fails(rk_st_open(&file, path), RK_INVALID_ARGUMENT, "not a regular file");
+    unlink(path);
     rk_st_close(NULL);
     rk_free(path);
 }

@@ -42,14 +42,13 @@ static void test_rk_daemon_state_can_move_ends_are_final(void **state)
         assert_false(rk_daemon_state_can_move((rk_daemon_state_t)to, RK_DAEMON_STARTING));
         assert_false(rk_daemon_state_can_move((rk_daemon_state_t)to, (rk_daemon_state_t)to));
     }
-    assert_false(rk_daemon_state_can_move(RK_DAEMON_UNCONFIGURED, RK_DAEMON_BUSY));
     assert_false(rk_daemon_state_can_move(RK_DAEMON_STARTING, RK_DAEMON_READY));
     assert_false(rk_daemon_state_can_move(RK_DAEMON_READY, RK_DAEMON_STOPPED));
 }
 
 /* Goal: rk_daemon_update may follow the facts from one state to any other without meeting an illegal move:
- * between the states that facts lead to, all moves are legal but UNCONFIGURED to BUSY (a call is accepted by
- * a configured daemon only) and those out of FAILED. */
+ * between the states that facts lead to, all moves are legal but those out of FAILED. UNCONFIGURED to BUSY is
+ * one of them: the communicators may be lost between the acceptance of a call and its Commit. */
 static void test_rk_daemon_state_can_move_facts_are_followed(void **state)
 {
     static const rk_daemon_state_t reachable[] = {RK_DAEMON_UNCONFIGURED, RK_DAEMON_CONFIGURED,
@@ -59,8 +58,7 @@ static void test_rk_daemon_state_can_move_facts_are_followed(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(reachable); i++) {
         for (size_t j = 0; j < RK_ARRAY_LEN(reachable); j++) {
-            bool is_exception = i == j || reachable[i] == RK_DAEMON_FAILED ||
-                                (reachable[i] == RK_DAEMON_UNCONFIGURED && reachable[j] == RK_DAEMON_BUSY);
+            bool is_exception = i == j || reachable[i] == RK_DAEMON_FAILED;
 
             print_message("%s -> %s\n", rk_daemon_state_name(reachable[i]),
                           rk_daemon_state_name(reachable[j]));

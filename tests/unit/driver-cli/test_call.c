@@ -10,6 +10,7 @@
 #include "tests/unit/driver-cli/fake_daemon.h"
 
 #define NUM_DAEMONS 2
+#define HANG_MS     20000
 
 struct group {
     struct fake_daemon *daemons[NUM_DAEMONS];
@@ -95,6 +96,14 @@ static void never_accept(struct fake_call *fake)
 {
     fake_receive(fake);
     fake_receive(fake);
+    fake_finish(fake, RK_CANCELLED, "cancelled by the client");
+}
+
+/* A rank whose engine hangs: Cancel is answered and changes nothing. */
+static void hang(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    rk_time_sleep_ms(HANG_MS);
     fake_finish(fake, RK_CANCELLED, "cancelled by the client");
 }
 
@@ -306,6 +315,37 @@ static void test_call_interrupted_before_commit_is_withdrawn(void **state)
     assert_fails(call(group, behave, behave, &result), RK_CANCELLED, "interrupted");
 }
 
+/* Goal: one interrupt is enough also where no rank stops: it is asked for, then enforced, then given up. */
+static void test_call_interrupted_that_hangs_is_given_up(void **state)
+{
+    int64_t begin_ns = rk_time_now_ns();
+    struct group *group = *state;
+    struct rk_driver_result result;
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, interrupt_soon, group->driver), 0);
+    assert_fails(call(group, hang, hang, &result), RK_CANCELLED, "interrupted");
+    assert_true(rk_time_now_ns() - begin_ns < (HANG_MS - 2000) * 1000000LL);
+    pthread_join(thread, NULL);
+    for (int d = 0; d < NUM_DAEMONS; d++)
+        assert_true(fake_daemon_was_committed(group->daemons[d]));
+}
+
+/* Goal: a timeout that the wire would cut off is refused before anything is sent. */
+static void test_call_timeout_outside_the_wires_range_is_refused(void **state)
+{
+    static const int64_t timeouts_ms[] = {-1, (int64_t)UINT32_MAX + 1, INT64_MAX};
+    struct group *group = *state;
+    struct rk_driver_result result;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(timeouts_ms); i++) {
+        struct rk_driver_call_args args = {
+            .role = "actor", .method = "get_mesh_info", .timeout_ms = timeouts_ms[i]};
+
+        assert_fails(rk_driver_call(group->driver, &args, &result), RK_INVALID_ARGUMENT, "timeout_ms=");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -313,7 +353,10 @@ int main(void)
         cmocka_unit_test(test_call_breaches_fail_naming_the_daemon),
         cmocka_unit_test(test_call_one_refusal_withdraws_everywhere),
         cmocka_unit_test(test_call_different_plan_hashes_never_start),
+        cmocka_unit_test(test_call_timeout_outside_the_wires_range_is_refused),
         cmocka_unit_test(test_call_interrupted_before_commit_is_withdrawn),
+        cmocka_unit_test_setup_teardown(test_call_interrupted_that_hangs_is_given_up, start_group,
+                                        stop_group),
     };
 
     return cmocka_run_group_tests(tests, start_group, stop_group);

@@ -49,6 +49,22 @@ static const struct bad_file bad_files[] = {
     {"out of range", "{\"data\": {\"train_files\": [\"a\"], \"train_batch_size\": 0}}",
      "data.train_batch_size"},
     {"unknown choice", "{\"data\": {\"train_files\": [\"a\"], \"truncation\": \"cut\"}}", "data.truncation"},
+    {"unknown KL of the loss",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"actor\": {\"kl_loss_type\": "
+     "\"full\"}}}",
+     "actor_rollout_ref.actor.kl_loss_type"},
+    {"unknown KL of the reward",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"algorithm\": {\"kl_penalty\": \"full\"}}",
+     "algorithm.kl_penalty"},
+    {"lower clip ratio that no ratio reaches",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"actor\": {\"clip_ratio_low\": 1.5}}}",
+     "actor_rollout_ref.actor.clip_ratio_low"},
+    {"temperature that training cannot divide by",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"temperature\": 0}}}",
+     "actor_rollout_ref.rollout.temperature"},
+    {"top_p that keeps nothing",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"top_p\": 0}}}",
+     "actor_rollout_ref.rollout.top_p"},
     {"required key missing", "{\"data\": {}}", "data.train_files"},
     {"parallel size that this version lacks",
      "{\"data\": {\"train_files\": [\"a\"]}, "
@@ -173,6 +189,9 @@ static const struct rule_case rule_cases[] = {
     {"model", {"~actor_rollout_ref.model.tokenizer_path"}, 4, "set actor_rollout_ref.model.tokenizer_path"},
     {"estimator", {"algorithm.adv_estimator=gae"}, 4, "algorithm.adv_estimator=gae is unknown; known: "},
     {"loss", {ACTOR "clip_ratio_c=1.0"}, 4, "clip_ratio_c=1 must be above 1"},
+    {"betas", {ACTOR "optim.betas=[0.9]"}, 4, "optim.betas: expected two numbers"},
+    {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
+    {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},
     {"reward", {"~reward.name"}, 4, "set reward.name"},
 };
 

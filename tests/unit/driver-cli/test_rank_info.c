@@ -39,13 +39,14 @@ struct answer {
     const char *message; /* NULL: fine */
 };
 
-#define ACTOR(tp, dp)                                     \
-    {                                                     \
-        .role = "actor", .tp_rank = (tp), .dp_rank = (dp) \
+/* The expert grid has the tensor parallel size where nothing else is said. */
+#define ACTOR(tp, dp)                                                       \
+    {                                                                       \
+        .role = "actor", .tp_rank = (tp), .etp_rank = (tp), .dp_rank = (dp) \
     }
-#define REF(tp)                        \
-    {                                  \
-        .role = "ref", .tp_rank = (tp) \
+#define REF(tp)                                          \
+    {                                                    \
+        .role = "ref", .tp_rank = (tp), .etp_rank = (tp) \
     }
 
 static const struct answer answers[] = {
@@ -65,6 +66,21 @@ static const struct answer answers[] = {
      {ACTOR(0, 0)},
      "tp_rank=0 in the mesh of role 'actor'"},
     {"wrong dp", 2, {.rank = 2, .world_size = 4, .num_roles = 2}, {ACTOR(0, 0), REF(0)}, "dp_rank=0"},
+    {"wrong etp",
+     1,
+     {.rank = 1, .world_size = 4, .num_roles = 1},
+     {{.role = "actor", .tp_rank = 1}},
+     "etp_rank=0 in the mesh of role 'actor'"},
+    {"role that the group does not have",
+     0,
+     {.rank = 0, .world_size = 4, .num_roles = 2},
+     {ACTOR(0, 0), {.role = "critic"}},
+     "places in 2 meshes, the group has 1"},
+    {"role twice",
+     0,
+     {.rank = 0, .world_size = 4, .num_roles = 2},
+     {ACTOR(0, 0), ACTOR(0, 0)},
+     "places in 2 meshes, the group has 1"},
     {"missing role",
      2,
      {.rank = 2, .world_size = 4, .num_roles = 1},

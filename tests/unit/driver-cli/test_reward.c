@@ -34,7 +34,6 @@ static const struct {
     {",", "7", 0.5},
     {"7,", "7,9", 2.0 / 4},
     {"7,9,1", "7,9", 3.0 / 6},
-    {"", "", 1.0},
     {"abc", "7,9", 0.25},
 };
 
@@ -57,6 +56,20 @@ static void test_digits_hand_scored_answers_match(void **state)
     rk_reward_destroy(reward);
 }
 
+static void test_digits_item_without_truth_is_refused(void **state)
+{
+    const struct rk_reward_item item = {
+        .data_source = "digits", .prompt = "0,1:9,1", .solution_str = "", .ground_truth = ""};
+    struct rk_reward *reward = NULL;
+    double score = -1;
+
+    (void)state;
+    assert_ok(open_reward(&reward, "{\"name\": \"digits\"}"));
+    assert_fails(rk_reward_score(reward, &item, 1, &score), RK_INVALID_ARGUMENT,
+                 "item 0, prompt '0,1:9,1': reward_model.ground_truth");
+    rk_reward_destroy(reward);
+}
+
 static const struct {
     const char *label, *config;
     rk_code_t code;
@@ -64,8 +77,14 @@ static const struct {
 } bad_configs[] = {
     {"unknown", "{\"name\": \"gsm9k\"}", RK_NOT_FOUND, "digits, command"},
     {"no name", "{}", RK_INVALID_ARGUMENT, "reward.name"},
+    {"unknown key", "{\"name\": \"digits\", \"scale\": 2}", RK_INVALID_ARGUMENT, "reward.scale"},
+    {"unknown key of a command", "{\"name\": \"command\", \"command\": [\"cat\"], \"timout\": \"5s\"}",
+     RK_INVALID_ARGUMENT, "reward.timout"},
     {"no program", "{\"name\": \"command\"}", RK_INVALID_ARGUMENT, "reward.command"},
     {"not words", "{\"name\": \"command\", \"command\": [1]}", RK_INVALID_ARGUMENT, "reward.command[0]"},
+    {"timeout that overflows",
+     "{\"name\": \"command\", \"command\": [\"cat\"], \"timeout\": \"2562047788h\"}", RK_INVALID_ARGUMENT,
+     "reward.timeout"},
     {"bad timeout", "{\"name\": \"command\", \"command\": [\"cat\"], \"timeout\": \"5\"}",
      RK_INVALID_ARGUMENT, "\"5\""},
     {"missing program", "{\"name\": \"command\", \"command\": [\"/nonexistent/scorer\"]}", RK_NOT_FOUND,
@@ -113,10 +132,10 @@ static const struct {
     rk_code_t code;
     const char *message;
 } bad_programs[] = {
-    {"ends", SCORER("exit 0"), RK_UNAVAILABLE, "ended"},
+    {"ends", SCORER("exit 0"), RK_ABORTED, "ended"},
     {"garbage", SCORER("while read -r l; do echo hello; done"), RK_INVALID_ARGUMENT, "item 0"},
     {"no score", SCORER("while read -r l; do echo '{}'; done"), RK_INVALID_ARGUMENT, "score"},
-    {"silent", SCORER("while read -r l; do sleep 60; done"), RK_DEADLINE_EXCEEDED, "2000 ms"},
+    {"silent", SCORER("read -r l; exec sleep 60"), RK_DEADLINE_EXCEEDED, "2000 ms"},
     {"endless line", SCORER("cat /dev/zero"), RK_RESOURCE_EXHAUSTED, "longer"},
 };
 
@@ -141,6 +160,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_digits_hand_scored_answers_match),
+        cmocka_unit_test(test_digits_item_without_truth_is_refused),
         cmocka_unit_test(test_create_bad_config_is_refused),
         cmocka_unit_test(test_command_program_answers_each_item),
         cmocka_unit_test(test_command_bad_program_is_named),

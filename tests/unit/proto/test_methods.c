@@ -6,6 +6,7 @@
 #include "base/rk_str.h"
 #include "proto/columns.def"
 #include "proto/options.def"
+#include "proto/rk_messages.h"
 #include "proto/rk_methods.h"
 #include "proto/rk_rpcs.h"
 
@@ -201,6 +202,8 @@ static const struct {
      "generate_sequences has no option 'temprature', did you mean 'temperature'?"},
     {"unlike any", "generate_sequences", "{\"response_length\": 4, \"frobnicate\": 1}", NULL, NULL,
      "generate_sequences has no option 'frobnicate'"},
+    {"option of a sister method", "compute_ref_log_prob", "{\"calculate_entropy\": true}", NULL, NULL,
+     "compute_ref_log_prob has no option 'calculate_entropy'"},
     {"method without options", "get_mesh_info", "{\"x\": 1}", NULL, NULL, "get_mesh_info has no option 'x'"},
     {"fraction for an integer", "generate_sequences", "{\"response_length\": 4.5}", NULL, NULL,
      "option 'response_length': expected an integer, got"},
@@ -257,6 +260,57 @@ static void test_complete_options(void **state)
         run_option_case(i);
 }
 
+/* --- the table as a message --- */
+
+static void test_methods_describe_holds_every_row(void **state)
+{
+    struct rk_arena *arena = rk_arena_create(4096, 0);
+    struct rk_list_methods_response list;
+
+    (void)state;
+    rk_methods_describe(&list, arena);
+    assert_int_equal(list.num_methods, RK_METHOD_COUNT);
+    for (int id = 0; id < RK_METHOD_COUNT; id++) {
+        const struct rk_method *row = rk_method_get((rk_method_id_t)id);
+        const struct rk_method_info *info = &list.methods[id];
+        uint32_t roles = 0;
+
+        print_message("%s\n", row->name);
+        assert_string_equal(info->name, row->name);
+        for (int64_t i = 0; i < info->num_roles; i++)
+            roles |= rk_role_parse(info->roles[i]);
+        assert_int_equal(roles, row->roles);
+        assert_int_equal(info->is_mutating, (row->flags & RK_MF_MUTATES) != 0);
+        assert_int_equal(info->num_input, row->num_in);
+        assert_int_equal(info->num_output, row->num_out);
+        assert_int_equal(info->num_options, row->num_options);
+    }
+    rk_arena_destroy(arena);
+}
+
+static void test_methods_describe_writes_dispatch_and_defaults(void **state)
+{
+    struct rk_arena *arena = rk_arena_create(4096, 0);
+    struct rk_list_methods_response list;
+    const struct rk_method_info *generate;
+
+    (void)state;
+    rk_methods_describe(&list, arena);
+    generate = &list.methods[RK_METHOD_GENERATE_SEQUENCES];
+    assert_string_equal(generate->dispatch, "ND_COMPUTE(rollout)");
+    assert_string_equal(list.methods[RK_METHOD_INIT_MODEL].dispatch, "ONE_TO_ALL");
+    assert_string_equal(generate->options[0].name, "temperature");
+    assert_string_equal(generate->options[0].dims, "REAL = 1.0");
+    assert_false(generate->options[0].is_required);
+    for (int64_t i = 0; i < generate->num_options; i++) {
+        if (strcmp(generate->options[i].name, "response_length") != 0)
+            continue;
+        assert_string_equal(generate->options[i].dims, "INT");
+        assert_true(generate->options[i].is_required);
+    }
+    rk_arena_destroy(arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,6 +320,8 @@ int main(void)
         cmocka_unit_test(test_role_parse_and_name_are_inverse),
         cmocka_unit_test(test_check_role),
         cmocka_unit_test(test_complete_options),
+        cmocka_unit_test(test_methods_describe_holds_every_row),
+        cmocka_unit_test(test_methods_describe_writes_dispatch_and_defaults),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
