@@ -13,6 +13,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
 
+#define CONNECT_TIMEOUT_MS   3000
 #define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host shows after time + timeout */
 #define KEEPALIVE_TIMEOUT_MS 3000
 
@@ -61,7 +62,8 @@ static grpc_channel *open_channel(const char *address)
         int_arg(GRPC_ARG_ENABLE_RETRIES, 0),
         int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
         int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200),
-        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 200),
+        /* Despite its name: how long one attempt to connect may take, far and busy hosts included. */
+        int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS),
         int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_TIME_MS),
         int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),

@@ -306,8 +306,8 @@ void fixture_wait_state(struct fixture *fixture, const char *state)
 
     do {
         assert_ok(rk_client_get_status(fixture->client, &status));
-        if (strcmp(status.state, state) == 0)
-            return;
+        if (strcmp(status.state, state) == 0 && (strcmp(state, "BUSY") != 0 || status.running_ms > 0))
+            return; /* BUSY: and the engine has begun */
         rk_time_sleep_ms(20);
     } while (rk_time_now_ns() < deadline_ns);
     fail_msg("the daemon is %s, expected %s", status.state, state);

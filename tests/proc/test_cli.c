@@ -1,4 +1,5 @@
 /* rankctl's command line: what is printed where, and the exit codes 0 to 4 for every way to go wrong. */
+#include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -6,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
+#include "base/rk_time.h"
 #include "tests/proc/cli_fixture.h"
 
 #define NOBODY   "unix:/does/not/exist.sock"
@@ -211,6 +213,25 @@ static void test_rankctl_full_disk_is_an_error(void **state)
     rk_free(dir);
 }
 
+/* Goal: a daemon on a busy or far host is waited for. Method: it is stopped while rankctl connects. */
+static void test_rankctl_slow_daemon_is_waited_for(void **state)
+{
+    struct rk_proc *daemon = start_daemon(NULL);
+    const char *const args[] = {"status", "--hosts", rk_proc_address(daemon), NULL};
+    struct rk_proc *proc;
+    struct outcome outcome;
+
+    (void)state;
+    rk_proc_signal(daemon, SIGSTOP);
+    proc = start_rankctl(args);
+    rk_time_sleep_ms(1200);
+    rk_proc_signal(daemon, SIGCONT);
+    outcome = finish_rankctl(proc, 10000);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+}
+
 /* Goal: every line of a bad job file is named in one go. */
 static void test_rankctl_bad_job_file_names_its_lines(void **state)
 {
@@ -317,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_rankctl_command_lines_have_their_exit_codes),
         cmocka_unit_test(test_rankctl_json_error_is_an_object),
         cmocka_unit_test(test_rankctl_full_disk_is_an_error),
+        cmocka_unit_test(test_rankctl_slow_daemon_is_waited_for),
         cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
         cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),
         cmocka_unit_test(test_rankctl_tokens_are_sent_and_their_files_guarded),
