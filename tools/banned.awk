@@ -11,7 +11,7 @@ BEGIN {
     ban("getenv|secure_getenv", "^base/rk_config[.]c$", "rk_env")
     ban("printf|vprintf|puts|putchar", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/)", "the log or a returned text")
     ban("exit", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/)", "a status")
-    ban("cudaMalloc", "^kernels/cuda/device_cuda[.]c$", "rk_device")
+    ban("cudaMalloc", "^(kernels/cuda/device_cuda[.]c$|bench/lab/)", "rk_device")
     ban("cudaDeviceSynchronize", "^bench/", "a stream or an event")
 }
 

@@ -30,6 +30,7 @@ BEGIN {
     third("^grpc/", "^(proto/stream[.]c|daemon/|driver-cli/|tests/|bench/)")
     third("^(cblas|openblas_config)[.]h$", "^(kernels/cpu|bench)/")
     third("^omp[.]h$", "^(kernels/cpu|bench)/")
+    third("^(algorithm|cstring|functional|vector)$", "^bench/lab/")
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|engine/comm/comm_nccl[.]c$|bench/)")
     third("^nccl[.]h$", "^engine/comm/comm_nccl[.]c$")
     third("^uv[.]h$", "^daemon/")

@@ -1,0 +1,93 @@
+/* Attention on CUDA: launchers over raw pointers. Twins of kernels/cpu/attn_*.c.
+ *
+ * The definition that every kernel here shares, and by which packed attention, chunked prefill and decode
+ * give a query the same bits, whatever else is in the call (BF16 with a tensor-core head_dim):
+ *   - the keys of a sequence fall into blocks of 128 at positions 0, 128, ..., visited in ascending order,
+ *     and the blocks into splits of 512;
+ *   - scores and outputs are ascending chains of k16 tensor-core steps in f32, the chain of an output
+ *     running through a split and being rescaled at each block whose maximum is higher;
+ *   - a split starts from nothing, and is merged into the total of the splits before it, in ascending
+ *     order;
+ *   - probabilities are rounded to bf16 for the product with the values; their sum is taken before, per
+ *     block in four quarters of 32 keys.
+ * A block or split that a query does not see leaves its bits as they are, so a kernel may visit or skip it.
+ * NaN in one sequence does not reach another. Other dtypes and head sizes take attn_simple.cu, one warp a
+ * query, which has these properties by construction.
+ *
+ * Tensor-core head sizes: 32, 64, 80, 96, 128, 256 in BF16; for these, pointers must be aligned to 16
+ * bytes and strides be multiples of 8 elements. Otherwise: F32, F16 and BF16 with head_dim <= 256.
+ *
+ * Launchers enqueue on `stream`, never synchronise, allocate nothing, can be captured in a graph, and
+ * return the launch error. Sizes and dtypes have been checked by kernels/checks_*.c; what lies in integer
+ * tensors is trusted. cudaErrorNotSupported: dtype or head_dim outside the list above;
+ * cudaErrorMisalignedAddress. */
+#ifndef RK_CUDA_ATTN_H
+#define RK_CUDA_ATTN_H
+
+#include <cuda_runtime_api.h>
+
+#include "base/rk_dtype.h"
+
+RK_BEGIN_DECLS
+
+struct rk_cuda_attn_device {
+    int32_t compute_capability; /* 80, 90, ... */
+    int32_t num_sms;
+};
+
+/* rk_attn_varlen_args. Row t, head h of a tensor starts stride * t + head_dim * h elements after its base. */
+struct rk_cuda_attn_args {
+    struct rk_cuda_attn_device device;
+    rk_dtype_t dtype;
+    int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int32_t window; /* 0: none */
+    float scale;    /* > 0 */
+    const int32_t *cu_seqlens;
+    const void *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;
+    void *out;
+    int64_t out_stride;
+    float *lse; /* [num_heads, num_tokens]; NULL: not wanted */
+};
+
+/* rk_attn_varlen_bwd_args; fwd.out and fwd.lse are inputs. */
+struct rk_cuda_attn_bwd_args {
+    struct rk_cuda_attn_args fwd;
+    const void *dout;
+    int64_t dout_stride;
+    void *dq, *dk, *dv;
+    int64_t dq_stride, dk_stride, dv_stride;
+    void *workspace; /* rk_cuda_attn_bwd_workspace_bytes(), aligned to 256; nothing is kept in it */
+};
+
+/* rk_attn_paged_args. */
+struct rk_cuda_attn_paged_args {
+    struct rk_cuda_attn_device device;
+    rk_dtype_t dtype;
+    int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int32_t window;
+    float scale;
+    int32_t num_blocks, block_size;
+    int32_t max_blocks;            /* of block_table's rows */
+    const void *k_cache, *v_cache; /* [num_blocks, num_kv_heads, block_size, head_dim], rows of dimension 0 */
+    int64_t cache_block_stride;    /* ... this many elements apart */
+    const int32_t *block_table, *cu_q, *seq_lens;
+    int64_t block_table_stride;
+    const void *q;
+    void *out;
+    int64_t q_stride, out_stride;
+    /* rk_cuda_attn_paged_workspace_bytes(), aligned to 256, zero before its first use, and from then on used
+     * for nothing else: a call leaves the zeros that the next one, of whatever shape, needs. One stream at a
+     * time. */
+    void *workspace;
+};
+
+cudaError_t rk_cuda_attn_fwd(cudaStream_t stream, const struct rk_cuda_attn_args *args);
+cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_args *args);
+size_t rk_cuda_attn_bwd_workspace_bytes(const struct rk_cuda_attn_bwd_args *args);
+cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_paged_args *args);
+size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,43 @@
+/* Private to the attention files: the launchers behind those of attn.h, which choose between them (attn.cu).
+ * Each returns the launch error, or cudaErrorNotSupported for a head_dim that it lacks. */
+#ifndef RK_CUDA_ATTN_INTERNAL_CUH
+#define RK_CUDA_ATTN_INTERNAL_CUH
+
+#include "kernels/cuda/attn.h"
+
+/* attn_fwd.cu: mma.sync */
+cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args);
+cudaError_t rk_attn_paged_mma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+/* attn_decode.cu: mma.sync, few queries a sequence, keys split over blocks. Not fit: take the former. */
+bool rk_attn_decode_fits(const rk_cuda_attn_paged_args *args);
+cudaError_t rk_attn_decode(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args);
+/* attn_decode_sm90.cu: the same with the copy engine, compute capability 9.0 */
+cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+/* attn_bwd.cu: mma.sync */
+cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
+/* attn_fwd_sm90.cu, attn_bwd_sm90.cu: wgmma and the tensor copy engine, compute capability 9.0 */
+cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args);
+cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+cudaError_t rk_attn_bwd_wgmma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
+/* attn_simple.cu: any head_dim <= 256; F32, F16, BF16 */
+cudaError_t rk_attn_fwd_simple(cudaStream_t stream, const rk_cuda_attn_args *args);
+cudaError_t rk_attn_bwd_simple(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
+cudaError_t rk_attn_paged_simple(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+
+/* attn_bwd_prepare.cu: what both tensor-core backward passes need around their main kernels. The workspace
+ * holds delta, then the parts of dk and dv. */
+struct attn_bwd_plan {
+    int num_parts;  /* query heads of a kv head are cut into so many parts, each summed by itself */
+    float *delta;   /* [num_heads, num_tokens]: sum over head_dim of dout * out */
+    float *dk, *dv; /* [num_parts][num_tokens, num_kv_heads, head_dim] when num_parts > 1 */
+};
+
+attn_bwd_plan rk_attn_bwd_make_plan(const rk_cuda_attn_bwd_args *args);
+cudaError_t rk_attn_bwd_delta(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
+                              const attn_bwd_plan *plan);
+/* Sums the parts into dk and dv; nothing to do for one part. */
+cudaError_t rk_attn_bwd_reduce(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
+                               const attn_bwd_plan *plan);
+
+#endif
