@@ -13,7 +13,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
 
-#define CONNECT_TIMEOUT_MS   3000
+#define CONNECT_TIMEOUT_MS   2000
 #define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host shows after time + timeout */
 #define KEEPALIVE_TIMEOUT_MS 3000
 
