@@ -22,8 +22,7 @@ enum next_send { SEND_HEADER, SEND_CHUNKS, SEND_COMMIT, SEND_WITHDRAWAL, SEND_CL
 struct rk_call_stream {
     struct rk_call_stream_config config;
     struct rk_tag on_open, on_send, on_recv, on_status;
-    grpc_call *call;
-    int num_pending;
+    struct rk_client_stream wire;
     bool has_status;
     int64_t last_event_ns;
     struct rk_arena *arena;   /* the result */
@@ -43,31 +42,20 @@ struct rk_call_stream {
     void **output_data; /* where the bytes of each tensor go */
     struct rk_assembler *assembler;
 
-    grpc_metadata_array initial, trailing;
-    grpc_status_code code;
-    grpc_slice details;
     struct rk_status *error; /* of ours or the daemon's; the first stays */
     bool is_lost;
 };
-
-static void start(struct rk_call_stream *stream, const grpc_op *op, struct rk_tag *tag)
-{
-    grpc_call_error error = grpc_call_start_batch(stream->call, op, 1, tag, NULL);
-
-    RK_ASSERT(error == GRPC_CALL_OK);
-    stream->num_pending++;
-}
 
 void rk_call_stream_abandon(struct rk_call_stream *stream, struct rk_status *st)
 {
     stream->error = rk_status_first(stream->error, st);
     if (!stream->has_status)
-        grpc_call_cancel(stream->call, NULL);
+        grpc_call_cancel(stream->wire.call, NULL);
 }
 
 static void settle(struct rk_call_stream *stream)
 {
-    stream->num_pending--;
+    stream->wire.num_pending--;
     stream->last_event_ns = rk_time_now_ns();
 }
 
@@ -79,7 +67,7 @@ static void send_message(struct rk_call_stream *stream, grpc_byte_buffer *messag
     grpc_op op = {.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
 
     stream->is_sending = true;
-    start(stream, &op, &stream->on_send);
+    rk_client_stream_start(&stream->wire, &op, &stream->on_send);
     grpc_byte_buffer_destroy(message);
 }
 
@@ -127,7 +115,7 @@ static void send_next(struct rk_call_stream *stream)
     case SEND_CLOSE:
         stream->next_send = SEND_NOTHING;
         stream->is_sending = true;
-        start(stream, &half_close, &stream->on_send);
+        rk_client_stream_start(&stream->wire, &half_close, &stream->on_send);
         break;
     case SEND_NOTHING:
         break;
@@ -166,7 +154,7 @@ static void receive_next(struct rk_call_stream *stream)
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &stream->received};
 
     stream->received = NULL;
-    start(stream, &op, &stream->on_recv);
+    rk_client_stream_start(&stream->wire, &op, &stream->on_recv);
 }
 
 static struct rk_status *take_result(struct rk_call_stream *stream, struct rk_bytes packed)
@@ -314,25 +302,10 @@ static struct rk_status *encode_header(struct rk_call_stream *stream)
 static void start_call(struct rk_call_stream *stream)
 {
     const struct rk_call_stream_config *config = &stream->config;
-    grpc_metadata metadata;
-    grpc_op initial = {.op = GRPC_OP_SEND_INITIAL_METADATA};
-    grpc_op received = {.op = GRPC_OP_RECV_INITIAL_METADATA};
-    grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+    grpc_call *call = rk_client_open_call(config->client, config->client->data, RK_RPC_ID_EXECUTE,
+                                          config->timeout_ms, config->queue);
 
-    grpc_metadata_array_init(&stream->initial);
-    grpc_metadata_array_init(&stream->trailing);
-    stream->details = grpc_empty_slice();
-    stream->call = rk_client_open_call(config->client, config->client->data, RK_RPC_ID_EXECUTE,
-                                       config->timeout_ms, config->queue);
-    initial.data.send_initial_metadata.count = rk_client_metadata(config->client, &metadata);
-    initial.data.send_initial_metadata.metadata = &metadata;
-    received.data.recv_initial_metadata.recv_initial_metadata = &stream->initial;
-    status.data.recv_status_on_client.trailing_metadata = &stream->trailing;
-    status.data.recv_status_on_client.status = &stream->code;
-    status.data.recv_status_on_client.status_details = &stream->details;
-    start(stream, &initial, &stream->on_open);
-    start(stream, &received, &stream->on_open);
-    start(stream, &status, &stream->on_status);
+    rk_client_stream_open(&stream->wire, config->client, call, &stream->on_open, &stream->on_status);
     receive_next(stream);
     send_next(stream);
 }
@@ -366,10 +339,7 @@ void rk_call_stream_destroy(struct rk_call_stream *stream)
     if (!stream)
         return;
     RK_ASSERT(rk_call_stream_is_finished(stream));
-    grpc_metadata_array_destroy(&stream->initial);
-    grpc_metadata_array_destroy(&stream->trailing);
-    grpc_slice_unref(stream->details);
-    grpc_call_unref(stream->call);
+    rk_client_stream_close(&stream->wire);
     rk_assembler_destroy(stream->assembler);
     rk_batch_destroy(stream->output);
     rk_arena_destroy(stream->scratch);
@@ -380,7 +350,7 @@ void rk_call_stream_destroy(struct rk_call_stream *stream)
 
 bool rk_call_stream_is_finished(const struct rk_call_stream *stream)
 {
-    return stream->has_status && stream->num_pending == 0;
+    return stream->has_status && stream->wire.num_pending == 0;
 }
 
 bool rk_call_stream_is_accepted(const struct rk_call_stream *stream)
@@ -408,9 +378,9 @@ struct rk_status *rk_call_stream_take_error(struct rk_call_stream *stream, bool 
     stream->error = NULL;
     if (st)
         return st;
-    if (stream->code == GRPC_STATUS_OK)
+    if (stream->wire.code == GRPC_STATUS_OK)
         return check_complete(stream);
-    st = rk_client_status(stream->code, stream->details, &stream->trailing);
+    st = rk_client_status(stream->wire.code, stream->wire.details, &stream->wire.trailing);
     /* gRPC says UNAVAILABLE for a connection that ended or went silent; a daemon's own status has a reason.
      */
     *is_lost = rk_status_code(st) == RK_UNAVAILABLE && !*rk_status_reason(st);

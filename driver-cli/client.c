@@ -110,7 +110,8 @@ grpc_call *rk_client_open_call(struct rk_client *client, grpc_channel *channel, 
                                     NULL);
 }
 
-size_t rk_client_metadata(const struct rk_client *client, grpc_metadata *out)
+/* Writes the initial metadata of a call (the token) into *out; returns their number, 0 or 1. */
+static size_t initial_metadata(const struct rk_client *client, grpc_metadata *out)
 {
     if (!client->token)
         return 0;
@@ -149,6 +150,50 @@ static void on_unary(struct rk_tag *tag, bool ok)
     ((struct rk_unary *)tag)->is_done = true;
 }
 
+void rk_client_stream_start(struct rk_client_stream *stream, const grpc_op *op, struct rk_tag *tag)
+{
+    grpc_call_error error = grpc_call_start_batch(stream->call, op, 1, tag, NULL);
+
+    RK_ASSERT(error == GRPC_CALL_OK);
+    stream->num_pending++;
+}
+
+void rk_client_stream_open(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
+                           struct rk_tag *on_open, struct rk_tag *on_status)
+{
+    grpc_metadata metadata;
+    grpc_op initial = {.op = GRPC_OP_SEND_INITIAL_METADATA};
+    grpc_op received = {.op = GRPC_OP_RECV_INITIAL_METADATA};
+    grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+
+    RK_ASSERT(!stream->call);
+    stream->call = call;
+    grpc_metadata_array_init(&stream->initial);
+    grpc_metadata_array_init(&stream->trailing);
+    stream->details = grpc_empty_slice();
+    initial.data.send_initial_metadata.count = initial_metadata(client, &metadata);
+    initial.data.send_initial_metadata.metadata = &metadata;
+    received.data.recv_initial_metadata.recv_initial_metadata = &stream->initial;
+    status.data.recv_status_on_client.trailing_metadata = &stream->trailing;
+    status.data.recv_status_on_client.status = &stream->code;
+    status.data.recv_status_on_client.status_details = &stream->details;
+    rk_client_stream_start(stream, &initial, on_open);
+    rk_client_stream_start(stream, &received, on_open);
+    rk_client_stream_start(stream, &status, on_status);
+}
+
+void rk_client_stream_close(struct rk_client_stream *stream)
+{
+    RK_ASSERT(stream->num_pending == 0);
+    if (!stream->call)
+        return;
+    grpc_metadata_array_destroy(&stream->initial);
+    grpc_metadata_array_destroy(&stream->trailing);
+    grpc_slice_unref(stream->details);
+    grpc_call_unref(stream->call);
+    stream->call = NULL;
+}
+
 void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_t rpc,
                     const struct rk_str *request, int64_t timeout_ms, grpc_completion_queue *queue)
 {
@@ -163,7 +208,7 @@ void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_
     unary->call = rk_client_open_call(client, client->control, rpc, timeout_ms, queue);
 
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
-    ops[0].data.send_initial_metadata.count = rk_client_metadata(client, &metadata);
+    ops[0].data.send_initial_metadata.count = initial_metadata(client, &metadata);
     ops[0].data.send_initial_metadata.metadata = &metadata;
     ops[1].op = GRPC_OP_SEND_MESSAGE;
     ops[1].data.send_message.send_message = message;

@@ -70,8 +70,6 @@ void rk_client_init(struct rk_client *client, int32_t rank, const char *address,
 void rk_client_fini(struct rk_client *client);
 grpc_call *rk_client_open_call(struct rk_client *client, grpc_channel *channel, rk_rpc_id_t rpc,
                                int64_t timeout_ms, grpc_completion_queue *queue);
-/* Writes the initial metadata of a call (the token) into *out; returns their number, 0 or 1. */
-size_t rk_client_metadata(const struct rk_client *client, grpc_metadata *out);
 /* The status that a call ended with, from what RECV_STATUS_ON_CLIENT delivered; NULL for OK. */
 struct rk_status *rk_client_status(grpc_status_code code, grpc_slice details,
                                    const grpc_metadata_array *trailing);
@@ -92,6 +90,23 @@ void rk_unary_start(struct rk_unary *unary, struct rk_client *client, rk_rpc_id_
 struct rk_status *rk_unary_take(struct rk_unary *unary, struct rk_arena *arena,
                                 struct rk_bytes *reply) RK_NODISCARD;
 void rk_unary_fini(struct rk_unary *unary);
+
+/* A streaming call from its opening to its status; messages are the owner's. */
+struct rk_client_stream {
+    grpc_call *call; /* NULL: not open */
+    int num_pending; /* operations whose event has not come; the owner counts down */
+    grpc_metadata_array initial, trailing;
+    grpc_status_code code; /* once on_status came, like details */
+    grpc_slice details;
+};
+
+/* on_open gets two events, on_status the last one of the call. The stream is zeroed or was closed. */
+void rk_client_stream_open(struct rk_client_stream *stream, const struct rk_client *client, grpc_call *call,
+                           struct rk_tag *on_open, struct rk_tag *on_status);
+/* Starts one operation. */
+void rk_client_stream_start(struct rk_client_stream *stream, const grpc_op *op, struct rk_tag *tag);
+/* Nothing may be pending. A no-op when it is not open. */
+void rk_client_stream_close(struct rk_client_stream *stream);
 
 /* One RPC on several daemons at once. */
 struct rk_fanout {

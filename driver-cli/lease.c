@@ -25,14 +25,10 @@ struct keeper {
     struct rk_tag on_open, on_send, on_recv, on_status;
     struct rk_lease *lease;
     struct rk_client *client;
-    grpc_call *call; /* NULL: not open */
-    int num_pending; /* operations whose event is to come */
+    struct rk_client_stream stream;
     bool is_sending, is_broken;
     bool is_reported; /* the break was logged, and no renewal succeeded since */
-    grpc_metadata_array initial, trailing;
     grpc_byte_buffer *reply;
-    grpc_status_code code;
-    grpc_slice details;
     int64_t next_ms; /* boot clock: next renewal, or when to open again */
     _Atomic int64_t renewed_ms;
 };
@@ -49,20 +45,12 @@ struct rk_lease {
 
 /* --- the KeepAlive stream of one daemon --- */
 
-static void start(struct keeper *keeper, const grpc_op *op, struct rk_tag *tag)
-{
-    grpc_call_error error = grpc_call_start_batch(keeper->call, op, 1, tag, NULL);
-
-    RK_ASSERT(error == GRPC_CALL_OK);
-    keeper->num_pending++;
-}
-
 static void start_recv(struct keeper *keeper)
 {
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &keeper->reply};
 
     keeper->reply = NULL;
-    start(keeper, &op, &keeper->on_recv);
+    rk_client_stream_start(&keeper->stream, &op, &keeper->on_recv);
 }
 
 static void start_send(struct keeper *keeper)
@@ -77,55 +65,28 @@ static void start_send(struct keeper *keeper)
     rk_str_fini(&packed);
     op.data.send_message.send_message = message;
     keeper->is_sending = true;
-    start(keeper, &op, &keeper->on_send);
+    rk_client_stream_start(&keeper->stream, &op, &keeper->on_send);
     grpc_byte_buffer_destroy(message);
 }
 
 static void open_stream(struct keeper *keeper)
 {
-    struct rk_lease *lease = keeper->lease;
-    grpc_metadata metadata;
-    grpc_op initial = {.op = GRPC_OP_SEND_INITIAL_METADATA};
-    grpc_op received = {.op = GRPC_OP_RECV_INITIAL_METADATA};
-    grpc_op status = {.op = GRPC_OP_RECV_STATUS_ON_CLIENT};
+    struct rk_client *client = keeper->client;
+    grpc_call *call =
+        rk_client_open_call(client, client->control, RK_RPC_ID_KEEP_ALIVE, 0, keeper->lease->queue);
 
-    grpc_metadata_array_init(&keeper->initial);
-    grpc_metadata_array_init(&keeper->trailing);
-    keeper->details = grpc_empty_slice();
     keeper->is_broken = false;
-    keeper->call =
-        rk_client_open_call(keeper->client, keeper->client->control, RK_RPC_ID_KEEP_ALIVE, 0, lease->queue);
-    initial.data.send_initial_metadata.count = rk_client_metadata(keeper->client, &metadata);
-    initial.data.send_initial_metadata.metadata = &metadata;
-    received.data.recv_initial_metadata.recv_initial_metadata = &keeper->initial;
-    status.data.recv_status_on_client.trailing_metadata = &keeper->trailing;
-    status.data.recv_status_on_client.status = &keeper->code;
-    status.data.recv_status_on_client.status_details = &keeper->details;
-    start(keeper, &initial, &keeper->on_open);
-    start(keeper, &received, &keeper->on_open);
-    start(keeper, &status, &keeper->on_status);
+    rk_client_stream_open(&keeper->stream, client, call, &keeper->on_open, &keeper->on_status);
     start_recv(keeper);
-}
-
-static void close_stream(struct keeper *keeper)
-{
-    RK_ASSERT(keeper->num_pending == 0);
-    if (!keeper->call)
-        return;
-    grpc_metadata_array_destroy(&keeper->initial);
-    grpc_metadata_array_destroy(&keeper->trailing);
-    grpc_slice_unref(keeper->details);
-    grpc_call_unref(keeper->call);
-    keeper->call = NULL;
 }
 
 /* After each event: when the last one of a broken stream came, the stream can be opened again. */
 static void settle(struct keeper *keeper)
 {
-    keeper->num_pending--;
-    if (keeper->num_pending > 0 || !keeper->is_broken)
+    keeper->stream.num_pending--;
+    if (keeper->stream.num_pending > 0 || !keeper->is_broken)
         return;
-    close_stream(keeper);
+    rk_client_stream_close(&keeper->stream);
     keeper->next_ms = rk_time_boot_ms() + REOPEN_DELAY_MS;
 }
 
@@ -164,7 +125,8 @@ static void on_recv(struct rk_tag *tag, bool ok)
 static void on_status(struct rk_tag *tag, bool ok)
 {
     struct keeper *keeper = RK_OWNER_OF(tag, struct keeper, on_status);
-    struct rk_status *st = rk_client_status(keeper->code, keeper->details, &keeper->trailing);
+    struct rk_status *st =
+        rk_client_status(keeper->stream.code, keeper->stream.details, &keeper->stream.trailing);
 
     (void)ok;
     if (!keeper->lease->is_ending && !keeper->is_reported)
@@ -185,10 +147,10 @@ static int64_t renew(struct rk_lease *lease)
     for (int32_t i = 0; i < lease->num_keepers; i++) {
         struct keeper *keeper = &lease->keepers[i];
 
-        if (keeper->is_broken && keeper->call)
+        if (keeper->is_broken && keeper->stream.call)
             continue; /* settling */
         if (now_ms >= keeper->next_ms) {
-            if (!keeper->call)
+            if (!keeper->stream.call)
                 open_stream(keeper);
             if (!keeper->is_sending)
                 start_send(keeper);
@@ -257,14 +219,14 @@ static void end_keeping(struct rk_lease *lease)
     pthread_mutex_lock(&lease->lock);
     lease->is_ending = true;
     for (int32_t i = 0; i < lease->num_keepers; i++) {
-        if (lease->keepers[i].call)
-            grpc_call_cancel(lease->keepers[i].call, NULL);
+        if (lease->keepers[i].stream.call)
+            grpc_call_cancel(lease->keepers[i].stream.call, NULL);
     }
     grpc_completion_queue_shutdown(lease->queue);
     pthread_mutex_unlock(&lease->lock);
     pthread_join(lease->thread, NULL);
     for (int32_t i = 0; i < lease->num_keepers; i++)
-        close_stream(&lease->keepers[i]);
+        rk_client_stream_close(&lease->keepers[i].stream);
     grpc_completion_queue_destroy(lease->queue);
     pthread_mutex_destroy(&lease->lock);
     rk_free(lease->keepers);
