@@ -2,12 +2,18 @@
 #ifndef RK_COMPILER_H
 #define RK_COMPILER_H
 
+/* What public headers declare between these is visible to plug-ins, which take it from the program that loads
+ * them (engine/rk_plugin.h); everything else is hidden. */
 #ifdef __cplusplus
-#define RK_BEGIN_DECLS extern "C" {
-#define RK_END_DECLS   }
+#define RK_BEGIN_DECLS                                 \
+    _Pragma("GCC visibility push(default)") extern "C" \
+    {
+#define RK_END_DECLS \
+    }                \
+    _Pragma("GCC visibility pop")
 #else
-#define RK_BEGIN_DECLS
-#define RK_END_DECLS
+#define RK_BEGIN_DECLS _Pragma("GCC visibility push(default)")
+#define RK_END_DECLS   _Pragma("GCC visibility pop")
 #endif
 
 #define RK_NODISCARD         __attribute__((warn_unused_result))

@@ -5,7 +5,6 @@ option(RK_FAULTS "compile the named fault points in (RANKD_FAULTS)" OFF)
 option(RK_FUZZ "build libFuzzer targets (needs clang); without it the corpora are only replayed" OFF)
 set(RK_MODULES "base;proto;kernels;engine;dispatch;worker;daemon;driver-cli;deploy" CACHE STRING
     "modules to build, lower layers first; a prefix of the list is enough to work on one layer")
-option(RK_CUDA "build the CUDA attention kernels and their check and timing programs (bench/lab; needs nvcc)" OFF)
 set(RK_SYSTEMD "AUTO" CACHE STRING "sd_notify through libsystemd: ON, OFF or AUTO (on where it is found)")
 set(RK_SANITIZE "" CACHE STRING "sanitizers, e.g. address;undefined or thread")
 

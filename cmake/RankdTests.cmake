@@ -18,3 +18,14 @@ function(rk_add_test name)
     set_tests_properties(${name} PROPERTIES LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT}
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${T_ENVIRONMENT}")
 endfunction()
+
+# The test of that name once more on the first GPU, label gpu; skipped where there is none (tests/support/device.h).
+function(rk_add_gpu_test name)
+    if(NOT RK_HAVE_CUDA)
+        return()
+    endif()
+    add_test(NAME gpu_${name} COMMAND ${name})
+    set_tests_properties(gpu_${name} PROPERTIES LABELS gpu TIMEOUT 120 SKIP_RETURN_CODE 77
+        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda:0")
+    set_property(TEST gpu_${name} PROPERTY RESOURCE_LOCK gpu)
+endfunction()

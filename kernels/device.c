@@ -160,27 +160,31 @@ static void forget(struct rk_device *device, void *ptr, bool is_host)
     free_memory(device, alloc);
 }
 
-static struct rk_status *out_of_memory(const struct rk_device *device, size_t bytes, const char *what)
+/* `detail` is what the backend says, which knows of other users of the device; "" when it was not asked. */
+static struct rk_status *out_of_memory(const struct rk_device *device, size_t bytes, const char *what,
+                                       const char *detail)
 {
-    return RK_FAIL_REASON(
-        RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s: %zu bytes wanted on device '%s', %llu free of %llu", what,
-        bytes, device->info.name, (unsigned long long)(device->limit_bytes - device->stats.allocated_bytes),
-        (unsigned long long)device->limit_bytes);
+    return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM",
+                          "%s: %zu bytes wanted on device '%s', %llu free of %llu%s%s", what, bytes,
+                          device->info.name,
+                          (unsigned long long)(device->limit_bytes - device->stats.allocated_bytes),
+                          (unsigned long long)device->limit_bytes, *detail ? ": " : "", detail);
 }
 
 struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes, const char *what)
 {
     struct rk_device_stats *stats = &device->stats;
-    struct rk_status *st;
+    struct rk_status *st, *oom;
 
     RK_ASSERT(what);
     *out = NULL;
     if (bytes > device->limit_bytes - stats->allocated_bytes)
-        return out_of_memory(device, bytes, what);
+        return out_of_memory(device, bytes, what, "");
     st = device->ops->alloc(device->handle, out, bytes);
     if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {
+        oom = out_of_memory(device, bytes, what, rk_status_message(st));
         rk_status_free(st);
-        return out_of_memory(device, bytes, what);
+        return oom;
     }
     if (st)
         return RK_WRAP(st, "%s: allocating %zu bytes on device '%s'", what, bytes, device->info.name);

@@ -1,8 +1,8 @@
 #include "tests/kernels/kernel_test.h"
 
 #include "base/rk_assert.h"
-#include "base/rk_config.h"
 #include "base/rk_str.h"
+#include "tests/support/device.h"
 
 #include <math.h>
 #include <string.h>
@@ -18,15 +18,9 @@ const rk_dtype_t kt_dtypes[4] = {RK_DTYPE_F64, RK_DTYPE_F32, RK_DTYPE_BF16, RK_D
 
 struct kt *kt_create(int num_threads)
 {
-    const char *name = rk_env("RK_TEST_DEVICE");
-    struct rk_device_config config = {
-        .struct_size = sizeof(config),
-        .name = name ? name : "cpu",
-        .num_threads = RK_MIN(num_threads, MAX_THREADS),
-    };
     struct kt *kt = rk_calloc(1, sizeof(*kt));
 
-    assert_ok(rk_device_open(&kt->device, &config));
+    assert_ok(rk_test_device_open(&kt->device, RK_MIN(num_threads, MAX_THREADS)));
     assert_ok(rk_stream_create(&kt->stream, kt->device, "test"));
     rk_rng_init(&kt->rng, rk_test_seed(), 0);
     return kt;
@@ -43,6 +37,16 @@ void kt_destroy(struct kt *kt)
     rk_stream_destroy(kt->stream);
     rk_device_close(kt->device);
     rk_free(kt);
+}
+
+bool kt_is_cpu(const struct kt *kt)
+{
+    return rk_test_device_is_cpu(kt->device);
+}
+
+bool kt_is_cpu_only(const struct kt *kt, rk_dtype_t dtype)
+{
+    return dtype == RK_DTYPE_F64 && !kt_is_cpu(kt);
 }
 
 int kt_setup(void **state)
@@ -201,26 +205,81 @@ static double rounding_of(rk_dtype_t dtype)
     }
 }
 
-static void expect_below(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected,
-                         double floor, double tolerance)
+/* What an element may be off by: `rounding` of its value or of `floor`, and `absolute` of its value or of 1,
+ * which is the size of the terms that the results here are sums of. */
+struct bound {
+    double rounding, floor, absolute;
+};
+
+static struct bound bound_of(const struct kt *kt, rk_dtype_t dtype)
+{
+    return (struct bound){
+        .rounding = rounding_of(dtype),
+        .floor = RK_TOL_FLOOR,
+        .absolute = kt_is_cpu(kt) || dtype == RK_DTYPE_F64 ? 0.0 : RK_TOL_F32_SUM,
+    };
+}
+
+/* The largest error in units of its bound. */
+static double worst_error(const double *actual, const double *expected, int64_t count, struct bound bound)
+{
+    double worst = 0.0;
+
+    for (int64_t i = 0; i < count; i++) {
+        double size = fabs(expected[i]);
+        double allowed = bound.rounding * fmax(size, bound.floor) + bound.absolute * fmax(size, 1.0);
+        double error = actual[i] == expected[i] ? 0.0 : fabs(actual[i] - expected[i]) / allowed;
+
+        worst = error <= worst ? worst : isnan(error) ? INFINITY : error;
+    }
+    return worst;
+}
+
+static void expect_within(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected,
+                          struct bound bound)
 {
     int64_t count = rk_tensor_num_elements(actual);
 
-    assert_below(kt_label(kt, label, actual.dtype),
-                 rk_test_max_rel_error_f64(kt_read(kt, actual), expected, count, floor), tolerance);
+    assert_below(kt_label(kt, label, actual.dtype), worst_error(kt_read(kt, actual), expected, count, bound),
+                 1.0);
 }
 
 void kt_expect_close(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected)
 {
-    expect_below(kt, label, actual, expected, RK_TOL_FLOOR, rounding_of(actual.dtype));
+    expect_within(kt, label, actual, expected, bound_of(kt, actual.dtype));
 }
 
 void kt_expect_close_sum(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected)
 {
-    bool is_f64 = actual.dtype == RK_DTYPE_F64;
+    struct bound bound = bound_of(kt, actual.dtype);
 
-    expect_below(kt, label, actual, expected, is_f64 ? RK_TOL_FLOOR : 1.0,
-                 rounding_of(actual.dtype) + (is_f64 ? 0.0 : RK_TOL_F32_SUM));
+    if (actual.dtype != RK_DTYPE_F64)
+        bound.absolute = RK_TOL_F32_SUM;
+    expect_within(kt, label, actual, expected, bound);
+}
+
+void kt_expect_close_attention(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected)
+{
+    struct bound bound = bound_of(kt, actual.dtype);
+
+    if (actual.dtype != RK_DTYPE_F64)
+        bound.absolute = RK_TOL_F32_SUM;
+    if (actual.dtype == RK_DTYPE_BF16 && !kt_is_cpu(kt)) {
+        bound.rounding = RK_TOL_BF16_PRODUCT;
+        for (int64_t i = 0; i < rk_tensor_num_elements(actual); i++)
+            bound.floor = fmax(bound.floor, fabs(expected[i]));
+    }
+    expect_within(kt, label, actual, expected, bound);
+}
+
+void kt_expect_refused(struct kt *kt, struct rk_status *st, const char *text)
+{
+    if (kt_is_cpu(kt)) {
+        assert_fails(st, RK_INVALID_ARGUMENT, text);
+    } else {
+        assert_ok(st);
+        assert_ok(rk_stream_sync(kt->stream));
+    }
 }
 
 void kt_expect_same_bits(struct kt *kt, const char *label, rk_tensor_t actual, rk_tensor_t expected)

@@ -1,8 +1,9 @@
 /* What the kernel tests share: a device, tensors on it, comparison with a reference in f64, gradient checks.
  *
- * Tests reach device memory only through copies, so they run on any backend: RK_TEST_DEVICE names it, "cpu"
- * by default. A reference reads back the rounded inputs, computes in f64 and expects the operator to differ
- * by the rounding of its results only. */
+ * Tests reach device memory only through copies, so they run on any backend: see support/device.h. A
+ * reference reads back the rounded inputs, computes in f64 and
+ * expects the operator to differ by the rounding of its results only; a GPU, which computes in f32, by that
+ * too. */
 #ifndef RK_KERNEL_TEST_H
 #define RK_KERNEL_TEST_H
 
@@ -31,6 +32,10 @@ int kt_teardown(void **state);
 struct kt *kt_create(int num_threads);
 void kt_destroy(struct kt *kt);
 
+bool kt_is_cpu(const struct kt *kt);
+/* F64, where only the CPU backend has to have an operator for it. */
+bool kt_is_cpu_only(const struct kt *kt, rk_dtype_t dtype);
+
 #define kt_test(function) cmocka_unit_test_setup_teardown(function, kt_setup, kt_teardown)
 
 /* Zeroed tensors. */
@@ -53,10 +58,15 @@ void kt_write(struct kt *kt, rk_tensor_t t, const double *values);
 /* count doubles, zeroed. */
 double *kt_scratch(struct kt *kt, int64_t count);
 
+/* The CPU backend refuses what lies in an integer tensor with INVALID_ARGUMENT and a message that contains
+ * `text`; others cannot see it, and survive. Takes the status. */
+void kt_expect_refused(struct kt *kt, struct rk_status *st, const char *text);
 /* No element is off by more than one rounding of an exact result to the tensor's dtype. */
 void kt_expect_close(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected);
 /* The same for a result near 1 whose sum was formed, or whose inputs were kept, in fp32. */
 void kt_expect_close_sum(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected);
+/* The same for attention, whose probabilities a GPU rounds to the tensors' dtype for the second product. */
+void kt_expect_close_attention(struct kt *kt, const char *label, rk_tensor_t actual, const double *expected);
 /* Bytes. */
 void kt_expect_same_bits(struct kt *kt, const char *label, rk_tensor_t actual, rk_tensor_t expected);
 

@@ -7,6 +7,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_mesh.h"
 #include "base/rk_str.h"
+#include "tests/support/device.h"
 
 static struct rk_status *read_config(struct rk_json **out, const struct rk_test_model_spec *spec)
 {
@@ -33,14 +34,13 @@ static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_te
 
 struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_test_model_spec *spec)
 {
-    struct rk_device_config device = {.struct_size = sizeof(device), .name = "cpu", .num_threads = 1};
     struct rk_model_desc desc = {
         .struct_size = sizeof(desc), .dtype = spec->dtype, .numerics = spec->numerics};
     struct rk_json *config;
     struct rk_status *st;
 
     *out = (struct rk_test_model){0};
-    RK_TRY(rk_device_open(&out->device, &device));
+    RK_TRY(rk_test_device_open(&out->device, 1));
     RK_TRY(rk_stream_create(&out->stream, out->device, "test"));
     RK_TRY(open_mesh(out, spec));
     RK_TRY(read_config(&config, spec));

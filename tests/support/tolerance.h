@@ -16,6 +16,10 @@
  * 11 in f16. */
 #define RK_TOL_BF16_ROUND 0x1.02p-8
 #define RK_TOL_F16_ROUND  0x1.1p-11
+/* Relative to the largest element: sums of products one of whose factors was rounded to bf16 before, as the
+ * probabilities of attention are: 2^-9 of each term, twice where it went into two products, and 2^-9 of the
+ * result. */
+#define RK_TOL_BF16_PRODUCT 0x1p-7
 /* Relative error of a gradient against central differences in f64: truncation (h^2) and cancellation (2^-52 /
  * h) meet near h = 1e-5. */
 #define RK_TOL_GRADIENT_F64 1e-6

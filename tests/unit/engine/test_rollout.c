@@ -3,10 +3,13 @@
 #include "tests/support/test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "engine/rk_rollout.h"
+#include "tests/support/device.h"
 #include "tests/support/models.h"
 
 #define VOCAB_SIZE   61
@@ -204,7 +207,7 @@ static void test_generate_log_probs_equal_model(void **state)
 /* Goal: greedy takes the largest logit: so does top-k 1 at any temperature, and so does a tiny top-p. */
 static void test_generate_greedy_forms_agree(void **state)
 {
-    struct rk_test_model test = open_model(RK_DTYPE_F64, RK_NUMERICS_FAST);
+    struct rk_test_model test = open_model(rk_test_device_dtype(), RK_NUMERICS_FAST);
     struct rk_rollout *rollout = open_rollout(&test, NUM_REQUESTS, 512);
     struct batch greedy, top_k, top_p;
 

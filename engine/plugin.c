@@ -1,0 +1,147 @@
+#include "engine/rk_plugin.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_log.h"
+#include "base/rk_str.h"
+
+/* As many as there are device backends; a failed load takes no place. */
+#define MAX_PLUGINS        8
+#define BACKEND_BYTES      32
+#define BACKEND_CHARACTERS "abcdefghijklmnopqrstuvwxyz0123456789_"
+
+static char loaded[MAX_PLUGINS][BACKEND_BYTES];
+static int num_loaded;
+
+static bool is_loaded(const char *backend)
+{
+    for (int i = 0; i < num_loaded; i++) {
+        if (strcmp(loaded[i], backend) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The part of a device name before ':'. It becomes part of a file name, so nothing else than letters and
+ * digits. */
+static struct rk_status *parse_backend(char backend[BACKEND_BYTES], const char *device_name)
+{
+    size_t bytes = strcspn(device_name, ":");
+
+    if (bytes == 0 || bytes >= BACKEND_BYTES || strspn(device_name, BACKEND_CHARACTERS) != bytes)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "device '%s': expected NAME or NAME:INDEX", device_name);
+    memcpy(backend, device_name, bytes);
+    backend[bytes] = '\0';
+    return NULL;
+}
+
+/* Where an installation has libraries, seen from the running program; "" when /proc does not tell. */
+static char *program_folder(void)
+{
+    char path[PATH_MAX];
+    ssize_t bytes = readlink("/proc/self/exe", path, sizeof(path) - 1);
+
+    path[bytes < 0 ? 0 : bytes] = '\0';
+    return rk_strndup(path, (size_t)(strrchr(path, '/') ? strrchr(path, '/') - path : 0));
+}
+
+static struct rk_status *find_library(char **out, const char *backend)
+{
+    char *folder = program_folder();
+    char *installed = rk_format("%s/../lib/librankd_%s.so", folder, backend);
+    char *beside = rk_format("%s/librankd_%s.so", folder, backend);
+    struct rk_status *st = NULL;
+
+    *out = NULL;
+    if (access(installed, F_OK) == 0)
+        *out = rk_strdup(installed);
+    else if (access(beside, F_OK) == 0)
+        *out = rk_strdup(beside);
+    else
+        st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_MISSING",
+                            "the plug-in of device '%s' is not installed: neither %s nor %s exists", backend,
+                            installed, beside);
+    rk_free(folder);
+    rk_free(installed);
+    rk_free(beside);
+    return st;
+}
+
+/* dlsym gives an object pointer; POSIX promises that it converts. */
+static const struct rk_plugin *call_entry(void *library)
+{
+    const struct rk_plugin *(*get)(void) = NULL;
+    void *symbol = dlsym(library, "rk_plugin_get");
+
+    memcpy(&get, &symbol, sizeof(get));
+    return get ? get() : NULL;
+}
+
+static struct rk_status *broken(const char *path, const char *why)
+{
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN", "plug-in %s: %s", path, why);
+}
+
+static struct rk_status *check_plugin(const struct rk_plugin *plugin, const char *path, const char *backend)
+{
+    if (!plugin)
+        return broken(path, "it has no rk_plugin_get(), so it is no plug-in of rankd");
+    if (plugin->abi != RK_PLUGIN_ABI)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN",
+                              "plug-in %s has abi=%u, expected %d: it is of another build", path, plugin->abi,
+                              RK_PLUGIN_ABI);
+    if (!plugin->device || strcmp(plugin->device->name, backend) != 0)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN",
+                              "plug-in %s is for device '%s', not '%s'", path,
+                              plugin->device ? plugin->device->name : "none", backend);
+    return NULL;
+}
+
+static struct rk_status *load_library(const char *path, const char *backend)
+{
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const struct rk_plugin *plugin;
+    struct rk_status *st;
+
+    if (!library)
+        return broken(path, dlerror());
+    plugin = call_entry(library);
+    st = check_plugin(plugin, path, backend);
+    if (st) {
+        dlclose(library);
+        return st;
+    }
+    /* From here on the tables point into the library: it stays, whatever follows. */
+    RK_TRY(rk_device_register(plugin->device));
+    if (plugin->comm)
+        RK_TRY(rk_comm_register(plugin->comm));
+    memcpy(loaded[num_loaded++], backend, BACKEND_BYTES);
+    RK_INFO("plug-in loaded path=%s", path);
+    return NULL;
+}
+
+struct rk_status *rk_plugin_load(const char *device_name, const char *path)
+{
+    char backend[BACKEND_BYTES], *found = NULL;
+    struct rk_status *st;
+
+    RK_TRY(parse_backend(backend, device_name));
+    if (strcmp(backend, "cpu") == 0 || is_loaded(backend))
+        return NULL;
+    if (num_loaded == MAX_PLUGINS)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                       "device '%s': %d plug-ins are loaded, there is room for no more", device_name,
+                       MAX_PLUGINS);
+    if (!path) {
+        RK_TRY(find_library(&found, backend));
+        path = found;
+    }
+    st = load_library(path, backend);
+    rk_free(found);
+    return st;
+}

@@ -1,0 +1,13 @@
+/* The one symbol that librankd_cuda.so exports. */
+#include "engine/rk_plugin.h"
+#include "kernels/cuda/rk_cuda.h"
+
+const struct rk_plugin *rk_plugin_get(void)
+{
+    static const struct rk_plugin plugin = {
+        .abi = RK_PLUGIN_ABI,
+        .device = &rk_cuda_device_ops,
+    };
+
+    return &plugin;
+}

@@ -1,0 +1,298 @@
+/* What the kernels share: types, packs of elements, reductions over a block, dispatch by dtype.
+ *
+ * Numerics of the folder: arithmetic in f32 (f64 for F64 tensors), one rounding of each result, compiled with
+ * -fmad=false like the host code: bits do not depend on where the compiler finds a multiply-add. Sums have
+ * one order for a given length; nothing depends on the number of SMs or on alignment. */
+#ifndef RK_CUDA_COMMON_CUH
+#define RK_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "kernels/cuda/cuda_internal.h"
+#include "kernels/cuda/tile_table.h"
+
+typedef __nv_bfloat16 rk_bf16;
+typedef __half rk_f16;
+
+/* --- arithmetic type --- */
+
+template <class T> struct rk_acc_of {
+    typedef float type;
+};
+template <> struct rk_acc_of<double> {
+    typedef double type;
+};
+template <class T> using rk_acc = typename rk_acc_of<T>::type;
+
+/* That of an operation over two dtypes. */
+template <class A, class B> struct rk_common_of {
+    typedef float type;
+};
+template <class B> struct rk_common_of<double, B> {
+    typedef double type;
+};
+template <class A> struct rk_common_of<A, double> {
+    typedef double type;
+};
+template <> struct rk_common_of<double, double> {
+    typedef double type;
+};
+
+template <class A, class T> __device__ __forceinline__ A rk_widen(T value)
+{
+    return (A)value;
+}
+template <> __device__ __forceinline__ float rk_widen<float>(rk_bf16 value)
+{
+    return __bfloat162float(value);
+}
+template <> __device__ __forceinline__ float rk_widen<float>(rk_f16 value)
+{
+    return __half2float(value);
+}
+template <> __device__ __forceinline__ double rk_widen<double>(rk_bf16 value)
+{
+    return __bfloat162float(value);
+}
+template <> __device__ __forceinline__ double rk_widen<double>(rk_f16 value)
+{
+    return __half2float(value);
+}
+
+/* To nearest, ties to even, once. */
+template <class T, class A> __device__ __forceinline__ T rk_narrow(A value)
+{
+    return (T)value;
+}
+template <> __device__ __forceinline__ rk_bf16 rk_narrow<rk_bf16>(float value)
+{
+    return __float2bfloat16_rn(value);
+}
+template <> __device__ __forceinline__ rk_bf16 rk_narrow<rk_bf16>(double value)
+{
+    return __double2bfloat16(value);
+}
+template <> __device__ __forceinline__ rk_f16 rk_narrow<rk_f16>(float value)
+{
+    return __float2half_rn(value);
+}
+template <> __device__ __forceinline__ rk_f16 rk_narrow<rk_f16>(double value)
+{
+    return __double2half(value);
+}
+
+/* --- packs: N elements that are loaded and stored by 128-bit instructions where the memory allows it.
+ *
+ * Held as words: where a kernel joins the aligned and the other way of loading, elements would be taken apart
+ * at once, and so each load waited for before the next is issued. --- */
+
+template <class T, int N> struct rk_pack {
+    static constexpr int WORDS = N * (int)sizeof(T) / 4;
+
+    uint32_t word[WORDS];
+
+    __device__ __forceinline__ T get(int i) const
+    {
+        T value;
+
+        if constexpr (sizeof(T) == 2) {
+            uint16_t bits = (uint16_t)(word[i / 2] >> (i % 2 * 16));
+
+            memcpy(&value, &bits, sizeof(value));
+        } else if constexpr (sizeof(T) == 4) {
+            memcpy(&value, &word[i], sizeof(value));
+        } else {
+            value = __hiloint2double((int)word[2 * i + 1], (int)word[2 * i]);
+        }
+        return value;
+    }
+
+    __device__ __forceinline__ void set(int i, T value)
+    {
+        if constexpr (sizeof(T) == 2) {
+            uint16_t bits;
+
+            memcpy(&bits, &value, sizeof(bits));
+            word[i / 2] = (word[i / 2] & (i % 2 == 0 ? 0xffff0000u : 0xffffu)) | (uint32_t)bits
+                                                                                     << (i % 2 * 16);
+        } else if constexpr (sizeof(T) == 4) {
+            memcpy(&word[i], &value, sizeof(value));
+        } else {
+            word[2 * i] = (uint32_t)__double2loint(value);
+            word[2 * i + 1] = (uint32_t)__double2hiint(value);
+        }
+    }
+};
+
+/* WORDS words, 16 bytes at a time, or 8 where there are only two. */
+template <int WORDS> __device__ __forceinline__ void rk_load_words(uint32_t *word, const void *src)
+{
+    if constexpr (WORDS == 2) {
+        uint2 two = *(const uint2 *)src;
+
+        word[0] = two.x;
+        word[1] = two.y;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i + 4 <= WORDS; i += 4) {
+        uint4 four = ((const uint4 *)src)[i / 4];
+
+        word[i] = four.x;
+        word[i + 1] = four.y;
+        word[i + 2] = four.z;
+        word[i + 3] = four.w;
+    }
+}
+
+/* The intrinsic is a plain store that the compiler does not take apart. */
+template <int WORDS> __device__ __forceinline__ void rk_store_words(void *dst, const uint32_t *word)
+{
+    if constexpr (WORDS == 2)
+        __stwb((uint2 *)dst, make_uint2(word[0], word[1]));
+#pragma unroll
+    for (int i = 0; i + 4 <= WORDS; i += 4)
+        __stwb((uint4 *)dst + i / 4, make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
+}
+
+/* Elements [0, count) of `src`, zeros behind them. `aligned`: src is a multiple of 16 bytes. */
+template <int N, class T>
+__device__ __forceinline__ rk_pack<T, N> rk_load(const T *src, int64_t count, bool aligned)
+{
+    rk_pack<T, N> pack = {};
+
+    if (aligned && count >= N) {
+        rk_load_words<rk_pack<T, N>::WORDS>(pack.word, src);
+        return pack;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        pack.set(i, i < count ? src[i] : rk_narrow<T>(0.0f));
+    return pack;
+}
+
+template <int N, class T>
+__device__ __forceinline__ void rk_store(T *dst, const rk_pack<T, N> &pack, int64_t count, bool aligned)
+{
+    if (aligned && count >= N) {
+        rk_store_words<rk_pack<T, N>::WORDS>(dst, pack.word);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (i < count)
+            dst[i] = pack.get(i);
+    }
+}
+
+/* --- reductions: a butterfly in each warp, then over the warps in ascending order --- */
+
+template <class A> __device__ __forceinline__ A rk_warp_sum(A value)
+{
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2)
+        value += __shfl_xor_sync(~0u, value, lane);
+    return value;
+}
+
+/* Sum over the block, to all threads. `shared` has room for 32 elements and may be used again at once: two
+ * barriers keep the parts of this sum and of the next apart. */
+template <class A> __device__ __forceinline__ A rk_block_sum(A value, A *shared)
+{
+    int num_warps = blockDim.x / 32;
+    A sum = 0;
+
+    value = rk_warp_sum(value);
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = value;
+    __syncthreads(); /* the parts are written before they are read */
+    for (int i = 0; i < num_warps; i++)
+        sum += shared[i];
+    __syncthreads(); /* ... and read before the next sum writes */
+    return sum;
+}
+
+/* The largest of the block, to all threads; NaN has no part in it. */
+__device__ __forceinline__ double rk_block_max(double value, double *shared)
+{
+    int num_warps = blockDim.x / 32;
+
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2)
+        value = fmax(value, __shfl_xor_sync(~0u, value, lane));
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = value;
+    __syncthreads(); /* the parts are written before they are read */
+    for (int i = 0; i < num_warps; i++)
+        value = fmax(value, shared[i]);
+    __syncthreads(); /* ... and read before the next reduction writes */
+    return value;
+}
+
+/* --- host side --- */
+
+static inline int64_t rk_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+__host__ __device__ static inline bool rk_aligned16(const void *ptr)
+{
+    return (uintptr_t)ptr % 16 == 0;
+}
+
+/* Every row of a view (or none at all) starts at a multiple of 16 bytes. */
+static inline bool rk_rows_aligned(rk_tensor_t t)
+{
+    return rk_aligned16(t.data) && (size_t)t.row_stride * rk_dtype_bytes(t.dtype) % 16 == 0;
+}
+
+static inline cudaStream_t rk_stream_of(void *stream)
+{
+    return ((struct rk_cuda_stream *)stream)->stream;
+}
+
+/* A grid has at most 2^31 - 1 blocks in x; what needs more is no tensor of a model. */
+static inline struct rk_status *rk_check_grid(const char *op, int64_t num_blocks)
+{
+    if (num_blocks > INT32_MAX)
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: %lld blocks of work, this backend takes at most %d", op,
+                       (long long)num_blocks, INT32_MAX);
+    return NULL;
+}
+
+static inline struct rk_status *rk_no_dtype(const char *op, rk_dtype_t dtype)
+{
+    return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend lacks it for %s", op, rk_dtype_name(dtype));
+}
+
+#define RK_DTYPE_CASE(enumerator, type, T, ...) \
+    case enumerator: {                          \
+        typedef type T;                         \
+        __VA_ARGS__;                            \
+        break;                                  \
+    }
+
+/* Runs the statement with T as the element type; returns UNIMPLEMENTED for any other dtype. */
+#define RK_FOR_DTYPE(op, dtype, T, ...)                       \
+    switch (dtype) {                                          \
+        RK_DTYPE_CASE(RK_DTYPE_BF16, rk_bf16, T, __VA_ARGS__) \
+        RK_DTYPE_CASE(RK_DTYPE_F16, rk_f16, T, __VA_ARGS__)   \
+        RK_DTYPE_CASE(RK_DTYPE_F32, float, T, __VA_ARGS__)    \
+        RK_DTYPE_CASE(RK_DTYPE_F64, double, T, __VA_ARGS__)   \
+    default:                                                  \
+        return rk_no_dtype(op, dtype);                        \
+    }
+
+/* The same for operators that compute in f32 only. */
+#define RK_FOR_DTYPE_TO_F32(op, dtype, T, ...)                \
+    switch (dtype) {                                          \
+        RK_DTYPE_CASE(RK_DTYPE_BF16, rk_bf16, T, __VA_ARGS__) \
+        RK_DTYPE_CASE(RK_DTYPE_F16, rk_f16, T, __VA_ARGS__)   \
+        RK_DTYPE_CASE(RK_DTYPE_F32, float, T, __VA_ARGS__)    \
+    default:                                                  \
+        return rk_no_dtype(op, dtype);                        \
+    }
+
+#endif

@@ -1,0 +1,103 @@
+/* Private to kernels/cuda/: the handles of the backend, its errors, and what its files offer each other.
+ *
+ * A process opens its devices on one thread (the engine's), which then has this device as its current one:
+ * nothing here selects it again. */
+#ifndef RK_CUDA_INTERNAL_H
+#define RK_CUDA_INTERNAL_H
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/rk_cuda.h"
+#include "kernels/rk_kernels.h"
+
+RK_BEGIN_DECLS
+
+/* Of a cuBLASLt call, on every stream: what the library asks for on Hopper; smaller ones rule out kernels. */
+#define RK_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
+
+/* The oldest architecture that the kernels are built for: bf16 matrix instructions and asynchronous copies.
+ */
+#define RK_CUDA_MIN_MAJOR 8
+
+struct rk_cuda_gemm_plans;
+
+struct rk_cuda_device {
+    int index;
+    int compute_capability; /* 80, 90, ... */
+    int num_sms;
+    bool sync_launch; /* RK_SYNC_LAUNCH=1: wait after every launch, so that an error has the right name */
+    cublasLtHandle_t blas;
+    struct rk_cuda_gemm_plans *plans; /* of gemm.c */
+    cudaStream_t probe;               /* carries nothing; asked for the state of the device */
+};
+
+/* Memory that grows to what the largest call needed and stays: no allocation after warm-up. */
+struct rk_cuda_buffer {
+    void *data;
+    size_t bytes;
+};
+
+struct rk_cuda_stream {
+    cudaStream_t stream;
+    void *workspace;               /* RK_CUDA_WORKSPACE_BYTES */
+    struct rk_cuda_buffer scratch; /* undefined between calls */
+    struct rk_cuda_buffer splits;  /* of paged attention: zeroed, then what the last call left */
+};
+
+/* --- errors (device_cuda.c) --- */
+
+/* NULL for cudaSuccess. Out of memory is RESOURCE_EXHAUSTED; anything else INTERNAL. Clears the thread's last
+ * error. */
+struct rk_status *rk_cuda_status(cudaError_t error, const char *call) RK_NODISCARD;
+/* INTERNAL unless the call succeeded. */
+struct rk_status *rk_cuda_blas_status(cublasStatus_t error, const char *call) RK_NODISCARD;
+/* To be called after every launch of `op`. */
+struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                   const char *op) RK_NODISCARD;
+
+#define RK_CUDA(expr)   RK_TRY(rk_cuda_status((expr), #expr))
+#define RK_CUBLAS(expr) RK_TRY(rk_cuda_blas_status((expr), #expr))
+
+/* --- scratch (device_cuda.c) --- */
+
+/* Makes `buffer` (of `stream`) hold at least `bytes`, aligned to 256. What is new is zeroed, what was there
+ * is lost when it grows. */
+struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
+                                  size_t bytes) RK_NODISCARD;
+
+/* --- products --- */
+
+void rk_cuda_gemm_plans_destroy(struct rk_cuda_gemm_plans *plans); /* NULL is a no-op */
+/* Any shape, stride and transpose; one ascending chain over K per output (gemm_chain.cu). */
+struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                     const struct rk_gemm_args *args) RK_NODISCARD;
+/* c[m][n] += bias[n] for products whose epilogue the library lacks. */
+struct rk_status *rk_cuda_add_bias(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                   rk_tensor_t c, rk_tensor_t bias) RK_NODISCARD;
+
+/* --- row moves (rows.cu) --- */
+
+/* Row r of num_rows: dst row dst_index[r] (r without an index) gets src row src_index[r] - src_begin. A dst
+ * row out of range is skipped, a src row out of range is zeros. */
+struct rk_cuda_row_move {
+    rk_tensor_t dst, src; /* 2-d, same row length and dtype */
+    const int32_t *dst_index, *src_index;
+    int64_t num_rows, src_begin;
+};
+
+struct rk_status *rk_cuda_move_rows(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                    const struct rk_cuda_row_move *move, const char *op) RK_NODISCARD;
+
+/* --- tables --- */
+
+#define X(op, args_type) \
+    struct rk_status *rk_cuda_op_##op(void *dev, void *stream, const struct args_type *args) RK_NODISCARD;
+RK_KERNEL_TABLE(X)
+#undef X
+
+extern const struct rk_kernel_ops rk_cuda_kernel_ops;
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,350 @@
+/* NVIDIA GPUs: memory, streams and events of the CUDA runtime.
+ *
+ * Linked with the static runtime, so that the plug-in loads where no toolkit is; the driver is looked up when
+ * the first device is opened. cudaMalloc is called by rk_device_alloc and by scratch that grows, nowhere
+ * else: both end with warm-up. */
+#include "kernels/cuda/cuda_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
+#include "base/rk_log.h"
+
+/* --- errors --- */
+
+struct rk_status *rk_cuda_status(cudaError_t error, const char *call)
+{
+    if (error == cudaSuccess)
+        return NULL;
+    (void)cudaGetLastError(); /* a sticky error stays for rk_device_check to find */
+    if (error == cudaErrorMemoryAllocation)
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s: %s", call, cudaGetErrorString(error));
+    return RK_FAIL(RK_INTERNAL, "%s: %s (%s)", call, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+struct rk_status *rk_cuda_blas_status(cublasStatus_t error, const char *call)
+{
+    if (error == CUBLAS_STATUS_SUCCESS)
+        return NULL;
+    return RK_FAIL(RK_INTERNAL, "%s: %s", call, cublasLtGetStatusString(error));
+}
+
+struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                   const char *op)
+{
+    struct rk_status *st = rk_cuda_status(cudaGetLastError(), "launch");
+
+    if (!st && dev->sync_launch)
+        st = rk_cuda_status(cudaStreamSynchronize(stream->stream), "run");
+    return st ? RK_WRAP(st, "%s", op) : NULL;
+}
+
+/* --- opening --- */
+
+static struct rk_status *count_devices(int *count)
+{
+    cudaError_t error = cudaGetDeviceCount(count);
+    int driver = 0;
+
+    if (error == cudaSuccess)
+        return NULL;
+    (void)cudaGetLastError();
+    (void)cudaDriverGetVersion(&driver);
+    if (error == cudaErrorNoDevice)
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "the driver shows this process no NVIDIA GPU");
+    if (driver == 0)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
+                              "the NVIDIA driver (libcuda.so.1) is not installed or not loaded");
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
+                          "the NVIDIA driver is for CUDA %d.%d, this plug-in for %d.%d: %s", driver / 1000,
+                          driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
+                          cudaGetErrorString(error));
+}
+
+static struct rk_status *read_properties(struct rk_cuda_device *dev)
+{
+    struct cudaDeviceProp prop;
+
+    RK_CUDA(cudaGetDeviceProperties(&prop, dev->index));
+    if (prop.major < RK_CUDA_MIN_MAJOR)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "COMPUTE_CAPABILITY",
+                              "%s has compute capability %d.%d, expected %d.0 or later", prop.name,
+                              prop.major, prop.minor, RK_CUDA_MIN_MAJOR);
+    dev->compute_capability = 10 * prop.major + prop.minor;
+    dev->num_sms = prop.multiProcessorCount;
+    return NULL;
+}
+
+/* Makes the context, which is where a GPU in exclusive mode says that somebody else has it. */
+static struct rk_status *select_device(int index)
+{
+    cudaError_t error = cudaSetDevice(index);
+
+    if (error == cudaSuccess)
+        error = cudaFree(NULL);
+    if (error == cudaErrorDevicesUnavailable || error == cudaErrorDeviceAlreadyInUse) {
+        (void)cudaGetLastError();
+        return RK_FAIL_REASON(RK_UNAVAILABLE, "DEVICE_BUSY", "another process holds the GPU: %s",
+                              cudaGetErrorString(error));
+    }
+    return rk_cuda_status(error, "cudaSetDevice");
+}
+
+static void cuda_close(void *handle)
+{
+    struct rk_cuda_device *dev = handle;
+
+    rk_cuda_gemm_plans_destroy(dev->plans);
+    if (dev->blas)
+        (void)cublasLtDestroy(dev->blas);
+    if (dev->probe)
+        (void)cudaStreamDestroy(dev->probe);
+    rk_free(dev);
+}
+
+static struct rk_status *open_handles(struct rk_cuda_device *dev)
+{
+    RK_TRY(read_properties(dev));
+    RK_TRY(select_device(dev->index));
+    RK_CUDA(cudaStreamCreateWithFlags(&dev->probe, cudaStreamNonBlocking));
+    RK_CUBLAS(cublasLtCreate(&dev->blas));
+    return NULL;
+}
+
+static struct rk_status *cuda_open(void **out, int index, const struct rk_device_config *config)
+{
+    const char *sync_launch = rk_env("RK_SYNC_LAUNCH");
+    struct rk_cuda_device *dev;
+    struct rk_status *st;
+    int count;
+
+    (void)config; /* the limit is the wrapper's, threads are the host's */
+    RK_TRY(count_devices(&count));
+    if (index >= count)
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "cuda:%d does not exist, this process sees %d",
+                              index, count);
+    dev = rk_calloc(1, sizeof(*dev));
+    dev->index = index;
+    dev->sync_launch = sync_launch && strcmp(sync_launch, "1") == 0;
+    st = open_handles(dev);
+    if (st) {
+        cuda_close(dev);
+        return st;
+    }
+    *out = dev;
+    return NULL;
+}
+
+static struct rk_status *cuda_get_info(void *handle, struct rk_device_info *out)
+{
+    const struct rk_cuda_device *dev = handle;
+    struct cudaDeviceProp prop;
+    const unsigned char *id = (const unsigned char *)prop.uuid.bytes;
+    size_t used;
+
+    RK_CUDA(cudaGetDeviceProperties(&prop, dev->index));
+    *out = (struct rk_device_info){.memory_total_bytes = prop.totalGlobalMem};
+    snprintf(out->name, sizeof(out->name), "cuda:%d", dev->index);
+    used = (size_t)snprintf(out->uuid, sizeof(out->uuid), "GPU-"); /* as nvidia-smi prints it */
+    for (int i = 0; i < 16; i++)
+        used += (size_t)snprintf(out->uuid + used, sizeof(out->uuid) - used, "%s%02x",
+                                 i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", id[i]);
+    return NULL;
+}
+
+static struct rk_status *cuda_check(void *handle)
+{
+    const struct rk_cuda_device *dev = handle;
+    cudaError_t error = cudaStreamQuery(dev->probe);
+
+    if (error == cudaSuccess || error == cudaErrorNotReady)
+        return NULL;
+    return RK_FAIL_REASON(RK_INTERNAL, "DEVICE_LOST", "cuda:%d is lost: %s (%s)", dev->index,
+                          cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+/* --- memory --- */
+
+/* Zeroes on the default stream, which no other stream waits for. */
+static struct rk_status *zero_now(void *ptr, size_t bytes)
+{
+    RK_CUDA(cudaMemsetAsync(ptr, 0, bytes, NULL));
+    RK_CUDA(cudaStreamSynchronize(NULL));
+    return NULL;
+}
+
+static struct rk_status *cuda_alloc(void *handle, void **out, size_t bytes)
+{
+    cudaError_t error = cudaMalloc(out, RK_MAX(bytes, (size_t)1));
+    size_t free_bytes = 0, total_bytes = 0;
+    struct rk_status *st;
+
+    (void)handle;
+    if (error == cudaErrorMemoryAllocation) {
+        (void)cudaGetLastError();
+        RK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "the GPU has %zu bytes free of %zu",
+                              free_bytes, total_bytes);
+    }
+    RK_TRY(rk_cuda_status(error, "cudaMalloc"));
+    st = zero_now(*out, bytes);
+    if (st) {
+        (void)cudaFree(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
+/* An error here belongs to earlier work and is reported by the next call. */
+static void cuda_free(void *handle, void *ptr)
+{
+    (void)handle;
+    (void)cudaFree(ptr);
+}
+
+static struct rk_status *cuda_host_alloc(void *handle, void **out, size_t bytes)
+{
+    (void)handle;
+    RK_CUDA(cudaHostAlloc(out, RK_MAX(bytes, (size_t)1), cudaHostAllocPortable));
+    memset(*out, 0, bytes);
+    return NULL;
+}
+
+static void cuda_host_free(void *handle, void *ptr)
+{
+    (void)handle;
+    (void)cudaFreeHost(ptr);
+}
+
+struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
+                                  size_t bytes)
+{
+    void *grown;
+
+    if (bytes <= buffer->bytes)
+        return NULL;
+    RK_CUDA(cudaMalloc(&grown, bytes));
+    (void)cudaFree(buffer->data); /* waits for the kernels that use it */
+    *buffer = (struct rk_cuda_buffer){grown, bytes};
+    RK_CUDA(cudaMemsetAsync(grown, 0, bytes, stream->stream));
+    return NULL;
+}
+
+/* --- streams and events --- */
+
+static void cuda_stream_destroy(void *handle, void *stream_handle)
+{
+    struct rk_cuda_stream *stream = stream_handle;
+
+    (void)handle;
+    if (stream->stream)
+        (void)cudaStreamDestroy(stream->stream);
+    (void)cudaFree(stream->workspace);
+    (void)cudaFree(stream->scratch.data);
+    (void)cudaFree(stream->splits.data);
+    rk_free(stream);
+}
+
+static struct rk_status *open_stream(struct rk_cuda_stream *stream)
+{
+    RK_CUDA(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking));
+    RK_CUDA(cudaMalloc(&stream->workspace, RK_CUDA_WORKSPACE_BYTES));
+    return NULL;
+}
+
+static struct rk_status *cuda_stream_create(void *handle, void **out, const char *name)
+{
+    struct rk_cuda_stream *stream = rk_calloc(1, sizeof(*stream));
+    struct rk_status *st = open_stream(stream);
+
+    (void)name;
+    if (st) {
+        cuda_stream_destroy(handle, stream);
+        return st;
+    }
+    *out = stream;
+    return NULL;
+}
+
+static struct rk_status *cuda_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
+                                   rk_copy_kind_t kind)
+{
+    static const enum cudaMemcpyKind kinds[] = {
+        [RK_COPY_H2D] = cudaMemcpyHostToDevice,
+        [RK_COPY_D2H] = cudaMemcpyDeviceToHost,
+        [RK_COPY_D2D] = cudaMemcpyDeviceToDevice,
+    };
+
+    (void)handle;
+    RK_CUDA(cudaMemcpyAsync(dst, src, bytes, kinds[kind], ((struct rk_cuda_stream *)stream)->stream));
+    return NULL;
+}
+
+static struct rk_status *cuda_zero(void *handle, void *stream, void *dst, size_t bytes)
+{
+    (void)handle;
+    RK_CUDA(cudaMemsetAsync(dst, 0, bytes, ((struct rk_cuda_stream *)stream)->stream));
+    return NULL;
+}
+
+static struct rk_status *cuda_stream_sync(void *handle, void *stream)
+{
+    (void)handle;
+    RK_CUDA(cudaStreamSynchronize(((struct rk_cuda_stream *)stream)->stream));
+    return NULL;
+}
+
+static struct rk_status *cuda_event_create(void *handle, void **out)
+{
+    cudaEvent_t event;
+
+    (void)handle;
+    RK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    *out = event;
+    return NULL;
+}
+
+static void cuda_event_destroy(void *handle, void *event)
+{
+    (void)handle;
+    (void)cudaEventDestroy(event);
+}
+
+static struct rk_status *cuda_event_record(void *handle, void *event, void *stream)
+{
+    (void)handle;
+    RK_CUDA(cudaEventRecord(event, ((struct rk_cuda_stream *)stream)->stream));
+    return NULL;
+}
+
+static struct rk_status *cuda_stream_wait(void *handle, void *stream, void *event)
+{
+    (void)handle;
+    RK_CUDA(cudaStreamWaitEvent(((struct rk_cuda_stream *)stream)->stream, event, 0));
+    return NULL;
+}
+
+const struct rk_device_ops rk_cuda_device_ops = {
+    .name = "cuda",
+    .abi = RK_DEVICE_ABI,
+    .kernels = &rk_cuda_kernel_ops,
+    .open = cuda_open,
+    .close = cuda_close,
+    .get_info = cuda_get_info,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .host_alloc = cuda_host_alloc,
+    .host_free = cuda_host_free,
+    .stream_create = cuda_stream_create,
+    .stream_destroy = cuda_stream_destroy,
+    .copy = cuda_copy,
+    .zero = cuda_zero,
+    .stream_sync = cuda_stream_sync,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .stream_wait = cuda_stream_wait,
+    .check = cuda_check,
+};

@@ -1,0 +1,130 @@
+/* C = alpha * op(A) * op(B) + beta * C (+ bias) through cuBLASLt.
+ *
+ * The library is column-major: our row-major C is its C^T = op(B)^T * op(A)^T, so A and B change places and
+ * no memory is moved.
+ *
+ * Bits. fast takes the library's first choice for a shape, which is the same in every run. strict needs one
+ * ascending chain of k16 tensor-core steps per output, whatever M and N are: the library's algorithms with
+ * split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple of 16, over all tiles and
+ * M), and so does gemm_chain.cu, which takes all other shapes. The tests compare the two. F32 is never TF32.
+ *
+ * Start reading at rk_cuda_op_gemm. */
+#include "kernels/cuda/gemm_internal.h"
+
+#include <string.h>
+
+/* Alignment that all kernels of the library are content with. */
+#define FULL_ALIGNMENT 16
+
+/* --- keys --- */
+
+/* Of one row the stride may be anything. */
+static int64_t leading_dim(rk_tensor_t t)
+{
+    int64_t stride = t.shape[0] > 1 ? t.row_stride : t.shape[1];
+
+    return RK_MAX(stride, (int64_t)1);
+}
+
+static uint8_t alignment_of(rk_tensor_t t)
+{
+    uintptr_t bits = (uintptr_t)t.data | FULL_ALIGNMENT;
+
+    return (uint8_t)(bits & -bits);
+}
+
+static bool is_16_bit(rk_dtype_t dtype)
+{
+    return dtype == RK_DTYPE_BF16 || dtype == RK_DTYPE_F16;
+}
+
+/* The library adds a bias of C's type only, and none in f64. */
+static bool takes_bias(const struct rk_gemm_args *args)
+{
+    return args->bias.data && args->c.dtype == args->a.dtype && args->a.dtype != RK_DTYPE_F64;
+}
+
+static struct rk_gemm_key key_of(const struct rk_gemm_args *args)
+{
+    struct rk_gemm_key key;
+
+    memset(&key, 0, sizeof(key));
+    key.m = args->c.shape[0];
+    key.n = args->c.shape[1];
+    key.k = args->a.shape[args->trans_a ? 0 : 1];
+    key.lda = leading_dim(args->a);
+    key.ldb = leading_dim(args->b);
+    key.ldc = leading_dim(args->c);
+    key.dtype = args->a.dtype;
+    key.c_dtype = args->c.dtype;
+    key.trans_a = args->trans_a;
+    key.trans_b = args->trans_b;
+    key.strict = args->strict;
+    key.has_bias = takes_bias(args);
+    key.has_beta = args->beta != 0.0f;
+    key.align_a = alignment_of(args->a);
+    key.align_b = alignment_of(args->b);
+    key.align_c = alignment_of(args->c);
+    return key;
+}
+
+/* Every row of every matrix starts at a multiple of FULL_ALIGNMENT. */
+static bool is_aligned(const struct rk_gemm_key *key)
+{
+    int64_t unit = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->dtype);
+    int64_t unit_c = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->c_dtype);
+
+    return key->lda % unit == 0 && key->ldb % unit == 0 && key->ldc % unit_c == 0 &&
+           key->align_a == FULL_ALIGNMENT && key->align_b == FULL_ALIGNMENT && key->align_c == FULL_ALIGNMENT;
+}
+
+/* Whether the library can be asked for this product at all. */
+static bool is_for_library(const struct rk_gemm_key *key)
+{
+    bool is_half = is_16_bit((rk_dtype_t)key->dtype);
+
+    if (key->k == 0) /* with nothing to sum A and B may be none */
+        return false;
+    if (key->c_dtype != key->dtype && !(is_half && key->c_dtype == RK_DTYPE_F32))
+        return false;
+    if (key->strict) /* what has been measured to have the bits of the chain */
+        return is_half && key->k % 16 == 0 && is_aligned(key);
+    /* Its kernels for odd addresses round to C before they add the bias. */
+    return !(key->has_bias && is_half) || is_aligned(key);
+}
+
+/* --- the operator --- */
+
+struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_plan *plan, const struct rk_gemm_args *args)
+{
+    double wide[2] = {args->alpha, args->beta};
+    bool is_f64 = args->a.dtype == RK_DTYPE_F64;
+    const void *alpha = is_f64 ? (const void *)&wide[0] : (const void *)&args->alpha;
+    const void *beta = is_f64 ? (const void *)&wide[1] : (const void *)&args->beta;
+
+    if (plan->key.has_bias)
+        RK_CUBLAS(cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                 &args->bias.data, sizeof(args->bias.data)));
+    RK_CUBLAS(cublasLtMatmul(dev->blas, plan->desc, alpha, args->b.data, plan->first, args->a.data,
+                             plan->second, beta, args->c.data, plan->out, args->c.data, plan->out,
+                             &plan->algo, stream->workspace, RK_CUDA_WORKSPACE_BYTES, stream->stream));
+    return rk_cuda_launched(dev, stream, "gemm");
+}
+
+struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream, const struct rk_gemm_args *args)
+{
+    struct rk_cuda_device *dev = dev_handle;
+    struct rk_gemm_key key = key_of(args);
+    struct rk_gemm_plan *plan;
+
+    if (!is_for_library(&key))
+        return rk_cuda_gemm_chain(dev, stream, args);
+    RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, args));
+    if (!plan->has_algo)
+        return rk_cuda_gemm_chain(dev, stream, args);
+    RK_TRY(rk_gemm_run_plan(dev, stream, plan, args));
+    if (args->bias.data && !key.has_bias)
+        return rk_cuda_add_bias(dev, stream, args->c, args->bias);
+    return NULL;
+}

@@ -1,0 +1,76 @@
+/* Private to gemm.c, gemm_plan.c and gemm_tune.c: plans of products, in cuBLASLt's terms. */
+#ifndef RK_GEMM_INTERNAL_H
+#define RK_GEMM_INTERNAL_H
+
+#include "kernels/cuda/cuda_internal.h"
+
+/* How many algorithms to ask for at a time. */
+#define RK_GEMM_MAX_CANDIDATES 16
+
+/* What an algorithm is chosen by. Compared as bytes: made by memset and assignment. */
+struct rk_gemm_key {
+    int64_t m, n, k, lda, ldb, ldc;
+    int32_t dtype, c_dtype;
+    uint8_t trans_a, trans_b, strict, has_bias;
+    uint8_t align_a, align_b, align_c, has_beta;
+};
+
+/* The library is column-major: its product is C^T = op(B)^T op(A)^T, so B comes first. */
+struct rk_gemm_plan {
+    struct rk_gemm_key key;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t first, second, out;
+    cublasLtMatmulAlgo_t algo;
+    bool is_used, has_algo;
+};
+
+/* An algorithm that was found by time, by the key of its product with m rounded up. */
+struct rk_gemm_tuned {
+    struct rk_gemm_key key;
+    cublasLtMatmulAlgo_t algo;
+};
+
+/* Plans of one model are below a hundred for each number of tokens, tuned ones below a hundred in all. */
+#define RK_GEMM_NUM_SLOTS 4096
+#define RK_GEMM_MAX_TUNED 256
+
+/* Of one device. */
+struct rk_cuda_gemm_plans {
+    struct rk_gemm_plan slots[RK_GEMM_NUM_SLOTS]; /* by hash, then the next free one */
+    int num_plans;
+    struct rk_gemm_tuned tuned[RK_GEMM_MAX_TUNED];
+    int num_tuned;
+};
+
+/* --- gemm_plan.c --- */
+
+/* A row-major matrix as the library sees it. */
+struct rk_status *rk_gemm_make_layout(cublasLtMatrixLayout_t *out, rk_tensor_t t,
+                                      int64_t leading_dim) RK_NODISCARD;
+
+/* The plan of a product, made at its first call; has_algo is false where the library has nothing for it. */
+struct rk_status *rk_gemm_find_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                    struct rk_gemm_plan **out, const struct rk_gemm_key *key,
+                                    const struct rk_gemm_args *args) RK_NODISCARD;
+/* The algorithms for the plan's product that have the bits which the key asks for, best first, as far as the
+ * library can tell. */
+struct rk_status *rk_gemm_candidates(const struct rk_cuda_device *dev, const struct rk_gemm_plan *plan,
+                                     cublasLtMatmulAlgo_t found[RK_GEMM_MAX_CANDIDATES],
+                                     int *count) RK_NODISCARD;
+
+/* --- gemm.c --- */
+
+/* Enqueues the product with the plan's algorithm; without a bias that the library lacks. */
+struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_plan *plan,
+                                   const struct rk_gemm_args *args) RK_NODISCARD;
+
+/* --- gemm_tune.c --- */
+
+/* For a strict product with few rows, where the library's guess among the algorithms with split-K = 1 is off
+ * by up to ten times: takes the fastest of them, by time on the operands themselves. C is written. All of
+ * them have the same bits, so the clock decides nothing else. */
+struct rk_status *rk_gemm_tune(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                               struct rk_gemm_plan *plan, const struct rk_gemm_args *args) RK_NODISCARD;
+
+#endif

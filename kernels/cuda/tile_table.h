@@ -1,0 +1,44 @@
+/* Every tile choice of the kernels in kernels/cuda/ but attention's, in one place. Threads of a block unless
+ * said otherwise. Measured on H200; sm_80 takes the same ones. */
+#ifndef RK_CUDA_TILE_TABLE_H
+#define RK_CUDA_TILE_TABLE_H
+
+/* Elements that a thread loads at once: 16 bytes of a 16-bit type. Equal for all dtypes, so that the order of
+ * sums in a row is too. */
+constexpr int RK_TILE_PACK = 8;
+
+/* Passes over flat memory and over rows without a sum. */
+constexpr int RK_TILE_FLAT_THREADS = 256;
+
+/* rmsnorm: one block a row, up to this many packs of the row a thread. */
+constexpr int RK_TILE_NORM_THREADS_MAX = 512;
+constexpr int RK_TILE_NORM_PACKS_MAX = 4;
+/* rmsnorm_bwd: partial sums of dweight. A constant, not the number of SMs: the bits of dweight depend on it.
+ * 512 is three to four blocks on each SM of an H200, and partial sums are 3% of the traffic at 8192 x 1536;
+ * 1024 were slower. */
+constexpr int RK_TILE_NORM_PARTS = 512;
+/* ... which one block of 32 x 32 threads adds up for 32 columns. */
+constexpr int RK_TILE_NORM_FINISH = 32;
+
+/* Softmax over a row of the vocabulary: one block a row, in the statistics and in sampling alike, so that
+ * both have the same bits. 256 made the statistics of 151936 columns 10% faster and sampling 50% slower, 1024
+ * the other way round. */
+constexpr int RK_TILE_VOCAB_THREADS = 512;
+/* Packs in flight a thread; 2 were 7% slower. */
+constexpr int RK_TILE_VOCAB_UNROLL = 4;
+
+/* embed_bwd: rows of dout that are loaded together where a token is repeated. */
+constexpr int RK_TILE_EMBED_THREADS = 128;
+constexpr int RK_TILE_EMBED_UNROLL = 4;
+
+/* sum_squares: partial sums, a constant for the same reason as above, and threads of the block that adds
+ * them. */
+constexpr int RK_TILE_SUM_PARTS = 1024;
+
+/* gemm_chain: output tile of a block of 128 threads, and the part of K that is staged at a time. */
+constexpr int RK_TILE_CHAIN_M = 64;
+constexpr int RK_TILE_CHAIN_N = 64;
+constexpr int RK_TILE_CHAIN_K = 32;
+constexpr int RK_TILE_CHAIN_THREADS = 128;
+
+#endif

@@ -1,0 +1,129 @@
+/* Goal: memory, copies, streams and events of the backend under test do what rk_device.h says. (The wrapper
+ * around them is tested with the CPU in tests/unit/kernels.) */
+#include "tests/kernels/kernel_test.h"
+
+#include <string.h>
+
+#define COUNT (1 << 20)
+
+static void test_device_info_describes_device(void **state)
+{
+    struct kt *kt = *state;
+    struct rk_device_info info = rk_device_get_info(kt->device);
+
+    assert_true(strlen(info.name) >= 3);
+    assert_true(strlen(info.uuid) >= 1);
+    assert_true(info.memory_total_bytes > 1 << 20);
+    assert_ok(rk_device_check(kt->device));
+}
+
+/* Goal: memory that another owner has filled comes back as zeros. */
+static void test_device_alloc_is_zeroed_and_aligned(void **state)
+{
+    struct kt *kt = *state;
+    uint8_t *bytes = kt_read_bytes(kt, kt_zeros_1d(kt, RK_DTYPE_U8, COUNT));
+
+    for (int round = 0; round < 2; round++) {
+        void *ptr;
+
+        memset(bytes, 0, COUNT);
+        assert_ok(rk_device_alloc(kt->device, &ptr, COUNT, "test"));
+        assert_int_equal((uintptr_t)ptr % 256, 0);
+        assert_ok(rk_stream_copy(kt->stream, bytes, ptr, COUNT, RK_COPY_D2H));
+        assert_ok(rk_stream_sync(kt->stream));
+        for (int i = 0; i < COUNT; i++)
+            assert_int_equal(bytes[i], 0);
+        memset(bytes, 0xab, COUNT);
+        assert_ok(rk_stream_copy(kt->stream, ptr, bytes, COUNT, RK_COPY_H2D));
+        assert_ok(rk_stream_sync(kt->stream));
+        rk_device_free(kt->device, ptr);
+    }
+}
+
+/* Goal: a device that has no room says what it has, and is none the worse. The host may promise more than it
+ * has. */
+static void test_device_alloc_too_much_is_device_oom(void **state)
+{
+    struct kt *kt = *state;
+    struct rk_status *st;
+    void *ptr;
+
+    if (kt_is_cpu(kt))
+        skip();
+    st = rk_device_alloc(kt->device, &ptr, rk_device_get_info(kt->device).memory_total_bytes, "everything");
+    assert_null(ptr);
+    assert_string_equal(rk_status_reason(st), "DEVICE_OOM");
+    assert_fails(st, RK_RESOURCE_EXHAUSTED, "bytes free of");
+    assert_ok(rk_device_check(kt->device));
+    assert_ok(rk_device_alloc(kt->device, &ptr, 4096, "a little"));
+    rk_device_free(kt->device, ptr);
+}
+
+static void test_stream_copies_keep_order(void **state)
+{
+    struct kt *kt = *state;
+    int32_t *host;
+    void *memory;
+    rk_tensor_t a = kt_zeros_1d(kt, RK_DTYPE_I32, COUNT), b = kt_zeros_1d(kt, RK_DTYPE_I32, COUNT);
+
+    assert_ok(rk_device_host_alloc(kt->device, &memory, COUNT * sizeof(*host), "staging"));
+    host = memory;
+    for (int32_t i = 0; i < COUNT; i++) {
+        assert_int_equal(host[i], 0);
+        host[i] = i;
+    }
+    assert_ok(rk_stream_copy(kt->stream, a.data, host, rk_tensor_bytes(a), RK_COPY_H2D));
+    assert_ok(rk_stream_copy(kt->stream, b.data, a.data, rk_tensor_bytes(a), RK_COPY_D2D));
+    assert_ok(rk_stream_zero(kt->stream, b.data, COUNT / 2 * sizeof(*host)));
+    assert_ok(rk_stream_copy(kt->stream, host, b.data, rk_tensor_bytes(b), RK_COPY_D2H));
+    assert_ok(rk_stream_sync(kt->stream));
+    for (int32_t i = 0; i < COUNT; i++)
+        assert_int_equal(host[i], i < COUNT / 2 ? 0 : i);
+    rk_device_host_free(kt->device, memory);
+}
+
+/* Goal: a stream that waits for an event sees what was enqueued before it. Method: one stream adds many
+ * times, the other copies the sum. */
+static void test_event_orders_two_streams(void **state)
+{
+    enum { ROUNDS = 200 };
+    struct kt *kt = *state;
+    struct rk_axpby_args add = {.y = kt_zeros_1d(kt, RK_DTYPE_F32, COUNT),
+                                .x = kt_zeros_1d(kt, RK_DTYPE_F32, COUNT),
+                                .alpha = 1.0f,
+                                .beta = 1.0f};
+    rk_tensor_t sum = kt_zeros_1d(kt, RK_DTYPE_F32, COUNT);
+    double *values = kt_scratch(kt, COUNT);
+    struct rk_stream *other;
+    struct rk_event *event;
+
+    for (int i = 0; i < COUNT; i++)
+        values[i] = 1.0;
+    kt_write(kt, add.x, values);
+    assert_ok(rk_stream_create(&other, kt->device, "other"));
+    assert_ok(rk_event_create(&event, kt->device));
+    for (int i = 0; i < ROUNDS; i++)
+        assert_ok(rk_axpby(kt->stream, &add));
+    assert_ok(rk_event_record(event, kt->stream));
+    assert_ok(rk_stream_wait(other, event));
+    assert_ok(rk_stream_copy(other, sum.data, add.y.data, rk_tensor_bytes(sum), RK_COPY_D2D));
+    assert_ok(rk_stream_sync(other));
+    values = kt_read(kt, sum);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(values[i] == ROUNDS);
+    rk_event_destroy(event);
+    rk_stream_destroy(other);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_device_info_describes_device),
+        kt_test(test_device_alloc_is_zeroed_and_aligned),
+        kt_test(test_device_alloc_too_much_is_device_oom),
+        kt_test(test_stream_copies_keep_order),
+        kt_test(test_event_orders_two_streams),
+    };
+
+    return cmocka_run_group_tests_name("kernels/device", tests, NULL, NULL);
+}

@@ -1,0 +1,21 @@
+/* The device under test: RK_TEST_DEVICE names it, "cpu" by default; RK_TEST_PLUGIN its library, by default
+ * the one of this build. */
+#ifndef RK_TEST_DEVICE_H
+#define RK_TEST_DEVICE_H
+
+#include <stdbool.h>
+
+#include "base/rk_dtype.h"
+#include "kernels/rk_device.h"
+
+RK_BEGIN_DECLS
+
+/* Ends the process with code 77, which ctest takes for skipped, where the machine has no such device. */
+struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) RK_NODISCARD;
+/* The widest type that every operator takes: F64 is the CPU's. Needs no open device. */
+rk_dtype_t rk_test_device_dtype(void);
+bool rk_test_device_is_cpu(const struct rk_device *device);
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,121 @@
+/* A plug-in for test_plugin.c: a device "fake" whose every operator fails, which shows that the plug-in makes
+ * its errors by the functions of the program. FAKE_ABI and FAKE_DEVICE spoil it. */
+#include "engine/rk_plugin.h"
+#include "kernels/rk_kernels.h"
+
+#include "base/rk_alloc.h"
+
+#include <string.h>
+
+#ifndef FAKE_ABI
+#define FAKE_ABI RK_PLUGIN_ABI
+#endif
+#ifndef FAKE_DEVICE
+#define FAKE_DEVICE "fake"
+#endif
+
+static struct rk_status *fake_open(void **out, int index, const struct rk_device_config *config)
+{
+    static char device;
+
+    (void)index, (void)config;
+    *out = &device;
+    return NULL;
+}
+
+static void fake_close(void *dev)
+{
+    (void)dev;
+}
+
+static struct rk_status *fake_get_info(void *dev, struct rk_device_info *out)
+{
+    (void)dev;
+    *out = (struct rk_device_info){.name = "fake:0", .memory_total_bytes = 1 << 20};
+    return NULL;
+}
+
+static struct rk_status *fake_alloc(void *dev, void **out, size_t bytes)
+{
+    (void)dev;
+    return rk_try_alloc(out, bytes, "fake memory");
+}
+
+static void fake_free(void *dev, void *ptr)
+{
+    (void)dev;
+    rk_free(ptr);
+}
+
+static struct rk_status *fake_stream_create(void *dev, void **out, const char *name)
+{
+    (void)name;
+    *out = dev;
+    return NULL;
+}
+
+static void fake_stream_destroy(void *dev, void *stream)
+{
+    (void)dev, (void)stream;
+}
+
+static struct rk_status *fake_copy(void *dev, void *stream, void *dst, const void *src, size_t bytes,
+                                   rk_copy_kind_t kind)
+{
+    (void)dev, (void)stream, (void)kind;
+    memcpy(dst, src, bytes);
+    return NULL;
+}
+
+static struct rk_status *fake_zero(void *dev, void *stream, void *dst, size_t bytes)
+{
+    (void)dev, (void)stream;
+    memset(dst, 0, bytes);
+    return NULL;
+}
+
+static struct rk_status *fake_stream_sync(void *dev, void *stream)
+{
+    (void)dev, (void)stream;
+    return NULL;
+}
+
+#define X(op, args_type)                                                                      \
+    static struct rk_status *fake_##op(void *dev, void *stream, const struct args_type *args) \
+    {                                                                                         \
+        (void)dev, (void)stream, (void)args;                                                  \
+        return RK_FAIL(RK_UNIMPLEMENTED, #op ": not in the fake backend");                    \
+    }
+RK_KERNEL_TABLE(X)
+#undef X
+
+static const struct rk_kernel_ops kernels = {.name = FAKE_DEVICE,
+                                             .abi = RK_KERNEL_ABI,
+#define X(op, args_type) .op = fake_##op,
+                                             RK_KERNEL_TABLE(X)
+#undef X
+};
+
+const struct rk_plugin *rk_plugin_get(void)
+{
+    static const struct rk_device_ops device = {
+        .name = FAKE_DEVICE,
+        .abi = RK_DEVICE_ABI,
+        .kernels = &kernels,
+        .open = fake_open,
+        .close = fake_close,
+        .get_info = fake_get_info,
+        .alloc = fake_alloc,
+        .free = fake_free,
+        .host_alloc = fake_alloc,
+        .host_free = fake_free,
+        .stream_create = fake_stream_create,
+        .stream_destroy = fake_stream_destroy,
+        .copy = fake_copy,
+        .zero = fake_zero,
+        .stream_sync = fake_stream_sync,
+    };
+    static const struct rk_plugin plugin = {.abi = FAKE_ABI, .device = &device};
+
+    return &plugin;
+}

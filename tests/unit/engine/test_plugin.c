@@ -1,0 +1,100 @@
+/* Goal: a plug-in is found, checked and registered once, shares the program's functions, and whatever is
+ * wrong with it is said. The plug-ins are built from fake_plugin.c and lie beside this program. */
+#include "tests/support/test.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "engine/rk_plugin.h"
+#include "kernels/rk_kernels.h"
+
+static void assert_plugin_fails(const char *device, const char *path, const char *reason, const char *text)
+{
+    struct rk_status *st = rk_plugin_load(device, path);
+
+    assert_string_equal(rk_status_reason(st), reason);
+    assert_fails(st, RK_FAILED_PRECONDITION, text);
+}
+
+static void test_plugin_load_cpu_needs_none(void **state)
+{
+    (void)state;
+    assert_ok(rk_plugin_load("cpu", NULL));
+    assert_ok(rk_plugin_load("cpu:0", "/nowhere/librankd_cpu.so"));
+}
+
+static void test_plugin_load_bad_name_fails(void **state)
+{
+    static const char *const bad[] = {
+        "", ":0", "CUDA:0", "../cuda:0", "a/b", "cu da:0", "a_name_that_is_as_long_as_no_backend_has:0"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++)
+        assert_fails(rk_plugin_load(bad[i], NULL), RK_INVALID_ARGUMENT, "expected NAME or NAME:INDEX");
+}
+
+static void test_plugin_load_missing_says_where_it_looked(void **state)
+{
+    (void)state;
+    assert_plugin_fails("absent:1", NULL, "PLUGIN_MISSING", "/tests/../lib/librankd_absent.so");
+    assert_plugin_fails("absent:1", NULL, "PLUGIN_MISSING", "/tests/librankd_absent.so exists");
+}
+
+static void test_plugin_load_broken_says_why(void **state)
+{
+    static const struct {
+        const char *file, *text;
+    } bad[] = {
+        {"librankd_nowhere.so", "cannot open shared object file"},
+        {"librankd_noentry.so", "it has no rk_plugin_get()"},
+        {"librankd_newer.so", "has abi=2, expected 1"},
+        {"librankd_other.so", "is for device 'other', not 'fake'"},
+    };
+    char *text_file = rk_test_temp_path("librankd_text.so");
+
+    (void)state;
+    rk_test_write_file(text_file, "not a library", 13);
+    assert_plugin_fails("fake:0", text_file, "PLUGIN_BROKEN", "librankd_text.so: ");
+    rk_free(text_file);
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        char *path = rk_format("%s/tests/%s", RK_TEST_BINARY_DIR, bad[i].file);
+
+        assert_plugin_fails("fake:0", path, "PLUGIN_BROKEN", bad[i].text);
+        rk_free(path);
+    }
+}
+
+/* After the refusals above, none of which may leave anything behind. */
+static void test_plugin_load_good_one_works(void **state)
+{
+    struct rk_device_config config = {.struct_size = sizeof(config), .name = "fake:0"};
+    float values[2] = {1.0f, 2.0f};
+    struct rk_axpby_args args = {.y = rk_tensor_1d(&values[0], RK_DTYPE_F32, 1),
+                                 .x = rk_tensor_1d(&values[1], RK_DTYPE_F32, 1)};
+    struct rk_device *device;
+    struct rk_stream *stream;
+
+    (void)state;
+    assert_fails(rk_device_open(&device, &config), RK_NOT_FOUND, "device 'fake:0': no such backend");
+    assert_ok(rk_plugin_load("fake:0", NULL));
+    assert_ok(rk_plugin_load("fake:3", "/nowhere/librankd_fake.so")); /* loaded already */
+    assert_ok(rk_device_open(&device, &config));
+    assert_ok(rk_stream_create(&stream, device, "test"));
+    assert_fails(rk_axpby(stream, &args), RK_UNIMPLEMENTED, "axpby: not in the fake backend");
+    rk_stream_destroy(stream);
+    rk_device_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plugin_load_cpu_needs_none),
+        cmocka_unit_test(test_plugin_load_bad_name_fails),
+        cmocka_unit_test(test_plugin_load_missing_says_where_it_looked),
+        cmocka_unit_test(test_plugin_load_broken_says_why),
+        cmocka_unit_test(test_plugin_load_good_one_works),
+    };
+
+    return cmocka_run_group_tests_name("unit/engine/plugin", tests, NULL, NULL);
+}
