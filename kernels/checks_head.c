@@ -114,6 +114,13 @@ int64_t rk_check_sum_squares(struct rk_check *check, const struct rk_sum_squares
     return rk_tensor_num_elements(args->x);
 }
 
+int64_t rk_check_random_normal(struct rk_check *check, const struct rk_random_normal_args *args)
+{
+    rk_expect_source(check, "out", args->out, 2);
+    rk_expect(check, isfinite(args->deviation), "deviation=%g, expected finite", args->deviation);
+    return rk_tensor_num_elements(args->out);
+}
+
 int64_t rk_check_adamw(struct rk_check *check, const struct rk_adamw_args *args)
 {
     struct rk_dims dims = RK_DIMS(args->param.shape[0]);

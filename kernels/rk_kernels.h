@@ -207,6 +207,16 @@ struct rk_sum_squares_args {
     rk_tensor_t x;   /* contiguous */
 };
 
+/* out[r][c] = deviation * rk_rng_normal(seed, stream, first + r * row_pitch + c), in f64 and rounded once. So
+ * a part of a tensor gets the values that the whole one has there. Backends agree but for the last bits of
+ * f64 functions, which the rounding to a smaller dtype hides except near ties. */
+struct rk_random_normal_args {
+    rk_tensor_t out; /* [rows, cols] */
+    double deviation;
+    uint64_t seed, stream;
+    uint64_t first, row_pitch; /* element numbers: of out[0][0], and from one row to the next */
+};
+
 /* Decoupled AdamW (Loshchilov & Hutter, arXiv:1711.05101) over one segment, g = grad * grad_scale:
  *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr * (m/c1 / (sqrt(v/c2) + eps) + weight_decay * w)
  * with c1 = 1 - b1^t and c2 = 1 - b2^t computed by the caller in f64. w is master; `param` receives the
@@ -239,6 +249,7 @@ struct rk_adamw_args {
     X(scatter_rows, rk_rows_args)                   \
     X(axpby, rk_axpby_args)                         \
     X(sum_squares, rk_sum_squares_args)             \
+    X(random_normal, rk_random_normal_args)         \
     X(adamw, rk_adamw_args)
 
 /* The table of a backend: every entry is required; `dev` and `stream` are the backend's handles. Arguments

@@ -6,70 +6,63 @@
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
 
-struct fill {
-    uint64_t seed, stream;
-    double constant; /* of vectors */
-    double scale;    /* of matrices: standard deviation */
-};
-
-/* Values of local row `row`; zeros in the padding of the vocabulary. */
-static void fill_row(const struct rk_param *param, const struct fill *fill, int64_t row, double *out)
+/* The rows of this rank that are not padding of the vocabulary. */
+static int64_t count_rows(const struct rk_param *param)
 {
-    int64_t cols = param->local_shape[1];
-    int64_t global_row = row + (param->split_dim == 0 ? param->part * param->local_shape[0] : 0);
-    int64_t first = global_row * param->shape[1] + (param->split_dim == 1 ? param->part * cols : 0);
-    bool is_padding = global_row >= param->shape[0];
+    int64_t begin = param->split_dim == 0 ? param->part * param->local_shape[0] : 0;
 
-    for (int64_t c = 0; c < cols; c++) {
-        if (is_padding)
-            out[c] = 0;
-        else if (param->rank == 1)
-            out[c] = fill->constant;
-        else
-            out[c] = fill->scale * rk_rng_normal(fill->seed, fill->stream, (uint64_t)(first + c));
-    }
+    return RK_MIN(RK_MAX(param->shape[0] - begin, 0), param->local_shape[0]);
 }
 
-static struct rk_status *init_param(struct rk_model *model, const struct rk_param *param, uint64_t seed)
+/* N(0, initializer_range): my part of the matrix. */
+static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk_param *param, void *values,
+                                     uint64_t seed)
 {
-    struct rk_model_core *core = model->core;
-    struct fill fill = {
-        .seed = seed,
-        .stream = rk_rng_stream_of_name(param->name),
-        .constant = rk_str_has_suffix(param->name, ".bias") ? 0 : 1,
-        .scale = core->config.initializer_range,
-    };
-    int64_t cols = param->local_shape[1], step = rk_model_rows_per_move(model, param);
-    size_t row_bytes = (size_t)cols * rk_dtype_bytes(core->dtype);
-    char *base = (char *)core->values + (size_t)param->offset * rk_dtype_bytes(core->dtype);
-    void *wide = NULL, *raw = NULL;
+    int64_t first_row = param->split_dim == 0 ? param->part * param->local_shape[0] : 0;
+    int64_t first_col = param->split_dim == 1 ? param->part * param->local_shape[1] : 0;
+
+    return rk_random_normal(
+        core->stream, &(struct rk_random_normal_args){
+                          .out = rk_tensor_2d(values, core->dtype, count_rows(param), param->local_shape[1]),
+                          .deviation = core->config.initializer_range,
+                          .seed = seed,
+                          .stream = rk_rng_stream_of_name(param->name),
+                          .first = (uint64_t)(first_row * param->shape[1] + first_col),
+                          .row_pitch = (uint64_t)param->shape[1],
+                      });
+}
+
+/* Ones (the weight of a norm) or zeros (a bias). The buffer serves until the stream has copied it. */
+static struct rk_status *init_vector(struct rk_model_core *core, const struct rk_param *param, void *values)
+{
+    double value = rk_str_has_suffix(param->name, ".bias") ? 0 : 1;
+    size_t elem_bytes = rk_dtype_bytes(core->dtype);
+    int64_t count = count_rows(param);
+    char *raw;
     struct rk_status *st;
 
-    RK_TRY_GOTO(st, rk_try_alloc(&wide, (size_t)cols * sizeof(double), param->name), out);
-    RK_TRY_GOTO(st, rk_try_alloc(&raw, (size_t)step * row_bytes, param->name), out);
-    for (int64_t begin = 0; begin < param->local_shape[0]; begin += step) {
-        int64_t count = RK_MIN(step, param->local_shape[0] - begin);
-
-        for (int64_t r = 0; r < count; r++) {
-            fill_row(param, &fill, begin + r, wide);
-            rk_store_f64((char *)raw + (size_t)r * row_bytes, core->dtype, wide, cols);
-        }
-        RK_TRY_GOTO(st,
-                    rk_stream_copy(core->stream, base + (size_t)begin * row_bytes, raw,
-                                   (size_t)count * row_bytes, RK_COPY_H2D),
-                    out);
-        RK_TRY_GOTO(st, rk_stream_sync(core->stream), out);
-    }
-
-out:
-    rk_free(wide);
+    RK_TRY(rk_try_alloc((void **)&raw, (size_t)count * elem_bytes, param->name));
+    for (int64_t i = 0; i < count; i++)
+        rk_store_f64(raw + (size_t)i * elem_bytes, core->dtype, &value, 1);
+    st = rk_stream_copy(core->stream, values, raw, (size_t)count * elem_bytes, RK_COPY_H2D);
+    if (!st)
+        st = rk_stream_sync(core->stream);
     rk_free(raw);
     return st;
+}
+
+static struct rk_status *init_param(struct rk_model_core *core, const struct rk_param *param, uint64_t seed)
+{
+    size_t elem_bytes = rk_dtype_bytes(core->dtype);
+    char *values = (char *)core->values + (size_t)param->offset * elem_bytes;
+
+    RK_TRY(rk_stream_zero(core->stream, values, (size_t)rk_param_local_elements(param) * elem_bytes));
+    return param->rank == 1 ? init_vector(core, param, values) : init_matrix(core, param, values, seed);
 }
 
 struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed)
 {
     for (int64_t i = 0; i < model->core->params.count; i++)
-        RK_TRY(init_param(model, rk_params_at(&model->core->params, i), seed));
-    return NULL;
+        RK_TRY(init_param(model->core, rk_params_at(&model->core->params, i), seed));
+    return rk_stream_sync(model->core->stream);
 }

@@ -15,6 +15,7 @@
  * Tried        Thresholds by histograms of 8 bits a pass: sorting lanes by bucket and adding 64-bit masses
  *              atomically cost 170 us a pass. */
 #include "kernels/cuda/vocab_common.cuh"
+#include "kernels/cuda/philox.cuh"
 
 /* Below it the division by temperature only overflows: greedy. */
 #define GREEDY_TEMPERATURE 1e-5f
@@ -169,21 +170,6 @@ __device__ __forceinline__ kept filter_top_p(const vocab_row<T> &row, kept among
 
 /* --- the choice --- */
 
-/* One block of four random words, as rk_philox4x32. */
-__device__ __forceinline__ uint4 philox(uint4 counter, uint2 key)
-{
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        uint32_t high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
-        uint32_t high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
-
-        counter = make_uint4(high1 ^ counter.y ^ key.x, low1, high0 ^ counter.w ^ key.y, low0);
-        key.x += 0x9E3779B9u;
-        key.y += 0xBB67AE85u;
-    }
-    return counter;
-}
-
 /* log E of rk_rng_exponential(word). Each half of the range is measured from its own end, where f32 is dense.
  */
 __device__ __forceinline__ float log_noise(uint32_t word)
@@ -234,9 +220,9 @@ __device__ choice choose(const vocab_row<T> &row, const rk_sample_params &params
 
     for (int64_t column = (int64_t)threadIdx.x * 4; column < row.count; column += RK_TILE_VOCAB_THREADS * 4) {
         uint32_t words[4];
-        uint4 block = philox(make_uint4((uint32_t)(column >> 2), (uint32_t)params.position,
-                                        (uint32_t)params.stream, (uint32_t)(params.stream >> 32)),
-                             key);
+        uint4 block = rk_philox(make_uint4((uint32_t)(column >> 2), (uint32_t)params.position,
+                                           (uint32_t)params.stream, (uint32_t)(params.stream >> 32)),
+                                key);
 
         words[0] = block.x;
         words[1] = block.y;

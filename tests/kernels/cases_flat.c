@@ -1,5 +1,5 @@
-/* Goal: row moves, axpby, the sum of squares and AdamW equal their formulas in f64 for every dtype, tail and
- * block border. */
+/* Goal: row moves, axpby, the sum of squares, random numbers and AdamW equal their formulas in f64 for every
+ * dtype, tail and block border. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
@@ -124,6 +124,35 @@ static void test_sum_squares_all_counts_accumulate(void **state)
     }
 }
 
+/* Goal: every element is the number that its place in the whole tensor names, in a strided part of it. */
+static void test_random_normal_part_of_tensor_equals_sequence(void **state)
+{
+    enum { ROWS = 3, COLS = 300, PITCH = 1000, FIRST = 7 };
+    struct kt *kt = *state;
+
+    for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+        rk_tensor_t whole = kt_zeros_2d(kt, kt_dtypes[d], ROWS, COLS + 5);
+        struct rk_random_normal_args args = {
+            .out = rk_tensor_cols(whole, 2, COLS),
+            .deviation = 0.25,
+            .seed = 0x123456789abcULL,
+            .stream = 0xfedcba9876543210ULL,
+            .first = (1ULL << 33) + FIRST, /* past 32 bits of blocks */
+            .row_pitch = PITCH,
+        };
+        double *expected = kt_scratch(kt, (int64_t)ROWS * COLS), *outside;
+
+        for (int64_t i = 0; i < (int64_t)ROWS * COLS; i++)
+            expected[i] = 0.25 * rk_rng_normal(args.seed, args.stream,
+                                               args.first + (uint64_t)(i / COLS * PITCH + i % COLS));
+        assert_ok(rk_random_normal(kt->stream, &args));
+        kt_expect_close(kt, "random normal", args.out, expected);
+        outside = kt_read(kt, rk_tensor_cols(whole, COLS + 2, 3));
+        for (int64_t i = 0; i < 3 * ROWS; i++)
+            assert_true(outside[i] == 0);
+    }
+}
+
 static void test_sum_squares_non_finite_are_counted(void **state)
 {
     static const double x[5] = {NAN, 1.0, INFINITY, -INFINITY, 2.0};
@@ -241,6 +270,7 @@ int main(void)
         kt_test(test_axpby_beta_zero_ignores_nan_in_y),
         kt_test(test_sum_squares_all_counts_accumulate),
         kt_test(test_sum_squares_non_finite_are_counted),
+        kt_test(test_random_normal_part_of_tensor_equals_sequence),
         kt_test(test_adamw_three_steps_equal_reference),
         kt_test(test_adamw_param_is_its_master_rounded),
     };

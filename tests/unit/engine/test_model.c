@@ -606,7 +606,7 @@ static void test_scenario_with_failing_allocation_is_resource_exhausted(void **s
         rk_status_free(st);
         assert_in_range(nth, 1, 500);
     } while (st);
-    assert_true(nth > 20);
+    assert_true(nth > 10); /* the scenario has many places that can fail */
 }
 
 int main(void)

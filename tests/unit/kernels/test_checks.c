@@ -394,6 +394,7 @@ static void test_flat_operators_bad_arguments_fail(void **state)
 {
     struct rk_axpby_args axpby = {.y = t2(F32, 3, 4), .x = t1(BF16, 12), .alpha = 1.0f};
     struct rk_sum_squares_args squares = {.out = t1(F64, 2), .x = t2(BF16, 3, 4)};
+    struct rk_random_normal_args normal = {.out = t2(BF16, 3, 4), .deviation = 1};
 
     (void)state;
     assert_ok(rk_axpby(stream, &axpby));
@@ -408,6 +409,11 @@ static void test_flat_operators_bad_arguments_fail(void **state)
     BAD(rk_sum_squares, squares, "sum_squares: out is f64 [1], expected f64 [2]", out = t1(F64, 1));
     BAD(rk_sum_squares, squares, "sum_squares: x is u8, expected a float type", x = t1(RK_DTYPE_U8, 4));
     BAD(rk_sum_squares, squares, "sum_squares: x has row_stride=5", x = rk_tensor_cols(t2(F32, 3, 5), 0, 4));
+    assert_ok(rk_random_normal(stream, &normal));
+    BAD(rk_random_normal, normal, "random_normal: out has rank 1, expected 2", out = t1(F32, 12));
+    BAD(rk_random_normal, normal, "random_normal: out is i32, expected a float type",
+        out = t2(RK_DTYPE_I32, 3, 4));
+    BAD(rk_random_normal, normal, "random_normal: deviation=inf, expected finite", deviation = INFINITY);
 }
 
 static void test_adamw_bad_arguments_fail(void **state)
