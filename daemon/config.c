@@ -101,6 +101,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     out->max_inflight_bytes = rk_config_int(config, "rpc.max_inflight");
     out->chunk_bytes = rk_config_int(config, "rpc.chunk");
     out->device = rk_strdup(rk_config_string(config, "device"));
+    out->plugin = rk_strdup(rk_config_string(config, "plugin"));
     out->num_threads = (int32_t)rk_config_int(config, "cpu.num_threads");
     out->slot = (int32_t)rk_config_int(config, "slot");
     out->state_dir = state_dir ? rk_strdup(state_dir) : service_dir("STATE_DIRECTORY");
@@ -127,6 +128,7 @@ void rk_settings_fini(struct rk_settings *settings)
     rk_free(settings->comm_listen);
     rk_free(settings->runtime_dir);
     rk_free(settings->state_dir);
+    rk_free(settings->plugin);
     rk_free(settings->device);
     rk_free(settings->token_file);
     *settings = (struct rk_settings){0};

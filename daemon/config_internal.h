@@ -16,6 +16,7 @@ struct rk_settings {
     bool is_insecure;
     int64_t max_inflight_bytes, chunk_bytes;
     char *device;
+    char *plugin; /* NULL: the installed one */
     int32_t num_threads, slot;
     char *state_dir;   /* NULL: the epoch is forgotten at exit */
     char *runtime_dir; /* $RUNTIME_DIRECTORY; NULL outside a service manager */

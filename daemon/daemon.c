@@ -282,6 +282,7 @@ static struct rk_status *start_worker(struct rk_daemon *daemon)
     struct rk_worker_config config = {
         .struct_size = sizeof(config),
         .device = settings->device,
+        .plugin = settings->plugin,
         .num_threads = settings->num_threads,
         .device_memory_limit_bytes = settings->device_memory_bytes,
         .comm_listen_host = settings->comm_listen,
@@ -405,18 +406,20 @@ struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
 
 int rk_daemon_exit_code(const struct rk_status *st)
 {
-    const char *reason = rk_status_reason(st);
+    static const struct {
+        const char *reason;
+        int code;
+    } rows[] = {
+        {"ADDRESS_IN_USE", 4}, {"LOCK_HELD", 4},          {"DEVICE_BUSY", 4}, {"PLUGIN_MISSING", 2},
+        {"PLUGIN_BROKEN", 2},  {"COMPUTE_CAPABILITY", 2}, {"NO_DEVICE", 2},   {"NO_DRIVER", 2},
+    };
+    rk_code_t code = rk_status_code(st);
 
     if (!st)
         return 0;
-    if (strcmp(reason, "ADDRESS_IN_USE") == 0 || strcmp(reason, "LOCK_HELD") == 0)
-        return 4;
-    switch (rk_status_code(st)) {
-    case RK_INVALID_ARGUMENT:
-    case RK_NOT_FOUND:
-    case RK_PERMISSION_DENIED:
-        return 2;
-    default:
-        return 1;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strcmp(rk_status_reason(st), rows[i].reason) == 0)
+            return rows[i].code;
     }
+    return code == RK_INVALID_ARGUMENT || code == RK_NOT_FOUND || code == RK_PERMISSION_DENIED ? 2 : 1;
 }

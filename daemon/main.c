@@ -18,26 +18,26 @@ static void print_help(void)
     struct rk_str keys = {0};
 
     rk_daemon_config_format_keys(&keys);
-    printf("usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
-           "\n"
-           "Serves one device to rankctl or any other gRPC client.\n"
-           "\n"
-           "  --config FILE      configuration (default: %s when it exists)\n"
-           "  --check-config     print the resolved configuration with the origin of each value, and exit\n"
-           "  --device DEVICE    cpu (default) or cuda:N\n"
-           "  --slot N           number of this daemon on its host\n"
-           "  --insecure         allow an address that other hosts can reach\n"
-           "  --help, --version\n"
-           "\n"
-           "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
-           "\n"
-           "%s"
-           "\n"
-           "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
-           "Exit codes: 0 stopped cleanly, 1 failed, 2 usage or configuration, 4 address or lock held by "
-           "another\n"
-           "process.\n",
-           RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
+    printf(
+        "usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
+        "\n"
+        "Serves one device to rankctl or any other gRPC client.\n"
+        "\n"
+        "  --config FILE      configuration (default: %s when it exists)\n"
+        "  --check-config     print the resolved configuration with the origin of each value, and exit\n"
+        "  --device DEVICE    cpu (default) or cuda:N\n"
+        "  --slot N           number of this daemon on its host\n"
+        "  --insecure         allow an address that other hosts can reach\n"
+        "  --help, --version\n"
+        "\n"
+        "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
+        "\n"
+        "%s"
+        "\n"
+        "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
+        "Exit codes: 0 stopped cleanly, 1 failed, 2 usage or configuration, 4 address, lock or device held\n"
+        "by another process.\n",
+        RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
     rk_str_fini(&keys);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/device_internal.h"
 
 #include <string.h>
+#include <unistd.h>
 
 /* One live allocation; the list is newest first, since short-lived memory is freed soonest. */
 struct allocation {
@@ -21,6 +22,7 @@ struct allocation {
 struct rk_device {
     const struct rk_device_ops *ops;
     void *handle;
+    int lock_fd; /* -1: not opened exclusively, or a device that can be shared */
     struct rk_device_info info;
     uint64_t limit_bytes; /* min of the configured limit and what the device has */
     struct rk_device_stats stats;
@@ -38,12 +40,30 @@ struct rk_event {
     void *handle; /* NULL where the backend has no events */
 };
 
+/* Before the device is opened: whoever has it may have taken all of its memory, and an error about that would
+ * hide who it is. */
+static struct rk_status *lock(struct rk_device *device, int index)
+{
+    char uuid[RK_DEVICE_UUID_BYTES];
+
+    if (!device->ops->get_uuid)
+        return NULL;
+    RK_TRY(device->ops->get_uuid(index, uuid));
+    return rk_device_lock_take(&device->lock_fd, uuid);
+}
+
+static void unlock(struct rk_device *device)
+{
+    if (device->lock_fd >= 0)
+        close(device->lock_fd);
+}
+
 struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_config *config)
 {
     struct rk_device_config known = {0};
     const struct rk_device_ops *ops;
     struct rk_device *device;
-    struct rk_status *st;
+    struct rk_status *st = NULL;
     int index;
 
     RK_ASSERT(out);
@@ -59,6 +79,9 @@ struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_
 
     device = rk_calloc(1, sizeof(*device));
     device->ops = ops;
+    device->lock_fd = -1;
+    if (known.is_exclusive)
+        RK_TRY_GOTO(st, lock(device, index), fail);
     RK_TRY_GOTO(st, ops->open(&device->handle, index, &known), fail);
     RK_TRY_GOTO(st, ops->get_info(device->handle, &device->info), fail);
     device->limit_bytes = device->info.memory_total_bytes;
@@ -70,6 +93,7 @@ struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_
 fail:
     if (device->handle)
         ops->close(device->handle);
+    unlock(device);
     rk_free(device);
     return RK_WRAP(st, "opening device '%s'", known.name);
 }
@@ -106,6 +130,7 @@ void rk_device_close(struct rk_device *device)
     }
     RK_DCHECK(!leaked);
     device->ops->close(device->handle);
+    unlock(device);
     rk_free(device);
 }
 
@@ -117,6 +142,11 @@ struct rk_device_info rk_device_get_info(const struct rk_device *device)
 struct rk_device_stats rk_device_get_stats(const struct rk_device *device)
 {
     return device->stats;
+}
+
+const char *rk_device_collectives(const struct rk_device *device)
+{
+    return device->ops->collectives;
 }
 
 void rk_device_reset_peak(struct rk_device *device)

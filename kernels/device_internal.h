@@ -10,4 +10,8 @@ extern const struct rk_device_ops rk_cpu_device_ops;
 struct rk_status *rk_device_ops_find(const struct rk_device_ops **out, int *index,
                                      const char *device_name) RK_NODISCARD;
 
+/* Takes the device for this process; *out is a file descriptor that holds it until it is closed, or until the
+ * process ends. UNAVAILABLE, reason DEVICE_BUSY, while another process has it. */
+struct rk_status *rk_device_lock_take(int *out, const char *uuid) RK_NODISCARD;
+
 #endif

@@ -59,6 +59,7 @@ static const char *missing_entry(const struct rk_device_ops *ops)
 #define REQUIRE(table, entry) \
     if (!(table)->entry)      \
         return #entry;
+    REQUIRE(ops, collectives)
     REQUIRE(ops, kernels)
     REQUIRE(ops, open)
     REQUIRE(ops, close)

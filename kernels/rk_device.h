@@ -13,7 +13,9 @@
 
 RK_BEGIN_DECLS
 
-#define RK_DEVICE_ABI 1
+#define RK_DEVICE_ABI 2
+
+#define RK_DEVICE_UUID_BYTES 64
 
 struct rk_device;
 struct rk_stream;
@@ -27,11 +29,14 @@ struct rk_device_config {
     const char *name;          /* "cpu", "cuda:0" */
     int32_t num_threads;       /* CPU: threads of kernels and GEMM; 0 means all cores */
     size_t memory_limit_bytes; /* 0: none. An allocation beyond it fails like an exhausted device. */
+    /* No other process on this host shall open it exclusively meanwhile: UNAVAILABLE, reason DEVICE_BUSY,
+     * when one has. Nothing for devices that can be shared (the CPU). */
+    bool is_exclusive;
 };
 
 struct rk_device_info {
-    char name[64]; /* "cpu", "cuda:0" */
-    char uuid[64]; /* of the physical device; the host's name for the CPU */
+    char name[64];                   /* "cpu", "cuda:0" */
+    char uuid[RK_DEVICE_UUID_BYTES]; /* of the physical device; the host's name for the CPU */
     uint64_t memory_total_bytes;
 };
 
@@ -47,6 +52,8 @@ struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_
 void rk_device_close(struct rk_device *device); /* NULL is a no-op */
 struct rk_device_info rk_device_get_info(const struct rk_device *device);
 struct rk_device_stats rk_device_get_stats(const struct rk_device *device);
+/* The backend of collectives over this device's memory (engine/rk_comm.h): "cpu", "nccl". Static. */
+const char *rk_device_collectives(const struct rk_device *device);
 void rk_device_reset_peak(struct rk_device *device);
 /* OK, or why the device is lost for good (the daemon then turns FAILED). */
 struct rk_status *rk_device_check(struct rk_device *device) RK_NODISCARD;
@@ -82,6 +89,7 @@ struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *even
 struct rk_device_ops {
     const char *name;                    /* "cpu", "cuda": the part of a device name before ':' */
     uint32_t abi;                        /* RK_DEVICE_ABI */
+    const char *collectives;             /* required: backend of collectives over its memory, "cpu", "nccl" */
     const struct rk_kernel_ops *kernels; /* required */
     /* required; `index` is the part of the name after ':', 0 if there is none */
     struct rk_status *(*open)(void **out, int index, const struct rk_device_config *config);
@@ -103,6 +111,8 @@ struct rk_device_ops {
     struct rk_status *(*event_record)(void *dev, void *event, void *stream);
     struct rk_status *(*stream_wait)(void *dev, void *stream, void *event);
     struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
+    /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
+    struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);
 };
 
 /* Adds a backend; FAILED_PRECONDITION when its abi differs, ALREADY_EXISTS for a second one of that name. The

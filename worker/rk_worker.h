@@ -81,7 +81,8 @@ void rk_job_add_metric(struct rk_job *job, const char *name, double value, const
 
 struct rk_worker_config {
     size_t struct_size;
-    const char *device;                 /* "cpu", "cuda:0" */
+    const char *device;                 /* "cpu", "cuda:0"; this process alone has it */
+    const char *plugin;                 /* library of the device's backend; NULL: where it is installed */
     int32_t num_threads;                /* CPU kernels; 0: all cores */
     uint64_t device_memory_limit_bytes; /* 0: none */
     const char *comm_listen_host;       /* CPU mesh; "unix" or an address */

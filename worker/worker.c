@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
+#include "engine/rk_plugin.h"
 
 /* --- thread E --- */
 
@@ -21,8 +22,10 @@ static struct rk_status *open_device(struct rk_worker *worker)
         .name = worker->device_name,
         .num_threads = worker->config.num_threads,
         .memory_limit_bytes = (size_t)worker->config.device_memory_limit_bytes,
+        .is_exclusive = true,
     };
 
+    RK_TRY(rk_plugin_load(worker->device_name, worker->plugin));
     RK_TRY(rk_device_open(&worker->device, &config));
     RK_TRY(rk_stream_create(&worker->stream, worker->device, "engine"));
     return rk_device_alloc(worker->device, &worker->agree_scratch, RK_AGREE_BYTES, "verdicts of ranks");
@@ -291,6 +294,7 @@ static struct rk_worker *worker_new(const struct rk_worker_config *config)
 
     worker->config = *config;
     worker->config.device = worker->device_name = rk_strdup(config->device);
+    worker->config.plugin = worker->plugin = rk_strdup(config->plugin);
     worker->config.comm_listen_host = worker->listen_host = rk_strdup(config->comm_listen_host);
     worker->ckpt_roots = copy_roots(config->ckpt_roots);
     worker->config.ckpt_roots = (const char *const *)worker->ckpt_roots;
@@ -311,6 +315,7 @@ static void worker_free(struct rk_worker *worker)
         rk_free(*root);
     rk_free(worker->ckpt_roots);
     rk_free(worker->listen_host);
+    rk_free(worker->plugin);
     rk_free(worker->device_name);
     rk_free(worker);
 }

@@ -61,7 +61,7 @@ struct rk_running_job {
 
 struct rk_worker {
     /* Fixed after create. */
-    char *device_name, *listen_host;
+    char *device_name, *plugin, *listen_host;
     char **ckpt_roots;              /* owned, NULL-terminated */
     struct rk_worker_config config; /* pointers in it are the ones above */
     pthread_t engine_thread, watchdog_thread;

@@ -16,10 +16,9 @@
 
 struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job *job)
 {
-    bool is_cpu = strcmp(worker->device_name, "cpu") == 0;
     const struct rk_comm_endpoint_config config = {
         .struct_size = sizeof(config),
-        .backend = is_cpu ? "cpu" : "nccl",
+        .backend = rk_device_collectives(worker->device),
         .listen_host = worker->listen_host,
         .make_id = job->make_comm_id,
     };

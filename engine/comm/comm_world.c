@@ -108,8 +108,8 @@ static struct rk_status *check_world_config(const struct rk_comm_ops *ops,
                        " collective_timeout_ms=%" PRId64 ", expected 0 (default) or more",
                        config->connect_timeout_ms, config->progress_timeout_ms,
                        config->collective_timeout_ms);
-    if (!config->device || (ops->caps & RK_COMM_CAP_DEVICE_MEMORY))
-        return NULL;
+    if (!config->device || config->world_size == 1 || (ops->caps & RK_COMM_CAP_DEVICE_MEMORY))
+        return NULL; /* a world of one moves nothing */
     info = rk_device_get_info(config->device);
     if (strcmp(info.name, "cpu") != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "collectives '%s' work on host memory, device is '%s'", ops->name,

@@ -141,6 +141,7 @@ double *rk_cpu_scratch(const struct rk_cpu_device *dev)
 const struct rk_device_ops rk_cpu_device_ops = {
     .name = "cpu",
     .abi = RK_DEVICE_ABI,
+    .collectives = "cpu",
     .kernels = &rk_cpu_kernel_ops,
     .open = cpu_open,
     .close = cpu_close,

@@ -16,10 +16,6 @@ RK_BEGIN_DECLS
 /* Of a cuBLASLt call, on every stream: what the library asks for on Hopper; smaller ones rule out kernels. */
 #define RK_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
 
-/* The oldest architecture that the kernels are built for: bf16 matrix instructions and asynchronous copies.
- */
-#define RK_CUDA_MIN_MAJOR 8
-
 struct rk_cuda_gemm_plans;
 
 struct rk_cuda_device {

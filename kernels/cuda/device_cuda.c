@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_log.h"
+#include "kernels/cuda/archs.h"
 
 /* --- errors --- */
 
@@ -28,6 +29,9 @@ struct rk_status *rk_cuda_blas_status(cublasStatus_t error, const char *call)
 {
     if (error == CUBLAS_STATUS_SUCCESS)
         return NULL;
+    if (error == CUBLAS_STATUS_ALLOC_FAILED)
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s: %s", call,
+                              cublasLtGetStatusString(error));
     return RK_FAIL(RK_INTERNAL, "%s: %s", call, cublasLtGetStatusString(error));
 }
 
@@ -43,24 +47,59 @@ struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struc
 
 /* --- opening --- */
 
-static struct rk_status *count_devices(int *count)
+static struct rk_status *no_driver(cudaError_t error)
 {
-    cudaError_t error = cudaGetDeviceCount(count);
     int driver = 0;
 
-    if (error == cudaSuccess)
-        return NULL;
-    (void)cudaGetLastError();
     (void)cudaDriverGetVersion(&driver);
-    if (error == cudaErrorNoDevice)
-        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "the driver shows this process no NVIDIA GPU");
     if (driver == 0)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
                               "the NVIDIA driver (libcuda.so.1) is not installed or not loaded");
-    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
-                          "the NVIDIA driver is for CUDA %d.%d, this plug-in for %d.%d: %s", driver / 1000,
-                          driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
-                          cudaGetErrorString(error));
+    if (error == cudaErrorInsufficientDriver)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
+                              "the NVIDIA driver is for CUDA %d.%d, this plug-in for %d.%d: it is too old",
+                              driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                              CUDART_VERSION % 1000 / 10);
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER", "the NVIDIA driver does not work: %s (%s)",
+                          cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+static struct rk_status *find_device(int index)
+{
+    int count;
+    cudaError_t error = cudaGetDeviceCount(&count);
+
+    if (error != cudaSuccess)
+        (void)cudaGetLastError();
+    if (error == cudaErrorNoDevice)
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "the driver shows this process no NVIDIA GPU");
+    if (error != cudaSuccess)
+        return no_driver(error);
+    if (index >= count)
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "cuda:%d does not exist, this process sees %d",
+                              index, count);
+    return NULL;
+}
+
+/* As nvidia-smi prints it. */
+static void format_uuid(char uuid[RK_DEVICE_UUID_BYTES], const struct cudaDeviceProp *prop)
+{
+    const unsigned char *id = (const unsigned char *)prop->uuid.bytes;
+    size_t used = (size_t)snprintf(uuid, RK_DEVICE_UUID_BYTES, "GPU-");
+
+    for (int i = 0; i < 16; i++)
+        used += (size_t)snprintf(uuid + used, RK_DEVICE_UUID_BYTES - used, "%s%02x",
+                                 i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", id[i]);
+}
+
+static struct rk_status *cuda_get_uuid(int index, char uuid[RK_DEVICE_UUID_BYTES])
+{
+    struct cudaDeviceProp prop;
+
+    RK_TRY(find_device(index));
+    RK_CUDA(cudaGetDeviceProperties(&prop, index));
+    format_uuid(uuid, &prop);
+    return NULL;
 }
 
 static struct rk_status *read_properties(struct rk_cuda_device *dev)
@@ -68,10 +107,11 @@ static struct rk_status *read_properties(struct rk_cuda_device *dev)
     struct cudaDeviceProp prop;
 
     RK_CUDA(cudaGetDeviceProperties(&prop, dev->index));
-    if (prop.major < RK_CUDA_MIN_MAJOR)
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "COMPUTE_CAPABILITY",
-                              "%s has compute capability %d.%d, expected %d.0 or later", prop.name,
-                              prop.major, prop.minor, RK_CUDA_MIN_MAJOR);
+    if (!rk_cuda_archs_run_on(RK_CUDA_ARCHS, prop.major, prop.minor))
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "COMPUTE_CAPABILITY",
+            "%s has compute capability %d.%d, this plug-in is built for the architectures %s", prop.name,
+            prop.major, prop.minor, RK_CUDA_ARCHS);
     dev->compute_capability = 10 * prop.major + prop.minor;
     dev->num_sms = prop.multiProcessorCount;
     return NULL;
@@ -118,13 +158,9 @@ static struct rk_status *cuda_open(void **out, int index, const struct rk_device
     const char *sync_launch = rk_env("RK_SYNC_LAUNCH");
     struct rk_cuda_device *dev;
     struct rk_status *st;
-    int count;
 
-    (void)config; /* the limit is the wrapper's, threads are the host's */
-    RK_TRY(count_devices(&count));
-    if (index >= count)
-        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "cuda:%d does not exist, this process sees %d",
-                              index, count);
+    (void)config; /* limit and lock are the wrapper's, threads are the host's */
+    RK_TRY(find_device(index));
     dev = rk_calloc(1, sizeof(*dev));
     dev->index = index;
     dev->sync_launch = sync_launch && strcmp(sync_launch, "1") == 0;
@@ -141,16 +177,11 @@ static struct rk_status *cuda_get_info(void *handle, struct rk_device_info *out)
 {
     const struct rk_cuda_device *dev = handle;
     struct cudaDeviceProp prop;
-    const unsigned char *id = (const unsigned char *)prop.uuid.bytes;
-    size_t used;
 
     RK_CUDA(cudaGetDeviceProperties(&prop, dev->index));
     *out = (struct rk_device_info){.memory_total_bytes = prop.totalGlobalMem};
     snprintf(out->name, sizeof(out->name), "cuda:%d", dev->index);
-    used = (size_t)snprintf(out->uuid, sizeof(out->uuid), "GPU-"); /* as nvidia-smi prints it */
-    for (int i = 0; i < 16; i++)
-        used += (size_t)snprintf(out->uuid + used, sizeof(out->uuid) - used, "%s%02x",
-                                 i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", id[i]);
+    format_uuid(out->uuid, &prop);
     return NULL;
 }
 
@@ -329,6 +360,7 @@ static struct rk_status *cuda_stream_wait(void *handle, void *stream, void *even
 const struct rk_device_ops rk_cuda_device_ops = {
     .name = "cuda",
     .abi = RK_DEVICE_ABI,
+    .collectives = "nccl",
     .kernels = &rk_cuda_kernel_ops,
     .open = cuda_open,
     .close = cuda_close,
@@ -347,4 +379,5 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .event_record = cuda_event_record,
     .stream_wait = cuda_stream_wait,
     .check = cuda_check,
+    .get_uuid = cuda_get_uuid,
 };

@@ -1,11 +1,16 @@
-/* A plug-in for test_plugin.c: a device "fake" whose every operator fails, which shows that the plug-in makes
- * its errors by the functions of the program. FAKE_ABI and FAKE_DEVICE spoil it. */
+/* A plug-in for tests without an accelerator: a device "fake" whose every operator fails, which shows that
+ * the plug-in makes its errors by the functions of the program. FAKE_ABI and FAKE_DEVICE spoil it. The index
+ * chooses how the device does: fake_plugin.h. */
+#include "tests/unit/engine/fake_plugin.h"
+
 #include "engine/rk_plugin.h"
 #include "kernels/rk_kernels.h"
 
 #include "base/rk_alloc.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #ifndef FAKE_ABI
 #define FAKE_ABI RK_PLUGIN_ABI
@@ -14,13 +19,42 @@
 #define FAKE_DEVICE "fake"
 #endif
 
+static int opened_index;
+static bool is_lost;
+
 static struct rk_status *fake_open(void **out, int index, const struct rk_device_config *config)
 {
     static char device;
 
-    (void)index, (void)config;
-    *out = &device;
+    (void)config;
+    opened_index = index;
+    switch (index) {
+    case FAKE_NO_DRIVER:
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER", "no driver for fakes");
+    case FAKE_NO_DEVICE:
+        return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "no such fake");
+    case FAKE_TOO_OLD:
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "COMPUTE_CAPABILITY", "a fake of another age");
+    case FAKE_FULL:
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "a fake without room");
+    case FAKE_BUSY:
+        return RK_FAIL_REASON(RK_UNAVAILABLE, "DEVICE_BUSY", "somebody else's fake");
+    default:
+        *out = &device;
+        return NULL;
+    }
+}
+
+static struct rk_status *fake_get_uuid(int index, char uuid[RK_DEVICE_UUID_BYTES])
+{
+    snprintf(uuid, RK_DEVICE_UUID_BYTES, "FAKE-%d-%d", (int)getuid(), index);
     return NULL;
+}
+
+static struct rk_status *fake_check(void *dev)
+{
+    (void)dev;
+    return is_lost ? RK_FAIL_REASON(RK_INTERNAL, "DEVICE_LOST", "the fake fell off the bus") : NULL;
 }
 
 static void fake_close(void *dev)
@@ -63,6 +97,10 @@ static struct rk_status *fake_copy(void *dev, void *stream, void *dst, const voi
                                    rk_copy_kind_t kind)
 {
     (void)dev, (void)stream, (void)kind;
+    if (opened_index == FAKE_LOST) {
+        is_lost = true;
+        return RK_FAIL(RK_INTERNAL, "copy: the fake does not answer");
+    }
     memcpy(dst, src, bytes);
     return NULL;
 }
@@ -101,6 +139,7 @@ const struct rk_plugin *rk_plugin_get(void)
     static const struct rk_device_ops device = {
         .name = FAKE_DEVICE,
         .abi = RK_DEVICE_ABI,
+        .collectives = "cpu",
         .kernels = &kernels,
         .open = fake_open,
         .close = fake_close,
@@ -114,6 +153,8 @@ const struct rk_plugin *rk_plugin_get(void)
         .copy = fake_copy,
         .zero = fake_zero,
         .stream_sync = fake_stream_sync,
+        .check = fake_check,
+        .get_uuid = fake_get_uuid,
     };
     static const struct rk_plugin plugin = {.abi = FAKE_ABI, .device = &device};
 

@@ -86,6 +86,32 @@ static void test_plugin_load_good_one_works(void **state)
     rk_device_close(device);
 }
 
+/* Goal: a device that is opened exclusively is taken for as long as it is open, other devices are not. The
+ * plug-in is loaded by the test before. */
+static void test_plugin_exclusive_device_opens_once(void **state)
+{
+    struct rk_device_config config = {.struct_size = sizeof(config), .name = "fake:7", .is_exclusive = true};
+    struct rk_device *first, *second;
+    struct rk_status *st;
+
+    (void)state;
+    assert_ok(rk_device_open(&first, &config));
+    st = rk_device_open(&second, &config);
+    assert_string_equal(rk_status_reason(st), "DEVICE_BUSY");
+    assert_fails(st, RK_UNAVAILABLE, "opening device 'fake:7': another rankd has FAKE-");
+    assert_null(second);
+    config.name = "fake:8";
+    assert_ok(rk_device_open(&second, &config));
+    rk_device_close(second);
+    config = (struct rk_device_config){.struct_size = sizeof(config), .name = "fake:7"};
+    assert_ok(rk_device_open(&second, &config)); /* who does not ask is not refused */
+    rk_device_close(second);
+    rk_device_close(first);
+    config.is_exclusive = true;
+    assert_ok(rk_device_open(&first, &config));
+    rk_device_close(first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -94,6 +120,7 @@ int main(void)
         cmocka_unit_test(test_plugin_load_missing_says_where_it_looked),
         cmocka_unit_test(test_plugin_load_broken_says_why),
         cmocka_unit_test(test_plugin_load_good_one_works),
+        cmocka_unit_test(test_plugin_exclusive_device_opens_once),
     };
 
     return cmocka_run_group_tests_name("unit/engine/plugin", tests, NULL, NULL);

@@ -4,6 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
+#include "base/rk_str.h"
 #include "kernels/rk_kernels.h"
 
 #include <string.h>
@@ -339,6 +340,7 @@ static struct rk_device_ops make_fake(const struct rk_kernel_ops *kernels)
     return (struct rk_device_ops){
         .name = "fake",
         .abi = RK_DEVICE_ABI,
+        .collectives = "cpu",
         .kernels = kernels,
         .open = fake_open,
         .close = fake_close,
@@ -373,10 +375,13 @@ static void test_device_register_incomplete_backend_fails(void **state)
 {
     struct rk_kernel_ops kernels = cpu_kernels(), bad_kernels = kernels;
     struct rk_device_ops bad = make_fake(&kernels);
+    char *text;
 
     (void)state;
     bad.abi = RK_DEVICE_ABI + 1;
-    assert_fails(rk_device_register(&bad), RK_FAILED_PRECONDITION, "'fake' has abi=2, expected 1");
+    text = rk_format("'fake' has abi=%d, expected %d", RK_DEVICE_ABI + 1, RK_DEVICE_ABI);
+    assert_fails(rk_device_register(&bad), RK_FAILED_PRECONDITION, text);
+    rk_free(text);
 
     bad = make_fake(&bad_kernels);
     bad_kernels.abi = 0;
@@ -389,6 +394,9 @@ static void test_device_register_incomplete_backend_fails(void **state)
     bad = make_fake(&kernels);
     bad.stream_sync = NULL;
     assert_fails(rk_device_register(&bad), RK_FAILED_PRECONDITION, "lacks the required entry 'stream_sync'");
+    bad = make_fake(&kernels);
+    bad.collectives = NULL;
+    assert_fails(rk_device_register(&bad), RK_FAILED_PRECONDITION, "lacks the required entry 'collectives'");
     bad = make_fake(NULL);
     assert_fails(rk_device_register(&bad), RK_FAILED_PRECONDITION, "lacks the required entry 'kernels'");
 

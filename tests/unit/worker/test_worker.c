@@ -62,7 +62,7 @@ static void test_create_unknown_device_fails(void **state)
     struct rk_worker *worker;
 
     (void)state;
-    assert_fails(rk_worker_create(&worker, &config), RK_NOT_FOUND, "abacus");
+    assert_fails(rk_worker_create(&worker, &config), RK_FAILED_PRECONDITION, "abacus");
     assert_null(worker);
     rk_worker_destroy(NULL);
 }

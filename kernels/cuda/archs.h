@@ -1,0 +1,18 @@
+/* Which GPUs the code in the plug-in runs on. */
+#ifndef RK_CUDA_ARCHS_H
+#define RK_CUDA_ARCHS_H
+
+#include <stdbool.h>
+
+#include "base/rk_compiler.h"
+
+RK_BEGIN_DECLS
+
+/* `archs` lists what nvcc compiled for, "80,90a". Code of an architecture runs on GPUs of the same major
+ * number and an equal or greater minor one; with the suffix 'a' on exactly that one, with 'f' like without.
+ */
+bool rk_cuda_archs_run_on(const char *archs, int major, int minor);
+
+RK_END_DECLS
+
+#endif

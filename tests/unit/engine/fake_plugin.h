@@ -1,0 +1,15 @@
+/* The devices that librankd_fake.so plays: fake:INDEX. */
+#ifndef RK_TEST_FAKE_PLUGIN_H
+#define RK_TEST_FAKE_PLUGIN_H
+
+/* Any other index opens. */
+enum fake_index {
+    FAKE_NO_DRIVER = 100,
+    FAKE_NO_DEVICE,
+    FAKE_TOO_OLD, /* compute capability */
+    FAKE_FULL,
+    FAKE_BUSY,
+    FAKE_LOST /* opens, and is lost with the first copy */
+};
+
+#endif
