@@ -47,6 +47,11 @@ if(RK_FUZZ)
 endif()
 target_link_options(rk_flags INTERFACE -Wl,-z,relro,-z,now -Wl,-z,noexecstack)
 
+# What is installed finds the libraries beside it, wherever that is (tools/bundle.sh). The old kind of entry
+# (DT_RPATH), because only that one also serves the libraries of those libraries.
+set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
+target_link_options(rk_flags INTERFACE -Wl,--disable-new-dtags)
+
 find_package(Git QUIET)
 set(RK_GIT_COMMIT "unknown")
 if(GIT_FOUND AND EXISTS ${CMAKE_SOURCE_DIR}/.git)

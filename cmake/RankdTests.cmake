@@ -1,5 +1,5 @@
 # rk_add_test(NAME LABEL label... SOURCES ... LIBS ... [TIMEOUT s] [ARGS ...] [FIXTURES dir])
-# One cmocka binary, one ctest entry; the label is the test's folder ("learn" beside it: release only).
+# One cmocka binary, one ctest entry; the label is the test's folder ("learn" or "bundle" beside it: release only).
 function(rk_add_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "LABEL;SOURCES;LIBS;ARGS;ENVIRONMENT" ${ARGN})
     add_executable(${name} ${T_SOURCES})

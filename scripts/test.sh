@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and, on the release
-# binaries, which have the CUDA plug-in where nvcc is found, the tests that learn and, where there is a GPU, those of
-# the GPU. Closing line: "N passed, N failed". Arguments go to ctest (e.g. -L unit).
+# binaries, which have the CUDA plug-in where nvcc is found, the tests that learn, the bundle and, where there is a GPU,
+# those of the GPU. Closing line: "N passed, N failed". Arguments go to ctest (e.g. -L unit).
 set -u
 cd "$(dirname "$0")/.."
 scripts/bootstrap.sh || exit 2
@@ -38,9 +38,9 @@ run() { # preset, ctest arguments
 }
 
 build dev
-run dev -LE learn "$@"
+run dev -LE 'learn|bundle' "$@"
 build release
-run release -L learn "$@"
+run release -L 'learn|bundle' "$@"
 if [ -e /dev/nvidia0 ] && [ -e build/lib/librankd_cuda.so ]; then
     run release -L gpu "$@"
 fi
