@@ -4,6 +4,7 @@
 
 #include "engine/rk_comm.h"
 #include "engine/rk_loss.h"
+#include "engine/rk_memory.h"
 #include "engine/rk_model.h"
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"

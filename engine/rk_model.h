@@ -106,6 +106,8 @@ struct rk_status *rk_model_create(struct rk_model **out, const struct rk_model_d
  */
 struct rk_status *rk_model_create_shared(struct rk_model **out, struct rk_model *owner) RK_NODISCARD;
 void rk_model_destroy(struct rk_model *model); /* NULL is a no-op */
+/* The description that would make it again; what it points to belongs to the model. */
+void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out);
 const struct rk_model_config *rk_model_get_config(const struct rk_model *model);
 const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model);
 /* Other communicators of an equal mesh with this rank in the same place (the world was made anew); NULL while
@@ -156,10 +158,19 @@ struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_pac
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;
 
-/* What the model holds on its device. */
+/* What the model holds, the rollout over it included. Names of the kinds: rk_memory.h. */
 struct rk_model_memory {
-    uint64_t param_bytes, grad_bytes, optimizer_bytes, activation_peak_bytes, kv_cache_bytes;
-    uint64_t step_overflows; /* step-arena blocks added after the first; constant once warm */
+    /* Device memory by kind. */
+    uint64_t param_bytes, master_bytes, grad_bytes, optimizer_bytes;
+    uint64_t activation_bytes; /* for passes */
+    uint64_t kv_cache_bytes;
+    uint64_t workspace_bytes; /* verdicts and norms; what operators need is the device's */
+    uint64_t staging_bytes;   /* inputs and samples of generation steps */
+    /* Pinned host memory. */
+    uint64_t pass_host_bytes, rollout_host_bytes;
+    /* Most that a pass used of activation_bytes and pass_host_bytes. */
+    uint64_t activation_peak_bytes, pass_host_peak_bytes;
+    uint64_t step_overflows; /* blocks added to either after the first; 0 when the plan was right */
 };
 struct rk_model_memory rk_model_get_memory(const struct rk_model *model);
 

@@ -16,6 +16,7 @@ struct rk_rollout_config {
     int32_t max_num_seqs;
     int64_t max_num_batched_tokens; /* tokens of one engine step: prompts are prefilled within it */
     int64_t max_model_len;          /* longest prompt + response; 0: max_position_embeddings */
+    int32_t num_blocks; /* of the KV cache; 0: enough for max_num_seqs sequences of max_model_len */
 };
 
 struct rk_rollout_request {
@@ -39,10 +40,13 @@ struct rk_rollout_result {
     rk_finish_reason_t finish_reason;
 };
 
-/* Sizes the cache for max_num_seqs sequences of max_model_len. `model` is borrowed. */
+/* Takes all memory. INVALID_ARGUMENT names the field; RESOURCE_EXHAUSTED when the cache holds not even one
+ * sequence of max_model_len. `model` is borrowed. */
 struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *model,
                                     const struct rk_rollout_config *config) RK_NODISCARD;
 void rk_rollout_destroy(struct rk_rollout *rollout); /* NULL is a no-op */
+/* The configuration with every default filled in. */
+struct rk_rollout_config rk_rollout_get_config(const struct rk_rollout *rollout);
 /* Collective over tp. INVALID_ARGUMENT names the request that is too long or empty; OUT_OF_RANGE a token id
  * that the model does not have. `hooks` may be NULL. */
 struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct rk_rollout_request *requests,

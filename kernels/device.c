@@ -98,9 +98,29 @@ fail:
     return RK_WRAP(st, "opening device '%s'", known.name);
 }
 
+struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_device *like)
+{
+    struct rk_device *device = rk_calloc(1, sizeof(*device));
+
+    device->ops = &rk_plan_device_ops;
+    device->handle =
+        like ? rk_plan_device_create(like->ops->kernels, like->handle) : rk_plan_device_create(NULL, NULL);
+    *out = device;
+    RK_TRY(device->ops->get_info(device->handle, &device->info));
+    device->limit_bytes = device->info.memory_total_bytes;
+    return NULL;
+}
+
+struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan)
+{
+    RK_ASSERT(plan->ops == &rk_plan_device_ops);
+    return rk_plan_device_workspace(plan->handle);
+}
+
 static void free_memory(struct rk_device *device, struct allocation *alloc)
 {
     if (alloc->is_host) {
+        device->stats.host_bytes -= alloc->bytes;
         device->ops->host_free(device->handle, alloc->ptr);
     } else {
         RK_ASSERT(device->stats.allocated_bytes >= alloc->bytes);
@@ -141,7 +161,25 @@ struct rk_device_info rk_device_get_info(const struct rk_device *device)
 
 struct rk_device_stats rk_device_get_stats(const struct rk_device *device)
 {
-    return device->stats;
+    struct rk_device_stats stats = device->stats;
+    uint64_t num_own = 0;
+
+    if (device->ops->get_own)
+        device->ops->get_own(device->handle, &stats.own_bytes, &num_own);
+    stats.num_allocations += num_own;
+    return stats;
+}
+
+uint64_t rk_device_free_bytes(const struct rk_device *device)
+{
+    uint64_t below_limit = device->limit_bytes - device->stats.allocated_bytes, left = below_limit;
+
+    if (device->ops->get_free) {
+        struct rk_status *st = device->ops->get_free(device->handle, &left);
+
+        RK_IGNORE(st, "the limit is the better guess then");
+    }
+    return RK_MIN(left, below_limit);
 }
 
 const char *rk_device_collectives(const struct rk_device *device)
@@ -196,8 +234,7 @@ static struct rk_status *out_of_memory(const struct rk_device *device, size_t by
 {
     return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM",
                           "%s: %zu bytes wanted on device '%s', %llu free of %llu%s%s", what, bytes,
-                          device->info.name,
-                          (unsigned long long)(device->limit_bytes - device->stats.allocated_bytes),
+                          device->info.name, (unsigned long long)rk_device_free_bytes(device),
                           (unsigned long long)device->limit_bytes, *detail ? ": " : "", detail);
 }
 
@@ -239,6 +276,7 @@ struct rk_status *rk_device_host_alloc(struct rk_device *device, void **out, siz
     st = device->ops->host_alloc(device->handle, out, bytes);
     if (st)
         return RK_WRAP(st, "%s: host memory of device '%s'", what, device->info.name);
+    device->stats.host_bytes += bytes;
     remember(device, *out, bytes, true, what);
     return NULL;
 }
@@ -314,6 +352,13 @@ struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t byt
 struct rk_status *rk_stream_sync(struct rk_stream *stream)
 {
     return stream->device->ops->stream_sync(stream->device->handle, stream->handle);
+}
+
+struct rk_status *rk_stream_reserve(struct rk_stream *stream, const struct rk_workspace *workspace)
+{
+    const struct rk_device_ops *ops = stream->device->ops;
+
+    return ops->reserve ? ops->reserve(stream->device->handle, stream->handle, workspace) : NULL;
 }
 
 struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device)

@@ -6,6 +6,12 @@
 
 extern const struct rk_device_ops rk_cpu_device_ops;
 
+/* Of dry runs (device_plan.c); not in the list of backends, since no name opens it. */
+extern const struct rk_device_ops rk_plan_device_ops;
+/* Its handle. `kernels` and `like`, a handle of theirs, are asked for workspaces; NULL: nobody is. */
+void *rk_plan_device_create(const struct rk_kernel_ops *kernels, const void *like);
+struct rk_workspace rk_plan_device_workspace(const void *handle);
+
 /* The backend that `device_name` selects and the index behind the colon (0 without one). */
 struct rk_status *rk_device_ops_find(const struct rk_device_ops **out, int *index,
                                      const char *device_name) RK_NODISCARD;

@@ -41,8 +41,17 @@ struct rk_device_info {
 };
 
 struct rk_device_stats {
-    uint64_t allocated_bytes, peak_bytes; /* device memory held through this device */
-    uint64_t num_allocations; /* since the device was opened: warm-up ends when it stops growing */
+    uint64_t allocated_bytes, peak_bytes; /* device memory held through rk_device_alloc */
+    uint64_t host_bytes;                  /* pinned host memory held now */
+    uint64_t own_bytes;                   /* what the backend holds for its operators: workspaces, scratch */
+    /* Of all three, since the device was opened: warm-up ends when it stops growing. */
+    uint64_t num_allocations;
+};
+
+/* Memory that operators use beyond their arguments. It belongs to the stream that they run on. */
+struct rk_workspace {
+    size_t scratch_bytes; /* contents undefined between calls */
+    size_t kept_bytes;    /* zeroed once; then what the last call left in it */
 };
 
 /* Opens by name: the part before ':' selects the table. NOT_FOUND lists the known ones. Not thread-safe:
@@ -55,6 +64,9 @@ struct rk_device_stats rk_device_get_stats(const struct rk_device *device);
 /* The backend of collectives over this device's memory (engine/rk_comm.h): "cpu", "nccl". Static. */
 const char *rk_device_collectives(const struct rk_device *device);
 void rk_device_reset_peak(struct rk_device *device);
+/* Bytes that rk_device_alloc can hand out now, as far as the device knows: below its limit, and not held by
+ * another process. */
+uint64_t rk_device_free_bytes(const struct rk_device *device);
 /* OK, or why the device is lost for good (the daemon then turns FAILED). */
 struct rk_status *rk_device_check(struct rk_device *device) RK_NODISCARD;
 
@@ -79,10 +91,24 @@ struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t byt
 /* Waits for everything enqueued so far and reports its first error. */
 struct rk_status *rk_stream_sync(struct rk_stream *stream) RK_NODISCARD;
 
+/* Makes the stream's workspace at least this large now, so that operators need not grow it later. */
+struct rk_status *rk_stream_reserve(struct rk_stream *stream,
+                                    const struct rk_workspace *workspace) RK_NODISCARD;
+
 struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device) RK_NODISCARD;
 void rk_event_destroy(struct rk_event *event); /* NULL is a no-op */
 struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stream) RK_NODISCARD;
 struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *event) RK_NODISCARD;
+
+/* --- dry runs: a device that plans. Its memory has addresses but no bytes behind them (host memory is real),
+ * its operators check their arguments and compute nothing, and copies to the host deliver zeros. So code that
+ * runs on it shows in rk_device_get_stats what memory it takes. --- */
+
+/* `like` is the device whose operators are asked for their workspace; it must outlive the plan. NULL: none is
+ * known. */
+struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_device *like) RK_NODISCARD;
+/* The largest workspace that an operator on the planning device would have used. */
+struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan);
 
 /* --- the table a backend fills. Handles are the backend's own. The wrappers above check arguments, account
  * and keep the list of live allocations. --- */
@@ -113,6 +139,12 @@ struct rk_device_ops {
     struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
     /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
     struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);
+    /* optional: NULL means that nobody else takes memory of the device */
+    struct rk_status *(*get_free)(void *dev, uint64_t *out_bytes);
+    /* optional: what the backend holds itself and how often it took some; NULL means nothing */
+    void (*get_own)(const void *dev, uint64_t *out_bytes, uint64_t *out_num_allocations);
+    /* optional: NULL means that no operator needs a workspace */
+    struct rk_status *(*reserve)(void *dev, void *stream, const struct rk_workspace *workspace);
 };
 
 /* Adds a backend; FAILED_PRECONDITION when its abi differs, ALREADY_EXISTS for a second one of that name. The

@@ -18,7 +18,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 1
+#define RK_KERNEL_ABI 2
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -252,11 +252,21 @@ struct rk_adamw_args {
     X(random_normal, rk_random_normal_args)         \
     X(adamw, rk_adamw_args)
 
+/* The workspace of a call with these arguments, and of any with fewer tokens or sequences that is like it
+ * otherwise: what a plan needs. Pure; tensors have addresses that must not be read. Entries are optional:
+ * NULL means none. */
+struct rk_workspace_ops {
+#define X(op, args_type) struct rk_workspace (*op)(const void *dev, const struct args_type *args);
+    RK_KERNEL_TABLE(X)
+#undef X
+};
+
 /* The table of a backend: every entry is required; `dev` and `stream` are the backend's handles. Arguments
- * are checked before an entry is called. Device scratch beyond the arguments is the backend's own. */
+ * are checked before an entry is called. */
 struct rk_kernel_ops {
     const char *name;
-    uint32_t abi; /* RK_KERNEL_ABI */
+    uint32_t abi;                             /* RK_KERNEL_ABI */
+    const struct rk_workspace_ops *workspace; /* optional: NULL means that no operator needs one */
 #define X(op, args_type) struct rk_status *(*op)(void *dev, void *stream, const struct args_type *args);
     RK_KERNEL_TABLE(X)
 #undef X

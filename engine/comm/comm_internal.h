@@ -128,6 +128,11 @@ struct rk_comm_ops {
 
 extern const struct rk_comm_ops rk_comm_cpu_ops;
 
+/* --- dry runs (comm_plan.c, comm_world.c) --- */
+extern const struct rk_comm_ops rk_comm_plan_ops;
+/* Rank `rank` of a world that does not exist. Destroy as any other. */
+struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size);
+
 const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */
 /* The backend of that name; NOT_FOUND lists the known ones. */
 struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const char *name) RK_NODISCARD;

@@ -125,6 +125,25 @@ static void world_free(struct rk_comm_world *world)
     rk_free(world);
 }
 
+static struct rk_comm_world *world_new(const struct rk_comm_ops *ops, int32_t rank, int32_t world_size)
+{
+    struct rk_comm_world *world = rk_calloc(1, sizeof(*world));
+
+    world->ops = ops;
+    world->rank = rank;
+    world->size = world_size;
+    RK_ASSERT(pthread_mutex_init(&world->error_lock, NULL) == 0);
+    RK_ASSERT(pthread_mutex_init(&world->activity_lock, NULL) == 0);
+    return world;
+}
+
+struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size)
+{
+    RK_ASSERT(rank >= 0);
+    RK_ASSERT(rank < world_size);
+    return world_new(&rk_comm_plan_ops, rank, world_size);
+}
+
 struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_comm_endpoint *endpoint,
                                        const struct rk_comm_world_config *config)
 {
@@ -148,12 +167,7 @@ struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_com
     known.collective_timeout_ms =
         known.collective_timeout_ms ? known.collective_timeout_ms : COLLECTIVE_TIMEOUT_MS;
 
-    world = rk_calloc(1, sizeof(*world));
-    world->ops = endpoint->ops;
-    world->rank = known.rank;
-    world->size = known.world_size;
-    RK_ASSERT(pthread_mutex_init(&world->error_lock, NULL) == 0);
-    RK_ASSERT(pthread_mutex_init(&world->activity_lock, NULL) == 0);
+    world = world_new(endpoint->ops, known.rank, known.world_size);
     impl = endpoint->impl;
     endpoint_free(endpoint);
     st = world->ops->world_create(world, impl, &known);

@@ -260,6 +260,20 @@ void rk_model_destroy(struct rk_model *model)
     rk_free(model);
 }
 
+void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
+{
+    const struct rk_model_core *core = model->core;
+
+    *out = (struct rk_model_desc){
+        .struct_size = sizeof(*out),
+        .hf_config = core->hf_config,
+        .dtype = core->dtype,
+        .numerics = core->numerics,
+        .stream = core->stream,
+        .mesh = core->mesh,
+    };
+}
+
 const struct rk_model_config *rk_model_get_config(const struct rk_model *model)
 {
     return &model->core->config;
@@ -342,19 +356,34 @@ void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes)
     RK_ASSERT(model->kv_cache_bytes >= 0);
 }
 
+void rk_model_note_staging(struct rk_model *model, int64_t device_bytes, int64_t host_bytes)
+{
+    model->staging_bytes += device_bytes;
+    model->rollout_host_bytes += host_bytes;
+    RK_ASSERT(model->staging_bytes >= 0);
+    RK_ASSERT(model->rollout_host_bytes >= 0);
+}
+
 struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
 {
     const struct rk_model_core *core = model->core;
     struct rk_step_arena_stats step = rk_step_arena_stats(model->arena);
     struct rk_model_memory memory = {
-        .activation_peak_bytes = step.peak_bytes,
+        .activation_bytes = step.tensors.capacity_bytes,
         .kv_cache_bytes = (uint64_t)model->kv_cache_bytes,
-        .step_overflows = step.overflows,
+        .staging_bytes = (uint64_t)model->staging_bytes,
+        .pass_host_bytes = step.staging.capacity_bytes,
+        .rollout_host_bytes = (uint64_t)model->rollout_host_bytes,
+        .activation_peak_bytes = step.tensors.peak_bytes,
+        .pass_host_peak_bytes = step.staging.peak_bytes,
+        .step_overflows = step.tensors.overflows + step.staging.overflows,
     };
 
-    if (model->owns_core)
+    if (model->owns_core) {
+        memory.workspace_bytes = RK_AGREE_BYTES;
         memory.param_bytes = (uint64_t)core->params.num_elements * rk_dtype_bytes(core->dtype) +
                              rk_tensor_bytes(core->rope_cos) + rk_tensor_bytes(core->rope_sin);
+    }
     rk_train_add_memory(model->train, &memory);
     return memory;
 }

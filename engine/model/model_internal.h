@@ -87,7 +87,8 @@ struct rk_model {
     struct rk_step_arena *arena; /* device memory of one forward and backward pass */
     struct rk_arena *host;       /* host memory of the same */
     struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
-    int64_t kv_cache_bytes;
+    /* What a rollout holds for this model. */
+    int64_t kv_cache_bytes, staging_bytes, rollout_host_bytes;
 };
 
 /* --- passes (trunk.c, pass.c) --- */
@@ -160,8 +161,9 @@ struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk
 int64_t rk_model_local_kv_heads(const struct rk_model *model);
 struct rk_stream *rk_model_stream(const struct rk_model *model);
 rk_dtype_t rk_model_dtype(const struct rk_model *model);
-/* The cache that is held for this model grew by that many bytes (shrank, when negative): for
+/* What a rollout holds for this model grew by that many bytes (shrank, when negative): for
  * rk_model_get_memory. */
 void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes);
+void rk_model_note_staging(struct rk_model *model, int64_t device_bytes, int64_t host_bytes);
 
 #endif

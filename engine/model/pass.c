@@ -99,9 +99,8 @@ struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_m
     void *raw;
 
     RK_ASSERT(stats.shape[0] == labels->count);
-    RK_TRY(host_alloc(model, &raw, labels->count, rk_dtype_bytes(stats.dtype)));
     RK_TRY(host_alloc(model, &wide, labels->count, sizeof(*wide)));
-    RK_TRY(rk_stream_copy(model->core->stream, raw, stats.data, rk_tensor_bytes(stats), RK_COPY_D2H));
+    RK_TRY(rk_step_download(model->arena, model->core->stream, stats, &raw));
     RK_TRY(rk_stream_sync(model->core->stream));
     rk_load_f64(wide, raw, stats.dtype, labels->count);
     memset(values, 0, (size_t)num_tokens * sizeof(*values));

@@ -6,6 +6,7 @@
 
 /* Steps in a row whose gradients are not finite before the model is given up. */
 #define SKIPPED_STEPS_MAX 5
+#define SUMS_BYTES        (2 * sizeof(double)) /* of the gradient norm */
 
 rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype)
 {
@@ -36,6 +37,7 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
     memory->grad_bytes = (uint64_t)train->num_elements * rk_dtype_bytes(train->grad_dtype);
     memory->optimizer_bytes =
         (uint64_t)(train->shard_count * train->config.ops->num_states) * rk_dtype_bytes(train->grad_dtype);
+    memory->workspace_bytes += SUMS_BYTES;
 }
 
 static struct rk_status *allocate(struct rk_train *train)
@@ -50,7 +52,7 @@ static struct rk_status *allocate(struct rk_train *train)
     for (int32_t s = 0; s < train->config.ops->num_states; s++)
         RK_TRY(rk_device_alloc(train->device, &train->states[s], (size_t)train->shard_count * elem_bytes,
                                "optimizer state"));
-    return rk_device_alloc(train->device, &train->sums, 2 * sizeof(double), "gradient norm");
+    return rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm");
 }
 
 struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config)

@@ -40,8 +40,9 @@ static struct rk_device *device_of(const struct rk_rollout *rollout)
     return rk_stream_device(rk_model_stream(rollout->model));
 }
 
-static struct rk_status *staging_init(struct staging *staging, struct rk_device *device, size_t bytes)
+static struct rk_status *staging_init(struct staging *staging, struct rk_rollout *rollout, size_t bytes)
 {
+    struct rk_device *device = device_of(rollout);
     void *memory;
 
     RK_TRY(rk_device_host_alloc(device, &memory, bytes, "rollout staging"));
@@ -49,13 +50,15 @@ static struct rk_status *staging_init(struct staging *staging, struct rk_device 
     RK_TRY(rk_device_alloc(device, &memory, bytes, "rollout staging"));
     staging->device = memory;
     staging->bytes = bytes;
+    rk_model_note_staging(rollout->model, (int64_t)bytes, (int64_t)bytes);
     return NULL;
 }
 
-static void staging_fini(struct staging *staging, struct rk_device *device)
+static void staging_fini(struct staging *staging, struct rk_rollout *rollout)
 {
-    rk_device_host_free(device, staging->host);
-    rk_device_free(device, staging->device);
+    rk_device_host_free(device_of(rollout), staging->host);
+    rk_device_free(device_of(rollout), staging->device);
+    rk_model_note_staging(rollout->model, -(int64_t)staging->bytes, -(int64_t)staging->bytes);
     *staging = (struct staging){0};
 }
 
@@ -112,20 +115,24 @@ static struct rk_status *complete_config(struct rk_rollout_config *config, const
     return NULL;
 }
 
-/* Blocks for max_num_seqs sequences of full length, and the null block. */
-static struct rk_status *count_blocks(int32_t *out, const struct rk_rollout_config *config)
+/* Blocks for max_num_seqs sequences of full length, and the null block; or what the configuration says. */
+static struct rk_status *complete_blocks(struct rk_rollout_config *config)
 {
     int64_t per_seq = (config->max_model_len + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS;
-    int64_t num_blocks = 1 + per_seq * config->max_num_seqs;
+    int64_t num_blocks = config->num_blocks > 0 ? config->num_blocks : 1 + per_seq * config->max_num_seqs;
 
-    *out = (int32_t)num_blocks;
-    if (num_blocks < INT32_MAX / RK_KV_BLOCK_TOKENS)
-        return NULL;
-    return RK_FAIL(
-        RK_RESOURCE_EXHAUSTED,
-        "the KV cache of rollout.max_num_seqs=%d sequences of rollout.max_model_len=%lld tokens has too many "
-        "slots",
-        config->max_num_seqs, (long long)config->max_model_len);
+    if (num_blocks >= INT32_MAX / RK_KV_BLOCK_TOKENS)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                       "the KV cache of rollout.max_num_seqs=%d sequences of rollout.max_model_len=%lld "
+                       "tokens has too many slots",
+                       config->max_num_seqs, (long long)config->max_model_len);
+    if (num_blocks < 1 + per_seq)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                       "a KV cache of %lld blocks does not hold one sequence of rollout.max_model_len=%lld "
+                       "tokens, which needs %lld",
+                       (long long)num_blocks, (long long)config->max_model_len, (long long)(1 + per_seq));
+    config->num_blocks = (int32_t)num_blocks;
+    return NULL;
 }
 
 struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *model,
@@ -133,21 +140,21 @@ struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *mo
 {
     struct rk_rollout *rollout = rk_calloc(1, sizeof(*rollout));
     struct rk_status *st = NULL;
-    int32_t num_blocks;
 
     *out = NULL;
     rollout->model = model;
     rollout->config = *config;
     rollout->arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
     RK_TRY_GOTO(st, complete_config(&rollout->config, model), out);
-    RK_TRY_GOTO(st, count_blocks(&num_blocks, &rollout->config), out);
-    RK_TRY_GOTO(st, rk_block_pool_init(&rollout->pool, rollout->arena, num_blocks), out);
-    RK_TRY_GOTO(st, rk_kv_cache_init(&rollout->cache, rollout->arena, model, num_blocks), out);
+    RK_TRY_GOTO(st, complete_blocks(&rollout->config), out);
+    RK_TRY_GOTO(st, rk_block_pool_init(&rollout->pool, rollout->arena, rollout->config.num_blocks), out);
+    RK_TRY_GOTO(st, rk_kv_cache_init(&rollout->cache, rollout->arena, model, rollout->config.num_blocks),
+                out);
     RK_TRY_GOTO(st, rk_batcher_init(&rollout->batcher, rollout->arena, &rollout->config, &rollout->pool),
                 out);
-    RK_TRY_GOTO(st, staging_init(&rollout->in, device_of(rollout), staging_bytes_of(&rollout->batcher)), out);
+    RK_TRY_GOTO(st, staging_init(&rollout->in, rollout, staging_bytes_of(&rollout->batcher)), out);
     RK_TRY_GOTO(st,
-                staging_init(&rollout->out, device_of(rollout),
+                staging_init(&rollout->out, rollout,
                              (size_t)rollout->config.max_num_seqs * (sizeof(int32_t) + sizeof(float))),
                 out);
     *out = rollout;
@@ -161,11 +168,16 @@ void rk_rollout_destroy(struct rk_rollout *rollout)
 {
     if (!rollout)
         return;
-    staging_fini(&rollout->in, device_of(rollout));
-    staging_fini(&rollout->out, device_of(rollout));
+    staging_fini(&rollout->in, rollout);
+    staging_fini(&rollout->out, rollout);
     rk_kv_cache_fini(&rollout->cache);
     rk_arena_destroy(rollout->arena);
     rk_free(rollout);
+}
+
+struct rk_rollout_config rk_rollout_get_config(const struct rk_rollout *rollout)
+{
+    return rollout->config;
 }
 
 static struct rk_status *check_request(const struct rk_rollout *rollout, int64_t i,

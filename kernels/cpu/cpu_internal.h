@@ -16,6 +16,7 @@ struct rk_cpu_device {
     int num_threads;
     double *scratch; /* num_threads * scratch_per_thread elements */
     int64_t scratch_per_thread;
+    uint64_t num_allocations; /* of scratch */
 };
 
 #define X(op, args_type) struct rk_status *rk_cpu_##op(void *dev, void *stream, const struct args_type *args);

@@ -130,12 +130,21 @@ struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t coun
     rk_free(dev->scratch);
     dev->scratch = grown;
     dev->scratch_per_thread = count;
+    dev->num_allocations++;
     return NULL;
 }
 
 double *rk_cpu_scratch(const struct rk_cpu_device *dev)
 {
     return dev->scratch + omp_get_thread_num() * dev->scratch_per_thread;
+}
+
+static void cpu_get_own(const void *handle, uint64_t *out_bytes, uint64_t *out_num_allocations)
+{
+    const struct rk_cpu_device *dev = handle;
+
+    *out_bytes = (uint64_t)dev->num_threads * (uint64_t)dev->scratch_per_thread * sizeof(double);
+    *out_num_allocations = dev->num_allocations;
 }
 
 const struct rk_device_ops rk_cpu_device_ops = {
@@ -155,4 +164,5 @@ const struct rk_device_ops rk_cpu_device_ops = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .stream_sync = cpu_stream_sync,
+    .get_own = cpu_get_own,
 };

@@ -1,6 +1,8 @@
 /* The step arena: marks, overflow and consolidation. */
 #include "tests/support/test.h"
 
+#include <string.h>
+
 #include "engine/tensor/step_arena_internal.h"
 
 struct fixture {
@@ -53,10 +55,11 @@ static void test_reset_after_overflow_leaves_one_block_that_is_enough(void **sta
             allocations = rk_device_get_stats(f.device).num_allocations;
         rk_step_arena_reset(f.arena);
     }
-    assert_int_equal(rk_step_arena_stats(f.arena).overflows, 2);
+    assert_int_equal(rk_step_arena_stats(f.arena).tensors.overflows, 2);
     assert_int_equal(rk_device_get_stats(f.device).num_allocations, allocations);
     assert_memory_equal(addresses[1], addresses[2], sizeof(addresses[1]));
-    assert_int_equal(rk_step_arena_stats(f.arena).peak_bytes, rk_step_arena_stats(f.arena).capacity_bytes);
+    assert_int_equal(rk_step_arena_stats(f.arena).tensors.peak_bytes,
+                     rk_step_arena_stats(f.arena).tensors.capacity_bytes);
     unmake(&f);
 }
 
@@ -71,12 +74,12 @@ static void test_release_after_overflow_takes_the_same_memory_again(void **state
     (void)state;
     first = take(&f, 5000);
     second = take(&f, 50000);
-    peak = rk_step_arena_stats(f.arena).peak_bytes;
+    peak = rk_step_arena_stats(f.arena).tensors.peak_bytes;
     rk_step_arena_release(f.arena, mark);
     assert_ptr_equal(take(&f, 5000), first);
     assert_ptr_equal(take(&f, 50000), second);
     assert_ptr_not_equal(first, kept);
-    assert_int_equal(rk_step_arena_stats(f.arena).peak_bytes, peak);
+    assert_int_equal(rk_step_arena_stats(f.arena).tensors.peak_bytes, peak);
     unmake(&f);
 }
 
@@ -110,12 +113,74 @@ static void test_take_beyond_device_memory_is_resource_exhausted(void **state)
     unmake(&f);
 }
 
+/* Goal: what is reserved is enough without another allocation, stays at its place, and is not taken twice. */
+static void test_reserve_is_one_block_for_all_steps(void **state)
+{
+    struct fixture f = make(0);
+    struct rk_step_arena_stats stats;
+    uint64_t allocations;
+    void *first;
+
+    (void)state;
+    assert_ok(rk_step_arena_reserve(f.arena, 20480, 512));
+    allocations = rk_device_get_stats(f.device).num_allocations;
+    assert_int_equal(allocations, 2);
+    assert_int_equal(rk_device_get_stats(f.device).host_bytes, 512);
+    first = take(&f, 512);
+    for (int step = 0; step < 3; step++) {
+        rk_step_arena_reset(f.arena);
+        assert_ptr_equal(take(&f, 512), first);
+        take(&f, 2048);
+        assert_ok(rk_step_arena_reserve(f.arena, 4096 * (size_t)step, 0));
+    }
+    stats = rk_step_arena_stats(f.arena);
+    assert_int_equal(rk_device_get_stats(f.device).num_allocations, allocations);
+    assert_int_equal(stats.tensors.capacity_bytes, 20480);
+    assert_int_equal(stats.tensors.peak_bytes, 20480);
+    assert_int_equal(stats.tensors.overflows + stats.staging.overflows, 0);
+    assert_ok(rk_step_arena_reserve(f.arena, 40960, 512));
+    assert_int_equal(rk_step_arena_stats(f.arena).tensors.capacity_bytes, 40960);
+    assert_int_equal(rk_device_get_stats(f.device).num_allocations, allocations + 1);
+    unmake(&f);
+}
+
+/* Goal: what was uploaded comes back, from staging memory that the caller does not have to keep. */
+static void test_upload_and_download_go_through_staging(void **state)
+{
+    struct fixture f = make(0);
+    struct rk_stream *stream;
+    int32_t values[300];
+    void *back[2];
+    rk_tensor_t t[2];
+
+    (void)state;
+    assert_ok(rk_stream_create(&stream, f.device, "test"));
+    for (int i = 0; i < 2; i++) {
+        for (int32_t k = 0; k < 300; k++)
+            values[k] = 1000 * i + k;
+        assert_ok(rk_step_upload(f.arena, stream, &t[i], RK_DTYPE_I32, values, 300));
+    }
+    memset(values, 0, sizeof(values));
+    for (int i = 0; i < 2; i++)
+        assert_ok(rk_step_download(f.arena, stream, t[i], &back[i]));
+    assert_ok(rk_stream_sync(stream));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(((const int32_t *)back[i])[299], 1000 * i + 299);
+    assert_int_equal(rk_step_arena_stats(f.arena).staging.peak_bytes, 4 * 1280);
+    assert_ok(rk_step_upload(f.arena, stream, &t[0], RK_DTYPE_I32, NULL, 0));
+    assert_ok(rk_step_download(f.arena, stream, t[0], &back[0]));
+    rk_stream_destroy(stream);
+    unmake(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reset_after_overflow_leaves_one_block_that_is_enough),
         cmocka_unit_test(test_release_after_overflow_takes_the_same_memory_again),
         cmocka_unit_test(test_take_empty_tensor_has_a_row_of_memory),
+        cmocka_unit_test(test_reserve_is_one_block_for_all_steps),
+        cmocka_unit_test(test_upload_and_download_go_through_staging),
         cmocka_unit_test(test_take_beyond_device_memory_is_resource_exhausted),
     };
 

@@ -436,6 +436,98 @@ static void test_device_register_new_backend_opens_by_index(void **state)
     assert_fails(rk_device_open(&device, &config), RK_NOT_FOUND, "this process knows: cpu, fake");
 }
 
+/* --- dry runs --- */
+
+static struct rk_workspace sum_squares_workspace(const void *dev, const struct rk_sum_squares_args *args)
+{
+    assert_ptr_equal(dev, &opened_index); /* the handle of the device that the plan is like */
+    return (struct rk_workspace){.scratch_bytes = 8 * (size_t)args->x.shape[0], .kept_bytes = 100};
+}
+
+/* Goal: code that runs on a planning device takes no memory, and its need is on record. */
+static void test_plan_device_counts_memory_and_workspace(void **state)
+{
+    static const struct rk_workspace_ops workspace = {.sum_squares = sum_squares_workspace};
+    static struct rk_kernel_ops kernels;
+    static struct rk_device_ops fake;
+    struct rk_device_config config = config_of("fake2");
+    struct rk_device *like, *plan;
+    struct rk_stream *stream;
+    double back[2] = {1, 2};
+    void *x, *out, *host;
+
+    (void)state;
+    kernels = cpu_kernels();
+    kernels.workspace = &workspace;
+    fake = make_fake(&kernels);
+    fake.name = "fake2";
+    assert_ok(rk_device_register(&fake));
+    assert_ok(rk_device_open(&like, &config));
+    assert_ok(rk_device_open_plan(&plan, like));
+    assert_ok(rk_stream_create(&stream, plan, "plan"));
+    assert_ok(rk_device_alloc(plan, &x, (size_t)1 << 50, "a petabyte"));
+    assert_ok(rk_device_alloc(plan, &out, 16, "sums"));
+    assert_true((char *)out >= (char *)x + ((size_t)1 << 50));
+    assert_ok(rk_device_host_alloc(plan, &host, 100, "host"));
+    memset(host, 1, 100);
+    assert_ok(rk_stream_copy(stream, x, host, 100, RK_COPY_H2D));
+    assert_ok(rk_stream_zero(stream, x, (size_t)1 << 50));
+    for (int64_t count = 1; count <= 1000; count += 333)
+        assert_ok(
+            rk_sum_squares(stream, &(struct rk_sum_squares_args){.out = rk_tensor_1d(out, RK_DTYPE_F64, 2),
+                                                                 .x = rk_tensor_1d(x, RK_DTYPE_F32, count)}));
+    assert_fails(
+        rk_sum_squares(stream, &(struct rk_sum_squares_args){.out = rk_tensor_1d(out, RK_DTYPE_F64, 3),
+                                                             .x = rk_tensor_1d(x, RK_DTYPE_F32, 8)}),
+        RK_INVALID_ARGUMENT, "sum_squares");
+    assert_ok(rk_stream_copy(stream, back, out, sizeof(back), RK_COPY_D2H));
+    assert_ok(rk_stream_sync(stream));
+    assert_true(back[0] == 0.0 && back[1] == 0.0);
+    assert_int_equal(rk_device_planned_workspace(plan).scratch_bytes, 8 * 1000);
+    assert_int_equal(rk_device_planned_workspace(plan).kept_bytes, 100);
+    assert_int_equal(rk_device_get_stats(plan).peak_bytes, ((uint64_t)1 << 50) + 16);
+    assert_int_equal(rk_device_get_stats(plan).host_bytes, 100);
+    assert_int_equal(rk_device_get_stats(plan).num_allocations, 3);
+    rk_device_host_free(plan, host);
+    rk_device_free(plan, x);
+    rk_device_free(plan, out);
+    rk_stream_destroy(stream);
+    rk_device_close(plan);
+    rk_device_close(like);
+}
+
+/* Goal: what is free is what the limit leaves, and what the backend says when that is less. */
+static struct rk_status *little_free(void *dev, uint64_t *out_bytes)
+{
+    (void)dev;
+    *out_bytes = 77;
+    return NULL;
+}
+
+static void test_device_free_bytes_is_the_smaller_bound(void **state)
+{
+    struct rk_device *device = open_with_limit(1000);
+    static struct rk_kernel_ops kernels;
+    static struct rk_device_ops fake;
+    struct rk_device_config config = config_of("fake3");
+    void *ptr;
+
+    (void)state;
+    assert_ok(rk_device_alloc(device, &ptr, 400, "block"));
+    assert_int_equal(rk_device_free_bytes(device), 600);
+    rk_device_free(device, ptr);
+    rk_device_close(device);
+
+    kernels = cpu_kernels();
+    fake = make_fake(&kernels);
+    fake.name = "fake3";
+    fake.get_free = little_free;
+    assert_ok(rk_device_register(&fake));
+    assert_ok(rk_device_open(&device, &config));
+    assert_int_equal(rk_device_free_bytes(device), 77);
+    rk_device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -452,6 +544,8 @@ int main(void)
         cmocka_unit_test(test_device_close_with_leak_is_loud),
         cmocka_unit_test(test_device_register_incomplete_backend_fails),
         cmocka_unit_test(test_device_register_new_backend_opens_by_index),
+        cmocka_unit_test(test_plan_device_counts_memory_and_workspace),
+        cmocka_unit_test(test_device_free_bytes_is_the_smaller_bound),
     };
 
     return cmocka_run_group_tests_name("unit/kernels/device", tests, NULL, NULL);

@@ -1,0 +1,260 @@
+/* The dry run behind a plan, and taking what it says. Start reading at rk_memory_plan_make. */
+#include "engine/rk_memory.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "engine/comm/comm_internal.h"
+#include "engine/model/model_internal.h"
+#include "engine/optim/optim_internal.h"
+#include "engine/rollout/rollout_internal.h"
+
+/* The world of one rank that is not there, and the role's model in it. */
+struct dry_run {
+    const struct rk_memory_plan_desc *desc;
+    struct rk_device *device;
+    struct rk_stream *stream;
+    struct rk_comm_world *world;
+    struct rk_mesh_comms *comms;
+    struct rk_model *owner; /* of the weights, where the role shares them */
+    struct rk_model *model; /* the role's */
+};
+
+static void dry_run_fini(struct dry_run *run)
+{
+    rk_model_destroy(run->model);
+    rk_model_destroy(run->owner);
+    rk_mesh_comms_destroy(run->comms);
+    rk_comm_world_destroy(run->world);
+    rk_stream_destroy(run->stream);
+    rk_device_close(run->device);
+}
+
+static struct rk_status *dry_run_init(struct dry_run *run)
+{
+    const struct rk_memory_plan_desc *desc = run->desc;
+    struct rk_model_desc model = desc->model;
+
+    RK_TRY(rk_device_open_plan(&run->device, desc->device));
+    RK_TRY(rk_stream_create(&run->stream, run->device, "plan"));
+    run->world = rk_comm_world_create_plan(desc->rank, rk_mesh_world_size(desc->mesh));
+    RK_TRY(rk_mesh_comms_create(&run->comms, desc->mesh, run->world));
+    model.stream = run->stream;
+    model.mesh = run->comms;
+    if (!desc->shares_weights)
+        return rk_model_create(&run->model, &model);
+    RK_TRY(rk_model_create(&run->owner, &model));
+    return rk_model_create_shared(&run->model, run->owner);
+}
+
+/* --- passes over packed tokens --- */
+
+static struct rk_status *no_loss(void *user, const double *log_probs, const double *entropy,
+                                 double *dlog_probs, double *dentropy)
+{
+    (void)user;
+    (void)log_probs;
+    (void)entropy;
+    (void)dlog_probs;
+    (void)dentropy;
+    return NULL;
+}
+
+static struct rk_status *run_packed(struct rk_model *model, const struct rk_packed *packed, bool trains)
+{
+    struct rk_train_micro micro = {
+        .packed = packed, .temperature = 1, .needs_entropy = true, .loss_fn = no_loss};
+    double *values;
+    struct rk_status *st;
+    bool is_finite;
+    double norm;
+
+    if (trains) {
+        RK_TRY(rk_train_begin(model));
+        RK_TRY(rk_train_micro_batch(model, &micro));
+        RK_TRY(rk_train_reduce(model));
+        return rk_train_grad_norm(model, &norm, &is_finite);
+    }
+    values = rk_calloc(2 * (size_t)packed->num_tokens, sizeof(*values));
+    st = rk_model_log_probs(model, packed, 1, values, values + packed->num_tokens);
+    rk_free(values);
+    return st;
+}
+
+/* A pass of so many tokens, all of them labelled and each a sequence of its own: no pass of as many tokens
+ * needs more. */
+static struct rk_status *run_tokens(struct rk_model *model, int64_t num_tokens, bool trains)
+{
+    struct rk_packed packed = {
+        .num_seqs = (int32_t)num_tokens, .num_tokens = num_tokens, .max_seqlen = num_tokens > 0 ? 1 : 0};
+    int32_t *zeros, *cu_seqlens;
+    struct rk_status *st;
+
+    if (num_tokens < 0 || num_tokens > INT32_MAX / 4)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a micro-batch of %lld tokens: expected from 0 to %d",
+                       (long long)num_tokens, INT32_MAX / 4);
+    if (num_tokens == 0)
+        return NULL;
+    zeros = rk_calloc((size_t)num_tokens, sizeof(*zeros));
+    cu_seqlens = rk_calloc((size_t)num_tokens + 1, sizeof(*cu_seqlens));
+    for (int32_t i = 0; i <= num_tokens; i++)
+        cu_seqlens[i] = i;
+    packed.tokens = packed.positions = packed.labels = zeros;
+    packed.cu_seqlens = cu_seqlens;
+    st = run_packed(model, &packed, trains);
+    rk_free(zeros);
+    rk_free(cu_seqlens);
+    return st;
+}
+
+/* Export moves parameters through the step arena, the largest move once. */
+static struct rk_status *run_gather(struct rk_model *model)
+{
+    const struct rk_param_table *params = &model->core->params;
+    struct rk_param_rows largest = {0};
+    int64_t largest_elements = 0;
+    struct rk_status *st;
+    void *out;
+
+    for (int64_t i = 0; i < params->count; i++) {
+        const struct rk_param *param = rk_params_at(params, i);
+        struct rk_param_rows rows = {.param = i, .count = rk_model_rows_per_move(model, param)};
+
+        if (rows.count * param->local_shape[1] > largest_elements) {
+            largest = rows;
+            largest_elements = rows.count * param->local_shape[1];
+        }
+    }
+    out = rk_calloc((size_t)largest_elements * (size_t)params->tp_size, rk_dtype_bytes(model->core->dtype));
+    st = rk_model_gather_rows(model, &largest, out);
+    rk_free(out);
+    return st;
+}
+
+/* --- generation --- */
+
+/* Greedy requests whose prompts are zeros; the sampled tokens are zeros too, since the device is none. */
+struct requests {
+    struct rk_rollout_request *requests;
+    struct rk_rollout_result *results;
+    int32_t *zeros, *tokens; /* [max_model_len] each: of all prompts, of all results */
+    float *log_probs;
+};
+
+static void requests_init(struct requests *all, int32_t count, int64_t max_model_len)
+{
+    static const int64_t zero = 0;
+
+    all->requests = rk_calloc((size_t)count, sizeof(*all->requests));
+    all->results = rk_calloc((size_t)count, sizeof(*all->results));
+    all->zeros = rk_calloc((size_t)max_model_len, sizeof(*all->zeros));
+    all->tokens = rk_calloc((size_t)max_model_len, sizeof(*all->tokens));
+    all->log_probs = rk_calloc((size_t)max_model_len, sizeof(*all->log_probs));
+    for (int32_t i = 0; i < count; i++) {
+        all->requests[i] = (struct rk_rollout_request){
+            .prompt = all->zeros, .top_p = 1, .eos_token_ids = &zero, .num_eos_token_ids = 1};
+        all->results[i] = (struct rk_rollout_result){.tokens = all->tokens, .log_probs = all->log_probs};
+    }
+}
+
+static void requests_fini(struct requests *all)
+{
+    rk_free(all->requests);
+    rk_free(all->results);
+    rk_free(all->zeros);
+    rk_free(all->tokens);
+    rk_free(all->log_probs);
+}
+
+/* The two extreme steps: as many tokens as one step takes, over as many sequences as run; and a step of
+ * decoding over sequences of full length. The first sampled token is an end token: each call is one step. */
+static struct rk_status *run_steps(struct rk_rollout *rollout)
+{
+    struct rk_rollout_config config = rk_rollout_get_config(rollout);
+    int32_t num_seqs = config.max_num_seqs;
+    struct requests all;
+    struct rk_status *st;
+
+    requests_init(&all, num_seqs, config.max_model_len);
+    for (int32_t i = 0; i < num_seqs; i++) {
+        int64_t share =
+            config.max_num_batched_tokens / num_seqs + (i < config.max_num_batched_tokens % num_seqs ? 1 : 0);
+
+        all.requests[i].prompt_len = (int32_t)RK_MIN(share, config.max_model_len - 1);
+        all.requests[i].max_tokens = 1;
+    }
+    RK_TRY_GOTO(st, rk_rollout_generate(rollout, all.requests, num_seqs, all.results, NULL), out);
+    for (int32_t i = 0; i < num_seqs; i++) {
+        all.requests[i].prompt_len = 1;
+        all.requests[i].max_tokens = (int32_t)config.max_model_len - 1;
+    }
+    st = rk_rollout_generate(rollout, all.requests, num_seqs, all.results, NULL);
+out:
+    requests_fini(&all);
+    return st;
+}
+
+/* Steps run with a cache for all sequences, which costs nothing here; what is reported is the cache that was
+ * asked for. */
+static struct rk_status *run_rollout(struct dry_run *run, struct rk_memory_plan *out)
+{
+    struct rk_rollout_config config = *run->desc->rollout;
+    struct rk_rollout *rollout;
+    struct rk_status *st;
+
+    config.num_blocks = 0;
+    RK_TRY(rk_rollout_create(&rollout, run->model, &config));
+    st = run_steps(rollout);
+    rk_rollout_destroy(rollout);
+    RK_TRY(st);
+    RK_TRY(rk_rollout_create(&rollout, run->model, run->desc->rollout));
+    out->memory = rk_model_get_memory(run->model);
+    out->num_kv_blocks = rk_rollout_get_config(rollout).num_blocks;
+    rk_rollout_destroy(rollout);
+    return NULL;
+}
+
+/* --- the plan --- */
+
+static struct rk_status *run_all(struct dry_run *run, struct rk_memory_plan *out)
+{
+    const struct rk_memory_plan_desc *desc = run->desc;
+
+    RK_TRY(dry_run_init(run));
+    if (desc->optim)
+        RK_TRY(rk_train_enable(run->model, desc->optim));
+    if (desc->optim)
+        RK_TRY(run_tokens(run->model, desc->limits.train_tokens, true));
+    RK_TRY(run_tokens(run->model, desc->limits.log_prob_tokens, false));
+    if (!desc->shares_weights)
+        RK_TRY(run_gather(run->model));
+    if (desc->rollout)
+        return run_rollout(run, out);
+    out->memory = rk_model_get_memory(run->model);
+    return NULL;
+}
+
+struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct rk_memory_plan_desc *desc)
+{
+    struct dry_run run = {.desc = desc};
+    struct rk_status *st;
+
+    RK_ASSERT(desc->struct_size == sizeof(*desc));
+    *out = (struct rk_memory_plan){0};
+    st = run_all(&run, out);
+    if (!st) {
+        out->workspace = rk_device_planned_workspace(run.device);
+        out->memory.workspace_bytes += out->workspace.scratch_bytes + out->workspace.kept_bytes;
+        /* One block each, of what was live at most. */
+        out->memory.activation_bytes = out->memory.activation_peak_bytes;
+        out->memory.pass_host_bytes = out->memory.pass_host_peak_bytes;
+    }
+    dry_run_fini(&run);
+    return st ? RK_WRAP(st, "planning memory") : NULL;
+}
+
+struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan, struct rk_model *model)
+{
+    RK_TRY(rk_step_arena_reserve(model->arena, plan->memory.activation_peak_bytes,
+                                 plan->memory.pass_host_peak_bytes));
+    return rk_stream_reserve(model->core->stream, &plan->workspace);
+}

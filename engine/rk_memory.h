@@ -1,0 +1,69 @@
+/* Device memory of a role, planned before it is taken.
+ *
+ * A plan is a dry run: the code of the largest micro-batch, log-prob pass and generation step that the limits
+ * allow runs on a device whose memory has no bytes and over collectives that send nothing
+ * (rk_device_open_plan), and what it took is what the role will take. No layout, family or option needs a
+ * formula of its own, and no device is needed to plan. Engine thread only. */
+#ifndef RK_MEMORY_H
+#define RK_MEMORY_H
+
+#include "base/rk_mesh.h"
+#include "engine/rk_rollout.h"
+#include "engine/rk_train.h"
+
+RK_BEGIN_DECLS
+
+/* Largest calls that a role will see, in tokens of one packed pass; 0: such passes do not come. */
+struct rk_memory_limits {
+    int64_t train_tokens;    /* of a training micro-batch */
+    int64_t log_prob_tokens; /* of a micro-batch of a log-prob pass */
+};
+
+struct rk_memory_plan_desc {
+    size_t struct_size;
+    struct rk_model_desc model;              /* without stream and mesh */
+    const struct rk_mesh *mesh;              /* the role's */
+    int32_t rank;                            /* of the world that the mesh is laid over; a member */
+    const struct rk_optim_config *optim;     /* NULL: the role does not train */
+    const struct rk_rollout_config *rollout; /* NULL: it does not generate */
+    bool shares_weights;                     /* of another role's model, to whose plan they belong */
+    struct rk_memory_limits limits;
+    const struct rk_device *device; /* whose operators are asked for their workspace; NULL: left out */
+};
+
+struct rk_memory_plan {
+    struct rk_model_memory memory; /* as rk_model_get_memory will report it, workspace of operators added */
+    struct rk_workspace workspace; /* of operators; roles on one stream share it */
+    int32_t num_kv_blocks;
+};
+
+/* INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED as the model, the optimizer and the rollout would
+ * give them. */
+struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out,
+                                      const struct rk_memory_plan_desc *desc) RK_NODISCARD;
+/* Takes now what the passes of the model and the operators on its stream will need. RESOURCE_EXHAUSTED. */
+struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan,
+                                         struct rk_model *model) RK_NODISCARD;
+/* NULL when `free_bytes` are enough for the device memory of the plan; else RESOURCE_EXHAUSTED, reason
+ * DEVICE_OOM, with what is wanted of every kind. */
+struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan, uint64_t free_bytes) RK_NODISCARD;
+
+/* --- kinds of device memory: the fields of struct rk_model_memory by name --- */
+typedef enum rk_memory_kind {
+    RK_MEMORY_PARAMETERS,
+    RK_MEMORY_MASTERS,
+    RK_MEMORY_GRADIENTS,
+    RK_MEMORY_OPTIMIZER,
+    RK_MEMORY_ACTIVATIONS,
+    RK_MEMORY_KV_CACHE,
+    RK_MEMORY_WORKSPACE,
+    RK_MEMORY_STAGING,
+    RK_MEMORY_KIND_COUNT
+} rk_memory_kind_t;
+const char *rk_memory_kind_name(rk_memory_kind_t kind); /* "parameters", "kv_cache" */
+uint64_t rk_memory_kind_bytes(const struct rk_model_memory *memory, rk_memory_kind_t kind);
+uint64_t rk_memory_total_bytes(const struct rk_model_memory *memory); /* sum of the kinds */
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,164 @@
+/* The device of dry runs: memory is addresses that nothing lies behind, operators do nothing but add up what
+ * workspace they would need. Host memory is real, because the code that fills and reads it runs. */
+#include "kernels/device_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "kernels/rk_kernels.h"
+
+/* What rk_device_alloc promises. */
+#define ALIGNMENT 256
+/* Where the addresses begin. No process can map memory there, so a stray access faults. */
+#define FIRST_ADDRESS ((uintptr_t)1 << 56)
+/* More than any device has, and far from overflow. */
+#define MEMORY_BYTES ((uint64_t)1 << 55)
+
+struct rk_plan_device {
+    const struct rk_workspace_ops *workspace_ops; /* NULL: unknown */
+    const void *like;                             /* handle that they take */
+    struct rk_workspace workspace;                /* the largest so far */
+    uintptr_t next;                               /* address of the next allocation */
+};
+
+void *rk_plan_device_create(const struct rk_kernel_ops *kernels, const void *like)
+{
+    struct rk_plan_device *dev = rk_calloc(1, sizeof(*dev));
+
+    dev->workspace_ops = kernels ? kernels->workspace : NULL;
+    dev->like = like;
+    dev->next = FIRST_ADDRESS;
+    return dev;
+}
+
+struct rk_workspace rk_plan_device_workspace(const void *handle)
+{
+    return ((const struct rk_plan_device *)handle)->workspace;
+}
+
+static void note(struct rk_plan_device *dev, struct rk_workspace need)
+{
+    dev->workspace.scratch_bytes = RK_MAX(dev->workspace.scratch_bytes, need.scratch_bytes);
+    dev->workspace.kept_bytes = RK_MAX(dev->workspace.kept_bytes, need.kept_bytes);
+}
+
+#define X(op, args_type)                                                                         \
+    static struct rk_status *plan_##op(void *handle, void *stream, const struct args_type *args) \
+    {                                                                                            \
+        struct rk_plan_device *dev = handle;                                                     \
+                                                                                                 \
+        (void)stream;                                                                            \
+        if (dev->workspace_ops && dev->workspace_ops->op)                                        \
+            note(dev, dev->workspace_ops->op(dev->like, args));                                  \
+        return NULL;                                                                             \
+    }
+RK_KERNEL_TABLE(X)
+#undef X
+
+static void plan_close(void *handle)
+{
+    rk_free(handle);
+}
+
+static struct rk_status *plan_get_info(void *handle, struct rk_device_info *out)
+{
+    (void)handle;
+    *out = (struct rk_device_info){.name = "plan", .uuid = "plan", .memory_total_bytes = MEMORY_BYTES};
+    return NULL;
+}
+
+static struct rk_status *plan_alloc(void *handle, void **out, size_t bytes)
+{
+    struct rk_plan_device *dev = handle;
+
+    RK_ASSERT(bytes <= MEMORY_BYTES); /* the wrapper's limit */
+    *out = (void *)dev->next;
+    dev->next += rk_round_up(RK_MAX(bytes, (size_t)1), ALIGNMENT);
+    return NULL;
+}
+
+static void plan_free(void *handle, void *ptr)
+{
+    (void)handle;
+    (void)ptr;
+}
+
+static struct rk_status *plan_host_alloc(void *handle, void **out, size_t bytes)
+{
+    (void)handle;
+    return rk_try_alloc(out, RK_MAX(bytes, (size_t)1), "host memory of a dry run");
+}
+
+static void plan_host_free(void *handle, void *ptr)
+{
+    (void)handle;
+    rk_free(ptr);
+}
+
+static struct rk_status *plan_stream_create(void *handle, void **out, const char *name)
+{
+    (void)name;
+    *out = handle; /* streams have no state */
+    return NULL;
+}
+
+static void plan_stream_destroy(void *handle, void *stream)
+{
+    (void)handle;
+    (void)stream;
+}
+
+/* Whoever reads device memory finds zeros. */
+static struct rk_status *plan_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
+                                   rk_copy_kind_t kind)
+{
+    (void)handle;
+    (void)stream;
+    (void)src;
+    if (kind == RK_COPY_D2H)
+        memset(dst, 0, bytes);
+    return NULL;
+}
+
+static struct rk_status *plan_zero(void *handle, void *stream, void *dst, size_t bytes)
+{
+    (void)handle;
+    (void)stream;
+    (void)dst;
+    (void)bytes;
+    return NULL;
+}
+
+static struct rk_status *plan_stream_sync(void *handle, void *stream)
+{
+    (void)handle;
+    (void)stream;
+    return NULL;
+}
+
+static const struct rk_kernel_ops plan_kernel_ops = {.name = "plan",
+                                                     .abi = RK_KERNEL_ABI,
+#define X(op, args_type) .op = plan_##op,
+                                                     RK_KERNEL_TABLE(X)
+#undef X
+};
+
+/* Without `open`: no name leads here, rk_device_open_plan makes the handle. */
+const struct rk_device_ops rk_plan_device_ops = {
+    .name = "plan",
+    .abi = RK_DEVICE_ABI,
+    .kernels = &plan_kernel_ops,
+    .close = plan_close,
+    .get_info = plan_get_info,
+    .alloc = plan_alloc,
+    .free = plan_free,
+    .host_alloc = plan_host_alloc,
+    .host_free = plan_host_free,
+    .stream_create = plan_stream_create,
+    .stream_destroy = plan_stream_destroy,
+    .copy = plan_copy,
+    .zero = plan_zero,
+    .stream_sync = plan_stream_sync,
+};

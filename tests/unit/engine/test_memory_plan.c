@@ -1,0 +1,418 @@
+/* What a plan says is what a role takes: to the byte, for every layout and option, and nothing is taken
+ * later.
+ *
+ * Every rank is a process of its own. With RK_TEST_DEVICE the one-rank rows run there, the others on the CPU
+ * only. */
+#include "tests/support/test.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_rng.h"
+#include "engine/rk_memory.h"
+#include "tests/support/device.h"
+#include "tests/support/models.h"
+#include "tests/support/ranks.h"
+
+#define TRAIN_TOKENS    96
+#define LOG_PROB_TOKENS 150
+#define TOKENS_MAX      LOG_PROB_TOKENS
+#define VOCAB_SIZE      131
+#define NUM_SEQS        5 /* that the rollout runs together */
+#define MODEL_LEN       90
+#define RUN_TIMEOUT_S   240
+
+#define CONFIG(type, tie)                                                                                 \
+    "{\"model_type\": \"" type "\", \"hidden_size\": 64, \"intermediate_size\": 128,"                     \
+    " \"num_hidden_layers\": 3, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": " \
+    "131,"                                                                                                \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
+
+#define SMALL                                                                                               \
+    "{\"model_type\": \"llama\", \"hidden_size\": 16, \"intermediate_size\": 16, \"num_hidden_layers\": 1," \
+    " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 131,"                         \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": true}"
+
+struct plan_case {
+    const char *label, *config;
+    int32_t tp, dp;
+    rk_numerics_t numerics;
+    rk_dtype_t dtype;
+    int32_t num_steps;
+    int32_t num_blocks; /* of the KV cache; 0: the default */
+};
+
+static const struct plan_case cases[] = {
+    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0},
+    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0},
+    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7},
+    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0},
+    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0},
+    {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
+     3, 0},
+    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0},
+    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0},
+};
+
+/* A packed micro-batch in memory of its own. */
+struct tokens {
+    struct rk_packed packed;
+    int32_t ids[TOKENS_MAX], positions[TOKENS_MAX], labels[TOKENS_MAX], cu_seqlens[TOKENS_MAX + 1];
+};
+
+/* Sequences of `seq_len` tokens, the last one shorter; all tokens labelled. */
+static void make_tokens(struct tokens *t, int64_t num_tokens, int32_t seq_len)
+{
+    struct rk_packed *packed = &t->packed;
+    struct rk_rng rng;
+
+    rk_rng_init(&rng, rk_test_seed(), (uint64_t)num_tokens);
+    *packed = (struct rk_packed){.num_tokens = num_tokens,
+                                 .tokens = t->ids,
+                                 .positions = t->positions,
+                                 .labels = t->labels,
+                                 .cu_seqlens = t->cu_seqlens};
+    for (int32_t i = 0; i < num_tokens; i++) {
+        t->ids[i] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
+        t->labels[i] = (int32_t)rk_rng_next_below(&rng, VOCAB_SIZE);
+        t->positions[i] = i % seq_len;
+        if (i % seq_len == 0)
+            t->cu_seqlens[packed->num_seqs++] = i;
+    }
+    t->cu_seqlens[packed->num_seqs] = (int32_t)num_tokens;
+    packed->max_seqlen = (int32_t)RK_MIN(num_tokens, (int64_t)seq_len);
+}
+
+static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
+                                 double *dlog_probs, double *dentropy)
+{
+    const struct tokens *t = user;
+
+    (void)log_probs;
+    (void)entropy;
+    for (int64_t i = 0; i < t->packed.num_tokens; i++)
+        dlog_probs[i] = dentropy[i] = 1e-3;
+    return NULL;
+}
+
+/* The two roles of one rank, and what was planned for them. */
+struct roles {
+    const struct plan_case *row;
+    struct rk_test_model test;
+    struct rk_model *sampler; /* shares the weights */
+    struct rk_rollout *rollout;
+    struct rk_memory_plan actor_plan, rollout_plan;
+};
+
+static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *world,
+                                    const struct rk_optim_config *optim,
+                                    const struct rk_rollout_config *rollout)
+{
+    struct rk_memory_plan_desc desc = {
+        .struct_size = sizeof(desc),
+        .mesh = rk_mesh_comms_mesh(roles->test.comms),
+        .rank = world ? rk_comm_world_rank(world) : 0,
+        .optim = optim,
+        .limits = {.train_tokens = TRAIN_TOKENS, .log_prob_tokens = LOG_PROB_TOKENS},
+        .device = roles->test.device,
+    };
+
+    rk_model_describe(roles->test.model, &desc.model);
+    RK_TRY(rk_memory_plan_make(&roles->actor_plan, &desc));
+    desc.optim = NULL;
+    desc.rollout = rollout;
+    desc.shares_weights = true;
+    desc.limits = (struct rk_memory_limits){0};
+    return rk_memory_plan_make(&roles->rollout_plan, &desc);
+}
+
+static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *world)
+{
+    const struct plan_case *row = roles->row;
+    const struct rk_test_model_spec spec = {
+        .config = row->config,
+        .seed = 3,
+        .dtype = row->dtype,
+        .numerics = row->numerics,
+        .tp = row->tp,
+        .dp = row->dp,
+        .world = world,
+    };
+    struct rk_optim_config optim = rk_test_adamw(1e-3, 0.1, 1.0);
+    const struct rk_rollout_config rollout = {.max_num_seqs = NUM_SEQS,
+                                              .max_num_batched_tokens = 64,
+                                              .max_model_len = MODEL_LEN,
+                                              .num_blocks = row->num_blocks};
+
+    RK_TRY(rk_test_model_open(&roles->test, &spec));
+    RK_TRY(make_plans(roles, world, &optim, &rollout));
+    RK_TRY(rk_train_enable(roles->test.model, &optim));
+    RK_TRY(rk_memory_plan_reserve(&roles->actor_plan, roles->test.model));
+    RK_TRY(rk_model_create_shared(&roles->sampler, roles->test.model));
+    RK_TRY(rk_rollout_create(&roles->rollout, roles->sampler, &rollout));
+    return rk_memory_plan_reserve(&roles->rollout_plan, roles->sampler);
+}
+
+static void close_roles(struct roles *roles)
+{
+    rk_rollout_destroy(roles->rollout);
+    rk_model_destroy(roles->sampler);
+    rk_test_model_close(&roles->test);
+}
+
+static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t seq_len)
+{
+    struct rk_model *model = roles->test.model;
+    struct rk_step_stats stats;
+    struct tokens t;
+
+    make_tokens(&t, num_tokens, seq_len);
+    RK_TRY(rk_train_begin(model));
+    RK_TRY(rk_train_micro_batch(
+        model,
+        &(struct rk_train_micro){
+            .packed = &t.packed, .temperature = 0.8, .needs_entropy = true, .loss_fn = loss_fn, .user = &t}));
+    return rk_train_step(model, &stats);
+}
+
+static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int32_t seq_len)
+{
+    double values[TOKENS_MAX], entropy[TOKENS_MAX];
+    struct tokens t;
+
+    make_tokens(&t, num_tokens, seq_len);
+    return rk_model_log_probs(roles->test.model, &t.packed, 0.8, values, entropy);
+}
+
+/* More requests than run together; prompts of this length. */
+static struct rk_status *generate(struct roles *roles, int32_t prompt_len, int32_t max_tokens)
+{
+    enum { COUNT = 2 * NUM_SEQS + 1 };
+    struct rk_rollout_request requests[COUNT];
+    struct rk_rollout_result results[COUNT];
+    int32_t prompt[MODEL_LEN], tokens[COUNT][MODEL_LEN];
+    float values[COUNT][MODEL_LEN];
+
+    for (int32_t i = 0; i < MODEL_LEN; i++)
+        prompt[i] = i % VOCAB_SIZE;
+    for (int i = 0; i < COUNT; i++) {
+        requests[i] = (struct rk_rollout_request){.prompt = prompt,
+                                                  .prompt_len = prompt_len,
+                                                  .max_tokens = max_tokens,
+                                                  .temperature = 1,
+                                                  .top_p = 1,
+                                                  .seed = 7,
+                                                  .stream = (uint64_t)i};
+        results[i] = (struct rk_rollout_result){.tokens = tokens[i], .log_probs = values[i]};
+    }
+    return rk_rollout_generate(roles->rollout, requests, COUNT, results, NULL);
+}
+
+/* Every kind as planned; `is_peak`: the largest passes have run. */
+static int check_memory(const struct rk_memory_plan *plan, const struct rk_model *model, bool is_peak)
+{
+    struct rk_model_memory held = rk_model_get_memory(model), planned = plan->memory;
+
+    planned.workspace_bytes -= plan->workspace.scratch_bytes + plan->workspace.kept_bytes;
+    for (int kind = 0; kind < RK_MEMORY_KIND_COUNT; kind++) {
+        uint64_t actual = rk_memory_kind_bytes(&held, (rk_memory_kind_t)kind);
+        uint64_t expected = rk_memory_kind_bytes(&planned, (rk_memory_kind_t)kind);
+
+        RK_RANK_CHECK(actual == expected, "%s: %llu bytes held, %llu planned",
+                      rk_memory_kind_name((rk_memory_kind_t)kind), (unsigned long long)actual,
+                      (unsigned long long)expected);
+    }
+    RK_RANK_CHECK(held.pass_host_bytes == planned.pass_host_bytes, "%llu bytes of staging, %llu planned",
+                  (unsigned long long)held.pass_host_bytes, (unsigned long long)planned.pass_host_bytes);
+    RK_RANK_CHECK(held.rollout_host_bytes == planned.rollout_host_bytes, "host memory of the rollout");
+    RK_RANK_CHECK(held.step_overflows == 0, "%llu overflows", (unsigned long long)held.step_overflows);
+    if (!is_peak)
+        return 0;
+    RK_RANK_CHECK(held.activation_peak_bytes == planned.activation_peak_bytes,
+                  "%llu bytes used, %llu planned", (unsigned long long)held.activation_peak_bytes,
+                  (unsigned long long)planned.activation_peak_bytes);
+    RK_RANK_CHECK(held.pass_host_peak_bytes == planned.pass_host_peak_bytes,
+                  "%llu bytes of staging used, %llu planned", (unsigned long long)held.pass_host_peak_bytes,
+                  (unsigned long long)planned.pass_host_peak_bytes);
+    return 0;
+}
+
+static int check_plans(const struct roles *roles, bool is_peak)
+{
+    uint64_t operators = roles->actor_plan.workspace.scratch_bytes + roles->actor_plan.workspace.kept_bytes +
+                         roles->rollout_plan.workspace.scratch_bytes +
+                         roles->rollout_plan.workspace.kept_bytes;
+    uint64_t planned = rk_memory_total_bytes(&roles->actor_plan.memory) +
+                       rk_memory_total_bytes(&roles->rollout_plan.memory) - operators;
+    struct rk_device_stats stats = rk_device_get_stats(roles->test.device);
+
+    RK_RANK_CHECK(stats.allocated_bytes == planned, "%llu bytes allocated, %llu planned",
+                  (unsigned long long)stats.allocated_bytes, (unsigned long long)planned);
+    RK_RANK_CHECK(stats.peak_bytes == stats.allocated_bytes, "more was allocated for a while");
+    return check_memory(&roles->actor_plan, roles->test.model, is_peak) ||
+           check_memory(&roles->rollout_plan, roles->sampler, is_peak);
+}
+
+static int run_largest(struct roles *roles)
+{
+    RK_RANK_OK(update(roles, TRAIN_TOKENS, 1));
+    RK_RANK_OK(log_probs(roles, LOG_PROB_TOKENS, 1));
+    /* 13 prompt tokens times 5 are more than the 64 of a step. */
+    RK_RANK_OK(generate(roles, 13, 1));
+    RK_RANK_OK(generate(roles, 1, MODEL_LEN - 1));
+    return 0;
+}
+
+static int run_rank(struct rk_comm_world *world, void *user)
+{
+    const struct plan_case *row = user;
+    struct roles roles = {.row = row};
+    struct rk_device_stats warm;
+
+    RK_RANK_OK(open_roles(&roles, world));
+    if (check_plans(&roles, false) || run_largest(&roles) || check_plans(&roles, true))
+        return 1;
+    /* The CPU's scratch depends on the longest sequence, and on which product runs. */
+    RK_RANK_OK(update(&roles, 0, 1));
+    RK_RANK_OK(update(&roles, TRAIN_TOKENS, TRAIN_TOKENS));
+    RK_RANK_OK(log_probs(&roles, LOG_PROB_TOKENS - 60, 30));
+    warm = rk_device_get_stats(roles.test.device);
+    for (int32_t step = 0; step < row->num_steps; step++) {
+        struct rk_device_stats stats;
+
+        RK_RANK_OK(update(&roles, (11 * step) % (TRAIN_TOKENS + 1), 1 + step % 40));
+        RK_RANK_OK(log_probs(&roles, (37 * step) % (LOG_PROB_TOKENS + 1), 1 + step % 50));
+        RK_RANK_OK(generate(&roles, 1 + step % 7, 3));
+        stats = rk_device_get_stats(roles.test.device);
+        RK_RANK_CHECK(stats.num_allocations == warm.num_allocations, "step %d: %llu allocations, then %llu",
+                      step, (unsigned long long)warm.num_allocations,
+                      (unsigned long long)stats.num_allocations);
+        RK_RANK_CHECK(stats.allocated_bytes == warm.allocated_bytes, "step %d", step);
+        RK_RANK_CHECK(stats.host_bytes == warm.host_bytes, "step %d", step);
+        RK_RANK_CHECK(stats.own_bytes == warm.own_bytes, "step %d", step);
+    }
+    if (check_plans(&roles, true))
+        return 1;
+    close_roles(&roles);
+    return 0;
+}
+
+static int run_alone(int32_t rank, int32_t num_ranks, void *user)
+{
+    (void)rank;
+    (void)num_ranks;
+    return run_rank(NULL, user);
+}
+
+/* Goal: a plan equals what the role holds, kind by kind, and the largest passes use exactly that; then any
+ * mixture of smaller ones takes nothing. Method: every row on real ranks. */
+static void test_plan_is_what_roles_take(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct plan_case row = cases[i];
+        int32_t num_ranks = row.tp * row.dp;
+        int failed = 0;
+
+        if (num_ranks == 1)
+            failed = rk_test_run_ranks(1, run_alone, &row, RUN_TIMEOUT_S);
+        else if (rk_test_device_dtype() == RK_DTYPE_F64) /* the CPU */
+            failed = rk_test_run_world(num_ranks, "unix", run_rank, &row, RUN_TIMEOUT_S);
+        if (failed)
+            fail_msg("%s: %d ranks failed", row.label, failed);
+    }
+}
+
+/* --- without ranks --- */
+
+static struct rk_memory_plan_desc make_desc(struct rk_json **config, const struct rk_mesh *mesh)
+{
+    const char *text = CONFIG("llama", "false");
+
+    assert_ok(rk_json_parse(config, text, strlen(text), "config.json", 0));
+    return (struct rk_memory_plan_desc){
+        .struct_size = sizeof(struct rk_memory_plan_desc),
+        .model = {.struct_size = sizeof(struct rk_model_desc), .hf_config = *config, .dtype = RK_DTYPE_F32},
+        .mesh = mesh,
+    };
+}
+
+/* Goal: a plan needs no device and no peers, and its numbers are those of the formulas where there are some.
+ */
+static void test_plan_without_device_matches_formulas(void **state)
+{
+    struct rk_mesh_spec spec = {.tp = 2, .dp = 4};
+    struct rk_optim_config optim = rk_test_adamw(1e-3, 0.1, 1.0);
+    struct rk_memory_plan_desc desc;
+    struct rk_memory_plan plan;
+    struct rk_json *config;
+    struct rk_mesh *mesh;
+    uint64_t elements;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &spec, 8));
+    desc = make_desc(&config, mesh);
+    desc.rank = 5;
+    desc.optim = &optim;
+    assert_ok(rk_memory_plan_make(&plan, &desc));
+    elements = plan.memory.grad_bytes / sizeof(float);
+    assert_int_equal(elements % (4 * 32), 0); /* four shards of whole vectors */
+    assert_int_equal(plan.memory.param_bytes,
+                     elements * sizeof(float) + 2 * 128 * 4 * sizeof(float)); /* and rotary tables */
+    assert_int_equal(plan.memory.optimizer_bytes, 2 * plan.memory.grad_bytes / 4);
+    assert_int_equal(plan.memory.kv_cache_bytes, 0);
+    desc.limits.train_tokens = 1000;
+    assert_ok(rk_memory_plan_make(&plan, &desc));
+    assert_true(plan.memory.activation_bytes > 1000 * 64 * sizeof(float));
+    rk_json_free(config);
+    rk_mesh_destroy(mesh);
+}
+
+static void test_plan_bad_arguments_are_refused(void **state)
+{
+    struct rk_rollout_config rollout = {.max_num_seqs = 4, .max_num_batched_tokens = 16, .num_blocks = 5};
+    struct rk_mesh_spec spec = {0};
+    struct rk_memory_plan_desc desc;
+    struct rk_memory_plan plan;
+    struct rk_json *config;
+    struct rk_mesh *mesh;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &spec, 1));
+    desc = make_desc(&config, mesh);
+    desc.limits.log_prob_tokens = -1;
+    assert_fails(rk_memory_plan_make(&plan, &desc), RK_INVALID_ARGUMENT, "a micro-batch of -1 tokens");
+    desc.limits.log_prob_tokens = (int64_t)1 << 40;
+    assert_fails(rk_memory_plan_make(&plan, &desc), RK_INVALID_ARGUMENT, "a micro-batch of 1099511627776");
+    desc.limits.log_prob_tokens = 0;
+    desc.rollout = &rollout;
+    assert_fails(rk_memory_plan_make(&plan, &desc), RK_RESOURCE_EXHAUSTED,
+                 "5 blocks does not hold one sequence of rollout.max_model_len=128 tokens, which needs 9");
+    rk_json_free(config);
+    rk_mesh_destroy(mesh);
+}
+
+static void test_plan_check_names_kinds(void **state)
+{
+    const struct rk_memory_plan plan = {
+        .memory = {.param_bytes = 10, .optimizer_bytes = 20, .grad_bytes = 5}};
+
+    (void)state;
+    assert_int_equal(rk_memory_total_bytes(&plan.memory), 35);
+    assert_ok(rk_memory_plan_check(&plan, 35));
+    assert_fails(rk_memory_plan_check(&plan, 34), RK_RESOURCE_EXHAUSTED,
+                 "35 bytes of device memory wanted, 34 free; largest: optimizer; in all: parameters 10, "
+                 "gradients 5, optimizer 20");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_plan_is_what_roles_take),
+        cmocka_unit_test(test_plan_without_device_matches_formulas),
+        cmocka_unit_test(test_plan_bad_arguments_are_refused),
+        cmocka_unit_test(test_plan_check_names_kinds),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
