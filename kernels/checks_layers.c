@@ -20,6 +20,23 @@ int64_t rk_check_gemm(struct rk_check *check, const struct rk_gemm_args *args)
     return m * n;
 }
 
+/* Accumulated gradients are kept in F32 or in the dtype of what flows in. */
+static void expect_gradient(struct rk_check *check, const char *arg, rk_tensor_t t, rk_dtype_t dtype,
+                            struct rk_dims dims)
+{
+    rk_expect_tensor(check, arg, t, t.dtype == RK_DTYPE_F32 ? RK_DTYPE_F32 : dtype, dims);
+}
+
+int64_t rk_check_bias_bwd(struct rk_check *check, const struct rk_bias_bwd_args *args)
+{
+    const int64_t *shape = args->dy.shape;
+
+    rk_expect_source(check, "dy", args->dy, 2);
+    expect_gradient(check, "dbias", args->dbias, args->dy.dtype, RK_DIMS(shape[1]));
+    rk_expect_no_alias(check, "dbias", args->dbias, "dy", args->dy);
+    return shape[0] * shape[1];
+}
+
 int64_t rk_check_embed_fwd(struct rk_check *check, const struct rk_embed_fwd_args *args)
 {
     int64_t num_tokens = args->out.shape[0];
@@ -30,13 +47,6 @@ int64_t rk_check_embed_fwd(struct rk_check *check, const struct rk_embed_fwd_arg
     rk_expect(check, args->vocab_begin >= 0, "vocab_begin=%lld, expected >= 0", (long long)args->vocab_begin);
     rk_expect_no_alias(check, "out", args->out, "table", args->table);
     return num_tokens;
-}
-
-/* Accumulated gradients are kept in F32 or in the dtype of what flows in. */
-static void expect_gradient(struct rk_check *check, const char *arg, rk_tensor_t t, rk_dtype_t dtype,
-                            struct rk_dims dims)
-{
-    rk_expect_tensor(check, arg, t, t.dtype == RK_DTYPE_F32 ? RK_DTYPE_F32 : dtype, dims);
 }
 
 int64_t rk_check_embed_bwd(struct rk_check *check, const struct rk_embed_bwd_args *args)

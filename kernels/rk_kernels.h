@@ -31,6 +31,12 @@ struct rk_gemm_args {
     float alpha, beta;
 };
 
+/* dbias[n] += sum_t dy[t, n]: the gradient of the bias of a linear layer. */
+struct rk_bias_bwd_args {
+    rk_tensor_t dbias; /* [columns], F32 or the dtype of dy; accumulated */
+    rk_tensor_t dy;    /* [T, columns] */
+};
+
 /* out[t] = table[tokens[t] - vocab_begin]; zero where that row is not in the table. */
 struct rk_embed_fwd_args {
     rk_tensor_t out;    /* [T, hidden_size] */
@@ -230,6 +236,7 @@ struct rk_adamw_args {
 
 #define RK_KERNEL_TABLE(X)                          \
     X(gemm, rk_gemm_args)                           \
+    X(bias_bwd, rk_bias_bwd_args)                   \
     X(embed_fwd, rk_embed_fwd_args)                 \
     X(embed_bwd, rk_embed_bwd_args)                 \
     X(rmsnorm_fwd, rk_rmsnorm_fwd_args)             \

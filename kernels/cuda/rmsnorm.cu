@@ -2,7 +2,7 @@
  *
  * Work split   Forward: one block a row, one pack of 8 elements a thread (four where a row is longer than
  *              512 packs). Backward: RK_TILE_NORM_PARTS blocks of consecutive rows each, so that a thread
- *              keeps its columns' share of dweight in registers; dweight_finish_kernel adds the parts, 32
+ *              keeps its columns' share of dweight in registers; column_finish_kernel adds the parts, 32
  *              columns a block.
  *
  * Traffic      Forward: read x and residual, write y and sum: 8 bytes an element in bf16. Backward: read dy,
@@ -17,7 +17,7 @@
  *
  * Tried        Loading the next row of the backward pass while this one is reduced: 98 registers, so only two
  *              blocks on an SM. */
-#include "kernels/cuda/cuda_common.cuh"
+#include "kernels/cuda/column_sum.cuh"
 
 struct norm_shape {
     int64_t num_rows, hidden_size;
@@ -271,33 +271,6 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
     }
 }
 
-/* dweight += the parts. Thread (x, y) adds 16 parts of column x; thread (x, 0) then the 32 sums. */
-template <class A, class D>
-__global__ void __launch_bounds__(RK_TILE_NORM_FINISH *RK_TILE_NORM_FINISH)
-    dweight_finish_kernel(D *__restrict__ dweight, const A *__restrict__ parts, int num_parts,
-                          int64_t hidden_size)
-{
-    constexpr int RUN = RK_TILE_NORM_PARTS / RK_TILE_NORM_FINISH;
-    __shared__ A sums[RK_TILE_NORM_FINISH][RK_TILE_NORM_FINISH + 1];
-    int64_t col = (int64_t)blockIdx.x * RK_TILE_NORM_FINISH + threadIdx.x;
-    A sum = 0;
-
-#pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        int part = threadIdx.y * RUN + i;
-
-        sum += part < num_parts && col < hidden_size ? parts[part * hidden_size + col] : (A)0;
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads(); /* all 32 sums of a column are there */
-    if (threadIdx.y > 0 || col >= hidden_size)
-        return;
-    sum = 0;
-    for (int i = 0; i < RK_TILE_NORM_FINISH; i++)
-        sum += sums[i][threadIdx.x];
-    dweight[col] = rk_narrow<D>(rk_widen<A>(dweight[col]) + sum);
-}
-
 template <class T>
 static void launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *args, norm_shape shape,
                        void *parts)
@@ -305,8 +278,6 @@ static void launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *ar
     typedef rk_acc<T> A;
     int64_t rows_per_part = rk_ceil_div(shape.num_rows, RK_TILE_NORM_PARTS);
     int num_parts = (int)rk_ceil_div(shape.num_rows, rows_per_part);
-    unsigned finish_blocks = (unsigned)rk_ceil_div(shape.hidden_size, RK_TILE_NORM_FINISH);
-    dim3 finish_threads(RK_TILE_NORM_FINISH, RK_TILE_NORM_FINISH);
     norm_bwd<T> bwd = {(T *)args->dx.data,
                        (A *)parts,
                        (const T *)args->dy.data,
@@ -325,12 +296,7 @@ static void launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *ar
             <<<num_parts, norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX), 0, stream>>>(bwd, shape);
     else
         rmsnorm_bwd_kernel<T, 1><<<num_parts, norm_threads(shape.hidden_size, 1), 0, stream>>>(bwd, shape);
-    if (args->dweight.dtype == args->dy.dtype)
-        dweight_finish_kernel<A, T><<<finish_blocks, finish_threads, 0, stream>>>(
-            (T *)args->dweight.data, (const A *)parts, num_parts, shape.hidden_size);
-    else
-        dweight_finish_kernel<A, float><<<finish_blocks, finish_threads, 0, stream>>>(
-            (float *)args->dweight.data, (const A *)parts, num_parts, shape.hidden_size);
+    launch_column_finish<T, RK_TILE_NORM_PARTS>(stream, args->dweight, (const A *)parts, num_parts);
 }
 
 extern "C" struct rk_status *rk_cuda_op_rmsnorm_bwd(void *dev, void *stream,

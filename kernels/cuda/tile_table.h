@@ -17,8 +17,10 @@ constexpr int RK_TILE_NORM_PACKS_MAX = 4;
  * 512 is three to four blocks on each SM of an H200, and partial sums are 3% of the traffic at 8192 x 1536;
  * 1024 were slower. */
 constexpr int RK_TILE_NORM_PARTS = 512;
-/* ... which one block of 32 x 32 threads adds up for 32 columns. */
-constexpr int RK_TILE_NORM_FINISH = 32;
+/* bias_bwd: partial sums, a constant for the same reason. */
+constexpr int RK_TILE_BIAS_PARTS = 64;
+/* One block of 32 x 32 threads adds up the partial sums of 32 columns. */
+constexpr int RK_TILE_COLUMN_FINISH = 32;
 
 /* Softmax over a row of the vocabulary: one block a row, in the statistics and in sampling alike, so that
  * both have the same bits. 256 made the statistics of 151936 columns 10% faster and sampling 50% slower, 1024

@@ -86,6 +86,55 @@ static void test_embed_bwd_all_shapes_equal_reference(void **state)
     for_all_shapes(*state, run_embed_bwd);
 }
 
+static void run_bias_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    rk_dtype_t dtypes[] = {kt_stat_dtype(dtype), dtype};
+
+    for (int d = 0; d < 2; d++) {
+        struct rk_bias_bwd_args args = {
+            .dbias = kt_randomize(kt, kt_zeros_1d(kt, dtypes[d], c->cols), 1.0),
+            /* Part of wider rows, which need not start at a multiple of anything. */
+            .dy = rk_tensor_cols(random_2d(kt, dtype, c->rows, c->cols + 3), 1, c->cols),
+        };
+        const double *dy = kt_read(kt, args.dy);
+        double *expected = kt_read(kt, args.dbias);
+
+        for (int64_t i = 0; i < c->rows * c->cols; i++)
+            expected[i % c->cols] += dy[i];
+        assert_ok(rk_bias_bwd(kt->stream, &args));
+        kt_expect_close_sum(kt, c->label, args.dbias, expected);
+    }
+}
+
+/* Goal: rows beyond one part of the sum count, and the sum is repeatable. */
+static void test_bias_bwd_of_many_rows_equals_reference(void **state)
+{
+    static const struct shape_case many[] = {{"many rows", 1000, 300}, {"aligned rows", 777, 512}};
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(many); i++) {
+        struct rk_bias_bwd_args args = {
+            .dbias = kt_zeros_1d(kt, RK_DTYPE_F32, many[i].cols),
+            .dy = random_2d(kt, RK_DTYPE_BF16, many[i].rows, many[i].cols),
+        };
+        struct rk_bias_bwd_args again = {.dbias = kt_zeros_1d(kt, RK_DTYPE_F32, many[i].cols), .dy = args.dy};
+        const double *dy = kt_read(kt, args.dy);
+        double *expected = kt_scratch(kt, many[i].cols);
+
+        for (int64_t e = 0; e < many[i].rows * many[i].cols; e++)
+            expected[e % many[i].cols] += dy[e];
+        assert_ok(rk_bias_bwd(kt->stream, &args));
+        assert_ok(rk_bias_bwd(kt->stream, &again));
+        kt_expect_close_sum(kt, many[i].label, args.dbias, expected);
+        kt_expect_same_bits(kt, many[i].label, again.dbias, args.dbias);
+    }
+}
+
+static void test_bias_bwd_all_shapes_equal_reference(void **state)
+{
+    for_all_shapes(*state, run_bias_bwd);
+}
+
 static void norm_reference(const double *s, const double *weight, double eps, int64_t cols, double *y,
                            double *rstd)
 {
@@ -303,6 +352,8 @@ static void test_rope_position_beyond_table_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        kt_test(test_bias_bwd_all_shapes_equal_reference),
+        kt_test(test_bias_bwd_of_many_rows_equals_reference),
         kt_test(test_embed_fwd_all_shapes_equal_reference),
         kt_test(test_embed_bwd_all_shapes_equal_reference),
         kt_test(test_rmsnorm_fwd_all_shapes_equal_reference),

@@ -26,7 +26,7 @@ static double gemm_loss(struct kt *kt, void *user)
     return kt_project(kt, loss->args.c, loss->weight);
 }
 
-/* The three products of a linear layer Y = X W^T + b, as the headers name them. */
+/* The products of a linear layer Y = X W^T + b, as the headers name them, and the sum for its bias. */
 static void test_gemm_linear_layer_gradients_match(void **state)
 {
     struct kt *kt = *state;
@@ -34,6 +34,7 @@ static void test_gemm_linear_layer_gradients_match(void **state)
     for (int strict = 0; strict < 2; strict++) {
         rk_tensor_t x = random_2d(kt, 7, 5), w = random_2d(kt, 6, 5), dy = random_2d(kt, 7, 6);
         rk_tensor_t dx = kt_zeros_2d(kt, RK_DTYPE_F64, 7, 5), dw = kt_zeros_2d(kt, RK_DTYPE_F64, 6, 5);
+        rk_tensor_t db = kt_zeros_1d(kt, RK_DTYPE_F64, 6);
         struct gemm_loss loss = {
             .args = {.c = kt_zeros_2d(kt, RK_DTYPE_F64, 7, 6),
                      .a = x,
@@ -53,6 +54,8 @@ static void test_gemm_linear_layer_gradients_match(void **state)
                 .c = dw, .a = dy, .b = x, .trans_a = true, .strict = strict, .alpha = 0.75f, .beta = 1.0f}));
         kt_expect_gradient(kt, "dX = dY W", x, dx, gemm_loss, &loss);
         kt_expect_gradient(kt, "dW += dY^T X", w, dw, gemm_loss, &loss);
+        assert_ok(rk_bias_bwd(kt->stream, &(struct rk_bias_bwd_args){.dbias = db, .dy = dy}));
+        kt_expect_gradient(kt, "db += sum of dY", loss.args.bias, db, gemm_loss, &loss);
     }
 }
 

@@ -45,6 +45,13 @@ static struct rk_status *run_rmsnorm(struct kt *kt, rk_tensor_t out[4])
     return rk_rmsnorm_bwd(kt->stream, &bwd);
 }
 
+static struct rk_status *run_bias(struct kt *kt, rk_tensor_t out[4])
+{
+    out[0] = kt_zeros_1d(kt, RK_DTYPE_F32, 5 * COLS);
+    return rk_bias_bwd(kt->stream,
+                       &(struct rk_bias_bwd_args){.dbias = out[0], .dy = random_2d(kt, ROWS, 5 * COLS)});
+}
+
 static struct rk_status *run_swiglu(struct kt *kt, rk_tensor_t out[4])
 {
     struct rk_swiglu_fwd_args fwd = {
@@ -202,9 +209,16 @@ static const struct {
     const char *label;
     struct rk_status *(*run)(struct kt *kt, rk_tensor_t out[4]);
 } operators[] = {
-    {"rmsnorm", run_rmsnorm},       {"swiglu", run_swiglu},    {"rope", run_rope},
-    {"attn_varlen", run_attention}, {"attn_paged", run_paged}, {"vocab_stats", run_vocab},
-    {"sample", run_sample},         {"flat", run_flat},        {"strict gemm", run_gemm_strict},
+    {"rmsnorm", run_rmsnorm},
+    {"swiglu", run_swiglu},
+    {"rope", run_rope},
+    {"attn_varlen", run_attention},
+    {"attn_paged", run_paged},
+    {"vocab_stats", run_vocab},
+    {"sample", run_sample},
+    {"flat", run_flat},
+    {"strict gemm", run_gemm_strict},
+    {"bias", run_bias},
 };
 
 static void test_operators_thread_count_has_no_effect(void **state)

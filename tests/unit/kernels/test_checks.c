@@ -116,6 +116,19 @@ static void test_gemm_bad_arguments_fail(void **state)
     BAD(rk_gemm, good, "gemm: c aliases b, expected memory of its own", c.data = good.b.data);
 }
 
+static void test_bias_bwd_bad_arguments_fail(void **state)
+{
+    struct rk_bias_bwd_args good = {.dbias = t1(F32, 3), .dy = t2(BF16, 2, 3)};
+
+    (void)state;
+    assert_ok(rk_bias_bwd(stream, &good));
+    BAD(rk_bias_bwd, good, "bias_bwd: dbias is f32 [2], expected f32 [3]", dbias = t1(F32, 2));
+    BAD(rk_bias_bwd, good, "bias_bwd: dbias is f64 [3], expected bf16 [3]", dbias = t1(F64, 3));
+    BAD(rk_bias_bwd, good, "bias_bwd: dy has rank 1, expected 2", dy = t1(BF16, 3));
+    BAD(rk_bias_bwd, good, "bias_bwd: dbias aliases dy, expected memory of its own",
+        dbias.data = good.dy.data);
+}
+
 static void test_embed_bad_arguments_fail(void **state)
 {
     struct rk_embed_fwd_args fwd = {.out = t2(F32, 5, 4), .table = t2(F32, 7, 4), .tokens = t1(I32, 5)};
@@ -495,6 +508,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         checks_test(test_gemm_bad_arguments_fail),
+        checks_test(test_bias_bwd_bad_arguments_fail),
         checks_test(test_embed_bad_arguments_fail),
         checks_test(test_rmsnorm_fwd_bad_arguments_fail),
         checks_test(test_rmsnorm_bwd_bad_arguments_fail),
