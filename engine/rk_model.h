@@ -44,11 +44,14 @@ struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream 
 
 /* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
 struct rk_model_config {
-    const char *family; /* row of the family table: "llama" */
+    const char *family; /* row of the family table: "llama", "qwen2" */
     int64_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size;
     int64_t max_position_embeddings;
     double rms_norm_eps, rope_theta, initializer_range;
     bool tie_word_embeddings;
+    bool has_qkv_bias;
+    int32_t sliding_window; /* keys that a query of the layers from max_window_layers on sees; 0: all */
+    int64_t max_window_layers;
     struct { /* rope_type "default" or "llama3" (frequency-dependent interpolation) */
         bool is_llama3;
         double factor, low_freq_factor, high_freq_factor;
@@ -93,7 +96,7 @@ int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole mod
 struct rk_model_desc {
     size_t struct_size;
     const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
-    rk_dtype_t dtype;                /* F32, or F64 for tests */
+    rk_dtype_t dtype;                /* of parameters and activations: F32, BF16, or F64 for tests */
     rk_numerics_t numerics;
     struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
     const struct rk_mesh_comms *mesh;
@@ -120,7 +123,8 @@ uint64_t rk_model_weight_version(
 /* N(0, initializer_range) for matrices, ones for norms, zeros for biases, from (seed, tensor name, global
  * element index): the layout does not matter. */
 struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed) RK_NODISCARD;
-/* Reads only this rank's slices. NOT_FOUND names a missing tensor and where it should be; DATA_LOSS for bad
+/* Reads only this rank's slices; files of F32 or F16 fill the masters of a bf16 model that trains as well.
+ * NOT_FOUND names a missing tensor and where it should be; DATA_LOSS for bad
  * files; INVALID_ARGUMENT for a shape that does not agree with config.json. */
 struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir) RK_NODISCARD;
 /* Collective. Writes config.json, model.safetensors (or shards of max_shard_bytes with an index; 0: 5e9) into

@@ -8,6 +8,7 @@
 
 static const struct rk_model_family *const families[] = {
     &rk_family_llama,
+    &rk_family_qwen2,
 };
 
 static bool has_model_type(const struct rk_model_family *family, const char *model_type)

@@ -30,6 +30,7 @@ struct rk_model_family {
 };
 
 extern const struct rk_model_family rk_family_llama; /* family_llama.c */
+extern const struct rk_model_family rk_family_qwen2; /* family_qwen2.c */
 
 const struct rk_model_family *rk_family_find(const char *name); /* NULL when unknown */
 

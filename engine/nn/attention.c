@@ -1,4 +1,5 @@
-/* Causal self-attention with grouped queries: out = Wo attend(rope(Wq x), rope(Wk x), Wv x).
+/* Causal self-attention with grouped queries: out = Wo attend(rope(Wq x), rope(Wk x), Wv x). The projections
+ * of x may have biases, and a layer may let a query see a window of keys only.
  *
  * A rank has num_heads / tp query heads and num_kv_heads / tp key-value heads. When tp > num_kv_heads every
  * key-value head stands on tp / num_kv_heads consecutive ranks, which see different query heads: the
@@ -45,33 +46,49 @@ static struct rk_status *check_heads(const struct rk_model_config *config,
     return NULL;
 }
 
+/* The rows of q, k and v, which follow each other without a gap, of all weights (cols > 0) or all biases.
+ * Returns the first. */
+static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_site *site, int64_t cols,
+                           const char *kind)
+{
+    const struct rk_model_config *config = site->config;
+    struct rk_param_spec q = {.rows = config->num_heads * config->head_dim, .cols = cols};
+    struct rk_param_spec kv = {.rows = config->num_kv_heads * config->head_dim,
+                               .cols = cols,
+                               .num_parts = (int32_t)RK_MIN(config->num_kv_heads, params->tp_size),
+                               .is_fused = true};
+    long long layer = (long long)site->layer;
+    int64_t first = rk_params_add(params, &q, "model.layers.%lld.%s.q_proj.%s", layer, site->module, kind);
+
+    rk_params_add(params, &kv, "model.layers.%lld.%s.k_proj.%s", layer, site->module, kind);
+    rk_params_add(params, &kv, "model.layers.%lld.%s.v_proj.%s", layer, site->module, kind);
+    return first;
+}
+
 static struct rk_status *attention_declare(struct rk_block *block, struct rk_param_table *params,
                                            const struct rk_block_site *site)
 {
     const struct rk_model_config *config = site->config;
     struct rk_attention *attention = &block->attention;
-    int32_t kv_parts = (int32_t)RK_MIN(config->num_kv_heads, params->tp_size);
-    struct rk_param_spec q = {.rows = config->num_heads * config->head_dim, .cols = config->hidden_size};
-    struct rk_param_spec kv = {.rows = config->num_kv_heads * config->head_dim,
-                               .cols = config->hidden_size,
-                               .num_parts = kv_parts,
-                               .is_fused = true};
-    struct rk_param_spec o = {.rows = config->hidden_size, .cols = q.rows, .split_dim = 1};
-    long long layer = (long long)site->layer;
+    struct rk_param_spec o = {
+        .rows = config->hidden_size, .cols = config->num_heads * config->head_dim, .split_dim = 1};
 
     RK_TRY(check_heads(config, params));
     attention->num_heads = config->num_heads / params->tp_size;
-    attention->num_kv_heads = config->num_kv_heads / kv_parts;
+    attention->num_kv_heads = config->num_kv_heads / RK_MIN(config->num_kv_heads, (int64_t)params->tp_size);
     attention->head_dim = config->head_dim;
+    if (config->sliding_window > 0 && site->layer >= config->max_window_layers)
+        attention->window = config->sliding_window;
     attention->qkv.rows = (attention->num_heads + 2 * attention->num_kv_heads) * config->head_dim;
     attention->qkv.cols = config->hidden_size;
-    attention->qkv.param =
-        rk_params_add(params, &q, "model.layers.%lld.%s.q_proj.weight", layer, site->module);
-    rk_params_add(params, &kv, "model.layers.%lld.%s.k_proj.weight", layer, site->module);
-    rk_params_add(params, &kv, "model.layers.%lld.%s.v_proj.weight", layer, site->module);
+    attention->qkv.param = declare_qkv(params, site, config->hidden_size, "weight");
+    attention->qkv.has_bias = config->has_qkv_bias;
+    if (config->has_qkv_bias)
+        attention->qkv.bias_param = declare_qkv(params, site, 0, "bias");
     attention->o.rows = config->hidden_size;
     attention->o.cols = attention->num_heads * config->head_dim;
-    attention->o.param = rk_params_add(params, &o, "model.layers.%lld.%s.o_proj.weight", layer, site->module);
+    attention->o.param =
+        rk_params_add(params, &o, "model.layers.%lld.%s.o_proj.weight", (long long)site->layer, site->module);
     return NULL;
 }
 
@@ -100,6 +117,7 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass,
         .v = view.v,
         .cu_seqlens = pass->cu_seqlens,
         .max_seqlen = pass->max_seqlen,
+        .window = attention->window,
         .scale = (float)(1.0 / sqrt((double)attention->head_dim)),
     };
 }
@@ -124,6 +142,7 @@ static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
                                            .block_table = paged->block_table,
                                            .cu_q = paged->cu_q,
                                            .seq_lens = paged->seq_lens,
+                                           .window = args->window,
                                            .scale = args->scale,
                                        });
 }

@@ -3,7 +3,9 @@
  *   column: rank i has rows i of W and makes columns i of Y; dX = sum over tp of dY_i W_i
  *   row:    rank i has columns i of W and of X;              Y  = sum over tp of X_i W_i^T
  *
- * The other direction needs no communication. */
+ * The other direction needs no communication. A column-parallel product may have a bias, split like its rows:
+ * Y_i = X W_i^T + b_i, db_i = sum over tokens of dY_i. A row-parallel one has none, whose sum over tp would
+ * count it tp times. */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
@@ -29,17 +31,38 @@ rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *w
     return view(pass, weight, pass->grads, pass->stat_dtype);
 }
 
+static struct rk_weight bias_of(const struct rk_weight *weight)
+{
+    RK_ASSERT(weight->has_bias);
+    return (struct rk_weight){.param = weight->bias_param, .rows = weight->rows};
+}
+
+static struct rk_status *bias_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t dy)
+{
+    struct rk_weight bias = bias_of(weight);
+
+    return rk_bias_bwd(pass->stream,
+                       &(struct rk_bias_bwd_args){.dbias = rk_weight_grad(pass, &bias), .dy = dy});
+}
+
 struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t y)
 {
-    return rk_gemm(pass->stream, &(struct rk_gemm_args){
-                                     .c = y,
-                                     .a = x,
-                                     .b = rk_weight_value(pass, weight),
-                                     .trans_b = true,
-                                     .strict = pass->is_strict,
-                                     .alpha = 1,
-                                 });
+    struct rk_gemm_args args = {
+        .c = y,
+        .a = x,
+        .b = rk_weight_value(pass, weight),
+        .trans_b = true,
+        .strict = pass->is_strict,
+        .alpha = 1,
+    };
+
+    if (weight->has_bias) {
+        struct rk_weight bias = bias_of(weight);
+
+        args.bias = rk_weight_value(pass, &bias);
+    }
+    return rk_gemm(pass->stream, &args);
 }
 
 struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
@@ -53,6 +76,8 @@ struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weig
                                      .alpha = 1,
                                      .beta = 1,
                                  }));
+    if (weight->has_bias)
+        RK_TRY(bias_bwd(pass, weight, dy));
     return rk_gemm(pass->stream,
                    &(struct rk_gemm_args){.c = dx, .a = dy, .b = rk_weight_value(pass, weight), .alpha = 1});
 }
@@ -73,6 +98,7 @@ struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct 
 struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                     rk_tensor_t y)
 {
+    RK_ASSERT(!weight->has_bias);
     RK_TRY(rk_linear_fwd(pass, weight, x, y));
     return rk_comm_all_reduce(pass->tp, pass->stream, y, RK_REDUCE_SUM);
 }

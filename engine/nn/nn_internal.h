@@ -27,6 +27,8 @@
 struct rk_weight {
     int64_t param;      /* the first of them */
     int64_t rows, cols; /* local; cols 0 for a vector */
+    bool has_bias;      /* linear layers; column-parallel ones only */
+    int64_t bias_param; /* the first row of the biases: `rows` elements without a gap */
 };
 
 /* New tokens of several sequences over a paged cache. */
@@ -62,7 +64,7 @@ struct rk_pass {
 rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);
 
-/* --- linear_tp.c. y [T, rows], x [T, cols]; the gradient of the weight is accumulated. --- */
+/* --- linear_tp.c. y [T, rows], x [T, cols]; the gradients of weight and bias are accumulated. --- */
 /* The product of this rank alone: dx is a partial sum when rows are split, y when columns are. */
 struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t y) RK_NODISCARD;
@@ -140,6 +142,7 @@ struct rk_attention {
     struct rk_weight qkv; /* [q; k; v] */
     struct rk_weight o;
     int64_t num_heads, num_kv_heads, head_dim;
+    int32_t window; /* keys that a query sees, itself included; 0: all before it */
 };
 
 struct rk_mlp {

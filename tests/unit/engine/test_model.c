@@ -16,8 +16,14 @@
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 67, "                         \
     "\"max_position_embeddings\": 64,"                                                                      \
     " \"initializer_range\": 0.15, \"tie_word_embeddings\": "
-#define UNTIED     CONFIG "false}"
-#define TIED       CONFIG "true}"
+#define UNTIED CONFIG "false}"
+#define TIED   CONFIG "true}"
+/* The second layer sees a window of 5 tokens. */
+#define QWEN2                                                                                               \
+    "{\"model_type\": \"qwen2\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2," \
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 67, "                         \
+    "\"max_position_embeddings\": 64, \"initializer_range\": 0.15, \"use_sliding_window\": true,"           \
+    " \"sliding_window\": 5, \"max_window_layers\": 1}"
 #define VOCAB_SIZE 67
 #define NUM_SEQS   3
 #define NUM_TOKENS 30
@@ -145,6 +151,7 @@ static void test_micro_batch_gradient_is_the_derivative(void **state)
     (void)state;
     check_gradients(UNTIED);
     check_gradients(TIED);
+    check_gradients(QWEN2);
 }
 
 /* Goal: the chunks of the head do not show. Method: chunks of 7 tokens, which do not divide the number of
@@ -561,8 +568,8 @@ static void test_create_of_unbuilt_dtype_is_unimplemented(void **state)
 
     (void)state;
     assert_fails(
-        rk_test_model_open(&test, &(struct rk_test_model_spec){.config = UNTIED, .dtype = RK_DTYPE_BF16}),
-        RK_UNIMPLEMENTED, "parameter dtype bf16");
+        rk_test_model_open(&test, &(struct rk_test_model_spec){.config = UNTIED, .dtype = RK_DTYPE_F16}),
+        RK_UNIMPLEMENTED, "parameter dtype f16 is not implemented, expected f32 or bf16");
     assert_null(test.model);
     rk_test_model_close(&test);
 }

@@ -78,6 +78,72 @@ static const struct accepted_case accepted_cases[] = {
      128, 32, 1e4, 0, 0},
 };
 
+struct qwen2_case {
+    const char *label, *members;
+    int32_t sliding_window;
+    int64_t max_window_layers, num_kv_heads;
+};
+
+static const struct qwen2_case qwen2_cases[] = {
+    {"bare", "", 0, 28, 32},
+    {"window unused", "\"use_sliding_window\": false, \"sliding_window\": 131072", 0, 28, 32},
+    {"window of the default size", "\"use_sliding_window\": true", 4096, 28, 32},
+    {"window of no size", "\"use_sliding_window\": true, \"sliding_window\": null", 0, 28, 32},
+    {"window", "\"use_sliding_window\": true, \"sliding_window\": 64, \"max_window_layers\": 0", 64, 0, 32},
+    {"kinds of layers that agree",
+     "\"num_hidden_layers\": 3, \"use_sliding_window\": true, \"sliding_window\": 64, \"max_window_layers\": "
+     "2,"
+     " \"layer_types\": [\"full_attention\", \"full_attention\", \"sliding_attention\"]",
+     64, 2, 32},
+    {"no grouped queries", "\"num_attention_heads\": 16, \"num_key_value_heads\": null", 0, 28, 16},
+};
+
+static struct rk_status *parse_text(struct rk_model_config *out, const char *text)
+{
+    struct rk_json *json;
+    struct rk_status *st;
+
+    assert_ok(rk_json_parse(&json, text, strlen(text), "config.json", 0));
+    st = rk_model_config_parse(out, json);
+    rk_json_free(json);
+    return st;
+}
+
+/* Goal: what Qwen2 has and Llama has not: biases, and a window in the upper layers. */
+static void test_parse_of_qwen2_reads_biases_and_window(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(qwen2_cases); i++) {
+        const struct qwen2_case *row = &qwen2_cases[i];
+        char *text = rk_format("{\"model_type\": \"qwen2\"%s%s}", *row->members ? ", " : "", row->members);
+        struct rk_model_config config;
+
+        assert_ok(parse_text(&config, text));
+        assert_string_equal(config.family, "qwen2");
+        assert_true(config.has_qkv_bias);
+        if (config.sliding_window != row->sliding_window ||
+            config.max_window_layers != row->max_window_layers || config.num_kv_heads != row->num_kv_heads)
+            fail_msg("%s: window %d from layer %lld on, kv heads %lld", row->label, config.sliding_window,
+                     (long long)config.max_window_layers, (long long)config.num_kv_heads);
+        rk_free(text);
+    }
+}
+
+static void test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented(void **state)
+{
+    struct rk_model_config config;
+
+    (void)state;
+    assert_fails(parse_text(&config, "{\"model_type\": \"qwen2\", \"layer_types\": [\"full_attention\","
+                                     " \"sliding_attention\"]}"),
+                 RK_UNIMPLEMENTED,
+                 "layer_types[1]=\"sliding_attention\" is not implemented, expected full_attention");
+    assert_fails(parse_text(&config, "{\"model_type\": \"qwen2\", \"sliding_window\": 0}"),
+                 RK_INVALID_ARGUMENT, "config.json: sliding_window");
+    assert_fails(parse_text(&config, "{\"model_type\": \"qwen2\", \"use_sliding_window\": 1}"),
+                 RK_INVALID_ARGUMENT, "config.json: use_sliding_window");
+}
+
 /* Goal: the spellings that occur in files. */
 static void test_parse_of_known_spellings_reads_them(void **state)
 {
@@ -163,26 +229,16 @@ static void test_parse_of_bad_values_names_key_and_value(void **state)
     }
 }
 
-static struct rk_status *parse_text(const char *text)
-{
-    struct rk_model_config config;
-    struct rk_json *json;
-    struct rk_status *st;
-
-    assert_ok(rk_json_parse(&json, text, strlen(text), "config.json", 0));
-    st = rk_model_config_parse(&config, json);
-    rk_json_free(json);
-    return st;
-}
-
 static void test_parse_of_unknown_type_lists_the_known(void **state)
 {
+    struct rk_model_config config;
+
     (void)state;
-    assert_fails(parse_text("{\"model_type\": \"gpt2\"}"), RK_UNIMPLEMENTED,
+    assert_fails(parse_text(&config, "{\"model_type\": \"gpt2\"}"), RK_UNIMPLEMENTED,
                  "model_type='gpt2' is not implemented");
-    assert_fails(parse_text("{\"model_type\": \"gpt2\"}"), RK_UNIMPLEMENTED, "known: llama");
-    assert_fails(parse_text("{}"), RK_INVALID_ARGUMENT, "config.json: model_type");
-    assert_fails(parse_text("{\"model_type\": 3}"), RK_INVALID_ARGUMENT, "config.json: model_type");
+    assert_fails(parse_text(&config, "{\"model_type\": \"gpt2\"}"), RK_UNIMPLEMENTED, "known: llama, qwen2");
+    assert_fails(parse_text(&config, "{}"), RK_INVALID_ARGUMENT, "config.json: model_type");
+    assert_fails(parse_text(&config, "{\"model_type\": 3}"), RK_INVALID_ARGUMENT, "config.json: model_type");
 }
 
 struct frequency {
@@ -255,6 +311,8 @@ int main(void)
         cmocka_unit_test(test_parse_of_bare_type_gives_defaults),
         cmocka_unit_test(test_parse_of_known_spellings_reads_them),
         cmocka_unit_test(test_parse_of_bad_values_names_key_and_value),
+        cmocka_unit_test(test_parse_of_qwen2_reads_biases_and_window),
+        cmocka_unit_test(test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented),
         cmocka_unit_test(test_parse_of_unknown_type_lists_the_known),
         cmocka_unit_test(test_rope_inv_freq_of_llama3_matches_published_values),
         cmocka_unit_test(test_rope_table_holds_cosines_of_fp32_angles),

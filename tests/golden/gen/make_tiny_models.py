@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the fixtures llama_tiny/ and llama_tiny_tied/: a random Llama each, and what it must compute.
+"""Makes the fixtures of the model families: random tiny models, and what each must compute.
 
-    python make_llama_tiny.py OUTPUT_DIRECTORY
+    python make_tiny_models.py OUTPUT_DIRECTORY
 
-The weights are fp32; the reference is transformers' eager model in fp64 with these weights, so a difference is the
-rounding of the implementation under test. Three things that transformers computes in fp32 whatever the model's dtype are
-replaced: the norm and the softmax of attention are computed in fp64, and the steps of the rotary tables (fp32 by
-definition) are rounded correctly, where the stock ones depend on the machine's vector library. The script checks that
+The reference is transformers' eager model in fp64 with the weights of the file, which are fp32 or bf16, so a difference
+is the rounding of the implementation under test. Three things that transformers computes in fp32 whatever the model's
+dtype are replaced: the norm and the softmax of attention are computed in fp64, and the steps of the rotary tables (fp32
+by definition) are rounded correctly, where the stock ones depend on the machine's vector library. The script checks that
 all this changes logits by less than 1e-5.
 
 Settings that look odd make fp64 comparisons to 1e-10 possible: rms_norm_eps, 1 / temperature and 1 / sqrt(head_dim) are
@@ -15,7 +15,10 @@ AdamW's eps is large because with 1e-8 the first step turns a gradient of 1e-9, 
 full step.
 
 golden.safetensors: tokens, cu_seqlens, labels (I32), logits, log_probs, entropy, loss and (F64) grad.NAME,
-step1.NAME .. step3.NAME, grad_norms."""
+step1.NAME .. step3.NAME, grad_norms. Models with bf16 weights also have error_bf16.logits, .log_probs and .grad (the
+worst of all parameters): how far the stock model in bf16 is from this reference, as the largest difference by the
+largest element. An implementation in bf16 cannot be asked to come much closer, and should not stay further away."""
+import copy
 import hashlib
 import json
 import math
@@ -27,8 +30,9 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.llama import modeling_llama
+from transformers.models.qwen2 import modeling_qwen2
 
 SEED = 20240607
 LENGTHS = [1, 7, 13, 20]
@@ -38,28 +42,29 @@ ENTROPY_COEFF = 0.125
 OPTIM = {"lr": 1e-3, "betas": [0.9, 0.95], "eps": 1e-5, "weight_decay": 0.1, "clip_grad": 0.25}
 
 BASE = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
     "vocab_size": 131,
     "max_position_embeddings": 128,
     "initializer_range": 0.02,
     "rms_norm_eps": 2.0**-17,
     "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": 1,
-    "pad_token_id": None,
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | BASE | {
+    "attention_bias": False, "mlp_bias": False, "bos_token_id": 1, "pad_token_id": None,
+}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"} | BASE | {
+    "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
 }
 VARIANTS = {
     # The form of transformers 5, and of every size that tp = 4 replicates or pads.
-    "llama_tiny": BASE
+    "llama_tiny": LLAMA
     | {
         "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "tie_word_embeddings": False, "eos_token_id": 2, "dtype": "float32",
         "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     },
     # The form of transformers 4; heads that are wider together than hidden_size.
-    "llama_tiny_tied": BASE
+    "llama_tiny_tied": LLAMA
     | {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True, "eos_token_id": [2, 5],
@@ -67,6 +72,36 @@ VARIANTS = {
         "rope_scaling": {"type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 16},
     },
+    # The form of Qwen2.5.
+    "qwen2_tiny": QWEN2
+    | {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False, "use_sliding_window": False,
+        "sliding_window": 128, "max_window_layers": 2,
+    },
+    # The second layer sees a window; the first does not.
+    "qwen2_tiny_tied": QWEN2
+    | {
+        "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True, "use_sliding_window": True,
+        "sliding_window": 6, "max_window_layers": 1,
+    },
+}
+
+
+class Family:
+    """transformers' classes, and what is replaced in its module."""
+
+    def __init__(self, module, config, model, norm):
+        self.module, self.config, self.model, self.norm = module, config, model, getattr(module, norm)
+        self.stock = (self.norm.forward, module.eager_attention_forward)
+
+    def patch(self, norm_forward, attention):
+        self.norm.forward = norm_forward
+        self.module.eager_attention_forward = attention
+
+
+FAMILIES = {
+    "llama": Family(modeling_llama, LlamaConfig, LlamaForCausalLM, "LlamaRMSNorm"),
+    "qwen2": Family(modeling_qwen2, Qwen2Config, Qwen2ForCausalLM, "Qwen2RMSNorm"),
 }
 
 
@@ -90,10 +125,6 @@ def inverse_frequencies(config, head_dim):
     return np.array(out, dtype=np.float32)
 
 
-STOCK_NORM = modeling_llama.LlamaRMSNorm.forward
-STOCK_ATTENTION = modeling_llama.eager_attention_forward
-
-
 class ExactRotary(torch.nn.Module):
     def __init__(self, inv_freq):
         super().__init__()
@@ -110,25 +141,34 @@ def norm_f64(self, x):
     return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
 
-def attention_f64(module, query, key, value, attention_mask, scaling, **_):
+def attention_f64(module, query, key, value, attention_mask, scaling, sliding_window=None, **_):
     key = modeling_llama.repeat_kv(key, module.num_key_value_groups)
     value = modeling_llama.repeat_kv(value, module.num_key_value_groups)
     scores = query @ key.transpose(2, 3) * scaling
-    future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    weights = torch.softmax(scores.masked_fill(future, -torch.inf), dim=-1)
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    if sliding_window:
+        hidden |= torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-sliding_window)
+    weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def make_model(config, seed):
-    kwargs = {k: v for k, v in config.items() if k not in ("architectures", "model_type")}
-    model = LlamaForCausalLM(LlamaConfig(**kwargs, attn_implementation="eager")).float().eval()
+    family = FAMILIES[config["model_type"]]
+    kwargs = {k: v for k, v in config.items() if k not in ("architectures", "model_type", "torch_dtype")}
+    model = family.model(family.config(**kwargs, attn_implementation="eager")).float().eval()
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
             values = rng.standard_normal(tuple(p.shape))
-            values = 1 + 0.1 * values if p.dim() == 1 else 0.15 * values
+            values = 1 + 0.1 * values if name.endswith("norm.weight") else 0.15 * values
             p.copy_(torch.from_numpy(values.astype(np.float32)))
+            if is_bf16(config):
+                p.copy_(p.bfloat16().float())
     return model
+
+
+def is_bf16(config):
+    return config.get("torch_dtype") == "bfloat16"
 
 
 def forward(model, batch):
@@ -136,6 +176,7 @@ def forward(model, batch):
     logits = [model(input_ids=torch.tensor([seq]), position_ids=torch.arange(len(seq))[None]).logits[0]
               for seq in batch["sequences"]]
     logits = torch.cat(logits)
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits  # as transformers does for its loss
     log_p = torch.log_softmax(logits / TEMPERATURE, dim=-1)
     labels = torch.tensor(batch["labels"])
     mask = labels >= 0
@@ -180,14 +221,31 @@ def train(model, batch, tensors):
     tensors["grad_norms"] = torch.cat(norms)
 
 
+def errors_of_bf16(model, batch, tensors):
+    """How far the stock bf16 model is from the reference in `tensors`."""
+    inv_freq = model.model.rotary_emb.inv_freq.clone()
+    model = model.bfloat16()
+    model.model.rotary_emb.inv_freq = inv_freq  # stays fp32 when transformers loads a bf16 model
+    logits, log_probs, entropy, loss = forward(model, batch)
+    loss.backward()
+    computed = {"logits": logits, "log_probs": log_probs}
+    computed |= {"grad." + name: p.grad for name, p in model.named_parameters()}
+    for name, actual in computed.items():
+        error = (actual.detach().double() - tensors[name]).abs().max() / tensors[name].abs().max()
+        kind = "error_bf16." + name.split(".")[0]
+        tensors[kind] = torch.maximum(error.reshape(1), tensors.get(kind, torch.zeros(1)))
+
+
 def make(out, name, config):
-    modeling_llama.LlamaRMSNorm.forward = STOCK_NORM
-    modeling_llama.eager_attention_forward = STOCK_ATTENTION
+    family = FAMILIES[config["model_type"]]
+    family.patch(*family.stock)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     model = make_model(config, SEED)
+    stock_model = copy.deepcopy(model)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    weights = {n: p.detach().clone().contiguous() for n, p in model.named_parameters()}
+    dtype = torch.bfloat16 if is_bf16(config) else torch.float32
+    weights = {n: p.detach().clone().to(dtype).contiguous() for n, p in model.named_parameters()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
 
     model = model.double()
@@ -199,8 +257,7 @@ def make(out, name, config):
         stock_freq = model.model.rotary_emb.inv_freq.double().numpy()
         assert np.max(np.abs(inv_freq / stock_freq - 1)) < 1e-6, "rotary frequencies"
         model.model.rotary_emb = ExactRotary(inv_freq)
-        modeling_llama.LlamaRMSNorm.forward = norm_f64
-        modeling_llama.eager_attention_forward = attention_f64
+        family.patch(norm_f64, attention_f64)
         logits, log_probs, entropy, _ = forward(model, batch)
     difference = float(torch.max(torch.abs(stock - logits)))
     assert 0 < difference < 1e-5, f"replacements change logits by {difference}"
@@ -212,11 +269,14 @@ def make(out, name, config):
         "logits": logits, "log_probs": log_probs, "entropy": entropy,
     }
     train(model, batch, tensors)
+    if is_bf16(config):
+        family.patch(*family.stock)
+        errors_of_bf16(stock_model, batch, tensors)
     save_file({n: t.detach().contiguous() for n, t in tensors.items()}, out / "golden.safetensors")
 
     files = ["config.json", "model.safetensors", "golden.safetensors"]
     manifest = {
-        "script": "gen/make_llama_tiny.py", "seed": SEED, "temperature": TEMPERATURE, "entropy_coeff": ENTROPY_COEFF,
+        "script": "gen/make_tiny_models.py", "seed": SEED, "temperature": TEMPERATURE, "entropy_coeff": ENTROPY_COEFF,
         "optim": OPTIM,
         "versions": {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0],
                      "safetensors": safetensors.__version__, "numpy": np.__version__},
@@ -224,7 +284,8 @@ def make(out, name, config):
     }
     (out / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     print(name, {f: (out / f).stat().st_size for f in files}, "loss", float(tensors["loss"][0]),
-          "norms", tensors["grad_norms"].tolist())
+          "norms", tensors["grad_norms"].tolist(),
+          {n[11:]: f"{float(t):.1e}" for n, t in tensors.items() if n.startswith("error_bf16.")})
 
 
 if __name__ == "__main__":
