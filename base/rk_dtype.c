@@ -58,6 +58,11 @@ const char *rk_dtype_safetensors_name(rk_dtype_t dtype)
     return row_of(dtype)->safetensors_name;
 }
 
+const char *rk_dtype_hf_name(rk_dtype_t dtype)
+{
+    return row_of(dtype)->hf_name;
+}
+
 bool rk_dtype_parse_safetensors(const char *text, rk_dtype_t *out)
 {
     for (int i = RK_DTYPE_UNSPECIFIED + 1; i < RK_DTYPE_COUNT; i++) {

@@ -32,6 +32,7 @@ bool rk_dtype_is_valid(int value);       /* a known type other than UNSPECIFIED 
 bool rk_dtype_is_float(rk_dtype_t dtype);
 const char *rk_dtype_name(rk_dtype_t dtype);                        /* "bf16", "i64", ... */
 const char *rk_dtype_safetensors_name(rk_dtype_t dtype);            /* "BF16", "I64", ... */
+const char *rk_dtype_hf_name(rk_dtype_t dtype);                     /* "bfloat16", "int64", ... */
 bool rk_dtype_parse_safetensors(const char *text, rk_dtype_t *out); /* "F8_E4M3" too */
 bool rk_dtype_parse_hf(const char *text, rk_dtype_t *out); /* "float32", "bfloat16", "torch.float16" */
 

@@ -4,7 +4,8 @@
  *   rk_train_advance_lr                                              once per update call
  *
  * Gradients accumulate in f32 (f64 models: f64) with global denominators: what a step applies does not depend
- * on the number of micro-batches or ranks. All collective over the model's mesh. */
+ * on the number of micro-batches or ranks. Of bf16 parameters the optimizer updates f32 masters. All
+ * collective over the model's mesh. */
 #ifndef RK_TRAIN_H
 #define RK_TRAIN_H
 
@@ -35,7 +36,9 @@ struct rk_status *rk_optim_config_read(struct rk_optim_config *out,
 /* Learning rate after `num_steps` scheduler steps; Megatron's schedule. */
 double rk_lr_at(const struct rk_optim_config *config, int64_t num_steps);
 
-/* Allocates gradients and optimizer state (sharded over dp). A model that shares weights cannot train. */
+/* Allocates gradients and optimizer state (sharded over dp). A model that shares weights cannot train. The
+ * masters of bf16 parameters start from these; loading a model afterwards gives them what its files have in
+ * more bits. */
 struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config) RK_NODISCARD;
 
 /* Zeroes the gradients. */

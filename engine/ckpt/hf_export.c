@@ -292,7 +292,7 @@ static struct rk_status *write_config(const struct export_job *job)
     const char *key = rk_json_find(config, "dtype") ? "dtype" : "torch_dtype"; /* newer and older name */
     struct rk_status *st;
 
-    rk_json_set(config, key, rk_json_new_string(core->dtype == RK_DTYPE_F64 ? "float64" : "float32"));
+    rk_json_set(config, key, rk_json_new_string(rk_dtype_hf_name(core->dtype)));
     st = write_json(job, RK_HF_CONFIG_FILE, config);
     rk_json_free(config);
     return st;

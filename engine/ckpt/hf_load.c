@@ -1,17 +1,21 @@
 /* Reading a Hugging Face checkpoint: of every tensor only this rank's slice, by row blocks, converted to the
- * model's dtype on the way. No rank reads for another; replicas read the same bytes from the page cache. */
+ * model's dtype (and that of its masters) on the way. No rank reads for another; replicas read the same bytes
+ * from the page cache. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include "base/rk_alloc.h"
+#include "engine/optim/optim_internal.h"
 
 struct source {
     const struct rk_st_file *file;
     const struct rk_st_tensor *tensor;
 };
 
-/* Staging for one block of rows: as in the file, and in the model's dtype. */
+/* Staging for one block of rows: as in the file, as masters are, and as parameters are. A parameter is its
+ * master, rounded, whether the model trains or not. */
 struct staging {
-    void *raw, *values;
+    void *raw, *values, *rounded;
+    rk_dtype_t dtype; /* of values: that of masters */
 };
 
 static struct rk_status *check_tensor(const struct rk_param *param, const struct source *source)
@@ -67,23 +71,33 @@ static int64_t num_rows_in_file(const struct rk_param *param)
     return RK_MIN(RK_MAX(param->shape[0] - first, 0), param->local_shape[0]);
 }
 
+/* `count` rows of staging->values become rows of the parameter from `begin` on, and of its masters. */
+static struct rk_status *store_rows(struct rk_model *model, const struct rk_param *param, int64_t begin,
+                                    int64_t count, const struct staging *staging)
+{
+    const struct rk_model_core *core = model->core;
+    int64_t offset = param->offset + begin * param->local_shape[1], num = count * param->local_shape[1];
+    size_t elem_bytes = rk_dtype_bytes(core->dtype);
+
+    rk_convert(staging->rounded, core->dtype, staging->values, staging->dtype, num);
+    RK_TRY(rk_stream_copy(core->stream, (char *)core->values + (size_t)offset * elem_bytes, staging->rounded,
+                          (size_t)num * elem_bytes, RK_COPY_H2D));
+    RK_TRY(rk_stream_sync(core->stream));
+    return rk_train_set_masters(model->train, core->stream, offset, num, staging->values);
+}
+
 static struct rk_status *load_rows(struct rk_model *model, const struct rk_param *param,
                                    const struct source *source, const struct staging *staging)
 {
-    const struct rk_model_core *core = model->core;
-    size_t elem_bytes = rk_dtype_bytes(core->dtype);
-    int64_t num_rows = num_rows_in_file(param), cols = param->local_shape[1];
-    int64_t step = rk_model_rows_per_move(model, param);
-    char *base = (char *)core->values + (size_t)param->offset * elem_bytes;
+    int64_t num_rows = num_rows_in_file(param), step = rk_model_rows_per_move(model, param);
 
     for (int64_t begin = 0; begin < num_rows; begin += step) {
         int64_t count = RK_MIN(step, num_rows - begin);
 
         RK_TRY(read_rows(param, source, begin, count, staging->raw));
-        rk_convert(staging->values, core->dtype, staging->raw, source->tensor->dtype, count * cols);
-        RK_TRY(rk_stream_copy(core->stream, base + (size_t)(begin * cols) * elem_bytes, staging->values,
-                              (size_t)(count * cols) * elem_bytes, RK_COPY_H2D));
-        RK_TRY(rk_stream_sync(core->stream));
+        rk_convert(staging->values, staging->dtype, staging->raw, source->tensor->dtype,
+                   count * param->local_shape[1]);
+        RK_TRY(store_rows(model, param, begin, count, staging));
     }
     return NULL;
 }
@@ -92,7 +106,7 @@ static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_d
                                     const struct rk_param *param)
 {
     size_t count = (size_t)(rk_model_rows_per_move(model, param) * param->local_shape[1]);
-    struct staging staging = {0};
+    struct staging staging = {.dtype = rk_train_grad_dtype(model->core->dtype)};
     struct source source;
     struct rk_status *st;
 
@@ -100,13 +114,15 @@ static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_d
     RK_TRY(check_tensor(param, &source));
     RK_TRY_GOTO(st, rk_try_alloc(&staging.raw, count * rk_dtype_bytes(source.tensor->dtype), param->name),
                 out);
-    RK_TRY_GOTO(st, rk_try_alloc(&staging.values, count * rk_dtype_bytes(model->core->dtype), param->name),
+    RK_TRY_GOTO(st, rk_try_alloc(&staging.values, count * rk_dtype_bytes(staging.dtype), param->name), out);
+    RK_TRY_GOTO(st, rk_try_alloc(&staging.rounded, count * rk_dtype_bytes(model->core->dtype), param->name),
                 out);
     st = load_rows(model, param, &source, &staging);
 
 out:
     rk_free(staging.raw);
     rk_free(staging.values);
+    rk_free(staging.rounded);
     return st;
 }
 

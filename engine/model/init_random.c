@@ -5,6 +5,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
+#include "engine/optim/optim_internal.h"
 
 /* The rows of this rank that are not padding of the vocabulary. */
 static int64_t count_rows(const struct rk_param *param)
@@ -64,5 +65,6 @@ struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed)
 {
     for (int64_t i = 0; i < model->core->params.count; i++)
         RK_TRY(init_param(model->core, rk_params_at(&model->core->params, i), seed));
+    RK_TRY(rk_train_copy_masters(model->train, model->core));
     return rk_stream_sync(model->core->stream);
 }

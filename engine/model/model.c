@@ -175,8 +175,8 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
 {
     const struct rk_mesh *mesh = rk_mesh_comms_mesh(desc->mesh);
 
-    if (desc->dtype != RK_DTYPE_F32 && desc->dtype != RK_DTYPE_F64)
-        return RK_FAIL(RK_UNIMPLEMENTED, "parameter dtype %s is not implemented, expected f32",
+    if (desc->dtype != RK_DTYPE_F32 && desc->dtype != RK_DTYPE_BF16 && desc->dtype != RK_DTYPE_F64)
+        return RK_FAIL(RK_UNIMPLEMENTED, "parameter dtype %s is not implemented, expected f32 or bf16",
                        rk_dtype_name(desc->dtype));
     RK_TRY(rk_model_config_parse(&core->config, desc->hf_config));
     RK_TRY(check_axes(mesh));

@@ -121,6 +121,9 @@ static struct rk_status *update_shard(struct rk_model *model, double grad_scale)
             .weight_decay = range->decays ? train->config.weight_decay : 0,
         };
 
+        segment.master = train->masters ? flat_view(train->masters, train->grad_dtype,
+                                                    range->begin - train->shard_begin, range->count)
+                                        : segment.param;
         for (int32_t s = 0; s < train->config.ops->num_states; s++)
             segment.states[s] = flat_view(train->states[s], train->grad_dtype,
                                           range->begin - train->shard_begin, range->count);

@@ -1,5 +1,5 @@
-/* AdamW, decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101). Master weights are the parameters
- * themselves: parameters are f32 (or f64). The powers of beta are computed in f64 on the host. */
+/* AdamW, decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101). The powers of beta are computed in
+ * f64 on the host. */
 #include "engine/optim/optim_internal.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@ static struct rk_status *adamw_apply(struct rk_stream *stream, const struct rk_o
 
     return rk_adamw(stream, &(struct rk_adamw_args){
                                 .param = segment->param,
-                                .master = segment->param,
+                                .master = segment->master,
                                 .m = segment->states[0],
                                 .v = segment->states[1],
                                 .grad = segment->grad,

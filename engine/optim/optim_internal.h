@@ -3,7 +3,9 @@
  * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h). The
  * dp ranks own equal parts of them (shards): gradients are summed into the owner's shard, the owner updates
  * its parameters with optimizer state that exists for its shard only, and the parameters are spread again
- * (Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054). */
+ * (Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054). Parameters of 16 bits have masters of 32 in that
+ * state: what an update adds is smaller than their last bit most of the time. A parameter is its master,
+ * rounded. */
 #ifndef RK_OPTIM_INTERNAL_H
 #define RK_OPTIM_INTERNAL_H
 
@@ -17,6 +19,7 @@
 /* One segment of a shard, all [n]. */
 struct rk_optim_segment {
     rk_tensor_t param, grad;
+    rk_tensor_t master; /* what is updated, in the dtype of grad: param itself where the dtypes agree */
     rk_tensor_t states[RK_OPTIM_STATES_MAX]; /* zero before the first step */
     double weight_decay;
 };
@@ -58,7 +61,10 @@ struct rk_train {
     int64_t num_elements;             /* of the flat buffers */
     int64_t shard_begin, shard_count; /* mine */
     RK_ARRAY(struct rk_shard_segment) segments;
-    void *grads;                       /* [num_elements] */
+    void *grads; /* [num_elements] */
+    /* [shard_count] in grad_dtype: the parameters of my shard before they were rounded to the model's dtype;
+     * NULL when that is grad_dtype, and the parameters are their own masters. */
+    void *masters;
     void *states[RK_OPTIM_STATES_MAX]; /* [shard_count] each */
     void *sums;                        /* F64 [2]: sum of squares, number of non-finite elements */
     /* Engine thread. */
@@ -71,6 +77,14 @@ void *rk_train_grads(const struct rk_train *train);
 rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype);
 void rk_train_add_memory(const struct rk_train *train,
                          struct rk_model_memory *memory); /* NULL adds nothing */
+
+/* The masters of my shard become what the parameters are. Nothing to do without masters, or for NULL. */
+struct rk_status *rk_train_copy_masters(struct rk_train *train,
+                                        const struct rk_model_core *core) RK_NODISCARD;
+/* Elements [begin, begin + count) of the flat buffers have these values, in host memory and grad_dtype: what
+ * of them lies in my shard goes into the masters. Nothing to do without masters, or for NULL. */
+struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
+                                       int64_t count, const void *values) RK_NODISCARD;
 
 /* Segments of the shard [begin, begin + count): parameters that touch each other and are treated alike are
  * one. */

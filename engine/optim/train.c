@@ -23,6 +23,7 @@ void rk_train_destroy(struct rk_train *train)
     if (!train)
         return;
     rk_device_free(train->device, train->grads);
+    rk_device_free(train->device, train->masters);
     for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
         rk_device_free(train->device, train->states[s]);
     rk_device_free(train->device, train->sums);
@@ -37,10 +38,45 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
     memory->grad_bytes = (uint64_t)train->num_elements * rk_dtype_bytes(train->grad_dtype);
     memory->optimizer_bytes =
         (uint64_t)(train->shard_count * train->config.ops->num_states) * rk_dtype_bytes(train->grad_dtype);
+    if (train->masters)
+        memory->master_bytes = (uint64_t)train->shard_count * rk_dtype_bytes(train->grad_dtype);
     memory->workspace_bytes += SUMS_BYTES;
 }
 
-static struct rk_status *allocate(struct rk_train *train)
+struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core)
+{
+    char *mine;
+
+    if (!train || !train->masters)
+        return NULL;
+    mine = (char *)core->values + (size_t)train->shard_begin * rk_dtype_bytes(core->dtype);
+    return rk_axpby(core->stream,
+                    &(struct rk_axpby_args){
+                        .y = rk_tensor_1d(train->masters, train->grad_dtype, train->shard_count),
+                        .x = rk_tensor_1d(mine, core->dtype, train->shard_count),
+                        .alpha = 1,
+                    });
+}
+
+struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
+                                       int64_t count, const void *values)
+{
+    size_t elem_bytes = train ? rk_dtype_bytes(train->grad_dtype) : 0;
+    int64_t first, end;
+
+    if (!train || !train->masters)
+        return NULL;
+    first = RK_MAX(begin, train->shard_begin);
+    end = RK_MIN(begin + count, train->shard_begin + train->shard_count);
+    if (first >= end)
+        return NULL;
+    RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)(first - train->shard_begin) * elem_bytes,
+                          (const char *)values + (size_t)(first - begin) * elem_bytes,
+                          (size_t)(end - first) * elem_bytes, RK_COPY_H2D));
+    return rk_stream_sync(stream);
+}
+
+static struct rk_status *allocate(struct rk_train *train, rk_dtype_t param_dtype)
 {
     size_t elem_bytes = rk_dtype_bytes(train->grad_dtype);
     size_t grad_bytes;
@@ -49,6 +85,9 @@ static struct rk_status *allocate(struct rk_train *train)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
                        (long long)train->num_elements);
     RK_TRY(rk_device_alloc(train->device, &train->grads, grad_bytes, "gradients"));
+    if (param_dtype != train->grad_dtype)
+        RK_TRY(rk_device_alloc(train->device, &train->masters, (size_t)train->shard_count * elem_bytes,
+                               "master weights"));
     for (int32_t s = 0; s < train->config.ops->num_states; s++)
         RK_TRY(rk_device_alloc(train->device, &train->states[s], (size_t)train->shard_count * elem_bytes,
                                "optimizer state"));
@@ -75,7 +114,9 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     train->shard_count = train->num_elements / rk_comm_group_size(dp);
     train->shard_begin = train->shard_count * rk_comm_group_rank(dp);
     rk_shard_segments(train, &core->params);
-    st = allocate(train);
+    st = allocate(train, core->dtype);
+    if (!st)
+        st = rk_train_copy_masters(train, core);
     if (st) {
         rk_train_destroy(train);
         return RK_WRAP(st, "enabling training");

@@ -79,17 +79,23 @@ static struct rk_status *build_own(struct rk_call *call, struct build *build)
         .mesh = call->role->comms,
     };
     const char *text;
-    int64_t seed;
 
     RK_TRY(rk_json_get_string(options, "", "numerics", &text));
     RK_TRY(rk_numerics_parse(&desc.numerics, text));
     RK_TRY(rk_json_get_string(options, "", "megatron.dtype", &text));
     if (!rk_dtype_parse_hf(text, &desc.dtype))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32, got \"%s\"", text);
-    RK_TRY(rk_json_get_i64(options, "", "megatron.seed", INT64_MIN, INT64_MAX, &seed));
-    RK_TRY(rk_model_create(&build->model, &desc));
+        return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
+    return rk_model_create(&build->model, &desc);
+}
+
+/* After training was enabled: the masters of bf16 parameters get what a file has in more bits. */
+static struct rk_status *fill_own(struct rk_call *call, struct build *build)
+{
+    int64_t seed;
+
     if (build->dir)
         return rk_model_load_hf(build->model, build->dir);
+    RK_TRY(rk_json_get_i64(call->job->options, "", "megatron.seed", INT64_MIN, INT64_MAX, &seed));
     return rk_model_init_random(build->model, (uint64_t)seed);
 }
 
@@ -139,6 +145,7 @@ static struct rk_status *build_all(struct rk_call *call, struct build *build)
     } else {
         RK_TRY(build_own(call, build));
         RK_TRY(build_training(call, build));
+        RK_TRY(fill_own(call, build));
     }
     return build_rollout(call, build);
 }

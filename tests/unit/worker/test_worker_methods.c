@@ -437,7 +437,7 @@ static void test_init_model_bad_options_are_refused(void **state)
         {"actor", "{\"model.hf_config\": {\"model_type\": \"mamba\"}}", RK_UNIMPLEMENTED, "mamba"},
         {"actor", "\"numerics\": \"loose\"", RK_INVALID_ARGUMENT, "loose"},
         {"actor", "\"megatron.dtype\": \"float31\"", RK_INVALID_ARGUMENT, "megatron.dtype"},
-        {"actor", "\"megatron.dtype\": \"bfloat16\"", RK_UNIMPLEMENTED, "bf16"},
+        {"actor", "\"megatron.dtype\": \"float16\"", RK_UNIMPLEMENTED, "parameter dtype f16"},
         {"actor", "\"optim.lr\": -1.0", RK_INVALID_ARGUMENT, "optim.lr"},
         {"actor", "\"optim.betas\": [1]", RK_INVALID_ARGUMENT, "optim.betas"},
         {"rollout", "\"rollout.max_num_seqs\": 0", RK_INVALID_ARGUMENT, "rollout.max_num_seqs"},
