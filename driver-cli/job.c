@@ -77,3 +77,14 @@ struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const cha
     rk_free(rows);
     return micro;
 }
+
+int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro)
+{
+    int64_t longest =
+        rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+    int64_t rows = rk_config_int(job, "data.train_batch_size") * rk_config_int(job, RK_JOB_ROLLOUT "n");
+
+    if (!micro->use_dynamic_bsz)
+        return RK_MIN(micro->micro_batch_rows, rows) * longest;
+    return RK_MIN(micro->max_token_len, rows * longest);
+}

@@ -46,5 +46,7 @@ struct rk_job_micro {
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
 /* section: RK_JOB_ROLLOUT or RK_JOB_REF; what it leaves open is the actor's. */
 struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
+/* Tokens that no micro-batch cut like that exceeds. */
+int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro);
 
 #endif

@@ -30,13 +30,14 @@ struct rk_role {
     const struct rk_role_kind *kind;
     char name[32];
     rk_role_state_t state;
-    struct rk_mesh *mesh;        /* owned */
-    struct rk_mesh_comms *comms; /* owned; NULL while there are no communicators */
-    struct rk_model *model;      /* owned; NULL in state EMPTY */
-    struct rk_rollout *rollout;  /* owned; roles that generate */
-    int64_t max_model_len;       /* of the rollout */
-    bool is_training;            /* the model has gradients and an optimizer */
-    char weights_of[32];         /* role whose buffer this role uses; "" for its own */
+    struct rk_mesh *mesh;              /* owned */
+    struct rk_mesh_comms *comms;       /* owned; NULL while there are no communicators */
+    struct rk_model *model;            /* owned; NULL in state EMPTY */
+    struct rk_rollout *rollout;        /* owned; roles that generate */
+    int64_t max_model_len;             /* of the rollout */
+    struct rk_memory_plan memory_plan; /* what init_model planned and took */
+    bool is_training;                  /* the model has gradients and an optimizer */
+    char weights_of[32];               /* role whose buffer this role uses; "" for its own */
     /* An optimizer step ended in the middle: the weights may be mixed. Only init_model helps. */
     bool is_suspect;
 };

@@ -72,6 +72,7 @@ static const struct rk_flow_option rollout_options[] = {
     {"numerics", "numerics"},
     {"rollout.max_num_seqs", RK_JOB_ROLLOUT "max_num_seqs"},
     {"rollout.max_num_batched_tokens", RK_JOB_ROLLOUT "max_num_batched_tokens"},
+    {"rollout.gpu_memory_utilization", RK_JOB_ROLLOUT "gpu_memory_utilization"},
 };
 
 /* What actor and ref have in common. */
@@ -92,6 +93,13 @@ static struct rk_json *model_options(const struct rk_flow_context *ctx)
     rk_json_set(options, "megatron.dtype", rk_json_new_string(is_cpu ? "float32" : "bfloat16"));
     rk_flow_copy_options(options, ctx->job, rows, RK_ARRAY_LEN(rows));
     return options;
+}
+
+/* Tells the daemons how large micro-batches come, so that they take the memory for them at once. */
+static void set_max_tokens(struct rk_json *options, const char *option, const struct rk_config *job,
+                           struct rk_job_micro micro)
+{
+    rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(job, &micro)));
 }
 
 static struct rk_status *init_model(struct rk_flow_context *ctx, const char *role, struct rk_json *options)
@@ -115,21 +123,27 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     options = model_options(ctx);
     rk_flow_copy_options(options, ctx->job, optim_options, RK_ARRAY_LEN(optim_options));
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
+                   rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
     RK_TRY(init_model(ctx, "actor", options));
 
+    if (rk_job_needs_ref(ctx->job)) {
+        options = model_options(ctx);
+        rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+        set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
+                       rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
+        RK_TRY(init_model(ctx, "ref", options));
+    }
+
+    /* Last, since its cache may take what the others leave. */
     options = rk_json_new_object();
     rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
     rk_flow_copy_options(options, ctx->job, rollout_options, RK_ARRAY_LEN(rollout_options));
     rk_json_set(options, "rollout.max_model_len",
                 rk_json_new_int(rk_job_int_or(ctx->job, RK_JOB_ROLLOUT "max_model_len",
                                               ctx->prompt_length + ctx->response_length)));
-    RK_TRY(init_model(ctx, "rollout", options));
-
-    if (!rk_job_needs_ref(ctx->job))
-        return NULL;
-    options = model_options(ctx);
-    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
-    return init_model(ctx, "ref", options);
+    return init_model(ctx, "rollout", options);
 }
 
 static struct rk_status *call_export(struct rk_flow_context *ctx, bool check_only)

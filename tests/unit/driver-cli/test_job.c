@@ -280,6 +280,27 @@ static void test_job_log_prob_micro_inherits_from_the_actor(void **state)
     rk_config_destroy(job);
 }
 
+/* Goal: the daemons reserve for the largest micro-batch that the plan can cut, and not for an empty promise.
+ */
+static void test_job_micro_tokens_are_the_most_that_come(void **state)
+{
+    static const struct {
+        struct rk_job_micro micro;
+        int64_t tokens;
+    } rows[] = {
+        {{.micro_batch_rows = 2, .max_token_len = 16384}, 2 * 16},
+        {{.micro_batch_rows = 100, .max_token_len = 16384}, 16 * 16}, /* 8 prompts, 2 samples each */
+        {{.use_dynamic_bsz = true, .max_token_len = 100}, 100},
+        {{.use_dynamic_bsz = true, .max_token_len = 16384}, 16 * 16},
+    };
+    struct rk_config *job = load_minimal(NULL, 0);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++)
+        assert_int_equal(rk_job_micro_tokens(job, &rows[i].micro), rows[i].tokens);
+    rk_config_destroy(job);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -290,6 +311,7 @@ int main(void)
         cmocka_unit_test(test_job_rules_each_has_a_case),
         cmocka_unit_test(test_job_check_reports_all_problems_together),
         cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),
+        cmocka_unit_test(test_job_micro_tokens_are_the_most_that_come),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,244 @@
+#include "worker/methods/model_build_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+#define CONFIG_BYTES_MAX (1 << 20) /* a config.json has a few kilobytes */
+
+/* --- options --- */
+
+static struct rk_status *read_sources(struct rk_model_build *build)
+{
+    const struct rk_json *options = build->call->job->options;
+    const struct rk_json *config = rk_json_find(options, "model.hf_config");
+    bool has_config = !rk_json_is_null(config);
+    struct rk_status *st = NULL;
+
+    RK_TRY(rk_json_opt_string(options, "", "model.path", &build->path));
+    RK_TRY(rk_json_opt_string(options, "", "share_weights_of", &build->share_with));
+    if ((build->path != NULL) + has_config + (build->share_with != NULL) != 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "expected one of model.path, model.hf_config and share_weights_of, got %d",
+                       (build->path != NULL) + has_config + (build->share_with != NULL));
+    if (build->path) {
+        char *file;
+
+        RK_TRY(rk_path_resolve(&build->dir, build->call->worker->ckpt_roots, build->path, 0));
+        file = rk_path_join(build->dir, "config.json");
+        st = rk_json_parse_file(&build->hf_config, file, CONFIG_BYTES_MAX, 0);
+        rk_free(file);
+        return st ? RK_WRAP(st, "model.path") : NULL;
+    }
+    build->hf_config = has_config ? rk_json_retain(config) : NULL;
+    return NULL;
+}
+
+/* The other role, when this role can use its weights. */
+static struct rk_status *find_owner(struct rk_model_build *build)
+{
+    const struct rk_role *role = build->call->role;
+    const char *name = build->share_with;
+    struct rk_role *owner = build->owner = rk_role_find(build->call->worker, name);
+
+    if (!owner || owner == role || owner->state != RK_ROLE_STATE_AWAKE)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
+                              "share_weights_of: role '%s' has no model to share", name);
+    if (*owner->weights_of)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "share_weights_of: role '%s' uses the weights of '%s': name that one", name,
+                       owner->weights_of);
+    if (!rk_mesh_equal(owner->mesh, role->mesh))
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "share_weights_of: role '%s' has mesh %s, role '%s' has %s: they must be equal to share "
+            "weights (update_weights, which moves them between meshes, comes later)",
+            name, rk_mesh_text(owner->mesh), role->name, rk_mesh_text(role->mesh));
+    return NULL;
+}
+
+static struct rk_status *read_model(struct rk_model_build *build)
+{
+    const struct rk_json *options = build->call->job->options;
+    struct rk_model_desc *desc = &build->desc.model;
+    const char *text;
+
+    *desc = (struct rk_model_desc){.struct_size = sizeof(*desc),
+                                   .hf_config = build->hf_config,
+                                   .stream = build->call->worker->stream,
+                                   .mesh = build->call->role->comms};
+    RK_TRY(rk_json_get_string(options, "", "numerics", &text));
+    RK_TRY(rk_numerics_parse(&desc->numerics, text));
+    RK_TRY(rk_json_get_string(options, "", "megatron.dtype", &text));
+    if (!rk_dtype_parse_hf(text, &desc->dtype))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
+    return rk_json_get_i64(options, "", "megatron.seed", INT64_MIN, INT64_MAX, &build->seed);
+}
+
+/* Largest micro-batches; an option that is unset leaves 0. */
+static struct rk_status *read_training(struct rk_model_build *build)
+{
+    const struct rk_json *options = build->call->job->options;
+    struct rk_memory_limits *limits = &build->desc.limits;
+    bool forward_only;
+
+    RK_TRY(rk_json_opt_i64(options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
+                           &limits->log_prob_tokens));
+    RK_TRY(rk_json_get_bool(options, "", "megatron.forward_only", &forward_only));
+    if (forward_only || !build->call->role->kind->can_train)
+        return NULL;
+    RK_TRY(
+        rk_json_opt_i64(options, "", "ppo_max_token_len_per_gpu", 1, INT32_MAX / 4, &limits->train_tokens));
+    RK_TRY(rk_optim_config_read(&build->optim, options));
+    build->is_training = true;
+    build->desc.optim = &build->optim;
+    return NULL;
+}
+
+static struct rk_status *read_rollout(struct rk_model_build *build)
+{
+    const struct rk_json *options = build->call->job->options;
+    struct rk_rollout_config *config = &build->rollout_config;
+    double utilization = 0.0;
+    int64_t max_num_seqs;
+
+    if (!build->call->role->kind->generates)
+        return NULL;
+    RK_TRY(rk_json_get_i64(options, "", "rollout.max_num_seqs", 1, INT32_MAX, &max_num_seqs));
+    RK_TRY(rk_json_get_i64(options, "", "rollout.max_num_batched_tokens", 1, INT32_MAX,
+                           &config->max_num_batched_tokens));
+    RK_TRY(rk_json_opt_i64(options, "", "rollout.max_model_len", 2, INT32_MAX, &config->max_model_len));
+    RK_TRY(rk_json_opt_f64(options, "", "rollout.gpu_memory_utilization", &utilization));
+    if (!rk_json_is_null(rk_json_find(options, "rollout.gpu_memory_utilization")) &&
+        !(utilization > 0.0 && utilization <= 1.0))
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "rollout.gpu_memory_utilization: expected a number above 0, at most 1, got %g",
+                       utilization);
+    build->gpu_memory_utilization = utilization;
+    config->max_num_seqs = (int32_t)max_num_seqs;
+    build->desc.rollout = config;
+    return NULL;
+}
+
+static struct rk_status *make_plan(struct rk_model_build *build)
+{
+    struct rk_call *call = build->call;
+
+    build->desc.struct_size = sizeof(build->desc);
+    build->desc.mesh = call->role->mesh;
+    build->desc.rank = call->worker->rank;
+    build->desc.device = call->worker->device;
+    return rk_memory_plan_make(&build->plan, &build->desc);
+}
+
+struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
+{
+    const struct rk_role *role = build->call->role;
+
+    if (!role->kind->is_built)
+        return RK_FAIL(RK_UNIMPLEMENTED, "role '%s' is not implemented: its model needs a head of its own",
+                       role->name);
+    RK_TRY(read_sources(build));
+    if (build->share_with) {
+        RK_TRY(find_owner(build));
+        rk_model_describe(build->owner->model, &build->desc.model);
+        build->desc.shares_weights = true;
+    } else {
+        RK_TRY(read_model(build));
+        RK_TRY(read_training(build));
+    }
+    RK_TRY(read_rollout(build));
+    return make_plan(build);
+}
+
+/* --- the cache from what is left --- */
+
+/* Blocks that this rank has room for: its share of the free memory, without what the role takes otherwise. */
+static int32_t count_blocks(const struct rk_model_build *build)
+{
+    const struct rk_model_memory *memory = &build->plan.memory;
+    double budget =
+        build->gpu_memory_utilization * (double)rk_device_free_bytes(build->call->worker->device) -
+        (double)(rk_memory_total_bytes(memory) - memory->kv_cache_bytes);
+    double block_bytes = (double)memory->kv_cache_bytes / build->plan.num_kv_blocks;
+    double count = budget / block_bytes;
+
+    return count < 1.0 ? 1 : (int32_t)RK_MIN(count, (double)build->plan.num_kv_blocks);
+}
+
+/* *count = its smallest value on the ranks of the role: block tables must be alike. */
+static struct rk_status *agree_on_least(struct rk_call *call, int32_t *count)
+{
+    struct rk_stream *stream = call->worker->stream;
+    void *scratch = call->worker->agree_scratch;
+
+    RK_TRY(rk_stream_copy(stream, scratch, count, sizeof(*count), RK_COPY_H2D));
+    RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), stream,
+                              rk_tensor_1d(scratch, RK_DTYPE_I32, 1), RK_REDUCE_MIN));
+    RK_TRY(rk_stream_copy(stream, count, scratch, sizeof(*count), RK_COPY_D2H));
+    return rk_stream_sync(stream);
+}
+
+struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
+{
+    struct rk_call *call = build->call;
+    struct rk_status *st;
+    int32_t count;
+
+    if (!build->desc.rollout)
+        return NULL;
+    count = count_blocks(build);
+    call->peers_wait = true;
+    RK_TRY(agree_on_least(call, &count));
+    call->peers_wait = false;
+    build->rollout_config.num_blocks = count;
+    st = make_plan(build);
+    return st ? RK_WRAP(st, "rollout.gpu_memory_utilization=%g of %llu free bytes, less what is no cache",
+                        build->gpu_memory_utilization,
+                        (unsigned long long)rk_device_free_bytes(call->worker->device))
+              : NULL;
+}
+
+/* --- making --- */
+
+static struct rk_status *make_model(struct rk_model_build *build)
+{
+    if (build->owner)
+        return rk_model_create_shared(&build->model, build->owner->model);
+    RK_TRY(rk_model_create(&build->model, &build->desc.model));
+    if (build->is_training)
+        RK_TRY(rk_train_enable(build->model, &build->optim));
+    return NULL;
+}
+
+static struct rk_status *take_memory(struct rk_model_build *build)
+{
+    RK_TRY(rk_memory_plan_check(&build->plan, rk_device_free_bytes(build->call->worker->device)));
+    RK_TRY(make_model(build));
+    if (build->desc.rollout)
+        RK_TRY(rk_rollout_create(&build->rollout, build->model, &build->rollout_config));
+    return rk_memory_plan_reserve(&build->plan, build->model);
+}
+
+struct rk_status *rk_model_build_make(struct rk_model_build *build)
+{
+    struct rk_status *st = take_memory(build);
+
+    if (st)
+        return RK_WRAP(st, "memory of role %s", build->call->role->name);
+    if (build->owner)
+        return NULL;
+    /* After training was enabled: the masters of bf16 parameters get what a file has in more bits. */
+    if (build->dir)
+        return rk_model_load_hf(build->model, build->dir);
+    return rk_model_init_random(build->model, (uint64_t)build->seed);
+}
+
+void rk_model_build_fini(struct rk_model_build *build)
+{
+    rk_rollout_destroy(build->rollout);
+    rk_model_destroy(build->model);
+    rk_json_free(build->hf_config);
+    rk_free(build->dir);
+}

@@ -1,0 +1,37 @@
+/* What init_model builds: read from the options, planned, and then made. */
+#ifndef RK_MODEL_BUILD_INTERNAL_H
+#define RK_MODEL_BUILD_INTERNAL_H
+
+#include "worker/worker_internal.h"
+
+struct rk_model_build {
+    struct rk_call *call;
+    /* Options. */
+    const char *path, *share_with; /* NULL when unset */
+    char *dir;                     /* resolved path; owned */
+    struct rk_json *hf_config;     /* owned */
+    struct rk_role *owner;         /* of the weights, with share_with */
+    struct rk_optim_config optim;  /* with is_training */
+    bool is_training;
+    struct rk_rollout_config rollout_config; /* for roles that generate */
+    double gpu_memory_utilization;           /* 0: the cache is as large as the limits ask */
+    int64_t seed;
+    /* What the role will take. */
+    struct rk_memory_plan_desc desc;
+    struct rk_memory_plan plan;
+    /* Owned until they become the role's. */
+    struct rk_model *model;
+    struct rk_rollout *rollout;
+};
+
+/* Reads and checks the options, and plans the memory. */
+struct rk_status *rk_model_build_prepare(struct rk_model_build *build) RK_NODISCARD;
+/* Collective over the role's mesh, all of whose ranks have prepared: with gpu_memory_utilization the cache
+ * gets the blocks that fit on every rank. */
+struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build) RK_NODISCARD;
+/* Takes the memory and fills the model. RESOURCE_EXHAUSTED before anything is taken when it does not fit. */
+struct rk_status *rk_model_build_make(struct rk_model_build *build) RK_NODISCARD;
+/* Frees what is owned. */
+void rk_model_build_fini(struct rk_model_build *build);
+
+#endif
