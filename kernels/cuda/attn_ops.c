@@ -3,6 +3,9 @@
 
 #include "kernels/cuda/cuda_internal.h"
 
+/* In which numbers of tokens are tried for their workspace: the kernels' tiles are as large. */
+#define WORKSPACE_STEP_TOKENS 128
+
 static struct rk_cuda_attn_device device_of(const struct rk_cuda_device *dev)
 {
     return (struct rk_cuda_attn_device){dev->compute_capability, dev->num_sms};
@@ -78,12 +81,10 @@ struct rk_status *rk_cuda_op_attn_varlen_fwd(void *dev_handle, void *stream_hand
     return launched(dev, stream, "attn_varlen_fwd", args->q, rk_cuda_attn_fwd(stream->stream, &attn));
 }
 
-struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_handle,
-                                             const struct rk_attn_varlen_bwd_args *args)
+static struct rk_cuda_attn_bwd_args convert_bwd(const struct rk_cuda_device *dev,
+                                                const struct rk_attn_varlen_bwd_args *args)
 {
-    const struct rk_cuda_device *dev = dev_handle;
-    struct rk_cuda_stream *stream = stream_handle;
-    struct rk_cuda_attn_bwd_args attn = {
+    return (struct rk_cuda_attn_bwd_args){
         .fwd = convert(dev, &args->fwd),
         .dout = args->dout.data,
         .dout_stride = args->dout.row_stride,
@@ -94,6 +95,14 @@ struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_hand
         .dk_stride = args->dk.row_stride,
         .dv_stride = args->dv.row_stride,
     };
+}
+
+struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_handle,
+                                             const struct rk_attn_varlen_bwd_args *args)
+{
+    const struct rk_cuda_device *dev = dev_handle;
+    struct rk_cuda_stream *stream = stream_handle;
+    struct rk_cuda_attn_bwd_args attn = convert_bwd(dev, args);
 
     RK_TRY(check_scale("attn_varlen_bwd", args->fwd.scale));
     RK_TRY(check_counts("attn_varlen_bwd", args->fwd.q));
@@ -102,12 +111,23 @@ struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_hand
     return launched(dev, stream, "attn_varlen_bwd", args->fwd.q, rk_cuda_attn_bwd(stream->stream, &attn));
 }
 
-struct rk_status *rk_cuda_op_attn_paged(void *dev_handle, void *stream_handle,
-                                        const struct rk_attn_paged_args *args)
+/* Fewer tokens may need more: where they do not fill the chip their keys are split. */
+struct rk_workspace rk_cuda_workspace_attn_varlen_bwd(const void *dev,
+                                                      const struct rk_attn_varlen_bwd_args *args)
 {
-    const struct rk_cuda_device *dev = dev_handle;
-    struct rk_cuda_stream *stream = stream_handle;
-    struct rk_cuda_attn_paged_args attn = {
+    struct rk_cuda_attn_bwd_args attn = convert_bwd(dev, args);
+    struct rk_workspace most = {0};
+
+    for (; attn.fwd.num_tokens > 0;
+         attn.fwd.num_tokens = (attn.fwd.num_tokens - 1) / WORKSPACE_STEP_TOKENS * WORKSPACE_STEP_TOKENS)
+        most.scratch_bytes = RK_MAX(most.scratch_bytes, rk_cuda_attn_bwd_workspace_bytes(&attn));
+    return most;
+}
+
+static struct rk_cuda_attn_paged_args convert_paged(const struct rk_cuda_device *dev,
+                                                    const struct rk_attn_paged_args *args)
+{
+    return (struct rk_cuda_attn_paged_args){
         .device = device_of(dev),
         .dtype = args->q.dtype,
         .num_tokens = (int32_t)args->q.shape[0],
@@ -132,6 +152,14 @@ struct rk_status *rk_cuda_op_attn_paged(void *dev_handle, void *stream_handle,
         .q_stride = args->q.row_stride,
         .out_stride = args->out.row_stride,
     };
+}
+
+struct rk_status *rk_cuda_op_attn_paged(void *dev_handle, void *stream_handle,
+                                        const struct rk_attn_paged_args *args)
+{
+    const struct rk_cuda_device *dev = dev_handle;
+    struct rk_cuda_stream *stream = stream_handle;
+    struct rk_cuda_attn_paged_args attn = convert_paged(dev, args);
 
     RK_TRY(check_scale("attn_paged", args->scale));
     RK_TRY(check_counts("attn_paged", args->q));
@@ -140,4 +168,15 @@ struct rk_status *rk_cuda_op_attn_paged(void *dev_handle, void *stream_handle,
     RK_TRY(rk_cuda_reserve(stream, &stream->splits, rk_cuda_attn_paged_workspace_bytes(&attn)));
     attn.workspace = stream->splits.data;
     return launched(dev, stream, "attn_paged", args->q, rk_cuda_attn_paged(stream->stream, &attn));
+}
+
+/* Only steps of few tokens a sequence need any: as many tokens as still are such a step. */
+struct rk_workspace rk_cuda_workspace_attn_paged(const void *dev, const struct rk_attn_paged_args *args)
+{
+    struct rk_cuda_attn_paged_args attn = convert_paged(dev, args);
+    struct rk_workspace most = {0};
+
+    for (; attn.num_tokens > 0 && most.kept_bytes == 0; attn.num_tokens--)
+        most.kept_bytes = rk_cuda_attn_paged_workspace_bytes(&attn);
+    return most;
 }

@@ -26,6 +26,7 @@ struct rk_cuda_device {
     cublasLtHandle_t blas;
     struct rk_cuda_gemm_plans *plans; /* of gemm.c */
     cudaStream_t probe;               /* carries nothing; asked for the state of the device */
+    uint64_t own_bytes, num_own;      /* workspaces and scratch of the streams; how often some was taken */
 };
 
 /* Memory that grows to what the largest call needed and stays: no allocation after warm-up. */
@@ -35,6 +36,7 @@ struct rk_cuda_buffer {
 };
 
 struct rk_cuda_stream {
+    struct rk_cuda_device *dev;
     cudaStream_t stream;
     void *workspace;               /* RK_CUDA_WORKSPACE_BYTES */
     struct rk_cuda_buffer scratch; /* undefined between calls */
@@ -61,6 +63,13 @@ struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struc
  * is lost when it grows. */
 struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
                                   size_t bytes) RK_NODISCARD;
+
+/* --- workspaces: what the operators that reserve scratch will reserve --- */
+
+#define X(op, args_type) \
+    struct rk_workspace rk_cuda_workspace_##op(const void *dev, const struct args_type *args);
+RK_KERNEL_TABLE(X)
+#undef X
 
 /* --- products --- */
 

@@ -235,6 +235,24 @@ static void cuda_free(void *handle, void *ptr)
     (void)cudaFree(ptr);
 }
 
+static struct rk_status *cuda_get_free(void *handle, uint64_t *out_bytes)
+{
+    size_t free_bytes, total_bytes;
+
+    (void)handle;
+    RK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+    *out_bytes = free_bytes;
+    return NULL;
+}
+
+static void cuda_get_own(const void *handle, uint64_t *out_bytes, uint64_t *out_num_allocations)
+{
+    const struct rk_cuda_device *dev = handle;
+
+    *out_bytes = dev->own_bytes;
+    *out_num_allocations = dev->num_own;
+}
+
 static struct rk_status *cuda_host_alloc(void *handle, void **out, size_t bytes)
 {
     (void)handle;
@@ -257,6 +275,8 @@ struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk
     if (bytes <= buffer->bytes)
         return NULL;
     RK_CUDA(cudaMalloc(&grown, bytes));
+    stream->dev->own_bytes += bytes - buffer->bytes;
+    stream->dev->num_own++;
     (void)cudaFree(buffer->data); /* waits for the kernels that use it */
     *buffer = (struct rk_cuda_buffer){grown, bytes};
     RK_CUDA(cudaMemsetAsync(grown, 0, bytes, stream->stream));
@@ -265,11 +285,24 @@ struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk
 
 /* --- streams and events --- */
 
+static struct rk_status *cuda_stream_reserve(void *handle, void *stream_handle,
+                                             const struct rk_workspace *workspace)
+{
+    struct rk_cuda_stream *stream = stream_handle;
+
+    (void)handle;
+    RK_TRY(rk_cuda_reserve(stream, &stream->scratch, workspace->scratch_bytes));
+    return rk_cuda_reserve(stream, &stream->splits, workspace->kept_bytes);
+}
+
 static void cuda_stream_destroy(void *handle, void *stream_handle)
 {
     struct rk_cuda_stream *stream = stream_handle;
 
     (void)handle;
+    stream->dev->own_bytes -= stream->scratch.bytes + stream->splits.bytes;
+    if (stream->workspace)
+        stream->dev->own_bytes -= RK_CUDA_WORKSPACE_BYTES;
     if (stream->stream)
         (void)cudaStreamDestroy(stream->stream);
     (void)cudaFree(stream->workspace);
@@ -282,15 +315,19 @@ static struct rk_status *open_stream(struct rk_cuda_stream *stream)
 {
     RK_CUDA(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking));
     RK_CUDA(cudaMalloc(&stream->workspace, RK_CUDA_WORKSPACE_BYTES));
+    stream->dev->own_bytes += RK_CUDA_WORKSPACE_BYTES;
+    stream->dev->num_own++;
     return NULL;
 }
 
 static struct rk_status *cuda_stream_create(void *handle, void **out, const char *name)
 {
     struct rk_cuda_stream *stream = rk_calloc(1, sizeof(*stream));
-    struct rk_status *st = open_stream(stream);
+    struct rk_status *st;
 
     (void)name;
+    stream->dev = handle;
+    st = open_stream(stream);
     if (st) {
         cuda_stream_destroy(handle, stream);
         return st;
@@ -379,5 +416,8 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .event_record = cuda_event_record,
     .stream_wait = cuda_stream_wait,
     .check = cuda_check,
+    .get_free = cuda_get_free,
+    .get_own = cuda_get_own,
+    .reserve = cuda_stream_reserve,
     .get_uuid = cuda_get_uuid,
 };

@@ -121,6 +121,14 @@ __global__ void __launch_bounds__(RK_TILE_SUM_PARTS)
     }
 }
 
+extern "C" struct rk_workspace rk_cuda_workspace_sum_squares(const void *dev,
+                                                             const struct rk_sum_squares_args *args)
+{
+    (void)dev;
+    (void)args;
+    return {RK_TILE_SUM_PARTS * sizeof(square_sum), 0};
+}
+
 extern "C" struct rk_status *rk_cuda_op_sum_squares(void *dev, void *stream,
                                                     const struct rk_sum_squares_args *args)
 {

@@ -1,8 +1,18 @@
 /* The operator table of the CUDA backend. */
 #include "kernels/cuda/cuda_internal.h"
 
+/* One row for each operator that calls rk_cuda_reserve. */
+static const struct rk_workspace_ops workspace_ops = {
+    .attn_varlen_bwd = rk_cuda_workspace_attn_varlen_bwd,
+    .attn_paged = rk_cuda_workspace_attn_paged,
+    .embed_bwd = rk_cuda_workspace_embed_bwd,
+    .rmsnorm_bwd = rk_cuda_workspace_rmsnorm_bwd,
+    .sum_squares = rk_cuda_workspace_sum_squares,
+};
+
 const struct rk_kernel_ops rk_cuda_kernel_ops = {.name = "cuda",
                                                  .abi = RK_KERNEL_ABI,
+                                                 .workspace = &workspace_ops,
 #define X(op, args_type) .op = rk_cuda_op_##op,
                                                  RK_KERNEL_TABLE(X)
 #undef X

@@ -299,6 +299,18 @@ static void launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *ar
     launch_column_finish<T, RK_TILE_NORM_PARTS>(stream, args->dweight, (const A *)parts, num_parts);
 }
 
+static size_t bwd_parts_bytes(const struct rk_rmsnorm_bwd_args *args)
+{
+    return RK_TILE_NORM_PARTS * (size_t)args->dy.shape[1] * rk_dtype_bytes(args->rstd.dtype);
+}
+
+extern "C" struct rk_workspace rk_cuda_workspace_rmsnorm_bwd(const void *dev,
+                                                             const struct rk_rmsnorm_bwd_args *args)
+{
+    (void)dev;
+    return {bwd_parts_bytes(args), 0};
+}
+
 extern "C" struct rk_status *rk_cuda_op_rmsnorm_bwd(void *dev, void *stream,
                                                     const struct rk_rmsnorm_bwd_args *args)
 {
@@ -306,10 +318,9 @@ extern "C" struct rk_status *rk_cuda_op_rmsnorm_bwd(void *dev, void *stream,
     norm_shape shape = {args->dy.shape[0], args->dy.shape[1],
                         rk_rows_aligned(args->dy) && rk_rows_aligned(args->x) && rk_rows_aligned(args->dx) &&
                             (!args->dresidual.data || rk_rows_aligned(args->dresidual))};
-    size_t stat_bytes = rk_dtype_bytes(args->rstd.dtype);
 
     RK_TRY(norm_check("rmsnorm_bwd", shape));
-    RK_TRY(rk_cuda_reserve(on, &on->scratch, RK_TILE_NORM_PARTS * (size_t)shape.hidden_size * stat_bytes));
+    RK_TRY(rk_cuda_reserve(on, &on->scratch, bwd_parts_bytes(args)));
     RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T, launch_bwd<T>(on->stream, args, shape, on->scratch.data));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "rmsnorm_bwd");
 }

@@ -263,14 +263,29 @@ static int run_largest(struct roles *roles)
     return 0;
 }
 
+/* Goal: a device whose operators say what they need has all of it before the first pass. */
+static int check_reserved(const struct roles *roles, const struct rk_device_stats *reserved)
+{
+    struct rk_device_stats stats = rk_device_get_stats(roles->test.device);
+
+    if (rk_test_device_is_cpu(roles->test.device))
+        return 0; /* its scratch is on the heap and grows with the first passes */
+    RK_RANK_CHECK(stats.num_allocations == reserved->num_allocations,
+                  "%llu allocations after the passes, %llu before", (unsigned long long)stats.num_allocations,
+                  (unsigned long long)reserved->num_allocations);
+    return 0;
+}
+
 static int run_rank(struct rk_comm_world *world, void *user)
 {
     const struct plan_case *row = user;
     struct roles roles = {.row = row};
-    struct rk_device_stats warm;
+    struct rk_device_stats reserved, warm;
 
     RK_RANK_OK(open_roles(&roles, world));
-    if (check_plans(&roles, false) || run_largest(&roles) || check_plans(&roles, true))
+    reserved = rk_device_get_stats(roles.test.device);
+    if (check_plans(&roles, false) || run_largest(&roles) || check_plans(&roles, true) ||
+        check_reserved(&roles, &reserved))
         return 1;
     /* The CPU's scratch depends on the longest sequence, and on which product runs. */
     RK_RANK_OK(update(&roles, 0, 1));
@@ -291,7 +306,7 @@ static int run_rank(struct rk_comm_world *world, void *user)
         RK_RANK_CHECK(stats.host_bytes == warm.host_bytes, "step %d", step);
         RK_RANK_CHECK(stats.own_bytes == warm.own_bytes, "step %d", step);
     }
-    if (check_plans(&roles, true))
+    if (check_plans(&roles, true) || check_reserved(&roles, &reserved))
         return 1;
     close_roles(&roles);
     return 0;
