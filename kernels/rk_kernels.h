@@ -261,7 +261,8 @@ struct rk_adamw_args {
 
 /* The workspace of a call with these arguments, and of any with fewer tokens or sequences that is like it
  * otherwise: what a plan needs. Pure; tensors have addresses that must not be read. Entries are optional:
- * NULL means none. */
+ * NULL means none. An operator that takes scratch while it runs has an entry, and both compute the size with
+ * one function; gpu_test_memory_plan fails where an entry is missing. */
 struct rk_workspace_ops {
 #define X(op, args_type) struct rk_workspace (*op)(const void *dev, const struct args_type *args);
     RK_KERNEL_TABLE(X)

@@ -225,6 +225,29 @@ static void test_call_init_model_uses_the_configured_meshes(void **state)
     rk_free(path);
 }
 
+/* Goal: every rank tells what its role planned and holds. */
+static void test_call_memory_report_shows_every_rank(void **state)
+{
+    const char *const more[] = {"--output=json", NULL};
+    struct outcome outcome = call(*state, "actor.memory_report", more);
+    struct rk_json *json, *outputs;
+
+    assert_exit(&outcome, 0);
+    json = parse_json(outcome.out);
+    outputs = rk_json_find(json, "outputs");
+    assert_int_equal(rk_json_count(outputs), 2);
+    for (int64_t rank = 0; rank < 2; rank++) {
+        const struct rk_json *report = rk_json_at(outputs, rank);
+        int64_t planned = rk_json_as_int(rk_json_find_path(report, "planned.total"), -1);
+
+        assert_int_equal(rk_json_as_int(rk_json_find(report, "rank"), -1), rank);
+        assert_true(planned > 0);
+        assert_int_equal(rk_json_as_int(rk_json_find_path(report, "held.total"), -1), planned);
+    }
+    rk_json_free(json);
+    outcome_fini(&outcome);
+}
+
 static void test_call_bad_names_and_options_are_refused(void **state)
 {
     const struct group *group = *state;
@@ -368,6 +391,7 @@ int main(void)
         cmocka_unit_test(test_call_with_job_configures_every_rank),
         cmocka_unit_test(test_call_bad_names_and_options_are_refused),
         cmocka_unit_test(test_call_init_model_uses_the_configured_meshes),
+        cmocka_unit_test(test_call_memory_report_shows_every_rank),
         cmocka_unit_test(test_call_path_outside_the_roots_is_refused),
         cmocka_unit_test(test_call_bad_batches_are_refused_naming_the_column),
         cmocka_unit_test(test_call_no_batch_or_one_too_many_is_refused),

@@ -7,8 +7,6 @@
 #include "base/rk_config.h"
 #include "engine/rk_plugin.h"
 
-#define EXIT_SKIPPED 77
-
 /* A machine without the device is no failure of what is tested on it. */
 static void skip_without_device(const struct rk_status *st)
 {
@@ -17,7 +15,7 @@ static void skip_without_device(const struct rk_status *st)
     if (strcmp(reason, "NO_DRIVER") != 0 && strcmp(reason, "NO_DEVICE") != 0)
         return;
     printf("skipped: %s\n", rk_status_message(st));
-    exit(EXIT_SKIPPED);
+    exit(RK_TEST_EXIT_SKIPPED);
 }
 
 static const char *device_name(void)

@@ -10,7 +10,9 @@
 
 RK_BEGIN_DECLS
 
-/* Ends the process with code 77, which ctest takes for skipped, where the machine has no such device. */
+#define RK_TEST_EXIT_SKIPPED 77 /* ctest takes it for skipped */
+
+/* Ends the process with RK_TEST_EXIT_SKIPPED where the machine has no such device. */
 struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) RK_NODISCARD;
 /* The widest type that every operator takes: F64 is the CPU's. Needs no open device. */
 rk_dtype_t rk_test_device_dtype(void);
