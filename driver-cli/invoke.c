@@ -8,6 +8,7 @@
  * communicators are aborted. */
 #include "driver-cli/driver_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -315,6 +316,26 @@ static void follow_interrupts(struct invocation *inv)
     }
 }
 
+/* Ends the call on the ranks that are left; they say in their logs why. */
+static bool abort_others(struct invocation *inv)
+{
+    const struct rk_rank_error *first = NULL;
+    char reason[96];
+
+    if (inv->interrupts_seen > 0)
+        return send_cancels(inv, true, INTERRUPTED);
+    for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
+        const struct rk_rank_error *error = &inv->errors[rank];
+
+        if (error->status && (!first || error->order < first->order))
+            first = error;
+    }
+    RK_ASSERT(first); /* nothing else sets abort_at_ns */
+    snprintf(reason, sizeof(reason), "rank %d of the call failed: %s", (int)(first - inv->errors),
+             rk_code_name(rk_status_code(first->status)));
+    return send_cancels(inv, true, reason);
+}
+
 static void watch(struct invocation *inv)
 {
     collect_ends(inv);
@@ -325,8 +346,7 @@ static void watch(struct invocation *inv)
     }
     if (rk_time_now_ns() >= inv->abort_at_ns && !inv->is_abort_sent) {
         inv->give_up_at_ns = RK_MIN(inv->give_up_at_ns, rk_time_now_ns() + GIVE_UP_MS * 1000000LL);
-        inv->is_abort_sent = send_cancels(
-            inv, true, inv->interrupts_seen > 0 ? INTERRUPTED : "another rank of the call failed");
+        inv->is_abort_sent = abort_others(inv);
     }
     if (rk_time_now_ns() >= inv->give_up_at_ns)
         abandon_all(inv, inv->is_committed ? RK_DEADLINE_EXCEEDED : RK_CANCELLED,

@@ -30,13 +30,15 @@ static void add_row(struct rk_table *table, int32_t index, const struct rk_drive
     rk_table_addf(table, "%d", index);
     rk_table_add(table, worker->address);
     if (worker->error) {
+        rk_table_add(table, NULL);
         rk_table_add(table, rk_code_name(rk_status_code(worker->error)));
-        for (int i = 3; i < table->num_columns; i++)
+        for (int i = 4; i < table->num_columns; i++)
             rk_table_add(table, NULL);
         return;
     }
     for (int64_t i = 0; i < status->rank.num_roles; i++)
         append_mesh(&roles, &status->rank.roles[i]);
+    rk_table_add(table, status->rank.device);
     rk_table_add(table, status->state);
     rk_table_add(table, status->driver_id);
     rk_table_addf(table, "%" PRIu64, status->epoch);
@@ -52,8 +54,8 @@ static void add_row(struct rk_table *table, int32_t index, const struct rk_drive
 
 static void print_table(const struct rk_driver_worker *workers, int32_t count)
 {
-    static const char *const titles[] = {"WORKER", "ADDRESS", "STATE",      "DRIVER", "EPOCH",
-                                         "METHOD", "FOR",     "COLLECTIVE", "ROLES"};
+    static const char *const titles[] = {"WORKER", "ADDRESS", "DEVICE", "STATE",      "DRIVER",
+                                         "EPOCH",  "METHOD",  "FOR",    "COLLECTIVE", "ROLES"};
     struct rk_table table;
 
     rk_table_init(&table, RK_ARRAY_LEN(titles), titles);
@@ -97,6 +99,8 @@ static struct rk_json *worker_json(int32_t index, const struct rk_driver_worker 
     }
     rk_json_set(json, "state", rk_json_new_string(status->state));
     rk_json_set(json, "device", rk_json_new_string(status->rank.device));
+    rk_json_set(json, "device_uuid", rk_json_new_string(status->rank.device_uuid));
+    rk_json_set(json, "device_memory_total_bytes", rk_json_new_int((int64_t)status->rank.device_mem_total));
     rk_json_set(json, "rank", rk_json_new_int(status->rank.rank));
     rk_json_set(json, "world_size", rk_json_new_int(status->rank.world_size));
     rk_json_set(json, "roles", roles_json(&status->rank));
