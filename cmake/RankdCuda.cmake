@@ -21,6 +21,16 @@ if(NOT RK_CUDA STREQUAL "OFF")
     endif()
 endif()
 
+if(RK_HAVE_CUDA)
+    message(STATUS "CUDA plug-in: on, for the architectures ${RK_CUDA_ARCHS}, by ${RK_NVCC}")
+elseif(RK_CUDA STREQUAL "OFF")
+    message(STATUS "CUDA plug-in: off (RK_CUDA=OFF)")
+elseif(RK_NVCC)
+    message(STATUS "CUDA plug-in: off, cublasLt.h, libcudart_static.a or libcublasLt.so was not found beside ${RK_NVCC}")
+else()
+    message(STATUS "CUDA plug-in: off, nvcc was not found")
+endif()
+
 set(RK_NVCC_FLAGS -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr --extended-lambda
     -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra,-Wno-unused-parameter)
 if(RK_WERROR)

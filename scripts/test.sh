@@ -19,6 +19,7 @@ build() { # preset
         echo "$passed passed, $((failed + 1)) failed"
         exit 1
     fi
+    sed -n 's/^-- \(CUDA plug-in: .*\)/test: \1/p' "$log"
 }
 
 run() { # preset, ctest arguments
@@ -38,7 +39,7 @@ run() { # preset, ctest arguments
 }
 
 build dev
-run dev -LE 'learn|bundle' "$@"
+run dev -LE 'learn|bundle|gpu' "$@"
 build release
 run release -L 'learn|bundle' "$@"
 if [ -e /dev/nvidia0 ] && [ -e build/lib/librankd_cuda.so ]; then
