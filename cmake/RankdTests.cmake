@@ -29,3 +29,13 @@ function(rk_add_gpu_test name)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda:0")
     set_property(TEST gpu_${name} PROPERTY RESOURCE_LOCK gpu)
 endfunction()
+
+# The same for a test of real daemons, which take as many GPUs as they are; skipped where there are fewer
+# (tests/proc/cli_fixture.h).
+function(rk_add_gpus_test name)
+    rk_add_gpu_test(${name} ${ARGN})
+    if(RK_HAVE_CUDA)
+        set_tests_properties(gpu_${name} PROPERTIES TIMEOUT 300
+            ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda")
+    endif()
+endfunction()

@@ -3,16 +3,21 @@
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
+#include "base/rk_config.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 
 #define POLL_MS    10
 #define TIMEOUT_MS 60000
+
+#define EXIT_CONFIGURATION 2 /* of rankd: no such device here, or no plug-in for it */
+#define EXIT_SKIPPED       77
 
 struct rk_proc *start_rankctl(const char *const *args)
 {
@@ -180,6 +185,65 @@ double metric(const struct rk_json *metrics, const char *name)
     if (!value)
         fail_msg("metric '%s' is missing", name);
     return rk_json_as_real(value, NAN);
+}
+
+static bool is_on_gpus(void)
+{
+    const char *device = rk_env("RK_TEST_DEVICE");
+
+    if (!device || strcmp(device, "cpu") == 0)
+        return false;
+    if (strcmp(device, "cuda") != 0)
+        fail_msg("RK_TEST_DEVICE=%s, expected cpu or cuda", device);
+    return true;
+}
+
+const char *cli_device(void)
+{
+    return is_on_gpus() ? "device=cuda" : "device=cpu";
+}
+
+static bool has_started(struct rk_proc *daemon)
+{
+    char *out = rk_proc_stdout(daemon);
+    bool has = strchr(out, '\n') != NULL;
+
+    rk_free(out);
+    return has;
+}
+
+bool has_devices(int count)
+{
+    char *flag = rk_format("--device=cuda:%d", count - 1);
+    struct rk_proc *daemon;
+    bool has = true;
+
+    if (is_on_gpus()) {
+        daemon = rk_proc_start_rankd((const char *const[]){flag, NULL});
+        while (!has_started(daemon) && rk_proc_is_running(daemon))
+            rk_time_sleep_ms(POLL_MS);
+        has = rk_proc_is_running(daemon) || rk_proc_wait(daemon, TIMEOUT_MS) != EXIT_CONFIGURATION;
+        rk_proc_destroy(daemon);
+    }
+    rk_free(flag);
+    return has;
+}
+
+void skip_without_devices(int count)
+{
+    if (has_devices(count))
+        return;
+    printf("skipped: this machine or build has no %d GPUs\n", count);
+    exit(EXIT_SKIPPED);
+}
+
+struct rk_proc *start_daemon_on(int index)
+{
+    char *flag = rk_format(is_on_gpus() ? "--device=cuda:%d" : "--slot=%d", index);
+    struct rk_proc *daemon = start_daemon((const char *const[]){flag, NULL});
+
+    rk_free(flag);
+    return daemon;
 }
 
 struct rk_proc *start_daemon(const char *const *more_args)

@@ -1,7 +1,9 @@
-/* rankctl as a user runs it: start, wait, look at what it printed and left behind. */
+/* rankctl as a user runs it: start, wait, look at what it printed and left behind. Daemons are on the CPU, or
+ * on the GPUs from the first on where RK_TEST_DEVICE is cuda. */
 #ifndef RK_TEST_CLI_FIXTURE_H
 #define RK_TEST_CLI_FIXTURE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/rk_json.h"
@@ -13,7 +15,15 @@
 #define TINY_STEPS 3
 #define TINY                                                    \
     "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", \
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.total_training_steps=3"
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.total_training_steps=3", cli_device()
+
+/* The device of RK_TEST_DEVICE as a key of a job: "device=cpu", "device=cuda". */
+const char *cli_device(void);
+/* False where a daemon on the device number count - 1 does not start because this machine or build has none.
+ */
+bool has_devices(int count);
+/* Without them, ends the process with code 77, which ctest takes for skipped. */
+void skip_without_devices(int count);
 
 struct rk_proc *start_rankctl(const char *const *args);
 
@@ -47,5 +57,7 @@ double metric(const struct rk_json *metrics, const char *name);
 
 /* A daemon on a socket of its own that may read and write below the temporary directory. */
 struct rk_proc *start_daemon(const char *const *more_args);
+/* The same on device number `index`. */
+struct rk_proc *start_daemon_on(int index);
 
 #endif
