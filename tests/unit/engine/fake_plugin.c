@@ -65,7 +65,7 @@ static void fake_close(void *dev)
 static struct rk_status *fake_get_info(void *dev, struct rk_device_info *out)
 {
     (void)dev;
-    *out = (struct rk_device_info){.name = "fake:0", .memory_total_bytes = 1 << 20};
+    *out = (struct rk_device_info){.name = "fake:0", .memory_total_bytes = 1 << 24};
     return NULL;
 }
 
