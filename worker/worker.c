@@ -85,7 +85,7 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
         rk_status_free(error);
         rk_world_teardown(worker);
     }
-    error = rk_status_code(st) == RK_INTERNAL ? rk_device_check(worker->device) : NULL;
+    error = st ? rk_device_check(worker->device) : NULL; /* a lost device may first show in the collectives */
     if (error) {
         RK_ERROR("device lost: %s", rk_status_message(error));
         rk_status_free(error);
