@@ -100,6 +100,10 @@ struct rk_model_desc {
     rk_numerics_t numerics;
     struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
     const struct rk_mesh_comms *mesh;
+    /* Of training. 0: all activations are kept for the backward pass, but for those that are cheap to make
+     * again. n: only the input of every n-th layer is, and the n layers run twice (Megatron's full, uniform
+     * recompute). The gradients have the same bits. */
+    int64_t recompute_num_layers;
 };
 
 /* Checks that the mesh fits (heads, intermediate_size over tp; axes that are not built yet), allocates the

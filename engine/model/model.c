@@ -183,6 +183,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->hf_config = rk_json_clone(desc->hf_config);
     core->dtype = desc->dtype;
     core->numerics = desc->numerics;
+    core->recompute_num_layers = desc->recompute_num_layers;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
     RK_TRY(rk_model_plan(core, rk_mesh_comms_coords(desc->mesh)->axis[RK_AXIS_TP],
@@ -230,6 +231,7 @@ struct rk_status *rk_model_create(struct rk_model **out, const struct rk_model_d
 
     RK_ASSERT(desc->struct_size == sizeof(*desc));
     RK_ASSERT(desc->stream);
+    RK_ASSERT(desc->recompute_num_layers >= 0);
     RK_ASSERT(rk_mesh_comms_is_member(desc->mesh));
     *out = NULL;
     st = core_init(core, desc);
@@ -269,6 +271,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .hf_config = core->hf_config,
         .dtype = core->dtype,
         .numerics = core->numerics,
+        .recompute_num_layers = core->recompute_num_layers,
         .stream = core->stream,
         .mesh = core->mesh,
     };

@@ -59,6 +59,7 @@ struct rk_model_core {
     struct rk_json *hf_config;
     rk_dtype_t dtype;
     rk_numerics_t numerics;
+    int64_t recompute_num_layers;
     struct rk_stream *stream;
     const struct rk_mesh_comms *mesh;
     struct rk_param_table params;

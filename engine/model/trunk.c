@@ -2,49 +2,128 @@
  *
  * The residual stream h and the last block's output travel separately: the norm in front of the next block
  * adds them in the same pass over memory (nn/norm.c). What a block is the family decides; nothing here knows
- * attention from MLP. */
+ * attention from MLP.
+ *
+ * For the backward pass every block keeps the stream in front of it and what it cannot make again cheaply;
+ * norm outputs are made again. With recompute, the stream in front of every n-th layer is all that is kept:
+ * the backward pass runs the n layers behind it once more, which gives the same bits, before it goes back
+ * through them. */
 #include "engine/model/model_internal.h"
 
 #include "base/rk_assert.h"
 
-static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t *stream,
-                                   rk_tensor_t *delta, rk_tensor_t out, struct rk_block_saved *saved)
+/* The residual stream on its way through blocks; all [T, hidden_size]. */
+struct flow {
+    rk_tensor_t stream; /* without delta */
+    rk_tensor_t delta;  /* output of the block before; none in front of the first */
+    rk_tensor_t work;   /* memory of a stream that is not kept */
+    rk_tensor_t normed; /* memory of the input of a block */
+    rk_tensor_t out;    /* ... and of its output; none: not wanted */
+};
+
+static bool recomputes(const struct rk_model_core *core)
 {
-    RK_TRY(rk_norm_fwd(pass, &block->norm, stream, *delta, &saved->norm));
-    RK_TRY(block->ops->forward(pass, block, saved->norm.y, out, saved));
-    *delta = out;
+    return core->recompute_num_layers > 0;
+}
+
+/* Whether block `i` is the first of a part that is recomputed as a whole. */
+static bool starts_part(const struct rk_model_core *core, int64_t i)
+{
+    int64_t layer = core->blocks[i].layer;
+
+    return layer % core->recompute_num_layers == 0 && (i == 0 || core->blocks[i - 1].layer != layer);
+}
+
+/* The norm at the end of the stream so far. When it is kept, stream and statistics get memory of their own.
+ */
+static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weight *weight, struct flow *flow,
+                                     bool keeps, struct rk_norm_saved *saved)
+{
+    struct rk_norm_io io = {.stream = flow->stream, .delta = flow->delta, .y = flow->normed};
+
+    if (flow->delta.data)
+        io.sum = flow->work;
+    if (flow->delta.data && keeps)
+        RK_TRY(rk_step_2d(pass->arena, &io.sum, pass->dtype, pass->num_tokens, pass->hidden_size));
+    if (keeps)
+        RK_TRY(rk_step_1d(pass->arena, &io.rstd, pass->stat_dtype, pass->num_tokens));
+    RK_TRY(rk_norm_fwd(pass, weight, &io));
+    if (flow->delta.data)
+        flow->stream = io.sum;
+    *saved = (struct rk_norm_saved){.x = flow->stream, .rstd = io.rstd};
     return NULL;
+}
+
+static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *block, struct flow *flow,
+                                   bool keeps_stream, struct rk_block_saved *saved)
+{
+    struct rk_step_mark mark;
+
+    RK_TRY(norm_stream(pass, &block->norm, flow, keeps_stream, &saved->norm));
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(block->ops->forward(pass, block, flow->normed, flow->out, saved));
+    if (!pass->keeps_activations)
+        rk_step_arena_release(pass->arena, mark);
+    flow->delta = flow->out;
+    return NULL;
+}
+
+/* The embedded tokens at the beginning of the stream, and the memory for the way. */
+static struct rk_status *begin_flow(struct rk_model *model, struct rk_pass *pass, struct flow *flow,
+                                    bool keeps_streams)
+{
+    rk_tensor_t *const tensors[] = {&flow->stream, &flow->normed, &flow->out};
+
+    *flow = (struct flow){0};
+    for (size_t i = 0; i < RK_ARRAY_LEN(tensors); i++)
+        RK_TRY(rk_step_2d(pass->arena, tensors[i], pass->dtype, pass->num_tokens, pass->hidden_size));
+    flow->work = flow->stream; /* sums are formed in place */
+    if (keeps_streams && recomputes(model->core))
+        RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_tokens, pass->hidden_size));
+    return rk_embedding_fwd(pass, &model->core->embedding, flow->stream);
 }
 
 struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,
                                struct rk_trunk_saved *saved)
 {
     const struct rk_model_core *core = model->core;
-    rk_tensor_t stream, out, delta = {0};
-    struct rk_norm_saved final_norm;
+    struct rk_norm_saved unused;
+    struct flow flow;
 
-    RK_ASSERT(pass->keeps_activations == (saved != NULL));
     if (saved) {
         saved->blocks = rk_arena_calloc(model->host, (size_t)core->num_blocks, sizeof(*saved->blocks));
         if (!saved->blocks)
             return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld blocks",
                            (long long)core->num_blocks);
     }
-    RK_TRY(rk_step_2d(pass->arena, &stream, pass->dtype, pass->num_tokens, pass->hidden_size));
-    RK_TRY(rk_step_2d(pass->arena, &out, pass->dtype, pass->num_tokens, pass->hidden_size));
-    RK_TRY(rk_embedding_fwd(pass, &core->embedding, stream));
+    pass->keeps_activations = saved && !recomputes(core);
+    RK_TRY(begin_flow(model, pass, &flow, saved != NULL));
     for (int64_t i = 0; i < core->num_blocks; i++) {
-        struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+        bool keeps_stream = saved && (!recomputes(core) || starts_part(core, i));
         struct rk_block_saved scratch;
 
-        RK_TRY(block_fwd(pass, &core->blocks[i], &stream, &delta, out, saved ? &saved->blocks[i] : &scratch));
-        if (!saved)
-            rk_step_arena_release(pass->arena, mark);
+        RK_TRY(block_fwd(pass, &core->blocks[i], &flow, keeps_stream,
+                         keeps_stream ? &saved->blocks[i] : &scratch));
     }
-    RK_TRY(rk_norm_fwd(pass, &core->final_norm, &stream, delta, &final_norm));
-    *hidden = final_norm.y;
-    if (saved)
-        saved->final_norm = final_norm;
+    RK_TRY(norm_stream(pass, &core->final_norm, &flow, saved != NULL, saved ? &saved->final_norm : &unused));
+    *hidden = flow.normed;
+    return NULL;
+}
+
+/* Blocks [begin, end) once more, from the stream in front of the first; this time they keep what they have.
+ * The last one's output is known to nobody but the stream behind it, which was kept. */
+static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_core *core, int64_t begin,
+                                   int64_t end, const struct rk_trunk_saved *saved)
+{
+    struct flow flow = {.stream = saved->blocks[begin].norm.x};
+
+    RK_TRY(rk_step_2d(pass->arena, &flow.normed, pass->dtype, pass->num_tokens, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &flow.out, pass->dtype, pass->num_tokens, pass->hidden_size));
+    for (int64_t i = begin; i < end; i++) {
+        if (i == end - 1)
+            flow.out = (rk_tensor_t){0};
+        RK_TRY(block_fwd(pass, &core->blocks[i], &flow, true, &saved->blocks[i]));
+    }
     return NULL;
 }
 
@@ -52,12 +131,33 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
                                    const struct rk_block_saved *saved, rk_tensor_t dstream)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    rk_tensor_t dx;
+    rk_tensor_t x, dx;
 
+    RK_TRY(rk_step_2d(pass->arena, &x, pass->dtype, pass->num_tokens, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, pass->num_tokens, pass->hidden_size));
-    RK_TRY(block->ops->backward(pass, block, saved, dstream, dx));
+    RK_TRY(rk_norm_fwd(pass, &block->norm, &(struct rk_norm_io){.stream = saved->norm.x, .y = x}));
+    RK_TRY(block->ops->backward(pass, block, saved, x, dstream, dx));
     RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dstream, false));
     rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+/* Back through the part that ends in front of block *end; without recompute that is everything. */
+static struct rk_status *part_bwd(struct rk_pass *pass, const struct rk_model_core *core,
+                                  const struct rk_trunk_saved *saved, rk_tensor_t dstream, int64_t *end)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    int64_t begin = 0;
+
+    if (recomputes(core)) {
+        for (begin = *end - 1; !starts_part(core, begin);)
+            begin--;
+        RK_TRY(run_again(pass, core, begin, *end, saved));
+    }
+    for (int64_t i = *end - 1; i >= begin; i--)
+        RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dstream));
+    rk_step_arena_release(pass->arena, mark);
+    *end = begin;
     return NULL;
 }
 
@@ -67,10 +167,10 @@ struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
     const struct rk_model_core *core = model->core;
     rk_tensor_t dstream;
 
-    RK_ASSERT(pass->keeps_activations);
+    pass->keeps_activations = true;
     RK_TRY(rk_step_2d(pass->arena, &dstream, pass->dtype, pass->num_tokens, pass->hidden_size));
     RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dhidden, dstream, true));
-    for (int64_t i = core->num_blocks - 1; i >= 0; i--)
-        RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dstream));
+    for (int64_t end = core->num_blocks; end > 0;)
+        RK_TRY(part_bwd(pass, core, saved, dstream, &end));
     return rk_embedding_bwd(pass, &core->embedding, dstream);
 }

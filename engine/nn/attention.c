@@ -174,12 +174,14 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
     RK_TRY(rotate(pass, view.q, false));
     RK_TRY(rotate(pass, view.k, false));
     RK_TRY(attend(pass, block, saved));
+    if (!out.data)
+        return NULL;
     return rk_linear_row_fwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), out);
 }
 
 static struct rk_status *attention_backward(struct rk_pass *pass, const struct rk_block *block,
-                                            const struct rk_block_saved *block_saved, rk_tensor_t dout,
-                                            rk_tensor_t dx)
+                                            const struct rk_block_saved *block_saved, rk_tensor_t x,
+                                            rk_tensor_t dout, rk_tensor_t dx)
 {
     const struct rk_attention *attention = &block->attention;
     const struct rk_attention_saved *saved = &block_saved->attention;
@@ -201,7 +203,7 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
                                             }));
     RK_TRY(rotate(pass, view.q, true));
     RK_TRY(rotate(pass, view.k, true));
-    return rk_linear_column_bwd(pass, &attention->qkv, block_saved->norm.y, dqkv, dx);
+    return rk_linear_column_bwd(pass, &attention->qkv, x, dqkv, dx);
 }
 
 const struct rk_block_ops rk_block_attention = {

@@ -57,6 +57,8 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
 
     RK_TRY(rk_step_2d(pass->arena, &saved->gate_up, pass->dtype, pass->num_tokens, mlp->gate_up.rows));
     RK_TRY(rk_linear_column_fwd(pass, &mlp->gate_up, x, saved->gate_up));
+    if (!out.data)
+        return NULL;
     mark = rk_step_arena_mark(pass->arena);
     RK_TRY(activate(pass, mlp, saved->gate_up, &activated));
     RK_TRY(rk_linear_row_fwd(pass, &mlp->down, activated, out));
@@ -65,8 +67,8 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
 }
 
 static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_block *block,
-                                         const struct rk_block_saved *block_saved, rk_tensor_t dout,
-                                         rk_tensor_t dx)
+                                         const struct rk_block_saved *block_saved, rk_tensor_t x,
+                                         rk_tensor_t dout, rk_tensor_t dx)
 {
     const struct rk_mlp *mlp = &block->mlp;
     rk_tensor_t gate_up = block_saved->mlp.gate_up;
@@ -80,7 +82,7 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
     RK_TRY(rk_swiglu_bwd(
         pass->stream,
         &(struct rk_swiglu_bwd_args){.dgate = gate, .dup = up, .dy = dactivated, .gate = gate, .up = up}));
-    return rk_linear_column_bwd(pass, &mlp->gate_up, block_saved->norm.y, gate_up, dx);
+    return rk_linear_column_bwd(pass, &mlp->gate_up, x, gate_up, dx);
 }
 
 const struct rk_block_ops rk_block_swiglu = {

@@ -48,7 +48,7 @@ struct rk_pass {
     struct rk_comm_group *tp;
     rk_dtype_t dtype, stat_dtype; /* of activations; of gradients of weights and of statistics */
     bool is_strict;
-    bool keeps_activations; /* a backward pass follows */
+    bool keeps_activations; /* blocks keep what their backward functions need */
     const struct rk_param_table *params;
     void *values, *grads; /* flat buffers; grads NULL when no backward pass follows */
     int64_t num_tokens, hidden_size;
@@ -93,12 +93,16 @@ struct rk_status *rk_embedding_bwd(const struct rk_pass *pass, const struct rk_e
 struct rk_norm_saved {
     rk_tensor_t x;    /* what was normalised: the stream after the addition */
     rk_tensor_t rstd; /* none when no backward pass follows */
-    rk_tensor_t y;
 };
-/* stream <- stream + delta (delta none: unchanged), y = norm(stream). When activations are kept the new
- * stream has memory of its own, so that the old one survives for its norm's backward pass. */
-struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t *stream,
-                              rk_tensor_t delta, struct rk_norm_saved *saved) RK_NODISCARD;
+/* s = stream + delta, y = norm(s); the same bits as without delta and stream = s. */
+struct rk_norm_io {
+    rk_tensor_t stream, delta; /* delta none: s = stream */
+    rk_tensor_t sum;           /* where s is written: may be stream; none without delta */
+    rk_tensor_t y;
+    rk_tensor_t rstd; /* stat [T], or none */
+};
+struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                              const struct rk_norm_io *io) RK_NODISCARD;
 /* dstream <- dstream + d(norm), in place; `is_first`: dstream holds nothing yet. */
 struct rk_status *rk_norm_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                               const struct rk_norm_saved *saved, rk_tensor_t dy, rk_tensor_t dstream,
@@ -129,12 +133,13 @@ struct rk_block_ops {
      * does not divide them. */
     struct rk_status *(*declare)(struct rk_block *block, struct rk_param_table *params,
                                  const struct rk_block_site *site);
-    /* Required. out = f(x). `x` stays valid until the backward pass when activations are kept. */
+    /* Required. out = f(x). `out` none: only what the backward function needs is made. */
     struct rk_status *(*forward)(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                  rk_tensor_t out, struct rk_block_saved *saved);
-    /* Required. */
+    /* Required. May overwrite what was saved. */
     struct rk_status *(*backward)(struct rk_pass *pass, const struct rk_block *block,
-                                  const struct rk_block_saved *saved, rk_tensor_t dout, rk_tensor_t dx);
+                                  const struct rk_block_saved *saved, rk_tensor_t x, rk_tensor_t dout,
+                                  rk_tensor_t dx);
 };
 
 /* Dimensions are those of this rank. */
@@ -172,7 +177,7 @@ struct rk_mlp_saved {
 };
 
 struct rk_block_saved {
-    struct rk_norm_saved norm; /* norm.y is the input of the block */
+    struct rk_norm_saved norm; /* of x, the input of the block */
     union {
         struct rk_attention_saved attention;
         struct rk_mlp_saved mlp;

@@ -35,7 +35,11 @@ static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_te
 struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_test_model_spec *spec)
 {
     struct rk_model_desc desc = {
-        .struct_size = sizeof(desc), .dtype = spec->dtype, .numerics = spec->numerics};
+        .struct_size = sizeof(desc),
+        .dtype = spec->dtype,
+        .numerics = spec->numerics,
+        .recompute_num_layers = spec->recompute_num_layers,
+    };
     struct rk_json *config;
     struct rk_status *st;
 

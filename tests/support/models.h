@@ -16,6 +16,7 @@ struct rk_test_model_spec {
     uint64_t seed;
     rk_dtype_t dtype;
     rk_numerics_t numerics;
+    int64_t recompute_num_layers;
     int32_t tp, dp;              /* 0: 1 */
     struct rk_comm_world *world; /* of tp * dp ranks; NULL for one rank */
 };

@@ -41,18 +41,21 @@ struct plan_case {
     rk_dtype_t dtype;
     int32_t num_steps;
     int32_t num_blocks; /* of the KV cache; 0: the default */
+    int64_t recompute_num_layers;
 };
 
 static const struct plan_case cases[] = {
-    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0},
-    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0},
-    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7},
-    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0},
-    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0},
+    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
+    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0},
+    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0},
+    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0},
+    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
     {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
-     3, 0},
-    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0},
-    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0},
+     3, 0, 0},
+    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
+    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0},
+    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
+    {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2},
 };
 
 /* A packed micro-batch in memory of its own. */
@@ -135,6 +138,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         .seed = 3,
         .dtype = row->dtype,
         .numerics = row->numerics,
+        .recompute_num_layers = row->recompute_num_layers,
         .tp = row->tp,
         .dp = row->dp,
         .world = world,
