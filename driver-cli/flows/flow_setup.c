@@ -68,6 +68,14 @@ static const struct rk_flow_option optim_options[] = {
     {"optim.min_lr", RK_JOB_ACTOR "optim.min_lr"},
 };
 
+#define RECOMPUTE "megatron.override_transformer_config.recompute_"
+
+static const struct rk_flow_option recompute_options[] = {
+    {RECOMPUTE "granularity", RK_JOB_ACTOR RECOMPUTE "granularity"},
+    {RECOMPUTE "method", RK_JOB_ACTOR RECOMPUTE "method"},
+    {RECOMPUTE "num_layers", RK_JOB_ACTOR RECOMPUTE "num_layers"},
+};
+
 static const struct rk_flow_option rollout_options[] = {
     {"numerics", "numerics"},
     {"rollout.max_num_seqs", RK_JOB_ROLLOUT "max_num_seqs"},
@@ -122,6 +130,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
 
     options = model_options(ctx);
     rk_flow_copy_options(options, ctx->job, optim_options, RK_ARRAY_LEN(optim_options));
+    rk_flow_copy_options(options, ctx->job, recompute_options, RK_ARRAY_LEN(recompute_options));
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,

@@ -58,6 +58,29 @@ static struct rk_status *find_owner(struct rk_model_build *build)
     return NULL;
 }
 
+#define RECOMPUTE "megatron.override_transformer_config.recompute_"
+
+/* Megatron's names: granularity selects, the others say how. */
+static struct rk_status *read_recompute(struct rk_model_desc *desc, const struct rk_json *options)
+{
+    const char *granularity = NULL, *method = "uniform";
+    int64_t num_layers = 1;
+
+    RK_TRY(rk_json_opt_string(options, "", RECOMPUTE "granularity", &granularity));
+    RK_TRY(rk_json_opt_string(options, "", RECOMPUTE "method", &method));
+    RK_TRY(rk_json_opt_i64(options, "", RECOMPUTE "num_layers", 1, INT32_MAX, &num_layers));
+    if (!granularity)
+        return NULL;
+    if (strcmp(granularity, "full") != 0)
+        return RK_FAIL(RK_UNIMPLEMENTED, "%sgranularity=\"%.32s\" is not implemented, expected full",
+                       RECOMPUTE, granularity);
+    if (strcmp(method, "uniform") != 0)
+        return RK_FAIL(RK_UNIMPLEMENTED, "%smethod=\"%.32s\" is not implemented, expected uniform", RECOMPUTE,
+                       method);
+    desc->recompute_num_layers = num_layers;
+    return NULL;
+}
+
 static struct rk_status *read_model(struct rk_model_build *build)
 {
     const struct rk_json *options = build->call->job->options;
@@ -73,6 +96,7 @@ static struct rk_status *read_model(struct rk_model_build *build)
     RK_TRY(rk_json_get_string(options, "", "megatron.dtype", &text));
     if (!rk_dtype_parse_hf(text, &desc->dtype))
         return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
+    RK_TRY(read_recompute(desc, options));
     return rk_json_get_i64(options, "", "megatron.seed", INT64_MIN, INT64_MAX, &build->seed);
 }
 

@@ -91,6 +91,36 @@ static void test_init_model_beyond_device_memory_fails(void **state)
     test_cluster_close(&cluster);
 }
 
+static int64_t planned_activations(struct test_cluster *cluster, const char *options)
+{
+    struct rk_json *report;
+    int64_t bytes;
+
+    test_cluster_init_model(cluster, "actor", options);
+    report = memory_report(cluster, 0, "actor");
+    bytes = report_int(report, "planned.activations");
+    rk_json_free(report);
+    return bytes;
+}
+
+/* Goal: the options of recompute reach the model, by verl's names. */
+static void test_init_model_with_recompute_plans_less(void **state)
+{
+    struct test_cluster cluster;
+    int64_t without, with;
+
+    (void)state;
+    open_cluster(&cluster, 0);
+    without = planned_activations(&cluster, "\"ppo_max_token_len_per_gpu\": 200");
+    with = planned_activations(&cluster,
+                               "\"ppo_max_token_len_per_gpu\": 200,"
+                               " \"megatron.override_transformer_config.recompute_granularity\": \"full\","
+                               " \"megatron.override_transformer_config.recompute_method\": \"uniform\","
+                               " \"megatron.override_transformer_config.recompute_num_layers\": 1");
+    assert_in_range(with, 1, without - 1);
+    test_cluster_close(&cluster);
+}
+
 static void test_init_model_bad_limits_are_refused(void **state)
 {
     static const struct {
@@ -232,6 +262,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_init_model_beyond_device_memory_fails),
+        cmocka_unit_test(test_init_model_with_recompute_plans_less),
         cmocka_unit_test(test_init_model_bad_limits_are_refused),
         cmocka_unit_test(test_memory_report_shows_plan_and_holdings),
         cmocka_unit_test(test_cache_takes_its_share_of_what_is_left),
