@@ -42,33 +42,34 @@ struct layout_case {
     const char *config;
     rk_numerics_t numerics;
     rk_dtype_t dtype;
+    int64_t recompute_num_layers;
 };
 
 static const struct layout_case cases[] = {
-    {"f32 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 strict", 1, 1, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32},
-    {"f32 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 strict tp=2 dp=2", 2, 2, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32},
-    {"f32 tied tp=2 dp=2", 2, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"f32 qwen2 tp=2 dp=2", 2, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F32},
-    {"bf16 qwen2 two micro-batches", 1, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16},
-    {"bf16 qwen2 tp=4, key-value heads replicated", 4, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16},
-    {"bf16 qwen2 dp=2", 1, 2, 1, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16},
-    {"bf16 qwen2 strict tp=2 dp=2", 2, 2, 2, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16},
-    {"f64 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 dp=3, not a power of two", 1, 3, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 tp=4 dp=2", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 qwen2 tp=4 dp=2", 4, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64},
-    {"f64 tied tp=4 dp=2", 4, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64},
+    {"f32 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 strict", 1, 1, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+    {"f32 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 strict tp=2 dp=2", 2, 2, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+    {"f32 tied tp=2 dp=2", 2, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 qwen2 tp=2 dp=2, recompute", 2, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
+    {"bf16 qwen2 two micro-batches", 1, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
+    {"bf16 qwen2 tp=4, key-value heads replicated", 4, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
+    {"bf16 qwen2 dp=2", 1, 2, 1, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
+    {"bf16 qwen2 strict tp=2 dp=2", 2, 2, 2, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0},
+    {"f64 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 dp=3, not a power of two", 1, 3, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 tp=4 dp=2", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {"f64 qwen2 tp=4 dp=2, recompute", 4, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
+    {"f64 tied tp=4 dp=2", 4, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
 };
 
 /* What a run computes; in memory that the ranks share. */
@@ -248,6 +249,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
                                       .seed = 7,
                                       .dtype = row->dtype,
                                       .numerics = row->numerics,
+                                      .recompute_num_layers = row->recompute_num_layers,
                                       .tp = row->tp,
                                       .dp = row->dp};
     struct micro_batch *micro = rk_calloc(1, sizeof(*micro));
@@ -351,8 +353,8 @@ static void test_train_on_layouts_equals_one_rank(void **state)
         struct outcome *actual;
 
         if (!expected || one.dtype != cases[i].dtype || one.config != cases[i].config) {
-            one =
-                (struct layout_case){"one rank", 1, 1, 1, cases[i].config, RK_NUMERICS_FAST, cases[i].dtype};
+            one = (struct layout_case){"one rank",     1, 1, 1, cases[i].config, RK_NUMERICS_FAST,
+                                       cases[i].dtype, 0};
             outcome_free(expected);
             expected = run_case(&one, &batch);
         }
@@ -367,8 +369,8 @@ static void test_train_on_layouts_equals_one_rank(void **state)
 static void test_train_twice_gives_identical_bits(void **state)
 {
     static const struct layout_case rows[] = {
-        {"again: tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32},
-        {"again: tp=4", 4, 1, 1, LLAMA_TIED, RK_NUMERICS_STRICT, RK_DTYPE_F32},
+        {"again: tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+        {"again: tp=4", 4, 1, 1, LLAMA_TIED, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
     };
     struct batch batch;
 

@@ -359,7 +359,7 @@ static void run_paged(struct rk_test_model *test, struct paged *paged, const int
                VOCAB_SIZE * sizeof(double));
 }
 
-static void test_forward_paged_equals_packed(void **state)
+static void check_paged(const char *config)
 {
     static const int32_t offsets[] = {0, PAGED_LEN, 2 * PAGED_LEN};
     double *expected = rk_calloc(2 * PAGED_LEN * VOCAB_SIZE, sizeof(double));
@@ -368,14 +368,13 @@ static void test_forward_paged_equals_packed(void **state)
     struct rk_test_model test;
     struct batch batch;
 
-    (void)state;
     make_batch(&batch);
     for (int32_t t = 0; t < 2 * PAGED_LEN; t++)
         batch.positions[t] = t % PAGED_LEN;
     batch.packed.num_seqs = 2;
     batch.packed.num_tokens = 2 * PAGED_LEN;
     batch.packed.cu_seqlens = offsets;
-    open_model(&test, UNTIED, RK_DTYPE_F64);
+    open_model(&test, config, RK_DTYPE_F64);
     assert_int_equal(rk_model_local_kv_heads(test.model), 2);
     assert_ok(rk_model_logits(test.model, &batch.packed, expected));
     paged.memory = rk_step_arena_create(test.device);
@@ -391,6 +390,13 @@ static void test_forward_paged_equals_packed(void **state)
     rk_step_arena_destroy(paged.memory);
     rk_test_model_close(&test);
     rk_free(expected);
+}
+
+static void test_forward_paged_equals_packed(void **state)
+{
+    (void)state;
+    check_paged(UNTIED);
+    check_paged(QWEN2);
 }
 
 /* Goal: after warm-up a step allocates nothing on the device. */

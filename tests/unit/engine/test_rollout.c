@@ -23,6 +23,13 @@ static const char config_json[] =
     " \"vocab_size\": 61, \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,"
     " \"hidden_act\": \"silu\", \"initializer_range\": 0.4, \"tie_word_embeddings\": false}";
 
+/* Biases, and a window that answers grow out of. */
+static const char qwen2_json[] =
+    "{\"model_type\": \"qwen2\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 61,"
+    " \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.4,"
+    " \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 1}";
+
 /* Prompts of several lengths, across block borders, and room for the answers. */
 struct batch {
     struct rk_rollout_request requests[NUM_REQUESTS];
@@ -54,10 +61,10 @@ static void batch_init(struct batch *b, float temperature)
     }
 }
 
-static struct rk_test_model open_model(rk_dtype_t dtype, rk_numerics_t numerics)
+static struct rk_test_model open_config(const char *config, rk_dtype_t dtype, rk_numerics_t numerics)
 {
     const struct rk_test_model_spec spec = {
-        .config = config_json,
+        .config = config,
         .seed = 5,
         .dtype = dtype,
         .numerics = numerics,
@@ -66,6 +73,11 @@ static struct rk_test_model open_model(rk_dtype_t dtype, rk_numerics_t numerics)
 
     assert_ok(rk_test_model_open(&test, &spec));
     return test;
+}
+
+static struct rk_test_model open_model(rk_dtype_t dtype, rk_numerics_t numerics)
+{
+    return open_config(config_json, dtype, numerics);
 }
 
 static struct rk_rollout *open_rollout(struct rk_test_model *test, int32_t max_num_seqs,
@@ -176,12 +188,24 @@ static void recompute(struct rk_test_model *test, const struct batch *b, double 
  * strict numerics to the last bit, which is what makes the first ratio of PPO exactly 1. */
 static void test_generate_log_probs_equal_model(void **state)
 {
+    static const struct {
+        const char *label, *config;
+        rk_dtype_t dtype;
+        rk_numerics_t numerics;
+        double tolerance;
+    } cases[] = {
+        {"f32", config_json, RK_DTYPE_F32, RK_NUMERICS_FAST, RK_TOL_F32_SUM},
+        {"f32 strict", config_json, RK_DTYPE_F32, RK_NUMERICS_STRICT, 0},
+        {"qwen2 f32 strict", qwen2_json, RK_DTYPE_F32, RK_NUMERICS_STRICT, 0},
+        {"qwen2 bf16", qwen2_json, RK_DTYPE_BF16, RK_NUMERICS_FAST, RK_TOL_BF16_MODEL},
+        {"qwen2 bf16 strict", qwen2_json, RK_DTYPE_BF16, RK_NUMERICS_STRICT, 0},
+    };
     static const float temperatures[] = {1.0F, 0.7F};
 
     (void)state;
-    for (int numerics = 0; numerics < RK_NUMERICS_COUNT; numerics++) {
+    for (size_t c = 0; c < RK_ARRAY_LEN(cases); c++) {
         for (size_t k = 0; k < RK_ARRAY_LEN(temperatures); k++) {
-            struct rk_test_model test = open_model(RK_DTYPE_F32, (rk_numerics_t)numerics);
+            struct rk_test_model test = open_config(cases[c].config, cases[c].dtype, cases[c].numerics);
             struct rk_rollout *rollout = open_rollout(&test, 4, 24);
             float recomputed[NUM_REQUESTS * MAX_LEN], sampled[NUM_REQUESTS * MAX_LEN];
             struct batch b;
@@ -194,10 +218,11 @@ static void test_generate_log_probs_equal_model(void **state)
                 n += (size_t)b.results[i].num_tokens;
             }
             recompute(&test, &b, (double)temperatures[k], recomputed);
-            assert_below("log-probs", rk_test_max_rel_error_f32(sampled, recomputed, (int64_t)n, 1.0),
-                         RK_TOL_F32_SUM);
-            if (numerics == RK_NUMERICS_STRICT)
+            if (cases[c].numerics == RK_NUMERICS_STRICT)
                 assert_memory_equal(sampled, recomputed, n * sizeof(float));
+            else
+                assert_below(cases[c].label, rk_test_max_rel_error_f32(sampled, recomputed, (int64_t)n, 1.0),
+                             cases[c].tolerance);
             rk_rollout_destroy(rollout);
             rk_test_model_close(&test);
         }
