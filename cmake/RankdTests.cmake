@@ -30,12 +30,24 @@ function(rk_add_gpu_test name)
     set_property(TEST gpu_${name} PROPERTY RESOURCE_LOCK gpu)
 endfunction()
 
-# The same for a test of real daemons, which take as many GPUs as they are; skipped where there are fewer
-# (tests/proc/cli_fixture.h).
+# The test of that name once more over NCCL: over the library of the tests on the CPU (tests/support/fake_nccl.c), and
+# over the real one with a GPU a rank, label gpu; skipped where the machine has too few.
+function(rk_add_nccl_test name)
+    get_test_property(${name} LABELS labels)
+    get_test_property(${name} TIMEOUT timeout)
+    add_test(NAME nccl_${name} COMMAND ${name})
+    set_tests_properties(nccl_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
+        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_COMM=nccl")
+    rk_add_gpus_test(${name})
+endfunction()
+
+# The test of that name once more with a GPU a rank, label gpu; skipped where the machine has too few.
 function(rk_add_gpus_test name)
-    rk_add_gpu_test(${name} ${ARGN})
-    if(RK_HAVE_CUDA)
-        set_tests_properties(gpu_${name} PROPERTIES TIMEOUT 300
-            ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda")
+    if(NOT RK_HAVE_CUDA)
+        return()
     endif()
+    get_test_property(${name} TIMEOUT timeout)
+    add_test(NAME gpus_${name} COMMAND ${name})
+    set_tests_properties(gpus_${name} PROPERTIES LABELS gpu TIMEOUT ${timeout} SKIP_RETURN_CODE 77
+        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda" RESOURCE_LOCK gpu)
 endfunction()

@@ -1,4 +1,5 @@
 /* The one symbol that librankd_cuda.so exports. */
+#include "engine/comm/rk_nccl.h"
 #include "engine/rk_plugin.h"
 #include "kernels/cuda/rk_cuda.h"
 
@@ -7,6 +8,7 @@ const struct rk_plugin *rk_plugin_get(void)
     static const struct rk_plugin plugin = {
         .abi = RK_PLUGIN_ABI,
         .device = &rk_cuda_device_ops,
+        .comm = &rk_comm_nccl_ops,
     };
 
     return &plugin;

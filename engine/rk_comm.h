@@ -2,9 +2,14 @@
  *
  * A world is made once per Configure from one endpoint a rank; groups are rank lists on it. All ranks of a
  * group call the same operations in the same order. Operations enqueue on `stream` where the backend is
- * asynchronous and are complete when the stream is synchronised; the CPU mesh completes them in the call.
- * Reductions are done in ascending rank order with bf16 and f16 accumulated in f32, so results have the same
- * bits on every rank and in every run.
+ * asynchronous (NCCL) and are complete when the stream is synchronised; the CPU mesh completes them in the
+ * call. A failure of an operation on the way comes out of rk_stream_sync.
+ *
+ * Reductions have the same bits on every rank, and in every run of the same ranks. The CPU mesh reduces in
+ * ascending rank order, bf16 and f16 in f32 and rounded once, and a NaN wins. NCCL does so for
+ * RK_REDUCE_ORDERED_SUM and for a sum over two ranks; its other sums over f32, f64, bf16 and f16 take the
+ * order of an algorithm that it chooses by size, round bf16 and f16 after each addition, and a maximum or
+ * minimum may drop a NaN.
  *
  * Any failure aborts the whole world: every later call on it returns the first error, which names the rank
  * where the trouble began, the operation and the group: ABORTED, reason PEER_LOST (a process died),
@@ -32,14 +37,21 @@ struct rk_comm_world;
 struct rk_comm_group;
 struct rk_comm_ops;
 
-typedef enum rk_reduce_op { RK_REDUCE_SUM, RK_REDUCE_MAX, RK_REDUCE_MIN, RK_REDUCE_OP_COUNT } rk_reduce_op_t;
+typedef enum rk_reduce_op {
+    RK_REDUCE_SUM,
+    RK_REDUCE_MAX,
+    RK_REDUCE_MIN,
+    RK_REDUCE_ORDERED_SUM, /* F32, F64, BF16: in ascending rank order over every backend */
+    RK_REDUCE_OP_COUNT
+} rk_reduce_op_t;
 
 /* --- rendezvous, round 1: the rank opens its endpoint; one rank also makes the id --- */
 struct rk_comm_endpoint_config {
     size_t struct_size;
     const char *backend; /* "cpu", "nccl" */
-    const char *
-        listen_host; /* CPU mesh: address to listen on ("127.0.0.1"), or "unix" for an abstract Unix socket */
+    /* Address to listen on ("127.0.0.1"), or "unix" for an abstract Unix socket. NCCL too: a mesh of ours
+     * watches over its ranks. */
+    const char *listen_host;
     bool make_id;
 };
 
@@ -56,12 +68,17 @@ struct rk_comm_world_config {
     size_t struct_size;
     int32_t rank, world_size;
     uint64_t generation;           /* the driver's mesh_generation: an endpoint of another one is refused */
-    const char *const *addresses;  /* [world_size]; CPU mesh only */
+    const char *const *addresses;  /* [world_size] */
     const uint8_t *id;             /* RK_COMM_ID_BYTES, the same on all ranks */
     int64_t connect_timeout_ms;    /* 0: 120 s */
-    int64_t progress_timeout_ms;   /* silence inside a begun transfer; 0: 5 s */
+    int64_t progress_timeout_ms;   /* silence inside a begun transfer (NCCL: of a rank); 0: 5 s */
     int64_t collective_timeout_ms; /* waiting for a peer to arrive; 0: 600 s */
-    struct rk_device *device;      /* where the tensors live */
+    /* Where the tensors live; must outlive the world. Collectives 'nccl' need it: it is the current device of
+     * this thread. */
+    struct rk_device *device;
+    /* NULL, or asked now and then while the ranks are not all there: true gives up, with COMM_ABORTED. */
+    bool (*should_stop)(void *user);
+    void *user;
 };
 
 /* Takes the endpoint, on failure too. */

@@ -28,6 +28,8 @@ struct rk_device {
     struct rk_device_stats stats;
     struct allocation *live;
     int64_t num_streams, num_events;
+    struct rk_status *(*watch)(void *user); /* NULL: none */
+    void *watch_user;
 };
 
 struct rk_stream {
@@ -185,6 +187,12 @@ uint64_t rk_device_free_bytes(const struct rk_device *device)
 const char *rk_device_collectives(const struct rk_device *device)
 {
     return device->ops->collectives;
+}
+
+void rk_device_set_watch(struct rk_device *device, struct rk_status *(*fn)(void *user), void *user)
+{
+    device->watch = fn;
+    device->watch_user = user;
 }
 
 void rk_device_reset_peak(struct rk_device *device)
@@ -349,9 +357,26 @@ struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t byt
     return stream->device->ops->zero(stream->device->handle, stream->handle, dst, bytes);
 }
 
+void *rk_stream_native(const struct rk_stream *stream)
+{
+    const struct rk_device_ops *ops = stream->device->ops;
+
+    return ops->stream_native ? ops->stream_native(stream->device->handle, stream->handle) : NULL;
+}
+
+bool rk_stream_is_recording(const struct rk_stream *stream)
+{
+    const struct rk_device_ops *ops = stream->device->ops;
+
+    return ops->stream_is_recording && ops->stream_is_recording(stream->device->handle, stream->handle);
+}
+
 struct rk_status *rk_stream_sync(struct rk_stream *stream)
 {
-    return stream->device->ops->stream_sync(stream->device->handle, stream->handle);
+    struct rk_device *device = stream->device;
+
+    RK_TRY(device->ops->stream_sync(device->handle, stream->handle));
+    return device->watch ? device->watch(device->watch_user) : NULL;
 }
 
 struct rk_status *rk_stream_reserve(struct rk_stream *stream, const struct rk_workspace *workspace)
@@ -404,4 +429,11 @@ struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *even
 
     RK_ASSERT(event->device == stream->device);
     return ops->stream_wait ? ops->stream_wait(stream->device->handle, stream->handle, event->handle) : NULL;
+}
+
+bool rk_event_query(struct rk_event *event)
+{
+    const struct rk_device_ops *ops = event->device->ops;
+
+    return !ops->event_query || ops->event_query(event->device->handle, event->handle);
 }

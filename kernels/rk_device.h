@@ -70,6 +70,10 @@ uint64_t rk_device_free_bytes(const struct rk_device *device);
 /* OK, or why the device is lost for good (the daemon then turns FAILED). */
 struct rk_status *rk_device_check(struct rk_device *device) RK_NODISCARD;
 
+/* What else can go wrong with work on this device than the device: when a stream has been synchronised, the
+ * error that `fn` returns is its error. For collectives, whose peers may be gone. NULL: nothing. */
+void rk_device_set_watch(struct rk_device *device, struct rk_status *(*fn)(void *user), void *user);
+
 /* Zeroed device memory, aligned to 256. RESOURCE_EXHAUSTED (reason DEVICE_OOM) names `what`, the bytes wanted
  * and those free. */
 struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes,
@@ -99,6 +103,10 @@ struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *devic
 void rk_event_destroy(struct rk_event *event); /* NULL is a no-op */
 struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stream) RK_NODISCARD;
 struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *event) RK_NODISCARD;
+/* Whether the stream has passed the event's last record, or failed on the way. Any thread. */
+bool rk_event_query(struct rk_event *event);
+/* Whether what is enqueued now is recorded into a graph instead of being run. */
+bool rk_stream_is_recording(const struct rk_stream *stream);
 
 /* --- dry runs: a device that plans. Its memory has addresses but no bytes behind them (host memory is real),
  * its operators check their arguments and compute nothing, and copies to the host deliver zeros. So code that
@@ -136,6 +144,10 @@ struct rk_device_ops {
     void (*event_destroy)(void *dev, void *event);
     struct rk_status *(*event_record)(void *dev, void *event, void *stream);
     struct rk_status *(*stream_wait)(void *dev, void *stream, void *event);
+    bool (*event_query)(void *dev, void *event);          /* any thread */
+    bool (*stream_is_recording)(void *dev, void *stream); /* optional: NULL means never */
+    /* optional: what libraries over the same driver take for a stream (cudaStream_t); NULL means nothing */
+    void *(*stream_native)(void *dev, void *stream);
     struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
     /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
     struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);
@@ -153,6 +165,8 @@ struct rk_status *rk_device_register(const struct rk_device_ops *ops) RK_NODISCA
 /* What the kernels need of a stream: the backend's handles. Used by kernels/kernels.c and backends only. */
 void *rk_device_handle(const struct rk_device *device);
 void *rk_stream_handle(const struct rk_stream *stream);
+/* The driver's own handle of a stream (cudaStream_t), for collectives. NULL on the CPU. */
+void *rk_stream_native(const struct rk_stream *stream);
 const struct rk_kernel_ops *rk_stream_kernels(const struct rk_stream *stream);
 
 RK_END_DECLS

@@ -11,7 +11,7 @@
 
 #include "base/rk_log.h"
 
-/* The driver configures all ranks at once. Nothing can interrupt the wait, not even the end of the daemon. */
+/* The driver configures all ranks at once. */
 #define CONNECT_TIMEOUT_MS 30000
 
 struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job *job)
@@ -169,6 +169,14 @@ static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_j
     return NULL;
 }
 
+/* W's verdict, a cancel and the end of the daemon all ask for it. */
+static bool should_stop(void *user)
+{
+    struct rk_worker *worker = user;
+
+    return atomic_load(&worker->is_cancel_requested);
+}
+
 static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job *job)
 {
     const struct rk_comm_world_config config = {
@@ -182,6 +190,8 @@ static struct rk_status *join_world(struct rk_worker *worker, const struct rk_jo
         .progress_timeout_ms = worker->config.comm_progress_timeout_ms,
         .collective_timeout_ms = worker->config.collective_timeout_ms,
         .device = worker->device,
+        .should_stop = should_stop,
+        .user = worker,
     };
     struct rk_comm_endpoint *endpoint = worker->endpoint;
     struct rk_comm_world *world;

@@ -70,8 +70,13 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
     tag = world->next_tag++; /* on every rank, so that tags agree */
     if (atomic_load(&world->has_failed))
         return rk_comm_world_error(world);
-    if (num_ranks == 0)
-        return NULL;
+    if (num_ranks == 0) {
+        st = world->ops->group_skip ? world->ops->group_skip(world) : NULL;
+        if (!st)
+            return NULL;
+        rk_comm_world_fail(world, world->rank, RK_WRAP(st, "creating group %s of other ranks", name));
+        return rk_comm_world_error(world);
+    }
 
     group = rk_calloc(1, sizeof(*group));
     group->world = world;
@@ -153,6 +158,13 @@ static void assert_pair(rk_tensor_t larger, rk_tensor_t smaller, int32_t size)
     RK_ASSERT(rk_tensor_num_elements(larger) == size * rk_tensor_num_elements(smaller));
 }
 
+static void assert_reduction(rk_dtype_t dtype, rk_reduce_op_t op)
+{
+    RK_ASSERT(op < RK_REDUCE_OP_COUNT);
+    if (op == RK_REDUCE_ORDERED_SUM)
+        RK_ASSERT(dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64 || dtype == RK_DTYPE_BF16);
+}
+
 /* Opens an operation. On success op_end() must follow. */
 static struct rk_status *op_begin(struct rk_comm_group *group, rk_comm_op_t op)
 {
@@ -215,8 +227,8 @@ struct rk_status *rk_comm_all_reduce(struct rk_comm_group *group, struct rk_stre
 {
     struct rk_status *st;
 
-    RK_ASSERT(op < RK_REDUCE_OP_COUNT);
     assert_tensor(inout);
+    assert_reduction(inout.dtype, op);
     if (!group)
         return NULL;
     RK_TRY(op_begin(group, RK_COMM_OP_ALL_REDUCE));
@@ -248,8 +260,8 @@ struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_
 {
     struct rk_status *st;
 
-    RK_ASSERT(op < RK_REDUCE_OP_COUNT);
     assert_pair(in, out, rk_comm_group_size(group));
+    assert_reduction(in.dtype, op);
     if (!group)
         return copy_alone(stream, out, in);
     RK_TRY(op_begin(group, RK_COMM_OP_REDUCE_SCATTER));

@@ -85,8 +85,20 @@ static int remaining_ms(int64_t deadline_ns)
 
 /* --- connecting --- */
 
+/* How long one waits without asking whether the wait should end. */
+#define ASK_MS 100
+
+static struct rk_status *check_wanted(const struct rk_comm_world_config *config)
+{
+    if (!config->should_stop || !config->should_stop(config->user))
+        return NULL;
+    return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED",
+                          "connecting the ranks was given up: this rank was asked to stop");
+}
+
 /* One attempt to join a lower rank on one channel. */
 struct attempt {
+    const struct rk_comm_world_config *config;
     int64_t deadline_ns;
     const uint8_t *id;
     struct rk_cpu_hello hello;
@@ -94,21 +106,25 @@ struct attempt {
     char error[128]; /* why the last attempt failed, for the final message */
 };
 
-static bool wait_for(int fd, short events, int64_t deadline_ns)
+static bool wait_for(int fd, short events, const struct attempt *attempt)
 {
+    const struct rk_comm_world_config *config = attempt->config;
     struct pollfd poll_fd = {.fd = fd, .events = events};
-    int rc;
+    int rc, left_ms;
 
     do {
-        rc = poll(&poll_fd, 1, remaining_ms(deadline_ns));
-    } while (rc < 0 && errno == EINTR);
-    if (rc == 0)
-        errno = ETIMEDOUT;
+        left_ms = remaining_ms(attempt->deadline_ns);
+        rc = poll(&poll_fd, 1, RK_MIN(left_ms, ASK_MS));
+        if (rc == 0 && (left_ms == 0 || (config->should_stop && config->should_stop(config->user)))) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+    } while (rc == 0 || (rc < 0 && errno == EINTR));
     return rc > 0;
 }
 
 /* Whole buffers, on a non-blocking socket. False leaves errno. */
-static bool write_full(int fd, const void *data, size_t bytes, int64_t deadline_ns)
+static bool write_full(int fd, const void *data, size_t bytes, const struct attempt *attempt)
 {
     while (bytes > 0) {
         ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
@@ -117,7 +133,7 @@ static bool write_full(int fd, const void *data, size_t bytes, int64_t deadline_
             data = (const char *)data + sent;
             bytes -= (size_t)sent;
         } else if (errno == EAGAIN) {
-            if (!wait_for(fd, POLLOUT, deadline_ns))
+            if (!wait_for(fd, POLLOUT, attempt))
                 return false;
         } else if (errno != EINTR) {
             return false;
@@ -126,7 +142,7 @@ static bool write_full(int fd, const void *data, size_t bytes, int64_t deadline_
     return true;
 }
 
-static bool read_full(int fd, void *data, size_t bytes, int64_t deadline_ns)
+static bool read_full(int fd, void *data, size_t bytes, const struct attempt *attempt)
 {
     while (bytes > 0) {
         ssize_t got = recv(fd, data, bytes, 0);
@@ -138,7 +154,7 @@ static bool read_full(int fd, void *data, size_t bytes, int64_t deadline_ns)
             errno = ECONNRESET;
             return false;
         } else if (errno == EAGAIN) {
-            if (!wait_for(fd, POLLIN, deadline_ns))
+            if (!wait_for(fd, POLLIN, attempt))
                 return false;
         } else if (errno != EINTR) {
             return false;
@@ -154,7 +170,7 @@ static bool connect_socket(int fd, const struct attempt *attempt)
 
     if (connect(fd, (const struct sockaddr *)&attempt->address.storage, attempt->address.bytes) == 0)
         return true;
-    if (errno != EINPROGRESS || !wait_for(fd, POLLOUT, attempt->deadline_ns))
+    if (errno != EINPROGRESS || !wait_for(fd, POLLOUT, attempt))
         return false;
     if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0)
         return false;
@@ -172,13 +188,12 @@ static struct rk_status *shake_hands(struct attempt *attempt, int fd, bool *is_u
 
     *is_up = false;
     RK_TRY(rk_random_bytes(attempt->hello.nonce, sizeof(attempt->hello.nonce)));
-    if (!write_full(fd, &attempt->hello, sizeof(attempt->hello), attempt->deadline_ns) ||
-        !read_full(fd, &challenge, sizeof(challenge), attempt->deadline_ns))
+    if (!write_full(fd, &attempt->hello, sizeof(attempt->hello), attempt) ||
+        !read_full(fd, &challenge, sizeof(challenge), attempt))
         return NULL;
     RK_TRY(rk_cpu_challenge_check(&challenge, &attempt->hello, attempt->id));
     rk_cpu_prove(proof, &attempt->hello, &challenge, attempt->id);
-    if (!write_full(fd, proof, sizeof(proof), attempt->deadline_ns) ||
-        !read_full(fd, &verdict, sizeof(verdict), attempt->deadline_ns))
+    if (!write_full(fd, proof, sizeof(proof), attempt) || !read_full(fd, &verdict, sizeof(verdict), attempt))
         return NULL;
     RK_TRY(rk_cpu_verdict_status(verdict, &attempt->hello));
     *is_up = true;
@@ -207,7 +222,7 @@ static struct rk_status *try_connect(struct attempt *attempt, int *fd)
 static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel,
                                     const struct rk_comm_world_config *config, int64_t deadline_ns)
 {
-    struct attempt attempt = {.deadline_ns = deadline_ns, .id = config->id};
+    struct attempt attempt = {.config = config, .deadline_ns = deadline_ns, .id = config->id};
     int32_t origin;
     int fd = -1;
 
@@ -215,6 +230,7 @@ static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_c
     rk_cpu_hello_init(&attempt.hello, mesh->rank, rank, mesh->size, config->generation, channel);
     while (fd < 0) {
         RK_TRY(rk_cpu_control_read(mesh, &origin)); /* a peer that gave up will not come back */
+        RK_TRY(check_wanted(config));
         RK_TRY(try_connect(&attempt, &fd));
         if (fd < 0 && rk_time_now_ns() >= deadline_ns)
             return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
@@ -337,7 +353,7 @@ static void fill_polls(struct listener *listener, int listen_fd)
 /* One look at all connections. */
 static struct rk_status *accept_round(struct listener *listener, int listen_fd, int64_t deadline_ns)
 {
-    int64_t now_ns, until_ns = deadline_ns;
+    int64_t now_ns = rk_time_now_ns(), until_ns = RK_MIN(deadline_ns, now_ns + ASK_MS * (int64_t)NS_PER_MS);
     int32_t origin;
 
     for (int i = 0; i < listener->num_pending; i++)
@@ -403,6 +419,8 @@ static struct rk_status *accept_all(struct rk_cpu_mesh *mesh, const struct rk_cp
         if (rk_time_now_ns() >= deadline_ns)
             st = missing_ranks(listener, config->connect_timeout_ms);
         else
+            st = check_wanted(config);
+        if (!st)
             st = accept_round(listener, endpoint->listen_fd, deadline_ns);
     }
     for (int i = 0; i < listener->num_pending; i++)

@@ -174,3 +174,35 @@ void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh)
     }
     RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
 }
+
+/* --- watching over the ranks of another backend --- */
+
+void rk_comm_control_heartbeat(struct rk_comm_world *control)
+{
+    struct rk_cpu_control frame = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_HEARTBEAT};
+    struct rk_cpu_mesh *mesh = control->impl;
+
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++)
+        send_control(&mesh->peers[r], &frame);
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+}
+
+int64_t rk_comm_control_seen_ns(const struct rk_comm_world *control, int32_t rank)
+{
+    const struct rk_cpu_mesh *mesh = control->impl;
+
+    return atomic_load(&mesh->peers[rank].control_seen_ns);
+}
+
+void rk_comm_control_leave(struct rk_comm_world *control)
+{
+    rk_cpu_control_bye(control->impl);
+}
+
+bool rk_comm_control_has_left(const struct rk_comm_world *control, int32_t rank)
+{
+    const struct rk_cpu_mesh *mesh = control->impl;
+
+    return atomic_load(&mesh->peers[rank].link) == RK_CPU_LINK_BYE;
+}

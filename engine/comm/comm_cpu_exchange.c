@@ -85,7 +85,7 @@ static void link_transfers(struct rk_cpu_mesh *mesh)
 static void describe_frame(struct rk_str *out, const struct rk_cpu_mesh *mesh,
                            const struct rk_cpu_frame *frame)
 {
-    static const char *const reduce_names[RK_REDUCE_OP_COUNT] = {"sum", "max", "min"};
+    static const char *const reduce_names[RK_REDUCE_OP_COUNT] = {"sum", "max", "min", "ordered sum"};
     char name[RK_COMM_NAME_BYTES];
 
     if (frame->magic != FRAME_MAGIC || frame->op >= RK_COMM_OP_COUNT) {

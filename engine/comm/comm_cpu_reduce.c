@@ -43,10 +43,10 @@ FOLD(sum_u8, uint8_t, a + x)
 FOLD(max_u8, uint8_t, x > a ? x : a)
 FOLD(min_u8, uint8_t, x < a ? x : a)
 
-/* By the type of the accumulator. */
+/* By the type of the accumulator. Every sum is an ordered one here. */
 static const fold_fn_t folds[RK_DTYPE_COUNT][RK_REDUCE_OP_COUNT] = {
-    [RK_DTYPE_F32] = {[RK_REDUCE_SUM] = sum_f32, [RK_REDUCE_MAX] = max_f32, [RK_REDUCE_MIN] = min_f32},
-    [RK_DTYPE_F64] = {[RK_REDUCE_SUM] = sum_f64, [RK_REDUCE_MAX] = max_f64, [RK_REDUCE_MIN] = min_f64},
+    [RK_DTYPE_F32] = {sum_f32, max_f32, min_f32, sum_f32},
+    [RK_DTYPE_F64] = {sum_f64, max_f64, min_f64, sum_f64},
     [RK_DTYPE_I32] = {[RK_REDUCE_SUM] = sum_i32, [RK_REDUCE_MAX] = max_i32, [RK_REDUCE_MIN] = min_i32},
     [RK_DTYPE_I64] = {[RK_REDUCE_SUM] = sum_i64, [RK_REDUCE_MAX] = max_i64, [RK_REDUCE_MIN] = min_i64},
     [RK_DTYPE_U8] = {[RK_REDUCE_SUM] = sum_u8, [RK_REDUCE_MAX] = max_u8, [RK_REDUCE_MIN] = min_u8},

@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 1
+#define RK_COMM_ABI 2
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
@@ -107,7 +107,10 @@ struct rk_comm_ops {
     void (*world_poll)(struct rk_comm_world *world);
 
     struct rk_status *(*group_create)(
-        struct rk_comm_group *group);                   /* optional: NULL means nothing to set up */
+        struct rk_comm_group *group); /* optional: NULL means nothing to set up */
+    /* optional; called instead of group_create on ranks outside of all groups of the partition: NULL means
+     * that nobody waits for them */
+    struct rk_status *(*group_skip)(struct rk_comm_world *world);
     void (*group_destroy)(struct rk_comm_group *group); /* optional: NULL means nothing to release */
 
     /* required */
@@ -133,14 +136,31 @@ extern const struct rk_comm_ops rk_comm_plan_ops;
 /* Rank `rank` of a world that does not exist. Destroy as any other. */
 struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size);
 
-const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */
-/* The backend of that name; NOT_FOUND lists the known ones. */
-struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const char *name) RK_NODISCARD;
+/* What backends call, those in plug-ins too. */
+RK_BEGIN_DECLS
 
+const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */
 /* Ends the world with `error` (taken) unless it has failed before. Any thread. */
 void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error);
 /* A copy of the first error; NULL while healthy. Any thread. */
 struct rk_status *rk_comm_world_error(struct rk_comm_world *world) RK_NODISCARD;
+
+/* --- a world of the CPU mesh that watches over the ranks of another backend (comm_cpu_control.c). Any
+ * thread. --- */
+
+/* Tells all peers that this rank is alive. */
+void rk_comm_control_heartbeat(struct rk_comm_world *control);
+/* When that rank last did so; 0 before it has. */
+int64_t rk_comm_control_seen_ns(const struct rk_comm_world *control, int32_t rank);
+/* Says goodbye to all peers. */
+void rk_comm_control_leave(struct rk_comm_world *control);
+/* Whether that rank has. */
+bool rk_comm_control_has_left(const struct rk_comm_world *control, int32_t rank);
+
+RK_END_DECLS
+
+/* The backend of that name; NOT_FOUND lists the known ones. */
+struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const char *name) RK_NODISCARD;
 /* For messages: the name of the group with that tag here, or "#TAG". Writes to buf, returns it. */
 const char *rk_comm_world_group_name(const struct rk_comm_world *world, uint32_t tag,
                                      char buf[RK_COMM_NAME_BYTES]);

@@ -394,6 +394,36 @@ static struct rk_status *cuda_stream_wait(void *handle, void *stream, void *even
     return NULL;
 }
 
+/* Asked by threads that have nothing to do with what the engine's may be recording: relaxed, or the question
+ * would end the recording. */
+static bool cuda_event_query(void *handle, void *event)
+{
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaError_t error;
+
+    (void)handle;
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    error = cudaEventQuery(event);
+    (void)cudaThreadExchangeStreamCaptureMode(&mode);
+    (void)cudaGetLastError(); /* "not yet" counts as one */
+    return error != cudaErrorNotReady;
+}
+
+static bool cuda_stream_is_recording(void *handle, void *stream)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+
+    (void)handle;
+    (void)cudaStreamIsCapturing(((struct rk_cuda_stream *)stream)->stream, &status);
+    return status != cudaStreamCaptureStatusNone;
+}
+
+static void *cuda_stream_native(void *handle, void *stream)
+{
+    (void)handle;
+    return ((struct rk_cuda_stream *)stream)->stream;
+}
+
 const struct rk_device_ops rk_cuda_device_ops = {
     .name = "cuda",
     .abi = RK_DEVICE_ABI,
@@ -415,6 +445,9 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,
     .stream_wait = cuda_stream_wait,
+    .event_query = cuda_event_query,
+    .stream_is_recording = cuda_stream_is_recording,
+    .stream_native = cuda_stream_native,
     .check = cuda_check,
     .get_free = cuda_get_free,
     .get_own = cuda_get_own,

@@ -546,6 +546,7 @@ static int rank_without_memory(int32_t rank, int32_t num_ranks, void *user)
     struct rk_comm_world *world;
     struct rk_status *st;
 
+    (void)rk_test_rank_device(rank);
     if (rank == 1)
         rk_alloc_fail_after(1);
     st = rk_test_world_create(&world, run->rendezvous, rank, num_ranks, run->listen_host, &run->config);

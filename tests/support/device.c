@@ -3,7 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "engine/rk_plugin.h"
 
@@ -25,19 +28,83 @@ static const char *device_name(void)
     return name ? name : "cpu";
 }
 
-struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads)
+static struct rk_status *open_named(struct rk_device **out, const char *name, int num_threads)
 {
     struct rk_device_config config = {
-        .struct_size = sizeof(config),
-        .name = device_name(),
-        .num_threads = num_threads,
-    };
-    struct rk_status *st;
+        .struct_size = sizeof(config), .name = name, .num_threads = num_threads};
 
-    RK_TRY(rk_plugin_load(config.name, rk_env("RK_TEST_PLUGIN")));
-    st = rk_device_open(out, &config);
+    RK_TRY(rk_plugin_load(name, rk_env("RK_TEST_PLUGIN")));
+    return rk_device_open(out, &config);
+}
+
+struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads)
+{
+    struct rk_status *st = open_named(out, device_name(), num_threads);
+
     skip_without_device(st);
     return st;
+}
+
+static bool is_numbered(void)
+{
+    return strcmp(device_name(), "cpu") != 0 && !strchr(device_name(), ':');
+}
+
+struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threads, int32_t rank)
+{
+    char name[64];
+
+    if (!is_numbered())
+        return open_named(out, device_name(), num_threads);
+    snprintf(name, sizeof(name), "%s:%d", device_name(), rank);
+    return open_named(out, name, num_threads);
+}
+
+/* In a process of its own, because a process that has opened a GPU cannot fork others that do. */
+static int count_devices(void)
+{
+    struct rk_device *device;
+    struct rk_status *st = NULL;
+    int count = 0;
+
+    while (count < EXIT_SKIPPED) {
+        st = rk_test_device_open_rank(&device, 1, count);
+        if (st)
+            break;
+        rk_device_close(device);
+        count++;
+    }
+    printf("%d devices: %s\n", count, st ? rk_status_message(st) : "and more");
+    rk_status_free(st);
+    fflush(NULL);
+    return count;
+}
+
+int32_t rk_test_device_max_ranks(void)
+{
+    static int32_t count = -1;
+    int status;
+    pid_t pid;
+
+    if (!is_numbered())
+        return INT32_MAX;
+    if (count >= 0)
+        return count;
+    fflush(NULL);
+    pid = fork();
+    if (pid == 0)
+        _exit(count_devices());
+    RK_ASSERT(waitpid(pid, &status, 0) == pid);
+    count = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
+    return count;
+}
+
+void rk_test_device_need_ranks(int32_t num_ranks)
+{
+    if (rk_test_device_max_ranks() >= num_ranks)
+        return;
+    printf("skipped: %d devices, %d needed\n", rk_test_device_max_ranks(), num_ranks);
+    exit(EXIT_SKIPPED);
 }
 
 rk_dtype_t rk_test_device_dtype(void)

@@ -1,5 +1,5 @@
 /* The device under test: RK_TEST_DEVICE names it, "cpu" by default; RK_TEST_PLUGIN its library, by default
- * the one of this build. */
+ * the one of this build. Ranks of a test take "cuda:0", "cuda:1", ... when it is "cuda". */
 #ifndef RK_TEST_DEVICE_H
 #define RK_TEST_DEVICE_H
 
@@ -14,6 +14,13 @@ RK_BEGIN_DECLS
 
 /* Ends the process with RK_TEST_EXIT_SKIPPED where the machine has no such device. */
 struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) RK_NODISCARD;
+/* The same for one of several ranks; never ends the process. */
+struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threads,
+                                           int32_t rank) RK_NODISCARD;
+/* How many ranks the machine has devices for; INT32_MAX on the CPU. Opens none in this process. */
+int32_t rk_test_device_max_ranks(void);
+/* Ends the process with code 77 where that is fewer. */
+void rk_test_device_need_ranks(int32_t num_ranks);
 /* The widest type that every operator takes: F64 is the CPU's. Needs no open device. */
 rk_dtype_t rk_test_device_dtype(void);
 bool rk_test_device_is_cpu(const struct rk_device *device);

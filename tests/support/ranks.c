@@ -11,7 +11,9 @@
 #include <unistd.h>
 
 #include "base/rk_assert.h"
+#include "base/rk_config.h"
 #include "base/rk_time.h"
+#include "tests/support/device.h"
 
 #define NS_PER_S 1000000000LL
 #define POLL_MS  1
@@ -172,12 +174,43 @@ void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks)
         rk_time_sleep_ms(POLL_MS);
 }
 
+static struct rk_device *rank_device;
+static struct rk_stream *rank_stream;
+
+static void close_rank_device(void)
+{
+    rk_stream_destroy(rank_stream);
+    rk_device_close(rank_device);
+}
+
+struct rk_stream *rk_test_rank_stream(int32_t rank)
+{
+    struct rk_status *st;
+
+    if (rank_stream)
+        return rank_stream;
+    st = rk_test_device_open_rank(&rank_device, 1, rank);
+    if (!st)
+        st = rk_stream_create(&rank_stream, rank_device, "test");
+    if (!rk_test_rank_ok(st, "opening the device of the rank", __FILE__, __LINE__))
+        exit(1);
+    atexit(close_rank_device);
+    return rank_stream;
+}
+
+struct rk_device *rk_test_rank_device(int32_t rank)
+{
+    return rk_stream_device(rk_test_rank_stream(rank));
+}
+
 struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_test_rendezvous *rendezvous,
                                        int32_t rank, int32_t num_ranks, const char *listen_host,
                                        const struct rk_comm_world_config *config)
 {
+    struct rk_device *device = config && config->device ? config->device : rk_test_rank_device(rank);
+    const char *comm = rk_env("RK_TEST_COMM");
     struct rk_comm_endpoint_config endpoint_config = {.struct_size = sizeof(endpoint_config),
-                                                      .backend = "cpu",
+                                                      .backend = comm ? comm : rk_device_collectives(device),
                                                       .listen_host = listen_host,
                                                       .make_id = rank == 0};
     struct rk_comm_world_config world_config = config ? *config : (struct rk_comm_world_config){0};
@@ -197,6 +230,7 @@ struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_tes
     memcpy(id, rendezvous->id,
            sizeof(id)); /* rank 0 may be at the next world before we have connected to all */
     world_config.struct_size = sizeof(world_config);
+    world_config.device = device;
     world_config.rank = rank;
     world_config.world_size = num_ranks;
     world_config.addresses = addresses;

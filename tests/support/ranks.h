@@ -50,11 +50,16 @@ struct rk_test_rendezvous;
 struct rk_test_rendezvous *rk_test_rendezvous_create(void);
 void rk_test_rendezvous_destroy(struct rk_test_rendezvous *rendezvous);
 /* Opens an endpoint, waits for those of the others and joins. Fields of `config` that are 0 or NULL (rank,
- * world size, addresses, id always) are filled in; NULL: all defaults. Every rank calls the same number of
- * times. */
+ * world size, addresses, id always) are filled in, the device (rk_test_rank_device) too; NULL: all defaults.
+ * Every rank calls the same number of times. The collectives are those of the device, or what RK_TEST_COMM
+ * says. */
 struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_test_rendezvous *rendezvous,
                                        int32_t rank, int32_t num_ranks, const char *listen_host,
                                        const struct rk_comm_world_config *config) RK_NODISCARD;
+/* The device of this rank and a stream on it, where tensors of collectives must lie; made at the first call,
+ * and closed when the process exits. */
+struct rk_device *rk_test_rank_device(int32_t rank);
+struct rk_stream *rk_test_rank_stream(int32_t rank);
 /* Waits until all ranks have come here, whatever the state of their worlds. */
 void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks);
 

@@ -1,0 +1,392 @@
+/* Worlds and groups of NCCL: how they come up, and how they go (see comm_nccl_internal.h). */
+#include "engine/comm/comm_nccl_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_hash.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+
+#define NS_PER_MS 1000000
+#define POLL_MS   1
+/* How long a call that failed waits for the mesh to name who is lost. */
+#define NAMING_MS 1000
+/* How long a world that is destroyed waits for its own operations, and then for the peers to come as well. */
+#define GOODBYE_MS 1000
+/* The largest operation of those that make NCCL connect a new group: it takes the way of all large ones. */
+#define WARM_UP_BYTES ((size_t)4 << 20)
+
+/* --- endpoints: those of the mesh --- */
+
+static struct rk_status *endpoint_open(void **out, const struct rk_comm_endpoint_config *config,
+                                       char address[RK_COMM_ADDRESS_BYTES])
+{
+    struct rk_comm_endpoint_config mesh_config = {
+        .struct_size = sizeof(mesh_config), .backend = "cpu", .listen_host = config->listen_host};
+    struct rk_comm_endpoint *endpoint;
+
+    *out = NULL;
+    RK_TRY(rk_comm_endpoint_open(&endpoint, &mesh_config));
+    strncpy(address, rk_comm_endpoint_address(endpoint), RK_COMM_ADDRESS_BYTES - 1);
+    *out = endpoint;
+    return NULL;
+}
+
+static void endpoint_close(void *endpoint)
+{
+    rk_comm_endpoint_close(endpoint);
+}
+
+/* The mesh's secret. NCCL's own id is made when all ranks have come, and a world of one needs none. */
+static struct rk_status *make_id(uint8_t id[RK_COMM_ID_BYTES])
+{
+    return rk_random_bytes(id, RK_COMM_ID_BYTES);
+}
+
+/* --- waiting for NCCL --- */
+
+struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_comm_t comm, rk_nccl_result_t result,
+                                  const char *call)
+{
+    int64_t deadline_ns = rk_time_now_ns() + NAMING_MS * NS_PER_MS;
+    struct rk_status *st = rk_comm_world_error(nccl->world);
+    const char *detail;
+
+    while (!st && rk_time_now_ns() < deadline_ns) {
+        rk_time_sleep_ms(POLL_MS);
+        st = rk_comm_world_error(nccl->world);
+    }
+    if (st)
+        return st;
+    detail = nccl->api->get_last_error(comm);
+    return RK_FAIL(RK_INTERNAL, "NCCL: %s: %s (%s)", call, nccl->api->get_error_string(result),
+                   detail ? detail : "no detail");
+}
+
+/* The state of a non-blocking communicator, or why waiting for it is over. */
+static struct rk_status *poll_ready(struct rk_nccl_world *nccl, rk_nccl_result_t *state)
+{
+    rk_nccl_result_t result = RK_NCCL_SUCCESS;
+
+    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
+    *state = RK_NCCL_IN_PROGRESS;
+    if (!nccl->is_down)
+        result = nccl->api->comm_get_async_error(nccl->comm, state);
+    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    RK_TRY(rk_comm_world_error(nccl->world));
+    if (result != RK_NCCL_SUCCESS)
+        *state = result;
+    return NULL;
+}
+
+/* Until the world's communicator has done what it was asked for. `call` is for messages. */
+static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t state, const char *call)
+{
+    int64_t deadline_ns = rk_time_now_ns() + nccl->connect_ns;
+
+    while (state == RK_NCCL_IN_PROGRESS) {
+        if (nccl->should_stop && nccl->should_stop(nccl->user))
+            return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "%s was given up: this rank was asked to stop",
+                                  call);
+        if (rk_time_now_ns() > deadline_ns)
+            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
+                                  "%s did not end within %" PRId64 " ms: NCCL waits for a rank", call,
+                                  nccl->connect_ns / NS_PER_MS);
+        rk_time_sleep_ms(POLL_MS);
+        RK_TRY(poll_ready(nccl, &state));
+    }
+    return state == RK_NCCL_SUCCESS ? NULL : rk_nccl_failure(nccl, nccl->comm, state, call);
+}
+
+/* --- worlds --- */
+
+/* Rank 0's id to everybody, over the mesh. */
+static struct rk_status *share_id(struct rk_nccl_world *nccl, rk_nccl_id_t *id)
+{
+    int32_t size = nccl->world->size, *ranks = rk_calloc((size_t)size, sizeof(*ranks));
+    struct rk_comm_group *all = NULL;
+    rk_nccl_result_t result;
+    struct rk_status *st;
+
+    for (int32_t r = 0; r < size; r++)
+        ranks[r] = r;
+    RK_TRY_GOTO(st, rk_comm_group_create(&all, nccl->control, "world", ranks, size), out);
+    if (nccl->world->rank == 0) {
+        result = nccl->api->get_unique_id(id);
+        if (result != RK_NCCL_SUCCESS)
+            RK_TRY_GOTO(st, rk_nccl_failure(nccl, NULL, result, "ncclGetUniqueId"), out);
+    }
+    st = rk_comm_broadcast(all, NULL, rk_tensor_1d(id, RK_DTYPE_U8, sizeof(*id)), 0);
+
+out:
+    rk_comm_group_destroy(all);
+    rk_free(ranks);
+    return st;
+}
+
+static struct rk_status *join(struct rk_nccl_world *nccl)
+{
+    struct rk_nccl_config config = RK_NCCL_CONFIG_INITIALIZER;
+    const struct rk_nccl_api *api;
+    rk_nccl_result_t result;
+    rk_nccl_id_t id = {{0}};
+
+    RK_TRY(rk_nccl_api_get(&api));
+    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
+    nccl->api = api;
+    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    RK_TRY(share_id(nccl, &id));
+    config.blocking = 0;
+    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
+    result = nccl->is_down
+                 ? RK_NCCL_INVALID_USAGE
+                 : api->comm_init_rank_config(&nccl->comm, nccl->world->size, id, nccl->world->rank, &config);
+    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    return wait_ready(nccl, result, "ncclCommInitRankConfig");
+}
+
+static struct rk_status *check_device(void *user)
+{
+    return rk_comm_world_error(user);
+}
+
+static struct rk_status *create_on_device(struct rk_nccl_world *nccl)
+{
+    RK_TRY(rk_device_alloc(nccl->device, &nccl->barrier, sizeof(int32_t), "barrier of the collectives"));
+    for (int i = 0; i < RK_NCCL_PENDING_MAX; i++)
+        RK_TRY(rk_event_create(&nccl->pending[i].event, nccl->device));
+    return NULL;
+}
+
+static void destroy_on_device(struct rk_nccl_world *nccl)
+{
+    for (int i = 0; i < RK_NCCL_PENDING_MAX; i++)
+        rk_event_destroy(nccl->pending[i].event);
+    rk_device_free(nccl->device, nccl->barrier);
+}
+
+static struct rk_nccl_world *world_new(struct rk_comm_world *world, const struct rk_comm_world_config *config)
+{
+    struct rk_nccl_world *nccl = rk_calloc(1, sizeof(*nccl));
+    pthread_condattr_t attr;
+
+    nccl->world = world;
+    nccl->device = config->device;
+    nccl->connect_ns = config->connect_timeout_ms * NS_PER_MS;
+    nccl->progress_ns = config->progress_timeout_ms * NS_PER_MS;
+    nccl->collective_ns = config->collective_timeout_ms * NS_PER_MS;
+    nccl->should_stop = config->should_stop;
+    nccl->user = config->user;
+    nccl->left_ns = rk_calloc((size_t)world->size, sizeof(*nccl->left_ns));
+    RK_ASSERT(pthread_mutex_init(&nccl->call_lock, NULL) == 0);
+    RK_ASSERT(pthread_mutex_init(&nccl->pending_lock, NULL) == 0);
+    RK_ASSERT(pthread_mutex_init(&nccl->guard_lock, NULL) == 0);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    RK_ASSERT(pthread_cond_init(&nccl->wakes_guard, &attr) == 0);
+    pthread_condattr_destroy(&attr);
+    return nccl;
+}
+
+/* After the guard has ended and the communicators are gone. */
+static void world_free(struct rk_nccl_world *nccl)
+{
+    while (nccl->groups) {
+        struct rk_nccl_group *group = nccl->groups;
+
+        nccl->groups = group->next;
+        rk_device_free(nccl->device, group->scratch);
+        rk_free(group);
+    }
+    destroy_on_device(nccl);
+    rk_comm_world_destroy(nccl->control);
+    pthread_cond_destroy(&nccl->wakes_guard);
+    pthread_mutex_destroy(&nccl->guard_lock);
+    pthread_mutex_destroy(&nccl->pending_lock);
+    pthread_mutex_destroy(&nccl->call_lock);
+    rk_free(nccl->left_ns);
+    rk_free(nccl);
+}
+
+static struct rk_status *world_create(struct rk_comm_world *world, void *endpoint,
+                                      const struct rk_comm_world_config *config)
+{
+    struct rk_comm_world_config mesh_config = *config;
+    struct rk_nccl_world *nccl;
+    struct rk_status *st;
+
+    if (!config->device) {
+        rk_comm_endpoint_close(endpoint);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "collectives 'nccl' need the device that they work on");
+    }
+    nccl = world_new(world, config);
+    mesh_config.struct_size = sizeof(mesh_config);
+    mesh_config.device = NULL; /* it carries host memory */
+    world->impl = nccl;
+    RK_TRY_GOTO(st, rk_comm_world_create(&nccl->control, endpoint, &mesh_config), out);
+    if (world->size == 1)
+        return NULL;
+    RK_TRY_GOTO(st, create_on_device(nccl), out);
+    RK_TRY_GOTO(st, rk_nccl_guard_start(nccl), out);
+    RK_TRY_GOTO(st, join(nccl), out);
+    rk_device_set_watch(nccl->device, check_device, world);
+    return NULL;
+
+out:
+    if (nccl->control) /* the peers hear why */
+        rk_comm_world_fail(nccl->control, world->rank, rk_status_clone(st));
+    rk_nccl_guard_stop(nccl);
+    rk_nccl_abort_comms(nccl);
+    world_free(nccl);
+    return st;
+}
+
+/* NCCL lets a rank go on as soon as its own part of an operation is done, and others may still read its
+ * buffers. So the ranks of a healthy world go together: a rank that has come to the end says so and waits for
+ * the others, but not for long. */
+static void say_goodbye(struct rk_nccl_world *nccl)
+{
+    int64_t deadline_ns = rk_time_now_ns() + GOODBYE_MS * NS_PER_MS;
+    bool is_alone = false;
+
+    while (!rk_nccl_pending_is_empty(nccl) && rk_time_now_ns() < deadline_ns)
+        rk_time_sleep_ms(POLL_MS);
+    rk_comm_control_leave(nccl->control);
+    deadline_ns = rk_time_now_ns() + GOODBYE_MS * NS_PER_MS;
+    while (!is_alone && rk_time_now_ns() < deadline_ns && !atomic_load(&nccl->world->has_failed)) {
+        is_alone = true;
+        for (int32_t r = 0; r < nccl->world->size; r++)
+            is_alone = is_alone && (r == nccl->world->rank || rk_comm_control_has_left(nccl->control, r));
+        if (!is_alone)
+            rk_time_sleep_ms(POLL_MS);
+    }
+}
+
+static void world_destroy(struct rk_comm_world *world)
+{
+    struct rk_nccl_world *nccl = world->impl;
+
+    if (nccl->has_guard) {
+        rk_device_set_watch(nccl->device, NULL, NULL);
+        if (!atomic_load(&world->has_failed))
+            say_goodbye(nccl);
+        rk_nccl_guard_stop(nccl);
+    }
+    rk_nccl_abort_comms(nccl);
+    world_free(nccl);
+}
+
+static void world_abort(struct rk_comm_world *world, int32_t origin, const struct rk_status *error)
+{
+    struct rk_nccl_world *nccl = world->impl;
+
+    rk_comm_world_fail(nccl->control, origin, rk_status_clone(error));
+    rk_nccl_guard_abort(nccl);
+}
+
+/* --- groups --- */
+
+/* Collective over the world. The new communicator, or NULL for NO_COLOR. */
+static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key, rk_nccl_comm_t *child)
+{
+    struct rk_nccl_config config = RK_NCCL_CONFIG_INITIALIZER;
+    rk_nccl_result_t result = RK_NCCL_INVALID_USAGE;
+
+    config.blocking = 1;
+    config.split_share = 0; /* groups are in flight together */
+    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
+    if (!nccl->is_down)
+        result = nccl->api->comm_split(nccl->comm, color, key, child, &config);
+    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    return wait_ready(nccl, result, "ncclCommSplit");
+}
+
+/* NCCL connects a communicator when an algorithm is first used, which depends on the size. Here all members
+ * are at hand; in the middle of a step the call would wait for the slowest, and take memory. */
+static struct rk_status *warm_up(struct rk_comm_group *group)
+{
+    static const int64_t counts[] = {1, 1 << 14, WARM_UP_BYTES / sizeof(float)};
+    struct rk_nccl_world *nccl = group->world->impl;
+    int64_t part = counts[RK_ARRAY_LEN(counts) - 1] / group->size;
+    struct rk_stream *stream = NULL;
+    void *data = NULL;
+    rk_tensor_t all, mine;
+    struct rk_status *st;
+
+    RK_TRY(rk_device_alloc(nccl->device, &data, WARM_UP_BYTES, "warm-up of the collectives"));
+    RK_TRY_GOTO(st, rk_stream_create(&stream, nccl->device, "warm-up"), out);
+    for (size_t i = 0; i < RK_ARRAY_LEN(counts); i++)
+        RK_TRY_GOTO(
+            st, rk_nccl_all_reduce(group, stream, rk_tensor_1d(data, RK_DTYPE_F32, counts[i]), RK_REDUCE_SUM),
+            out);
+    all = rk_tensor_1d(data, RK_DTYPE_F32, part * group->size);
+    mine = rk_tensor_1d((float *)data + part * group->rank, RK_DTYPE_F32, part);
+    RK_TRY_GOTO(st, rk_nccl_reduce_scatter(group, stream, mine, all, RK_REDUCE_SUM), out);
+    RK_TRY_GOTO(st, rk_nccl_all_gather(group, stream, all, mine), out);
+    RK_TRY_GOTO(st, rk_nccl_broadcast(group, stream, mine, 0), out);
+    st = rk_stream_sync(stream);
+
+out:
+    rk_stream_destroy(stream);
+    rk_device_free(nccl->device, data);
+    return st;
+}
+
+static struct rk_status *group_create(struct rk_comm_group *group)
+{
+    struct rk_nccl_world *nccl = group->world->impl;
+    bool is_alone = group->size == 1;
+    struct rk_nccl_group *impl;
+
+    if (nccl->world->size == 1)
+        return NULL;
+    impl = rk_calloc(1, sizeof(*impl));
+    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
+    impl->next = nccl->groups;
+    nccl->groups = impl;
+    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    /* Members share a first member, and no other group has it. */
+    RK_TRY(split(nccl, is_alone ? RK_NCCL_NO_COLOR : group->world_ranks[0], group->rank, &impl->comm));
+    if (is_alone)
+        return NULL;
+    group->impl = impl;
+    return warm_up(group);
+}
+
+/* A rank outside of all groups takes part in making them. */
+static struct rk_status *group_skip(struct rk_comm_world *world)
+{
+    struct rk_nccl_world *nccl = world->impl;
+
+    return split(nccl, RK_NCCL_NO_COLOR, 0, &nccl->no_comm);
+}
+
+static void group_destroy(struct rk_comm_group *group)
+{
+    rk_nccl_pending_drop(group->world->impl, group);
+}
+
+const struct rk_comm_ops rk_comm_nccl_ops = {
+    .name = "nccl",
+    .abi = RK_COMM_ABI,
+    .caps = RK_COMM_CAP_DEVICE_MEMORY,
+    .endpoint_open = endpoint_open,
+    .endpoint_close = endpoint_close,
+    .make_id = make_id,
+    .world_create = world_create,
+    .world_destroy = world_destroy,
+    .world_abort = world_abort,
+    .group_create = group_create,
+    .group_skip = group_skip,
+    .group_destroy = group_destroy,
+    .all_reduce = rk_nccl_all_reduce,
+    .all_gather = rk_nccl_all_gather,
+    .reduce_scatter = rk_nccl_reduce_scatter,
+    .broadcast = rk_nccl_broadcast,
+    .all_to_all = rk_nccl_all_to_all,
+    .batch = rk_nccl_batch,
+    .barrier = rk_nccl_barrier,
+};

@@ -1,0 +1,341 @@
+/* The guard of an NCCL world: finds failures, names them, and ends what waits for them (see
+ * comm_nccl_internal.h).
+ *
+ * An operation on a stream cannot tell that it waits for a peer that is gone. The guard knows from the mesh
+ * who is gone, from the events behind the operations which of them have not ended, and puts both into the
+ * first error of the world. */
+#include "engine/comm/comm_nccl_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+
+#define NS_PER_MS 1000000
+#define NS_PER_S  1000000000
+/* How often the guard looks. */
+#define LOOK_MS 20
+/* Heartbeats in the time after which silence is a failure. */
+#define HEARTBEATS 5
+/* An operation of ranks that have said goodbye may still be running to its end. */
+#define LEFT_GRACE_NS NS_PER_S
+/* NCCL may see a broken connection before the mesh tells whose. */
+#define NAMING_NS NS_PER_S
+/* A call of NCCL takes microseconds. One that takes this long waits for a peer, inside a lock that aborting
+ * needs; it is then aborted without, which ends the call. */
+#define STUCK_CALL_NS NS_PER_S
+
+static void lock(pthread_mutex_t *mutex)
+{
+    RK_ASSERT(pthread_mutex_lock(mutex) == 0);
+}
+
+static void unlock(pthread_mutex_t *mutex)
+{
+    RK_ASSERT(pthread_mutex_unlock(mutex) == 0);
+}
+
+/* --- operations that have not ended --- */
+
+static struct rk_nccl_pending *pending_at(struct rk_nccl_world *nccl, int i)
+{
+    return &nccl->pending[(nccl->first_pending + i) % RK_NCCL_PENDING_MAX];
+}
+
+void rk_nccl_pending_begin(struct rk_nccl_world *nccl, const struct rk_comm_group *group, rk_comm_op_t op)
+{
+    bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
+
+    lock(&nccl->pending_lock);
+    nccl->current = (struct rk_nccl_op){
+        .group = group, .op = op, .seq = is_p2p ? 0 : group->seq, .begun_ns = rk_time_now_ns()};
+    unlock(&nccl->pending_lock);
+}
+
+struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stream *stream, bool has_begun)
+{
+    struct rk_nccl_pending *pending;
+    struct rk_status *st = NULL;
+
+    lock(&nccl->pending_lock);
+    /* What is recorded into a graph does not run now, and an event in it tells nothing. */
+    if (has_begun && !rk_stream_is_recording(stream)) {
+        if (nccl->num_pending < RK_NCCL_PENDING_MAX)
+            nccl->num_pending++;
+        pending = pending_at(nccl, nccl->num_pending - 1);
+        pending->op = nccl->current;
+        st = rk_event_record(pending->event, stream);
+    }
+    nccl->current = (struct rk_nccl_op){0};
+    unlock(&nccl->pending_lock);
+    return st;
+}
+
+void rk_nccl_pending_drop(struct rk_nccl_world *nccl, const struct rk_comm_group *group)
+{
+    lock(&nccl->pending_lock);
+    for (int i = 0; i < nccl->num_pending; i++) {
+        struct rk_nccl_pending *pending = pending_at(nccl, i);
+
+        if (pending->op.group == group)
+            pending->op.group = NULL;
+    }
+    unlock(&nccl->pending_lock);
+}
+
+/* Under pending_lock. */
+static void remove_ended(struct rk_nccl_world *nccl)
+{
+    while (nccl->num_pending > 0 && rk_event_query(pending_at(nccl, 0)->event)) {
+        nccl->first_pending = (nccl->first_pending + 1) % RK_NCCL_PENDING_MAX;
+        nccl->num_pending--;
+        nccl->ended_ns = rk_time_now_ns();
+    }
+}
+
+bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl)
+{
+    bool is_empty;
+
+    lock(&nccl->pending_lock);
+    remove_ended(nccl);
+    is_empty = nccl->num_pending == 0;
+    unlock(&nccl->pending_lock);
+    return is_empty;
+}
+
+/* The operation that the others wait behind; NULL when nothing runs. Under pending_lock. */
+static const struct rk_nccl_op *find_running(struct rk_nccl_world *nccl)
+{
+    for (int i = 0; i < nccl->num_pending; i++) {
+        if (pending_at(nccl, i)->op.group)
+            return &pending_at(nccl, i)->op;
+    }
+    return nccl->current.group ? &nccl->current : NULL;
+}
+
+#define TEXT_BYTES 96
+
+static const char *op_text(const struct rk_nccl_op *op, char text[TEXT_BYTES])
+{
+    if (op->seq > 0)
+        snprintf(text, TEXT_BYTES, "%s #%" PRIu64 " of group %s", rk_comm_op_name(op->op), op->seq,
+                 op->group->name);
+    else
+        snprintf(text, TEXT_BYTES, "%s of group %s", rk_comm_op_name(op->op), op->group->name);
+    return text;
+}
+
+/* --- looking --- */
+
+/* Why the operation cannot end any more, or NULL. `age_ns` is how long it has been the first in line. */
+static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nccl_op *op, int64_t now_ns,
+                                  int64_t age_ns)
+{
+    for (int32_t i = 0; i < op->group->size; i++) {
+        int32_t rank = op->group->world_ranks[i];
+        int64_t seen_ns;
+
+        if (rank == nccl->world->rank)
+            continue;
+        if (nccl->left_ns[rank] > 0) {
+            if (now_ns - nccl->left_ns[rank] > LEFT_GRACE_NS && age_ns > LEFT_GRACE_NS)
+                return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", rank);
+            continue;
+        }
+        seen_ns = RK_MAX(rk_comm_control_seen_ns(nccl->control, rank), nccl->started_ns);
+        if (now_ns - seen_ns > nccl->progress_ns && age_ns > nccl->progress_ns)
+            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms",
+                                  rank, nccl->progress_ns / NS_PER_MS);
+    }
+    if (age_ns > nccl->collective_ns)
+        return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
+                              "did not end within %" PRId64 " ms: a rank did not arrive",
+                              nccl->collective_ns / NS_PER_MS);
+    return NULL;
+}
+
+/* Names the running operation in front of a failure (taken; NULL: it is judged). */
+static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
+{
+    int64_t now_ns = rk_time_now_ns();
+    const struct rk_nccl_op *op;
+    char text[TEXT_BYTES];
+
+    lock(&nccl->pending_lock);
+    remove_ended(nccl);
+    op = find_running(nccl);
+    if (op && !st)
+        st = judge_op(nccl, op, now_ns, now_ns - RK_MAX(op->begun_ns, nccl->ended_ns));
+    if (op && st)
+        st = RK_WRAP(st, "%s", op_text(op, text));
+    unlock(&nccl->pending_lock);
+    return st;
+}
+
+/* NCCL's first asynchronous error, or SUCCESS. A call that is under way will return its own. */
+static rk_nccl_result_t async_error(struct rk_nccl_world *nccl)
+{
+    rk_nccl_result_t found = RK_NCCL_SUCCESS;
+
+    if (pthread_mutex_trylock(&nccl->call_lock) != 0)
+        return RK_NCCL_SUCCESS;
+    for (struct rk_nccl_group *group = nccl->groups; group && found == RK_NCCL_SUCCESS; group = group->next) {
+        if (!group->comm)
+            continue;
+        if (nccl->api->comm_get_async_error(group->comm, &found) != RK_NCCL_SUCCESS)
+            found = RK_NCCL_INTERNAL_ERROR;
+        if (found == RK_NCCL_IN_PROGRESS)
+            found = RK_NCCL_SUCCESS;
+    }
+    unlock(&nccl->call_lock);
+    return found;
+}
+
+static struct rk_status *look_at_nccl(struct rk_nccl_world *nccl, int64_t now_ns)
+{
+    rk_nccl_result_t error = async_error(nccl);
+
+    if (error == RK_NCCL_SUCCESS)
+        return NULL;
+    if (nccl->async_error_ns == 0)
+        nccl->async_error_ns = now_ns;
+    if (now_ns - nccl->async_error_ns < NAMING_NS)
+        return NULL;
+    return RK_FAIL(RK_INTERNAL, "NCCL: %s", nccl->api->get_error_string(error));
+}
+
+static void look(struct rk_nccl_world *nccl)
+{
+    int64_t now_ns = rk_time_now_ns();
+    struct rk_status *st = rk_comm_world_check(nccl->control);
+
+    if (!st)
+        st = look_at_nccl(nccl, now_ns);
+    for (int32_t r = 0; r < nccl->world->size; r++) {
+        if (nccl->left_ns[r] == 0 && rk_comm_control_has_left(nccl->control, r))
+            nccl->left_ns[r] = now_ns;
+    }
+    if (now_ns - nccl->heartbeat_ns > nccl->progress_ns / HEARTBEATS) {
+        nccl->heartbeat_ns = now_ns;
+        rk_comm_control_heartbeat(nccl->control);
+    }
+    st = judge(nccl, st);
+    if (st)
+        rk_comm_world_fail(nccl->world, nccl->world->rank, st);
+}
+
+/* --- aborting --- */
+
+/* False when the engine thread is stuck in a call. */
+static bool lock_calls(struct rk_nccl_world *nccl)
+{
+    int64_t deadline_ns = rk_time_now_ns() + STUCK_CALL_NS;
+
+    while (pthread_mutex_trylock(&nccl->call_lock) != 0) {
+        if (rk_time_now_ns() > deadline_ns)
+            return false;
+        rk_time_sleep_ms(1);
+    }
+    return true;
+}
+
+void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
+{
+    bool is_locked = lock_calls(nccl);
+    const struct rk_nccl_api *api = nccl->api;
+
+    nccl->is_down = true;
+    if (api) {
+        /* As a group: all of them are told to end before the first is waited for, and a kernel of one may be
+         * in the queue behind a kernel of another. What these calls return changes nothing. */
+        (void)api->group_start();
+        for (struct rk_nccl_group *group = nccl->groups; group; group = group->next) {
+            if (group->comm)
+                (void)api->comm_abort(group->comm);
+            group->comm = NULL;
+        }
+        (void)api->group_end();
+        if (nccl->comm)
+            (void)api->comm_abort(nccl->comm);
+        nccl->comm = NULL;
+    }
+    if (is_locked)
+        unlock(&nccl->call_lock);
+}
+
+void rk_nccl_guard_abort(struct rk_nccl_world *nccl)
+{
+    lock(&nccl->guard_lock);
+    nccl->is_abort_wanted = true;
+    pthread_cond_signal(&nccl->wakes_guard);
+    unlock(&nccl->guard_lock);
+}
+
+/* --- the thread --- */
+
+/* Until the next look or until there is something to do. Under guard_lock. */
+static void wait_a_little(struct rk_nccl_world *nccl)
+{
+    struct timespec until;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += LOOK_MS * NS_PER_MS;
+    if (until.tv_nsec >= NS_PER_S) {
+        until.tv_nsec -= NS_PER_S;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&nccl->wakes_guard, &nccl->guard_lock, &until);
+}
+
+static void *guard_main(void *user)
+{
+    struct rk_nccl_world *nccl = user;
+
+    pthread_setname_np(pthread_self(), "rk-nccl-guard");
+    lock(&nccl->guard_lock);
+    while (!nccl->is_stopping || (nccl->is_abort_wanted && !nccl->is_aborted)) {
+        bool aborts = nccl->is_abort_wanted && !nccl->is_aborted;
+
+        if (!aborts)
+            wait_a_little(nccl);
+        unlock(&nccl->guard_lock);
+        if (aborts) {
+            rk_nccl_abort_comms(nccl);
+            nccl->is_aborted = true;
+        } else if (!nccl->is_aborted) {
+            look(nccl);
+        }
+        lock(&nccl->guard_lock);
+    }
+    unlock(&nccl->guard_lock);
+    return NULL;
+}
+
+struct rk_status *rk_nccl_guard_start(struct rk_nccl_world *nccl)
+{
+    int rc;
+
+    nccl->started_ns = rk_time_now_ns();
+    rc = pthread_create(&nccl->guard, NULL, guard_main, nccl);
+    if (rc != 0)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "thread that guards the collectives: %s", strerror(rc));
+    nccl->has_guard = true;
+    return NULL;
+}
+
+void rk_nccl_guard_stop(struct rk_nccl_world *nccl)
+{
+    if (!nccl->has_guard)
+        return;
+    lock(&nccl->guard_lock);
+    nccl->is_stopping = true;
+    pthread_cond_signal(&nccl->wakes_guard);
+    unlock(&nccl->guard_lock);
+    pthread_join(nccl->guard, NULL);
+    nccl->has_guard = false;
+}
