@@ -11,6 +11,7 @@ struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_e
                                           .tokens = pass->tokens,
                                           .vocab_begin = embedding->vocab_begin,
                                       }));
+    /* All but one of the terms are 0, so it is exact in any order. */
     return rk_comm_all_reduce(pass->tp, pass->stream, out, RK_REDUCE_SUM);
 }
 

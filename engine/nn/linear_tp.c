@@ -100,7 +100,9 @@ struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_
 {
     RK_ASSERT(!weight->has_bias);
     RK_TRY(rk_linear_fwd(pass, weight, x, y));
-    return rk_comm_all_reduce(pass->tp, pass->stream, y, RK_REDUCE_SUM);
+    /* strict: the sum of a row may not depend on how many rows there are. */
+    return rk_comm_all_reduce(pass->tp, pass->stream, y,
+                              pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM);
 }
 
 struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,

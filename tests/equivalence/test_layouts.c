@@ -9,8 +9,11 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_config.h"
 #include "base/rk_mesh.h"
 #include "base/rk_rng.h"
+#include "tests/support/device.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
@@ -251,7 +254,8 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
                                       .numerics = row->numerics,
                                       .recompute_num_layers = row->recompute_num_layers,
                                       .tp = row->tp,
-                                      .dp = row->dp};
+                                      .dp = row->dp,
+                                      .stream = rk_test_rank_stream(rank)};
     struct micro_batch *micro = rk_calloc(1, sizeof(*micro));
     const struct rk_mesh_coords *coords;
     struct rk_test_model test;
@@ -340,6 +344,17 @@ static void compare(const struct layout_case *row, const struct outcome *actual,
     compare_tensors(row, actual, expected, tolerance);
 }
 
+/* F64 is the CPU's, the machine may have fewer GPUs than a layout has ranks, and the library that stands for
+ * NCCL on the CPU is slow: there it is shown what NCCL's other sums do. */
+static bool is_run(const struct layout_case *row)
+{
+    if (rk_env("RK_TEST_COMM") && (row->dtype != RK_DTYPE_BF16 || row->tp * row->dp == 1))
+        return false;
+    if (row->dtype == RK_DTYPE_F64 && rk_test_device_dtype() != RK_DTYPE_F64)
+        return false;
+    return row->tp * row->dp <= rk_test_device_max_ranks();
+}
+
 /* Goal: losses, gradients and parameters do not depend on the layout. Method: the table above. */
 static void test_train_on_layouts_equals_one_rank(void **state)
 {
@@ -352,6 +367,8 @@ static void test_train_on_layouts_equals_one_rank(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct outcome *actual;
 
+        if (!is_run(&cases[i]))
+            continue;
         if (!expected || one.dtype != cases[i].dtype || one.config != cases[i].config) {
             one = (struct layout_case){"one rank",     1, 1, 1, cases[i].config, RK_NUMERICS_FAST,
                                        cases[i].dtype, 0};
@@ -370,6 +387,7 @@ static void test_train_twice_gives_identical_bits(void **state)
 {
     static const struct layout_case rows[] = {
         {"again: tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+        {"again: dp=2", 1, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
         {"again: tp=4", 4, 1, 1, LLAMA_TIED, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
     };
     struct batch batch;
@@ -377,8 +395,12 @@ static void test_train_twice_gives_identical_bits(void **state)
     (void)state;
     make_batch(&batch);
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
-        struct outcome *first = run_case(&rows[i], &batch), *second = run_case(&rows[i], &batch);
+        struct outcome *first, *second;
 
+        if (rows[i].tp * rows[i].dp > rk_test_device_max_ranks())
+            continue;
+        first = run_case(&rows[i], &batch);
+        second = run_case(&rows[i], &batch);
         assert_memory_equal(first, second, sizeof(*first));
         outcome_free(first);
         outcome_free(second);
@@ -392,5 +414,7 @@ int main(void)
         cmocka_unit_test(test_train_twice_gives_identical_bits),
     };
 
+    rk_test_device_need_ranks(2);
+    rk_fake_nccl_setup();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

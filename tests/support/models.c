@@ -44,8 +44,12 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
     struct rk_status *st;
 
     *out = (struct rk_test_model){0};
-    RK_TRY(rk_test_device_open(&out->device, 1));
-    RK_TRY(rk_stream_create(&out->stream, out->device, "test"));
+    if (!spec->stream) {
+        RK_TRY(rk_test_device_open(&out->own_device, 1));
+        RK_TRY(rk_stream_create(&out->own_stream, out->own_device, "test"));
+    }
+    out->stream = spec->stream ? spec->stream : out->own_stream;
+    out->device = rk_stream_device(out->stream);
     RK_TRY(open_mesh(out, spec));
     RK_TRY(read_config(&config, spec));
     desc.hf_config = config;
@@ -63,8 +67,8 @@ void rk_test_model_close(struct rk_test_model *test)
     rk_model_destroy(test->model);
     rk_mesh_comms_destroy(test->comms);
     rk_mesh_destroy(test->mesh);
-    rk_stream_destroy(test->stream);
-    rk_device_close(test->device);
+    rk_stream_destroy(test->own_stream);
+    rk_device_close(test->own_device);
     *test = (struct rk_test_model){0};
 }
 

@@ -19,11 +19,14 @@ struct rk_test_model_spec {
     int64_t recompute_num_layers;
     int32_t tp, dp;              /* 0: 1 */
     struct rk_comm_world *world; /* of tp * dp ranks; NULL for one rank */
+    struct rk_stream *stream;    /* of the rank (rk_test_rank_stream), borrowed; NULL: one is made */
 };
 
 struct rk_test_model {
     struct rk_device *device;
     struct rk_stream *stream;
+    struct rk_device *own_device; /* NULL where they are borrowed */
+    struct rk_stream *own_stream;
     struct rk_mesh *mesh;
     struct rk_mesh_comms *comms;
     struct rk_model *model;
