@@ -5,6 +5,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
+#include "base/rk_time.h"
 #include "kernels/device_internal.h"
 
 #include <string.h>
@@ -39,7 +40,8 @@ struct rk_stream {
 
 struct rk_event {
     struct rk_device *device;
-    void *handle; /* NULL where the backend has no events */
+    void *handle;       /* NULL where the backend has no events */
+    int64_t reached_ns; /* without events of the backend: when it was recorded, which is when it is reached */
 };
 
 /* Before the device is opened: whoever has it may have taken all of its memory, and an error about that would
@@ -386,7 +388,8 @@ struct rk_status *rk_stream_reserve(struct rk_stream *stream, const struct rk_wo
     return ops->reserve ? ops->reserve(stream->device->handle, stream->handle, workspace) : NULL;
 }
 
-struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device)
+static struct rk_status *event_create(struct rk_event **out, struct rk_device *device,
+                                      struct rk_status *(*create)(void *dev, void **out))
 {
     struct rk_event *event;
     struct rk_status *st = NULL;
@@ -394,14 +397,35 @@ struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *devic
     *out = NULL;
     event = rk_calloc(1, sizeof(*event));
     event->device = device;
-    if (device->ops->event_create)
-        st = device->ops->event_create(device->handle, &event->handle);
+    if (create)
+        st = create(device->handle, &event->handle);
     if (st) {
         rk_free(event);
         return RK_WRAP(st, "creating an event on device '%s'", device->info.name);
     }
     device->num_events++;
     *out = event;
+    return NULL;
+}
+
+struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device)
+{
+    return event_create(out, device, device->ops->event_create);
+}
+
+struct rk_status *rk_event_create_timed(struct rk_event **out, struct rk_device *device)
+{
+    return event_create(out, device, device->ops->event_create_timed);
+}
+
+struct rk_status *rk_event_elapsed_ns(int64_t *out, struct rk_event *begin, struct rk_event *end)
+{
+    struct rk_device *device = begin->device;
+
+    RK_ASSERT(end->device == device);
+    if (device->ops->event_elapsed_ns)
+        return device->ops->event_elapsed_ns(device->handle, out, begin->handle, end->handle);
+    *out = end->reached_ns - begin->reached_ns;
     return NULL;
 }
 
@@ -420,6 +444,7 @@ struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stre
     const struct rk_device_ops *ops = event->device->ops;
 
     RK_ASSERT(event->device == stream->device);
+    event->reached_ns = rk_time_now_ns();
     return ops->event_record ? ops->event_record(event->device->handle, event->handle, stream->handle) : NULL;
 }
 

@@ -100,6 +100,11 @@ struct rk_status *rk_stream_reserve(struct rk_stream *stream,
                                     const struct rk_workspace *workspace) RK_NODISCARD;
 
 struct rk_status *rk_event_create(struct rk_event **out, struct rk_device *device) RK_NODISCARD;
+/* One that also knows when it was reached (others cost less). */
+struct rk_status *rk_event_create_timed(struct rk_event **out, struct rk_device *device) RK_NODISCARD;
+/* From one timed event to another; both must have been recorded, and reached (rk_stream_sync). */
+struct rk_status *rk_event_elapsed_ns(int64_t *out, struct rk_event *begin,
+                                      struct rk_event *end) RK_NODISCARD;
 void rk_event_destroy(struct rk_event *event); /* NULL is a no-op */
 struct rk_status *rk_event_record(struct rk_event *event, struct rk_stream *stream) RK_NODISCARD;
 struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *event) RK_NODISCARD;
@@ -148,6 +153,9 @@ struct rk_device_ops {
     bool (*stream_is_recording)(void *dev, void *stream); /* optional: NULL means never */
     /* optional: what libraries over the same driver take for a stream (cudaStream_t); NULL means nothing */
     void *(*stream_native)(void *dev, void *stream);
+    struct rk_status *(*event_create_timed)(void *dev,
+                                            void **out); /* may be NULL where events are not: as above */
+    struct rk_status *(*event_elapsed_ns)(void *dev, int64_t *out, void *begin, void *end);
     struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
     /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
     struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);

@@ -374,6 +374,26 @@ static struct rk_status *cuda_event_create(void *handle, void **out)
     return NULL;
 }
 
+static struct rk_status *cuda_event_create_timed(void *handle, void **out)
+{
+    cudaEvent_t event;
+
+    (void)handle;
+    RK_CUDA(cudaEventCreate(&event));
+    *out = event;
+    return NULL;
+}
+
+static struct rk_status *cuda_event_elapsed_ns(void *handle, int64_t *out, void *begin, void *end)
+{
+    float ms;
+
+    (void)handle;
+    RK_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    *out = (int64_t)((double)ms * 1e6);
+    return NULL;
+}
+
 static void cuda_event_destroy(void *handle, void *event)
 {
     (void)handle;
@@ -448,6 +468,8 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .event_query = cuda_event_query,
     .stream_is_recording = cuda_stream_is_recording,
     .stream_native = cuda_stream_native,
+    .event_create_timed = cuda_event_create_timed,
+    .event_elapsed_ns = cuda_event_elapsed_ns,
     .check = cuda_check,
     .get_free = cuda_get_free,
     .get_own = cuda_get_own,

@@ -2,6 +2,8 @@
  * around them is tested with the CPU in tests/unit/kernels.) */
 #include "tests/kernels/kernel_test.h"
 
+#include "base/rk_time.h"
+
 #include <string.h>
 
 #define COUNT (1 << 20)
@@ -115,6 +117,36 @@ static void test_event_orders_two_streams(void **state)
     rk_stream_destroy(other);
 }
 
+/* Goal: timed events measure work, in order: less than the host waited for it, more than nothing. */
+static void test_event_elapsed_is_within_host_time(void **state)
+{
+    struct kt *kt = *state;
+    struct rk_axpby_args add = {.y = kt_zeros_1d(kt, RK_DTYPE_F32, COUNT),
+                                .x = kt_zeros_1d(kt, RK_DTYPE_F32, COUNT),
+                                .alpha = 1,
+                                .beta = 1};
+    int64_t host_ns, work_ns, all_ns;
+    struct rk_event *events[3];
+
+    for (int i = 0; i < 3; i++)
+        assert_ok(rk_event_create_timed(&events[i], kt->device));
+    assert_ok(rk_axpby(kt->stream, &add)); /* what a first call costs is over */
+    assert_ok(rk_stream_sync(kt->stream));
+    host_ns = rk_time_now_ns();
+    for (int i = 0; i < 3; i++) {
+        assert_ok(rk_event_record(events[i], kt->stream));
+        assert_ok(rk_axpby(kt->stream, &add));
+    }
+    assert_ok(rk_stream_sync(kt->stream));
+    host_ns = rk_time_now_ns() - host_ns;
+    assert_ok(rk_event_elapsed_ns(&work_ns, events[0], events[1]));
+    assert_ok(rk_event_elapsed_ns(&all_ns, events[0], events[2]));
+    assert_in_range(work_ns, 1, all_ns - 1);
+    assert_in_range(all_ns, work_ns + 1, host_ns);
+    for (int i = 0; i < 3; i++)
+        rk_event_destroy(events[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -123,6 +155,7 @@ int main(void)
         kt_test(test_device_alloc_too_much_is_device_oom),
         kt_test(test_stream_copies_keep_order),
         kt_test(test_event_orders_two_streams),
+        kt_test(test_event_elapsed_is_within_host_time),
     };
 
     return cmocka_run_group_tests_name("kernels/device", tests, NULL, NULL);
