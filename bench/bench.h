@@ -1,0 +1,155 @@
+/* Private to bench/: the table of benchmarks, what a benchmark is given and what it gives back.
+ *
+ * rankd-bench forks: every process opens its own device, runs the benchmarks that want its number of ranks in
+ * the order of the table, and writes results into memory that all share. The parent never opens a device. */
+#ifndef RK_BENCH_H
+#define RK_BENCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_json.h"
+#include "engine/rk_comm.h"
+#include "kernels/rk_device.h"
+#include "kernels/rk_tensor.h"
+
+#define BENCH_MAX_RANKS 4
+#define BENCH_MAX_DIMS  5
+
+struct bench_options {
+    const char *device, *group, *json, *compare, *filter;
+    const char *plugin; /* NULL: beside the program */
+    bool is_tiny;       /* shapes of a test: seconds on a laptop, figures without meaning */
+    bool profiles, lists;
+};
+
+/* What the device can do at most: stated for known devices, else measured before the benchmarks. */
+struct bench_ceilings {
+    double flops, bytes; /* a second; bf16 products, device memory read and written */
+    bool is_measured;
+};
+
+/* What one run costs, and how many `items` (tokens) it makes. */
+struct bench_cost {
+    double flops, bytes, items;
+};
+
+typedef enum bench_unit {
+    BENCH_TOKENS,  /* tok/s, from items */
+    BENCH_TFLOPS,  /* TFLOP/s, from flops */
+    BENCH_GBYTES,  /* GB/s, from bytes */
+    BENCH_MICROS,  /* us: less is better, like the next two */
+    BENCH_PERCENT, /* % slower */
+    BENCH_GIB,
+    BENCH_TIMES, /* x */
+    BENCH_UNIT_COUNT
+} bench_unit_t;
+
+struct bench_unit_row {
+    const char *text;
+    bool less_is_better;
+};
+extern const struct bench_unit_row bench_units[BENCH_UNIT_COUNT];
+
+typedef enum bench_state { BENCH_NOT_RUN, BENCH_DONE, BENCH_FAILED, BENCH_SKIPPED } bench_state_t;
+
+struct bench_result {
+    bench_state_t state;
+    char shape[96], note[160]; /* note: also why it failed or was skipped */
+    double measured, bound;    /* in the unit of the case; bound 0: none is known */
+    int clock_mhz;             /* of the SMs when it ended; 0: unknown */
+    double power_w;
+};
+
+/* One process's view. */
+struct bench_ctx {
+    const struct bench_options *options;
+    struct rk_device *device;
+    struct rk_stream *stream;
+    struct bench_ceilings ceilings;
+    struct rk_comm_world *world; /* NULL with one rank */
+    int32_t rank, num_ranks;
+};
+
+struct bench_op;
+struct bench_model;
+
+/* A row of the table. */
+struct bench_case {
+    const char *group, *name; /* group: the subcommand */
+    bench_unit_t unit;
+    struct rk_status *(*run)(struct bench_ctx *ctx, const struct bench_case *bench,
+                             struct bench_result *result);
+    int32_t num_ranks; /* 0 and 1: one process */
+    const struct bench_op *op;
+    const struct bench_model *model;
+    int64_t dims[BENCH_MAX_DIMS], tiny[BENCH_MAX_DIMS]; /* what they are is up to `run` */
+    bool is_strict;
+};
+
+extern const struct bench_case bench_cases[];
+extern const int bench_num_cases;
+
+static inline const int64_t *bench_dims(const struct bench_ctx *ctx, const struct bench_case *bench)
+{
+    return ctx->options->is_tiny ? bench->tiny : bench->dims;
+}
+
+/* --- bench_time.c --- */
+
+/* Median seconds of one call of `fn`: `num_warm` calls, then `num_timed`. `fn` ends with the device idle. */
+struct rk_status *bench_time(double *seconds, int num_warm, int num_timed,
+                             struct rk_status *(*fn)(void *user), void *user) RK_NODISCARD;
+double bench_median(double *values, int count); /* sorts */
+/* Measured and bound in the unit of the case, from the seconds of one run. */
+void bench_set_rate(struct bench_result *result, const struct bench_ctx *ctx, const struct bench_case *bench,
+                    double seconds, struct bench_cost cost);
+double bench_bound_seconds(const struct bench_ceilings *ceilings, struct bench_cost cost);
+
+/* --- the runners: entries of the table --- */
+
+struct rk_status *bench_run_op(struct bench_ctx *ctx, const struct bench_case *bench,
+                               struct bench_result *result) RK_NODISCARD;
+
+/* --- machine.c: what the figures were measured on --- */
+
+struct bench_machine {
+    char hardware[128], versions[192], date[32];
+};
+/* Of the device that ctx has open. */
+void bench_machine_describe(struct bench_machine *out, const struct bench_ctx *ctx);
+/* Clock and power right now. */
+void bench_machine_sample(struct bench_result *result, const struct bench_ctx *ctx);
+struct rk_status *bench_ceilings_find(struct bench_ceilings *out, struct bench_ctx *ctx) RK_NODISCARD;
+
+/* --- ranks.c: processes --- */
+
+struct bench_shared {
+    struct bench_machine machine;
+    struct bench_ceilings ceilings;
+    struct bench_result results[]; /* [bench_num_cases] */
+};
+/* Runs the selected cases of `num_ranks` in that many processes. False when one of them died. */
+bool bench_run_group(struct bench_shared *shared, const struct bench_options *options, int32_t num_ranks,
+                     const struct rk_json *baseline);
+bool bench_is_selected(const struct bench_options *options, const struct bench_case *bench);
+
+/* --- report.c --- */
+
+/* Reads what --json of another program wrote: an array of objects with at least name and measured. */
+struct rk_status *bench_baseline_read(struct rk_json **out, const char *path) RK_NODISCARD;
+void bench_print_header(const struct bench_shared *shared);
+void bench_print_row(const struct bench_case *bench, const struct bench_result *result,
+                     const struct rk_json *baseline);
+struct rk_status *bench_json_write(const char *path, const struct bench_shared *shared,
+                                   const struct rk_json *baseline) RK_NODISCARD;
+
+/* --- profile.c: a device that runs every operator on another one and keeps its time --- */
+
+/* Makes "profile:N" run on `device_name`, which must be open-able already. */
+struct rk_status *bench_profile_register(const char *device_name) RK_NODISCARD;
+void bench_profile_clear(void);
+/* Prints and forgets what ran since the last clear: a row for each operator and shape. */
+struct rk_status *bench_profile_print(const char *title, const struct bench_ceilings *ceilings) RK_NODISCARD;
+
+#endif

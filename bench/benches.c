@@ -1,0 +1,106 @@
+/* The benchmarks. Names stay: results of different days are compared by them. Those of the operators take the
+ * shapes of Qwen2.5's 1.5B (hidden 1536, intermediate 8960) and 7B (3584, 18944); every row has the shape of
+ * a test beside it. */
+#include "bench/bench.h"
+#include "bench/op_bench.h"
+
+#define OP(a_group, a_name, a_unit, a_op, ...)                                                      \
+    {                                                                                               \
+        .group = (a_group), .name = (a_name), .unit = (a_unit), .run = bench_run_op, .op = &(a_op), \
+        __VA_ARGS__                                                                                 \
+    }
+#define DIMS(...) .dims = {__VA_ARGS__}
+#define TINY(...) .tiny = {__VA_ARGS__}
+#define STRICT    .is_strict = true
+
+/* A weight of N x K in training: Y = X W^T, dX, dW. */
+#define TRAIN_GEMMS(n, k)                                                                                   \
+    OP("gemm", "gemm_" #n "x" #k "_m8192", BENCH_TFLOPS, bench_op_gemm, DIMS(8192, n, k), TINY(8, 16, 32)), \
+        OP("gemm", "gemm_strict_" #n "x" #k "_m8192", BENCH_TFLOPS, bench_op_gemm, DIMS(8192, n, k),        \
+           TINY(8, 16, 32), STRICT),                                                                        \
+        OP("gemm", "gemm_dx_" #n "x" #k "_m8192", BENCH_TFLOPS, bench_op_gemm_dx, DIMS(8192, n, k),         \
+           TINY(8, 16, 32)),                                                                                \
+        OP("gemm", "gemm_dw_" #n "x" #k "_m8192", BENCH_TFLOPS, bench_op_gemm_dw, DIMS(8192, n, k),         \
+           TINY(8, 16, 32))
+/* The same in decoding, where its bytes bound it. */
+#define DECODE_GEMMS(n, k)                                                                              \
+    OP("gemm", "gemm_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k), TINY(4, 16, 32)), \
+        OP("gemm", "gemm_strict_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k),        \
+           TINY(4, 16, 32), STRICT)
+#define ROWS(a_name, a_op, cols) \
+    OP("elementwise", a_name "_" #cols, BENCH_GBYTES, a_op, DIMS(8192, cols), TINY(8, 64))
+
+const struct bench_case bench_cases[] = {
+    OP("gemm", "gemm_8192", BENCH_TFLOPS, bench_op_gemm, DIMS(8192, 8192, 8192), TINY(32, 32, 32)),
+    TRAIN_GEMMS(2048, 1536),
+    TRAIN_GEMMS(1536, 1536),
+    TRAIN_GEMMS(17920, 1536),
+    TRAIN_GEMMS(1536, 8960),
+    TRAIN_GEMMS(4608, 3584),
+    TRAIN_GEMMS(3584, 3584),
+    TRAIN_GEMMS(37888, 3584),
+    TRAIN_GEMMS(3584, 18944),
+    DECODE_GEMMS(2048, 1536),
+    DECODE_GEMMS(1536, 1536),
+    DECODE_GEMMS(17920, 1536),
+    DECODE_GEMMS(1536, 8960),
+    DECODE_GEMMS(4608, 3584),
+    DECODE_GEMMS(37888, 3584),
+    DECODE_GEMMS(3584, 18944),
+    DECODE_GEMMS(151936, 1536),
+
+    OP("attention", "attn_fwd_hd128", BENCH_TFLOPS, bench_op_attn_fwd, DIMS(2, 4096, 28, 4, 128),
+       TINY(2, 24, 4, 2, 16)),
+    OP("attention", "attn_bwd_hd128", BENCH_TFLOPS, bench_op_attn_bwd, DIMS(2, 4096, 28, 4, 128),
+       TINY(2, 24, 4, 2, 16)),
+    OP("attention", "attn_fwd_1.5b_2048", BENCH_TFLOPS, bench_op_attn_fwd, DIMS(4, 2048, 12, 2, 128),
+       TINY(2, 24, 4, 2, 16)),
+    OP("attention", "attn_bwd_1.5b_2048", BENCH_TFLOPS, bench_op_attn_bwd, DIMS(4, 2048, 12, 2, 128),
+       TINY(2, 24, 4, 2, 16)),
+    OP("attention", "attn_fwd_hd64", BENCH_TFLOPS, bench_op_attn_fwd, DIMS(2, 4096, 14, 2, 64),
+       TINY(2, 24, 4, 2, 16)),
+    OP("attention", "attn_bwd_hd64", BENCH_TFLOPS, bench_op_attn_bwd, DIMS(2, 4096, 14, 2, 64),
+       TINY(2, 24, 4, 2, 16)),
+    OP("attention", "attn_decode_1.5b_b64", BENCH_GBYTES, bench_op_attn_paged, DIMS(64, 1024, 12, 2, 128),
+       TINY(2, 40, 4, 2, 16)),
+    OP("attention", "attn_decode_7b_b64", BENCH_GBYTES, bench_op_attn_paged, DIMS(64, 1024, 28, 4, 128),
+       TINY(2, 40, 4, 2, 16)),
+    OP("attention", "attn_decode_7b_8k", BENCH_GBYTES, bench_op_attn_paged, DIMS(64, 8192, 28, 4, 128),
+       TINY(2, 40, 4, 2, 16)),
+
+    ROWS("rmsnorm_fwd", bench_op_rmsnorm_fwd, 1536),
+    ROWS("rmsnorm_fwd", bench_op_rmsnorm_fwd, 3584),
+    ROWS("rmsnorm_bwd", bench_op_rmsnorm_bwd, 1536),
+    ROWS("rmsnorm_bwd", bench_op_rmsnorm_bwd, 3584),
+    ROWS("swiglu_fwd", bench_op_swiglu_fwd, 8960),
+    ROWS("swiglu_fwd", bench_op_swiglu_fwd, 18944),
+    ROWS("swiglu_bwd", bench_op_swiglu_bwd, 8960),
+    ROWS("swiglu_bwd", bench_op_swiglu_bwd, 18944),
+    ROWS("gather_rows", bench_op_gather_rows, 1536),
+    ROWS("gather_rows", bench_op_gather_rows, 3584),
+    OP("elementwise", "rope_12_heads", BENCH_GBYTES, bench_op_rope, DIMS(8192, 12, 128), TINY(8, 2, 16)),
+    OP("elementwise", "rope_28_heads", BENCH_GBYTES, bench_op_rope, DIMS(8192, 28, 128), TINY(8, 2, 16)),
+    OP("elementwise", "embed_fwd_1536", BENCH_GBYTES, bench_op_embed_fwd, DIMS(8192, 1536, 151936),
+       TINY(8, 64, 99)),
+    OP("elementwise", "embed_fwd_3584", BENCH_GBYTES, bench_op_embed_fwd, DIMS(8192, 3584, 151936),
+       TINY(8, 64, 99)),
+    OP("elementwise", "embed_bwd_1536", BENCH_GBYTES, bench_op_embed_bwd, DIMS(8192, 1536, 151936),
+       TINY(8, 64, 99)),
+    OP("elementwise", "embed_bwd_3584", BENCH_GBYTES, bench_op_embed_bwd, DIMS(8192, 3584, 151936),
+       TINY(8, 64, 99)),
+    OP("elementwise", "kv_write_4_heads", BENCH_GBYTES, bench_op_kv_write, DIMS(8192, 4, 128),
+       TINY(8, 2, 16)),
+    OP("elementwise", "vocab_stats", BENCH_GBYTES, bench_op_vocab_stats, DIMS(1024, 151936), TINY(4, 99)),
+    OP("elementwise", "vocab_stats_bwd", BENCH_GBYTES, bench_op_vocab_stats_bwd, DIMS(1024, 151936),
+       TINY(4, 99)),
+    OP("elementwise", "sample_b64", BENCH_GBYTES, bench_op_sample, DIMS(64, 151936, 0, 1000),
+       TINY(4, 99, 0, 1000)),
+    OP("elementwise", "sample_top_k_b64", BENCH_GBYTES, bench_op_sample, DIMS(64, 151936, 50, 1000),
+       TINY(4, 99, 5, 1000)),
+    OP("elementwise", "sample_top_p_b64", BENCH_GBYTES, bench_op_sample, DIMS(64, 151936, 0, 950),
+       TINY(4, 99, 0, 950)),
+    OP("elementwise", "cast_f32_bf16", BENCH_GBYTES, bench_op_cast, DIMS(1 << 27), TINY(1024)),
+    OP("elementwise", "sum_squares_f32", BENCH_GBYTES, bench_op_sum_squares, DIMS(1 << 27), TINY(1024)),
+    OP("elementwise", "adamw_bf16", BENCH_GBYTES, bench_op_adamw, DIMS(1 << 27), TINY(1024)),
+};
+const int bench_num_cases = RK_ARRAY_LEN(bench_cases);

@@ -1,0 +1,174 @@
+/* Results as text for people and as JSON for programs, and figures of another program to put beside them. */
+#include "bench/bench.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+#define BASELINE_BYTES_MAX ((size_t)1 << 20)
+
+struct rk_status *bench_baseline_read(struct rk_json **out, const char *path)
+{
+    struct rk_status *st;
+
+    RK_TRY(rk_json_parse_file(out, path, BASELINE_BYTES_MAX, 0));
+    if (rk_json_type(*out) != RK_JSON_ARRAY)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected an array of results, got %s", path,
+                     rk_json_type_name(rk_json_type(*out)));
+    else
+        st = NULL;
+    for (int64_t i = 0; i < rk_json_count(*out) && !st; i++) {
+        const struct rk_json *row = rk_json_at(*out, i);
+        const char *name;
+        double measured;
+
+        st = rk_json_get_string(row, "", "name", &name);
+        if (!st)
+            st = rk_json_get_f64(row, "", "measured", &measured);
+        if (st)
+            st = RK_WRAP(st, "%s, result %lld", path, (long long)i);
+    }
+    if (st) {
+        rk_json_free(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
+/* Of the same name and unit; 0 when there is none. */
+static double baseline_of(const struct rk_json *baseline, const struct bench_case *bench)
+{
+    for (int64_t i = 0; i < rk_json_count(baseline); i++) {
+        const struct rk_json *row = rk_json_at(baseline, i);
+        const char *unit = rk_json_as_string(rk_json_find(row, "unit"), bench_units[bench->unit].text);
+
+        if (strcmp(rk_json_as_string(rk_json_find(row, "name"), ""), bench->name) == 0 &&
+            strcmp(unit, bench_units[bench->unit].text) == 0)
+            return rk_json_as_real(rk_json_find(row, "measured"), 0);
+    }
+    return 0;
+}
+
+static double percent_of_bound(const struct bench_case *bench, const struct bench_result *result)
+{
+    if (bench_units[bench->unit].less_is_better)
+        return 100 * result->bound / result->measured;
+    return 100 * result->measured / result->bound;
+}
+
+/* --- text --- */
+
+void bench_print_header(const struct bench_shared *shared)
+{
+    printf("%s\n%s\n%s\nceilings (%s): %.1f TFLOP/s bf16, %.0f GB/s\n\n", shared->machine.date,
+           shared->machine.hardware, shared->machine.versions,
+           shared->ceilings.is_measured ? "measured now" : "stated", shared->ceilings.flops * 1e-12,
+           shared->ceilings.bytes * 1e-9);
+    printf("%-30s %-52s %10s %-8s %10s %6s %10s %6s %5s %5s\n", "name", "shape", "measured", "unit", "bound",
+           "%", "baseline", "ratio", "MHz", "W");
+    fflush(stdout);
+}
+
+static const char *format_number(char text[16], double value)
+{
+    int digits = fabs(value) >= 1000 ? 0 : fabs(value) >= 100 ? 1 : fabs(value) >= 1 ? 2 : 4;
+
+    if (value == 0)
+        return "-";
+    snprintf(text, 16, "%.*f", digits, value);
+    return text;
+}
+
+void bench_print_row(const struct bench_case *bench, const struct bench_result *result,
+                     const struct rk_json *baseline)
+{
+    double other = baseline_of(baseline, bench);
+    char measured[16], bound[16], percent[16], base[16], ratio[16];
+
+    if (result->state != BENCH_DONE) {
+        printf("%-30s %-52s %s: %s\n", bench->name, result->shape,
+               result->state == BENCH_SKIPPED ? "skipped" : "failed", result->note);
+    } else {
+        printf("%-30s %-52s %10s %-8s %10s %6s %10s %6s %5d %5.0f  %s\n", bench->name, result->shape,
+               format_number(measured, result->measured), bench_units[bench->unit].text,
+               format_number(bound, result->bound),
+               format_number(percent, result->bound > 0 ? percent_of_bound(bench, result) : 0),
+               format_number(base, other), format_number(ratio, other > 0 ? result->measured / other : 0),
+               result->clock_mhz, result->power_w, result->note);
+    }
+    fflush(stdout);
+}
+
+/* --- JSON --- */
+
+/* Six digits: the others are noise. Null for what is not known. */
+static struct rk_json *number_or_null(double value, bool is_known)
+{
+    char text[32];
+    double rounded;
+
+    snprintf(text, sizeof(text), "%.6g", value);
+    if (!is_known || !isfinite(value) || !rk_parse_f64(text, &rounded))
+        return rk_json_new_null();
+    return rk_json_new_real(rounded);
+}
+
+static struct rk_json *row_json(const struct bench_case *bench, const struct bench_result *result,
+                                const struct bench_machine *machine, double baseline)
+{
+    struct rk_json *row = rk_json_new_object();
+    bool has_bound = result->bound > 0;
+
+    rk_json_set(row, "name", rk_json_new_string(bench->name));
+    rk_json_set(row, "shape", rk_json_new_string(result->shape));
+    rk_json_set(row, "measured", number_or_null(result->measured, true));
+    rk_json_set(row, "unit", rk_json_new_string(bench_units[bench->unit].text));
+    rk_json_set(row, "bound", number_or_null(result->bound, has_bound));
+    rk_json_set(row, "percent_of_bound",
+                number_or_null(has_bound ? percent_of_bound(bench, result) : 0, has_bound));
+    rk_json_set(row, "baseline", number_or_null(baseline, baseline > 0));
+    rk_json_set(row, "ratio", number_or_null(baseline > 0 ? result->measured / baseline : 0, baseline > 0));
+    rk_json_set(row, "note", rk_json_new_string(result->note));
+    rk_json_set(row, "clock_mhz", number_or_null(result->clock_mhz, result->clock_mhz > 0));
+    rk_json_set(row, "power_w", number_or_null(result->power_w, result->power_w > 0));
+    rk_json_set(row, "date", rk_json_new_string(machine->date));
+    rk_json_set(row, "hardware", rk_json_new_string(machine->hardware));
+    rk_json_set(row, "versions", rk_json_new_string(machine->versions));
+    return row;
+}
+
+static struct rk_status *write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    bool is_written;
+
+    if (!file)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "cannot write %s: %m", path);
+    is_written = fputs(text, file) >= 0 && fputc('\n', file) >= 0;
+    if (fclose(file) != 0 || !is_written)
+        return RK_FAIL(RK_UNKNOWN, "cannot write %s: %m", path);
+    return NULL;
+}
+
+struct rk_status *bench_json_write(const char *path, const struct bench_shared *shared,
+                                   const struct rk_json *baseline)
+{
+    struct rk_json *rows = rk_json_new_array();
+    struct rk_status *st;
+    char *text;
+
+    for (int i = 0; i < bench_num_cases; i++) {
+        if (shared->results[i].state == BENCH_DONE)
+            rk_json_append(rows, row_json(&bench_cases[i], &shared->results[i], &shared->machine,
+                                          baseline_of(baseline, &bench_cases[i])));
+    }
+    text = rk_json_dump(rows, 1, false);
+    st = write_text(path, text);
+    rk_free(text);
+    rk_json_free(rows);
+    return st;
+}
