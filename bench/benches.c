@@ -1,7 +1,7 @@
 /* The benchmarks. Names stay: results of different days are compared by them. Those of the operators take the
  * shapes of Qwen2.5's 1.5B (hidden 1536, intermediate 8960) and 7B (3584, 18944); every row has the shape of
  * a test beside it. */
-#include "bench/bench.h"
+#include "bench/models.h"
 #include "bench/op_bench.h"
 
 #define OP(a_group, a_name, a_unit, a_op, ...)                                                      \
@@ -29,6 +29,22 @@
            TINY(4, 16, 32), STRICT)
 #define ROWS(a_name, a_op, cols) \
     OP("elementwise", a_name "_" #cols, BENCH_GBYTES, a_op, DIMS(8192, cols), TINY(8, 64))
+
+#define MODEL(a_group, a_name, a_unit, a_run, a_model, ...)                                          \
+    {                                                                                                \
+        .group = (a_group), .name = (a_name), .unit = (a_unit), .run = (a_run), .model = &(a_model), \
+        __VA_ARGS__                                                                                  \
+    }
+/* 8192 tokens: what the PyTorch baseline has too. */
+#define BATCH        DIMS(4, 2048), TINY(2, 12)
+#define DECODE(seqs) DIMS(seqs, 1024, 128), TINY(3, 64, 4)
+/* "reshard" is the all-gather that spreads updated parameters over dp: actor and rollout of one layout share
+ * a buffer, so there is nothing else to move between them. */
+#define COMM(a_group, a_name, a_unit, bytes, kind)                                                           \
+    {                                                                                                        \
+        .group = (a_group), .name = (a_name), .unit = (a_unit), .run = bench_run_collective, .num_ranks = 2, \
+        DIMS(bytes, kind), TINY(1024, kind)                                                                  \
+    }
 
 const struct bench_case bench_cases[] = {
     OP("gemm", "gemm_8192", BENCH_TFLOPS, bench_op_gemm, DIMS(8192, 8192, 8192), TINY(32, 32, 32)),
@@ -102,5 +118,27 @@ const struct bench_case bench_cases[] = {
     OP("elementwise", "cast_f32_bf16", BENCH_GBYTES, bench_op_cast, DIMS(1 << 27), TINY(1024)),
     OP("elementwise", "sum_squares_f32", BENCH_GBYTES, bench_op_sum_squares, DIMS(1 << 27), TINY(1024)),
     OP("elementwise", "adamw_bf16", BENCH_GBYTES, bench_op_adamw, DIMS(1 << 27), TINY(1024)),
+
+    MODEL("train", "train_step_1.5b", BENCH_TOKENS, bench_run_train, bench_model_1_5b, BATCH),
+    MODEL("train", "fwd_bwd_7b", BENCH_TOKENS, bench_run_fwd_bwd, bench_model_7b, BATCH),
+    MODEL("train", "peak_memory_1.5b", BENCH_GIB, bench_run_peak_memory, bench_model_1_5b, BATCH),
+    MODEL("train", "strict_overhead_train", BENCH_PERCENT, bench_run_strict_train, bench_model_1_5b, BATCH),
+    MODEL("train", "dp2_scaling_1.5b", BENCH_TIMES, bench_run_dp_scaling, bench_model_1_5b, BATCH,
+          .num_ranks = 2),
+    MODEL("train", "tp2_speedup_7b", BENCH_TIMES, bench_run_tp_speedup, bench_model_7b, BATCH,
+          .num_ranks = 2),
+    MODEL("logprob", "logprob_1.5b", BENCH_TOKENS, bench_run_log_prob, bench_model_1_5b, BATCH),
+    MODEL("logprob", "logprob_7b", BENCH_TOKENS, bench_run_log_prob, bench_model_7b, BATCH),
+    MODEL("decode", "decode_1.5b_b64", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(64)),
+    MODEL("decode", "decode_7b_b64", BENCH_TOKENS, bench_run_decode, bench_model_7b, DECODE(64)),
+    MODEL("decode", "decode_1.5b_b256", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(256)),
+    MODEL("decode", "decode_1.5b_b1", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(1)),
+    MODEL("decode", "strict_overhead_decode", BENCH_PERCENT, bench_run_strict_decode, bench_model_1_5b,
+          DECODE(64)),
+
+    COMM("comm", "all_reduce_256m", BENCH_GBYTES, 1 << 28, BENCH_ALL_REDUCE),
+    COMM("comm", "all_reduce_16k", BENCH_MICROS, 1 << 14, BENCH_ALL_REDUCE),
+    COMM("comm", "reduce_scatter_256m", BENCH_GBYTES, 1 << 28, BENCH_REDUCE_SCATTER),
+    COMM("reshard", "gather_params_1.5b", BENCH_GBYTES, 3087428608, BENCH_ALL_GATHER),
 };
 const int bench_num_cases = RK_ARRAY_LEN(bench_cases);

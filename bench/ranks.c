@@ -69,7 +69,8 @@ static char *device_of_rank(const char *device, int32_t rank)
 static struct rk_status *open_device(struct bench_ctx *ctx)
 {
     char *name = device_of_rank(ctx->options->device, ctx->rank);
-    struct rk_device_config config = {.struct_size = sizeof(config), .name = name};
+    struct rk_device_config config = {
+        .struct_size = sizeof(config), .name = name, .num_threads = ctx->options->is_tiny ? 1 : 0};
     struct rk_status *st;
 
     st = rk_plugin_load(name, ctx->options->plugin);

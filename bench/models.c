@@ -1,0 +1,199 @@
+/* Models of the shapes of Qwen2.5 with random weights, their batches and their costs. */
+#include "bench/models.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_rng.h"
+#include "base/rk_str.h"
+
+#define SEED          20240917
+#define MAX_POSITIONS 4096
+
+const struct bench_model bench_model_1_5b = {"1.5B", 1536, 8960, 28, 12, 2, 128, 151936, true};
+const struct bench_model bench_model_7b = {"7B", 3584, 18944, 28, 28, 4, 128, 152064, false};
+const struct bench_model bench_model_tiny = {"tiny", 64, 96, 2, 4, 2, 16, 320, true};
+
+/* --- costs --- */
+
+double bench_matmul_params(const struct bench_model *model)
+{
+    double h = (double)model->hidden_size, q = (double)(model->num_heads * model->head_dim);
+    double kv = (double)(model->num_kv_heads * model->head_dim);
+    double layer = h * (q + 2 * kv) + q * h + 3 * h * (double)model->intermediate_size;
+
+    return (double)model->num_layers * layer + (double)model->vocab_size * h;
+}
+
+double bench_num_params(const struct bench_model *model)
+{
+    double h = (double)model->hidden_size;
+    double qkv = (double)((model->num_heads + 2 * model->num_kv_heads) * model->head_dim);
+    double vectors = (double)model->num_layers * (2 * h + qkv) + h;
+
+    return bench_matmul_params(model) + vectors +
+           (model->tie_word_embeddings ? 0 : (double)model->vocab_size * h);
+}
+
+struct bench_cost bench_cost_forward(const struct bench_model *model, int64_t num_seqs, int64_t seq_len)
+{
+    double tokens = (double)(num_seqs * seq_len);
+    double heads = (double)(model->num_heads * model->head_dim);
+
+    return (struct bench_cost){
+        .flops = tokens *
+                 (2 * bench_matmul_params(model) + 2 * (double)model->num_layers * heads * (double)seq_len),
+        .items = tokens,
+    };
+}
+
+struct bench_cost bench_cost_train(const struct bench_model *model, int64_t num_seqs, int64_t seq_len)
+{
+    struct bench_cost cost = bench_cost_forward(model, num_seqs, seq_len);
+
+    cost.flops *= 3;
+    return cost;
+}
+
+struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num_seqs, int64_t context)
+{
+    double n = bench_matmul_params(model), keys = (double)(num_seqs * context);
+    double kv_bytes = 4 * (double)(model->num_layers * model->num_kv_heads * model->head_dim);
+    double heads = (double)(model->num_heads * model->head_dim);
+
+    return (struct bench_cost){
+        .flops = 2 * (double)num_seqs * n + 4 * (double)model->num_layers * heads * keys,
+        .bytes = 2 * n + keys * kv_bytes,
+        .items = (double)num_seqs,
+    };
+}
+
+/* --- instances --- */
+
+static char *config_text(const struct bench_model *m)
+{
+    return rk_format("{\"model_type\": \"qwen2\", \"hidden_size\": %lld, \"intermediate_size\": %lld,"
+                     " \"num_hidden_layers\": %lld, \"num_attention_heads\": %lld,"
+                     " \"num_key_value_heads\": %lld, \"vocab_size\": %lld,"
+                     " \"max_position_embeddings\": %d, \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"
+                     " \"initializer_range\": 0.02, \"tie_word_embeddings\": %s}",
+                     (long long)m->hidden_size, (long long)m->intermediate_size, (long long)m->num_layers,
+                     (long long)m->num_heads, (long long)m->num_kv_heads, (long long)m->vocab_size,
+                     MAX_POSITIONS, m->tie_word_embeddings ? "true" : "false");
+}
+
+static struct rk_status *open_mesh(struct bench_instance *out, struct bench_ctx *ctx,
+                                   const struct bench_instance_desc *desc)
+{
+    struct rk_mesh_spec spec = {.tp = RK_MAX(desc->tp, 1), .dp = RK_MAX(desc->dp, 1)};
+
+    if (spec.tp * spec.dp == 1)
+        return rk_mesh_comms_create_single(&out->comms);
+    RK_TRY(rk_mesh_create(&out->mesh, &spec, ctx->num_ranks));
+    return rk_mesh_comms_create(&out->comms, out->mesh, ctx->world);
+}
+
+static struct rk_status *open_model(struct bench_instance *out, struct bench_ctx *ctx,
+                                    const struct bench_instance_desc *desc)
+{
+    struct rk_model_desc model = {.struct_size = sizeof(model),
+                                  .dtype = RK_DTYPE_BF16,
+                                  .numerics = desc->is_strict ? RK_NUMERICS_STRICT : RK_NUMERICS_FAST,
+                                  .stream = ctx->stream,
+                                  .mesh = out->comms};
+    char *text = config_text(&out->shape);
+    struct rk_json *config;
+    struct rk_status *st = rk_json_parse(&config, text, strlen(text), "config.json", 0);
+
+    rk_free(text);
+    if (st)
+        return st;
+    model.hf_config = config;
+    st = rk_model_create(&out->model, &model);
+    rk_json_free(config);
+    return st ? st : rk_model_init_random(out->model, SEED);
+}
+
+/* AdamW as the PyTorch baseline has it; the learning rate is small enough that random data does no harm. */
+static struct rk_status *enable_training(struct rk_model *model, bool has_optimizer)
+{
+    static const char text[] =
+        "{\"optim.optimizer\": \"adam\", \"optim.lr\": 1e-6, \"optim.min_lr\": 0,"
+        " \"optim.lr_warmup_init\": 0, \"optim.lr_decay_style\": \"constant\","
+        " \"optim.lr_warmup_steps\": -1, \"optim.lr_warmup_steps_ratio\": 0,"
+        " \"optim.total_training_steps\": -1, \"optim.betas\": [0.9, 0.95], \"optim.eps\": 1e-8,"
+        " \"optim.weight_decay\": 0.01, \"optim.clip_grad\": 1.0}";
+    struct rk_optim_config config;
+    struct rk_json *options;
+    struct rk_status *st;
+
+    RK_TRY(rk_json_parse(&options, text, strlen(text), "optim", 0));
+    st = rk_optim_config_read(&config, options);
+    rk_json_free(options);
+    if (st)
+        return st;
+    if (!has_optimizer)
+        config.ops = NULL;
+    return rk_train_enable(model, &config);
+}
+
+struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,
+                                      const struct bench_instance_desc *desc)
+{
+    *out = (struct bench_instance){.shape = ctx->options->is_tiny ? bench_model_tiny : *desc->model};
+    RK_TRY(open_mesh(out, ctx, desc));
+    RK_TRY(open_model(out, ctx, desc));
+    if (desc->training == BENCH_NO_TRAINING)
+        return NULL;
+    return enable_training(out->model, desc->training == BENCH_WITH_OPTIMIZER);
+}
+
+void bench_instance_close(struct bench_instance *instance)
+{
+    rk_model_destroy(instance->model);
+    rk_mesh_comms_destroy(instance->comms);
+    rk_mesh_destroy(instance->mesh);
+    *instance = (struct bench_instance){0};
+}
+
+/* --- batches --- */
+
+void bench_batch_init(struct bench_batch *batch, int32_t num_seqs, int32_t seq_len, int64_t vocab_size)
+{
+    int64_t num_tokens = (int64_t)num_seqs * seq_len;
+    int32_t *tokens, *positions, *labels, *cu_seqlens;
+    struct rk_rng rng;
+
+    batch->ints = rk_calloc((size_t)(3 * num_tokens + num_seqs + 1), sizeof(int32_t));
+    batch->log_probs = rk_calloc((size_t)num_tokens, sizeof(double));
+    batch->entropy = rk_calloc((size_t)num_tokens, sizeof(double));
+    tokens = batch->ints;
+    positions = tokens + num_tokens;
+    labels = positions + num_tokens;
+    cu_seqlens = labels + num_tokens;
+    rk_rng_init(&rng, SEED, 1);
+    for (int64_t t = 0; t < num_tokens; t++)
+        tokens[t] = (int32_t)rk_rng_next_below(&rng, vocab_size);
+    for (int64_t t = 0; t < num_tokens; t++) {
+        positions[t] = (int32_t)(t % seq_len);
+        labels[t] = positions[t] + 1 < seq_len ? tokens[t + 1] : RK_LABEL_NONE;
+    }
+    for (int32_t s = 0; s <= num_seqs; s++)
+        cu_seqlens[s] = s * seq_len;
+    batch->packed = (struct rk_packed){.num_seqs = num_seqs,
+                                       .num_tokens = num_tokens,
+                                       .max_seqlen = seq_len,
+                                       .tokens = tokens,
+                                       .positions = positions,
+                                       .cu_seqlens = cu_seqlens,
+                                       .labels = labels};
+}
+
+void bench_batch_fini(struct bench_batch *batch)
+{
+    rk_free(batch->ints);
+    rk_free(batch->log_probs);
+    rk_free(batch->entropy);
+    *batch = (struct bench_batch){0};
+}

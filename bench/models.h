@@ -1,0 +1,79 @@
+/* Private to bench/: models of the shapes of Qwen2.5, with random weights, and what their passes cost. */
+#ifndef RK_BENCH_MODELS_H
+#define RK_BENCH_MODELS_H
+
+#include "bench/bench.h"
+#include "engine/rk_model.h"
+#include "engine/rk_train.h"
+
+struct bench_model {
+    const char *name;
+    int64_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size;
+    bool tie_word_embeddings;
+};
+
+extern const struct bench_model bench_model_1_5b, bench_model_7b, bench_model_tiny;
+
+/* What a benchmark works on. */
+struct bench_instance {
+    struct rk_mesh *mesh;
+    struct rk_mesh_comms *comms;
+    struct rk_model *model;
+    struct bench_model shape; /* that of a test where the options say so */
+};
+
+struct bench_instance_desc {
+    const struct bench_model *model;
+    int32_t tp, dp; /* 0: 1. More than one rank in all needs ctx->world. */
+    bool is_strict, recomputes;
+    enum { BENCH_NO_TRAINING, BENCH_GRADIENTS_ONLY, BENCH_WITH_OPTIMIZER } training;
+};
+
+struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,
+                                      const struct bench_instance_desc *desc) RK_NODISCARD;
+void bench_instance_close(struct bench_instance *instance); /* also of one that did not open */
+
+/* Packed sequences of equal length with random ids; every position but a sequence's last has a label. */
+struct bench_batch {
+    struct rk_packed packed;
+    int32_t *ints; /* what packed points into */
+    double *log_probs, *entropy;
+};
+void bench_batch_init(struct bench_batch *batch, int32_t num_seqs, int32_t seq_len, int64_t vocab_size);
+void bench_batch_fini(struct bench_batch *batch);
+
+/* Parameters in matrix products per token, the output projection included, the embedding not. */
+double bench_matmul_params(const struct bench_model *model);
+double bench_num_params(const struct bench_model *model);
+/* Of num_seqs sequences of seq_len tokens, causal attention counted by half (2 N + 2 L h d S a token). */
+struct bench_cost bench_cost_forward(const struct bench_model *model, int64_t num_seqs, int64_t seq_len);
+/* Three times the forward pass: recomputation is not counted. */
+struct bench_cost bench_cost_train(const struct bench_model *model, int64_t num_seqs, int64_t seq_len);
+/* One decode step: weights and the keys and values of `context` tokens of each sequence are read. */
+struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num_seqs, int64_t context);
+
+/* dims of bench_run_collective: bytes, one of these. */
+enum bench_collective { BENCH_ALL_REDUCE, BENCH_ALL_GATHER, BENCH_REDUCE_SCATTER };
+
+struct rk_status *bench_run_collective(struct bench_ctx *ctx, const struct bench_case *bench,
+                                       struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_train(struct bench_ctx *ctx, const struct bench_case *bench,
+                                  struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
+                                    struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_case *bench,
+                                     struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct bench_case *bench,
+                                         struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_decode(struct bench_ctx *ctx, const struct bench_case *bench,
+                                   struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_strict_decode(struct bench_ctx *ctx, const struct bench_case *bench,
+                                          struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_dp_scaling(struct bench_ctx *ctx, const struct bench_case *bench,
+                                       struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_tp_speedup(struct bench_ctx *ctx, const struct bench_case *bench,
+                                       struct bench_result *result) RK_NODISCARD;
+
+#endif

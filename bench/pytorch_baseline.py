@@ -1,0 +1,255 @@
+#!/usr/bin/env python3
+"""What PyTorch and transformers do on the shapes of rankd-bench, as JSON for `rankd-bench --compare`.
+
+Models have random bf16 weights, attention is SDPA, nothing is compiled. AdamW is the fused one and works on bf16
+without fp32 masters; gradients are not clipped. Needs torch and transformers; takes about 90 s on an H200.
+
+  python3 bench/pytorch_baseline.py --json pytorch.json [--filter TEXT] [--device cuda] [--tiny]
+"""
+import argparse
+import datetime
+import gc
+import json
+import statistics
+import time
+
+import torch
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+SHAPES = {
+    "1.5b": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+                 num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True),
+    "7b": dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+               num_key_value_heads=4, vocab_size=152064, tie_word_embeddings=False),
+}
+TINY = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            vocab_size=320, tie_word_embeddings=True)
+WEIGHTS = [(2048, 1536), (1536, 1536), (17920, 1536), (1536, 8960), (4608, 3584), (3584, 3584), (37888, 3584),
+           (3584, 18944)]
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.device = torch.device(options.device)
+        self.rows = []
+
+    def sync(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def seconds(self, fn, warm=3, timed=5, calls=1):
+        """Median seconds of one call of fn."""
+        for _ in range(warm):
+            fn()
+        times = []
+        for _ in range(timed):
+            self.sync()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                fn()
+            self.sync()
+            times.append((time.perf_counter() - begin) / calls)
+        return statistics.median(times)
+
+    def wants(self, *names):
+        return any(self.options.filter in name for name in names)
+
+    def add(self, name, shape, measured, unit):
+        if not self.wants(name):
+            return
+        self.rows.append(dict(name=name, shape=shape, measured=measured, unit=unit))
+        print(f"{name:30} {shape:44} {measured:12.2f} {unit}", flush=True)
+
+    def clean(self):
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    # --- single operators ---
+
+    def gemm(self):
+        for tokens in (8192, 64):
+            for n, k in WEIGHTS + ([(8192, 8192)] if tokens == 8192 else [(151936, 1536)]):
+                name = "gemm_8192" if n == 8192 else f"gemm_{n}x{k}_m{tokens}"
+                if not self.wants(name):
+                    continue
+                m, n, k = (8, 16, 32) if self.options.tiny else (tokens, n, k)
+                x = [torch.randn(m, k, device=self.device, dtype=torch.bfloat16) for _ in range(4)]
+                w = [torch.randn(n, k, device=self.device, dtype=torch.bfloat16) for _ in range(4)]
+                turn = iter(range(1 << 30))
+
+                def call():
+                    i = next(turn) % 4
+                    return x[i] @ w[i].t()
+
+                seconds = self.seconds(call, calls=2 if self.options.tiny else 20)
+                if tokens == 64:
+                    self.add(name, f"M={m} N={n} K={k}", 2 * (m * n + m * k + n * k) / seconds / 1e9, "GB/s")
+                else:
+                    self.add(name, f"M={m} N={n} K={k}", 2 * m * n * k / seconds / 1e12, "TFLOP/s")
+
+    def attention_seconds(self, q, k, v, grad):
+        """Forward and backward of the fastest backend, each on its own."""
+        forward, backward = [], []
+        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+        for backend in backends if self.device.type == "cuda" else [SDPBackend.MATH]:
+            try:
+                with sdpa_kernel([backend]):
+                    forward.append(self.seconds(
+                        lambda: scaled_dot_product_attention(q, k, v, is_causal=True), calls=5))
+                    out = scaled_dot_product_attention(q, k, v, is_causal=True)
+                    backward.append(self.seconds(
+                        lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), calls=5))
+            except RuntimeError as error:
+                print(f"  {backend}: {str(error).splitlines()[0]}")
+        return min(forward), min(backward)
+
+    def attention(self):
+        cases = [("hd128", 2, 4096, 28, 128), ("1.5b_2048", 4, 2048, 12, 128), ("hd64", 2, 4096, 14, 64)]
+        for suffix, seqs, length, heads, head_dim in cases:
+            if not self.wants(f"attn_fwd_{suffix}", f"attn_bwd_{suffix}"):
+                continue
+            if self.options.tiny:
+                seqs, length, heads, head_dim = 2, 24, 4, 16
+            # Keys and values of every head: not all backends take grouped ones.
+            q, k, v, grad = (torch.randn(seqs, heads, length, head_dim, device=self.device, dtype=torch.bfloat16)
+                             for _ in range(4))
+            for tensor in (q, k, v):
+                tensor.requires_grad_(True)
+            pairs = seqs * length * length * heads * head_dim
+            forward, backward = self.attention_seconds(q, k, v, grad)
+            shape = f"seqs={seqs} len={length} heads={heads} head_dim={head_dim}"
+            self.add(f"attn_fwd_{suffix}", shape, 2 * pairs / forward / 1e12, "TFLOP/s")
+            self.add(f"attn_bwd_{suffix}", shape, 5 * pairs / backward / 1e12, "TFLOP/s")
+
+    # --- models ---
+
+    def model(self, size):
+        config = transformers.Qwen2Config(**(TINY if self.options.tiny else SHAPES[size]),
+                                          max_position_embeddings=4096, attn_implementation="sdpa")
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        with self.device:
+            model = transformers.Qwen2ForCausalLM(config)
+        torch.set_default_dtype(before)
+        return model, config
+
+    def batch(self, config):
+        seqs, length = (2, 12) if self.options.tiny else (4, 2048)
+        ids = torch.randint(config.vocab_size, (seqs, length), device=self.device)
+        return ids, f"{seqs}x{length} tokens"
+
+    def train(self):
+        if self.wants("train_step_1.5b", "peak_memory_1.5b"):
+            self.clean()
+            model, config = self.model("1.5b")
+            ids, shape = self.batch(config)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), eps=1e-8,
+                                          weight_decay=0.01, fused=True)
+
+            def step():
+                model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+            seconds = self.seconds(step)
+            self.add("train_step_1.5b", shape, ids.numel() / seconds, "tok/s")
+            if self.device.type == "cuda":
+                self.add("peak_memory_1.5b", shape, torch.cuda.max_memory_allocated() / 2**30, "GiB")
+            del model, optimizer, step
+        if self.wants("fwd_bwd_7b"):
+            self.clean()
+            model, config = self.model("7b")
+            model.gradient_checkpointing_enable()
+            model.train()
+            ids, shape = self.batch(config)
+
+            def pass_both():
+                model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+                model.zero_grad(set_to_none=True)
+
+            self.add("fwd_bwd_7b", shape, ids.numel() / self.seconds(pass_both, 2, 3), "tok/s")
+            del model, pass_both
+
+    @torch.no_grad()
+    def logprob(self):
+        for size in ("1.5b", "7b"):
+            if not self.wants(f"logprob_{size}"):
+                continue
+            self.clean()
+            model, config = self.model(size)
+            ids, shape = self.batch(config)
+            labels = ids.roll(-1, 1)
+
+            def log_probs_and_entropy():
+                logits = model(input_ids=ids, use_cache=False).logits
+                log_probs, entropy = [], []
+                for row, label in zip(logits, labels):  # a sequence at a time: less memory at once
+                    log_p = torch.log_softmax(row, dim=-1)
+                    log_probs.append(log_p.gather(-1, label[:, None])[:, 0])
+                    entropy.append(torch.logsumexp(row, -1) - (torch.softmax(row, -1) * row).sum(-1))
+                return torch.stack(log_probs).cpu(), torch.stack(entropy).cpu()
+
+            self.add(f"logprob_{size}", shape, ids.numel() / self.seconds(log_probs_and_entropy), "tok/s")
+            del model, log_probs_and_entropy
+
+    @torch.no_grad()
+    def decode(self):
+        for size, seqs in (("1.5b", 64), ("7b", 64)):
+            name = f"decode_{size}_b{seqs}"
+            if not self.wants(name):
+                continue
+            self.clean()
+            model, config = self.model(size)
+            warm, timed, context = (2, 2, 16) if self.options.tiny else (4, 24, 1024)
+            seqs = 3 if self.options.tiny else seqs
+            ids = torch.randint(config.vocab_size, (seqs, context - warm - timed // 2), device=self.device)
+            cache = transformers.DynamicCache()
+            logits = model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits
+            for i in range(warm + timed):
+                if i == warm:
+                    self.sync()
+                    begin = time.perf_counter()
+                token = torch.multinomial(torch.softmax(logits[:, -1].float(), -1), 1)
+                logits = model(input_ids=token, past_key_values=cache, logits_to_keep=1).logits
+            self.sync()
+            seconds = (time.perf_counter() - begin) / timed
+            self.add(name, f"{seqs} seqs, context {context}", seqs / seconds, "tok/s")
+            del model, cache, logits
+
+
+def versions():
+    names = [f"PyTorch {torch.__version__}", f"transformers {transformers.__version__}"]
+    if torch.version.cuda:
+        names.append(f"CUDA {torch.version.cuda}")
+    return ", ".join(names)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", required=True, help="where the results go")
+    parser.add_argument("--filter", default="", help="only benchmarks whose name contains this")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="shapes of a test")
+    bench = Bench(parser.parse_args())
+    torch.manual_seed(1)
+    for group in (bench.gemm, bench.attention, bench.train, bench.logprob, bench.decode):
+        try:
+            group()
+        except (RuntimeError, ValueError, TypeError) as error:  # the other figures are still worth having
+            print(f"{group.__name__}: {error}", flush=True)
+    hardware = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    for row in bench.rows:
+        row.update(date=date, hardware=hardware, versions=versions())
+    with open(bench.options.json, "w", encoding="utf-8") as out:
+        json.dump(bench.rows, out, indent=1)
+        out.write("\n")
+
+
+if __name__ == "__main__":
+    main()
