@@ -49,6 +49,14 @@ static void note_embed_bwd(struct bench_op_note *note, const void *opaque)
     note->bytes = bytes_of(args->dout) + 2 * rows;
 }
 
+static void note_bias_bwd(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_bias_bwd_args *args = opaque;
+
+    set_shape(note, args->dy, "");
+    note->bytes = bytes_of(args->dy);
+}
+
 static void note_rmsnorm_fwd(struct bench_op_note *note, const void *opaque)
 {
     const struct rk_rmsnorm_fwd_args *args = opaque;
@@ -212,6 +220,7 @@ static void (*const notes[RK_BENCH_OP_COUNT])(struct bench_op_note *note, const 
     [RK_BENCH_OP_gemm] = note_gemm,
     [RK_BENCH_OP_embed_fwd] = note_embed_fwd,
     [RK_BENCH_OP_embed_bwd] = note_embed_bwd,
+    [RK_BENCH_OP_bias_bwd] = note_bias_bwd,
     [RK_BENCH_OP_rmsnorm_fwd] = note_rmsnorm_fwd,
     [RK_BENCH_OP_rmsnorm_bwd] = note_rmsnorm_bwd,
     [RK_BENCH_OP_rope] = note_rope,

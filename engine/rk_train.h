@@ -23,7 +23,9 @@ typedef enum rk_lr_style {
 } rk_lr_style_t;
 
 struct rk_optim_config {
-    const struct rk_optim_ops *ops; /* row of the optimizer table */
+    /* Row of the optimizer table. NULL: gradients only, which needs no memory for masters and state and takes
+     * no step (benchmarks, tools). */
+    const struct rk_optim_ops *ops;
     double lr, min_lr, beta1, beta2, eps, weight_decay, clip_grad;
     rk_lr_style_t lr_decay_style;
     double lr_warmup_init;

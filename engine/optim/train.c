@@ -31,13 +31,18 @@ void rk_train_destroy(struct rk_train *train)
     rk_free(train);
 }
 
+static int32_t num_states(const struct rk_train *train)
+{
+    return train->config.ops ? train->config.ops->num_states : 0;
+}
+
 void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *memory)
 {
     if (!train)
         return;
     memory->grad_bytes = (uint64_t)train->num_elements * rk_dtype_bytes(train->grad_dtype);
     memory->optimizer_bytes =
-        (uint64_t)(train->shard_count * train->config.ops->num_states) * rk_dtype_bytes(train->grad_dtype);
+        (uint64_t)(train->shard_count * num_states(train)) * rk_dtype_bytes(train->grad_dtype);
     if (train->masters)
         memory->master_bytes = (uint64_t)train->shard_count * rk_dtype_bytes(train->grad_dtype);
     memory->workspace_bytes += SUMS_BYTES;
@@ -85,10 +90,10 @@ static struct rk_status *allocate(struct rk_train *train, rk_dtype_t param_dtype
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
                        (long long)train->num_elements);
     RK_TRY(rk_device_alloc(train->device, &train->grads, grad_bytes, "gradients"));
-    if (param_dtype != train->grad_dtype)
+    if (train->config.ops && param_dtype != train->grad_dtype)
         RK_TRY(rk_device_alloc(train->device, &train->masters, (size_t)train->shard_count * elem_bytes,
                                "master weights"));
-    for (int32_t s = 0; s < train->config.ops->num_states; s++)
+    for (int32_t s = 0; s < num_states(train); s++)
         RK_TRY(rk_device_alloc(train->device, &train->states[s], (size_t)train->shard_count * elem_bytes,
                                "optimizer state"));
     return rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm");
@@ -204,6 +209,8 @@ struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *st
     bool is_finite;
 
     RK_TRY(check_enabled(model));
+    if (!model->train->config.ops)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled for gradients only");
     *stats = (struct rk_step_stats){.lr = rk_train_get_lr(model)};
     RK_TRY(rk_train_reduce(model));
     RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite));

@@ -550,6 +550,35 @@ static void test_train_calls_in_wrong_state_are_failed_preconditions(void **stat
     rk_test_model_close(&test);
 }
 
+/* Goal: without an optimizer there are the same gradients, less memory and no step. */
+static void test_train_without_optimizer_makes_gradients_only(void **state)
+{
+    struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 0);
+    struct rk_test_model with, without;
+    double expected[VOCAB_SIZE * 32], actual[VOCAB_SIZE * 32];
+    struct rk_step_stats stats;
+    struct batch batch;
+
+    (void)state;
+    make_batch(&batch);
+    open_training(&with, UNTIED, RK_DTYPE_F32);
+    open_model(&without, UNTIED, RK_DTYPE_F32);
+    optim.ops = NULL;
+    assert_ok(rk_train_enable(without.model, &optim));
+    assert_ok(rk_train_begin(with.model));
+    assert_ok(rk_train_begin(without.model));
+    assert_ok(micro_batch(with.model, &batch));
+    assert_ok(micro_batch(without.model, &batch));
+    assert_ok(rk_model_gather_param(with.model, 0, RK_PARAM_GRADIENT, expected));
+    assert_ok(rk_model_gather_param(without.model, 0, RK_PARAM_GRADIENT, actual));
+    assert_memory_equal(actual, expected, sizeof(expected));
+    assert_true(rk_model_get_memory(with.model).optimizer_bytes > 0);
+    assert_int_equal(rk_model_get_memory(without.model).optimizer_bytes, 0);
+    assert_fails(rk_train_step(without.model, &stats), RK_FAILED_PRECONDITION, "gradients only");
+    rk_test_model_close(&with);
+    rk_test_model_close(&without);
+}
+
 /* Goal: the schedule counts calls of advance, not steps. */
 static void test_advance_lr_moves_the_schedule(void **state)
 {
@@ -635,6 +664,7 @@ int main(void)
         cmocka_unit_test(test_step_with_nan_gradient_is_skipped),
         cmocka_unit_test(test_create_shared_sees_updates_of_the_owner),
         cmocka_unit_test(test_train_calls_in_wrong_state_are_failed_preconditions),
+        cmocka_unit_test(test_train_without_optimizer_makes_gradients_only),
         cmocka_unit_test(test_advance_lr_moves_the_schedule),
         cmocka_unit_test(test_create_of_unbuilt_dtype_is_unimplemented),
         cmocka_unit_test(test_scenario_with_failing_allocation_is_resource_exhausted),
