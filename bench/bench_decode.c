@@ -8,7 +8,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "base/rk_time.h"
-#include "engine/rk_rollout.h"
 
 /* Steps before the timed ones: more than it takes to prefill all prompts. */
 #define STEPS_WARM     48
@@ -16,7 +15,6 @@
 
 struct decoding {
     struct bench_instance instance;
-    struct rk_rollout *rollout;
     struct rk_rollout_request *requests;
     struct rk_rollout_result *results;
     int32_t *tokens; /* prompts, then responses */
@@ -63,7 +61,6 @@ static void fill_requests(struct decoding *decoding)
 
 static void decoding_close(struct decoding *decoding)
 {
-    rk_rollout_destroy(decoding->rollout);
     bench_instance_close(&decoding->instance);
     rk_free(decoding->requests);
     rk_free(decoding->results);
@@ -83,15 +80,16 @@ static struct rk_status *decoding_open(struct decoding *decoding, struct bench_c
 
     *decoding =
         (struct decoding){.num_seqs = dims[0], .num_steps = dims[2], .prompt_len = (int32_t)prompt_len};
-    RK_TRY(bench_instance_open(&decoding->instance, ctx,
-                               &(struct bench_instance_desc){.model = bench->model, .is_strict = is_strict}));
+    RK_TRY(bench_instance_open(
+        &decoding->instance, ctx,
+        &(struct bench_instance_desc){.model = bench->model, .is_strict = is_strict, .rollout = &config}));
     decoding->requests = rk_calloc((size_t)dims[0], sizeof(*decoding->requests));
     decoding->results = rk_calloc((size_t)dims[0], sizeof(*decoding->results));
     decoding->tokens = rk_calloc((size_t)(dims[0] * (prompt_len + response_len)), sizeof(int32_t));
     decoding->log_probs = rk_calloc((size_t)(dims[0] * response_len), sizeof(float));
     decoding->step_ns = rk_calloc((size_t)dims[2] + 1, sizeof(int64_t));
     fill_requests(decoding);
-    return rk_rollout_create(&decoding->rollout, decoding->instance.model, &config);
+    return NULL;
 }
 
 /* Mean seconds of the last steps of a generation. */
@@ -101,8 +99,8 @@ static struct rk_status *time_steps(double *seconds, struct decoding *decoding)
     int64_t ring = decoding->num_steps + 1;
 
     decoding->num_ended = 0;
-    RK_TRY(rk_rollout_generate(decoding->rollout, decoding->requests, decoding->num_seqs, decoding->results,
-                               &hooks));
+    RK_TRY(rk_rollout_generate(decoding->instance.rollout, decoding->requests, decoding->num_seqs,
+                               decoding->results, &hooks));
     if (decoding->num_ended < ring)
         return RK_FAIL(RK_INTERNAL, "%lld steps were reported, expected at least %lld",
                        (long long)decoding->num_ended, (long long)ring);

@@ -53,9 +53,12 @@ static void training_close(struct training *training)
 static struct rk_status *training_open(struct training *training, struct bench_ctx *ctx, const int64_t *dims,
                                        const struct bench_instance_desc *desc)
 {
+    struct bench_instance_desc full = *desc;
+
+    full.num_tokens = dims[0] * dims[1];
     *training = (struct training){.steps = desc->training == BENCH_WITH_OPTIMIZER,
                                   .token_weight = 1 / (double)(dims[0] * (dims[1] - 1))};
-    RK_TRY(bench_instance_open(&training->instance, ctx, desc));
+    RK_TRY(bench_instance_open(&training->instance, ctx, &full));
     bench_batch_init(&training->batch, (int32_t)dims[0], (int32_t)dims[1],
                      training->instance.shape.vocab_size);
     return NULL;
@@ -141,6 +144,7 @@ struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct benc
 {
     struct bench_instance_desc desc = {.model = bench->model, .training = BENCH_WITH_OPTIMIZER};
     const double gib = 1 << 30;
+    struct rk_device_stats stats;
     struct rk_status *st;
     struct training training;
     double seconds;
@@ -150,8 +154,9 @@ struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct benc
     st = training_open(&training, ctx, bench_dims(ctx, bench), &desc);
     if (!st)
         st = bench_time(&seconds, 0, 2, train_once, &training);
+    stats = rk_device_get_stats(ctx->device);
     training_close(&training);
-    result->measured = (double)rk_device_get_stats(ctx->device).peak_bytes / gib;
+    result->measured = (double)(stats.peak_bytes + stats.own_bytes) / gib;
     result->bound = bench_num_params(shape_of(ctx, bench)) * (2 + 4 + 4 + 8) / gib;
     return st;
 }

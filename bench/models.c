@@ -7,6 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
+#include "engine/rk_memory.h"
 
 #define SEED          20240917
 #define MAX_POSITIONS 4096
@@ -87,36 +88,16 @@ static struct rk_status *open_mesh(struct bench_instance *out, struct bench_ctx 
                                    const struct bench_instance_desc *desc)
 {
     struct rk_mesh_spec spec = {.tp = RK_MAX(desc->tp, 1), .dp = RK_MAX(desc->dp, 1)};
+    int32_t num_ranks = spec.tp * spec.dp;
 
-    if (spec.tp * spec.dp == 1)
+    RK_TRY(rk_mesh_create(&out->mesh, &spec, num_ranks));
+    if (num_ranks == 1)
         return rk_mesh_comms_create_single(&out->comms);
-    RK_TRY(rk_mesh_create(&out->mesh, &spec, ctx->num_ranks));
     return rk_mesh_comms_create(&out->comms, out->mesh, ctx->world);
 }
 
-static struct rk_status *open_model(struct bench_instance *out, struct bench_ctx *ctx,
-                                    const struct bench_instance_desc *desc)
-{
-    struct rk_model_desc model = {.struct_size = sizeof(model),
-                                  .dtype = RK_DTYPE_BF16,
-                                  .numerics = desc->is_strict ? RK_NUMERICS_STRICT : RK_NUMERICS_FAST,
-                                  .stream = ctx->stream,
-                                  .mesh = out->comms};
-    char *text = config_text(&out->shape);
-    struct rk_json *config;
-    struct rk_status *st = rk_json_parse(&config, text, strlen(text), "config.json", 0);
-
-    rk_free(text);
-    if (st)
-        return st;
-    model.hf_config = config;
-    st = rk_model_create(&out->model, &model);
-    rk_json_free(config);
-    return st ? st : rk_model_init_random(out->model, SEED);
-}
-
 /* AdamW as the PyTorch baseline has it; the learning rate is small enough that random data does no harm. */
-static struct rk_status *enable_training(struct rk_model *model, bool has_optimizer)
+static struct rk_status *read_optim(struct rk_optim_config *out, const struct bench_instance_desc *desc)
 {
     static const char text[] =
         "{\"optim.optimizer\": \"adam\", \"optim.lr\": 1e-6, \"optim.min_lr\": 0,"
@@ -124,18 +105,66 @@ static struct rk_status *enable_training(struct rk_model *model, bool has_optimi
         " \"optim.lr_warmup_steps\": -1, \"optim.lr_warmup_steps_ratio\": 0,"
         " \"optim.total_training_steps\": -1, \"optim.betas\": [0.9, 0.95], \"optim.eps\": 1e-8,"
         " \"optim.weight_decay\": 0.01, \"optim.clip_grad\": 1.0}";
-    struct rk_optim_config config;
     struct rk_json *options;
     struct rk_status *st;
 
     RK_TRY(rk_json_parse(&options, text, strlen(text), "optim", 0));
-    st = rk_optim_config_read(&config, options);
+    st = rk_optim_config_read(out, options);
     rk_json_free(options);
+    if (!st && desc->training == BENCH_GRADIENTS_ONLY)
+        out->ops = NULL;
+    return st;
+}
+
+/* As a daemon does it: plan, make, take the memory of the passes, fill. */
+static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx *ctx,
+                                    const struct bench_instance_desc *desc, struct rk_memory_plan_desc *plan)
+{
+    struct rk_optim_config optim;
+    struct rk_memory_plan planned;
+
+    if (desc->training != BENCH_NO_TRAINING) {
+        RK_TRY(read_optim(&optim, desc));
+        plan->optim = &optim;
+        plan->limits.train_tokens = desc->num_tokens;
+    }
+    RK_TRY(rk_memory_plan_make(&planned, plan));
+    plan->model.stream = ctx->stream;
+    plan->model.mesh = out->comms;
+    RK_TRY(rk_model_create(&out->model, &plan->model));
+    if (plan->optim)
+        RK_TRY(rk_train_enable(out->model, plan->optim));
+    if (desc->rollout)
+        RK_TRY(rk_rollout_create(&out->rollout, out->model, desc->rollout));
+    RK_TRY(rk_memory_plan_reserve(&planned, out->model));
+    return rk_model_init_random(out->model, SEED);
+}
+
+static struct rk_status *open_model(struct bench_instance *out, struct bench_ctx *ctx,
+                                    const struct bench_instance_desc *desc)
+{
+    struct rk_memory_plan_desc plan = {
+        .struct_size = sizeof(plan),
+        .model = {.struct_size = sizeof(plan.model),
+                  .dtype = RK_DTYPE_BF16,
+                  .numerics = desc->is_strict ? RK_NUMERICS_STRICT : RK_NUMERICS_FAST},
+        .mesh = out->mesh,
+        .rank = RK_MAX(desc->tp, desc->dp) > 1 ? ctx->rank : 0,
+        .rollout = desc->rollout,
+        .limits = {.log_prob_tokens = desc->training == BENCH_NO_TRAINING ? desc->num_tokens : 0},
+        .device = ctx->options->profiles ? NULL : ctx->device,
+    };
+    char *text = config_text(&out->shape);
+    struct rk_json *config;
+    struct rk_status *st = rk_json_parse(&config, text, strlen(text), "config.json", 0);
+
+    rk_free(text);
     if (st)
         return st;
-    if (!has_optimizer)
-        config.ops = NULL;
-    return rk_train_enable(model, &config);
+    plan.model.hf_config = config;
+    st = make_model(out, ctx, desc, &plan);
+    rk_json_free(config);
+    return st;
 }
 
 struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,
@@ -143,14 +172,12 @@ struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_c
 {
     *out = (struct bench_instance){.shape = ctx->options->is_tiny ? bench_model_tiny : *desc->model};
     RK_TRY(open_mesh(out, ctx, desc));
-    RK_TRY(open_model(out, ctx, desc));
-    if (desc->training == BENCH_NO_TRAINING)
-        return NULL;
-    return enable_training(out->model, desc->training == BENCH_WITH_OPTIMIZER);
+    return open_model(out, ctx, desc);
 }
 
 void bench_instance_close(struct bench_instance *instance)
 {
+    rk_rollout_destroy(instance->rollout);
     rk_model_destroy(instance->model);
     rk_mesh_comms_destroy(instance->comms);
     rk_mesh_destroy(instance->mesh);

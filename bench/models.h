@@ -3,7 +3,7 @@
 #define RK_BENCH_MODELS_H
 
 #include "bench/bench.h"
-#include "engine/rk_model.h"
+#include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
 
 struct bench_model {
@@ -19,13 +19,16 @@ struct bench_instance {
     struct rk_mesh *mesh;
     struct rk_mesh_comms *comms;
     struct rk_model *model;
-    struct bench_model shape; /* that of a test where the options say so */
+    struct rk_rollout *rollout; /* NULL unless the desc has one */
+    struct bench_model shape;   /* that of a test where the options say so */
 };
 
 struct bench_instance_desc {
     const struct bench_model *model;
     int32_t tp, dp; /* 0: 1. More than one rank in all needs ctx->world. */
     bool is_strict, recomputes;
+    int64_t num_tokens;                      /* of the largest packed pass */
+    const struct rk_rollout_config *rollout; /* NULL: it does not generate */
     enum { BENCH_NO_TRAINING, BENCH_GRADIENTS_ONLY, BENCH_WITH_OPTIMIZER } training;
 };
 

@@ -194,9 +194,16 @@ static struct rk_status *profile_stream_wait(void *dev, void *stream, void *even
     return rk_stream_wait(stream, event);
 }
 
+static struct rk_status *profile_reserve(void *dev, void *stream, const struct rk_workspace *workspace)
+{
+    (void)dev;
+    return rk_stream_reserve(stream, workspace);
+}
+
 static const struct rk_device_ops profile_device = {
     .name = "profile",
     .abi = RK_DEVICE_ABI,
+    .collectives = "none", /* one rank */
     .kernels = &profile_kernels,
     .open = profile_open,
     .close = profile_close,
@@ -214,6 +221,7 @@ static const struct rk_device_ops profile_device = {
     .event_destroy = profile_event_destroy,
     .event_record = profile_event_record,
     .stream_wait = profile_stream_wait,
+    .reserve = profile_reserve,
 };
 
 struct rk_status *bench_profile_register(const char *device_name)

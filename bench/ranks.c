@@ -95,9 +95,8 @@ static void meet(struct rendezvous *rendezvous, int32_t num_ranks)
 
 static struct rk_status *join_world(struct bench_ctx *ctx, struct rendezvous *rendezvous)
 {
-    bool is_cpu = strcmp(ctx->options->device, "cpu") == 0;
     struct rk_comm_endpoint_config endpoint_config = {.struct_size = sizeof(endpoint_config),
-                                                      .backend = is_cpu ? "cpu" : "nccl",
+                                                      .backend = rk_device_collectives(ctx->device),
                                                       .listen_host = "unix",
                                                       .make_id = ctx->rank == 0};
     struct rk_comm_world_config config = {.struct_size = sizeof(config),
