@@ -1,8 +1,8 @@
 /* Output projection with vocabulary-parallel log-probs and entropy.
  *
  * Logits exist for a chunk of tokens at a time and are made again in the backward pass, so the memory of the
- * head does not grow with tokens * vocab_size. Statistics are merged over tp in rank order (kernels:
- * vocab_stats). */
+ * head does not grow with tokens * vocab_size. The backward pass goes from the last chunk to the first: the
+ * last one's logits are still there. Statistics are merged over tp in rank order (kernels: vocab_stats). */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
@@ -20,15 +20,13 @@ static rk_tensor_t part_of(rk_tensor_t parts, int64_t part)
 static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk_head *head,
                                      const struct rk_head_saved *saved, rk_tensor_t stats)
 {
-    int64_t total = saved->x.shape[0], chunk = RK_MIN(head->chunk_tokens, total);
-    rk_tensor_t logits;
+    int64_t total = saved->x.shape[0], chunk = saved->logits.shape[0];
 
-    RK_TRY(rk_step_2d(pass->arena, &logits, pass->dtype, chunk, head->weight.rows));
     for (int64_t begin = 0; begin < total; begin += chunk) {
         int64_t count = RK_MIN(chunk, total - begin);
         struct rk_vocab_stats_args args = {
             .stats = rk_tensor_rows(stats, begin, count),
-            .logits = rk_tensor_rows(logits, 0, count),
+            .logits = rk_tensor_rows(saved->logits, 0, count),
             .labels = rk_tensor_rows(saved->labels, begin, count),
             .vocab_begin = head->vocab_begin,
             .num_valid = head->num_valid,
@@ -58,7 +56,13 @@ struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *
     if (wants_entropy)
         RK_TRY(rk_step_1d(pass->arena, &out->entropy, pass->stat_dtype, count));
 
-    mark = rk_step_arena_mark(pass->arena);
+    /* Kept when a backward pass follows, else in front of what is released. */
+    if (!pass->grads)
+        mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(rk_step_2d(pass->arena, &saved->logits, pass->dtype, RK_MIN(head->chunk_tokens, count),
+                      head->weight.rows));
+    if (pass->grads)
+        mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_step_3d(pass->arena, &parts, RK_DTYPE_F64, tp_size, count, 4));
     mine = part_of(parts, tp_rank);
     RK_TRY(rk_gather_rows(pass->stream,
@@ -77,9 +81,11 @@ struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *
 
 /* Gradients of one chunk: of the weight, and this rank's share of dx. */
 static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_head *head,
-                                   const struct rk_vocab_stats_bwd_args *args, rk_tensor_t x, rk_tensor_t dx)
+                                   const struct rk_vocab_stats_bwd_args *args, rk_tensor_t x, rk_tensor_t dx,
+                                   bool has_logits)
 {
-    RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, args->logits));
+    if (!has_logits)
+        RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, args->logits));
     RK_TRY(rk_vocab_stats_bwd(pass->stream, args));
     return rk_linear_bwd(pass, &head->weight, x, args->dlogits, dx);
 }
@@ -88,15 +94,14 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
                                     const struct rk_head_saved *saved, const struct rk_head_out *dout,
                                     rk_tensor_t dx)
 {
-    int64_t total = saved->x.shape[0], chunk = RK_MIN(head->chunk_tokens, total);
-    rk_tensor_t logits;
+    int64_t total = saved->x.shape[0], chunk = saved->logits.shape[0];
+    int64_t last = total > 0 ? (total - 1) / chunk * chunk : 0;
 
-    RK_TRY(rk_step_2d(pass->arena, &logits, pass->dtype, chunk, head->weight.rows));
-    for (int64_t begin = 0; begin < total; begin += chunk) {
+    for (int64_t begin = last; total > 0 && begin >= 0; begin -= chunk) {
         int64_t count = RK_MIN(chunk, total - begin);
         struct rk_vocab_stats_bwd_args args = {
-            .dlogits = rk_tensor_rows(logits, 0, count),
-            .logits = rk_tensor_rows(logits, 0, count),
+            .dlogits = rk_tensor_rows(saved->logits, 0, count),
+            .logits = rk_tensor_rows(saved->logits, 0, count),
             .stats = rk_tensor_rows(saved->stats, begin, count),
             .dlog_probs = rk_tensor_rows(dout->log_probs, begin, count),
             .dentropy = dout->entropy.data ? rk_tensor_rows(dout->entropy, begin, count) : dout->entropy,
@@ -107,7 +112,7 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
         };
 
         RK_TRY(chunk_bwd(pass, head, &args, rk_tensor_rows(saved->x, begin, count),
-                         rk_tensor_rows(dx, begin, count)));
+                         rk_tensor_rows(dx, begin, count), begin == last));
     }
     return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
 }

@@ -200,6 +200,8 @@ struct rk_head_saved {
     rk_tensor_t index;  /* I32 [L]: these positions */
     rk_tensor_t labels; /* I32 [L] */
     rk_tensor_t stats;  /* F64 [L, 4], merged over tp */
+    rk_tensor_t
+        logits; /* [<= chunk_tokens, local vocab_size]: of the last chunk; gone after a mere forward */
     float inv_temperature;
 };
 
