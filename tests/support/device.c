@@ -67,7 +67,7 @@ static int count_devices(void)
     struct rk_status *st = NULL;
     int count = 0;
 
-    while (count < EXIT_SKIPPED) {
+    while (count < RK_TEST_EXIT_SKIPPED) {
         st = rk_test_device_open_rank(&device, 1, count);
         if (st)
             break;
@@ -104,7 +104,7 @@ void rk_test_device_need_ranks(int32_t num_ranks)
     if (rk_test_device_max_ranks() >= num_ranks)
         return;
     printf("skipped: %d devices, %d needed\n", rk_test_device_max_ranks(), num_ranks);
-    exit(EXIT_SKIPPED);
+    exit(RK_TEST_EXIT_SKIPPED);
 }
 
 rk_dtype_t rk_test_device_dtype(void)
