@@ -107,6 +107,7 @@ struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_de
     struct rk_device *device = rk_calloc(1, sizeof(*device));
 
     device->ops = &rk_plan_device_ops;
+    device->lock_fd = -1;
     device->handle =
         like ? rk_plan_device_create(like->ops->kernels, like->handle) : rk_plan_device_create(NULL, NULL);
     *out = device;

@@ -7,6 +7,7 @@
 #include "base/rk_str.h"
 #include "kernels/rk_kernels.h"
 
+#include <fcntl.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -438,6 +439,16 @@ static void test_device_register_new_backend_opens_by_index(void **state)
 
 /* --- dry runs --- */
 
+/* Open ones of the first that a process has. */
+static int count_fds(void)
+{
+    int count = 0;
+
+    for (int fd = 0; fd < 64; fd++)
+        count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+}
+
 static struct rk_workspace sum_squares_workspace(const void *dev, const struct rk_sum_squares_args *args)
 {
     assert_ptr_equal(dev, &opened_index); /* the handle of the device that the plan is like */
@@ -455,6 +466,7 @@ static void test_plan_device_counts_memory_and_workspace(void **state)
     struct rk_stream *stream;
     double back[2] = {1, 2};
     void *x, *out, *host;
+    int num_fds = count_fds();
 
     (void)state;
     kernels = cpu_kernels();
@@ -494,6 +506,7 @@ static void test_plan_device_counts_memory_and_workspace(void **state)
     rk_stream_destroy(stream);
     rk_device_close(plan);
     rk_device_close(like);
+    assert_int_equal(count_fds(), num_fds);
 }
 
 /* Goal: what is free is what the limit leaves, and what the backend says when that is less. */
