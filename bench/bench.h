@@ -146,8 +146,8 @@ struct rk_status *bench_json_write(const char *path, const struct bench_shared *
 
 /* --- profile.c: a device that runs every operator on another one and keeps its time --- */
 
-/* Makes "profile:N" run on `device_name`, which must be open-able already. */
-struct rk_status *bench_profile_register(const char *device_name) RK_NODISCARD;
+/* Opens the device and makes "profile" run on it; closing "profile" closes both. */
+struct rk_status *bench_profile_register(const struct rk_device_config *config) RK_NODISCARD;
 void bench_profile_clear(void);
 /* Prints and forgets what ran since the last clear: a row for each operator and shape. */
 struct rk_status *bench_profile_print(const char *title, const struct bench_ceilings *ceilings) RK_NODISCARD;

@@ -64,7 +64,7 @@ static struct rk_status *training_open(struct training *training, struct bench_c
     return NULL;
 }
 
-/* One more run, with its operators printed. */
+/* One more run, with the operators of rank 0 printed. */
 static struct rk_status *print_profile(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct rk_status *(*run)(void *user), void *user)
 {
@@ -73,7 +73,7 @@ static struct rk_status *print_profile(struct bench_ctx *ctx, const struct bench
     bench_profile_clear();
     RK_TRY(run(user));
     RK_TRY(rk_stream_sync(ctx->stream));
-    return bench_profile_print(bench->name, &ctx->ceilings);
+    return ctx->rank == 0 ? bench_profile_print(bench->name, &ctx->ceilings) : NULL;
 }
 
 /* Seconds of a step on a model made for it. */
@@ -85,7 +85,7 @@ static struct rk_status *time_training(double *seconds, struct bench_ctx *ctx, c
 
     if (!st)
         st = bench_time(seconds, NUM_WARM, NUM_TIMED, train_once, &training);
-    if (!st && ctx->rank == 0)
+    if (!st)
         st = print_profile(ctx, bench, train_once, &training);
     training_close(&training);
     return st;

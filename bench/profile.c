@@ -21,7 +21,6 @@ struct record {
 
 /* One device, one stream that matters: the engine's. */
 static struct {
-    char device_name[64];
     struct rk_device *device;
     RK_ARRAY(struct record) records;
     int64_t num_used; /* of the records: their events are used again */
@@ -76,13 +75,11 @@ static const struct rk_kernel_ops profile_kernels = {.name = "profile",
 
 /* --- the device: handles are the wrapped objects --- */
 
+/* The other device is open already: what it is had to be known. */
 static struct rk_status *profile_open(void **out, int index, const struct rk_device_config *config)
 {
-    struct rk_device_config inner = *config;
-
     (void)index;
-    inner.name = profile.device_name;
-    RK_TRY(rk_device_open(&profile.device, &inner));
+    (void)config;
     *out = profile.device;
     return NULL;
 }
@@ -194,16 +191,27 @@ static struct rk_status *profile_stream_wait(void *dev, void *stream, void *even
     return rk_stream_wait(stream, event);
 }
 
+static bool profile_event_query(void *dev, void *event)
+{
+    (void)dev;
+    return rk_event_query(event);
+}
+
+static void *profile_stream_native(void *dev, void *stream)
+{
+    (void)dev;
+    return rk_stream_native(stream);
+}
+
 static struct rk_status *profile_reserve(void *dev, void *stream, const struct rk_workspace *workspace)
 {
     (void)dev;
     return rk_stream_reserve(stream, workspace);
 }
 
-static const struct rk_device_ops profile_device = {
+static struct rk_device_ops profile_device = {
     .name = "profile",
     .abi = RK_DEVICE_ABI,
-    .collectives = "none", /* one rank */
     .kernels = &profile_kernels,
     .open = profile_open,
     .close = profile_close,
@@ -221,12 +229,15 @@ static const struct rk_device_ops profile_device = {
     .event_destroy = profile_event_destroy,
     .event_record = profile_event_record,
     .stream_wait = profile_stream_wait,
+    .event_query = profile_event_query,
+    .stream_native = profile_stream_native,
     .reserve = profile_reserve,
 };
 
-struct rk_status *bench_profile_register(const char *device_name)
+struct rk_status *bench_profile_register(const struct rk_device_config *config)
 {
-    snprintf(profile.device_name, sizeof(profile.device_name), "%s", device_name);
+    RK_TRY(rk_device_open(&profile.device, config));
+    profile_device.collectives = rk_device_collectives(profile.device);
     return rk_device_register(&profile_device);
 }
 

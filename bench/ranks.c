@@ -46,8 +46,7 @@ bool bench_is_selected(const struct bench_options *options, const struct bench_c
 {
     bool is_in_group = strcmp(options->group, "all") == 0 || strcmp(options->group, bench->group) == 0;
 
-    return is_in_group && (!options->filter || strstr(bench->name, options->filter)) &&
-           !(options->profiles && ranks_of(bench) > 1); /* a profile is of one rank */
+    return is_in_group && (!options->filter || strstr(bench->name, options->filter));
 }
 
 /* --- one rank --- */
@@ -75,8 +74,8 @@ static struct rk_status *open_device(struct bench_ctx *ctx)
 
     st = rk_plugin_load(name, ctx->options->plugin);
     if (!st && ctx->options->profiles) {
-        st = bench_profile_register(name);
-        config.name = "profile:0";
+        st = bench_profile_register(&config);
+        config.name = "profile";
     }
     if (!st)
         st = rk_device_open(&ctx->device, &config);
