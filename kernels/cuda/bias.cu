@@ -71,14 +71,27 @@ static void launch_bias(cudaStream_t stream, const struct rk_bias_bwd_args *args
     launch_column_finish<T, RK_TILE_BIAS_PARTS>(stream, args->dbias, parts, num_parts);
 }
 
+static size_t parts_bytes(const struct rk_bias_bwd_args *args)
+{
+    size_t sum_bytes = args->dy.dtype == RK_DTYPE_F64 ? sizeof(double) : sizeof(float);
+
+    return RK_TILE_BIAS_PARTS * (size_t)args->dy.shape[1] * sum_bytes;
+}
+
+extern "C" struct rk_workspace rk_cuda_workspace_bias_bwd(const void *dev,
+                                                          const struct rk_bias_bwd_args *args)
+{
+    (void)dev;
+    return {parts_bytes(args), 0};
+}
+
 extern "C" struct rk_status *rk_cuda_op_bias_bwd(void *dev, void *stream, const struct rk_bias_bwd_args *args)
 {
     struct rk_cuda_stream *on = (struct rk_cuda_stream *)stream;
     int64_t num_cols = args->dy.shape[1];
-    size_t part_bytes = (size_t)num_cols * (args->dy.dtype == RK_DTYPE_F64 ? sizeof(double) : sizeof(float));
 
     RK_TRY(rk_check_grid("bias_bwd", rk_ceil_div(num_cols, COLS)));
-    RK_TRY(rk_cuda_reserve(on, &on->scratch, RK_TILE_BIAS_PARTS * part_bytes));
+    RK_TRY(rk_cuda_reserve(on, &on->scratch, parts_bytes(args)));
     RK_FOR_DTYPE("bias_bwd", args->dy.dtype, T, launch_bias<T>(on->stream, args, on->scratch.data));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "bias_bwd");
 }

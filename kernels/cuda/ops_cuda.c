@@ -5,6 +5,7 @@
 static const struct rk_workspace_ops workspace_ops = {
     .attn_varlen_bwd = rk_cuda_workspace_attn_varlen_bwd,
     .attn_paged = rk_cuda_workspace_attn_paged,
+    .bias_bwd = rk_cuda_workspace_bias_bwd,
     .embed_bwd = rk_cuda_workspace_embed_bwd,
     .rmsnorm_bwd = rk_cuda_workspace_rmsnorm_bwd,
     .sum_squares = rk_cuda_workspace_sum_squares,
