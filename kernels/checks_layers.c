@@ -139,6 +139,13 @@ int64_t rk_check_swiglu_bwd(struct rk_check *check, const struct rk_swiglu_bwd_a
     rk_expect_tensor(check, "dy", args->dy, dtype, dims);
     rk_expect_tensor(check, "dgate", args->dgate, dtype, dims);
     rk_expect_tensor(check, "dup", args->dup, dtype, dims);
+    rk_expect_optional(check, "y", args->y, dtype, dims);
+    if (args->y.data) {
+        rk_expect_no_alias(check, "y", args->y, "gate", args->gate);
+        rk_expect_no_alias(check, "y", args->y, "up", args->up);
+        rk_expect_no_alias(check, "y", args->y, "dgate", args->dgate);
+        rk_expect_no_alias(check, "y", args->y, "dup", args->dup);
+    }
     rk_expect_no_alias(check, "dgate", args->dgate, "dy", args->dy);
     rk_expect_no_alias(check, "dup", args->dup, "dy", args->dy);
     rk_expect_no_alias(check, "dup", args->dup, "dgate", args->dgate);

@@ -94,6 +94,7 @@ struct rk_swiglu_fwd_args {
 struct rk_swiglu_bwd_args {
     rk_tensor_t dgate, dup; /* [T, intermediate_size]; may alias gate and up */
     rk_tensor_t dy, gate, up;
+    rk_tensor_t y; /* none, or the forward result once more, bit for bit; may alias dy */
 };
 
 /* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads).

@@ -65,8 +65,8 @@ struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weig
     return rk_gemm(pass->stream, &args);
 }
 
-struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
-                                rk_tensor_t dy, rk_tensor_t dx)
+struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t dy)
 {
     RK_TRY(rk_gemm(pass->stream, &(struct rk_gemm_args){
                                      .c = rk_weight_grad(pass, weight),
@@ -76,10 +76,21 @@ struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weig
                                      .alpha = 1,
                                      .beta = 1,
                                  }));
-    if (weight->has_bias)
-        RK_TRY(bias_bwd(pass, weight, dy));
+    return weight->has_bias ? bias_bwd(pass, weight, dy) : NULL;
+}
+
+struct rk_status *rk_linear_bwd_input(const struct rk_pass *pass, const struct rk_weight *weight,
+                                      rk_tensor_t dy, rk_tensor_t dx)
+{
     return rk_gemm(pass->stream,
                    &(struct rk_gemm_args){.c = dx, .a = dy, .b = rk_weight_value(pass, weight), .alpha = 1});
+}
+
+struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                rk_tensor_t dy, rk_tensor_t dx)
+{
+    RK_TRY(rk_linear_bwd_weight(pass, weight, x, dy));
+    return rk_linear_bwd_input(pass, weight, dy, dx);
 }
 
 struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,

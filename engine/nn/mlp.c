@@ -1,5 +1,6 @@
 /* Gated MLP: out = Wdown (silu(Wgate x) * (Wup x)), the intermediate size split over tp. The product
- * silu(gate) * up is not kept for the backward pass: making it again is cheaper than its memory. */
+ * silu(gate) * up is not kept for the backward pass: swiglu_bwd makes it again where the gradient of it was.
+ */
 #include "engine/nn/nn_internal.h"
 
 static rk_tensor_t gate_of(const struct rk_mlp *mlp, rk_tensor_t gate_up)
@@ -38,15 +39,6 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
     return NULL;
 }
 
-static struct rk_status *activate(const struct rk_pass *pass, const struct rk_mlp *mlp, rk_tensor_t gate_up,
-                                  rk_tensor_t *out)
-{
-    RK_TRY(rk_step_2d(pass->arena, out, pass->dtype, pass->num_tokens, mlp->intermediate_size));
-    return rk_swiglu_fwd(
-        pass->stream,
-        &(struct rk_swiglu_fwd_args){.y = *out, .gate = gate_of(mlp, gate_up), .up = up_of(mlp, gate_up)});
-}
-
 static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                         rk_tensor_t out, struct rk_block_saved *block_saved)
 {
@@ -60,7 +52,10 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
     if (!out.data)
         return NULL;
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(activate(pass, mlp, saved->gate_up, &activated));
+    RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    RK_TRY(rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
+                                                                    .gate = gate_of(mlp, saved->gate_up),
+                                                                    .up = up_of(mlp, saved->gate_up)}));
     RK_TRY(rk_linear_row_fwd(pass, &mlp->down, activated, out));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
@@ -73,15 +68,16 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
     const struct rk_mlp *mlp = &block->mlp;
     rk_tensor_t gate_up = block_saved->mlp.gate_up;
     rk_tensor_t gate = gate_of(mlp, gate_up), up = up_of(mlp, gate_up);
-    rk_tensor_t activated, dactivated;
+    rk_tensor_t activated; /* first the gradient of it, then itself */
 
-    RK_TRY(activate(pass, mlp, gate_up, &activated));
-    RK_TRY(rk_step_2d(pass->arena, &dactivated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
-    RK_TRY(rk_linear_row_bwd(pass, &mlp->down, activated, dout, dactivated));
+    RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    RK_TRY(rk_linear_bwd_input(pass, &mlp->down, dout, activated));
     /* The gradients take the place of gate and up. */
     RK_TRY(rk_swiglu_bwd(
         pass->stream,
-        &(struct rk_swiglu_bwd_args){.dgate = gate, .dup = up, .dy = dactivated, .gate = gate, .up = up}));
+        &(struct rk_swiglu_bwd_args){
+            .dgate = gate, .dup = up, .dy = activated, .gate = gate, .up = up, .y = activated}));
+    RK_TRY(rk_linear_bwd_weight(pass, &mlp->down, activated, dout));
     return rk_linear_column_bwd(pass, &mlp->gate_up, x, gate_up, dx);
 }
 

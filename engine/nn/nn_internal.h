@@ -70,6 +70,11 @@ struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weig
                                 rk_tensor_t y) RK_NODISCARD;
 struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
+/* The two halves of the latter: the gradients of weight and bias, and dx. */
+struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t dy) RK_NODISCARD;
+struct rk_status *rk_linear_bwd_input(const struct rk_pass *pass, const struct rk_weight *weight,
+                                      rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t y) RK_NODISCARD;
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,

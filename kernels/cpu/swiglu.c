@@ -46,10 +46,14 @@ struct rk_status *rk_cpu_swiglu_bwd(void *dev, void *stream, const struct rk_swi
         for (int64_t c = 0; c < count; c++) {
             double s = sigmoid(gate[c]);
             double dgate = dy[c] * up[c] * s * (1.0 + gate[c] * (1.0 - s));
+            double dup = dy[c] * gate[c] * s;
 
-            up[c] = dy[c] * gate[c] * s;
+            dy[c] = up[c] * (gate[c] * s); /* y */
             gate[c] = dgate;
+            up[c] = dup;
         }
+        if (args->y.data)
+            rk_cpu_store(args->y, t, 0, dy, count);
         rk_cpu_store(args->dgate, t, 0, gate, count);
         rk_cpu_store(args->dup, t, 0, up, count);
     }

@@ -3,7 +3,8 @@
  * Work split   One thread for a pack of 8 columns of a row; rows in grid x, 256 packs of a row in grid y.
  *
  * Traffic      Forward: read gate and up, write y: 6 bytes an element in bf16. Backward: read dy, gate and
- *              up, write dgate and dup: 10. 8192 x 8960 on an H200: 107 and 181 us, 96% and 94% of 4.3 TB/s.
+ *              up, write dgate and dup (and y): 10 (12). 8192 x 8960 on an H200: 107 and 181 us, 96% and 94%
+ *              of 4.3 TB/s.
  *
  * Limits       65535 * 2048 columns.
  *
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 }
 
 template <class T> struct swiglu_bwd {
-    swiglu_view<T> dgate, dup;
+    swiglu_view<T> dgate, dup, y; /* y without data: not wanted; else it may be dy */
     swiglu_view<const T> dy, gate, up;
 };
 
@@ -75,11 +76,14 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
         A dy_i = rk_widen<A>(dy.get(i)), gate_i = rk_widen<A>(gate.get(i)), up_i = rk_widen<A>(up.get(i));
         A s = sigmoid(gate_i);
 
+        dy.set(i, rk_narrow<T>(gate_i * s * up_i)); /* y */
         gate.set(i, rk_narrow<T>(dy_i * up_i * s * ((A)1 + gate_i * ((A)1 - s))));
         up.set(i, rk_narrow<T>(dy_i * gate_i * s));
     }
     rk_store(args.dgate.data + row * args.dgate.stride + col, gate, count, aligned);
     rk_store(args.dup.data + row * args.dup.stride + col, up, count, aligned);
+    if (args.y.data)
+        rk_store(args.y.data + row * args.y.stride + col, dy, count, aligned);
 }
 
 template <class T> static swiglu_view<T> view_of(rk_tensor_t t)
@@ -117,7 +121,8 @@ extern "C" struct rk_status *rk_cuda_op_swiglu_fwd(void *dev, void *stream,
 template <class T>
 static void launch_bwd(cudaStream_t stream, const struct rk_swiglu_bwd_args *args, dim3 blocks, bool aligned)
 {
-    swiglu_bwd<T> bwd = {view_of<T>(args->dgate), view_of<T>(args->dup), view_of<const T>(args->dy),
+    swiglu_bwd<T> bwd = {view_of<T>(args->dgate),      view_of<T>(args->dup),
+                         view_of<T>(args->y),          view_of<const T>(args->dy),
                          view_of<const T>(args->gate), view_of<const T>(args->up)};
 
     swiglu_bwd_kernel<T><<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>(bwd, args->gate.shape[1], aligned);
@@ -127,7 +132,8 @@ extern "C" struct rk_status *rk_cuda_op_swiglu_bwd(void *dev, void *stream,
                                                    const struct rk_swiglu_bwd_args *args)
 {
     bool aligned = rk_rows_aligned(args->dgate) && rk_rows_aligned(args->dup) && rk_rows_aligned(args->dy) &&
-                   rk_rows_aligned(args->gate) && rk_rows_aligned(args->up);
+                   rk_rows_aligned(args->gate) && rk_rows_aligned(args->up) &&
+                   (!args->y.data || rk_rows_aligned(args->y));
     dim3 blocks;
 
     RK_TRY(check_size("swiglu_bwd", args->gate, &blocks));

@@ -227,6 +227,9 @@ static void test_swiglu_bad_arguments_fail(void **state)
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dup is f32 [4, 3], expected f32 [3, 4]", dup = t2(F32, 4, 3));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dgate aliases dy", dgate.data = bwd.dy.data);
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dup aliases dgate", dup.data = bwd.dgate.data);
+    BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y is f64 [3, 4], expected f32 [3, 4]", y = t2(F64, 3, 4));
+    BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y aliases gate", y = bwd.gate);
+    BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y aliases dup", y = bwd.dup);
 }
 
 static struct rk_attn_varlen_bwd_args good_attention(void)
