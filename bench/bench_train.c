@@ -35,8 +35,11 @@ static struct rk_status *train_once(void *user)
 {
     struct training *training = user;
     struct rk_model *model = training->instance.model;
-    struct rk_train_micro micro = {
-        .packed = &training->batch.packed, .temperature = 1, .loss_fn = loss, .user = training};
+    struct rk_train_micro micro = {.packed = &training->batch.packed,
+                                   .temperature = 1,
+                                   .loss_fn = loss,
+                                   .user = training,
+                                   .is_last = training->steps};
     struct rk_step_stats stats;
 
     RK_TRY(rk_train_begin(model));

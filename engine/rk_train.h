@@ -22,6 +22,10 @@ typedef enum rk_lr_style {
     RK_LR_STYLE_COUNT
 } rk_lr_style_t;
 
+/* Elements of a bucket of gradients or parameters: what one collective moves. Fewer than a few million do not
+ * fill the links, and the last bucket's sum is not hidden behind the backward pass. */
+#define RK_BUCKET_ELEMENTS ((int64_t)40000000)
+
 struct rk_optim_config {
     /* Row of the optimizer table. NULL: gradients only, which needs no memory for masters and state and takes
      * no step (benchmarks, tools). */
@@ -30,7 +34,8 @@ struct rk_optim_config {
     rk_lr_style_t lr_decay_style;
     double lr_warmup_init;
     int64_t lr_warmup_steps,
-        lr_decay_steps; /* resolved: warm-up from steps or ratio, decay from total steps */
+        lr_decay_steps;      /* resolved: warm-up from steps or ratio, decay from total steps */
+    int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS */
 };
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
 struct rk_status *rk_optim_config_read(struct rk_optim_config *out,
@@ -54,6 +59,9 @@ struct rk_train_micro {
     const struct rk_packed *packed;
     double temperature;
     bool needs_entropy; /* entropy and dentropy are NULL otherwise */
+    /* The last one before rk_train_step, on all ranks: sums over dp begin while the backward pass runs. From
+     * here on a gradient on this rank alone (rk_model_gather_param) is no more. */
+    bool is_last;
     rk_train_loss_fn_t loss_fn;
     void *user;
 };

@@ -62,7 +62,7 @@ static struct rk_status *no_loss(void *user, const double *log_probs, const doub
 static struct rk_status *run_packed(struct rk_model *model, const struct rk_packed *packed, bool trains)
 {
     struct rk_train_micro micro = {
-        .packed = packed, .temperature = 1, .needs_entropy = true, .loss_fn = no_loss};
+        .packed = packed, .temperature = 1, .needs_entropy = true, .is_last = true, .loss_fn = no_loss};
     double *values;
     struct rk_status *st;
     bool is_finite;

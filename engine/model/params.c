@@ -81,9 +81,14 @@ static bool place(struct rk_param_table *table, int64_t begin, int64_t end, int6
     return true;
 }
 
+int64_t rk_params_align(int32_t num_shards)
+{
+    return num_shards / gcd(num_shards, SHARD_ALIGN_ELEMENTS) * SHARD_ALIGN_ELEMENTS;
+}
+
 struct rk_status *rk_params_lay_out(struct rk_param_table *table, int32_t num_shards)
 {
-    int64_t align = num_shards / gcd(num_shards, SHARD_ALIGN_ELEMENTS) * SHARD_ALIGN_ELEMENTS;
+    int64_t align = rk_params_align(num_shards);
     int64_t position = 0;
     bool fits = true;
 

@@ -34,6 +34,8 @@ struct rk_param_spec {
 /* Appends a row and returns its index. The caller has checked that the parts divide the split dimension. */
 int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *spec, const char *name_fmt,
                       ...) RK_PRINTF(3, 4);
+/* lcm(num_shards, 128): what the length of a flat buffer and of its buckets is a multiple of. */
+int64_t rk_params_align(int32_t num_shards);
 /* Sets all offsets. RESOURCE_EXHAUSTED when the number of elements overflows. */
 struct rk_status *rk_params_lay_out(struct rk_param_table *table, int32_t num_shards) RK_NODISCARD;
 void rk_params_fini(struct rk_param_table *table);

@@ -9,6 +9,7 @@
  * the backward pass runs the n layers behind it once more, which gives the same bits, before it goes back
  * through them. */
 #include "engine/model/model_internal.h"
+#include "engine/optim/optim_internal.h"
 
 #include "base/rk_assert.h"
 
@@ -143,9 +144,10 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
 }
 
 /* Back through the part that ends in front of block *end; without recompute that is everything. */
-static struct rk_status *part_bwd(struct rk_pass *pass, const struct rk_model_core *core,
+static struct rk_status *part_bwd(struct rk_model *model, struct rk_pass *pass,
                                   const struct rk_trunk_saved *saved, rk_tensor_t dstream, int64_t *end)
 {
+    const struct rk_model_core *core = model->core;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     int64_t begin = 0;
 
@@ -154,8 +156,10 @@ static struct rk_status *part_bwd(struct rk_pass *pass, const struct rk_model_co
             begin--;
         RK_TRY(run_again(pass, core, begin, *end, saved));
     }
-    for (int64_t i = *end - 1; i >= begin; i--)
+    for (int64_t i = *end - 1; i >= begin; i--) {
         RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dstream));
+        RK_TRY(rk_train_grads_ready(model, core->blocks[i].norm.param));
+    }
     rk_step_arena_release(pass->arena, mark);
     *end = begin;
     return NULL;
@@ -170,7 +174,8 @@ struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
     pass->keeps_activations = true;
     RK_TRY(rk_step_2d(pass->arena, &dstream, pass->dtype, pass->num_tokens, pass->hidden_size));
     RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dhidden, dstream, true));
+    RK_TRY(rk_train_grads_ready(model, core->final_norm.param));
     for (int64_t end = core->num_blocks; end > 0;)
-        RK_TRY(part_bwd(pass, core, saved, dstream, &end));
+        RK_TRY(part_bwd(model, pass, saved, dstream, &end));
     return rk_embedding_bwd(pass, &core->embedding, dstream);
 }

@@ -1,11 +1,15 @@
 /* Private to engine/: the optimizer seam, and the training state of a model.
  *
- * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h). The
- * dp ranks own equal parts of them (shards): gradients are summed into the owner's shard, the owner updates
- * its parameters with optimizer state that exists for its shard only, and the parameters are spread again
- * (Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054). Parameters of 16 bits have masters of 32 in that
- * state: what an update adds is smaller than their last bit most of the time. A parameter is its master,
- * rounded. */
+ * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h), cut
+ * into buckets. The dp ranks own equal parts of every bucket; all of a rank's parts are its shard. Gradients
+ * are summed into the owner's part, the owner updates its parameters with optimizer state that exists for its
+ * shard only, and the parameters are spread again (Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054).
+ * Parameters of 16 bits have masters of 32 in that state: what an update adds is smaller than their last bit
+ * most of the time. A parameter is its master, rounded.
+ *
+ * The backward pass completes gradients in the order of the buffers. In the last micro-batch of a step the
+ * sum of a bucket starts as soon as it is complete, on a stream of its own, and the pass goes on. After the
+ * update of a bucket its parameters are spread while the next one is updated. */
 #ifndef RK_OPTIM_INTERNAL_H
 #define RK_OPTIM_INTERNAL_H
 
@@ -46,9 +50,17 @@ const struct rk_optim_ops *rk_optim_find(const char *name); /* NULL when unknown
 
 /* --- state of training --- */
 
-/* A range of the flat buffers inside my shard whose elements are treated alike. */
+/* A run of the flat buffers. My part of it is [mine, mine + part), which the shard's arrays hold from `shard`
+ * on. */
+struct rk_bucket {
+    int64_t begin, count;
+    int64_t mine, part, shard;
+};
+
+/* A range of the flat buffers inside my part of a bucket whose elements are treated alike. */
 struct rk_shard_segment {
     int64_t begin, count;
+    int64_t bucket;  /* its index */
     bool decays;     /* weight decay applies */
     bool is_counted; /* in the gradient norm of this rank */
 };
@@ -58,9 +70,14 @@ struct rk_train {
     struct rk_optim_config config;
     struct rk_device *device;
     rk_dtype_t grad_dtype;
-    int64_t num_elements;             /* of the flat buffers */
-    int64_t shard_begin, shard_count; /* mine */
-    RK_ARRAY(struct rk_shard_segment) segments;
+    int64_t num_elements; /* of the flat buffers */
+    int64_t shard_count;  /* mine */
+    RK_ARRAY(struct rk_bucket) buckets;
+    RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
+    /* Of the collectives of buckets, with the events that tie it to the model's stream; NULL for one dp rank.
+     */
+    struct rk_stream *comm;
+    struct rk_event *is_ready, *is_done;
     void *grads; /* [num_elements] */
     /* [shard_count] in grad_dtype: the parameters of my shard before they were rounded to the model's dtype;
      * NULL when that is grad_dtype, and the parameters are their own masters. */
@@ -70,7 +87,17 @@ struct rk_train {
     /* Engine thread. */
     int64_t applied_steps, lr_steps;
     int32_t skipped_in_a_row;
+    /* Of the running step. */
+    bool is_last_micro;   /* gradients are complete when the backward pass leaves them */
+    int64_t num_complete; /* elements, from the beginning of the flat buffer */
+    int64_t num_reduced;  /* buckets, from the first */
 };
+
+/* Elements [begin, begin + count) of a flat buffer. */
+static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t begin, int64_t count)
+{
+    return rk_tensor_1d((char *)buffer + (size_t)begin * rk_dtype_bytes(dtype), dtype, count);
+}
 
 void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
 void *rk_train_grads(const struct rk_train *train);
@@ -86,11 +113,24 @@ struct rk_status *rk_train_copy_masters(struct rk_train *train,
 struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
                                        int64_t count, const void *values) RK_NODISCARD;
 
-/* Segments of the shard [begin, begin + count): parameters that touch each other and are treated alike are
- * one. */
-void rk_shard_segments(struct rk_train *train, const struct rk_param_table *params);
+/* --- buckets (buckets.c) --- */
+
+/* Cuts the flat buffers, and my shard into segments: parameters that touch each other in a bucket and are
+ * treated alike are one. */
+void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, int32_t dp_size,
+                  int32_t dp_rank);
+/* Starts a step: no gradient is complete. */
+struct rk_status *rk_train_reset(struct rk_model *model) RK_NODISCARD;
+/* The backward pass has left the gradients of all parameters from this one on (in the order of the forward
+ * pass). In the last micro-batch, collective: starts the sums of the buckets that are complete. */
+struct rk_status *rk_train_grads_ready(struct rk_model *model, int64_t first_param) RK_NODISCARD;
 /* Collective: completes the gradients of my shard. */
 struct rk_status *rk_train_reduce(struct rk_model *model) RK_NODISCARD;
+/* Collective: spreads the parameters of a bucket, after what the model's stream has been given so far. */
+struct rk_status *rk_train_spread(struct rk_model *model, const struct rk_bucket *bucket) RK_NODISCARD;
+/* The model's stream waits for the collectives of buckets. */
+struct rk_status *rk_train_wait(struct rk_model *model) RK_NODISCARD;
+
 /* Collective: norm over the whole model, each element once; *is_finite false when some gradient is inf or
  * NaN. */
 struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite) RK_NODISCARD;

@@ -27,6 +27,10 @@ void rk_train_destroy(struct rk_train *train)
     for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
         rk_device_free(train->device, train->states[s]);
     rk_device_free(train->device, train->sums);
+    rk_event_destroy(train->is_ready);
+    rk_event_destroy(train->is_done);
+    rk_stream_destroy(train->comm);
+    rk_array_fini(&train->buckets);
     rk_array_fini(&train->segments);
     rk_free(train);
 }
@@ -50,35 +54,43 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
 
 struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core)
 {
-    char *mine;
-
     if (!train || !train->masters)
         return NULL;
-    mine = (char *)core->values + (size_t)train->shard_begin * rk_dtype_bytes(core->dtype);
-    return rk_axpby(core->stream,
-                    &(struct rk_axpby_args){
-                        .y = rk_tensor_1d(train->masters, train->grad_dtype, train->shard_count),
-                        .x = rk_tensor_1d(mine, core->dtype, train->shard_count),
-                        .alpha = 1,
-                    });
+    for (int64_t b = 0; b < train->buckets.count; b++) {
+        const struct rk_bucket *bucket = &train->buckets.items[b];
+
+        RK_TRY(rk_axpby(core->stream,
+                        &(struct rk_axpby_args){
+                            .y = rk_flat_view(train->masters, train->grad_dtype, bucket->shard, bucket->part),
+                            .x = rk_flat_view(core->values, core->dtype, bucket->mine, bucket->part),
+                            .alpha = 1,
+                        }));
+    }
+    return NULL;
 }
 
 struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
                                        int64_t count, const void *values)
 {
     size_t elem_bytes = train ? rk_dtype_bytes(train->grad_dtype) : 0;
-    int64_t first, end;
+    bool has_copied = false;
 
     if (!train || !train->masters)
         return NULL;
-    first = RK_MAX(begin, train->shard_begin);
-    end = RK_MIN(begin + count, train->shard_begin + train->shard_count);
-    if (first >= end)
-        return NULL;
-    RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)(first - train->shard_begin) * elem_bytes,
-                          (const char *)values + (size_t)(first - begin) * elem_bytes,
-                          (size_t)(end - first) * elem_bytes, RK_COPY_H2D));
-    return rk_stream_sync(stream);
+    for (int64_t b = 0; b < train->buckets.count; b++) {
+        const struct rk_bucket *bucket = &train->buckets.items[b];
+        int64_t first = RK_MAX(begin, bucket->mine);
+        int64_t end = RK_MIN(begin + count, bucket->mine + bucket->part);
+        int64_t to = bucket->shard + first - bucket->mine;
+
+        if (first >= end)
+            continue;
+        has_copied = true;
+        RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)to * elem_bytes,
+                              (const char *)values + (size_t)(first - begin) * elem_bytes,
+                              (size_t)(end - first) * elem_bytes, RK_COPY_H2D));
+    }
+    return has_copied ? rk_stream_sync(stream) : NULL;
 }
 
 static struct rk_status *allocate(struct rk_train *train, rk_dtype_t param_dtype)
@@ -99,6 +111,13 @@ static struct rk_status *allocate(struct rk_train *train, rk_dtype_t param_dtype
     return rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm");
 }
 
+static struct rk_status *open_comm(struct rk_train *train)
+{
+    RK_TRY(rk_stream_create(&train->comm, train->device, "buckets"));
+    RK_TRY(rk_event_create(&train->is_ready, train->device));
+    return rk_event_create(&train->is_done, train->device);
+}
+
 struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config)
 {
     const struct rk_model_core *core = model->core;
@@ -116,10 +135,10 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     train->grad_dtype = rk_train_grad_dtype(core->dtype);
     train->num_elements = core->params.num_elements;
     RK_ASSERT(train->num_elements % rk_comm_group_size(dp) == 0);
-    train->shard_count = train->num_elements / rk_comm_group_size(dp);
-    train->shard_begin = train->shard_count * rk_comm_group_rank(dp);
-    rk_shard_segments(train, &core->params);
+    rk_train_cut(train, &core->params, rk_comm_group_size(dp), rk_comm_group_rank(dp));
     st = allocate(train, core->dtype);
+    if (!st && rk_comm_group_size(dp) > 1)
+        st = open_comm(train);
     if (!st)
         st = rk_train_copy_masters(train, core);
     if (st) {
@@ -138,6 +157,7 @@ static struct rk_status *check_enabled(const struct rk_model *model)
 struct rk_status *rk_train_begin(struct rk_model *model)
 {
     RK_TRY(check_enabled(model));
+    RK_TRY(rk_train_reset(model));
     return rk_stream_zero(model->core->stream, model->train->grads,
                           (size_t)model->train->num_elements * rk_dtype_bytes(model->train->grad_dtype));
 }
@@ -187,6 +207,7 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     RK_TRY(rk_head_fwd(&pass, &core->head, hidden, micro->needs_entropy, &head, &out));
     RK_TRY(call_loss(model, micro, &labels, &out, &dout));
     RK_TRY(rk_step_2d(pass.arena, &dhidden, pass.dtype, pass.num_tokens, pass.hidden_size));
+    model->train->is_last_micro = micro->is_last;
     RK_TRY(rk_head_bwd(&pass, &core->head, &head, &dout, dhidden));
     RK_TRY(rk_trunk_bwd(model, &pass, &trunk, dhidden));
     return rk_stream_sync(core->stream);

@@ -25,7 +25,8 @@
 #define TEMPERATURE       0.8
 #define ENTROPY_COEFF     0.01
 #define RUN_TIMEOUT_S     120
-#define INITIALIZER_RANGE 0.1 /* of the configurations below */
+#define BUCKET_ELEMENTS   5000 /* several a layer, and layers that share one */
+#define INITIALIZER_RANGE 0.1  /* of the configurations below */
 
 static const int32_t seq_lens[NUM_SEQS] = {1, 97, 5, 64, 33, 2, 80, 17, 50, 9, 71, 40};
 
@@ -232,6 +233,9 @@ static struct rk_status *train(struct rk_model *model, const struct run *run, st
         micro->records = is_tp_first && step == 0;
         for (int32_t m = 0; m < run->row->num_micro_batches; m++) {
             make_micro_batch(micro, run->row, m);
+            /* The first step gathers the gradients of all ranks; in the others their sums run beside the
+             * pass. */
+            args.is_last = step > 0 && m == run->row->num_micro_batches - 1;
             RK_TRY(rk_train_micro_batch(model, &args));
         }
         if (step == 0)
@@ -268,6 +272,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
     micro->outcome = run->outcome;
     micro->dp_rank = coords->axis[RK_AXIS_DP];
     micro->records = coords->axis[RK_AXIS_TP] == 0;
+    optim.bucket_elements = row->dp > 1 ? BUCKET_ELEMENTS : 0;
     RK_RANK_OK(rk_train_enable(test.model, &optim));
     RK_RANK_OK(train(test.model, run, micro, rank == 0));
     RK_RANK_CHECK(rk_model_weight_version(test.model) == NUM_STEPS, "%s", row->label);

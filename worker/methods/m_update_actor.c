@@ -119,6 +119,7 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
         .packed = &u->rows.packed,
         .temperature = u->temperature,
         .needs_entropy = u->loss.entropy_coeff != 0.0,
+        .is_last = m == u->mini->num_micro - 1,
         .loss_fn = loss_fn,
         .user = u,
     };

@@ -180,29 +180,34 @@ static void test_many_tiny_updates_are_not_lost(void **state)
 }
 
 /* Goal: values reach the masters of this shard and nothing else. Method: ranges before, over both ends of,
- * inside, around and behind a shard of elements 10 to 29. */
+ * inside, around and behind the parts of two buckets, elements 10 to 19 and 30 to 39. */
 static void test_set_masters_takes_what_lies_in_the_shard(void **state)
 {
     static const struct {
         int64_t begin, count;
-    } ranges[] = {{0, 10}, {5, 10}, {12, 3}, {25, 20}, {0, 64}, {30, 5}, {10, 20}};
+    } ranges[] = {{0, 10}, {5, 10}, {12, 3}, {15, 20}, {0, 64}, {40, 5}, {10, 10}, {20, 10}, {32, 30}};
     struct rk_test_model test;
 
     (void)state;
     open_model(&test, NULL, RK_DTYPE_F32); /* for its device */
     for (size_t r = 0; r < RK_ARRAY_LEN(ranges); r++) {
-        struct rk_train train = {.grad_dtype = RK_DTYPE_F32, .shard_begin = 10, .shard_count = 20};
+        struct rk_bucket buckets[] = {{.count = 20, .mine = 10, .part = 10},
+                                      {.begin = 20, .count = 20, .mine = 30, .part = 10, .shard = 10}};
+        struct rk_train train = {.grad_dtype = RK_DTYPE_F32, .shard_count = 20};
         float values[64], masters[20];
 
+        train.buckets.items = buckets;
+        train.buckets.count = 2;
         for (int i = 0; i < 64; i++)
             values[i] = (float)(ranges[r].begin + i);
         assert_ok(rk_device_alloc(test.device, &train.masters, sizeof(masters), "test"));
         assert_ok(rk_train_set_masters(&train, test.stream, ranges[r].begin, ranges[r].count, values));
         memcpy(masters, train.masters, sizeof(masters));
-        for (int64_t i = 10; i < 30; i++) {
-            bool is_covered = i >= ranges[r].begin && i < ranges[r].begin + ranges[r].count;
+        for (int64_t i = 0; i < 20; i++) {
+            int64_t at = i < 10 ? 10 + i : 20 + i;
+            bool is_covered = at >= ranges[r].begin && at < ranges[r].begin + ranges[r].count;
 
-            assert_true(masters[i - 10] == (is_covered ? (float)i : 0.0f));
+            assert_true(masters[i] == (is_covered ? (float)at : 0.0f));
         }
         rk_device_free(test.device, train.masters);
     }

@@ -207,36 +207,68 @@ static void test_plan_of_published_models_counts_their_parameters(void **state)
     }
 }
 
-/* Goal: every element of a rank's table is in exactly one segment of one shard, with the right flags. Method:
- * paint the segments of all shards over the flat buffer. */
-static void test_shard_segments_cover_every_element_once(void **state)
+/* Every element of the buckets is in one part, every one of the shard's arrays in one bucket. */
+static void check_buckets(const struct rk_train *train, int32_t dp_size, int64_t num_elements)
 {
-    static const int32_t dp_sizes[] = {1, 2, 3, 4};
+    int64_t begin = 0, shard = 0;
+
+    for (int64_t b = 0; b < train->buckets.count; b++) {
+        const struct rk_bucket *bucket = &train->buckets.items[b];
+
+        assert_int_equal(bucket->begin, begin);
+        assert_int_equal(bucket->shard, shard);
+        assert_int_equal(bucket->part * dp_size, bucket->count);
+        assert_true(bucket->mine >= begin && bucket->mine + bucket->part <= begin + bucket->count);
+        begin += bucket->count;
+        shard += bucket->part;
+    }
+    assert_int_equal(begin, num_elements);
+    assert_int_equal(shard, train->shard_count);
+}
+
+/* Marks what a rank's segments cover; they lie in its part of their bucket. */
+static void paint_segments(const struct rk_train *train, uint8_t *painted)
+{
+    for (int64_t s = 0; s < train->segments.count; s++) {
+        const struct rk_shard_segment *segment = &train->segments.items[s];
+        const struct rk_bucket *bucket = &train->buckets.items[segment->bucket];
+
+        assert_true(segment->begin >= bucket->mine);
+        assert_true(segment->begin + segment->count <= bucket->mine + bucket->part);
+        assert_true(s == 0 || segment->begin > train->segments.items[s - 1].begin);
+        for (int64_t e = segment->begin; e < segment->begin + segment->count; e++) {
+            assert_int_equal(painted[e], 0);
+            painted[e] = (uint8_t)(1 + segment->decays + 2 * segment->is_counted);
+        }
+    }
+}
+
+/* Goal: every element of a rank's table is in exactly one segment of one shard, with the right flags. Method:
+ * paint the segments of all shards over the flat buffer, for one bucket and for many. */
+static void test_train_cut_covers_every_element_once(void **state)
+{
+    static const struct {
+        int32_t dp_size;
+        int64_t bucket_elements;
+    } cases[] = {{1, 0}, {2, 0}, {2, 1000}, {3, 500}, {4, 1}};
 
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(dp_sizes); i++) {
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_model_core core;
         uint8_t *painted;
 
         parse(&core, tiny);
-        assert_ok(rk_model_plan(&core, 3, 4, dp_sizes[i]));
+        assert_ok(rk_model_plan(&core, 3, 4, cases[i].dp_size));
         painted = rk_calloc((size_t)core.params.num_elements, 1);
-        for (int32_t r = 0; r < dp_sizes[i]; r++) {
-            struct rk_train train = {.shard_count = core.params.num_elements / dp_sizes[i]};
+        for (int32_t r = 0; r < cases[i].dp_size; r++) {
+            struct rk_train train = {.config = {.bucket_elements = cases[i].bucket_elements}};
 
-            train.shard_begin = r * train.shard_count;
-            rk_shard_segments(&train, &core.params);
-            for (int64_t s = 0; s < train.segments.count; s++) {
-                const struct rk_shard_segment *segment = &train.segments.items[s];
-
-                assert_true(segment->begin >= train.shard_begin);
-                assert_true(segment->begin + segment->count <= train.shard_begin + train.shard_count);
-                for (int64_t e = segment->begin; e < segment->begin + segment->count; e++) {
-                    assert_int_equal(painted[e], 0);
-                    painted[e] = (uint8_t)(1 + segment->decays + 2 * segment->is_counted);
-                }
-            }
+            rk_train_cut(&train, &core.params, cases[i].dp_size, r);
+            assert_true((train.buckets.count > 1) == (cases[i].bucket_elements > 0));
+            check_buckets(&train, cases[i].dp_size, core.params.num_elements);
+            paint_segments(&train, painted);
             rk_array_fini(&train.segments);
+            rk_array_fini(&train.buckets);
         }
         for (int64_t p = 0; p < core.params.count; p++) {
             const struct rk_param *param = rk_params_at(&core.params, p);
@@ -289,7 +321,7 @@ int main(void)
         cmocka_unit_test(test_plan_places_fused_rows_without_gap),
         cmocka_unit_test(test_plan_of_indivisible_sizes_is_refused),
         cmocka_unit_test(test_plan_of_published_models_counts_their_parameters),
-        cmocka_unit_test(test_shard_segments_cover_every_element_once),
+        cmocka_unit_test(test_train_cut_covers_every_element_once),
         cmocka_unit_test(test_plan_shards_closes_files_at_the_limit),
     };
 
