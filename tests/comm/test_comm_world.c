@@ -27,6 +27,7 @@ struct run {
     uint8_t id[RK_COMM_ID_BYTES];
     uint64_t seed;
     atomic_bool has_started; /* the strangers' attack */
+    int32_t stopped_rank;
 };
 
 static struct run *run_create(const char *listen_host)
@@ -413,6 +414,48 @@ static void test_comm_world_create_ends_when_a_peer_gives_up(void **state)
     run_destroy(run);
 }
 
+/* A rank that is asked to stop while it waits for the missing one gives up at once, whatever its timeout, and
+ * the others hear of it. */
+static bool stops_after_300_ms(void *user)
+{
+    return rk_time_now_ns() > *(const int64_t *)user + 300000000;
+}
+
+static int rank_asked_to_stop(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct run *run = user;
+    int64_t begin_ns = rk_time_now_ns();
+    struct rk_comm_world_config config = {.connect_timeout_ms = 25000, .user = &begin_ns};
+    struct rk_comm_world *world;
+    struct rk_status *st;
+
+    if (rank == 3)
+        return open_endpoint_only(run, num_ranks);
+    if (rank == run->stopped_rank)
+        config.should_stop = stops_after_300_ms;
+    st = rk_test_world_create(&world, run->rendezvous, rank, num_ranks, run->listen_host, &config);
+    RK_RANK_CHECK(!world, "a world without rank 3");
+    RK_RANK_CHECK(rk_time_now_ns() - begin_ns < 10000000000, "waited for the timeout");
+    RK_RANK_CHECK(rk_status_code(st) == RK_ABORTED && strcmp(rk_status_reason(st), "COMM_ABORTED") == 0, "%s",
+                  rk_status_message(st));
+    RK_RANK_CHECK(strstr(rk_status_message(st), "given up: this rank was asked to stop"), "%s",
+                  rk_status_message(st));
+    rk_status_free(st);
+    return 0;
+}
+
+static void test_comm_world_create_ends_when_asked_to_stop(void **state)
+{
+    (void)state;
+    for (int32_t rank = 0; rank < 3; rank++) {
+        struct run *run = run_create("127.0.0.1");
+
+        run->stopped_rank = rank;
+        assert_int_equal(rk_test_run_ranks(4, rank_asked_to_stop, run, 30), 0);
+        run_destroy(run);
+    }
+}
+
 /* --- configuration --- */
 
 struct endpoint_case {
@@ -532,6 +575,7 @@ int main(void)
         cmocka_unit_test(test_comm_world_create_with_noise_at_the_listeners_comes_up),
         cmocka_unit_test(test_comm_world_create_names_missing_ranks),
         cmocka_unit_test(test_comm_world_create_ends_when_a_peer_gives_up),
+        cmocka_unit_test(test_comm_world_create_ends_when_asked_to_stop),
         cmocka_unit_test(test_comm_endpoint_open_with_bad_config_fails),
         cmocka_unit_test(test_comm_endpoint_open_makes_ids_that_differ),
         cmocka_unit_test(test_comm_world_create_with_bad_config_fails),
