@@ -5,6 +5,7 @@
  * later on (memory, a lost device) aborts the world, so that its peers get an error instead of a timeout. */
 #include "worker/worker_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -61,11 +62,15 @@ bool rk_call_is_collector(const struct rk_call *call)
     return rk_mesh_is_collector(call->role->mesh, call->worker->rank);
 }
 
-void rk_call_add_memory_metric(struct rk_call *call)
+void rk_call_add_memory_metrics(struct rk_call *call)
 {
+    const struct rk_role *role = call->role;
+    char name[64];
     double bytes = (double)rk_device_get_stats(call->worker->device).peak_bytes;
 
     rk_job_add_metric(call->job, "perf/max_memory_allocated_gb", bytes / (1024.0 * 1024.0 * 1024.0), "max");
+    snprintf(name, sizeof(name), "%s/memory_overflows", role->name);
+    rk_job_add_metric(call->job, name, (double)rk_model_get_memory(role->model).step_overflows, "max");
 }
 
 /* The role that the call addresses. The answer is the same on all ranks, or this rank has lost its peers. */

@@ -150,7 +150,8 @@ struct rk_status *rk_call_check_cancel(struct rk_call *call) RK_NODISCARD;
 void rk_call_progress(struct rk_call *call, const char *phase, uint64_t done, uint64_t total);
 /* This rank is the one of its replica whose metrics count. */
 bool rk_call_is_collector(const struct rk_call *call);
-void rk_call_add_memory_metric(struct rk_call *call);
+/* Peak of the device, and how often passes of the role took memory beyond its plan. */
+void rk_call_add_memory_metrics(struct rk_call *call);
 
 /* Zeroed memory in the arena of the call, or NULL; rk_call_no_memory says so. */
 void *rk_call_alloc(struct rk_call *call, int64_t count, size_t elem_bytes);

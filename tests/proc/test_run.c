@@ -87,6 +87,10 @@ static void check_layouts(const char *const *more)
             assert_below(same[j], fabs(got - expected[j]), RK_TOL_F32_SUM * fmax(1.0, fabs(expected[j])));
         }
         rk_json_free(metrics);
+        metrics = read_metrics(dir, TINY_STEPS);
+        assert_true(metric(metrics, "actor/memory_overflows") == 0.0);
+        assert_true(metric(metrics, "rollout/memory_overflows") == 0.0);
+        rk_json_free(metrics);
         rk_free(dir);
     }
 }

@@ -78,6 +78,6 @@ struct rk_status *rk_log_prob_run(struct rk_call *call, const char *log_prob_col
     RK_TRY(rk_call_begin(call, prepare(call, &pass, log_prob_column, entropy_column)));
     for (int64_t i = 0; i < call->job->plan.num_mini; i++)
         RK_TRY(run_mini_batch(call, &pass, &call->job->plan.mini[i]));
-    rk_call_add_memory_metric(call);
+    rk_call_add_memory_metrics(call);
     return NULL;
 }

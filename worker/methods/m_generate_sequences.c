@@ -85,6 +85,6 @@ struct rk_status *rk_m_generate_sequences(struct rk_call *call)
     RK_TRY(rk_rollout_generate(call->role->rollout, g.requests, g.num_rows, g.results, &call->hooks));
     for (int64_t row = 0; call->job->collect && row < g.num_rows; row++)
         fill_row(&out, &g, row);
-    rk_call_add_memory_metric(call);
+    rk_call_add_memory_metrics(call);
     return NULL;
 }

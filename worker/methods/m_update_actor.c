@@ -166,7 +166,7 @@ static void report(const struct update *u, double lr)
     const struct rk_loss_metrics *metrics = &u->metrics;
     double n = (double)job->plan.num_mini, num_applied = n - (double)u->num_skipped;
 
-    rk_call_add_memory_metric(u->call);
+    rk_call_add_memory_metrics(u->call);
     if (!rk_call_is_collector(u->call))
         return;
     rk_job_add_metric(job, "actor/pg_loss", metrics->pg_loss / n, "sum");
