@@ -437,6 +437,40 @@ static void test_plan_bad_arguments_are_refused(void **state)
     rk_mesh_destroy(mesh);
 }
 
+/* Goal: host memory that runs out during a plan fails it and nothing else. Method: the n-th allocation fails,
+ * for n = 1, 2, ... until the plan is made; the sanitizer looks for leaks. */
+static void test_plan_with_failing_allocation_is_resource_exhausted(void **state)
+{
+    const struct rk_rollout_config rollout = {.max_num_seqs = 2, .max_num_batched_tokens = 16};
+    struct rk_optim_config optim = rk_test_adamw(1e-3, 0.1, 1.0);
+    struct rk_mesh_spec spec = {.tp = 2};
+    struct rk_memory_plan_desc desc;
+    struct rk_memory_plan plan;
+    struct rk_json *config;
+    struct rk_mesh *mesh;
+    struct rk_status *st;
+    int nth = 0;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &spec, 2));
+    desc = make_desc(&config, mesh);
+    desc.optim = &optim;
+    desc.rollout = &rollout;
+    desc.limits = (struct rk_memory_limits){.train_tokens = 8, .log_prob_tokens = 8};
+    do {
+        rk_alloc_fail_after(++nth);
+        st = rk_memory_plan_make(&plan, &desc);
+        rk_alloc_fail_after(0);
+        if (st)
+            assert_code(rk_status_clone(st), RK_RESOURCE_EXHAUSTED);
+        rk_status_free(st);
+        assert_in_range(nth, 1, 500);
+    } while (st);
+    assert_true(nth > 5); /* there are many places that can fail */
+    rk_json_free(config);
+    rk_mesh_destroy(mesh);
+}
+
 static void test_plan_check_names_kinds(void **state)
 {
     const struct rk_memory_plan plan = {
@@ -456,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_plan_is_what_roles_take),
         cmocka_unit_test(test_plan_without_device_matches_formulas),
         cmocka_unit_test(test_plan_bad_arguments_are_refused),
+        cmocka_unit_test(test_plan_with_failing_allocation_is_resource_exhausted),
         cmocka_unit_test(test_plan_check_names_kinds),
     };
 
