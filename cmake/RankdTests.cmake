@@ -30,15 +30,14 @@ function(rk_add_gpu_test name)
     set_property(TEST gpu_${name} PROPERTY RESOURCE_LOCK gpu)
 endfunction()
 
-# The test of that name once more over NCCL: over the library of the tests on the CPU (tests/support/fake_nccl.c), and
-# over the real one with a GPU a rank, label gpu; skipped where the machine has too few.
-function(rk_add_nccl_test name)
+# The test of that name once more over NCCL, or rather over the library of the tests on the CPU
+# (tests/support/fake_nccl.c).
+function(rk_add_fake_nccl_test name)
     get_test_property(${name} LABELS labels)
     get_test_property(${name} TIMEOUT timeout)
     add_test(NAME nccl_${name} COMMAND ${name})
     set_tests_properties(nccl_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_COMM=nccl")
-    rk_add_gpus_test(${name})
 endfunction()
 
 # The test of that name once more with a GPU a rank, label gpu; skipped where the machine has too few.
@@ -50,4 +49,9 @@ function(rk_add_gpus_test name)
     add_test(NAME gpus_${name} COMMAND ${name})
     set_tests_properties(gpus_${name} PROPERTIES LABELS gpu TIMEOUT ${timeout} SKIP_RETURN_CODE 77
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda" RESOURCE_LOCK gpu)
+endfunction()
+
+function(rk_add_nccl_test name)
+    rk_add_fake_nccl_test(${name})
+    rk_add_gpus_test(${name})
 endfunction()
