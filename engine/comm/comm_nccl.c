@@ -82,10 +82,12 @@ static struct rk_status *poll_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
     return NULL;
 }
 
-/* Until the world's communicator has done what it was asked for. `call` is for messages. */
-static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t state, const char *call)
+/* Until the world's communicator has done what it was asked for. The state counts and not what the call
+ * returned, unless that is an error: a split that has only begun says SUCCESS. `call` is for messages. */
+static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t result, const char *call)
 {
     int64_t deadline_ns = rk_time_now_ns() + nccl->connect_ns;
+    rk_nccl_result_t state = result == RK_NCCL_SUCCESS ? RK_NCCL_IN_PROGRESS : result;
 
     while (state == RK_NCCL_IN_PROGRESS) {
         if (nccl->should_stop && nccl->should_stop(nccl->user))
@@ -95,8 +97,9 @@ static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
             return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
                                   "%s did not end within %" PRId64 " ms: NCCL waits for a rank", call,
                                   nccl->connect_ns / NS_PER_MS);
-        rk_time_sleep_ms(POLL_MS);
         RK_TRY(poll_ready(nccl, &state));
+        if (state == RK_NCCL_IN_PROGRESS)
+            rk_time_sleep_ms(POLL_MS);
     }
     return state == RK_NCCL_SUCCESS ? NULL : rk_nccl_failure(nccl, nccl->comm, state, call);
 }

@@ -147,7 +147,7 @@ static rk_nccl_result_t comm_split(rk_nccl_comm_t comm, int color, int key, rk_n
     comm->child_out = child;
     comm->num_splits++;
     atomic_fetch_add(&channel_of(comm)->num_splits, 1);
-    return RK_NCCL_IN_PROGRESS;
+    return RK_NCCL_SUCCESS; /* although it has only begun: so does NCCL */
 }
 
 static rk_nccl_result_t comm_get_async_error(rk_nccl_comm_t comm, rk_nccl_result_t *error)
