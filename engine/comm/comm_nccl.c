@@ -73,7 +73,7 @@ static struct rk_status *poll_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
 
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
     *state = RK_NCCL_IN_PROGRESS;
-    if (!nccl->is_down)
+    if (!atomic_load(&nccl->is_down))
         result = nccl->api->comm_get_async_error(nccl->comm, state);
     RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
     RK_TRY(rk_comm_world_error(nccl->world));
@@ -144,7 +144,7 @@ static struct rk_status *join(struct rk_nccl_world *nccl)
     RK_TRY(share_id(nccl, &id));
     config.blocking = 0;
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
-    result = nccl->is_down
+    result = atomic_load(&nccl->is_down)
                  ? RK_NCCL_INVALID_USAGE
                  : api->comm_init_rank_config(&nccl->comm, nccl->world->size, id, nccl->world->rank, &config);
     RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
@@ -301,7 +301,7 @@ static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key, r
     config.blocking = 1;
     config.split_share = 0; /* groups are in flight together */
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
-    if (!nccl->is_down)
+    if (!atomic_load(&nccl->is_down))
         result = nccl->api->comm_split(nccl->comm, color, key, child, &config);
     RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
     return wait_ready(nccl, result, "ncclCommSplit");

@@ -244,28 +244,37 @@ static bool lock_calls(struct rk_nccl_world *nccl)
     return true;
 }
 
-void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
+/* What these calls return changes nothing. */
+static void abort_all(const struct rk_nccl_world *nccl)
 {
-    bool is_locked = lock_calls(nccl);
     const struct rk_nccl_api *api = nccl->api;
 
-    nccl->is_down = true;
-    if (api) {
-        /* As a group: all of them are told to end before the first is waited for, and a kernel of one may be
-         * in the queue behind a kernel of another. What these calls return changes nothing. */
-        (void)api->group_start();
-        for (struct rk_nccl_group *group = nccl->groups; group; group = group->next) {
-            if (group->comm)
-                (void)api->comm_abort(group->comm);
-            group->comm = NULL;
-        }
-        (void)api->group_end();
-        if (nccl->comm)
-            (void)api->comm_abort(nccl->comm);
-        nccl->comm = NULL;
+    /* As a group: all of them are told to end before the first is waited for, and a kernel of one may be in
+     * the queue behind a kernel of another. */
+    (void)api->group_start();
+    for (struct rk_nccl_group *group = nccl->groups; group; group = group->next) {
+        if (group->comm)
+            (void)api->comm_abort(group->comm);
     }
-    if (is_locked)
-        unlock(&nccl->call_lock);
+    (void)api->group_end();
+    if (nccl->comm)
+        (void)api->comm_abort(nccl->comm);
+}
+
+void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
+{
+    bool is_locked;
+
+    atomic_store(&nccl->is_down, true);
+    is_locked = lock_calls(nccl);
+    if (nccl->api)
+        abort_all(nccl);
+    if (!is_locked)
+        lock(&nccl->call_lock); /* the call has come to its end */
+    for (struct rk_nccl_group *group = nccl->groups; group; group = group->next)
+        group->comm = NULL;
+    nccl->comm = NULL;
+    unlock(&nccl->call_lock);
 }
 
 void rk_nccl_guard_abort(struct rk_nccl_world *nccl)

@@ -55,11 +55,11 @@ struct rk_nccl_world {
     void *barrier; /* I32 [1] on the device */
     bool has_guard;
 
+    atomic_bool is_down;       /* aborted, or about to be: no call of NCCL begins */
     pthread_mutex_t call_lock; /* guards the fields below; held during every call of NCCL */
     rk_nccl_comm_t comm;       /* the world's; NULL before and after */
     struct rk_nccl_group *groups;
     rk_nccl_comm_t no_comm; /* what a split without a colour writes, perhaps late */
-    bool is_down;           /* aborted */
 
     pthread_mutex_t pending_lock; /* guards the fields below */
     struct rk_nccl_op current;    /* inside a call of NCCL; no group: none */

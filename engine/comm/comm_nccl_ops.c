@@ -67,7 +67,7 @@ static struct rk_status *call_begin(struct call *call, const struct rk_comm_grou
     *call = (struct call){0};
     rk_nccl_pending_begin(nccl, group, op);
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
-    if (nccl->is_down) {
+    if (atomic_load(&nccl->is_down)) {
         RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
         RK_TRY(rk_nccl_pending_end(nccl, stream, false));
         return rk_nccl_failure(nccl, NULL, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op));
