@@ -28,9 +28,9 @@ struct rk_device {
     uint64_t limit_bytes; /* min of the configured limit and what the device has */
     struct rk_device_stats stats;
     struct allocation *live;
-    int64_t num_streams, num_events;
     struct rk_status *(*watch)(void *user); /* NULL: none */
     void *watch_user;
+    int64_t num_streams, num_events, num_graphs;
 };
 
 struct rk_stream {
@@ -61,6 +61,11 @@ static void unlock(struct rk_device *device)
     if (device->lock_fd >= 0)
         close(device->lock_fd);
 }
+
+struct rk_graph {
+    struct rk_stream *stream;
+    void *handle;
+};
 
 struct rk_status *rk_device_open(struct rk_device **out, const struct rk_device_config *config)
 {
@@ -141,10 +146,11 @@ void rk_device_close(struct rk_device *device)
 
     if (!device)
         return;
-    leaked = device->live || device->num_streams || device->num_events;
-    if (device->num_streams || device->num_events)
-        RK_ERROR("device closed with live objects device=%s streams=%lld events=%lld", device->info.name,
-                 (long long)device->num_streams, (long long)device->num_events);
+    leaked = device->live || device->num_streams || device->num_events || device->num_graphs;
+    if (device->num_streams || device->num_events || device->num_graphs)
+        RK_ERROR("device closed with live objects device=%s streams=%lld events=%lld graphs=%lld",
+                 device->info.name, (long long)device->num_streams, (long long)device->num_events,
+                 (long long)device->num_graphs);
     while (device->live) {
         struct allocation *alloc = device->live;
 
@@ -201,6 +207,11 @@ void rk_device_set_watch(struct rk_device *device, struct rk_status *(*fn)(void 
 void rk_device_reset_peak(struct rk_device *device)
 {
     device->stats.peak_bytes = device->stats.allocated_bytes;
+}
+
+bool rk_device_is_async(const struct rk_device *device)
+{
+    return device->ops->event_create != NULL;
 }
 
 struct rk_status *rk_device_check(struct rk_device *device)
@@ -462,4 +473,73 @@ bool rk_event_query(struct rk_event *event)
     const struct rk_device_ops *ops = event->device->ops;
 
     return !ops->event_query || ops->event_query(event->device->handle, event->handle);
+}
+
+struct rk_status *rk_event_sync(struct rk_event *event)
+{
+    struct rk_device *device = event->device;
+
+    if (device->ops->event_sync)
+        RK_TRY(device->ops->event_sync(device->handle, event->handle));
+    return device->watch ? device->watch(device->watch_user) : NULL;
+}
+
+bool rk_device_has_graphs(const struct rk_device *device)
+{
+    return device->ops->graph_begin != NULL;
+}
+
+struct rk_status *rk_graph_begin(struct rk_stream *stream)
+{
+    const struct rk_device *device = stream->device;
+
+    if (!device->ops->graph_begin)
+        return RK_FAIL(RK_UNIMPLEMENTED, "device '%s' has no graphs", device->info.name);
+    return device->ops->graph_begin(device->handle, stream->handle);
+}
+
+struct rk_status *rk_graph_end(struct rk_graph **out, struct rk_stream *stream)
+{
+    struct rk_device *device = stream->device;
+    struct rk_status *st;
+    void *handle = NULL;
+
+    RK_ASSERT(device->ops->graph_end);
+    if (out)
+        *out = NULL;
+    st = device->ops->graph_end(device->handle, stream->handle, out ? &handle : NULL);
+    if (st || !out)
+        return st;
+    *out = rk_calloc(1, sizeof(**out));
+    (*out)->stream = stream;
+    (*out)->handle = handle;
+    device->num_graphs++;
+    return NULL;
+}
+
+struct rk_status *rk_graph_launch(struct rk_graph *graph)
+{
+    struct rk_stream *stream = graph->stream;
+
+    RK_ASSERT(rk_graph_is_current(graph));
+    return stream->device->ops->graph_launch(stream->device->handle, stream->handle, graph->handle);
+}
+
+bool rk_graph_is_current(const struct rk_graph *graph)
+{
+    const struct rk_stream *stream = graph->stream;
+
+    return stream->device->ops->graph_is_current(stream->device->handle, stream->handle, graph->handle);
+}
+
+void rk_graph_destroy(struct rk_graph *graph)
+{
+    struct rk_device *device;
+
+    if (!graph)
+        return;
+    device = graph->stream->device;
+    device->ops->graph_destroy(device->handle, graph->handle);
+    device->num_graphs--;
+    rk_free(graph);
 }

@@ -13,13 +13,14 @@
 
 RK_BEGIN_DECLS
 
-#define RK_DEVICE_ABI 2
+#define RK_DEVICE_ABI 4
 
 #define RK_DEVICE_UUID_BYTES 64
 
 struct rk_device;
 struct rk_stream;
 struct rk_event;
+struct rk_graph;
 struct rk_kernel_ops;
 
 typedef enum rk_copy_kind { RK_COPY_H2D, RK_COPY_D2H, RK_COPY_D2D } rk_copy_kind_t;
@@ -67,6 +68,9 @@ void rk_device_reset_peak(struct rk_device *device);
 /* Bytes that rk_device_alloc can hand out now, as far as the device knows: below its limit, and not held by
  * another process. */
 uint64_t rk_device_free_bytes(const struct rk_device *device);
+
+/* Whether streams run beside the host: a call that enqueues returns before its work has been done. */
+bool rk_device_is_async(const struct rk_device *device);
 /* OK, or why the device is lost for good (the daemon then turns FAILED). */
 struct rk_status *rk_device_check(struct rk_device *device) RK_NODISCARD;
 
@@ -112,6 +116,24 @@ struct rk_status *rk_stream_wait(struct rk_stream *stream, struct rk_event *even
 bool rk_event_query(struct rk_event *event);
 /* Whether what is enqueued now is recorded into a graph instead of being run. */
 bool rk_stream_is_recording(const struct rk_stream *stream);
+/* The host waits until the stream has passed the event's last record. */
+struct rk_status *rk_event_sync(struct rk_event *event) RK_NODISCARD;
+
+/* Graphs: what was enqueued on a stream between begin and end, to be enqueued again by one call. In between
+ * nothing runs; whatever would allocate, wait or touch another stream fails. A launch repeats the recorded
+ * operations with the recorded addresses and sizes, so everything that varies must lie in device memory. An
+ * operator's scratch may grow when it is first called with a shape: run before recording. */
+bool rk_device_has_graphs(const struct rk_device *device);
+struct rk_status *rk_graph_begin(struct rk_stream *stream) RK_NODISCARD; /* UNIMPLEMENTED without graphs */
+/* Ends the recording that begin started, also after an operation in between failed: then `out` is NULL and
+ * what was recorded is dropped. */
+struct rk_status *rk_graph_end(struct rk_graph **out, struct rk_stream *stream) RK_NODISCARD;
+/* On the stream that recorded it. */
+struct rk_status *rk_graph_launch(struct rk_graph *graph) RK_NODISCARD;
+/* False once scratch that the recorded operations use has moved: launching then is an error. */
+bool rk_graph_is_current(const struct rk_graph *graph);
+/* The stream must have passed the last launch. */
+void rk_graph_destroy(struct rk_graph *graph); /* NULL is a no-op */
 
 /* --- dry runs: a device that plans. Its memory has addresses but no bytes behind them (host memory is real),
  * its operators check their arguments and compute nothing, and copies to the host deliver zeros. So code that
@@ -156,6 +178,13 @@ struct rk_device_ops {
     struct rk_status *(*event_create_timed)(void *dev,
                                             void **out); /* may be NULL where events are not: as above */
     struct rk_status *(*event_elapsed_ns)(void *dev, int64_t *out, void *begin, void *end);
+    struct rk_status *(*event_sync)(void *dev, void *event);
+    /* optional, all or none: NULL means no graphs. graph_end without `out` drops the recording. */
+    struct rk_status *(*graph_begin)(void *dev, void *stream);
+    struct rk_status *(*graph_end)(void *dev, void *stream, void **out);
+    struct rk_status *(*graph_launch)(void *dev, void *stream, void *graph);
+    bool (*graph_is_current)(void *dev, void *stream, void *graph);
+    void (*graph_destroy)(void *dev, void *graph);
     struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
     /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
     struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);

@@ -41,6 +41,8 @@ struct rk_cuda_stream {
     void *workspace;               /* RK_CUDA_WORKSPACE_BYTES */
     struct rk_cuda_buffer scratch; /* undefined between calls */
     struct rk_cuda_buffer splits;  /* of paged attention: zeroed, then what the last call left */
+    uint64_t num_moves;            /* how often scratch has moved: graphs recorded before are stale */
+    bool is_recording;             /* a graph: nothing may wait or allocate */
 };
 
 /* --- errors (device_cuda.c) --- */
@@ -61,7 +63,7 @@ struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struc
 
 /* Makes `buffer` (of `stream`) hold at least `bytes`, aligned to 256. What is new is zeroed, what was there
  * is lost when it grows. */
-struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
+struct rk_status *rk_cuda_reserve(struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
                                   size_t bytes) RK_NODISCARD;
 
 /* --- workspaces: what the operators that reserve scratch will reserve --- */

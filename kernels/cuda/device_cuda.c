@@ -40,7 +40,7 @@ struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struc
 {
     struct rk_status *st = rk_cuda_status(cudaGetLastError(), "launch");
 
-    if (!st && dev->sync_launch)
+    if (!st && dev->sync_launch && !stream->is_recording)
         st = rk_cuda_status(cudaStreamSynchronize(stream->stream), "run");
     return st ? RK_WRAP(st, "%s", op) : NULL;
 }
@@ -267,18 +267,22 @@ static void cuda_host_free(void *handle, void *ptr)
     (void)cudaFreeHost(ptr);
 }
 
-struct rk_status *rk_cuda_reserve(const struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
-                                  size_t bytes)
+struct rk_status *rk_cuda_reserve(struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer, size_t bytes)
 {
     void *grown;
 
     if (bytes <= buffer->bytes)
         return NULL;
+    if (stream->is_recording)
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "scratch of %zu bytes is wanted while a graph is recorded: run the operation before",
+                       bytes);
     RK_CUDA(cudaMalloc(&grown, bytes));
     stream->dev->own_bytes += bytes - buffer->bytes;
     stream->dev->num_own++;
     (void)cudaFree(buffer->data); /* waits for the kernels that use it */
     *buffer = (struct rk_cuda_buffer){grown, bytes};
+    stream->num_moves++;
     RK_CUDA(cudaMemsetAsync(grown, 0, bytes, stream->stream));
     return NULL;
 }
@@ -431,17 +435,93 @@ static bool cuda_event_query(void *handle, void *event)
 
 static bool cuda_stream_is_recording(void *handle, void *stream)
 {
-    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-
     (void)handle;
-    (void)cudaStreamIsCapturing(((struct rk_cuda_stream *)stream)->stream, &status);
-    return status != cudaStreamCaptureStatusNone;
+    return ((struct rk_cuda_stream *)stream)->is_recording;
 }
 
 static void *cuda_stream_native(void *handle, void *stream)
 {
     (void)handle;
     return ((struct rk_cuda_stream *)stream)->stream;
+}
+
+static struct rk_status *cuda_event_sync(void *handle, void *event)
+{
+    (void)handle;
+    RK_CUDA(cudaEventSynchronize(event));
+    return NULL;
+}
+
+/* --- graphs --- */
+
+struct cuda_graph {
+    cudaGraphExec_t exec;
+    uint64_t num_moves; /* of the stream's scratch when it was recorded */
+};
+
+static struct rk_status *cuda_graph_begin(void *handle, void *stream_handle)
+{
+    struct rk_cuda_stream *stream = stream_handle;
+
+    (void)handle;
+    RK_CUDA(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal));
+    stream->is_recording = true;
+    return NULL;
+}
+
+static struct rk_status *instantiate(struct cuda_graph *graph, cudaGraph_t recorded)
+{
+    RK_CUDA(cudaGraphInstantiate(&graph->exec, recorded, 0));
+    return NULL;
+}
+
+static struct rk_status *cuda_graph_end(void *handle, void *stream_handle, void **out)
+{
+    struct rk_cuda_stream *stream = stream_handle;
+    cudaGraph_t recorded = NULL;
+    cudaError_t error = cudaStreamEndCapture(stream->stream, &recorded);
+    struct cuda_graph *graph;
+    struct rk_status *st;
+
+    (void)handle;
+    stream->is_recording = false;
+    if (!out) {
+        (void)cudaGetLastError(); /* of a recording that a failed operation has spoilt */
+        if (recorded)
+            (void)cudaGraphDestroy(recorded);
+        return NULL;
+    }
+    RK_TRY(rk_cuda_status(error, "cudaStreamEndCapture"));
+    graph = rk_calloc(1, sizeof(*graph));
+    graph->num_moves = stream->num_moves;
+    st = instantiate(graph, recorded);
+    (void)cudaGraphDestroy(recorded);
+    if (st) {
+        rk_free(graph);
+        return st;
+    }
+    *out = graph;
+    return NULL;
+}
+
+static struct rk_status *cuda_graph_launch(void *handle, void *stream, void *graph)
+{
+    (void)handle;
+    RK_CUDA(cudaGraphLaunch(((struct cuda_graph *)graph)->exec, ((struct rk_cuda_stream *)stream)->stream));
+    return NULL;
+}
+
+static bool cuda_graph_is_current(void *handle, void *stream, void *graph)
+{
+    (void)handle;
+    return ((struct cuda_graph *)graph)->num_moves == ((struct rk_cuda_stream *)stream)->num_moves;
+}
+
+static void cuda_graph_destroy(void *handle, void *graph)
+{
+    (void)handle;
+    (void)cudaGraphExecDestroy(((struct cuda_graph *)graph)->exec);
+    rk_free(graph);
 }
 
 const struct rk_device_ops rk_cuda_device_ops = {
@@ -470,6 +550,12 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .stream_native = cuda_stream_native,
     .event_create_timed = cuda_event_create_timed,
     .event_elapsed_ns = cuda_event_elapsed_ns,
+    .event_sync = cuda_event_sync,
+    .graph_begin = cuda_graph_begin,
+    .graph_end = cuda_graph_end,
+    .graph_launch = cuda_graph_launch,
+    .graph_is_current = cuda_graph_is_current,
+    .graph_destroy = cuda_graph_destroy,
     .check = cuda_check,
     .get_free = cuda_get_free,
     .get_own = cuda_get_own,

@@ -147,6 +147,101 @@ static void test_event_elapsed_is_within_host_time(void **state)
         rk_event_destroy(events[i]);
 }
 
+/* Goal: a graph repeats what was recorded, on what then lies at the recorded addresses; recording runs
+ * nothing, and a dropped recording leaves the stream as it was. Method: y <- 2 x + y a known number of times.
+ */
+static void test_graph_repeats_the_recording(void **state)
+{
+    enum { LAUNCHES = 3 };
+    struct kt *kt = *state;
+    struct rk_axpby_args add = {.y = kt_zeros_1d(kt, RK_DTYPE_F32, 1000),
+                                .x = kt_zeros_1d(kt, RK_DTYPE_F32, 1000),
+                                .alpha = 2.0f,
+                                .beta = 1.0f};
+    double *values = kt_scratch(kt, 1000);
+    struct rk_graph *graph;
+
+    if (!rk_device_has_graphs(kt->device)) {
+        assert_fails(rk_graph_begin(kt->stream), RK_UNIMPLEMENTED, "has no graphs");
+        return;
+    }
+    assert_ok(rk_graph_begin(kt->stream));
+    assert_ok(rk_axpby(kt->stream, &add));
+    assert_ok(rk_graph_end(NULL, kt->stream));
+    assert_ok(rk_graph_begin(kt->stream));
+    assert_ok(rk_axpby(kt->stream, &add));
+    assert_ok(rk_axpby(kt->stream, &add));
+    assert_ok(rk_graph_end(&graph, kt->stream));
+    assert_true(rk_graph_is_current(graph));
+    for (int i = 0; i < 1000; i++)
+        values[i] = i;
+    kt_write(kt, add.x, values);
+    for (int i = 0; i < LAUNCHES; i++)
+        assert_ok(rk_graph_launch(graph));
+    values = kt_read(kt, add.y);
+    for (int i = 0; i < 1000; i++)
+        assert_true(values[i] == 4.0 * LAUNCHES * i);
+    rk_graph_destroy(graph);
+}
+
+/* Goal: what cannot be recorded fails, and ending such a recording makes the stream usable again; a graph
+ * whose scratch has moved says so. Method: the backward pass of rmsnorm needs scratch by its width. */
+static void test_graph_notices_scratch(void **state)
+{
+    struct kt *kt = *state;
+    struct rk_graph *graph;
+
+    if (!rk_device_has_graphs(kt->device))
+        skip();
+    for (int64_t width = 64; width <= 128; width *= 2) {
+        struct rk_rmsnorm_bwd_args args = {.dx = kt_zeros_2d(kt, RK_DTYPE_F32, 8, width),
+                                           .dweight = kt_zeros_1d(kt, RK_DTYPE_F32, width),
+                                           .dy = kt_zeros_2d(kt, RK_DTYPE_F32, 8, width),
+                                           .x = kt_zeros_2d(kt, RK_DTYPE_F32, 8, width),
+                                           .weight = kt_zeros_1d(kt, RK_DTYPE_F32, width),
+                                           .rstd = kt_zeros_1d(kt, RK_DTYPE_F32, 8)};
+
+        assert_ok(rk_graph_begin(kt->stream));
+        assert_fails(rk_rmsnorm_bwd(kt->stream, &args), RK_FAILED_PRECONDITION, "graph is recorded");
+        assert_ok(rk_graph_end(NULL, kt->stream));
+        if (width == 128)
+            assert_true(rk_graph_is_current(graph));
+        assert_ok(rk_rmsnorm_bwd(kt->stream, &args));
+        if (width == 128) {
+            assert_false(rk_graph_is_current(graph));
+            rk_graph_destroy(graph);
+            continue;
+        }
+        assert_ok(rk_graph_begin(kt->stream));
+        assert_ok(rk_rmsnorm_bwd(kt->stream, &args));
+        assert_ok(rk_graph_end(&graph, kt->stream));
+        assert_true(rk_graph_is_current(graph));
+    }
+    assert_ok(rk_stream_sync(kt->stream));
+}
+
+/* Goal: the host waits for an event until the stream has passed it. */
+static void test_event_sync_waits_for_the_stream(void **state)
+{
+    struct kt *kt = *state;
+    rk_tensor_t t = kt_zeros_1d(kt, RK_DTYPE_I32, COUNT);
+    struct rk_event *event;
+    int32_t *host;
+    void *memory;
+
+    assert_ok(rk_device_host_alloc(kt->device, &memory, COUNT * sizeof(*host), "staging"));
+    host = memory;
+    memset(host, 1, COUNT * sizeof(*host));
+    assert_ok(rk_event_create(&event, kt->device));
+    assert_ok(rk_stream_copy(kt->stream, host, t.data, COUNT * sizeof(*host), RK_COPY_D2H));
+    assert_ok(rk_event_record(event, kt->stream));
+    assert_ok(rk_event_sync(event));
+    for (int32_t i = 0; i < COUNT; i++)
+        assert_int_equal(host[i], 0);
+    rk_event_destroy(event);
+    rk_device_host_free(kt->device, memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -156,6 +251,9 @@ int main(void)
         kt_test(test_stream_copies_keep_order),
         kt_test(test_event_orders_two_streams),
         kt_test(test_event_elapsed_is_within_host_time),
+        kt_test(test_event_sync_waits_for_the_stream),
+        kt_test(test_graph_repeats_the_recording),
+        kt_test(test_graph_notices_scratch),
     };
 
     return cmocka_run_group_tests_name("kernels/device", tests, NULL, NULL);
