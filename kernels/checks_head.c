@@ -69,6 +69,17 @@ int64_t rk_check_sample(struct rk_check *check, const struct rk_sample_args *arg
     return num_rows;
 }
 
+int64_t rk_check_next_tokens(struct rk_check *check, const struct rk_next_tokens_args *args)
+{
+    int64_t num_tokens = args->tokens.shape[0];
+
+    rk_expect_tensor(check, "tokens", args->tokens, RK_DTYPE_I32, RK_DIMS(num_tokens));
+    rk_expect_tensor(check, "source", args->source, RK_DTYPE_I32, RK_DIMS(num_tokens));
+    rk_expect_tensor(check, "sampled", args->sampled, RK_DTYPE_I32, RK_DIMS(args->sampled.shape[0]));
+    rk_expect_no_alias(check, "tokens", args->tokens, "sampled", args->sampled);
+    return num_tokens;
+}
+
 static void expect_row_move(struct rk_check *check, const struct rk_rows_args *args, int64_t out_rows,
                             int64_t x_rows)
 {

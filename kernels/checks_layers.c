@@ -239,6 +239,20 @@ int64_t rk_check_kv_write(struct rk_check *check, const struct rk_kv_write_args 
     return num_tokens;
 }
 
+int64_t rk_check_rope_kv_write(struct rk_check *check, const struct rk_rope_kv_write_args *args)
+{
+    struct rk_rope_args rotated = {
+        .x = args->q, .cos = args->cos, .sin = args->sin, .positions = args->positions};
+    int64_t num_tokens = args->q.shape[0];
+
+    rk_expect_source(check, "q", args->q, 3);
+    rk_check_rope(check, &rotated);
+    rk_check_kv_write(check, &args->kv);
+    rk_expect_tensor(check, "k", args->kv.k, args->q.dtype,
+                     RK_DIMS(num_tokens, args->kv.k.shape[1], args->q.shape[2]));
+    return num_tokens;
+}
+
 int64_t rk_check_attn_paged(struct rk_check *check, const struct rk_attn_paged_args *args)
 {
     rk_dtype_t dtype = args->q.dtype;

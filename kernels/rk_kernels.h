@@ -125,6 +125,16 @@ struct rk_kv_write_args {
     rk_tensor_t slot_mapping;     /* I32 [T] */
 };
 
+/* What stands between the projection of new tokens and their attention over a cache: q and k are rotated in
+ * place as by rope, then k and v are written as by kv_write, with the bits of these operators one after the
+ * other. */
+struct rk_rope_kv_write_args {
+    rk_tensor_t q;              /* [T, num_heads, head_dim] */
+    rk_tensor_t cos, sin;       /* F32 [max_position, head_dim / 2] */
+    rk_tensor_t positions;      /* I32 [T], each < max_position */
+    struct rk_kv_write_args kv; /* of the same T tokens */
+};
+
 /* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r stands
  * at position seq_lens[r] - n_r + j, n_r = cu_q[r + 1] - cu_q[r], and sees the keys up to it. The keys of the
  * new tokens must already be in the cache. A sequence with n_r = 0 is skipped. */
@@ -196,6 +206,14 @@ struct rk_sample_args {
     const struct rk_sample_params *params; /* device memory, [R] */
 };
 
+/* tokens[t] = sampled[source[t]] where source[t] >= 0: what a step takes of the tokens that the step before
+ * it has sampled, so that it can be enqueued before the host has seen them. */
+struct rk_next_tokens_args {
+    rk_tensor_t tokens;  /* I32 [T]; others are left as they are */
+    rk_tensor_t sampled; /* I32 [R] */
+    rk_tensor_t source;  /* I32 [T], each < R */
+};
+
 /* out[r] = x[index[r]]; scatter: out[index[r]] = x[r] (indices distinct; other rows untouched). */
 struct rk_rows_args {
     rk_tensor_t out, x; /* 2-d, same row length and dtype */
@@ -248,11 +266,13 @@ struct rk_adamw_args {
     X(attn_varlen_fwd, rk_attn_varlen_args)         \
     X(attn_varlen_bwd, rk_attn_varlen_bwd_args)     \
     X(kv_write, rk_kv_write_args)                   \
+    X(rope_kv_write, rk_rope_kv_write_args)         \
     X(attn_paged, rk_attn_paged_args)               \
     X(vocab_stats, rk_vocab_stats_args)             \
     X(vocab_stats_merge, rk_vocab_stats_merge_args) \
     X(vocab_stats_bwd, rk_vocab_stats_bwd_args)     \
     X(sample, rk_sample_args)                       \
+    X(next_tokens, rk_next_tokens_args)             \
     X(gather_rows, rk_rows_args)                    \
     X(scatter_rows, rk_rows_args)                   \
     X(axpby, rk_axpby_args)                         \

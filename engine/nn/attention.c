@@ -6,7 +6,8 @@
  * gradients of its weights are partial there and are summed over these ranks when the step reduces them
  * (optim/dist_optim.c).
  *
- * Packed sequences and the paged cache of the rollout engine differ in one call, attend(). */
+ * Packed sequences and the paged cache of the rollout engine differ in what follows the projection: attend().
+ */
 #include "engine/nn/nn_internal.h"
 
 #include <math.h>
@@ -122,18 +123,29 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass,
     };
 }
 
+static struct rk_status *attend_packed(const struct rk_pass *pass, const struct rk_attn_varlen_args *args)
+{
+    RK_TRY(rotate(pass, args->q, false));
+    RK_TRY(rotate(pass, args->k, false));
+    return rk_attn_varlen_fwd(pass->stream, args);
+}
+
 static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
                                       const struct rk_attn_varlen_args *args)
 {
     const struct rk_paged_step *paged = pass->paged;
 
-    RK_TRY(rk_kv_write(pass->stream, &(struct rk_kv_write_args){
-                                         .k_cache = paged->k_cache[layer],
-                                         .v_cache = paged->v_cache[layer],
-                                         .k = args->k,
-                                         .v = args->v,
-                                         .slot_mapping = paged->slot_mapping,
-                                     }));
+    RK_TRY(rk_rope_kv_write(pass->stream, &(struct rk_rope_kv_write_args){
+                                              .q = args->q,
+                                              .cos = pass->rope_cos,
+                                              .sin = pass->rope_sin,
+                                              .positions = pass->positions,
+                                              .kv = {.k_cache = paged->k_cache[layer],
+                                                     .v_cache = paged->v_cache[layer],
+                                                     .k = args->k,
+                                                     .v = args->v,
+                                                     .slot_mapping = paged->slot_mapping},
+                                          }));
     return rk_attn_paged(pass->stream, &(struct rk_attn_paged_args){
                                            .out = args->out,
                                            .q = args->q,
@@ -152,7 +164,7 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
 {
     struct rk_attn_varlen_args args = varlen_args(pass, &block->attention, saved);
 
-    return pass->paged ? attend_paged(pass, block->layer, &args) : rk_attn_varlen_fwd(pass->stream, &args);
+    return pass->paged ? attend_paged(pass, block->layer, &args) : attend_packed(pass, &args);
 }
 
 static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
@@ -160,7 +172,6 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
 {
     const struct rk_attention *attention = &block->attention;
     struct rk_attention_saved *saved = &block_saved->attention;
-    struct qkv_view view;
 
     *saved = (struct rk_attention_saved){0};
     RK_TRY(rk_step_2d(pass->arena, &saved->qkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
@@ -169,10 +180,7 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
     if (pass->keeps_activations)
         RK_TRY(
             rk_step_2d(pass->arena, &saved->lse, pass->stat_dtype, attention->num_heads, pass->num_tokens));
-    view = split_qkv(attention, saved->qkv);
     RK_TRY(rk_linear_column_fwd(pass, &attention->qkv, x, saved->qkv));
-    RK_TRY(rotate(pass, view.q, false));
-    RK_TRY(rotate(pass, view.k, false));
     RK_TRY(attend(pass, block, saved));
     if (!out.data)
         return NULL;

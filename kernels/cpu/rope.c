@@ -40,3 +40,14 @@ struct rk_status *rk_cpu_rope(void *dev, void *stream, const struct rk_rope_args
         rotate_token(args, t, rk_cpu_scratch(cpu));
     return NULL;
 }
+
+struct rk_status *rk_cpu_rope_kv_write(void *dev, void *stream, const struct rk_rope_kv_write_args *args)
+{
+    struct rk_rope_args q = {.x = args->q, .cos = args->cos, .sin = args->sin, .positions = args->positions};
+    struct rk_rope_args k = q;
+
+    k.x = args->kv.k;
+    RK_TRY(rk_cpu_rope(dev, stream, &q));
+    RK_TRY(rk_cpu_rope(dev, stream, &k));
+    return rk_cpu_kv_write(dev, stream, &args->kv);
+}

@@ -1,4 +1,4 @@
-/* Moves of whole rows by index. */
+/* Moves of whole rows by index, and of tokens from one step to the next. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>
@@ -28,5 +28,18 @@ struct rk_status *rk_cpu_scatter_rows(void *dev, void *stream, const struct rk_r
     RK_TRY(rk_cpu_check_range("scatter_rows", "index", args->index, 0, args->out.shape[0] - 1));
     for (int64_t r = 0; r < args->index.shape[0]; r++)
         memcpy(rk_cpu_at(args->out, index[r], 0), rk_cpu_at(args->x, r, 0), row_bytes);
+    return NULL;
+}
+
+struct rk_status *rk_cpu_next_tokens(void *dev, void *stream, const struct rk_next_tokens_args *args)
+{
+    const int32_t *sampled = rk_cpu_i32(args->sampled), *source = rk_cpu_i32(args->source);
+    int32_t *tokens = args->tokens.data;
+
+    (void)dev;
+    (void)stream;
+    RK_TRY(rk_cpu_check_range("next_tokens", "source", args->source, INT32_MIN, args->sampled.shape[0] - 1));
+    for (int64_t t = 0; t < args->tokens.shape[0]; t++)
+        tokens[t] = source[t] >= 0 ? sampled[source[t]] : tokens[t];
     return NULL;
 }

@@ -209,6 +209,56 @@ static void test_kv_write_slot_outside_cache_fails(void **state)
     }
 }
 
+/* Goal: rotating and writing in one operator has the bits of rope on q and on k followed by kv_write, for
+ * heads whose halves are whole packs and for others, and for a token without a slot. */
+static void test_rope_kv_write_has_bits_of_its_parts(void **state)
+{
+    enum { T = 5, MAX_POSITION = 50 };
+    static const int32_t positions[T] = {0, 49, 7, 7, 31}, slots[T] = {3, -1, 17, 0, 23};
+    static const int64_t head_dims[] = {128, 64, 20, 6};
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(head_dims) * RK_ARRAY_LEN(kt_dtypes); i++) {
+        int64_t head_dim = head_dims[i / RK_ARRAY_LEN(kt_dtypes)];
+        rk_dtype_t dtype = kt_dtypes[i % RK_ARRAY_LEN(kt_dtypes)];
+        rk_tensor_t fused, split[2], heads[2][3], caches[2][2];
+        rk_tensor_t cos = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, MAX_POSITION, head_dim / 2), 1.0);
+        rk_tensor_t sin = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, MAX_POSITION, head_dim / 2), 1.0);
+
+        if (kt_is_cpu_only(kt, dtype))
+            continue;
+        fused = kt_randomize(kt, kt_zeros_2d(kt, dtype, T, 10 * head_dim), 1.0); /* 6 + 2 + 2 heads */
+        split[0] = fused;
+        split[1] = kt_zeros_2d(kt, dtype, T, 10 * head_dim);
+        kt_write(kt, split[1], kt_read(kt, fused));
+        for (int k = 0; k < 2; k++) {
+            heads[k][0] = rk_tensor_split_cols(rk_tensor_cols(split[k], 0, 6 * head_dim), 6, head_dim);
+            heads[k][1] =
+                rk_tensor_split_cols(rk_tensor_cols(split[k], 6 * head_dim, 2 * head_dim), 2, head_dim);
+            heads[k][2] =
+                rk_tensor_split_cols(rk_tensor_cols(split[k], 8 * head_dim, 2 * head_dim), 2, head_dim);
+            for (int c = 0; c < 2; c++)
+                caches[k][c] = kt_zeros_4d(kt, dtype, 3, 2, 8, head_dim);
+        }
+        assert_ok(rk_rope_kv_write(kt->stream, &(struct rk_rope_kv_write_args){
+                                                   .q = heads[0][0],
+                                                   .cos = cos,
+                                                   .sin = sin,
+                                                   .positions = kt_ints(kt, positions, T),
+                                                   .kv = {caches[0][0], caches[0][1], heads[0][1],
+                                                          heads[0][2], kt_ints(kt, slots, T)},
+                                               }));
+        for (int h = 0; h < 2; h++)
+            assert_ok(rk_rope(
+                kt->stream, &(struct rk_rope_args){heads[1][h], cos, sin, kt_ints(kt, positions, T), false}));
+        assert_ok(rk_kv_write(kt->stream, &(struct rk_kv_write_args){caches[1][0], caches[1][1], heads[1][1],
+                                                                     heads[1][2], kt_ints(kt, slots, T)}));
+        kt_expect_same_bits(kt, kt_label(kt, "q, k, v", dtype), split[0], split[1]);
+        kt_expect_same_bits(kt, kt_label(kt, "k_cache", dtype), caches[0][0], caches[1][0]);
+        kt_expect_same_bits(kt, kt_label(kt, "v_cache", dtype), caches[0][1], caches[1][1]);
+    }
+}
+
 /* Goal: lengths and bounds that do not fit the call are refused, not followed. */
 static void test_attn_paged_bad_lengths_fail(void **state)
 {
@@ -244,6 +294,7 @@ int main(void)
         kt_test(test_attn_paged_window_without_old_blocks_has_same_bits),
         kt_test(test_kv_write_negative_slot_writes_nothing),
         kt_test(test_kv_write_slot_outside_cache_fails),
+        kt_test(test_rope_kv_write_has_bits_of_its_parts),
         kt_test(test_attn_paged_bad_lengths_fail),
     };
 

@@ -354,6 +354,24 @@ static void test_sample_bad_params_fail(void **state)
     }
 }
 
+/* Goal: tokens that have a source take the sampled one, others stay. */
+static void test_next_tokens_takes_what_was_sampled(void **state)
+{
+    static const int32_t tokens[] = {5, 6, 7, 8, 9}, source[] = {2, -1, 0, 2, -1}, sampled[] = {70, 71, 72};
+    static const int32_t expected[] = {72, 6, 70, 72, 9}, bad[] = {0, 1, 2, 3, 0};
+    struct kt *kt = *state;
+    struct rk_next_tokens_args args = {
+        .tokens = kt_ints(kt, tokens, 5),
+        .sampled = kt_ints(kt, sampled, 3),
+        .source = kt_ints(kt, source, 5),
+    };
+
+    assert_ok(rk_next_tokens(kt->stream, &args));
+    assert_memory_equal(kt_read_ints(kt, args.tokens), expected, sizeof(expected));
+    args.source = kt_ints(kt, bad, 5);
+    kt_expect_refused(kt, rk_next_tokens(kt->stream, &args), "next_tokens: source[3]=3");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -366,6 +384,7 @@ int main(void)
         kt_test(test_sample_broken_row_reports_nan),
         kt_test(test_sample_log_prob_has_bits_of_vocab_stats),
         kt_test(test_sample_bad_params_fail),
+        kt_test(test_next_tokens_takes_what_was_sampled),
     };
 
     return cmocka_run_group_tests_name("kernels/sample", tests, NULL, NULL);

@@ -322,6 +322,36 @@ static void test_paged_bad_arguments_fail(void **state)
     BAD(rk_attn_paged, paged, "attn_paged: scale=nan, expected finite", scale = NAN);
 }
 
+static void test_decode_bad_arguments_fail(void **state)
+{
+    struct rk_rope_kv_write_args rope = {.q = t3(F32, 5, 4, 8),
+                                         .cos = t2(F32, 9, 4),
+                                         .sin = t2(F32, 9, 4),
+                                         .positions = t1(I32, 5),
+                                         .kv = {.k_cache = t4(F32, 3, 2, 4, 8),
+                                                .v_cache = t4(F32, 3, 2, 4, 8),
+                                                .k = t3(F32, 5, 2, 8),
+                                                .v = t3(F32, 5, 2, 8),
+                                                .slot_mapping = t1(I32, 5)}};
+    struct rk_next_tokens_args next = {.tokens = t1(I32, 5), .sampled = t1(I32, 3), .source = t1(I32, 5)};
+
+    (void)state;
+    assert_ok(rk_rope_kv_write(stream, &rope));
+    BAD(rk_rope_kv_write, rope, "rope_kv_write: cos is f32 [9, 3], expected f32 [9, 4]", cos = t2(F32, 9, 3));
+    BAD(rk_rope_kv_write, rope, "rope_kv_write: positions is i32 [4], expected i32 [5]",
+        positions = t1(I32, 4));
+    BAD(rk_rope_kv_write, rope, "rope_kv_write: v is f32 [5, 1, 8], expected f32 [5, 2, 8]",
+        kv.v = t3(F32, 5, 1, 8));
+    BAD(rk_rope_kv_write, rope, "rope_kv_write: v is f32 [5, 2, 8], expected f32 [4, 2, 8]",
+        kv.k = t3(F32, 4, 2, 8));
+    BAD(rk_rope_kv_write, rope, "rope_kv_write: k is f32 [5, 2, 8], expected bf16 [5, 2, 8]",
+        q = t3(BF16, 5, 4, 8));
+    assert_ok(rk_next_tokens(stream, &next));
+    BAD(rk_next_tokens, next, "next_tokens: source is i32 [4], expected i32 [5]", source = t1(I32, 4));
+    BAD(rk_next_tokens, next, "next_tokens: sampled is f32 [3], expected i32 [3]", sampled = t1(F32, 3));
+    BAD(rk_next_tokens, next, "next_tokens: tokens aliases sampled", sampled.data = next.tokens.data);
+}
+
 static void test_vocab_stats_bad_arguments_fail(void **state)
 {
     struct rk_vocab_stats_args good = {.stats = t2(F64, 3, 4),
@@ -519,6 +549,7 @@ int main(void)
         checks_test(test_swiglu_bad_arguments_fail),
         checks_test(test_attn_varlen_bad_arguments_fail),
         checks_test(test_paged_bad_arguments_fail),
+        checks_test(test_decode_bad_arguments_fail),
         checks_test(test_vocab_stats_bad_arguments_fail),
         checks_test(test_sample_bad_arguments_fail),
         checks_test(test_rows_bad_arguments_fail),
