@@ -6,6 +6,8 @@
 #ifndef RK_ROLLOUT_H
 #define RK_ROLLOUT_H
 
+#include <stdbool.h>
+
 #include "engine/rk_model.h"
 
 RK_BEGIN_DECLS
@@ -17,6 +19,8 @@ struct rk_rollout_config {
     int64_t max_num_batched_tokens; /* tokens of one engine step: prompts are prefilled within it */
     int64_t max_model_len;          /* longest prompt + response; 0: max_position_embeddings */
     int32_t num_blocks; /* of the KV cache; 0: enough for max_num_seqs sequences of max_model_len */
+
+    bool enforce_eager; /* decode steps are never recorded as graphs */
 };
 
 struct rk_rollout_request {

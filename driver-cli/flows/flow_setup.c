@@ -81,6 +81,7 @@ static const struct rk_flow_option rollout_options[] = {
     {"rollout.max_num_seqs", RK_JOB_ROLLOUT "max_num_seqs"},
     {"rollout.max_num_batched_tokens", RK_JOB_ROLLOUT "max_num_batched_tokens"},
     {"rollout.gpu_memory_utilization", RK_JOB_ROLLOUT "gpu_memory_utilization"},
+    {"rollout.enforce_eager", RK_JOB_ROLLOUT "enforce_eager"},
 };
 
 /* What actor and ref have in common. */

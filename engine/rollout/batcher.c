@@ -2,7 +2,11 @@
  * was sampled) of which some are computed, and a step computes some of the rest. Running sequences come
  * first, in order of admission; then waiting requests are admitted in order, without skipping, while tokens
  * of the budget, a place and blocks for the longest possible response are left. All blocks of a sequence are
- * taken at admission, so none ever has to give way to another. Otherwise the rules of vLLM's V1 scheduler. */
+ * taken at admission, so none ever has to give way to another. Otherwise the rules of vLLM's V1 scheduler.
+ *
+ * A step may be planned before the tokens of the one before it are known. What is then unknown is only which
+ * of them end a response: such a sequence is computed once more and the token dropped. That the longest
+ * allowed response has been reached is known without looking. */
 #include "engine/rollout/rollout_internal.h"
 
 #include "base/rk_assert.h"
@@ -18,16 +22,26 @@ struct rk_status *rk_batcher_init(struct rk_batcher *batcher, struct rk_arena *a
         .max_blocks = max_blocks,
         .max_num_batched_tokens = config->max_num_batched_tokens,
         .pool = pool,
-        .running = rk_arena_calloc(arena, num_seqs, sizeof(struct rk_sequence)),
-        .entries = rk_arena_calloc(arena, num_seqs, sizeof(struct rk_step_entry)),
+        .next_serial = 1,
+        .sequences = rk_arena_calloc(arena, num_seqs, sizeof(struct rk_sequence)),
+        .running = rk_arena_calloc(arena, num_seqs, sizeof(int32_t)),
         .free_slots = rk_arena_calloc(arena, num_seqs, sizeof(int32_t)),
         .block_rows = rk_arena_calloc(arena, num_seqs * (size_t)max_blocks, sizeof(int32_t)),
     };
-    if (!batcher->running || !batcher->entries || !batcher->free_slots || !batcher->block_rows)
+    if (!batcher->sequences || !batcher->running || !batcher->free_slots || !batcher->block_rows)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the tables of %d running sequences",
                        config->max_num_seqs);
     for (int32_t slot = config->max_num_seqs - 1; slot >= 0; slot--)
         batcher->free_slots[batcher->num_free_slots++] = slot;
+    return NULL;
+}
+
+struct rk_status *rk_step_plan_init(struct rk_step_plan *plan, struct rk_arena *arena, int32_t max_num_seqs)
+{
+    *plan = (struct rk_step_plan){
+        .entries = rk_arena_calloc(arena, (size_t)max_num_seqs, sizeof(struct rk_step_entry))};
+    if (!plan->entries)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for a step of %d sequences", max_num_seqs);
     return NULL;
 }
 
@@ -58,35 +72,50 @@ int32_t rk_sequence_token(const struct rk_sequence *sequence, int32_t position)
                                  : sequence->result->tokens[position - prompt_len];
 }
 
-static int32_t *blocks_of(const struct rk_batcher *batcher, const struct rk_sequence *sequence)
+static int32_t *blocks_of(const struct rk_batcher *batcher, int32_t slot)
 {
-    return batcher->block_rows + (int64_t)sequence->slot * batcher->max_blocks;
+    return batcher->block_rows + (int64_t)slot * batcher->max_blocks;
 }
 
-const int32_t *rk_batcher_blocks(const struct rk_batcher *batcher, const struct rk_sequence *sequence)
+const int32_t *rk_batcher_blocks(const struct rk_batcher *batcher, int32_t slot)
 {
-    return blocks_of(batcher, sequence);
+    return blocks_of(batcher, slot);
+}
+
+/* With what is pending; the last token may not have been seen. */
+static bool is_complete(const struct rk_sequence *sequence)
+{
+    return sequence->is_finished ||
+           sequence->result->num_tokens + sequence->num_pending == sequence->request->max_tokens;
 }
 
 /* Plans as many of the sequence's missing tokens as the budget allows. */
-static void plan_sequence(struct rk_batcher *batcher, int32_t i)
+static void plan_sequence(struct rk_batcher *batcher, struct rk_step_plan *plan, int32_t slot)
 {
-    struct rk_sequence *sequence = &batcher->running[i];
-    int64_t budget = batcher->max_num_batched_tokens - batcher->num_tokens;
-    int32_t missing = num_tokens_of(sequence) - sequence->num_computed;
+    struct rk_sequence *sequence = &batcher->sequences[slot];
+    int64_t budget = batcher->max_num_batched_tokens - plan->num_tokens;
+    int32_t missing = num_tokens_of(sequence) + sequence->num_pending - sequence->num_computed;
     int32_t n = (int32_t)RK_MIN((int64_t)missing, budget);
-    struct rk_step_entry *entry = &batcher->entries[batcher->num_entries++];
+    struct rk_step_entry *entry;
 
+    if (is_complete(sequence))
+        return;
     RK_ASSERT(n > 0);
+    RK_ASSERT(sequence->num_pending == 0 || (sequence->num_pending == 1 && missing == 1));
+    entry = &plan->entries[plan->num_entries++];
     *entry = (struct rk_step_entry){
-        .sequence = i,
+        .slot = slot,
         .first = sequence->num_computed,
         .num_tokens = n,
+        .source = sequence->num_pending > 0 ? sequence->pending_row : -1,
         .samples = n == missing,
     };
     sequence->num_computed += n;
-    batcher->num_tokens += n;
-    batcher->num_samples += entry->samples;
+    plan->num_tokens += n;
+    if (entry->samples) {
+        sequence->num_pending++;
+        sequence->pending_row = plan->num_samples++;
+    }
 }
 
 /* Gives the next waiting request a place and its blocks; false when there is none for it now. */
@@ -94,36 +123,35 @@ static bool admit(struct rk_batcher *batcher)
 {
     const struct rk_rollout_request *request = &batcher->requests[batcher->num_admitted];
     int64_t num_tokens = (int64_t)request->prompt_len + request->max_tokens;
-    struct rk_sequence *sequence = &batcher->running[batcher->num_running];
+    int32_t num_blocks = (int32_t)((num_tokens + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS), slot;
 
+    RK_ASSERT(num_blocks <= batcher->max_blocks);
     if (batcher->num_running == batcher->max_num_seqs)
         return false;
-    *sequence = (struct rk_sequence){
+    slot = batcher->free_slots[batcher->num_free_slots - 1];
+    if (!rk_block_pool_take(batcher->pool, blocks_of(batcher, slot), num_blocks))
+        return false;
+    batcher->sequences[slot] = (struct rk_sequence){
         .request = request,
         .result = &batcher->results[batcher->num_admitted],
-        .num_blocks = (int32_t)((num_tokens + RK_KV_BLOCK_TOKENS - 1) / RK_KV_BLOCK_TOKENS),
-        .slot = batcher->free_slots[batcher->num_free_slots - 1],
+        .serial = batcher->next_serial++,
+        .num_blocks = num_blocks,
     };
-    RK_ASSERT(sequence->num_blocks <= batcher->max_blocks);
-    if (!rk_block_pool_take(batcher->pool, blocks_of(batcher, sequence), sequence->num_blocks))
-        return false;
     batcher->num_free_slots--;
-    batcher->num_running++;
+    batcher->running[batcher->num_running++] = slot;
     batcher->num_admitted++;
     return true;
 }
 
-void rk_batcher_plan(struct rk_batcher *batcher)
+void rk_batcher_plan(struct rk_batcher *batcher, struct rk_step_plan *plan)
 {
-    batcher->num_entries = batcher->num_samples = 0;
-    batcher->num_tokens = 0;
-    for (int32_t i = 0; i < batcher->num_running && batcher->num_tokens < batcher->max_num_batched_tokens;
-         i++)
-        plan_sequence(batcher, i);
+    plan->num_entries = plan->num_samples = 0;
+    plan->num_tokens = 0;
+    for (int32_t i = 0; i < batcher->num_running && plan->num_tokens < batcher->max_num_batched_tokens; i++)
+        plan_sequence(batcher, plan, batcher->running[i]);
     while (batcher->num_admitted < batcher->num_requests &&
-           batcher->num_tokens < batcher->max_num_batched_tokens && admit(batcher))
-        plan_sequence(batcher, batcher->num_running - 1);
-    RK_ASSERT(batcher->num_entries > 0 || rk_batcher_is_done(batcher));
+           plan->num_tokens < batcher->max_num_batched_tokens && admit(batcher))
+        plan_sequence(batcher, plan, batcher->running[batcher->num_running - 1]);
 }
 
 static bool is_eos(const struct rk_rollout_request *request, int32_t token)
@@ -137,10 +165,14 @@ static bool is_eos(const struct rk_rollout_request *request, int32_t token)
 void rk_batcher_append(struct rk_batcher *batcher, const struct rk_step_entry *entry, int32_t token,
                        float log_prob)
 {
-    struct rk_sequence *sequence = &batcher->running[entry->sequence];
+    struct rk_sequence *sequence = &batcher->sequences[entry->slot];
     struct rk_rollout_result *result = sequence->result;
 
     RK_ASSERT(entry->samples);
+    RK_ASSERT(sequence->num_pending > 0);
+    sequence->num_pending--;
+    if (sequence->is_finished)
+        return;
     RK_ASSERT(result->num_tokens < sequence->request->max_tokens);
     result->tokens[result->num_tokens] = token;
     result->log_probs[result->num_tokens] = log_prob;
@@ -154,10 +186,10 @@ void rk_batcher_append(struct rk_batcher *batcher, const struct rk_step_entry *e
     }
 }
 
-static void release(struct rk_batcher *batcher, const struct rk_sequence *sequence)
+static void release(struct rk_batcher *batcher, int32_t slot)
 {
-    rk_block_pool_give(batcher->pool, blocks_of(batcher, sequence), sequence->num_blocks);
-    batcher->free_slots[batcher->num_free_slots++] = sequence->slot;
+    rk_block_pool_give(batcher->pool, blocks_of(batcher, slot), batcher->sequences[slot].num_blocks);
+    batcher->free_slots[batcher->num_free_slots++] = slot;
 }
 
 void rk_batcher_retire(struct rk_batcher *batcher)
@@ -165,11 +197,13 @@ void rk_batcher_retire(struct rk_batcher *batcher)
     int32_t kept = 0;
 
     for (int32_t i = 0; i < batcher->num_running; i++) {
-        if (!batcher->running[i].is_finished) {
-            batcher->running[kept++] = batcher->running[i];
+        int32_t slot = batcher->running[i];
+
+        if (!batcher->sequences[slot].is_finished || batcher->sequences[slot].num_pending > 0) {
+            batcher->running[kept++] = slot;
             continue;
         }
-        release(batcher, &batcher->running[i]);
+        release(batcher, slot);
         batcher->num_finished++;
     }
     batcher->num_running = kept;
@@ -178,7 +212,7 @@ void rk_batcher_retire(struct rk_batcher *batcher)
 void rk_batcher_end(struct rk_batcher *batcher)
 {
     while (batcher->num_running > 0)
-        release(batcher, &batcher->running[--batcher->num_running]);
+        release(batcher, batcher->running[--batcher->num_running]);
     RK_ASSERT(batcher->num_free_slots == batcher->max_num_seqs);
     batcher->requests = NULL;
     batcher->results = NULL;

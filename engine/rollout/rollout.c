@@ -1,7 +1,10 @@
-/* The step loop: plan, upload the flattened inputs, run the model, sample on the device, append.
+/* The step loop: plan, write the flattened inputs, run the model, sample on the device, append.
  *
- * Inputs of a step lie in one staging buffer, in pinned host memory and at the same offsets on the device, so
- * that a step uploads once. All memory is taken at creation. Start reading at rk_rollout_generate. */
+ * On a device that runs beside the host a step is enqueued before the tokens of the one before it have been
+ * read: it takes them on the device (rk_next_tokens). The host sees one step late which of them ended a
+ * response, and drops what such a sequence sampled after it. What a sequence yields is the same either way,
+ * since neither its numbers nor its noise depend on what else is in a step. All memory is taken at creation.
+ * Start reading at rk_rollout_generate. */
 #include "engine/rollout/rollout_internal.h"
 
 #include <math.h>
@@ -9,18 +12,18 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "engine/model/model_internal.h"
 #include "kernels/rk_kernels.h"
 
 #define STEPS_PER_CANCEL_CHECK 16 /* a check is a collective */
-#define STAGING_ALIGN          64
 #define ARENA_BLOCK_BYTES      (64 << 10)
 #define MAX_NUM_SEQS           65536 /* keeps counts of blocks and bytes of staging far from overflow */
 
-/* Host and device memory of equal layout. */
-struct staging {
-    char *host, *device;
-    size_t bytes, used;
+/* Of a step on its way. */
+struct step {
+    struct rk_step_plan plan;
+    struct rk_event *done; /* its tokens have reached the host */
+    char *tokens;          /* pinned: what it has sampled, [rows] tokens (I32), then log-probs (F32) */
+    int32_t num_rows;      /* of logits, with padding */
 };
 
 struct rk_rollout {
@@ -30,67 +33,16 @@ struct rk_rollout {
     struct rk_block_pool pool;
     struct rk_kv_cache cache;
     struct rk_batcher batcher;
-    struct staging in;
-    /* What a step samples: [max_num_seqs] tokens (I32), then log-probs (F32). */
-    struct staging out;
+    struct rk_step_inputs inputs;
+    struct rk_decode_graphs graphs;
+    void *sampled;        /* device: what the last step has sampled, as in struct step */
+    struct step steps[2]; /* the one being read and the one on its way, by turns */
+    bool is_pipelined;
 };
 
 static struct rk_device *device_of(const struct rk_rollout *rollout)
 {
     return rk_stream_device(rk_model_stream(rollout->model));
-}
-
-static struct rk_status *staging_init(struct staging *staging, struct rk_rollout *rollout, size_t bytes)
-{
-    struct rk_device *device = device_of(rollout);
-    void *memory;
-
-    RK_TRY(rk_device_host_alloc(device, &memory, bytes, "rollout staging"));
-    staging->host = memory;
-    RK_TRY(rk_device_alloc(device, &memory, bytes, "rollout staging"));
-    staging->device = memory;
-    staging->bytes = bytes;
-    rk_model_note_staging(rollout->model, (int64_t)bytes, (int64_t)bytes);
-    return NULL;
-}
-
-static void staging_fini(struct staging *staging, struct rk_rollout *rollout)
-{
-    rk_device_host_free(device_of(rollout), staging->host);
-    rk_device_free(device_of(rollout), staging->device);
-    rk_model_note_staging(rollout->model, -(int64_t)staging->bytes, -(int64_t)staging->bytes);
-    *staging = (struct staging){0};
-}
-
-/* Room for `bytes`: where to write on the host; *device is where the kernels will find it. */
-static void *staging_take(struct staging *staging, size_t bytes, void **device)
-{
-    void *host = staging->host + staging->used;
-
-    *device = staging->device + staging->used;
-    staging->used += rk_round_up(bytes, STAGING_ALIGN);
-    RK_ASSERT(staging->used <= staging->bytes);
-    return host;
-}
-
-static int32_t *staging_take_i32(struct staging *staging, int64_t count, rk_tensor_t *tensor)
-{
-    void *device;
-    int32_t *host = staging_take(staging, (size_t)count * sizeof(int32_t), &device);
-
-    *tensor = rk_tensor_1d(device, RK_DTYPE_I32, count);
-    return host;
-}
-
-static size_t staging_bytes_of(const struct rk_batcher *batcher)
-{
-    size_t num_seqs = (size_t)batcher->max_num_seqs;
-    size_t table = num_seqs * (size_t)batcher->max_blocks * sizeof(int32_t);
-    size_t per_token = rk_round_up((size_t)batcher->max_num_batched_tokens * sizeof(int32_t), STAGING_ALIGN);
-    size_t per_seq = rk_round_up((num_seqs + 1) * sizeof(int32_t), STAGING_ALIGN);
-
-    return 3 * per_token + 3 * per_seq + rk_round_up(table, STAGING_ALIGN) +
-           rk_round_up(num_seqs * sizeof(struct rk_sample_params), STAGING_ALIGN);
 }
 
 static struct rk_status *complete_config(struct rk_rollout_config *config, const struct rk_model *model)
@@ -135,32 +87,67 @@ static struct rk_status *complete_blocks(struct rk_rollout_config *config)
     return NULL;
 }
 
+/* Most that a step samples. */
+static size_t bytes_sampled(const struct rk_rollout *rollout)
+{
+    return (size_t)rollout->config.max_num_seqs * (sizeof(int32_t) + sizeof(float));
+}
+
+/* Where what steps sample goes. */
+static struct rk_status *init_steps(struct rk_rollout *rollout)
+{
+    struct rk_device *device = device_of(rollout);
+    int32_t num_seqs = rollout->config.max_num_seqs;
+    size_t bytes = bytes_sampled(rollout);
+
+    for (int i = 0; i < 2; i++) {
+        struct step *step = &rollout->steps[i];
+        void *memory;
+
+        RK_TRY(rk_step_plan_init(&step->plan, rollout->arena, num_seqs));
+        RK_TRY(rk_event_create(&step->done, device));
+        RK_TRY(rk_device_host_alloc(device, &memory, bytes, "sampled tokens"));
+        step->tokens = memory;
+    }
+    RK_TRY(rk_device_alloc(device, &rollout->sampled, bytes, "sampled tokens"));
+    rk_model_note_staging(rollout->model, (int64_t)bytes, 2 * (int64_t)bytes);
+    return NULL;
+}
+
+static struct rk_status *init(struct rk_rollout *rollout)
+{
+    struct rk_rollout_config *config = &rollout->config;
+    struct rk_model *model = rollout->model;
+    struct rk_arena *arena = rollout->arena;
+
+    RK_TRY(complete_config(config, model));
+    RK_TRY(complete_blocks(config));
+    RK_TRY(rk_block_pool_init(&rollout->pool, arena, config->num_blocks));
+    RK_TRY(rk_kv_cache_init(&rollout->cache, arena, model, config->num_blocks));
+    RK_TRY(rk_batcher_init(&rollout->batcher, arena, config, &rollout->pool));
+    RK_TRY(rk_step_inputs_init(&rollout->inputs, arena, device_of(rollout), &rollout->batcher));
+    rk_model_note_staging(model, (int64_t)rollout->inputs.device_bytes, (int64_t)rollout->inputs.host_bytes);
+    RK_TRY(
+        rk_decode_graphs_init(&rollout->graphs, arena, model, config->max_num_seqs, !config->enforce_eager));
+    return init_steps(rollout);
+}
+
 struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *model,
                                     const struct rk_rollout_config *config)
 {
     struct rk_rollout *rollout = rk_calloc(1, sizeof(*rollout));
-    struct rk_status *st = NULL;
+    struct rk_status *st;
 
     *out = NULL;
     rollout->model = model;
     rollout->config = *config;
     rollout->arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
-    RK_TRY_GOTO(st, complete_config(&rollout->config, model), out);
-    RK_TRY_GOTO(st, complete_blocks(&rollout->config), out);
-    RK_TRY_GOTO(st, rk_block_pool_init(&rollout->pool, rollout->arena, rollout->config.num_blocks), out);
-    RK_TRY_GOTO(st, rk_kv_cache_init(&rollout->cache, rollout->arena, model, rollout->config.num_blocks),
-                out);
-    RK_TRY_GOTO(st, rk_batcher_init(&rollout->batcher, rollout->arena, &rollout->config, &rollout->pool),
-                out);
-    RK_TRY_GOTO(st, staging_init(&rollout->in, rollout, staging_bytes_of(&rollout->batcher)), out);
-    RK_TRY_GOTO(st,
-                staging_init(&rollout->out, rollout,
-                             (size_t)rollout->config.max_num_seqs * (sizeof(int32_t) + sizeof(float))),
-                out);
-    *out = rollout;
-out:
+    rollout->is_pipelined = rk_device_is_async(device_of(rollout));
+    st = init(rollout);
     if (st)
         rk_rollout_destroy(rollout);
+    else
+        *out = rollout;
     return st;
 }
 
@@ -168,8 +155,18 @@ void rk_rollout_destroy(struct rk_rollout *rollout)
 {
     if (!rollout)
         return;
-    staging_fini(&rollout->in, rollout);
-    staging_fini(&rollout->out, rollout);
+    for (int i = 0; i < 2; i++) {
+        rk_event_destroy(rollout->steps[i].done);
+        rk_device_host_free(device_of(rollout), rollout->steps[i].tokens);
+    }
+    if (rollout->sampled)
+        rk_model_note_staging(rollout->model, -(int64_t)bytes_sampled(rollout),
+                              -2 * (int64_t)bytes_sampled(rollout));
+    rk_device_free(device_of(rollout), rollout->sampled);
+    rk_decode_graphs_fini(&rollout->graphs);
+    rk_model_note_staging(rollout->model, -(int64_t)rollout->inputs.device_bytes,
+                          -(int64_t)rollout->inputs.host_bytes);
+    rk_step_inputs_fini(&rollout->inputs);
     rk_kv_cache_fini(&rollout->cache);
     rk_arena_destroy(rollout->arena);
     rk_free(rollout);
@@ -178,6 +175,16 @@ void rk_rollout_destroy(struct rk_rollout *rollout)
 struct rk_rollout_config rk_rollout_get_config(const struct rk_rollout *rollout)
 {
     return rollout->config;
+}
+
+void rk_rollout_set_pipelined(struct rk_rollout *rollout, bool is_pipelined)
+{
+    rollout->is_pipelined = is_pipelined;
+}
+
+int64_t rk_rollout_num_graph_launches(const struct rk_rollout *rollout)
+{
+    return rollout->graphs.num_launches;
 }
 
 static struct rk_status *check_request(const struct rk_rollout *rollout, int64_t i,
@@ -208,94 +215,21 @@ static struct rk_status *check_request(const struct rk_rollout *rollout, int64_t
     return NULL;
 }
 
-/* Tokens, positions and slots of every planned token. */
-static void fill_tokens(struct rk_rollout *rollout, struct rk_paged_step *step)
-{
-    const struct rk_batcher *batcher = &rollout->batcher;
-    int32_t *tokens = staging_take_i32(&rollout->in, batcher->num_tokens, &step->tokens);
-    int32_t *positions = staging_take_i32(&rollout->in, batcher->num_tokens, &step->positions);
-    int32_t *slots = staging_take_i32(&rollout->in, batcher->num_tokens, &step->slot_mapping);
-    int64_t t = 0;
+/* A step to be enqueued, or recorded. */
+struct model_step {
+    struct rk_rollout *rollout;
+    struct rk_step_device inputs;
+};
 
-    for (int32_t i = 0; i < batcher->num_entries; i++) {
-        const struct rk_step_entry *entry = &batcher->entries[i];
-        const struct rk_sequence *sequence = &batcher->running[entry->sequence];
-        const int32_t *blocks = rk_batcher_blocks(batcher, sequence);
-
-        for (int32_t p = entry->first; p < entry->first + entry->num_tokens; p++, t++) {
-            tokens[t] = rk_sequence_token(sequence, p);
-            positions[t] = p;
-            slots[t] = blocks[p / RK_KV_BLOCK_TOKENS] * RK_KV_BLOCK_TOKENS + p % RK_KV_BLOCK_TOKENS;
-        }
-    }
-    RK_ASSERT(t == batcher->num_tokens);
-}
-
-/* Prefix sums, lengths and block tables of the sequences, and which rows give logits. */
-static void fill_sequences(struct rk_rollout *rollout, struct rk_paged_step *step)
-{
-    const struct rk_batcher *batcher = &rollout->batcher;
-    int32_t n = batcher->num_entries, width = 1, num_logits = 0;
-    int32_t *cu_q = staging_take_i32(&rollout->in, n + 1, &step->cu_q);
-    int32_t *seq_lens = staging_take_i32(&rollout->in, n, &step->seq_lens);
-    int32_t *logits_index = staging_take_i32(&rollout->in, batcher->num_samples, &step->logits_index);
-    int32_t *table;
-
-    for (int32_t i = 0; i < n; i++)
-        width = RK_MAX(width, batcher->running[batcher->entries[i].sequence].num_blocks);
-    table = staging_take_i32(&rollout->in, (int64_t)n * width, &step->block_table);
-    step->block_table = rk_tensor_2d(step->block_table.data, RK_DTYPE_I32, n, width);
-    memset(table, 0, (size_t)n * (size_t)width * sizeof(int32_t)); /* padding is the null block */
-    cu_q[0] = 0;
-    for (int32_t i = 0; i < n; i++) {
-        const struct rk_step_entry *entry = &batcher->entries[i];
-        const struct rk_sequence *sequence = &batcher->running[entry->sequence];
-
-        cu_q[i + 1] = cu_q[i] + entry->num_tokens;
-        seq_lens[i] = entry->first + entry->num_tokens;
-        memcpy(table + (int64_t)i * width, rk_batcher_blocks(batcher, sequence),
-               (size_t)sequence->num_blocks * sizeof(int32_t));
-        if (entry->samples)
-            logits_index[num_logits++] = cu_q[i + 1] - 1;
-    }
-    RK_ASSERT(num_logits == batcher->num_samples);
-}
-
-/* Device address of the parameters, one a row of logits. The chosen token's position is the number of tokens
- * before it. */
-static const struct rk_sample_params *fill_params(struct rk_rollout *rollout)
-{
-    const struct rk_batcher *batcher = &rollout->batcher;
-    void *device;
-    struct rk_sample_params *params =
-        staging_take(&rollout->in, (size_t)batcher->num_samples * sizeof(*params), &device);
-
-    for (int32_t i = 0; i < batcher->num_entries; i++) {
-        const struct rk_step_entry *entry = &batcher->entries[i];
-        const struct rk_rollout_request *request = batcher->running[entry->sequence].request;
-
-        if (entry->samples)
-            *params++ = (struct rk_sample_params){
-                .temperature = request->temperature,
-                .top_k = request->top_k,
-                .top_p = request->top_p,
-                .position = entry->first + entry->num_tokens,
-                .seed = request->seed,
-                .stream = request->stream,
-            };
-    }
-    return device;
-}
-
-/* Samples one token a row of logits and brings the result to the host. Rank 0 of tp decides: equal logits do
- * not make equal choices on hosts whose math libraries differ. */
+/* Samples one token a row of logits. Rank 0 of tp decides: equal logits do not make equal choices on hosts
+ * whose math libraries differ. */
 static struct rk_status *sample(struct rk_rollout *rollout, rk_tensor_t logits,
                                 const struct rk_sample_params *params)
 {
     struct rk_stream *stream = rk_model_stream(rollout->model);
     struct rk_comm_group *tp = rk_mesh_comms_group(rk_model_mesh(rollout->model), RK_GROUP_TP);
-    int32_t n = rollout->batcher.num_samples;
-    void *tokens = rollout->out.device, *log_probs = rollout->out.device + (size_t)n * sizeof(int32_t);
+    int64_t n = logits.shape[0];
+    char *tokens = rollout->sampled, *log_probs = tokens + (size_t)n * sizeof(int32_t);
     size_t bytes = (size_t)n * (sizeof(int32_t) + sizeof(float));
     struct rk_sample_args args = {
         .tokens = rk_tensor_1d(tokens, RK_DTYPE_I32, n),
@@ -306,48 +240,95 @@ static struct rk_status *sample(struct rk_rollout *rollout, rk_tensor_t logits,
     };
 
     RK_TRY(rk_sample(stream, &args));
-    RK_TRY(rk_comm_broadcast(tp, stream, rk_tensor_1d(tokens, RK_DTYPE_U8, (int64_t)bytes), 0));
-    return rk_stream_copy(stream, rollout->out.host, tokens, bytes, RK_COPY_D2H);
+    return rk_comm_broadcast(tp, stream, rk_tensor_1d(tokens, RK_DTYPE_U8, (int64_t)bytes), 0);
 }
 
-/* Runs the planned step and appends what it sampled. */
-static struct rk_status *run_step(struct rk_rollout *rollout)
+/* From the inputs on the device to the sampled tokens there. */
+static struct rk_status *enqueue_model(void *user)
 {
-    struct rk_batcher *batcher = &rollout->batcher;
-    struct rk_stream *stream = rk_model_stream(rollout->model);
-    struct rk_paged_step step = {
-        .num_tokens = batcher->num_tokens,
-        .num_seqs = batcher->num_entries,
-        .num_logits = batcher->num_samples,
-        .k_cache = rollout->cache.k,
-        .v_cache = rollout->cache.v,
-    };
-    const struct rk_sample_params *params;
-    const int32_t *tokens = (const int32_t *)(const void *)rollout->out.host;
-    const float *log_probs = (const float *)(const void *)(tokens + batcher->num_samples);
+    struct model_step *step = user;
+    struct rk_rollout *rollout = step->rollout;
+    const struct rk_paged_step *paged = &step->inputs.paged;
     rk_tensor_t logits;
+
+    RK_TRY(rk_next_tokens(
+        rk_model_stream(rollout->model),
+        &(struct rk_next_tokens_args){
+            .tokens = paged->tokens,
+            .sampled = rk_tensor_1d(rollout->sampled, RK_DTYPE_I32, rollout->config.max_num_seqs),
+            .source = step->inputs.source,
+        }));
+    RK_TRY(rk_model_forward_paged(rollout->model, paged, &logits));
+    return paged->num_logits > 0 ? sample(rollout, logits, step->inputs.params) : NULL;
+}
+
+/* All its entries are the next tokens of responses. */
+static bool is_decode(const struct rk_step_plan *plan)
+{
+    return plan->num_tokens == plan->num_entries && plan->num_samples == plan->num_entries;
+}
+
+/* Enqueues the planned step, up to the copy of its tokens to the host. */
+static struct rk_status *enqueue_step(struct rk_rollout *rollout, struct step *step)
+{
+    struct rk_stream *stream = rk_model_stream(rollout->model);
+    struct model_step model_step = {.rollout = rollout};
+    int32_t num_rows =
+        is_decode(&step->plan) ? rk_decode_graphs_num_rows(&rollout->graphs, step->plan.num_entries) : 0;
+
+    RK_TRY(rk_step_inputs_write(&rollout->inputs, stream, &rollout->batcher, &step->plan, num_rows,
+                                &model_step.inputs));
+    model_step.inputs.paged.k_cache = rollout->cache.k;
+    model_step.inputs.paged.v_cache = rollout->cache.v;
+    if (num_rows > 0)
+        RK_TRY(rk_decode_graphs_run(&rollout->graphs, num_rows, enqueue_model, &model_step));
+    else
+        RK_TRY(enqueue_model(&model_step));
+    step->num_rows = model_step.inputs.paged.num_logits;
+    RK_TRY(rk_stream_copy(stream, step->tokens, rollout->sampled,
+                          (size_t)step->num_rows * (sizeof(int32_t) + sizeof(float)), RK_COPY_D2H));
+    return rk_event_record(step->done, stream);
+}
+
+/* Waits for the step's tokens and appends them. */
+static struct rk_status *read_step(struct rk_rollout *rollout, const struct step *step)
+{
+    const int32_t *tokens = (const int32_t *)(const void *)step->tokens;
+    const float *log_probs = (const float *)(const void *)(tokens + step->num_rows);
     int32_t row = 0;
 
-    rollout->in.used = 0;
-    fill_tokens(rollout, &step);
-    fill_sequences(rollout, &step);
-    params = fill_params(rollout);
-    RK_TRY(rk_stream_copy(stream, rollout->in.device, rollout->in.host, rollout->in.used, RK_COPY_H2D));
-    RK_TRY(rk_model_forward_paged(rollout->model, &step, &logits));
-    if (batcher->num_samples > 0)
-        RK_TRY(sample(rollout, logits, params));
-    RK_TRY(rk_stream_sync(stream)); /* the staging buffers may be written again */
-
-    for (int32_t i = 0; i < batcher->num_entries; i++) {
-        if (!batcher->entries[i].samples)
+    RK_TRY(rk_event_sync(step->done));
+    for (int32_t i = 0; i < step->plan.num_entries; i++) {
+        if (!step->plan.entries[i].samples)
             continue;
         if (isnan(log_probs[row]))
             return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE", "the model's logits are not finite");
-        rk_batcher_append(batcher, &batcher->entries[i], tokens[row], log_probs[row]);
+        rk_batcher_append(&rollout->batcher, &step->plan.entries[i], tokens[row], log_probs[row]);
         row++;
     }
-    rk_batcher_retire(batcher);
+    rk_batcher_retire(&rollout->batcher);
     return NULL;
+}
+
+/* Plans and enqueues the next step, if there is anything to do before *pending has been read; then reads
+ * *pending, which this step takes the place of. Not pipelined: reads it at once. */
+static struct rk_status *advance(struct rk_rollout *rollout, struct step **pending)
+{
+    struct step *before = *pending, *step = &rollout->steps[before == &rollout->steps[0] ? 1 : 0];
+
+    rk_batcher_plan(&rollout->batcher, &step->plan);
+    RK_ASSERT(before || step->plan.num_entries > 0);
+    *pending = NULL;
+    if (step->plan.num_entries > 0) {
+        RK_TRY(enqueue_step(rollout, step));
+        *pending = step;
+    }
+    if (before)
+        RK_TRY(read_step(rollout, before));
+    if (rollout->is_pipelined || !*pending)
+        return NULL;
+    *pending = NULL;
+    return read_step(rollout, step);
 }
 
 struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct rk_rollout_request *requests,
@@ -355,21 +336,24 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
                                       const struct rk_engine_hooks *hooks)
 {
     struct rk_batcher *batcher = &rollout->batcher;
+    struct rk_stream *stream = rk_model_stream(rollout->model);
+    struct step *pending = NULL;
     struct rk_status *st = NULL;
 
     for (int64_t i = 0; i < num_requests; i++)
         RK_TRY(check_request(rollout, i, &requests[i]));
     rk_batcher_begin(batcher, requests, num_requests, results);
-    for (int64_t step = 0; !rk_batcher_is_done(batcher); step++) {
-        if (hooks && step % STEPS_PER_CANCEL_CHECK == 0)
+    for (int64_t i = 0; !rk_batcher_is_done(batcher); i++) {
+        if (hooks && i % STEPS_PER_CANCEL_CHECK == 0)
             RK_TRY_GOTO(st, rk_model_check_cancel(rollout->model, hooks, RK_GROUP_TP), out);
-        rk_batcher_plan(batcher);
-        RK_TRY_GOTO(st, run_step(rollout), out);
+        RK_TRY_GOTO(st, advance(rollout, &pending), out);
         if (hooks && hooks->on_progress)
             hooks->on_progress(hooks->user, "generate", (uint64_t)batcher->num_finished,
                                (uint64_t)num_requests);
     }
 out:
+    if (st) /* nothing on its way may write to what the next call uses */
+        st = rk_status_first(st, rk_stream_sync(stream));
     rk_batcher_end(batcher);
     return st;
 }

@@ -55,6 +55,7 @@ static void free_blocks(struct rk_device *device, struct pool *pool)
     }
     pool->blocks.count = 0;
     pool->stats.capacity_bytes = 0;
+    pool->stats.generation++;
 }
 
 static struct rk_step_mark mark_of(const struct pool *pool)
@@ -121,6 +122,7 @@ static struct rk_status *add_block(struct rk_device *device, struct pool *pool, 
         return st;
     rk_array_append(&pool->blocks, block);
     pool->stats.capacity_bytes += block.capacity_bytes;
+    pool->stats.generation++;
     pool->stats.overflows += is_first ? 0 : 1;
     return NULL;
 }

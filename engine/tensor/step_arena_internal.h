@@ -26,8 +26,10 @@ struct rk_step_mark {
 };
 
 struct rk_step_pool_stats {
-    uint64_t overflows;    /* blocks added after the first; stands still once warm */
-    size_t peak_bytes;     /* most that was live at once */
+    uint64_t
+        generation;     /* changes whenever a block is added or freed: equal steps then get other addresses */
+    uint64_t overflows; /* blocks added after the first; stands still once warm */
+    size_t peak_bytes;  /* most that was live at once */
     size_t capacity_bytes; /* held now */
 };
 

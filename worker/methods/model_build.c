@@ -140,6 +140,7 @@ static struct rk_status *read_rollout(struct rk_model_build *build)
                        "rollout.gpu_memory_utilization: expected a number above 0, at most 1, got %g",
                        utilization);
     build->gpu_memory_utilization = utilization;
+    RK_TRY(rk_json_get_bool(options, "", "rollout.enforce_eager", &config->enforce_eager));
     config->max_num_seqs = (int32_t)max_num_seqs;
     build->desc.rollout = config;
     return NULL;

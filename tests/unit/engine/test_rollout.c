@@ -8,7 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "engine/rk_rollout.h"
+#include "engine/rollout/rollout_internal.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"
 
@@ -323,6 +323,59 @@ static void test_generate_eos_cuts_the_response(void **state)
     rk_test_model_close(&test);
 }
 
+/* Goal: a step enqueued before the tokens of the one before it were read gives the same tokens and log-probs,
+ * whichever way responses end, also when others take their places; so do steps that run as graphs, on a
+ * device that has them. */
+static void test_generate_pipelined_and_graphs_are_the_same(void **state)
+{
+    static const struct {
+        const char *label;
+        int32_t max_num_seqs;
+        int64_t max_num_batched_tokens;
+    } limits[] = {{"all together", NUM_REQUESTS, 512}, {"three at a time", 3, 512}, {"chunks", 5, 9}};
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_STRICT);
+    struct batch full, expected, actual;
+    struct rk_rollout *rollout = open_rollout(&test, NUM_REQUESTS, 512);
+    int64_t eos[3];
+
+    (void)state;
+    batch_init(&full, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, full.requests, NUM_REQUESTS, full.results, NULL));
+    rk_rollout_destroy(rollout);
+    eos[0] = full.tokens[7][4];
+    eos[1] = full.tokens[3][0];
+    eos[2] = full.tokens[8][full.results[8].num_tokens - 1];
+    for (size_t k = 0; k < 2 * RK_ARRAY_LEN(limits); k++) {
+        bool has_eos = k % 2 == 1;
+        const struct rk_rollout_config config = {
+            .max_num_seqs = limits[k / 2].max_num_seqs,
+            .max_num_batched_tokens = limits[k / 2].max_num_batched_tokens,
+        };
+
+        for (int mode = 0; mode < 4; mode++) { /* eager or not, pipelined or not */
+            struct rk_rollout_config with = config;
+            struct batch *b = mode == 0 ? &expected : &actual;
+
+            with.enforce_eager = mode < 2;
+            assert_ok(rk_rollout_create(&rollout, test.model, &with));
+            rk_rollout_set_pipelined(rollout, mode % 2 == 1);
+            batch_init(b, 1.0F);
+            for (int i = 0; has_eos && i < NUM_REQUESTS; i++) {
+                b->requests[i].eos_token_ids = eos;
+                b->requests[i].num_eos_token_ids = 1 + i % 3;
+            }
+            assert_ok(rk_rollout_generate(rollout, b->requests, NUM_REQUESTS, b->results, NULL));
+            check_equal(limits[k / 2].label, b, &expected, true);
+            for (int i = 0; i < NUM_REQUESTS; i++)
+                assert_int_equal(b->results[i].finish_reason, expected.results[i].finish_reason);
+            assert_true((rk_rollout_num_graph_launches(rollout) > 0) ==
+                        (mode >= 2 && rk_device_has_graphs(test.device)));
+            rk_rollout_destroy(rollout);
+        }
+    }
+    rk_test_model_close(&test);
+}
+
 static void test_generate_bad_request_is_refused(void **state)
 {
     static int32_t too_large[] = {1, VOCAB_SIZE, 2}, negative[] = {-1}, good[] = {1, 2, 3};
@@ -365,12 +418,12 @@ static void test_create_bad_limits_are_refused(void **state)
         rk_code_t code;
         struct rk_rollout_config config;
     } cases[] = {
-        {"rollout.max_num_seqs=0", RK_INVALID_ARGUMENT, {0, 64, 0, 0}},
-        {"rollout.max_num_seqs=65537", RK_INVALID_ARGUMENT, {65537, 70000, 0, 0}},
-        {"rollout.max_num_batched_tokens=7", RK_INVALID_ARGUMENT, {8, 7, 0, 0}},
-        {"rollout.max_model_len=97", RK_INVALID_ARGUMENT, {8, 64, 97, 0}},
-        {"rollout.max_model_len=1", RK_INVALID_ARGUMENT, {8, 64, 1, 0}},
-        {"a KV cache of 6 blocks does not hold", RK_RESOURCE_EXHAUSTED, {8, 64, 96, 6}},
+        {"rollout.max_num_seqs=0", RK_INVALID_ARGUMENT, {0, 64, 0, 0, false}},
+        {"rollout.max_num_seqs=65537", RK_INVALID_ARGUMENT, {65537, 70000, 0, 0, false}},
+        {"rollout.max_num_batched_tokens=7", RK_INVALID_ARGUMENT, {8, 7, 0, 0, false}},
+        {"rollout.max_model_len=97", RK_INVALID_ARGUMENT, {8, 64, 97, 0, false}},
+        {"rollout.max_model_len=1", RK_INVALID_ARGUMENT, {8, 64, 1, 0, false}},
+        {"a KV cache of 6 blocks does not hold", RK_RESOURCE_EXHAUSTED, {8, 64, 96, 6, false}},
     };
     struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_FAST);
 
@@ -470,6 +523,7 @@ int main(void)
         cmocka_unit_test(test_generate_greedy_forms_agree),
         cmocka_unit_test(test_generate_seed_and_stream_name_the_noise),
         cmocka_unit_test(test_generate_eos_cuts_the_response),
+        cmocka_unit_test(test_generate_pipelined_and_graphs_are_the_same),
         cmocka_unit_test(test_generate_bad_request_is_refused),
         cmocka_unit_test(test_create_bad_limits_are_refused),
         cmocka_unit_test(test_generate_cancelled_leaves_rollout_usable),

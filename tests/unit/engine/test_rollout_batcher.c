@@ -12,6 +12,7 @@ struct fixture {
     struct rk_arena *arena;
     struct rk_block_pool pool;
     struct rk_batcher batcher;
+    struct rk_step_plan plan, before; /* the step being answered, and one that runs meanwhile */
     struct rk_rollout_request requests[MAX_REQUESTS];
     struct rk_rollout_result results[MAX_REQUESTS];
     int32_t prompts[MAX_REQUESTS][MAX_TOKENS], tokens[MAX_REQUESTS][MAX_TOKENS];
@@ -31,6 +32,8 @@ static void fixture_init(struct fixture *f, int32_t max_num_seqs, int64_t max_nu
     *f = (struct fixture){.arena = rk_arena_create(4096, 0)};
     assert_ok(rk_block_pool_init(&f->pool, f->arena, num_blocks));
     assert_ok(rk_batcher_init(&f->batcher, f->arena, &config, &f->pool));
+    assert_ok(rk_step_plan_init(&f->plan, f->arena, max_num_seqs));
+    assert_ok(rk_step_plan_init(&f->before, f->arena, max_num_seqs));
 }
 
 static void fixture_fini(struct fixture *f)
@@ -59,16 +62,21 @@ static void set_eos(struct fixture *f, int32_t i, int64_t id)
     f->requests[i].num_eos_token_ids = 1;
 }
 
-/* Answers the planned step: the sampled token is its own position. */
-static void answer(struct fixture *f)
+/* Answers a planned step: the sampled token is its own position. */
+static void answer_plan(struct fixture *f, const struct rk_step_plan *plan)
 {
-    for (int32_t i = 0; i < f->batcher.num_entries; i++) {
-        const struct rk_step_entry *entry = &f->batcher.entries[i];
+    for (int32_t i = 0; i < plan->num_entries; i++) {
+        const struct rk_step_entry *entry = &plan->entries[i];
 
         if (entry->samples)
             rk_batcher_append(&f->batcher, entry, entry->first + entry->num_tokens, -0.5F);
     }
     rk_batcher_retire(&f->batcher);
+}
+
+static void answer(struct fixture *f)
+{
+    answer_plan(f, &f->plan);
 }
 
 static int64_t run_all(struct fixture *f)
@@ -77,8 +85,9 @@ static int64_t run_all(struct fixture *f)
 
     for (; !rk_batcher_is_done(&f->batcher); num_steps++) {
         assert_true(num_steps < 1000);
-        rk_batcher_plan(&f->batcher);
-        assert_true(f->batcher.num_tokens <= f->batcher.max_num_batched_tokens);
+        rk_batcher_plan(&f->batcher, &f->plan);
+        assert_true(f->plan.num_entries > 0);
+        assert_true(f->plan.num_tokens <= f->batcher.max_num_batched_tokens);
         answer(f);
     }
     return num_steps;
@@ -117,11 +126,11 @@ static void test_plan_long_prompt_is_chunked(void **state)
     add_request(&f, 0, 20, 2);
     rk_batcher_begin(&f.batcher, f.requests, 1, f.results);
     for (size_t step = 0; step < RK_ARRAY_LEN(expected); step++) {
-        rk_batcher_plan(&f.batcher);
-        assert_int_equal(f.batcher.num_entries, 1);
-        assert_int_equal(f.batcher.entries[0].num_tokens, expected[step]);
-        assert_int_equal(f.batcher.entries[0].samples, step >= 2);
-        assert_int_equal(f.batcher.num_samples, step >= 2);
+        rk_batcher_plan(&f.batcher, &f.plan);
+        assert_int_equal(f.plan.num_entries, 1);
+        assert_int_equal(f.plan.entries[0].num_tokens, expected[step]);
+        assert_int_equal(f.plan.entries[0].samples, step >= 2);
+        assert_int_equal(f.plan.num_samples, step >= 2);
         answer(&f);
     }
     assert_true(rk_batcher_is_done(&f.batcher));
@@ -144,18 +153,18 @@ static void test_plan_running_before_waiting(void **state)
     add_request(&f, 2, 2, 4);
     rk_batcher_begin(&f.batcher, f.requests, 3, f.results);
 
-    rk_batcher_plan(&f.batcher); /* 3 of request 0, 3 of request 1 */
-    assert_int_equal(f.batcher.num_entries, 2);
-    assert_int_equal(f.batcher.entries[1].num_tokens, 3);
-    assert_false(f.batcher.entries[1].samples);
+    rk_batcher_plan(&f.batcher, &f.plan); /* 3 of request 0, 3 of request 1 */
+    assert_int_equal(f.plan.num_entries, 2);
+    assert_int_equal(f.plan.entries[1].num_tokens, 3);
+    assert_false(f.plan.entries[1].samples);
     answer(&f);
-    rk_batcher_plan(&f.batcher); /* 1, then the other 4 of request 1, then 1 of request 2 */
-    assert_int_equal(f.batcher.num_entries, 3);
-    assert_int_equal(f.batcher.entries[0].num_tokens, 1);
-    assert_int_equal(f.batcher.entries[1].num_tokens, 4);
-    assert_true(f.batcher.entries[1].samples);
-    assert_int_equal(f.batcher.entries[2].num_tokens, 1);
-    assert_int_equal(f.batcher.num_tokens, 6);
+    rk_batcher_plan(&f.batcher, &f.plan); /* 1, then the other 4 of request 1, then 1 of request 2 */
+    assert_int_equal(f.plan.num_entries, 3);
+    assert_int_equal(f.plan.entries[0].num_tokens, 1);
+    assert_int_equal(f.plan.entries[1].num_tokens, 4);
+    assert_true(f.plan.entries[1].samples);
+    assert_int_equal(f.plan.entries[2].num_tokens, 1);
+    assert_int_equal(f.plan.num_tokens, 6);
     answer(&f);
     run_all(&f);
     for (int32_t i = 0; i < 3; i++)
@@ -174,12 +183,12 @@ static void test_plan_without_blocks_waits_in_order(void **state)
     add_request(&f, 1, 33, 15); /* three */
     add_request(&f, 2, 4, 4);   /* one: would fit beside request 0 */
     rk_batcher_begin(&f.batcher, f.requests, 3, f.results);
-    rk_batcher_plan(&f.batcher);
+    rk_batcher_plan(&f.batcher, &f.plan);
     assert_int_equal(f.batcher.num_running, 1);
     for (int step = 0; step < 4; step++) {
         assert_int_equal(f.batcher.num_running, 1);
         answer(&f);
-        rk_batcher_plan(&f.batcher);
+        rk_batcher_plan(&f.batcher, &f.plan);
     }
     assert_int_equal(f.batcher.num_running, 2); /* request 0 has ended: 1 and 2 are in */
     answer(&f);
@@ -196,7 +205,7 @@ static void test_plan_at_most_max_num_seqs_run(void **state)
     for (int32_t i = 0; i < 5; i++)
         add_request(&f, i, 2, 3);
     rk_batcher_begin(&f.batcher, f.requests, 5, f.results);
-    rk_batcher_plan(&f.batcher);
+    rk_batcher_plan(&f.batcher, &f.plan);
     assert_int_equal(f.batcher.num_running, 2);
     answer(&f);
     assert_int_equal(run_all(&f), 8); /* 2 + 2 + 1 sequences of three steps each, one step is done */
@@ -252,15 +261,86 @@ static void test_plan_random_limits_compute_every_token_once(void **state)
         }
         rk_batcher_begin(&f.batcher, f.requests, num_requests, f.results);
         while (!rk_batcher_is_done(&f.batcher)) {
-            rk_batcher_plan(&f.batcher);
+            rk_batcher_plan(&f.batcher, &f.plan);
             assert_true(f.batcher.num_running <= max_num_seqs);
-            computed += f.batcher.num_tokens;
+            computed += f.plan.num_tokens;
             answer(&f);
         }
         assert_int_equal(computed, wanted);
         for (int32_t i = 0; i < num_requests; i++)
             for (int32_t t = 0; t < f.requests[i].max_tokens; t++)
                 assert_int_equal(f.tokens[i][t], f.requests[i].prompt_len + t);
+        fixture_fini(&f);
+    }
+}
+
+/* Where the entries of a plan take their tokens from: known ones, or a row of the step before. */
+static void check_sources(const struct fixture *f)
+{
+    for (int32_t i = 0; i < f->plan.num_entries; i++) {
+        const struct rk_step_entry *entry = &f->plan.entries[i];
+        int32_t row = 0, expected = -1;
+
+        for (int32_t k = 0; k < f->before.num_entries; k++) {
+            if (f->before.entries[k].slot == entry->slot && f->before.entries[k].samples)
+                expected = row;
+            row += f->before.entries[k].samples;
+        }
+        assert_int_equal(entry->source, expected);
+    }
+}
+
+/* Goal: steps planned before the tokens of the step before are known yield what steps planned after them do,
+ * for responses that end by an end token at any place or by their length; each token that is known to follow
+ * is computed once, and one more for a response that an end token cut short. */
+static void test_plan_ahead_yields_the_same(void **state)
+{
+    struct rk_rng rng;
+
+    (void)state;
+    rk_rng_init(&rng, rk_test_seed(), 3);
+    for (int round = 0; round < 300; round++) {
+        int32_t max_num_seqs = 1 + (int32_t)rk_rng_next_below(&rng, 8);
+        int32_t num_requests = 1 + (int32_t)rk_rng_next_below(&rng, MAX_REQUESTS);
+        int64_t budget = max_num_seqs + rk_rng_next_below(&rng, 40), computed = 0, wanted = 0;
+        bool is_first = true;
+        struct fixture f;
+
+        fixture_init(&f, max_num_seqs, budget, 5 + (int32_t)rk_rng_next_below(&rng, 30));
+        for (int32_t i = 0; i < num_requests; i++) {
+            int32_t prompt_len = 1 + (int32_t)rk_rng_next_below(&rng, 40);
+            int32_t max_tokens = 1 + (int32_t)rk_rng_next_below(&rng, 20);
+            int32_t stop = 1 + (int32_t)rk_rng_next_below(&rng, 24); /* response tokens */
+
+            add_request(&f, i, prompt_len, max_tokens);
+            set_eos(&f, i, prompt_len + stop - 1);
+            wanted += prompt_len + RK_MIN(stop, max_tokens - 1);
+        }
+        rk_batcher_begin(&f.batcher, f.requests, num_requests, f.results);
+        f.before.num_entries = 0;
+        while (!rk_batcher_is_done(&f.batcher)) {
+            struct rk_step_plan done = f.before;
+
+            rk_batcher_plan(&f.batcher, &f.plan);
+            assert_true(f.plan.num_tokens <= budget);
+            check_sources(&f);
+            computed += f.plan.num_tokens;
+            if (!is_first)
+                answer_plan(&f, &done);
+            is_first = false;
+            f.before = f.plan;
+            f.plan = done;
+        }
+        assert_int_equal(computed, wanted);
+        for (int32_t i = 0; i < num_requests; i++) {
+            int32_t prompt_len = f.requests[i].prompt_len;
+            int32_t stop = (int32_t)f.eos[i] - prompt_len + 1, length = f.requests[i].max_tokens;
+
+            assert_int_equal(f.results[i].num_tokens, RK_MIN(stop, length));
+            assert_int_equal(f.results[i].finish_reason, stop <= length ? RK_FINISH_STOP : RK_FINISH_LENGTH);
+            for (int32_t t = 0; t < f.results[i].num_tokens; t++)
+                assert_int_equal(f.tokens[i][t], prompt_len + t);
+        }
         fixture_fini(&f);
     }
 }
@@ -277,7 +357,7 @@ static void test_end_in_the_middle_frees_everything(void **state)
     for (int round = 0; round < 3; round++) {
         rk_batcher_begin(&f.batcher, f.requests, 3, f.results);
         for (int step = 0; step < 4; step++) {
-            rk_batcher_plan(&f.batcher);
+            rk_batcher_plan(&f.batcher, &f.plan);
             answer(&f);
         }
         rk_batcher_end(&f.batcher);
@@ -298,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_plan_at_most_max_num_seqs_run),
         cmocka_unit_test(test_append_stop_rules),
         cmocka_unit_test(test_plan_random_limits_compute_every_token_once),
+        cmocka_unit_test(test_plan_ahead_yields_the_same),
         cmocka_unit_test(test_end_in_the_middle_frees_everything),
     };
 

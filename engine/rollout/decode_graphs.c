@@ -1,0 +1,126 @@
+#include "engine/rollout/rollout_internal.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+
+/* Graphs of one number of rows. A generation is that of the step arena: with another one, equal steps have
+ * other addresses. */
+struct rk_decode_graph {
+    int32_t num_rows;
+    struct rk_graph *graph; /* NULL: not recorded */
+    uint64_t generation;    /* of the graph; without one, of the last step that allocated nothing */
+    bool is_warm;           /* there was such a step */
+};
+
+static int32_t next_size(int32_t num_rows)
+{
+    if (num_rows < 4)
+        return 2 * num_rows;
+    return num_rows < 8 ? 8 : num_rows + (num_rows < 256 ? 8 : 16);
+}
+
+static int32_t list_sizes(struct rk_decode_graph *graphs, int32_t max_num_seqs)
+{
+    int32_t count = 0, num_rows = 1;
+
+    for (; num_rows < max_num_seqs; num_rows = next_size(num_rows), count++) {
+        if (graphs)
+            graphs[count].num_rows = num_rows;
+    }
+    if (graphs)
+        graphs[count].num_rows = max_num_seqs;
+    return count + 1;
+}
+
+struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct rk_arena *arena,
+                                        struct rk_model *model, int32_t max_num_seqs, bool enabled)
+{
+    struct rk_device *device = rk_stream_device(rk_model_stream(model));
+    int32_t tp_size = rk_comm_group_size(rk_mesh_comms_group(rk_model_mesh(model), RK_GROUP_TP));
+    int32_t num_sizes = list_sizes(NULL, max_num_seqs);
+
+    *graphs = (struct rk_decode_graphs){.model = model, .max_num_seqs = max_num_seqs};
+    if (!enabled || tp_size > 1 || !rk_device_has_graphs(device))
+        return NULL;
+    graphs->graphs = rk_arena_calloc(arena, (size_t)num_sizes, sizeof(*graphs->graphs));
+    if (!graphs->graphs)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the graphs of %d sizes of decode steps",
+                       num_sizes);
+    graphs->num_sizes = list_sizes(graphs->graphs, max_num_seqs);
+    return NULL;
+}
+
+void rk_decode_graphs_fini(struct rk_decode_graphs *graphs)
+{
+    for (int32_t i = 0; i < graphs->num_sizes; i++)
+        rk_graph_destroy(graphs->graphs[i].graph);
+    *graphs = (struct rk_decode_graphs){0};
+}
+
+static struct rk_decode_graph *find_size(const struct rk_decode_graphs *graphs, int32_t num_entries)
+{
+    int32_t i = 0;
+
+    RK_ASSERT(num_entries >= 1);
+    RK_ASSERT(num_entries <= graphs->max_num_seqs);
+    while (graphs->graphs[i].num_rows < num_entries)
+        i++;
+    return &graphs->graphs[i];
+}
+
+int32_t rk_decode_graphs_num_rows(const struct rk_decode_graphs *graphs, int32_t num_entries)
+{
+    return graphs->num_sizes > 0 ? find_size(graphs, num_entries)->num_rows : 0;
+}
+
+static uint64_t generation_of(const struct rk_decode_graphs *graphs)
+{
+    return rk_step_arena_stats(graphs->model->arena).tensors.generation;
+}
+
+static struct rk_status *record(struct rk_decode_graphs *graphs, struct rk_decode_graph *size,
+                                rk_enqueue_fn_t enqueue, void *user)
+{
+    struct rk_stream *stream = rk_model_stream(graphs->model);
+    struct rk_status *st;
+
+    RK_TRY(rk_graph_begin(stream));
+    st = enqueue(user);
+    st = rk_status_first(st, rk_graph_end(st ? NULL : &size->graph, stream));
+    if (!st)
+        RK_ASSERT(generation_of(graphs) == size->generation);
+    return st ? RK_WRAP(st, "recording a decode step of %d rows", size->num_rows) : NULL;
+}
+
+/* A graph whose addresses are no longer those of a step. Rare: memory has grown. */
+static struct rk_status *drop_stale(struct rk_decode_graphs *graphs, struct rk_decode_graph *size)
+{
+    if (size->generation == generation_of(graphs) && rk_graph_is_current(size->graph))
+        return NULL;
+    RK_TRY(rk_stream_sync(rk_model_stream(graphs->model)));
+    rk_graph_destroy(size->graph);
+    size->graph = NULL;
+    size->is_warm = false;
+    return NULL;
+}
+
+struct rk_status *rk_decode_graphs_run(struct rk_decode_graphs *graphs, int32_t num_rows,
+                                       rk_enqueue_fn_t enqueue, void *user)
+{
+    struct rk_decode_graph *size = find_size(graphs, num_rows);
+    uint64_t before = generation_of(graphs);
+
+    if (size->graph)
+        RK_TRY(drop_stale(graphs, size));
+    if (!size->graph && size->is_warm && size->generation == before)
+        RK_TRY(record(graphs, size, enqueue, user));
+    if (size->graph) {
+        graphs->num_launches++;
+        return rk_graph_launch(size->graph);
+    }
+    RK_TRY(enqueue(user));
+    size->generation = generation_of(graphs);
+    size->is_warm = size->generation == before;
+    return NULL;
+}
