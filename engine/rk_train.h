@@ -35,7 +35,7 @@ struct rk_optim_config {
     double lr_warmup_init;
     int64_t lr_warmup_steps,
         lr_decay_steps;      /* resolved: warm-up from steps or ratio, decay from total steps */
-    int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS */
+    int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS, or all with one dp rank */
 };
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
 struct rk_status *rk_optim_config_read(struct rk_optim_config *out,

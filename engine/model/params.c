@@ -93,13 +93,16 @@ struct rk_status *rk_params_lay_out(struct rk_param_table *table, int32_t num_sh
     bool fits = true;
 
     RK_ASSERT(num_shards >= 1);
-    for (int64_t end = table->count; fits && end > 0;) {
-        int64_t begin = end - 1;
+    for (int32_t rank = 2; rank >= 1; rank--) {
+        for (int64_t end = table->count; fits && end > 0;) {
+            int64_t begin = end - 1;
 
-        while (table->rows[begin].is_fused)
-            begin--;
-        fits = place(table, begin, end, &position);
-        end = begin;
+            while (table->rows[begin].is_fused)
+                begin--;
+            if (table->rows[begin].param.rank == rank)
+                fits = place(table, begin, end, &position);
+            end = begin;
+        }
     }
     if (!fits || !round_up(&position, align))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the parameters of the model exceed 2^63 elements");

@@ -1,9 +1,10 @@
 /* Private to engine/: building the parameter table and laying it out in the flat buffers.
  *
- * Parameters are declared in the order of the forward pass. The flat buffers hold them in the reverse order,
- * which is about the order in which gradients become complete; every allocation starts at a multiple of 64
- * elements, and the total is a multiple of lcm(dp, 128), so that each dp rank owns an equal part. Parameters
- * and gradients have the same index map, the same on all ranks of the tp and dp groups. */
+ * Parameters are declared in the order of the forward pass. The flat buffers hold the matrices in the reverse
+ * order, which is about the order in which gradients become complete, and behind them the vectors, which are
+ * small and have no weight decay: the optimizer then has few ranges to go through. Every allocation starts at
+ * a multiple of 64 elements, and the total is a multiple of lcm(dp, 128), so that each dp rank owns an equal
+ * part. Parameters and gradients have the same index map, the same on all ranks of the tp and dp groups. */
 #ifndef RK_PARAMS_INTERNAL_H
 #define RK_PARAMS_INTERNAL_H
 

@@ -20,8 +20,10 @@
 #include "kernels/rk_kernels.h"
 
 /* Tokens whose logits exist at the same time: bounds the head's memory to RK_HEAD_CHUNK * vocab_size / tp
- * elements. */
-#define RK_HEAD_CHUNK 1024
+ * elements. Every chunk but the last is computed twice, and adds to the whole gradient of the weight: a
+ * training step of Qwen2.5-1.5B with 8192 tokens takes 171, 168, 166, 163 ms on an H200 with chunks of 1024,
+ * 2048, 4096, 8192, which take 0.3, 0.6, 1.2, 2.3 GiB. */
+#define RK_HEAD_CHUNK 8192
 
 /* One or more rows of the parameter table that follow each other without a gap and are used as one matrix. */
 struct rk_weight {

@@ -61,7 +61,9 @@ static void add_segments(struct rk_train *train, const struct rk_param_table *pa
 void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, int32_t dp_size,
                   int32_t dp_rank)
 {
-    int64_t wanted = train->config.bucket_elements ? train->config.bucket_elements : RK_BUCKET_ELEMENTS;
+    /* One rank has nothing to overlap: the fewer buckets, the fewer calls of the optimizer. */
+    int64_t unset = dp_size > 1 ? RK_BUCKET_ELEMENTS : RK_MAX(params->num_elements, 1);
+    int64_t wanted = train->config.bucket_elements ? train->config.bucket_elements : unset;
     int64_t align = rk_params_align(dp_size), step = (wanted + align - 1) / align * align;
 
     RK_ASSERT(params->num_elements % align == 0);
@@ -189,7 +191,8 @@ struct rk_status *rk_train_grads_ready(struct rk_model *model, int64_t first_par
     for (int64_t i = first_param; i < params->count; i++) {
         const struct rk_param *param = rk_params_at(params, i);
 
-        end = RK_MAX(end, param->offset + rk_param_local_elements(param));
+        if (param->rank == 2) /* vectors are behind all matrices */
+            end = RK_MAX(end, param->offset + rk_param_local_elements(param));
     }
     return reduce_up_to(model, end);
 }
