@@ -131,6 +131,14 @@ static void note_kv_write(struct bench_op_note *note, const void *opaque)
     note->bytes = 2 * (bytes_of(args->k) + bytes_of(args->v));
 }
 
+static void note_rope_kv_write(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_rope_kv_write_args *args = opaque;
+
+    set_shape(note, args->q, "");
+    note->bytes = 2 * (bytes_of(args->q) + bytes_of(args->kv.k) + bytes_of(args->kv.v));
+}
+
 static void note_attn_paged(struct bench_op_note *note, const void *opaque)
 {
     const struct rk_attn_paged_args *args = opaque;
@@ -229,6 +237,7 @@ static void (*const notes[RK_BENCH_OP_COUNT])(struct bench_op_note *note, const 
     [RK_BENCH_OP_attn_varlen_fwd] = note_attn_varlen_fwd,
     [RK_BENCH_OP_attn_varlen_bwd] = note_attn_varlen_bwd,
     [RK_BENCH_OP_kv_write] = note_kv_write,
+    [RK_BENCH_OP_rope_kv_write] = note_rope_kv_write,
     [RK_BENCH_OP_attn_paged] = note_attn_paged,
     [RK_BENCH_OP_vocab_stats] = note_vocab_stats,
     [RK_BENCH_OP_vocab_stats_merge] = note_vocab_stats_merge,

@@ -17,6 +17,7 @@
 /* Views of a fused [T, q; k; v] as [T, heads, head_dim]. */
 struct qkv_view {
     rk_tensor_t q, k, v;
+    rk_tensor_t qk; /* the heads of q, then those of k */
 };
 
 static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor_t qkv)
@@ -26,6 +27,8 @@ static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor
 
     RK_ASSERT(qkv.shape[1] == q_cols + 2 * kv_cols);
     return (struct qkv_view){
+        .qk = rk_tensor_split_cols(rk_tensor_cols(qkv, 0, q_cols + kv_cols),
+                                   attention->num_heads + attention->num_kv_heads, attention->head_dim),
         .q = rk_tensor_split_cols(rk_tensor_cols(qkv, 0, q_cols), attention->num_heads, attention->head_dim),
         .k = rk_tensor_split_cols(rk_tensor_cols(qkv, q_cols, kv_cols), attention->num_kv_heads,
                                   attention->head_dim),
@@ -123,13 +126,6 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass,
     };
 }
 
-static struct rk_status *attend_packed(const struct rk_pass *pass, const struct rk_attn_varlen_args *args)
-{
-    RK_TRY(rotate(pass, args->q, false));
-    RK_TRY(rotate(pass, args->k, false));
-    return rk_attn_varlen_fwd(pass->stream, args);
-}
-
 static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
                                       const struct rk_attn_varlen_args *args)
 {
@@ -164,7 +160,10 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
 {
     struct rk_attn_varlen_args args = varlen_args(pass, &block->attention, saved);
 
-    return pass->paged ? attend_paged(pass, block->layer, &args) : attend_packed(pass, &args);
+    if (pass->paged)
+        return attend_paged(pass, block->layer, &args);
+    RK_TRY(rotate(pass, split_qkv(&block->attention, saved->qkv).qk, false));
+    return rk_attn_varlen_fwd(pass->stream, &args);
 }
 
 static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
@@ -209,8 +208,7 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
                                                 .dv = view.v,
                                                 .dout = dattended,
                                             }));
-    RK_TRY(rotate(pass, view.q, true));
-    RK_TRY(rotate(pass, view.k, true));
+    RK_TRY(rotate(pass, view.qk, true));
     return rk_linear_column_bwd(pass, &attention->qkv, x, dqkv, dx);
 }
 
