@@ -213,6 +213,39 @@ static void test_stream_copy_and_zero_move_bytes(void **state)
     rk_device_close(device);
 }
 
+static struct rk_status *watch(void *user)
+{
+    return *(const bool *)user ? RK_FAIL(RK_ABORTED, "a peer is gone") : NULL;
+}
+
+/* Goal: work that ended because of something else than the device is not taken for done. Method: a watch that
+ * first finds nothing, then something, then is taken away. */
+static void test_device_watch_speaks_when_a_stream_is_synchronised(void **state)
+{
+    struct rk_device *device = open_with_limit(0);
+    struct rk_stream *stream;
+    struct rk_event *event;
+    bool is_lost = false;
+
+    (void)state;
+    assert_ok(rk_stream_create(&stream, device, "watched"));
+    assert_ok(rk_event_create(&event, device));
+    rk_device_set_watch(device, watch, &is_lost);
+    assert_ok(rk_stream_sync(stream));
+    is_lost = true;
+    assert_fails(rk_stream_sync(stream), RK_ABORTED, "a peer is gone");
+    rk_device_set_watch(device, NULL, NULL);
+    assert_ok(rk_stream_sync(stream));
+    assert_ok(rk_event_record(event, stream));
+    assert_true(rk_event_query(event));
+    assert_false(rk_stream_is_recording(stream));
+    assert_null(rk_stream_native(stream));
+    assert_string_equal(rk_device_collectives(device), "cpu");
+    rk_event_destroy(event);
+    rk_stream_destroy(stream);
+    rk_device_close(device);
+}
+
 static void test_event_without_backend_support_is_in_order(void **state)
 {
     struct rk_device *device = open_with_limit(0);
@@ -554,6 +587,7 @@ int main(void)
         cmocka_unit_test(test_kernel_scratch_exhausted_fails_once),
         cmocka_unit_test(test_stream_copy_and_zero_move_bytes),
         cmocka_unit_test(test_event_without_backend_support_is_in_order),
+        cmocka_unit_test(test_device_watch_speaks_when_a_stream_is_synchronised),
         cmocka_unit_test(test_device_close_with_leak_is_loud),
         cmocka_unit_test(test_device_register_incomplete_backend_fails),
         cmocka_unit_test(test_device_register_new_backend_opens_by_index),
