@@ -16,6 +16,8 @@ RK_BEGIN_DECLS
 /* Of a cuBLASLt call, on every stream: what the library asks for on Hopper; smaller ones rule out kernels. */
 #define RK_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
 
+#define RK_CUDA_COMPARE_BYTES (RK_CUDA_WORKSPACE_BYTES - 256)
+
 struct rk_cuda_gemm_plans;
 
 struct rk_cuda_device {
@@ -79,6 +81,10 @@ void rk_cuda_gemm_plans_destroy(struct rk_cuda_gemm_plans *plans); /* NULL is a 
 /* Any shape, stride and transpose; one ascending chain over K per output (gemm_chain.cu). */
 struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                      const struct rk_gemm_args *args) RK_NODISCARD;
+/* Whether two matrices of a 16-bit type or F32, of one shape, agree in every bit; waits. Takes the bytes of
+ * the workspace from RK_CUDA_COMPARE_BYTES on; what lies before them may be compared. */
+struct rk_status *rk_cuda_same_bits(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                    rk_tensor_t x, rk_tensor_t y, bool *same) RK_NODISCARD;
 /* c[m][n] += bias[n] for products whose epilogue the library lacks. */
 struct rk_status *rk_cuda_add_bias(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                    rk_tensor_t c, rk_tensor_t bias) RK_NODISCARD;

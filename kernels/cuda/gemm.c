@@ -3,10 +3,11 @@
  * The library is column-major: our row-major C is its C^T = op(B)^T * op(A)^T, so A and B change places and
  * no memory is moved.
  *
- * Bits. fast takes the library's first choice for a shape, which is the same in every run. strict needs one
- * ascending chain of k16 tensor-core steps per output, whatever M and N are: the library's algorithms with
- * split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple of 16, over all tiles and
- * M), and so does gemm_chain.cu, which takes all other shapes. The tests compare the two. F32 is never TF32.
+ * Bits. strict needs one ascending chain of k16 tensor-core steps per output, whatever M and N are: the
+ * library's algorithms with split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple
+ * of 16, over all tiles and M), and so does gemm_chain.cu, which takes all other shapes. The tests compare
+ * the two. fast does the same for many rows, where nothing is faster; for few it takes the library's first
+ * choice for the shape, which is the same in every run. F32 is never TF32.
  *
  * Start reading at rk_cuda_op_gemm. */
 #include "kernels/cuda/gemm_internal.h"
@@ -44,6 +45,22 @@ static bool takes_bias(const struct rk_gemm_args *args)
     return args->bias.data && args->c.dtype == args->a.dtype && args->a.dtype != RK_DTYPE_F64;
 }
 
+/* Every row of every matrix starts at a multiple of FULL_ALIGNMENT. */
+static bool is_aligned(const struct rk_gemm_key *key)
+{
+    int64_t unit = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->dtype);
+    int64_t unit_c = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->c_dtype);
+
+    return key->lda % unit == 0 && key->ldb % unit == 0 && key->ldc % unit_c == 0 &&
+           key->align_a == FULL_ALIGNMENT && key->align_b == FULL_ALIGNMENT && key->align_c == FULL_ALIGNMENT;
+}
+
+/* Whether the library's algorithms with split-K = 1 have been measured to have the bits of the chain. */
+static bool has_chain_bits(const struct rk_gemm_key *key)
+{
+    return is_16_bit((rk_dtype_t)key->dtype) && key->k % 16 == 0 && is_aligned(key);
+}
+
 static struct rk_gemm_key key_of(const struct rk_gemm_args *args)
 {
     struct rk_gemm_key key;
@@ -59,23 +76,16 @@ static struct rk_gemm_key key_of(const struct rk_gemm_args *args)
     key.c_dtype = args->c.dtype;
     key.trans_a = args->trans_a;
     key.trans_b = args->trans_b;
-    key.strict = args->strict;
     key.has_bias = takes_bias(args);
     key.has_beta = args->beta != 0.0f;
     key.align_a = alignment_of(args->a);
     key.align_b = alignment_of(args->b);
     key.align_c = alignment_of(args->c);
+    if (args->strict)
+        key.bits = RK_GEMM_ONE_CHAIN;
+    else if (key.m >= RK_GEMM_MANY_ROWS && has_chain_bits(&key))
+        key.bits = RK_GEMM_ONE_SPLIT;
     return key;
-}
-
-/* Every row of every matrix starts at a multiple of FULL_ALIGNMENT. */
-static bool is_aligned(const struct rk_gemm_key *key)
-{
-    int64_t unit = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->dtype);
-    int64_t unit_c = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->c_dtype);
-
-    return key->lda % unit == 0 && key->ldb % unit == 0 && key->ldc % unit_c == 0 &&
-           key->align_a == FULL_ALIGNMENT && key->align_b == FULL_ALIGNMENT && key->align_c == FULL_ALIGNMENT;
 }
 
 /* Whether the library can be asked for this product at all. */
@@ -87,8 +97,8 @@ static bool is_for_library(const struct rk_gemm_key *key)
         return false;
     if (key->c_dtype != key->dtype && !(is_half && key->c_dtype == RK_DTYPE_F32))
         return false;
-    if (key->strict) /* what has been measured to have the bits of the chain */
-        return is_half && key->k % 16 == 0 && is_aligned(key);
+    if (key->bits == RK_GEMM_ONE_CHAIN)
+        return has_chain_bits(key);
     /* Its kernels for odd addresses round to C before they add the bias. */
     return !(key->has_bias && is_half) || is_aligned(key);
 }

@@ -268,3 +268,40 @@ extern "C" struct rk_status *rk_cuda_add_bias(const struct rk_cuda_device *dev,
     RK_FOR_DTYPE("bias", bias.dtype, T, launch_bias<T>(stream->stream, c, bias, blocks));
     return rk_cuda_launched(dev, stream, "bias");
 }
+
+/* --- comparison --- */
+
+template <class Word>
+__global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
+    compare_kernel(int *__restrict__ num_different, const Word *__restrict__ x, const Word *__restrict__ y,
+                   int64_t num_cols, int64_t x_stride, int64_t y_stride)
+{
+    int64_t col = (int64_t)blockIdx.y * RK_TILE_FLAT_THREADS + threadIdx.x;
+
+    if (col < num_cols && x[blockIdx.x * x_stride + col] != y[blockIdx.x * y_stride + col])
+        atomicAdd(num_different, 1);
+}
+
+extern "C" struct rk_status *rk_cuda_same_bits(const struct rk_cuda_device *dev,
+                                               const struct rk_cuda_stream *stream, rk_tensor_t x,
+                                               rk_tensor_t y, bool *same)
+{
+    dim3 blocks((unsigned)x.shape[0], (unsigned)rk_ceil_div(x.shape[1], RK_TILE_FLAT_THREADS));
+    int *counter = (int *)((char *)stream->workspace + RK_CUDA_COMPARE_BYTES), num_different = 0;
+
+    RK_CUDA(cudaMemsetAsync(counter, 0, sizeof(*counter), stream->stream));
+    if (rk_dtype_bytes(x.dtype) == 2)
+        compare_kernel<uint16_t><<<blocks, RK_TILE_FLAT_THREADS, 0, stream->stream>>>(
+            counter, (const uint16_t *)x.data, (const uint16_t *)y.data, x.shape[1], x.row_stride,
+            y.row_stride);
+    else
+        compare_kernel<uint32_t><<<blocks, RK_TILE_FLAT_THREADS, 0, stream->stream>>>(
+            counter, (const uint32_t *)x.data, (const uint32_t *)y.data, x.shape[1], x.row_stride,
+            y.row_stride);
+    RK_TRY(rk_cuda_launched(dev, stream, "comparison"));
+    RK_CUDA(cudaMemcpyAsync(&num_different, counter, sizeof(num_different), cudaMemcpyDeviceToHost,
+                            stream->stream));
+    RK_CUDA(cudaStreamSynchronize(stream->stream));
+    *same = num_different == 0;
+    return NULL;
+}

@@ -7,11 +7,20 @@
 /* How many algorithms to ask for at a time. */
 #define RK_GEMM_MAX_CANDIDATES 16
 
+/* What may be taken for a product. ANY: the library's first choice for its shape, the same in every run.
+ * ONE_SPLIT: any algorithm with split-K = 1, which all have the same bits. ONE_CHAIN: these, and it is looked
+ * at that their bits are gemm_chain.cu's. */
+enum rk_gemm_bits { RK_GEMM_ANY, RK_GEMM_ONE_SPLIT, RK_GEMM_ONE_CHAIN };
+
+/* From this many rows on fast takes ONE_SPLIT, since nothing is faster (but by 3% for one shape of a model):
+ * which algorithm the clock picks then changes no result. */
+#define RK_GEMM_MANY_ROWS 513
+
 /* What an algorithm is chosen by. Compared as bytes: made by memset and assignment. */
 struct rk_gemm_key {
     int64_t m, n, k, lda, ldb, ldc;
     int32_t dtype, c_dtype;
-    uint8_t trans_a, trans_b, strict, has_bias;
+    uint8_t trans_a, trans_b, bits, has_bias;
     uint8_t align_a, align_b, align_c, has_beta;
 };
 
@@ -24,7 +33,7 @@ struct rk_gemm_plan {
     bool is_used, has_algo;
 };
 
-/* An algorithm that was found by time, by the key of its product with m rounded up. */
+/* An algorithm that was found by time, by the key of its product with the number of tokens rounded up. */
 struct rk_gemm_tuned {
     struct rk_gemm_key key;
     cublasLtMatmulAlgo_t algo;
@@ -67,10 +76,12 @@ struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_c
 
 /* --- gemm_tune.c --- */
 
-/* For a strict product with few rows, where the library's guess among the algorithms with split-K = 1 is off
- * by up to ten times: takes the fastest of them, by time on the operands themselves. C is written. All of
- * them have the same bits, so the clock decides nothing else. */
+/* The fastest of the library's algorithms with split-K = 1, by time on the operands themselves, once for all
+ * products of like size. C is written where beta is 0, else left as it is. ONE_CHAIN: has_algo is false where
+ * none has the bits. */
 struct rk_status *rk_gemm_tune(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                struct rk_gemm_plan *plan, const struct rk_gemm_args *args) RK_NODISCARD;
+/* An algorithm that was found before for a product of like size. */
+bool rk_gemm_take_tuned(const struct rk_cuda_device *dev, struct rk_gemm_plan *plan);
 
 #endif

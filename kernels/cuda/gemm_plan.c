@@ -116,8 +116,8 @@ static struct rk_status *fill_preference(cublasLtMatmulPreference_t pref, const 
     RK_TRY(set_preference(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key->align_c));
     /* Parts of a sum over K are added in f32, never in the type of C. */
     return set_preference(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                          key->strict ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                      : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+                          key->bits != RK_GEMM_ANY ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                                   : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 }
 
 static bool has_one_split(const cublasLtMatmulAlgo_t *algo)
@@ -148,7 +148,7 @@ struct rk_status *rk_gemm_candidates(const struct rk_cuda_device *dev, const str
         RK_TRY_GOTO(st, rk_cuda_blas_status(error, "cublasLtMatmulAlgoGetHeuristic"), out);
     for (int i = 0; i < num_results; i++) {
         if (results[i].state == CUBLAS_STATUS_SUCCESS &&
-            (!plan->key.strict || has_one_split(&results[i].algo)))
+            (plan->key.bits == RK_GEMM_ANY || has_one_split(&results[i].algo)))
             found[(*count)++] = results[i].algo;
     }
 
@@ -163,17 +163,22 @@ static struct rk_status *choose(struct rk_cuda_device *dev, const struct rk_cuda
     cublasLtMatmulAlgo_t found[RK_GEMM_MAX_CANDIDATES];
     int count;
 
-    RK_TRY(rk_gemm_candidates(dev, plan, found, &count));
-    if (count == 0) {
-        RK_WARN(
-            "no library kernel for a matrix product m=%lld n=%lld k=%lld dtype=%s strict=%d, using our own",
-            (long long)plan->key.m, (long long)plan->key.n, (long long)plan->key.k,
-            rk_dtype_name(args->a.dtype), plan->key.strict);
+    plan->has_algo = plan->key.bits != RK_GEMM_ANY && rk_gemm_take_tuned(dev, plan);
+    if (plan->has_algo)
         return NULL;
+    RK_TRY(rk_gemm_candidates(dev, plan, found, &count));
+    if (count > 0) {
+        plan->algo = found[0];
+        plan->has_algo = true;
+        if (plan->key.bits != RK_GEMM_ANY)
+            RK_TRY(rk_gemm_tune(dev, stream, plan, args));
     }
-    plan->algo = found[0];
-    plan->has_algo = true;
-    return plan->key.strict ? rk_gemm_tune(dev, stream, plan, args) : NULL;
+    if (!plan->has_algo)
+        RK_WARN("no library kernel for a matrix product m=%lld n=%lld k=%lld dtype=%s strict=%d, using "
+                "our own",
+                (long long)plan->key.m, (long long)plan->key.n, (long long)plan->key.k,
+                rk_dtype_name(args->a.dtype), args->strict);
+    return NULL;
 }
 
 static struct rk_status *plan_init(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
