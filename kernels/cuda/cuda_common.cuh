@@ -82,6 +82,35 @@ template <> __device__ __forceinline__ rk_f16 rk_narrow<rk_f16>(double value)
     return __double2half(value);
 }
 
+/* Two, the first in the lower half. */
+__device__ __forceinline__ uint32_t rk_narrow_two(float first, float second, rk_bf16)
+{
+    __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+    uint32_t word;
+
+    memcpy(&word, &two, sizeof(word));
+    return word;
+}
+
+__device__ __forceinline__ uint32_t rk_narrow_two(float first, float second, rk_f16)
+{
+    __half2 two = __floats2half2_rn(first, second);
+    uint32_t word;
+
+    memcpy(&word, &two, sizeof(word));
+    return word;
+}
+
+__device__ __forceinline__ float rk_fma(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
+}
+
+__device__ __forceinline__ double rk_fma(double a, double b, double c)
+{
+    return fma(a, b, c);
+}
+
 /* --- packs: N elements that are loaded and stored by 128-bit instructions where the memory allows it.
  *
  * Held as words: where a kernel joins the aligned and the other way of loading, elements would be taken apart
@@ -124,6 +153,42 @@ template <class T, int N> struct rk_pack {
         }
     }
 };
+
+/* All elements at once, in fewer instructions than one by one. */
+template <class A, class T, int N>
+__device__ __forceinline__ void rk_unpack(A (&values)[N], const rk_pack<T, N> &pack)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        values[i] = rk_widen<A>(pack.get(i));
+}
+
+template <int N>
+__device__ __forceinline__ void rk_unpack(float (&values)[N], const rk_pack<rk_bf16, N> &pack)
+{
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        values[i] = __uint_as_float(pack.word[i / 2] << 16);
+        values[i + 1] = __uint_as_float(pack.word[i / 2] & 0xffff0000u);
+    }
+}
+
+/* The values, each rounded once. */
+template <class T, class A, int N> __device__ __forceinline__ rk_pack<T, N> rk_repack(const A (&values)[N])
+{
+    rk_pack<T, N> pack = {};
+
+    if constexpr (sizeof(T) == 2 && sizeof(A) == 4) {
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+            pack.word[i / 2] = rk_narrow_two(values[i], values[i + 1], T());
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            pack.set(i, rk_narrow<T>(values[i]));
+    }
+    return pack;
+}
 
 /* WORDS words, 16 bytes at a time, or 8 where there are only two. */
 template <int WORDS> __device__ __forceinline__ void rk_load_words(uint32_t *word, const void *src)
@@ -186,6 +251,30 @@ __device__ __forceinline__ void rk_store(T *dst, const rk_pack<T, N> &pack, int6
     }
 }
 
+/* --- copies to shared memory that do not pass through registers, in groups that are waited for in order ---
+ */
+
+/* 16 bytes, of which `bytes` (at most 16) are copied and the rest zeroed; both sides aligned to 16. */
+__device__ __forceinline__ void rk_copy16(void *shared, const void *src, int64_t bytes)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(shared);
+
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(src),
+                 "r"((int)RK_MAX(RK_MIN(bytes, (int64_t)16), (int64_t)0))
+                 : "memory");
+}
+
+__device__ __forceinline__ void rk_copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of the thread's groups are on their way. */
+template <int PENDING> __device__ __forceinline__ void rk_copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
 /* --- reductions: a butterfly in each warp, then over the warps in ascending order --- */
 
 template <class A> __device__ __forceinline__ A rk_warp_sum(A value)
@@ -210,6 +299,23 @@ template <class A> __device__ __forceinline__ A rk_block_sum(A value, A *shared)
     for (int i = 0; i < num_warps; i++)
         sum += shared[i];
     __syncthreads(); /* ... and read before the next sum writes */
+    return sum;
+}
+
+/* The same for a loop, with one barrier: `shared` has room for 64 elements, of which the sum takes one half
+ * and the next one (turn + 1) the other. */
+template <class A> __device__ __forceinline__ A rk_block_sum_in_turn(A value, A *shared, int64_t turn)
+{
+    int num_warps = blockDim.x / 32;
+    A sum = 0;
+
+    shared += turn % 2 * 32;
+    value = rk_warp_sum(value);
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = value;
+    __syncthreads(); /* the parts are written before they are read; those of the last sum have been read */
+    for (int i = 0; i < num_warps; i++)
+        sum += shared[i];
     return sum;
 }
 

@@ -2,21 +2,23 @@
  *
  * Work split   Forward: one block a row, one pack of 8 elements a thread (four where a row is longer than
  *              512 packs). Backward: RK_TILE_NORM_PARTS blocks of consecutive rows each, so that a thread
- *              keeps its columns' share of dweight in registers; column_finish_kernel adds the parts, 32
- *              columns a block.
+ *              keeps its columns' share of dweight in registers; the next rows are on their way to shared
+ *              memory meanwhile, each thread's packs to a place of its own. column_finish_kernel adds the
+ *              parts, 32 columns a block.
  *
  * Traffic      Forward: read x and residual, write y and sum: 8 bytes an element in bf16. Backward: read dy,
  *              x, dresidual, write dx: 8 bytes, and 4 * RK_TILE_NORM_PARTS bytes a column twice. 8192 x 1536:
  *              101 MB, 23 us at 4.3 TB/s.
  *
- * Limits       hidden_size <= 16384 (RK_TILE_NORM_*).
+ * Limits       hidden_size <= 16384 (RK_TILE_NORM_*). Rows that are not aligned, or of which
+ *              RK_TILE_NORM_STAGES do not fit into shared memory, are not loaded ahead.
  *
  * Numerics     f32 (f64 for F64). Sums over a row have the order of rk_block_sum over threads that depend on
  *              hidden_size alone, so a row's bits do too. dweight is summed in ascending rows inside a part,
- *              parts in groups of 16: repeatable, but its bits depend on the number of rows.
+ *              parts in groups: repeatable, but its bits depend on the number of rows.
  *
- * Tried        Loading the next row of the backward pass while this one is reduced: 98 registers, so only two
- *              blocks on an SM. */
+ * Tried        Loading the next row of the backward pass to registers while this one is reduced: 98 of them,
+ * so only two blocks an SM: 46% of the bandwidth at 8192 x 1536. Without loading ahead: 58%. */
 #include "kernels/cuda/column_sum.cuh"
 
 struct norm_shape {
@@ -43,9 +45,14 @@ __device__ __forceinline__ rk_pack<T, RK_TILE_PACK> norm_input(const norm_fwd<T>
         rk_pack<T, RK_TILE_PACK> residual =
             rk_load<RK_TILE_PACK>(args.residual + row * args.residual_stride + col, count, aligned);
 
+        rk_acc<T> sum[RK_TILE_PACK], other[RK_TILE_PACK];
+
+        rk_unpack(sum, s);
+        rk_unpack(other, residual);
 #pragma unroll
         for (int i = 0; i < RK_TILE_PACK; i++)
-            s.set(i, rk_narrow<T>(rk_widen<rk_acc<T>>(s.get(i)) + rk_widen<rk_acc<T>>(residual.get(i))));
+            sum[i] += other[i];
+        s = rk_repack<T>(sum);
         rk_store(args.sum + row * args.sum_stride + col, s, count, aligned);
     }
     return s;
@@ -86,10 +93,14 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX)
         rk_pack<T, RK_TILE_PACK> weight =
             rk_load<RK_TILE_PACK>(args.weight + col, count, rk_aligned16(args.weight));
 
+        A y[RK_TILE_PACK], w[RK_TILE_PACK];
+
+        rk_unpack(y, s[p]);
+        rk_unpack(w, weight);
 #pragma unroll
         for (int i = 0; i < RK_TILE_PACK; i++)
-            s[p].set(i, rk_narrow<T>(rk_widen<A>(s[p].get(i)) * rstd * rk_widen<A>(weight.get(i))));
-        rk_store(args.y + row * args.y_stride + col, s[p], count, shape.aligned);
+            y[i] = y[i] * rstd * w[i];
+        rk_store(args.y + row * args.y_stride + col, rk_repack<T>(y), count, shape.aligned);
     }
 }
 
@@ -158,6 +169,7 @@ template <class T> struct norm_bwd {
     const rk_acc<T> *rstd;
     int64_t dx_stride, dy_stride, x_stride, dresidual_stride;
     int64_t rows_per_part;
+    bool is_staged; /* rows are copied to shared memory ahead */
 };
 
 /* What a thread has of one row. */
@@ -186,50 +198,114 @@ __device__ __forceinline__ void norm_load(norm_row<T, PACKS> &out, const norm_bw
     out.idx = row;
 }
 
+/* Shared memory of one row of a staged pass: packs by tensor, pack of the thread, thread. */
+template <class T, int PACKS> struct norm_stage {
+    typedef rk_pack<T, RK_TILE_PACK> pack;
+
+    __device__ __forceinline__ static pack *at(void *shared, int64_t row, int tensor, int p)
+    {
+        int64_t slot = (row % RK_TILE_NORM_STAGES * 3 + tensor) * PACKS + p;
+
+        return (pack *)shared + slot * blockDim.x + threadIdx.x;
+    }
+};
+
+/* Starts the copy of this thread's packs of a row, if there is one; one group either way. */
+template <class T, int PACKS>
+__device__ __forceinline__ void norm_prefetch(void *shared, const norm_bwd<T> &args, norm_shape shape,
+                                              int64_t row, int64_t end)
+{
+    const T *tensors[3] = {args.dy + row * args.dy_stride, args.x + row * args.x_stride,
+                           args.dresidual + row * args.dresidual_stride};
+
+    for (int t = 0; t < (args.dresidual ? 3 : 2) && row < end; t++) {
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
+            char *dst = (char *)norm_stage<T, PACKS>::at(shared, row, t, p);
+            const char *src = (const char *)(tensors[t] + col);
+            int64_t bytes = (shape.hidden_size - col) * (int64_t)sizeof(T);
+
+#pragma unroll
+            for (int b = 0; b < (int)sizeof(rk_pack<T, RK_TILE_PACK>); b += 16)
+                rk_copy16(dst + b, bytes > b ? src + b : (const char *)args.dy, bytes - b);
+        }
+    }
+    rk_copy_commit();
+}
+
+/* The row that norm_prefetch brought, when RK_TILE_NORM_STAGES - 1 later groups have been started. */
+template <class T, int PACKS>
+__device__ __forceinline__ void norm_take(norm_row<T, PACKS> &out, void *shared, const norm_bwd<T> &args,
+                                          int64_t row)
+{
+    constexpr int WORDS = rk_pack<T, RK_TILE_PACK>::WORDS;
+
+    rk_copy_wait<RK_TILE_NORM_STAGES - 1>();
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) {
+        rk_load_words<WORDS>(out.dy[p].word, norm_stage<T, PACKS>::at(shared, row, 0, p));
+        rk_load_words<WORDS>(out.x[p].word, norm_stage<T, PACKS>::at(shared, row, 1, p));
+        if (args.dresidual)
+            rk_load_words<WORDS>(out.dresidual[p].word, norm_stage<T, PACKS>::at(shared, row, 2, p));
+    }
+    out.rstd = args.rstd[row];
+    out.idx = row;
+}
+
+/* Of one pack: g = dy * weight and xhat, kept until the mean is known. */
+template <class A> struct norm_terms {
+    A g[RK_TILE_PACK], xhat[RK_TILE_PACK];
+};
+
 /* Adds the row's share of dweight and returns the thread's share of sum(g * xhat). */
 template <class T, int PACKS>
-__device__ __forceinline__ rk_acc<T> norm_products(const norm_row<T, PACKS> &row,
-                                                   const rk_pack<T, RK_TILE_PACK> *weight,
-                                                   rk_acc<T> (*dweight)[RK_TILE_PACK])
+__device__ __forceinline__ rk_acc<T> norm_products(norm_terms<rk_acc<T>> (&terms)[PACKS],
+                                                   const norm_row<T, PACKS> &row,
+                                                   const rk_pack<T, RK_TILE_PACK> (&weight)[PACKS],
+                                                   rk_acc<T> (&dweight)[PACKS][RK_TILE_PACK])
 {
     typedef rk_acc<T> A;
     A sum = 0;
 
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
+        A dy[RK_TILE_PACK], w[RK_TILE_PACK];
+
+        rk_unpack(dy, row.dy[p]);
+        rk_unpack(terms[p].xhat, row.x[p]);
+        rk_unpack(w, weight[p]);
 #pragma unroll
         for (int i = 0; i < RK_TILE_PACK; i++) {
-            A dy = rk_widen<A>(row.dy[p].get(i)), xhat = rk_widen<A>(row.x[p].get(i)) * row.rstd;
-
-            dweight[p][i] += dy * xhat;
-            sum += dy * rk_widen<A>(weight[p].get(i)) * xhat;
+            terms[p].xhat[i] *= row.rstd;
+            terms[p].g[i] = dy[i] * w[i];
+            dweight[p][i] = rk_fma(dy[i], terms[p].xhat[i], dweight[p][i]);
+            sum = rk_fma(terms[p].g[i], terms[p].xhat[i], sum);
         }
     }
     return sum;
 }
 
+/* dx = dresidual + rstd * (g - xhat * mean) */
 template <class T, int PACKS>
-__device__ __forceinline__ void norm_store(const norm_row<T, PACKS> &row, const norm_bwd<T> &args,
-                                           norm_shape shape, const rk_pack<T, RK_TILE_PACK> *weight,
-                                           rk_acc<T> mean)
+__device__ __forceinline__ void norm_store(const norm_terms<rk_acc<T>> (&terms)[PACKS],
+                                           const norm_row<T, PACKS> &row, const norm_bwd<T> &args,
+                                           norm_shape shape, rk_acc<T> mean)
 {
     typedef rk_acc<T> A;
 
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
-        rk_pack<T, RK_TILE_PACK> dx = {};
+        A dx[RK_TILE_PACK] = {};
 
+        if (args.dresidual)
+            rk_unpack(dx, row.dresidual[p]);
 #pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++) {
-            A g = rk_widen<A>(row.dy[p].get(i)) * rk_widen<A>(weight[p].get(i));
-            A value = row.rstd * (g - rk_widen<A>(row.x[p].get(i)) * row.rstd * mean);
-
-            if (args.dresidual)
-                value += rk_widen<A>(row.dresidual[p].get(i));
-            dx.set(i, rk_narrow<T>(value));
-        }
-        rk_store(args.dx + row.idx * args.dx_stride + col, dx, shape.hidden_size - col, shape.aligned);
+        for (int i = 0; i < RK_TILE_PACK; i++)
+            dx[i] = rk_fma(row.rstd, rk_fma(-terms[p].xhat[i], mean, terms[p].g[i]), dx[i]);
+        rk_store(args.dx + row.idx * args.dx_stride + col, rk_repack<T>(dx), shape.hidden_size - col,
+                 shape.aligned);
     }
 }
 
@@ -238,13 +314,17 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
     rmsnorm_bwd_kernel(norm_bwd<T> args, norm_shape shape)
 {
     typedef rk_acc<T> A;
-    __shared__ A shared[32];
+    extern __shared__ __align__(16) unsigned char stages[];
+    __shared__ A shared[64];
     rk_pack<T, RK_TILE_PACK> weight[PACKS];
     norm_row<T, PACKS> row;
-    A dweight[PACKS][RK_TILE_PACK] = {};
+    norm_terms<A> terms[PACKS];
+    A dweight[PACKS][RK_TILE_PACK] = {}, inv_size = (A)1 / (A)shape.hidden_size;
     int64_t begin = blockIdx.x * args.rows_per_part;
     int64_t end = RK_MIN(begin + args.rows_per_part, shape.num_rows);
 
+    for (int64_t r = begin; args.is_staged && r < begin + RK_TILE_NORM_STAGES - 1; r++)
+        norm_prefetch<T, PACKS>(stages, args, shape, r, end);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
@@ -255,9 +335,14 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
     for (int64_t r = begin; r < end; r++) {
         A mean;
 
-        norm_load(row, args, shape, r);
-        mean = rk_block_sum(norm_products(row, weight, dweight), shared) / (A)shape.hidden_size;
-        norm_store(row, args, shape, weight, mean);
+        if (args.is_staged) {
+            norm_prefetch<T, PACKS>(stages, args, shape, r + RK_TILE_NORM_STAGES - 1, end);
+            norm_take(row, stages, args, r);
+        } else {
+            norm_load(row, args, shape, r);
+        }
+        mean = rk_block_sum_in_turn(norm_products(terms, row, weight, dweight), shared, r) * inv_size;
+        norm_store(terms, row, args, shape, mean);
     }
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
@@ -271,9 +356,24 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
     }
 }
 
+template <class T, int PACKS>
+static cudaError_t launch_parts(cudaStream_t stream, norm_bwd<T> bwd, norm_shape shape, int num_parts)
+{
+    int threads = norm_threads(shape.hidden_size, PACKS), stage_bytes;
+    cudaError_t error = cudaFuncSetAttribute(
+        rmsnorm_bwd_kernel<T, PACKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, RK_TILE_NORM_STAGE_BYTES);
+
+    stage_bytes = RK_TILE_NORM_STAGES * 3 * PACKS * threads * (int)sizeof(rk_pack<T, RK_TILE_PACK>);
+    bwd.is_staged = shape.aligned && stage_bytes <= RK_TILE_NORM_STAGE_BYTES;
+    if (error == cudaSuccess)
+        rmsnorm_bwd_kernel<T, PACKS>
+            <<<num_parts, threads, bwd.is_staged ? stage_bytes : 0, stream>>>(bwd, shape);
+    return error;
+}
+
 template <class T>
-static void launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *args, norm_shape shape,
-                       void *parts)
+static cudaError_t launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *args, norm_shape shape,
+                              void *parts)
 {
     typedef rk_acc<T> A;
     int64_t rows_per_part = rk_ceil_div(shape.num_rows, RK_TILE_NORM_PARTS);
@@ -289,14 +389,18 @@ static void launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *ar
                        args->dy.row_stride,
                        args->x.row_stride,
                        args->dresidual.row_stride,
-                       rows_per_part};
+                       rows_per_part,
+                       false};
+    cudaError_t error;
 
     if (norm_is_wide(shape.hidden_size))
-        rmsnorm_bwd_kernel<T, RK_TILE_NORM_PACKS_MAX>
-            <<<num_parts, norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX), 0, stream>>>(bwd, shape);
+        error = launch_parts<T, RK_TILE_NORM_PACKS_MAX>(stream, bwd, shape, num_parts);
     else
-        rmsnorm_bwd_kernel<T, 1><<<num_parts, norm_threads(shape.hidden_size, 1), 0, stream>>>(bwd, shape);
+        error = launch_parts<T, 1>(stream, bwd, shape, num_parts);
+    if (error != cudaSuccess)
+        return error;
     launch_column_finish<T, RK_TILE_NORM_PARTS>(stream, args->dweight, (const A *)parts, num_parts);
+    return cudaSuccess;
 }
 
 static size_t bwd_parts_bytes(const struct rk_rmsnorm_bwd_args *args)
@@ -321,6 +425,7 @@ extern "C" struct rk_status *rk_cuda_op_rmsnorm_bwd(void *dev, void *stream,
 
     RK_TRY(norm_check("rmsnorm_bwd", shape));
     RK_TRY(rk_cuda_reserve(on, &on->scratch, bwd_parts_bytes(args)));
-    RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T, launch_bwd<T>(on->stream, args, shape, on->scratch.data));
+    RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T,
+                 RK_CUDA(launch_bwd<T>(on->stream, args, shape, on->scratch.data)));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "rmsnorm_bwd");
 }

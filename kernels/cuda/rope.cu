@@ -1,6 +1,7 @@
 /* Twin of kernels/cpu/rope.c.
  *
- * Work split   One thread for 8 pairs of a head: a pack of the first half, and the one head_dim/2 further on.
+ * Work split   One thread for 8 pairs, a pack of the first half of a head and the one head_dim/2 further on,
+ * of RK_TILE_ROPE_HEADS heads: they share cos and sin, and all their packs are in flight at once.
  *
  * Traffic      Read and write x: 4 bytes an element in bf16. cos and sin come from L1 and L2. 8192 tokens of
  *              12 heads of 128: 50 MB, 12 us at 4.3 TB/s.
@@ -8,27 +9,54 @@
  * Limits       Fewer than 2^31 packs (32-bit division finds token and head); tables without gaps.
  *
  * Numerics     f32, products rounded before they are added. A position outside the tables leaves its row as
- *              it is. */
+ *              it is.
+ *
+ * Measured     H200, 8192 tokens: 12 heads 16.4 us (72% of 4.3 TB/s), 28 heads 32.8 us (83%): 3.9 us to start
+ * and to end, the rest at 3.9 TB/s. Four heads a thread were 4% slower, one as fast as two. */
 #include "kernels/cuda/cuda_common.cuh"
 
 struct rope_shape {
     int64_t row_stride, num_positions;
-    unsigned num_items, items_per_token, packs_per_half, half;
+    unsigned num_items, items_per_token, packs_per_half, half, num_heads;
     bool aligned, table_aligned, inverse;
 };
+
+/* Eight pairs. */
+template <class T> struct rope_pairs {
+    rk_pack<T, RK_TILE_PACK> first, second;
+};
+
+template <class T>
+__device__ __forceinline__ void rotate(rope_pairs<T> &x, const rk_pack<float, RK_TILE_PACK> &cos,
+                                       const rk_pack<float, RK_TILE_PACK> &sin, bool inverse)
+{
+    rk_acc<T> a[RK_TILE_PACK], b[RK_TILE_PACK];
+
+    rk_unpack(a, x.first);
+    rk_unpack(b, x.second);
+#pragma unroll
+    for (int i = 0; i < RK_TILE_PACK; i++) {
+        rk_acc<T> c = cos.get(i), s = inverse ? -sin.get(i) : sin.get(i), first = a[i];
+
+        a[i] = first * c - b[i] * s;
+        b[i] = b[i] * c + first * s;
+    }
+    x.first = rk_repack<T>(a);
+    x.second = rk_repack<T>(b);
+}
 
 template <class T>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rope_kernel(T *__restrict__ x, const float *__restrict__ cos, const float *__restrict__ sin,
                 const int32_t *__restrict__ positions, rope_shape shape)
 {
-    typedef rk_acc<T> A;
     unsigned item = blockIdx.x * RK_TILE_FLAT_THREADS + threadIdx.x;
     unsigned token = item / shape.items_per_token, rest = item % shape.items_per_token;
-    unsigned head = rest / shape.packs_per_half, col = rest % shape.packs_per_half * RK_TILE_PACK;
+    unsigned head = rest / shape.packs_per_half * RK_TILE_ROPE_HEADS;
+    unsigned col = rest % shape.packs_per_half * RK_TILE_PACK;
     int64_t count = (int64_t)shape.half - col, position;
-    rk_pack<T, RK_TILE_PACK> first, second;
     rk_pack<float, RK_TILE_PACK> c, s;
+    rope_pairs<T> pairs[RK_TILE_ROPE_HEADS];
     T *at;
 
     if (item >= shape.num_items)
@@ -37,20 +65,23 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     if (position < 0 || position >= shape.num_positions)
         return;
     at = x + token * shape.row_stride + (int64_t)head * 2 * shape.half + col;
-    first = rk_load<RK_TILE_PACK>(at, count, shape.aligned);
-    second = rk_load<RK_TILE_PACK>(at + shape.half, count, shape.aligned);
+#pragma unroll
+    for (unsigned h = 0; h < RK_TILE_ROPE_HEADS; h++) {
+        int64_t exists = head + h < shape.num_heads ? count : 0;
+
+        pairs[h].first = rk_load<RK_TILE_PACK>(at + h * 2 * shape.half, exists, shape.aligned);
+        pairs[h].second = rk_load<RK_TILE_PACK>(at + h * 2 * shape.half + shape.half, exists, shape.aligned);
+    }
     c = rk_load<RK_TILE_PACK>(cos + position * shape.half + col, count, shape.table_aligned);
     s = rk_load<RK_TILE_PACK>(sin + position * shape.half + col, count, shape.table_aligned);
 #pragma unroll
-    for (int i = 0; i < RK_TILE_PACK; i++) {
-        A a = rk_widen<A>(first.get(i)), b = rk_widen<A>(second.get(i));
-        A sine = shape.inverse ? -s.get(i) : s.get(i);
+    for (unsigned h = 0; h < RK_TILE_ROPE_HEADS; h++) {
+        int64_t exists = head + h < shape.num_heads ? count : 0;
 
-        first.set(i, rk_narrow<T>(a * c.get(i) - b * sine));
-        second.set(i, rk_narrow<T>(b * c.get(i) + a * sine));
+        rotate(pairs[h], c, s, shape.inverse);
+        rk_store(at + h * 2 * shape.half, pairs[h].first, exists, shape.aligned);
+        rk_store(at + h * 2 * shape.half + shape.half, pairs[h].second, exists, shape.aligned);
     }
-    rk_store(at, first, count, shape.aligned);
-    rk_store(at + shape.half, second, count, shape.aligned);
 }
 
 template <class T>
@@ -66,7 +97,8 @@ static void launch_rope(cudaStream_t stream, const struct rk_rope_args *args, ro
 extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const struct rk_rope_args *args)
 {
     int64_t half = args->x.shape[2] / 2, packs = rk_ceil_div(half, RK_TILE_PACK);
-    int64_t num_items = args->x.shape[0] * args->x.shape[1] * packs;
+    int64_t items_per_token = rk_ceil_div(args->x.shape[1], RK_TILE_ROPE_HEADS) * packs;
+    int64_t num_items = args->x.shape[0] * items_per_token;
     rope_shape shape = {};
 
     RK_TRY(rk_check_grid("rope", num_items));
@@ -75,9 +107,10 @@ extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const stru
     shape.row_stride = args->x.row_stride;
     shape.num_positions = args->cos.shape[0];
     shape.num_items = (unsigned)num_items;
-    shape.items_per_token = (unsigned)(args->x.shape[1] * packs);
+    shape.items_per_token = (unsigned)items_per_token;
     shape.packs_per_half = (unsigned)packs;
     shape.half = (unsigned)half;
+    shape.num_heads = (unsigned)args->x.shape[1];
     /* both halves of every head */
     shape.aligned = rk_rows_aligned(args->x) && (size_t)half * rk_dtype_bytes(args->x.dtype) % 16 == 0;
     shape.table_aligned = rk_rows_aligned(args->cos) && rk_rows_aligned(args->sin);

@@ -147,12 +147,11 @@ struct kv_shape {
     int num_kv_heads, block_size, units; /* of a head's vector */
 };
 
-/* Grid y: 0 keys, 1 values. */
+/* A unit of keys and the same one of values a thread. */
 template <class Unit>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     kv_write_kernel(kv_part<Unit> k, kv_part<Unit> v, const int32_t *__restrict__ slots, kv_shape shape)
 {
-    kv_part<Unit> part = blockIdx.y == 0 ? k : v;
     int64_t token = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     int slot, block, offset;
 
@@ -165,9 +164,11 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
         return;
     for (int u = threadIdx.x; u < shape.num_kv_heads * shape.units; u += blockDim.x) {
         int head = u / shape.units, rest = u % shape.units;
+        int64_t at = ((int64_t)head * shape.block_size + offset) * shape.units + rest;
+        Unit key = k.src[token * k.src_stride + u], value = v.src[token * v.src_stride + u];
 
-        part.cache[block * part.block_stride + ((int64_t)head * shape.block_size + offset) * shape.units +
-                   rest] = part.src[token * part.src_stride + u];
+        k.cache[block * k.block_stride + at] = key;
+        v.cache[block * v.block_stride + at] = value;
     }
 }
 
@@ -185,7 +186,7 @@ template <class Unit> static void launch_kv(cudaStream_t stream, const struct rk
     kv_shape shape = {args->k.shape[0], cache[0], (int)cache[1], (int)cache[2],
                       (int)((size_t)cache[3] * rk_dtype_bytes(args->k.dtype) / sizeof(Unit))};
     dim3 threads = block_of((int64_t)shape.num_kv_heads * shape.units);
-    dim3 blocks((unsigned)rk_ceil_div(shape.num_tokens, threads.y), 2);
+    unsigned blocks = (unsigned)rk_ceil_div(shape.num_tokens, threads.y);
 
     kv_write_kernel<Unit><<<blocks, threads, 0, stream>>>(part_of<Unit>(args->k_cache, args->k),
                                                           part_of<Unit>(args->v_cache, args->v),

@@ -10,13 +10,18 @@ constexpr int RK_TILE_PACK = 8;
 /* Passes over flat memory and over rows without a sum. */
 constexpr int RK_TILE_FLAT_THREADS = 256;
 
+/* rope: heads of a thread. */
+constexpr unsigned RK_TILE_ROPE_HEADS = 2;
+
 /* rmsnorm: one block a row, up to this many packs of the row a thread. */
 constexpr int RK_TILE_NORM_THREADS_MAX = 512;
 constexpr int RK_TILE_NORM_PACKS_MAX = 4;
 /* rmsnorm_bwd: partial sums of dweight. A constant, not the number of SMs: the bits of dweight depend on it.
- * 512 is three to four blocks on each SM of an H200, and partial sums are 3% of the traffic at 8192 x 1536;
- * 1024 were slower. */
-constexpr int RK_TILE_NORM_PARTS = 512;
+ * 256 is two blocks on each SM of an H200, and partial sums are 3% of the traffic at 8192 x 1536. */
+constexpr int RK_TILE_NORM_PARTS = 256;
+/* ... rows on their way to shared memory, and how much of that they may take. */
+constexpr int RK_TILE_NORM_STAGES = 4;
+constexpr int RK_TILE_NORM_STAGE_BYTES = 200 << 10;
 /* bias_bwd: partial sums, a constant for the same reason. */
 constexpr int RK_TILE_BIAS_PARTS = 64;
 /* One block of 32 x 32 threads adds up the partial sums of 32 columns. */
@@ -29,8 +34,12 @@ constexpr int RK_TILE_VOCAB_THREADS = 512;
 /* Packs in flight a thread; 2 were 7% slower. */
 constexpr int RK_TILE_VOCAB_UNROLL = 4;
 
-/* embed_bwd: rows of dout that are loaded together where a token is repeated. */
-constexpr int RK_TILE_EMBED_THREADS = 128;
+/* Parts of a row that can be taken by a block each: the sampler's blocks a row. */
+constexpr int RK_TILE_VOCAB_CHUNKS = 8;
+
+/* embed_bwd: sorted tokens of a block, and how many of their rows are loaded together. */
+constexpr int RK_TILE_EMBED_THREADS_MAX = 512;
+constexpr int RK_TILE_EMBED_SEGMENT = 32;
 constexpr int RK_TILE_EMBED_UNROLL = 4;
 
 /* sum_squares: partial sums, a constant for the same reason as above, and threads of the block that adds

@@ -1,19 +1,26 @@
-/* Softmax statistics of one row of logits by one block, shared by the training statistics and the sampler, so
- * that both report the same bits for the same logits.
+/* Softmax statistics of one row of logits, shared by the training statistics and the sampler, so that both
+ * report the same bits for the same logits.
  *
- * With c = inv_temperature * log2 e a term is e^z = 2^(c logit) = 2^k t, k = rint(c logit) and t = 2^(c logit
- * - k), where the fused c logit - k is rounded once. A term's bits depend on its own logit only, and so do
- * those of (k + log2 t) ln 2, which stands for z where a result needs it: then the probabilities of a row add
- * up to 1, and a row with one possible token gives it exactly 1.
+ * Terms. With c = inv_temperature * log2 e and x = c logit a term is e^z = 2^x = 2^k t. Where |x| < 64, which
+ * is |z| < 44, x is rounded and k = 0; beyond, k = rint(x) and t = 2^(x - k), where the fused c logit - k is
+ * rounded once. So a term's bits depend on its own logit only, and so do those of (k + log2 t) ln 2, which
+ * stands for z where a result needs it: then the probabilities of a row add up to 1, and a row with one
+ * possible token gives it exactly 1. A term is off by at most 64 * 2^-25 ln 2 = 1.3e-6 of itself.
  *
- * A sum keeps an exponent K, the largest k so far, and holds terms as 2^(k-K) t: going to a larger K is a
- * multiplication by a power of two, which is exact. Eight terms are added in f32, then in f64. So the sum
- * differs between any two ways of cutting a row (at multiples of eight) by the rounding of f64 additions
- * only, and log-probs in f32 are equal however many ranks share the vocabulary.
+ * Sums. A sum keeps an exponent K and holds terms as 2^(k-K) t: K is 0 while the largest |x| is below 64,
+ * else the largest k so far; going to a larger K is a multiplication by a power of two, which is exact. Eight
+ * terms are added in f32, then in f64. So the sum differs between any two ways of cutting a row (at multiples
+ * of eight) by the rounding of f64 additions only, and log-probs in f32 are equal however many ranks share
+ * the vocabulary. (Terms below 2^-64 that stand beside one above 2^-40 have k = 0 as well: 2^-24 of that one,
+ * with an error of 2^-19, is nothing in its f32.)
  *
- * k is read off the bits of c logit + 1.5 * 2^23, so |k| must stay below 2^21; rows with larger ones, or with
- * nothing but -inf, take softmax_row_exact, which has no such property. Terms below 2^-125 of the largest
- * count as that: they cannot be seen in the f64 sum. */
+ * Order. A row falls into chunks of steps, a step being a pack for each of RK_TILE_VOCAB_THREADS threads. A
+ * thread adds its packs of a chunk in ascending order, then its chunks, then come the threads. Whether one
+ * block takes all chunks or one each, the bits are the same.
+ *
+ * k is read off the bits of x + 1.5 * 2^23, so |k| must stay below 2^21; rows with larger ones, or with
+ * nothing but -inf, take softmax_row_exact, which has no such property. Terms below 2^-125 of 2^K count as
+ * that or as 0: they cannot be seen in the f64 sum. */
 #ifndef RK_CUDA_VOCAB_COMMON_CUH
 #define RK_CUDA_VOCAB_COMMON_CUH
 
@@ -27,6 +34,9 @@ constexpr double VOCAB_LN2 = 0.69314718055994530942;
 constexpr float VOCAB_MAGIC = 12582912.0f; /* 1.5 * 2^23: its last bit is worth 1 */
 constexpr float VOCAB_K_MAX = 2097152.0f;  /* 2^21 */
 constexpr float VOCAB_K_RANGE = 125.0f;
+constexpr float VOCAB_X_PLAIN = 64.0f; /* |x| below it: k = 0 */
+constexpr float VOCAB_X_FAST =
+    -40.0f; /* eight terms with one from here to VOCAB_X_PLAIN take the short way */
 
 /* As the header defines them. */
 struct softmax_stats {
@@ -37,7 +47,7 @@ struct softmax_stats {
 struct softmax_part {
     float max;          /* logit; NaN has no part in it */
     float exponent;     /* K + VOCAB_MAGIC */
-    double sum, moment; /* of 2^(k-K) t and of 2^(k-K) t (c logit - K) */
+    double sum, moment; /* of 2^(k-K) t and of 2^(k-K) t (x - K) */
 };
 
 /* One row of logits. */
@@ -46,6 +56,7 @@ template <class T> struct vocab_row {
     int64_t count;         /* columns that belong to the vocabulary */
     float inv_temperature; /* > 0 */
     float c;
+    float fast_begin, fast_end; /* logits of VOCAB_X_FAST and VOCAB_X_PLAIN */
     bool aligned;
 
     /* z as the filters and the scores of sampling see it */
@@ -59,11 +70,15 @@ template <class T>
 __device__ __forceinline__ vocab_row<T> make_row(const T *logits, int64_t count, float inv_temperature,
                                                  bool aligned)
 {
-    return {logits, count, inv_temperature, inv_temperature * VOCAB_LOG2E, aligned};
+    float c = inv_temperature * VOCAB_LOG2E;
+
+    return {logits, count, inv_temperature, c, VOCAB_X_FAST / c, VOCAB_X_PLAIN / c, aligned};
 }
 
 /* Everything belongs. */
 struct keep_all {
+    static constexpr bool KEEPS_ALL = true;
+
     __device__ __forceinline__ bool operator()(float, int64_t) const
     {
         return true;
@@ -90,13 +105,13 @@ __device__ __forceinline__ float max_or_nan(float a, float b)
 /* k + VOCAB_MAGIC */
 __device__ __forceinline__ float exponent_of(float logit, float c)
 {
-    return __fmaf_rn(logit, c, VOCAB_MAGIC);
+    return fabsf(logit * c) < VOCAB_X_PLAIN ? VOCAB_MAGIC : __fmaf_rn(logit, c, VOCAB_MAGIC);
 }
 
 /* t, given k */
 __device__ __forceinline__ float mantissa_of(float logit, float c, float k)
 {
-    return exp2_fast(__fmaf_rn(logit, c, -k));
+    return exp2_fast(k == 0.0f ? logit * c : __fmaf_rn(logit, c, -k));
 }
 
 /* log2 of the term that stands for e^z. */
@@ -123,29 +138,54 @@ __device__ __forceinline__ void softmax_raise(softmax_part &part, float exponent
     part.exponent = exponent;
 }
 
-/* Adds eight terms; a logit that does not belong is -inf. */
-__device__ __forceinline__ void softmax_add(softmax_part &part, const float (&logits)[RK_TILE_PACK], float c)
-{
-    float max = logits[0], sum = 0.0f, moment = 0.0f, exponent, smallest;
-    unsigned bias;
+/* Logits of a pack; one that does not belong is -inf. */
+struct vocab_pack {
+    float logits[RK_TILE_PACK], max;
+};
 
-#pragma unroll
-    for (int i = 1; i < RK_TILE_PACK; i++)
-        max = fmaxf(max, logits[i]);
-    part.max = fmaxf(part.max, max);
-    if (exponent_of(max, c) > part.exponent)
-        softmax_raise(part, exponent_of(max, c));
+/* Adds eight terms of any size. A function of its own, by value, so that it costs the short way no registers.
+ */
+static __device__ __noinline__ softmax_part softmax_add_any(softmax_part part, vocab_pack pack, float c)
+{
+    float sum = 0.0f, moment = 0.0f, top = exponent_of(pack.max, c), exponent, smallest;
+
+    if (top > part.exponent)
+        softmax_raise(part, top);
     exponent = part.exponent - VOCAB_MAGIC;
-    smallest = __fdividef(exponent - VOCAB_K_RANGE, c);
-    bias = 0x3f800000u - (__float_as_uint(part.exponent) << 23); /* of 2^(k-K), given the bits of k */
+    smallest = (exponent - VOCAB_K_RANGE) / c;
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        float logit = max_or_nan(logits[i], smallest), k = exponent_of(logit, c);
-        float scale = __uint_as_float((__float_as_uint(k) << 23) + bias); /* k - K is from -126 to 0 */
-        float term = mantissa_of(logit, c, k - VOCAB_MAGIC) * scale;
+        float logit = max_or_nan(pack.logits[i], smallest), k = exponent_of(logit, c) - VOCAB_MAGIC;
+        float term = ldexpf(mantissa_of(logit, c, k), (int)(k - exponent));
 
         sum += term;
         moment = __fmaf_rn(term, __fmaf_rn(logit, c, -exponent), moment);
+    }
+    part.sum += (double)sum;
+    part.moment += (double)moment;
+    return part;
+}
+
+/* Adds eight terms. */
+template <class T>
+__device__ __forceinline__ void softmax_add(softmax_part &part, const vocab_row<T> &row,
+                                            const vocab_pack &pack)
+{
+    float sum = 0.0f, moment = 0.0f;
+
+    part.max = fmaxf(part.max, pack.max);
+    if (!(pack.max >= row.fast_begin && pack.max < row.fast_end && part.exponent <= VOCAB_MAGIC)) {
+        part = softmax_add_any(part, pack, row.c);
+        return;
+    }
+    if (part.exponent < VOCAB_MAGIC)
+        softmax_raise(part, VOCAB_MAGIC);
+#pragma unroll
+    for (int i = 0; i < RK_TILE_PACK; i++) {
+        float x = max_or_nan(pack.logits[i] * row.c, -200.0f), term = exp2_fast(x); /* no 0 * -inf */
+
+        sum += term;
+        moment = __fmaf_rn(term, x, moment);
     }
     part.sum += (double)sum;
     part.moment += (double)moment;
@@ -162,10 +202,46 @@ __device__ __forceinline__ void softmax_merge(softmax_part &part, softmax_part o
     part.moment += other.moment;
 }
 
+/* After a pack: the end of a chunk adds it to the chunks before. */
+__device__ __forceinline__ void softmax_end_step(softmax_part &total, softmax_part &part, int &left,
+                                                 int chunk_steps)
+{
+    if (--left > 0)
+        return;
+    softmax_merge(total, part);
+    part = softmax_empty();
+    left = chunk_steps;
+}
+
 __device__ __forceinline__ softmax_part softmax_shuffle(const softmax_part &part, int lane, unsigned lanes)
 {
     return {__shfl_xor_sync(lanes, part.max, lane), __shfl_xor_sync(lanes, part.exponent, lane),
             __shfl_xor_sync(lanes, part.sum, lane), __shfl_xor_sync(lanes, part.moment, lane)};
+}
+
+/* The largest of a pack; NaN has no part in it. */
+template <class T> __device__ __forceinline__ float pack_max(const rk_pack<T, RK_TILE_PACK> &pack)
+{
+    float max = rk_widen<float>(pack.get(0));
+
+#pragma unroll
+    for (int i = 1; i < RK_TILE_PACK; i++)
+        max = fmaxf(max, rk_widen<float>(pack.get(i)));
+    return max;
+}
+
+/* Two at a time. */
+template <> __device__ __forceinline__ float pack_max(const rk_pack<rk_bf16, RK_TILE_PACK> &pack)
+{
+    __nv_bfloat162 max, other;
+
+    memcpy(&max, &pack.word[0], sizeof(max));
+#pragma unroll
+    for (int i = 1; i < RK_TILE_PACK / 2; i++) {
+        memcpy(&other, &pack.word[i], sizeof(other));
+        max = __hmax2(max, other);
+    }
+    return __bfloat162float(__hmax(max.x, max.y));
 }
 
 /* One pack: what is not kept, or lies beyond the row where it is not WHOLE, is -inf. */
@@ -173,43 +249,74 @@ template <bool WHOLE, class T, class Keep>
 __device__ __forceinline__ void softmax_pack(softmax_part &part, const vocab_row<T> &row,
                                              const rk_pack<T, RK_TILE_PACK> &pack, int64_t column, Keep keep)
 {
-    float logits[RK_TILE_PACK];
+    vocab_pack in;
 
+    rk_unpack(in.logits, pack);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        logits[i] = rk_widen<float>(pack.get(i));
-        if ((!WHOLE && column + i >= row.count) || !keep(logits[i] * row.inv_temperature, column + i))
-            logits[i] = -INFINITY;
+        if ((!WHOLE && column + i >= row.count) || !keep(in.logits[i] * row.inv_temperature, column + i))
+            in.logits[i] = -INFINITY;
     }
-    softmax_add(part, logits, row.c);
+    if (WHOLE && Keep::KEEPS_ALL) {
+        in.max = pack_max(pack);
+    } else {
+        in.max = in.logits[0];
+#pragma unroll
+        for (int i = 1; i < RK_TILE_PACK; i++)
+            in.max = fmaxf(in.max, in.logits[i]);
+    }
+    softmax_add(part, row, in);
 }
 
-/* The whole row, to all threads of a block of RK_TILE_VOCAB_THREADS. Each takes its packs in ascending order,
- * as many at a time as can be in flight. */
-template <class T, class Keep>
-__device__ __forceinline__ softmax_part softmax_part_of(const vocab_row<T> &row, Keep keep)
+constexpr int64_t VOCAB_STEP = (int64_t)RK_TILE_VOCAB_THREADS * RK_TILE_PACK; /* columns */
+
+/* Steps of a chunk. */
+template <class T> __device__ __forceinline__ int chunk_steps_of(const vocab_row<T> &row)
 {
-    constexpr int64_t STEP = (int64_t)RK_TILE_VOCAB_THREADS * RK_TILE_PACK;
-    constexpr int64_t REACH = (RK_TILE_VOCAB_UNROLL - 1) * STEP + RK_TILE_PACK;
-    constexpr int NUM_WARPS = RK_TILE_VOCAB_THREADS / 32;
-    __shared__ softmax_part parts[NUM_WARPS];
-    softmax_part part = softmax_empty();
-    int64_t column = (int64_t)threadIdx.x * RK_TILE_PACK;
+    int64_t steps = (row.count + VOCAB_STEP - 1) / VOCAB_STEP;
 
-    for (; row.aligned && column + REACH <= row.count; column += RK_TILE_VOCAB_UNROLL * STEP) {
-        rk_pack<T, RK_TILE_PACK> packs[RK_TILE_VOCAB_UNROLL];
+    return (int)RK_MAX((steps + RK_TILE_VOCAB_CHUNKS - 1) / RK_TILE_VOCAB_CHUNKS, (int64_t)1);
+}
+
+/* What a thread has of chunks begin..end-1. As many packs are loaded at a time as can be in flight. */
+template <class T, class Keep>
+__device__ __forceinline__ softmax_part softmax_thread(const vocab_row<T> &row, Keep keep, int begin, int end)
+{
+    constexpr int UNROLL = RK_TILE_VOCAB_UNROLL;
+    int chunk_steps = chunk_steps_of(row), left = chunk_steps; /* left: steps of the chunk */
+    int64_t column = (int64_t)begin * chunk_steps * VOCAB_STEP + (int64_t)threadIdx.x * RK_TILE_PACK;
+    int64_t stop = RK_MIN((int64_t)end * chunk_steps * VOCAB_STEP, row.count);
+    softmax_part total = softmax_empty(), part = softmax_empty();
+
+    for (; row.aligned && column + (UNROLL - 1) * VOCAB_STEP + RK_TILE_PACK <= stop;
+         column += UNROLL * VOCAB_STEP) {
+        rk_pack<T, RK_TILE_PACK> packs[UNROLL];
 
 #pragma unroll
-        for (int u = 0; u < RK_TILE_VOCAB_UNROLL; u++)
-            packs[u] = rk_load<RK_TILE_PACK>(row.logits + column + u * STEP, RK_TILE_PACK, true);
+        for (int u = 0; u < UNROLL; u++)
+            packs[u] = rk_load<RK_TILE_PACK>(row.logits + column + u * VOCAB_STEP, RK_TILE_PACK, true);
 #pragma unroll
-        for (int u = 0; u < RK_TILE_VOCAB_UNROLL; u++)
-            softmax_pack<true>(part, row, packs[u], column + u * STEP, keep);
+        for (int u = 0; u < UNROLL; u++) {
+            softmax_pack<true>(part, row, packs[u], column + u * VOCAB_STEP, keep);
+            softmax_end_step(total, part, left, chunk_steps);
+        }
     }
-    for (; column < row.count; column += STEP)
+    for (; column < stop; column += VOCAB_STEP) {
         softmax_pack<false>(part, row,
                             rk_load<RK_TILE_PACK>(row.logits + column, row.count - column, row.aligned),
                             column, keep);
+        softmax_end_step(total, part, left, chunk_steps);
+    }
+    softmax_merge(total, part);
+    return total;
+}
+
+/* What the threads of a block have together, to all of them. */
+__device__ __forceinline__ softmax_part softmax_block(softmax_part part)
+{
+    constexpr int NUM_WARPS = RK_TILE_VOCAB_THREADS / 32;
+    __shared__ softmax_part parts[NUM_WARPS];
+
 #pragma unroll
     for (int lane = 16; lane > 0; lane /= 2)
         softmax_merge(part, softmax_shuffle(part, lane, ~0u));
@@ -270,11 +377,11 @@ template <class T> __device__ __forceinline__ double z_of(const vocab_row<T> &ro
     return log2_of_term(logit, row.c) * VOCAB_LN2;
 }
 
-/* Statistics of what keep(z, column) keeps of the row, to all threads. */
+/* Statistics of what keep(z, column) keeps of the row, of which all threads have `part`, to all threads. */
 template <class T, class Keep>
-__device__ __forceinline__ softmax_stats softmax_row(const vocab_row<T> &row, Keep keep)
+__device__ __forceinline__ softmax_stats softmax_finish(const vocab_row<T> &row, Keep keep,
+                                                        const softmax_part &part)
 {
-    softmax_part part = softmax_part_of(row, keep);
     double top, term;
     float k;
 
@@ -286,6 +393,13 @@ __device__ __forceinline__ softmax_stats softmax_row(const vocab_row<T> &row, Ke
     top = log2_of_term(part.max, row.c);
     term = mantissa_of(part.max, row.c, k);
     return {top * VOCAB_LN2, part.sum / term, VOCAB_LN2 * (part.moment - (top - k) * part.sum) / term};
+}
+
+/* By one block. */
+template <class T, class Keep>
+__device__ __forceinline__ softmax_stats softmax_row(const vocab_row<T> &row, Keep keep)
+{
+    return softmax_finish(row, keep, softmax_block(softmax_thread(row, keep, 0, RK_TILE_VOCAB_CHUNKS)));
 }
 
 __device__ __forceinline__ double softmax_log_prob(double z, double max, double sum)

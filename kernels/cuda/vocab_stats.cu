@@ -175,9 +175,10 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     if (count <= 0)
         return;
     pack = rk_load<RK_TILE_PACK>(logits + row * part.stride + column, count, part.aligned);
+    rk_unpack(dz, pack);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        float x = __fmaf_rn(rk_widen<float>(pack.get(i)), c, -gradient.k);
+        float x = __fmaf_rn(dz[i], c, -gradient.k);
 
         x = fmaxf(x, -200.0f); /* where p is 0, and 0 times -inf would be no term of the entropy */
         dz[i] = exp2_fast(x) * gradient.scale * __fmaf_rn(gradient.curve, x, gradient.slope);
@@ -189,8 +190,8 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     }
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++)
-        pack.set(i, rk_narrow<T>(column + i < part.num_valid ? dz[i] : 0.0f));
-    rk_store(dlogits + row * dlogits_stride + column, pack, count, part.aligned);
+        dz[i] = column + i < part.num_valid ? dz[i] : 0.0f;
+    rk_store(dlogits + row * dlogits_stride + column, rk_repack<T>(dz), count, part.aligned);
 }
 
 template <class T>

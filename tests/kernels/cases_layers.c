@@ -11,7 +11,8 @@ struct shape_case {
 };
 
 static const struct shape_case shapes[] = {
-    {"no rows", 0, 8}, {"one row", 1, 64}, {"one column", 5, 1}, {"ragged", 33, 100}, {"wide", 7, 257},
+    {"no rows", 0, 8}, {"one row", 1, 64},      {"one column", 5, 1},   {"ragged", 33, 100},
+    {"wide", 7, 257},  {"many rows", 700, 136}, {"wide rows", 3, 4104},
 };
 
 static rk_tensor_t random_2d(struct kt *kt, rk_dtype_t dtype, int64_t rows, int64_t cols)
@@ -133,6 +134,38 @@ static void test_bias_bwd_of_many_rows_equals_reference(void **state)
 static void test_bias_bwd_all_shapes_equal_reference(void **state)
 {
     for_all_shapes(*state, run_bias_bwd);
+}
+
+/* Goal: the sum over many equal tokens is that over few, wherever a backend cuts their list: half of them are
+ * one token, the others are spread over the vocabulary and beyond its part. */
+static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
+{
+    enum { NUM_TOKENS = 2500, HIDDEN_SIZE = 24, MANY_ROWS = 300 };
+    struct kt *kt = *state;
+    int32_t *tokens = kt_read_ints(kt, kt_random_ints(kt, NUM_TOKENS, MANY_ROWS + 2 * VOCAB_BEGIN));
+    double *dout = kt_scratch(kt, NUM_TOKENS * HIDDEN_SIZE), *expected;
+    struct rk_embed_bwd_args args = {
+        .dtable = random_2d(kt, RK_DTYPE_F32, MANY_ROWS, HIDDEN_SIZE),
+        .dout = kt_zeros_2d(kt, RK_DTYPE_BF16, NUM_TOKENS, HIDDEN_SIZE),
+        .vocab_begin = VOCAB_BEGIN,
+    };
+
+    for (int i = 0; i < NUM_TOKENS; i++)
+        tokens[i] = tokens[i] % 2 ? VOCAB_BEGIN + 77 : tokens[i];
+    for (int i = 0; i < NUM_TOKENS * HIDDEN_SIZE; i++)
+        dout[i] = (i * 37 % 101 - 50) / 64.0; /* exact in bf16, as are all sums in f32 */
+    args.tokens = kt_ints(kt, tokens, NUM_TOKENS);
+    kt_write(kt, args.dout, dout);
+    kt_write(kt, args.dtable, kt_scratch(kt, MANY_ROWS * HIDDEN_SIZE));
+    expected = kt_scratch(kt, MANY_ROWS * HIDDEN_SIZE);
+    for (int64_t t = 0; t < NUM_TOKENS; t++) {
+        int64_t row = tokens[t] - VOCAB_BEGIN;
+
+        for (int64_t i = 0; i < HIDDEN_SIZE && row >= 0 && row < MANY_ROWS; i++)
+            expected[row * HIDDEN_SIZE + i] += dout[t * HIDDEN_SIZE + i];
+    }
+    assert_ok(rk_embed_bwd(kt->stream, &args));
+    kt_expect_close(kt, "repeated tokens", args.dtable, expected);
 }
 
 static void norm_reference(const double *s, const double *weight, double eps, int64_t cols, double *y,
@@ -358,6 +391,7 @@ int main(void)
         kt_test(test_bias_bwd_of_many_rows_equals_reference),
         kt_test(test_embed_fwd_all_shapes_equal_reference),
         kt_test(test_embed_bwd_all_shapes_equal_reference),
+        kt_test(test_embed_bwd_repeated_tokens_equal_reference),
         kt_test(test_rmsnorm_fwd_all_shapes_equal_reference),
         kt_test(test_rmsnorm_bwd_all_shapes_equal_reference),
         kt_test(test_swiglu_all_shapes_equal_reference),

@@ -18,7 +18,7 @@ struct samples {
     const double *log_probs;
 };
 
-/* One row a parameter set, all with the same logits of `count` columns, the first vocab_size valid. */
+/* One row of F32 a parameter set, all with the same logits of `count` columns, the first vocab_size valid. */
 static struct rk_sample_args make_args(struct kt *kt, const double *logits, int64_t count, int64_t vocab_size,
                                        const struct rk_sample_params *params, int64_t num_rows)
 {
@@ -169,8 +169,8 @@ static int compare_descending(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* The smallest logit that top-k and top-p keep of the sorted row, where no equal ones straddle the border. */
-static double smallest_kept(const double *sorted, int64_t count, int32_t top_k, double top_p)
+/* How many of the sorted logits top-k and top-p keep. */
+static int64_t count_kept(const double *sorted, int64_t count, int32_t top_k, double top_p)
 {
     double sum = 0.0, tail = 0.0;
     int64_t kept = top_k > 0 ? top_k : count;
@@ -184,53 +184,67 @@ static double smallest_kept(const double *sorted, int64_t count, int32_t top_k, 
         if (tail > (1.0 - top_p) * sum)
             break;
     }
-    return sorted[kept - 1];
+    return kept;
+}
+
+struct large_filter {
+    const char *label;
+    int32_t top_k;
+    float top_p;
+    double step; /* logits are multiples of it */
+};
+
+static void check_large_filter(struct kt *kt, const struct large_filter *filter, rk_dtype_t dtype)
+{
+    enum { NUM_ROWS = 32, COUNT = 20011 };
+    double *logits = kt_read(kt, kt_randomize(kt, kt_zeros_1d(kt, dtype, COUNT), 3.0));
+    double *sorted = kt_scratch(kt, COUNT), sum = 0.0;
+    struct rk_sample_params params[NUM_ROWS];
+    rk_tensor_t rows = kt_zeros_2d(kt, dtype, NUM_ROWS, COUNT);
+    double *all = kt_scratch(kt, NUM_ROWS * COUNT);
+    struct rk_sample_args args;
+    struct samples got;
+    int64_t num_kept;
+
+    for (int i = 0; i < COUNT; i++)
+        sorted[i] = logits[i] = filter->step > 0 ? filter->step * rint(logits[i] / filter->step) : logits[i];
+    for (int i = 0; i < NUM_ROWS * COUNT; i++)
+        all[i] = logits[i % COUNT];
+    qsort(sorted, COUNT, sizeof(*sorted), compare_descending);
+    num_kept = count_kept(sorted, COUNT, filter->top_k, filter->top_p);
+    for (int64_t i = 0; i < num_kept; i++)
+        sum += exp(sorted[i]);
+    for (int32_t r = 0; r < NUM_ROWS; r++) {
+        params[r] = params_at(r);
+        params[r].top_k = filter->top_k;
+        params[r].top_p = filter->top_p;
+    }
+    args = make_args(kt, logits, COUNT, COUNT, params, NUM_ROWS);
+    kt_write(kt, rows, all);
+    args.logits = rows;
+    got = run(kt, &args);
+    for (int32_t r = 0; r < NUM_ROWS; r++) {
+        double z = logits[got.tokens[r]];
+
+        assert_true(z >= sorted[num_kept - 1]);
+        assert_below(kt_label(kt, filter->label, dtype), fabs(got.log_probs[r] - (z - log(sum))),
+                     RK_TOL_F32_SUM);
+    }
 }
 
 /* Goal: over a vocabulary that no block or warp holds at once, what comes is what the filters keep, with the
- * probability that it has among that. The logits are distinct but for top-k's ties, which all stay. */
+ * probability that it has among that. In F32 the logits are distinct but for top-k's ties, which all stay; in
+ * BF16 there are a dozen of each, and the border of top-p falls among equal ones. */
 static void test_sample_filters_large_vocabulary(void **state)
 {
-    enum { NUM_ROWS = 64, COUNT = 20011 };
-    static const struct {
-        const char *label;
-        int32_t top_k;
-        float top_p;
-        double step; /* logits are multiples of it */
-    } filters[] = {
+    static const struct large_filter filters[] = {
         {"top-k", 50, 1.0f, 0.0},       {"top-k, ties", 50, 1.0f, 0.125}, {"top-p", 0, 0.9f, 0.0},
         {"small top-p", 0, 0.05f, 0.0}, {"both", 1000, 0.6f, 0.0},
     };
-    struct kt *kt = *state;
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
 
-    for (size_t f = 0; f < RK_ARRAY_LEN(filters); f++) {
-        double *logits = kt_read(kt, kt_randomize(kt, kt_zeros_1d(kt, RK_DTYPE_F32, COUNT), 3.0));
-        double *sorted = kt_scratch(kt, COUNT), smallest, sum = 0.0;
-        struct rk_sample_params params[NUM_ROWS];
-        struct rk_sample_args args;
-        struct samples got;
-
-        for (int i = 0; i < COUNT; i++)
-            sorted[i] = logits[i] =
-                filters[f].step > 0 ? filters[f].step * rint(logits[i] / filters[f].step) : logits[i];
-        qsort(sorted, COUNT, sizeof(*sorted), compare_descending);
-        smallest = smallest_kept(sorted, COUNT, filters[f].top_k, filters[f].top_p);
-        for (int i = 0; i < COUNT && sorted[i] >= smallest; i++)
-            sum += exp(sorted[i]);
-        for (int32_t r = 0; r < NUM_ROWS; r++) {
-            params[r] = params_at(r);
-            params[r].top_k = filters[f].top_k;
-            params[r].top_p = filters[f].top_p;
-        }
-        args = make_args(kt, logits, COUNT, COUNT, params, NUM_ROWS);
-        got = run(kt, &args);
-        for (int32_t r = 0; r < NUM_ROWS; r++) {
-            double z = logits[got.tokens[r]];
-
-            assert_true(z >= smallest);
-            assert_below(filters[f].label, fabs(got.log_probs[r] - (z - log(sum))), RK_TOL_F32_SUM);
-        }
-    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(filters) * RK_ARRAY_LEN(dtypes); i++)
+        check_large_filter(*state, &filters[i / 2], dtypes[i % 2]);
 }
 
 /* Goal: temperature 0 takes the largest logit, the smallest id of equal ones, and reports the unscaled
@@ -298,36 +312,42 @@ static void test_sample_broken_row_reports_nan(void **state)
     }
 }
 
-/* Goal: the log-prob of an unfiltered sample has the bits of the training path for the same logits. */
+static void check_log_prob_bits(struct kt *kt, int64_t columns, float temperature)
+{
+    enum { NUM_ROWS = 12 };
+    rk_tensor_t logits = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 1, columns), 3.0);
+    rk_tensor_t part = kt_zeros_3d(kt, RK_DTYPE_F64, 1, NUM_ROWS, 4);
+    struct rk_sample_params params[NUM_ROWS];
+    struct rk_sample_args args;
+    struct rk_vocab_stats_merge_args merge = {.parts = part,
+                                              .log_probs = kt_zeros_1d(kt, RK_DTYPE_F32, NUM_ROWS)};
+
+    for (int32_t r = 0; r < NUM_ROWS; r++) {
+        params[r] = params_at(r);
+        params[r].temperature = temperature;
+    }
+    args = make_args(kt, kt_read(kt, logits), columns, columns, params, NUM_ROWS);
+    assert_ok(rk_sample(kt->stream, &args));
+    assert_ok(rk_vocab_stats(kt->stream, &(struct rk_vocab_stats_args){
+                                             .stats = rk_tensor_2d(part.data, RK_DTYPE_F64, NUM_ROWS, 4),
+                                             .logits = args.logits,
+                                             .labels = args.tokens,
+                                             .num_valid = columns,
+                                             .inv_temperature = 1.0f / temperature,
+                                         }));
+    assert_ok(rk_vocab_stats_merge(kt->stream, &merge));
+    kt_expect_same_bits(kt, "log-prob", args.log_probs, merge.log_probs);
+}
+
+/* Goal: the log-prob of an unfiltered sample has the bits of the training path for the same logits, also
+ * where a GPU's sampler cuts the row; at 0.05 some logits are beyond what is summed the short way. */
 static void test_sample_log_prob_has_bits_of_vocab_stats(void **state)
 {
-    enum { NUM_ROWS = 40, COLUMNS = 331 };
-    static const float temperatures[] = {1.0f, 0.7f, 1.3f};
-    struct kt *kt = *state;
-    rk_tensor_t logits = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 1, COLUMNS), 3.0);
+    static const float temperatures[] = {1.0f, 0.7f, 1.3f, 0.05f};
 
     for (size_t i = 0; i < RK_ARRAY_LEN(temperatures); i++) {
-        rk_tensor_t part = kt_zeros_3d(kt, RK_DTYPE_F64, 1, NUM_ROWS, 4);
-        struct rk_sample_params params[NUM_ROWS];
-        struct rk_sample_args args;
-        struct rk_vocab_stats_merge_args merge = {.parts = part,
-                                                  .log_probs = kt_zeros_1d(kt, RK_DTYPE_F32, NUM_ROWS)};
-
-        for (int32_t r = 0; r < NUM_ROWS; r++) {
-            params[r] = params_at(r);
-            params[r].temperature = temperatures[i];
-        }
-        args = make_args(kt, kt_read(kt, logits), COLUMNS, COLUMNS, params, NUM_ROWS);
-        assert_ok(rk_sample(kt->stream, &args));
-        assert_ok(rk_vocab_stats(kt->stream, &(struct rk_vocab_stats_args){
-                                                 .stats = rk_tensor_2d(part.data, RK_DTYPE_F64, NUM_ROWS, 4),
-                                                 .logits = args.logits,
-                                                 .labels = args.tokens,
-                                                 .num_valid = COLUMNS,
-                                                 .inv_temperature = 1.0f / temperatures[i],
-                                             }));
-        assert_ok(rk_vocab_stats_merge(kt->stream, &merge));
-        kt_expect_same_bits(kt, "log-prob", args.log_probs, merge.log_probs);
+        check_log_prob_bits(*state, 331, temperatures[i]);
+        check_log_prob_bits(*state, 40009, temperatures[i]);
     }
 }
 

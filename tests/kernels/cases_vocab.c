@@ -22,6 +22,8 @@ static const struct vocab_case cases[] = {
     {"three parts, last one short", 7, 3, 40, {40, 40, 13}, 2.0, 2.0f},
     {"part with padding only", 4, 2, 16, {16, 0}, 1.0, 1.0f},
     {"huge logits", 6, 2, 30, {30, 22}, 1e4, 1.0f},
+    {"large vocabulary", 3, 2, 20000, {20000, 9003}, 2.0, 1.0f},
+    {"logits on both sides of 44", 5, 2, 400, {400, 130}, 30.0, 1.0f},
 };
 
 struct vocab_data {
