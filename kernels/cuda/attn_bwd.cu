@@ -215,22 +215,20 @@ __global__ void __launch_bounds__(THREADS)
 template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
-    int smem = sizeof(bwd_smem<HD>), slices = HD / OUT<HD>;
+    unsigned slices = HD / OUT<HD>;
     attn_bwd_plan plan = rk_attn_bwd_make_plan(args);
-    int num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, ROWS);
-    cudaError_t err =
-        cudaFuncSetAttribute(attn_dkv_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
+    unsigned num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, ROWS);
+    attn_grid grid = {stream, {}, THREADS, sizeof(bwd_smem<HD>)};
+    cudaError_t err = rk_attn_bwd_delta(stream, args, &plan);
 
-    if (err == cudaSuccess)
-        err = cudaFuncSetAttribute(attn_dq_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-    if (err == cudaSuccess)
-        err = rk_attn_bwd_delta(stream, args, &plan);
-    if (err != cudaSuccess)
-        return err;
-    attn_dkv_kernel<HD>
-        <<<dim3(num_tiles * fwd.num_kv_heads * plan.num_parts, slices), THREADS, smem, stream>>>(*args, plan);
-    attn_dq_kernel<HD><<<dim3(num_tiles * fwd.num_heads, slices), THREADS, smem, stream>>>(*args, plan);
-    err = cudaGetLastError();
+    if (err == cudaSuccess) {
+        grid.blocks = dim3(num_tiles * fwd.num_kv_heads * plan.num_parts, slices);
+        err = attn_launch(attn_dkv_kernel<HD>, grid, *args, plan);
+    }
+    if (err == cudaSuccess) {
+        grid.blocks = dim3(num_tiles * fwd.num_heads, slices);
+        err = attn_launch(attn_dq_kernel<HD>, grid, *args, plan);
+    }
     return err == cudaSuccess ? rk_attn_bwd_reduce(stream, args, &plan) : err;
 }
 
@@ -238,20 +236,5 @@ template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd
 
 cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
-    switch (args->fwd.head_dim) {
-    case 32:
-        return launch<32>(stream, args);
-    case 64:
-        return launch<64>(stream, args);
-    case 80:
-        return launch<80>(stream, args);
-    case 96:
-        return launch<96>(stream, args);
-    case 128:
-        return launch<128>(stream, args);
-    case 256:
-        return launch<256>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    return attn_for_mma(args->fwd.head_dim, [=](auto dim) { return launch<dim.value>(stream, args); });
 }

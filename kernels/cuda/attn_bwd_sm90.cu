@@ -50,7 +50,7 @@ template <int HD, int WALK> __device__ inline void init_barriers(bwd_smem<HD, WA
     attn_bar_init(&sm.own_full, 1);
     for (int i = 0; i < STAGES; i++) {
         attn_bar_init(&sm.full[i], full_arrivals);
-        attn_bar_init(&sm.empty[i], 2 * ATTN_WG / 32); /* one lane of each warp that reads it */
+        attn_bar_init(&sm.empty[i], 2 * ATTN_WG); /* every thread that reads it */
     }
     attn_bar_init_fence();
 }
@@ -116,12 +116,10 @@ __device__ inline void start_scores(float (&s)[WALK / 2], float (&dp)[WALK / 2],
     attn_pin(s);
 }
 
-/* This warp is done with the i-th walked block. */
+/* This thread is done with the i-th walked block. */
 template <int HD, int WALK> __device__ inline void release(bwd_smem<HD, WALK> &sm, int i)
 {
-    __syncwarp(); /* all lanes have read */
-    if (attn_lane() == 0)
-        attn_bar_arrive(&sm.empty[i % STAGES]);
+    attn_bar_arrive(&sm.empty[i % STAGES]);
 }
 
 /* --- dk and dv */
@@ -429,37 +427,25 @@ template <int HD>
 cudaError_t launch_dkv(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, const attn_bwd_plan *plan)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
-    int smem = sizeof(bwd_smem<HD, QUERIES>) + 1024;
-    int num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, OWN);
+    unsigned num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, OWN);
+    attn_grid grid = {stream, dim3(num_tiles * fwd.num_kv_heads * plan->num_parts), THREADS,
+                      sizeof(bwd_smem<HD, QUERIES>) + 1024};
     bwd_maps maps;
     cudaError_t err = make_maps(&maps, args, QUERIES, OWN);
 
-    if (err == cudaSuccess)
-        err = cudaFuncSetAttribute(attn_dkv_wgmma_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   smem);
-    if (err != cudaSuccess)
-        return err;
-    attn_dkv_wgmma_kernel<HD>
-        <<<num_tiles * fwd.num_kv_heads * plan->num_parts, THREADS, smem, stream>>>(maps, *args, *plan);
-    return cudaGetLastError();
+    return err == cudaSuccess ? attn_launch(attn_dkv_wgmma_kernel<HD>, grid, maps, *args, *plan) : err;
 }
 
 template <int HD>
 cudaError_t launch_dq(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, const attn_bwd_plan *plan)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
-    int smem = sizeof(bwd_smem<HD, KEYS>) + 1024;
-    int num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, OWN);
+    unsigned num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, OWN);
+    attn_grid grid = {stream, dim3(num_tiles * fwd.num_heads), THREADS, sizeof(bwd_smem<HD, KEYS>) + 1024};
     bwd_maps maps;
     cudaError_t err = make_maps(&maps, args, OWN, KEYS);
 
-    if (err == cudaSuccess)
-        err =
-            cudaFuncSetAttribute(attn_dq_wgmma_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-    if (err != cudaSuccess)
-        return err;
-    attn_dq_wgmma_kernel<HD><<<num_tiles * fwd.num_heads, THREADS, smem, stream>>>(maps, *args, *plan);
-    return cudaGetLastError();
+    return err == cudaSuccess ? attn_launch(attn_dq_wgmma_kernel<HD>, grid, maps, *args, *plan) : err;
 }
 
 template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
@@ -478,12 +464,5 @@ template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd
 
 cudaError_t rk_attn_bwd_wgmma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
-    switch (args->fwd.head_dim) {
-    case 64:
-        return launch<64>(stream, args);
-    case 128:
-        return launch<128>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    return attn_for_wgmma(args->fwd.head_dim, [=](auto dim) { return launch<dim.value>(stream, args); });
 }

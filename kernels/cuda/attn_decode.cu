@@ -121,19 +121,6 @@ int64_t count_splits(const rk_cuda_attn_paged_args *args)
     return ((int64_t)args->max_blocks * args->block_size + ATTN_KEY_SPLIT - 1) / ATTN_KEY_SPLIT;
 }
 
-template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
-{
-    decode_plan plan = rk_attn_decode_plan(args);
-    cudaError_t err = cudaFuncSetAttribute(
-        attn_decode_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(decode_smem<HD>));
-
-    if (err != cudaSuccess)
-        return err;
-    attn_decode_kernel<HD><<<dim3(plan.num_slots * args->num_kv_heads, plan.num_parts), DECODE_THREADS,
-                             sizeof(decode_smem<HD>), stream>>>(*args, plan);
-    return cudaGetLastError();
-}
-
 } // namespace
 
 decode_plan rk_attn_decode_plan(const rk_cuda_attn_paged_args *args)
@@ -172,20 +159,12 @@ size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args)
 
 cudaError_t rk_attn_decode(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
 {
-    switch (args->head_dim) {
-    case 32:
-        return launch<32>(stream, args);
-    case 64:
-        return launch<64>(stream, args);
-    case 80:
-        return launch<80>(stream, args);
-    case 96:
-        return launch<96>(stream, args);
-    case 128:
-        return launch<128>(stream, args);
-    case 256:
-        return launch<256>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    decode_plan plan = rk_attn_decode_plan(args);
+    dim3 blocks(plan.num_slots * args->num_kv_heads, plan.num_parts);
+
+    return attn_for_mma(args->head_dim, [=](auto dim) {
+        attn_grid grid = {stream, blocks, DECODE_THREADS, sizeof(decode_smem<dim.value>)};
+
+        return attn_launch(attn_decode_kernel<dim.value>, grid, *args, plan);
+    });
 }

@@ -42,7 +42,7 @@ template <int HD> __device__ inline void init_barriers(decode_smem<HD> &sm)
 {
     for (int i = 0; i < STAGES<HD>; i++) {
         attn_bar_init(&sm.full[i], 1);
-        attn_bar_init(&sm.empty[i], DECODE_WARPS); /* one lane of each warp that reads */
+        attn_bar_init(&sm.empty[i], DECODE_THREADS); /* all that read */
     }
     attn_bar_init_fence();
 }
@@ -97,9 +97,7 @@ template <int HD> __device__ inline const bf16 *wait_full(decode_smem<HD> &sm, i
 
 template <int HD> __device__ inline void release(decode_smem<HD> &sm, int item)
 {
-    __syncwarp(); /* all lanes have read */
-    if (attn_lane() == 0)
-        attn_bar_arrive(&sm.empty[item % STAGES<HD>]);
+    attn_bar_arrive(&sm.empty[item % STAGES<HD>]);
 }
 
 /* This block's splits, one after the other, by the four warps that compute. Returns how many they were. */
@@ -164,36 +162,22 @@ __global__ void __launch_bounds__(THREADS)
 #endif
 }
 
-template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
+} // namespace
+
+cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
 {
     decode_plan plan = rk_attn_decode_plan(args);
-    int smem = sizeof(decode_smem<HD>) + 1024;
+    dim3 blocks(plan.num_slots * args->num_kv_heads, plan.num_parts);
     decode_maps maps;
     cudaError_t err = attn_make_map(&maps.k, args->k_cache, attn_cache_shape(args));
 
     if (err == cudaSuccess)
         err = attn_make_map(&maps.v, args->v_cache, attn_cache_shape(args));
-    if (err == cudaSuccess)
-        err = cudaFuncSetAttribute(attn_decode_tma_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   smem);
     if (err != cudaSuccess)
         return err;
-    attn_decode_tma_kernel<HD>
-        <<<dim3(plan.num_slots * args->num_kv_heads, plan.num_parts), THREADS, smem, stream>>>(maps, *args,
-                                                                                               plan);
-    return cudaGetLastError();
-}
+    return attn_for_wgmma(args->head_dim, [=](auto dim) {
+        attn_grid grid = {stream, blocks, THREADS, sizeof(decode_smem<dim.value>) + 1024};
 
-} // namespace
-
-cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
-{
-    switch (args->head_dim) {
-    case 64:
-        return launch<64>(stream, args);
-    case 128:
-        return launch<128>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+        return attn_launch(attn_decode_tma_kernel<dim.value>, grid, maps, *args, plan);
+    });
 }

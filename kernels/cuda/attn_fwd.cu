@@ -220,72 +220,31 @@ __global__ void __launch_bounds__(fwd_shape<HD>::THREADS)
     fwd_block<HD>(task, seen_keys(task, attn_paged_keys(args, tile.seq, kv_head)), blockIdx.y);
 }
 
-template <int HD> cudaError_t launch_fwd(cudaStream_t stream, const rk_cuda_attn_args *args)
+/* One block a tile of queries, head and slice of the output columns. */
+template <int HD> attn_grid fwd_grid(cudaStream_t stream, int num_tokens, int num_seqs, int num_heads)
 {
     using shape = fwd_shape<HD>;
-    int num_tiles = attn_max_tiles(args->num_tokens, args->num_seqs, shape::ROWS);
-    cudaError_t err =
-        cudaFuncSetAttribute(attn_fwd_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::SMEM);
+    int num_tiles = attn_max_tiles(num_tokens, num_seqs, shape::ROWS);
 
-    if (err != cudaSuccess)
-        return err;
-    attn_fwd_kernel<HD>
-        <<<dim3(num_tiles * args->num_heads, HD / shape::OUT), shape::THREADS, shape::SMEM, stream>>>(*args);
-    return cudaGetLastError();
-}
-
-template <int HD> cudaError_t launch_paged(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
-{
-    using shape = fwd_shape<HD>;
-    int num_tiles = attn_max_tiles(args->num_tokens, args->num_seqs, shape::ROWS);
-    cudaError_t err =
-        cudaFuncSetAttribute(attn_paged_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::SMEM);
-
-    if (err != cudaSuccess)
-        return err;
-    attn_paged_kernel<HD>
-        <<<dim3(num_tiles * args->num_heads, HD / shape::OUT), shape::THREADS, shape::SMEM, stream>>>(*args);
-    return cudaGetLastError();
+    return {stream, dim3(num_tiles * num_heads, HD / shape::OUT), shape::THREADS, shape::SMEM};
 }
 
 } // namespace
 
 cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args)
 {
-    switch (args->head_dim) {
-    case 32:
-        return launch_fwd<32>(stream, args);
-    case 64:
-        return launch_fwd<64>(stream, args);
-    case 80:
-        return launch_fwd<80>(stream, args);
-    case 96:
-        return launch_fwd<96>(stream, args);
-    case 128:
-        return launch_fwd<128>(stream, args);
-    case 256:
-        return launch_fwd<256>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    return attn_for_mma(args->head_dim, [=](auto dim) {
+        return attn_launch(attn_fwd_kernel<dim.value>,
+                           fwd_grid<dim.value>(stream, args->num_tokens, args->num_seqs, args->num_heads),
+                           *args);
+    });
 }
 
 cudaError_t rk_attn_paged_mma(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
 {
-    switch (args->head_dim) {
-    case 32:
-        return launch_paged<32>(stream, args);
-    case 64:
-        return launch_paged<64>(stream, args);
-    case 80:
-        return launch_paged<80>(stream, args);
-    case 96:
-        return launch_paged<96>(stream, args);
-    case 128:
-        return launch_paged<128>(stream, args);
-    case 256:
-        return launch_paged<256>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    return attn_for_mma(args->head_dim, [=](auto dim) {
+        return attn_launch(attn_paged_kernel<dim.value>,
+                           fwd_grid<dim.value>(stream, args->num_tokens, args->num_seqs, args->num_heads),
+                           *args);
+    });
 }

@@ -69,7 +69,7 @@ template <int HD> __device__ inline void init_barriers(fwd_smem<HD> &sm)
     constexpr int WARPS = 2 * ATTN_WG / 32; /* one lane of each warp that reads */
 
     attn_bar_init(&sm.q_full, 1);
-    attn_bar_init(&sm.q_empty, WARPS);
+    attn_bar_init(&sm.q_empty, 2 * ATTN_WG); /* every thread has read the tile's description */
     for (int i = 0; i < STAGES; i++) {
         attn_bar_init(&sm.k_full[i], 1);
         attn_bar_init(&sm.v_full[i], 1);
@@ -229,7 +229,7 @@ __device__ inline void finish_block(consumer<HD> &w, fwd_smem<HD> &sm, int count
     attn_pin(w.s);
     release(&sm.k_empty[stage]);
     if (is_last)
-        release(&sm.q_empty);
+        attn_bar_arrive(&sm.q_empty);
     if (key + ATTN_KEY_BLOCK - 1 > w.row0 || (w.window > 0 && w.row0 + 15 - key >= w.window))
         attn_mask_scores(w.s, w.row0, key, w.window);
     attn_softmax_block(w.s, w.state, w.c, alpha);
@@ -350,29 +350,15 @@ __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid
 #endif
 }
 
-template <int HD> cudaError_t launch_sized(cudaStream_t stream, const fwd_params &params, int num_sms)
-{
-    int smem = sizeof(fwd_smem<HD>) + 1024,
-        num_blocks = params.num_items < num_sms ? params.num_items : num_sms;
-    cudaError_t err =
-        cudaFuncSetAttribute(attn_fwd_wgmma_kernel<HD>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem);
-
-    if (err != cudaSuccess)
-        return err;
-    attn_fwd_wgmma_kernel<HD><<<num_blocks, THREADS, smem, stream>>>(params);
-    return cudaGetLastError();
-}
-
 cudaError_t launch(cudaStream_t stream, const fwd_params &params, int head_dim, int num_sms)
 {
-    switch (head_dim) {
-    case 64:
-        return launch_sized<64>(stream, params, num_sms);
-    case 128:
-        return launch_sized<128>(stream, params, num_sms);
-    default:
-        return cudaErrorNotSupported;
-    }
+    unsigned num_blocks = params.num_items < num_sms ? params.num_items : num_sms;
+
+    return attn_for_wgmma(head_dim, [&](auto dim) {
+        attn_grid grid = {stream, dim3(num_blocks), THREADS, sizeof(fwd_smem<dim.value>) + 1024};
+
+        return attn_launch(attn_fwd_wgmma_kernel<dim.value>, grid, params);
+    });
 }
 
 } // namespace

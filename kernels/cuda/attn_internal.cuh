@@ -5,6 +5,52 @@
 
 #include "kernels/cuda/attn.h"
 
+/* --- host side of all of them --- */
+
+/* A head_dim as a type: attn_for_head_dim() calls launch(attn_dim<64>()) for 64. */
+template <int DIM> struct attn_dim {
+    static constexpr int value = DIM;
+};
+
+template <int... DIMS, typename Launch> cudaError_t attn_for_head_dim(int head_dim, Launch launch)
+{
+    cudaError_t err = cudaErrorNotSupported;
+
+    (void)((head_dim == DIMS && (err = launch(attn_dim<DIMS>()), true)) || ...);
+    return err;
+}
+
+/* What mma.sync kernels are made for, and what wgmma ones. */
+template <typename Launch> cudaError_t attn_for_mma(int head_dim, Launch launch)
+{
+    return attn_for_head_dim<32, 64, 80, 96, 128, 256>(head_dim, launch);
+}
+
+template <typename Launch> cudaError_t attn_for_wgmma(int head_dim, Launch launch)
+{
+    return attn_for_head_dim<64, 128>(head_dim, launch);
+}
+
+/* Where and how a kernel runs. */
+struct attn_grid {
+    cudaStream_t stream;
+    dim3 blocks;
+    int threads, smem; /* smem: dynamic shared memory, in bytes */
+};
+
+template <typename... Params, typename... Args>
+cudaError_t attn_launch(void (*kernel)(Params...), const attn_grid &grid, const Args &...args)
+{
+    cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.smem);
+
+    if (err != cudaSuccess)
+        return err;
+    kernel<<<grid.blocks, grid.threads, grid.smem, grid.stream>>>(args...);
+    return cudaGetLastError();
+}
+
+/* --- the launchers --- */
+
 /* attn_fwd.cu: mma.sync */
 cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_paged_mma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);

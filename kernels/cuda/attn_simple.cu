@@ -92,6 +92,16 @@ template <typename T> __device__ inline void add_row(float (&acc)[COLS], float w
     }
 }
 
+/* acc += the weights of lanes begin..end-1 times the rows at their offsets, in ascending order. */
+template <typename T>
+__device__ inline void add_rows(float (&acc)[COLS], float weight, const T *base, int64_t offset, int begin,
+                                int end, int head_dim)
+{
+    for (int i = max(begin, 0); i < min(end, 32); i++)
+        add_row(acc, __shfl_sync(0xffffffffu, weight, i), base + __shfl_sync(0xffffffffu, offset, i),
+                head_dim);
+}
+
 template <typename T>
 __device__ inline void store_row(T *dst, const float (&acc)[COLS], float factor, int head_dim)
 {
@@ -136,9 +146,7 @@ template <typename T> __device__ inline void forward_row(const fwd_row<T> &row, 
 #pragma unroll
         for (int i = 0; i < COLS; i++)
             acc[i] *= alpha;
-        for (int i = max(first - base, 0); i < min(32, row.position + 1 - base); i++)
-            add_row(acc, __shfl_sync(0xffffffffu, p, i), row.v + __shfl_sync(0xffffffffu, v_row, i),
-                    row.head_dim);
+        add_rows(acc, p, row.v, v_row, first - base, row.position + 1 - base, row.head_dim);
     }
     l = warp_sum(l);
     store_row(row.out, acc, 1.0f / l, row.head_dim);
@@ -243,9 +251,7 @@ __global__ void __launch_bounds__(THREADS)
         attn_key_row(keys, is_seen ? j : tile.first_row, &k_row, &v_row);
         p = is_seen ? expf(fwd.scale * dot(q, (const T *)fwd.k + k_row, hd) - lse) : 0.0f;
         ds = is_seen ? p * (dot(dout, (const T *)fwd.v + v_row, hd) - d) : 0.0f;
-        for (int i = max(first - base, 0); i < min(32, tile.first_row + 1 - base); i++)
-            add_row(acc, __shfl_sync(0xffffffffu, ds, i),
-                    (const T *)fwd.k + __shfl_sync(0xffffffffu, k_row, i), hd);
+        add_rows(acc, ds, (const T *)fwd.k, k_row, first - base, tile.first_row + 1 - base, hd);
     }
     store_row((T *)args.dq + token * args.dq_stride + (int64_t)head * hd, acc, fwd.scale, hd);
 }
@@ -270,21 +276,16 @@ __device__ inline void add_queries(dkv_row &row, const rk_cuda_attn_bwd_args &ar
         int i = base + attn_lane();
         bool is_seen = i >= j && i < end;
         int token = tile.begin + (is_seen ? i : j);
-        const T *q = row_at<T>(fwd.q, fwd.q_stride, token, head, hd);
-        const T *dout = row_at<T>(args.dout, args.dout_stride, token, head, hd);
+        int64_t q = token * fwd.q_stride + (int64_t)head * hd,
+                dout = token * args.dout_stride + (int64_t)head * hd;
         float p = 0.0f, ds = 0.0f;
 
         if (is_seen) {
-            p = expf(fwd.scale * dot(row.k, q, hd) - fwd.lse[stats + i]);
-            ds = p * (dot(row.v, dout, hd) - delta[stats + i]);
+            p = expf(fwd.scale * dot(row.k, (const T *)fwd.q + q, hd) - fwd.lse[stats + i]);
+            ds = p * (dot(row.v, (const T *)args.dout + dout, hd) - delta[stats + i]);
         }
-        for (int n = max(j - base, 0); n < min(32, end - base); n++) {
-            token = tile.begin + base + n;
-            add_row(row.dk, __shfl_sync(0xffffffffu, ds, n), row_at<T>(fwd.q, fwd.q_stride, token, head, hd),
-                    hd);
-            add_row(row.dv, __shfl_sync(0xffffffffu, p, n),
-                    row_at<T>(args.dout, args.dout_stride, token, head, hd), hd);
-        }
+        add_rows(row.dk, ds, (const T *)fwd.q, q, j - base, end - base, hd);
+        add_rows(row.dv, p, (const T *)args.dout, dout, j - base, end - base, hd);
     }
 }
 
@@ -332,18 +333,6 @@ int num_blocks(int num_tokens, int num_heads)
     return (int)(((int64_t)num_tokens * num_heads + WARPS - 1) / WARPS);
 }
 
-template <typename T> cudaError_t launch_fwd(cudaStream_t stream, const rk_cuda_attn_args *args)
-{
-    attn_fwd_simple_kernel<T><<<num_blocks(args->num_tokens, args->num_heads), THREADS, 0, stream>>>(*args);
-    return cudaGetLastError();
-}
-
-template <typename T> cudaError_t launch_paged(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
-{
-    attn_paged_simple_kernel<T><<<num_blocks(args->num_tokens, args->num_heads), THREADS, 0, stream>>>(*args);
-    return cudaGetLastError();
-}
-
 template <typename T> cudaError_t launch_bwd(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
@@ -356,46 +345,42 @@ template <typename T> cudaError_t launch_bwd(cudaStream_t stream, const rk_cuda_
     return cudaGetLastError();
 }
 
+/* Calls launch() with a zero of the dtype's type. */
+template <typename Launch> cudaError_t for_dtype(rk_dtype_t dtype, Launch launch)
+{
+    switch (dtype) {
+    case RK_DTYPE_F32:
+        return launch(float());
+    case RK_DTYPE_BF16:
+        return launch(bf16());
+    case RK_DTYPE_F16:
+        return launch(__half());
+    default:
+        return cudaErrorNotSupported;
+    }
+}
+
 } // namespace
 
 cudaError_t rk_attn_fwd_simple(cudaStream_t stream, const rk_cuda_attn_args *args)
 {
-    switch (args->dtype) {
-    case RK_DTYPE_F32:
-        return launch_fwd<float>(stream, args);
-    case RK_DTYPE_BF16:
-        return launch_fwd<bf16>(stream, args);
-    case RK_DTYPE_F16:
-        return launch_fwd<__half>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    attn_grid grid = {stream, dim3(num_blocks(args->num_tokens, args->num_heads)), THREADS, 0};
+
+    return for_dtype(args->dtype, [=](auto zero) {
+        return attn_launch(attn_fwd_simple_kernel<decltype(zero)>, grid, *args);
+    });
 }
 
 cudaError_t rk_attn_paged_simple(cudaStream_t stream, const rk_cuda_attn_paged_args *args)
 {
-    switch (args->dtype) {
-    case RK_DTYPE_F32:
-        return launch_paged<float>(stream, args);
-    case RK_DTYPE_BF16:
-        return launch_paged<bf16>(stream, args);
-    case RK_DTYPE_F16:
-        return launch_paged<__half>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    attn_grid grid = {stream, dim3(num_blocks(args->num_tokens, args->num_heads)), THREADS, 0};
+
+    return for_dtype(args->dtype, [=](auto zero) {
+        return attn_launch(attn_paged_simple_kernel<decltype(zero)>, grid, *args);
+    });
 }
 
 cudaError_t rk_attn_bwd_simple(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
-    switch (args->fwd.dtype) {
-    case RK_DTYPE_F32:
-        return launch_bwd<float>(stream, args);
-    case RK_DTYPE_BF16:
-        return launch_bwd<bf16>(stream, args);
-    case RK_DTYPE_F16:
-        return launch_bwd<__half>(stream, args);
-    default:
-        return cudaErrorNotSupported;
-    }
+    return for_dtype(args->fwd.dtype, [=](auto zero) { return launch_bwd<decltype(zero)>(stream, args); });
 }
