@@ -39,13 +39,13 @@ struct attn_case {
 
 static uint64_t rng_state;
 
-static double uniform()
+static inline double uniform()
 {
     rng_state = rng_state * 6364136223846793005ull + 1442695040888963407ull;
     return ((rng_state >> 11) + 0.5) * 0x1p-53;
 }
 
-static float normal()
+static inline float normal()
 {
     return (float)(sqrt(-2.0 * log(uniform())) * cos(6.283185307179586 * uniform()));
 }
@@ -55,7 +55,7 @@ static size_t element_bytes(rk_dtype_t dtype)
     return dtype == RK_DTYPE_F32 ? 4 : 2;
 }
 
-static void encode(void *dst, rk_dtype_t dtype, const std::vector<float> &src)
+static inline void encode(void *dst, rk_dtype_t dtype, const std::vector<float> &src)
 {
     for (size_t i = 0; i < src.size(); i++) {
         if (dtype == RK_DTYPE_F32)
@@ -67,7 +67,7 @@ static void encode(void *dst, rk_dtype_t dtype, const std::vector<float> &src)
     }
 }
 
-static std::vector<float> decode(const void *src, rk_dtype_t dtype, size_t count)
+static inline std::vector<float> decode(const void *src, rk_dtype_t dtype, size_t count)
 {
     std::vector<float> dst(count);
 
@@ -89,7 +89,7 @@ struct tensor {
     char *data;
 };
 
-static tensor make_tensor(rk_dtype_t dtype, size_t rows, size_t width, size_t gap)
+static inline tensor make_tensor(rk_dtype_t dtype, size_t rows, size_t width, size_t gap)
 {
     tensor t = {dtype, rows, width, width + gap, NULL};
 
@@ -98,7 +98,7 @@ static tensor make_tensor(rk_dtype_t dtype, size_t rows, size_t width, size_t ga
     return t;
 }
 
-static void upload(const tensor &t, const std::vector<float> &values)
+static inline void upload(const tensor &t, const std::vector<float> &values)
 {
     std::vector<char> bytes(values.size() * element_bytes(t.dtype));
     size_t row = t.width * element_bytes(t.dtype);
@@ -108,7 +108,7 @@ static void upload(const tensor &t, const std::vector<float> &values)
                        cudaMemcpyHostToDevice));
 }
 
-static std::vector<char> download_bytes(const tensor &t)
+static inline std::vector<char> download_bytes(const tensor &t)
 {
     size_t row = t.width * element_bytes(t.dtype);
     std::vector<char> bytes(t.rows * row);
@@ -118,13 +118,13 @@ static std::vector<char> download_bytes(const tensor &t)
     return bytes;
 }
 
-static std::vector<float> download(const tensor &t)
+static inline std::vector<float> download(const tensor &t)
 {
     return decode(download_bytes(t).data(), t.dtype, t.rows * t.width);
 }
 
 /* Uploads standard normal values; returns them as rounded to the dtype. */
-static std::vector<float> randomize(const tensor &t)
+static inline std::vector<float> randomize(const tensor &t)
 {
     std::vector<float> values(t.rows * t.width);
 
@@ -134,7 +134,7 @@ static std::vector<float> randomize(const tensor &t)
     return download(t);
 }
 
-static void *upload_ints(const std::vector<int> &values)
+static inline void *upload_ints(const std::vector<int> &values)
 {
     void *ptr;
 
@@ -156,7 +156,7 @@ struct attn_data {
     rk_cuda_attn_bwd_args bwd;
 };
 
-static void fill_args(attn_data &d, int compute_capability)
+static inline void fill_args(attn_data &d, int compute_capability)
 {
     d.fwd = {};
     d.fwd.device = {compute_capability, NUM_SMS};
@@ -206,13 +206,13 @@ static __global__ void fill_kernel(__nv_bfloat16 *dst, size_t count, uint64_t se
     }
 }
 
-static void fill(const tensor &t, uint64_t seed)
+static inline void fill(const tensor &t, uint64_t seed)
 {
     fill_kernel<<<1024, 256>>>((__nv_bfloat16 *)t.data, t.rows * t.stride, seed << 40);
     CHECK(cudaGetLastError());
 }
 
-static attn_data make_data(const attn_case &c, int compute_capability, bool is_timed = false)
+static inline attn_data make_data(const attn_case &c, int compute_capability, bool is_timed = false)
 {
     size_t q_width = (size_t)c.num_heads * c.head_dim, kv_width = (size_t)c.num_kv_heads * c.head_dim;
     attn_data d = {};
@@ -250,7 +250,7 @@ static attn_data make_data(const attn_case &c, int compute_capability, bool is_t
     return d;
 }
 
-static void free_data(attn_data &d)
+static inline void free_data(attn_data &d)
 {
     for (tensor *t : {&d.q, &d.k, &d.v, &d.out, &d.dout, &d.dq, &d.dk, &d.dv, &d.lse})
         CHECK(cudaFree(t->data));
@@ -262,7 +262,7 @@ struct reference {
     std::vector<double> out, lse, dq, dk, dv;
 };
 
-static double dot(const float *a, const float *b, int n)
+static inline double dot(const float *a, const float *b, int n)
 {
     double sum[4] = {};
 
@@ -272,7 +272,7 @@ static double dot(const float *a, const float *b, int n)
 }
 
 /* One query: out, lse and its share of the gradients. */
-static void reference_row(const attn_data &d, reference &ref, int seq, int head, int i)
+static inline void reference_row(const attn_data &d, reference &ref, int seq, int head, int i)
 {
     int begin = d.cu[seq], hd = d.c.head_dim, kv = head / d.group, window = d.c.window;
     int first = window > 0 ? std::max(0, i - window + 1) : 0;
@@ -308,7 +308,7 @@ static void reference_row(const attn_data &d, reference &ref, int seq, int head,
     }
 }
 
-static reference make_reference(const attn_data &d)
+static inline reference make_reference(const attn_data &d)
 {
     size_t q_size = (size_t)d.num_tokens * d.c.num_heads * d.c.head_dim, kv_size = q_size / d.group;
     reference ref = {std::vector<double>(q_size), std::vector<double>((size_t)d.num_tokens * d.c.num_heads),
@@ -325,7 +325,7 @@ static reference make_reference(const attn_data &d)
 
 /* Largest ||got - want|| / ||want|| over blocks of `block` elements; where what is wanted is (nearly)
  * nothing, against a hundredth of unit variance. NaN counts as infinite. */
-static double worst_error(const std::vector<float> &got, const std::vector<double> &want, size_t block)
+static inline double worst_error(const std::vector<float> &got, const std::vector<double> &want, size_t block)
 {
     double worst = 0.0;
 
@@ -343,7 +343,7 @@ static double worst_error(const std::vector<float> &got, const std::vector<doubl
     return worst;
 }
 
-static void expect(bool ok, const char *label, const char *what, double value, double bound)
+static inline void expect(bool ok, const char *label, const char *what, double value, double bound)
 {
     num_failed += !ok;
     num_passed += ok;
@@ -351,16 +351,16 @@ static void expect(bool ok, const char *label, const char *what, double value, d
         printf("%-6s %-24s %-34s %.3e (bound %.1e)\n", ok ? "ok" : "FAILED", label, what, value, bound);
 }
 
-static void expect_error(const attn_case &c, const char *what, const tensor &t,
-                         const std::vector<double> &want, double bound)
+static inline void expect_error(const attn_case &c, const char *what, const tensor &t,
+                                const std::vector<double> &want, double bound)
 {
     double error = worst_error(download(t), want, 16 * t.width);
 
     expect(error <= bound, c.label, what, error, bound);
 }
 
-static void expect_same(const attn_case &c, const char *what, const std::vector<char> &a,
-                        const std::vector<char> &b)
+static inline void expect_same(const attn_case &c, const char *what, const std::vector<char> &a,
+                               const std::vector<char> &b)
 {
     size_t num_bytes = 0;
 
@@ -369,12 +369,12 @@ static void expect_same(const attn_case &c, const char *what, const std::vector<
     expect(a.size() == b.size() && num_bytes == 0, c.label, what, (double)num_bytes, 0.0);
 }
 
-static void poison(const tensor &t)
+static inline void poison(const tensor &t)
 {
     CHECK(cudaMemset(t.data, 0xff, t.rows * t.stride * element_bytes(t.dtype)));
 }
 
-static double rounding(rk_dtype_t dtype)
+static inline double rounding(rk_dtype_t dtype)
 {
     return dtype == RK_DTYPE_F32 ? 2e-6 : dtype == RK_DTYPE_F16 ? 1e-3 : 6e-3;
 }

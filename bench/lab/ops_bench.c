@@ -137,6 +137,7 @@ struct op {
     double bytes, flops; /* of one call; one of them is 0 */
     struct rk_status *(*run)(const struct op *op, const rk_tensor_t *t);
     bool strict;
+    int64_t inner; /* of a product; 0: none */
 };
 
 static void run_many(const struct op *op, struct sets *sets, int64_t count)
@@ -165,6 +166,8 @@ static void measure(const struct op *op, struct sets *sets)
     }
     qsort(seconds, BATCHES, sizeof(*seconds), compare);
     median = seconds[BATCHES / 2];
+    if (op->inner > 0)
+        printf("k=%-6lld ", (long long)op->inner);
     if (op->flops > 0)
         printf("%-24s %7lld x %-7lld %9.1f us %8.1f TFLOP/s %5.1f%%", op->name, (long long)op->rows,
                (long long)op->cols, median * 1e6, op->flops / median * 1e-12,
@@ -211,7 +214,7 @@ static void bench_norm(int64_t rows, int64_t cols)
     for (int i = 0; i < 3; i++)
         add_tensor(&fwd, bf16_2d(rows, cols));
     add_tensor(&fwd, rk_tensor_1d(NULL, RK_DTYPE_BF16, cols));
-    measure(&(struct op){"rmsnorm_fwd + residual", rows, cols, 8 * elements, 0, run_rmsnorm_fwd, false},
+    measure(&(struct op){"rmsnorm_fwd + residual", rows, cols, 8 * elements, 0, run_rmsnorm_fwd, false, 0},
             &fwd);
     add_tensor(&bwd, bf16_2d(rows, cols));
     add_tensor(&bwd, stat_1d(cols));
@@ -219,7 +222,7 @@ static void bench_norm(int64_t rows, int64_t cols)
         add_tensor(&bwd, bf16_2d(rows, cols));
     add_tensor(&bwd, rk_tensor_1d(NULL, RK_DTYPE_BF16, cols));
     add_tensor(&bwd, stat_1d(rows));
-    measure(&(struct op){"rmsnorm_bwd + residual", rows, cols, 8 * elements, 0, run_rmsnorm_bwd, false},
+    measure(&(struct op){"rmsnorm_bwd + residual", rows, cols, 8 * elements, 0, run_rmsnorm_bwd, false, 0},
             &bwd);
 }
 
@@ -239,8 +242,9 @@ static void bench_rope(int64_t rows, int64_t heads)
     add_tensor(&sets, rk_tensor_2d(NULL, RK_DTYPE_F32, 4096, 64));
     add_tensor(&sets, rk_tensor_2d(NULL, RK_DTYPE_F32, 4096, 64));
     add_tensor(&sets, ints(rows));
-    measure(&(struct op){"rope", rows, heads * 128, 4.0 * (double)(rows * heads * 128), 0, run_rope, false},
-            &sets);
+    measure(
+        &(struct op){"rope", rows, heads * 128, 4.0 * (double)(rows * heads * 128), 0, run_rope, false, 0},
+        &sets);
 }
 
 static struct rk_status *run_swiglu_fwd(const struct op *op, const rk_tensor_t *t)
@@ -267,8 +271,8 @@ static void bench_swiglu(int64_t rows, int64_t cols)
     add_tensor(&sets, bf16_2d(rows, cols));
     add_tensor(&sets, bf16_2d(rows, 2 * cols));
     again = sets;
-    measure(&(struct op){"swiglu_fwd", rows, cols, 6 * elements, 0, run_swiglu_fwd, false}, &sets);
-    measure(&(struct op){"swiglu_bwd", rows, cols, 10 * elements, 0, run_swiglu_bwd, false}, &again);
+    measure(&(struct op){"swiglu_fwd", rows, cols, 6 * elements, 0, run_swiglu_fwd, false, 0}, &sets);
+    measure(&(struct op){"swiglu_bwd", rows, cols, 10 * elements, 0, run_swiglu_bwd, false, 0}, &again);
 }
 
 static struct rk_status *run_embed_fwd(const struct op *op, const rk_tensor_t *t)
@@ -291,12 +295,13 @@ static void bench_embed(int64_t rows, int64_t cols)
     add_tensor(&fwd, bf16_2d(rows, cols));
     add_tensor(&fwd, bf16_2d(1000, cols));
     add_tensor(&fwd, ints(rows));
-    measure(&(struct op){"embed_fwd", rows, cols, 4 * elements, 0, run_embed_fwd, false}, &fwd);
+    measure(&(struct op){"embed_fwd", rows, cols, 4 * elements, 0, run_embed_fwd, false, 0}, &fwd);
     add_tensor(&bwd, bf16_2d(rows, cols));
     add_tensor(&bwd, rk_tensor_2d(NULL, RK_DTYPE_F32, 1000, cols));
     add_tensor(&bwd, ints(rows));
-    measure(&(struct op){"embed_bwd", rows, cols, 2 * elements + 8e3 * (double)cols, 0, run_embed_bwd, false},
-            &bwd);
+    measure(
+        &(struct op){"embed_bwd", rows, cols, 2 * elements + 8e3 * (double)cols, 0, run_embed_bwd, false, 0},
+        &bwd);
 }
 
 static struct rk_status *run_vocab_stats(const struct op *op, const rk_tensor_t *t)
@@ -329,8 +334,8 @@ static void bench_vocab(int64_t rows, int64_t cols)
     add_tensor(&sets, ints(rows));
     add_tensor(&sets, stat_1d(rows));
     again = sets;
-    measure(&(struct op){"vocab_stats", rows, cols, 2 * elements, 0, run_vocab_stats, false}, &sets);
-    measure(&(struct op){"vocab_stats_bwd", rows, cols, 4 * elements, 0, run_vocab_bwd, false}, &again);
+    measure(&(struct op){"vocab_stats", rows, cols, 2 * elements, 0, run_vocab_stats, false, 0}, &sets);
+    measure(&(struct op){"vocab_stats_bwd", rows, cols, 4 * elements, 0, run_vocab_bwd, false, 0}, &again);
 }
 
 static struct rk_sample_params *sample_params; /* device memory */
@@ -358,7 +363,7 @@ static void bench_sample(const char *name, int64_t rows, int64_t cols, int32_t t
     add_tensor(&sets, bf16_2d(rows, cols));
     add_tensor(&sets, ints(rows));
     add_tensor(&sets, stat_1d(rows));
-    measure(&(struct op){name, rows, cols, 2 * (double)rows * (double)cols, 0, run_sample, false}, &sets);
+    measure(&(struct op){name, rows, cols, 2 * (double)rows * (double)cols, 0, run_sample, false, 0}, &sets);
     rk_device_free(device, memory);
 }
 
@@ -387,13 +392,14 @@ static void bench_rows(int64_t rows, int64_t cols)
     add_tensor(&gather, bf16_2d(rows, cols));
     add_tensor(&gather, bf16_2d(rows, cols));
     add_tensor(&gather, ints(rows));
-    measure(&(struct op){"gather_rows", rows, cols, 4 * elements, 0, run_gather, false}, &gather);
+    measure(&(struct op){"gather_rows", rows, cols, 4 * elements, 0, run_gather, false, 0}, &gather);
     for (int i = 0; i < 2; i++)
         add_tensor(&kv, rk_tensor_4d(NULL, RK_DTYPE_BF16, 64, 4, 16, 128));
     for (int i = 0; i < 2; i++)
         add_tensor(&kv, bf16_2d(rows, 4 * 128));
     add_tensor(&kv, ints(rows));
-    measure(&(struct op){"kv_write", rows, 4 * 128, 8.0 * (double)rows * 512, 0, run_kv_write, false}, &kv);
+    measure(&(struct op){"kv_write", rows, 4 * 128, 8.0 * (double)rows * 512, 0, run_kv_write, false, 0},
+            &kv);
 }
 
 static struct rk_status *run_axpby(const struct op *op, const rk_tensor_t *t)
@@ -432,17 +438,17 @@ static void bench_flat(int64_t count)
 
     add_tensor(&cast, rk_tensor_1d(NULL, RK_DTYPE_BF16, count));
     add_tensor(&cast, stat_1d(count));
-    measure(&(struct op){"axpby f32 to bf16", count, 1, 6 * n, 0, run_axpby, false}, &cast);
+    measure(&(struct op){"axpby f32 to bf16", count, 1, 6 * n, 0, run_axpby, false, 0}, &cast);
     add_tensor(&add, rk_tensor_1d(NULL, RK_DTYPE_BF16, count));
     add_tensor(&add, rk_tensor_1d(NULL, RK_DTYPE_BF16, count));
-    measure(&(struct op){"axpby bf16 += bf16", count, 1, 6 * n, 0, run_axpby, true}, &add);
+    measure(&(struct op){"axpby bf16 += bf16", count, 1, 6 * n, 0, run_axpby, true, 0}, &add);
     add_tensor(&sum, stat_1d(count));
     add_tensor(&sum, rk_tensor_1d(NULL, RK_DTYPE_F64, 2));
-    measure(&(struct op){"sum_squares f32", count, 1, 4 * n, 0, run_sum_squares, false}, &sum);
+    measure(&(struct op){"sum_squares f32", count, 1, 4 * n, 0, run_sum_squares, false, 0}, &sum);
     add_tensor(&adam, rk_tensor_1d(NULL, RK_DTYPE_BF16, count));
     for (int i = 0; i < 4; i++)
         add_tensor(&adam, stat_1d(count));
-    measure(&(struct op){"adamw bf16", count, 1, 30 * n, 0, run_adamw, false}, &adam);
+    measure(&(struct op){"adamw bf16", count, 1, 30 * n, 0, run_adamw, false, 0}, &adam);
 }
 
 static struct rk_status *run_gemm(const struct op *op, const rk_tensor_t *t)
@@ -470,10 +476,10 @@ static void bench_gemm(int64_t m, int64_t n, int64_t k)
 {
     double flops = 2.0 * (double)m * (double)n * (double)k, bytes = 2.0 * (double)(m * n + m * k + n * k);
     struct op ops[] = {
-        {"gemm fast", m, n, 0, flops, run_gemm, false},
-        {"gemm strict", m, n, 0, flops, run_gemm, true},
-        {"gemm dX", m, n, 0, flops, run_gemm_dx, false},
-        {"gemm dW += (f32)", m, n, 0, flops, run_gemm_dw, false},
+        {"gemm fast", m, n, 0, flops, run_gemm, false, k},
+        {"gemm strict", m, n, 0, flops, run_gemm, true, k},
+        {"gemm dX", m, n, 0, flops, run_gemm_dx, false, k},
+        {"gemm dW += (f32)", m, n, 0, flops, run_gemm_dw, false, k},
     };
 
     for (size_t i = 0; i < RK_ARRAY_LEN(ops); i++) {
@@ -489,7 +495,6 @@ static void bench_gemm(int64_t m, int64_t n, int64_t k)
         add_tensor(&sets, bf16_2d(m, k));
         add_tensor(&sets, bf16_2d(n, k));
         add_tensor(&sets, rk_tensor_2d(NULL, RK_DTYPE_F32, n, k));
-        printf("k=%-6lld ", (long long)k);
         measure(&ops[i], &sets);
     }
 }

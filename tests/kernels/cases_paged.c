@@ -7,6 +7,7 @@
 
 #define NUM_SEQS   3
 #define MAX_BLOCKS 12
+#define MAX_TOKENS 1024
 
 struct paged_case {
     const char *label;
@@ -23,6 +24,11 @@ static const struct paged_case cases[] = {
     {"block longer than a sequence", {9, 17, 4}, {9, 1, 2}, 32, 1, 1, 12, 0},
     {"window, decode", {40, 21, 3}, {1, 1, 1}, 4, 2, 1, 8, 6},
     {"window, chunks", {40, 21, 3}, {19, 21, 2}, 4, 2, 1, 8, 6},
+    {"head of 128, decode", {700, 1, 129}, {1, 1, 1}, 64, 4, 2, 128, 0},
+    {"head of 128, chunks", {530, 40, 129}, {150, 40, 2}, 64, 7, 1, 128, 0},
+    {"head of 64, window", {300, 130, 16}, {40, 1, 16}, 32, 2, 1, 64, 100},
+    {"head of 96, decode", {150, 20, 1}, {1, 1, 1}, 16, 2, 1, 96, 0},
+    {"head of 256, chunks", {140, 33, 5}, {13, 1, 5}, 16, 2, 1, 256, 0},
 };
 
 struct paged_data {
@@ -61,7 +67,7 @@ static rk_tensor_t random_heads(struct kt *kt, rk_dtype_t dtype, int64_t tokens,
 
 static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dtype, struct paged_data *data)
 {
-    int32_t cu_q[NUM_SEQS + 1] = {0}, rows[128], num_rows = 0;
+    int32_t cu_q[NUM_SEQS + 1] = {0}, rows[MAX_TOKENS], num_rows = 0;
     rk_tensor_t q;
 
     for (int32_t r = 0; r < NUM_SEQS; r++) {
@@ -89,7 +95,7 @@ static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dty
 
 static struct paged_data make_data(struct kt *kt, const struct paged_case *c, rk_dtype_t dtype)
 {
-    int32_t num_blocks = NUM_SEQS * MAX_BLOCKS, slots[128];
+    int32_t num_blocks = NUM_SEQS * MAX_BLOCKS, slots[MAX_TOKENS];
     struct paged_data data = {.cu_seqlens = {0}};
     int64_t num_tokens;
 

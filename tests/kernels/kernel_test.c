@@ -205,10 +205,10 @@ static double rounding_of(rk_dtype_t dtype)
     }
 }
 
-/* What an element may be off by: `rounding` of its value or of `floor`, and `absolute` of its value or of 1,
- * which is the size of the terms that the results here are sums of. */
+/* What an element may be off by: `rounding` of its value or of `floor`, and `absolute` of its value or of
+ * `term`, the size of the terms that the results here are sums of. */
 struct bound {
-    double rounding, floor, absolute;
+    double rounding, floor, absolute, term;
 };
 
 static struct bound bound_of(const struct kt *kt, rk_dtype_t dtype)
@@ -217,6 +217,7 @@ static struct bound bound_of(const struct kt *kt, rk_dtype_t dtype)
         .rounding = rounding_of(dtype),
         .floor = RK_TOL_FLOOR,
         .absolute = kt_is_cpu(kt) || dtype == RK_DTYPE_F64 ? 0.0 : RK_TOL_F32_SUM,
+        .term = 1.0,
     };
 }
 
@@ -227,7 +228,7 @@ static double worst_error(const double *actual, const double *expected, int64_t 
 
     for (int64_t i = 0; i < count; i++) {
         double size = fabs(expected[i]);
-        double allowed = bound.rounding * fmax(size, bound.floor) + bound.absolute * fmax(size, 1.0);
+        double allowed = bound.rounding * fmax(size, bound.floor) + bound.absolute * fmax(size, bound.term);
         double error = actual[i] == expected[i] ? 0.0 : fabs(actual[i] - expected[i]) / allowed;
 
         worst = error <= worst ? worst : isnan(error) ? INFINITY : error;
@@ -262,12 +263,13 @@ void kt_expect_close_attention(struct kt *kt, const char *label, rk_tensor_t act
 {
     struct bound bound = bound_of(kt, actual.dtype);
 
+    for (int64_t i = 0; i < rk_tensor_num_elements(actual); i++)
+        bound.term = fmax(bound.term, fabs(expected[i]));
     if (actual.dtype != RK_DTYPE_F64)
         bound.absolute = RK_TOL_F32_SUM;
     if (actual.dtype == RK_DTYPE_BF16 && !kt_is_cpu(kt)) {
         bound.rounding = RK_TOL_BF16_PRODUCT;
-        for (int64_t i = 0; i < rk_tensor_num_elements(actual); i++)
-            bound.floor = fmax(bound.floor, fabs(expected[i]));
+        bound.floor = bound.term;
     }
     expect_within(kt, label, actual, expected, bound);
 }
