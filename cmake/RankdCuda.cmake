@@ -1,8 +1,9 @@
 # The CUDA plug-in, librankd_cuda.so: CUDA sources are compiled by nvcc, everything is linked by the C++ compiler. The
 # runtime is linked statically and the driver is looked up at run time; what remains to be found is cuBLASLt.
 set(RK_CUDA "AUTO" CACHE STRING "the CUDA plug-in: ON, OFF or AUTO (on where nvcc is found)")
-# sm_80 is the oldest with bf16 matrix instructions; 90a is Hopper with its own instructions.
-set(RK_CUDA_ARCHS "80;90a" CACHE STRING "GPU architectures that the plug-in is built for")
+# sm_80 is the oldest with bf16 matrix instructions; 90a is Hopper with its own instructions; later ones run what is
+# written for sm_80.
+set(RK_CUDA_ARCHS "AUTO" CACHE STRING "GPU architectures of the plug-in; AUTO: 80;90a, and 100 where nvcc knows it")
 
 set(RK_HAVE_CUDA OFF)
 if(NOT RK_CUDA STREQUAL "OFF")
@@ -21,8 +22,16 @@ if(NOT RK_CUDA STREQUAL "OFF")
     endif()
 endif()
 
+set(rk_cuda_archs ${RK_CUDA_ARCHS})
+if(RK_HAVE_CUDA AND RK_CUDA_ARCHS STREQUAL "AUTO")
+    set(rk_cuda_archs 80 90a)
+    execute_process(COMMAND ${RK_NVCC} --list-gpu-arch OUTPUT_VARIABLE rk_known_archs)
+    if(rk_known_archs MATCHES "compute_100")
+        list(APPEND rk_cuda_archs 100)
+    endif()
+endif()
 if(RK_HAVE_CUDA)
-    message(STATUS "CUDA plug-in: on, for the architectures ${RK_CUDA_ARCHS}, by ${RK_NVCC}")
+    message(STATUS "CUDA plug-in: on, for the architectures ${rk_cuda_archs}, by ${RK_NVCC}")
 elseif(RK_CUDA STREQUAL "OFF")
     message(STATUS "CUDA plug-in: off (RK_CUDA=OFF)")
 elseif(RK_NVCC)
@@ -36,7 +45,7 @@ set(RK_NVCC_FLAGS -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr --extended-l
 if(RK_WERROR)
     list(APPEND RK_NVCC_FLAGS -Werror all-warnings)
 endif()
-foreach(arch IN LISTS RK_CUDA_ARCHS)
+foreach(arch IN LISTS rk_cuda_archs)
     list(APPEND RK_NVCC_FLAGS -gencode=arch=compute_${arch},code=sm_${arch})
 endforeach()
 
