@@ -114,15 +114,13 @@ struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const stru
 
 /* --- the rounds --- */
 
-/* What a daemon can do: chunk size, and whether its communicators need the address of every rank. */
-static struct rk_status *describe(struct rk_driver *driver, bool *every_rank_has_endpoint,
-                                  struct rk_arena *arena)
+/* Chunks no larger than every daemon takes. */
+static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *arena)
 {
     struct rk_fanout *items = rk_fanout_create(driver);
     struct rk_status *st;
     struct rk_describe_response description;
 
-    *every_rank_has_endpoint = true;
     rk_fanout_run(driver, RK_RPC_ID_DESCRIBE, items, driver->control_timeout_ms, 0, arena);
     for (int32_t i = 0; i < driver->num_clients; i++) {
         if (items[i].error)
@@ -133,37 +131,30 @@ static struct rk_status *describe(struct rk_driver *driver, bool *every_rank_has
             continue;
         if (description.max_chunk > 0)
             driver->chunk_bytes = RK_MIN(driver->chunk_bytes, (size_t)description.max_chunk);
-        if (strcmp(description.backend, "cpu") != 0)
-            *every_rank_has_endpoint = false;
     }
     st = rk_fanout_take_error(driver, items);
     rk_fanout_destroy(items, driver->num_clients);
     return st;
 }
 
-/* One round on all ranks that `takes_part` admits; answers[num_clients] in the arena. */
+/* One round on all ranks; answers[num_clients] in the arena. */
 static struct rk_status *run_round(struct rk_driver *driver, struct rk_configure_request *request,
-                                   bool only_rank_zero, struct rk_configure_response *answers,
-                                   struct rk_arena *arena)
+                                   struct rk_configure_response *answers, struct rk_arena *arena)
 {
     struct rk_fanout *items = rk_fanout_create(driver);
     struct rk_status *st;
 
     for (int32_t i = 0; i < driver->num_clients; i++) {
-        if (only_rank_zero && i > 0) {
-            items[i].client = NULL;
-            continue;
-        }
         request->fence = driver->clients[i].fence;
         request->rank = (uint32_t)i;
         rk_pack_configure_request(&items[i].request, request);
     }
     rk_fanout_run(driver, RK_RPC_ID_CONFIGURE, items, JOIN_TIMEOUT_MS, 0, arena);
     for (int32_t i = 0; i < driver->num_clients; i++) {
-        if (items[i].client && !items[i].error)
+        if (!items[i].error)
             items[i].error =
                 rk_unpack_configure_response(&answers[i], arena, items[i].reply.data, items[i].reply.bytes);
-        if (items[i].client && !items[i].error && !request->make_comm_id)
+        if (!items[i].error && !request->make_comm_id)
             items[i].error = rk_check_rank_info(&answers[i].rank, driver->roles, driver->num_roles, i,
                                                 driver->num_clients);
     }
@@ -181,11 +172,10 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
     struct rk_configure_request request = {.world_size = (uint32_t)driver->num_clients,
                                            .num_meshes = num_meshes};
     struct rk_status *st;
-    bool every_rank_has_endpoint;
 
     RK_TRY_GOTO(st, rk_lease_check(driver), out);
     RK_TRY_GOTO(st, set_roles(driver, meshes, num_meshes), out);
-    RK_TRY_GOTO(st, describe(driver, &every_rank_has_endpoint, arena), out);
+    RK_TRY_GOTO(st, describe(driver, arena), out);
     request.meshes = rk_calloc((size_t)num_meshes, sizeof(*request.meshes));
     for (int64_t i = 0; i < num_meshes; i++)
         request.meshes[i] =
@@ -193,14 +183,14 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
     request.mesh_generation = ++driver->mesh_generation;
 
     request.make_comm_id = true;
-    RK_TRY_GOTO(st, run_round(driver, &request, !every_rank_has_endpoint, answers, arena), out);
+    RK_TRY_GOTO(st, run_round(driver, &request, answers, arena), out);
     for (int32_t i = 0; i < driver->num_clients; i++)
         peers[i] = (struct rk_peer){(uint32_t)i, answers[i].comm_address, driver->clients[i].incarnation};
     request.make_comm_id = false;
     request.comm_id = answers[0].comm_id;
     request.peers = peers;
     request.num_peers = driver->num_clients;
-    st = run_round(driver, &request, false, answers, arena);
+    st = run_round(driver, &request, answers, arena);
 out:
     if (st)
         clear_roles(driver);
