@@ -48,7 +48,7 @@ double rk_lr_at(const struct rk_optim_config *config, int64_t num_steps);
  * more bits. */
 struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config) RK_NODISCARD;
 
-/* Zeroes the gradients. */
+/* The gradients are zero from here on. */
 struct rk_status *rk_train_begin(struct rk_model *model) RK_NODISCARD;
 
 /* Called between forward and backward with the log-probs (and entropy when wanted) of the micro-batch; writes

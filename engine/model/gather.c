@@ -110,6 +110,8 @@ struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_pa
 
     if (kind == RK_PARAM_GRADIENT && !model->train)
         return RK_FAIL(RK_FAILED_PRECONDITION, "the model has no gradients: training is not enabled");
+    if (kind == RK_PARAM_GRADIENT)
+        RK_TRY(rk_train_settle(model));
     RK_TRY_GOTO(
         st,
         rk_try_alloc(&raw, part_elements * (size_t)model->core->params.tp_size * sizeof(double), param->name),

@@ -79,15 +79,19 @@ struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *
     return NULL;
 }
 
-/* Gradients of one chunk: of the weight, and this rank's share of dx. */
+/* Gradients of one chunk: of the weight, and this rank's share of dx. The first one to come finds its logits,
+ * and no gradient of an earlier chunk. */
 static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_head *head,
                                    const struct rk_vocab_stats_bwd_args *args, rk_tensor_t x, rk_tensor_t dx,
-                                   bool has_logits)
+                                   bool is_first)
 {
-    if (!has_logits)
+    struct rk_pass chunk_pass = *pass;
+
+    chunk_pass.overwrites_grads = pass->overwrites_grads && is_first;
+    if (!is_first)
         RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, args->logits));
     RK_TRY(rk_vocab_stats_bwd(pass->stream, args));
-    return rk_linear_bwd(pass, &head->weight, x, args->dlogits, dx);
+    return rk_linear_bwd(&chunk_pass, &head->weight, x, args->dlogits, dx);
 }
 
 static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_head *head,

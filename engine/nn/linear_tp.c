@@ -74,7 +74,7 @@ struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct 
                                      .b = x,
                                      .trans_a = true,
                                      .alpha = 1,
-                                     .beta = 1,
+                                     .beta = pass->overwrites_grads ? 0.0f : 1.0f,
                                  }));
     return weight->has_bias ? bias_bwd(pass, weight, dy) : NULL;
 }

@@ -52,7 +52,8 @@ struct rk_pass {
     bool is_strict;
     bool keeps_activations; /* blocks keep what their backward functions need */
     const struct rk_param_table *params;
-    void *values, *grads; /* flat buffers; grads NULL when no backward pass follows */
+    void *values, *grads;  /* flat buffers; grads NULL when no backward pass follows */
+    bool overwrites_grads; /* of linear layers: what is there is no gradient of this step */
     int64_t num_tokens, hidden_size;
     float norm_eps;
     rk_tensor_t tokens, positions; /* I32 [T] */
@@ -66,7 +67,8 @@ struct rk_pass {
 rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);
 
-/* --- linear_tp.c. y [T, rows], x [T, cols]; the gradients of weight and bias are accumulated. --- */
+/* --- linear_tp.c. y [T, rows], x [T, cols]; the gradients of weight and bias are accumulated, that of the
+ * weight unless the pass overwrites it. --- */
 /* The product of this rank alone: dx is a partial sum when rows are split, y when columns are. */
 struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t y) RK_NODISCARD;

@@ -87,7 +87,10 @@ struct rk_train {
     /* Engine thread. */
     int64_t applied_steps, lr_steps;
     int32_t skipped_in_a_row;
+    int64_t
+        summed_begin; /* element; fixed: from here on a pass adds to gradients, before it may write them */
     /* Of the running step. */
+    bool is_stale;        /* gradients hold what an earlier step left, and count as zero */
     bool is_last_micro;   /* gradients are complete when the backward pass leaves them */
     int64_t num_complete; /* elements, from the beginning of the flat buffer */
     int64_t num_reduced;  /* buckets, from the first */
@@ -119,6 +122,8 @@ struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream 
  * treated alike are one. */
 void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, int32_t dp_size,
                   int32_t dp_rank);
+/* Gradients that count as zero become zeros. */
+struct rk_status *rk_train_settle(struct rk_model *model) RK_NODISCARD;
 /* Starts a step: no gradient is complete. */
 struct rk_status *rk_train_reset(struct rk_model *model) RK_NODISCARD;
 /* The backward pass has left the gradients of all parameters from this one on (in the order of the forward

@@ -579,6 +579,64 @@ static void test_train_without_optimizer_makes_gradients_only(void **state)
     rk_test_model_close(&without);
 }
 
+/* The gradients of all parameters, one after the other. */
+static double *gather_gradients(struct rk_test_model *test, int64_t *count)
+{
+    double *out = rk_calloc((size_t)rk_model_num_elements(test->model), sizeof(*out));
+
+    *count = 0;
+    for (int64_t i = 0; i < rk_model_num_params(test->model); i++) {
+        const struct rk_param *param = rk_model_param_at(test->model, i);
+
+        assert_ok(rk_model_gather_param(test->model, i, RK_PARAM_GRADIENT, out + *count));
+        *count += param->shape[0] * param->shape[1];
+    }
+    return out;
+}
+
+/* Goal: nothing of an earlier step is left in the gradients of the next. Method: gradients of NaN, then a
+ * step of the same micro-batches as on a model that has seen no NaN: none, empty ones, two with tokens. */
+static void test_train_begin_forgets_earlier_gradients(void **state)
+{
+    static const char *const configs[] = {TIED, UNTIED};
+
+    (void)state;
+    for (int c = 0; c < 6; c++) {
+        struct rk_test_model fresh, used;
+        struct rk_test_model *const models[] = {&fresh, &used};
+        double *gradients[2], largest = 0;
+        struct batch batch, empty;
+        int64_t count;
+
+        make_batch(&batch);
+        make_batch(&empty);
+        empty.packed.num_seqs = 0;
+        empty.packed.num_tokens = 0;
+        open_training(&fresh, configs[c % 2], RK_DTYPE_F32);
+        open_training(&used, configs[c % 2], RK_DTYPE_F32);
+        assert_ok(rk_train_begin(used.model));
+        batch.scale = (double)NAN;
+        assert_ok(micro_batch(used.model, &batch));
+        batch.scale = 1;
+        for (int m = 0; m < 2; m++) {
+            assert_ok(rk_train_begin(models[m]->model));
+            if (c / 2 > 0)
+                assert_ok(micro_batch(models[m]->model, &empty));
+            for (int i = 0; c / 2 > 1 && i < 2; i++)
+                assert_ok(micro_batch(models[m]->model, &batch));
+            gradients[m] = gather_gradients(models[m], &count);
+        }
+        assert_memory_equal(gradients[1], gradients[0], (size_t)count * sizeof(double));
+        for (int64_t i = 0; i < count; i++)
+            largest = fmax(largest, fabs(gradients[0][i]));
+        assert_true((largest > 0) == (c / 2 > 1));
+        for (int m = 0; m < 2; m++) {
+            rk_free(gradients[m]);
+            rk_test_model_close(models[m]);
+        }
+    }
+}
+
 /* Goal: the schedule counts calls of advance, not steps. */
 static void test_advance_lr_moves_the_schedule(void **state)
 {
@@ -665,6 +723,7 @@ int main(void)
         cmocka_unit_test(test_create_shared_sees_updates_of_the_owner),
         cmocka_unit_test(test_train_calls_in_wrong_state_are_failed_preconditions),
         cmocka_unit_test(test_train_without_optimizer_makes_gradients_only),
+        cmocka_unit_test(test_train_begin_forgets_earlier_gradients),
         cmocka_unit_test(test_advance_lr_moves_the_schedule),
         cmocka_unit_test(test_create_of_unbuilt_dtype_is_unimplemented),
         cmocka_unit_test(test_scenario_with_failing_allocation_is_resource_exhausted),
