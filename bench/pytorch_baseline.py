@@ -2,7 +2,7 @@
 """What PyTorch and transformers do on the shapes of rankd-bench, as JSON for `rankd-bench --compare`.
 
 Models have random bf16 weights, attention is SDPA, nothing is compiled. AdamW is the fused one and works on bf16
-without fp32 masters; gradients are not clipped. Needs torch and transformers; takes about 90 s on an H200.
+without fp32 masters; gradients are not clipped. Needs torch and transformers; takes about 30 s on an H200.
 
   python3 bench/pytorch_baseline.py --json pytorch.json [--filter TEXT] [--device cuda] [--tiny]
 """
