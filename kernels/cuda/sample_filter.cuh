@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t key_of(float z)
 }
 
 /* What the search goes over: z, or the logit itself where it has 16 bits, since z rises with it. */
-template <class T> __device__ __forceinline__ uint32_t search_key(T logit, float z)
+template <class T> __device__ __forceinline__ uint32_t search_key(T logit, float inv_temperature)
 {
     if constexpr (sizeof(T) == 2) {
         uint16_t bits;
@@ -26,7 +26,7 @@ template <class T> __device__ __forceinline__ uint32_t search_key(T logit, float
         bits = bits == 0x8000u ? 0 : bits;
         return bits & 0x8000u ? (uint16_t)~bits : bits | 0x8000u;
     } else {
-        return key_of(z);
+        return key_of(rk_widen<float>(logit) * inv_temperature);
     }
 }
 
@@ -44,6 +44,78 @@ template <class T> __device__ __forceinline__ float z_of_key(const vocab_row<T> 
     }
 }
 
+/* Keys of a pack, as wide as T. */
+template <class T> struct key_pack {
+    static constexpr int WORDS = rk_pack<T, RK_TILE_PACK>::WORDS;
+
+    uint32_t word[WORDS];
+
+    __device__ __forceinline__ uint32_t get(int i) const
+    {
+        return sizeof(T) == 2 ? word[i / 2] >> i % 2 * 16 & 0xffffu : word[i];
+    }
+};
+
+template <class T> __device__ __forceinline__ key_pack<T> make_keys(const team_row<T> &own, int64_t column)
+{
+    rk_pack<T, RK_TILE_PACK> logits = team_pack(own, column);
+    key_pack<T> keys = {};
+
+#pragma unroll
+    for (int i = 0; i < RK_TILE_PACK; i++) {
+        uint32_t key = search_key(logits.get(i), own.row.inv_temperature);
+
+        if (sizeof(T) == 2)
+            keys.word[i / 2] |= key << i % 2 * 16;
+        else
+            keys.word[i] = key;
+    }
+    return keys;
+}
+
+/* A block's columns as keys: in shared memory, a pack of each thread after the other's, where there is room
+ * for them, else made again in every pass. */
+template <class T> struct team_keys {
+    team_row<T> own;
+    key_pack<T> *cache; /* or NULL */
+};
+
+/* Each thread reads no other packs than those it wrote. */
+template <class T> __device__ __forceinline__ void fill_cache(const team_keys<T> &keys)
+{
+    key_pack<T> *at = keys.cache + threadIdx.x;
+
+    for (int64_t column = keys.own.begin + threadIdx.x * RK_TILE_PACK; keys.cache && column < keys.own.end;
+         column += VOCAB_STEP, at += RK_TILE_VOCAB_THREADS)
+        *at = make_keys(keys.own, column);
+}
+
+/* Calls visit(key, column) for the block's columns. */
+template <class T, class Visit>
+__device__ __forceinline__ void visit_keys(const team_keys<T> &keys, Visit visit)
+{
+    const team_row<T> &own = keys.own;
+    const key_pack<T> *at = keys.cache + threadIdx.x;
+
+    for (int64_t column = own.begin + threadIdx.x * RK_TILE_PACK; column < own.end;
+         column += VOCAB_STEP, at += RK_TILE_VOCAB_THREADS) {
+        key_pack<T> pack;
+
+        if (keys.cache)
+            rk_load_words<key_pack<T>::WORDS>(pack.word, at);
+        else
+            pack = make_keys(own, column);
+        if (column + RK_TILE_PACK <= own.end) {
+#pragma unroll
+            for (int i = 0; i < RK_TILE_PACK; i++)
+                visit(pack.get(i), column + i);
+        } else {
+            for (int i = 0; i < RK_TILE_PACK && column + i < own.end; i++)
+                visit(pack.get(i), column + i);
+        }
+    }
+}
+
 /* --- the search --- */
 
 /* Where a sum over keys in ascending order stops. */
@@ -54,32 +126,37 @@ struct key_cut {
 
 /* The smallest key (of `bits` bits, an even number) at which the weight, summed from the smallest key up,
  * exceeds `limit`, which the weight of all must. Each pass opens four ranges of keys, and takes the first
- * whose end is beyond the border. */
-template <class T, class Key, class Weight>
-__device__ __forceinline__ key_cut find_cut(const team_row<T> &own, int &turn, int bits, rk_u64 limit,
+ * whose end is beyond the border. W holds what a thread adds up. */
+template <class W, class T, class Key, class Weight>
+__device__ __forceinline__ key_cut find_cut(const team_keys<T> &keys, int &turn, int bits, rk_u64 limit,
                                             Key key_at, Weight weight_at)
 {
     key_cut cut = {0, 0};
 
     for (int shift = bits - 2; shift >= 0; shift -= 2) {
-        rk_u64 ranges[3] = {};
+        W below[3] = {};
+        rk_u64 sums[3];
+        key_cut start = cut;
 
-        team_visit(own, [&](T logit, float z, int64_t column, int) {
-            uint32_t key = key_at(logit, z, column), range = (key - cut.key) >> shift;
+        visit_keys(keys, [&](uint32_t key, int64_t column) {
+            uint32_t above = key_at(key, column) - start.key; /* wraps for what is below */
 
-            if (key >= cut.key && range < 3) {
-                rk_u64 weight = weight_at(logit, z, column);
+            if (sizeof(W) == 8 && above >= 3u << shift)
+                return; /* its weight costs more than the question */
+            W weight = weight_at(key, column);
 
 #pragma unroll
-                for (unsigned i = 0; i < 3; i++)
-                    ranges[i] += range == i ? weight : 0;
-            }
+            for (uint32_t i = 0; i < 3; i++)
+                below[i] += above < (i + 1) << shift ? weight : 0;
         });
-        team_sums(ranges, turn);
 #pragma unroll
-        for (int i = 0; i < 3 && cut.below + ranges[i] <= limit; i++) {
-            cut.below += ranges[i];
-            cut.key += 1u << shift;
+        for (int i = 0; i < 3; i++)
+            sums[i] = below[i];
+        team_sums(sums, turn);
+#pragma unroll
+        for (uint32_t i = 0; i < 3; i++) {
+            if (start.below + sums[i] <= limit)
+                cut = {start.key + ((i + 1) << shift), start.below + sums[i]};
         }
     }
     return cut;
@@ -87,11 +164,11 @@ __device__ __forceinline__ key_cut find_cut(const team_row<T> &own, int &turn, i
 
 /* Weight of all columns. */
 template <class T, class Weight>
-__device__ __forceinline__ rk_u64 total_weight(const team_row<T> &own, int &turn, Weight weight_at)
+__device__ __forceinline__ rk_u64 total_weight(const team_keys<T> &keys, int &turn, Weight weight_at)
 {
     rk_u64 sum[1] = {0};
 
-    team_visit(own, [&](T logit, float z, int64_t column, int) { sum[0] += weight_at(logit, z, column); });
+    visit_keys(keys, [&](uint32_t key, int64_t column) { sum[0] += weight_at(key, column); });
     team_sums(sum, turn);
     return sum[0];
 }
@@ -113,15 +190,13 @@ struct kept {
     }
 };
 
-/* Keeps every z not below the k-th largest. */
-template <class T> __device__ __noinline__ kept filter_top_k(const team_row<T> &own, int turn, int top_k)
+/* The search key of the k-th largest z. */
+template <class T> __device__ __noinline__ uint32_t find_top_k(const team_keys<T> &keys, int turn, int top_k)
 {
-    key_cut cut = find_cut(
-        own, turn, 8 * sizeof(T), (rk_u64)(own.row.count - top_k),
-        [](T logit, float z, int64_t) { return search_key(logit, z); },
-        [](T, float, int64_t) { return 1ull; });
+    auto self = [](uint32_t key, int64_t) { return key; };
+    auto one = [](uint32_t, int64_t) { return 1u; };
 
-    return {key_of(z_of_key(own.row, cut.key)), INT64_MAX};
+    return find_cut<uint32_t>(keys, turn, 8 * sizeof(T), (rk_u64)(keys.own.row.count - top_k), self, one).key;
 }
 
 __device__ __forceinline__ rk_u64 mass_of(float z, float max)
@@ -135,36 +210,34 @@ __device__ __forceinline__ int even_bits(int64_t count)
     return (65 - __clzll(count)) / 2 * 2;
 }
 
-/* Drops from the smallest up while the sum of what is dropped is at most (1 - p) of the whole; of equal ones
- * the larger ids go. `max` is the largest z. */
+/* Drops from the smallest up while the sum of what is dropped is at most (1 - p) of the whole, which is what
+ * has search keys from `among` on; of equal ones the larger ids go. `max` is the largest z. */
 template <class T>
-__device__ __noinline__ kept filter_top_p(const team_row<T> &own, int turn, kept among, float max,
+__device__ __noinline__ kept filter_top_p(const team_keys<T> &keys, int turn, uint32_t among, float max,
                                           double top_p)
 {
+    const vocab_row<T> &row = keys.own.row;
     rk_u64 total, limit, num_dropped, num_equal;
     uint32_t border;
     key_cut cut;
     float z;
 
-    auto mass_at = [=](T, float at, int64_t column) { return among(at, column) ? mass_of(at, max) : 0ull; };
-    total = total_weight(own, turn, mass_at);
+    auto self = [](uint32_t key, int64_t) { return key; };
+    auto mass = [&](uint32_t key, int64_t) { return key >= among ? mass_of(z_of_key(row, key), max) : 0ull; };
+    total = total_weight(keys, turn, mass);
     limit = (rk_u64)fmin((1.0 - top_p) * (double)total, (double)total);
     limit = limit < total ? limit : total - 1; /* the largest stays */
-    cut = find_cut(
-        own, turn, 8 * sizeof(T), limit, [](T logit, float at, int64_t) { return search_key(logit, at); },
-        mass_at);
-    z = z_of_key(own.row, cut.key);
+    cut = find_cut<rk_u64>(keys, turn, 8 * sizeof(T), limit, self, mass);
     border = cut.key;
+    z = z_of_key(row, border);
     num_dropped = (limit - cut.below) / mass_of(z, max);
     if (num_dropped == 0)
         return {key_of(z), INT64_MAX};
-    auto is_border = [=](T logit, float at, int64_t) {
-        return search_key(logit, at) == border ? 1ull : 0ull;
-    };
-    num_equal = total_weight(own, turn, is_border);
-    cut = find_cut(
-        own, turn, even_bits(own.row.count), num_equal - num_dropped - 1,
-        [](T, float, int64_t column) { return (uint32_t)column; }, is_border);
+    auto column_of = [](uint32_t, int64_t column) { return (uint32_t)column; };
+    auto is_border = [=](uint32_t key, int64_t) { return key == border ? 1u : 0u; };
+    num_equal = total_weight(keys, turn, is_border);
+    cut = find_cut<uint32_t>(keys, turn, even_bits(row.count), num_equal - num_dropped - 1, column_of,
+                             is_border);
     return {key_of(z), cut.key};
 }
 

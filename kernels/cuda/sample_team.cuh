@@ -94,58 +94,27 @@ template <int N> __device__ __forceinline__ void team_sums(rk_u64 (&values)[N], 
 
 /* --- the row --- */
 
-/* A row, the chunks of it that this block has, and a copy of them where there is room for one. */
+/* A row and the chunks of it that this block has. */
 template <class T> struct team_row {
     vocab_row<T> row;
     int first_chunk, end_chunk;
     int64_t begin, end; /* columns */
-    const T *source;    /* of column `begin` */
-    bool aligned;       /* the source is */
 };
 
 template <class T> __device__ __forceinline__ team_row<T> make_team_row(const vocab_row<T> &row)
 {
     int64_t chunk = chunk_steps_of(row) * VOCAB_STEP;
     int share = RK_TILE_VOCAB_CHUNKS / (int)team_size(), first = (int)team_rank() * share;
-    team_row<T> own = {row, first, first + share, 0, 0, NULL, row.aligned};
 
-    own.begin = RK_MIN(first * chunk, row.count);
-    own.end = RK_MIN((first + share) * chunk, row.count);
-    own.source = row.logits + own.begin;
-    return own;
+    return {row, first, first + share, RK_MIN(first * chunk, row.count),
+            RK_MIN((first + share) * chunk, row.count)};
 }
 
-/* The pack that starts at `column`, by the thread that always has this pack. */
+/* The pack that starts at `column`; zeros behind this block's columns. */
 template <class T>
 __device__ __forceinline__ rk_pack<T, RK_TILE_PACK> team_pack(const team_row<T> &own, int64_t column)
 {
-    return rk_load<RK_TILE_PACK>(own.source + (column - own.begin), own.end - column, own.aligned);
-}
-
-/* Copies this block's columns to `cache`, in shared memory. Each thread reads no other packs than those it
- * wrote. */
-template <class T> __device__ __forceinline__ void team_cache(team_row<T> &own, T *cache)
-{
-    for (int64_t column = own.begin + threadIdx.x * RK_TILE_PACK; column < own.end; column += VOCAB_STEP)
-        *(rk_pack<T, RK_TILE_PACK> *)(cache + (column - own.begin)) = team_pack(own, column);
-    own.source = cache;
-    own.aligned = true;
-}
-
-/* Calls visit(logit, z, column, i) for this block's columns; i is column % RK_TILE_PACK, and known when the
- * loop is unrolled. */
-template <class T, class Visit>
-__device__ __forceinline__ void team_visit(const team_row<T> &own, Visit visit)
-{
-    for (int64_t column = own.begin + threadIdx.x * RK_TILE_PACK; column < own.end; column += VOCAB_STEP) {
-        rk_pack<T, RK_TILE_PACK> pack = team_pack(own, column);
-
-#pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++) {
-            if (column + i < own.end)
-                visit(pack.get(i), rk_widen<float>(pack.get(i)) * own.row.inv_temperature, column + i, i);
-        }
-    }
+    return rk_load<RK_TILE_PACK>(own.row.logits + column, own.end - column, own.row.aligned);
 }
 
 /* --- statistics --- */
