@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     int64_t end = RK_MIN((blockIdx.y + 1) * in.rows_per_part, in.num_rows);
     A sum[RK_TILE_PACK] = {};
 
+    rk_wait_for_stream();
 #pragma unroll 4
     for (int64_t row = blockIdx.y * in.rows_per_part + first; row < end; row += ROWS) {
         rk_pack<T, RK_TILE_PACK> pack =
@@ -56,7 +57,8 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 }
 
 template <class T>
-static void launch_bias(cudaStream_t stream, const struct rk_bias_bwd_args *args, void *scratch)
+static void launch_bias(const struct rk_cuda_stream *stream, const struct rk_bias_bwd_args *args,
+                        void *scratch)
 {
     int64_t num_rows = args->dy.shape[0], num_cols = args->dy.shape[1];
     int64_t rows_per_part = rk_ceil_div(num_rows, RK_TILE_BIAS_PARTS);
@@ -67,7 +69,7 @@ static void launch_bias(cudaStream_t stream, const struct rk_bias_bwd_args *args
     rk_acc<T> *parts = (rk_acc<T> *)scratch;
 
     static_assert(COLS == RK_TILE_FLAT_THREADS, "a thread of the block stores one column");
-    bias_parts_kernel<T><<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>(parts, in);
+    rk_launch({stream, blocks, dim3(RK_TILE_FLAT_THREADS), 0}, bias_parts_kernel<T>, parts, in);
     launch_column_finish<T, RK_TILE_BIAS_PARTS>(stream, args->dbias, parts, num_parts);
 }
 
@@ -92,6 +94,6 @@ extern "C" struct rk_status *rk_cuda_op_bias_bwd(void *dev, void *stream, const 
 
     RK_TRY(rk_check_grid("bias_bwd", rk_ceil_div(num_cols, COLS)));
     RK_TRY(rk_cuda_reserve(on, &on->scratch, parts_bytes(args)));
-    RK_FOR_DTYPE("bias_bwd", args->dy.dtype, T, launch_bias<T>(on->stream, args, on->scratch.data));
+    RK_FOR_DTYPE("bias_bwd", args->dy.dtype, T, launch_bias<T>(on, args, on->scratch.data));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "bias_bwd");
 }

@@ -275,6 +275,20 @@ template <int PENDING> __device__ __forceinline__ void rk_copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* --- kernels that are launched while the one before them on the stream ends (rk_launch): from compute
+ * capability 9.0 on their blocks come as soon as the others' have begun and there is room, and wait here ---
+ */
+
+/* The first statement of such a kernel: what was enqueued before is done and seen. */
+__device__ __forceinline__ void rk_wait_for_stream()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n"
+                 "griddepcontrol.launch_dependents;" ::
+                     : "memory");
+#endif
+}
+
 /* --- reductions: a butterfly in each warp, then over the warps in ascending order --- */
 
 template <class A> __device__ __forceinline__ A rk_warp_sum(A value)
@@ -357,6 +371,31 @@ static inline bool rk_rows_aligned(rk_tensor_t t)
 static inline cudaStream_t rk_stream_of(void *stream)
 {
     return ((struct rk_cuda_stream *)stream)->stream;
+}
+
+/* What a kernel runs on. */
+struct rk_grid {
+    const struct rk_cuda_stream *stream;
+    dim3 blocks, threads;
+    size_t shared_bytes; /* dynamic */
+};
+
+/* Launches a kernel that begins with rk_wait_for_stream(). An error is the last one (rk_cuda_launched). */
+template <class... Params, class... Args>
+static inline void rk_launch(const rk_grid &grid, void (*kernel)(Params...), const Args &...args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid.blocks;
+    config.blockDim = grid.threads;
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = grid.stream->stream;
+    config.attrs = &early;
+    config.numAttrs = grid.stream->dev->compute_capability >= 90 ? 1 : 0;
+    (void)cudaLaunchKernelEx(&config, kernel, (Params)args...);
 }
 
 /* A grid has at most 2^31 - 1 blocks in x; what needs more is no tensor of a model. */

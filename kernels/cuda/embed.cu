@@ -77,8 +77,10 @@ __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ int counts[SORT_SHARES][SORT_TOKENS];
     int i = threadIdx.x % SORT_TOKENS, share = threadIdx.x / SORT_TOKENS, place = 0;
     int32_t t = (int32_t)blockIdx.x * SORT_TOKENS + i;
-    int32_t mine = t < all.num_tokens ? all.row(t) : all.num_rows;
+    int32_t mine;
 
+    rk_wait_for_stream();
+    mine = t < all.num_tokens ? all.row(t) : all.num_rows;
     for (int32_t base = 0; base < all.num_tokens; base += SORT_TILE) {
         int32_t first = base + share * SHARE; /* of my share of the tile */
 
@@ -165,10 +167,12 @@ __global__ void __launch_bounds__(RK_TILE_EMBED_THREADS_MAX) embed_bwd_kernel(em
 {
     constexpr int U = RK_TILE_EMBED_UNROLL;
     int32_t segment = (int32_t)blockIdx.x, begin = segment * RK_TILE_EMBED_SEGMENT;
-    int32_t end = RK_MIN(begin + RK_TILE_EMBED_SEGMENT, args.num_tokens), before = args.row_at(begin - 1);
+    int32_t end = RK_MIN(begin + RK_TILE_EMBED_SEGMENT, args.num_tokens);
     embed_cols<rk_acc<T>> own = {};
-    bool is_inside = args.row_at(begin) == before; /* the run began in an earlier segment */
+    bool is_inside; /* the run began in an earlier segment */
 
+    rk_wait_for_stream();
+    is_inside = args.row_at(begin) == args.row_at(begin - 1);
     own.col = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * RK_TILE_PACK;
     own.count = args.num_cols - own.col;
     if (own.count <= 0)
@@ -221,9 +225,11 @@ template <class T, class D>
 __global__ void __launch_bounds__(RK_TILE_EMBED_THREADS_MAX) embed_finish_kernel(embed_sum<T, D> args)
 {
     int32_t segment = (int32_t)blockIdx.x, next = (segment + 1) * RK_TILE_EMBED_SEGMENT;
-    int32_t row = args.row_at(next), first = segment * RK_TILE_EMBED_SEGMENT;
+    int32_t row, first = segment * RK_TILE_EMBED_SEGMENT;
     embed_cols<rk_acc<T>> own = {};
 
+    rk_wait_for_stream();
+    row = args.row_at(next);
     own.col = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * RK_TILE_PACK;
     own.count = args.num_cols - own.col;
     if (own.count <= 0 || row == args.num_rows || args.row_at(next - 1) != row)
@@ -289,7 +295,7 @@ static struct rk_status *take_scratch(struct rk_cuda_stream *stream, struct embe
 }
 
 template <class T, class D>
-static void launch_sum(cudaStream_t stream, const struct rk_embed_bwd_args *args,
+static void launch_sum(const struct rk_cuda_stream *stream, const struct rk_embed_bwd_args *args,
                        const struct embed_scratch *scratch)
 {
     int64_t num_packs = rk_ceil_div(args->dout.shape[1], RK_TILE_PACK);
@@ -308,12 +314,12 @@ static void launch_sum(cudaStream_t stream, const struct rk_embed_bwd_args *args
                            rk_rows_aligned(args->dtable),
                            rk_rows_aligned(args->dout)};
 
-    embed_bwd_kernel<T, D><<<blocks, threads, 0, stream>>>(sum);
-    embed_finish_kernel<T, D><<<blocks, threads, 0, stream>>>(sum);
+    rk_launch({stream, blocks, dim3(threads), 0}, embed_bwd_kernel<T, D>, sum);
+    rk_launch({stream, blocks, dim3(threads), 0}, embed_finish_kernel<T, D>, sum);
 }
 
 template <class T>
-static void launch_bwd(cudaStream_t stream, const struct rk_embed_bwd_args *args,
+static void launch_bwd(const struct rk_cuda_stream *stream, const struct rk_embed_bwd_args *args,
                        const struct embed_scratch *scratch)
 {
     if (args->dtable.dtype == args->dout.dtype)
@@ -342,8 +348,8 @@ extern "C" struct rk_status *rk_cuda_op_embed_bwd(void *dev, void *stream,
     RK_TRY(rk_check_grid("embed_bwd", args->dout.shape[0] + SORT_TILE));
     RK_TRY(rk_check_grid("embed_bwd", args->dtable.shape[0] + 1));
     RK_TRY(take_scratch(on, &scratch, args));
-    embed_sort_kernel<<<(unsigned)rk_ceil_div(all.num_tokens, SORT_TOKENS), SORT_THREADS, 0, on->stream>>>(
-        scratch.rows, scratch.order, all);
-    RK_FOR_DTYPE("embed_bwd", args->dout.dtype, T, launch_bwd<T>(on->stream, args, &scratch));
+    rk_launch({on, dim3((unsigned)rk_ceil_div(all.num_tokens, SORT_TOKENS)), dim3(SORT_THREADS), 0},
+              embed_sort_kernel, scratch.rows, scratch.order, all);
+    RK_FOR_DTYPE("embed_bwd", args->dout.dtype, T, launch_bwd<T>(on, args, &scratch));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "embed_bwd");
 }

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX)
     int64_t row = blockIdx.x;
     A sum_sq = 0, rstd;
 
+    rk_wait_for_stream();
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
@@ -127,7 +128,8 @@ static struct rk_status *norm_check(const char *op, struct norm_shape shape)
 }
 
 template <class T>
-static void launch_fwd(cudaStream_t stream, const struct rk_rmsnorm_fwd_args *args, norm_shape shape)
+static void launch_fwd(const struct rk_cuda_stream *stream, const struct rk_rmsnorm_fwd_args *args,
+                       norm_shape shape)
 {
     norm_fwd<T> fwd = {(T *)args->y.data,
                        (T *)args->sum.data,
@@ -143,10 +145,11 @@ static void launch_fwd(cudaStream_t stream, const struct rk_rmsnorm_fwd_args *ar
     unsigned rows = (unsigned)shape.num_rows;
 
     if (norm_is_wide(shape.hidden_size))
-        rmsnorm_fwd_kernel<T, RK_TILE_NORM_PACKS_MAX>
-            <<<rows, norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX), 0, stream>>>(fwd, shape);
+        rk_launch({stream, dim3(rows), dim3(norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX)), 0},
+                  rmsnorm_fwd_kernel<T, RK_TILE_NORM_PACKS_MAX>, fwd, shape);
     else
-        rmsnorm_fwd_kernel<T, 1><<<rows, norm_threads(shape.hidden_size, 1), 0, stream>>>(fwd, shape);
+        rk_launch({stream, dim3(rows), dim3(norm_threads(shape.hidden_size, 1)), 0}, rmsnorm_fwd_kernel<T, 1>,
+                  fwd, shape);
 }
 
 extern "C" struct rk_status *rk_cuda_op_rmsnorm_fwd(void *dev, void *stream,
@@ -158,7 +161,8 @@ extern "C" struct rk_status *rk_cuda_op_rmsnorm_fwd(void *dev, void *stream,
             (!args->residual.data || (rk_rows_aligned(args->residual) && rk_rows_aligned(args->sum)))};
 
     RK_TRY(norm_check("rmsnorm_fwd", shape));
-    RK_FOR_DTYPE("rmsnorm_fwd", args->x.dtype, T, launch_fwd<T>(rk_stream_of(stream), args, shape));
+    RK_FOR_DTYPE("rmsnorm_fwd", args->x.dtype, T,
+                 launch_fwd<T>((const struct rk_cuda_stream *)stream, args, shape));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "rmsnorm_fwd");
 }
 
@@ -323,6 +327,7 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
     int64_t begin = blockIdx.x * args.rows_per_part;
     int64_t end = RK_MIN(begin + args.rows_per_part, shape.num_rows);
 
+    rk_wait_for_stream();
     for (int64_t r = begin; args.is_staged && r < begin + RK_TILE_NORM_STAGES - 1; r++)
         norm_prefetch<T, PACKS>(stages, args, shape, r, end);
 #pragma unroll
@@ -357,7 +362,8 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
 }
 
 template <class T, int PACKS>
-static cudaError_t launch_parts(cudaStream_t stream, norm_bwd<T> bwd, norm_shape shape, int num_parts)
+static cudaError_t launch_parts(const struct rk_cuda_stream *stream, norm_bwd<T> bwd, norm_shape shape,
+                                int num_parts)
 {
     int threads = norm_threads(shape.hidden_size, PACKS), stage_bytes;
     cudaError_t error = cudaFuncSetAttribute(
@@ -366,14 +372,14 @@ static cudaError_t launch_parts(cudaStream_t stream, norm_bwd<T> bwd, norm_shape
     stage_bytes = RK_TILE_NORM_STAGES * 3 * PACKS * threads * (int)sizeof(rk_pack<T, RK_TILE_PACK>);
     bwd.is_staged = shape.aligned && stage_bytes <= RK_TILE_NORM_STAGE_BYTES;
     if (error == cudaSuccess)
-        rmsnorm_bwd_kernel<T, PACKS>
-            <<<num_parts, threads, bwd.is_staged ? stage_bytes : 0, stream>>>(bwd, shape);
+        rk_launch({stream, dim3(num_parts), dim3(threads), (size_t)(bwd.is_staged ? stage_bytes : 0)},
+                  rmsnorm_bwd_kernel<T, PACKS>, bwd, shape);
     return error;
 }
 
 template <class T>
-static cudaError_t launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *args, norm_shape shape,
-                              void *parts)
+static cudaError_t launch_bwd(const struct rk_cuda_stream *stream, const struct rk_rmsnorm_bwd_args *args,
+                              norm_shape shape, void *parts)
 {
     typedef rk_acc<T> A;
     int64_t rows_per_part = rk_ceil_div(shape.num_rows, RK_TILE_NORM_PARTS);
@@ -425,7 +431,6 @@ extern "C" struct rk_status *rk_cuda_op_rmsnorm_bwd(void *dev, void *stream,
 
     RK_TRY(norm_check("rmsnorm_bwd", shape));
     RK_TRY(rk_cuda_reserve(on, &on->scratch, bwd_parts_bytes(args)));
-    RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T,
-                 RK_CUDA(launch_bwd<T>(on->stream, args, shape, on->scratch.data)));
+    RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T, RK_CUDA(launch_bwd<T>(on, args, shape, on->scratch.data)));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "rmsnorm_bwd");
 }

@@ -59,6 +59,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rope_pairs<T> pairs[RK_TILE_ROPE_HEADS];
     T *at;
 
+    rk_wait_for_stream();
     if (item >= shape.num_items)
         return;
     position = positions[token];
@@ -85,13 +86,14 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 }
 
 template <class T>
-static void launch_rope(cudaStream_t stream, const struct rk_rope_args *args, rope_shape shape)
+static void launch_rope(const struct rk_cuda_stream *stream, const struct rk_rope_args *args,
+                        rope_shape shape)
 {
     unsigned blocks = (unsigned)rk_ceil_div(shape.num_items, RK_TILE_FLAT_THREADS);
 
-    rope_kernel<T><<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>(
-        (T *)args->x.data, (const float *)args->cos.data, (const float *)args->sin.data,
-        (const int32_t *)args->positions.data, shape);
+    rk_launch({stream, dim3(blocks), dim3(RK_TILE_FLAT_THREADS), 0}, rope_kernel<T>, (T *)args->x.data,
+              (const float *)args->cos.data, (const float *)args->sin.data,
+              (const int32_t *)args->positions.data, shape);
 }
 
 extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const struct rk_rope_args *args)
@@ -115,6 +117,6 @@ extern "C" struct rk_status *rk_cuda_op_rope(void *dev, void *stream, const stru
     shape.aligned = rk_rows_aligned(args->x) && (size_t)half * rk_dtype_bytes(args->x.dtype) % 16 == 0;
     shape.table_aligned = rk_rows_aligned(args->cos) && rk_rows_aligned(args->sin);
     shape.inverse = args->inverse;
-    RK_FOR_DTYPE("rope", args->x.dtype, T, launch_rope<T>(rk_stream_of(stream), args, shape));
+    RK_FOR_DTYPE("rope", args->x.dtype, T, launch_rope<T>((struct rk_cuda_stream *)stream, args, shape));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "rope");
 }

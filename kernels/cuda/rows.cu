@@ -26,6 +26,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) move_rows_kernel(row_mov
     int64_t dst_row, src_row;
     bool has_src;
 
+    rk_wait_for_stream();
     if (r >= move.num_rows)
         return;
     dst_row = move.dst_index ? move.dst_index[r] : r;
@@ -65,7 +66,8 @@ static size_t unit_bytes(rk_tensor_t a, rk_tensor_t b, size_t row_bytes)
 }
 
 template <class Unit>
-static void launch_move(cudaStream_t stream, const struct rk_cuda_row_move *args, size_t row_bytes)
+static void launch_move(const struct rk_cuda_stream *stream, const struct rk_cuda_row_move *args,
+                        size_t row_bytes)
 {
     size_t elem_bytes = rk_dtype_bytes(args->src.dtype);
     row_move<Unit> move = {(Unit *)args->dst.data,
@@ -81,7 +83,8 @@ static void launch_move(cudaStream_t stream, const struct rk_cuda_row_move *args
                            args->src_begin};
     dim3 threads = block_of(move.units);
 
-    move_rows_kernel<Unit><<<(unsigned)rk_ceil_div(move.num_rows, threads.y), threads, 0, stream>>>(move);
+    rk_launch({stream, dim3((unsigned)rk_ceil_div(move.num_rows, threads.y)), threads, 0},
+              move_rows_kernel<Unit>, move);
 }
 
 extern "C" struct rk_status *rk_cuda_move_rows(const struct rk_cuda_device *dev,
@@ -93,19 +96,19 @@ extern "C" struct rk_status *rk_cuda_move_rows(const struct rk_cuda_device *dev,
     RK_TRY(rk_check_grid(op, move->num_rows));
     switch (unit_bytes(move->dst, move->src, row_bytes)) {
     case 16:
-        launch_move<uint4>(stream->stream, move, row_bytes);
+        launch_move<uint4>(stream, move, row_bytes);
         break;
     case 8:
-        launch_move<uint2>(stream->stream, move, row_bytes);
+        launch_move<uint2>(stream, move, row_bytes);
         break;
     case 4:
-        launch_move<uint32_t>(stream->stream, move, row_bytes);
+        launch_move<uint32_t>(stream, move, row_bytes);
         break;
     case 2:
-        launch_move<uint16_t>(stream->stream, move, row_bytes);
+        launch_move<uint16_t>(stream, move, row_bytes);
         break;
     default:
-        launch_move<uint8_t>(stream->stream, move, row_bytes);
+        launch_move<uint8_t>(stream, move, row_bytes);
         break;
     }
     return rk_cuda_launched(dev, stream, op);
@@ -155,6 +158,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     int64_t token = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
     int slot, block, offset;
 
+    rk_wait_for_stream();
     if (token >= shape.num_tokens)
         return;
     slot = slots[token];
@@ -180,7 +184,8 @@ template <class Unit> static kv_part<Unit> part_of(rk_tensor_t cache, rk_tensor_
             cache.row_stride / per_unit};
 }
 
-template <class Unit> static void launch_kv(cudaStream_t stream, const struct rk_kv_write_args *args)
+template <class Unit>
+static void launch_kv(const struct rk_cuda_stream *stream, const struct rk_kv_write_args *args)
 {
     const int64_t *cache = args->k_cache.shape;
     kv_shape shape = {args->k.shape[0], cache[0], (int)cache[1], (int)cache[2],
@@ -188,9 +193,9 @@ template <class Unit> static void launch_kv(cudaStream_t stream, const struct rk
     dim3 threads = block_of((int64_t)shape.num_kv_heads * shape.units);
     unsigned blocks = (unsigned)rk_ceil_div(shape.num_tokens, threads.y);
 
-    kv_write_kernel<Unit><<<blocks, threads, 0, stream>>>(part_of<Unit>(args->k_cache, args->k),
-                                                          part_of<Unit>(args->v_cache, args->v),
-                                                          (const int32_t *)args->slot_mapping.data, shape);
+    rk_launch({stream, dim3(blocks), threads, 0}, kv_write_kernel<Unit>,
+              part_of<Unit>(args->k_cache, args->k), part_of<Unit>(args->v_cache, args->v),
+              (const int32_t *)args->slot_mapping.data, shape);
 }
 
 extern "C" struct rk_status *rk_cuda_op_kv_write(void *dev, void *stream, const struct rk_kv_write_args *args)
@@ -203,16 +208,16 @@ extern "C" struct rk_status *rk_cuda_op_kv_write(void *dev, void *stream, const 
     RK_TRY(rk_check_grid("kv_write", args->k.shape[1] * args->k.shape[2]));
     switch (unit) {
     case 16:
-        launch_kv<uint4>(rk_stream_of(stream), args);
+        launch_kv<uint4>((const struct rk_cuda_stream *)stream, args);
         break;
     case 8:
-        launch_kv<uint2>(rk_stream_of(stream), args);
+        launch_kv<uint2>((const struct rk_cuda_stream *)stream, args);
         break;
     case 4:
-        launch_kv<uint32_t>(rk_stream_of(stream), args);
+        launch_kv<uint32_t>((const struct rk_cuda_stream *)stream, args);
         break;
     default: /* no float type is smaller */
-        launch_kv<uint16_t>(rk_stream_of(stream), args);
+        launch_kv<uint16_t>((const struct rk_cuda_stream *)stream, args);
         break;
     }
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "kv_write");
