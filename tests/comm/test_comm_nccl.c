@@ -184,16 +184,20 @@ static int rank_many_worlds(int32_t rank, int32_t num_ranks, void *user)
 {
     struct run *run = user;
     struct member member;
-    int num_fds = 0;
+    int num_fds = 0, num_looks = 0;
 
     for (int i = 0; i < 4; i++) {
         if (join(&member, run, run->rendezvous, rank, num_ranks) || check_works(&member))
             return 1;
         leave(&member);
-        if (i == 0) /* the driver opened its own with the first */
-            num_fds = rk_test_num_fds();
+        if (i > 0)
+            continue;
+        rk_time_sleep_ms(500);       /* NCCL's threads end a little later */
+        num_fds = rk_test_num_fds(); /* the driver opened its own with the first */
     }
-    RK_RANK_CHECK(rk_test_num_fds() == num_fds, "%d descriptors, %d before", rk_test_num_fds(), num_fds);
+    while (rk_test_num_fds() > num_fds && num_looks++ < 30)
+        rk_time_sleep_ms(100);
+    RK_RANK_CHECK(rk_test_num_fds() <= num_fds, "%d descriptors, %d before", rk_test_num_fds(), num_fds);
     return 0;
 }
 
@@ -276,6 +280,9 @@ static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
         raise(SIGSTOP);
     }
     st = reduce(&member);
+    /* The victim may find the data of the others waiting and get through this one; nobody does the next. */
+    if (rank == victim && !st)
+        st = reduce(&member);
     snprintf(text, sizeof(text), "rank %d went silent for %lld ms", victim,
              (long long)run->config.progress_timeout_ms);
     if (check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG", text))

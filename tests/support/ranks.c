@@ -179,6 +179,8 @@ static struct rk_stream *rank_stream;
 
 static void close_rank_device(void)
 {
+    if (rk_device_get_stats(rank_device).allocated_bytes > 0)
+        return; /* the rank failed and left as it was */
     rk_stream_destroy(rank_stream);
     rk_device_close(rank_device);
 }
