@@ -74,6 +74,8 @@ static struct rk_status *take_control(struct rk_cpu_mesh *mesh, struct rk_cpu_pe
         switch (peer->control.kind) {
         case RK_CPU_CONTROL_HEARTBEAT:
             atomic_store(&peer->control_seen_ns, rk_time_now_ns());
+            peer->control.text[sizeof(peer->doing) - 1] = '\0';
+            memcpy(peer->doing, peer->control.text, sizeof(peer->doing));
             return NULL;
         case RK_CPU_CONTROL_BYE:
             atomic_store(&peer->link, RK_CPU_LINK_BYE);
@@ -177,15 +179,26 @@ void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh)
 
 /* --- watching over the ranks of another backend --- */
 
-void rk_comm_control_heartbeat(struct rk_comm_world *control)
+void rk_comm_control_heartbeat(struct rk_comm_world *control, const char *doing)
 {
     struct rk_cpu_control frame = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_HEARTBEAT};
     struct rk_cpu_mesh *mesh = control->impl;
 
+    snprintf(frame.text, RK_COMM_DOING_BYTES, "%s", doing);
     RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
     for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++)
         send_control(&mesh->peers[r], &frame);
     RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+}
+
+const char *rk_comm_control_doing(struct rk_comm_world *control, int32_t rank, char buf[RK_COMM_DOING_BYTES])
+{
+    struct rk_cpu_mesh *mesh = control->impl;
+
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    memcpy(buf, mesh->peers[rank].doing, RK_COMM_DOING_BYTES);
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    return buf;
 }
 
 int64_t rk_comm_control_seen_ns(const struct rk_comm_world *control, int32_t rank)

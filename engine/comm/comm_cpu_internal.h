@@ -156,7 +156,7 @@ typedef enum rk_cpu_link {
 
 #define RK_CPU_CONTROL_BYTES 512
 
-/* A control frame. `reason` and `text` are terminated and filled for ABORT only. */
+/* A control frame. `reason` and `text` are terminated; ABORT fills both, HEARTBEAT the text. */
 struct rk_cpu_control {
     uint32_t magic;
     uint32_t kind;  /* rk_cpu_control_kind_t */
@@ -177,6 +177,7 @@ struct rk_cpu_peer {
     /* under control_lock */
     struct rk_cpu_control control;
     size_t control_filled;
+    char doing[RK_COMM_DOING_BYTES]; /* what it last said in a heartbeat */
 
     /* written under control_lock, read by any thread */
     atomic_int link; /* rk_cpu_link_t */

@@ -148,8 +148,13 @@ struct rk_status *rk_comm_world_error(struct rk_comm_world *world) RK_NODISCARD;
 /* --- a world of the CPU mesh that watches over the ranks of another backend (comm_cpu_control.c). Any
  * thread. --- */
 
-/* Tells all peers that this rank is alive. */
-void rk_comm_control_heartbeat(struct rk_comm_world *control);
+#define RK_COMM_DOING_BYTES 96
+
+/* Tells all peers that this rank is alive, and what it is doing ("" for nothing, cut to RK_COMM_DOING_BYTES).
+ */
+void rk_comm_control_heartbeat(struct rk_comm_world *control, const char *doing);
+/* What that rank last said that it does. Writes to buf, returns it. */
+const char *rk_comm_control_doing(struct rk_comm_world *control, int32_t rank, char buf[RK_COMM_DOING_BYTES]);
 /* When that rank last did so; 0 before it has. */
 int64_t rk_comm_control_seen_ns(const struct rk_comm_world *control, int32_t rank);
 /* Says goodbye to all peers. */

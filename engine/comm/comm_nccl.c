@@ -7,7 +7,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_hash.h"
-#include "base/rk_log.h"
 #include "base/rk_time.h"
 
 #define NS_PER_MS 1000000

@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "base/rk_assert.h"
-#include "base/rk_log.h"
+#include "base/rk_str.h"
 #include "base/rk_time.h"
 
 #define NS_PER_MS 1000000
@@ -118,19 +118,45 @@ static const struct rk_nccl_op *find_running(struct rk_nccl_world *nccl)
     return nccl->current.group ? &nccl->current : NULL;
 }
 
-#define TEXT_BYTES 96
-
-static const char *op_text(const struct rk_nccl_op *op, char text[TEXT_BYTES])
+static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_BYTES])
 {
     if (op->seq > 0)
-        snprintf(text, TEXT_BYTES, "%s #%" PRIu64 " of group %s", rk_comm_op_name(op->op), op->seq,
+        snprintf(text, RK_COMM_DOING_BYTES, "%s #%" PRIu64 " of group %s", rk_comm_op_name(op->op), op->seq,
                  op->group->name);
     else
-        snprintf(text, TEXT_BYTES, "%s of group %s", rk_comm_op_name(op->op), op->group->name);
+        snprintf(text, RK_COMM_DOING_BYTES, "%s of group %s", rk_comm_op_name(op->op), op->group->name);
     return text;
 }
 
 /* --- looking --- */
+
+/* Who does something else than this operation, as far as heartbeats tell. */
+static struct rk_status *not_arrived(struct rk_nccl_world *nccl, const struct rk_nccl_op *op)
+{
+    char mine[RK_COMM_DOING_BYTES], theirs[RK_COMM_DOING_BYTES];
+    struct rk_str ranks = {0};
+    struct rk_status *st;
+    int num_ranks = 0;
+
+    op_text(op, mine);
+    for (int32_t i = 0; i < op->group->size; i++) {
+        int32_t rank = op->group->world_ranks[i];
+
+        if (rank == nccl->world->rank ||
+            strcmp(rk_comm_control_doing(nccl->control, rank, theirs), mine) == 0)
+            continue;
+        rk_str_appendf(&ranks, "%s%d", num_ranks++ ? ", " : "", rank);
+    }
+    st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s%s%s within %" PRId64 " ms",
+                        num_ranks == 0   ? ""
+                        : num_ranks == 1 ? "rank "
+                                         : "ranks ",
+                        rk_str_text(&ranks),
+                        num_ranks == 0 ? "did not end, with all ranks in it," : " did not arrive",
+                        nccl->collective_ns / NS_PER_MS);
+    rk_str_fini(&ranks);
+    return st;
+}
 
 /* Why the operation cannot end any more, or NULL. `age_ns` is how long it has been the first in line. */
 static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nccl_op *op, int64_t now_ns,
@@ -152,11 +178,7 @@ static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nc
             return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms",
                                   rank, nccl->progress_ns / NS_PER_MS);
     }
-    if (age_ns > nccl->collective_ns)
-        return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
-                              "did not end within %" PRId64 " ms: a rank did not arrive",
-                              nccl->collective_ns / NS_PER_MS);
-    return NULL;
+    return age_ns > nccl->collective_ns ? not_arrived(nccl, op) : NULL;
 }
 
 /* Names the running operation in front of a failure (taken; NULL: it is judged). */
@@ -164,7 +186,7 @@ static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
 {
     int64_t now_ns = rk_time_now_ns();
     const struct rk_nccl_op *op;
-    char text[TEXT_BYTES];
+    char text[RK_COMM_DOING_BYTES];
 
     lock(&nccl->pending_lock);
     remove_ended(nccl);
@@ -175,6 +197,20 @@ static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
         st = RK_WRAP(st, "%s", op_text(op, text));
     unlock(&nccl->pending_lock);
     return st;
+}
+
+static void send_heartbeat(struct rk_nccl_world *nccl)
+{
+    char text[RK_COMM_DOING_BYTES] = "";
+    const struct rk_nccl_op *op;
+
+    lock(&nccl->pending_lock);
+    remove_ended(nccl);
+    op = find_running(nccl);
+    if (op)
+        op_text(op, text);
+    unlock(&nccl->pending_lock);
+    rk_comm_control_heartbeat(nccl->control, text);
 }
 
 /* NCCL's first asynchronous error, or SUCCESS. A call that is under way will return its own. */
@@ -222,7 +258,7 @@ static void look(struct rk_nccl_world *nccl)
     }
     if (now_ns - nccl->heartbeat_ns > nccl->progress_ns / HEARTBEATS) {
         nccl->heartbeat_ns = now_ns;
-        rk_comm_control_heartbeat(nccl->control);
+        send_heartbeat(nccl);
     }
     st = judge(nccl, st);
     if (st)

@@ -316,7 +316,7 @@ static int rank_late(int32_t rank, int32_t num_ranks, void *user)
     rk_time_sleep_ms(rank == 0 ? 6000 : 0);
     st = reduce(&member);
     if (check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG",
-                    "all_reduce #1 of group dp: did not end within 4000 ms: a rank did not arrive"))
+                    "all_reduce #1 of group dp: rank 0 did not arrive within 4000 ms"))
         return 1;
     leave(&member);
     return 0;
