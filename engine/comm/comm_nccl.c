@@ -7,6 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_hash.h"
+#include "base/rk_log.h"
 #include "base/rk_time.h"
 
 #define NS_PER_MS 1000000
@@ -340,6 +341,7 @@ out:
 static struct rk_status *group_create(struct rk_comm_group *group)
 {
     struct rk_nccl_world *nccl = group->world->impl;
+    uint64_t free_bytes = rk_device_free_bytes(nccl->device);
     bool is_alone = group->size == 1;
     struct rk_nccl_group *impl;
 
@@ -355,7 +357,10 @@ static struct rk_status *group_create(struct rk_comm_group *group)
     if (is_alone)
         return NULL;
     group->impl = impl;
-    return warm_up(group);
+    RK_TRY(warm_up(group));
+    RK_INFO("communicator made group=%s ranks=%d device_bytes=%" PRId64, group->name, group->size,
+            (int64_t)(free_bytes - rk_device_free_bytes(nccl->device)));
+    return NULL;
 }
 
 /* A rank outside of all groups takes part in making them. */
