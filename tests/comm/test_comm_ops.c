@@ -475,6 +475,12 @@ static int check_all(struct rk_comm_group *group, rk_dtype_t dtype, int64_t coun
     return failed;
 }
 
+static void open_stream(const struct rk_comm_world *world)
+{
+    stream = rk_test_rank_stream(rk_comm_world_rank(world));
+    is_cpu_mesh = !rk_env("RK_TEST_COMM") && rk_test_device_is_cpu(rk_stream_device(stream));
+}
+
 static int run_matrix(struct rk_comm_world *world, void *user)
 {
     int32_t n = rk_comm_world_size(world), ranks[RK_TEST_MAX_RANKS];
@@ -482,8 +488,7 @@ static int run_matrix(struct rk_comm_world *world, void *user)
     int failed = 0;
 
     (void)user;
-    stream = rk_test_rank_stream(rk_comm_world_rank(world));
-    is_cpu_mesh = !rk_env("RK_TEST_COMM") && rk_test_device_is_cpu(rk_stream_device(stream));
+    open_stream(world);
     for (int32_t r = 0; r < n; r++)
         ranks[r] = r;
     RK_RANK_OK(rk_comm_group_create(&group, world, "all", ranks, n));
@@ -581,13 +586,13 @@ static int run_nan(struct rk_comm_world *world, void *user)
     struct rk_comm_group *group;
 
     (void)user;
-    stream = rk_test_rank_stream(rank);
+    open_stream(world);
     RK_RANK_OK(rk_comm_group_create(&group, world, "all", ranks, 3));
     for (size_t c = 0; c < RK_ARRAY_LEN(nan_cases); c++) {
         const float expected[] = {nan_cases[c].sum, nan_cases[c].max, nan_cases[c].min};
 
         /* Only sums have a defined NaN over NCCL. */
-        for (int op = 0; op < (rk_env("RK_TEST_COMM") ? 1 : 3); op++) {
+        for (int op = 0; op < (is_cpu_mesh ? 3 : 1); op++) {
             float got[4];
 
             if (reduce_nan(group, nan_cases[c].in[rank], (rk_reduce_op_t)op, got))
