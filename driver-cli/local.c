@@ -56,7 +56,8 @@ static int32_t count_cores(void)
 
 /* Between fork and exec: nothing but async-signal-safe calls. The child gets a process group of its own, so
  * that Ctrl-C reaches the driver alone, and dies with the thread that made it. */
-static void exec_child(char *const *args, int null_fd, int out_fd, int log_fd, pid_t parent)
+static void exec_child(char *const *args, char *const *environment, int null_fd, int out_fd, int log_fd,
+                       pid_t parent)
 {
     sigset_t none;
 
@@ -68,12 +69,31 @@ static void exec_child(char *const *args, int null_fd, int out_fd, int log_fd, p
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (dup2(null_fd, STDIN_FILENO) < 0 || dup2(out_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
         _exit(127);
-    execv(args[0], args);
+    execve(args[0], args, environment);
     _exit(errno == ENOENT || errno == EACCES ? 126 : 127);
+}
+
+/* The driver's own, borrowed, and how OpenMP's threads wait for one another: asleep. The daemons take all
+ * cores between them, and a thread that spins until its neighbour is done keeps that neighbour from running:
+ * a step of two daemons with 8 threads each on 16 cores took 20 times as long. rk_free the array. */
+static char **make_environment(void)
+{
+    static char passive[] = "OMP_WAIT_POLICY=passive";
+    char **copy;
+    size_t count = 0;
+
+    while (environ[count])
+        count++;
+    copy = rk_calloc(count + 2, sizeof(*copy));
+    memcpy(copy, environ, count * sizeof(*copy));
+    if (!rk_env("OMP_WAIT_POLICY"))
+        copy[count] = passive;
+    return copy;
 }
 
 static struct rk_status *spawn(struct child *child, char *const *args)
 {
+    char **environment = make_environment();
     struct rk_status *st = NULL;
     int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     int log_fd = open(child->log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -87,11 +107,12 @@ static struct rk_status *spawn(struct child *child, char *const *args)
     if (!st) {
         child->pid = fork();
         if (child->pid == 0)
-            exec_child(args, null_fd, out[1], log_fd, parent);
+            exec_child(args, environment, null_fd, out[1], log_fd, parent);
         if (child->pid < 0)
             st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start a daemon: %s", strerror(errno));
         child->old_pid = child->pid = RK_MAX(child->pid, 0);
     }
+    rk_free(environment);
     if (!st) {
         child->out = out[0];
         out[0] = -1;

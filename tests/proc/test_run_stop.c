@@ -38,6 +38,48 @@ static void assert_summary(const char *dir, const char *status)
     rk_json_free(summary);
 }
 
+static bool has_variable(pid_t pid, const char *variable)
+{
+    char *path = rk_format("/proc/%d/environ", (int)pid);
+    size_t bytes;
+    char *text = rk_test_read_file(path, &bytes);
+    bool has = memmem(text, bytes, variable, strlen(variable) + 1) != NULL; /* with the 0 at its end */
+
+    rk_free(text);
+    rk_free(path);
+    return has;
+}
+
+/* Goal: the threads of daemons that share the cores do not spin, unless the user says so. */
+static void test_run_local_daemons_wait_asleep(void **state)
+{
+    static const struct {
+        const char *set, *expected;
+    } cases[] = {{NULL, "OMP_WAIT_POLICY=passive"}, {"active", "OMP_WAIT_POLICY=active"}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = new_run_dir();
+        pid_t daemons[NUM_DAEMONS];
+        struct rk_proc *run;
+        struct outcome outcome;
+
+        if (cases[i].set)
+            setenv("OMP_WAIT_POLICY", cases[i].set, 1);
+        else
+            unsetenv("OMP_WAIT_POLICY");
+        run = start_local_run(dir, daemons);
+        unsetenv("OMP_WAIT_POLICY");
+        for (int d = 0; d < NUM_DAEMONS; d++)
+            assert_true(has_variable(daemons[d], cases[i].expected));
+        rk_proc_signal(run, SIGINT);
+        outcome = finish_rankctl(run, 10000);
+        assert_exit(&outcome, -SIGINT);
+        outcome_fini(&outcome);
+        rk_free(dir);
+    }
+}
+
 struct signal_case {
     const char *label;
     int signum;
@@ -348,6 +390,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_interrupted_stops_everything_and_dies_by_the_signal),
+        cmocka_unit_test(test_run_local_daemons_wait_asleep),
         cmocka_unit_test(test_run_daemon_killed_fails_naming_the_rank),
         cmocka_unit_test(test_run_daemon_frozen_fails_naming_the_rank),
         cmocka_unit_test(test_run_driver_killed_takes_its_daemons_along),
