@@ -30,6 +30,9 @@
 
 RK_BEGIN_DECLS
 
+/* Ints at the beginning of the workspace of rk_cuda_attn_paged that are zero between calls. */
+#define ATTN_NUM_COUNTERS (1 << 16)
+
 struct rk_cuda_attn_device {
     int32_t compute_capability; /* 80, 90, ... */
     int32_t num_sms;
@@ -76,9 +79,9 @@ struct rk_cuda_attn_paged_args {
     const void *q;
     void *out;
     int64_t q_stride, out_stride;
-    /* rk_cuda_attn_paged_workspace_bytes(), aligned to 256, zero before its first use, and from then on used
-     * for nothing else: a call leaves the zeros that the next one, of whatever shape, needs. One stream at a
-     * time. */
+    /* rk_cuda_attn_paged_workspace_bytes(), aligned to 256, zero before its first use. A call leaves zero
+     * the counters that the next one, of whatever shape, needs; so must everybody else who uses it between
+     * calls. One stream at a time. */
     void *workspace;
 };
 

@@ -18,7 +18,6 @@ namespace
 {
 
 constexpr int BUFFERS = 3;
-constexpr int MAX_COUNTERS = 1 << 16; /* a fixed area, since only counters are kept zero between calls */
 
 template <int HD> struct decode_smem {
     decode_shared<HD> shared;
@@ -136,7 +135,7 @@ decode_plan rk_attn_decode_plan(const rk_cuda_attn_paged_args *args)
     wanted = (4 * args->device.num_sms + num_tiles - 1) / num_tiles; /* two rounds of two blocks an SM */
     plan.num_parts = wanted < plan.max_splits ? wanted : plan.max_splits;
     plan.workspace.counters = (int *)base;
-    base += MAX_COUNTERS * sizeof(int);
+    base += ATTN_NUM_COUNTERS * sizeof(int);
     plan.workspace.stats = (float2 *)base;
     base += round_up(rows * plan.max_splits * sizeof(float2));
     plan.workspace.outputs = (float *)base;
@@ -145,7 +144,7 @@ decode_plan rk_attn_decode_plan(const rk_cuda_attn_paged_args *args)
 
 bool rk_attn_decode_fits(const rk_cuda_attn_paged_args *args)
 {
-    return count_slots(args) * args->num_kv_heads <= MAX_COUNTERS &&
+    return count_slots(args) * args->num_kv_heads <= ATTN_NUM_COUNTERS &&
            (args->head_dim <= 128 || args->device.compute_capability >= 90); /* 215 KiB of shared memory */
 }
 
@@ -153,7 +152,7 @@ size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args)
 {
     size_t rows = (size_t)args->num_tokens * args->num_heads, splits = (size_t)count_splits(args);
 
-    return MAX_COUNTERS * sizeof(int) + round_up(rows * splits * sizeof(float2)) +
+    return ATTN_NUM_COUNTERS * sizeof(int) + round_up(rows * splits * sizeof(float2)) +
            rows * splits * args->head_dim * sizeof(float);
 }
 

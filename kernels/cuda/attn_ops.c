@@ -3,6 +3,8 @@
 
 #include "kernels/cuda/cuda_internal.h"
 
+_Static_assert(ATTN_NUM_COUNTERS == RK_CUDA_COUNTERS, "operators share the counters");
+
 /* In which numbers of tokens are tried for their workspace: the kernels' tiles are as large. */
 #define WORKSPACE_STEP_TOKENS 128
 

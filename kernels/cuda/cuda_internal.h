@@ -31,6 +31,9 @@ struct rk_cuda_device {
     uint64_t own_bytes, num_own;      /* workspaces and scratch of the streams; how often some was taken */
 };
 
+/* Ints at the beginning of `splits` that are zero between calls. */
+#define RK_CUDA_COUNTERS (1 << 16)
+
 /* Memory that grows to what the largest call needed and stays: no allocation after warm-up. */
 struct rk_cuda_buffer {
     void *data;
@@ -42,9 +45,10 @@ struct rk_cuda_stream {
     cudaStream_t stream;
     void *workspace;               /* RK_CUDA_WORKSPACE_BYTES */
     struct rk_cuda_buffer scratch; /* undefined between calls */
-    struct rk_cuda_buffer splits;  /* of paged attention: zeroed, then what the last call left */
-    uint64_t num_moves;            /* how often scratch has moved: graphs recorded before are stale */
-    bool is_recording;             /* a graph: nothing may wait or allocate */
+    /* Counters, zero between calls; behind them the splits of paged attention, as the last call left them. */
+    struct rk_cuda_buffer splits;
+    uint64_t num_moves; /* how often scratch has moved: graphs recorded before are stale */
+    bool is_recording;  /* a graph: nothing may wait or allocate */
 };
 
 /* --- errors (device_cuda.c) --- */

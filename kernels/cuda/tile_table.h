@@ -22,8 +22,11 @@ constexpr int RK_TILE_NORM_PARTS = 256;
 /* ... rows on their way to shared memory, and how much of that they may take. */
 constexpr int RK_TILE_NORM_STAGES = 4;
 constexpr int RK_TILE_NORM_STAGE_BYTES = 200 << 10;
-/* bias_bwd: partial sums, a constant for the same reason. */
-constexpr int RK_TILE_BIAS_PARTS = 64;
+/* bias_bwd: blocks in all, a constant for the same reason, and partial sums that they make of a column. */
+constexpr int RK_TILE_BIAS_BLOCKS = 576;
+constexpr int RK_TILE_BIAS_PARTS_MAX = 128;
+constexpr int RK_TILE_BIAS_ROWS = 8;   /* rows of threads of a block */
+constexpr int RK_TILE_BIAS_UNROLL = 4; /* rows in flight a thread */
 /* One block of 32 x 32 threads adds up the partial sums of 32 columns. */
 constexpr int RK_TILE_COLUMN_FINISH = 32;
 
