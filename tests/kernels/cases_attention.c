@@ -26,9 +26,9 @@ static const struct attn_case cases[] = {
     {"head of 64, two key blocks", {0, 77, 78, 210}, 3, 4, 2, 64, 0},
     {"head of 128, window", {0, 150}, 1, 2, 1, 128, 70},
     {"head of 32, window", {0, 20, 150}, 2, 2, 2, 32, 40},
-    {"head of 80", {0, 70, 140}, 2, 2, 1, 80, 0},
-    {"head of 96", {0, 135}, 1, 3, 1, 96, 0},
-    {"head of 256", {0, 3, 135}, 2, 1, 1, 256, 0},
+    {"head of 80", {0, 30, 75}, 2, 2, 1, 80, 0},
+    {"head of 96", {0, 70}, 1, 2, 1, 96, 0},
+    {"head of 256", {0, 3, 70}, 2, 1, 1, 256, 0},
 };
 
 /* Everything of one case, with the reference's results. */
