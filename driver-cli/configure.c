@@ -114,12 +114,13 @@ struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const stru
 
 /* --- the rounds --- */
 
-/* Chunks no larger than every daemon takes. */
+/* What the daemons can do: chunk size, and devices of one kind, whose collectives understand each other. */
 static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *arena)
 {
     struct rk_fanout *items = rk_fanout_create(driver);
     struct rk_status *st;
     struct rk_describe_response description;
+    const char *backend = NULL;
 
     rk_fanout_run(driver, RK_RPC_ID_DESCRIBE, items, driver->control_timeout_ms, 0, arena);
     for (int32_t i = 0; i < driver->num_clients; i++) {
@@ -131,6 +132,11 @@ static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *are
             continue;
         if (description.max_chunk > 0)
             driver->chunk_bytes = RK_MIN(driver->chunk_bytes, (size_t)description.max_chunk);
+        if (backend && strcmp(description.backend, backend) != 0)
+            items[i].error = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "MIXED_DEVICES",
+                                            "its device is of kind '%s', of the workers before it '%s'",
+                                            description.backend, backend);
+        backend = description.backend;
     }
     st = rk_fanout_take_error(driver, items);
     rk_fanout_destroy(items, driver->num_clients);

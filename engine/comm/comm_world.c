@@ -111,7 +111,7 @@ static struct rk_status *check_world_config(const struct rk_comm_ops *ops,
     if (!config->device || config->world_size == 1 || (ops->caps & RK_COMM_CAP_DEVICE_MEMORY))
         return NULL; /* a world of one moves nothing */
     info = rk_device_get_info(config->device);
-    if (strcmp(info.name, "cpu") != 0)
+    if (strcmp(rk_device_collectives(config->device), ops->name) != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "collectives '%s' work on host memory, device is '%s'", ops->name,
                        info.name);
     return NULL;
