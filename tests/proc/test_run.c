@@ -8,7 +8,8 @@
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
-#define ACTOR "actor_rollout_ref.actor."
+#define ACTOR       "actor_rollout_ref.actor."
+#define FAKE_PLUGIN "--plugin=" RK_TEST_BINARY_DIR "/tests/librankd_fake.so"
 
 /* Runs the tiny job; returns its directory (rk_free it). */
 static char *run_tiny(const char *local, const char *const *changes)
@@ -257,6 +258,56 @@ static void test_run_json_output_is_one_summary_object(void **state)
     rk_free(dir);
 }
 
+/* Runs the tiny job on two daemons with these devices, which it does not survive; rk_free *log, rank 1's. */
+static struct outcome run_on_devices(const char *first, const char *second, char **log)
+{
+    const char *devices[] = {first, second};
+    struct rk_proc *daemons[2];
+    struct outcome outcome;
+    char *hosts, *dir = new_run_dir();
+
+    for (int i = 0; i < 2; i++)
+        daemons[i] = start_daemon((const char *const[]){devices[i], FAKE_PLUGIN, NULL});
+    hosts = rk_format("%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
+    outcome =
+        run_rankctl((const char *const[]){"run", TINY_JOB, "--hosts", hosts, "--run-dir", dir, TINY, NULL});
+    *log = rk_proc_stderr(daemons[1]);
+    for (int i = 0; i < 2; i++)
+        rk_proc_destroy(daemons[i]);
+    rk_free(hosts);
+    rk_free(dir);
+    return outcome;
+}
+
+/* Goal: the rendezvous does not depend on the kind of device: both ranks join, and the run ends where the
+ * fake device has no operators. */
+static void test_run_on_a_plugin_device_configures_every_rank(void **state)
+{
+    char *log;
+    struct outcome outcome = run_on_devices("--device=fake:0", "--device=fake:1", &log);
+
+    (void)state;
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "actor.init_model");
+    assert_text("stderr", outcome.err, "not in the fake backend");
+    assert_text("log of rank 1", log, "configured rank=1 world_size=2");
+    outcome_fini(&outcome);
+    rk_free(log);
+}
+
+static void test_run_on_different_devices_is_refused(void **state)
+{
+    char *log;
+    struct outcome outcome = run_on_devices("--device=cpu", "--device=fake:2", &log);
+
+    (void)state;
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err,
+                "MIXED_DEVICES: its device is of kind 'fake', of the workers before it 'cpu'");
+    outcome_fini(&outcome);
+    rk_free(log);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -266,6 +317,8 @@ int main(void)
         cmocka_unit_test(test_run_twice_gives_identical_metrics),
         cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),
         cmocka_unit_test(test_run_json_output_is_one_summary_object),
+        cmocka_unit_test(test_run_on_a_plugin_device_configures_every_rank),
+        cmocka_unit_test(test_run_on_different_devices_is_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
