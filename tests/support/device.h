@@ -17,7 +17,8 @@ struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) R
 /* The same for one of several ranks; never ends the process. */
 struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threads,
                                            int32_t rank) RK_NODISCARD;
-/* How many ranks the machine has devices for; INT32_MAX on the CPU. Opens none in this process. */
+/* How many ranks there are devices for: those of the machine for "cuda", one for "cuda:0", INT32_MAX on the
+ * CPU. Opens none in this process. */
 int32_t rk_test_device_max_ranks(void);
 /* Ends the process with code 77 where that is fewer. */
 void rk_test_device_need_ranks(int32_t num_ranks);
