@@ -18,6 +18,7 @@
  * Limits       Cache blocks of 8 to 128 tokens, a power of two. */
 #include "kernels/cuda/attn_decode.cuh"
 #include "kernels/cuda/attn_sm90.cuh"
+#include "kernels/cuda/cuda_common.cuh"
 
 namespace
 {
@@ -152,6 +153,7 @@ __global__ void __launch_bounds__(THREADS)
         attn_tma_prefetch(&maps.v);
         init_barriers(sm);
     }
+    rk_wait_for_stream(); /* the queries, and the keys and values of the step */
     if (!decode_begin(&task, &part, args))
         return;
     __syncthreads(); /* the barriers are ready */
@@ -176,7 +178,7 @@ cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_arg
     if (err != cudaSuccess)
         return err;
     return attn_for_wgmma(args->head_dim, [=](auto dim) {
-        attn_grid grid = {stream, blocks, THREADS, sizeof(decode_smem<dim.value>) + 1024};
+        attn_grid grid = {stream, blocks, THREADS, sizeof(decode_smem<dim.value>) + 1024, true};
 
         return attn_launch(attn_decode_tma_kernel<dim.value>, grid, maps, *args, plan);
     });

@@ -35,18 +35,28 @@ template <typename Launch> cudaError_t attn_for_wgmma(int head_dim, Launch launc
 struct attn_grid {
     cudaStream_t stream;
     dim3 blocks;
-    int threads, smem; /* smem: dynamic shared memory, in bytes */
+    int threads, smem;     /* smem: dynamic shared memory, in bytes */
+    bool is_early = false; /* starts before what is in front of it has ended: it calls rk_wait_for_stream() */
 };
 
 template <typename... Params, typename... Args>
 cudaError_t attn_launch(void (*kernel)(Params...), const attn_grid &grid, const Args &...args)
 {
     cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.smem);
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute attribute = {};
 
     if (err != cudaSuccess)
         return err;
-    kernel<<<grid.blocks, grid.threads, grid.smem, grid.stream>>>(args...);
-    return cudaGetLastError();
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid.blocks;
+    config.blockDim = dim3((unsigned)grid.threads);
+    config.dynamicSmemBytes = (size_t)grid.smem;
+    config.stream = grid.stream;
+    config.attrs = &attribute;
+    config.numAttrs = grid.is_early ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args...);
 }
 
 /* --- the launchers --- */

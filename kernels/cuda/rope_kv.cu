@@ -91,6 +91,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     const T *src;
     T *dst;
 
+    rk_wait_for_stream();
     if (item >= shape.num_items)
         return;
     position = t.positions[token];
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 }
 
 template <class T>
-static void launch_rope_kv(cudaStream_t stream, const struct rk_rope_kv_write_args *args, rope_kv_shape shape)
+static void launch_rope_kv(const struct rk_cuda_stream *stream, const struct rk_rope_kv_write_args *args,
+                           rope_kv_shape shape)
 {
     rope_kv_tensors<T> t = {(T *)args->q.data,
                             (T *)args->kv.k.data,
@@ -124,9 +126,9 @@ static void launch_rope_kv(cudaStream_t stream, const struct rk_rope_kv_write_ar
                             (const int32_t *)args->positions.data,
                             (const int32_t *)args->kv.slot_mapping.data};
 
-    rope_kv_write_kernel<T>
-        <<<(unsigned)rk_ceil_div(shape.num_items, RK_TILE_FLAT_THREADS), RK_TILE_FLAT_THREADS, 0, stream>>>(
-            t, shape);
+    rk_launch({stream, dim3((unsigned)rk_ceil_div(shape.num_items, RK_TILE_FLAT_THREADS)),
+               dim3(RK_TILE_FLAT_THREADS), 0},
+              rope_kv_write_kernel<T>, t, shape);
 }
 
 static bool all_aligned(const struct rk_rope_kv_write_args *args)
@@ -166,7 +168,8 @@ extern "C" struct rk_status *rk_cuda_op_rope_kv_write(void *dev, void *stream,
     shape.block_size = (unsigned)kv->k_cache.shape[2];
     shape.aligned = all_aligned(args);
     shape.table_aligned = rk_rows_aligned(args->cos) && rk_rows_aligned(args->sin);
-    RK_FOR_DTYPE("rope_kv_write", args->q.dtype, T, launch_rope_kv<T>(rk_stream_of(stream), args, shape));
+    RK_FOR_DTYPE("rope_kv_write", args->q.dtype, T,
+                 launch_rope_kv<T>((const struct rk_cuda_stream *)stream, args, shape));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "rope_kv_write");
 }
 
@@ -178,6 +181,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 {
     int64_t t = (int64_t)blockIdx.x * RK_TILE_FLAT_THREADS + threadIdx.x;
 
+    rk_wait_for_stream();
     if (t < num_tokens && source[t] >= 0 && source[t] < num_sampled)
         tokens[t] = sampled[source[t]];
 }
@@ -188,8 +192,8 @@ extern "C" struct rk_status *rk_cuda_op_next_tokens(void *dev, void *stream,
     int64_t num_tokens = args->tokens.shape[0], blocks = rk_ceil_div(num_tokens, RK_TILE_FLAT_THREADS);
 
     RK_TRY(rk_check_grid("next_tokens", blocks));
-    next_tokens_kernel<<<(unsigned)blocks, RK_TILE_FLAT_THREADS, 0, rk_stream_of(stream)>>>(
-        (int32_t *)args->tokens.data, (const int32_t *)args->sampled.data, (const int32_t *)args->source.data,
-        num_tokens, args->sampled.shape[0]);
+    rk_launch({(const struct rk_cuda_stream *)stream, dim3((unsigned)blocks), dim3(RK_TILE_FLAT_THREADS), 0},
+              next_tokens_kernel, (int32_t *)args->tokens.data, (const int32_t *)args->sampled.data,
+              (const int32_t *)args->source.data, num_tokens, args->sampled.shape[0]);
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "next_tokens");
 }

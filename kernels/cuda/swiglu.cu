@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     int64_t count = num_cols - col;
     rk_pack<T, RK_TILE_PACK> g, u;
 
+    rk_wait_for_stream();
     if (count <= 0)
         return;
     g = rk_load<RK_TILE_PACK>(gate.data + row * gate.stride + col, count, aligned);
@@ -112,9 +113,9 @@ extern "C" struct rk_status *rk_cuda_op_swiglu_fwd(void *dev, void *stream,
 
     RK_TRY(check_size("swiglu_fwd", args->gate, &blocks));
     RK_FOR_DTYPE("swiglu_fwd", args->gate.dtype, T,
-                 swiglu_fwd_kernel<T><<<blocks, RK_TILE_FLAT_THREADS, 0, rk_stream_of(stream)>>>(
-                     view_of<T>(args->y), view_of<const T>(args->gate), view_of<const T>(args->up), num_cols,
-                     aligned));
+                 rk_launch({(const struct rk_cuda_stream *)stream, blocks, dim3(RK_TILE_FLAT_THREADS), 0},
+                           swiglu_fwd_kernel<T>, view_of<T>(args->y), view_of<const T>(args->gate),
+                           view_of<const T>(args->up), num_cols, aligned));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "swiglu_fwd");
 }
 
