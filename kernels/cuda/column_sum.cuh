@@ -15,7 +15,6 @@ __global__ void __launch_bounds__(RK_TILE_COLUMN_FINISH *RK_TILE_COLUMN_FINISH)
     int64_t col = (int64_t)blockIdx.x * RK_TILE_COLUMN_FINISH + threadIdx.x;
     A sum = 0;
 
-    rk_wait_for_stream();
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
         int part = threadIdx.y * RUN + i;
@@ -34,8 +33,7 @@ __global__ void __launch_bounds__(RK_TILE_COLUMN_FINISH *RK_TILE_COLUMN_FINISH)
 
 /* `out` is F32 or of type T. */
 template <class T, int MAX_PARTS>
-static void launch_column_finish(const struct rk_cuda_stream *stream, rk_tensor_t out, const rk_acc<T> *parts,
-                                 int num_parts)
+static void launch_column_finish(cudaStream_t stream, rk_tensor_t out, const rk_acc<T> *parts, int num_parts)
 {
     typedef rk_acc<T> A;
     constexpr int RUN = MAX_PARTS / RK_TILE_COLUMN_FINISH;
@@ -45,11 +43,11 @@ static void launch_column_finish(const struct rk_cuda_stream *stream, rk_tensor_
 
     static_assert(MAX_PARTS % RK_TILE_COLUMN_FINISH == 0, "every thread adds as many parts");
     if (out.dtype == RK_DTYPE_F32)
-        rk_launch({stream, dim3(blocks), threads, 0}, column_finish_kernel<A, float, RUN>, (float *)out.data,
-                  parts, num_parts, num_cols);
+        column_finish_kernel<A, float, RUN>
+            <<<blocks, threads, 0, stream>>>((float *)out.data, parts, num_parts, num_cols);
     else
-        rk_launch({stream, dim3(blocks), threads, 0}, column_finish_kernel<A, T, RUN>, (T *)out.data, parts,
-                  num_parts, num_cols);
+        column_finish_kernel<A, T, RUN>
+            <<<blocks, threads, 0, stream>>>((T *)out.data, parts, num_parts, num_cols);
 }
 
 #endif
