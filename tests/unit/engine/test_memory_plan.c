@@ -145,6 +145,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         .tp = row->tp,
         .dp = row->dp,
         .world = world,
+        .stream = world ? rk_test_rank_stream(rk_comm_world_rank(world)) : NULL,
     };
     struct rk_optim_config optim = rk_test_adamw(1e-3, 0.1, 1.0);
     const struct rk_rollout_config rollout = {.max_num_seqs = NUM_SEQS,
