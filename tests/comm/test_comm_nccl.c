@@ -19,7 +19,7 @@
 #include "tests/support/ranks.h"
 
 #define NS_PER_MS 1000000LL
-#define RUN_S     60
+#define RUN_S     40
 #define MAX_RANKS 4
 #define ELEMENTS  100000
 /* The promise of the issue tracker's list; what is measured is printed. */

@@ -17,6 +17,7 @@
 
 #define NS_PER_S 1000000000LL
 #define POLL_MS  1
+#define MEET_S   20 /* ranks that did not fail come within a second or two */
 
 struct rank_process {
     struct rk_test_rank_result result;
@@ -167,11 +168,18 @@ void rk_test_rendezvous_destroy(struct rk_test_rendezvous *rendezvous)
 
 void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks)
 {
+    int64_t deadline_ns = rk_time_now_ns() + MEET_S * NS_PER_S;
     int number = atomic_fetch_add(&rendezvous->num_come, 1);
     int all = (number / num_ranks + 1) * num_ranks;
 
-    while (atomic_load(&rendezvous->num_come) < all)
+    while (atomic_load(&rendezvous->num_come) < all) {
         rk_time_sleep_ms(POLL_MS);
+        if (rk_time_now_ns() < deadline_ns)
+            continue;
+        fprintf(stderr, "%d of %d ranks did not come to the meeting within %d s\n",
+                all - atomic_load(&rendezvous->num_come), num_ranks, MEET_S);
+        exit(1); /* it is they who failed, and what they wrote is printed when all have ended */
+    }
 }
 
 static struct rk_device *rank_device;

@@ -60,7 +60,8 @@ struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_tes
  * and closed when the process exits. */
 struct rk_device *rk_test_rank_device(int32_t rank);
 struct rk_stream *rk_test_rank_stream(int32_t rank);
-/* Waits until all ranks have come here, whatever the state of their worlds. */
+/* Waits until all ranks have come here, whatever the state of their worlds. A rank that waits for long fails:
+ * another one has. */
 void rk_test_meet(struct rk_test_rendezvous *rendezvous, int32_t num_ranks);
 
 typedef int (*rk_test_world_fn_t)(struct rk_comm_world *world, void *user);
