@@ -158,6 +158,29 @@ out:
     return st;
 }
 
+/* 0, 1, 2, ...: with them the rows of several ranks' logits are put side by side (nn/head.c). */
+static struct rk_status *make_row_numbers(struct rk_model_core *core)
+{
+    size_t bytes = RK_HEAD_CHUNK * sizeof(int32_t);
+    int32_t *numbers;
+    struct rk_status *st;
+    void *memory;
+
+    if (core->params.tp_size == 1)
+        return NULL;
+    core->row_numbers = rk_tensor_1d(NULL, RK_DTYPE_I32, RK_HEAD_CHUNK);
+    RK_TRY(rk_device_alloc(rk_stream_device(core->stream), &core->row_numbers.data, bytes, "row numbers"));
+    RK_TRY(rk_try_alloc(&memory, bytes, "row numbers"));
+    numbers = memory;
+    for (int32_t i = 0; i < RK_HEAD_CHUNK; i++)
+        numbers[i] = i;
+    st = rk_stream_copy(core->stream, core->row_numbers.data, numbers, bytes, RK_COPY_H2D);
+    if (!st)
+        st = rk_stream_sync(core->stream);
+    rk_free(memory);
+    return st;
+}
+
 static struct rk_status *allocate(struct rk_model_core *core)
 {
     struct rk_device *device = rk_stream_device(core->stream);
@@ -168,6 +191,7 @@ static struct rk_status *allocate(struct rk_model_core *core)
                        (long long)core->params.num_elements);
     RK_TRY(rk_device_alloc(device, &core->values, bytes, "parameters"));
     RK_TRY(rk_device_alloc(device, &core->scratch, RK_AGREE_BYTES, "verdicts of ranks"));
+    RK_TRY(make_row_numbers(core));
     return make_rope(core);
 }
 
@@ -207,6 +231,7 @@ static void core_destroy(struct rk_model_core *core)
         rk_device_free(device, core->scratch);
         rk_device_free(device, core->rope_cos.data);
         rk_device_free(device, core->rope_sin.data);
+        rk_device_free(device, core->row_numbers.data);
     }
     rk_model_plan_fini(core);
     rk_json_free(core->hf_config);
@@ -384,6 +409,8 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
 
     if (model->owns_core) {
         memory.workspace_bytes = RK_AGREE_BYTES;
+        if (core->row_numbers.data)
+            memory.workspace_bytes += rk_tensor_bytes(core->row_numbers);
         memory.param_bytes = (uint64_t)core->params.num_elements * rk_dtype_bytes(core->dtype) +
                              rk_tensor_bytes(core->rope_cos) + rk_tensor_bytes(core->rope_sin);
     }

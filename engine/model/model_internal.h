@@ -69,6 +69,7 @@ struct rk_model_core {
     struct rk_weight final_norm;
     struct rk_head head;
     rk_tensor_t rope_cos, rope_sin; /* F32 [max_position_embeddings, head_dim / 2] */
+    rk_tensor_t row_numbers;        /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
     void *values;                   /* flat buffer of params.num_elements */
     void *scratch;                  /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
     /* Engine thread. */

@@ -26,6 +26,7 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
         .norm_eps = (float)core->config.rms_norm_eps,
         .rope_cos = core->rope_cos,
         .rope_sin = core->rope_sin,
+        .row_numbers = core->row_numbers,
     };
 }
 

@@ -141,20 +141,20 @@ struct rk_status *rk_head_bwd(const struct rk_pass *pass, const struct rk_head *
 static struct rk_status *interleave(const struct rk_pass *pass, rk_tensor_t parts, rk_tensor_t logits)
 {
     int64_t num_rows = parts.shape[1], columns = parts.shape[2];
-    int32_t *rows = rk_arena_calloc(pass->host, (size_t)num_rows + 1, sizeof(*rows));
-    rk_tensor_t index;
 
-    if (!rows)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld row numbers", (long long)num_rows);
-    for (int64_t i = 0; i < num_rows; i++)
-        rows[i] = (int32_t)i;
-    RK_TRY(rk_step_upload(pass->arena, pass->stream, &index, RK_DTYPE_I32, rows, num_rows));
-    for (int64_t p = 0; p < parts.shape[0]; p++)
-        RK_TRY(rk_gather_rows(pass->stream, &(struct rk_rows_args){
-                                                .out = rk_tensor_cols(logits, p * columns, columns),
-                                                .x = part_of(parts, p),
-                                                .index = index,
-                                            }));
+    for (int64_t p = 0; p < parts.shape[0]; p++) {
+        rk_tensor_t out = rk_tensor_cols(logits, p * columns, columns), x = part_of(parts, p);
+
+        for (int64_t begin = 0; begin < num_rows; begin += RK_HEAD_CHUNK) {
+            int64_t count = RK_MIN((int64_t)RK_HEAD_CHUNK, num_rows - begin);
+
+            RK_TRY(rk_gather_rows(pass->stream, &(struct rk_rows_args){
+                                                    .out = rk_tensor_rows(out, begin, count),
+                                                    .x = rk_tensor_rows(x, begin, count),
+                                                    .index = rk_tensor_rows(pass->row_numbers, 0, count),
+                                                }));
+        }
+    }
     return NULL;
 }
 

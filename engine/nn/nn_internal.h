@@ -58,6 +58,7 @@ struct rk_pass {
     float norm_eps;
     rk_tensor_t tokens, positions; /* I32 [T] */
     rk_tensor_t rope_cos, rope_sin;
+    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
     /* How attention finds the keys: the packed sequences, or a cache. */
     rk_tensor_t cu_seqlens;
     int32_t max_seqlen;
