@@ -98,18 +98,21 @@ static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worke
 }
 
 /* Whether the role can run the method now. It may differ from rank to rank (an update was interrupted on
- * some). */
-static struct rk_status *check_state(const struct rk_role *role, const struct rk_job *job)
+ * some, of this role or of the one whose weights it uses). */
+static struct rk_status *check_state(struct rk_worker *worker, const struct rk_role *role,
+                                     const struct rk_job *job)
 {
+    const struct rk_role *owner = *role->weights_of ? rk_role_find(worker, role->weights_of) : role;
+
     if (role->state != RK_ROLE_STATE_AWAKE)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s' is %s: %s needs a model, init_model first", job->role,
                               rk_role_state_name(role->state), job->method->name);
-    if (role->is_suspect)
+    if (owner && owner->is_suspect)
         return RK_FAIL_REASON(
             RK_FAILED_PRECONDITION, "NO_MODEL",
             "role '%s': an optimizer step was interrupted, its weights may be mixed: init_model first",
-            job->role);
+            owner->name);
     return NULL;
 }
 
@@ -165,7 +168,7 @@ struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
         /* ONE_TO_ALL reaches ranks outside the role's mesh too. They have no part in what needs a model. */
         if (!rk_mesh_comms_is_member(call.role->comms))
             return NULL;
-        RK_TRY(rk_call_agree(&call, check_state(call.role, job)));
+        RK_TRY(rk_call_agree(&call, check_state(worker, call.role, job)));
     }
     rk_worker_tick(worker, job->method->name, 0, 0);
     call.arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
