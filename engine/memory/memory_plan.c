@@ -166,7 +166,8 @@ static void requests_fini(struct requests *all)
 }
 
 /* The two extreme steps: as many tokens as one step takes, over as many sequences as run; and a step of
- * decoding over sequences of full length. The first sampled token is an end token: each call is one step. */
+ * decoding. All sequences may grow to full length, so that tables are as wide as they get: blocks are taken
+ * at admission. The first sampled token is an end token: each call is one step. */
 static struct rk_status *run_steps(struct rk_rollout *rollout)
 {
     struct rk_rollout_config config = rk_rollout_get_config(rollout);
@@ -180,7 +181,7 @@ static struct rk_status *run_steps(struct rk_rollout *rollout)
             config.max_num_batched_tokens / num_seqs + (i < config.max_num_batched_tokens % num_seqs ? 1 : 0);
 
         all.requests[i].prompt_len = (int32_t)RK_MIN(share, config.max_model_len - 1);
-        all.requests[i].max_tokens = 1;
+        all.requests[i].max_tokens = (int32_t)config.max_model_len - all.requests[i].prompt_len;
     }
     RK_TRY_GOTO(st, rk_rollout_generate(rollout, all.requests, num_seqs, all.results, NULL), out);
     for (int32_t i = 0; i < num_seqs; i++) {

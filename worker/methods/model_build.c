@@ -100,15 +100,13 @@ static struct rk_status *read_model(struct rk_model_build *build)
     return rk_json_get_i64(options, "", "megatron.seed", INT64_MIN, INT64_MAX, &build->seed);
 }
 
-/* Largest micro-batches; an option that is unset leaves 0. */
+/* The optimizer and the largest micro-batch; an option that is unset leaves 0. */
 static struct rk_status *read_training(struct rk_model_build *build)
 {
     const struct rk_json *options = build->call->job->options;
     struct rk_memory_limits *limits = &build->desc.limits;
     bool forward_only;
 
-    RK_TRY(rk_json_opt_i64(options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
-                           &limits->log_prob_tokens));
     RK_TRY(rk_json_get_bool(options, "", "megatron.forward_only", &forward_only));
     if (forward_only || !build->call->role->kind->can_train)
         return NULL;
@@ -165,6 +163,8 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
         return RK_FAIL(RK_UNIMPLEMENTED, "role '%s' is not implemented: its model needs a head of its own",
                        role->name);
     RK_TRY(read_sources(build));
+    RK_TRY(rk_json_opt_i64(build->call->job->options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
+                           &build->desc.limits.log_prob_tokens));
     if (build->share_with) {
         RK_TRY(find_owner(build));
         rk_model_describe(build->owner->model, &build->desc.model);
