@@ -197,6 +197,11 @@ static bool profile_event_query(void *dev, void *event)
     return rk_event_query(event);
 }
 
+static struct rk_status *profile_use(void *dev)
+{
+    return rk_device_use(dev);
+}
+
 static void *profile_stream_native(void *dev, void *stream)
 {
     (void)dev;
@@ -231,6 +236,7 @@ static struct rk_device_ops profile_device = {
     .stream_wait = profile_stream_wait,
     .event_query = profile_event_query,
     .stream_native = profile_stream_native,
+    .use = profile_use,
     .reserve = profile_reserve,
 };
 

@@ -371,6 +371,11 @@ struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t byt
     return stream->device->ops->zero(stream->device->handle, stream->handle, dst, bytes);
 }
 
+struct rk_status *rk_device_use(struct rk_device *device)
+{
+    return device->ops->use ? device->ops->use(device->handle) : NULL;
+}
+
 void *rk_stream_native(const struct rk_stream *stream)
 {
     const struct rk_device_ops *ops = stream->device->ops;

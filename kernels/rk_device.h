@@ -13,7 +13,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_DEVICE_ABI 4
+#define RK_DEVICE_ABI 5
 
 #define RK_DEVICE_UUID_BYTES 64
 
@@ -175,6 +175,8 @@ struct rk_device_ops {
     bool (*stream_is_recording)(void *dev, void *stream); /* optional: NULL means never */
     /* optional: what libraries over the same driver take for a stream (cudaStream_t); NULL means nothing */
     void *(*stream_native)(void *dev, void *stream);
+    /* optional: makes the device the calling thread's; NULL means that any thread may call */
+    struct rk_status *(*use)(void *dev);
     struct rk_status *(*event_create_timed)(void *dev,
                                             void **out); /* may be NULL where events are not: as above */
     struct rk_status *(*event_elapsed_ns)(void *dev, int64_t *out, void *begin, void *end);
@@ -204,6 +206,8 @@ void *rk_device_handle(const struct rk_device *device);
 void *rk_stream_handle(const struct rk_stream *stream);
 /* The driver's own handle of a stream (cudaStream_t), for collectives. NULL on the CPU. */
 void *rk_stream_native(const struct rk_stream *stream);
+/* For another thread than the one that opened the device, before it calls what any thread may. */
+struct rk_status *rk_device_use(struct rk_device *device) RK_NODISCARD;
 const struct rk_kernel_ops *rk_stream_kernels(const struct rk_stream *stream);
 
 RK_END_DECLS

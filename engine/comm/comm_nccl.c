@@ -151,9 +151,19 @@ static struct rk_status *join(struct rk_nccl_world *nccl)
     return wait_ready(nccl, result, "ncclCommInitRankConfig");
 }
 
+/* A stream that came to its end may have done so because a peer aborted: the mesh knows before the result is
+ * believed. */
 static struct rk_status *check_device(void *user)
 {
-    return rk_comm_world_error(user);
+    return rk_comm_world_check(user);
+}
+
+static void world_poll(struct rk_comm_world *world)
+{
+    struct rk_nccl_world *nccl = world->impl;
+
+    if (nccl && nccl->control)
+        rk_nccl_guard_poll(nccl);
 }
 
 static struct rk_status *create_on_device(struct rk_nccl_world *nccl)
@@ -386,6 +396,7 @@ const struct rk_comm_ops rk_comm_nccl_ops = {
     .world_create = world_create,
     .world_destroy = world_destroy,
     .world_abort = world_abort,
+    .world_poll = world_poll,
     .group_create = group_create,
     .group_skip = group_skip,
     .group_destroy = group_destroy,

@@ -21,6 +21,9 @@
 #define LOOK_MS 20
 /* Heartbeats in the time after which silence is a failure. */
 #define HEARTBEATS 5
+/* Between telling the others and aborting. An aborted kernel does not fall silent: what it still sends ends
+ * the kernels of its peers, with rubbish. By then they have read why, and named what they were in. */
+#define ABORT_DELAY_MS 50
 /* An operation of ranks that have said goodbye may still be running to its end. */
 #define LEFT_GRACE_NS NS_PER_S
 /* NCCL may see a broken connection before the mesh tells whose. */
@@ -265,6 +268,14 @@ static void look(struct rk_nccl_world *nccl)
         rk_comm_world_fail(nccl->world, nccl->world->rank, st);
 }
 
+void rk_nccl_guard_poll(struct rk_nccl_world *nccl)
+{
+    struct rk_status *st = rk_comm_world_check(nccl->control);
+
+    if (st)
+        rk_comm_world_fail(nccl->world, nccl->world->rank, judge(nccl, st));
+}
+
 /* --- aborting --- */
 
 /* False when the engine thread is stuck in a call. */
@@ -340,8 +351,12 @@ static void wait_a_little(struct rk_nccl_world *nccl)
 static void *guard_main(void *user)
 {
     struct rk_nccl_world *nccl = user;
+    struct rk_status *st;
 
     pthread_setname_np(pthread_self(), "rk-nccl-guard");
+    st = rk_device_use(nccl->device);
+    if (st)
+        rk_comm_world_fail(nccl->world, nccl->world->rank, st);
     lock(&nccl->guard_lock);
     while (!nccl->is_stopping || (nccl->is_abort_wanted && !nccl->is_aborted)) {
         bool aborts = nccl->is_abort_wanted && !nccl->is_aborted;
@@ -350,6 +365,7 @@ static void *guard_main(void *user)
             wait_a_little(nccl);
         unlock(&nccl->guard_lock);
         if (aborts) {
+            rk_time_sleep_ms(ABORT_DELAY_MS);
             rk_nccl_abort_comms(nccl);
             nccl->is_aborted = true;
         } else if (!nccl->is_aborted) {

@@ -107,6 +107,8 @@ struct rk_status *rk_nccl_barrier(struct rk_comm_group *group, struct rk_stream 
 struct rk_status *rk_nccl_guard_start(struct rk_nccl_world *nccl) RK_NODISCARD;
 /* Joins it; what it was asked to do is done. Engine thread. */
 void rk_nccl_guard_stop(struct rk_nccl_world *nccl);
+/* Whether the mesh has bad news, which may be newer than the guard's last look; any thread. */
+void rk_nccl_guard_poll(struct rk_nccl_world *nccl);
 /* Asks for an abort. Any thread. */
 void rk_nccl_guard_abort(struct rk_nccl_world *nccl);
 /* Ends and releases all communicators. By the guard, and by the engine thread when there is none. */

@@ -433,6 +433,12 @@ static bool cuda_event_query(void *handle, void *event)
     return error != cudaErrorNotReady;
 }
 
+static struct rk_status *cuda_use(void *handle)
+{
+    RK_CUDA(cudaSetDevice(((struct rk_cuda_device *)handle)->index));
+    return NULL;
+}
+
 static bool cuda_stream_is_recording(void *handle, void *stream)
 {
     (void)handle;
@@ -556,6 +562,7 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .graph_launch = cuda_graph_launch,
     .graph_is_current = cuda_graph_is_current,
     .graph_destroy = cuda_graph_destroy,
+    .use = cuda_use,
     .check = cuda_check,
     .get_free = cuda_get_free,
     .get_own = cuda_get_own,
