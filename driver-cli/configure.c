@@ -136,7 +136,8 @@ static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *are
             items[i].error = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "MIXED_DEVICES",
                                             "its device is of kind '%s', of the workers before it '%s'",
                                             description.backend, backend);
-        backend = description.backend;
+        if (!backend)
+            backend = description.backend;
     }
     st = rk_fanout_take_error(driver, items);
     rk_fanout_destroy(items, driver->num_clients);

@@ -4,7 +4,7 @@
  * A rank has num_heads / tp query heads and num_kv_heads / tp key-value heads. When tp > num_kv_heads every
  * key-value head stands on tp / num_kv_heads consecutive ranks, which see different query heads: the
  * gradients of its weights are partial there and are summed over these ranks when the step reduces them
- * (optim/dist_optim.c).
+ * (optim/buckets.c).
  *
  * Packed sequences and the paged cache of the rollout engine differ in what follows the projection: attend().
  */

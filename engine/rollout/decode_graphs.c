@@ -2,7 +2,6 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_log.h"
 
 /* Graphs of one number of rows. A generation is that of the step arena: with another one, equal steps have
  * other addresses. */
