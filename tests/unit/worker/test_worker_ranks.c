@@ -423,15 +423,11 @@ static void test_update_failing_on_one_rank_releases_peers(void **state)
     for (int32_t rank = 0; rank < 4; rank++)
         assert_fails(rk_status_clone(jobs[rank]->status), RK_FAILED_PRECONDITION, "interrupted");
     destroy_all(&cluster, jobs);
-    for (int32_t rank = 0; rank < 4; rank++) { /* nor by the role that shares them */
-        jobs[rank] = test_method_job("rollout", "generate_sequences", "{\"response_length\": 7}",
-                                     test_prompts(3, PROMPT, 3 * (rank / 2)));
-        rk_worker_submit(cluster.workers[rank], jobs[rank]);
-    }
-    for (int32_t rank = 0; rank < 4; rank++) {
-        test_cluster_wait(&cluster, jobs[rank]);
+    for (int32_t rank = 0; rank < 4; rank++)
+        prompts[rank] = test_prompts(3, PROMPT, 3 * (rank / 2));
+    test_cluster_call(&cluster, "rollout", "generate_sequences", "{\"response_length\": 7}", prompts, jobs);
+    for (int32_t rank = 0; rank < 4; rank++) /* nor by the role that shares them */
         assert_fails(rk_status_clone(jobs[rank]->status), RK_FAILED_PRECONDITION, "role 'actor'");
-    }
     destroy_all(&cluster, jobs);
     init_models(&cluster);
     check_usable(&cluster, 2);
