@@ -8,7 +8,8 @@ cd "$(dirname "$0")/.."
 device=cpu
 if [ "${1-}" = --device ]; then
     device=${2-}
-    shift 2 || true
+    shift
+    [ $# -eq 0 ] || shift
 fi
 case $device in
 cpu)
