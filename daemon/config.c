@@ -108,6 +108,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     out->runtime_dir = service_dir("RUNTIME_DIRECTORY");
     out->collective_timeout_ms = rk_config_int(config, "watchdog.collective");
     out->idle_progress_ms = rk_config_int(config, "watchdog.idle_progress");
+    out->engine_grace_ms = rk_config_int(config, "watchdog.engine_grace");
     out->comm_progress_timeout_ms = rk_config_int(config, "comm.progress_timeout");
     if (!rk_config_is_null(config, "limits.device_memory"))
         out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");

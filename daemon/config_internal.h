@@ -20,7 +20,7 @@ struct rk_settings {
     int32_t num_threads, slot;
     char *state_dir;   /* NULL: the epoch is forgotten at exit */
     char *runtime_dir; /* $RUNTIME_DIRECTORY; NULL outside a service manager */
-    int64_t collective_timeout_ms, idle_progress_ms, comm_progress_timeout_ms;
+    int64_t collective_timeout_ms, idle_progress_ms, engine_grace_ms, comm_progress_timeout_ms;
     char *comm_listen;
     char **ckpt_roots;            /* NULL-terminated */
     uint64_t device_memory_bytes; /* 0: no limit */

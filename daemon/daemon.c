@@ -19,37 +19,61 @@
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
 
-/* How long a daemon with a lost device still answers, so that drivers learn why; then it exits to be
+/* How long a daemon that only a restart helps still answers, so that drivers learn why; then it exits to be
  * restarted. */
 #define FAILED_EXIT_NS (30 * 1000000000LL)
 
 /* --- facts and what follows from them --- */
 
-static struct rk_state_facts get_facts(const struct rk_daemon *daemon)
+static struct rk_state_facts get_facts(const struct rk_daemon *daemon,
+                                       const struct rk_worker_snapshot *snapshot)
 {
     struct rk_state_facts facts = {.is_draining = daemon->is_draining,
-                                   .is_running = rk_requests_num_running(&daemon->requests) > 0};
-    struct rk_worker_snapshot snapshot;
+                                   .is_running = rk_requests_num_running(&daemon->requests) > 0,
+                                   .has_failed = snapshot->failure != NULL,
+                                   .is_configured = snapshot->is_configured};
 
-    rk_worker_get_snapshot(daemon->worker, &snapshot);
-    facts.is_lost = snapshot.is_lost;
-    facts.is_configured = snapshot.is_configured;
-    for (int32_t i = 0; i < snapshot.num_roles; i++) {
-        if (snapshot.roles[i].state != RK_ROLE_STATE_EMPTY)
+    for (int32_t i = 0; i < snapshot->num_roles; i++) {
+        if (snapshot->roles[i].state != RK_ROLE_STATE_EMPTY)
             facts.has_model = true;
     }
     return facts;
 }
 
+/* Of a daemon in state FAILED. */
+static struct rk_status *get_failure(const struct rk_daemon *daemon)
+{
+    struct rk_worker_snapshot snapshot;
+
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    return RK_FAIL_REASON(RK_INTERNAL, snapshot.failure, "%s; the daemon must be restarted",
+                          snapshot.failure_text);
+}
+
+static void on_failed(struct rk_daemon *daemon, const struct rk_worker_snapshot *snapshot)
+{
+    struct rk_status *failure;
+
+    daemon->failed_ns = rk_time_now_ns();
+    daemon->is_stuck = strcmp(snapshot->failure, "ENGINE_STUCK") == 0;
+    if (!daemon->is_stuck)
+        return; /* what runs ends with its own error */
+    failure = get_failure(daemon);
+    rk_operations_answer(daemon, failure);
+    rk_status_free(failure);
+}
+
 void rk_daemon_update(struct rk_daemon *daemon)
 {
+    struct rk_worker_snapshot snapshot;
     struct rk_health_facts health;
     struct rk_state_facts facts;
     rk_daemon_state_t next;
 
     if (!daemon->worker)
         return; /* going down: nobody is left to ask */
-    facts = get_facts(daemon);
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    facts = get_facts(daemon, &snapshot);
     next = rk_daemon_state_of(&facts);
     if (daemon->state == RK_DAEMON_FAILED)
         next = RK_DAEMON_FAILED; /* for good */
@@ -57,7 +81,7 @@ void rk_daemon_update(struct rk_daemon *daemon)
         RK_INFO("state %s -> %s", rk_daemon_state_name(daemon->state), rk_daemon_state_name(next));
         rk_daemon_state_move(&daemon->state, next);
         if (next == RK_DAEMON_FAILED)
-            daemon->failed_ns = rk_time_now_ns();
+            on_failed(daemon, &snapshot);
         rk_notify_status("slot %d: %s, epoch %llu", daemon->settings.slot, rk_daemon_state_name(next),
                          (unsigned long long)daemon->lease.epoch);
     }
@@ -81,10 +105,14 @@ struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct r
     return NULL;
 }
 
+struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon)
+{
+    return daemon->state == RK_DAEMON_FAILED ? get_failure(daemon) : NULL;
+}
+
 struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon)
 {
-    if (daemon->state == RK_DAEMON_FAILED)
-        return RK_FAIL_REASON(RK_INTERNAL, "DEVICE_LOST", "the device is lost, the daemon must be restarted");
+    RK_TRY(rk_daemon_check_well(daemon));
     if (daemon->is_draining)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "DRAINING", "the daemon is draining");
     return NULL;
@@ -172,7 +200,7 @@ static void on_tick(void *user)
     tick_watchdog(daemon);
     if (daemon->state == RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE &&
         rk_time_now_ns() - daemon->failed_ns > FAILED_EXIT_NS)
-        rk_stop_begin(daemon, 0, "the device is lost");
+        rk_stop_begin(daemon, 0, "it has failed");
     rk_stop_advance(daemon);
 }
 
@@ -289,6 +317,7 @@ static struct rk_status *start_worker(struct rk_daemon *daemon)
         .ckpt_roots = (const char *const *)settings->ckpt_roots,
         .collective_timeout_ms = settings->collective_timeout_ms,
         .idle_progress_ms = settings->idle_progress_ms,
+        .engine_grace_ms = settings->engine_grace_ms,
         .comm_progress_timeout_ms = settings->comm_progress_timeout_ms,
         .user = daemon,
         .on_done = on_job_done,
@@ -395,8 +424,7 @@ struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
         args->on_listening(args->user, rk_server_address(daemon->server));
         rk_notify_ready();
         rk_loop_run(daemon->loop);
-        if (daemon->state == RK_DAEMON_FAILED)
-            st = RK_FAIL_REASON(RK_INTERNAL, "DEVICE_LOST", "the device was lost");
+        st = rk_daemon_check_well(daemon);
         rk_daemon_state_move(&daemon->state, RK_DAEMON_STOPPED);
         RK_INFO("stopped");
     }

@@ -52,6 +52,7 @@ struct rk_daemon {
     struct rk_auth *auth;
     rk_daemon_state_t state;
     int64_t failed_ns; /* when the state became FAILED */
+    bool is_stuck;     /* FAILED, and the engine does not come back */
     struct rk_lease lease;
     struct rk_requests requests;    /* of struct rk_operation */
     struct rk_execute *pending;     /* the stream whose call is not committed yet; NULL: none */
@@ -75,7 +76,9 @@ void rk_daemon_update(struct rk_daemon *daemon);
 bool rk_daemon_is_idle(const struct rk_daemon *daemon);
 /* Checks the fence of a call, and renews the lease that it proves. */
 struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct rk_fence *fence) RK_NODISCARD;
-/* FAILED_PRECONDITION (DRAINING) or INTERNAL (DEVICE_LOST) when no new work is taken. */
+/* INTERNAL (DEVICE_LOST, ENGINE_STUCK) in state FAILED. */
+struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon) RK_NODISCARD;
+/* The same, and FAILED_PRECONDITION (DRAINING), when no new work is taken. */
 struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon) RK_NODISCARD;
 /* A job that nobody waits for. */
 void rk_daemon_submit_forgotten(struct rk_daemon *daemon, struct rk_job *job);

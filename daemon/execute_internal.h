@@ -71,6 +71,8 @@ struct rk_execute {
 void rk_execute_drop(struct rk_execute *execute, struct rk_status *st);
 /* The operation has ended: its streams send the result. */
 void rk_execute_deliver(struct rk_operation *operation, struct rk_result *result);
+/* The operation will not end: its streams do. */
+void rk_execute_give_up(struct rk_operation *operation, const struct rk_status *why);
 
 /* --- execute_check.c --- */
 /* Everything that can be said about a header before its body comes. Fills the operation's job and the upload,

@@ -158,6 +158,18 @@ void rk_operations_cancel(struct rk_daemon *daemon, bool abort_comm, const char 
     rk_configure_abort(daemon, reason);
 }
 
+void rk_operations_answer(struct rk_daemon *daemon, const struct rk_status *why)
+{
+    for (int64_t i = 0; i < daemon->requests.count; i++) {
+        struct rk_operation *operation = (struct rk_operation *)daemon->requests.entries[i];
+
+        if (operation->request.state != RK_REQUEST_RUNNING)
+            continue;
+        note_failure(operation, why);
+        rk_execute_give_up(operation, why);
+    }
+}
+
 int64_t rk_operations_num_current(const struct rk_daemon *daemon)
 {
     int64_t count = 0;

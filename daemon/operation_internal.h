@@ -49,6 +49,8 @@ const char *rk_operation_cancel(struct rk_operation *operation, bool abort_comm,
 
 /* All that run; also drops the call that is not committed. */
 void rk_operations_cancel(struct rk_daemon *daemon, bool abort_comm, const char *reason);
+/* Tells all who wait for operations that those will not end; the operations stay with the worker. */
+void rk_operations_answer(struct rk_daemon *daemon, const struct rk_status *why);
 /* Running ones of the present epoch. */
 int64_t rk_operations_num_current(const struct rk_daemon *daemon);
 /* The one that runs, or is about to: they run in the order of Commit. NULL: none. */

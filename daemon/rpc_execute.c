@@ -95,6 +95,12 @@ void rk_execute_deliver(struct rk_operation *operation, struct rk_result *result
     }
 }
 
+void rk_execute_give_up(struct rk_operation *operation, const struct rk_status *why)
+{
+    for (struct rk_execute *execute = operation->streams; execute; execute = execute->next)
+        rk_call_finish(execute->call, rk_status_clone(why)); /* it detaches in on_end, later */
+}
+
 void rk_execute_drop(struct rk_execute *execute, struct rk_status *st)
 {
     struct rk_daemon *daemon = daemon_of(execute);
@@ -156,8 +162,10 @@ static void on_complete(struct rk_event *event)
 /* --- L: the header --- */
 
 /* A request that is known already: attach to what runs, or send what is stored. */
-static void join(struct rk_execute *execute, struct rk_operation *operation)
+static struct rk_status *join(struct rk_execute *execute, struct rk_operation *operation)
 {
+    if (operation->request.state == RK_REQUEST_RUNNING)
+        RK_TRY(rk_daemon_check_well(daemon_of(execute)));
     execute->owes_accepted = execute->is_replayed = true;
     execute->accepted_seq = operation->seq;
     memcpy(execute->plan_hash, operation->plan_hash, sizeof(execute->plan_hash));
@@ -165,6 +173,7 @@ static void join(struct rk_execute *execute, struct rk_operation *operation)
         attach(execute, operation);
     else
         begin_sending(execute, operation->result);
+    return NULL;
 }
 
 /* One call at a time may be open: the driver opens the next once this one is committed or dropped. A
@@ -256,7 +265,7 @@ static struct rk_status *open_header(struct rk_execute *execute, struct grpc_byt
     RK_TRY_GOTO(st, rk_requests_lookup(&known, &daemon->requests, request.header.request_id.data, digest),
                 out);
     if (known)
-        join(execute, (struct rk_operation *)known);
+        st = join(execute, (struct rk_operation *)known);
     else
         st = open_new(execute, &request.header, digest, &arena);
 out:

@@ -11,14 +11,15 @@
  *   CONFIGURED, READY  --communicators aborted, grace over-->  UNCONFIGURED
  *   any of these       --Drain, SIGTERM-->                     DRAINING --undo--> back
  *   DRAINING           --server closed-->                      STOPPED
- *   any but STOPPED    --device lost-->                        FAILED --server closed--> STOPPED
+ *   any but STOPPED    --device lost, engine stuck-->          FAILED --server closed--> STOPPED
  *
  * UNCONFIGURED  no communicators. Models may be kept from before. Configure is what helps.
  * CONFIGURED    communicators are up, no role has a model. init_model is what helps.
  * READY         communicators are up, some role has a model, nothing runs.
  * BUSY          a committed method is queued or runs. Further calls are accepted up to the limits.
  * DRAINING      no new calls are accepted; what was accepted goes on.
- * FAILED        the device is lost. Status and health still answer; only a restart helps. */
+ * FAILED        the device is lost, or the engine does not come back. Status and health still answer; only a
+ *               restart helps. */
 #include "daemon/state_internal.h"
 
 #include "base/rk_assert.h"
@@ -52,7 +53,7 @@ const char *rk_daemon_state_name(rk_daemon_state_t state)
 
 rk_daemon_state_t rk_daemon_state_of(const struct rk_state_facts *facts)
 {
-    if (facts->is_lost)
+    if (facts->has_failed)
         return RK_DAEMON_FAILED;
     if (facts->is_draining)
         return RK_DAEMON_DRAINING;

@@ -18,7 +18,7 @@ typedef enum rk_daemon_state {
 
 /* What decides the state of a daemon that has started. */
 struct rk_state_facts {
-    bool is_lost; /* the device */
+    bool has_failed; /* only a restart helps */
     bool is_draining;
     bool is_running;    /* a committed method has not ended */
     bool is_configured; /* communicators are up */

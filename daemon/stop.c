@@ -36,7 +36,10 @@ void rk_stop_begin(struct rk_daemon *daemon, int64_t grace_ms, const char *reaso
     if (daemon->stop.phase == RK_STOP_NONE) {
         RK_INFO("stopping reason=\"%s\" grace_ms=%lld", reason, (long long)grace_ms);
         daemon->is_draining = true;
-        enter(daemon, RK_STOP_WAIT, grace_ms);
+        if (daemon->is_stuck) /* it has had its time; a moment for answers */
+            enter(daemon, RK_STOP_ABORT, CLOSE_MS);
+        else
+            enter(daemon, RK_STOP_WAIT, grace_ms);
         rk_notify_stopping();
     } else if (daemon->stop.phase == RK_STOP_WAIT) {
         RK_INFO("stopping at once reason=\"%s\"", reason);

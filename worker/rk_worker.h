@@ -90,6 +90,7 @@ struct rk_worker_config {
         *ckpt_roots; /* absolute directories that paths of calls may name into; NULL-terminated */
     int64_t collective_timeout_ms; /* watchdog.collective */
     int64_t idle_progress_ms;      /* watchdog.idle_progress: a running job without a tick */
+    int64_t engine_grace_ms;       /* watchdog.engine_grace: from a verdict to the job's end; 0: for ever */
     int64_t comm_progress_timeout_ms;
     void *user;
     /* On thread E: the job is finished and belongs to the receiver. Must not block. */
@@ -122,7 +123,10 @@ const char *rk_role_state_name(rk_role_state_t state);
 /* What anybody may know at any time. */
 struct rk_worker_snapshot {
     bool is_configured; /* communicators are up */
-    bool is_lost;       /* the device is lost: only a restart helps */
+    /* Why only a restart helps: "DEVICE_LOST", "ENGINE_STUCK" (what runs will not end); NULL while all is
+     * well. Lives for ever. */
+    const char *failure;
+    char failure_text[256];
     uint64_t mesh_generation;
     int32_t num_roles;
     struct {

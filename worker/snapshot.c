@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "base/rk_log.h"
 #include "base/rk_time.h"
 
 static void publish_device(struct rk_worker *worker)
@@ -33,6 +34,17 @@ void rk_worker_publish(struct rk_worker *worker)
     snprintf(snapshot->device_uuid, sizeof(snapshot->device_uuid), "%s", info.uuid);
     publish_device(worker);
     pthread_mutex_unlock(&worker->lock);
+}
+
+void rk_worker_fail_locked(struct rk_worker *worker, const char *failure, const char *text)
+{
+    struct rk_worker_snapshot *snapshot = &worker->snapshot;
+
+    if (snapshot->failure)
+        return;
+    RK_ERROR("%s: %s", failure, text);
+    snapshot->failure = failure;
+    snprintf(snapshot->failure_text, sizeof(snapshot->failure_text), "%s", text);
 }
 
 void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total)

@@ -5,7 +5,10 @@
  * method, or a further collective). Ending means: the job is asked to stop, and the communicators are
  * aborted, because a rank that waits in a collective cannot hear anything else. The job then fails with
  * DEADLINE_EXCEEDED here and ABORTED on the peers. When the communicators had failed before, their error
- * stands: it is nearer to the cause. */
+ * stands: it is nearer to the cause.
+ *
+ * A job that has not ended watchdog.engine_grace later never will: a kernel that hangs, a file system that is
+ * gone. The worker has failed then, and who waits for the job is answered without it. */
 #include "worker/worker_internal.h"
 
 #include <time.h>
@@ -58,19 +61,37 @@ static char *find_reason(struct rk_worker *worker)
     return NULL;
 }
 
+static void check_grace(struct rk_worker *worker)
+{
+    const struct rk_running_job *running = &worker->running;
+    int64_t grace_ms = worker->config.engine_grace_ms;
+    char *text;
+
+    if (grace_ms == 0 || worker->snapshot.failure ||
+        rk_time_now_ns() - running->verdict_ns <= grace_ms * NS_PER_MS)
+        return;
+    text = rk_format("%s, and did not end within %lld ms of being told to",
+                     rk_status_message(running->verdict), (long long)grace_ms);
+    rk_worker_fail_locked(worker, "ENGINE_STUCK", text);
+    rk_free(text);
+}
+
 static void check_running(struct rk_worker *worker)
 {
     struct rk_status *comm_error;
     char *reason;
 
-    if (worker->running.verdict)
+    if (worker->running.verdict) {
+        check_grace(worker);
         return;
+    }
     reason = find_reason(worker);
     if (!reason)
         return;
     comm_error = worker->world ? rk_comm_world_check(worker->world) : NULL;
     worker->running.verdict =
         comm_error ? comm_error : RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s", reason);
+    worker->running.verdict_ns = rk_time_now_ns();
     RK_WARN("watchdog: %s", reason);
     atomic_store(&worker->is_cancel_requested, true);
     rk_worker_abort_locked(worker, reason);

@@ -87,11 +87,10 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
     }
     error = st ? rk_device_check(worker->device) : NULL; /* a lost device may first show in the collectives */
     if (error) {
-        RK_ERROR("device lost: %s", rk_status_message(error));
-        rk_status_free(error);
         pthread_mutex_lock(&worker->lock);
-        worker->snapshot.is_lost = true;
+        rk_worker_fail_locked(worker, "DEVICE_LOST", rk_status_message(error));
         pthread_mutex_unlock(&worker->lock);
+        rk_status_free(error);
     }
 }
 

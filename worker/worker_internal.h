@@ -58,6 +58,7 @@ struct rk_running_job {
     uint64_t seen_collectives; /* W's: to notice that collectives go on */
     char *cancel_reason;       /* owned; set once the job was asked to stop */
     struct rk_status *verdict; /* owned; W's, why it ended the job */
+    int64_t verdict_ns;
 };
 
 struct rk_worker {
@@ -103,6 +104,8 @@ void *rk_watchdog_main(void *worker);
 void rk_worker_abort_locked(struct rk_worker *worker, const char *reason);
 
 /* --- snapshot.c --- */
+/* From now on only a restart helps; the first failure (a literal) stands. Needs the lock. */
+void rk_worker_fail_locked(struct rk_worker *worker, const char *failure, const char *text);
 /* Makes the state of roles, world and device visible. Engine thread. */
 void rk_worker_publish(struct rk_worker *worker);
 void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total);

@@ -57,6 +57,37 @@ static void test_stuck_engine_is_given_up(void **state)
     assert_true(rk_time_now_ns() - begin_ns > 29 * 1000000000LL);
 }
 
+/* Goal: a method that the watchdog has ended but that does not end is answered without the engine, with the
+ * reason; the daemon is FAILED, says so to who asks again or for more, and goes down without waiting. */
+static void test_stuck_method_is_answered_without_the_engine(void **state)
+{
+    static const char *const args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL};
+    static const char expected[] = "actor.get_mesh_info made no progress for 1000 ms, and did not end within "
+                                   "1000 ms of being told to; the daemon must be restarted";
+    struct rk_execute_header header, again;
+    struct rk_worker_status status;
+    struct fixture fixture;
+    int64_t begin_ns;
+
+    (void)state;
+    start_with_faults(&fixture, "worker.before_method=sleep:100s", args);
+    header = again = fixture_header(&fixture, "actor", "get_mesh_info");
+    begin_ns = rk_time_now_ns();
+    assert_refused(fixture_execute(&fixture, &header, NULL, NULL), RK_INTERNAL, "ENGINE_STUCK");
+    assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(6000) * 1000000);
+    assert_ok(rk_client_get_status(fixture.client, &status));
+    assert_string_equal(status.state, "FAILED");
+    assert_non_null(strstr(status.last_error, expected));
+    assert_fails(fixture_execute(&fixture, &again, NULL, NULL), RK_INTERNAL, expected);
+    header = fixture_header(&fixture, "actor", "get_mesh_info");
+    assert_fails(fixture_execute(&fixture, &header, NULL, NULL), RK_INTERNAL, expected);
+
+    begin_ns = rk_time_now_ns();
+    rk_proc_signal(fixture.proc, SIGTERM);
+    fixture_end(&fixture, 1);
+    assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(6000) * 1000000);
+}
+
 /* Goal: a Commit that fails uses up no number and leaves no trace; the same call then succeeds. */
 static void test_failed_commit_leaves_the_number_free(void **state)
 {
@@ -77,6 +108,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stuck_engine_is_given_up),
+        cmocka_unit_test(test_stuck_method_is_answered_without_the_engine),
         cmocka_unit_test(test_failed_commit_leaves_the_number_free),
     };
 

@@ -19,7 +19,7 @@ static void test_rk_daemon_state_of_facts_have_ranks(void **state)
         {"running, peers lost", {.is_running = true}, RK_DAEMON_BUSY},
         {"draining while running", {.is_running = true, .is_draining = true}, RK_DAEMON_DRAINING},
         {"lost",
-         {.is_lost = true, .is_draining = true, .is_running = true, .is_configured = true},
+         {.has_failed = true, .is_draining = true, .is_running = true, .is_configured = true},
          RK_DAEMON_FAILED},
     };
 
