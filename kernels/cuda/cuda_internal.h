@@ -13,7 +13,8 @@
 
 RK_BEGIN_DECLS
 
-/* Of a cuBLASLt call, on every stream: what the library asks for on Hopper; smaller ones rule out kernels. */
+/* Scratch of a stream that cuBLASLt multiplies on: what the library asks for on Hopper; smaller ones rule out
+ * kernels. */
 #define RK_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
 
 #define RK_CUDA_COMPARE_BYTES (RK_CUDA_WORKSPACE_BYTES - 256)
@@ -28,7 +29,7 @@ struct rk_cuda_device {
     cublasLtHandle_t blas;
     struct rk_cuda_gemm_plans *plans; /* of gemm.c */
     cudaStream_t probe;               /* carries nothing; asked for the state of the device */
-    uint64_t own_bytes, num_own;      /* workspaces and scratch of the streams; how often some was taken */
+    uint64_t own_bytes, num_own;      /* scratch of the streams; how often some was taken */
 };
 
 /* Ints at the beginning of `splits` that are zero between calls. */
@@ -43,7 +44,6 @@ struct rk_cuda_buffer {
 struct rk_cuda_stream {
     struct rk_cuda_device *dev;
     cudaStream_t stream;
-    void *workspace;               /* RK_CUDA_WORKSPACE_BYTES */
     struct rk_cuda_buffer scratch; /* undefined between calls */
     /* Counters, zero between calls; behind them the splits of paged attention, as the last call left them. */
     struct rk_cuda_buffer splits;
@@ -86,7 +86,7 @@ void rk_cuda_gemm_plans_destroy(struct rk_cuda_gemm_plans *plans); /* NULL is a 
 struct rk_status *rk_cuda_gemm_chain(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                      const struct rk_gemm_args *args) RK_NODISCARD;
 /* Whether two matrices of a 16-bit type or F32, of one shape, agree in every bit; waits. Takes the bytes of
- * the workspace from RK_CUDA_COMPARE_BYTES on; what lies before them may be compared. */
+ * the scratch from RK_CUDA_COMPARE_BYTES on; what lies before them may be compared. */
 struct rk_status *rk_cuda_same_bits(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                     rk_tensor_t x, rk_tensor_t y, bool *same) RK_NODISCARD;
 /* c[m][n] += bias[n] for products whose epilogue the library lacks. */

@@ -305,23 +305,11 @@ static void cuda_stream_destroy(void *handle, void *stream_handle)
 
     (void)handle;
     stream->dev->own_bytes -= stream->scratch.bytes + stream->splits.bytes;
-    if (stream->workspace)
-        stream->dev->own_bytes -= RK_CUDA_WORKSPACE_BYTES;
     if (stream->stream)
         (void)cudaStreamDestroy(stream->stream);
-    (void)cudaFree(stream->workspace);
     (void)cudaFree(stream->scratch.data);
     (void)cudaFree(stream->splits.data);
     rk_free(stream);
-}
-
-static struct rk_status *open_stream(struct rk_cuda_stream *stream)
-{
-    RK_CUDA(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking));
-    RK_CUDA(cudaMalloc(&stream->workspace, RK_CUDA_WORKSPACE_BYTES));
-    stream->dev->own_bytes += RK_CUDA_WORKSPACE_BYTES;
-    stream->dev->num_own++;
-    return NULL;
 }
 
 static struct rk_status *cuda_stream_create(void *handle, void **out, const char *name)
@@ -331,7 +319,8 @@ static struct rk_status *cuda_stream_create(void *handle, void **out, const char
 
     (void)name;
     stream->dev = handle;
-    st = open_stream(stream);
+    st = rk_cuda_status(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking),
+                        "cudaStreamCreateWithFlags");
     if (st) {
         cuda_stream_destroy(handle, stream);
         return st;

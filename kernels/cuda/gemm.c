@@ -118,18 +118,28 @@ struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_c
                                                  &args->bias.data, sizeof(args->bias.data)));
     RK_CUBLAS(cublasLtMatmul(dev->blas, plan->desc, alpha, args->b.data, plan->first, args->a.data,
                              plan->second, beta, args->c.data, plan->out, args->c.data, plan->out,
-                             &plan->algo, stream->workspace, RK_CUDA_WORKSPACE_BYTES, stream->stream));
+                             &plan->algo, stream->scratch.data, RK_CUDA_WORKSPACE_BYTES, stream->stream));
     return rk_cuda_launched(dev, stream, "gemm");
 }
 
-struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream, const struct rk_gemm_args *args)
+/* Of a product that the library may be asked for: whether it is depends on where its operands will lie. */
+struct rk_workspace rk_cuda_workspace_gemm(const void *dev, const struct rk_gemm_args *args)
+{
+    (void)dev;
+    (void)args;
+    return (struct rk_workspace){.scratch_bytes = RK_CUDA_WORKSPACE_BYTES};
+}
+
+struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream_handle, const struct rk_gemm_args *args)
 {
     struct rk_cuda_device *dev = dev_handle;
+    struct rk_cuda_stream *stream = stream_handle;
     struct rk_gemm_key key = key_of(args);
     struct rk_gemm_plan *plan;
 
     if (!is_for_library(&key))
         return rk_cuda_gemm_chain(dev, stream, args);
+    RK_TRY(rk_cuda_reserve(stream, &stream->scratch, RK_CUDA_WORKSPACE_BYTES));
     RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, args));
     if (!plan->has_algo)
         return rk_cuda_gemm_chain(dev, stream, args);

@@ -287,7 +287,7 @@ extern "C" struct rk_status *rk_cuda_same_bits(const struct rk_cuda_device *dev,
                                                rk_tensor_t y, bool *same)
 {
     dim3 blocks((unsigned)x.shape[0], (unsigned)rk_ceil_div(x.shape[1], RK_TILE_FLAT_THREADS));
-    int *counter = (int *)((char *)stream->workspace + RK_CUDA_COMPARE_BYTES), num_different = 0;
+    int *counter = (int *)((char *)stream->scratch.data + RK_CUDA_COMPARE_BYTES), num_different = 0;
 
     RK_CUDA(cudaMemsetAsync(counter, 0, sizeof(*counter), stream->stream));
     if (rk_dtype_bytes(x.dtype) == 2)

@@ -163,8 +163,7 @@ static struct rk_status *rank_candidates(struct rk_cuda_device *dev, const struc
     return NULL;
 }
 
-/* Runs the product and, for its first rows, our own kernel, and compares. The workspace is free in between.
- */
+/* Runs the product and, for its first rows, our own kernel, and compares. The scratch is free in between. */
 static struct rk_status *has_same_bits(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                        const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                        bool *same)
@@ -177,7 +176,7 @@ static struct rk_status *has_same_bits(struct rk_cuda_device *dev, const struct 
     *same = true;
     if (plan->key.bits != RK_GEMM_ONE_CHAIN || rows == 0 || args->beta != 0.0f)
         return NULL;
-    chain.c = rk_tensor_2d(stream->workspace, args->c.dtype, rows, plan->key.n);
+    chain.c = rk_tensor_2d(stream->scratch.data, args->c.dtype, rows, plan->key.n);
     chain.a.shape[args->trans_a ? 1 : 0] = rows;
     RK_TRY(rk_gemm_run_plan(dev, stream, plan, args));
     RK_TRY(rk_cuda_gemm_chain(dev, stream, &chain));

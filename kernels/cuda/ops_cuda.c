@@ -7,6 +7,7 @@ static const struct rk_workspace_ops workspace_ops = {
     .attn_paged = rk_cuda_workspace_attn_paged,
     .bias_bwd = rk_cuda_workspace_bias_bwd,
     .embed_bwd = rk_cuda_workspace_embed_bwd,
+    .gemm = rk_cuda_workspace_gemm,
     .rmsnorm_bwd = rk_cuda_workspace_rmsnorm_bwd,
     .sum_squares = rk_cuda_workspace_sum_squares,
 };
