@@ -106,38 +106,59 @@ rk_tensor_t kt_zeros_4d(struct kt *kt, rk_dtype_t dtype, int64_t dim0, int64_t d
     return with_memory(kt, rk_tensor_4d(NULL, dtype, dim0, dim1, dim2, dim3));
 }
 
-/* Rows of packed host memory to or from the rows of a tensor that may have gaps. */
-static void copy_rows(struct kt *kt, rk_tensor_t t, void *host, rk_copy_kind_t kind)
+/* From the first row to the last one, gaps included. */
+static size_t span_bytes(rk_tensor_t t)
 {
-    size_t row_bytes = (size_t)rk_tensor_row_elements(t) * rk_dtype_bytes(t.dtype);
+    if (t.shape[0] == 0)
+        return 0;
+    return (size_t)((t.shape[0] - 1) * t.row_stride + rk_tensor_row_elements(t)) * rk_dtype_bytes(t.dtype);
+}
 
-    for (int64_t r = 0; r < t.shape[0]; r++) {
-        char *device_row = (char *)t.data + (size_t)(r * t.row_stride) * rk_dtype_bytes(t.dtype);
-        char *host_row = (char *)host + (size_t)r * row_bytes;
+static void copy_span(struct kt *kt, rk_tensor_t t, void *span, rk_copy_kind_t kind)
+{
+    bool writes = kind == RK_COPY_H2D;
 
-        if (kind == RK_COPY_H2D)
-            assert_ok(rk_stream_copy(kt->stream, device_row, host_row, row_bytes, kind));
-        else
-            assert_ok(rk_stream_copy(kt->stream, host_row, device_row, row_bytes, kind));
-    }
+    assert_ok(
+        rk_stream_copy(kt->stream, writes ? t.data : span, writes ? span : t.data, span_bytes(t), kind));
     assert_ok(rk_stream_sync(kt->stream));
 }
 
+/* Rows of a span to or from packed ones. */
+static void move_rows(rk_tensor_t t, char *span, char *packed, bool packs)
+{
+    size_t row_bytes = (size_t)rk_tensor_row_elements(t) * rk_dtype_bytes(t.dtype);
+    size_t pitch = (size_t)t.row_stride * rk_dtype_bytes(t.dtype);
+
+    for (int64_t r = 0; r < t.shape[0]; r++) {
+        char *in_span = span + (size_t)r * pitch, *in_packed = packed + (size_t)r * row_bytes;
+
+        memcpy(packs ? in_packed : in_span, packs ? in_span : in_packed, row_bytes);
+    }
+}
+
+/* One copy, not one a row, which would take most of the time under tools that look at every call. What lies
+ * in the gaps is written back as it was. */
 void kt_write(struct kt *kt, rk_tensor_t t, const double *values)
 {
-    void *host = rk_malloc(rk_tensor_bytes(t));
+    char *packed = rk_malloc(rk_tensor_bytes(t)), *span = rk_malloc(span_bytes(t));
 
-    rk_store_f64(host, t.dtype, values, rk_tensor_num_elements(t));
-    copy_rows(kt, t, host, RK_COPY_H2D);
-    rk_free(host);
+    rk_store_f64(packed, t.dtype, values, rk_tensor_num_elements(t));
+    if (span_bytes(t) > rk_tensor_bytes(t))
+        copy_span(kt, t, span, RK_COPY_D2H);
+    move_rows(t, span, packed, false);
+    copy_span(kt, t, span, RK_COPY_H2D);
+    rk_free(packed);
+    rk_free(span);
 }
 
 void *kt_read_bytes(struct kt *kt, rk_tensor_t t)
 {
-    void *host = host_memory(kt, rk_tensor_bytes(t));
+    char *packed = host_memory(kt, rk_tensor_bytes(t)), *span = rk_malloc(span_bytes(t));
 
-    copy_rows(kt, t, host, RK_COPY_D2H);
-    return host;
+    copy_span(kt, t, span, RK_COPY_D2H);
+    move_rows(t, span, packed, true);
+    rk_free(span);
+    return packed;
 }
 
 double *kt_read(struct kt *kt, rk_tensor_t t)

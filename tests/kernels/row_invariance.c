@@ -141,8 +141,11 @@ static void test_row_wise_operators_row_alone_has_same_bits(void **state)
 
     for (size_t i = 0; i < RK_ARRAY_LEN(operators) * RK_ARRAY_LEN(dtypes); i++) {
         size_t op = i / RK_ARRAY_LEN(dtypes);
-        struct rows all = make_rows(kt, dtypes[i % RK_ARRAY_LEN(dtypes)]), alone = all;
+        struct rows all, alone;
 
+        if (!rk_test_in_part())
+            continue;
+        alone = all = make_rows(kt, dtypes[i % RK_ARRAY_LEN(dtypes)]);
         for (int o = 0; o < 2; o++)
             alone.out[o] = kt_zeros_2d(kt, all.out[o].dtype, ROWS, COLS);
         assert_ok(operators[op].run(kt, &all));

@@ -34,6 +34,28 @@ uint64_t rk_test_seed(void)
     return (uint64_t)seed;
 }
 
+/* "2/5"; 1/1 without the variable. */
+static void read_part(int64_t *part, int64_t *num_parts)
+{
+    const char *text = rk_env("RK_TEST_PART");
+    char *copy = rk_strdup(text ? text : "1/1"), *slash = strchr(copy, '/');
+
+    RK_ASSERT(slash);
+    *slash = '\0';
+    RK_ASSERT(rk_parse_i64(copy, part) && rk_parse_i64(slash + 1, num_parts));
+    RK_ASSERT(*part >= 1 && *part <= *num_parts);
+    rk_free(copy);
+}
+
+bool rk_test_in_part(void)
+{
+    static int64_t part, num_parts, num_asked;
+
+    if (num_parts == 0)
+        read_part(&part, &num_parts);
+    return num_asked++ % num_parts == part - 1;
+}
+
 static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *ftw)
 {
     (void)info;

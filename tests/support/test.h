@@ -6,6 +6,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,11 @@ RK_BEGIN_DECLS
 
 /* RK_TEST_SEED or a fixed default; printed at the first call. */
 uint64_t rk_test_seed(void);
+
+/* RK_TEST_PART=i/n runs the i-th of n parts of a test's tables, for tools under which a test takes long:
+ * whether the next case is one of them. To be asked for every case, once, in the same order in every run;
+ * true for all without the variable. What stands in no table runs in every part. */
+bool rk_test_in_part(void);
 
 /* A fresh empty directory under TMPDIR, removed with all it holds when the process exits normally. Borrowed.
  */

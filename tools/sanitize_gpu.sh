@@ -1,0 +1,86 @@
+#!/bin/sh
+# The kernel tests on a GPU under compute-sanitizer: memcheck (addresses), racecheck (shared memory) and initcheck
+# (memory that nobody has written). Usage:
+#
+#   tools/sanitize_gpu.sh [-t "tool ..."] [-p "program ..."] [-j jobs] [-l seconds] [folder of the tests: build/tests]
+#
+# Programs with large tables run in parts (RK_TEST_PART), several at a time on one GPU (RK_TEST_DEVICE, cuda:0), each
+# for at most -l seconds. One line a tool, program and part; exit status 0 when all have run and found nothing. Logs
+# stay in the folder that the last line names.
+set -u
+
+# What is run, the longest first: program and number of parts. Those of the plain tests that need no F64 attention.
+programs="kernels_cases_gemm:8 kernels_cases_attention:4 kernels_cases_layers:3 kernels_cases_paged:3
+    kernels_cases_vocab:3 kernels_cases_sample:1 kernels_row_invariance:2 kernels_thread_invariance:2
+    kernels_cases_flat:1 kernels_grad_layers:1 kernels_cases_device:1"
+
+options_of() { # tool, program
+    case "$1 $2" in
+    # It asks for more memory than there is, to see the error.
+    "memcheck kernels_cases_device") echo "--report-api-errors no" ;;
+    esac
+}
+
+run_one() { # tool, program, part
+    log=$RK_LOGS/$1.$2.$(echo "$3" | tr / _).log
+    begin=$(date +%s)
+    # shellcheck disable=SC2046 # several options are several words
+    RK_TEST_PART=$3 RK_TEST_DEVICE=${RK_TEST_DEVICE:-cuda:0} timeout "$RK_LIMIT" "$RK_SANITIZER" --tool "$1" \
+        --error-exitcode 99 $(options_of "$1" "$2") "$RK_TESTS/$2" >"$log" 2>&1
+    code=$?
+    case $code in
+    0) verdict=ok ;;
+    77) verdict="no GPU" ;;
+    99) verdict=FOUND ;;
+    124) verdict="TIME LIMIT" ;;
+    *) verdict="FAILED $code" ;;
+    esac
+    printf '%-10s %-26s %-5s %-10s %4d s  %s\n' "$1" "$2" "$3" "$verdict" $(($(date +%s) - begin)) \
+        "$(sed -n 's/^=* *\(.*SUMMARY: .*\)/\1/p' "$log" | tail -n 1)"
+    [ $code -eq 0 ]
+}
+
+if [ "${1-}" = --one ]; then
+    run_one "$2" "$3" "$4"
+    exit
+fi
+
+tools="memcheck racecheck initcheck"
+jobs=8
+RK_LIMIT=600
+while getopts t:p:j:l: option; do
+    case $option in
+    t) tools=$OPTARG ;;
+    p) programs=$OPTARG ;;
+    j) jobs=$OPTARG ;;
+    l) RK_LIMIT=$OPTARG ;;
+    *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+RK_TESTS=${1:-build/tests}
+RK_SANITIZER=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || {
+    echo "sanitize_gpu.sh: compute-sanitizer is neither in PATH nor in /usr/local/cuda/bin" >&2
+    exit 2
+}
+[ -d "$RK_TESTS" ] || {
+    echo "sanitize_gpu.sh: no folder $RK_TESTS: expected the one with the built tests" >&2
+    exit 2
+}
+RK_LOGS=$(mktemp -d)
+export RK_TESTS RK_SANITIZER RK_LOGS RK_LIMIT
+
+for program in $programs; do
+    for tool in $tools; do
+        count=${program#*:}
+        [ "$count" != "$program" ] || count=1
+        part=1
+        while [ $part -le "$count" ]; do
+            echo "$tool ${program%%:*} $part/$count"
+            part=$((part + 1))
+        done
+    done
+done | xargs -P "$jobs" -n 3 sh "$0" --one
+status=$?
+echo "logs: $RK_LOGS"
+[ $status -eq 0 ]
