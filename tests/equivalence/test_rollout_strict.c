@@ -1,13 +1,14 @@
 /* Goal: in strict numerics the log-prob that comes with every generated token has the bits of the one that
  * the training forward pass computes for it, so that the first ratio of PPO is exactly 1 and need not be
- * computed.
+ * computed; on one rank, and with tensor parallelism, where sums go over ranks.
  *
  * Method: generate with sequences coming and going (more requests than run together, prompts of all lengths
- * in chunks, some answers ended early), then recompute all of it in packed batches. On a GPU the model has
- * the shape of Qwen2.5-1.5B and 100,000 tokens are generated; on the CPU it is small. */
+ * in chunks, some answers ended early), then recompute all of it in packed batches. On GPUs the model has the
+ * shape of Qwen2.5-1.5B and 100,000 tokens are generated; on the CPU it is small. Every rank is a process of
+ * its own. */
 #include "tests/support/test.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -16,6 +17,9 @@
 #include "engine/rk_rollout.h"
 #include "tests/support/device.h"
 #include "tests/support/models.h"
+#include "tests/support/ranks.h"
+
+#define RUN_TIMEOUT_S 200
 
 struct scale {
     const char *config;
@@ -101,23 +105,20 @@ static void batch_fini(struct batch *b)
     rk_free(b->results);
 }
 
-static double generate(struct rk_test_model *test, struct batch *b)
+static struct rk_status *generate(struct rk_test_model *test, struct batch *b)
 {
     const struct rk_rollout_config config = {.max_num_seqs = b->scale->max_num_seqs,
                                              .max_num_batched_tokens = b->scale->max_num_batched_tokens,
                                              .max_model_len =
                                                  b->scale->max_prompt_len + b->scale->max_tokens};
     struct rk_rollout *rollout;
-    int64_t begin;
 
-    assert_ok(rk_rollout_create(&rollout, test->model, &config));
-    begin = rk_time_now_ns();
-    assert_ok(rk_rollout_generate(rollout, b->requests, b->scale->num_requests, b->results, NULL));
-    begin = rk_time_now_ns() - begin;
+    RK_TRY(rk_rollout_create(&rollout, test->model, &config));
+    RK_TRY(rk_rollout_generate(rollout, b->requests, b->scale->num_requests, b->results, NULL));
     rk_rollout_destroy(rollout);
     for (int32_t i = 0; i < b->scale->num_requests; i++)
         b->num_tokens += b->results[i].num_tokens;
-    return (double)begin * 1e-9;
+    return NULL;
 }
 
 /* Sequences of the batch from `first` on, as many as fit into a pass. */
@@ -167,7 +168,7 @@ static void add_sequence(struct pass *pass, const struct rk_rollout_request *req
     pass->cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
 }
 
-/* Fills the pass and returns the first sequence that did not fit. */
+/* Fills the pass and returns the first sequence that did not fit; `first` itself where none fits. */
 static int32_t fill_pass(struct pass *pass, const struct batch *b, int32_t first)
 {
     int32_t i = first;
@@ -182,7 +183,6 @@ static int32_t fill_pass(struct pass *pass, const struct batch *b, int32_t first
             break;
         add_sequence(pass, &b->requests[i], &b->results[i]);
     }
-    assert_true(i > first);
     return i;
 }
 
@@ -204,41 +204,142 @@ static int64_t count_different(const struct pass *pass, const struct batch *b, i
     return num_different;
 }
 
-static void test_generate_strict_log_probs_have_bits_of_model(void **state)
-{
-    struct rk_test_model_spec spec = {.seed = 9, .dtype = RK_DTYPE_BF16, .numerics = RK_NUMERICS_STRICT};
-    const struct scale *scale = rk_test_device_dtype() == RK_DTYPE_F64 ? &on_cpu : &on_gpu;
-    int64_t num_different = 0;
-    struct rk_test_model test;
-    struct pass pass;
-    struct batch b;
-    double seconds;
+/* What a rank tells the parent. */
+struct outcome {
+    int64_t num_tokens, num_different;
+    double generate_s, recompute_s;
+};
 
-    (void)state;
-    spec.config = scale->config;
-    assert_ok(rk_test_model_open(&test, &spec));
-    batch_init(&b, scale, rk_model_get_config(test.model)->vocab_size);
-    seconds = generate(&test, &b);
-    pass_init(&pass, scale);
-    for (int32_t first = 0, next; first < scale->num_requests; first = next) {
-        next = fill_pass(&pass, &b, first);
-        assert_ok(rk_model_log_probs(test.model, &pass.packed, 1.0, pass.log_probs, NULL));
-        num_different += count_different(&pass, &b, first);
+struct shared {
+    const struct scale *scale;
+    struct outcome of_rank[2];
+};
+
+static double seconds_since(int64_t begin_ns)
+{
+    return (double)(rk_time_now_ns() - begin_ns) * 1e-9;
+}
+
+/* Recomputes everything and counts what differs. */
+static struct rk_status *recompute(struct rk_test_model *test, const struct batch *b, int64_t *num_different)
+{
+    struct rk_status *st = NULL;
+    struct pass pass;
+
+    pass_init(&pass, b->scale);
+    for (int32_t first = 0, next; !st && first < b->scale->num_requests; first = next) {
+        next = fill_pass(&pass, b, first);
+        if (next == first)
+            st = RK_FAIL(RK_INTERNAL, "sequence %d is longer than a pass", first);
+        else
+            st = rk_model_log_probs(test->model, &pass.packed, 1.0, pass.log_probs, NULL);
+        if (!st)
+            *num_different += count_different(&pass, b, first);
     }
-    printf("%lld tokens in %.2f s, %lld with other bits\n", (long long)b.num_tokens, seconds,
-           (long long)num_different);
-    assert_int_equal(num_different, 0);
-    assert_true(scale == &on_cpu || b.num_tokens >= 100000);
     pass_fini(&pass);
+    return st;
+}
+
+/* world: NULL for one rank. */
+static int run_rank(struct rk_comm_world *world, void *user)
+{
+    struct shared *shared = user;
+    int32_t rank = world ? rk_comm_world_rank(world) : 0;
+    struct outcome *outcome = &shared->of_rank[rank];
+    const struct rk_test_model_spec spec = {
+        .config = shared->scale->config,
+        .seed = 9,
+        .dtype = RK_DTYPE_BF16,
+        .numerics = RK_NUMERICS_STRICT,
+        .tp = world ? rk_comm_world_size(world) : 1,
+        .world = world,
+        .stream = world ? rk_test_rank_stream(rank) : NULL,
+    };
+    struct rk_test_model test;
+    struct batch b;
+    int64_t begin_ns;
+
+    RK_RANK_OK(rk_test_model_open(&test, &spec));
+    batch_init(&b, shared->scale, rk_model_get_config(test.model)->vocab_size);
+    begin_ns = rk_time_now_ns();
+    RK_RANK_OK(generate(&test, &b));
+    outcome->num_tokens = b.num_tokens;
+    outcome->generate_s = seconds_since(begin_ns);
+    begin_ns = rk_time_now_ns();
+    RK_RANK_OK(recompute(&test, &b, &outcome->num_different));
+    outcome->recompute_s = seconds_since(begin_ns);
     batch_fini(&b);
     rk_test_model_close(&test);
+    return 0;
+}
+
+static void check_outcomes(const struct shared *shared, int32_t tp)
+{
+    for (int32_t rank = 0; rank < tp; rank++) {
+        const struct outcome *outcome = &shared->of_rank[rank];
+
+        print_message("tp=%d, rank %d: %lld tokens in %.2f s, recomputed in %.2f s, %lld with other bits\n",
+                      tp, rank, (long long)outcome->num_tokens, outcome->generate_s, outcome->recompute_s,
+                      (long long)outcome->num_different);
+        assert_int_equal(outcome->num_different, 0);
+        assert_true(outcome->num_tokens >= (shared->scale == &on_cpu ? 100 : 100000));
+    }
+}
+
+static struct shared *make_shared(void)
+{
+    struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
+
+    shared->scale = rk_test_device_dtype() == RK_DTYPE_F64 ? &on_cpu : &on_gpu;
+    return shared;
+}
+
+static int run_alone(int32_t rank, int32_t num_ranks, void *user)
+{
+    (void)rank;
+    (void)num_ranks;
+    return run_rank(NULL, user);
+}
+
+static void test_generate_strict_log_probs_have_bits_of_model(void **state)
+{
+    struct rk_test_rank_result result;
+    struct shared *shared;
+    int num_failed;
+
+    (void)state;
+    if (rk_test_device_is_per_rank())
+        skip(); /* done by the run on one device */
+    shared = make_shared();
+    num_failed = rk_test_run_ranks_results(1, run_alone, shared, RUN_TIMEOUT_S, &result);
+    if (result.exit_code == RK_TEST_EXIT_SKIPPED)
+        exit(RK_TEST_EXIT_SKIPPED);
+    assert_int_equal(num_failed, 0);
+    check_outcomes(shared, 1);
+    rk_test_shared_free(shared, sizeof(*shared));
+}
+
+static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
+{
+    struct shared *shared;
+
+    (void)state;
+    if (rk_test_device_max_ranks() < 2)
+        skip(); /* the run on one device */
+    shared = make_shared();
+    assert_int_equal(rk_test_run_world(2, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
+    check_outcomes(shared, 2);
+    rk_test_shared_free(shared, sizeof(*shared));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model),
+        cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model),
     };
 
+    if (rk_test_device_is_per_rank())
+        rk_test_device_need_ranks(2);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,7 +45,7 @@ struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads)
     return st;
 }
 
-static bool is_numbered(void)
+bool rk_test_device_is_per_rank(void)
 {
     return strcmp(device_name(), "cpu") != 0 && !strchr(device_name(), ':');
 }
@@ -54,7 +54,7 @@ struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threa
 {
     char name[64];
 
-    if (!is_numbered())
+    if (!rk_test_device_is_per_rank())
         return open_named(out, device_name(), num_threads);
     snprintf(name, sizeof(name), "%s:%d", device_name(), rank);
     return open_named(out, name, num_threads);
@@ -86,7 +86,7 @@ int32_t rk_test_device_max_ranks(void)
     int status;
     pid_t pid;
 
-    if (!is_numbered())
+    if (!rk_test_device_is_per_rank())
         return strcmp(device_name(), "cpu") == 0 ? INT32_MAX : 1;
     if (count >= 0)
         return count;

@@ -17,6 +17,8 @@ struct rk_status *rk_test_device_open(struct rk_device **out, int num_threads) R
 /* The same for one of several ranks; never ends the process. */
 struct rk_status *rk_test_device_open_rank(struct rk_device **out, int num_threads,
                                            int32_t rank) RK_NODISCARD;
+/* Whether RK_TEST_DEVICE stands for a device a rank ("cuda"), and not for one ("cuda:0", "cpu"). */
+bool rk_test_device_is_per_rank(void);
 /* How many ranks there are devices for: those of the machine for "cuda", one for "cuda:0", INT32_MAX on the
  * CPU. Opens none in this process. */
 int32_t rk_test_device_max_ranks(void);
