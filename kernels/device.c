@@ -181,9 +181,18 @@ struct rk_device_stats rk_device_get_stats(const struct rk_device *device)
     return stats;
 }
 
+/* Below the limit, under which the memory of the operators counts as well. */
+static uint64_t get_room(const struct rk_device *device)
+{
+    struct rk_device_stats stats = rk_device_get_stats(device);
+    uint64_t taken = stats.allocated_bytes + stats.own_bytes;
+
+    return taken < device->limit_bytes ? device->limit_bytes - taken : 0;
+}
+
 uint64_t rk_device_free_bytes(const struct rk_device *device)
 {
-    uint64_t below_limit = device->limit_bytes - device->stats.allocated_bytes, left = below_limit;
+    uint64_t below_limit = get_room(device), left = below_limit;
 
     if (device->ops->get_free) {
         struct rk_status *st = device->ops->get_free(device->handle, &left);
@@ -267,7 +276,7 @@ struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t b
 
     RK_ASSERT(what);
     *out = NULL;
-    if (bytes > device->limit_bytes - stats->allocated_bytes)
+    if (bytes > get_room(device))
         return out_of_memory(device, bytes, what, "");
     st = device->ops->alloc(device->handle, out, bytes);
     if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {

@@ -25,9 +25,9 @@ static const attn_case cases[] = {
     {"f16 hd64", RK_DTYPE_F16, {90, 33}, 2, 1, 64, 0},
 };
 
-static void check_fwd(const attn_case &c, const reference &ref, int compute_capability)
+static void check_fwd(const attn_case &c, const reference &ref, bool has_sm90a)
 {
-    attn_data d = make_data(c, compute_capability);
+    attn_data d = make_data(c, has_sm90a);
     std::vector<char> bits;
 
     CHECK(rk_cuda_attn_fwd(0, &d.fwd));
@@ -38,12 +38,12 @@ static void check_fwd(const attn_case &c, const reference &ref, int compute_capa
     poison(d.out);
     CHECK(rk_cuda_attn_fwd(0, &d.fwd));
     expect_same(c, "out, second run", bits, download_bytes(d.out));
-    if (compute_capability >= 90) {
-        d.fwd.device.compute_capability = 80;
+    if (has_sm90a) {
+        d.fwd.device.has_sm90a = false;
         poison(d.out);
         CHECK(rk_cuda_attn_fwd(0, &d.fwd));
         expect_same(c, "out, wgmma against mma.sync", bits, download_bytes(d.out));
-        d.fwd.device.compute_capability = compute_capability;
+        d.fwd.device.has_sm90a = has_sm90a;
     }
     /* the first half of the sequences alone, with NaN in the others */
     int half = d.num_seqs / 2;
@@ -68,9 +68,9 @@ static void check_fwd(const attn_case &c, const reference &ref, int compute_capa
     free_data(d);
 }
 
-static void check_bwd(const attn_case &c, const reference &ref, int compute_capability)
+static void check_bwd(const attn_case &c, const reference &ref, bool has_sm90a)
 {
-    attn_data d = make_data(c, compute_capability);
+    attn_data d = make_data(c, has_sm90a);
     const char *names[] = {"dq, second run", "dk, second run", "dv, second run"};
     tensor grads[3] = {d.dq, d.dk, d.dv};
     std::vector<char> bits[3];
@@ -252,9 +252,9 @@ static void check_paged_call(const attn_data &d, paged_data &p, const std::vecto
     CHECK(cudaFree(p.out.data));
 }
 
-static void check_paged(const attn_case &c, int compute_capability)
+static void check_paged(const attn_case &c, bool has_sm90a)
 {
-    attn_data d = make_data(c, compute_capability);
+    attn_data d = make_data(c, has_sm90a);
     paged_data p = {};
     std::vector<int> ones, halves, half_ends, chunk, empty_and_few;
     void *workspace;
@@ -301,19 +301,19 @@ int main(int argc, char **argv)
             for (int i = 0; i < 70; i++)
                 c.lengths.push_back(i * i * 7 % 200); /* 0 to 197 */
         }
-        attn_data d = make_data(c, 80);
+        attn_data d = make_data(c, false);
         reference ref = make_reference(d);
 
         free_data(d);
-        for (int compute_capability : {80, 90}) {
-            if (strcmp(path, "all") && strcmp(path, compute_capability == 80 ? "mma" : "wgmma"))
+        for (bool has_sm90a : {false, true}) {
+            if (strcmp(path, "all") && strcmp(path, has_sm90a ? "wgmma" : "mma"))
                 continue;
             if (!strcmp(what, "fwd") || !strcmp(what, "all"))
-                check_fwd(c, ref, compute_capability);
+                check_fwd(c, ref, has_sm90a);
             if (!strcmp(what, "bwd") || !strcmp(what, "all"))
-                check_bwd(c, ref, compute_capability);
+                check_bwd(c, ref, has_sm90a);
             if (!strcmp(what, "paged") || !strcmp(what, "all"))
-                check_paged(c, compute_capability);
+                check_paged(c, has_sm90a);
         }
     }
     printf("%s %s: %d passed, %d failed\n", what, path, num_passed, num_failed);

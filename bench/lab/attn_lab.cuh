@@ -24,7 +24,7 @@
         }                                                                                   \
     } while (0)
 
-static const int NUM_SMS = 132;
+static const int NUM_SMS = 132, MAX_SHARED_BYTES = 227 << 10;
 static const int BLOCK_SIZE = 16; /* of the paged cache */
 static int num_failed, num_passed;
 
@@ -156,10 +156,10 @@ struct attn_data {
     rk_cuda_attn_bwd_args bwd;
 };
 
-static inline void fill_args(attn_data &d, int compute_capability)
+static inline void fill_args(attn_data &d, bool has_sm90a)
 {
     d.fwd = {};
-    d.fwd.device = {compute_capability, NUM_SMS};
+    d.fwd.device = {NUM_SMS, MAX_SHARED_BYTES, has_sm90a};
     d.fwd.dtype = d.c.dtype;
     d.fwd.num_tokens = d.num_tokens;
     d.fwd.num_seqs = d.num_seqs;
@@ -212,7 +212,7 @@ static inline void fill(const tensor &t, uint64_t seed)
     CHECK(cudaGetLastError());
 }
 
-static inline attn_data make_data(const attn_case &c, int compute_capability, bool is_timed = false)
+static inline attn_data make_data(const attn_case &c, bool has_sm90a, bool is_timed = false)
 {
     size_t q_width = (size_t)c.num_heads * c.head_dim, kv_width = (size_t)c.num_kv_heads * c.head_dim;
     attn_data d = {};
@@ -246,7 +246,7 @@ static inline attn_data make_data(const attn_case &c, int compute_capability, bo
         d.hv = randomize(d.v);
         d.hdout = randomize(d.dout);
     }
-    fill_args(d, compute_capability);
+    fill_args(d, has_sm90a);
     return d;
 }
 

@@ -53,7 +53,7 @@ static void compare_paths(attn_data &d)
     bits = download_bytes(d.out);
     for (int i = 0; i < 3; i++)
         want[i] = download(grads[i]);
-    d.fwd.device.compute_capability = d.bwd.fwd.device.compute_capability = 80;
+    d.fwd.device.has_sm90a = d.bwd.fwd.device.has_sm90a = false;
     CHECK(rk_cuda_attn_fwd(0, &d.fwd));
     CHECK(rk_cuda_attn_bwd(0, &d.bwd));
     CHECK(cudaDeviceSynchronize());
@@ -63,18 +63,18 @@ static void compare_paths(attn_data &d)
 
         expect(error < 1e-2, d.c.label, "gradient, wgmma against mma.sync", error, 1e-2);
     }
-    d.fwd.device.compute_capability = d.bwd.fwd.device.compute_capability = 90;
+    d.fwd.device.has_sm90a = d.bwd.fwd.device.has_sm90a = true;
 }
 
 static void time_packed(const char *label, int num_seqs, int length, int num_heads, int num_kv_heads,
-                        int head_dim, int compute_capability)
+                        int head_dim, bool has_sm90a)
 {
     attn_case c = {
         label, RK_DTYPE_BF16, std::vector<int>(num_seqs, length), num_heads, num_kv_heads, head_dim, 0};
-    attn_data d = make_data(c, compute_capability, true);
+    attn_data d = make_data(c, has_sm90a, true);
     double flops = 4.0 * head_dim * num_heads * num_seqs * ((double)length * length / 2), fwd, bwd;
 
-    if (compute_capability == 90 && (int64_t)num_seqs * length * num_heads <= 1 << 18)
+    if (has_sm90a && (int64_t)num_seqs * length * num_heads <= 1 << 18)
         compare_paths(d);
     printf("%-6s hd%-3d %2d x %5d tokens, heads %2d/%2d:", label, head_dim, num_seqs, length, num_heads,
            num_kv_heads);
@@ -117,7 +117,7 @@ static void time_paged(int num_seqs, int num_new, int length, int num_heads, int
         fill(k[i], 2 * i);
         fill(v[i], 2 * i + 1);
     }
-    args.device = {90, NUM_SMS};
+    args.device = {NUM_SMS, MAX_SHARED_BYTES, true};
     args.dtype = RK_DTYPE_BF16;
     args.num_tokens = (int)rows;
     args.num_seqs = num_seqs;
@@ -155,7 +155,7 @@ static void time_paged(int num_seqs, int num_new, int length, int num_heads, int
         args.device.num_sms = 2 * NUM_SMS;
         printf("; in more parts %7.1f us", median_ms(20, run) * 1e3);
     }
-    args.device = {80, NUM_SMS};
+    args.device = {NUM_SMS, MAX_SHARED_BYTES, false};
     printf("; by sm_80's kernel %7.1f us\n", median_ms(20, run) * 1e3);
     for (int i = 0; i < COPIES; i++) {
         CHECK(cudaFree(k[i].data));
@@ -168,17 +168,17 @@ static void time_paged(int num_seqs, int num_new, int length, int num_heads, int
 
 static void time_all_packed()
 {
-    time_packed("wgmma", 2, 4096, 16, 16, 128, 90);
-    time_packed("wgmma", 4, 2048, 16, 16, 128, 90);
-    time_packed("wgmma", 1, 8192, 16, 16, 128, 90);
-    time_packed("wgmma", 4, 2048, 12, 2, 128, 90);
-    time_packed("wgmma", 4, 2048, 28, 4, 128, 90);
-    time_packed("wgmma", 16, 512, 28, 4, 128, 90);
-    time_packed("wgmma", 2, 4096, 32, 32, 64, 90);
-    time_packed("mma", 2, 4096, 16, 16, 128, 80);
-    time_packed("mma", 2, 4096, 32, 32, 64, 80);
-    time_packed("mma", 2, 4096, 16, 16, 96, 80);
-    time_packed("mma", 2, 4096, 8, 8, 256, 80);
+    time_packed("wgmma", 2, 4096, 16, 16, 128, true);
+    time_packed("wgmma", 4, 2048, 16, 16, 128, true);
+    time_packed("wgmma", 1, 8192, 16, 16, 128, true);
+    time_packed("wgmma", 4, 2048, 12, 2, 128, true);
+    time_packed("wgmma", 4, 2048, 28, 4, 128, true);
+    time_packed("wgmma", 16, 512, 28, 4, 128, true);
+    time_packed("wgmma", 2, 4096, 32, 32, 64, true);
+    time_packed("mma", 2, 4096, 16, 16, 128, false);
+    time_packed("mma", 2, 4096, 32, 32, 64, false);
+    time_packed("mma", 2, 4096, 16, 16, 96, false);
+    time_packed("mma", 2, 4096, 8, 8, 256, false);
 }
 
 static void time_all_paged()

@@ -1,6 +1,7 @@
 #include "kernels/cuda/archs.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 bool rk_cuda_archs_run_on(const char *archs, int major, int minor)
 {
@@ -15,6 +16,20 @@ bool rk_cuda_archs_run_on(const char *archs, int major, int minor)
         archs = suffix;
         while (*archs && *archs++ != ',')
             continue;
+    }
+    return false;
+}
+
+bool rk_cuda_archs_have(const char *archs, const char *arch)
+{
+    size_t length = strlen(arch);
+
+    while (*archs) {
+        size_t own = strcspn(archs, ",");
+
+        if (own == length && strncmp(archs, arch, length) == 0)
+            return true;
+        archs += own + (archs[own] == ',');
     }
     return false;
 }

@@ -12,6 +12,8 @@ RK_BEGIN_DECLS
  * number and an equal or greater minor one; with the suffix 'a' on exactly that one, with 'f' like without.
  */
 bool rk_cuda_archs_run_on(const char *archs, int major, int minor);
+/* Whether `arch`, "90a", is one of the list. */
+bool rk_cuda_archs_have(const char *archs, const char *arch);
 
 RK_END_DECLS
 

@@ -11,10 +11,11 @@
  *   - probabilities are rounded to bf16 for the product with the values; their sum is taken before, per
  *     block in four quarters of 32 keys.
  * A block or split that a query does not see leaves its bits as they are, so a kernel may visit or skip it.
- * NaN in one sequence does not reach another. Other dtypes and head sizes take attn_simple.cu, one warp a
- * query, which has these properties by construction.
+ * NaN in one sequence does not reach another. Other dtypes and head sizes, and GPUs that lack the shared
+ * memory for one, take attn_simple.cu, one warp a query, which has these properties by construction.
  *
- * Tensor-core head sizes: 32, 64, 80, 96, 128, 256 in BF16; for these, pointers must be aligned to 16
+ * Tensor-core head sizes: 32, 64, 80, 96, 128, 256 in BF16 (with 99 KiB a block, as 8.6 and 8.9 have, up to
+ * 96); for these, pointers must be aligned to 16
  * bytes and strides be multiples of 8 elements. Otherwise: F32, F16 and BF16 with head_dim <= 256.
  *
  * Launchers enqueue on `stream`, never synchronise, allocate nothing, can be captured in a graph, and
@@ -34,8 +35,9 @@ RK_BEGIN_DECLS
 #define ATTN_NUM_COUNTERS (1 << 16)
 
 struct rk_cuda_attn_device {
-    int32_t compute_capability; /* 80, 90, ... */
     int32_t num_sms;
+    int32_t max_shared_bytes; /* of a block */
+    bool has_sm90a;           /* code with Hopper's own instructions runs on it */
 };
 
 /* rk_attn_varlen_args. Row t, head h of a tensor starts stride * t + head_dim * h elements after its base. */
@@ -90,6 +92,8 @@ cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_
 size_t rk_cuda_attn_bwd_workspace_bytes(const struct rk_cuda_attn_bwd_args *args);
 cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_paged_args *args);
 size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args);
+/* The most that a call with at most these numbers of tokens and of sequences takes. */
+size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_args *args);
 
 RK_END_DECLS
 

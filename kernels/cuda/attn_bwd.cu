@@ -234,6 +234,17 @@ template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd
 
 } // namespace
 
+int rk_attn_bwd_mma_shared_bytes(int head_dim)
+{
+    int bytes = 0;
+
+    (void)attn_for_mma(head_dim, [&](auto dim) {
+        bytes = sizeof(bwd_smem<dim.value>);
+        return cudaSuccess;
+    });
+    return bytes;
+}
+
 cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
     return attn_for_mma(args->fwd.head_dim, [=](auto dim) { return launch<dim.value>(stream, args); });

@@ -144,8 +144,14 @@ decode_plan rk_attn_decode_plan(const rk_cuda_attn_paged_args *args)
 
 bool rk_attn_decode_fits(const rk_cuda_attn_paged_args *args)
 {
+    int bytes = 0;
+
+    (void)attn_for_mma(args->head_dim, [&](auto dim) {
+        bytes = sizeof(decode_smem<dim.value>);
+        return cudaSuccess;
+    });
     return count_slots(args) * args->num_kv_heads <= ATTN_NUM_COUNTERS &&
-           (args->head_dim <= 128 || args->device.compute_capability >= 90); /* 215 KiB of shared memory */
+           bytes <= args->device.max_shared_bytes;
 }
 
 size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args)

@@ -231,6 +231,17 @@ template <int HD> attn_grid fwd_grid(cudaStream_t stream, int num_tokens, int nu
 
 } // namespace
 
+int rk_attn_fwd_mma_shared_bytes(int head_dim)
+{
+    int bytes = 0;
+
+    (void)attn_for_mma(head_dim, [&](auto dim) {
+        bytes = fwd_shape<dim.value>::SMEM;
+        return cudaSuccess;
+    });
+    return bytes;
+}
+
 cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args)
 {
     return attn_for_mma(args->head_dim, [=](auto dim) {

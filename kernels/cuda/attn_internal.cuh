@@ -64,6 +64,7 @@ cudaError_t attn_launch(void (*kernel)(Params...), const attn_grid &grid, const 
 /* attn_fwd.cu: mma.sync */
 cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_paged_mma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
+int rk_attn_fwd_mma_shared_bytes(int head_dim); /* 0: there is none */
 /* attn_decode.cu: mma.sync, few queries a sequence, keys split over blocks. Not fit: take the former. */
 bool rk_attn_decode_fits(const rk_cuda_attn_paged_args *args);
 cudaError_t rk_attn_decode(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
@@ -72,6 +73,7 @@ size_t rk_attn_decode_workspace_bytes(const rk_cuda_attn_paged_args *args);
 cudaError_t rk_attn_decode_tma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
 /* attn_bwd.cu: mma.sync */
 cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
+int rk_attn_bwd_mma_shared_bytes(int head_dim); /* 0: there is none */
 /* attn_fwd_sm90.cu, attn_bwd_sm90.cu: wgmma and the tensor copy engine, compute capability 9.0 */
 cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);

@@ -10,7 +10,7 @@ _Static_assert(ATTN_NUM_COUNTERS == RK_CUDA_COUNTERS, "operators share the count
 
 static struct rk_cuda_attn_device device_of(const struct rk_cuda_device *dev)
 {
-    return (struct rk_cuda_attn_device){dev->compute_capability, dev->num_sms};
+    return (struct rk_cuda_attn_device){dev->num_sms, dev->max_shared_bytes, dev->has_sm90a};
 }
 
 /* The status of a launch; what a launcher does not take is the caller's mistake, not the device's. */
@@ -172,13 +172,9 @@ struct rk_status *rk_cuda_op_attn_paged(void *dev_handle, void *stream_handle,
     return launched(dev, stream, "attn_paged", args->q, rk_cuda_attn_paged(stream->stream, &attn));
 }
 
-/* Only steps of few tokens a sequence need any: as many tokens as still are such a step. */
 struct rk_workspace rk_cuda_workspace_attn_paged(const void *dev, const struct rk_attn_paged_args *args)
 {
     struct rk_cuda_attn_paged_args attn = convert_paged(dev, args);
-    struct rk_workspace most = {0};
 
-    for (; attn.num_tokens > 0 && most.kept_bytes == 0; attn.num_tokens--)
-        most.kept_bytes = rk_cuda_attn_paged_workspace_bytes(&attn);
-    return most;
+    return (struct rk_workspace){.kept_bytes = rk_cuda_attn_paged_max_workspace_bytes(&attn)};
 }

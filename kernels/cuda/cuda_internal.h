@@ -25,7 +25,9 @@ struct rk_cuda_device {
     int index;
     int compute_capability; /* 80, 90, ... */
     int num_sms;
-    bool sync_launch; /* RK_SYNC_LAUNCH=1: wait after every launch, so that an error has the right name */
+    int max_shared_bytes; /* of a block, dynamic and static */
+    bool has_sm90a;       /* it is 9.0, and the plug-in has code with Hopper's own instructions */
+    bool sync_launch;     /* RK_SYNC_LAUNCH=1: wait after every launch, so that an error has the right name */
     cublasLtHandle_t blas;
     struct rk_cuda_gemm_plans *plans; /* of gemm.c */
     cudaStream_t probe;               /* carries nothing; asked for the state of the device */

@@ -114,6 +114,8 @@ static struct rk_status *read_properties(struct rk_cuda_device *dev)
             prop.major, prop.minor, RK_CUDA_ARCHS);
     dev->compute_capability = 10 * prop.major + prop.minor;
     dev->num_sms = prop.multiProcessorCount;
+    dev->max_shared_bytes = (int)prop.sharedMemPerBlockOptin;
+    dev->has_sm90a = dev->compute_capability == 90 && rk_cuda_archs_have(RK_CUDA_ARCHS, "90a");
     return NULL;
 }
 

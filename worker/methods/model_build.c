@@ -179,13 +179,23 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
 
 /* --- the cache from what is left --- */
 
+/* What the device has for the role: the operators' workspace that is in its plan, too, as far as another role
+ * has made them take it before. */
+static uint64_t get_free_bytes(const struct rk_model_build *build)
+{
+    const struct rk_device *device = build->call->worker->device;
+    const struct rk_workspace *planned = &build->plan.workspace;
+
+    return rk_device_free_bytes(device) +
+           RK_MIN(rk_device_get_stats(device).own_bytes, planned->scratch_bytes + planned->kept_bytes);
+}
+
 /* Blocks that this rank has room for: its share of the free memory, without what the role takes otherwise. */
 static int32_t count_blocks(const struct rk_model_build *build)
 {
     const struct rk_model_memory *memory = &build->plan.memory;
-    double budget =
-        build->gpu_memory_utilization * (double)rk_device_free_bytes(build->call->worker->device) -
-        (double)(rk_memory_total_bytes(memory) - memory->kv_cache_bytes);
+    double budget = build->gpu_memory_utilization * (double)get_free_bytes(build) -
+                    (double)(rk_memory_total_bytes(memory) - memory->kv_cache_bytes);
     double block_bytes = (double)memory->kv_cache_bytes / build->plan.num_kv_blocks;
     double count = budget / block_bytes;
 
@@ -220,8 +230,7 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
     build->rollout_config.num_blocks = count;
     st = make_plan(build);
     return st ? RK_WRAP(st, "rollout.gpu_memory_utilization=%g of %llu free bytes, less what is no cache",
-                        build->gpu_memory_utilization,
-                        (unsigned long long)rk_device_free_bytes(call->worker->device))
+                        build->gpu_memory_utilization, (unsigned long long)get_free_bytes(build))
               : NULL;
 }
 
@@ -239,7 +248,7 @@ static struct rk_status *make_model(struct rk_model_build *build)
 
 static struct rk_status *take_memory(struct rk_model_build *build)
 {
-    RK_TRY(rk_memory_plan_check(&build->plan, rk_device_free_bytes(build->call->worker->device)));
+    RK_TRY(rk_memory_plan_check(&build->plan, get_free_bytes(build)));
     RK_TRY(make_model(build));
     if (build->desc.rollout)
         RK_TRY(rk_rollout_create(&build->rollout, build->model, &build->rollout_config));

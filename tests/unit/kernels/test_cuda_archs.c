@@ -26,10 +26,22 @@ static void test_cuda_archs_match_what_the_code_runs_on(void **state)
     }
 }
 
+static void test_cuda_archs_list_is_searched_by_whole_names(void **state)
+{
+    (void)state;
+    assert_true(rk_cuda_archs_have("80,90a,100", "90a"));
+    assert_true(rk_cuda_archs_have("90a", "90a"));
+    assert_false(rk_cuda_archs_have("80,90", "90a"));
+    assert_false(rk_cuda_archs_have("80,90a", "90"));
+    assert_false(rk_cuda_archs_have("190a", "90a"));
+    assert_false(rk_cuda_archs_have("", "90a"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuda_archs_match_what_the_code_runs_on),
+        cmocka_unit_test(test_cuda_archs_list_is_searched_by_whole_names),
     };
 
     return cmocka_run_group_tests_name("unit/kernels/cuda_archs", tests, NULL, NULL);
