@@ -74,7 +74,8 @@ function(rk_add_plugin name)
     target_include_directories(rankd_${name} PRIVATE ${CMAKE_SOURCE_DIR})
     target_link_libraries(rankd_${name} PRIVATE rk_flags ${P_LIBS})
     target_link_options(rankd_${name} PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/cmake/plugin.map)
+    # Beside it, then where NVIDIA's packages put CUDA, then where this build has found it.
     set_target_properties(rankd_${name} PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/plugin.map
         LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib
-        INSTALL_RPATH "$ORIGIN/../lib;/usr/local/cuda/lib64") # the second is where NVIDIA's packages put CUDA
+        INSTALL_RPATH "$ORIGIN/../lib;/usr/local/cuda/lib64" INSTALL_RPATH_USE_LINK_PATH ON)
 endfunction()

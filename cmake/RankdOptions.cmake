@@ -50,6 +50,9 @@ target_link_options(rk_flags INTERFACE -Wl,-z,relro,-z,now -Wl,-z,noexecstack)
 # What is installed finds the libraries beside it, wherever that is (tools/bundle.sh). The old kind of entry
 # (DT_RPATH), because only that one also serves the libraries of those libraries.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
+# A build has the same folders. Left to itself CMake fills the entry of a build up with colons, to have room for the
+# installed one, and an empty element is the current directory.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 target_link_options(rk_flags INTERFACE -Wl,--disable-new-dtags)
 
 find_package(Git QUIET)
