@@ -12,6 +12,7 @@
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "bench/op_bench.h"
+#include "generated/rk_version.h"
 
 /* --- NVML, the driver's library for what nvidia-smi prints; numbers as in nvml.h --- */
 

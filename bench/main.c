@@ -10,6 +10,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
+#include "generated/rk_version.h"
 
 #define EXIT_USAGE 2
 

@@ -54,13 +54,3 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
 # installed one, and an empty element is the current directory.
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 target_link_options(rk_flags INTERFACE -Wl,--disable-new-dtags)
-
-find_package(Git QUIET)
-set(RK_GIT_COMMIT "unknown")
-if(GIT_FOUND AND EXISTS ${CMAKE_SOURCE_DIR}/.git)
-    execute_process(COMMAND ${GIT_EXECUTABLE} rev-parse --short=12 HEAD WORKING_DIRECTORY ${CMAKE_SOURCE_DIR}
-        OUTPUT_VARIABLE rk_commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE rk_git_rc)
-    if(rk_git_rc EQUAL 0)
-        set(RK_GIT_COMMIT ${rk_commit})
-    endif()
-endif()

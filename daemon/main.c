@@ -6,6 +6,7 @@
 #include "base/rk_array.h"
 #include "base/rk_status.h"
 #include "daemon/rk_daemon.h"
+#include "generated/rk_version.h"
 
 struct options {
     struct rk_daemon_args args;

@@ -6,6 +6,7 @@
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"
+#include "generated/rk_version.h"
 
 static struct rk_status *list_methods(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
 {

@@ -1,5 +1,7 @@
 #include "driver-cli/cmd/cmd_internal.h"
 
+#include "generated/rk_version.h"
+
 static struct rk_status *run(struct rk_cli *cli)
 {
     struct rk_json *body;
