@@ -51,6 +51,10 @@ static struct rk_status *no_driver(cudaError_t error)
 {
     int driver = 0;
 
+    if (error == cudaErrorStubLibrary)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
+                              "the libcuda.so.1 that was found is CUDA's stub for linking, not the NVIDIA "
+                              "driver: LD_LIBRARY_PATH must not name its folder");
     (void)cudaDriverGetVersion(&driver);
     if (driver == 0)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER",
