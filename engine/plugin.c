@@ -1,14 +1,18 @@
 #include "engine/rk_plugin.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <link.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
+#include "generated/rk_interface.h"
 
 /* As many as there are device backends; a failed load takes no place. */
 #define MAX_PLUGINS        8
@@ -72,6 +76,52 @@ static struct rk_status *find_library(char **out, const char *backend)
     return st;
 }
 
+static struct rk_status *broken(const char *why)
+{
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN", "%s", why);
+}
+
+/* --- the file --- */
+
+static bool is_inside(uint64_t offset, uint64_t bytes, uint64_t file_bytes)
+{
+    return offset <= file_bytes && bytes <= file_bytes - offset;
+}
+
+/* Whether the sections' headers, which come last, and all that is to be mapped are inside the file. */
+static bool is_elf_whole(int fd, const ElfW(Ehdr) * elf, uint64_t file_bytes)
+{
+    if (!is_inside(elf->e_shoff, (uint64_t)elf->e_shnum * elf->e_shentsize, file_bytes))
+        return false;
+    for (int i = 0; i < elf->e_phnum; i++) {
+        uint64_t offset = elf->e_phoff + (uint64_t)i * elf->e_phentsize;
+        ElfW(Phdr) part;
+
+        if (pread(fd, &part, sizeof(part), (off_t)offset) != sizeof(part) ||
+            !is_inside(part.p_offset, part.p_filesz, file_bytes))
+            return false;
+    }
+    return true;
+}
+
+/* A library that was copied by half. The loader would map it, and the process die of SIGBUS where it ends.
+ * What is no library at all is left to the loader to refuse. */
+static bool is_cut_off(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    ElfW(Ehdr) elf;
+    bool is_cut = false;
+
+    if (fd < 0)
+        return false;
+    if (fstat(fd, &info) == 0 && pread(fd, &elf, sizeof(elf), 0) == sizeof(elf) &&
+        memcmp(elf.e_ident, ELFMAG, SELFMAG) == 0)
+        is_cut = !is_elf_whole(fd, &elf, (uint64_t)info.st_size);
+    close(fd);
+    return is_cut;
+}
+
 /* dlsym gives an object pointer; POSIX promises that it converts. */
 static const struct rk_plugin *call_entry(void *library)
 {
@@ -82,44 +132,59 @@ static const struct rk_plugin *call_entry(void *library)
     return get ? get() : NULL;
 }
 
-static struct rk_status *broken(const char *path, const char *why)
-{
-    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN", "plug-in %s: %s", path, why);
-}
+/* --- what it exports --- */
 
-static struct rk_status *check_plugin(const struct rk_plugin *plugin, const char *path, const char *backend)
+static struct rk_status *check_plugin(const struct rk_plugin *plugin, const char *backend)
 {
     if (!plugin)
-        return broken(path, "it has no rk_plugin_get(), so it is no plug-in of rankd");
+        return broken("it has no rk_plugin_get(), so it is no plug-in of rankd");
     if (plugin->abi != RK_PLUGIN_ABI)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN",
-                              "plug-in %s has abi=%u, expected %d: it is of another build", path, plugin->abi,
+                              "it is of another build: it has abi=%u, this program %d", plugin->abi,
                               RK_PLUGIN_ABI);
-    if (!plugin->device || strcmp(plugin->device->name, backend) != 0)
+    if (strcmp(plugin->interface, RK_INTERFACE) != 0)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN",
-                              "plug-in %s is for device '%s', not '%s'", path,
+                              "it is of another build: it has the interface %s, this program %s",
+                              plugin->interface, RK_INTERFACE);
+    if (!plugin->device || strcmp(plugin->device->name, backend) != 0)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN", "it is for device '%s', not '%s'",
                               plugin->device ? plugin->device->name : "none", backend);
     return NULL;
 }
 
+/* What the tables refuse is a fault of the plug-in. */
+static struct rk_status *register_tables(const struct rk_plugin *plugin)
+{
+    struct rk_status *st = rk_device_register(plugin->device), *refused;
+
+    if (!st && plugin->comm)
+        st = rk_comm_register(plugin->comm);
+    if (!st)
+        return NULL;
+    refused = broken(rk_status_message(st));
+    rk_status_free(st);
+    return refused;
+}
+
 static struct rk_status *load_library(const char *path, const char *backend)
 {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const struct rk_plugin *plugin;
     struct rk_status *st;
+    void *library;
 
+    if (is_cut_off(path))
+        return broken("the file is truncated");
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library)
-        return broken(path, dlerror());
+        return broken(dlerror());
     plugin = call_entry(library);
-    st = check_plugin(plugin, path, backend);
+    st = check_plugin(plugin, backend);
     if (st) {
         dlclose(library);
         return st;
     }
     /* From here on the tables point into the library: it stays, whatever follows. */
-    RK_TRY(rk_device_register(plugin->device));
-    if (plugin->comm)
-        RK_TRY(rk_comm_register(plugin->comm));
+    RK_TRY(register_tables(plugin));
     memcpy(loaded[num_loaded++], backend, BACKEND_BYTES);
     RK_INFO("plug-in loaded path=%s", path);
     return NULL;
@@ -137,11 +202,13 @@ struct rk_status *rk_plugin_load(const char *device_name, const char *path)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED,
                        "device '%s': %d plug-ins are loaded, there is room for no more", device_name,
                        MAX_PLUGINS);
-    if (!path) {
+    if (!path || !*path) {
         RK_TRY(find_library(&found, backend));
         path = found;
     }
     st = load_library(path, backend);
+    if (st)
+        st = RK_WRAP(st, "plug-in %s", path);
     rk_free(found);
     return st;
 }

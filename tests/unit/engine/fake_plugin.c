@@ -1,9 +1,10 @@
 /* A plug-in for tests without an accelerator: a device "fake" whose every operator fails, which shows that
- * the plug-in makes its errors by the functions of the program. FAKE_ABI and FAKE_DEVICE spoil it. The index
+ * the plug-in makes its errors by the functions of the program. The macros FAKE_* spoil it. The index
  * chooses how the device does: fake_plugin.h. */
 #include "tests/unit/engine/fake_plugin.h"
 
 #include "engine/rk_plugin.h"
+#include "generated/rk_interface.h"
 #include "kernels/rk_kernels.h"
 
 #include "base/rk_alloc.h"
@@ -14,6 +15,12 @@
 
 #ifndef FAKE_ABI
 #define FAKE_ABI RK_PLUGIN_ABI
+#endif
+#ifndef FAKE_INTERFACE
+#define FAKE_INTERFACE RK_INTERFACE
+#endif
+#ifndef FAKE_DEVICE_ABI
+#define FAKE_DEVICE_ABI RK_DEVICE_ABI
 #endif
 #ifndef FAKE_DEVICE
 #define FAKE_DEVICE "fake"
@@ -138,7 +145,7 @@ const struct rk_plugin *rk_plugin_get(void)
 {
     static const struct rk_device_ops device = {
         .name = FAKE_DEVICE,
-        .abi = RK_DEVICE_ABI,
+        .abi = FAKE_DEVICE_ABI,
         .collectives = "cpu",
         .kernels = &kernels,
         .open = fake_open,
@@ -156,7 +163,7 @@ const struct rk_plugin *rk_plugin_get(void)
         .check = fake_check,
         .get_uuid = fake_get_uuid,
     };
-    static const struct rk_plugin plugin = {.abi = FAKE_ABI, .device = &device};
+    static const struct rk_plugin plugin = {.abi = FAKE_ABI, .interface = FAKE_INTERFACE, .device = &device};
 
     return &plugin;
 }

@@ -48,8 +48,11 @@ static void test_plugin_load_broken_says_why(void **state)
     } bad[] = {
         {"librankd_nowhere.so", "cannot open shared object file"},
         {"librankd_noentry.so", "it has no rk_plugin_get()"},
-        {"librankd_newer.so", "has abi=2, expected 1"},
-        {"librankd_other.so", "is for device 'other', not 'fake'"},
+        {"librankd_newer.so", "librankd_newer.so: it is of another build: it has abi=99, this program 2"},
+        {"librankd_stranger.so",
+         "it is of another build: it has the interface 0.0.0-of-others, this program 0."},
+        {"librankd_uneven.so", "librankd_uneven.so: device backend 'fake' has abi=99, expected"},
+        {"librankd_other.so", "it is for device 'other', not 'fake'"},
     };
     char *text_file = rk_test_temp_path("librankd_text.so");
 
@@ -63,6 +66,27 @@ static void test_plugin_load_broken_says_why(void **state)
         assert_plugin_fails("fake:0", path, "PLUGIN_BROKEN", bad[i].text);
         rk_free(path);
     }
+}
+
+/* Goal: a library that was copied by half is refused, wherever it was cut, and does not kill the process. */
+static void test_plugin_load_truncated_is_refused(void **state)
+{
+    static const double parts[] = {0.05, 0.3, 0.6, 0.9, 0.9999};
+    char *whole = rk_format("%s/tests/librankd_fake.so", RK_TEST_BINARY_DIR);
+    char *cut = rk_test_temp_path("librankd_cut.so");
+    size_t bytes;
+    char *content = rk_test_read_file(whole, &bytes);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(parts); i++) {
+        rk_test_write_file(cut, content, (size_t)(parts[i] * (double)bytes));
+        assert_plugin_fails("fake:0", cut, "PLUGIN_BROKEN", "librankd_cut.so: the file is truncated");
+    }
+    rk_test_write_file(cut, content, 20); /* not even a header */
+    assert_plugin_fails("fake:0", cut, "PLUGIN_BROKEN", "librankd_cut.so: ");
+    rk_free(content);
+    rk_free(whole);
+    rk_free(cut);
 }
 
 /* After the refusals above, none of which may leave anything behind. */
@@ -119,6 +143,7 @@ int main(void)
         cmocka_unit_test(test_plugin_load_bad_name_fails),
         cmocka_unit_test(test_plugin_load_missing_says_where_it_looked),
         cmocka_unit_test(test_plugin_load_broken_says_why),
+        cmocka_unit_test(test_plugin_load_truncated_is_refused),
         cmocka_unit_test(test_plugin_load_good_one_works),
         cmocka_unit_test(test_plugin_exclusive_device_opens_once),
     };
