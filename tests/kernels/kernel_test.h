@@ -76,7 +76,7 @@ const char *kt_label(struct kt *kt, const char *label, rk_dtype_t dtype);
 /* sum_i weight_i * t_i: the scalar loss of the gradient checks, whose gradient by t is `weight`. */
 double kt_project(struct kt *kt, rk_tensor_t t, rk_tensor_t weight);
 /* Compares `gradient` with differences of the loss in every element of `input` (both F64). `loss` runs the
- * forward pass. */
+ * forward pass. A case of its own for rk_test_in_part. */
 void kt_expect_gradient(struct kt *kt, const char *label, rk_tensor_t input, rk_tensor_t gradient,
                         double (*loss)(struct kt *kt, void *user), void *user);
 

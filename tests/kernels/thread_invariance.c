@@ -168,16 +168,17 @@ static struct rk_status *run_vocab(struct kt *kt, rk_tensor_t out[4])
 static struct rk_status *run_sample(struct kt *kt, rk_tensor_t out[4])
 {
     static struct rk_sample_params params[ROWS];
+    const int32_t rows = rk_test_is_quick() ? 12 : ROWS;
     rk_tensor_t memory = kt_zeros_1d(kt, RK_DTYPE_U8, (int64_t)sizeof(params));
 
-    for (int32_t r = 0; r < ROWS; r++)
+    for (int32_t r = 0; r < rows; r++)
         params[r] = (struct rk_sample_params){.temperature = 1.0f, .top_k = 9, .top_p = 0.9f, .position = r};
-    out[0] = kt_zeros_1d(kt, RK_DTYPE_I32, ROWS);
-    out[1] = kt_zeros_1d(kt, RK_DTYPE_F32, ROWS);
+    out[0] = kt_zeros_1d(kt, RK_DTYPE_I32, rows);
+    out[1] = kt_zeros_1d(kt, RK_DTYPE_F32, rows);
     RK_TRY(rk_stream_copy(kt->stream, memory.data, params, sizeof(params), RK_COPY_H2D));
     return rk_sample(kt->stream, &(struct rk_sample_args){.tokens = out[0],
                                                           .log_probs = out[1],
-                                                          .logits = random_2d(kt, ROWS, COLS),
+                                                          .logits = random_2d(kt, rows, COLS),
                                                           .vocab_size = COLS,
                                                           .params = memory.data});
 }

@@ -56,6 +56,13 @@ bool rk_test_in_part(void)
     return num_asked++ % num_parts == part - 1;
 }
 
+bool rk_test_is_quick(void)
+{
+    const char *text = rk_env("RK_TEST_QUICK");
+
+    return text && strcmp(text, "1") == 0;
+}
+
 static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *ftw)
 {
     (void)info;

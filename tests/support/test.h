@@ -24,6 +24,9 @@ uint64_t rk_test_seed(void);
  * whether the next case is one of them. To be asked for every case, once, in the same order in every run;
  * true for all without the variable. What stands in no table runs in every part. */
 bool rk_test_in_part(void);
+/* RK_TEST_QUICK=1, for the slowest of these tools: tests take a few of the rows that they repeat for
+ * statistics or to fill a device. */
+bool rk_test_is_quick(void);
 
 /* A fresh empty directory under TMPDIR, removed with all it holds when the process exits normally. Borrowed.
  */
