@@ -4,16 +4,17 @@
 #
 #   tools/sanitize_gpu.sh [-t "tool ..."] [-p "program ..."] [-j jobs] [-l seconds] [folder of the tests: build/tests]
 #
-# Programs with large tables run in parts (RK_TEST_PART), several at a time on one GPU (RK_TEST_DEVICE, cuda:0), each
+# Programs with large tables run in parts (RK_TEST_PART), one a core (-j) on one GPU (RK_TEST_DEVICE, cuda:0), each
 # for at most -l seconds. One line a tool, program and part; exit status 0 when all have run and found nothing. Logs
 # stay in the folder that the last line names. Kernels of cuBLASLt are looked into as well. What racecheck says about
 # its nvjet kernels is in the logs but no finding: it reports the pipelines inside of them, which are not ours.
 set -u
 
 # What is run, the longest first: program and number of parts. Those of the plain tests that need no F64 attention.
-programs="kernels_cases_gemm:16 kernels_grad_layers:4 kernels_cases_sample:4 kernels_row_invariance:4
-    kernels_thread_invariance:4 kernels_cases_layers:3 kernels_cases_attention:4 kernels_cases_paged:3
-    kernels_cases_vocab:3 kernels_cases_flat:1 kernels_cases_device:1"
+# Every part takes the program's kernels apart anew, which is most of the time of many small cases.
+programs="kernels_cases_gemm:8 kernels_grad_layers:4 kernels_cases_sample:3 kernels_row_invariance:2
+    kernels_cases_layers:2 kernels_cases_paged:2 kernels_cases_attention:2 kernels_thread_invariance:2
+    kernels_cases_vocab:1 kernels_cases_flat:1 kernels_cases_device:1"
 
 options_of() { # tool, program
     case "$1 $2" in
@@ -58,8 +59,8 @@ if [ "${1-}" = --one ]; then
     exit
 fi
 
-tools="memcheck racecheck initcheck"
-jobs=8
+tools="racecheck memcheck initcheck"
+jobs=$(getconf _NPROCESSORS_ONLN)
 RK_LIMIT=600
 while getopts t:p:j:l: option; do
     case $option in
@@ -81,7 +82,8 @@ RK_SANITIZER=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer) || {
     exit 2
 }
 RK_LOGS=$(mktemp -d)
-export RK_TESTS RK_SANITIZER RK_LOGS RK_LIMIT
+OPENBLAS_NUM_THREADS=1
+export RK_TESTS RK_SANITIZER RK_LOGS RK_LIMIT OPENBLAS_NUM_THREADS
 
 for program in $programs; do
     for tool in $tools; do

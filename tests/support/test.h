@@ -25,7 +25,7 @@ uint64_t rk_test_seed(void);
  * true for all without the variable. What stands in no table runs in every part. */
 bool rk_test_in_part(void);
 /* RK_TEST_QUICK=1, for the slowest of these tools: tests take a few of the rows that they repeat for
- * statistics or to fill a device. */
+ * statistics or to fill a device, and of the shapes that the same kernels of ours run for. */
 bool rk_test_is_quick(void);
 
 /* A fresh empty directory under TMPDIR, removed with all it holds when the process exits normally. Borrowed.
