@@ -139,6 +139,27 @@ struct rk_status *rk_comm_batch_begin(struct rk_comm_group *group) RK_NODISCARD;
 struct rk_status *rk_comm_batch_end(struct rk_comm_group *group) RK_NODISCARD;
 struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
 
+/* --- graphs (rk_device.h) that hold operations of a group. Between begin and end what the stream is given is
+ * recorded, operations of this group too, but of no other and no sends and receives. A launch repeats them in
+ * their order: to the peers it is the same as if they were called again, so ranks record and launch when they
+ * like. (NCCL's multicast algorithms talk to the peers while they are recorded: then all ranks of the group
+ * have to record the same together.) A failure names the first and the last of them. A graph ends with its
+ * group, whoever holds it; what has ended is not current. A NULL group is a group of one: the functions are
+ * those of rk_device.h. Engine thread only. --- */
+struct rk_comm_graph;
+
+/* False where the device has no graphs, or the backend's operations cannot be in one. */
+bool rk_comm_has_graphs(const struct rk_comm_group *group, const struct rk_device *device);
+struct rk_status *rk_comm_graph_begin(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
+/* Also after a failure in between: then `out` is NULL and what was recorded is dropped. */
+struct rk_status *rk_comm_graph_end(struct rk_comm_graph **out, struct rk_comm_group *group,
+                                    struct rk_stream *stream) RK_NODISCARD;
+struct rk_status *rk_comm_graph_launch(struct rk_comm_graph *graph) RK_NODISCARD;
+/* False once it cannot be launched any more. */
+bool rk_comm_graph_is_current(const struct rk_comm_graph *graph);
+/* The stream must have passed the last launch. NULL is a no-op. */
+void rk_comm_graph_destroy(struct rk_comm_graph *graph);
+
 /* --- the communicators of a mesh --- */
 typedef enum rk_mesh_group_kind {
     RK_GROUP_TP,

@@ -26,6 +26,7 @@ static const struct op_row op_rows[] = {
     [RK_COMM_OP_SEND] = {"send", "comm.send"},
     [RK_COMM_OP_RECV] = {"recv", "comm.recv"},
     [RK_COMM_OP_BATCH] = {"batch", "comm.batch"},
+    [RK_COMM_OP_GRAPH] = {"graph", "comm.graph"},
 };
 _Static_assert(RK_ARRAY_LEN(op_rows) == RK_COMM_OP_COUNT, "one row an operation");
 
@@ -104,6 +105,7 @@ void rk_comm_group_destroy(struct rk_comm_group *group)
 
     if (!group)
         return;
+    rk_comm_graphs_drop(group);
     if (group->world->ops->group_destroy)
         group->world->ops->group_destroy(group);
     for (link = &group->world->groups; *link != group; link = &(*link)->next)
@@ -165,17 +167,30 @@ static void assert_reduction(rk_dtype_t dtype, rk_reduce_op_t op)
         RK_ASSERT(dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64 || dtype == RK_DTYPE_BF16);
 }
 
-/* Opens an operation. On success op_end() must follow. */
-static struct rk_status *op_begin(struct rk_comm_group *group, rk_comm_op_t op)
+/* What is recorded now gets its number when it is launched. */
+static void count_op(struct rk_comm_group *group, rk_comm_op_t op)
 {
-    struct rk_comm_world *world = group->world;
     bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
 
     RK_ASSERT(!group->in_batch || is_p2p);
+    if (group->recording) {
+        RK_ASSERT(!is_p2p);
+        RK_ASSERT(op != RK_COMM_OP_GRAPH);
+        if (group->recorded.count++ == 0)
+            group->recorded.first = op;
+        group->recorded.last = op;
+    } else if (!is_p2p && op != RK_COMM_OP_GRAPH) {
+        group->seq++;
+    }
+}
+
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op)
+{
+    struct rk_comm_world *world = group->world;
+
     if (atomic_load(&world->has_failed))
         return rk_comm_world_error(world);
-    if (!is_p2p)
-        group->seq++;
+    count_op(group, op);
     RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
     world->activity_seq++;
     world->in_operation = true;
@@ -186,8 +201,7 @@ static struct rk_status *op_begin(struct rk_comm_group *group, rk_comm_op_t op)
     return NULL;
 }
 
-/* Closes it; a failure, taken, ends the world. */
-static struct rk_status *op_end(struct rk_comm_group *group, struct rk_status *st)
+struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *st)
 {
     struct rk_comm_world *world = group->world;
 
@@ -207,7 +221,7 @@ static bool has_work(const struct rk_comm_group *group, rk_tensor_t tensor)
 }
 
 /* Dry runs are no operations: they do not count. */
-static struct rk_status *fault(const struct rk_comm_group *group, rk_comm_op_t op)
+struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op_t op)
 {
     if (group->world->ops != &rk_comm_plan_ops && RK_FAULT(op_rows[op].fault))
         return RK_FAIL(RK_INTERNAL, "%s: fault point %s", op_rows[op].name, op_rows[op].fault);
@@ -231,11 +245,11 @@ struct rk_status *rk_comm_all_reduce(struct rk_comm_group *group, struct rk_stre
     assert_reduction(inout.dtype, op);
     if (!group)
         return NULL;
-    RK_TRY(op_begin(group, RK_COMM_OP_ALL_REDUCE));
-    st = fault(group, RK_COMM_OP_ALL_REDUCE);
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_REDUCE));
+    st = rk_comm_op_fault(group, RK_COMM_OP_ALL_REDUCE);
     if (!st && has_work(group, inout))
         st = group->world->ops->all_reduce(group, stream, inout, op);
-    return op_end(group, st);
+    return rk_comm_op_end(group, st);
 }
 
 struct rk_status *rk_comm_all_gather(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out,
@@ -246,13 +260,13 @@ struct rk_status *rk_comm_all_gather(struct rk_comm_group *group, struct rk_stre
     assert_pair(out, in, rk_comm_group_size(group));
     if (!group)
         return copy_alone(stream, out, in);
-    RK_TRY(op_begin(group, RK_COMM_OP_ALL_GATHER));
-    st = fault(group, RK_COMM_OP_ALL_GATHER);
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_GATHER));
+    st = rk_comm_op_fault(group, RK_COMM_OP_ALL_GATHER);
     if (!st && has_work(group, in))
         st = group->world->ops->all_gather(group, stream, out, in);
     else if (!st)
         st = copy_alone(stream, out, in);
-    return op_end(group, st);
+    return rk_comm_op_end(group, st);
 }
 
 struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
@@ -264,13 +278,13 @@ struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_
     assert_reduction(in.dtype, op);
     if (!group)
         return copy_alone(stream, out, in);
-    RK_TRY(op_begin(group, RK_COMM_OP_REDUCE_SCATTER));
-    st = fault(group, RK_COMM_OP_REDUCE_SCATTER);
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_REDUCE_SCATTER));
+    st = rk_comm_op_fault(group, RK_COMM_OP_REDUCE_SCATTER);
     if (!st && has_work(group, out))
         st = group->world->ops->reduce_scatter(group, stream, out, in, op);
     else if (!st)
         st = copy_alone(stream, out, in);
-    return op_end(group, st);
+    return rk_comm_op_end(group, st);
 }
 
 struct rk_status *rk_comm_broadcast(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,
@@ -283,11 +297,11 @@ struct rk_status *rk_comm_broadcast(struct rk_comm_group *group, struct rk_strea
     assert_tensor(inout);
     if (!group)
         return NULL;
-    RK_TRY(op_begin(group, RK_COMM_OP_BROADCAST));
-    st = fault(group, RK_COMM_OP_BROADCAST);
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BROADCAST));
+    st = rk_comm_op_fault(group, RK_COMM_OP_BROADCAST);
     if (!st && has_work(group, inout))
         st = group->world->ops->broadcast(group, stream, inout, root);
-    return op_end(group, st);
+    return rk_comm_op_end(group, st);
 }
 
 static void assert_rows(rk_tensor_t tensor, const int64_t *rows, int32_t size)
@@ -315,14 +329,14 @@ struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stre
     RK_ASSERT(recv_rows[rank] == send_rows[rank]);
     if (!group)
         return copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
-    RK_TRY(op_begin(group, RK_COMM_OP_ALL_TO_ALL));
-    st = fault(group, RK_COMM_OP_ALL_TO_ALL);
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_TO_ALL));
+    st = rk_comm_op_fault(group, RK_COMM_OP_ALL_TO_ALL);
     /* Counts differ between ranks: who has nothing to move must still take part. */
     if (!st && size > 1)
         st = group->world->ops->all_to_all(group, stream, out, recv_rows, in, send_rows);
     else if (!st)
         st = copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
-    return op_end(group, st);
+    return rk_comm_op_end(group, st);
 }
 
 struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream)
@@ -331,24 +345,24 @@ struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream 
 
     if (!group)
         return NULL;
-    RK_TRY(op_begin(group, RK_COMM_OP_BARRIER));
-    st = fault(group, RK_COMM_OP_BARRIER);
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BARRIER));
+    st = rk_comm_op_fault(group, RK_COMM_OP_BARRIER);
     if (!st && group->size > 1)
         st = group->world->ops->barrier(group, stream);
-    return op_end(group, st);
+    return rk_comm_op_end(group, st);
 }
 
 /* --- point to point: a lone send is a batch of one --- */
 
 static struct rk_status *run_batch(struct rk_comm_group *group, rk_comm_op_t op)
 {
-    struct rk_status *st = op_begin(group, op);
+    struct rk_status *st = rk_comm_op_begin(group, op);
 
     if (!st) {
-        st = fault(group, op);
+        st = rk_comm_op_fault(group, op);
         if (!st && group->batch.count > 0)
             st = group->world->ops->batch(group, group->batch.items, group->batch.count);
-        st = op_end(group, st);
+        st = rk_comm_op_end(group, st);
     }
     group->batch.count = 0;
     return st;

@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 2
+#define RK_COMM_ABI 3
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
@@ -31,6 +31,7 @@ typedef enum rk_comm_op {
     RK_COMM_OP_SEND,
     RK_COMM_OP_RECV,
     RK_COMM_OP_BATCH,
+    RK_COMM_OP_GRAPH, /* a launch: stands for the operations in it */
     RK_COMM_OP_COUNT
 } rk_comm_op_t;
 
@@ -40,6 +41,20 @@ struct rk_comm_p2p {
     rk_tensor_t tensor;
     int32_t peer; /* index in the group */
     bool is_send;
+};
+
+/* The operations in a graph. */
+struct rk_comm_recorded {
+    rk_comm_op_t first, last;
+    uint64_t count;
+};
+
+struct rk_comm_graph {
+    struct rk_comm_group *group; /* NULL: no operations are in it, or the group is gone */
+    struct rk_comm_graph *next;  /* of the group */
+    struct rk_stream *stream;
+    struct rk_graph *graph; /* NULL once the group is gone */
+    struct rk_comm_recorded ops;
 };
 
 /* One world: a rank's membership in a set of connected ranks. */
@@ -78,6 +93,9 @@ struct rk_comm_group {
     int32_t *world_ranks; /* [size] */
     bool in_batch;
     RK_ARRAY(struct rk_comm_p2p) batch;
+    struct rk_stream *recording;      /* what it is given now becomes part of a graph; NULL: it runs */
+    struct rk_comm_recorded recorded; /* so far */
+    struct rk_comm_graph *graphs;     /* newest first */
 };
 
 /* One collective backend. All ranks of a group call the same entry in the same order. Arguments have been
@@ -127,6 +145,9 @@ struct rk_comm_ops {
     /* Runs all of them together: no order of the list may deadlock. */
     struct rk_status *(*batch)(struct rk_comm_group *group, const struct rk_comm_p2p *list, int64_t count);
     struct rk_status *(*barrier)(struct rk_comm_group *group, struct rk_stream *stream);
+    /* optional; NULL means that operations cannot be recorded. Launches it on its stream; its operations get
+     * the numbers from `first_seq` on. */
+    struct rk_status *(*graph_launch)(const struct rk_comm_graph *graph, uint64_t first_seq);
 };
 
 extern const struct rk_comm_ops rk_comm_cpu_ops;
@@ -163,6 +184,15 @@ void rk_comm_control_leave(struct rk_comm_world *control);
 bool rk_comm_control_has_left(const struct rk_comm_world *control, int32_t rank);
 
 RK_END_DECLS
+
+/* --- an operation of the wrapper (comm.c). After a begin that succeeded end must follow, which takes `st`
+ * and ends the world if it is a failure. --- */
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;
+struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *st) RK_NODISCARD;
+/* In between: the fault point of the operation. */
+struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;
+/* Ends what a group has recorded (comm_graph.c). */
+void rk_comm_graphs_drop(struct rk_comm_group *group);
 
 /* The backend of that name; NOT_FOUND lists the known ones. */
 struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const char *name) RK_NODISCARD;

@@ -224,6 +224,23 @@ static void world_free(struct rk_nccl_world *nccl)
     rk_free(nccl);
 }
 
+/* The guard ends the communicators, so that this thread need not wait for ever when they cannot end. */
+static void take_down(struct rk_nccl_world *nccl)
+{
+    bool has_ended = true;
+
+    if (nccl->has_guard) {
+        rk_nccl_guard_abort(nccl);
+        has_ended = rk_nccl_guard_stop(nccl);
+    } else {
+        rk_nccl_abort_comms(nccl);
+    }
+    if (has_ended)
+        world_free(nccl);
+    else
+        RK_ERROR("communicators did not come down: what they hold is lost until the process ends");
+}
+
 static struct rk_status *world_create(struct rk_comm_world *world, void *endpoint,
                                       const struct rk_comm_world_config *config)
 {
@@ -251,9 +268,7 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
 out:
     if (nccl->control) /* the peers hear why */
         rk_comm_world_fail(nccl->control, world->rank, rk_status_clone(st));
-    rk_nccl_guard_stop(nccl);
-    rk_nccl_abort_comms(nccl);
-    world_free(nccl);
+    take_down(nccl);
     return st;
 }
 
@@ -286,10 +301,8 @@ static void world_destroy(struct rk_comm_world *world)
         rk_device_set_watch(nccl->device, NULL, NULL);
         if (!atomic_load(&world->has_failed))
             say_goodbye(nccl);
-        rk_nccl_guard_stop(nccl);
     }
-    rk_nccl_abort_comms(nccl);
-    world_free(nccl);
+    take_down(nccl);
 }
 
 static void world_abort(struct rk_comm_world *world, int32_t origin, const struct rk_status *error)
@@ -407,4 +420,5 @@ const struct rk_comm_ops rk_comm_nccl_ops = {
     .all_to_all = rk_nccl_all_to_all,
     .batch = rk_nccl_batch,
     .barrier = rk_nccl_barrier,
+    .graph_launch = rk_nccl_graph_launch,
 };

@@ -31,6 +31,8 @@
 /* A call of NCCL takes microseconds. One that takes this long waits for a peer, inside a lock that aborting
  * needs; it is then aborted without, which ends the call. */
 #define STUCK_CALL_NS NS_PER_S
+/* A guard that takes so long to end waits for communicators of a device that no longer answers. */
+#define STOP_NS (10LL * NS_PER_S)
 
 static void lock(pthread_mutex_t *mutex)
 {
@@ -49,13 +51,11 @@ static struct rk_nccl_pending *pending_at(struct rk_nccl_world *nccl, int i)
     return &nccl->pending[(nccl->first_pending + i) % RK_NCCL_PENDING_MAX];
 }
 
-void rk_nccl_pending_begin(struct rk_nccl_world *nccl, const struct rk_comm_group *group, rk_comm_op_t op)
+void rk_nccl_pending_begin(struct rk_nccl_world *nccl, struct rk_nccl_op op)
 {
-    bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
-
+    op.begun_ns = rk_time_now_ns();
     lock(&nccl->pending_lock);
-    nccl->current = (struct rk_nccl_op){
-        .group = group, .op = op, .seq = is_p2p ? 0 : group->seq, .begun_ns = rk_time_now_ns()};
+    nccl->current = op;
     unlock(&nccl->pending_lock);
 }
 
@@ -123,7 +123,11 @@ static const struct rk_nccl_op *find_running(struct rk_nccl_world *nccl)
 
 static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_BYTES])
 {
-    if (op->seq > 0)
+    if (op->op == RK_COMM_OP_GRAPH)
+        snprintf(text, RK_COMM_DOING_BYTES, "graph of %s #%" PRIu64 " to %s #%" PRIu64 " of group %s",
+                 rk_comm_op_name(op->recorded.first), op->seq, rk_comm_op_name(op->recorded.last),
+                 op->seq + op->recorded.count - 1, op->group->name);
+    else if (op->seq > 0)
         snprintf(text, RK_COMM_DOING_BYTES, "%s #%" PRIu64 " of group %s", rk_comm_op_name(op->op), op->seq,
                  op->group->name);
     else
@@ -291,21 +295,25 @@ static bool lock_calls(struct rk_nccl_world *nccl)
     return true;
 }
 
-/* What these calls return changes nothing. */
-static void abort_all(const struct rk_nccl_world *nccl)
+/* Tells the groups' kernels and calls to end; what these calls return changes nothing. As a group: all of
+ * them are told before the first is waited for, and a kernel of one may be in the queue behind a kernel of
+ * another.
+ */
+static void abort_begin(const struct rk_nccl_world *nccl)
 {
-    const struct rk_nccl_api *api = nccl->api;
-
-    /* As a group: all of them are told to end before the first is waited for, and a kernel of one may be in
-     * the queue behind a kernel of another. */
-    (void)api->group_start();
+    (void)nccl->api->group_start();
     for (struct rk_nccl_group *group = nccl->groups; group; group = group->next) {
         if (group->comm)
-            (void)api->comm_abort(group->comm);
+            (void)nccl->api->comm_abort(group->comm);
     }
-    (void)api->group_end();
+}
+
+/* Waits until they have, and for the graphs that refer to them to be destroyed. */
+static void abort_end(const struct rk_nccl_world *nccl)
+{
+    (void)nccl->api->group_end();
     if (nccl->comm)
-        (void)api->comm_abort(nccl->comm);
+        (void)nccl->api->comm_abort(nccl->comm);
 }
 
 void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
@@ -315,9 +323,12 @@ void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
     atomic_store(&nccl->is_down, true);
     is_locked = lock_calls(nccl);
     if (nccl->api)
-        abort_all(nccl);
-    if (!is_locked)
-        lock(&nccl->call_lock); /* the call has come to its end */
+        abort_begin(nccl);
+    if (is_locked) /* the engine thread may want to know that they are down before it destroys its graphs */
+        unlock(&nccl->call_lock);
+    if (nccl->api)
+        abort_end(nccl);
+    lock(&nccl->call_lock); /* what was inside a call has come to its end */
     for (struct rk_nccl_group *group = nccl->groups; group; group = group->next)
         group->comm = NULL;
     nccl->comm = NULL;
@@ -365,7 +376,7 @@ static void *guard_main(void *user)
             wait_a_little(nccl);
         unlock(&nccl->guard_lock);
         if (aborts) {
-            rk_time_sleep_ms(ABORT_DELAY_MS);
+            rk_time_sleep_ms(atomic_load(&nccl->world->has_failed) ? ABORT_DELAY_MS : 0);
             rk_nccl_abort_comms(nccl);
             nccl->is_aborted = true;
         } else if (!nccl->is_aborted) {
@@ -374,6 +385,7 @@ static void *guard_main(void *user)
         lock(&nccl->guard_lock);
     }
     unlock(&nccl->guard_lock);
+    atomic_store(&nccl->is_guard_done, true);
     return NULL;
 }
 
@@ -389,14 +401,24 @@ struct rk_status *rk_nccl_guard_start(struct rk_nccl_world *nccl)
     return NULL;
 }
 
-void rk_nccl_guard_stop(struct rk_nccl_world *nccl)
+bool rk_nccl_guard_stop(struct rk_nccl_world *nccl)
 {
+    int64_t deadline_ns = rk_time_now_ns() + STOP_NS;
+
     if (!nccl->has_guard)
-        return;
+        return true;
     lock(&nccl->guard_lock);
     nccl->is_stopping = true;
     pthread_cond_signal(&nccl->wakes_guard);
     unlock(&nccl->guard_lock);
-    pthread_join(nccl->guard, NULL);
     nccl->has_guard = false;
+    while (!atomic_load(&nccl->is_guard_done)) {
+        if (rk_time_now_ns() > deadline_ns) {
+            pthread_detach(nccl->guard);
+            return false;
+        }
+        rk_time_sleep_ms(1);
+    }
+    pthread_join(nccl->guard, NULL);
+    return true;
 }

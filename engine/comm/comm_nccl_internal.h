@@ -24,7 +24,8 @@
 struct rk_nccl_op {
     const struct rk_comm_group *group;
     rk_comm_op_t op;
-    uint64_t seq; /* of the group; 0 for point to point */
+    uint64_t seq; /* of the group; 0 for point to point; of a graph, that of its first operation */
+    struct rk_comm_recorded recorded; /* of a graph */
     int64_t begun_ns;
 };
 
@@ -56,6 +57,7 @@ struct rk_nccl_world {
     bool has_guard;
 
     atomic_bool is_down;       /* aborted, or about to be: no call of NCCL begins */
+    atomic_bool is_guard_done; /* the thread has nothing more to do */
     pthread_mutex_t call_lock; /* guards the fields below; held during every call of NCCL */
     rk_nccl_comm_t comm;       /* the world's; NULL before and after */
     struct rk_nccl_group *groups;
@@ -101,23 +103,26 @@ struct rk_status *rk_nccl_all_to_all(struct rk_comm_group *group, struct rk_stre
 struct rk_status *rk_nccl_batch(struct rk_comm_group *group, const struct rk_comm_p2p *list,
                                 int64_t count) RK_NODISCARD;
 struct rk_status *rk_nccl_barrier(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
+struct rk_status *rk_nccl_graph_launch(const struct rk_comm_graph *graph, uint64_t first_seq) RK_NODISCARD;
 
 /* --- the guard (comm_nccl_guard.c) --- */
 
 struct rk_status *rk_nccl_guard_start(struct rk_nccl_world *nccl) RK_NODISCARD;
-/* Joins it; what it was asked to do is done. Engine thread. */
-void rk_nccl_guard_stop(struct rk_nccl_world *nccl);
+/* Joins it; what it was asked to do is done. False when it does not end: then it goes on using the world for
+ * ever. Engine thread. */
+bool rk_nccl_guard_stop(struct rk_nccl_world *nccl) RK_NODISCARD;
 /* Whether the mesh has bad news, which may be newer than the guard's last look; any thread. */
 void rk_nccl_guard_poll(struct rk_nccl_world *nccl);
 /* Asks for an abort. Any thread. */
 void rk_nccl_guard_abort(struct rk_nccl_world *nccl);
-/* Ends and releases all communicators. By the guard, and by the engine thread when there is none. */
+/* Ends and releases all communicators. By the guard, and by the engine thread when there is none. NCCL does
+ * not release one before the graphs with its operations are gone: the guard may have to wait for the engine
+ * thread to destroy its groups, and holds no lock meanwhile. */
 void rk_nccl_abort_comms(struct rk_nccl_world *nccl);
 
-/* The engine thread gives an operation to NCCL, and has given it: it is watched until the stream has passed
- * it.
- */
-void rk_nccl_pending_begin(struct rk_nccl_world *nccl, const struct rk_comm_group *group, rk_comm_op_t op);
+/* The engine thread gives an operation to NCCL (begun_ns is set here), and has given it: it is watched until
+ * the stream has passed it. */
+void rk_nccl_pending_begin(struct rk_nccl_world *nccl, struct rk_nccl_op op);
 struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stream *stream,
                                       bool has_begun) RK_NODISCARD;
 /* Forgets the operations of a group. */

@@ -56,21 +56,20 @@ struct call {
     rk_nccl_comm_t comm;
 };
 
-/* On success call_end() must follow, with NCCL's result. */
-static struct rk_status *call_begin(struct call *call, const struct rk_comm_group *group,
-                                    struct rk_stream *stream, rk_comm_op_t op)
+static struct rk_status *begin(struct call *call, struct rk_stream *stream, struct rk_nccl_op op)
 {
-    const struct rk_nccl_group *impl = group->impl;
-    struct rk_nccl_world *nccl = group->world->impl;
+    const struct rk_nccl_group *impl = op.group->impl;
+    struct rk_nccl_world *nccl = op.group->world->impl;
 
     RK_ASSERT(stream);
+    RK_ASSERT(op.group->recording == (rk_stream_is_recording(stream) ? stream : NULL));
     *call = (struct call){0};
-    rk_nccl_pending_begin(nccl, group, op);
+    rk_nccl_pending_begin(nccl, op);
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
     if (atomic_load(&nccl->is_down)) {
         RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
         RK_TRY(rk_nccl_pending_end(nccl, stream, false));
-        return rk_nccl_failure(nccl, NULL, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op));
+        return rk_nccl_failure(nccl, NULL, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op.op));
     }
     *call = (struct call){.nccl = nccl,
                           .api = nccl->api,
@@ -80,18 +79,33 @@ static struct rk_status *call_begin(struct call *call, const struct rk_comm_grou
     return NULL;
 }
 
+/* On success call_end() must follow, with NCCL's result. */
+static struct rk_status *call_begin(struct call *call, const struct rk_comm_group *group,
+                                    struct rk_stream *stream, rk_comm_op_t op)
+{
+    bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
+    uint64_t seq = group->seq + (group->recording ? group->recorded.count : 0);
+
+    return begin(call, stream, (struct rk_nccl_op){.group = group, .op = op, .seq = is_p2p ? 0 : seq});
+}
+
+/* What is given to the stream is watched, unless it failed. */
+static struct rk_status *watch(struct call *call, struct rk_status *st)
+{
+    if (!st)
+        return rk_nccl_pending_end(call->nccl, call->stream, true);
+    RK_IGNORE(rk_nccl_pending_end(call->nccl, call->stream, false), "there is an error already");
+    return st;
+}
+
 static struct rk_status *call_end(struct call *call, rk_nccl_result_t result, const char *name)
 {
-    struct rk_nccl_world *nccl = call->nccl;
     struct rk_status *st = NULL;
 
-    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    RK_ASSERT(pthread_mutex_unlock(&call->nccl->call_lock) == 0);
     if (result != RK_NCCL_SUCCESS)
-        st = rk_nccl_failure(nccl, NULL, result, name);
-    if (!st)
-        return rk_nccl_pending_end(nccl, call->stream, true);
-    RK_IGNORE(rk_nccl_pending_end(nccl, call->stream, false), "there is an error already");
-    return st;
+        st = rk_nccl_failure(call->nccl, NULL, result, name);
+    return watch(call, st);
 }
 
 /* --- ordered sums --- */
@@ -327,4 +341,20 @@ struct rk_status *rk_nccl_all_to_all(struct rk_comm_group *group, struct rk_stre
     if (own_in.data == own_out.data)
         return NULL;
     return rk_stream_copy(stream, own_out.data, own_in.data, rk_tensor_bytes(own_in), RK_COPY_D2D);
+}
+
+/* --- graphs --- */
+
+struct rk_status *rk_nccl_graph_launch(const struct rk_comm_graph *graph, uint64_t first_seq)
+{
+    struct rk_status *st;
+    struct call call;
+
+    RK_TRY(
+        begin(&call, graph->stream,
+              (struct rk_nccl_op){
+                  .group = graph->group, .op = RK_COMM_OP_GRAPH, .seq = first_seq, .recorded = graph->ops}));
+    st = rk_graph_launch(graph->graph);
+    RK_ASSERT(pthread_mutex_unlock(&call.nccl->call_lock) == 0);
+    return watch(&call, st);
 }

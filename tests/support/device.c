@@ -9,6 +9,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "engine/rk_plugin.h"
+#include "tests/support/graph_device.h"
 
 /* A machine without the device is no failure of what is tested on it. */
 static void skip_without_device(const struct rk_status *st)
@@ -33,7 +34,10 @@ static struct rk_status *open_named(struct rk_device **out, const char *name, in
     struct rk_device_config config = {
         .struct_size = sizeof(config), .name = name, .num_threads = num_threads};
 
-    RK_TRY(rk_plugin_load(name, rk_env("RK_TEST_PLUGIN")));
+    if (strncmp(name, "graphs", strlen("graphs")) == 0)
+        RK_TRY(rk_test_graphs_register());
+    else
+        RK_TRY(rk_plugin_load(name, rk_env("RK_TEST_PLUGIN")));
     return rk_device_open(out, &config);
 }
 
@@ -88,6 +92,8 @@ int32_t rk_test_device_max_ranks(void)
 
     if (!rk_test_device_is_per_rank())
         return strcmp(device_name(), "cpu") == 0 ? INT32_MAX : 1;
+    if (strcmp(device_name(), "graphs") == 0)
+        return INT32_MAX;
     if (count >= 0)
         return count;
     fflush(NULL);

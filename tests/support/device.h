@@ -1,5 +1,6 @@
 /* The device under test: RK_TEST_DEVICE names it, "cpu" by default; RK_TEST_PLUGIN its library, by default
- * the one of this build. Ranks of a test take "cuda:0", "cuda:1", ... when it is "cuda". */
+ * the one of this build. Ranks of a test take "cuda:0", "cuda:1", ... when it is "cuda". "graphs" is the CPU
+ * with graphs (graph_device.h). */
 #ifndef RK_TEST_DEVICE_H
 #define RK_TEST_DEVICE_H
 

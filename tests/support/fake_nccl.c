@@ -16,6 +16,7 @@
 #include "base/rk_dtype.h"
 #include "base/rk_status.h"
 #include "engine/comm/rk_nccl.h"
+#include "tests/support/graph_device.h"
 
 #define MAX_RANKS     8
 #define MAX_CHANNELS  600 /* communicators of a test binary */
@@ -51,7 +52,8 @@ struct rk_nccl_comm {
     int num_splits;
     bool is_blocking;
     atomic_bool is_aborted;
-    atomic_int num_calls; /* inside */
+    atomic_int num_calls;     /* inside */
+    atomic_int num_graph_ops; /* recorded in graphs that have not been destroyed */
     /* A split that is under way. */
     rk_nccl_comm_t *child_out, child;
 };
@@ -176,13 +178,29 @@ static rk_nccl_result_t comm_get_async_error(rk_nccl_comm_t comm, rk_nccl_result
     return RK_NCCL_SUCCESS;
 }
 
+static _Thread_local int group_depth;
+static _Thread_local RK_ARRAY(rk_nccl_comm_t) aborted; /* in the group of calls that is open */
+
+/* When calls have come to their end, and graphs are gone. */
+static void release_aborted(void)
+{
+    for (int64_t i = 0; i < aborted.count; i++) {
+        rk_nccl_comm_t comm = aborted.items[i];
+
+        while (atomic_load(&comm->num_calls) > 0 || atomic_load(&comm->num_graph_ops) > 0)
+            sched_yield();
+        rk_free(comm->child); /* of a split that never ended */
+        rk_free(comm);
+    }
+    rk_array_fini(&aborted);
+}
+
 static rk_nccl_result_t comm_abort(rk_nccl_comm_t comm)
 {
     atomic_store(&comm->is_aborted, true);
-    while (atomic_load(&comm->num_calls) > 0)
-        sched_yield();
-    rk_free(comm->child); /* of a split that never ended */
-    rk_free(comm);
+    rk_array_append(&aborted, comm);
+    if (group_depth == 0)
+        release_aborted();
     return RK_NCCL_SUCCESS;
 }
 
@@ -207,7 +225,6 @@ struct transfer {
     bool is_send;
 };
 
-static _Thread_local int group_depth;
 static _Thread_local RK_ARRAY(struct transfer) queue;
 
 /* Whether an earlier transfer between the same two in the same direction is not done. */
@@ -283,8 +300,14 @@ static rk_nccl_result_t group_start(void)
 
 static rk_nccl_result_t group_end(void)
 {
+    rk_nccl_result_t result;
+
     RK_ASSERT(group_depth > 0);
-    return --group_depth > 0 ? RK_NCCL_SUCCESS : run_queue();
+    if (--group_depth > 0)
+        return RK_NCCL_SUCCESS;
+    result = run_queue();
+    release_aborted();
+    return result;
 }
 
 static rk_nccl_result_t add(rk_nccl_comm_t comm, void *data, size_t bytes, int peer, bool is_send)
@@ -407,39 +430,104 @@ static rk_nccl_result_t reduce(rk_nccl_comm_t comm, void *out, const void *in, s
     return result;
 }
 
-static rk_nccl_result_t all_reduce(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
-                                   rk_nccl_reduce_t op, rk_nccl_comm_t comm, void *stream)
-{
-    (void)stream;
-    return reduce(comm, out, in, count, 0, dtype, op);
-}
-
-static rk_nccl_result_t reduce_scatter(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
-                                       rk_nccl_reduce_t op, rk_nccl_comm_t comm, void *stream)
-{
-    (void)stream;
-    return reduce(comm, out, in, count, count, dtype, op);
-}
-
-static rk_nccl_result_t all_gather(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
-                                   rk_nccl_comm_t comm, void *stream)
-{
-    (void)stream;
-    return exchange(comm, out, in, count, 0, dtype);
-}
-
-static rk_nccl_result_t broadcast(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype, int root,
-                                  rk_nccl_comm_t comm, void *stream)
+static rk_nccl_result_t broadcast(rk_nccl_comm_t comm, void *out, const void *in, size_t count,
+                                  rk_nccl_dtype_t dtype, int root)
 {
     rk_nccl_result_t result = RK_NCCL_SUCCESS, ended;
 
     (void)group_start();
     for (int r = 0; r < comm->size && comm->rank == root && result == RK_NCCL_SUCCESS; r++)
-        result = r == root ? result : fake_send(in, count, dtype, r, comm, stream);
+        result = r == root ? result : fake_send(in, count, dtype, r, comm, NULL);
     if (comm->rank != root)
-        result = fake_recv(out, count, dtype, root, comm, stream);
+        result = fake_recv(out, count, dtype, root, comm, NULL);
     ended = group_end();
     return result == RK_NCCL_SUCCESS ? ended : result;
+}
+
+/* A collective, which may be kept for later. */
+struct collective {
+    enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST } kind;
+    rk_nccl_comm_t comm;
+    const void *in;
+    void *out;
+    size_t count;
+    rk_nccl_dtype_t dtype;
+    rk_nccl_reduce_t op;
+    int root;
+};
+
+static rk_nccl_result_t run(const struct collective *c)
+{
+    switch (c->kind) {
+    case ALL_REDUCE:
+        return reduce(c->comm, c->out, c->in, c->count, 0, c->dtype, c->op);
+    case REDUCE_SCATTER:
+        return reduce(c->comm, c->out, c->in, c->count, c->count, c->dtype, c->op);
+    case ALL_GATHER:
+        return exchange(c->comm, c->out, c->in, c->count, 0, c->dtype);
+    default:
+        return broadcast(c->comm, c->out, c->in, c->count, c->dtype, c->root);
+    }
+}
+
+/* In a graph nobody hears of a failure: it is the world that knows. */
+static struct rk_status *run_recorded(struct rk_stream *stream, const void *args)
+{
+    (void)stream;
+    (void)run(args);
+    return NULL;
+}
+
+static void release_recorded(const void *args)
+{
+    atomic_fetch_sub(&((const struct collective *)args)->comm->num_graph_ops, 1);
+}
+
+static rk_nccl_result_t run_or_record(const struct collective *c, void *stream)
+{
+    const struct rk_test_recorded recorded = {
+        .run = run_recorded, .release = release_recorded, .args = c, .args_bytes = sizeof(*c)};
+
+    if (!rk_test_graphs_append(stream, &recorded))
+        return run(c);
+    atomic_fetch_add(&c->comm->num_graph_ops, 1);
+    return RK_NCCL_SUCCESS;
+}
+
+static rk_nccl_result_t fake_all_reduce(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
+                                        rk_nccl_reduce_t op, rk_nccl_comm_t comm, void *stream)
+{
+    const struct collective c = {
+        .kind = ALL_REDUCE, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype, .op = op};
+
+    return run_or_record(&c, stream);
+}
+
+static rk_nccl_result_t fake_reduce_scatter(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
+                                            rk_nccl_reduce_t op, rk_nccl_comm_t comm, void *stream)
+{
+    const struct collective c = {
+        .kind = REDUCE_SCATTER, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype, .op = op};
+
+    return run_or_record(&c, stream);
+}
+
+static rk_nccl_result_t fake_all_gather(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
+                                        rk_nccl_comm_t comm, void *stream)
+{
+    const struct collective c = {
+        .kind = ALL_GATHER, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype};
+
+    return run_or_record(&c, stream);
+}
+
+static rk_nccl_result_t fake_broadcast(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
+                                       int root, rk_nccl_comm_t comm, void *stream)
+{
+    const struct collective c = {
+        .kind = BROADCAST, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype, .root = root};
+
+    return run_or_record(&c, stream);
 }
 
 /* --- the library --- */
@@ -457,10 +545,10 @@ struct rk_status *rk_nccl_api_get(const struct rk_nccl_api **out)
         .get_last_error = get_last_error,
         .group_start = group_start,
         .group_end = group_end,
-        .all_reduce = all_reduce,
-        .all_gather = all_gather,
-        .reduce_scatter = reduce_scatter,
-        .broadcast = broadcast,
+        .all_reduce = fake_all_reduce,
+        .all_gather = fake_all_gather,
+        .reduce_scatter = fake_reduce_scatter,
+        .broadcast = fake_broadcast,
         .send = fake_send,
         .recv = fake_recv,
     };

@@ -147,7 +147,7 @@ static void test_comm_register_refuses_what_does_not_fit(void **state)
 
     (void)state;
     ops.abi = RK_COMM_ABI + 1;
-    assert_fails(rk_comm_register(&ops), RK_FAILED_PRECONDITION, "collectives 'fake' have abi=3, expected 2");
+    assert_fails(rk_comm_register(&ops), RK_FAILED_PRECONDITION, "collectives 'fake' have abi=4, expected 3");
     ops = fake_ops;
     ops.barrier = NULL;
     assert_fails(rk_comm_register(&ops), RK_FAILED_PRECONDITION, "lack the required entry 'barrier'");
