@@ -40,6 +40,16 @@ function(rk_add_fake_nccl_test name)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_COMM=nccl")
 endfunction()
 
+# The test of that name once more on the tests' CPU with graphs (tests/support/graph_device.h); its ranks, if it has
+# several, over the library of the tests.
+function(rk_add_graphs_test name)
+    get_test_property(${name} LABELS labels)
+    get_test_property(${name} TIMEOUT timeout)
+    add_test(NAME graphs_${name} COMMAND ${name})
+    set_tests_properties(graphs_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
+        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_COMM=nccl;RK_TEST_DEVICE=graphs")
+endfunction()
+
 # The test of that name once more with a GPU a rank, label gpu; skipped where the machine has too few.
 function(rk_add_gpus_test name)
     if(NOT RK_HAVE_CUDA)

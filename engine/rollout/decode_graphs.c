@@ -7,9 +7,9 @@
  * other addresses. */
 struct rk_decode_graph {
     int32_t num_rows;
-    struct rk_graph *graph; /* NULL: not recorded */
-    uint64_t generation;    /* of the graph; without one, of the last step that allocated nothing */
-    bool is_warm;           /* there was such a step */
+    struct rk_comm_graph *graph; /* NULL: not recorded */
+    uint64_t generation;         /* of the graph; without one, of the last step that allocated nothing */
+    bool is_warm;                /* there was such a step */
 };
 
 static int32_t next_size(int32_t num_rows)
@@ -32,15 +32,19 @@ static int32_t list_sizes(struct rk_decode_graph *graphs, int32_t max_num_seqs)
     return count + 1;
 }
 
+static struct rk_comm_group *tp_of(const struct rk_decode_graphs *graphs)
+{
+    return rk_mesh_comms_group(rk_model_mesh(graphs->model), RK_GROUP_TP);
+}
+
 struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct rk_arena *arena,
                                         struct rk_model *model, int32_t max_num_seqs, bool enabled)
 {
     struct rk_device *device = rk_stream_device(rk_model_stream(model));
-    int32_t tp_size = rk_comm_group_size(rk_mesh_comms_group(rk_model_mesh(model), RK_GROUP_TP));
     int32_t num_sizes = list_sizes(NULL, max_num_seqs);
 
     *graphs = (struct rk_decode_graphs){.model = model, .max_num_seqs = max_num_seqs};
-    if (!enabled || tp_size > 1 || !rk_device_has_graphs(device))
+    if (!enabled || !rk_comm_has_graphs(tp_of(graphs), device))
         return NULL;
     graphs->graphs = rk_arena_calloc(arena, (size_t)num_sizes, sizeof(*graphs->graphs));
     if (!graphs->graphs)
@@ -53,7 +57,7 @@ struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct 
 void rk_decode_graphs_fini(struct rk_decode_graphs *graphs)
 {
     for (int32_t i = 0; i < graphs->num_sizes; i++)
-        rk_graph_destroy(graphs->graphs[i].graph);
+        rk_comm_graph_destroy(graphs->graphs[i].graph);
     *graphs = (struct rk_decode_graphs){0};
 }
 
@@ -82,25 +86,66 @@ static struct rk_status *record(struct rk_decode_graphs *graphs, struct rk_decod
                                 rk_enqueue_fn_t enqueue, void *user)
 {
     struct rk_stream *stream = rk_model_stream(graphs->model);
+    struct rk_comm_group *tp = tp_of(graphs);
     struct rk_status *st;
 
-    RK_TRY(rk_graph_begin(stream));
+    RK_TRY(rk_comm_graph_begin(tp, stream));
     st = enqueue(user);
-    st = rk_status_first(st, rk_graph_end(st ? NULL : &size->graph, stream));
+    st = rk_status_first(st, rk_comm_graph_end(st ? NULL : &size->graph, tp, stream));
     if (!st)
         RK_ASSERT(generation_of(graphs) == size->generation);
     return st ? RK_WRAP(st, "recording a decode step of %d rows", size->num_rows) : NULL;
 }
 
-/* A graph whose addresses are no longer those of a step. Rare: memory has grown. */
-static struct rk_status *drop_stale(struct rk_decode_graphs *graphs, struct rk_decode_graph *size)
+static void forget(struct rk_decode_graph *size)
 {
-    if (size->generation == generation_of(graphs) && rk_graph_is_current(size->graph))
-        return NULL;
-    RK_TRY(rk_stream_sync(rk_model_stream(graphs->model)));
-    rk_graph_destroy(size->graph);
+    rk_comm_graph_destroy(size->graph);
     size->graph = NULL;
     size->is_warm = false;
+}
+
+/* What a step of this size would do now. */
+typedef enum size_state { RUNS_EAGERLY, IS_RECORDED_NEXT, IS_LAUNCHED } size_state_t;
+
+static size_state_t state_of(const struct rk_decode_graphs *graphs, const struct rk_decode_graph *size)
+{
+    if (size->generation != generation_of(graphs))
+        return RUNS_EAGERLY;
+    if (size->graph)
+        return rk_comm_graph_is_current(size->graph) ? IS_LAUNCHED : RUNS_EAGERLY;
+    return size->is_warm ? IS_RECORDED_NEXT : RUNS_EAGERLY;
+}
+
+/* Fowler, Noll, Vo: 32 bits, of which the sign is cleared. */
+static int32_t hash_states(const struct rk_decode_graphs *graphs)
+{
+    uint32_t hash = 2166136261U;
+
+    for (int32_t i = 0; i < graphs->num_sizes; i++)
+        hash = (hash ^ (uint32_t)state_of(graphs, &graphs->graphs[i])) * 16777619U;
+    return (int32_t)(hash & INT32_MAX);
+}
+
+struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs)
+{
+    bool is_same;
+
+    if (graphs->num_sizes == 0 || rk_comm_group_size(tp_of(graphs)) == 1)
+        return NULL;
+    RK_TRY(rk_model_is_same(graphs->model, RK_GROUP_TP, hash_states(graphs), &is_same));
+    for (int32_t i = 0; i < graphs->num_sizes && !is_same; i++)
+        forget(&graphs->graphs[i]); /* the stream has passed them: it was waited for */
+    return NULL;
+}
+
+/* A graph whose addresses are no longer those of a step, or whose communicator is gone. Rare: memory has
+ * grown, or a rank was lost. */
+static struct rk_status *drop_stale(struct rk_decode_graphs *graphs, struct rk_decode_graph *size)
+{
+    if (!size->graph || state_of(graphs, size) == IS_LAUNCHED)
+        return NULL;
+    RK_TRY(rk_stream_sync(rk_model_stream(graphs->model)));
+    forget(size);
     return NULL;
 }
 
@@ -110,13 +155,12 @@ struct rk_status *rk_decode_graphs_run(struct rk_decode_graphs *graphs, int32_t 
     struct rk_decode_graph *size = find_size(graphs, num_rows);
     uint64_t before = generation_of(graphs);
 
-    if (size->graph)
-        RK_TRY(drop_stale(graphs, size));
-    if (!size->graph && size->is_warm && size->generation == before)
+    RK_TRY(drop_stale(graphs, size));
+    if (state_of(graphs, size) == IS_RECORDED_NEXT)
         RK_TRY(record(graphs, size, enqueue, user));
     if (size->graph) {
         graphs->num_launches++;
-        return rk_graph_launch(size->graph);
+        return rk_comm_graph_launch(size->graph);
     }
     RK_TRY(enqueue(user));
     size->generation = generation_of(graphs);

@@ -342,6 +342,7 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
 
     for (int64_t i = 0; i < num_requests; i++)
         RK_TRY(check_request(rollout, i, &requests[i]));
+    RK_TRY(rk_decode_graphs_agree(&rollout->graphs));
     rk_batcher_begin(batcher, requests, num_requests, results);
     for (int64_t i = 0; !rk_batcher_is_done(batcher); i++) {
         if (hooks && i % STEPS_PER_CANCEL_CHECK == 0)

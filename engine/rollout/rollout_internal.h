@@ -165,12 +165,14 @@ struct rk_decode_graphs {
 /* What a step does, to be run or recorded. */
 typedef struct rk_status *(*rk_enqueue_fn_t)(void *user);
 
-/* `enabled` false, a device without graphs, or more than one tp rank (a recorded collective would have to
- * be in step on all of them): no graphs. Memory comes from the arena. */
+/* `enabled` false, or a device or collectives without graphs: none. Memory comes from the arena. */
 struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct rk_arena *arena,
                                         struct rk_model *model, int32_t max_num_seqs,
                                         bool enabled) RK_NODISCARD;
 void rk_decode_graphs_fini(struct rk_decode_graphs *graphs);
+/* Collective over tp, at the start of a call: ranks that would not record and launch the same from here on
+ * start all over. Their memory may have grown at different times; a rank may be a new process. */
+struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs) RK_NODISCARD;
 /* The rows that a decode step of `num_entries` sequences is filled up to; 0 where there are no graphs. */
 int32_t rk_decode_graphs_num_rows(const struct rk_decode_graphs *graphs, int32_t num_entries);
 /* Enqueues a step of so many rows: by its graph, once there is one. A size's first steps are enqueued one by

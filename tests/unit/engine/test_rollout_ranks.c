@@ -1,18 +1,23 @@
 /* Generation over tensor parallelism: all ranks of a group agree, and the samples of other tp sizes differ by
- * rounding ties only. */
+ * rounding ties only. RK_TEST_COMM=nccl with
+ * RK_TEST_DEVICE=graphs or cuda: decode steps run as graphs with the collectives in them. */
 #include "tests/support/test.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
-#include "engine/rk_rollout.h"
+#include "base/rk_alloc.h"
+#include "engine/rollout/rollout_internal.h"
 #include "tests/support/device.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
 #define NUM_REQUESTS 16
 #define MAX_TOKENS   24
 #define MAX_RANKS    4
+#define GROWN_BYTES  ((size_t)8 << 20) /* more than the steps of the test take */
 
 static const char config_json[] =
     "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64,"
@@ -30,11 +35,35 @@ struct samples {
 struct shared {
     struct samples of_rank[MAX_RANKS];
     int cancel_rank; /* this rank asks to stop; -1: none */
+    int grown_rank;  /* this rank's memory grows between two generations; -1: none */
+    int64_t num_launches[MAX_RANKS], num_more[MAX_RANKS]; /* graphs launched by the first, by the second */
+    bool has_graphs;
 };
 
 static bool asks_to_stop(void *user)
 {
     return *(bool *)user;
+}
+
+/* Once more, with the same result. */
+static int generate_again(struct rk_rollout *rollout, struct rk_test_model *test, struct shared *shared,
+                          const struct rk_rollout_request *requests, int32_t rank)
+{
+    const struct rk_engine_hooks hooks = {0};
+    struct rk_rollout_result results[NUM_REQUESTS];
+    struct samples *again = rk_calloc(1, sizeof(*again));
+    bool is_same;
+
+    if (shared->grown_rank == rank)
+        RK_RANK_OK(rk_step_arena_reserve(test->model->arena, GROWN_BYTES, 0));
+    for (int i = 0; i < NUM_REQUESTS; i++)
+        results[i] = (struct rk_rollout_result){.tokens = again->tokens[i], .log_probs = again->log_probs[i]};
+    RK_RANK_OK(rk_rollout_generate(rollout, requests, NUM_REQUESTS, results, &hooks));
+    is_same = memcmp(again, &shared->of_rank[rank], sizeof(*again)) == 0;
+    RK_RANK_CHECK(is_same, "another generation gave other samples");
+    rk_free(again);
+    shared->num_more[rank] = rk_rollout_num_graph_launches(rollout) - shared->num_launches[rank];
+    return 0;
 }
 
 static int generate(struct rk_comm_world *world, void *user)
@@ -81,6 +110,11 @@ static int generate(struct rk_comm_world *world, void *user)
     code = rk_status_code(st);
     rk_status_free(st);
     RK_RANK_CHECK(code == (shared->cancel_rank >= 0 ? RK_CANCELLED : RK_OK), "code %s", rk_code_name(code));
+    shared->num_launches[rank] = rk_rollout_num_graph_launches(rollout);
+    shared->has_graphs =
+        rk_comm_has_graphs(rk_mesh_comms_group(test.comms, RK_GROUP_TP), rk_stream_device(spec.stream));
+    if (shared->cancel_rank < 0 && generate_again(rollout, &test, shared, requests, rank))
+        return 1;
     rk_rollout_destroy(rollout);
     rk_test_model_close(&test);
     return 0;
@@ -111,7 +145,7 @@ static void test_generate_tp_sizes_agree(void **state)
     struct samples single;
 
     (void)state;
-    shared->cancel_rank = -1;
+    shared->cancel_rank = shared->grown_rank = -1;
     assert_int_equal(rk_test_run_world(1, "unix", generate, shared, 60), 0);
     single = shared->of_rank[0];
     for (int32_t tp = 2; tp <= RK_MIN(MAX_RANKS, rk_test_device_max_ranks()); tp *= 2) {
@@ -138,7 +172,32 @@ static void test_generate_cancel_is_agreed(void **state)
     (void)state;
     for (int rank = 0; rank < 2; rank++) {
         shared->cancel_rank = rank;
+        shared->grown_rank = -1;
         assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);
+    }
+    rk_test_shared_free(shared, sizeof(*shared));
+}
+
+/* Goal: steps run as graphs on all ranks or on none, also when the graphs of one of them do not count any
+ * more: how many of a second generation do is then the same as of the first, and more otherwise. */
+static void test_generate_ranks_launch_the_same_graphs(void **state)
+{
+    struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
+    int64_t num_all = 0;
+
+    (void)state;
+    shared->cancel_rank = -1;
+    for (shared->grown_rank = -1; shared->grown_rank < 2; shared->grown_rank += 2) {
+        assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);
+        assert_true((shared->num_launches[0] > 0) == shared->has_graphs);
+        print_message("rank that grew: %d, launches: %lld, then %lld\n", shared->grown_rank,
+                      (long long)shared->num_launches[0], (long long)shared->num_more[0]);
+        assert_int_equal(shared->num_launches[1], shared->num_launches[0]);
+        assert_int_equal(shared->num_more[1], shared->num_more[0]);
+        if (shared->grown_rank < 0)
+            num_all = shared->num_more[0];
+        else
+            assert_true(shared->num_more[0] < num_all || !shared->has_graphs);
     }
     rk_test_shared_free(shared, sizeof(*shared));
 }
@@ -148,8 +207,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_generate_tp_sizes_agree),
         cmocka_unit_test(test_generate_cancel_is_agreed),
+        cmocka_unit_test(test_generate_ranks_launch_the_same_graphs),
     };
 
     rk_test_device_need_ranks(2);
+    rk_fake_nccl_setup();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
