@@ -1,6 +1,7 @@
 /* Decoding: all sequences run together, every step makes one token of each and samples it. dims: sequences,
- * context in the middle of what is timed, steps. Steps are timed by the calls that the engine makes after
- * each: the last ones before a sequence ends. By then all prompts have been prefilled. */
+ * context in the middle of what is timed, steps. Of several ranks each has a part of the model (tp). Steps
+ * are timed by the calls that the engine makes after each: the last ones before a sequence ends. By then all
+ * prompts have been prefilled. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -82,7 +83,8 @@ static struct rk_status *decoding_open(struct decoding *decoding, struct bench_c
         (struct decoding){.num_seqs = dims[0], .num_steps = dims[2], .prompt_len = (int32_t)prompt_len};
     RK_TRY(bench_instance_open(
         &decoding->instance, ctx,
-        &(struct bench_instance_desc){.model = bench->model, .is_strict = is_strict, .rollout = &config}));
+        &(struct bench_instance_desc){
+            .model = bench->model, .tp = ctx->num_ranks, .is_strict = is_strict, .rollout = &config}));
     decoding->requests = rk_calloc((size_t)dims[0], sizeof(*decoding->requests));
     decoding->results = rk_calloc((size_t)dims[0], sizeof(*decoding->results));
     decoding->tokens = rk_calloc((size_t)(dims[0] * (prompt_len + response_len)), sizeof(int32_t));
@@ -137,16 +139,26 @@ static void describe(struct bench_result *result, struct bench_ctx *ctx, const s
              (long long)dims[1], bench->is_strict ? " strict" : "");
 }
 
-struct rk_status *bench_run_decode(struct bench_ctx *ctx, const struct bench_case *bench,
-                                   struct bench_result *result)
+/* Of one rank: weights and keys are split over all. */
+static struct bench_cost cost_of_rank(const struct bench_ctx *ctx, const struct bench_case *bench)
 {
     const int64_t *dims = bench_dims(ctx, bench);
     const struct bench_model *shape = ctx->options->is_tiny ? &bench_model_tiny : bench->model;
+    struct bench_cost cost = bench_cost_decode(shape, dims[0], dims[1]);
+
+    cost.flops /= ctx->num_ranks;
+    cost.bytes /= ctx->num_ranks;
+    return cost;
+}
+
+struct rk_status *bench_run_decode(struct bench_ctx *ctx, const struct bench_case *bench,
+                                   struct bench_result *result)
+{
     double seconds;
 
     describe(result, ctx, bench);
     RK_TRY(measure(&seconds, ctx, bench, bench->is_strict));
-    bench_set_rate(result, ctx, bench, seconds, bench_cost_decode(shape, dims[0], dims[1]));
+    bench_set_rate(result, ctx, bench, seconds, cost_of_rank(ctx, bench));
     snprintf(result->note, sizeof(result->note), "%.3f ms a step", seconds * 1e3);
     return NULL;
 }

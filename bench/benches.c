@@ -133,6 +133,10 @@ const struct bench_case bench_cases[] = {
     MODEL("decode", "decode_7b_b64", BENCH_TOKENS, bench_run_decode, bench_model_7b, DECODE(64)),
     MODEL("decode", "decode_1.5b_b256", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(256)),
     MODEL("decode", "decode_1.5b_b1", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(1)),
+    MODEL("decode", "decode_1.5b_b64_tp2", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(64),
+          .num_ranks = 2),
+    MODEL("decode", "decode_7b_b64_tp2", BENCH_TOKENS, bench_run_decode, bench_model_7b, DECODE(64),
+          .num_ranks = 2),
     MODEL("decode", "strict_overhead_decode", BENCH_PERCENT, bench_run_strict_decode, bench_model_1_5b,
           DECODE(64)),
 
