@@ -19,6 +19,7 @@
 
 #define RK_COMM_ADDRESS_BYTES 160 /* "[ipv6 with scope]:port" and "unix:@name" fit */
 #define RK_COMM_NAME_BYTES    32
+#define RK_COMM_DOING_BYTES   96 /* an operation with its numbers and group */
 
 /* Travels in the frames of the CPU mesh. */
 typedef enum rk_comm_op {
@@ -124,6 +125,12 @@ struct rk_comm_ops {
      * only operations find them. */
     void (*world_poll)(struct rk_comm_world *world);
 
+    /* optional; any thread: names the operation that this rank waits in, also one that a stream has not come
+     * to the end of; leaves buf alone when there is none. NULL means that the calls return when they are
+     * done.
+     */
+    void (*world_doing)(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES]);
+
     struct rk_status *(*group_create)(
         struct rk_comm_group *group); /* optional: NULL means nothing to set up */
     /* optional; called instead of group_create on ranks outside of all groups of the partition: NULL means
@@ -168,8 +175,6 @@ struct rk_status *rk_comm_world_error(struct rk_comm_world *world) RK_NODISCARD;
 
 /* --- a world of the CPU mesh that watches over the ranks of another backend (comm_cpu_control.c). Any
  * thread. --- */
-
-#define RK_COMM_DOING_BYTES 96
 
 /* Tells all peers that this rank is alive, and what it is doing ("" for nothing, cut to RK_COMM_DOING_BYTES).
  */

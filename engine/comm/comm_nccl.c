@@ -166,6 +166,11 @@ static void world_poll(struct rk_comm_world *world)
         rk_nccl_guard_poll(nccl);
 }
 
+static void world_doing(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES])
+{
+    rk_nccl_doing(world->impl, buf);
+}
+
 static struct rk_status *create_on_device(struct rk_nccl_world *nccl)
 {
     RK_TRY(rk_device_alloc(nccl->device, &nccl->barrier, sizeof(int32_t), "barrier of the collectives"));
@@ -410,6 +415,7 @@ const struct rk_comm_ops rk_comm_nccl_ops = {
     .world_destroy = world_destroy,
     .world_abort = world_abort,
     .world_poll = world_poll,
+    .world_doing = world_doing,
     .group_create = group_create,
     .group_skip = group_skip,
     .group_destroy = group_destroy,

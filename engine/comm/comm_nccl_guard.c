@@ -135,6 +135,18 @@ static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_
     return text;
 }
 
+/* Events are left to the guard: a thread that asks the device for one takes part in it from then on. */
+void rk_nccl_doing(struct rk_nccl_world *nccl, char buf[RK_COMM_DOING_BYTES])
+{
+    const struct rk_nccl_op *op;
+
+    lock(&nccl->pending_lock);
+    op = find_running(nccl);
+    if (op)
+        op_text(op, buf);
+    unlock(&nccl->pending_lock);
+}
+
 /* --- looking --- */
 
 /* Who does something else than this operation, as far as heartbeats tell. */

@@ -127,6 +127,9 @@ struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stre
                                       bool has_begun) RK_NODISCARD;
 /* Forgets the operations of a group. */
 void rk_nccl_pending_drop(struct rk_nccl_world *nccl, const struct rk_comm_group *group);
+/* Names the one that the others wait behind, as far as the guard's last look tells; leaves buf alone when
+ * there is none. Any thread. */
+void rk_nccl_doing(struct rk_nccl_world *nccl, char buf[RK_COMM_DOING_BYTES]);
 /* Whether none is left. */
 bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl);
 

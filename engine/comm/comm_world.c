@@ -228,15 +228,30 @@ struct rk_status *rk_comm_world_error(struct rk_comm_world *world)
     return copy;
 }
 
+/* The operation that this rank waits in, "" for none. Writes to buf, returns it. */
+static const char *find_doing(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES])
+{
+    buf[0] = '\0';
+    if (world->ops->world_doing) {
+        world->ops->world_doing(world, buf);
+        return buf;
+    }
+    RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
+    if (world->in_operation)
+        snprintf(buf, RK_COMM_DOING_BYTES, "%s of group %s", rk_comm_op_name(world->activity_op),
+                 world->activity_group);
+    RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
+    return buf;
+}
+
 void rk_comm_world_abort(struct rk_comm_world *world, const char *reason)
 {
-    struct rk_comm_activity activity;
+    char doing[RK_COMM_DOING_BYTES];
 
-    rk_comm_world_activity(world, &activity);
+    find_doing(world, doing);
     rk_comm_world_fail(world, world->rank,
                        RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s", world->rank,
-                                      activity.in_operation ? " during " : "",
-                                      activity.in_operation ? activity.name : "", reason));
+                                      doing[0] ? " during " : "", doing, reason));
 }
 
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world)

@@ -338,7 +338,8 @@ static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
     if (rank == 0)
         RK_RANK_CHECK(pthread_create(&thread, NULL, abort_later, member.world) == 0, "thread");
     rk_time_sleep_ms(rank == 1 ? 2000 : 0);
-    if (check_error(launch(&member), RK_ABORTED, "COMM_ABORTED", "lease lapsed"))
+    if (check_error(launch(&member), RK_ABORTED, "COMM_ABORTED",
+                    "rank 0 aborted during graph of all_reduce #3 to broadcast #4 of group dp: lease lapsed"))
         return 1;
     if (rank == 0)
         pthread_join(thread, NULL);

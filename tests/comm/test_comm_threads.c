@@ -141,8 +141,8 @@ static int run_aborted(struct rk_comm_world *world, void *user)
     RK_RANK_CHECK(st, "the operation went through");
     RK_RANK_CHECK(rk_status_code(st) == RK_ABORTED, "%s", rk_status_message(st));
     RK_RANK_CHECK(strcmp(rk_status_reason(st), "COMM_ABORTED") == 0, "%s", rk_status_reason(st));
-    RK_RANK_CHECK(strstr(rk_status_message(st), "rank 0 aborted during all_reduce dp: lease lapsed"), "%s",
-                  rk_status_message(st));
+    RK_RANK_CHECK(strstr(rk_status_message(st), "rank 0 aborted during all_reduce of group dp: lease lapsed"),
+                  "%s", rk_status_message(st));
     rk_status_free(st);
     if (rank == 0) {
         pthread_join(thread, NULL);
@@ -187,7 +187,7 @@ static int run_aborted_transfer(struct rk_comm_world *world, void *user)
         st = rk_comm_recv(group, NULL, tensor, 1);
     }
     RK_RANK_CHECK(st, "the operation went through");
-    RK_RANK_CHECK(strstr(rk_status_message(st), "rank 0 aborted during send pp: lease lapsed"), "%s",
+    RK_RANK_CHECK(strstr(rk_status_message(st), "rank 0 aborted during send of group pp: lease lapsed"), "%s",
                   rk_status_message(st));
     rk_status_free(st);
     if (rank == 0)
