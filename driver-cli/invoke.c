@@ -18,7 +18,7 @@
 
 #define REQUEST_ID_BYTES    16
 #define ACCEPT_TIMEOUT_MS   60000 /* without any sign of progress, from a daemon that has to accept */
-#define FAILURE_GRACE_MS    500   /* for the other ranks' own reports, before they are aborted */
+#define FAILURE_GRACE_MS    500   /* for the other ranks to name what they wait in, before they are aborted */
 #define CANCEL_GRACE_MS     2000  /* the same after Ctrl-C: the ranks stop at the same micro-batch */
 #define INTERRUPT_GRACE_MS  5000  /* for ranks to reach a place where they can stop */
 #define GIVE_UP_MS          9000 /* after an abort; longer than the keepalive needs to find a silent daemon */
@@ -237,8 +237,7 @@ static void collect_ends(struct invocation *inv)
         if (!inv->is_committed && inv->num_failures == 1)
             withdraw_all(inv, "another rank did not accept the call");
         if (inv->is_committed)
-            inv->abort_at_ns =
-                RK_MIN(inv->abort_at_ns, rk_time_now_ns() + (error->is_lost ? 0 : grace_ms * 1000000LL));
+            inv->abort_at_ns = RK_MIN(inv->abort_at_ns, rk_time_now_ns() + grace_ms * 1000000LL);
     }
 }
 
