@@ -1,6 +1,6 @@
 /* What the daemons of a run do with their device, on the CPU and (RK_TEST_DEVICE=cuda) on two GPUs: a rank
- * that is killed in the middle of an update does not take the others along, and a long run takes no more
- * device memory than a short one. */
+ * that is killed in the middle of an update or of a generation does not take the others along, and a long run
+ * takes no more device memory than a short one. */
 #include <signal.h>
 #include <string.h>
 
@@ -10,7 +10,6 @@
 #include "tests/proc/cli_fixture.h"
 
 #define NUM_DAEMONS 2
-#define LONG_UPDATE "actor_rollout_ref.actor.ppo_epochs=1000"
 
 struct group {
     struct rk_proc *daemons[NUM_DAEMONS];
@@ -77,34 +76,40 @@ static void assert_run_succeeds(const struct group *group)
     rk_free(dir);
 }
 
-/* The survivor's own words: which rank, in which operation. */
-static void assert_survivor_names(struct rk_proc *daemon, const char *rank)
+/* The survivor's own words: which rank, in which operation ("all_reduce #7 of group tp") and call. */
+static void assert_survivor_names(struct rk_proc *daemon, const char *rank, const char *call)
 {
     char *log = rk_proc_stderr(daemon);
     const char *line = strstr(log, "communicators lost: ");
 
-    if (!line || !strstr(line, rank) || !strstr(line, "update_actor"))
-        fail_msg("'communicators lost', '%s' or the method is not in: %s", rank,
+    if (!line || !strstr(line, rank) || !strstr(line, " of group ") || !strstr(line, call))
+        fail_msg("'communicators lost', '%s', a group or '%s' is not in: %s", rank, call,
                  log + (strlen(log) > 900 ? strlen(log) - 900 : 0));
     print_message("%.*s\n", (int)strcspn(line, "\""), line);
     rk_free(log);
 }
 
-/* Goal: kill -9 of rank 1 in the middle of an update fails the run within 10 s, the rank and the call are
- * named; rank 0 lives, goes back to UNCONFIGURED, and serves the next run with a new rank 1. */
-static void test_run_rank_killed_in_an_update_is_named_and_the_other_goes_on(void **state)
+/* A call that takes long. */
+struct kill_case {
+    const char *call, *keys[3];
+    int64_t after_ms; /* its first collectives are over, and most is to come */
+};
+
+/* Kills rank 1 with -9: the run fails within 10 s, the rank and the call are named; rank 0 lives, goes back
+ * to UNCONFIGURED, and serves the next run with a new rank 1. */
+static void kill_during(const struct kill_case *kill_case)
 {
     struct group group = start_group();
     char *dir = new_run_dir();
-    const char *const args[] = {"run", TINY_JOB, "--hosts",   group.hosts, "--run-dir",
-                                dir,   TINY,     LONG_UPDATE, NULL};
+    const char *const args[] = {"run", TINY_JOB, "--hosts",          group.hosts,        "--run-dir",
+                                dir,   TINY,     kill_case->keys[0], kill_case->keys[1], kill_case->keys[2],
+                                NULL};
     struct rk_proc *run = start_rankctl(args);
     struct outcome outcome;
     int64_t killed_ns;
 
-    (void)state;
-    wait_status(group.daemons[0], "actor.update_actor", 30000);
-    rk_time_sleep_ms(200); /* its first collectives are over, a thousand passes are to come */
+    wait_status(group.daemons[0], kill_case->call, 30000);
+    rk_time_sleep_ms(kill_case->after_ms);
     killed_ns = rk_time_now_ns();
     rk_proc_signal(group.daemons[1], SIGKILL);
     outcome = finish_rankctl(run, 10000);
@@ -113,17 +118,35 @@ static void test_run_rank_killed_in_an_update_is_named_and_the_other_goes_on(voi
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "worker 1 (unix:");
     assert_text("stderr", outcome.err, "rank 1): UNAVAILABLE");
-    assert_text("stderr", outcome.err, "actor.update_actor");
+    assert_text("stderr", outcome.err, kill_case->call);
     outcome_fini(&outcome);
 
     wait_status(group.daemons[0], "UNCONFIGURED", 10000);
-    assert_survivor_names(group.daemons[0], "rank 1");
+    assert_survivor_names(group.daemons[0], "rank 1", kill_case->call);
     rk_proc_destroy(group.daemons[1]);
     group.daemons[1] = start_daemon_on(1);
     name_hosts(&group);
     assert_run_succeeds(&group);
     stop_group(&group);
     rk_free(dir);
+}
+
+static void test_run_rank_killed_in_an_update_is_named_and_the_other_goes_on(void **state)
+{
+    (void)state;
+    kill_during(&(const struct kill_case){
+        .call = "actor.update_actor", .keys = {"actor_rollout_ref.actor.ppo_epochs=1000"}, .after_ms = 200});
+}
+
+/* Thousands of responses, two at a time: on GPUs most steps run as graphs by then. */
+static void test_run_rank_killed_in_a_generation_is_named_and_the_other_goes_on(void **state)
+{
+    (void)state;
+    kill_during(&(const struct kill_case){.call = "rollout.generate_sequences",
+                                          .keys = {"actor_rollout_ref.rollout.n=8192",
+                                                   "actor_rollout_ref.rollout.max_num_seqs=2",
+                                                   "actor_rollout_ref.rollout.ignore_eos=true"},
+                                          .after_ms = 1500});
 }
 
 static double peak_gb(const char *dir, int64_t from, int64_t to)
@@ -168,6 +191,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_rank_killed_in_an_update_is_named_and_the_other_goes_on),
+        cmocka_unit_test(test_run_rank_killed_in_a_generation_is_named_and_the_other_goes_on),
         cmocka_unit_test(test_run_of_many_steps_leaves_device_memory_flat),
     };
 
