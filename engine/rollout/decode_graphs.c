@@ -2,6 +2,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_log.h"
 
 /* Graphs of one number of rows. A generation is that of the step arena: with another one, equal steps have
  * other addresses. */
@@ -12,11 +13,12 @@ struct rk_decode_graph {
     bool is_warm;                /* there was such a step */
 };
 
+/* Every graph takes device memory, some MiB: steps of an eighth keep them few where many sequences run. */
 static int32_t next_size(int32_t num_rows)
 {
-    if (num_rows < 4)
+    if (num_rows < 8)
         return 2 * num_rows;
-    return num_rows < 8 ? 8 : num_rows + (num_rows < 256 ? 8 : 16);
+    return num_rows + RK_MAX(8, num_rows / 64 * 8);
 }
 
 static int32_t list_sizes(struct rk_decode_graph *graphs, int32_t max_num_seqs)
@@ -104,6 +106,21 @@ static void forget(struct rk_decode_graph *size)
     size->is_warm = false;
 }
 
+/* A graph for which the device has no memory left is no failure: the step runs without, and so do all that
+ * have none yet. */
+static struct rk_status *try_to_record(struct rk_decode_graphs *graphs, struct rk_decode_graph *size,
+                                       rk_enqueue_fn_t enqueue, void *user)
+{
+    struct rk_status *st = record(graphs, size, enqueue, user);
+
+    if (rk_status_code(st) != RK_RESOURCE_EXHAUSTED)
+        return st;
+    RK_WARN("decode steps of other sizes than so far run without graphs: %s", rk_status_message(st));
+    rk_status_free(st);
+    graphs->is_full = true;
+    return NULL;
+}
+
 /* What a step of this size would do now. */
 typedef enum size_state { RUNS_EAGERLY, IS_RECORDED_NEXT, IS_LAUNCHED } size_state_t;
 
@@ -113,7 +130,7 @@ static size_state_t state_of(const struct rk_decode_graphs *graphs, const struct
         return RUNS_EAGERLY;
     if (size->graph)
         return rk_comm_graph_is_current(size->graph) ? IS_LAUNCHED : RUNS_EAGERLY;
-    return size->is_warm ? IS_RECORDED_NEXT : RUNS_EAGERLY;
+    return size->is_warm && !graphs->is_full ? IS_RECORDED_NEXT : RUNS_EAGERLY;
 }
 
 /* Fowler, Noll, Vo: 32 bits, of which the sign is cleared. */
@@ -157,7 +174,7 @@ struct rk_status *rk_decode_graphs_run(struct rk_decode_graphs *graphs, int32_t 
 
     RK_TRY(drop_stale(graphs, size));
     if (state_of(graphs, size) == IS_RECORDED_NEXT)
-        RK_TRY(record(graphs, size, enqueue, user));
+        RK_TRY(try_to_record(graphs, size, enqueue, user));
     if (size->graph) {
         graphs->num_launches++;
         return rk_comm_graph_launch(size->graph);

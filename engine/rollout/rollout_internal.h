@@ -151,14 +151,15 @@ struct rk_status *rk_step_inputs_write(struct rk_step_inputs *inputs, struct rk_
 
 /* --- decode_graphs.c --- */
 
-/* Graphs of decode steps, by number of rows: 1, 2, 4, then multiples of 8, of 16 from 256 on. A step takes
- * the next larger one, up to max_num_seqs. */
+/* Graphs of decode steps, by number of rows: 1, 2, 4, 8, 16, ..., from 128 on in eighths of a power of two. A
+ * step takes the next larger one, up to max_num_seqs. */
 struct rk_decode_graph;
 struct rk_decode_graphs {
     struct rk_model *model; /* borrowed */
     int32_t max_num_seqs;
     int32_t num_sizes; /* 0: steps are enqueued one operator after the other */
     struct rk_decode_graph *graphs;
+    bool is_full;         /* the device had no memory for a graph: no further ones */
     int64_t num_launches; /* steps that ran as a graph */
 };
 

@@ -470,10 +470,17 @@ static struct rk_status *cuda_graph_begin(void *handle, void *stream_handle)
     return NULL;
 }
 
-static struct rk_status *instantiate(struct cuda_graph *graph, cudaGraph_t recorded)
+/* With its memory on the device: what fails for want of it fails here, not at a launch. */
+static struct rk_status *instantiate(struct cuda_graph *graph, cudaGraph_t recorded,
+                                     const struct rk_cuda_stream *stream)
 {
+    struct rk_status *st;
+
     RK_CUDA(cudaGraphInstantiate(&graph->exec, recorded, 0));
-    return NULL;
+    st = rk_cuda_status(cudaGraphUpload(graph->exec, stream->stream), "cudaGraphUpload");
+    if (st)
+        (void)cudaGraphExecDestroy(graph->exec);
+    return st;
 }
 
 static struct rk_status *cuda_graph_end(void *handle, void *stream_handle, void **out)
@@ -495,7 +502,7 @@ static struct rk_status *cuda_graph_end(void *handle, void *stream_handle, void 
     RK_TRY(rk_cuda_status(error, "cudaStreamEndCapture"));
     graph = rk_calloc(1, sizeof(*graph));
     graph->num_moves = stream->num_moves;
-    st = instantiate(graph, recorded);
+    st = instantiate(graph, recorded, stream);
     (void)cudaGraphDestroy(recorded);
     if (st) {
         rk_free(graph);

@@ -201,6 +201,13 @@ static void *graphs_native(void *dev, void *stream)
 
 /* --- graphs --- */
 
+static int64_t num_graphs, max_graphs = -1;
+
+void rk_test_graphs_limit(int64_t limit)
+{
+    max_graphs = limit;
+}
+
 static struct rk_status *graphs_begin(void *dev, void *handle)
 {
     struct graph_stream *stream = handle;
@@ -214,15 +221,20 @@ static struct rk_status *graphs_begin(void *dev, void *handle)
 static struct rk_status *graphs_end(void *dev, void *handle, void **out)
 {
     struct graph_stream *stream = handle;
+    struct rk_status *st = NULL;
 
     (void)dev;
     RK_ASSERT(stream->recording);
-    if (out)
+    if (out && num_graphs != max_graphs) {
         *out = stream->recording;
-    else
+        num_graphs++;
+    } else {
         graph_free(stream->recording);
+        if (out)
+            st = RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%lld graphs", (long long)num_graphs);
+    }
     stream->recording = NULL;
-    return NULL;
+    return st;
 }
 
 static struct rk_status *graphs_launch(void *dev, void *handle, void *graph_handle)
@@ -250,6 +262,7 @@ static void graphs_destroy(void *dev, void *graph)
 {
     (void)dev;
     graph_free(graph);
+    num_graphs--;
 }
 
 static const struct rk_device_ops graphs_ops = {

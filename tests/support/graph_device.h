@@ -27,6 +27,9 @@ struct rk_test_recorded {
  * not record: then the caller runs it. */
 bool rk_test_graphs_append(void *native, const struct rk_test_recorded *recorded);
 
+/* From now on there is memory for so many graphs at a time; -1: for all. */
+void rk_test_graphs_limit(int64_t max_graphs);
+
 RK_END_DECLS
 
 #endif

@@ -10,6 +10,7 @@
 #include "base/rk_rng.h"
 #include "engine/rollout/rollout_internal.h"
 #include "tests/support/device.h"
+#include "tests/support/graph_device.h"
 #include "tests/support/models.h"
 
 #define VOCAB_SIZE   61
@@ -376,6 +377,36 @@ static void test_generate_pipelined_and_graphs_are_the_same(void **state)
     rk_test_model_close(&test);
 }
 
+/* Goal: a device without memory for another graph costs time, not the generation. */
+static void test_generate_goes_on_without_memory_for_graphs(void **state)
+{
+    const struct rk_rollout_config eager = {
+        .max_num_seqs = 8, .max_num_batched_tokens = 512, .enforce_eager = true};
+    struct rk_test_model test = open_model(RK_DTYPE_F32, RK_NUMERICS_STRICT);
+    struct batch expected, actual;
+    struct rk_rollout *rollout;
+
+    (void)state;
+    assert_ok(rk_rollout_create(&rollout, test.model, &eager));
+    batch_init(&expected, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, expected.requests, NUM_REQUESTS, expected.results, NULL));
+    rk_rollout_destroy(rollout);
+    for (int64_t max_graphs = 0; max_graphs < 3; max_graphs++) {
+        rollout = open_rollout(&test, 8, 512);
+        rk_test_graphs_limit(max_graphs);
+        for (int again = 0; again < 2; again++) {
+            batch_init(&actual, 1.0F);
+            assert_ok(rk_rollout_generate(rollout, actual.requests, NUM_REQUESTS, actual.results, NULL));
+            check_equal("few graphs", &actual, &expected, true);
+        }
+        if (strncmp(rk_device_get_info(test.device).name, "graphs", strlen("graphs")) == 0)
+            assert_true((rk_rollout_num_graph_launches(rollout) > 0) == (max_graphs > 0));
+        rk_test_graphs_limit(-1);
+        rk_rollout_destroy(rollout);
+    }
+    rk_test_model_close(&test);
+}
+
 static void test_generate_bad_request_is_refused(void **state)
 {
     static int32_t too_large[] = {1, VOCAB_SIZE, 2}, negative[] = {-1}, good[] = {1, 2, 3};
@@ -524,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_generate_seed_and_stream_name_the_noise),
         cmocka_unit_test(test_generate_eos_cuts_the_response),
         cmocka_unit_test(test_generate_pipelined_and_graphs_are_the_same),
+        cmocka_unit_test(test_generate_goes_on_without_memory_for_graphs),
         cmocka_unit_test(test_generate_bad_request_is_refused),
         cmocka_unit_test(test_create_bad_limits_are_refused),
         cmocka_unit_test(test_generate_cancelled_leaves_rollout_usable),
