@@ -1,7 +1,9 @@
 /* Private to bench/: the table of benchmarks, what a benchmark is given and what it gives back.
  *
  * rankd-bench forks: every process opens its own device, runs the benchmarks that want its number of ranks in
- * the order of the table, and writes results into memory that all share. The parent never opens a device. */
+ * the order of the table, and writes results into memory that all share. The parent never opens a device.
+ * Rank 0 prints, and writes the file of --json after every result: whatever ends a run, what it had is kept.
+ */
 #ifndef RK_BENCH_H
 #define RK_BENCH_H
 
@@ -21,11 +23,12 @@ struct bench_options {
     const char *plugin; /* NULL: beside the program */
     bool is_tiny;       /* shapes of a test: seconds on a laptop, figures without meaning */
     bool profiles, lists;
+    bool leaves; /* has printed what was asked for */
 };
 
 /* What the device can do at most: stated for known devices, else measured before the benchmarks. */
 struct bench_ceilings {
-    double flops, bytes; /* a second; bf16 products, device memory read and written */
+    double flops, bytes; /* a second; bf16 products, device memory read and written; infinite: no bound */
     bool is_measured;
 };
 
@@ -129,20 +132,28 @@ struct bench_shared {
     struct bench_ceilings ceilings;
     struct bench_result results[]; /* [bench_num_cases] */
 };
-/* Runs the selected cases of `num_ranks` in that many processes. False when one of them died. */
-bool bench_run_group(struct bench_shared *shared, const struct bench_options *options, int32_t num_ranks,
-                     const struct rk_json *baseline);
+typedef enum bench_outcome { BENCH_GOOD, BENCH_BAD, BENCH_STOP } bench_outcome_t;
+/* Runs the selected cases of `num_ranks` in that many processes. BAD when one of them died; STOP when there
+ * is no point in going on, and why has been said: no device, or results cannot be written. */
+bench_outcome_t bench_run_group(struct bench_shared *shared, const struct bench_options *options,
+                                int32_t num_ranks, const struct rk_json *baseline);
 bool bench_is_selected(const struct bench_options *options, const struct bench_case *bench);
 
 /* --- report.c --- */
 
-/* Reads what --json of another program wrote: an array of objects with at least name and measured. */
+/* Reads what --json of another program wrote: an array of objects with at least name and measured. Says which
+ * of them no benchmark is called like. */
 struct rk_status *bench_baseline_read(struct rk_json **out, const char *path) RK_NODISCARD;
 void bench_print_header(const struct bench_shared *shared);
 void bench_print_row(const struct bench_case *bench, const struct bench_result *result,
                      const struct rk_json *baseline);
+/* Whether there can be a file of that name. */
+struct rk_status *bench_json_check(const char *path) RK_NODISCARD;
+/* In the place of what was there, at once; nothing happens while there is no result. */
 struct rk_status *bench_json_write(const char *path, const struct bench_shared *shared,
                                    const struct rk_json *baseline) RK_NODISCARD;
+/* False, and says so, when something that was printed did not arrive. */
+bool bench_stdout_is_good(void);
 
 /* --- profile.c: a device that runs every operator on another one and keeps its time --- */
 

@@ -3,7 +3,6 @@
 
 #include <getopt.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -23,14 +22,14 @@ static const char help[] =
     "  --device NAME    cpu or cuda:N (default cuda:0); benchmarks of several ranks take N, N+1, ...\n"
     "  --filter TEXT    only benchmarks whose name contains TEXT\n"
     "  --compare FILE   results of another program (bench/pytorch_baseline.py writes them)\n"
-    "  --json FILE      write the results as a JSON array\n"
+    "  --json FILE      write the results as a JSON array, after every benchmark\n"
     "  --profile        print what the operators of a training step, a log-prob pass and decoding take\n"
     "  --list           print the names and leave\n"
-    "  --tiny           shapes of a test, for machines without a GPU; the figures mean nothing\n"
+    "  --tiny           shapes of a test: seconds with --device cpu; the figures mean nothing\n"
     "  --plugin FILE    the plug-in of the device (default: ../lib of the program's folder)\n"
     "  --version, --help\n"
     "\n"
-    "exit codes: 0 ok, 1 a benchmark failed, 2 usage\n";
+    "exit codes: 0 ok, 1 a benchmark failed or the device cannot be opened, 2 usage or files\n";
 
 enum option_id { DEVICE, FILTER, COMPARE, JSON, PROFILE, LIST, TINY, PLUGIN, VERSION, HELP };
 
@@ -77,10 +76,12 @@ static void set_option(struct bench_options *options, enum option_id id)
         break;
     case VERSION:
         printf("rankd-bench %s (%s)\n", RK_VERSION, RK_GIT_COMMIT);
-        exit(0);
+        options->leaves = true;
+        break;
     case HELP:
         printf("%s", help);
-        exit(0);
+        options->leaves = true;
+        break;
     }
 }
 
@@ -91,6 +92,25 @@ static bool is_group(const char *name)
     for (int i = 0; i < bench_num_cases; i++)
         is_known = is_known || strcmp(name, bench_cases[i].group) == 0;
     return is_known;
+}
+
+/* 0, or the exit code. */
+static int check(const struct bench_options *options)
+{
+    int num_selected = 0;
+
+    if (!is_group(options->group)) {
+        fprintf(stderr, "rankd-bench: unknown subcommand '%s'; see rankd-bench --help\n", options->group);
+        return EXIT_USAGE;
+    }
+    for (int i = 0; i < bench_num_cases; i++)
+        num_selected += bench_is_selected(options, &bench_cases[i]);
+    if (num_selected == 0) {
+        fprintf(stderr, "rankd-bench: no benchmark's name contains '%s'; see rankd-bench --list\n",
+                options->filter);
+        return EXIT_USAGE;
+    }
+    return 0;
 }
 
 /* 0, or the exit code. */
@@ -105,6 +125,8 @@ static int parse(struct bench_options *options, int argc, char **argv)
             return EXIT_USAGE;
         }
         set_option(options, id == 'h' ? HELP : (enum option_id)id);
+        if (options->leaves)
+            return 0;
     }
     if (optind + 1 == argc)
         options->group = argv[optind];
@@ -112,11 +134,7 @@ static int parse(struct bench_options *options, int argc, char **argv)
         fprintf(stderr, "rankd-bench: one subcommand is expected; see rankd-bench --help\n");
         return EXIT_USAGE;
     }
-    if (!is_group(options->group)) {
-        fprintf(stderr, "rankd-bench: unknown subcommand '%s'; see rankd-bench --help\n", options->group);
-        return EXIT_USAGE;
-    }
-    return 0;
+    return check(options);
 }
 
 static void list_cases(const struct bench_options *options)
@@ -128,26 +146,34 @@ static void list_cases(const struct bench_options *options)
     }
 }
 
+static bool is_wanted(const struct bench_options *options, int32_t num_ranks)
+{
+    for (int i = 0; i < bench_num_cases; i++) {
+        if (bench_is_selected(options, &bench_cases[i]) && RK_MAX(bench_cases[i].num_ranks, 1) == num_ranks)
+            return true;
+    }
+    return false;
+}
+
 /* Groups of one, two, ... ranks, one after the other. */
 static bool run_groups(struct bench_shared *shared, const struct bench_options *options,
                        const struct rk_json *baseline)
 {
-    bool all_good = true;
+    bench_outcome_t worst = BENCH_GOOD, outcome = BENCH_GOOD;
 
-    for (int32_t num_ranks = 1; num_ranks <= BENCH_MAX_RANKS; num_ranks++) {
-        bool is_wanted = false;
-
-        for (int i = 0; i < bench_num_cases; i++)
-            is_wanted = is_wanted || (bench_is_selected(options, &bench_cases[i]) &&
-                                      RK_MAX(bench_cases[i].num_ranks, 1) == num_ranks);
-        if (is_wanted)
-            all_good = bench_run_group(shared, options, num_ranks, baseline) && all_good;
+    for (int32_t num_ranks = 1; num_ranks <= BENCH_MAX_RANKS && worst != BENCH_STOP; num_ranks++) {
+        if (is_wanted(options, num_ranks))
+            outcome = bench_run_group(shared, options, num_ranks, baseline);
+        worst = RK_MAX(worst, outcome);
     }
-    for (int i = 0; i < bench_num_cases; i++)
-        all_good = all_good && shared->results[i].state != BENCH_FAILED;
-    return all_good;
+    for (int i = 0; i < bench_num_cases; i++) {
+        if (shared->results[i].state == BENCH_FAILED)
+            worst = BENCH_STOP;
+    }
+    return worst == BENCH_GOOD;
 }
 
+/* The exit code. */
 static int run(const struct bench_options *options)
 {
     size_t bytes = sizeof(struct bench_shared) + (size_t)bench_num_cases * sizeof(struct bench_result);
@@ -155,22 +181,21 @@ static int run(const struct bench_options *options)
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     struct rk_json *baseline = NULL;
     struct rk_status *st = NULL;
-    bool all_good = false;
+    int code = EXIT_USAGE;
 
     RK_ASSERT(shared != MAP_FAILED);
-    if (options->compare)
+    if (options->json)
+        st = bench_json_check(options->json);
+    if (!st && options->compare)
         st = bench_baseline_read(&baseline, options->compare);
-    if (!st)
-        all_good = run_groups(shared, options, baseline);
-    if (!st && options->json)
-        st = bench_json_write(options->json, shared, baseline);
     if (st)
         fprintf(stderr, "rankd-bench: %s\n", rk_status_message(st));
-    all_good = all_good && !st;
+    else
+        code = run_groups(shared, options, baseline) ? 0 : 1;
     rk_status_free(st);
     rk_json_free(baseline);
     munmap(shared, bytes);
-    return all_good ? 0 : 1;
+    return code;
 }
 
 int main(int argc, char **argv)
@@ -178,11 +203,11 @@ int main(int argc, char **argv)
     struct bench_options options;
     int code = parse(&options, argc, argv);
 
-    if (code != 0)
-        return code;
     rk_log_set_format(RK_LOG_TEXT); /* for people */
     rk_log_set_level(RK_LOG_WARN);
-    if (options.lists)
+    if (code == 0 && options.lists && !options.leaves)
         list_cases(&options);
-    return options.lists ? 0 : run(&options);
+    else if (code == 0 && !options.leaves)
+        code = run(&options);
+    return !bench_stdout_is_good() && code == 0 ? 1 : code;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +19,8 @@
 #include "base/rk_time.h"
 #include "engine/rk_plugin.h"
 
-#define EXIT_NO_DEVICE 77
+#define EXIT_NO_DEVICE 77 /* of a rank that is not the first */
+#define EXIT_STOP      78 /* nothing can follow */
 #define POLL_MS        1
 #define ADDRESS_BYTES  256
 
@@ -26,7 +28,7 @@
 struct rendezvous {
     char address[BENCH_MAX_RANKS][ADDRESS_BYTES];
     uint8_t id[RK_COMM_ID_BYTES];
-    atomic_int num_come;
+    atomic_int num_come, is_first_open;
 };
 
 struct group {
@@ -57,7 +59,7 @@ static char *device_of_rank(const char *device, int32_t rank)
     const char *colon = strchr(device, ':');
     int64_t first = 0;
 
-    if (strcmp(device, "cpu") == 0)
+    if (strcmp(device, "cpu") == 0 || device[0] == '\0')
         return rk_strdup(device);
     if (colon && !rk_parse_i64(colon + 1, &first))
         return rk_strdup(device); /* opening it says what is wrong */
@@ -124,13 +126,26 @@ static void fail(struct bench_result *result, struct rk_status *st)
     rk_status_free(st);
 }
 
-/* False when the rank cannot go on: its peers would wait for it. */
-static bool run_case(struct bench_ctx *ctx, const struct group *group, int i)
+static bool save_results(const struct group *group)
+{
+    struct rk_status *st = NULL;
+
+    if (group->options->json)
+        st = bench_json_write(group->options->json, group->shared, group->baseline);
+    if (!st)
+        return true;
+    fprintf(stderr, "rankd-bench: %s\n", rk_status_message(st));
+    rk_status_free(st);
+    return false;
+}
+
+/* 0 to go on, or the exit code: a rank that failed among several leaves, its peers would wait for it. */
+static int run_case(struct bench_ctx *ctx, const struct group *group, int i)
 {
     const struct bench_case *bench = &bench_cases[i];
     struct bench_result result = {0};
     struct rk_status *st = bench->run(ctx, bench, &result);
-    bool goes_on = !st || ctx->num_ranks == 1;
+    int code = st && ctx->num_ranks > 1 ? 1 : 0;
 
     if (!st && ctx->options->profiles)
         bench_profile_clear(); /* of what the benchmark did not print itself */
@@ -141,14 +156,16 @@ static bool run_case(struct bench_ctx *ctx, const struct group *group, int i)
         result.state = BENCH_DONE;
     if (ctx->rank == 0 || result.state == BENCH_FAILED)
         group->shared->results[i] = result;
-    if (ctx->rank == 0)
+    if (ctx->rank == 0) {
+        if (!save_results(group))
+            code = EXIT_STOP;
         bench_print_row(bench, &result, group->baseline);
-    return goes_on;
+    }
+    return code;
 }
 
-static struct rk_status *open_all(struct bench_ctx *ctx, const struct group *group)
+static struct rk_status *open_rest(struct bench_ctx *ctx, const struct group *group)
 {
-    RK_TRY(open_device(ctx));
     if (ctx->num_ranks > 1)
         RK_TRY(join_world(ctx, group->rendezvous));
     if (group->shared->ceilings.flops == 0) { /* the first group finds out for all */
@@ -170,31 +187,50 @@ static bool is_missing_device(const struct rk_status *st)
     return strcmp(reason, "NO_DRIVER") == 0 || strcmp(reason, "NO_DEVICE") == 0;
 }
 
+/* 0, or the exit code. */
+static int open_all(struct bench_ctx *ctx, const struct group *group)
+{
+    bool is_cpu = strcmp(ctx->options->device, "cpu") == 0;
+    const char *hint = "";
+    struct rk_status *st;
+    int code = 1;
+
+    while (ctx->rank > 0 && !atomic_load(&group->rendezvous->is_first_open))
+        rk_time_sleep_ms(POLL_MS); /* what keeps all of them from a device is said once */
+    st = open_device(ctx);
+    if (st && ctx->rank == 0) {
+        code = EXIT_STOP;
+        hint = is_cpu ? "" : "; --device cpu runs the benchmarks on the CPU";
+    } else if (st && is_missing_device(st)) {
+        code = EXIT_NO_DEVICE;
+    } else if (!st) {
+        atomic_store(&group->rendezvous->is_first_open, 1);
+        st = open_rest(ctx, group);
+    }
+    if (!st)
+        return 0;
+    if (code != EXIT_NO_DEVICE)
+        fprintf(stderr, "rankd-bench: %s%s\n", rk_status_message(st), hint);
+    rk_status_free(st);
+    return code;
+}
+
 static int run_rank(const struct group *group, int32_t rank)
 {
     struct bench_ctx ctx = {.options = group->options, .rank = rank, .num_ranks = group->num_ranks};
-    struct rk_status *st = open_all(&ctx, group);
-    bool goes_on = true;
+    int code = open_all(&ctx, group);
 
-    if (st) {
-        bool is_missing = is_missing_device(st);
-
-        if (rank == 0 || !is_missing)
-            fprintf(stderr, "rankd-bench: %s\n", rk_status_message(st));
-        rk_status_free(st);
-        return is_missing ? EXIT_NO_DEVICE : 1;
-    }
-    for (int i = 0; i < bench_num_cases && goes_on; i++) {
+    for (int i = 0; i < bench_num_cases && code == 0; i++) {
         if (bench_is_selected(group->options, &bench_cases[i]) &&
             ranks_of(&bench_cases[i]) == group->num_ranks)
-            goes_on = run_case(&ctx, group, i);
+            code = run_case(&ctx, group, i);
     }
-    if (!goes_on)
-        return 1; /* what is still held goes with the process */
+    if (code != 0)
+        return code; /* what is still held goes with the process */
     rk_comm_world_destroy(ctx.world);
     rk_stream_destroy(ctx.stream);
     rk_device_close(ctx.device);
-    return 0;
+    return bench_stdout_is_good() ? 0 : EXIT_STOP;
 }
 
 /* --- the parent --- */
@@ -227,11 +263,13 @@ static int wait_for(pid_t *pids, int32_t num_ranks)
     return worst;
 }
 
-/* Cases of the group that did not run say why. False when that is a failure. */
-static bool mark_rest(const struct group *group, int code)
+/* Cases of the group that did not run say why. */
+static bench_outcome_t mark_rest(const struct group *group, int code)
 {
-    bool is_skip = code == EXIT_NO_DEVICE && group->num_ranks > 1;
+    bool is_skip = code == EXIT_NO_DEVICE;
 
+    if (code == EXIT_STOP)
+        return BENCH_STOP;
     for (int i = 0; i < bench_num_cases; i++) {
         struct bench_result *result = &group->shared->results[i];
 
@@ -245,15 +283,15 @@ static bool mark_rest(const struct group *group, int code)
             snprintf(result->note, sizeof(result->note), "a rank ended with exit code %d", code);
         bench_print_row(&bench_cases[i], result, group->baseline);
     }
-    return is_skip || code == 0;
+    return is_skip || code == 0 ? BENCH_GOOD : BENCH_BAD;
 }
 
-bool bench_run_group(struct bench_shared *shared, const struct bench_options *options, int32_t num_ranks,
-                     const struct rk_json *baseline)
+bench_outcome_t bench_run_group(struct bench_shared *shared, const struct bench_options *options,
+                                int32_t num_ranks, const struct rk_json *baseline)
 {
     struct group group = {.shared = shared, .options = options, .baseline = baseline, .num_ranks = num_ranks};
-    pid_t pids[BENCH_MAX_RANKS];
-    bool is_good;
+    pid_t pids[BENCH_MAX_RANKS], parent = getpid();
+    bench_outcome_t outcome;
 
     RK_ASSERT(num_ranks <= BENCH_MAX_RANKS);
     group.rendezvous =
@@ -263,10 +301,14 @@ bool bench_run_group(struct bench_shared *shared, const struct bench_options *op
     for (int32_t r = 0; r < num_ranks; r++) {
         pids[r] = fork();
         RK_ASSERT(pids[r] >= 0);
-        if (pids[r] == 0)
+        if (pids[r] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* however the parent ends, nobody goes on */
+            if (getppid() != parent)
+                _exit(1);
             exit(run_rank(&group, r));
+        }
     }
-    is_good = mark_rest(&group, wait_for(pids, num_ranks));
+    outcome = mark_rest(&group, wait_for(pids, num_ranks));
     munmap(group.rendezvous, sizeof(*group.rendezvous));
-    return is_good;
+    return outcome;
 }

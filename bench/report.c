@@ -4,12 +4,23 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
 #define BASELINE_BYTES_MAX ((size_t)1 << 20)
+
+static bool is_known(const char *name)
+{
+    for (int i = 0; i < bench_num_cases; i++) {
+        if (strcmp(bench_cases[i].name, name) == 0)
+            return true;
+    }
+    return false;
+}
 
 struct rk_status *bench_baseline_read(struct rk_json **out, const char *path)
 {
@@ -31,6 +42,8 @@ struct rk_status *bench_baseline_read(struct rk_json **out, const char *path)
             st = rk_json_get_f64(row, "", "measured", &measured);
         if (st)
             st = RK_WRAP(st, "%s, result %lld", path, (long long)i);
+        else if (!is_known(name))
+            fprintf(stderr, "rankd-bench: %s: no benchmark is called '%s'\n", path, name);
     }
     if (st) {
         rk_json_free(*out);
@@ -62,12 +75,20 @@ static double percent_of_bound(const struct bench_case *bench, const struct benc
 
 /* --- text --- */
 
+static void print_ceilings(const struct bench_ceilings *ceilings)
+{
+    if (isinf(ceilings->flops))
+        printf("ceilings: none on a CPU and for the shapes of a test\n\n");
+    else
+        printf("ceilings (%s): %.1f TFLOP/s bf16, %.0f GB/s\n\n",
+               ceilings->is_measured ? "measured now" : "stated", ceilings->flops * 1e-12,
+               ceilings->bytes * 1e-9);
+}
+
 void bench_print_header(const struct bench_shared *shared)
 {
-    printf("%s\n%s\n%s\nceilings (%s): %.1f TFLOP/s bf16, %.0f GB/s\n\n", shared->machine.date,
-           shared->machine.hardware, shared->machine.versions,
-           shared->ceilings.is_measured ? "measured now" : "stated", shared->ceilings.flops * 1e-12,
-           shared->ceilings.bytes * 1e-9);
+    printf("%s\n%s\n%s\n", shared->machine.date, shared->machine.hardware, shared->machine.versions);
+    print_ceilings(&shared->ceilings);
     printf("%-30s %-52s %10s %-8s %10s %6s %10s %6s %5s %5s\n", "name", "shape", "measured", "unit", "bound",
            "%", "baseline", "ratio", "MHz", "W");
     fflush(stdout);
@@ -101,6 +122,15 @@ void bench_print_row(const struct bench_case *bench, const struct bench_result *
                result->clock_mhz, result->power_w, result->note);
     }
     fflush(stdout);
+}
+
+bool bench_stdout_is_good(void)
+{
+    bool is_good = fflush(stdout) == 0 && !ferror(stdout);
+
+    if (!is_good)
+        fprintf(stderr, "rankd-bench: cannot write to standard output\n");
+    return is_good;
 }
 
 /* --- JSON --- */
@@ -141,34 +171,39 @@ static struct rk_json *row_json(const struct bench_case *bench, const struct ben
     return row;
 }
 
-static struct rk_status *write_text(const char *path, const char *text)
+struct rk_status *bench_json_check(const char *path)
 {
-    FILE *file = fopen(path, "w");
-    bool is_written;
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? rk_strndup(path, (size_t)(slash - path + 1)) : rk_strdup(".");
+    struct rk_status *st = NULL;
+    struct stat info;
 
-    if (!file)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "cannot write %s: %m", path);
-    is_written = fputs(text, file) >= 0 && fputc('\n', file) >= 0;
-    if (fclose(file) != 0 || !is_written)
-        return RK_FAIL(RK_UNKNOWN, "cannot write %s: %m", path);
-    return NULL;
+    if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode)) /* it would be replaced */
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "--json %s: it exists and is no regular file", path);
+    else if (access(folder, W_OK | X_OK) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "--json %s: cannot create files in %s: %m", path, folder);
+    rk_free(folder);
+    return st;
 }
 
 struct rk_status *bench_json_write(const char *path, const struct bench_shared *shared,
                                    const struct rk_json *baseline)
 {
     struct rk_json *rows = rk_json_new_array();
-    struct rk_status *st;
-    char *text;
+    struct rk_status *st = NULL;
 
     for (int i = 0; i < bench_num_cases; i++) {
         if (shared->results[i].state == BENCH_DONE)
             rk_json_append(rows, row_json(&bench_cases[i], &shared->results[i], &shared->machine,
                                           baseline_of(baseline, &bench_cases[i])));
     }
-    text = rk_json_dump(rows, 1, false);
-    st = write_text(path, text);
-    rk_free(text);
+    if (rk_json_count(rows) > 0) {
+        char *dump = rk_json_dump(rows, 1, false), *text = rk_format("%s\n", dump);
+
+        st = rk_write_file_atomic(path, text, strlen(text));
+        rk_free(text);
+        rk_free(dump);
+    }
     rk_json_free(rows);
     return st;
 }

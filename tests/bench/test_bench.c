@@ -4,6 +4,8 @@
 #include "tests/support/test.h"
 
 #include <math.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,31 +13,39 @@
 #include "base/rk_alloc.h"
 #include "base/rk_json.h"
 #include "base/rk_str.h"
+#include "base/rk_time.h"
 #include "tests/support/proc.h"
 
 #define TIMEOUT_MS 200000
 #define ARGS_MAX   12
+#define POLL_MS    5
 
 struct outcome {
     int code;
     char *out, *err;
 };
 
-static struct outcome run_bench(const char *const *args)
+static struct rk_proc *start_bench(const char *const *args)
 {
     char *program = rk_proc_program("rankd-bench");
     const char *argv[ARGS_MAX + 2] = {program};
-    struct outcome outcome;
     struct rk_proc *proc;
 
     for (int i = 0; i < ARGS_MAX && args[i]; i++)
         argv[i + 1] = args[i];
     proc = rk_proc_start(argv);
-    outcome.code = rk_proc_wait(proc, TIMEOUT_MS);
+    rk_free(program);
+    return proc;
+}
+
+static struct outcome run_bench(const char *const *args)
+{
+    struct rk_proc *proc = start_bench(args);
+    struct outcome outcome = {.code = rk_proc_wait(proc, TIMEOUT_MS)};
+
     outcome.out = rk_proc_stdout(proc);
     outcome.err = rk_proc_stderr(proc);
     rk_proc_destroy(proc);
-    rk_free(program);
     return outcome;
 }
 
@@ -58,7 +68,7 @@ static void assert_has(const char *text, const char *part)
 }
 
 static const struct usage_case {
-    const char *label, *args[4];
+    const char *label, *args[6];
     int code;
     const char *out, *err;
 } usage_cases[] = {
@@ -69,8 +79,13 @@ static const struct usage_case {
     {"no subcommand", {0}, 2, "", "one subcommand is expected"},
     {"unknown subcommand", {"decoding"}, 2, "", "unknown subcommand 'decoding'"},
     {"unknown option", {"--fast", "all"}, 2, "", "see rankd-bench --help"},
-    {"no such file", {"--compare", "/does/not/exist", "gemm"}, 1, "", "/does/not/exist"},
+    {"no such benchmark", {"all", "--filter", "tpyo"}, 2, "", "no benchmark's name contains 'tpyo'"},
+    {"none of that group", {"comm", "--filter", "gemm"}, 2, "", "no benchmark's name contains 'gemm'"},
+    {"no such file", {"--compare", "/does/not/exist", "gemm"}, 2, "", "/does/not/exist"},
+    {"no such folder", {"--json", "/does/not/exist", "gemm"}, 2, "", "cannot create files in /does/not/"},
+    {"no file", {"--json", "/dev/null", "gemm"}, 2, "", "--json /dev/null: it exists and is no regular file"},
     {"unknown device", {"--device", "abacus:0", "gemm"}, 1, "", "abacus"},
+    {"no name", {"--device", "", "gemm"}, 1, "", "device '': expected NAME or NAME:INDEX"},
 };
 
 static void test_command_line_tells_what_is_wrong(void **state)
@@ -85,6 +100,48 @@ static void test_command_line_tells_what_is_wrong(void **state)
         assert_has(outcome.err, usage_cases[i].err);
         outcome_fini(&outcome);
     }
+}
+
+/* Goal: what keeps all benchmarks from running is said once, with a way out, and not for each of them; also
+ * when several ranks would have said it. */
+static void test_missing_device_is_told_once(void **state)
+{
+    static const char *const groups[] = {"gemm", "comm"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(groups); i++) {
+        struct outcome outcome = run_bench((const char *[ARGS_MAX]){"--device", "abacus:0", groups[i]});
+        const char *end = strchr(outcome.err, '\n');
+
+        assert_exit(&outcome, 1);
+        assert_has(outcome.err, "the plug-in of device 'abacus' is not installed");
+        assert_has(outcome.err, "--device cpu");
+        assert_true(end && end[1] == '\0');
+        assert_string_equal(outcome.out, "");
+        outcome_fini(&outcome);
+    }
+}
+
+static void test_output_that_does_not_arrive_fails(void **state)
+{
+    static const char *const commands[] = {"--help", "--version", "--list",
+                                           "--device cpu --tiny --filter kv_write all"};
+    char *program = rk_proc_program("rankd-bench");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++) {
+        char *line = rk_format("%s %s > /dev/full", program, commands[i]);
+        struct rk_proc *proc = rk_proc_start((const char *[]){"/bin/sh", "-c", line, NULL});
+        int code = rk_proc_wait(proc, TIMEOUT_MS);
+        char *err = rk_proc_stderr(proc);
+
+        assert_int_equal(code, 1);
+        assert_has(err, "cannot write to standard output");
+        rk_free(err);
+        rk_proc_destroy(proc);
+        rk_free(line);
+    }
+    rk_free(program);
 }
 
 static struct rk_json *read_results(const char *path)
@@ -151,6 +208,7 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
 
     (void)state;
     assert_exit(&outcome, 0);
+    assert_has(outcome.out, "\nceilings: none"); /* a percentage of these would mislead */
     outcome_fini(&outcome);
     results = read_results(first);
     for (int64_t i = 0; i < rk_json_count(results); i++)
@@ -175,6 +233,112 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
     rk_free(second);
 }
 
+/* Goal: a file of results is replaced by results only. */
+static void test_results_outlive_a_run_that_has_none(void **state)
+{
+    static const char content[] = "[{\"name\": \"gemm_8192\", \"measured\": 1.5}]\n";
+    char *path = rk_test_temp_path("kept.json");
+    const char *const runs[][ARGS_MAX] = {
+        {"all", "--device", "abacus:0", "--json", path},
+        {"all", "--device", "cpu", "--filter", "tpyo", "--json", path},
+        {"all", "--device", "cpu", "--compare", "/does/not/exist", "--json", path},
+    };
+
+    (void)state;
+    rk_test_write_file(path, content, strlen(content));
+    for (size_t i = 0; i < RK_ARRAY_LEN(runs); i++) {
+        struct outcome outcome = run_bench(runs[i]);
+        size_t bytes;
+        char *text;
+
+        assert_true(outcome.code != 0);
+        text = rk_test_read_file(path, &bytes);
+        assert_string_equal(text, content);
+        rk_free(text);
+        outcome_fini(&outcome);
+    }
+    unlink(path);
+    rk_free(path);
+}
+
+static pid_t child_of(const struct rk_proc *proc)
+{
+    char *path = rk_format("/proc/%d/task/%d/children", (int)rk_proc_pid(proc), (int)rk_proc_pid(proc));
+    size_t bytes;
+    char *text = rk_test_read_file(path, &bytes);
+    pid_t child = (pid_t)strtol(text, NULL, 10);
+
+    rk_free(text);
+    rk_free(path);
+    assert_true(child > 0);
+    return child;
+}
+
+/* Gone, or left for whoever inherits it to be buried. */
+static bool is_gone(pid_t pid)
+{
+    char *path = rk_format("/proc/%d/stat", (int)pid), line[256] = "";
+    FILE *file = fopen(path, "r");
+    const char *name_end;
+
+    rk_free(path);
+    if (!file)
+        return true;
+    if (!fgets(line, sizeof(line), file))
+        line[0] = '\0';
+    fclose(file);
+    name_end = strrchr(line, ')');
+    return !name_end || name_end[2] == 'Z';
+}
+
+/* Goal: a run that is stopped leaves the results it had, and no process. */
+static void test_stopped_run_leaves_results_and_no_process(void **state)
+{
+    static const int signals[] = {SIGTERM, SIGKILL};
+    char *path = rk_test_temp_path("stopped.json");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(signals); i++) {
+        struct rk_proc *proc =
+            start_bench((const char *[ARGS_MAX]){"train", "--device", "cpu", "--json", path, "--tiny"});
+        int64_t begin = rk_time_now_ns();
+        struct rk_json *results;
+        pid_t child;
+
+        rk_proc_wait_output(proc, "\ntrain_step_1.5b ", TIMEOUT_MS);
+        child = child_of(proc);
+        rk_proc_signal(proc, signals[i]);
+        assert_int_equal(rk_proc_wait(proc, TIMEOUT_MS), -signals[i]);
+        while (!is_gone(child)) {
+            assert_true(rk_time_now_ns() - begin < TIMEOUT_MS * (int64_t)1000000);
+            rk_time_sleep_ms(POLL_MS);
+        }
+        results = read_results(path);
+        find_result(results, "train_step_1.5b");
+        rk_json_free(results);
+        rk_proc_destroy(proc);
+        unlink(path);
+    }
+    rk_free(path);
+}
+
+static void test_compare_names_what_is_no_benchmark(void **state)
+{
+    static const char content[] = "[{\"name\": \"gemm_tpyo\", \"measured\": 1.5}]\n";
+    char *path = rk_test_temp_path("baseline.json");
+    struct outcome outcome;
+
+    (void)state;
+    rk_test_write_file(path, content, strlen(content));
+    outcome = run_bench((const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--compare", path, "--filter",
+                                                 "kv_write", "all"});
+    assert_exit(&outcome, 0);
+    assert_has(outcome.err, "baseline.json: no benchmark is called 'gemm_tpyo'");
+    outcome_fini(&outcome);
+    unlink(path);
+    rk_free(path);
+}
+
 static void test_profile_prints_operators_of_a_step(void **state)
 {
     struct outcome outcome = run_bench((const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--profile",
@@ -193,7 +357,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_command_line_tells_what_is_wrong),
+        cmocka_unit_test(test_missing_device_is_told_once),
+        cmocka_unit_test(test_output_that_does_not_arrive_fails),
         cmocka_unit_test(test_all_runs_and_writes_results_that_compare),
+        cmocka_unit_test(test_results_outlive_a_run_that_has_none),
+        cmocka_unit_test(test_stopped_run_leaves_results_and_no_process),
+        cmocka_unit_test(test_compare_names_what_is_no_benchmark),
         cmocka_unit_test(test_profile_prints_operators_of_a_step),
     };
 
