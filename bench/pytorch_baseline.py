@@ -11,12 +11,16 @@ import datetime
 import gc
 import json
 import statistics
+import sys
 import time
 
-import torch
-import transformers
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+try:
+    import torch
+    import transformers
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+except ImportError as error:  # --help is for those who have not installed it, too
+    torch, missing = None, error
 
 SHAPES = {
     "1.5b": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
@@ -183,7 +187,6 @@ class Bench:
             self.add("fwd_bwd_7b", shape, ids.numel() / self.seconds(pass_both, 2, 3), "tok/s")
             del model, pass_both
 
-    @torch.no_grad()
     def logprob(self):
         for size in ("1.5b", "7b"):
             if not self.wants(f"logprob_{size}"):
@@ -205,7 +208,6 @@ class Bench:
             self.add(f"logprob_{size}", shape, ids.numel() / self.seconds(log_probs_and_entropy), "tok/s")
             del model, log_probs_and_entropy
 
-    @torch.no_grad()
     def decode(self):
         for size, seqs in (("1.5b", 64), ("7b", 64)):
             name = f"decode_{size}_b{seqs}"
@@ -243,11 +245,15 @@ def main():
     parser.add_argument("--filter", default="", help="only benchmarks whose name contains this")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="shapes of a test")
-    bench = Bench(parser.parse_args())
+    options = parser.parse_args()
+    if torch is None:
+        sys.exit(f"pytorch_baseline.py: {missing}; it needs torch and transformers")
+    bench = Bench(options)
     torch.manual_seed(1)
     for group in (bench.gemm, bench.attention, bench.train, bench.logprob, bench.decode):
         try:
-            group()
+            with torch.set_grad_enabled(group in (bench.attention, bench.train)):
+                group()
         except (RuntimeError, ValueError, TypeError) as error:  # the other figures are still worth having
             print(f"{group.__name__}: {error}", flush=True)
     hardware = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"

@@ -337,6 +337,14 @@ static void test_compare_names_what_is_no_benchmark(void **state)
     outcome_fini(&outcome);
     unlink(path);
     rk_free(path);
+
+    /* What PyTorch was measured on, rankd is. */
+    outcome = run_bench(
+        (const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--filter", "kv_write", "all", "--compare",
+                                 RK_TEST_SOURCE_DIR "/bench/results/2026-11-20-h200-pytorch.json"});
+    assert_exit(&outcome, 0);
+    assert_string_equal(outcome.err, "");
+    outcome_fini(&outcome);
 }
 
 static void test_profile_prints_operators_of_a_step(void **state)
