@@ -139,6 +139,10 @@ struct rk_status *rk_comm_batch_begin(struct rk_comm_group *group) RK_NODISCARD;
 struct rk_status *rk_comm_batch_end(struct rk_comm_group *group) RK_NODISCARD;
 struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
 
+/* Takes now the device memory that ordered sums over the group need, which the first of them would take
+ * otherwise: RESOURCE_EXHAUSTED. Not collective. */
+struct rk_status *rk_comm_reserve_ordered_sum(struct rk_comm_group *group) RK_NODISCARD;
+
 /* --- graphs (rk_device.h) that hold operations of a group. Between begin and end what the stream is given is
  * recorded, operations of this group too, but of no other and no sends and receives. A launch repeats them in
  * their order: to the peers it is the same as if they were called again, so ranks record and launch when they

@@ -339,6 +339,13 @@ struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stre
     return rk_comm_op_end(group, st);
 }
 
+struct rk_status *rk_comm_reserve_ordered_sum(struct rk_comm_group *group)
+{
+    if (rk_comm_group_size(group) == 1 || !group->world->ops->reserve_ordered_sum)
+        return NULL;
+    return group->world->ops->reserve_ordered_sum(group);
+}
+
 struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream)
 {
     struct rk_status *st;

@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 3
+#define RK_COMM_ABI 4
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
@@ -137,6 +137,8 @@ struct rk_comm_ops {
      * that nobody waits for them */
     struct rk_status *(*group_skip)(struct rk_comm_world *world);
     void (*group_destroy)(struct rk_comm_group *group); /* optional: NULL means nothing to release */
+    struct rk_status *(*reserve_ordered_sum)(
+        struct rk_comm_group *group); /* optional: NULL means that those take no memory */
 
     /* required */
     struct rk_status *(*all_reduce)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,

@@ -419,6 +419,7 @@ const struct rk_comm_ops rk_comm_nccl_ops = {
     .group_create = group_create,
     .group_skip = group_skip,
     .group_destroy = group_destroy,
+    .reserve_ordered_sum = rk_nccl_reserve_ordered_sum,
     .all_reduce = rk_nccl_all_reduce,
     .all_gather = rk_nccl_all_gather,
     .reduce_scatter = rk_nccl_reduce_scatter,

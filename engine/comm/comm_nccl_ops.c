@@ -110,20 +110,26 @@ static struct rk_status *call_end(struct call *call, rk_nccl_result_t result, co
 
 /* --- ordered sums --- */
 
+/* A sum of two has one order. */
+static bool sums_by_hand(const struct rk_comm_group *group)
+{
+    return group->size > 2;
+}
+
 static bool is_ordered(const struct rk_comm_group *group, rk_dtype_t dtype, rk_reduce_op_t op)
 {
     bool is_float = dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64 || dtype == RK_DTYPE_BF16;
 
-    return op == RK_REDUCE_ORDERED_SUM && is_float && group->size > 2;
+    return op == RK_REDUCE_ORDERED_SUM && is_float && sums_by_hand(group);
 }
 
 /* Room for the parts of all members and for the sum, in the type that it is made in. */
-static struct rk_status *reserve_scratch(struct rk_comm_group *group)
+struct rk_status *rk_nccl_reserve_ordered_sum(struct rk_comm_group *group)
 {
     struct rk_nccl_world *nccl = group->world->impl;
     struct rk_nccl_group *impl = group->impl;
 
-    if (impl->scratch)
+    if (impl->scratch || !sums_by_hand(group))
         return NULL;
     return rk_device_alloc(nccl->device, &impl->scratch, SUM_BYTES + (size_t)group->size * PART_BYTES,
                            "ordered sums");
@@ -170,7 +176,7 @@ static struct rk_status *ordered_all_reduce(struct rk_comm_group *group, struct 
     int64_t total = rk_tensor_num_elements(inout), step = chunk_elements(inout.dtype);
     struct call call;
 
-    RK_TRY(reserve_scratch(group));
+    RK_TRY(rk_nccl_reserve_ordered_sum(group));
     for (int64_t begin = 0; begin < total; begin += step) {
         rk_tensor_t chunk = view(inout.data, inout.dtype, begin, RK_MIN(total - begin, step));
 
@@ -192,7 +198,7 @@ static struct rk_status *ordered_reduce_scatter(struct rk_comm_group *group, str
     rk_nccl_result_t result, ended;
     struct call call;
 
-    RK_TRY(reserve_scratch(group));
+    RK_TRY(rk_nccl_reserve_ordered_sum(group));
     for (int64_t begin = 0; begin < total; begin += step) {
         int64_t count = RK_MIN(total - begin, step);
 

@@ -485,6 +485,7 @@ static int run_matrix(struct rk_comm_world *world, void *user)
 {
     int32_t n = rk_comm_world_size(world), ranks[RK_TEST_MAX_RANKS];
     struct rk_comm_group *group;
+    uint64_t reserved_bytes;
     int failed = 0;
 
     (void)user;
@@ -492,6 +493,8 @@ static int run_matrix(struct rk_comm_world *world, void *user)
     for (int32_t r = 0; r < n; r++)
         ranks[r] = r;
     RK_RANK_OK(rk_comm_group_create(&group, world, "all", ranks, n));
+    RK_RANK_OK(rk_comm_reserve_ordered_sum(group));
+    reserved_bytes = rk_device_get_stats(rk_stream_device(stream)).allocated_bytes;
     for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
         for (size_t s = 0; s < RK_ARRAY_LEN(sizes); s++)
             failed += check_all(group, dtypes[d], sizes[s]);
@@ -499,6 +502,8 @@ static int run_matrix(struct rk_comm_world *world, void *user)
     failed += check_ring(group);
     RK_RANK_OK(rk_comm_barrier(group, stream));
     RK_RANK_OK(rk_stream_sync(stream));
+    RK_RANK_CHECK(rk_device_get_stats(rk_stream_device(stream)).allocated_bytes == reserved_bytes,
+                  "an operation took device memory");
     rk_comm_group_destroy(group);
     return failed;
 }

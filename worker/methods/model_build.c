@@ -96,6 +96,8 @@ static struct rk_status *read_model(struct rk_model_build *build)
     RK_TRY(rk_json_get_string(options, "", "megatron.dtype", &text));
     if (!rk_dtype_parse_hf(text, &desc->dtype))
         return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
+    if (desc->numerics == RK_NUMERICS_STRICT) /* before anybody asks what is free */
+        RK_TRY(rk_comm_reserve_ordered_sum(rk_mesh_comms_group(desc->mesh, RK_GROUP_TP)));
     RK_TRY(read_recompute(desc, options));
     return rk_json_get_i64(options, "", "megatron.seed", INT64_MIN, INT64_MAX, &build->seed);
 }
