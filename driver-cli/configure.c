@@ -57,6 +57,11 @@ const struct rk_mesh *rk_driver_find_mesh(const struct rk_driver *driver, const 
     return NULL;
 }
 
+const char *rk_driver_device_kind(const struct rk_driver *driver)
+{
+    return driver->device_kind;
+}
+
 /* Compares the coordinates that a daemon reports with the mesh arithmetic. */
 static struct rk_status *check_role_rank(const struct rk_mesh *mesh, const struct rk_role_rank *got,
                                          int32_t rank)
@@ -139,6 +144,8 @@ static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *are
         if (!backend)
             backend = description.backend;
     }
+    rk_free(driver->device_kind);
+    driver->device_kind = backend ? rk_strdup(backend) : NULL;
     st = rk_fanout_take_error(driver, items);
     rk_fanout_destroy(items, driver->num_clients);
     return st;

@@ -55,6 +55,7 @@ struct rk_driver {
     int64_t lease_ttl_ms, control_timeout_ms;
     bool takeover;
     size_t chunk_bytes;
+    char *device_kind; /* of all workers, as the last configure found it; NULL before */
     atomic_int interrupts;
 
     struct rk_lease *lease; /* NULL: not claimed */

@@ -98,6 +98,7 @@ void rk_driver_close(struct rk_driver *driver)
         rk_mesh_destroy(driver->roles[i].mesh);
     rk_free(driver->clients);
     rk_free(driver->token);
+    rk_free(driver->device_kind);
     rk_free(driver->driver_id);
     rk_free(driver);
     grpc_shutdown_blocking();

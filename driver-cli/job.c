@@ -1,5 +1,7 @@
 #include "driver-cli/job_internal.h"
 
+#include <string.h>
+
 #include "base/rk_alloc.h"
 #include "driver-cli/job_keys.def"
 
@@ -50,6 +52,15 @@ bool rk_job_needs_ref(const struct rk_config *job)
 {
     return rk_config_bool(job, RK_JOB_ACTOR "use_kl_loss") ||
            rk_config_bool(job, "algorithm.use_kl_in_reward");
+}
+
+const char *rk_job_dtype(const struct rk_config *job, const char *device_kind)
+{
+    const char *chosen = rk_config_string(job, RK_JOB_ACTOR "megatron.dtype");
+
+    if (chosen)
+        return chosen;
+    return strcmp(device_kind, "cpu") == 0 ? "float32" : "bfloat16";
 }
 
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job)

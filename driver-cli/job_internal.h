@@ -38,6 +38,9 @@ bool rk_job_needs_ref(const struct rk_config *job);
 /* Value of a nullable integer or the fallback. */
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
 
+/* megatron.dtype, or its default on devices of that kind ("cpu", "cuda"). */
+const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);
+
 /* How the micro-batches of a pass are cut. */
 struct rk_job_micro {
     bool use_dynamic_bsz;

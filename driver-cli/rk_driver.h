@@ -101,6 +101,9 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
 struct rk_status *rk_driver_adopt(struct rk_driver *driver) RK_NODISCARD;
 /* Borrowed until the next configure; NULL when the role has no mesh. */
 const struct rk_mesh *rk_driver_find_mesh(const struct rk_driver *driver, const char *role);
+/* What the workers run on, all of them: "cpu", "cuda". Borrowed until the next configure; NULL before the
+ * first. */
+const char *rk_driver_device_kind(const struct rk_driver *driver);
 
 /* --- calls --- */
 struct rk_driver_call_args {

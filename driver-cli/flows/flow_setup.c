@@ -1,7 +1,6 @@
 /* Meshes and models of the roles actor, rollout and ref. The rollout shares the actor's mesh and weights. */
 #include "driver-cli/flows/flows_internal.h"
 
-#include <string.h>
 #include <unistd.h>
 
 #include "driver-cli/files_internal.h"
@@ -90,16 +89,15 @@ static struct rk_json *model_options(const struct rk_flow_context *ctx)
     static const struct rk_flow_option rows[] = {
         {"numerics", "numerics"},
         {"megatron.seed", RK_JOB_ACTOR "megatron.seed"},
-        {"megatron.dtype", RK_JOB_ACTOR "megatron.dtype"},
     };
     struct rk_json *options = rk_json_new_object();
-    bool is_cpu = strcmp(rk_config_string(ctx->job, "device"), "cpu") == 0;
 
     if (ctx->inputs->model_path)
         rk_json_set(options, "model.path", rk_json_new_string(ctx->inputs->model_path));
     else
         rk_json_set(options, "model.hf_config", rk_json_clone(ctx->inputs->hf_config));
-    rk_json_set(options, "megatron.dtype", rk_json_new_string(is_cpu ? "float32" : "bfloat16"));
+    rk_json_set(options, "megatron.dtype",
+                rk_json_new_string(rk_job_dtype(ctx->job, rk_driver_device_kind(ctx->driver))));
     rk_flow_copy_options(options, ctx->job, rows, RK_ARRAY_LEN(rows));
     return options;
 }

@@ -70,6 +70,10 @@ static const struct bad_file bad_files[] = {
      "{\"data\": {\"train_files\": [\"a\"]}, "
      "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"pipeline_model_parallel_size\": 2}}}}",
      "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"},
+    {"dtype that the engine lacks",
+     "{\"data\": {\"train_files\": [\"a\"]}, "
+     "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"dtype\": \"float16\"}}}}",
+     "actor_rollout_ref.actor.megatron.dtype: expected one of float32|bfloat16"},
     {"engine of another product",
      "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"name\": \"vllm\"}}}",
      "actor_rollout_ref.rollout.name"},
@@ -116,6 +120,20 @@ static void test_job_load_defaults_are_verls(void **state)
     assert_true(rk_config_real(job, "algorithm.kl_ctrl.kl_coef") == 0.5);
     assert_string_equal(rk_json_as_string(rk_json_find(rk_config_json(job, "reward"), "name"), ""), "digits");
     rk_config_destroy(job);
+}
+
+/* Goal: the dtype follows what the daemons run on, unless the job says it; its `device` has no part in it. */
+static void test_job_dtype_follows_the_devices(void **state)
+{
+    struct rk_config *open = load_minimal((const char *const[]){"device=cuda"}, 1);
+    struct rk_config *set = load_minimal((const char *const[]){RK_JOB_ACTOR "megatron.dtype=float32"}, 1);
+
+    (void)state;
+    assert_string_equal(rk_job_dtype(open, "cpu"), "float32");
+    assert_string_equal(rk_job_dtype(open, "cuda"), "bfloat16");
+    assert_string_equal(rk_job_dtype(set, "cuda"), "float32");
+    rk_config_destroy(open);
+    rk_config_destroy(set);
 }
 
 /* --- rules --- */
@@ -307,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_job_load_bad_files_are_refused_naming_the_key),
         cmocka_unit_test(test_job_load_missing_file_is_not_found),
         cmocka_unit_test(test_job_load_defaults_are_verls),
+        cmocka_unit_test(test_job_dtype_follows_the_devices),
         cmocka_unit_test(test_job_rules_object_to_their_own_violation_only),
         cmocka_unit_test(test_job_rules_each_has_a_case),
         cmocka_unit_test(test_job_check_reports_all_problems_together),
