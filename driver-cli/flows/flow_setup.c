@@ -170,7 +170,8 @@ struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx)
 {
     struct rk_status *st = ctx->export_path ? call_export(ctx, true) : NULL;
 
-    return st ? RK_WRAP(st, "the model could not be saved to %s at the end", ctx->export_path) : NULL;
+    return st ? RK_WRAP(st, "nothing was trained: the model could not be saved to %s", ctx->export_path)
+              : NULL;
 }
 
 struct rk_status *rk_flow_export(struct rk_flow_context *ctx)

@@ -258,6 +258,47 @@ static void test_run_json_output_is_one_summary_object(void **state)
     rk_free(dir);
 }
 
+/* Goal: the default dtype is that of the daemons that are there, whatever `device` says of those that --local
+ * would start. */
+static void test_run_on_hosts_takes_the_dtype_of_their_devices(void **state)
+{
+    struct rk_proc *daemon = start_daemon((const char *const[]){"--device=cpu", NULL});
+    char *dir = new_run_dir();
+    struct outcome outcome = run_rankctl(
+        (const char *const[]){"run", TINY_JOB, "--hosts", rk_proc_address(daemon), "--run-dir", dir, TINY,
+                              "device=cuda", ACTOR "megatron.tensor_model_parallel_size=1", NULL});
+    struct rk_json *config;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    config = read_json(dir, "hf/config.json");
+    assert_string_equal(rk_json_as_string(rk_json_find(config, "torch_dtype"), ""), "float32");
+    rk_json_free(config);
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(dir);
+}
+
+/* Goal: a run directory that the daemons may not write into is found out before the first step, and said so.
+ */
+static void test_run_directory_outside_the_roots_trains_nothing(void **state)
+{
+    struct rk_proc *daemon = start_daemon((const char *const[]){"--ckpt.roots=[\"/nowhere\"]", NULL});
+    char *dir = new_run_dir();
+    struct outcome outcome =
+        run_rankctl((const char *const[]){"run", TINY_JOB, "--hosts", rk_proc_address(daemon), "--run-dir",
+                                          dir, TINY, ACTOR "megatron.tensor_model_parallel_size=1", NULL});
+
+    (void)state;
+    assert_exit(&outcome, 4);
+    assert_text("stderr", outcome.err, "nothing was trained: the model could not be saved to ");
+    assert_text("stderr", outcome.err, "PATH_OUTSIDE_ROOTS");
+    assert_null(strstr(outcome.err, "step 1/"));
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(dir);
+}
+
 /* Runs the tiny job on two daemons with these devices, which it does not survive; rk_free *log, rank 1's. */
 static struct outcome run_on_devices(const char *first, const char *second, char **log)
 {
@@ -317,6 +358,8 @@ int main(void)
         cmocka_unit_test(test_run_twice_gives_identical_metrics),
         cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),
         cmocka_unit_test(test_run_json_output_is_one_summary_object),
+        cmocka_unit_test(test_run_on_hosts_takes_the_dtype_of_their_devices),
+        cmocka_unit_test(test_run_directory_outside_the_roots_trains_nothing),
         cmocka_unit_test(test_run_on_a_plugin_device_configures_every_rank),
         cmocka_unit_test(test_run_on_different_devices_is_refused),
     };
