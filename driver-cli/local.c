@@ -1,7 +1,6 @@
 /* Daemons of the driver's own, on this machine, for as long as it runs. */
 #include "driver-cli/rk_driver.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +17,7 @@
 #include "base/rk_config.h"
 #include "base/rk_time.h"
 #include "driver-cli/files_internal.h"
+#include "driver-cli/local_internal.h"
 
 #define START_TIMEOUT_MS 30000
 #define STOP_TIMEOUT_MS  5000
@@ -37,7 +37,7 @@ struct child {
 };
 
 struct rk_local {
-    char *dir; /* private, holds the sockets */
+    struct rk_local_dir dir;
     int32_t num_children;
     struct child *children;
     const char **addresses;
@@ -73,21 +73,37 @@ static void exec_child(char *const *args, char *const *environment, int null_fd,
     _exit(errno == ENOENT || errno == EACCES ? 126 : 127);
 }
 
-/* The driver's own, borrowed, and how OpenMP's threads wait for one another: asleep. The daemons take all
- * cores between them, and a thread that spins until its neighbour is done keeps that neighbour from running:
- * a step of two daemons with 8 threads each on 16 cores took 20 times as long. rk_free the array. */
+/* Configuration of other daemons, or a word of the service manager to the driver. */
+static bool is_not_for_children(const char *variable)
+{
+    static const char *const names[] = {"RUNTIME_DIRECTORY=", "STATE_DIRECTORY=", "NOTIFY_SOCKET="};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        if (rk_str_has_prefix(variable, names[i]))
+            return true;
+    }
+    return rk_str_has_prefix(variable, "RANKD_") && !rk_str_has_prefix(variable, "RANKD_FAULTS=");
+}
+
+/* The driver's own, borrowed, without what configures daemons; and how OpenMP's threads wait for one another:
+ * asleep. The daemons take all cores between them, and a thread that spins until its neighbour is done keeps
+ * that neighbour from running: a step of two daemons with 8 threads each on 16 cores took 20 times as long.
+ * rk_free the array. */
 static char **make_environment(void)
 {
     static char passive[] = "OMP_WAIT_POLICY=passive";
+    size_t count = 0, num_copied = 0;
     char **copy;
-    size_t count = 0;
 
     while (environ[count])
         count++;
     copy = rk_calloc(count + 2, sizeof(*copy));
-    memcpy(copy, environ, count * sizeof(*copy));
+    for (size_t i = 0; i < count; i++) {
+        if (!is_not_for_children(environ[i]))
+            copy[num_copied++] = environ[i];
+    }
     if (!rk_env("OMP_WAIT_POLICY"))
-        copy[count] = passive;
+        copy[num_copied] = passive;
     return copy;
 }
 
@@ -128,9 +144,11 @@ static struct rk_status *spawn(struct child *child, char *const *args)
     return st;
 }
 
-static struct rk_status *start_child(struct child *child, const struct rk_local_config *config, int32_t rank,
-                                     const char *roots)
+static struct rk_status *start_child(struct rk_local *local, const struct rk_local_config *config,
+                                     int32_t rank, const char *roots)
 {
+    struct child *child = &local->children[rank];
+    char *file = rk_local_dir_config(&local->dir);
     struct rk_str device = {0};
     char *args[ARGS_MAX] = {0};
     int num_args = 0;
@@ -140,6 +158,7 @@ static struct rk_status *start_child(struct child *child, const struct rk_local_
     if (strcmp(config->device, "cuda") == 0)
         rk_str_appendf(&device, ":%d", rank);
     args[num_args++] = rk_strdup(config->program);
+    args[num_args++] = rk_format("--config=%s", file);
     args[num_args++] = rk_format("--rpc.listen=%s", child->address);
     args[num_args++] = rk_format("--device=%s", rk_str_text(&device));
     args[num_args++] = rk_format("--slot=%d", rank);
@@ -151,6 +170,7 @@ static struct rk_status *start_child(struct child *child, const struct rk_local_
     for (int i = 0; i < num_args; i++)
         rk_free(args[i]);
     rk_str_fini(&device);
+    rk_free(file);
     return st;
 }
 
@@ -244,25 +264,6 @@ static struct rk_status *wait_until_listening(struct child *child, int32_t rank,
 
 /* --- all of them --- */
 
-static struct rk_status *make_socket_dir(char **out)
-{
-    const char *root = rk_env("XDG_RUNTIME_DIR");
-    char *dir;
-
-    *out = NULL;
-    if (!root || access(root, W_OK) != 0)
-        root = "/tmp"; /* not TMPDIR: the path of a Unix socket has to be short */
-    dir = rk_path_join(root, "rankctl-XXXXXX");
-    if (!mkdtemp(dir)) {
-        struct rk_status *st = rk_errno_status("cannot create a directory like", dir);
-
-        rk_free(dir);
-        return st;
-    }
-    *out = dir;
-    return NULL;
-}
-
 static char *roots_as_json(const char *const *roots)
 {
     struct rk_json *array = rk_json_new_array();
@@ -289,7 +290,7 @@ struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_co
         return RK_WRAP(rk_errno_status("cannot run", config->program), "starting daemons");
     RK_TRY(rk_make_dirs(config->log_dir));
     local = rk_calloc(1, sizeof(*local));
-    st = make_socket_dir(&local->dir);
+    st = rk_local_dir_open(&local->dir);
     local->children = rk_calloc((size_t)config->num_daemons, sizeof(*local->children));
     local->addresses = rk_calloc((size_t)config->num_daemons, sizeof(*local->addresses));
     roots = roots_as_json(config->ckpt_roots);
@@ -297,11 +298,11 @@ struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_co
         struct child *child = &local->children[i];
 
         child->out = -1;
-        child->address = rk_format("unix:%s/%d.sock", local->dir, i);
+        child->address = rk_format("unix:%s/%d.sock", local->dir.path, i);
         child->log_path = rk_format("%s/rankd-%d.log", config->log_dir, i);
         local->addresses[i] = child->address;
         local->num_children = i + 1;
-        st = start_child(child, config, i, roots);
+        st = start_child(local, config, i, roots);
     }
     for (int32_t i = 0; i < config->num_daemons && !st; i++)
         st = wait_until_listening(&local->children[i], i, deadline_ns);
@@ -331,19 +332,6 @@ static void signal_all(struct rk_local *local, int signal_number)
     }
 }
 
-/* Sockets of killed daemons and lock files. */
-static void remove_dir(const char *path)
-{
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-
-    while (dir && (entry = readdir(dir)) != NULL)
-        unlinkat(dirfd(dir), entry->d_name, 0); /* fails for . and .., which go with the directory */
-    if (dir)
-        closedir(dir);
-    rmdir(path);
-}
-
 void rk_local_stop(struct rk_local *local)
 {
     if (!local)
@@ -363,11 +351,9 @@ void rk_local_stop(struct rk_local *local)
         rk_free(child->address);
         rk_free(child->log_path);
     }
-    if (local->dir)
-        remove_dir(local->dir);
+    rk_local_dir_close(&local->dir);
     rk_free(local->children);
     rk_free(local->addresses);
-    rk_free(local->dir);
     rk_free(local);
 }
 

@@ -44,6 +44,9 @@ static struct rk_status *read_world(struct run *run)
         if (rk_cli_has(run->cli, "hosts"))
             return RK_FAIL(RK_INVALID_ARGUMENT,
                            "--local starts its own daemons; it does not go with --hosts");
+        if (rk_cli_has(run->cli, "token-file"))
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "--local starts daemons that ask for no token; it does not go with --token-file");
         run->world_size = (int32_t)count;
         return NULL;
     }
@@ -136,7 +139,7 @@ static struct rk_status *open_driver(struct run *run)
         .struct_size = sizeof(config),
         .addresses = run->local ? rk_local_addresses(run->local) : (const char *const *)run->hosts.addresses,
         .num_addresses = run->world_size,
-        .token_file = run->local ? NULL : rk_cli_find(run->cli, "token-file"),
+        .token_file = rk_cli_find(run->cli, "token-file"),
         .takeover = rk_cli_has(run->cli, "takeover"),
     };
     struct rk_status *st = rk_driver_open(&run->driver, &config);

@@ -1,7 +1,9 @@
 /* Runs that end before their time: Ctrl-C, killed and frozen daemons, a killed driver, a second driver. */
+#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -165,6 +167,89 @@ static void test_run_driver_killed_takes_its_daemons_along(void **state)
     assert_gone(daemons, NUM_DAEMONS, 2000);
     outcome_fini(&outcome);
     rk_free(dir);
+}
+
+/* Goal: what configures the daemons of this machine, or tells rankctl's own service manager something, does
+ * not reach daemons of a run's own: none of these runs would begin. */
+static void test_run_local_daemons_are_configured_by_their_run_alone(void **state)
+{
+    static const char *const variables[][2] = {
+        {"RANKD_RPC_TOKEN_FILE", "/does/not/exist"},
+        {"RANKD_LIMITS_DEVICE_MEMORY", "1MiB"},
+        {"RANKD_DEVICE", "cuda:99"},
+        {"RUNTIME_DIRECTORY", "/does/not/exist"},
+        {"STATE_DIRECTORY", "/does/not/exist"},
+    };
+    char *dir = new_run_dir();
+    pid_t daemons[NUM_DAEMONS];
+    struct rk_proc *run;
+    struct outcome outcome;
+    char *config, *command;
+    size_t bytes;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(variables); i++)
+        setenv(variables[i][0], variables[i][1], 1);
+    run = start_local_run(dir, daemons);
+    for (size_t i = 0; i < RK_ARRAY_LEN(variables); i++)
+        unsetenv(variables[i][0]);
+    config = rk_format("/proc/%d/cmdline", (int)daemons[0]);
+    command = rk_test_read_file(config, &bytes);
+    assert_non_null(memmem(command, bytes, "--config=", strlen("--config=")));
+    rk_proc_signal(run, SIGINT);
+    outcome = finish_rankctl(run, 10000);
+    assert_exit(&outcome, -SIGINT);
+    outcome_fini(&outcome);
+    rk_free(command);
+    rk_free(config);
+    rk_free(dir);
+}
+
+static int64_t count_entries(const char *path)
+{
+    DIR *dir = opendir(path);
+    int64_t count = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count - 2; /* . and .. */
+}
+
+/* Goal: the private directory of a run goes with it; that of a killed one goes with the next run, that of
+ * one that lives does not. */
+static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **state)
+{
+    char *root = rk_test_temp_path("x"), *dirs[] = {new_run_dir(), new_run_dir(), new_run_dir()};
+    struct rk_proc *runs[2];
+    pid_t daemons[NUM_DAEMONS];
+    struct outcome outcome;
+
+    (void)state;
+    assert_int_equal(mkdir(root, 0700), 0);
+    setenv("XDG_RUNTIME_DIR", root, 1);
+    runs[0] = start_local_run(dirs[0], daemons);
+    assert_int_equal(count_entries(root), 1);
+    runs[1] = start_local_run(dirs[1], daemons);
+    assert_int_equal(count_entries(root), 2);
+    for (int i = 0; i < 2; i++) {
+        rk_proc_signal(runs[i], SIGKILL);
+        outcome = finish_rankctl(runs[i], 2000);
+        outcome_fini(&outcome);
+    }
+    assert_int_equal(count_entries(root), 2);
+    runs[0] = start_local_run(dirs[2], daemons);
+    assert_int_equal(count_entries(root), 1);
+    unsetenv("XDG_RUNTIME_DIR");
+    rk_proc_signal(runs[0], SIGINT);
+    outcome = finish_rankctl(runs[0], 10000);
+    assert_exit(&outcome, -SIGINT);
+    assert_int_equal(count_entries(root), 0);
+    outcome_fini(&outcome);
+    for (int i = 0; i < 3; i++)
+        rk_free(dirs[i]);
+    rk_free(root);
 }
 
 /* --- daemons that stay --- */
@@ -394,6 +479,8 @@ int main(void)
         cmocka_unit_test(test_run_daemon_killed_fails_naming_the_rank),
         cmocka_unit_test(test_run_daemon_frozen_fails_naming_the_rank),
         cmocka_unit_test(test_run_driver_killed_takes_its_daemons_along),
+        cmocka_unit_test(test_run_local_daemons_are_configured_by_their_run_alone),
+        cmocka_unit_test(test_run_directory_of_killed_driver_is_removed_by_the_next),
         cmocka_unit_test(test_run_second_driver_is_refused_and_first_unharmed),
         cmocka_unit_test(test_run_takeover_fences_the_first_driver_out),
         cmocka_unit_test(test_run_daemon_killed_leaves_the_others_usable),
