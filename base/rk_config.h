@@ -50,7 +50,8 @@ struct rk_config_source {
     const char *file; /* path or NULL */
     const char *text; /* instead of a file: JSON text named `text_name` */
     const char *text_name;
-    const char *env_prefix; /* "RANKD": a.b -> RANKD_A_B; NULL reads no environment */
+    const char *env_prefix; /* "RANKD": a.b -> RANKD_A_B; NULL reads no environment. Others are refused */
+    const char *const *env_known; /* names with the prefix that are no keys; NULL-terminated, or NULL */
     const char *const
         *overrides; /* "a.b=VALUE": JSON, or a bare word as a string; "+a.b=" adds, "~a.b" deletes */
     int64_t num_overrides;

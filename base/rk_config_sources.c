@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
@@ -164,10 +165,73 @@ static char *env_name(const char *prefix, const char *path)
     return name;
 }
 
+/* What Kubernetes tells every container of a Service whose name begins like the prefix: A_SERVICE_HOST,
+ * A_SERVICE_PORT, A_SERVICE_PORT_GRPC, A_PORT, A_PORT_7000_TCP and so on. `words` is what follows the prefix.
+ */
+static bool is_of_a_service(const char *words)
+{
+    for (const char *word = words; word; word = strchr(word, '_') ? strchr(word, '_') + 1 : NULL) {
+        if (rk_str_has_prefix(word, "SERVICE_HOST") || rk_str_has_prefix(word, "SERVICE_PORT"))
+            return true;
+        if (strcmp(word, "PORT") == 0 ||
+            (rk_str_has_prefix(word, "PORT_") && isdigit((unsigned char)word[strlen("PORT_")])))
+            return true;
+    }
+    return false;
+}
+
+/* `names` are those of the keys, in the table's order. */
+static void check_variable(struct rk_config_loader *loader, char *const *names, const char *name)
+{
+    const struct rk_config_source *source = loader->source;
+    const char *close;
+    char *where;
+
+    for (int64_t i = 0; i < source->num_keys; i++) {
+        if (strcmp(names[i], name) == 0)
+            return;
+    }
+    for (const char *const *known = source->env_known; known && *known; known++) {
+        if (strcmp(*known, name) == 0)
+            return;
+    }
+    if (is_of_a_service(name + strlen(source->env_prefix) + 1))
+        return;
+    close = rk_str_suggest(name, (const char *const *)names, source->num_keys);
+    where = rk_format("env %s", name);
+    rk_config_problem(loader, &(struct rk_config_place){.text = where}, "", "names no key%s%s%s",
+                      close ? "; did you mean '" : "", close ? close : "", close ? "'?" : "");
+    rk_free(where);
+}
+
+/* A variable with the prefix that no key has, is a key that somebody believes to be set. */
+static void check_variables(struct rk_config_loader *loader)
+{
+    const struct rk_config_source *source = loader->source;
+    char **names = rk_calloc((size_t)source->num_keys, sizeof(*names));
+    char *prefix = rk_format("%s_", source->env_prefix);
+
+    for (int64_t i = 0; i < source->num_keys; i++)
+        names[i] = env_name(source->env_prefix, source->keys[i].path);
+    for (char **variable = environ; *variable; variable++) {
+        char *name = rk_strndup(*variable, strcspn(*variable, "="));
+
+        if (rk_str_has_prefix(name, prefix))
+            check_variable(loader, names, name);
+        rk_free(name);
+    }
+    for (int64_t i = 0; i < source->num_keys; i++)
+        rk_free(names[i]);
+    rk_free(names);
+    rk_free(prefix);
+}
+
 void rk_config_apply_environment(struct rk_config_loader *loader)
 {
     const struct rk_config_source *source = loader->source;
 
+    if (source->env_prefix)
+        check_variables(loader);
     for (int64_t i = 0; source->env_prefix && i < source->num_keys; i++) {
         const char *path = source->keys[i].path;
         char *name = env_name(source->env_prefix, path);

@@ -137,11 +137,13 @@ void rk_settings_fini(struct rk_settings *settings)
 
 struct rk_status *rk_daemon_config_load(struct rk_config **out, const struct rk_daemon_args *args)
 {
+    static const char *const env_known[] = {"RANKD_FAULTS", NULL}; /* base/rk_fault.h */
     struct rk_config_source source = {
         .keys = keys,
         .num_keys = RK_ARRAY_LEN(keys),
         .file = args->config_file,
         .env_prefix = "RANKD",
+        .env_known = env_known,
         .overrides = args->overrides,
         .num_overrides = args->num_overrides,
     };

@@ -36,12 +36,14 @@ static const struct rk_config_key keys[] = {
 static struct rk_status *load_with(struct rk_config **out, const char *text,
                                    const char *const flags[MAX_FLAGS])
 {
+    static const char *const env_known[] = {"RKTEST_FAULTS", NULL};
     struct rk_config_source source = {
         .keys = keys,
         .num_keys = RK_ARRAY_LEN(keys),
         .text = text,
         .text_name = "job.json",
         .env_prefix = "RKTEST",
+        .env_known = env_known,
         .overrides = flags,
     };
 
@@ -264,6 +266,46 @@ static void test_config_load_collects_all_problems(void **state)
     assert_message_contains(st, "flag: devcie: unknown key; did you mean 'device'?");
 }
 
+/* Goal: a misspelt variable is refused like a misspelt key; its value, which may be a secret, is not shown.
+ */
+static void test_config_load_variables_without_a_key_are_refused(void **state)
+{
+    static const char *const none[MAX_FLAGS];
+    static const struct {
+        const char *name, *problem; /* NULL: it is let be */
+    } cases[] = {
+        {"RKTEST_LOGLEVEL", "env RKTEST_LOGLEVEL: names no key; did you mean 'RKTEST_LOG_LEVEL'?"},
+        {"RKTEST_log_level", "env RKTEST_log_level: names no key"},
+        {"RKTEST_ENTIRELY_ELSE", "env RKTEST_ENTIRELY_ELSE: names no key"},
+        {"RKTEST_PORTAL", "env RKTEST_PORTAL: names no key"},
+        {"RKTEST_", "env RKTEST_: names no key"},
+        {"RKTESTER", NULL},
+        {"RKTEST_FAULTS", NULL},
+        {"RKTEST_PORT", NULL},
+        {"RKTEST_PORT_7000_TCP_ADDR", NULL},
+        {"RKTEST_SERVICE_HOST", NULL},
+        {"RKTEST_ACTOR_SERVICE_PORT_GRPC", NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *config;
+        struct rk_status *st;
+
+        print_message("%s\n", cases[i].name);
+        setenv(cases[i].name, "hidden", 1);
+        st = load_with(&config, "{}", none);
+        unsetenv(cases[i].name);
+        if (cases[i].problem) {
+            assert_null(strstr(rk_status_message(st), "hidden"));
+            assert_fails(st, RK_INVALID_ARGUMENT, cases[i].problem);
+        } else {
+            assert_ok(st);
+        }
+        rk_config_destroy(config);
+    }
+}
+
 static void test_config_load_many_problems_are_capped(void **state)
 {
     static const char *const none[MAX_FLAGS];
@@ -316,11 +358,11 @@ static void test_config_refs_table(void **state)
         {"JSON default", "{\"engine_kwargs\":{\"a\":\"${no.such:{\\\"b\\\":[1]}}\"}}", "engine_kwargs",
          "{\"a\":{\"b\":[1]}}"},
         {"empty default", "{\"device\":\"${no.such:}\"}", "device", "\"\""},
-        {"environment", "{\"device\":\"${env:RKTEST_HOST}\"}", "device", "\"node7\""},
-        {"environment with unused default", "{\"device\":\"${env:RKTEST_HOST:x}\"}", "device", "\"node7\""},
-        {"environment number", "{\"actor\":{\"parallel\":{\"tp\":\"${env:RKTEST_TP}\"}}}",
-         "actor.parallel.tp", "4"},
-        {"number as text", "{\"device\":\"${env:RKTEST_TP}\"}", "device", "\"4\""},
+        {"environment", "{\"device\":\"${env:RKT_HOST}\"}", "device", "\"node7\""},
+        {"environment with unused default", "{\"device\":\"${env:RKT_HOST:x}\"}", "device", "\"node7\""},
+        {"environment number", "{\"actor\":{\"parallel\":{\"tp\":\"${env:RKT_TP}\"}}}", "actor.parallel.tp",
+         "4"},
+        {"number as text", "{\"device\":\"${env:RKT_TP}\"}", "device", "\"4\""},
         {"chain", "{\"name\":\"${engine_kwargs.x}\",\"engine_kwargs\":{\"x\":\"${device}\"}}", "name",
          "\"cpu\""},
         {"in an array", "{\"ckpt\":{\"roots\":[\"${device}\",\"$x\"]}}", "ckpt.roots", "[\"cpu\",\"$x\"]"},
@@ -328,8 +370,8 @@ static void test_config_refs_table(void **state)
     };
 
     (void)state;
-    setenv("RKTEST_HOST", "node7", 1);
-    setenv("RKTEST_TP", "4", 1);
+    setenv("RKT_HOST", "node7", 1);
+    setenv("RKT_TP", "4", 1);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_config *config;
         char *text;
@@ -341,8 +383,8 @@ static void test_config_refs_table(void **state)
         rk_free(text);
         rk_config_destroy(config);
     }
-    unsetenv("RKTEST_HOST");
-    unsetenv("RKTEST_TP");
+    unsetenv("RKT_HOST");
+    unsetenv("RKT_TP");
 }
 
 /* Goal: references that double at each step end in a problem, not in exhausted memory. */
@@ -614,6 +656,7 @@ int main(void)
         cmocka_unit_test(test_config_load_flags_table),
         cmocka_unit_test(test_config_load_rejects_table),
         cmocka_unit_test(test_config_load_collects_all_problems),
+        cmocka_unit_test(test_config_load_variables_without_a_key_are_refused),
         cmocka_unit_test(test_config_load_many_problems_are_capped),
         cmocka_unit_test(test_config_load_required_and_missing_file),
         cmocka_unit_test(test_config_refs_table),
