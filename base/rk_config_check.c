@@ -153,12 +153,51 @@ static bool is_numeric(const struct rk_config_key *row)
            row->type == RK_CONFIG_DURATION;
 }
 
+/* A limit as it is written: "4MiB", "168h", "0.5". */
+static void append_limit(struct rk_str *out, const struct rk_config_key *row, double limit)
+{
+    static const struct {
+        rk_config_type_t type;
+        double factor;
+        const char *unit;
+    } units[] = {
+        {RK_CONFIG_BYTES, 0x1p40, "TiB"},     {RK_CONFIG_BYTES, 0x1p30, "GiB"},
+        {RK_CONFIG_BYTES, 0x1p20, "MiB"},     {RK_CONFIG_BYTES, 0x1p10, "KiB"},
+        {RK_CONFIG_BYTES, 1.0, "B"},          {RK_CONFIG_DURATION, 3600000.0, "h"},
+        {RK_CONFIG_DURATION, 60000.0, "min"}, {RK_CONFIG_DURATION, 1000.0, "s"},
+        {RK_CONFIG_DURATION, 1.0, "ms"},
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(units); i++) {
+        if (row->type == units[i].type && limit >= units[i].factor && fmod(limit, units[i].factor) == 0.0) {
+            rk_str_appendf(out, "%.15g%s", limit / units[i].factor, units[i].unit);
+            return;
+        }
+    }
+    rk_str_appendf(out, "%.15g", limit);
+}
+
+static void check_range(struct rk_config_loader *loader, const struct rk_config_key *row,
+                        const struct rk_json *value, const char *text)
+{
+    struct rk_str min = {0}, max = {0};
+    double number = 0.0;
+
+    (void)read_number(row, value, &number);
+    append_limit(&min, row, row->min);
+    append_limit(&max, row, row->max);
+    if (number < row->min || number > row->max)
+        rk_config_problem(loader, rk_config_find_place(loader, row->path), row->path,
+                          "expected %s to %s, got %s", rk_str_text(&min), rk_str_text(&max), text);
+    rk_str_fini(&min);
+    rk_str_fini(&max);
+}
+
 static void check_value(struct rk_config_loader *loader, const struct rk_config_key *row,
                         const struct rk_json *value)
 {
     const struct rk_config_place *place = rk_config_find_place(loader, row->path);
     char *text = rk_json_describe(value);
-    double number = 0.0;
 
     if (rk_json_is_null(value)) {
         if (!(row->flags & RK_CONFIG_NULLABLE))
@@ -169,14 +208,7 @@ static void check_value(struct rk_config_loader *loader, const struct rk_config_
     } else if (row->choices && !is_chosen(row->choices, rk_json_as_string(value, ""))) {
         rk_config_problem(loader, place, row->path, "expected one of %s, got %s", row->choices, text);
     } else if (is_numeric(row) && (row->min != 0 || row->max != 0)) {
-        const char *unit = row->type == RK_CONFIG_BYTES      ? " bytes"
-                           : row->type == RK_CONFIG_DURATION ? " ms"
-                                                             : "";
-
-        (void)read_number(row, value, &number);
-        if (number < row->min || number > row->max)
-            rk_config_problem(loader, place, row->path, "expected %.15g to %.15g%s, got %s", row->min,
-                              row->max, unit, text);
+        check_range(loader, row, value, text);
     }
     rk_free(text);
 }

@@ -38,7 +38,19 @@ static char *service_dir(const char *name)
     return list && list[0] == '/' ? rk_strndup(list, strcspn(list, ":")) : NULL;
 }
 
-static struct rk_status *read_listen(struct rk_settings *out, const struct rk_config *config)
+/* --- what the table cannot say: each reader reports its problems, and goes on --- */
+
+/* One line: where the key was set, and what is wrong. Takes `st`, which may be NULL. */
+static void add_problem(struct rk_str *problems, const struct rk_config *config, const char *key,
+                        struct rk_status *st)
+{
+    if (st)
+        rk_str_appendf(problems, "%s%s: %s", problems->bytes > 0 ? "\n" : "", rk_config_origin(config, key),
+                       rk_status_message(st));
+    rk_status_free(st);
+}
+
+static void read_listen(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
 {
     const char *text = rk_config_string(config, "rpc.listen");
     struct rk_status *st;
@@ -52,26 +64,65 @@ static struct rk_status *read_listen(struct rk_settings *out, const struct rk_co
         chosen = rk_strdup("127.0.0.1:0");
     st = rk_listen_parse(&out->listen, chosen);
     rk_free(chosen);
-    if (st)
-        return st;
-    return rk_listen_check_policy(&out->listen, out->is_insecure, out->token_file != NULL);
+    if (!st)
+        st = rk_listen_check_policy(&out->listen, out->is_insecure, out->token_file != NULL);
+    add_problem(problems, config, "rpc.listen", st);
 }
 
-static struct rk_status *read_roots(struct rk_settings *out, const struct rk_config *config)
+/* Where the peers' collectives connect to. Ranks on one host need no network; with a network address for
+ * calls, the ranks are on several. */
+static void read_comm_listen(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
+{
+    const char *text = rk_config_string(config, "comm.listen");
+
+    if (!text)
+        text = out->listen.is_local || !out->listen.host[0] ? "unix" : out->listen.host;
+    out->comm_listen = rk_strdup(text);
+    if (strcmp(text, "unix") != 0)
+        add_problem(problems, config, "comm.listen", rk_listen_check_peer_host(text));
+}
+
+static void read_device(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
+{
+    const char *colon;
+    int64_t index = 0;
+
+    out->device = rk_strdup(rk_config_string(config, "device"));
+    colon = strchr(out->device, ':');
+    if (!out->device[0] || colon == out->device ||
+        (colon && (!rk_parse_i64(colon + 1, &index) || index < 0 || index > INT32_MAX)))
+        add_problem(problems, config, "device",
+                    RK_FAIL(RK_INVALID_ARGUMENT, "device: expected cpu or cuda:N, got \"%s\"", out->device));
+}
+
+static char *read_path(const struct rk_config *config, const char *key, struct rk_str *problems)
+{
+    const char *text = rk_config_string(config, key);
+
+    if (text && !*text)
+        add_problem(problems, config, key,
+                    RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected a path, got \"\"", key));
+    return text ? rk_strdup(text) : NULL;
+}
+
+static void read_roots(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
 {
     const struct rk_json *list = rk_config_json(config, "ckpt.roots");
     int64_t count = rk_json_count(list);
 
     out->ckpt_roots = rk_calloc((size_t)count + 1, sizeof(*out->ckpt_roots));
     for (int64_t i = 0; i < count; i++) {
-        const char *root = rk_json_as_string(rk_json_at(list, i), "");
+        const struct rk_json *item = rk_json_at(list, i);
+        const char *root = rk_json_as_string(item, "");
+        char *text = rk_json_dump(item, 0, false);
 
         if (root[0] != '/')
-            return RK_FAIL(RK_INVALID_ARGUMENT, "%s: ckpt.roots.%lld: expected an absolute path, got \"%s\"",
-                           rk_config_origin(config, "ckpt.roots"), (long long)i, root);
+            add_problem(problems, config, "ckpt.roots",
+                        RK_FAIL(RK_INVALID_ARGUMENT, "ckpt.roots.%lld: expected an absolute path, got %s",
+                                (long long)i, text));
         out->ckpt_roots[i] = rk_strdup(root);
+        rk_free(text);
     }
-    return NULL;
 }
 
 void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config)
@@ -92,19 +143,21 @@ void rk_settings_reload(struct rk_settings *settings, const struct rk_config *co
 
 struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config)
 {
-    const char *comm_listen = rk_config_string(config, "comm.listen");
-    const char *state_dir = rk_config_string(config, "state.dir");
+    struct rk_str problems = {0};
+    struct rk_status *st = NULL;
 
     *out = (struct rk_settings){0};
     rk_settings_reload(out, config);
     out->is_insecure = rk_config_bool(config, "rpc.insecure");
     out->max_inflight_bytes = rk_config_int(config, "rpc.max_inflight");
     out->chunk_bytes = rk_config_int(config, "rpc.chunk");
-    out->device = rk_strdup(rk_config_string(config, "device"));
-    out->plugin = rk_strdup(rk_config_string(config, "plugin"));
+    read_device(out, config, &problems);
+    out->plugin = read_path(config, "plugin", &problems);
     out->num_threads = (int32_t)rk_config_int(config, "cpu.num_threads");
     out->slot = (int32_t)rk_config_int(config, "slot");
-    out->state_dir = state_dir ? rk_strdup(state_dir) : service_dir("STATE_DIRECTORY");
+    out->state_dir = read_path(config, "state.dir", &problems);
+    if (!out->state_dir)
+        out->state_dir = service_dir("STATE_DIRECTORY");
     out->runtime_dir = service_dir("RUNTIME_DIRECTORY");
     out->collective_timeout_ms = rk_config_int(config, "watchdog.collective");
     out->idle_progress_ms = rk_config_int(config, "watchdog.idle_progress");
@@ -112,13 +165,13 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     out->comm_progress_timeout_ms = rk_config_int(config, "comm.progress_timeout");
     if (!rk_config_is_null(config, "limits.device_memory"))
         out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");
-    RK_TRY(read_roots(out, config));
-    RK_TRY(read_listen(out, config));
-    /* Ranks on one host need no network; with a network address for calls, the ranks are on several. */
-    if (!comm_listen)
-        comm_listen = out->listen.is_local ? "unix" : out->listen.host;
-    out->comm_listen = rk_strdup(comm_listen);
-    return NULL;
+    read_roots(out, config, &problems);
+    read_listen(out, config, &problems);
+    read_comm_listen(out, config, &problems);
+    if (problems.bytes > 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s", rk_str_text(&problems));
+    rk_str_fini(&problems);
+    return st;
 }
 
 void rk_settings_fini(struct rk_settings *settings)

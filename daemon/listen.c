@@ -41,20 +41,36 @@ static struct rk_status *parse_unix(struct rk_listen *out, const char *text, con
     return NULL;
 }
 
-static struct rk_status *resolve(struct rk_listen *out, const char *text, const char *host)
+/* First address of the host, as text; `is_local` may be NULL. The key and its value are for the message. */
+static struct rk_status *resolve(char *out, size_t out_bytes, bool *is_local, const char *host,
+                                 const char *key, const char *text)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
     int rc = getaddrinfo(host, NULL, &hints, &found);
 
+    if (rc == 0)
+        rc = getnameinfo(found->ai_addr, found->ai_addrlen, out, (socklen_t)out_bytes, NULL, 0,
+                         NI_NUMERICHOST);
+    if (found && is_local)
+        *is_local = is_loopback(found->ai_addr);
+    if (found)
+        freeaddrinfo(found);
     if (rc != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': host '%s': %s", text, host, gai_strerror(rc));
-    rc =
-        getnameinfo(found->ai_addr, found->ai_addrlen, out->host, sizeof(out->host), NULL, 0, NI_NUMERICHOST);
-    out->is_local = is_loopback(found->ai_addr);
-    freeaddrinfo(found);
-    if (rc != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': host '%s': %s", text, host, gai_strerror(rc));
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': host '%s': %s", key, text, host, gai_strerror(rc));
+    return NULL;
+}
+
+struct rk_status *rk_listen_check_peer_host(const char *host)
+{
+    char address[NI_MAXHOST];
+
+    RK_TRY(resolve(address, sizeof(address), NULL, host, "comm.listen", host));
+    if (strcmp(address, "0.0.0.0") == 0 || strcmp(address, "::") == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "comm.listen '%s': expected the address at which peers reach this host, or unix (the "
+                       "default is the host of rpc.listen)",
+                       host);
     return NULL;
 }
 
@@ -83,7 +99,7 @@ struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text)
         memmove(host, host + 1, strlen(host));
         host[strlen(host) - 1] = '\0';
     }
-    st = resolve(out, text, host);
+    st = resolve(out->host, sizeof(out->host), &out->is_local, host, "rpc.listen", text);
     rk_free(host);
     return st;
 }

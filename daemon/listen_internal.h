@@ -25,6 +25,9 @@ struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text) RK_NO
  * file's permissions in between. */
 struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure,
                                          bool has_tokens) RK_NODISCARD;
+/* The value of comm.listen, or what follows from rpc.listen: a host whose peers can be told its address, so
+ * not the one that means "all". */
+struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;
 /* Binds and lets go: says why, which gRPC does not. Reason ADDRESS_IN_USE when another process has it. */
 struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
 /* As gRPC takes it, and as people read it; rk_free it. */

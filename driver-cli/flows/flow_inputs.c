@@ -136,15 +136,15 @@ static struct rk_status *load_dataset(struct rk_flow_inputs *inputs, const struc
     struct rk_status *st = NULL;
 
     if (count == 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "data.train_files: expected at least one file");
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "expected at least one file");
     for (int64_t i = 0; i < count && !st; i++) {
         const char *name = rk_json_as_string(rk_json_at(list, i), NULL);
 
         if (name)
             files[i] = rk_resolve_path(job_dir, name);
         else
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "data.train_files.%lld: expected a string, got %s",
-                         (long long)i, rk_json_type_name(rk_json_type(rk_json_at(list, i))));
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "item %lld: expected a string, got %s", (long long)i,
+                         rk_json_type_name(rk_json_type(rk_json_at(list, i))));
     }
     if (!st)
         st = rk_dataset_create(&inputs->dataset, &config, inputs->tokenizer);

@@ -111,8 +111,18 @@ static void test_rk_settings_init_bad_values_are_refused(void **state)
         {"slot=one", "slot"},
         {"log.level=loud", "log.level"},
         {"ckpt.roots=[\"models\"]", "ckpt.roots.0"},
-        {"ckpt.roots=[7]", "ckpt.roots.0"},
+        {"ckpt.roots=[7]", "ckpt.roots.0: expected an absolute path, got 7"},
         {"ckpt.roots=/models", "ckpt.roots"},
+        {"comm.listen=no host", "flag: comm.listen 'no host': host 'no host': "},
+        {"comm.listen=0.0.0.0", "comm.listen '0.0.0.0': expected the address at which peers reach this host"},
+        {"comm.listen=", "comm.listen '': "},
+        {"device=", "flag: device: expected cpu or cuda:N, got \"\""},
+        {"device=:1", "device: expected cpu or cuda:N, got \":1\""},
+        {"device=cuda:1x", "device: expected cpu or cuda:N, got \"cuda:1x\""},
+        {"device=cuda:-1", "device: expected cpu or cuda:N"},
+        {"plugin=", "flag: plugin: expected a path, got \"\""},
+        {"state.dir=", "flag: state.dir: expected a path, got \"\""},
+        {"limits.device_memory=1B", "expected 1MiB to 1024TiB, got \"1B\""},
     };
 
     (void)state;
@@ -147,6 +157,52 @@ static void test_rk_settings_init_bad_file_names_every_line(void **state)
     assert_fails(load(&settings, "/nonexistent/rankd.json", NULL, 0), RK_NOT_FOUND,
                  "/nonexistent/rankd.json");
     rk_free(path);
+}
+
+/* Goal: what only reading shows is reported together as well, each with its line. */
+static void test_rk_settings_init_bad_meanings_are_named_together(void **state)
+{
+    static const char text[] = "{\n"
+                               "  \"rpc\": {\"listen\": \"nowhere\"},\n"
+                               "  \"ckpt\": {\"roots\": [\"models\", 5]},\n"
+                               "  \"device\": \"cuda:x\",\n"
+                               "  \"plugin\": \"\",\n"
+                               "  \"comm\": {\"listen\": \"0.0.0.0\"}\n"
+                               "}\n";
+    static const char *const lines[] = {
+        "rankd.json:2: rpc.listen 'nowhere'",
+        "rankd.json:3: ckpt.roots.0: ",
+        "rankd.json:3: ckpt.roots.1: ",
+        "rankd.json:4: device: ",
+        "rankd.json:5: plugin: ",
+        "rankd.json:6: comm.listen '0.0.0.0'",
+    };
+    char *path = rk_test_temp_path("rankd.json");
+    struct rk_settings settings;
+    struct rk_status *st;
+
+    (void)state;
+    rk_test_write_file(path, text, strlen(text));
+    st = load(&settings, path, NULL, 0);
+    assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
+    for (size_t i = 0; i < RK_ARRAY_LEN(lines); i++)
+        assert_message_contains(rk_status_clone(st), lines[i]);
+    rk_status_free(st);
+    rk_free(path);
+}
+
+/* Goal: whoever listens on every address has to say the one that peers are told. */
+static void test_rk_settings_init_wildcard_needs_comm_listen(void **state)
+{
+    static const char *const overrides[] = {"rpc.listen=0.0.0.0:7000", "rpc.insecure=true",
+                                            "comm.listen=127.0.0.2"};
+    struct rk_settings settings;
+
+    (void)state;
+    assert_fails(load(&settings, NULL, overrides, 2), RK_INVALID_ARGUMENT, "default: comm.listen '0.0.0.0'");
+    assert_ok(load(&settings, NULL, overrides, 3));
+    assert_string_equal(settings.comm_listen, "127.0.0.2");
+    rk_settings_fini(&settings);
 }
 
 /* Goal: a reload changes what is marked so and nothing else. */
@@ -202,6 +258,8 @@ int main(void)
         cmocka_unit_test(test_rk_settings_init_flags_win),
         cmocka_unit_test(test_rk_settings_init_bad_values_are_refused),
         cmocka_unit_test(test_rk_settings_init_bad_file_names_every_line),
+        cmocka_unit_test(test_rk_settings_init_bad_meanings_are_named_together),
+        cmocka_unit_test(test_rk_settings_init_wildcard_needs_comm_listen),
         cmocka_unit_test(test_rk_settings_reload_keeps_fixed_values),
         cmocka_unit_test(test_rk_daemon_exit_code_cases),
     };
