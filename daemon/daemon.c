@@ -449,5 +449,13 @@ int rk_daemon_exit_code(const struct rk_status *st)
         if (strcmp(rk_status_reason(st), rows[i].reason) == 0)
             return rows[i].code;
     }
-    return code == RK_INVALID_ARGUMENT || code == RK_NOT_FOUND || code == RK_PERMISSION_DENIED ? 2 : 1;
+    switch (code) {
+    case RK_INVALID_ARGUMENT:
+    case RK_NOT_FOUND:
+    case RK_PERMISSION_DENIED:
+    case RK_DATA_LOSS: /* what state.dir holds: it does not mend itself */
+        return 2;
+    default:
+        return 1;
+    }
 }

@@ -19,26 +19,25 @@ static void print_help(void)
     struct rk_str keys = {0};
 
     rk_daemon_config_format_keys(&keys);
-    printf(
-        "usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
-        "\n"
-        "Serves one device to rankctl or any other gRPC client.\n"
-        "\n"
-        "  --config FILE      configuration (default: %s when it exists)\n"
-        "  --check-config     print the resolved configuration with the origin of each value, and exit\n"
-        "  --device DEVICE    cpu (default) or cuda:N\n"
-        "  --slot N           number of this daemon on its host\n"
-        "  --insecure         allow an address that other hosts can reach\n"
-        "  --help, --version\n"
-        "\n"
-        "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
-        "\n"
-        "%s"
-        "\n"
-        "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
-        "Exit codes: 0 stopped cleanly, 1 failed, 2 usage or configuration, 4 address, lock or device held\n"
-        "by another process.\n",
-        RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
+    printf("usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
+           "\n"
+           "Serves one device to rankctl or any other gRPC client.\n"
+           "\n"
+           "  --config FILE      configuration (default: %s when it exists)\n"
+           "  --check-config     print the resolved configuration with the origin of each value, and exit\n"
+           "  --device DEVICE    cpu (default) or cuda:N\n"
+           "  --slot N           number of this daemon on its host\n"
+           "  --insecure         allow an address that other hosts can reach\n"
+           "  --help, --version\n"
+           "\n"
+           "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
+           "\n"
+           "%s"
+           "\n"
+           "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
+           "Exit codes: 0 stopped cleanly (also by SIGTERM), 1 failed, 2 usage or configuration, 4 address,\n"
+           "lock or device held by another process.\n",
+           RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
     rk_str_fini(&keys);
 }
 
@@ -101,6 +100,14 @@ static void on_listening(void *user, const char *address)
     fflush(stdout);
 }
 
+/* Whoever asked for a text has it, or hears that it is not whole. */
+static struct rk_status *flush_text(void)
+{
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return RK_FAIL(RK_INTERNAL, "cannot write to the standard output");
+    return NULL;
+}
+
 static struct rk_status *check_config(const struct options *options)
 {
     struct rk_config *config = NULL;
@@ -111,7 +118,7 @@ static struct rk_status *check_config(const struct options *options)
     fputs(rk_str_text(&text), stdout);
     rk_str_fini(&text);
     rk_config_destroy(config);
-    return NULL;
+    return flush_text();
 }
 
 static struct rk_status *run(struct options *options, int argc, char **argv)
@@ -120,11 +127,11 @@ static struct rk_status *run(struct options *options, int argc, char **argv)
         RK_TRY(parse_flag(options, argc, argv, &i));
     if (options->wants_help) {
         print_help();
-        return NULL;
+        return flush_text();
     }
     if (options->wants_version) {
         printf("rankd %s (%s)\n", RK_VERSION, RK_GIT_COMMIT);
-        return NULL;
+        return flush_text();
     }
     options->args.overrides = (const char *const *)options->overrides.items;
     options->args.num_overrides = options->overrides.count;

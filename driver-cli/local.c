@@ -215,6 +215,19 @@ static void append_last_words(const char *log_path, struct rk_str *out)
     rk_str_appendf(out, ": %s", line ? line + 1 : text);
 }
 
+/* By the exit codes of rankd (daemon/rk_daemon.h): whether the job is to be changed, another process to be
+ * waited for, or something to be looked into. */
+static struct rk_status *start_error(const struct child *child, const char *text)
+{
+    int code = WIFEXITED(child->wait_status) ? WEXITSTATUS(child->wait_status) : 1;
+
+    if (code == 2)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "did not start: %s", text);
+    if (code == 4)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "HELD", "did not start: %s", text);
+    return RK_FAIL(RK_INTERNAL, "did not start: %s", text);
+}
+
 static struct rk_status *died_at_start(struct child *child, int32_t rank)
 {
     struct rk_str text = {0};
@@ -226,7 +239,7 @@ static struct rk_status *died_at_start(struct child *child, int32_t rank)
     describe_end(child, rank, &text);
     text.text[--text.bytes] = '\0'; /* its newline */
     append_last_words(child->log_path, &text);
-    st = RK_FAIL(RK_UNAVAILABLE, "did not start: %s", rk_str_text(&text));
+    st = start_error(child, rk_str_text(&text));
     rk_str_fini(&text);
     return st;
 }

@@ -147,8 +147,10 @@ struct rk_local_config {
 };
 
 /* Starts the daemons on Unix sockets in a private directory, each with its share of the cores, and waits
- * until they listen. Neither /etc/rankd nor RANKD_... of the environment configures them. They are killed by
- * the kernel when the calling thread dies, so call this from a thread that stays. */
+ * until they listen. Of one that ends before, the code tells: INVALID_ARGUMENT for its configuration (a
+ * device that is not there, too), FAILED_PRECONDITION (HELD) when another process has the device, else
+ * INTERNAL. Neither /etc/rankd nor RANKD_... of the environment configures them. They are killed by the
+ * kernel when the calling thread dies, so call this from a thread that stays. */
 struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config) RK_NODISCARD;
 /* SIGTERM, then SIGKILL for those that take longer than 5 s; removes the directory. NULL is a no-op. */
 void rk_local_stop(struct rk_local *local);

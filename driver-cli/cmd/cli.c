@@ -194,18 +194,23 @@ struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, in
 
 int rk_cli_exit_code(const struct rk_status *st)
 {
-    static const char *const lease_reasons[] = {"STALE_EPOCH", "LEASE_HELD", "LEASE_EXPIRED"};
-    const char *reason = rk_status_reason(st);
+    static const struct {
+        const char *reason;
+        int code;
+    } rows[] = {
+        {"USAGE", 2},      {"UNKNOWN_METHOD", 2}, {"UNKNOWN_ROLE", 2}, {"STALE_EPOCH", 4},
+        {"LEASE_HELD", 4}, {"LEASE_EXPIRED", 4},  {"HELD", 4},
+    };
 
     if (!st)
         return 0;
-    if (strcmp(reason, "USAGE") == 0)
-        return 2;
-    for (size_t i = 0; i < RK_ARRAY_LEN(lease_reasons); i++) {
-        if (strcmp(reason, lease_reasons[i]) == 0)
-            return 4;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strcmp(rk_status_reason(st), rows[i].reason) == 0)
+            return rows[i].code;
     }
     switch (rk_status_code(st)) {
+    case RK_INVALID_ARGUMENT: /* an option, a batch or a key of a job that the daemons refuse */
+        return 2;
     case RK_UNAVAILABLE:
         return 3;
     case RK_UNAUTHENTICATED:

@@ -19,7 +19,8 @@ static void print_overview(FILE *out)
         fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(out,
             "\n'rankctl COMMAND --help' tells more about each.\n"
-            "exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out\n");
+            "exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out;\n"
+            "by SIGINT or SIGTERM it dies of the signal (in a shell: 130, 143)\n");
 }
 
 static const struct rk_command *find_command(const char *name)
@@ -69,6 +70,11 @@ static void report(const struct rk_cli *cli, const struct rk_status *st)
     }
 }
 
+static bool has_lost_output(void)
+{
+    return fflush(stdout) != 0 || ferror(stdout);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -83,7 +89,7 @@ int main(int argc, char **argv)
     signal(SIGXFSZ, SIG_IGN); /* so is a limit of the file size */
     if (argc < 2 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
         print_overview(argc < 2 ? stderr : stdout);
-        return argc < 2 ? 2 : 0;
+        return argc < 2 ? 2 : has_lost_output() ? 1 : 0;
     }
     command = find_command(strcmp(name, "--version") == 0 ? "version" : name);
     st = command ? run_command(&cli, command, argc - 2, argv + 2) : unknown_command(name);
@@ -92,7 +98,7 @@ int main(int argc, char **argv)
         report(&cli, st);
     rk_status_free(st);
     rk_cli_fini(&cli);
-    if (fflush(stdout) != 0 && code == 0)
+    if (has_lost_output() && code == 0)
         code = 1;
     if (rk_cli_signal()) { /* die by it, so that the shell sees what happened */
         signal(rk_cli_signal(), SIG_DFL);

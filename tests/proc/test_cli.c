@@ -1,5 +1,6 @@
 /* rankctl's command line: what is printed where, and the exit codes 0 to 4 for every way to go wrong. */
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -55,7 +56,7 @@ static const struct cli_case cases[] = {
      0,
      "\"name\": \"old_log_probs\"",
      NULL},
-    {"unknown method", {"describe", "update_actors"}, 1, NULL, "unknown method 'update_actors'"},
+    {"unknown method", {"describe", "update_actors"}, 2, NULL, "unknown method 'update_actors'"},
 
     {"no daemons named", {"status"}, 2, NULL, "use --hosts or RANKCTL_HOSTS"},
     {"bad address", {"status", "--hosts=node1"}, 2, NULL, "address 'node1': expected HOST:PORT"},
@@ -189,6 +190,23 @@ static void test_rankctl_command_lines_have_their_exit_codes(void **state)
     }
 }
 
+/* Goal: a daemon of a run's own that finds its configuration wrong makes that the exit code of the run.
+ * Method: GPUs that are hidden, or not there at all. */
+static void test_rankctl_run_on_missing_devices_is_configuration(void **state)
+{
+    struct outcome outcome;
+
+    (void)state;
+    setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    outcome = run_rankctl((const char *const[]){"run", TINY_JOB, "--local=2", "device=cuda",
+                                                "--run-dir=DEVICES", "--quiet", NULL});
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "did not start: rankd of rank ");
+    assert_text("stderr", outcome.err, "exited with code 2; its log is ");
+    outcome_fini(&outcome);
+}
+
 /* Goal: with --output=json a failure is an object on stdout too. */
 static void test_rankctl_json_error_is_an_object(void **state)
 {
@@ -226,6 +244,26 @@ static void test_rankctl_full_disk_is_an_error(void **state)
     assert_text("stderr", outcome.err, "File too large");
     outcome_fini(&outcome);
     rk_free(dir);
+}
+
+/* Goal: output that nobody has is a failure, long or short. */
+static void test_rankctl_text_to_a_full_disk_exits_with_1(void **state)
+{
+    static const char *const args[] = {"--help", "version", "run --help", "methods"};
+    char *program = rk_proc_program("rankctl");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(args); i++) {
+        char *command = rk_format("exec %s %s >/dev/full", program, args[i]);
+        struct outcome outcome =
+            finish_rankctl(rk_proc_start((const char *const[]){"/bin/sh", "-c", command, NULL}), 10000);
+
+        print_message("%s\n", args[i]);
+        assert_exit(&outcome, 1);
+        outcome_fini(&outcome);
+        rk_free(command);
+    }
+    rk_free(program);
 }
 
 /* Goal: a daemon on a busy or far host is waited for. Method: it is stopped while rankctl connects. */
@@ -351,8 +389,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rankctl_command_lines_have_their_exit_codes),
+        cmocka_unit_test(test_rankctl_run_on_missing_devices_is_configuration),
         cmocka_unit_test(test_rankctl_json_error_is_an_object),
         cmocka_unit_test(test_rankctl_full_disk_is_an_error),
+        cmocka_unit_test(test_rankctl_text_to_a_full_disk_exits_with_1),
         cmocka_unit_test(test_rankctl_slow_daemon_is_waited_for),
         cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
         cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),

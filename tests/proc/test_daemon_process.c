@@ -99,6 +99,42 @@ static void test_rankd_help_version_and_check_exit_with_0(void **state)
     rk_proc_destroy(proc);
 }
 
+/* Goal: a text that could not be written is a failure. */
+static void test_rankd_text_to_a_full_disk_exits_with_1(void **state)
+{
+    static const char *const flags[] = {"--help", "--version", "--check-config"};
+    char *program = rk_proc_program("rankd");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(flags); i++) {
+        char *command = rk_format("exec %s %s >/dev/full", program, flags[i]);
+        struct rk_proc *proc = rk_proc_start((const char *const[]){"/bin/sh", "-c", command, NULL});
+
+        print_message("%s\n", flags[i]);
+        assert_int_equal(rk_proc_wait(proc, STOP_MS), 1);
+        rk_proc_destroy(proc);
+        rk_free(command);
+    }
+    rk_free(program);
+}
+
+/* Goal: a state directory that is broken stays so: a service manager shall not start the daemon again. */
+static void test_rankd_broken_state_exits_with_2(void **state)
+{
+    char *dir = rk_test_temp_path("state"), *path = rk_path_join(dir, "epoch");
+    char *option = rk_format("--state.dir=%s", dir), *errors = NULL;
+
+    (void)state;
+    assert_int_equal(mkdir(dir, 0700), 0);
+    rk_test_write_file(path, "many\n", 5);
+    assert_int_equal(run_to_end((const char *const[]){option, NULL}, &errors), 2);
+    assert_non_null(strstr(errors, "state/epoch' does not hold a number"));
+    rk_free(errors);
+    rk_free(option);
+    rk_free(path);
+    rk_free(dir);
+}
+
 /* A second daemon with `args` exits with 4 while the first goes on as if nothing had been. */
 static void check_second_is_refused(const char *const *args, const char *second_arg, const char *text)
 {
@@ -279,6 +315,8 @@ int main(void)
         cmocka_unit_test(test_rankd_start_is_quick),
         cmocka_unit_test(test_rankd_bad_configuration_exits_with_2),
         cmocka_unit_test(test_rankd_help_version_and_check_exit_with_0),
+        cmocka_unit_test(test_rankd_text_to_a_full_disk_exits_with_1),
+        cmocka_unit_test(test_rankd_broken_state_exits_with_2),
         cmocka_unit_test(test_rankd_second_on_same_address_exits_with_4),
         cmocka_unit_test(test_rankd_unix_socket_survives_a_kill),
         cmocka_unit_test(test_rankd_sigterm_when_idle_exits_with_0),

@@ -236,6 +236,7 @@ static void test_rk_daemon_exit_code_cases(void **state)
         {RK_NOT_FOUND, "", 2},
         {RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", 4},
         {RK_FAILED_PRECONDITION, "LOCK_HELD", 4},
+        {RK_DATA_LOSS, "", 2},
         {RK_INTERNAL, "DEVICE_LOST", 1},
         {RK_RESOURCE_EXHAUSTED, "", 1},
     };
