@@ -1,22 +1,40 @@
 #!/bin/sh
 # From a fresh checkout to a trained model: installs packages, builds, starts daemons and trains the digits example with
-# GRPO. On four CPU daemons (tp=2, dp=2), or with --device cuda on the GPUs of this machine (1, 2 or 4 of them), which
-# needs nvcc. Other arguments are passed on to rankctl run, e.g. actor_rollout_ref.actor.megatron.seed=7.
+# GRPO. On four CPU daemons (tp=2, dp=2), or with --device cuda on the GPUs of this machine (1, 2 or 4 of those that
+# CUDA_VISIBLE_DEVICES leaves), which needs nvcc. Other arguments are passed on to rankctl run, e.g.
+# actor_rollout_ref.actor.megatron.seed=7.
 set -eu
 cd "$(dirname "$0")/.."
 
+# CUDA reads CUDA_VISIBLE_DEVICES up to the first entry that is no device.
+count_gpus() {
+    gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
+    if [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+        visible=$(printf '%s\n' "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' |
+            awk '!/^ *([0-9]+|GPU-.*|MIG-.*) *$/ { exit } { n++ } END { print n + 0 }')
+        [ "$visible" -ge "$gpus" ] || gpus=$visible
+    fi
+    echo "$gpus"
+}
+
 device=cpu
-if [ "${1-}" = --device ]; then
-    device=${2-}
+previous=
+for arg; do # what is not for us goes to the end
     shift
-    [ $# -eq 0 ] || shift
-fi
+    case $previous,$arg in
+    --device,*) device=$arg previous= && continue ;;
+    *,--device) device= ;;
+    *,--device=*) device=${arg#--device=} ;;
+    *) set -- "$@" "$arg" ;;
+    esac
+    previous=$arg
+done
 case $device in
 cpu)
     daemons=4 tp=2 targets="rankd rankctl"
     ;;
 cuda)
-    gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
+    gpus=$(count_gpus)
     targets="rankd rankctl rankd_cuda"
     if [ "$gpus" -ge 4 ]; then
         daemons=4 tp=2
@@ -25,7 +43,7 @@ cuda)
     elif [ "$gpus" -eq 1 ]; then
         daemons=1 tp=1
     else
-        echo "quickstart: --device cuda: this machine shows no NVIDIA GPU (/dev/nvidia0)" >&2
+        echo "quickstart: --device cuda: there is no NVIDIA GPU (/dev/nvidia0, CUDA_VISIBLE_DEVICES)" >&2
         exit 2
     fi
     ;;
