@@ -122,6 +122,28 @@ static void test_missing_device_is_told_once(void **state)
     }
 }
 
+/* Goal: where only the devices of other ranks are missing, benchmarks of several ranks are skipped. Method:
+ * of the devices that the fake plug-in plays (tests/unit/engine/fake_plugin.h) 99 opens and 100 does not. */
+static void test_too_few_devices_skip(void **state)
+{
+    static const char plugin[] = RK_TEST_BINARY_DIR "/tests/librankd_fake.so";
+    struct outcome outcome =
+        run_bench((const char *[ARGS_MAX]){"comm", "--tiny", "--plugin", plugin, "--device", "fake:99"});
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    assert_has(outcome.out, "skipped: needs 2 devices");
+    assert_string_equal(outcome.err, "");
+    outcome_fini(&outcome);
+    outcome =
+        run_bench((const char *[ARGS_MAX]){"comm", "--tiny", "--plugin", plugin, "--device", "fake:100"});
+    assert_exit(&outcome, 1);
+    assert_string_equal(outcome.err,
+                        "rankd-bench: opening device 'fake:100': no driver for fakes; --device cpu "
+                        "runs the benchmarks on the CPU\n");
+    outcome_fini(&outcome);
+}
+
 static void test_output_that_does_not_arrive_fails(void **state)
 {
     static const char *const commands[] = {"--help", "--version", "--list",
@@ -366,6 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_command_line_tells_what_is_wrong),
         cmocka_unit_test(test_missing_device_is_told_once),
+        cmocka_unit_test(test_too_few_devices_skip),
         cmocka_unit_test(test_output_that_does_not_arrive_fails),
         cmocka_unit_test(test_all_runs_and_writes_results_that_compare),
         cmocka_unit_test(test_results_outlive_a_run_that_has_none),
