@@ -2,6 +2,7 @@
 #include "bench/bench.h"
 
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -203,6 +204,7 @@ int main(int argc, char **argv)
     struct bench_options options;
     int code = parse(&options, argc, argv);
 
+    signal(SIGXFSZ, SIG_IGN);       /* a limit of the file size is an error of the write */
     rk_log_set_format(RK_LOG_TEXT); /* for people */
     rk_log_set_level(RK_LOG_WARN);
     if (code == 0 && options.lists && !options.leaves)

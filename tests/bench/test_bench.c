@@ -283,6 +283,31 @@ static void test_results_outlive_a_run_that_has_none(void **state)
     rk_free(path);
 }
 
+/* Goal: a full disk ends the run, and what was kept before stays whole. Method: a limit of some results. */
+static void test_results_that_cannot_be_kept_end_the_run(void **state)
+{
+    char *program = rk_proc_program("rankd-bench"), *path = rk_test_temp_path("full.json"), *line, *err;
+    struct rk_json *results;
+    struct rk_proc *proc;
+
+    (void)state;
+    line = rk_format("ulimit -f 4; exec %s all --device cpu --tiny --json %s >/dev/null", program, path);
+    proc = rk_proc_start((const char *[]){"/bin/sh", "-c", line, NULL});
+    assert_int_equal(rk_proc_wait(proc, TIMEOUT_MS), 1);
+    err = rk_proc_stderr(proc);
+    assert_has(err, "full.json': File too large");
+    results = read_results(path);
+    find_result(results, "gemm_8192");
+    assert_true(rk_json_count(results) < 12);
+    rk_json_free(results);
+    rk_free(err);
+    rk_proc_destroy(proc);
+    rk_free(line);
+    unlink(path);
+    rk_free(path);
+    rk_free(program);
+}
+
 static pid_t child_of(const struct rk_proc *proc)
 {
     char *path = rk_format("/proc/%d/task/%d/children", (int)rk_proc_pid(proc), (int)rk_proc_pid(proc));
@@ -392,6 +417,7 @@ int main(void)
         cmocka_unit_test(test_output_that_does_not_arrive_fails),
         cmocka_unit_test(test_all_runs_and_writes_results_that_compare),
         cmocka_unit_test(test_results_outlive_a_run_that_has_none),
+        cmocka_unit_test(test_results_that_cannot_be_kept_end_the_run),
         cmocka_unit_test(test_stopped_run_leaves_results_and_no_process),
         cmocka_unit_test(test_compare_names_what_is_no_benchmark),
         cmocka_unit_test(test_profile_prints_operators_of_a_step),
