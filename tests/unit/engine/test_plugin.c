@@ -38,7 +38,7 @@ static void test_plugin_load_missing_says_where_it_looked(void **state)
 {
     (void)state;
     assert_plugin_fails("absent:1", NULL, "PLUGIN_MISSING", "/tests/../lib/librankd_absent.so");
-    assert_plugin_fails("absent:1", NULL, "PLUGIN_MISSING", "/tests/librankd_absent.so exists");
+    assert_plugin_fails("absent:1", "", "PLUGIN_MISSING", "/tests/librankd_absent.so exists");
 }
 
 static void test_plugin_load_broken_says_why(void **state)
