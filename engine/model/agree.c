@@ -70,20 +70,18 @@ struct rk_status *rk_model_agree(struct rk_model *model, struct rk_status *st)
     return rk_engine_agree(rk_mesh_comms_group(core->mesh, RK_GROUP_ALL), core->stream, core->scratch, st);
 }
 
-struct rk_status *rk_model_is_same(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t value,
-                                   bool *is_same)
+struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t *values,
+                               int64_t count)
 {
     const struct rk_model_core *core = model->core;
-    int32_t values[2] = {value, -value};
+    size_t bytes = (size_t)count * sizeof(*values);
 
-    RK_ASSERT(value >= 0);
-    RK_TRY(rk_stream_copy(core->stream, core->scratch, values, sizeof(values), RK_COPY_H2D));
+    RK_ASSERT(bytes <= RK_AGREE_BYTES);
+    RK_TRY(rk_stream_copy(core->stream, core->scratch, values, bytes, RK_COPY_H2D));
     RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, kind), core->stream,
-                              rk_tensor_1d(core->scratch, RK_DTYPE_I32, 2), RK_REDUCE_MIN));
-    RK_TRY(rk_stream_copy(core->stream, values, core->scratch, sizeof(values), RK_COPY_D2H));
-    RK_TRY(rk_stream_sync(core->stream));
-    *is_same = values[0] == -values[1];
-    return NULL;
+                              rk_tensor_1d(core->scratch, RK_DTYPE_I32, count), RK_REDUCE_MIN));
+    RK_TRY(rk_stream_copy(core->stream, values, core->scratch, bytes, RK_COPY_D2H));
+    return rk_stream_sync(core->stream);
 }
 
 struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, struct rk_comm_group *group,

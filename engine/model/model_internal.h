@@ -137,9 +137,9 @@ struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
 /* Collective over the mesh; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
  * a rank's own, or that of the first rank that failed, which it names. */
 struct rk_status *rk_model_agree(struct rk_model *model, struct rk_status *st) RK_NODISCARD;
-/* Whether all ranks of the group have the same value, of at least 0. Waits for the stream. */
-struct rk_status *rk_model_is_same(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t value,
-                                   bool *is_same) RK_NODISCARD;
+/* Each value becomes the least that a rank of the group has; RK_AGREE_BYTES at most. Waits for the stream. */
+struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t *values,
+                               int64_t count) RK_NODISCARD;
 
 /* CANCELLED on all ranks of `kind` when one of them was asked to stop. Collective over that group. */
 struct rk_status *rk_model_check_cancel(struct rk_model *model, const struct rk_engine_hooks *hooks,

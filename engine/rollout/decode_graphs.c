@@ -13,6 +13,11 @@ struct rk_decode_graph {
     bool is_warm;                /* there was such a step */
 };
 
+/* There are 74 for 2^16 sequences, the most that rk_rollout_create takes. */
+#define MAX_NUM_SIZES 80
+_Static_assert((2 * MAX_NUM_SIZES + 1) * sizeof(int32_t) <= RK_AGREE_BYTES,
+               "ranks compare all sizes at once");
+
 /* Every graph takes device memory, some MiB: steps of an eighth keep them few where many sequences run. */
 static int32_t next_size(int32_t num_rows)
 {
@@ -53,6 +58,7 @@ struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct 
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the graphs of %d sizes of decode steps",
                        num_sizes);
     graphs->num_sizes = list_sizes(graphs->graphs, max_num_seqs);
+    RK_ASSERT(graphs->num_sizes <= MAX_NUM_SIZES);
     return NULL;
 }
 
@@ -133,25 +139,24 @@ static size_state_t state_of(const struct rk_decode_graphs *graphs, const struct
     return size->is_warm && !graphs->is_full ? IS_RECORDED_NEXT : RUNS_EAGERLY;
 }
 
-/* Fowler, Noll, Vo: 32 bits, of which the sign is cleared. */
-static int32_t hash_states(const struct rk_decode_graphs *graphs)
-{
-    uint32_t hash = 2166136261U;
-
-    for (int32_t i = 0; i < graphs->num_sizes; i++)
-        hash = (hash ^ (uint32_t)state_of(graphs, &graphs->graphs[i])) * 16777619U;
-    return (int32_t)(hash & INT32_MAX);
-}
-
 struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs)
 {
-    bool is_same;
+    int32_t values[2 * MAX_NUM_SIZES + 1], *lowest = values, *highest = values + graphs->num_sizes;
+    int32_t *fullest = values + (ptrdiff_t)2 * graphs->num_sizes;
 
     if (graphs->num_sizes == 0 || rk_comm_group_size(tp_of(graphs)) == 1)
         return NULL;
-    RK_TRY(rk_model_is_same(graphs->model, RK_GROUP_TP, hash_states(graphs), &is_same));
-    for (int32_t i = 0; i < graphs->num_sizes && !is_same; i++)
-        forget(&graphs->graphs[i]); /* the stream has passed them: it was waited for */
+    for (int32_t i = 0; i < graphs->num_sizes; i++) {
+        lowest[i] = (int32_t)state_of(graphs, &graphs->graphs[i]);
+        highest[i] = -lowest[i];
+    }
+    *fullest = graphs->is_full ? -1 : 0;
+    RK_TRY(rk_model_min(graphs->model, RK_GROUP_TP, values, 2 * graphs->num_sizes + 1));
+    for (int32_t i = 0; i < graphs->num_sizes; i++) {
+        if (lowest[i] != -highest[i])
+            forget(&graphs->graphs[i]); /* the stream has passed it: it was waited for */
+    }
+    graphs->is_full = *fullest < 0;
     return NULL;
 }
 

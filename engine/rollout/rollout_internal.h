@@ -171,8 +171,9 @@ struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct 
                                         struct rk_model *model, int32_t max_num_seqs,
                                         bool enabled) RK_NODISCARD;
 void rk_decode_graphs_fini(struct rk_decode_graphs *graphs);
-/* Collective over tp, at the start of a call: ranks that would not record and launch the same from here on
- * start all over. Their memory may have grown at different times; a rank may be a new process. */
+/* Collective over tp, at the start of a call: sizes that would not be recorded or launched on all ranks alike
+ * start all over, and memory that has run out on one counts for all. Their memory may have grown at different
+ * times; a rank may be a new process. */
 struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs) RK_NODISCARD;
 /* The rows that a decode step of `num_entries` sequences is filled up to; 0 where there are no graphs. */
 int32_t rk_decode_graphs_num_rows(const struct rk_decode_graphs *graphs, int32_t num_entries);

@@ -11,6 +11,7 @@
 #include "engine/rollout/rollout_internal.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/graph_device.h"
 #include "tests/support/models.h"
 #include "tests/support/ranks.h"
 
@@ -36,6 +37,7 @@ struct shared {
     struct samples of_rank[MAX_RANKS];
     int cancel_rank; /* this rank asks to stop; -1: none */
     int grown_rank;  /* this rank's memory grows between two generations; -1: none */
+    int full_rank;   /* this rank has memory for one graph only; -1: none */
     int64_t num_launches[MAX_RANKS], num_more[MAX_RANKS]; /* graphs launched by the first, by the second */
     bool has_graphs;
 };
@@ -89,6 +91,7 @@ static int generate(struct rk_comm_world *world, void *user)
     struct rk_status *st;
     rk_code_t code;
 
+    rk_test_graphs_limit(shared->full_rank == rank ? 1 : -1);
     RK_RANK_OK(rk_test_model_open(&test, &spec));
     RK_RANK_OK(rk_rollout_create(&rollout, test.model, &config));
     for (int i = 0; i < NUM_REQUESTS; i++) {
@@ -145,7 +148,7 @@ static void test_generate_tp_sizes_agree(void **state)
     struct samples single;
 
     (void)state;
-    shared->cancel_rank = shared->grown_rank = -1;
+    shared->cancel_rank = shared->grown_rank = shared->full_rank = -1;
     assert_int_equal(rk_test_run_world(1, "unix", generate, shared, 60), 0);
     single = shared->of_rank[0];
     for (int32_t tp = 2; tp <= RK_MIN(MAX_RANKS, rk_test_device_max_ranks()); tp *= 2) {
@@ -170,23 +173,23 @@ static void test_generate_cancel_is_agreed(void **state)
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
 
     (void)state;
+    shared->grown_rank = shared->full_rank = -1;
     for (int rank = 0; rank < 2; rank++) {
         shared->cancel_rank = rank;
-        shared->grown_rank = -1;
         assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);
     }
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
-/* Goal: steps run as graphs on all ranks or on none, also when the graphs of one of them do not count any
- * more: how many of a second generation do is then the same as of the first, and more otherwise. */
+/* Goal: steps run as graphs on all ranks or on none, also when those of one rank do not count any more: then
+ * all ranks record again, and fewer steps of a second generation are launched. */
 static void test_generate_ranks_launch_the_same_graphs(void **state)
 {
     struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
     int64_t num_all = 0;
 
     (void)state;
-    shared->cancel_rank = -1;
+    shared->cancel_rank = shared->full_rank = -1;
     for (shared->grown_rank = -1; shared->grown_rank < 2; shared->grown_rank += 2) {
         assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);
         assert_true((shared->num_launches[0] > 0) == shared->has_graphs);
@@ -202,12 +205,33 @@ static void test_generate_ranks_launch_the_same_graphs(void **state)
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
+/* Goal: what one rank has no memory for is launched by none from the next generation on. */
+static void test_generate_rank_without_memory_for_graphs_counts_for_all(void **state)
+{
+    struct shared *shared = rk_test_shared_alloc(sizeof(*shared));
+
+    (void)state;
+    if (!rk_fake_nccl_faults())
+        skip(); /* only there memory can be made to run out */
+    shared->cancel_rank = shared->grown_rank = -1;
+    shared->full_rank = 1;
+    assert_int_equal(rk_test_run_world(2, "unix", generate, shared, 60), 0);
+    print_message("launches: %lld and %lld, then %lld and %lld\n", (long long)shared->num_launches[0],
+                  (long long)shared->num_launches[1], (long long)shared->num_more[0],
+                  (long long)shared->num_more[1]);
+    assert_true(shared->num_launches[1] < shared->num_launches[0]);
+    assert_true(shared->num_more[1] > 0);
+    assert_int_equal(shared->num_more[1], shared->num_more[0]);
+    rk_test_shared_free(shared, sizeof(*shared));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_generate_tp_sizes_agree),
         cmocka_unit_test(test_generate_cancel_is_agreed),
         cmocka_unit_test(test_generate_ranks_launch_the_same_graphs),
+        cmocka_unit_test(test_generate_rank_without_memory_for_graphs_counts_for_all),
     };
 
     rk_test_device_need_ranks(2);
