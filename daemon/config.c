@@ -91,8 +91,9 @@ static void read_device(struct rk_settings *out, const struct rk_config *config,
     colon = strchr(out->device, ':');
     if (!out->device[0] || colon == out->device ||
         (colon && (!rk_parse_i64(colon + 1, &index) || index < 0 || index > INT32_MAX)))
-        add_problem(problems, config, "device",
-                    RK_FAIL(RK_INVALID_ARGUMENT, "device: expected cpu or cuda:N, got \"%s\"", out->device));
+        add_problem(
+            problems, config, "device",
+            RK_FAIL(RK_INVALID_ARGUMENT, "device: expected NAME or NAME:INDEX, got \"%s\"", out->device));
 }
 
 static char *read_path(const struct rk_config *config, const char *key, struct rk_str *problems)

@@ -65,7 +65,7 @@ static void test_device_without_its_plugin_ends_the_start(void **state)
     assert_start_fails("fake:0", "--plugin=/nowhere/fake.so", 2, "plug-in /nowhere/fake.so: ");
     assert_start_fails("fake:0", "--plugin=" RK_TEST_BINARY_DIR "/tests/librankd_newer.so", 2,
                        "it is of another build");
-    assert_start_fails("fake:x", FAKE_PLUGIN, 2, "device: expected cpu or cuda:N, got");
+    assert_start_fails("fake:x", FAKE_PLUGIN, 2, "device: expected NAME or NAME:INDEX, got");
 }
 
 /* Goal: one daemon a device, and the first does not notice that a second one tried. */
