@@ -1,0 +1,68 @@
+#!/bin/sh
+# check_docs.sh [FOLDER]: checks what prose says about the tree:
+#   - relative links of every page lead to a file;
+#   - README.md leads to every page of docs/;
+#   - the table of errors in docs/rpc.md has every reason of the sources, and none that they lack.
+# Of a FOLDER, where pages are installed, the links only. Prints FILE: MESSAGE for each violation and exits 1.
+set -eu
+cd "${1:-$(dirname "$0")/..}"
+problems=$(mktemp)
+trap 'rm -f "$problems"' EXIT
+
+# FILE TARGET for each link in Markdown that is neither a URL nor a place in its own page.
+links() {
+    awk '{
+        while (match($0, /\]\([^)]*\)/)) {
+            target = substr($0, RSTART + 2, RLENGTH - 3)
+            $0 = substr($0, RSTART + RLENGTH)
+            sub(/#.*/, "", target)
+            if (target != "" && target !~ /^[a-z]+:/)
+                print FILENAME, target
+        }
+    }' "$@"
+}
+
+pages=$(find . -name '*.md' -not -path './build/*' -not -path './.*' | sed 's|^\./||')
+# shellcheck disable=SC2086 # words
+links $pages | while read -r page target; do
+    [ -e "$(dirname "$page")/$target" ] || echo "$page: the link '$target' leads nowhere"
+done >>"$problems"
+
+if [ $# -gt 0 ]; then
+    cat "$problems"
+    [ ! -s "$problems" ]
+    exit
+fi
+
+for page in docs/*.md; do
+    links README.md | grep -qxF "README.md $page" || echo "README.md: does not lead to $page"
+done >>"$problems"
+
+sources=$(find base proto kernels engine dispatch worker daemon driver-cli -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+# The second argument of RK_FAIL_REASON, on whatever line.
+# shellcheck disable=SC2086 # words
+used=$(cat $sources | awk '
+    { text = text " " $0 }
+    NR % 1000 == 0 { scan() }
+    END { scan() }
+    function scan() {
+        while (match(text, /RK_FAIL_REASON\([^"]*"[A-Z_]+"/)) {
+            call = substr(text, RSTART, RLENGTH)
+            text = substr(text, RSTART + RLENGTH)
+            gsub(/^[^"]*"|"$/, "", call)
+            print call
+        }
+        text = substr(text, length(text) > 500 ? length(text) - 500 : 1)
+    }' | sort -u)
+named=$(awk -F'|' '/^\| code \|/ { in_table = 1; next } !/^\|/ { in_table = 0 } in_table { print $3 }' docs/rpc.md |
+    tr -c 'A-Z_\n' '\n' | grep -E '^[A-Z][A-Z_]+$' | sort -u)
+for reason in $used; do
+    echo "$named" | grep -qx "$reason" || echo "docs/rpc.md: lacks the reason $reason"
+done >>"$problems"
+for reason in $named; do
+    # shellcheck disable=SC2086 # words
+    grep -qF "\"$reason\"" $sources || echo "docs/rpc.md: no source gives the reason $reason"
+done >>"$problems"
+
+cat "$problems"
+[ ! -s "$problems" ]
