@@ -8,7 +8,8 @@ name=$2
 stage=$build/$name
 
 rm -rf "$stage" "$stage.tar.gz"
-cmake --install "$build" --prefix "$stage" --strip >/dev/null
+# The units start what docs/gpu.md unpacks; elsewhere they are changed by a drop-in (docs/systemd.md).
+RK_UNIT_PREFIX=/opt/$name cmake --install "$build" --prefix "$stage" --strip >/dev/null
 
 # Names are as in "ldd"; the first pattern is the C library's, the others the driver's and CUDA's.
 is_left_out() {

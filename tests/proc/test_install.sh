@@ -1,0 +1,31 @@
+#!/bin/sh
+# test_install.sh BUILD_DIR: goal: what an installation leaves holds together. Method: install into a directory; the units
+# start the program that is there, and systemd (where it is) finds nothing wrong with them; the links of the pages lead
+# to pages.
+set -eu
+build=$1
+prefix=$(mktemp -d)
+trap 'rm -rf "$prefix"' EXIT
+
+cmake --install "$build" --prefix "$prefix" >/dev/null
+
+program=$(sed -n 's/^ExecStart=\([^ ]*\) .*/\1/p' "$prefix/lib/systemd/system/rankd@.service")
+if [ "$program" != "$prefix/bin/rankd" ] || [ ! -x "$program" ]; then
+    echo "the unit starts '$program', the program is $prefix/bin/rankd"
+    exit 1
+fi
+if command -v systemd-analyze >/dev/null; then
+    # An instance: a template has no name for %i. Keys that are misspelt and programs that are missing fail here.
+    cp "$prefix/lib/systemd/system/rankd@.service" "$prefix/rankd@0.service"
+    systemd-analyze verify --recursive-errors=no "$prefix/rankd@0.service"
+fi
+for field in 'u rankd' 'm rankd video' 'm rankd render'; do
+    grep -q "^$field" "$prefix/lib/sysusers.d/rankd.conf"
+done
+
+docs=$prefix/share/doc/rankd
+[ -e "$docs/README.md" ]
+for page in $(sed -n 's/^Documentation=file://p' "$prefix"/lib/systemd/system/rankd*); do
+    [ -e "$page" ] || { echo "the units name '$page', which is not installed"; exit 1; }
+done
+sh "$(dirname "$0")/../../tools/check_docs.sh" "$docs"
