@@ -268,17 +268,17 @@ static void test_job_over_its_timeout_is_ended(void **state)
 /* Goal: a method that does not report progress is ended by the idle limit; one that does is left alone. */
 static void test_job_without_progress_is_ended(void **state)
 {
-    const struct rk_worker_config config = {.idle_progress_ms = 300};
+    const struct rk_worker_config config = {.idle_progress_ms = 1000};
     struct test_cluster cluster;
     struct rk_job *job;
 
     (void)state;
-    setenv("RANKD_FAULTS", "worker.before_method=sleep:2s@3", 1);
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:3s@3", 1);
     open_with_models(&cluster, &config); /* two methods */
     job = test_cluster_run(&cluster, 0, long_job());
     unsetenv("RANKD_FAULTS");
     assert_string_equal(rk_status_reason(job->status), "WATCHDOG");
-    assert_fails(rk_status_clone(job->status), RK_DEADLINE_EXCEEDED, "no progress for 300 ms");
+    assert_fails(rk_status_clone(job->status), RK_DEADLINE_EXCEEDED, "no progress for 1000 ms");
     rk_job_destroy(job);
     test_cluster_configure(&cluster, 2, meshes, 3);
     job = long_job();
