@@ -5,12 +5,14 @@
  *
  * Bits. strict needs one ascending chain of k16 tensor-core steps per output, whatever M and N are: the
  * library's algorithms with split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple
- * of 16, over all tiles and M), and so does gemm_chain.cu, which takes all other shapes. The tests compare
- * the two. fast does the same for many rows, where nothing is faster; for few it takes the library's first
- * choice for the shape, which is the same in every run. F32 is never TF32.
+ * of 16, over all tiles and M), and so do gemm_small_sm90.cu, which takes products with few rows where it is
+ * faster, and gemm_chain.cu, which takes all other shapes. The tests compare them. fast does the same for
+ * many rows, where nothing is faster; for few it takes the library's first choice for the shape, which is the
+ * same in every run. F32 is never TF32.
  *
  * Start reading at rk_cuda_op_gemm. */
 #include "kernels/cuda/gemm_internal.h"
+#include "kernels/cuda/gemm_small.h"
 
 #include <string.h>
 
@@ -143,6 +145,8 @@ struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream_handle, const s
     RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, args));
     if (!plan->has_algo)
         return rk_cuda_gemm_chain(dev, stream, args);
+    if (plan->small > 0 && rk_gemm_small_takes(dev, args)) /* the key knows no alpha */
+        return rk_gemm_small_run(dev, stream, plan->small - 1, args);
     RK_TRY(rk_gemm_run_plan(dev, stream, plan, args));
     if (args->bias.data && !key.has_bias)
         return rk_cuda_add_bias(dev, stream, args->c, args->bias);

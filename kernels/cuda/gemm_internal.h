@@ -30,6 +30,7 @@ struct rk_gemm_plan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t first, second, out;
     cublasLtMatmulAlgo_t algo;
+    int small; /* a choice of gemm_small.h, plus 1, that is taken instead; 0: none */
     bool is_used, has_algo;
 };
 
@@ -39,9 +40,16 @@ struct rk_gemm_tuned {
     cublasLtMatmulAlgo_t algo;
 };
 
-/* Plans of one model are below a hundred for each number of tokens, tuned ones below a hundred in all. */
+/* ... and which choice of gemm_small.h, as in a plan. */
+struct rk_gemm_small_tuned {
+    struct rk_gemm_key key;
+    int choice;
+};
+
+/* Plans of one model are below a hundred for each number of tokens, tuned ones below a
+ * few hundred in all. */
 #define RK_GEMM_NUM_SLOTS 4096
-#define RK_GEMM_MAX_TUNED 256
+#define RK_GEMM_MAX_TUNED 512
 
 /* Of one device. */
 struct rk_cuda_gemm_plans {
@@ -49,6 +57,8 @@ struct rk_cuda_gemm_plans {
     int num_plans;
     struct rk_gemm_tuned tuned[RK_GEMM_MAX_TUNED];
     int num_tuned;
+    struct rk_gemm_small_tuned small[RK_GEMM_MAX_TUNED];
+    int num_small;
 };
 
 /* --- gemm_plan.c --- */
@@ -81,7 +91,19 @@ struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_c
  * none has the bits. */
 struct rk_status *rk_gemm_tune(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                struct rk_gemm_plan *plan, const struct rk_gemm_args *args) RK_NODISCARD;
+/* The key that products of like size share. A gradient of weights sums over the tokens; all others have a row
+ * of C for each. */
+struct rk_gemm_key rk_gemm_shared_key(const struct rk_gemm_key *key);
 /* An algorithm that was found before for a product of like size. */
 bool rk_gemm_take_tuned(const struct rk_cuda_device *dev, struct rk_gemm_plan *plan);
+/* Whether something may be timed: nobody records the stream. */
+bool rk_gemm_can_wait(const struct rk_cuda_stream *stream);
+
+/* --- gemm_small.c --- */
+
+/* Strict products only. Sets plan->small where a kernel of our own is faster than the plan's algorithm, by
+ * time on the operands themselves; C is written. */
+struct rk_status *rk_gemm_small_tune(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                     struct rk_gemm_plan *plan, const struct rk_gemm_args *args) RK_NODISCARD;
 
 #endif

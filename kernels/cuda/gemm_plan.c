@@ -188,6 +188,8 @@ static struct rk_status *plan_init(struct rk_cuda_device *dev, const struct rk_c
 
     if (!st)
         st = choose(dev, stream, plan, args);
+    if (!st)
+        st = rk_gemm_small_tune(dev, stream, plan, args);
     plan->is_used = true;
     if (st)
         plan_fini(plan);

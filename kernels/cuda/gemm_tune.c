@@ -2,14 +2,15 @@
  *
  * The library's own ranking is no guide: its first choice loses up to ten times on a decode step, which it
  * ranks as if M were large, and 3 to 25% on a training batch. So candidates are taken from what it offers for
- * several M, and timed once for each power of two of the number of tokens; the others up to it take the same
- * one. */
+ * several M, and timed once for each power of two of the number of tokens, or for an eighth of it where they
+ * are few; the others up to it take the same one. */
 #include <string.h>
 
 #include "base/rk_log.h"
 #include "kernels/cuda/gemm_internal.h"
 
 #define MIN_ROWS 16
+#define MIN_STEP 8
 
 /* Few and many rows: what the library is asked for beside the product itself. */
 static const int64_t offered_for[2][4] = {{16, 64, 256, 1024}, {512, 2048, 4096, 16384}};
@@ -204,18 +205,19 @@ static struct rk_status *take_fastest(struct rk_cuda_device *dev, const struct r
     return NULL;
 }
 
+/* Up to a power of two, or where there are few to an eighth of it: a tile that holds 17 rows, and with them
+ * all of M, cuts 26 in two and reads the weight twice. */
 static int64_t round_tokens(int64_t count)
 {
-    int64_t rounded = MIN_ROWS;
+    int64_t power = MIN_ROWS, step;
 
-    while (rounded < count)
-        rounded *= 2;
-    return rounded;
+    while (power < count)
+        power *= 2;
+    step = count < RK_GEMM_MANY_ROWS ? RK_MAX(power / 8, (int64_t)MIN_STEP) : power;
+    return (count + step - 1) / step * step;
 }
 
-/* The key that products of like size share. A gradient of weights sums over the tokens; all others have a row
- * of C for each. */
-static struct rk_gemm_key shared_key(const struct rk_gemm_key *key)
+struct rk_gemm_key rk_gemm_shared_key(const struct rk_gemm_key *key)
 {
     struct rk_gemm_key shared = *key;
 
@@ -229,7 +231,7 @@ static struct rk_gemm_key shared_key(const struct rk_gemm_key *key)
 bool rk_gemm_take_tuned(const struct rk_cuda_device *dev, struct rk_gemm_plan *plan)
 {
     const struct rk_cuda_gemm_plans *plans = dev->plans;
-    struct rk_gemm_key key = shared_key(&plan->key);
+    struct rk_gemm_key key = rk_gemm_shared_key(&plan->key);
     struct candidates one = {.count = 0};
 
     for (int i = 0; i < plans->num_tuned; i++) {
@@ -243,8 +245,7 @@ bool rk_gemm_take_tuned(const struct rk_cuda_device *dev, struct rk_gemm_plan *p
     return false;
 }
 
-/* Nobody records the stream. */
-static bool can_wait(const struct rk_cuda_stream *stream)
+bool rk_gemm_can_wait(const struct rk_cuda_stream *stream)
 {
     enum cudaStreamCaptureStatus status;
 
@@ -259,7 +260,7 @@ struct rk_status *rk_gemm_tune(struct rk_cuda_device *dev, const struct rk_cuda_
     struct rk_cuda_gemm_plans *plans = dev->plans;
     struct candidates candidates = {.count = 0};
 
-    if (!can_wait(stream))
+    if (!rk_gemm_can_wait(stream))
         return NULL;
     RK_TRY(add_offers(&candidates, dev, plan, args, plan->key.m));
     for (size_t i = 0; i < RK_ARRAY_LEN(offered_for[0]); i++)
@@ -267,6 +268,6 @@ struct rk_status *rk_gemm_tune(struct rk_cuda_device *dev, const struct rk_cuda_
     RK_TRY(rank_candidates(dev, stream, plan, args, &candidates));
     RK_TRY(take_fastest(dev, stream, plan, args, &candidates));
     if (plan->has_algo && plans->num_tuned < RK_GEMM_MAX_TUNED)
-        plans->tuned[plans->num_tuned++] = (struct rk_gemm_tuned){shared_key(&plan->key), plan->algo};
+        plans->tuned[plans->num_tuned++] = (struct rk_gemm_tuned){rk_gemm_shared_key(&plan->key), plan->algo};
     return NULL;
 }

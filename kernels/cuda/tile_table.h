@@ -1,5 +1,6 @@
-/* Every tile choice of the kernels in kernels/cuda/ but attention's, in one place. Threads of a block unless
- * said otherwise. Measured on H200; sm_80 takes the same ones. */
+/* Every tile choice of the kernels in kernels/cuda/ but attention's and gemm_small_sm90.cu's, which has a
+ * table of its own for the clock to choose from, in one place. Threads of a block unless said otherwise.
+ * Measured on H200; sm_80 takes the same ones. */
 #ifndef RK_CUDA_TILE_TABLE_H
 #define RK_CUDA_TILE_TABLE_H
 

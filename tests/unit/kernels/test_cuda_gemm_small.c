@@ -1,0 +1,245 @@
+/* Goal: every choice of the kernel for products with few rows has the bits of gemm_chain.cu, whatever the
+ * sizes. Method: random operands in padded matrices, all choices that take the product, memory around C
+ * untouched. */
+#include "tests/support/test.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_rng.h"
+#include "kernels/cuda/cuda_internal.h"
+#include "kernels/cuda/gemm_small.h"
+
+#define EXIT_SKIPPED 77
+#define MAX_ROWS     128
+#define MAX_COLS     4096
+#define PADDING      8 /* elements behind every row */
+
+static struct rk_cuda_device *dev;
+static struct rk_cuda_stream *stream;
+
+static const struct gemm_case {
+    int64_t m, n, k;
+    bool has_bias;
+} cases[] = {
+    {1, 8, 16, false},      {1, 1536, 1536, true},   {5, 72, 40, true},      {8, 3000, 1000, false},
+    {16, 2048, 1536, true}, {17, 1544, 520, false},  {31, 136, 4096, true},  {32, 96, 64, false},
+    {33, 264, 72, true},    {64, 1536, 4096, false}, {64, 2048, 1536, true}, {65, 200, 192, false},
+    {100, 1000, 328, true}, {128, 4096, 256, false}, {48, 3584, 2304, true}, {96, 64, 4096, false},
+};
+
+static void *take(size_t bytes)
+{
+    void *memory;
+
+    assert_ok(rk_cuda_device_ops.alloc(dev, &memory, bytes));
+    return memory;
+}
+
+/* Normal numbers, a block of them repeated; its size is prime, so that no two rows are alike. */
+static void randomize(void *device, size_t count, uint64_t stream_no)
+{
+    enum { BLOCK = 65521 };
+    uint16_t *values = rk_calloc(count, sizeof(*values));
+    struct rk_rng rng;
+
+    rk_rng_init(&rng, rk_test_seed(), stream_no);
+    for (size_t i = 0; i < count; i++) {
+        float value;
+        uint32_t bits;
+
+        if (i >= BLOCK) {
+            values[i] = values[i - BLOCK];
+            continue;
+        }
+        value = (float)rk_rng_next_normal(&rng);
+        memcpy(&bits, &value, sizeof(bits));
+        values[i] = (uint16_t)(bits >> 16);
+    }
+    assert_int_equal(cudaMemcpy(device, values, 2 * count, cudaMemcpyHostToDevice), cudaSuccess);
+    rk_free(values);
+}
+
+static rk_tensor_t padded(void *data, int64_t rows, int64_t cols)
+{
+    return rk_tensor_cols(rk_tensor_2d(data, RK_DTYPE_BF16, rows, cols + PADDING), 0, cols);
+}
+
+/* Instead of a choice. */
+enum { CHAIN = -1, OPERATOR = -2 };
+
+/* C, with what stands around it, after a run. */
+static void run(struct rk_gemm_args args, int choice, uint16_t *out, size_t count)
+{
+    assert_int_equal(cudaMemsetAsync(args.c.data, 0xee, 2 * count, stream->stream), cudaSuccess);
+    if (choice == CHAIN)
+        assert_ok(rk_cuda_gemm_chain(dev, stream, &args));
+    else if (choice == OPERATOR)
+        assert_ok(rk_cuda_op_gemm(dev, stream, &args));
+    else
+        assert_ok(rk_gemm_small_run(dev, stream, choice, &args));
+    assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
+    assert_int_equal(cudaMemcpy(out, args.c.data, 2 * count, cudaMemcpyDeviceToHost), cudaSuccess);
+}
+
+static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
+{
+    void *a = take(2 * MAX_ROWS * (MAX_COLS + PADDING)), *b = take(2 * MAX_COLS * (MAX_COLS + PADDING));
+    void *c = take(2 * MAX_ROWS * (MAX_COLS + PADDING)), *bias = take(2 * MAX_COLS);
+    int num_run = 0;
+
+    (void)state;
+    randomize(a, MAX_ROWS * (MAX_COLS + PADDING), 1);
+    randomize(b, (size_t)MAX_COLS * (MAX_COLS + PADDING), 2);
+    randomize(bias, MAX_COLS, 3);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const struct gemm_case *test = &cases[i];
+        size_t count = (size_t)(test->m * (test->n + PADDING));
+        uint16_t *expected = rk_calloc(count, 2), *actual = rk_calloc(count, 2);
+        struct rk_gemm_args args = {.c = padded(c, test->m, test->n),
+                                    .a = padded(a, test->m, test->k),
+                                    .b = padded(b, test->n, test->k),
+                                    .trans_b = true,
+                                    .strict = true,
+                                    .alpha = 1.0F};
+        int choices[RK_GEMM_SMALL_MAX_CHOICES], num_choices;
+
+        if (test->has_bias)
+            args.bias = rk_tensor_1d(bias, RK_DTYPE_BF16, test->n);
+        num_choices = rk_gemm_small_choices(dev, &args, choices);
+        run(args, CHAIN, expected, count);
+        for (int j = 0; j < num_choices; j++) {
+            char text[32];
+
+            run(args, choices[j], actual, count);
+            if (memcmp(actual, expected, 2 * count) != 0)
+                fail_msg("m=%lld n=%lld k=%lld: %s has other bits", (long long)test->m, (long long)test->n,
+                         (long long)test->k, rk_gemm_small_name(choices[j], text, sizeof(text)));
+        }
+        num_run += num_choices;
+        rk_free(expected);
+        rk_free(actual);
+    }
+    assert_true(num_run > 100);
+    rk_cuda_device_ops.free(dev, a);
+    rk_cuda_device_ops.free(dev, b);
+    rk_cuda_device_ops.free(dev, c);
+    rk_cuda_device_ops.free(dev, bias);
+}
+
+/* Runs the operator inside a graph. */
+static void run_recorded(struct rk_gemm_args args, uint16_t *out, size_t count)
+{
+    void *graph;
+
+    assert_int_equal(cudaMemsetAsync(args.c.data, 0xee, 2 * count, stream->stream), cudaSuccess);
+    assert_ok(rk_cuda_device_ops.graph_begin(dev, stream));
+    assert_ok(rk_cuda_op_gemm(dev, stream, &args));
+    assert_ok(rk_cuda_device_ops.graph_end(dev, stream, &graph));
+    assert_ok(rk_cuda_device_ops.graph_launch(dev, stream, graph));
+    assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
+    assert_int_equal(cudaMemcpy(out, args.c.data, 2 * count, cudaMemcpyDeviceToHost), cudaSuccess);
+    rk_cuda_device_ops.graph_destroy(dev, graph);
+}
+
+/* Goal: the operator may take the kernel or not, the bits stay; what it found out for one product is not used
+ * for another one of the same plan that the kernel does not take. Method: first in a graph, where nothing can
+ * be timed, then at once, with another factor, and in a graph again. */
+static void test_gemm_small_operator_has_bits_of_chain(void **state)
+{
+    enum { M = 64, N = 1536, K = 4096 };
+    size_t count = (size_t)M * N;
+    void *a = take(2 * M * K), *b = take(2 * (size_t)N * K), *c = take(2 * count);
+    uint16_t *expected = rk_calloc(count, 2), *actual = rk_calloc(count, 2);
+    struct rk_gemm_args args = {.c = rk_tensor_2d(c, RK_DTYPE_BF16, M, N),
+                                .a = rk_tensor_2d(a, RK_DTYPE_BF16, M, K),
+                                .b = rk_tensor_2d(b, RK_DTYPE_BF16, N, K),
+                                .trans_b = true,
+                                .strict = true,
+                                .alpha = 1.0F};
+
+    const struct rk_workspace workspace = rk_cuda_workspace_gemm(dev, &args);
+
+    (void)state;
+    assert_ok(rk_cuda_device_ops.reserve(dev, stream, &workspace));
+    randomize(a, (size_t)M * K, 4);
+    randomize(b, (size_t)N * K, 5);
+    for (int64_t m = M / 2; m <= M; m += M / 2) { /* 32 is first seen in a graph, 64 is not */
+        args.c.shape[0] = args.a.shape[0] = m;
+        count = (size_t)(m * N);
+        for (int i = m == M; i < 4; i++) {
+            args.alpha = i == 2 ? 2.0F : 1.0F;
+            run(args, CHAIN, expected, count);
+            if (i == 0 || i == 3)
+                run_recorded(args, actual, count);
+            else
+                run(args, OPERATOR, actual, count);
+            if (memcmp(actual, expected, 2 * count) != 0)
+                fail_msg("m=%lld, call %d has other bits", (long long)m, i);
+        }
+    }
+    rk_free(expected);
+    rk_free(actual);
+    rk_cuda_device_ops.free(dev, a);
+    rk_cuda_device_ops.free(dev, b);
+    rk_cuda_device_ops.free(dev, c);
+}
+
+/* Goal: what the kernel does not take is refused before it is run. */
+static void test_gemm_small_other_products_have_no_choices(void **state)
+{
+    void *nowhere = (void *)(uintptr_t)4096;
+    struct rk_gemm_args good = {.c = rk_tensor_2d(nowhere, RK_DTYPE_BF16, 4, 16),
+                                .a = rk_tensor_2d(nowhere, RK_DTYPE_BF16, 4, 32),
+                                .b = rk_tensor_2d(nowhere, RK_DTYPE_BF16, 16, 32),
+                                .trans_b = true,
+                                .alpha = 1.0F};
+    int choices[RK_GEMM_SMALL_MAX_CHOICES];
+    struct rk_gemm_args bad[6];
+
+    (void)state;
+    assert_true(rk_gemm_small_choices(dev, &good, choices) > 0);
+    for (int i = 0; i < 6; i++)
+        bad[i] = good;
+    bad[0].beta = 1.0F;
+    bad[1].trans_b = false;
+    bad[2].c.dtype = RK_DTYPE_F32;
+    bad[3].c.shape[0] = bad[3].a.shape[0] = 129;
+    bad[4].b.data = (void *)(uintptr_t)4104;
+    bad[5].alpha = 2.0F;
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(rk_gemm_small_choices(dev, &bad[i], choices), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gemm_small_all_choices_have_bits_of_chain),
+        cmocka_unit_test(test_gemm_small_operator_has_bits_of_chain),
+        cmocka_unit_test(test_gemm_small_other_products_have_no_choices),
+    };
+    const struct rk_device_config config = {.struct_size = sizeof(config), .name = "cuda:0"};
+    struct rk_status *st;
+    void *handle = NULL;
+    int failed;
+
+    st = rk_cuda_device_ops.open(&handle, 0, &config);
+    if (st) {
+        printf("skipped: %s\n", rk_status_message(st));
+        rk_status_free(st);
+        return EXIT_SKIPPED;
+    }
+    dev = handle;
+    if (!dev->has_sm90a)
+        return EXIT_SKIPPED;
+    st = rk_cuda_device_ops.stream_create(dev, &handle, "test");
+    if (st)
+        return EXIT_FAILURE;
+    stream = handle;
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    rk_cuda_device_ops.stream_destroy(dev, stream);
+    rk_cuda_device_ops.close(dev);
+    return failed;
+}
