@@ -140,6 +140,8 @@ const struct bench_case bench_cases[] = {
           .num_ranks = 2),
     MODEL("decode", "strict_overhead_decode", BENCH_PERCENT, bench_run_strict_decode, bench_model_1_5b,
           DECODE(64)),
+    MODEL("decode", "strict_overhead_decode_7b", BENCH_PERCENT, bench_run_strict_decode, bench_model_7b,
+          DECODE(64)),
 
     COMM("comm", "all_reduce_256m", BENCH_GBYTES, 1 << 28, BENCH_ALL_REDUCE),
     COMM("comm", "all_reduce_16k", BENCH_MICROS, 1 << 14, BENCH_ALL_REDUCE),
