@@ -1,11 +1,12 @@
-/* Top-k and top-p: the border between what is kept and what is not, found by a search over the bits of a key,
- * two a pass. */
+/* Top-k and top-p: the border between what is kept and what is not, found by a search over the digits of a
+ * key, from the highest down. */
 #ifndef RK_CUDA_SAMPLE_FILTER_CUH
 #define RK_CUDA_SAMPLE_FILTER_CUH
 
 #include "kernels/cuda/sample_team.cuh"
 
-constexpr int MASS_BITS = 40; /* of the largest probability; 2^18 of them do not overflow 64 bits */
+constexpr int MASS_BITS = 40; /* of the largest probability: its mass is 2^40 */
+constexpr int64_t MAX_SAMPLE_VOCAB = 1 << 21;
 
 /* --- keys: order of logits as order of integers --- */
 
@@ -44,133 +45,169 @@ template <class T> __device__ __forceinline__ float z_of_key(const vocab_row<T> 
     }
 }
 
-/* Keys of a pack, as wide as T. */
-template <class T> struct key_pack {
-    static constexpr int WORDS = rk_pack<T, RK_TILE_PACK>::WORDS;
-
-    uint32_t word[WORDS];
-
-    __device__ __forceinline__ uint32_t get(int i) const
-    {
-        return sizeof(T) == 2 ? word[i / 2] >> i % 2 * 16 & 0xffffu : word[i];
-    }
-};
-
-template <class T> __device__ __forceinline__ key_pack<T> make_keys(const team_row<T> &own, int64_t column)
-{
-    rk_pack<T, RK_TILE_PACK> logits = team_pack(own, column);
-    key_pack<T> keys = {};
-
-#pragma unroll
-    for (int i = 0; i < RK_TILE_PACK; i++) {
-        uint32_t key = search_key(logits.get(i), own.row.inv_temperature);
-
-        if (sizeof(T) == 2)
-            keys.word[i / 2] |= key << i % 2 * 16;
-        else
-            keys.word[i] = key;
-    }
-    return keys;
-}
-
-/* A block's columns as keys: in shared memory, a pack of each thread after the other's, where there is room
- * for them, else made again in every pass. */
-template <class T> struct team_keys {
-    team_row<T> own;
-    key_pack<T> *cache; /* or NULL */
-};
-
-/* Each thread reads no other packs than those it wrote. */
-template <class T> __device__ __forceinline__ void fill_cache(const team_keys<T> &keys)
-{
-    key_pack<T> *at = keys.cache + threadIdx.x;
-
-    for (int64_t column = keys.own.begin + threadIdx.x * RK_TILE_PACK; keys.cache && column < keys.own.end;
-         column += VOCAB_STEP, at += RK_TILE_VOCAB_THREADS)
-        *at = make_keys(keys.own, column);
-}
-
 /* Calls visit(key, column) for the block's columns. */
 template <class T, class Visit>
-__device__ __forceinline__ void visit_keys(const team_keys<T> &keys, Visit visit)
+__device__ __forceinline__ void visit_keys(const team_row<T> &own, Visit visit)
 {
-    const team_row<T> &own = keys.own;
-    const key_pack<T> *at = keys.cache + threadIdx.x;
+    for (int64_t column = own.begin + threadIdx.x * RK_TILE_PACK; column < own.end; column += VOCAB_STEP) {
+        rk_pack<T, RK_TILE_PACK> logits = team_pack(own, column);
 
-    for (int64_t column = own.begin + threadIdx.x * RK_TILE_PACK; column < own.end;
-         column += VOCAB_STEP, at += RK_TILE_VOCAB_THREADS) {
-        key_pack<T> pack;
-
-        if (keys.cache)
-            rk_load_words<key_pack<T>::WORDS>(pack.word, at);
-        else
-            pack = make_keys(own, column);
-        if (column + RK_TILE_PACK <= own.end) {
 #pragma unroll
-            for (int i = 0; i < RK_TILE_PACK; i++)
-                visit(pack.get(i), column + i);
-        } else {
-            for (int i = 0; i < RK_TILE_PACK && column + i < own.end; i++)
-                visit(pack.get(i), column + i);
+        for (int i = 0; i < RK_TILE_PACK; i++) {
+            if (column + i < own.end)
+                visit(search_key(logits.get(i), own.row.inv_temperature), column + i);
         }
     }
 }
 
 /* --- the search --- */
 
+/* Weights below 2^(PARTS * PART_BITS), added up in as many words: sums of words do not overflow with up to
+ * 2^(32 - PART_BITS) columns a block, which are MAX_SAMPLE_VOCAB in all. */
+constexpr int PART_BITS = RK_HAS_CLUSTERS ? 14 : 11;
+constexpr int MASS_PARTS = (MASS_BITS + PART_BITS) / PART_BITS;
+constexpr int DIGIT_BITS = 11, NUM_DIGITS = 1 << DIGIT_BITS;
+constexpr int DIGITS_A_THREAD = NUM_DIGITS / RK_TILE_VOCAB_THREADS;
+
+static_assert(DIGITS_A_THREAD == 4, "a thread loads its digits at once");
+static_assert(PART_BITS * MASS_PARTS > MASS_BITS, "the largest mass is 2^MASS_BITS");
+
+/* Weight of each digit of a search key in this block's columns. */
+struct digit_weights {
+    uint4 part[MASS_PARTS][NUM_DIGITS / 4];
+
+    /* Of digits below num_digits, and up to three more. */
+    template <int PARTS> __device__ __forceinline__ void clear(uint32_t num_digits)
+    {
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            if (threadIdx.x * DIGITS_A_THREAD < num_digits)
+                part[p][threadIdx.x] = make_uint4(0, 0, 0, 0);
+        }
+    }
+
+    template <int PARTS> __device__ __forceinline__ void add(uint32_t digit, rk_u64 weight)
+    {
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            uint32_t word =
+                PARTS == 1 ? (uint32_t)weight : (uint32_t)(weight >> p * PART_BITS) & ((1u << PART_BITS) - 1);
+
+            if (word > 0)
+                atomicAdd((uint32_t *)part[p] + digit, word);
+        }
+    }
+
+    /* Adds this thread's digits. */
+    template <int PARTS> __device__ __forceinline__ void sum(rk_u64 (&weights)[DIGITS_A_THREAD]) const
+    {
+#pragma unroll
+        for (int p = 0; p < PARTS; p++) {
+            uint4 words = part[p][threadIdx.x];
+            int shift = p * PART_BITS;
+
+            weights[0] += (rk_u64)words.x << shift;
+            weights[1] += (rk_u64)words.y << shift;
+            weights[2] += (rk_u64)words.z << shift;
+            weights[3] += (rk_u64)words.w << shift;
+        }
+    }
+};
+
+/* Those of the block, one for all searches. */
+__device__ __forceinline__ digit_weights &block_digits()
+{
+    __shared__ digit_weights weights;
+
+    return weights;
+}
+
+/* Sum over the threads before this one, and over all. Between two calls the block must meet. */
+__device__ __forceinline__ rk_u64 block_sum_before(rk_u64 value, rk_u64 &total)
+{
+    constexpr int NUM_WARPS = RK_TILE_VOCAB_THREADS / 32;
+    __shared__ rk_u64 warps[NUM_WARPS];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    rk_u64 sum = value, before;
+
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+        rk_u64 other = __shfl_up_sync(~0u, sum, distance);
+
+        sum += lane >= distance ? other : 0;
+    }
+    if (lane == 31)
+        warps[warp] = sum;
+    __syncthreads(); /* the warps' sums are there */
+    before = sum - value;
+    total = 0;
+    for (int w = 0; w < NUM_WARPS; w++) {
+        before += w < warp ? warps[w] : 0;
+        total += warps[w];
+    }
+    return before;
+}
+
 /* Where a sum over keys in ascending order stops. */
 struct key_cut {
     uint32_t key;
     rk_u64 below; /* weight of all smaller keys */
+    rk_u64 limit;
 };
 
-/* The smallest key (of `bits` bits, an even number) at which the weight, summed from the smallest key up,
- * exceeds `limit`, which the weight of all must. Each pass opens four ranges of keys, and takes the first
- * whose end is beyond the border. W holds what a thread adds up. */
-template <class W, class T, class Key, class Weight>
-__device__ __forceinline__ key_cut find_cut(const team_keys<T> &keys, int &turn, int bits, rk_u64 limit,
-                                            Key key_at, Weight weight_at)
+/* By one block: the digit at which the sum, from cut.below on, exceeds cut.limit, and the sum before it.
+ * first: cut.limit is not known yet; limit_of() makes it of the weight of all. */
+template <int PARTS, class Limit>
+__device__ __forceinline__ void pick_digit(key_cut *found, key_cut cut, int shift, uint32_t num_digits,
+                                           bool first, Limit limit_of)
 {
-    key_cut cut = {0, 0};
+    rk_u64 weights[DIGITS_A_THREAD] = {}, sum = 0, total;
 
-    for (int shift = bits - 2; shift >= 0; shift -= 2) {
-        W below[3] = {};
-        rk_u64 sums[3];
-        key_cut start = cut;
-
-        visit_keys(keys, [&](uint32_t key, int64_t column) {
-            uint32_t above = key_at(key, column) - start.key; /* wraps for what is below */
-
-            if (sizeof(W) == 8 && above >= 3u << shift)
-                return; /* its weight costs more than the question */
-            W weight = weight_at(key, column);
-
+    for (unsigned rank = 0; rank < team_size() && threadIdx.x * DIGITS_A_THREAD < num_digits; rank++)
+        team_at(&block_digits(), rank)->template sum<PARTS>(weights);
 #pragma unroll
-            for (uint32_t i = 0; i < 3; i++)
-                below[i] += above < (i + 1) << shift ? weight : 0;
-        });
+    for (int i = 0; i < DIGITS_A_THREAD; i++)
+        sum += weights[i];
+    sum = cut.below + block_sum_before(sum, total);
+    if (first)
+        cut.limit = limit_of(total);
 #pragma unroll
-        for (int i = 0; i < 3; i++)
-            sums[i] = below[i];
-        team_sums(sums, turn);
-#pragma unroll
-        for (uint32_t i = 0; i < 3; i++) {
-            if (start.below + sums[i] <= limit)
-                cut = {start.key + ((i + 1) << shift), start.below + sums[i]};
-        }
+    for (uint32_t i = 0; i < DIGITS_A_THREAD; i++) {
+        if (sum <= cut.limit && cut.limit < sum + weights[i]) /* true of one digit of one thread */
+            *found = {cut.key + ((threadIdx.x * DIGITS_A_THREAD + i) << shift), sum, cut.limit};
+        sum += weights[i];
     }
-    return cut;
 }
 
-/* Weight of all columns. */
-template <class T, class Weight>
-__device__ __forceinline__ rk_u64 total_weight(const team_keys<T> &keys, int &turn, Weight weight_at)
+/* The smallest key (of `bits` bits) at which the weight, summed from the smallest key up, exceeds the limit,
+ * which the weight of all must. A pass for each digit of the key, from the highest down, over the keys that
+ * agree in those before. Weights take up to PARTS words. */
+template <int PARTS, class T, class Limit, class Key, class Weight>
+__device__ __forceinline__ key_cut find_cut(const team_row<T> &own, int bits, Limit limit_of, Key key_at,
+                                            Weight weight_at)
 {
-    rk_u64 sum[1] = {0};
+    __shared__ key_cut found;
+    key_cut cut = {0, 0, 0};
 
-    visit_keys(keys, [&](uint32_t key, int64_t column) { sum[0] += weight_at(key, column); });
-    team_sums(sum, turn);
-    return sum[0];
+    for (int end = bits; end > 0; end -= DIGIT_BITS) {
+        int shift = end > DIGIT_BITS ? end - DIGIT_BITS : 0;
+        uint32_t num_digits = 1u << (end - shift);
+
+        block_digits().template clear<PARTS>(num_digits);
+        __syncthreads(); /* before weights are added */
+        visit_keys(own, [&](uint32_t key, int64_t column) {
+            uint32_t digit = (key_at(key, column) - cut.key) >> shift; /* wraps for what is below */
+
+            if (digit < num_digits)
+                block_digits().template add<PARTS>(digit, weight_at(key, column));
+        });
+        team_sync(); /* the weights of all blocks are there */
+        if (team_rank() == 0)
+            pick_digit<PARTS>(&found, cut, shift, num_digits, end == bits, limit_of);
+        team_sync(); /* ... and have been read; the digit is there, until the next one is picked */
+        cut = *team_at(&found, 0);
+    }
+    return cut;
 }
 
 /* --- filters --- */
@@ -191,12 +228,13 @@ struct kept {
 };
 
 /* The search key of the k-th largest z. */
-template <class T> __device__ __noinline__ uint32_t find_top_k(const team_keys<T> &keys, int turn, int top_k)
+template <class T> __device__ __noinline__ uint32_t find_top_k(const team_row<T> &own, int top_k)
 {
+    auto limit = [=](rk_u64 total) { return total - (rk_u64)top_k; };
     auto self = [](uint32_t key, int64_t) { return key; };
     auto one = [](uint32_t, int64_t) { return 1u; };
 
-    return find_cut<uint32_t>(keys, turn, 8 * sizeof(T), (rk_u64)(keys.own.row.count - top_k), self, one).key;
+    return find_cut<1>(own, 8 * sizeof(T), limit, self, one).key;
 }
 
 __device__ __forceinline__ rk_u64 mass_of(float z, float max)
@@ -204,40 +242,40 @@ __device__ __forceinline__ rk_u64 mass_of(float z, float max)
     return (rk_u64)(expf(z - max) * (float)(1ull << MASS_BITS));
 }
 
-/* Bits of a number below `count`, made even. */
-__device__ __forceinline__ int even_bits(int64_t count)
+/* Bits of a number below `count`. */
+__device__ __forceinline__ int bits_below(int64_t count)
 {
-    return (65 - __clzll(count)) / 2 * 2;
+    return count > 1 ? 64 - __clzll(count - 1) : 1;
 }
 
 /* Drops from the smallest up while the sum of what is dropped is at most (1 - p) of the whole, which is what
  * has search keys from `among` on; of equal ones the larger ids go. `max` is the largest z. */
 template <class T>
-__device__ __noinline__ kept filter_top_p(const team_keys<T> &keys, int turn, uint32_t among, float max,
-                                          double top_p)
+__device__ __noinline__ kept filter_top_p(const team_row<T> &own, uint32_t among, float max, double top_p)
 {
-    const vocab_row<T> &row = keys.own.row;
-    rk_u64 total, limit, num_dropped, num_equal;
+    const vocab_row<T> &row = own.row;
+    rk_u64 num_dropped;
     uint32_t border;
     key_cut cut;
     float z;
 
+    auto limit = [=](rk_u64 total) {
+        rk_u64 most = (rk_u64)fmin((1.0 - top_p) * (double)total, (double)total);
+
+        return most < total ? most : total - 1; /* the largest stays */
+    };
     auto self = [](uint32_t key, int64_t) { return key; };
-    auto mass = [&](uint32_t key, int64_t) { return key >= among ? mass_of(z_of_key(row, key), max) : 0ull; };
-    total = total_weight(keys, turn, mass);
-    limit = (rk_u64)fmin((1.0 - top_p) * (double)total, (double)total);
-    limit = limit < total ? limit : total - 1; /* the largest stays */
-    cut = find_cut<rk_u64>(keys, turn, 8 * sizeof(T), limit, self, mass);
+    auto mass = [=](uint32_t key, int64_t) { return key >= among ? mass_of(z_of_key(row, key), max) : 0ull; };
+    cut = find_cut<MASS_PARTS>(own, 8 * sizeof(T), limit, self, mass);
     border = cut.key;
     z = z_of_key(row, border);
-    num_dropped = (limit - cut.below) / mass_of(z, max);
+    num_dropped = (cut.limit - cut.below) / mass_of(z, max);
     if (num_dropped == 0)
         return {key_of(z), INT64_MAX};
+    auto keep_rest = [=](rk_u64 num_equal) { return num_equal - num_dropped - 1; };
     auto column_of = [](uint32_t, int64_t column) { return (uint32_t)column; };
     auto is_border = [=](uint32_t key, int64_t) { return key == border ? 1u : 0u; };
-    num_equal = total_weight(keys, turn, is_border);
-    cut = find_cut<uint32_t>(keys, turn, even_bits(row.count), num_equal - num_dropped - 1, column_of,
-                             is_border);
+    cut = find_cut<1>(own, bits_below(row.count), keep_rest, column_of, is_border);
     return {key_of(z), cut.key};
 }
 

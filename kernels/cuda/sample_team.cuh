@@ -61,37 +61,6 @@ template <class A> __device__ __forceinline__ const A *team_at(const A *shared, 
 
 typedef unsigned long long rk_u64;
 
-/* Sums over the team, to all threads. `turn` goes up by one with every call, so that a block that is ahead
- * does not write over what another one still reads. */
-template <int N> __device__ __forceinline__ void team_sums(rk_u64 (&values)[N], int &turn)
-{
-    constexpr int NUM_WARPS = RK_TILE_VOCAB_THREADS / 32;
-    __shared__ rk_u64 warps[NUM_WARPS][N], blocks[2][N];
-    rk_u64 *mine = blocks[turn++ % 2];
-
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        values[i] = rk_warp_sum(values[i]);
-        if (threadIdx.x % 32 == 0)
-            warps[threadIdx.x / 32][i] = values[i];
-    }
-    __syncthreads(); /* the warps' sums are there */
-    if (threadIdx.x < N) {
-        rk_u64 sum = 0;
-
-        for (int w = 0; w < NUM_WARPS; w++)
-            sum += warps[w][threadIdx.x];
-        mine[threadIdx.x] = sum;
-    }
-    team_sync(); /* the blocks' sums are there, and those of the warps may be written over */
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        values[i] = 0;
-        for (unsigned rank = 0; rank < team_size(); rank++)
-            values[i] += team_at(mine, rank)[i];
-    }
-}
-
 /* --- the row --- */
 
 /* A row and the chunks of it that this block has. */

@@ -265,6 +265,8 @@ __device__ __forceinline__ void softmax_pack(softmax_part &part, const vocab_row
         for (int i = 1; i < RK_TILE_PACK; i++)
             in.max = fmaxf(in.max, in.logits[i]);
     }
+    if (!Keep::KEEPS_ALL && in.max == -INFINITY)
+        return; /* most packs of a filtered row: eight terms too small to be seen */
     softmax_add(part, row, in);
 }
 

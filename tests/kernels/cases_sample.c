@@ -197,27 +197,28 @@ struct large_filter {
     int32_t top_k;
     float top_p;
     double step; /* logits are multiples of it */
+    int32_t count;
 };
 
 static void check_large_filter(struct kt *kt, const struct large_filter *filter, rk_dtype_t dtype)
 {
-    enum { NUM_ROWS = 32, COUNT = 20011 };
-    const int32_t num_rows = rk_test_is_quick() ? 2 : NUM_ROWS;
-    double *logits = kt_read(kt, kt_randomize(kt, kt_zeros_1d(kt, dtype, COUNT), 3.0));
-    double *sorted = kt_scratch(kt, COUNT), sum = 0.0;
+    enum { NUM_ROWS = 32 };
+    const int32_t num_rows = rk_test_is_quick() ? 2 : NUM_ROWS, count = filter->count;
+    double *logits = kt_read(kt, kt_randomize(kt, kt_zeros_1d(kt, dtype, count), 3.0));
+    double *sorted = kt_scratch(kt, count), sum = 0.0;
     struct rk_sample_params params[NUM_ROWS];
-    rk_tensor_t rows = kt_zeros_2d(kt, dtype, num_rows, COUNT);
-    double *all = kt_scratch(kt, (int64_t)num_rows * COUNT);
+    rk_tensor_t rows = kt_zeros_2d(kt, dtype, num_rows, count);
+    double *all = kt_scratch(kt, (int64_t)num_rows * count);
     struct rk_sample_args args;
     struct samples got;
     int64_t num_kept;
 
-    for (int i = 0; i < COUNT; i++)
+    for (int i = 0; i < count; i++)
         sorted[i] = logits[i] = filter->step > 0 ? filter->step * rint(logits[i] / filter->step) : logits[i];
-    for (int i = 0; i < num_rows * COUNT; i++)
-        all[i] = logits[i % COUNT];
-    qsort(sorted, COUNT, sizeof(*sorted), compare_descending);
-    num_kept = count_kept(sorted, COUNT, filter->top_k, filter->top_p);
+    for (int i = 0; i < num_rows * count; i++)
+        all[i] = logits[i % count];
+    qsort(sorted, count, sizeof(*sorted), compare_descending);
+    num_kept = count_kept(sorted, count, filter->top_k, filter->top_p);
     for (int64_t i = 0; i < num_kept; i++)
         sum += exp(sorted[i]);
     for (int32_t r = 0; r < num_rows; r++) {
@@ -225,7 +226,7 @@ static void check_large_filter(struct kt *kt, const struct large_filter *filter,
         params[r].top_k = filter->top_k;
         params[r].top_p = filter->top_p;
     }
-    args = make_args(kt, logits, COUNT, COUNT, params, num_rows);
+    args = make_args(kt, logits, count, count, params, num_rows);
     kt_write(kt, rows, all);
     args.logits = rows;
     got = run(kt, &args);
@@ -239,13 +240,18 @@ static void check_large_filter(struct kt *kt, const struct large_filter *filter,
 }
 
 /* Goal: over a vocabulary that no block or warp holds at once, what comes is what the filters keep, with the
- * probability that it has among that. In F32 the logits are distinct but for top-k's ties, which all stay; in
+ * probability that it has among that. In F32 the logits are distinct but for the rows of ties; in
  * BF16 there are a dozen of each, and the border of top-p falls among equal ones. */
 static void test_sample_filters_large_vocabulary(void **state)
 {
     static const struct large_filter filters[] = {
-        {"top-k", 50, 1.0f, 0.0},       {"top-k, ties", 50, 1.0f, 0.125}, {"top-p", 0, 0.9f, 0.0},
-        {"small top-p", 0, 0.05f, 0.0}, {"both", 1000, 0.6f, 0.0},
+        {"top-k", 50, 1.0f, 0.0, 20011},
+        {"top-k, ties", 50, 1.0f, 0.125, 20011},
+        {"top-p", 0, 0.9f, 0.0, 20011},
+        {"small top-p", 0, 0.05f, 0.0, 20011},
+        {"both", 1000, 0.6f, 0.0, 20011},
+        {"top-p, all equal", 0, 0.3f, 1e3, 20011},
+        {"top-p, all equal, few", 0, 0.3f, 1e3, 3000},
     };
     static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
 
