@@ -138,12 +138,11 @@ static void test_bias_bwd_all_shapes_equal_reference(void **state)
     for_all_shapes(*state, run_bias_bwd);
 }
 
-/* Goal: the sum over many equal tokens is that over few, wherever a backend cuts their list: half of them are
- * one token, the others are spread over the vocabulary and beyond its part. */
-static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
+/* Goal: the sum over many equal tokens is that over few, wherever a backend cuts their list: every
+ * `common`-th of them is one token, the others are spread over the vocabulary and beyond its part. */
+static void expect_embed_bwd_of_repeated(struct kt *kt, int common)
 {
-    enum { NUM_TOKENS = 2500, HIDDEN_SIZE = 24, MANY_ROWS = 300 };
-    struct kt *kt = *state;
+    enum { NUM_TOKENS = 4600, HIDDEN_SIZE = 24, MANY_ROWS = 300 };
     int32_t *tokens = kt_read_ints(kt, kt_random_ints(kt, NUM_TOKENS, MANY_ROWS + 2 * VOCAB_BEGIN));
     double *dout = kt_scratch(kt, NUM_TOKENS * HIDDEN_SIZE), *expected;
     struct rk_embed_bwd_args args = {
@@ -153,7 +152,7 @@ static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
     };
 
     for (int i = 0; i < NUM_TOKENS; i++)
-        tokens[i] = tokens[i] % 2 ? VOCAB_BEGIN + 77 : tokens[i];
+        tokens[i] = i % common ? tokens[i] : VOCAB_BEGIN + 77;
     for (int i = 0; i < NUM_TOKENS * HIDDEN_SIZE; i++)
         dout[i] = (i * 37 % 101 - 50) / 64.0; /* exact in bf16, as are all sums in f32 */
     args.tokens = kt_ints(kt, tokens, NUM_TOKENS);
@@ -168,6 +167,32 @@ static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
     }
     assert_ok(rk_embed_bwd(kt->stream, &args));
     kt_expect_close(kt, "repeated tokens", args.dtable, expected);
+}
+
+static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
+{
+    expect_embed_bwd_of_repeated(*state, NUM_ROWS);
+    expect_embed_bwd_of_repeated(*state, 2);
+    expect_embed_bwd_of_repeated(*state, 1);
+}
+
+/* Goal: a sum of many rows has the same bits in every run. */
+static void test_embed_bwd_is_repeatable(void **state)
+{
+    enum { NUM_TOKENS = 3000, HIDDEN_SIZE = 40, FEW_ROWS = 9 };
+    struct kt *kt = *state;
+    rk_tensor_t tables[3];
+    struct rk_embed_bwd_args args = {
+        .dout = random_2d(kt, RK_DTYPE_BF16, NUM_TOKENS, HIDDEN_SIZE),
+        .tokens = kt_random_ints(kt, NUM_TOKENS, FEW_ROWS),
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(tables); i++) {
+        tables[i] = kt_zeros_2d(kt, RK_DTYPE_F32, FEW_ROWS, HIDDEN_SIZE);
+        args.dtable = tables[i];
+        assert_ok(rk_embed_bwd(kt->stream, &args));
+        kt_expect_same_bits(kt, "repeated", tables[i], tables[0]);
+    }
 }
 
 static void norm_reference(const double *s, const double *weight, double eps, int64_t cols, double *y,
@@ -257,6 +282,35 @@ static void test_rmsnorm_fwd_all_shapes_equal_reference(void **state)
 static void test_rmsnorm_bwd_all_shapes_equal_reference(void **state)
 {
     for_all_shapes(*state, run_rmsnorm_bwd);
+}
+
+/* Goal: so many rows that every block of a backend has several, of which some are loaded ahead. */
+static void test_rmsnorm_bwd_of_many_rows_equals_reference(void **state)
+{
+    static const struct shape_case many = {"rows in turn", 1700, 1536};
+
+    run_rmsnorm_bwd(*state, &many, RK_DTYPE_BF16);
+}
+
+static void test_rmsnorm_bwd_is_repeatable(void **state)
+{
+    enum { NUM_ROWS_HERE = 1000, COLS = 200 };
+    struct kt *kt = *state;
+    rk_tensor_t dx[3], dweight[3];
+    struct rk_rmsnorm_bwd_args args = {
+        .dy = random_2d(kt, RK_DTYPE_BF16, NUM_ROWS_HERE, COLS),
+        .x = random_2d(kt, RK_DTYPE_BF16, NUM_ROWS_HERE, COLS),
+        .weight = kt_randomize(kt, kt_zeros_1d(kt, RK_DTYPE_BF16, COLS), 1.0),
+        .rstd = kt_randomize(kt, kt_zeros_1d(kt, RK_DTYPE_F32, NUM_ROWS_HERE), 1.0),
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(dx); i++) {
+        args.dx = dx[i] = kt_zeros_2d(kt, RK_DTYPE_BF16, NUM_ROWS_HERE, COLS);
+        args.dweight = dweight[i] = kt_zeros_1d(kt, RK_DTYPE_F32, COLS);
+        assert_ok(rk_rmsnorm_bwd(kt->stream, &args));
+        kt_expect_same_bits(kt, "dx", dx[i], dx[0]);
+        kt_expect_same_bits(kt, "dweight", dweight[i], dweight[0]);
+    }
 }
 
 static void run_swiglu(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
@@ -394,8 +448,11 @@ int main(void)
         kt_test(test_embed_fwd_all_shapes_equal_reference),
         kt_test(test_embed_bwd_all_shapes_equal_reference),
         kt_test(test_embed_bwd_repeated_tokens_equal_reference),
+        kt_test(test_embed_bwd_is_repeatable),
         kt_test(test_rmsnorm_fwd_all_shapes_equal_reference),
         kt_test(test_rmsnorm_bwd_all_shapes_equal_reference),
+        kt_test(test_rmsnorm_bwd_of_many_rows_equals_reference),
+        kt_test(test_rmsnorm_bwd_is_repeatable),
         kt_test(test_swiglu_all_shapes_equal_reference),
         kt_test(test_swiglu_fwd_huge_gate_stays_finite),
         kt_test(test_rope_all_cases_equal_reference),

@@ -23,6 +23,7 @@ static const struct vocab_case cases[] = {
     {"part with padding only", 4, 2, 16, {16, 0}, 1.0, 1.0f},
     {"huge logits", 6, 2, 30, {30, 22}, 1e4, 1.0f},
     {"large vocabulary", 3, 2, 20000, {20000, 9003}, 2.0, 1.0f},
+    {"larger vocabulary", 2, 1, 72008, {72005}, 2.0, 1.0f},
     {"logits on both sides of 44", 5, 2, 400, {400, 130}, 30.0, 1.0f},
 };
 
