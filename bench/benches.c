@@ -89,6 +89,8 @@ const struct bench_case bench_cases[] = {
     ROWS("rmsnorm_fwd", bench_op_rmsnorm_fwd, 3584),
     ROWS("rmsnorm_bwd", bench_op_rmsnorm_bwd, 1536),
     ROWS("rmsnorm_bwd", bench_op_rmsnorm_bwd, 3584),
+    ROWS("bias_bwd", bench_op_bias_bwd, 2048),
+    ROWS("bias_bwd", bench_op_bias_bwd, 4608),
     ROWS("swiglu_fwd", bench_op_swiglu_fwd, 8960),
     ROWS("swiglu_fwd", bench_op_swiglu_fwd, 18944),
     ROWS("swiglu_bwd", bench_op_swiglu_bwd, 8960),

@@ -78,6 +78,27 @@ static struct rk_status *run_norm_bwd(const struct bench_op_call *call)
 const struct bench_op bench_op_rmsnorm_bwd = {
     .dim_names = ROWS_AND_COLS, .declare = declare_norm_bwd, .run = run_norm_bwd, .cost = cost_norm};
 
+/* --- gradient of a bias --- */
+
+static void declare_bias_bwd(struct bench_tensors *tensors, const int64_t *dims)
+{
+    bench_add(tensors, bench_f32(dims[1]));
+    add_many(tensors, dims, 1);
+}
+
+static struct rk_status *run_bias_bwd(const struct bench_op_call *call)
+{
+    return rk_bias_bwd(call->stream, &(struct rk_bias_bwd_args){.dbias = call->t[0], .dy = call->t[1]});
+}
+
+static struct bench_cost cost_bias_bwd(const int64_t *dims)
+{
+    return (struct bench_cost){.bytes = 2 * elements(dims), .items = (double)dims[0]};
+}
+
+const struct bench_op bench_op_bias_bwd = {
+    .dim_names = ROWS_AND_COLS, .declare = declare_bias_bwd, .run = run_bias_bwd, .cost = cost_bias_bwd};
+
 /* --- rotary embedding: dims tokens, heads, head_dim --- */
 
 static void declare_rope(struct bench_tensors *tensors, const int64_t *dims)
