@@ -1,53 +1,76 @@
-/* The second stage of sums over the rows of a tensor: adds partial sums, column by column, in a fixed order.
- */
+/* Sums over the rows of a tensor in one launch: every block leaves the sums of its own rows in memory, and
+ * blocks that come last add those of others, in an order that does not depend on who is last. */
 #ifndef RK_CUDA_COLUMN_SUM_CUH
 #define RK_CUDA_COLUMN_SUM_CUH
 
 #include "kernels/cuda/cuda_common.cuh"
 
-/* out[col] += sum of parts[0 .. num_parts)[col], num_parts <= 32 * RUN. Thread (x, y) adds RUN parts of
- * column x; thread (x, 0) then the 32 sums. */
+/* Counts this block at `counter`, which goes from 0 to `count` and is left at 0. Says whether it is the last
+ * one: then what the others wrote before is seen by all of its threads. To be called by all of them. */
+__device__ __forceinline__ bool rk_is_last_of(int *counter, int count)
+{
+    __shared__ bool is_last;
+
+    __syncthreads(); /* all threads have written; none still reads an earlier answer */
+    if (threadIdx.x == 0 && threadIdx.y == 0) {
+        __threadfence(); /* the block's part, before the count */
+        is_last = atomicAdd(counter, 1) == count - 1;
+        if (is_last)
+            *counter = 0;
+        __threadfence(); /* the count, before the parts of others are read */
+    }
+    __syncthreads(); /* the answer is there */
+    return is_last;
+}
+
+/* out[col] += sum of parts[0 .. num_parts)[col], num_parts <= RK_TILE_COLUMN_ROWS * RUN. Thread (x, y) adds
+ * every RK_TILE_COLUMN_ROWS-th part of column x; thread (x, 0) then these sums. */
 template <class A, class D, int RUN>
-__global__ void __launch_bounds__(RK_TILE_COLUMN_FINISH *RK_TILE_COLUMN_FINISH)
+__global__ void __launch_bounds__(32 * RK_TILE_COLUMN_ROWS)
     column_finish_kernel(D *__restrict__ out, const A *__restrict__ parts, int num_parts, int64_t num_cols)
 {
-    __shared__ A sums[RK_TILE_COLUMN_FINISH][RK_TILE_COLUMN_FINISH + 1];
-    int64_t col = (int64_t)blockIdx.x * RK_TILE_COLUMN_FINISH + threadIdx.x;
-    A sum = 0;
+    __shared__ A sums[RK_TILE_COLUMN_ROWS][32];
+    int64_t col = (int64_t)blockIdx.x * 32 + threadIdx.x;
+    A values[RUN], sum = 0, before = 0;
 
+    rk_start_next();
+    rk_wait_for_stream();
+    if (threadIdx.y == 0 && col < num_cols)
+        before = rk_widen<A>(out[col]);
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
-        int part = threadIdx.y * RUN + i;
+        int part = i * RK_TILE_COLUMN_ROWS + threadIdx.y;
 
-        sum += part < num_parts && col < num_cols ? parts[part * num_cols + col] : (A)0;
+        values[i] = part < num_parts && col < num_cols ? parts[part * num_cols + col] : (A)0;
     }
+#pragma unroll
+    for (int i = 0; i < RUN; i++)
+        sum += values[i];
     sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads(); /* all 32 sums of a column are there */
+    __syncthreads(); /* all sums of a column are there */
     if (threadIdx.y > 0 || col >= num_cols)
         return;
     sum = 0;
-    for (int i = 0; i < RK_TILE_COLUMN_FINISH; i++)
+#pragma unroll
+    for (int i = 0; i < RK_TILE_COLUMN_ROWS; i++)
         sum += sums[i][threadIdx.x];
-    out[col] = rk_narrow<D>(rk_widen<A>(out[col]) + sum);
+    out[col] = rk_narrow<D>(before + sum);
 }
 
 /* `out` is F32 or of type T. */
 template <class T, int MAX_PARTS>
-static void launch_column_finish(cudaStream_t stream, rk_tensor_t out, const rk_acc<T> *parts, int num_parts)
+static void launch_column_finish(const struct rk_cuda_stream *stream, rk_tensor_t out, const rk_acc<T> *parts,
+                                 int num_parts)
 {
     typedef rk_acc<T> A;
-    constexpr int RUN = MAX_PARTS / RK_TILE_COLUMN_FINISH;
+    constexpr int RUN = (MAX_PARTS + RK_TILE_COLUMN_ROWS - 1) / RK_TILE_COLUMN_ROWS;
     int64_t num_cols = out.shape[0];
-    unsigned blocks = (unsigned)rk_ceil_div(num_cols, RK_TILE_COLUMN_FINISH);
-    dim3 threads(RK_TILE_COLUMN_FINISH, RK_TILE_COLUMN_FINISH);
+    rk_grid grid = {stream, dim3((unsigned)rk_ceil_div(num_cols, 32)), dim3(32, RK_TILE_COLUMN_ROWS), 0};
 
-    static_assert(MAX_PARTS % RK_TILE_COLUMN_FINISH == 0, "every thread adds as many parts");
     if (out.dtype == RK_DTYPE_F32)
-        column_finish_kernel<A, float, RUN>
-            <<<blocks, threads, 0, stream>>>((float *)out.data, parts, num_parts, num_cols);
+        rk_launch(grid, column_finish_kernel<A, float, RUN>, (float *)out.data, parts, num_parts, num_cols);
     else
-        column_finish_kernel<A, T, RUN>
-            <<<blocks, threads, 0, stream>>>((T *)out.data, parts, num_parts, num_cols);
+        rk_launch(grid, column_finish_kernel<A, T, RUN>, (T *)out.data, parts, num_parts, num_cols);
 }
 
 #endif

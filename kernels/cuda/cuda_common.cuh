@@ -198,27 +198,29 @@ template <int WORDS> __device__ __forceinline__ void rk_load_words(uint32_t *wor
 
         word[0] = two.x;
         word[1] = two.y;
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i + 4 <= WORDS; i += 4) {
-        uint4 four = ((const uint4 *)src)[i / 4];
+        for (int i = 0; i + 4 <= WORDS; i += 4) {
+            uint4 four = ((const uint4 *)src)[i / 4];
 
-        word[i] = four.x;
-        word[i + 1] = four.y;
-        word[i + 2] = four.z;
-        word[i + 3] = four.w;
+            word[i] = four.x;
+            word[i + 1] = four.y;
+            word[i + 2] = four.z;
+            word[i + 3] = four.w;
+        }
     }
 }
 
 /* The intrinsic is a plain store that the compiler does not take apart. */
 template <int WORDS> __device__ __forceinline__ void rk_store_words(void *dst, const uint32_t *word)
 {
-    if constexpr (WORDS == 2)
+    if constexpr (WORDS == 2) {
         __stwb((uint2 *)dst, make_uint2(word[0], word[1]));
+    } else {
 #pragma unroll
-    for (int i = 0; i + 4 <= WORDS; i += 4)
-        __stwb((uint4 *)dst + i / 4, make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
+        for (int i = 0; i + 4 <= WORDS; i += 4)
+            __stwb((uint4 *)dst + i / 4, make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
+    }
 }
 
 /* Elements [0, count) of `src`, zeros behind them. `aligned`: src is a multiple of 16 bytes. */
@@ -279,14 +281,22 @@ template <int PENDING> __device__ __forceinline__ void rk_copy_wait()
  * capability 9.0 on their blocks come as soon as the others' have begun and there is room, and wait here ---
  */
 
+/* The blocks of the next kernel may come, when all of this one have said so. Where that is before they wait
+ * themselves, they must be few and small: those of the next kernel take the room. */
+__device__ __forceinline__ void rk_start_next()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* The first statement of such a kernel: what was enqueued before is done and seen. */
 __device__ __forceinline__ void rk_wait_for_stream()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;\n"
-                 "griddepcontrol.launch_dependents;" ::
-                     : "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+    rk_start_next();
 }
 
 /* --- reductions: a butterfly in each warp, then over the warps in ascending order --- */
@@ -316,14 +326,15 @@ template <class A> __device__ __forceinline__ A rk_block_sum(A value, A *shared)
     return sum;
 }
 
-/* The same for a loop, with one barrier: `shared` has room for 64 elements, of which the sum takes one half
- * and the next one (turn + 1) the other. */
-template <class A> __device__ __forceinline__ A rk_block_sum_in_turn(A value, A *shared, int64_t turn)
+/* The same for a loop, with one barrier, over the threads of a block that have the same threadIdx.y only;
+ * blockDim.x is a multiple of 32, and all threads call it as often. `shared` has room for 64 elements for
+ * each of these groups, of which the sum takes one half and the next one (turn + 1) the other. */
+template <class A> __device__ __forceinline__ A rk_group_sum_in_turn(A value, A *shared, int64_t turn)
 {
     int num_warps = blockDim.x / 32;
     A sum = 0;
 
-    shared += turn % 2 * 32;
+    shared += threadIdx.y * 64 + turn % 2 * 32;
     value = rk_warp_sum(value);
     if (threadIdx.x % 32 == 0)
         shared[threadIdx.x / 32] = value;

@@ -1,29 +1,31 @@
 /* Twin of kernels/cpu/rmsnorm.c.
  *
  * Work split   Forward: one block a row, one pack of 8 elements a thread (four where a row is longer
- *              than 512 packs). Backward: RK_TILE_NORM_PARTS blocks of consecutive rows each, so that a
- *              thread keeps its columns' share of dweight in registers; the next rows are on their way
- *              to shared memory meanwhile, each thread's packs to a place of its own.
- *              column_finish_kernel adds the parts, 32 columns a block.
+ *              than 512 packs). Backward: RK_TILE_NORM_PARTS blocks of consecutive rows each, as many rows
+ *              at a time as a block has groups of threads, so that a thread keeps its columns' share of
+ *              dweight in registers; the group's next row is on its way to shared memory meanwhile, each
+ *              thread's packs to a place of its own. column_finish_kernel adds the parts, 32 columns a
+ *              block.
  *
  * Traffic      Forward: read x and residual, write y and sum: 8 bytes an element in bf16. Backward:
  *              read dy, x, dresidual, write dx: 8 bytes, and 4 * RK_TILE_NORM_PARTS bytes a column
  *              twice. 8192 x 1536: 101 MB, 23 us at 4.3 TB/s.
  *
  * Measured     H200, bf16, 8192 rows of 1536 and of 3584: forward 26.4 us (89% of 4.3 TB/s) and 58.6
- *              (93%); backward 37.7 (62%) and 72.7 (75%), of which the second kernel and the start of
- *              both are some 8 at any size.
+ *              (93%); backward 31.2 (75%) and 64.0 (85%), of which the second kernel is some 3 at any size.
  *
  * Limits       hidden_size <= 16384 (RK_TILE_NORM_*). Rows that are not aligned, or of which
  *              RK_TILE_NORM_STAGES do not fit into shared memory, are not loaded ahead.
  *
  * Numerics     f32 (f64 for F64). Sums over a row have the order of rk_block_sum over threads that
  *              depend on hidden_size alone, so a row's bits do too. dweight is summed in ascending rows
- *              inside a part, parts in groups: repeatable, but its bits depend on the number of rows.
+ *              inside a group, then groups, then parts in a fixed order: repeatable, but its bits depend on
+ *              the number of rows.
  *
- * Tried        Backward: the next row in registers while this one is reduced: 98 of them, so only two
- *              blocks an SM, 46% of the bandwidth at 1536; without loading ahead 58%; 512 parts 36.7
- *              and 77.1 us; an early start of both kernels (rk_launch) 40.9 and 70.1 us. */
+ * Tried        Backward, at 1536 and 3584: blocks of one group, 256 parts of four rows on their way each:
+ *              38.4 and 72.9 us; 264 parts: 33.1 and 79.7. Two rows of each group on their way: 33.6 and
+ *              67.9. The parts added by the last blocks of the same launch, in two steps: 9 and 19 us more,
+ *              one SM reads too slowly. The second kernel with 256 threads a block: 1 us more. */
 #include "kernels/cuda/column_sum.cuh"
 
 struct norm_shape {
@@ -173,7 +175,7 @@ extern "C" struct rk_status *rk_cuda_op_rmsnorm_fwd(void *dev, void *stream,
 
 template <class T> struct norm_bwd {
     T *dx;
-    rk_acc<T> *parts; /* [RK_TILE_NORM_PARTS, hidden_size] */
+    rk_acc<T> *parts; /* [gridDim.x, hidden_size] */
     const T *dy, *x, *dresidual, *weight;
     const rk_acc<T> *rstd;
     int64_t dx_stride, dy_stride, x_stride, dresidual_stride;
@@ -203,35 +205,40 @@ __device__ __forceinline__ void norm_load(norm_row<T, PACKS> &out, const norm_bw
             out.dresidual[p] = rk_load<RK_TILE_PACK>(args.dresidual + row * args.dresidual_stride + col,
                                                      count, shape.aligned);
     }
-    out.rstd = args.rstd[row];
-    out.idx = row;
 }
 
-/* Shared memory of one row of a staged pass: packs by tensor, pack of the thread, thread. */
+/* Shared memory of one row of a group's staged pass: packs by tensor, pack of the thread, thread. */
 template <class T, int PACKS> struct norm_stage {
     typedef rk_pack<T, RK_TILE_PACK> pack;
 
-    __device__ __forceinline__ static pack *at(void *shared, int64_t row, int tensor, int p)
+    /* `turn`: of the group's rows */
+    __device__ __forceinline__ static pack *at(void *shared, int turn, int tensor, int p)
     {
-        int64_t slot = (row % RK_TILE_NORM_STAGES * 3 + tensor) * PACKS + p;
+        unsigned stage = threadIdx.y * RK_TILE_NORM_STAGES + (unsigned)turn % RK_TILE_NORM_STAGES;
 
-        return (pack *)shared + slot * blockDim.x + threadIdx.x;
+        return (pack *)shared + ((stage * 3 + tensor) * PACKS + p) * blockDim.x + threadIdx.x;
     }
 };
 
-/* Starts the copy of this thread's packs of a row, if there is one; one group either way. */
+/* The rows of a group: every blockDim.y-th from `begin` on. */
+struct norm_rows {
+    int64_t begin, end;
+};
+
+/* Starts the copy of this thread's packs of a row, if there is one; one batch of copies either way. */
 template <class T, int PACKS>
-__device__ __forceinline__ void norm_prefetch(void *shared, const norm_bwd<T> &args, norm_shape shape,
-                                              int64_t row, int64_t end)
+__device__ __forceinline__ void norm_prefetch(void *shared, int turn, const norm_bwd<T> &args,
+                                              norm_shape shape, norm_rows rows)
 {
+    int64_t row = rows.begin + turn * (int64_t)blockDim.y;
     const T *tensors[3] = {args.dy + row * args.dy_stride, args.x + row * args.x_stride,
                            args.dresidual + row * args.dresidual_stride};
 
-    for (int t = 0; t < (args.dresidual ? 3 : 2) && row < end; t++) {
+    for (int t = 0; t < (args.dresidual ? 3 : 2) && row < rows.end; t++) {
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
-            char *dst = (char *)norm_stage<T, PACKS>::at(shared, row, t, p);
+            char *dst = (char *)norm_stage<T, PACKS>::at(shared, turn, t, p);
             const char *src = (const char *)(tensors[t] + col);
             int64_t bytes = (shape.hidden_size - col) * (int64_t)sizeof(T);
 
@@ -243,23 +250,20 @@ __device__ __forceinline__ void norm_prefetch(void *shared, const norm_bwd<T> &a
     rk_copy_commit();
 }
 
-/* The row that norm_prefetch brought, when RK_TILE_NORM_STAGES - 1 later groups have been started. */
+/* The row that norm_prefetch brought, when RK_TILE_NORM_STAGES - 1 later batches have been started. */
 template <class T, int PACKS>
-__device__ __forceinline__ void norm_take(norm_row<T, PACKS> &out, void *shared, const norm_bwd<T> &args,
-                                          int64_t row)
+__device__ __forceinline__ void norm_take(norm_row<T, PACKS> &out, void *shared, int turn, bool has_dresidual)
 {
     constexpr int WORDS = rk_pack<T, RK_TILE_PACK>::WORDS;
 
     rk_copy_wait<RK_TILE_NORM_STAGES - 1>();
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
-        rk_load_words<WORDS>(out.dy[p].word, norm_stage<T, PACKS>::at(shared, row, 0, p));
-        rk_load_words<WORDS>(out.x[p].word, norm_stage<T, PACKS>::at(shared, row, 1, p));
-        if (args.dresidual)
-            rk_load_words<WORDS>(out.dresidual[p].word, norm_stage<T, PACKS>::at(shared, row, 2, p));
+        rk_load_words<WORDS>(out.dy[p].word, norm_stage<T, PACKS>::at(shared, turn, 0, p));
+        rk_load_words<WORDS>(out.x[p].word, norm_stage<T, PACKS>::at(shared, turn, 1, p));
+        if (has_dresidual)
+            rk_load_words<WORDS>(out.dresidual[p].word, norm_stage<T, PACKS>::at(shared, turn, 2, p));
     }
-    out.rstd = args.rstd[row];
-    out.idx = row;
 }
 
 /* Of one pack: g = dy * weight and xhat, kept until the mean is known. */
@@ -318,22 +322,23 @@ __device__ __forceinline__ void norm_store(const norm_terms<rk_acc<T>> (&terms)[
     }
 }
 
+/* Rows of this group, in step with the others; leaves its sums for dweight in registers. */
 template <class T, int PACKS>
-__global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
-    rmsnorm_bwd_kernel(norm_bwd<T> args, norm_shape shape)
+__device__ __forceinline__ void norm_group(rk_acc<T> (&dweight)[PACKS][RK_TILE_PACK], void *stages,
+                                           const norm_bwd<T> &args, norm_shape shape)
 {
     typedef rk_acc<T> A;
-    extern __shared__ __align__(16) unsigned char stages[];
-    __shared__ A shared[64];
+    __shared__ A shared[RK_TILE_NORM_GROUPS_MAX * 64];
     rk_pack<T, RK_TILE_PACK> weight[PACKS];
     norm_row<T, PACKS> row;
     norm_terms<A> terms[PACKS];
-    A dweight[PACKS][RK_TILE_PACK] = {}, inv_size = (A)1 / (A)shape.hidden_size;
+    A inv_size = (A)1 / (A)shape.hidden_size, rstd;
     int64_t begin = blockIdx.x * args.rows_per_part;
-    int64_t end = RK_MIN(begin + args.rows_per_part, shape.num_rows);
+    norm_rows rows = {begin + threadIdx.y, RK_MIN(begin + args.rows_per_part, shape.num_rows)};
+    int turn = 0;
 
-    for (int64_t r = begin; args.is_staged && r < begin + RK_TILE_NORM_STAGES - 1; r++)
-        norm_prefetch<T, PACKS>(stages, args, shape, r, end);
+    for (int ahead = 0; args.is_staged && ahead < RK_TILE_NORM_STAGES - 1; ahead++)
+        norm_prefetch<T, PACKS>(stages, ahead, args, shape, rows);
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
         int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
@@ -341,54 +346,109 @@ __global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX, PACKS == 1 ? 2 : 1)
         weight[p] =
             rk_load<RK_TILE_PACK>(args.weight + col, shape.hidden_size - col, rk_aligned16(args.weight));
     }
-    for (int64_t r = begin; r < end; r++) {
-        A mean;
+    rstd = rows.begin < rows.end ? args.rstd[rows.begin] : (A)0;
+    for (int64_t first = begin; first < rows.end; first += blockDim.y, turn++) {
+        A sum = 0, mean;
 
-        if (args.is_staged) {
-            norm_prefetch<T, PACKS>(stages, args, shape, r + RK_TILE_NORM_STAGES - 1, end);
-            norm_take(row, stages, args, r);
-        } else {
-            norm_load(row, args, shape, r);
+        row.idx = first + threadIdx.y;
+        row.rstd = rstd;
+        rstd = row.idx + blockDim.y < rows.end ? args.rstd[row.idx + blockDim.y] : (A)0; /* ahead as well */
+        if (args.is_staged)
+            norm_prefetch<T, PACKS>(stages, turn + RK_TILE_NORM_STAGES - 1, args, shape, rows);
+        if (row.idx < rows.end) {
+            if (args.is_staged)
+                norm_take(row, stages, turn, args.dresidual != NULL);
+            else
+                norm_load(row, args, shape, row.idx);
+            sum = norm_products(terms, row, weight, dweight);
         }
-        mean = rk_block_sum_in_turn(norm_products(terms, row, weight, dweight), shared, r) * inv_size;
-        norm_store(terms, row, args, shape, mean);
+        mean = rk_group_sum_in_turn(sum, shared, turn) * inv_size;
+        if (row.idx < rows.end)
+            norm_store(terms, row, args, shape, mean);
     }
+    rk_copy_wait<0>();
+}
+
+/* The sums of the block's groups, in ascending order, become its part. */
+template <class T, int PACKS>
+__device__ __forceinline__ void norm_store_part(const rk_acc<T> (&dweight)[PACKS][RK_TILE_PACK],
+                                                rk_acc<T> *shared, const norm_bwd<T> &args, int hidden_size)
+{
+    rk_acc<T> *part = args.parts + (int64_t)blockIdx.x * hidden_size;
+    int num_packs = PACKS * (int)blockDim.x, threads = (int)(blockDim.x * blockDim.y);
+    rk_acc<T> *own = shared + (int)threadIdx.y * num_packs * RK_TILE_PACK; /* [RK_TILE_PACK][num_packs] */
+
+    __syncthreads(); /* no group still reads rows in shared memory */
 #pragma unroll
     for (int p = 0; p < PACKS; p++) {
-        int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
+        int pack = p * (int)blockDim.x + (int)threadIdx.x;
 
 #pragma unroll
         for (int i = 0; i < RK_TILE_PACK; i++) {
-            if (col + i < shape.hidden_size)
-                args.parts[blockIdx.x * shape.hidden_size + col + i] = dweight[p][i];
+            if (blockDim.y > 1)
+                own[i * num_packs + pack] = dweight[p][i];
+            else if (pack * RK_TILE_PACK + i < hidden_size)
+                part[pack * RK_TILE_PACK + i] = dweight[p][i];
         }
+    }
+    if (blockDim.y == 1)
+        return;
+    __syncthreads(); /* all groups have their sums there */
+    for (int col = (int)(threadIdx.y * blockDim.x + threadIdx.x); col < hidden_size; col += threads) {
+        int at = col % RK_TILE_PACK * num_packs + col / RK_TILE_PACK;
+        rk_acc<T> sum = 0;
+
+        for (int group = 0; group < (int)blockDim.y; group++)
+            sum += shared[group * num_packs * RK_TILE_PACK + at];
+        part[col] = sum;
     }
 }
 
 template <class T, int PACKS>
-static cudaError_t launch_parts(cudaStream_t stream, norm_bwd<T> bwd, norm_shape shape, int num_parts)
+__global__ void __launch_bounds__(PACKS == 1 ? RK_TILE_NORM_GROUPED_THREADS : RK_TILE_NORM_THREADS_MAX, 1)
+    rmsnorm_bwd_kernel(norm_bwd<T> args, norm_shape shape)
 {
-    int threads = norm_threads(shape.hidden_size, PACKS), stage_bytes;
-    cudaError_t error = cudaFuncSetAttribute(
-        rmsnorm_bwd_kernel<T, PACKS>, cudaFuncAttributeMaxDynamicSharedMemorySize, RK_TILE_NORM_STAGE_BYTES);
+    typedef rk_acc<T> A;
+    extern __shared__ __align__(16) unsigned char stages[];
+    A dweight[PACKS][RK_TILE_PACK] = {};
 
-    stage_bytes = RK_TILE_NORM_STAGES * 3 * PACKS * threads * (int)sizeof(rk_pack<T, RK_TILE_PACK>);
-    bwd.is_staged = shape.aligned && stage_bytes <= RK_TILE_NORM_STAGE_BYTES;
+    rk_wait_for_stream();
+    norm_group<T, PACKS>(dweight, stages, args, shape);
+    norm_store_part<T, PACKS>(dweight, (A *)stages, args, (int)shape.hidden_size);
+}
+
+/* As many groups as RK_TILE_NORM_* allow: not more on a device with more shared memory, since the bits of
+ * dweight depend on it. */
+template <class T, int PACKS>
+static cudaError_t launch_parts(const struct rk_cuda_stream *stream, norm_bwd<T> bwd, norm_shape shape)
+{
+    int threads = norm_threads(shape.hidden_size, PACKS), groups, bytes;
+    int most = (PACKS == 1 ? RK_TILE_NORM_GROUPED_THREADS : RK_TILE_NORM_THREADS_MAX) / threads;
+    int row_bytes = RK_TILE_NORM_STAGES * 3 * PACKS * threads * (int)sizeof(rk_pack<T, RK_TILE_PACK>);
+    dim3 parts((unsigned)rk_ceil_div(shape.num_rows, bwd.rows_per_part));
+    cudaError_t error;
+
+    groups = RK_MIN(RK_MIN(most, RK_TILE_NORM_GROUPS_MAX), RK_TILE_NORM_GROUP_BYTES / row_bytes);
+    groups = RK_MAX(groups, 1);
+    bytes = groups * row_bytes;
+    bwd.is_staged = shape.aligned && bytes <= stream->dev->max_shared_bytes - RK_TILE_NORM_STATIC_BYTES;
+    if (!bwd.is_staged && groups == 1)
+        bytes = 0;
+    error = cudaFuncSetAttribute(rmsnorm_bwd_kernel<T, PACKS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 bytes);
     if (error == cudaSuccess)
-        rmsnorm_bwd_kernel<T, PACKS>
-            <<<num_parts, threads, bwd.is_staged ? stage_bytes : 0, stream>>>(bwd, shape);
+        rk_launch({stream, parts, dim3(threads, groups), (size_t)bytes}, rmsnorm_bwd_kernel<T, PACKS>, bwd,
+                  shape);
     return error;
 }
 
 template <class T>
-static cudaError_t launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_args *args, norm_shape shape,
-                              void *parts)
+static cudaError_t launch_bwd(const struct rk_cuda_stream *stream, const struct rk_rmsnorm_bwd_args *args,
+                              norm_shape shape)
 {
     typedef rk_acc<T> A;
-    int64_t rows_per_part = rk_ceil_div(shape.num_rows, RK_TILE_NORM_PARTS);
-    int num_parts = (int)rk_ceil_div(shape.num_rows, rows_per_part);
     norm_bwd<T> bwd = {(T *)args->dx.data,
-                       (A *)parts,
+                       (A *)stream->scratch.data,
                        (const T *)args->dy.data,
                        (const T *)args->x.data,
                        (const T *)args->dresidual.data,
@@ -398,43 +458,39 @@ static cudaError_t launch_bwd(cudaStream_t stream, const struct rk_rmsnorm_bwd_a
                        args->dy.row_stride,
                        args->x.row_stride,
                        args->dresidual.row_stride,
-                       rows_per_part,
+                       rk_ceil_div(shape.num_rows, RK_TILE_NORM_PARTS),
                        false};
+
     cudaError_t error;
 
     if (norm_is_wide(shape.hidden_size))
-        error = launch_parts<T, RK_TILE_NORM_PACKS_MAX>(stream, bwd, shape, num_parts);
+        error = launch_parts<T, RK_TILE_NORM_PACKS_MAX>(stream, bwd, shape);
     else
-        error = launch_parts<T, 1>(stream, bwd, shape, num_parts);
-    if (error != cudaSuccess)
-        return error;
-    launch_column_finish<T, RK_TILE_NORM_PARTS>(stream, args->dweight, (const A *)parts, num_parts);
-    return cudaSuccess;
-}
-
-static size_t bwd_parts_bytes(const struct rk_rmsnorm_bwd_args *args)
-{
-    return RK_TILE_NORM_PARTS * (size_t)args->dy.shape[1] * rk_dtype_bytes(args->rstd.dtype);
+        error = launch_parts<T, 1>(stream, bwd, shape);
+    if (error == cudaSuccess)
+        launch_column_finish<T, RK_TILE_NORM_PARTS>(stream, args->dweight, bwd.parts,
+                                                    (int)rk_ceil_div(shape.num_rows, bwd.rows_per_part));
+    return error;
 }
 
 extern "C" struct rk_workspace rk_cuda_workspace_rmsnorm_bwd(const void *dev,
                                                              const struct rk_rmsnorm_bwd_args *args)
 {
     (void)dev;
-    return {bwd_parts_bytes(args), 0};
+    return {RK_TILE_NORM_PARTS * (size_t)args->dy.shape[1] * rk_dtype_bytes(args->rstd.dtype), 0};
 }
 
 extern "C" struct rk_status *rk_cuda_op_rmsnorm_bwd(void *dev, void *stream,
                                                     const struct rk_rmsnorm_bwd_args *args)
 {
     struct rk_cuda_stream *on = (struct rk_cuda_stream *)stream;
+    struct rk_workspace workspace = rk_cuda_workspace_rmsnorm_bwd(dev, args);
     norm_shape shape = {args->dy.shape[0], args->dy.shape[1],
                         rk_rows_aligned(args->dy) && rk_rows_aligned(args->x) && rk_rows_aligned(args->dx) &&
                             (!args->dresidual.data || rk_rows_aligned(args->dresidual))};
 
     RK_TRY(norm_check("rmsnorm_bwd", shape));
-    RK_TRY(rk_cuda_reserve(on, &on->scratch, bwd_parts_bytes(args)));
-    RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T,
-                 RK_CUDA(launch_bwd<T>(on->stream, args, shape, on->scratch.data)));
+    RK_TRY(rk_cuda_reserve(on, &on->scratch, workspace.scratch_bytes));
+    RK_FOR_DTYPE("rmsnorm_bwd", args->dy.dtype, T, RK_CUDA(launch_bwd<T>(on, args, shape)));
     return rk_cuda_launched((struct rk_cuda_device *)dev, on, "rmsnorm_bwd");
 }

@@ -17,19 +17,23 @@ constexpr unsigned RK_TILE_ROPE_HEADS = 2;
 /* rmsnorm: one block a row, up to this many packs of the row a thread. */
 constexpr int RK_TILE_NORM_THREADS_MAX = 512;
 constexpr int RK_TILE_NORM_PACKS_MAX = 4;
-/* rmsnorm_bwd: partial sums of dweight. A constant, not the number of SMs: the bits of dweight depend on it.
- * 256 is two blocks on each SM of an H200, and partial sums are 3% of the traffic at 8192 x 1536. */
-constexpr int RK_TILE_NORM_PARTS = 256;
-/* ... rows on their way to shared memory, and how much of that they may take. */
-constexpr int RK_TILE_NORM_STAGES = 4;
-constexpr int RK_TILE_NORM_STAGE_BYTES = 200 << 10;
-/* bias_bwd: blocks in all, a constant for the same reason, and partial sums that they make of a column. */
-constexpr int RK_TILE_BIAS_BLOCKS = 576;
-constexpr int RK_TILE_BIAS_PARTS_MAX = 128;
-constexpr int RK_TILE_BIAS_ROWS = 8;   /* rows of threads of a block */
+/* rmsnorm_bwd: blocks, and so partial sums of dweight. A constant, not the number of SMs: the bits of dweight
+ * depend on it. 132 is one block an SM of an H200. */
+constexpr int RK_TILE_NORM_PARTS = 132;
+/* ... threads of a block, in groups of which each takes a row at a time, and the rows of a group in shared
+ * memory, the one that is being read and those on their way. More of them on their way were slower. */
+constexpr int RK_TILE_NORM_GROUPED_THREADS = 896;
+constexpr int RK_TILE_NORM_GROUPS_MAX = 14;
+constexpr int RK_TILE_NORM_STAGES = 2;
+/* ... shared memory of several groups, and what else a block has: together 99 KiB, which all GPUs have. */
+constexpr int RK_TILE_NORM_GROUP_BYTES = 92 << 10;
+constexpr int RK_TILE_NORM_STATIC_BYTES = 7 << 10;
+/* Rows of 32 threads that add up the partial sums of 32 columns (column_sum.cuh). */
+constexpr int RK_TILE_COLUMN_ROWS = 32;
+/* bias_bwd: blocks in all, a constant for the same reason. */
+constexpr int RK_TILE_BIAS_BLOCKS = 264;
+constexpr int RK_TILE_BIAS_ROWS = 16;  /* rows of threads of a block */
 constexpr int RK_TILE_BIAS_UNROLL = 4; /* rows in flight a thread */
-/* One block of 32 x 32 threads adds up the partial sums of 32 columns. */
-constexpr int RK_TILE_COLUMN_FINISH = 32;
 
 /* Softmax over a row of the vocabulary, in the statistics and in sampling alike, so that both have the same
  * bits. */
@@ -37,13 +41,22 @@ constexpr int RK_TILE_VOCAB_THREADS = 512;
 /* Packs in flight a thread; 2 were 7% slower. */
 constexpr int RK_TILE_VOCAB_UNROLL = 4;
 
+/* vocab_stats: bytes of a thread that are copied to shared memory at a time, and how many of these batches
+ * are there, on their way or being read. */
+constexpr int RK_TILE_VOCAB_STAGE_BYTES = 64;
+constexpr int RK_TILE_VOCAB_STAGES = 3;
+
 /* Parts of a row that can be taken by a block each: the sampler's blocks a row. */
 constexpr int RK_TILE_VOCAB_CHUNKS = 8;
 
-/* embed_bwd: sorted tokens of a block, and how many of their rows are loaded together. */
-constexpr int RK_TILE_EMBED_THREADS_MAX = 512;
-constexpr int RK_TILE_EMBED_SEGMENT = 32;
-constexpr int RK_TILE_EMBED_UNROLL = 4;
+/* embed_bwd: sorted tokens of a block, how many of their rows are loaded together, and of how many tokens a
+ * row's sum is one chain. */
+constexpr int RK_TILE_EMBED_PACK = 4;
+constexpr int RK_TILE_EMBED_THREADS_MAX = 448;
+constexpr int RK_TILE_EMBED_BLOCKS = 3;
+constexpr int RK_TILE_EMBED_SEGMENT = 8;
+constexpr int RK_TILE_EMBED_UNROLL = 2;
+constexpr int RK_TILE_EMBED_PIECE = 32;
 
 /* sum_squares: partial sums, a constant for the same reason as above, and threads of the block that adds
  * them. */

@@ -280,37 +280,113 @@ template <class T> __device__ __forceinline__ int chunk_steps_of(const vocab_row
     return (int)RK_MAX((steps + RK_TILE_VOCAB_CHUNKS - 1) / RK_TILE_VOCAB_CHUNKS, (int64_t)1);
 }
 
+/* The columns of a thread in order, and the chunk that it is in. */
+template <class T> struct softmax_walk {
+    const vocab_row<T> &row;
+    int64_t column, stop;
+    int chunk_steps, left; /* left: steps of the chunk */
+    softmax_part total, part;
+
+    /* Chunks begin..end-1. */
+    __device__ __forceinline__ softmax_walk(const vocab_row<T> &of, int begin, int end)
+        : row(of), chunk_steps(chunk_steps_of(of)), total(softmax_empty()), part(softmax_empty())
+    {
+        left = chunk_steps;
+        column = (int64_t)begin * chunk_steps * VOCAB_STEP + (int64_t)threadIdx.x * RK_TILE_PACK;
+        stop = RK_MIN((int64_t)end * chunk_steps * VOCAB_STEP, row.count);
+    }
+
+    /* Whether the next `steps` packs are aligned and whole. */
+    __device__ __forceinline__ bool has_whole(int steps) const
+    {
+        return row.aligned && column + (steps - 1) * VOCAB_STEP + RK_TILE_PACK <= stop;
+    }
+
+    template <bool WHOLE, class Keep>
+    __device__ __forceinline__ void add(const rk_pack<T, RK_TILE_PACK> &pack, Keep keep)
+    {
+        softmax_pack<WHOLE>(part, row, pack, column, keep);
+        softmax_end_step(total, part, left, chunk_steps);
+        column += VOCAB_STEP;
+    }
+
+    /* The packs that are left, one by one. */
+    template <class Keep> __device__ __forceinline__ softmax_part finish(Keep keep)
+    {
+        while (column < stop)
+            add<false>(rk_load<RK_TILE_PACK>(row.logits + column, row.count - column, row.aligned), keep);
+        softmax_merge(total, part);
+        return total;
+    }
+};
+
 /* What a thread has of chunks begin..end-1. As many packs are loaded at a time as can be in flight. */
 template <class T, class Keep>
 __device__ __forceinline__ softmax_part softmax_thread(const vocab_row<T> &row, Keep keep, int begin, int end)
 {
     constexpr int UNROLL = RK_TILE_VOCAB_UNROLL;
-    int chunk_steps = chunk_steps_of(row), left = chunk_steps; /* left: steps of the chunk */
-    int64_t column = (int64_t)begin * chunk_steps * VOCAB_STEP + (int64_t)threadIdx.x * RK_TILE_PACK;
-    int64_t stop = RK_MIN((int64_t)end * chunk_steps * VOCAB_STEP, row.count);
-    softmax_part total = softmax_empty(), part = softmax_empty();
+    softmax_walk<T> walk(row, begin, end);
 
-    for (; row.aligned && column + (UNROLL - 1) * VOCAB_STEP + RK_TILE_PACK <= stop;
-         column += UNROLL * VOCAB_STEP) {
+    while (walk.has_whole(UNROLL)) {
         rk_pack<T, RK_TILE_PACK> packs[UNROLL];
 
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
-            packs[u] = rk_load<RK_TILE_PACK>(row.logits + column + u * VOCAB_STEP, RK_TILE_PACK, true);
+            packs[u] = rk_load<RK_TILE_PACK>(row.logits + walk.column + u * VOCAB_STEP, RK_TILE_PACK, true);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            walk.template add<true>(packs[u], keep);
+    }
+    return walk.finish(keep);
+}
+
+/* Shared memory of softmax_thread_staged(). */
+template <class T> struct softmax_stages {
+    static constexpr int UNROLL = RK_TILE_VOCAB_STAGE_BYTES / (RK_TILE_PACK * (int)sizeof(T));
+
+    rk_pack<T, RK_TILE_PACK> packs[RK_TILE_VOCAB_STAGES][UNROLL][RK_TILE_VOCAB_THREADS];
+};
+
+/* The same of the whole row with the same bits; packs are on their way to shared memory, each thread's to a
+ * place of its own, while others are added. */
+template <class T>
+__device__ __forceinline__ softmax_part softmax_thread_staged(const vocab_row<T> &row,
+                                                              softmax_stages<T> &shared)
+{
+    constexpr int UNROLL = softmax_stages<T>::UNROLL, STAGES = RK_TILE_VOCAB_STAGES;
+    constexpr int WORDS = rk_pack<T, RK_TILE_PACK>::WORDS;
+    softmax_walk<T> walk(row, 0, RK_TILE_VOCAB_CHUNKS);
+    int64_t ahead = walk.column; /* of the next batch to be copied */
+    auto copy_batch = [&](int stage) {
+        if (row.aligned && ahead + (UNROLL - 1) * VOCAB_STEP + RK_TILE_PACK <= walk.stop) {
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+#pragma unroll
+                for (int b = 0; b < WORDS; b += 4)
+                    rk_copy16(&shared.packs[stage][u][threadIdx.x].word[b],
+                              (const uint32_t *)(row.logits + ahead + u * VOCAB_STEP) + b, 16);
+            }
+        }
+        ahead += UNROLL * VOCAB_STEP;
+        rk_copy_commit();
+    };
+    int stage = 0;
+
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++)
+        copy_batch(s);
+    for (; walk.has_whole(UNROLL); stage = stage + 1 < STAGES ? stage + 1 : 0) {
+        copy_batch(stage > 0 ? stage - 1 : STAGES - 1);
+        rk_copy_wait<STAGES - 1>();
 #pragma unroll
         for (int u = 0; u < UNROLL; u++) {
-            softmax_pack<true>(part, row, packs[u], column + u * VOCAB_STEP, keep);
-            softmax_end_step(total, part, left, chunk_steps);
+            rk_pack<T, RK_TILE_PACK> pack;
+
+            rk_load_words<WORDS>(pack.word, &shared.packs[stage][u][threadIdx.x]);
+            walk.template add<true>(pack, keep_all());
         }
     }
-    for (; column < stop; column += VOCAB_STEP) {
-        softmax_pack<false>(part, row,
-                            rk_load<RK_TILE_PACK>(row.logits + column, row.count - column, row.aligned),
-                            column, keep);
-        softmax_end_step(total, part, left, chunk_steps);
-    }
-    softmax_merge(total, part);
-    return total;
+    return walk.finish(keep_all());
 }
 
 /* What the threads of a block have together, to all of them. */

@@ -1,20 +1,24 @@
 /* Twin of kernels/cpu/vocab_stats.c.
  *
- * Work split   vocab_stats: one block of 512 threads a row, 4 packs of 8 logits in flight a thread. Backward:
- *              one thread a pack, rows in grid x. Merge: one thread a token.
+ * Work split   vocab_stats: one block of 512 threads a row; of each thread 8 packs of 8 logits are on their
+ *              way to shared memory while 4 are added. Backward: one thread a pack, rows in grid x. Merge:
+ *              one thread a token.
  *
  * Traffic      vocab_stats: read the logits, 2 bytes each in bf16. Backward: read and write them, 4 bytes.
- *              2048 x 151936 on an H200: 191 us (76% of 4.3 TB/s) and 346 us (84%). A term of the statistics
- *              is about 8 instructions, and its power of two, like the change to f64 of each eight, is one of
- *              16 a clock and SM: 115 us by themselves.
+ *              On an H200, rows of 151936: 1024 rows 94.5 us (77% of 4.3 TB/s) and 173 us (83%), 2048 rows
+ *              177 us (82%) and 346 us (84%). A term of the statistics is about 8 instructions, and its
+ *              power of two, like the change to f64 of each eight, is one of 16 a clock and SM: 115 us by
+ *              themselves at 2048 rows.
  *
  * Limits       No F64.
  *
  * Numerics     vocab_common.cuh: terms f32, sums f64; log-probs have the same f32 bits whatever the split of
  *              the vocabulary. Backward f32, with the probabilities of the forward pass.
  *
- * Tried        Exponent and mantissa of every term apart, for any size of the logits: 14 instructions a term,
- *              234 us. That is now for terms beyond 2^64 only (vocab_common.cuh). */
+ * Tried        Loads into registers, 4 packs in flight a thread: 100 and 191 us. Exponent and mantissa of
+ *              every term apart, for any size of the logits: 14 instructions a term, 234 us. That is now
+ *              for terms beyond 2^64 only (vocab_common.cuh). No lower limit of the logits where the smallest
+ *              of eight is far from it: 2 us slower. */
 #include "kernels/cuda/vocab_common.cuh"
 
 enum { STAT_MAX, STAT_SUM, STAT_MOMENT, STAT_LABEL, NUM_STATS };
@@ -35,19 +39,23 @@ __device__ __forceinline__ int64_t local_label(const vocab_part &part, int64_t r
 }
 
 template <class T>
-__global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS)
+__global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
     vocab_stats_kernel(double *__restrict__ stats, int64_t stats_stride, const T *__restrict__ logits,
                        vocab_part part)
 {
-    int64_t row_idx = blockIdx.x;
+    extern __shared__ __align__(16) unsigned char shared[];
+    int64_t row_idx = blockIdx.x, label;
     vocab_row<T> row =
         make_row(logits + row_idx * part.stride, part.num_valid, part.inv_temperature, part.aligned);
-    softmax_stats result = softmax_row(row, keep_all());
-    int64_t label = local_label(part, row_idx);
     double *out = stats + row_idx * stats_stride;
+    softmax_stats result;
 
+    rk_wait_for_stream();
+    result = softmax_finish(row, keep_all(),
+                            softmax_block(softmax_thread_staged(row, *(softmax_stages<T> *)shared)));
     if (threadIdx.x > 0)
         return;
+    label = local_label(part, row_idx);
     out[STAT_MAX] = result.max;
     out[STAT_SUM] = result.sum;
     out[STAT_MOMENT] = result.moment;
@@ -66,18 +74,30 @@ static vocab_part part_of(rk_tensor_t logits, rk_tensor_t labels, int64_t vocab_
             rk_rows_aligned(logits)};
 }
 
+template <class T>
+static cudaError_t launch_stats(const struct rk_cuda_stream *stream, const struct rk_vocab_stats_args *args,
+                                vocab_part part)
+{
+    dim3 blocks((unsigned)args->logits.shape[0]);
+    size_t bytes = part.aligned ? sizeof(softmax_stages<T>) : 0;
+    cudaError_t error = cudaFuncSetAttribute(
+        vocab_stats_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(softmax_stages<T>));
+
+    if (error == cudaSuccess)
+        rk_launch({stream, blocks, dim3(RK_TILE_VOCAB_THREADS), bytes}, vocab_stats_kernel<T>,
+                  (double *)args->stats.data, args->stats.row_stride, (const T *)args->logits.data, part);
+    return error;
+}
+
 extern "C" struct rk_status *rk_cuda_op_vocab_stats(void *dev, void *stream,
                                                     const struct rk_vocab_stats_args *args)
 {
     vocab_part part =
         part_of(args->logits, args->labels, args->vocab_begin, args->num_valid, args->inv_temperature);
-    unsigned rows = (unsigned)args->logits.shape[0];
 
     RK_TRY(rk_check_grid("vocab_stats", args->logits.shape[0]));
-    RK_FOR_DTYPE_TO_F32(
-        "vocab_stats", args->logits.dtype, T,
-        vocab_stats_kernel<T><<<rows, RK_TILE_VOCAB_THREADS, 0, rk_stream_of(stream)>>>(
-            (double *)args->stats.data, args->stats.row_stride, (const T *)args->logits.data, part));
+    RK_FOR_DTYPE_TO_F32("vocab_stats", args->logits.dtype, T,
+                        RK_CUDA(launch_stats<T>((const struct rk_cuda_stream *)stream, args, part)));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "vocab_stats");
 }
 
