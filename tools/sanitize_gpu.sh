@@ -12,7 +12,7 @@ set -u
 
 # What is run, the longest first: program and number of parts. Those of the plain tests that need no F64 attention.
 # Every part takes the program's kernels apart anew, which is most of the time of many small cases.
-programs="kernels_cases_gemm:8 kernels_grad_layers:4 kernels_cases_sample:3 kernels_row_invariance:2
+programs="kernels_cases_gemm:8 unit_kernels_cuda_gemm_small:4 kernels_grad_layers:4 kernels_cases_sample:3 kernels_row_invariance:2
     kernels_cases_layers:2 kernels_cases_paged:2 kernels_cases_attention:2 kernels_thread_invariance:2
     kernels_cases_vocab:1 kernels_cases_flat:1 kernels_cases_device:1"
 
@@ -48,7 +48,7 @@ run_one() { # tool, program, part
     124) verdict="TIME LIMIT" ;;
     *) verdict="FAILED $code" ;;
     esac
-    printf '%-10s %-26s %-5s %-10s %4d s  %s\n' "$1" "$2" "$3" "$verdict" $(($(date +%s) - begin)) \
+    printf '%-10s %-28s %-5s %-10s %4d s  %s\n' "$1" "$2" "$3" "$verdict" $(($(date +%s) - begin)) \
         "$(sed -n 's/^=* *\(.*SUMMARY: .*\)/\1/p' "$log" | tail -n 1)"
     case $verdict in ok*) return 0 ;; esac
     return 1

@@ -88,7 +88,6 @@ static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
 {
     void *a = take(2 * MAX_ROWS * (MAX_COLS + PADDING)), *b = take(2 * MAX_COLS * (MAX_COLS + PADDING));
     void *c = take(2 * MAX_ROWS * (MAX_COLS + PADDING)), *bias = take(2 * MAX_COLS);
-    int num_run = 0;
 
     (void)state;
     randomize(a, MAX_ROWS * (MAX_COLS + PADDING), 1);
@@ -97,7 +96,7 @@ static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         const struct gemm_case *test = &cases[i];
         size_t count = (size_t)(test->m * (test->n + PADDING));
-        uint16_t *expected = rk_calloc(count, 2), *actual = rk_calloc(count, 2);
+        uint16_t *expected, *actual;
         struct rk_gemm_args args = {.c = padded(c, test->m, test->n),
                                     .a = padded(a, test->m, test->k),
                                     .b = padded(b, test->n, test->k),
@@ -106,9 +105,14 @@ static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
                                     .alpha = 1.0F};
         int choices[RK_GEMM_SMALL_MAX_CHOICES], num_choices;
 
+        if (!rk_test_in_part())
+            continue;
+        expected = rk_calloc(count, 2);
+        actual = rk_calloc(count, 2);
         if (test->has_bias)
             args.bias = rk_tensor_1d(bias, RK_DTYPE_BF16, test->n);
         num_choices = rk_gemm_small_choices(dev, &args, choices);
+        assert_true(num_choices > 0);
         run(args, CHAIN, expected, count);
         for (int j = 0; j < num_choices; j++) {
             char text[32];
@@ -118,11 +122,9 @@ static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
                 fail_msg("m=%lld n=%lld k=%lld: %s has other bits", (long long)test->m, (long long)test->n,
                          (long long)test->k, rk_gemm_small_name(choices[j], text, sizeof(text)));
         }
-        num_run += num_choices;
         rk_free(expected);
         rk_free(actual);
     }
-    assert_true(num_run > 100);
     rk_cuda_device_ops.free(dev, a);
     rk_cuda_device_ops.free(dev, b);
     rk_cuda_device_ops.free(dev, c);
