@@ -326,9 +326,16 @@ template <class A> __device__ __forceinline__ A rk_block_sum(A value, A *shared)
     return sum;
 }
 
-/* The same for a loop, with one barrier, over the threads of a block that have the same threadIdx.y only;
- * blockDim.x is a multiple of 32, and all threads call it as often. `shared` has room for 64 elements for
- * each of these groups, of which the sum takes one half and the next one (turn + 1) the other. */
+/* A barrier of the threads of a block that have the same threadIdx.y: blockDim.x is a multiple of 32,
+ * blockDim.y at most 15. All threads of a block should come to as many of them: racecheck counts them
+ * together. Barrier 0 is that of the block. */
+__device__ __forceinline__ void rk_group_sync(void)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
+}
+
+/* The same as rk_block_sum for a loop and such a group, with one barrier. `shared` has room for 64 elements
+ * for each group, of which the sum takes one half and the next one (turn + 1) the other. */
 template <class A> __device__ __forceinline__ A rk_group_sum_in_turn(A value, A *shared, int64_t turn)
 {
     int num_warps = blockDim.x / 32;
@@ -338,7 +345,7 @@ template <class A> __device__ __forceinline__ A rk_group_sum_in_turn(A value, A 
     value = rk_warp_sum(value);
     if (threadIdx.x % 32 == 0)
         shared[threadIdx.x / 32] = value;
-    __syncthreads(); /* the parts are written before they are read; those of the last sum have been read */
+    rk_group_sync(); /* the parts are written before they are read; those of the last sum have been read */
     for (int i = 0; i < num_warps; i++)
         sum += shared[i];
     return sum;

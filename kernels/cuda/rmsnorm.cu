@@ -322,7 +322,7 @@ __device__ __forceinline__ void norm_store(const norm_terms<rk_acc<T>> (&terms)[
     }
 }
 
-/* Rows of this group, in step with the others; leaves its sums for dweight in registers. */
+/* Rows of this group; leaves its sums for dweight in registers. */
 template <class T, int PACKS>
 __device__ __forceinline__ void norm_group(rk_acc<T> (&dweight)[PACKS][RK_TILE_PACK], void *stages,
                                            const norm_bwd<T> &args, norm_shape shape)
@@ -347,25 +347,23 @@ __device__ __forceinline__ void norm_group(rk_acc<T> (&dweight)[PACKS][RK_TILE_P
             rk_load<RK_TILE_PACK>(args.weight + col, shape.hidden_size - col, rk_aligned16(args.weight));
     }
     rstd = rows.begin < rows.end ? args.rstd[rows.begin] : (A)0;
-    for (int64_t first = begin; first < rows.end; first += blockDim.y, turn++) {
-        A sum = 0, mean;
+    for (int64_t r = rows.begin; r < rows.end; r += blockDim.y, turn++) {
+        A mean;
 
-        row.idx = first + threadIdx.y;
         row.rstd = rstd;
-        rstd = row.idx + blockDim.y < rows.end ? args.rstd[row.idx + blockDim.y] : (A)0; /* ahead as well */
-        if (args.is_staged)
+        row.idx = r;
+        rstd = r + blockDim.y < rows.end ? args.rstd[r + blockDim.y] : (A)0; /* ahead as well */
+        if (args.is_staged) {
             norm_prefetch<T, PACKS>(stages, turn + RK_TILE_NORM_STAGES - 1, args, shape, rows);
-        if (row.idx < rows.end) {
-            if (args.is_staged)
-                norm_take(row, stages, turn, args.dresidual != NULL);
-            else
-                norm_load(row, args, shape, row.idx);
-            sum = norm_products(terms, row, weight, dweight);
+            norm_take(row, stages, turn, args.dresidual != NULL);
+        } else {
+            norm_load(row, args, shape, r);
         }
-        mean = rk_group_sum_in_turn(sum, shared, turn) * inv_size;
-        if (row.idx < rows.end)
-            norm_store(terms, row, args, shape, mean);
+        mean = rk_group_sum_in_turn(norm_products(terms, row, weight, dweight), shared, turn) * inv_size;
+        norm_store(terms, row, args, shape, mean);
     }
+    if (turn * blockDim.y < rows.end - begin)
+        rk_group_sync(); /* others have had one row more */
     rk_copy_wait<0>();
 }
 
