@@ -25,7 +25,8 @@
  * Tried        Backward, at 1536 and 3584: blocks of one group, 256 parts of four rows on their way each:
  *              38.4 and 72.9 us; 264 parts: 33.1 and 79.7. Two rows of each group on their way: 33.6 and
  *              67.9. The parts added by the last blocks of the same launch, in two steps: 9 and 19 us more,
- *              one SM reads too slowly. The second kernel with 256 threads a block: 1 us more. */
+ *              one SM reads too slowly. The second kernel with 256 threads a block: 1 us more. The block's
+ *              barrier in the loop, groups in step: 0.7 and 0.6 us more. */
 #include "kernels/cuda/column_sum.cuh"
 
 struct norm_shape {
