@@ -62,19 +62,6 @@ static void close_world(struct rk_comm_world *world, struct rk_comm_group *group
     rk_comm_world_destroy(world);
 }
 
-/* Takes `st`. */
-static int check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text)
-{
-    RK_RANK_CHECK(st, "no error, expected %s", reason);
-    RK_RANK_CHECK(rk_status_code(st) == code, "%s: %s", rk_code_name(rk_status_code(st)),
-                  rk_status_message(st));
-    RK_RANK_CHECK(strcmp(rk_status_reason(st), reason) == 0, "%s: %s", rk_status_reason(st),
-                  rk_status_message(st));
-    RK_RANK_CHECK(strstr(rk_status_message(st), text), "'%s' lacks '%s'", rk_status_message(st), text);
-    rk_status_free(st);
-    return 0;
-}
-
 /* Every later call returns the same first error, at once. */
 static int check_stays_failed(struct rk_comm_world *world, struct rk_comm_group *group, const char *text)
 {
@@ -89,7 +76,7 @@ static int check_stays_failed(struct rk_comm_world *world, struct rk_comm_group 
     rk_status_free(again);
     again = rk_comm_group_create(&none, world, "more", all_ranks, 1);
     RK_RANK_CHECK(!none, "a group on a world that failed");
-    if (check_error(again, rk_status_code(first), rk_status_reason(first), text))
+    if (rk_test_rank_check_error(again, rk_status_code(first), rk_status_reason(first), text))
         return 1;
     rk_status_free(first);
     return 0;
@@ -159,7 +146,7 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
         return 1;
     delay_ns = rk_time_now_ns() - atomic_load(&run->fault_ns);
     RK_RANK_CHECK(delay_ns < 1000 * NS_PER_MS, "took %lld ms", (long long)(delay_ns / NS_PER_MS));
-    if (check_error(st, RK_ABORTED, "PEER_LOST", "all_reduce #2 of group dp: ") ||
+    if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "all_reduce #2 of group dp: ") ||
         check_stays_failed(world, group, "rank 3 is lost"))
         return 1;
     close_world(world, group);
@@ -200,12 +187,12 @@ static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
     if (rank < 3) {
         if (rk_status_code(st) == RK_DEADLINE_EXCEEDED)
             atomic_fetch_add(&run->num_late_errors, 1);
-        if (check_error(st, rk_status_code(st), "WATCHDOG", "rank 3 went silent for 1000 ms"))
+        if (rk_test_rank_check_error(st, rk_status_code(st), "WATCHDOG", "rank 3 went silent for 1000 ms"))
             return 1;
         /* The last one wakes the stopped rank. */
         if (atomic_fetch_add(&run->num_done, 1) == 2)
             kill(atomic_load(&run->victim), SIGCONT);
-    } else if (check_error(st, RK_ABORTED, "WATCHDOG", "rank 3 went silent")) {
+    } else if (rk_test_rank_check_error(st, RK_ABORTED, "WATCHDOG", "rank 3 went silent")) {
         return 1;
     }
     if (check_stays_failed(world, group, "rank 3 went silent"))
@@ -250,8 +237,8 @@ static int rank_late(int32_t rank, int32_t num_ranks, void *user)
         atomic_fetch_add(&run->num_late_errors, 1);
     else
         RK_RANK_CHECK(rk_status_code(st) == RK_ABORTED, "%s", rk_status_message(st));
-    if (check_error(st, rk_status_code(st), "WATCHDOG",
-                    "all_reduce #1 of group dp: ranks 2, 3 did not arrive within 300 ms"))
+    if (rk_test_rank_check_error(st, rk_status_code(st), "WATCHDOG",
+                                 "all_reduce #1 of group dp: ranks 2, 3 did not arrive within 300 ms"))
         return 1;
     close_world(world, group);
     return 0;
@@ -323,7 +310,7 @@ static int rank_leaves(int32_t rank, int32_t num_ranks, void *user)
     rk_test_meet(run->rendezvous, num_ranks);
     RK_RANK_OK(rk_comm_world_check(world)); /* a goodbye is no failure */
     st = rk_comm_all_reduce(group, NULL, rk_tensor_1d(&x, RK_DTYPE_F32, 1), RK_REDUCE_SUM);
-    if (check_error(st, RK_ABORTED, "PEER_LOST", "rank 1 is lost: it left the world"))
+    if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "rank 1 is lost: it left the world"))
         return 1;
     close_world(world, group);
     return 0;
@@ -358,7 +345,7 @@ static int rank_dies_idle(int32_t rank, int32_t num_ranks, void *user)
         rk_time_sleep_ms(1);
         st = rk_comm_world_check(world);
     }
-    if (check_error(st, RK_ABORTED, "PEER_LOST", "rank 2 is lost") ||
+    if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "rank 2 is lost") ||
         check_stays_failed(world, group, "rank 2 is lost"))
         return 1;
     close_world(world, group);
@@ -486,7 +473,7 @@ static int rank_desync(int32_t rank, int32_t num_ranks, void *user)
     for (int i = 0; i < 2 && st; i++)
         RK_RANK_CHECK(strstr(rk_status_message(st), c->text[i]), "'%s' lacks '%s'", rk_status_message(st),
                       c->text[i]);
-    if (check_error(st, RK_ABORTED, "COMM_DESYNC", " sent "))
+    if (rk_test_rank_check_error(st, RK_ABORTED, "COMM_DESYNC", " sent "))
         return 1;
     rk_comm_group_destroy(args.tp);
     close_world(world, args.dp);
@@ -522,8 +509,9 @@ static int rank_fault_point(int32_t rank, int32_t num_ranks, void *user)
     if (rank == 1)
         setenv("RANKD_FAULTS", "comm.all_reduce=fail", 1);
     st = rk_comm_all_reduce(group, NULL, rk_tensor_1d(&x, RK_DTYPE_F32, 1), RK_REDUCE_SUM);
-    if (rank == 1 ? check_error(st, RK_INTERNAL, "", "fault point comm.all_reduce")
-                  : check_error(st, RK_ABORTED, "COMM_ABORTED", "rank 1 reports: all_reduce: fault point"))
+    if (rank == 1 ? rk_test_rank_check_error(st, RK_INTERNAL, "", "fault point comm.all_reduce")
+                  : rk_test_rank_check_error(st, RK_ABORTED, "COMM_ABORTED",
+                                             "rank 1 reports: all_reduce: fault point"))
         return 1;
     close_world(world, group);
     return 0;

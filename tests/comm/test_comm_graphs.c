@@ -11,50 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/rk_alloc.h"
 #include "base/rk_time.h"
 #include "engine/rk_comm.h"
 #include "kernels/rk_kernels.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
-#include "tests/support/ranks.h"
 
 #define NS_PER_MS  1000000LL
-#define RUN_S      40
-#define MAX_RANKS  4
 #define ELEMENTS   20000
 #define NUM_LEVELS 6
 /* As in test_comm_nccl.c. */
 #define VERDICT_MS 10000
-
-static const int32_t all_ranks[] = {0, 1, 2, 3};
-
-struct run {
-    struct rk_test_rendezvous *rendezvous, *again;
-    struct rk_comm_world_config config;
-    _Atomic int64_t fault_ns, delay_ms;
-};
-
-static struct run *run_create(void)
-{
-    struct run *run = rk_test_shared_alloc(sizeof(*run));
-
-    run->rendezvous = rk_test_rendezvous_create();
-    run->again = rk_test_rendezvous_create();
-    return run;
-}
-
-static void run_destroy(struct run *run)
-{
-    rk_test_rendezvous_destroy(run->again);
-    rk_test_rendezvous_destroy(run->rendezvous);
-    rk_test_shared_free(run, sizeof(*run));
-}
-
-static int32_t num_test_ranks(void)
-{
-    return RK_MIN(MAX_RANKS, rk_test_device_max_ranks());
-}
 
 /* --- a rank --- */
 
@@ -76,18 +44,6 @@ static struct rk_status *enqueue(struct member *member)
                               rk_tensor_1d(member->data, RK_DTYPE_F32, ELEMENTS), RK_REDUCE_SUM));
     RK_TRY(rk_stream_copy(member->stream, copy, member->data, ELEMENTS * sizeof(*copy), RK_COPY_D2D));
     return rk_comm_broadcast(member->group, member->stream, rk_tensor_1d(copy, RK_DTYPE_F32, ELEMENTS), 1);
-}
-
-static int fill_ones(struct member *member)
-{
-    float *host = rk_calloc(ELEMENTS, sizeof(*host));
-
-    for (int i = 0; i < ELEMENTS; i++)
-        host[i] = 1;
-    RK_RANK_OK(rk_stream_copy(member->stream, member->data, host, ELEMENTS * sizeof(*host), RK_COPY_H2D));
-    RK_RANK_OK(rk_stream_sync(member->stream));
-    rk_free(host);
-    return 0;
 }
 
 static int check_value(struct member *member, double expected)
@@ -116,20 +72,20 @@ static int record(struct member *member)
 
 static int join_group(struct member *member)
 {
-    RK_RANK_OK(rk_comm_group_create(&member->group, member->world, "dp", all_ranks, member->num_ranks));
+    RK_RANK_OK(rk_comm_group_create(&member->group, member->world, "dp", comm_all_ranks, member->num_ranks));
     RK_RANK_CHECK(rk_comm_has_graphs(member->group, rk_stream_device(member->stream)), "no graphs");
     return 0;
 }
 
 /* A world, a group and a graph of it, after operations #1 and #2 were called. */
-static int join(struct member *member, struct run *run, struct rk_test_rendezvous *rendezvous, int32_t rank,
-                int32_t num_ranks)
+static int join(struct member *member, struct comm_run *run, struct rk_test_rendezvous *rendezvous,
+                int32_t rank, int32_t num_ranks)
 {
     *member = (struct member){.rank = rank, .num_ranks = num_ranks, .stream = rk_test_rank_stream(rank)};
     RK_RANK_OK(rk_test_world_create(&member->world, rendezvous, rank, num_ranks, "unix", &run->config));
     RK_RANK_OK(rk_device_alloc(rk_stream_device(member->stream), (void **)&member->data,
                                2 * ELEMENTS * sizeof(float), "tensors of the test"));
-    if (join_group(member) || fill_ones(member))
+    if (join_group(member) || comm_fill_ones(member->stream, member->data, ELEMENTS))
         return 1;
     RK_RANK_OK(enqueue(member));
     return record(member) || check_value(member, num_ranks);
@@ -153,25 +109,12 @@ static struct rk_status *launch(struct member *member)
     return rk_stream_sync(member->stream);
 }
 
-/* Takes `st`. */
-static int check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text)
-{
-    RK_RANK_CHECK(st, "no error, expected '%s'", text);
-    RK_RANK_CHECK(rk_status_code(st) == code, "%s: %s", rk_code_name(rk_status_code(st)),
-                  rk_status_message(st));
-    RK_RANK_CHECK(strcmp(rk_status_reason(st), reason) == 0, "%s: %s", rk_status_reason(st),
-                  rk_status_message(st));
-    RK_RANK_CHECK(strstr(rk_status_message(st), text), "'%s' lacks '%s'", rk_status_message(st), text);
-    rk_status_free(st);
-    return 0;
-}
-
 /* --- what works --- */
 
 /* In every round some ranks launch, the others call, by turns: bit r of the round's number says which. */
 static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
     double expected = num_ranks;
     char name[64];
@@ -200,16 +143,16 @@ static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_repeats_operations_beside_ranks_that_call_them(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_repeats, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_repeats, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 static int rank_regroups(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct rk_comm_graph *old;
     struct member member;
 
@@ -219,7 +162,7 @@ static int rank_regroups(int32_t rank, int32_t num_ranks, void *user)
     rk_comm_group_destroy(member.group);
     RK_RANK_CHECK(!rk_comm_graph_is_current(member.graph), "current without its group");
     old = member.graph;
-    if (join_group(&member) || fill_ones(&member) || record(&member))
+    if (join_group(&member) || comm_fill_ones(member.stream, member.data, ELEMENTS) || record(&member))
         return 1;
     rk_comm_graph_destroy(old);
     RK_RANK_OK(launch(&member));
@@ -230,18 +173,18 @@ static int rank_regroups(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_ends_with_its_group(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(2, rank_regroups, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(2, rank_regroups, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 /* --- what fails --- */
 
 static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     int32_t victim = num_ranks - 1;
     struct member member;
     struct rk_status *st = NULL;
@@ -264,9 +207,12 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
                   (long long)atomic_load(&run->delay_ms));
     snprintf(text, sizeof(text), "rank %d is lost: ", victim);
     RK_RANK_CHECK(st && strstr(rk_status_message(st), text), "%s", st ? rk_status_message(st) : "no error");
-    if (check_error(st, RK_ABORTED, "PEER_LOST", "graph of all_reduce #5 to broadcast #6 of group dp: ") ||
-        check_error(rk_comm_barrier(member.group, member.stream), RK_ABORTED, "PEER_LOST", text) ||
-        check_error(rk_comm_graph_launch(member.graph), RK_ABORTED, "PEER_LOST", text) || leave(&member))
+    if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST",
+                                 "graph of all_reduce #5 to broadcast #6 of group dp: ") ||
+        rk_test_rank_check_error(rk_comm_barrier(member.group, member.stream), RK_ABORTED, "PEER_LOST",
+                                 text) ||
+        rk_test_rank_check_error(rk_comm_graph_launch(member.graph), RK_ABORTED, "PEER_LOST", text) ||
+        leave(&member))
         return 1;
     RK_RANK_OK(rk_stream_sync(member.stream)); /* healthy again */
     if (num_ranks == 2)
@@ -281,20 +227,20 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_killed_rank_is_named_and_the_others_go_on(void **state)
 {
-    struct rk_test_rank_result results[MAX_RANKS];
-    struct run *run = run_create();
-    int32_t num_ranks = num_test_ranks();
+    struct rk_test_rank_result results[COMM_MAX_RANKS];
+    struct comm_run *run = comm_run_create();
+    int32_t num_ranks = comm_num_ranks();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks_results(num_ranks, rank_killed, run, RUN_S, results), 1);
+    assert_int_equal(rk_test_run_ranks_results(num_ranks, rank_killed, run, COMM_RUN_S, results), 1);
     assert_int_equal(results[num_ranks - 1].signal, SIGKILL);
     print_message("named after %lld ms\n", (long long)atomic_load(&run->delay_ms));
-    run_destroy(run);
+    comm_run_destroy(run);
 }
 
 static int rank_late(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
     struct rk_status *st;
 
@@ -302,21 +248,22 @@ static int rank_late(int32_t rank, int32_t num_ranks, void *user)
         return 1;
     rk_time_sleep_ms(rank == 0 ? 6000 : 0);
     st = launch(&member);
-    if (check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG",
-                    "graph of all_reduce #3 to broadcast #4 of group dp: rank 0 did not arrive within 4000 "
-                    "ms"))
+    if (rk_test_rank_check_error(
+            st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG",
+            "graph of all_reduce #3 to broadcast #4 of group dp: rank 0 did not arrive within 4000 "
+            "ms"))
         return 1;
     return leave(&member);
 }
 
 static void test_graph_late_rank_ends_at_the_collective_timeout(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
     run->config.collective_timeout_ms = 4000; /* which is also enough to connect */
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_late, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_late, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 static void *abort_later(void *arg)
@@ -329,7 +276,7 @@ static void *abort_later(void *arg)
 /* Rank 0's launch waits for rank 1, which never comes; the abort comes from a thread that does not wait. */
 static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
     pthread_t thread;
 
@@ -338,27 +285,28 @@ static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
     if (rank == 0)
         RK_RANK_CHECK(pthread_create(&thread, NULL, abort_later, member.world) == 0, "thread");
     rk_time_sleep_ms(rank == 1 ? 2000 : 0);
-    if (check_error(launch(&member), RK_ABORTED, "COMM_ABORTED",
-                    "rank 0 aborted during graph of all_reduce #3 to broadcast #4 of group dp: lease lapsed"))
+    if (rk_test_rank_check_error(
+            launch(&member), RK_ABORTED, "COMM_ABORTED",
+            "rank 0 aborted during graph of all_reduce #3 to broadcast #4 of group dp: lease lapsed"))
         return 1;
     if (rank == 0)
         pthread_join(thread, NULL);
     return leave(&member);
 }
 
-static void test_graph_abort_from_another_thread_ends_all_ranks(void **state)
+static void test_graph_abort_from_another_thread_ends_comm_all_ranks(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_aborted, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_aborted, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 #ifdef RK_FAULTS
 static int rank_fault_point(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
 
     if (rank == 1)
@@ -366,27 +314,28 @@ static int rank_fault_point(int32_t rank, int32_t num_ranks, void *user)
     if (join(&member, run, run->rendezvous, rank, num_ranks))
         return 1;
     rk_test_meet(run->rendezvous, num_ranks); /* all are through with the first operations */
-    if (rank == 1 ? check_error(launch(&member), RK_INTERNAL, "", "graph: fault point comm.graph")
-                  : check_error(launch(&member), RK_ABORTED, "COMM_ABORTED",
-                                "rank 1 reports: graph: fault point comm.graph"))
+    if (rank == 1
+            ? rk_test_rank_check_error(launch(&member), RK_INTERNAL, "", "graph: fault point comm.graph")
+            : rk_test_rank_check_error(launch(&member), RK_ABORTED, "COMM_ABORTED",
+                                       "rank 1 reports: graph: fault point comm.graph"))
         return 1;
     return leave(&member);
 }
 
 static void test_graph_failure_of_one_rank_ends_the_others(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_fault_point, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_fault_point, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 #endif
 
 /* Rank 1's device is lost while it holds a graph: nothing of it can be relied on to end. */
 static int rank_lost(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct rk_axpby_args args = {.y = rk_tensor_1d((void *)(uintptr_t)4096, RK_DTYPE_F32, 1024), .alpha = 1};
     struct member member;
     struct rk_status *st;
@@ -402,7 +351,7 @@ static int rank_lost(int32_t rank, int32_t num_ranks, void *user)
         RK_RANK_CHECK(st, "the device works");
         rk_comm_world_abort(member.world, rk_status_message(st));
         rk_status_free(st);
-    } else if (check_error(launch(&member), RK_ABORTED, "COMM_ABORTED", "rank 1 aborted")) {
+    } else if (rk_test_rank_check_error(launch(&member), RK_ABORTED, "COMM_ABORTED", "rank 1 aborted")) {
         return 1;
     }
     begin_ns = rk_time_now_ns();
@@ -415,14 +364,14 @@ static int rank_lost(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_of_a_lost_device_holds_nobody_up(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
     if (rk_fake_nccl_faults())
         skip(); /* a CPU is not lost */
-    assert_int_equal(rk_test_run_ranks(2, rank_lost, run, RUN_S), 0);
+    assert_int_equal(rk_test_run_ranks(2, rank_lost, run, COMM_RUN_S), 0);
     print_message("the lost rank's world came down in %lld ms\n", (long long)atomic_load(&run->delay_ms));
-    run_destroy(run);
+    comm_run_destroy(run);
 }
 
 int main(void)
@@ -432,7 +381,7 @@ int main(void)
         cmocka_unit_test(test_graph_ends_with_its_group),
         cmocka_unit_test(test_graph_killed_rank_is_named_and_the_others_go_on),
         cmocka_unit_test(test_graph_late_rank_ends_at_the_collective_timeout),
-        cmocka_unit_test(test_graph_abort_from_another_thread_ends_all_ranks),
+        cmocka_unit_test(test_graph_abort_from_another_thread_ends_comm_all_ranks),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_graph_failure_of_one_rank_ends_the_others),
 #endif

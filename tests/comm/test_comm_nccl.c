@@ -10,52 +10,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
 #include "engine/rk_comm.h"
+#include "tests/comm/comm_fixture.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
-#include "tests/support/ranks.h"
 
 #define NS_PER_MS 1000000LL
-#define RUN_S     40
-#define MAX_RANKS 4
 #define ELEMENTS  100000
 /* The promise of the issue tracker's list; what is measured is printed. */
 #define VERDICT_MS 10000
-
-static const int32_t all_ranks[] = {0, 1, 2, 3};
-
-/* Shared by the ranks of one run. */
-struct run {
-    struct rk_test_rendezvous *rendezvous, *again; /* of the first world and of that of the survivors */
-    struct rk_comm_world_config config;
-    _Atomic int64_t fault_ns, delay_ms;
-    _Atomic pid_t victim;
-    atomic_int num_done;
-};
-
-static struct run *run_create(void)
-{
-    struct run *run = rk_test_shared_alloc(sizeof(*run));
-
-    run->rendezvous = rk_test_rendezvous_create();
-    run->again = rk_test_rendezvous_create();
-    return run;
-}
-
-static void run_destroy(struct run *run)
-{
-    rk_test_rendezvous_destroy(run->again);
-    rk_test_rendezvous_destroy(run->rendezvous);
-    rk_test_shared_free(run, sizeof(*run));
-}
-
-static int32_t num_test_ranks(void)
-{
-    return RK_MIN(MAX_RANKS, rk_test_device_max_ranks());
-}
 
 /* --- a rank --- */
 
@@ -67,27 +32,15 @@ struct member {
     int32_t rank, num_ranks;
 };
 
-static int fill_ones(struct member *member)
-{
-    float *host = rk_calloc(ELEMENTS, sizeof(*host));
-
-    for (int i = 0; i < ELEMENTS; i++)
-        host[i] = 1;
-    RK_RANK_OK(rk_stream_copy(member->stream, member->data, host, ELEMENTS * sizeof(*host), RK_COPY_H2D));
-    RK_RANK_OK(rk_stream_sync(member->stream));
-    rk_free(host);
-    return 0;
-}
-
-static int join(struct member *member, struct run *run, struct rk_test_rendezvous *rendezvous, int32_t rank,
-                int32_t num_ranks)
+static int join(struct member *member, struct comm_run *run, struct rk_test_rendezvous *rendezvous,
+                int32_t rank, int32_t num_ranks)
 {
     *member = (struct member){.rank = rank, .num_ranks = num_ranks, .stream = rk_test_rank_stream(rank)};
     RK_RANK_OK(rk_test_world_create(&member->world, rendezvous, rank, num_ranks, "unix", &run->config));
-    RK_RANK_OK(rk_comm_group_create(&member->group, member->world, "dp", all_ranks, num_ranks));
+    RK_RANK_OK(rk_comm_group_create(&member->group, member->world, "dp", comm_all_ranks, num_ranks));
     RK_RANK_OK(rk_device_alloc(rk_stream_device(member->stream), (void **)&member->data,
                                ELEMENTS * sizeof(float), "tensor of the test"));
-    return fill_ones(member);
+    return comm_fill_ones(member->stream, member->data, ELEMENTS);
 }
 
 static void leave(struct member *member)
@@ -110,7 +63,7 @@ static int check_works(struct member *member)
 {
     float first, last;
 
-    if (fill_ones(member))
+    if (comm_fill_ones(member->stream, member->data, ELEMENTS))
         return 1;
     RK_RANK_OK(reduce(member));
     RK_RANK_OK(rk_stream_copy(member->stream, &first, member->data, sizeof(first), RK_COPY_D2H));
@@ -121,20 +74,7 @@ static int check_works(struct member *member)
     return 0;
 }
 
-/* Takes `st`. */
-static int check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text)
-{
-    RK_RANK_CHECK(st, "no error, expected '%s'", text);
-    RK_RANK_CHECK(rk_status_code(st) == code, "%s: %s", rk_code_name(rk_status_code(st)),
-                  rk_status_message(st));
-    RK_RANK_CHECK(strcmp(rk_status_reason(st), reason) == 0, "%s: %s", rk_status_reason(st),
-                  rk_status_message(st));
-    RK_RANK_CHECK(strstr(rk_status_message(st), text), "'%s' lacks '%s'", rk_status_message(st), text);
-    rk_status_free(st);
-    return 0;
-}
-
-static int check_in_time(const struct run *run, int64_t limit_ms)
+static int check_in_time(const struct comm_run *run, int64_t limit_ms)
 {
     int64_t delay_ms = (rk_time_now_ns() - atomic_load(&run->fault_ns)) / NS_PER_MS;
 
@@ -152,7 +92,7 @@ static int rank_partition(int32_t rank, int32_t num_ranks, void *user)
     struct member member;
     float x = (float)rank, sum;
 
-    if (join(&member, user, ((struct run *)user)->rendezvous, rank, num_ranks))
+    if (join(&member, user, ((struct comm_run *)user)->rendezvous, rank, num_ranks))
         return 1;
     RK_RANK_OK(rk_stream_copy(member.stream, member.data, &x, sizeof(x), RK_COPY_H2D));
     RK_RANK_OK(
@@ -173,16 +113,16 @@ static int rank_partition(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_nccl_groups_of_a_partition_sum_apart(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_partition, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_partition, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 static int rank_many_worlds(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
     int num_fds = 0, num_looks = 0;
 
@@ -203,18 +143,18 @@ static int rank_many_worlds(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_nccl_worlds_come_and_go(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(2, rank_many_worlds, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(2, rank_many_worlds, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 /* --- a rank that dies, and life after it --- */
 
 static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     int32_t victim = num_ranks - 1;
     struct member member;
     struct rk_status *st;
@@ -235,8 +175,8 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
     if (check_in_time(run, VERDICT_MS))
         return 1;
     RK_RANK_CHECK(st && strstr(rk_status_message(st), lost), "%s", st ? rk_status_message(st) : "no error");
-    if (check_error(st, RK_ABORTED, "PEER_LOST", "all_reduce #2 of group dp: ") ||
-        check_error(rk_comm_barrier(member.group, member.stream), RK_ABORTED, "PEER_LOST", lost))
+    if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "all_reduce #2 of group dp: ") ||
+        rk_test_rank_check_error(rk_comm_barrier(member.group, member.stream), RK_ABORTED, "PEER_LOST", lost))
         return 1;
     leave(&member);
     RK_RANK_OK(rk_stream_sync(member.stream)); /* healthy again */
@@ -248,22 +188,22 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_nccl_killed_rank_is_named_and_the_others_go_on(void **state)
 {
-    struct rk_test_rank_result results[MAX_RANKS];
-    struct run *run = run_create();
-    int32_t num_ranks = num_test_ranks();
+    struct rk_test_rank_result results[COMM_MAX_RANKS];
+    struct comm_run *run = comm_run_create();
+    int32_t num_ranks = comm_num_ranks();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks_results(num_ranks, rank_killed, run, RUN_S, results), 1);
+    assert_int_equal(rk_test_run_ranks_results(num_ranks, rank_killed, run, COMM_RUN_S, results), 1);
     assert_int_equal(results[num_ranks - 1].signal, SIGKILL);
     print_message("named after %lld ms\n", (long long)atomic_load(&run->delay_ms));
-    run_destroy(run);
+    comm_run_destroy(run);
 }
 
 /* --- ranks that are silent, late or gone --- */
 
 static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     int32_t victim = num_ranks - 1;
     struct member member;
     struct rk_status *st;
@@ -285,7 +225,7 @@ static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
         st = reduce(&member);
     snprintf(text, sizeof(text), "rank %d went silent for %lld ms", victim,
              (long long)run->config.progress_timeout_ms);
-    if (check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG", text))
+    if (rk_test_rank_check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG", text))
         return 1;
     if (rank != victim && check_in_time(run, 8000))
         return 1;
@@ -297,17 +237,17 @@ static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_nccl_stopped_rank_is_named_after_the_progress_timeout(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
     run->config.progress_timeout_ms = 2000;
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_stopped, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_stopped, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 static int rank_late(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
     struct rk_status *st;
 
@@ -315,8 +255,8 @@ static int rank_late(int32_t rank, int32_t num_ranks, void *user)
         return 1;
     rk_time_sleep_ms(rank == 0 ? 6000 : 0);
     st = reduce(&member);
-    if (check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG",
-                    "all_reduce #1 of group dp: rank 0 did not arrive within 4000 ms"))
+    if (rk_test_rank_check_error(st, st ? rk_status_code(st) : RK_ABORTED, "WATCHDOG",
+                                 "all_reduce #1 of group dp: rank 0 did not arrive within 4000 ms"))
         return 1;
     leave(&member);
     return 0;
@@ -324,24 +264,24 @@ static int rank_late(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_nccl_late_rank_ends_at_the_collective_timeout(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
     run->config.collective_timeout_ms = 4000; /* which is also enough to connect */
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_late, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_late, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 /* Rank 1 destroys its world although rank 0 still wants something. */
 static int rank_leaves(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
 
     if (join(&member, run, run->rendezvous, rank, num_ranks) || check_works(&member))
         return 1;
-    if (rank == 0 && check_error(reduce(&member), RK_ABORTED, "PEER_LOST",
-                                 "all_reduce #2 of group dp: rank 1 is lost: it left the world"))
+    if (rank == 0 && rk_test_rank_check_error(reduce(&member), RK_ABORTED, "PEER_LOST",
+                                              "all_reduce #2 of group dp: rank 1 is lost: it left the world"))
         return 1;
     leave(&member);
     return 0;
@@ -349,11 +289,11 @@ static int rank_leaves(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_nccl_rank_that_left_is_named(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(2, rank_leaves, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(2, rank_leaves, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 /* --- abort by another thread --- */
@@ -367,7 +307,7 @@ static void *abort_later(void *arg)
 
 static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct member member;
     struct rk_status *st;
     pthread_t thread;
@@ -378,7 +318,7 @@ static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
         RK_RANK_CHECK(pthread_create(&thread, NULL, abort_later, member.world) == 0, "thread");
     rk_time_sleep_ms(rank == 1 ? 2000 : 0);
     st = reduce(&member);
-    if (check_error(st, RK_ABORTED, "COMM_ABORTED", "lease lapsed"))
+    if (rk_test_rank_check_error(st, RK_ABORTED, "COMM_ABORTED", "lease lapsed"))
         return 1;
     if (rank == 0)
         pthread_join(thread, NULL);
@@ -386,13 +326,13 @@ static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
     return 0;
 }
 
-static void test_nccl_abort_from_another_thread_ends_all_ranks(void **state)
+static void test_nccl_abort_from_another_thread_ends_comm_all_ranks(void **state)
 {
-    struct run *run = run_create();
+    struct comm_run *run = comm_run_create();
 
     (void)state;
-    assert_int_equal(rk_test_run_ranks(num_test_ranks(), rank_aborted, run, RUN_S), 0);
-    run_destroy(run);
+    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_aborted, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
 }
 
 /* --- what the library does wrong --- */
@@ -414,19 +354,19 @@ static const struct fault_case fault_cases[] = {
 };
 
 struct fault_run {
-    struct run *run;
+    struct comm_run *run;
     const struct fault_case *row;
 };
 
 /* Until something fails. */
-static struct rk_status *work(struct run *run, int32_t rank, int32_t num_ranks)
+static struct rk_status *work(struct comm_run *run, int32_t rank, int32_t num_ranks)
 {
     struct rk_comm_world *world;
     struct rk_comm_group *group;
     struct rk_status *st = NULL;
 
     RK_TRY(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", &run->config));
-    st = rk_comm_group_create(&group, world, "dp", all_ranks, num_ranks);
+    st = rk_comm_group_create(&group, world, "dp", comm_all_ranks, num_ranks);
     while (!st) {
         st = rk_comm_barrier(group, rk_test_rank_stream(rank));
         rk_time_sleep_ms(1);
@@ -447,23 +387,24 @@ static int rank_with_fault(int32_t rank, int32_t num_ranks, void *user)
         atomic_store(field, is_missing ? getpid() : 2);
     st = work(fault->run, rank, num_ranks);
     if (rank == 1)
-        return check_error(st, fault->row->code, is_missing ? "NCCL_MISSING" : "", fault->row->text);
+        return rk_test_rank_check_error(st, fault->row->code, is_missing ? "NCCL_MISSING" : "",
+                                        fault->row->text);
     RK_RANK_CHECK(strstr(rk_status_message(st), "rank 1 reports: "), "%s", rk_status_message(st));
-    return check_error(st, RK_ABORTED, "COMM_ABORTED", fault->row->text);
+    return rk_test_rank_check_error(st, RK_ABORTED, "COMM_ABORTED", fault->row->text);
 }
 
-static void test_nccl_failure_of_the_library_ends_all_ranks(void **state)
+static void test_nccl_failure_of_the_library_ends_comm_all_ranks(void **state)
 {
     (void)state;
     if (!rk_fake_nccl_faults())
         skip();
     for (size_t c = 0; c < RK_ARRAY_LEN(fault_cases); c++) {
-        struct fault_run fault = {.run = run_create(), .row = &fault_cases[c]};
+        struct fault_run fault = {.run = comm_run_create(), .row = &fault_cases[c]};
 
         print_message("%s\n", fault.row->label);
-        assert_int_equal(rk_test_run_ranks(3, rank_with_fault, &fault, RUN_S), 0);
+        assert_int_equal(rk_test_run_ranks(3, rank_with_fault, &fault, COMM_RUN_S), 0);
         memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
-        run_destroy(fault.run);
+        comm_run_destroy(fault.run);
     }
 }
 
@@ -475,7 +416,7 @@ static bool stops_after_2_s(void *user)
 
 static int rank_never_ready(int32_t rank, int32_t num_ranks, void *user)
 {
-    struct run *run = user;
+    struct comm_run *run = user;
     struct rk_comm_world_config config = run->config;
     int64_t begin_ns = rk_time_now_ns();
     struct rk_comm_world *world;
@@ -487,9 +428,11 @@ static int rank_never_ready(int32_t rank, int32_t num_ranks, void *user)
     st = rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", &config);
     RK_RANK_CHECK(!world, "a world");
     if (run->config.should_stop)
-        return check_error(st, RK_ABORTED, "COMM_ABORTED", "was given up: this rank was asked to stop");
-    return check_error(st, st ? rk_status_code(st) : RK_OK, "WATCHDOG",
-                       "ncclCommInitRankConfig did not end within 300 ms: NCCL waits for a rank");
+        return rk_test_rank_check_error(st, RK_ABORTED, "COMM_ABORTED",
+                                        "was given up: this rank was asked to stop");
+    return rk_test_rank_check_error(
+        st, st ? rk_status_code(st) : RK_OK, "WATCHDOG",
+        "ncclCommInitRankConfig did not end within 300 ms: NCCL waits for a rank");
 }
 
 static void test_nccl_connecting_ends_at_its_timeout_and_when_asked(void **state)
@@ -498,14 +441,14 @@ static void test_nccl_connecting_ends_at_its_timeout_and_when_asked(void **state
     if (!rk_fake_nccl_faults())
         skip();
     for (int i = 0; i < 2; i++) {
-        struct run *run = run_create();
+        struct comm_run *run = comm_run_create();
 
         atomic_store(&rk_fake_nccl_faults()->is_never_ready, true);
         run->config.connect_timeout_ms = i == 0 ? 300 : 30000;
         run->config.should_stop = i == 0 ? NULL : stops_after_2_s;
         assert_int_equal(rk_test_run_ranks(3, rank_never_ready, run, 20), 0);
         atomic_store(&rk_fake_nccl_faults()->is_never_ready, false);
-        run_destroy(run);
+        comm_run_destroy(run);
     }
 }
 
@@ -518,8 +461,8 @@ int main(void)
         cmocka_unit_test(test_nccl_stopped_rank_is_named_after_the_progress_timeout),
         cmocka_unit_test(test_nccl_late_rank_ends_at_the_collective_timeout),
         cmocka_unit_test(test_nccl_rank_that_left_is_named),
-        cmocka_unit_test(test_nccl_abort_from_another_thread_ends_all_ranks),
-        cmocka_unit_test(test_nccl_failure_of_the_library_ends_all_ranks),
+        cmocka_unit_test(test_nccl_abort_from_another_thread_ends_comm_all_ranks),
+        cmocka_unit_test(test_nccl_failure_of_the_library_ends_comm_all_ranks),
         cmocka_unit_test(test_nccl_connecting_ends_at_its_timeout_and_when_asked),
     };
 

@@ -283,6 +283,18 @@ int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_
     return num_failed;
 }
 
+int rk_test_rank_check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text)
+{
+    RK_RANK_CHECK(st, "no error, expected '%s'", text);
+    RK_RANK_CHECK(rk_status_code(st) == code, "%s: %s", rk_code_name(rk_status_code(st)),
+                  rk_status_message(st));
+    RK_RANK_CHECK(strcmp(rk_status_reason(st), reason) == 0, "%s: %s", rk_status_reason(st),
+                  rk_status_message(st));
+    RK_RANK_CHECK(strstr(rk_status_message(st), text), "'%s' lacks '%s'", rk_status_message(st), text);
+    rk_status_free(st);
+    return 0;
+}
+
 bool rk_test_rank_ok(struct rk_status *st, const char *expr, const char *file, int line)
 {
     char frames[4096];

@@ -72,6 +72,9 @@ int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_
 
 /* --- checks in a rank --- */
 
+/* 0 when `st`, which it takes, has this code and reason and its message holds `text`; else 1, and it says so.
+ */
+int rk_test_rank_check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text);
 /* Prints and frees a failure; true for NULL. */
 bool rk_test_rank_ok(struct rk_status *st, const char *expr, const char *file, int line);
 

@@ -1,0 +1,36 @@
+/* What the tests of worlds over NCCL share: a run of several ranks, and a tensor of ones. */
+#ifndef RK_TEST_COMM_FIXTURE_H
+#define RK_TEST_COMM_FIXTURE_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "engine/rk_comm.h"
+#include "tests/support/ranks.h"
+
+RK_BEGIN_DECLS
+
+#define COMM_RUN_S     40
+#define COMM_MAX_RANKS 4
+
+extern const int32_t comm_all_ranks[COMM_MAX_RANKS]; /* 0, 1, ... */
+
+/* Shared by the ranks of one run. */
+struct comm_run {
+    struct rk_test_rendezvous *rendezvous, *again; /* of the first world and of that of the survivors */
+    struct rk_comm_world_config config;
+    _Atomic int64_t fault_ns, delay_ms;
+    _Atomic pid_t victim;
+    atomic_int num_done;
+};
+
+struct comm_run *comm_run_create(void);
+void comm_run_destroy(struct comm_run *run);
+/* COMM_MAX_RANKS, or as many as there are devices for. */
+int32_t comm_num_ranks(void);
+/* `count` ones at `data` on the stream's device; waits. Returns 0. */
+int comm_fill_ones(struct rk_stream *stream, float *data, int64_t count);
+
+RK_END_DECLS
+
+#endif
