@@ -46,8 +46,7 @@ struct rk_gemm_small_tuned {
     int choice;
 };
 
-/* Plans of one model are below a hundred for each number of tokens, tuned ones below a
- * few hundred in all. */
+/* Plans of one model are below a hundred for each number of tokens, tuned ones a few hundred in all. */
 #define RK_GEMM_NUM_SLOTS 4096
 #define RK_GEMM_MAX_TUNED 512
 
