@@ -30,24 +30,24 @@ function(rk_add_gpu_test name)
     set_property(TEST gpu_${name} PROPERTY RESOURCE_LOCK gpu)
 endfunction()
 
-# The test of that name once more over NCCL, or rather over the library of the tests on the CPU
-# (tests/support/fake_nccl.c).
-function(rk_add_fake_nccl_test name)
+# The test of that name once more on this machine, as PREFIX_name, with ENVIRONMENT.
+function(rk_add_again prefix name environment)
     get_test_property(${name} LABELS labels)
     get_test_property(${name} TIMEOUT timeout)
-    add_test(NAME nccl_${name} COMMAND ${name})
-    set_tests_properties(nccl_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
-        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_COMM=nccl")
+    add_test(NAME ${prefix}_${name} COMMAND ${name})
+    set_tests_properties(${prefix}_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
+        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${environment}")
 endfunction()
 
-# The test of that name once more on the tests' CPU with graphs (tests/support/graph_device.h); its ranks, if it has
-# several, over the library of the tests.
+# Over NCCL, or rather over the library of the tests on the CPU (tests/support/fake_nccl.c).
+function(rk_add_fake_nccl_test name)
+    rk_add_again(nccl ${name} "RK_TEST_COMM=nccl")
+endfunction()
+
+# On the tests' CPU with graphs (tests/support/graph_device.h); its ranks, if it has several, over the library of the
+# tests.
 function(rk_add_graphs_test name)
-    get_test_property(${name} LABELS labels)
-    get_test_property(${name} TIMEOUT timeout)
-    add_test(NAME graphs_${name} COMMAND ${name})
-    set_tests_properties(graphs_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
-        ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_COMM=nccl;RK_TEST_DEVICE=graphs")
+    rk_add_again(graphs ${name} "RK_TEST_COMM=nccl;RK_TEST_DEVICE=graphs")
 endfunction()
 
 # The test of that name once more with a GPU a rank, label gpu; skipped where the machine has too few.

@@ -1,7 +1,13 @@
 #include "tests/comm/comm_fixture.h"
 
+#include <signal.h>
+
 #include "base/rk_alloc.h"
+#include "base/rk_time.h"
 #include "tests/support/device.h"
+#include "tests/support/test.h"
+
+#define NS_PER_MS 1000000LL
 
 const int32_t comm_all_ranks[COMM_MAX_RANKS] = {0, 1, 2, 3};
 
@@ -24,6 +30,44 @@ void comm_run_destroy(struct comm_run *run)
 int32_t comm_num_ranks(void)
 {
     return RK_MIN(COMM_MAX_RANKS, rk_test_device_max_ranks());
+}
+
+void comm_expect_pass(rk_test_rank_fn_t fn, int32_t num_ranks, const struct rk_comm_world_config *config)
+{
+    struct comm_run *run = comm_run_create();
+
+    if (config)
+        run->config = *config;
+    assert_int_equal(rk_test_run_ranks(num_ranks, fn, run, COMM_RUN_S), 0);
+    comm_run_destroy(run);
+}
+
+void comm_expect_killed(rk_test_rank_fn_t fn)
+{
+    struct rk_test_rank_result results[COMM_MAX_RANKS];
+    struct comm_run *run = comm_run_create();
+    int32_t num_ranks = comm_num_ranks();
+
+    assert_int_equal(rk_test_run_ranks_results(num_ranks, fn, run, COMM_RUN_S, results), 1);
+    assert_int_equal(results[num_ranks - 1].signal, SIGKILL);
+    print_message("named after %lld ms\n", (long long)atomic_load(&run->delay_ms));
+    comm_run_destroy(run);
+}
+
+int comm_check_in_time(struct comm_run *run, int64_t limit_ms)
+{
+    int64_t delay_ms = (rk_time_now_ns() - atomic_load(&run->fault_ns)) / NS_PER_MS;
+
+    atomic_store(&run->delay_ms, delay_ms);
+    RK_RANK_CHECK(delay_ms < limit_ms, "took %lld ms", (long long)delay_ms);
+    return 0;
+}
+
+void *comm_abort_later(void *world)
+{
+    rk_time_sleep_ms(300);
+    rk_comm_world_abort(world, "lease lapsed");
+    return NULL;
 }
 
 int comm_fill_ones(struct rk_stream *stream, float *data, int64_t count)

@@ -10,8 +10,9 @@
 
 RK_BEGIN_DECLS
 
-#define COMM_RUN_S     40
-#define COMM_MAX_RANKS 4
+#define COMM_RUN_S      40
+#define COMM_MAX_RANKS  4
+#define COMM_VERDICT_MS 10000 /* within which survivors are promised a verdict */
 
 extern const int32_t comm_all_ranks[COMM_MAX_RANKS]; /* 0, 1, ... */
 
@@ -28,6 +29,15 @@ struct comm_run *comm_run_create(void);
 void comm_run_destroy(struct comm_run *run);
 /* COMM_MAX_RANKS, or as many as there are devices for. */
 int32_t comm_num_ranks(void);
+/* Runs fn, whose user is a struct comm_run, on so many ranks: all must pass. `config` of the worlds: NULL, or
+ * what differs from the defaults. */
+void comm_expect_pass(rk_test_rank_fn_t fn, int32_t num_ranks, const struct rk_comm_world_config *config);
+/* The same on comm_num_ranks(), but the last one must end by SIGKILL. Prints how long the others took. */
+void comm_expect_killed(rk_test_rank_fn_t fn);
+/* 0 when less than limit_ms have gone by since fault_ns; notes in delay_ms how many. */
+int comm_check_in_time(struct comm_run *run, int64_t limit_ms);
+/* A thread that aborts the world, "lease lapsed", after 300 ms. */
+void *comm_abort_later(void *world);
 /* `count` ones at `data` on the stream's device; waits. Returns 0. */
 int comm_fill_ones(struct rk_stream *stream, float *data, int64_t count);
 

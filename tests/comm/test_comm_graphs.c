@@ -21,8 +21,6 @@
 #define NS_PER_MS  1000000LL
 #define ELEMENTS   20000
 #define NUM_LEVELS 6
-/* As in test_comm_nccl.c. */
-#define VERDICT_MS 10000
 
 /* --- a rank --- */
 
@@ -143,11 +141,8 @@ static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_repeats_operations_beside_ranks_that_call_them(void **state)
 {
-    struct comm_run *run = comm_run_create();
-
     (void)state;
-    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_repeats, run, COMM_RUN_S), 0);
-    comm_run_destroy(run);
+    comm_expect_pass(rank_repeats, comm_num_ranks(), NULL);
 }
 
 static int rank_regroups(int32_t rank, int32_t num_ranks, void *user)
@@ -173,11 +168,8 @@ static int rank_regroups(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_ends_with_its_group(void **state)
 {
-    struct comm_run *run = comm_run_create();
-
     (void)state;
-    assert_int_equal(rk_test_run_ranks(2, rank_regroups, run, COMM_RUN_S), 0);
-    comm_run_destroy(run);
+    comm_expect_pass(rank_regroups, 2, NULL);
 }
 
 /* --- what fails --- */
@@ -202,9 +194,8 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
         st = rk_comm_graph_launch(member.graph);
     if (!st)
         st = rk_stream_sync(member.stream);
-    atomic_store(&run->delay_ms, (rk_time_now_ns() - atomic_load(&run->fault_ns)) / NS_PER_MS);
-    RK_RANK_CHECK(atomic_load(&run->delay_ms) < VERDICT_MS, "took %lld ms",
-                  (long long)atomic_load(&run->delay_ms));
+    if (comm_check_in_time(run, COMM_VERDICT_MS))
+        return 1;
     snprintf(text, sizeof(text), "rank %d is lost: ", victim);
     RK_RANK_CHECK(st && strstr(rk_status_message(st), text), "%s", st ? rk_status_message(st) : "no error");
     if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST",
@@ -227,15 +218,8 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_killed_rank_is_named_and_the_others_go_on(void **state)
 {
-    struct rk_test_rank_result results[COMM_MAX_RANKS];
-    struct comm_run *run = comm_run_create();
-    int32_t num_ranks = comm_num_ranks();
-
     (void)state;
-    assert_int_equal(rk_test_run_ranks_results(num_ranks, rank_killed, run, COMM_RUN_S, results), 1);
-    assert_int_equal(results[num_ranks - 1].signal, SIGKILL);
-    print_message("named after %lld ms\n", (long long)atomic_load(&run->delay_ms));
-    comm_run_destroy(run);
+    comm_expect_killed(rank_killed);
 }
 
 static int rank_late(int32_t rank, int32_t num_ranks, void *user)
@@ -258,19 +242,11 @@ static int rank_late(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_late_rank_ends_at_the_collective_timeout(void **state)
 {
-    struct comm_run *run = comm_run_create();
+    /* which is also enough to connect */
+    const struct rk_comm_world_config config = {.collective_timeout_ms = 4000};
 
     (void)state;
-    run->config.collective_timeout_ms = 4000; /* which is also enough to connect */
-    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_late, run, COMM_RUN_S), 0);
-    comm_run_destroy(run);
-}
-
-static void *abort_later(void *arg)
-{
-    rk_time_sleep_ms(300);
-    rk_comm_world_abort(arg, "lease lapsed");
-    return NULL;
+    comm_expect_pass(rank_late, comm_num_ranks(), &config);
 }
 
 /* Rank 0's launch waits for rank 1, which never comes; the abort comes from a thread that does not wait. */
@@ -283,7 +259,7 @@ static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
     if (join(&member, run, run->rendezvous, rank, num_ranks))
         return 1;
     if (rank == 0)
-        RK_RANK_CHECK(pthread_create(&thread, NULL, abort_later, member.world) == 0, "thread");
+        RK_RANK_CHECK(pthread_create(&thread, NULL, comm_abort_later, member.world) == 0, "thread");
     rk_time_sleep_ms(rank == 1 ? 2000 : 0);
     if (rk_test_rank_check_error(
             launch(&member), RK_ABORTED, "COMM_ABORTED",
@@ -294,13 +270,10 @@ static int rank_aborted(int32_t rank, int32_t num_ranks, void *user)
     return leave(&member);
 }
 
-static void test_graph_abort_from_another_thread_ends_comm_all_ranks(void **state)
+static void test_graph_abort_from_another_thread_ends_all_ranks(void **state)
 {
-    struct comm_run *run = comm_run_create();
-
     (void)state;
-    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_aborted, run, COMM_RUN_S), 0);
-    comm_run_destroy(run);
+    comm_expect_pass(rank_aborted, comm_num_ranks(), NULL);
 }
 
 #ifdef RK_FAULTS
@@ -324,11 +297,8 @@ static int rank_fault_point(int32_t rank, int32_t num_ranks, void *user)
 
 static void test_graph_failure_of_one_rank_ends_the_others(void **state)
 {
-    struct comm_run *run = comm_run_create();
-
     (void)state;
-    assert_int_equal(rk_test_run_ranks(comm_num_ranks(), rank_fault_point, run, COMM_RUN_S), 0);
-    comm_run_destroy(run);
+    comm_expect_pass(rank_fault_point, comm_num_ranks(), NULL);
 }
 #endif
 
@@ -381,7 +351,7 @@ int main(void)
         cmocka_unit_test(test_graph_ends_with_its_group),
         cmocka_unit_test(test_graph_killed_rank_is_named_and_the_others_go_on),
         cmocka_unit_test(test_graph_late_rank_ends_at_the_collective_timeout),
-        cmocka_unit_test(test_graph_abort_from_another_thread_ends_comm_all_ranks),
+        cmocka_unit_test(test_graph_abort_from_another_thread_ends_all_ranks),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_graph_failure_of_one_rank_ends_the_others),
 #endif

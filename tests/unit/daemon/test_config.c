@@ -135,6 +135,22 @@ static void test_rk_settings_init_bad_values_are_refused(void **state)
     }
 }
 
+/* Loads a file that holds `text`: every one of `lines` must be named. */
+static void assert_names_lines(const char *text, const char *const *lines, size_t num_lines)
+{
+    char *path = rk_test_temp_path("rankd.json");
+    struct rk_settings settings;
+    struct rk_status *st;
+
+    rk_test_write_file(path, text, strlen(text));
+    st = load(&settings, path, NULL, 0);
+    assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
+    for (size_t i = 0; i < num_lines; i++)
+        assert_message_contains(rk_status_clone(st), lines[i]);
+    rk_status_free(st);
+    rk_free(path);
+}
+
 static void test_rk_settings_init_bad_file_names_every_line(void **state)
 {
     static const char text[] = "{\n"
@@ -142,21 +158,14 @@ static void test_rk_settings_init_bad_file_names_every_line(void **state)
                                "  \"slot\": \"x\",\n"
                                "  \"unknown\": 1\n"
                                "}\n";
-    char *path = rk_test_temp_path("rankd.json");
+    static const char *const lines[] = {"rankd.json:2: rpc.max_inflight", "rankd.json:3: slot",
+                                        "rankd.json:4: unknown"};
     struct rk_settings settings;
-    struct rk_status *st;
 
     (void)state;
-    rk_test_write_file(path, text, strlen(text));
-    st = load(&settings, path, NULL, 0);
-    assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
-    assert_non_null(strstr(rk_status_message(st), "rankd.json:2: rpc.max_inflight"));
-    assert_non_null(strstr(rk_status_message(st), "rankd.json:3: slot"));
-    assert_non_null(strstr(rk_status_message(st), "rankd.json:4: unknown"));
-    rk_status_free(st);
+    assert_names_lines(text, lines, RK_ARRAY_LEN(lines));
     assert_fails(load(&settings, "/nonexistent/rankd.json", NULL, 0), RK_NOT_FOUND,
                  "/nonexistent/rankd.json");
-    rk_free(path);
 }
 
 /* Goal: what only reading shows is reported together as well, each with its line. */
@@ -177,18 +186,9 @@ static void test_rk_settings_init_bad_meanings_are_named_together(void **state)
         "rankd.json:5: plugin: ",
         "rankd.json:6: comm.listen '0.0.0.0'",
     };
-    char *path = rk_test_temp_path("rankd.json");
-    struct rk_settings settings;
-    struct rk_status *st;
 
     (void)state;
-    rk_test_write_file(path, text, strlen(text));
-    st = load(&settings, path, NULL, 0);
-    assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
-    for (size_t i = 0; i < RK_ARRAY_LEN(lines); i++)
-        assert_message_contains(rk_status_clone(st), lines[i]);
-    rk_status_free(st);
-    rk_free(path);
+    assert_names_lines(text, lines, RK_ARRAY_LEN(lines));
 }
 
 /* Goal: whoever listens on every address has to say the one that peers are told. */
