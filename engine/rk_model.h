@@ -37,6 +37,10 @@ struct rk_engine_hooks {
  * RK_AGREE_BYTES. */
 struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, struct rk_comm_group *group,
                                          struct rk_stream *stream, void *scratch) RK_NODISCARD;
+/* Each value becomes the least that a rank of the group has. Waits for the stream. scratch: RK_AGREE_BYTES,
+ * which `count` values must fit into. */
+struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
+                                int32_t *values, int64_t count) RK_NODISCARD;
 /* Collective over `group`; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
  * a rank's own, or that of the first rank that failed, which it names. scratch: RK_AGREE_BYTES. */
 struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,

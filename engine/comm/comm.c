@@ -167,10 +167,15 @@ static void assert_reduction(rk_dtype_t dtype, rk_reduce_op_t op)
         RK_ASSERT(dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64 || dtype == RK_DTYPE_BF16);
 }
 
+bool rk_comm_op_is_p2p(rk_comm_op_t op)
+{
+    return op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
+}
+
 /* What is recorded now gets its number when it is launched. */
 static void count_op(struct rk_comm_group *group, rk_comm_op_t op)
 {
-    bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
+    bool is_p2p = rk_comm_op_is_p2p(op);
 
     RK_ASSERT(!group->in_batch || is_p2p);
     if (group->recording) {

@@ -126,9 +126,7 @@ struct rk_comm_ops {
     void (*world_poll)(struct rk_comm_world *world);
 
     /* optional; any thread: names the operation that this rank waits in, also one that a stream has not come
-     * to the end of; leaves buf alone when there is none. NULL means that the calls return when they are
-     * done.
-     */
+     * to the end of; leaves buf alone when there is none. NULL means that calls return when they are done. */
     void (*world_doing)(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES]);
 
     struct rk_status *(*group_create)(
@@ -192,6 +190,8 @@ bool rk_comm_control_has_left(const struct rk_comm_world *control, int32_t rank)
 
 RK_END_DECLS
 
+/* Point to point: it has no number. */
+bool rk_comm_op_is_p2p(rk_comm_op_t op);
 /* --- an operation of the wrapper (comm.c). After a begin that succeeded end must follow, which takes `st`
  * and ends the world if it is a failure. --- */
 struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;

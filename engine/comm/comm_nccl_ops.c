@@ -83,10 +83,10 @@ static struct rk_status *begin(struct call *call, struct rk_stream *stream, stru
 static struct rk_status *call_begin(struct call *call, const struct rk_comm_group *group,
                                     struct rk_stream *stream, rk_comm_op_t op)
 {
-    bool is_p2p = op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
     uint64_t seq = group->seq + (group->recording ? group->recorded.count : 0);
 
-    return begin(call, stream, (struct rk_nccl_op){.group = group, .op = op, .seq = is_p2p ? 0 : seq});
+    return begin(call, stream,
+                 (struct rk_nccl_op){.group = group, .op = op, .seq = rk_comm_op_is_p2p(op) ? 0 : seq});
 }
 
 /* What is given to the stream is watched, unless it failed. */

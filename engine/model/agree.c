@@ -17,16 +17,24 @@ struct verdict {
 _Static_assert(sizeof(struct verdict) == RK_AGREE_BYTES,
                "a verdict fills the scratch memory of rk_model_agree");
 
+struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
+                                int32_t *values, int64_t count)
+{
+    size_t bytes = (size_t)count * sizeof(*values);
+
+    RK_ASSERT(bytes <= RK_AGREE_BYTES);
+    RK_TRY(rk_stream_copy(stream, scratch, values, bytes, RK_COPY_H2D));
+    RK_TRY(rk_comm_all_reduce(group, stream, rk_tensor_1d(scratch, RK_DTYPE_I32, count), RK_REDUCE_MIN));
+    RK_TRY(rk_stream_copy(stream, values, scratch, bytes, RK_COPY_D2H));
+    return rk_stream_sync(stream);
+}
+
 /* *first = the lowest rank of `group` that has `failed`, or the size of the group. */
 static struct rk_status *find_first(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                     bool failed, int32_t *first)
 {
-    int32_t value = failed ? rk_comm_group_rank(group) : rk_comm_group_size(group);
-
-    RK_TRY(rk_stream_copy(stream, scratch, &value, sizeof(value), RK_COPY_H2D));
-    RK_TRY(rk_comm_all_reduce(group, stream, rk_tensor_1d(scratch, RK_DTYPE_I32, 1), RK_REDUCE_MIN));
-    RK_TRY(rk_stream_copy(stream, first, scratch, sizeof(*first), RK_COPY_D2H));
-    return rk_stream_sync(stream);
+    *first = failed ? rk_comm_group_rank(group) : rk_comm_group_size(group);
+    return rk_engine_min(group, stream, scratch, first, 1);
 }
 
 static struct rk_status *share_verdict(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
@@ -74,14 +82,8 @@ struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind
                                int64_t count)
 {
     const struct rk_model_core *core = model->core;
-    size_t bytes = (size_t)count * sizeof(*values);
 
-    RK_ASSERT(bytes <= RK_AGREE_BYTES);
-    RK_TRY(rk_stream_copy(core->stream, core->scratch, values, bytes, RK_COPY_H2D));
-    RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, kind), core->stream,
-                              rk_tensor_1d(core->scratch, RK_DTYPE_I32, count), RK_REDUCE_MIN));
-    RK_TRY(rk_stream_copy(core->stream, values, core->scratch, bytes, RK_COPY_D2H));
-    return rk_stream_sync(core->stream);
+    return rk_engine_min(rk_mesh_comms_group(core->mesh, kind), core->stream, core->scratch, values, count);
 }
 
 struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, struct rk_comm_group *group,

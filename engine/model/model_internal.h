@@ -137,7 +137,7 @@ struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
 /* Collective over the mesh; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
  * a rank's own, or that of the first rank that failed, which it names. */
 struct rk_status *rk_model_agree(struct rk_model *model, struct rk_status *st) RK_NODISCARD;
-/* Each value becomes the least that a rank of the group has; RK_AGREE_BYTES at most. Waits for the stream. */
+/* rk_engine_min() over a group of the model's mesh. */
 struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t *values,
                                int64_t count) RK_NODISCARD;
 

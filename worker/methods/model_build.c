@@ -204,19 +204,6 @@ static int32_t count_blocks(const struct rk_model_build *build)
     return count < 1.0 ? 1 : (int32_t)RK_MIN(count, (double)build->plan.num_kv_blocks);
 }
 
-/* *count = its smallest value on the ranks of the role: block tables must be alike. */
-static struct rk_status *agree_on_least(struct rk_call *call, int32_t *count)
-{
-    struct rk_stream *stream = call->worker->stream;
-    void *scratch = call->worker->agree_scratch;
-
-    RK_TRY(rk_stream_copy(stream, scratch, count, sizeof(*count), RK_COPY_H2D));
-    RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), stream,
-                              rk_tensor_1d(scratch, RK_DTYPE_I32, 1), RK_REDUCE_MIN));
-    RK_TRY(rk_stream_copy(stream, count, scratch, sizeof(*count), RK_COPY_D2H));
-    return rk_stream_sync(stream);
-}
-
 struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
 {
     struct rk_call *call = build->call;
@@ -227,7 +214,8 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
         return NULL;
     count = count_blocks(build);
     call->peers_wait = true;
-    RK_TRY(agree_on_least(call, &count));
+    RK_TRY(rk_engine_min(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), call->worker->stream,
+                         call->worker->agree_scratch, &count, 1)); /* block tables must be alike */
     call->peers_wait = false;
     build->rollout_config.num_blocks = count;
     st = make_plan(build);
