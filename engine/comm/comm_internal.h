@@ -168,6 +168,8 @@ struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size
 RK_BEGIN_DECLS
 
 const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */
+/* Point to point: it has no number. */
+bool rk_comm_op_is_p2p(rk_comm_op_t op);
 /* Ends the world with `error` (taken) unless it has failed before. Any thread. */
 void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error);
 /* A copy of the first error; NULL while healthy. Any thread. */
@@ -190,8 +192,6 @@ bool rk_comm_control_has_left(const struct rk_comm_world *control, int32_t rank)
 
 RK_END_DECLS
 
-/* Point to point: it has no number. */
-bool rk_comm_op_is_p2p(rk_comm_op_t op);
 /* --- an operation of the wrapper (comm.c). After a begin that succeeded end must follow, which takes `st`
  * and ends the world if it is a failure. --- */
 struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;
