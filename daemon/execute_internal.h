@@ -56,7 +56,8 @@ struct rk_execute {
     bool two_phase, collect;
     const char **want; /* columns of the result, NULL-terminated; NULL: all */
     /* what is still to be sent, in this order */
-    bool owes_accepted, is_replayed;
+    bool owes_accepted;
+    bool is_replayed; /* fixed by the header: G reads it, too */
     uint64_t accepted_seq;
     uint8_t plan_hash[RK_SHA256_BYTES];
     bool owes_progress;

@@ -34,7 +34,8 @@ static struct rk_status *take_chunk(struct rk_upload *upload, const struct rk_st
     return NULL;
 }
 
-/* Copies chunks to their place. Everything else, and everything wrong, is L's. */
+/* Copies chunks to their place. Those of a request that is known already have none: a client that repeats one
+ * cannot tell that nobody needs them. Everything else, and everything wrong, is L's. */
 static bool consume(struct rk_call *call, struct grpc_byte_buffer *message)
 {
     struct rk_execute *execute = rk_call_user(call);
@@ -42,12 +43,14 @@ static bool consume(struct rk_call *call, struct grpc_byte_buffer *message)
     struct rk_stream_frame frame;
     uint64_t received;
 
-    if (!upload || !upload->assembler)
+    if (!upload || (!upload->assembler && !execute->is_replayed))
         return false;
     RK_ASSERT(!upload->status);
     upload->status = rk_stream_read(&frame, message);
     if (upload->status || !frame.is_chunk)
         return false;
+    if (execute->is_replayed)
+        return true;
     upload->status = take_chunk(upload, &frame, message);
     if (upload->status)
         return false;

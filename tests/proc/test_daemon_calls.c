@@ -24,20 +24,22 @@ static void test_execute_repeated_request_is_replayed(void **state)
     header = fixture_header(&fixture, "rollout", "generate_sequences");
     fixture_set_options(&fixture, &header, "{\"response_length\": 3}");
     assert_ok(fixture_execute(&fixture, &header, prompts, &first));
-    /* Chunks for a request that is known are of no use, and none are needed. */
-    fixture_set_input(&fixture, &header, prompts);
-    assert_ok(fixture_execute(&fixture, &header, NULL, &again));
-    assert_non_null(again);
-    for (int64_t i = 0; i < rk_batch_num_columns(first); i++)
-        assert_true(
-            rk_column_equal(rk_batch_column_at(first, i), rk_batch_find(again, rk_batch_name_at(first, i))));
-    assert_int_equal(fixture_last_seq(&fixture), 3);
+    /* As a client does that knows nothing, and without the chunks: nobody needs them. */
+    for (int with_body = 0; with_body < 2; with_body++) {
+        fixture_set_input(&fixture, &header, prompts);
+        assert_ok(fixture_execute(&fixture, &header, with_body ? prompts : NULL, &again));
+        assert_non_null(again);
+        for (int64_t i = 0; i < rk_batch_num_columns(first); i++)
+            assert_true(rk_column_equal(rk_batch_column_at(first, i),
+                                        rk_batch_find(again, rk_batch_name_at(first, i))));
+        rk_batch_destroy(again);
+        assert_int_equal(fixture_last_seq(&fixture), 3);
+    }
 
     other = header;
     fixture_set_options(&fixture, &other, "{\"response_length\": 4}");
     assert_refused(fixture_execute(&fixture, &other, NULL, NULL), RK_INVALID_ARGUMENT, "DIGEST_MISMATCH");
 
-    rk_batch_destroy(again);
     fixture_lead(&fixture);
     header.fence = fixture.lease.fence;
     header.seq = fixture.next_seq;
@@ -50,10 +52,11 @@ static void test_execute_repeated_request_is_replayed(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a call goes on when its stream breaks after Commit; the repetition attaches to it, and Cancel ends
- * it. */
+/* Goal: a call goes on when its stream breaks after Commit; the repetition, chunks and all, attaches to it,
+ * and Cancel ends it. */
 static void test_execute_broken_after_commit_goes_on(void **state)
 {
+    static const char filler[64 << 10];
     struct rk_client_stream *stream;
     struct rk_execute_header header;
     struct rk_worker_status status;
@@ -74,9 +77,15 @@ static void test_execute_broken_after_commit_goes_on(void **state)
     assert_string_equal(status.method, "rollout.generate_sequences");
     assert_memory_equal(status.request_id.data, header.request_id.data, 16);
 
+    /* The whole of it again; a message of more than a Commit's size among the chunks. */
     stream = fixture_open(&fixture, &header);
+    assert_true(fixture_send_body(stream, fixture.prompts));
+    assert_true(rk_client_send_chunk(stream, 0, 0, filler, sizeof(filler)));
+    fixture_send_commit(stream);
     assert_true(fixture_read_accepted(&fixture, stream, &accepted));
     assert_true(accepted.is_replayed);
+    rk_client_half_close(stream);
+    rk_time_sleep_ms(200);
     assert_ok(fixture_cancel(&fixture, &header, false, outcome));
     assert_string_equal(outcome, "flagged");
     fixture_read_result(&fixture, stream, NULL);
