@@ -38,19 +38,41 @@ static char *service_dir(const char *name)
     return list && list[0] == '/' ? rk_strndup(list, strcspn(list, ":")) : NULL;
 }
 
-/* --- what the table cannot say: each reader reports its problems, and goes on --- */
+/* --- problems --- */
 
-/* One line: where the key was set, and what is wrong. Takes `st`, which may be NULL. */
-static void add_problem(struct rk_str *problems, const struct rk_config *config, const char *key,
-                        struct rk_status *st)
+void rk_problems_add(struct rk_problems *problems, const char *origin, struct rk_status *st)
 {
-    if (st)
-        rk_str_appendf(problems, "%s%s: %s", problems->bytes > 0 ? "\n" : "", rk_config_origin(config, key),
-                       rk_status_message(st));
+    if (!st)
+        return;
+    rk_str_appendf(&problems->text, "%s%s%s%s", problems->text.bytes > 0 ? "\n" : "", origin ? origin : "",
+                   origin ? ": " : "", rk_status_message(st));
+    if (rk_status_code(st) != RK_UNAVAILABLE)
+        problems->code = RK_INVALID_ARGUMENT;
+    else if (!problems->code)
+        problems->code = RK_UNAVAILABLE;
     rk_status_free(st);
 }
 
-static void read_listen(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
+struct rk_status *rk_problems_finish(struct rk_problems *problems)
+{
+    struct rk_status *st =
+        problems->code ? RK_FAIL(problems->code, "%s", rk_str_text(&problems->text)) : NULL;
+
+    rk_str_fini(&problems->text);
+    *problems = (struct rk_problems){0};
+    return st;
+}
+
+/* --- what the table cannot say: each reader reports its problems, and goes on --- */
+
+/* Where the key was set, and what is wrong. */
+static void add_problem(struct rk_problems *problems, const struct rk_config *config, const char *key,
+                        struct rk_status *st)
+{
+    rk_problems_add(problems, rk_config_origin(config, key), st);
+}
+
+static void read_listen(struct rk_settings *out, const struct rk_config *config, struct rk_problems *problems)
 {
     const char *text = rk_config_string(config, "rpc.listen");
     struct rk_status *st;
@@ -71,7 +93,8 @@ static void read_listen(struct rk_settings *out, const struct rk_config *config,
 
 /* Where the peers' collectives connect to. Ranks on one host need no network; with a network address for
  * calls, the ranks are on several. */
-static void read_comm_listen(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
+static void read_comm_listen(struct rk_settings *out, const struct rk_config *config,
+                             struct rk_problems *problems)
 {
     const char *text = rk_config_string(config, "comm.listen");
 
@@ -82,7 +105,7 @@ static void read_comm_listen(struct rk_settings *out, const struct rk_config *co
         add_problem(problems, config, "comm.listen", rk_listen_check_peer_host(text));
 }
 
-static void read_device(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
+static void read_device(struct rk_settings *out, const struct rk_config *config, struct rk_problems *problems)
 {
     const char *colon;
     int64_t index = 0;
@@ -96,7 +119,7 @@ static void read_device(struct rk_settings *out, const struct rk_config *config,
             RK_FAIL(RK_INVALID_ARGUMENT, "device: expected NAME or NAME:INDEX, got \"%s\"", out->device));
 }
 
-static char *read_path(const struct rk_config *config, const char *key, struct rk_str *problems)
+static char *read_path(const struct rk_config *config, const char *key, struct rk_problems *problems)
 {
     const char *text = rk_config_string(config, key);
 
@@ -106,7 +129,7 @@ static char *read_path(const struct rk_config *config, const char *key, struct r
     return text ? rk_strdup(text) : NULL;
 }
 
-static void read_roots(struct rk_settings *out, const struct rk_config *config, struct rk_str *problems)
+static void read_roots(struct rk_settings *out, const struct rk_config *config, struct rk_problems *problems)
 {
     const struct rk_json *list = rk_config_json(config, "ckpt.roots");
     int64_t count = rk_json_count(list);
@@ -144,8 +167,7 @@ void rk_settings_reload(struct rk_settings *settings, const struct rk_config *co
 
 struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config)
 {
-    struct rk_str problems = {0};
-    struct rk_status *st = NULL;
+    struct rk_problems problems = {0};
 
     *out = (struct rk_settings){0};
     rk_settings_reload(out, config);
@@ -169,10 +191,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     read_roots(out, config, &problems);
     read_listen(out, config, &problems);
     read_comm_listen(out, config, &problems);
-    if (problems.bytes > 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s", rk_str_text(&problems));
-    rk_str_fini(&problems);
-    return st;
+    return rk_problems_finish(&problems);
 }
 
 void rk_settings_fini(struct rk_settings *settings)

@@ -8,6 +8,7 @@
 #include "base/rk_config.h"
 #include "base/rk_log.h"
 #include "base/rk_status.h"
+#include "base/rk_str.h"
 #include "daemon/listen_internal.h"
 
 struct rk_settings {
@@ -30,6 +31,17 @@ struct rk_settings {
     rk_log_level_t log_level;
     rk_log_format_t log_format;
 };
+
+/* What is wrong, one line each, in place of the first error only. */
+struct rk_problems {
+    struct rk_str text;
+    rk_code_t code; /* UNAVAILABLE while all there is passes by itself, else INVALID_ARGUMENT */
+};
+
+/* Adds a line, after `origin` where that is not NULL. Takes `st`, which may be NULL. */
+void rk_problems_add(struct rk_problems *problems, const char *origin, struct rk_status *st);
+/* All of them as one error; NULL when there are none. Frees what they hold. */
+struct rk_status *rk_problems_finish(struct rk_problems *problems) RK_NODISCARD;
 
 /* Reads and checks what a single key cannot tell. `out` is in a state for fini on failure too. */
 struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config) RK_NODISCARD;

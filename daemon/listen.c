@@ -56,8 +56,9 @@ static struct rk_status *resolve(char *out, size_t out_bytes, bool *is_local, co
         *is_local = is_loopback(found->ai_addr);
     if (found)
         freeaddrinfo(found);
-    if (rc != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': host '%s': %s", key, text, host, gai_strerror(rc));
+    if (rc != 0) /* a name server that does not answer yet: the network may still be coming up */
+        return RK_FAIL(rc == EAI_AGAIN ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT, "%s '%s': host '%s': %s", key,
+                       text, host, gai_strerror(rc));
     return NULL;
 }
 
@@ -184,8 +185,9 @@ struct rk_status *rk_listen_probe(const struct rk_listen *listen)
         if (errno == EADDRINUSE)
             st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s is in use by another process",
                                 text);
-        else
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "cannot listen on %s: %s", text, strerror(errno));
+        else /* an address that no interface has may come with its interface */
+            st = RK_FAIL(errno == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT,
+                         "cannot listen on %s: %s", text, strerror(errno));
         rk_free(text);
     }
     close(fd);

@@ -19,7 +19,7 @@ struct rk_listen {
 };
 
 /* "HOST:PORT" (a host name is resolved here, so that what is checked is what is bound), "unix:/PATH",
- * "unix-abstract:NAME". */
+ * "unix-abstract:NAME". UNAVAILABLE when the name server does not answer: that may pass. */
 struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text) RK_NODISCARD;
 /* Addresses that others can reach need an explicit wish; so do those that every local user reaches without a
  * file's permissions in between. */
@@ -28,7 +28,8 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
 /* The value of comm.listen, or what follows from rpc.listen: a host whose peers can be told its address, so
  * not the one that means "all". */
 struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;
-/* Binds and lets go: says why, which gRPC does not. Reason ADDRESS_IN_USE when another process has it. */
+/* Binds and lets go: says why, which gRPC does not. Reason ADDRESS_IN_USE when another process has it;
+ * UNAVAILABLE when no interface has the address (yet). */
 struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
 /* As gRPC takes it, and as people read it; rk_free it. */
 char *rk_listen_format(const struct rk_listen *listen, int port);

@@ -31,8 +31,9 @@ struct rk_status *rk_daemon_config_load(struct rk_config **out,
 void rk_daemon_config_format_keys(struct rk_str *out);
 /* Serves until a signal or a Shutdown call ends it. Main thread, once a process: signals are taken over. */
 struct rk_status *rk_daemon_run(const struct rk_daemon_args *args) RK_NODISCARD;
-/* 0 clean, 1 failed, 2 configuration (also: a device that this machine or build does not have, a broken file
- * in state.dir), 4 address, lock or device held by another process. */
+/* 0 clean, 1 failed (also: what may pass by itself, an address that is not there yet), 2 configuration (also:
+ * a device that this machine or build does not have, a broken file in state.dir), 4 address, lock or device
+ * held by another process. */
 int rk_daemon_exit_code(const struct rk_status *st);
 
 RK_END_DECLS

@@ -64,6 +64,9 @@ static struct rk_status *no_driver(cudaError_t error)
                               "the NVIDIA driver is for CUDA %d.%d, this plug-in for %d.%d: it is too old",
                               driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
                               CUDART_VERSION % 1000 / 10);
+    if (error == cudaErrorSystemNotReady) /* passes by itself: the fabric manager may start after us */
+        return RK_FAIL_REASON(RK_UNAVAILABLE, "DRIVER_NOT_READY", "the NVIDIA driver is not ready: %s (%s)",
+                              cudaGetErrorString(error), cudaGetErrorName(error));
     return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_DRIVER", "the NVIDIA driver does not work: %s (%s)",
                           cudaGetErrorString(error), cudaGetErrorName(error));
 }

@@ -43,8 +43,8 @@ static void test_device_that_cannot_be_opened_ends_the_start(void **state)
         const char *text;
     } cases[] = {
         {FAKE_NO_DRIVER, 2, "no driver for fakes"}, {FAKE_NO_DEVICE, 2, "no such fake"},
-        {FAKE_TOO_OLD, 2, "a fake of another age"}, {FAKE_FULL, 1, "a fake without room"},
-        {FAKE_BUSY, 4, "somebody else's fake"},
+        {FAKE_TOO_OLD, 2, "a fake of another age"}, {FAKE_NOT_READY, 1, "a fake that is not up yet"},
+        {FAKE_FULL, 1, "a fake without room"},      {FAKE_BUSY, 4, "somebody else's fake"},
     };
 
     (void)state;

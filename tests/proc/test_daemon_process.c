@@ -61,7 +61,6 @@ static void test_rankd_bad_configuration_exits_with_2(void **state)
         {{"--rpc.listen=[::]:0"}, "--insecure"},
         {{"--check-config", "--rpc.listen=10.0.0.1:7000"}, "--insecure"},
         {{"--rpc.listen=unix-abstract:rankd-test"}, "rpc.token_file"},
-        {{"--rpc.listen=192.0.2.1:7000", "--insecure"}, "192.0.2.1:7000"},
         {{"--rpc.listen=unix:/nonexistent/socket"}, "/nonexistent"},
         {{"--rpc.token_file=/nonexistent"}, "rpc.token_file"},
         {{"--device", "quantum:0"}, "quantum"},
@@ -78,6 +77,21 @@ static void test_rankd_bad_configuration_exits_with_2(void **state)
             fail_msg("'%s' is not in: %s", cases[i].text, errors);
         rk_free(errors);
     }
+}
+
+/* Goal: an address that no interface has yet is no mistake of the configuration: a service manager tries
+ * again. With one it is. */
+static void test_rankd_address_not_there_yet_exits_with_1(void **state)
+{
+    static const char *const missing[] = {"--rpc.listen=192.0.2.1:7000", "--insecure", NULL};
+    static const char *const wrong[] = {"--rpc.listen=192.0.2.1:7000", "--insecure", "--slot=x", NULL};
+    char *errors = NULL;
+
+    (void)state;
+    assert_int_equal(run_to_end(missing, &errors), 1);
+    assert_non_null(strstr(errors, "cannot listen on 192.0.2.1:7000: Cannot assign requested address"));
+    rk_free(errors);
+    assert_int_equal(run_to_end(wrong, NULL), 2);
 }
 
 static void test_rankd_help_version_and_check_exit_with_0(void **state)
@@ -314,6 +328,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rankd_start_is_quick),
         cmocka_unit_test(test_rankd_bad_configuration_exits_with_2),
+        cmocka_unit_test(test_rankd_address_not_there_yet_exits_with_1),
         cmocka_unit_test(test_rankd_help_version_and_check_exit_with_0),
         cmocka_unit_test(test_rankd_text_to_a_full_disk_exits_with_1),
         cmocka_unit_test(test_rankd_broken_state_exits_with_2),

@@ -1,11 +1,28 @@
 #include "daemon/config_internal.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "daemon/rk_daemon.h"
 #include "tests/support/test.h"
+
+#define HOST_WITHOUT_ANSWER "nobody-answers.test"
+
+/* In place of the C library's: a name server that cannot be reached, for one name. */
+int getaddrinfo(const char *restrict node, const char *restrict service,
+                const struct addrinfo *restrict hints, struct addrinfo **restrict result)
+{
+    int (*next)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    void *symbol = dlsym(RTLD_NEXT, "getaddrinfo");
+
+    if (strcmp(node, HOST_WITHOUT_ANSWER) == 0)
+        return EAI_AGAIN;
+    memcpy(&next, &symbol, sizeof(next));
+    return next(node, service, hints, result);
+}
 
 static struct rk_status *load(struct rk_settings *settings, const char *file, const char *const *overrides,
                               int64_t num_overrides)
@@ -191,6 +208,22 @@ static void test_rk_settings_init_bad_meanings_are_named_together(void **state)
     assert_names_lines(text, lines, RK_ARRAY_LEN(lines));
 }
 
+/* Goal: a name that cannot be resolved now may be resolved later, so it is an error that passes: unless
+ * something else is wrong, too. */
+static void test_rk_settings_init_name_server_away_is_unavailable(void **state)
+{
+    static const char *const overrides[] = {"rpc.listen=" HOST_WITHOUT_ANSWER ":7000", "device="};
+    static const char *const comm[] = {"comm.listen=" HOST_WITHOUT_ANSWER};
+    struct rk_settings settings;
+
+    (void)state;
+    assert_fails(load(&settings, NULL, overrides, 1), RK_UNAVAILABLE,
+                 "flag: rpc.listen '" HOST_WITHOUT_ANSWER ":7000': host '" HOST_WITHOUT_ANSWER
+                 "': Temporary");
+    assert_fails(load(&settings, NULL, comm, 1), RK_UNAVAILABLE, "comm.listen");
+    assert_fails(load(&settings, NULL, overrides, 2), RK_INVALID_ARGUMENT, "device: expected NAME");
+}
+
 /* Goal: whoever listens on every address has to say the one that peers are told. */
 static void test_rk_settings_init_wildcard_needs_comm_listen(void **state)
 {
@@ -239,6 +272,7 @@ static void test_rk_daemon_exit_code_cases(void **state)
         {RK_DATA_LOSS, "", 2},
         {RK_INTERNAL, "DEVICE_LOST", 1},
         {RK_RESOURCE_EXHAUSTED, "", 1},
+        {RK_UNAVAILABLE, "", 1},
     };
 
     (void)state;
@@ -260,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_rk_settings_init_bad_values_are_refused),
         cmocka_unit_test(test_rk_settings_init_bad_file_names_every_line),
         cmocka_unit_test(test_rk_settings_init_bad_meanings_are_named_together),
+        cmocka_unit_test(test_rk_settings_init_name_server_away_is_unavailable),
         cmocka_unit_test(test_rk_settings_init_wildcard_needs_comm_listen),
         cmocka_unit_test(test_rk_settings_reload_keeps_fixed_values),
         cmocka_unit_test(test_rk_daemon_exit_code_cases),

@@ -128,7 +128,7 @@ static void test_rk_listen_probe_says_why(void **state)
     assert_ok(rk_listen_probe(&listen));
 
     assert_ok(rk_listen_parse(&listen, "192.0.2.1:7000"));
-    assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "cannot listen on 192.0.2.1:7000");
+    assert_fails(rk_listen_probe(&listen), RK_UNAVAILABLE, "cannot listen on 192.0.2.1:7000");
     assert_ok(rk_listen_parse(&listen, "unix:/nonexistent/dir/socket"));
     assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "cannot make a socket in '/nonexistent/dir'");
 

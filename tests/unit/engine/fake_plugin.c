@@ -42,6 +42,8 @@ static struct rk_status *fake_open(void **out, int index, const struct rk_device
         return RK_FAIL_REASON(RK_NOT_FOUND, "NO_DEVICE", "no such fake");
     case FAKE_TOO_OLD:
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "COMPUTE_CAPABILITY", "a fake of another age");
+    case FAKE_NOT_READY:
+        return RK_FAIL_REASON(RK_UNAVAILABLE, "DRIVER_NOT_READY", "a fake that is not up yet");
     case FAKE_FULL:
         return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "a fake without room");
     case FAKE_BUSY:

@@ -7,6 +7,7 @@ enum fake_index {
     FAKE_NO_DRIVER = 100,
     FAKE_NO_DEVICE,
     FAKE_TOO_OLD, /* compute capability */
+    FAKE_NOT_READY,
     FAKE_FULL,
     FAKE_BUSY,
     FAKE_LOST /* opens, and is lost with the first copy */
