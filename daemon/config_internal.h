@@ -46,6 +46,8 @@ struct rk_status *rk_problems_finish(struct rk_problems *problems) RK_NODISCARD;
 /* Reads and checks what a single key cannot tell. `out` is in a state for fini on failure too. */
 struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config) RK_NODISCARD;
 void rk_settings_fini(struct rk_settings *settings);
+/* Logs the directories of ckpt.roots that are not there. */
+void rk_settings_warn_roots(const struct rk_settings *settings);
 /* Takes over the reloadable values of `config`. */
 void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config);
 

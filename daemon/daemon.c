@@ -273,6 +273,7 @@ static struct rk_status *load_settings(struct rk_daemon *daemon)
     if (daemon->settings.is_insecure && !daemon->settings.listen.is_local)
         RK_WARN("rpc.insecure: whoever reaches %s can read and command this daemon",
                 daemon->settings.listen.host);
+    rk_settings_warn_roots(&daemon->settings);
     return rk_auth_create(&daemon->auth, daemon->settings.token_file);
 }
 

@@ -19,25 +19,27 @@ static void print_help(void)
     struct rk_str keys = {0};
 
     rk_daemon_config_format_keys(&keys);
-    printf("usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
-           "\n"
-           "Serves one device to rankctl or any other gRPC client.\n"
-           "\n"
-           "  --config FILE      configuration (default: %s when it exists)\n"
-           "  --check-config     print the resolved configuration with the origin of each value, and exit\n"
-           "  --device DEVICE    cpu (default) or cuda:N\n"
-           "  --slot N           number of this daemon on its host\n"
-           "  --insecure         allow an address that other hosts can reach\n"
-           "  --help, --version\n"
-           "\n"
-           "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
-           "\n"
-           "%s"
-           "\n"
-           "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
-           "Exit codes: 0 stopped cleanly (also by SIGTERM), 1 failed, 2 usage or configuration, 4 address,\n"
-           "lock or device held by another process.\n",
-           RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
+    printf(
+        "usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
+        "\n"
+        "Serves one device to rankctl or any other gRPC client.\n"
+        "\n"
+        "  --config FILE      configuration (default: %s when it exists)\n"
+        "  --check-config     print the resolved configuration with the origin of each value, try all of a\n"
+        "                     start but opening the device, and exit\n"
+        "  --device DEVICE    cpu (default) or cuda:N\n"
+        "  --slot N           number of this daemon on its host\n"
+        "  --insecure         allow an address that other hosts can reach\n"
+        "  --help, --version\n"
+        "\n"
+        "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
+        "\n"
+        "%s"
+        "\n"
+        "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
+        "Exit codes: 0 stopped cleanly (also by SIGTERM), 1 failed, 2 usage or configuration, 4 address,\n"
+        "lock or device held by another process.\n",
+        RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
     rk_str_fini(&keys);
 }
 
@@ -112,13 +114,17 @@ static struct rk_status *check_config(const struct options *options)
 {
     struct rk_config *config = NULL;
     struct rk_str text = {0};
+    struct rk_status *st;
 
     RK_TRY(rk_daemon_config_load(&config, &options->args));
     rk_config_format(config, &text);
     fputs(rk_str_text(&text), stdout);
+    st = flush_text();
+    if (!st)
+        st = rk_daemon_config_check(config);
     rk_str_fini(&text);
     rk_config_destroy(config);
-    return flush_text();
+    return st;
 }
 
 static struct rk_status *run(struct options *options, int argc, char **argv)

@@ -27,6 +27,10 @@ struct rk_daemon_args {
 /* The resolved configuration: for --check-config, and what rk_daemon_run starts from. */
 struct rk_status *rk_daemon_config_load(struct rk_config **out,
                                         const struct rk_daemon_args *args) RK_NODISCARD;
+/* Whether a daemon could start with it now: tokens, directories, address and plug-in, all problems at once.
+ * The device is not opened, and an address in use is fine: its owner may be the daemon that has this
+ * configuration. INVALID_ARGUMENT, or UNAVAILABLE when all of it may pass by itself. */
+struct rk_status *rk_daemon_config_check(const struct rk_config *config) RK_NODISCARD;
 /* The key table, for --help. */
 void rk_daemon_config_format_keys(struct rk_str *out);
 /* Serves until a signal or a Shutdown call ends it. Main thread, once a process: signals are taken over. */

@@ -97,6 +97,9 @@ struct rk_worker_config {
     void (*on_done)(void *user, struct rk_job *job);
 };
 
+/* What can be known about a device without opening it: whether its backend is there and can be loaded, into
+ * this process for good. Not in a process that has a worker. */
+struct rk_status *rk_worker_check_device(const char *device, const char *plugin) RK_NODISCARD;
 /* Opens the device, starts the threads. */
 struct rk_status *rk_worker_create(struct rk_worker **out,
                                    const struct rk_worker_config *config) RK_NODISCARD;

@@ -31,6 +31,11 @@ static struct rk_status *open_device(struct rk_worker *worker)
     return rk_device_alloc(worker->device, &worker->agree_scratch, RK_AGREE_BYTES, "verdicts of ranks");
 }
 
+struct rk_status *rk_worker_check_device(const char *device, const char *plugin)
+{
+    return rk_plugin_load(device, plugin);
+}
+
 static void close_device(struct rk_worker *worker)
 {
     if (!worker->device)

@@ -113,6 +113,59 @@ static void test_rankd_help_version_and_check_exit_with_0(void **state)
     rk_proc_destroy(proc);
 }
 
+/* Goal: what a start would end at, --check-config finds, each with its key and all at once. */
+static void test_rankd_check_config_tries_a_start(void **state)
+{
+    static const char *const bad[] = {"--check-config",
+                                      "--rpc.token_file=/nonexistent/tokens",
+                                      "--state.dir=/nonexistent/state",
+                                      "--rpc.listen=unix:/nonexistent/socket",
+                                      "--device=quantum",
+                                      NULL};
+    static const char *const texts[] = {
+        "flag: rpc.token_file '/nonexistent/tokens': No such file or directory",
+        "flag: state.dir '/nonexistent/state': No such file or directory",
+        "flag: rpc.listen: cannot make a socket in '/nonexistent'",
+        "flag: the plug-in of device 'quantum' is not installed",
+    };
+    static const char *const plugin[] = {"--check-config", "--device=cuda:0", "--plugin=/nonexistent.so",
+                                         NULL};
+    static const char *const away[] = {"--check-config", "--insecure", "--rpc.listen=192.0.2.1:7000", NULL};
+    static const char *const roots[] = {"--check-config", "--ckpt.roots=[\"/\", \"/nonexistent\"]", NULL};
+    char *errors = NULL;
+
+    (void)state;
+    assert_int_equal(run_to_end(bad, &errors), 2);
+    for (size_t i = 0; i < RK_ARRAY_LEN(texts); i++) {
+        if (!strstr(errors, texts[i]))
+            fail_msg("'%s' is not in: %s", texts[i], errors);
+    }
+    rk_free(errors);
+    assert_int_equal(run_to_end(plugin, &errors), 2);
+    assert_non_null(strstr(errors, "flag: plug-in /nonexistent.so: "));
+    rk_free(errors);
+    assert_int_equal(run_to_end(away, NULL), 1);
+    assert_int_equal(run_to_end(roots, &errors), 0); /* may be mounted later */
+    assert_non_null(strstr(errors, "ckpt.roots.1 '/nonexistent': No such file or directory"));
+    assert_null(strstr(errors, "ckpt.roots.0"));
+    rk_free(errors);
+}
+
+/* Goal: a configuration can be checked while the daemon runs that has it. */
+static void test_rankd_check_config_beside_its_daemon_exits_with_0(void **state)
+{
+    struct fixture fixture;
+    const char *args[] = {"--check-config", NULL, NULL};
+    char *flag;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    args[1] = flag = rk_format("--rpc.listen=%s", rk_proc_address(fixture.proc));
+    assert_int_equal(run_to_end(args, NULL), 0);
+    rk_free(flag);
+    fixture_stop(&fixture);
+}
+
 /* Goal: a text that could not be written is a failure. */
 static void test_rankd_text_to_a_full_disk_exits_with_1(void **state)
 {
@@ -330,6 +383,8 @@ int main(void)
         cmocka_unit_test(test_rankd_bad_configuration_exits_with_2),
         cmocka_unit_test(test_rankd_address_not_there_yet_exits_with_1),
         cmocka_unit_test(test_rankd_help_version_and_check_exit_with_0),
+        cmocka_unit_test(test_rankd_check_config_tries_a_start),
+        cmocka_unit_test(test_rankd_check_config_beside_its_daemon_exits_with_0),
         cmocka_unit_test(test_rankd_text_to_a_full_disk_exits_with_1),
         cmocka_unit_test(test_rankd_broken_state_exits_with_2),
         cmocka_unit_test(test_rankd_second_on_same_address_exits_with_4),

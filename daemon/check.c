@@ -1,0 +1,90 @@
+/* What --check-config tries beside reading the configuration: whatever a start would end at, but for the
+ * device itself, and without hindering a daemon that runs with the same configuration. */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/auth_internal.h"
+#include "daemon/config_internal.h"
+#include "daemon/lock_internal.h"
+#include "daemon/rk_daemon.h"
+#include "worker/rk_worker.h"
+
+static struct rk_status *check_tokens(const struct rk_settings *settings)
+{
+    struct rk_auth *auth = NULL;
+    struct rk_status *st = rk_auth_create(&auth, settings->token_file);
+
+    rk_auth_destroy(auth);
+    return st;
+}
+
+/* A directory in which locks and the epoch are written. */
+static struct rk_status *check_directory(const char *name, const char *path)
+{
+    struct stat info;
+
+    if (!path)
+        return NULL;
+    if (stat(path, &info) != 0 || access(path, R_OK | W_OK | X_OK) != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': %s", name, path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': not a directory", name, path);
+    return NULL;
+}
+
+static struct rk_status *check_state(const struct rk_settings *settings)
+{
+    uint64_t epoch;
+
+    RK_TRY(check_directory("state.dir", settings->state_dir));
+    return settings->state_dir ? rk_epoch_load(&epoch, settings->state_dir) : NULL;
+}
+
+/* Who has the address may well be the daemon whose configuration this is. */
+static struct rk_status *check_address(const struct rk_settings *settings)
+{
+    struct rk_status *st = rk_listen_probe(&settings->listen);
+
+    if (!st || strcmp(rk_status_reason(st), "ADDRESS_IN_USE") != 0)
+        return st;
+    rk_status_free(st);
+    return NULL;
+}
+
+/* Not an error: a file system may be mounted later. */
+void rk_settings_warn_roots(const struct rk_settings *settings)
+{
+    for (int i = 0; settings->ckpt_roots[i]; i++) {
+        struct stat info;
+
+        if (stat(settings->ckpt_roots[i], &info) != 0)
+            RK_WARN("ckpt.roots.%d '%s': %s", i, settings->ckpt_roots[i], strerror(errno));
+        else if (!S_ISDIR(info.st_mode))
+            RK_WARN("ckpt.roots.%d '%s': not a directory", i, settings->ckpt_roots[i]);
+    }
+}
+
+struct rk_status *rk_daemon_config_check(const struct rk_config *config)
+{
+    struct rk_problems problems = {0};
+    struct rk_settings settings;
+    struct rk_status *st = rk_settings_init(&settings, config);
+
+    if (st) {
+        rk_settings_fini(&settings);
+        return st;
+    }
+    rk_log_set_level(RK_LOG_WARN);
+    rk_log_set_format(RK_LOG_TEXT);
+    rk_settings_warn_roots(&settings);
+    rk_problems_add(&problems, rk_config_origin(config, "rpc.token_file"), check_tokens(&settings));
+    rk_problems_add(&problems, NULL, check_directory("RUNTIME_DIRECTORY", settings.runtime_dir));
+    rk_problems_add(&problems, rk_config_origin(config, "state.dir"), check_state(&settings));
+    rk_problems_add(&problems, rk_config_origin(config, "rpc.listen"), check_address(&settings));
+    rk_problems_add(&problems, rk_config_origin(config, "device"),
+                    rk_worker_check_device(settings.device, settings.plugin));
+    rk_settings_fini(&settings);
+    return rk_problems_finish(&problems);
+}
