@@ -27,14 +27,27 @@ static struct rk_status *check_incarnation(const struct rk_lease *lease, uint64_
                           incarnation, lease->incarnation);
 }
 
+/* Its name is shown to others: on terminals, in logs. Valid UTF-8 already. */
+static struct rk_status *check_driver_id(const char *driver_id)
+{
+    if (!driver_id[0])
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "driver_id is empty");
+    for (const unsigned char *c = (const unsigned char *)driver_id; *c; c++) {
+        if (*c < ' ' || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) /* C0, DEL, C1 */
+            return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                  "driver_id has a control character at byte %zu, expected printable text",
+                                  (size_t)(c - (const unsigned char *)driver_id));
+    }
+    return NULL;
+}
+
 struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t now_ms,
                                          const struct rk_acquire_lease_request *request)
 {
     /* 0: a driver that has not met this daemon yet. */
     if (request->incarnation)
         RK_TRY(check_incarnation(lease, request->incarnation));
-    if (!request->driver_id[0])
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "driver_id is empty");
+    RK_TRY(check_driver_id(request->driver_id));
     if (request->epoch == 0 || request->epoch > INT64_MAX)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "epoch=%" PRIu64 ", expected 1 to %" PRId64,
                               request->epoch, INT64_MAX);
