@@ -41,6 +41,18 @@ static struct rk_status *check_driver_id(const char *driver_id)
     return NULL;
 }
 
+/* Epochs are never taken back, so one that left no room above it would lock all drivers out for good. */
+static struct rk_status *check_epoch(const struct rk_lease *lease, uint64_t epoch)
+{
+    uint64_t max = RK_MIN(lease->epoch + RK_LIMIT_EPOCH_LEAP, (uint64_t)INT64_MAX);
+
+    if (epoch >= 1 && epoch <= max)
+        return NULL;
+    return RK_FAIL_REASON(
+        RK_INVALID_ARGUMENT, "BAD_FIELD",
+        "epoch=%" PRIu64 ", expected 1 to %" PRIu64 ": at most 2^48 above the highest so far", epoch, max);
+}
+
 struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t now_ms,
                                          const struct rk_acquire_lease_request *request)
 {
@@ -48,9 +60,7 @@ struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t n
     if (request->incarnation)
         RK_TRY(check_incarnation(lease, request->incarnation));
     RK_TRY(check_driver_id(request->driver_id));
-    if (request->epoch == 0 || request->epoch > INT64_MAX)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "epoch=%" PRIu64 ", expected 1 to %" PRId64,
-                              request->epoch, INT64_MAX);
+    RK_TRY(check_epoch(lease, request->epoch));
     if (rk_lease_is_live(lease, now_ms) && !request->takeover)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_HELD",
                               "driver \"%s\" holds the lease, epoch %" PRIu64 ", %" PRId64 " s left",
