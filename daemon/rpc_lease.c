@@ -17,7 +17,7 @@ static struct rk_status *acquire_lease(struct rk_call *call, struct rk_bytes req
 {
     struct rk_daemon *daemon = rk_call_daemon(call);
     struct rk_lease *lease = &daemon->lease;
-    struct rk_acquire_lease_response response = {.last_seq = lease->finished_seq};
+    struct rk_acquire_lease_response response = {0};
     struct rk_acquire_lease_request message;
     uint8_t id[RK_LEASE_ID_BYTES];
 
@@ -36,6 +36,7 @@ static struct rk_status *acquire_lease(struct rk_call *call, struct rk_bytes req
             (unsigned long long)lease->epoch, (long long)lease->ttl_ms);
     response.fence = make_fence(lease);
     response.ttl_ms = (uint32_t)lease->ttl_ms;
+    response.last_seq = lease->finished_seq;
     rk_pack_acquire_lease_response(reply, &response);
     return NULL;
 }

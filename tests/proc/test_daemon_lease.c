@@ -171,6 +171,31 @@ static void test_takeover_ends_running_call(void **state)
     fixture_stop(&fixture);
 }
 
+/* Goal: what the next number is, a driver can take from the lease's answer: in a new epoch it is 1. */
+static void test_lease_last_seq_is_of_its_own_epoch(void **state)
+{
+    struct rk_acquire_lease_request request = {.driver_id = "next", .takeover = true};
+    struct rk_acquire_lease_response response;
+    struct rk_str packed = {0};
+    struct fixture fixture;
+    struct rk_bytes reply;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    assert_int_equal(fixture_last_seq(&fixture), 2);
+    request.epoch = fixture.lease.fence.epoch + 1;
+    rk_pack_acquire_lease_request(&packed, &request);
+    assert_ok(rk_client_call(fixture.client, RK_RPC_ID_ACQUIRE_LEASE, &packed, &reply));
+    assert_ok(rk_unpack_acquire_lease_response(&response, rk_client_arena(fixture.client), reply.data,
+                                               reply.bytes));
+    assert_int_equal(response.last_seq, 0);
+    assert_int_equal(response.fence.epoch, request.epoch);
+    rk_str_fini(&packed);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +203,7 @@ int main(void)
         cmocka_unit_test(test_stale_driver_changes_nothing),
         cmocka_unit_test(test_lapsed_lease_ends_work_and_then_frees_models),
         cmocka_unit_test(test_takeover_ends_running_call),
+        cmocka_unit_test(test_lease_last_seq_is_of_its_own_epoch),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
