@@ -90,6 +90,9 @@ void rk_lease_grant(struct rk_lease *lease, int64_t now_ms, const struct rk_acqu
 
 struct rk_status *rk_lease_check(const struct rk_lease *lease, int64_t now_ms, const struct rk_fence *fence)
 {
+    if (fence->epoch == 0 && fence->incarnation == 0 && fence->lease_id.bytes == 0)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "the call has no fence, expected the one of AcquireLease's answer");
     RK_TRY(check_incarnation(lease, fence->incarnation));
     if (fence->epoch != lease->epoch)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "STALE_EPOCH",

@@ -39,7 +39,7 @@ struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t n
 /* Grants what was checked. `ttl_ms` 0 takes the default; the limits above clamp it. */
 void rk_lease_grant(struct rk_lease *lease, int64_t now_ms, const struct rk_acquire_lease_request *request,
                     int64_t default_ttl_ms, const uint8_t id[RK_LEASE_ID_BYTES]);
-/* Does the fence prove the lease? WRONG_INCARNATION, STALE_EPOCH or LEASE_EXPIRED. */
+/* Does the fence prove the lease? BAD_FIELD without one, WRONG_INCARNATION, STALE_EPOCH or LEASE_EXPIRED. */
 struct rk_status *rk_lease_check(const struct rk_lease *lease, int64_t now_ms,
                                  const struct rk_fence *fence) RK_NODISCARD;
 /* A call proved the lease: it lives for another TTL. */

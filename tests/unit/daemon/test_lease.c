@@ -168,6 +168,10 @@ static void test_rk_lease_check_bad_fence_is_refused(void **state)
     assert_string_equal(rk_status_reason(st), "WRONG_INCARNATION");
     rk_status_free(st);
 
+    st = rk_lease_check(&lease, 0, &(struct rk_fence){0});
+    assert_string_equal(rk_status_reason(st), "BAD_FIELD");
+    assert_fails(st, RK_INVALID_ARGUMENT, "the call has no fence");
+
     rk_lease_release(&lease, 10, GRACE_MS);
     st = rk_lease_check(&lease, 10, &good);
     assert_string_equal(rk_status_reason(st), "LEASE_EXPIRED");
