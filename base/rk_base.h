@@ -18,6 +18,7 @@
 #include "base/rk_safetensors.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
+#include "base/rk_thread.h"
 #include "base/rk_time.h"
 
 #endif

@@ -12,17 +12,22 @@
 #include <sys/stat.h>
 
 #include <grpc/grpc_security.h>
+#include <grpc/support/cpu.h>
 #include <grpc/support/log.h>
 #include <grpc/support/time.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
+#include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "daemon/call_internal.h"
 #include "proto/limits.h"
 
 #define QUEUE_WAIT_MS 500 /* how often G shows that it is alive */
+/* More than gRPC starts beside as many as there are cores, of which it takes no more than these. It aborts,
+ * or hangs in its shutdown, when it gets none. */
+#define CORE_THREADS 16
 
 static const struct {
     const char *key;
@@ -110,8 +115,7 @@ static struct rk_call *call_create(struct rk_server *server, const struct rk_rpc
     return call;
 }
 
-/* Makes a call object wait for the next call of that RPC (NULL: of any other path). G, and L before the
- * start. */
+/* Makes a call object wait for the next call of that RPC (NULL: of any other path). G, and L at the start. */
 static void arm(struct rk_server *server, const struct rk_rpc *rpc)
 {
     struct rk_call *call = call_create(server, rpc);
@@ -250,11 +254,12 @@ static void abandon(struct rk_server *server)
 
 struct rk_status *rk_server_create(struct rk_server **out, const struct rk_server_config *config)
 {
-    struct rk_server *server = rk_calloc(1, sizeof(*server));
+    struct rk_server *server;
     struct rk_status *st;
-    int rc;
 
     *out = NULL;
+    RK_TRY(rk_thread_check_room(CORE_THREADS + RK_MIN((int)gpr_cpu_num_cores(), CORE_THREADS), "gRPC core"));
+    server = rk_calloc(1, sizeof(*server));
     server->config = *config;
     server->shutdown_tag.on_queue = on_shutdown_queue;
     server->shutdown_tag.event.run = on_shutdown;
@@ -271,6 +276,8 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
         RK_ASSERT(server->registered[id]);
     }
     st = bind_address(server);
+    if (!st) /* before there are calls that would have to be given up */
+        st = rk_thread_start(&server->thread, run_queue, server, "completion queue");
     if (st) {
         abandon(server);
         return st;
@@ -279,8 +286,6 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     for (int id = 0; id < RK_RPC_COUNT; id++)
         arm(server, rk_rpc_get((rk_rpc_id_t)id));
     arm(server, NULL);
-    rc = pthread_create(&server->thread, NULL, run_queue, server);
-    RK_ASSERT(rc == 0);
     *out = server;
     return NULL;
 }

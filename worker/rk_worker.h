@@ -100,7 +100,7 @@ struct rk_worker_config {
 /* What can be known about a device without opening it: whether its backend is there and can be loaded, into
  * this process for good. Not in a process that has a worker. */
 struct rk_status *rk_worker_check_device(const char *device, const char *plugin) RK_NODISCARD;
-/* Opens the device, starts the threads. */
+/* Opens the device, starts the threads. RESOURCE_EXHAUSTED when there are none to be had. */
 struct rk_status *rk_worker_create(struct rk_worker **out,
                                    const struct rk_worker_config *config) RK_NODISCARD;
 /* Aborts what runs, hands queued jobs back with CANCELLED, joins the threads, frees the device. NULL is a

@@ -10,6 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
+#include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "engine/rk_plugin.h"
 
@@ -324,19 +325,32 @@ static void worker_free(struct rk_worker *worker)
     rk_free(worker);
 }
 
+/* The watchdog waits for an engine that there will not be. */
+static void end_watchdog(struct rk_worker *worker)
+{
+    pthread_mutex_lock(&worker->lock);
+    worker->is_engine_done = true;
+    pthread_cond_broadcast(&worker->wakes_watchdog);
+    pthread_mutex_unlock(&worker->lock);
+    pthread_join(worker->watchdog_thread, NULL);
+}
+
 /* Signals are for the main thread's loop: the worker's threads start with all of them blocked. */
-static void start_threads(struct rk_worker *worker)
+static struct rk_status *start_threads(struct rk_worker *worker)
 {
     sigset_t all, before;
-    int rc;
+    struct rk_status *st;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&worker->engine_thread, NULL, engine_main, worker);
-    RK_ASSERT(rc == 0);
-    rc = pthread_create(&worker->watchdog_thread, NULL, rk_watchdog_main, worker);
-    RK_ASSERT(rc == 0);
+    st = rk_thread_start(&worker->watchdog_thread, rk_watchdog_main, worker, "watchdog");
+    if (!st) {
+        st = rk_thread_start(&worker->engine_thread, engine_main, worker, "engine");
+        if (st)
+            end_watchdog(worker);
+    }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return st;
 }
 
 static void join_and_free(struct rk_worker *worker)
@@ -355,7 +369,11 @@ struct rk_status *rk_worker_create(struct rk_worker **out, const struct rk_worke
     RK_ASSERT(config->on_done);
     *out = NULL;
     worker = worker_new(config);
-    start_threads(worker);
+    st = start_threads(worker);
+    if (st) {
+        worker_free(worker);
+        return st;
+    }
     pthread_mutex_lock(&worker->lock);
     while (!worker->is_started)
         pthread_cond_wait(&worker->wakes_watchdog, &worker->lock);

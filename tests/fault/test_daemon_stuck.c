@@ -1,12 +1,16 @@
-/* An engine that does not come back, and a Commit that fails: needs a build with fault points. */
+/* An engine that does not come back, a Commit that fails, threads that cannot be had: needs a build with
+ * fault points. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
+#include "base/rk_array.h"
 #include "base/rk_time.h"
 #include "tests/proc/daemon_fixture.h"
 
 #define ANSWER_MS 1000
+#define STOP_MS   20000
 
 static void start_with_faults(struct fixture *fixture, const char *faults, const char *const *args)
 {
@@ -104,12 +108,47 @@ static void test_failed_commit_leaves_the_number_free(void **state)
     fixture_stop(&fixture);
 }
 
+/* Goal: a daemon that gets no more threads says so and ends with 1, whichever thread it is. */
+static void test_no_threads_ends_the_start(void **state)
+{
+    static const struct {
+        const char *faults, *text;
+    } cases[] = {
+        {"thread.start=fail@1", "rankd: cannot start the thread of the watchdog: Resource temporarily"},
+        {"thread.start=fail@2", "rankd: cannot start the thread of the engine: Resource temporarily"},
+        {"thread.room=fail", "rankd: cannot start the thread of the gRPC core: Resource temporarily"},
+        {"thread.start=fail@3",
+         "rankd: cannot start the thread of the completion queue: Resource temporarily"},
+    };
+
+    (void)state;
+#ifndef RK_FAULTS
+    print_message("skipped: this build has no fault points\n");
+    skip();
+#endif
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_proc *proc;
+        char *errors;
+
+        assert_int_equal(setenv("RANKD_FAULTS", cases[i].faults, 1), 0);
+        proc = rk_proc_start_rankd(NULL);
+        unsetenv("RANKD_FAULTS");
+        assert_int_equal(rk_proc_wait(proc, STOP_MS), 1);
+        errors = rk_proc_stderr(proc);
+        if (!strstr(errors, cases[i].text))
+            fail_msg("'%s' is not in: %s", cases[i].text, errors);
+        rk_free(errors);
+        rk_proc_destroy(proc);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stuck_engine_is_given_up),
         cmocka_unit_test(test_stuck_method_is_answered_without_the_engine),
         cmocka_unit_test(test_failed_commit_leaves_the_number_free),
+        cmocka_unit_test(test_no_threads_ends_the_start),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
