@@ -158,8 +158,10 @@ static struct rk_status *read_lines(struct rk_dataset *dataset, FILE *file, cons
 
     for (int64_t number = 1; !st && !is_full(dataset, config); number++) {
         bytes = getline(&line, &capacity, file);
-        if (bytes < 0)
+        if (bytes < 0) { /* the end, or something that cannot be read, such as a directory */
+            st = ferror(file) ? rk_errno_status("cannot read the data file", path) : NULL;
             break;
+        }
         if (is_blank(line, (size_t)bytes))
             continue;
         if (bytes > LINE_BYTES_MAX)

@@ -163,6 +163,24 @@ static void test_create_bad_line_is_named(void **state)
     }
 }
 
+/* Goal: a file that cannot be read is no file that ends: nobody trains on half of the data. */
+static void test_create_unreadable_file_is_named(void **state)
+{
+    char *path = rk_test_temp_path("good.jsonl");
+    const char *files[] = {path, rk_test_temp_dir(), NULL};
+    struct rk_dataset_config config = {.files = files,
+                                       .prompt_key = "prompt",
+                                       .truncation = "error",
+                                       .max_prompt_length = 8,
+                                       .max_samples = -1};
+    struct rk_dataset *dataset;
+
+    (void)state;
+    rk_test_write_file(path, "{\"prompt\": \"1\"}\n", 16);
+    assert_fails(rk_dataset_create(&dataset, &config, tokenizer), RK_INVALID_ARGUMENT, rk_test_temp_dir());
+    rk_free(path);
+}
+
 static void test_create_missing_file_is_not_found(void **state)
 {
     const char *files[] = {"/nonexistent/data.jsonl", NULL};
@@ -184,6 +202,7 @@ int main(void)
         cmocka_unit_test(test_create_overlong_prompt_is_cut_filtered_or_refused),
         cmocka_unit_test(test_at_shuffled_epochs_are_reproducible_permutations),
         cmocka_unit_test(test_create_bad_line_is_named),
+        cmocka_unit_test(test_create_unreadable_file_is_named),
         cmocka_unit_test(test_create_missing_file_is_not_found),
     };
 
