@@ -94,6 +94,21 @@ static struct rk_status *append_address(struct rk_hosts *hosts, const char *begi
     return NULL;
 }
 
+/* gRPC would take "unix:A,unix:B" for one daemon with two addresses, and talk to the first. */
+static struct rk_status *append_line(struct rk_hosts *hosts, const char *line, size_t bytes)
+{
+    const char *end = line + bytes;
+
+    while (line < end) {
+        const char *comma = memchr(line, ',', (size_t)(end - line));
+        size_t part = (size_t)((comma ? comma : end) - line);
+
+        RK_TRY(append_address(hosts, line, part));
+        line += part + (comma != NULL);
+    }
+    return NULL;
+}
+
 static struct rk_status *append_file(struct rk_hosts *hosts, const char *path)
 {
     struct rk_status *st;
@@ -106,7 +121,7 @@ static struct rk_status *append_file(struct rk_hosts *hosts, const char *path)
         size_t bytes = strcspn(line, "\n");
         const char *comment = memchr(line, '#', bytes);
 
-        st = append_address(hosts, line, comment ? (size_t)(comment - line) : bytes);
+        st = append_line(hosts, line, comment ? (size_t)(comment - line) : bytes);
         if (st)
             st = RK_WRAP(st, "%s:%d", path, line_number);
         line += bytes + (line[bytes] == '\n');

@@ -77,6 +77,9 @@ static struct rk_status *parse_option(struct rk_cli *cli, int argc, char **argv,
                            name, option->value);
         setting.value = argv[(*next)++];
     }
+    if (option->value && rk_cli_has(cli, name) &&
+        !(cli->command->repeatable && strcmp(name, cli->command->repeatable) == 0))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: --%s is given twice", cli->command->name, name);
     cli->wants_help |= strcmp(name, "help") == 0;
     rk_array_append(&cli->settings, setting);
     return NULL;
@@ -156,7 +159,7 @@ void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
 
 const char *rk_cli_find(const struct rk_cli *cli, const char *name)
 {
-    for (int64_t i = cli->settings.count - 1; i >= 0; i--) {
+    for (int64_t i = 0; i < cli->settings.count; i++) {
         if (strcmp(cli->settings.items[i].name, name) == 0)
             return cli->settings.items[i].value;
     }

@@ -285,5 +285,6 @@ const struct rk_command rk_cmd_call = {
     .summary = "run one method on the daemons",
     .details = "'rankctl describe METHOD' shows the columns and options.",
     .options = call_options,
+    .repeatable = "opt",
     .run = run,
 };

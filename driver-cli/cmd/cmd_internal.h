@@ -28,6 +28,7 @@ struct rk_command {
     const char *summary;                 /* one line */
     const char *details;                 /* shown by --help below the options; NULL: none */
     const struct rk_cli_option *options; /* its own, besides the common ones; ends with a row without name */
+    const char *repeatable;              /* the one that may be given more than once; NULL: none */
     /* Appended to --help; NULL: none. */
     void (*more_help)(struct rk_str *out);
     struct rk_status *(*run)(struct rk_cli *cli);
@@ -54,7 +55,7 @@ struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *comm
                                char **argv) RK_NODISCARD;
 void rk_cli_fini(struct rk_cli *cli);
 void rk_cli_format_help(const struct rk_command *command, struct rk_str *out);
-/* The last value given to the option; NULL when it was not given. */
+/* The value given to the option; NULL when it was not given. */
 const char *rk_cli_find(const struct rk_cli *cli, const char *name);
 bool rk_cli_has(const struct rk_cli *cli, const char *name);
 bool rk_cli_is_json(const struct rk_cli *cli);

@@ -93,7 +93,7 @@ static void test_hosts_parse_socket_name_too_long_is_refused(void **state)
  * bad line is named. */
 static void test_hosts_parse_file_lines_and_comments(void **state)
 {
-    static const char good[] = "# the first rack\nnode1:7000\n  node2:7000  # spare\n\nnode3:7000";
+    static const char good[] = "# the first rack\nnode1:7000\n  node2:7000  # spare\n\nunix:/a,unix:/b , # two of a host\nnode3:7000";
     static const char bad[] = "node1:7000\n\nnode2\n";
     char *path = rk_test_temp_path("hosts");
     char *text = rk_format("first:1,@%s,last:2", path);
@@ -102,10 +102,12 @@ static void test_hosts_parse_file_lines_and_comments(void **state)
     (void)state;
     rk_test_write_file(path, good, sizeof(good) - 1);
     assert_ok(rk_hosts_parse(&hosts, text));
-    assert_int_equal(hosts.count, 5);
+    assert_int_equal(hosts.count, 7);
     assert_string_equal(hosts.addresses[0], "first:1");
     assert_string_equal(hosts.addresses[2], "node2:7000");
-    assert_string_equal(hosts.addresses[4], "last:2");
+    assert_string_equal(hosts.addresses[3], "unix:/a");
+    assert_string_equal(hosts.addresses[4], "unix:/b");
+    assert_string_equal(hosts.addresses[6], "last:2");
     rk_hosts_fini(&hosts);
     rk_test_write_file(path, bad, sizeof(bad) - 1);
     assert_fails(rk_hosts_parse(&hosts, text), RK_INVALID_ARGUMENT, "hosts:3: address 'node2'");
