@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -72,16 +74,29 @@ static struct rk_status *write_json(const char *dir, const char *name, const str
     return st;
 }
 
+/* An empty file is left of a run that ended before its first step, or belongs to one that has not come to it:
+ * the lock, which goes with the process, tells which. A file system without locks cannot. */
+static struct rk_status *take_over(FILE *file, const char *path)
+{
+    struct stat info;
+
+    if (fstat(fileno(file), &info) != 0)
+        return rk_errno_status("cannot look at", path);
+    if (info.st_size > 0)
+        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists: the directory holds a run; name another", path);
+    if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return RK_FAIL(RK_ALREADY_EXISTS, "'%s': a run that has just begun has the directory; name another",
+                       path);
+    return NULL;
+}
+
 static struct rk_status *open_metrics(struct rk_run_dir *run)
 {
     char *path = rk_path_join(run->path, "metrics.jsonl");
-    struct rk_status *st = NULL;
+    struct rk_status *st;
 
-    run->metrics = fopen(path, "wxe");
-    if (!run->metrics)
-        st = errno == EEXIST
-                 ? RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists: the directory holds a run; name another", path)
-                 : rk_errno_status("cannot create", path);
+    run->metrics = fopen(path, "ae");
+    st = run->metrics ? take_over(run->metrics, path) : rk_errno_status("cannot create", path);
     rk_free(path);
     return st;
 }

@@ -30,7 +30,7 @@ struct rk_run_dir {
 };
 
 /* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json. ALREADY_EXISTS when the
- * directory holds a run. */
+ * directory holds a run with a step; one that ended before its first is written over. */
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job,
                                     const char *run_dir) RK_NODISCARD;
 /* One line of metrics.jsonl, on disk (flushed) when it returns. */

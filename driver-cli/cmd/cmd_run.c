@@ -261,8 +261,8 @@ static struct rk_status *execute(struct run *run)
     struct rk_status *st;
 
     st = rk_run_dir_create(&run->dir, run->job, rk_cli_find(run->cli, "run-dir"));
-    if (st)
-        return rk_cli_usage(st);
+    if (st) /* a full disk is no mistake of the command */
+        return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? st : rk_cli_usage(st);
     rk_meter_init(&run->meter, rk_cli_has(run->cli, "quiet"));
     rk_cli_watch_signals(NULL); /* from here on there is something to clean up */
     st = rk_cli_find(run->cli, "local") ? start_local(run) : NULL;

@@ -245,7 +245,7 @@ static void test_rankctl_full_disk_is_an_error(void **state)
     proc = start_rankctl(args);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &saved), 0);
     outcome = finish_rankctl(proc, 10000);
-    assert_exit(&outcome, 2);
+    assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "File too large");
     outcome_fini(&outcome);
     rk_free(dir);

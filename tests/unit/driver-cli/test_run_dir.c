@@ -90,6 +90,25 @@ static void test_run_dir_directory_with_a_run_is_refused(void **state)
     rk_free(path);
 }
 
+/* Goal: a run that ended before its first step (no daemons, a typing error) does not use up its directory;
+ * one that has begun elsewhere keeps it. */
+static void test_run_dir_run_without_a_step_is_written_over(void **state)
+{
+    struct rk_config *job = load("again");
+    char *path = rk_test_temp_path("runs/none");
+    struct rk_run_dir first, second;
+
+    (void)state;
+    assert_ok(rk_run_dir_create(&first, job, path));
+    assert_fails(rk_run_dir_create(&second, job, path), RK_ALREADY_EXISTS, "has just begun");
+    rk_run_dir_fini(&first);
+    assert_ok(rk_run_dir_create(&second, job, path));
+    append(&second, 1, 0.5);
+    rk_run_dir_fini(&second);
+    rk_config_destroy(job);
+    rk_free(path);
+}
+
 static void test_run_dir_file_in_the_way_is_named(void **state)
 {
     struct rk_config *job = load("blocked");
@@ -127,6 +146,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_dir_steps_are_written_at_once),
         cmocka_unit_test(test_run_dir_directory_with_a_run_is_refused),
+        cmocka_unit_test(test_run_dir_run_without_a_step_is_written_over),
         cmocka_unit_test(test_run_dir_file_in_the_way_is_named),
         cmocka_unit_test(test_run_dir_default_path_is_new_and_below_runs),
     };
