@@ -1,12 +1,15 @@
 /* Paths that come in calls. They lead to directories below the configured roots and nowhere else: every
  * component is opened from the directory before it, without following symbolic links, and ".." is refused
- * before anything is opened. What comes out is the canonical path of the directory that was reached. */
+ * before anything is opened. What comes out is the canonical path of the directory that was reached. Only
+ * directories are resolved here: links among the files of a model are followed, since the caches of Hugging
+ * Face consist of them. */
 #include "worker/worker_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,27 +23,35 @@ static struct rk_status *outside(const char *path, const char *why)
     return RK_FAIL_REASON(RK_PERMISSION_DENIED, "PATH_OUTSIDE_ROOTS", "path '%s': %s", path, why);
 }
 
-/* The root that `path` stands below, and the rest of the path. */
+/* What follows `dir` in the path; NULL when the path is not below it. */
+static const char *rest_below(const char *dir, const char *path)
+{
+    size_t bytes = strlen(dir);
+
+    while (bytes > 0 && dir[bytes - 1] == '/')
+        bytes--;
+    return strncmp(path, dir, bytes) == 0 && (path[bytes] == '/' || path[bytes] == '\0') ? path + bytes
+                                                                                         : NULL;
+}
+
+/* The root that `path` stands below, and the rest of the path. A root that is a symbolic link, or behind one,
+ * goes by both names: drivers send what their own file system made of the path. */
 static struct rk_status *split_root(const char **root, const char **rest, char *const *roots,
                                     const char *path)
 {
+    char resolved[PATH_MAX];
+
+    if (path[0] != '/')
+        return RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': expected an absolute path", path);
     if (!roots[0])
         return outside(path, "the daemon has no ckpt.roots, directories that calls may name");
-    if (path[0] != '/') {
-        *root = roots[0];
-        *rest = path;
-        return NULL;
-    }
     for (char *const *candidate = roots; *candidate; candidate++) {
-        size_t bytes = strlen(*candidate);
-
-        while (bytes > 0 && (*candidate)[bytes - 1] == '/')
-            bytes--;
-        if (strncmp(path, *candidate, bytes) == 0 && (path[bytes] == '/' || path[bytes] == '\0')) {
-            *root = *candidate;
-            *rest = path + bytes;
+        *root = *candidate;
+        *rest = rest_below(*candidate, path);
+        if (!*rest && realpath(*candidate, resolved))
+            *rest = rest_below(resolved, path);
+        if (*rest)
             return NULL;
-        }
     }
     return outside(path, "not below one of ckpt.roots");
 }

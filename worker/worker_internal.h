@@ -203,9 +203,10 @@ struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk
 enum rk_path_resolve_flags {
     RK_PATH_RESOLVE_CREATE = 1u << 0, /* missing directories are made */
 };
-/* Resolves a directory named in a call to an absolute path below one of ckpt.roots: relative names stand
- * below the first root. No component may be "..", a symbolic link or anything but a directory.
- * PERMISSION_DENIED (reason PATH_OUTSIDE_ROOTS), NOT_FOUND. rk_free *out. */
+/* Resolves an absolute path of a directory, named in a call, below one of ckpt.roots (by their names or by
+ * what these resolve to). No component below the root may be "..", a symbolic link or anything but a
+ * directory. INVALID_ARGUMENT for a relative path, PERMISSION_DENIED (reason PATH_OUTSIDE_ROOTS), NOT_FOUND.
+ * rk_free *out. */
 struct rk_status *rk_path_resolve(char **out, char *const *roots, const char *path,
                                   uint32_t flags) RK_NODISCARD;
 

@@ -11,8 +11,9 @@
 #include "base/rk_str.h"
 #include "worker/worker_internal.h"
 
-/* root/ with a/b/, a file, links to a directory inside and outside; other/ beside it. */
-static char *root, *other;
+/* root/ with a/b/, a file, links to a directory inside and outside; other/ and linked, a link to root, beside
+ * it. */
+static char *root, *other, *linked;
 
 static void make_dir(const char *dir, const char *name)
 {
@@ -41,6 +42,8 @@ static int setup(void **state)
     make_dir(resolved, "rootless"); /* shares the root's name as a prefix only */
     root = rk_path_join(resolved, "root");
     other = rk_path_join(resolved, "other");
+    make_link(resolved, "linked", root);
+    linked = rk_path_join(resolved, "linked");
     make_dir(root, "a");
     make_dir(root, "a/b");
     make_link(root, "inside", "a");
@@ -56,34 +59,47 @@ static int teardown(void **state)
     (void)state;
     rk_free(root);
     rk_free(other);
+    rk_free(linked);
     return 0;
 }
 
-/* Resolves and compares with root/expected. */
-static void check_resolves(const char *path, uint32_t flags, const char *expected)
+/* Resolves base/name and compares with root/expected. */
+static void check_resolves(const char *base, const char *name, uint32_t flags, const char *expected)
 {
-    char *const roots[] = {root, other, NULL};
+    char *const roots[] = {linked, root, other, NULL};
+    char *path = *name ? rk_path_join(base, name) : rk_strdup(base);
     char *actual, *wanted = *expected ? rk_path_join(root, expected) : rk_strdup(root);
 
     assert_ok(rk_path_resolve(&actual, roots, path, flags));
     assert_string_equal(actual, wanted);
     rk_free(actual);
     rk_free(wanted);
+    rk_free(path);
 }
 
 static void test_resolve_below_roots(void **state)
 {
-    char *absolute = rk_path_join(root, "a/b");
+    (void)state;
+    check_resolves(root, "a", 0, "a");
+    check_resolves(root, "a/b", 0, "a/b");
+    check_resolves(root, "./a//b/", 0, "a/b");
+    check_resolves(root, "", 0, "");
+    check_resolves(root, "new/deep/dir", RK_PATH_RESOLVE_CREATE, "new/deep/dir");
+    check_resolves(root, "new/deep/dir", 0, "new/deep/dir");
+}
+
+/* Goal: a root that is a link can be named as it was configured and by what it resolves to. */
+static void test_resolve_root_behind_a_link(void **state)
+{
+    char *const only_linked[] = {linked, NULL};
+    char *path = rk_path_join(root, "a"), *actual;
 
     (void)state;
-    check_resolves("a", 0, "a");
-    check_resolves("a/b", 0, "a/b");
-    check_resolves("./a//b/", 0, "a/b");
-    check_resolves(absolute, 0, "a/b");
-    check_resolves(root, 0, "");
-    check_resolves("new/deep/dir", RK_PATH_RESOLVE_CREATE, "new/deep/dir");
-    check_resolves("new/deep/dir", 0, "new/deep/dir");
-    rk_free(absolute);
+    check_resolves(linked, "a/b", 0, "a/b");
+    assert_ok(rk_path_resolve(&actual, only_linked, path, 0));
+    assert_string_equal(actual, path);
+    rk_free(actual);
+    rk_free(path);
 }
 
 static void test_resolve_second_root(void **state)
@@ -103,12 +119,11 @@ static void test_resolve_elsewhere_is_refused(void **state)
     char *sibling = rk_format("%sless", root);
     char *dotted = rk_format("%s/../other", root);
     const struct {
-        const char *path;
+        const char *path; /* below root unless it is absolute */
         uint32_t flags;
         rk_code_t code;
     } cases[] = {
-        {"", 0, RK_INVALID_ARGUMENT},
-        {"..", 0, RK_PERMISSION_DENIED},
+        {"../other", 0, RK_PERMISSION_DENIED},
         {"a/../../other", 0, RK_PERMISSION_DENIED},
         {"a/..", 0, RK_PERMISSION_DENIED},
         {dotted, 0, RK_PERMISSION_DENIED},
@@ -127,16 +142,34 @@ static void test_resolve_elsewhere_is_refused(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        char *actual;
-        struct rk_status *st = rk_path_resolve(&actual, roots, cases[i].path, cases[i].flags);
+        bool is_absolute = cases[i].path[0] == '/';
+        char *path = is_absolute ? rk_strdup(cases[i].path) : rk_path_join(root, cases[i].path), *actual;
+        struct rk_status *st = rk_path_resolve(&actual, roots, path, cases[i].flags);
 
         assert_null(actual);
         if (cases[i].code == RK_PERMISSION_DENIED)
             assert_string_equal(rk_status_reason(st), "PATH_OUTSIDE_ROOTS");
         assert_code(st, cases[i].code);
+        rk_free(path);
     }
     rk_free(sibling);
     rk_free(dotted);
+}
+
+/* Goal: what a relative path is relative to would be a guess. */
+static void test_resolve_relative_path_is_refused(void **state)
+{
+    static const char *const paths[] = {"a", "./a", "..", ""};
+    char *const roots[] = {root, NULL};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(paths); i++) {
+        char *actual;
+
+        assert_fails(rk_path_resolve(&actual, roots, paths[i], RK_PATH_RESOLVE_CREATE), RK_INVALID_ARGUMENT,
+                     "expected");
+        assert_null(actual);
+    }
 }
 
 static void test_resolve_without_roots_is_refused(void **state)
@@ -146,7 +179,7 @@ static void test_resolve_without_roots_is_refused(void **state)
 
     (void)state;
     memset(longest, 'a', 4999);
-    assert_fails(rk_path_resolve(&actual, roots, "a", 0), RK_PERMISSION_DENIED, "no ckpt.roots");
+    assert_fails(rk_path_resolve(&actual, roots, "/a", 0), RK_PERMISSION_DENIED, "no ckpt.roots");
     assert_fails(rk_path_resolve(&actual, roots, longest, 0), RK_INVALID_ARGUMENT, "4096");
     rk_free(longest);
 }
@@ -155,8 +188,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_resolve_below_roots),
+        cmocka_unit_test(test_resolve_root_behind_a_link),
         cmocka_unit_test(test_resolve_second_root),
         cmocka_unit_test(test_resolve_elsewhere_is_refused),
+        cmocka_unit_test(test_resolve_relative_path_is_refused),
         cmocka_unit_test(test_resolve_without_roots_is_refused),
     };
 

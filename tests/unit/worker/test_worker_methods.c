@@ -384,9 +384,10 @@ static void test_export_hf_round_trip(void **state)
     open_cluster(&cluster, rk_test_temp_dir());
     init_actor_and_rollout(&cluster);
     samples = generate(&cluster, "{\"response_length\": 7}");
-    rk_job_destroy(test_call_ok(&cluster, "actor", "export_hf", "{\"path\": \"step_1/hf\"}", NULL));
-    job = test_cluster_run(&cluster, 0,
-                           test_method_job("actor", "export_hf", "{\"path\": \"step_1/hf\"}", NULL));
+    options = rk_format("{\"path\": \"%s/step_1/hf\"}", rk_test_temp_dir());
+    rk_job_destroy(test_call_ok(&cluster, "actor", "export_hf", options, NULL));
+    job = test_cluster_run(&cluster, 0, test_method_job("actor", "export_hf", options, NULL));
+    rk_free(options);
     assert_string_equal(rk_status_reason(job->status), "TARGET_EXISTS");
     rk_job_destroy(job);
     job =
@@ -434,7 +435,10 @@ static void test_get_mesh_info_reports_place_and_state(void **state)
 /* Goal: init_model refuses what it cannot build, names it, and leaves the role without a model. */
 static void test_init_model_bad_options_are_refused(void **state)
 {
-    static const struct {
+    char *missing = rk_format("{\"model.path\": \"%s/missing\"}", rk_test_temp_dir());
+    char *parent = rk_format("{\"model.path\": \"%s/../x\"}", rk_test_temp_dir());
+    char *empty = rk_format("{\"model.path\": \"%s\"}", rk_test_temp_dir());
+    const struct {
         const char *role, *options; /* options beside model.hf_config unless they begin with '{' */
         rk_code_t code;
         const char *text;
@@ -442,9 +446,10 @@ static void test_init_model_bad_options_are_refused(void **state)
         {"actor", "{}", RK_INVALID_ARGUMENT, "expected one of model.path"},
         {"actor", "\"model.path\": \"x\"", RK_INVALID_ARGUMENT, "expected one of model.path"},
         {"actor", "\"share_weights_of\": \"ref\"", RK_INVALID_ARGUMENT, "expected one of model.path"},
-        {"actor", "{\"model.path\": \"missing\"}", RK_NOT_FOUND, "missing"},
-        {"actor", "{\"model.path\": \"../x\"}", RK_PERMISSION_DENIED, ".."},
-        {"actor", "{\"model.path\": \".\"}", RK_NOT_FOUND, "config.json"},
+        {"actor", missing, RK_NOT_FOUND, "missing"},
+        {"actor", parent, RK_PERMISSION_DENIED, ".."},
+        {"actor", empty, RK_NOT_FOUND, "config.json"},
+        {"actor", "{\"model.path\": \"x\"}", RK_INVALID_ARGUMENT, "expected an absolute path"},
         {"actor", "{\"model.hf_config\": {\"model_type\": \"mamba\"}}", RK_UNIMPLEMENTED, "mamba"},
         {"actor", "\"numerics\": \"loose\"", RK_INVALID_ARGUMENT, "loose"},
         {"actor", "\"megatron.dtype\": \"float31\"", RK_INVALID_ARGUMENT, "megatron.dtype"},
@@ -487,6 +492,9 @@ static void test_init_model_bad_options_are_refused(void **state)
     }
     init_actor_and_rollout(&cluster); /* still usable */
     test_cluster_close(&cluster);
+    rk_free(missing);
+    rk_free(parent);
+    rk_free(empty);
 }
 
 /* Goal: a new init_model of the owner takes the models with it that used its weights. */
