@@ -114,6 +114,13 @@ void rk_driver_interrupt(struct rk_driver *driver)
     atomic_fetch_add(&driver->interrupts, 1);
 }
 
+bool rk_driver_resume(struct rk_driver *driver)
+{
+    int interrupts = 1;
+
+    return atomic_compare_exchange_strong(&driver->interrupts, &interrupts, 0) || interrupts == 0;
+}
+
 void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, struct rk_driver_worker *workers)
 {
     struct rk_fanout *items = rk_fanout_create(driver);

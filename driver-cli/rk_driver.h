@@ -68,6 +68,9 @@ int32_t rk_driver_num_workers(const struct rk_driver *driver);
  * and ends with CANCELLED, as does every later call. Twice: the call is left to itself and returns at once
  * (reason DETACHED). */
 void rk_driver_interrupt(struct rk_driver *driver);
+/* Takes back one interrupt, so that what has to be saved can be; the next interrupt counts anew. False, and
+ * nothing changes, after two: whoever asked twice wants the end. */
+bool rk_driver_resume(struct rk_driver *driver);
 
 /* --- questions; no lease needed --- */
 struct rk_driver_worker {

@@ -99,6 +99,7 @@ void rk_table_print(struct rk_table *table, FILE *out); /* and releases it */
 /* --- progress of a run, on stderr --- */
 struct rk_meter {
     bool is_quiet, is_terminal;
+    bool has_line; /* drawn and not ended */
     int64_t started_ns, step, total_steps;
     uint64_t done, total; /* of the running call */
     char phase[32];

@@ -28,6 +28,7 @@ struct run {
     struct rk_flow_context flow;
     struct rk_meter meter;
     int64_t started_ns;
+    int64_t num_trained; /* steps that the daemons have done */
     bool is_exported;
 };
 
@@ -166,9 +167,80 @@ static struct rk_status *on_step(void *user, int64_t step, int64_t total_steps, 
 {
     struct run *run = user;
 
+    run->num_trained = step;
     RK_TRY(rk_run_dir_append(&run->dir, step, metrics));
     rk_meter_step(&run->meter, step, total_steps, metrics, run->world_size);
     return NULL;
+}
+
+/* --- what a run that fails has trained --- */
+
+/* After a step, while no daemon is lost and none has left its communicators. */
+static bool has_model(struct run *run)
+{
+    struct rk_driver_worker *workers = rk_calloc((size_t)run->world_size, sizeof(*workers));
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    bool has = run->num_trained > 0;
+
+    if (has)
+        rk_driver_get_status(run->driver, arena, workers);
+    for (int32_t i = 0; i < run->world_size; i++) {
+        has = has && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0;
+        rk_status_free(workers[i].error);
+    }
+    rk_arena_destroy(arena);
+    rk_free(workers);
+    return has;
+}
+
+/* Daemons that stay keep the model for a while. */
+static void tell_how_to_save(const struct run *run, bool is_tried)
+{
+    const char *hosts = rk_cli_find(run->cli, "hosts"), *token = rk_cli_find(run->cli, "token-file");
+
+    fprintf(stderr,
+            "rankctl: the daemons keep the model of step %" PRId64 " for lease.grace (10min unless they are "
+            "configured otherwise); this saves it%s:\n"
+            "  rankctl call actor.export_hf%s%s%s%s --opt path=%s\n",
+            run->num_trained, is_tried ? ", in a directory with room" : "", hosts ? " --hosts " : "",
+            hosts ? hosts : "", token ? " --token-file " : "", token ? token : "",
+            is_tried ? "DIR" : run->flow.export_path);
+}
+
+/* Daemons of the run's own end with it: now or never. One Ctrl-C ends the training, the next this. */
+static void save_now(struct run *run)
+{
+    struct rk_status *st;
+
+    if (!rk_driver_resume(run->driver))
+        return;
+    fprintf(stderr, "rankctl: saving the model of step %" PRId64 " to %s\n", run->num_trained,
+            run->flow.export_path);
+    st = rk_flow_export(&run->flow);
+    run->is_exported = st == NULL;
+    if (st)
+        fprintf(stderr, "rankctl: the model could not be saved: %s\n", rk_status_message(st));
+    rk_status_free(st);
+}
+
+static struct rk_status *train_and_export(struct run *run, const struct rk_flow *flow)
+{
+    struct rk_status *st = rk_flow_run(flow, &run->flow);
+    bool is_trained = st == NULL;
+
+    if (!st)
+        st = rk_flow_export(&run->flow);
+    run->is_exported = st == NULL;
+    if (!st)
+        return NULL;
+    rk_meter_end(&run->meter);
+    if (!has_model(run))
+        return st;
+    if (!run->local)
+        tell_how_to_save(run, is_trained);
+    else if (!is_trained)
+        save_now(run);
+    return st;
 }
 
 static struct rk_status *train(struct run *run)
@@ -188,12 +260,9 @@ static struct rk_status *train(struct run *run)
     run->meter.total_steps = run->flow.total_steps;
     path = rk_path_join(run->dir.path, "hf");
     run->flow.export_path = path;
-    st = rk_flow_run(flow, &run->flow);
-    if (!st)
-        st = rk_flow_export(&run->flow);
+    st = train_and_export(run, flow);
     run->flow.export_path = NULL;
     rk_free(path);
-    run->is_exported = st == NULL;
     return st;
 }
 
@@ -229,8 +298,10 @@ static struct rk_json *make_summary(const struct run *run, const struct rk_statu
     rk_json_set(summary, "num_daemons", rk_json_new_int(run->world_size));
     rk_json_set(summary, "total_steps", rk_json_new_int(run->flow.total_steps));
     rk_json_set(summary, "seconds", rk_json_new_real((double)(rk_time_now_ns() - run->started_ns) / 1e9));
-    if (run->is_exported)
+    if (run->is_exported) {
         rk_json_set(summary, "model", rk_json_new_string("hf"));
+        rk_json_set(summary, "has_tokenizer", rk_json_new_bool(run->flow.has_tokenizer));
+    }
     return summary;
 }
 
@@ -239,7 +310,8 @@ static void print_outcome(const struct run *run)
     printf("%" PRId64 " steps in %.1f s; mean reward %.4f in the first 3 steps, %.4f in the last 10\n",
            run->dir.num_steps, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
            rk_run_dir_mean_reward(&run->dir, false, 3), rk_run_dir_mean_reward(&run->dir, true, 10));
-    printf("run directory: %s (metrics.jsonl, reward.svg, hf/)\n", run->dir.path);
+    printf("run directory: %s (metrics.jsonl, reward.svg, hf/%s)\n", run->dir.path,
+           run->flow.has_tokenizer ? "" : " without its tokenizer");
 }
 
 static struct rk_status *finish(struct run *run, struct rk_status *st)
@@ -316,7 +388,9 @@ const struct rk_command rk_cmd_run = {
     .min_args = 1,
     .max_args = INT_MAX,
     .summary = "train as a job file says",
-    .details = "Ctrl-C stops after the running call was cancelled; a second one stops at once.",
+    .details =
+        "Ctrl-C stops after the running call was cancelled; a second one stops at once. What was trained is\n"
+        "saved first with --local; daemons that stay keep it for lease.grace.",
     .options = run_options,
     .more_help = help_keys,
     .run = run_job,

@@ -52,7 +52,7 @@ static int line_columns(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-static void draw(const struct rk_meter *meter)
+static void draw(struct rk_meter *meter)
 {
     int full = meter->total_steps > 0 ? (int)(BAR_CELLS * meter->step / meter->total_steps) : 0;
     char bar[BAR_CELLS + 1], eta[32];
@@ -71,6 +71,7 @@ static void draw(const struct rk_meter *meter)
                        (unsigned long long)meter->total);
     fprintf(stderr, "\r\033[K%.*s", line_columns() - 1, rk_str_text(&line));
     fflush(stderr);
+    meter->has_line = true;
     rk_str_fini(&line);
 }
 
@@ -112,6 +113,7 @@ void rk_meter_step(struct rk_meter *meter, int64_t step, int64_t total_steps, co
 
 void rk_meter_end(struct rk_meter *meter)
 {
-    if (meter->is_terminal && !meter->is_quiet)
+    if (meter->has_line)
         fputs("\n", stderr);
+    meter->has_line = false;
 }

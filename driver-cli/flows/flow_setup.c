@@ -1,8 +1,13 @@
 /* Meshes and models of the roles actor, rollout and ref. The rollout shares the actor's mesh and weights. */
 #include "driver-cli/flows/flows_internal.h"
 
+#include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
+#include "base/rk_alloc.h"
+#include "base/rk_log.h"
+#include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
 
@@ -184,10 +189,21 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
                                         "vocab.json",
                                         "merges.txt"};
 
+    char *tokenizer;
+
     RK_TRY(call_export(ctx, false));
-    if (access(ctx->export_path, W_OK) != 0)
-        return NULL; /* the daemons' disk is not ours */
+    if (access(ctx->export_path, W_OK) != 0) { /* the daemons' disk, or their directory, is not ours */
+        RK_WARN("the model has no tokenizer beside it: cannot write to %s: %s; copy the files of %s there",
+                ctx->export_path, strerror(errno), ctx->inputs->tokenizer_dir);
+        return NULL;
+    }
     for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
         RK_TRY(rk_copy_if_there(ctx->inputs->tokenizer_dir, ctx->export_path, files[i]));
+    tokenizer = rk_path_join(ctx->export_path, files[0]);
+    ctx->has_tokenizer = access(tokenizer, F_OK) == 0;
+    rk_free(tokenizer);
+    if (!ctx->has_tokenizer)
+        RK_WARN("the model has no tokenizer beside it: %s has no file %s", ctx->inputs->tokenizer_dir,
+                files[0]);
     return NULL;
 }

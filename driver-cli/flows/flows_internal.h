@@ -49,6 +49,7 @@ struct rk_flow_context {
     int64_t steps_per_epoch, total_steps;
     int32_t num_replicas;    /* of the actor */
     const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
+    bool has_tokenizer;      /* the export has its tokenizer beside it */
 
     /* the step at hand */
     struct rk_arena *arena; /* reset after each step */
@@ -96,10 +97,10 @@ struct rk_flow_option {
 };
 void rk_flow_copy_options(struct rk_json *options, const struct rk_config *job,
                           const struct rk_flow_option *rows, int64_t num_rows);
-/* Fails when the daemons may not write to export_path; the model exists already. */
+/* Fails when the daemons may not write to export_path or have no room there; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Writes the actor's model to export_path on the daemons' hosts and puts the tokenizer's files beside it when
- * that directory is on this machine too. */
+ * that directory is on this machine too and may be written; warns otherwise. */
 struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Runs a method; steals the options. */
 struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,

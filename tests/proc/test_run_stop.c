@@ -40,6 +40,14 @@ static void assert_summary(const char *dir, const char *status)
     rk_json_free(summary);
 }
 
+static void assert_model(const char *dir)
+{
+    char *path = rk_path_join(dir, "hf/model.safetensors");
+
+    assert_int_equal(access(path, R_OK), 0);
+    rk_free(path);
+}
+
 static bool has_variable(pid_t pid, const char *variable)
 {
     char *path = rk_format("/proc/%d/environ", (int)pid);
@@ -87,8 +95,8 @@ struct signal_case {
     int signum;
 };
 
-/* Goal: Ctrl-C (and SIGTERM) cancels the running call, writes the summary, stops the daemons and dies by the
- * signal. */
+/* Goal: Ctrl-C (and SIGTERM) cancels the running call, saves the model, writes the summary, stops the daemons
+ * and dies by the signal. */
 static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **state)
 {
     static const struct signal_case cases[] = {{"Ctrl-C", SIGINT}, {"SIGTERM", SIGTERM}};
@@ -107,6 +115,7 @@ static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **
         assert_text("stderr", outcome.err, "interrupted");
         assert_gone(daemons, NUM_DAEMONS, 1000);
         assert_summary(dir, "interrupted");
+        assert_model(dir);
         outcome_fini(&outcome);
         rk_free(dir);
     }

@@ -1,0 +1,164 @@
+/* What becomes of the model of a run that fails late, or cannot be saved. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ONE_RANK "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1"
+/* Scores the 16 responses of the first step and some of the second, then ends. */
+#define REWARD_OF_ONE_STEP                                          \
+    "reward={\"name\": \"command\", \"command\": [\"sh\", \"-c\", " \
+    "\"n=0; while [ $n -lt 20 ] && read -r line; do n=$((n+1)); echo '{\\\"score\\\": 1}'; done; exit 3\"]}"
+
+static struct outcome run_job(const char *where, const char *value, const char *dir, const char *change)
+{
+    return run_rankctl(
+        (const char *const[]){"run", TINY_JOB, where, value, "--run-dir", dir, TINY, ONE_RANK, change, NULL});
+}
+
+static bool has_file(const char *dir, const char *name)
+{
+    char *path = rk_path_join(dir, name);
+    bool has = access(path, R_OK) == 0;
+
+    rk_free(path);
+    return has;
+}
+
+/* Goal: daemons that end with their run do not take a trained model along. */
+static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_job("--local", "1", dir, REWARD_OF_ONE_STEP);
+    struct rk_json *summary;
+
+    (void)state;
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "saving the model of step 1 to ");
+    assert_text("stderr", outcome.err, "step 2, reward: ");
+    assert_true(has_file(dir, "hf/model.safetensors"));
+    assert_true(has_file(dir, "hf/tokenizer.json"));
+    summary = read_json(dir, "summary.json");
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "status"), ""), "failed");
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "model"), ""), "hf");
+    assert_true(rk_json_as_bool(rk_json_find(summary, "has_tokenizer"), false));
+    rk_json_free(summary);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* Goal: daemons that stay keep the model, and what is printed saves it. */
+static void test_save_run_on_hosts_tells_the_command_that_saves(void **state)
+{
+    struct rk_proc *daemon = start_daemon(NULL);
+    char *dir = new_run_dir(), *option = rk_format("path=%s/hf", dir), *command;
+    struct outcome outcome = run_job("--hosts", rk_proc_address(daemon), dir, REWARD_OF_ONE_STEP);
+
+    (void)state;
+    command =
+        rk_format("rankctl call actor.export_hf --hosts %s --opt %s\n", rk_proc_address(daemon), option);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "the daemons keep the model of step 1 for lease.grace");
+    assert_text("stderr", outcome.err, command);
+    assert_false(has_file(dir, "hf/model.safetensors"));
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"call", "actor.export_hf", "--hosts", rk_proc_address(daemon),
+                                                "--opt", option, NULL});
+    assert_exit(&outcome, 0);
+    assert_true(has_file(dir, "hf/model.safetensors"));
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(command);
+    rk_free(option);
+    rk_free(dir);
+}
+
+/* Goal: an export that does not have the tokenizer beside it is called one. Method: a tokenizer file of
+ * another name. */
+static void test_save_model_without_tokenizer_is_called_that(void **state)
+{
+    char *dir = new_run_dir(), *path = rk_test_temp_path("words.json"), *text, *change;
+    struct rk_json *summary;
+    struct outcome outcome;
+    size_t bytes;
+
+    (void)state;
+    text = rk_test_read_file(RK_TEST_SOURCE_DIR "/examples/digits/tokenizer.json", &bytes);
+    rk_test_write_file(path, text, bytes);
+    change = rk_format("actor_rollout_ref.model.tokenizer_path=%s", path);
+    outcome = run_job("--local", "1", dir, change);
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "the model has no tokenizer beside it");
+    assert_text("stdout", outcome.out, "hf/ without its tokenizer");
+    summary = read_json(dir, "summary.json");
+    assert_false(rk_json_as_bool(rk_json_find(summary, "has_tokenizer"), true));
+    rk_json_free(summary);
+    outcome_fini(&outcome);
+    rk_free(change);
+    rk_free(text);
+    rk_free(path);
+    rk_free(dir);
+}
+
+#ifdef RK_FAULTS
+/* Goal: a disk that will not hold the model is found out before the first step. */
+static void test_save_disk_without_room_trains_nothing(void **state)
+{
+    char *dir = new_run_dir();
+    struct rk_proc *daemon;
+    struct outcome outcome;
+
+    (void)state;
+    setenv("RANKD_FAULTS", "ckpt.space=fail", 1);
+    daemon = start_daemon(NULL);
+    unsetenv("RANKD_FAULTS");
+    outcome = run_job("--hosts", rk_proc_address(daemon), dir, ONE_RANK);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "nothing was trained: the model could not be saved to ");
+    assert_text("stderr", outcome.err, "DISK_FULL");
+    assert_text("stderr", outcome.err, "bytes, 0 are free");
+    assert_null(strstr(outcome.err, "step 1/"));
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(dir);
+}
+
+/* Goal: a disk that has filled up since takes the export with it, not the model. */
+static void test_save_failed_export_leaves_the_model_with_the_daemons(void **state)
+{
+    char *dir = new_run_dir();
+    struct rk_proc *daemon;
+    struct outcome outcome;
+
+    (void)state;
+    setenv("RANKD_FAULTS", "ckpt.write=fail", 1);
+    daemon = start_daemon(NULL);
+    unsetenv("RANKD_FAULTS");
+    outcome = run_job("--hosts", rk_proc_address(daemon), dir, ONE_RANK);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "fault point ckpt.write");
+    assert_text("stderr", outcome.err, "the daemons keep the model of step 3");
+    assert_text("stderr", outcome.err, "--opt path=DIR");
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(dir);
+}
+#endif
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_save_run_of_its_own_saves_before_its_daemons_stop),
+        cmocka_unit_test(test_save_run_on_hosts_tells_the_command_that_saves),
+        cmocka_unit_test(test_save_model_without_tokenizer_is_called_that),
+#ifdef RK_FAULTS
+        cmocka_unit_test(test_save_disk_without_room_trains_nothing),
+        cmocka_unit_test(test_save_failed_export_leaves_the_model_with_the_daemons),
+#endif
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
