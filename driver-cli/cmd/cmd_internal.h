@@ -48,6 +48,7 @@ struct rk_cli {
     RK_ARRAY(struct rk_cli_setting) settings;
     RK_ARRAY(const char *) args;
     RK_ARRAY(char *) owned; /* names of "--name=value" */
+    bool has_told;          /* the object that was printed holds the error, too */
 };
 
 /* INVALID_ARGUMENT with the reason USAGE for what the table does not have. */
@@ -74,8 +75,8 @@ struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out) R
 /* Opens a driver on them; a usage error without hosts. */
 struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts,
                               struct rk_driver **out) RK_NODISCARD;
-/* From now on SIGINT and SIGTERM interrupt the driver instead of ending the process (NULL: are only counted).
- */
+/* From now on SIGINT, SIGTERM and SIGHUP, unless it is ignored, interrupt the driver instead of ending the
+ * process (NULL: are only counted). */
 void rk_cli_watch_signals(struct rk_driver *driver);
 /* The signal that came, or 0. */
 int rk_cli_signal(void);
@@ -85,6 +86,9 @@ int rk_cli_signal(void);
 void rk_cli_print_json(const char *kind, struct rk_json *body);
 struct rk_json *rk_cli_status_json(const struct rk_status *st); /* {"code", "reason", "message"} */
 struct rk_json *rk_cli_hex(const void *data, size_t bytes);
+
+/* What others sent, for a terminal: control characters but newlines become "\x1b". rk_free it. */
+char *rk_cli_printable(const char *text);
 
 /* Columns of text, as wide as their widest cell. */
 struct rk_table {

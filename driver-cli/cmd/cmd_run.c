@@ -318,12 +318,13 @@ static struct rk_status *finish(struct run *run, struct rk_status *st)
 {
     struct rk_json *summary = make_summary(run, st);
     struct rk_status *written = rk_run_dir_finish(&run->dir, run->job, summary);
-    bool is_ok = !st && !written;
 
-    if (is_ok && rk_cli_is_json(run->cli))
+    if (!written && rk_cli_is_json(run->cli)) {
         rk_cli_print_json("RunSummary", rk_json_retain(summary));
-    else if (is_ok)
+        run->cli->has_told = true;
+    } else if (!st && !written) {
         print_outcome(run);
+    }
     rk_json_free(summary);
     return rk_status_first(st, written);
 }

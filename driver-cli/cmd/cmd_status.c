@@ -1,6 +1,7 @@
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "base/rk_alloc.h"
 
@@ -20,6 +21,19 @@ static void append_mesh(struct rk_str *out, const struct rk_role_rank *role)
         if (axes[i].size > 1)
             rk_str_appendf(out, ",%s=%d/%d", axes[i].name, axes[i].rank, axes[i].size);
     }
+}
+
+static bool is_failed(const struct rk_driver_worker *worker)
+{
+    return !worker->error && strcmp(worker->status.state, "FAILED") == 0;
+}
+
+static void print_failure(int32_t index, const struct rk_driver_worker *worker)
+{
+    char *why = rk_cli_printable(worker->status.last_error);
+
+    printf("worker %d (%s) has FAILED: %s\n", index, worker->address, why);
+    rk_free(why);
 }
 
 static void add_row(struct rk_table *table, int32_t index, const struct rk_driver_worker *worker)
@@ -62,6 +76,10 @@ static void print_table(const struct rk_driver_worker *workers, int32_t count)
     for (int32_t i = 0; i < count; i++)
         add_row(&table, i, &workers[i]);
     rk_table_print(&table, stdout);
+    for (int32_t i = 0; i < count; i++) {
+        if (is_failed(&workers[i]))
+            print_failure(i, &workers[i]);
+    }
 }
 
 static struct rk_json *roles_json(const struct rk_rank_info *info)
@@ -128,7 +146,7 @@ static void print_json(const struct rk_driver_worker *workers, int32_t count)
     rk_cli_print_json("Status", body);
 }
 
-/* All workers are shown; the first unreachable one makes the exit code. */
+/* All workers are shown; the first unreachable one makes the exit code, else one that has failed. */
 static struct rk_status *run(struct rk_cli *cli)
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
@@ -141,12 +159,18 @@ static struct rk_status *run(struct rk_cli *cli)
     RK_TRY_GOTO(st, rk_cli_open(cli, &hosts, &driver), out);
     workers = rk_calloc((size_t)hosts.count, sizeof(*workers));
     rk_driver_get_status(driver, arena, workers);
+    cli->has_told = true;
     if (rk_cli_is_json(cli))
         print_json(workers, hosts.count);
     else
         print_table(workers, hosts.count);
     for (int32_t i = 0; i < hosts.count; i++)
         st = rk_status_first(st, workers[i].error);
+    for (int32_t i = 0; i < hosts.count && !st; i++) {
+        if (is_failed(&workers[i]))
+            st = RK_FAIL(RK_INTERNAL, "worker %d (%s) has failed and must be restarted", i,
+                         workers[i].address);
+    }
 out:
     rk_free(workers);
     rk_driver_close(driver);
@@ -159,5 +183,6 @@ const struct rk_command rk_cmd_status = {
     .name = "status",
     .args = "",
     .summary = "show what the daemons do and who drives them",
+    .details = "Exit code 3 when one cannot be reached, 1 when one has failed.",
     .run = run,
 };

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "base/rk_log.h"
 
 static const struct rk_command *const commands[] = {
@@ -20,7 +21,7 @@ static void print_overview(FILE *out)
     fprintf(out,
             "\n'rankctl COMMAND --help' tells more about each.\n"
             "exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out;\n"
-            "by SIGINT or SIGTERM it dies of the signal (in a shell: 130, 143)\n");
+            "by SIGINT, SIGTERM or SIGHUP it dies of the signal (in a shell: 130, 143, 129)\n");
 }
 
 static const struct rk_command *find_command(const char *name)
@@ -58,11 +59,15 @@ static struct rk_status *run_command(struct rk_cli *cli, const struct rk_command
     return NULL;
 }
 
-/* Data goes to stdout, diagnostics to stderr; with --output=json the error is an object on stdout as well. */
+/* Data goes to stdout, diagnostics to stderr; with --output=json the error is on stdout as well, in the
+ * object of the answer where there is one. */
 static void report(const struct rk_cli *cli, const struct rk_status *st)
 {
-    fprintf(stderr, "rankctl: %s\n", rk_status_message(st));
-    if (rk_cli_is_json(cli)) {
+    char *message = rk_cli_printable(rk_status_message(st));
+
+    fprintf(stderr, "rankctl: %s\n", message);
+    rk_free(message);
+    if (rk_cli_is_json(cli) && !cli->has_told) {
         struct rk_json *body = rk_json_new_object();
 
         rk_json_set(body, "error", rk_cli_status_json(st));

@@ -1,6 +1,7 @@
 /* Tables for people, JSON for programs. */
 #include "driver-cli/cmd/cmd_internal.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -42,6 +43,28 @@ struct rk_json *rk_cli_hex(const void *data, size_t bytes)
     return json;
 }
 
+/* 0x80 to 0x9f: terminals obey them, too. */
+static bool is_c1_control(const char *c)
+{
+    return (unsigned char)c[0] == 0xc2 && (unsigned char)c[1] >= 0x80 && (unsigned char)c[1] < 0xa0;
+}
+
+char *rk_cli_printable(const char *text)
+{
+    struct rk_str out = {0};
+
+    rk_str_append(&out, "");
+    for (const char *c = text; *c; c++) {
+        if (is_c1_control(c))
+            rk_str_appendf(&out, "\\x%02x", (unsigned char)*++c);
+        else if (iscntrl((unsigned char)*c) && *c != '\n')
+            rk_str_appendf(&out, "\\x%02x", (unsigned char)*c);
+        else
+            rk_str_append_bytes(&out, c, 1);
+    }
+    return rk_str_take(&out);
+}
+
 void rk_table_init(struct rk_table *table, int num_columns, const char *const *titles)
 {
     *table = (struct rk_table){.num_columns = num_columns};
@@ -51,7 +74,7 @@ void rk_table_init(struct rk_table *table, int num_columns, const char *const *t
 
 void rk_table_add(struct rk_table *table, const char *text)
 {
-    rk_array_append(&table->cells, rk_strdup(text && *text ? text : "-"));
+    rk_array_append(&table->cells, rk_cli_printable(text && *text ? text : "-"));
 }
 
 void rk_table_addf(struct rk_table *table, const char *fmt, ...)

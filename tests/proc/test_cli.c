@@ -344,6 +344,46 @@ static void test_rankctl_status_and_shutdown_of_a_daemon(void **state)
     rk_proc_destroy(daemon);
 }
 
+#ifdef RK_FAULTS
+/* Goal: who asks for the status of a daemon that has failed is told so and why, in text and by the exit code.
+ * Method: a method that does not come back from its engine. */
+static void test_rankctl_status_of_a_failed_daemon_says_why(void **state)
+{
+    static const char *const args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL};
+    static const char job[] = "{ \"data\": { \"train_files\": [\"none\"] } }";
+    char *path = rk_test_temp_path("one_rank.json");
+    struct rk_proc *daemon;
+    const char *hosts;
+    struct outcome outcome;
+    struct rk_json *json;
+
+    (void)state;
+    rk_test_write_file(path, job, sizeof(job) - 1);
+    setenv("RANKD_FAULTS", "worker.before_method=sleep:100s", 1);
+    daemon = start_daemon(args);
+    unsetenv("RANKD_FAULTS");
+    hosts = rk_proc_address(daemon);
+    outcome = run_rankctl(
+        (const char *const[]){"call", "actor.get_mesh_info", "--hosts", hosts, "--job", path, NULL});
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "ENGINE_STUCK");
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"status", "--hosts", hosts, NULL});
+    assert_exit(&outcome, 1);
+    assert_text("stdout", outcome.out, "has FAILED: actor.get_mesh_info: INTERNAL: ");
+    assert_text("stderr", outcome.err, "must be restarted");
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"status", "--hosts", hosts, "--output=json", NULL});
+    assert_exit(&outcome, 1);
+    json = parse_json(outcome.out);
+    assert_string_equal(rk_json_as_string(rk_json_find(json, "kind"), ""), "Status");
+    rk_json_free(json);
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(path);
+}
+#endif
+
 static char *write_secret(const char *name, const char *text, mode_t mode)
 {
     char *path = rk_test_temp_path(name);
@@ -401,6 +441,9 @@ int main(void)
         cmocka_unit_test(test_rankctl_slow_daemon_is_waited_for),
         cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
         cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),
+#ifdef RK_FAULTS
+        cmocka_unit_test(test_rankctl_status_of_a_failed_daemon_says_why),
+#endif
         cmocka_unit_test(test_rankctl_tokens_are_sent_and_their_files_guarded),
     };
 

@@ -32,7 +32,9 @@ static bool has_file(const char *dir, const char *name)
 static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
 {
     char *dir = new_run_dir();
-    struct outcome outcome = run_job("--local", "1", dir, REWARD_OF_ONE_STEP);
+    struct outcome outcome =
+        run_rankctl((const char *const[]){"run", TINY_JOB, "--local=1", "--run-dir", dir, TINY, ONE_RANK,
+                                          REWARD_OF_ONE_STEP, "--output=json", NULL});
     struct rk_json *summary;
 
     (void)state;
@@ -45,6 +47,12 @@ static void test_save_run_of_its_own_saves_before_its_daemons_stop(void **state)
     assert_string_equal(rk_json_as_string(rk_json_find(summary, "status"), ""), "failed");
     assert_string_equal(rk_json_as_string(rk_json_find(summary, "model"), ""), "hf");
     assert_true(rk_json_as_bool(rk_json_find(summary, "has_tokenizer"), false));
+    rk_json_free(summary);
+    summary = parse_json(outcome.out); /* one object, which says it all */
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "kind"), ""), "RunSummary");
+    assert_string_equal(rk_json_as_string(rk_json_find(summary, "run_dir"), ""), dir);
+    assert_int_equal(rk_json_as_int(rk_json_find(summary, "num_steps"), 0), 1);
+    assert_string_equal(rk_json_as_string(rk_json_find_path(summary, "error.code"), ""), "ABORTED");
     rk_json_free(summary);
     outcome_fini(&outcome);
     rk_free(dir);
