@@ -277,13 +277,15 @@ static void on_signal(int signal_number)
 
 void rk_cli_watch_signals(struct rk_driver *driver)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, old;
 
     atomic_store(&watched_driver, driver);
     if (driver && atomic_load(&last_signal))
         rk_driver_interrupt(driver);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup ignores it */
+        sigaction(SIGHUP, &action, NULL);
 }
 
 int rk_cli_signal(void)

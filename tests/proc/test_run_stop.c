@@ -95,11 +95,11 @@ struct signal_case {
     int signum;
 };
 
-/* Goal: Ctrl-C (and SIGTERM) cancels the running call, saves the model, writes the summary, stops the daemons
+/* Goal: Ctrl-C (and SIGTERM, and SIGHUP) cancels the running call, saves the model, writes the summary, stops the daemons
  * and dies by the signal. */
 static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **state)
 {
-    static const struct signal_case cases[] = {{"Ctrl-C", SIGINT}, {"SIGTERM", SIGTERM}};
+    static const struct signal_case cases[] = {{"Ctrl-C", SIGINT}, {"SIGTERM", SIGTERM}, {"closed terminal", SIGHUP}};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
@@ -119,6 +119,27 @@ static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **
         outcome_fini(&outcome);
         rk_free(dir);
     }
+}
+
+/* Goal: nohup means that a closed terminal ends nothing. */
+static void test_run_under_nohup_ignores_a_closed_terminal(void **state)
+{
+    char *dir = new_run_dir();
+    pid_t daemons[NUM_DAEMONS];
+    struct rk_proc *run;
+    struct outcome outcome;
+
+    (void)state;
+    signal(SIGHUP, SIG_IGN);
+    run = start_local_run(dir, daemons);
+    signal(SIGHUP, SIG_DFL);
+    rk_proc_signal(run, SIGHUP);
+    wait_stderr(run, "step 3/100000", 30000);
+    rk_proc_signal(run, SIGINT);
+    outcome = finish_rankctl(run, 10000);
+    assert_exit(&outcome, -SIGINT);
+    outcome_fini(&outcome);
+    rk_free(dir);
 }
 
 /* Goal: a killed daemon fails the run within 10 s; the message names its rank and how it ended. */
@@ -485,6 +506,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_interrupted_stops_everything_and_dies_by_the_signal),
         cmocka_unit_test(test_run_local_daemons_wait_asleep),
+        cmocka_unit_test(test_run_under_nohup_ignores_a_closed_terminal),
         cmocka_unit_test(test_run_daemon_killed_fails_naming_the_rank),
         cmocka_unit_test(test_run_daemon_frozen_fails_naming_the_rank),
         cmocka_unit_test(test_run_driver_killed_takes_its_daemons_along),
