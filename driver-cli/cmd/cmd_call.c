@@ -1,7 +1,10 @@
 /* One method of a role, from and to files. */
 #include "driver-cli/cmd/cmd_internal.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "driver-cli/flows/flows_internal.h"
@@ -192,6 +195,29 @@ static void print_result(const struct rk_cli *cli, const struct rk_driver_result
     rk_cli_print_json("CallResult", body);
 }
 
+/* Before the call, which may take hours. */
+static struct rk_status *check_out(const struct rk_cli *cli)
+{
+    const char *path = rk_cli_find(cli, "out"), *slash;
+    struct rk_status *st = NULL;
+    struct stat info;
+    char *dir;
+
+    if (!path)
+        return NULL;
+    if (strcmp(path, "-") == 0)
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=-: expected a file; ./- is one"));
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: it is there and no regular file", path));
+    slash = strrchr(path, '/');
+    dir = slash ? rk_strndup(path, (size_t)RK_MAX(slash - path, 1)) : rk_strdup(".");
+    if (access(dir, W_OK | X_OK) != 0)
+        st = rk_cli_usage(
+            RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: cannot write in '%s': %s", path, dir, strerror(errno)));
+    rk_free(dir);
+    return st;
+}
+
 static struct rk_status *write_result(const struct rk_cli *cli, const struct rk_driver_result *result)
 {
     const char *path = rk_cli_find(cli, "out");
@@ -199,6 +225,10 @@ static struct rk_status *write_result(const struct rk_cli *cli, const struct rk_
                                    : result->num_outputs > 0 ? result->outputs[0]
                                                              : NULL;
 
+    if (!path && batch && rk_batch_num_columns(batch) > 0)
+        fprintf(stderr,
+                "rankctl: the columns of the result, %lld rows, are not kept; --out FILE keeps them\n",
+                (long long)rk_batch_num_rows(batch));
     if (!path)
         return NULL;
     if (!batch)
@@ -247,6 +277,7 @@ static struct rk_status *run(struct rk_cli *cli)
 
     RK_TRY_GOTO(st, parse_target(&target, cli->args.items[0]), out);
     RK_TRY_GOTO(st, read_options(cli, &options), out);
+    RK_TRY_GOTO(st, check_out(cli), out);
     if (in && (st = rk_batch_read_file(&batch, in)) != NULL) {
         st = rk_cli_usage(RK_WRAP(st, "--in"));
         goto out;

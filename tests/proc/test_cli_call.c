@@ -319,11 +319,20 @@ static void test_call_compute_log_prob_writes_its_result(void **state)
     char *in = rk_test_temp_path("in.safetensors"), *out = rk_test_temp_path("out.safetensors");
     struct rk_batch *batch = token_batch(6), *first, *second;
     const char *const more[] = {"--in", in, "--out", out, "--max-tokens=16", NULL};
+    const char *const dropped[] = {"--in", in, NULL};
+    struct outcome outcome;
     int64_t shape[2];
     const void *data;
 
     assert_ok(rk_batch_write_file(batch, in));
-    assert_call(*state, "actor.compute_log_prob", more, 0, NULL);
+    outcome = call(*state, "actor.compute_log_prob", dropped);
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "6 rows, are not kept; --out FILE keeps them");
+    outcome_fini(&outcome);
+    outcome = call(*state, "actor.compute_log_prob", more);
+    assert_exit(&outcome, 0);
+    assert_string_equal(outcome.err, "");
+    outcome_fini(&outcome);
     assert_ok(rk_batch_read_file(&first, out));
     assert_ok(rk_batch_get_dense(first, "old_log_probs", RK_DTYPE_F32, 2, shape, &data));
     assert_int_equal(shape[0], 6);
