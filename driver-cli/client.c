@@ -14,6 +14,7 @@
 #include "base/rk_time.h"
 
 #define CONNECT_TIMEOUT_MS   2000
+#define FAILURE_GRACE_MS     1000 /* for the others to say what they know of a failure */
 #define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host shows after time + timeout */
 #define KEEPALIVE_TIMEOUT_MS 3000
 
@@ -287,11 +288,21 @@ static void cancel_all(struct rk_unary *calls, int32_t count)
     }
 }
 
+static bool any_failed(const struct rk_unary *calls, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (calls[i].call && calls[i].is_done && calls[i].code != GRPC_STATUS_OK)
+            return true;
+    }
+    return false;
+}
+
 void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *items, int64_t timeout_ms,
                    uint32_t flags, struct rk_arena *arena)
 {
     grpc_completion_queue *queue = grpc_completion_queue_create_for_next(NULL);
     struct rk_unary *calls = rk_calloc((size_t)driver->num_clients, sizeof(*calls));
+    int64_t cancel_at_ns = INT64_MAX;
 
     for (int32_t i = 0; i < driver->num_clients; i++) {
         if (items[i].client)
@@ -300,6 +311,10 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
     while (!all_done(calls, driver->num_clients)) {
         rk_pump(queue, RK_DRIVER_POLL_MS);
         if (!(flags & RK_FANOUT_IGNORE_INTERRUPT) && atomic_load(&driver->interrupts) > 0)
+            cancel_all(calls, driver->num_clients);
+        if (flags & RK_FANOUT_ALL_OR_NONE && any_failed(calls, driver->num_clients))
+            cancel_at_ns = RK_MIN(cancel_at_ns, rk_time_now_ns() + FAILURE_GRACE_MS * 1000000LL);
+        if (rk_time_now_ns() >= cancel_at_ns)
             cancel_all(calls, driver->num_clients);
     }
     for (int32_t i = 0; i < driver->num_clients; i++) {

@@ -163,7 +163,7 @@ static struct rk_status *run_round(struct rk_driver *driver, struct rk_configure
         request->rank = (uint32_t)i;
         rk_pack_configure_request(&items[i].request, request);
     }
-    rk_fanout_run(driver, RK_RPC_ID_CONFIGURE, items, JOIN_TIMEOUT_MS, 0, arena);
+    rk_fanout_run(driver, RK_RPC_ID_CONFIGURE, items, JOIN_TIMEOUT_MS, RK_FANOUT_ALL_OR_NONE, arena);
     for (int32_t i = 0; i < driver->num_clients; i++) {
         if (!items[i].error)
             items[i].error =

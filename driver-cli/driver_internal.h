@@ -119,6 +119,7 @@ struct rk_fanout {
 
 enum rk_fanout_run_flags {
     RK_FANOUT_IGNORE_INTERRUPT = 1u << 0, /* clean-up that must also happen after Ctrl-C */
+    RK_FANOUT_ALL_OR_NONE = 1u << 1,      /* one that fails ends the others, which may be waiting for it */
 };
 
 /* items[num_clients]. Returns when all have ended. */

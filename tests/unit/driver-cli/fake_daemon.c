@@ -30,7 +30,7 @@ struct fake_daemon {
     pthread_t acceptor;
     int32_t rank, world_size;
     pthread_mutex_t lock; /* guards what follows */
-    fake_script_t script;
+    fake_script_t script, configure;
     uint64_t seq, epoch;
     bool was_committed, was_withdrawn;
     struct fake_call *calls[CALLS_MAX];
@@ -224,8 +224,13 @@ static void serve(struct fake_call *call)
     request = receive_buffer(call);
     if (request)
         grpc_byte_buffer_destroy(request);
+    pthread_mutex_lock(&call->daemon->lock);
+    script = call->daemon->configure;
+    pthread_mutex_unlock(&call->daemon->lock);
     if (is_path(call, RK_RPC_ID_GET_STATUS)) {
         answer_status(call);
+    } else if (is_path(call, RK_RPC_ID_CONFIGURE) && script) {
+        script(call);
     } else if (is_path(call, RK_RPC_ID_ACQUIRE_LEASE)) {
         answer_lease(call);
     } else {
@@ -343,6 +348,13 @@ void fake_daemon_set_script(struct fake_daemon *daemon, fake_script_t script)
 {
     pthread_mutex_lock(&daemon->lock);
     daemon->script = script;
+    pthread_mutex_unlock(&daemon->lock);
+}
+
+void fake_daemon_set_configure(struct fake_daemon *daemon, fake_script_t script)
+{
+    pthread_mutex_lock(&daemon->lock);
+    daemon->configure = script;
     pthread_mutex_unlock(&daemon->lock);
 }
 

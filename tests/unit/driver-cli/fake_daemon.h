@@ -1,6 +1,6 @@
 /* A daemon that does what a test tells it, also what no good daemon would. It answers GetStatus (one role,
  * actor, over `world_size` ranks), AcquireLease, KeepAlive, Cancel and ReleaseLease like a good one; Execute
- * is the test's. */
+ * and Configure are the test's. */
 #ifndef RK_TEST_FAKE_DAEMON_H
 #define RK_TEST_FAKE_DAEMON_H
 
@@ -16,6 +16,8 @@ struct fake_daemon *fake_daemon_create(const char *address, int32_t rank, int32_
 void fake_daemon_destroy(struct fake_daemon *daemon);
 /* For the calls that come from now on. */
 void fake_daemon_set_script(struct fake_daemon *daemon, fake_script_t script);
+/* For Configure; the request was read. */
+void fake_daemon_set_configure(struct fake_daemon *daemon, fake_script_t script);
 /* What the last Execute brought. */
 uint64_t fake_daemon_seq(struct fake_daemon *daemon);
 bool fake_daemon_was_committed(struct fake_daemon *daemon);

@@ -11,6 +11,7 @@
 
 #define NUM_DAEMONS 2
 #define HANG_MS     20000
+#define JOIN_MS     6000
 
 struct group {
     struct fake_daemon *daemons[NUM_DAEMONS];
@@ -346,6 +347,32 @@ static void test_call_timeout_outside_the_wires_range_is_refused(void **state)
     }
 }
 
+static void wait_for_a_peer(struct fake_call *fake)
+{
+    rk_time_sleep_ms(JOIN_MS);
+    fake_finish(fake, RK_ABORTED, "rank 1 did not join");
+}
+
+static void die(struct fake_call *fake)
+{
+    fake_finish(fake, RK_UNAVAILABLE, "Socket closed");
+}
+
+/* Goal: a daemon that dies while the group is configured is named at once, not when those that wait for it
+ * give up. */
+static void test_configure_lost_daemon_ends_the_wait_of_the_others(void **state)
+{
+    const struct rk_role_mesh mesh = {"actor", {.tp = 1}};
+    struct group *group = *state;
+    int64_t begin_ns = rk_time_now_ns();
+
+    fake_daemon_set_configure(group->daemons[0], wait_for_a_peer);
+    fake_daemon_set_configure(group->daemons[1], die);
+    assert_fails(rk_driver_configure(group->driver, &mesh, 1), RK_UNAVAILABLE,
+                 "rank 1): UNAVAILABLE: Socket closed (1 other rank ended with it)");
+    assert_true(rk_time_now_ns() - begin_ns < (JOIN_MS - 2000) * 1000000LL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +382,8 @@ int main(void)
         cmocka_unit_test(test_call_different_plan_hashes_never_start),
         cmocka_unit_test(test_call_timeout_outside_the_wires_range_is_refused),
         cmocka_unit_test(test_call_interrupted_before_commit_is_withdrawn),
+        cmocka_unit_test_setup_teardown(test_configure_lost_daemon_ends_the_wait_of_the_others, start_group,
+                                        stop_group),
         cmocka_unit_test_setup_teardown(test_call_interrupted_that_hangs_is_given_up, start_group,
                                         stop_group),
     };
