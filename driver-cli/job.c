@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "driver-cli/files_internal.h"
 #include "driver-cli/job_keys.def"
 
 static const struct rk_config_key keys[] = {
@@ -25,6 +27,38 @@ struct rk_status *rk_job_load(struct rk_config **out, const char *path, const ch
     };
 
     return rk_config_load(out, &source);
+}
+
+static struct rk_json *resolved(const struct rk_json *path, const char *dir)
+{
+    char *full = rk_resolve_path(dir, rk_json_as_string(path, ""));
+    struct rk_json *json = rk_json_new_string(full);
+
+    rk_free(full);
+    return json;
+}
+
+struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
+{
+    static const char *const paths[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
+                                        RK_JOB_MODEL "tokenizer_path"};
+    struct rk_json *tree = rk_json_clone(rk_config_tree(job)), *files = rk_json_new_array();
+    const struct rk_json *list = rk_config_json(job, "data.train_files");
+    const struct rk_json *reward = rk_config_json(job, "reward");
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(paths); i++) {
+        if (!rk_config_is_null(job, paths[i]))
+            rk_json_set_path(tree, paths[i], resolved(rk_json_find_path(tree, paths[i]), dir));
+    }
+    for (int64_t i = 0; i < rk_json_count(list); i++)
+        rk_json_append(files, resolved(rk_json_at(list, i), dir));
+    rk_json_set_path(tree, "data.train_files", files);
+    if (strcmp(rk_json_as_string(rk_json_find(reward, "name"), ""), "command") == 0) {
+        const struct rk_json *own = rk_json_find(reward, "dir");
+
+        rk_json_set_path(tree, "reward.dir", own ? resolved(own, dir) : rk_json_new_string(dir));
+    }
+    return tree;
 }
 
 void rk_job_format_keys(struct rk_str *out)

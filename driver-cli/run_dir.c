@@ -13,6 +13,7 @@
 #include "base/rk_safetensors.h"
 #include "base/rk_time.h"
 #include "driver-cli/files_internal.h"
+#include "driver-cli/job_internal.h"
 
 #define REWARD_METRIC  "critic/score/mean"
 #define AVERAGE_WINDOW 10
@@ -101,9 +102,11 @@ static struct rk_status *open_metrics(struct rk_run_dir *run)
     return st;
 }
 
-struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *run_dir)
+struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
+                                    const char *run_dir)
 {
     char *path = run_dir ? rk_strdup(run_dir) : new_path(job);
+    struct rk_json *config = NULL;
     char absolute[PATH_MAX];
     struct rk_status *st;
 
@@ -115,8 +118,10 @@ struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_conf
     }
     out->path = rk_strdup(absolute);
     RK_TRY_GOTO(st, open_metrics(out), out);
-    st = write_json(out->path, "config.json", rk_config_tree(job));
+    config = rk_job_make_absolute(job, job_dir);
+    st = write_json(out->path, "config.json", config);
 out:
+    rk_json_free(config);
     rk_free(path);
     if (st)
         rk_run_dir_fini(out);

@@ -29,9 +29,10 @@ struct rk_run_dir {
     double *steps, *rewards; /* of the steps that have a reward */
 };
 
-/* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json. ALREADY_EXISTS when the
+/* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json, with what is relative to
+ * `job_dir` made absolute, so that it can be run again. ALREADY_EXISTS when the
  * directory holds a run with a step; one that ended before its first is written over. */
-struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job,
+struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
                                     const char *run_dir) RK_NODISCARD;
 /* One line of metrics.jsonl, on disk (flushed) when it returns. */
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step,

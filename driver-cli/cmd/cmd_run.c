@@ -19,6 +19,7 @@
 struct run {
     struct rk_cli *cli;
     struct rk_config *job;
+    char *job_dir;         /* absolute */
     struct rk_hosts hosts; /* count 0 with --local */
     int32_t world_size;
     struct rk_flow_inputs inputs;
@@ -80,16 +81,14 @@ static struct rk_status *read_inputs(struct run *run)
 {
     const char *path = run->cli->args.items[0];
     struct rk_status *st;
-    char *dir;
 
     RK_TRY(read_world(run));
     RK_TRY(rk_job_load(&run->job, path, run->cli->args.items + 1, run->cli->args.count - 1));
     st = rk_job_check(run->job, run->world_size);
     if (st)
         return RK_WRAP(st, "%s", path);
-    dir = directory_of(path);
-    st = rk_flow_inputs_load(&run->inputs, run->job, dir);
-    rk_free(dir);
+    run->job_dir = directory_of(path);
+    st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* elsewhere it is on the daemons' hosts */
         st = check_model_path(run->inputs.model_path);
     return st ? RK_WRAP(st, "%s", path) : NULL;
@@ -333,7 +332,7 @@ static struct rk_status *execute(struct run *run)
 {
     struct rk_status *st;
 
-    st = rk_run_dir_create(&run->dir, run->job, rk_cli_find(run->cli, "run-dir"));
+    st = rk_run_dir_create(&run->dir, run->job, run->job_dir, rk_cli_find(run->cli, "run-dir"));
     if (st) /* a full disk is no mistake of the command */
         return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? st : rk_cli_usage(st);
     rk_meter_init(&run->meter, rk_cli_has(run->cli, "quiet"));
@@ -366,6 +365,7 @@ static struct rk_status *run_job(struct rk_cli *cli)
     rk_flow_inputs_fini(&run.inputs);
     rk_hosts_fini(&run.hosts);
     rk_config_destroy(run.job);
+    rk_free(run.job_dir);
     return st;
 }
 

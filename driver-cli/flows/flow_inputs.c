@@ -164,7 +164,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_dataset(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, rk_reward_create(&out->reward, rk_config_json(job, "reward")), fail);
+    RK_TRY_GOTO(st, rk_reward_create(&out->reward, rk_config_json(job, "reward"), job_dir), fail);
     return NULL;
 fail:
     rk_flow_inputs_fini(out);

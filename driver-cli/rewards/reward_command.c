@@ -4,8 +4,9 @@
  *   in   {"data_source": ..., "prompt": ..., "solution_str": ..., "ground_truth": ..., "extra_info": ...}
  *   out  {"score": 0.5}
  *
- * Configuration: {"name": "command", "command": ["python3", "score.py"], "timeout": "30s"} (timeout of one
- * line). Its standard error is the driver's. It sees end of file when the run ends. */
+ * Configuration: {"name": "command", "command": ["python3", "score.py"], "timeout": "30s", "dir": "scorers"}:
+ * timeout of one line, and the directory in which the program runs, by default the job's. Its standard error
+ * is the driver's. It sees end of file when the run ends. */
 #include "driver-cli/rewards/rewards_internal.h"
 
 #include <errno.h>
@@ -20,9 +21,11 @@
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
+#include "driver-cli/files_internal.h"
 
 #define ANSWER_BYTES_MAX (1 << 20) /* a score with remarks; more is a program gone wrong */
 #define EXIT_GRACE_MS    2000      /* between end of file on its input and SIGKILL */
+#define STATUS_WAIT_MS   500
 #define TIMEOUT_MS_MAX   (24 * 3600 * 1000)
 
 extern char **environ;
@@ -32,6 +35,7 @@ struct command {
     pid_t pid;   /* -1: not running */
     int fd;      /* a socket: its standard input and output */
     int64_t timeout_ms;
+    char *dir;             /* in which it runs */
     struct rk_str pending; /* bytes after the last complete line */
 };
 
@@ -89,6 +93,7 @@ static struct rk_status *start(struct command *command)
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "reward.command: socketpair: %s", strerror(errno));
     posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addchdir_np(&actions, command->dir);
     posix_spawn_file_actions_adddup2(&actions, pair[1], STDIN_FILENO);
     posix_spawn_file_actions_adddup2(&actions, pair[1], STDOUT_FILENO);
     init_attributes(&attributes);
@@ -99,7 +104,8 @@ static struct rk_status *start(struct command *command)
     if (rc != 0) {
         command->pid = -1;
         close(pair[0]);
-        return RK_FAIL(RK_NOT_FOUND, "reward.command: cannot start '%s': %s", command->argv[0], strerror(rc));
+        return RK_FAIL(RK_NOT_FOUND, "reward.command: cannot start '%s' in '%s': %s", command->argv[0],
+                       command->dir, strerror(rc));
     }
     command->fd = pair[0];
     return NULL;
@@ -133,13 +139,15 @@ static void destroy(void *state)
     for (char **word = command->argv; word && *word; word++)
         rk_free(*word);
     rk_free(command->argv);
+    rk_free(command->dir);
     rk_str_fini(&command->pending);
     rk_free(command);
 }
 
-static struct rk_status *create(void **state, const struct rk_json *config)
+static struct rk_status *create(void **state, const struct rk_json *config, const char *dir)
 {
-    static const char *const keys[] = {"name", "command", "timeout", NULL};
+    static const char *const keys[] = {"name", "command", "timeout", "dir", NULL};
+    const char *chosen = ".";
     struct command *command = rk_calloc(1, sizeof(*command));
     struct rk_status *st;
 
@@ -148,6 +156,8 @@ static struct rk_status *create(void **state, const struct rk_json *config)
     RK_TRY_GOTO(st, rk_reward_check_keys(config, keys), out);
     RK_TRY_GOTO(st, read_argv(command, config), out);
     RK_TRY_GOTO(st, read_timeout(command, config), out);
+    RK_TRY_GOTO(st, rk_json_opt_string(config, "reward", "dir", &chosen), out);
+    command->dir = strcmp(chosen, ".") == 0 ? rk_strdup(dir) : rk_resolve_path(dir, chosen);
     RK_TRY_GOTO(st, start(command), out);
 out:
     if (st) {
@@ -172,6 +182,28 @@ static struct rk_status *wait_for(const struct command *command, short events, i
     return NULL;
 }
 
+/* Its input or output is closed. Takes the status when it comes at once, as it does of a program that has
+ * ended: the process is gone then. */
+static struct rk_status *ended(struct command *command, const char *when)
+{
+    int64_t deadline_ns = rk_time_now_ns() + STATUS_WAIT_MS * 1000000LL;
+    int status = 0;
+    pid_t pid;
+
+    if (command->pid < 0) /* asked again */
+        return RK_FAIL(RK_ABORTED, "reward.command: '%s' ended earlier", command->argv[0]);
+    while ((pid = waitpid(command->pid, &status, WNOHANG)) == 0 && rk_time_now_ns() < deadline_ns)
+        rk_time_sleep_ms(5);
+    if (pid != command->pid)
+        return RK_FAIL(RK_ABORTED, "reward.command: '%s' closed its output%s", command->argv[0], when);
+    command->pid = -1;
+    if (WIFSIGNALED(status))
+        return RK_FAIL(RK_ABORTED, "reward.command: '%s' was killed by signal %d%s", command->argv[0],
+                       WTERMSIG(status), when);
+    return RK_FAIL(RK_ABORTED, "reward.command: '%s' ended with exit code %d%s", command->argv[0],
+                   WEXITSTATUS(status), when);
+}
+
 static struct rk_status *send_line(struct command *command, const char *line, size_t bytes,
                                    int64_t deadline_ns)
 {
@@ -184,7 +216,7 @@ static struct rk_status *send_line(struct command *command, const char *line, si
         } else if (errno == EAGAIN || errno == EINTR) {
             RK_TRY(wait_for(command, POLLOUT, deadline_ns));
         } else {
-            return RK_FAIL(RK_ABORTED, "reward.command: '%s' ended", command->argv[0]);
+            return ended(command, "");
         }
     }
     return NULL;
@@ -203,7 +235,7 @@ static struct rk_status *receive_line(struct command *command, char **line, int6
         ssize_t got = recv(command->fd, chunk, sizeof(chunk), MSG_DONTWAIT);
 
         if (got == 0 || (got < 0 && errno == ECONNRESET))
-            return RK_FAIL(RK_ABORTED, "reward.command: '%s' ended without an answer", command->argv[0]);
+            return ended(command, " without an answer");
         if (got < 0) {
             RK_TRY(wait_for(command, POLLIN, deadline_ns));
             continue;

@@ -39,10 +39,11 @@ static double score_answer(const char *got, const char *want)
     return sum / (double)(RK_MAX(got_bytes, want_bytes) + 1);
 }
 
-static struct rk_status *create(void **state, const struct rk_json *config)
+static struct rk_status *create(void **state, const struct rk_json *config, const char *dir)
 {
     static const char *const keys[] = {"name", NULL};
 
+    (void)dir;
     *state = NULL;
     return rk_reward_check_keys(config, keys);
 }

@@ -43,7 +43,7 @@ struct rk_status *rk_reward_check_keys(const struct rk_json *config, const char 
     return NULL;
 }
 
-struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json *config)
+struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json *config, const char *dir)
 {
     const char *name = NULL;
     const struct rk_reward_ops *ops = NULL;
@@ -61,7 +61,7 @@ struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json 
 
     *out = rk_calloc(1, sizeof(**out));
     (*out)->ops = ops;
-    st = ops->create(&(*out)->state, config);
+    st = ops->create(&(*out)->state, config, dir);
     if (st) {
         rk_free(*out);
         *out = NULL;

@@ -2,6 +2,7 @@
  * result. */
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
@@ -258,6 +259,41 @@ static void test_run_json_output_is_one_summary_object(void **state)
     rk_free(dir);
 }
 
+/* Goal: the configuration that a run leaves can be run again, from anywhere, with the same result: what was
+ * relative to the job, the reward's program included, is absolute. */
+static void test_run_configuration_left_behind_runs_again(void **state)
+{
+    static const char script[] =
+        "while read -r line; do n=$((n + 1)); echo '{\"score\": '$((n % 7))'}'; done\n";
+    char *job_dir = rk_test_temp_path("job"), *path = rk_path_join(job_dir, "score.sh");
+    char *change = rk_format(
+        "reward={\"name\": \"command\", \"command\": [\"sh\", \"score.sh\"], \"dir\": \"%s\"}", job_dir);
+    const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=1", change, NULL};
+    char *first, *config, *second = new_run_dir();
+    struct rk_json *metrics[2];
+    struct outcome outcome;
+
+    (void)state;
+    assert_int_equal(mkdir(job_dir, 0700), 0);
+    rk_test_write_file(path, script, sizeof(script) - 1);
+    first = run_tiny("1", changes);
+    config = rk_path_join(first, "config.json");
+    outcome = run_rankctl((const char *const[]){"run", config, "--local=1", "--run-dir", second, NULL});
+    assert_exit(&outcome, 0);
+    metrics[0] = read_metrics(first, TINY_STEPS);
+    metrics[1] = read_metrics(second, TINY_STEPS);
+    assert_true(metric(metrics[0], "actor/grad_norm") == metric(metrics[1], "actor/grad_norm"));
+    for (int i = 0; i < 2; i++)
+        rk_json_free(metrics[i]);
+    outcome_fini(&outcome);
+    rk_free(second);
+    rk_free(config);
+    rk_free(first);
+    rk_free(change);
+    rk_free(path);
+    rk_free(job_dir);
+}
+
 /* Goal: the default dtype is that of the daemons that are there, whatever `device` says of those that --local
  * would start. */
 static void test_run_on_hosts_takes_the_dtype_of_their_devices(void **state)
@@ -358,6 +394,7 @@ int main(void)
         cmocka_unit_test(test_run_twice_gives_identical_metrics),
         cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),
         cmocka_unit_test(test_run_json_output_is_one_summary_object),
+        cmocka_unit_test(test_run_configuration_left_behind_runs_again),
         cmocka_unit_test(test_run_on_hosts_takes_the_dtype_of_their_devices),
         cmocka_unit_test(test_run_directory_outside_the_roots_trains_nothing),
         cmocka_unit_test(test_run_on_a_plugin_device_configures_every_rank),

@@ -3,6 +3,8 @@
 
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
@@ -15,7 +17,7 @@ static struct rk_status *open_reward(struct rk_reward **out, const char *config_
     struct rk_status *st;
 
     assert_ok(rk_json_parse(&config, config_text, strlen(config_text), "test", 0));
-    st = rk_reward_create(out, config);
+    st = rk_reward_create(out, config, rk_test_temp_dir());
     rk_json_free(config);
     return st;
 }
@@ -127,12 +129,51 @@ static void test_command_program_answers_each_item(void **state)
     rk_reward_destroy(reward);
 }
 
+/* Goal: names relative to the job are found wherever rankctl is started; `dir` is relative to the job, too.
+ */
+static void test_command_runs_in_the_jobs_directory(void **state)
+{
+    static const char script[] = "#!/bin/sh\nwhile read -r line; do cat score; done\n";
+    static const struct {
+        const char *config, *file;
+    } cases[] = {
+        {"{\"name\": \"command\", \"command\": [\"./score.sh\"]}", "score"},
+        {"{\"name\": \"command\", \"command\": [\"../score.sh\"], \"dir\": \"below\"}", "below/score"},
+    };
+    struct rk_reward_item item = {.data_source = "", .prompt = "", .solution_str = "", .ground_truth = ""};
+    char *path = rk_test_temp_path("score.sh"), *below = rk_test_temp_path("below");
+
+    (void)state;
+    rk_test_write_file(path, script, sizeof(script) - 1);
+    assert_int_equal(chmod(path, 0700), 0);
+    assert_int_equal(mkdir(below, 0700), 0);
+    assert_int_equal(chdir("/"), 0);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *answer = rk_format("{\"score\": %zu}\n", i + 1), *file = rk_test_temp_path(cases[i].file);
+        struct rk_reward *reward = NULL;
+        double score = 0.0;
+
+        rk_test_write_file(file, answer, strlen(answer));
+        assert_ok(open_reward(&reward, cases[i].config));
+        assert_ok(rk_reward_score(reward, &item, 1, &score));
+        assert_true(score == (double)(i + 1));
+        rk_reward_destroy(reward);
+        rk_free(answer);
+        rk_free(file);
+    }
+    rk_free(below);
+    rk_free(path);
+}
+
 static const struct {
     const char *label, *config;
     rk_code_t code;
     const char *message;
 } bad_programs[] = {
-    {"ends", SCORER("exit 0"), RK_ABORTED, "ended"},
+    {"ends", SCORER("read -r l; exit 3"), RK_ABORTED, "ended with exit code 3"},
+    {"is killed", SCORER("read -r l; kill -9 $$"), RK_ABORTED, "killed by signal 9"},
+    {"closes its output", SCORER("read -r l; exec >/dev/null </dev/null; sleep 3"), RK_ABORTED,
+     "closed its output"},
     {"garbage", SCORER("while read -r l; do echo hello; done"), RK_INVALID_ARGUMENT, "item 0"},
     {"no score", SCORER("while read -r l; do echo '{}'; done"), RK_INVALID_ARGUMENT, "score"},
     {"silent", SCORER("read -r l; exec sleep 60"), RK_DEADLINE_EXCEEDED, "2000 ms"},
@@ -163,6 +204,7 @@ int main(void)
         cmocka_unit_test(test_digits_item_without_truth_is_refused),
         cmocka_unit_test(test_create_bad_config_is_refused),
         cmocka_unit_test(test_command_program_answers_each_item),
+        cmocka_unit_test(test_command_runs_in_the_jobs_directory),
         cmocka_unit_test(test_command_bad_program_is_named),
     };
 

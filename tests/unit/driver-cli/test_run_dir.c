@@ -49,7 +49,7 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     char *text;
 
     (void)state;
-    assert_ok(rk_run_dir_create(&run, job, path));
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path));
     assert_string_equal(run.path, path);
     append(&run, 1, 0.25);
     text = read_file(&run, "metrics.jsonl");
@@ -67,6 +67,7 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     rk_free(text);
     text = read_file(&run, "config.json");
     assert_non_null(strstr(text, "\"experiment_name\": \"first\""));
+    assert_non_null(strstr(text, "\"/jobs/a.jsonl\""));
     rk_free(text);
     rk_json_free(summary);
     rk_run_dir_fini(&run);
@@ -81,10 +82,10 @@ static void test_run_dir_directory_with_a_run_is_refused(void **state)
     struct rk_run_dir run;
 
     (void)state;
-    assert_ok(rk_run_dir_create(&run, job, path));
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path));
     append(&run, 1, 0.5);
     rk_run_dir_fini(&run);
-    assert_fails(rk_run_dir_create(&run, job, path), RK_ALREADY_EXISTS, "the directory holds a run");
+    assert_fails(rk_run_dir_create(&run, job, "/jobs", path), RK_ALREADY_EXISTS, "the directory holds a run");
     assert_null(run.path);
     rk_config_destroy(job);
     rk_free(path);
@@ -99,10 +100,10 @@ static void test_run_dir_run_without_a_step_is_written_over(void **state)
     struct rk_run_dir first, second;
 
     (void)state;
-    assert_ok(rk_run_dir_create(&first, job, path));
-    assert_fails(rk_run_dir_create(&second, job, path), RK_ALREADY_EXISTS, "has just begun");
+    assert_ok(rk_run_dir_create(&first, job, "/jobs", path));
+    assert_fails(rk_run_dir_create(&second, job, "/jobs", path), RK_ALREADY_EXISTS, "has just begun");
     rk_run_dir_fini(&first);
-    assert_ok(rk_run_dir_create(&second, job, path));
+    assert_ok(rk_run_dir_create(&second, job, "/jobs", path));
     append(&second, 1, 0.5);
     rk_run_dir_fini(&second);
     rk_config_destroy(job);
@@ -118,7 +119,7 @@ static void test_run_dir_file_in_the_way_is_named(void **state)
 
     (void)state;
     rk_test_write_file(path, "x", 1);
-    assert_message_contains(rk_run_dir_create(&run, job, below), path);
+    assert_message_contains(rk_run_dir_create(&run, job, "/jobs", below), path);
     rk_free(below);
     rk_free(path);
     rk_config_destroy(job);
@@ -132,8 +133,8 @@ static void test_run_dir_default_path_is_new_and_below_runs(void **state)
 
     (void)state;
     assert_int_equal(chdir(rk_test_temp_dir()), 0);
-    assert_ok(rk_run_dir_create(&first, job, NULL));
-    assert_ok(rk_run_dir_create(&second, job, NULL));
+    assert_ok(rk_run_dir_create(&first, job, "/jobs", NULL));
+    assert_ok(rk_run_dir_create(&second, job, "/jobs", NULL));
     assert_string_not_equal(first.path, second.path);
     assert_non_null(strstr(first.path, "/runs/.._.._etc/"));
     rk_run_dir_fini(&first);
