@@ -13,6 +13,8 @@
 #include "base/rk_file_internal.h"
 #include "base/rk_json_internal.h"
 
+#define BYTE_ORDER_MARK "\xef\xbb\xbf"
+
 static json_t *unwrap(const struct rk_json *json)
 {
     return (json_t *)(uintptr_t)json; /* jansson counts references in values that are otherwise constant */
@@ -40,6 +42,9 @@ struct rk_status *rk_json_parse(struct rk_json **out, const char *text, size_t b
     *out = NULL;
     if (flags & RK_JSON_ALLOW_NUL)
         options |= JSON_ALLOW_NUL;
+    if (bytes >= strlen(BYTE_ORDER_MARK) && memcmp(text, BYTE_ORDER_MARK, strlen(BYTE_ORDER_MARK)) == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s:1:1: begins with a byte order mark; save it as UTF-8 without one", source);
     if (rk_json_is_too_deep(text, bytes))
         return RK_FAIL(RK_INVALID_ARGUMENT, "%s: nested deeper than %d", source, RK_JSON_MAX_DEPTH);
     *out = wrap(json_loadb(text, bytes, options, &error));

@@ -8,6 +8,8 @@
 #include "base/rk_alloc.h"
 #include "driver-cli/rk_driver.h"
 
+#define RECOMPUTE RK_JOB_ACTOR "megatron.override_transformer_config.recompute_"
+
 /* 1 while the tensor parallel size does not divide the world, which is another rule's finding. */
 static int64_t num_replicas(int32_t world_size, int32_t tp)
 {
@@ -38,6 +40,11 @@ static void check_nodes(const struct rk_config *job, int32_t world_size, struct 
     int64_t nodes = rk_job_int_or(job, "trainer.nnodes", 1);
     int64_t per_node = rk_job_int_or(job, "trainer.n_gpus_per_node", 0);
 
+    if (per_node == 0 && world_size % nodes != 0)
+        rk_str_appendf(problems,
+                       "trainer.nnodes=%" PRId64 " does not divide the group's %d daemons, and "
+                       "trainer.n_gpus_per_node is not given\n",
+                       nodes, world_size);
     if (per_node > 0 && nodes * per_node != world_size)
         rk_str_appendf(problems,
                        "trainer.nnodes=%" PRId64 " x trainer.n_gpus_per_node=%" PRId64
@@ -195,6 +202,18 @@ static void check_betas(const struct rk_config *job, int32_t world_size, struct 
                       RK_JOB_ACTOR "optim.betas: expected two numbers from 0 up to (not including) 1\n");
 }
 
+/* The others say how; this one says whether. */
+static void check_recompute(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    static const char *const others[] = {RECOMPUTE "method", RECOMPUTE "num_layers"};
+
+    (void)world_size;
+    for (size_t i = 0; i < RK_ARRAY_LEN(others); i++) {
+        if (rk_config_is_null(job, RECOMPUTE "granularity") && !rk_config_is_null(job, others[i]))
+            rk_str_appendf(problems, "%s has no effect without recompute_granularity=full\n", others[i]);
+    }
+}
+
 static void check_reward(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     (void)world_size;
@@ -215,6 +234,7 @@ static const struct rk_job_rule rules[] = {
     {"estimator", check_estimator},
     {"loss", check_loss},
     {"betas", check_betas},
+    {"recompute", check_recompute},
     {"reward", check_reward},
 };
 

@@ -255,6 +255,19 @@ struct rk_status *rk_lease_check(struct rk_driver *driver)
 
 /* --- acquisition --- */
 
+/* A daemon that stands under two names would have to be held twice. */
+static struct rk_status *check_distinct(const struct rk_driver *driver)
+{
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        for (int32_t j = 0; j < i; j++) {
+            if (driver->clients[i].incarnation == driver->clients[j].incarnation)
+                return RK_FAIL(RK_INVALID_ARGUMENT, "workers %d (%s) and %d (%s) are one daemon", j,
+                               driver->clients[j].address, i, driver->clients[i].address);
+        }
+    }
+    return NULL;
+}
+
 /* The epoch to ask for, one above all; each daemon's incarnation is remembered. */
 static struct rk_status *find_epoch(struct rk_driver *driver, struct rk_arena *arena)
 {
@@ -274,7 +287,7 @@ static struct rk_status *find_epoch(struct rk_driver *driver, struct rk_arena *a
     }
     driver->epoch++;
     rk_free(workers);
-    return st;
+    return st ? st : check_distinct(driver);
 }
 
 static struct rk_status *read_grant(struct rk_driver *driver, struct rk_client *client,

@@ -40,8 +40,8 @@ struct rk_hosts {
     char **addresses; /* as gRPC takes them: "HOST:PORT", "[V6]:PORT", "unix:PATH", "unix-abstract:NAME" */
 };
 
-/* "ADDRESS,ADDRESS" or "@FILE" (lines of the same, # comments), mixed freely. INVALID_ARGUMENT names the bad or
- * repeated address and where it stands; NOT_FOUND for a missing file. Release with rk_hosts_fini. */
+/* "ADDRESS,ADDRESS" or "@FILE" (lines of the same, # comments), mixed freely. INVALID_ARGUMENT names the bad
+ * or repeated address and where it stands; NOT_FOUND for a missing file. Release with rk_hosts_fini. */
 struct rk_status *rk_hosts_parse(struct rk_hosts *out, const char *text) RK_NODISCARD;
 void rk_hosts_fini(struct rk_hosts *hosts);
 

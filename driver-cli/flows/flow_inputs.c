@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
 
@@ -88,6 +89,10 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
     }
     inputs->workload = workload_of(inputs->hf_config);
     read_token_ids(inputs, generation);
+    if (inputs->hf_config && rk_json_count(inputs->eos_ids) == 0 &&
+        !rk_config_bool(job, RK_JOB_ROLLOUT "ignore_eos"))
+        RK_WARN("neither config.json nor generation_config.json has an eos_token_id: every response will be "
+                "as long as data.max_response_length");
 out:
     rk_json_free(generation);
     return st;

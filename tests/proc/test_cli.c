@@ -305,6 +305,48 @@ static void test_rankctl_slow_daemon_is_waited_for(void **state)
     rk_proc_destroy(daemon);
 }
 
+/* Goal: a daemon under two names is called that; it would refuse its own driver. */
+static void test_rankctl_one_daemon_under_two_names_is_refused(void **state)
+{
+    struct rk_proc *daemon = start_daemon(NULL);
+    const char *address = rk_proc_address(daemon), *name = strrchr(address, '/');
+    char *hosts = rk_format("%s,%.*s/.%s", address, (int)(name - address), address, name);
+    struct outcome outcome =
+        run_rankctl((const char *const[]){"call", "actor.get_mesh_info", "--hosts", hosts, NULL});
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "are one daemon");
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemon);
+    rk_free(hosts);
+}
+
+/* Goal: a model whose responses never end is no surprise. */
+static void test_rankctl_run_of_a_model_without_end_token_warns(void **state)
+{
+    char *path = rk_test_temp_path("endless.json"), *text,
+         *change = rk_format("actor_rollout_ref.model.hf_config_path=%s", path);
+    const char *const args[] = {"run",  TINY_JOB, "--hosts", NOBODY ",unix:/nor/here", "--run-dir=ENDLESS",
+                                change, NULL};
+    struct rk_json *config;
+    struct outcome outcome;
+
+    (void)state;
+    assert_ok(rk_json_parse_file(&config, RK_TEST_SOURCE_DIR "/examples/digits/config.json", 1 << 20, 0));
+    rk_json_set(config, "eos_token_id", rk_json_new_null());
+    text = rk_json_dump(config, 0, false);
+    rk_test_write_file(path, text, strlen(text));
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 3);
+    assert_text("stderr", outcome.err, "has an eos_token_id: every response will be as long as");
+    outcome_fini(&outcome);
+    rk_json_free(config);
+    rk_free(text);
+    rk_free(change);
+    rk_free(path);
+}
+
 /* Goal: every line of a bad job file is named in one go. */
 static void test_rankctl_bad_job_file_names_its_lines(void **state)
 {
@@ -454,6 +496,8 @@ int main(void)
         cmocka_unit_test(test_rankctl_full_disk_is_an_error),
         cmocka_unit_test(test_rankctl_text_to_a_full_disk_exits_with_1),
         cmocka_unit_test(test_rankctl_slow_daemon_is_waited_for),
+        cmocka_unit_test(test_rankctl_one_daemon_under_two_names_is_refused),
+        cmocka_unit_test(test_rankctl_run_of_a_model_without_end_token_warns),
         cmocka_unit_test(test_rankctl_bad_job_file_names_its_lines),
         cmocka_unit_test(test_rankctl_status_and_shutdown_of_a_daemon),
 #ifdef RK_FAULTS

@@ -95,11 +95,12 @@ struct signal_case {
     int signum;
 };
 
-/* Goal: Ctrl-C (and SIGTERM, and SIGHUP) cancels the running call, saves the model, writes the summary, stops the daemons
- * and dies by the signal. */
+/* Goal: Ctrl-C (and SIGTERM, and SIGHUP) cancels the running call, saves the model, writes the summary, stops
+ * the daemons and dies by the signal. */
 static void test_run_interrupted_stops_everything_and_dies_by_the_signal(void **state)
 {
-    static const struct signal_case cases[] = {{"Ctrl-C", SIGINT}, {"SIGTERM", SIGTERM}, {"closed terminal", SIGHUP}};
+    static const struct signal_case cases[] = {
+        {"Ctrl-C", SIGINT}, {"SIGTERM", SIGTERM}, {"closed terminal", SIGHUP}};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {

@@ -70,7 +70,7 @@ static void test_json_parse_rejects_table(void **state)
         {"\"\xff\"", "test:1:"},
         {"\"\\ud800\"", "test:1:"},
         {"\"a\nb\"", "test:1:"},
-        {"\xef\xbb\xbf{}", "test:1:"},
+        {"\xef\xbb\xbf{}", "test:1:1: begins with a byte order mark"},
         {"// comment\n{}", "test:1:"},
     };
 

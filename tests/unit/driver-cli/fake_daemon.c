@@ -157,7 +157,7 @@ static void answer_status(struct fake_call *call)
     struct rk_worker_status status = {
         .rank = {.rank = daemon->rank, .world_size = daemon->world_size, .num_roles = 1, .roles = &role},
         .state = "READY",
-        .incarnation = 1,
+        .incarnation = 1 + (uint64_t)daemon->rank,
         .mesh_generation = 1,
     };
     struct rk_str packed = {0};
@@ -172,8 +172,9 @@ static void answer_status(struct fake_call *call)
 static void answer_lease(struct fake_call *call)
 {
     static const uint8_t id[16] = {1};
-    struct rk_acquire_lease_response grant = {.fence = {.lease_id = {id, sizeof(id)}, .incarnation = 1},
-                                              .ttl_ms = 30000};
+    struct rk_acquire_lease_response grant = {
+        .fence = {.lease_id = {id, sizeof(id)}, .incarnation = 1 + (uint64_t)call->daemon->rank},
+        .ttl_ms = 30000};
     struct rk_str packed = {0};
 
     pthread_mutex_lock(&call->daemon->lock);

@@ -93,7 +93,8 @@ static void test_hosts_parse_socket_name_too_long_is_refused(void **state)
  * bad line is named. */
 static void test_hosts_parse_file_lines_and_comments(void **state)
 {
-    static const char good[] = "# the first rack\nnode1:7000\n  node2:7000  # spare\n\nunix:/a,unix:/b , # two of a host\nnode3:7000";
+    static const char good[] = "# the first rack\nnode1:7000\n  node2:7000  # spare\n\nunix:/a,unix:/b , # "
+                               "two of a host\nnode3:7000";
     static const char bad[] = "node1:7000\n\nnode2\n";
     char *path = rk_test_temp_path("hosts");
     char *text = rk_format("first:1,@%s,last:2", path);

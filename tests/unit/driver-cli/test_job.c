@@ -145,9 +145,10 @@ struct rule_case {
     const char *message; /* NULL: no rule objects */
 };
 
-#define ACTOR   "actor_rollout_ref.actor."
-#define ROLLOUT "actor_rollout_ref.rollout."
-#define REF     "actor_rollout_ref.ref."
+#define ACTOR     "actor_rollout_ref.actor."
+#define ROLLOUT   "actor_rollout_ref.rollout."
+#define REF       "actor_rollout_ref.ref."
+#define RECOMPUTE ACTOR "megatron.override_transformer_config.recompute_"
 
 static const struct rule_case rule_cases[] = {
     {"none", {0}, 4, NULL},
@@ -163,6 +164,11 @@ static const struct rule_case rule_cases[] = {
      {"trainer.nnodes=2", "trainer.n_gpus_per_node=4"},
      4,
      "trainer.nnodes=2 x trainer.n_gpus_per_node=4 is not the group's 4 daemons"},
+    {"none", {"trainer.nnodes=2"}, 4, NULL},
+    {"nodes", {"trainer.nnodes=8"}, 4, "trainer.nnodes=8 does not divide the group's 4 daemons"},
+    {"none", {RECOMPUTE "granularity=full", RECOMPUTE "num_layers=2"}, 4, NULL},
+    {"recompute", {RECOMPUTE "num_layers=5"}, 4, "recompute_num_layers has no effect without"},
+    {"recompute", {RECOMPUTE "method=uniform"}, 4, "recompute_method has no effect without"},
     {"rollout mesh", {ROLLOUT "tensor_model_parallel_size=1"}, 4, "differs from the actor's 2"},
     {"train batch",
      {"algorithm.use_kl_in_reward=true", REF "megatron.tensor_model_parallel_size=1",
