@@ -39,13 +39,14 @@ function(rk_add_again prefix name environment)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${environment}")
 endfunction()
 
-# Over NCCL, or rather over the library of the tests on the CPU (tests/support/fake_nccl.c).
+# Over NCCL, or rather over the library of the tests on the CPU, where an operation runs while it is called
+# (tests/support/fake_nccl.c).
 function(rk_add_fake_nccl_test name)
     rk_add_again(nccl ${name} "RK_TEST_COMM=nccl")
 endfunction()
 
-# On the tests' CPU with graphs (tests/support/graph_device.h); its ranks, if it has several, over the library of the
-# tests.
+# On the tests' CPU with graphs and streams (tests/support/graph_device.h); its ranks, if it has several, over the library
+# of the tests.
 function(rk_add_graphs_test name)
     rk_add_again(graphs ${name} "RK_TEST_COMM=nccl;RK_TEST_DEVICE=graphs")
 endfunction()

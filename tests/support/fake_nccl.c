@@ -1,5 +1,9 @@
 /* Everything travels through mailboxes in shared memory, one for each pair of ranks of a communicator; a
- * collective is a set of transfers, and what has to be added is added when they are there. */
+ * collective is a set of transfers, and what has to be added is added when they are there.
+ *
+ * On a stream of the tests' device operations run when the stream comes to them, and calls return before; on
+ * the CPU, which has no streams of its own, they run in the call: as calls of NCCL do that connect, or find a
+ * stream full, they wait for the peers. */
 #include "tests/support/fake_nccl.h"
 
 #include <pthread.h>
@@ -52,8 +56,8 @@ struct rk_nccl_comm {
     int num_splits;
     bool is_blocking;
     atomic_bool is_aborted;
-    atomic_int num_calls;     /* inside */
-    atomic_int num_graph_ops; /* recorded in graphs that have not been destroyed */
+    atomic_int num_calls; /* inside */
+    atomic_int num_ops; /* on streams that have not passed them, and in graphs that have not been destroyed */
     /* A split that is under way. */
     rk_nccl_comm_t *child_out, child;
 };
@@ -181,13 +185,13 @@ static rk_nccl_result_t comm_get_async_error(rk_nccl_comm_t comm, rk_nccl_result
 static _Thread_local int group_depth;
 static _Thread_local RK_ARRAY(rk_nccl_comm_t) aborted; /* in the group of calls that is open */
 
-/* When calls have come to their end, and graphs are gone. */
+/* When streams have passed what they were given, and graphs are gone. */
 static void release_aborted(void)
 {
     for (int64_t i = 0; i < aborted.count; i++) {
         rk_nccl_comm_t comm = aborted.items[i];
 
-        while (atomic_load(&comm->num_calls) > 0 || atomic_load(&comm->num_graph_ops) > 0)
+        while (atomic_load(&comm->num_calls) > 0 || atomic_load(&comm->num_ops) > 0)
             sched_yield();
         rk_free(comm->child); /* of a split that never ended */
         rk_free(comm);
@@ -226,6 +230,7 @@ struct transfer {
 };
 
 static _Thread_local RK_ARRAY(struct transfer) queue;
+static _Thread_local void *queue_stream; /* of the tests' device: what is in the queue is for it; NULL: run */
 
 /* Whether an earlier transfer between the same two in the same direction is not done. */
 static bool must_wait(int64_t i)
@@ -292,6 +297,51 @@ static rk_nccl_result_t run_queue(void)
     return result;
 }
 
+/* Of the tests' device when it comes to the transfers of one group of calls. */
+struct transfers {
+    struct transfer *items;
+    int64_t count;
+};
+
+static struct rk_status *run_transfers(struct rk_stream *stream, const void *args)
+{
+    const struct transfers *transfers = args;
+
+    (void)stream;
+    for (int64_t i = 0; i < transfers->count; i++)
+        rk_array_append(&queue, transfers->items[i]);
+    (void)run_queue();
+    return NULL;
+}
+
+static void release_transfers(const void *args)
+{
+    const struct transfers *transfers = args;
+
+    for (int64_t i = 0; i < transfers->count; i++)
+        atomic_fetch_sub(&transfers->items[i].comm->num_ops, 1);
+    rk_free(transfers->items);
+}
+
+/* In the call, or later on the stream that they were given. */
+static rk_nccl_result_t run_or_append_queue(void)
+{
+    struct transfers transfers = {queue.items, queue.count};
+
+    if (!queue_stream)
+        return run_queue();
+    queue.items = NULL;
+    rk_array_fini(&queue);
+    for (int64_t i = 0; i < transfers.count; i++)
+        atomic_fetch_add(&transfers.items[i].comm->num_ops, 1);
+    RK_ASSERT(rk_test_graphs_append(queue_stream, &(struct rk_test_task){.run = run_transfers,
+                                                                         .release = release_transfers,
+                                                                         .args = &transfers,
+                                                                         .args_bytes = sizeof(transfers)}));
+    queue_stream = NULL;
+    return RK_NCCL_SUCCESS;
+}
+
 static rk_nccl_result_t group_start(void)
 {
     group_depth++;
@@ -305,12 +355,13 @@ static rk_nccl_result_t group_end(void)
     RK_ASSERT(group_depth > 0);
     if (--group_depth > 0)
         return RK_NCCL_SUCCESS;
-    result = run_queue();
+    result = run_or_append_queue();
     release_aborted();
     return result;
 }
 
-static rk_nccl_result_t add(rk_nccl_comm_t comm, void *data, size_t bytes, int peer, bool is_send)
+static rk_nccl_result_t add(rk_nccl_comm_t comm, void *data, size_t bytes, int peer, bool is_send,
+                            void *stream)
 {
     struct transfer transfer = {.comm = comm, .data = data, .bytes = bytes, .peer = peer, .is_send = is_send};
 
@@ -319,8 +370,10 @@ static rk_nccl_result_t add(rk_nccl_comm_t comm, void *data, size_t bytes, int p
     RK_ASSERT(peer >= 0);
     RK_ASSERT(peer < comm->size);
     atomic_fetch_add(&comm->num_calls, 1);
+    RK_ASSERT(queue.count == 0 || stream == queue_stream);
+    queue_stream = stream;
     rk_array_append(&queue, transfer);
-    return group_depth > 0 ? RK_NCCL_SUCCESS : run_queue();
+    return group_depth > 0 ? RK_NCCL_SUCCESS : run_or_append_queue();
 }
 
 static rk_dtype_t dtype_of(rk_nccl_dtype_t dtype)
@@ -339,16 +392,14 @@ static rk_nccl_result_t fake_send(const void *data, size_t count, rk_nccl_dtype_
 {
     void *bytes;
 
-    (void)stream;
     memcpy(&bytes, &data, sizeof(bytes)); /* a transfer that is sent does not write */
-    return add(comm, bytes, count * rk_dtype_bytes(dtype_of(dtype)), peer, true);
+    return add(comm, bytes, count * rk_dtype_bytes(dtype_of(dtype)), peer, true, stream);
 }
 
 static rk_nccl_result_t fake_recv(void *data, size_t count, rk_nccl_dtype_t dtype, int peer,
                                   rk_nccl_comm_t comm, void *stream)
 {
-    (void)stream;
-    return add(comm, data, count * rk_dtype_bytes(dtype_of(dtype)), peer, false);
+    return add(comm, data, count * rk_dtype_bytes(dtype_of(dtype)), peer, false, stream);
 }
 
 /* --- collectives --- */
@@ -470,27 +521,30 @@ static rk_nccl_result_t run(const struct collective *c)
     }
 }
 
-/* In a graph nobody hears of a failure: it is the world that knows. */
-static struct rk_status *run_recorded(struct rk_stream *stream, const void *args)
+/* On a stream nobody hears of a failure: it is the world that knows. */
+static struct rk_status *run_later(struct rk_stream *stream, const void *args)
 {
     (void)stream;
     (void)run(args);
     return NULL;
 }
 
-static void release_recorded(const void *args)
+static void release(const void *args)
 {
-    atomic_fetch_sub(&((const struct collective *)args)->comm->num_graph_ops, 1);
+    atomic_fetch_sub(&((const struct collective *)args)->comm->num_ops, 1);
 }
 
-static rk_nccl_result_t run_or_record(const struct collective *c, void *stream)
+static rk_nccl_result_t run_or_append(const struct collective *c, void *stream)
 {
-    const struct rk_test_recorded recorded = {
-        .run = run_recorded, .release = release_recorded, .args = c, .args_bytes = sizeof(*c)};
+    const struct rk_test_task task = {
+        .run = run_later, .release = release, .args = c, .args_bytes = sizeof(*c)};
 
-    if (!rk_test_graphs_append(stream, &recorded))
+    if (is_hit(&arena->faults.call_rank, c->comm))
+        return RK_NCCL_SYSTEM_ERROR;
+    if (!stream)
         return run(c);
-    atomic_fetch_add(&c->comm->num_graph_ops, 1);
+    atomic_fetch_add(&c->comm->num_ops, 1);
+    RK_ASSERT(rk_test_graphs_append(stream, &task));
     return RK_NCCL_SUCCESS;
 }
 
@@ -500,7 +554,7 @@ static rk_nccl_result_t fake_all_reduce(const void *in, void *out, size_t count,
     const struct collective c = {
         .kind = ALL_REDUCE, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype, .op = op};
 
-    return run_or_record(&c, stream);
+    return run_or_append(&c, stream);
 }
 
 static rk_nccl_result_t fake_reduce_scatter(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
@@ -509,7 +563,7 @@ static rk_nccl_result_t fake_reduce_scatter(const void *in, void *out, size_t co
     const struct collective c = {
         .kind = REDUCE_SCATTER, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype, .op = op};
 
-    return run_or_record(&c, stream);
+    return run_or_append(&c, stream);
 }
 
 static rk_nccl_result_t fake_all_gather(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
@@ -518,7 +572,7 @@ static rk_nccl_result_t fake_all_gather(const void *in, void *out, size_t count,
     const struct collective c = {
         .kind = ALL_GATHER, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype};
 
-    return run_or_record(&c, stream);
+    return run_or_append(&c, stream);
 }
 
 static rk_nccl_result_t fake_broadcast(const void *in, void *out, size_t count, rk_nccl_dtype_t dtype,
@@ -527,7 +581,7 @@ static rk_nccl_result_t fake_broadcast(const void *in, void *out, size_t count, 
     const struct collective c = {
         .kind = BROADCAST, .comm = comm, .in = in, .out = out, .count = count, .dtype = dtype, .root = root};
 
-    return run_or_record(&c, stream);
+    return run_or_append(&c, stream);
 }
 
 /* --- the library --- */

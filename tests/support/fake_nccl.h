@@ -1,8 +1,9 @@
 /* A library in the place of NCCL, for the tests of the backend over it: ranks are forked processes of one
- * host, tensors lie in host memory, and an operation runs while it is called. It keeps what the backend
- * relies on: communicators that come up while they are polled, calls that wait for the peers, an abort from
- * another thread that ends them. And it does what NCCL may do: sums over more than two ranks take another
- * order than the ranks', and results of non-blocking calls are written late. */
+ * host, and tensors lie in host memory. An operation runs while it is called, or, on the tests' device with
+ * graphs (graph_device.h), when its stream comes to it. It keeps what the backend relies on: communicators
+ * that come up while they are polled, operations that wait for the peers, an abort from another thread that
+ * ends them. And it does what NCCL may do: sums over more than two ranks take another order than the ranks',
+ * and results of non-blocking calls are written late. */
 #ifndef RK_TEST_FAKE_NCCL_H
 #define RK_TEST_FAKE_NCCL_H
 

@@ -1,70 +1,99 @@
 #include "tests/support/graph_device.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
+#include "base/rk_time.h"
 #include "kernels/rk_kernels.h"
 
 struct entry {
-    struct rk_test_recorded recorded;
+    struct rk_test_task task;
     void *args; /* owned */
 };
 
 struct graph {
     RK_ARRAY(struct entry) entries;
+    atomic_int num_launched; /* and not done */
 };
 
 /* Of a stream; a device's handle is the device of the CPU. */
 struct graph_stream {
     struct rk_stream *cpu;
+    struct rk_test_queue *queue;
     struct graph *recording; /* NULL: it does not */
 };
+
+/* The device that is in use by this thread. */
+static _Thread_local void *current;
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+}
 
 static void graph_free(struct graph *graph)
 {
     for (int64_t i = 0; i < graph->entries.count; i++) {
         const struct entry *entry = &graph->entries.items[i];
 
-        if (entry->recorded.release)
-            entry->recorded.release(entry->args);
+        if (entry->task.release)
+            entry->task.release(entry->args);
         rk_free(entry->args);
     }
     rk_array_fini(&graph->entries);
     rk_free(graph);
 }
 
-bool rk_test_graphs_append(void *native, const struct rk_test_recorded *recorded)
+/* False when the stream does not record. */
+static bool record(struct graph_stream *stream, const struct rk_test_task *task)
 {
-    struct graph_stream *stream = native;
-    struct entry entry = {.recorded = *recorded};
+    struct entry entry = {.task = *task};
 
-    if (!stream || !stream->recording)
+    if (!stream->recording)
         return false;
-    entry.args = rk_malloc(recorded->args_bytes);
-    memcpy(entry.args, recorded->args, recorded->args_bytes);
+    entry.args = rk_malloc(task->args_bytes);
+    memcpy(entry.args, task->args, task->args_bytes);
     rk_array_append(&stream->recording->entries, entry);
     return true;
 }
 
+bool rk_test_graphs_append(void *native, const struct rk_test_task *task)
+{
+    struct graph_stream *stream = native;
+
+    if (!stream)
+        return false;
+    if (!record(stream, task))
+        rk_test_queue_add(stream->queue, task);
+    return true;
+}
+
+/* Records it, or runs it behind all that the stream has been given. */
+static struct rk_status *record_or_run(struct graph_stream *stream, const struct rk_test_task *task)
+{
+    if (record(stream, task))
+        return NULL;
+    RK_TRY(rk_test_queue_sync(stream->queue));
+    return task->run(stream->cpu, task->args);
+}
+
 /* --- what is recorded --- */
 
-#define X(op, args_type)                                                                        \
-    static struct rk_status *run_##op(struct rk_stream *stream, const void *args)               \
-    {                                                                                           \
-        return rk_##op(stream, args);                                                           \
-    }                                                                                           \
-    static struct rk_status *graphs_##op(void *dev, void *stream, const struct args_type *args) \
-    {                                                                                           \
-        const struct rk_test_recorded recorded = {                                              \
-            .run = run_##op, .args = args, .args_bytes = sizeof(*args)};                        \
-                                                                                                \
-        (void)dev;                                                                              \
-        if (rk_test_graphs_append(stream, &recorded))                                           \
-            return NULL;                                                                        \
-        return rk_##op(((struct graph_stream *)stream)->cpu, args);                             \
+#define X(op, args_type)                                                                                 \
+    static struct rk_status *run_##op(struct rk_stream *stream, const void *args)                        \
+    {                                                                                                    \
+        return rk_##op(stream, args);                                                                    \
+    }                                                                                                    \
+    static struct rk_status *graphs_##op(void *dev, void *stream, const struct args_type *args)          \
+    {                                                                                                    \
+        (void)dev;                                                                                       \
+        return record_or_run(                                                                            \
+            stream, &(struct rk_test_task){.run = run_##op, .args = args, .args_bytes = sizeof(*args)}); \
     }
 RK_KERNEL_TABLE(X)
 #undef X
@@ -94,9 +123,8 @@ static struct rk_status *run_copy(struct rk_stream *stream, const void *args)
 
 static struct rk_status *copy_or_record(struct graph_stream *stream, const struct copy *copy)
 {
-    const struct rk_test_recorded recorded = {.run = run_copy, .args = copy, .args_bytes = sizeof(*copy)};
-
-    return rk_test_graphs_append(stream, &recorded) ? NULL : run_copy(stream->cpu, copy);
+    return record_or_run(stream,
+                         &(struct rk_test_task){.run = run_copy, .args = copy, .args_bytes = sizeof(*copy)});
 }
 
 static struct rk_status *graphs_copy(void *dev, void *stream, void *dst, const void *src, size_t bytes,
@@ -120,7 +148,15 @@ static struct rk_status *graphs_open(void **out, int index, const struct rk_devi
 
     (void)index;
     cpu.name = "cpu";
-    return rk_device_open((struct rk_device **)out, &cpu);
+    RK_TRY(rk_device_open((struct rk_device **)out, &cpu));
+    current = *out;
+    return NULL;
+}
+
+static struct rk_status *graphs_use(void *dev)
+{
+    current = dev;
+    return NULL;
 }
 
 static void graphs_close(void *dev)
@@ -160,11 +196,13 @@ static struct rk_status *graphs_stream_create(void *dev, void **out, const char 
     struct graph_stream *stream = rk_calloc(1, sizeof(*stream));
     struct rk_status *st = rk_stream_create(&stream->cpu, dev, name);
 
-    if (st)
+    if (st) {
         rk_free(stream);
-    else
-        *out = stream;
-    return st;
+        return st;
+    }
+    stream->queue = rk_test_queue_create(stream->cpu);
+    *out = stream;
+    return NULL;
 }
 
 static void graphs_stream_destroy(void *dev, void *handle)
@@ -173,6 +211,7 @@ static void graphs_stream_destroy(void *dev, void *handle)
 
     (void)dev;
     RK_ASSERT(!stream->recording);
+    rk_test_queue_destroy(stream->queue);
     rk_stream_destroy(stream->cpu);
     rk_free(stream);
 }
@@ -184,7 +223,7 @@ static struct rk_status *graphs_stream_sync(void *dev, void *handle)
     (void)dev;
     if (stream->recording)
         return RK_FAIL(RK_FAILED_PRECONDITION, "a stream that records was waited for");
-    return rk_stream_sync(stream->cpu);
+    return rk_test_queue_sync(stream->queue);
 }
 
 static bool graphs_is_recording(void *dev, void *stream)
@@ -199,13 +238,96 @@ static void *graphs_native(void *dev, void *stream)
     return stream;
 }
 
+/* --- events --- */
+
+struct event {
+    uint64_t num_recorded;
+    _Atomic uint64_t num_reached;
+    _Atomic int64_t reached_ns;
+};
+
+/* What a stream does when it comes to a record. */
+struct reach {
+    struct event *event;
+    uint64_t number; /* of the record */
+};
+
+static struct rk_status *graphs_event_create(void *dev, void **out)
+{
+    (void)dev;
+    *out = rk_calloc(1, sizeof(struct event));
+    return NULL;
+}
+
+static bool has_reached(const struct event *event)
+{
+    return atomic_load(&event->num_reached) == event->num_recorded;
+}
+
+static void graphs_event_destroy(void *dev, void *handle)
+{
+    (void)dev;
+    while (!has_reached(handle)) /* a stream is going to write to it */
+        nap();
+    rk_free(handle);
+}
+
+static struct rk_status *run_reach(struct rk_stream *stream, const void *args)
+{
+    const struct reach *reach = args;
+
+    (void)stream;
+    atomic_store(&reach->event->reached_ns, rk_time_now_ns());
+    atomic_store(&reach->event->num_reached, reach->number);
+    return NULL;
+}
+
+static struct rk_status *graphs_event_record(void *dev, void *handle, void *stream)
+{
+    struct event *event = handle;
+    const struct reach reach = {event, ++event->num_recorded};
+
+    RK_ASSERT(dev == current);
+    rk_test_queue_add(((struct graph_stream *)stream)->queue,
+                      &(struct rk_test_task){.run = run_reach, .args = &reach, .args_bytes = sizeof(reach)});
+    return NULL;
+}
+
+static bool graphs_event_query(void *dev, void *event)
+{
+    RK_ASSERT(dev == current);
+    return has_reached(event);
+}
+
+static struct rk_status *graphs_event_sync(void *dev, void *event)
+{
+    RK_ASSERT(dev == current);
+    while (!has_reached(event))
+        nap();
+    return NULL;
+}
+
+static struct rk_status *graphs_stream_wait(void *dev, void *stream, void *event)
+{
+    (void)stream;
+    return graphs_event_sync(dev, event);
+}
+
+static struct rk_status *graphs_event_elapsed_ns(void *dev, int64_t *out, void *begin, void *end)
+{
+    (void)dev;
+    *out =
+        atomic_load(&((struct event *)end)->reached_ns) - atomic_load(&((struct event *)begin)->reached_ns);
+    return NULL;
+}
+
 /* --- graphs --- */
 
-static int64_t num_graphs, max_graphs = -1;
+static atomic_llong num_graphs, max_graphs = -1;
 
 void rk_test_graphs_limit(int64_t limit)
 {
-    max_graphs = limit;
+    atomic_store(&max_graphs, limit);
 }
 
 static struct rk_status *graphs_begin(void *dev, void *handle)
@@ -225,27 +347,38 @@ static struct rk_status *graphs_end(void *dev, void *handle, void **out)
 
     (void)dev;
     RK_ASSERT(stream->recording);
-    if (out && num_graphs != max_graphs) {
+    if (out && atomic_load(&num_graphs) != atomic_load(&max_graphs)) {
         *out = stream->recording;
-        num_graphs++;
+        atomic_fetch_add(&num_graphs, 1);
     } else {
         graph_free(stream->recording);
         if (out)
-            st = RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%lld graphs", (long long)num_graphs);
+            st = RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%lld graphs", atomic_load(&num_graphs));
     }
     stream->recording = NULL;
     return st;
 }
 
-static struct rk_status *graphs_launch(void *dev, void *handle, void *graph_handle)
+static struct rk_status *run_graph(struct rk_stream *cpu, const void *args)
+{
+    struct graph *graph = *(struct graph *const *)args;
+    struct rk_status *st = NULL;
+
+    for (int64_t i = 0; i < graph->entries.count && !st; i++)
+        st = graph->entries.items[i].task.run(cpu, graph->entries.items[i].args);
+    atomic_fetch_sub(&graph->num_launched, 1);
+    return st;
+}
+
+static struct rk_status *graphs_launch(void *dev, void *handle, void *graph)
 {
     struct graph_stream *stream = handle;
-    const struct graph *graph = graph_handle;
 
     (void)dev;
     RK_ASSERT(!stream->recording);
-    for (int64_t i = 0; i < graph->entries.count; i++)
-        RK_TRY(graph->entries.items[i].recorded.run(stream->cpu, graph->entries.items[i].args));
+    atomic_fetch_add(&((struct graph *)graph)->num_launched, 1);
+    rk_test_queue_add(stream->queue,
+                      &(struct rk_test_task){.run = run_graph, .args = &graph, .args_bytes = sizeof(graph)});
     return NULL;
 }
 
@@ -258,17 +391,21 @@ static bool graphs_is_current(void *dev, void *stream, void *graph)
     return true;
 }
 
-static void graphs_destroy(void *dev, void *graph)
+static void graphs_destroy(void *dev, void *handle)
 {
+    struct graph *graph = handle;
+
     (void)dev;
+    while (atomic_load(&graph->num_launched) > 0)
+        nap();
     graph_free(graph);
-    num_graphs--;
+    atomic_fetch_sub(&num_graphs, 1);
 }
 
 static const struct rk_device_ops graphs_ops = {
     .name = "graphs",
     .abi = RK_DEVICE_ABI,
-    .collectives = "cpu",
+    .collectives = "nccl",
     .kernels = &graphs_kernels,
     .open = graphs_open,
     .close = graphs_close,
@@ -282,8 +419,17 @@ static const struct rk_device_ops graphs_ops = {
     .copy = graphs_copy,
     .zero = graphs_zero,
     .stream_sync = graphs_stream_sync,
+    .event_create = graphs_event_create,
+    .event_destroy = graphs_event_destroy,
+    .event_record = graphs_event_record,
+    .stream_wait = graphs_stream_wait,
+    .event_query = graphs_event_query,
     .stream_is_recording = graphs_is_recording,
     .stream_native = graphs_native,
+    .use = graphs_use,
+    .event_create_timed = graphs_event_create,
+    .event_elapsed_ns = graphs_event_elapsed_ns,
+    .event_sync = graphs_event_sync,
     .graph_begin = graphs_begin,
     .graph_end = graphs_end,
     .graph_launch = graphs_launch,

@@ -1,0 +1,35 @@
+/* What a stream of the tests' device (graph_device.h) has been given and not done yet: a queue, and a thread
+ * that does it in order. As on a GPU it has room for so much: who adds to a full one waits. */
+#ifndef RK_TEST_STREAM_QUEUE_H
+#define RK_TEST_STREAM_QUEUE_H
+
+#include <stddef.h>
+
+#include "kernels/rk_device.h"
+
+RK_BEGIN_DECLS
+
+#define RK_TEST_QUEUE_MAX 1000
+
+/* Something to be done. `args` is copied; `release` (may be NULL) is called with the copy when it is not
+ * needed any more. */
+struct rk_test_task {
+    struct rk_status *(*run)(struct rk_stream *cpu_stream, const void *args);
+    void (*release)(const void *args);
+    const void *args;
+    size_t args_bytes;
+};
+
+struct rk_test_queue;
+
+/* Tasks run on `cpu`, which must outlive it. */
+struct rk_test_queue *rk_test_queue_create(struct rk_stream *cpu);
+/* Waits until all is done. */
+void rk_test_queue_destroy(struct rk_test_queue *queue);
+void rk_test_queue_add(struct rk_test_queue *queue, const struct rk_test_task *task);
+/* Waits until all is done. The first error since the last time. */
+struct rk_status *rk_test_queue_sync(struct rk_test_queue *queue) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif
