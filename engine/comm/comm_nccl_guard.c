@@ -61,17 +61,22 @@ void rk_nccl_pending_begin(struct rk_nccl_world *nccl, struct rk_nccl_op op)
 
 struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stream *stream, bool has_begun)
 {
-    struct rk_nccl_pending *pending;
+    struct rk_nccl_pending *pending = NULL;
     struct rk_status *st = NULL;
 
-    lock(&nccl->pending_lock);
     /* What is recorded into a graph does not run now, and an event in it tells nothing. */
     if (has_begun && !rk_stream_is_recording(stream)) {
-        if (nccl->num_pending < RK_NCCL_PENDING_MAX)
-            nccl->num_pending++;
-        pending = pending_at(nccl, nccl->num_pending - 1);
-        pending->op = nccl->current;
+        lock(&nccl->pending_lock);
+        if (nccl->num_pending == RK_NCCL_PENDING_MAX)
+            nccl->num_pending--;
+        pending = pending_at(nccl, nccl->num_pending); /* whatever the guard takes away in front */
+        unlock(&nccl->pending_lock);
         st = rk_event_record(pending->event, stream);
+    }
+    lock(&nccl->pending_lock);
+    if (pending && !st) {
+        pending->op = nccl->current;
+        nccl->num_pending++;
     }
     nccl->current = (struct rk_nccl_op){0};
     unlock(&nccl->pending_lock);
@@ -90,13 +95,22 @@ void rk_nccl_pending_drop(struct rk_nccl_world *nccl, const struct rk_comm_group
     unlock(&nccl->pending_lock);
 }
 
-/* Under pending_lock. */
+/* Guard. */
 static void remove_ended(struct rk_nccl_world *nccl)
 {
-    while (nccl->num_pending > 0 && rk_event_query(pending_at(nccl, 0)->event)) {
+    struct rk_event *oldest;
+
+    for (;;) {
+        lock(&nccl->pending_lock);
+        oldest = nccl->num_pending > 0 ? pending_at(nccl, 0)->event : NULL;
+        unlock(&nccl->pending_lock);
+        if (!oldest || !rk_event_query(oldest))
+            return;
+        lock(&nccl->pending_lock); /* nobody else has taken it away */
         nccl->first_pending = (nccl->first_pending + 1) % RK_NCCL_PENDING_MAX;
         nccl->num_pending--;
         nccl->ended_ns = rk_time_now_ns();
+        unlock(&nccl->pending_lock);
     }
 }
 
@@ -105,7 +119,6 @@ bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl)
     bool is_empty;
 
     lock(&nccl->pending_lock);
-    remove_ended(nccl);
     is_empty = nccl->num_pending == 0;
     unlock(&nccl->pending_lock);
     return is_empty;
@@ -135,7 +148,6 @@ static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_
     return text;
 }
 
-/* Events are left to the guard: a thread that asks the device for one takes part in it from then on. */
 void rk_nccl_doing(struct rk_nccl_world *nccl, char buf[RK_COMM_DOING_BYTES])
 {
     const struct rk_nccl_op *op;
@@ -200,7 +212,9 @@ static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nc
     return age_ns > nccl->collective_ns ? not_arrived(nccl, op) : NULL;
 }
 
-/* Names the running operation in front of a failure (taken; NULL: it is judged). */
+/* Names the running operation, as of the guard's last look, in front of a failure (taken; NULL: it is
+ * judged).
+ */
 static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
 {
     int64_t now_ns = rk_time_now_ns();
@@ -208,7 +222,6 @@ static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
     char text[RK_COMM_DOING_BYTES];
 
     lock(&nccl->pending_lock);
-    remove_ended(nccl);
     op = find_running(nccl);
     if (op && !st)
         st = judge_op(nccl, op, now_ns, now_ns - RK_MAX(op->begun_ns, nccl->ended_ns));
@@ -224,7 +237,6 @@ static void send_heartbeat(struct rk_nccl_world *nccl)
     const struct rk_nccl_op *op;
 
     lock(&nccl->pending_lock);
-    remove_ended(nccl);
     op = find_running(nccl);
     if (op)
         op_text(op, text);
@@ -269,6 +281,7 @@ static void look(struct rk_nccl_world *nccl)
     int64_t now_ns = rk_time_now_ns();
     struct rk_status *st = rk_comm_world_check(nccl->control);
 
+    remove_ended(nccl);
     if (!st)
         st = look_at_nccl(nccl, now_ns);
     for (int32_t r = 0; r < nccl->world->size; r++) {

@@ -10,7 +10,10 @@
  * guard, looks at the mesh, at NCCL's asynchronous errors and at the operations that have not ended, and is
  * the only one to abort communicators: that ends their kernels, so a stream that waits for a lost peer comes
  * to its end, and rk_stream_sync then tells why (rk_device_set_watch). Aborting from other threads means
- * asking the guard, so nobody waits for it. Locks: call_lock > pending_lock; guard_lock stands alone. */
+ * asking the guard, so nobody waits for it. The guard alone asks the device which operations have ended: a
+ * thread that asks takes part in the device from then on. Locks: call_lock > pending_lock; guard_lock stands
+ * alone. Under pending_lock nothing is called that may wait, of the device least of all: threads that answer
+ * others take it, and a stream that is full makes who adds to it wait until it moves. */
 #ifndef RK_COMM_NCCL_INTERNAL_H
 #define RK_COMM_NCCL_INTERNAL_H
 
@@ -131,7 +134,7 @@ void rk_nccl_pending_drop(struct rk_nccl_world *nccl, const struct rk_comm_group
 /* Names the one that the others wait behind, as far as the guard's last look tells; leaves buf alone when
  * there is none. Any thread. */
 void rk_nccl_doing(struct rk_nccl_world *nccl, char buf[RK_COMM_DOING_BYTES]);
-/* Whether none is left. */
+/* Whether none was left at the guard's last look. */
 bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl);
 
 #endif

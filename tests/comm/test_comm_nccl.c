@@ -175,6 +175,52 @@ static void test_nccl_killed_rank_is_named_and_the_others_go_on(void **state)
     comm_expect_killed(rank_killed);
 }
 
+/* More operations than the stream has room for: the engine thread waits inside NCCL's call or, where they
+ * take room too, at the event behind it, which every rank shifts by one. */
+static int rank_killed_at_full_streams(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    int32_t victim = num_ranks - 1;
+    struct rk_event *event = NULL;
+    struct rk_status *st = NULL;
+    struct member member;
+    char lost[32];
+
+    if (join(&member, run, run->rendezvous, rank, num_ranks))
+        return 1;
+    RK_RANK_OK(rk_comm_barrier(member.group, member.stream));
+    RK_RANK_OK(rk_stream_sync(member.stream));
+    if (rank == victim) {
+        rk_time_sleep_ms(1000);
+        atomic_store(&run->fault_ns, rk_time_now_ns());
+        raise(SIGKILL);
+    }
+    RK_RANK_OK(rk_event_create(&event, rk_stream_device(member.stream)));
+    RK_RANK_OK(rk_comm_barrier(member.group, member.stream));
+    for (int32_t i = 0; i < rank; i++)
+        RK_RANK_OK(rk_event_record(event, member.stream));
+    for (int i = 0; i < 3000 && !st; i++)
+        st = rk_comm_barrier(member.group, member.stream);
+    if (!st)
+        st = rk_stream_sync(member.stream);
+    snprintf(lost, sizeof(lost), "rank %d is lost: ", victim);
+    if (comm_check_in_time(run, COMM_VERDICT_MS))
+        return 1;
+    RK_RANK_CHECK(st && strstr(rk_status_message(st), lost), "%s", st ? rk_status_message(st) : "no error");
+    if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "barrier #2 of group dp: "))
+        return 1;
+    leave(&member);
+    rk_event_destroy(event);
+    RK_RANK_OK(rk_stream_sync(member.stream));
+    return 0;
+}
+
+static void test_nccl_killed_rank_ends_who_waits_for_room_on_a_stream(void **state)
+{
+    (void)state;
+    comm_expect_killed(rank_killed_at_full_streams);
+}
+
 /* --- ranks that are silent, late or gone --- */
 
 static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
@@ -293,6 +339,48 @@ static void test_nccl_abort_from_another_thread_ends_all_ranks(void **state)
 {
     (void)state;
     comm_expect_pass(rank_aborted, comm_num_ranks(), NULL);
+}
+
+/* A thread that the device is not in use by: it must not ask for events. */
+static void *check_until_failed(void *world)
+{
+    struct rk_status *st;
+
+    while (!(st = rk_comm_world_check(world)))
+        rk_time_sleep_ms(1);
+    return st;
+}
+
+static int rank_checked(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    struct member member;
+    pthread_t thread;
+    void *error;
+
+    if (join(&member, run, run->rendezvous, rank, num_ranks))
+        return 1;
+    if (rank == 1) { /* while rank 0 waits in the operation */
+        rk_time_sleep_ms(500);
+        rk_comm_world_abort(member.world, "lease lapsed");
+        leave(&member);
+        return 0;
+    }
+    RK_RANK_CHECK(pthread_create(&thread, NULL, check_until_failed, member.world) == 0, "thread");
+    if (rk_test_rank_check_error(reduce(&member), RK_ABORTED, "COMM_ABORTED", "lease lapsed"))
+        return 1;
+    pthread_join(thread, &error);
+    if (rk_test_rank_check_error(error, RK_ABORTED, "COMM_ABORTED",
+                                 "all_reduce #1 of group dp: rank 1 reports: rank 1 aborted: lease lapsed"))
+        return 1;
+    leave(&member);
+    return 0;
+}
+
+static void test_nccl_check_from_another_thread_leaves_the_device_alone(void **state)
+{
+    (void)state;
+    comm_expect_pass(rank_checked, 2, NULL);
 }
 
 /* --- what the library does wrong --- */
@@ -418,10 +506,12 @@ int main(void)
         cmocka_unit_test(test_nccl_groups_of_a_partition_sum_apart),
         cmocka_unit_test(test_nccl_worlds_come_and_go),
         cmocka_unit_test(test_nccl_killed_rank_is_named_and_the_others_go_on),
+        cmocka_unit_test(test_nccl_killed_rank_ends_who_waits_for_room_on_a_stream),
         cmocka_unit_test(test_nccl_stopped_rank_is_named_after_the_progress_timeout),
         cmocka_unit_test(test_nccl_late_rank_ends_at_the_collective_timeout),
         cmocka_unit_test(test_nccl_rank_that_left_is_named),
         cmocka_unit_test(test_nccl_abort_from_another_thread_ends_all_ranks),
+        cmocka_unit_test(test_nccl_check_from_another_thread_leaves_the_device_alone),
         cmocka_unit_test(test_nccl_failure_of_the_library_ends_all_ranks),
         cmocka_unit_test(test_nccl_connecting_ends_at_its_timeout_and_when_asked),
     };

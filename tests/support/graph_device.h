@@ -2,9 +2,8 @@
  * over the device are concerned. What such a library appends, events and launches of graphs are done later,
  * in order, by a thread of the stream; operators and copies wait until the stream has come to its end, and
  * run in the call. While a stream records, everything is kept with a copy of its arguments instead. What an
- * argument points at must stay, as on a GPU, and events are for threads that the device is in use by
- * (rk_device_use). "graphs:0", "graphs:1",
- * ... are its names. */
+ * argument points at must stay, as on a GPU, and a thread that records or asks for an event must have called
+ * rk_device_use. "graphs:0", "graphs:1", ... are its names. */
 #ifndef RK_TEST_GRAPH_DEVICE_H
 #define RK_TEST_GRAPH_DEVICE_H
 
