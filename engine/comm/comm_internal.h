@@ -66,6 +66,7 @@ struct rk_comm_world {
     int32_t rank, size;
 
     /* engine thread only */
+    bool is_lost; /* set by the backend: a thread of it does not end and may use the world at any time */
     uint32_t next_tag;
     struct rk_comm_group *groups;  /* newest first */
     struct rk_comm_shared *shared; /* comm_share.c */

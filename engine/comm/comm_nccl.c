@@ -240,10 +240,12 @@ static void take_down(struct rk_nccl_world *nccl)
     } else {
         rk_nccl_abort_comms(nccl);
     }
-    if (has_ended)
+    if (has_ended) {
         world_free(nccl);
-    else
-        RK_ERROR("communicators did not come down: what they hold is lost until the process ends");
+        return;
+    }
+    nccl->world->is_lost = true;
+    RK_ERROR("communicators did not come down: what they hold is lost until the process ends");
 }
 
 static struct rk_status *world_create(struct rk_comm_world *world, void *endpoint,

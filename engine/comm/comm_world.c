@@ -119,6 +119,8 @@ static struct rk_status *check_world_config(const struct rk_comm_ops *ops,
 
 static void world_free(struct rk_comm_world *world)
 {
+    if (world->is_lost)
+        return;
     rk_status_free(world->error);
     pthread_mutex_destroy(&world->error_lock);
     pthread_mutex_destroy(&world->activity_lock);

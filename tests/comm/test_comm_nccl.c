@@ -16,6 +16,7 @@
 #include "tests/comm/comm_fixture.h"
 #include "tests/support/device.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/graph_device.h"
 
 #define NS_PER_MS 1000000LL
 #define ELEMENTS  100000
@@ -456,6 +457,39 @@ static void test_nccl_failure_of_the_library_ends_all_ranks(void **state)
     }
 }
 
+/* The driver does not answer the guard, and answers when the world is gone; then the communicators do not
+ * come down. */
+static int rank_with_lost_guard(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    struct member member;
+
+    if (join(&member, run, run->rendezvous, rank, num_ranks))
+        return 1;
+    rk_test_meet(run->rendezvous, num_ranks);
+    if (rank == 1)
+        rk_test_graphs_hold_queries(true);
+    RK_RANK_OK(reduce(&member)); /* with an event behind it */
+    rk_time_sleep_ms(100);
+    if (rank == 1) {
+        atomic_store(&rk_fake_nccl_faults()->abort_rank, 2);
+        rk_comm_world_abort(member.world, "no answer");
+    }
+    leave(&member);
+    rk_test_graphs_hold_queries(false);
+    rk_time_sleep_ms(rank == 1 ? 500 : 0);
+    return 0;
+}
+
+static void test_nccl_world_outlives_a_guard_that_does_not_end(void **state)
+{
+    (void)state;
+    if (!rk_fake_nccl_faults() || !rk_test_device_is_per_rank())
+        skip();
+    comm_expect_pass(rank_with_lost_guard, 2, NULL);
+    memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
+}
+
 /* When the mesh is up and NCCL connects. */
 static bool stops_after_2_s(void *user)
 {
@@ -513,6 +547,7 @@ int main(void)
         cmocka_unit_test(test_nccl_abort_from_another_thread_ends_all_ranks),
         cmocka_unit_test(test_nccl_check_from_another_thread_leaves_the_device_alone),
         cmocka_unit_test(test_nccl_failure_of_the_library_ends_all_ranks),
+        cmocka_unit_test(test_nccl_world_outlives_a_guard_that_does_not_end),
         cmocka_unit_test(test_nccl_connecting_ends_at_its_timeout_and_when_asked),
     };
 

@@ -21,6 +21,7 @@ struct rk_fake_nccl_faults {
     atomic_int init_rank;       /* 1 + rank whose connecting fails */
     atomic_int async_rank;      /* 1 + rank whose groups report an asynchronous error */
     atomic_int call_rank;       /* 1 + rank whose operations fail */
+    atomic_int abort_rank;      /* 1 + rank whose communicators never come down */
     atomic_bool is_never_ready; /* connecting goes on for ever */
 };
 

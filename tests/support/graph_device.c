@@ -293,9 +293,18 @@ static struct rk_status *graphs_event_record(void *dev, void *handle, void *stre
     return NULL;
 }
 
+static atomic_bool holds_queries;
+
+void rk_test_graphs_hold_queries(bool holds)
+{
+    atomic_store(&holds_queries, holds);
+}
+
 static bool graphs_event_query(void *dev, void *event)
 {
     RK_ASSERT(dev == current);
+    while (atomic_load(&holds_queries))
+        nap();
     return has_reached(event);
 }
 
