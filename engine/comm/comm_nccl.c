@@ -48,8 +48,7 @@ static struct rk_status *make_id(uint8_t id[RK_COMM_ID_BYTES])
 
 /* --- waiting for NCCL --- */
 
-struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_comm_t comm, rk_nccl_result_t result,
-                                  const char *call)
+struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_result_t result, const char *call)
 {
     int64_t deadline_ns = rk_time_now_ns() + NAMING_MS * NS_PER_MS;
     struct rk_status *st = rk_comm_world_error(nccl->world);
@@ -61,7 +60,7 @@ struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_comm_t com
     }
     if (st)
         return st;
-    detail = nccl->api->get_last_error(comm);
+    detail = nccl->api->get_last_error(NULL); /* of this process */
     return RK_FAIL(RK_INTERNAL, "NCCL: %s: %s (%s)", call, nccl->api->get_error_string(result),
                    detail ? detail : "no detail");
 }
@@ -101,7 +100,7 @@ static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
         if (state == RK_NCCL_IN_PROGRESS)
             rk_time_sleep_ms(POLL_MS);
     }
-    return state == RK_NCCL_SUCCESS ? NULL : rk_nccl_failure(nccl, nccl->comm, state, call);
+    return state == RK_NCCL_SUCCESS ? NULL : rk_nccl_failure(nccl, state, call);
 }
 
 /* --- worlds --- */
@@ -120,7 +119,7 @@ static struct rk_status *share_id(struct rk_nccl_world *nccl, rk_nccl_id_t *id)
     if (nccl->world->rank == 0) {
         result = nccl->api->get_unique_id(id);
         if (result != RK_NCCL_SUCCESS)
-            RK_TRY_GOTO(st, rk_nccl_failure(nccl, NULL, result, "ncclGetUniqueId"), out);
+            RK_TRY_GOTO(st, rk_nccl_failure(nccl, result, "ncclGetUniqueId"), out);
     }
     st = rk_comm_broadcast(all, NULL, rk_tensor_1d(id, RK_DTYPE_U8, sizeof(*id)), 0);
 
@@ -133,20 +132,15 @@ out:
 static struct rk_status *join(struct rk_nccl_world *nccl)
 {
     struct rk_nccl_config config = RK_NCCL_CONFIG_INITIALIZER;
-    const struct rk_nccl_api *api;
     rk_nccl_result_t result;
     rk_nccl_id_t id = {{0}};
 
-    RK_TRY(rk_nccl_api_get(&api));
-    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
-    nccl->api = api;
-    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
     RK_TRY(share_id(nccl, &id));
     config.blocking = 0;
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
-    result = atomic_load(&nccl->is_down)
-                 ? RK_NCCL_INVALID_USAGE
-                 : api->comm_init_rank_config(&nccl->comm, nccl->world->size, id, nccl->world->rank, &config);
+    result = atomic_load(&nccl->is_down) ? RK_NCCL_INVALID_USAGE
+                                         : nccl->api->comm_init_rank_config(&nccl->comm, nccl->world->size,
+                                                                            id, nccl->world->rank, &config);
     RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
     return wait_ready(nccl, result, "ncclCommInitRankConfig");
 }
@@ -212,12 +206,14 @@ static struct rk_nccl_world *world_new(struct rk_comm_world *world, const struct
 /* After the guard has ended and the communicators are gone. */
 static void world_free(struct rk_nccl_world *nccl)
 {
-    while (nccl->groups) {
-        struct rk_nccl_group *group = nccl->groups;
+    struct rk_nccl_group *group = atomic_load(&nccl->groups);
 
-        nccl->groups = group->next;
+    while (group) {
+        struct rk_nccl_group *next = group->next;
+
         rk_device_free(nccl->device, group->scratch);
         rk_free(group);
+        group = next;
     }
     destroy_on_device(nccl);
     rk_comm_world_destroy(nccl->control);
@@ -266,6 +262,7 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
     RK_TRY_GOTO(st, rk_comm_world_create(&nccl->control, endpoint, &mesh_config), out);
     if (world->size == 1)
         return NULL;
+    RK_TRY_GOTO(st, rk_nccl_api_get(&nccl->api), out);
     RK_TRY_GOTO(st, create_on_device(nccl), out);
     RK_TRY_GOTO(st, rk_nccl_guard_start(nccl), out);
     RK_TRY_GOTO(st, join(nccl), out);
@@ -322,8 +319,8 @@ static void world_abort(struct rk_comm_world *world, int32_t origin, const struc
 
 /* --- groups --- */
 
-/* Collective over the world. The new communicator, or NULL for NO_COLOR. */
-static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key, rk_nccl_comm_t *child)
+/* Collective over the world. Makes nccl->child, NULL for NO_COLOR. */
+static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key)
 {
     struct rk_nccl_config config = RK_NCCL_CONFIG_INITIALIZER;
     rk_nccl_result_t result = RK_NCCL_INVALID_USAGE;
@@ -332,7 +329,7 @@ static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key, r
     config.split_share = 0; /* groups are in flight together */
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
     if (!atomic_load(&nccl->is_down))
-        result = nccl->api->comm_split(nccl->comm, color, key, child, &config);
+        result = nccl->api->comm_split(nccl->comm, color, key, &nccl->child, &config);
     RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
     return wait_ready(nccl, result, "ncclCommSplit");
 }
@@ -368,25 +365,34 @@ out:
     return st;
 }
 
+/* The child becomes a group's, unless it has come too late for that and is aborted with the world. */
+static struct rk_nccl_group *adopt(struct rk_nccl_world *nccl)
+{
+    struct rk_nccl_group *impl = rk_calloc(1, sizeof(*impl));
+
+    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
+    if (!atomic_load(&nccl->is_down)) {
+        impl->comm = nccl->child;
+        nccl->child = NULL;
+    }
+    impl->next = atomic_load(&nccl->groups);
+    atomic_store(&nccl->groups, impl);
+    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    return impl;
+}
+
 static struct rk_status *group_create(struct rk_comm_group *group)
 {
     struct rk_nccl_world *nccl = group->world->impl;
     uint64_t free_bytes = rk_device_free_bytes(nccl->device);
-    bool is_alone = group->size == 1;
-    struct rk_nccl_group *impl;
 
     if (nccl->world->size == 1)
         return NULL;
-    impl = rk_calloc(1, sizeof(*impl));
-    RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
-    impl->next = nccl->groups;
-    nccl->groups = impl;
-    RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
+    if (group->size == 1)
+        return split(nccl, RK_NCCL_NO_COLOR, 0);
     /* Members share a first member, and no other group has it. */
-    RK_TRY(split(nccl, is_alone ? RK_NCCL_NO_COLOR : group->world_ranks[0], group->rank, &impl->comm));
-    if (is_alone)
-        return NULL;
-    group->impl = impl;
+    RK_TRY(split(nccl, group->world_ranks[0], group->rank));
+    group->impl = adopt(nccl);
     RK_TRY(warm_up(group));
     RK_INFO("communicator made group=%s ranks=%d device_bytes=%" PRId64, group->name, group->size,
             (int64_t)(free_bytes - rk_device_free_bytes(nccl->device)));
@@ -396,9 +402,7 @@ static struct rk_status *group_create(struct rk_comm_group *group)
 /* A rank outside of all groups takes part in making them. */
 static struct rk_status *group_skip(struct rk_comm_world *world)
 {
-    struct rk_nccl_world *nccl = world->impl;
-
-    return split(nccl, RK_NCCL_NO_COLOR, 0, &nccl->no_comm);
+    return split(world->impl, RK_NCCL_NO_COLOR, 0);
 }
 
 static void group_destroy(struct rk_comm_group *group)

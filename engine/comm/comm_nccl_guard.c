@@ -28,8 +28,8 @@
 #define LEFT_GRACE_NS NS_PER_S
 /* NCCL may see a broken connection before the mesh tells whose. */
 #define NAMING_NS NS_PER_S
-/* A call of NCCL takes microseconds. One that takes this long waits for a peer, inside a lock that aborting
- * needs; it is then aborted without, which ends the call. */
+/* A call of NCCL takes microseconds. One that takes this long waits for a peer, inside the lock; the groups
+ * are then told to end without it, which ends the call. */
 #define STUCK_CALL_NS NS_PER_S
 /* A guard that takes so long to end waits for communicators of a device that no longer answers. */
 #define STOP_NS (10LL * NS_PER_S)
@@ -251,7 +251,8 @@ static rk_nccl_result_t async_error(struct rk_nccl_world *nccl)
 
     if (pthread_mutex_trylock(&nccl->call_lock) != 0)
         return RK_NCCL_SUCCESS;
-    for (struct rk_nccl_group *group = nccl->groups; group && found == RK_NCCL_SUCCESS; group = group->next) {
+    for (struct rk_nccl_group *group = atomic_load(&nccl->groups); group && found == RK_NCCL_SUCCESS;
+         group = group->next) {
         if (!group->comm)
             continue;
         if (nccl->api->comm_get_async_error(group->comm, &found) != RK_NCCL_SUCCESS)
@@ -327,18 +328,21 @@ static bool lock_calls(struct rk_nccl_world *nccl)
 static void abort_begin(const struct rk_nccl_world *nccl)
 {
     (void)nccl->api->group_start();
-    for (struct rk_nccl_group *group = nccl->groups; group; group = group->next) {
+    for (struct rk_nccl_group *group = atomic_load(&nccl->groups); group; group = group->next) {
         if (group->comm)
             (void)nccl->api->comm_abort(group->comm);
     }
 }
 
-/* Waits until they have, and for the graphs that refer to them to be destroyed. */
+/* Waits until they have, and for the graphs that refer to them to be destroyed. A split that is under way
+ * ends with the world's communicator, and may leave a child. */
 static void abort_end(const struct rk_nccl_world *nccl)
 {
     (void)nccl->api->group_end();
     if (nccl->comm)
         (void)nccl->api->comm_abort(nccl->comm);
+    if (nccl->child)
+        (void)nccl->api->comm_abort(nccl->child);
 }
 
 void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
@@ -349,14 +353,19 @@ void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
     is_locked = lock_calls(nccl);
     if (nccl->api)
         abort_begin(nccl);
-    if (is_locked) /* the engine thread may want to know that they are down before it destroys its graphs */
-        unlock(&nccl->call_lock);
+    if (!is_locked) /* NCCL would release what the call is still using; and the call may be making some more
+                     */
+        lock(&nccl->call_lock);
+    /* From here on the engine thread makes no call. It may want to know that they are down before it destroys
+     * its graphs. */
+    unlock(&nccl->call_lock);
     if (nccl->api)
         abort_end(nccl);
-    lock(&nccl->call_lock); /* what was inside a call has come to its end */
-    for (struct rk_nccl_group *group = nccl->groups; group; group = group->next)
+    lock(&nccl->call_lock);
+    for (struct rk_nccl_group *group = atomic_load(&nccl->groups); group; group = group->next)
         group->comm = NULL;
     nccl->comm = NULL;
+    nccl->child = NULL;
     unlock(&nccl->call_lock);
 }
 

@@ -41,7 +41,7 @@ struct rk_nccl_pending {
  * group is destroyed here. */
 struct rk_nccl_group {
     struct rk_nccl_group *next;
-    rk_nccl_comm_t comm; /* NULL after abort */
+    rk_nccl_comm_t comm; /* NULL when the world is down */
     void *scratch;       /* of ordered sums; NULL until the first one */
 };
 
@@ -53,9 +53,9 @@ struct rk_nccl_world {
     int64_t connect_ns, progress_ns, collective_ns;
     bool (*should_stop)(void *user);
     void *user;
+    const struct rk_nccl_api *api; /* NULL: there are no communicators */
 
     /* Engine thread. */
-    const struct rk_nccl_api *api;
     void *barrier; /* I32 [1] on the device */
     bool has_guard;
 
@@ -63,8 +63,11 @@ struct rk_nccl_world {
     atomic_bool is_guard_done; /* the thread has nothing more to do */
     pthread_mutex_t call_lock; /* guards the fields below; held during every call of NCCL */
     rk_nccl_comm_t comm;       /* the world's; NULL before and after */
-    struct rk_nccl_group *groups;
-    rk_nccl_comm_t no_comm; /* what a split without a colour writes, perhaps late */
+    /* What a split makes, until it is a group's. NCCL may write it late, and also when the split fails: it is
+     * read when the world's communicator is ready, or gone. */
+    rk_nccl_comm_t child;
+    /* Newest first. Aborting also reads it when a call holds the lock for long. */
+    struct rk_nccl_group *_Atomic groups;
 
     pthread_mutex_t pending_lock; /* guards the fields below */
     struct rk_nccl_op current;    /* inside a call of NCCL; no group: none */
@@ -87,7 +90,7 @@ struct rk_nccl_world {
 
 /* What a call of NCCL that failed means: who is lost, if the mesh knows by then, or NCCL's own words. Never
  * NULL. Engine thread. */
-struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_comm_t comm, rk_nccl_result_t result,
+struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_result_t result,
                                   const char *call) RK_NODISCARD;
 
 /* --- operations (comm_nccl_ops.c) --- */

@@ -69,7 +69,7 @@ static struct rk_status *begin(struct call *call, struct rk_stream *stream, stru
     if (atomic_load(&nccl->is_down)) {
         RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
         RK_TRY(rk_nccl_pending_end(nccl, stream, false));
-        return rk_nccl_failure(nccl, NULL, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op.op));
+        return rk_nccl_failure(nccl, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op.op));
     }
     *call = (struct call){.nccl = nccl,
                           .api = nccl->api,
@@ -104,7 +104,7 @@ static struct rk_status *call_end(struct call *call, rk_nccl_result_t result, co
 
     RK_ASSERT(pthread_mutex_unlock(&call->nccl->call_lock) == 0);
     if (result != RK_NCCL_SUCCESS)
-        st = rk_nccl_failure(call->nccl, NULL, result, name);
+        st = rk_nccl_failure(call->nccl, result, name);
     return watch(call, st);
 }
 

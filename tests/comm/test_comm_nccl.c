@@ -197,7 +197,7 @@ static int rank_killed_at_full_streams(int32_t rank, int32_t num_ranks, void *us
         raise(SIGKILL);
     }
     RK_RANK_OK(rk_event_create(&event, rk_stream_device(member.stream)));
-    RK_RANK_OK(rk_comm_barrier(member.group, member.stream));
+    st = rk_comm_barrier(member.group, member.stream);
     for (int32_t i = 0; i < rank; i++)
         RK_RANK_OK(rk_event_record(event, member.stream));
     for (int i = 0; i < 3000 && !st; i++)
@@ -457,6 +457,55 @@ static void test_nccl_failure_of_the_library_ends_all_ranks(void **state)
     }
 }
 
+/* Rank 0 hears that rank 1 failed while its own call to connect is under way. */
+static int rank_slow(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    struct rk_comm_world *world;
+
+    if (rank == 0)
+        atomic_store(&rk_fake_nccl_faults()->slow_rank, 1);
+    else
+        atomic_store(&rk_fake_nccl_faults()->init_rank, 2);
+    return rk_test_rank_check_error(
+        rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", &run->config),
+        rank == 0 ? RK_ABORTED : RK_INTERNAL, rank == 0 ? "COMM_ABORTED" : "",
+        "NCCL: ncclCommInitRankConfig: fake error (fake detail)");
+}
+
+/* A split that does not end: what it makes all the same is released. */
+static int rank_splits(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    struct rk_comm_world *world;
+    struct rk_comm_group *group;
+    struct rk_status *st;
+
+    RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", &run->config));
+    rk_test_meet(run->rendezvous, num_ranks);
+    atomic_store(&rk_fake_nccl_faults()->is_never_ready, true);
+    st = rk_comm_group_create(&group, world, "dp", comm_all_ranks, num_ranks);
+    if (rk_test_rank_check_error(st, st ? rk_status_code(st) : RK_OK, "WATCHDOG",
+                                 "ncclCommSplit did not end within 3000 ms"))
+        return 1;
+    rk_comm_world_destroy(world);
+    return 0;
+}
+
+/* The sanitizer would tell of one that is left. */
+static void test_nccl_abort_releases_communicators_that_are_being_made(void **state)
+{
+    const struct rk_comm_world_config config = {.connect_timeout_ms = 3000};
+
+    (void)state;
+    if (!rk_fake_nccl_faults())
+        skip();
+    comm_expect_pass(rank_slow, 2, NULL);
+    memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
+    comm_expect_pass(rank_splits, 2, &config);
+    memset(rk_fake_nccl_faults(), 0, sizeof(struct rk_fake_nccl_faults));
+}
+
 /* The driver does not answer the guard, and answers when the world is gone; then the communicators do not
  * come down. */
 static int rank_with_lost_guard(int32_t rank, int32_t num_ranks, void *user)
@@ -547,6 +596,7 @@ int main(void)
         cmocka_unit_test(test_nccl_abort_from_another_thread_ends_all_ranks),
         cmocka_unit_test(test_nccl_check_from_another_thread_leaves_the_device_alone),
         cmocka_unit_test(test_nccl_failure_of_the_library_ends_all_ranks),
+        cmocka_unit_test(test_nccl_abort_releases_communicators_that_are_being_made),
         cmocka_unit_test(test_nccl_world_outlives_a_guard_that_does_not_end),
         cmocka_unit_test(test_nccl_connecting_ends_at_its_timeout_and_when_asked),
     };

@@ -55,7 +55,6 @@ struct rk_nccl_comm {
     int num_splits;
     bool is_blocking;
     atomic_bool is_aborted;
-    atomic_int num_calls; /* inside */
     atomic_int num_ops; /* on streams that have not passed them, and in graphs that have not been destroyed */
     /* A split that is under way. */
     rk_nccl_comm_t *child_out, child;
@@ -119,6 +118,8 @@ static rk_nccl_result_t comm_init_rank_config(rk_nccl_comm_t *comm, int num_rank
 
     RK_ASSERT(config->blocking == 0); /* a blocking one cannot be given up */
     memcpy(&channel, id.bytes, sizeof(channel));
+    if (atomic_load(&arena->faults.slow_rank) == rank + 1)
+        nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
     *comm = comm_new(channel, num_ranks, rank, config);
     return is_hit(&arena->faults.init_rank, *comm) ? RK_NCCL_SYSTEM_ERROR : RK_NCCL_IN_PROGRESS;
 }
@@ -184,16 +185,15 @@ static rk_nccl_result_t comm_get_async_error(rk_nccl_comm_t comm, rk_nccl_result
 static _Thread_local int group_depth;
 static _Thread_local RK_ARRAY(rk_nccl_comm_t) aborted; /* in the group of calls that is open */
 
-/* When streams have passed what they were given, and graphs are gone. */
+/* When streams have passed what they were given, and graphs are gone. Calls are not waited for: the caller's
+ * threads may not be in a communicator that they release. */
 static void release_aborted(void)
 {
     for (int64_t i = 0; i < aborted.count; i++) {
         rk_nccl_comm_t comm = aborted.items[i];
 
-        while (atomic_load(&comm->num_calls) > 0 || atomic_load(&comm->num_ops) > 0 ||
-               is_hit(&arena->faults.abort_rank, comm))
+        while (atomic_load(&comm->num_ops) > 0 || is_hit(&arena->faults.abort_rank, comm))
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
-        rk_free(comm->child); /* of a split that never ended */
         rk_free(comm);
     }
     rk_array_fini(&aborted);
@@ -202,6 +202,8 @@ static void release_aborted(void)
 static rk_nccl_result_t comm_abort(rk_nccl_comm_t comm)
 {
     atomic_store(&comm->is_aborted, true);
+    if (comm->child_out) /* also of a split that has not ended: its communicator is the caller's to abort */
+        *comm->child_out = comm->child;
     rk_array_append(&aborted, comm);
     if (group_depth == 0)
         release_aborted();
@@ -291,8 +293,6 @@ static rk_nccl_result_t run_queue(void)
         if (!has_moved && num_left > 0)
             nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
     } while (num_left > 0 && result == RK_NCCL_SUCCESS);
-    for (int64_t i = 0; i < queue.count; i++)
-        atomic_fetch_sub(&queue.items[i].comm->num_calls, 1);
     rk_array_fini(&queue);
     return result;
 }
@@ -369,7 +369,6 @@ static rk_nccl_result_t add(rk_nccl_comm_t comm, void *data, size_t bytes, int p
         return RK_NCCL_SYSTEM_ERROR;
     RK_ASSERT(peer >= 0);
     RK_ASSERT(peer < comm->size);
-    atomic_fetch_add(&comm->num_calls, 1);
     RK_ASSERT(queue.count == 0 || stream == queue_stream);
     queue_stream = stream;
     rk_array_append(&queue, transfer);

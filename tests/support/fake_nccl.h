@@ -19,6 +19,7 @@ RK_BEGIN_DECLS
 struct rk_fake_nccl_faults {
     atomic_int missing_pid;     /* process whose library does not load */
     atomic_int init_rank;       /* 1 + rank whose connecting fails */
+    atomic_int slow_rank;       /* 1 + rank whose call to connect takes 3 s */
     atomic_int async_rank;      /* 1 + rank whose groups report an asynchronous error */
     atomic_int call_rank;       /* 1 + rank whose operations fail */
     atomic_int abort_rank;      /* 1 + rank whose communicators never come down */
