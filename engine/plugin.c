@@ -5,11 +5,13 @@
 #include <limits.h>
 #include <link.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "generated/rk_interface.h"
@@ -166,6 +168,14 @@ static struct rk_status *register_tables(const struct rk_plugin *plugin)
     return refused;
 }
 
+struct rk_status *rk_plugin_add(const struct rk_plugin *plugin)
+{
+    RK_ASSERT(num_loaded < MAX_PLUGINS);
+    RK_TRY(register_tables(plugin));
+    snprintf(loaded[num_loaded++], BACKEND_BYTES, "%s", plugin->device->name);
+    return NULL;
+}
+
 static struct rk_status *load_library(const char *path, const char *backend)
 {
     const struct rk_plugin *plugin;
@@ -184,8 +194,7 @@ static struct rk_status *load_library(const char *path, const char *backend)
         return st;
     }
     /* From here on the tables point into the library: it stays, whatever follows. */
-    RK_TRY(register_tables(plugin));
-    memcpy(loaded[num_loaded++], backend, BACKEND_BYTES);
+    RK_TRY(rk_plugin_add(plugin));
     RK_INFO("plug-in loaded path=%s", path);
     return NULL;
 }

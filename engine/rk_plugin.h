@@ -32,6 +32,8 @@ const struct rk_plugin *rk_plugin_get(void);
  * FAILED_PRECONDITION, reason PLUGIN_BROKEN, with the path when the library is cut off, does not load, is of
  * another build or lacks something. Engine thread only, like the tables. */
 struct rk_status *rk_plugin_load(const char *device_name, const char *path) RK_NODISCARD;
+/* The same for one that is linked into the program: its device counts as loaded. */
+struct rk_status *rk_plugin_add(const struct rk_plugin *plugin) RK_NODISCARD;
 
 RK_END_DECLS
 

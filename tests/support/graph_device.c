@@ -9,6 +9,7 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
+#include "engine/rk_plugin.h"
 #include "kernels/rk_kernels.h"
 
 struct entry {
@@ -448,10 +449,11 @@ static const struct rk_device_ops graphs_ops = {
 
 struct rk_status *rk_test_graphs_register(void)
 {
+    static const struct rk_plugin plugin = {.device = &graphs_ops};
     static bool is_registered;
 
     if (is_registered)
         return NULL;
     is_registered = true;
-    return rk_device_register(&graphs_ops);
+    return rk_plugin_add(&plugin);
 }
