@@ -94,12 +94,17 @@ void rk_comm_world_abort(struct rk_comm_world *world, const char *reason);
 /* From any thread: NULL while healthy, else a copy of the first error. */
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world) RK_NODISCARD;
 
-/* What the engine thread is doing in collectives right now; from any thread. */
+/* What this rank is doing in collectives right now; from any thread. Over NCCL an operation lasts until its
+ * stream has passed it, as far as was seen 20 ms ago, and a graph that was launched is one operation. */
+#define RK_COMM_DOING_BYTES 96
 struct rk_comm_activity {
-    uint64_t seq; /* operations begun on this world */
-    bool in_operation;
-    int64_t started_ns; /* rk_time_now_ns at the beginning of the last operation */
-    char name[64];      /* "all_reduce dp": operation and group */
+    uint64_t seq;      /* operations begun on this world */
+    bool in_operation; /* one has not ended; of several, the others wait behind it */
+    /* rk_time_now_ns when it began, or came to be the first of those; else when the last one began */
+    int64_t started_ns;
+    /* The same in words, "" before the first: "all_reduce #2 of group dp", "graph of all_reduce #3 to
+     * broadcast #9 of group tp" */
+    char name[RK_COMM_DOING_BYTES];
 };
 void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_activity *out);
 

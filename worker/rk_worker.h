@@ -142,7 +142,8 @@ struct rk_worker_snapshot {
     char phase[32];
     uint64_t progress_done, progress_total;
     uint64_t collective_seq;
-    char collective_name[64]; /* "" outside collectives */
+    /* What this rank waits in, "" outside collectives: "all_reduce #7 of group dp" */
+    char collective_name[96];
     uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;
     char device_uuid[64];
 };

@@ -76,6 +76,7 @@ void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot 
     if (worker->world) {
         struct rk_comm_activity activity;
 
+        _Static_assert(sizeof(out->collective_name) >= sizeof(activity.name), "names fit");
         rk_comm_world_activity(worker->world, &activity);
         out->collective_seq = activity.seq;
         if (activity.in_operation)

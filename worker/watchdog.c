@@ -54,8 +54,8 @@ static char *find_reason(struct rk_worker *worker)
         return rk_format("%s did not end within its timeout of %lld ms", label, (long long)timeout_ms);
     if (activity.in_operation && config->collective_timeout_ms > 0 &&
         now - activity.started_ns > (config->collective_timeout_ms + COLLECTIVE_GRACE_MS) * NS_PER_MS)
-        return rk_format("%s: %s #%llu did not end within %lld ms", label, activity.name,
-                         (unsigned long long)activity.seq, (long long)config->collective_timeout_ms);
+        return rk_format("%s: %s did not end within %lld ms", label, activity.name,
+                         (long long)config->collective_timeout_ms);
     if (config->idle_progress_ms > 0 && now - running->last_tick_ns > config->idle_progress_ms * NS_PER_MS)
         return rk_format("%s made no progress for %lld ms", label, (long long)config->idle_progress_ms);
     return NULL;

@@ -4,6 +4,7 @@
  * ends the world (comm_world.c), and every call from then on returns a copy of it. */
 #include "engine/comm/comm_internal.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -172,37 +173,68 @@ bool rk_comm_op_is_p2p(rk_comm_op_t op)
     return op == RK_COMM_OP_SEND || op == RK_COMM_OP_RECV || op == RK_COMM_OP_BATCH;
 }
 
-/* What is recorded now gets its number when it is launched. */
-static void count_op(struct rk_comm_group *group, rk_comm_op_t op)
+const char *rk_comm_doing_text(const struct rk_comm_doing *doing, const char *group_name,
+                               char buf[RK_COMM_DOING_BYTES])
+{
+    const struct rk_comm_recorded *recorded = &doing->recorded;
+
+    if (doing->op == RK_COMM_OP_GRAPH)
+        snprintf(buf, RK_COMM_DOING_BYTES, "graph of %s #%" PRIu64 " to %s #%" PRIu64 " of group %s",
+                 rk_comm_op_name(recorded->first), doing->seq, rk_comm_op_name(recorded->last),
+                 doing->seq + recorded->count - 1, group_name);
+    else if (doing->seq > 0)
+        snprintf(buf, RK_COMM_DOING_BYTES, "%s #%" PRIu64 " of group %s", rk_comm_op_name(doing->op),
+                 doing->seq, group_name);
+    else
+        snprintf(buf, RK_COMM_DOING_BYTES, "%s of group %s", rk_comm_op_name(doing->op), group_name);
+    return buf;
+}
+
+/* What is recorded now gets its number when it is launched: the one it has here is that of a launch now. */
+static uint64_t count_op(struct rk_comm_group *group, rk_comm_op_t op)
 {
     bool is_p2p = rk_comm_op_is_p2p(op);
 
     RK_ASSERT(!group->in_batch || is_p2p);
     if (group->recording) {
         RK_ASSERT(!is_p2p);
-        RK_ASSERT(op != RK_COMM_OP_GRAPH);
         if (group->recorded.count++ == 0)
             group->recorded.first = op;
         group->recorded.last = op;
-    } else if (!is_p2p && op != RK_COMM_OP_GRAPH) {
-        group->seq++;
+        return group->seq + group->recorded.count;
     }
+    return is_p2p ? 0 : ++group->seq;
 }
 
-struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op)
+static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing doing)
 {
     struct rk_comm_world *world = group->world;
 
-    if (atomic_load(&world->has_failed))
-        return rk_comm_world_error(world);
-    count_op(group, op);
     RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
     world->activity_seq++;
     world->in_operation = true;
     world->started_ns = rk_time_now_ns();
-    world->activity_op = op;
-    memcpy(world->activity_group, group->name, sizeof(group->name));
+    world->doing = doing;
+    memcpy(world->doing_group, group->name, sizeof(group->name));
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
+}
+
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op)
+{
+    if (atomic_load(&group->world->has_failed))
+        return rk_comm_world_error(group->world);
+    set_doing(group, (struct rk_comm_doing){.op = op, .seq = count_op(group, op)});
+    return NULL;
+}
+
+struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group, struct rk_comm_recorded recorded)
+{
+    RK_ASSERT(!group->in_batch);
+    RK_ASSERT(!group->recording);
+    if (atomic_load(&group->world->has_failed))
+        return rk_comm_world_error(group->world);
+    set_doing(group, (struct rk_comm_doing){RK_COMM_OP_GRAPH, group->seq + 1, recorded});
+    group->seq += recorded.count;
     return NULL;
 }
 

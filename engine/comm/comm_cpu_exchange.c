@@ -388,6 +388,6 @@ struct rk_status *rk_cpu_exchange(struct rk_cpu_mesh *mesh)
         snprintf(seq, sizeof(seq), " #%" PRIu64, mesh->frame.seq);
     rk_comm_world_fail(
         mesh->world, origin,
-        RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(mesh->world->activity_op), seq, mesh->group->name));
+        RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(mesh->world->doing.op), seq, mesh->group->name));
     return rk_comm_world_error(mesh->world);
 }

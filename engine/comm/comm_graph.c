@@ -66,10 +66,8 @@ struct rk_status *rk_comm_graph_launch(struct rk_comm_graph *graph)
     RK_ASSERT(rk_comm_graph_is_current(graph));
     if (!group)
         return rk_graph_launch(graph->graph);
-    RK_ASSERT(!group->recording);
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_GRAPH));
     first_seq = group->seq + 1;
-    group->seq += graph->ops.count;
+    RK_TRY(rk_comm_op_begin_graph(group, graph->ops));
     st = rk_comm_op_fault(group, RK_COMM_OP_GRAPH);
     if (!st)
         st = group->world->ops->graph_launch(graph, first_seq);

@@ -12,14 +12,13 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 4
+#define RK_COMM_ABI 5
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
 
 #define RK_COMM_ADDRESS_BYTES 160 /* "[ipv6 with scope]:port" and "unix:@name" fit */
 #define RK_COMM_NAME_BYTES    32
-#define RK_COMM_DOING_BYTES   96 /* an operation with its numbers and group */
 
 /* Travels in the frames of the CPU mesh. */
 typedef enum rk_comm_op {
@@ -48,6 +47,13 @@ struct rk_comm_p2p {
 struct rk_comm_recorded {
     rk_comm_op_t first, last;
     uint64_t count;
+};
+
+/* An operation of a group. */
+struct rk_comm_doing {
+    rk_comm_op_t op;
+    uint64_t seq; /* of the group; 0 for point to point; of a graph, that of its first operation */
+    struct rk_comm_recorded recorded; /* of a graph */
 };
 
 struct rk_comm_graph {
@@ -79,8 +85,8 @@ struct rk_comm_world {
     uint64_t activity_seq;
     bool in_operation;
     int64_t started_ns;
-    rk_comm_op_t activity_op;
-    char activity_group[RK_COMM_NAME_BYTES];
+    struct rk_comm_doing doing;
+    char doing_group[RK_COMM_NAME_BYTES];
 };
 
 /* One communicator. Engine thread only. */
@@ -126,9 +132,10 @@ struct rk_comm_ops {
      * only operations find them. */
     void (*world_poll)(struct rk_comm_world *world);
 
-    /* optional; any thread: names the operation that this rank waits in, also one that a stream has not come
-     * to the end of; leaves buf alone when there is none. NULL means that calls return when they are done. */
-    void (*world_doing)(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES]);
+    /* optional; any thread: puts the operation that a stream has not come to the end of in the place of what
+     * the engine thread does; leaves `inout` alone when there is none. NULL means that calls return when they
+     * are done. */
+    void (*world_activity)(const struct rk_comm_world *world, struct rk_comm_activity *inout);
 
     struct rk_status *(*group_create)(
         struct rk_comm_group *group); /* optional: NULL means nothing to set up */
@@ -171,6 +178,9 @@ RK_BEGIN_DECLS
 const char *rk_comm_op_name(rk_comm_op_t op); /* "all_reduce" */
 /* Point to point: it has no number. */
 bool rk_comm_op_is_p2p(rk_comm_op_t op);
+/* In words, as in struct rk_comm_activity. Writes to buf, returns it. */
+const char *rk_comm_doing_text(const struct rk_comm_doing *doing, const char *group_name,
+                               char buf[RK_COMM_DOING_BYTES]);
 /* Ends the world with `error` (taken) unless it has failed before. Any thread. */
 void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error);
 /* A copy of the first error; NULL while healthy. Any thread. */
@@ -196,6 +206,9 @@ RK_END_DECLS
 /* --- an operation of the wrapper (comm.c). After a begin that succeeded end must follow, which takes `st`
  * and ends the world if it is a failure. --- */
 struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;
+/* The same for the launch of a graph, which takes the numbers of all operations in it. */
+struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group,
+                                         struct rk_comm_recorded recorded) RK_NODISCARD;
 struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *st) RK_NODISCARD;
 /* In between: the fault point of the operation. */
 struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;

@@ -160,9 +160,9 @@ static void world_poll(struct rk_comm_world *world)
         rk_nccl_guard_poll(nccl);
 }
 
-static void world_doing(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES])
+static void world_activity(const struct rk_comm_world *world, struct rk_comm_activity *inout)
 {
-    rk_nccl_doing(world->impl, buf);
+    rk_nccl_activity(world->impl, inout);
 }
 
 static struct rk_status *create_on_device(struct rk_nccl_world *nccl)
@@ -421,7 +421,7 @@ const struct rk_comm_ops rk_comm_nccl_ops = {
     .world_destroy = world_destroy,
     .world_abort = world_abort,
     .world_poll = world_poll,
-    .world_doing = world_doing,
+    .world_activity = world_activity,
     .group_create = group_create,
     .group_skip = group_skip,
     .group_destroy = group_destroy,

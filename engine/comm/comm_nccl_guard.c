@@ -7,7 +7,6 @@
 #include "engine/comm/comm_nccl_internal.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -136,26 +135,26 @@ static const struct rk_nccl_op *find_running(struct rk_nccl_world *nccl)
 
 static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_BYTES])
 {
-    if (op->op == RK_COMM_OP_GRAPH)
-        snprintf(text, RK_COMM_DOING_BYTES, "graph of %s #%" PRIu64 " to %s #%" PRIu64 " of group %s",
-                 rk_comm_op_name(op->recorded.first), op->seq, rk_comm_op_name(op->recorded.last),
-                 op->seq + op->recorded.count - 1, op->group->name);
-    else if (op->seq > 0)
-        snprintf(text, RK_COMM_DOING_BYTES, "%s #%" PRIu64 " of group %s", rk_comm_op_name(op->op), op->seq,
-                 op->group->name);
-    else
-        snprintf(text, RK_COMM_DOING_BYTES, "%s of group %s", rk_comm_op_name(op->op), op->group->name);
-    return text;
+    return rk_comm_doing_text(&op->doing, op->group->name, text);
 }
 
-void rk_nccl_doing(struct rk_nccl_world *nccl, char buf[RK_COMM_DOING_BYTES])
+/* Since when it has been the first. */
+static int64_t first_since_ns(const struct rk_nccl_world *nccl, const struct rk_nccl_op *op)
+{
+    return RK_MAX(op->begun_ns, nccl->ended_ns);
+}
+
+void rk_nccl_activity(struct rk_nccl_world *nccl, struct rk_comm_activity *inout)
 {
     const struct rk_nccl_op *op;
 
     lock(&nccl->pending_lock);
     op = find_running(nccl);
-    if (op)
-        op_text(op, buf);
+    if (op) {
+        inout->in_operation = true;
+        inout->started_ns = first_since_ns(nccl, op);
+        op_text(op, inout->name);
+    }
     unlock(&nccl->pending_lock);
 }
 
@@ -224,7 +223,7 @@ static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
     lock(&nccl->pending_lock);
     op = find_running(nccl);
     if (op && !st)
-        st = judge_op(nccl, op, now_ns, now_ns - RK_MAX(op->begun_ns, nccl->ended_ns));
+        st = judge_op(nccl, op, now_ns, now_ns - first_since_ns(nccl, op));
     if (op && st)
         st = RK_WRAP(st, "%s", op_text(op, text));
     unlock(&nccl->pending_lock);

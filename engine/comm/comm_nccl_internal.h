@@ -26,9 +26,7 @@
 /* An operation that has been given to NCCL. */
 struct rk_nccl_op {
     const struct rk_comm_group *group;
-    rk_comm_op_t op;
-    uint64_t seq; /* of the group; 0 for point to point; of a graph, that of its first operation */
-    struct rk_comm_recorded recorded; /* of a graph */
+    struct rk_comm_doing doing;
     int64_t begun_ns;
 };
 
@@ -134,9 +132,9 @@ struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stre
                                       bool has_begun) RK_NODISCARD;
 /* Forgets the operations of a group. */
 void rk_nccl_pending_drop(struct rk_nccl_world *nccl, const struct rk_comm_group *group);
-/* Names the one that the others wait behind, as far as the guard's last look tells; leaves buf alone when
- * there is none. Any thread. */
-void rk_nccl_doing(struct rk_nccl_world *nccl, char buf[RK_COMM_DOING_BYTES]);
+/* The one that the others wait behind, as far as the guard's last look tells; leaves `inout` alone when there
+ * is none. Any thread. */
+void rk_nccl_activity(struct rk_nccl_world *nccl, struct rk_comm_activity *inout);
 /* Whether none was left at the guard's last look. */
 bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl);
 

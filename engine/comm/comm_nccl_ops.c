@@ -69,7 +69,7 @@ static struct rk_status *begin(struct call *call, struct rk_stream *stream, stru
     if (atomic_load(&nccl->is_down)) {
         RK_ASSERT(pthread_mutex_unlock(&nccl->call_lock) == 0);
         RK_TRY(rk_nccl_pending_end(nccl, stream, false));
-        return rk_nccl_failure(nccl, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op.op));
+        return rk_nccl_failure(nccl, RK_NCCL_INVALID_USAGE, rk_comm_op_name(op.doing.op));
     }
     *call = (struct call){.nccl = nccl,
                           .api = nccl->api,
@@ -85,8 +85,9 @@ static struct rk_status *call_begin(struct call *call, const struct rk_comm_grou
 {
     uint64_t seq = group->seq + (group->recording ? group->recorded.count : 0);
 
-    return begin(call, stream,
-                 (struct rk_nccl_op){.group = group, .op = op, .seq = rk_comm_op_is_p2p(op) ? 0 : seq});
+    return begin(
+        call, stream,
+        (struct rk_nccl_op){.group = group, .doing = {.op = op, .seq = rk_comm_op_is_p2p(op) ? 0 : seq}});
 }
 
 /* What is given to the stream is watched, unless it failed. */
@@ -356,10 +357,9 @@ struct rk_status *rk_nccl_graph_launch(const struct rk_comm_graph *graph, uint64
     struct rk_status *st;
     struct call call;
 
-    RK_TRY(
-        begin(&call, graph->stream,
-              (struct rk_nccl_op){
-                  .group = graph->group, .op = RK_COMM_OP_GRAPH, .seq = first_seq, .recorded = graph->ops}));
+    RK_TRY(begin(
+        &call, graph->stream,
+        (struct rk_nccl_op){.group = graph->group, .doing = {RK_COMM_OP_GRAPH, first_seq, graph->ops}}));
     st = rk_graph_launch(graph->graph);
     RK_ASSERT(pthread_mutex_unlock(&call.nccl->call_lock) == 0);
     return watch(&call, st);

@@ -230,30 +230,15 @@ struct rk_status *rk_comm_world_error(struct rk_comm_world *world)
     return copy;
 }
 
-/* The operation that this rank waits in, "" for none. Writes to buf, returns it. */
-static const char *find_doing(struct rk_comm_world *world, char buf[RK_COMM_DOING_BYTES])
-{
-    buf[0] = '\0';
-    if (world->ops->world_doing) {
-        world->ops->world_doing(world, buf);
-        return buf;
-    }
-    RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
-    if (world->in_operation)
-        snprintf(buf, RK_COMM_DOING_BYTES, "%s of group %s", rk_comm_op_name(world->activity_op),
-                 world->activity_group);
-    RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
-    return buf;
-}
-
 void rk_comm_world_abort(struct rk_comm_world *world, const char *reason)
 {
-    char doing[RK_COMM_DOING_BYTES];
+    struct rk_comm_activity activity;
 
-    find_doing(world, doing);
+    rk_comm_world_activity(world, &activity);
     rk_comm_world_fail(world, world->rank,
                        RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s", world->rank,
-                                      doing[0] ? " during " : "", doing, reason));
+                                      activity.in_operation ? " during " : "",
+                                      activity.in_operation ? activity.name : "", reason));
 }
 
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world)
@@ -272,9 +257,10 @@ void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_ac
     *out = (struct rk_comm_activity){
         .seq = world->activity_seq, .in_operation = world->in_operation, .started_ns = world->started_ns};
     if (world->activity_seq > 0)
-        snprintf(out->name, sizeof(out->name), "%s %s", rk_comm_op_name(world->activity_op),
-                 world->activity_group);
+        rk_comm_doing_text(&world->doing, world->doing_group, out->name);
     RK_ASSERT(pthread_mutex_unlock(lock) == 0);
+    if (world->ops->world_activity)
+        world->ops->world_activity(world, out);
 }
 
 const char *rk_comm_world_group_name(const struct rk_comm_world *world, uint32_t tag,

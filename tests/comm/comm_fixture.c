@@ -63,6 +63,19 @@ int comm_check_in_time(struct comm_run *run, int64_t limit_ms)
     return 0;
 }
 
+int comm_check_idle(const struct rk_comm_world *world)
+{
+    int64_t deadline_ns = rk_time_now_ns() + 5000 * NS_PER_MS;
+    struct rk_comm_activity activity;
+
+    do {
+        rk_time_sleep_ms(1);
+        rk_comm_world_activity(world, &activity);
+    } while (activity.in_operation && rk_time_now_ns() < deadline_ns);
+    RK_RANK_CHECK(!activity.in_operation, "in %s", activity.name);
+    return 0;
+}
+
 void *comm_abort_later(void *world)
 {
     rk_time_sleep_ms(300);

@@ -36,6 +36,8 @@ void comm_expect_pass(rk_test_rank_fn_t fn, int32_t num_ranks, const struct rk_c
 void comm_expect_killed(rk_test_rank_fn_t fn);
 /* 0 when less than limit_ms have gone by since fault_ns; notes in delay_ms how many. */
 int comm_check_in_time(struct comm_run *run, int64_t limit_ms);
+/* 0 when the world is soon seen to be in no operation. */
+int comm_check_idle(const struct rk_comm_world *world);
 /* A thread that aborts the world, "lease lapsed", after 300 ms. */
 void *comm_abort_later(void *world);
 /* `count` ones at `data` on the stream's device; waits. Returns 0. */

@@ -115,8 +115,6 @@ static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
     struct comm_run *run = user;
     struct member member;
     double expected = num_ranks;
-    char name[64];
-    struct rk_comm_activity activity;
 
     if (join(&member, run, run->rendezvous, rank, num_ranks))
         return 1;
@@ -124,9 +122,6 @@ static int rank_repeats(int32_t rank, int32_t num_ranks, void *user)
         bool launches = ((round * 5 + 3) >> rank) & 1;
 
         RK_RANK_OK(launches ? rk_comm_graph_launch(member.graph) : enqueue(&member));
-        rk_comm_world_activity(member.world, &activity);
-        snprintf(name, sizeof(name), "%s dp", launches ? "graph" : "broadcast");
-        RK_RANK_CHECK(strcmp(activity.name, name) == 0, "activity '%s'", activity.name);
         expected *= num_ranks;
         if (check_value(&member, expected))
             return 1;
@@ -170,6 +165,39 @@ static void test_graph_ends_with_its_group(void **state)
 {
     (void)state;
     comm_expect_pass(rank_regroups, 2, NULL);
+}
+
+/* The activity is the launch from the call until the stream has passed it, and in nothing afterwards. */
+static int rank_waits(int32_t rank, int32_t num_ranks, void *user)
+{
+    static const char expected[] = "graph of all_reduce #3 to broadcast #4 of group dp";
+    struct comm_run *run = user;
+    struct rk_comm_activity activity;
+    struct member member;
+    int64_t begin_ns;
+
+    if (join(&member, run, run->rendezvous, rank, num_ranks))
+        return 1;
+    if (rank == 1)
+        rk_test_meet(run->rendezvous, num_ranks);
+    begin_ns = rk_time_now_ns();
+    RK_RANK_OK(rk_comm_graph_launch(member.graph));
+    if (rank != 1) {
+        rk_time_sleep_ms(300);
+        rk_comm_world_activity(member.world, &activity);
+        RK_RANK_CHECK(activity.in_operation && strcmp(activity.name, expected) == 0, "'%s'", activity.name);
+        RK_RANK_CHECK(activity.started_ns >= begin_ns && activity.started_ns < begin_ns + 200 * NS_PER_MS,
+                      "since %lld ms", (long long)((rk_time_now_ns() - activity.started_ns) / NS_PER_MS));
+        rk_test_meet(run->rendezvous, num_ranks);
+    }
+    RK_RANK_OK(rk_stream_sync(member.stream));
+    return comm_check_idle(member.world) || leave(&member);
+}
+
+static void test_graph_launch_is_the_activity_until_it_ends(void **state)
+{
+    (void)state;
+    comm_expect_pass(rank_waits, comm_num_ranks(), NULL);
 }
 
 /* --- what fails --- */
@@ -349,6 +377,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_graph_repeats_operations_beside_ranks_that_call_them),
         cmocka_unit_test(test_graph_ends_with_its_group),
+        cmocka_unit_test(test_graph_launch_is_the_activity_until_it_ends),
         cmocka_unit_test(test_graph_killed_rank_is_named_and_the_others_go_on),
         cmocka_unit_test(test_graph_late_rank_ends_at_the_collective_timeout),
         cmocka_unit_test(test_graph_abort_from_another_thread_ends_all_ranks),

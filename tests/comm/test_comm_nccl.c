@@ -135,6 +135,46 @@ static void test_nccl_worlds_come_and_go(void **state)
     comm_expect_pass(rank_many_worlds, 2, NULL);
 }
 
+/* More operations than are watched at a time: the activity is the first that has not ended, and then none. */
+static int rank_waits(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    struct rk_comm_activity activity;
+    struct member member;
+    int64_t begin_ns;
+
+    if (join(&member, run, run->rendezvous, rank, num_ranks) || check_works(&member))
+        return 1;
+    RK_RANK_CHECK(!comm_check_idle(member.world), "busy");
+    if (rank == 1)
+        rk_test_meet(run->rendezvous, num_ranks);
+    begin_ns = rk_time_now_ns();
+    for (int i = 0; i < 200; i++)
+        RK_RANK_OK(rk_comm_barrier(member.group, member.stream));
+    if (rank != 1) {
+        rk_time_sleep_ms(300);
+        rk_comm_world_activity(member.world, &activity);
+        RK_RANK_CHECK(activity.in_operation && strcmp(activity.name, "barrier #2 of group dp") == 0, "'%s'",
+                      activity.name);
+        RK_RANK_CHECK(activity.started_ns >= begin_ns && activity.started_ns < begin_ns + 200 * NS_PER_MS,
+                      "since %lld ms", (long long)((rk_time_now_ns() - activity.started_ns) / NS_PER_MS));
+        rk_test_meet(run->rendezvous, num_ranks);
+    }
+    RK_RANK_OK(rk_stream_sync(member.stream));
+    if (comm_check_idle(member.world) || check_works(&member))
+        return 1;
+    leave(&member);
+    return 0;
+}
+
+static void test_nccl_activity_is_the_operation_that_is_waited_for(void **state)
+{
+    (void)state;
+    if (!rk_test_device_is_per_rank())
+        skip(); /* the call waits */
+    comm_expect_pass(rank_waits, comm_num_ranks(), NULL);
+}
+
 /* --- a rank that dies, and life after it --- */
 
 static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
@@ -588,6 +628,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_nccl_groups_of_a_partition_sum_apart),
         cmocka_unit_test(test_nccl_worlds_come_and_go),
+        cmocka_unit_test(test_nccl_activity_is_the_operation_that_is_waited_for),
         cmocka_unit_test(test_nccl_killed_rank_is_named_and_the_others_go_on),
         cmocka_unit_test(test_nccl_killed_rank_ends_who_waits_for_room_on_a_stream),
         cmocka_unit_test(test_nccl_stopped_rank_is_named_after_the_progress_timeout),

@@ -36,8 +36,9 @@ static void *watch(void *arg)
         rk_comm_world_activity(watcher->world, &activity);
         if (activity.seq < last_seq)
             watcher->error = "seq went back";
-        if (activity.seq > 0 && strcmp(activity.name, "all_reduce dp") != 0 &&
-            strcmp(activity.name, "batch dp") != 0)
+        if (activity.seq > 0 &&
+            (strncmp(activity.name, "all_reduce #", 12) != 0 || !strstr(activity.name, " of group dp")) &&
+            strcmp(activity.name, "batch of group dp") != 0)
             watcher->error = "wrong name";
         last_seq = activity.seq;
         watcher->num_looks++;
@@ -78,7 +79,7 @@ static int run_watched(struct rk_comm_world *world, void *user)
     rk_comm_world_activity(world, &activity);
     RK_RANK_CHECK(activity.seq == 100 && !activity.in_operation, "seq %llu",
                   (unsigned long long)activity.seq);
-    RK_RANK_CHECK(strcmp(activity.name, "batch dp") == 0, "%s", activity.name);
+    RK_RANK_CHECK(strcmp(activity.name, "batch of group dp") == 0, "%s", activity.name);
     rk_comm_group_destroy(group);
     rk_free(data);
     return 0;
@@ -141,8 +142,9 @@ static int run_aborted(struct rk_comm_world *world, void *user)
     RK_RANK_CHECK(st, "the operation went through");
     RK_RANK_CHECK(rk_status_code(st) == RK_ABORTED, "%s", rk_status_message(st));
     RK_RANK_CHECK(strcmp(rk_status_reason(st), "COMM_ABORTED") == 0, "%s", rk_status_reason(st));
-    RK_RANK_CHECK(strstr(rk_status_message(st), "rank 0 aborted during all_reduce of group dp: lease lapsed"),
-                  "%s", rk_status_message(st));
+    RK_RANK_CHECK(
+        strstr(rk_status_message(st), "rank 0 aborted during all_reduce #1 of group dp: lease lapsed"), "%s",
+        rk_status_message(st));
     rk_status_free(st);
     if (rank == 0) {
         pthread_join(thread, NULL);

@@ -215,7 +215,7 @@ static void test_comm_operations_reach_the_backend_when_there_is_work(void **sta
     rk_comm_world_activity(world, &activity);
     assert_int_equal(activity.seq, 10);
     assert_false(activity.in_operation);
-    assert_string_equal(activity.name, "batch a name that is much too long fo");
+    assert_string_equal(activity.name, "batch of group a name that is much too long fo");
     rk_comm_group_destroy(group);
     rk_comm_world_destroy(world);
 }

@@ -41,7 +41,8 @@ void test_cluster_open(struct test_cluster *cluster, int32_t num_ranks, const st
     pthread_mutex_init(&cluster->lock, NULL);
     pthread_cond_init(&cluster->job_done, NULL);
     config.struct_size = sizeof(config);
-    config.device = "cpu";
+    if (!config.device)
+        config.device = "cpu";
     config.num_threads = 1;
     config.comm_listen_host = "unix";
     config.user = cluster;

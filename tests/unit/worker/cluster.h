@@ -30,7 +30,7 @@ struct test_mesh {
 /* A tiny Llama with random weights, as options of init_model. */
 extern const char test_hf_config[];
 
-/* `base` may be NULL; device, host of collectives and on_done are filled in. */
+/* `base` may be NULL; a device that it does not name, host of collectives and on_done are filled in. */
 void test_cluster_open(struct test_cluster *cluster, int32_t num_ranks, const struct rk_worker_config *base);
 void test_cluster_close(struct test_cluster *cluster);
 /* Waits until the job came back; fails the test after a minute. The caller owns it again. */
