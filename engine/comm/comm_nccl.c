@@ -8,6 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
+#include "base/rk_str.h"
 #include "base/rk_time.h"
 
 #define NS_PER_MS 1000000
@@ -65,6 +66,30 @@ struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_result_t r
                    detail ? detail : "no detail");
 }
 
+/* NCCL does not say whom it waits for; a rank whose guard has been silent is a good guess. */
+static struct rk_status *timed_out(const struct rk_nccl_world *nccl, const char *call)
+{
+    int64_t now_ns = rk_time_now_ns();
+    struct rk_str silent = {0};
+    struct rk_status *st;
+    int num_silent = 0;
+
+    for (int32_t r = 0; r < nccl->world->size; r++) {
+        int64_t seen_ns = RK_MAX(rk_comm_control_seen_ns(nccl->control, r), nccl->started_ns);
+
+        if (r != nccl->world->rank && now_ns - seen_ns > nccl->progress_ns)
+            rk_str_appendf(&silent, "%s%d", num_silent++ ? ", " : "", r);
+    }
+    st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s did not end within %" PRId64 " ms: %s%s%s",
+                        call, nccl->connect_ns / NS_PER_MS,
+                        num_silent == 0   ? "NCCL waits for a rank"
+                        : num_silent == 1 ? "rank "
+                                          : "ranks ",
+                        num_silent ? rk_str_text(&silent) : "", num_silent ? " went silent" : "");
+    rk_str_fini(&silent);
+    return st;
+}
+
 /* The state of a non-blocking communicator, or why waiting for it is over. */
 static struct rk_status *poll_ready(struct rk_nccl_world *nccl, rk_nccl_result_t *state)
 {
@@ -93,9 +118,7 @@ static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
             return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "%s was given up: this rank was asked to stop",
                                   call);
         if (rk_time_now_ns() > deadline_ns)
-            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
-                                  "%s did not end within %" PRId64 " ms: NCCL waits for a rank", call,
-                                  nccl->connect_ns / NS_PER_MS);
+            return timed_out(nccl, call);
         RK_TRY(poll_ready(nccl, &state));
         if (state == RK_NCCL_IN_PROGRESS)
             rk_time_sleep_ms(POLL_MS);

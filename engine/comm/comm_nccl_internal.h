@@ -52,6 +52,7 @@ struct rk_nccl_world {
     bool (*should_stop)(void *user);
     void *user;
     const struct rk_nccl_api *api; /* NULL: there are no communicators */
+    int64_t started_ns;            /* the guard */
 
     /* Engine thread. */
     void *barrier; /* I32 [1] on the device */
@@ -80,7 +81,7 @@ struct rk_nccl_world {
     /* Guard. */
     pthread_t guard;
     bool is_aborted;
-    int64_t started_ns, heartbeat_ns, async_error_ns;
+    int64_t heartbeat_ns, async_error_ns;
     int64_t *left_ns; /* [world size]: when it was seen that a rank has left; 0: it has not */
 };
 

@@ -585,6 +585,56 @@ static bool stops_after_2_s(void *user)
     return rk_time_now_ns() > *(const int64_t *)user + 2000 * NS_PER_MS;
 }
 
+/* The last rank stops when the mesh is up and NCCL connects. */
+static bool stops_its_process(void *user)
+{
+    struct comm_run *run = user;
+
+    if (rk_time_now_ns() < atomic_load(&run->fault_ns))
+        return false;
+    if (atomic_exchange(&run->victim, getpid()) == 0)
+        raise(SIGSTOP);
+    return false;
+}
+
+static int rank_stopped_connecting(int32_t rank, int32_t num_ranks, void *user)
+{
+    struct comm_run *run = user;
+    struct rk_comm_world_config config = run->config;
+    struct rk_comm_world *world;
+    struct rk_status *st;
+    char text[96];
+
+    if (rank == num_ranks - 1)
+        config.should_stop = stops_its_process;
+    config.user = run;
+    st = rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", &config);
+    RK_RANK_CHECK(!world, "a world");
+    if (rank < num_ranks - 1 && atomic_fetch_add(&run->num_done, 1) == num_ranks - 2)
+        kill(atomic_load(&run->victim), SIGCONT);
+    snprintf(text, sizeof(text), "ncclCommInitRankConfig did not end within 6000 ms: rank %d went silent",
+             num_ranks - 1);
+    return rk_test_rank_check_error(st, st ? rk_status_code(st) : RK_OK, "WATCHDOG",
+                                    rank < num_ranks - 1 ? text : "did not end within 6000 ms");
+}
+
+static void test_nccl_rank_that_stops_while_connecting_is_named(void **state)
+{
+    struct comm_run *run;
+
+    (void)state;
+    if (!rk_fake_nccl_faults())
+        skip();
+    run = comm_run_create();
+    atomic_store(&rk_fake_nccl_faults()->is_never_ready, true);
+    run->config.connect_timeout_ms = 6000;
+    run->config.progress_timeout_ms = 1000;
+    atomic_store(&run->fault_ns, rk_time_now_ns() + 2000 * NS_PER_MS);
+    assert_int_equal(rk_test_run_ranks(3, rank_stopped_connecting, run, COMM_RUN_S), 0);
+    atomic_store(&rk_fake_nccl_faults()->is_never_ready, false);
+    comm_run_destroy(run);
+}
+
 static int rank_never_ready(int32_t rank, int32_t num_ranks, void *user)
 {
     struct comm_run *run = user;
@@ -640,6 +690,7 @@ int main(void)
         cmocka_unit_test(test_nccl_abort_releases_communicators_that_are_being_made),
         cmocka_unit_test(test_nccl_world_outlives_a_guard_that_does_not_end),
         cmocka_unit_test(test_nccl_connecting_ends_at_its_timeout_and_when_asked),
+        cmocka_unit_test(test_nccl_rank_that_stops_while_connecting_is_named),
     };
 
     rk_test_device_need_ranks(2);
