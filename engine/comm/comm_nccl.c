@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_config.h"
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
@@ -267,6 +268,19 @@ static void take_down(struct rk_nccl_world *nccl)
     RK_ERROR("communicators did not come down: what they hold is lost until the process ends");
 }
 
+/* NCCL's environment comes before what a call asks for. */
+static struct rk_status *check_environment(void)
+{
+    const char *blocking = rk_env("NCCL_COMM_BLOCKING");
+
+    if (!blocking)
+        return NULL;
+    return RK_FAIL(RK_FAILED_PRECONDITION,
+                   "NCCL_COMM_BLOCKING=%s is in the environment, expected it not to be set: a world needs a "
+                   "communicator that does not block, and groups need ones that do",
+                   blocking);
+}
+
 static struct rk_status *world_create(struct rk_comm_world *world, void *endpoint,
                                       const struct rk_comm_world_config *config)
 {
@@ -285,6 +299,7 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
     RK_TRY_GOTO(st, rk_comm_world_create(&nccl->control, endpoint, &mesh_config), out);
     if (world->size == 1)
         return NULL;
+    RK_TRY_GOTO(st, check_environment(), out);
     RK_TRY_GOTO(st, rk_nccl_api_get(&nccl->api), out);
     RK_TRY_GOTO(st, create_on_device(nccl), out);
     RK_TRY_GOTO(st, rk_nccl_guard_start(nccl), out);

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -497,6 +498,27 @@ static void test_nccl_failure_of_the_library_ends_all_ranks(void **state)
     }
 }
 
+static int rank_with_environment(int32_t rank, int32_t num_ranks, void *user)
+{
+    static const char text[] = "NCCL_COMM_BLOCKING=0 is in the environment, expected it not to be set";
+    struct comm_run *run = user;
+    struct rk_comm_world *world;
+    struct rk_status *st;
+
+    if (rank == 1)
+        setenv("NCCL_COMM_BLOCKING", "0", 1);
+    st = rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", &run->config);
+    if (rank == 1)
+        return rk_test_rank_check_error(st, RK_FAILED_PRECONDITION, "", text);
+    return rk_test_rank_check_error(st, RK_ABORTED, "COMM_ABORTED", text);
+}
+
+static void test_nccl_environment_that_changes_communicators_is_refused(void **state)
+{
+    (void)state;
+    comm_expect_pass(rank_with_environment, 2, NULL);
+}
+
 /* Rank 0 hears that rank 1 failed while its own call to connect is under way. */
 static int rank_slow(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -687,6 +709,7 @@ int main(void)
         cmocka_unit_test(test_nccl_abort_from_another_thread_ends_all_ranks),
         cmocka_unit_test(test_nccl_check_from_another_thread_leaves_the_device_alone),
         cmocka_unit_test(test_nccl_failure_of_the_library_ends_all_ranks),
+        cmocka_unit_test(test_nccl_environment_that_changes_communicators_is_refused),
         cmocka_unit_test(test_nccl_abort_releases_communicators_that_are_being_made),
         cmocka_unit_test(test_nccl_world_outlives_a_guard_that_does_not_end),
         cmocka_unit_test(test_nccl_connecting_ends_at_its_timeout_and_when_asked),
