@@ -142,10 +142,23 @@ static struct rk_status *clip(struct rk_status *st)
     return short_st;
 }
 
+/* What is wrong with a call is said in many places, down to the engine; that it is the call, here. Takes and
+ * returns the status. */
+static struct rk_status *name_reason(struct rk_status *st)
+{
+    struct rk_status *named;
+
+    if (rk_status_code(st) != RK_INVALID_ARGUMENT || rk_status_reason(st)[0])
+        return st;
+    named = rk_status_from_wire(RK_INVALID_ARGUMENT, "BAD_FIELD", rk_status_message(st));
+    rk_status_free(st);
+    return named;
+}
+
 /* Reply (may be NULL) and status in one batch. Takes the status. */
 static void finish(struct rk_call *call, struct rk_status *st, const struct rk_str *reply)
 {
-    grpc_slice text = grpc_slice_from_copied_string(st ? rk_status_message(st = clip(st)) : "");
+    grpc_slice text = grpc_slice_from_copied_string(st ? rk_status_message(st = clip(name_reason(st))) : "");
     grpc_metadata details = {.key = grpc_slice_from_static_string(STATUS_DETAILS)};
     grpc_byte_buffer *message = NULL;
     struct rk_str packed = {0};

@@ -244,8 +244,9 @@ static struct rk_status *read_chunk(struct rk_stream_frame *out, struct cursor *
     if (cursor->position != end)
         return garbage(cursor);
     if (out->data_bytes > RK_LIMIT_CHUNK_BYTES_MAX)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "chunk of %zu bytes, at most %d are allowed", out->data_bytes,
-                       RK_LIMIT_CHUNK_BYTES_MAX);
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "BAD_FIELD",
+                              "chunk of %zu bytes, at most %d are allowed", out->data_bytes,
+                              RK_LIMIT_CHUNK_BYTES_MAX);
     return NULL;
 }
 
@@ -306,8 +307,9 @@ struct rk_status *rk_stream_flatten(struct rk_bytes *out, struct rk_arena *arena
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "unreadable message");
     if (cursor.total > limit_bytes)
         RK_TRY_GOTO(st,
-                    RK_FAIL(RK_RESOURCE_EXHAUSTED, "message of %llu bytes, at most %zu are allowed",
-                            (unsigned long long)cursor.total, limit_bytes),
+                    RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "BAD_FIELD",
+                                   "message of %llu bytes, at most %zu are allowed",
+                                   (unsigned long long)cursor.total, limit_bytes),
                     out);
     copy = rk_arena_alloc(arena, cursor.total);
     if (!copy)

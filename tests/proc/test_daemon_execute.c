@@ -170,10 +170,23 @@ static void with_checksum(struct fixture *fixture, struct rk_execute_header *hea
     header->payload_sha256.bytes = 32;
 }
 
+/* 2 MiB of one option. */
+static void long_header(struct fixture *fixture, struct rk_execute_header *header)
+{
+    size_t bytes = 2 << 20;
+    char *text = rk_arena_alloc(rk_client_arena(fixture->client), bytes + 1);
+    struct rk_meta_entry *entry = rk_arena_calloc(rk_client_arena(fixture->client), 1, sizeof(*entry));
+
+    memset(text, 'x', bytes);
+    text[bytes] = '\0';
+    *entry = (struct rk_meta_entry){.key = "eos_token_id", .value = {.kind = RK_SCALAR_STRING, .text = text}};
+    header->options = (struct rk_meta){.count = 1, .entries = entry};
+}
+
 static const struct spoiler spoilers[] = {
     {"role", no_role, RK_NOT_FOUND, "UNKNOWN_ROLE", "juggler"},
     {"method", no_method, RK_NOT_FOUND, "UNKNOWN_METHOD", "juggle"},
-    {"method of another role", wrong_role, RK_INVALID_ARGUMENT, "", "expected one of rollout"},
+    {"method of another role", wrong_role, RK_INVALID_ARGUMENT, "BAD_FIELD", "expected one of rollout"},
     {"role without a mesh", unconfigured_role, RK_FAILED_PRECONDITION, "NOT_CONFIGURED", "critic"},
     {"mesh generation", wrong_mesh, RK_FAILED_PRECONDITION, "WRONG_MESH", "mesh_generation=2"},
     {"seq gap", seq_gap, RK_FAILED_PRECONDITION, "SEQ_GAP", "expected 3"},
@@ -188,6 +201,7 @@ static const struct spoiler spoilers[] = {
     {"rows", wrong_rows, RK_INVALID_ARGUMENT, "BAD_FIELD", "prompts"},
     {"byte size", wrong_byte_size, RK_INVALID_ARGUMENT, "BAD_FIELD", "byte_size"},
     {"memory", huge, RK_RESOURCE_EXHAUSTED, "", "rpc.max_inflight"},
+    {"long header", long_header, RK_RESOURCE_EXHAUSTED, "BAD_FIELD", "at most 1048576 are allowed"},
     {"unknown option", unknown_option, RK_INVALID_ARGUMENT, "BAD_FIELD", "did you mean 'temperature'"},
     {"missing option", missing_option, RK_INVALID_ARGUMENT, "BAD_FIELD", "response_length"},
     {"option type", wrong_option, RK_INVALID_ARGUMENT, "BAD_FIELD", "expected an integer"},
@@ -225,6 +239,51 @@ static void test_execute_wrong_header_is_refused(void **state)
         assert_refused(st, spoilers[i].code, spoilers[i].reason);
     }
     assert_ok(fixture_generate(&fixture, 2));
+    rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
+/* Goal: what only the method can say about values has the reason of a wrong field, too. */
+static void test_execute_wrong_value_has_its_reason(void **state)
+{
+    static const struct {
+        const char *options, *text;
+    } cases[] = {
+        {"{\"response_length\": 3, \"temperature\": -1.0}", "temperature: expected a number from 0"},
+        {"{\"response_length\": 3, \"top_p\": 0.0}", "top_p: expected a number above 0"},
+        {"{\"response_length\": 3, \"eos_token_id\": 64}", "eos_token_id: expected ids from 0 to 63"},
+        {"{\"response_length\": 0}", "response_length: expected an integer from 1"},
+        {"{\"response_length\": 3}", "prompts[1, 3]=64: expected 0 to 63"},
+    };
+    struct rk_batch *prompts = fixture_prompts(2);
+    struct rk_configure_request request = {.world_size = 2};
+    struct rk_str packed = {0};
+    struct fixture fixture;
+
+    (void)state;
+    ((int64_t *)rk_column_values(rk_batch_find(prompts, "prompts")))[7] = 64;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_execute_header header = fixture_header(&fixture, "rollout", "generate_sequences");
+        struct rk_status *st;
+
+        fixture_set_options(&fixture, &header, cases[i].options);
+        st = fixture_execute(&fixture, &header, prompts, NULL);
+        if (!strstr(rk_status_message(st), cases[i].text))
+            fail_msg("'%s' is not in: %s", cases[i].text, rk_status_message(st));
+        assert_refused(st, RK_INVALID_ARGUMENT, "BAD_FIELD");
+    }
+    request.fence = fixture.lease.fence;
+    request.mesh_generation = 9;
+    request.num_meshes = 1;
+    request.meshes = &(struct rk_role_mesh){.role = "actor", .mesh = {.tp = 3, .cp = 1, .pp = 1, .dp = 1}};
+    request.comm_id = (struct rk_bytes){.data = (const uint8_t[128]){0}, .bytes = 128};
+    rk_pack_configure_request(&packed, &request);
+    assert_refused(rk_client_call(fixture.client, RK_RPC_ID_CONFIGURE, &packed, NULL), RK_INVALID_ARGUMENT,
+                   "BAD_FIELD");
+    rk_str_fini(&packed);
     rk_batch_destroy(prompts);
     fixture_stop(&fixture);
 }
@@ -426,6 +485,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_execute_wrong_header_is_refused),
+        cmocka_unit_test(test_execute_wrong_value_has_its_reason),
         cmocka_unit_test(test_execute_wrong_state_is_refused),
         cmocka_unit_test(test_execute_wrong_chunk_is_refused),
         cmocka_unit_test(test_execute_wrong_stream_is_refused),
