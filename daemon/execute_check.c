@@ -115,20 +115,6 @@ static struct rk_status *check_want(const struct rk_execute_header *header, cons
     return NULL;
 }
 
-/* Checksums that nobody looks at would only seem to protect. */
-static struct rk_status *check_checksums(const struct rk_execute_header *header)
-{
-    if (header->payload_sha256.bytes > 0)
-        return RK_FAIL(RK_UNIMPLEMENTED, "payload_sha256 is set, but this daemon does not check it");
-    for (int64_t i = 0; i < header->input.num_tensors; i++) {
-        if (header->input.tensors[i].crc32c)
-            return RK_FAIL(RK_UNIMPLEMENTED,
-                           "tensor '%s' has a crc32c: this daemon does not have the feature chunk-crc32c",
-                           header->input.tensors[i].name);
-    }
-    return NULL;
-}
-
 /* Replicas of the plan are the chunks of the method's dispatch over its mesh. */
 static struct rk_status *check_plan(const struct rk_daemon *daemon, const struct rk_execute_header *header,
                                     const struct rk_method *method, const struct rk_mesh *mesh)
@@ -167,7 +153,6 @@ static struct rk_status *complete_options(struct rk_job *job, const struct rk_ex
 static struct rk_status *check_input(const struct rk_daemon *daemon, struct rk_job *job,
                                      const struct rk_execute_header *header, const struct rk_mesh *mesh)
 {
-    RK_TRY(check_checksums(header));
     RK_TRY(rk_batch_spec_check(&header->input, job->method));
     RK_TRY(complete_options(job, header, job->method));
     RK_TRY(check_plan(daemon, header, job->method, mesh));

@@ -26,9 +26,6 @@ static struct rk_daemon *daemon_of(const struct rk_execute *execute)
 static struct rk_status *take_chunk(struct rk_upload *upload, const struct rk_stream_frame *frame,
                                     struct grpc_byte_buffer *message)
 {
-    if (frame->chunk.crc32c)
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "chunk with a crc32c: this daemon does not have the feature chunk-crc32c");
     RK_TRY(rk_assembler_accept(upload->assembler, &frame->chunk, frame->data_bytes));
     rk_stream_copy_chunk(frame, message, (char *)upload->data[frame->chunk.tensor] + frame->chunk.offset);
     return NULL;

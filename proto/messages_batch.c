@@ -31,7 +31,6 @@ static const struct rk_field tensor_spec_fields[] = {
     RK_MANY(I64S, rk_tensor_spec, "shape", shape, rank, BYTES, .max_entries = RK_LIMIT_TENSOR_RANK),
     RK_MANY(I64S, rk_tensor_spec, "cu_seqlens", cu_seqlens, num_cu_seqlens, BYTES),
     RK_ONE(U64, rk_tensor_spec, "byte_size", byte_size),
-    RK_ONE(U32, rk_tensor_spec, "crc32c", crc32c),
 };
 static RK_RECORD(record_tensor_spec, rankd__v1__tensor_spec__descriptor, rk_tensor_spec, tensor_spec_fields,
                  .check = check_tensor_spec);

@@ -86,7 +86,6 @@ static const struct rk_field execute_header_fields[] = {
     RK_SUBS(rk_execute_header, "option", options.entries, options.count, META, rk_record_meta_entry),
     RK_SUB(rk_execute_header, "plan", plan, rk_record_plan),
     RK_ONE(U32, rk_execute_header, "timeout_ms", timeout_ms),
-    RK_ONE(BYTES, rk_execute_header, "payload_sha256", payload_sha256, .max_bytes = DIGEST_BYTES),
     RK_ONE(BOOL, rk_execute_header, "two_phase", two_phase),
     RK_ONE(TEXT, rk_execute_header, "traceparent", traceparent, .max_bytes = RK_LIMIT_NAME_BYTES),
     RK_ONE(BOOL, rk_execute_header, "collect", collect),

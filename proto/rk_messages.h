@@ -70,7 +70,6 @@ struct rk_tensor_spec {
     int64_t num_cu_seqlens; /* 0: dense */
     const int64_t *cu_seqlens;
     uint64_t byte_size;
-    uint32_t crc32c; /* 0: not given */
 };
 
 struct rk_string_column {
@@ -249,7 +248,6 @@ struct rk_execute_header {
     struct rk_meta options;
     struct rk_plan plan;
     uint32_t timeout_ms;
-    struct rk_bytes payload_sha256;
     bool two_phase;
     const char *traceparent;
     bool collect;
@@ -260,7 +258,6 @@ struct rk_execute_header {
 struct rk_tensor_chunk { /* without its data: see proto/rk_stream.h */
     uint32_t tensor;
     uint64_t offset;
-    uint32_t crc32c;
 };
 
 typedef enum rk_execute_request_kind {

@@ -16,13 +16,13 @@
 #include <string.h>
 
 enum { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_LENGTH = 2, WIRE_FIXED32 = 5 };
-enum { FIELD_TENSOR = 1, FIELD_OFFSET = 2, FIELD_CRC32C = 3, FIELD_DATA = 15, FIELD_CHUNK = 15 };
+enum { FIELD_TENSOR = 1, FIELD_OFFSET = 2, FIELD_DATA = 15, FIELD_CHUNK = 15 };
 
 #define KEY(field, wire_type) ((uint8_t)((field) << 3 | (wire_type)))
 #define MAX_VARINT_BYTES      10
 #define MAX_KEY_BYTES         5 /* keys and lengths */
-/* Two keys and lengths around the chunk and its data, and the three fields before the data. */
-#define MAX_CHUNK_PREFIX_BYTES (2 * (1 + MAX_VARINT_BYTES) + 2 * (1 + MAX_VARINT_BYTES) + 5)
+/* Two keys and lengths around the chunk and its data, and the two fields before the data. */
+#define MAX_CHUNK_PREFIX_BYTES (2 * (1 + MAX_VARINT_BYTES) + 2 * (1 + MAX_VARINT_BYTES))
 
 /* --- encoding --- */
 
@@ -60,11 +60,6 @@ static size_t put_chunk_fields(uint8_t *dst, const struct rk_tensor_chunk *chunk
     if (chunk->offset) {
         dst[bytes++] = KEY(FIELD_OFFSET, WIRE_VARINT);
         bytes += put_varint(dst + bytes, chunk->offset);
-    }
-    if (chunk->crc32c) {
-        dst[bytes++] = KEY(FIELD_CRC32C, WIRE_FIXED32);
-        for (int i = 0; i < 4; i++)
-            dst[bytes++] = (uint8_t)(chunk->crc32c >> (8 * i));
     }
     dst[bytes++] = KEY(FIELD_DATA, WIRE_LENGTH);
     return bytes + put_varint(dst + bytes, data_bytes);
@@ -210,7 +205,7 @@ static struct rk_status *count_surplus(int *num_surplus)
 /* Whether a field of TensorChunk has this number. With another wire type than its own it is garbage. */
 static bool is_chunk_field(uint64_t number)
 {
-    return number == FIELD_TENSOR || number == FIELD_OFFSET || number == FIELD_CRC32C || number == FIELD_DATA;
+    return number == FIELD_TENSOR || number == FIELD_OFFSET || number == FIELD_DATA;
 }
 
 /* The inside of a TensorChunk of `bytes`. In any order; of a field that comes again the last one counts. */
@@ -228,8 +223,6 @@ static struct rk_status *read_chunk(struct rk_stream_frame *out, struct cursor *
             out->chunk.tensor = (uint32_t)number;
         } else if (key == KEY(FIELD_OFFSET, WIRE_VARINT)) {
             out->chunk.offset = number;
-        } else if (key == KEY(FIELD_CRC32C, WIRE_FIXED32)) {
-            out->chunk.crc32c = (uint32_t)number;
         } else if (key == KEY(FIELD_DATA, WIRE_LENGTH)) {
             out->data_begin = cursor->position;
             out->data_bytes = value_bytes;

@@ -2,6 +2,7 @@
 # check_docs.sh [FOLDER]: checks what prose says about the tree:
 #   - relative links of every page lead to a file;
 #   - README.md leads to every page of docs/;
+#   - every RPC of the .proto files is served (a row of proto/rpcs.def), or the line above it says UNIMPLEMENTED;
 #   - the table of errors in docs/rpc.md has every reason of the sources, and none that they lack.
 # Of a FOLDER, where pages are installed, the links only. Prints FILE: MESSAGE for each violation and exits 1.
 set -eu
@@ -36,6 +37,14 @@ fi
 
 for page in docs/*.md; do
     links README.md | grep -qxF "README.md $page" || echo "README.md: does not lead to $page"
+done >>"$problems"
+
+awk '
+    /^package / { package = $2; sub(/;/, "", package) }
+    /^service / { service = $2 }
+    /^ *rpc / && before !~ /UNIMPLEMENTED/ { name = $2; sub(/\(.*/, "", name); print "/" package "." service "/" name }
+    { before = $0 }' proto/rankd/v1/*.proto | while read -r path; do
+    grep -qF "\"$path\"" proto/rpcs.def || echo "proto/rankd/v1: $path is in no row of proto/rpcs.def"
 done >>"$problems"
 
 sources=$(find base proto kernels engine dispatch worker daemon driver-cli -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')

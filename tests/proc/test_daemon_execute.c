@@ -164,12 +164,6 @@ static void with_plan(struct fixture *fixture, struct rk_execute_header *header)
     header->plan = (struct rk_plan){.num_mini = 1, .mini = &mini};
 }
 
-static void with_checksum(struct fixture *fixture, struct rk_execute_header *header)
-{
-    header->payload_sha256.data = rk_arena_alloc(rk_client_arena(fixture->client), 32);
-    header->payload_sha256.bytes = 32;
-}
-
 /* 2 MiB of one option. */
 static void long_header(struct fixture *fixture, struct rk_execute_header *header)
 {
@@ -207,7 +201,6 @@ static const struct spoiler spoilers[] = {
     {"option type", wrong_option, RK_INVALID_ARGUMENT, "BAD_FIELD", "expected an integer"},
     {"unknown result column", unknown_want, RK_INVALID_ARGUMENT, "BAD_FIELD", "rewards"},
     {"plan", with_plan, RK_INVALID_ARGUMENT, "BAD_FIELD", "takes no plan"},
-    {"checksum", with_checksum, RK_UNIMPLEMENTED, "", "payload_sha256"},
 };
 
 /* Goal: every wrong header is refused with field and expectation, uses up no number, and leaves the daemon

@@ -178,7 +178,6 @@ static void check_header(const Rankd__V1__ExecuteHeader *header)
     assert_string_equal(header->role, "actor");
     assert_string_equal(header->method, "update_actor");
     assert_int_equal(header->timeout_ms, 26);
-    assert_int_equal(header->payload_sha256.len, 4);
     assert_true(header->two_phase);
     assert_string_equal(header->traceparent, "00-trace");
     assert_true(header->collect);
@@ -195,7 +194,6 @@ static void check_header_input(const Rankd__V1__ExecuteHeader *header)
     assert_int_equal(header->input->tensor[0]->n_shape, 2);
     assert_int_equal(header->input->tensor[0]->shape[1], 3);
     assert_int_equal(header->input->tensor[0]->byte_size, 12);
-    assert_int_equal(header->input->tensor[0]->crc32c, 77);
     assert_int_equal(header->input->tensor[1]->n_cu_seqlens, 3);
     assert_int_equal(header->input->tensor[1]->cu_seqlens[2], 9);
     assert_string_equal(header->input->column[0]->name, "uid");
@@ -227,7 +225,7 @@ static void test_pack_execute_header_fills_fields_of_the_same_name(void **state)
     static const char *const want[] = {"old_log_probs", "entropys"};
     static const uint32_t rows[] = {3, 1};
     struct rk_tensor_spec tensors[] = {
-        {.name = "ids", .dtype = RK_DTYPE_BF16, .rank = 2, .shape = shape, .byte_size = 12, .crc32c = 77},
+        {.name = "ids", .dtype = RK_DTYPE_BF16, .rank = 2, .shape = shape, .byte_size = 12},
         {.name = "packed", .dtype = RK_DTYPE_I64, .num_cu_seqlens = 3, .cu_seqlens = cu_seqlens},
     };
     struct rk_string_column column = {.name = "uid", .num_values = 2, .values = values, .is_json = true};
@@ -259,7 +257,6 @@ static void test_pack_execute_header_fills_fields_of_the_same_name(void **state)
             .options = {5, options},
             .plan = {1, &mini},
             .timeout_ms = 26,
-            .payload_sha256 = {(const uint8_t *)"hash", 4},
             .two_phase = true,
             .traceparent = "00-trace",
             .collect = true,
