@@ -1,7 +1,7 @@
 #!/bin/sh
 # test_install.sh BUILD_DIR: goal: what an installation leaves holds together. Method: install into a directory; the units
-# start the program that is there, and systemd (where it is) finds nothing wrong with them; the links of the pages lead
-# to pages.
+# start the program that is there, and systemd (where it is) finds nothing wrong with them; the .proto files compile;
+# the links of the pages lead to pages.
 set -eu
 build=$1
 prefix=$(mktemp -d)
@@ -22,6 +22,14 @@ fi
 for field in 'u rankd' 'm rankd video' 'm rankd render'; do
     grep -q "^$field" "$prefix/lib/sysusers.d/rankd.conf"
 done
+
+# What is installed of the protocol compiles by itself, and declares nothing but rankd.v1.
+protoc -I "$prefix/share/rankd/proto" --descriptor_set_out="$prefix/set" \
+    rankd/v1/common.proto rankd/v1/worker.proto rankd/v1/admin.proto
+if grep -rn '^package' "$prefix/share/rankd/proto" | grep -v 'package rankd.v1;'; then
+    echo "the packages of others are installed"
+    exit 1
+fi
 
 docs=$prefix/share/doc/rankd
 [ -e "$docs/README.md" ]
