@@ -54,9 +54,16 @@ static struct rk_status *parse_line(struct rk_auth *auth, const char *line, size
                        MIN_TOKEN_BYTES);
     for (size_t i = 0; i < token_bytes; i++) {
         if (colon[1 + i] <= ' ' || colon[1 + i] > '~')
-            return RK_FAIL(RK_INVALID_ARGUMENT, "the token has a character that is not printable ASCII");
+            return RK_FAIL(
+                RK_INVALID_ARGUMENT,
+                "character %zu of the token is not printable ASCII (or a space, or a carriage return)",
+                i + 1);
     }
     rk_sha256_of(colon + 1, token_bytes, token.digest);
+    for (int64_t i = 0; i < auth->tokens.count; i++) {
+        if (rk_equal_secret(auth->tokens.items[i].digest, token.digest, sizeof(token.digest)))
+            return RK_FAIL(RK_INVALID_ARGUMENT, "the token is on an earlier line, too; each has one role");
+    }
     rk_array_append(&auth->tokens, token);
     return NULL;
 }

@@ -90,8 +90,12 @@ static void test_rk_auth_create_bad_text_is_refused(void **state)
         {"empty role", ":" ADMIN_TOKEN "\n", "line 1: unknown role"},
         {"prefix of a role", "adm:" ADMIN_TOKEN "\n", "line 1: unknown role"},
         {"short token", "admin:secret\n", "line 1: the token has 6 characters"},
-        {"space in the token", "admin:" ADMIN_TOKEN " x\n", "not printable"},
-        {"carriage return", "admin:" ADMIN_TOKEN "\r\n", "not printable"},
+        {"space in the token", "admin:" ADMIN_TOKEN " x\n",
+         "line 1: character 33 of the token is not printable"},
+        {"carriage return", "admin:" ADMIN_TOKEN "\r\n",
+         "line 1: character 33 of the token is not printable"},
+        {"two roles", "viewer:" ADMIN_TOKEN "\n#\nadmin:" ADMIN_TOKEN "\n",
+         "line 3: the token is on an earlier"},
     };
 
     (void)state;
