@@ -1,9 +1,11 @@
 #!/bin/sh
-# test_install.sh BUILD_DIR: goal: what an installation leaves holds together. Method: install into a directory; the units
-# start the program that is there, and systemd (where it is) finds nothing wrong with them; the .proto files compile;
-# the links of the pages lead to pages.
+# test_install.sh BUILD_DIR CC [FLAG]: goal: what an installation leaves holds together. Method: install into a directory; the units
+# start the program that is there, and systemd (where it is) finds nothing wrong with them; the .proto files compile,
+# and so does a program that uses the driver's library; the links of the pages lead to pages.
 set -eu
 build=$1
+cc=$2
+flag=${3:-}
 prefix=$(mktemp -d)
 trap 'rm -rf "$prefix"' EXIT
 
@@ -30,6 +32,17 @@ if grep -rn '^package' "$prefix/share/rankd/proto" | grep -v 'package rankd.v1;'
     echo "the packages of others are installed"
     exit 1
 fi
+
+# A program in C, with what is installed and nothing else.
+for header in algo dataset driver reward tokenizer; do
+    echo "#include \"driver-cli/rk_$header.h\""
+done >"$prefix/all.c"
+echo '#include "dispatch/rk_dispatch.h"' >>"$prefix/all.c"
+"$cc" -std=c11 -fsyntax-only -I"$prefix/include/rankd" "$prefix/all.c"
+# shellcheck disable=SC2086 # no word where there is no flag
+"$cc" -std=c11 $flag -I"$prefix/include/rankd" -o "$prefix/user" "$(dirname "$0")/../unit/driver-cli/library_user.c" \
+    -L"$prefix/lib" -lrankd_driver
+LD_LIBRARY_PATH=$prefix/lib "$prefix/user"
 
 docs=$prefix/share/doc/rankd
 [ -e "$docs/README.md" ]
