@@ -14,6 +14,9 @@
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
+/* Few syncs on any disk, and seconds for one even on a slow network file system. */
+#define SYNC_BYTES ((size_t)64 << 20)
+
 struct rk_status *rk_file_errno(const char *action, const char *path)
 {
     int error = errno;
@@ -145,6 +148,16 @@ struct rk_status *rk_pending_file_open(struct rk_pending_file *file, const char 
     return NULL;
 }
 
+static struct rk_status *sync_data(struct rk_pending_file *file)
+{
+    file->unsynced_bytes = 0;
+    if (RK_FAULT("file.sync")) {
+        errno = ENOSPC;
+        return rk_file_errno("syncing", file->path);
+    }
+    return fsync(file->fd) != 0 ? rk_file_errno("syncing", file->path) : NULL;
+}
+
 struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const void *data, size_t bytes,
                                          uint64_t offset)
 {
@@ -160,8 +173,9 @@ struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const voi
         p += put;
         offset += (uint64_t)put;
         bytes -= (size_t)put;
+        file->unsynced_bytes += (size_t)put;
     }
-    return NULL;
+    return file->unsynced_bytes >= SYNC_BYTES ? sync_data(file) : NULL;
 }
 
 struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_t bytes)
@@ -195,12 +209,7 @@ struct rk_status *rk_pending_file_commit(struct rk_pending_file *file)
     int fd = file->fd;
 
     RK_ASSERT(file->temp_path != NULL);
-    if (RK_FAULT("file.sync")) {
-        errno = ENOSPC;
-        return rk_file_errno("syncing", file->path);
-    }
-    if (fsync(fd) != 0)
-        return rk_file_errno("syncing", file->path);
+    RK_TRY(sync_data(file));
     file->fd = -1;
     if (close(fd) != 0) /* network file systems report a full disk here */
         return rk_file_errno("closing", file->path);

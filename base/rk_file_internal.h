@@ -25,10 +25,13 @@ struct rk_pending_file {
     char *path;
     char *temp_path; /* exists on disk while not NULL */
     int fd;          /* -1 when closed */
+    size_t unsynced_bytes;
 };
 
 /* Creates the temporary file beside `path`. `file` is in a state for discard on failure too. */
 struct rk_status *rk_pending_file_open(struct rk_pending_file *file, const char *path) RK_NODISCARD;
+/* From time to time it waits until what was written is on the disk: commit has little left to wait for then,
+ * and whoever writes with a slow disk sees it go on. */
 struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const void *data, size_t bytes,
                                          uint64_t offset) RK_NODISCARD;
 struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_t bytes) RK_NODISCARD;

@@ -535,6 +535,31 @@ static void test_write_file_atomic_faults_keep_the_old_file(void **state)
     rk_free(path);
 }
 
+/* Goal: the sync of a large file is spread over its writes: commit, during which nothing can be reported, has
+ * little left to do. */
+static void test_st_writer_syncs_on_the_way(void **state)
+{
+    enum { PIECE_BYTES = 4 << 20, NUM_PIECES = 20 };
+    const struct rk_st_entry entry = {
+        .name = "a", .dtype = RK_DTYPE_U8, .rank = 2, .shape = {NUM_PIECES, PIECE_BYTES}};
+    char *path = rk_test_temp_path("large.safetensors"), *piece = rk_calloc(1, PIECE_BYTES);
+    struct rk_st_writer *writer;
+    struct rk_status *st = NULL;
+    uint64_t written = 0;
+
+    (void)state;
+    assert_ok(rk_st_writer_create(&writer, path, &entry, 1, NULL));
+    setenv("RANKD_FAULTS", "file.sync=fail", 1);
+    for (; !st && written < (uint64_t)NUM_PIECES * PIECE_BYTES; written += PIECE_BYTES)
+        st = rk_st_writer_write(writer, 0, written, piece, PIECE_BYTES);
+    unsetenv("RANKD_FAULTS");
+    assert_fails(st, RK_RESOURCE_EXHAUSTED, "syncing");
+    assert_int_equal(written, 64 << 20);
+    rk_st_writer_destroy(writer);
+    rk_free(piece);
+    rk_free(path);
+}
+
 /* Goal: a process that is killed before the rename leaves the old file whole. */
 static void test_write_file_atomic_killed_keeps_the_old_file(void **state)
 {
@@ -591,6 +616,7 @@ int main(void)
         cmocka_unit_test(test_st_writer_disk_full_is_exhausted),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_write_file_atomic_faults_keep_the_old_file),
+        cmocka_unit_test(test_st_writer_syncs_on_the_way),
         cmocka_unit_test(test_write_file_atomic_killed_keeps_the_old_file),
 #endif
         cmocka_unit_test(test_write_file_atomic_replaces),
