@@ -137,7 +137,7 @@ static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx
     if (desc->rollout)
         RK_TRY(rk_rollout_create(&out->rollout, out->model, desc->rollout));
     RK_TRY(rk_memory_plan_reserve(&planned, out->model));
-    return rk_model_init_random(out->model, SEED);
+    return rk_model_init_random(out->model, SEED, NULL);
 }
 
 static struct rk_status *open_model(struct bench_instance *out, struct bench_ctx *ctx,

@@ -25,7 +25,8 @@ typedef enum rk_numerics { RK_NUMERICS_FAST, RK_NUMERICS_STRICT, RK_NUMERICS_COU
 /* "fast", "strict"; INVALID_ARGUMENT lists them ("hf" is UNIMPLEMENTED). */
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text) RK_NODISCARD;
 
-/* Called by long operations between micro-batches and decode steps; any entry may be NULL. */
+/* Called by long operations between decode steps, and between blocks of rows of a model that is filled or
+ * written; any entry may be NULL. */
 struct rk_engine_hooks {
     void *user;
     void (*on_progress)(void *user, const char *phase, uint64_t done, uint64_t total);
@@ -128,18 +129,24 @@ void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh)
 uint64_t rk_model_weight_version(
     const struct rk_model *model); /* +1 an applied update; shared models show the owner's */
 
+/* What fills or writes a model tells the hooks, which may be NULL, of its progress in bytes of this rank's
+ * part; CANCELLED when one of them asks to stop. In the collective ones the ranks meet after every parameter:
+ * a slow disk on one is waited for in many short collectives, and an error ends all of them there. */
+
 /* N(0, initializer_range) for matrices, ones for norms, zeros for biases, from (seed, tensor name, global
- * element index): the layout does not matter. */
-struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed) RK_NODISCARD;
-/* Reads only this rank's slices; files of F32 or F16 fill the masters of a bf16 model that trains as well.
- * NOT_FOUND names a missing tensor and where it should be; DATA_LOSS for bad
- * files; INVALID_ARGUMENT for a shape that does not agree with config.json. */
-struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir) RK_NODISCARD;
+ * element index): the layout does not matter. CANCELLED on this rank alone. */
+struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
+                                       const struct rk_engine_hooks *hooks) RK_NODISCARD;
+/* Collective. Reads only this rank's slices; files of F32 or F16 fill the masters of a bf16 model that trains
+ * as well. NOT_FOUND names a missing tensor and where it should be; DATA_LOSS for bad files; INVALID_ARGUMENT
+ * for a shape that does not agree with config.json. */
+struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir,
+                                   const struct rk_engine_hooks *hooks) RK_NODISCARD;
 /* Collective. Writes config.json, model.safetensors (or shards of max_shard_bytes with an index; 0: 5e9) into
- * `dir`, which must not hold a model (ALREADY_EXISTS, reason TARGET_EXISTS). All ranks return the same
- * verdict. */
-struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir,
-                                     int64_t max_shard_bytes) RK_NODISCARD;
+ * `dir`, which must not hold a model (ALREADY_EXISTS, reason TARGET_EXISTS). After an error nothing is left
+ * there; only when the ranks are lost to one another at the very end, the complete model stays. */
+struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes,
+                                     const struct rk_engine_hooks *hooks) RK_NODISCARD;
 
 typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t;
 /* Collective over tp (and dp for gradients, which it sums as the update would): the whole tensor, global

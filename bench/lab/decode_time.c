@@ -147,7 +147,7 @@ int main(int argc, char **argv)
         bool is_strict = numerics == RK_NUMERICS_STRICT;
 
         check(rk_model_create(&b.model, &desc));
-        check(rk_model_init_random(b.model, 1));
+        check(rk_model_init_random(b.model, 1, NULL));
         measure(&b, is_strict ? "strict, graphs" : "fast, graphs", false);
         measure(&b, is_strict ? "strict, eager" : "fast, eager", true);
         rk_model_destroy(b.model);

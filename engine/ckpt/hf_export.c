@@ -3,8 +3,8 @@
  * The tp ranks of the first model replica bring every parameter together in row blocks; mesh rank 0 writes
  * them at the places that were planned from the parameter table, so no rank ever holds a whole tensor. A file
  * gets its name when it is complete, the index comes after the shards and config.json last: a directory
- * without config.json is no model. A writer that fails goes on taking part in the exchange, and the verdict
- * is shared at the end. */
+ * without config.json is no model. A writer that fails goes on taking part in the exchange of the parameter;
+ * after each all ranks meet, those of other replicas too, and stop together. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include <dirent.h>
@@ -31,11 +31,12 @@ struct export_job {
     int64_t num_shards;
     void *parts;  /* one move from all tp ranks: [tp, rows, local_shape[1]] */
     void *joined; /* the same with the columns side by side */
+    struct rk_model_walk walk;
+    struct rk_status *failure; /* of this rank, which the others have not heard of; owned */
     /* Writer only. */
     bool made_dir;
     int64_t num_published;       /* shards under their final name */
     struct rk_st_writer *writer; /* of the current shard */
-    struct rk_status *io;        /* first error; owned */
 };
 
 int64_t rk_hf_plan_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
@@ -209,8 +210,17 @@ static struct rk_status *write_rows(struct export_job *job, const struct rk_para
     return NULL;
 }
 
-/* Only failures of the exchange end this; those of the files are kept in job->io. */
-static struct rk_status *export_param(struct export_job *job, int64_t i, int64_t entry)
+/* All ranks hear of the failures so far. */
+static struct rk_status *meet(struct export_job *job)
+{
+    struct rk_status *failure = job->failure;
+
+    job->failure = NULL;
+    return rk_model_agree(job->model, failure);
+}
+
+/* Only failures of the exchange end this; those of the files, and being asked to stop, are kept. */
+static struct rk_status *exchange_param(struct export_job *job, int64_t i, int64_t entry)
 {
     const struct rk_param *param = rk_params_at(&job->model->core->params, i);
     struct rk_param_rows rows = {.param = i, .kind = RK_PARAM_VALUE};
@@ -219,29 +229,43 @@ static struct rk_status *export_param(struct export_job *job, int64_t i, int64_t
     for (; rows.begin < param->local_shape[0]; rows.begin += rows.count) {
         rows.count = RK_MIN(step, param->local_shape[0] - rows.begin);
         RK_TRY(rk_model_gather_rows(job->model, &rows, job->parts));
-        if (job->is_writer && !job->io)
-            job->io = write_rows(job, &rows, entry);
+        if (job->is_writer && !job->failure)
+            job->failure = write_rows(job, &rows, entry);
+        job->failure = rk_status_first(job->failure,
+                                       rk_model_walk_advance(&job->walk, rows.count * param->local_shape[1]));
     }
     return NULL;
 }
 
+static struct rk_status *export_param(struct export_job *job, int64_t i, int64_t entry)
+{
+    int64_t num_elements = rk_param_local_elements(rk_params_at(&job->model->core->params, i));
+    struct rk_status *st =
+        job->is_gatherer ? exchange_param(job, i, entry) : rk_model_walk_advance(&job->walk, num_elements);
+
+    job->failure = rk_status_first(st, job->failure);
+    return meet(job);
+}
+
+/* A failure at the end of the file is left for the next meeting. */
 static struct rk_status *export_shard(struct export_job *job, int64_t shard)
 {
     int64_t num_params = job->model->core->params.count, entry = 0;
+    struct rk_status *st = NULL;
 
-    if (job->is_writer && !job->io)
-        job->io = open_shard(job, shard);
-    for (int64_t i = 0; i < num_params; i++) {
+    if (job->is_writer && !job->failure)
+        job->failure = open_shard(job, shard);
+    for (int64_t i = 0; !st && i < num_params; i++) {
         if (job->shard_of[i] == shard)
-            RK_TRY(export_param(job, i, entry++));
+            st = export_param(job, i, entry++);
     }
-    if (job->is_writer && !job->io)
-        job->io = rk_st_writer_commit(job->writer);
-    if (job->is_writer && !job->io)
+    if (job->is_writer && !st && !job->failure)
+        job->failure = rk_st_writer_commit(job->writer);
+    if (job->is_writer && !st && !job->failure)
         job->num_published = shard + 1;
     rk_st_writer_destroy(job->writer);
     job->writer = NULL;
-    return NULL;
+    return st;
 }
 
 /* --- what is not weights --- */
@@ -327,24 +351,22 @@ static void clean_up(const struct export_job *job)
 
 static struct rk_status *export_all(struct export_job *job)
 {
-    struct rk_status *st = NULL, *verdict;
-    bool is_published;
+    struct rk_status *st = NULL;
 
-    for (int64_t shard = 0; job->is_gatherer && !st && shard < job->num_shards; shard++)
+    for (int64_t shard = 0; !st && shard < job->num_shards; shard++)
         st = export_shard(job, shard);
-    st = rk_status_first(st, job->io);
-    if (!st && job->is_writer)
-        st = finish(job);
-    is_published = job->is_writer && !st;
-    if (job->is_writer && st)
-        clean_up(job); /* before the others hear of it */
-    verdict = rk_model_agree(job->model, st);
-    if (is_published && verdict)
+    if (!st)
+        st = meet(job);
+    if (job->is_writer && !st)
+        job->failure = finish(job);
+    if (job->is_writer && (st || job->failure))
         clean_up(job);
-    return verdict;
+    /* After a failure too: when a rank returns, nothing is left. */
+    return rk_status_first(st, meet(job));
 }
 
-struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes)
+struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes,
+                                     const struct rk_engine_hooks *hooks)
 {
     const struct rk_mesh_coords *coords = rk_mesh_comms_coords(model->core->mesh);
     struct export_job job = {.model = model, .dir = dir};
@@ -352,6 +374,7 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
 
     job.is_gatherer = coords->axis[RK_AXIS_DP] == 0;
     job.is_writer = job.is_gatherer && coords->axis[RK_AXIS_TP] == 0;
+    rk_model_walk_begin(&job.walk, model->core, "export", hooks);
     st = rk_model_agree(model, prepare(&job, max_shard_bytes));
     if (!st)
         st = export_all(&job);

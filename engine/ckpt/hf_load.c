@@ -1,9 +1,11 @@
 /* Reading a Hugging Face checkpoint: of every tensor only this rank's slice, by row blocks, converted to the
  * model's dtype (and that of its masters) on the way. No rank reads for another; replicas read the same bytes
- * from the page cache. */
+ * from the page cache. The ranks meet after every parameter, so that none waits long for a slow disk, and all
+ * stop when one of them cannot go on. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include "base/rk_alloc.h"
+#include "base/rk_fault.h"
 #include "engine/optim/optim_internal.h"
 
 struct source {
@@ -54,6 +56,8 @@ static struct rk_status *read_rows(const struct rk_param *param, const struct so
     int64_t row = begin + (param->split_dim == 0 ? param->part * param->local_shape[0] : 0);
     int64_t col = param->split_dim == 1 ? param->part * cols : 0;
 
+    if (RK_FAULT("ckpt.read"))
+        return RK_FAIL(RK_INTERNAL, "fault point ckpt.read");
     if (cols == all_cols)
         return rk_st_read(source->file, source->tensor, (uint64_t)(row * cols) * elem_bytes,
                           (size_t)(count * cols) * elem_bytes, raw);
@@ -87,7 +91,8 @@ static struct rk_status *store_rows(struct rk_model *model, const struct rk_para
 }
 
 static struct rk_status *load_rows(struct rk_model *model, const struct rk_param *param,
-                                   const struct source *source, const struct staging *staging)
+                                   const struct source *source, const struct staging *staging,
+                                   struct rk_model_walk *walk)
 {
     int64_t num_rows = num_rows_in_file(param), step = rk_model_rows_per_move(model, param);
 
@@ -98,12 +103,13 @@ static struct rk_status *load_rows(struct rk_model *model, const struct rk_param
         rk_convert(staging->values, staging->dtype, staging->raw, source->tensor->dtype,
                    count * param->local_shape[1]);
         RK_TRY(store_rows(model, param, begin, count, staging));
+        RK_TRY(rk_model_walk_advance(walk, count * param->local_shape[1]));
     }
-    return NULL;
+    return rk_model_walk_advance(walk, (param->local_shape[0] - num_rows) * param->local_shape[1]);
 }
 
 static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_dir *dir,
-                                    const struct rk_param *param)
+                                    const struct rk_param *param, struct rk_model_walk *walk)
 {
     size_t count = (size_t)(rk_model_rows_per_move(model, param) * param->local_shape[1]);
     struct staging staging = {.dtype = rk_train_grad_dtype(model->core->dtype)};
@@ -117,7 +123,7 @@ static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_d
     RK_TRY_GOTO(st, rk_try_alloc(&staging.values, count * rk_dtype_bytes(staging.dtype), param->name), out);
     RK_TRY_GOTO(st, rk_try_alloc(&staging.rounded, count * rk_dtype_bytes(model->core->dtype), param->name),
                 out);
-    st = load_rows(model, param, &source, &staging);
+    st = load_rows(model, param, &source, &staging, walk);
 
 out:
     rk_free(staging.raw);
@@ -126,14 +132,17 @@ out:
     return st;
 }
 
-struct rk_status *rk_model_load_hf(struct rk_model *model, const char *path)
+struct rk_status *rk_model_load_hf(struct rk_model *model, const char *path,
+                                   const struct rk_engine_hooks *hooks)
 {
-    struct rk_hf_dir *dir;
-    struct rk_status *st = NULL;
+    const struct rk_param_table *params = &model->core->params;
+    struct rk_hf_dir *dir = NULL;
+    struct rk_model_walk walk;
+    struct rk_status *st = rk_model_agree(model, rk_hf_dir_open(&dir, path));
 
-    RK_TRY(rk_hf_dir_open(&dir, path));
-    for (int64_t i = 0; !st && i < model->core->params.count; i++)
-        st = load_param(model, dir, rk_params_at(&model->core->params, i));
+    rk_model_walk_begin(&walk, model->core, "load", hooks);
+    for (int64_t i = 0; !st && i < params->count; i++)
+        st = rk_model_agree(model, load_param(model, dir, rk_params_at(params, i), &walk));
     rk_hf_dir_close(dir);
     return st ? RK_WRAP(st, "loading the model from '%s'", path) : NULL;
 }

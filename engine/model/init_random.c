@@ -61,10 +61,18 @@ static struct rk_status *init_param(struct rk_model_core *core, const struct rk_
     return param->rank == 1 ? init_vector(core, param, values) : init_matrix(core, param, values, seed);
 }
 
-struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed)
+struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
+                                       const struct rk_engine_hooks *hooks)
 {
-    for (int64_t i = 0; i < model->core->params.count; i++)
-        RK_TRY(init_param(model->core, rk_params_at(&model->core->params, i), seed));
+    struct rk_model_walk walk;
+
+    rk_model_walk_begin(&walk, model->core, "initialise", hooks);
+    for (int64_t i = 0; i < model->core->params.count; i++) {
+        const struct rk_param *param = rk_params_at(&model->core->params, i);
+
+        RK_TRY(init_param(model->core, param, seed));
+        RK_TRY(rk_model_walk_advance(&walk, rk_param_local_elements(param)));
+    }
     RK_TRY(rk_train_copy_masters(model->train, model->core));
     return rk_stream_sync(model->core->stream);
 }

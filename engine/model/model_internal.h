@@ -158,6 +158,21 @@ struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_p
 /* Rows that fit into about 4 MiB over all ranks: the step in which tensors are moved. At least 1. */
 int64_t rk_model_rows_per_move(const struct rk_model *model, const struct rk_param *param);
 
+/* --- walks over all parameters: what fills or writes a model (walk.c) --- */
+
+/* How far this rank has come: for the hooks, which may be NULL. */
+struct rk_model_walk {
+    const struct rk_engine_hooks *hooks;
+    const char *phase;                /* "load" */
+    uint64_t done_bytes, total_bytes; /* of this rank's part of the model */
+    size_t elem_bytes;
+};
+void rk_model_walk_begin(struct rk_model_walk *walk, const struct rk_model_core *core, const char *phase,
+                         const struct rk_engine_hooks *hooks);
+/* So many elements of this rank's part later. CANCELLED when this rank was asked to stop; the others do not
+ * know. */
+struct rk_status *rk_model_walk_advance(struct rk_model_walk *walk, int64_t num_elements) RK_NODISCARD;
+
 /* --- for the rollout engine --- */
 
 /* Runs the model over new tokens; *logits [num_logits, >= vocab_size] over the whole vocabulary on every tp

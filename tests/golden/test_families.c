@@ -336,16 +336,16 @@ static void test_export_of_loaded_model_reloads_bitwise(void **state)
         struct golden golden;
 
         golden_init(&golden, &cases[i]);
-        assert_ok(rk_model_export_hf(golden.test.model, dir, 0));
+        assert_ok(rk_model_export_hf(golden.test.model, dir, 0, NULL));
         if (cases[i].dtype == file_dtype(&golden)) {
             assert_same_file(golden.dir, dir, "model.safetensors");
             assert_same_file(golden.dir, dir, "config.json");
         }
-        assert_ok(rk_model_export_hf(golden.test.model, sharded_dir, 20000));
+        assert_ok(rk_model_export_hf(golden.test.model, sharded_dir, 20000, NULL));
         assert_ok(rk_test_model_open(
             &again, &(struct rk_test_model_spec){.dir = sharded_dir, .dtype = cases[i].dtype}));
         assert_same_values(golden.test.model, again.model);
-        assert_fails(rk_model_export_hf(golden.test.model, dir, 0), RK_ALREADY_EXISTS,
+        assert_fails(rk_model_export_hf(golden.test.model, dir, 0, NULL), RK_ALREADY_EXISTS,
                      "holds a model already");
         rk_test_model_close(&again);
         golden_fini(&golden);

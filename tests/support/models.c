@@ -59,7 +59,8 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
     rk_json_free(config);
     if (st)
         return st;
-    return spec->dir ? rk_model_load_hf(out->model, spec->dir) : rk_model_init_random(out->model, spec->seed);
+    return spec->dir ? rk_model_load_hf(out->model, spec->dir, NULL)
+                     : rk_model_init_random(out->model, spec->seed, NULL);
 }
 
 void rk_test_model_close(struct rk_test_model *test)

@@ -57,7 +57,7 @@ struct rk_status *rk_m_export_hf(struct rk_call *call)
     struct rk_status *st = rk_call_agree(call, resolve(call, &dir));
 
     if (!st && !check_only)
-        st = rk_model_export_hf(call->role->model, dir, 0);
+        st = rk_model_export_hf(call->role->model, dir, 0, &call->hooks);
     rk_free(dir);
     return st;
 }

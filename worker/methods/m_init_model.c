@@ -16,7 +16,8 @@ static struct rk_status *build_all(struct rk_model_build *build)
     RK_TRY(rk_call_agree(call, rk_model_build_prepare(build)));
     if (build->gpu_memory_utilization > 0.0)
         RK_TRY(rk_call_agree(call, rk_model_build_fit_cache(build)));
-    return rk_call_agree(call, rk_model_build_make(build));
+    RK_TRY(rk_call_agree(call, rk_model_build_take(build)));
+    return rk_call_agree(call, rk_model_build_fill(build));
 }
 
 /* The role takes what was built. */

@@ -236,7 +236,7 @@ static struct rk_status *make_model(struct rk_model_build *build)
     return NULL;
 }
 
-static struct rk_status *take_memory(struct rk_model_build *build)
+static struct rk_status *take(struct rk_model_build *build)
 {
     RK_TRY(rk_memory_plan_check(&build->plan, get_free_bytes(build)));
     RK_TRY(make_model(build));
@@ -245,18 +245,23 @@ static struct rk_status *take_memory(struct rk_model_build *build)
     return rk_memory_plan_reserve(&build->plan, build->model);
 }
 
-struct rk_status *rk_model_build_make(struct rk_model_build *build)
+struct rk_status *rk_model_build_take(struct rk_model_build *build)
 {
-    struct rk_status *st = take_memory(build);
+    struct rk_status *st = take(build);
 
-    if (st)
-        return RK_WRAP(st, "memory of role %s", build->call->role->name);
+    return st ? RK_WRAP(st, "memory of role %s", build->call->role->name) : NULL;
+}
+
+struct rk_status *rk_model_build_fill(struct rk_model_build *build)
+{
+    const struct rk_engine_hooks *hooks = &build->call->hooks;
+
     if (build->owner)
         return NULL;
     /* After training was enabled: the masters of bf16 parameters get what a file has in more bits. */
     if (build->dir)
-        return rk_model_load_hf(build->model, build->dir);
-    return rk_model_init_random(build->model, (uint64_t)build->seed);
+        return rk_model_load_hf(build->model, build->dir, hooks);
+    return rk_model_init_random(build->model, (uint64_t)build->seed, hooks);
 }
 
 void rk_model_build_fini(struct rk_model_build *build)

@@ -29,8 +29,10 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build) RK_NODISC
 /* Collective over the role's mesh, all of whose ranks have prepared: with gpu_memory_utilization the cache
  * gets the blocks that fit on every rank. */
 struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build) RK_NODISCARD;
-/* Takes the memory and fills the model. RESOURCE_EXHAUSTED before anything is taken when it does not fit. */
-struct rk_status *rk_model_build_make(struct rk_model_build *build) RK_NODISCARD;
+/* Takes the memory. RESOURCE_EXHAUSTED before anything is taken when it does not fit. */
+struct rk_status *rk_model_build_take(struct rk_model_build *build) RK_NODISCARD;
+/* Collective over the role's mesh, all of whose ranks have the memory: fills the model. */
+struct rk_status *rk_model_build_fill(struct rk_model_build *build) RK_NODISCARD;
 /* Frees what is owned. */
 void rk_model_build_fini(struct rk_model_build *build);
 

@@ -1,6 +1,7 @@
 /* Hugging Face directories: what is read, what is refused, what is written. */
 #include "tests/support/test.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -303,7 +304,7 @@ static void test_load_of_directories_reads_or_names_the_defect(void **state)
             write_file(dir, row->files[f].name, test.model, &row->files[f].spec);
         if (row->text)
             write_text(dir, row->text_name, row->text);
-        st = rk_model_load_hf(test.model, dir);
+        st = rk_model_load_hf(test.model, dir, NULL);
         print_message("  %s\n", row->label);
         if (row->error) {
             assert_fails(st, row->code, row->error);
@@ -323,7 +324,8 @@ static void test_load_of_missing_directory_is_not_found(void **state)
 
     (void)state;
     open_model(&test, UNTIED);
-    assert_fails(rk_model_load_hf(test.model, "/nonexistent/model"), RK_NOT_FOUND, "/nonexistent/model");
+    assert_fails(rk_model_load_hf(test.model, "/nonexistent/model", NULL), RK_NOT_FOUND,
+                 "/nonexistent/model");
     rk_test_model_close(&test);
 }
 
@@ -339,7 +341,7 @@ static void test_load_of_truncated_file_is_data_loss(void **state)
     write_file(dir, SINGLE, test.model, &(struct file_spec){F32});
     assert_int_equal(stat(path, &info), 0);
     assert_int_equal(truncate(path, info.st_size - 1), 0);
-    assert_fails(rk_model_load_hf(test.model, dir), RK_DATA_LOSS, SINGLE);
+    assert_fails(rk_model_load_hf(test.model, dir, NULL), RK_DATA_LOSS, SINGLE);
     rk_test_model_close(&test);
     rk_free(path);
     rk_free(dir);
@@ -365,7 +367,7 @@ static void test_export_in_shards_writes_index_and_config(void **state)
     (void)state;
     open_model(&test, UNTIED);
     num_bytes = rk_model_num_elements(test.model) * 4;
-    assert_ok(rk_model_export_hf(test.model, dir, 4096)); /* makes the parents too */
+    assert_ok(rk_model_export_hf(test.model, dir, 4096, NULL)); /* makes the parents too */
     path = rk_path_join(dir, INDEX);
     assert_ok(rk_json_parse_file(&index, path, 1 << 20, 0));
     assert_int_equal(rk_json_as_int(rk_json_find_path(index, "metadata.total_size"), 0), num_bytes);
@@ -395,9 +397,74 @@ static struct rk_status *export_to(const char *dir)
     struct rk_status *st;
 
     open_model(&test, UNTIED);
-    st = rk_model_export_hf(test.model, dir, 0);
+    st = rk_model_export_hf(test.model, dir, 0, NULL);
     rk_test_model_close(&test);
     return st;
+}
+
+/* What hooks have seen, and after how many calls they ask to stop. */
+struct seen {
+    char phase[32];
+    uint64_t done, total;
+    int64_t num_ticks, stops_after; /* stops_after 0: never */
+};
+
+static void note_progress(void *user, const char *phase, uint64_t done, uint64_t total)
+{
+    struct seen *seen = user;
+
+    assert_true(done >= seen->done);
+    assert_true(seen->num_ticks == 0 || total == seen->total);
+    snprintf(seen->phase, sizeof(seen->phase), "%s", phase);
+    seen->done = done;
+    seen->total = total;
+    seen->num_ticks++;
+}
+
+static bool asks_to_stop(void *user)
+{
+    const struct seen *seen = user;
+
+    return seen->stops_after > 0 && seen->num_ticks >= seen->stops_after;
+}
+
+/* One of the operations that report. */
+static struct rk_status *run_reporting(int i, struct rk_model *model, const char *dir, struct seen *seen)
+{
+    const struct rk_engine_hooks hooks = {
+        .user = seen, .on_progress = note_progress, .is_cancelled = asks_to_stop};
+
+    if (i == 0)
+        return rk_model_init_random(model, 5, &hooks);
+    return i == 1 ? rk_model_export_hf(model, dir, 4096, &hooks) : rk_model_load_hf(model, dir, &hooks);
+}
+
+/* Goal: what fills or writes a model reports its progress up to the end, and stops when it is told to; an
+ * export leaves nothing then. */
+static void test_filling_and_writing_reports_and_stops(void **state)
+{
+    static const char *const phases[] = {"initialise", "export", "load"};
+    char *dir = rk_test_temp_path("reported"), *stopped_dir = rk_test_temp_path("stopped");
+    struct rk_test_model test;
+
+    (void)state;
+    open_model(&test, UNTIED);
+    for (int i = 0; i < (int)RK_ARRAY_LEN(phases); i++) {
+        struct seen seen = {0}, stopped = {.stops_after = 5};
+
+        assert_ok(run_reporting(i, test.model, dir, &seen));
+        assert_string_equal(seen.phase, phases[i]);
+        assert_true(seen.num_ticks >= rk_model_num_params(test.model));
+        assert_int_equal(seen.done, seen.total);
+        assert_true(seen.total >= (uint64_t)rk_model_num_elements(test.model) * 4);
+        assert_fails(run_reporting(i, test.model, i == 1 ? stopped_dir : dir, &stopped), RK_CANCELLED,
+                     "cancelled");
+        assert_true(stopped.num_ticks < seen.num_ticks);
+    }
+    assert_int_not_equal(access(stopped_dir, F_OK), 0);
+    rk_test_model_close(&test);
+    rk_free(dir);
+    rk_free(stopped_dir);
 }
 
 /* Goal: nothing is overwritten, other files in the directory do not matter, bad targets are named. */
@@ -438,6 +505,7 @@ int main(void)
         cmocka_unit_test(test_load_of_missing_directory_is_not_found),
         cmocka_unit_test(test_load_of_truncated_file_is_data_loss),
         cmocka_unit_test(test_export_in_shards_writes_index_and_config),
+        cmocka_unit_test(test_filling_and_writing_reports_and_stops),
         cmocka_unit_test(test_export_to_occupied_or_bad_targets_is_refused),
     };
 

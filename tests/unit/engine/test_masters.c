@@ -103,13 +103,13 @@ static void test_masters_start_as_the_parameters_unrounded(void **state)
     (void)state;
     open_training(&test, NULL, 1e-3);
     assert_int_equal(count_rounded(test.model), 0);
-    assert_ok(rk_model_init_random(test.model, 4)); /* and follow another start */
+    assert_ok(rk_model_init_random(test.model, 4, NULL)); /* and follow another start */
     assert_int_equal(count_rounded(test.model), 0);
     rk_test_model_close(&test);
 
     open_training(&test, wide, 1e-3);
     assert_int_equal(count_rounded(test.model), 0);
-    assert_ok(rk_model_load_hf(test.model, wide));
+    assert_ok(rk_model_load_hf(test.model, wide, NULL));
     assert_true(count_rounded(test.model) > 1000);
     open_model(&exact, wide, RK_DTYPE_F32);
     assert_memory_equal(test.model->train->masters, exact.model->core->values,
@@ -118,7 +118,7 @@ static void test_masters_start_as_the_parameters_unrounded(void **state)
     rk_test_model_close(&test);
 
     open_training(&test, narrow, 1e-3);
-    assert_ok(rk_model_load_hf(test.model, narrow));
+    assert_ok(rk_model_load_hf(test.model, narrow, NULL));
     assert_int_equal(count_rounded(test.model), 0); /* a bf16 file has no more bits */
     rk_test_model_close(&test);
     rk_free(narrow);
@@ -133,7 +133,7 @@ static void test_load_of_f32_file_rounds_alike_with_and_without_training(void **
 
     (void)state;
     open_training(&trains, wide, 1e-3);
-    assert_ok(rk_model_load_hf(trains.model, wide));
+    assert_ok(rk_model_load_hf(trains.model, wide, NULL));
     open_model(&other, wide, RK_DTYPE_BF16);
     assert_memory_equal(trains.model->core->values, other.model->core->values,
                         (size_t)other.model->core->params.num_elements * sizeof(uint16_t));

@@ -436,8 +436,8 @@ static int export_rank(int32_t rank, int32_t num_ranks, void *user)
     struct rk_status *st;
 
     RK_RANK_OK(open_ranks(&test, &world, user, rank, num_ranks, RK_DTYPE_F32));
-    RK_RANK_OK(rk_model_export_hf(test.model, run->dir, 0));
-    st = rk_model_export_hf(test.model, run->dir, 0);
+    RK_RANK_OK(rk_model_export_hf(test.model, run->dir, 0, NULL));
+    st = rk_model_export_hf(test.model, run->dir, 0, NULL);
     RK_RANK_CHECK(rk_status_code(st) == RK_ALREADY_EXISTS, "%s", rk_status_message(st));
     RK_RANK_CHECK(strcmp(rk_status_reason(st), "TARGET_EXISTS") == 0, "reason '%s'", rk_status_reason(st));
     rk_status_free(st);
@@ -455,7 +455,7 @@ static int load_rank(int32_t rank, int32_t num_ranks, void *user)
     RK_RANK_OK(rk_test_model_open(
         &test, &(struct rk_test_model_spec){
                    .dir = run->dir, .dtype = RK_DTYPE_F32, .tp = run->tp, .dp = run->dp, .world = world}));
-    RK_RANK_OK(rk_model_export_hf(test.model, run->other_dir, 0));
+    RK_RANK_OK(rk_model_export_hf(test.model, run->other_dir, 0, NULL));
     close_ranks(&test, world);
     return 0;
 }
@@ -515,14 +515,14 @@ static int failing_export_rank(int32_t rank, int32_t num_ranks, void *user)
 
     RK_RANK_OK(open_ranks(&test, &world, user, rank, num_ranks, RK_DTYPE_F32));
     setenv("RANKD_FAULTS", run->text, 1);
-    st = rk_model_export_hf(test.model, run->dir, 2048);
+    st = rk_model_export_hf(test.model, run->dir, 2048, NULL);
     RK_RANK_CHECK(rk_status_code(st) == RK_INTERNAL, "%s", rk_status_message(st));
     RK_RANK_CHECK(strstr(rk_status_message(st), "fault point ckpt.write"), "%s", rk_status_message(st));
     rk_status_free(st);
     RK_RANK_CHECK(access(run->dir, F_OK) != 0, "something was left in %s", run->dir);
     rk_test_meet(run->rendezvous, num_ranks);
     setenv("RANKD_FAULTS", "", 1);
-    RK_RANK_OK(rk_model_export_hf(test.model, run->dir, 0));
+    RK_RANK_OK(rk_model_export_hf(test.model, run->dir, 0, NULL));
     close_ranks(&test, world);
     return 0;
 }
