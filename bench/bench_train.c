@@ -191,8 +191,8 @@ static struct rk_status *log_prob_once(void *user)
 {
     struct training *training = user;
 
-    return rk_model_log_probs(training->instance.model, &training->batch.packed, 1, training->batch.log_probs,
-                              training->batch.entropy);
+    return rk_model_log_probs(training->instance.model, &training->batch.packed, 1, NULL,
+                              training->batch.log_probs, training->batch.entropy);
 }
 
 struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_case *bench,

@@ -31,6 +31,9 @@ struct rk_engine_hooks {
     void *user;
     void (*on_progress)(void *user, const char *phase, uint64_t done, uint64_t total);
     bool (*is_cancelled)(void *user); /* this rank was asked to stop; the ranks agree before they do */
+    /* Within a pass, after every layer: the work goes on. A device that computes on the host may need minutes
+     * for one pass. */
+    void (*on_alive)(void *user);
 };
 /* Device memory that the agreements below need: it is taken once, they allocate nothing. */
 #define RK_AGREE_BYTES 1024
@@ -170,9 +173,11 @@ struct rk_packed {
 };
 
 /* Collective. log_probs[t] = log p(labels[t]) at that temperature and entropy[t] (may be NULL), f64 in host
- * memory; 0 where there is no label. OUT_OF_RANGE names a token or position that the model does not have. */
+ * memory; 0 where there is no label. OUT_OF_RANGE names a token or position that the model does not have. Of
+ * `hooks`, which may be NULL, a pass calls on_alive only. */
 struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_packed *packed,
-                                     double temperature, double *log_probs, double *entropy) RK_NODISCARD;
+                                     double temperature, const struct rk_engine_hooks *hooks,
+                                     double *log_probs, double *entropy) RK_NODISCARD;
 /* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;

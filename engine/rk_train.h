@@ -64,6 +64,7 @@ struct rk_train_micro {
     bool is_last;
     rk_train_loss_fn_t loss_fn;
     void *user;
+    const struct rk_engine_hooks *hooks; /* on_alive only; may be NULL */
 };
 struct rk_status *rk_train_micro_batch(struct rk_model *model,
                                        const struct rk_train_micro *micro) RK_NODISCARD;

@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_fault.h"
 #include "base/rk_str.h"
+#include "base/rk_time.h"
 
 #define ARENA_BLOCK_BYTES (64 << 10)
 
@@ -19,6 +20,16 @@ static void on_progress(void *user, const char *phase, uint64_t done, uint64_t t
     const struct rk_call *call = user;
 
     rk_worker_tick(call->worker, phase, done, total);
+}
+
+/* What has been reported stands: only the watchdog wants to know. */
+static void on_alive(void *user)
+{
+    struct rk_worker *worker = ((const struct rk_call *)user)->worker;
+
+    pthread_mutex_lock(&worker->lock);
+    worker->running.last_tick_ns = rk_time_now_ns();
+    pthread_mutex_unlock(&worker->lock);
 }
 
 static bool is_cancelled(void *user)
@@ -158,7 +169,10 @@ struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
     struct rk_call call = {
         .worker = worker,
         .job = job,
-        .hooks = {.user = &call, .on_progress = on_progress, .is_cancelled = is_cancelled},
+        .hooks = {.user = &call,
+                  .on_progress = on_progress,
+                  .is_cancelled = is_cancelled,
+                  .on_alive = on_alive},
     };
     struct rk_status *st;
 

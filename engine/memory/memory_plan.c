@@ -75,7 +75,7 @@ static struct rk_status *run_packed(struct rk_model *model, const struct rk_pack
         return rk_train_grad_norm(model, &norm, &is_finite);
     }
     values = rk_calloc(2 * (size_t)packed->num_tokens, sizeof(*values));
-    st = rk_model_log_probs(model, packed, 1, values, values + packed->num_tokens);
+    st = rk_model_log_probs(model, packed, 1, NULL, values, values + packed->num_tokens);
     rk_free(values);
     return st;
 }

@@ -176,8 +176,10 @@ struct rk_status *rk_model_walk_advance(struct rk_model_walk *walk, int64_t num_
 /* --- for the rollout engine --- */
 
 /* Runs the model over new tokens; *logits [num_logits, >= vocab_size] over the whole vocabulary on every tp
- * rank (gathered), valid until the next call that uses the step arena. Collective over tp. */
+ * rank (gathered), valid until the next call that uses the step arena. Collective over tp. `hooks` may be
+ * NULL. */
 struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
+                                         const struct rk_engine_hooks *hooks,
                                          rk_tensor_t *logits) RK_NODISCARD;
 int64_t rk_model_local_kv_heads(const struct rk_model *model);
 struct rk_stream *rk_model_stream(const struct rk_model *model);

@@ -136,7 +136,8 @@ struct rk_status *rk_inverse_temperature(float *out, double temperature)
 }
 
 struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_packed *packed,
-                                     double temperature, double *log_probs, double *entropy)
+                                     double temperature, const struct rk_engine_hooks *hooks,
+                                     double *log_probs, double *entropy)
 {
     struct rk_head_saved saved = {0};
     struct rk_head_out out;
@@ -146,6 +147,7 @@ struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_pac
 
     RK_TRY(rk_inverse_temperature(&saved.inv_temperature, temperature));
     RK_TRY(rk_model_begin_packed(model, &pass, packed));
+    pass.hooks = hooks;
     RK_TRY(rk_labels_select(&labels, model, packed));
     saved.index = labels.index;
     saved.labels = labels.labels;
@@ -194,12 +196,13 @@ struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed
 }
 
 struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
-                                         rk_tensor_t *logits)
+                                         const struct rk_engine_hooks *hooks, rk_tensor_t *logits)
 {
     struct rk_pass pass;
     rk_tensor_t hidden, rows;
 
     rk_model_begin_pass(model, &pass);
+    pass.hooks = hooks;
     pass.num_tokens = step->num_tokens;
     pass.tokens = step->tokens;
     pass.positions = step->positions;

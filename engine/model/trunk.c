@@ -12,6 +12,7 @@
 #include "engine/optim/optim_internal.h"
 
 #include "base/rk_assert.h"
+#include "base/rk_fault.h"
 
 /* The residual stream on its way through blocks; all [T, hidden_size]. */
 struct flow {
@@ -60,12 +61,15 @@ static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *
 {
     struct rk_step_mark mark;
 
+    if (RK_FAULT("model.block"))
+        return RK_FAIL(RK_INTERNAL, "fault point model.block");
     RK_TRY(norm_stream(pass, &block->norm, flow, keeps_stream, &saved->norm));
     mark = rk_step_arena_mark(pass->arena);
     RK_TRY(block->ops->forward(pass, block, flow->normed, flow->out, saved));
     if (!pass->keeps_activations)
         rk_step_arena_release(pass->arena, mark);
     flow->delta = flow->out;
+    rk_pass_note_alive(pass);
     return NULL;
 }
 
@@ -140,6 +144,7 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
     RK_TRY(block->ops->backward(pass, block, saved, x, dstream, dx));
     RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dstream, false));
     rk_step_arena_release(pass->arena, mark);
+    rk_pass_note_alive(pass);
     return NULL;
 }
 

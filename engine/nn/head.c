@@ -36,6 +36,7 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
         RK_TRY(
             rk_linear_column_fwd(pass, &head->weight, rk_tensor_rows(saved->x, begin, count), args.logits));
         RK_TRY(rk_vocab_stats(pass->stream, &args));
+        rk_pass_note_alive(pass);
     }
     return NULL;
 }
@@ -117,6 +118,7 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
 
         RK_TRY(chunk_bwd(pass, head, &args, rk_tensor_rows(saved->x, begin, count),
                          rk_tensor_rows(dx, begin, count), begin == last));
+        rk_pass_note_alive(pass);
     }
     return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
 }

@@ -62,8 +62,16 @@ struct rk_pass {
     /* How attention finds the keys: the packed sequences, or a cache. */
     rk_tensor_t cu_seqlens;
     int32_t max_seqlen;
-    const struct rk_paged_step *paged; /* NULL: packed */
+    const struct rk_paged_step *paged;   /* NULL: packed */
+    const struct rk_engine_hooks *hooks; /* NULL: nobody wants to know that it goes on */
 };
+
+/* The pass has come further: after every block, and every chunk of the head. */
+static inline void rk_pass_note_alive(const struct rk_pass *pass)
+{
+    if (pass->hooks && pass->hooks->on_alive)
+        pass->hooks->on_alive(pass->hooks->user);
+}
 
 rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);

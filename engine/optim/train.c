@@ -252,6 +252,7 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     RK_TRY(check_enabled(model));
     RK_TRY(rk_inverse_temperature(&head.inv_temperature, micro->temperature));
     RK_TRY(rk_model_begin_packed(model, &pass, micro->packed));
+    pass.hooks = micro->hooks;
     pass.grads = model->train->grads;
     RK_TRY(rk_labels_select(&labels, model, micro->packed));
     head.index = labels.index;

@@ -35,8 +35,9 @@ struct rk_rollout {
     struct rk_batcher batcher;
     struct rk_step_inputs inputs;
     struct rk_decode_graphs graphs;
-    void *sampled;        /* device: what the last step has sampled, as in struct step */
-    struct step steps[2]; /* the one being read and the one on its way, by turns */
+    void *sampled;                       /* device: what the last step has sampled, as in struct step */
+    struct step steps[2];                /* the one being read and the one on its way, by turns */
+    const struct rk_engine_hooks *hooks; /* of the running call; NULL when there are none */
     bool is_pipelined;
 };
 
@@ -258,7 +259,7 @@ static struct rk_status *enqueue_model(void *user)
             .sampled = rk_tensor_1d(rollout->sampled, RK_DTYPE_I32, rollout->config.max_num_seqs),
             .source = step->inputs.source,
         }));
-    RK_TRY(rk_model_forward_paged(rollout->model, paged, &logits));
+    RK_TRY(rk_model_forward_paged(rollout->model, paged, rollout->hooks, &logits));
     return paged->num_logits > 0 ? sample(rollout, logits, step->inputs.params) : NULL;
 }
 
@@ -344,6 +345,7 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
         RK_TRY(check_request(rollout, i, &requests[i]));
     RK_TRY(rk_decode_graphs_agree(&rollout->graphs));
     rk_batcher_begin(batcher, requests, num_requests, results);
+    rollout->hooks = hooks;
     for (int64_t i = 0; !rk_batcher_is_done(batcher); i++) {
         if (hooks && i % STEPS_PER_CANCEL_CHECK == 0)
             RK_TRY_GOTO(st, rk_model_check_cancel(rollout->model, hooks, RK_GROUP_TP), out);
@@ -356,5 +358,6 @@ out:
     if (st) /* nothing on its way may write to what the next call uses */
         st = rk_status_first(st, rk_stream_sync(stream));
     rk_batcher_end(batcher);
+    rollout->hooks = NULL;
     return st;
 }

@@ -177,7 +177,8 @@ static void test_log_probs_of_packed_sequences_match_transformers(void **state)
         log_probs = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
         entropy = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
         assert_ok(rk_model_logits(golden.test.model, &golden.packed, logits));
-        assert_ok(rk_model_log_probs(golden.test.model, &golden.packed, TEMPERATURE, log_probs, entropy));
+        assert_ok(
+            rk_model_log_probs(golden.test.model, &golden.packed, TEMPERATURE, NULL, log_probs, entropy));
         check(&golden, "logits", logits, tolerance_of(&golden, "logits"));
         check(&golden, "log_probs", log_probs, tolerance_of(&golden, "log_probs"));
         check(&golden, "entropy", entropy, tolerance_of(&golden, "log_probs"));

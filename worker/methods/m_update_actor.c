@@ -122,6 +122,7 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
         .is_last = m == u->mini->num_micro - 1,
         .loss_fn = loss_fn,
         .user = u,
+        .hooks = &u->call->hooks,
     };
 
     RK_TRY(rk_call_check_cancel(u->call));

@@ -196,7 +196,7 @@ static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int3
     struct tokens t;
 
     make_tokens(&t, num_tokens, seq_len);
-    return rk_model_log_probs(roles->test.model, &t.packed, 0.8, values, entropy);
+    return rk_model_log_probs(roles->test.model, &t.packed, 0.8, NULL, values, entropy);
 }
 
 /* More requests than run together; prompts of this length. Whatever is sampled ends a response that may be

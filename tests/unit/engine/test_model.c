@@ -104,7 +104,7 @@ static double loss_at(struct rk_model *model, struct batch *batch)
 {
     double log_probs[NUM_TOKENS], entropy[NUM_TOKENS], unused[NUM_TOKENS], unused_too[NUM_TOKENS];
 
-    assert_ok(rk_model_log_probs(model, &batch->packed, 0.8, log_probs, entropy));
+    assert_ok(rk_model_log_probs(model, &batch->packed, 0.8, NULL, log_probs, entropy));
     assert_ok(loss_fn(batch, log_probs, entropy, unused, unused_too));
     return batch->loss;
 }
@@ -170,7 +170,7 @@ static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
         open_training(&test, UNTIED, RK_DTYPE_F64);
         if (i == 1)
             test.model->core->head.chunk_tokens = 7;
-        assert_ok(rk_model_log_probs(test.model, &batch.packed, 0.8, log_probs[i], NULL));
+        assert_ok(rk_model_log_probs(test.model, &batch.packed, 0.8, NULL, log_probs[i], NULL));
         assert_ok(rk_train_begin(test.model));
         assert_ok(micro_batch(test.model, &batch));
         head = rk_model_find_param(test.model, "lm_head.weight");
@@ -251,11 +251,11 @@ static void test_log_probs_of_bad_arguments_name_them(void **state)
         batch.tokens[row->index] = row->token;
         batch.positions[row->index] = row->position;
         batch.labels[row->index] = row->label_id;
-        assert_fails(rk_model_log_probs(test.model, &batch.packed, row->temperature, log_probs, NULL),
+        assert_fails(rk_model_log_probs(test.model, &batch.packed, row->temperature, NULL, log_probs, NULL),
                      row->code, row->text);
     }
     make_batch(&batch);
-    assert_ok(rk_model_log_probs(test.model, &batch.packed, 1, log_probs, NULL));
+    assert_ok(rk_model_log_probs(test.model, &batch.packed, 1, NULL, log_probs, NULL));
     rk_test_model_close(&test);
 }
 
@@ -351,7 +351,7 @@ static void run_paged(struct rk_test_model *test, struct paged *paged, const int
     paged->step.cu_q = upload(test, paged, cu_q, 3);
     paged->step.seq_lens = upload(test, paged, lens, 2);
     paged->step.logits_index = upload(test, paged, last, 2);
-    assert_ok(rk_model_forward_paged(test->model, &paged->step, &logits));
+    assert_ok(rk_model_forward_paged(test->model, &paged->step, NULL, &logits));
     assert_int_equal(logits.shape[0], 2);
     assert_true(logits.shape[1] >= VOCAB_SIZE);
     for (int32_t s = 0; s < 2; s++)
@@ -679,7 +679,7 @@ static struct rk_status *scenario(struct rk_test_model *test, struct batch *batc
     RK_TRY(rk_train_begin(test->model));
     RK_TRY(micro_batch(test->model, batch));
     RK_TRY(rk_train_step(test->model, &stats));
-    RK_TRY(rk_model_log_probs(test->model, &batch->packed, 1, log_probs, NULL));
+    RK_TRY(rk_model_log_probs(test->model, &batch->packed, 1, NULL, log_probs, NULL));
     return rk_model_gather_param(test->model, 0, RK_PARAM_VALUE, weights);
 }
 

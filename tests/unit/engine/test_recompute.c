@@ -57,6 +57,7 @@ struct outcome {
     double *values;
     int64_t count;
     uint64_t peak_bytes;
+    int64_t num_alive; /* times that a pass told of itself */
 };
 
 static void gather(struct rk_model *model, rk_param_kind_t kind, struct outcome *out)
@@ -69,12 +70,18 @@ static void gather(struct rk_model *model, rk_param_kind_t kind, struct outcome 
     }
 }
 
+static void count_alive(void *user)
+{
+    ++*(int64_t *)user;
+}
+
 static struct outcome train(const char *config, rk_dtype_t dtype, int64_t recompute_num_layers)
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1.0);
     struct rk_step_stats stats;
     struct rk_test_model test;
     struct outcome out = {0};
+    const struct rk_engine_hooks hooks = {.user = &out.num_alive, .on_alive = count_alive};
 
     assert_ok(rk_test_model_open(
         &test,
@@ -89,7 +96,8 @@ static struct outcome train(const char *config, rk_dtype_t dtype, int64_t recomp
         assert_ok(rk_train_micro_batch(test.model, &(struct rk_train_micro){.packed = &batch.packed,
                                                                             .temperature = 0.8,
                                                                             .loss_fn = loss_fn,
-                                                                            .user = &batch}));
+                                                                            .user = &batch,
+                                                                            .hooks = &hooks}));
     }
     out.peak_bytes = rk_model_get_memory(test.model).activation_peak_bytes;
     out.values = rk_calloc(2 * (size_t)rk_model_num_elements(test.model), sizeof(*out.values));
@@ -126,6 +134,20 @@ static void test_recompute_of_any_part_gives_the_same_bits(void **state)
     }
 }
 
+/* Goal: whoever watches a pass hears of every block, forwards, again and backwards, and of the head. */
+static void test_pass_shows_that_it_goes_on(void **state)
+{
+    enum { NUM_BLOCKS = 2 * NUM_LAYERS * NUM_MICRO, NUM_HEADS = 2 * (NUM_MICRO - 1) };
+    struct outcome none = train(CONFIG("llama"), RK_DTYPE_F32, 0);
+    struct outcome again = train(CONFIG("llama"), RK_DTYPE_F32, 2);
+
+    (void)state;
+    assert_int_equal(none.num_alive, 2 * NUM_BLOCKS + NUM_HEADS);
+    assert_int_equal(again.num_alive, 3 * NUM_BLOCKS + NUM_HEADS);
+    rk_free(none.values);
+    rk_free(again.values);
+}
+
 /* Goal: it is for the memory. Method: the peak of a micro-batch; the fewer layers a part has the lower. */
 static void test_recompute_of_smaller_parts_needs_less_memory(void **state)
 {
@@ -147,6 +169,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recompute_of_any_part_gives_the_same_bits),
+        cmocka_unit_test(test_pass_shows_that_it_goes_on),
         cmocka_unit_test(test_recompute_of_smaller_parts_needs_less_memory),
     };
 

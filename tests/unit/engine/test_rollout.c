@@ -179,7 +179,7 @@ static void recompute(struct rk_test_model *test, const struct batch *b, double 
                                                      .positions = positions,
                                                      .cu_seqlens = cu_seqlens,
                                                      .labels = labels},
-                                 temperature, log_probs, NULL));
+                                 temperature, NULL, log_probs, NULL));
     for (int32_t t = 0; t < num_tokens; t++)
         if (labels[t] != RK_LABEL_NONE)
             out[k++] = (float)log_probs[t];

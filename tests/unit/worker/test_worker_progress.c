@@ -1,5 +1,5 @@
-/* Reading and writing models on slow disks: work that goes on is let be, whoever asks it to stop is heard,
- * and what the ranks do together they end together. */
+/* Slow disks and slow passes: work that goes on is let be, whoever asks it to stop is heard, and what the
+ * ranks do together they end together. */
 #include "tests/unit/worker/cluster.h"
 
 #include <stdlib.h>
@@ -43,6 +43,12 @@ static void call(struct test_cluster *cluster, const char *role, const char *met
     }
 }
 
+/* Options that name a directory of the test; rk_free them. */
+static char *options_with(const char *key, const char *name)
+{
+    return rk_format("{\"%s\": \"%s/%s\"}", key, rk_test_temp_dir(), name);
+}
+
 /* Goal: on a slow disk a model is written and read however long it takes, by one rank or beside others that
  * have nothing to write. */
 static void test_slow_disk_is_progress(void **state)
@@ -50,7 +56,7 @@ static void test_slow_disk_is_progress(void **state)
     (void)state;
     for (int32_t dp = 1; dp <= 2; dp++) {
         char *name = rk_format("slow-%d", dp), *path = rk_format("%s/%s", rk_test_temp_dir(), name);
-        char *export_options = rk_format("{\"path\": \"%s\"}", name);
+        char *export_options = rk_format("{\"path\": \"%s\"}", path);
         char *load_options = rk_format("{\"model.path\": \"%s\", \"megatron.forward_only\": true}", path);
         struct test_cluster cluster;
 
@@ -63,6 +69,64 @@ static void test_slow_disk_is_progress(void **state)
         rk_free(export_options);
         rk_free(load_options);
     }
+}
+
+/* One row of the batch that log-probs and updates take. */
+static struct rk_batch *samples(void)
+{
+    static const char *const ids[] = {"input_ids", "attention_mask", "position_ids"};
+    static const char *const masks[] = {"responses", "response_mask"};
+    static const char *const reals[] = {"old_log_probs", "advantages"};
+    const int64_t shape[] = {1, 4}, response_shape[] = {1, 2};
+    struct rk_batch *batch;
+    void *data;
+
+    assert_ok(rk_batch_create(&batch, 1));
+    for (size_t i = 0; i < RK_ARRAY_LEN(ids); i++) {
+        assert_ok(rk_batch_add_dense(batch, ids[i], RK_DTYPE_I64, 2, shape, &data));
+        for (int64_t c = 0; c < shape[1]; c++)
+            ((int64_t *)data)[c] = i == 2 ? c : 1;
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(masks); i++) {
+        assert_ok(rk_batch_add_dense(batch, masks[i], RK_DTYPE_I64, 2, response_shape, &data));
+        ((int64_t *)data)[0] = ((int64_t *)data)[1] = 1;
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(reals); i++)
+        assert_ok(rk_batch_add_dense(batch, reals[i], RK_DTYPE_F32, 2, response_shape, &data));
+    return batch;
+}
+
+/* Goal: one pass that takes longer than a method may be silent is let be while its layers go on, on a single
+ * rank, which has no collectives. */
+static void test_slow_pass_is_progress(void **state)
+{
+    static const struct test_mesh meshes[] = {{"actor", {0}}, {"rollout", {0}}};
+    static const char *const calls[][2] = {
+        {"actor", "compute_log_prob"}, {"actor", "update_actor"}, {"rollout", "generate_sequences"}};
+    const struct rk_worker_config config = {.idle_progress_ms = LIMIT_MS};
+    struct test_cluster cluster;
+
+    (void)state;
+    test_cluster_open(&cluster, 1, &config);
+    test_cluster_configure(&cluster, 1, meshes, RK_ARRAY_LEN(meshes));
+    test_cluster_init_model(&cluster, "actor", "");
+    call(&cluster, "rollout", "init_model", "{\"share_weights_of\": \"actor\", \"rollout.max_num_seqs\": 1}",
+         "");
+    for (size_t i = 0; i < RK_ARRAY_LEN(calls); i++) {
+        bool generates = strcmp(calls[i][0], "rollout") == 0;
+        struct rk_batch *input = generates ? test_prompts(1, 4, 0) : samples();
+        struct rk_job *job =
+            test_method_job(calls[i][0], calls[i][1], generates ? "{\"response_length\": 1}" : "{}", input);
+
+        if (!generates)
+            test_plan(job, &input, 1, "response_mask", 0, 1);
+        setenv("RANKD_FAULTS", "model.block=sleep:400ms", 1); /* there are four */
+        test_cluster_run(&cluster, 0, job);
+        unsetenv("RANKD_FAULTS");
+        assert_ok(rk_status_clone(job->status));
+        rk_job_destroy(job);
+    }
+    test_cluster_close(&cluster);
 }
 
 /* Starts the call on all ranks, asks `rank` to stop in the middle, and expects all to have stopped long
@@ -98,15 +162,15 @@ static void test_cancel_ends_export_and_load(void **state)
     char *dir = rk_format("%s/cancelled", rk_test_temp_dir());
     struct rk_worker_snapshot snapshot;
     struct test_cluster cluster;
-    char *load_options;
+    char *whole = options_with("path", "whole"), *again = options_with("path", "cancelled");
+    char *load_options = options_with("model.path", "whole");
 
     (void)state;
     open_cluster(&cluster, 2);
-    call(&cluster, "actor", "export_hf", "{\"path\": \"whole\"}", "");
-    load_options = rk_format("{\"model.path\": \"%s/whole\"}", rk_test_temp_dir());
+    call(&cluster, "actor", "export_hf", whole, "");
     for (int32_t rank = 0; rank < 2; rank++) {
         setenv("RANKD_FAULTS", SLOW_WRITE, 1);
-        cancel(&cluster, "actor", "export_hf", "{\"path\": \"cancelled\"}", rank);
+        cancel(&cluster, "actor", "export_hf", again, rank);
         assert_int_equal(rmdir(dir), 0); /* it is empty */
         setenv("RANKD_FAULTS", SLOW_READ, 1);
         cancel(&cluster, "ref", "init_model", load_options, rank);
@@ -114,9 +178,11 @@ static void test_cancel_ends_export_and_load(void **state)
         rk_worker_get_snapshot(cluster.workers[rank], &snapshot);
         assert_true(snapshot.is_configured);
     }
-    call(&cluster, "actor", "export_hf", "{\"path\": \"cancelled\"}", "");
+    call(&cluster, "actor", "export_hf", again, "");
     call(&cluster, "ref", "init_model", load_options, "");
     test_cluster_close(&cluster);
+    rk_free(whole);
+    rk_free(again);
     rk_free(load_options);
     rk_free(dir);
 }
@@ -126,12 +192,11 @@ static void test_unreadable_on_one_rank_fails_all(void **state)
 {
     struct rk_job *jobs[TEST_MAX_WORKERS];
     struct test_cluster cluster;
-    char *options;
+    char *once = options_with("path", "once"), *options = options_with("model.path", "once");
 
     (void)state;
     open_cluster(&cluster, 2);
-    call(&cluster, "actor", "export_hf", "{\"path\": \"once\"}", "");
-    options = rk_format("{\"model.path\": \"%s/once\"}", rk_test_temp_dir());
+    call(&cluster, "actor", "export_hf", once, "");
     setenv("RANKD_FAULTS", "ckpt.read=fail@5", 1); /* once, on whichever comes fifth */
     test_cluster_call(&cluster, "ref", "init_model", options, NULL, jobs);
     unsetenv("RANKD_FAULTS");
@@ -141,6 +206,7 @@ static void test_unreadable_on_one_rank_fails_all(void **state)
     }
     call(&cluster, "ref", "init_model", options, "");
     test_cluster_close(&cluster);
+    rk_free(once);
     rk_free(options);
 }
 
@@ -151,6 +217,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
 #ifdef RK_FAULTS
         cmocka_unit_test(test_slow_disk_is_progress),
+        cmocka_unit_test(test_slow_pass_is_progress),
         cmocka_unit_test(test_cancel_ends_export_and_load),
         cmocka_unit_test(test_unreadable_on_one_rank_fails_all),
 #endif
