@@ -1,7 +1,8 @@
 /* init_model: builds the role's model from a Hugging Face directory, at random from a configuration, or over
- * the weights of another role of equal mesh. A model that the role had is dropped first. What the role will
- * ever take of the device is planned before anything is taken, and taken at once. All ranks succeed, or none
- * has a model. */
+ * the weights of another role of equal mesh. What the role will ever take of the device is planned before
+ * anything is taken, and taken at once. A model that the role had makes room once all ranks have found their
+ * options good and made their plans: a mistyped option does not cost what was trained. From there on all
+ * ranks succeed, or none has a model. */
 #include "worker/methods/methods_internal.h"
 
 #include <stdio.h>
@@ -14,6 +15,7 @@ static struct rk_status *build_all(struct rk_model_build *build)
     struct rk_call *call = build->call;
 
     RK_TRY(rk_call_agree(call, rk_model_build_prepare(build)));
+    rk_role_drop_model(call->worker, call->role);
     if (build->gpu_memory_utilization > 0.0)
         RK_TRY(rk_call_agree(call, rk_model_build_fit_cache(build)));
     RK_TRY(rk_call_agree(call, rk_model_build_take(build)));
@@ -41,7 +43,6 @@ struct rk_status *rk_m_init_model(struct rk_call *call)
 
     if (!rk_mesh_comms_is_member(role->comms))
         return NULL;
-    rk_role_drop_model(call->worker, role);
     st = build_all(&build);
     if (!st) {
         adopt(role, &build);

@@ -24,7 +24,7 @@ struct rk_model_build {
     struct rk_rollout *rollout;
 };
 
-/* Reads and checks the options, and plans the memory. */
+/* Reads and checks the options, and plans the memory. Takes none: the role may still have a model. */
 struct rk_status *rk_model_build_prepare(struct rk_model_build *build) RK_NODISCARD;
 /* Collective over the role's mesh, all of whose ranks have prepared: with gpu_memory_utilization the cache
  * gets the blocks that fit on every rank. */

@@ -432,8 +432,8 @@ static void test_get_mesh_info_reports_place_and_state(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: init_model refuses what it cannot build, names it, and leaves the role without a model. */
-static void test_init_model_bad_options_are_refused(void **state)
+/* Calls that cannot build a model. Afterwards actor and rollout have this state, and nobody else a model. */
+static void refuse_bad_init_models(struct test_cluster *cluster, rk_role_state_t state)
 {
     char *missing = rk_format("{\"model.path\": \"%s/missing\"}", rk_test_temp_dir());
     char *parent = rk_format("{\"model.path\": \"%s/../x\"}", rk_test_temp_dir());
@@ -472,29 +472,45 @@ static void test_init_model_bad_options_are_refused(void **state)
         {"critic", "", RK_UNIMPLEMENTED, "critic"},
         {"reward", "", RK_FAILED_PRECONDITION, "configured roles: actor, rollout, ref, critic"},
     };
-    struct test_cluster cluster;
 
-    (void)state;
-    open_cluster(&cluster, rk_test_temp_dir());
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         char *options =
             cases[i].options[0] == '{' ? rk_strdup(cases[i].options) : test_init_options(cases[i].options);
         struct rk_job *job =
-            test_cluster_run(&cluster, 0, test_method_job(cases[i].role, "init_model", options, NULL));
+            test_cluster_run(cluster, 0, test_method_job(cases[i].role, "init_model", options, NULL));
         struct rk_worker_snapshot snapshot;
 
         assert_fails(rk_status_clone(job->status), cases[i].code, cases[i].text);
-        rk_worker_get_snapshot(cluster.workers[0], &snapshot);
+        rk_worker_get_snapshot(cluster->workers[0], &snapshot);
         for (int32_t r = 0; r < snapshot.num_roles; r++)
-            assert_int_equal(snapshot.roles[r].state, RK_ROLE_STATE_EMPTY);
+            assert_int_equal(snapshot.roles[r].state, r < 2 ? state : RK_ROLE_STATE_EMPTY);
         rk_job_destroy(job);
         rk_free(options);
     }
-    init_actor_and_rollout(&cluster); /* still usable */
-    test_cluster_close(&cluster);
     rk_free(missing);
     rk_free(parent);
     rk_free(empty);
+}
+
+/* Goal: init_model refuses what it cannot build and names it; a role without a model stays without, and one
+ * that has a model keeps it, trained as it is, as does the role that uses its weights. */
+static void test_init_model_bad_options_are_refused(void **state)
+{
+    struct rk_batch *before, *after;
+    struct test_cluster cluster;
+
+    (void)state;
+    open_cluster(&cluster, rk_test_temp_dir());
+    refuse_bad_init_models(&cluster, RK_ROLE_STATE_EMPTY);
+    init_actor_and_rollout(&cluster);
+    before = generate(&cluster, "{\"response_length\": 7}");
+    refuse_bad_init_models(&cluster, RK_ROLE_STATE_AWAKE);
+    after = generate(&cluster, "{\"response_length\": 7}");
+    assert_memory_equal(ids(after, "responses", RESPONSE), ids(before, "responses", RESPONSE),
+                        ROWS * RESPONSE * sizeof(int64_t));
+    rk_batch_destroy(before);
+    rk_batch_destroy(after);
+    test_cluster_close(&cluster);
 }
 
 /* Goal: a new init_model of the owner takes the models with it that used its weights. */
