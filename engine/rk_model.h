@@ -158,6 +158,14 @@ struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_pa
                                         double *out) RK_NODISCARD;
 
 /* --- forward --- */
+
+/* What logits are divided by. Below it the sampler takes the largest logit, and its log-probs are those of
+ * temperature 1: nothing that training could compute again. */
+#define RK_TEMPERATURE_MIN 1e-5F
+#define RK_TEMPERATURE_MAX 1e6F
+/* INVALID_ARGUMENT with value and range. */
+struct rk_status *rk_model_check_temperature(double temperature) RK_NODISCARD;
+
 #define RK_LABEL_NONE (-1)
 
 /* A packed micro-batch, in host memory. num_seqs 0 is the empty micro-batch: it takes part in every

@@ -27,9 +27,9 @@ struct rk_rollout_request {
     const int32_t *prompt; /* [prompt_len], host */
     int32_t prompt_len;    /* at least 1 */
     int32_t max_tokens;    /* at least 1 */
-    float temperature;     /* below 1e-5: greedy */
+    float temperature;     /* 0: greedy; else from RK_TEMPERATURE_MIN to RK_TEMPERATURE_MAX */
     int32_t top_k;         /* <= 0: off */
-    float top_p;           /* >= 1: off */
+    float top_p;           /* above 0; 1: off */
     uint64_t seed, stream;
     const int64_t *eos_token_ids; /* any of them ends the response and is part of it */
     int32_t num_eos_token_ids;
@@ -51,8 +51,12 @@ struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *mo
 void rk_rollout_destroy(struct rk_rollout *rollout); /* NULL is a no-op */
 /* The configuration with every default filled in. */
 struct rk_rollout_config rk_rollout_get_config(const struct rk_rollout *rollout);
-/* Collective over tp. INVALID_ARGUMENT names the request that is too long or empty; OUT_OF_RANGE a token id
- * that the model does not have. `hooks` may be NULL. */
+/* Whether rk_rollout_generate takes the request: INVALID_ARGUMENT names field, value and expectation. Not
+ * collective: ranks that generate together check first, so that a bad request begins on none of them. */
+struct rk_status *rk_rollout_check(const struct rk_rollout *rollout,
+                                   const struct rk_rollout_request *request) RK_NODISCARD;
+/* Collective over tp. INVALID_ARGUMENT as rk_rollout_check, with the number of the request. `hooks` may be
+ * NULL. */
 struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct rk_rollout_request *requests,
                                       int64_t num_requests, struct rk_rollout_result *results,
                                       const struct rk_engine_hooks *hooks) RK_NODISCARD;

@@ -34,7 +34,6 @@ struct rk_role {
     struct rk_mesh_comms *comms;       /* owned; NULL while there are no communicators */
     struct rk_model *model;            /* owned; NULL in state EMPTY */
     struct rk_rollout *rollout;        /* owned; roles that generate */
-    int64_t max_model_len;             /* of the rollout */
     struct rk_memory_plan memory_plan; /* what init_model planned and took */
     bool is_training;                  /* the model has gradients and an optimizer */
     char weights_of[32];               /* role whose buffer this role uses; "" for its own */

@@ -102,7 +102,7 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
 struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
                                         const struct rk_packed *packed) RK_NODISCARD;
 
-/* What kernels multiply logits with. INVALID_ARGUMENT unless it is a normal fp32 number. */
+/* What kernels multiply logits with, checked. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
 
 /* The positions that have a label. */

@@ -1,7 +1,6 @@
 /* Forward passes: over packed sequences (log-probs, logits) and over a paged cache. */
 #include "engine/model/model_internal.h"
 
-#include <float.h>
 #include <string.h>
 
 #include "base/rk_assert.h"
@@ -125,13 +124,18 @@ struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_mod
     return rk_step_upload(model->arena, model->core->stream, stats, dtype, raw, labels->count);
 }
 
+struct rk_status *rk_model_check_temperature(double temperature)
+{
+    if (temperature >= (double)RK_TEMPERATURE_MIN && temperature <= (double)RK_TEMPERATURE_MAX)
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "temperature=%g: expected a number from %g to %g", temperature,
+                   (double)RK_TEMPERATURE_MIN, (double)RK_TEMPERATURE_MAX);
+}
+
 struct rk_status *rk_inverse_temperature(float *out, double temperature)
 {
-    double inverse = 1.0 / temperature;
-
-    if (!(inverse >= (double)FLT_MIN && inverse <= (double)FLT_MAX))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "temperature=%g, expected a positive number", temperature);
-    *out = (float)inverse;
+    RK_TRY(rk_model_check_temperature(temperature));
+    *out = (float)(1.0 / temperature);
     return NULL;
 }
 

@@ -188,31 +188,43 @@ int64_t rk_rollout_num_graph_launches(const struct rk_rollout *rollout)
     return rollout->graphs.num_launches;
 }
 
-static struct rk_status *check_request(const struct rk_rollout *rollout, int64_t i,
+static struct rk_status *check_lengths(const struct rk_rollout *rollout,
                                        const struct rk_rollout_request *request)
 {
-    int64_t vocab_size = rk_model_get_config(rollout->model)->vocab_size;
+    int64_t max_model_len = rollout->config.max_model_len;
 
     if (request->prompt_len < 1)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "request %lld: the prompt is empty", (long long)i);
-    if (request->max_tokens < 1)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "request %lld: max_tokens=%d: expected at least 1", (long long)i,
-                       request->max_tokens);
-    if ((int64_t)request->prompt_len + request->max_tokens > rollout->config.max_model_len)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the prompt is empty");
+    if (request->prompt_len >= max_model_len)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "request %lld: a prompt of %d tokens and %d new ones exceed max_model_len=%lld",
-                       (long long)i, request->prompt_len, request->max_tokens,
-                       (long long)rollout->config.max_model_len);
-    if (!isfinite(request->temperature) || request->temperature < 0.0F)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "request %lld: temperature=%g: expected a number of at least 0",
-                       (long long)i, (double)request->temperature);
-    if (!(request->top_p > 0.0F))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "request %lld: top_p=%g: expected a number above 0", (long long)i,
+                       "a prompt of %d tokens leaves no room for a response in rollout.max_model_len=%lld",
+                       request->prompt_len, (long long)max_model_len);
+    if (request->max_tokens < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "max_tokens=%d: expected at least 1", request->max_tokens);
+    if (request->max_tokens > max_model_len - request->prompt_len)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "a prompt of %d tokens and %d new ones exceed rollout.max_model_len=%lld",
+                       request->prompt_len, request->max_tokens, (long long)max_model_len);
+    return NULL;
+}
+
+struct rk_status *rk_rollout_check(const struct rk_rollout *rollout, const struct rk_rollout_request *request)
+{
+    int64_t vocab_size = rk_model_get_config(rollout->model)->vocab_size;
+    float temperature = request->temperature;
+
+    RK_TRY(check_lengths(rollout, request));
+    if (temperature != 0.0F && !(temperature >= RK_TEMPERATURE_MIN && temperature <= RK_TEMPERATURE_MAX))
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "temperature=%g: expected 0, which is greedy, or a number from %g to %g",
+                       (double)temperature, (double)RK_TEMPERATURE_MIN, (double)RK_TEMPERATURE_MAX);
+    if (!(request->top_p > 0.0F && request->top_p <= 1.0F))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "top_p=%g: expected a number above 0, at most 1",
                        (double)request->top_p);
     for (int32_t t = 0; t < request->prompt_len; t++)
         if (request->prompt[t] < 0 || request->prompt[t] >= vocab_size)
-            return RK_FAIL(RK_OUT_OF_RANGE, "request %lld: token %d at %d: the vocabulary has %lld ids",
-                           (long long)i, request->prompt[t], t, (long long)vocab_size);
+            return RK_FAIL(RK_INVALID_ARGUMENT, "token %d of the prompt is %d: expected 0 to %lld", t,
+                           request->prompt[t], (long long)vocab_size - 1);
     return NULL;
 }
 
@@ -341,8 +353,11 @@ struct rk_status *rk_rollout_generate(struct rk_rollout *rollout, const struct r
     struct step *pending = NULL;
     struct rk_status *st = NULL;
 
-    for (int64_t i = 0; i < num_requests; i++)
-        RK_TRY(check_request(rollout, i, &requests[i]));
+    for (int64_t i = 0; i < num_requests; i++) {
+        st = rk_rollout_check(rollout, &requests[i]);
+        if (st)
+            return RK_WRAP(st, "request %lld", (long long)i);
+    }
     RK_TRY(rk_decode_graphs_agree(&rollout->graphs));
     rk_batcher_begin(batcher, requests, num_requests, results);
     rollout->hooks = hooks;

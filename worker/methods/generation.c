@@ -15,11 +15,6 @@ static struct rk_status *read_sampling(struct rk_generation *g)
     RK_TRY(rk_json_get_f64(options, "", "top_p", &g->top_p));
     RK_TRY(rk_json_get_bool(options, "", "do_sample", &do_sample));
     RK_TRY(rk_json_get_i64(options, "", "seed", INT64_MIN, INT64_MAX, &g->seed));
-    if (!(g->temperature >= 0.0 && g->temperature <= 1e6))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "temperature: expected a number from 0 to 1e6, got %g",
-                       g->temperature);
-    if (!(g->top_p > 0.0 && g->top_p <= 1.0))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "top_p: expected a number above 0, at most 1, got %g", g->top_p);
     if (!do_sample) {
         g->temperature = 0.0;
         g->top_k = -1;
@@ -100,8 +95,7 @@ static struct rk_status *allocate(struct rk_generation *g)
 }
 
 /* Cuts the left padding off row i; *num_tokens is what is left. */
-static struct rk_status *unpad_prompt(struct rk_generation *g, int64_t row, int64_t vocab_size,
-                                      int32_t *num_tokens)
+static struct rk_status *unpad_prompt(struct rk_generation *g, int64_t row, int32_t *num_tokens)
 {
     int32_t *tokens = g->prompt_tokens + row * g->prompt_columns;
     int32_t n = 0;
@@ -114,22 +108,21 @@ static struct rk_status *unpad_prompt(struct rk_generation *g, int64_t row, int6
                 RK_INVALID_ARGUMENT,
                 "attention_mask[%lld, %lld]=%lld: expected 0 on the left and 1 from the first real token on",
                 (long long)row, (long long)c, (long long)mask);
-        if (mask && (g->prompts[i] < 0 || g->prompts[i] >= vocab_size))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "prompts[%lld, %lld]=%lld: expected 0 to %lld",
-                           (long long)row, (long long)c, (long long)g->prompts[i], (long long)vocab_size - 1);
+        if (mask && g->prompts[i] != (int32_t)g->prompts[i])
+            return RK_FAIL(RK_INVALID_ARGUMENT, "prompts[%lld, %lld]=%lld: expected the id of a token",
+                           (long long)row, (long long)c, (long long)g->prompts[i]);
         if (mask)
             tokens[n++] = (int32_t)g->prompts[i];
     }
     *num_tokens = n;
-    if (n > 0)
-        return NULL;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "prompts: row %lld is empty", (long long)row);
+    return NULL;
 }
 
-static struct rk_status *make_request(struct rk_generation *g, int64_t row, int64_t vocab_size)
+static struct rk_status *make_request(struct rk_generation *g, int64_t row)
 {
-    int64_t max_model_len = g->call->role->max_model_len;
+    int64_t max_model_len = rk_rollout_get_config(g->call->role->rollout).max_model_len;
     struct rk_rollout_request *request = &g->requests[row];
+    struct rk_status *st;
 
     *request = (struct rk_rollout_request){
         .prompt = g->prompt_tokens + row * g->prompt_columns,
@@ -141,11 +134,11 @@ static struct rk_status *make_request(struct rk_generation *g, int64_t row, int6
         .eos_token_ids = g->eos,
         .num_eos_token_ids = g->num_eos,
     };
-    RK_TRY(unpad_prompt(g, row, vocab_size, &request->prompt_len));
-    if (request->prompt_len >= max_model_len)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "prompts: row %lld has %d tokens, rollout.max_model_len is %lld",
-                       (long long)row, request->prompt_len, (long long)max_model_len);
+    RK_TRY(unpad_prompt(g, row, &request->prompt_len));
     request->max_tokens = (int32_t)RK_MIN(g->response_columns, max_model_len - request->prompt_len);
+    st = rk_rollout_check(g->call->role->rollout, request);
+    if (st)
+        return RK_WRAP(st, "row %lld", (long long)row);
     g->results[row].tokens = g->response_tokens + row * g->response_columns;
     g->results[row].log_probs = g->log_probs + row * g->response_columns;
     return NULL;
@@ -163,6 +156,6 @@ struct rk_status *rk_generation_prepare(struct rk_generation *g)
     RK_TRY(read_columns(g));
     RK_TRY(allocate(g));
     for (int64_t row = 0; row < g->num_rows; row++)
-        RK_TRY(make_request(g, row, config->vocab_size));
+        RK_TRY(make_request(g, row));
     return NULL;
 }

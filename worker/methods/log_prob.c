@@ -13,8 +13,7 @@ struct pass {
 struct rk_status *rk_temperature_read(double *out, const struct rk_json *options)
 {
     RK_TRY(rk_json_get_f64(options, "", "temperature", out));
-    if (!(*out > 0.0))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "temperature: expected a number above 0, got %g", *out);
+    RK_TRY(rk_model_check_temperature(*out));
     *out = (double)(float)*out; /* the sampler's precision: both sides divide by the same number */
     return NULL;
 }

@@ -7,7 +7,7 @@
 /* Runs the plan forward and returns the columns. entropy_column NULL: no entropy in the result. */
 struct rk_status *rk_log_prob_run(struct rk_call *call, const char *log_prob_column,
                                   const char *entropy_column) RK_NODISCARD;
-/* The option `temperature`, above 0. */
+/* The option `temperature`, checked. */
 struct rk_status *rk_temperature_read(double *out, const struct rk_json *options) RK_NODISCARD;
 
 #endif

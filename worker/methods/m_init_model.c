@@ -27,7 +27,6 @@ static void adopt(struct rk_role *role, struct rk_model_build *build)
 {
     role->model = build->model;
     role->rollout = build->rollout;
-    role->max_model_len = build->rollout ? rk_rollout_get_config(build->rollout).max_model_len : 0;
     role->is_training = build->is_training;
     role->memory_plan = build->plan;
     snprintf(role->weights_of, sizeof(role->weights_of), "%s", build->share_with ? build->share_with : "");

@@ -214,6 +214,39 @@ struct rk_batch *test_prompts(int64_t num_rows, int64_t prompt_columns, int64_t 
     return batch;
 }
 
+struct rk_batch *test_samples(int64_t num_rows, int64_t num_tokens)
+{
+    enum { NUM_RESPONSES = 2 };
+    static const char *const names[] = {"input_ids", "attention_mask", "position_ids", "responses",
+                                        "response_mask"};
+    static const char *const reals[] = {"old_log_probs", "advantages"};
+    const int64_t shape[] = {num_rows, num_tokens}, response_shape[] = {num_rows, NUM_RESPONSES};
+    struct rk_batch *batch;
+    int64_t *columns[RK_ARRAY_LEN(names)];
+    void *data;
+
+    assert_ok(rk_batch_create(&batch, num_rows));
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        assert_ok(
+            rk_batch_add_dense(batch, names[i], RK_DTYPE_I64, 2, i < 3 ? shape : response_shape, &data));
+        columns[i] = data;
+    }
+    for (int64_t i = 0; i < num_rows * num_tokens; i++) {
+        columns[0][i] = 3 + 7 * i % 50;
+        columns[1][i] = 1;
+        columns[2][i] = i % num_tokens;
+    }
+    for (int64_t i = 0; i < num_rows * NUM_RESPONSES; i++) {
+        int64_t row = i / NUM_RESPONSES, t = num_tokens - NUM_RESPONSES + i % NUM_RESPONSES;
+
+        columns[3][i] = columns[0][row * num_tokens + t];
+        columns[4][i] = 1;
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(reals); i++)
+        assert_ok(rk_batch_add_dense(batch, reals[i], RK_DTYPE_F32, 2, response_shape, &data));
+    return batch;
+}
+
 void test_plan(struct rk_job *job, struct rk_batch *const *chunks, int32_t num_replicas,
                const char *loss_mask, int64_t mini_batch_rows, int64_t micro_batch_rows)
 {

@@ -56,6 +56,8 @@ void test_cluster_init_model(struct test_cluster *cluster, const char *role, con
 
 /* Rows of prompts for generate_sequences: row i has 1 + i % P tokens and stream first_stream + i. */
 struct rk_batch *test_prompts(int64_t num_rows, int64_t prompt_columns, int64_t first_stream);
+/* Rows of num_tokens tokens for log-probs and updates; the last two of each are the response. */
+struct rk_batch *test_samples(int64_t num_rows, int64_t num_tokens);
 /* A plan over the batch's rows on every replica: mini-batches of mini_batch_rows global rows (0: one),
  * micro-batches of micro_batch_rows. loss_mask names the column that the loss counts; NULL: none. */
 void test_plan(struct rk_job *job, struct rk_batch *const *chunks, int32_t num_replicas,

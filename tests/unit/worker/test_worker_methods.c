@@ -567,7 +567,11 @@ static void test_generate_sequences_bad_options_are_refused(void **state)
         const char *options, *text;
     } cases[] = {
         {"\"temperature\": -1.0", "temperature"},
+        {"\"temperature\": 9e-6",
+         "row 0: temperature=9e-06: expected 0, which is greedy, or a number from 1e-05"},
+        {"\"temperature\": 1e39", "temperature"},
         {"\"top_p\": 0.0", "top_p"},
+        {"\"top_p\": 1e-46", "top_p"},
         {"\"top_p\": 1.5", "top_p"},
         {"\"top_k\": -2", "top_k"},
         {"\"eos_token_id\": 61", "eos_token_id"},
@@ -602,9 +606,12 @@ static void test_generate_sequences_bad_prompts_are_refused(void **state)
         const char *text;
         int64_t prompts[3], mask[3];
     } cases[] = {
-        {"attention_mask[0, 2]=0", {5, 6, 0}, {1, 1, 0}}, {"attention_mask[0, 1]=2", {0, 6, 7}, {0, 2, 1}},
-        {"prompts[0, 1]=61", {5, 61, 7}, {1, 1, 1}},      {"prompts[0, 2]=-3", {5, 6, -3}, {1, 1, 1}},
-        {"row 0 is empty", {5, 6, 7}, {0, 0, 0}},
+        {"attention_mask[0, 2]=0", {5, 6, 0}, {1, 1, 0}},
+        {"attention_mask[0, 1]=2", {0, 6, 7}, {0, 2, 1}},
+        {"row 0: token 1 of the prompt is 61", {5, 61, 7}, {1, 1, 1}},
+        {"row 0: token 1 of the prompt is -3", {5, 6, -3}, {0, 1, 1}},
+        {"prompts[0, 1]=4294967298", {5, 4294967298, 7}, {1, 1, 1}},
+        {"row 0: the prompt is empty", {5, 6, 7}, {0, 0, 0}},
     };
     struct test_cluster cluster;
     struct rk_job *job;
@@ -626,7 +633,7 @@ static void test_generate_sequences_bad_prompts_are_refused(void **state)
                            test_method_job("rollout", "generate_sequences", "{\"response_length\": 7}",
                                            test_prompts(1, 70, 69)));
     assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT,
-                 "row 0 has 70 tokens, rollout.max_model_len is 64");
+                 "row 0: a prompt of 70 tokens leaves no room for a response in rollout.max_model_len=64");
     rk_job_destroy(job);
     test_cluster_close(&cluster);
 }
@@ -682,7 +689,9 @@ static void test_update_actor_bad_input_is_refused(void **state)
         const char *options, *text;
     } cases[] = {
         {"{\"clip_ratio_c\": 0.5}", "clip_ratio_c"},
-        {"{\"temperature\": 0.0}", "temperature"},
+        {"{\"temperature\": 0.0}", "temperature=0: expected a number from 1e-05 to 1e+06"},
+        {"{\"temperature\": 9e-6}", "temperature"},
+        {"{\"temperature\": 1e39}", "temperature"},
         {"{\"policy_loss.loss_mode\": \"gspo\"}", "policy_loss.loss_mode"},
     };
     struct test_cluster cluster;

@@ -71,31 +71,6 @@ static void test_slow_disk_is_progress(void **state)
     }
 }
 
-/* One row of the batch that log-probs and updates take. */
-static struct rk_batch *samples(void)
-{
-    static const char *const ids[] = {"input_ids", "attention_mask", "position_ids"};
-    static const char *const masks[] = {"responses", "response_mask"};
-    static const char *const reals[] = {"old_log_probs", "advantages"};
-    const int64_t shape[] = {1, 4}, response_shape[] = {1, 2};
-    struct rk_batch *batch;
-    void *data;
-
-    assert_ok(rk_batch_create(&batch, 1));
-    for (size_t i = 0; i < RK_ARRAY_LEN(ids); i++) {
-        assert_ok(rk_batch_add_dense(batch, ids[i], RK_DTYPE_I64, 2, shape, &data));
-        for (int64_t c = 0; c < shape[1]; c++)
-            ((int64_t *)data)[c] = i == 2 ? c : 1;
-    }
-    for (size_t i = 0; i < RK_ARRAY_LEN(masks); i++) {
-        assert_ok(rk_batch_add_dense(batch, masks[i], RK_DTYPE_I64, 2, response_shape, &data));
-        ((int64_t *)data)[0] = ((int64_t *)data)[1] = 1;
-    }
-    for (size_t i = 0; i < RK_ARRAY_LEN(reals); i++)
-        assert_ok(rk_batch_add_dense(batch, reals[i], RK_DTYPE_F32, 2, response_shape, &data));
-    return batch;
-}
-
 /* Goal: one pass that takes longer than a method may be silent is let be while its layers go on, on a single
  * rank, which has no collectives. */
 static void test_slow_pass_is_progress(void **state)
@@ -114,7 +89,7 @@ static void test_slow_pass_is_progress(void **state)
          "");
     for (size_t i = 0; i < RK_ARRAY_LEN(calls); i++) {
         bool generates = strcmp(calls[i][0], "rollout") == 0;
-        struct rk_batch *input = generates ? test_prompts(1, 4, 0) : samples();
+        struct rk_batch *input = generates ? test_prompts(1, 4, 0) : test_samples(1, 4);
         struct rk_job *job =
             test_method_job(calls[i][0], calls[i][1], generates ? "{\"response_length\": 1}" : "{}", input);
 

@@ -255,9 +255,53 @@ static void test_bad_row_on_one_replica_fails_all_ranks(void **state)
     }
     test_cluster_call(&cluster, "rollout", "generate_sequences", "{\"response_length\": 7}", prompts, jobs);
     for (int32_t rank = 0; rank < 4; rank++)
-        assert_fails(rk_status_clone(jobs[rank]->status), RK_INVALID_ARGUMENT, "prompts[0, 4]=61");
+        assert_fails(rk_status_clone(jobs[rank]->status), RK_INVALID_ARGUMENT,
+                     "row 0: token 3 of the prompt is 61");
     assert_message_contains(rk_status_clone(jobs[0]->status), "rank 2");
     destroy_all(&cluster, jobs);
+    check_usable(&cluster, 2);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: what only the engine's precision makes a bad option of is refused before any rank begins: the
+ * communicators stay up. */
+static void test_bad_options_keep_the_world(void **state)
+{
+    static const struct {
+        const char *role, *method, *options, *text;
+    } cases[] = {
+        {"rollout", "generate_sequences", "{\"response_length\": 4, \"top_p\": 1e-46}", "top_p=0"},
+        {"rollout", "generate_sequences", "{\"response_length\": 4, \"temperature\": 1e-40}", "temperature="},
+        {"actor", "compute_log_prob", "{\"temperature\": 1e-40}", "temperature=1e-40"},
+        {"actor", "compute_log_prob", "{\"temperature\": 1e39}", "temperature=1e+39"},
+        {"actor", "update_actor", "{\"temperature\": 1e-40}", "temperature=1e-40"},
+    };
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct rk_worker_snapshot snapshot;
+    struct test_cluster cluster;
+
+    (void)state;
+    open_with_models(&cluster, 2, two_ranks);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const struct planned_call call = {.method = cases[i].method, .options = cases[i].options};
+        struct rk_batch *inputs[TEST_MAX_WORKERS];
+
+        if (strcmp(cases[i].role, "rollout") == 0) {
+            for (int32_t rank = 0; rank < 2; rank++)
+                inputs[rank] = test_prompts(2, PROMPT, 0);
+            test_cluster_call(&cluster, "rollout", call.method, call.options, inputs, jobs);
+        } else {
+            inputs[0] = test_samples(2, 4);
+            run_with_plan(&cluster, &call, 2, inputs, jobs);
+            rk_batch_destroy(inputs[0]);
+        }
+        for (int32_t rank = 0; rank < 2; rank++) {
+            assert_fails(rk_status_clone(jobs[rank]->status), RK_INVALID_ARGUMENT, cases[i].text);
+            rk_worker_get_snapshot(cluster.workers[rank], &snapshot);
+            assert_true(snapshot.is_configured);
+        }
+        destroy_all(&cluster, jobs);
+    }
     check_usable(&cluster, 2);
     test_cluster_close(&cluster);
 }
@@ -512,6 +556,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_iteration_layouts_agree),
         cmocka_unit_test(test_bad_row_on_one_replica_fails_all_ranks),
+        cmocka_unit_test(test_bad_options_keep_the_world),
         cmocka_unit_test(test_init_model_failing_on_one_rank_leaves_none),
         cmocka_unit_test(test_cancel_one_rank_cancels_all),
         cmocka_unit_test(test_missing_rank_is_named),
