@@ -127,6 +127,12 @@ static struct rk_status *check_state(struct rk_worker *worker, const struct rk_r
     return NULL;
 }
 
+/* Whether the role has other ranks: nobody else takes part in its collectives. */
+static bool has_peers(const struct rk_call *call)
+{
+    return rk_mesh_comms_is_member(call->role->comms) && rk_comm_group_size(group_of(call)) > 1;
+}
+
 /* Ends the wait of the peers when this rank failed and they cannot know. An error that came out of a
  * communicator they have seen too; so they have a cancellation that the ranks agreed on, and a training that
  * all of them gave up. */
@@ -140,7 +146,7 @@ static void release_peers(struct rk_call *call, const struct rk_status *st)
     char *reason;
 
     rk_status_free(comm_error);
-    if (is_shared || !call->peers_wait || worker->world_size == 1)
+    if (is_shared || !call->peers_wait || !has_peers(call))
         return;
     reason = rk_format("rank %d: %s failed: %s", worker->rank, rk_job_label(call->job, label),
                        rk_status_message(st));

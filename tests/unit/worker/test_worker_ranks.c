@@ -551,6 +551,51 @@ static void test_role_on_disjoint_ranks(void **state)
     test_cluster_close(&cluster);
 }
 
+#ifdef RK_FAULTS
+/* Goal: a call that fails in the middle on a rank that has the role alone is nobody else's business. */
+static void test_failure_of_a_lone_role_leaves_the_world(void **state)
+{
+    static const int32_t first[] = {0, 1}, second[] = {2};
+    const struct test_mesh meshes[] = {
+        {"actor", {.tp = 2, .num_ranks = 2, .ranks = first}},
+        {"ref", {.num_ranks = 1, .ranks = second}},
+    };
+    struct rk_batch *input = test_samples(2, 4);
+    struct rk_worker_snapshot snapshot;
+    struct rk_job *lone, *jobs[2];
+    struct test_cluster cluster;
+
+    (void)state;
+    test_cluster_open(&cluster, 3, NULL);
+    test_cluster_configure(&cluster, 1, meshes, 2);
+    test_cluster_init_model(&cluster, "actor", "");
+    test_cluster_init_model(&cluster, "ref", "");
+    lone = test_method_job("ref", "compute_ref_log_prob", "{}", input);
+    test_plan(lone, &input, 1, NULL, 0, 2);
+    setenv("RANKD_FAULTS", "worker.before_method=fail", 1);
+    test_cluster_run(&cluster, 2, lone);
+    unsetenv("RANKD_FAULTS");
+    assert_fails(rk_status_clone(lone->status), RK_INTERNAL, "fault point worker.before_method");
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct rk_batch *mine;
+
+        assert_ok(rk_batch_clone(&mine, input));
+        jobs[rank] = test_method_job("actor", "compute_log_prob", "{}", mine);
+        test_plan(jobs[rank], &input, 1, NULL, 0, 2);
+        rk_worker_submit(cluster.workers[rank], jobs[rank]);
+    }
+    for (int32_t rank = 0; rank < 2; rank++) {
+        test_cluster_wait(&cluster, jobs[rank]);
+        assert_ok(rk_status_clone(jobs[rank]->status));
+        rk_job_destroy(jobs[rank]);
+    }
+    rk_worker_get_snapshot(cluster.workers[2], &snapshot);
+    assert_true(snapshot.is_configured);
+    rk_job_destroy(lone);
+    test_cluster_close(&cluster);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -566,6 +611,9 @@ int main(void)
 #endif
         cmocka_unit_test(test_configure_keeps_unchanged_roles),
         cmocka_unit_test(test_role_on_disjoint_ranks),
+#ifdef RK_FAULTS
+        cmocka_unit_test(test_failure_of_a_lone_role_leaves_the_world),
+#endif
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
