@@ -4,6 +4,7 @@
 #include "engine/model/model_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -166,20 +167,84 @@ static struct rk_status *read_scaling(struct rk_model_config *out, const struct 
     return NULL;
 }
 
+static struct rk_status *read_rope_values(struct rk_model_config *out, const struct rk_json *object,
+                                          const char *where)
+{
+    static const struct rk_config_limit limits[] = {{"partial_rotary_factor", "1"}};
+
+    if (rk_json_type(object) != RK_JSON_OBJECT)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected an object, got %s", where,
+                       rk_json_type_name(rk_json_type(object)));
+    RK_TRY(rk_config_check_limits(object, limits, RK_ARRAY_LEN(limits)));
+    RK_TRY(rk_json_opt_f64(object, where, "rope_theta", &out->rope_theta));
+    return read_scaling(out, object, where);
+}
+
+/* Whether the values stand in members of their own for each kind of layer. */
+static bool is_by_kind(const struct rk_json *object)
+{
+    if (rk_json_type(object) != RK_JSON_OBJECT)
+        return false;
+    for (void *it = rk_json_iter(object); it; it = rk_json_iter_next(object, it)) {
+        if (rk_json_type(rk_json_iter_value(it)) == RK_JSON_OBJECT)
+            return true;
+    }
+    return false;
+}
+
+static bool same_rope(const struct rk_model_config *a, const struct rk_model_config *b)
+{
+    return a->rope_theta == b->rope_theta && a->rope_scaling.is_llama3 == b->rope_scaling.is_llama3 &&
+           a->rope_scaling.factor == b->rope_scaling.factor &&
+           a->rope_scaling.low_freq_factor == b->rope_scaling.low_freq_factor &&
+           a->rope_scaling.high_freq_factor == b->rope_scaling.high_freq_factor &&
+           a->rope_scaling.original_max_position_embeddings ==
+               b->rope_scaling.original_max_position_embeddings;
+}
+
+/* The values of the kinds that the layers are of; kinds that none is of do not matter. All layers rotate
+ * alike here. */
+static struct rk_status *read_rope_by_kind(struct rk_model_config *out, const struct rk_json *object,
+                                           const char *key)
+{
+    int64_t num_sliding = out->sliding_window > 0 ? RK_MAX(out->num_layers - out->max_window_layers, 0) : 0;
+    const struct {
+        const char *name;
+        int64_t num_layers;
+    } kinds[] = {{"full_attention", out->num_layers - num_sliding}, {"sliding_attention", num_sliding}};
+    struct rk_model_config before = *out;
+    bool is_read = false;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(kinds); i++) {
+        const struct rk_json *member = rk_json_find(object, kinds[i].name);
+        struct rk_model_config read = before;
+        char where[64];
+
+        if (kinds[i].num_layers == 0)
+            continue;
+        snprintf(where, sizeof(where), "%s.%s", key, kinds[i].name);
+        if (rk_json_is_null(member))
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s is missing, which %lld layers are", where,
+                           (long long)kinds[i].num_layers);
+        RK_TRY(read_rope_values(&read, member, where));
+        if (is_read && !same_rope(&read, out))
+            return RK_FAIL(RK_UNIMPLEMENTED,
+                           "%s: layers that rotate otherwise than %s.%s are not implemented", where, key,
+                           kinds[0].name);
+        *out = read;
+        is_read = true;
+    }
+    return NULL;
+}
+
 static struct rk_status *read_rope_object(struct rk_model_config *out, const struct rk_json *hf_config,
                                           const char *key)
 {
-    static const struct rk_config_limit limits[] = {{"partial_rotary_factor", "1"}};
     const struct rk_json *object = rk_json_find(hf_config, key);
 
     if (rk_json_is_null(object))
         return NULL;
-    if (rk_json_type(object) != RK_JSON_OBJECT)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected an object, got %s", key,
-                       rk_json_type_name(rk_json_type(object)));
-    RK_TRY(rk_config_check_limits(object, limits, RK_ARRAY_LEN(limits)));
-    RK_TRY(rk_json_opt_f64(object, key, "rope_theta", &out->rope_theta));
-    return read_scaling(out, object, key);
+    return is_by_kind(object) ? read_rope_by_kind(out, object, key) : read_rope_values(out, object, key);
 }
 
 struct rk_status *rk_config_read_rope(struct rk_model_config *out, const struct rk_json *hf_config)

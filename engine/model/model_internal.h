@@ -37,8 +37,8 @@ const struct rk_model_family *rk_family_find(const char *name); /* NULL when unk
 /* Keys that all families share (config.c), with the defaults that `out` holds at the call. */
 struct rk_status *rk_config_read_common(struct rk_model_config *out,
                                         const struct rk_json *hf_config) RK_NODISCARD;
-/* rope_theta and the scaling, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters).
- */
+/* rope_theta and the scaling, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters,
+ * for all layers or by kind of layer: `out` knows which layers have a window). */
 struct rk_status *rk_config_read_rope(struct rk_model_config *out,
                                       const struct rk_json *hf_config) RK_NODISCARD;
 /* A key that changes the mathematics, and the only value (JSON text) that is implemented; absent and null

@@ -71,6 +71,13 @@ static const struct accepted_case accepted_cases[] = {
      32, 7e5, 0, 0},
     {"theta beside rope_parameters", "\"rope_theta\": 3e4, \"rope_parameters\": {\"rope_type\": \"default\"}",
      128, 32, 3e4, 0, 0},
+    {"rope by kind of layer",
+     "\"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"yarn\"}, \"full_attention\": "
+     "{\"rope_theta\": 7e5, \"rope_type\": \"llama3\", " LLAMA3 "}}",
+     128, 32, 7e5, 8, 0},
+    {"theta beside rope by kind of layer",
+     "\"rope_theta\": 3e4, \"rope_parameters\": {\"full_attention\": {\"rope_type\": \"default\"}}", 128, 32,
+     3e4, 0, 0},
     {"values that change nothing",
      "\"attention_bias\": false, \"mlp_bias\": null, \"hidden_act\": \"silu\", \"partial_rotary_factor\": "
      "1.0,"
@@ -144,6 +151,39 @@ static void test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented(void
                  RK_INVALID_ARGUMENT, "config.json: use_sliding_window");
 }
 
+/* Goal: of RoPE by kind of layer the kinds that occur count, and have to agree. */
+static void test_parse_of_qwen2_reads_rope_of_its_layers(void **state)
+{
+    static const struct {
+        const char *window, *full, *sliding;
+        double rope_theta; /* 0: refused */
+    } cases[] = {
+        {"28", "1e6", "1e4", 1e6},
+        {"0", "1e6", "1e4", 1e4},
+        {"2", "1e6", "1e6", 1e6},
+        {"2", "1e6", "1e4", 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *text = rk_format(
+            "{\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"max_window_layers\": %s,"
+            " \"num_hidden_layers\": 4, \"rope_parameters\": {\"full_attention\": {\"rope_theta\": %s},"
+            " \"sliding_attention\": {\"rope_theta\": %s}}}",
+            cases[i].window, cases[i].full, cases[i].sliding);
+        struct rk_model_config config;
+        struct rk_status *st = parse_text(&config, text);
+
+        if (cases[i].rope_theta == 0) {
+            assert_fails(st, RK_UNIMPLEMENTED, "rope_parameters.sliding_attention");
+        } else {
+            assert_ok(st);
+            assert_true(config.rope_theta == cases[i].rope_theta);
+        }
+        rk_free(text);
+    }
+}
+
 /* Goal: the spellings that occur in files. */
 static void test_parse_of_known_spellings_reads_them(void **state)
 {
@@ -197,6 +237,14 @@ static const struct rejected_case rejected_cases[] = {
      "4,"
      " \"original_max_position_embeddings\": 8192}",
      RK_INVALID_ARGUMENT, "low_freq_factor < high_freq_factor"},
+    {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"yarn\", \"factor\": 4}}", RK_UNIMPLEMENTED,
+     "rope_parameters.full_attention.rope_type='yarn'"},
+    {"\"rope_parameters\": {\"full_attention\": {\"partial_rotary_factor\": 0.25}}", RK_UNIMPLEMENTED,
+     "partial_rotary_factor=0.25"},
+    {"\"rope_parameters\": {\"full_attention\": 3, \"sliding_attention\": {}}", RK_INVALID_ARGUMENT,
+     "rope_parameters.full_attention: expected an object"},
+    {"\"rope_parameters\": {\"rope_theta\": 7e5, \"sliding_attention\": {}}", RK_INVALID_ARGUMENT,
+     "rope_parameters.full_attention is missing, which 32 layers are"},
     {"\"rope_scaling\": 3", RK_INVALID_ARGUMENT, "rope_scaling: expected an object"},
     {"\"rope_theta\": 0", RK_INVALID_ARGUMENT, "rope_theta: expected a positive number"},
     {"\"hidden_size\": 0", RK_INVALID_ARGUMENT, "config.json: hidden_size"},
@@ -309,6 +357,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_parse_of_bare_type_gives_defaults),
+        cmocka_unit_test(test_parse_of_qwen2_reads_rope_of_its_layers),
         cmocka_unit_test(test_parse_of_known_spellings_reads_them),
         cmocka_unit_test(test_parse_of_bad_values_names_key_and_value),
         cmocka_unit_test(test_parse_of_qwen2_reads_biases_and_window),
