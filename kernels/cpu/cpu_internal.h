@@ -17,6 +17,7 @@ struct rk_cpu_device {
     double *scratch; /* num_threads * scratch_per_thread elements */
     int64_t scratch_per_thread;
     uint64_t num_allocations; /* of scratch */
+    uint64_t allocated_bytes; /* of device and pinned memory */
 };
 
 #define X(op, args_type) struct rk_status *rk_cpu_##op(void *dev, void *stream, const struct args_type *args);
@@ -31,6 +32,15 @@ extern const struct rk_kernel_ops rk_cpu_kernel_ops;
 struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t count) RK_NODISCARD;
 /* The calling thread's part. */
 double *rk_cpu_scratch(const struct rk_cpu_device *dev);
+
+/* --- the host's memory (host_memory.c). `root` is put in front of the paths below /proc and /sys: "", or a
+ * directory of a test. --- */
+
+/* What this process can still take: of what the host has available, and of what the limits of its control
+ * groups leave. UINT64_MAX when nothing is known. */
+uint64_t rk_host_free_bytes(const char *root);
+/* What it has touched of its own; 0 when unknown. */
+uint64_t rk_host_resident_bytes(const char *root);
 
 /* --- integers in tensors (indices.c): the backend must not read or write outside because of them --- */
 

@@ -46,30 +46,47 @@ static struct rk_status *cpu_get_info(void *handle, struct rk_device_info *out)
     return NULL;
 }
 
-/* The heap's own pointer is kept in the word before the aligned one. */
+/* What an allocation began as; it lies before the aligned address. */
+struct heap_block {
+    void *raw;
+    size_t bytes;
+};
+
 static struct rk_status *cpu_alloc(void *handle, void **out, size_t bytes)
 {
-    size_t padded;
-    void *raw;
+    struct rk_cpu_device *dev = handle;
+    struct heap_block block;
     char *aligned;
 
-    (void)handle;
-    if (!rk_add_size(bytes, ALIGNMENT + sizeof(raw), &padded))
+    if (!rk_add_size(bytes, ALIGNMENT + sizeof(block), &block.bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%zu bytes do not fit an address space", bytes);
-    RK_TRY(rk_try_alloc(&raw, padded, "device memory"));
-    aligned = (char *)rk_round_up((uintptr_t)raw + sizeof(raw), ALIGNMENT);
-    memcpy(aligned - sizeof(raw), &raw, sizeof(raw));
+    RK_TRY(rk_try_alloc(&block.raw, block.bytes, "device memory"));
+    aligned = (char *)rk_round_up((uintptr_t)block.raw + sizeof(block), ALIGNMENT);
+    memcpy(aligned - sizeof(block), &block, sizeof(block));
+    dev->allocated_bytes += block.bytes;
     *out = aligned;
     return NULL;
 }
 
 static void cpu_free(void *handle, void *ptr)
 {
-    void *raw;
+    struct rk_cpu_device *dev = handle;
+    struct heap_block block;
 
-    (void)handle;
-    memcpy(&raw, (char *)ptr - sizeof(raw), sizeof(raw));
-    rk_free(raw);
+    memcpy(&block, (char *)ptr - sizeof(block), sizeof(block));
+    dev->allocated_bytes -= block.bytes;
+    rk_free(block.raw);
+}
+
+/* Memory that was allocated and never written to is the host's still: it is not free for all that. */
+static struct rk_status *cpu_get_free(void *handle, uint64_t *out_bytes)
+{
+    const struct rk_cpu_device *dev = handle;
+    uint64_t free_bytes = rk_host_free_bytes(""), touched = rk_host_resident_bytes("");
+    uint64_t untouched = dev->allocated_bytes - RK_MIN(touched, dev->allocated_bytes);
+
+    *out_bytes = free_bytes - RK_MIN(untouched, free_bytes);
+    return NULL;
 }
 
 /* Streams have no state: every call has ended when it returns. The handle is the device's, only to be
@@ -164,5 +181,6 @@ const struct rk_device_ops rk_cpu_device_ops = {
     .copy = cpu_copy,
     .zero = cpu_zero,
     .stream_sync = cpu_stream_sync,
+    .get_free = cpu_get_free,
     .get_own = cpu_get_own,
 };

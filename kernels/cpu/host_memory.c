@@ -1,0 +1,157 @@
+/* What of the host's memory this process can still take: what the kernel could hand out without swapping, and
+ * no more than any control group above the process allows (version 2, or the memory controller of version 1).
+ *
+ * A group's page cache that was used once counts as free, as it does for the host: reading a checkpoint would
+ * seem to use it up otherwise. Groups are looked for at the path that the process has, and at every one above
+ * it: inside a container only some of them exist there, and they are the ones that bind it. */
+#include "kernels/cpu/cpu_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+#define LINE_BYTES 4096 /* paths of control groups are the longest lines */
+
+struct hierarchy {
+    const char *mount, *limit, *usage, *cache;
+};
+
+static const struct hierarchy version2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
+static const struct hierarchy version1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                                          "memory.usage_in_bytes", "total_inactive_file"};
+
+/* The number behind `key` at the beginning of a line of the file, or of its first line with key "". Anything
+ * else, such as "max", is no number. */
+static bool read_number(const char *path, const char *key, uint64_t *out)
+{
+    FILE *file = fopen(path, "re");
+    size_t key_length = strlen(key);
+    char line[LINE_BYTES];
+    bool is_found = false;
+
+    if (!file)
+        return false;
+    while (!is_found && fgets(line, sizeof(line), file)) {
+        const char *begin = line + key_length;
+        char *end;
+
+        if (strncmp(line, key, key_length) != 0)
+            continue;
+        *out = strtoumax(begin, &end, 10);
+        is_found = end != begin;
+        if (!key_length)
+            break;
+    }
+    fclose(file);
+    return is_found;
+}
+
+static bool read_group_number(const char *group, const char *name, const char *key, uint64_t *out)
+{
+    char *path = rk_path_join(group, name);
+    bool is_found = read_number(path, key, out);
+
+    rk_free(path);
+    return is_found;
+}
+
+/* What the group at this place leaves, UINT64_MAX when there is none or it has no limit. */
+static uint64_t room_of_group(const char *group, const struct hierarchy *hierarchy)
+{
+    uint64_t limit, usage, cache = 0;
+
+    if (!read_group_number(group, hierarchy->limit, "", &limit) ||
+        !read_group_number(group, hierarchy->usage, "", &usage))
+        return UINT64_MAX;
+    (void)read_group_number(group, "memory.stat", hierarchy->cache, &cache);
+    usage -= RK_MIN(cache, usage);
+    return limit - RK_MIN(usage, limit);
+}
+
+/* The least that the groups from `path` up to the mount leave. Cuts `path` short. */
+static uint64_t room_of_groups(const char *root, const struct hierarchy *hierarchy, char *path)
+{
+    uint64_t room = UINT64_MAX;
+    char *slash;
+
+    do {
+        char *group = rk_format("%s%s%s", root, hierarchy->mount, path);
+        uint64_t of_group = room_of_group(group, hierarchy);
+
+        room = RK_MIN(room, of_group);
+        rk_free(group);
+        slash = strrchr(path, '/');
+        if (slash)
+            *slash = '\0';
+    } while (slash);
+    return room;
+}
+
+static bool has_memory(const char *controllers)
+{
+    const char *at = strstr(controllers, "memory");
+
+    return at && (at == controllers || at[-1] == ',') && (at[6] == ',' || at[6] == '\0');
+}
+
+/* Lines are NUMBER:CONTROLLERS:PATH; version 2 has no controllers. */
+static uint64_t room_of_line(const char *root, char *line)
+{
+    char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+
+    if (!path)
+        return UINT64_MAX;
+    *controllers++ = '\0';
+    *path++ = '\0';
+    path[strcspn(path, "\n")] = '\0';
+    if (!*controllers)
+        return room_of_groups(root, &version2, path);
+    return has_memory(controllers) ? room_of_groups(root, &version1, path) : UINT64_MAX;
+}
+
+static uint64_t room_of_process(const char *root)
+{
+    char *path = rk_format("%s/proc/self/cgroup", root), line[LINE_BYTES];
+    FILE *file = fopen(path, "re");
+    uint64_t room = UINT64_MAX;
+
+    while (file && fgets(line, sizeof(line), file)) {
+        uint64_t of_line = room_of_line(root, line);
+
+        room = RK_MIN(room, of_line);
+    }
+    if (file)
+        fclose(file);
+    rk_free(path);
+    return room;
+}
+
+uint64_t rk_host_free_bytes(const char *root)
+{
+    char *path = rk_format("%s/proc/meminfo", root);
+    uint64_t available_kib, bytes = UINT64_MAX, room = room_of_process(root);
+
+    if (read_number(path, "MemAvailable:", &available_kib))
+        bytes = available_kib * 1024;
+    rk_free(path);
+    return RK_MIN(bytes, room);
+}
+
+uint64_t rk_host_resident_bytes(const char *root)
+{
+    char *path = rk_format("%s/proc/self/statm", root);
+    FILE *file = fopen(path, "re");
+    uint64_t total, resident = 0, shared = 0;
+
+    if (file && fscanf(file, "%" SCNu64 " %" SCNu64 " %" SCNu64, &total, &resident, &shared) != 3)
+        resident = shared = 0;
+    if (file)
+        fclose(file);
+    rk_free(path);
+    return (resident - RK_MIN(shared, resident)) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
