@@ -13,6 +13,10 @@ struct rk_decode_graph {
     bool is_warm;                /* there was such a step */
 };
 
+/* What has to become free before graphs are recorded again after memory had run out: they take some MiB each,
+ * and what is free is never quite the same. */
+#define RETRY_BYTES ((uint64_t)64 << 20)
+
 /* There are 74 for 2^16 sequences, the most that rk_rollout_create takes. */
 #define MAX_NUM_SIZES 80
 _Static_assert((2 * MAX_NUM_SIZES + 1) * sizeof(int32_t) <= RK_AGREE_BYTES,
@@ -85,6 +89,11 @@ int32_t rk_decode_graphs_num_rows(const struct rk_decode_graphs *graphs, int32_t
     return graphs->num_sizes > 0 ? find_size(graphs, num_entries)->num_rows : 0;
 }
 
+static uint64_t free_bytes_of(const struct rk_decode_graphs *graphs)
+{
+    return rk_device_free_bytes(rk_stream_device(rk_model_stream(graphs->model)));
+}
+
 static uint64_t generation_of(const struct rk_decode_graphs *graphs)
 {
     return rk_step_arena_stats(graphs->model->arena).tensors.generation;
@@ -113,7 +122,7 @@ static void forget(struct rk_decode_graph *size)
 }
 
 /* A graph for which the device has no memory left is no failure: the step runs without, and so do all that
- * have none yet. */
+ * have none yet, until there is more. */
 static struct rk_status *try_to_record(struct rk_decode_graphs *graphs, struct rk_decode_graph *size,
                                        rk_enqueue_fn_t enqueue, void *user)
 {
@@ -123,7 +132,8 @@ static struct rk_status *try_to_record(struct rk_decode_graphs *graphs, struct r
         return st;
     RK_WARN("decode steps of other sizes than so far run without graphs: %s", rk_status_message(st));
     rk_status_free(st);
-    graphs->is_full = true;
+    graphs->is_full = graphs->is_short = true;
+    graphs->short_bytes = free_bytes_of(graphs);
     return NULL;
 }
 
@@ -144,7 +154,11 @@ struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs)
     int32_t values[2 * MAX_NUM_SIZES + 1], *lowest = values, *highest = values + graphs->num_sizes;
     int32_t *fullest = values + (ptrdiff_t)2 * graphs->num_sizes;
 
-    if (graphs->num_sizes == 0 || rk_comm_group_size(tp_of(graphs)) == 1)
+    if (graphs->num_sizes == 0)
+        return NULL;
+    graphs->is_short = graphs->is_short && free_bytes_of(graphs) < graphs->short_bytes + RETRY_BYTES;
+    graphs->is_full = graphs->is_short;
+    if (rk_comm_group_size(tp_of(graphs)) == 1)
         return NULL;
     for (int32_t i = 0; i < graphs->num_sizes; i++) {
         lowest[i] = (int32_t)state_of(graphs, &graphs->graphs[i]);

@@ -159,7 +159,9 @@ struct rk_decode_graphs {
     int32_t max_num_seqs;
     int32_t num_sizes; /* 0: steps are enqueued one operator after the other */
     struct rk_decode_graph *graphs;
-    bool is_full;         /* the device had no memory for a graph: no further ones */
+    bool is_full;  /* the device of one of the ranks has no memory for a graph: no further ones */
+    bool is_short; /* ... this rank's; with what was free then */
+    uint64_t short_bytes;
     int64_t num_launches; /* steps that ran as a graph */
 };
 
@@ -172,8 +174,8 @@ struct rk_status *rk_decode_graphs_init(struct rk_decode_graphs *graphs, struct 
                                         bool enabled) RK_NODISCARD;
 void rk_decode_graphs_fini(struct rk_decode_graphs *graphs);
 /* Collective over tp, at the start of a call: sizes that would not be recorded or launched on all ranks alike
- * start all over, and memory that has run out on one counts for all. Their memory may have grown at different
- * times; a rank may be a new process. */
+ * start all over, and memory that has run out on one counts for all, until more is free there than at that
+ * time. Their memory may have grown at different times; a rank may be a new process. */
 struct rk_status *rk_decode_graphs_agree(struct rk_decode_graphs *graphs) RK_NODISCARD;
 /* The rows that a decode step of `num_entries` sequences is filled up to; 0 where there are no graphs. */
 int32_t rk_decode_graphs_num_rows(const struct rk_decode_graphs *graphs, int32_t num_entries);

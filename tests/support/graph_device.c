@@ -340,6 +340,13 @@ void rk_test_graphs_limit(int64_t limit)
     atomic_store(&max_graphs, limit);
 }
 
+static struct rk_status *graphs_get_free(void *dev, uint64_t *out_bytes)
+{
+    (void)dev;
+    *out_bytes = atomic_load(&max_graphs) < 0 ? UINT64_MAX : 0;
+    return NULL;
+}
+
 static struct rk_status *graphs_begin(void *dev, void *handle)
 {
     struct graph_stream *stream = handle;
@@ -440,6 +447,7 @@ static const struct rk_device_ops graphs_ops = {
     .event_create_timed = graphs_event_create,
     .event_elapsed_ns = graphs_event_elapsed_ns,
     .event_sync = graphs_event_sync,
+    .get_free = graphs_get_free,
     .graph_begin = graphs_begin,
     .graph_end = graphs_end,
     .graph_launch = graphs_launch,

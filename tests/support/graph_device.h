@@ -22,7 +22,7 @@ struct rk_status *rk_test_graphs_register(void) RK_NODISCARD;
  * caller runs the task. */
 bool rk_test_graphs_append(void *native, const struct rk_test_task *task);
 
-/* From now on there is memory for so many graphs at a time; -1: for all. */
+/* From now on there is memory for so many graphs at a time, and none that is free; -1: for all. */
 void rk_test_graphs_limit(int64_t max_graphs);
 
 /* Who asks for an event waits until it is false again: a driver that does not answer. */
