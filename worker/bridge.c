@@ -237,7 +237,49 @@ const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, con
     return &mini->micro[entry];
 }
 
-struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows)
+static int64_t count_tokens(const struct rk_rows *rows, const struct rk_micro_batch *micro)
 {
-    return rk_plan_check(&call->job->plan, rows->num_rows, rk_mesh_axis_size(call->role->mesh, RK_AXIS_DP));
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < micro->num_rows; i++)
+        for (int64_t c = 0; c < rows->seq_columns; c++)
+            count += rows->attention_mask[micro->rows[i] * rows->seq_columns + c];
+    return count;
+}
+
+/* A pass for which init_model took no memory would run out of it in the middle, where that ends the world. */
+static struct rk_status *check_tokens(const struct rk_call *call, const struct rk_rows *rows,
+                                      const char *option, int64_t limit)
+{
+    const struct rk_plan *plan = &call->job->plan;
+
+    for (int64_t m = 0; m < plan->num_mini; m++) {
+        for (int32_t i = 0; i < plan->mini[m].num_micro; i++) {
+            const struct rk_micro_batch *micro = rk_call_micro_batch(call, &plan->mini[m], i);
+            int64_t num_tokens = count_tokens(rows, micro);
+
+            if (num_tokens <= limit)
+                continue;
+            if (micro->num_rows == 1)
+                return bad_field("row %u has %lld tokens: more than %s=%lld of init_model, which must hold "
+                                 "the longest sequence",
+                                 micro->rows[0], (long long)num_tokens, option, (long long)limit);
+            return bad_field(
+                "mini-batch %lld, micro-batch %d: %lld tokens are more than %s=%lld of init_model",
+                (long long)m, i, (long long)num_tokens, option, (long long)limit);
+        }
+    }
+    return NULL;
+}
+
+struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows, bool trains)
+{
+    const struct rk_memory_limits *limits = &call->role->limits;
+    int64_t limit = trains ? limits->train_tokens : limits->log_prob_tokens;
+
+    RK_TRY(rk_plan_check(&call->job->plan, rows->num_rows, rk_mesh_axis_size(call->role->mesh, RK_AXIS_DP)));
+    if (limit == 0)
+        return NULL;
+    return check_tokens(call, rows, trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",
+                        limit);
 }

@@ -35,6 +35,7 @@ struct rk_role {
     struct rk_model *model;            /* owned; NULL in state EMPTY */
     struct rk_rollout *rollout;        /* owned; roles that generate */
     struct rk_memory_plan memory_plan; /* what init_model planned and took */
+    struct rk_memory_limits limits;    /* what it was told to plan for */
     bool is_training;                  /* the model has gradients and an optimizer */
     char weights_of[32];               /* role whose buffer this role uses; "" for its own */
     /* An optimizer step ended in the middle: the weights may be mixed. Only init_model helps. */
@@ -195,8 +196,10 @@ void rk_rows_scatter(const struct rk_rows *rows, const double *packed, float *co
 /* The micro-batch of this rank's replica. */
 const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
                                                  int32_t i);
-/* Checks the plan of the call against the rows and the mesh. */
-struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows) RK_NODISCARD;
+/* Checks the plan of the call against the rows and the mesh, and its micro-batches against the tokens that
+ * init_model was told of. */
+struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows,
+                                     bool trains) RK_NODISCARD;
 
 /* --- paths.c --- */
 enum rk_path_resolve_flags {

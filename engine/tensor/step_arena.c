@@ -103,23 +103,36 @@ static struct rk_status *alloc_block(struct rk_device *device, const struct pool
     return NULL;
 }
 
-/* A further block. The first one is made as large as what is reserved and as anything that was needed before;
- * later ones are only as large as their tensor or half of what there is, since they are replaced soon. */
+/* A block of the largest of these sizes, which fall, that there is memory for. */
+static struct rk_status *alloc_largest(struct rk_device *device, const struct pool *pool, struct block *block,
+                                       const size_t *sizes, size_t num_sizes)
+{
+    struct rk_status *st = NULL;
+
+    for (size_t i = 0; i < num_sizes; i++) {
+        if (i > 0 && sizes[i] == sizes[i - 1])
+            continue;
+        rk_status_free(st);
+        block->capacity_bytes = sizes[i];
+        st = alloc_block(device, pool, block);
+        if (rk_status_code(st) != RK_RESOURCE_EXHAUSTED)
+            break;
+    }
+    return st;
+}
+
+/* A further block. The first one is made as large as anything that was needed before, or at least as what is
+ * reserved, when there is memory for it: a pass that was too large must not cost the others their block.
+ * Later ones are only as large as their tensor or half of what there is, since they are replaced soon. */
 static struct rk_status *add_block(struct rk_device *device, struct pool *pool, size_t bytes)
 {
     bool is_first = pool->blocks.count == 0;
-    size_t wanted =
-        is_first ? RK_MAX(pool->reserved_bytes, pool->stats.peak_bytes) : pool->stats.capacity_bytes / 2;
-    struct block block = {.capacity_bytes = RK_MAX(bytes, wanted)};
-    struct rk_status *st = alloc_block(device, pool, &block);
+    size_t reserved = RK_MAX(bytes, is_first ? pool->reserved_bytes : 0);
+    size_t wanted = is_first ? pool->stats.peak_bytes : pool->stats.capacity_bytes / 2;
+    const size_t sizes[] = {RK_MAX(wanted, reserved), reserved, bytes};
+    struct block block = {0};
 
-    if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED && block.capacity_bytes > bytes) {
-        rk_status_free(st);
-        block.capacity_bytes = bytes;
-        st = alloc_block(device, pool, &block);
-    }
-    if (st)
-        return st;
+    RK_TRY(alloc_largest(device, pool, &block, sizes, RK_ARRAY_LEN(sizes)));
     rk_array_append(&pool->blocks, block);
     pool->stats.capacity_bytes += block.capacity_bytes;
     pool->stats.generation++;

@@ -44,7 +44,7 @@ static struct rk_status *prepare(struct rk_call *call, struct pass *pass, const 
     if (entropy_column)
         RK_TRY(rk_json_get_bool(options, "", "calculate_entropy", &wants_entropy));
     RK_TRY(rk_rows_open(&pass->rows, call, rk_model_get_config(call->role->model), NULL));
-    RK_TRY(rk_call_check_plan(call, &pass->rows));
+    RK_TRY(rk_call_check_plan(call, &pass->rows, false));
     pass->log_probs = rk_call_alloc(call, pass->rows.num_tokens, sizeof(double));
     pass->entropy = wants_entropy ? rk_call_alloc(call, pass->rows.num_tokens, sizeof(double)) : NULL;
     if (!pass->log_probs || (wants_entropy && !pass->entropy))

@@ -53,7 +53,7 @@ static struct rk_status *prepare(struct update *u)
     RK_TRY(rk_temperature_read(&u->temperature, options));
     RK_TRY(rk_loss_config_read(&u->loss, options));
     RK_TRY(rk_rows_open(&u->rows, u->call, rk_model_get_config(role->model), "response_mask"));
-    RK_TRY(rk_call_check_plan(u->call, &u->rows));
+    RK_TRY(rk_call_check_plan(u->call, &u->rows, true));
     RK_TRY(rk_rows_find(&u->rows, u->call, "old_log_probs", true, &u->old_log_probs));
     RK_TRY(rk_rows_find(&u->rows, u->call, "advantages", true, &u->advantages));
     RK_TRY(rk_rows_find(&u->rows, u->call, "ref_log_prob", u->loss.use_kl_loss, &u->ref_log_prob));

@@ -144,6 +144,37 @@ static void test_reserve_is_one_block_for_all_steps(void **state)
     unmake(&f);
 }
 
+/* Goal: a step that took more than was reserved, and more than there is in one piece, leaves the next ones
+ * what was reserved. Method: the first step overflows; before the second, others have taken most of the rest.
+ */
+static void test_reserve_is_kept_when_the_peak_no_longer_fits(void **state)
+{
+    struct fixture f = make(200000);
+    struct rk_step_arena_stats stats;
+    uint64_t allocations;
+    void *other;
+
+    (void)state;
+    assert_ok(rk_step_arena_reserve(f.arena, 40960, 0));
+    take(&f, 4096);
+    take(&f, 8192);
+    rk_step_arena_reset(f.arena);
+    assert_ok(rk_device_alloc(f.device, &other, 120000, "others"));
+    take(&f, 512);
+    stats = rk_step_arena_stats(f.arena);
+    assert_int_equal(stats.tensors.capacity_bytes, 40960);
+    allocations = rk_device_get_stats(f.device).num_allocations;
+    for (int step = 0; step < 3; step++) {
+        rk_step_arena_reset(f.arena);
+        take(&f, 512);
+        take(&f, 4096);
+    }
+    assert_int_equal(rk_device_get_stats(f.device).num_allocations, allocations);
+    assert_int_equal(rk_step_arena_stats(f.arena).tensors.overflows, stats.tensors.overflows);
+    rk_device_free(f.device, other);
+    unmake(&f);
+}
+
 /* Goal: what was uploaded comes back, from staging memory that the caller does not have to keep. */
 static void test_upload_and_download_go_through_staging(void **state)
 {
@@ -180,6 +211,7 @@ int main(void)
         cmocka_unit_test(test_release_after_overflow_takes_the_same_memory_again),
         cmocka_unit_test(test_take_empty_tensor_has_a_row_of_memory),
         cmocka_unit_test(test_reserve_is_one_block_for_all_steps),
+        cmocka_unit_test(test_reserve_is_kept_when_the_peak_no_longer_fits),
         cmocka_unit_test(test_upload_and_download_go_through_staging),
         cmocka_unit_test(test_take_beyond_device_memory_is_resource_exhausted),
     };

@@ -186,6 +186,54 @@ static void test_memory_report_shows_plan_and_holdings(void **state)
     test_cluster_close(&cluster);
 }
 
+/* Goal: micro-batches larger than init_model took memory for are refused, by the option, the value and the
+ * limit, with a hint where one row alone is too long; those within are not, and neither is anything where no
+ * limit was set. */
+static void test_calls_beyond_planned_tokens_are_refused(void **state)
+{
+    static const struct test_mesh meshes[] = {{"actor", {0}}, {"ref", {0}}};
+    static const struct {
+        const char *role, *method, *limits;
+        int64_t num_rows, row_tokens, micro_batch_rows;
+        const char *text; /* NULL: it runs */
+    } cases[] = {
+        {"actor", "update_actor", "\"ppo_max_token_len_per_gpu\": 16", 4, 8, 2, NULL},
+        {"actor", "update_actor", "\"ppo_max_token_len_per_gpu\": 16", 4, 8, 3,
+         "mini-batch 0, micro-batch 0: 24 tokens are more than ppo_max_token_len_per_gpu=16 of init_model"},
+        {"actor", "update_actor", "\"ppo_max_token_len_per_gpu\": 16", 2, 17, 1,
+         "row 0 has 17 tokens: more than ppo_max_token_len_per_gpu=16 of init_model, which must hold the "
+         "longest"},
+        {"actor", "update_actor", "\"log_prob_max_token_len_per_gpu\": 16", 4, 8, 3, NULL},
+        {"actor", "compute_log_prob", "\"log_prob_max_token_len_per_gpu\": 16", 4, 8, 2, NULL},
+        {"actor", "compute_log_prob", "\"log_prob_max_token_len_per_gpu\": 16", 4, 8, 3,
+         "24 tokens are more than log_prob_max_token_len_per_gpu=16 of init_model"},
+        {"actor", "compute_log_prob", "\"ppo_max_token_len_per_gpu\": 16", 4, 8, 3, NULL},
+        {"ref", "compute_ref_log_prob", "\"log_prob_max_token_len_per_gpu\": 16", 1, 20, 1,
+         "row 0 has 20 tokens: more than log_prob_max_token_len_per_gpu=16"},
+    };
+    struct test_cluster cluster;
+
+    (void)state;
+    test_cluster_open(&cluster, 1, NULL);
+    test_cluster_configure(&cluster, 1, meshes, RK_ARRAY_LEN(meshes));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_batch *input = test_samples(cases[i].num_rows, cases[i].row_tokens);
+        struct rk_job *job = test_method_job(cases[i].role, cases[i].method, "{}", input);
+
+        test_cluster_init_model(&cluster, cases[i].role, cases[i].limits);
+        test_plan(job, &input, 1, "response_mask", 0, cases[i].micro_batch_rows);
+        test_cluster_run(&cluster, 0, job);
+        if (cases[i].text) {
+            assert_string_equal(rk_status_reason(job->status), "BAD_FIELD");
+            assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, cases[i].text);
+        } else {
+            assert_ok(rk_status_clone(job->status));
+        }
+        rk_job_destroy(job);
+    }
+    test_cluster_close(&cluster);
+}
+
 static int64_t free_bytes(struct test_cluster *cluster, int32_t rank)
 {
     struct rk_json *report = memory_report(cluster, rank, "actor");
@@ -265,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_init_model_with_recompute_plans_less),
         cmocka_unit_test(test_init_model_bad_limits_are_refused),
         cmocka_unit_test(test_memory_report_shows_plan_and_holdings),
+        cmocka_unit_test(test_calls_beyond_planned_tokens_are_refused),
         cmocka_unit_test(test_cache_takes_its_share_of_what_is_left),
         cmocka_unit_test(test_cache_is_alike_on_all_ranks),
     };
