@@ -75,8 +75,7 @@ struct rk_status *rk_model_config_parse(struct rk_model_config *out,
 
 /* --- the parameter table --- */
 enum rk_param_flags {
-    RK_PARAM_NO_DECAY = 1u << 0,  /* biases and 1-D parameters */
-    RK_PARAM_TIED_HEAD = 1u << 1, /* lm_head shares the embedding's storage: no row of its own in files */
+    RK_PARAM_NO_DECAY = 1u << 0, /* biases and 1-D parameters */
 };
 
 struct rk_param {

@@ -54,14 +54,13 @@ static struct rk_weight declare_vector(struct rk_model_core *core, int64_t rows,
 }
 
 /* Rows of the vocabulary, padded so that tp parts are equal. */
-static struct rk_weight declare_vocabulary(struct rk_model_core *core, uint32_t flags, const char *name)
+static struct rk_weight declare_vocabulary(struct rk_model_core *core, const char *name)
 {
     int64_t align = (int64_t)VOCAB_ALIGN_ROWS * core->params.tp_size;
     struct rk_param_spec spec = {
         .rows = core->config.vocab_size,
         .cols = core->config.hidden_size,
         .rows_padded = (core->config.vocab_size + align - 1) / align * align,
-        .flags = flags,
     };
 
     return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name),
@@ -110,18 +109,16 @@ static void set_head(struct rk_model_core *core)
 struct rk_status *rk_model_plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size, int32_t dp_size)
 {
     const struct rk_model_family *family = rk_family_find(core->config.family);
-    bool is_tied = core->config.tie_word_embeddings;
-
     RK_ASSERT(family);
     core->params.tp_rank = tp_rank;
     core->params.tp_size = tp_size;
     core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
-    core->embedding.weight =
-        declare_vocabulary(core, is_tied ? RK_PARAM_TIED_HEAD : 0, "model.embed_tokens.weight");
+    core->embedding.weight = declare_vocabulary(core, "model.embed_tokens.weight");
     for (int64_t layer = 0; layer < core->config.num_layers; layer++)
         RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
     core->final_norm = declare_vector(core, core->config.hidden_size, "model.norm.weight");
-    core->head.weight = is_tied ? core->embedding.weight : declare_vocabulary(core, 0, "lm_head.weight");
+    core->head.weight = core->config.tie_word_embeddings ? core->embedding.weight
+                                                         : declare_vocabulary(core, "lm_head.weight");
     set_head(core);
     return rk_params_lay_out(&core->params, dp_size);
 }

@@ -33,8 +33,7 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
             .inv_temperature = saved->inv_temperature,
         };
 
-        RK_TRY(
-            rk_linear_column_fwd(pass, &head->weight, rk_tensor_rows(saved->x, begin, count), args.logits));
+        RK_TRY(rk_linear_fwd(pass, &head->weight, rk_tensor_rows(saved->x, begin, count), args.logits));
         RK_TRY(rk_vocab_stats(pass->stream, &args));
         rk_pass_note_alive(pass);
     }
@@ -90,7 +89,7 @@ static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_h
 
     chunk_pass.overwrites_grads = pass->overwrites_grads && is_first;
     if (!is_first)
-        RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, args->logits));
+        RK_TRY(rk_linear_fwd(pass, &head->weight, x, args->logits));
     RK_TRY(rk_vocab_stats_bwd(pass->stream, args));
     return rk_linear_bwd(&chunk_pass, &head->weight, x, args->dlogits, dx);
 }
@@ -170,11 +169,11 @@ struct rk_status *rk_head_logits(const struct rk_pass *pass, const struct rk_hea
 
     RK_TRY(rk_step_2d(pass->arena, logits, pass->dtype, num_rows, columns * tp_size));
     if (tp_size == 1)
-        return rk_linear_column_fwd(pass, &head->weight, x, *logits);
+        return rk_linear_fwd(pass, &head->weight, x, *logits);
     mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_step_3d(pass->arena, &parts, pass->dtype, tp_size, num_rows, columns));
     mine = part_of(parts, rk_comm_group_rank(pass->tp));
-    RK_TRY(rk_linear_column_fwd(pass, &head->weight, x, mine));
+    RK_TRY(rk_linear_fwd(pass, &head->weight, x, mine));
     RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts, mine));
     RK_TRY(interleave(pass, parts, *logits));
     rk_step_arena_release(pass->arena, mark);

@@ -93,12 +93,6 @@ struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weig
     return rk_linear_bwd_input(pass, weight, dy, dx);
 }
 
-struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
-                                       rk_tensor_t x, rk_tensor_t y)
-{
-    return rk_linear_fwd(pass, weight, x, y);
-}
-
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx)
 {
@@ -114,10 +108,4 @@ struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_
     /* strict: the sum of a row may not depend on how many rows there are. */
     return rk_comm_all_reduce(pass->tp, pass->stream, y,
                               pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM);
-}
-
-struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
-                                    rk_tensor_t dy, rk_tensor_t dx)
-{
-    return rk_linear_bwd(pass, weight, x, dy, dx);
 }

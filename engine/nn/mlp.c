@@ -48,7 +48,7 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
     rk_tensor_t activated;
 
     RK_TRY(rk_step_2d(pass->arena, &saved->gate_up, pass->dtype, pass->num_tokens, mlp->gate_up.rows));
-    RK_TRY(rk_linear_column_fwd(pass, &mlp->gate_up, x, saved->gate_up));
+    RK_TRY(rk_linear_fwd(pass, &mlp->gate_up, x, saved->gate_up));
     if (!out.data)
         return NULL;
     mark = rk_step_arena_mark(pass->arena);

@@ -78,7 +78,8 @@ rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *w
 
 /* --- linear_tp.c. y [T, rows], x [T, cols]; the gradients of weight and bias are accumulated, that of the
  * weight unless the pass overwrites it. --- */
-/* The product of this rank alone: dx is a partial sum when rows are split, y when columns are. */
+/* The product of this rank alone, which is all that columns need forwards and rows backwards: dx is a partial
+ * sum when rows are split, y when columns are. */
 struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t y) RK_NODISCARD;
 struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
@@ -88,14 +89,11 @@ struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct 
                                        rk_tensor_t x, rk_tensor_t dy) RK_NODISCARD;
 struct rk_status *rk_linear_bwd_input(const struct rk_pass *pass, const struct rk_weight *weight,
                                       rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
-struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
-                                       rk_tensor_t x, rk_tensor_t y) RK_NODISCARD;
+/* The directions that sum over tp. */
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                     rk_tensor_t y) RK_NODISCARD;
-struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
-                                    rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 
 /* --- embed_vp.c: vocabulary-parallel embedding --- */
 struct rk_embedding {

@@ -115,7 +115,7 @@ static struct rk_status *column_adjoint(struct rk_test_model *test, int32_t rank
     RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight->rows));
     fill(x, 1);
     fill(y, 2 + (uint64_t)rank);
-    RK_TRY(rk_linear_column_fwd(&pass, weight, x, ax));
+    RK_TRY(rk_linear_fwd(&pass, weight, x, ax));
     RK_TRY(rk_linear_column_bwd(&pass, weight, x, y, aty));
     out->forward = dot(ax, y);
     RK_TRY(sum_over(pass.tp, pass.stream, pass.arena, &out->forward));
@@ -138,7 +138,7 @@ static struct rk_status *row_adjoint(struct rk_test_model *test, int32_t rank, s
     fill(x, 20 + (uint64_t)rank);
     fill(y, 3);
     RK_TRY(rk_linear_row_fwd(&pass, weight, x, ax));
-    RK_TRY(rk_linear_row_bwd(&pass, weight, x, y, aty));
+    RK_TRY(rk_linear_bwd(&pass, weight, x, y, aty));
     out->forward = dot(ax, y);
     out->backward = dot(x, aty);
     return sum_over(pass.tp, pass.stream, pass.arena, &out->backward);
