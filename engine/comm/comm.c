@@ -76,7 +76,7 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
         st = world->ops->group_skip ? world->ops->group_skip(world) : NULL;
         if (!st)
             return NULL;
-        rk_comm_world_fail(world, world->rank, RK_WRAP(st, "creating group %s of other ranks", name));
+        rk_comm_world_fail(world, RK_WRAP(st, "creating group %s of other ranks", name));
         return rk_comm_world_error(world);
     }
 
@@ -92,7 +92,7 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
     world->groups = group;
     st = world->ops->group_create ? world->ops->group_create(group) : NULL;
     if (st) {
-        rk_comm_world_fail(world, world->rank, RK_WRAP(st, "creating group %s", name));
+        rk_comm_world_fail(world, RK_WRAP(st, "creating group %s", name));
         rk_comm_group_destroy(group);
         return rk_comm_world_error(world);
     }
@@ -247,7 +247,7 @@ struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
     if (!st)
         return NULL;
-    rk_comm_world_fail(world, world->rank, st);
+    rk_comm_world_fail(world, st);
     return rk_comm_world_error(world);
 }
 

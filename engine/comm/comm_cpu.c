@@ -119,7 +119,7 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
 out:
     rk_cpu_endpoint_close(endpoint);
     if (st && mesh) {
-        rk_cpu_control_abort(mesh, world->rank, st);
+        rk_cpu_control_abort(mesh, st);
         mesh_destroy(mesh);
     }
     return st;
@@ -133,18 +133,17 @@ static void world_destroy(struct rk_comm_world *world)
     mesh_destroy(mesh);
 }
 
-static void world_abort(struct rk_comm_world *world, int32_t origin, const struct rk_status *error)
+static void world_abort(struct rk_comm_world *world, const struct rk_status *error)
 {
-    rk_cpu_control_abort(world->impl, origin, error);
+    rk_cpu_control_abort(world->impl, error);
 }
 
 static void world_poll(struct rk_comm_world *world)
 {
-    int32_t origin = world->rank;
-    struct rk_status *st = rk_cpu_control_read(world->impl, &origin);
+    struct rk_status *st = rk_cpu_control_read(world->impl);
 
     if (st)
-        rk_comm_world_fail(world, origin, st);
+        rk_comm_world_fail(world, st);
 }
 
 static struct rk_status *group_create(struct rk_comm_group *group)

@@ -223,13 +223,12 @@ static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_c
                                     const struct rk_comm_world_config *config, int64_t deadline_ns)
 {
     struct attempt attempt = {.config = config, .deadline_ns = deadline_ns, .id = config->id};
-    int32_t origin;
     int fd = -1;
 
     RK_TRY(rk_cpu_address_parse(&attempt.address, config->addresses[rank]));
     rk_cpu_hello_init(&attempt.hello, mesh->rank, rank, mesh->size, config->generation, channel);
     while (fd < 0) {
-        RK_TRY(rk_cpu_control_read(mesh, &origin)); /* a peer that gave up will not come back */
+        RK_TRY(rk_cpu_control_read(mesh)); /* a peer that gave up will not come back */
         RK_TRY(check_wanted(config));
         RK_TRY(try_connect(&attempt, &fd));
         if (fd < 0 && rk_time_now_ns() >= deadline_ns)
@@ -354,7 +353,6 @@ static void fill_polls(struct listener *listener, int listen_fd)
 static struct rk_status *accept_round(struct listener *listener, int listen_fd, int64_t deadline_ns)
 {
     int64_t now_ns = rk_time_now_ns(), until_ns = RK_MIN(deadline_ns, now_ns + ASK_MS * (int64_t)NS_PER_MS);
-    int32_t origin;
 
     for (int i = 0; i < listener->num_pending; i++)
         until_ns = RK_MIN(until_ns, listener->pending[i].deadline_ns);
@@ -362,7 +360,7 @@ static struct rk_status *accept_round(struct listener *listener, int listen_fd, 
     if (poll(listener->polls, (nfds_t)(1 + MAX_PENDING + listener->mesh->size), remaining_ms(until_ns)) < 0 &&
         errno != EINTR)
         return RK_FAIL(RK_INTERNAL, "poll: %s", strerror(errno));
-    RK_TRY(rk_cpu_control_read(listener->mesh, &origin));
+    RK_TRY(rk_cpu_control_read(listener->mesh));
     now_ns = rk_time_now_ns();
     /* Backwards, so that dropping one moves only what was handled. */
     for (int i = listener->num_pending - 1; i >= 0; i--) {

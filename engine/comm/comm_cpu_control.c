@@ -34,10 +34,9 @@ static void send_control(struct rk_cpu_peer *peer, const struct rk_cpu_control *
 
 /* --- reading --- */
 
-static struct rk_status *peer_lost(struct rk_cpu_peer *peer, int32_t rank, const char *how, int32_t *origin)
+static struct rk_status *peer_lost(struct rk_cpu_peer *peer, int32_t rank, const char *how)
 {
     atomic_store(&peer->link, RK_CPU_LINK_CLOSED);
-    *origin = rank;
     return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: %s", rank, how);
 }
 
@@ -54,21 +53,18 @@ static const char *known_reason(const char *text)
 }
 
 /* Whatever its code was where it began: here the operation was aborted by somebody else. */
-static struct rk_status *peer_aborted(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t rank,
-                                      int32_t *origin)
+static struct rk_status *peer_aborted(struct rk_cpu_peer *peer, int32_t rank)
 {
     struct rk_cpu_control *control = &peer->control;
 
     control->reason[sizeof(control->reason) - 1] = '\0';
     control->text[sizeof(control->text) - 1] = '\0';
     atomic_store(&peer->link, RK_CPU_LINK_CLOSED);
-    *origin = control->origin >= 0 && control->origin < mesh->size ? control->origin : rank;
     return RK_FAIL_REASON(RK_ABORTED, known_reason(control->reason), "rank %d reports: %s", rank,
                           control->text);
 }
 
-static struct rk_status *take_control(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t rank,
-                                      int32_t *origin)
+static struct rk_status *take_control(struct rk_cpu_peer *peer, int32_t rank)
 {
     if (peer->control.magic == CONTROL_MAGIC) {
         switch (peer->control.kind) {
@@ -81,16 +77,16 @@ static struct rk_status *take_control(struct rk_cpu_mesh *mesh, struct rk_cpu_pe
             atomic_store(&peer->link, RK_CPU_LINK_BYE);
             return NULL;
         case RK_CPU_CONTROL_ABORT:
-            return peer_aborted(mesh, peer, rank, origin);
+            return peer_aborted(peer, rank);
         default:
             break;
         }
     }
-    return peer_lost(peer, rank, "its control connection carries garbage", origin);
+    return peer_lost(peer, rank, "its control connection carries garbage");
 }
 
 /* Everything that waits on one connection. Under control_lock. */
-static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank, int32_t *origin)
+static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank)
 {
     struct rk_cpu_peer *peer = &mesh->peers[rank];
     ssize_t got;
@@ -103,19 +99,19 @@ static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank, int32
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return NULL;
         if (got == 0)
-            return peer_lost(peer, rank, "its connection closed without a goodbye", origin);
+            return peer_lost(peer, rank, "its connection closed without a goodbye");
         if (got < 0)
-            return peer_lost(peer, rank, strerror(errno), origin);
+            return peer_lost(peer, rank, strerror(errno));
         peer->control_filled += (size_t)got;
         if (peer->control_filled < sizeof(peer->control))
             continue;
         peer->control_filled = 0;
-        RK_TRY(take_control(mesh, peer, rank, origin));
+        RK_TRY(take_control(peer, rank));
     }
     return NULL;
 }
 
-struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh, int32_t *origin)
+struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh)
 {
     struct rk_status *st = NULL;
 
@@ -123,7 +119,7 @@ struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh, int32_t *origin)
     /* After an abort of our own the closed connections tell nothing new. */
     for (int32_t r = 0; r < mesh->size && !st && !mesh->is_down; r++) {
         if (mesh->peers[r].control_fd >= 0)
-            st = read_peer(mesh, r, origin);
+            st = read_peer(mesh, r);
     }
     RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
     return st;
@@ -131,18 +127,33 @@ struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh, int32_t *origin)
 
 /* --- writing --- */
 
-void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, int32_t origin, const struct rk_status *error)
+/* To all peers, or to those that are in the running collective. Under control_lock. */
+static void tell_locked(struct rk_cpu_mesh *mesh, const struct rk_cpu_control *control, bool arrived_only)
 {
-    struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_ABORT, .origin = origin};
+    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++) {
+        if (!arrived_only || mesh->peers[r].has_arrived)
+            send_control(&mesh->peers[r], control);
+    }
+}
+
+static void tell(struct rk_cpu_mesh *mesh, const struct rk_cpu_control *control, bool arrived_only)
+{
+    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    tell_locked(mesh, control, arrived_only);
+    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+}
+
+void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *error)
+{
+    struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_ABORT};
     uint64_t one = 1;
 
     snprintf(control.reason, sizeof(control.reason), "%s", rk_status_reason(error));
     snprintf(control.text, sizeof(control.text), "%s", rk_status_message(error));
     RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
     if (!mesh->is_down) {
+        tell_locked(mesh, &control, false);
         mesh->is_down = true;
-        for (int32_t r = 0; r < mesh->size; r++)
-            send_control(&mesh->peers[r], &control);
         /* Not closed: the engine thread may be using them. It closes them when the world is destroyed. */
         for (int32_t r = 0; r < mesh->size; r++) {
             if (mesh->peers[r].data_fd >= 0)
@@ -159,22 +170,14 @@ void rk_cpu_control_bye(struct rk_cpu_mesh *mesh)
 {
     struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_BYE};
 
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
-    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++)
-        send_control(&mesh->peers[r], &control);
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    tell(mesh, &control, false);
 }
 
 void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh)
 {
     struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_HEARTBEAT};
 
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
-    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++) {
-        if (mesh->peers[r].has_arrived)
-            send_control(&mesh->peers[r], &control);
-    }
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    tell(mesh, &control, true);
 }
 
 /* --- watching over the ranks of another backend --- */
@@ -182,13 +185,9 @@ void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh)
 void rk_comm_control_heartbeat(struct rk_comm_world *control, const char *doing)
 {
     struct rk_cpu_control frame = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_HEARTBEAT};
-    struct rk_cpu_mesh *mesh = control->impl;
 
     snprintf(frame.text, RK_COMM_DOING_BYTES, "%s", doing);
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
-    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++)
-        send_control(&mesh->peers[r], &frame);
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    tell(control->impl, &frame, false);
 }
 
 const char *rk_comm_control_doing(struct rk_comm_world *control, int32_t rank, char buf[RK_COMM_DOING_BYTES])

@@ -103,8 +103,7 @@ static void describe_frame(struct rk_str *out, const struct rk_cpu_mesh *mesh,
                    rk_dtype_is_valid(frame->dtype) ? rk_dtype_name(frame->dtype) : "?", frame->bytes);
 }
 
-static struct rk_status *desync(const struct rk_cpu_mesh *mesh, const struct rk_cpu_transfer *transfer,
-                                int32_t *origin)
+static struct rk_status *desync(const struct rk_cpu_mesh *mesh, const struct rk_cpu_transfer *transfer)
 {
     struct rk_str expected = {0}, got = {0};
     struct rk_status *st;
@@ -115,7 +114,6 @@ static struct rk_status *desync(const struct rk_cpu_mesh *mesh, const struct rk_
                         rk_str_text(&expected), transfer->peer, rk_str_text(&got));
     rk_str_fini(&expected);
     rk_str_fini(&got);
-    *origin = transfer->peer;
     return st;
 }
 
@@ -182,7 +180,7 @@ static void pump_send(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
 }
 
 /* Receives until everything is here or the socket is empty. */
-static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t *origin)
+static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
 {
     while (peer->recv_head && !peer->is_data_broken) {
         struct rk_cpu_transfer *transfer = peer->recv_head;
@@ -203,7 +201,7 @@ static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer 
         transfer->done_bytes += (size_t)got;
         if (!had_header && transfer->done_bytes >= sizeof(transfer->got) &&
             memcmp(&transfer->got, &transfer->frame, sizeof(transfer->got)) != 0)
-            return desync(mesh, transfer, origin);
+            return desync(mesh, transfer);
         if (!is_complete(transfer))
             return NULL;
         peer->recv_head = transfer->next;
@@ -212,10 +210,10 @@ static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer 
     return NULL;
 }
 
-static struct rk_status *pump(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int32_t *origin)
+static struct rk_status *pump(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
 {
     pump_send(mesh, peer);
-    return pump_recv(mesh, peer, origin);
+    return pump_recv(mesh, peer);
 }
 
 /* --- waiting --- */
@@ -260,8 +258,8 @@ static bool is_late(const struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, in
     return has_work(peer) && now_ns >= deadline_of(mesh, peer);
 }
 
-/* Names all who are missing; the first is the origin. */
-static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns, int32_t *origin)
+/* Names all who are missing. */
+static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns)
 {
     struct rk_str ranks = {0};
     struct rk_status *st;
@@ -270,9 +268,7 @@ static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns, i
     for (int32_t r = 0; r < mesh->size; r++) {
         if (!is_late(mesh, &mesh->peers[r], now_ns) || must_progress(mesh, &mesh->peers[r]))
             continue;
-        if (count++ == 0)
-            *origin = r;
-        rk_str_appendf(&ranks, "%s%d", count > 1 ? ", " : "", r);
+        rk_str_appendf(&ranks, "%s%d", count++ ? ", " : "", r);
     }
     st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s %s did not arrive within %" PRId64 " ms",
                         count > 1 ? "ranks" : "rank", rk_str_text(&ranks), mesh->collective_ns / NS_PER_MS);
@@ -281,20 +277,19 @@ static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns, i
 }
 
 /* `now_ns` is the time before the last look at the connections: what had come by then has been seen. */
-static struct rk_status *check_deadlines(struct rk_cpu_mesh *mesh, int64_t now_ns, int32_t *origin)
+static struct rk_status *check_deadlines(struct rk_cpu_mesh *mesh, int64_t now_ns)
 {
     for (int32_t r = 0; r < mesh->size; r++) {
         struct rk_cpu_peer *peer = &mesh->peers[r];
 
         if (!is_late(mesh, peer, now_ns))
             continue;
-        *origin = r;
         if (peer->is_data_broken)
             return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: its data connection broke", r);
         if (must_progress(mesh, peer))
             return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms",
                                   r, mesh->progress_ns / NS_PER_MS);
-        return not_arrived(mesh, now_ns, origin);
+        return not_arrived(mesh, now_ns);
     }
     return NULL;
 }
@@ -316,22 +311,20 @@ static void fill_polls(struct rk_cpu_mesh *mesh)
 
 /* A data connection that failed: the reason usually came on the control connection before. NULL: not known
  * yet. */
-static struct rk_status *explain_broken(struct rk_cpu_mesh *mesh, int32_t *origin)
+static struct rk_status *explain_broken(struct rk_cpu_mesh *mesh)
 {
     for (int32_t r = 0; r < mesh->size; r++) {
         if (!mesh->peers[r].is_data_broken)
             continue;
-        RK_TRY(rk_cpu_control_read(mesh, origin));
-        if (atomic_load(&mesh->peers[r].link) == RK_CPU_LINK_BYE) {
-            *origin = r;
+        RK_TRY(rk_cpu_control_read(mesh));
+        if (atomic_load(&mesh->peers[r].link) == RK_CPU_LINK_BYE)
             return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", r);
-        }
     }
     return NULL;
 }
 
 /* Waits for something to happen and handles all of it. */
-static struct rk_status *wait_and_pump(struct rk_cpu_mesh *mesh, int64_t now_ns, int32_t *origin)
+static struct rk_status *wait_and_pump(struct rk_cpu_mesh *mesh, int64_t now_ns)
 {
     bool is_control_ready = false;
     int num_ready;
@@ -347,38 +340,37 @@ static struct rk_status *wait_and_pump(struct rk_cpu_mesh *mesh, int64_t now_ns,
     for (int32_t r = 0; r < mesh->size; r++)
         is_control_ready = is_control_ready || mesh->polls[r].revents;
     if (is_control_ready)
-        RK_TRY(rk_cpu_control_read(mesh, origin));
+        RK_TRY(rk_cpu_control_read(mesh));
     for (int32_t r = 0; r < mesh->size; r++) {
         if (mesh->polls[mesh->size + r].revents)
-            RK_TRY(pump(mesh, &mesh->peers[r], origin));
+            RK_TRY(pump(mesh, &mesh->peers[r]));
     }
     return NULL;
 }
 
-static struct rk_status *run(struct rk_cpu_mesh *mesh, int32_t *origin)
+static struct rk_status *run(struct rk_cpu_mesh *mesh)
 {
     link_transfers(mesh);
     /* Small operations often end without a wait. */
     for (int32_t r = 0; r < mesh->size; r++)
-        RK_TRY(pump(mesh, &mesh->peers[r], origin));
+        RK_TRY(pump(mesh, &mesh->peers[r]));
     while (mesh->num_pending > 0) {
         int64_t now_ns = rk_time_now_ns();
 
-        RK_TRY(explain_broken(mesh, origin));
+        RK_TRY(explain_broken(mesh));
         if (mesh->is_collective && now_ns >= mesh->heartbeat_ns + mesh->progress_ns / HEARTBEATS) {
             mesh->heartbeat_ns = now_ns;
             rk_cpu_control_heartbeat(mesh);
         }
-        RK_TRY(wait_and_pump(mesh, now_ns, origin));
-        RK_TRY(check_deadlines(mesh, now_ns, origin));
+        RK_TRY(wait_and_pump(mesh, now_ns));
+        RK_TRY(check_deadlines(mesh, now_ns));
     }
     return NULL;
 }
 
 struct rk_status *rk_cpu_exchange(struct rk_cpu_mesh *mesh)
 {
-    int32_t origin = mesh->rank;
-    struct rk_status *st = run(mesh, &origin);
+    struct rk_status *st = run(mesh);
     char seq[32] = "";
 
     mesh->transfers.count = 0;
@@ -386,8 +378,7 @@ struct rk_status *rk_cpu_exchange(struct rk_cpu_mesh *mesh)
         return NULL;
     if (mesh->is_collective)
         snprintf(seq, sizeof(seq), " #%" PRIu64, mesh->frame.seq);
-    rk_comm_world_fail(
-        mesh->world, origin,
-        RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(mesh->world->doing.op), seq, mesh->group->name));
+    rk_comm_world_fail(mesh->world, RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(mesh->world->doing.op),
+                                            seq, mesh->group->name));
     return rk_comm_world_error(mesh->world);
 }

@@ -2,8 +2,8 @@
  *
  * Two connections join every pair of ranks. The data connection carries frames, a header and its payload, in
  * the order of the operations; both ends know which frame must come next and compare. The control connection
- * carries what must get through while a payload is stuck half-way: goodbye, abort with its origin, signs of
- * life. It also decides who is dead: when it closes without a goodbye or an abort, that peer is the origin; a
+ * carries what must get through while a payload is stuck half-way: goodbye, abort with its reason, signs of
+ * life. It also decides who is dead: when it closes without a goodbye or an abort, that peer is lost; a
  * closed data connection only says that the control connection is about to tell why.
  *
  * Threads: the engine thread runs operations. Any thread may abort or look for failures; it touches the
@@ -159,9 +159,8 @@ typedef enum rk_cpu_link {
 /* A control frame. `reason` and `text` are terminated; ABORT fills both, HEARTBEAT the text. */
 struct rk_cpu_control {
     uint32_t magic;
-    uint32_t kind;  /* rk_cpu_control_kind_t */
-    int32_t origin; /* ABORT: world rank where the trouble began */
-    char reason[20], text[RK_CPU_CONTROL_BYTES - 32];
+    uint32_t kind; /* rk_cpu_control_kind_t */
+    char reason[24], text[RK_CPU_CONTROL_BYTES - 32];
 };
 _Static_assert(sizeof(struct rk_cpu_control) == RK_CPU_CONTROL_BYTES, "one size on every host");
 
@@ -220,10 +219,10 @@ struct rk_status *rk_cpu_mesh_connect(struct rk_cpu_mesh *mesh, struct rk_cpu_en
 
 /* --- control connections (comm_cpu_control.c); any thread --- */
 
-/* Reads what the peers said. A failure is returned with the rank where it began. */
-struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh, int32_t *origin) RK_NODISCARD;
+/* Reads what the peers said: the first failure among it. */
+struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh) RK_NODISCARD;
 /* Tells all peers, shuts the connections down and wakes the engine thread. */
-void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, int32_t origin, const struct rk_status *error);
+void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *error);
 void rk_cpu_control_bye(struct rk_cpu_mesh *mesh);
 /* A sign of life for the peers that are in the running collective. Engine thread only. */
 void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh);

@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 5
+#define RK_COMM_ABI 6
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
@@ -125,9 +125,8 @@ struct rk_comm_ops {
     struct rk_status *(*world_create)(struct rk_comm_world *world, void *endpoint,
                                       const struct rk_comm_world_config *config);
     void (*world_destroy)(struct rk_comm_world *world); /* required */
-    /* required; any thread, at most once: ends what runs here and tells the peers. `origin` is the world rank
-     * where the trouble began. */
-    void (*world_abort)(struct rk_comm_world *world, int32_t origin, const struct rk_status *error);
+    /* required; any thread, at most once: ends what runs here and tells the peers */
+    void (*world_abort)(struct rk_comm_world *world, const struct rk_status *error);
     /* optional; any thread: looks for failures and reports them through rk_comm_world_fail(). NULL means that
      * only operations find them. */
     void (*world_poll)(struct rk_comm_world *world);
@@ -182,7 +181,7 @@ bool rk_comm_op_is_p2p(rk_comm_op_t op);
 const char *rk_comm_doing_text(const struct rk_comm_doing *doing, const char *group_name,
                                char buf[RK_COMM_DOING_BYTES]);
 /* Ends the world with `error` (taken) unless it has failed before. Any thread. */
-void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error);
+void rk_comm_world_fail(struct rk_comm_world *world, struct rk_status *error);
 /* A copy of the first error; NULL while healthy. Any thread. */
 struct rk_status *rk_comm_world_error(struct rk_comm_world *world) RK_NODISCARD;
 

@@ -309,7 +309,7 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
 
 out:
     if (nccl->control) /* the peers hear why */
-        rk_comm_world_fail(nccl->control, world->rank, rk_status_clone(st));
+        rk_comm_world_fail(nccl->control, rk_status_clone(st));
     take_down(nccl);
     return st;
 }
@@ -347,11 +347,11 @@ static void world_destroy(struct rk_comm_world *world)
     take_down(nccl);
 }
 
-static void world_abort(struct rk_comm_world *world, int32_t origin, const struct rk_status *error)
+static void world_abort(struct rk_comm_world *world, const struct rk_status *error)
 {
     struct rk_nccl_world *nccl = world->impl;
 
-    rk_comm_world_fail(nccl->control, origin, rk_status_clone(error));
+    rk_comm_world_fail(nccl->control, rk_status_clone(error));
     rk_nccl_guard_abort(nccl);
 }
 

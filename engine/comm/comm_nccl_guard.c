@@ -294,7 +294,7 @@ static void look(struct rk_nccl_world *nccl)
     }
     st = judge(nccl, st);
     if (st)
-        rk_comm_world_fail(nccl->world, nccl->world->rank, st);
+        rk_comm_world_fail(nccl->world, st);
 }
 
 void rk_nccl_guard_poll(struct rk_nccl_world *nccl)
@@ -302,7 +302,7 @@ void rk_nccl_guard_poll(struct rk_nccl_world *nccl)
     struct rk_status *st = rk_comm_world_check(nccl->control);
 
     if (st)
-        rk_comm_world_fail(nccl->world, nccl->world->rank, judge(nccl, st));
+        rk_comm_world_fail(nccl->world, judge(nccl, st));
 }
 
 /* --- aborting --- */
@@ -400,7 +400,7 @@ static void *guard_main(void *user)
     pthread_setname_np(pthread_self(), "rk-nccl-guard");
     st = rk_device_use(nccl->device);
     if (st)
-        rk_comm_world_fail(nccl->world, nccl->world->rank, st);
+        rk_comm_world_fail(nccl->world, st);
     lock(&nccl->guard_lock);
     while (!nccl->is_stopping || (nccl->is_abort_wanted && !nccl->is_aborted)) {
         bool aborts = nccl->is_abort_wanted && !nccl->is_aborted;

@@ -7,10 +7,9 @@ static void plan_world_destroy(struct rk_comm_world *world)
     (void)world;
 }
 
-static void plan_world_abort(struct rk_comm_world *world, int32_t origin, const struct rk_status *error)
+static void plan_world_abort(struct rk_comm_world *world, const struct rk_status *error)
 {
     (void)world;
-    (void)origin;
     (void)error;
 }
 

@@ -201,7 +201,7 @@ int32_t rk_comm_world_size(const struct rk_comm_world *world)
     return world->size;
 }
 
-void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_status *error)
+void rk_comm_world_fail(struct rk_comm_world *world, struct rk_status *error)
 {
     bool is_first;
 
@@ -217,7 +217,7 @@ void rk_comm_world_fail(struct rk_comm_world *world, int32_t origin, struct rk_s
     }
     atomic_store(&world->has_failed, true);
     RK_WARN("collectives end: %s", rk_status_message(error));
-    world->ops->world_abort(world, origin, error);
+    world->ops->world_abort(world, error);
 }
 
 struct rk_status *rk_comm_world_error(struct rk_comm_world *world)
@@ -235,10 +235,9 @@ void rk_comm_world_abort(struct rk_comm_world *world, const char *reason)
     struct rk_comm_activity activity;
 
     rk_comm_world_activity(world, &activity);
-    rk_comm_world_fail(world, world->rank,
-                       RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s", world->rank,
-                                      activity.in_operation ? " during " : "",
-                                      activity.in_operation ? activity.name : "", reason));
+    rk_comm_world_fail(world, RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s",
+                                             world->rank, activity.in_operation ? " during " : "",
+                                             activity.in_operation ? activity.name : "", reason));
 }
 
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world)
