@@ -6,9 +6,11 @@
  * are F64. Integer tensors are I32. A tensor whose data is NULL is "none" where a comment allows it. Outputs
  * may not alias inputs unless said. Calls enqueue on `stream` and do not synchronise. Empty calls (T = 0) are
  * legal and do nothing. Every operator is deterministic, and row-wise operators give a row the same bits
- * whatever other rows are in the call. Errors: INVALID_ARGUMENT naming operator, argument, value and
- * expectation (what lies in integer tensors is checked by the CPU backend only); UNIMPLEMENTED for a dtype or
- * size that the backend lacks. References: kernels/cpu/. */
+ * whatever other rows are in the call. What a caller says to be settled was complete before the pass began
+ * and is written by no operator of it (parameters, a step's tables): it may be read before what is enqueued
+ * in front of the call has ended; false is always right. Errors: INVALID_ARGUMENT naming operator, argument,
+ * value and expectation (what lies in integer tensors is checked by the CPU backend only); UNIMPLEMENTED for
+ * a dtype or size that the backend lacks. References: kernels/cpu/. */
 #ifndef RK_KERNELS_H
 #define RK_KERNELS_H
 
@@ -62,6 +64,7 @@ struct rk_rmsnorm_fwd_args {
     rk_tensor_t residual; /* none, or [T, hidden_size] */
     rk_tensor_t sum;      /* s is written here; none without residual; may alias x or residual */
     rk_tensor_t weight;   /* [hidden_size] */
+    bool weight_is_settled;
     float eps;
 };
 
@@ -133,6 +136,7 @@ struct rk_rope_kv_write_args {
     rk_tensor_t cos, sin;       /* F32 [max_position, head_dim / 2] */
     rk_tensor_t positions;      /* I32 [T], each < max_position */
     struct rk_kv_write_args kv; /* of the same T tokens */
+    bool places_are_settled;    /* positions, slots and tables */
 };
 
 /* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r stands
@@ -145,6 +149,7 @@ struct rk_attn_paged_args {
     rk_tensor_t cu_q;             /* I32 [num_seqs + 1] */
     rk_tensor_t seq_lens;         /* I32 [num_seqs] */
     int32_t window;               /* 0: none */
+    bool past_is_settled;         /* table, cu_q, seq_lens, and what the cache had before the new tokens */
     float scale;
 };
 

@@ -141,6 +141,7 @@ static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
                                                      .k = args->k,
                                                      .v = args->v,
                                                      .slot_mapping = paged->slot_mapping},
+                                              .places_are_settled = true,
                                           }));
     return rk_attn_paged(pass->stream, &(struct rk_attn_paged_args){
                                            .out = args->out,
@@ -151,6 +152,7 @@ static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
                                            .cu_q = paged->cu_q,
                                            .seq_lens = paged->seq_lens,
                                            .window = args->window,
+                                           .past_is_settled = true,
                                            .scale = args->scale,
                                        });
 }

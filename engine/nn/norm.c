@@ -8,6 +8,7 @@ struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight
         .rstd = io->rstd,
         .x = io->stream,
         .weight = rk_weight_value(pass, weight),
+        .weight_is_settled = true,
         .eps = pass->norm_eps,
     };
 

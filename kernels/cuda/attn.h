@@ -71,6 +71,7 @@ struct rk_cuda_attn_paged_args {
     rk_dtype_t dtype;
     int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
     int32_t window;
+    bool past_is_settled;
     float scale;
     int32_t num_blocks, block_size;
     int32_t max_blocks;            /* of block_table's rows */

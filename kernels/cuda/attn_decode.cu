@@ -8,8 +8,9 @@
  * Pipeline     K and V blocks of 128 keys alternate in three buffers filled by cp.async, two of them
  *              always on the way: 64 KiB a block at head_dim 128, two blocks an SM.
  * Warps        Four share a block of keys: 32 keys each in QK, a quarter of head_dim each in PV.
- * Merge        A split leaves output, maximum and sum (f32) in the workspace; the last block of a tile to
- *              finish merges the splits in ascending order. Tiles of one split need none of this.
+ * Merge        In ascending order of the splits. A block that has all splits of a tile merges each into what
+ *              it has in registers. Else a split leaves output, maximum and sum (f32) in the workspace, and
+ *              the last block of a tile to finish merges them.
  * Traffic      2 * head_dim * 2 bytes a key and kv head: the kernel is bound by device memory.
  * Measured     In attn_decode_sm90.cu, beside its figures. */
 #include "kernels/cuda/attn_decode.cuh"
@@ -49,14 +50,13 @@ __device__ inline void load_block(bf16 *dst, const bf16 *base, const decode_task
     attn_copy_commit(); /* an empty group keeps the count of groups on the way */
 }
 
-/* This block's splits, one after the other. Returns how many they were. */
+/* This block's splits, one after the other. */
 template <int HD>
-__device__ inline int run_splits(decode_smem<HD> &sm, const decode_plan &plan, const decode_task &task,
-                                 const decode_part &part)
+__device__ inline void run_splits(decode_smem<HD> &sm, const decode_plan &plan, const decode_task &task,
+                                  const decode_part &part, decode_state<HD> &state)
 {
     int block = part.first_block, next = decode_next_block(block, plan.num_parts);
     int entry = find_entry(task, block), next_entry = find_entry(task, next);
-    decode_state<HD> state;
 
     decode_load_queries<HD>(sm.shared.q, task);
     load_block<HD>(sm.kv[0], task.k, task, entry, block);
@@ -84,7 +84,6 @@ __device__ inline int run_splits(decode_smem<HD> &sm, const decode_plan &plan, c
         next = decode_next_block(block, plan.num_parts);
     }
     attn_copy_wait<0>();
-    return state.num_done;
 }
 
 template <int HD>
@@ -93,11 +92,14 @@ __global__ void __launch_bounds__(DECODE_THREADS)
 {
     extern __shared__ __align__(16) uint8_t raw[];
     decode_smem<HD> &sm = *reinterpret_cast<decode_smem<HD> *>(raw);
+    decode_state<HD> state;
     decode_part part;
     decode_task task;
 
-    if (decode_begin(&task, &part, args))
-        decode_end(sm.shared, plan, task, part, run_splits(sm, plan, task, part));
+    if (!decode_begin(&task, &part, args))
+        return;
+    run_splits(sm, plan, task, part, state);
+    decode_end(sm.shared, plan, task, part, state);
 }
 
 size_t round_up(size_t bytes)
@@ -120,20 +122,32 @@ int64_t count_splits(const rk_cuda_attn_paged_args *args)
     return ((int64_t)args->max_blocks * args->block_size + ATTN_KEY_SPLIT - 1) / ATTN_KEY_SPLIT;
 }
 
+/* One round of two blocks an SM. Where sequences may be long, and so of very different lengths, more: up to
+ * two rounds, until a block has no more than four splits. */
+int count_parts(int num_sms, int num_tiles, int max_splits)
+{
+    int one_round = 2 * num_sms / num_tiles, two_rounds = (4 * num_sms + num_tiles - 1) / num_tiles;
+    int short_parts = (max_splits + 3) / 4;
+    int wanted = short_parts < two_rounds ? short_parts : two_rounds;
+
+    if (wanted < one_round)
+        wanted = one_round;
+    return wanted < max_splits ? wanted : max_splits;
+}
+
 } // namespace
 
 decode_plan rk_attn_decode_plan(const rk_cuda_attn_paged_args *args)
 {
     size_t rows = (size_t)args->num_tokens * args->num_heads;
     char *base = (char *)args->workspace;
-    int num_tiles, wanted;
+    int num_tiles;
     decode_plan plan;
 
     plan.num_slots = (int)count_slots(args);
     plan.max_splits = (int)count_splits(args);
     num_tiles = plan.num_slots * args->num_kv_heads;
-    wanted = (4 * args->device.num_sms + num_tiles - 1) / num_tiles; /* two rounds of two blocks an SM */
-    plan.num_parts = wanted < plan.max_splits ? wanted : plan.max_splits;
+    plan.num_parts = count_parts(args->device.num_sms, num_tiles, plan.max_splits);
     plan.workspace.counters = (int *)base;
     base += ATTN_NUM_COUNTERS * sizeof(int);
     plan.workspace.stats = (float2 *)base;

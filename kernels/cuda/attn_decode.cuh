@@ -194,28 +194,6 @@ __device__ inline void decode_add_output(float (&o)[DECODE_TILES<HD> * 4], const
     }
 }
 
-/* The output of a tile with a single split. */
-template <int HD>
-__device__ inline void decode_store_output(const decode_task &task, float (&o)[DECODE_TILES<HD> * 4],
-                                           attn_softmax &state)
-{
-    int warp = threadIdx.x / 32, g = attn_lane() / 4, t = attn_lane() % 4;
-    float sum[DECODE_TILES<HD> * 4] = {};
-    attn_total total[2] = {{-INFINITY, 0.0f}, {-INFINITY, 0.0f}};
-
-    attn_merge_rows(total, sum, state, o, task.c);
-#pragma unroll
-    for (int i = 0; i < DECODE_TILES<HD> * 2; i++) {
-        int n = i / 2, row = g + i % 2 * 8, col = (warp * DECODE_TILES<HD> + n) * 8 + 2 * t;
-        float inv = attn_reciprocal(total[i % 2].l);
-
-        if (decode_row_exists(task, row) && col < HD)
-            *reinterpret_cast<uint32_t *>(task.out + decode_row_offset(task, task.out_stride, row, HD) +
-                                          col) =
-                attn_pack(__fmul_rn(sum[2 * i], inv), __fmul_rn(sum[2 * i + 1], inv));
-    }
-}
-
 /* What a split leaves for the merge. */
 template <int HD>
 __device__ inline void decode_store_split(const decode_plan &plan, const decode_task &task, int split,
@@ -388,16 +366,43 @@ template <int HD> struct decode_state {
     attn_softmax softmax;
     float alpha[2];
     int num_done; /* splits */
+    /* Where this block of threads has all splits of the tile: what they come to so far. */
+    attn_total total[2];
+    float sum[DECODE_TILES<HD> * 4];
 };
+
+__device__ inline bool decode_has_all_splits(const decode_plan &plan, const decode_part &part)
+{
+    return plan.num_parts == 1 || part.num_splits == 1;
+}
+
+/* The output of a tile whose splits this block of threads has all. */
+template <int HD>
+__device__ inline void decode_store_output(const decode_task &task, const decode_state<HD> &state)
+{
+    int warp = threadIdx.x / 32, g = attn_lane() / 4, t = attn_lane() % 4;
+
+#pragma unroll
+    for (int i = 0; i < DECODE_TILES<HD> * 2; i++) {
+        int n = i / 2, row = g + i % 2 * 8, col = (warp * DECODE_TILES<HD> + n) * 8 + 2 * t;
+        float inv = attn_reciprocal(state.total[i % 2].l);
+
+        if (decode_row_exists(task, row) && col < HD)
+            *reinterpret_cast<uint32_t *>(task.out + decode_row_offset(task, task.out_stride, row, HD) +
+                                          col) =
+                attn_pack(__fmul_rn(state.sum[2 * i], inv), __fmul_rn(state.sum[2 * i + 1], inv));
+    }
+}
 
 /* Before the first block: the queries must be in sm.q. */
 template <int HD> __device__ inline void decode_init(decode_state<HD> &state, const decode_shared<HD> &sm)
 {
     attn_softmax_clear(state.softmax);
     state.num_done = 0;
+    state.total[0] = state.total[1] = {-INFINITY, 0.0f};
 #pragma unroll
     for (int i = 0; i < DECODE_TILES<HD> * 4; i++)
-        state.o[i] = 0.0f;
+        state.o[i] = state.sum[i] = 0.0f;
 #pragma unroll
     for (int kk = 0; kk < HD / 16; kk++)
         attn_load_a<HD>(state.q[kk], sm.q, 0, kk);
@@ -431,8 +436,8 @@ __device__ inline void decode_end_block(decode_state<HD> &state, const decode_pl
 {
     if ((block + 1) % DECODE_SPLIT_BLOCKS != 0 && (block + 1) * ATTN_KEY_BLOCK < task.end)
         return;
-    if (part.num_splits == 1)
-        decode_store_output<HD>(task, state.o, state.softmax);
+    if (decode_has_all_splits(plan, part))
+        attn_merge_rows(state.total, state.sum, state.softmax, state.o, task.c);
     else
         decode_store_split<HD>(plan, task, block / DECODE_SPLIT_BLOCKS, state.o, state.softmax);
     attn_softmax_clear(state.softmax);
@@ -445,12 +450,14 @@ __device__ inline void decode_end_block(decode_state<HD> &state, const decode_pl
 /* After the last block, by the threads that computed: the last block of threads of a tile merges. */
 template <int HD>
 __device__ inline void decode_end(decode_shared<HD> &sm, const decode_plan &plan, const decode_task &task,
-                                  const decode_part &part, int num_done)
+                                  const decode_part &part, const decode_state<HD> &state)
 {
-    int *counter = plan.workspace.counters + blockIdx.x;
+    int *counter = plan.workspace.counters + blockIdx.x, num_done = state.num_done;
 
-    if (part.num_splits == 1)
+    if (decode_has_all_splits(plan, part)) {
+        decode_store_output<HD>(task, state);
         return;
+    }
     __threadfence(); /* this thread's share of the splits, before the count */
     decode_sync();   /* everyone's */
     if (threadIdx.x == 0)

@@ -138,6 +138,7 @@ static struct rk_cuda_attn_paged_args convert_paged(const struct rk_cuda_device 
         .num_kv_heads = (int32_t)args->k_cache.shape[1],
         .head_dim = (int32_t)args->q.shape[2],
         .window = args->window,
+        .past_is_settled = args->past_is_settled,
         .scale = args->scale,
         .num_blocks = (int32_t)args->k_cache.shape[0],
         .block_size = (int32_t)args->k_cache.shape[2],

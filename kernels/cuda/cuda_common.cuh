@@ -290,7 +290,8 @@ __device__ __forceinline__ void rk_start_next()
 #endif
 }
 
-/* The first statement of such a kernel: what was enqueued before is done and seen. */
+/* The first statement of such a kernel, or the second one after rk_start_next(): what was enqueued before is
+ * done and seen. */
 __device__ __forceinline__ void rk_wait_for_stream()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -7,6 +7,9 @@
  * Traffic      Read and write q and k, read v, write both to the cache. 64 tokens of 12 + 2 + 2 heads of 128:
  *              0.7 MB, so a call costs what a launch costs; rope, rope and kv_write cost three.
  *
+ * Overlap      The next kernel may start at once; places and factors that are settled are loaded before the
+ *              stream has been waited for.
+ *
  * Limits       Fewer than 2^31 packs; tables without gaps.
  *
  * Numerics     Those of rope.cu. A position outside the tables leaves q and k as they are; a slot outside the
@@ -16,7 +19,7 @@
 struct rope_kv_shape {
     int64_t q_stride, k_stride, v_stride, block_stride, num_positions, num_blocks;
     unsigned num_items, items_per_token, packs_per_half, half, num_heads, num_kv_heads, block_size;
-    bool aligned, table_aligned;
+    bool aligned, table_aligned, places_are_settled;
 };
 
 template <class T> struct rope_kv_tensors {
@@ -46,21 +49,40 @@ __device__ __forceinline__ void store_pair(T *at, const rope_kv_pair<T> &pair, i
     rk_store(at + shape.half, pair.second, count, shape.aligned);
 }
 
+/* What a thread knows of its packs before it has them. */
+struct rope_kv_place {
+    rk_pack<float, RK_TILE_PACK> cos, sin;
+    bool rotates;
+    int slot;
+};
+
 template <class T>
-__device__ __forceinline__ void rotate(rope_kv_pair<T> &pair, const rope_kv_tensors<T> &t, int64_t position,
-                                       unsigned col, int64_t count, const rope_kv_shape &shape)
+__device__ __forceinline__ rope_kv_place find_place(const rope_kv_tensors<T> &t, unsigned token, unsigned col,
+                                                    bool is_value, const rope_kv_shape &shape)
+{
+    int64_t position = t.positions[token], count = (int64_t)shape.half - col;
+    rope_kv_place place = {};
+
+    place.slot = t.slots[token];
+    place.rotates = !is_value && position >= 0 && position < shape.num_positions;
+    if (place.rotates) {
+        place.cos = rk_load<RK_TILE_PACK>(t.cos + position * shape.half + col, count, shape.table_aligned);
+        place.sin = rk_load<RK_TILE_PACK>(t.sin + position * shape.half + col, count, shape.table_aligned);
+    }
+    return place;
+}
+
+template <class T> __device__ __forceinline__ void rotate(rope_kv_pair<T> &pair, const rope_kv_place &place)
 {
     typedef rk_acc<T> A;
-    rk_pack<float, RK_TILE_PACK> c, s;
 
-    c = rk_load<RK_TILE_PACK>(t.cos + position * shape.half + col, count, shape.table_aligned);
-    s = rk_load<RK_TILE_PACK>(t.sin + position * shape.half + col, count, shape.table_aligned);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        A a = rk_widen<A>(pair.first.get(i)), b = rk_widen<A>(pair.second.get(i)), sine = s.get(i);
+        A a = rk_widen<A>(pair.first.get(i)), b = rk_widen<A>(pair.second.get(i));
+        A cosine = place.cos.get(i), sine = place.sin.get(i);
 
-        pair.first.set(i, rk_narrow<T>(a * c.get(i) - b * sine));
-        pair.second.set(i, rk_narrow<T>(b * c.get(i) + a * sine));
+        pair.first.set(i, rk_narrow<T>(a * cosine - b * sine));
+        pair.second.set(i, rk_narrow<T>(b * cosine + a * sine));
     }
 }
 
@@ -86,28 +108,33 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     unsigned head = rest / shape.packs_per_half, col = rest % shape.packs_per_half * RK_TILE_PACK;
     unsigned kv_head = (head - shape.num_heads) % shape.num_kv_heads;
     bool is_query = head < shape.num_heads, is_value = head >= shape.num_heads + shape.num_kv_heads;
-    int64_t count = (int64_t)shape.half - col, position;
+    int64_t count = (int64_t)shape.half - col;
+    rope_kv_place place = {};
     rope_kv_pair<T> pair;
     const T *src;
     T *dst;
 
+    rk_start_next(); /* attention reads old keys meanwhile */
+    if (!shape.places_are_settled)
+        rk_wait_for_stream();
+    if (item < shape.num_items)
+        place = find_place(t, token, col, is_value, shape);
     rk_wait_for_stream();
     if (item >= shape.num_items)
         return;
-    position = t.positions[token];
     if (is_query)
         src = t.q + token * shape.q_stride + (int64_t)head * 2 * shape.half + col;
     else
         src = (is_value ? t.v + token * shape.v_stride : t.k + token * shape.k_stride) +
               (int64_t)kv_head * 2 * shape.half + col;
     pair = load_pair(src, count, shape);
-    if (!is_value && position >= 0 && position < shape.num_positions) {
-        rotate(pair, t, position, col, count, shape);
+    if (place.rotates) {
+        rotate(pair, place);
         store_pair(const_cast<T *>(src), pair, count, shape);
     }
     if (is_query)
         return;
-    dst = cache_at(is_value ? t.v_cache : t.k_cache, t.slots[token], kv_head, col, shape);
+    dst = cache_at(is_value ? t.v_cache : t.k_cache, place.slot, kv_head, col, shape);
     if (dst)
         store_pair(dst, pair, count, shape);
 }
@@ -167,6 +194,7 @@ extern "C" struct rk_status *rk_cuda_op_rope_kv_write(void *dev, void *stream,
     shape.num_kv_heads = (unsigned)kv->k.shape[1];
     shape.block_size = (unsigned)kv->k_cache.shape[2];
     shape.aligned = all_aligned(args);
+    shape.places_are_settled = args->places_are_settled;
     shape.table_aligned = rk_rows_aligned(args->cos) && rk_rows_aligned(args->sin);
     RK_FOR_DTYPE("rope_kv_write", args->q.dtype, T,
                  launch_rope_kv<T>((const struct rk_cuda_stream *)stream, args, shape));
