@@ -27,7 +27,10 @@ static void note_gemm(struct bench_op_note *note, const void *opaque)
     snprintf(note->shape, sizeof(note->shape), "%s%s %lldx%lldx%lld %s%s%s%s", args->trans_a ? "T" : "N",
              args->trans_b ? "T" : "N", (long long)args->c.shape[0], (long long)args->c.shape[1],
              (long long)k, rk_dtype_name(args->c.dtype), args->beta != 0 ? " +=" : "",
-             args->bias.data ? " bias" : "", args->strict ? " strict" : "");
+             args->bias.data     ? " bias"
+             : args->swiglu.data ? " swiglu"
+                                 : "",
+             args->strict ? " strict" : "");
     note->flops = 2.0 * (double)args->c.shape[0] * (double)args->c.shape[1] * (double)k;
     note->bytes = bytes_of(args->a) + bytes_of(args->b) + bytes_of(args->c) * (args->beta != 0 ? 2 : 1);
 }

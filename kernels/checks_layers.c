@@ -15,6 +15,11 @@ int64_t rk_check_gemm(struct rk_check *check, const struct rk_gemm_args *args)
     rk_expect_source(check, "c", args->c, 2);
     rk_expect_tensor(check, "c", args->c, args->c.dtype, RK_DIMS(m, n));
     rk_expect_optional(check, "bias", args->bias, a->dtype, RK_DIMS(n));
+    rk_expect(check, !args->swiglu.data || n % 2 == 0,
+              "c has %lld columns, expected an even number for swiglu", (long long)n);
+    rk_expect_optional(check, "swiglu", args->swiglu, args->c.dtype, RK_DIMS(m, n / 2));
+    rk_expect_no_alias(check, "swiglu", args->swiglu, "a", *a);
+    rk_expect_no_alias(check, "swiglu", args->swiglu, "c", args->c);
     rk_expect_no_alias(check, "c", args->c, "a", *a);
     rk_expect_no_alias(check, "c", args->c, "b", *b);
     return m * n;

@@ -29,7 +29,10 @@ RK_BEGIN_DECLS
 struct rk_gemm_args {
     rk_tensor_t c, a, b;
     rk_tensor_t bias; /* none, or [N] */
-    bool trans_a, trans_b, strict;
+    /* None, or [M, N / 2]: silu(C[:, :N / 2]) * C[:, N / 2:] with the bits of swiglu_fwd, and what C holds
+     * then is undefined. */
+    rk_tensor_t swiglu;
+    bool trans_a, trans_b, strict, b_is_settled;
     float alpha, beta;
 };
 

@@ -84,7 +84,8 @@ static struct rk_status *run(const struct problem *p, int choice, int set)
 {
     struct rk_gemm_args args = args_of(p, set, choice != -2);
 
-    return choice < 0 ? rk_cuda_op_gemm(dev, stream, &args) : rk_gemm_small_run(dev, stream, choice, &args);
+    return choice < 0 ? rk_cuda_op_gemm(dev, stream, &args)
+                      : rk_gemm_small_run(dev, stream, choice, 1, &args);
 }
 
 static double time_choice(const struct problem *p, int choice)
@@ -169,7 +170,7 @@ static void measure(const char *name, int64_t m, int64_t n, int64_t k)
     report(&p, "operator, fast", -2);
     report(&p, "operator, strict", -1);
     args = args_of(&p, 0, true);
-    count = rk_gemm_small_choices(dev, &args, choices);
+    count = rk_gemm_small_choices(dev, &args, 1, choices);
     for (int i = 0; i < count && i < 16; i++) {
         char text[32];
 

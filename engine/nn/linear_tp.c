@@ -45,8 +45,8 @@ static struct rk_status *bias_bwd(const struct rk_pass *pass, const struct rk_we
                        &(struct rk_bias_bwd_args){.dbias = rk_weight_grad(pass, &bias), .dy = dy});
 }
 
-struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
-                                rk_tensor_t y)
+static struct rk_gemm_args fwd_args(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t y)
 {
     struct rk_gemm_args args = {
         .c = y,
@@ -54,6 +54,7 @@ struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weig
         .b = rk_weight_value(pass, weight),
         .trans_b = true,
         .strict = pass->is_strict,
+        .b_is_settled = true,
         .alpha = 1,
     };
 
@@ -62,6 +63,23 @@ struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weig
 
         args.bias = rk_weight_value(pass, &bias);
     }
+    return args;
+}
+
+struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                rk_tensor_t y)
+{
+    struct rk_gemm_args args = fwd_args(pass, weight, x, y);
+
+    return rk_gemm(pass->stream, &args);
+}
+
+struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y)
+{
+    struct rk_gemm_args args = fwd_args(pass, weight, x, gate_up);
+
+    args.swiglu = y;
     return rk_gemm(pass->stream, &args);
 }
 

@@ -39,24 +39,35 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
     return NULL;
 }
 
+/* The projection, and its activation unless that has no memory. */
+static struct rk_status *project(struct rk_pass *pass, const struct rk_mlp *mlp, rk_tensor_t x,
+                                 rk_tensor_t gate_up, rk_tensor_t activated)
+{
+    if (activated.data && !pass->keeps_activations)
+        return rk_linear_swiglu_fwd(pass, &mlp->gate_up, x, gate_up, activated);
+    RK_TRY(rk_linear_fwd(pass, &mlp->gate_up, x, gate_up));
+    if (!activated.data)
+        return NULL;
+    return rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
+                                                                    .gate = gate_of(mlp, gate_up),
+                                                                    .up = up_of(mlp, gate_up)});
+}
+
 static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                         rk_tensor_t out, struct rk_block_saved *block_saved)
 {
     const struct rk_mlp *mlp = &block->mlp;
     struct rk_mlp_saved *saved = &block_saved->mlp;
+    rk_tensor_t activated = {0};
     struct rk_step_mark mark;
-    rk_tensor_t activated;
 
     RK_TRY(rk_step_2d(pass->arena, &saved->gate_up, pass->dtype, pass->num_tokens, mlp->gate_up.rows));
-    RK_TRY(rk_linear_fwd(pass, &mlp->gate_up, x, saved->gate_up));
-    if (!out.data)
-        return NULL;
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
-    RK_TRY(rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
-                                                                    .gate = gate_of(mlp, saved->gate_up),
-                                                                    .up = up_of(mlp, saved->gate_up)}));
-    RK_TRY(rk_linear_row_fwd(pass, &mlp->down, activated, out));
+    if (out.data)
+        RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    RK_TRY(project(pass, mlp, x, saved->gate_up, activated));
+    if (out.data)
+        RK_TRY(rk_linear_row_fwd(pass, &mlp->down, activated, out));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

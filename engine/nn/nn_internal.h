@@ -82,6 +82,9 @@ rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *w
  * sum when rows are split, y when columns are. */
 struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t y) RK_NODISCARD;
+/* y = silu(gate) * up of the product [gate; up], which is not kept: gate_up is undefined. */
+struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
 struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 /* The two halves of the latter: the gradients of weight and bias, and dx. */

@@ -217,12 +217,11 @@ static struct rk_status *gemm_strict(struct rk_cpu_device *cpu, const struct rk_
     return NULL;
 }
 
-struct rk_status *rk_cpu_gemm(void *dev, void *stream, const struct rk_gemm_args *args)
+static struct rk_status *multiply(struct rk_cpu_device *dev, const struct rk_gemm_args *args)
 {
     struct gemm_size size = size_of(args);
     int64_t largest = RK_MAX(RK_MAX(size.m, size.n), size.k);
 
-    (void)stream;
     largest = RK_MAX(RK_MAX(largest, args->a.row_stride), RK_MAX(args->b.row_stride, args->c.row_stride));
     if (largest > INT32_MAX)
         return RK_FAIL(RK_UNIMPLEMENTED, "gemm: a size or stride is %lld, this backend takes at most %d",
@@ -232,4 +231,17 @@ struct rk_status *rk_cpu_gemm(void *dev, void *stream, const struct rk_gemm_args
     if (args->a.dtype == compute_dtype(args->a.dtype) && args->c.dtype == args->a.dtype)
         return gemm_in_place(dev, args);
     return gemm_converted(dev, args);
+}
+
+struct rk_status *rk_cpu_gemm(void *dev, void *stream, const struct rk_gemm_args *args)
+{
+    int64_t half = args->c.shape[1] / 2;
+
+    RK_TRY(multiply(dev, args));
+    if (!args->swiglu.data)
+        return NULL;
+    return rk_cpu_swiglu_fwd(dev, stream,
+                             &(struct rk_swiglu_fwd_args){.y = args->swiglu,
+                                                          .gate = rk_tensor_cols(args->c, 0, half),
+                                                          .up = rk_tensor_cols(args->c, half, half)});
 }

@@ -6,9 +6,10 @@
  * Bits. strict needs one ascending chain of k16 tensor-core steps per output, whatever M and N are: the
  * library's algorithms with split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple
  * of 16, over all tiles and M), and so do gemm_small_sm90.cu, which takes products with few rows where it is
- * faster, and gemm_chain.cu, which takes all other shapes. The tests compare them. fast does the same for
- * many rows, where nothing is faster; for few it takes the library's first choice for the shape, which is the
- * same in every run. F32 is never TF32.
+ * faster, and gemm_chain.cu, which takes all other shapes. The tests compare them. fast does the same where
+ * nothing is faster: for many rows, and for few with a short K. For few with a long K and a short N it takes
+ * gemm_small_sm90.cu with K in parts, else the library's first choice for the shape; both have the same bits
+ * in every run. F32 is never TF32.
  *
  * Start reading at rk_cuda_op_gemm. */
 #include "kernels/cuda/gemm_internal.h"
@@ -63,7 +64,25 @@ static bool has_chain_bits(const struct rk_gemm_key *key)
     return is_16_bit((rk_dtype_t)key->dtype) && key->k % 16 == 0 && is_aligned(key);
 }
 
-static struct rk_gemm_key key_of(const struct rk_gemm_args *args)
+/* The class of bits. It may depend on what the product is, and on the device, but not on the clock. */
+static void choose_bits(struct rk_gemm_key *key, const struct rk_cuda_device *dev,
+                        const struct rk_gemm_args *args)
+{
+    bool is_few = key->m <= RK_GEMM_FEW_ROWS && rk_gemm_small_takes(dev, args);
+
+    key->num_parts = 1;
+    if (args->strict) {
+        key->bits = RK_GEMM_ONE_CHAIN;
+    } else if (is_few && rk_gemm_small_parts(args) > 1) {
+        key->bits = RK_GEMM_PARTS;
+        key->num_parts = (uint8_t)rk_gemm_small_parts(args);
+    } else if (has_chain_bits(key) &&
+               (key->m >= RK_GEMM_MANY_ROWS || (is_few && key->k <= RK_GEMM_SHORT_K))) {
+        key->bits = RK_GEMM_ONE_SPLIT;
+    }
+}
+
+static struct rk_gemm_key key_of(const struct rk_cuda_device *dev, const struct rk_gemm_args *args)
 {
     struct rk_gemm_key key;
 
@@ -80,13 +99,11 @@ static struct rk_gemm_key key_of(const struct rk_gemm_args *args)
     key.trans_b = args->trans_b;
     key.has_bias = takes_bias(args);
     key.has_beta = args->beta != 0.0f;
+    key.has_swiglu = args->swiglu.data != NULL;
     key.align_a = alignment_of(args->a);
     key.align_b = alignment_of(args->b);
     key.align_c = alignment_of(args->c);
-    if (args->strict)
-        key.bits = RK_GEMM_ONE_CHAIN;
-    else if (key.m >= RK_GEMM_MANY_ROWS && has_chain_bits(&key))
-        key.bits = RK_GEMM_ONE_SPLIT;
+    choose_bits(&key, dev, args);
     return key;
 }
 
@@ -132,23 +149,43 @@ struct rk_workspace rk_cuda_workspace_gemm(const void *dev, const struct rk_gemm
     return (struct rk_workspace){.scratch_bytes = RK_CUDA_WORKSPACE_BYTES};
 }
 
+struct rk_status *rk_gemm_activate(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_args *args)
+{
+    int64_t half = args->c.shape[1] / 2;
+
+    if (!args->swiglu.data)
+        return NULL;
+    return rk_cuda_op_swiglu_fwd(dev, stream,
+                                 &(struct rk_swiglu_fwd_args){.y = args->swiglu,
+                                                              .gate = rk_tensor_cols(args->c, 0, half),
+                                                              .up = rk_tensor_cols(args->c, half, half)});
+}
+
+static struct rk_status *run_chain(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_args *args)
+{
+    RK_TRY(rk_cuda_gemm_chain(dev, stream, args));
+    return rk_gemm_activate(dev, stream, args);
+}
+
 struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream_handle, const struct rk_gemm_args *args)
 {
     struct rk_cuda_device *dev = dev_handle;
     struct rk_cuda_stream *stream = stream_handle;
-    struct rk_gemm_key key = key_of(args);
+    struct rk_gemm_key key = key_of(dev, args);
     struct rk_gemm_plan *plan;
 
     if (!is_for_library(&key))
-        return rk_cuda_gemm_chain(dev, stream, args);
+        return run_chain(dev, stream, args);
     RK_TRY(rk_cuda_reserve(stream, &stream->scratch, RK_CUDA_WORKSPACE_BYTES));
     RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, args));
-    if (!plan->has_algo)
-        return rk_cuda_gemm_chain(dev, stream, args);
     if (plan->small > 0 && rk_gemm_small_takes(dev, args)) /* the key knows no alpha */
-        return rk_gemm_small_run(dev, stream, plan->small - 1, args);
+        return rk_gemm_small_run(dev, stream, plan->small - 1, key.num_parts, args);
+    if (!plan->has_algo)
+        return run_chain(dev, stream, args);
     RK_TRY(rk_gemm_run_plan(dev, stream, plan, args));
     if (args->bias.data && !key.has_bias)
-        return rk_cuda_add_bias(dev, stream, args->c, args->bias);
-    return NULL;
+        RK_TRY(rk_cuda_add_bias(dev, stream, args->c, args->bias));
+    return rk_gemm_activate(dev, stream, args);
 }

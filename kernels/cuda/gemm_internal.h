@@ -9,12 +9,17 @@
 
 /* What may be taken for a product. ANY: the library's first choice for its shape, the same in every run.
  * ONE_SPLIT: any algorithm with split-K = 1, which all have the same bits. ONE_CHAIN: these, and it is looked
- * at that their bits are gemm_chain.cu's. */
-enum rk_gemm_bits { RK_GEMM_ANY, RK_GEMM_ONE_SPLIT, RK_GEMM_ONE_CHAIN };
+ * at that their bits are gemm_chain.cu's. PARTS: any choice of gemm_small.h, with the key's number of parts.
+ */
+enum rk_gemm_bits { RK_GEMM_ANY, RK_GEMM_ONE_SPLIT, RK_GEMM_ONE_CHAIN, RK_GEMM_PARTS };
 
 /* From this many rows on fast takes ONE_SPLIT, since nothing is faster (but by 3% for one shape of a model):
  * which algorithm the clock picks then changes no result. */
 #define RK_GEMM_MANY_ROWS 513
+
+/* Up to this many rows, and for no longer K, a split of K gains nothing either. */
+#define RK_GEMM_FEW_ROWS 64
+#define RK_GEMM_SHORT_K  4096
 
 /* What an algorithm is chosen by. Compared as bytes: made by memset and assignment. */
 struct rk_gemm_key {
@@ -22,6 +27,7 @@ struct rk_gemm_key {
     int32_t dtype, c_dtype;
     uint8_t trans_a, trans_b, bits, has_bias;
     uint8_t align_a, align_b, align_c, has_beta;
+    uint8_t num_parts, has_swiglu, unused[6]; /* num_parts: of K, for our own kernel */
 };
 
 /* The library is column-major: its product is C^T = op(B)^T op(A)^T, so B comes first. */
@@ -67,7 +73,7 @@ struct rk_status *rk_gemm_make_layout(cublasLtMatrixLayout_t *out, rk_tensor_t t
                                       int64_t leading_dim) RK_NODISCARD;
 
 /* The plan of a product, made at its first call; has_algo is false where the library has nothing for it. */
-struct rk_status *rk_gemm_find_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+struct rk_status *rk_gemm_find_plan(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                     struct rk_gemm_plan **out, const struct rk_gemm_key *key,
                                     const struct rk_gemm_args *args) RK_NODISCARD;
 /* The algorithms for the plan's product that have the bits which the key asks for, best first, as far as the
@@ -81,6 +87,10 @@ struct rk_status *rk_gemm_candidates(const struct rk_cuda_device *dev, const str
 /* Enqueues the product with the plan's algorithm; without a bias that the library lacks. */
 struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
                                    const struct rk_gemm_plan *plan,
+                                   const struct rk_gemm_args *args) RK_NODISCARD;
+
+/* What args->swiglu asks for, of the C that is there; nothing without it. */
+struct rk_status *rk_gemm_activate(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                    const struct rk_gemm_args *args) RK_NODISCARD;
 
 /* --- gemm_tune.c --- */
@@ -100,9 +110,9 @@ bool rk_gemm_can_wait(const struct rk_cuda_stream *stream);
 
 /* --- gemm_small.c --- */
 
-/* Strict products only. Sets plan->small where a kernel of our own is faster than the plan's algorithm, by
- * time on the operands themselves; C is written. */
-struct rk_status *rk_gemm_small_tune(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+/* Sets plan->small where a kernel of our own is faster than the plan's algorithm, by time on the operands
+ * themselves, or has to be taken; C is written. */
+struct rk_status *rk_gemm_small_tune(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                      struct rk_gemm_plan *plan, const struct rk_gemm_args *args) RK_NODISCARD;
 
 #endif

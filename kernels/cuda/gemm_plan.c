@@ -181,12 +181,12 @@ static struct rk_status *choose(struct rk_cuda_device *dev, const struct rk_cuda
     return NULL;
 }
 
-static struct rk_status *plan_init(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+static struct rk_status *plan_init(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                    struct rk_gemm_plan *plan, const struct rk_gemm_args *args)
 {
     struct rk_status *st = describe(plan, args);
 
-    if (!st)
+    if (!st && plan->key.bits != RK_GEMM_PARTS)
         st = choose(dev, stream, plan, args);
     if (!st)
         st = rk_gemm_small_tune(dev, stream, plan, args);
@@ -196,7 +196,7 @@ static struct rk_status *plan_init(struct rk_cuda_device *dev, const struct rk_c
     return st;
 }
 
-struct rk_status *rk_gemm_find_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+struct rk_status *rk_gemm_find_plan(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                     struct rk_gemm_plan **out, const struct rk_gemm_key *key,
                                     const struct rk_gemm_args *args)
 {

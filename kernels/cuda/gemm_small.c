@@ -1,10 +1,12 @@
-/* Strict products with few rows: the library's kernel, or which choice of our own (gemm_small_sm90.cu). By
- * time on the operands themselves, once for all products of like size; all have the same bits, so the clock
- * decides nothing else.
+/* Products with few rows: the library's kernel, or which choice of our own (gemm_small_sm90.cu). By time on
+ * the operands themselves, once for all products of like size; all have the same bits, so the clock decides
+ * nothing else.
  *
  * What is timed is a graph of several calls, as in a decode step: launched one by one, the smallest products
- * would measure the host. Between two calls the scratch is written, which leaves little of B in L2: read from
- * there, it flatters our kernel. */
+ * would measure the host. In front of each the scratch is written, which leaves little of B in L2: read from
+ * there, it flatters our kernel. Then comes a norm, during which our kernel begins to read B, and behind the
+ * call another one, which may start beside our kernel but not beside the library's. What these take without
+ * the call is subtracted. */
 #include "kernels/cuda/gemm_small.h"
 
 #include <string.h>
@@ -12,23 +14,54 @@
 #include "base/rk_log.h"
 #include "kernels/cuda/gemm_internal.h"
 
-#define NUM_TIMED 8 /* choices, of those that are expected to be the fastest */
-#define NUM_CALLS 8 /* in a graph */
-#define NUM_RUNS  3 /* of the graph; the fastest counts */
+#define NUM_TIMED 16 /* choices, of those that are expected to be the fastest */
+#define NUM_CALLS 8  /* in a graph */
+#define NUM_RUNS  3  /* of the graph; the fastest counts */
 
-/* Our own kernel is taken when it needs less than this part of the library's time, what lies between two
- * calls included. */
-#define WORTH_IT 0.9f
+/* Our own kernel is taken when it needs less than this part of the library's time: among the kernels of a
+ * step it overlaps with more than here. */
+#define WORTH_IT 1.05F
 
-/* choice 0: the library's. */
-static struct rk_status *run(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+/* Instead of a choice plus 1. */
+enum { NOTHING = -1, LIBRARY = 0 };
+
+static struct rk_status *run(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                              const struct rk_gemm_plan *plan, const struct rk_gemm_args *args, int choice)
 {
-    return choice > 0 ? rk_gemm_small_run(dev, stream, choice - 1, args)
-                      : rk_gemm_run_plan(dev, stream, plan, args);
+    if (choice == NOTHING)
+        return NULL;
+    if (choice != LIBRARY)
+        return rk_gemm_small_run(dev, stream, choice - 1, plan->key.num_parts, args);
+    RK_TRY(rk_gemm_run_plan(dev, stream, plan, args));
+    return rk_gemm_activate(dev, stream, args);
 }
 
-static struct rk_status *record_calls(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+/* A norm as it stands in front of most products, and behind them. */
+static struct rk_status *run_norm(struct rk_cuda_device *dev, struct rk_cuda_stream *stream)
+{
+    enum { ROWS = 64, COLS = 1536 };
+    char *scratch = stream->scratch.data;
+    struct rk_rmsnorm_fwd_args norm = {
+        .y = rk_tensor_2d(scratch, RK_DTYPE_BF16, ROWS, COLS),
+        .x = rk_tensor_2d(scratch + (size_t)2 * ROWS * COLS, RK_DTYPE_BF16, ROWS, COLS),
+        .weight = rk_tensor_1d(scratch + (size_t)4 * ROWS * COLS, RK_DTYPE_BF16, COLS),
+        .eps = 1.0F};
+
+    return rk_cuda_op_rmsnorm_fwd(dev, stream, &norm);
+}
+
+/* A call among what surrounds it: see above. */
+static struct rk_status *run_among(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
+                                   int choice)
+{
+    RK_CUDA(cudaMemsetAsync(stream->scratch.data, 0, RK_CUDA_WORKSPACE_BYTES, stream->stream));
+    RK_TRY(run_norm(dev, stream));
+    RK_TRY(run(dev, stream, plan, args, choice));
+    return run_norm(dev, stream);
+}
+
+static struct rk_status *record_calls(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                       const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                       int choice, cudaGraphExec_t *out)
 {
@@ -38,12 +71,8 @@ static struct rk_status *record_calls(struct rk_cuda_device *dev, const struct r
 
     RK_TRY(run(dev, stream, plan, args, choice)); /* loads the kernel */
     RK_CUDA(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < NUM_CALLS && !st; i++) {
-        st = rk_cuda_status(cudaMemsetAsync(stream->scratch.data, 0, RK_CUDA_WORKSPACE_BYTES, stream->stream),
-                            "memset");
-        if (!st)
-            st = run(dev, stream, plan, args, choice);
-    }
+    for (int i = 0; i < NUM_CALLS && !st; i++)
+        st = run_among(dev, stream, plan, args, choice);
     error = cudaStreamEndCapture(stream->stream, &graph);
     if (!st)
         st = rk_cuda_status(error, "cudaStreamEndCapture");
@@ -54,7 +83,7 @@ static struct rk_status *record_calls(struct rk_cuda_device *dev, const struct r
     return st;
 }
 
-/* Microseconds of a call and what lies between two. */
+/* Microseconds of a call and of what surrounds it. */
 static struct rk_status *time_graph(const struct rk_cuda_stream *stream, cudaGraphExec_t graph,
                                     cudaEvent_t events[2], float *us)
 {
@@ -72,7 +101,7 @@ static struct rk_status *time_graph(const struct rk_cuda_stream *stream, cudaGra
     return NULL;
 }
 
-static struct rk_status *time_choice(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+static struct rk_status *time_choice(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                      const struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                      int choice, cudaEvent_t events[2], float *us)
 {
@@ -86,19 +115,23 @@ static struct rk_status *time_choice(struct rk_cuda_device *dev, const struct rk
     return st;
 }
 
-static struct rk_status *time_all(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+/* Leaves the plan's own kernel, or none where the library is as fast. */
+static struct rk_status *time_all(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                   struct rk_gemm_plan *plan, const struct rk_gemm_args *args,
                                   const int choices[], int count)
 {
     cudaEvent_t events[2] = {NULL, NULL};
     struct rk_status *st = NULL;
-    float library_us = 0.0f, best_us = 0.0f, us;
-    char name[32];
+    float other_us = 0.0F, library_us = 0.0F, best_us = 1e9F, us;
+    char name[48];
 
     for (int i = 0; i < 2; i++)
         RK_TRY_GOTO(st, rk_cuda_status(cudaEventCreate(&events[i]), "cudaEventCreate"), out);
-    RK_TRY_GOTO(st, time_choice(dev, stream, plan, args, 0, events, &library_us), out);
-    best_us = library_us * WORTH_IT;
+    RK_TRY_GOTO(st, time_choice(dev, stream, plan, args, NOTHING, events, &other_us), out);
+    if (plan->key.num_parts == 1) {
+        RK_TRY_GOTO(st, time_choice(dev, stream, plan, args, LIBRARY, events, &library_us), out);
+        best_us = other_us + (library_us - other_us) * WORTH_IT;
+    }
     for (int i = 0; i < count; i++) {
         RK_TRY_GOTO(st, time_choice(dev, stream, plan, args, choices[i] + 1, events, &us), out);
         if (us < best_us) {
@@ -109,8 +142,8 @@ static struct rk_status *time_all(struct rk_cuda_device *dev, const struct rk_cu
     if (plan->small > 0)
         RK_DEBUG_LOG("matrix product m=%lld n=%lld k=%lld: own kernel (%s) %.1f us, the library's %.1f us",
                      (long long)plan->key.m, (long long)plan->key.n, (long long)plan->key.k,
-                     rk_gemm_small_name(plan->small - 1, name, sizeof(name)), (double)best_us,
-                     (double)library_us);
+                     rk_gemm_small_name(plan->small - 1, name, sizeof(name)), (double)(best_us - other_us),
+                     (double)(library_us - other_us));
 
 out:
     for (int i = 0; i < 2; i++) {
@@ -120,24 +153,30 @@ out:
     return st;
 }
 
-struct rk_status *rk_gemm_small_tune(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+/* What has been found for a product of like size. */
+static bool take_found(const struct rk_cuda_gemm_plans *plans, const struct rk_gemm_key *key, int *small)
+{
+    for (int i = 0; i < plans->num_small; i++) {
+        if (memcmp(&plans->small[i].key, key, sizeof(*key)) != 0)
+            continue;
+        *small = plans->small[i].choice;
+        return true;
+    }
+    return false;
+}
+
+struct rk_status *rk_gemm_small_tune(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
                                      struct rk_gemm_plan *plan, const struct rk_gemm_args *args)
 {
     struct rk_gemm_key key = rk_gemm_shared_key(&plan->key);
     struct rk_cuda_gemm_plans *plans = dev->plans;
-    int choices[RK_GEMM_SMALL_MAX_CHOICES], count;
+    int choices[RK_GEMM_SMALL_MAX_CHOICES];
+    int count = rk_gemm_small_choices(dev, args, plan->key.num_parts, choices);
 
-    if (!plan->has_algo || !args->strict)
+    if (count == 0 || plan->key.bits == RK_GEMM_ANY || take_found(plans, &key, &plan->small))
         return NULL;
-    count = rk_gemm_small_choices(dev, args, choices);
-    if (count == 0)
-        return NULL;
-    for (int i = 0; i < plans->num_small; i++) {
-        if (memcmp(&plans->small[i].key, &key, sizeof(key)) != 0)
-            continue;
-        plan->small = plans->small[i].choice;
-        return NULL;
-    }
+    if (plan->key.num_parts > 1)
+        plan->small = choices[0] + 1;
     if (!rk_gemm_can_wait(stream) || dev->sync_launch) /* ... which cannot be recorded */
         return NULL;
     RK_TRY(time_all(dev, stream, plan, args, choices, RK_MIN(count, NUM_TIMED)));

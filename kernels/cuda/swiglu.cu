@@ -12,16 +12,7 @@
  *
  * Tried        Storing elements one by one, as a pack of bf16 is by default: a third of the speed. */
 #include "kernels/cuda/cuda_common.cuh"
-
-__device__ __forceinline__ float sigmoid(float x)
-{
-    return __fdividef(1.0f, 1.0f + expf(-x));
-}
-
-__device__ __forceinline__ double sigmoid(double x)
-{
-    return 1.0 / (1.0 + exp(-x));
-}
+#include "kernels/cuda/swiglu.cuh"
 
 /* Column views of a fused projection, so every tensor has a stride of its own. */
 template <class T> struct swiglu_view {
@@ -39,6 +30,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     int64_t count = num_cols - col;
     rk_pack<T, RK_TILE_PACK> g, u;
 
+    rk_start_next(); /* a product reads its weight meanwhile */
     rk_wait_for_stream();
     if (count <= 0)
         return;
@@ -46,9 +38,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     u = rk_load<RK_TILE_PACK>(up.data + row * up.stride + col, count, aligned);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        A gate_i = rk_widen<A>(g.get(i));
-
-        u.set(i, rk_narrow<T>(gate_i * sigmoid(gate_i) * rk_widen<A>(u.get(i))));
+        u.set(i, rk_narrow<T>(rk_swiglu(rk_widen<A>(g.get(i)), rk_widen<A>(u.get(i)))));
     }
     rk_store(y.data + row * y.stride + col, u, count, aligned);
 }
@@ -75,7 +65,7 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
         A dy_i = rk_widen<A>(dy.get(i)), gate_i = rk_widen<A>(gate.get(i)), up_i = rk_widen<A>(up.get(i));
-        A s = sigmoid(gate_i);
+        A s = rk_sigmoid(gate_i);
 
         dy.set(i, rk_narrow<T>(gate_i * s * up_i)); /* y */
         gate.set(i, rk_narrow<T>(dy_i * up_i * s * ((A)1 + gate_i * ((A)1 - s))));

@@ -207,6 +207,47 @@ static void test_gemm_strict_alignment_and_rows_have_no_effect(void **state)
     }
 }
 
+static void run_swiglu(struct kt *kt, int64_t m, int64_t n, int64_t k, bool strict, rk_dtype_t dtype)
+{
+    rk_tensor_t parts = kt_zeros_2d(kt, dtype, m, n / 2), whole = kt_zeros_2d(kt, dtype, m, n / 2);
+    struct rk_gemm_args args = {.c = kt_zeros_2d(kt, dtype, m, n),
+                                .a = kt_randomize(kt, kt_zeros_2d(kt, dtype, m, k), 0.5),
+                                .b = kt_randomize(kt, kt_zeros_2d(kt, dtype, n, k), 0.5),
+                                .trans_b = true,
+                                .strict = strict,
+                                .alpha = 1.0f};
+
+    assert_ok(rk_gemm(kt->stream, &args));
+    assert_ok(
+        rk_swiglu_fwd(kt->stream, &(struct rk_swiglu_fwd_args){.y = parts,
+                                                               .gate = rk_tensor_cols(args.c, 0, n / 2),
+                                                               .up = rk_tensor_cols(args.c, n / 2, n / 2)}));
+    assert_ok(rk_stream_sync(kt->stream));
+    args.b_is_settled = true;
+    args.swiglu = whole;
+    assert_ok(rk_gemm(kt->stream, &args));
+    kt_expect_same_bits(kt, "swiglu", whole, parts);
+}
+
+/* Goal: a product that ends with swiglu has the bits of both operators one after the other. Method: shapes
+ * that kernels for few rows take, with columns that are no multiple of their tiles, and such that they do
+ * not. */
+static void test_gemm_swiglu_has_bits_of_its_parts(void **state)
+{
+    static const int64_t sizes[][3] = {
+        {1, 16, 64}, {5, 208, 136}, {64, 1040, 512}, {37, 6, 40}, {130, 96, 64}};
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(sizes); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            if (kt_is_cpu_only(kt, kt_dtypes[d]) || !rk_test_in_part())
+                continue;
+            for (int strict = 0; strict < 2; strict++)
+                run_swiglu(kt, sizes[i][0], sizes[i][1], sizes[i][2], strict, kt_dtypes[d]);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -215,6 +256,7 @@ int main(void)
         kt_test(test_gemm_beta_zero_ignores_nan_in_c),
         kt_test(test_gemm_strict_part_alone_has_same_bits),
         kt_test(test_gemm_strict_alignment_and_rows_have_no_effect),
+        kt_test(test_gemm_swiglu_has_bits_of_its_parts),
     };
 
     return cmocka_run_group_tests_name("kernels/gemm", tests, NULL, NULL);

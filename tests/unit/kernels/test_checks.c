@@ -106,6 +106,7 @@ static void test_gemm_bad_arguments_fail(void **state)
     BAD(rk_gemm, good, "gemm: c is f32 [2, 4], expected f32 [2, 3]", c = t2(F32, 2, 4));
     BAD(rk_gemm, good, "gemm: c is i32, expected a float type", c = t2(I32, 2, 3));
     BAD(rk_gemm, good, "gemm: bias is f32 [2], expected f32 [3]", bias = t1(F32, 2));
+    BAD(rk_gemm, good, "gemm: c has 3 columns, expected an even number for swiglu", swiglu = t2(F32, 2, 1));
     BAD(rk_gemm, good, "gemm: a is i32, expected a float type", a = t2(I32, 2, 4));
     BAD(rk_gemm, good, "gemm: a has rank 1, expected 2", a = t1(F32, 8));
     BAD(rk_gemm, good, "gemm: a has rank 0, expected 1 to 4", a = none);

@@ -1,6 +1,6 @@
 /* Goal: every choice of the kernel for products with few rows has the bits of gemm_chain.cu, whatever the
- * sizes. Method: random operands in padded matrices, all choices that take the product, memory around C
- * untouched. */
+ * sizes, or with K in parts those of their sum. Method: random operands in padded matrices, all choices that
+ * take the product, memory around C untouched. */
 #include "tests/support/test.h"
 
 #include <stdio.h>
@@ -71,7 +71,7 @@ static rk_tensor_t padded(void *data, int64_t rows, int64_t cols)
 enum { CHAIN = -1, OPERATOR = -2 };
 
 /* C, with what stands around it, after a run. */
-static void run(struct rk_gemm_args args, int choice, uint16_t *out, size_t count)
+static void run_parts(struct rk_gemm_args args, int choice, int num_parts, uint16_t *out, size_t count)
 {
     assert_int_equal(cudaMemsetAsync(args.c.data, 0xee, 2 * count, stream->stream), cudaSuccess);
     if (choice == CHAIN)
@@ -79,9 +79,25 @@ static void run(struct rk_gemm_args args, int choice, uint16_t *out, size_t coun
     else if (choice == OPERATOR)
         assert_ok(rk_cuda_op_gemm(dev, stream, &args));
     else
-        assert_ok(rk_gemm_small_run(dev, stream, choice, &args));
+        assert_ok(rk_gemm_small_run(dev, stream, choice, num_parts, &args));
     assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
     assert_int_equal(cudaMemcpy(out, args.c.data, 2 * count, cudaMemcpyDeviceToHost), cudaSuccess);
+}
+
+static void run(struct rk_gemm_args args, int choice, uint16_t *out, size_t count)
+{
+    run_parts(args, choice, 1, out, count);
+}
+
+/* Where time is short every fifth choice is run, others for other cases. */
+static int choice_step(void)
+{
+    return rk_test_is_quick() ? 5 : 1;
+}
+
+static int first_choice(size_t number)
+{
+    return (int)number % choice_step();
 }
 
 static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
@@ -111,12 +127,13 @@ static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
         actual = rk_calloc(count, 2);
         if (test->has_bias)
             args.bias = rk_tensor_1d(bias, RK_DTYPE_BF16, test->n);
-        num_choices = rk_gemm_small_choices(dev, &args, choices);
+        num_choices = rk_gemm_small_choices(dev, &args, 1, choices);
         assert_true(num_choices > 0);
         run(args, CHAIN, expected, count);
-        for (int j = 0; j < num_choices; j++) {
+        for (int j = first_choice(i); j < num_choices; j += choice_step()) {
             char text[32];
 
+            args.b_is_settled = j % 2 > 0;
             run(args, choices[j], actual, count);
             if (memcmp(actual, expected, 2 * count) != 0)
                 fail_msg("m=%lld n=%lld k=%lld: %s has other bits", (long long)test->m, (long long)test->n,
@@ -129,6 +146,164 @@ static void test_gemm_small_all_choices_have_bits_of_chain(void **state)
     rk_cuda_device_ops.free(dev, b);
     rk_cuda_device_ops.free(dev, c);
     rk_cuda_device_ops.free(dev, bias);
+}
+
+static uint16_t to_bf16(float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, sizeof(bits));
+    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* The sum of the chains over `part` columns of K each, in f32 and in ascending order, rounded once. */
+static void sum_parts(struct rk_gemm_args args, int64_t part, uint16_t *out)
+{
+    int64_t m = args.c.shape[0], n = args.c.shape[1], k = args.a.shape[1];
+    size_t count = (size_t)(m * n);
+    float *sum = rk_calloc(count, sizeof(*sum)), *next = rk_calloc(count, sizeof(*next));
+    void *device = take(count * sizeof(*next));
+
+    for (int64_t begin = 0; begin < k; begin += part) {
+        int64_t length = RK_MIN(part, k - begin);
+        struct rk_gemm_args slice = args;
+
+        slice.a = rk_tensor_cols(args.a, begin, length);
+        slice.b = rk_tensor_cols(args.b, begin, length);
+        slice.c = rk_tensor_2d(device, RK_DTYPE_F32, m, n);
+        assert_ok(rk_cuda_gemm_chain(dev, stream, &slice));
+        assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
+        assert_int_equal(cudaMemcpy(next, device, count * sizeof(*next), cudaMemcpyDeviceToHost),
+                         cudaSuccess);
+        for (size_t i = 0; i < count; i++)
+            sum[i] = begin == 0 ? next[i] : sum[i] + next[i];
+    }
+    for (size_t i = 0; i < count; i++)
+        out[i] = to_bf16(sum[i]);
+    rk_cuda_device_ops.free(dev, device);
+    rk_free(sum);
+    rk_free(next);
+}
+
+static void check_parts(struct rk_gemm_args args, int num_parts)
+{
+    int64_t boxes = (args.a.shape[1] + 63) / 64, part = (boxes + 4 * num_parts - 1) / (4 * num_parts) * 256;
+    size_t count = (size_t)(args.c.shape[0] * args.c.shape[1]);
+    uint16_t *expected = rk_calloc(count, 2), *actual = rk_calloc(count, 2);
+    int choices[RK_GEMM_SMALL_MAX_CHOICES];
+    int num_choices = rk_gemm_small_choices(dev, &args, num_parts, choices);
+
+    assert_true(num_choices > 0);
+    sum_parts(args, part, expected);
+    for (int j = 0; j < num_choices; j += choice_step()) {
+        char text[32];
+
+        args.b_is_settled = j % 2 > 0;
+        run_parts(args, choices[j], num_parts, actual, count);
+        if (memcmp(actual, expected, 2 * count) != 0)
+            fail_msg("m=%lld n=%lld k=%lld in %d parts: %s has other bits", (long long)args.c.shape[0],
+                     (long long)args.c.shape[1], (long long)args.a.shape[1], num_parts,
+                     rk_gemm_small_name(choices[j], text, sizeof(text)));
+    }
+    rk_free(expected);
+    rk_free(actual);
+}
+
+/* Goal: with K in parts the bits are those of the sum of the parts' chains, whatever the tile; fast takes
+ * them.
+ */
+static void test_gemm_small_parts_have_bits_of_their_sum(void **state)
+{
+    static const struct gemm_case parts_cases[] = {
+        {5, 72, 1000, false}, {33, 264, 520, false}, {17, 1000, 8192, false}, {64, 512, 4096, false}};
+    void *a = take(2 * 64 * (size_t)8192), *b = take(2 * 1000 * (size_t)8192),
+         *c = take(2 * 64 * (size_t)1000);
+
+    (void)state;
+    randomize(a, 64 * (size_t)8192, 6);
+    randomize(b, 1000 * (size_t)8192, 7);
+    for (size_t i = 0; i < RK_ARRAY_LEN(parts_cases); i++) {
+        const struct gemm_case *test = &parts_cases[i];
+        struct rk_gemm_args args = {.c = rk_tensor_2d(c, RK_DTYPE_BF16, test->m, test->n),
+                                    .a = rk_tensor_2d(a, RK_DTYPE_BF16, test->m, test->k),
+                                    .b = rk_tensor_2d(b, RK_DTYPE_BF16, test->n, test->k),
+                                    .trans_b = true,
+                                    .alpha = 1.0F};
+
+        if (!rk_test_in_part() || (rk_test_is_quick() && test->k > 4000))
+            continue;
+        check_parts(args, 2);
+        check_parts(args, 4);
+        if (i == RK_ARRAY_LEN(parts_cases) - 1) { /* the operator in fast */
+            size_t count = (size_t)(test->m * test->n);
+            uint16_t *expected = rk_calloc(count, 2), *actual = rk_calloc(count, 2);
+
+            sum_parts(args, 1024, expected);
+            assert_int_equal(rk_gemm_small_parts(&args), 4);
+            run(args, OPERATOR, actual, count);
+            assert_memory_equal(actual, expected, 2 * count);
+            rk_free(expected);
+            rk_free(actual);
+        }
+    }
+    rk_cuda_device_ops.free(dev, a);
+    rk_cuda_device_ops.free(dev, b);
+    rk_cuda_device_ops.free(dev, c);
+}
+
+/* Goal: ended with swiglu, every choice has the bits of the chain and swiglu after it. */
+static void test_gemm_small_swiglu_has_bits_of_its_parts(void **state)
+{
+    static const struct gemm_case swiglu_cases[] = {{64, 1040, 512, false}, {9, 208, 136, false}};
+    void *a = take(2 * 64 * 512), *b = take(2 * 1040 * 512), *c = take(2 * 64 * 1040), *y = take(64 * 1040);
+    uint16_t *expected = rk_calloc(64 * 520, 2), *actual = rk_calloc(64 * 520, 2);
+
+    (void)state;
+    randomize(a, 64 * 512, 8);
+    randomize(b, 1040 * 512, 9);
+    for (size_t i = 0; i < RK_ARRAY_LEN(swiglu_cases); i++) {
+        const struct gemm_case *test = &swiglu_cases[i];
+        int64_t half = test->n / 2;
+        size_t bytes = (size_t)(test->m * half) * 2;
+        struct rk_gemm_args args = {.c = rk_tensor_2d(c, RK_DTYPE_BF16, test->m, test->n),
+                                    .a = rk_tensor_2d(a, RK_DTYPE_BF16, test->m, test->k),
+                                    .b = rk_tensor_2d(b, RK_DTYPE_BF16, test->n, test->k),
+                                    .trans_b = true,
+                                    .strict = true,
+                                    .b_is_settled = true,
+                                    .alpha = 1.0F};
+        struct rk_swiglu_fwd_args swiglu = {.y = rk_tensor_2d(y, RK_DTYPE_BF16, test->m, half),
+                                            .gate = rk_tensor_cols(args.c, 0, half),
+                                            .up = rk_tensor_cols(args.c, half, half)};
+        int choices[RK_GEMM_SMALL_MAX_CHOICES], num_choices;
+
+        if (!rk_test_in_part())
+            continue;
+        assert_ok(rk_cuda_gemm_chain(dev, stream, &args));
+        assert_ok(rk_cuda_op_swiglu_fwd(dev, stream, &swiglu));
+        assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
+        assert_int_equal(cudaMemcpy(expected, y, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+        args.swiglu = swiglu.y;
+        num_choices = rk_gemm_small_choices(dev, &args, 1, choices);
+        assert_true(num_choices > 0);
+        for (int j = first_choice(i); j < num_choices; j += choice_step()) {
+            char text[32];
+
+            assert_int_equal(cudaMemsetAsync(y, 0xee, bytes, stream->stream), cudaSuccess);
+            assert_ok(rk_gemm_small_run(dev, stream, choices[j], 1, &args));
+            assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
+            assert_int_equal(cudaMemcpy(actual, y, bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+            if (memcmp(actual, expected, bytes) != 0)
+                fail_msg("m=%lld: %s with swiglu has other bits", (long long)test->m,
+                         rk_gemm_small_name(choices[j], text, sizeof(text)));
+        }
+    }
+    rk_free(expected);
+    rk_free(actual);
+    rk_cuda_device_ops.free(dev, a);
+    rk_cuda_device_ops.free(dev, b);
+    rk_cuda_device_ops.free(dev, c);
+    rk_cuda_device_ops.free(dev, y);
 }
 
 /* Runs the operator inside a graph. */
@@ -211,7 +386,7 @@ static void test_gemm_small_other_products_have_no_choices(void **state)
     struct rk_gemm_args bad[6];
 
     (void)state;
-    assert_true(rk_gemm_small_choices(dev, &good, choices) > 0);
+    assert_true(rk_gemm_small_choices(dev, &good, 1, choices) > 0);
     for (int i = 0; i < 6; i++)
         bad[i] = good;
     bad[0].beta = 1.0F;
@@ -221,13 +396,15 @@ static void test_gemm_small_other_products_have_no_choices(void **state)
     bad[4].b.data = (void *)(uintptr_t)4104;
     bad[5].alpha = 2.0F;
     for (int i = 0; i < 6; i++)
-        assert_int_equal(rk_gemm_small_choices(dev, &bad[i], choices), 0);
+        assert_int_equal(rk_gemm_small_choices(dev, &bad[i], 1, choices), 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gemm_small_all_choices_have_bits_of_chain),
+        cmocka_unit_test(test_gemm_small_parts_have_bits_of_their_sum),
+        cmocka_unit_test(test_gemm_small_swiglu_has_bits_of_its_parts),
         cmocka_unit_test(test_gemm_small_operator_has_bits_of_chain),
         cmocka_unit_test(test_gemm_small_other_products_have_no_choices),
     };
