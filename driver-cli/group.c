@@ -109,6 +109,11 @@ int32_t rk_driver_num_workers(const struct rk_driver *driver)
     return driver->num_clients;
 }
 
+uint64_t rk_driver_epoch(const struct rk_driver *driver)
+{
+    return driver->epoch;
+}
+
 void rk_driver_interrupt(struct rk_driver *driver)
 {
     atomic_fetch_add(&driver->interrupts, 1);

@@ -95,6 +95,9 @@ struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms
  * the lease until rk_driver_release or rk_driver_close. */
 struct rk_status *rk_driver_claim(struct rk_driver *driver) RK_NODISCARD;
 void rk_driver_release(struct rk_driver *driver);
+/* Of the lease, on all workers; a worker whose status has another one was claimed by somebody else since. 0
+ * before the first claim. */
+uint64_t rk_driver_epoch(const struct rk_driver *driver);
 /* Gives every rank its place in the meshes of the roles and builds the communicators. The daemons' own
  * account of their coordinates is compared with the mesh arithmetic before this succeeds. */
 struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_role_mesh *meshes,

@@ -174,7 +174,8 @@ static struct rk_status *on_step(void *user, int64_t step, int64_t total_steps, 
 
 /* --- what a run that fails has trained --- */
 
-/* After a step, while no daemon is lost and none has left its communicators. */
+/* After a step, while no daemon is lost, none has left its communicators, and nobody else has claimed them.
+ */
 static bool has_model(struct run *run)
 {
     struct rk_driver_worker *workers = rk_calloc((size_t)run->world_size, sizeof(*workers));
@@ -184,7 +185,8 @@ static bool has_model(struct run *run)
     if (has)
         rk_driver_get_status(run->driver, arena, workers);
     for (int32_t i = 0; i < run->world_size; i++) {
-        has = has && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0;
+        has = has && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0 &&
+              workers[i].status.epoch == rk_driver_epoch(run->driver);
         rk_status_free(workers[i].error);
     }
     rk_arena_destroy(arena);
@@ -225,19 +227,20 @@ static void save_now(struct run *run)
 static struct rk_status *train_and_export(struct run *run, const struct rk_flow *flow)
 {
     struct rk_status *st = rk_flow_run(flow, &run->flow);
-    bool is_trained = st == NULL;
+    bool is_tried = st == NULL; /* to export, and there */
 
     if (!st)
         st = rk_flow_export(&run->flow);
     run->is_exported = st == NULL;
+    is_tried = is_tried && rk_status_code(st) != RK_CANCELLED;
     if (!st)
         return NULL;
     rk_meter_end(&run->meter);
     if (!has_model(run))
         return st;
     if (!run->local)
-        tell_how_to_save(run, is_trained);
-    else if (!is_trained)
+        tell_how_to_save(run, is_tried);
+    else if (!is_tried)
         save_now(run);
     return st;
 }
