@@ -109,6 +109,7 @@ static void set_head(struct rk_model_core *core)
 struct rk_status *rk_model_plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size, int32_t dp_size)
 {
     const struct rk_model_family *family = rk_family_find(core->config.family);
+
     RK_ASSERT(family);
     core->params.tp_rank = tp_rank;
     core->params.tp_size = tp_size;
