@@ -32,6 +32,14 @@ target_compile_options(rk_flags INTERFACE
     $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes>
     $<$<CXX_COMPILER_ID:GNU>:-fstack-clash-protection>
     $<$<BOOL:${RK_WERROR}>:-Werror>)
+# Where somebody builds does not show: not in logs and messages, and equal sources give equal programs anywhere. Ninja
+# names sources seen from the build folder. Of several that match, the last counts: the build folder may be inside the
+# source's. A debug build keeps the paths in its debug information, for debuggers.
+file(RELATIVE_PATH rk_source_path ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR})
+foreach(path IN ITEMS ${CMAKE_SOURCE_DIR} ${rk_source_path} ${CMAKE_BINARY_DIR})
+    string(REGEX REPLACE "/$" "" path "${path}")
+    add_compile_options($<IF:$<CONFIG:Debug>,-fmacro-prefix-map,-ffile-prefix-map>=${path}/=)
+endforeach()
 if(RK_SANITIZE)
     list(JOIN RK_SANITIZE "," rk_sanitizers)
     target_compile_options(rk_flags INTERFACE -fsanitize=${rk_sanitizers} -fno-omit-frame-pointer)

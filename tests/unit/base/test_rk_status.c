@@ -20,6 +20,13 @@ out:
     return st ? RK_WRAP(st, "loading step %d", 7) : NULL;
 }
 
+/* Goal: messages and logs name files as the source tree does, wherever it was built. */
+static void test_file_names_begin_at_the_source_tree(void **state)
+{
+    (void)state;
+    assert_string_equal(__FILE__, "tests/unit/base/test_rk_status.c");
+}
+
 static void test_status_null_is_ok(void **state)
 {
     char buf[8] = "x";
@@ -150,6 +157,7 @@ static void test_code_name_out_of_range_is_unknown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_file_names_begin_at_the_source_tree),
         cmocka_unit_test(test_status_null_is_ok),
         cmocka_unit_test(test_status_wrap_puts_context_before_message),
         cmocka_unit_test(test_status_format_frames_small_buffer_is_cut),
