@@ -290,14 +290,30 @@ __device__ __forceinline__ void rk_start_next()
 #endif
 }
 
-/* The first statement of such a kernel, or the second one after rk_start_next(): what was enqueued before is
- * done and seen. */
-__device__ __forceinline__ void rk_wait_for_stream()
+/* What was enqueued before is done and seen. */
+__device__ __forceinline__ void rk_wait_for_previous()
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+/* The first statement of such a kernel that reads or writes what is not settled: what was enqueued before is
+ * done and seen, and the blocks of the next kernel may come. */
+__device__ __forceinline__ void rk_wait_for_stream()
+{
+    rk_wait_for_previous();
     rk_start_next();
+}
+
+/* Brings memory to L2 on such devices; address and size are multiples of 16. A kernel that still waits can do
+ * so with what those before it write: nothing is read here, and L2 is where they write to. */
+__device__ __forceinline__ void rk_prefetch(const void *at, int bytes)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (bytes > 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
+#endif
 }
 
 /* --- reductions: a butterfly in each warp, then over the warps in ascending order --- */

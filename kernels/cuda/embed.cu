@@ -1,30 +1,35 @@
 /* Twin of kernels/cpu/embed.c.
  *
- * Work split   Forward: a row move. Backward: embed_sort_kernel counts for each token how many come before it
- *              in an order in which equal rows are neighbours, which is where it goes: a block for the
- *              tokens of one range of (hashed) rows among 512, which looks at all tokens and compares its
- *              own with those of the range. Then embed_bwd_kernel has a block for RK_TILE_EMBED_SEGMENT
- *              places and adds the tokens of the rows that begin there. More than RK_TILE_EMBED_PIECE of
- *              one row are added in pieces, and the block that comes last adds these.
+ * Work split   Forward: a row move. Backward: embed_sort_kernel finds an order in which equal rows are
+ *              neighbours. Each of its blocks has a range of the (permuted) rows, looks at all tokens, counts
+ *              those of each of its rows and those before its range, and gives places to its own. Then
+ *              embed_bwd_kernel has a block for RK_TILE_EMBED_SEGMENT places and adds the tokens of the rows
+ *              that begin there. More than RK_TILE_EMBED_PIECE of one row are added in pieces, and the block
+ *              that comes last adds these.
  *
  * Traffic      Backward: read dout once, read and write the rows of dtable that occur; 4 bytes a column and
  *              piece of frequent tokens.
  *
- * Measured     H200, bf16 and a table in f32, 8192 tokens at 1536 and 3584 columns: 45 us (65% of 4.3 TB/s)
- *              and 87 us (78%) where nearly all are different, 42 and 70 us where 3236 are, as in a text.
- *              The sort is 11 us of that, 17 in a text.
+ * Measured     H200, bf16 and a table in f32, 8192 tokens: 38.6 us at 1536 columns (76% of 4.3 TB/s) and
+ *              80 us at 3584 (85%), where nearly all are different; the order is 4.5 us of that. 1536
+ *              columns: 39 us where 3729 are different, as in a text; 46 where a tenth is one token, 100
+ *              where all are; 14 where three quarters are elsewhere. 32768 tokens: 135 us.
  *
- * Limits       Fewer than 2^31 tokens and rows. Every 512 tokens look at all: the sort's time grows with the
- *              square of their number.
+ * Limits       Fewer than 2^31 tokens and rows. Every block of the sort looks at all tokens: 128 of them,
+ *              more where there are more than 2^18 rows.
  *
  * Numerics     f32 (f64 for F64), one rounding. No atomics on floats; the sum of a row has an order that
  *              depends on the tokens alone.
  *
- * Tried        Counting among all tokens, and a third launch for sums of several segments: 54 and 98 us.
- *              Sorting with cub::DeviceRadixSort and one chain a row: a row that makes up a tenth of the
- *              tokens was one chain of so many loads. 8 columns a thread: 46 and 90. 256 tokens or 8 ranges a
- *              block of the sort: 4 us more. 8 rows on their way together: 52 and 98. dout brought to L2
- *              while the tokens are sorted: 47 and 90. */
+ * Tried        In us at 1536 columns. A sort whose blocks compare their tokens with all others of a range
+ *              of rows: 7 more, 170 more where three quarters are elsewhere. No order, but blocks that
+ *              look at all tokens for those like their own eight, and tokens of one row that share its
+ *              columns: 46, 165 in a text. Sums in the order of the tokens, whose first rows were brought
+ *              to L2 during the sort: 40, up to twice as long with frequent tokens. The sort brings rows
+ *              to L2: 2 more. Its threads 1024: 0.9 more; few registers, so that blocks of the sums wait
+ *              beside it: 2 more; keys computed again, not kept: 0.6 more. The sums with 8 columns a
+ *              thread, 1 or 4 rows on their way together, or streaming loads and stores: no better.
+ */
 #include "base/rk_alloc.h"
 #include "kernels/cuda/column_sum.cuh"
 
@@ -47,16 +52,8 @@ extern "C" struct rk_status *rk_cuda_op_embed_fwd(void *dev, void *stream,
 /* Tokens, and the rows that they stand for. */
 struct embed_tokens {
     const int32_t *tokens;
-    int64_t vocab_begin;
-    int32_t num_tokens, num_rows;
-
-    /* num_rows where it is elsewhere */
-    __device__ __forceinline__ int32_t row(int32_t t) const
-    {
-        int64_t row = tokens[t] - vocab_begin;
-
-        return row >= 0 && row < num_rows ? (int32_t)row : num_rows;
-    }
+    uint32_t vocab_begin, num_rows;
+    int32_t num_tokens;
 };
 
 /* A place in the order. Places first..end-1 have the same row. */
@@ -64,155 +61,220 @@ struct alignas(16) embed_entry {
     int32_t row, t, first, end;
 };
 
-/* What a block of the sort owns: the tokens of one range of rows among SORT_OWN consecutive ones. */
-constexpr int SORT_OWN = 512, SORT_RANGES = 16;
+struct embed_order {
+    embed_entry *entries; /* of num_entries places: tokens that are elsewhere have none */
+    int *num_entries;
+    int *counters; /* num_counters of them become zero */
+    int num_counters;
+};
+
+/* A key is a row, in an order in which neighbours are spread, with at least SORT_BITS bits. A block of the
+ * sort has the tokens of SORT_KEYS keys. */
+constexpr int SORT_BITS = 18, SORT_KEYS = 2048;
+constexpr uint32_t SORT_FACTOR = 2654435769, SORT_INVERSE = 340573321; /* their product is 1 */
+/* Tokens that are looked at together: by a thread and by a block. */
 constexpr int SORT_THREADS = 512, SORT_WARPS = SORT_THREADS / 32;
-/* Tokens that a thread loads together, and looks at together. */
-constexpr int SORT_LOADS = 16, SORT_STEP = 8;
-
-/* Multiplying spreads neighbours; what is elsewhere comes last. */
-__device__ __forceinline__ int range_of(int32_t row, int32_t num_rows)
-{
-    return row == num_rows ? SORT_RANGES - 1
-                           : (int)((uint64_t)((uint32_t)row * 2654435769u) * SORT_RANGES >> 32);
-}
-
-/* A token, or how many others an owned one has before it. */
-struct sort_item {
-    int32_t row, t;
-};
-struct sort_counts {
-    int smaller, equal, equal_before;
-};
+constexpr int SORT_LOADS = 8192 / SORT_THREADS, SORT_TILE = SORT_LOADS * SORT_THREADS;
+/* ... and of those which have a list. */
+constexpr int SORT_LISTED = 4096;
 
 struct sort_shared {
-    sort_item owned[SORT_OWN], listed[SORT_STEP * SORT_THREADS];
-    sort_counts counts[SORT_OWN];
-    int num_owned, num_listed, num_lower;
+    alignas(16) int first[SORT_KEYS + 4]; /* how many tokens a key has; then the first of their places */
+    alignas(16) int next[SORT_KEYS];      /* the next place */
+    int list[SORT_LISTED];                /* SORT_KEYS * (token - first of the tile) + key */
+    int sums[SORT_WARPS];
+    int num_lower; /* tokens with smaller keys than the block's */
 };
 
-/* Appends the items that threads of a warp have to a list; `is_mine` says whether one belongs there. */
-template <int N>
-__device__ __forceinline__ void append(sort_item *list, int *count, const sort_item (&items)[N],
-                                       const bool (&is_mine)[N])
-{
-    unsigned votes[N], before = (1u << threadIdx.x % 32) - 1;
-    int place = 0, total = 0;
+/* What a thread's tokens have as keys, less the block's first one: in 0..SORT_KEYS-1 if they are the block's,
+ * less than 0 if they come before. */
+typedef int sort_keys[SORT_LOADS];
 
+__device__ __forceinline__ int key_of(uint32_t row, uint32_t mask)
+{
+    return (int)(row * SORT_FACTOR & mask) - (int)blockIdx.x * SORT_KEYS;
+}
+
+__device__ __forceinline__ int32_t row_of(int key, uint32_t mask)
+{
+    return (int32_t)((uint32_t)(key + (int)blockIdx.x * SORT_KEYS) * SORT_INVERSE & mask);
+}
+
+__device__ __forceinline__ bool is_own(int key)
+{
+    return (unsigned)key < (unsigned)SORT_KEYS;
+}
+
+/* Of a tile: a warp has consecutive tokens. */
+__device__ __forceinline__ int32_t tile_token(int i)
+{
+    return (int32_t)(threadIdx.x / 32 * SORT_LOADS + i) * 32 + (int32_t)threadIdx.x % 32;
+}
+
+__device__ __forceinline__ void load_keys(sort_keys &keys, const embed_tokens &all, int32_t base,
+                                          uint32_t mask)
+{
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        votes[i] = __ballot_sync(~0u, is_mine[i]);
-        total += __popc(votes[i]);
+    for (int i = 0; i < SORT_LOADS; i++) {
+        int32_t t = base + tile_token(i);
+
+        keys[i] = t < all.num_tokens ? all.tokens[t] : -1;
     }
-    if (threadIdx.x % 32 == 0 && total > 0)
-        place = atomicAdd(count, total);
-    place = __shfl_sync(~0u, place, 0);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (is_mine[i])
-            list[place + __popc(votes[i] & before)] = items[i];
-        place += __popc(votes[i]);
+    for (int i = 0; i < SORT_LOADS; i++) {
+        uint32_t row = (uint32_t)keys[i] - all.vocab_begin;
+
+        keys[i] = keys[i] >= 0 && row < all.num_rows ? key_of(row, mask) : INT32_MAX;
     }
 }
 
-/* Counts for each owned token the listed ones: a warp takes every SORT_WARPS-th of these, a lane an owned
- * one. */
-__device__ __forceinline__ void count_listed(sort_shared &shared)
+__device__ __forceinline__ void count_keys(sort_shared &shared, const sort_keys &keys)
 {
-    for (int i = threadIdx.x % 32; i < shared.num_owned; i += 32) {
-        sort_item mine = shared.owned[i];
-        sort_counts counts = {};
-
-#pragma unroll 8
-        for (int j = threadIdx.x / 32; j < shared.num_listed; j += SORT_WARPS) {
-            sort_item other = shared.listed[j];
-
-            counts.smaller += other.row < mine.row;
-            counts.equal += other.row == mine.row;
-            counts.equal_before += other.row == mine.row && other.t < mine.t;
-        }
-        atomicAdd(&shared.counts[i].smaller, counts.smaller);
-        atomicAdd(&shared.counts[i].equal, counts.equal);
-        atomicAdd(&shared.counts[i].equal_before, counts.equal_before);
-    }
-}
-
-/* Lists those of a thread's tokens that are in the range and counts them for the owned ones. Returns how many
- * are in lower ranges. */
-__device__ __forceinline__ int sort_step(sort_shared &shared, const int32_t (&rows)[SORT_LOADS], int first,
-                                         int32_t base, int32_t num_rows)
-{
-    sort_item items[SORT_STEP];
-    bool is_mine[SORT_STEP];
     int lower = 0;
 
 #pragma unroll
-    for (int i = 0; i < SORT_STEP; i++) {
-        int32_t row = rows[first + i];
-        int range = row < 0 ? SORT_RANGES : range_of(row, num_rows);
-
-        lower += range < (int)blockIdx.y;
-        is_mine[i] = range == (int)blockIdx.y;
-        items[i] = {row, base + (first + i) * SORT_THREADS + (int32_t)threadIdx.x};
-    }
-    append(shared.listed, &shared.num_listed, items, is_mine);
-    __syncthreads(); /* the list is complete, and that of owned tokens */
-    count_listed(shared);
-    __syncthreads(); /* ... and read */
-    if (threadIdx.x == 0)
-        shared.num_listed = 0;
-    __syncthreads(); /* ... and empty */
-    return lower;
-}
-
-/* The place of each token in the order of (range, row, t): block (i, range) counts, for its own tokens, those
- * before them. Lists in shared memory have no order, and what is counted needs none. */
-__global__ void __launch_bounds__(SORT_THREADS)
-    embed_sort_kernel(embed_entry *__restrict__ entries, int *__restrict__ counters, int num_counters,
-                      embed_tokens all)
-{
-    __shared__ sort_shared shared;
-    int32_t own_t = threadIdx.x < SORT_OWN ? (int32_t)(blockIdx.x * SORT_OWN + threadIdx.x) : INT32_MAX;
-    int block = (int)(blockIdx.y * gridDim.x + blockIdx.x), lower = 0;
-
-    if (threadIdx.x == 0)
-        shared.num_owned = shared.num_listed = shared.num_lower = 0;
-    if (threadIdx.x < SORT_OWN)
-        shared.counts[threadIdx.x] = {};
-    rk_wait_for_stream();
-    for (int i = block * SORT_THREADS + (int)threadIdx.x; i < num_counters;
-         i += (int)(gridDim.x * gridDim.y) * SORT_THREADS)
-        counters[i] = 0;
-    for (int32_t base = 0; base < all.num_tokens; base += SORT_LOADS * SORT_THREADS) {
-        int32_t rows[SORT_LOADS];
-        sort_item own[1] = {{own_t < all.num_tokens && base == 0 ? all.row(own_t) : -1, own_t}};
-        bool is_mine[1];
-
-#pragma unroll
-        for (int i = 0; i < SORT_LOADS; i++) {
-            int32_t t = base + i * SORT_THREADS + (int32_t)threadIdx.x;
-
-            rows[i] = t < all.num_tokens ? all.row(t) : -1;
-        }
-        is_mine[0] = own[0].row >= 0 && range_of(own[0].row, all.num_rows) == (int)blockIdx.y;
-        if (base == 0) {
-            __syncthreads(); /* the lists are empty */
-            append(shared.owned, &shared.num_owned, own, is_mine);
-        }
-#pragma unroll
-        for (int i = 0; i < SORT_LOADS; i += SORT_STEP)
-            lower += sort_step(shared, rows, i, base, all.num_rows);
+    for (int i = 0; i < SORT_LOADS; i++) {
+        lower += keys[i] < 0;
+        if (is_own(keys[i]))
+            atomicAdd(&shared.first[keys[i]], 1);
     }
     lower = __reduce_add_sync(~0u, lower);
     if (threadIdx.x % 32 == 0)
         atomicAdd(&shared.num_lower, lower);
-    __syncthreads(); /* the counts are complete */
-    if ((int)threadIdx.x < shared.num_owned) {
-        sort_item mine = shared.owned[threadIdx.x];
-        sort_counts counts = shared.counts[threadIdx.x];
-        int first = shared.num_lower + counts.smaller;
+}
 
-        entries[first + counts.equal_before] = {mine.row, mine.t, first, first + counts.equal};
+/* The sum over the warps before this one, and over all; `value` is the same in a warp. By all threads. */
+__device__ __forceinline__ int sum_of_warps(sort_shared &shared, int value, int *total)
+{
+    int sum = 0;
+
+    *total = 0;
+    __syncthreads(); /* earlier values have been read */
+    shared.sums[threadIdx.x / 32] = value;
+    __syncthreads(); /* the values are there */
+    for (int warp = 0; warp < SORT_WARPS; warp++) {
+        sum += warp < (int)threadIdx.x / 32 ? shared.sums[warp] : 0;
+        *total += shared.sums[warp];
+    }
+    return sum;
+}
+
+/* From numbers to places. By all threads. */
+__device__ __forceinline__ void place_keys(sort_shared &shared)
+{
+    constexpr int OWN = SORT_KEYS / SORT_THREADS;
+    int key = (int)threadIdx.x * OWN, lane = (int)threadIdx.x % 32, counts[OWN], sum = 0, place, total;
+
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+        sum += counts[i] = shared.first[key + i];
+    place = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        int other = __shfl_up_sync(~0u, place, step);
+
+        place += lane >= step ? other : 0;
+    }
+    total = __shfl_sync(~0u, place, 31);
+    place += shared.num_lower - sum + sum_of_warps(shared, total, &total);
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        shared.first[key + i] = shared.next[key + i] = place;
+        place += counts[i];
+    }
+    if (threadIdx.x == SORT_THREADS - 1)
+        shared.first[SORT_KEYS] = place;
+}
+
+/* Gives places to listed tokens, one after the other. By the first warp. */
+__device__ __forceinline__ void place_listed(sort_shared &shared, embed_entry *entries, int num, int32_t base,
+                                             uint32_t mask)
+{
+    for (int begin = 0; begin < num; begin += 32) {
+        bool is_there = begin + (int)threadIdx.x < num;
+        int item = is_there ? shared.list[begin + threadIdx.x] : 0, key = item % SORT_KEYS, place = 0;
+        unsigned equal = __match_any_sync(~0u, is_there ? key : -1);
+        unsigned before = equal & ((1u << threadIdx.x) - 1);
+
+        if (is_there)
+            place = shared.next[key] + __popc(before);
+        __syncwarp(); /* all have read */
+        if (is_there && before == 0)
+            shared.next[key] += __popc(equal);
+        __syncwarp(); /* the next ones may read */
+        if (is_there)
+            entries[place] = {row_of(key, mask), base + item / SORT_KEYS, shared.first[key],
+                              shared.first[key + 1]};
+    }
+}
+
+/* Gives places to the block's tokens of a tile: at once where one is alone, else in the order of a list. */
+__device__ __forceinline__ void place_tokens(sort_shared &shared, embed_entry *entries, const sort_keys &keys,
+                                             int32_t base, uint32_t mask)
+{
+    unsigned votes[SORT_LOADS], before = (1u << threadIdx.x % 32) - 1;
+    int num = 0, at;
+
+#pragma unroll
+    for (int i = 0; i < SORT_LOADS; i++) {
+        int first = is_own(keys[i]) ? shared.first[keys[i]] : 0;
+        int end = is_own(keys[i]) ? shared.first[keys[i] + 1] : 0;
+
+        if (end - first == 1)
+            entries[first] = {row_of(keys[i], mask), base + tile_token(i), first, end};
+        votes[i] = __ballot_sync(~0u, end - first > 1);
+        num += __popc(votes[i]);
+    }
+    at = sum_of_warps(shared, num, &num);
+    for (int begin = 0; begin < num; begin += SORT_LISTED) {
+        int next = at - begin;
+
+#pragma unroll
+        for (int i = 0; i < SORT_LOADS; i++) {
+            int own = next + __popc(votes[i] & before);
+
+            if ((votes[i] >> threadIdx.x % 32 & 1) && own >= 0 && own < SORT_LISTED)
+                shared.list[own] = tile_token(i) * SORT_KEYS + keys[i];
+            next += __popc(votes[i]);
+        }
+        __syncthreads(); /* the list is complete */
+        if (threadIdx.x < 32)
+            place_listed(shared, entries, RK_MIN(num - begin, SORT_LISTED), base, mask);
+        __syncthreads(); /* ... and read */
+    }
+}
+
+/* Order of (key, t). Every block looks at all tokens. */
+__global__ void __launch_bounds__(SORT_THREADS)
+    embed_sort_kernel(embed_order order, embed_tokens all, uint32_t mask)
+{
+    __shared__ sort_shared shared;
+    sort_keys keys;
+
+    for (int i = (int)threadIdx.x; i < SORT_KEYS; i += SORT_THREADS)
+        shared.first[i] = 0;
+    if (threadIdx.x == 0)
+        shared.num_lower = 0;
+    if (threadIdx.x == 0 && rk_aligned16(all.tokens))
+        rk_prefetch(all.tokens, RK_MIN(all.num_tokens, SORT_TILE) / 4 * 16);
+    rk_wait_for_previous(); /* blocks of the next kernel beside these would slow them down */
+    for (int i = (int)(blockIdx.x * SORT_THREADS + threadIdx.x); i < order.num_counters;
+         i += (int)(gridDim.x * SORT_THREADS))
+        order.counters[i] = 0;
+    __syncthreads(); /* the numbers are 0 */
+    for (int32_t base = 0; base < all.num_tokens; base += SORT_TILE) {
+        load_keys(keys, all, base, mask);
+        count_keys(shared, keys);
+    }
+    __syncthreads(); /* all are counted */
+    place_keys(shared);
+    __syncthreads(); /* the places are there */
+    if (threadIdx.x == 0 && blockIdx.x == gridDim.x - 1)
+        *order.num_entries = shared.first[SORT_KEYS];
+    for (int32_t base = 0; base < all.num_tokens; base += SORT_TILE) {
+        if (all.num_tokens > SORT_TILE)
+            load_keys(keys, all, base, mask);
+        place_tokens(shared, order.entries, keys, base, mask);
     }
 }
 
@@ -223,11 +285,9 @@ __global__ void __launch_bounds__(SORT_THREADS)
 template <class T, class D> struct embed_sum {
     D *dtable;
     const T *dout;
-    const embed_entry *entries;
+    embed_order order;
     rk_acc<T> *partial; /* [place / RK_TILE_EMBED_PIECE][2][num_cols]: last piece of a row, any other */
-    int *counters; /* [place / RK_TILE_EMBED_PIECE][gridDim.y], zero: pieces of a row that are complete */
     int64_t dtable_stride, dout_stride, num_cols;
-    int32_t num_tokens, num_rows;
     bool table_aligned, dout_aligned;
 
     /* Of the piece that begins at `place`; no other piece that needs one has the same. */
@@ -282,7 +342,8 @@ __device__ __forceinline__ void end_piece(const embed_sum<T, D> &args, embed_col
             __stcg(&at[e], own.sum[e]);
         own.sum[e] = 0;
     }
-    if (!rk_is_last_of(&args.counters[run.first / RK_TILE_EMBED_PIECE * gridDim.y + blockIdx.y], num_pieces))
+    if (!rk_is_last_of(&args.order.counters[run.first / RK_TILE_EMBED_PIECE * gridDim.y + blockIdx.y],
+                       num_pieces))
         return;
 #pragma unroll 4
     for (int32_t piece = run.first; piece < run.end; piece += RK_TILE_EMBED_PIECE) {
@@ -308,18 +369,16 @@ template <class T, class D> __device__ __forceinline__ embed_segment load_segmen
     constexpr int MOST = RK_TILE_EMBED_SEGMENT + RK_TILE_EMBED_PIECE;
     __shared__ embed_entry entries[MOST];
     int32_t begin = (int32_t)blockIdx.x * RK_TILE_EMBED_SEGMENT, first = begin, end;
-    int32_t last = RK_MIN(begin + RK_TILE_EMBED_SEGMENT, args.num_tokens) - 1;
+    int32_t num = *args.order.num_entries, last = RK_MIN(begin + RK_TILE_EMBED_SEGMENT, num) - 1;
 
-    for (int32_t i = threadIdx.x; i < RK_MIN(MOST, args.num_tokens - begin); i += blockDim.x)
-        entries[i] = args.entries[begin + i];
-    __syncthreads(); /* they are there */
+    for (int32_t i = threadIdx.x; i < MOST; i += blockDim.x)
+        entries[i] = args.order.entries[begin + i]; /* and some beyond the end */
+    __syncthreads();                                /* they are there */
+    if (begin >= num)
+        return {entries, 0, 0};
     if (piece_begin(entries[0], begin) < begin)
         first = piece_end(entries[0], begin);
     end = piece_end(entries[last - begin], last);
-    if (first > last || entries[first - begin].row == args.num_rows)
-        return {entries, 0, 0};
-    if (entries[last - begin].row == args.num_rows)
-        end = entries[last - begin].first;
     return {entries + (first - begin), first, end};
 }
 
@@ -375,8 +434,7 @@ __global__ void __launch_bounds__(RK_TILE_EMBED_THREADS_MAX, RK_TILE_EMBED_BLOCK
 
 /* The order, counters, then the partial sums. */
 struct embed_scratch {
-    embed_entry *entries;
-    int *counters;
+    embed_order order;
     void *partial;
     size_t entry_bytes, counter_bytes, partial_bytes;
     dim3 blocks; /* of embed_bwd_kernel */
@@ -389,13 +447,16 @@ static struct embed_scratch size_scratch(const struct rk_embed_bwd_args *args)
     int64_t num_tokens = args->dout.shape[0], num_cols = args->dout.shape[1];
     int64_t num_packs = rk_ceil_div(num_cols, RK_TILE_EMBED_PACK);
     int64_t column_blocks = rk_ceil_div(num_packs, RK_TILE_EMBED_THREADS_MAX);
+    int64_t segments = rk_ceil_div(num_tokens, RK_TILE_EMBED_SEGMENT);
     size_t num_places = (size_t)rk_ceil_div(num_tokens, RK_TILE_EMBED_PIECE);
     struct embed_scratch scratch = {};
 
     scratch.threads = (int)rk_ceil_div(rk_ceil_div(num_packs, column_blocks), 32) * 32;
-    scratch.blocks = dim3((unsigned)rk_ceil_div(num_tokens, RK_TILE_EMBED_SEGMENT), (unsigned)column_blocks);
-    scratch.entry_bytes = rk_round_up((size_t)num_tokens * sizeof(embed_entry), 256);
-    scratch.counter_bytes = rk_round_up(num_places * scratch.blocks.y * sizeof(int), 256);
+    scratch.blocks = dim3((unsigned)segments, (unsigned)column_blocks);
+    scratch.order.num_counters = (int)num_places * (int)column_blocks;
+    scratch.entry_bytes = rk_round_up(
+        ((size_t)segments * RK_TILE_EMBED_SEGMENT + RK_TILE_EMBED_PIECE) * sizeof(embed_entry), 256);
+    scratch.counter_bytes = rk_round_up((1 + (size_t)scratch.order.num_counters) * sizeof(int), 256);
     scratch.partial_bytes = num_places * 2 * (size_t)num_cols *
                             (args->dout.dtype == RK_DTYPE_F64 ? sizeof(double) : sizeof(float));
     return scratch;
@@ -414,8 +475,9 @@ static struct rk_status *take_scratch(struct rk_cuda_stream *stream, struct embe
     *out = size_scratch(args);
     RK_TRY(rk_cuda_reserve(stream, &stream->scratch, scratch_bytes(out)));
     base = (char *)stream->scratch.data;
-    out->entries = (embed_entry *)base;
-    out->counters = (int *)(base + out->entry_bytes);
+    out->order.entries = (embed_entry *)base;
+    out->order.num_entries = (int *)(base + out->entry_bytes);
+    out->order.counters = out->order.num_entries + 1;
     out->partial = base + out->entry_bytes + out->counter_bytes;
     return NULL;
 }
@@ -423,31 +485,27 @@ static struct rk_status *take_scratch(struct rk_cuda_stream *stream, struct embe
 static void launch_sort(const struct rk_cuda_stream *stream, const struct rk_embed_bwd_args *args,
                         const struct embed_scratch *scratch)
 {
-    embed_tokens all = {(const int32_t *)args->tokens.data, args->vocab_begin, (int32_t)args->dout.shape[0],
-                        (int32_t)args->dtable.shape[0]};
-    dim3 blocks((unsigned)rk_ceil_div(all.num_tokens, SORT_OWN), SORT_RANGES);
+    embed_tokens all = {(const int32_t *)args->tokens.data, (uint32_t)args->vocab_begin,
+                        (uint32_t)args->dtable.shape[0], (int32_t)args->dout.shape[0]};
+    uint32_t mask = (1u << SORT_BITS) - 1;
 
-    static_assert(SORT_OWN <= SORT_THREADS, "a thread loads one token of its block, and stores one");
-    rk_launch({stream, blocks, dim3(SORT_THREADS), 0}, embed_sort_kernel, scratch->entries, scratch->counters,
-              (int)(scratch->counter_bytes / sizeof(int)), all);
+    static_assert(SORT_FACTOR * SORT_INVERSE == 1, "a key is one row's");
+    static_assert(SORT_KEYS % SORT_THREADS == 0, "threads have equal numbers of keys");
+    static_assert((int64_t)SORT_TILE * SORT_KEYS <= INT32_MAX, "an item of the list is an int");
+    while (mask < all.num_rows - 1)
+        mask = mask * 2 + 1;
+    rk_launch({stream, dim3(mask / SORT_KEYS + 1), dim3(SORT_THREADS), 0}, embed_sort_kernel, scratch->order,
+              all, mask);
 }
 
 template <class T, class D>
 static void launch_sum(const struct rk_cuda_stream *stream, const struct rk_embed_bwd_args *args,
                        const struct embed_scratch *scratch)
 {
-    embed_sum<T, D> sum = {(D *)args->dtable.data,
-                           (const T *)args->dout.data,
-                           scratch->entries,
-                           (rk_acc<T> *)scratch->partial,
-                           scratch->counters,
-                           args->dtable.row_stride,
-                           args->dout.row_stride,
-                           args->dout.shape[1],
-                           (int32_t)args->dout.shape[0],
-                           (int32_t)args->dtable.shape[0],
-                           rk_rows_aligned(args->dtable),
-                           rk_rows_aligned(args->dout)};
+    embed_sum<T, D> sum = {
+        (D *)args->dtable.data,        (const T *)args->dout.data,    scratch->order,
+        (rk_acc<T> *)scratch->partial, args->dtable.row_stride,       args->dout.row_stride,
+        args->dout.shape[1],           rk_rows_aligned(args->dtable), rk_rows_aligned(args->dout)};
 
     rk_launch({stream, scratch->blocks, dim3(scratch->threads), 0}, embed_bwd_kernel<T, D>, sum);
 }
@@ -477,8 +535,8 @@ extern "C" struct rk_status *rk_cuda_op_embed_bwd(void *dev, void *stream,
     struct rk_cuda_stream *on = (struct rk_cuda_stream *)stream;
     struct embed_scratch scratch;
 
-    RK_TRY(rk_check_grid("embed_bwd", args->dout.shape[0] + SORT_LOADS * SORT_THREADS));
-    RK_TRY(rk_check_grid("embed_bwd", args->dtable.shape[0] + 1));
+    RK_TRY(rk_check_grid("embed_bwd", args->dout.shape[0] + SORT_TILE));
+    RK_TRY(rk_check_grid("embed_bwd", args->vocab_begin + args->dtable.shape[0]));
     RK_TRY(take_scratch(on, &scratch, args));
     launch_sort(on, args, &scratch);
     RK_FOR_DTYPE("embed_bwd", args->dout.dtype, T, launch_bwd<T>(on, args, &scratch));

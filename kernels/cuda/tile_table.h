@@ -54,7 +54,7 @@ constexpr int RK_TILE_VOCAB_CHUNKS = 8;
 constexpr int RK_TILE_EMBED_PACK = 4;
 constexpr int RK_TILE_EMBED_THREADS_MAX = 448;
 constexpr int RK_TILE_EMBED_BLOCKS = 3;
-constexpr int RK_TILE_EMBED_SEGMENT = 8;
+constexpr int RK_TILE_EMBED_SEGMENT = 4;
 constexpr int RK_TILE_EMBED_UNROLL = 2;
 constexpr int RK_TILE_EMBED_PIECE = 32;
 

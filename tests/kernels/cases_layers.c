@@ -143,7 +143,7 @@ static void test_bias_bwd_all_shapes_equal_reference(void **state)
 static void expect_embed_bwd_of_repeated(struct kt *kt, int common)
 {
     enum { HIDDEN_SIZE = 24, MANY_ROWS = 300 };
-    int64_t num_tokens = rk_test_is_quick() ? 700 : 4600;
+    int64_t num_tokens = rk_test_is_quick() ? 700 : 9300;
     int32_t *tokens = kt_read_ints(kt, kt_random_ints(kt, num_tokens, MANY_ROWS + 2 * VOCAB_BEGIN));
     double *dout = kt_scratch(kt, num_tokens * HIDDEN_SIZE), *expected;
     struct rk_embed_bwd_args args = {
@@ -175,6 +175,32 @@ static void test_embed_bwd_repeated_tokens_equal_reference(void **state)
     expect_embed_bwd_of_repeated(*state, NUM_ROWS);
     expect_embed_bwd_of_repeated(*state, 2);
     expect_embed_bwd_of_repeated(*state, 1);
+}
+
+/* Goal: the first and last rows of a large table get what is theirs, and no other row anything. */
+static void test_embed_bwd_of_a_large_table_equals_reference(void **state)
+{
+    enum { MANY_ROWS = (1 << 18) + 5, NUM_TOKENS = 9, HIDDEN_SIZE = 3 };
+    static const int32_t rows[NUM_TOKENS] = {0,       1 << 18, MANY_ROWS - 1, 77, 0, MANY_ROWS,
+                                             1 << 17, -1,      1 << 18};
+    struct kt *kt = *state;
+    int32_t *tokens = kt_read_ints(kt, kt_random_ints(kt, NUM_TOKENS, 1));
+    struct rk_embed_bwd_args args = {
+        .dtable = kt_zeros_2d(kt, RK_DTYPE_F32, MANY_ROWS, HIDDEN_SIZE),
+        .dout = random_2d(kt, RK_DTYPE_BF16, NUM_TOKENS, HIDDEN_SIZE),
+        .vocab_begin = VOCAB_BEGIN,
+    };
+    const double *dout = kt_read(kt, args.dout);
+    double *expected = kt_scratch(kt, (int64_t)MANY_ROWS * HIDDEN_SIZE);
+
+    for (int t = 0; t < NUM_TOKENS; t++) {
+        tokens[t] = rows[t] + VOCAB_BEGIN;
+        for (int i = 0; i < HIDDEN_SIZE && rows[t] >= 0 && rows[t] < MANY_ROWS; i++)
+            expected[rows[t] * HIDDEN_SIZE + i] += dout[t * HIDDEN_SIZE + i];
+    }
+    args.tokens = kt_ints(kt, tokens, NUM_TOKENS);
+    assert_ok(rk_embed_bwd(kt->stream, &args));
+    kt_expect_close(kt, "large table", args.dtable, expected);
 }
 
 /* Goal: a sum of many rows has the same bits in every run. */
@@ -449,6 +475,7 @@ int main(void)
         kt_test(test_embed_fwd_all_shapes_equal_reference),
         kt_test(test_embed_bwd_all_shapes_equal_reference),
         kt_test(test_embed_bwd_repeated_tokens_equal_reference),
+        kt_test(test_embed_bwd_of_a_large_table_equals_reference),
         kt_test(test_embed_bwd_is_repeatable),
         kt_test(test_rmsnorm_fwd_all_shapes_equal_reference),
         kt_test(test_rmsnorm_bwd_all_shapes_equal_reference),
