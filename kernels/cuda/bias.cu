@@ -1,27 +1,31 @@
 /* Twin of kernels/cpu/bias.c.
  *
- * Work split   A block takes 256 columns (a pack of 8 a thread, 32 threads side by side) of one part of the
- *              rows, RK_TILE_BIAS_ROWS rows at a time. There are as many parts as make about
+ * Work split   A block takes RK_TILE_BIAS_LANES packs of 8 columns, a thread each side by side, of one
+ *              part of the rows, RK_TILE_BIAS_ROWS rows at a time. There are as many parts as make about
  *              RK_TILE_BIAS_BLOCKS blocks; the block that finishes last of its columns adds them.
  *
  * Traffic      Reads dy; the parts are 1% of that at 8192 rows.
  *
- * Measured     H200, bf16, 8192 rows: 11.3 us at 2048 columns (69% of 4.3 TB/s), 21.4 at 4608 (82%). The
- *              parts take 2 us of it, and a launch has its beginning and end: reading alone is 9.6 and 19.4.
+ * Measured     H200, bf16, 8192 rows: 10.2 us at 2048 columns (76% of 4.3 TB/s), 20.2 at 4608
+ *              (87%). The parts take 2 us of it, and a launch has its beginning and end: reading alone
+ *              is 9.4 and 19.6.
  *
- * Limits       RK_CUDA_COUNTERS * 256 columns.
+ * Limits       RK_CUDA_COUNTERS * 128 columns.
  *
  * Numerics     f32 (f64 for F64). Of a part, each row of threads adds its rows in ascending order, then these
  *              sums are added in ascending order; so are the parts, whichever block does it. Repeatable; the
  *              bits depend on the shape.
  *
- * Tried        Blocks of 256 threads, twice as many: 12.4 and 21.7 us. More of them than fit
- *              at once: 14.4 and 25.5. Loops whose last rows are loaded one by one: 16.0 and 28.2. A second
- *              kernel for the parts: 1 us slower. */
+ * Tried        In us at 2048 and 4608 columns. No rows brought to L2 while the kernel before ends: 11.0
+ *              and 21.3; 32 threads side by side, without these rows: 11.3 and 21.4. More blocks than fit
+ *              at once: 14.4 and 25.5; room for a third one an SM: 14 and 29. Half as many blocks: 11.8
+ *              and 22. Loops whose last rows are loaded one by one: 16.0 and 28.2. A second kernel for
+ *              the parts: 1 us slower. Clusters of 8 blocks that add their parts in shared memory: 11.5
+ *              and 21.8. Lighter fences around the counter: 0.5 us slower. */
 #include "kernels/cuda/column_sum.cuh"
 
 /* Threads side by side, and the columns of a block. */
-constexpr int LANES = 32;
+constexpr int LANES = RK_TILE_BIAS_LANES;
 constexpr int COLS = LANES * RK_TILE_PACK;
 constexpr int THREADS = LANES * RK_TILE_BIAS_ROWS;
 
@@ -73,8 +77,14 @@ __device__ __forceinline__ void add_rows(A (&sum)[RK_TILE_PACK], const bias_rows
     }
 }
 
+/* Neighbours in shared memory are the columns of neighbouring threads. */
+__device__ __forceinline__ int own_col()
+{
+    return (int)threadIdx.x % LANES * RK_TILE_PACK + (int)threadIdx.x / LANES;
+}
+
 /* The block's rows in two steps: those of each row of threads, then these sums. To each of the first COLS
- * threads the total of its column. */
+ * threads the total of column own_col(). */
 template <class A, class T>
 __device__ __forceinline__ A bias_total(A (&shared)[RK_TILE_BIAS_ROWS][COLS], bias_rows<T> rows)
 {
@@ -87,7 +97,7 @@ __device__ __forceinline__ A bias_total(A (&shared)[RK_TILE_BIAS_ROWS][COLS], bi
         add_rows<false, 1>(sum, rows, lane_col);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++)
-        shared[threadIdx.x / LANES][lane_col + i] = sum[i];
+        shared[threadIdx.x / LANES][i * LANES + (int)threadIdx.x % LANES] = sum[i];
     __syncthreads(); /* all rows of threads have their sums */
     if (threadIdx.x >= COLS)
         return 0;
@@ -98,22 +108,26 @@ __device__ __forceinline__ A bias_total(A (&shared)[RK_TILE_BIAS_ROWS][COLS], bi
 }
 
 template <class T, class D>
-__global__ void __launch_bounds__(THREADS, 1024 / THREADS) bias_bwd_kernel(bias_sum<T, D> args)
+__global__ void __launch_bounds__(THREADS, RK_TILE_BIAS_PER_SM) bias_bwd_kernel(bias_sum<T, D> args)
 {
     typedef rk_acc<T> A;
     __shared__ A shared[RK_TILE_BIAS_ROWS][COLS];
-    int64_t first_col = (int64_t)blockIdx.x * COLS, col = first_col + threadIdx.x;
+    int64_t first_col = (int64_t)blockIdx.x * COLS, col = first_col + own_col();
     int64_t begin = blockIdx.y * args.rows_per_part;
     int64_t end = RK_MIN(begin + args.rows_per_part, args.num_rows);
     bool has_col = threadIdx.x < COLS && col < args.num_cols;
     A *parts = args.parts + (int64_t)blockIdx.x * gridDim.y * COLS, total, before;
 
+    /* A row a thread. */
+    if (threadIdx.x < RK_TILE_BIAS_AHEAD && begin + threadIdx.x < end && args.aligned &&
+        first_col + COLS <= args.num_cols)
+        rk_prefetch(args.dy + first_col + (begin + threadIdx.x) * args.stride, COLS * (int)sizeof(T));
     rk_wait_for_stream();
     before = has_col ? rk_widen<A>(args.dbias[col]) : (A)0; /* only the last block changes it */
     total = bias_total<A, T>(
         shared, {args.dy + first_col, args.stride, args.num_cols - first_col, begin, end, args.aligned});
     if (threadIdx.x < COLS)
-        __stcg(&parts[blockIdx.y * COLS + threadIdx.x], total);
+        __stcg(&parts[blockIdx.y * COLS + own_col()], total);
     if (!rk_is_last_of(&args.counters[blockIdx.x], (int)gridDim.y))
         return;
     total = bias_total<A, A>(shared, {parts, COLS, COLS, 0, gridDim.y, true});

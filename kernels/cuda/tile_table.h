@@ -32,8 +32,11 @@ constexpr int RK_TILE_NORM_STATIC_BYTES = 7 << 10;
 constexpr int RK_TILE_COLUMN_ROWS = 32;
 /* bias_bwd: blocks in all, a constant for the same reason. */
 constexpr int RK_TILE_BIAS_BLOCKS = 264;
-constexpr int RK_TILE_BIAS_ROWS = 16;  /* rows of threads of a block */
-constexpr int RK_TILE_BIAS_UNROLL = 4; /* rows in flight a thread */
+constexpr int RK_TILE_BIAS_LANES = 16;  /* threads of a block side by side, a pack each */
+constexpr int RK_TILE_BIAS_ROWS = 16;   /* rows of these */
+constexpr int RK_TILE_BIAS_UNROLL = 8;  /* rows in flight a thread */
+constexpr int RK_TILE_BIAS_PER_SM = 2;  /* room for more is taken unevenly */
+constexpr int RK_TILE_BIAS_AHEAD = 160; /* rows of a part that are on their way to L2 before */
 
 /* Softmax over a row of the vocabulary, in the statistics and in sampling alike, so that both have the same
  * bits. */
