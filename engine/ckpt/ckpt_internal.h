@@ -21,6 +21,8 @@ void rk_hf_dir_close(struct rk_hf_dir *dir); /* NULL is a no-op */
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const char *name,
                                  const struct rk_st_file **file,
                                  const struct rk_st_tensor **tensor) RK_NODISCARD;
+/* Logs what no parameter is read from: a sign of a config.json that does not belong to the weights. */
+void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);
 
 /* Which parameter goes into which file of an export: in table order, a file is closed when the next parameter
  * would exceed max_bytes; a parameter that is larger by itself gets a file of its own. Fills shard_of

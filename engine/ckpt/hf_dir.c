@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
+#include "base/rk_log.h"
 #include "base/rk_map.h"
 #include "base/rk_str.h"
 
@@ -15,6 +16,8 @@
 #define INDEX_BYTES_MAX ((size_t)64 << 20)
 /* Files are kept open while a model is read. */
 #define FILES_MAX 4096
+/* Names that a warning has room for. */
+#define SHOWN_MAX 3
 
 struct rk_hf_dir {
     char *path;
@@ -215,4 +218,35 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const char *name,
         return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is not in '%s', where " RK_HF_INDEX_FILE " says it is",
                        name, rk_st_path(*file));
     return NULL;
+}
+
+/* Constants that old checkpoints carry along. */
+static bool is_constant(const char *name)
+{
+    return rk_str_has_suffix(name, ".rotary_emb.inv_freq");
+}
+
+void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params)
+{
+    struct rk_map *used = rk_map_create();
+    struct rk_str names = {0};
+    int64_t num_unused = 0;
+
+    for (int64_t i = 0; i < params->count; i++)
+        rk_map_put(used, rk_params_at(params, i)->name, used);
+    for (int64_t i = 0; i < rk_map_count(dir->tensors); i++) {
+        const char *name = rk_map_key_at(dir->tensors, i);
+
+        if (rk_map_find(used, name) || is_constant(name))
+            continue;
+        if (num_unused++ < SHOWN_MAX)
+            rk_str_appendf(&names, "%s%.96s", num_unused > 1 ? ", " : "", name);
+    }
+    if (num_unused > 0)
+        RK_WARN("model directory '%s': %lld of %lld tensors are no parameters of the model that "
+                "its " RK_HF_CONFIG_FILE " describes, and not used: %s%s",
+                dir->path, (long long)num_unused, (long long)rk_map_count(dir->tensors), rk_str_text(&names),
+                num_unused > SHOWN_MAX ? ", ..." : "");
+    rk_str_fini(&names);
+    rk_map_destroy(used);
 }

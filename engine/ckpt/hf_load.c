@@ -141,6 +141,8 @@ struct rk_status *rk_model_load_hf(struct rk_model *model, const char *path,
     struct rk_status *st = rk_model_agree(model, rk_hf_dir_open(&dir, path));
 
     rk_model_walk_begin(&walk, model->core, "load", hooks);
+    if (!st)
+        rk_hf_dir_warn_unused(dir, params);
     for (int64_t i = 0; !st && i < params->count; i++)
         st = rk_model_agree(model, load_param(model, dir, rk_params_at(params, i), &walk));
     rk_hf_dir_close(dir);

@@ -246,6 +246,7 @@ static void test_execute_wrong_value_has_its_reason(void **state)
         {"{\"response_length\": 3, \"top_p\": 0.0}", "top_p=0: expected a number above 0"},
         {"{\"response_length\": 3, \"eos_token_id\": 64}", "eos_token_id: expected ids from 0 to 63"},
         {"{\"response_length\": 0}", "response_length: expected an integer from 1"},
+        {"{\"response_length\": 30000000}", "response_length: expected an integer from 1"},
         {"{\"response_length\": 3}", "row 1: token 3 of the prompt is 64: expected 0 to 63"},
     };
     struct rk_batch *prompts = fixture_prompts(2);

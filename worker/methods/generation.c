@@ -148,10 +148,12 @@ struct rk_status *rk_generation_prepare(struct rk_generation *g)
 {
     const struct rk_model_config *config = rk_model_get_config(g->call->role->model);
     const struct rk_json *options = g->call->job->options;
+    int64_t max_model_len = rk_rollout_get_config(g->call->role->rollout).max_model_len;
 
     RK_TRY(read_sampling(g));
     RK_TRY(read_eos(g, config));
-    RK_TRY(rk_json_get_i64(options, "", "response_length", 1, INT32_MAX, &g->response_columns));
+    /* Columns beyond that would be padding, of any size. */
+    RK_TRY(rk_json_get_i64(options, "", "response_length", 1, max_model_len, &g->response_columns));
     RK_TRY(rk_json_get_i64(options, "", "pad_token_id", 0, INT32_MAX, &g->pad_token_id));
     RK_TRY(read_columns(g));
     RK_TRY(allocate(g));

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
 #include "base/rk_rng.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
@@ -318,6 +319,41 @@ static void test_load_of_directories_reads_or_names_the_defect(void **state)
     }
 }
 
+static void append_warning(rk_log_level_t level, const char *line, void *user)
+{
+    if (level == RK_LOG_WARN)
+        rk_str_appendf(user, "%s\n", line);
+}
+
+/* Goal: weights that the model of config.json has no use for are named: another number of layers, for one, is
+ * found out. */
+static void test_load_of_more_than_the_model_says_so(void **state)
+{
+    static const struct file_spec specs[] = {{F32}, {F32, .adds_others = true}};
+    static const char *const warnings[] = {
+        "", "2 of 13 tensors are no parameters of the model that its config.json describes, and not used: "};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(specs); i++) {
+        char *name = rk_format("more-%zu", i), *dir = make_dir(name);
+        struct rk_str lines = {0};
+        struct rk_test_model test;
+
+        open_model(&test, TIED);
+        write_file(dir, SINGLE, test.model, &specs[i]);
+        rk_log_set_sink(append_warning, &lines);
+        assert_ok(rk_model_load_hf(test.model, dir, NULL));
+        rk_log_set_sink(NULL, NULL);
+        if (!warnings[i][0])
+            assert_string_equal(rk_str_text(&lines), "");
+        assert_non_null(strstr(rk_str_text(&lines), warnings[i]));
+        rk_test_model_close(&test);
+        rk_str_fini(&lines);
+        rk_free(name);
+        rk_free(dir);
+    }
+}
+
 static void test_load_of_missing_directory_is_not_found(void **state)
 {
     struct rk_test_model test;
@@ -502,6 +538,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_load_of_directories_reads_or_names_the_defect),
+        cmocka_unit_test(test_load_of_more_than_the_model_says_so),
         cmocka_unit_test(test_load_of_missing_directory_is_not_found),
         cmocka_unit_test(test_load_of_truncated_file_is_data_loss),
         cmocka_unit_test(test_export_in_shards_writes_index_and_config),

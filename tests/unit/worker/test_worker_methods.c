@@ -671,9 +671,9 @@ static void test_generate_sequences_options_take_effect(void **state)
 
     /* rollout.max_model_len is 64: a response ends there, the column is as wide as was asked for */
     job = test_call_ok(&cluster, "rollout", "generate_sequences",
-                       "{\"response_length\": 80, \"ignore_eos\": true}", test_prompts(1, PROMPT, 4));
-    assert_int_equal(ids(job->output, "response_mask", 80)[64 - PROMPT - 1], 1);
-    assert_int_equal(ids(job->output, "response_mask", 80)[64 - PROMPT], 0);
+                       "{\"response_length\": 64, \"ignore_eos\": true}", test_prompts(1, PROMPT, 4));
+    assert_int_equal(ids(job->output, "response_mask", 64)[64 - PROMPT - 1], 1);
+    assert_int_equal(ids(job->output, "response_mask", 64)[64 - PROMPT], 0);
     rk_job_destroy(job);
     rk_batch_destroy(greedy);
     rk_batch_destroy(no_sample);
