@@ -4,10 +4,12 @@
 #
 #   tools/sanitize_gpu.sh [-t "tool ..."] [-p "program ..."] [-j jobs] [-l seconds] [folder of the tests: build/tests]
 #
-# Programs with large tables run in parts (RK_TEST_PART), one a core (-j) on one GPU (RK_TEST_DEVICE, cuda:0), each
-# for at most -l seconds. One line a tool, program and part; exit status 0 when all have run and found nothing. Logs
-# stay in the folder that the first line names. Kernels of cuBLASLt are looked into as well. What racecheck says about
-# its nvjet kernels is in the logs but no finding: it reports the pipelines inside of them, which are not ours.
+# Programs with large tables run in parts (RK_TEST_PART), -j at a time on one GPU (RK_TEST_DEVICE, cuda:0), each for at
+# most -l seconds. racecheck keeps what it has seen, up to 30 GiB of host memory where products are tuned: by default
+# there is one part a core, and no more than one for 24 GiB. One line a tool, program and part; exit status 0 when all
+# have run and found nothing. Logs stay in the folder that the first line names. Kernels of cuBLASLt are looked into as
+# well. What racecheck says about its nvjet kernels is in the logs but no finding: it reports the pipelines inside of
+# them, which are not ours.
 set -u
 
 # What is run, the longest first: program and number of parts. Those of the plain tests that need no F64 attention.
@@ -46,6 +48,7 @@ run_one() { # tool, program, part
     77) verdict="no GPU" ;;
     99) verdict=FOUND ;;
     124) verdict="TIME LIMIT" ;;
+    9 | 137) verdict="KILLED" ;; # memory, most likely: fewer at a time (-j)
     *) verdict="FAILED $code" ;;
     esac
     printf '%-10s %-28s %-5s %-10s %4d s  %s\n' "$1" "$2" "$3" "$verdict" $(($(date +%s) - begin)) \
@@ -60,7 +63,8 @@ if [ "${1-}" = --one ]; then
 fi
 
 tools="racecheck memcheck initcheck"
-jobs=$(getconf _NPROCESSORS_ONLN)
+jobs=$(awk -v cores="$(getconf _NPROCESSORS_ONLN)" '/^MemTotal/ { n = int($2 / (24 * 1024 * 1024)) }
+    END { print n < 1 ? 1 : n < cores ? n : cores }' /proc/meminfo)
 RK_LIMIT=600
 while getopts t:p:j:l: option; do
     case $option in
