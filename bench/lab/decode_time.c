@@ -6,27 +6,18 @@
  *
  * The rate is of the steps beyond the first NEW/2: the time of a call with NEW new tokens less that of one
  * with half as many. */
-#include <stdio.h>
-#include <stdlib.h>
+#include "bench/lab/lab.h"
+
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_json.h"
 #include "base/rk_rng.h"
-#include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "engine/rk_plugin.h"
 #include "engine/rk_rollout.h"
 
 #define NEW_TOKENS 128
-
-static void check(struct rk_status *st)
-{
-    if (!st)
-        return;
-    fprintf(stderr, "decode_time: %s\n", rk_status_message(st));
-    exit(1);
-}
 
 static struct rk_json *config_of(const char *name, int layers)
 {
@@ -108,17 +99,6 @@ static void fill_requests(struct bench *b)
         b->results[i].tokens = rk_calloc(NEW_TOKENS, sizeof(int32_t));
         b->results[i].log_probs = rk_calloc(NEW_TOKENS, sizeof(float));
     }
-}
-
-static int64_t number(const char *text)
-{
-    int64_t value;
-
-    if (!rk_parse_i64(text, &value) || value < 1) {
-        fprintf(stderr, "decode_time: expected a number above 0, got %s\n", text);
-        exit(2);
-    }
-    return value;
 }
 
 int main(int argc, char **argv)

@@ -3,14 +3,12 @@
  * compared with that of gemm_chain.cu, bit by bit.
  *
  *   gemm_small_time [ROWS [SHAPE]]        64 rows and all shapes by default; SHAPE is a part of a name */
+#include "bench/lab/lab_cuda.h"
+
+#include <string.h>
+
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "base/rk_str.h"
-#include "kernels/cuda/gemm_small.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define SETS_BYTES ((size_t)400 << 20)
 #define MAX_CALLS  48
@@ -26,19 +24,6 @@ static const struct {
 
 static struct rk_cuda_device *dev;
 static struct rk_cuda_stream *stream;
-
-static void check(struct rk_status *st)
-{
-    if (!st)
-        return;
-    fprintf(stderr, "gemm_small_time: %s\n", rk_status_message(st));
-    exit(1);
-}
-
-static void must(cudaError_t error)
-{
-    check(rk_cuda_status(error, "cuda"));
-}
 
 /* bf16 of small normal numbers, a block of them repeated. */
 static void randomize(void *memory, size_t bytes)
@@ -182,27 +167,9 @@ static void measure(const char *name, int64_t m, int64_t n, int64_t k)
     must(cudaFree(p.expected));
 }
 
-static int64_t number(const char *text)
-{
-    int64_t value;
-
-    if (!rk_parse_i64(text, &value) || value < 1) {
-        fprintf(stderr, "gemm_small_time: expected a number of rows, got %s\n", text);
-        exit(2);
-    }
-    return value;
-}
-
 int main(int argc, char **argv)
 {
-    const struct rk_device_config config = {.struct_size = sizeof(config), .name = "cuda:0"};
-    const struct rk_device_ops *ops = &rk_cuda_device_ops;
-    void *handle;
-
-    check(ops->open(&handle, 0, &config));
-    dev = handle;
-    check(ops->stream_create(dev, &handle, "bench"));
-    stream = handle;
+    open_device(&dev, &stream);
     for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
         if (argc < 3 || strstr(shapes[s].name, argv[2]))
             measure(shapes[s].name, argc > 1 ? number(argv[1]) : 64, shapes[s].n, shapes[s].k);

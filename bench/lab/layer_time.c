@@ -5,14 +5,12 @@
  *   layer_time [1.5b|7b [SEQUENCES [CONTEXT [LAYERS]]]]      1.5b, 64 sequences of 1088 tokens, 28 layers
  *
  * What an operator adds is less than its time alone, since it overlaps with those around it. */
+#include "bench/lab/lab_cuda.h"
+
+#include <string.h>
+
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
-#include "base/rk_str.h"
-#include "kernels/cuda/gemm_small.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define MAX_LAYERS   64
 #define BLOCK_TOKENS 16
@@ -42,19 +40,6 @@ static struct {
 } state;
 
 static bool skipped[NUM_OPS], is_strict, reads_ahead = true;
-
-static void check(struct rk_status *st)
-{
-    if (!st)
-        return;
-    fprintf(stderr, "layer_time: %s\n", rk_status_message(st));
-    exit(1);
-}
-
-static void must(cudaError_t error)
-{
-    check(rk_cuda_status(error, "cuda"));
-}
 
 static void *take(size_t bytes)
 {
@@ -355,23 +340,8 @@ static void print_parts(const char *title)
     fflush(stdout);
 }
 
-static int64_t number(const char *text)
-{
-    int64_t value;
-
-    if (!rk_parse_i64(text, &value) || value < 1) {
-        fprintf(stderr, "layer_time: expected a number above 0, got %s\n", text);
-        exit(2);
-    }
-    return value;
-}
-
 int main(int argc, char **argv)
 {
-    const struct rk_device_config config = {.struct_size = sizeof(config), .name = "cuda:0"};
-    const struct rk_device_ops *ops = &rk_cuda_device_ops;
-    void *handle;
-
     if (argc > 1 && strcmp(argv[1], "7b") == 0) {
         shape.hidden = 3584;
         shape.inner = 18944;
@@ -383,10 +353,7 @@ int main(int argc, char **argv)
     shape.context = argc > 3 ? number(argv[3]) : shape.context;
     shape.layers = argc > 4 ? RK_MIN(number(argv[4]), (int64_t)MAX_LAYERS) : shape.layers;
     shape.max_blocks = (shape.context + 64) / BLOCK_TOKENS;
-    check(ops->open(&handle, 0, &config));
-    dev = handle;
-    check(ops->stream_create(dev, &handle, "bench"));
-    stream = handle;
+    open_device(&dev, &stream);
     init_layers();
     init_state();
     print_parts("fast");

@@ -1,0 +1,25 @@
+/* For programs that call kernels without the engine. */
+#ifndef RK_BENCH_LAB_CUDA_H
+#define RK_BENCH_LAB_CUDA_H
+
+#include "bench/lab/lab.h"
+#include "kernels/cuda/gemm_small.h"
+
+static inline void must(cudaError_t error)
+{
+    check(rk_cuda_status(error, "cuda"));
+}
+
+/* The first GPU. */
+static inline void open_device(struct rk_cuda_device **dev, struct rk_cuda_stream **stream)
+{
+    const struct rk_device_config config = {.struct_size = sizeof(config), .name = "cuda:0"};
+    void *handle;
+
+    check(rk_cuda_device_ops.open(&handle, 0, &config));
+    *dev = handle;
+    check(rk_cuda_device_ops.stream_create(*dev, &handle, "bench"));
+    *stream = handle;
+}
+
+#endif
