@@ -112,47 +112,47 @@ static void test_save_model_without_tokenizer_is_called_that(void **state)
 }
 
 #ifdef RK_FAULTS
-/* Goal: a disk that will not hold the model is found out before the first step. */
-static void test_save_disk_without_room_trains_nothing(void **state)
+/* On a daemon with that fault. */
+static struct outcome run_with_fault(const char *fault)
 {
     char *dir = new_run_dir();
     struct rk_proc *daemon;
     struct outcome outcome;
 
-    (void)state;
-    setenv("RANKD_FAULTS", "ckpt.space=fail", 1);
+    setenv("RANKD_FAULTS", fault, 1);
     daemon = start_daemon(NULL);
     unsetenv("RANKD_FAULTS");
     outcome = run_job("--hosts", rk_proc_address(daemon), dir, ONE_RANK);
+    rk_proc_destroy(daemon);
+    rk_free(dir);
+    return outcome;
+}
+
+/* Goal: a disk that will not hold the model is found out before the first step. */
+static void test_save_disk_without_room_trains_nothing(void **state)
+{
+    struct outcome outcome = run_with_fault("ckpt.space=fail");
+
+    (void)state;
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "nothing was trained: the model could not be saved to ");
     assert_text("stderr", outcome.err, "DISK_FULL");
     assert_text("stderr", outcome.err, "bytes, 0 are free");
     assert_null(strstr(outcome.err, "step 1/"));
     outcome_fini(&outcome);
-    rk_proc_destroy(daemon);
-    rk_free(dir);
 }
 
 /* Goal: a disk that has filled up since takes the export with it, not the model. */
 static void test_save_failed_export_leaves_the_model_with_the_daemons(void **state)
 {
-    char *dir = new_run_dir();
-    struct rk_proc *daemon;
-    struct outcome outcome;
+    struct outcome outcome = run_with_fault("ckpt.write=fail");
 
     (void)state;
-    setenv("RANKD_FAULTS", "ckpt.write=fail", 1);
-    daemon = start_daemon(NULL);
-    unsetenv("RANKD_FAULTS");
-    outcome = run_job("--hosts", rk_proc_address(daemon), dir, ONE_RANK);
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "fault point ckpt.write");
     assert_text("stderr", outcome.err, "the daemons keep the model of step 3");
     assert_text("stderr", outcome.err, "--opt path=DIR");
     outcome_fini(&outcome);
-    rk_proc_destroy(daemon);
-    rk_free(dir);
 }
 #endif
 
