@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_rng.h"
 
 #define SETS_BYTES ((size_t)400 << 20)
 #define MAX_CALLS  48
@@ -30,16 +29,8 @@ static void randomize(void *memory, size_t bytes)
 {
     enum { BLOCK = 1 << 20 };
     static uint16_t block[BLOCK];
-    struct rk_rng rng;
 
-    rk_rng_init(&rng, 7, 1);
-    for (int i = 0; i < BLOCK; i++) {
-        float value = (float)rk_rng_next_normal(&rng) * 0.05F;
-        uint32_t bits;
-
-        memcpy(&bits, &value, sizeof(bits));
-        block[i] = (uint16_t)(bits >> 16);
-    }
+    fill_bf16(block, BLOCK, 0.05F);
     for (size_t done = 0; done < bytes; done += sizeof(block) - 2 * 4099)
         must(cudaMemcpy((char *)memory + done, block,
                         bytes - done < sizeof(block) ? bytes - done : sizeof(block), cudaMemcpyHostToDevice));

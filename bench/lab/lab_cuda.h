@@ -3,11 +3,30 @@
 #define RK_BENCH_LAB_CUDA_H
 
 #include "bench/lab/lab.h"
+
+#include <string.h>
+
+#include "base/rk_rng.h"
 #include "kernels/cuda/gemm_small.h"
 
 static inline void must(cudaError_t error)
 {
     check(rk_cuda_status(error, "cuda"));
+}
+
+/* bf16 of normal numbers, the same ones each time. */
+static inline void fill_bf16(uint16_t *out, int count, float scale)
+{
+    struct rk_rng rng;
+
+    rk_rng_init(&rng, 7, 1);
+    for (int i = 0; i < count; i++) {
+        float value = (float)rk_rng_next_normal(&rng) * scale;
+        uint32_t bits;
+
+        memcpy(&bits, &value, sizeof(bits));
+        out[i] = (uint16_t)(bits >> 16);
+    }
 }
 
 /* The first GPU. */

@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_rng.h"
 
 #define MAX_LAYERS   64
 #define BLOCK_TOKENS 16
@@ -59,16 +58,8 @@ static void *take_random(int64_t count)
 
     if (!block) {
         uint16_t *values = rk_calloc(BLOCK, 2);
-        struct rk_rng rng;
 
-        rk_rng_init(&rng, 7, 1);
-        for (int i = 0; i < BLOCK; i++) {
-            float value = (float)rk_rng_next_normal(&rng) * 0.02F;
-            uint32_t bits;
-
-            memcpy(&bits, &value, sizeof(bits));
-            values[i] = (uint16_t)(bits >> 16);
-        }
+        fill_bf16(values, BLOCK, 0.02F);
         block = take(2 * (size_t)BLOCK);
         must(cudaMemcpy(block, values, 2 * (size_t)BLOCK, cudaMemcpyHostToDevice));
         rk_free(values);
