@@ -191,8 +191,7 @@ struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_
 /* Without it a crash of the machine could lose the rename. */
 static struct rk_status *sync_directory_of(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    char *dir = slash ? rk_strndup(path, (size_t)(slash - path + 1)) : rk_strdup(".");
+    char *dir = rk_path_dir(path);
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct rk_status *st = NULL;
 

@@ -113,6 +113,13 @@ char *rk_path_join(const char *dir, const char *name)
     return rk_format("%.*s%s%s", (int)dir_bytes, dir, *dir ? "/" : "", name);
 }
 
+char *rk_path_dir(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash ? rk_strndup(path, (size_t)RK_MAX(slash - path, 1)) : rk_strdup(".");
+}
+
 bool rk_str_has_prefix(const char *text, const char *prefix)
 {
     return strncmp(text, prefix, strlen(prefix)) == 0;
@@ -166,6 +173,15 @@ bool rk_utf8_is_valid(const char *data, size_t bytes)
             return false;
     }
     return true;
+}
+
+int rk_utf8_control_bytes(const char *text)
+{
+    unsigned char first = (unsigned char)text[0], second = first ? (unsigned char)text[1] : 0;
+
+    if (first == 0xc2 && second >= 0x80 && second < 0xa0)
+        return 2;
+    return (first > 0 && first < ' ') || first == 0x7f ? 1 : 0;
 }
 
 int rk_str_distance(const char *a, const char *b, int cap)

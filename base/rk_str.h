@@ -32,10 +32,15 @@ char *rk_str_take(struct rk_str *str);             /* ownership of the text (rk_
 char *rk_format(const char *fmt, ...) RK_PRINTF(1, 2);
 /* "a/b" with exactly one slash between; rk_free it. */
 char *rk_path_join(const char *dir, const char *name);
+/* The directory that `path` is in: "a" of "a/b", "/" of "/b", "." of "b"; rk_free it. */
+char *rk_path_dir(const char *path);
 bool rk_str_has_prefix(const char *text, const char *prefix);
 bool rk_str_has_suffix(const char *text, const char *suffix);
 /* True when data is valid UTF-8 (no surrogates, no overlong forms) without NUL. */
 bool rk_utf8_is_valid(const char *data, size_t bytes);
+/* Bytes of the control character that valid UTF-8 goes on with: 1 for C0 and DEL, 2 for C1, which terminals
+ * obey too; 0 when it is another one. */
+int rk_utf8_control_bytes(const char *text);
 /* Edit distance (Levenshtein), capped at `cap`. For "did you mean". */
 int rk_str_distance(const char *a, const char *b, int cap);
 /* The candidate closest to `text` within distance 2, or NULL. */

@@ -32,11 +32,11 @@ static struct rk_status *check_driver_id(const char *driver_id)
 {
     if (!driver_id[0])
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "driver_id is empty");
-    for (const unsigned char *c = (const unsigned char *)driver_id; *c; c++) {
-        if (*c < ' ' || *c == 0x7f || (*c == 0xc2 && c[1] < 0xa0)) /* C0, DEL, C1 */
+    for (const char *c = driver_id; *c; c++) {
+        if (rk_utf8_control_bytes(c) > 0)
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
                                   "driver_id has a control character at byte %zu, expected printable text",
-                                  (size_t)(c - (const unsigned char *)driver_id));
+                                  (size_t)(c - driver_id));
     }
     return NULL;
 }

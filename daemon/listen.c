@@ -151,7 +151,7 @@ static socklen_t make_address(const struct rk_listen *listen, struct sockaddr_st
  * holds the lock beside it). */
 static struct rk_status *probe_unix_path(const char *path)
 {
-    char *dir = rk_strndup(path, RK_MAX((size_t)(strrchr(path, '/') - path), 1));
+    char *dir = rk_path_dir(path);
     struct rk_status *st = NULL;
     struct stat info;
 

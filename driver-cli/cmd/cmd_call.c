@@ -198,7 +198,7 @@ static void print_result(const struct rk_cli *cli, const struct rk_driver_result
 /* Before the call, which may take hours. */
 static struct rk_status *check_out(const struct rk_cli *cli)
 {
-    const char *path = rk_cli_find(cli, "out"), *slash;
+    const char *path = rk_cli_find(cli, "out");
     struct rk_status *st = NULL;
     struct stat info;
     char *dir;
@@ -209,8 +209,7 @@ static struct rk_status *check_out(const struct rk_cli *cli)
         return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=-: expected a file; ./- is one"));
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
         return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: it is there and no regular file", path));
-    slash = strrchr(path, '/');
-    dir = slash ? rk_strndup(path, (size_t)RK_MAX(slash - path, 1)) : rk_strdup(".");
+    dir = rk_path_dir(path);
     if (access(dir, W_OK | X_OK) != 0)
         st = rk_cli_usage(
             RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: cannot write in '%s': %s", path, dir, strerror(errno)));

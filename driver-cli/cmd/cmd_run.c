@@ -61,8 +61,7 @@ static struct rk_status *read_world(struct run *run)
 
 static char *directory_of(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    char *relative = slash ? rk_strndup(path, (size_t)RK_MAX(slash - path, 1)) : rk_strdup(".");
+    char *relative = rk_path_dir(path);
     char absolute[PATH_MAX];
     char *dir = rk_strdup(realpath(relative, absolute) ? absolute : relative);
 

@@ -1,7 +1,6 @@
 /* Tables for people, JSON for programs. */
 #include "driver-cli/cmd/cmd_internal.h"
 
-#include <ctype.h>
 #include <stdarg.h>
 #include <string.h>
 
@@ -43,24 +42,20 @@ struct rk_json *rk_cli_hex(const void *data, size_t bytes)
     return json;
 }
 
-/* 0x80 to 0x9f: terminals obey them, too. */
-static bool is_c1_control(const char *c)
-{
-    return (unsigned char)c[0] == 0xc2 && (unsigned char)c[1] >= 0x80 && (unsigned char)c[1] < 0xa0;
-}
-
 char *rk_cli_printable(const char *text)
 {
     struct rk_str out = {0};
 
     rk_str_append(&out, "");
     for (const char *c = text; *c; c++) {
-        if (is_c1_control(c))
-            rk_str_appendf(&out, "\\x%02x", (unsigned char)*++c);
-        else if (iscntrl((unsigned char)*c) && *c != '\n')
-            rk_str_appendf(&out, "\\x%02x", (unsigned char)*c);
-        else
+        int control_bytes = *c == '\n' ? 0 : rk_utf8_control_bytes(c);
+
+        if (control_bytes == 0) {
             rk_str_append_bytes(&out, c, 1);
+            continue;
+        }
+        c += control_bytes - 1; /* the last byte tells which one it is */
+        rk_str_appendf(&out, "\\x%02x", (unsigned char)*c);
     }
     return rk_str_take(&out);
 }

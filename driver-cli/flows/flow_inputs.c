@@ -111,9 +111,7 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
         inputs->tokenizer_dir = rk_strdup(full);
         file = rk_path_join(full, "tokenizer.json");
     } else {
-        const char *slash = strrchr(full, '/');
-
-        inputs->tokenizer_dir = slash ? rk_strndup(full, (size_t)(slash - full)) : rk_strdup(".");
+        inputs->tokenizer_dir = rk_path_dir(full);
         file = rk_strdup(full);
     }
     st = rk_tokenizer_create_file(&inputs->tokenizer, file);

@@ -56,6 +56,34 @@ static void test_path_join_gives_one_slash(void **state)
     }
 }
 
+static void test_path_dir_table(void **state)
+{
+    static const struct {
+        const char *path, *expected;
+    } cases[] = {{"a/b", "a"}, {"a/b/c", "a/b"}, {"/a/b", "/a"}, {"/b", "/"}, {"b", "."}, {"a/", "a"}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = rk_path_dir(cases[i].path);
+
+        assert_string_equal(dir, cases[i].expected);
+        rk_free(dir);
+    }
+}
+
+static void test_utf8_control_bytes_table(void **state)
+{
+    static const struct {
+        const char *text;
+        int bytes;
+    } cases[] = {{"", 0},         {"a", 0},        {"\n", 1},       {"\x1b[2J", 1}, {"\x7f", 1},    {" ", 0},
+                 {"\xc2\x80", 2}, {"\xc2\x9f", 2}, {"\xc2\xa0", 0}, {"\xc2", 0},    {"\xc3\xbc", 0}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        assert_int_equal(rk_utf8_control_bytes(cases[i].text), cases[i].bytes);
+}
+
 static void test_has_prefix_and_suffix_table(void **state)
 {
     (void)state;
@@ -270,6 +298,8 @@ int main(void)
         cmocka_unit_test(test_str_append_grows_and_stays_terminated),
         cmocka_unit_test(test_str_take_empties_the_builder),
         cmocka_unit_test(test_path_join_gives_one_slash),
+        cmocka_unit_test(test_path_dir_table),
+        cmocka_unit_test(test_utf8_control_bytes_table),
         cmocka_unit_test(test_has_prefix_and_suffix_table),
         cmocka_unit_test(test_utf8_is_valid_table),
         cmocka_unit_test(test_distance_table),
