@@ -38,21 +38,31 @@ static struct rk_json *resolved(const struct rk_json *path, const char *dir)
     return json;
 }
 
+static struct rk_json *resolved_list(const struct rk_json *paths, const char *dir)
+{
+    struct rk_json *files = rk_json_new_array();
+
+    for (int64_t i = 0; i < rk_json_count(paths); i++)
+        rk_json_append(files, resolved(rk_json_at(paths, i), dir));
+    return files;
+}
+
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
     static const char *const paths[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
                                         RK_JOB_MODEL "tokenizer_path"};
-    struct rk_json *tree = rk_json_clone(rk_config_tree(job)), *files = rk_json_new_array();
-    const struct rk_json *list = rk_config_json(job, "data.train_files");
+    static const char *const lists[] = {"data.train_files", "data.val_files"};
+    struct rk_json *tree = rk_json_clone(rk_config_tree(job));
     const struct rk_json *reward = rk_config_json(job, "reward");
 
     for (size_t i = 0; i < RK_ARRAY_LEN(paths); i++) {
         if (!rk_config_is_null(job, paths[i]))
             rk_json_set_path(tree, paths[i], resolved(rk_json_find_path(tree, paths[i]), dir));
     }
-    for (int64_t i = 0; i < rk_json_count(list); i++)
-        rk_json_append(files, resolved(rk_json_at(list, i), dir));
-    rk_json_set_path(tree, "data.train_files", files);
+    for (size_t i = 0; i < RK_ARRAY_LEN(lists); i++) {
+        if (!rk_config_is_null(job, lists[i]))
+            rk_json_set_path(tree, lists[i], resolved_list(rk_config_json(job, lists[i]), dir));
+    }
     if (strcmp(rk_json_as_string(rk_json_find(reward, "name"), ""), "command") == 0) {
         const struct rk_json *own = rk_json_find(reward, "dir");
 

@@ -120,41 +120,70 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
     return st ? RK_WRAP(st, RK_JOB_MODEL "tokenizer_path") : NULL;
 }
 
-static struct rk_status *load_dataset(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                      const char *job_dir)
+/* The keys in which the two datasets of a job differ. */
+struct dataset_keys {
+    const char *files, *shuffle, *max_samples;
+};
+
+/* Full paths of the files that the list `key` of the job names: NULL-terminated, free each and the array. */
+static struct rk_status *resolve_files(char ***out, const struct rk_config *job, const char *key,
+                                       const char *job_dir)
 {
-    const struct rk_json *list = rk_config_json(job, "data.train_files");
+    const struct rk_json *list = rk_config_json(job, key);
     int64_t count = rk_json_count(list);
     char **files = rk_calloc((size_t)count + 1, sizeof(*files));
+
+    *out = files;
+    if (count == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "expected at least one file");
+    for (int64_t i = 0; i < count; i++) {
+        const char *name = rk_json_as_string(rk_json_at(list, i), NULL);
+
+        if (!name)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "item %lld: expected a string, got %s", (long long)i,
+                           rk_json_type_name(rk_json_type(rk_json_at(list, i))));
+        files[i] = rk_resolve_path(job_dir, name);
+    }
+    return NULL;
+}
+
+static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_flow_inputs *inputs,
+                                      const struct rk_config *job, const char *job_dir,
+                                      const struct dataset_keys *keys)
+{
     struct rk_dataset_config config = {
-        .files = (const char *const *)files,
         .prompt_key = rk_config_string(job, "data.prompt_key"),
         .max_prompt_length = rk_config_int(job, "data.max_prompt_length"),
         .truncation = rk_config_string(job, "data.truncation"),
         .filter_overlong_prompts = rk_config_bool(job, "data.filter_overlong_prompts"),
-        .shuffle = rk_config_bool(job, "data.shuffle"),
+        .shuffle = rk_config_bool(job, keys->shuffle),
         .seed = (uint64_t)rk_config_int(job, "data.seed"),
-        .max_samples = rk_config_int(job, "data.train_max_samples"),
+        .max_samples = rk_config_int(job, keys->max_samples),
     };
-    struct rk_status *st = NULL;
+    char **files = NULL;
+    struct rk_status *st;
 
-    if (count == 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "expected at least one file");
-    for (int64_t i = 0; i < count && !st; i++) {
-        const char *name = rk_json_as_string(rk_json_at(list, i), NULL);
-
-        if (name)
-            files[i] = rk_resolve_path(job_dir, name);
-        else
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "item %lld: expected a string, got %s", (long long)i,
-                         rk_json_type_name(rk_json_type(rk_json_at(list, i))));
-    }
-    if (!st)
-        st = rk_dataset_create(&inputs->dataset, &config, inputs->tokenizer);
-    for (int64_t i = 0; i < count; i++)
-        rk_free(files[i]);
+    RK_TRY_GOTO(st, resolve_files(&files, job, keys->files, job_dir), out);
+    config.files = (const char *const *)files;
+    st = rk_dataset_create(out, &config, inputs->tokenizer);
+out:
+    for (char **file = files; *file; file++)
+        rk_free(*file);
     rk_free(files);
-    return st ? RK_WRAP(st, "data.train_files") : NULL;
+    return st ? RK_WRAP(st, "%s", keys->files) : NULL;
+}
+
+static struct rk_status *load_datasets(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                       const char *job_dir)
+{
+    static const struct dataset_keys train = {"data.train_files", "data.shuffle", "data.train_max_samples"};
+    static const struct dataset_keys val = {"data.val_files", "data.validation_shuffle",
+                                            "data.val_max_samples"};
+
+    RK_TRY(load_dataset(&inputs->dataset, inputs, job, job_dir, &train));
+    if (rk_config_is_null(job, val.files))
+        return NULL;
+    return load_dataset(&inputs->val_dataset, inputs, job, job_dir, &val);
 }
 
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
@@ -166,7 +195,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     out->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, load_dataset(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, load_datasets(out, job, job_dir), fail);
     RK_TRY_GOTO(st, rk_reward_create(&out->reward, rk_config_json(job, "reward"), job_dir), fail);
     return NULL;
 fail:
@@ -178,6 +207,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
 {
     rk_reward_destroy(inputs->reward);
     rk_dataset_destroy(inputs->dataset);
+    rk_dataset_destroy(inputs->val_dataset);
     rk_tokenizer_destroy(inputs->tokenizer);
     rk_json_free(inputs->eos_ids);
     rk_json_free(inputs->hf_config);

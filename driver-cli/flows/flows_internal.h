@@ -18,6 +18,7 @@ struct rk_flow_inputs {
     struct rk_workload workload;
     struct rk_tokenizer *tokenizer;
     struct rk_dataset *dataset;
+    struct rk_dataset *val_dataset; /* NULL without data.val_files */
     struct rk_reward *reward;
     const struct rk_adv_ops *adv;
 };

@@ -12,7 +12,7 @@
 static struct rk_config *load(const char *experiment)
 {
     char *name = rk_format("trainer.experiment_name=%s", experiment);
-    const char *const overrides[] = {"data.train_files=[\"a.jsonl\"]", name};
+    const char *const overrides[] = {"data.train_files=[\"a.jsonl\"]", "data.val_files=[\"b.jsonl\"]", name};
     struct rk_config *job;
 
     assert_ok(rk_job_load(&job, NULL, overrides, RK_ARRAY_LEN(overrides)));
@@ -68,6 +68,7 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     text = read_file(&run, "config.json");
     assert_non_null(strstr(text, "\"experiment_name\": \"first\""));
     assert_non_null(strstr(text, "\"/jobs/a.jsonl\""));
+    assert_non_null(strstr(text, "\"/jobs/b.jsonl\""));
     rk_free(text);
     rk_json_free(summary);
     rk_run_dir_fini(&run);
