@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -171,6 +172,8 @@ static void tick_lease(struct rk_daemon *daemon)
         rk_requests_drop_results(&daemon->requests);
         rk_group_clear(&daemon->group);
         rk_daemon_submit_forgotten(daemon, rk_job_create(RK_JOB_DROP_MODELS));
+        if (daemon->is_detached)
+            rk_stop_begin(daemon, 0, "a detached daemon ends with its grace period");
         break;
     case RK_LEASE_NOTHING:
         break;
@@ -247,12 +250,25 @@ void rk_daemon_reload(struct rk_daemon *daemon)
     rk_notify_ready();
 }
 
+/* The driver that started this daemon leaves it behind: it outlives the driver, and ends when the model that
+ * it was kept for is freed. The signal of the parent's death was set on this thread, before exec. */
+static void detach(struct rk_daemon *daemon)
+{
+    prctl(PR_SET_PDEATHSIG, 0);
+    daemon->is_detached = true;
+    RK_INFO("detached: this daemon stops lease.grace after its last lease");
+    if (daemon->args->on_detached)
+        daemon->args->on_detached(daemon->args->user);
+}
+
 static void on_signal(void *user, int signum)
 {
     struct rk_daemon *daemon = user;
 
     if (signum == SIGHUP)
         rk_daemon_reload(daemon);
+    else if (signum == SIGUSR1)
+        detach(daemon);
     else
         rk_stop_begin(daemon, daemon->settings.drain_grace_ms, strsignal(signum));
 }

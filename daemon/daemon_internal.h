@@ -61,6 +61,7 @@ struct rk_daemon {
     struct rk_group group;
     struct rk_health health;
     bool is_draining;           /* Drain was called, or the daemon stops */
+    bool is_detached;           /* from the driver that started it: the end of the grace period is its own */
     struct rk_call *drain_call; /* waits until nothing runs; NULL: none */
     int64_t drain_deadline_ns;
     struct rk_stop stop;

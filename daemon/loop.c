@@ -11,7 +11,7 @@
 /* Converts a libuv result; libuv is known to this file only. */
 #define RK_UV(expr) uv_status((expr), #expr)
 
-static const int signal_numbers[] = {SIGTERM, SIGINT, SIGHUP};
+static const int signal_numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
 
 struct rk_loop {
     uv_loop_t uv;

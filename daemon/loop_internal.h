@@ -25,7 +25,7 @@ struct rk_loop;
 struct rk_loop_handlers {
     void *user;
     void (*on_tick)(void *user);
-    void (*on_signal)(void *user, int signum); /* SIGTERM, SIGINT, SIGHUP */
+    void (*on_signal)(void *user, int signum); /* SIGTERM, SIGINT, SIGHUP, SIGUSR1 */
 };
 
 struct rk_status *rk_loop_create(struct rk_loop **out, const struct rk_loop_handlers *handlers) RK_NODISCARD;

@@ -102,6 +102,13 @@ static void on_listening(void *user, const char *address)
     fflush(stdout);
 }
 
+static void on_detached(void *user)
+{
+    (void)user;
+    printf("rankd: detached\n");
+    fflush(stdout);
+}
+
 /* Whoever asked for a text has it, or hears that it is not whole. */
 static struct rk_status *flush_text(void)
 {
@@ -142,6 +149,7 @@ static struct rk_status *run(struct options *options, int argc, char **argv)
     options->args.overrides = (const char *const *)options->overrides.items;
     options->args.num_overrides = options->overrides.count;
     options->args.on_listening = on_listening;
+    options->args.on_detached = on_detached;
     return options->wants_check ? check_config(options) : rk_daemon_run(&options->args);
 }
 

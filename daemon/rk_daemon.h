@@ -22,6 +22,9 @@ struct rk_daemon_args {
     void *user;
     /* Called once, when the daemon can be reached at `address`. */
     void (*on_listening)(void *user, const char *address);
+    /* SIGUSR1 came: the daemon outlives the process that started it, and stops when its grace period is over.
+     * NULL: not told. */
+    void (*on_detached)(void *user);
 };
 
 /* The resolved configuration: for --check-config, and what rk_daemon_run starts from. */

@@ -19,13 +19,16 @@
 #include "driver-cli/files_internal.h"
 #include "driver-cli/local_internal.h"
 
-#define START_TIMEOUT_MS 30000
-#define STOP_TIMEOUT_MS  5000
-#define STOP_POLL_MS     10
-#define DEATH_WAIT_MS    200
-#define LISTENING        "rankd: listening on "
-#define ARGS_MAX         12
-#define LAST_WORDS_BYTES 1024
+#define START_TIMEOUT_MS  30000
+#define STOP_TIMEOUT_MS   5000
+#define STOP_POLL_MS      10
+#define DEATH_WAIT_MS     200
+#define DETACH_TIMEOUT_MS 5000
+#define LISTENING         "rankd: listening on "
+#define DETACHED          "rankd: detached"
+#define ARGS_MAX          12
+#define LAST_WORDS_BYTES  1024
+#define LINE_BYTES        512
 
 struct child {
     pid_t pid;       /* 0: not started, or ended and collected */
@@ -41,6 +44,7 @@ struct rk_local {
     int32_t num_children;
     struct child *children;
     const char **addresses;
+    bool is_detached; /* the children stay when this object goes */
 };
 
 static int32_t count_cores(void)
@@ -54,9 +58,14 @@ static int32_t count_cores(void)
 
 /* --- one child --- */
 
+struct child_files {
+    int null, out, log;
+    int lock; /* of the private directory, which lives as long as one of its daemons */
+};
+
 /* Between fork and exec: nothing but async-signal-safe calls. The child gets a process group of its own, so
- * that Ctrl-C reaches the driver alone, and dies with the thread that made it. */
-static void exec_child(char *const *args, char *const *environment, int null_fd, int out_fd, int log_fd,
+ * that Ctrl-C reaches the driver alone, and dies with the thread that made it unless it is detached. */
+static void exec_child(char *const *args, char *const *environment, const struct child_files *files,
                        pid_t parent)
 {
     sigset_t none;
@@ -67,7 +76,8 @@ static void exec_child(char *const *args, char *const *environment, int null_fd,
         _exit(127);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    if (dup2(null_fd, STDIN_FILENO) < 0 || dup2(out_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
+    if (dup2(files->null, STDIN_FILENO) < 0 || dup2(files->out, STDOUT_FILENO) < 0 ||
+        dup2(files->log, STDERR_FILENO) < 0 || fcntl(files->lock, F_SETFD, 0) != 0)
         _exit(127);
     execve(args[0], args, environment);
     _exit(errno == ENOENT || errno == EACCES ? 126 : 127);
@@ -107,23 +117,25 @@ static char **make_environment(void)
     return copy;
 }
 
-static struct rk_status *spawn(struct child *child, char *const *args)
+static struct rk_status *spawn(struct child *child, char *const *args, int lock)
 {
     char **environment = make_environment();
     struct rk_status *st = NULL;
-    int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    int log_fd = open(child->log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     int out[2] = {-1, -1};
+    struct child_files files = {.null = open("/dev/null", O_RDONLY | O_CLOEXEC),
+                                .log = open(child->log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666),
+                                .lock = lock};
     pid_t parent = getpid();
 
-    if (log_fd < 0)
+    if (files.log < 0)
         st = rk_errno_status("cannot create", child->log_path);
-    else if (null_fd < 0 || pipe2(out, O_CLOEXEC) != 0)
+    else if (files.null < 0 || pipe2(out, O_CLOEXEC) != 0)
         st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start a daemon: %s", strerror(errno));
     if (!st) {
+        files.out = out[1];
         child->pid = fork();
         if (child->pid == 0)
-            exec_child(args, environment, null_fd, out[1], log_fd, parent);
+            exec_child(args, environment, &files, parent);
         if (child->pid < 0)
             st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start a daemon: %s", strerror(errno));
         child->old_pid = child->pid = RK_MAX(child->pid, 0);
@@ -133,10 +145,10 @@ static struct rk_status *spawn(struct child *child, char *const *args)
         child->out = out[0];
         out[0] = -1;
     }
-    if (null_fd >= 0)
-        close(null_fd);
-    if (log_fd >= 0)
-        close(log_fd);
+    if (files.null >= 0)
+        close(files.null);
+    if (files.log >= 0)
+        close(files.log);
     for (int i = 0; i < 2; i++) {
         if (out[i] >= 0)
             close(out[i]);
@@ -164,9 +176,10 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_format("--slot=%d", rank);
     args[num_args++] = rk_format("--cpu.num_threads=%d", RK_MAX(count_cores() / config->num_daemons, 1));
     args[num_args++] = rk_strdup("--comm.listen=unix");
+    args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);
     RK_ASSERT(num_args < ARGS_MAX);
-    st = spawn(child, args);
+    st = spawn(child, args, local->dir.lock);
     for (int i = 0; i < num_args; i++)
         rk_free(args[i]);
     rk_str_fini(&device);
@@ -244,10 +257,10 @@ static struct rk_status *died_at_start(struct child *child, int32_t rank)
     return st;
 }
 
-/* Reads the first line of the child's output. */
-static struct rk_status *wait_until_listening(struct child *child, int32_t rank, int64_t deadline_ns)
+/* Reads the next line of the child's output, with its newline. UNAVAILABLE when it closed its output,
+ * DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED for a line that is too long. */
+static struct rk_status *read_line(struct child *child, int64_t deadline_ns, char *line, size_t room)
 {
-    char line[512];
     size_t bytes = 0;
 
     for (;;) {
@@ -256,23 +269,39 @@ static struct rk_status *wait_until_listening(struct child *child, int32_t rank,
         ssize_t got;
 
         if (left_ms <= 0)
-            return RK_FAIL(RK_DEADLINE_EXCEEDED, "rankd of rank %d does not listen in time; its log is %s",
-                           rank, child->log_path);
+            return RK_FAIL(RK_DEADLINE_EXCEEDED, "no answer in time");
         if (poll(&ready, 1, (int)left_ms) <= 0)
             continue;
-        got = read(child->out, line + bytes, sizeof(line) - 1 - bytes);
+        got = read(child->out, line + bytes, 1);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return died_at_start(child, rank);
-        bytes += (size_t)got;
-        line[bytes] = '\0';
-        if (strchr(line, '\n') && rk_str_has_prefix(line, LISTENING))
+            return RK_FAIL(RK_UNAVAILABLE, "it closed its output");
+        line[++bytes] = '\0';
+        if (line[bytes - 1] == '\n')
             return NULL;
-        if (strchr(line, '\n') || bytes == sizeof(line) - 1)
-            return RK_FAIL(RK_INTERNAL, "rankd of rank %d said '%.*s', expected '" LISTENING "ADDRESS'", rank,
-                           (int)strcspn(line, "\n"), line);
+        if (bytes == room - 1)
+            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "a line of more than %zu bytes", bytes);
     }
+}
+
+/* The first line of the child's output. */
+static struct rk_status *wait_until_listening(struct child *child, int32_t rank, int64_t deadline_ns)
+{
+    char line[LINE_BYTES];
+    struct rk_status *st = read_line(child, deadline_ns, line, sizeof(line));
+    rk_code_t code = rk_status_code(st);
+
+    rk_status_free(st);
+    if (code == RK_DEADLINE_EXCEEDED)
+        return RK_FAIL(RK_DEADLINE_EXCEEDED, "rankd of rank %d does not listen in time; its log is %s", rank,
+                       child->log_path);
+    if (code == RK_UNAVAILABLE)
+        return died_at_start(child, rank);
+    if (!st && rk_str_has_prefix(line, LISTENING))
+        return NULL;
+    return RK_FAIL(RK_INTERNAL, "rankd of rank %d said '%.*s', expected '" LISTENING "ADDRESS'", rank,
+                   (int)strcspn(line, "\n"), line);
 }
 
 /* --- all of them --- */
@@ -345,10 +374,31 @@ static void signal_all(struct rk_local *local, int signal_number)
     }
 }
 
-void rk_local_stop(struct rk_local *local)
+struct rk_status *rk_local_detach(struct rk_local *local)
 {
-    if (!local)
-        return;
+    int64_t deadline_ns = rk_time_now_ns() + DETACH_TIMEOUT_MS * 1000000LL;
+    char line[LINE_BYTES];
+
+    signal_all(local, SIGUSR1);
+    for (int32_t i = 0; i < local->num_children; i++) {
+        struct child *child = &local->children[i];
+        struct rk_status *st = NULL;
+
+        if (reap(child)) /* what is dead has nothing to keep */
+            continue;
+        st = read_line(child, deadline_ns, line, sizeof(line));
+        if (!st && !rk_str_has_prefix(line, DETACHED))
+            st = RK_FAIL(RK_INTERNAL, "it said '%.*s', expected '" DETACHED "'", (int)strcspn(line, "\n"),
+                         line);
+        if (st)
+            return RK_WRAP(st, "detaching rankd of rank %d (pid %d)", i, (int)child->old_pid);
+    }
+    local->is_detached = true;
+    return NULL;
+}
+
+static void stop_all(struct rk_local *local)
+{
     signal_all(local, SIGTERM);
     signal_all(local, SIGCONT); /* a stopped process would not notice */
     for (int64_t waited_ms = 0; !all_ended(local) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
@@ -356,6 +406,14 @@ void rk_local_stop(struct rk_local *local)
     signal_all(local, SIGKILL);
     while (!all_ended(local)) /* SIGKILL cannot be refused */
         rk_time_sleep_ms(STOP_POLL_MS);
+}
+
+void rk_local_stop(struct rk_local *local)
+{
+    if (!local)
+        return;
+    if (!local->is_detached)
+        stop_all(local);
     for (int32_t i = 0; i < local->num_children; i++) {
         struct child *child = &local->children[i];
 
@@ -364,7 +422,7 @@ void rk_local_stop(struct rk_local *local)
         rk_free(child->address);
         rk_free(child->log_path);
     }
-    rk_local_dir_close(&local->dir);
+    rk_local_dir_close(&local->dir, local->is_detached);
     rk_free(local->children);
     rk_free(local->addresses);
     rk_free(local);

@@ -121,9 +121,9 @@ struct rk_status *rk_local_dir_open(struct rk_local_dir *dir)
     return st;
 }
 
-void rk_local_dir_close(struct rk_local_dir *dir)
+void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept)
 {
-    if (dir->path)
+    if (dir->path && !is_kept)
         remove_dir(dir->path);
     if (dir->lock >= 0)
         close(dir->lock);

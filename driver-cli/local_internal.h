@@ -2,20 +2,23 @@
 #ifndef RK_LOCAL_INTERNAL_H
 #define RK_LOCAL_INTERNAL_H
 
+#include <stdbool.h>
+
 #include "base/rk_status.h"
 
 /* rankctl-XXXXXX below $XDG_RUNTIME_DIR, else /tmp. It holds the daemons' sockets and their configuration, an
  * empty one: what is in /etc is for the daemons of this machine, not for these. */
 struct rk_local_dir {
     char *path; /* NULL: there is none */
-    int lock;   /* held as long as the owner lives; -1: not held */
+    int lock;   /* held as long as the owner or one of its daemons lives; -1: not held */
 };
 
 /* Makes one; before that, removes those of this user whose owners were killed. `dir` is to be closed after a
  * failure too. */
 struct rk_status *rk_local_dir_open(struct rk_local_dir *dir) RK_NODISCARD;
-/* Removes it, with what is left of its daemons. */
-void rk_local_dir_close(struct rk_local_dir *dir);
+/* Removes it, with what is left of its daemons; one that is kept for daemons that go on is removed by a later
+ * open, once the last of them, which holds the lock too, has ended. */
+void rk_local_dir_close(struct rk_local_dir *dir, bool is_kept);
 char *rk_local_dir_config(const struct rk_local_dir *dir); /* path of the empty configuration; rk_free it */
 
 #endif

@@ -142,6 +142,9 @@ void rk_driver_result_fini(struct rk_driver_result *result);
 /* --- daemons of one's own on this machine --- */
 struct rk_local;
 
+/* lease.grace of these daemons: with a model and no driver, a night may pass. */
+#define RK_LOCAL_GRACE "24h"
+
 struct rk_local_config {
     size_t struct_size;
     int32_t num_daemons;
@@ -158,6 +161,9 @@ struct rk_local_config {
  * INTERNAL. Neither /etc/rankd nor RANKD_... of the environment configures them. They are killed by the
  * kernel when the calling thread dies, so call this from a thread that stays. */
 struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config) RK_NODISCARD;
+/* From now on the daemons outlive this process: rk_local_stop leaves them as they are, and they stop
+ * RK_LOCAL_GRACE after their last lease ended. On failure they still stop with rk_local_stop. */
+struct rk_status *rk_local_detach(struct rk_local *local) RK_NODISCARD;
 /* SIGTERM, then SIGKILL for those that take longer than 5 s; removes the directory. NULL is a no-op. */
 void rk_local_stop(struct rk_local *local);
 const char *const *rk_local_addresses(const struct rk_local *local); /* [num_daemons] */

@@ -139,6 +139,16 @@ static void remember_reward(struct rk_run_dir *run, int64_t step, double reward)
     run->rewards[run->num_steps++] = reward;
 }
 
+/* A file that was removed can still be written to, and nobody will find what it holds. */
+static struct rk_status *check_there(const struct rk_run_dir *run)
+{
+    struct stat info;
+
+    if (fstat(fileno(run->metrics), &info) == 0 && info.st_nlink == 0)
+        return RK_FAIL(RK_NOT_FOUND, "metrics.jsonl was removed from the run directory '%s'", run->path);
+    return NULL;
+}
+
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step, const struct rk_json *metrics)
 {
     double reward = rk_json_as_real(rk_json_find(metrics, REWARD_METRIC), NAN);
@@ -151,6 +161,7 @@ struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step, const 
     rk_free(text);
     if (!is_written)
         return rk_errno_status("cannot write metrics.jsonl in", run->path);
+    RK_TRY(check_there(run));
     if (isfinite(reward))
         remember_reward(run, step, reward);
     return NULL;

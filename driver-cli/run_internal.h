@@ -34,7 +34,7 @@ struct rk_run_dir {
  * directory holds a run with a step; one that ended before its first is written over. */
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
                                     const char *run_dir) RK_NODISCARD;
-/* One line of metrics.jsonl, on disk (flushed) when it returns. */
+/* One line of metrics.jsonl, written (flushed) when it returns. NOT_FOUND when the file was removed. */
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step,
                                     const struct rk_json *metrics) RK_NODISCARD;
 /* Writes reward.svg and summary.json. Adds to the summary what the directory knows (steps, rewards). */

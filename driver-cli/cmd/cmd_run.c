@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
+#include "driver-cli/cmd/rescue_internal.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
@@ -114,7 +115,8 @@ static struct rk_status *find_rankd(char **out)
 
 static struct rk_status *start_local(struct run *run)
 {
-    const char *roots[] = {run->dir.path, run->inputs.model_path, NULL};
+    /* The daemons are this user's and reached by nobody else; the first two may be behind symbolic links. */
+    const char *roots[] = {run->dir.path, run->inputs.model_path ? run->inputs.model_path : "/", "/", NULL};
     struct rk_local_config config = {
         .struct_size = sizeof(config),
         .num_daemons = run->world_size,
@@ -171,58 +173,6 @@ static struct rk_status *on_step(void *user, int64_t step, int64_t total_steps, 
     return NULL;
 }
 
-/* --- what a run that fails has trained --- */
-
-/* After a step, while no daemon is lost, none has left its communicators, and nobody else has claimed them.
- */
-static bool has_model(struct run *run)
-{
-    struct rk_driver_worker *workers = rk_calloc((size_t)run->world_size, sizeof(*workers));
-    struct rk_arena *arena = rk_arena_create(16384, 0);
-    bool has = run->num_trained > 0;
-
-    if (has)
-        rk_driver_get_status(run->driver, arena, workers);
-    for (int32_t i = 0; i < run->world_size; i++) {
-        has = has && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0 &&
-              workers[i].status.epoch == rk_driver_epoch(run->driver);
-        rk_status_free(workers[i].error);
-    }
-    rk_arena_destroy(arena);
-    rk_free(workers);
-    return has;
-}
-
-/* Daemons that stay keep the model for a while. */
-static void tell_how_to_save(const struct run *run, bool is_tried)
-{
-    const char *hosts = rk_cli_find(run->cli, "hosts"), *token = rk_cli_find(run->cli, "token-file");
-
-    fprintf(stderr,
-            "rankctl: the daemons keep the model of step %" PRId64 " for lease.grace (10min unless they are "
-            "configured otherwise); this saves it%s:\n"
-            "  rankctl call actor.export_hf%s%s%s%s --opt path=%s\n",
-            run->num_trained, is_tried ? ", in a directory with room" : "", hosts ? " --hosts " : "",
-            hosts ? hosts : "", token ? " --token-file " : "", token ? token : "",
-            is_tried ? "DIR" : run->flow.export_path);
-}
-
-/* Daemons of the run's own end with it: now or never. One Ctrl-C ends the training, the next this. */
-static void save_now(struct run *run)
-{
-    struct rk_status *st;
-
-    if (!rk_driver_resume(run->driver))
-        return;
-    fprintf(stderr, "rankctl: saving the model of step %" PRId64 " to %s\n", run->num_trained,
-            run->flow.export_path);
-    st = rk_flow_export(&run->flow);
-    run->is_exported = st == NULL;
-    if (st)
-        fprintf(stderr, "rankctl: the model could not be saved: %s\n", rk_status_message(st));
-    rk_status_free(st);
-}
-
 static struct rk_status *train_and_export(struct run *run, const struct rk_flow *flow)
 {
     struct rk_status *st = rk_flow_run(flow, &run->flow);
@@ -235,12 +185,15 @@ static struct rk_status *train_and_export(struct run *run, const struct rk_flow 
     if (!st)
         return NULL;
     rk_meter_end(&run->meter);
-    if (!has_model(run))
-        return st;
-    if (!run->local)
-        tell_how_to_save(run, is_tried);
-    else if (!is_tried)
-        save_now(run);
+    run->is_exported = rk_rescue_model(&(struct rk_rescue){
+        .driver = run->driver,
+        .local = run->local,
+        .flow = &run->flow,
+        .hosts = rk_cli_find(run->cli, "hosts"),
+        .token_file = rk_cli_find(run->cli, "token-file"),
+        .step = run->num_trained,
+        .is_tried = is_tried,
+    });
     return st;
 }
 
@@ -393,7 +346,9 @@ const struct rk_command rk_cmd_run = {
     .summary = "train as a job file says",
     .details =
         "Ctrl-C stops after the running call was cancelled; a second one stops at once. What was trained is\n"
-        "saved first with --local; daemons that stay keep it for lease.grace.",
+        "saved first with --local; daemons that stay keep it for lease.grace, and so do those of --local "
+        "when\n"
+        "it cannot be saved.",
     .options = run_options,
     .more_help = help_keys,
     .run = run_job,

@@ -1,4 +1,6 @@
 /* What becomes of the model of a run that fails late, or cannot be saved. */
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -111,7 +113,108 @@ static void test_save_model_without_tokenizer_is_called_that(void **state)
     rk_free(dir);
 }
 
+/* The daemons that a run left behind, from the command that it printed; rk_free it. */
+static char *find_hosts(const char *err)
+{
+    const char *flag = " --hosts ";
+    const char *text = strstr(err, flag);
+
+    if (!text)
+        fail_msg("no%sin: %s", flag, err);
+    text += strlen(flag);
+    return rk_strndup(text, strcspn(text, " \n"));
+}
+
+/* Daemons that were left behind still save the model, and stop when they are told. */
+static void assert_kept_model(const char *err, pid_t daemon)
+{
+    char *hosts = find_hosts(err), *dir = new_run_dir(), *option = rk_format("path=%s", dir);
+    struct outcome outcome;
+
+    outcome = run_rankctl(
+        (const char *const[]){"call", "actor.export_hf", "--hosts", hosts, "--opt", option, NULL});
+    assert_exit(&outcome, 0);
+    assert_true(has_file(dir, "model.safetensors"));
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"shutdown", "--yes", "--hosts", hosts, NULL});
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    assert_gone(&daemon, 1, 5000);
+    rk_free(option);
+    rk_free(dir);
+    rk_free(hosts);
+}
+
+/* Goal: a run directory that vanishes ends the run, but not its daemons, which keep the model. */
+static void test_save_vanished_run_directory_leaves_the_model_with_the_daemons(void **state)
+{
+    char *dir = new_run_dir(), *metrics = rk_path_join(dir, "metrics.jsonl"), *moved = new_run_dir();
+    struct rk_proc *run =
+        start_rankctl((const char *const[]){"run", TINY_JOB, "--local=1", "--run-dir", dir, TINY, ONE_RANK,
+                                            "trainer.total_training_steps=100000", NULL});
+    struct outcome outcome;
+    pid_t daemon;
+
+    (void)state;
+    wait_stderr(run, "step 1/100000", 30000);
+    find_daemons(run, &daemon, 1);
+    assert_int_equal(unlink(metrics), 0);
+    assert_int_equal(rename(dir, moved), 0);
+    rk_test_write_file(dir, "in the way", 10);
+    outcome = finish_rankctl(run, 20000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "metrics.jsonl was removed");
+    assert_text("stderr", outcome.err, "the daemons keep the model of step ");
+    assert_text("stderr", outcome.err, "rankctl shutdown --yes --hosts ");
+    assert_kept_model(outcome.err, daemon);
+    outcome_fini(&outcome);
+    rk_free(moved);
+    rk_free(metrics);
+    rk_free(dir);
+}
+
+/* Goal: a daemon that was left behind does not stay for ever. Method: a call takes a lease and gives it back.
+ */
+static void test_save_daemon_left_behind_ends_with_its_grace_period(void **state)
+{
+    struct rk_proc *daemon = start_daemon((const char *const[]){"--lease.grace=200ms", NULL});
+    struct outcome outcome;
+
+    (void)state;
+    rk_proc_signal(daemon, SIGUSR1);
+    rk_proc_wait_output(daemon, "rankd: detached\n", 5000);
+    outcome = run_rankctl((const char *const[]){"call", "actor.get_mesh_info", "--hosts",
+                                                rk_proc_address(daemon), "--job", TINY_JOB, NULL});
+    outcome_fini(&outcome); /* the job wants two daemons: the lease is what counts */
+    assert_int_equal(rk_proc_wait(daemon, 10000), 0);
+    rk_proc_destroy(daemon);
+}
+
 #ifdef RK_FAULTS
+/* Goal: the same for a final export that fails, and for a run whose daemons end with it otherwise. */
+static void test_save_failed_export_leaves_daemons_of_its_own_running(void **state)
+{
+    char *dir = new_run_dir();
+    struct rk_proc *run;
+    struct outcome outcome;
+    pid_t daemon;
+
+    (void)state;
+    setenv("RANKD_FAULTS", "ckpt.write=fail", 1);
+    run = start_rankctl(
+        (const char *const[]){"run", TINY_JOB, "--local=1", "--run-dir", dir, TINY, ONE_RANK, NULL});
+    unsetenv("RANKD_FAULTS");
+    wait_stderr(run, "step 1/3", 30000);
+    find_daemons(run, &daemon, 1);
+    outcome = finish_rankctl(run, 20000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "fault point ckpt.write");
+    assert_text("stderr", outcome.err, "the daemons keep the model of step 3");
+    assert_kept_model(outcome.err, daemon);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
 /* On a daemon with that fault. */
 static struct outcome run_with_fault(const char *fault)
 {
@@ -162,7 +265,10 @@ int main(void)
         cmocka_unit_test(test_save_run_of_its_own_saves_before_its_daemons_stop),
         cmocka_unit_test(test_save_run_on_hosts_tells_the_command_that_saves),
         cmocka_unit_test(test_save_model_without_tokenizer_is_called_that),
+        cmocka_unit_test(test_save_vanished_run_directory_leaves_the_model_with_the_daemons),
+        cmocka_unit_test(test_save_daemon_left_behind_ends_with_its_grace_period),
 #ifdef RK_FAULTS
+        cmocka_unit_test(test_save_failed_export_leaves_daemons_of_its_own_running),
         cmocka_unit_test(test_save_disk_without_room_trains_nothing),
         cmocka_unit_test(test_save_failed_export_leaves_the_model_with_the_daemons),
 #endif
