@@ -164,72 +164,25 @@ static struct rk_status *lay_out(struct rk_flow_context *ctx)
 
 /* --- reward --- */
 
-struct response {
-    const int64_t *ids, *mask; /* of one row */
-};
-
-/* Decodes the real tokens of a response; returns their number. */
-static int64_t decode(const struct rk_flow_context *ctx, struct response response, int32_t *ids,
-                      struct rk_str *out)
-{
-    int64_t count = 0;
-
-    for (int64_t i = 0; i < ctx->response_length; i++) {
-        if (response.mask[i])
-            ids[count++] = (int32_t)response.ids[i];
-    }
-    rk_str_clear(out);
-    rk_tokenizer_decode(ctx->inputs->tokenizer, ids, count, true, out);
-    return count;
-}
-
-/* One item a row; *lengths of the responses. Everything lives in the arena. */
-static struct rk_status *make_reward_items(struct rk_flow_context *ctx, struct rk_reward_item **items,
-                                           int64_t **lengths)
-{
-    int64_t width = ctx->prompt_length + ctx->response_length;
-    const void *responses, *attention, *index;
-    int32_t *ids = scratch(ctx, (size_t)ctx->response_length, sizeof(*ids));
-    struct rk_str text = {0};
-
-    RK_TRY(get_column(ctx, "responses", RK_DTYPE_I64, ctx->response_length, &responses));
-    RK_TRY(get_column(ctx, "attention_mask", RK_DTYPE_I64, width, &attention));
-    RK_TRY(rk_batch_get_dense(ctx->batch, "index", RK_DTYPE_I64, 1, NULL, &index));
-    *items = scratch(ctx, (size_t)ctx->num_rows, sizeof(**items));
-    *lengths = scratch(ctx, (size_t)ctx->num_rows, sizeof(**lengths));
-    for (int64_t row = 0; row < ctx->num_rows; row++) {
-        const struct rk_dataset_row *prompt = ctx->rows[((const int64_t *)index)[row]];
-        struct response response = {(const int64_t *)responses + row * ctx->response_length,
-                                    (const int64_t *)attention + row * width + ctx->prompt_length};
-
-        (*lengths)[row] = decode(ctx, response, ids, &text);
-        (*items)[row] = (struct rk_reward_item){
-            .data_source = prompt->data_source,
-            .prompt = prompt->prompt,
-            .solution_str = rk_arena_strdup(ctx->arena, rk_str_text(&text)),
-            .ground_truth = prompt->ground_truth,
-            .extra_info = prompt->extra_info,
-        };
-    }
-    rk_str_fini(&text);
-    return NULL;
-}
-
 /* The score stands at the last token of the response; an empty response has none. */
 static struct rk_status *score(struct rk_flow_context *ctx)
 {
     int64_t shape[2] = {ctx->num_rows, ctx->response_length};
-    double *scores = scratch(ctx, (size_t)ctx->num_rows, sizeof(*scores));
-    struct rk_reward_item *items;
-    int64_t *lengths;
+    const struct rk_dataset_row **prompts = scratch(ctx, (size_t)ctx->num_rows, sizeof(*prompts));
+    const struct rk_flow_scores *scores = &ctx->scores;
+    const void *index, *responses;
     void *data;
 
-    RK_TRY(make_reward_items(ctx, &items, &lengths));
-    RK_TRY(rk_reward_score(ctx->inputs->reward, items, ctx->num_rows, scores));
+    RK_TRY(get_column(ctx, "responses", RK_DTYPE_I64, ctx->response_length, &responses));
+    RK_TRY(rk_batch_get_dense(ctx->batch, "index", RK_DTYPE_I64, 1, NULL, &index));
+    for (int64_t row = 0; row < ctx->num_rows; row++)
+        prompts[row] = ctx->rows[((const int64_t *)index)[row]];
+    RK_TRY(rk_flow_score(&ctx->scores, ctx, ctx->batch, prompts));
     RK_TRY(rk_batch_add_dense(ctx->batch, "token_level_scores", RK_DTYPE_F32, 2, shape, &data));
     for (int64_t row = 0; row < ctx->num_rows; row++) {
-        if (lengths[row] > 0)
-            ((float *)data)[row * ctx->response_length + lengths[row] - 1] = (float)scores[row];
+        if (scores->lengths[row] > 0)
+            ((float *)data)[row * ctx->response_length + scores->lengths[row] - 1] =
+                (float)scores->results[row].score;
     }
     return NULL;
 }

@@ -37,6 +37,14 @@ struct rk_flow_sink {
                                  const struct rk_json *metrics);
 };
 
+/* The decoded and scored responses of a batch, row by row. */
+struct rk_flow_scores {
+    int64_t num_rows;
+    struct rk_reward_item *items; /* texts of prompt and response, ground truth */
+    int64_t *lengths;             /* tokens of the response */
+    struct rk_reward_result *results;
+};
+
 struct rk_flow_context {
     /* fixed */
     const struct rk_config *job;
@@ -58,7 +66,8 @@ struct rk_flow_context {
     int64_t started_ns;
     const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
     struct rk_batch *prompts, *batch;
-    int64_t *seqlens; /* [num_rows], of the batch in its order */
+    int64_t *seqlens;             /* [num_rows], of the batch in its order */
+    struct rk_flow_scores scores; /* of the batch in its order */
     struct rk_json *metrics;
 };
 
@@ -107,6 +116,15 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
 struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
                                const struct rk_batch *batch, struct rk_json *options,
                                const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
+
+/* --- scores (flow_reward.c) --- */
+/* Decodes the responses of `batch` (columns responses and attention_mask) and has the job's reward score
+ * them; prompts[row] is the data row of each. All but the results' own parts lives in the step's arena. Ends
+ * with CANCELLED soon after an interrupt of the driver. */
+struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_context *ctx,
+                                const struct rk_batch *batch,
+                                const struct rk_dataset_row *const *prompts) RK_NODISCARD;
+void rk_flow_scores_fini(struct rk_flow_scores *scores);
 
 /* --- numbers (flow_metrics.c) --- */
 void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */

@@ -260,7 +260,7 @@ static char *question(const struct rk_reward_item *item)
 
     rk_json_set(json, "data_source", rk_json_new_string(item->data_source));
     rk_json_set(json, "prompt", rk_json_new_string(item->prompt));
-    rk_json_set(json, "solution_str", rk_json_new_string(item->solution_str));
+    rk_json_set(json, "solution_str", rk_json_new_string_bytes(item->solution_str, item->solution_bytes));
     rk_json_set(json, "ground_truth", rk_json_new_string(item->ground_truth));
     rk_json_set(json, "extra_info", item->extra_info ? rk_json_retain(item->extra_info) : rk_json_new_null());
     text = rk_json_dump(json, 0, false);
@@ -302,10 +302,11 @@ out:
 }
 
 static struct rk_status *score(void *state, const struct rk_reward_item *items, int64_t num_items,
-                               double *scores)
+                               struct rk_reward_result *results, const struct rk_reward_watch *watch)
 {
+    (void)watch;
     for (int64_t i = 0; i < num_items; i++) {
-        struct rk_status *st = score_one(state, &items[i], &scores[i]);
+        struct rk_status *st = score_one(state, &items[i], &results[i].score);
 
         if (st)
             return RK_WRAP(st, "item %lld", (long long)i);

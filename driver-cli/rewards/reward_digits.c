@@ -28,9 +28,9 @@ static double credit(char got, char want)
     return distance < 3 ? 0.5 * (1.0 - distance / 3.0) : 0.0;
 }
 
-static double score_answer(const char *got, const char *want)
+static double score_answer(const char *got, size_t got_bytes, const char *want)
 {
-    size_t got_bytes = strlen(got), want_bytes = strlen(want);
+    size_t want_bytes = strlen(want);
     size_t common = RK_MIN(got_bytes, want_bytes);
     double sum = got_bytes == want_bytes ? 1.0 : 0.0;
 
@@ -49,15 +49,17 @@ static struct rk_status *create(void **state, const struct rk_json *config, cons
 }
 
 static struct rk_status *score(void *state, const struct rk_reward_item *items, int64_t num_items,
-                               double *scores)
+                               struct rk_reward_result *results, const struct rk_reward_watch *watch)
 {
     (void)state;
+    (void)watch;
     for (int64_t i = 0; i < num_items; i++) {
         if (!*items[i].ground_truth) /* else the best answer would be to say nothing */
             return RK_FAIL(RK_INVALID_ARGUMENT,
                            "item %lld, prompt '%s': reward_model.ground_truth is missing", (long long)i,
                            items[i].prompt);
-        scores[i] = score_answer(items[i].solution_str, items[i].ground_truth);
+        results[i].score =
+            score_answer(items[i].solution_str, items[i].solution_bytes, items[i].ground_truth);
     }
     return NULL;
 }

@@ -79,13 +79,23 @@ void rk_reward_destroy(struct rk_reward *reward)
 }
 
 struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_reward_item *items,
-                                  int64_t num_items, double *scores)
+                                  int64_t num_items, struct rk_reward_result *results,
+                                  const struct rk_reward_watch *watch)
 {
-    RK_TRY(reward->ops->score(reward->state, items, num_items, scores));
+    static const struct rk_reward_watch none = {0};
+
+    memset(results, 0, (size_t)num_items * sizeof(*results));
+    RK_TRY(reward->ops->score(reward->state, items, num_items, results, watch ? watch : &none));
     for (int64_t i = 0; i < num_items; i++) {
-        if (!isfinite(scores[i]))
+        if (!isfinite(results[i].score))
             return RK_FAIL(RK_INTERNAL, "reward '%s': item %lld got a score that is not a finite number",
                            reward->ops->name, (long long)i);
     }
     return NULL;
+}
+
+void rk_reward_results_fini(struct rk_reward_result *results, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        rk_json_free(results[i].extra);
 }

@@ -22,6 +22,15 @@ static struct rk_status *open_reward(struct rk_reward **out, const char *config_
     return st;
 }
 
+static struct rk_reward_item item_of(const char *solution, const char *truth)
+{
+    return (struct rk_reward_item){.data_source = "",
+                                   .prompt = "",
+                                   .solution_str = solution,
+                                   .solution_bytes = strlen(solution),
+                                   .ground_truth = truth};
+}
+
 static const struct {
     const char *answer, *truth;
     double score;
@@ -46,28 +55,27 @@ static void test_digits_hand_scored_answers_match(void **state)
     (void)state;
     assert_ok(open_reward(&reward, "{\"name\": \"digits\"}"));
     for (size_t i = 0; i < RK_ARRAY_LEN(digit_cases); i++) {
-        struct rk_reward_item item = {.data_source = "digits",
-                                      .prompt = "",
-                                      .solution_str = digit_cases[i].answer,
-                                      .ground_truth = digit_cases[i].truth};
-        double score = -1;
+        struct rk_reward_item item = item_of(digit_cases[i].answer, digit_cases[i].truth);
+        struct rk_reward_result result;
 
-        assert_ok(rk_reward_score(reward, &item, 1, &score));
-        assert_below(digit_cases[i].answer, fabs(score - digit_cases[i].score), 1e-12);
+        assert_ok(rk_reward_score(reward, &item, 1, &result, NULL));
+        assert_below(digit_cases[i].answer, fabs(result.score - digit_cases[i].score), 1e-12);
+        assert_int_equal(result.outcome, RK_REWARD_SCORED);
+        rk_reward_results_fini(&result, 1);
     }
     rk_reward_destroy(reward);
 }
 
 static void test_digits_item_without_truth_is_refused(void **state)
 {
-    const struct rk_reward_item item = {
-        .data_source = "digits", .prompt = "0,1:9,1", .solution_str = "", .ground_truth = ""};
+    struct rk_reward_item item = item_of("", "");
+    struct rk_reward_result result;
     struct rk_reward *reward = NULL;
-    double score = -1;
 
     (void)state;
+    item.prompt = "0,1:9,1";
     assert_ok(open_reward(&reward, "{\"name\": \"digits\"}"));
-    assert_fails(rk_reward_score(reward, &item, 1, &score), RK_INVALID_ARGUMENT,
+    assert_fails(rk_reward_score(reward, &item, 1, &result, NULL), RK_INVALID_ARGUMENT,
                  "item 0, prompt '0,1:9,1': reward_model.ground_truth");
     rk_reward_destroy(reward);
 }
@@ -114,18 +122,19 @@ static void test_command_program_answers_each_item(void **state)
 {
     enum { COUNT = 200 };
     struct rk_reward_item items[COUNT];
-    double scores[COUNT];
+    struct rk_reward_result results[COUNT];
     struct rk_reward *reward = NULL;
 
     (void)state;
     assert_ok(open_reward(
         &reward, SCORER("n=0; while read -r line; do n=$((n+1)); echo '{\\\"score\\\": '$n'}'; done")));
+    for (int i = 0; i < COUNT; i++) {
+        items[i] = item_of("s", "g");
+        items[i].prompt = "p\n\"q\"";
+    }
+    assert_ok(rk_reward_score(reward, items, COUNT, results, NULL));
     for (int i = 0; i < COUNT; i++)
-        items[i] = (struct rk_reward_item){
-            .data_source = "", .prompt = "p\n\"q\"", .solution_str = "s", .ground_truth = "g"};
-    assert_ok(rk_reward_score(reward, items, COUNT, scores));
-    for (int i = 0; i < COUNT; i++)
-        assert_true(scores[i] == i + 1);
+        assert_true(results[i].score == i + 1);
     rk_reward_destroy(reward);
 }
 
@@ -140,7 +149,7 @@ static void test_command_runs_in_the_jobs_directory(void **state)
         {"{\"name\": \"command\", \"command\": [\"./score.sh\"]}", "score"},
         {"{\"name\": \"command\", \"command\": [\"../score.sh\"], \"dir\": \"below\"}", "below/score"},
     };
-    struct rk_reward_item item = {.data_source = "", .prompt = "", .solution_str = "", .ground_truth = ""};
+    struct rk_reward_item item = item_of("", "");
     char *path = rk_test_temp_path("score.sh"), *below = rk_test_temp_path("below");
 
     (void)state;
@@ -151,12 +160,12 @@ static void test_command_runs_in_the_jobs_directory(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         char *answer = rk_format("{\"score\": %zu}\n", i + 1), *file = rk_test_temp_path(cases[i].file);
         struct rk_reward *reward = NULL;
-        double score = 0.0;
+        struct rk_reward_result result;
 
         rk_test_write_file(file, answer, strlen(answer));
         assert_ok(open_reward(&reward, cases[i].config));
-        assert_ok(rk_reward_score(reward, &item, 1, &score));
-        assert_true(score == (double)(i + 1));
+        assert_ok(rk_reward_score(reward, &item, 1, &result, NULL));
+        assert_true(result.score == (double)(i + 1));
         rk_reward_destroy(reward);
         rk_free(answer);
         rk_free(file);
@@ -182,16 +191,16 @@ static const struct {
 
 static void test_command_bad_program_is_named(void **state)
 {
-    struct rk_reward_item item = {.data_source = "", .prompt = "", .solution_str = "", .ground_truth = ""};
+    struct rk_reward_item item = item_of("", "");
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(bad_programs); i++) {
         struct rk_reward *reward = NULL;
-        double score = 0;
+        struct rk_reward_result result;
 
         print_message("  %s\n", bad_programs[i].label);
         assert_ok(open_reward(&reward, bad_programs[i].config));
-        assert_fails(rk_reward_score(reward, &item, 1, &score), bad_programs[i].code,
+        assert_fails(rk_reward_score(reward, &item, 1, &result, NULL), bad_programs[i].code,
                      bad_programs[i].message);
         rk_reward_destroy(reward);
     }
