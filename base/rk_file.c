@@ -163,6 +163,10 @@ struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const voi
 {
     const char *p = data;
 
+    if (RK_FAULT("file.write")) {
+        errno = ENOSPC;
+        return rk_file_errno("writing", file->path);
+    }
     while (bytes > 0) {
         ssize_t put = pwrite(file->fd, p, bytes, (off_t)offset);
 
@@ -188,17 +192,22 @@ struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_
     return rc != 0 ? rk_file_errno("setting the size of", file->path) : NULL;
 }
 
-/* Without it a crash of the machine could lose the rename. */
+struct rk_status *rk_file_sync_dir(const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd >= 0 && fsync(fd) == 0 ? 0 : errno;
+
+    if (fd >= 0)
+        close(fd);
+    errno = RK_FAULT("file.sync_dir") ? EIO : error;
+    return errno != 0 ? rk_file_errno("syncing directory", dir) : NULL;
+}
+
 static struct rk_status *sync_directory_of(const char *path)
 {
     char *dir = rk_path_dir(path);
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    struct rk_status *st = NULL;
+    struct rk_status *st = rk_file_sync_dir(dir);
 
-    if (fd < 0 || fsync(fd) != 0)
-        st = rk_file_errno("syncing directory", dir);
-    if (fd >= 0)
-        close(fd);
     rk_free(dir);
     return st;
 }

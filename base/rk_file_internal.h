@@ -19,6 +19,8 @@ struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t byte
 /* The whole file, terminated (the terminator is not counted); rk_free it. RESOURCE_EXHAUSTED over max_bytes.
  */
 struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
+/* Without it a crash of the machine could lose what was made, renamed or removed in the directory. */
+struct rk_status *rk_file_sync_dir(const char *dir) RK_NODISCARD;
 
 /* A file that does not have its name yet. */
 struct rk_pending_file {
