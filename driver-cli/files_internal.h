@@ -2,8 +2,11 @@
 #ifndef RK_FILES_INTERNAL_H
 #define RK_FILES_INTERNAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
+#include "base/rk_json.h"
 #include "base/rk_status.h"
 
 /* The whole file, terminated; rk_free it. NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED over max_bytes. */
@@ -16,5 +19,21 @@ struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, con
 char *rk_resolve_path(const char *base, const char *path);
 /* Status for errno after `action` on `path`. */
 struct rk_status *rk_errno_status(const char *action, const char *path) RK_NODISCARD;
+
+/* --- JSON Lines that a run appends to (jsonl.c) --- */
+struct rk_jsonl_line {
+    int64_t number;             /* from 1 */
+    int64_t end;                /* offset behind its newline */
+    const struct rk_json *json; /* borrowed */
+};
+
+/* Reads the lines that end with a newline, one after the other, until on_line says false; a missing file has
+ * none. INVALID_ARGUMENT "PATH:LINE: ..." for one that is not JSON. */
+struct rk_status *rk_jsonl_read(const char *path,
+                                bool (*on_line)(void *user, const struct rk_jsonl_line *line),
+                                void *user) RK_NODISCARD;
+/* Cuts the file in front of the first line whose integer member `key` is at least `first`, and a line without
+ * a newline at the end. */
+struct rk_status *rk_jsonl_cut(const char *path, const char *key, int64_t first) RK_NODISCARD;
 
 #endif

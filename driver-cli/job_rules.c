@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
 
 #define RECOMPUTE RK_JOB_ACTOR "megatron.override_transformer_config.recompute_"
@@ -221,6 +222,25 @@ static void check_reward(const struct rk_config *job, int32_t world_size, struct
         rk_str_append(problems, "set reward.name: which row of the reward table scores the responses\n");
 }
 
+static void check_logger(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    const struct rk_json *names = rk_config_json(job, "trainer.logger");
+
+    (void)world_size;
+    for (int64_t i = 0; i < rk_json_count(names); i++) {
+        const char *name = rk_json_as_string(rk_json_at(names, i), NULL);
+        const char *advice = name ? rk_logger_advice(name) : NULL;
+
+        if (!name)
+            rk_str_appendf(problems, "trainer.logger: item %" PRId64 ": expected a string, got %s\n", i,
+                           rk_json_type_name(rk_json_type(rk_json_at(names, i))));
+        else if (advice)
+            rk_str_appendf(problems, "trainer.logger: %s is not supported; %s\n", name, advice);
+        else if (!rk_logger_find(name))
+            rk_str_appendf(problems, "trainer.logger: %s is unknown; known: %s\n", name, rk_logger_names());
+    }
+}
+
 static const struct rk_job_rule rules[] = {
     {"world", check_world},
     {"nodes", check_nodes},
@@ -236,6 +256,7 @@ static const struct rk_job_rule rules[] = {
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"reward", check_reward},
+    {"logger", check_logger},
 };
 
 const struct rk_job_rule *rk_job_rules(int64_t *count)

@@ -100,21 +100,4 @@ void rk_table_add(struct rk_table *table, const char *text); /* NULL: "-" */
 void rk_table_addf(struct rk_table *table, const char *fmt, ...) RK_PRINTF(2, 3);
 void rk_table_print(struct rk_table *table, FILE *out); /* and releases it */
 
-/* --- progress of a run, on stderr --- */
-struct rk_meter {
-    bool is_quiet, is_terminal;
-    bool has_line; /* drawn and not ended */
-    int64_t started_ns, step, total_steps;
-    uint64_t done, total; /* of the running call */
-    char phase[32];
-    double reward, tokens_per_s;
-};
-
-void rk_meter_init(struct rk_meter *meter, bool is_quiet);
-void rk_meter_phase(struct rk_meter *meter, const char *phase);
-void rk_meter_progress(struct rk_meter *meter, uint64_t done, uint64_t total);
-void rk_meter_step(struct rk_meter *meter, int64_t step, int64_t total_steps, const struct rk_json *metrics,
-                   int32_t world_size);
-void rk_meter_end(struct rk_meter *meter); /* leaves the terminal at the start of a line */
-
 #endif

@@ -15,6 +15,7 @@
 #include "driver-cli/files_internal.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
+#include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/run_internal.h"
 
 struct run {
@@ -28,7 +29,7 @@ struct run {
     struct rk_local *local; /* NULL without --local */
     struct rk_driver *driver;
     struct rk_flow_context flow;
-    struct rk_meter meter;
+    struct rk_loggers *loggers;
     int64_t started_ns;
     int64_t num_trained; /* steps that the daemons have done */
     bool is_exported;
@@ -153,23 +154,28 @@ static struct rk_status *open_driver(struct run *run)
 
 /* --- the run --- */
 
+static void on_begin(void *user, int64_t first_step, int64_t total_steps)
+{
+    rk_loggers_begin(((struct run *)user)->loggers, first_step, total_steps);
+}
+
 static void on_phase(void *user, const char *phase)
 {
-    rk_meter_phase(&((struct run *)user)->meter, phase);
+    rk_loggers_phase(((struct run *)user)->loggers, phase);
 }
 
 static void on_progress(void *user, const struct rk_progress *progress)
 {
-    rk_meter_progress(&((struct run *)user)->meter, progress->done, progress->total);
+    rk_loggers_progress(((struct run *)user)->loggers, progress->done, progress->total);
 }
 
-static struct rk_status *on_step(void *user, int64_t step, int64_t total_steps, const struct rk_json *metrics)
+static struct rk_status *on_step(void *user, int64_t step, const struct rk_json *metrics)
 {
     struct run *run = user;
 
     run->num_trained = step;
     RK_TRY(rk_run_dir_append(&run->dir, step, metrics));
-    rk_meter_step(&run->meter, step, total_steps, metrics, run->world_size);
+    rk_loggers_log(run->loggers, step, metrics);
     return NULL;
 }
 
@@ -184,7 +190,7 @@ static struct rk_status *train_and_export(struct run *run, const struct rk_flow 
     is_tried = is_tried && rk_status_code(st) != RK_CANCELLED;
     if (!st)
         return NULL;
-    rk_meter_end(&run->meter);
+    rk_loggers_end_line(run->loggers);
     run->is_exported = rk_rescue_model(&(struct rk_rescue){
         .driver = run->driver,
         .local = run->local,
@@ -200,8 +206,11 @@ static struct rk_status *train_and_export(struct run *run, const struct rk_flow 
 static struct rk_status *train(struct run *run)
 {
     const struct rk_flow *flow = rk_flow_find(rk_config_string(run->job, "algorithm.adv_estimator"));
-    struct rk_flow_sink sink = {
-        .user = run, .on_phase = on_phase, .on_progress = on_progress, .on_step = on_step};
+    struct rk_flow_sink sink = {.user = run,
+                                .on_begin = on_begin,
+                                .on_phase = on_phase,
+                                .on_progress = on_progress,
+                                .on_step = on_step};
     struct rk_status *st;
     char *path;
 
@@ -211,7 +220,6 @@ static struct rk_status *train(struct run *run)
     st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
     if (st)
         return rk_cli_usage(st);
-    run->meter.total_steps = run->flow.total_steps;
     path = rk_path_join(run->dir.path, "hf");
     run->flow.export_path = path;
     st = train_and_export(run, flow);
@@ -283,21 +291,34 @@ static struct rk_status *finish(struct run *run, struct rk_status *st)
     return rk_status_first(st, written);
 }
 
+static struct rk_status *open_loggers(struct run *run)
+{
+    struct rk_logger_config config = {
+        .job = run->job,
+        .run_dir = run->dir.path,
+        .console = rk_cli_has(run->cli, "quiet") ? NULL : stderr,
+        .world_size = run->world_size,
+    };
+
+    return rk_loggers_create(&run->loggers, &config);
+}
+
 static struct rk_status *execute(struct run *run)
 {
     struct rk_status *st;
 
     st = rk_run_dir_create(&run->dir, run->job, run->job_dir, rk_cli_find(run->cli, "run-dir"));
+    if (!st)
+        st = open_loggers(run);
     if (st) /* a full disk is no mistake of the command */
         return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? st : rk_cli_usage(st);
-    rk_meter_init(&run->meter, rk_cli_has(run->cli, "quiet"));
     rk_cli_watch_signals(NULL); /* from here on there is something to clean up */
     st = rk_cli_find(run->cli, "local") ? start_local(run) : NULL;
     if (!st)
         st = open_driver(run);
     if (!st)
         st = train(run);
-    rk_meter_end(&run->meter);
+    rk_loggers_end_line(run->loggers);
     st = add_deaths(run, st);
     return finish(run, st);
 }
@@ -316,6 +337,7 @@ static struct rk_status *run_job(struct rk_cli *cli)
     rk_flow_context_fini(&run.flow);
     rk_driver_close(run.driver);
     rk_local_stop(run.local);
+    rk_loggers_destroy(run.loggers);
     rk_run_dir_fini(&run.dir);
     rk_flow_inputs_fini(&run.inputs);
     rk_hosts_fini(&run.hosts);

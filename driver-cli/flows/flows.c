@@ -98,8 +98,7 @@ static struct rk_status *run_step(const struct rk_flow *flow, struct rk_flow_con
         if (st)
             return RK_WRAP(st, "step %lld, %s", (long long)ctx->step, part->name);
     }
-    return ctx->sink.on_step ? ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->total_steps, ctx->metrics)
-                             : NULL;
+    return ctx->sink.on_step ? ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics) : NULL;
 }
 
 struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context *ctx)
@@ -108,6 +107,8 @@ struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context
 
     RK_TRY(flow->setup(ctx));
     RK_TRY(rk_flow_check_export(ctx));
+    if (ctx->sink.on_begin)
+        ctx->sink.on_begin(ctx->sink.user, 1, ctx->total_steps);
     for (ctx->step = 1; ctx->step <= ctx->total_steps && !st; ctx->step++) {
         st = run_step(flow, ctx);
         end_step(ctx);

@@ -31,10 +31,10 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
 /* Who is told how it goes. */
 struct rk_flow_sink {
     void *user;
+    void (*on_begin)(void *user, int64_t first_step, int64_t total_steps); /* the models are there */
     void (*on_phase)(void *user, const char *phase);
     void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */
-    struct rk_status *(*on_step)(void *user, int64_t step, int64_t total_steps,
-                                 const struct rk_json *metrics);
+    struct rk_status *(*on_step)(void *user, int64_t step, const struct rk_json *metrics);
 };
 
 /* The decoded and scored responses of a batch, row by row. */

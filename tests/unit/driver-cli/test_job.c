@@ -217,6 +217,9 @@ static const struct rule_case rule_cases[] = {
     {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},
     {"reward", {"~reward.name"}, 4, "set reward.name"},
+    {"logger", {"trainer.logger=[\"wandb\"]"}, 4, "trainer.logger: wandb is not supported; use tensorboard"},
+    {"logger", {"trainer.logger=[\"consle\"]"}, 4, "consle is unknown; known: console, file, tensorboard"},
+    {"logger", {"trainer.logger=[\"file\", 7]"}, 4, "trainer.logger: item 1: expected a string"},
 };
 
 static int64_t count_changes(const struct rule_case *test)
