@@ -32,6 +32,7 @@ enum rk_config_flags {
     RK_CONFIG_REQUIRED = 1u << 0,   /* no default; missing is an error */
     RK_CONFIG_NULLABLE = 1u << 1,   /* null is a value ("off", "derive it") */
     RK_CONFIG_RELOADABLE = 1u << 2, /* SIGHUP applies a new value */
+    RK_CONFIG_ABOVE_MIN = 1u << 3,  /* min itself is out of range */
 };
 
 struct rk_config_key {

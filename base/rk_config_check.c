@@ -177,40 +177,51 @@ static void append_limit(struct rk_str *out, const struct rk_config_key *row, do
     rk_str_appendf(out, "%.15g", limit);
 }
 
-static void check_range(struct rk_config_loader *loader, const struct rk_config_key *row,
-                        const struct rk_json *value, const char *text)
+/* What the range wants and the value is not, or NULL. */
+static char *range_problem(const struct rk_config_key *row, const struct rk_json *value, const char *text)
 {
-    struct rk_str min = {0}, max = {0};
+    bool is_above = (row->flags & RK_CONFIG_ABOVE_MIN) != 0;
+    struct rk_str problem = {0};
     double number = 0.0;
 
     (void)read_number(row, value, &number);
-    append_limit(&min, row, row->min);
-    append_limit(&max, row, row->max);
-    if (number < row->min || number > row->max)
-        rk_config_problem(loader, rk_config_find_place(loader, row->path), row->path,
-                          "expected %s to %s, got %s", rk_str_text(&min), rk_str_text(&max), text);
-    rk_str_fini(&min);
-    rk_str_fini(&max);
+    if (number <= row->max && (number > row->min || (number == row->min && !is_above)))
+        return NULL;
+    rk_str_append(&problem, is_above ? "expected above " : "expected ");
+    append_limit(&problem, row, row->min);
+    rk_str_append(&problem, is_above ? ", at most " : " to ");
+    append_limit(&problem, row, row->max);
+    rk_str_appendf(&problem, ", got %s", text);
+    return rk_str_take(&problem);
+}
+
+char *rk_config_find_problem(const struct rk_config_key *row, const struct rk_json *value)
+{
+    bool is_nullable = (row->flags & RK_CONFIG_NULLABLE) != 0;
+    char *text, *problem = NULL;
+
+    if (!value || rk_json_is_null(value))
+        return is_nullable ? NULL : rk_format("expected %s, got null", expectation(row->type));
+    text = rk_json_describe(value);
+    if (!has_type(row, value))
+        problem =
+            rk_format("expected %s%s, got %s", expectation(row->type), is_nullable ? " or null" : "", text);
+    else if (row->choices && !is_chosen(row->choices, rk_json_as_string(value, "")))
+        problem = rk_format("expected one of %s, got %s", row->choices, text);
+    else if (is_numeric(row) && (row->min != 0 || row->max != 0))
+        problem = range_problem(row, value, text);
+    rk_free(text);
+    return problem;
 }
 
 static void check_value(struct rk_config_loader *loader, const struct rk_config_key *row,
                         const struct rk_json *value)
 {
-    const struct rk_config_place *place = rk_config_find_place(loader, row->path);
-    char *text = rk_json_describe(value);
+    char *problem = rk_config_find_problem(row, value);
 
-    if (rk_json_is_null(value)) {
-        if (!(row->flags & RK_CONFIG_NULLABLE))
-            rk_config_problem(loader, place, row->path, "expected %s, got null", expectation(row->type));
-    } else if (!has_type(row, value)) {
-        rk_config_problem(loader, place, row->path, "expected %s%s, got %s", expectation(row->type),
-                          row->flags & RK_CONFIG_NULLABLE ? " or null" : "", text);
-    } else if (row->choices && !is_chosen(row->choices, rk_json_as_string(value, ""))) {
-        rk_config_problem(loader, place, row->path, "expected one of %s, got %s", row->choices, text);
-    } else if (is_numeric(row) && (row->min != 0 || row->max != 0)) {
-        check_range(loader, row, value, text);
-    }
-    rk_free(text);
+    if (problem)
+        rk_config_problem(loader, rk_config_find_place(loader, row->path), row->path, "%s", problem);
+    rk_free(problem);
 }
 
 /* --- the tree --- */

@@ -51,6 +51,10 @@ void rk_config_apply_defaults(struct rk_config_loader *loader);
 void rk_config_resolve_refs(struct rk_config_loader *loader);
 void rk_config_check(struct rk_config_loader *loader);
 
+/* "expected 1 to 8, got 9": why the row does not allow the value (NULL counts as null), or NULL. rk_free it.
+ */
+char *rk_config_find_problem(const struct rk_config_key *row, const struct rk_json *value);
+
 /* "file:line: path: text" with the place in front; `place` may be NULL. */
 void rk_config_problem(struct rk_config_loader *loader, const struct rk_config_place *place, const char *path,
                        const char *fmt, ...) RK_PRINTF(4, 5);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_assert.h"
 #include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_keys.def"
@@ -12,6 +13,31 @@ static const struct rk_config_key keys[] = {
     {path, RK_CONFIG_##type, def, (double)(min), (double)(max), choices, flags, help},
     RK_JOB_KEY_TABLE(X)
 #undef X
+};
+
+/* The knobs of each group, where a job has them. */
+struct knob {
+    const char *option, *path;
+};
+#define KNOB(section, b, c, field, key, ...) {key, section key},
+static const struct knob loss_knobs[] = {RK_LOSS_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob optim_knobs[] = {RK_OPTIM_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob rollout_knobs[] = {RK_ROLLOUT_KNOBS(KNOB, RK_JOB_MODELS, , )};
+static const struct knob sampling_knobs[] = {RK_SAMPLING_KNOBS(KNOB, RK_JOB_ROLLOUT, , )};
+#undef KNOB
+
+static const struct {
+    const struct knob *rows;
+    size_t count;
+} knobs[] = {
+    [RK_JOB_KNOBS_LOSS] = {loss_knobs, RK_ARRAY_LEN(loss_knobs)},
+    [RK_JOB_KNOBS_OPTIM] = {optim_knobs, RK_ARRAY_LEN(optim_knobs)},
+    [RK_JOB_KNOBS_INIT] = {init_knobs, RK_ARRAY_LEN(init_knobs)},
+    [RK_JOB_KNOBS_RECOMPUTE] = {recompute_knobs, RK_ARRAY_LEN(recompute_knobs)},
+    [RK_JOB_KNOBS_ROLLOUT] = {rollout_knobs, RK_ARRAY_LEN(rollout_knobs)},
+    [RK_JOB_KNOBS_SAMPLING] = {sampling_knobs, RK_ARRAY_LEN(sampling_knobs)},
 };
 
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
@@ -74,6 +100,20 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
 void rk_job_format_keys(struct rk_str *out)
 {
     rk_config_format_keys(keys, RK_ARRAY_LEN(keys), out);
+}
+
+void rk_job_copy_value(struct rk_json *options, const char *option, const struct rk_config *job,
+                       const char *path)
+{
+    if (!rk_config_is_null(job, path))
+        rk_json_set(options, option, rk_json_clone(rk_json_find_path(rk_config_tree(job), path)));
+}
+
+void rk_job_copy_knobs(struct rk_json *options, const struct rk_config *job, rk_job_knobs_t group)
+{
+    RK_ASSERT(group < RK_ARRAY_LEN(knobs));
+    for (size_t i = 0; i < knobs[group].count; i++)
+        rk_job_copy_value(options, knobs[group].rows[i].option, job, knobs[group].rows[i].path);
 }
 
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback)

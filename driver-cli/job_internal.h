@@ -9,6 +9,7 @@
 #include "base/rk_status.h"
 
 /* Short names of verl's sections, for key paths. */
+#define RK_JOB_MODELS  "actor_rollout_ref."
 #define RK_JOB_MODEL   "actor_rollout_ref.model."
 #define RK_JOB_ACTOR   "actor_rollout_ref.actor."
 #define RK_JOB_ROLLOUT "actor_rollout_ref.rollout."
@@ -33,6 +34,20 @@ struct rk_job_rule {
     void (*check)(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 };
 const struct rk_job_rule *rk_job_rules(int64_t *count);
+
+/* The rows of base/knobs.def as options: those of a group that the job does not leave null. */
+typedef enum rk_job_knobs {
+    RK_JOB_KNOBS_LOSS,
+    RK_JOB_KNOBS_OPTIM,
+    RK_JOB_KNOBS_INIT,
+    RK_JOB_KNOBS_RECOMPUTE,
+    RK_JOB_KNOBS_ROLLOUT,
+    RK_JOB_KNOBS_SAMPLING
+} rk_job_knobs_t;
+void rk_job_copy_knobs(struct rk_json *options, const struct rk_config *job, rk_job_knobs_t group);
+/* Sets an option to the value of the key, unless that is null. */
+void rk_job_copy_value(struct rk_json *options, const char *option, const struct rk_config *job,
+                       const char *path);
 
 /* --- derived values --- */
 int32_t rk_job_actor_tp(const struct rk_config *job);

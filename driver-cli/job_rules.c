@@ -178,15 +178,6 @@ static void check_estimator(const struct rk_config *job, int32_t world_size, str
         rk_str_appendf(problems, "algorithm.adv_estimator=%s is unknown; known: %s\n", name, rk_adv_names());
 }
 
-static void check_loss(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    double clip_c = rk_config_real(job, RK_JOB_ACTOR "clip_ratio_c");
-
-    (void)world_size;
-    if (clip_c <= 1.0)
-        rk_str_appendf(problems, RK_JOB_ACTOR "clip_ratio_c=%g must be above 1\n", clip_c);
-}
-
 static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     const struct rk_json *betas = rk_config_json(job, RK_JOB_ACTOR "optim.betas");
@@ -252,7 +243,6 @@ static const struct rk_job_rule rules[] = {
     {"model length", check_model_len},
     {"model", check_model},
     {"estimator", check_estimator},
-    {"loss", check_loss},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"reward", check_reward},

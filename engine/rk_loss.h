@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
+#include "base/rk_knobs.h"
 #include "base/rk_status.h"
 
 RK_BEGIN_DECLS
@@ -27,15 +28,12 @@ typedef enum rk_loss_agg_mode {
 
 typedef enum rk_kl_type { RK_KL_K1, RK_KL_ABS, RK_KL_K2, RK_KL_K3, RK_KL_COUNT } rk_kl_type_t;
 
-/* Read from the options of update_actor (proto/options.def), complete and checked. */
+/* Read from the options of update_actor (base/knobs.def), complete and checked: the clip ratios have taken
+ * their default, loss_scale_factor 0 stands for the response length of the batch. */
 struct rk_loss_config {
-    const struct rk_loss_ops *ops; /* of policy_loss.loss_mode */
+    RK_LOSS_KNOBS(RK_KNOB_FIELD, , , )
+    const struct rk_loss_ops *ops; /* of loss_mode */
     rk_loss_agg_mode_t agg_mode;
-    double loss_scale_factor; /* sum-norm divisor; 0: the response length of the batch */
-    double clip_ratio_low, clip_ratio_high, clip_ratio_c;
-    double entropy_coeff;
-    bool use_kl_loss;
-    double kl_loss_coef;
     rk_kl_type_t kl_type;
     bool kl_straight_through; /* "+" forms: the gradient is k2's */
 };

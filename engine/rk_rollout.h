@@ -8,20 +8,23 @@
 
 #include <stdbool.h>
 
+#include "base/rk_knobs.h"
 #include "engine/rk_model.h"
 
 RK_BEGIN_DECLS
 
 struct rk_rollout;
 
+/* From the options of init_model (base/knobs.def): max_num_batched_tokens are those of one engine step,
+ * within which prompts are prefilled; max_model_len 0 is max_position_embeddings; gpu_memory_utilization, of
+ * whoever makes the rollout, has become num_blocks. */
 struct rk_rollout_config {
-    int32_t max_num_seqs;
-    int64_t max_num_batched_tokens; /* tokens of one engine step: prompts are prefilled within it */
-    int64_t max_model_len;          /* longest prompt + response; 0: max_position_embeddings */
+    RK_ROLLOUT_KNOBS(RK_KNOB_FIELD, , , )
     int32_t num_blocks; /* of the KV cache; 0: enough for max_num_seqs sequences of max_model_len */
-
-    bool enforce_eager; /* decode steps are never recorded as graphs */
 };
+/* The fields above. INVALID_ARGUMENT names option, value and expectation. */
+struct rk_status *rk_rollout_config_read(struct rk_rollout_config *out,
+                                         const struct rk_json *options) RK_NODISCARD;
 
 struct rk_rollout_request {
     const int32_t *prompt; /* [prompt_len], host */

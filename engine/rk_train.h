@@ -9,6 +9,7 @@
 #ifndef RK_TRAIN_H
 #define RK_TRAIN_H
 
+#include "base/rk_knobs.h"
 #include "engine/rk_loss.h"
 #include "engine/rk_model.h"
 
@@ -26,15 +27,14 @@ typedef enum rk_lr_style {
  * fill the links, and the last bucket's sum is not hidden behind the backward pass. */
 #define RK_BUCKET_ELEMENTS ((int64_t)40000000)
 
+/* Read from the options of init_model (base/knobs.def), complete and checked: the warm-up has its number of
+ * steps from these or from the ratio, the decay from the run's when it has none of its own. */
 struct rk_optim_config {
+    RK_OPTIM_KNOBS(RK_KNOB_FIELD, , , )
     /* Row of the optimizer table. NULL: gradients only, which needs no memory for masters and state and takes
      * no step (benchmarks, tools). */
     const struct rk_optim_ops *ops;
-    double lr, min_lr, beta1, beta2, eps, weight_decay, clip_grad;
     rk_lr_style_t lr_decay_style;
-    double lr_warmup_init;
-    int64_t lr_warmup_steps,
-        lr_decay_steps;      /* resolved: warm-up from steps or ratio, decay from total steps */
     int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS, or all with one dp rank */
 };
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */

@@ -79,19 +79,12 @@ static struct rk_status *add_identity(struct rk_flow_context *ctx)
 
 static struct rk_status *generate(struct rk_flow_context *ctx)
 {
-    static const struct rk_flow_option rows[] = {
-        {"temperature", RK_JOB_ROLLOUT "temperature"},
-        {"top_k", RK_JOB_ROLLOUT "top_k"},
-        {"top_p", RK_JOB_ROLLOUT "top_p"},
-        {"do_sample", RK_JOB_ROLLOUT "do_sample"},
-        {"ignore_eos", RK_JOB_ROLLOUT "ignore_eos"},
-        {"seed", RK_JOB_ROLLOUT "seed"},
-        {"response_length", "data.max_response_length"},
-    };
     struct rk_json *options = rk_json_new_object();
     struct rk_driver_result result;
 
-    rk_flow_copy_options(options, ctx->job, rows, RK_ARRAY_LEN(rows));
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_SAMPLING);
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    rk_json_set(options, "response_length", rk_json_new_int(ctx->response_length));
     rk_json_set(options, "eos_token_id", rk_json_clone(ctx->inputs->eos_ids));
     rk_json_set(options, "pad_token_id", rk_json_new_int(ctx->inputs->pad_id));
     RK_TRY(rk_flow_call(ctx, "rollout", "generate_sequences", ctx->prompts, options, NULL, &result));
@@ -212,14 +205,13 @@ static const char *const no_meta[] = {NULL};
 static struct rk_status *add_log_probs(struct rk_flow_context *ctx, const char *role, const char *method,
                                        const char *section, int32_t num_replicas)
 {
-    static const struct rk_flow_option rows[] = {{"temperature", RK_JOB_ROLLOUT "temperature"}};
     struct rk_json *options = rk_json_new_object();
     struct rk_driver_result result = {0};
     struct rk_batch *tokens = NULL;
     struct rk_plan plan;
     struct rk_status *st;
 
-    rk_flow_copy_options(options, ctx->job, rows, RK_ARRAY_LEN(rows));
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     st = make_forward_plan(ctx, rk_job_log_prob_micro(ctx->job, section), num_replicas, &plan);
     if (!st)
         st = rk_batch_select(&tokens, ctx->batch, token_columns, no_meta);
@@ -328,21 +320,6 @@ static struct rk_status *advantages(struct rk_flow_context *ctx)
 
 /* --- update --- */
 
-static const struct rk_flow_option update_options[] = {
-    {"temperature", RK_JOB_ROLLOUT "temperature"},
-    {"policy_loss.loss_mode", RK_JOB_ACTOR "policy_loss.loss_mode"},
-    {"loss_agg_mode", RK_JOB_ACTOR "loss_agg_mode"},
-    {"loss_scale_factor", RK_JOB_ACTOR "loss_scale_factor"},
-    {"clip_ratio", RK_JOB_ACTOR "clip_ratio"},
-    {"clip_ratio_low", RK_JOB_ACTOR "clip_ratio_low"},
-    {"clip_ratio_high", RK_JOB_ACTOR "clip_ratio_high"},
-    {"clip_ratio_c", RK_JOB_ACTOR "clip_ratio_c"},
-    {"entropy_coeff", RK_JOB_ACTOR "entropy_coeff"},
-    {"use_kl_loss", RK_JOB_ACTOR "use_kl_loss"},
-    {"kl_loss_coef", RK_JOB_ACTOR "kl_loss_coef"},
-    {"kl_loss_type", RK_JOB_ACTOR "kl_loss_type"},
-};
-
 static struct rk_status *make_update_plan(struct rk_flow_context *ctx, struct rk_plan *plan)
 {
     struct rk_job_micro micro = rk_job_actor_micro(ctx->job);
@@ -387,7 +364,8 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     RK_TRY(make_update_plan(ctx, &plan));
     RK_TRY(rk_batch_select(&batch, ctx->batch, columns, no_meta));
     options = rk_json_new_object();
-    rk_flow_copy_options(options, ctx->job, update_options, RK_ARRAY_LEN(update_options));
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
     rk_flow_merge_metrics(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);

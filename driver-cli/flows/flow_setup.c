@@ -11,16 +11,6 @@
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
 
-void rk_flow_copy_options(struct rk_json *options, const struct rk_config *job,
-                          const struct rk_flow_option *rows, int64_t num_rows)
-{
-    for (int64_t i = 0; i < num_rows; i++) {
-        if (!rk_config_is_null(job, rows[i].key))
-            rk_json_set(options, rows[i].option,
-                        rk_json_clone(rk_json_find_path(rk_config_tree(job), rows[i].key)));
-    }
-}
-
 static void on_progress(void *user, int32_t rank, const struct rk_progress *progress)
 {
     struct rk_flow_context *ctx = user;
@@ -58,43 +48,9 @@ void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_co
         out[(*count)++] = (struct rk_role_mesh){"ref", ref};
 }
 
-static const struct rk_flow_option optim_options[] = {
-    {"optim.lr", RK_JOB_ACTOR "optim.lr"},
-    {"optim.optimizer", RK_JOB_ACTOR "optim.optimizer"},
-    {"optim.betas", RK_JOB_ACTOR "optim.betas"},
-    {"optim.weight_decay", RK_JOB_ACTOR "optim.weight_decay"},
-    {"optim.clip_grad", RK_JOB_ACTOR "optim.clip_grad"},
-    {"optim.lr_warmup_steps", RK_JOB_ACTOR "optim.lr_warmup_steps"},
-    {"optim.lr_warmup_steps_ratio", RK_JOB_ACTOR "optim.lr_warmup_steps_ratio"},
-    {"optim.lr_warmup_init", RK_JOB_ACTOR "optim.lr_warmup_init"},
-    {"optim.lr_decay_style", RK_JOB_ACTOR "optim.lr_decay_style"},
-    {"optim.lr_decay_steps", RK_JOB_ACTOR "optim.lr_decay_steps"},
-    {"optim.min_lr", RK_JOB_ACTOR "optim.min_lr"},
-};
-
-#define RECOMPUTE "megatron.override_transformer_config.recompute_"
-
-static const struct rk_flow_option recompute_options[] = {
-    {RECOMPUTE "granularity", RK_JOB_ACTOR RECOMPUTE "granularity"},
-    {RECOMPUTE "method", RK_JOB_ACTOR RECOMPUTE "method"},
-    {RECOMPUTE "num_layers", RK_JOB_ACTOR RECOMPUTE "num_layers"},
-};
-
-static const struct rk_flow_option rollout_options[] = {
-    {"numerics", "numerics"},
-    {"rollout.max_num_seqs", RK_JOB_ROLLOUT "max_num_seqs"},
-    {"rollout.max_num_batched_tokens", RK_JOB_ROLLOUT "max_num_batched_tokens"},
-    {"rollout.gpu_memory_utilization", RK_JOB_ROLLOUT "gpu_memory_utilization"},
-    {"rollout.enforce_eager", RK_JOB_ROLLOUT "enforce_eager"},
-};
-
 /* What actor and ref have in common. */
 static struct rk_json *model_options(const struct rk_flow_context *ctx)
 {
-    static const struct rk_flow_option rows[] = {
-        {"numerics", "numerics"},
-        {"megatron.seed", RK_JOB_ACTOR "megatron.seed"},
-    };
     struct rk_json *options = rk_json_new_object();
 
     if (ctx->inputs->model_path)
@@ -103,7 +59,8 @@ static struct rk_json *model_options(const struct rk_flow_context *ctx)
         rk_json_set(options, "model.hf_config", rk_json_clone(ctx->inputs->hf_config));
     rk_json_set(options, "megatron.dtype",
                 rk_json_new_string(rk_job_dtype(ctx->job, rk_driver_device_kind(ctx->driver))));
-    rk_flow_copy_options(options, ctx->job, rows, RK_ARRAY_LEN(rows));
+    rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_INIT);
     return options;
 }
 
@@ -133,8 +90,8 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     RK_TRY(rk_driver_configure(ctx->driver, meshes, num_meshes));
 
     options = model_options(ctx);
-    rk_flow_copy_options(options, ctx->job, optim_options, RK_ARRAY_LEN(optim_options));
-    rk_flow_copy_options(options, ctx->job, recompute_options, RK_ARRAY_LEN(recompute_options));
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_OPTIM);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
@@ -152,7 +109,8 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     /* Last, since its cache may take what the others leave. */
     options = rk_json_new_object();
     rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
-    rk_flow_copy_options(options, ctx->job, rollout_options, RK_ARRAY_LEN(rollout_options));
+    rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROLLOUT);
     rk_json_set(options, "rollout.max_model_len",
                 rk_json_new_int(rk_job_int_or(ctx->job, RK_JOB_ROLLOUT "max_model_len",
                                               ctx->prompt_length + ctx->response_length)));

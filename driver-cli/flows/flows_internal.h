@@ -101,12 +101,6 @@ extern const struct rk_flow rk_flow_grpo;
 /* Meshes of the roles that the job needs; *count of them into out[3]. */
 void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job);
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
-/* Copies values of the job into options: rows of {option, key}; null values are left out. */
-struct rk_flow_option {
-    const char *option, *key;
-};
-void rk_flow_copy_options(struct rk_json *options, const struct rk_config *job,
-                          const struct rk_flow_option *rows, int64_t num_rows);
 /* Fails when the daemons may not write to export_path or have no room there; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Writes the actor's model to export_path on the daemons' hosts and puts the tokenizer's files beside it when

@@ -16,12 +16,12 @@ static struct rk_status *adamw_apply(struct rk_stream *stream, const struct rk_o
                                 .v = segment->states[1],
                                 .grad = segment->grad,
                                 .lr = step->lr,
-                                .beta1 = config->beta1,
-                                .beta2 = config->beta2,
+                                .beta1 = config->betas[0],
+                                .beta2 = config->betas[1],
                                 .eps = config->eps,
                                 .weight_decay = segment->weight_decay,
-                                .correction1 = 1.0 - pow(config->beta1, (double)step->step),
-                                .correction2 = 1.0 - pow(config->beta2, (double)step->step),
+                                .correction1 = 1.0 - pow(config->betas[0], (double)step->step),
+                                .correction2 = 1.0 - pow(config->betas[1], (double)step->step),
                                 .grad_scale = step->grad_scale,
                             });
 }

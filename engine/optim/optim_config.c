@@ -16,39 +16,29 @@ static const struct {
     {"inverse-square-root", RK_LR_INVERSE_SQRT}, /* Megatron's */
 };
 
-static struct rk_status *read_real(const struct rk_json *options, const char *key, double min, double *out)
-{
-    RK_TRY(rk_json_get_f64(options, "", key, out));
-    if (*out >= min)
-        return NULL;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected a number of at least %g, got %g", key, min, *out);
-}
+static const struct rk_knob knobs[] = {RK_OPTIM_KNOBS(RK_KNOB_ROW, struct rk_optim_config, , )};
 
-static struct rk_status *read_betas(struct rk_optim_config *out, const struct rk_json *options)
+static struct rk_status *check_betas(const struct rk_optim_config *config)
 {
-    const struct rk_json *betas = rk_json_find(options, "optim.betas");
-
-    out->beta1 = rk_json_as_real(rk_json_at(betas, 0), -1.0);
-    out->beta2 = rk_json_as_real(rk_json_at(betas, 1), -1.0);
-    if (rk_json_type(betas) == RK_JSON_ARRAY && rk_json_count(betas) == 2 && out->beta1 >= 0.0 &&
-        out->beta1 < 1.0 && out->beta2 >= 0.0 && out->beta2 < 1.0)
-        return NULL;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "optim.betas: expected two numbers from 0 up to (not including) 1");
+    for (int i = 0; i < 2; i++) {
+        if (!(config->betas[i] >= 0.0 && config->betas[i] < 1.0))
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "optim.betas: expected two numbers from 0 up to (not including) 1, got %g",
+                           config->betas[i]);
+    }
+    return NULL;
 }
 
 /* Steps of warm-up and decay: given, or derived from the length of the run. Only a constant rate without a
  * warm-up ratio does without that length. */
-static struct rk_status *read_steps(struct rk_optim_config *out, const struct rk_json *options)
+static struct rk_status *complete_steps(struct rk_optim_config *config, const struct rk_json *options)
 {
-    int64_t total, warmup, decay;
-    double ratio;
-    bool is_constant = out->lr_decay_style == RK_LR_CONSTANT;
+    double ratio = config->lr_warmup_steps_ratio;
+    bool is_constant = config->lr_decay_style == RK_LR_CONSTANT;
+    int64_t total, decay, warmup = config->lr_warmup_steps;
 
     RK_TRY(rk_json_get_i64(options, "", "optim.total_training_steps", -1, INT64_MAX, &total));
-    decay = total;
-    RK_TRY(rk_json_opt_i64(options, "", "optim.lr_decay_steps", 1, INT64_MAX, &decay));
-    RK_TRY(rk_json_get_i64(options, "", "optim.lr_warmup_steps", -1, INT64_MAX, &warmup));
-    RK_TRY(read_real(options, "optim.lr_warmup_steps_ratio", 0.0, &ratio));
+    decay = config->lr_decay_steps > 0 ? config->lr_decay_steps : total;
     if (ratio >= 1.0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "optim.lr_warmup_steps_ratio: expected a number below 1, got %g",
                        ratio);
@@ -58,50 +48,38 @@ static struct rk_status *read_steps(struct rk_optim_config *out, const struct rk
                        "lr_warmup_steps_ratio needs it), got %lld",
                        (long long)total);
 
-    out->lr_decay_steps = RK_MAX(decay, 0);
-    out->lr_warmup_steps = warmup > 0 ? warmup : (int64_t)(ratio * (double)out->lr_decay_steps);
-    if (out->lr_decay_steps > 0 && out->lr_warmup_steps >= out->lr_decay_steps)
+    config->lr_decay_steps = RK_MAX(decay, 0);
+    config->lr_warmup_steps = warmup > 0 ? warmup : (int64_t)(ratio * (double)config->lr_decay_steps);
+    if (config->lr_decay_steps > 0 && config->lr_warmup_steps >= config->lr_decay_steps)
         return RK_FAIL(RK_INVALID_ARGUMENT, "optim.lr_warmup_steps=%lld must be below the decay steps %lld",
-                       (long long)out->lr_warmup_steps, (long long)out->lr_decay_steps);
+                       (long long)config->lr_warmup_steps, (long long)config->lr_decay_steps);
     return NULL;
 }
 
-static struct rk_status *read_style(rk_lr_style_t *out, const struct rk_json *options)
+static struct rk_status *find_style(struct rk_optim_config *config)
 {
-    const char *text;
-
-    RK_TRY(rk_json_get_string(options, "", "optim.lr_decay_style", &text));
     for (size_t i = 0; i < RK_ARRAY_LEN(styles); i++) {
-        if (strcmp(styles[i].name, text) == 0) {
-            *out = styles[i].style;
+        if (strcmp(styles[i].name, config->lr_decay_style_name) == 0) {
+            config->lr_decay_style = styles[i].style;
             return NULL;
         }
     }
-    return RK_FAIL(
-        RK_INVALID_ARGUMENT,
-        "optim.lr_decay_style: expected constant, linear, cosine or inverse_square_root, got \"%s\"", text);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "optim.lr_decay_style: \"%s\" is not implemented",
+                   config->lr_decay_style_name);
 }
 
 struct rk_status *rk_optim_config_read(struct rk_optim_config *out, const struct rk_json *options)
 {
-    const char *name;
-
     *out = (struct rk_optim_config){0};
-    RK_TRY(rk_json_get_string(options, "", "optim.optimizer", &name));
-    out->ops = rk_optim_find(name);
+    RK_TRY(rk_knobs_read(out, knobs, RK_ARRAY_LEN(knobs), options));
+    out->ops = rk_optim_find(out->optimizer);
     if (!out->ops)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "optim.optimizer: expected adam, got \"%s\"", name);
-    RK_TRY(read_real(options, "optim.lr", 0.0, &out->lr));
-    RK_TRY(read_real(options, "optim.min_lr", 0.0, &out->min_lr));
-    RK_TRY(read_real(options, "optim.lr_warmup_init", 0.0, &out->lr_warmup_init));
-    RK_TRY(read_real(options, "optim.weight_decay", 0.0, &out->weight_decay));
-    RK_TRY(read_real(options, "optim.clip_grad", 0.0, &out->clip_grad));
-    RK_TRY(read_real(options, "optim.eps", 0.0, &out->eps));
+        return RK_FAIL(RK_INVALID_ARGUMENT, "optim.optimizer: \"%s\" is not implemented", out->optimizer);
     if (out->min_lr > out->lr || out->lr_warmup_init > out->lr)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "optim.lr=%g must not be below optim.min_lr=%g or optim.lr_warmup_init=%g", out->lr,
                        out->min_lr, out->lr_warmup_init);
-    RK_TRY(read_betas(out, options));
-    RK_TRY(read_style(&out->lr_decay_style, options));
-    return read_steps(out, options);
+    RK_TRY(check_betas(out));
+    RK_TRY(find_style(out));
+    return complete_steps(out, options);
 }

@@ -173,6 +173,14 @@ void rk_rollout_destroy(struct rk_rollout *rollout)
     rk_free(rollout);
 }
 
+static const struct rk_knob knobs[] = {RK_ROLLOUT_KNOBS(RK_KNOB_ROW, struct rk_rollout_config, , )};
+
+struct rk_status *rk_rollout_config_read(struct rk_rollout_config *out, const struct rk_json *options)
+{
+    *out = (struct rk_rollout_config){0};
+    return rk_knobs_read(out, knobs, RK_ARRAY_LEN(knobs), options);
+}
+
 struct rk_rollout_config rk_rollout_get_config(const struct rk_rollout *rollout)
 {
     return rollout->config;

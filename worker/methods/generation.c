@@ -5,20 +5,18 @@
 
 #include "base/rk_alloc.h"
 
+static const struct rk_knob sampling_knobs[] = {RK_SAMPLING_KNOBS(RK_KNOB_ROW, struct rk_sampling_knobs, , )};
+
 static struct rk_status *read_sampling(struct rk_generation *g)
 {
     const struct rk_json *options = g->call->job->options;
-    bool do_sample;
 
     RK_TRY(rk_json_get_f64(options, "", "temperature", &g->temperature));
-    RK_TRY(rk_json_get_i64(options, "", "top_k", -1, INT32_MAX, &g->top_k));
-    RK_TRY(rk_json_get_f64(options, "", "top_p", &g->top_p));
-    RK_TRY(rk_json_get_bool(options, "", "do_sample", &do_sample));
-    RK_TRY(rk_json_get_i64(options, "", "seed", INT64_MIN, INT64_MAX, &g->seed));
-    if (!do_sample) {
+    RK_TRY(rk_knobs_read(&g->sampling, sampling_knobs, RK_ARRAY_LEN(sampling_knobs), options));
+    if (!g->sampling.do_sample) {
         g->temperature = 0.0;
-        g->top_k = -1;
-        g->top_p = 1.0;
+        g->sampling.top_k = -1;
+        g->sampling.top_p = 1.0;
     }
     return NULL;
 }
@@ -27,10 +25,9 @@ static struct rk_status *read_sampling(struct rk_generation *g)
 static struct rk_status *read_eos(struct rk_generation *g, const struct rk_model_config *config)
 {
     const struct rk_json *value = rk_json_find(g->call->job->options, "eos_token_id");
-    bool is_list = rk_json_type(value) == RK_JSON_ARRAY, ignore_eos;
+    bool is_list = rk_json_type(value) == RK_JSON_ARRAY;
     int64_t count = is_list ? rk_json_count(value) : 1;
 
-    RK_TRY(rk_json_get_bool(g->call->job->options, "", "ignore_eos", &ignore_eos));
     if (count > RK_GENERATION_EOS_MAX)
         return RK_FAIL(RK_INVALID_ARGUMENT, "eos_token_id: expected at most %d ids, got %lld",
                        RK_GENERATION_EOS_MAX, (long long)count);
@@ -46,7 +43,7 @@ static struct rk_status *read_eos(struct rk_generation *g, const struct rk_model
         g->num_eos = config->num_eos_token_ids;
         memcpy(g->eos, config->eos_token_ids, sizeof(config->eos_token_ids));
     }
-    if (ignore_eos)
+    if (g->sampling.ignore_eos)
         g->num_eos = 0;
     return NULL;
 }
@@ -127,9 +124,9 @@ static struct rk_status *make_request(struct rk_generation *g, int64_t row)
     *request = (struct rk_rollout_request){
         .prompt = g->prompt_tokens + row * g->prompt_columns,
         .temperature = (float)g->temperature,
-        .top_k = (int32_t)g->top_k,
-        .top_p = (float)g->top_p,
-        .seed = (uint64_t)(g->seeds ? g->seeds[row] : g->seed),
+        .top_k = g->sampling.top_k,
+        .top_p = (float)g->sampling.top_p,
+        .seed = (uint64_t)(g->seeds ? g->seeds[row] : g->sampling.seed),
         .stream = (uint64_t)g->streams[row],
         .eos_token_ids = g->eos,
         .num_eos_token_ids = g->num_eos,

@@ -2,17 +2,23 @@
 #ifndef RK_GENERATION_INTERNAL_H
 #define RK_GENERATION_INTERNAL_H
 
+#include "base/rk_knobs.h"
 #include "worker/worker_internal.h"
 
 #define RK_GENERATION_EOS_MAX 64 /* models have one to three */
+
+struct rk_sampling_knobs {
+    RK_SAMPLING_KNOBS(RK_KNOB_FIELD, , , )
+};
 
 struct rk_generation {
     struct rk_call *call;
     /* Of the call. */
     int64_t num_rows, prompt_columns, response_columns;        /* B, P, R */
     const int64_t *prompts, *attention_mask, *streams, *seeds; /* seeds NULL: the option */
-    double temperature, top_p;
-    int64_t top_k, pad_token_id, seed;
+    struct rk_sampling_knobs sampling;
+    double temperature;
+    int64_t pad_token_id;
     int64_t eos[RK_GENERATION_EOS_MAX];
     int32_t num_eos;
     /* In the arena of the call. */

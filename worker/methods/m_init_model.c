@@ -16,7 +16,7 @@ static struct rk_status *build_all(struct rk_model_build *build)
 
     RK_TRY(rk_call_agree(call, rk_model_build_prepare(build)));
     rk_role_drop_model(call->worker, call->role);
-    if (build->gpu_memory_utilization > 0.0)
+    if (build->rollout_config.gpu_memory_utilization > 0.0)
         RK_TRY(rk_call_agree(call, rk_model_build_fit_cache(build)));
     RK_TRY(rk_call_agree(call, rk_model_build_take(build)));
     return rk_call_agree(call, rk_model_build_fill(build));

@@ -58,28 +58,23 @@ static struct rk_status *find_owner(struct rk_model_build *build)
     return NULL;
 }
 
-#define RECOMPUTE "megatron.override_transformer_config.recompute_"
+struct recompute {
+    RK_RECOMPUTE_KNOBS(RK_KNOB_FIELD, , , )
+};
+static const struct rk_knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(RK_KNOB_ROW, struct recompute, , )};
 
 /* Megatron's names: granularity selects, the others say how. */
 static struct rk_status *read_recompute(struct rk_model_desc *desc, const struct rk_json *options)
 {
-    const char *granularity = NULL, *method = "uniform";
-    int64_t num_layers = 1;
+    struct recompute recompute;
 
-    RK_TRY(rk_json_opt_string(options, "", RECOMPUTE "granularity", &granularity));
-    RK_TRY(rk_json_opt_string(options, "", RECOMPUTE "method", &method));
-    RK_TRY(rk_json_opt_i64(options, "", RECOMPUTE "num_layers", 1, INT32_MAX, &num_layers));
-    if (!granularity)
-        return NULL;
-    if (strcmp(granularity, "full") != 0)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%sgranularity=\"%.32s\" is not implemented, expected full",
-                       RECOMPUTE, granularity);
-    if (strcmp(method, "uniform") != 0)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%smethod=\"%.32s\" is not implemented, expected uniform", RECOMPUTE,
-                       method);
-    desc->recompute_num_layers = num_layers;
+    RK_TRY(rk_knobs_read(&recompute, recompute_knobs, RK_ARRAY_LEN(recompute_knobs), options));
+    if (*recompute.granularity)
+        desc->recompute_num_layers = RK_MAX(recompute.num_layers, 1);
     return NULL;
 }
+
+static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
 static struct rk_status *read_model(struct rk_model_build *build)
 {
@@ -99,7 +94,7 @@ static struct rk_status *read_model(struct rk_model_build *build)
     if (desc->numerics == RK_NUMERICS_STRICT) /* before anybody asks what is free */
         RK_TRY(rk_comm_reserve_ordered_sum(rk_mesh_comms_group(desc->mesh, RK_GROUP_TP)));
     RK_TRY(read_recompute(desc, options));
-    return rk_json_get_i64(options, "", "megatron.seed", INT64_MIN, INT64_MAX, &build->seed);
+    return rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options);
 }
 
 /* The optimizer and the largest micro-batch; an option that is unset leaves 0. */
@@ -122,28 +117,10 @@ static struct rk_status *read_training(struct rk_model_build *build)
 
 static struct rk_status *read_rollout(struct rk_model_build *build)
 {
-    const struct rk_json *options = build->call->job->options;
-    struct rk_rollout_config *config = &build->rollout_config;
-    double utilization = 0.0;
-    int64_t max_num_seqs;
-
     if (!build->call->role->kind->generates)
         return NULL;
-    RK_TRY(rk_json_get_i64(options, "", "rollout.max_num_seqs", 1, INT32_MAX, &max_num_seqs));
-    RK_TRY(rk_json_get_i64(options, "", "rollout.max_num_batched_tokens", 1, INT32_MAX,
-                           &config->max_num_batched_tokens));
-    RK_TRY(rk_json_opt_i64(options, "", "rollout.max_model_len", 2, INT32_MAX, &config->max_model_len));
-    RK_TRY(rk_json_opt_f64(options, "", "rollout.gpu_memory_utilization", &utilization));
-    if (!rk_json_is_null(rk_json_find(options, "rollout.gpu_memory_utilization")) &&
-        !(utilization > 0.0 && utilization <= 1.0))
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "rollout.gpu_memory_utilization: expected a number above 0, at most 1, got %g",
-                       utilization);
-    build->gpu_memory_utilization = utilization;
-    RK_TRY(rk_json_get_bool(options, "", "rollout.enforce_eager", &config->enforce_eager));
-    config->max_num_seqs = (int32_t)max_num_seqs;
-    build->desc.rollout = config;
-    return NULL;
+    build->desc.rollout = &build->rollout_config;
+    return rk_rollout_config_read(&build->rollout_config, build->call->job->options);
 }
 
 static struct rk_status *make_plan(struct rk_model_build *build)
@@ -196,7 +173,7 @@ static uint64_t get_free_bytes(const struct rk_model_build *build)
 static int32_t count_blocks(const struct rk_model_build *build)
 {
     const struct rk_model_memory *memory = &build->plan.memory;
-    double budget = build->gpu_memory_utilization * (double)get_free_bytes(build) -
+    double budget = build->rollout_config.gpu_memory_utilization * (double)get_free_bytes(build) -
                     (double)(rk_memory_total_bytes(memory) - memory->kv_cache_bytes);
     double block_bytes = (double)memory->kv_cache_bytes / build->plan.num_kv_blocks;
     double count = budget / block_bytes;
@@ -220,7 +197,8 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
     build->rollout_config.num_blocks = count;
     st = make_plan(build);
     return st ? RK_WRAP(st, "rollout.gpu_memory_utilization=%g of %llu free bytes, less what is no cache",
-                        build->gpu_memory_utilization, (unsigned long long)get_free_bytes(build))
+                        build->rollout_config.gpu_memory_utilization,
+                        (unsigned long long)get_free_bytes(build))
               : NULL;
 }
 
@@ -261,7 +239,7 @@ struct rk_status *rk_model_build_fill(struct rk_model_build *build)
     /* After training was enabled: the masters of bf16 parameters get what a file has in more bits. */
     if (build->dir)
         return rk_model_load_hf(build->model, build->dir, hooks);
-    return rk_model_init_random(build->model, (uint64_t)build->seed, hooks);
+    return rk_model_init_random(build->model, (uint64_t)build->init.seed, hooks);
 }
 
 void rk_model_build_fini(struct rk_model_build *build)

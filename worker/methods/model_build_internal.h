@@ -2,7 +2,12 @@
 #ifndef RK_MODEL_BUILD_INTERNAL_H
 #define RK_MODEL_BUILD_INTERNAL_H
 
+#include "base/rk_knobs.h"
 #include "worker/worker_internal.h"
+
+struct rk_init_knobs {
+    RK_INIT_KNOBS(RK_KNOB_FIELD, , , )
+};
 
 struct rk_model_build {
     struct rk_call *call;
@@ -14,8 +19,7 @@ struct rk_model_build {
     struct rk_optim_config optim;  /* with is_training */
     bool is_training;
     struct rk_rollout_config rollout_config; /* for roles that generate */
-    double gpu_memory_utilization;           /* 0: the cache is as large as the limits ask */
-    int64_t seed;
+    struct rk_init_knobs init;
     /* What the role will take. */
     struct rk_memory_plan_desc desc;
     struct rk_memory_plan plan;

@@ -152,6 +152,31 @@ static void test_loss_config_read_bad_value_names_key(void **state)
     }
 }
 
+/* Goal: every choice that the table of knobs offers is implemented. */
+static void test_loss_config_read_takes_every_choice(void **state)
+{
+    static const struct {
+        const char *key, *choices;
+    } knobs[] = {
+#define KNOB(a, b, c, field, key, type, def, min, max, choices, ...) {key, choices},
+        RK_LOSS_KNOBS(KNOB, , , )
+#undef KNOB
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(knobs); i++) {
+        for (const char *p = knobs[i].choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
+            char *value = rk_format("\"%.*s\"", (int)strcspn(p, "|"), p);
+            struct rk_json *options = make_options(knobs[i].key, value);
+            struct rk_loss_config config;
+
+            assert_ok(rk_loss_config_read(&config, options));
+            rk_json_free(options);
+            rk_free(value);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +185,7 @@ int main(void)
         cmocka_unit_test(test_loss_config_read_defaults),
         cmocka_unit_test(test_loss_config_read_overrides),
         cmocka_unit_test(test_loss_config_read_bad_value_names_key),
+        cmocka_unit_test(test_loss_config_read_takes_every_choice),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

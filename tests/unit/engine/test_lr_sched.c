@@ -76,7 +76,8 @@ static void test_optim_config_read_defaults(void **state)
     (void)state;
     assert_ok(rk_optim_config_read(&config, options));
     assert_non_null(config.ops);
-    assert_true(config.lr == 1e-6 && config.beta1 == 0.9 && config.beta2 == 0.999 && config.eps == 1e-8);
+    assert_true(config.lr == 1e-6 && config.betas[0] == 0.9 && config.betas[1] == 0.999 &&
+                config.eps == 1e-8);
     assert_true(config.weight_decay == 0.01 && config.clip_grad == 1.0);
     assert_int_equal(config.lr_decay_style, RK_LR_CONSTANT);
     assert_true(rk_lr_at(&config, 0) == 1e-6 && rk_lr_at(&config, 1000000) == 1e-6);

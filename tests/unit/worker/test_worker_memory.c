@@ -128,8 +128,8 @@ static void test_init_model_bad_limits_are_refused(void **state)
     } cases[] = {
         {"actor", "\"ppo_max_token_len_per_gpu\": 0", "ppo_max_token_len_per_gpu"},
         {"actor", "\"log_prob_max_token_len_per_gpu\": 1073741824", "log_prob_max_token_len_per_gpu"},
-        {"rollout", "\"rollout.gpu_memory_utilization\": 0", "above 0, at most 1, got 0"},
-        {"rollout", "\"rollout.gpu_memory_utilization\": 1.5", "above 0, at most 1, got 1.5"},
+        {"rollout", "\"rollout.gpu_memory_utilization\": 0", "0.01 to 1, got 0"},
+        {"rollout", "\"rollout.gpu_memory_utilization\": 1.5", "0.01 to 1, got 1.5"},
     };
     struct test_cluster cluster;
 

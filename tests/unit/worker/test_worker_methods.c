@@ -455,11 +455,11 @@ static void refuse_bad_init_models(struct test_cluster *cluster, rk_role_state_t
         {"actor", "\"megatron.dtype\": \"float31\"", RK_INVALID_ARGUMENT, "megatron.dtype"},
         {"actor", "\"megatron.dtype\": \"float16\"", RK_UNIMPLEMENTED, "parameter dtype f16"},
         {"actor", "\"megatron.override_transformer_config.recompute_granularity\": \"selective\"",
-         RK_UNIMPLEMENTED, "recompute_granularity=\"selective\" is not implemented, expected full"},
+         RK_INVALID_ARGUMENT, "recompute_granularity: expected one of full, got \"selective\""},
         {"actor",
          "\"megatron.override_transformer_config.recompute_granularity\": \"full\","
          " \"megatron.override_transformer_config.recompute_method\": \"block\"",
-         RK_UNIMPLEMENTED, "recompute_method=\"block\" is not implemented, expected uniform"},
+         RK_INVALID_ARGUMENT, "recompute_method: expected one of uniform, got \"block\""},
         {"actor", "\"megatron.override_transformer_config.recompute_num_layers\": 0", RK_INVALID_ARGUMENT,
          "recompute_num_layers"},
         {"actor", "\"optim.lr\": -1.0", RK_INVALID_ARGUMENT, "optim.lr"},

@@ -270,7 +270,8 @@ static void test_bad_options_keep_the_world(void **state)
     static const struct {
         const char *role, *method, *options, *text;
     } cases[] = {
-        {"rollout", "generate_sequences", "{\"response_length\": 4, \"top_p\": 1e-46}", "top_p=0"},
+        {"rollout", "generate_sequences", "{\"response_length\": 4, \"top_p\": 1e-46}",
+         "top_p: expected 1e-06 to 1, got 1e-46"},
         {"rollout", "generate_sequences", "{\"response_length\": 4, \"temperature\": 1e-40}", "temperature="},
         {"actor", "compute_log_prob", "{\"temperature\": 1e-40}", "temperature=1e-40"},
         {"actor", "compute_log_prob", "{\"temperature\": 1e39}", "temperature=1e+39"},
