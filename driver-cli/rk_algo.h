@@ -15,7 +15,7 @@ RK_BEGIN_DECLS
 struct rk_adv_in {
     int64_t num_rows, response_length;
     const float *token_level_rewards; /* [B, R] */
-    const int64_t *response_mask;     /* [B, R] */
+    const int64_t *response_mask;     /* [B, R]; a row without a mark takes no part in its group */
     const char *const *uid;           /* [B]: rows with equal uid are one group */
     bool norm_adv_by_std;             /* norm_adv_by_std_in_grpo */
 };
@@ -37,7 +37,8 @@ struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_a
                                  const struct rk_adv_in *in) RK_NODISCARD;
 
 /* KL in the reward: rewards = scores - kl_coef * KL(old || ref) * mask; estimator names as in the losses
- * ("kl", "abs", "mse", "low_var_kl"). *current_kl is the mean over rows of the row's masked mean.
+ * ("kl", "abs", "mse", "low_var_kl"). *current_kl is the mean over the rows that have a marked token of the
+ * row's masked mean.
  * INVALID_ARGUMENT for an unknown name. */
 struct rk_kl_reward_in {
     int64_t num_rows, response_length;

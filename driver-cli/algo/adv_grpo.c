@@ -4,6 +4,7 @@
  *   A_i = s_i - mean_g                         without norm_adv_by_std (Dr.GRPO)
  *
  * s_i is the sum of the row's rewards, g the rows with equal uid, A the same on every token of the response.
+ * A row whose mask is empty, such as one whose reward failed, is in no group.
  * A group of one has mean 0 and std 1, as in verl. */
 #include "driver-cli/algo/algo_internal.h"
 
@@ -17,19 +18,33 @@ struct group_stats {
     double sum_sq_dev;
 };
 
-static struct group_stats *group_statistics(const double *scores, const int64_t *group_of, int64_t num_rows,
-                                            int64_t num_groups)
+/* What is known of the rows. */
+struct rows {
+    int64_t count;
+    double *scores;
+    int64_t *group_of;
+    bool *takes_part;
+};
+
+static struct group_stats *group_statistics(const struct rows *rows, int64_t num_groups)
 {
     struct group_stats *groups = rk_calloc((size_t)num_groups, sizeof(*groups));
+    const double *scores = rows->scores;
+    const int64_t *group_of = rows->group_of;
 
-    for (int64_t i = 0; i < num_rows; i++) {
+    for (int64_t i = 0; i < rows->count; i++) {
+        if (!rows->takes_part[i])
+            continue;
         groups[group_of[i]].count++;
         groups[group_of[i]].sum += scores[i];
     }
-    for (int64_t i = 0; i < num_rows; i++) {
+    for (int64_t i = 0; i < rows->count; i++) {
         struct group_stats *group = &groups[group_of[i]];
-        double deviation = scores[i] - group->sum / (double)group->count;
+        double deviation;
 
+        if (!rows->takes_part[i])
+            continue;
+        deviation = scores[i] - group->sum / (double)group->count;
         group->sum_sq_dev += deviation * deviation;
     }
     return groups;
@@ -45,20 +60,28 @@ static double normalised(double score, const struct group_stats *group, bool by_
 
 static struct rk_status *compute(const struct rk_adv_out *out, const struct rk_adv_in *in)
 {
-    double *scores = rk_calloc((size_t)in->num_rows, sizeof(*scores));
-    int64_t *group_of = rk_calloc((size_t)in->num_rows, sizeof(*group_of));
-    int64_t num_groups = rk_adv_groups(group_of, in->uid, in->num_rows);
+    struct rows rows = {
+        .count = in->num_rows,
+        .scores = rk_calloc((size_t)in->num_rows, sizeof(*rows.scores)),
+        .group_of = rk_calloc((size_t)in->num_rows, sizeof(*rows.group_of)),
+        .takes_part = rk_calloc((size_t)in->num_rows, sizeof(*rows.takes_part)),
+    };
+    int64_t num_groups = rk_adv_groups(rows.group_of, in->uid, in->num_rows);
     struct group_stats *groups;
 
-    rk_adv_outcome_scores(scores, in);
-    groups = group_statistics(scores, group_of, in->num_rows, num_groups);
+    rk_adv_outcome_scores(rows.scores, in);
+    rk_adv_takes_part(rows.takes_part, in);
+    groups = group_statistics(&rows, num_groups);
     for (int64_t i = 0; i < in->num_rows; i++)
-        scores[i] = normalised(scores[i], &groups[group_of[i]], in->norm_adv_by_std);
-    rk_adv_spread(out, in, scores);
+        rows.scores[i] = rows.takes_part[i]
+                             ? normalised(rows.scores[i], &groups[rows.group_of[i]], in->norm_adv_by_std)
+                             : 0.0;
+    rk_adv_spread(out, in, rows.scores);
 
     rk_free(groups);
-    rk_free(group_of);
-    rk_free(scores);
+    rk_free(rows.takes_part);
+    rk_free(rows.group_of);
+    rk_free(rows.scores);
     return NULL;
 }
 

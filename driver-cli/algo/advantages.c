@@ -46,6 +46,15 @@ struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_a
     return ops->compute(out, in);
 }
 
+void rk_adv_takes_part(bool *takes_part, const struct rk_adv_in *in)
+{
+    for (int64_t i = 0; i < in->num_rows; i++) {
+        takes_part[i] = false;
+        for (int64_t t = 0; t < in->response_length && !takes_part[i]; t++)
+            takes_part[i] = in->response_mask[i * in->response_length + t] != 0;
+    }
+}
+
 int64_t rk_adv_groups(int64_t *group_of, const char *const *uid, int64_t num_rows)
 {
     struct rk_map *map = rk_map_create();

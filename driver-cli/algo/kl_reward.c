@@ -7,6 +7,7 @@
 #include "driver-cli/rk_algo.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 typedef double (*kl_fn_t)(double x);
@@ -45,8 +46,9 @@ static kl_fn_t find_estimator(const char *name)
     return NULL;
 }
 
-/* Writes the row's rewards; returns the masked mean of its KL. */
-static double apply_row(float *rewards, const struct rk_kl_reward_in *in, int64_t row, kl_fn_t estimate)
+/* Writes the row's rewards; adds the masked mean of its KL to *total. Returns whether it has one. */
+static bool apply_row(float *rewards, double *total, const struct rk_kl_reward_in *in, int64_t row,
+                      kl_fn_t estimate)
 {
     double sum = 0.0;
     int64_t count = 0;
@@ -63,12 +65,14 @@ static double apply_row(float *rewards, const struct rk_kl_reward_in *in, int64_
         sum += kl;
         count++;
     }
-    return sum / ((double)count + 1e-8);
+    *total += sum / ((double)count + 1e-8);
+    return count > 0;
 }
 
 struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl, const struct rk_kl_reward_in *in)
 {
     kl_fn_t estimate = find_estimator(in->kl_penalty);
+    int64_t num_measured = 0;
     double sum = 0.0;
 
     *current_kl = 0.0;
@@ -78,8 +82,8 @@ struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl, const s
             "algorithm.kl_penalty: unknown estimator '%s' (known: kl, k1, abs, mse, k2, low_var_kl, k3)",
             in->kl_penalty);
     for (int64_t i = 0; i < in->num_rows; i++)
-        sum += apply_row(rewards, in, i, estimate);
-    if (in->num_rows > 0)
-        *current_kl = sum / (double)in->num_rows;
+        num_measured += apply_row(rewards, &sum, in, i, estimate);
+    if (num_measured > 0)
+        *current_kl = sum / (double)num_measured;
     return NULL;
 }

@@ -135,7 +135,16 @@ struct view {
     double *values;            /* room for num_rows * response_length */
 };
 
-/* Sums of a column's rows, those of empty responses left out. */
+static bool is_marked(const struct view *view, int64_t row)
+{
+    for (int64_t i = 0; i < view->response_length; i++) {
+        if (view->response_mask[row * view->response_length + i])
+            return true;
+    }
+    return false;
+}
+
+/* Sums of a column's rows; empty responses and those that were dropped, which have no mark, are left out. */
 static struct rk_status *row_sums(struct rk_json *metrics, const struct view *view,
                                   const struct rk_batch *batch, const char *column, const char *name)
 {
@@ -148,7 +157,7 @@ static struct rk_status *row_sums(struct rk_json *metrics, const struct view *vi
     for (int64_t row = 0; row < view->num_rows; row++) {
         double sum = 0.0;
 
-        if (view->response_lengths[row] == 0)
+        if (!is_marked(view, row))
             continue;
         for (int64_t i = 0; i < view->response_length; i++)
             sum += (double)values[row * view->response_length + i];

@@ -67,6 +67,34 @@ static void test_grpo_worked_scores_give_worked_advantages(void **state)
     }
 }
 
+/* Goal: a row whose mask is empty (its reward failed) changes no other row's advantage, whatever stands in
+ * its rewards, and a group may lose all its rows. Expected values worked by hand: group a of {1, 0}, mean
+ * 0.5, std sqrt(0.5); group b all dropped; of group c {2, 5, 8} is left, mean 5, std 3. */
+static void test_grpo_dropped_rows_leave_the_group_statistics(void **state)
+{
+    enum { NUM = 9 };
+    static const double dropped_scores[NUM] = {1, 77, 0, -5, 5, 2, 8, 5, 1e6};
+    static const char *const uid[NUM] = {"a", "a", "a", "b", "b", "c", "c", "c", "c"};
+    static const bool is_dropped[NUM] = {0, 1, 0, 1, 1, 0, 0, 0, 1};
+    static const double expected[NUM] = {.707106, 0, -.707106, 0, 0, -1, 1, 0, 0};
+    float rewards[NUM * LEN] = {0}, advantages[NUM * LEN], returns[NUM * LEN];
+    int64_t mask[NUM * LEN] = {0};
+    struct rk_adv_in in = {NUM, LEN, rewards, mask, uid, true};
+    struct rk_adv_out out = {advantages, returns};
+
+    (void)state;
+    for (int64_t i = 0; i < NUM; i++) {
+        rewards[i * LEN + 1] = (float)dropped_scores[i];
+        for (int64_t t = 0; t < 2; t++)
+            mask[i * LEN + t] = !is_dropped[i];
+    }
+    assert_ok(rk_adv_compute(rk_adv_find("grpo"), &out, &in));
+    for (int64_t i = 0; i < NUM; i++) {
+        for (int64_t t = 0; t < LEN; t++)
+            assert_below("advantage", fabs(advantages[i * LEN + t] - (t < 2 ? expected[i] : 0.0)), 1e-5);
+    }
+}
+
 static void test_adv_find_unknown_name_is_null(void **state)
 {
     (void)state;
@@ -92,6 +120,19 @@ static void test_kl_reward_worked_example_matches(void **state)
     for (int i = 0; i < 6; i++)
         assert_below("kl", fabs((double)rewards[i] - (double)expected[i]), 1e-6);
     assert_below("current_kl", fabs(current_kl + .05), 1e-6);
+}
+
+/* Goal: the mean is over the rows that have a token; a row without one is no row with KL 0. */
+static void test_kl_reward_row_without_tokens_is_not_in_the_mean(void **state)
+{
+    static const int64_t second_dropped[6] = {1, 1, 1, 0, 0, 0};
+    struct rk_kl_reward_in in = {2, 3, scores, old_log_probs, ref_log_prob, second_dropped, "kl", 0.1};
+    float rewards[6];
+    double current_kl = 0;
+
+    (void)state;
+    assert_ok(rk_kl_reward_apply(rewards, &current_kl, &in));
+    assert_below("current_kl", fabs(current_kl + .1), 1e-6); /* (.2 - .5 + 0) / 3 */
 }
 
 static const struct {
@@ -141,8 +182,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_grpo_worked_scores_give_worked_advantages),
+        cmocka_unit_test(test_grpo_dropped_rows_leave_the_group_statistics),
         cmocka_unit_test(test_adv_find_unknown_name_is_null),
         cmocka_unit_test(test_kl_reward_worked_example_matches),
+        cmocka_unit_test(test_kl_reward_row_without_tokens_is_not_in_the_mean),
         cmocka_unit_test(test_kl_reward_each_estimator_matches),
         cmocka_unit_test(test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused),
     };

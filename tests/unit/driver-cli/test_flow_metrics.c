@@ -105,18 +105,23 @@ static void put(struct rk_batch *batch, const char *name, rk_dtype_t dtype, int6
     memcpy(data, values, (size_t)(3 * width) * rk_dtype_bytes(dtype));
 }
 
-static struct rk_batch *make_batch(const int64_t *attention_mask)
+static struct rk_batch *make_masked_batch(const int64_t *attention_mask, const int64_t *response_mask)
 {
     struct rk_batch *batch;
 
     assert_ok(rk_batch_create(&batch, 3));
     put(batch, "attention_mask", RK_DTYPE_I64, 5, attention_mask);
-    put(batch, "response_mask", RK_DTYPE_I64, 3, response);
+    put(batch, "response_mask", RK_DTYPE_I64, 3, response_mask);
     put(batch, "token_level_scores", RK_DTYPE_F32, 3, scores);
     put(batch, "token_level_rewards", RK_DTYPE_F32, 3, scores);
     put(batch, "advantages", RK_DTYPE_F32, 3, advantage);
     put(batch, "returns", RK_DTYPE_F32, 3, advantage);
     return batch;
+}
+
+static struct rk_batch *make_batch(const int64_t *attention_mask)
+{
+    return make_masked_batch(attention_mask, response);
 }
 
 /* Goal: empty responses count in the aborted ratio and in the lengths, not in the scores. */
@@ -142,6 +147,31 @@ static void test_flow_data_metrics_hand_made_batch_gives_worked_values(void **st
     assert_metric(metrics, "response_length_non_aborted/clip_ratio", .5);
     assert_metric(metrics, "response/aborted_ratio", 1.0 / 3.0);
     rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
+/* Goal: a response that was dropped keeps its length and is in no mean of scores and advantages; when all are
+ * dropped there is no such mean. */
+static void test_flow_data_metrics_dropped_rows_have_no_score(void **state)
+{
+    static const int64_t first_dropped[9] = {0, 0, 0, 1, 1, 1, 0, 0, 0}, all_dropped[9] = {0};
+    struct rk_batch *batch = make_masked_batch(attention, first_dropped);
+    struct rk_batch *nothing = make_masked_batch(attention, all_dropped);
+    struct rk_json *metrics = rk_json_new_object(), *none = rk_json_new_object();
+
+    (void)state;
+    assert_ok(rk_flow_data_metrics(metrics, batch));
+    assert_metric(metrics, "critic/score/mean", 1.0);
+    assert_metric(metrics, "critic/score/min", 1.0);
+    assert_metric(metrics, "critic/advantages/mean", 4.0);
+    assert_metric(metrics, "response_length/mean", 5.0 / 3.0);
+    assert_metric(metrics, "response/aborted_ratio", 1.0 / 3.0);
+    assert_ok(rk_flow_data_metrics(none, nothing));
+    assert_null(rk_json_find(none, "critic/score/mean"));
+    assert_metric(none, "response_length/mean", 5.0 / 3.0);
+    rk_json_free(none);
+    rk_json_free(metrics);
+    rk_batch_destroy(nothing);
     rk_batch_destroy(batch);
 }
 
@@ -193,6 +223,7 @@ int main(void)
         cmocka_unit_test(test_flow_metric_stats_and_non_finite_values),
         cmocka_unit_test(test_flow_probs_diff_compares_probabilities_under_the_mask),
         cmocka_unit_test(test_flow_data_metrics_hand_made_batch_gives_worked_values),
+        cmocka_unit_test(test_flow_data_metrics_dropped_rows_have_no_score),
         cmocka_unit_test(test_flow_data_metrics_only_empty_responses_is_an_error),
         cmocka_unit_test(test_flow_data_metrics_missing_column_is_named),
         cmocka_unit_test(test_flow_speed_metrics_worked_values),
