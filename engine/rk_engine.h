@@ -6,6 +6,7 @@
 #include "engine/rk_loss.h"
 #include "engine/rk_memory.h"
 #include "engine/rk_model.h"
+#include "engine/rk_param.h"
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
 

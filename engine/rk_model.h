@@ -1,9 +1,8 @@
 /* Models: one instance per role, split over the ranks of the role's mesh.
  *
- * The parameter table (struct rk_param) is the only description of layouts: loading, export, gradient
- * reduction, norm clipping, the optimizer and tests read it. Inside the engine tokens are packed (struct
- * rk_packed): no padding. All functions run on the engine thread; those marked "collective" must be called by
- * all ranks of the mesh in the same order. Formulas: Hugging Face's modeling files; layouts:
+ * The parameter table (rk_param.h) is the only description of layouts. Inside the engine tokens are packed
+ * (struct rk_packed): no padding. All functions run on the engine thread; those marked "collective" must be
+ * called by all ranks of the mesh in the same order. Formulas: Hugging Face's modeling files; layouts:
  * docs/parallelism.md. */
 #ifndef RK_MODEL_H
 #define RK_MODEL_H
@@ -14,6 +13,7 @@
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 #include "engine/rk_comm.h"
+#include "engine/rk_param.h"
 #include "kernels/rk_device.h"
 #include "kernels/rk_tensor.h"
 
@@ -73,31 +73,14 @@ struct rk_model_config {
 struct rk_status *rk_model_config_parse(struct rk_model_config *out,
                                         const struct rk_json *hf_config) RK_NODISCARD;
 
-/* --- the parameter table --- */
-enum rk_param_flags {
-    RK_PARAM_NO_DECAY = 1u << 0, /* biases and 1-D parameters */
-};
-
-struct rk_param {
-    char name[96]; /* Hugging Face's name: "model.layers.0.self_attn.q_proj.weight" */
-    int32_t rank;
-    int64_t shape[2];  /* global, unpadded */
-    int32_t split_dim; /* over tp: 0, 1, or -1 when replicated */
-    int64_t
-        split_size_padded; /* of split_dim, divisible by the parts (vocabulary rows are padded with zeros) */
-    int32_t
-        num_parts; /* distinct parts over tp: tp, or num_kv_heads when tp > num_kv_heads; 1 when replicated */
-    int32_t part;  /* mine: tp_rank * num_parts / tp */
-    bool is_counted; /* this rank's copy is the one that the norm counts and that files are written from */
-    uint32_t flags;  /* enum rk_param_flags */
-    int64_t local_shape[2];
-    int64_t offset; /* elements, in the flat buffers of parameters and gradients */
-};
-
+/* --- the parameter table (rk_param.h): rows that are the same on all ranks, and what this rank holds --- */
 int64_t rk_model_num_params(const struct rk_model *model);
 const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i);
+const struct rk_placement *rk_model_placement_at(const struct rk_model *model, int64_t i);
 int64_t rk_model_find_param(const struct rk_model *model, const char *name); /* -1 when absent */
 int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole model, global shapes */
+/* From here on training leaves the parameter as it is. On all ranks alike, before rk_train_enable. */
+void rk_model_freeze_param(struct rk_model *model, int64_t i);
 
 /* --- life --- */
 struct rk_model_desc {

@@ -17,8 +17,9 @@ struct rk_hf_dir;
  * for bad files. */
 struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path) RK_NODISCARD;
 void rk_hf_dir_close(struct rk_hf_dir *dir); /* NULL is a no-op */
-/* NOT_FOUND names the tensor and where it should be. The results are borrowed. */
-struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const char *name,
+/* The tensor under the parameter's name, or under its alias when there is none. NOT_FOUND names the tensor
+ * and where it should be. The results are borrowed. */
+struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  const struct rk_st_file **file,
                                  const struct rk_st_tensor **tensor) RK_NODISCARD;
 /* Logs what no parameter is read from: a sign of a config.json that does not belong to the weights. */

@@ -207,12 +207,18 @@ void rk_hf_dir_close(struct rk_hf_dir *dir)
     rk_free(dir);
 }
 
-struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const char *name,
+struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  const struct rk_st_file **file, const struct rk_st_tensor **tensor)
 {
+    const char *name = param->name;
+
     *file = rk_map_find(dir->tensors, name);
+    if (!*file && *param->alias) {
+        name = param->alias;
+        *file = rk_map_find(dir->tensors, name);
+    }
     if (!*file)
-        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s'", name, dir->path);
+        return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s'", param->name, dir->path);
     *tensor = rk_st_find(*file, name);
     if (!*tensor)
         return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is not in '%s', where " RK_HF_INDEX_FILE " says it is",
@@ -232,8 +238,10 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
     struct rk_str names = {0};
     int64_t num_unused = 0;
 
-    for (int64_t i = 0; i < params->count; i++)
+    for (int64_t i = 0; i < params->count; i++) {
         rk_map_put(used, rk_params_at(params, i)->name, used);
+        rk_map_put(used, rk_params_at(params, i)->alias, used);
+    }
     for (int64_t i = 0; i < rk_map_count(dir->tensors); i++) {
         const char *name = rk_map_key_at(dir->tensors, i);
 

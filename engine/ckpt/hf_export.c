@@ -48,7 +48,7 @@ int64_t rk_hf_plan_shards(const struct rk_param_table *params, rk_dtype_t dtype,
         shard_of[i] = -1;
     for (int64_t i = 0; i <= params->count; i++) {
         const struct rk_param *param = i < params->count ? rk_params_at(params, i) : NULL;
-        int64_t bytes = param ? param->shape[0] * param->shape[1] * (int64_t)rk_dtype_bytes(dtype) : 0;
+        int64_t bytes = param ? rk_param_num_elements(param) * (int64_t)rk_dtype_bytes(dtype) : 0;
 
         if (param && bytes > max_bytes) {
             shard_of[i] = num_shards++;
@@ -125,12 +125,11 @@ static struct rk_status *prepare(struct export_job *job, int64_t max_shard_bytes
     int64_t num_elements = 1;
 
     for (int64_t i = 0; i < core->params.count; i++) {
-        const struct rk_param *param = rk_params_at(&core->params, i);
+        int64_t part_elements =
+            rk_model_rows_per_move(job->model, i) * rk_params_placement(&core->params, i)->local_shape[1];
 
-        num_elements =
-            RK_MAX(num_elements, rk_model_rows_per_move(job->model, param) * param->local_shape[1]);
+        num_elements = RK_MAX(num_elements, part_elements * rk_params_split_size(&core->params, i));
     }
-    num_elements *= core->params.tp_size;
     RK_TRY(rk_try_alloc(&job->parts, (size_t)num_elements * rk_dtype_bytes(core->dtype), "rows to export"));
     RK_TRY(rk_try_alloc(&job->joined, (size_t)num_elements * rk_dtype_bytes(core->dtype), "rows to export"));
     job->shard_of = rk_calloc((size_t)core->params.count, sizeof(*job->shard_of));
@@ -169,16 +168,20 @@ static struct rk_status *open_shard(struct export_job *job, int64_t shard)
     return st;
 }
 
-/* Rows split over tp by columns, side by side. */
-static void join_columns(const struct export_job *job, const struct rk_param *param, int64_t num_rows)
+/* Rows of a parameter that is split by columns, side by side. */
+static void join_columns(const struct export_job *job, const struct rk_param_rows *rows)
 {
-    size_t part_row_bytes = (size_t)param->local_shape[1] * rk_dtype_bytes(job->model->core->dtype);
-    int32_t tp_size = job->model->core->params.tp_size;
+    const struct rk_param_table *params = &job->model->core->params;
+    const struct rk_param *param = rk_params_at(params, rows->param);
+    size_t part_row_bytes = (size_t)rk_params_placement(params, rows->param)->local_shape[1] *
+                            rk_dtype_bytes(job->model->core->dtype);
     char *out = job->joined;
 
-    for (int64_t r = 0; r < num_rows; r++) {
-        for (int32_t rank = 0; rank < tp_size; rank++) {
-            memcpy(out, (char *)job->parts + (size_t)(rank * num_rows + r) * part_row_bytes, part_row_bytes);
+    for (int64_t r = 0; r < rows->count; r++) {
+        for (int32_t part = 0; part < param->split.num_parts; part++) {
+            int64_t row = rk_param_first_rank(param, params->mesh, part) * rows->count + r;
+
+            memcpy(out, (char *)job->parts + (size_t)row * part_row_bytes, part_row_bytes);
             out += part_row_bytes;
         }
     }
@@ -187,21 +190,21 @@ static void join_columns(const struct export_job *job, const struct rk_param *pa
 /* Writes the rows in job->parts to tensor `entry` of the current shard. */
 static struct rk_status *write_rows(struct export_job *job, const struct rk_param_rows *rows, int64_t entry)
 {
-    const struct rk_param *param = rk_params_at(&job->model->core->params, rows->param);
-    int32_t tp_size = job->model->core->params.tp_size;
+    const struct rk_param_table *params = &job->model->core->params;
+    const struct rk_param *param = rk_params_at(params, rows->param);
     size_t row_bytes = (size_t)param->shape[1] * rk_dtype_bytes(job->model->core->dtype);
 
     if (RK_FAULT("ckpt.write"))
         return RK_FAIL(RK_INTERNAL, "fault point ckpt.write");
-    if (param->split_dim == 1) {
-        join_columns(job, param, rows->count);
+    if (param->split.dim == 1) {
+        join_columns(job, rows);
         return rk_st_writer_write(job->writer, entry, (uint64_t)rows->begin * row_bytes, job->joined,
                                   (size_t)rows->count * row_bytes);
     }
-    for (int32_t part = 0; part < param->num_parts; part++) {
-        int64_t row = part * param->local_shape[0] + rows->begin;
+    for (int32_t part = 0; part < param->split.num_parts; part++) {
+        int64_t row = part * rk_params_placement(params, rows->param)->local_shape[0] + rows->begin;
         int64_t count = RK_MIN(rows->count, param->shape[0] - row);
-        size_t from = (size_t)(rk_param_first_rank(param, part, tp_size) * rows->count) * row_bytes;
+        size_t from = (size_t)(rk_param_first_rank(param, params->mesh, part) * rows->count) * row_bytes;
 
         if (count > 0)
             RK_TRY(rk_st_writer_write(job->writer, entry, (uint64_t)row * row_bytes,
@@ -222,24 +225,24 @@ static struct rk_status *meet(struct export_job *job)
 /* Only failures of the exchange end this; those of the files, and being asked to stop, are kept. */
 static struct rk_status *exchange_param(struct export_job *job, int64_t i, int64_t entry)
 {
-    const struct rk_param *param = rk_params_at(&job->model->core->params, i);
+    const struct rk_placement *placement = rk_params_placement(&job->model->core->params, i);
     struct rk_param_rows rows = {.param = i, .kind = RK_PARAM_VALUE};
-    int64_t step = rk_model_rows_per_move(job->model, param);
+    int64_t step = rk_model_rows_per_move(job->model, i);
 
-    for (; rows.begin < param->local_shape[0]; rows.begin += rows.count) {
-        rows.count = RK_MIN(step, param->local_shape[0] - rows.begin);
+    for (; rows.begin < placement->local_shape[0]; rows.begin += rows.count) {
+        rows.count = RK_MIN(step, placement->local_shape[0] - rows.begin);
         RK_TRY(rk_model_gather_rows(job->model, &rows, job->parts));
         if (job->is_writer && !job->failure)
             job->failure = write_rows(job, &rows, entry);
-        job->failure = rk_status_first(job->failure,
-                                       rk_model_walk_advance(&job->walk, rows.count * param->local_shape[1]));
+        job->failure = rk_status_first(
+            job->failure, rk_model_walk_advance(&job->walk, rows.count * placement->local_shape[1]));
     }
     return NULL;
 }
 
 static struct rk_status *export_param(struct export_job *job, int64_t i, int64_t entry)
 {
-    int64_t num_elements = rk_param_local_elements(rk_params_at(&job->model->core->params, i));
+    int64_t num_elements = rk_placement_num_elements(rk_params_placement(&job->model->core->params, i));
     struct rk_status *st =
         job->is_gatherer ? exchange_param(job, i, entry) : rk_model_walk_advance(&job->walk, num_elements);
 

@@ -47,14 +47,15 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
     }
 }
 
-/* Local rows [begin, begin + count): one range of the file, or one for each row when columns are split. */
-static struct rk_status *read_rows(const struct rk_param *param, const struct source *source, int64_t begin,
+/* Rows [begin, begin + count) of the box: one range of the file, or one for each row when columns are split.
+ */
+static struct rk_status *read_rows(const struct rk_param_box *box, const struct source *source, int64_t begin,
                                    int64_t count, char *raw)
 {
-    uint64_t elem_bytes = rk_dtype_bytes(source->tensor->dtype);
-    int64_t cols = param->local_shape[1], all_cols = param->shape[1];
-    int64_t row = begin + (param->split_dim == 0 ? param->part * param->local_shape[0] : 0);
-    int64_t col = param->split_dim == 1 ? param->part * cols : 0;
+    const struct rk_st_tensor *tensor = source->tensor;
+    uint64_t elem_bytes = rk_dtype_bytes(tensor->dtype);
+    int64_t cols = box->shape[1], all_cols = tensor->rank > 1 ? tensor->shape[1] : 1;
+    int64_t row = box->begin[0] + begin, col = box->begin[1];
 
     if (RK_FAULT("ckpt.read"))
         return RK_FAIL(RK_INTERNAL, "fault point ckpt.read");
@@ -67,20 +68,12 @@ static struct rk_status *read_rows(const struct rk_param *param, const struct so
     return NULL;
 }
 
-/* Rows of mine that the file has: fewer than the local shape where the vocabulary is padded. */
-static int64_t num_rows_in_file(const struct rk_param *param)
-{
-    int64_t first = param->split_dim == 0 ? param->part * param->local_shape[0] : 0;
-
-    return RK_MIN(RK_MAX(param->shape[0] - first, 0), param->local_shape[0]);
-}
-
 /* `count` rows of staging->values become rows of the parameter from `begin` on, and of its masters. */
-static struct rk_status *store_rows(struct rk_model *model, const struct rk_param *param, int64_t begin,
-                                    int64_t count, const struct staging *staging)
+static struct rk_status *store_rows(struct rk_model *model, const struct rk_placement *placement,
+                                    int64_t begin, int64_t count, const struct staging *staging)
 {
     const struct rk_model_core *core = model->core;
-    int64_t offset = param->offset + begin * param->local_shape[1], num = count * param->local_shape[1];
+    int64_t cols = placement->local_shape[1], offset = placement->offset + begin * cols, num = count * cols;
     size_t elem_bytes = rk_dtype_bytes(core->dtype);
 
     rk_convert(staging->rounded, core->dtype, staging->values, staging->dtype, num);
@@ -90,40 +83,44 @@ static struct rk_status *store_rows(struct rk_model *model, const struct rk_para
     return rk_train_set_masters(model->train, core->stream, offset, num, staging->values);
 }
 
-static struct rk_status *load_rows(struct rk_model *model, const struct rk_param *param,
-                                   const struct source *source, const struct staging *staging,
-                                   struct rk_model_walk *walk)
+static struct rk_status *load_rows(struct rk_model *model, int64_t i, const struct source *source,
+                                   const struct staging *staging, struct rk_model_walk *walk)
 {
-    int64_t num_rows = num_rows_in_file(param), step = rk_model_rows_per_move(model, param);
+    const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
+    struct rk_param_box box = rk_param_get_box(rk_params_at(&model->core->params, i), placement);
+    int64_t step = rk_model_rows_per_move(model, i), cols = box.shape[1];
 
-    for (int64_t begin = 0; begin < num_rows; begin += step) {
-        int64_t count = RK_MIN(step, num_rows - begin);
+    for (int64_t begin = 0; begin < box.shape[0]; begin += step) {
+        int64_t count = RK_MIN(step, box.shape[0] - begin);
 
-        RK_TRY(read_rows(param, source, begin, count, staging->raw));
-        rk_convert(staging->values, staging->dtype, staging->raw, source->tensor->dtype,
-                   count * param->local_shape[1]);
-        RK_TRY(store_rows(model, param, begin, count, staging));
-        RK_TRY(rk_model_walk_advance(walk, count * param->local_shape[1]));
+        RK_TRY(read_rows(&box, source, begin, count, staging->raw));
+        rk_convert(staging->values, staging->dtype, staging->raw, source->tensor->dtype, count * cols);
+        RK_TRY(store_rows(model, placement, begin, count, staging));
+        RK_TRY(rk_model_walk_advance(walk, count * cols));
     }
-    return rk_model_walk_advance(walk, (param->local_shape[0] - num_rows) * param->local_shape[1]);
+    return rk_model_walk_advance(walk, (placement->local_shape[0] - box.shape[0]) * cols);
 }
 
-static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_dir *dir,
-                                    const struct rk_param *param, struct rk_model_walk *walk)
+static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_dir *dir, int64_t i,
+                                    struct rk_model_walk *walk)
 {
-    size_t count = (size_t)(rk_model_rows_per_move(model, param) * param->local_shape[1]);
+    const struct rk_param *param = rk_params_at(&model->core->params, i);
+    const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
+    size_t count = (size_t)(rk_model_rows_per_move(model, i) * placement->local_shape[1]);
     struct staging staging = {.dtype = rk_train_grad_dtype(model->core->dtype)};
     struct source source;
     struct rk_status *st;
 
-    RK_TRY(rk_hf_dir_find(dir, param->name, &source.file, &source.tensor));
+    if (!placement->is_held)
+        return NULL;
+    RK_TRY(rk_hf_dir_find(dir, param, &source.file, &source.tensor));
     RK_TRY(check_tensor(param, &source));
     RK_TRY_GOTO(st, rk_try_alloc(&staging.raw, count * rk_dtype_bytes(source.tensor->dtype), param->name),
                 out);
     RK_TRY_GOTO(st, rk_try_alloc(&staging.values, count * rk_dtype_bytes(staging.dtype), param->name), out);
     RK_TRY_GOTO(st, rk_try_alloc(&staging.rounded, count * rk_dtype_bytes(model->core->dtype), param->name),
                 out);
-    st = load_rows(model, param, &source, &staging, walk);
+    st = load_rows(model, i, &source, &staging, walk);
 
 out:
     rk_free(staging.raw);
@@ -144,7 +141,7 @@ struct rk_status *rk_model_load_hf(struct rk_model *model, const char *path,
     if (!st)
         rk_hf_dir_warn_unused(dir, params);
     for (int64_t i = 0; !st && i < params->count; i++)
-        st = rk_model_agree(model, load_param(model, dir, rk_params_at(params, i), &walk));
+        st = rk_model_agree(model, load_param(model, dir, i, &walk));
     rk_hf_dir_close(dir);
     return st ? RK_WRAP(st, "loading the model from '%s'", path) : NULL;
 }

@@ -116,15 +116,16 @@ static struct rk_status *run_gather(struct rk_model *model)
     void *out;
 
     for (int64_t i = 0; i < params->count; i++) {
-        const struct rk_param *param = rk_params_at(params, i);
-        struct rk_param_rows rows = {.param = i, .count = rk_model_rows_per_move(model, param)};
+        const struct rk_placement *placement = rk_params_placement(params, i);
+        struct rk_param_rows rows = {.param = i, .count = rk_model_rows_per_move(model, i)};
 
-        if (rows.count * param->local_shape[1] > largest_elements) {
+        if (rows.count * placement->local_shape[1] > largest_elements) {
             largest = rows;
-            largest_elements = rows.count * param->local_shape[1];
+            largest_elements = rows.count * placement->local_shape[1];
         }
     }
-    out = rk_calloc((size_t)largest_elements * (size_t)params->tp_size, rk_dtype_bytes(model->core->dtype));
+    out = rk_calloc((size_t)largest_elements * (size_t)rk_params_tp_size(params),
+                    rk_dtype_bytes(model->core->dtype));
     st = rk_model_gather_rows(model, &largest, out);
     rk_free(out);
     return st;

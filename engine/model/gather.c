@@ -9,102 +9,106 @@
  * anywhere. */
 #define MOVE_BYTES ((int64_t)4 << 20)
 
-int64_t rk_model_rows_per_move(const struct rk_model *model, const struct rk_param *param)
+int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param)
 {
-    int64_t row_bytes =
-        param->local_shape[1] * (int64_t)rk_dtype_bytes(model->core->dtype) * model->core->params.tp_size;
+    const struct rk_param_table *params = &model->core->params;
+    const struct rk_placement *placement = rk_params_placement(params, param);
+    int64_t row_bytes = placement->local_shape[1] * (int64_t)rk_dtype_bytes(model->core->dtype) *
+                        rk_params_split_size(params, param);
 
-    return RK_MIN(RK_MAX(MOVE_BYTES / row_bytes, 1), param->local_shape[0]);
+    return placement->is_held ? RK_MIN(RK_MAX(MOVE_BYTES / row_bytes, 1), placement->local_shape[0]) : 0;
 }
 
 /* This rank's rows within the flat buffer of parameters or gradients. */
-static rk_tensor_t local_rows(const struct rk_model *model, const struct rk_param *param,
+static rk_tensor_t local_rows(const struct rk_model *model, const struct rk_placement *placement,
                               const struct rk_param_rows *rows)
 {
     bool is_value = rows->kind == RK_PARAM_VALUE;
     rk_dtype_t dtype = is_value ? model->core->dtype : rk_train_grad_dtype(model->core->dtype);
     char *base = is_value ? model->core->values : rk_train_grads(model->train);
-    int64_t begin = param->offset + rows->begin * param->local_shape[1];
+    int64_t begin = placement->offset + rows->begin * placement->local_shape[1];
 
     return rk_tensor_2d(base + (size_t)begin * rk_dtype_bytes(dtype), dtype, rows->count,
-                        param->local_shape[1]);
+                        placement->local_shape[1]);
 }
 
 struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows, void *out)
 {
     const struct rk_model_core *core = model->core;
     const struct rk_param *param = rk_params_at(&core->params, rows->param);
-    rk_tensor_t local = local_rows(model, param, rows), parts, mine;
+    const struct rk_placement *placement = rk_params_placement(&core->params, rows->param);
+    struct rk_comm_group *group = rk_mesh_comms_group(core->mesh, rk_param_split_group(param));
+    rk_tensor_t local = local_rows(model, placement, rows), parts, mine;
     size_t part_bytes = rk_tensor_bytes(local);
-    struct rk_comm_group *tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP);
 
-    RK_ASSERT(rows->begin + rows->count <= param->local_shape[0]);
+    RK_ASSERT(rows->begin + rows->count <= placement->local_shape[0]);
     rk_step_arena_reset(model->arena);
-    RK_TRY(rk_step_3d(model->arena, &parts, local.dtype, rk_comm_group_size(tp), rows->count,
-                      param->local_shape[1]));
-    mine = rk_tensor_2d((char *)parts.data + (size_t)rk_comm_group_rank(tp) * part_bytes, local.dtype,
-                        rows->count, param->local_shape[1]);
+    RK_TRY(rk_step_3d(model->arena, &parts, local.dtype, rk_comm_group_size(group), rows->count,
+                      placement->local_shape[1]));
+    mine = rk_tensor_2d((char *)parts.data + (size_t)rk_comm_group_rank(group) * part_bytes, local.dtype,
+                        rows->count, placement->local_shape[1]);
     RK_TRY(rk_stream_copy(core->stream, mine.data, local.data, part_bytes, RK_COPY_D2D));
     if (rows->kind == RK_PARAM_GRADIENT)
-        RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, RK_GROUP_DP_CP), core->stream, mine,
+        RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, param->grad_group), core->stream, mine,
                                   RK_REDUCE_SUM));
-    RK_TRY(rk_comm_all_gather(tp, core->stream, parts, mine));
+    RK_TRY(rk_comm_all_gather(group, core->stream, parts, mine));
     RK_TRY(rk_stream_copy(core->stream, out, parts.data, rk_tensor_bytes(parts), RK_COPY_D2H));
     return rk_stream_sync(core->stream);
 }
 
-/* Adds the rows that tp rank `rank` sent to the whole tensor, where they belong. */
-static void add_rows(const struct rk_param *param, const struct rk_param_rows *rows, int32_t part,
-                     const double *from, double *out)
+/* Adds the rows that a holder of `box` sent to the whole tensor, where they belong. */
+static void add_rows(const struct rk_param *param, const struct rk_param_rows *rows,
+                     const struct rk_param_box *box, const double *from, double *out)
 {
-    int64_t cols = param->local_shape[1];
-    int64_t row_offset = param->split_dim == 0 ? part * param->local_shape[0] : 0;
-    int64_t col_offset = param->split_dim == 1 ? part * cols : 0;
+    int64_t cols = box->shape[1];
 
-    for (int64_t r = 0; r < rows->count; r++) {
-        int64_t row = row_offset + rows->begin + r;
+    for (int64_t r = 0; r < rows->count && rows->begin + r < box->shape[0]; r++) {
+        int64_t row = box->begin[0] + rows->begin + r;
 
-        if (row >= param->shape[0])
-            return; /* padding of the vocabulary */
         for (int64_t c = 0; c < cols; c++)
-            out[row * param->shape[1] + col_offset + c] += from[r * cols + c];
+            out[row * param->shape[1] + box->begin[1] + c] += from[r * cols + c];
     }
 }
 
-/* Copies count once; gradients of a key-value head are partial on each of its ranks. */
-static bool contributes(const struct rk_param *param, rk_param_kind_t kind, int32_t rank, int32_t part,
-                        int32_t tp_size)
+/* Copies count once, unless each has only a summand of the gradient. */
+static bool contributes(const struct rk_param *param, rk_param_kind_t kind,
+                        const struct rk_placement *placement)
 {
-    bool is_partial = kind == RK_PARAM_GRADIENT && param->split_dim >= 0;
-
-    return is_partial || rank == rk_param_first_rank(param, part, tp_size);
+    return placement->is_counted || (kind == RK_PARAM_GRADIENT && param->flags & RK_PARAM_PARTIAL_GRAD);
 }
 
 static void assemble(const struct rk_model *model, const struct rk_param_rows *rows, const char *raw,
                      double *wide, double *out)
 {
-    const struct rk_param *param = rk_params_at(&model->core->params, rows->param);
+    const struct rk_param_table *params = &model->core->params;
+    const struct rk_param *param = rk_params_at(params, rows->param);
     rk_dtype_t dtype =
         rows->kind == RK_PARAM_VALUE ? model->core->dtype : rk_train_grad_dtype(model->core->dtype);
-    int32_t tp_size = model->core->params.tp_size;
-    int64_t part_elements = rows->count * param->local_shape[1];
+    int64_t part_elements = rows->count * rk_params_placement(params, rows->param)->local_shape[1];
+    struct rk_mesh_coords peer = params->coords;
 
-    for (int32_t rank = 0; rank < tp_size; rank++) {
-        int32_t part = (int32_t)((int64_t)rank * param->num_parts / tp_size);
+    peer.axis[RK_AXIS_PP] = param->stage;
+    for (int32_t rank = 0; rank < rk_params_split_size(params, rows->param); rank++) {
+        struct rk_placement placement;
+        struct rk_param_box box;
 
-        if (!contributes(param, rows->kind, rank, part, tp_size))
+        peer.axis[param->split.axis] = rank;
+        rk_param_place(&placement, param, params->mesh, &peer);
+        if (!contributes(param, rows->kind, &placement))
             continue;
+        box = rk_param_get_box(param, &placement);
         rk_load_f64(wide, raw + (size_t)(rank * part_elements) * rk_dtype_bytes(dtype), dtype, part_elements);
-        add_rows(param, rows, part, wide, out);
+        add_rows(param, rows, &box, wide, out);
     }
 }
 
 struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind, double *out)
 {
     const struct rk_param *param = rk_model_param_at(model, i);
+    const struct rk_placement *placement = rk_model_placement_at(model, i);
     struct rk_param_rows rows = {.param = i, .kind = kind};
-    int64_t step = rk_model_rows_per_move(model, param);
-    size_t part_elements = (size_t)(step * param->local_shape[1]);
+    int64_t step = rk_model_rows_per_move(model, i);
+    size_t part_elements = (size_t)(step * placement->local_shape[1]);
     void *raw = NULL, *wide = NULL;
     struct rk_status *st;
 
@@ -114,13 +118,15 @@ struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_pa
         RK_TRY(rk_train_settle(model));
     RK_TRY_GOTO(
         st,
-        rk_try_alloc(&raw, part_elements * (size_t)model->core->params.tp_size * sizeof(double), param->name),
+        rk_try_alloc(&raw,
+                     part_elements * (size_t)rk_params_split_size(&model->core->params, i) * sizeof(double),
+                     param->name),
         out);
     RK_TRY_GOTO(st, rk_try_alloc(&wide, part_elements * sizeof(double), param->name), out);
-    for (int64_t j = 0; j < param->shape[0] * param->shape[1]; j++)
+    for (int64_t j = 0; j < rk_param_num_elements(param); j++)
         out[j] = 0;
-    for (; rows.begin < param->local_shape[0]; rows.begin += rows.count) {
-        rows.count = RK_MIN(step, param->local_shape[0] - rows.begin);
+    for (; rows.begin < placement->local_shape[0]; rows.begin += rows.count) {
+        rows.count = RK_MIN(step, placement->local_shape[0] - rows.begin);
         RK_TRY_GOTO(st, rk_model_gather_rows(model, &rows, raw), out);
         assemble(model, &rows, raw, wide, out);
     }

@@ -7,38 +7,28 @@
 #include "base/rk_str.h"
 #include "engine/optim/optim_internal.h"
 
-/* The rows of this rank that are not padding of the vocabulary. */
-static int64_t count_rows(const struct rk_param *param)
-{
-    int64_t begin = param->split_dim == 0 ? param->part * param->local_shape[0] : 0;
-
-    return RK_MIN(RK_MAX(param->shape[0] - begin, 0), param->local_shape[0]);
-}
-
 /* N(0, initializer_range): my part of the matrix. */
-static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk_param *param, void *values,
-                                     uint64_t seed)
+static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk_param *param,
+                                     const struct rk_param_box *box, void *values, uint64_t seed)
 {
-    int64_t first_row = param->split_dim == 0 ? param->part * param->local_shape[0] : 0;
-    int64_t first_col = param->split_dim == 1 ? param->part * param->local_shape[1] : 0;
-
-    return rk_random_normal(
-        core->stream, &(struct rk_random_normal_args){
-                          .out = rk_tensor_2d(values, core->dtype, count_rows(param), param->local_shape[1]),
-                          .deviation = core->config.initializer_range,
-                          .seed = seed,
-                          .stream = rk_rng_stream_of_name(param->name),
-                          .first = (uint64_t)(first_row * param->shape[1] + first_col),
-                          .row_pitch = (uint64_t)param->shape[1],
-                      });
+    return rk_random_normal(core->stream,
+                            &(struct rk_random_normal_args){
+                                .out = rk_tensor_2d(values, core->dtype, box->shape[0], box->shape[1]),
+                                .deviation = core->config.initializer_range,
+                                .seed = seed,
+                                .stream = rk_rng_stream_of_name(param->name),
+                                .first = (uint64_t)(box->begin[0] * param->shape[1] + box->begin[1]),
+                                .row_pitch = (uint64_t)param->shape[1],
+                            });
 }
 
 /* Ones (the weight of a norm) or zeros (a bias). The buffer serves until the stream has copied it. */
-static struct rk_status *init_vector(struct rk_model_core *core, const struct rk_param *param, void *values)
+static struct rk_status *init_vector(struct rk_model_core *core, const struct rk_param *param,
+                                     const struct rk_param_box *box, void *values)
 {
     double value = rk_str_has_suffix(param->name, ".bias") ? 0 : 1;
     size_t elem_bytes = rk_dtype_bytes(core->dtype);
-    int64_t count = count_rows(param);
+    int64_t count = box->shape[0];
     char *raw;
     struct rk_status *st;
 
@@ -52,13 +42,17 @@ static struct rk_status *init_vector(struct rk_model_core *core, const struct rk
     return st;
 }
 
-static struct rk_status *init_param(struct rk_model_core *core, const struct rk_param *param, uint64_t seed)
+static struct rk_status *init_param(struct rk_model_core *core, int64_t i, uint64_t seed)
 {
+    const struct rk_param *param = rk_params_at(&core->params, i);
+    const struct rk_placement *placement = rk_params_placement(&core->params, i);
+    struct rk_param_box box = rk_param_get_box(param, placement);
     size_t elem_bytes = rk_dtype_bytes(core->dtype);
-    char *values = (char *)core->values + (size_t)param->offset * elem_bytes;
+    char *values = (char *)core->values + (size_t)placement->offset * elem_bytes;
 
-    RK_TRY(rk_stream_zero(core->stream, values, (size_t)rk_param_local_elements(param) * elem_bytes));
-    return param->rank == 1 ? init_vector(core, param, values) : init_matrix(core, param, values, seed);
+    RK_TRY(rk_stream_zero(core->stream, values, (size_t)rk_placement_num_elements(placement) * elem_bytes));
+    return param->rank == 1 ? init_vector(core, param, &box, values)
+                            : init_matrix(core, param, &box, values, seed);
 }
 
 struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
@@ -68,10 +62,11 @@ struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
 
     rk_model_walk_begin(&walk, model->core, "initialise", hooks);
     for (int64_t i = 0; i < model->core->params.count; i++) {
-        const struct rk_param *param = rk_params_at(&model->core->params, i);
+        const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
 
-        RK_TRY(init_param(model->core, param, seed));
-        RK_TRY(rk_model_walk_advance(&walk, rk_param_local_elements(param)));
+        if (placement->is_held)
+            RK_TRY(init_param(model->core, i, seed));
+        RK_TRY(rk_model_walk_advance(&walk, rk_placement_num_elements(placement)));
     }
     RK_TRY(rk_train_copy_masters(model->train, model->core));
     return rk_stream_sync(model->core->stream);

@@ -54,17 +54,19 @@ static struct rk_weight declare_vector(struct rk_model_core *core, int64_t rows,
 }
 
 /* Rows of the vocabulary, padded so that tp parts are equal. */
-static struct rk_weight declare_vocabulary(struct rk_model_core *core, const char *name)
+static struct rk_weight declare_vocabulary(struct rk_model_core *core, const char *name, const char *alias)
 {
-    int64_t align = (int64_t)VOCAB_ALIGN_ROWS * core->params.tp_size;
+    int32_t tp_size = rk_params_tp_size(&core->params);
+    int64_t align = (int64_t)VOCAB_ALIGN_ROWS * tp_size;
     struct rk_param_spec spec = {
         .rows = core->config.vocab_size,
         .cols = core->config.hidden_size,
         .rows_padded = (core->config.vocab_size + align - 1) / align * align,
+        .alias = alias,
     };
 
     return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name),
-                              .rows = spec.rows_padded / core->params.tp_size,
+                              .rows = spec.rows_padded / tp_size,
                               .cols = spec.cols};
 }
 
@@ -100,28 +102,29 @@ static void set_head(struct rk_model_core *core)
 {
     struct rk_head *head = &core->head;
 
-    head->vocab_begin = head->weight.rows * core->params.tp_rank;
+    head->vocab_begin = head->weight.rows * core->params.coords.axis[RK_AXIS_TP];
     head->num_valid = RK_MIN(RK_MAX(core->config.vocab_size - head->vocab_begin, 0), head->weight.rows);
     head->chunk_tokens = RK_HEAD_CHUNK;
     core->embedding.vocab_begin = head->vocab_begin;
 }
 
-struct rk_status *rk_model_plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size, int32_t dp_size)
+struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
+                                const struct rk_mesh_coords *coords)
 {
+    bool is_tied = core->config.tie_word_embeddings;
     const struct rk_model_family *family = rk_family_find(core->config.family);
 
     RK_ASSERT(family);
-    core->params.tp_rank = tp_rank;
-    core->params.tp_size = tp_size;
+    RK_TRY(rk_params_init(&core->params, mesh, coords, core->dtype));
     core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
-    core->embedding.weight = declare_vocabulary(core, "model.embed_tokens.weight");
+    core->embedding.weight =
+        declare_vocabulary(core, "model.embed_tokens.weight", is_tied ? "lm_head.weight" : NULL);
     for (int64_t layer = 0; layer < core->config.num_layers; layer++)
         RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
     core->final_norm = declare_vector(core, core->config.hidden_size, "model.norm.weight");
-    core->head.weight = core->config.tie_word_embeddings ? core->embedding.weight
-                                                         : declare_vocabulary(core, "lm_head.weight");
+    core->head.weight = is_tied ? core->embedding.weight : declare_vocabulary(core, "lm_head.weight", NULL);
     set_head(core);
-    return rk_params_lay_out(&core->params, dp_size);
+    return rk_params_lay_out(&core->params);
 }
 
 static struct rk_status *make_rope(struct rk_model_core *core)
@@ -164,7 +167,7 @@ static struct rk_status *make_row_numbers(struct rk_model_core *core)
     struct rk_status *st;
     void *memory;
 
-    if (core->params.tp_size == 1)
+    if (rk_params_tp_size(&core->params) == 1)
         return NULL;
     core->row_numbers = rk_tensor_1d(NULL, RK_DTYPE_I32, RK_HEAD_CHUNK);
     RK_TRY(rk_device_alloc(rk_stream_device(core->stream), &core->row_numbers.data, bytes, "row numbers"));
@@ -208,8 +211,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->recompute_num_layers = desc->recompute_num_layers;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
-    RK_TRY(rk_model_plan(core, rk_mesh_comms_coords(desc->mesh)->axis[RK_AXIS_TP],
-                         rk_mesh_axis_size(mesh, RK_AXIS_TP), rk_mesh_axis_size(mesh, RK_AXIS_DP)));
+    RK_TRY(rk_model_plan(core, mesh, rk_mesh_comms_coords(desc->mesh)));
     return allocate(core);
 }
 
@@ -315,8 +317,8 @@ void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh)
     RK_ASSERT(model->owns_core);
     if (mesh) {
         RK_ASSERT(rk_mesh_comms_is_member(mesh));
-        RK_ASSERT(rk_mesh_axis_size(rk_mesh_comms_mesh(mesh), RK_AXIS_TP) == model->core->params.tp_size);
-        RK_ASSERT(rk_mesh_comms_coords(mesh)->axis[RK_AXIS_TP] == model->core->params.tp_rank);
+        RK_ASSERT(memcmp(rk_mesh_comms_coords(mesh), &model->core->params.coords,
+                         sizeof(struct rk_mesh_coords)) == 0);
     }
     model->core->mesh = mesh;
 }
@@ -348,24 +350,32 @@ const struct rk_param *rk_model_param_at(const struct rk_model *model, int64_t i
     return rk_params_at(&model->core->params, i);
 }
 
+const struct rk_placement *rk_model_placement_at(const struct rk_model *model, int64_t i)
+{
+    RK_ASSERT(i >= 0);
+    RK_ASSERT(i < model->core->params.count);
+    return rk_params_placement(&model->core->params, i);
+}
+
 int64_t rk_model_find_param(const struct rk_model *model, const char *name)
 {
-    for (int64_t i = 0; i < model->core->params.count; i++) {
-        if (strcmp(rk_params_at(&model->core->params, i)->name, name) == 0)
-            return i;
-    }
-    return -1;
+    return rk_params_find(&model->core->params, name);
+}
+
+void rk_model_freeze_param(struct rk_model *model, int64_t i)
+{
+    RK_ASSERT(i >= 0);
+    RK_ASSERT(i < model->core->params.count);
+    RK_ASSERT(!model->train);
+    model->core->params.params[i].flags |= RK_PARAM_FROZEN;
 }
 
 int64_t rk_model_num_elements(const struct rk_model *model)
 {
     int64_t count = 0;
 
-    for (int64_t i = 0; i < model->core->params.count; i++) {
-        const struct rk_param *param = rk_params_at(&model->core->params, i);
-
-        count += param->shape[0] * param->shape[1];
-    }
+    for (int64_t i = 0; i < model->core->params.count; i++)
+        count += rk_param_num_elements(rk_params_at(&model->core->params, i));
     return count;
 }
 
@@ -373,7 +383,7 @@ int64_t rk_model_local_kv_heads(const struct rk_model *model)
 {
     int64_t num_kv_heads = model->core->config.num_kv_heads;
 
-    return num_kv_heads / RK_MIN(num_kv_heads, (int64_t)model->core->params.tp_size);
+    return num_kv_heads / RK_MIN(num_kv_heads, (int64_t)rk_params_tp_size(&model->core->params));
 }
 
 void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes)

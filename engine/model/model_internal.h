@@ -76,10 +76,10 @@ struct rk_model_core {
     uint64_t weight_version;
 };
 
-/* Fills params, blocks, embedding, final_norm and head from core->config: pure, nothing is allocated on the
- * device. */
-struct rk_status *rk_model_plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size,
-                                int32_t dp_size) RK_NODISCARD;
+/* Fills params, blocks, embedding, final_norm and head from core->config and core->dtype for the rank at
+ * `coords`: pure, nothing is allocated on the device. */
+struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
+                                const struct rk_mesh_coords *coords) RK_NODISCARD;
 void rk_model_plan_fini(struct rk_model_core *core);
 
 struct rk_train;
@@ -151,12 +151,13 @@ struct rk_param_rows {
     rk_param_kind_t kind;
     int64_t begin, count; /* rows of the local shape */
 };
-/* Collective over tp (and dp for gradients, which it sums): writes [tp, count, local_shape[1]] to host
- * memory, in the model's dtype or that of gradients. Resets the step arena. */
+/* Collective over the ranks that the parameter is split over (and those that its gradient is summed over):
+ * writes [split size, count, local_shape[1]] to host memory, in the model's dtype or that of gradients.
+ * Resets the step arena. */
 struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows,
                                        void *out) RK_NODISCARD;
 /* Rows that fit into about 4 MiB over all ranks: the step in which tensors are moved. At least 1. */
-int64_t rk_model_rows_per_move(const struct rk_model *model, const struct rk_param *param);
+int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param);
 
 /* --- walks over all parameters: what fills or writes a model (walk.c) --- */
 

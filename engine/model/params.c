@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
@@ -11,42 +12,63 @@
 /* A dp shard is a multiple of 128 / gcd(dp, 128) elements, and the total is one of this. */
 #define SHARD_ALIGN_ELEMENTS 128
 
-static void set_local_shape(struct rk_param *param, const struct rk_param_table *table)
+struct rk_status *rk_params_init(struct rk_param_table *table, const struct rk_mesh *mesh,
+                                 const struct rk_mesh_coords *coords, rk_dtype_t dtype)
 {
-    param->part = (int32_t)((int64_t)table->tp_rank * param->num_parts / table->tp_size);
-    param->is_counted = table->tp_rank == rk_param_first_rank(param, param->part, table->tp_size);
-    for (int32_t dim = 0; dim < 2; dim++)
-        param->local_shape[dim] =
-            dim == param->split_dim ? param->split_size_padded / param->num_parts : param->shape[dim];
+    *table = (struct rk_param_table){.coords = *coords, .dtype = dtype};
+    return rk_mesh_clone(&table->mesh, mesh);
+}
+
+static void grow(struct rk_param_table *table)
+{
+    if (table->count < table->capacity)
+        return;
+    table->capacity = RK_MAX(64, 2 * table->capacity);
+    table->params = rk_realloc(table->params, (size_t)table->capacity * sizeof(*table->params));
+    table->placements = rk_realloc(table->placements, (size_t)table->capacity * sizeof(*table->placements));
+}
+
+static struct rk_param_split make_split(const struct rk_param_table *table, const struct rk_param_spec *spec)
+{
+    struct rk_param_split split = {
+        .axis = spec->is_expert ? RK_AXIS_ETP : RK_AXIS_TP, .dim = spec->split_dim, .num_parts = 1};
+    int32_t axis_size = rk_mesh_axis_size(table->mesh, split.axis);
+
+    if (spec->split_dim < 0)
+        return split;
+    split.num_parts = spec->num_parts ? spec->num_parts : axis_size;
+    split.size_padded = spec->split_dim == 1 ? spec->cols
+                        : spec->rows_padded  ? spec->rows_padded
+                                             : spec->rows;
+    RK_ASSERT(axis_size % split.num_parts == 0);
+    RK_ASSERT(split.size_padded % split.num_parts == 0);
+    return split;
 }
 
 int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *spec, const char *name_fmt,
                       ...)
 {
-    struct rk_param_row row = {.is_fused = spec->is_fused};
-    struct rk_param *param = &row.param;
+    struct rk_param *param;
     va_list args;
 
+    grow(table);
+    param = &table->params[table->count];
+    *param = (struct rk_param){
+        .dtype = table->dtype,
+        .rank = spec->cols ? 2 : 1,
+        .shape = {spec->rows, spec->cols ? spec->cols : 1},
+        .flags = spec->flags | (spec->cols ? 0 : RK_PARAM_NO_DECAY),
+        .stage = spec->stage,
+        .shared_stage = spec->shared_stage ? spec->shared_stage : -1,
+        .ep_rank = spec->is_expert ? spec->ep_rank : -1,
+        .split = make_split(table, spec),
+        .grad_group = spec->is_expert ? RK_GROUP_EDP : RK_GROUP_DP_CP,
+    };
     va_start(args, name_fmt);
     vsnprintf(param->name, sizeof(param->name), name_fmt, args);
     va_end(args);
-    param->rank = spec->cols ? 2 : 1;
-    param->shape[0] = spec->rows;
-    param->shape[1] = spec->cols ? spec->cols : 1;
-    param->split_dim = spec->split_dim;
-    param->num_parts = spec->split_dim < 0 ? 1 : spec->num_parts ? spec->num_parts : table->tp_size;
-    if (spec->split_dim >= 0)
-        param->split_size_padded = spec->rows_padded ? spec->rows_padded : param->shape[spec->split_dim];
-    param->flags = spec->flags | (spec->cols ? 0 : RK_PARAM_NO_DECAY);
-    RK_ASSERT(table->tp_size % param->num_parts == 0);
-    RK_ASSERT(param->split_size_padded % param->num_parts == 0);
-    set_local_shape(param, table);
-
-    if (table->count == table->capacity) {
-        table->capacity = RK_MAX(64, 2 * table->capacity);
-        table->rows = rk_realloc(table->rows, (size_t)table->capacity * sizeof(*table->rows));
-    }
-    table->rows[table->count] = row;
+    snprintf(param->alias, sizeof(param->alias), "%s", spec->alias ? spec->alias : "");
+    rk_param_place(&table->placements[table->count], param, table->mesh, &table->coords);
     return table->count++;
 }
 
@@ -70,11 +92,13 @@ static bool place(struct rk_param_table *table, int64_t begin, int64_t end, int6
     if (!round_up(position, PARAM_ALIGN_ELEMENTS))
         return false;
     for (int64_t i = begin; i < end; i++) {
-        struct rk_param *param = &table->rows[i].param;
+        struct rk_placement *placement = &table->placements[i];
         int64_t elements;
 
-        param->offset = *position;
-        if (!rk_mul_i64(param->local_shape[0], param->local_shape[1], &elements) ||
+        if (!placement->is_held)
+            continue;
+        placement->offset = *position;
+        if (!rk_mul_i64(placement->local_shape[0], placement->local_shape[1], &elements) ||
             !rk_add_i64(*position, elements, position))
             return false;
     }
@@ -86,20 +110,21 @@ int64_t rk_params_align(int32_t num_shards)
     return num_shards / gcd(num_shards, SHARD_ALIGN_ELEMENTS) * SHARD_ALIGN_ELEMENTS;
 }
 
-struct rk_status *rk_params_lay_out(struct rk_param_table *table, int32_t num_shards)
+struct rk_status *rk_params_lay_out(struct rk_param_table *table)
 {
+    int32_t num_shards =
+        rk_mesh_axis_size(table->mesh, RK_AXIS_DP) * rk_mesh_axis_size(table->mesh, RK_AXIS_CP);
     int64_t align = rk_params_align(num_shards);
     int64_t position = 0;
     bool fits = true;
 
-    RK_ASSERT(num_shards >= 1);
     for (int32_t rank = 2; rank >= 1; rank--) {
         for (int64_t end = table->count; fits && end > 0;) {
             int64_t begin = end - 1;
 
-            while (table->rows[begin].is_fused)
+            while (table->params[begin].flags & RK_PARAM_FUSED)
                 begin--;
-            if (table->rows[begin].param.rank == rank)
+            if (table->params[begin].rank == rank)
                 fits = place(table, begin, end, &position);
             end = begin;
         }
@@ -112,14 +137,26 @@ struct rk_status *rk_params_lay_out(struct rk_param_table *table, int32_t num_sh
 
 void rk_params_fini(struct rk_param_table *table)
 {
-    rk_free(table->rows);
+    rk_free(table->params);
+    rk_free(table->placements);
+    rk_mesh_destroy(table->mesh);
     *table = (struct rk_param_table){0};
+}
+
+int64_t rk_params_find(const struct rk_param_table *table, const char *name)
+{
+    for (int64_t i = 0; i < table->count; i++) {
+        if (strcmp(table->params[i].name, name) == 0)
+            return i;
+    }
+    return -1;
 }
 
 struct rk_status *rk_params_check_divides(const struct rk_param_table *table, const char *what, int64_t size)
 {
-    if (size % table->tp_size == 0)
+    int32_t tp_size = rk_params_tp_size(table);
+
+    if (size % tp_size == 0)
         return NULL;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "%s=%lld is not divisible by tp=%d", what, (long long)size,
-                   table->tp_size);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s=%lld is not divisible by tp=%d", what, (long long)size, tp_size);
 }

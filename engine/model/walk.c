@@ -6,7 +6,7 @@ void rk_model_walk_begin(struct rk_model_walk *walk, const struct rk_model_core 
     *walk = (struct rk_model_walk){.hooks = hooks, .phase = phase, .elem_bytes = rk_dtype_bytes(core->dtype)};
     for (int64_t i = 0; i < core->params.count; i++)
         walk->total_bytes +=
-            (uint64_t)rk_param_local_elements(rk_params_at(&core->params, i)) * walk->elem_bytes;
+            (uint64_t)rk_placement_num_elements(rk_params_placement(&core->params, i)) * walk->elem_bytes;
 }
 
 struct rk_status *rk_model_walk_advance(struct rk_model_walk *walk, int64_t num_elements)

@@ -3,8 +3,7 @@
  *
  * A rank has num_heads / tp query heads and num_kv_heads / tp key-value heads. When tp > num_kv_heads every
  * key-value head stands on tp / num_kv_heads consecutive ranks, which see different query heads: the
- * gradients of its weights are partial there and are summed over these ranks when the step reduces them
- * (optim/buckets.c).
+ * gradients of its weights are partial there (RK_PARAM_PARTIAL_GRAD).
  *
  * Packed sequences and the paged cache of the rollout engine differ in what follows the projection: attend().
  */
@@ -40,7 +39,7 @@ static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor
 static struct rk_status *check_heads(const struct rk_model_config *config,
                                      const struct rk_param_table *params)
 {
-    int64_t num_kv_heads = config->num_kv_heads, tp = params->tp_size;
+    int64_t num_kv_heads = config->num_kv_heads, tp = rk_params_tp_size(params);
 
     RK_TRY(rk_params_check_divides(params, "num_attention_heads", config->num_heads));
     if (num_kv_heads % tp != 0 && tp % num_kv_heads != 0)
@@ -59,8 +58,8 @@ static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_
     struct rk_param_spec q = {.rows = config->num_heads * config->head_dim, .cols = cols};
     struct rk_param_spec kv = {.rows = config->num_kv_heads * config->head_dim,
                                .cols = cols,
-                               .num_parts = (int32_t)RK_MIN(config->num_kv_heads, params->tp_size),
-                               .is_fused = true};
+                               .num_parts = (int32_t)RK_MIN(config->num_kv_heads, rk_params_tp_size(params)),
+                               .flags = RK_PARAM_FUSED | RK_PARAM_PARTIAL_GRAD};
     long long layer = (long long)site->layer;
     int64_t first = rk_params_add(params, &q, "model.layers.%lld.%s.q_proj.%s", layer, site->module, kind);
 
@@ -74,12 +73,13 @@ static struct rk_status *attention_declare(struct rk_block *block, struct rk_par
 {
     const struct rk_model_config *config = site->config;
     struct rk_attention *attention = &block->attention;
+    int64_t tp_size = rk_params_tp_size(params);
     struct rk_param_spec o = {
         .rows = config->hidden_size, .cols = config->num_heads * config->head_dim, .split_dim = 1};
 
     RK_TRY(check_heads(config, params));
-    attention->num_heads = config->num_heads / params->tp_size;
-    attention->num_kv_heads = config->num_kv_heads / RK_MIN(config->num_kv_heads, (int64_t)params->tp_size);
+    attention->num_heads = config->num_heads / tp_size;
+    attention->num_kv_heads = config->num_kv_heads / RK_MIN(config->num_kv_heads, tp_size);
     attention->head_dim = config->head_dim;
     if (config->sliding_window > 0 && site->layer >= config->max_window_layers)
         attention->window = config->sliding_window;

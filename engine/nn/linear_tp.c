@@ -13,7 +13,7 @@
 static rk_tensor_t view(const struct rk_pass *pass, const struct rk_weight *weight, void *buffer,
                         rk_dtype_t dtype)
 {
-    int64_t offset = rk_params_at(pass->params, weight->param)->offset;
+    int64_t offset = rk_params_placement(pass->params, weight->param)->offset;
     char *data = (char *)buffer + (size_t)offset * rk_dtype_bytes(dtype);
 
     RK_ASSERT(buffer);

@@ -20,13 +20,13 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
     struct rk_mlp *mlp = &block->mlp;
     struct rk_param_spec gate = {.rows = config->intermediate_size, .cols = config->hidden_size};
     struct rk_param_spec up = {
-        .rows = config->intermediate_size, .cols = config->hidden_size, .is_fused = true};
+        .rows = config->intermediate_size, .cols = config->hidden_size, .flags = RK_PARAM_FUSED};
     struct rk_param_spec down = {
         .rows = config->hidden_size, .cols = config->intermediate_size, .split_dim = 1};
     long long layer = (long long)site->layer;
 
     RK_TRY(rk_params_check_divides(params, "intermediate_size", config->intermediate_size));
-    mlp->intermediate_size = config->intermediate_size / params->tp_size;
+    mlp->intermediate_size = config->intermediate_size / rk_params_tp_size(params);
     mlp->gate_up.rows = 2 * mlp->intermediate_size;
     mlp->gate_up.cols = config->hidden_size;
     mlp->gate_up.param =

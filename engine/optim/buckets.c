@@ -17,6 +17,12 @@ static int compare_begin(const void *a, const void *b)
     return left < right ? -1 : left > right;
 }
 
+static bool are_alike(const struct rk_shard_segment *a, const struct rk_shard_segment *b)
+{
+    return a->bucket == b->bucket && a->is_frozen == b->is_frozen && a->decays == b->decays &&
+           a->is_counted == b->is_counted;
+}
+
 /* Joins neighbours of a bucket that are treated alike. The gap that alignment left between them holds zeros
  * in parameters and gradients, which stay zeros. */
 static void join_segments(struct rk_train *train)
@@ -27,8 +33,7 @@ static void join_segments(struct rk_train *train)
     for (int64_t i = 0; i < train->segments.count; i++) {
         struct rk_shard_segment *last = count > 0 ? &segments[count - 1] : NULL;
 
-        if (last && last->bucket == segments[i].bucket && last->decays == segments[i].decays &&
-            last->is_counted == segments[i].is_counted)
+        if (last && are_alike(last, &segments[i]))
             last->count = segments[i].begin + segments[i].count - last->begin;
         else
             segments[count++] = segments[i];
@@ -36,25 +41,37 @@ static void join_segments(struct rk_train *train)
     train->segments.count = count;
 }
 
-/* Of the bucket with that index. */
-static void add_segments(struct rk_train *train, const struct rk_param_table *params, int64_t index)
+/* They stood between the others, so that these were not joined over them. */
+static void drop_frozen(struct rk_train *train)
 {
-    const struct rk_bucket *bucket = &train->buckets.items[index];
+    struct rk_shard_segment *segments = train->segments.items;
+    int64_t count = 0;
 
-    for (int64_t i = 0; i < params->count; i++) {
-        const struct rk_param *param = rk_params_at(params, i);
-        int64_t begin = RK_MAX(param->offset, bucket->mine);
-        int64_t end = RK_MIN(param->offset + rk_param_local_elements(param), bucket->mine + bucket->part);
+    for (int64_t i = 0; i < train->segments.count; i++) {
+        if (!segments[i].is_frozen)
+            segments[count++] = segments[i];
+    }
+    train->segments.count = count;
+}
+
+/* Of a parameter's runs in my shard. */
+static void add_segments(struct rk_train *train, const struct rk_param *param,
+                         const struct rk_placement *placement)
+{
+    int64_t end = placement->offset + rk_placement_num_elements(placement);
+    struct rk_shard_run run = {0};
+
+    while (rk_shard_next_run(&train->shards, placement->offset, end, &run)) {
         struct rk_shard_segment segment = {
-            .begin = begin,
-            .count = end - begin,
-            .bucket = index,
+            .begin = run.begin,
+            .count = run.count,
+            .bucket = run.bucket,
+            .is_frozen = param->flags & RK_PARAM_FROZEN,
             .decays = !(param->flags & RK_PARAM_NO_DECAY),
-            .is_counted = param->is_counted,
+            .is_counted = placement->is_counted,
         };
 
-        if (begin < end)
-            rk_array_append(&train->segments, segment);
+        rk_array_append(&train->segments, segment);
     }
 }
 
@@ -64,24 +81,27 @@ void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, i
     /* One rank has nothing to overlap: the fewer buckets, the fewer calls of the optimizer. */
     int64_t unset = dp_size > 1 ? RK_BUCKET_ELEMENTS : RK_MAX(params->num_elements, 1);
     int64_t wanted = train->config.bucket_elements ? train->config.bucket_elements : unset;
-    int64_t align = rk_params_align(dp_size), step = (wanted + align - 1) / align * align;
+    int64_t align = rk_params_align(dp_size);
 
     RK_ASSERT(params->num_elements % align == 0);
     train->num_elements = params->num_elements;
     train->shard_count = train->num_elements / dp_size;
-    for (int64_t begin = 0; begin < train->num_elements; begin += step) {
-        struct rk_bucket bucket = {.begin = begin, .count = RK_MIN(step, train->num_elements - begin)};
+    train->shards = (struct rk_shard_map){.num_elements = train->num_elements,
+                                          .bucket_elements = (wanted + align - 1) / align * align,
+                                          .num_shards = dp_size,
+                                          .index = dp_rank};
+    for (int64_t i = 0; i < rk_shard_num_buckets(&train->shards); i++) {
+        struct rk_bucket bucket = rk_shard_bucket_at(&train->shards, i);
 
-        bucket.part = bucket.count / dp_size;
-        bucket.mine = begin + dp_rank * bucket.part;
-        bucket.shard = begin / dp_size;
         rk_array_append(&train->buckets, bucket);
-        add_segments(train, params, train->buckets.count - 1);
     }
+    for (int64_t i = 0; i < params->count; i++)
+        add_segments(train, rk_params_at(params, i), rk_params_placement(params, i));
     if (train->segments.count > 0)
         qsort(train->segments.items, (size_t)train->segments.count, sizeof(*train->segments.items),
               compare_begin);
     join_segments(train);
+    drop_frozen(train);
 }
 
 /* --- sums --- */
@@ -109,29 +129,44 @@ static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream
     return rk_stream_wait(train->comm, train->is_ready);
 }
 
-/* The gradient of weights that several tp ranks hold but use for different query heads: the sum over these
- * ranks, in rank order. They have no communicator of their own; key-value weights are small, so all of tp
- * exchanges them. */
-static struct rk_status *sum_replicas(struct rk_model *model, const struct rk_param *param)
+/* A gradient of which each copy of my part has a summand: the sum over the copies, in rank order. They have
+ * no communicator of their own; such parameters are small, so all ranks that the parameter is split over
+ * exchange them. */
+static struct rk_status *sum_copies(struct rk_model *model, int64_t i)
 {
     const struct rk_model_core *core = model->core;
+    const struct rk_param *param = rk_params_at(&core->params, i);
+    const struct rk_placement *placement = rk_params_placement(&core->params, i);
+    struct rk_comm_group *group = rk_mesh_comms_group(core->mesh, rk_param_split_group(param));
     struct rk_train *train = model->train;
-    int32_t num_replicas = core->params.tp_size / param->num_parts;
-    int32_t first = rk_param_first_rank(param, param->part, core->params.tp_size);
-    int64_t count = rk_param_local_elements(param);
-    rk_tensor_t grad = rk_flat_view(train->grads, train->grad_dtype, param->offset, count), parts;
+    int32_t first = rk_param_first_rank(param, core->params.mesh, placement->part);
+    int64_t count = rk_placement_num_elements(placement);
+    rk_tensor_t grad = rk_flat_view(train->grads, train->grad_dtype, placement->offset, count), parts;
     struct rk_step_mark mark = rk_step_arena_mark(model->arena);
 
-    RK_TRY(rk_step_1d(model->arena, &parts, train->grad_dtype, count * core->params.tp_size));
-    RK_TRY(rk_comm_all_gather(rk_mesh_comms_group(core->mesh, RK_GROUP_TP), core->stream, parts, grad));
-    for (int32_t i = 0; i < num_replicas; i++) {
-        rk_tensor_t part = rk_flat_view(parts.data, train->grad_dtype, (first + i) * count, count);
+    RK_TRY(rk_step_1d(model->arena, &parts, train->grad_dtype, count * rk_comm_group_size(group)));
+    RK_TRY(rk_comm_all_gather(group, core->stream, parts, grad));
+    for (int32_t copy = 0; copy < rk_param_num_copies(param, core->params.mesh); copy++) {
+        rk_tensor_t part = rk_flat_view(parts.data, train->grad_dtype, (first + copy) * count, count);
 
-        RK_TRY(rk_axpby(core->stream, &(struct rk_axpby_args){
-                                          .y = grad, .x = part, .alpha = 1, .beta = i == 0 ? 0.0f : 1.0f}));
+        RK_TRY(rk_axpby(
+            core->stream,
+            &(struct rk_axpby_args){.y = grad, .x = part, .alpha = 1, .beta = copy == 0 ? 0.0f : 1.0f}));
     }
     rk_step_arena_release(model->arena, mark);
     return NULL;
+}
+
+/* Whether the sum over the copies of parameter `i` is to be formed once elements [0, end) are complete. */
+static bool needs_sum(const struct rk_model *model, int64_t i, int64_t end)
+{
+    const struct rk_param_table *params = &model->core->params;
+    const struct rk_param *param = rk_params_at(params, i);
+    const struct rk_placement *placement = rk_params_placement(params, i);
+
+    return placement->is_held && param->flags & RK_PARAM_PARTIAL_GRAD &&
+           rk_param_num_copies(param, params->mesh) > 1 && placement->offset >= model->train->num_complete &&
+           placement->offset < end;
 }
 
 static struct rk_status *reduce_bucket(struct rk_model *model, const struct rk_bucket *bucket)
@@ -149,15 +184,11 @@ static struct rk_status *reduce_bucket(struct rk_model *model, const struct rk_b
 /* The gradients of elements [0, end) are complete on this rank. `end` never cuts a parameter. */
 static struct rk_status *reduce_up_to(struct rk_model *model, int64_t end)
 {
-    const struct rk_param_table *params = &model->core->params;
     struct rk_train *train = model->train;
 
-    for (int64_t i = params->count - 1; i >= 0; i--) {
-        const struct rk_param *param = rk_params_at(params, i);
-        bool is_next = param->offset >= train->num_complete && param->offset < end;
-
-        if (is_next && param->split_dim >= 0 && param->num_parts < params->tp_size)
-            RK_TRY(sum_replicas(model, param));
+    for (int64_t i = model->core->params.count - 1; i >= 0; i--) {
+        if (needs_sum(model, i, end))
+            RK_TRY(sum_copies(model, i));
     }
     train->num_complete = end;
     while (train->num_reduced < train->buckets.count) {
@@ -189,10 +220,10 @@ struct rk_status *rk_train_grads_ready(struct rk_model *model, int64_t first_par
     if (!model->train->is_last_micro || !model->train->comm)
         return NULL;
     for (int64_t i = first_param; i < params->count; i++) {
-        const struct rk_param *param = rk_params_at(params, i);
+        const struct rk_placement *placement = rk_params_placement(params, i);
 
-        if (param->rank == 2) /* vectors are behind all matrices */
-            end = RK_MAX(end, param->offset + rk_param_local_elements(param));
+        if (rk_params_at(params, i)->rank == 2) /* vectors are behind all matrices */
+            end = RK_MAX(end, placement->offset + rk_placement_num_elements(placement));
     }
     return reduce_up_to(model, end);
 }

@@ -50,17 +50,11 @@ const struct rk_optim_ops *rk_optim_find(const char *name); /* NULL when unknown
 
 /* --- state of training --- */
 
-/* A run of the flat buffers. My part of it is [mine, mine + part), which the shard's arrays hold from `shard`
- * on. */
-struct rk_bucket {
-    int64_t begin, count;
-    int64_t mine, part, shard;
-};
-
 /* A range of the flat buffers inside my part of a bucket whose elements are treated alike. */
 struct rk_shard_segment {
     int64_t begin, count;
     int64_t bucket;  /* its index */
+    bool is_frozen;  /* not updated, not counted */
     bool decays;     /* weight decay applies */
     bool is_counted; /* in the gradient norm of this rank */
 };
@@ -72,7 +66,8 @@ struct rk_train {
     rk_dtype_t grad_dtype;
     int64_t num_elements; /* of the flat buffers */
     int64_t shard_count;  /* mine */
-    RK_ARRAY(struct rk_bucket) buckets;
+    struct rk_shard_map shards;
+    RK_ARRAY(struct rk_bucket) buckets;         /* all of shards */
     RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
     /* Of the collectives of buckets, with the events that tie it to the model's stream; NULL for one dp rank.
      */
@@ -119,7 +114,7 @@ struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream 
 /* --- buckets (buckets.c) --- */
 
 /* Cuts the flat buffers, and my shard into segments: parameters that touch each other in a bucket and are
- * treated alike are one. */
+ * treated alike are one. Frozen parameters are in none. */
 void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, int32_t dp_size,
                   int32_t dp_rank);
 /* Gradients that count as zero become zeros. */

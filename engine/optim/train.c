@@ -73,22 +73,16 @@ struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream 
                                        int64_t count, const void *values)
 {
     size_t elem_bytes = train ? rk_dtype_bytes(train->grad_dtype) : 0;
+    struct rk_shard_run run = {0};
     bool has_copied = false;
 
     if (!train || !train->masters)
         return NULL;
-    for (int64_t b = 0; b < train->buckets.count; b++) {
-        const struct rk_bucket *bucket = &train->buckets.items[b];
-        int64_t first = RK_MAX(begin, bucket->mine);
-        int64_t end = RK_MIN(begin + count, bucket->mine + bucket->part);
-        int64_t to = bucket->shard + first - bucket->mine;
-
-        if (first >= end)
-            continue;
+    while (rk_shard_next_run(&train->shards, begin, begin + count, &run)) {
         has_copied = true;
-        RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)to * elem_bytes,
-                              (const char *)values + (size_t)(first - begin) * elem_bytes,
-                              (size_t)(end - first) * elem_bytes, RK_COPY_H2D));
+        RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)run.shard * elem_bytes,
+                              (const char *)values + (size_t)(run.begin - begin) * elem_bytes,
+                              (size_t)run.count * elem_bytes, RK_COPY_H2D));
     }
     return has_copied ? rk_stream_sync(stream) : NULL;
 }
@@ -125,15 +119,15 @@ static int64_t find_summed(const struct rk_model_core *core)
     int64_t begin = core->params.num_elements;
 
     for (int64_t i = 0; i < core->params.count; i++) {
-        const struct rk_param *param = rk_params_at(&core->params, i);
+        const struct rk_placement *placement = rk_params_placement(&core->params, i);
         bool is_embedding = i == core->embedding.weight.param && i != core->head.weight.param;
 
-        if (param->rank == 1 || is_embedding)
-            begin = RK_MIN(begin, param->offset);
+        if (placement->is_held && (rk_params_at(&core->params, i)->rank == 1 || is_embedding))
+            begin = RK_MIN(begin, placement->offset);
     }
     for (int64_t i = 0; i < core->params.count; i++) {
         if (rk_params_at(&core->params, i)->rank == 2 && i != core->embedding.weight.param)
-            RK_ASSERT(rk_params_at(&core->params, i)->offset < begin);
+            RK_ASSERT(rk_params_placement(&core->params, i)->offset < begin);
     }
     return begin;
 }

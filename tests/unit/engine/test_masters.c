@@ -149,7 +149,7 @@ static void test_many_tiny_updates_are_not_lost(void **state)
     struct rk_optim_config optim = rk_test_adamw(5e-5, 0, 0);
     struct rk_test_model test, exact;
     struct batch batch;
-    const struct rk_param *norm;
+    const struct rk_placement *norm;
     int64_t num_moved = 0;
 
     (void)state;
@@ -157,7 +157,7 @@ static void test_many_tiny_updates_are_not_lost(void **state)
     open_training(&test, NULL, 5e-5);
     open_model(&exact, NULL, RK_DTYPE_F32);
     assert_ok(rk_train_enable(exact.model, &optim));
-    norm = rk_model_param_at(test.model, rk_model_find_param(test.model, "model.norm.weight"));
+    norm = rk_model_placement_at(test.model, rk_model_find_param(test.model, "model.norm.weight"));
     for (int round = 0; round < 2; round++) {
         const uint16_t *params = (const uint16_t *)test.model->core->values + norm->offset;
         const float *masters = (const float *)test.model->train->masters + norm->offset;
@@ -167,12 +167,12 @@ static void test_many_tiny_updates_are_not_lost(void **state)
         run_steps(test.model, &batch, round == 0 ? 1 : 99);
         run_steps(exact.model, &batch, round == 0 ? 1 : 99);
         (void)count_rounded(test.model);
-        for (int64_t i = 0; i < norm->shape[0]; i++) {
+        for (int64_t i = 0; i < norm->local_shape[0]; i++) {
             error += fabs((double)masters[i] - (double)expected[i]);
             distance += fabs((double)expected[i] - 1);
             num_moved += params[i] != rk_f32_to_bf16(1);
         }
-        assert_true(round == 0 ? num_moved == 0 : num_moved > norm->shape[0] / 2);
+        assert_true(round == 0 ? num_moved == 0 : num_moved > norm->local_shape[0] / 2);
         assert_below("masters against f32", error / distance, RK_TOL_BF16_MODEL);
     }
     rk_test_model_close(&test);
@@ -180,7 +180,7 @@ static void test_many_tiny_updates_are_not_lost(void **state)
 }
 
 /* Goal: values reach the masters of this shard and nothing else. Method: ranges before, over both ends of,
- * inside, around and behind the parts of two buckets, elements 10 to 19 and 30 to 39. */
+ * inside, around and behind the parts of four buckets, elements 10 to 19, 30 to 39 and so on. */
 static void test_set_masters_takes_what_lies_in_the_shard(void **state)
 {
     static const struct {
@@ -191,20 +191,19 @@ static void test_set_masters_takes_what_lies_in_the_shard(void **state)
     (void)state;
     open_model(&test, NULL, RK_DTYPE_F32); /* for its device */
     for (size_t r = 0; r < RK_ARRAY_LEN(ranges); r++) {
-        struct rk_bucket buckets[] = {{.count = 20, .mine = 10, .part = 10},
-                                      {.begin = 20, .count = 20, .mine = 30, .part = 10, .shard = 10}};
-        struct rk_train train = {.grad_dtype = RK_DTYPE_F32, .shard_count = 20};
-        float values[64], masters[20];
+        struct rk_train train = {
+            .grad_dtype = RK_DTYPE_F32,
+            .shard_count = 40,
+            .shards = {.num_elements = 80, .bucket_elements = 20, .num_shards = 2, .index = 1}};
+        float values[64], masters[40];
 
-        train.buckets.items = buckets;
-        train.buckets.count = 2;
         for (int i = 0; i < 64; i++)
             values[i] = (float)(ranges[r].begin + i);
         assert_ok(rk_device_alloc(test.device, &train.masters, sizeof(masters), "test"));
         assert_ok(rk_train_set_masters(&train, test.stream, ranges[r].begin, ranges[r].count, values));
         memcpy(masters, train.masters, sizeof(masters));
-        for (int64_t i = 0; i < 20; i++) {
-            int64_t at = i < 10 ? 10 + i : 20 + i;
+        for (int64_t i = 0; i < 40; i++) {
+            int64_t at = i / 10 * 20 + 10 + i % 10;
             bool is_covered = at >= ranges[r].begin && at < ranges[r].begin + ranges[r].count;
 
             assert_true(masters[i] == (is_covered ? (float)at : 0.0f));

@@ -125,7 +125,7 @@ static void check_gradients(const char *config)
     gradient = rk_calloc(VOCAB_SIZE * 64, sizeof(*gradient));
     for (int64_t i = 0; i < rk_model_num_params(test.model); i++) {
         const struct rk_param *param = rk_model_param_at(test.model, i);
-        double *values = (double *)test.model->core->values + param->offset;
+        double *values = (double *)test.model->core->values + rk_model_placement_at(test.model, i)->offset;
         int64_t count = param->shape[0] * param->shape[1];
 
         assert_ok(rk_model_gather_param(test.model, i, RK_PARAM_GRADIENT, gradient));
@@ -497,6 +497,75 @@ static void test_step_with_nan_gradient_is_skipped(void **state)
     rk_test_model_close(&test);
 }
 
+static const char *const frozen_names[] = {"model.layers.0.mlp.gate_proj.weight",
+                                           "model.layers.1.input_layernorm.weight", "lm_head.weight"};
+
+static bool is_frozen(const char *name)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(frozen_names); i++) {
+        if (strcmp(name, frozen_names[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* One step with weight decay and without clipping. Returns the sum of squares of the gradients of
+ * frozen_names. */
+static double run_step(struct rk_test_model *test, struct batch *batch, bool freezes,
+                       struct rk_step_stats *stats)
+{
+    struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 0);
+    double gradient[VOCAB_SIZE * 32], squares = 0;
+
+    open_model(test, UNTIED, RK_DTYPE_F32);
+    for (size_t i = 0; freezes && i < RK_ARRAY_LEN(frozen_names); i++)
+        rk_model_freeze_param(test->model, rk_model_find_param(test->model, frozen_names[i]));
+    assert_ok(rk_train_enable(test->model, &optim));
+    assert_ok(rk_train_begin(test->model));
+    assert_ok(micro_batch(test->model, batch));
+    for (size_t i = 0; i < RK_ARRAY_LEN(frozen_names); i++) {
+        int64_t param = rk_model_find_param(test->model, frozen_names[i]);
+
+        assert_ok(rk_model_gather_param(test->model, param, RK_PARAM_GRADIENT, gradient));
+        for (int64_t e = 0; e < rk_param_num_elements(rk_model_param_at(test->model, param)); e++)
+            squares += gradient[e] * gradient[e];
+    }
+    assert_ok(rk_train_step(test->model, stats));
+    return squares;
+}
+
+/* Goal: a frozen parameter gets no update and no weight decay and is not in the norm; the others get what
+ * they get without it. Method: the same step with frozen parameters, without, and the model before it. */
+static void test_step_leaves_frozen_parameters_alone(void **state)
+{
+    struct rk_step_stats all, some;
+    struct rk_test_model before, whole, test;
+    struct batch batch;
+    double squares;
+
+    (void)state;
+    make_batch(&batch);
+    open_model(&before, UNTIED, RK_DTYPE_F32);
+    squares = run_step(&whole, &batch, false, &all);
+    (void)run_step(&test, &batch, true, &some);
+    assert_true(squares > 1e-2 * all.grad_norm * all.grad_norm);
+    assert_true(fabs(some.grad_norm * some.grad_norm + squares - all.grad_norm * all.grad_norm) <
+                1e-5 * all.grad_norm * all.grad_norm);
+    for (int64_t i = 0; i < rk_model_num_params(test.model); i++) {
+        const struct rk_param *param = rk_model_param_at(test.model, i);
+        size_t at = (size_t)rk_model_placement_at(test.model, i)->offset * sizeof(float);
+        size_t bytes = (size_t)rk_param_num_elements(param) * sizeof(float);
+        const char *expected = (is_frozen(param->name) ? before : whole).model->core->values;
+
+        assert_memory_equal((const char *)test.model->core->values + at, expected + at, bytes);
+        assert_memory_not_equal((const char *)before.model->core->values + at,
+                                (const char *)whole.model->core->values + at, bytes);
+    }
+    rk_test_model_close(&before);
+    rk_test_model_close(&whole);
+    rk_test_model_close(&test);
+}
+
 /* Goal: a model that shares weights computes the owner's logits, shows its version, and cannot train. */
 static void test_create_shared_sees_updates_of_the_owner(void **state)
 {
@@ -720,6 +789,7 @@ int main(void)
         cmocka_unit_test(test_step_after_warm_up_allocates_nothing),
         cmocka_unit_test(test_memory_report_adds_up_to_the_device),
         cmocka_unit_test(test_step_with_nan_gradient_is_skipped),
+        cmocka_unit_test(test_step_leaves_frozen_parameters_alone),
         cmocka_unit_test(test_create_shared_sees_updates_of_the_owner),
         cmocka_unit_test(test_train_calls_in_wrong_state_are_failed_preconditions),
         cmocka_unit_test(test_train_without_optimizer_makes_gradients_only),

@@ -9,9 +9,39 @@
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
 
-static struct rk_param_table make_table(int32_t tp_rank, int32_t tp_size)
+/* The mesh of `spec` over as many ranks as it has, and the coordinates of `rank`. */
+static struct rk_mesh *make_mesh(const struct rk_mesh_spec *spec, int32_t rank, struct rk_mesh_coords *coords)
 {
-    return (struct rk_param_table){.tp_rank = tp_rank, .tp_size = tp_size};
+    int32_t sizes[] = {spec->tp, spec->cp, spec->dp, spec->pp}, num_ranks = 1;
+    struct rk_mesh *mesh;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(sizes); i++)
+        num_ranks *= RK_MAX(sizes[i], 1);
+    assert_ok(rk_mesh_create(&mesh, spec, num_ranks));
+    assert_true(rk_mesh_find_coords(mesh, rank, coords));
+    return mesh;
+}
+
+static struct rk_param_table make_table(int32_t dp_size)
+{
+    struct rk_mesh_coords coords;
+    struct rk_mesh *mesh = make_mesh(&(struct rk_mesh_spec){.dp = dp_size}, 0, &coords);
+    struct rk_param_table table;
+
+    assert_ok(rk_params_init(&table, mesh, &coords, RK_DTYPE_F32));
+    rk_mesh_destroy(mesh);
+    return table;
+}
+
+/* The rank with dp 0 and this place in tp. */
+static struct rk_status *plan(struct rk_model_core *core, int32_t tp_rank, int32_t tp_size, int32_t dp_size)
+{
+    struct rk_mesh_coords coords;
+    struct rk_mesh *mesh = make_mesh(&(struct rk_mesh_spec){.tp = tp_size, .dp = dp_size}, tp_rank, &coords);
+    struct rk_status *st = rk_model_plan(core, mesh, &coords);
+
+    rk_mesh_destroy(mesh);
+    return st;
 }
 
 static void add_vector(struct rk_param_table *table, int64_t count, const char *name)
@@ -31,13 +61,13 @@ static void test_lay_out_of_four_vectors_is_the_computed_one(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(totals); i++) {
-        struct rk_param_table table = make_table(0, 1);
+        struct rk_param_table table = make_table(totals[i].num_shards);
 
         for (size_t p = 0; p < RK_ARRAY_LEN(sizes); p++)
             add_vector(&table, sizes[p], "v");
-        assert_ok(rk_params_lay_out(&table, totals[i].num_shards));
+        assert_ok(rk_params_lay_out(&table));
         for (size_t p = 0; p < RK_ARRAY_LEN(sizes); p++)
-            assert_int_equal(rk_params_at(&table, (int64_t)p)->offset, offsets[p]);
+            assert_int_equal(rk_params_placement(&table, (int64_t)p)->offset, offsets[p]);
         assert_int_equal(table.num_elements, totals[i].total);
         assert_int_equal(table.num_elements % totals[i].num_shards, 0);
         rk_params_fini(&table);
@@ -47,12 +77,12 @@ static void test_lay_out_of_four_vectors_is_the_computed_one(void **state)
 /* Goal: a hostile configuration cannot overflow the offsets. */
 static void test_lay_out_of_too_many_elements_is_resource_exhausted(void **state)
 {
-    struct rk_param_table table = make_table(0, 1);
+    struct rk_param_table table = make_table(1);
 
     (void)state;
     for (int i = 0; i < 3; i++)
         rk_params_add(&table, &(struct rk_param_spec){.rows = INT32_MAX, .cols = INT32_MAX}, "w%d", i);
-    assert_fails(rk_params_lay_out(&table, 1), RK_RESOURCE_EXHAUSTED, "2^63");
+    assert_fails(rk_params_lay_out(&table), RK_RESOURCE_EXHAUSTED, "2^63");
     rk_params_fini(&table);
 }
 
@@ -70,14 +100,13 @@ static const char tiny[] =
     "{\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 2,"
     " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131}";
 
-static const struct rk_param *find(const struct rk_model_core *core, const char *name)
+static int64_t find(const struct rk_model_core *core, const char *name)
 {
-    for (int64_t i = 0; i < core->params.count; i++) {
-        if (strcmp(rk_params_at(&core->params, i)->name, name) == 0)
-            return rk_params_at(&core->params, i);
-    }
-    fail_msg("no parameter '%s'", name);
-    return NULL;
+    int64_t i = rk_params_find(&core->params, name);
+
+    if (i < 0)
+        fail_msg("no parameter '%s'", name);
+    return i;
 }
 
 struct part_case {
@@ -111,17 +140,19 @@ static void test_plan_of_tp_ranks_gives_parts_and_copies(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(part_cases); i++) {
         const struct part_case *row = &part_cases[i];
         struct rk_model_core core;
-        const struct rk_param *param;
+        const struct rk_placement *placement;
+        int32_t num_parts;
 
         parse(&core, tiny);
-        assert_ok(rk_model_plan(&core, row->tp_rank, row->tp_size, 1));
-        param = find(&core, row->name);
-        if (param->num_parts != row->num_parts || param->part != row->part ||
-            param->is_counted != row->is_counted || param->local_shape[0] != row->local_rows ||
-            param->local_shape[1] != row->local_cols)
-            fail_msg("%s: parts %d part %d counted %d local [%lld, %lld]", row->label, param->num_parts,
-                     param->part, param->is_counted, (long long)param->local_shape[0],
-                     (long long)param->local_shape[1]);
+        assert_ok(plan(&core, row->tp_rank, row->tp_size, 1));
+        placement = rk_params_placement(&core.params, find(&core, row->name));
+        num_parts = rk_params_at(&core.params, find(&core, row->name))->split.num_parts;
+        if (num_parts != row->num_parts || placement->part != row->part ||
+            placement->is_counted != row->is_counted || placement->local_shape[0] != row->local_rows ||
+            placement->local_shape[1] != row->local_cols)
+            fail_msg("%s: parts %d part %d counted %d local [%lld, %lld]", row->label, num_parts,
+                     placement->part, placement->is_counted, (long long)placement->local_shape[0],
+                     (long long)placement->local_shape[1]);
         rk_model_plan_fini(&core);
     }
 }
@@ -130,19 +161,19 @@ static void test_plan_of_tp_ranks_gives_parts_and_copies(void **state)
 static void test_plan_places_fused_rows_without_gap(void **state)
 {
     struct rk_model_core core;
-    const struct rk_param *q, *k, *v, *gate, *up;
+    const struct rk_placement *q, *k, *v, *gate, *up;
 
     (void)state;
     parse(&core, tiny);
-    assert_ok(rk_model_plan(&core, 0, 2, 3));
-    q = find(&core, "model.layers.1.self_attn.q_proj.weight");
-    k = find(&core, "model.layers.1.self_attn.k_proj.weight");
-    v = find(&core, "model.layers.1.self_attn.v_proj.weight");
-    gate = find(&core, "model.layers.1.mlp.gate_proj.weight");
-    up = find(&core, "model.layers.1.mlp.up_proj.weight");
-    assert_int_equal(k->offset, q->offset + rk_param_local_elements(q));
-    assert_int_equal(v->offset, k->offset + rk_param_local_elements(k));
-    assert_int_equal(up->offset, gate->offset + rk_param_local_elements(gate));
+    assert_ok(plan(&core, 0, 2, 3));
+    q = rk_params_placement(&core.params, find(&core, "model.layers.1.self_attn.q_proj.weight"));
+    k = rk_params_placement(&core.params, find(&core, "model.layers.1.self_attn.k_proj.weight"));
+    v = rk_params_placement(&core.params, find(&core, "model.layers.1.self_attn.v_proj.weight"));
+    gate = rk_params_placement(&core.params, find(&core, "model.layers.1.mlp.gate_proj.weight"));
+    up = rk_params_placement(&core.params, find(&core, "model.layers.1.mlp.up_proj.weight"));
+    assert_int_equal(k->offset, q->offset + rk_placement_num_elements(q));
+    assert_int_equal(v->offset, k->offset + rk_placement_num_elements(k));
+    assert_int_equal(up->offset, gate->offset + rk_placement_num_elements(gate));
     rk_model_plan_fini(&core);
 }
 
@@ -170,8 +201,7 @@ static void test_plan_of_indivisible_sizes_is_refused(void **state)
         struct rk_model_core core;
 
         parse(&core, refused_cases[i].config);
-        assert_fails(rk_model_plan(&core, 0, refused_cases[i].tp, 1), RK_INVALID_ARGUMENT,
-                     refused_cases[i].text);
+        assert_fails(plan(&core, 0, refused_cases[i].tp, 1), RK_INVALID_ARGUMENT, refused_cases[i].text);
         rk_model_plan_fini(&core);
     }
 }
@@ -201,7 +231,7 @@ static void test_plan_of_published_models_counts_their_parameters(void **state)
         struct rk_model model = {.core = &core};
 
         parse(&core, models[i].config);
-        assert_ok(rk_model_plan(&core, 0, 8, 4));
+        assert_ok(plan(&core, 0, 8, 4));
         assert_int_equal(rk_model_num_elements(&model), models[i].count);
         rk_model_plan_fini(&core);
     }
@@ -243,14 +273,17 @@ static void paint_segments(const struct rk_train *train, uint8_t *painted)
     }
 }
 
-/* Goal: every element of a rank's table is in exactly one segment of one shard, with the right flags. Method:
- * paint the segments of all shards over the flat buffer, for one bucket and for many. */
+/* Goal: every element of a rank's table is in exactly one segment of one shard, with the right flags, and
+ * those of a frozen parameter in none. Method: paint the segments of all shards over the flat buffer, for one
+ * bucket and for many. */
 static void test_train_cut_covers_every_element_once(void **state)
 {
     static const struct {
         int32_t dp_size;
         int64_t bucket_elements;
     } cases[] = {{1, 0}, {2, 0}, {2, 1000}, {3, 500}, {4, 1}};
+    static const char *const frozen[] = {"model.layers.0.mlp.gate_proj.weight",
+                                         "model.layers.1.input_layernorm.weight"};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
@@ -258,7 +291,9 @@ static void test_train_cut_covers_every_element_once(void **state)
         uint8_t *painted;
 
         parse(&core, tiny);
-        assert_ok(rk_model_plan(&core, 3, 4, cases[i].dp_size));
+        assert_ok(plan(&core, 3, 4, cases[i].dp_size));
+        for (size_t f = 0; f < RK_ARRAY_LEN(frozen); f++)
+            core.params.params[find(&core, frozen[f])].flags |= RK_PARAM_FROZEN;
         painted = rk_calloc((size_t)core.params.num_elements, 1);
         for (int32_t r = 0; r < cases[i].dp_size; r++) {
             struct rk_train train = {.config = {.bucket_elements = cases[i].bucket_elements}};
@@ -272,10 +307,13 @@ static void test_train_cut_covers_every_element_once(void **state)
         }
         for (int64_t p = 0; p < core.params.count; p++) {
             const struct rk_param *param = rk_params_at(&core.params, p);
-            uint8_t expected = (uint8_t)(1 + (param->rank > 1) + 2 * param->is_counted);
+            const struct rk_placement *placement = rk_params_placement(&core.params, p);
+            uint8_t expected = (uint8_t)(1 + (param->rank > 1) + 2 * placement->is_counted);
 
-            for (int64_t e = 0; e < rk_param_local_elements(param); e++)
-                assert_int_equal(painted[param->offset + e], expected);
+            if (param->flags & RK_PARAM_FROZEN)
+                expected = 0;
+            for (int64_t e = 0; e < rk_placement_num_elements(placement); e++)
+                assert_int_equal(painted[placement->offset + e], expected);
         }
         rk_free(painted);
         rk_model_plan_fini(&core);
@@ -298,7 +336,7 @@ static void test_plan_shards_closes_files_at_the_limit(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
-        struct rk_param_table table = make_table(0, 1);
+        struct rk_param_table table = make_table(1);
         int64_t shard_of[5];
 
         for (int p = 0; p < 5; p++)

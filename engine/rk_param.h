@@ -1,0 +1,129 @@
+/* The parameter descriptor: the only description of how a model is laid out over a mesh.
+ *
+ * struct rk_param is one global row a parameter, the same on all ranks of the mesh, also on those that do not
+ * hold it: collective loops over parameters run over the rows, and a rank without the parameter takes its
+ * turn with nothing. struct rk_placement is what this rank holds of it. Loading, export, random
+ * initialisation, gradient sums, buckets, norm, optimizer and checkpoints read these two and nothing else.
+ *
+ * A dense parameter is split over tp and replicated over dp and cp. An expert's is held by one rank of ep,
+ * split over etp and replicated over edp. Both are held by one pipeline stage, or two when they are tied. All
+ * functions are pure. */
+#ifndef RK_PARAM_H
+#define RK_PARAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_dtype.h"
+#include "base/rk_mesh.h"
+#include "engine/rk_comm.h"
+
+RK_BEGIN_DECLS
+
+#define RK_PARAM_DIMS 2
+
+enum rk_param_flags {
+    RK_PARAM_NO_DECAY = 1u << 0, /* no weight decay: biases and 1-D parameters */
+    RK_PARAM_FROZEN = 1u << 1,   /* no update, no weight decay, not in the gradient norm */
+    /* The copies of a part along the split axis have different summands of its gradient, whose sum over these
+     * copies is the gradient (key-value heads with tp > num_kv_heads: each copy sees other query heads). */
+    RK_PARAM_PARTIAL_GRAD = 1u << 2,
+    RK_PARAM_FUSED = 1u << 3, /* in the flat buffers right behind the row before it, without a gap */
+};
+
+/* Over ranks of `axis`: `dim` is cut into num_parts equal parts, each of which axis_size / num_parts
+ * consecutive ranks hold. */
+struct rk_param_split {
+    rk_axis_t axis;      /* RK_AXIS_TP; experts: RK_AXIS_ETP */
+    int32_t dim;         /* 0, 1, or -1: not cut, every rank holds all */
+    int32_t num_parts;   /* divides the size of the axis; 1 when not cut */
+    int64_t size_padded; /* of `dim`: a multiple of num_parts; zeros stand behind the real elements */
+};
+
+struct rk_param {
+    char name[96];  /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
+    char alias[32]; /* a second name that files may have it under; read when the first is missing; or "" */
+    rk_dtype_t dtype;
+    int32_t rank;                 /* 1 or 2 */
+    int64_t shape[RK_PARAM_DIMS]; /* global, unpadded; shape[1] of a vector is 1 */
+    uint32_t flags;               /* enum rk_param_flags */
+    int32_t stage;                /* pipeline stage that owns it */
+    int32_t shared_stage;         /* another stage that holds a copy (tied embeddings), or -1 */
+    int32_t ep_rank;              /* rank of ep that holds it; -1: no expert's */
+    struct rk_param_split split;
+    rk_mesh_group_kind_t grad_group; /* gradients are summed over it, and optimizer state is sharded */
+};
+
+/* What one rank holds of a parameter. */
+struct rk_placement {
+    bool is_held;    /* false: everything below is 0 */
+    bool is_counted; /* among the copies outside grad_group the one that norms count and whose shards of
+                        optimizer state are saved */
+    bool is_main;    /* among all copies the one that files are written from: counted, first of grad_group */
+    int32_t part;    /* of split.dim */
+    int64_t local_shape[RK_PARAM_DIMS]; /* padding included */
+    int64_t offset; /* elements, in the flat buffers of parameters and gradients; set by the table's layout */
+};
+
+/* Elements [begin, begin + shape) of the global tensor. */
+struct rk_param_box {
+    int64_t begin[RK_PARAM_DIMS], shape[RK_PARAM_DIMS];
+};
+
+/* Everything but the offset, which is 0, for the rank at `coords`. */
+void rk_param_place(struct rk_placement *out, const struct rk_param *param, const struct rk_mesh *mesh,
+                    const struct rk_mesh_coords *coords);
+/* What the local part holds without padding: the first shape[0] rows and shape[1] columns of local_shape. A
+ * rank that has only padding, or does not hold the parameter, has a shape with a 0. */
+struct rk_param_box rk_param_get_box(const struct rk_param *param, const struct rk_placement *placement);
+/* Ranks of the split axis that hold the same part. */
+int32_t rk_param_num_copies(const struct rk_param *param, const struct rk_mesh *mesh);
+/* The first of them: the rank of the split axis whose copy of `part` counts. */
+int32_t rk_param_first_rank(const struct rk_param *param, const struct rk_mesh *mesh, int32_t part);
+
+static inline int64_t rk_param_num_elements(const struct rk_param *param)
+{
+    return param->shape[0] * param->shape[1];
+}
+
+static inline int64_t rk_placement_num_elements(const struct rk_placement *placement)
+{
+    return placement->local_shape[0] * placement->local_shape[1];
+}
+
+/* --- shards of the flat buffers over grad_group ---
+ *
+ * The buffers are cut into buckets, and every bucket into equal parts, one a rank. A rank's parts, one after
+ * the other, are its shard: the arrays of masters and optimizer state have this order. A part cuts through
+ * parameters, and a parameter may have parts of several buckets. */
+struct rk_shard_map {
+    int64_t num_elements;    /* of the flat buffers, padding included: a multiple of num_shards */
+    int64_t bucket_elements; /* of all buckets but the last, which may be shorter; a multiple of num_shards */
+    int32_t num_shards;      /* size of grad_group */
+    int32_t index;           /* of the rank in it */
+};
+
+/* A run of the flat buffers. The rank's part of it is [mine, mine + part), which the shard's arrays hold from
+ * `shard` on. */
+struct rk_bucket {
+    int64_t begin, count;
+    int64_t mine, part, shard;
+};
+
+int64_t rk_shard_num_buckets(const struct rk_shard_map *map);
+struct rk_bucket rk_shard_bucket_at(const struct rk_shard_map *map, int64_t i);
+
+/* Elements [begin, begin + count) of the flat buffers, which the shard's arrays hold from `shard` on. */
+struct rk_shard_run {
+    int64_t begin, count;
+    int64_t shard;
+    int64_t bucket; /* its index */
+};
+/* The next run of the shard within elements [begin, end), in ascending order; all zeros before the first
+ * call. False when there is none. For a parameter: begin is its offset, and run->begin - begin the first
+ * element of its local part, row-major. */
+bool rk_shard_next_run(const struct rk_shard_map *map, int64_t begin, int64_t end, struct rk_shard_run *run);
+
+RK_END_DECLS
+
+#endif
