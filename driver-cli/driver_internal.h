@@ -66,6 +66,9 @@ struct rk_driver {
     struct rk_upload *uploads; /* whose bytes gRPC may still hold */
 };
 
+/* "user@host:pid"; rk_free it. */
+char *rk_driver_default_id(void);
+
 /* --- channels and unary calls (client.c) --- */
 void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token);
 void rk_client_fini(struct rk_client *client);

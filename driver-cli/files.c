@@ -113,3 +113,16 @@ char *rk_resolve_path(const char *base, const char *path)
 {
     return path[0] == '/' ? rk_strdup(path) : rk_path_join(base, path);
 }
+
+char *rk_file_name_of(const char *text)
+{
+    char *name = rk_strdup(*text ? text : "run");
+
+    for (char *c = name; *c; c++) {
+        if (*c == '/' || (unsigned char)*c < 0x20)
+            *c = '_';
+    }
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        memset(name, '_', strlen(name));
+    return name;
+}

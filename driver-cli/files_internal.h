@@ -17,6 +17,9 @@ struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;
 struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name) RK_NODISCARD;
 /* "base/path" unless path is absolute; rk_free it. */
 char *rk_resolve_path(const char *base, const char *path);
+/* `text` as the name of one file, which leads nowhere else: without slashes, control characters, "." and
+ * ".."; rk_free it. */
+char *rk_file_name_of(const char *text);
 /* Status for errno after `action` on `path`. */
 struct rk_status *rk_errno_status(const char *action, const char *path) RK_NODISCARD;
 

@@ -45,7 +45,7 @@ static struct rk_status *read_token(char **out, const char *path)
     return st;
 }
 
-static char *default_driver_id(void)
+char *rk_driver_default_id(void)
 {
     char host[256] = {0};
     const struct passwd *user = getpwuid(geteuid());
@@ -72,7 +72,7 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
         }
     }
     grpc_init();
-    driver->driver_id = config->driver_id ? rk_strdup(config->driver_id) : default_driver_id();
+    driver->driver_id = config->driver_id ? rk_strdup(config->driver_id) : rk_driver_default_id();
     driver->lease_ttl_ms = config->lease_ttl_ms > 0 ? config->lease_ttl_ms : LEASE_TTL_MS;
     driver->control_timeout_ms =
         config->control_timeout_ms > 0 ? config->control_timeout_ms : CONTROL_TIMEOUT_MS;

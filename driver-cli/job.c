@@ -1,6 +1,8 @@
 #include "driver-cli/job_internal.h"
 
+#include <limits.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
@@ -78,6 +80,10 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     static const char *const paths[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
                                         RK_JOB_MODEL "tokenizer_path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
+    /* Relative to where rankctl was started, as in verl. */
+    static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path"};
+    char cwd[PATH_MAX];
+    bool has_cwd = getcwd(cwd, sizeof(cwd)) != NULL;
     struct rk_json *tree = rk_json_clone(rk_config_tree(job));
     const struct rk_json *reward = rk_config_json(job, "reward");
 
@@ -88,6 +94,10 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     for (size_t i = 0; i < RK_ARRAY_LEN(lists); i++) {
         if (!rk_config_is_null(job, lists[i]))
             rk_json_set_path(tree, lists[i], resolved_list(rk_config_json(job, lists[i]), dir));
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(outputs) && has_cwd; i++) {
+        if (!rk_config_is_null(job, outputs[i]))
+            rk_json_set_path(tree, outputs[i], resolved(rk_json_find_path(tree, outputs[i]), cwd));
     }
     if (strcmp(rk_json_as_string(rk_json_find(reward, "name"), ""), "command") == 0) {
         const struct rk_json *own = rk_json_find(reward, "dir");

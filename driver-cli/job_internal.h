@@ -22,7 +22,8 @@ struct rk_status *rk_job_load(struct rk_config **out, const char *path, const ch
  * line. */
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
 /* The job as a file of its own, wherever it lies: what is relative to `dir`, the directory of the job's file,
- * is absolute. The caller frees it. */
+ * is absolute; outputs are relative to the working directory.
+ * The caller frees it. */
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_ckpt_dir.h"
 #include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
 
@@ -232,6 +233,56 @@ static void check_logger(const struct rk_config *job, int32_t world_size, struct
     }
 }
 
+static void check_contents(const struct rk_config *job, const char *key, struct rk_str *problems)
+{
+    static const char *const known[] = {"model", "optimizer", "extra"};
+    const struct rk_json *list = rk_config_json(job, key);
+    bool has_model = false;
+
+    for (int64_t i = 0; i < rk_json_count(list); i++) {
+        const char *name = rk_json_as_string(rk_json_at(list, i), "");
+        bool is_known = false;
+
+        for (size_t j = 0; j < RK_ARRAY_LEN(known); j++)
+            is_known = is_known || strcmp(name, known[j]) == 0;
+        has_model = has_model || strcmp(name, "model") == 0;
+        if (strcmp(name, "hf_model") == 0)
+            rk_str_appendf(problems,
+                           "%s: hf_model is not saved with each checkpoint; the run exports the last "
+                           "model, rankctl checkpoint export any other\n",
+                           key);
+        else if (!is_known)
+            rk_str_appendf(problems, "%s: item %" PRId64 ": expected model, optimizer or extra\n", key, i);
+    }
+    if (!has_model)
+        rk_str_appendf(problems, "%s: expected a list with model in it\n", key);
+}
+
+static void check_checkpoints(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    const char *from = rk_config_string(job, "trainer.resume_from_path");
+    bool is_path = strcmp(rk_config_string(job, "trainer.resume_mode"), "resume_path") == 0;
+    int64_t step;
+
+    (void)world_size;
+    check_contents(job, RK_JOB_ACTOR "checkpoint.save_contents", problems);
+    if (!rk_config_is_null(job, RK_JOB_ACTOR "checkpoint.load_contents"))
+        check_contents(job, RK_JOB_ACTOR "checkpoint.load_contents", problems);
+    if (is_path && (!from || !rk_ckpt_step_parse(from, &step)))
+        rk_str_appendf(
+            problems,
+            "trainer.resume_mode=resume_path: expected trainer.resume_from_path=.../global_step_<N>, "
+            "got %s\n",
+            from ? from : "null");
+    if (!is_path && from)
+        rk_str_append(problems,
+                      "trainer.resume_from_path has no effect without trainer.resume_mode=resume_path\n");
+    if (rk_config_bool(job, "trainer.del_local_ckpt_after_load"))
+        rk_str_append(problems,
+                      "trainer.del_local_ckpt_after_load=true: checkpoints are loaded where they are, no "
+                      "local copy is made; trainer.max_actor_ckpt_to_keep removes old ones\n");
+}
+
 static const struct rk_job_rule rules[] = {
     {"world", check_world},
     {"nodes", check_nodes},
@@ -247,6 +298,7 @@ static const struct rk_job_rule rules[] = {
     {"recompute", check_recompute},
     {"reward", check_reward},
     {"logger", check_logger},
+    {"checkpoints", check_checkpoints},
 };
 
 const struct rk_job_rule *rk_job_rules(int64_t *count)

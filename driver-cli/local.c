@@ -123,7 +123,7 @@ static struct rk_status *spawn(struct child *child, char *const *args, int lock)
     struct rk_status *st = NULL;
     int out[2] = {-1, -1};
     struct child_files files = {.null = open("/dev/null", O_RDONLY | O_CLOEXEC),
-                                .log = open(child->log_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666),
+                                .log = open(child->log_path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666),
                                 .lock = lock};
     pid_t parent = getpid();
 

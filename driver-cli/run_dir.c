@@ -10,14 +10,16 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_time.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
 
-#define REWARD_METRIC  "critic/score/mean"
-#define AVERAGE_WINDOW 10
-#define NAME_ATTEMPTS  100
+#define REWARD_METRIC    "critic/score/mean"
+#define AVERAGE_WINDOW   10
+#define NAME_ATTEMPTS    100
+#define CONFIG_BYTES_MAX (16u << 20)
 
 /* "20260131T123456Z" of now, which sorts. */
 static char *time_name(void)
@@ -34,24 +36,10 @@ static char *time_name(void)
     return rk_format("%sZ", utc);
 }
 
-/* A name that no file outside the runs folder can have. */
-static char *safe_name(const char *text)
-{
-    char *name = rk_strdup(*text ? text : "run");
-
-    for (char *c = name; *c; c++) {
-        if (*c == '/' || (unsigned char)*c < 0x20)
-            *c = '_';
-    }
-    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        memset(name, '_', strlen(name));
-    return name;
-}
-
 /* runs/<experiment>/<time>, with a number when two runs begin in one second. */
 static char *new_path(const struct rk_config *job)
 {
-    char *experiment = safe_name(rk_config_string(job, "trainer.experiment_name"));
+    char *experiment = rk_file_name_of(rk_config_string(job, "trainer.experiment_name"));
     char *name = time_name();
     char *path = rk_format("runs/%s/%s", experiment, name);
 
@@ -75,35 +63,120 @@ static struct rk_status *write_json(const char *dir, const char *name, const str
     return st;
 }
 
-/* An empty file is left of a run that ended before its first step, or belongs to one that has not come to it:
- * the lock, which goes with the process, tells which. A file system without locks cannot. */
-static struct rk_status *take_over(FILE *file, const char *path)
+static void remember_reward(struct rk_run_dir *run, int64_t step, double reward)
+{
+    if (run->num_steps == run->capacity) {
+        run->capacity = run->capacity ? 2 * run->capacity : 64;
+        run->steps = rk_realloc(run->steps, (size_t)run->capacity * sizeof(*run->steps));
+        run->rewards = rk_realloc(run->rewards, (size_t)run->capacity * sizeof(*run->rewards));
+    }
+    run->steps[run->num_steps] = (double)step;
+    run->rewards[run->num_steps++] = reward;
+}
+
+/* --- metrics.jsonl of a run that goes on --- */
+
+struct cut {
+    struct rk_run_dir *run;
+    int64_t last_step, kept_step;
+    int64_t end; /* of the last line that stays */
+};
+
+static bool keep_line(void *user, const struct rk_jsonl_line *line)
+{
+    struct cut *cut = user;
+    int64_t step = rk_json_as_int(rk_json_find(line->json, "training/global_step"), cut->kept_step);
+    double reward = rk_json_as_real(rk_json_find(line->json, REWARD_METRIC), NAN);
+
+    if (step > cut->last_step)
+        return false;
+    if (isfinite(reward))
+        remember_reward(cut->run, step, reward);
+    cut->kept_step = step;
+    cut->end = line->end;
+    return true;
+}
+
+static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, int64_t last_step)
+{
+    struct cut cut = {.run = run, .last_step = last_step};
+    struct rk_status *st = rk_jsonl_read(path, keep_line, &cut);
+
+    if (rk_status_code(st) == RK_INVALID_ARGUMENT) { /* behind what a checkpoint has waited for */
+        RK_WARN("%s; it is cut off", rk_status_message(st));
+        rk_status_free(st);
+        st = NULL;
+    }
+    RK_TRY(st);
+    if (ftruncate(fileno(run->metrics), cut.end) != 0)
+        return rk_errno_status("cannot shorten", path);
+    if (cut.end > 0 && cut.kept_step < last_step)
+        RK_WARN("'%s' has no line of step %lld: the run goes on from a checkpoint of step %lld", path,
+                (long long)cut.kept_step + 1, (long long)last_step);
+    return rk_run_dir_sync(run);
+}
+
+/* The lock goes with the process; a file system without locks is used without. A file that has lines belongs
+ * to the run that goes on, if it is that one. */
+static struct rk_status *take_over(struct rk_run_dir *run, const char *path, int64_t last_step)
 {
     struct stat info;
 
-    if (fstat(fileno(file), &info) != 0)
+    if (fstat(fileno(run->metrics), &info) != 0)
         return rk_errno_status("cannot look at", path);
-    if (info.st_size > 0)
+    if (info.st_size > 0 && last_step == RK_RUN_DIR_NEW)
         return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists: the directory holds a run; name another", path);
-    if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return RK_FAIL(RK_ALREADY_EXISTS, "'%s': a run that has just begun has the directory; name another",
+    if (flock(fileno(run->metrics), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return RK_FAIL(RK_ALREADY_EXISTS, "'%s': a run that has just begun or goes on has it; name another",
                        path);
-    return NULL;
+    return info.st_size > 0 ? cut_metrics(run, path, last_step) : NULL;
 }
 
-static struct rk_status *open_metrics(struct rk_run_dir *run)
+static struct rk_status *open_metrics(struct rk_run_dir *run, int64_t last_step)
 {
     char *path = rk_path_join(run->path, "metrics.jsonl");
     struct rk_status *st;
 
     run->metrics = fopen(path, "ae");
-    st = run->metrics ? take_over(run->metrics, path) : rk_errno_status("cannot create", path);
+    st = run->metrics ? take_over(run, path, last_step) : rk_errno_status("cannot create", path);
     rk_free(path);
     return st;
 }
 
+/* What the run exported when it ended before: the next export finds no model in its place. */
+static struct rk_status *move_export(const struct rk_run_dir *run)
+{
+    char *from = rk_path_join(run->path, "hf"), *to = NULL;
+    struct rk_status *st = NULL;
+
+    for (int i = 1; access(from, F_OK) == 0 && i < NAME_ATTEMPTS; i++) {
+        rk_free(to);
+        to = rk_format("%s-%d", from, i);
+        if (access(to, F_OK) != 0 && rename(from, to) != 0) {
+            st = rk_errno_status("cannot rename", from);
+            break;
+        }
+    }
+    rk_free(to);
+    rk_free(from);
+    return st;
+}
+
+bool rk_run_dir_saves(const char *run_dir)
+{
+    char *path = rk_path_join(run_dir, "config.json");
+    struct rk_json *config = NULL;
+    struct rk_status *st = rk_json_parse_file(&config, path, CONFIG_BYTES_MAX, 0);
+    bool saves = rk_json_as_int(rk_json_find_path(config, "trainer.save_freq"), 0) > 0;
+
+    rk_status_free(st);
+    rk_json_free(config);
+    rk_free(path);
+    return saves;
+}
+
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
-                                    const char *run_dir)
+                                    const char *run_dir, int64_t last_step)
 {
     char *path = run_dir ? rk_strdup(run_dir) : new_path(job);
     struct rk_json *config = NULL;
@@ -117,7 +190,9 @@ struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_conf
         goto out;
     }
     out->path = rk_strdup(absolute);
-    RK_TRY_GOTO(st, open_metrics(out), out);
+    RK_TRY_GOTO(st, open_metrics(out, last_step), out);
+    if (last_step != RK_RUN_DIR_NEW)
+        RK_TRY_GOTO(st, move_export(out), out);
     config = rk_job_make_absolute(job, job_dir);
     st = write_json(out->path, "config.json", config);
 out:
@@ -126,17 +201,6 @@ out:
     if (st)
         rk_run_dir_fini(out);
     return st;
-}
-
-static void remember_reward(struct rk_run_dir *run, int64_t step, double reward)
-{
-    if (run->num_steps == run->capacity) {
-        run->capacity = run->capacity ? 2 * run->capacity : 64;
-        run->steps = rk_realloc(run->steps, (size_t)run->capacity * sizeof(*run->steps));
-        run->rewards = rk_realloc(run->rewards, (size_t)run->capacity * sizeof(*run->rewards));
-    }
-    run->steps[run->num_steps] = (double)step;
-    run->rewards[run->num_steps++] = reward;
 }
 
 /* A file that was removed can still be written to, and nobody will find what it holds. */
@@ -164,6 +228,13 @@ struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step, const 
     RK_TRY(check_there(run));
     if (isfinite(reward))
         remember_reward(run, step, reward);
+    return NULL;
+}
+
+struct rk_status *rk_run_dir_sync(struct rk_run_dir *run)
+{
+    if (fflush(run->metrics) != 0 || fsync(fileno(run->metrics)) != 0)
+        return rk_errno_status("cannot write metrics.jsonl in", run->path);
     return NULL;
 }
 

@@ -2,6 +2,7 @@
 #ifndef RK_RUN_INTERNAL_H
 #define RK_RUN_INTERNAL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -29,14 +30,23 @@ struct rk_run_dir {
     double *steps, *rewards; /* of the steps that have a reward */
 };
 
+/* Of rk_run_dir_create: the run is a new one. */
+#define RK_RUN_DIR_NEW (-1)
+
 /* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json, with what is relative to
- * `job_dir` made absolute, so that it can be run again. ALREADY_EXISTS when the
- * directory holds a run with a step; one that ended before its first is written over. */
+ * `job_dir` made absolute, so that it can be run again. ALREADY_EXISTS when the directory holds a run with a
+ * step, or one that still goes on; one that ended before its first is written over. With last_step from 0 on
+ * the run of the directory goes on behind that step: the lines of later ones, and a torn one, are cut off
+ * metrics.jsonl, and a model that was exported is moved aside (hf-1, ...). */
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
-                                    const char *run_dir) RK_NODISCARD;
+                                    const char *run_dir, int64_t last_step) RK_NODISCARD;
+/* Whether the directory holds a run that saves checkpoints. */
+bool rk_run_dir_saves(const char *run_dir);
 /* One line of metrics.jsonl, written (flushed) when it returns. NOT_FOUND when the file was removed. */
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step,
                                     const struct rk_json *metrics) RK_NODISCARD;
+/* What was appended is on the disk when it returns. */
+struct rk_status *rk_run_dir_sync(struct rk_run_dir *run) RK_NODISCARD;
 /* Writes reward.svg and summary.json. Adds to the summary what the directory knows (steps, rewards). */
 struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, const struct rk_config *job,
                                     struct rk_json *summary) RK_NODISCARD;

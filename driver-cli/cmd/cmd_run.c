@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
+#include "driver-cli/checkpoint/checkpoint_internal.h"
 #include "driver-cli/cmd/rescue_internal.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/flows/flows_internal.h"
@@ -25,6 +26,7 @@ struct run {
     struct rk_hosts hosts; /* count 0 with --local */
     int32_t world_size;
     struct rk_flow_inputs inputs;
+    struct rk_checkpoints checkpoints;
     struct rk_run_dir dir;
     struct rk_local *local; /* NULL without --local */
     struct rk_driver *driver;
@@ -95,6 +97,23 @@ static struct rk_status *read_inputs(struct run *run)
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
 
+/* What is held or damaged is no mistake of the command. */
+static struct rk_status *open_checkpoints(struct run *run)
+{
+    struct rk_checkpoints_args args = {
+        .job = run->job,
+        .job_dir = run->job_dir,
+        .run_dir = rk_cli_find(run->cli, "run-dir"),
+        .inputs = &run->inputs,
+    };
+    struct rk_status *st = rk_checkpoints_open(&run->checkpoints, &args);
+    rk_code_t code = rk_status_code(st);
+
+    if (code == RK_INVALID_ARGUMENT || code == RK_NOT_FOUND || code == RK_PERMISSION_DENIED)
+        return rk_cli_usage(RK_WRAP(st, "%s", run->cli->args.items[0]));
+    return st;
+}
+
 /* --- daemons --- */
 
 /* rankd stands beside rankctl. */
@@ -156,7 +175,10 @@ static struct rk_status *open_driver(struct run *run)
 
 static void on_begin(void *user, int64_t first_step, int64_t total_steps)
 {
-    rk_loggers_begin(((struct run *)user)->loggers, first_step, total_steps);
+    struct run *run = user;
+
+    run->num_trained = first_step - 1;
+    rk_loggers_begin(run->loggers, first_step, total_steps);
 }
 
 static void on_phase(void *user, const char *phase)
@@ -177,6 +199,11 @@ static struct rk_status *on_step(void *user, int64_t step, const struct rk_json 
     RK_TRY(rk_run_dir_append(&run->dir, step, metrics));
     rk_loggers_log(run->loggers, step, metrics);
     return NULL;
+}
+
+static struct rk_status *on_saved(void *user)
+{
+    return rk_run_dir_sync(&((struct run *)user)->dir);
 }
 
 static struct rk_status *train_and_export(struct run *run, const struct rk_flow *flow)
@@ -210,7 +237,8 @@ static struct rk_status *train(struct run *run)
                                 .on_begin = on_begin,
                                 .on_phase = on_phase,
                                 .on_progress = on_progress,
-                                .on_step = on_step};
+                                .on_step = on_step,
+                                .on_saved = on_saved};
     struct rk_status *st;
     char *path;
 
@@ -220,6 +248,7 @@ static struct rk_status *train(struct run *run)
     st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
     if (st)
         return rk_cli_usage(st);
+    run->flow.checkpoints = run->checkpoints.dir || run->checkpoints.resume_path ? &run->checkpoints : NULL;
     path = rk_path_join(run->dir.path, "hf");
     run->flow.export_path = path;
     st = train_and_export(run, flow);
@@ -303,15 +332,46 @@ static struct rk_status *open_loggers(struct run *run)
     return rk_loggers_create(&run->loggers, &config);
 }
 
+/* --run-dir, else that of the run that goes on while it is still there, else a new one. */
+static struct rk_status *open_run_dir(struct run *run)
+{
+    const struct rk_checkpoints *checkpoints = &run->checkpoints;
+    const char *dir = rk_cli_find(run->cli, "run-dir");
+    int64_t last_step = checkpoints->resume_path ? checkpoints->resume_step : RK_RUN_DIR_NEW;
+    struct rk_status *st;
+
+    if (!dir && checkpoints->run_dir && access(checkpoints->run_dir, W_OK) == 0)
+        dir = checkpoints->run_dir;
+    if (!checkpoints->resume_path && checkpoints->save_freq > 0 && dir && rk_run_dir_saves(dir))
+        last_step = 0; /* it ended before its first checkpoint */
+    st = rk_run_dir_create(&run->dir, run->job, run->job_dir, dir, last_step);
+    if (!st && checkpoints->identity)
+        rk_json_set(checkpoints->identity, "run_dir", rk_json_new_string(run->dir.path));
+    return st;
+}
+
+static void tell_resume(const struct run *run)
+{
+    const struct rk_checkpoints *checkpoints = &run->checkpoints;
+
+    if (!checkpoints->resume_path)
+        return;
+    fprintf(stderr, "rankctl: going on from %s, in the run directory %s\n", checkpoints->resume_path,
+            run->dir.path);
+    if (checkpoints->changes.bytes > 0)
+        fprintf(stderr, "rankctl: the job has changed since:\n%s", rk_str_text(&checkpoints->changes));
+}
+
 static struct rk_status *execute(struct run *run)
 {
     struct rk_status *st;
 
-    st = rk_run_dir_create(&run->dir, run->job, run->job_dir, rk_cli_find(run->cli, "run-dir"));
+    st = open_run_dir(run);
     if (!st)
         st = open_loggers(run);
     if (st) /* a full disk is no mistake of the command */
         return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? st : rk_cli_usage(st);
+    tell_resume(run);
     rk_cli_watch_signals(NULL); /* from here on there is something to clean up */
     st = rk_cli_find(run->cli, "local") ? start_local(run) : NULL;
     if (!st)
@@ -325,13 +385,12 @@ static struct rk_status *execute(struct run *run)
 
 static struct rk_status *run_job(struct rk_cli *cli)
 {
-    struct run run = {.cli = cli, .started_ns = rk_time_now_ns()};
+    struct run run = {.cli = cli, .checkpoints = {.lock = -1}, .started_ns = rk_time_now_ns()};
     struct rk_status *st;
 
     st = read_inputs(&run);
-    if (st)
-        st = rk_cli_usage(st);
-    else
+    st = st ? rk_cli_usage(st) : open_checkpoints(&run);
+    if (!st)
         st = execute(&run);
     rk_cli_watch_signals(NULL);
     rk_flow_context_fini(&run.flow);
@@ -339,6 +398,7 @@ static struct rk_status *run_job(struct rk_cli *cli)
     rk_local_stop(run.local);
     rk_loggers_destroy(run.loggers);
     rk_run_dir_fini(&run.dir);
+    rk_checkpoints_fini(&run.checkpoints);
     rk_flow_inputs_fini(&run.inputs);
     rk_hosts_fini(&run.hosts);
     rk_config_destroy(run.job);

@@ -402,6 +402,7 @@ static const struct rk_flow_step steps[] = {
     {"ref", "ref", needs_ref, ref_log_prob},
     {"adv", "adv", NULL, advantages},
     {"update_actor", "update_actor", NULL, update_actor},
+    {"save_checkpoint", "save_checkpoint", rk_flow_checkpoint_is_due, rk_flow_checkpoint_save},
     {"metrics", NULL, NULL, measure},
     {NULL, NULL, NULL, NULL},
 };

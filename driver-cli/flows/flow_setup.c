@@ -11,6 +11,8 @@
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
 
+#define TOKENIZER_FILE "tokenizer.json"
+
 static void on_progress(void *user, int32_t rank, const struct rk_progress *progress)
 {
     struct rk_flow_context *ctx = user;
@@ -137,9 +139,9 @@ struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx)
               : NULL;
 }
 
-struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
+struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir)
 {
-    static const char *const files[] = {"tokenizer.json",
+    static const char *const files[] = {TOKENIZER_FILE,
                                         "tokenizer_config.json",
                                         "special_tokens_map.json",
                                         "generation_config.json",
@@ -147,6 +149,13 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
                                         "vocab.json",
                                         "merges.txt"};
 
+    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
+        RK_TRY(rk_copy_if_there(from_dir, to_dir, files[i]));
+    return NULL;
+}
+
+struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
+{
     char *tokenizer;
 
     RK_TRY(call_export(ctx, false));
@@ -155,13 +164,12 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
                 ctx->export_path, strerror(errno), ctx->inputs->tokenizer_dir);
         return NULL;
     }
-    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
-        RK_TRY(rk_copy_if_there(ctx->inputs->tokenizer_dir, ctx->export_path, files[i]));
-    tokenizer = rk_path_join(ctx->export_path, files[0]);
+    RK_TRY(rk_flow_copy_tokenizer(ctx->inputs->tokenizer_dir, ctx->export_path));
+    tokenizer = rk_path_join(ctx->export_path, TOKENIZER_FILE);
     ctx->has_tokenizer = access(tokenizer, F_OK) == 0;
     rk_free(tokenizer);
     if (!ctx->has_tokenizer)
         RK_WARN("the model has no tokenizer beside it: %s has no file %s", ctx->inputs->tokenizer_dir,
-                files[0]);
+                TOKENIZER_FILE);
     return NULL;
 }

@@ -98,7 +98,9 @@ static struct rk_status *run_step(const struct rk_flow *flow, struct rk_flow_con
         if (st)
             return RK_WRAP(st, "step %lld, %s", (long long)ctx->step, part->name);
     }
-    return ctx->sink.on_step ? ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics) : NULL;
+    if (ctx->sink.on_step)
+        RK_TRY(ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics));
+    return rk_flow_checkpoint_commit(ctx);
 }
 
 struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context *ctx)
@@ -107,11 +109,14 @@ struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context
 
     RK_TRY(flow->setup(ctx));
     RK_TRY(rk_flow_check_export(ctx));
+    RK_TRY(rk_flow_checkpoint_load(ctx));
+    RK_TRY(rk_flow_checkpoint_check(ctx));
     if (ctx->sink.on_begin)
-        ctx->sink.on_begin(ctx->sink.user, 1, ctx->total_steps);
-    for (ctx->step = 1; ctx->step <= ctx->total_steps && !st; ctx->step++) {
+        ctx->sink.on_begin(ctx->sink.user, ctx->step + 1, ctx->total_steps);
+    while (ctx->step < ctx->total_steps && !st) {
+        ctx->step++;
         st = run_step(flow, ctx);
         end_step(ctx);
     }
-    return st;
+    return st ? st : rk_flow_checkpoint_finish(ctx, true);
 }

@@ -35,6 +35,8 @@ struct rk_flow_sink {
     void (*on_phase)(void *user, const char *phase);
     void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */
     struct rk_status *(*on_step)(void *user, int64_t step, const struct rk_json *metrics);
+    /* A checkpoint of the last step is about to be complete: what on_step wrote must be on the disk. */
+    struct rk_status *(*on_saved)(void *user);
 };
 
 /* The decoded and scored responses of a batch, row by row. */
@@ -44,6 +46,8 @@ struct rk_flow_scores {
     int64_t *lengths;             /* tokens of the response */
     struct rk_reward_result *results;
 };
+
+struct rk_checkpoints;
 
 struct rk_flow_context {
     /* fixed */
@@ -59,6 +63,11 @@ struct rk_flow_context {
     int32_t num_replicas;    /* of the actor */
     const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
     bool has_tokenizer;      /* the export has its tokenizer beside it */
+    const struct rk_checkpoints *checkpoints; /* borrowed; NULL: nothing is saved or loaded */
+
+    /* the last checkpoint */
+    int64_t saved_step;   /* complete; 0: none yet */
+    int64_t writing_step; /* being written; 0: none */
 
     /* the step at hand */
     struct rk_arena *arena; /* reset after each step */
@@ -119,6 +128,23 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
                                 const struct rk_batch *batch,
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
+
+/* Copies what belongs to a tokenizer from one directory into the other. */
+struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir) RK_NODISCARD;
+
+/* --- checkpoints (flow_checkpoint.c) --- */
+/* Loads the one that the run goes on from: ctx->step becomes its step. */
+struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Fails when the daemons may not write checkpoints or have no room for them. */
+struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx) RK_NODISCARD;
+bool rk_flow_checkpoint_is_due(const struct rk_flow_context *ctx);
+/* The daemons' part of the checkpoint of this step, as a part of the step. */
+struct rk_status *rk_flow_checkpoint_save(struct rk_flow_context *ctx) RK_NODISCARD;
+/* After the sink has the metrics of the step: the driver's part of a checkpoint that was saved in it, and the
+ * end of one whose writers are done. */
+struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Completes the checkpoint that is being written, if its writers are done; waits for them with `wait`. */
+struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wait) RK_NODISCARD;
 
 /* --- numbers (flow_metrics.c) --- */
 void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */

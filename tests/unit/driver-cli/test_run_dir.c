@@ -1,6 +1,7 @@
 /* The directory of a run: what is written, when, and that a run is never written over. */
 #include "driver-cli/run_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -49,7 +50,7 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     char *text;
 
     (void)state;
-    assert_ok(rk_run_dir_create(&run, job, "/jobs", path));
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
     assert_string_equal(run.path, path);
     append(&run, 1, 0.25);
     text = read_file(&run, "metrics.jsonl");
@@ -83,10 +84,11 @@ static void test_run_dir_directory_with_a_run_is_refused(void **state)
     struct rk_run_dir run;
 
     (void)state;
-    assert_ok(rk_run_dir_create(&run, job, "/jobs", path));
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
     append(&run, 1, 0.5);
     rk_run_dir_fini(&run);
-    assert_fails(rk_run_dir_create(&run, job, "/jobs", path), RK_ALREADY_EXISTS, "the directory holds a run");
+    assert_fails(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW), RK_ALREADY_EXISTS,
+                 "the directory holds a run");
     assert_null(run.path);
     rk_config_destroy(job);
     rk_free(path);
@@ -101,14 +103,87 @@ static void test_run_dir_run_without_a_step_is_written_over(void **state)
     struct rk_run_dir first, second;
 
     (void)state;
-    assert_ok(rk_run_dir_create(&first, job, "/jobs", path));
-    assert_fails(rk_run_dir_create(&second, job, "/jobs", path), RK_ALREADY_EXISTS, "has just begun");
+    assert_ok(rk_run_dir_create(&first, job, "/jobs", path, RK_RUN_DIR_NEW));
+    assert_fails(rk_run_dir_create(&second, job, "/jobs", path, RK_RUN_DIR_NEW), RK_ALREADY_EXISTS,
+                 "has just begun");
     rk_run_dir_fini(&first);
-    assert_ok(rk_run_dir_create(&second, job, "/jobs", path));
+    assert_ok(rk_run_dir_create(&second, job, "/jobs", path, RK_RUN_DIR_NEW));
     append(&second, 1, 0.5);
     rk_run_dir_fini(&second);
     rk_config_destroy(job);
     rk_free(path);
+}
+
+static int64_t count_lines(const struct rk_run_dir *run)
+{
+    char *text = read_file(run, "metrics.jsonl");
+    int64_t count = 0;
+
+    for (const char *c = text; *c; c++)
+        count += *c == '\n';
+    rk_free(text);
+    return count;
+}
+
+static void append_text(const char *dir, const char *text)
+{
+    char *path = rk_path_join(dir, "metrics.jsonl");
+    FILE *file = fopen(path, "a");
+
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    rk_free(path);
+}
+
+struct tail_case {
+    const char *label, *tail;
+};
+
+/* Goal: a run that goes on has each step once, whatever the last one left at the end, and the rewards of the
+ * steps that stay; what was exported is moved aside. */
+static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
+{
+    static const struct tail_case cases[] = {
+        {"nothing", ""},
+        {"a torn line", "{\"training/global_step\":6,\"crit"},
+        {"zeros of a file system that lost power", "\001\001\001\n"},
+    };
+    struct rk_config *job = load("goes-on");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *name = rk_format("runs/goes-on-%zu", i), *path = rk_test_temp_path(name), *hf, *moved;
+        struct rk_run_dir run, other;
+
+        print_message("%s\n", cases[i].label);
+        assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
+        hf = rk_path_join(path, "hf");
+        moved = rk_path_join(path, "hf-1");
+        for (int64_t step = 1; step <= 5; step++)
+            append(&run, step, (double)step);
+        assert_int_equal(mkdir(hf, 0777), 0);
+        assert_fails(rk_run_dir_create(&other, job, "/jobs", path, 3), RK_ALREADY_EXISTS, "goes on has it");
+        rk_run_dir_fini(&run);
+        append_text(path, cases[i].tail);
+        assert_ok(rk_run_dir_create(&run, job, "/jobs", path, 3));
+        assert_int_equal(count_lines(&run), 3);
+        assert_int_equal(run.num_steps, 3);
+        assert_true(rk_run_dir_mean_reward(&run, true, 1) == 3.0);
+        assert_int_equal(access(moved, F_OK), 0);
+        append(&run, 4, 4.0);
+        assert_ok(rk_run_dir_sync(&run));
+        assert_int_equal(count_lines(&run), 4);
+        rk_run_dir_fini(&run);
+        assert_ok(rk_run_dir_create(&run, job, "/jobs", path, 0)); /* from the beginning */
+        assert_int_equal(count_lines(&run), 0);
+        rk_run_dir_fini(&run);
+        rk_free(moved);
+        rk_free(hf);
+        rk_free(path);
+        rk_free(name);
+    }
+    rk_config_destroy(job);
 }
 
 static void test_run_dir_file_in_the_way_is_named(void **state)
@@ -120,7 +195,7 @@ static void test_run_dir_file_in_the_way_is_named(void **state)
 
     (void)state;
     rk_test_write_file(path, "x", 1);
-    assert_message_contains(rk_run_dir_create(&run, job, "/jobs", below), path);
+    assert_message_contains(rk_run_dir_create(&run, job, "/jobs", below, RK_RUN_DIR_NEW), path);
     rk_free(below);
     rk_free(path);
     rk_config_destroy(job);
@@ -134,8 +209,8 @@ static void test_run_dir_default_path_is_new_and_below_runs(void **state)
 
     (void)state;
     assert_int_equal(chdir(rk_test_temp_dir()), 0);
-    assert_ok(rk_run_dir_create(&first, job, "/jobs", NULL));
-    assert_ok(rk_run_dir_create(&second, job, "/jobs", NULL));
+    assert_ok(rk_run_dir_create(&first, job, "/jobs", NULL, RK_RUN_DIR_NEW));
+    assert_ok(rk_run_dir_create(&second, job, "/jobs", NULL, RK_RUN_DIR_NEW));
     assert_string_not_equal(first.path, second.path);
     assert_non_null(strstr(first.path, "/runs/.._.._etc/"));
     rk_run_dir_fini(&first);
@@ -149,6 +224,7 @@ int main(void)
         cmocka_unit_test(test_run_dir_steps_are_written_at_once),
         cmocka_unit_test(test_run_dir_directory_with_a_run_is_refused),
         cmocka_unit_test(test_run_dir_run_without_a_step_is_written_over),
+        cmocka_unit_test(test_run_dir_run_that_goes_on_has_each_step_once),
         cmocka_unit_test(test_run_dir_file_in_the_way_is_named),
         cmocka_unit_test(test_run_dir_default_path_is_new_and_below_runs),
     };

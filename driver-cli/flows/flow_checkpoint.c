@@ -1,0 +1,203 @@
+/* Saving and loading of a run: the daemons write and read the actor's part, the driver its own. A checkpoint
+ * is complete, and named by the tracker, only when both are on the disk and the metrics of its step with
+ * them. With async_save the daemons write while training goes on; the next save and the end wait for them. */
+#include "driver-cli/flows/flows_internal.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_ckpt_dir.h"
+#include "base/rk_log.h"
+#include "driver-cli/checkpoint/checkpoint_internal.h"
+#include "driver-cli/files_internal.h"
+#include "driver-cli/job_internal.h"
+
+static bool saves(const struct rk_flow_context *ctx)
+{
+    return ctx->checkpoints && ctx->checkpoints->save_freq > 0;
+}
+
+static char *actor_path(const struct rk_flow_context *ctx, int64_t step)
+{
+    char *step_dir = rk_ckpt_step_dir(ctx->checkpoints->dir, step);
+    char *path = rk_path_join(step_dir, RK_CHECKPOINT_ACTOR);
+
+    rk_free(step_dir);
+    return path;
+}
+
+/* --- the daemons' part --- */
+
+static struct rk_status *call_save(struct rk_flow_context *ctx, int64_t step, bool check_only,
+                                   struct rk_driver_result *result)
+{
+    const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+    struct rk_json *options = rk_json_new_object();
+    char *path = actor_path(ctx, step);
+
+    rk_json_set(options, "path", rk_json_new_string(path));
+    rk_json_set(options, "contents", rk_json_clone(checkpoints->save_contents));
+    rk_json_set(options, "async", rk_json_new_bool(checkpoints->is_async && !check_only));
+    rk_json_set(options, "global_step", rk_json_new_int(step));
+    rk_json_set(options, "check_only", rk_json_new_bool(check_only));
+    rk_free(path);
+    return rk_flow_call(ctx, "actor", "save_checkpoint", NULL, options, NULL, result);
+}
+
+/* Whether a rank says that it still writes. */
+static bool is_writing(const struct rk_driver_result *result)
+{
+    bool is = false;
+
+    for (int32_t i = 0; i < result->num_outputs; i++) {
+        const struct rk_json *meta = result->outputs[i] ? rk_batch_meta(result->outputs[i]) : NULL;
+
+        is = is || strcmp(rk_json_as_string(rk_json_find(meta, "state"), ""), "writing") == 0;
+    }
+    return is;
+}
+
+static struct rk_status *wait_for_writers(struct rk_flow_context *ctx, bool wait, bool *is_done)
+{
+    struct rk_json *options = rk_json_new_object();
+    struct rk_driver_result result;
+
+    rk_json_set(options, "wait", rk_json_new_bool(wait));
+    RK_TRY(rk_flow_call(ctx, "actor", "wait_checkpoint", NULL, options, NULL, &result));
+    *is_done = !is_writing(&result);
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+/* --- the whole --- */
+
+/* All parts are written: the checkpoint becomes the latest. */
+static struct rk_status *complete(struct rk_flow_context *ctx, int64_t step)
+{
+    const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+    char *path = actor_path(ctx, step), *hf = rk_path_join(path, "huggingface");
+
+    if (access(hf, W_OK) == 0)
+        RK_IGNORE(rk_flow_copy_tokenizer(ctx->inputs->tokenizer_dir, hf), "a checkpoint is complete without");
+    rk_free(hf);
+    rk_free(path);
+    RK_TRY(rk_checkpoints_complete(checkpoints, step));
+    ctx->saved_step = step;
+    return checkpoints->max_to_keep > 0 ? rk_checkpoints_prune(checkpoints, checkpoints->max_to_keep) : NULL;
+}
+
+struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wait)
+{
+    int64_t step = ctx->writing_step;
+    bool is_done = true;
+    struct rk_status *st;
+
+    if (step == 0)
+        return NULL;
+    st = wait_for_writers(ctx, wait, &is_done);
+    if (!st && !is_done)
+        return NULL;
+    ctx->writing_step = 0;
+    if (!st)
+        st = complete(ctx, step);
+    return st ? RK_WRAP(st, "the checkpoint of step %lld", (long long)step) : NULL;
+}
+
+struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx)
+{
+    int64_t first = ctx->step + 1;
+    struct rk_driver_result result;
+    struct rk_status *st;
+
+    if (!saves(ctx))
+        return NULL;
+    st = call_save(ctx, first, true, &result);
+    if (st)
+        return RK_WRAP(st, "nothing was trained: no checkpoint could be saved in %s", ctx->checkpoints->dir);
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+bool rk_flow_checkpoint_is_due(const struct rk_flow_context *ctx)
+{
+    return saves(ctx) && (ctx->step % ctx->checkpoints->save_freq == 0 || ctx->step == ctx->total_steps);
+}
+
+/* verl's order: with 2 or more to keep, room is made before. */
+struct rk_status *rk_flow_checkpoint_save(struct rk_flow_context *ctx)
+{
+    const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+    struct rk_driver_result result;
+
+    RK_TRY(rk_flow_checkpoint_finish(ctx, true));
+    if (checkpoints->max_to_keep >= 2 && !checkpoints->is_async)
+        RK_TRY(rk_checkpoints_prune(checkpoints, checkpoints->max_to_keep - 1));
+    RK_TRY(call_save(ctx, ctx->step, false, &result));
+    ctx->writing_step = ctx->step;
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx)
+{
+    struct rk_run_position position;
+    struct rk_json *state;
+    struct rk_status *st;
+
+    if (ctx->writing_step != ctx->step)
+        return rk_flow_checkpoint_finish(ctx, false);
+    if (ctx->sink.on_saved)
+        RK_TRY(ctx->sink.on_saved(ctx->sink.user));
+    position = rk_run_position_after(ctx->job, rk_dataset_num_rows(ctx->inputs->dataset), ctx->step);
+    state = rk_run_state_make(ctx->checkpoints->identity, ctx->job, &position, ctx->step);
+    rk_json_set(state, "total_steps", rk_json_new_int(ctx->total_steps));
+    st = rk_checkpoints_write_state(ctx->checkpoints, state, ctx->step);
+    rk_json_free(state);
+    RK_TRY(st);
+    return rk_flow_checkpoint_finish(ctx, false);
+}
+
+/* --- going on --- */
+
+static struct rk_status *check_loaded(const struct rk_flow_context *ctx,
+                                      const struct rk_driver_result *result)
+{
+    const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+
+    for (int32_t i = 0; i < result->num_outputs; i++) {
+        const struct rk_json *meta = result->outputs[i] ? rk_batch_meta(result->outputs[i]) : NULL;
+        int64_t step = rk_json_as_int(rk_json_find(meta, "global_step"), -1);
+
+        if (step != checkpoints->resume_step)
+            return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
+                                  "the daemons loaded step %lld from %s, expected step %lld", (long long)step,
+                                  checkpoints->resume_path, (long long)checkpoints->resume_step);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
+{
+    const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+    struct rk_driver_result result;
+    struct rk_json *options;
+    struct rk_status *st;
+    char *path;
+
+    if (!checkpoints || !checkpoints->resume_path)
+        return NULL;
+    options = rk_json_new_object();
+    path = rk_path_join(checkpoints->resume_path, RK_CHECKPOINT_ACTOR);
+    rk_json_set(options, "path", rk_json_new_string(path));
+    rk_json_set(options, "contents", rk_json_clone(checkpoints->load_contents));
+    rk_free(path);
+    st = rk_flow_call(ctx, "actor", "load_checkpoint", NULL, options, NULL, &result);
+    if (!st)
+        st = check_loaded(ctx, &result);
+    rk_driver_result_fini(&result);
+    if (st)
+        return RK_WRAP(st, "loading %s", checkpoints->resume_path);
+    ctx->step = checkpoints->resume_step;
+    return NULL;
+}
