@@ -127,9 +127,18 @@ struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
  * for a shape that does not agree with config.json. */
 struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir,
                                    const struct rk_engine_hooks *hooks) RK_NODISCARD;
+/* --- who writes files: for methods, which resolve the paths of the ranks that write, and for the engine ---
+ */
+typedef enum rk_output {
+    RK_OUTPUT_HF,         /* a Hugging Face directory: the first rank of the mesh */
+    RK_OUTPUT_CHECKPOINT, /* a training checkpoint: every rank, its shards */
+} rk_output_t;
+bool rk_output_is_writer(rk_output_t output, const struct rk_mesh_comms *mesh);
+
 /* Collective. Writes config.json, model.safetensors (or shards of max_shard_bytes with an index; 0: 5e9) into
  * `dir`, which must not hold a model (ALREADY_EXISTS, reason TARGET_EXISTS). After an error nothing is left
- * there; only when the ranks are lost to one another at the very end, the complete model stays. */
+ * there; only when the ranks are lost to one another at the very end, the complete model stays. Ranks that do
+ * not write (RK_OUTPUT_HF) need no `dir`. */
 struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, int64_t max_shard_bytes,
                                      const struct rk_engine_hooks *hooks) RK_NODISCARD;
 

@@ -56,6 +56,7 @@ static struct rk_status *split_root(const char **root, const char **rest, char *
     return outside(path, "not below one of ckpt.roots");
 }
 
+/* *fd becomes that of the component; -1 with RK_PATH_RESOLVE_PROBE when it is missing. */
 static struct rk_status *open_component(int *fd, const char *name, const char *path, uint32_t flags)
 {
     int next = openat(*fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -66,6 +67,11 @@ static struct rk_status *open_component(int *fd, const char *name, const char *p
                                                                                : RK_INTERNAL,
                            "path '%s': cannot create '%s': %s", path, name, strerror(errno));
         next = openat(*fd, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    }
+    if (next < 0 && errno == ENOENT && flags & RK_PATH_RESOLVE_PROBE) {
+        close(*fd);
+        *fd = -1;
+        return NULL;
     }
     if (next < 0 && errno == ENOENT)
         return RK_FAIL(RK_NOT_FOUND, "path '%s': '%s' does not exist", path, name);
@@ -87,7 +93,7 @@ static struct rk_status *walk(int *fd, const char *rest, const char *path, uint3
     while (!st && (name = strsep(&cursor, "/")) != NULL) {
         if (strcmp(name, "..") == 0)
             st = outside(path, "'..' is not allowed");
-        else if (*name && strcmp(name, ".") != 0)
+        else if (*fd >= 0 && *name && strcmp(name, ".") != 0)
             st = open_component(fd, name, path, flags);
     }
     rk_free(copy);
@@ -123,8 +129,9 @@ struct rk_status *rk_path_resolve(char **out, char *const *roots, const char *pa
     if (fd < 0)
         return RK_FAIL(RK_FAILED_PRECONDITION, "ckpt.roots: cannot open '%s': %s", root, strerror(errno));
     st = walk(&fd, rest, path, flags);
-    if (!st)
+    if (!st && fd >= 0)
         st = path_of_fd(out, fd, path);
-    close(fd);
+    if (fd >= 0)
+        close(fd);
     return st;
 }

@@ -201,9 +201,19 @@ const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, con
 struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows,
                                      bool trains) RK_NODISCARD;
 
+/* --- output.c --- */
+
+/* Collective over the role's mesh: *dir becomes the resolved directory, made where it was missing, on the
+ * ranks that write this output, and NULL on the others; rk_free it. A rank that may not write there, or whose
+ * file system has less than `bytes` free (of all that the ranks write to it), fails the call on all ranks; a
+ * path outside ckpt.roots before any rank makes a directory. */
+struct rk_status *rk_call_open_output(struct rk_call *call, rk_output_t output, const char *path,
+                                      uint64_t bytes, char **dir) RK_NODISCARD;
+
 /* --- paths.c --- */
 enum rk_path_resolve_flags {
     RK_PATH_RESOLVE_CREATE = 1u << 0, /* missing directories are made */
+    RK_PATH_RESOLVE_PROBE = 1u << 1,  /* missing directories are accepted, and *out is NULL then */
 };
 /* Resolves an absolute path of a directory, named in a call, below one of ckpt.roots (by their names or by
  * what these resolve to). No component below the root may be "..", a symbolic link or anything but a

@@ -25,7 +25,7 @@
 struct export_job {
     struct rk_model *model;
     const char *dir;
-    bool is_writer;    /* mesh rank 0 */
+    bool is_writer;    /* of RK_OUTPUT_HF */
     bool is_gatherer;  /* in the writer's tp group */
     int64_t *shard_of; /* [num_params] */
     int64_t num_shards;
@@ -376,7 +376,8 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     struct rk_status *st;
 
     job.is_gatherer = coords->axis[RK_AXIS_DP] == 0;
-    job.is_writer = job.is_gatherer && coords->axis[RK_AXIS_TP] == 0;
+    job.is_writer = rk_output_is_writer(RK_OUTPUT_HF, model->core->mesh);
+    RK_ASSERT(dir || !job.is_writer);
     rk_model_walk_begin(&job.walk, model->core, "export", hooks);
     st = rk_model_agree(model, prepare(&job, max_shard_bytes));
     if (!st)
@@ -386,5 +387,6 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     rk_free(job.shard_of);
     rk_free(job.parts);
     rk_free(job.joined);
-    return st ? RK_WRAP(st, "exporting the model to '%s'", dir) : NULL;
+    return st ? RK_WRAP(st, "exporting the model%s%s%s", dir ? " to '" : "", dir ? dir : "", dir ? "'" : "")
+              : NULL;
 }
