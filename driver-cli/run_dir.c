@@ -17,7 +17,6 @@
 #include "driver-cli/job_internal.h"
 
 #define REWARD_METRIC    "critic/score/mean"
-#define AVERAGE_WINDOW   10
 #define NAME_ATTEMPTS    100
 #define CONFIG_BYTES_MAX (16u << 20)
 
@@ -63,14 +62,12 @@ static struct rk_status *write_json(const char *dir, const char *name, const str
     return st;
 }
 
-static void remember_reward(struct rk_run_dir *run, int64_t step, double reward)
+static void remember_reward(struct rk_run_dir *run, double reward)
 {
     if (run->num_steps == run->capacity) {
         run->capacity = run->capacity ? 2 * run->capacity : 64;
-        run->steps = rk_realloc(run->steps, (size_t)run->capacity * sizeof(*run->steps));
         run->rewards = rk_realloc(run->rewards, (size_t)run->capacity * sizeof(*run->rewards));
     }
-    run->steps[run->num_steps] = (double)step;
     run->rewards[run->num_steps++] = reward;
 }
 
@@ -91,7 +88,7 @@ static bool keep_line(void *user, const struct rk_jsonl_line *line)
     if (step > cut->last_step)
         return false;
     if (isfinite(reward))
-        remember_reward(cut->run, step, reward);
+        remember_reward(cut->run, reward);
     cut->kept_step = step;
     cut->end = line->end;
     return true;
@@ -213,7 +210,7 @@ static struct rk_status *check_there(const struct rk_run_dir *run)
     return NULL;
 }
 
-struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step, const struct rk_json *metrics)
+struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics)
 {
     double reward = rk_json_as_real(rk_json_find(metrics, REWARD_METRIC), NAN);
     char *text;
@@ -227,7 +224,7 @@ struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step, const 
         return rk_errno_status("cannot write metrics.jsonl in", run->path);
     RK_TRY(check_there(run));
     if (isfinite(reward))
-        remember_reward(run, step, reward);
+        remember_reward(run, reward);
     return NULL;
 }
 
@@ -250,49 +247,19 @@ double rk_run_dir_mean_reward(const struct rk_run_dir *run, bool is_last, int64_
     return count > 0 ? sum / (double)count : 0.0;
 }
 
-static struct rk_status *write_plot(const struct rk_run_dir *run, const struct rk_config *job)
+struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary)
 {
-    char *title = rk_format("%s / %s", rk_config_string(job, "trainer.project_name"),
-                            rk_config_string(job, "trainer.experiment_name"));
-    char *path = rk_path_join(run->path, "reward.svg");
-    struct rk_plot plot = {
-        .title = title,
-        .x_label = "step",
-        .y_label = "mean reward",
-        .count = run->num_steps,
-        .x = run->steps,
-        .y = run->rewards,
-        .average_window = AVERAGE_WINDOW,
-    };
-    struct rk_str svg = {0};
-    struct rk_status *st;
-
-    rk_plot_svg(&svg, &plot);
-    st = rk_write_file_atomic(path, svg.text, svg.bytes);
-    rk_str_fini(&svg);
-    rk_free(path);
-    rk_free(title);
-    return st;
-}
-
-struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, const struct rk_config *job,
-                                    struct rk_json *summary)
-{
-    struct rk_status *st = write_plot(run, job);
-
     rk_json_set(summary, "run_dir", rk_json_new_string(run->path));
     rk_json_set(summary, "num_steps", rk_json_new_int(run->num_steps));
     rk_json_set(summary, "reward_first_3", rk_json_new_real(rk_run_dir_mean_reward(run, false, 3)));
     rk_json_set(summary, "reward_last_10", rk_json_new_real(rk_run_dir_mean_reward(run, true, 10)));
-    st = rk_status_first(st, write_json(run->path, "summary.json", summary));
-    return st;
+    return write_json(run->path, "summary.json", summary);
 }
 
 void rk_run_dir_fini(struct rk_run_dir *run)
 {
     if (run->metrics)
         fclose(run->metrics);
-    rk_free(run->steps);
     rk_free(run->rewards);
     rk_free(run->path);
     *run = (struct rk_run_dir){0};

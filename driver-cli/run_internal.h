@@ -1,4 +1,4 @@
-/* What a run leaves behind: a directory with metrics, plots and a summary. */
+/* What a run leaves behind: a directory with metrics, reports and a summary. */
 #ifndef RK_RUN_INTERNAL_H
 #define RK_RUN_INTERNAL_H
 
@@ -9,25 +9,12 @@
 #include "base/rk_config.h"
 #include "base/rk_json.h"
 #include "base/rk_status.h"
-#include "base/rk_str.h"
 
-/* --- plots (svg.c) --- */
-struct rk_plot {
-    const char *title, *x_label, *y_label;
-    int64_t count;
-    const double *x, *y;    /* finite */
-    int64_t average_window; /* points of the moving average; 0 or 1: none */
-};
-
-/* A complete SVG document. */
-void rk_plot_svg(struct rk_str *out, const struct rk_plot *plot);
-
-/* --- the directory (run_dir.c) --- */
 struct rk_run_dir {
-    char *path;    /* absolute */
-    FILE *metrics; /* metrics.jsonl */
-    int64_t num_steps, capacity;
-    double *steps, *rewards; /* of the steps that have a reward */
+    char *path;                  /* absolute */
+    FILE *metrics;               /* metrics.jsonl */
+    int64_t num_steps, capacity; /* steps that have a reward */
+    double *rewards;             /* of these */
 };
 
 /* Of rk_run_dir_create: the run is a new one. */
@@ -43,13 +30,11 @@ struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_conf
 /* Whether the directory holds a run that saves checkpoints. */
 bool rk_run_dir_saves(const char *run_dir);
 /* One line of metrics.jsonl, written (flushed) when it returns. NOT_FOUND when the file was removed. */
-struct rk_status *rk_run_dir_append(struct rk_run_dir *run, int64_t step,
-                                    const struct rk_json *metrics) RK_NODISCARD;
+struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics) RK_NODISCARD;
 /* What was appended is on the disk when it returns. */
 struct rk_status *rk_run_dir_sync(struct rk_run_dir *run) RK_NODISCARD;
-/* Writes reward.svg and summary.json. Adds to the summary what the directory knows (steps, rewards). */
-struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, const struct rk_config *job,
-                                    struct rk_json *summary) RK_NODISCARD;
+/* Writes summary.json. Adds to the summary what the directory knows (steps, rewards). */
+struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary) RK_NODISCARD;
 void rk_run_dir_fini(struct rk_run_dir *run);
 /* Mean of the last (or first) `count` rewards; 0 without any. */
 double rk_run_dir_mean_reward(const struct rk_run_dir *run, bool is_last, int64_t count);

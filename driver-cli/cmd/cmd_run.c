@@ -191,12 +191,17 @@ static void on_progress(void *user, const struct rk_progress *progress)
     rk_loggers_progress(((struct run *)user)->loggers, progress->done, progress->total);
 }
 
+static void on_samples(void *user, int64_t step, const struct rk_samples *samples)
+{
+    rk_loggers_log_samples(((struct run *)user)->loggers, step, samples);
+}
+
 static struct rk_status *on_step(void *user, int64_t step, const struct rk_json *metrics)
 {
     struct run *run = user;
 
     run->num_trained = step;
-    RK_TRY(rk_run_dir_append(&run->dir, step, metrics));
+    RK_TRY(rk_run_dir_append(&run->dir, metrics));
     rk_loggers_log(run->loggers, step, metrics);
     return NULL;
 }
@@ -237,6 +242,7 @@ static struct rk_status *train(struct run *run)
                                 .on_begin = on_begin,
                                 .on_phase = on_phase,
                                 .on_progress = on_progress,
+                                .on_samples = on_samples,
                                 .on_step = on_step,
                                 .on_saved = on_saved};
     struct rk_status *st;
@@ -278,12 +284,16 @@ static struct rk_status *add_deaths(struct run *run, struct rk_status *st)
 
 /* --- the end --- */
 
+static const char *outcome_of(const struct rk_status *st)
+{
+    return !st ? "succeeded" : rk_status_code(st) == RK_CANCELLED ? "interrupted" : "failed";
+}
+
 static struct rk_json *make_summary(const struct run *run, const struct rk_status *st)
 {
     struct rk_json *summary = rk_json_new_object();
-    const char *outcome = !st ? "succeeded" : rk_status_code(st) == RK_CANCELLED ? "interrupted" : "failed";
 
-    rk_json_set(summary, "status", rk_json_new_string(outcome));
+    rk_json_set(summary, "status", rk_json_new_string(outcome_of(st)));
     if (st)
         rk_json_set(summary, "error", rk_cli_status_json(st));
     rk_json_set(summary, "num_daemons", rk_json_new_int(run->world_size));
@@ -301,15 +311,16 @@ static void print_outcome(const struct run *run)
     printf("%" PRId64 " steps in %.1f s; mean reward %.4f in the first 3 steps, %.4f in the last 10\n",
            run->dir.num_steps, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
            rk_run_dir_mean_reward(&run->dir, false, 3), rk_run_dir_mean_reward(&run->dir, true, 10));
-    printf("run directory: %s (metrics.jsonl, reward.svg, hf/%s)\n", run->dir.path,
+    printf("run directory: %s (report.html, metrics.jsonl, hf/%s)\n", run->dir.path,
            run->flow.has_tokenizer ? "" : " without its tokenizer");
 }
 
 static struct rk_status *finish(struct run *run, struct rk_status *st)
 {
     struct rk_json *summary = make_summary(run, st);
-    struct rk_status *written = rk_run_dir_finish(&run->dir, run->job, summary);
+    struct rk_status *written = rk_run_dir_finish(&run->dir, summary);
 
+    rk_loggers_finish(run->loggers, outcome_of(st));
     if (!written && rk_cli_is_json(run->cli)) {
         rk_cli_print_json("RunSummary", rk_json_retain(summary));
         run->cli->has_told = true;
@@ -414,7 +425,7 @@ static void help_keys(struct rk_str *out)
 
 static const struct rk_cli_option run_options[] = {
     {"local", "N", "start N daemons on this machine and stop them at the end"},
-    {"run-dir", "DIR", "where metrics, plots and the model go (default: runs/<experiment>/<UTC time>)"},
+    {"run-dir", "DIR", "where metrics, report and the model go (default: runs/<experiment>/<UTC time>)"},
     {"quiet", NULL, "no progress"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},

@@ -398,6 +398,7 @@ static const struct rk_flow_step steps[] = {
     {"generate", "gen", NULL, generate},
     {"layout", NULL, NULL, lay_out},
     {"reward", "reward", NULL, score},
+    {"samples", NULL, NULL, rk_flow_show_samples},
     {"old_log_prob", "old_log_prob", NULL, old_log_prob},
     {"ref", "ref", needs_ref, ref_log_prob},
     {"adv", "adv", NULL, advantages},

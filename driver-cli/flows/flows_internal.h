@@ -3,6 +3,7 @@
 #define RK_FLOWS_INTERNAL_H
 
 #include "base/rk_config.h"
+#include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
 
 /* Linear term of verl's 7B model, where the model's config.json is elsewhere. */
@@ -34,6 +35,7 @@ struct rk_flow_sink {
     void (*on_begin)(void *user, int64_t first_step, int64_t total_steps); /* the models are there */
     void (*on_phase)(void *user, const char *phase);
     void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */
+    void (*on_samples)(void *user, int64_t step, const struct rk_samples *samples); /* for people */
     struct rk_status *(*on_step)(void *user, int64_t step, const struct rk_json *metrics);
     /* A checkpoint of the last step is about to be complete: what on_step wrote must be on the disk. */
     struct rk_status *(*on_saved)(void *user);
@@ -145,6 +147,12 @@ struct rk_status *rk_flow_checkpoint_save(struct rk_flow_context *ctx) RK_NODISC
 struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Completes the checkpoint that is being written, if its writers are done; waits for them with `wait`. */
 struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wait) RK_NODISCARD;
+
+/* --- responses that people see (flow_samples.c) --- */
+/* A scored row; its text lives in the arena and in the scores. */
+struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_flow_scores *scores, int64_t row);
+/* Hands some of the step's responses to the sink. */
+struct rk_status *rk_flow_show_samples(struct rk_flow_context *ctx) RK_NODISCARD;
 
 /* --- numbers (flow_metrics.c) --- */
 void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */

@@ -68,7 +68,7 @@ static struct rk_status *add(struct rk_loggers *loggers, const struct rk_logger_
 
     RK_ASSERT(ops->abi == RK_LOGGER_ABI);
     if (st)
-        return RK_WRAP(st, "trainer.logger: %s", ops->name);
+        return RK_WRAP(st, "logger %s", ops->name);
     rk_array_append(&loggers->items, logger);
     return NULL;
 }
@@ -77,7 +77,7 @@ struct rk_status *rk_loggers_create(struct rk_loggers **out, const struct rk_log
 {
     const struct rk_json *names = rk_config_json(config->job, "trainer.logger");
     struct rk_loggers *loggers = rk_calloc(1, sizeof(*loggers));
-    struct rk_status *st = NULL;
+    struct rk_status *st = add(loggers, &rk_logger_report, config);
 
     *out = NULL;
     for (int64_t i = 0; i < rk_json_count(names) && !st; i++) {

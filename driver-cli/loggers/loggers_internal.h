@@ -59,6 +59,8 @@ struct rk_logger_ops {
     void (*close)(void *state);
 };
 
+/* Always on: report.html (report/report.c). */
+extern const struct rk_logger_ops rk_logger_report;
 extern const struct rk_logger_ops rk_logger_console, rk_logger_file, rk_logger_tensorboard;
 
 const struct rk_logger_ops *rk_logger_find(const char *name); /* NULL when unknown */
@@ -69,7 +71,7 @@ const char *rk_logger_advice(const char *name);
 /* --- all loggers of a run --- */
 struct rk_loggers;
 
-/* Opens those that trainer.logger names, which the rules of a job have checked. */
+/* Opens report.html and those that trainer.logger names, which the rules of a job have checked. */
 struct rk_status *rk_loggers_create(struct rk_loggers **out,
                                     const struct rk_logger_config *config) RK_NODISCARD;
 void rk_loggers_destroy(struct rk_loggers *loggers); /* NULL is a no-op, here and below */

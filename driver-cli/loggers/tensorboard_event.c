@@ -6,6 +6,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/rk_crc32c.h"
+
 #define FILE_VERSION "brain.Event:2"
 
 enum wire_type { WIRE_VARINT = 0, WIRE_FIXED64 = 1, WIRE_BYTES = 2, WIRE_FIXED32 = 5 };
@@ -94,26 +96,9 @@ static struct rk_str begin_event(double wall_time, int64_t step)
     return event;
 }
 
-/* CRC-32C (Castagnoli, RFC 3720 B.4), four bits at a time. */
-static uint32_t crc32c(const char *data, size_t bytes)
-{
-    /* Remainders of the 4-bit values for the reflected polynomial 0x82f63b78. */
-    static const uint32_t table[16] = {0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3,
-                                       0x61c69362, 0x7198540d, 0x82f63b78, 0x92a8fc17, 0xa24bb5a6, 0xb21572c9,
-                                       0xc38d26c4, 0xd3d3e1ab, 0xe330a81a, 0xf36e6f75};
-    uint32_t crc = ~0u;
-
-    for (size_t i = 0; i < bytes; i++) {
-        crc ^= (uint8_t)data[i];
-        crc = crc >> 4 ^ table[crc & 15];
-        crc = crc >> 4 ^ table[crc & 15];
-    }
-    return ~crc;
-}
-
 static uint32_t masked_crc(const char *data, size_t bytes)
 {
-    uint32_t crc = crc32c(data, bytes);
+    uint32_t crc = rk_crc32c(0, data, bytes);
 
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }

@@ -153,7 +153,7 @@ static const char *const step_metrics[] = {
     "perf/throughput",
 };
 
-static const char *const left_behind[] = {"config.json",    "metrics.jsonl",        "reward.svg",
+static const char *const left_behind[] = {"config.json",    "metrics.jsonl",        "report.html",
                                           "summary.json",   "rankd-0.log",          "rankd-1.log",
                                           "hf/config.json", "hf/model.safetensors", "hf/tokenizer.json"};
 

@@ -1,0 +1,28 @@
+# rk_assets: what includes a "generated/" header of rk_add_assets links it.
+add_library(rk_assets INTERFACE)
+target_include_directories(rk_assets INTERFACE ${CMAKE_BINARY_DIR})
+
+# rk_add_assets(HEADER FILE ...): writes generated/HEADER with one string constant for each text file, made anew when a
+# file changes: rk_report_css of report.css, and so on.
+function(rk_add_assets header)
+    set(assets "/* Made by cmake/RankdAssets.cmake. */\n")
+    foreach(file IN LISTS ARGN)
+        set(path ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+        set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
+        file(READ ${path} text)
+        string(REPLACE "\\" "\\\\" text "${text}")
+        string(REPLACE "\"" "\\\"" text "${text}")
+        string(REPLACE "\n" "\\n\"\n    \"" text "${text}")
+        get_filename_component(name ${file} NAME)
+        string(MAKE_C_IDENTIFIER ${name} name)
+        string(APPEND assets "static const char rk_${name}[] =\n    \"${text}\";\n")
+    endforeach()
+    set(path ${CMAKE_BINARY_DIR}/generated/${header})
+    set(before)
+    if(EXISTS ${path})
+        file(READ ${path} before)
+    endif()
+    if(NOT "${before}" STREQUAL "${assets}") # nothing is rebuilt for what is the same
+        file(WRITE ${path} "${assets}")
+    endif()
+endfunction()
