@@ -107,9 +107,10 @@ void rk_model_destroy(struct rk_model *model); /* NULL is a no-op */
 void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out);
 const struct rk_model_config *rk_model_get_config(const struct rk_model *model);
 const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model);
-/* Other communicators of an equal mesh with this rank in the same place (the world was made anew); NULL while
- * there are none, and then nothing but destroy may follow. For the owner of the weights: models that share
- * them follow. */
+/* Other communicators of an equal mesh with this rank in the same place (the world was made anew); of a model
+ * that does not train the number of replicas, and which of them this is, may differ. NULL while there are
+ * none, and then nothing but destroy may follow. For the owner of the weights: models that share them follow.
+ */
 void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh);
 uint64_t rk_model_weight_version(
     const struct rk_model *model); /* +1 an applied update; shared models show the owner's */

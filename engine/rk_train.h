@@ -73,10 +73,13 @@ struct rk_step_stats {
     double grad_norm; /* before clipping, over the whole model */
     double lr;
     bool was_skipped; /* non-finite gradients: nothing was applied */
+    bool has_begun;   /* the update of the parameters: where the step fails they may be mixed */
 };
 /* Reduces, clips, updates, spreads the new parameters, raises weight_version. ABORTED (reason NON_FINITE)
  * after 5 skipped steps in a row. */
 struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats) RK_NODISCARD;
+/* Frees gradients, masters and optimizer state: the model only serves from here on. */
+void rk_train_disable(struct rk_model *model);
 void rk_train_advance_lr(struct rk_model *model);
 double rk_train_get_lr(const struct rk_model *model);
 

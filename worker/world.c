@@ -1,9 +1,10 @@
 /* The world of this daemon: rendezvous, communicators, and what a new mesh means for the models.
  *
  * Round 1 opens an endpoint. Round 2 joins the world and makes the communicators of every role. A role whose
- * mesh and rank are unchanged keeps its model, which gets the new communicators; other models are dropped
- * before the new world is made, so that their memory is free. When round 2 fails the worker is not
- * configured, and the kept models wait for the next one. */
+ * mesh and rank are unchanged keeps its model, which gets the new communicators. So does, without what it
+ * trains with, a role that becomes the only replica of its weights: what is left of a world that has lost
+ * others. Other models are dropped before the new world is made, so that their memory is free. When round 2
+ * fails the worker is not configured, and the kept models wait for the next one. */
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
@@ -110,13 +111,58 @@ static struct rk_status *check_job(const struct rk_worker *worker, const struct 
     return NULL;
 }
 
+static bool stays_in_place(const struct rk_worker *worker, const struct rk_role *role,
+                           const struct rk_job *job, const struct rk_mesh *mesh)
+{
+    return worker->rank == job->rank && rk_mesh_equal(role->mesh, mesh);
+}
+
+/* Whether the role's weights are those of its place in the new mesh, which has one replica. */
+static bool becomes_only_replica(const struct rk_worker *worker, const struct rk_role *role,
+                                 const struct rk_job *job, const struct rk_mesh *mesh)
+{
+    static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_PP, RK_AXIS_ETP, RK_AXIS_EP};
+    struct rk_mesh_coords before, after;
+
+    if (!role->model || *role->weights_of || rk_mesh_axis_size(mesh, RK_AXIS_DP) != 1 ||
+        !rk_mesh_find_coords(role->mesh, worker->rank, &before) ||
+        !rk_mesh_find_coords(mesh, job->rank, &after))
+        return false;
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
+        if (rk_mesh_axis_size(role->mesh, axes[i]) != rk_mesh_axis_size(mesh, axes[i]) ||
+            before.axis[axes[i]] != after.axis[axes[i]])
+            return false;
+    }
+    return true;
+}
+
 /* The role of that name, when its model can stay. */
 static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job *job, int64_t i)
 {
     struct rk_role *role = rk_role_find(worker, job->meshes[i].role);
-    bool stays = role && worker->rank == job->rank && rk_mesh_equal(role->mesh, job->meshes[i].mesh);
+    const struct rk_mesh *mesh = job->meshes[i].mesh;
+    bool stays =
+        role && (stays_in_place(worker, role, job, mesh) || becomes_only_replica(worker, role, job, mesh));
 
     return stays ? role : NULL;
+}
+
+/* Takes the role over into the new list. `mesh` is its new one, taken as well: where the old one is equal it
+ * stays, and with it the pointer. */
+static void keep_role(struct rk_role *out, const struct rk_worker *worker, struct rk_role *old,
+                      const struct rk_job *job, struct rk_mesh *mesh)
+{
+    bool is_in_place = stays_in_place(worker, old, job, mesh);
+
+    *out = *old;
+    *old = (struct rk_role){0};
+    rk_mesh_destroy(is_in_place ? mesh : out->mesh);
+    if (is_in_place)
+        return;
+    out->mesh = mesh;
+    rk_train_disable(out->model);
+    out->is_training = false;
+    RK_INFO("role %s goes on as the only replica, without its optimizer", out->name);
 }
 
 /* Drops the models that cannot stay. What shares the weights of a dropped model goes with it. */
@@ -151,9 +197,7 @@ static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_j
         struct rk_role *old = find_kept(worker, job, i);
 
         if (old) {
-            roles[i] = *old;
-            *old = (struct rk_role){0};
-            rk_mesh_destroy(meshes[i]); /* the old one is equal, and the same pointer stays valid */
+            keep_role(&roles[i], worker, old, job, meshes[i]);
         } else {
             roles[i].kind = rk_role_kind_find(job->meshes[i].role);
             roles[i].mesh = meshes[i];

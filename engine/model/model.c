@@ -312,13 +312,24 @@ const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model)
     return model->core->mesh;
 }
 
+/* What trains is divided among the replicas; the weights are not. */
+static bool is_same_place(const struct rk_model *model, const struct rk_mesh_coords *coords)
+{
+    for (int axis = 0; axis < RK_AXIS_COUNT; axis++) {
+        bool is_replica = axis == RK_AXIS_DP || axis == RK_AXIS_EDP;
+
+        if ((model->train || !is_replica) && coords->axis[axis] != model->core->params.coords.axis[axis])
+            return false;
+    }
+    return true;
+}
+
 void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh)
 {
     RK_ASSERT(model->owns_core);
     if (mesh) {
         RK_ASSERT(rk_mesh_comms_is_member(mesh));
-        RK_ASSERT(memcmp(rk_mesh_comms_coords(mesh), &model->core->params.coords,
-                         sizeof(struct rk_mesh_coords)) == 0);
+        RK_ASSERT(is_same_place(model, rk_mesh_comms_coords(mesh)));
     }
     model->core->mesh = mesh;
 }

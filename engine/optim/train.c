@@ -288,7 +288,15 @@ struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *st
     if (!is_finite)
         return skip(model->train, stats);
     model->train->skipped_in_a_row = 0;
+    stats->has_begun = true;
     return rk_train_apply(model, stats->grad_norm);
+}
+
+void rk_train_disable(struct rk_model *model)
+{
+    RK_ASSERT(model->owns_core);
+    rk_train_destroy(model->train);
+    model->train = NULL;
 }
 
 void rk_train_advance_lr(struct rk_model *model)

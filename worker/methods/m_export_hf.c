@@ -5,6 +5,25 @@
 
 #include "base/rk_alloc.h"
 
+/* Ranks that an interrupted update left at different versions hold no model together. */
+static struct rk_status *check_versions(struct rk_call *call)
+{
+    int32_t version = (int32_t)rk_model_weight_version(call->role->model);
+    int32_t bounds[2] = {version, -version};
+
+    call->peers_wait = true;
+    RK_TRY(rk_engine_min(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), call->worker->stream,
+                         call->worker->agree_scratch, bounds, 2));
+    call->peers_wait = false;
+    if (bounds[0] == -bounds[1])
+        return NULL;
+    return RK_FAIL_REASON(
+        RK_FAILED_PRECONDITION, "WEIGHT_VERSIONS",
+        "rank %d has weight version %d, the ranks of the mesh have %d to %d: an update ended "
+        "on some of them only",
+        call->worker->rank, version, bounds[0], -bounds[1]);
+}
+
 struct rk_status *rk_m_export_hf(struct rk_call *call)
 {
     const struct rk_model *model = call->role->model;
@@ -15,6 +34,7 @@ struct rk_status *rk_m_export_hf(struct rk_call *call)
     uint64_t bytes;
     char *dir;
 
+    RK_TRY(check_versions(call));
     RK_TRY(rk_json_get_string(call->job->options, "", "path", &path));
     rk_model_describe(model, &desc);
     bytes = (uint64_t)rk_model_num_elements(model) * rk_dtype_bytes(desc.dtype);

@@ -47,9 +47,11 @@ static struct rk_status *prepare(struct update *u)
     const struct rk_json *options = u->call->job->options;
 
     if (!role->is_training)
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
-                              "role '%s' has no optimizer: it was made with megatron.forward_only",
-                              role->name);
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NO_MODEL",
+            "role '%s' has no optimizer: it was made with megatron.forward_only, or its other "
+            "replicas were lost",
+            role->name);
     RK_TRY(rk_temperature_read(&u->temperature, options));
     RK_TRY(rk_loss_config_read(&u->loss, options));
     RK_TRY(rk_rows_open(&u->rows, u->call, rk_model_get_config(role->model), "response_mask"));
@@ -134,10 +136,10 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
 /* A step that ended in the middle may leave some parameters new and others old: the role is suspect then. */
 static struct rk_status *run_step(struct update *u)
 {
-    struct rk_step_stats stats;
+    struct rk_step_stats stats = {0};
     struct rk_status *st = rk_train_step(u->call->role->model, &stats);
 
-    if (st && strcmp(rk_status_reason(st), "NON_FINITE") != 0) /* that one applies nothing */
+    if (st && stats.has_begun)
         u->call->role->is_suspect = true;
     RK_TRY(st);
     if (stats.was_skipped)

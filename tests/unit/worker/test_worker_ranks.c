@@ -517,6 +517,115 @@ static void test_configure_keeps_unchanged_roles(void **state)
     test_cluster_close(&cluster);
 }
 
+/* The workers in another order, the first `count` of which are the ranks of the next world. */
+static void arrange(struct test_cluster *cluster, struct rk_worker *const *workers, const int32_t *order,
+                    int32_t count)
+{
+    cluster->num_ranks = count;
+    for (int32_t rank = 0; rank < count; rank++)
+        cluster->workers[rank] = workers[order[rank]];
+}
+
+/* The model as a file; rk_free it. */
+static char *export_model(struct test_cluster *cluster, const char *name, size_t *bytes)
+{
+    char *options = rk_format("{\"path\": \"%s/%s\"}", rk_test_temp_dir(), name);
+    char *file = rk_format("%s/%s/model.safetensors", rk_test_temp_dir(), name), *text;
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+
+    call_all_ok(cluster, "actor", "export_hf", options, NULL, jobs);
+    destroy_all(cluster, jobs);
+    text = rk_test_read_file(file, bytes);
+    rk_free(file);
+    rk_free(options);
+    return text;
+}
+
+static void open_with_roots(struct test_cluster *cluster)
+{
+    const char *const roots[] = {rk_test_temp_dir(), NULL};
+
+    test_cluster_open(
+        cluster, 4,
+        &(struct rk_worker_config){.struct_size = sizeof(struct rk_worker_config), .ckpt_roots = roots});
+}
+
+/* Goal: each replica that is left of a lost world still has the whole model, bit for bit, and trains no more.
+ */
+static void test_configure_keeps_the_weights_of_the_only_replica_left(void **state)
+{
+    static const struct test_mesh actor[] = {{"actor", {.tp = 2}}};
+    static const int32_t replicas[2][2] = {{0, 1}, {2, 3}};
+    struct rk_worker *workers[TEST_MAX_WORKERS];
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct rk_batch *samples[2];
+    struct test_cluster cluster;
+    size_t bytes, more_bytes;
+    char *expected;
+
+    (void)state;
+    open_with_roots(&cluster);
+    test_cluster_configure(&cluster, 1, four_ranks, 2);
+    init_models(&cluster);
+    check_usable(&cluster, 2);
+    expected = export_model(&cluster, "all", &bytes);
+    memcpy(workers, cluster.workers, sizeof(workers));
+    for (int i = 0; i < 2; i++) {
+        char *name = rk_format("replica-%d", i), *text;
+
+        arrange(&cluster, workers, replicas[i], 2);
+        test_cluster_configure(&cluster, 2, actor, 1);
+        text = export_model(&cluster, name, &more_bytes);
+        assert_int_equal(more_bytes, bytes);
+        assert_memory_equal(text, expected, bytes);
+        for (int d = 0; d < 2; d++)
+            samples[d] = test_samples(2, 8);
+        test_cluster_call(&cluster, "actor", "update_actor", "{}", samples, jobs);
+        for (int32_t rank = 0; rank < 2; rank++)
+            assert_code(rk_status_clone(jobs[rank]->status), RK_FAILED_PRECONDITION);
+        destroy_all(&cluster, jobs);
+        rk_free(text);
+        rk_free(name);
+    }
+    memcpy(cluster.workers, workers, sizeof(workers));
+    cluster.num_ranks = 4;
+    rk_free(expected);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: parts of different versions are not exported as one model. Method: two worlds, one of which has
+ * trained; then one rank of each. */
+static void test_export_ranks_of_different_versions_are_refused(void **state)
+{
+    static const int32_t orders[3][2] = {{0, 1}, {2, 3}, {0, 3}};
+    struct rk_worker *workers[TEST_MAX_WORKERS];
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+    char *options = rk_format("{\"path\": \"%s/mixed\"}", rk_test_temp_dir());
+
+    (void)state;
+    open_with_roots(&cluster);
+    memcpy(workers, cluster.workers, sizeof(workers));
+    for (int i = 0; i < 2; i++) {
+        arrange(&cluster, workers, orders[i], 2);
+        test_cluster_configure(&cluster, 1, two_ranks, 2);
+        init_models(&cluster);
+        if (i == 0)
+            check_usable(&cluster, 2);
+    }
+    arrange(&cluster, workers, orders[2], 2);
+    test_cluster_configure(&cluster, 2, two_ranks, 2);
+    test_cluster_call(&cluster, "actor", "export_hf", options, NULL, jobs);
+    for (int32_t rank = 0; rank < 2; rank++)
+        assert_string_equal(rk_status_reason(jobs[rank]->status), "WEIGHT_VERSIONS");
+    assert_non_null(strstr(rk_status_message(jobs[1]->status), "rank 1 has weight version 0"));
+    destroy_all(&cluster, jobs);
+    memcpy(cluster.workers, workers, sizeof(workers));
+    cluster.num_ranks = 4;
+    rk_free(options);
+    test_cluster_close(&cluster);
+}
+
 /* Goal: a role on some of the ranks: the others take part in what is addressed to all, and have no part in
  * the rest. */
 static void test_role_on_disjoint_ranks(void **state)
@@ -611,6 +720,8 @@ int main(void)
         cmocka_unit_test(test_update_failing_on_one_rank_releases_peers),
 #endif
         cmocka_unit_test(test_configure_keeps_unchanged_roles),
+        cmocka_unit_test(test_configure_keeps_the_weights_of_the_only_replica_left),
+        cmocka_unit_test(test_export_ranks_of_different_versions_are_refused),
         cmocka_unit_test(test_role_on_disjoint_ranks),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_failure_of_a_lone_role_leaves_the_world),
