@@ -132,19 +132,16 @@ bool rk_str_has_suffix(const char *text, const char *suffix)
     return text_bytes >= suffix_bytes && strcmp(text + text_bytes - suffix_bytes, suffix) == 0;
 }
 
-/* Length of the well-formed sequence at p (Unicode 15, table 3-7), 0 when there is none. */
-static size_t utf8_sequence_bytes(const unsigned char *p, size_t left)
+size_t rk_utf8_part(const char *data, size_t bytes, bool *is_valid)
 {
+    const unsigned char *p = (const unsigned char *)data;
     unsigned char low = 0x80, high = 0xbf;
-    size_t bytes;
+    size_t wanted, have = 1;
 
-    if (p[0] == 0)
-        return 0;
-    if (p[0] < 0x80)
-        return 1;
+    *is_valid = p[0] < 0x80;
     if (p[0] < 0xc2 || p[0] > 0xf4)
-        return 0;
-    bytes = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
+        return 1;
+    wanted = p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : 4;
     if (p[0] == 0xe0)
         low = 0xa0; /* below: overlong */
     if (p[0] == 0xed)
@@ -153,26 +150,41 @@ static size_t utf8_sequence_bytes(const unsigned char *p, size_t left)
         low = 0x90; /* below: overlong */
     if (p[0] == 0xf4)
         high = 0x8f; /* above: beyond U+10FFFF */
-    if (left < bytes || p[1] < low || p[1] > high)
-        return 0;
-    for (size_t i = 2; i < bytes; i++) {
-        if (p[i] < 0x80 || p[i] > 0xbf)
-            return 0;
+    while (have < wanted && have < bytes && p[have] >= low && p[have] <= high) {
+        low = 0x80;
+        high = 0xbf;
+        have++;
     }
-    return bytes;
+    *is_valid = have == wanted;
+    return have;
 }
 
 bool rk_utf8_is_valid(const char *data, size_t bytes)
 {
-    const unsigned char *p = (const unsigned char *)data;
+    bool is_valid = true;
     size_t step;
 
-    for (size_t at = 0; at < bytes; at += step) {
-        step = utf8_sequence_bytes(p + at, bytes - at);
-        if (step == 0)
-            return false;
+    for (size_t at = 0; at < bytes && is_valid; at += step) {
+        step = rk_utf8_part(data + at, bytes - at, &is_valid);
+        is_valid = is_valid && data[at] != '\0';
     }
-    return true;
+    return is_valid;
+}
+
+void rk_str_append_utf8(struct rk_str *str, const char *data, size_t bytes)
+{
+    size_t done = 0, step;
+    bool is_valid;
+
+    for (size_t at = 0; at < bytes; at += step) {
+        step = rk_utf8_part(data + at, bytes - at, &is_valid);
+        if (is_valid)
+            continue;
+        rk_str_append_bytes(str, data + done, at - done);
+        rk_str_append(str, "\xef\xbf\xbd");
+        done = at + step;
+    }
+    rk_str_append_bytes(str, data + done, bytes - done);
 }
 
 int rk_utf8_control_bytes(const char *text)

@@ -23,6 +23,8 @@ void rk_str_fini(struct rk_str *str);
 void rk_str_clear(struct rk_str *str);
 void rk_str_append(struct rk_str *str, const char *text);
 void rk_str_append_bytes(struct rk_str *str, const char *data, size_t bytes);
+/* Appends data with U+FFFD for each maximal subpart that is not UTF-8. */
+void rk_str_append_utf8(struct rk_str *str, const char *data, size_t bytes);
 void rk_str_appendf(struct rk_str *str, const char *fmt, ...) RK_PRINTF(2, 3);
 void rk_str_vappendf(struct rk_str *str, const char *fmt, va_list args) RK_PRINTF(2, 0);
 const char *rk_str_text(const struct rk_str *str); /* "" when nothing was appended */
@@ -38,6 +40,9 @@ bool rk_str_has_prefix(const char *text, const char *prefix);
 bool rk_str_has_suffix(const char *text, const char *suffix);
 /* True when data is valid UTF-8 (no surrogates, no overlong forms) without NUL. */
 bool rk_utf8_is_valid(const char *data, size_t bytes);
+/* Bytes of the character at data, NUL included; of an ill-formed one those of its maximal subpart (Unicode
+ * 15, section 3.9), at least 1. bytes > 0. */
+size_t rk_utf8_part(const char *data, size_t bytes, bool *is_valid);
 /* Bytes of the control character that valid UTF-8 goes on with: 1 for C0 and DEL, 2 for C1, which terminals
  * obey too; 0 when it is another one. */
 int rk_utf8_control_bytes(const char *text);

@@ -136,6 +136,39 @@ static void test_utf8_is_valid_table(void **state)
     }
 }
 
+/* Goal: one U+FFFD a maximal subpart, as CPython and Rust decode; NUL is text. */
+static void test_append_utf8_replaces_maximal_subparts(void **state)
+{
+#define R "\xef\xbf\xbd"
+    static const struct {
+        const char *data;
+        size_t bytes;
+        const char *expected;
+        size_t expected_bytes;
+    } cases[] = {
+        {"", 0, "", 0},
+        {"a\0b", 3, "a\0b", 3},
+        {"\xf0\x9f\x98", 3, R, 3},
+        {"\xe0\x80\x80", 3, R R R, 9},
+        {"\xed\xa0\x80", 3, R R R, 9},
+        {"\xf4\x90\x80\x80", 4, R R R R, 12},
+        {"\xe4\xb8\xe4\xb8\xad\x80", 6, R "\xe4\xb8\xad" R, 9},
+        {"\xc3\xc3\xa9", 3, R "\xc3\xa9", 5},
+        {"\xf0\x9f\x98x\xff", 5, R "x" R, 7},
+    };
+#undef R
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_str out = {0};
+
+        rk_str_append_utf8(&out, cases[i].data, cases[i].bytes);
+        assert_int_equal(out.bytes, cases[i].expected_bytes);
+        assert_memory_equal(rk_str_text(&out), cases[i].expected, cases[i].expected_bytes);
+        rk_str_fini(&out);
+    }
+}
+
 static void test_distance_table(void **state)
 {
     static const struct {
@@ -302,6 +335,7 @@ int main(void)
         cmocka_unit_test(test_utf8_control_bytes_table),
         cmocka_unit_test(test_has_prefix_and_suffix_table),
         cmocka_unit_test(test_utf8_is_valid_table),
+        cmocka_unit_test(test_append_utf8_replaces_maximal_subparts),
         cmocka_unit_test(test_distance_table),
         cmocka_unit_test(test_distance_of_long_text_is_capped),
         cmocka_unit_test(test_suggest_finds_the_closest_within_two),
