@@ -1,7 +1,9 @@
-/* Tokenizers: Hugging Face's tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3, Qwen).
+/* Tokenizers: Hugging Face's tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3, Qwen) or in the
+ * manner of SentencePiece (Llama-2, Mistral, Gemma). docs/tokenizers.md lists the components.
  *
  * Untrusted input: sizes are bounded (64 MiB), the regular expressions run with match and depth limits. What
- * a file asks for and this reader does not do is UNIMPLEMENTED, naming it. Immutable after creation. */
+ * a file asks for and this reader does not do is UNIMPLEMENTED, naming it. Any number of threads may use one.
+ */
 #ifndef RK_TOKENIZER_H
 #define RK_TOKENIZER_H
 
@@ -24,11 +26,14 @@ struct rk_status *rk_tokenizer_create_file(struct rk_tokenizer **out, const char
 struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char *text, size_t bytes,
                                            const char *source) RK_NODISCARD;
 void rk_tokenizer_destroy(struct rk_tokenizer *tokenizer); /* NULL is a no-op */
-/* Appends nothing of its own when add_special_tokens is false. INVALID_ARGUMENT for text that is not UTF-8.
- */
+/* NUL is a character like others. Appends nothing of its own when add_special_tokens is false.
+ * INVALID_ARGUMENT for text that is not UTF-8, and for a character that the vocabulary has neither a token
+ * nor an unknown token for. */
 struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, const char *text, size_t bytes,
                                       bool add_special_tokens, struct rk_tokenizer_ids *out) RK_NODISCARD;
-/* Appends to `out`; invalid UTF-8 becomes U+FFFD. Ids that the vocabulary does not have are skipped. */
+/* Appends to `out`; bytes that are not UTF-8 become U+FFFD: with a ByteLevel decoder one for each maximal
+ * subpart, with ByteFallback one for each byte of the run. Ids that the vocabulary does not have are skipped.
+ */
 void rk_tokenizer_decode(const struct rk_tokenizer *tokenizer, const int32_t *ids, int64_t count,
                          bool skip_special_tokens, struct rk_str *out);
 int32_t rk_tokenizer_find_token(const struct rk_tokenizer *tokenizer, const char *token); /* -1 when absent */

@@ -2,65 +2,37 @@
  * in order. */
 #include "driver-cli/tokenizer/tokenizer_internal.h"
 
-#define FIRST_SHIFTED 0x100
-#define NUM_SHIFTED   68
+/* The runs of bytes that do not stand for themselves, with the code point of each run's first byte. */
+static const struct {
+    uint8_t first, last;
+    int32_t code_point;
+} runs[] = {{0x00, 0x20, 0x100}, {0x7f, 0xa0, 0x121}, {0xad, 0xad, 0x143}};
 
-static bool stands_for_itself(int byte)
+int32_t rk_byte_alphabet_code_point(uint8_t byte)
 {
-    return (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || (byte >= 0xae && byte <= 0xff);
-}
-
-static int code_point_of(int byte)
-{
-    int shifted = FIRST_SHIFTED;
-
-    if (stands_for_itself(byte))
-        return byte;
-    for (int other = 0; other < byte; other++)
-        shifted += !stands_for_itself(other);
-    return shifted;
-}
-
-static int byte_of(int code_point)
-{
-    if (code_point < FIRST_SHIFTED)
-        return stands_for_itself(code_point) ? code_point : -1;
-    if (code_point >= FIRST_SHIFTED + NUM_SHIFTED)
-        return -1;
-    for (int byte = 0; byte < 256; byte++) {
-        if (code_point_of(byte) == code_point)
-            return byte;
+    for (size_t i = 0; i < RK_ARRAY_LEN(runs); i++) {
+        if (byte >= runs[i].first && byte <= runs[i].last)
+            return runs[i].code_point + byte - runs[i].first;
     }
-    return -1;
-}
-
-void rk_byte_alphabet_char(uint8_t byte, char out[4])
-{
-    int code_point = code_point_of(byte);
-
-    if (code_point < 0x80) {
-        out[0] = (char)code_point;
-        out[1] = '\0';
-        return;
-    }
-    out[0] = (char)(0xc0 | (code_point >> 6));
-    out[1] = (char)(0x80 | (code_point & 0x3f));
-    out[2] = '\0';
-}
-
-int rk_byte_alphabet_read(const char **text)
-{
-    const uint8_t *at = (const uint8_t *)*text;
-    int byte;
-
-    if (at[0] < 0x80) {
-        byte = byte_of(at[0]);
-        *text += byte >= 0;
-        return byte;
-    }
-    if ((at[0] & 0xe0) != 0xc0 || (at[1] & 0xc0) != 0x80)
-        return -1;
-    byte = byte_of((at[0] & 0x1f) << 6 | (at[1] & 0x3f));
-    *text += byte >= 0 ? 2 : 0;
     return byte;
+}
+
+int rk_byte_alphabet_byte(int32_t code_point)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(runs); i++) {
+        if (code_point >= runs[i].code_point &&
+            code_point <= runs[i].code_point + runs[i].last - runs[i].first)
+            return runs[i].first + (code_point - runs[i].code_point);
+    }
+    return code_point < 0x100 && rk_byte_alphabet_code_point((uint8_t)code_point) == code_point ? code_point
+                                                                                                : -1;
+}
+
+void rk_byte_alphabet_append(struct rk_str *out, const char *text, size_t bytes)
+{
+    char character[4];
+
+    for (size_t i = 0; i < bytes; i++)
+        rk_str_append_bytes(out, character,
+                            rk_char_write(rk_byte_alphabet_code_point((uint8_t)text[i]), character));
 }

@@ -1,125 +1,248 @@
-/* Pre-tokenisation: regular expressions of tokenizer.json cut the text into words. PCRE2 runs whatever
- * pattern the file holds, in UTF and Unicode-property mode, with match and depth limits. */
+/* Pre-tokenisation: steps that cut a piece of text into words. Each step hands its pieces on to the next one
+ * as it finds them. */
 #include "driver-cli/tokenizer/tokenizer_internal.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
-#include "base/rk_assert.h"
-
-#define MATCH_LIMIT 10000000 /* steps of one match: far above what the known patterns need on a megabyte */
-#define DEPTH_LIMIT 100000
-
-typedef struct rk_status *(*on_word_fn_t)(void *user, const char *word, size_t bytes);
+#include <string.h>
 
 struct run {
     const struct rk_pretokenizer *pre;
-    pcre2_match_context *context;
-    on_word_fn_t on_word;
+    struct rk_matcher *matcher;
+    rk_word_fn_t on_word;
     void *user;
 };
 
-struct rk_status *rk_pretokenizer_add_split(struct rk_pretokenizer *pre, const char *pattern,
-                                            bool keep_matches, bool keep_gaps)
+/* A piece at one step: the pieces of it that go on, some of which wait for what follows them. */
+struct cutter {
+    const struct run *run;
+    int level;
+    struct rk_piece piece;
+    bool was_match;
+    bool has_pending;
+    size_t begin, end; /* of the pending piece */
+};
+
+static struct rk_status *run_step(const struct run *run, int level, struct rk_piece piece);
+
+static struct rk_status *hand_on(const struct cutter *cutter, size_t begin, size_t end)
 {
-    int error = 0;
-    PCRE2_SIZE error_offset = 0;
-    pcre2_code *code;
+    struct rk_piece piece = {
+        .text = cutter->piece.text + begin,
+        .bytes = end - begin,
+        .head = cutter->piece.head > begin ? cutter->piece.head - begin : 0,
+    };
 
-    if (pre->num_splits == RK_PRETOKENIZER_MAX_SPLITS)
-        return RK_FAIL(RK_UNIMPLEMENTED, "pre_tokenizer: more than %d splits", RK_PRETOKENIZER_MAX_SPLITS);
-    code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP, &error,
-                         &error_offset, NULL);
-    if (!code) {
-        PCRE2_UCHAR text[128] = {0};
+    return end > begin ? run_step(cutter->run, cutter->level + 1, piece) : NULL;
+}
 
-        pcre2_get_error_message(error, text, sizeof(text));
-        return RK_FAIL(RK_UNIMPLEMENTED, "unsupported pre-tokenizer regex '%s': %s at offset %zu", pattern,
-                       (const char *)text, (size_t)error_offset);
+static struct rk_status *flush(struct cutter *cutter)
+{
+    bool has_pending = cutter->has_pending;
+
+    cutter->has_pending = false;
+    return has_pending ? hand_on(cutter, cutter->begin, cutter->end) : NULL;
+}
+
+/* True when this stretch joins the pending one. */
+static bool joins(const struct cutter *cutter, bool is_match)
+{
+    switch (cutter->run->pre->steps[cutter->level].behavior) {
+    case RK_SPLIT_CONTIGUOUS:
+        return is_match == cutter->was_match;
+    case RK_SPLIT_MERGED_WITH_PREVIOUS:
+        return is_match && !cutter->was_match;
+    default: /* RK_SPLIT_MERGED_WITH_NEXT */
+        return !is_match && cutter->was_match;
     }
-    (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE); /* where there is no JIT the interpreter runs */
-    pre->splits[pre->num_splits].code = code;
-    pre->splits[pre->num_splits].keep_matches = keep_matches;
-    pre->splits[pre->num_splits].keep_gaps = keep_gaps;
-    pre->num_splits++;
+}
+
+/* Takes the next stretch of the piece: a match or what is between two. */
+static struct rk_status *feed(struct cutter *cutter, size_t begin, size_t end, bool is_match)
+{
+    const struct rk_pre_step *step = &cutter->run->pre->steps[cutter->level];
+
+    is_match ^= step->invert;
+    if (step->behavior == RK_SPLIT_ISOLATED)
+        return hand_on(cutter, begin, end);
+    if (step->behavior == RK_SPLIT_REMOVED)
+        return is_match ? NULL : hand_on(cutter, begin, end);
+    if (cutter->has_pending && joins(cutter, is_match)) {
+        cutter->end = end;
+    } else {
+        RK_TRY(flush(cutter));
+        cutter->has_pending = true;
+        cutter->begin = begin;
+        cutter->end = end;
+    }
+    cutter->was_match = is_match;
     return NULL;
+}
+
+static struct rk_status *cut_by_regex(const struct run *run, int level, struct rk_piece piece)
+{
+    struct cutter cutter = {.run = run, .level = level, .piece = piece};
+    struct rk_matches matches = {.regex = &run->pre->steps[level].regex,
+                                 .matcher = run->matcher,
+                                 .text = piece.text,
+                                 .bytes = piece.bytes};
+    size_t done = 0;
+    bool is_found;
+
+    for (;;) {
+        RK_TRY(rk_matches_next(&matches, &is_found));
+        if (!is_found)
+            break;
+        if (matches.begin > done)
+            RK_TRY(feed(&cutter, done, matches.begin, false));
+        RK_TRY(feed(&cutter, matches.begin, matches.end, true));
+        done = matches.end;
+    }
+    if (piece.bytes > done)
+        RK_TRY(feed(&cutter, done, piece.bytes, false));
+    return flush(&cutter);
+}
+
+static struct rk_status *cut_by_class(const struct run *run, int level, struct rk_piece piece)
+{
+    struct cutter cutter = {.run = run, .level = level, .piece = piece};
+    size_t done = 0, used;
+    int32_t c;
+
+    for (size_t at = 0; at < piece.bytes; at += used) {
+        used = rk_char_read(piece.text + at, &c);
+        if (!run->pre->steps[level].is_delimiter(c))
+            continue;
+        if (at > done)
+            RK_TRY(feed(&cutter, done, at, false));
+        RK_TRY(feed(&cutter, at, at + used, true));
+        done = at + used;
+    }
+    if (piece.bytes > done)
+        RK_TRY(feed(&cutter, done, piece.bytes, false));
+    return flush(&cutter);
+}
+
+enum char_class { CLASS_SPACE, CLASS_WORD, CLASS_OTHER };
+
+static enum char_class class_of(int32_t c)
+{
+    return rk_char_is_word(c) ? CLASS_WORD : rk_char_is_space(c) ? CLASS_SPACE : CLASS_OTHER;
+}
+
+/* Whitespace: runs of word characters and runs of others, without the white space. */
+static struct rk_status *cut_words(const struct run *run, int level, struct rk_piece piece)
+{
+    struct cutter cutter = {.run = run, .level = level, .piece = piece};
+    enum char_class previous = CLASS_SPACE;
+    size_t done = 0, used;
+    int32_t c;
+
+    for (size_t at = 0; at < piece.bytes; at += used) {
+        enum char_class class;
+
+        used = rk_char_read(piece.text + at, &c);
+        class = class_of(c);
+        if (class != previous) {
+            if (previous != CLASS_SPACE)
+                RK_TRY(hand_on(&cutter, done, at));
+            done = at;
+        }
+        previous = class;
+    }
+    return previous == CLASS_SPACE ? NULL : hand_on(&cutter, done, piece.bytes);
+}
+
+/* Hands a changed text on. */
+static struct rk_status *go_on(const struct run *run, int level, struct rk_str *text, size_t head)
+{
+    struct rk_piece piece = {.text = rk_str_text(text), .bytes = text->bytes, .head = head};
+    struct rk_status *st = NULL;
+
+    if (text->bytes > RK_TEXT_BYTES_MAX)
+        st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "a text of more than %d bytes once pre-tokenised",
+                     RK_TEXT_BYTES_MAX);
+    else
+        st = run_step(run, level + 1, piece);
+    rk_str_fini(text);
+    return st;
+}
+
+static struct rk_status *add_prefix_space(const struct run *run, int level, struct rk_piece piece)
+{
+    struct rk_str text = {0};
+
+    if (piece.text[0] == ' ')
+        return run_step(run, level + 1, piece);
+    rk_str_append(&text, " ");
+    rk_str_append_bytes(&text, piece.text, piece.bytes);
+    return go_on(run, level, &text, piece.head > 0 ? piece.head + 1 : 0);
+}
+
+static struct rk_status *spell_bytes(const struct run *run, int level, struct rk_piece piece)
+{
+    struct rk_str text = {0};
+
+    rk_byte_alphabet_append(&text, piece.text, piece.bytes);
+    return go_on(run, level, &text, RK_MIN(piece.head, (size_t)1));
+}
+
+static struct rk_status *mark_spaces(const struct run *run, int level, struct rk_piece piece)
+{
+    const struct rk_pre_step *step = &run->pre->steps[level];
+    struct rk_str text = {0};
+    bool has_marker =
+        piece.text[0] == ' ' || (piece.bytes >= step->content.bytes &&
+                                 memcmp(piece.text, step->content.text, step->content.bytes) == 0);
+    size_t head = RK_MIN(piece.head, (size_t)1);
+
+    if (!has_marker &&
+        (step->prepend == RK_PREPEND_ALWAYS || (step->prepend == RK_PREPEND_FIRST && piece.head > 0))) {
+        rk_str_append_bytes(&text, step->content.text, step->content.bytes);
+        head += head > 0 ? step->content.bytes : 0;
+    }
+    for (size_t at = 0; at < piece.bytes;) {
+        const char *space = memchr(piece.text + at, ' ', piece.bytes - at);
+        size_t end = space ? (size_t)(space - piece.text) : piece.bytes;
+
+        rk_str_append_bytes(&text, piece.text + at, end - at);
+        if (space)
+            rk_str_append_bytes(&text, step->content.text, step->content.bytes);
+        at = end + 1;
+    }
+    return go_on(run, level, &text, head);
+}
+
+static struct rk_status *run_step(const struct run *run, int level, struct rk_piece piece)
+{
+    if (level == run->pre->num_steps)
+        return run->on_word(run->user, piece.text, piece.bytes);
+    switch (run->pre->steps[level].kind) {
+    case RK_PRE_REGEX:
+        return cut_by_regex(run, level, piece);
+    case RK_PRE_CLASS:
+        return cut_by_class(run, level, piece);
+    case RK_PRE_WORDS:
+        return cut_words(run, level, piece);
+    case RK_PRE_PREFIX_SPACE:
+        return add_prefix_space(run, level, piece);
+    case RK_PRE_SPELL_BYTES:
+        return spell_bytes(run, level, piece);
+    default: /* RK_PRE_MARK_SPACES */
+        return mark_spaces(run, level, piece);
+    }
+}
+
+struct rk_status *rk_pretokenizer_run(const struct rk_pretokenizer *pre, struct rk_matcher *matcher,
+                                      struct rk_piece piece, rk_word_fn_t on_word, void *user)
+{
+    struct run run = {.pre = pre, .matcher = matcher, .on_word = on_word, .user = user};
+
+    return piece.bytes > 0 ? run_step(&run, 0, piece) : NULL;
 }
 
 void rk_pretokenizer_fini(struct rk_pretokenizer *pre)
 {
-    for (int32_t i = 0; i < pre->num_splits; i++)
-        pcre2_code_free(pre->splits[i].code);
-    pre->num_splits = 0;
-}
-
-static struct rk_status *split_from(const struct run *run, int32_t level, const char *text, size_t bytes);
-
-static struct rk_status *emit(const struct run *run, int32_t level, bool is_kept, const char *text,
-                              size_t bytes)
-{
-    return is_kept && bytes > 0 ? split_from(run, level + 1, text, bytes) : NULL;
-}
-
-static struct rk_status *match_all(const struct run *run, int32_t level, const char *text, size_t bytes,
-                                   pcre2_match_data *match)
-{
-    size_t done = 0, at = 0;
-
-    while (at < bytes) {
-        int rc = pcre2_match(run->pre->splits[level].code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK,
-                             match, run->context);
-        const PCRE2_SIZE *range = pcre2_get_ovector_pointer(match);
-
-        if (rc == PCRE2_ERROR_NOMATCH)
-            break;
-        if (rc < 0)
-            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "pre-tokenizer: matching failed (PCRE2 error %d)", rc);
-        if (range[1] == range[0]) { /* an empty match takes nothing: step over one character */
-            for (at = range[1] + 1; at < bytes && ((uint8_t)text[at] & 0xc0) == 0x80; at++)
-                continue;
-            continue;
-        }
-        RK_TRY(emit(run, level, run->pre->splits[level].keep_gaps, text + done, range[0] - done));
-        RK_TRY(emit(run, level, run->pre->splits[level].keep_matches, text + range[0], range[1] - range[0]));
-        done = at = range[1];
+    for (int i = 0; i < pre->num_steps; i++) {
+        rk_regex_fini(&pre->steps[i].regex);
+        rk_str_fini(&pre->steps[i].content);
     }
-    return emit(run, level, run->pre->splits[level].keep_gaps, text + done, bytes - done);
-}
-
-/* Applies split number `level` and those after it. */
-static struct rk_status *split_from(const struct run *run, int32_t level, const char *text, size_t bytes)
-{
-    pcre2_match_data *match;
-    struct rk_status *st;
-
-    if (level == run->pre->num_splits)
-        return run->on_word(run->user, text, bytes);
-    match = pcre2_match_data_create_from_pattern(run->pre->splits[level].code, NULL);
-    RK_ASSERT(match);
-    st = match_all(run, level, text, bytes, match);
-    pcre2_match_data_free(match);
-    return st;
-}
-
-struct rk_status *rk_pretokenizer_run(const struct rk_pretokenizer *pre, const char *text, size_t bytes,
-                                      on_word_fn_t on_word, void *user)
-{
-    struct run run = {
-        .pre = pre, .context = pcre2_match_context_create(NULL), .on_word = on_word, .user = user};
-    struct rk_str spaced = {0};
-    struct rk_status *st;
-
-    RK_ASSERT(run.context);
-    pcre2_set_match_limit(run.context, MATCH_LIMIT);
-    pcre2_set_depth_limit(run.context, DEPTH_LIMIT);
-    if (pre->add_prefix_space && bytes > 0 && text[0] != ' ') {
-        rk_str_append(&spaced, " ");
-        rk_str_append_bytes(&spaced, text, bytes);
-        text = spaced.text;
-        bytes = spaced.bytes;
-    }
-    st = bytes > 0 ? split_from(&run, 0, text, bytes) : NULL;
-    rk_str_fini(&spaced);
-    pcre2_match_context_free(run.context);
-    return st;
 }

@@ -1,42 +1,68 @@
 /* Encoding and decoding: added tokens are cut out first, what is left is normalised, pre-tokenised and
- * byte-pair encoded; decoding maps the byte alphabet back. */
+ * byte-pair encoded; decoding hands the tokens' texts to the decoder. */
 #include "driver-cli/tokenizer/tokenizer_internal.h"
 
+#include <stdatomic.h>
 #include <string.h>
-#include <utf8proc.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
 #define FILE_BYTES_MAX (64 << 20)
-#define TEXT_BYTES_MAX (64 << 20)
 
-struct encoder {
-    const struct rk_tokenizer *tokenizer;
-    rk_ids_t *ids;
-};
+/* --- working memory --- */
+
+static void scratch_destroy(struct rk_scratch *scratch)
+{
+    if (!scratch)
+        return;
+    rk_matcher_destroy(scratch->matcher);
+    rk_bpe_scratch_fini(&scratch->bpe);
+    rk_free(scratch);
+}
+
+static struct rk_scratch *scratch_take(const struct rk_tokenizer *tokenizer)
+{
+    struct rk_scratch *scratch = atomic_exchange(tokenizer->scratch, NULL);
+
+    if (!scratch) {
+        scratch = rk_calloc(1, sizeof(*scratch));
+        scratch->matcher = rk_matcher_create();
+    }
+    return scratch;
+}
+
+static void scratch_put(const struct rk_tokenizer *tokenizer, struct rk_scratch *scratch)
+{
+    scratch_destroy(atomic_exchange(tokenizer->scratch, scratch));
+}
+
+/* --- making --- */
 
 void rk_tokenizer_destroy(struct rk_tokenizer *tokenizer)
 {
     if (!tokenizer)
         return;
     rk_bpe_fini(&tokenizer->bpe);
+    rk_added_tokens_fini(&tokenizer->added);
+    rk_normalizer_fini(&tokenizer->normalizer);
     rk_pretokenizer_fini(&tokenizer->pre);
-    for (int64_t i = 0; i < tokenizer->added.count; i++)
-        rk_free(tokenizer->added.items[i].content);
-    rk_array_fini(&tokenizer->added);
-    rk_array_fini(&tokenizer->prefix);
-    rk_array_fini(&tokenizer->suffix);
-    rk_free(tokenizer->token_text);
-    rk_free(tokenizer->token_kind);
+    rk_decoder_fini(&tokenizer->decoder);
+    rk_array_fini(&tokenizer->around.prefix);
+    rk_array_fini(&tokenizer->around.suffix);
+    rk_free(tokenizer->tokens);
+    scratch_destroy(*tokenizer->scratch);
+    rk_free(tokenizer->scratch);
     rk_free(tokenizer);
 }
 
 static struct rk_status *create(struct rk_tokenizer **out, struct rk_json *root, const char *source)
 {
     struct rk_tokenizer *tokenizer = rk_calloc(1, sizeof(*tokenizer));
-    struct rk_status *st = rk_tokenizer_read_json(tokenizer, root);
+    struct rk_status *st;
 
+    tokenizer->scratch = rk_calloc(1, sizeof(*tokenizer->scratch));
+    st = rk_tokenizer_read_json(tokenizer, root);
     rk_json_free(root);
     if (st) {
         rk_tokenizer_destroy(tokenizer);
@@ -66,81 +92,47 @@ struct rk_status *rk_tokenizer_create_json(struct rk_tokenizer **out, const char
     return create(out, root, source);
 }
 
+/* --- encoding --- */
+
+struct encoder {
+    const struct rk_tokenizer *tokenizer;
+    struct rk_scratch *scratch;
+    rk_ids_t ids;
+};
+
 static struct rk_status *encode_word(void *user, const char *word, size_t bytes)
 {
     struct encoder *encoder = user;
 
-    return rk_bpe_encode_word(&encoder->tokenizer->bpe, word, bytes, encoder->ids);
+    return rk_bpe_encode(&encoder->tokenizer->bpe, &encoder->scratch->bpe, word, bytes, &encoder->ids);
 }
 
-/* The longest added token of that pass at the beginning of the text, or NULL. */
-static const struct rk_added_token *added_at(const struct rk_tokenizer *tokenizer, const char *text,
-                                             size_t bytes, bool is_normalized)
+static void append_token(void *user, int32_t id)
 {
-    const struct rk_added_token *best = NULL;
+    struct encoder *encoder = user;
 
-    for (int64_t i = 0; i < tokenizer->added.count; i++) {
-        const struct rk_added_token *token = &tokenizer->added.items[i];
-
-        if (token->is_normalized == is_normalized && token->bytes <= bytes &&
-            (!best || token->bytes > best->bytes) && memcmp(text, token->content, token->bytes) == 0)
-            best = token;
-    }
-    return best;
+    rk_array_append(&encoder->ids, id);
 }
 
-typedef struct rk_status *(*piece_fn_t)(struct encoder *encoder, const char *text, size_t bytes);
-
-/* Emits added tokens of one pass and hands the text between them on. */
-static struct rk_status *cut_added(struct encoder *encoder, const char *text, size_t bytes,
-                                   bool is_normalized, piece_fn_t on_piece)
+static struct rk_status *encode_normal(void *user, struct rk_piece piece)
 {
-    size_t begin = 0;
+    struct encoder *encoder = user;
 
-    for (size_t at = 0; at < bytes;) {
-        const struct rk_added_token *token =
-            added_at(encoder->tokenizer, text + at, bytes - at, is_normalized);
-
-        if (!token) {
-            at++;
-            continue;
-        }
-        RK_TRY(on_piece(encoder, text + begin, at - begin));
-        rk_array_append(encoder->ids, token->id);
-        at += token->bytes;
-        begin = at;
-    }
-    return on_piece(encoder, text + begin, bytes - begin);
+    return rk_pretokenizer_run(&encoder->tokenizer->pre, encoder->scratch->matcher, piece, encode_word,
+                               encoder);
 }
 
-static struct rk_status *encode_words(struct encoder *encoder, const char *text, size_t bytes)
+static struct rk_status *encode_raw(void *user, struct rk_piece piece)
 {
-    return rk_pretokenizer_run(&encoder->tokenizer->pre, text, bytes, encode_word, encoder);
-}
+    struct encoder *encoder = user;
+    const struct rk_tokenizer *tokenizer = encoder->tokenizer;
+    struct rk_added_events events = {.on_text = encode_normal, .on_token = append_token, .user = encoder};
+    struct rk_str buf = {0};
+    struct rk_status *st = rk_normalizer_run(&tokenizer->normalizer, encoder->scratch->matcher, &piece, &buf);
 
-static bool is_ascii(const char *text, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i++) {
-        if ((uint8_t)text[i] >= 0x80)
-            return false;
-    }
-    return true;
-}
-
-static struct rk_status *encode_raw_piece(struct encoder *encoder, const char *text, size_t bytes)
-{
-    utf8proc_uint8_t *normal = NULL;
-    utf8proc_ssize_t normal_bytes;
-    struct rk_status *st;
-
-    if (!encoder->tokenizer->use_nfc || is_ascii(text, bytes))
-        return cut_added(encoder, text, bytes, true, encode_words);
-    normal_bytes = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)bytes, &normal,
-                                UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    if (normal_bytes < 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "normalisation: %s", utf8proc_errmsg(normal_bytes));
-    st = cut_added(encoder, (const char *)normal, (size_t)normal_bytes, true, encode_words);
-    rk_free(normal);
+    if (!st)
+        st = rk_added_tokens_cut(&tokenizer->added, true, piece, &events);
+    rk_str_fini(&buf);
     return st;
 }
 
@@ -150,95 +142,72 @@ static void append_ids(rk_ids_t *out, const rk_ids_t *ids)
         rk_array_append(out, ids->items[i]);
 }
 
+static struct rk_status *encode_text(struct encoder *encoder, const char *text, size_t bytes,
+                                     bool add_special_tokens)
+{
+    const struct rk_around *around = &encoder->tokenizer->around;
+    struct rk_added_events events = {.on_text = encode_raw, .on_token = append_token, .user = encoder};
+    struct rk_piece piece = {.text = text, .bytes = bytes, .head = 1};
+
+    if (add_special_tokens)
+        append_ids(&encoder->ids, &around->prefix);
+    RK_TRY(rk_added_tokens_cut(&encoder->tokenizer->added, false, piece, &events));
+    if (add_special_tokens)
+        append_ids(&encoder->ids, &around->suffix);
+    return NULL;
+}
+
 struct rk_status *rk_tokenizer_encode(const struct rk_tokenizer *tokenizer, const char *text, size_t bytes,
                                       bool add_special_tokens, struct rk_tokenizer_ids *out)
 {
-    rk_ids_t ids = {0};
-    struct encoder encoder = {.tokenizer = tokenizer, .ids = &ids};
-    struct rk_status *st = NULL;
+    struct encoder encoder = {.tokenizer = tokenizer};
+    struct rk_status *st;
 
     *out = (struct rk_tokenizer_ids){0};
-    if (bytes > TEXT_BYTES_MAX)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "text of %zu bytes, the limit is %d", bytes, TEXT_BYTES_MAX);
-    if (!rk_utf8_is_valid(text, bytes))
+    if (bytes > RK_TEXT_BYTES_MAX)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "text of %zu bytes, the limit is %d", bytes, RK_TEXT_BYTES_MAX);
+    if (!rk_text_is_utf8(text, bytes))
         return RK_FAIL(RK_INVALID_ARGUMENT, "text is not valid UTF-8");
-    if (add_special_tokens)
-        append_ids(&ids, &tokenizer->prefix);
-    RK_TRY_GOTO(st, cut_added(&encoder, text, bytes, false, encode_raw_piece), out);
-    if (add_special_tokens)
-        append_ids(&ids, &tokenizer->suffix);
-    *out = (struct rk_tokenizer_ids){.items = ids.items, .count = ids.count};
-    return NULL;
-out:
-    rk_array_fini(&ids);
+    encoder.scratch = scratch_take(tokenizer);
+    st = encode_text(&encoder, text, bytes, add_special_tokens);
+    scratch_put(tokenizer, encoder.scratch);
+    if (st)
+        rk_array_fini(&encoder.ids);
+    *out = (struct rk_tokenizer_ids){.items = encoder.ids.items, .count = encoder.ids.count};
     return st;
 }
 
-static void append_token_bytes(const char *text, struct rk_str *raw)
-{
-    const char *at = text;
-
-    while (*at) {
-        int byte = rk_byte_alphabet_read(&at);
-        char character = (char)byte;
-
-        if (byte < 0) { /* not of the byte alphabet: the token's text stands for itself */
-            rk_str_append(raw, text);
-            return;
-        }
-        rk_str_append_bytes(raw, &character, 1);
-    }
-}
-
-/* Appends `raw`, with U+FFFD for each byte that does not belong to valid UTF-8. */
-static void append_utf8(struct rk_str *out, const struct rk_str *raw)
-{
-    const utf8proc_uint8_t *text = (const utf8proc_uint8_t *)raw->text;
-    utf8proc_ssize_t left = (utf8proc_ssize_t)raw->bytes;
-
-    while (left > 0) {
-        utf8proc_int32_t code_point;
-        utf8proc_ssize_t used = utf8proc_iterate(text, left, &code_point);
-
-        if (used <= 0) {
-            rk_str_append(out, "\xef\xbf\xbd");
-            used = 1;
-        } else {
-            rk_str_append_bytes(out, (const char *)text, (size_t)used);
-        }
-        text += used;
-        left -= used;
-    }
-}
+/* --- decoding --- */
 
 void rk_tokenizer_decode(const struct rk_tokenizer *tokenizer, const int32_t *ids, int64_t count,
                          bool skip_special_tokens, struct rk_str *out)
 {
-    struct rk_str raw = {0};
+    struct rk_scratch *scratch = scratch_take(tokenizer);
+    struct rk_token_texts texts = {0};
 
     for (int64_t i = 0; i < count; i++) {
-        int32_t id = ids[i];
-        enum rk_token_kind kind =
-            id >= 0 && id < tokenizer->num_ids ? tokenizer->token_kind[id] : RK_TOKEN_NONE;
+        const struct rk_token *token =
+            ids[i] >= 0 && ids[i] < tokenizer->num_ids ? &tokenizer->tokens[ids[i]] : NULL;
 
-        if (kind == RK_TOKEN_NONE || (kind == RK_TOKEN_SPECIAL && skip_special_tokens))
-            continue;
-        if (kind == RK_TOKEN_MODEL)
-            append_token_bytes(tokenizer->token_text[id], &raw);
-        else
-            rk_str_append(&raw, tokenizer->token_text[id]);
+        if (token && token->kind != RK_TOKEN_NONE &&
+            !(token->kind == RK_TOKEN_SPECIAL && skip_special_tokens))
+            rk_token_texts_append(&texts, token->text, token->bytes);
     }
-    append_utf8(out, &raw);
-    rk_str_fini(&raw);
+    rk_decoder_run(&tokenizer->decoder, scratch->matcher, &texts, out);
+    scratch_put(tokenizer, scratch);
 }
 
 int32_t rk_tokenizer_find_token(const struct rk_tokenizer *tokenizer, const char *token)
 {
-    for (int64_t i = 0; i < tokenizer->added.count; i++) {
-        if (strcmp(tokenizer->added.items[i].content, token) == 0)
-            return tokenizer->added.items[i].id;
+    size_t bytes = strlen(token);
+
+    for (int64_t i = 0; i < tokenizer->added.tokens.count; i++) {
+        const struct rk_added_token *added = &tokenizer->added.tokens.items[i];
+
+        if (added->content.bytes == bytes && memcmp(added->content.text, token, bytes) == 0)
+            return added->id;
     }
-    return rk_bpe_find(&tokenizer->bpe, token);
+    return rk_bpe_find(&tokenizer->bpe, token, bytes);
 }
 
 int64_t rk_tokenizer_vocab_size(const struct rk_tokenizer *tokenizer)
