@@ -120,6 +120,34 @@ static bool has_entry_below(const char *dir, const char *below, const char *pref
     return found;
 }
 
+static struct rk_status *add_file(struct rk_ckpt_manifest *manifest, const char *part_dir, const char *name)
+{
+    char *path = rk_path_join(part_dir, name);
+    struct stat info;
+    bool is_file = lstat(path, &info) == 0 && S_ISREG(info.st_mode);
+
+    rk_free(path);
+    return is_file ? rk_ckpt_manifest_add_file(manifest, part_dir, name) : NULL;
+}
+
+struct rk_status *rk_ckpt_manifest_add_files(struct rk_ckpt_manifest *manifest, const char *part_dir,
+                                             const char *sub_dir)
+{
+    char *dir = rk_path_join(part_dir, sub_dir);
+    struct names names = {0};
+    struct rk_status *st = list_names(&names, dir);
+
+    for (int64_t i = 0; !st && i < names.items.count; i++) {
+        char *name = rk_path_join(sub_dir, names.items.items[i]);
+
+        st = add_file(manifest, part_dir, name);
+        rk_free(name);
+    }
+    names_fini(&names);
+    rk_free(dir);
+    return st;
+}
+
 /* --- checkpoints that verl wrote --- */
 
 struct rk_status *rk_ckpt_check_foreign(const char *part_dir)

@@ -75,6 +75,9 @@ struct rk_status *rk_ckpt_manifest_read(struct rk_ckpt_manifest *out, const char
 /* Lists a file that was written below `part_dir`: reads it for size and checksum. */
 struct rk_status *rk_ckpt_manifest_add_file(struct rk_ckpt_manifest *manifest, const char *part_dir,
                                             const char *name) RK_NODISCARD;
+/* The same for all files of the directory part_dir/sub_dir, without those of directories in it. */
+struct rk_status *rk_ckpt_manifest_add_files(struct rk_ckpt_manifest *manifest, const char *part_dir,
+                                             const char *sub_dir) RK_NODISCARD;
 /* The text of the file, with the checksum; rk_free it. */
 char *rk_ckpt_manifest_format(const struct rk_ckpt_manifest *manifest);
 struct rk_status *rk_ckpt_manifest_write(const struct rk_ckpt_manifest *manifest,

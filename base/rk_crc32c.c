@@ -131,3 +131,25 @@ struct rk_status *rk_crc32c_of_file(uint32_t *crc, uint64_t *bytes, const char *
     close(fd);
     return st;
 }
+
+struct rk_status *rk_crc32c_of_range(uint32_t *crc, const char *path, uint64_t begin, uint64_t bytes)
+{
+    char *buf = rk_malloc(READ_BYTES);
+    struct rk_status *st;
+    int fd;
+
+    *crc = 0;
+    RK_TRY_GOTO(st, rk_file_open_read(&fd, path), out);
+    for (uint64_t done = 0; !st && done < bytes; done += RK_MIN(READ_BYTES, bytes - done)) {
+        size_t step = RK_MIN(READ_BYTES, bytes - done);
+
+        st = rk_file_pread(fd, path, buf, step, begin + done);
+        if (!st)
+            *crc = rk_crc32c(*crc, buf, step);
+    }
+    close(fd);
+
+out:
+    rk_free(buf);
+    return st;
+}

@@ -9,6 +9,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_crc32c.h"
 #include "base/rk_fault.h"
 #include "base/rk_hash.h"
 #include "base/rk_safetensors.h"
@@ -166,6 +167,10 @@ struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const voi
     if (RK_FAULT("file.write")) {
         errno = ENOSPC;
         return rk_file_errno("writing", file->path);
+    }
+    if (file->sums && offset == file->summed_bytes) {
+        file->crc32c = rk_crc32c(file->crc32c, data, bytes);
+        file->summed_bytes += bytes;
     }
     while (bytes > 0) {
         ssize_t put = pwrite(file->fd, p, bytes, (off_t)offset);

@@ -3,6 +3,7 @@
 #ifndef RK_FILE_INTERNAL_H
 #define RK_FILE_INTERNAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,6 +29,10 @@ struct rk_pending_file {
     char *temp_path; /* exists on disk while not NULL */
     int fd;          /* -1 when closed */
     size_t unsynced_bytes;
+    /* Checksum of the first summed_bytes, which were written from the beginning to the end. */
+    bool sums;
+    uint32_t crc32c;
+    uint64_t summed_bytes;
 };
 
 /* Creates the temporary file beside `path`. `file` is in a state for discard on failure too. */

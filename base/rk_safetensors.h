@@ -7,6 +7,7 @@
 #ifndef RK_SAFETENSORS_H
 #define RK_SAFETENSORS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -66,6 +67,11 @@ struct rk_status *rk_st_writer_create(struct rk_st_writer **out, const char *pat
 /* Writes `bytes` at `begin` of entry i (index of `entries`). The pieces of an entry must not overlap. */
 struct rk_status *rk_st_writer_write(struct rk_st_writer *writer, int64_t i, uint64_t begin, const void *data,
                                      size_t bytes) RK_NODISCARD;
+/* Before the first write: the checksum of the file is computed as it is written. */
+void rk_st_writer_sum(struct rk_st_writer *writer);
+/* Size and CRC-32C of the whole file. False unless all of it was written in the order of the file: entries by
+ * dtype descending, then name, and each from its beginning to its end. */
+bool rk_st_writer_get_sum(const struct rk_st_writer *writer, uint64_t *file_bytes, uint32_t *crc32c);
 /* Publishes the file. FAILED_PRECONDITION when a tensor was not written completely. RESOURCE_EXHAUSTED with
  * reason DISK_FULL when the disk or the file-size limit is exhausted. */
 struct rk_status *rk_st_writer_commit(struct rk_st_writer *writer) RK_NODISCARD;

@@ -26,6 +26,7 @@ struct rk_st_writer {
     struct rk_pending_file file;
     struct slot *slots; /* [num_slots] in the order of the caller's entries */
     int64_t num_slots;
+    uint64_t file_bytes;
 };
 
 struct ordered_entry {
@@ -145,9 +146,12 @@ static struct rk_status *write_header(struct rk_st_writer *writer, const struct 
     rk_str_appendf(&prefix, "%-*s", (int)header_bytes, text);
     for (int64_t i = 0; i < writer->num_slots; i++)
         writer->slots[i].offset += prefix.bytes;
-    st = rk_pending_file_truncate(&writer->file, prefix.bytes + data_bytes);
+    writer->file_bytes = prefix.bytes + data_bytes;
+    st = rk_pending_file_truncate(&writer->file, writer->file_bytes);
+    writer->file.sums = true;
     if (!st)
         st = rk_pending_file_pwrite(&writer->file, prefix.text, prefix.bytes, 0);
+    writer->file.sums = false; /* of the data only when asked for */
     rk_str_fini(&prefix);
     rk_free(text);
     return st;
@@ -226,6 +230,18 @@ struct rk_status *rk_st_writer_commit(struct rk_st_writer *writer)
                            (unsigned long long)slot->bytes, slot->name);
     }
     return rk_pending_file_commit(&writer->file);
+}
+
+void rk_st_writer_sum(struct rk_st_writer *writer)
+{
+    writer->file.sums = true;
+}
+
+bool rk_st_writer_get_sum(const struct rk_st_writer *writer, uint64_t *file_bytes, uint32_t *crc32c)
+{
+    *file_bytes = writer->file_bytes;
+    *crc32c = writer->file.crc32c;
+    return writer->file.summed_bytes == writer->file_bytes;
 }
 
 void rk_st_writer_destroy(struct rk_st_writer *writer)

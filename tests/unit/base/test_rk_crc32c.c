@@ -69,8 +69,12 @@ static void test_crc32c_of_file_equals_memory(void **state)
     assert_ok(rk_crc32c_of_file(&crc, &size, path));
     assert_int_equal(size, bytes);
     assert_int_equal(crc, rk_crc32c(0, data, bytes));
+    assert_ok(rk_crc32c_of_range(&crc, path, 5, bytes - 7));
+    assert_int_equal(crc, rk_crc32c(0, data + 5, bytes - 7));
+    assert_code(rk_crc32c_of_range(&crc, path, 5, bytes - 4), RK_DATA_LOSS);
     rk_free(path);
     path = rk_test_temp_path("absent");
+    assert_code(rk_crc32c_of_range(&crc, path, 0, 1), RK_NOT_FOUND);
     assert_code(rk_crc32c_of_file(&crc, &size, path), RK_NOT_FOUND);
     rk_free(path);
     rk_free(data);

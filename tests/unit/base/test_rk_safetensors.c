@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_crc32c.h"
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 
@@ -598,9 +599,42 @@ static void test_write_file_atomic_replaces(void **state)
     rk_free(path);
 }
 
+/* Goal: a file that is written in order is summed on the way; one that is not, or not asked for, is not. */
+static void test_writer_sums_what_is_written_in_order(void **state)
+{
+    static const struct rk_st_entry entries[] = {{"a", RK_DTYPE_F32, 1, {3}}, {"b", RK_DTYPE_F32, 1, {2}}};
+    static const float data[5] = {1, 2, 3, 4, 5};
+    char *path = rk_test_temp_path("summed.safetensors");
+
+    (void)state;
+    for (int order = 0; order < 3; order++) {
+        struct rk_st_writer *writer;
+        uint64_t bytes, file_bytes;
+        uint32_t crc, file_crc;
+
+        assert_ok(rk_st_writer_create(&writer, path, entries, 2, NULL));
+        if (order < 2)
+            rk_st_writer_sum(writer);
+        for (int i = 0; i < 2; i++) {
+            int entry = order == 1 ? 1 - i : i;
+
+            assert_ok(rk_st_writer_write(writer, entry, 0, data + 3 * entry, entry == 0 ? 12 : 8));
+        }
+        assert_ok(rk_st_writer_commit(writer));
+        assert_true(rk_st_writer_get_sum(writer, &bytes, &crc) == (order == 0));
+        rk_st_writer_destroy(writer);
+        assert_ok(rk_crc32c_of_file(&file_crc, &file_bytes, path));
+        assert_int_equal(bytes, file_bytes);
+        if (order == 0)
+            assert_int_equal(crc, file_crc);
+    }
+    rk_free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_writer_sums_what_is_written_in_order),
         cmocka_unit_test(test_st_parse_rejects_table),
         cmocka_unit_test(test_st_parse_accepts_table),
         cmocka_unit_test(test_st_open_every_truncation_is_refused),
