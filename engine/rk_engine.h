@@ -2,6 +2,7 @@
 #ifndef RK_ENGINE_H
 #define RK_ENGINE_H
 
+#include "engine/rk_checkpoint.h"
 #include "engine/rk_comm.h"
 #include "engine/rk_loss.h"
 #include "engine/rk_memory.h"

@@ -192,6 +192,7 @@ struct rk_model_memory {
     uint64_t staging_bytes;   /* inputs and samples of generation steps */
     /* Pinned host memory. */
     uint64_t pass_host_bytes, rollout_host_bytes;
+    uint64_t checkpoint_host_bytes; /* host memory of checkpoints, most of it not pinned */
     /* Most that a pass used of activation_bytes and pass_host_bytes. */
     uint64_t activation_peak_bytes, pass_host_peak_bytes;
     uint64_t step_overflows; /* blocks added to either after the first; 0 when the plan was right */

@@ -30,5 +30,7 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
  * [params->count], returns the number of files. */
 int64_t rk_hf_plan_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
                           int64_t *shard_of);
+/* config.json of an export: as the model was made from, with its dtype. Not collective. */
+struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *dir) RK_NODISCARD;
 
 #endif

@@ -273,10 +273,9 @@ static struct rk_status *export_shard(struct export_job *job, int64_t shard)
 
 /* --- what is not weights --- */
 
-static struct rk_status *write_json(const struct export_job *job, const char *name,
-                                    const struct rk_json *json)
+static struct rk_status *write_json(const char *dir, const char *name, const struct rk_json *json)
 {
-    char *path = rk_path_join(job->dir, name);
+    char *path = rk_path_join(dir, name);
     char *text = rk_json_dump(json, 2, false);
     struct rk_str file = {0};
     struct rk_status *st;
@@ -306,21 +305,20 @@ static struct rk_status *write_index(const struct export_job *job)
     rk_json_set(metadata, "total_size", rk_json_new_int(total_bytes));
     rk_json_set(index, "metadata", metadata);
     rk_json_set(index, "weight_map", map);
-    st = write_json(job, RK_HF_INDEX_FILE, index);
+    st = write_json(job->dir, RK_HF_INDEX_FILE, index);
     rk_json_free(index);
     return st;
 }
 
-/* The configuration as it was read, with the dtype of what was written. */
-static struct rk_status *write_config(const struct export_job *job)
+struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *dir)
 {
-    const struct rk_model_core *core = job->model->core;
+    const struct rk_model_core *core = model->core;
     struct rk_json *config = rk_json_clone(core->hf_config);
     const char *key = rk_json_find(config, "dtype") ? "dtype" : "torch_dtype"; /* newer and older name */
     struct rk_status *st;
 
     rk_json_set(config, key, rk_json_new_string(rk_dtype_hf_name(core->dtype)));
-    st = write_json(job, RK_HF_CONFIG_FILE, config);
+    st = write_json(dir, RK_HF_CONFIG_FILE, config);
     rk_json_free(config);
     return st;
 }
@@ -329,7 +327,7 @@ static struct rk_status *finish(const struct export_job *job)
 {
     if (job->num_shards > 1)
         RK_TRY(write_index(job));
-    return write_config(job);
+    return rk_hf_write_config(job->model, job->dir);
 }
 
 /* Takes back what a failed export has published. */

@@ -7,6 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_mesh.h"
+#include "engine/ckpt/state_internal.h"
 #include "engine/optim/optim_internal.h"
 
 /* Vocabulary rows are padded with zeros to a multiple of this on every rank. */
@@ -279,6 +280,7 @@ void rk_model_destroy(struct rk_model *model)
 {
     if (!model)
         return;
+    rk_saver_destroy(model->saver);
     rk_train_destroy(model->train);
     rk_step_arena_destroy(model->arena);
     rk_arena_destroy(model->host);
@@ -421,6 +423,7 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
         .staging_bytes = (uint64_t)model->staging_bytes,
         .pass_host_bytes = step.staging.capacity_bytes,
         .rollout_host_bytes = (uint64_t)model->rollout_host_bytes,
+        .checkpoint_host_bytes = rk_saver_host_bytes(model->saver),
         .activation_peak_bytes = step.tensors.peak_bytes,
         .pass_host_peak_bytes = step.staging.peak_bytes,
         .step_overflows = step.tensors.overflows + step.staging.overflows,

@@ -83,6 +83,7 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
 void rk_model_plan_fini(struct rk_model_core *core);
 
 struct rk_train;
+struct rk_saver;
 
 struct rk_model {
     struct rk_model_core *core;
@@ -90,6 +91,7 @@ struct rk_model {
     struct rk_step_arena *arena; /* device memory of one forward and backward pass */
     struct rk_arena *host;       /* host memory of the same */
     struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
+    struct rk_saver *saver;      /* of training checkpoints; NULL until the first one */
     /* What a rollout holds for this model. */
     int64_t kv_cache_bytes, staging_bytes, rollout_host_bytes;
 };

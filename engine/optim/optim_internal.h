@@ -40,6 +40,7 @@ struct rk_optim_ops {
     const char *name; /* "adam": verl's name, the value of optim.optimizer */
     uint32_t abi;     /* RK_OPTIM_ABI */
     int32_t num_states;
+    const char *state_names[RK_OPTIM_STATES_MAX]; /* PyTorch's, in checkpoints */
     struct rk_status *(*apply)(struct rk_stream *stream, const struct rk_optim_segment *segment,
                                const struct rk_optim_step *step);
 };

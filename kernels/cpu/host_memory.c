@@ -142,6 +142,11 @@ uint64_t rk_host_free_bytes(const char *root)
     return RK_MIN(bytes, room);
 }
 
+uint64_t rk_host_available_bytes(void)
+{
+    return rk_host_free_bytes("");
+}
+
 uint64_t rk_host_resident_bytes(const char *root)
 {
     char *path = rk_format("%s/proc/self/statm", root);

@@ -1,0 +1,74 @@
+/* What a checkpoint can hold, by name. */
+#include "engine/ckpt/state_internal.h"
+
+#include <string.h>
+
+#include "base/rk_assert.h"
+
+const char *rk_checkpoint_content_name(int32_t i)
+{
+    static const char *const names[RK_CHECKPOINT_CONTENTS_COUNT] = {"model", "optimizer", "extra",
+                                                                    "hf_model"};
+
+    RK_ASSERT(i >= 0);
+    RK_ASSERT(i < RK_CHECKPOINT_CONTENTS_COUNT);
+    return names[i];
+}
+
+static uint32_t find_content(const char *name)
+{
+    for (int32_t i = 0; i < RK_CHECKPOINT_CONTENTS_COUNT; i++) {
+        if (strcmp(name, rk_checkpoint_content_name(i)) == 0)
+            return 1u << i;
+    }
+    return 0;
+}
+
+struct rk_status *rk_checkpoint_contents_read(uint32_t *out, const struct rk_json *names)
+{
+    *out = 0;
+    if (rk_json_type(names) != RK_JSON_ARRAY || rk_json_count(names) == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "contents: expected a list of model, optimizer, extra, hf_model");
+    for (int64_t i = 0; i < rk_json_count(names); i++) {
+        const char *name = rk_json_as_string(rk_json_at(names, i), "");
+        uint32_t content = find_content(name);
+
+        if (!content || *out & content)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "contents: '%.32s': expected model, optimizer, extra, hf_model, each once", name);
+        *out |= content;
+    }
+    return NULL;
+}
+
+const char *rk_checkpoint_state_name(rk_checkpoint_state_t state)
+{
+    static const char *const names[] = {"none", "writing", "done"};
+
+    RK_ASSERT(state <= RK_CHECKPOINT_DONE);
+    return names[state];
+}
+
+struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t contents)
+{
+    if (!model->owns_core)
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "the role uses the weights of another one, whose checkpoint holds them");
+    if (contents & RK_CHECKPOINT_OPTIMIZER && !(model->train && model->train->config.ops))
+        return RK_FAIL(RK_FAILED_PRECONDITION, "contents: optimizer: the role does not train");
+    return NULL;
+}
+
+uint64_t rk_model_checkpoint_bytes(const struct rk_model *model, uint32_t contents)
+{
+    uint64_t num_elements = (uint64_t)rk_model_num_elements(model), bytes = 0;
+    uint32_t kinds = rk_state_kinds(model, contents);
+
+    for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
+        if (kinds >> kind & 1)
+            bytes += num_elements * rk_dtype_bytes(rk_state_buffer_of(model, kind).dtype);
+    }
+    if (contents & RK_CHECKPOINT_HF_MODEL)
+        bytes += num_elements * rk_dtype_bytes(model->core->dtype);
+    return bytes;
+}

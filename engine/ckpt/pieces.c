@@ -1,0 +1,179 @@
+/* Which elements of which tensors this rank writes, and how a shard's metadata says so. */
+#include "engine/ckpt/state_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_str.h"
+
+uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents)
+{
+    uint32_t kinds = contents & RK_CHECKPOINT_MODEL ? 1 : 0;
+
+    if (contents & RK_CHECKPOINT_OPTIMIZER && model->train && model->train->config.ops) {
+        for (int32_t s = 0; s < model->train->config.ops->num_states; s++)
+            kinds |= 2u << s;
+    }
+    return kinds;
+}
+
+struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind)
+{
+    const struct rk_train *train = model->train;
+
+    if (kind > 0)
+        return (struct rk_state_buffer){train->states[kind - 1], train->grad_dtype, true};
+    if (train && train->masters)
+        return (struct rk_state_buffer){train->masters, train->grad_dtype, true};
+    return (struct rk_state_buffer){model->core->values, model->core->dtype, false};
+}
+
+char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const struct rk_param *param)
+{
+    if (kind == 0)
+        return rk_strdup(param->name);
+    return rk_format("optimizer.state.%s.%s", model->train->config.ops->state_names[kind - 1], param->name);
+}
+
+struct rk_shard_map rk_state_shards(const struct rk_model *model)
+{
+    const struct rk_model_core *core = model->core;
+    struct rk_comm_group *dp = rk_mesh_comms_group(core->mesh, RK_GROUP_DP_CP);
+
+    if (model->train)
+        return model->train->shards;
+    return (struct rk_shard_map){.num_elements = core->params.num_elements,
+                                 .bucket_elements = RK_MAX(core->params.num_elements, 1),
+                                 .num_shards = rk_comm_group_size(dp),
+                                 .index = rk_comm_group_rank(dp)};
+}
+
+/* Of the local part the elements of the box, which are its first ones: only rows are padded. */
+static void add_piece(struct rk_state_pieces *out, const struct rk_model *model, int64_t i, int32_t kind)
+{
+    const struct rk_param *param = rk_params_at(&model->core->params, i);
+    const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
+    struct rk_shard_map shards = rk_state_shards(model);
+    struct rk_state_piece piece = {.param = i, .kind = kind, .first_run = out->runs.count};
+    struct rk_shard_run run = {0};
+    int64_t begin = placement->offset, end;
+
+    if (!placement->is_held || !placement->is_counted)
+        return;
+    piece.box = rk_param_get_box(param, placement);
+    RK_ASSERT(piece.box.shape[0] == 0 || piece.box.shape[1] == placement->local_shape[1]);
+    end = begin + piece.box.shape[0] * piece.box.shape[1];
+    while (rk_shard_next_run(&shards, begin, end, &run)) {
+        struct rk_state_run own = {.begin = run.begin - begin, .count = run.count};
+
+        own.source = out->buffers[kind].is_sharded ? run.shard : run.begin;
+        rk_array_append(&out->runs, own);
+        piece.num_runs++;
+        piece.count += run.count;
+    }
+    if (piece.count == 0)
+        return;
+    piece.name = rk_state_tensor_name(model, kind, param);
+    rk_array_append(&out->pieces, piece);
+    out->bytes += (uint64_t)piece.count * rk_dtype_bytes(out->buffers[kind].dtype);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(((const struct rk_state_piece *)a)->name, ((const struct rk_state_piece *)b)->name);
+}
+
+void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *model, uint32_t kinds)
+{
+    *out = (struct rk_state_pieces){0};
+    for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
+        if (!(kinds >> kind & 1))
+            continue;
+        out->buffers[kind] = rk_state_buffer_of(model, kind);
+        for (int64_t i = 0; i < model->core->params.count; i++)
+            add_piece(out, model, i, kind);
+    }
+    if (out->pieces.count > 1)
+        qsort(out->pieces.items, (size_t)out->pieces.count, sizeof(*out->pieces.items), compare_names);
+}
+
+void rk_state_pieces_fini(struct rk_state_pieces *pieces)
+{
+    for (int64_t i = 0; i < pieces->pieces.count; i++)
+        rk_free(pieces->pieces.items[i].name);
+    rk_array_fini(&pieces->pieces);
+    rk_array_fini(&pieces->runs);
+    *pieces = (struct rk_state_pieces){0};
+}
+
+static struct rk_json *new_pair(int64_t begin, int64_t end)
+{
+    struct rk_json *pair = rk_json_new_array();
+
+    rk_json_append(pair, rk_json_new_int(begin));
+    rk_json_append(pair, rk_json_new_int(end));
+    return pair;
+}
+
+static struct rk_json *format_piece(const struct rk_state_pieces *pieces, const struct rk_state_piece *piece,
+                                    const struct rk_param *param)
+{
+    struct rk_json *object = rk_json_new_object(), *shape = rk_json_new_array(), *box = rk_json_new_array(),
+                   *runs = rk_json_new_array();
+
+    for (int32_t dim = 0; dim < param->rank; dim++) {
+        rk_json_append(shape, rk_json_new_int(param->shape[dim]));
+        rk_json_append(box, new_pair(piece->box.begin[dim], piece->box.begin[dim] + piece->box.shape[dim]));
+    }
+    for (int64_t r = 0; r < piece->num_runs; r++) {
+        const struct rk_state_run *run = &pieces->runs.items[piece->first_run + r];
+
+        rk_json_append(runs, new_pair(run->begin, run->begin + run->count));
+    }
+    rk_json_set(object, "global_shape", shape);
+    rk_json_set(object, "box", box);
+    rk_json_set(object, "runs", runs);
+    return object;
+}
+
+/* The shape of the box when it is there as a whole, otherwise a vector. */
+static struct rk_st_entry format_entry(const struct rk_state_pieces *pieces,
+                                       const struct rk_state_piece *piece, const struct rk_param *param)
+{
+    struct rk_st_entry entry = {
+        .name = piece->name, .dtype = pieces->buffers[piece->kind].dtype, .rank = 1, .shape = {piece->count}};
+
+    if (piece->num_runs == 1 && piece->count == piece->box.shape[0] * piece->box.shape[1]) {
+        entry.rank = param->rank;
+        for (int32_t dim = 0; dim < param->rank; dim++)
+            entry.shape[dim] = piece->box.shape[dim];
+    }
+    return entry;
+}
+
+struct rk_status *rk_state_open_shard(struct rk_st_writer **out, const struct rk_state_pieces *pieces,
+                                      const struct rk_model *model, const char *path)
+{
+    struct rk_st_entry *entries = rk_calloc((size_t)pieces->pieces.count + 1, sizeof(*entries));
+    struct rk_json *metadata = rk_json_new_object(), *described = rk_json_new_object();
+    struct rk_status *st;
+    char *text;
+
+    for (int64_t i = 0; i < pieces->pieces.count; i++) {
+        const struct rk_state_piece *piece = &pieces->pieces.items[i];
+        const struct rk_param *param = rk_params_at(&model->core->params, piece->param);
+
+        entries[i] = format_entry(pieces, piece, param);
+        rk_json_set(described, piece->name, format_piece(pieces, piece, param));
+    }
+    text = rk_json_dump(described, 0, false);
+    rk_json_set(metadata, RK_STATE_PIECES_KEY, rk_json_new_string(text));
+    st = rk_st_writer_create(out, path, entries, pieces->pieces.count, metadata);
+    rk_free(text);
+    rk_json_free(described);
+    rk_json_free(metadata);
+    rk_free(entries);
+    return st;
+}

@@ -1,0 +1,440 @@
+/* Reading shards: which piece of which file has which elements of a tensor. The files say so themselves, so
+ * nothing is believed: boxes lie inside the tensor, runs inside the box, and together they are the tensor. */
+#include "engine/ckpt/state_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_fault.h"
+#include "base/rk_map.h"
+#include "base/rk_str.h"
+#include "engine/ckpt/ckpt_internal.h"
+
+#define SHARD_PREFIX     RK_STATE_SHARDS_DIR "/shard_"
+#define OPTIMIZER_PREFIX "optimizer.state."
+/* Runs of a piece: one a bucket of gradients, and buckets hold millions of elements. */
+#define RUNS_MAX ((int64_t)1 << 20)
+/* Parts that a tensor is split into. */
+#define BOXES_MAX 4096
+
+struct run {
+    int64_t begin, end; /* elements of the box */
+    int64_t at;         /* of the first in the file's tensor */
+};
+
+struct piece {
+    const struct rk_st_file *file;
+    const struct rk_st_tensor *tensor;
+    struct rk_param_box box;
+    int64_t first_run, num_runs;
+    int64_t next; /* of the same tensor; -1: none */
+};
+
+struct target {
+    int32_t kind;
+    int64_t param;
+};
+
+struct rk_shards {
+    const struct rk_model *model;
+    uint32_t kinds;
+    RK_ARRAY(struct rk_st_file *) files;
+    RK_ARRAY(struct piece) pieces;
+    RK_ARRAY(struct run) runs;
+    int64_t *heads[RK_STATE_KINDS_MAX]; /* [num_params]: a piece of each, -1: none; NULL: not wanted */
+    struct target *targets;             /* what names mean */
+    struct rk_map *by_name;             /* name -> struct target * */
+};
+
+static struct rk_status *damaged(const struct rk_st_file *file, const char *name, const char *problem)
+{
+    return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s': tensor '%.120s': %s", rk_st_path(file),
+                          name, problem);
+}
+
+static int64_t box_elements(const struct rk_param_box *box)
+{
+    return box->shape[0] * box->shape[1];
+}
+
+/* --- descriptions --- */
+
+/* An array [begin, end) of integers with 0 <= begin <= end. */
+static bool read_pair(const struct rk_json *json, int64_t *begin, int64_t *end)
+{
+    if (rk_json_type(json) != RK_JSON_ARRAY || rk_json_count(json) != 2)
+        return false;
+    *begin = rk_json_as_int(rk_json_at(json, 0), -1);
+    *end = rk_json_as_int(rk_json_at(json, 1), -1);
+    return *begin >= 0 && *begin <= *end;
+}
+
+static struct rk_status *read_box(struct piece *piece, const struct rk_json *json,
+                                  const struct rk_param *param)
+{
+    const struct rk_json *shape = rk_json_find(json, "global_shape"), *box = rk_json_find(json, "box");
+
+    piece->box = (struct rk_param_box){.shape = {1, 1}};
+    if (rk_json_count(shape) != param->rank || rk_json_count(box) != param->rank)
+        return damaged(piece->file, param->name,
+                       "global_shape and box do not have the rank of the parameter");
+    for (int32_t dim = 0; dim < param->rank; dim++) {
+        int64_t begin, end, size = rk_json_as_int(rk_json_at(shape, dim), -1);
+
+        if (size != param->shape[dim])
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "'%s': tensor '%s' has %lld for dimension %d, expected %lld by " RK_HF_CONFIG_FILE,
+                           rk_st_path(piece->file), param->name, (long long)size, dim,
+                           (long long)param->shape[dim]);
+        if (!read_pair(rk_json_at(box, dim), &begin, &end) || end > size)
+            return damaged(piece->file, param->name, "box is not inside the tensor");
+        piece->box.begin[dim] = begin;
+        piece->box.shape[dim] = end - begin;
+    }
+    return NULL;
+}
+
+static struct rk_status *read_runs(struct rk_shards *shards, struct piece *piece, const struct rk_json *json,
+                                   const char *name)
+{
+    const struct rk_json *runs = rk_json_find(json, "runs");
+    int64_t count = rk_json_count(runs), last = 0, at = 0, elements = 1;
+
+    piece->first_run = shards->runs.count;
+    piece->num_runs = count;
+    if (rk_json_type(runs) != RK_JSON_ARRAY || count < 1 || count > RUNS_MAX)
+        return damaged(piece->file, name, "runs is not an array of pairs");
+    for (int64_t r = 0; r < count; r++) {
+        struct run run = {.at = at};
+
+        if (!read_pair(rk_json_at(runs, r), &run.begin, &run.end) || run.begin < last ||
+            run.begin == run.end || run.end > box_elements(&piece->box))
+            return damaged(piece->file, name, "runs do not ascend inside the box");
+        last = run.end;
+        at += run.end - run.begin;
+        rk_array_append(&shards->runs, run);
+    }
+    for (int32_t dim = 0; dim < piece->tensor->rank; dim++)
+        elements *= piece->tensor->shape[dim]; /* the reader of the header has checked the product */
+    return at == elements ? NULL : damaged(piece->file, name, "runs and shape have different sizes");
+}
+
+static struct rk_status *check_dtype(const struct rk_shards *shards, const struct piece *piece,
+                                     const struct target *target)
+{
+    rk_dtype_t dtype = piece->tensor->dtype;
+    bool is_good =
+        dtype == RK_DTYPE_F16 || dtype == RK_DTYPE_BF16 || dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64;
+
+    if (target->kind > 0)
+        is_good = dtype == shards->model->train->grad_dtype;
+    return is_good ? NULL : damaged(piece->file, piece->tensor->name, "unexpected dtype");
+}
+
+static struct rk_status *add_tensor(struct rk_shards *shards, const struct rk_st_file *file,
+                                    const struct rk_st_tensor *tensor, const struct rk_json *described)
+{
+    const struct target *target = rk_map_find(shards->by_name, tensor->name);
+    struct piece piece = {.file = file, .tensor = tensor};
+    const struct rk_param *param;
+    int64_t *head;
+
+    if (!target && rk_str_has_prefix(tensor->name, OPTIMIZER_PREFIX) && shards->kinds <= 1)
+        return NULL; /* it is not asked for */
+    if (!target)
+        return damaged(file, tensor->name, "the model has no such parameter");
+    if (!(shards->kinds >> target->kind & 1))
+        return NULL;
+    param = rk_params_at(&shards->model->core->params, target->param);
+    RK_TRY(read_box(&piece, rk_json_find(described, tensor->name), param));
+    RK_TRY(read_runs(shards, &piece, rk_json_find(described, tensor->name), tensor->name));
+    RK_TRY(check_dtype(shards, &piece, target));
+    head = &shards->heads[target->kind][target->param];
+    piece.next = *head;
+    *head = shards->pieces.count;
+    rk_array_append(&shards->pieces, piece);
+    return NULL;
+}
+
+static struct rk_status *add_file(struct rk_shards *shards, const char *path)
+{
+    struct rk_json *described = NULL;
+    struct rk_st_file *file;
+    const char *text;
+    struct rk_status *st;
+
+    RK_TRY(rk_st_open(&file, path));
+    rk_array_append(&shards->files, file);
+    text = rk_json_as_string(rk_json_find(rk_st_metadata(file), RK_STATE_PIECES_KEY), "");
+    st = rk_json_parse(&described, text, strlen(text), RK_STATE_PIECES_KEY, 0);
+    if (st) {
+        rk_status_free(st);
+        return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
+                              "'%s': metadata " RK_STATE_PIECES_KEY " is missing or no JSON", path);
+    }
+    for (int64_t i = 0; !st && i < rk_st_count(file); i++)
+        st = add_tensor(shards, file, rk_st_at(file, i), described);
+    rk_json_free(described);
+    return st;
+}
+
+/* --- coverage --- */
+
+struct boxes {
+    RK_ARRAY(struct rk_param_box) items;
+};
+
+static bool is_same_box(const struct rk_param_box *a, const struct rk_param_box *b)
+{
+    return memcmp(a, b, sizeof(*a)) == 0;
+}
+
+static bool overlap(const struct rk_param_box *a, const struct rk_param_box *b)
+{
+    for (int32_t dim = 0; dim < RK_PARAM_DIMS; dim++) {
+        if (a->begin[dim] + a->shape[dim] <= b->begin[dim] || b->begin[dim] + b->shape[dim] <= a->begin[dim])
+            return false;
+    }
+    return true;
+}
+
+static int compare_runs(const void *a, const void *b)
+{
+    int64_t left = ((const struct run *)a)->begin, right = ((const struct run *)b)->begin;
+
+    return left < right ? -1 : left > right;
+}
+
+/* Whether the runs of all pieces of the tensor in this box are the box. */
+static bool is_box_covered(const struct rk_shards *shards, int64_t head, const struct rk_param_box *box)
+{
+    RK_ARRAY(struct run) runs = {0};
+    int64_t next = 0;
+    bool is_covered = true;
+
+    for (int64_t i = head; i >= 0; i = shards->pieces.items[i].next) {
+        const struct piece *piece = &shards->pieces.items[i];
+
+        for (int64_t r = 0; is_same_box(&piece->box, box) && r < piece->num_runs; r++)
+            rk_array_append(&runs, shards->runs.items[piece->first_run + r]);
+    }
+    qsort(runs.items, (size_t)runs.count, sizeof(*runs.items), compare_runs);
+    for (int64_t r = 0; r < runs.count; r++) {
+        is_covered = is_covered && runs.items[r].begin == next;
+        next = runs.items[r].end;
+    }
+    rk_array_fini(&runs);
+    return is_covered && next == box_elements(box);
+}
+
+static const char *find_gap(const struct rk_shards *shards, int64_t head, const struct rk_param *param,
+                            struct boxes *boxes)
+{
+    int64_t total = 0;
+
+    for (int64_t i = head; i >= 0; i = shards->pieces.items[i].next) {
+        const struct rk_param_box *box = &shards->pieces.items[i].box;
+        bool is_known = false;
+
+        for (int64_t b = 0; b < boxes->items.count && !is_known; b++) {
+            is_known = is_same_box(box, &boxes->items.items[b]);
+            if (!is_known && overlap(box, &boxes->items.items[b]))
+                return "two pieces have the same elements";
+        }
+        if (is_known)
+            continue;
+        if (boxes->items.count == BOXES_MAX)
+            return "it is in too many parts";
+        rk_array_append(&boxes->items, *box);
+        total += box_elements(box);
+        if (!is_box_covered(shards, head, box))
+            return "the runs of a part are not the part";
+    }
+    return total == rk_param_num_elements(param) ? NULL : "not all of it is there";
+}
+
+static struct rk_status *check_coverage(const struct rk_shards *shards, int32_t kind, int64_t i)
+{
+    const struct rk_param *param = rk_params_at(&shards->model->core->params, i);
+    struct boxes boxes = {0};
+    const char *problem = find_gap(shards, shards->heads[kind][i], param, &boxes);
+    struct rk_status *st = NULL;
+
+    rk_array_fini(&boxes.items);
+    if (problem) {
+        char *name = rk_state_tensor_name(shards->model, kind, param);
+
+        st = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "tensor '%s': %s", name, problem);
+        rk_free(name);
+    }
+    return st;
+}
+
+/* --- life --- */
+
+static void name_targets(struct rk_shards *shards)
+{
+    const struct rk_param_table *params = &shards->model->core->params;
+    uint32_t known = rk_state_kinds(shards->model, RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER);
+    int64_t count = 0;
+
+    shards->by_name = rk_map_create();
+    shards->targets = rk_calloc((size_t)(params->count * RK_STATE_KINDS_MAX) + 1, sizeof(*shards->targets));
+    for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
+        if (shards->kinds >> kind & 1)
+            shards->heads[kind] = rk_calloc((size_t)params->count + 1, sizeof(int64_t));
+        for (int64_t i = 0; known >> kind & 1 && i < params->count; i++) {
+            char *name = rk_state_tensor_name(shards->model, kind, rk_params_at(params, i));
+
+            shards->targets[count] = (struct target){kind, i};
+            rk_map_put(shards->by_name, name, &shards->targets[count++]);
+            if (shards->heads[kind])
+                shards->heads[kind][i] = -1;
+            rk_free(name);
+        }
+    }
+}
+
+static struct rk_status *read_all(struct rk_shards *shards, const char *part_dir,
+                                  const struct rk_ckpt_manifest *manifest)
+{
+    for (int64_t i = 0; i < manifest->files.count; i++) {
+        char *path;
+        struct rk_status *st;
+
+        if (!rk_str_has_prefix(manifest->files.items[i].name, SHARD_PREFIX))
+            continue;
+        path = rk_path_join(part_dir, manifest->files.items[i].name);
+        st = add_file(shards, path);
+        rk_free(path);
+        if (st)
+            return st;
+    }
+    for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
+        for (int64_t i = 0; shards->heads[kind] && i < shards->model->core->params.count; i++)
+            RK_TRY(check_coverage(shards, kind, i));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_shards_open(struct rk_shards **out, const char *part_dir,
+                                 const struct rk_ckpt_manifest *manifest, const struct rk_model *model,
+                                 uint32_t kinds)
+{
+    struct rk_shards *shards = rk_calloc(1, sizeof(*shards));
+    struct rk_status *st;
+
+    *out = NULL;
+    shards->model = model;
+    shards->kinds = kinds;
+    name_targets(shards);
+    st = read_all(shards, part_dir, manifest);
+    if (st) {
+        rk_shards_close(shards);
+        return st;
+    }
+    *out = shards;
+    return NULL;
+}
+
+void rk_shards_close(struct rk_shards *shards)
+{
+    if (!shards)
+        return;
+    for (int64_t i = 0; i < shards->files.count; i++)
+        rk_st_close(shards->files.items[i]);
+    for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++)
+        rk_free(shards->heads[kind]);
+    rk_array_fini(&shards->files);
+    rk_array_fini(&shards->pieces);
+    rk_array_fini(&shards->runs);
+    rk_map_destroy(shards->by_name);
+    rk_free(shards->targets);
+    rk_free(shards);
+}
+
+/* --- reading --- */
+
+/* `count` elements of the piece's tensor from `at` on become elements of the result from `to` on. */
+static struct rk_status *copy_elements(const struct rk_shards_read *read, const struct piece *piece,
+                                       int64_t at, int64_t to, int64_t count)
+{
+    size_t from_bytes = rk_dtype_bytes(piece->tensor->dtype), to_bytes = rk_dtype_bytes(read->dtype);
+    char *out = (char *)read->out + (size_t)to * to_bytes;
+    bool is_same = piece->tensor->dtype == read->dtype;
+
+    if (RK_FAULT("ckpt.load"))
+        return RK_FAIL(RK_INTERNAL, "fault point ckpt.load");
+    RK_ASSERT(to >= 0);
+    RK_ASSERT(to + count <= read->count);
+    RK_TRY(rk_st_read(piece->file, piece->tensor, (uint64_t)at * from_bytes, (size_t)count * from_bytes,
+                      is_same ? (void *)out : read->scratch));
+    if (!is_same)
+        rk_convert(out, read->dtype, read->scratch, piece->tensor->dtype, count);
+    return NULL;
+}
+
+/* Of row `row` of the tensor, what the run and the wanted range both have. */
+static struct rk_status *copy_row(const struct rk_shards_read *read, const struct piece *piece,
+                                  const struct run *run, int64_t row)
+{
+    int64_t from_cols = piece->box.shape[1], to_cols = read->box.shape[1];
+    int64_t from_row = (row - piece->box.begin[0]) * from_cols - piece->box.begin[1];
+    int64_t to_row = (row - read->box.begin[0]) * to_cols - read->box.begin[1];
+    int64_t first = RK_MAX(piece->box.begin[1], read->box.begin[1]);
+    int64_t end = RK_MIN(piece->box.begin[1] + from_cols, read->box.begin[1] + to_cols);
+
+    first = RK_MAX(RK_MAX(first, run->begin - from_row), read->begin - to_row);
+    end = RK_MIN(RK_MIN(end, run->end - from_row), read->begin + read->count - to_row);
+    if (first >= end)
+        return NULL;
+    return copy_elements(read, piece, run->at + from_row + first - run->begin, to_row + first - read->begin,
+                         end - first);
+}
+
+/* Boxes of the same columns: what both have is one range. */
+static struct rk_status *copy_rows(const struct rk_shards_read *read, const struct piece *piece,
+                                   const struct run *run)
+{
+    int64_t shift = (piece->box.begin[0] - read->box.begin[0]) * read->box.shape[1];
+    int64_t first = RK_MAX(run->begin + shift, read->begin);
+    int64_t end = RK_MIN(run->end + shift, read->begin + read->count);
+
+    if (first >= end)
+        return NULL;
+    return copy_elements(read, piece, run->at + first - shift - run->begin, first - read->begin, end - first);
+}
+
+static struct rk_status *copy_run(const struct rk_shards_read *read, const struct piece *piece,
+                                  const struct run *run)
+{
+    int64_t from_cols = piece->box.shape[1], to_cols = read->box.shape[1];
+    int64_t first, end;
+
+    if (from_cols == to_cols && piece->box.begin[1] == read->box.begin[1])
+        return copy_rows(read, piece, run);
+    first = RK_MAX(piece->box.begin[0] + run->begin / from_cols, read->box.begin[0] + read->begin / to_cols);
+    end = RK_MIN(piece->box.begin[0] + (run->end - 1) / from_cols,
+                 read->box.begin[0] + (read->begin + read->count - 1) / to_cols);
+    for (int64_t row = first; row <= end; row++)
+        RK_TRY(copy_row(read, piece, run, row));
+    return NULL;
+}
+
+struct rk_status *rk_shards_read(const struct rk_shards *shards, const struct rk_shards_read *read)
+{
+    RK_ASSERT(shards->heads[read->kind]);
+    RK_ASSERT(read->begin >= 0);
+    RK_ASSERT(read->begin + read->count <= box_elements(&read->box));
+    if (read->count == 0)
+        return NULL;
+    for (int64_t i = shards->heads[read->kind][read->param]; i >= 0; i = shards->pieces.items[i].next) {
+        const struct piece *piece = &shards->pieces.items[i];
+
+        for (int64_t r = 0; r < piece->num_runs; r++)
+            RK_TRY(copy_run(read, piece, &shards->runs.items[piece->first_run + r]));
+    }
+    return NULL;
+}

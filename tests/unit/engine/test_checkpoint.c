@@ -1,0 +1,769 @@
+/* Training checkpoints of one rank: what comes back, what is refused, what a failed save leaves. Layouts:
+ * test_checkpoint_ranks.c. */
+#include "tests/support/test.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_ckpt_dir.h"
+#include "base/rk_safetensors.h"
+#include "base/rk_str.h"
+#include "engine/ckpt/state_internal.h"
+#include "tests/support/models.h"
+
+#define CONFIG_OF(theta)                                                                                    \
+    "{\"model_type\": \"qwen2\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 1," \
+    " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 67, "                         \
+    "\"max_position_embeddings\": 64, \"initializer_range\": 0.15, \"rope_theta\": " theta "}"
+#define CONFIG     CONFIG_OF("10000.0")
+#define NUM_TOKENS 16
+#define ALL        (RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER | RK_CHECKPOINT_EXTRA)
+#define SHARD      "dist_ckpt/shard_00000.safetensors"
+
+static const int32_t cu_seqlens[] = {0, NUM_TOKENS};
+static const char *const only_actor[] = {"actor", NULL};
+
+static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
+                                 double *dlog_probs, double *dentropy)
+{
+    (void)user;
+    (void)log_probs;
+    (void)entropy;
+    (void)dentropy;
+    for (int32_t t = 0; t < NUM_TOKENS; t++)
+        dlog_probs[t] = -1.0 / NUM_TOKENS;
+    return NULL;
+}
+
+static void train(struct rk_model *model, int num_steps)
+{
+    int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
+    struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, labels};
+    struct rk_train_micro micro = {.packed = &packed, .temperature = 1, .is_last = true, .loss_fn = loss_fn};
+    struct rk_step_stats stats;
+
+    for (int32_t t = 0; t < NUM_TOKENS; t++) {
+        tokens[t] = (5 * t + 3) % 67;
+        positions[t] = t;
+        labels[t] = (11 * t + 1) % 67;
+    }
+    for (int step = 0; step < num_steps; step++) {
+        assert_ok(rk_train_begin(model));
+        assert_ok(rk_train_micro_batch(model, &micro));
+        assert_ok(rk_train_step(model, &stats));
+        assert_false(stats.was_skipped);
+        rk_train_advance_lr(model);
+    }
+}
+
+static void open_plain(struct rk_test_model *test, const char *config, uint64_t seed, rk_dtype_t dtype)
+{
+    assert_ok(rk_test_model_open(
+        test, &(struct rk_test_model_spec){.config = config, .seed = seed, .dtype = dtype}));
+}
+
+static void open_training(struct rk_test_model *test, uint64_t seed, rk_dtype_t dtype)
+{
+    struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1);
+
+    open_plain(test, CONFIG, seed, dtype);
+    assert_ok(rk_train_enable(test->model, &optim));
+}
+
+/* A directory for one test, "DIR/global_step_N/actor" in it; rk_free both. */
+static char *new_dir(void)
+{
+    static int count;
+    char name[32];
+    char *path;
+
+    snprintf(name, sizeof(name), "dir%d", count++);
+    path = rk_test_temp_path(name);
+    assert_int_equal(mkdir(path, 0777), 0);
+    return path;
+}
+
+static char *part_of(const char *dir, int64_t step)
+{
+    char *step_dir = rk_ckpt_step_dir(dir, step), *part = rk_path_join(step_dir, "actor");
+
+    rk_free(step_dir);
+    return part;
+}
+
+static struct rk_status *save_as(struct rk_model *model, const char *dir, int64_t step, uint32_t contents,
+                                 bool is_async)
+{
+    char *part = part_of(dir, step);
+    struct rk_checkpoint_save save = {
+        .part_dir = part, .role = "actor", .global_step = step, .contents = contents, .is_async = is_async};
+    struct rk_checkpoint_report report;
+    struct rk_status *st = rk_model_save_checkpoint(model, &save, NULL, &report);
+
+    if (!st) {
+        assert_int_equal(report.state, is_async ? RK_CHECKPOINT_WRITING : RK_CHECKPOINT_DONE);
+        assert_int_equal(report.global_step, step);
+        assert_string_equal(report.part_dir, part);
+        assert_true(is_async || report.bytes >= rk_model_checkpoint_bytes(model, contents));
+    }
+    rk_free(part);
+    return st;
+}
+
+static struct rk_status *save(struct rk_model *model, const char *dir, int64_t step)
+{
+    return save_as(model, dir, step, ALL, false);
+}
+
+static struct rk_status *load_as(struct rk_model *model, const char *dir, int64_t step, uint32_t contents,
+                                 struct rk_checkpoint_loaded *loaded)
+{
+    char *part = part_of(dir, step);
+    struct rk_status *st = rk_model_load_checkpoint(model, part, contents, NULL, loaded);
+
+    rk_free(part);
+    return st;
+}
+
+static struct rk_status *load(struct rk_model *model, const char *dir, int64_t step)
+{
+    struct rk_checkpoint_loaded loaded;
+    struct rk_status *st = load_as(model, dir, step, 0, &loaded);
+
+    assert_false(loaded.is_mixed);
+    return st;
+}
+
+/* All bytes that a checkpoint should bring back. */
+struct image {
+    size_t value_bytes, shard_bytes;
+    void *values, *masters, *states[2];
+    int64_t applied_steps, lr_steps;
+    uint64_t weight_version;
+};
+
+static void *copy_of(const void *data, size_t bytes)
+{
+    void *copy = data ? rk_malloc(bytes) : NULL;
+
+    if (data)
+        memcpy(copy, data, bytes);
+    return copy;
+}
+
+static void image_take(struct image *image, const struct rk_model *model)
+{
+    const struct rk_train *state = model->train;
+
+    *image = (struct image){.weight_version = model->core->weight_version,
+                            .applied_steps = state->applied_steps,
+                            .lr_steps = state->lr_steps};
+    image->value_bytes = (size_t)model->core->params.num_elements * rk_dtype_bytes(model->core->dtype);
+    image->shard_bytes = (size_t)state->shard_count * rk_dtype_bytes(state->grad_dtype);
+    image->values = copy_of(model->core->values, image->value_bytes);
+    image->masters = copy_of(state->masters, image->shard_bytes);
+    for (int s = 0; s < 2; s++)
+        image->states[s] = copy_of(state->states[s], image->shard_bytes);
+}
+
+static void image_fini(struct image *image)
+{
+    rk_free(image->values);
+    rk_free(image->masters);
+    rk_free(image->states[0]);
+    rk_free(image->states[1]);
+}
+
+static bool is_same(const struct image *image, const struct rk_model *model)
+{
+    const struct rk_train *state = model->train;
+    bool same = memcmp(image->values, model->core->values, image->value_bytes) == 0 &&
+                image->weight_version == model->core->weight_version &&
+                image->applied_steps == state->applied_steps && image->lr_steps == state->lr_steps;
+
+    if (image->masters)
+        same = same && memcmp(image->masters, state->masters, image->shard_bytes) == 0;
+    for (int s = 0; s < 2; s++)
+        same = same && memcmp(image->states[s], state->states[s], image->shard_bytes) == 0;
+    return same;
+}
+
+/* --- what comes back --- */
+
+/* Goal: the state comes back to the bit, and training goes on as if nothing had happened. */
+static void test_state_comes_back_bitwise(void **state)
+{
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16, RK_DTYPE_F64};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(dtypes); i++) {
+        struct rk_test_model first, second;
+        struct rk_checkpoint_loaded loaded;
+        struct image image;
+        char *dir = new_dir();
+
+        open_training(&first, 3, dtypes[i]);
+        open_training(&second, 4, dtypes[i]);
+        train(first.model, 3);
+        train(second.model, 1);
+        image_take(&image, first.model);
+        assert_ok(save(first.model, dir, 7));
+        assert_true(is_same(&image, first.model));
+        assert_ok(load_as(second.model, dir, 7, 0, &loaded));
+        assert_int_equal(loaded.global_step, 7);
+        assert_int_equal(loaded.weight_version, 3);
+        assert_int_equal(loaded.contents, ALL);
+        assert_true(is_same(&image, second.model));
+        image_fini(&image);
+        train(first.model, 2);
+        train(second.model, 2);
+        image_take(&image, first.model);
+        assert_true(is_same(&image, second.model));
+        image_fini(&image);
+        rk_test_model_close(&first);
+        rk_test_model_close(&second);
+        rk_free(dir);
+    }
+}
+
+/* Goal: weights alone bring the masters with all bits, and a fresh optimizer. */
+static void test_model_alone_gives_masters_and_zero_moments(void **state)
+{
+    struct rk_test_model first, second;
+    struct rk_checkpoint_loaded loaded;
+    struct image image;
+    char *dir = new_dir();
+
+    (void)state;
+    open_training(&first, 3, RK_DTYPE_BF16);
+    open_training(&second, 4, RK_DTYPE_BF16);
+    train(first.model, 3);
+    train(second.model, 2);
+    image_take(&image, first.model);
+    assert_ok(save_as(first.model, dir, 1, RK_CHECKPOINT_MODEL, false));
+    assert_message_contains(load_as(second.model, dir, 1, ALL, &loaded), "'optimizer' is not in");
+    assert_ok(load_as(second.model, dir, 1, 0, &loaded));
+    assert_int_equal(loaded.contents, RK_CHECKPOINT_MODEL);
+    memset(image.states[0], 0, image.shard_bytes);
+    memset(image.states[1], 0, image.shard_bytes);
+    image.applied_steps = image.lr_steps = 0;
+    assert_true(is_same(&image, second.model));
+    image_fini(&image);
+    rk_test_model_close(&first);
+    rk_test_model_close(&second);
+    rk_free(dir);
+}
+
+/* Goal: a model that does not train reads what one that trains wrote, rounded, and the other way round. */
+static void test_models_that_train_and_others_read_each_other(void **state)
+{
+    struct rk_test_model trains, other;
+    struct rk_checkpoint_loaded loaded;
+    char *dir = new_dir();
+    size_t bytes;
+
+    (void)state;
+    open_training(&trains, 3, RK_DTYPE_BF16);
+    open_plain(&other, CONFIG, 4, RK_DTYPE_BF16);
+    train(trains.model, 2);
+    bytes = (size_t)trains.model->core->params.num_elements * sizeof(uint16_t);
+    assert_ok(save(trains.model, dir, 1));
+    assert_ok(load_as(other.model, dir, 1, 0, &loaded));
+    assert_int_equal(loaded.contents, RK_CHECKPOINT_MODEL | RK_CHECKPOINT_EXTRA);
+    assert_memory_equal(other.model->core->values, trains.model->core->values, bytes);
+    assert_code(load_as(other.model, dir, 1, ALL, &loaded), RK_FAILED_PRECONDITION);
+    assert_code(save(other.model, dir, 2), RK_FAILED_PRECONDITION);
+    assert_ok(save_as(other.model, dir, 2, RK_CHECKPOINT_MODEL, false));
+    train(trains.model, 1);
+    assert_ok(load(trains.model, dir, 2));
+    assert_memory_equal(trains.model->core->values, other.model->core->values, bytes);
+    for (int64_t i = 0; i < trains.model->train->shard_count; i++)
+        assert_int_equal(rk_f32_to_bf16(((float *)trains.model->train->masters)[i]),
+                         ((uint16_t *)other.model->core->values)[i]);
+    rk_test_model_close(&trains);
+    rk_test_model_close(&other);
+    rk_free(dir);
+}
+
+static void test_hf_model_is_an_export_beside(void **state)
+{
+    struct rk_test_model first, second;
+    char *dir = new_dir(), *part = part_of(dir, 1), *hf = rk_path_join(part, "huggingface");
+    struct rk_checkpoint_loaded loaded;
+
+    (void)state;
+    open_training(&first, 3, RK_DTYPE_F32);
+    open_plain(&second, CONFIG, 4, RK_DTYPE_F32);
+    train(first.model, 1);
+    assert_ok(save_as(first.model, dir, 1, ALL | RK_CHECKPOINT_HF_MODEL, false));
+    assert_ok(rk_model_load_hf(second.model, hf, NULL));
+    assert_memory_equal(second.model->core->values, first.model->core->values,
+                        (size_t)first.model->core->params.num_elements * sizeof(float));
+    assert_ok(load_as(first.model, dir, 1, ALL | RK_CHECKPOINT_HF_MODEL, &loaded));
+    assert_int_equal(loaded.contents, ALL);
+    rk_test_model_close(&first);
+    rk_test_model_close(&second);
+    rk_free(hf);
+    rk_free(part);
+    rk_free(dir);
+}
+
+/* --- asynchronous saves --- */
+
+/* Goal: training goes on while the file is written, and the file has the state of the call. */
+static void test_async_save_has_the_state_of_the_call(void **state)
+{
+    struct rk_test_model first, second;
+    struct rk_checkpoint_report report;
+    struct image image;
+    char *dir = new_dir();
+
+    (void)state;
+    open_training(&first, 3, RK_DTYPE_BF16);
+    open_training(&second, 4, RK_DTYPE_BF16);
+    train(first.model, 2);
+    image_take(&image, first.model);
+    setenv("RANKD_FAULTS", "file.sync=sleep:300ms", 1);
+    assert_ok(save_as(first.model, dir, 5, ALL, true));
+    assert_ok(rk_model_wait_checkpoint(first.model, false, NULL, &report));
+    assert_int_equal(report.state, RK_CHECKPOINT_WRITING);
+    train(first.model, 2);
+    assert_false(is_same(&image, first.model));
+    assert_code(load(second.model, dir, 5), RK_NOT_FOUND);
+    assert_ok(rk_model_wait_checkpoint(first.model, true, NULL, &report));
+    unsetenv("RANKD_FAULTS");
+    assert_int_equal(report.state, RK_CHECKPOINT_DONE);
+    assert_true(report.copy_seconds < 0.2 && report.seconds >= 0.3);
+    assert_ok(rk_model_wait_checkpoint(first.model, true, NULL, &report));
+    assert_int_equal(report.state, RK_CHECKPOINT_NONE);
+    assert_ok(load(second.model, dir, 5));
+    assert_true(is_same(&image, second.model));
+    image_fini(&image);
+    rk_test_model_close(&first);
+    rk_test_model_close(&second);
+    rk_free(dir);
+}
+
+/* Goal: a second save ends the first one; a model that goes away drops its save and leaves no name. */
+static void test_second_save_finishes_the_first(void **state)
+{
+    struct rk_test_model test;
+    char *dir = new_dir();
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_F32);
+    assert_ok(save_as(test.model, dir, 1, ALL, true));
+    assert_ok(save_as(test.model, dir, 2, ALL, true));
+    assert_ok(rk_ckpt_check_step(dir, 1, only_actor, RK_CKPT_CHECK_CHECKSUMS));
+    setenv("RANKD_FAULTS", "file.write=sleep:100ms", 1);
+    assert_ok(save_as(test.model, dir, 3, ALL, true));
+    rk_test_model_close(&test);
+    unsetenv("RANKD_FAULTS");
+    assert_ok(rk_ckpt_check_step(dir, 2, only_actor, RK_CKPT_CHECK_CHECKSUMS));
+    assert_code(rk_ckpt_check_step(dir, 3, only_actor, RK_CKPT_CHECK_SIZES), RK_NOT_FOUND);
+    rk_free(dir);
+}
+
+/* Goal: without room for the copy the save is made from the device, the same file. */
+static void test_save_without_host_memory_is_the_same(void **state)
+{
+    struct rk_test_model test;
+    char *dir = new_dir(), *paths[2], *texts[2];
+    size_t bytes[2];
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_BF16);
+    train(test.model, 1);
+    assert_int_equal(rk_model_get_memory(test.model).checkpoint_host_bytes, 0);
+    for (int i = 0; i < 2; i++) {
+        char *part = part_of(dir, i);
+        struct rk_checkpoint_report report;
+        struct rk_checkpoint_save all = {
+            .part_dir = part, .role = "actor", .contents = ALL, .is_async = true};
+
+        setenv("RANKD_FAULTS", i == 0 ? "ckpt.snapshot=fail" : "", 1);
+        assert_ok(rk_model_save_checkpoint(test.model, &all, NULL, &report));
+        assert_int_equal(report.state, RK_CHECKPOINT_WRITING);
+        assert_ok(rk_model_wait_checkpoint(test.model, i == 1, NULL, &report));
+        assert_int_equal(report.state, RK_CHECKPOINT_DONE);
+        paths[i] = rk_path_join(part, SHARD);
+        texts[i] = rk_test_read_file(paths[i], &bytes[i]);
+        rk_free(part);
+    }
+    unsetenv("RANKD_FAULTS");
+    assert_int_equal(bytes[0], bytes[1]);
+    assert_memory_equal(texts[0], texts[1], bytes[0]);
+    assert_true(rk_model_get_memory(test.model).checkpoint_host_bytes >= 12000);
+    for (int i = 0; i < 2; i++) {
+        rk_free(paths[i]);
+        rk_free(texts[i]);
+    }
+    rk_test_model_close(&test);
+    rk_free(dir);
+}
+
+static bool always(void *user)
+{
+    (void)user;
+    return true;
+}
+
+static void test_cancelled_save_and_load_leave_all_as_it_was(void **state)
+{
+    struct rk_engine_hooks hooks = {.is_cancelled = always};
+    struct rk_checkpoint_loaded loaded;
+    struct rk_checkpoint_report report;
+    struct rk_test_model test;
+    struct image image;
+    char *dir = new_dir(), *part = part_of(dir, 1), *step_dir = rk_ckpt_step_dir(dir, 1);
+    struct rk_checkpoint_save all = {.part_dir = part, .role = "actor", .contents = ALL};
+    DIR *stream;
+    int count = 0;
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_F32);
+    setenv("RANKD_FAULTS", "file.write=sleep:50ms", 1);
+    assert_code(rk_model_save_checkpoint(test.model, &all, &hooks, &report), RK_CANCELLED);
+    unsetenv("RANKD_FAULTS");
+    stream = opendir(step_dir);
+    while (readdir(stream))
+        count++;
+    closedir(stream);
+    assert_int_equal(count, 2); /* . and .. */
+    assert_ok(save(test.model, dir, 1));
+    train(test.model, 1);
+    image_take(&image, test.model);
+    assert_code(rk_model_load_checkpoint(test.model, part, 0, &hooks, &loaded), RK_CANCELLED);
+    assert_false(loaded.is_mixed);
+    assert_true(is_same(&image, test.model));
+    image_fini(&image);
+    rk_test_model_close(&test);
+    rk_free(step_dir);
+    rk_free(part);
+    rk_free(dir);
+}
+
+/* --- failures --- */
+
+static int num_entries(const char *path)
+{
+    DIR *stream = opendir(path);
+    int count = 0;
+
+    for (; stream && readdir(stream); count++)
+        ;
+    if (stream)
+        closedir(stream);
+    return count;
+}
+
+/* Goal: a save that fails at any operation leaves the checkpoint before it as the latest and nothing else;
+ * the model goes on, and the next save is good. */
+static void test_failed_save_leaves_nothing(void **state)
+{
+    static const char *const points[] = {"file.write", "file.sync",     "file.rename", "file.sync_dir",
+                                         "ckpt.save",  "ckpt.manifest", "ckpt.rename"};
+    char *dir = new_dir(), *step_dir = rk_ckpt_step_dir(dir, 2);
+    struct rk_test_model test;
+    int num_failures = 0;
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_BF16);
+    assert_ok(save(test.model, dir, 1));
+    for (size_t i = 0; i < RK_ARRAY_LEN(points); i++) {
+        struct rk_status *st = NULL;
+
+        for (int hit = 1; hit == 1 || st; hit++) {
+            char *faults = rk_format("%s=fail@%d", points[i], hit);
+            bool is_last_sync;
+            int64_t found;
+
+            rk_status_free(st);
+            setenv("RANKD_FAULTS", faults, 1);
+            st = save_as(test.model, dir, 2, ALL, hit % 2);
+            if (!st && hit % 2) {
+                struct rk_checkpoint_report report;
+
+                st = rk_model_wait_checkpoint(test.model, true, NULL, &report);
+            }
+            unsetenv("RANKD_FAULTS");
+            assert_ok(rk_ckpt_find_latest(&found, dir, only_actor, RK_CKPT_CHECK_CHECKSUMS));
+            /* Only after the rename the name may be there although syncing failed. */
+            is_last_sync = st && strcmp(points[i], "file.sync_dir") == 0 && found == 2;
+            assert_true(found == (st && !is_last_sync ? 1 : 2));
+            assert_int_equal(num_entries(step_dir), found == 2 ? 3 : 2);
+            num_failures += st != NULL;
+            assert_ok(rk_ckpt_remove(step_dir));
+            rk_free(faults);
+        }
+        rk_status_free(st);
+    }
+    assert_true(num_failures >= 15);
+    train(test.model, 1);
+    assert_ok(save(test.model, dir, 3));
+    rk_test_model_close(&test);
+    rk_free(step_dir);
+    rk_free(dir);
+}
+
+/* Loads the checkpoint, which is bad, into a model that must stay as it is. */
+static void assert_refused(struct rk_model *model, const struct image *image, const char *dir,
+                           const char *label)
+{
+    struct rk_checkpoint_loaded loaded;
+    struct rk_status *st = load_as(model, dir, 1, 0, &loaded);
+
+    if (rk_status_code(st) != RK_DATA_LOSS && rk_status_code(st) != RK_NOT_FOUND &&
+        rk_status_code(st) != RK_UNIMPLEMENTED)
+        fail_msg("%s: %s", label, rk_status_message(st));
+    assert_false(loaded.is_mixed);
+    assert_true(is_same(image, model));
+    rk_status_free(st);
+}
+
+/* Goal: cut at every 4 KiB, with a flipped byte, or without a file, it is not loaded, and nothing of it is.
+ */
+static void test_damaged_checkpoint_is_refused(void **state)
+{
+    static const char *const files[] = {SHARD, "huggingface/config.json", RK_CKPT_MANIFEST_FILE};
+    struct rk_test_model test;
+    struct image image;
+    char *dir = new_dir(), *part = part_of(dir, 1);
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_F32);
+    assert_ok(save(test.model, dir, 1));
+    train(test.model, 1);
+    image_take(&image, test.model);
+    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++) {
+        char *path = rk_path_join(part, files[i]);
+        size_t bytes;
+        char *data = rk_test_read_file(path, &bytes);
+
+        for (size_t cut = 0; cut + 1 < bytes; cut += 4096) {
+            rk_test_write_file(path, data, cut);
+            assert_refused(test.model, &image, dir, files[i]);
+        }
+        for (size_t at = 0; at < bytes; at += bytes / 29 + 1) {
+            data[at] ^= 0x10;
+            rk_test_write_file(path, data, bytes);
+            assert_refused(test.model, &image, dir, files[i]);
+            data[at] ^= 0x10;
+        }
+        assert_int_equal(unlink(path), 0);
+        assert_refused(test.model, &image, dir, files[i]);
+        rk_test_write_file(path, data, bytes);
+        rk_free(data);
+        rk_free(path);
+    }
+    assert_ok(load(test.model, dir, 1));
+    image_fini(&image);
+    rk_test_model_close(&test);
+    rk_free(part);
+    rk_free(dir);
+}
+
+/* Writes the shard of a checkpoint anew with other descriptions, and a manifest that agrees. */
+static void rewrite_shard(const char *part, const char *from, const char *to)
+{
+    char *path = rk_path_join(part, SHARD), *text, *at, *edited;
+    struct rk_json *metadata = rk_json_new_object();
+    struct rk_ckpt_manifest manifest;
+    struct rk_st_entry entries[64];
+    struct rk_st_writer *writer;
+    struct rk_st_file *file;
+    char *data;
+
+    assert_ok(rk_st_open(&file, path));
+    assert_true(rk_st_count(file) <= 64);
+    text =
+        rk_strdup(rk_json_as_string(rk_json_find(rk_st_metadata(file), RK_STATE_PIECES_KEY), "no metadata"));
+    at = strstr(text, from);
+    if (!at)
+        fail_msg("no %s in %s", from, text);
+    edited = rk_format("%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    rk_json_set(metadata, RK_STATE_PIECES_KEY, rk_json_new_string(edited));
+    for (int64_t i = 0; i < rk_st_count(file); i++) {
+        const struct rk_st_tensor *tensor = rk_st_at(file, i);
+
+        entries[i] = (struct rk_st_entry){.name = tensor->name, .dtype = tensor->dtype, .rank = tensor->rank};
+        memcpy(entries[i].shape, tensor->shape, sizeof(tensor->shape));
+    }
+    assert_ok(rk_st_writer_create(&writer, path, entries, rk_st_count(file), metadata));
+    for (int64_t i = 0; i < rk_st_count(file); i++) {
+        const struct rk_st_tensor *tensor = rk_st_at(file, i);
+
+        data = rk_malloc(tensor->bytes);
+        assert_ok(rk_st_read(file, tensor, 0, tensor->bytes, data));
+        assert_ok(rk_st_writer_write(writer, i, 0, data, tensor->bytes));
+        rk_free(data);
+    }
+    assert_ok(rk_st_writer_commit(writer));
+    rk_st_writer_destroy(writer);
+    rk_st_close(file);
+    assert_ok(rk_ckpt_manifest_read(&manifest, part));
+    for (int64_t i = 0; i < manifest.files.count; i++)
+        rk_free(manifest.files.items[i].name);
+    manifest.files.count = 0;
+    assert_ok(rk_ckpt_manifest_add_file(&manifest, part, SHARD));
+    assert_ok(rk_ckpt_manifest_write(&manifest, part));
+    rk_ckpt_manifest_fini(&manifest);
+    rk_json_free(metadata);
+    rk_free(text);
+    rk_free(edited);
+    rk_free(path);
+}
+
+/* Goal: descriptions that do not add up to the tensors are refused by name, with good checksums too. */
+static void test_wrong_descriptions_are_refused(void **state)
+{
+    static const struct {
+        const char *from, *to;
+        rk_code_t code;
+        const char *text;
+    } cases[] = {
+        {"\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,32]]",
+         "\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,31]]", RK_DATA_LOSS,
+         "model.norm.weight"},
+        {"\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,32]]",
+         "\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,33]],\"runs\":[[0,33]]", RK_DATA_LOSS,
+         "box is not inside"},
+        {"\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,32]]",
+         "\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,16],[8,24]]",
+         RK_DATA_LOSS, "runs do not ascend"},
+        {"\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,32]]",
+         "\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[]", RK_DATA_LOSS,
+         "array of pairs"},
+        {"\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,32]]",
+         "\"model.norm.weight\":{\"global_shape\":[32],\"box\":[[0,32]],\"runs\":[[0,9223372036854775807]]",
+         RK_DATA_LOSS, "runs do not ascend"},
+        {"\"model.norm.weight\":{\"global_shape\":[32]", "\"model.norm.weight\":{\"global_shape\":[33]",
+         RK_INVALID_ARGUMENT, "expected 32"},
+        {"\"model.norm.weight\":{\"global_shape\":[32]", "\"model.norm.weight\":{\"global_shape\":[32,1]",
+         RK_DATA_LOSS, "rank"},
+        {"\"model.norm.weight\":", "\"other\":", RK_DATA_LOSS, "model.norm.weight"},
+        {"{", "[", RK_DATA_LOSS, RK_STATE_PIECES_KEY},
+    };
+    struct rk_test_model test;
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_F32);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = new_dir(), *part = part_of(dir, 1);
+        struct rk_status *st;
+
+        assert_ok(save(test.model, dir, 1));
+        rewrite_shard(part, cases[i].from, cases[i].to);
+        st = load(test.model, dir, 1);
+        if (rk_status_code(st) != cases[i].code || !strstr(rk_status_message(st), cases[i].text))
+            fail_msg("%zu: %s: %s", i, rk_code_name(rk_status_code(st)), rk_status_message(st));
+        rk_status_free(st);
+        rk_free(part);
+        rk_free(dir);
+    }
+    rk_test_model_close(&test);
+}
+
+/* Goal: a checkpoint of another model, or of another optimizer's dtype, is refused by what differs. */
+static void test_other_models_are_refused(void **state)
+{
+    struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1);
+    struct rk_test_model test, other, wide;
+    struct rk_checkpoint_loaded loaded;
+    char *dir = new_dir();
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_F32);
+    assert_ok(save(test.model, dir, 1));
+    open_plain(&other, CONFIG_OF("20000.0"), 4, RK_DTYPE_F32);
+    assert_fails(load(other.model, dir, 1), RK_INVALID_ARGUMENT,
+                 "rope_theta is 10000.0 in the checkpoint and 20000.0 in the model");
+    open_plain(&wide, CONFIG, 4, RK_DTYPE_F64);
+    assert_ok(rk_train_enable(wide.model, &optim));
+    assert_fails(load(wide.model, dir, 1), RK_INVALID_ARGUMENT, "float32");
+    assert_ok(load_as(wide.model, dir, 1, RK_CHECKPOINT_MODEL, &loaded)); /* weights are converted */
+    for (int64_t i = 0; i < wide.model->core->params.num_elements; i++)
+        assert_true(((double *)wide.model->core->values)[i] ==
+                    (double)((float *)test.model->core->values)[i]);
+    rk_test_model_close(&test);
+    rk_test_model_close(&other);
+    rk_test_model_close(&wide);
+    rk_free(dir);
+}
+
+/* Goal: an error while parameters are being overwritten is told apart. */
+static void test_load_that_fails_halfway_says_mixed(void **state)
+{
+    struct rk_checkpoint_loaded loaded;
+    struct rk_test_model test;
+    char *dir = new_dir();
+
+    (void)state;
+    open_training(&test, 3, RK_DTYPE_F32);
+    assert_ok(save(test.model, dir, 1));
+    setenv("RANKD_FAULTS", "ckpt.load=fail@9", 1);
+    assert_code(load_as(test.model, dir, 1, 0, &loaded), RK_INTERNAL);
+    unsetenv("RANKD_FAULTS");
+    assert_true(loaded.is_mixed);
+    rk_test_model_close(&test);
+    rk_free(dir);
+}
+
+static void test_contents_names(void **state)
+{
+    static const struct {
+        const char *text;
+        uint32_t contents; /* 0: refused */
+    } cases[] = {
+        {"[\"model\"]", RK_CHECKPOINT_MODEL},
+        {"[\"extra\", \"optimizer\", \"model\"]", ALL},
+        {"[\"hf_model\"]", RK_CHECKPOINT_HF_MODEL},
+        {"[]", 0},
+        {"\"model\"", 0},
+        {"[\"models\"]", 0},
+        {"[\"model\", \"model\"]", 0},
+        {"[1]", 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *json;
+        uint32_t contents;
+
+        assert_ok(rk_json_parse(&json, cases[i].text, strlen(cases[i].text), "contents", 0));
+        if (cases[i].contents) {
+            assert_ok(rk_checkpoint_contents_read(&contents, json));
+            assert_int_equal(contents, cases[i].contents);
+        } else {
+            assert_code(rk_checkpoint_contents_read(&contents, json), RK_INVALID_ARGUMENT);
+        }
+        rk_json_free(json);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_state_comes_back_bitwise),
+        cmocka_unit_test(test_model_alone_gives_masters_and_zero_moments),
+        cmocka_unit_test(test_models_that_train_and_others_read_each_other),
+        cmocka_unit_test(test_hf_model_is_an_export_beside),
+        cmocka_unit_test(test_async_save_has_the_state_of_the_call),
+        cmocka_unit_test(test_second_save_finishes_the_first),
+        cmocka_unit_test(test_save_without_host_memory_is_the_same),
+        cmocka_unit_test(test_cancelled_save_and_load_leave_all_as_it_was),
+        cmocka_unit_test(test_failed_save_leaves_nothing),
+        cmocka_unit_test(test_damaged_checkpoint_is_refused),
+        cmocka_unit_test(test_wrong_descriptions_are_refused),
+        cmocka_unit_test(test_other_models_are_refused),
+        cmocka_unit_test(test_load_that_fails_halfway_says_mixed),
+        cmocka_unit_test(test_contents_names),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
