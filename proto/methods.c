@@ -29,6 +29,9 @@ enum option_set {
     OPTIONS_ref_log_prob,
     OPTIONS_update_actor,
     OPTIONS_export_hf,
+    OPTIONS_save_checkpoint,
+    OPTIONS_wait_checkpoint,
+    OPTIONS_load_checkpoint,
 };
 
 static const struct rk_column_schema columns[] = {

@@ -1,7 +1,8 @@
 /* memory_report: what the role's init_model planned, what the role holds, and what the device has, as meta of
  * an empty batch. All figures are bytes unless they are counts.
  *
- *   planned, held   device memory by kind, "total", and "host": pinned host memory
+ *   planned, held   device memory by kind, "total", and "host": pinned host memory; "checkpoint_host": host
+ *                   memory that copies of saved checkpoints keep
  *   peak            most that a pass used of "activations" and of its pinned "host" memory
  *   overflows       allocations that passes had to make beyond the plan
  *   device          of the whole daemon; "own" is what operators share (workspaces), over all roles */
@@ -21,6 +22,7 @@ static struct rk_json *format_memory(const struct rk_model_memory *memory)
                   rk_memory_kind_bytes(memory, (rk_memory_kind_t)kind));
     set_bytes(object, "total", rk_memory_total_bytes(memory));
     set_bytes(object, "host", memory->pass_host_bytes + memory->rollout_host_bytes);
+    set_bytes(object, "checkpoint_host", memory->checkpoint_host_bytes);
     return object;
 }
 

@@ -1,0 +1,86 @@
+/* save_checkpoint: writes the role's part of a training checkpoint. All ranks write, so each resolves the
+ * path below its own roots. Meta of the result: state ("writing" with async, otherwise "done"), path,
+ * global_step, bytes (0 while it is being written), copy_seconds (that training waited for the copy),
+ * seconds. */
+#include "worker/methods/checkpoint_internal.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_ckpt_dir.h"
+#include "base/rk_str.h"
+
+struct options {
+    const char *path, *name; /* the last component is the part's */
+    bool is_async, check_only;
+    int64_t global_step;
+    uint32_t contents;
+};
+
+static struct rk_status *read_options(const struct rk_call *call, struct options *out)
+{
+    const struct rk_json *options = call->job->options;
+    const char *slash;
+
+    RK_TRY(rk_json_get_string(options, "", "path", &out->path));
+    RK_TRY(rk_json_get_bool(options, "", "async", &out->is_async));
+    RK_TRY(rk_json_get_bool(options, "", "check_only", &out->check_only));
+    RK_TRY(rk_json_get_i64(options, "", "global_step", 0, RK_CKPT_STEP_MAX, &out->global_step));
+    RK_TRY(rk_checkpoint_read_contents(call, &out->contents));
+    if (!out->contents)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "contents: expected a list of names");
+    slash = strrchr(out->path, '/');
+    out->name = slash ? slash + 1 : "";
+    if (out->name[0] == '\0' || out->name[0] == '.')
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "path '%s': expected an absolute path that ends with the name of a role", out->path);
+    return rk_model_check_contents(call->role->model, out->contents);
+}
+
+/* The directory that the part will be in. */
+static struct rk_status *open_step_dir(struct rk_call *call, const struct options *options, char **step_dir)
+{
+    uint64_t bytes = rk_model_checkpoint_bytes(call->role->model, options->contents);
+    char *path = rk_path_dir(options->path);
+    struct rk_status *st = rk_call_open_output(call, RK_OUTPUT_CHECKPOINT, path, bytes, step_dir);
+
+    rk_free(path);
+    return st;
+}
+
+static struct rk_status *save(struct rk_call *call, const struct options *options, const char *part_dir,
+                              struct rk_checkpoint_report *report)
+{
+    const struct rk_checkpoint_save save = {
+        .part_dir = part_dir,
+        .role = call->role->name,
+        .global_step = options->global_step,
+        .contents = options->contents,
+        .is_async = options->is_async,
+    };
+
+    return rk_model_save_checkpoint(call->role->model, &save, &call->hooks, report);
+}
+
+struct rk_status *rk_m_save_checkpoint(struct rk_call *call)
+{
+    struct rk_checkpoint_report report = {.state = RK_CHECKPOINT_NONE};
+    struct options options = {0};
+    char *step_dir, *part_dir;
+    struct rk_status *st;
+
+    RK_TRY(rk_call_agree(call, read_options(call, &options)));
+    RK_TRY(open_step_dir(call, &options, &step_dir));
+    part_dir = rk_path_join(step_dir, options.name);
+    st = rk_call_agree(call, rk_ckpt_check_target(part_dir));
+    if (!st && !options.check_only)
+        st = save(call, &options, part_dir, &report);
+    if (st || options.check_only)
+        (void)rmdir(step_dir); /* succeeds when it is empty */
+    if (!st)
+        st = rk_call_agree(call, rk_checkpoint_put_report(call, &report));
+    rk_free(part_dir);
+    rk_free(step_dir);
+    return st;
+}
