@@ -33,6 +33,7 @@ enum rk_config_flags {
     RK_CONFIG_NULLABLE = 1u << 1,   /* null is a value ("off", "derive it") */
     RK_CONFIG_RELOADABLE = 1u << 2, /* SIGHUP applies a new value */
     RK_CONFIG_ABOVE_MIN = 1u << 3,  /* min itself is out of range */
+    RK_CONFIG_ONE_OR_LIST = 1u << 4 /* LIST: a string stands for a list of it */
 };
 
 struct rk_config_key {
@@ -45,16 +46,34 @@ struct rk_config_key {
     const char *help; /* one line */
 };
 
+/* A key of another product, which people bring along, or with `to` a value of it for a key of the table. The
+ * first row of a path that takes the value counts. */
+typedef enum rk_config_foreign_kind {
+    RK_CONFIG_FOREIGN_SAME,    /* that happens anyway, or `to` has it */
+    RK_CONFIG_FOREIGN_IGNORED, /* a warning, and nothing happens */
+    RK_CONFIG_FOREIGN_REFUSED  /* an error */
+} rk_config_foreign_kind_t;
+
+struct rk_config_foreign {
+    const char *path; /* '*' stands for anything, but for no key of the table */
+    rk_config_foreign_kind_t kind;
+    const char *values; /* "false|null|1.0|[]": strings as they are, else JSON; "*": any */
+    const char *to;   /* "a.b": that key gets the value, "a.b=JSON": this one, unless it is given; or NULL */
+    const char *text; /* one line: what happens; of REFUSED what to use instead */
+};
+
 struct rk_config_source {
     const struct rk_config_key *keys;
     int64_t num_keys;
+    const struct rk_config_foreign *foreign;
+    int64_t num_foreign;
     const char *file; /* path or NULL */
     const char *text; /* instead of a file: JSON text named `text_name` */
     const char *text_name;
     const char *env_prefix; /* "RANKD": a.b -> RANKD_A_B; NULL reads no environment. Others are refused */
     const char *const *env_known; /* names with the prefix that are no keys; NULL-terminated, or NULL */
     const char *const
-        *overrides; /* "a.b=VALUE": JSON, or a bare word as a string; "+a.b=" adds, "~a.b" deletes */
+        *overrides; /* "a.b=VALUE": JSON, or as in Hydra; "+a.b=" and "++a.b=" add, "~a.b" deletes */
     int64_t num_overrides;
 };
 

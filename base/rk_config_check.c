@@ -14,19 +14,27 @@ struct siblings {
     RK_ARRAY(char *) names;
 };
 
-static void add_siblings(struct siblings *siblings, const struct rk_map *paths, const char *parent)
+static void add_sibling(struct siblings *siblings, const char *path, const char *parent)
 {
     size_t parent_bytes = strlen(parent);
+    bool is_below =
+        parent_bytes == 0 || (strncmp(path, parent, parent_bytes) == 0 && path[parent_bytes] == '.');
+    const char *name = is_below ? path + (parent_bytes ? parent_bytes + 1 : 0) : "";
 
-    for (int64_t i = 0; i < rk_map_count(paths); i++) {
-        const char *path = rk_map_key_at(paths, i);
-        bool is_below =
-            parent_bytes == 0 || (strncmp(path, parent, parent_bytes) == 0 && path[parent_bytes] == '.');
-        const char *name = path + (parent_bytes ? parent_bytes + 1 : 0);
+    if (*name && !strpbrk(name, ".*"))
+        rk_array_append(&siblings->names, rk_strdup(name));
+}
 
-        if (is_below && *name && !strchr(name, '.'))
-            rk_array_append(&siblings->names, rk_strdup(name));
+static void add_siblings(struct siblings *siblings, const struct rk_config_loader *loader, const char *parent)
+{
+    const struct rk_map *const maps[] = {loader->rows, loader->sections};
+
+    for (size_t m = 0; m < RK_ARRAY_LEN(maps); m++) {
+        for (int64_t i = 0; i < rk_map_count(maps[m]); i++)
+            add_sibling(siblings, rk_map_key_at(maps[m], i), parent);
     }
+    for (int64_t i = 0; i < loader->source->num_foreign; i++)
+        add_sibling(siblings, loader->source->foreign[i].path, parent);
 }
 
 /* The one path of the table that ends in ".name", NULL when there are none or several. */
@@ -57,8 +65,7 @@ static void report_unknown(struct rk_config_loader *loader, const char *parent, 
 
     rk_config_place_section(loader, path);
     place = rk_config_find_place(loader, path);
-    add_siblings(&siblings, loader->rows, parent);
-    add_siblings(&siblings, loader->sections, parent);
+    add_siblings(&siblings, loader, parent);
     suggestion = rk_str_suggest(name, (const char *const *)siblings.names.items, siblings.names.count);
     if (!suggestion)
         suggestion = find_elsewhere(loader, name);
@@ -248,8 +255,24 @@ static void check_section(struct rk_config_loader *loader, const struct rk_json 
     }
 }
 
+static void wrap_lists(struct rk_config_loader *loader)
+{
+    for (int64_t i = 0; i < loader->source->num_keys; i++) {
+        const struct rk_config_key *row = &loader->source->keys[i];
+        struct rk_json *value = rk_json_find_path(loader->tree, row->path), *list;
+
+        if (!(row->flags & RK_CONFIG_ONE_OR_LIST) || rk_json_type(value) != RK_JSON_STRING ||
+            rk_config_is_ref(value))
+            continue;
+        list = rk_json_new_array();
+        rk_json_append(list, rk_json_retain(value));
+        rk_json_set_path(loader->tree, row->path, list);
+    }
+}
+
 void rk_config_check(struct rk_config_loader *loader)
 {
+    wrap_lists(loader);
     check_section(loader, loader->tree, "");
     for (int64_t i = 0; i < loader->source->num_keys && !loader->is_partial; i++) {
         const struct rk_config_key *row = &loader->source->keys[i];

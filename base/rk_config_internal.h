@@ -2,6 +2,8 @@
  *
  *   rk_config_resolve.c   the view and its tree of named parts -> one object
  *   rk_config_sources.c   environment and flags over it, defaults under it
+ *   rk_config_value.c     values of flags
+ *   rk_config_foreign.c   keys of another product
  *   rk_config_refs.c      "${...}" values
  *   rk_config_check.c     the result against the key table
  *
@@ -47,6 +49,7 @@ struct rk_config_loader {
 struct rk_status *rk_config_resolve(struct rk_config_loader *loader) RK_NODISCARD;
 void rk_config_apply_environment(struct rk_config_loader *loader);
 void rk_config_apply_overrides(struct rk_config_loader *loader);
+void rk_config_apply_foreign(struct rk_config_loader *loader);
 void rk_config_apply_defaults(struct rk_config_loader *loader);
 void rk_config_resolve_refs(struct rk_config_loader *loader);
 void rk_config_check(struct rk_config_loader *loader);
@@ -73,6 +76,15 @@ void rk_config_merge(struct rk_config_loader *loader, struct rk_json *dst, const
  * holds text, digits and true stay text. */
 struct rk_json *rk_config_parse_value(const struct rk_config_loader *loader, const char *path,
                                       const char *text);
+/* The same of an override, in Hydra's grammar as well. NULL and a static text for what is not written well.
+ */
+struct rk_json *rk_config_parse_override(const struct rk_config_loader *loader, const char *path,
+                                         const char *text, const char **problem);
+/* The key's value is text, also where it looks like something else. */
+bool rk_config_holds_text(const struct rk_config_loader *loader, const char *path);
+/* The first row for the path, or NULL. */
+const struct rk_config_foreign *rk_config_find_foreign(const struct rk_config_source *source,
+                                                       const char *path);
 bool rk_config_is_ref(const struct rk_json *json); /* a string that is "${...}" as a whole */
 
 #endif

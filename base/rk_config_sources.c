@@ -112,8 +112,10 @@ void rk_config_merge(struct rk_config_loader *loader, struct rk_json *dst, const
 
 /* --- environment and flags --- */
 
-static bool holds_text(const struct rk_config_key *row)
+bool rk_config_holds_text(const struct rk_config_loader *loader, const char *path)
 {
+    const struct rk_config_key *row = rk_map_find(loader->rows, path);
+
     return row &&
            (row->type == RK_CONFIG_STRING || row->type == RK_CONFIG_BYTES || row->type == RK_CONFIG_DURATION);
 }
@@ -126,7 +128,7 @@ struct rk_json *rk_config_parse_value(const struct rk_config_loader *loader, con
     bool is_json = !st;
 
     RK_IGNORE(st, "what is not JSON is a bare word");
-    if (is_json && holds_text(rk_map_find(loader->rows, path)) && rk_json_type(value) != RK_JSON_STRING &&
+    if (is_json && rk_config_holds_text(loader, path) && rk_json_type(value) != RK_JSON_STRING &&
         !rk_json_is_null(value)) {
         rk_json_free(value);
         is_json = false;
@@ -286,11 +288,24 @@ static bool is_well_formed_path(const char *path)
            depth <= RK_JSON_MAX_DEPTH;
 }
 
+static void put_override(struct rk_config_loader *loader, const char *path, const char *text,
+                         const struct rk_config_place *place)
+{
+    const char *problem;
+    struct rk_json *value = rk_config_parse_override(loader, path, text, &problem);
+
+    if (value)
+        put_at(loader, path, value, place);
+    else
+        rk_config_problem(loader, place, path, "%s: %s", text, problem);
+}
+
 static void apply_override(struct rk_config_loader *loader, const char *text)
 {
     static const struct rk_config_place place = {.text = "flag"};
     const char *equals = strchr(text, '=');
-    bool adds = text[0] == '+';
+    size_t pluses = strspn(text, "+"); /* "++" adds or changes; so does "+" here */
+    bool adds = pluses == 1 || pluses == 2;
     char *path;
 
     if (!rk_utf8_is_valid(text, strlen(text))) {
@@ -302,13 +317,14 @@ static void apply_override(struct rk_config_loader *loader, const char *text)
             rk_config_problem(loader, &place, text, equals ? "expected ~PATH" : "there is nothing to delete");
         return;
     }
-    path = equals ? rk_strndup(text + adds, (size_t)(equals - text - adds)) : NULL;
+    path = equals && pluses <= 2 ? rk_strndup(text + pluses, (size_t)(equals - text) - pluses) : NULL;
     if (!path || !is_well_formed_path(path))
         rk_config_problem(loader, &place, text, "expected PATH=VALUE");
-    else if (!adds && is_under_open_key(loader, path) && !rk_json_find_path(loader->tree, path))
+    else if (!adds && is_under_open_key(loader, path) && !rk_json_find_path(loader->tree, path) &&
+             !rk_config_find_foreign(loader->source, path))
         rk_config_problem(loader, &place, path, "is not set so far; write +%s to add it", text);
     else
-        put_at(loader, path, rk_config_parse_value(loader, path, equals + 1), &place);
+        put_override(loader, path, equals + 1, &place);
     rk_free(path);
 }
 

@@ -54,6 +54,7 @@ struct rk_status *rk_job_load(struct rk_config **out, const char *path, const ch
         .num_overrides = num_overrides,
     };
 
+    source.foreign = rk_job_verl_keys(&source.num_foreign);
     return rk_config_load(out, &source);
 }
 

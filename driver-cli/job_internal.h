@@ -25,6 +25,9 @@ struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) 
  * is absolute; outputs are relative to the working directory.
  * The caller frees it. */
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir);
+/* verl's other keys (verl_keys.def), and the page about them (docs/verl.md). */
+const struct rk_config_foreign *rk_job_verl_keys(int64_t *count);
+void rk_job_format_verl_keys(struct rk_str *out);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);
 

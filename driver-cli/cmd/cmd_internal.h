@@ -35,7 +35,7 @@ struct rk_command {
 };
 
 extern const struct rk_command rk_cmd_run, rk_cmd_status, rk_cmd_methods, rk_cmd_describe, rk_cmd_call,
-    rk_cmd_shutdown, rk_cmd_version;
+    rk_cmd_shutdown, rk_cmd_config, rk_cmd_version;
 
 /* --- the command line --- */
 struct rk_cli_setting {

@@ -9,7 +9,7 @@
 
 static const struct rk_command *const commands[] = {
     &rk_cmd_run,  &rk_cmd_status,   &rk_cmd_methods, &rk_cmd_describe,
-    &rk_cmd_call, &rk_cmd_shutdown, &rk_cmd_version,
+    &rk_cmd_call, &rk_cmd_shutdown, &rk_cmd_config,  &rk_cmd_version,
 };
 
 static void print_overview(FILE *out)

@@ -1,5 +1,6 @@
 #include "base/rk_config.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -165,6 +166,134 @@ static void test_config_load_flags_table(void **state)
         print_message("%s\n", cases[i].flag);
         assert_ok(load_with(
             &config, "{\"actor\":{\"optim\":{\"lr\":0.5}},\"engine_kwargs\":{\"known\":true}}", flags));
+        text = rk_json_dump(rk_json_find_path(rk_config_tree(config), cases[i].path), 0, false);
+        assert_string_equal(text, cases[i].expected);
+        rk_free(text);
+        rk_config_destroy(config);
+    }
+}
+
+/* Values that Hydra refuses and rankd reads as text, or as Python and YAML do; spaces in front of a quote. */
+static bool is_more_than_hydra(const char *value)
+{
+    static const char *const values[] = {"a=b", "~/data", "{'x y':1}"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(values); i++) {
+        if (strcmp(values[i], value) == 0)
+            return true;
+    }
+    return value[0] == ' ';
+}
+
+/* Goal: overrides are read as by Hydra's own parser (tests/golden/gen/hydra_values.py); "!" is a refusal. */
+static void test_config_load_flags_are_read_as_by_hydra(void **state)
+{
+    char *path = rk_test_fixture_path("golden/hydra/values.tsv"), line[1024];
+    FILE *file = fopen(path, "r");
+    int num_values = 0;
+
+    (void)state;
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        char *tab = strchr(line, '\t'), *flag, *expected;
+        struct rk_config *config;
+        struct rk_json *json;
+        struct rk_status *st;
+
+        assert_non_null(tab);
+        *tab = '\0';
+        expected = tab + 1;
+        expected[strcspn(expected, "\n")] = '\0';
+        flag = rk_format("+engine_kwargs.k=%s", line);
+        num_values++;
+        st = load_with(&config, "{}", (const char *const[MAX_FLAGS]){flag});
+        if (strcmp(expected, "!") == 0 && !is_more_than_hydra(line)) {
+            print_message("%s\n", line);
+            assert_fails(st, RK_INVALID_ARGUMENT, "flag: engine_kwargs.k: ");
+        } else {
+            assert_ok(st);
+        }
+        if (config && strcmp(expected, "!") != 0) {
+            assert_ok(rk_json_parse(&json, expected, strlen(expected), "expected", 0));
+            if (!rk_json_equal(json, rk_json_find(rk_config_json(config, "engine_kwargs"), "k")))
+                fail_msg("%s: expected %s", line, expected);
+            rk_json_free(json);
+        }
+        rk_config_destroy(config);
+        rk_free(flag);
+    }
+    fclose(file);
+    rk_free(path);
+    assert_true(num_values > 200);
+}
+
+static void test_config_load_flags_know_python_and_pluses(void **state)
+{
+    static const char *const flags[MAX_FLAGS] = {"++actor.parallel.tp=4", "name=None",
+                                                 "++engine_kwargs.x=True", "device='cuda:1'"};
+    struct rk_config *config;
+
+    (void)state;
+    assert_ok(load_with(&config, "{\"name\":\"x\"}", flags));
+    assert_int_equal(rk_config_int(config, "actor.parallel.tp"), 4);
+    assert_true(rk_config_is_null(config, "name"));
+    assert_true(rk_json_as_bool(rk_json_find(rk_config_json(config, "engine_kwargs"), "x"), false));
+    assert_string_equal(rk_config_string(config, "device"), "cuda:1");
+    rk_config_destroy(config);
+}
+
+/* --- keys of another product --- */
+
+static void test_config_foreign_rows(void **state)
+{
+    static const struct rk_config_foreign foreign[] = {
+        {"other.pad", RK_CONFIG_FOREIGN_SAME, "true|1.0|[]", NULL, "always"},
+        {"other.pad", RK_CONFIG_FOREIGN_REFUSED, "*", NULL, "never without"},
+        {"other.rate", RK_CONFIG_FOREIGN_SAME, "*", "actor.optim.lr", "the rate"},
+        {"other.kind", RK_CONFIG_FOREIGN_SAME, "a|b", "device=\"cuda:0\"", "a kind"},
+        {"device", RK_CONFIG_FOREIGN_SAME, "gpu", "device=\"cuda:0\"", "the first one"},
+        {"other.*.enable", RK_CONFIG_FOREIGN_SAME, "false", NULL, "off"},
+        {"other.hint*", RK_CONFIG_FOREIGN_IGNORED, "*", NULL, "nothing"},
+        {"*lr", RK_CONFIG_FOREIGN_REFUSED, "*", NULL, "own keys are not matched by patterns"},
+    };
+    static const struct {
+        const char *flag, *path, *expected; /* a message where path is NULL */
+    } cases[] = {
+        {"other.pad=True", "device", "\"cpu\""},
+        {"other.pad=1", "device", "\"cpu\""},
+        {"other.pad=[]", "device", "\"cpu\""},
+        {"other.pad=2", NULL, "flag: other.pad: expected true|1.0|[], got 2: never without"},
+        {"other.rate=0.5", "actor.optim.lr", "0.5"},
+        {"other.kind=b", "device", "\"cuda:0\""},
+        {"other.kind=c", NULL, "flag: other.kind: expected a|b, got \"c\": a kind"},
+        {"device=gpu", "device", "\"cuda:0\""},
+        {"device=cuda:3", "device", "\"cuda:3\""},
+        {"other.x.y.enable=false", "device", "\"cpu\""},
+        {"other.x.enable=true", NULL, "flag: other.x.enable: expected false, got true: off"},
+        {"other.hints.a.b=[1,2]", "device", "\"cpu\""},
+        {"actor.optim.lr=0.25", "actor.optim.lr", "0.25"},
+        {"other.lr=0.25", NULL, "flag: other.lr: 0.25 is not supported: own keys"},
+        {"other.padd=1", NULL, "flag: other: unknown key"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config_source source = {.keys = keys,
+                                          .num_keys = RK_ARRAY_LEN(keys),
+                                          .foreign = foreign,
+                                          .num_foreign = RK_ARRAY_LEN(foreign),
+                                          .overrides = &cases[i].flag,
+                                          .num_overrides = 1};
+        struct rk_config *config;
+        char *text;
+
+        print_message("%s\n", cases[i].flag);
+        if (!cases[i].path) {
+            assert_fails(rk_config_load(&config, &source), RK_INVALID_ARGUMENT, cases[i].expected);
+            continue;
+        }
+        assert_ok(rk_config_load(&config, &source));
+        assert_null(rk_json_find(rk_config_tree(config), "other"));
         text = rk_json_dump(rk_json_find_path(rk_config_tree(config), cases[i].path), 0, false);
         assert_string_equal(text, cases[i].expected);
         rk_free(text);
@@ -654,6 +783,9 @@ int main(void)
         cmocka_unit_test(test_config_load_file_values_with_lines),
         cmocka_unit_test(test_config_load_precedence),
         cmocka_unit_test(test_config_load_flags_table),
+        cmocka_unit_test(test_config_load_flags_are_read_as_by_hydra),
+        cmocka_unit_test(test_config_load_flags_know_python_and_pluses),
+        cmocka_unit_test(test_config_foreign_rows),
         cmocka_unit_test(test_config_load_rejects_table),
         cmocka_unit_test(test_config_load_collects_all_problems),
         cmocka_unit_test(test_config_load_variables_without_a_key_are_refused),

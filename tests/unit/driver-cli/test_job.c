@@ -78,7 +78,7 @@ static const struct bad_file bad_files[] = {
      "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"dtype\": \"float16\"}}}}",
      "actor_rollout_ref.actor.megatron.dtype: expected one of float32|bfloat16"},
     {"engine of another product",
-     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"name\": \"vllm\"}}}",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"name\": \"mystery\"}}}",
      "actor_rollout_ref.rollout.name"},
     {"not JSON", "{\"data\": ", "job.json"},
 };

@@ -1,0 +1,237 @@
+/* Keys of another product's configuration: those that say what happens anyway are taken, others are told what
+ * to use instead. */
+#include "base/rk_config_internal.h"
+
+#include <fnmatch.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_json_internal.h"
+#include "base/rk_log.h"
+
+/* --- rows --- */
+
+static bool is_pattern(const struct rk_config_foreign *row)
+{
+    return strchr(row->path, '*') != NULL;
+}
+
+static bool matches(const struct rk_config_foreign *row, const char *path)
+{
+    return is_pattern(row) ? fnmatch(row->path, path, 0) == 0 : strcmp(row->path, path) == 0;
+}
+
+const struct rk_config_foreign *rk_config_find_foreign(const struct rk_config_source *source,
+                                                       const char *path)
+{
+    for (int64_t i = 0; i < source->num_foreign; i++) {
+        if (matches(&source->foreign[i], path))
+            return &source->foreign[i];
+    }
+    return NULL;
+}
+
+/* A value of a list like "false|null|1.0|[]". */
+static bool is_value(const struct rk_json *value, const char *text, size_t bytes)
+{
+    char *wanted = rk_strndup(text, bytes), *dump;
+    double real = rk_json_as_real(value, NAN);
+    struct rk_json *json;
+    struct rk_status *st;
+    bool is_equal;
+
+    if (rk_json_type(value) == RK_JSON_STRING) {
+        is_equal = strcmp(rk_json_as_string(value, ""), wanted) == 0;
+        rk_free(wanted);
+        return is_equal;
+    }
+    dump = rk_json_dump(value, 0, false);
+    is_equal = strcmp(dump, wanted) == 0;
+    rk_free(dump);
+    if (!is_equal && !isnan(real)) {
+        st = rk_json_parse(&json, wanted, bytes, "value", 0);
+        is_equal = !st && rk_json_as_real(json, NAN) == real;
+        RK_IGNORE(st, "the other values of the list");
+        rk_json_free(json);
+    }
+    rk_free(wanted);
+    return is_equal;
+}
+
+static bool takes(const struct rk_config_foreign *row, const struct rk_json *value)
+{
+    if (strcmp(row->values, "*") == 0)
+        return true;
+    for (const char *p = row->values; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
+        if (is_value(value, p, strcspn(p, "|")))
+            return true;
+    }
+    return false;
+}
+
+/* --- one key --- */
+
+static void remove_path(struct rk_config_loader *loader, const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    char *parent = rk_strndup(path, dot ? (size_t)(dot - path) : 0);
+
+    rk_json_remove(dot ? rk_json_find_path(loader->tree, parent) : loader->tree, dot ? dot + 1 : path);
+    rk_free(parent);
+}
+
+/* row->to is "KEY" for the value or "KEY=JSON" for another one; a key that is given keeps its own. */
+static void put_instead(struct rk_config_loader *loader, const struct rk_config_foreign *row,
+                        const struct rk_config_place *place, const struct rk_json *value)
+{
+    const char *equals = strchr(row->to, '=');
+    char *to = rk_strndup(row->to, equals ? (size_t)(equals - row->to) : strlen(row->to));
+    struct rk_json *instead;
+
+    if (rk_json_find_path(loader->tree, to)) {
+        rk_free(to);
+        return;
+    }
+    if (equals) {
+        struct rk_status *st = rk_json_parse(&instead, equals + 1, strlen(equals + 1), row->to, 0);
+
+        RK_ASSERT(st == NULL); /* the table is ours */
+    } else {
+        instead = rk_json_clone(value);
+    }
+    rk_json_set_path(loader->tree, to, instead);
+    if (place)
+        rk_config_set_place(loader, to, place);
+    rk_free(to);
+}
+
+static void apply_row(struct rk_config_loader *loader, const struct rk_config_foreign *row, const char *path,
+                      const struct rk_json *value)
+{
+    const struct rk_config_place *place = rk_config_find_place(loader, path);
+    struct rk_json *copy = rk_json_clone(value);
+    char *text = rk_json_describe(value), *where = place ? rk_config_place_text(place) : rk_strdup("job");
+
+    if (row->kind == RK_CONFIG_FOREIGN_IGNORED)
+        RK_WARN("%s: %s=%s has no effect: %s", where, path, text, row->text);
+    remove_path(loader, path);
+    if (row->kind == RK_CONFIG_FOREIGN_SAME && row->to) {
+        RK_INFO("%s: %s=%s: %s", where, path, text, row->text);
+        put_instead(loader, row, place, copy);
+    }
+    rk_json_free(copy);
+    rk_free(where);
+    rk_free(text);
+}
+
+/* No row takes the value, or the one that does, refuses it. */
+static void refuse(struct rk_config_loader *loader, const char *path, const struct rk_json *value)
+{
+    const struct rk_config_source *source = loader->source;
+    const struct rk_config_place *place = rk_config_find_place(loader, path);
+    char *text = rk_json_describe(value);
+    struct rk_str values = {0};
+    const char *advice = "";
+
+    for (int64_t i = 0; i < source->num_foreign; i++) {
+        if (!matches(&source->foreign[i], path))
+            continue;
+        advice = source->foreign[i].text;
+        if (source->foreign[i].kind == RK_CONFIG_FOREIGN_REFUSED)
+            break;
+        rk_str_appendf(&values, "%s%s", values.bytes ? "|" : "", source->foreign[i].values);
+    }
+    if (values.bytes > 0)
+        rk_config_problem(loader, place, path, "expected %s, got %s: %s", rk_str_text(&values), text, advice);
+    else
+        rk_config_problem(loader, place, path, "%s is not supported: %s", text, advice);
+    rk_str_fini(&values);
+    rk_free(text);
+    remove_path(loader, path);
+}
+
+static void apply(struct rk_config_loader *loader, const char *path)
+{
+    const struct rk_config_source *source = loader->source;
+    const struct rk_json *value = rk_json_find_path(loader->tree, path);
+    bool is_own = rk_map_find(loader->rows, path) != NULL, is_known = false;
+
+    for (int64_t i = 0; i < source->num_foreign; i++) {
+        const struct rk_config_foreign *row = &source->foreign[i];
+
+        if (!matches(row, path) || (is_own && (is_pattern(row) || !row->to)))
+            continue;
+        is_known = true;
+        if (!takes(row, value))
+            continue;
+        if (row->kind == RK_CONFIG_FOREIGN_REFUSED)
+            refuse(loader, path, value);
+        else
+            apply_row(loader, row, path, value);
+        return;
+    }
+    if (is_known && !is_own)
+        refuse(loader, path, value);
+}
+
+/* --- the tree --- */
+
+struct paths {
+    RK_ARRAY(char *) items;
+};
+
+/* Of values, and of objects that are empty. */
+static void list_paths(const struct rk_config_loader *loader, const struct rk_json *section, const char *path,
+                       struct paths *out)
+{
+    for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
+        const struct rk_json *value = rk_json_iter_value(it);
+        char *member = rk_json_join_path(path, rk_json_iter_key(it));
+        bool is_section = rk_json_type(value) == RK_JSON_OBJECT && rk_json_count(value) > 0;
+
+        if (strchr(rk_json_iter_key(it), '.')) {
+            rk_free(member);
+            continue;
+        }
+        if (is_section) {
+            list_paths(loader, value, member, out);
+            rk_free(member);
+        } else {
+            rk_array_append(&out->items, member);
+        }
+    }
+}
+
+/* Objects that hold nothing but empty objects any more. */
+static void prune(struct rk_config_loader *loader, char *path)
+{
+    char *dot;
+
+    while ((dot = strrchr(path, '.')) != NULL) {
+        const struct rk_json *parent;
+
+        *dot = '\0';
+        parent = rk_json_find_path(loader->tree, path);
+        if (!parent || rk_json_count(parent) > 0 || rk_map_find(loader->rows, path))
+            return;
+        remove_path(loader, path);
+    }
+}
+
+void rk_config_apply_foreign(struct rk_config_loader *loader)
+{
+    struct paths paths = {0};
+
+    if (loader->source->num_foreign == 0)
+        return;
+    list_paths(loader, loader->tree, "", &paths);
+    for (int64_t i = 0; i < paths.items.count; i++) {
+        apply(loader, paths.items.items[i]);
+        if (!rk_json_find_path(loader->tree, paths.items.items[i]))
+            prune(loader, paths.items.items[i]);
+        rk_free(paths.items.items[i]);
+    }
+    rk_array_fini(&paths.items);
+}

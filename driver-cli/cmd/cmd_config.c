@@ -1,0 +1,106 @@
+/* What a job file says, without any daemon; and the page of verl's keys. */
+#include "driver-cli/cmd/cmd_internal.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
+#include "driver-cli/job_internal.h"
+
+static struct rk_status *load(const struct rk_cli *cli, struct rk_config **job)
+{
+    const char *text = rk_cli_find(cli, "world");
+    int64_t world = 0;
+    struct rk_status *st;
+
+    *job = NULL;
+    if (cli->args.count < 2)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected a JOB.json", cli->args.items[0]);
+    if (text && (!rk_parse_i64(text, &world) || world < 1 || world > RK_MESH_MAX_RANKS))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "--world=%s: expected a number of daemons", text);
+    RK_TRY(rk_job_load(job, cli->args.items[1], cli->args.items + 2, cli->args.count - 2));
+    st = world > 0 ? rk_job_check(*job, (int32_t)world) : NULL;
+    if (!st)
+        return NULL;
+    rk_config_destroy(*job);
+    *job = NULL;
+    return RK_WRAP(st, "%s", cli->args.items[1]);
+}
+
+static struct rk_status *check(struct rk_cli *cli)
+{
+    struct rk_config *job;
+
+    RK_TRY(load(cli, &job));
+    printf("%s is fine\n", cli->args.items[1]);
+    rk_config_destroy(job);
+    return NULL;
+}
+
+static struct rk_status *show(struct rk_cli *cli)
+{
+    struct rk_config *job;
+    struct rk_str text = {0};
+
+    RK_TRY(load(cli, &job));
+    if (rk_cli_is_json(cli)) {
+        struct rk_json *body = rk_json_new_object();
+
+        rk_json_set(body, "job", rk_json_clone(rk_config_tree(job)));
+        rk_cli_print_json("Config", body);
+    } else {
+        rk_config_format(job, &text);
+        printf("%s", rk_str_text(&text));
+    }
+    rk_str_fini(&text);
+    rk_config_destroy(job);
+    return NULL;
+}
+
+static struct rk_status *verl(struct rk_cli *cli)
+{
+    struct rk_str page = {0};
+
+    (void)cli;
+    rk_job_format_verl_keys(&page);
+    printf("%s", rk_str_text(&page));
+    rk_str_fini(&page);
+    return NULL;
+}
+
+static struct rk_status *run(struct rk_cli *cli)
+{
+    static const struct {
+        const char *name;
+        struct rk_status *(*run)(struct rk_cli *cli);
+    } rows[] = {{"check", check}, {"show", show}, {"verl", verl}};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strcmp(rows[i].name, cli->args.items[0]) == 0) {
+            struct rk_status *st = rows[i].run(cli);
+
+            return st ? rk_cli_usage(st) : NULL;
+        }
+    }
+    return rk_cli_usage(
+        RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected check, show or verl", cli->args.items[0]));
+}
+
+static const struct rk_cli_option options[] = {
+    {"world", "N", "also check the job against N daemons"},
+    {NULL, NULL, NULL},
+};
+
+const struct rk_command rk_cmd_config = {
+    .name = "config",
+    .args = "check|show JOB.json [KEY=VALUE...]  |  verl",
+    .min_args = 1,
+    .max_args = INT_MAX,
+    .summary = "check or show a job; verl's keys",
+    .details =
+        "show prints every key with its value and where that comes from; verl prints what rankd does about\n"
+        "verl's keys (docs/verl.md).",
+    .options = options,
+    .run = run,
+};

@@ -1,0 +1,395 @@
+/* verl's keys: every key of its trainers is known with its default, its command lines parse, and what rankd
+ * does not do is refused by name. */
+#include "driver-cli/job_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "tests/support/test.h"
+
+static struct rk_status *load(struct rk_config **job, const char *const *args)
+{
+    int64_t count = 0;
+
+    while (args[count])
+        count++;
+    return rk_job_load(job, NULL, args, count);
+}
+
+/* --- the whole surface --- */
+
+/* Defaults of verl's that mean something else here. */
+static const char *const other_defaults[] = {
+    "actor_rollout_ref.rollout.seed",  /* 42, of a sampler that does not exist here: any integer is fine */
+    "critic.enable", "trainer.logger", /* wandb: refused with the way over TensorBoard */
+};
+
+/* Keys of what is being built beside this table. */
+static const char *const coming[] = {
+    "actor_rollout_ref.rollout.val_kwargs.",
+    "custom_reward_function.",
+    "data.apply_chat_template_kwargs",
+    "trainer.log_val_generations",
+    "trainer.rollout_data_dir",
+    "trainer.test_freq",
+    "trainer.val_",
+    "trainer.validation_data_dir",
+};
+
+static bool is_coming(const char *key)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(coming); i++) {
+        if (rk_str_has_prefix(key, coming[i]))
+            return true;
+    }
+    return false;
+}
+
+static bool has_other_default(const char *key)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(other_defaults); i++) {
+        if (strcmp(other_defaults[i], key) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Goal: a job that says a key of verl's with verl's default loads, and none of them is unknown. The list is
+ * made by tests/golden/gen/verl_keys.py; "~" stands for a default that refers to other keys. */
+static void test_verl_defaults_are_taken(void **state)
+{
+    char *path = rk_test_fixture_path("golden/verl/keys.tsv");
+    FILE *file = fopen(path, "r");
+    char line[1024];
+    int num_keys = 0, num_failed = 0;
+
+    (void)state;
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        char *tab = strchr(line, '\t'), *override;
+        struct rk_config *job;
+        struct rk_status *st;
+        bool is_bad;
+
+        assert_non_null(tab);
+        *tab = '\0';
+        tab[strcspn(tab + 1, "\n") + 1] = '\0';
+        num_keys++;
+        override = rk_format("++%s=%s", line, strcmp(tab + 1, "~") == 0 ? "null" : tab + 1);
+        st = load(&job, (const char *const[]){"data.train_files=[\"a\"]", override, NULL});
+        is_bad = st && !is_coming(line) &&
+                 (strstr(rk_status_message(st), "unknown key") ||
+                  (strcmp(tab + 1, "~") != 0 && !has_other_default(line)));
+        if (is_bad)
+            print_message("%s\n", rk_status_message(st));
+        num_failed += is_bad;
+        rk_status_free(st);
+        rk_config_destroy(job);
+        rk_free(override);
+    }
+    fclose(file);
+    rk_free(path);
+    assert_int_equal(num_failed, 0);
+    assert_true(num_keys > 1000);
+}
+
+/* --- command lines --- */
+
+/* Keys and values of verl's examples, as a shell hands them over. What this version lacks (a pipeline, wandb)
+ * is set to what it has at the end, as people do behind such a script. */
+static const char *const qwen2_7b_math_megatron[] = {
+    "algorithm.adv_estimator=grpo",
+    "data.train_files=['/h/data/gsm8k/train.parquet', '/h/data/math/train.parquet']",
+    "data.val_files=['/h/data/gsm8k/test.parquet', '/h/data/math/test.parquet']",
+    "data.return_raw_chat=True",
+    "data.train_batch_size=1024",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=1024",
+    "data.filter_overlong_prompts=True",
+    "data.truncation=error",
+    "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+    "actor_rollout_ref.model.use_fused_kernels=True",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+    "actor_rollout_ref.actor.entropy_coeff=0",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.mode=async",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=2",
+    "algorithm.use_kl_in_reward=False",
+    "trainer.critic_warmup=0",
+    "trainer.logger=[\"console\",\"wandb\"]",
+    "trainer.project_name=verl_grpo_example_gsm8k_math",
+    "trainer.experiment_name=qwen2_7b_megatron",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.total_epochs=15",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1",
+    "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size=1",
+    "trainer.logger=[console,tensorboard]",
+    NULL,
+};
+
+static const char *const qwen2_7b_fsdp[] = {
+    "algorithm.adv_estimator=grpo",
+    "data.train_files=/h/data/gsm8k/train.parquet",
+    "data.val_files=/h/data/gsm8k/test.parquet",
+    "data.train_batch_size=1024",
+    "data.max_prompt_length=512",
+    "data.max_response_length=1024",
+    "data.filter_overlong_prompts=True",
+    "data.truncation='error'",
+    "data.image_key=images",
+    "actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+    "actor_rollout_ref.actor.entropy_coeff=0",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    "actor_rollout_ref.actor.fsdp_config.param_offload=False",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.name=sglang",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+    "actor_rollout_ref.rollout.n=4",
+    "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=flashinfer",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32",
+    "actor_rollout_ref.ref.fsdp_config.param_offload=True",
+    "algorithm.use_kl_in_reward=False",
+    "trainer.critic_warmup=0",
+    "trainer.logger='console'",
+    "trainer.project_name='verl_grpo_example_gsm8k'",
+    "trainer.experiment_name='qwen2_7b_function_rm'",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.total_epochs=15",
+    "+ray_kwargs.ray_init.num_gpus=8",
+    "ray_kwargs.ray_init.runtime_env.py_executable=uv -v run --frozen --extra vllm",
+    NULL,
+};
+
+static const char *const qwen3_8b_megatron[] = {
+    "algorithm.adv_estimator=grpo",
+    "algorithm.use_kl_in_reward=False",
+    "data.train_files=['/h/data/gsm8k/train.parquet', '/h/data/math/train.parquet']",
+    "data.val_files=['/h/data/gsm8k/test.parquet', '/h/data/math/test.parquet']",
+    "data.train_batch_size=1024",
+    "data.max_prompt_length=1024",
+    "data.max_response_length=2048",
+    "data.filter_overlong_prompts=True",
+    "data.truncation=error",
+    "actor_rollout_ref.model.path=Qwen/Qwen3-8B",
+    "actor_rollout_ref.model.use_remove_padding=True",
+    "actor_rollout_ref.actor.optim.lr=1e-6",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=256",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24576",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.kl_loss_coef=0.001",
+    "actor_rollout_ref.actor.kl_loss_type=low_var_kl",
+    "actor_rollout_ref.actor.entropy_coeff=0",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=1",
+    "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_method=uniform",
+    "+actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full",
+    "++actor_rollout_ref.actor.megatron.override_transformer_config.recompute_num_layers=1",
+    "+actor_rollout_ref.actor.megatron.override_transformer_config.apply_rope_fusion=True",
+    "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_offload_fraction=1",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=4",
+    "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True",
+    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=24576",
+    "actor_rollout_ref.rollout.enable_chunked_prefill=True",
+    "actor_rollout_ref.rollout.free_cache_engine=True",
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    "actor_rollout_ref.hybrid_engine=True",
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True",
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu=24576",
+    "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4",
+    "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size=1",
+    "trainer.balance_batch=True",
+    "trainer.logger=[\"console\"]",
+    "trainer.project_name=verl_grpo_gsm8k_math",
+    "trainer.experiment_name=qwen3_8b_grpo_vllm_megatron_20260822_1724",
+    "trainer.n_gpus_per_node=8",
+    "trainer.nnodes=1",
+    "trainer.total_epochs=15",
+    "model_engine=megatron",
+    "ray_kwargs.ray_init.runtime_env.py_executable=null",
+    NULL,
+};
+
+#define RECOMPUTE RK_JOB_ACTOR "megatron.override_transformer_config.recompute_"
+
+static void test_verl_command_lines_are_jobs(void **state)
+{
+    static const char *const *const lines[] = {qwen2_7b_math_megatron, qwen2_7b_fsdp, qwen3_8b_megatron};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(lines); i++) {
+        const struct rk_json *reward;
+        struct rk_config *job;
+        struct rk_status *st;
+
+        assert_ok(load(&job, lines[i]));
+        assert_string_equal(rk_config_string(job, RK_JOB_ROLLOUT "name"), "rankd");
+        assert_string_equal(rk_config_string(job, "data.truncation"), "error");
+        assert_true(rk_config_bool(job, RK_JOB_ACTOR "use_kl_loss"));
+        assert_string_equal(rk_json_as_string(rk_json_at(rk_config_json(job, "trainer.logger"), 0), ""),
+                            "console");
+        assert_true(rk_json_count(rk_config_json(job, "data.train_files")) >= 1);
+        /* Only the reward is left to say: verl finds it by the data source. */
+        reward = rk_json_find(rk_config_json(job, "reward"), "name");
+        assert_null(reward);
+        st = rk_job_check(job, 8);
+        assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
+        assert_string_equal(rk_status_message(st),
+                            "set reward.name: which row of the reward table scores the responses");
+        rk_status_free(st);
+        rk_config_destroy(job);
+    }
+}
+
+static void test_gradient_checkpointing_selects_full_recompute(void **state)
+{
+    static const struct {
+        const char *args[4];
+        const char *granularity; /* NULL: none */
+    } cases[] = {
+        {{"data.train_files=a", RK_JOB_MODEL "enable_gradient_checkpointing=True"}, "full"},
+        {{"data.train_files=a", RK_JOB_MODEL "enable_gradient_checkpointing=False"}, NULL},
+        {{"data.train_files=a"}, NULL},
+        {{"data.train_files=a", RK_JOB_MODEL "enable_gradient_checkpointing=True",
+          RECOMPUTE "granularity=null"},
+         NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job;
+
+        assert_ok(load(&job, cases[i].args));
+        if (cases[i].granularity)
+            assert_string_equal(rk_config_string(job, RECOMPUTE "granularity"), cases[i].granularity);
+        else
+            assert_true(rk_config_is_null(job, RECOMPUTE "granularity"));
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: verl's own name of a key goes to rankd's, and loses to it. */
+static void test_verl_keys_go_to_rankds(void **state)
+{
+    static const char *const args[] = {"data.train_files=a",
+                                       RK_JOB_ACTOR "grad_clip=0.5",
+                                       RK_JOB_ACTOR "optim.lr_scheduler_type=cosine",
+                                       RK_JOB_ACTOR "fsdp_config.dtype=float32",
+                                       RK_JOB_ACTOR "strategy=fsdp2",
+                                       RK_JOB_ROLLOUT "response_length=99",
+                                       "data.max_response_length=77",
+                                       NULL};
+    struct rk_config *job;
+
+    (void)state;
+    assert_ok(load(&job, args));
+    assert_true(rk_config_real(job, RK_JOB_ACTOR "optim.clip_grad") == 0.5);
+    assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "optim.lr_decay_style"), "cosine");
+    assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "megatron.dtype"), "float32");
+    assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "strategy"), "rankd");
+    assert_int_equal(rk_config_int(job, "data.max_response_length"), 77);
+    assert_string_equal(rk_config_origin(job, RK_JOB_ACTOR "optim.clip_grad"), "flag");
+    rk_config_destroy(job);
+}
+
+static void test_verl_features_that_rankd_lacks_are_refused(void **state)
+{
+    static const struct {
+        const char *arg, *text;
+    } cases[] = {
+        {RK_JOB_MODEL "lora_rank=32", "model.lora_rank: expected 0, got 32: all parameters are trained"},
+        {RK_JOB_MODEL "trust_remote_code=True", "model.trust_remote_code: expected false, got true"},
+        {RK_JOB_ROLLOUT "multi_turn.enable=True", "rollout.multi_turn.enable: expected false, got true"},
+        {RK_JOB_ACTOR "ppo_micro_batch_size=64", "got 64: ppo_micro_batch_size_per_gpu"},
+        {RK_JOB_ACTOR "fsdp_config.ulysses_sequence_parallel_size=4", "expected 1, got 4"},
+        {RK_JOB_REF "megatron.pipeline_model_parallel_size=2", "expected 1, got 2"},
+        {"trainer.critic_warmup=20", "trainer.critic_warmup: expected 0, got 20"},
+        {"algorithm.rollout_correction.rollout_is=token", "expected null, got \"token\""},
+        {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
+         "not supported: write the value into config.json"},
+        {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
+        {RK_JOB_ROLLOUT "freeze_cache_engine=True", "unknown key; did you mean"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job;
+
+        assert_fails(load(&job, (const char *const[]){"data.train_files=a", cases[i].arg, NULL}),
+                     RK_INVALID_ARGUMENT, cases[i].text);
+    }
+}
+
+/* Goal: a key in a file is named with its line. */
+static void test_verl_key_in_a_file_is_refused_with_its_line(void **state)
+{
+    static const char text[] =
+        "{\n \"data\": {\"train_files\": \"a\"},\n \"critic\": {\"optim\": {\"lr\": 1e-5}},\n"
+        " \"trainer\": {\n  \"critic_warmup\": 5\n }\n}";
+    char *path = rk_test_temp_path("job.json");
+    struct rk_config *job;
+
+    (void)state;
+    rk_test_write_file(path, text, strlen(text));
+    assert_fails(rk_job_load(&job, path, NULL, 0), RK_INVALID_ARGUMENT, "job.json:5: trainer.critic_warmup");
+    rk_free(path);
+}
+
+/* --- the page --- */
+
+/* Goal: docs/verl.md is what the table says: rankctl config verl > docs/verl.md. */
+static void test_docs_verl_is_made_of_the_table(void **state)
+{
+    char *path = rk_test_fixture_path("../docs/verl.md"), *committed;
+    struct rk_str page = {0};
+    size_t bytes;
+
+    (void)state;
+    committed = rk_test_read_file(path, &bytes);
+    rk_job_format_verl_keys(&page);
+    assert_string_equal(committed, rk_str_text(&page));
+    rk_str_fini(&page);
+    rk_free(committed);
+    rk_free(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_verl_defaults_are_taken),
+        cmocka_unit_test(test_verl_command_lines_are_jobs),
+        cmocka_unit_test(test_gradient_checkpointing_selects_full_recompute),
+        cmocka_unit_test(test_verl_keys_go_to_rankds),
+        cmocka_unit_test(test_verl_features_that_rankd_lacks_are_refused),
+        cmocka_unit_test(test_verl_key_in_a_file_is_refused_with_its_line),
+        cmocka_unit_test(test_docs_verl_is_made_of_the_table),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
