@@ -78,6 +78,66 @@ static struct rk_status *run_norm_bwd(const struct bench_op_call *call)
 const struct bench_op bench_op_rmsnorm_bwd = {
     .dim_names = ROWS_AND_COLS, .declare = declare_norm_bwd, .run = run_norm_bwd, .cost = cost_norm};
 
+/* --- RMSNorm of every head: dims tokens, heads, head_dim --- */
+
+static rk_tensor_t bf16_heads(const int64_t *dims)
+{
+    return rk_tensor_3d(NULL, RK_DTYPE_BF16, dims[0], dims[1], dims[2]);
+}
+
+static void declare_head_norm(struct bench_tensors *tensors, const int64_t *dims)
+{
+    for (int i = 0; i < 3; i++) /* y or dx, x, dy */
+        bench_add(tensors, bf16_heads(dims));
+    bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, dims[0], dims[1]));
+    bench_add(tensors, rk_tensor_1d(NULL, RK_DTYPE_BF16, dims[2]));
+    bench_add(tensors, bench_f32(dims[2]));
+}
+
+static struct rk_status *run_head_norm_fwd(const struct bench_op_call *call)
+{
+    return rk_head_norm_fwd(
+        call->stream,
+        &(struct rk_head_norm_fwd_args){
+            .y = call->t[0], .rstd = call->t[3], .x = call->t[1], .weight = call->t[4], .eps = 1e-6f});
+}
+
+static struct rk_status *run_head_norm_bwd(const struct bench_op_call *call)
+{
+    return rk_head_norm_bwd(call->stream, &(struct rk_head_norm_bwd_args){.dx = call->t[0],
+                                                                          .dweight = call->t[5],
+                                                                          .dy = call->t[2],
+                                                                          .x = call->t[1],
+                                                                          .weight = call->t[4],
+                                                                          .rstd = call->t[3]});
+}
+
+/* Reads x, writes y; backward reads dy and x, writes dx. */
+static struct bench_cost cost_head_norm_fwd(const int64_t *dims)
+{
+    return (struct bench_cost){.bytes = 4 * elements(dims) * (double)dims[2], .items = (double)dims[0]};
+}
+
+static struct bench_cost cost_head_norm_bwd(const int64_t *dims)
+{
+    return (struct bench_cost){.bytes = 6 * elements(dims) * (double)dims[2], .items = (double)dims[0]};
+}
+
+#define HEAD_DIMS                     \
+    {                                 \
+        "tokens", "heads", "head_dim" \
+    }
+
+const struct bench_op bench_op_head_norm_fwd = {.dim_names = HEAD_DIMS,
+                                                .declare = declare_head_norm,
+                                                .run = run_head_norm_fwd,
+                                                .cost = cost_head_norm_fwd};
+
+const struct bench_op bench_op_head_norm_bwd = {.dim_names = HEAD_DIMS,
+                                                .declare = declare_head_norm,
+                                                .run = run_head_norm_bwd,
+                                                .cost = cost_head_norm_bwd};
+
 /* --- gradient of a bias --- */
 
 static void declare_bias_bwd(struct bench_tensors *tensors, const int64_t *dims)
@@ -103,7 +163,7 @@ const struct bench_op bench_op_bias_bwd = {
 
 static void declare_rope(struct bench_tensors *tensors, const int64_t *dims)
 {
-    bench_add(tensors, rk_tensor_3d(NULL, RK_DTYPE_BF16, dims[0], dims[1], dims[2]));
+    bench_add(tensors, bf16_heads(dims));
     bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, MAX_POSITIONS, dims[2] / 2));
     bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, MAX_POSITIONS, dims[2] / 2));
     bench_add_ints(tensors, bench_i32(dims[0]),
@@ -122,10 +182,8 @@ static struct bench_cost cost_rope(const int64_t *dims)
     return (struct bench_cost){.bytes = 4 * elements(dims) * (double)dims[2], .items = (double)dims[0]};
 }
 
-const struct bench_op bench_op_rope = {.dim_names = {"tokens", "heads", "head_dim"},
-                                       .declare = declare_rope,
-                                       .run = run_rope,
-                                       .cost = cost_rope};
+const struct bench_op bench_op_rope = {
+    .dim_names = HEAD_DIMS, .declare = declare_rope, .run = run_rope, .cost = cost_rope};
 
 /* --- SwiGLU over a fused [gate; up] --- */
 

@@ -76,6 +76,22 @@ static void note_rmsnorm_bwd(struct bench_op_note *note, const void *opaque)
     note->bytes = bytes_of(args->dx) + bytes_of(args->dy) + bytes_of(args->x) + bytes_of(args->dresidual);
 }
 
+static void note_head_norm_fwd(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_head_norm_fwd_args *args = opaque;
+
+    set_shape(note, args->x, "");
+    note->bytes = bytes_of(args->y) + bytes_of(args->x);
+}
+
+static void note_head_norm_bwd(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_head_norm_bwd_args *args = opaque;
+
+    set_shape(note, args->dy, "");
+    note->bytes = bytes_of(args->dx) + bytes_of(args->dy) + bytes_of(args->x);
+}
+
 static void note_rope(struct bench_op_note *note, const void *opaque)
 {
     const struct rk_rope_args *args = opaque;
@@ -234,6 +250,8 @@ static void (*const notes[RK_BENCH_OP_COUNT])(struct bench_op_note *note, const 
     [RK_BENCH_OP_bias_bwd] = note_bias_bwd,
     [RK_BENCH_OP_rmsnorm_fwd] = note_rmsnorm_fwd,
     [RK_BENCH_OP_rmsnorm_bwd] = note_rmsnorm_bwd,
+    [RK_BENCH_OP_head_norm_fwd] = note_head_norm_fwd,
+    [RK_BENCH_OP_head_norm_bwd] = note_head_norm_bwd,
     [RK_BENCH_OP_rope] = note_rope,
     [RK_BENCH_OP_swiglu_fwd] = note_swiglu_fwd,
     [RK_BENCH_OP_swiglu_bwd] = note_swiglu_bwd,

@@ -108,6 +108,38 @@ int64_t rk_check_rmsnorm_bwd(struct rk_check *check, const struct rk_rmsnorm_bwd
     return dims.size[0];
 }
 
+int64_t rk_check_head_norm_fwd(struct rk_check *check, const struct rk_head_norm_fwd_args *args)
+{
+    rk_dtype_t dtype = args->x.dtype;
+    const int64_t *shape = args->x.shape;
+
+    rk_expect_source(check, "x", args->x, 3);
+    rk_expect(check, shape[2] >= 1, "x has head_dim=%lld, expected >= 1", (long long)shape[2]);
+    rk_expect_tensor(check, "y", args->y, dtype, RK_DIMS(shape[0], shape[1], shape[2]));
+    rk_expect_optional(check, "rstd", args->rstd, rk_stat_dtype(dtype), RK_DIMS(shape[0], shape[1]));
+    rk_expect_tensor(check, "weight", args->weight, dtype, RK_DIMS(shape[2]));
+    rk_expect(check, isfinite(args->eps) && args->eps >= 0, "eps=%g, expected finite and >= 0",
+              (double)args->eps);
+    return shape[0] * shape[1];
+}
+
+int64_t rk_check_head_norm_bwd(struct rk_check *check, const struct rk_head_norm_bwd_args *args)
+{
+    rk_dtype_t dtype = args->dy.dtype;
+    const int64_t *shape = args->dy.shape;
+    struct rk_dims dims = RK_DIMS(shape[0], shape[1], shape[2]);
+
+    rk_expect_source(check, "dy", args->dy, 3);
+    rk_expect(check, shape[2] >= 1, "dy has head_dim=%lld, expected >= 1", (long long)shape[2]);
+    rk_expect_tensor(check, "x", args->x, dtype, dims);
+    rk_expect_tensor(check, "dx", args->dx, dtype, dims);
+    expect_gradient(check, "dweight", args->dweight, dtype, RK_DIMS(shape[2]));
+    rk_expect_tensor(check, "weight", args->weight, dtype, RK_DIMS(shape[2]));
+    rk_expect_tensor(check, "rstd", args->rstd, rk_stat_dtype(dtype), RK_DIMS(shape[0], shape[1]));
+    rk_expect_no_alias(check, "dx", args->dx, "x", args->x);
+    return shape[0] * shape[1];
+}
+
 int64_t rk_check_rope(struct rk_check *check, const struct rk_rope_args *args)
 {
     int64_t num_tokens = args->x.shape[0];

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 2
+#define RK_KERNEL_ABI 3
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -80,6 +80,25 @@ struct rk_rmsnorm_bwd_args {
     rk_tensor_t dresidual; /* none, or [T, hidden_size] */
     rk_tensor_t weight;    /* [hidden_size] */
     rk_tensor_t rstd;      /* stat [T] */
+};
+
+/* The same norm over every head, without a residual: y[t][h] = x[t][h] * rstd[t][h] * weight,
+ * rstd = 1/sqrt(mean over head_dim of x^2 + eps). Queries and keys of Qwen3. */
+struct rk_head_norm_fwd_args {
+    rk_tensor_t y;      /* [T, heads, head_dim]; may be x */
+    rk_tensor_t rstd;   /* stat [T, heads], or none when no backward follows */
+    rk_tensor_t x;      /* [T, heads, head_dim] */
+    rk_tensor_t weight; /* [head_dim] */
+    float eps;
+};
+
+/* As rmsnorm_bwd, row by row of all heads; dweight is summed over tokens and heads. */
+struct rk_head_norm_bwd_args {
+    rk_tensor_t dx;      /* [T, heads, head_dim]; may be dy */
+    rk_tensor_t dweight; /* [head_dim], F32 or the dtype of dy; accumulated */
+    rk_tensor_t dy, x;   /* [T, heads, head_dim]; x is what was normalised */
+    rk_tensor_t weight;  /* [head_dim] */
+    rk_tensor_t rstd;    /* stat [T, heads] */
 };
 
 /* Rotary embedding in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
@@ -268,6 +287,8 @@ struct rk_adamw_args {
     X(embed_bwd, rk_embed_bwd_args)                 \
     X(rmsnorm_fwd, rk_rmsnorm_fwd_args)             \
     X(rmsnorm_bwd, rk_rmsnorm_bwd_args)             \
+    X(head_norm_fwd, rk_head_norm_fwd_args)         \
+    X(head_norm_bwd, rk_head_norm_bwd_args)         \
     X(rope, rk_rope_args)                           \
     X(swiglu_fwd, rk_swiglu_fwd_args)               \
     X(swiglu_bwd, rk_swiglu_bwd_args)               \

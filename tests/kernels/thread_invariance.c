@@ -45,6 +45,29 @@ static struct rk_status *run_rmsnorm(struct kt *kt, rk_tensor_t out[4])
     return rk_rmsnorm_bwd(kt->stream, &bwd);
 }
 
+static struct rk_status *run_head_norm(struct kt *kt, rk_tensor_t out[4])
+{
+    int64_t head_dim = COLS / HEADS;
+    struct rk_head_norm_fwd_args fwd = {.y = heads_of(zeros_2d(kt, ROWS, COLS)),
+                                        .rstd = zeros_2d(kt, ROWS, HEADS),
+                                        .x = heads_of(random_2d(kt, ROWS, COLS)),
+                                        .weight =
+                                            kt_randomize(kt, kt_zeros_1d(kt, RK_DTYPE_F32, head_dim), 1.0),
+                                        .eps = 1e-5f};
+    struct rk_head_norm_bwd_args bwd = {.dx = heads_of(zeros_2d(kt, ROWS, COLS)),
+                                        .dweight = kt_zeros_1d(kt, RK_DTYPE_F32, head_dim),
+                                        .dy = heads_of(random_2d(kt, ROWS, COLS)),
+                                        .x = fwd.x,
+                                        .weight = fwd.weight,
+                                        .rstd = fwd.rstd};
+
+    out[0] = fwd.y;
+    out[1] = bwd.dx;
+    out[2] = bwd.dweight;
+    RK_TRY(rk_head_norm_fwd(kt->stream, &fwd));
+    return rk_head_norm_bwd(kt->stream, &bwd);
+}
+
 static struct rk_status *run_bias(struct kt *kt, rk_tensor_t out[4])
 {
     out[0] = kt_zeros_1d(kt, RK_DTYPE_F32, 5 * COLS);
@@ -211,6 +234,7 @@ static const struct {
     struct rk_status *(*run)(struct kt *kt, rk_tensor_t out[4]);
 } operators[] = {
     {"rmsnorm", run_rmsnorm},
+    {"head_norm", run_head_norm},
     {"swiglu", run_swiglu},
     {"rope", run_rope},
     {"attn_varlen", run_attention},

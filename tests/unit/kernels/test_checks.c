@@ -195,6 +195,38 @@ static void test_rmsnorm_bwd_bad_arguments_fail(void **state)
     BAD(rk_rmsnorm_bwd, good, "rmsnorm_bwd: dx aliases dy", dx.data = good.dy.data);
 }
 
+static void test_head_norm_bad_arguments_fail(void **state)
+{
+    struct rk_head_norm_fwd_args fwd = {
+        .y = t3(BF16, 5, 3, 4), .rstd = t2(F32, 5, 3), .x = t3(BF16, 5, 3, 4), .weight = t1(BF16, 4)};
+    struct rk_head_norm_bwd_args bwd = {.dx = t3(F32, 5, 3, 4),
+                                        .dweight = t1(F32, 4),
+                                        .dy = t3(F32, 5, 3, 4),
+                                        .x = t3(F32, 5, 3, 4),
+                                        .weight = t1(F32, 4),
+                                        .rstd = t2(F32, 5, 3)};
+
+    (void)state;
+    assert_ok(rk_head_norm_fwd(stream, &fwd));
+    BAD(rk_head_norm_fwd, fwd, "head_norm_fwd: y is f32 [5, 3, 4], expected bf16 [5, 3, 4]",
+        y = t3(F32, 5, 3, 4));
+    BAD(rk_head_norm_fwd, fwd, "head_norm_fwd: rstd is f32 [3, 5], expected f32 [5, 3]",
+        rstd = t2(F32, 3, 5));
+    BAD(rk_head_norm_fwd, fwd, "head_norm_fwd: weight is bf16 [3], expected bf16 [4]", weight = t1(BF16, 3));
+    BAD(rk_head_norm_fwd, fwd, "head_norm_fwd: eps=-1, expected finite and >= 0", eps = -1.0f);
+    BAD(rk_head_norm_fwd, fwd, "head_norm_fwd: x has head_dim=0", x = t3(BF16, 5, 3, 0));
+    assert_ok(rk_head_norm_bwd(stream, &bwd));
+    BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: dx is f32 [5, 3, 5], expected f32 [5, 3, 4]",
+        dx = t3(F32, 5, 3, 5));
+    BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: x is f64 [5, 3, 4], expected f32 [5, 3, 4]",
+        x = t3(F64, 5, 3, 4));
+    BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: dweight is f32 [3], expected f32 [4]", dweight = t1(F32, 3));
+    BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: weight is f32 [5], expected f32 [4]", weight = t1(F32, 5));
+    BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: rstd is f64 [5, 3], expected f32 [5, 3]",
+        rstd = t2(F64, 5, 3));
+    BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: dx aliases x", dx.data = bwd.x.data);
+}
+
 static void test_rope_bad_arguments_fail(void **state)
 {
     struct rk_rope_args good = {
@@ -546,6 +578,7 @@ int main(void)
         checks_test(test_embed_bad_arguments_fail),
         checks_test(test_rmsnorm_fwd_bad_arguments_fail),
         checks_test(test_rmsnorm_bwd_bad_arguments_fail),
+        checks_test(test_head_norm_bad_arguments_fail),
         checks_test(test_rope_bad_arguments_fail),
         checks_test(test_swiglu_bad_arguments_fail),
         checks_test(test_attn_varlen_bad_arguments_fail),
