@@ -52,12 +52,13 @@ struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream 
 
 /* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
 struct rk_model_config {
-    const char *family; /* row of the family table: "llama", "qwen2" */
+    const char *family; /* row of the family table: "llama", "qwen3" */
     int64_t hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim, vocab_size;
     int64_t max_position_embeddings;
     double rms_norm_eps, rope_theta, initializer_range;
     bool tie_word_embeddings;
     bool has_qkv_bias;
+    bool has_qk_norm;       /* RMSNorm of every head of queries and keys */
     int32_t sliding_window; /* keys that a query of the layers from max_window_layers on sees; 0: all */
     int64_t max_window_layers;
     struct { /* rope_type "default" or "llama3" (frequency-dependent interpolation) */

@@ -135,6 +135,45 @@ struct rk_status *rk_config_read_common(struct rk_model_config *out, const struc
     return read_eos(out, hf_config);
 }
 
+struct rk_status *rk_config_check_layer_types(const struct rk_model_config *config,
+                                              const struct rk_json *hf_config)
+{
+    const struct rk_json *types = rk_json_find(hf_config, "layer_types");
+
+    for (int64_t layer = 0; layer < rk_json_count(types); layer++) {
+        bool slides = config->sliding_window > 0 && layer >= config->max_window_layers;
+        const char *expected = slides ? "sliding_attention" : "full_attention";
+        const char *type = rk_json_as_string(rk_json_at(types, layer), "");
+
+        if (strcmp(type, expected) != 0)
+            return RK_FAIL(RK_UNIMPLEMENTED,
+                           "layer_types[%lld]=\"%.32s\" is not implemented, expected %s, which the "
+                           "sliding window keys give",
+                           (long long)layer, type, expected);
+    }
+    return NULL;
+}
+
+bool rk_config_has_null(const struct rk_json *hf_config, const char *key)
+{
+    const struct rk_json *value = rk_json_find(hf_config, key);
+
+    return value && rk_json_is_null(value);
+}
+
+struct rk_status *rk_config_read_window(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    int64_t window = rk_config_has_null(hf_config, "sliding_window") ? 0 : 4096;
+    bool is_used = false;
+
+    out->max_window_layers = 28;
+    RK_TRY(rk_json_opt_bool(hf_config, "", "use_sliding_window", &is_used));
+    RK_TRY(rk_json_opt_i64(hf_config, "", "sliding_window", 1, INT32_MAX, &window));
+    RK_TRY(rk_json_opt_i64(hf_config, "", "max_window_layers", 0, INT32_MAX, &out->max_window_layers));
+    out->sliding_window = is_used ? (int32_t)window : 0;
+    return rk_config_check_layer_types(out, hf_config);
+}
+
 /* One object of the old form (rope_scaling) or the new one (rope_parameters). */
 static struct rk_status *read_scaling(struct rk_model_config *out, const struct rk_json *object,
                                       const char *where)

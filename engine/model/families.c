@@ -9,7 +9,22 @@
 static const struct rk_model_family *const families[] = {
     &rk_family_llama,
     &rk_family_qwen2,
+    &rk_family_qwen3,
+    &rk_family_mistral,
 };
+
+const struct rk_block_desc *rk_plan_dense_layer(const struct rk_model_config *config, int64_t layer)
+{
+    static const struct rk_block_desc blocks[] = {
+        {&rk_block_attention, "input_layernorm", "self_attn"},
+        {&rk_block_swiglu, "post_attention_layernorm", "mlp"},
+        {0},
+    };
+
+    (void)config;
+    (void)layer;
+    return blocks;
+}
 
 static bool has_model_type(const struct rk_model_family *family, const char *model_type)
 {

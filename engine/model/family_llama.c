@@ -3,12 +3,6 @@
 
 static const char *const llama_model_types[] = {"llama", NULL};
 
-static const struct rk_block_desc llama_layer[] = {
-    {&rk_block_attention, "input_layernorm", "self_attn"},
-    {&rk_block_swiglu, "post_attention_layernorm", "mlp"},
-    {0},
-};
-
 static struct rk_status *llama_parse_config(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     static const struct rk_config_limit limits[] = {
@@ -30,17 +24,10 @@ static struct rk_status *llama_parse_config(struct rk_model_config *out, const s
     return rk_config_read_rope(out, hf_config);
 }
 
-static const struct rk_block_desc *llama_plan_layer(const struct rk_model_config *config, int64_t layer)
-{
-    (void)config;
-    (void)layer;
-    return llama_layer;
-}
-
 const struct rk_model_family rk_family_llama = {
     .name = "llama",
     .abi = RK_FAMILY_ABI,
     .hf_model_types = llama_model_types,
     .parse_config = llama_parse_config,
-    .plan_layer = llama_plan_layer,
+    .plan_layer = rk_plan_dense_layer,
 };

@@ -29,14 +29,28 @@ struct rk_model_family {
     const struct rk_block_desc *(*plan_layer)(const struct rk_model_config *config, int64_t layer);
 };
 
-extern const struct rk_model_family rk_family_llama; /* family_llama.c */
-extern const struct rk_model_family rk_family_qwen2; /* family_qwen2.c */
+extern const struct rk_model_family rk_family_llama;   /* family_llama.c */
+extern const struct rk_model_family rk_family_qwen2;   /* family_qwen2.c */
+extern const struct rk_model_family rk_family_qwen3;   /* family_qwen3.c */
+extern const struct rk_model_family rk_family_mistral; /* family_mistral.c */
+
+/* A plan_layer: attention and a gated MLP, with the names of Llama. */
+const struct rk_block_desc *rk_plan_dense_layer(const struct rk_model_config *config, int64_t layer);
 
 const struct rk_model_family *rk_family_find(const char *name); /* NULL when unknown */
 
 /* Keys that all families share (config.c), with the defaults that `out` holds at the call. */
 struct rk_status *rk_config_read_common(struct rk_model_config *out,
                                         const struct rk_json *hf_config) RK_NODISCARD;
+/* use_sliding_window, sliding_window and max_window_layers, as Qwen2 and Qwen3 have them. */
+struct rk_status *rk_config_read_window(struct rk_model_config *out,
+                                        const struct rk_json *hf_config) RK_NODISCARD;
+/* Newer files also list the kind of each layer (layer_types): UNIMPLEMENTED unless it is what sliding_window
+ * and max_window_layers of `config` say. */
+struct rk_status *rk_config_check_layer_types(const struct rk_model_config *config,
+                                              const struct rk_json *hf_config) RK_NODISCARD;
+/* A null that is written out means "none" for some keys, where a missing key means the default. */
+bool rk_config_has_null(const struct rk_json *hf_config, const char *key);
 /* rope_theta and the scaling, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters,
  * for all layers or by kind of layer: `out` knows which layers have a window). */
 struct rk_status *rk_config_read_rope(struct rk_model_config *out,

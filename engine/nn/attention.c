@@ -1,5 +1,6 @@
 /* Causal self-attention with grouped queries: out = Wo attend(rope(Wq x), rope(Wk x), Wv x). The projections
- * of x may have biases, and a layer may let a query see a window of keys only.
+ * of x may have biases, every head of q and k may be normalised before it is rotated, and a layer may let a
+ * query see a window of keys only.
  *
  * A rank has num_heads / tp query heads and num_kv_heads / tp key-value heads. When tp > num_kv_heads every
  * key-value head stands on tp / num_kv_heads consecutive ranks, which see different query heads: the
@@ -13,27 +14,37 @@
 
 #include "base/rk_assert.h"
 
-/* Views of a fused [T, q; k; v] as [T, heads, head_dim]. */
+/* Views as [T, heads, head_dim]. */
 struct qkv_view {
     rk_tensor_t q, k, v;
     rk_tensor_t qk; /* the heads of q, then those of k */
 };
 
-static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor_t qkv)
+static rk_tensor_t heads_of(const struct rk_attention *attention, rk_tensor_t fused, int64_t first,
+                            int64_t count)
 {
-    int64_t q_cols = attention->num_heads * attention->head_dim;
-    int64_t kv_cols = attention->num_kv_heads * attention->head_dim;
+    int64_t head_dim = attention->head_dim;
 
-    RK_ASSERT(qkv.shape[1] == q_cols + 2 * kv_cols);
+    return rk_tensor_split_cols(rk_tensor_cols(fused, first * head_dim, count * head_dim), count, head_dim);
+}
+
+/* Of a fused [T, q; k] and the values of a fused [T, q; k; v]. */
+static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor_t qk, rk_tensor_t qkv)
+{
+    int64_t num_heads = attention->num_heads, num_kv_heads = attention->num_kv_heads;
+
+    RK_ASSERT(qkv.shape[1] == (num_heads + 2 * num_kv_heads) * attention->head_dim);
     return (struct qkv_view){
-        .qk = rk_tensor_split_cols(rk_tensor_cols(qkv, 0, q_cols + kv_cols),
-                                   attention->num_heads + attention->num_kv_heads, attention->head_dim),
-        .q = rk_tensor_split_cols(rk_tensor_cols(qkv, 0, q_cols), attention->num_heads, attention->head_dim),
-        .k = rk_tensor_split_cols(rk_tensor_cols(qkv, q_cols, kv_cols), attention->num_kv_heads,
-                                  attention->head_dim),
-        .v = rk_tensor_split_cols(rk_tensor_cols(qkv, q_cols + kv_cols, kv_cols), attention->num_kv_heads,
-                                  attention->head_dim),
+        .q = heads_of(attention, qk, 0, num_heads),
+        .k = heads_of(attention, qk, num_heads, num_kv_heads),
+        .v = heads_of(attention, qkv, num_heads + num_kv_heads, num_kv_heads),
+        .qk = heads_of(attention, qk, 0, num_heads + num_kv_heads),
     };
+}
+
+static rk_tensor_t qk_columns(const struct rk_attention *attention, rk_tensor_t qkv)
+{
+    return rk_tensor_cols(qkv, 0, (attention->num_heads + attention->num_kv_heads) * attention->head_dim);
 }
 
 static struct rk_status *check_heads(const struct rk_model_config *config,
@@ -68,6 +79,22 @@ static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_
     return first;
 }
 
+/* Every rank has the norms whole and sees its own heads: their gradients are partial. */
+static void declare_qk_norm(struct rk_attention *attention, struct rk_param_table *params,
+                            const struct rk_block_site *site)
+{
+    struct rk_param_spec spec = {
+        .rows = attention->head_dim, .split_dim = -1, .flags = RK_PARAM_PARTIAL_GRAD};
+    long long layer = (long long)site->layer;
+
+    attention->has_qk_norm = true;
+    attention->q_norm.rows = attention->k_norm.rows = attention->head_dim;
+    attention->q_norm.param =
+        rk_params_add(params, &spec, "model.layers.%lld.%s.q_norm.weight", layer, site->module);
+    attention->k_norm.param =
+        rk_params_add(params, &spec, "model.layers.%lld.%s.k_norm.weight", layer, site->module);
+}
+
 static struct rk_status *attention_declare(struct rk_block *block, struct rk_param_table *params,
                                            const struct rk_block_site *site)
 {
@@ -89,6 +116,8 @@ static struct rk_status *attention_declare(struct rk_block *block, struct rk_par
     attention->qkv.has_bias = config->has_qkv_bias;
     if (config->has_qkv_bias)
         attention->qkv.bias_param = declare_qkv(params, site, 0, "bias");
+    if (config->has_qk_norm)
+        declare_qk_norm(attention, params, site);
     attention->o.rows = config->hidden_size;
     attention->o.cols = attention->num_heads * config->head_dim;
     attention->o.param =
@@ -111,7 +140,7 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass,
                                               const struct rk_attention *attention,
                                               const struct rk_attention_saved *saved)
 {
-    struct qkv_view view = split_qkv(attention, saved->qkv);
+    struct qkv_view view = split_qkv(attention, saved->qk, saved->qkv);
 
     return (struct rk_attn_varlen_args){
         .out = saved->out,
@@ -164,8 +193,69 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
 
     if (pass->paged)
         return attend_paged(pass, block->layer, &args);
-    RK_TRY(rotate(pass, split_qkv(&block->attention, saved->qkv).qk, false));
+    RK_TRY(rotate(pass, split_qkv(&block->attention, saved->qk, saved->qkv).qk, false));
     return rk_attn_varlen_fwd(pass->stream, &args);
+}
+
+/* Fills saved->qk; in place where no backward pass follows. */
+static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct rk_attention *attention,
+                                      struct rk_attention_saved *saved)
+{
+    rk_tensor_t columns = qk_columns(attention, saved->qkv);
+    struct qkv_view from = split_qkv(attention, columns, saved->qkv), to;
+
+    saved->qk = columns;
+    if (!attention->has_qk_norm)
+        return NULL;
+    if (pass->keeps_activations) {
+        RK_TRY(rk_step_2d(pass->arena, &saved->qk, pass->dtype, pass->num_tokens, columns.shape[1]));
+        RK_TRY(rk_step_2d(pass->arena, &saved->q_rstd, pass->stat_dtype, pass->num_tokens,
+                          attention->num_heads));
+        RK_TRY(rk_step_2d(pass->arena, &saved->k_rstd, pass->stat_dtype, pass->num_tokens,
+                          attention->num_kv_heads));
+    }
+    to = split_qkv(attention, saved->qk, saved->qkv);
+    RK_TRY(rk_head_norm_fwd(pass->stream, &(struct rk_head_norm_fwd_args){
+                                              .y = to.q,
+                                              .rstd = saved->q_rstd,
+                                              .x = from.q,
+                                              .weight = rk_weight_value(pass, &attention->q_norm),
+                                              .eps = pass->norm_eps,
+                                          }));
+    return rk_head_norm_fwd(pass->stream, &(struct rk_head_norm_fwd_args){
+                                              .y = to.k,
+                                              .rstd = saved->k_rstd,
+                                              .x = from.k,
+                                              .weight = rk_weight_value(pass, &attention->k_norm),
+                                              .eps = pass->norm_eps,
+                                          });
+}
+
+/* Gradients of q and k, in place: from those of the normalised ones to those of the projection. */
+static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const struct rk_attention *attention,
+                                          const struct rk_attention_saved *saved,
+                                          const struct qkv_view *grads)
+{
+    struct qkv_view x = split_qkv(attention, qk_columns(attention, saved->qkv), saved->qkv);
+
+    if (!attention->has_qk_norm)
+        return NULL;
+    RK_TRY(rk_head_norm_bwd(pass->stream, &(struct rk_head_norm_bwd_args){
+                                              .dx = grads->q,
+                                              .dweight = rk_weight_grad(pass, &attention->q_norm),
+                                              .dy = grads->q,
+                                              .x = x.q,
+                                              .weight = rk_weight_value(pass, &attention->q_norm),
+                                              .rstd = saved->q_rstd,
+                                          }));
+    return rk_head_norm_bwd(pass->stream, &(struct rk_head_norm_bwd_args){
+                                              .dx = grads->k,
+                                              .dweight = rk_weight_grad(pass, &attention->k_norm),
+                                              .dy = grads->k,
+                                              .x = x.k,
+                                              .weight = rk_weight_value(pass, &attention->k_norm),
+                                              .rstd = saved->k_rstd,
+                                          });
 }
 
 static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
@@ -182,6 +272,7 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
         RK_TRY(
             rk_step_2d(pass->arena, &saved->lse, pass->stat_dtype, attention->num_heads, pass->num_tokens));
     RK_TRY(rk_linear_fwd(pass, &attention->qkv, x, saved->qkv));
+    RK_TRY(normalise_qk(pass, attention, saved));
     RK_TRY(attend(pass, block, saved));
     if (!out.data)
         return NULL;
@@ -200,7 +291,7 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
     RK_TRY(rk_step_3d(pass->arena, &dattended, pass->dtype, pass->num_tokens, attention->num_heads,
                       attention->head_dim));
     RK_TRY(rk_step_2d(pass->arena, &dqkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
-    view = split_qkv(attention, dqkv);
+    view = split_qkv(attention, qk_columns(attention, dqkv), dqkv);
     RK_TRY(rk_linear_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
                          rk_tensor_merge_cols(dattended)));
     RK_TRY(rk_attn_varlen_bwd(pass->stream, &(struct rk_attn_varlen_bwd_args){
@@ -211,6 +302,7 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
                                                 .dout = dattended,
                                             }));
     RK_TRY(rotate(pass, view.qk, true));
+    RK_TRY(normalise_qk_bwd(pass, attention, saved, &view));
     return rk_linear_column_bwd(pass, &attention->qkv, x, dqkv, dx);
 }
 

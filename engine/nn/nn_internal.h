@@ -165,6 +165,8 @@ struct rk_block_ops {
 struct rk_attention {
     struct rk_weight qkv; /* [q; k; v] */
     struct rk_weight o;
+    bool has_qk_norm;                /* every head of q and k is normalised before it is rotated */
+    struct rk_weight q_norm, k_norm; /* [head_dim] */
     int64_t num_heads, num_kv_heads, head_dim;
     int32_t window; /* keys that a query sees, itself included; 0: all before it */
 };
@@ -186,9 +188,13 @@ struct rk_block {
 };
 
 struct rk_attention_saved {
-    rk_tensor_t qkv; /* [T, (num_heads + 2 num_kv_heads) * head_dim], rotated */
-    rk_tensor_t out; /* [T, num_heads, head_dim] */
-    rk_tensor_t lse; /* [num_heads, T] */
+    rk_tensor_t qkv; /* [T, (num_heads + 2 num_kv_heads) * head_dim] */
+    /* [T, (num_heads + num_kv_heads) * head_dim]: queries and keys as attention takes them, rotated. Columns
+     * of qkv, or memory of its own where the backward pass needs what a norm has made them from. */
+    rk_tensor_t qk;
+    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; else none */
+    rk_tensor_t out;            /* [T, num_heads, head_dim] */
+    rk_tensor_t lse;            /* [num_heads, T] */
 };
 
 struct rk_mlp_saved {

@@ -34,11 +34,13 @@ static const int32_t seq_lens[NUM_SEQS] = {1, 97, 5, 64, 33, 2, 80, 17, 50, 9, 7
     "{\"model_type\": \"" type                                                         \
     "\", \"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 4,"   \
     " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131,"    \
+    " \"head_dim\": 8,"                                                                \
     " \"use_sliding_window\": true, \"sliding_window\": 20, \"max_window_layers\": 2," \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 #define LLAMA      CONFIG("llama", "false") /* has no window */
 #define LLAMA_TIED CONFIG("llama", "true")
 #define QWEN2      CONFIG("qwen2", "false")
+#define QWEN3      CONFIG("qwen3", "false") /* norms whose gradients are partial on every tp rank */
 
 struct layout_case {
     const char *label;
@@ -60,10 +62,13 @@ static const struct layout_case cases[] = {
     {"f32 strict tp=2 dp=2", 2, 2, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
     {"f32 tied tp=2 dp=2", 2, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
     {"f32 qwen2 tp=2 dp=2, recompute", 2, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
+    {"f32 qwen3 tp=4, key-value heads replicated", 4, 1, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {"f32 qwen3 tp=2 dp=2, recompute", 2, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
     {"bf16 qwen2 two micro-batches", 1, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
     {"bf16 qwen2 tp=4, key-value heads replicated", 4, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
     {"bf16 qwen2 dp=2", 1, 2, 1, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
     {"bf16 qwen2 strict tp=2 dp=2", 2, 2, 2, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0},
+    {"bf16 qwen3 dp=2, recompute", 1, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_BF16, 2},
     {"f64 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
     {"f64 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
     {"f64 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
@@ -73,6 +78,7 @@ static const struct layout_case cases[] = {
     {"f64 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
     {"f64 tp=4 dp=2", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
     {"f64 qwen2 tp=4 dp=2, recompute", 4, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
+    {"f64 qwen3 tp=4 dp=2, recompute", 4, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
     {"f64 tied tp=4 dp=2", 4, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
 };
 

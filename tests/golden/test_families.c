@@ -31,12 +31,21 @@ static const struct golden_case cases[] = {
     {"llama, tied, llama3 rope f32", "golden/llama_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"qwen2 f32", "golden/qwen2_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"qwen2, tied, window f32", "golden/qwen2_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"qwen3 f32", "golden/qwen3_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"qwen3, tied, window f32", "golden/qwen3_tiny_tied", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
+    {"mistral f32", "golden/mistral_tiny", RK_DTYPE_F32, RK_TOL_F32_SUM, RK_TOL_F32_SUM},
     {"qwen2 bf16", "golden/qwen2_tiny", RK_DTYPE_BF16, 0, 0},
     {"qwen2, tied, window bf16", "golden/qwen2_tiny_tied", RK_DTYPE_BF16, 0, 0},
+    {"qwen3 bf16", "golden/qwen3_tiny", RK_DTYPE_BF16, 0, 0},
+    {"qwen3, tied, window bf16", "golden/qwen3_tiny_tied", RK_DTYPE_BF16, 0, 0},
+    {"mistral bf16", "golden/mistral_tiny", RK_DTYPE_BF16, 0, 0},
     {"llama f64", "golden/llama_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
     {"llama, tied, llama3 rope f64", "golden/llama_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
     {"qwen2 f64", "golden/qwen2_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
     {"qwen2, tied, window f64", "golden/qwen2_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
+    {"qwen3 f64", "golden/qwen3_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
+    {"qwen3, tied, window f64", "golden/qwen3_tiny_tied", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F64_SUM},
+    {"mistral f64", "golden/mistral_tiny", RK_DTYPE_F64, RK_TOL_F64_SUM, RK_TOL_F32_ELEMENT},
 };
 
 /* The f64 cases come last: only the CPU has f64. */

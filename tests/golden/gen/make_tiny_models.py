@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes the fixtures of the model families: random tiny models, and what each must compute.
 
-    python make_tiny_models.py OUTPUT_DIRECTORY
+    python make_tiny_models.py OUTPUT_DIRECTORY [VARIANT...]
 
 The reference is transformers' eager model in fp64 with the weights of the file, which are fp32 or bf16, so a difference
 is the rounding of the implementation under test. Three things that transformers computes in fp32 whatever the model's
@@ -30,9 +30,12 @@ import safetensors
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen3 import modeling_qwen3
 
 SEED = 20240607
 LENGTHS = [1, 7, 13, 20]
@@ -54,6 +57,11 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | BASE | 
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"} | BASE | {
     "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 2, "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
+}
+QWEN3 = QWEN2 | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"} | BASE | {
+    "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
 }
 VARIANTS = {
     # The form of transformers 5, and of every size that tp = 4 replicates or pads.
@@ -84,6 +92,23 @@ VARIANTS = {
         "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True, "use_sliding_window": True,
         "sliding_window": 6, "max_window_layers": 1,
     },
+    # Heads that are wider together than hidden_size, as in Qwen3-0.6B.
+    "qwen3_tiny": QWEN3
+    | {
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
+        "use_sliding_window": False, "sliding_window": None, "max_window_layers": 2,
+    },
+    # More ranks than key-value heads, at tp = 2 and 4: partial gradients of k_norm.
+    "qwen3_tiny_tied": QWEN3
+    | {
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True,
+        "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1,
+    },
+    # Every layer sees a window (v0.1).
+    "mistral_tiny": MISTRAL
+    | {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False, "sliding_window": 6,
+    },
 }
 
 
@@ -102,6 +127,8 @@ class Family:
 FAMILIES = {
     "llama": Family(modeling_llama, LlamaConfig, LlamaForCausalLM, "LlamaRMSNorm"),
     "qwen2": Family(modeling_qwen2, Qwen2Config, Qwen2ForCausalLM, "Qwen2RMSNorm"),
+    "qwen3": Family(modeling_qwen3, Qwen3Config, Qwen3ForCausalLM, "Qwen3RMSNorm"),
+    "mistral": Family(modeling_mistral, MistralConfig, MistralForCausalLM, "MistralRMSNorm"),
 }
 
 
@@ -289,8 +316,8 @@ def make(out, name, config):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(VARIANTS):
         sys.exit(__doc__)
     torch.set_num_threads(1)
-    for variant, variant_config in VARIANTS.items():
-        make(Path(sys.argv[1]) / variant, variant, variant_config)
+    for variant in sys.argv[2:] or VARIANTS:
+        make(Path(sys.argv[1]) / variant, variant, VARIANTS[variant])

@@ -26,7 +26,7 @@
 #define CONFIG(type, tie)                                                                                 \
     "{\"model_type\": \"" type "\", \"hidden_size\": 64, \"intermediate_size\": 128,"                     \
     " \"num_hidden_layers\": 3, \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": " \
-    "131,"                                                                                                \
+    "131, \"head_dim\": 8,"                                                                               \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 
 #define SMALL                                                                                               \
@@ -52,12 +52,14 @@ static const struct plan_case cases[] = {
     {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
     {"qwen2 bf16 strict, recompute", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0,
      1},
+    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
     {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
     {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
      3, 0, 0},
     {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
     {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0},
     {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
+    {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
     {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2},
 };
 

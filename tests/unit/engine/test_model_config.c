@@ -136,6 +136,63 @@ static void test_parse_of_qwen2_reads_biases_and_window(void **state)
     }
 }
 
+static void test_parse_of_qwen3_reads_norms_and_head_dim(void **state)
+{
+    struct rk_model_config config;
+
+    (void)state;
+    assert_ok(parse_text(&config,
+                         "{\"model_type\": \"qwen3\", \"hidden_size\": 1024, \"num_attention_heads\": 16,"
+                         " \"num_key_value_heads\": 8, \"use_sliding_window\": true, "
+                         "\"sliding_window\": 64, \"max_window_layers\": 3}"));
+    assert_string_equal(config.family, "qwen3");
+    assert_true(config.has_qk_norm);
+    assert_false(config.has_qkv_bias);
+    assert_int_equal(config.head_dim, 128);
+    assert_int_equal(config.sliding_window, 64);
+    assert_int_equal(config.max_window_layers, 3);
+    assert_ok(parse_text(&config,
+                         "{\"model_type\": \"qwen3\", \"hidden_size\": 1024, \"num_attention_heads\": 32,"
+                         " \"head_dim\": null}"));
+    assert_int_equal(config.head_dim, 32);
+    assert_int_equal(config.sliding_window, 0);
+    assert_fails(parse_text(&config, "{\"model_type\": \"qwen3\", \"attention_bias\": true}"),
+                 RK_UNIMPLEMENTED, "attention_bias=true");
+    assert_fails(parse_text(&config, "{\"model_type\": \"qwen3\", \"head_dim\": 7}"), RK_INVALID_ARGUMENT,
+                 "head_dim: expected an even number, got 7");
+}
+
+static void test_parse_of_mistral_reads_window(void **state)
+{
+    static const struct {
+        const char *members;
+        int32_t sliding_window;
+        int64_t num_kv_heads, head_dim;
+    } cases[] = {
+        {"", 4096, 8, 128},
+        {", \"sliding_window\": null, \"head_dim\": null", 0, 8, 128},
+        {", \"sliding_window\": 64, \"head_dim\": 32, \"num_key_value_heads\": null", 64, 32, 32},
+        {", \"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]", 4096, 8, 128},
+    };
+    struct rk_model_config config;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *text = rk_format("{\"model_type\": \"mistral\"%s}", cases[i].members);
+
+        assert_ok(parse_text(&config, text));
+        assert_int_equal(config.sliding_window, cases[i].sliding_window);
+        assert_int_equal(config.max_window_layers, 0);
+        assert_int_equal(config.num_kv_heads, cases[i].num_kv_heads);
+        assert_int_equal(config.head_dim, cases[i].head_dim);
+        rk_free(text);
+    }
+    assert_fails(parse_text(&config, "{\"model_type\": \"mistral\", \"sliding_window\": -1}"),
+                 RK_INVALID_ARGUMENT, "config.json: sliding_window");
+    assert_fails(parse_text(&config, "{\"model_type\": \"mistral\", \"layer_types\": [\"full_attention\"]}"),
+                 RK_UNIMPLEMENTED, "layer_types[0]");
+}
+
 static void test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented(void **state)
 {
     struct rk_model_config config;
@@ -361,6 +418,8 @@ int main(void)
         cmocka_unit_test(test_parse_of_known_spellings_reads_them),
         cmocka_unit_test(test_parse_of_bad_values_names_key_and_value),
         cmocka_unit_test(test_parse_of_qwen2_reads_biases_and_window),
+        cmocka_unit_test(test_parse_of_qwen3_reads_norms_and_head_dim),
+        cmocka_unit_test(test_parse_of_mistral_reads_window),
         cmocka_unit_test(test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented),
         cmocka_unit_test(test_parse_of_unknown_type_lists_the_known),
         cmocka_unit_test(test_rope_inv_freq_of_llama3_matches_published_values),

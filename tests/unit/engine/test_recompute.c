@@ -116,7 +116,8 @@ static void test_recompute_of_any_part_gives_the_same_bits(void **state)
     static const struct {
         const char *config;
         rk_dtype_t dtype;
-    } cases[] = {{CONFIG("llama"), RK_DTYPE_F32}, {CONFIG("qwen2"), RK_DTYPE_BF16}};
+    } cases[] = {
+        {CONFIG("llama"), RK_DTYPE_F32}, {CONFIG("qwen2"), RK_DTYPE_BF16}, {CONFIG("qwen3"), RK_DTYPE_BF16}};
 
     (void)state;
     for (size_t c = 0; c < RK_ARRAY_LEN(cases); c++) {

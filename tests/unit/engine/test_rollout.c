@@ -31,6 +31,19 @@ static const char qwen2_json[] =
     " \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.4,"
     " \"use_sliding_window\": true, \"sliding_window\": 9, \"max_window_layers\": 1}";
 
+/* Norms of queries and keys, whose heads are wider together than hidden_size. */
+static const char qwen3_json[] =
+    "{\"model_type\": \"qwen3\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16, \"vocab_size\": 61,"
+    " \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.4}";
+
+/* A window in every layer. */
+static const char mistral_json[] =
+    "{\"model_type\": \"mistral\", \"hidden_size\": 32, \"intermediate_size\": 48, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 61,"
+    " \"max_position_embeddings\": 96, \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.4,"
+    " \"sliding_window\": 9}";
+
 /* Prompts of several lengths, across block borders, and room for the answers. */
 struct batch {
     struct rk_rollout_request requests[NUM_REQUESTS];
@@ -200,6 +213,9 @@ static void test_generate_log_probs_equal_model(void **state)
         {"qwen2 f32 strict", qwen2_json, RK_DTYPE_F32, RK_NUMERICS_STRICT, 0},
         {"qwen2 bf16", qwen2_json, RK_DTYPE_BF16, RK_NUMERICS_FAST, RK_TOL_BF16_MODEL},
         {"qwen2 bf16 strict", qwen2_json, RK_DTYPE_BF16, RK_NUMERICS_STRICT, 0},
+        {"qwen3 f32", qwen3_json, RK_DTYPE_F32, RK_NUMERICS_FAST, RK_TOL_F32_SUM},
+        {"qwen3 bf16 strict", qwen3_json, RK_DTYPE_BF16, RK_NUMERICS_STRICT, 0},
+        {"mistral bf16 strict", mistral_json, RK_DTYPE_BF16, RK_NUMERICS_STRICT, 0},
     };
     static const float temperatures[] = {1.0F, 0.7F};
 
