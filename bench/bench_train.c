@@ -174,7 +174,8 @@ static void set_overhead(struct bench_result *result, double fast, double strict
 struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct bench_case *bench,
                                          struct bench_result *result)
 {
-    struct bench_instance_desc desc = {.model = bench->model, .training = BENCH_WITH_OPTIMIZER};
+    struct bench_instance_desc desc = {
+        .model = bench->model, .tp = ctx->num_ranks, .training = BENCH_WITH_OPTIMIZER};
     double fast, strict;
 
     describe(result, ctx, bench, ", step");
