@@ -5,16 +5,20 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
+#include "base/rk_log.h"
 #include "base/rk_map.h"
 
 struct reduction {
     const char *reduce;
     double sum, max, min, last;
     int64_t count;
+    bool is_bad; /* some rank's value is not finite: no comparison may lose it */
 };
 
 static double reduction_value(const struct reduction *reduction)
 {
+    if (reduction->is_bad)
+        return NAN;
     if (strcmp(reduction->reduce, "sum") == 0)
         return reduction->sum;
     if (strcmp(reduction->reduce, "max") == 0)
@@ -36,6 +40,7 @@ static void add(struct rk_map *reductions, struct rk_arena *arena, const struct 
         *reduction = (struct reduction){.reduce = metric->reduce, .max = metric->value, .min = metric->value};
         rk_map_put(reductions, metric->name, reduction);
     }
+    reduction->is_bad |= !isfinite(metric->value);
     reduction->sum += metric->value;
     reduction->max = RK_MAX(reduction->max, metric->value);
     reduction->min = RK_MIN(reduction->min, metric->value);
@@ -54,8 +59,11 @@ struct rk_json *rk_reduce_metrics(const struct rk_execute_result *const *results
         for (int64_t i = 0; results[rank] && i < results[rank]->num_metrics; i++) {
             const struct rk_metric *metric = &results[rank]->metrics[i];
 
-            if (collects[rank] || strcmp(metric->reduce, "max") == 0 || strcmp(metric->reduce, "min") == 0)
-                add(reductions, arena, metric);
+            if (!collects[rank] && strcmp(metric->reduce, "max") != 0 && strcmp(metric->reduce, "min") != 0)
+                continue;
+            if (!isfinite(metric->value))
+                RK_WARN("metric %s of worker %d is %g", metric->name, rank, metric->value);
+            add(reductions, arena, metric);
         }
     }
     for (int64_t i = 0; i < rk_map_count(reductions); i++) {

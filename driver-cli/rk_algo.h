@@ -36,10 +36,15 @@ const char *rk_adv_names(void);                         /* "grpo, rloo" for mess
 struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_adv_out *out,
                                  const struct rk_adv_in *in) RK_NODISCARD;
 
+/* [num_rows, width]: ABORTED (reason NON_FINITE) with the row and place of a marked value that is not finite:
+ * the model that computed it is broken. */
+struct rk_status *rk_check_finite(const char *name, const float *values, const int64_t *mask,
+                                  int64_t num_rows, int64_t width) RK_NODISCARD;
+
 /* KL in the reward: rewards = scores - kl_coef * KL(old || ref) * mask; estimator names as in the losses
  * ("kl", "abs", "mse", "low_var_kl"). *current_kl is the mean over the rows that have a marked token of the
  * row's masked mean.
- * INVALID_ARGUMENT for an unknown name. */
+ * INVALID_ARGUMENT for an unknown name; ABORTED as rk_check_finite. */
 struct rk_kl_reward_in {
     int64_t num_rows, response_length;
     const float *scores, *old_log_probs, *ref_log_prob;

@@ -20,6 +20,7 @@ RK_BEGIN_DECLS
 
 typedef enum rk_loss_agg_mode {
     RK_AGG_TOKEN_MEAN,
+    RK_AGG_TOKEN_SUM,
     RK_AGG_SEQ_MEAN_TOKEN_SUM,
     RK_AGG_SEQ_MEAN_TOKEN_MEAN,
     RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM,
@@ -88,9 +89,9 @@ struct rk_loss_denominators {
     double scale;                     /* of seq-mean-token-sum-norm */
 };
 
-/* weight[t] for a mode: token-mean mask/num_tokens; seq-mean-token-sum mask/num_sequences;
- * seq-mean-token-mean mask/(len * num_sequences); sum-norm mask/scale. A denominator of 0 gives weight 0
- * everywhere. */
+/* weight[t] for a mode: token-mean mask/num_tokens; token-sum mask; seq-mean-token-sum mask/num_sequences;
+ * seq-mean-token-mean mask/(len * num_sequences); sum-norm mask/(scale * num_sequences). A denominator of 0
+ * gives weight 0 everywhere. */
 void rk_loss_weights(double *weight, rk_loss_agg_mode_t mode, const uint8_t *mask, const int32_t *cu_seqlens,
                      int32_t num_seqs, const struct rk_loss_denominators *denominators);
 /* The whole loss: policy + kl_loss_coef * KL - entropy_coeff * H, gradients and metrics. */

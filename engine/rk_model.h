@@ -45,6 +45,9 @@ struct rk_status *rk_engine_check_cancel(const struct rk_engine_hooks *hooks, st
  * which `count` values must fit into. */
 struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                 int32_t *values, int64_t count) RK_NODISCARD;
+/* Each value becomes the sum over the ranks of the group. Waits for the stream. scratch: RK_AGREE_BYTES. */
+struct rk_status *rk_engine_sum(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
+                                double *values, int64_t count) RK_NODISCARD;
 /* Collective over `group`; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
  * a rank's own, or that of the first rank that failed, which it names. scratch: RK_AGREE_BYTES. */
 struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,

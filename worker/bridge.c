@@ -8,8 +8,10 @@
  * token. */
 #include "worker/worker_internal.h"
 
+#include <math.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "dispatch/rk_plan.h"
 
 #define bad_field(...) RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", __VA_ARGS__)
@@ -28,7 +30,7 @@ static struct rk_status *get_matrix(const struct rk_batch *batch, const char *na
 }
 
 static struct rk_status *get_columns(struct rk_rows *rows, const struct rk_batch *batch,
-                                     const char *mask_name)
+                                     const char *mask_name, int64_t max_columns)
 {
     int64_t shape[2];
     const void *data;
@@ -44,6 +46,9 @@ static struct rk_status *get_columns(struct rk_rows *rows, const struct rk_batch
     RK_TRY(rk_batch_get_dense(batch, "responses", RK_DTYPE_I64, 2, shape, &data));
     rows->responses = data;
     rows->num_responses = shape[1];
+    if (rows->seq_columns > max_columns)
+        return bad_field("column 'input_ids' has %lld columns, max_position_embeddings of the model is %lld",
+                         (long long)rows->seq_columns, (long long)max_columns);
     if (rows->num_responses > rows->seq_columns)
         return bad_field("column 'responses' has %lld columns, more than input_ids with %lld",
                          (long long)rows->num_responses, (long long)rows->seq_columns);
@@ -54,6 +59,22 @@ static struct rk_status *get_columns(struct rk_rows *rows, const struct rk_batch
     RK_TRY(get_matrix(batch, mask_name, RK_DTYPE_I64, &data, rows->num_responses));
     rows->label_mask = data;
     rows->label_stride = rows->num_responses;
+    return NULL;
+}
+
+struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name, const float *column)
+{
+    for (int64_t row = 0; column && row < rows->num_rows; row++) {
+        for (int64_t j = 0; j < rows->num_responses; j++) {
+            float value = column[row * rows->num_responses + j];
+
+            if (rows->label_mask[row * rows->label_stride + j] && !isfinite(value))
+                return RK_FAIL_REASON(
+                    RK_INVALID_ARGUMENT, "NON_FINITE",
+                    "%s[%lld, %lld]=%g: expected a finite number, the loss counts this token", name,
+                    (long long)row, (long long)j, (double)value);
+        }
+    }
     return NULL;
 }
 
@@ -138,7 +159,7 @@ struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
     *rows = (struct rk_rows){0};
     if (!batch)
         return bad_field("the call has no batch");
-    RK_TRY(get_columns(rows, batch, mask_name));
+    RK_TRY(get_columns(rows, batch, mask_name, config->max_position_embeddings));
     RK_TRY(check_rows(rows, config, mask_name));
     rows->tokens = rk_call_alloc(call, rows->num_tokens, sizeof(int32_t));
     rows->positions = rk_call_alloc(call, rows->num_tokens, sizeof(int32_t));
@@ -282,4 +303,62 @@ struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk
         return NULL;
     return check_tokens(call, rows, trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",
                         limit);
+}
+
+/* Of this rank's replica, {tokens, sequences} a mini-batch that the loss counts, and rows. */
+static void count_labels(const struct rk_call *call, const struct rk_rows *rows, double (*counts)[3])
+{
+    const struct rk_plan *plan = &call->job->plan;
+
+    for (int64_t m = 0; m < plan->num_mini; m++) {
+        for (int32_t i = 0; i < plan->mini[m].num_micro; i++) {
+            const struct rk_micro_batch *micro = rk_call_micro_batch(call, &plan->mini[m], i);
+
+            for (int64_t r = 0; r < micro->num_rows; r++) {
+                double num_tokens = 0.0;
+
+                for (int64_t j = 0; j < rows->num_responses; j++)
+                    num_tokens += rows->label_mask[micro->rows[r] * rows->label_stride + j] != 0;
+                counts[m][0] += num_tokens;
+                counts[m][1] += num_tokens > 0.0;
+                counts[m][2] += 1.0;
+            }
+        }
+    }
+}
+
+/* A mini-batch in which nothing counts has denominators of 1. */
+static struct rk_status *check_counts(const struct rk_plan *plan, double (*const counts)[3])
+{
+    for (int64_t m = 0; m < plan->num_mini; m++) {
+        const struct rk_mini_batch *mini = &plan->mini[m];
+        double num_sequences = (double)mini->num_sequences;
+
+        if ((double)mini->num_tokens != RK_MAX(counts[m][0], 1.0))
+            return bad_field("plan: mini-batch %lld has num_tokens=%llu, the masks of its rows mark %.0f",
+                             (long long)m, (unsigned long long)mini->num_tokens, counts[m][0]);
+        if (num_sequences < RK_MAX(counts[m][1], 1.0) || num_sequences > RK_MAX(counts[m][2], 1.0))
+            return bad_field("plan: mini-batch %lld has num_sequences=%llu, expected %.0f (the rows that "
+                             "have a marked token) to %.0f (its rows)",
+                             (long long)m, (unsigned long long)mini->num_sequences, RK_MAX(counts[m][1], 1.0),
+                             counts[m][2]);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_call_check_denominators(struct rk_call *call, const struct rk_rows *rows, bool *is_empty)
+{
+    const struct rk_plan *plan = &call->job->plan;
+    double(*counts)[3] = rk_calloc((size_t)plan->num_mini, sizeof(*counts));
+    struct rk_status *st;
+
+    count_labels(call, rows, counts);
+    st = rk_engine_sum(rk_mesh_comms_group(call->role->comms, RK_GROUP_DP), call->worker->stream,
+                       call->worker->agree_scratch, counts[0], plan->num_mini * 3);
+    if (!st)
+        st = check_counts(plan, counts);
+    for (int64_t m = 0; m < plan->num_mini; m++)
+        is_empty[m] = counts[m][0] == 0.0;
+    rk_free(counts);
+    return st;
 }

@@ -40,10 +40,8 @@ void rk_job_add_metric(struct rk_job *job, const char *name, double value, const
 
     RK_ASSERT(job->num_metrics < RK_JOB_MAX_METRICS);
     RK_ASSERT(strlen(name) < sizeof(metric->name));
-    if (!isfinite(value)) { /* JSON has no such numbers */
-        RK_WARN("metric %s is %g: left out", name, value);
-        return;
-    }
+    if (!isfinite(value))
+        RK_WARN("metric %s is %g", name, value);
     snprintf(metric->name, sizeof(metric->name), "%s", name);
     metric->value = value;
     metric->reduce = reduce;

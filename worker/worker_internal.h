@@ -187,6 +187,10 @@ struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
 /* A further column [B, R] of F32; *out is NULL when it is absent and not required. */
 struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_call *call, const char *name,
                                bool is_required, const float **out) RK_NODISCARD;
+/* INVALID_ARGUMENT (reason NON_FINITE) for a number of the column that is not finite where a label is; NULL
+ * is fine. */
+struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name,
+                                       const float *column) RK_NODISCARD;
 /* Packs these rows (of the micro-batch) into rows->packed. */
 void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro);
 /* packed[t] = column[cells[t]], 0 without a label. */
@@ -200,6 +204,10 @@ const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, con
  * init_model was told of. */
 struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows,
                                      bool trains) RK_NODISCARD;
+/* Collective over the replicas, the same answer on all: the plan's num_tokens and num_sequences against the
+ * labels of all rows. is_empty[num_mini] tells the mini-batches without any. */
+struct rk_status *rk_call_check_denominators(struct rk_call *call, const struct rk_rows *rows,
+                                             bool *is_empty) RK_NODISCARD;
 
 /* --- output.c --- */
 

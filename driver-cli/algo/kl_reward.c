@@ -22,11 +22,16 @@ static double kl_k2(double x)
     return 0.5 * x * x;
 }
 
+static double clamp(double x, double low, double high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
 static double kl_k3(double x)
 {
-    double y = fmin(fmax(-x, -20.0), 20.0);
+    double y = clamp(-x, -20.0, 20.0);
 
-    return fmin(fmax(exp(y) - y - 1.0, -10.0), 10.0);
+    return clamp(exp(y) - y - 1.0, -10.0, 10.0);
 }
 
 static const struct {
@@ -69,6 +74,18 @@ static bool apply_row(float *rewards, double *total, const struct rk_kl_reward_i
     return count > 0;
 }
 
+struct rk_status *rk_check_finite(const char *name, const float *values, const int64_t *mask,
+                                  int64_t num_rows, int64_t width)
+{
+    for (int64_t i = 0; i < num_rows * width; i++) {
+        if (mask[i] && !isfinite(values[i]))
+            return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
+                                  "%s of row %lld is %g at token %lld of the response", name,
+                                  (long long)(i / width), (double)values[i], (long long)(i % width));
+    }
+    return NULL;
+}
+
 struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl, const struct rk_kl_reward_in *in)
 {
     kl_fn_t estimate = find_estimator(in->kl_penalty);
@@ -76,6 +93,10 @@ struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl, const s
     double sum = 0.0;
 
     *current_kl = 0.0;
+    RK_TRY(rk_check_finite("old_log_probs", in->old_log_probs, in->response_mask, in->num_rows,
+                           in->response_length));
+    RK_TRY(rk_check_finite("ref_log_prob", in->ref_log_prob, in->response_mask, in->num_rows,
+                           in->response_length));
     if (!estimate)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,

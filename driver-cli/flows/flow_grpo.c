@@ -227,6 +227,16 @@ static struct rk_status *add_log_probs(struct rk_flow_context *ctx, const char *
     return st;
 }
 
+/* What the daemons computed, at the tokens that count. */
+static struct rk_status *check_finite(const struct rk_flow_context *ctx, const char *name)
+{
+    const void *values, *mask;
+
+    RK_TRY(get_column(ctx, name, RK_DTYPE_F32, ctx->response_length, &values));
+    RK_TRY(get_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
+    return rk_check_finite(name, values, mask, ctx->num_rows, ctx->response_length);
+}
+
 static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
 {
     const void *entropys, *mask, *old, *rollout;
@@ -235,6 +245,8 @@ static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
                        : rk_config_real(ctx->job, RK_JOB_ACTOR "loss_scale_factor");
 
     RK_TRY(add_log_probs(ctx, "actor", "compute_log_prob", RK_JOB_ROLLOUT, ctx->num_replicas));
+    RK_TRY(check_finite(ctx, "rollout_log_probs"));
+    RK_TRY(check_finite(ctx, "old_log_probs"));
     RK_TRY(get_column(ctx, "entropys", RK_DTYPE_F32, ctx->response_length, &entropys));
     RK_TRY(get_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
     RK_TRY(get_column(ctx, "old_log_probs", RK_DTYPE_F32, ctx->response_length, &old));
@@ -256,7 +268,8 @@ static struct rk_status *ref_log_prob(struct rk_flow_context *ctx)
 {
     int32_t num_replicas = rk_driver_num_workers(ctx->driver) / rk_job_ref_tp(ctx->job);
 
-    return add_log_probs(ctx, "ref", "compute_ref_log_prob", RK_JOB_REF, num_replicas);
+    RK_TRY(add_log_probs(ctx, "ref", "compute_ref_log_prob", RK_JOB_REF, num_replicas));
+    return check_finite(ctx, "ref_log_prob");
 }
 
 /* --- advantages --- */

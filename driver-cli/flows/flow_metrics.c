@@ -27,8 +27,8 @@ void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const doubl
         return;
     for (int64_t i = 0; i < count; i++) {
         sum += values[i];
-        max = fmax(max, values[i]);
-        min = fmin(min, values[i]);
+        max = values[i] > max || isnan(values[i]) ? values[i] : max;
+        min = values[i] < min || isnan(values[i]) ? values[i] : min;
     }
     metric_of(metrics, name, "mean", sum / (double)count);
     metric_of(metrics, name, "max", max);
@@ -75,7 +75,9 @@ double rk_flow_aggregate(const float *values, const int64_t *mask, int64_t num_r
     if (strcmp(mode, "token-mean") == 0)
         return total / num_tokens;
     if (strcmp(mode, "seq-mean-token-sum-norm") == 0)
-        return total / scale;
+        return total / (num_valid_rows * scale);
+    if (strcmp(mode, "token-sum") == 0)
+        return total;
     return total / num_valid_rows;
 }
 

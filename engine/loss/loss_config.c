@@ -7,6 +7,7 @@
 
 static const char *const agg_names[RK_AGG_COUNT] = {
     [RK_AGG_TOKEN_MEAN] = "token-mean",
+    [RK_AGG_TOKEN_SUM] = "token-sum",
     [RK_AGG_SEQ_MEAN_TOKEN_SUM] = "seq-mean-token-sum",
     [RK_AGG_SEQ_MEAN_TOKEN_MEAN] = "seq-mean-token-mean",
     [RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM] = "seq-mean-token-sum-norm",

@@ -50,12 +50,14 @@ static double denominator_of(rk_loss_agg_mode_t mode, int64_t length,
     switch (mode) {
     case RK_AGG_TOKEN_MEAN:
         return global->num_tokens;
+    case RK_AGG_TOKEN_SUM:
+        return 1.0;
     case RK_AGG_SEQ_MEAN_TOKEN_SUM:
         return global->num_sequences;
     case RK_AGG_SEQ_MEAN_TOKEN_MEAN:
         return (double)length * global->num_sequences;
     case RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM:
-        return global->scale;
+        return global->scale * global->num_sequences;
     case RK_AGG_COUNT:
         break;
     }

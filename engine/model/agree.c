@@ -29,6 +29,21 @@ struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *s
     return rk_stream_sync(stream);
 }
 
+struct rk_status *rk_engine_sum(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
+                                double *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += RK_AGREE_BYTES / (int64_t)sizeof(*values)) {
+        int64_t n = RK_MIN(count - i, RK_AGREE_BYTES / (int64_t)sizeof(*values));
+        size_t bytes = (size_t)n * sizeof(*values);
+
+        RK_TRY(rk_stream_copy(stream, scratch, values + i, bytes, RK_COPY_H2D));
+        RK_TRY(rk_comm_all_reduce(group, stream, rk_tensor_1d(scratch, RK_DTYPE_F64, n), RK_REDUCE_SUM));
+        RK_TRY(rk_stream_copy(stream, values + i, scratch, bytes, RK_COPY_D2H));
+        RK_TRY(rk_stream_sync(stream));
+    }
+    return NULL;
+}
+
 /* *first = the lowest rank of `group` that has `failed`, or the size of the group. */
 static struct rk_status *find_first(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                     bool failed, int32_t *first)

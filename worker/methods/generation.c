@@ -153,6 +153,11 @@ struct rk_status *rk_generation_prepare(struct rk_generation *g)
     RK_TRY(rk_json_get_i64(options, "", "response_length", 1, max_model_len, &g->response_columns));
     RK_TRY(rk_json_get_i64(options, "", "pad_token_id", 0, INT32_MAX, &g->pad_token_id));
     RK_TRY(read_columns(g));
+    if (g->prompt_columns > config->max_position_embeddings)
+        return RK_FAIL_REASON(
+            RK_INVALID_ARGUMENT, "BAD_FIELD",
+            "column 'prompts' has %lld columns, max_position_embeddings of the model is %lld",
+            (long long)g->prompt_columns, (long long)config->max_position_embeddings);
     RK_TRY(allocate(g));
     for (int64_t row = 0; row < g->num_rows; row++)
         RK_TRY(make_request(g, row));

@@ -23,7 +23,8 @@ struct update {
     const struct rk_mini_batch *mini; /* current */
     struct rk_loss_metrics metrics;   /* sums over micro-batches and mini-batches */
     double grad_norm_sum;
-    int64_t num_skipped; /* steps */
+    bool *is_empty;                 /* [num_mini] no token counts */
+    int64_t num_skipped, num_empty; /* steps that were not taken */
 };
 
 static struct rk_status *allocate(struct update *u)
@@ -34,7 +35,8 @@ static struct rk_status *allocate(struct update *u)
     double *memory = rk_call_alloc(u->call, (int64_t)RK_ARRAY_LEN(arrays) * n, sizeof(double));
 
     u->mask = rk_call_alloc(u->call, n, sizeof(*u->mask));
-    if (!memory || !u->mask)
+    u->is_empty = rk_call_alloc(u->call, u->call->job->plan.num_mini, sizeof(*u->is_empty));
+    if (!memory || !u->mask || !u->is_empty)
         return rk_call_no_memory(u->call);
     for (size_t i = 0; i < RK_ARRAY_LEN(arrays); i++)
         *arrays[i] = memory + (int64_t)i * n;
@@ -60,6 +62,10 @@ static struct rk_status *prepare(struct update *u)
     RK_TRY(rk_rows_find(&u->rows, u->call, "advantages", true, &u->advantages));
     RK_TRY(rk_rows_find(&u->rows, u->call, "ref_log_prob", u->loss.use_kl_loss, &u->ref_log_prob));
     RK_TRY(rk_rows_find(&u->rows, u->call, "rollout_is_weights", false, &u->is_weights));
+    RK_TRY(rk_rows_check_finite(&u->rows, "old_log_probs", u->old_log_probs));
+    RK_TRY(rk_rows_check_finite(&u->rows, "advantages", u->advantages));
+    RK_TRY(rk_rows_check_finite(&u->rows, "ref_log_prob", u->loss.use_kl_loss ? u->ref_log_prob : NULL));
+    RK_TRY(rk_rows_check_finite(&u->rows, "rollout_is_weights", u->is_weights));
     if (u->loss.loss_scale_factor == 0.0)
         u->loss.loss_scale_factor = (double)u->rows.num_responses;
     return allocate(u);
@@ -153,6 +159,10 @@ static struct rk_status *run_mini_batch(struct update *u, int64_t i)
 {
     const struct rk_plan *plan = &u->call->job->plan;
 
+    if (u->is_empty[i]) { /* a step without gradients would still decay the weights and move the momentum */
+        u->num_empty++;
+        return NULL;
+    }
     u->mini = &plan->mini[i];
     RK_TRY(rk_train_begin(u->call->role->model));
     for (int32_t m = 0; m < u->mini->num_micro; m++) {
@@ -167,7 +177,7 @@ static void report(const struct update *u, double lr)
 {
     struct rk_job *job = u->call->job;
     const struct rk_loss_metrics *metrics = &u->metrics;
-    double n = (double)job->plan.num_mini, num_applied = n - (double)u->num_skipped;
+    double n = (double)job->plan.num_mini, num_applied = n - (double)(u->num_skipped + u->num_empty);
 
     rk_call_add_memory_metrics(u->call);
     if (!rk_call_is_collector(u->call))
@@ -186,6 +196,7 @@ static void report(const struct update *u, double lr)
         rk_job_add_metric(job, "actor/grad_norm", u->grad_norm_sum / num_applied, "mean");
     rk_job_add_metric(job, "actor/lr", lr, "last");
     rk_job_add_metric(job, "actor/skipped_steps", (double)u->num_skipped, "max");
+    rk_job_add_metric(job, "actor/empty_steps", (double)u->num_empty, "max");
 }
 
 struct rk_status *rk_m_update_actor(struct rk_call *call)
@@ -193,7 +204,8 @@ struct rk_status *rk_m_update_actor(struct rk_call *call)
     struct update u = {.call = call};
     double lr;
 
-    RK_TRY(rk_call_begin(call, prepare(&u)));
+    RK_TRY(rk_call_agree(call, prepare(&u)));
+    RK_TRY(rk_call_begin(call, rk_call_check_denominators(call, &u.rows, u.is_empty)));
     lr = rk_train_get_lr(call->role->model);
     for (int64_t i = 0; i < call->job->plan.num_mini; i++)
         RK_TRY(run_mini_batch(&u, i));

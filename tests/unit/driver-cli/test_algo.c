@@ -178,6 +178,25 @@ static void test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused(void 
     assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_INVALID_ARGUMENT, "'full'");
 }
 
+/* Goal: a broken model is an error that names row and token, not a KL at its clamp. */
+static void test_kl_reward_nan_that_counts_is_an_error(void **state)
+{
+    float refs[6], olds[6], rewards[6];
+    double current_kl = 0;
+    struct rk_kl_reward_in in = {2, 3, scores, olds, refs, kl_mask, "low_var_kl", 0.1};
+
+    (void)state;
+    memcpy(refs, ref_log_prob, sizeof(refs));
+    memcpy(olds, old_log_probs, sizeof(olds));
+    refs[3] = NAN;
+    assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_ABORTED,
+                 "ref_log_prob of row 1 is nan at token 0");
+    refs[3] = ref_log_prob[3];
+    olds[2] = -INFINITY;
+    assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_ABORTED,
+                 "old_log_probs of row 0 is -inf at token 2");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -188,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_kl_reward_row_without_tokens_is_not_in_the_mean),
         cmocka_unit_test(test_kl_reward_each_estimator_matches),
         cmocka_unit_test(test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused),
+        cmocka_unit_test(test_kl_reward_nan_that_counts_is_an_error),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

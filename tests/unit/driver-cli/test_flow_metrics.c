@@ -33,7 +33,8 @@ static const struct {
     {"token-mean", 17.0 / 8.0},
     {"seq-mean-token-sum", 17.0 / 3.0},
     {"seq-mean-token-mean", (1.5 + 3.0 + 1.0) / 3.0},
-    {"seq-mean-token-sum-norm", 17.0 / 4.0},
+    {"seq-mean-token-sum-norm", 17.0 / 12.0},
+    {"token-sum", 17.0},
 };
 
 static void test_flow_aggregate_worked_matrix_gives_worked_values(void **state)
@@ -59,6 +60,12 @@ static void test_flow_metric_stats_and_non_finite_values(void **state)
     (void)state;
     rk_flow_metric_stats(metrics, "x", values, 3);
     rk_flow_metric_stats(metrics, "none", values, 0);
+    rk_flow_metric_stats(metrics, "broken", (const double[]){1.0, NAN, 2.0}, 3);
+    assert_true(rk_json_is_null(rk_json_find(metrics, "broken/max")));
+    assert_true(rk_json_is_null(rk_json_find(metrics, "broken/min")));
+    rk_json_remove(metrics, "broken/mean");
+    rk_json_remove(metrics, "broken/max");
+    rk_json_remove(metrics, "broken/min");
     rk_flow_metric(metrics, "bad", INFINITY);
     assert_metric(metrics, "x/mean", 2.0);
     assert_metric(metrics, "x/max", 4.0);

@@ -67,11 +67,33 @@ static void test_reduce_metrics_absent_ranks_and_bad_numbers(void **state)
     rk_json_free(metrics);
 }
 
+/* Goal: what is not finite on one replica is neither dropped from a sum nor lost in a comparison. */
+static void test_reduce_metrics_bad_number_of_one_rank_stays_visible(void **state)
+{
+    static const char *const reduces[] = {"sum", "mean", "max", "min", "last"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(reduces); i++) {
+        struct rk_metric bad = {"loss", i % 2 == 0 ? NAN : INFINITY, "", reduces[i]};
+        struct rk_metric good = {"loss", 1.0, "", reduces[i]};
+        struct rk_execute_result first = {.num_metrics = 1, .metrics = &bad};
+        struct rk_execute_result second = {.num_metrics = 1, .metrics = &good};
+        const struct rk_execute_result *by_rank[4] = {&first, NULL, &second, NULL};
+        struct rk_json *metrics = rk_reduce_metrics(by_rank, collects, 4);
+
+        print_message("%s\n", reduces[i]);
+        assert_non_null(rk_json_find(metrics, "loss"));
+        assert_true(rk_json_is_null(rk_json_find(metrics, "loss")));
+        rk_json_free(metrics);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reduce_metrics_parts_count_once_and_extremes_everywhere),
         cmocka_unit_test(test_reduce_metrics_absent_ranks_and_bad_numbers),
+        cmocka_unit_test(test_reduce_metrics_bad_number_of_one_rank_stays_visible),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -125,7 +125,8 @@ static void test_vanilla_worked_set_has_published_values(void **state)
         {"token-mean", RK_AGG_TOKEN_MEAN, 0.2, {0}, 0.5},
         {"seq-mean-token-sum", RK_AGG_SEQ_MEAN_TOKEN_SUM, 0.2, {0}, 1.75},
         {"seq-mean-token-mean", RK_AGG_SEQ_MEAN_TOKEN_MEAN, 0.2, {0}, 0.320833},
-        {"seq-mean-token-sum-norm", RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM, 0.2, {0}, 0.875},
+        {"seq-mean-token-sum-norm", RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM, 0.2, {0}, 0.4375},
+        {"token-sum", RK_AGG_TOKEN_SUM, 0.2, {0}, 3.5},
         {"clip higher", RK_AGG_TOKEN_MEAN, 0.28, {0}, 0.488571},
         {"importance weights", RK_AGG_TOKEN_MEAN, 0.2, {1, 0.5, 2, 0, 1, 1, 1, 1}, 0.378571},
     };
@@ -186,7 +187,8 @@ static void test_loss_weights_two_replicas_sum_to_published_values(void **state)
         {"token-mean", RK_AGG_TOKEN_MEAN, 17.0 / 8.0},
         {"seq-mean-token-sum", RK_AGG_SEQ_MEAN_TOKEN_SUM, 17.0 / 3.0},
         {"seq-mean-token-mean", RK_AGG_SEQ_MEAN_TOKEN_MEAN, 5.5 / 3.0},
-        {"seq-mean-token-sum-norm", RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM, 17.0 / 4.0},
+        {"seq-mean-token-sum-norm", RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM, 17.0 / 12.0},
+        {"token-sum", RK_AGG_TOKEN_SUM, 17.0},
     };
 
     (void)state;

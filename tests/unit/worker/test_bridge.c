@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
 #include "worker/worker_internal.h"
 
 #define PROMPT   4
@@ -281,9 +283,25 @@ static void test_open_bad_batch_is_refused(void **state)
     }
 }
 
+static void test_open_batch_wider_than_the_model_is_refused(void **state)
+{
+    struct rk_model_config narrow = config;
+    struct fixture f;
+    char *text =
+        rk_format("'input_ids' has %d columns, max_position_embeddings of the model is %d", SEQ, SEQ - 1);
+
+    (void)state;
+    narrow.max_position_embeddings = SEQ - 1;
+    fixture_init(&f);
+    assert_fails(rk_rows_open(&f.rows, &f.call, &narrow, "response_mask"), RK_INVALID_ARGUMENT, text);
+    fixture_fini(&f);
+    rk_free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_open_batch_wider_than_the_model_is_refused),
         cmocka_unit_test(test_pack_padding_example_follows_shift_rule),
         cmocka_unit_test(test_pack_with_mask_labels_marked_tokens),
         cmocka_unit_test(test_pack_empty_micro_batch_has_no_tokens),

@@ -635,6 +635,12 @@ static void test_generate_sequences_bad_prompts_are_refused(void **state)
     assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT,
                  "row 0: a prompt of 70 tokens leaves no room for a response in rollout.max_model_len=64");
     rk_job_destroy(job);
+    job = test_cluster_run(&cluster, 0,
+                           test_method_job("rollout", "generate_sequences", "{\"response_length\": 7}",
+                                           test_prompts(1, 4097, 4090)));
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT,
+                 "'prompts' has 4097 columns, max_position_embeddings of the model is 4096");
+    rk_job_destroy(job);
     test_cluster_close(&cluster);
 }
 
@@ -726,6 +732,124 @@ static void test_update_actor_bad_input_is_refused(void **state)
     test_cluster_close(&cluster);
 }
 
+/* Goal: numbers that are not finite where the loss looks, and denominators that the data does not have, are
+ * refused with both sides; where the loss does not look they are harmless. */
+static void test_update_actor_bad_numbers_and_counts_are_refused(void **state)
+{
+    static const char *const columns[] = {"old_log_probs", "advantages"};
+    struct test_cluster cluster;
+    struct rk_batch *samples, *policy;
+    struct rk_job *job;
+    char *text;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    for (size_t i = 0; i < RK_ARRAY_LEN(columns); i++) {
+        float *value, before;
+
+        policy = policy_batch(samples); /* shares the columns of the samples */
+        value = (float *)(uintptr_t)&reals(policy, columns[i])[RESPONSE];
+        before = *value;
+        *value = i ? INFINITY : NAN;
+        job = test_cluster_run(&cluster, 0, update_job(policy, "{}", 0));
+        *value = before;
+        text = rk_format("%s[1, 0]=%s", columns[i], i ? "inf" : "nan");
+        assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, text);
+        assert_string_equal(rk_status_reason(job->status), "NON_FINITE");
+        rk_free(text);
+        rk_job_destroy(job);
+    }
+    policy = policy_batch(samples);
+    ((float *)(uintptr_t)reals(policy, "advantages"))[RESPONSE] = NAN;
+    ((int64_t *)(uintptr_t)ids(policy, "response_mask", RESPONSE))[RESPONSE] = 0;
+    job = test_cluster_run(&cluster, 0, update_job(policy, "{}", 0));
+    assert_ok(rk_status_clone(job->status));
+    assert_true(isfinite(test_metric(job, "actor/pg_loss")));
+    rk_job_destroy(job);
+    rk_batch_destroy(samples);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+
+    job = update_job(policy_batch(samples), "{}", 0);
+    job->plan.mini[0].num_tokens += 3;
+    text = rk_format("num_tokens=%llu, the masks of its rows mark %llu",
+                     (unsigned long long)job->plan.mini[0].num_tokens,
+                     (unsigned long long)job->plan.mini[0].num_tokens - 3);
+    test_cluster_run(&cluster, 0, job);
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, text);
+    rk_free(text);
+    rk_job_destroy(job);
+    job = update_job(policy_batch(samples), "{}", 0);
+    job->plan.mini[0].num_sequences = ROWS + 1;
+    text = rk_format("num_sequences=%d, expected %d (the rows that have a marked token) to %d", ROWS + 1,
+                     ROWS, ROWS);
+    test_cluster_run(&cluster, 0, job);
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, text);
+    rk_free(text);
+    rk_job_destroy(job);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
+static int64_t weight_version(struct test_cluster *cluster)
+{
+    struct rk_job *job = test_call_ok(cluster, "actor", "get_mesh_info", "{}", NULL);
+    int64_t version = rk_json_as_int(rk_json_find(rk_batch_meta(job->output), "weight_version"), -1);
+
+    rk_job_destroy(job);
+    return version;
+}
+
+/* Goal: a mini-batch without a token that counts takes no step, which would decay the weights and move the
+ * momentum; the others of the call do. */
+static void test_update_actor_skips_mini_batches_without_tokens(void **state)
+{
+    struct test_cluster cluster;
+    struct rk_batch *samples, *again, *policy;
+    struct rk_job *job;
+    int64_t *mask;
+
+    (void)state;
+    open_cluster(&cluster, NULL);
+    init_actor_and_rollout(&cluster);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    job = test_cluster_run(&cluster, 0, update_job(policy_batch(samples), "{}", 0)); /* momentum to move */
+    assert_ok(rk_status_clone(job->status));
+    rk_job_destroy(job);
+    rk_batch_destroy(samples);
+    samples = generate(&cluster, "{\"response_length\": 7}");
+    assert_int_equal(weight_version(&cluster), 1);
+
+    policy = policy_batch(samples);
+    mask = (int64_t *)(uintptr_t)ids(policy, "response_mask", RESPONSE);
+    memset(mask, 0, ROWS * RESPONSE * sizeof(*mask));
+    job = test_cluster_run(&cluster, 0, update_job(policy, "{\"entropy_coeff\": 0.01}", 0));
+    assert_ok(rk_status_clone(job->status));
+    assert_true(test_metric(job, "actor/empty_steps") == 1.0);
+    assert_true(test_metric(job, "actor/skipped_steps") == 0.0);
+    assert_true(test_metric(job, "actor/pg_loss") == 0.0);
+    assert_true(isnan(test_metric(job, "actor/grad_norm")));
+    rk_job_destroy(job);
+    assert_int_equal(weight_version(&cluster), 1);
+    again = generate(&cluster, "{\"response_length\": 7}");
+    assert_memory_equal(reals(again, "rollout_log_probs"), reals(samples, "rollout_log_probs"),
+                        ROWS * RESPONSE * sizeof(float));
+
+    policy = policy_batch(again);
+    mask = (int64_t *)(uintptr_t)ids(policy, "response_mask", RESPONSE);
+    memset(mask, 0, 2 * RESPONSE * sizeof(*mask));
+    job = test_cluster_run(&cluster, 0, update_job(policy, "{}", 2));
+    assert_ok(rk_status_clone(job->status));
+    assert_true(test_metric(job, "actor/empty_steps") == 1.0);
+    assert_true(test_metric(job, "actor/grad_norm") > 0.0);
+    rk_job_destroy(job);
+    assert_int_equal(weight_version(&cluster), 1 + ROWS / 2 - 1);
+    rk_batch_destroy(again);
+    rk_batch_destroy(samples);
+    test_cluster_close(&cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -744,6 +868,8 @@ int main(void)
         cmocka_unit_test(test_generate_sequences_bad_prompts_are_refused),
         cmocka_unit_test(test_generate_sequences_options_take_effect),
         cmocka_unit_test(test_update_actor_bad_input_is_refused),
+        cmocka_unit_test(test_update_actor_bad_numbers_and_counts_are_refused),
+        cmocka_unit_test(test_update_actor_skips_mini_batches_without_tokens),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
