@@ -25,6 +25,7 @@
 #include "base/rk_str.h"
 #include "dispatch/rk_dispatch.h"
 #include "driver-cli/rk_algo.h"
+#include "driver-cli/rk_chat.h"
 #include "driver-cli/rk_dataset.h"
 #include "driver-cli/rk_reward.h"
 #include "driver-cli/rk_tokenizer.h"

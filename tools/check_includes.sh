@@ -34,7 +34,8 @@ BEGIN {
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|bench/)")
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
-    third("^(pcre2|utf8proc)[.]h$", "^driver-cli/tokenizer/")
+    third("^pcre2[.]h$", "^driver-cli/tokenizer/")
+    third("^utf8proc[.]h$", "^driver-cli/(chat|tokenizer)/")
     third("^cmocka[.]h$", "^tests/")
 
     # --- headers of the C library and the kernel that anybody may include ---
