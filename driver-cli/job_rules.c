@@ -233,9 +233,10 @@ static void check_logger(const struct rk_config *job, int32_t world_size, struct
     }
 }
 
-static void check_contents(const struct rk_config *job, const char *key, struct rk_str *problems)
+static void check_contents(const struct rk_config *job, const char *key, bool is_load,
+                           struct rk_str *problems)
 {
-    static const char *const known[] = {"model", "optimizer", "extra"};
+    static const char *const known[] = {"model", "optimizer", "extra", "hf_model"};
     const struct rk_json *list = rk_config_json(job, key);
     bool has_model = false;
 
@@ -246,13 +247,11 @@ static void check_contents(const struct rk_config *job, const char *key, struct 
         for (size_t j = 0; j < RK_ARRAY_LEN(known); j++)
             is_known = is_known || strcmp(name, known[j]) == 0;
         has_model = has_model || strcmp(name, "model") == 0;
-        if (strcmp(name, "hf_model") == 0)
-            rk_str_appendf(problems,
-                           "%s: hf_model is not saved with each checkpoint; the run exports the last "
-                           "model, rankctl checkpoint export any other\n",
-                           key);
+        if (is_load && strcmp(name, "hf_model") == 0)
+            rk_str_appendf(problems, "%s: hf_model is not loaded: model holds the weights\n", key);
         else if (!is_known)
-            rk_str_appendf(problems, "%s: item %" PRId64 ": expected model, optimizer or extra\n", key, i);
+            rk_str_appendf(problems, "%s: item %" PRId64 ": expected model, optimizer, extra or hf_model\n",
+                           key, i);
     }
     if (!has_model)
         rk_str_appendf(problems, "%s: expected a list with model in it\n", key);
@@ -265,9 +264,9 @@ static void check_checkpoints(const struct rk_config *job, int32_t world_size, s
     int64_t step;
 
     (void)world_size;
-    check_contents(job, RK_JOB_ACTOR "checkpoint.save_contents", problems);
+    check_contents(job, RK_JOB_ACTOR "checkpoint.save_contents", false, problems);
     if (!rk_config_is_null(job, RK_JOB_ACTOR "checkpoint.load_contents"))
-        check_contents(job, RK_JOB_ACTOR "checkpoint.load_contents", problems);
+        check_contents(job, RK_JOB_ACTOR "checkpoint.load_contents", true, problems);
     if (is_path && (!from || !rk_ckpt_step_parse(from, &step)))
         rk_str_appendf(
             problems,

@@ -2,7 +2,8 @@
 # Builds and runs the whole test suite: the dev preset (debug, ASan and UBSan, fault points) and, on the release
 # binaries, which have the CUDA plug-in where nvcc is found, the tests that learn, the bundle and, where there is a GPU,
 # those of the GPU. Closing line: "N passed, N failed". Arguments go to ctest and choose among all these tests (e.g.
-# -L unit): what they leave nothing of is skipped, but something there must be.
+# -L unit): what they leave nothing of is skipped, but something there must be. Tests of the label long run only when
+# they are asked for (-L long).
 set -u
 cd "$(dirname "$0")/.."
 scripts/bootstrap.sh || exit 2
@@ -44,12 +45,15 @@ run() { # preset, ctest arguments
 }
 
 build dev
-run dev -LE 'learn|bundle|gpu' "$@"
+run dev -LE 'learn|bundle|gpu|long' "$@"
 build release
-run release -L 'learn|bundle' "$@"
+run release -L 'learn|bundle' -LE long "$@"
 if [ -n "$(find /dev -maxdepth 1 -name 'nvidia[0-9]*')" ] && [ -e build/lib/librankd_cuda.so ]; then
-    run release -L gpu "$@"
+    run release -L gpu -LE long "$@"
 fi
+case " $* " in
+*long*) run release -L long ;;
+esac
 
 if [ "$((passed + failed))" -eq 0 ]; then
     echo "test: no test was chosen by: $*"

@@ -49,14 +49,14 @@ struct rk_checkpoints {
     int64_t save_freq;                   /* steps; 0: never */
     int64_t max_to_keep;                 /* 0: all */
     bool is_async;                       /* actor.checkpoint.async_save */
-    const struct rk_json *save_contents; /* borrowed from the job, like load_contents */
-    const struct rk_json *load_contents; /* not null */
-    int lock;                            /* -1: not held */
-    struct rk_json *identity;            /* of this run, with its run_dir */
-    char *resume_path;                   /* DIR/global_step_<N>; NULL: from the beginning */
-    int64_t resume_step;                 /* N; 0: from the beginning */
-    char *run_dir;                       /* of the run that goes on; NULL: unknown */
-    struct rk_str changes;               /* of the configuration since then, one a line */
+    const struct rk_json *save_contents; /* borrowed from the job */
+    struct rk_json *load_contents;
+    int lock;                 /* -1: not held */
+    struct rk_json *identity; /* of this run, with its run_dir */
+    char *resume_path;        /* DIR/global_step_<N>; NULL: from the beginning */
+    int64_t resume_step;      /* N; 0: from the beginning */
+    char *run_dir;            /* of the run that goes on; NULL: unknown */
+    struct rk_str changes;    /* of the configuration since then, one a line */
 };
 
 struct rk_checkpoints_args {

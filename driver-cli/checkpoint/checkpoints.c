@@ -196,19 +196,33 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
 
 /* --- the whole --- */
 
+/* actor.checkpoint.load_contents, else what is saved but for the export, which serves others. */
+static struct rk_json *choose_load_contents(const struct rk_config *job)
+{
+    const char *key = RK_JOB_ACTOR "checkpoint.load_contents";
+    const struct rk_json *saved = rk_config_json(job, RK_JOB_ACTOR "checkpoint.save_contents");
+    struct rk_json *contents;
+
+    if (!rk_config_is_null(job, key))
+        return rk_json_clone(rk_config_json(job, key));
+    contents = rk_json_new_array();
+    for (int64_t i = 0; i < rk_json_count(saved); i++) {
+        if (strcmp(rk_json_as_string(rk_json_at(saved, i), ""), "hf_model") != 0)
+            rk_json_append(contents, rk_json_clone(rk_json_at(saved, i)));
+    }
+    return contents;
+}
+
 static void read_keys(struct rk_checkpoints *out, const struct rk_config *job)
 {
-    const char *contents = RK_JOB_ACTOR "checkpoint.save_contents";
     int64_t save_freq = rk_config_int(job, "trainer.save_freq");
 
     *out = (struct rk_checkpoints){.lock = -1};
     out->save_freq = RK_MAX(save_freq, 0);
     out->max_to_keep = rk_job_int_or(job, "trainer.max_actor_ckpt_to_keep", 0);
     out->is_async = rk_config_bool(job, RK_JOB_ACTOR "checkpoint.async_save");
-    out->save_contents = rk_config_json(job, contents);
-    out->load_contents = rk_config_json(job, rk_config_is_null(job, RK_JOB_ACTOR "checkpoint.load_contents")
-                                                 ? contents
-                                                 : RK_JOB_ACTOR "checkpoint.load_contents");
+    out->save_contents = rk_config_json(job, RK_JOB_ACTOR "checkpoint.save_contents");
+    out->load_contents = choose_load_contents(job);
 }
 
 /* *is_there: false when the run does not save and has nothing to look for. */
@@ -254,6 +268,7 @@ void rk_checkpoints_fini(struct rk_checkpoints *checkpoints)
 {
     if (checkpoints->lock > 0)
         close(checkpoints->lock);
+    rk_json_free(checkpoints->load_contents);
     rk_json_free(checkpoints->identity);
     rk_str_fini(&checkpoints->changes);
     rk_free(checkpoints->run_dir);

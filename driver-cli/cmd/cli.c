@@ -1,12 +1,15 @@
 /* Command lines, exit codes, signals. */
 #include "driver-cli/cmd/cmd_internal.h"
 
+#include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "driver-cli/files_internal.h"
 
 static const struct rk_cli_option common_options[] = {
     {"hosts", "LIST",
@@ -261,6 +264,22 @@ struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *h
                                     cli->command->name));
     st = rk_driver_open(out, &config);
     return st ? rk_cli_usage(st) : NULL;
+}
+
+struct rk_status *rk_cli_find_rankd(char **out)
+{
+    char self[PATH_MAX];
+    ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *slash;
+
+    *out = NULL;
+    if (bytes <= 0)
+        return rk_errno_status("cannot read", "/proc/self/exe");
+    self[bytes] = '\0';
+    slash = strrchr(self, '/');
+    *slash = '\0';
+    *out = rk_path_join(self, "rankd");
+    return NULL;
 }
 
 static struct rk_driver *_Atomic watched_driver;

@@ -22,7 +22,7 @@ struct rk_cli_option {
 };
 
 struct rk_command {
-    const char *name;
+    const char *name; /* "run", "checkpoint list" */
     const char *args; /* "JOB.json [KEY=VALUE...]"; "" for none */
     int min_args, max_args;
     const char *summary;                 /* one line */
@@ -35,7 +35,8 @@ struct rk_command {
 };
 
 extern const struct rk_command rk_cmd_run, rk_cmd_status, rk_cmd_methods, rk_cmd_describe, rk_cmd_call,
-    rk_cmd_shutdown, rk_cmd_config, rk_cmd_version;
+    rk_cmd_shutdown, rk_cmd_config, rk_cmd_version, rk_cmd_checkpoint_save, rk_cmd_checkpoint_load,
+    rk_cmd_checkpoint_list, rk_cmd_checkpoint_inspect, rk_cmd_checkpoint_export;
 
 /* --- the command line --- */
 struct rk_cli_setting {
@@ -75,6 +76,8 @@ struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out) R
 /* Opens a driver on them; a usage error without hosts. */
 struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts,
                               struct rk_driver **out) RK_NODISCARD;
+/* Path of rankd, which stands beside rankctl; rk_free it. */
+struct rk_status *rk_cli_find_rankd(char **out) RK_NODISCARD;
 /* From now on SIGINT, SIGTERM and SIGHUP, unless it is ignored, interrupt the driver instead of ending the
  * process (NULL: are only counted). */
 void rk_cli_watch_signals(struct rk_driver *driver);
@@ -98,6 +101,6 @@ struct rk_table {
 void rk_table_init(struct rk_table *table, int num_columns, const char *const *titles);
 void rk_table_add(struct rk_table *table, const char *text); /* NULL: "-" */
 void rk_table_addf(struct rk_table *table, const char *fmt, ...) RK_PRINTF(2, 3);
-void rk_table_print(struct rk_table *table, FILE *out); /* and releases it */
+void rk_table_print(struct rk_table *table, FILE *out); /* and releases it; NULL only releases */
 
 #endif

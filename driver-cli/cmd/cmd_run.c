@@ -33,7 +33,6 @@ struct run {
     struct rk_flow_context flow;
     struct rk_loggers *loggers;
     int64_t started_ns;
-    int64_t num_trained; /* steps that the daemons have done */
     bool is_exported;
 };
 
@@ -116,23 +115,6 @@ static struct rk_status *open_checkpoints(struct run *run)
 
 /* --- daemons --- */
 
-/* rankd stands beside rankctl. */
-static struct rk_status *find_rankd(char **out)
-{
-    char self[PATH_MAX];
-    ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char *slash;
-
-    *out = NULL;
-    if (bytes <= 0)
-        return rk_errno_status("cannot read", "/proc/self/exe");
-    self[bytes] = '\0';
-    slash = strrchr(self, '/');
-    *slash = '\0';
-    *out = rk_path_join(self, "rankd");
-    return NULL;
-}
-
 static struct rk_status *start_local(struct run *run)
 {
     /* The daemons are this user's and reached by nobody else; the first two may be behind symbolic links. */
@@ -147,7 +129,7 @@ static struct rk_status *start_local(struct run *run)
     struct rk_status *st;
     char *program;
 
-    RK_TRY(find_rankd(&program));
+    RK_TRY(rk_cli_find_rankd(&program));
     config.program = program;
     st = rk_local_start(&run->local, &config);
     rk_free(program);
@@ -177,7 +159,6 @@ static void on_begin(void *user, int64_t first_step, int64_t total_steps)
 {
     struct run *run = user;
 
-    run->num_trained = first_step - 1;
     rk_loggers_begin(run->loggers, first_step, total_steps);
 }
 
@@ -200,7 +181,6 @@ static struct rk_status *on_step(void *user, int64_t step, const struct rk_json 
 {
     struct run *run = user;
 
-    run->num_trained = step;
     RK_TRY(rk_run_dir_append(&run->dir, metrics));
     rk_loggers_log(run->loggers, step, metrics);
     return NULL;
@@ -229,7 +209,7 @@ static struct rk_status *train_and_export(struct run *run, const struct rk_flow 
         .flow = &run->flow,
         .hosts = rk_cli_find(run->cli, "hosts"),
         .token_file = rk_cli_find(run->cli, "token-file"),
-        .step = run->num_trained,
+        .step = run->flow.trained_step,
         .is_tried = is_tried,
     });
     return st;

@@ -8,8 +8,19 @@
 #include "base/rk_log.h"
 
 static const struct rk_command *const commands[] = {
-    &rk_cmd_run,  &rk_cmd_status,   &rk_cmd_methods, &rk_cmd_describe,
-    &rk_cmd_call, &rk_cmd_shutdown, &rk_cmd_config,  &rk_cmd_version,
+    &rk_cmd_run,
+    &rk_cmd_status,
+    &rk_cmd_methods,
+    &rk_cmd_describe,
+    &rk_cmd_call,
+    &rk_cmd_checkpoint_save,
+    &rk_cmd_checkpoint_load,
+    &rk_cmd_checkpoint_list,
+    &rk_cmd_checkpoint_inspect,
+    &rk_cmd_checkpoint_export,
+    &rk_cmd_shutdown,
+    &rk_cmd_config,
+    &rk_cmd_version,
 };
 
 static void print_overview(FILE *out)
@@ -17,20 +28,44 @@ static void print_overview(FILE *out)
     fprintf(out, "usage: rankctl COMMAND [options] [arguments]\n\n"
                  "Commands rankd daemons: training runs, single calls, questions.\n\ncommands:\n");
     for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++)
-        fprintf(out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
+        fprintf(out, "  %-18s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(out,
             "\n'rankctl COMMAND --help' tells more about each.\n"
             "exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out;\n"
             "by SIGINT, SIGTERM or SIGHUP it dies of the signal (in a shell: 130, 143, 129)\n");
 }
 
-static const struct rk_command *find_command(const char *name)
+/* The command of the first one or two words; *num_words of them. */
+static const struct rk_command *find_command(int argc, char **argv, int *num_words)
 {
-    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++) {
-        if (strcmp(commands[i]->name, name) == 0)
-            return commands[i];
+    const struct rk_command *found = NULL;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(commands) && !found; i++) {
+        const char *name = commands[i]->name, *space = strchr(name, ' ');
+        size_t bytes = space ? (size_t)(space - name) : strlen(name);
+
+        if (strlen(argv[0]) != bytes || strncmp(argv[0], name, bytes) != 0 ||
+            (space && (argc < 2 || strcmp(argv[1], space + 1) != 0)))
+            continue;
+        found = commands[i];
+        *num_words = space ? 2 : 1;
     }
-    return NULL;
+    return found;
+}
+
+/* The commands that begin with that word; false when there are none. */
+static bool print_group(const char *word, FILE *out)
+{
+    bool has_any = false;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++) {
+        if (!rk_str_has_prefix(commands[i]->name, word) || commands[i]->name[strlen(word)] != ' ')
+            continue;
+        fprintf(out, "%s  rankctl %-18s %s\n", has_any ? "" : "commands:\n", commands[i]->name,
+                commands[i]->summary);
+        has_any = true;
+    }
+    return has_any;
 }
 
 static struct rk_status *unknown_command(const char *name)
@@ -86,6 +121,7 @@ int main(int argc, char **argv)
     const struct rk_command *command;
     struct rk_cli cli = {0};
     struct rk_status *st;
+    int num_words = 1;
     int code;
 
     rk_log_set_format(RK_LOG_TEXT); /* for people */
@@ -96,8 +132,18 @@ int main(int argc, char **argv)
         print_overview(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : has_lost_output() ? 1 : 0;
     }
-    command = find_command(strcmp(name, "--version") == 0 ? "version" : name);
-    st = command ? run_command(&cli, command, argc - 2, argv + 2) : unknown_command(name);
+    if (strcmp(name, "--version") == 0)
+        command = &rk_cmd_version;
+    else
+        command = find_command(argc - 1, argv + 1, &num_words);
+    if (!command && argc == 3 && strcmp(argv[2], "--help") == 0 && print_group(name, stdout))
+        return has_lost_output() ? 1 : 0;
+    if (!command && print_group(name, stderr)) {
+        fprintf(stderr, "rankctl: '%s' is the first word of these commands\n", name);
+        return 2;
+    }
+    st = command ? run_command(&cli, command, argc - 1 - num_words, argv + 1 + num_words)
+                 : unknown_command(name);
     code = rk_cli_exit_code(st);
     if (st)
         report(&cli, st);

@@ -95,7 +95,7 @@ static int width_of(const struct rk_table *table, int column)
 
 void rk_table_print(struct rk_table *table, FILE *out)
 {
-    for (int64_t i = 0; i < table->cells.count; i++) {
+    for (int64_t i = 0; i < table->cells.count && out; i++) {
         int column = (int)(i % table->num_columns);
 
         if (column + 1 < table->num_columns)

@@ -8,25 +8,52 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
+#include "driver-cli/replicas_internal.h"
 
-/* While no daemon is lost, none has left its communicators, and no other driver has claimed them. */
-static bool has_model(const struct rk_rescue *rescue)
+/* Who holds the model of the last step. */
+typedef enum holder {
+    HOLDER_NONE,
+    HOLDER_GROUP,   /* no daemon is lost, and none has left its communicators */
+    HOLDER_REPLICA, /* daemons are lost, and the others hold all of the weights */
+} holder_t;
+
+static bool has_whole_replica(const struct rk_driver_worker *workers, int32_t num_workers)
+{
+    struct rk_replicas replicas = {0};
+    struct rk_str missing = {0};
+    struct rk_status *st = rk_replicas_find(&replicas, "actor", workers, num_workers, &missing);
+    bool has = replicas.items.count > 0;
+
+    rk_status_free(st);
+    rk_replicas_fini(&replicas);
+    rk_str_fini(&missing);
+    return has;
+}
+
+/* Not when another driver has claimed one of them. */
+static holder_t find_holder(const struct rk_rescue *rescue)
 {
     int32_t num_workers = rk_driver_num_workers(rescue->driver);
     struct rk_driver_worker *workers = rk_calloc((size_t)num_workers, sizeof(*workers));
     struct rk_arena *arena = rk_arena_create(16384, 0);
-    bool has = rescue->step > 0;
+    bool is_whole = true, is_ours = rescue->step > 0;
+    holder_t holder = HOLDER_NONE;
 
-    if (has)
+    if (is_ours)
         rk_driver_get_status(rescue->driver, arena, workers);
-    for (int32_t i = 0; i < num_workers; i++) {
-        has = has && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0 &&
-              workers[i].status.epoch == rk_driver_epoch(rescue->driver);
-        rk_status_free(workers[i].error);
+    for (int32_t i = 0; i < num_workers && is_ours; i++) {
+        is_whole = is_whole && !workers[i].error && strcmp(workers[i].status.state, "READY") == 0;
+        is_ours = workers[i].error || workers[i].status.epoch == rk_driver_epoch(rescue->driver);
     }
+    if (is_ours && is_whole)
+        holder = HOLDER_GROUP;
+    else if (is_ours && has_whole_replica(workers, num_workers))
+        holder = HOLDER_REPLICA;
+    for (int32_t i = 0; i < num_workers; i++)
+        rk_status_free(workers[i].error);
     rk_arena_destroy(arena);
     rk_free(workers);
-    return has;
+    return holder;
 }
 
 /* " --hosts LIST --token-file FILE" as far as they are given; rk_free it. */
@@ -46,16 +73,22 @@ static char *format_access(const struct rk_rescue *rescue)
     return rk_str_take(&text);
 }
 
-static void tell_how_to_save(const struct rk_rescue *rescue)
+static void tell_how_to_save(const struct rk_rescue *rescue, holder_t holder)
 {
     char *access = format_access(rescue);
 
     fprintf(stderr,
-            "rankctl: the daemons keep the model of step %" PRId64 " for lease.grace (%s); this saves it%s:\n"
-            "  rankctl call actor.export_hf%s --opt path=%s\n",
-            rescue->step, rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
+            "rankctl: %s keep the model of step %" PRId64 " for lease.grace (%s); this saves it%s:\n"
+            "  rankctl checkpoint export%s --out %s\n",
+            holder == HOLDER_REPLICA ? "daemons are lost, and the others" : "the daemons", rescue->step,
+            rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
             rescue->is_tried ? ", in a directory with room" : "", access,
             rescue->is_tried ? "DIR" : rescue->flow->export_path);
+    if (holder == HOLDER_GROUP && rescue->flow->checkpoints)
+        fprintf(stderr,
+                "and this saves all that it needs to train on:\n  rankctl checkpoint save%s "
+                "DIR/global_step_%" PRId64 "\n",
+                access, rescue->step);
     if (rescue->local)
         fprintf(stderr, "and this stops them:\n  rankctl shutdown --yes%s\n", access);
     rk_free(access);
@@ -89,19 +122,45 @@ static bool detach(struct rk_rescue *rescue)
     return false;
 }
 
-bool rk_rescue_model(struct rk_rescue *rescue)
+/* What the daemons were writing beside the training may still become complete. */
+static void finish_checkpoint(const struct rk_rescue *rescue)
 {
-    if (!has_model(rescue))
+    int64_t step = rescue->flow->writing_step;
+    struct rk_status *st = rk_flow_checkpoint_finish(rescue->flow, true);
+
+    if (st)
+        fprintf(stderr, "rankctl: the checkpoint of step %" PRId64 " is not complete: %s\n", step,
+                rk_status_message(st));
+    rk_status_free(st);
+}
+
+static bool rescue_own(struct rk_rescue *rescue, holder_t holder)
+{
+    if (!rk_driver_resume(rescue->driver)) /* a second Ctrl-C: the end */
         return false;
-    if (rescue->local) {
-        if (!rk_driver_resume(rescue->driver)) /* a second Ctrl-C: the end */
-            return false;
+    if (holder == HOLDER_GROUP) {
+        finish_checkpoint(rescue);
         if (!rescue->is_tried && save_now(rescue))
             return true;
         rescue->is_tried = true;
-        if (!rk_driver_resume(rescue->driver) || !detach(rescue))
-            return false;
     }
-    tell_how_to_save(rescue);
+    if (rk_driver_resume(rescue->driver) && detach(rescue))
+        tell_how_to_save(rescue, holder);
     return false;
+}
+
+bool rk_rescue_model(struct rk_rescue *rescue)
+{
+    holder_t holder = find_holder(rescue);
+    bool is_saved = false;
+
+    if (holder != HOLDER_NONE && rescue->local)
+        is_saved = rescue_own(rescue, holder);
+    else if (holder != HOLDER_NONE)
+        tell_how_to_save(rescue, holder);
+    if (rescue->flow->saved_step > 0)
+        fprintf(stderr,
+                "rankctl: the checkpoint of step %" PRId64 " is complete; the same command goes on from it\n",
+                rescue->flow->saved_step);
+    return is_saved;
 }

@@ -13,7 +13,7 @@ struct rk_rescue {
     struct rk_local *local;         /* the run's own daemons; NULL: they are somebody's */
     struct rk_flow_context *flow;   /* with export_path */
     const char *hosts, *token_file; /* as given; NULL: not */
-    int64_t step;                   /* the last one that the daemons have done; 0: nothing to save */
+    int64_t step;                   /* the last one that was trained; 0: nothing to save */
     bool is_tried;                  /* the export to export_path has failed already */
 };
 

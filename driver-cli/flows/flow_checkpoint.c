@@ -198,6 +198,6 @@ struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
     rk_driver_result_fini(&result);
     if (st)
         return RK_WRAP(st, "loading %s", checkpoints->resume_path);
-    ctx->step = checkpoints->resume_step;
+    ctx->step = ctx->trained_step = checkpoints->resume_step;
     return NULL;
 }

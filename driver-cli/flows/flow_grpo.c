@@ -383,6 +383,8 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     rk_flow_merge_metrics(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);
     rk_batch_destroy(batch);
+    if (!st)
+        ctx->trained_step = ctx->step;
     return st;
 }
 

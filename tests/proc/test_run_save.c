@@ -68,8 +68,7 @@ static void test_save_run_on_hosts_tells_the_command_that_saves(void **state)
     struct outcome outcome = run_job("--hosts", rk_proc_address(daemon), dir, REWARD_OF_ONE_STEP);
 
     (void)state;
-    command =
-        rk_format("rankctl call actor.export_hf --hosts %s --opt %s\n", rk_proc_address(daemon), option);
+    command = rk_format("rankctl checkpoint export --hosts %s --out %s/hf\n", rk_proc_address(daemon), dir);
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "the daemons keep the model of step 1 for lease.grace");
     assert_text("stderr", outcome.err, command);
@@ -254,7 +253,7 @@ static void test_save_failed_export_leaves_the_model_with_the_daemons(void **sta
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "fault point ckpt.write");
     assert_text("stderr", outcome.err, "the daemons keep the model of step 3");
-    assert_text("stderr", outcome.err, "--opt path=DIR");
+    assert_text("stderr", outcome.err, "--out DIR");
     outcome_fini(&outcome);
 }
 #endif
