@@ -159,6 +159,23 @@ static struct rk_status *sync_data(struct rk_pending_file *file)
     return fsync(file->fd) != 0 ? rk_file_errno("syncing", file->path) : NULL;
 }
 
+/* Waits until what was on its way to the disk at the last call is there, and sends what was written since:
+ * the disk works while the next block is made. File systems that cannot do that wait at the end. */
+static struct rk_status *push_data(struct rk_pending_file *file)
+{
+    int rc;
+
+    file->unsynced_bytes = 0;
+    if (RK_FAULT("file.sync")) {
+        errno = ENOSPC;
+        return rk_file_errno("syncing", file->path);
+    }
+    rc = sync_file_range(file->fd, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE);
+    if (rc != 0 && (errno == EIO || errno == ENOSPC || errno == EDQUOT))
+        return rk_file_errno("syncing", file->path);
+    return NULL;
+}
+
 struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const void *data, size_t bytes,
                                          uint64_t offset)
 {
@@ -184,7 +201,7 @@ struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const voi
         bytes -= (size_t)put;
         file->unsynced_bytes += (size_t)put;
     }
-    return file->unsynced_bytes >= SYNC_BYTES ? sync_data(file) : NULL;
+    return file->unsynced_bytes >= SYNC_BYTES ? push_data(file) : NULL;
 }
 
 struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_t bytes)
