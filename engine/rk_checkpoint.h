@@ -62,6 +62,9 @@ struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t
 /* Not collective: bytes of the tensors of all ranks. */
 uint64_t rk_model_checkpoint_bytes(const struct rk_model *model, uint32_t contents);
 
+/* Takes the host memory that saves of these contents will copy to, so that the first one waits no longer than
+ * the others. Without room it warns: saves will wait for the disk then. */
+struct rk_status *rk_model_prepare_checkpoint(struct rk_model *model, uint32_t contents) RK_NODISCARD;
 /* First finishes a save that is under way. Writes to a temporary directory, see rk_ckpt_begin. Without room
  * for the copy in host memory it warns and writes from the device. On an error on any rank nothing is left
  * and all ranks return it; CANCELLED when one was asked to stop. */

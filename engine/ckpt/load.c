@@ -14,8 +14,7 @@
 #define CHUNK_ELEMENTS ((int64_t)2 << 20)
 #define NUM_SLOTS      8
 /* Slots that threads fill while the device empties the others. */
-#define NUM_FILLING    6
-#define ELEM_BYTES_MAX 8
+#define NUM_FILLING 6
 
 struct load {
     struct rk_model *model;
@@ -161,9 +160,10 @@ struct slot {
 
 struct filler {
     struct load *load;
-    void *pinned;
-    size_t slot_bytes;
+    void *pinned;     /* what goes to the device */
+    void *scratch;    /* of conversions from other dtypes */
     rk_dtype_t dtype; /* of masters and states */
+    int64_t chunk_elements;
     struct slot slots[NUM_SLOTS];
     int64_t num_filled, num_emptied;
 };
@@ -177,26 +177,31 @@ static void fill_slot(void *user)
         rk_convert(slot->rounded, slot->rounded_dtype, slot->read.out, slot->read.dtype, slot->read.count);
 }
 
-/* Values, scratch for conversion, and rounded values. */
+/* Every slot has values, the same rounded, and scratch. */
 static struct rk_status *filler_open(struct filler *filler, struct load *load)
 {
-    struct rk_device *device = rk_stream_device(load->model->core->stream);
-    size_t part = (size_t)CHUNK_ELEMENTS * ELEM_BYTES_MAX;
+    const struct rk_model_core *core = load->model->core;
+    struct rk_device *device = rk_stream_device(core->stream);
+    size_t count, value_bytes, slot_bytes;
 
     filler->load = load;
-    filler->dtype = rk_train_grad_dtype(load->model->core->dtype);
-    filler->slot_bytes = 3 * part;
-    RK_TRY(
-        rk_device_host_alloc(device, &filler->pinned, NUM_SLOTS * filler->slot_bytes, "checkpoint chunks"));
+    filler->dtype = rk_train_grad_dtype(core->dtype);
+    filler->chunk_elements = RK_MIN(CHUNK_ELEMENTS, core->params.num_elements);
+    count = (size_t)filler->chunk_elements;
+    value_bytes = count * rk_dtype_bytes(filler->dtype);
+    slot_bytes = value_bytes + count * rk_dtype_bytes(core->dtype);
+    RK_TRY(rk_device_host_alloc(device, &filler->pinned, NUM_SLOTS * slot_bytes, "checkpoint chunks"));
+    RK_TRY(rk_try_alloc(&filler->scratch, NUM_SLOTS * count * sizeof(double), "checkpoint chunks"));
     for (int i = 0; i < NUM_SLOTS; i++) {
         struct slot *slot = &filler->slots[i];
-        char *memory = (char *)filler->pinned + (size_t)i * filler->slot_bytes;
+        char *memory = (char *)filler->pinned + (size_t)i * slot_bytes;
 
         slot->task = (struct rk_pool_task){.run = fill_slot, .user = slot};
         slot->shards = load->shards;
-        slot->read = (struct rk_shards_read){.dtype = filler->dtype, .out = memory, .scratch = memory + part};
-        slot->rounded = memory + 2 * part;
-        slot->rounded_dtype = load->model->core->dtype;
+        slot->read = (struct rk_shards_read){
+            .dtype = filler->dtype, .out = memory, .scratch = (double *)filler->scratch + (size_t)i * count};
+        slot->rounded = memory + value_bytes;
+        slot->rounded_dtype = core->dtype;
         RK_TRY(rk_event_create(&slot->is_empty, device));
     }
     return NULL;
@@ -237,6 +242,7 @@ static struct rk_status *filler_close(struct filler *filler, struct rk_status *s
     for (int i = 0; i < NUM_SLOTS; i++)
         rk_event_destroy(filler->slots[i].is_empty);
     rk_device_host_free(rk_stream_device(stream), filler->pinned);
+    rk_free(filler->scratch);
     return st;
 }
 
@@ -285,7 +291,7 @@ static struct rk_status *fill_run(struct filler *filler, struct chunk chunk, con
                                   int64_t offset)
 {
     for (int64_t done = 0; done < run->count; done += chunk.count) {
-        chunk.count = RK_MIN(CHUNK_ELEMENTS, run->count - done);
+        chunk.count = RK_MIN(filler->chunk_elements, run->count - done);
         chunk.begin = run->begin - offset + done;
         chunk.at = (struct rk_shard_run){.begin = run->begin + done, .shard = run->shard + done};
         RK_TRY(fill_chunk(filler, &chunk));

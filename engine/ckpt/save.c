@@ -2,7 +2,7 @@
  * waits for) and its thread C writes them as one shard. When all have written, mesh rank 0 adds the manifest
  * and gives the directory its name. A rank that fails tells the others at the next meeting, and all give up.
  */
-#include "engine/ckpt/state_internal.h"
+#include "engine/ckpt/saver_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -21,32 +21,7 @@
 #include "base/rk_time.h"
 #include "engine/ckpt/ckpt_internal.h"
 
-#define WRITE_BYTES ((size_t)8 << 20)
-#define POLL_MS     2
-/* Of how far the writer is, for the hooks. */
-#define PHASE "save"
-
-struct rk_saver {
-    struct rk_snapshot snapshot;
-    /* Of the save under way, or of the last one. */
-    bool is_pending;
-    char *part_dir, *temp_dir, *shard_path, *role;
-    int64_t global_step;
-    uint32_t contents;
-    struct rk_json *layout, *state; /* mesh rank 0 */
-    struct rk_state_pieces pieces;
-    const struct rk_model *model; /* the writer reads its parameter table only */
-    int64_t begin_ns;
-    double copy_seconds;
-    /* Thread C, and what it leaves. */
-    pthread_t thread;
-    bool has_thread;
-    atomic_bool is_finished, is_cancelled;
-    atomic_uint_fast64_t done_bytes;
-    struct rk_status *status;
-    uint64_t file_bytes;
-    uint32_t file_crc;
-};
+#define POLL_MS 2
 
 static int32_t my_rank(const struct rk_model *model)
 {
@@ -58,125 +33,21 @@ static int32_t num_ranks(const struct rk_model *model)
     return rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_ALL));
 }
 
-/* --- writing the shard: thread C, or the engine thread from the device --- */
-
-struct shard_writer {
-    struct rk_saver *saver;
-    struct rk_st_writer *file;
-    struct rk_stream *stream; /* NULL: from the snapshot */
-    char *staging;            /* [WRITE_BYTES] when from the device */
-    const char *from;         /* next byte of the snapshot */
-    const struct rk_engine_hooks *hooks;
-};
-
-static struct rk_status *check_stop(const struct shard_writer *writer)
-{
-    const struct rk_saver *saver = writer->saver;
-    const struct rk_engine_hooks *hooks = writer->hooks;
-    bool is_cancelled = atomic_load(&saver->is_cancelled);
-
-    if (hooks && hooks->on_progress)
-        hooks->on_progress(hooks->user, PHASE, atomic_load(&saver->done_bytes), saver->pieces.bytes);
-    if (hooks && hooks->is_cancelled)
-        is_cancelled = is_cancelled || hooks->is_cancelled(hooks->user);
-    return is_cancelled ? RK_FAIL(RK_CANCELLED, "cancelled") : NULL;
-}
-
-/* `bytes` of run `run` from byte `begin` of it; *out is valid until the next call. */
-static struct rk_status *get_bytes(struct shard_writer *writer, const struct rk_state_buffer *buffer,
-                                   const struct rk_state_run *run, size_t begin, size_t bytes,
-                                   const char **out)
-{
-    size_t source = (size_t)run->source * rk_dtype_bytes(buffer->dtype) + begin;
-
-    *out = writer->from;
-    if (!writer->stream) {
-        writer->from += bytes;
-        return NULL;
-    }
-    *out = writer->staging;
-    RK_TRY(rk_stream_copy(writer->stream, writer->staging, (const char *)buffer->data + source, bytes,
-                          RK_COPY_D2H));
-    return rk_stream_sync(writer->stream);
-}
-
-static struct rk_status *write_piece(struct shard_writer *writer, int64_t entry)
-{
-    struct rk_saver *saver = writer->saver;
-    const struct rk_state_piece *piece = &saver->pieces.pieces.items[entry];
-    const struct rk_state_buffer *buffer = &saver->pieces.buffers[piece->kind];
-    uint64_t written = 0;
-
-    for (int64_t r = 0; r < piece->num_runs; r++) {
-        const struct rk_state_run *run = &saver->pieces.runs.items[piece->first_run + r];
-        size_t total = (size_t)run->count * rk_dtype_bytes(buffer->dtype);
-
-        for (size_t begin = 0; begin < total; begin += RK_MIN(WRITE_BYTES, total - begin)) {
-            size_t bytes = RK_MIN(WRITE_BYTES, total - begin);
-            const char *data;
-
-            RK_TRY(check_stop(writer));
-            RK_TRY(get_bytes(writer, buffer, run, begin, bytes, &data));
-            RK_TRY(rk_st_writer_write(writer->file, entry, written, data, bytes));
-            written += bytes;
-            atomic_fetch_add(&saver->done_bytes, bytes);
-        }
-    }
-    return NULL;
-}
-
-static struct rk_status *write_shard(struct shard_writer *writer)
-{
-    struct rk_saver *saver = writer->saver;
-    struct rk_status *st;
-
-    if (RK_FAULT("ckpt.save"))
-        return RK_FAIL(RK_INTERNAL, "fault point ckpt.save");
-    RK_TRY_GOTO(st, rk_state_open_shard(&writer->file, &saver->pieces, saver->model, saver->shard_path), out);
-    rk_st_writer_sum(writer->file);
-    for (int64_t i = 0; i < saver->pieces.pieces.count; i++)
-        RK_TRY_GOTO(st, write_piece(writer, i), out);
-    RK_TRY_GOTO(st, rk_st_writer_commit(writer->file), out);
-    RK_ASSERT(rk_st_writer_get_sum(writer->file, &saver->file_bytes, &saver->file_crc));
-
-out:
-    rk_st_writer_destroy(writer->file);
-    return st;
-}
-
-static void *writer_main(void *user)
-{
-    struct rk_saver *saver = user;
-    struct shard_writer writer = {.saver = saver, .from = saver->snapshot.data};
-
-    saver->status = write_shard(&writer);
-    atomic_store(&saver->is_finished, true);
-    return NULL;
-}
-
-/* Without room for a copy: the engine thread reads and writes block by block. */
-static struct rk_status *write_from_device(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
-{
-    struct shard_writer writer = {.saver = saver, .stream = saver->model->core->stream, .hooks = hooks};
-    void *staging;
-
-    RK_TRY(rk_try_alloc(&staging, WRITE_BYTES, "checkpoint blocks"));
-    writer.staging = staging;
-    saver->status = write_shard(&writer);
-    rk_free(staging);
-    atomic_store(&saver->is_finished, true);
-    return NULL;
-}
-
 /* --- life --- */
+
+/* Ends what thread C is doing. */
+static void stop_thread(struct rk_saver *saver)
+{
+    if (!saver->has_thread)
+        return;
+    atomic_store(&saver->is_cancelled, true);
+    pthread_join(saver->thread, NULL);
+    saver->has_thread = false;
+}
 
 static void drop_save(struct rk_saver *saver)
 {
-    if (saver->has_thread) {
-        atomic_store(&saver->is_cancelled, true);
-        pthread_join(saver->thread, NULL);
-    }
-    saver->has_thread = false;
+    stop_thread(saver);
     saver->is_pending = false;
     rk_status_free(saver->status);
     saver->status = NULL;
@@ -315,11 +186,7 @@ static struct rk_status *agree_or_drop(struct rk_model *model, struct rk_status 
     st = rk_model_agree(model, st);
     if (!st)
         return NULL;
-    if (saver->has_thread) {
-        atomic_store(&saver->is_cancelled, true);
-        pthread_join(saver->thread, NULL);
-        saver->has_thread = false;
-    }
+    stop_thread(saver);
     /* No writer of any rank may be at work in a directory that is being removed. */
     st = rk_status_first(st, rk_model_agree(model, NULL));
     if (my_rank(model) == 0 && saver->temp_dir)
@@ -333,6 +200,7 @@ static void prepare(struct rk_model *model, const struct rk_checkpoint_save *sav
 {
     struct rk_saver *saver = model->saver;
 
+    stop_thread(saver); /* memory that it has not touched the copy will touch */
     rk_free(saver->part_dir);
     saver->part_dir = rk_strdup(save->part_dir);
     saver->role = rk_strdup(save->role);
@@ -378,31 +246,43 @@ static struct rk_status *write_hf(struct rk_model *model, const struct rk_engine
     return st;
 }
 
+/* *fits: there is room for `bytes` in host memory, on all ranks. */
+static struct rk_status *reserve(struct rk_model *model, uint64_t bytes, int32_t *fits)
+{
+    struct rk_saver *saver = model->saver;
+    int32_t neighbours;
+
+    RK_TRY(count_neighbours(model, &neighbours));
+    *fits = rk_snapshot_reserve(&saver->snapshot, bytes, neighbours);
+    RK_TRY(rk_model_min(model, RK_GROUP_ALL, fits, 1));
+    if (*fits)
+        return NULL;
+    rk_snapshot_fini(&saver->snapshot);
+    if (my_rank(model) == 0)
+        RK_WARN("no room in host memory for a copy of the training state, %llu bytes on this rank: training "
+                "waits until a checkpoint is written",
+                (unsigned long long)bytes);
+    return NULL;
+}
+
 /* Copies to host memory and starts the writer; where some rank has no room, all write now. */
 static struct rk_status *take(struct rk_model *model, const struct rk_engine_hooks *hooks)
 {
     struct rk_saver *saver = model->saver;
     int64_t begin_ns = rk_time_now_ns();
-    int32_t neighbours, fits;
     struct rk_status *st;
+    int32_t fits;
 
-    RK_TRY(count_neighbours(model, &neighbours));
-    fits = rk_snapshot_reserve(&saver->snapshot, saver->pieces.bytes, neighbours);
-    RK_TRY(rk_model_min(model, RK_GROUP_ALL, &fits, 1));
-    if (!fits) {
-        if (my_rank(model) == 0)
-            RK_WARN("no room in host memory for a copy of the state, %llu bytes on this rank: training waits "
-                    "until the checkpoint is written",
-                    (unsigned long long)saver->pieces.bytes);
-        st = write_from_device(saver, hooks);
-    } else {
+    RK_TRY(reserve(model, saver->pieces.bytes, &fits));
+    if (fits)
         st = rk_snapshot_take(&saver->snapshot, model, &saver->pieces);
-    }
+    else
+        st = rk_saver_write_from_device(saver, hooks);
     saver->copy_seconds = (double)(rk_time_now_ns() - begin_ns) / 1e9;
     RK_TRY(rk_model_agree(model, st));
     if (!fits)
         return NULL;
-    st = rk_thread_start(&saver->thread, writer_main, saver, "the checkpoint writer");
+    st = rk_thread_start(&saver->thread, rk_saver_writer_main, saver, "the checkpoint writer");
     saver->has_thread = !st;
     return rk_model_agree(model, st);
 }
@@ -425,7 +305,7 @@ static struct rk_status *wait_for_writer(struct rk_saver *saver, const struct rk
         uint64_t done = atomic_load(&saver->done_bytes);
 
         if (done != last && hooks && hooks->on_progress)
-            hooks->on_progress(hooks->user, PHASE, done, saver->pieces.bytes);
+            hooks->on_progress(hooks->user, RK_SAVER_PHASE, done, saver->pieces.bytes);
         if (hooks && hooks->is_cancelled && hooks->is_cancelled(hooks->user))
             return RK_FAIL(RK_CANCELLED, "cancelled");
         last = done;
@@ -557,6 +437,37 @@ struct rk_status *rk_model_wait_checkpoint(struct rk_model *model, bool waits,
     return is_finished ? finish(model, report) : NULL;
 }
 
+static void make_saver(struct rk_model *model)
+{
+    if (!model->saver)
+        model->saver = rk_calloc(1, sizeof(*model->saver));
+}
+
+struct rk_status *rk_model_prepare_checkpoint(struct rk_model *model, uint32_t contents)
+{
+    struct rk_state_pieces pieces;
+    struct rk_saver *saver;
+    struct rk_status *st;
+    int32_t fits = 0;
+
+    RK_TRY(rk_model_agree(model, rk_model_check_contents(model, contents)));
+    make_saver(model);
+    saver = model->saver;
+    if (saver->is_pending)
+        return NULL;
+    stop_thread(saver);
+    rk_state_pieces_list(&pieces, model, rk_state_kinds(model, contents));
+    st = reserve(model, pieces.bytes, &fits);
+    rk_state_pieces_fini(&pieces);
+    if (st || !fits || saver->snapshot.capacity == 0)
+        return st;
+    atomic_store(&saver->is_cancelled, false);
+    st = rk_thread_start(&saver->thread, rk_saver_toucher_main, saver, "the checkpoint writer");
+    saver->has_thread = !st;
+    RK_IGNORE(st, "the first save touches the memory then");
+    return NULL;
+}
+
 struct rk_status *rk_model_save_checkpoint(struct rk_model *model, const struct rk_checkpoint_save *save,
                                            const struct rk_engine_hooks *hooks,
                                            struct rk_checkpoint_report *report)
@@ -565,8 +476,7 @@ struct rk_status *rk_model_save_checkpoint(struct rk_model *model, const struct 
     RK_ASSERT(strchr(save->part_dir, '/'));
     RK_TRY(rk_model_agree(model, rk_model_check_contents(model, save->contents)));
     RK_TRY(rk_model_wait_checkpoint(model, true, hooks, report));
-    if (!model->saver)
-        model->saver = rk_calloc(1, sizeof(*model->saver));
+    make_saver(model);
     prepare(model, save);
     model->saver->is_pending = true;
     RK_TRY(agree_or_drop(model, begin(model, hooks)));

@@ -1,7 +1,8 @@
 /* save_checkpoint: writes the role's part of a training checkpoint. All ranks write, so each resolves the
  * path below its own roots. Meta of the result: state ("writing" with async, otherwise "done"), path,
  * global_step, bytes (0 while it is being written), copy_seconds (that training waited for the copy),
- * seconds. */
+ * seconds. With check_only nothing is written, but the host memory of the copy is taken: a driver asks once
+ * before it trains. */
 #include "worker/methods/checkpoint_internal.h"
 
 #include <string.h>
@@ -74,7 +75,9 @@ struct rk_status *rk_m_save_checkpoint(struct rk_call *call)
     RK_TRY(open_step_dir(call, &options, &step_dir));
     part_dir = rk_path_join(step_dir, options.name);
     st = rk_call_agree(call, rk_ckpt_check_target(part_dir));
-    if (!st && !options.check_only)
+    if (!st && options.check_only)
+        st = rk_model_prepare_checkpoint(call->role->model, options.contents);
+    else if (!st)
         st = save(call, &options, part_dir, &report);
     if (st || options.check_only)
         (void)rmdir(step_dir); /* succeeds when it is empty */
