@@ -46,6 +46,9 @@
         DIMS(bytes, kind), TINY(1024, kind)                                                                  \
     }
 
+#define CKPT(a_name, what) \
+    MODEL("ckpt", a_name, BENCH_GBYTES, bench_run_checkpoint, bench_model_1_5b, DIMS(what), TINY(what))
+
 const struct bench_case bench_cases[] = {
     OP("gemm", "gemm_8192", BENCH_TFLOPS, bench_op_gemm, DIMS(8192, 8192, 8192), TINY(32, 32, 32)),
     TRAIN_GEMMS(2048, 1536),
@@ -160,6 +163,10 @@ const struct bench_case bench_cases[] = {
           DECODE(64), .num_ranks = 2),
     MODEL("decode", "strict_overhead_decode_7b_tp4", BENCH_PERCENT, bench_run_strict_decode, bench_model_7b,
           DECODE(64), .num_ranks = 4),
+
+    CKPT("ckpt_stall_1.5b", BENCH_CKPT_STALL),
+    CKPT("ckpt_save_1.5b", BENCH_CKPT_SAVE),
+    CKPT("ckpt_load_1.5b", BENCH_CKPT_LOAD),
 
     COMM("comm", "all_reduce_256m", BENCH_GBYTES, 1 << 28, BENCH_ALL_REDUCE),
     COMM("comm", "all_reduce_16k", BENCH_MICROS, 1 << 14, BENCH_ALL_REDUCE),

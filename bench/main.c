@@ -15,8 +15,8 @@
 #define EXIT_USAGE 2
 
 static const char help[] =
-    "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | reshard "
-    "| comm\n"
+    "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | ckpt "
+    "| reshard | comm\n"
     "\n"
     "Measures this build of rankd and prints each figure beside the bound of the hardware.\n"
     "\n"

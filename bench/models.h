@@ -58,6 +58,11 @@ struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num
 /* dims of bench_run_collective: bytes, one of these. */
 enum bench_collective { BENCH_ALL_REDUCE, BENCH_ALL_GATHER, BENCH_REDUCE_SCATTER };
 
+/* dims of bench_run_checkpoint: one of these. */
+enum bench_checkpoint { BENCH_CKPT_STALL, BENCH_CKPT_SAVE, BENCH_CKPT_LOAD };
+
+struct rk_status *bench_run_checkpoint(struct bench_ctx *ctx, const struct bench_case *bench,
+                                       struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_collective(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_train(struct bench_ctx *ctx, const struct bench_case *bench,
