@@ -8,6 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
+#include "driver-cli/hub_internal.h"
 #include "driver-cli/job_keys.def"
 
 static const struct rk_config_key keys[] = {
@@ -78,8 +79,8 @@ static struct rk_json *resolved_list(const struct rk_json *paths, const char *di
 
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
-    static const char *const paths[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
-                                        RK_JOB_MODEL "tokenizer_path"};
+    static const char *const models[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
+                                         RK_JOB_MODEL "tokenizer_path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
     /* Relative to where rankctl was started, as in verl. */
     static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path"};
@@ -88,9 +89,13 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     struct rk_json *tree = rk_json_clone(rk_config_tree(job));
     const struct rk_json *reward = rk_config_json(job, "reward");
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(paths); i++) {
-        if (!rk_config_is_null(job, paths[i]))
-            rk_json_set_path(tree, paths[i], resolved(rk_json_find_path(tree, paths[i]), dir));
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        if (!rk_config_is_null(job, models[i])) {
+            char *full = rk_hub_resolve(dir, rk_config_string(job, models[i]));
+
+            rk_json_set_path(tree, models[i], rk_json_new_string(full));
+            rk_free(full);
+        }
     }
     for (size_t i = 0; i < RK_ARRAY_LEN(lists); i++) {
         if (!rk_config_is_null(job, lists[i]))

@@ -24,8 +24,9 @@ struct rk_status *rk_chat_create_text(struct rk_chat **out, const char *text, si
                                       const char *source) RK_NODISCARD;
 /* The template of a model's or a tokenizer's directory, with its special tokens: chat_template.jinja and
  * additional_chat_templates/tool_use.jinja, else chat_template in tokenizer_config.json (text, or a list of
- * {name, template}), else chat_template.json. *out is NULL when there is none. */
-struct rk_status *rk_chat_create_dir(struct rk_chat **out, const char *dir) RK_NODISCARD;
+ * {name, template}), else chat_template.json. `custom`, when it is not NULL, is the template's text instead
+ * of all these. *out is NULL when there is none. */
+struct rk_status *rk_chat_create_dir(struct rk_chat **out, const char *dir, const char *custom) RK_NODISCARD;
 void rk_chat_destroy(struct rk_chat *chat); /* NULL is a no-op */
 /* Variables that every rendering has: members of an object, {"bos_token": "<s>"}. Copies. */
 void rk_chat_set_variables(struct rk_chat *chat, const struct rk_json *variables);

@@ -1,6 +1,6 @@
-/* Prompts from JSON Lines: one object a line, {"prompt": text or chat messages, "data_source": ...,
- * "reward_model":
- * {"ground_truth": ...}, "extra_info": {...}} as verl's parquet rows have them. */
+/* Prompts from JSON Lines or JSON arrays, with the members that verl's Parquet rows have: {"prompt": text or
+ * [{"role": ..., "content": ...}], "data_source": ..., "reward_model": {"ground_truth": ...}, "extra_info":
+ * {...}} (docs/data.md). */
 #ifndef RK_DATASET_H
 #define RK_DATASET_H
 
@@ -9,6 +9,7 @@
 
 #include "base/rk_json.h"
 #include "base/rk_status.h"
+#include "driver-cli/rk_chat.h"
 #include "driver-cli/rk_tokenizer.h"
 
 RK_BEGIN_DECLS
@@ -23,20 +24,25 @@ struct rk_dataset_config {
     bool filter_overlong_prompts;
     bool shuffle;
     uint64_t seed;
-    int64_t max_samples; /* -1: all */
+    int64_t max_samples;               /* -1: all */
+    const struct rk_chat *chat;        /* renders messages; NULL: the model has no template */
+    const struct rk_json *chat_kwargs; /* object of variables for it, or NULL */
+    const char *template_dir;          /* where a template was looked for, for messages; or NULL */
+    int64_t now_s;                     /* of templates that write the date */
 };
 
 struct rk_dataset_row {
     const int32_t *prompt_ids;
     int64_t prompt_len;
-    const char *prompt;               /* text */
+    const char *prompt;               /* text as it was encoded: messages are rendered */
     const char *data_source;          /* "" when absent */
     const char *ground_truth;         /* text; objects as JSON text; "" when absent */
     const struct rk_json *extra_info; /* or NULL */
-    int64_t index;                    /* line order over all files */
+    int64_t index;                    /* order of rows over all files */
 };
 
-/* Reads and tokenizes everything. INVALID_ARGUMENT "FILE:LINE: KEY: ..." for a bad line. */
+/* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: KEY: ..." for a bad
+ * row. Warns once about text prompts when there is a template. */
 struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dataset_config *config,
                                     const struct rk_tokenizer *tokenizer) RK_NODISCARD;
 void rk_dataset_destroy(struct rk_dataset *dataset); /* NULL is a no-op */

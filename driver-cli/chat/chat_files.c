@@ -106,7 +106,7 @@ static void take_tokens(struct rk_json *variables, const struct rk_json *from)
     }
 }
 
-static struct rk_status *read_dir(struct rk_chat *chat, const char *dir)
+static struct rk_status *read_dir(struct rk_chat *chat, const char *dir, const char *custom)
 {
     struct rk_json *config = NULL, *tokens = NULL, *legacy = NULL;
     struct rk_status *st;
@@ -116,6 +116,10 @@ static struct rk_status *read_dir(struct rk_chat *chat, const char *dir)
     take_tokens(chat->variables, config);
     if (!rk_json_find(config, "added_tokens_decoder")) /* with it transformers does not look further */
         take_tokens(chat->variables, tokens);
+    if (custom) {
+        st = rk_jinja_compile(&chat->plain, custom, strlen(custom), "template");
+        goto out;
+    }
     RK_TRY_GOTO(st, compile_file(&chat->plain, dir, "chat_template.jinja"), out);
     RK_TRY_GOTO(st, compile_file(&chat->with_tools, dir, "additional_chat_templates/tool_use.jinja"), out);
     if (!chat->plain)
@@ -131,14 +135,14 @@ out:
     return st;
 }
 
-struct rk_status *rk_chat_create_dir(struct rk_chat **out, const char *dir)
+struct rk_status *rk_chat_create_dir(struct rk_chat **out, const char *dir, const char *custom)
 {
     struct rk_chat *chat = rk_calloc(1, sizeof(*chat));
     struct rk_status *st;
 
     *out = NULL;
     chat->variables = rk_json_new_object();
-    st = read_dir(chat, dir);
+    st = read_dir(chat, dir, custom);
     if (!st && chat->plain)
         *out = chat;
     else

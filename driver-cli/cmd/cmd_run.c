@@ -15,6 +15,7 @@
 #include "driver-cli/cmd/rescue_internal.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
 #include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/run_internal.h"
@@ -72,11 +73,14 @@ static char *directory_of(const char *path)
     return dir;
 }
 
-static struct rk_status *check_model_path(const char *path)
+static struct rk_status *check_model_path(const struct run *run)
 {
-    if (!path || access(path, R_OK | X_OK) == 0)
+    const char *full = run->inputs.model_path;
+
+    if (!full || access(full, R_OK | X_OK) == 0)
         return NULL;
-    return RK_FAIL(RK_NOT_FOUND, RK_JOB_MODEL "path: cannot open '%s': %s", path, strerror(errno));
+    return RK_WRAP(rk_hub_not_found(rk_config_string(run->job, RK_JOB_MODEL "path"), full),
+                   RK_JOB_MODEL "path");
 }
 
 static struct rk_status *read_inputs(struct run *run)
@@ -92,7 +96,7 @@ static struct rk_status *read_inputs(struct run *run)
     run->job_dir = directory_of(path);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* elsewhere it is on the daemons' hosts */
-        st = check_model_path(run->inputs.model_path);
+        st = check_model_path(run);
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
 

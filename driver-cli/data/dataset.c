@@ -1,8 +1,7 @@
-/* Prompt datasets from JSON Lines. Everything is read and tokenized when the dataset is made, so that a bad
- * line or an overlong prompt is found before anything runs. */
+/* Prompt datasets. Everything is read, rendered and tokenized when the dataset is made, so that a bad row or
+ * an overlong prompt is found before anything runs. */
 #include "driver-cli/rk_dataset.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -10,17 +9,16 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_rng.h"
-#include "base/rk_str.h"
-#include "driver-cli/files_internal.h"
+#include "driver-cli/data/prompt_internal.h"
+#include "driver-cli/data/rows_internal.h"
 
-#define LINE_BYTES_MAX (16 << 20)
 #define SHUFFLE_STREAM "data.shuffle" /* names the random stream of the permutations */
 
 struct row {
     struct rk_dataset_row view;
-    struct rk_json *json; /* the line; strings of the view point into it */
-    int32_t *prompt_ids;
-    char *ground_truth; /* owned when it is JSON text */
+    struct rk_prompt prompt;
+    char *data_source, *ground_truth;
+    struct rk_json *extra_info;
 };
 
 struct rk_dataset {
@@ -29,14 +27,22 @@ struct rk_dataset {
     uint64_t seed;
     int64_t epoch; /* of `order`; -1: none yet */
     int64_t *order;
-    int64_t num_filtered;
+    int64_t num_filtered, num_texts;
+};
+
+struct loader {
+    struct rk_dataset *dataset;
+    const struct rk_dataset_config *config;
+    const struct rk_tokenizer *tokenizer;
+    int64_t index; /* of the next row */
 };
 
 static void row_fini(struct row *row)
 {
-    rk_json_free(row->json);
-    rk_free(row->prompt_ids);
+    rk_prompt_fini(&row->prompt);
+    rk_free(row->data_source);
     rk_free(row->ground_truth);
+    rk_json_free(row->extra_info);
 }
 
 void rk_dataset_destroy(struct rk_dataset *dataset)
@@ -74,151 +80,114 @@ static struct rk_status *truncate_prompt(int32_t *ids, int64_t *count, const str
     return NULL;
 }
 
-static struct rk_status *read_prompt(struct row *row, const struct rk_dataset_config *config,
-                                     const struct rk_tokenizer *tokenizer, bool *is_overlong)
+static struct rk_status *read_prompt(struct row *row, const struct rk_json *json, const struct loader *loader,
+                                     bool *is_overlong)
 {
-    struct rk_json *prompt = rk_json_find(row->json, config->prompt_key);
-    const char *text = rk_json_as_string(prompt, NULL);
-    struct rk_tokenizer_ids ids = {0};
+    const struct rk_dataset_config *config = loader->config;
+    struct rk_tokenizer_ids *ids = &row->prompt.ids;
 
-    *is_overlong = false;
-    if (!text)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected text, got %s", config->prompt_key,
-                       prompt ? rk_json_type_name(rk_json_type(prompt)) : "nothing");
-    RK_TRY(rk_tokenizer_encode(tokenizer, text, rk_json_string_bytes(prompt), false, &ids));
-    row->prompt_ids = ids.items;
-    row->view.prompt = text;
-    if (ids.count == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: the prompt is empty", config->prompt_key);
-    *is_overlong = ids.count > config->max_prompt_length;
+    RK_TRY(rk_prompt_read(&row->prompt, json, config, loader->tokenizer));
+    *is_overlong = ids->count > config->max_prompt_length;
     if (!(*is_overlong && config->filter_overlong_prompts))
-        RK_TRY(truncate_prompt(row->prompt_ids, &ids.count, config));
-    row->view.prompt_ids = row->prompt_ids;
-    row->view.prompt_len = ids.count;
+        RK_TRY(truncate_prompt(ids->items, &ids->count, config));
+    row->view.prompt = row->prompt.text;
+    row->view.prompt_ids = ids->items;
+    row->view.prompt_len = ids->count;
     return NULL;
 }
 
-static struct rk_status *read_fields(struct row *row)
+static struct rk_status *read_fields(struct row *row, const struct rk_json *json)
 {
-    struct rk_json *truth = rk_json_find_path(row->json, "reward_model.ground_truth");
+    const struct rk_json *model = rk_json_find(json, "reward_model");
+    const struct rk_json *truth = rk_json_find(model, "ground_truth");
+    const char *source = "";
 
-    row->view.data_source = "";
-    RK_TRY(rk_json_opt_string(row->json, "", "data_source", &row->view.data_source));
-    if (truth && rk_json_type(truth) != RK_JSON_STRING && !rk_json_is_null(truth))
+    RK_TRY(rk_json_opt_string(json, "", "data_source", &source));
+    if (!rk_json_is_null(model) && rk_json_type(model) != RK_JSON_OBJECT)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "reward_model: expected an object with ground_truth, got %s",
+                       rk_json_type_name(rk_json_type(model)));
+    row->data_source = rk_strdup(source);
+    if (rk_json_is_null(truth) || rk_json_type(truth) == RK_JSON_STRING)
+        row->ground_truth = rk_strdup(rk_json_as_string(truth, ""));
+    else
         row->ground_truth = rk_json_dump(truth, 0, false);
-    row->view.ground_truth = row->ground_truth ? row->ground_truth : rk_json_as_string(truth, "");
-    row->view.extra_info = rk_json_find(row->json, "extra_info");
+    if (rk_json_find(json, "extra_info"))
+        row->extra_info = rk_json_retain(rk_json_find(json, "extra_info"));
+    row->view.data_source = row->data_source;
+    row->view.ground_truth = row->ground_truth;
+    row->view.extra_info = row->extra_info;
     return NULL;
 }
 
-static struct rk_status *add_line(struct rk_dataset *dataset, const char *line, size_t bytes, int64_t index,
-                                  const struct rk_dataset_config *config,
-                                  const struct rk_tokenizer *tokenizer)
+static bool is_full(const struct loader *loader)
 {
-    struct row row = {.view = {.index = index}};
+    return loader->config->max_samples >= 0 && loader->dataset->rows.count >= loader->config->max_samples;
+}
+
+static struct rk_status *add_row(void *user, struct rk_json *json, bool *is_enough)
+{
+    struct loader *loader = user;
+    struct row row = {.view = {.index = loader->index++}};
     bool is_overlong = false;
-    struct rk_status *st;
+    struct rk_status *st = read_prompt(&row, json, loader, &is_overlong);
 
-    RK_TRY_GOTO(st, rk_json_parse(&row.json, line, bytes, "line", 0), out);
-    RK_TRY_GOTO(st, read_prompt(&row, config, tokenizer, &is_overlong), out);
-    RK_TRY_GOTO(st, read_fields(&row), out);
-    if (is_overlong && config->filter_overlong_prompts) {
-        dataset->num_filtered++;
-    } else {
-        rk_array_append(&dataset->rows, row);
-        return NULL;
+    if (!st)
+        st = read_fields(&row, json);
+    rk_json_free(json);
+    if (st || (is_overlong && loader->config->filter_overlong_prompts)) {
+        loader->dataset->num_filtered += is_overlong;
+        row_fini(&row);
+        return st;
     }
-out:
-    row_fini(&row);
-    return st;
+    loader->dataset->num_texts += !row.prompt.is_chat;
+    rk_array_append(&loader->dataset->rows, row);
+    *is_enough = is_full(loader);
+    return NULL;
 }
 
-static bool is_blank(const char *line, size_t bytes)
+static struct rk_status *read_files(struct loader *loader)
 {
-    for (size_t i = 0; i < bytes; i++) {
-        if (!strchr(" \t\r\n", line[i]))
-            return false;
-    }
-    return true;
-}
+    struct rk_dataset *dataset = loader->dataset;
+    const struct rk_dataset_config *config = loader->config;
 
-static bool is_full(const struct rk_dataset *dataset, const struct rk_dataset_config *config)
-{
-    return config->max_samples >= 0 && dataset->rows.count >= config->max_samples;
-}
-
-static struct rk_status *read_lines(struct rk_dataset *dataset, FILE *file, const char *path, int64_t *index,
-                                    const struct rk_dataset_config *config,
-                                    const struct rk_tokenizer *tokenizer)
-{
-    struct rk_status *st = NULL;
-    char *line = NULL;
-    size_t capacity = 0;
-    ssize_t bytes;
-
-    for (int64_t number = 1; !st && !is_full(dataset, config); number++) {
-        bytes = getline(&line, &capacity, file);
-        if (bytes < 0) { /* the end, or something that cannot be read, such as a directory */
-            st = ferror(file) ? rk_errno_status("cannot read the data file", path) : NULL;
-            break;
-        }
-        if (is_blank(line, (size_t)bytes))
-            continue;
-        if (bytes > LINE_BYTES_MAX)
-            st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "the line has %zd bytes, the limit is %d", bytes,
-                         LINE_BYTES_MAX);
-        else
-            st = add_line(dataset, line, (size_t)bytes, (*index)++, config, tokenizer);
-        if (st)
-            st = RK_WRAP(st, "%s:%lld", path, (long long)number);
-    }
-    rk_free(line);
-    return st;
-}
-
-static struct rk_status *read_file(struct rk_dataset *dataset, const char *path, int64_t *index,
-                                   const struct rk_dataset_config *config,
-                                   const struct rk_tokenizer *tokenizer)
-{
-    FILE *file = fopen(path, "re");
-    struct rk_status *st;
-
-    if (!file)
-        return rk_errno_status("cannot open the data file", path);
-    st = read_lines(dataset, file, path, index, config, tokenizer);
-    fclose(file);
-    return st;
+    for (const char *const *path = config->files; *path && !is_full(loader); path++)
+        RK_TRY(rk_rows_read(*path, add_row, loader));
+    if (dataset->rows.count == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "data: no prompts in '%s' (%lld were longer than data.max_prompt_length)",
+                       config->files[0] ? config->files[0] : "", (long long)dataset->num_filtered);
+    if (dataset->num_filtered > 0)
+        RK_INFO("left out %lld prompts longer than data.max_prompt_length=%lld",
+                (long long)dataset->num_filtered, (long long)config->max_prompt_length);
+    if (dataset->num_texts > 0 && config->chat)
+        RK_WARN(
+            "%lld of %lld prompts of '%s' are text, and the model has a chat template: they are encoded as "
+            "they "
+            "are; give lists of messages, [{\"role\": \"user\", \"content\": ...}], to apply the template",
+            (long long)dataset->num_texts, (long long)dataset->rows.count, config->files[0]);
+    return NULL;
 }
 
 struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dataset_config *config,
                                     const struct rk_tokenizer *tokenizer)
 {
     struct rk_dataset *dataset = rk_calloc(1, sizeof(*dataset));
-    struct rk_status *st = NULL;
-    int64_t index = 0;
+    struct loader loader = {.dataset = dataset, .config = config, .tokenizer = tokenizer};
+    struct rk_status *st;
 
     RK_ASSERT(config->max_prompt_length > 0);
     *out = NULL;
     dataset->shuffle = config->shuffle;
     dataset->seed = config->seed;
     dataset->epoch = -1;
-    for (const char *const *path = config->files; *path; path++)
-        RK_TRY_GOTO(st, read_file(dataset, *path, &index, config, tokenizer), out);
-    if (dataset->rows.count == 0) {
-        st = RK_FAIL(RK_INVALID_ARGUMENT,
-                     "data: no prompts in '%s' (%lld were longer than data.max_prompt_length)",
-                     config->files[0] ? config->files[0] : "", (long long)dataset->num_filtered);
-        goto out;
+    st = read_files(&loader);
+    if (st) {
+        rk_dataset_destroy(dataset);
+        return st;
     }
-    if (dataset->num_filtered > 0)
-        RK_INFO("left out %lld prompts longer than data.max_prompt_length=%lld",
-                (long long)dataset->num_filtered, (long long)config->max_prompt_length);
     dataset->order = rk_calloc((size_t)dataset->rows.count, sizeof(*dataset->order));
     *out = dataset;
-    dataset = NULL;
-out:
-    rk_dataset_destroy(dataset);
-    return st;
+    return NULL;
 }
 
 int64_t rk_dataset_num_rows(const struct rk_dataset *dataset)

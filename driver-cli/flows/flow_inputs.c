@@ -6,10 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "driver-cli/files_internal.h"
+#include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
 
 #define CONFIG_BYTES_MAX (1u << 20)
@@ -74,7 +77,7 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
     struct rk_status *st = NULL;
 
     if (path) {
-        inputs->model_path = rk_resolve_path(job_dir, path);
+        inputs->model_path = rk_hub_resolve(job_dir, path);
         RK_TRY_GOTO(st, read_optional_json(&inputs->hf_config, inputs->model_path, "config.json"), out);
         RK_TRY_GOTO(st, read_optional_json(&generation, inputs->model_path, "generation_config.json"), out);
     } else {
@@ -102,7 +105,8 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
                                         const char *job_dir)
 {
     const char *path = rk_config_string(job, RK_JOB_MODEL "tokenizer_path");
-    char *full = path ? rk_resolve_path(job_dir, path) : rk_strdup(inputs->model_path);
+    const char *name = path ? path : rk_config_string(job, RK_JOB_MODEL "path");
+    char *full = path ? rk_hub_resolve(job_dir, path) : rk_strdup(inputs->model_path);
     struct stat info;
     char *file;
     struct rk_status *st;
@@ -114,10 +118,44 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
         inputs->tokenizer_dir = rk_path_dir(full);
         file = rk_strdup(full);
     }
-    st = rk_tokenizer_create_file(&inputs->tokenizer, file);
+    if (access(full, F_OK) == 0)
+        st = rk_tokenizer_create_file(&inputs->tokenizer, file);
+    else
+        st = rk_hub_not_found(name, full);
     rk_free(file);
     rk_free(full);
-    return st ? RK_WRAP(st, RK_JOB_MODEL "tokenizer_path") : NULL;
+    return st ? RK_WRAP(st, "%s", path ? RK_JOB_MODEL "tokenizer_path" : RK_JOB_MODEL "path") : NULL;
+}
+
+/* Arguments of transformers' apply_chat_template that are no variables of the template. verl drops the first
+ * three; the others would change what is rendered. */
+static struct rk_status *check_chat_kwargs(const struct rk_json *kwargs)
+{
+    static const char *const refused[] = {"add_generation_prompt",
+                                          "chat_template",
+                                          "continue_final_message",
+                                          "conversation",
+                                          "documents",
+                                          "messages",
+                                          "return_assistant_tokens_mask",
+                                          "tools"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(refused); i++) {
+        if (rk_json_find(kwargs, refused[i]))
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "data.apply_chat_template_kwargs.%s: not a variable of the template", refused[i]);
+    }
+    return NULL;
+}
+
+static struct rk_status *load_chat(struct rk_flow_inputs *inputs, const struct rk_config *job)
+{
+    const char *custom = rk_config_string(job, RK_JOB_MODEL "custom_chat_template");
+    struct rk_status *st;
+
+    RK_TRY(check_chat_kwargs(rk_config_json(job, "data.apply_chat_template_kwargs")));
+    st = rk_chat_create_dir(&inputs->chat, inputs->tokenizer_dir, custom);
+    return st && custom ? RK_WRAP(st, RK_JOB_MODEL "custom_chat_template") : st;
 }
 
 /* The keys in which the two datasets of a job differ. */
@@ -159,6 +197,10 @@ static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_f
         .shuffle = rk_config_bool(job, keys->shuffle),
         .seed = (uint64_t)rk_config_int(job, "data.seed"),
         .max_samples = rk_config_int(job, keys->max_samples),
+        .chat = inputs->chat,
+        .chat_kwargs = rk_config_json(job, "data.apply_chat_template_kwargs"),
+        .template_dir = inputs->tokenizer_dir,
+        .now_s = (int64_t)time(NULL),
     };
     char **files = NULL;
     struct rk_status *st;
@@ -195,6 +237,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     out->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, load_chat(out, job), fail);
     RK_TRY_GOTO(st, load_datasets(out, job, job_dir), fail);
     RK_TRY_GOTO(st, rk_reward_create(&out->reward, rk_config_json(job, "reward"), job_dir), fail);
     return NULL;
@@ -208,6 +251,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
     rk_reward_destroy(inputs->reward);
     rk_dataset_destroy(inputs->dataset);
     rk_dataset_destroy(inputs->val_dataset);
+    rk_chat_destroy(inputs->chat);
     rk_tokenizer_destroy(inputs->tokenizer);
     rk_json_free(inputs->eos_ids);
     rk_json_free(inputs->hf_config);

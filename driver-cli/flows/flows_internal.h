@@ -11,13 +11,14 @@
 
 /* What a job names, read and checked before any daemon is started. */
 struct rk_flow_inputs {
-    char *model_path; /* absolute; NULL: random weights */
+    char *model_path; /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
     char *tokenizer_dir;
     struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
     struct rk_json *eos_ids;   /* array */
     int64_t pad_id;
     struct rk_workload workload;
     struct rk_tokenizer *tokenizer;
+    struct rk_chat *chat; /* NULL: the tokenizer has no chat template */
     struct rk_dataset *dataset;
     struct rk_dataset *val_dataset; /* NULL without data.val_files */
     struct rk_reward *reward;

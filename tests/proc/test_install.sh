@@ -33,8 +33,11 @@ if grep -rn '^package' "$prefix/share/rankd/proto" | grep -v 'package rankd.v1;'
     exit 1
 fi
 
+# The converter of Parquet files runs where it is installed.
+python3 "$prefix/share/rankd/python/rankd_parquet_to_jsonl.py" --help >/dev/null
+
 # A program in C, with what is installed and nothing else.
-for header in algo dataset driver reward tokenizer; do
+for header in algo chat dataset driver reward tokenizer; do
     echo "#include \"driver-cli/rk_$header.h\""
 done >"$prefix/all.c"
 echo '#include "dispatch/rk_dispatch.h"' >>"$prefix/all.c"

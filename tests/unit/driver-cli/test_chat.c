@@ -227,7 +227,7 @@ static void expect_text(const char *dir, const char *tools, const char *expected
     struct rk_str text = {0};
     struct rk_chat *chat;
 
-    assert_ok(rk_chat_create_dir(&chat, dir));
+    assert_ok(rk_chat_create_dir(&chat, dir, NULL));
     assert_non_null(chat);
     assert_ok(render(chat, default_messages, tools, &text));
     assert_string_equal(rk_str_text(&text), expected);
@@ -242,10 +242,11 @@ static void expect_text(const char *dir, const char *tools, const char *expected
 static void test_create_dir_finds_the_template_where_transformers_does(void **state)
 {
     char *dir = make_dir("model"), *more = rk_path_join(dir, "additional_chat_templates");
+    struct rk_str text = {0};
     struct rk_chat *chat;
 
     (void)state;
-    assert_ok(rk_chat_create_dir(&chat, dir));
+    assert_ok(rk_chat_create_dir(&chat, dir, NULL));
     assert_null(chat);
     put(dir, "chat_template.json", "{\"chat_template\": \"legacy {{ bos_token }}\"}");
     expect_text(dir, NULL, "legacy ");
@@ -264,6 +265,12 @@ static void test_create_dir_finds_the_template_where_transformers_does(void **st
         "\"rag\", \"template\": \"{% include 'x' %}\"}]}");
     expect_text(dir, NULL, "plain <s>");
     expect_text(dir, "[{}]", "tools 1");
+    assert_ok(rk_chat_create_dir(&chat, dir, "own {{ bos_token }}"));
+    assert_ok(render(chat, default_messages, NULL, &text));
+    assert_string_equal(rk_str_text(&text), "own <s>");
+    rk_str_fini(&text);
+    rk_chat_destroy(chat);
+    assert_fails(rk_chat_create_dir(&chat, dir, "\n{{"), RK_INVALID_ARGUMENT, "template:2");
     put(dir, "chat_template.jinja", "file {{ tools is none }}\n");
     expect_text(dir, "[{}]", "file False");
     assert_int_equal(mkdir(more, 0755), 0);
@@ -301,7 +308,7 @@ static void test_create_dir_bad_file_is_named(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(bad_configs); i++) {
         print_message("  %s\n", bad_configs[i].label);
         put(dir, "tokenizer_config.json", bad_configs[i].text);
-        assert_fails(rk_chat_create_dir(&chat, dir), bad_configs[i].code, bad_configs[i].message);
+        assert_fails(rk_chat_create_dir(&chat, dir, NULL), bad_configs[i].code, bad_configs[i].message);
         assert_null(chat);
     }
     rk_free(dir);

@@ -143,10 +143,13 @@ static const struct {
     const char *label, *text, *message;
 } bad_lines[] = {
     {"not JSON", "{\"prompt\": \"1\"}\nhello\n", "data.jsonl:2"},
-    {"no prompt", "{\"x\": 1}\n", "data.jsonl:1: prompt: expected text, got nothing"},
+    {"no prompt", "{\"x\": 1}\n", "data.jsonl:1: prompt: expected text or a list of messages, got nothing"},
     {"a number", "{\"prompt\": 5}\n", "got an integer"},
     {"empty prompt", "{\"prompt\": \"\"}\n", "the prompt is empty"},
     {"letter without token", "{\"prompt\": \"1x\"}\n", "0x78"},
+    {"a list, not an object", "{\"prompt\": \"1\"}\n\n[1]\n", "data.jsonl:3: expected a JSON object"},
+    {"reward_model is text", "{\"prompt\": \"1\", \"reward_model\": \"rule\"}\n",
+     "data.jsonl:1: reward_model"},
     {"source is a list", "{\"prompt\": \"1\", \"data_source\": []}\n", "data_source"},
     {"nothing at all", "\n\n", "no prompts"},
 };
@@ -161,6 +164,160 @@ static void test_create_bad_line_is_named(void **state)
         assert_fails(load(&dataset, bad_lines[i].text, (struct rk_dataset_config){0}), RK_INVALID_ARGUMENT,
                      bad_lines[i].message);
     }
+}
+
+/* --- JSON arrays --- */
+
+static void test_create_array_of_rows_is_read_like_lines(void **state)
+{
+    static const char text[] =
+        " \n[\n {\"prompt\": \"1,2\", \"data_source\": \"a]},\\\"[\"},\n\n {\"prompt\": \"3\",\n"
+        "  \"extra_info\": {\"l\": [[1], {}]}}\n, {\"prompt\":\"4\"}]\n\n";
+    struct rk_dataset *dataset = NULL;
+
+    (void)state;
+    assert_ok(load(&dataset, text, (struct rk_dataset_config){0}));
+    assert_int_equal(rk_dataset_num_rows(dataset), 3);
+    assert_string_equal(rk_dataset_at(dataset, 0, 0)->data_source, "a]},\"[");
+    assert_string_equal(rk_dataset_at(dataset, 0, 1)->prompt, "3");
+    assert_int_equal(rk_json_count(rk_json_find(rk_dataset_at(dataset, 0, 1)->extra_info, "l")), 2);
+    assert_int_equal(rk_dataset_at(dataset, 0, 2)->index, 2);
+    rk_dataset_destroy(dataset);
+    assert_ok(load(&dataset, text, (struct rk_dataset_config){.max_samples = 1}));
+    assert_int_equal(rk_dataset_num_rows(dataset), 1);
+    rk_dataset_destroy(dataset);
+}
+
+static const struct {
+    const char *label, *text, *message;
+} bad_arrays[] = {
+    {"bad row", "[{\"prompt\": \"1\"},\n{\"prompt\": 5}]", "data.jsonl:2: prompt"},
+    {"row that begins on line 3", "[\n{\"prompt\": \"1\"},\n{\n\"prompt\": \"\"}\n]",
+     "data.jsonl:3: prompt: the prompt is empty"},
+    {"no end", "[{\"prompt\": \"1\"}", "data.jsonl:1: the file ends inside of a row"},
+    {"no end of a string", "[{\"prompt\": \"1}]\n", "data.jsonl:1: the file ends inside of a row"},
+    {"comma at the end", "[{\"prompt\": \"1\"},\n]", "data.jsonl:2"},
+    {"two commas", "[{\"prompt\": \"1\"},,{\"prompt\": \"1\"}]", "data.jsonl:1"},
+    {"no comma", "[{\"prompt\": \"1\"} {\"prompt\": \"1\"}]", "data.jsonl:1"},
+    {"a number", "[5]", "data.jsonl:1: expected a JSON object"},
+    {"empty", "[ ]", "no prompts"},
+    {"text behind it", "[{\"prompt\": \"1\"}]\nx", "data.jsonl:2: text behind the end"},
+    {"Parquet", "PAR1xxxxPAR1", "rankd_parquet_to_jsonl.py"},
+};
+
+static void test_create_bad_array_is_named(void **state)
+{
+    struct rk_dataset *dataset = NULL;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_arrays); i++) {
+        print_message("  %s\n", bad_arrays[i].label);
+        assert_fails(load(&dataset, bad_arrays[i].text, (struct rk_dataset_config){0}), RK_INVALID_ARGUMENT,
+                     bad_arrays[i].message);
+        assert_null(dataset);
+    }
+}
+
+/* --- messages --- */
+
+#define TEMPLATE                                                                                           \
+    "{% for m in messages %}{{ m.role | length }},{{ m.content if m.content is string else "               \
+    "m.content[0].text }}"                                                                                 \
+    "{{ ':' if not loop.last }}{% endfor %}{{ ',' ~ tools | length if tools }}{{ ':' ~ digit if digit is " \
+    "defined }}"                                                                                           \
+    "{{ raise_exception('no user') if messages[0].role != 'user' }}"
+
+static struct rk_chat *make_chat(void)
+{
+    struct rk_chat *chat;
+
+    assert_ok(rk_chat_create_text(&chat, TEMPLATE, strlen(TEMPLATE), "template"));
+    return chat;
+}
+
+static void test_create_messages_are_rendered_by_the_template(void **state)
+{
+    static const char text[] =
+        "{\"prompt\": [{\"role\": \"user\", \"content\": \"12\"}, {\"role\": \"assistant\", \"content\": "
+        "[{\"type\": \"text\", \"text\": \"3\"}]}], \"tools\": [{\"name\": \"f\"}], \"images\": [], "
+        "\"agent_name\": \"x\"}\n"
+        "{\"prompt\": \"5\"}\n";
+    struct rk_json *kwargs = rk_json_new_object();
+    struct rk_chat *chat = make_chat();
+    struct rk_dataset *dataset;
+    const struct rk_dataset_row *row;
+
+    (void)state;
+    rk_json_set(kwargs, "digit", rk_json_new_int(7));
+    assert_ok(load(&dataset, text,
+                   (struct rk_dataset_config){.chat = chat, .chat_kwargs = kwargs, .max_prompt_length = 32}));
+    row = rk_dataset_at(dataset, 0, 0);
+    assert_string_equal(row->prompt, "4,12:9,3,1:7");
+    assert_int_equal(row->prompt_len, 12);
+    assert_string_equal(rk_dataset_at(dataset, 0, 1)->prompt, "5"); /* text is not for the template */
+    rk_dataset_destroy(dataset);
+    assert_fails(load(&dataset, text, (struct rk_dataset_config){.chat = chat, .max_prompt_length = 4}),
+                 RK_INVALID_ARGUMENT, "data.jsonl:1: prompt: prompt has 10 tokens");
+    rk_chat_destroy(chat);
+    rk_json_free(kwargs);
+}
+
+static const struct {
+    const char *label, *text, *message;
+    rk_code_t code;
+} bad_messages[] = {
+    {"no messages", "{\"prompt\": []}", "data.jsonl:1: prompt: the list of messages is empty",
+     RK_INVALID_ARGUMENT},
+    {"text", "{\"prompt\": [\"hi\"]}", "prompt: [0]: expected {\"role\"", RK_INVALID_ARGUMENT},
+    {"no role", "{\"prompt\": [{\"content\": \"1\"}]}", "[0]: role: expected a string, got nothing",
+     RK_INVALID_ARGUMENT},
+    {"role is a number", "{\"prompt\": [{\"role\": 1, \"content\": \"1\"}]}",
+     "role: expected a string, got an integer", RK_INVALID_ARGUMENT},
+    {"no content", "{\"prompt\": [{\"role\": \"user\"}]}", "[0]: content: expected text",
+     RK_INVALID_ARGUMENT},
+    {"second message",
+     "{\"prompt\": [{\"role\": \"user\", \"content\": \"1\"}, {\"role\": \"user\", \"content\": 1}]}",
+     "[1]: content: expected text", RK_INVALID_ARGUMENT},
+    {"image", "{\"prompt\": [{\"role\": \"user\", \"content\": [{\"type\": \"image_url\"}]}]}",
+     "[0]: content[0]: parts of type 'image_url'", RK_UNIMPLEMENTED},
+    {"part without type", "{\"prompt\": [{\"role\": \"user\", \"content\": [{}]}]}", "content[0]: expected",
+     RK_INVALID_ARGUMENT},
+    {"part without text", "{\"prompt\": [{\"role\": \"user\", \"content\": [{\"type\": \"text\"}]}]}",
+     "text: expected a string", RK_INVALID_ARGUMENT},
+    {"images", "{\"prompt\": \"1\", \"images\": [\"a.png\"]}", "data.jsonl:1: images", RK_UNIMPLEMENTED},
+    {"tools", "{\"prompt\": [{\"role\": \"user\", \"content\": \"1\"}], \"tools\": \"f\"}",
+     "tools: expected a list", RK_INVALID_ARGUMENT},
+    {"a tool", "{\"prompt\": [{\"role\": \"user\", \"content\": \"1\"}], \"tools\": [1]}",
+     "tools[0]: expected", RK_INVALID_ARGUMENT},
+    {"raised", "{\"prompt\": [{\"role\": \"bot\", \"content\": \"1\"}]}",
+     "data.jsonl:1: prompt: template:1: the template raised: no user", RK_INVALID_ARGUMENT},
+};
+
+static void test_create_bad_messages_are_named(void **state)
+{
+    struct rk_chat *chat = make_chat();
+    struct rk_dataset *dataset;
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_messages); i++) {
+        print_message("  %s\n", bad_messages[i].label);
+        assert_fails(load(&dataset, bad_messages[i].text,
+                          (struct rk_dataset_config){.chat = chat, .max_prompt_length = 99}),
+                     bad_messages[i].code, bad_messages[i].message);
+    }
+    rk_chat_destroy(chat);
+}
+
+static void test_create_messages_without_a_template_are_refused(void **state)
+{
+    static const char text[] =
+        "{\"prompt\": \"1\"}\n{\"prompt\": [{\"role\": \"user\", \"content\": \"1\"}]}\n";
+    struct rk_dataset *dataset;
+
+    (void)state;
+    assert_fails(load(&dataset, text, (struct rk_dataset_config){.template_dir = "/models/base"}),
+                 RK_INVALID_ARGUMENT,
+                 "data.jsonl:2: prompt: a list of messages needs a chat template, and /models/base has none");
 }
 
 /* Goal: a file that cannot be read is no file that ends: nobody trains on half of the data. */
@@ -202,6 +359,11 @@ int main(void)
         cmocka_unit_test(test_create_overlong_prompt_is_cut_filtered_or_refused),
         cmocka_unit_test(test_at_shuffled_epochs_are_reproducible_permutations),
         cmocka_unit_test(test_create_bad_line_is_named),
+        cmocka_unit_test(test_create_array_of_rows_is_read_like_lines),
+        cmocka_unit_test(test_create_bad_array_is_named),
+        cmocka_unit_test(test_create_messages_are_rendered_by_the_template),
+        cmocka_unit_test(test_create_bad_messages_are_named),
+        cmocka_unit_test(test_create_messages_without_a_template_are_refused),
         cmocka_unit_test(test_create_unreadable_file_is_named),
         cmocka_unit_test(test_create_missing_file_is_not_found),
     };

@@ -29,7 +29,6 @@ static const char *const other_defaults[] = {
 static const char *const coming[] = {
     "actor_rollout_ref.rollout.val_kwargs.",
     "custom_reward_function.",
-    "data.apply_chat_template_kwargs",
     "trainer.log_val_generations",
     "trainer.rollout_data_dir",
     "trainer.test_freq",

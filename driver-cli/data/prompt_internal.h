@@ -1,0 +1,20 @@
+/* From the prompt of a row to text and tokens. */
+#ifndef RK_PROMPT_INTERNAL_H
+#define RK_PROMPT_INTERNAL_H
+
+#include "driver-cli/rk_dataset.h"
+
+struct rk_prompt {
+    char *text; /* as it was encoded; rk_free */
+    struct rk_tokenizer_ids ids;
+    bool is_chat; /* the row has messages */
+};
+
+/* Renders and encodes the prompt. INVALID_ARGUMENT "KEY: ..." for a prompt that cannot be one. The caller
+ * releases *out in any case. */
+struct rk_status *rk_prompt_read(struct rk_prompt *out, const struct rk_json *row,
+                                 const struct rk_dataset_config *config,
+                                 const struct rk_tokenizer *tokenizer) RK_NODISCARD;
+void rk_prompt_fini(struct rk_prompt *prompt);
+
+#endif

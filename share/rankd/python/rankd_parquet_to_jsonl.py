@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Converts Parquet files with verl's rows to the JSON Lines that rankd reads.
+
+Usage: rankd_parquet_to_jsonl.py [--keep-nulls] [--any-style] IN.parquet [IN.parquet ...] OUT.jsonl
+
+Reads with pyarrow, or with pandas when pyarrow is missing. All columns are kept with their names and in their order;
+so are the rows. Members of structs that are null are left out, because Arrow gives every row the members of all rows
+(--keep-nulls keeps them). What JSON or rankd cannot hold is an error that names row and column, and no output is
+left behind: bytes, NaN, infinity, integers beyond 64 bits, NUL in text, images, videos and audios, a
+reward_model.style other than "rule" (--any-style allows it).
+"""
+import argparse
+import datetime
+import decimal
+import json
+import math
+import os
+import sys
+
+INT64_MIN, INT64_MAX = -2 ** 63, 2 ** 63 - 1
+MEDIA = ("images", "videos", "audios")
+
+
+class ConversionError(ValueError):
+    """A value that has no place in the output; the message names it."""
+
+
+def fail(where, what):
+    raise ConversionError(f"{where}: {what}")
+
+
+def convert_text(value, where):
+    if "\0" in value:
+        fail(where, "text with a NUL character")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        fail(where, "text with a lone surrogate is not valid UTF-8")
+    return value
+
+
+def convert_number(value, where):
+    if isinstance(value, int):
+        if not INT64_MIN <= value <= INT64_MAX:
+            fail(where, f"the integer {value} is beyond 64 bits")
+        return value
+    if not math.isfinite(value):
+        fail(where, f"{value} has no JSON form")
+    return value
+
+
+def convert_struct(value, where, keep_nulls):
+    out = {}
+    for key, member in value.items():
+        if not isinstance(key, str):
+            fail(where, f"a key of type {type(key).__name__}, expected text")
+        converted = convert_value(member, f"{where}.{key}", keep_nulls)
+        if converted is not None or keep_nulls:
+            out[convert_text(key, where)] = converted
+    return out
+
+
+def plain(value):
+    """A numpy or pandas value as one of Python's own types."""
+    if type(value).__name__ in ("NaTType", "NAType"):
+        return None
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # numpy arrays and scalars
+        return value.tolist()
+    if hasattr(value, "as_py"):  # pyarrow scalars
+        return value.as_py()
+    return value
+
+
+def convert_value(value, where, keep_nulls=False):
+    """The value as JSON has it; ConversionError names `where` when it has no JSON form."""
+    value = plain(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return convert_text(value, where)
+    if isinstance(value, (int, float)):
+        return convert_number(value, where)
+    if isinstance(value, dict):
+        return convert_struct(value, where, keep_nulls)
+    if isinstance(value, (list, tuple)):
+        return [convert_value(item, f"{where}[{i}]", keep_nulls) for i, item in enumerate(value)]
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return str(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        fail(where, "bytes have no JSON form")
+    return fail(where, f"a value of type {type(value).__name__} has no JSON form")
+
+
+def check_messages(messages, where):
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            fail(f"{where}[{i}]", 'expected {"role": ..., "content": ...}')
+        content = message.get("content")
+        for k, part in enumerate(content if isinstance(content, list) else []):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind != "text":
+                fail(f"{where}[{i}].content[{k}]", f"a part of type {kind!r}; rankd's prompts are text")
+
+
+def check_row(row, where, any_style):
+    """What rankd would refuse later, or what would mean something else there."""
+    for name in MEDIA:
+        if row.get(name):
+            fail(f"{where}.{name}", "rankd's prompts are text")
+    if isinstance(row.get("prompt"), list):
+        check_messages(row["prompt"], f"{where}.prompt")
+    model = row.get("reward_model")
+    style = model.get("style") if isinstance(model, dict) else None
+    if style not in (None, "rule") and not any_style:
+        fail(f"{where}.reward_model.style", f"{style!r} is scored by a model in verl; --any-style keeps the row")
+
+
+def convert_row(row, where, keep_nulls=False, any_style=False):
+    """One row of a file as an object for one line."""
+    out = convert_struct(row, where, keep_nulls)
+    check_row(out, where, any_style)
+    return out
+
+
+def row_to_line(row, where, keep_nulls=False, any_style=False):
+    return json.dumps(convert_row(row, where, keep_nulls, any_style), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_rows(path):
+    """The rows of a Parquet file as dicts."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        pyarrow = None
+    if pyarrow is not None:
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+        return
+    try:
+        import pandas
+    except ImportError:
+        sys.exit("rankd_parquet_to_jsonl.py: needs pyarrow, or pandas with a Parquet engine: pip install pyarrow")
+    frame = pandas.read_parquet(path)
+    for values in frame.itertuples(index=False, name=None):
+        yield dict(zip(frame.columns, values))
+
+
+def write_lines(paths, out, keep_nulls, any_style):
+    count = 0
+    for path in paths:
+        for i, row in enumerate(read_rows(path)):
+            out.write(row_to_line(row, f"{path}: row {i}", keep_nulls, any_style))
+            count += 1
+    return count
+
+
+def convert_files(paths, out_path, keep_nulls=False, any_style=False):
+    """Writes all rows or nothing; returns their number."""
+    partial = out_path + ".partial"
+    try:
+        with open(partial, "w", encoding="utf-8", newline="\n") as out:
+            count = write_lines(paths, out, keep_nulls, any_style)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(partial, out_path)
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
+    return count
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description="Parquet files with verl's rows to JSON Lines for rankd.")
+    parser.add_argument("--keep-nulls", action="store_true", help="keep members of structs that are null")
+    parser.add_argument("--any-style", action="store_true", help="keep rows whose reward_model.style is not rule")
+    parser.add_argument("inputs", nargs="+", metavar="IN.parquet")
+    parser.add_argument("output", metavar="OUT.jsonl")
+    args = parser.parse_args(arguments)
+    try:
+        count = convert_files(args.inputs, args.output, args.keep_nulls, args.any_style)
+    except (ConversionError, OSError) as error:
+        sys.exit(f"rankd_parquet_to_jsonl.py: {error}")
+    print(f"{args.output}: {count} rows")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
