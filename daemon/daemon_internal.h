@@ -58,6 +58,8 @@ struct rk_daemon {
     struct rk_execute *pending;     /* the stream whose call is not committed yet; NULL: none */
     uint64_t inflight_bytes;        /* host memory of inputs */
     struct rk_configure *configure; /* the one that runs; NULL: none */
+    /* The newest mesh that an epoch asked for. */
+    uint64_t mesh_epoch, mesh_generation;
     struct rk_group group;
     struct rk_health health;
     bool is_draining;           /* Drain was called, or the daemon stops */

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_fault.h"
+#include "base/rk_host_memory.h"
 #include "daemon/execute_internal.h"
 #include "dispatch/rk_dispatch.h"
 #include "proto/limits.h"
@@ -161,6 +163,26 @@ static struct rk_status *check_input(const struct rk_daemon *daemon, struct rk_j
 
 /* --- is there room --- */
 
+/* What the gRPC library and the engine take beside a batch while it comes. */
+#define SPARE_BYTES       ((uint64_t)32 << 20)
+#define SMALL_BATCH_BYTES ((uint64_t)1 << 20) /* need not ask */
+
+/* The bytes would be there one by one, and the kernel would end the daemon in the middle. */
+static struct rk_status *check_memory(uint64_t bytes)
+{
+    uint64_t free_bytes;
+
+    if (bytes < SMALL_BATCH_BYTES)
+        return NULL;
+    free_bytes = RK_FAULT("daemon.memory") ? SPARE_BYTES : rk_host_free_bytes("");
+    if (free_bytes > SPARE_BYTES && bytes <= free_bytes - SPARE_BYTES)
+        return NULL;
+    return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "HOST_OOM",
+                          "the batch has %" PRIu64 " bytes, the host or a control group of the daemon leaves "
+                          "%" PRIu64 ", of which %" PRIu64 " are kept free",
+                          bytes, free_bytes, SPARE_BYTES);
+}
+
 static struct rk_status *reserve(struct rk_operation *operation, struct rk_upload *upload,
                                  const struct rk_execute_header *header, struct rk_arena *arena)
 {
@@ -176,6 +198,7 @@ static struct rk_status *reserve(struct rk_operation *operation, struct rk_uploa
                        "the batch has %" PRIu64 " bytes, %" PRIu64 " of rpc.max_inflight=%" PRIu64
                        " are taken",
                        upload->total_bytes, daemon->inflight_bytes, limit);
+    RK_TRY(check_memory(upload->total_bytes));
     if (operation->job->method->num_in > 0)
         RK_TRY(rk_batch_from_spec(&operation->job->input, &upload->data, arena, &header->input));
     operation->input_bytes = upload->total_bytes;

@@ -162,6 +162,20 @@ static void on_done(struct rk_event *event)
     rk_stop_advance(daemon);
 }
 
+/* Later calls name the mesh by its number: an old number would let calls of an older mesh in. Every epoch
+ * counts for itself. */
+static struct rk_status *check_generation(const struct rk_daemon *daemon,
+                                          const struct rk_configure_request *message)
+{
+    if (message->make_comm_id || message->fence.epoch != daemon->mesh_epoch ||
+        message->mesh_generation > daemon->mesh_generation)
+        return NULL;
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
+                          "mesh_generation=%" PRIu64 ", this epoch has configured %" PRIu64
+                          " already: expected a higher number",
+                          message->mesh_generation, daemon->mesh_generation);
+}
+
 static struct rk_status *configure_world(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
 {
     struct rk_daemon *daemon = rk_call_daemon(call);
@@ -174,7 +188,12 @@ static struct rk_status *configure_world(struct rk_call *call, struct rk_bytes r
     RK_TRY(rk_daemon_check_fence(daemon, &message.fence));
     RK_TRY(rk_daemon_check_takes_work(daemon));
     RK_TRY(check_free(daemon));
+    RK_TRY(check_generation(daemon, &message));
     RK_TRY(make_job(&job, &message, daemon->incarnation));
+    if (!message.make_comm_id) {
+        daemon->mesh_epoch = message.fence.epoch;
+        daemon->mesh_generation = message.mesh_generation;
+    }
     configure = rk_calloc(1, sizeof(*configure));
     configure->done_event.run = on_done;
     configure->daemon = daemon;

@@ -69,10 +69,6 @@ void rk_device_reset_peak(struct rk_device *device);
  * another process. */
 uint64_t rk_device_free_bytes(const struct rk_device *device);
 
-/* Bytes of host memory that this process can take now: what the host has available, and no more than its
- * control groups leave. UINT64_MAX when nothing is known. */
-uint64_t rk_host_available_bytes(void);
-
 /* Whether streams run beside the host: a call that enqueues returns before its work has been done. */
 bool rk_device_is_async(const struct rk_device *device);
 /* OK, or why the device is lost for good (the daemon then turns FAILED). */

@@ -8,6 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
+#include "base/rk_host_memory.h"
 #include "base/rk_log.h"
 
 /* Large enough for the link, small enough to stay in caches while it is copied on. */
@@ -34,7 +35,7 @@ uint64_t rk_snapshot_bytes(const struct rk_snapshot *snapshot)
 
 bool rk_snapshot_reserve(struct rk_snapshot *snapshot, uint64_t bytes, int32_t num_neighbours)
 {
-    uint64_t available = rk_host_available_bytes();
+    uint64_t available = rk_host_free_bytes("");
     void *data;
 
     RK_ASSERT(num_neighbours >= 1);

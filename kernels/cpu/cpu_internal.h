@@ -33,15 +33,6 @@ struct rk_status *rk_cpu_scratch_reserve(struct rk_cpu_device *dev, int64_t coun
 /* The calling thread's part. */
 double *rk_cpu_scratch(const struct rk_cpu_device *dev);
 
-/* --- the host's memory (host_memory.c). `root` is put in front of the paths below /proc and /sys: "", or a
- * directory of a test. --- */
-
-/* What this process can still take: of what the host has available, and of what the limits of its control
- * groups leave. UINT64_MAX when nothing is known. */
-uint64_t rk_host_free_bytes(const char *root);
-/* What it has touched of its own; 0 when unknown. */
-uint64_t rk_host_resident_bytes(const char *root);
-
 /* --- integers in tensors (indices.c): the backend must not read or write outside because of them --- */
 
 struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_t t, int64_t min,

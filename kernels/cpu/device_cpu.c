@@ -3,6 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_host_memory.h"
 #include "kernels/cpu/cpu_internal.h"
 
 #include <cblas.h>

@@ -142,12 +142,42 @@ static void test_no_threads_ends_the_start(void **state)
     }
 }
 
+/* Goal: a batch that the host has no memory for is refused at its header, and the daemon goes on. */
+static void test_batch_beyond_the_free_memory_is_refused(void **state)
+{
+    enum { COLUMNS = 70000 }; /* two columns of I64: beyond what is taken without asking */
+    const int64_t matrix[] = {1, COLUMNS}, vector[] = {1};
+    struct rk_execute_header header;
+    struct rk_batch *batch, *small = fixture_prompts(1);
+    struct fixture fixture;
+    void *data;
+
+    (void)state;
+    start_with_faults(&fixture, "daemon.memory=fail", NULL);
+    fixture_init_models(&fixture);
+    assert_ok(rk_batch_create(&batch, 1));
+    assert_ok(rk_batch_add_dense(batch, "prompts", RK_DTYPE_I64, 2, matrix, &data));
+    assert_ok(rk_batch_add_dense(batch, "attention_mask", RK_DTYPE_I64, 2, matrix, &data));
+    assert_ok(rk_batch_add_dense(batch, "stream", RK_DTYPE_I64, 1, vector, &data));
+    header = fixture_header(&fixture, "rollout", "generate_sequences");
+    fixture_set_options(&fixture, &header, "{\"response_length\": 4}");
+    assert_fails(fixture_execute(&fixture, &header, batch, NULL), RK_RESOURCE_EXHAUSTED,
+                 "the batch has 1120008 bytes, the host or a control group of the daemon leaves 33554432");
+    header = fixture_header(&fixture, "rollout", "generate_sequences");
+    fixture_set_options(&fixture, &header, "{\"response_length\": 4}");
+    assert_ok(fixture_execute(&fixture, &header, small, NULL));
+    rk_batch_destroy(small);
+    rk_batch_destroy(batch);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stuck_engine_is_given_up),
         cmocka_unit_test(test_stuck_method_is_answered_without_the_engine),
         cmocka_unit_test(test_failed_commit_leaves_the_number_free),
+        cmocka_unit_test(test_batch_beyond_the_free_memory_is_refused),
         cmocka_unit_test(test_no_threads_ends_the_start),
     };
 

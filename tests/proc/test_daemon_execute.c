@@ -243,7 +243,7 @@ static void test_execute_wrong_value_has_its_reason(void **state)
         const char *options, *text;
     } cases[] = {
         {"{\"response_length\": 3, \"temperature\": -1.0}", "temperature=-1: expected 0"},
-        {"{\"response_length\": 3, \"top_p\": 0.0}", "top_p=0: expected a number above 0"},
+        {"{\"response_length\": 3, \"top_p\": 0.0}", "top_p: expected 1e-06 to 1, got 0"},
         {"{\"response_length\": 3, \"eos_token_id\": 64}", "eos_token_id: expected ids from 0 to 63"},
         {"{\"response_length\": 0}", "response_length: expected an integer from 1"},
         {"{\"response_length\": 30000000}", "response_length: expected an integer from 1"},
@@ -279,6 +279,30 @@ static void test_execute_wrong_value_has_its_reason(void **state)
                    "BAD_FIELD");
     rk_str_fini(&packed);
     rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
+/* Goal: the number of a mesh only grows within an epoch, so that no call of an older mesh fits a newer one;
+ * the next epoch counts for itself. */
+static void test_configure_with_an_old_mesh_generation_is_refused(void **state)
+{
+    static const char *const roles[] = {"actor", NULL};
+    struct rk_acquire_lease_request request = {.driver_id = "test"};
+    struct fixture fixture;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    assert_ok(rk_client_configure_alone(fixture.client, &fixture.lease, 7, roles));
+    assert_refused(rk_client_configure_alone(fixture.client, &fixture.lease, 6, roles),
+                   RK_FAILED_PRECONDITION, "WRONG_MESH");
+    assert_refused(rk_client_configure_alone(fixture.client, &fixture.lease, 7, roles),
+                   RK_FAILED_PRECONDITION, "WRONG_MESH");
+    assert_ok(rk_client_configure_alone(fixture.client, &fixture.lease, 8, roles));
+    request.epoch = fixture.lease.fence.epoch + 1;
+    request.takeover = true;
+    assert_ok(rk_client_acquire(fixture.client, &request, &fixture.lease));
+    assert_ok(rk_client_configure_alone(fixture.client, &fixture.lease, 1, roles));
     fixture_stop(&fixture);
 }
 
@@ -478,6 +502,7 @@ static void test_execute_commit_without_communicators_is_failed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_configure_with_an_old_mesh_generation_is_refused),
         cmocka_unit_test(test_execute_wrong_header_is_refused),
         cmocka_unit_test(test_execute_wrong_value_has_its_reason),
         cmocka_unit_test(test_execute_wrong_state_is_refused),

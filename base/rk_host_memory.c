@@ -4,7 +4,7 @@
  * A group's page cache that was used once counts as free, as it does for the host: reading a checkpoint would
  * seem to use it up otherwise. Groups are looked for at the path that the process has, and at every one above
  * it: inside a container only some of them exist there, and they are the ones that bind it. */
-#include "kernels/cpu/cpu_internal.h"
+#include "base/rk_host_memory.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -140,11 +140,6 @@ uint64_t rk_host_free_bytes(const char *root)
         bytes = available_kib * 1024;
     rk_free(path);
     return RK_MIN(bytes, room);
-}
-
-uint64_t rk_host_available_bytes(void)
-{
-    return rk_host_free_bytes("");
 }
 
 uint64_t rk_host_resident_bytes(const char *root)

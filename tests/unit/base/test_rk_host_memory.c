@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "kernels/cpu/cpu_internal.h"
+#include "base/rk_host_memory.h"
 
 #define MEMINFO   "MemTotal:       9000 kB\nMemFree:        1000 kB\nMemAvailable:   8000 kB\nBuffers: 1 kB\n"
 #define AVAILABLE ((uint64_t)8000 * 1024)
@@ -140,5 +140,5 @@ int main(void)
         cmocka_unit_test(test_resident_bytes_are_those_of_the_process_alone),
     };
 
-    return cmocka_run_group_tests_name("unit/kernels/host_memory", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("unit/base/host_memory", tests, NULL, NULL);
 }
