@@ -133,24 +133,42 @@ static void print_fields(const char *title, const struct rk_field_info *fields, 
     rk_table_print(&table, stdout);
 }
 
+static struct rk_status *check_role(const struct rk_method_info *method, const char *role)
+{
+    struct rk_status *st;
+    char *roles;
+
+    for (int64_t i = 0; i < method->num_roles; i++) {
+        if (strcmp(method->roles[i], role) == 0)
+            return NULL;
+    }
+    roles = roles_text(method);
+    st = RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method %s; its roles: %s", role, method->name, roles);
+    rk_free(roles);
+    return rk_cli_usage(st);
+}
+
 static struct rk_status *run_describe(struct rk_cli *cli)
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_list_methods_response list;
     const struct rk_method_info *method = NULL;
+    const char *dot = strchr(cli->args.items[0], '.'), *name = dot ? dot + 1 : cli->args.items[0];
+    char *role = dot ? rk_strndup(cli->args.items[0], (size_t)(dot - cli->args.items[0])) : NULL;
     struct rk_status *st;
     char *roles;
 
     RK_TRY_GOTO(st, load(cli, arena, &list), out);
     for (int64_t i = 0; i < list.num_methods; i++) {
-        if (strcmp(list.methods[i].name, cli->args.items[0]) == 0)
+        if (strcmp(list.methods[i].name, name) == 0)
             method = &list.methods[i];
     }
     if (!method) {
-        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s'; see rankctl methods",
-                            cli->args.items[0]);
+        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s'; see rankctl methods", name);
         goto out;
     }
+    if (role)
+        RK_TRY_GOTO(st, check_role(method, role), out);
     if (rk_cli_is_json(cli)) {
         rk_cli_print_json("Method", method_json(method));
         goto out;
@@ -164,6 +182,7 @@ static struct rk_status *run_describe(struct rk_cli *cli)
     print_fields("OUTPUT", method->output, method->num_output, false);
     print_fields("OPTION", method->options, method->num_options, true);
 out:
+    rk_free(role);
     rk_arena_destroy(arena);
     return st;
 }
@@ -178,7 +197,7 @@ const struct rk_command rk_cmd_methods = {
 
 const struct rk_command rk_cmd_describe = {
     .name = "describe",
-    .args = "METHOD",
+    .args = "[ROLE.]METHOD",
     .min_args = 1,
     .max_args = 1,
     .summary = "show the columns and options of one method",

@@ -10,6 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
+#include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "driver-cli/checkpoint/checkpoint_internal.h"
 #include "driver-cli/cmd/rescue_internal.h"
@@ -219,6 +220,21 @@ static struct rk_status *train_and_export(struct run *run, const struct rk_flow 
     return st;
 }
 
+/* As in verl the last, smaller batch of an epoch is dropped. */
+static void tell_left_out(const struct run *run)
+{
+    const struct rk_flow_context *flow = &run->flow;
+
+    if (flow->num_left_out == 0 || rk_cli_has(run->cli, "quiet"))
+        return;
+    RK_WARN("%lld of the %lld prompts do not fill a batch of data.train_batch_size=%lld and are left out of "
+            "every "
+            "epoch%s",
+            (long long)flow->num_left_out,
+            (long long)(flow->steps_per_epoch * flow->num_prompts + flow->num_left_out),
+            (long long)flow->num_prompts, rk_config_bool(run->job, "data.shuffle") ? ", others in each" : "");
+}
+
 static struct rk_status *train(struct run *run)
 {
     const struct rk_flow *flow = rk_flow_find(rk_config_string(run->job, "algorithm.adv_estimator"));
@@ -238,6 +254,7 @@ static struct rk_status *train(struct run *run)
     st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
     if (st)
         return rk_cli_usage(st);
+    tell_left_out(run);
     run->flow.checkpoints = run->checkpoints.dir || run->checkpoints.resume_path ? &run->checkpoints : NULL;
     path = rk_path_join(run->dir.path, "hf");
     run->flow.export_path = path;
@@ -282,6 +299,7 @@ static struct rk_json *make_summary(const struct run *run, const struct rk_statu
         rk_json_set(summary, "error", rk_cli_status_json(st));
     rk_json_set(summary, "num_daemons", rk_json_new_int(run->world_size));
     rk_json_set(summary, "total_steps", rk_json_new_int(run->flow.total_steps));
+    rk_json_set(summary, "prompts_left_out_of_an_epoch", rk_json_new_int(run->flow.num_left_out));
     rk_json_set(summary, "seconds", rk_json_new_real((double)(rk_time_now_ns() - run->started_ns) / 1e9));
     if (run->is_exported) {
         rk_json_set(summary, "model", rk_json_new_string("hf"));

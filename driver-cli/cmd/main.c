@@ -110,9 +110,15 @@ static void report(const struct rk_cli *cli, const struct rk_status *st)
     }
 }
 
+/* Tells on stderr what nobody sees on stdout. */
 static bool has_lost_output(void)
 {
-    return fflush(stdout) != 0 || ferror(stdout);
+    bool has_lost = fflush(stdout) != 0;
+
+    if (!has_lost && !ferror(stdout))
+        return false;
+    fputs("rankctl: standard output was closed or is full: what was printed is incomplete\n", stderr);
+    return true;
 }
 
 int main(int argc, char **argv)

@@ -50,22 +50,29 @@ static struct rk_workload workload_of(const struct rk_json *hf_config)
         (heads * head_dim)};
 }
 
+/* Some configurations say -1 for none. */
+static void add_eos(struct rk_json *ids, const struct rk_json *id)
+{
+    if (!rk_json_is_null(id) && rk_json_as_int(id, 0) >= 0)
+        rk_json_append(ids, rk_json_clone(id));
+}
+
 /* generation_config.json knows better than config.json; a list, a number and nothing are all legal. */
 static void read_token_ids(struct rk_flow_inputs *inputs, const struct rk_json *generation)
 {
     const struct rk_json *eos = rk_json_find(generation, "eos_token_id");
     const struct rk_json *pad = rk_json_find(inputs->hf_config, "pad_token_id");
+    bool is_list;
 
     if (rk_json_is_null(eos))
         eos = rk_json_find(inputs->hf_config, "eos_token_id");
-    if (!rk_json_is_null(eos) && rk_json_type(eos) == RK_JSON_ARRAY) {
-        inputs->eos_ids = rk_json_clone(eos);
-    } else {
-        inputs->eos_ids = rk_json_new_array();
-        if (!rk_json_is_null(eos))
-            rk_json_append(inputs->eos_ids, rk_json_clone(eos));
-    }
-    inputs->pad_id = rk_json_as_int(pad, rk_json_as_int(rk_json_at(inputs->eos_ids, 0), 0));
+    is_list = !rk_json_is_null(eos) && rk_json_type(eos) == RK_JSON_ARRAY;
+    inputs->eos_ids = rk_json_new_array();
+    for (int64_t i = 0; i < (is_list ? rk_json_count(eos) : 1); i++)
+        add_eos(inputs->eos_ids, is_list ? rk_json_at(eos, i) : eos);
+    inputs->pad_id = rk_json_as_int(pad, -1);
+    if (inputs->pad_id < 0)
+        inputs->pad_id = rk_json_as_int(rk_json_at(inputs->eos_ids, 0), 0);
 }
 
 static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct rk_config *job,

@@ -36,6 +36,7 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
     ctx->mini_batch_rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * ctx->num_samples;
     ctx->num_replicas = rk_driver_num_workers(driver) / rk_job_actor_tp(job);
     ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
+    ctx->num_left_out = num_data % ctx->num_prompts;
     if (ctx->steps_per_epoch == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "data.train_files hold %lld prompts, fewer than data.train_batch_size=%lld",

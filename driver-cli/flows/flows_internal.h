@@ -63,6 +63,7 @@ struct rk_flow_context {
     int64_t num_rows;                       /* B = num_prompts * num_samples */
     int64_t mini_batch_rows;
     int64_t steps_per_epoch, total_steps;
+    int64_t num_left_out;    /* prompts of an epoch that do not fill a batch */
     int32_t num_replicas;    /* of the actor */
     const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
     bool has_tokenizer;      /* the export has its tokenizer beside it */

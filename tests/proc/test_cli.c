@@ -61,7 +61,14 @@ static const struct cli_case cases[] = {
      0,
      "\"name\": \"old_log_probs\"",
      NULL},
+    {"method of a role", {"describe", "actor.update_actor"}, 0, "clip_ratio_high", NULL},
+    {"method of a role that lacks it",
+     {"describe", "ref.update_actor"},
+     2,
+     NULL,
+     "role 'ref' has no method update_actor; its roles: actor"},
     {"unknown method", {"describe", "update_actors"}, 2, NULL, "unknown method 'update_actors'"},
+    {"unknown method of a role", {"describe", "actor.update"}, 2, NULL, "unknown method 'update'"},
 
     {"no daemons named", {"status"}, 2, NULL, "use --hosts or RANKCTL_HOSTS"},
     {"bad address", {"status", "--hosts=node1"}, 2, NULL, "address 'node1': expected HOST:PORT"},
@@ -300,6 +307,7 @@ static void test_rankctl_text_to_a_full_disk_exits_with_1(void **state)
 
         print_message("%s\n", args[i]);
         assert_exit(&outcome, 1);
+        assert_text("stderr", outcome.err, "what was printed is incomplete");
         outcome_fini(&outcome);
         rk_free(command);
     }

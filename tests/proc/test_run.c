@@ -259,6 +259,37 @@ static void test_run_json_output_is_one_summary_object(void **state)
     rk_free(dir);
 }
 
+/* Goal: a run whose output nobody reads any more (rankctl run | head) goes on to its end, says so and fails;
+ * prompts that do not fill a batch are told. */
+static void test_run_with_closed_output_loses_nothing(void **state)
+{
+    char *dir = new_run_dir(), *program = rk_proc_program("rankctl");
+    char *command =
+        rk_format("{ %s run %s --local=1 --run-dir=%s data.train_batch_size=4 data.train_max_samples=11"
+                  " actor_rollout_ref.rollout.n=4 " ACTOR "ppo_mini_batch_size=2"
+                  " trainer.total_training_steps=3 " ACTOR "megatron.tensor_model_parallel_size=1;"
+                  " echo exit code $? >&2; } | true",
+                  program, TINY_JOB, dir);
+    struct outcome outcome =
+        finish_rankctl(rk_proc_start((const char *const[]){"/bin/sh", "-c", command, NULL}), 60000);
+    struct rk_json *summary;
+
+    (void)state;
+    assert_text("stderr", outcome.err, "exit code 1");
+    assert_text("stderr", outcome.err,
+                "standard output was closed or is full: what was printed is incomplete");
+    assert_text("stderr", outcome.err, "3 of the 11 prompts do not fill a batch of data.train_batch_size=4");
+    assert_int_equal(count_metrics(dir), TINY_STEPS);
+    assert_file(dir, "hf/model.safetensors");
+    summary = read_json(dir, "summary.json");
+    assert_int_equal(rk_json_as_int(rk_json_find(summary, "prompts_left_out_of_an_epoch"), 0), 3);
+    rk_json_free(summary);
+    outcome_fini(&outcome);
+    rk_free(command);
+    rk_free(program);
+    rk_free(dir);
+}
+
 /* Goal: the configuration that a run leaves can be run again, from anywhere, with the same result: what was
  * relative to the job, the reward's program included, is absolute. */
 static void test_run_configuration_left_behind_runs_again(void **state)
@@ -394,6 +425,7 @@ int main(void)
         cmocka_unit_test(test_run_twice_gives_identical_metrics),
         cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),
         cmocka_unit_test(test_run_json_output_is_one_summary_object),
+        cmocka_unit_test(test_run_with_closed_output_loses_nothing),
         cmocka_unit_test(test_run_configuration_left_behind_runs_again),
         cmocka_unit_test(test_run_on_hosts_takes_the_dtype_of_their_devices),
         cmocka_unit_test(test_run_directory_outside_the_roots_trains_nothing),
