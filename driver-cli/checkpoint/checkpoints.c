@@ -83,20 +83,32 @@ static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
 
 /* --- from which step --- */
 
-static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints)
+/* Steps that were trained otherwise must not lie among those of this run: `auto` would take them for its own.
+ * `last` is the newest step that belongs to this run, -1 for none. */
+static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints, const char *mode,
+                                       int64_t last)
 {
     struct rk_ckpt_steps steps = {0};
-    struct rk_status *st;
+    struct rk_status *st = rk_ckpt_list(&steps, checkpoints->dir);
 
-    RK_TRY(rk_ckpt_list(&steps, checkpoints->dir));
-    st = steps.steps.count == 0
-             ? NULL
-             : RK_FAIL(RK_INVALID_ARGUMENT,
-                       "trainer.resume_mode=disable: '%s' holds checkpoints of an earlier run, of step %lld "
-                       "and %lld more; name another trainer.default_local_dir",
-                       checkpoints->dir, (long long)steps.steps.items[0], (long long)steps.steps.count - 1);
+    if (!st && steps.steps.count > 0 && steps.steps.items[0] > last)
+        st = RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "trainer.resume_mode=%s: '%s' holds checkpoints of another run, up to step %lld; remove them, or "
+            "name another trainer.default_local_dir",
+            mode, checkpoints->dir, (long long)steps.steps.items[0]);
     rk_ckpt_steps_fini(&steps);
     return st;
+}
+
+/* The newest step of the directory that the run goes on from: that of the checkpoint, if it lies there. */
+static int64_t last_own_step(const struct rk_checkpoints *checkpoints)
+{
+    char *dir = rk_path_dir(checkpoints->resume_path);
+    bool is_there = strcmp(dir, checkpoints->dir) == 0;
+
+    rk_free(dir);
+    return is_there ? checkpoints->resume_step : -1;
 }
 
 /* What the tracker says matters only where nothing complete is found: then there was something. */
@@ -257,8 +269,8 @@ struct rk_status *rk_checkpoints_open(struct rk_checkpoints *out, const struct r
         RK_TRY(find_named(out, args->job));
     else if (is_there && strcmp(mode, "auto") == 0)
         RK_TRY(find_latest(out));
-    else if (is_there && out->save_freq > 0)
-        RK_TRY(refuse_mixing(out));
+    if (is_there && out->save_freq > 0 && strcmp(mode, "auto") != 0)
+        RK_TRY(refuse_mixing(out, mode, out->resume_path ? last_own_step(out) : -1));
     if (out->save_freq > 0 || out->resume_path)
         RK_TRY(rk_run_identity_make(&out->identity, args->job, args->job_dir, args->inputs));
     return out->resume_path ? read_state(out, args) : NULL;

@@ -36,6 +36,7 @@ struct run {
     struct rk_loggers *loggers;
     int64_t started_ns;
     bool is_exported;
+    bool begins_again; /* in the directory of a run that has left no checkpoint */
 };
 
 /* --- before anything starts: whatever fails here is the user's to mend (exit code 2) --- */
@@ -356,7 +357,8 @@ static struct rk_status *open_run_dir(struct run *run)
     if (!dir && checkpoints->run_dir && access(checkpoints->run_dir, W_OK) == 0)
         dir = checkpoints->run_dir;
     if (!checkpoints->resume_path && checkpoints->save_freq > 0 && dir && rk_run_dir_saves(dir))
-        last_step = 0; /* it ended before its first checkpoint */
+        last_step = 0;
+    run->begins_again = last_step == 0;
     st = rk_run_dir_create(&run->dir, run->job, run->job_dir, dir, last_step);
     if (!st && checkpoints->identity)
         rk_json_set(checkpoints->identity, "run_dir", rk_json_new_string(run->dir.path));
@@ -367,8 +369,12 @@ static void tell_resume(const struct run *run)
 {
     const struct rk_checkpoints *checkpoints = &run->checkpoints;
 
-    if (!checkpoints->resume_path)
+    if (!checkpoints->resume_path) {
+        if (run->begins_again)
+            fprintf(stderr, "rankctl: the run in %s ended before its first checkpoint; it begins again\n",
+                    run->dir.path);
         return;
+    }
     fprintf(stderr, "rankctl: going on from %s, in the run directory %s\n", checkpoints->resume_path,
             run->dir.path);
     if (checkpoints->changes.bytes > 0)

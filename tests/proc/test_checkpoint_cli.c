@@ -285,6 +285,47 @@ static void test_checkpoint_export_survives_a_lost_replica(void **state)
     rk_free(dir);
 }
 
+/* Goal: the same for daemons of the run's own: they stay, and what is printed reaches and stops them. */
+static void test_checkpoint_export_survives_a_lost_replica_of_local_daemons(void **state)
+{
+    char *dir = new_run_dir(), *out = new_run_dir(), *flag = rk_test_temp_path("go-on-locally"), *reward,
+         *hosts;
+    static const char command[] = "rankctl checkpoint export --hosts ";
+    struct outcome outcome;
+    struct rk_proc *run;
+    pid_t children[1 + NUM_DAEMONS], *daemons = children + 1; /* the reward program comes first */
+    const char *text;
+
+    (void)state;
+    reward = rk_format(GATED_REWARD, flag);
+    run = start_rankctl(
+        (const char *const[]){"run", TINY_JOB, "--local=4", "--run-dir", dir, TINY, TP "2", reward, NULL});
+    wait_stderr(run, "step 1/3", 60000);
+    find_daemons(run, children, 1 + NUM_DAEMONS);
+    kill(daemons[0], SIGKILL);
+    rk_test_write_file(flag, "", 0);
+    outcome = finish_rankctl(run, 60000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, command);
+    text = strstr(outcome.err, command) + strlen(command);
+    hosts = rk_strndup(text, strcspn(text, " \n"));
+    outcome_fini(&outcome);
+    outcome =
+        run_rankctl((const char *const[]){"checkpoint", "export", "--hosts", hosts, "--out", out, NULL});
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "replica 0 lacks the daemon of tp rank 0");
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"shutdown", "--yes", "--hosts", hosts, NULL});
+    assert_exit(&outcome, 3); /* the lost one cannot be reached */
+    outcome_fini(&outcome);
+    assert_gone(daemons, NUM_DAEMONS, 10000);
+    rk_free(hosts);
+    rk_free(reward);
+    rk_free(flag);
+    rk_free(out);
+    rk_free(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -293,6 +334,7 @@ int main(void)
         cmocka_unit_test(test_checkpoint_export_is_the_model_of_the_run),
         cmocka_unit_test(test_checkpoint_save_and_load_on_live_daemons),
         cmocka_unit_test(test_checkpoint_export_survives_a_lost_replica),
+        cmocka_unit_test(test_checkpoint_export_survives_a_lost_replica_of_local_daemons),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

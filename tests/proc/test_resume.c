@@ -243,7 +243,8 @@ static void test_resume_save_cut_off_goes_on_from_the_one_before(void **state)
         outcome_fini(&outcome);
         outcome = do_run(&one, dir, 3, more);
         assert_exit(&outcome, 0);
-        assert_true((strstr(outcome.err, "checkpoints/global_step_1,") != NULL) == (i > 0));
+        assert_text("stderr", outcome.err,
+                    i > 0 ? "checkpoints/global_step_1," : "before its first checkpoint");
         outcome_fini(&outcome);
         assert_same_metrics(dir, straight, 3);
         assert_same_file(dir, straight, "hf/model.safetensors");
