@@ -62,6 +62,13 @@ static const struct bad_file bad_files[] = {
     {"dual clip at its limit",
      "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"actor\": {\"clip_ratio_c\": 1.0}}}",
      "actor_rollout_ref.actor.clip_ratio_c: expected above 1"},
+    {"unknown aggregation",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"actor\": {\"loss_agg_mode\": "
+     "\"sum\"}}}",
+     "actor_rollout_ref.actor.loss_agg_mode: expected one of token-mean|token-sum|"},
+    {"epsilon below zero",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"actor\": {\"optim\": {\"eps\": -1}}}}",
+     "actor_rollout_ref.actor.optim.eps: expected 0 to 1, got -1"},
     {"temperature that training cannot divide by",
      "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"temperature\": 0}}}",
      "actor_rollout_ref.rollout.temperature"},
