@@ -17,43 +17,17 @@ static void *scratch(struct rk_flow_context *ctx, size_t count, size_t elem_byte
     return memory;
 }
 
-/* --- prompts --- */
+/* --- prompts and responses --- */
 
-static void fill_prompts(struct rk_flow_context *ctx, int64_t *ids, int64_t *mask, int64_t *stream)
-{
-    for (int64_t row = 0; row < ctx->num_rows; row++) {
-        const struct rk_dataset_row *prompt = ctx->rows[row / ctx->num_samples];
-        int64_t global_prompt = (ctx->step - 1) * ctx->num_prompts + row / ctx->num_samples;
-        int64_t pad = ctx->prompt_length - prompt->prompt_len;
-
-        RK_ASSERT(pad >= 0); /* the dataset truncates */
-        for (int64_t i = 0; i < ctx->prompt_length; i++) {
-            ids[row * ctx->prompt_length + i] = i < pad ? ctx->inputs->pad_id : prompt->prompt_ids[i - pad];
-            mask[row * ctx->prompt_length + i] = i >= pad;
-        }
-        stream[row] = global_prompt * ctx->num_samples + row % ctx->num_samples;
-    }
-}
-
-/* Each prompt n times, one after the other. */
 static struct rk_status *take_prompts(struct rk_flow_context *ctx)
 {
     int64_t first = (ctx->step - 1) % ctx->steps_per_epoch * ctx->num_prompts;
-    int64_t shape[2] = {ctx->num_rows, ctx->prompt_length};
-    void *ids, *mask, *stream;
 
     ctx->rows = scratch(ctx, (size_t)ctx->num_prompts, sizeof(*ctx->rows));
     for (int64_t i = 0; i < ctx->num_prompts; i++)
         ctx->rows[i] = rk_dataset_at(ctx->inputs->dataset, ctx->epoch, first + i);
-    RK_TRY(rk_batch_create(&ctx->prompts, ctx->num_rows));
-    RK_TRY(rk_batch_add_dense(ctx->prompts, "prompts", RK_DTYPE_I64, 2, shape, &ids));
-    RK_TRY(rk_batch_add_dense(ctx->prompts, "attention_mask", RK_DTYPE_I64, 2, shape, &mask));
-    RK_TRY(rk_batch_add_dense(ctx->prompts, "stream", RK_DTYPE_I64, 1, shape, &stream));
-    fill_prompts(ctx, ids, mask, stream);
     return NULL;
 }
-
-/* --- generation --- */
 
 static struct rk_status *add_identity(struct rk_flow_context *ctx)
 {
@@ -77,24 +51,21 @@ static struct rk_status *add_identity(struct rk_flow_context *ctx)
     return NULL;
 }
 
+/* Each prompt n times, one after the other. */
 static struct rk_status *generate(struct rk_flow_context *ctx)
 {
-    struct rk_json *options = rk_json_new_object();
-    struct rk_driver_result result;
+    const struct rk_dataset_row **rows = scratch(ctx, (size_t)ctx->num_rows, sizeof(*rows));
+    int64_t *streams = scratch(ctx, (size_t)ctx->num_rows, sizeof(*streams));
+    struct rk_flow_prompts prompts = {ctx->num_rows, rows, streams};
+    struct rk_json *sampling = rk_json_new_object();
 
-    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_SAMPLING);
-    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    rk_json_set(options, "response_length", rk_json_new_int(ctx->response_length));
-    rk_json_set(options, "eos_token_id", rk_json_clone(ctx->inputs->eos_ids));
-    rk_json_set(options, "pad_token_id", rk_json_new_int(ctx->inputs->pad_id));
-    RK_TRY(rk_flow_call(ctx, "rollout", "generate_sequences", ctx->prompts, options, NULL, &result));
-    ctx->batch = result.batch;
-    result.batch = NULL;
-    rk_flow_merge_metrics(ctx->metrics, result.metrics);
-    rk_driver_result_fini(&result);
-    if (rk_batch_num_rows(ctx->batch) != ctx->num_rows)
-        return RK_FAIL(RK_INTERNAL, "generate_sequences returned %lld rows, expected %lld",
-                       (long long)rk_batch_num_rows(ctx->batch), (long long)ctx->num_rows);
+    for (int64_t row = 0; row < ctx->num_rows; row++) {
+        rows[row] = ctx->rows[row / ctx->num_samples];
+        streams[row] = (ctx->step - 1) * ctx->num_rows + row;
+    }
+    rk_job_copy_knobs(sampling, ctx->job, RK_JOB_KNOBS_SAMPLING);
+    rk_job_copy_value(sampling, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    RK_TRY(rk_flow_generate(&ctx->batch, ctx, &prompts, sampling, ctx->metrics));
     return add_identity(ctx);
 }
 

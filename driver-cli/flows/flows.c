@@ -49,11 +49,10 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
 
 static void end_step(struct rk_flow_context *ctx)
 {
-    rk_batch_destroy(ctx->prompts);
     rk_batch_destroy(ctx->batch);
     rk_json_free(ctx->metrics);
     rk_flow_scores_fini(&ctx->scores);
-    ctx->prompts = ctx->batch = NULL;
+    ctx->batch = NULL;
     ctx->metrics = NULL;
     ctx->rows = NULL;
     ctx->seqlens = NULL;

@@ -79,7 +79,7 @@ struct rk_flow_context {
     int64_t step, epoch;    /* step from 1 */
     int64_t started_ns;
     const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
-    struct rk_batch *prompts, *batch;
+    struct rk_batch *batch;
     int64_t *seqlens;             /* [num_rows], of the batch in its order */
     struct rk_flow_scores scores; /* of the batch in its order */
     struct rk_json *metrics;
@@ -124,6 +124,18 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
 struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
                                const struct rk_batch *batch, struct rk_json *options,
                                const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
+
+/* --- responses (flow_generate.c) --- */
+struct rk_flow_prompts {
+    int64_t num_rows;
+    const struct rk_dataset_row *const *rows; /* [num_rows] */
+    const int64_t *streams;                   /* [num_rows] random streams: docs/sampling.md */
+};
+/* Generates a response to each row: *out is the batch of generate_sequences; what it measured is added to
+ * `metrics`. Steals `sampling`, the options of the sampler. */
+struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context *ctx,
+                                   const struct rk_flow_prompts *prompts, struct rk_json *sampling,
+                                   struct rk_json *metrics) RK_NODISCARD;
 
 /* --- scores (flow_reward.c) --- */
 /* Decodes the responses of `batch` (columns responses and attention_mask) and has the job's reward score
