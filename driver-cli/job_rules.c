@@ -282,6 +282,38 @@ static void check_checkpoints(const struct rk_config *job, int32_t world_size, s
                       "local copy is made; trainer.max_actor_ckpt_to_keep removes old ones\n");
 }
 
+/* What validates needs prompts to validate on. */
+static void check_validation(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    bool val_only = rk_config_bool(job, "trainer.val_only");
+
+    (void)world_size;
+    if (val_only && !rk_config_bool(job, "trainer.val_before_train"))
+        rk_str_append(problems, "trainer.val_only=true needs trainer.val_before_train=true\n");
+    if (!rk_config_is_null(job, "data.val_files"))
+        return;
+    if (val_only)
+        rk_str_append(problems, "trainer.val_only=true needs data.val_files\n");
+    if (rk_config_int(job, "trainer.test_freq") > 0)
+        rk_str_append(problems, "trainer.test_freq needs data.val_files\n");
+    if (!rk_config_is_null(job, "trainer.validation_data_dir"))
+        rk_str_append(problems, "trainer.validation_data_dir needs data.val_files\n");
+}
+
+static void check_val_kwargs(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    double temperature = rk_config_real(job, RK_JOB_ROLLOUT "val_kwargs.temperature");
+
+    (void)world_size;
+    if (temperature > 0.0 && temperature < 1e-5)
+        rk_str_appendf(problems,
+                       RK_JOB_ROLLOUT "val_kwargs.temperature=%g: expected 0 (greedy) or at least 1e-05\n",
+                       temperature);
+    if (rk_config_bool(job, RK_JOB_ROLLOUT "val_kwargs.do_sample") && temperature == 0.0)
+        rk_str_append(problems,
+                      RK_JOB_ROLLOUT "val_kwargs.do_sample=true needs val_kwargs.temperature above 0\n");
+}
+
 static const struct rk_job_rule rules[] = {
     {"world", check_world},
     {"nodes", check_nodes},
@@ -297,6 +329,8 @@ static const struct rk_job_rule rules[] = {
     {"recompute", check_recompute},
     {"reward", check_reward},
     {"logger", check_logger},
+    {"validation", check_validation},
+    {"val_kwargs", check_val_kwargs},
     {"checkpoints", check_checkpoints},
 };
 

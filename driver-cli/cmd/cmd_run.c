@@ -35,6 +35,7 @@ struct run {
     struct rk_flow_context flow;
     struct rk_loggers *loggers;
     int64_t started_ns;
+    struct rk_json *validation; /* of the last one: its step and val-core metrics; NULL: none */
     bool is_exported;
     bool begins_again; /* in the directory of a run that has left no checkpoint */
 };
@@ -183,11 +184,29 @@ static void on_samples(void *user, int64_t step, const struct rk_samples *sample
     rk_loggers_log_samples(((struct run *)user)->loggers, step, samples);
 }
 
+static void remember_validation(struct run *run, int64_t step, const struct rk_json *metrics)
+{
+    struct rk_json *found = rk_json_new_object();
+
+    rk_json_set(found, "step", rk_json_new_int(step));
+    for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {
+        if (rk_str_has_prefix(rk_json_iter_key(it), "val-core/"))
+            rk_json_set(found, rk_json_iter_key(it), rk_json_retain(rk_json_iter_value(it)));
+    }
+    if (rk_json_count(found) > 1) {
+        rk_json_free(run->validation);
+        run->validation = rk_json_retain(found);
+    }
+    rk_json_free(found);
+}
+
 static struct rk_status *on_step(void *user, int64_t step, const struct rk_json *metrics)
 {
     struct run *run = user;
 
-    RK_TRY(rk_run_dir_append(&run->dir, metrics));
+    if (!run->flow.validates_only || run->dir.num_steps == 0) /* else the step has its line */
+        RK_TRY(rk_run_dir_append(&run->dir, metrics));
+    remember_validation(run, step, metrics);
     rk_loggers_log(run->loggers, step, metrics);
     return NULL;
 }
@@ -202,6 +221,8 @@ static struct rk_status *train_and_export(struct run *run, const struct rk_flow 
     struct rk_status *st = rk_flow_run(flow, &run->flow);
     bool is_tried = st == NULL; /* to export, and there */
 
+    if (run->flow.validates_only)
+        return st;
     if (!st)
         st = rk_flow_export(&run->flow);
     run->is_exported = st == NULL;
@@ -302,6 +323,8 @@ static struct rk_json *make_summary(const struct run *run, const struct rk_statu
     rk_json_set(summary, "total_steps", rk_json_new_int(run->flow.total_steps));
     rk_json_set(summary, "prompts_left_out_of_an_epoch", rk_json_new_int(run->flow.num_left_out));
     rk_json_set(summary, "seconds", rk_json_new_real((double)(rk_time_now_ns() - run->started_ns) / 1e9));
+    if (run->validation)
+        rk_json_set(summary, "validation", rk_json_retain(run->validation));
     if (run->is_exported) {
         rk_json_set(summary, "model", rk_json_new_string("hf"));
         rk_json_set(summary, "has_tokenizer", rk_json_new_bool(run->flow.has_tokenizer));
@@ -309,8 +332,25 @@ static struct rk_json *make_summary(const struct run *run, const struct rk_statu
     return summary;
 }
 
+/* Its means, one a line. */
+static void print_validation(const struct rk_json *validation)
+{
+    for (void *it = rk_json_iter(validation); it; it = rk_json_iter_next(validation, it)) {
+        if (strstr(rk_json_iter_key(it), "/mean@"))
+            printf("validation of step %" PRId64 ": %s %.4f\n",
+                   rk_json_as_int(rk_json_find(validation, "step"), 0), rk_json_iter_key(it),
+                   rk_json_as_real(rk_json_iter_value(it), 0.0));
+    }
+}
+
 static void print_outcome(const struct run *run)
 {
+    if (run->validation)
+        print_validation(run->validation);
+    if (run->flow.validates_only) {
+        printf("run directory: %s (report.html, metrics.jsonl)\n", run->dir.path);
+        return;
+    }
     printf("%" PRId64 " steps in %.1f s; mean reward %.4f in the first 3 steps, %.4f in the last 10\n",
            run->dir.num_steps, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
            rk_run_dir_mean_reward(&run->dir, false, 3), rk_run_dir_mean_reward(&run->dir, true, 10));
@@ -343,6 +383,7 @@ static struct rk_status *open_loggers(struct run *run)
         .world_size = run->world_size,
     };
 
+    RK_TRY(rk_flow_dumps_check(run->job));
     return rk_loggers_create(&run->loggers, &config);
 }
 
@@ -416,6 +457,7 @@ static struct rk_status *run_job(struct rk_cli *cli)
     rk_driver_close(run.driver);
     rk_local_stop(run.local);
     rk_loggers_destroy(run.loggers);
+    rk_json_free(run.validation);
     rk_run_dir_fini(&run.dir);
     rk_checkpoints_fini(&run.checkpoints);
     rk_flow_inputs_fini(&run.inputs);

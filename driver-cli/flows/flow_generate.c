@@ -47,24 +47,50 @@ static struct rk_status *call(struct rk_driver_result *result, struct rk_flow_co
     return NULL;
 }
 
+/* As many rows as the replicas take in equal parts; takes the batch. */
+static struct rk_status *pad(struct rk_batch **batch, int64_t *num_padded, int32_t num_replicas)
+{
+    struct rk_batch *padded;
+
+    *num_padded = 0;
+    if (rk_batch_num_rows(*batch) % num_replicas == 0)
+        return NULL;
+    RK_TRY(rk_batch_pad_to_divisor(&padded, *batch, num_replicas, num_padded));
+    rk_batch_destroy(*batch);
+    *batch = padded;
+    return NULL;
+}
+
+/* Takes the result's batch. */
+static struct rk_status *unpad(struct rk_batch **out, struct rk_driver_result *result, int64_t num_padded)
+{
+    if (num_padded > 0)
+        return rk_batch_unpad(out, result->batch, num_padded);
+    *out = result->batch;
+    result->batch = NULL;
+    return NULL;
+}
+
 struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context *ctx,
                                    const struct rk_flow_prompts *prompts, struct rk_json *sampling,
                                    struct rk_json *metrics)
 {
     struct rk_driver_result result = {0};
     struct rk_batch *batch = NULL;
+    int64_t num_padded;
     struct rk_status *st = make_batch(&batch, ctx, prompts);
 
     *out = NULL;
+    if (!st)
+        st = pad(&batch, &num_padded, ctx->num_replicas);
     if (st)
         rk_json_free(sampling);
     else
         st = call(&result, ctx, batch, sampling);
-    if (!st) {
-        *out = result.batch;
-        result.batch = NULL;
+    if (!st)
+        st = unpad(out, &result, num_padded);
+    if (!st)
         rk_flow_merge_metrics(metrics, result.metrics);
-    }
     rk_driver_result_fini(&result);
     rk_batch_destroy(batch);
     return st;

@@ -33,8 +33,7 @@ static struct rk_status *add_identity(struct rk_flow_context *ctx)
 {
     const char **uids = scratch(ctx, (size_t)ctx->num_rows, sizeof(*uids));
     struct rk_column *column;
-    void *data;
-    int64_t *index;
+    void *index, *session;
 
     for (int64_t row = 0; row < ctx->num_rows; row++) {
         char *uid = rk_format("%lld-%lld", (long long)ctx->step, (long long)(row / ctx->num_samples));
@@ -44,10 +43,12 @@ static struct rk_status *add_identity(struct rk_flow_context *ctx)
     }
     RK_TRY(rk_column_create_strings(&column, ctx->num_rows, uids, false));
     RK_TRY(rk_batch_put_new(ctx->batch, "uid", column));
-    RK_TRY(rk_batch_add_dense(ctx->batch, "index", RK_DTYPE_I64, 1, &ctx->num_rows, &data));
-    index = data;
-    for (int64_t row = 0; row < ctx->num_rows; row++)
-        index[row] = row / ctx->num_samples;
+    RK_TRY(rk_batch_add_dense(ctx->batch, "index", RK_DTYPE_I64, 1, &ctx->num_rows, &index));
+    RK_TRY(rk_batch_add_dense(ctx->batch, "session", RK_DTYPE_I64, 1, &ctx->num_rows, &session));
+    for (int64_t row = 0; row < ctx->num_rows; row++) {
+        ((int64_t *)index)[row] = row / ctx->num_samples;
+        ((int64_t *)session)[row] = row % ctx->num_samples;
+    }
     return NULL;
 }
 
@@ -391,6 +392,8 @@ static const struct rk_flow_step steps[] = {
     {"update_actor", "update_actor", NULL, update_actor},
     {"save_checkpoint", "save_checkpoint", rk_flow_checkpoint_is_due, rk_flow_checkpoint_save},
     {"metrics", NULL, NULL, measure},
+    {"validate", "testing", rk_flow_validates, rk_flow_validate},
+    {"dump", "dump_rollout_generations", rk_flow_dumps, rk_flow_dump},
     {NULL, NULL, NULL, NULL},
 };
 

@@ -109,3 +109,8 @@ void rk_flow_scores_fini(struct rk_flow_scores *scores)
     rk_reward_results_fini(scores->results, scores->num_rows);
     *scores = (struct rk_flow_scores){0};
 }
+
+bool rk_flow_has_score(const struct rk_reward_result *result)
+{
+    return result->outcome == RK_REWARD_SCORED;
+}

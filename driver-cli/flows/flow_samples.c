@@ -18,12 +18,13 @@ static char *without_nul(struct rk_arena *arena, const struct rk_reward_item *it
     return text;
 }
 
-struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_flow_scores *scores, int64_t row)
+struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_reward_item *item,
+                                const struct rk_reward_result *result)
 {
-    return (struct rk_sample){.input = scores->items[row].prompt,
-                              .output = without_nul(arena, &scores->items[row]),
-                              .gts = scores->items[row].ground_truth,
-                              .score = scores->results[row].score};
+    return (struct rk_sample){.input = item->prompt,
+                              .output = without_nul(arena, item),
+                              .gts = item->ground_truth,
+                              .score = result->score};
 }
 
 /* The best, the worst, and rows in between, each once. */
@@ -58,7 +59,7 @@ struct rk_status *rk_flow_show_samples(struct rk_flow_context *ctx)
         return NULL;
     samples.count = choose_rows(rows, &ctx->scores);
     for (int64_t i = 0; i < samples.count; i++)
-        items[i] = rk_flow_sample(ctx->arena, &ctx->scores, rows[i]);
+        items[i] = rk_flow_sample(ctx->arena, &ctx->scores.items[rows[i]], &ctx->scores.results[rows[i]]);
     ctx->sink.on_samples(ctx->sink.user, ctx->step, &samples);
     return NULL;
 }

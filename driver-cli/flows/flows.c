@@ -43,6 +43,7 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
                        (long long)num_data, (long long)ctx->num_prompts);
     ctx->total_steps = rk_job_int_or(job, "trainer.total_training_steps",
                                      ctx->steps_per_epoch * rk_config_int(job, "trainer.total_epochs"));
+    ctx->validates_only = rk_config_bool(job, "trainer.val_only");
     ctx->arena = rk_arena_create(1 << 16, 0);
     return NULL;
 }
@@ -103,16 +104,46 @@ static struct rk_status *run_step(const struct rk_flow *flow, struct rk_flow_con
     return rk_flow_checkpoint_commit(ctx);
 }
 
+/* A validation of the model that a run begins with, as a step of its own. */
+static struct rk_status *validate_first(struct rk_flow_context *ctx)
+{
+    static const struct rk_flow_step part = {"validate", "testing", NULL, rk_flow_validate};
+    struct rk_status *st;
+
+    ctx->metrics = rk_json_new_object();
+    rk_json_set(ctx->metrics, "training/global_step", rk_json_new_int(ctx->step));
+    st = run_part(ctx, &part);
+    if (st)
+        st = RK_WRAP(st, "step %lld, validate", (long long)ctx->step);
+    else if (ctx->sink.on_step)
+        st = ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics);
+    end_step(ctx);
+    return st;
+}
+
+/* The model that a run goes on with was validated, or not, when its step ended. */
+static bool validates_first(const struct rk_flow_context *ctx)
+{
+    return ctx->inputs->val_dataset && rk_config_bool(ctx->job, "trainer.val_before_train") &&
+           (ctx->step == 0 || ctx->validates_only);
+}
+
 struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context *ctx)
 {
     struct rk_status *st = NULL;
 
     RK_TRY(flow->setup(ctx));
-    RK_TRY(rk_flow_check_export(ctx));
+    if (!ctx->validates_only)
+        RK_TRY(rk_flow_check_export(ctx));
     RK_TRY(rk_flow_checkpoint_load(ctx));
-    RK_TRY(rk_flow_checkpoint_check(ctx));
+    if (!ctx->validates_only)
+        RK_TRY(rk_flow_checkpoint_check(ctx));
     if (ctx->sink.on_begin)
         ctx->sink.on_begin(ctx->sink.user, ctx->step + 1, ctx->total_steps);
+    if (validates_first(ctx))
+        RK_TRY(validate_first(ctx));
+    if (ctx->validates_only)
+        return NULL;
     while (ctx->step < ctx->total_steps && !st) {
         ctx->step++;
         st = run_step(flow, ctx);

@@ -66,6 +66,7 @@ struct rk_flow_context {
     int64_t num_left_out;    /* prompts of an epoch that do not fill a batch */
     int32_t num_replicas;    /* of the actor */
     const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
+    bool validates_only;     /* trainer.val_only */
     bool has_tokenizer;      /* the export has its tokenizer beside it */
     const struct rk_checkpoints *checkpoints; /* borrowed; NULL: nothing is saved or loaded */
 
@@ -131,8 +132,8 @@ struct rk_flow_prompts {
     const struct rk_dataset_row *const *rows; /* [num_rows] */
     const int64_t *streams;                   /* [num_rows] random streams: docs/sampling.md */
 };
-/* Generates a response to each row: *out is the batch of generate_sequences; what it measured is added to
- * `metrics`. Steals `sampling`, the options of the sampler. */
+/* Generates a response to each row, of any number of rows: *out is the batch of generate_sequences; what it
+ * measured is added to `metrics`. Steals `sampling`, the options of the sampler. */
 struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context *ctx,
                                    const struct rk_flow_prompts *prompts, struct rk_json *sampling,
                                    struct rk_json *metrics) RK_NODISCARD;
@@ -145,6 +146,7 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
                                 const struct rk_batch *batch,
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
+bool rk_flow_has_score(const struct rk_reward_result *result);
 
 /* Copies what belongs to a tokenizer from one directory into the other. */
 struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir) RK_NODISCARD;
@@ -164,10 +166,23 @@ struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx) RK_NODI
 struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wait) RK_NODISCARD;
 
 /* --- responses that people see (flow_samples.c) --- */
-/* A scored row; its text lives in the arena and in the scores. */
-struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_flow_scores *scores, int64_t row);
+/* A scored response; its text lives in the arena and in the item. */
+struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_reward_item *item,
+                                const struct rk_reward_result *result);
 /* Hands some of the step's responses to the sink. */
 struct rk_status *rk_flow_show_samples(struct rk_flow_context *ctx) RK_NODISCARD;
+
+/* --- dumps (flow_dump.c) --- */
+/* Makes the folders of the dumps that the job asks for; fails when they cannot be written to. */
+struct rk_status *rk_flow_dumps_check(const struct rk_config *job) RK_NODISCARD;
+bool rk_flow_dumps(const struct rk_flow_context *ctx); /* trainer.rollout_data_dir is given */
+/* Writes the responses of the step with scores and log-probs as JSON Lines. */
+struct rk_status *rk_flow_dump(struct rk_flow_context *ctx) RK_NODISCARD;
+
+/* --- validation (flow_validate.c) --- */
+bool rk_flow_validates(const struct rk_flow_context *ctx); /* after this step */
+/* Adds the metrics of a validation of the model as it is to ctx->metrics. */
+struct rk_status *rk_flow_validate(struct rk_flow_context *ctx) RK_NODISCARD;
 
 /* --- numbers (flow_metrics.c) --- */
 void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */

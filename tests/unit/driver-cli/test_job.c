@@ -87,6 +87,12 @@ static const struct bad_file bad_files[] = {
     {"engine of another product",
      "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"rollout\": {\"name\": \"mystery\"}}}",
      "actor_rollout_ref.rollout.name"},
+    {"dumps that go nowhere",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"trainer\": {\"rollout_data_dir\": 7}}",
+     "trainer.rollout_data_dir"},
+    {"dumps of validations that go nowhere",
+     "{\"data\": {\"train_files\": [\"a\"]}, \"trainer\": {\"validation_data_dir\": []}}",
+     "trainer.validation_data_dir"},
     {"not JSON", "{\"data\": ", "job.json"},
 };
 
@@ -245,6 +251,21 @@ static const struct rule_case rule_cases[] = {
      "global_step_<N>, got /a/step_3"},
     {"checkpoints", {"trainer.resume_from_path=/a/global_step_3"}, 4, "has no effect without"},
     {"checkpoints", {"trainer.del_local_ckpt_after_load=true"}, 4, "trainer.max_actor_ckpt_to_keep removes"},
+    {"validation", {"trainer.test_freq=1"}, 4, "trainer.test_freq needs data.val_files"},
+    {"validation", {"trainer.val_only=true"}, 4, "trainer.val_only=true needs data.val_files"},
+    {"validation", {"trainer.validation_data_dir=d"}, 4, "trainer.validation_data_dir needs data.val_files"},
+    {"validation",
+     {"data.val_files=[\"v\"]", "trainer.val_only=true", "trainer.val_before_train=false"},
+     4,
+     "trainer.val_only=true needs trainer.val_before_train=true"},
+    {"val_kwargs",
+     {"actor_rollout_ref.rollout.val_kwargs.temperature=1e-6"},
+     4,
+     "val_kwargs.temperature=1e-06: expected 0"},
+    {"val_kwargs",
+     {"actor_rollout_ref.rollout.val_kwargs.do_sample=true"},
+     4,
+     "do_sample=true needs val_kwargs.temperature above 0"},
     {"logger", {"trainer.logger=[\"wandb\"]"}, 4, "trainer.logger: wandb is not supported; use tensorboard"},
     {"logger", {"trainer.logger=[\"consle\"]"}, 4, "consle is unknown; known: console, file, tensorboard"},
     {"logger", {"trainer.logger=[\"file\", 7]"}, 4, "trainer.logger: item 1: expected a string"},
@@ -356,9 +377,39 @@ static void test_job_micro_tokens_are_the_most_that_come(void **state)
     rk_config_destroy(job);
 }
 
+/* Goal: values that a key cannot have are refused with its name. */
+static void test_job_load_values_out_of_range_name_their_key(void **state)
+{
+    static const char *const values[] = {
+        "data.val_batch_size=0",
+        "actor_rollout_ref.rollout.val_kwargs.n=0",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=-1",
+        "actor_rollout_ref.rollout.val_kwargs.top_k=-2",
+        "actor_rollout_ref.rollout.val_kwargs.top_p=1.5",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=7",
+        "actor_rollout_ref.rollout.val_kwargs.seed=7",
+        "trainer.test_freq=-2",
+        "trainer.val_before_train=sometimes",
+        "trainer.val_only=1.5",
+        "trainer.log_val_generations=-1",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(values); i++) {
+        const char *const overrides[] = {"data.train_files=[\"a\"]", values[i]};
+        char *key = rk_format("%.*s", (int)strcspn(values[i], "="), values[i]);
+        struct rk_config *job;
+
+        print_message("%s\n", values[i]);
+        assert_fails(rk_job_load(&job, NULL, overrides, RK_ARRAY_LEN(overrides)), RK_INVALID_ARGUMENT, key);
+        rk_free(key);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_job_load_values_out_of_range_name_their_key),
         cmocka_unit_test(test_job_load_bad_files_are_refused_naming_the_key),
         cmocka_unit_test(test_job_load_missing_file_is_not_found),
         cmocka_unit_test(test_job_load_defaults_are_verls),
