@@ -59,6 +59,15 @@ static void build_id_table(struct rk_tokenizer *tokenizer)
     set_added_tokens(tokenizer);
 }
 
+static struct rk_status *check_around(const struct rk_tokenizer *tokenizer, const rk_ids_t *ids)
+{
+    for (int64_t i = 0; i < ids->count; i++) {
+        if (ids->items[i] >= tokenizer->num_ids || tokenizer->tokens[ids->items[i]].kind == RK_TOKEN_NONE)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "post_processor: no token has the id %d", ids->items[i]);
+    }
+    return NULL;
+}
+
 /* Bytes need not be spelled for the model when it has a token for each, or none for what it does not know. */
 static void read_bytes_if_possible(struct rk_tokenizer *tokenizer)
 {
@@ -85,5 +94,6 @@ struct rk_status *rk_tokenizer_read_json(struct rk_tokenizer *tokenizer, const s
     RK_TRY(rk_decoder_read(&tokenizer->decoder, rk_json_find(root, "decoder"), "decoder"));
     read_bytes_if_possible(tokenizer);
     build_id_table(tokenizer);
-    return NULL;
+    RK_TRY(check_around(tokenizer, &tokenizer->around.prefix));
+    return check_around(tokenizer, &tokenizer->around.suffix);
 }

@@ -204,6 +204,9 @@ static const struct {
      FILE_OF("\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": "
              "\"B\"}}]}"),
      RK_INVALID_ARGUMENT, "post_processor.single[0]"},
+    {"post-processor with an id that no token has",
+     FILE_OF("\"post_processor\": {\"type\": \"BertProcessing\", \"cls\": [\"a\", 0], \"sep\": [\"b\", 3]}"),
+     RK_INVALID_ARGUMENT, "post_processor: no token has the id 3"},
     {"RobertaProcessing",
      FILE_OF("\"post_processor\": {\"type\": \"RobertaProcessing\", \"cls\": [\"<s>\"]}"),
      RK_INVALID_ARGUMENT, "post_processor.cls"},
