@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_json.h"
+#include "base/rk_thread.h"
 #include "tests/support/test.h"
 
 static struct rk_tokenizer *open_fixture(const char *name)
@@ -295,23 +295,73 @@ static void test_nul_arrives_whole(void **state)
     rk_tokenizer_destroy(tokenizer);
 }
 
-/* Goal: a megabyte without a place to cut takes the heap's time, not quadratic time, whatever it is of
- * (ctest's timeout is the bound). */
-static void test_encode_long_word_is_not_quadratic(void **state)
+struct encoding {
+    const struct rk_tokenizer *tokenizer;
+    uint64_t digest;
+};
+
+static void *encode_many(void *user)
 {
-    static const char *const shapes[] = {"gpt2", "llama2", "deepseek"};
-    static const char *const units[] = {"e", "\xe4\xb8\xad", " "};
+    struct encoding *encoding = user;
+
+    for (int i = 0; i < 300; i++) {
+        char *text = rk_format("text number %d, the other %d times", i, i % 7);
+        struct rk_tokenizer_ids ids = {0};
+        struct rk_str decoded = {0};
+
+        assert_ok(rk_tokenizer_encode(encoding->tokenizer, text, strlen(text), true, &ids));
+        for (int64_t k = 0; k < ids.count; k++)
+            encoding->digest = encoding->digest * 31 + (uint64_t)ids.items[k];
+        rk_tokenizer_decode(encoding->tokenizer, ids.items, ids.count, true, &decoded);
+        assert_string_equal(decoded.text, text);
+        rk_str_fini(&decoded);
+        rk_free(ids.items);
+        rk_free(text);
+    }
+    return NULL;
+}
+
+/* Goal: threads that share a tokenizer get the same ids; races are the thread sanitizer's to find. */
+static void test_threads_share_a_tokenizer(void **state)
+{
+    struct rk_tokenizer *tokenizer = open_fixture("golden/tokenizers/llama2.json");
+    struct encoding encodings[3];
+    pthread_t threads[RK_ARRAY_LEN(encodings)];
 
     (void)state;
-    for (size_t s = 0; s < RK_ARRAY_LEN(shapes) * RK_ARRAY_LEN(units); s++) {
-        const char *unit = units[s % RK_ARRAY_LEN(units)];
-        char *name = rk_format("golden/tokenizers/%s.json", shapes[s / RK_ARRAY_LEN(units)]);
+    for (size_t i = 0; i < RK_ARRAY_LEN(encodings); i++) {
+        encodings[i] = (struct encoding){.tokenizer = tokenizer};
+        assert_ok(rk_thread_start(&threads[i], encode_many, &encodings[i], "test"));
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(encodings); i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_true(encodings[i].digest == encodings[0].digest);
+    }
+    rk_tokenizer_destroy(tokenizer);
+}
+
+/* Goal: a text without a place to cut takes the heap's time, not quadratic time, whatever it is of (ctest's
+ * timeout is the bound). */
+static void test_encode_long_word_is_not_quadratic(void **state)
+{
+    static const struct {
+        const char *shape, *unit;
+        size_t bytes;
+    } cases[] = {
+        {"gpt2", "e", 1 << 20},   {"llama2", "e", 1 << 20},
+        {"gpt2", " ", 1 << 18},   {"llama2", "\xe4\xb8\xad", 1 << 18},
+        {"llama2", " ", 1 << 18}, {"deepseek", " ", 1 << 18},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *name = rk_format("golden/tokenizers/%s.json", cases[i].shape);
         struct rk_tokenizer *tokenizer = open_fixture(name);
         struct rk_tokenizer_ids ids = {0};
         struct rk_str text = {0};
 
-        while (text.bytes < 1 << 20)
-            rk_str_append(&text, unit);
+        while (text.bytes < cases[i].bytes)
+            rk_str_append(&text, cases[i].unit);
         assert_ok(rk_tokenizer_encode(tokenizer, text.text, text.bytes, false, &ids));
         assert_true(ids.count > 0);
         rk_free(ids.items);
@@ -330,6 +380,7 @@ int main(void)
         cmocka_unit_test(test_create_bad_file_is_refused_by_name),
         cmocka_unit_test(test_create_bad_regex_is_refused_with_the_pattern),
         cmocka_unit_test(test_nul_arrives_whole),
+        cmocka_unit_test(test_threads_share_a_tokenizer),
         cmocka_unit_test(test_encode_long_word_is_not_quadratic),
     };
 
