@@ -10,6 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_hash.h"
 #include "base/rk_json.h"
+#include "driver-cli/rk_tokenizer.h"
 #include "tests/support/test.h"
 
 #define NUM_CONVERSATIONS 200
@@ -91,6 +92,35 @@ static void expect_hash(const char *name, int i, const struct rk_chat *chat, con
     rk_str_fini(&text);
 }
 
+/* Goal: the rendered text is encoded without special tokens of the tokenizer's own. */
+static void check_ids(const struct rk_chat *chat, const struct rk_json *expected)
+{
+    const struct rk_json *ids = rk_json_find(expected, "ids");
+    char *relative =
+        rk_format("golden/tokenizers/%s.json", rk_json_as_string(rk_json_find(expected, "tokenizer"), ""));
+    char *path = rk_test_fixture_path(relative);
+    struct rk_tokenizer *tokenizer;
+
+    assert_ok(rk_tokenizer_create_file(&tokenizer, path));
+    assert_true(rk_json_count(ids) > 0);
+    for (void *it = rk_json_iter(ids); it; it = rk_json_iter_next(ids, it)) {
+        struct rk_str text = {0}, actual = {0};
+        struct rk_tokenizer_ids encoded;
+
+        assert_ok(render(chat, conversations[strtol(rk_json_iter_key(it), NULL, 10)], &text));
+        assert_ok(rk_tokenizer_encode(tokenizer, rk_str_text(&text), text.bytes, false, &encoded));
+        for (int64_t i = 0; i < encoded.count; i++)
+            rk_str_appendf(&actual, "%s%d", i > 0 ? " " : "", encoded.items[i]);
+        assert_string_equal(rk_str_text(&actual), rk_json_as_string(rk_json_iter_value(it), ""));
+        rk_free(encoded.items);
+        rk_str_fini(&text);
+        rk_str_fini(&actual);
+    }
+    rk_tokenizer_destroy(tokenizer);
+    rk_free(path);
+    rk_free(relative);
+}
+
 static void check_template(const char *name, const struct rk_json *expected)
 {
     char *relative = rk_format("golden/chat/templates/%s.jinja", name);
@@ -111,6 +141,8 @@ static void check_template(const char *name, const struct rk_json *expected)
     }
     for (int i = 0; i < NUM_CONVERSATIONS; i++)
         expect_hash(name, i, chat, strsep(&rest, " "));
+    if (rk_json_find(expected, "ids"))
+        check_ids(chat, expected);
     rk_chat_destroy(chat);
     rk_free(source);
     rk_free(hashes);

@@ -5,7 +5,7 @@ Usage: make_chat.py OUT_DIR      (inputs: OUT_DIR/templates/*.jinja and chat_sni
 
 Writes OUT_DIR/conversations.jsonl (200 conversations with tools and keyword arguments, from a seed),
 expected.json (per template and conversation the SHA-256 of the text, cut to 16 hex digits, or "!" where rendering
-raises, with the text of some), snippets.json (one construct each, with its text or null where it raises) and
+raises, with the text of some and, for two templates, the token ids of some), snippets.json (one construct each, with its text or null where it raises) and
 manifest.json (versions, seed).
 """
 import datetime
@@ -22,6 +22,8 @@ from transformers.utils import chat_template_utils
 SEED = 20260109
 NUM_CONVERSATIONS = 200
 NUM_FULL = 3
+NUM_IDS = 12
+TOKENIZERS = {"chatml": "qwen2", "llama3": "llama3"}
 NOW = 1767225845  # 2026-01-01 00:04:05 UTC
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 
@@ -157,6 +159,14 @@ def render(template, item):
         return None
 
 
+def token_ids(tokenizer, template, item):
+    """What apply_chat_template(tokenize=True) gives."""
+    out = tokenizer.apply_chat_template(item["messages"], tools=item.get("tools"), chat_template=template, tokenize=True,
+                                        return_dict=True, add_generation_prompt=item["add_generation_prompt"],
+                                        **{**SPECIAL, **item.get("kwargs", {})})
+    return out["input_ids"]
+
+
 def main():
     out = pathlib.Path(sys.argv[1])
     chat_template_utils.datetime = FixedTime
@@ -172,6 +182,12 @@ def main():
         hashes = ["!" if t is None else hashlib.sha256(t.encode()).hexdigest()[:16] for t in texts]
         full = {str(i): t for i, t in enumerate(texts) if t is not None}
         expected[path.stem] = {"hashes": " ".join(hashes), "texts": dict(list(full.items())[:NUM_FULL])}
+        if path.stem in TOKENIZERS:
+            file = out.parent / "tokenizers" / (TOKENIZERS[path.stem] + ".json")
+            tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(file))
+            expected[path.stem]["tokenizer"] = TOKENIZERS[path.stem]
+            expected[path.stem]["ids"] = {i: " ".join(map(str, token_ids(tokenizer, path.read_text(), items[int(i)])))
+                                          for i in list(full)[:NUM_IDS]}
         print(path.stem, "raises:", hashes.count("!"), "distinct:", len(set(hashes)))
     (out / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=1) + "\n")
     snippets = []
