@@ -165,6 +165,7 @@ static struct rk_status *parse_data(struct rk_parser *parser, const struct rk_no
     if (!text)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: out of memory", parser->jinja->source);
     *text = (struct rk_text){.data = token->text, .bytes = token->bytes, .chars = -1};
+    (void)rk_text_chars(text); /* counted now: renderings share it */
     node->value = (rk_value_t){.kind = RK_VALUE_STRING, .string = text};
     parser->at++;
     *out = node;

@@ -25,6 +25,7 @@ static struct rk_status *new_text(struct rk_parser *parser, rk_value_t *out, con
     if (!text)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: out of memory", parser->jinja->source);
     *text = (struct rk_text){.data = data, .bytes = bytes, .chars = -1};
+    (void)rk_text_chars(text); /* counted now: renderings share it */
     *out = (rk_value_t){.kind = RK_VALUE_STRING, .string = text};
     return NULL;
 }

@@ -146,6 +146,7 @@ struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_di
                                         "special_tokens_map.json",
                                         "generation_config.json",
                                         "chat_template.jinja",
+                                        "chat_template.json",
                                         "vocab.json",
                                         "merges.txt"};
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "tests/support/test.h"
 
@@ -262,6 +263,29 @@ static void test_create_messages_are_rendered_by_the_template(void **state)
     rk_json_free(kwargs);
 }
 
+static void count_warnings(rk_log_level_t level, const char *line, void *user)
+{
+    if (level == RK_LOG_WARN && strstr(line, "2 of 3 prompts") && strstr(line, "data.jsonl"))
+        (*(int *)user)++;
+}
+
+static void test_create_text_for_a_model_with_a_template_warns_once(void **state)
+{
+    static const char text[] = "{\"prompt\": \"1\"}\n{\"prompt\": \"2\"}\n"
+                               "{\"prompt\": [{\"role\": \"user\", \"content\": \"1\"}]}\n";
+    struct rk_chat *chat = make_chat();
+    struct rk_dataset *dataset;
+    int num_warnings = 0;
+
+    (void)state;
+    rk_log_set_sink(count_warnings, &num_warnings);
+    assert_ok(load(&dataset, text, (struct rk_dataset_config){.chat = chat}));
+    rk_log_set_sink(NULL, NULL);
+    assert_int_equal(num_warnings, 1);
+    rk_dataset_destroy(dataset);
+    rk_chat_destroy(chat);
+}
+
 static const struct {
     const char *label, *text, *message;
     rk_code_t code;
@@ -362,6 +386,7 @@ int main(void)
         cmocka_unit_test(test_create_array_of_rows_is_read_like_lines),
         cmocka_unit_test(test_create_bad_array_is_named),
         cmocka_unit_test(test_create_messages_are_rendered_by_the_template),
+        cmocka_unit_test(test_create_text_for_a_model_with_a_template_warns_once),
         cmocka_unit_test(test_create_bad_messages_are_named),
         cmocka_unit_test(test_create_messages_without_a_template_are_refused),
         cmocka_unit_test(test_create_unreadable_file_is_named),
