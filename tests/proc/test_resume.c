@@ -402,10 +402,17 @@ int main(void)
         cmocka_unit_test(test_resume_finds_directories_by_itself),
         cmocka_unit_test(test_resume_refused),
     };
+    /* What depends on the device. */
+    const struct CMUnitTest on_gpus[] = {
+        cmocka_unit_test(test_resume_after_kill_is_bit_for_bit),
+        cmocka_unit_test(test_resume_with_more_state_is_bit_for_bit),
+    };
     const struct CMUnitTest figure[] = {cmocka_unit_test(test_resume_after_kill_is_bit_for_bit)};
 
     skip_without_devices(1);
     if (rk_env("RK_TEST_STEPS"))
         return cmocka_run_group_tests(figure, NULL, NULL);
+    if (strcmp(cli_device(), "device=cpu") != 0)
+        return cmocka_run_group_tests(on_gpus, NULL, NULL);
     return cmocka_run_group_tests(all, NULL, NULL);
 }
