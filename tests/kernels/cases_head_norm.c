@@ -18,13 +18,19 @@ static const struct shape_case shapes[] = {
 };
 
 /* Heads [1, 1 + num_heads) of rows that have two more. */
-static rk_tensor_t random_heads(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+static rk_tensor_t heads_of_deviation(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype,
+                                      double deviation)
 {
     rk_tensor_t rows =
-        kt_randomize(kt, kt_zeros_2d(kt, dtype, c->num_tokens, (c->num_heads + 2) * c->head_dim), 1.0);
+        kt_randomize(kt, kt_zeros_2d(kt, dtype, c->num_tokens, (c->num_heads + 2) * c->head_dim), deviation);
 
     return rk_tensor_split_cols(rk_tensor_cols(rows, c->head_dim, c->num_heads * c->head_dim), c->num_heads,
                                 c->head_dim);
+}
+
+static rk_tensor_t random_heads(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    return heads_of_deviation(kt, c, dtype, 1.0);
 }
 
 static rk_tensor_t random_1d(struct kt *kt, rk_dtype_t dtype, int64_t count)
@@ -80,7 +86,7 @@ static void run_bwd(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
     int64_t num_rows = c->num_tokens * c->num_heads;
     struct rk_head_norm_bwd_args args = {
         .dweight = random_1d(kt, kt_stat_dtype(dtype), c->head_dim),
-        .dy = random_heads(kt, c, dtype),
+        .dy = heads_of_deviation(kt, c, dtype, 1 / sqrt((double)RK_MAX(num_rows, 1))), /* dweight is near 1 */
         .x = random_heads(kt, c, dtype),
         .weight = random_1d(kt, dtype, c->head_dim),
         .rstd = kt_randomize(kt, kt_zeros_2d(kt, kt_stat_dtype(dtype), c->num_tokens, c->num_heads), 1.0),
