@@ -22,6 +22,7 @@
 #include "engine/ckpt/ckpt_internal.h"
 
 #define POLL_MS 2
+#define MEET_MS 500
 
 static int32_t my_rank(const struct rk_model *model)
 {
@@ -296,20 +297,33 @@ static struct rk_status *begin(struct rk_model *model, const struct rk_engine_ho
 
 /* --- ending --- */
 
-/* Waits for this rank's writer. */
-static struct rk_status *wait_for_writer(struct rk_saver *saver, const struct rk_engine_hooks *hooks)
+/* Waits for this rank's writer, and no longer than MEET_MS. Tells of progress when it has gone on. */
+static struct rk_status *wait_for_writer(struct rk_saver *saver, const struct rk_engine_hooks *hooks,
+                                         uint64_t *last)
 {
-    uint64_t last = UINT64_MAX;
-
-    while (!atomic_load(&saver->is_finished)) {
+    for (int ms = 0; ms < MEET_MS && !atomic_load(&saver->is_finished); ms += POLL_MS) {
         uint64_t done = atomic_load(&saver->done_bytes);
 
-        if (done != last && hooks && hooks->on_progress)
+        if (done != *last && hooks && hooks->on_progress)
             hooks->on_progress(hooks->user, RK_SAVER_PHASE, done, saver->pieces.bytes);
         if (hooks && hooks->is_cancelled && hooks->is_cancelled(hooks->user))
             return RK_FAIL(RK_CANCELLED, "cancelled");
-        last = done;
+        *last = done;
         rk_time_sleep_ms(POLL_MS);
+    }
+    return NULL;
+}
+
+/* The ranks meet while they wait: none is long in a collective because another one's disk is slow. */
+static struct rk_status *wait_for_writers(struct rk_model *model, const struct rk_engine_hooks *hooks)
+{
+    uint64_t last = UINT64_MAX;
+    int32_t is_finished = 0;
+
+    while (!is_finished) {
+        RK_TRY(rk_model_agree(model, wait_for_writer(model->saver, hooks, &last)));
+        is_finished = atomic_load(&model->saver->is_finished);
+        RK_TRY(rk_model_min(model, RK_GROUP_ALL, &is_finished, 1));
     }
     return NULL;
 }
@@ -430,7 +444,7 @@ struct rk_status *rk_model_wait_checkpoint(struct rk_model *model, bool waits,
     if (!saver || !saver->is_pending)
         return NULL;
     if (waits)
-        RK_TRY(rk_model_agree(model, wait_for_writer(saver, hooks)));
+        RK_TRY(wait_for_writers(model, hooks));
     is_finished = atomic_load(&saver->is_finished);
     RK_TRY(rk_model_min(model, RK_GROUP_ALL, &is_finished, 1));
     report_on(saver, RK_CHECKPOINT_WRITING, 0, report);
@@ -483,6 +497,6 @@ struct rk_status *rk_model_save_checkpoint(struct rk_model *model, const struct 
     report_on(model->saver, RK_CHECKPOINT_WRITING, 0, report);
     if (save->is_async)
         return NULL;
-    RK_TRY(agree_or_drop(model, wait_for_writer(model->saver, hooks)));
+    RK_TRY(agree_or_drop(model, wait_for_writers(model, hooks)));
     return rk_model_wait_checkpoint(model, true, hooks, report);
 }
