@@ -54,6 +54,8 @@ static struct rk_status *find_attr(struct rk_render *r, rk_value_t object, const
             *out = *member;
         return NULL;
     }
+    if (object.kind == RK_VALUE_RANGE && (strcmp(name, "count") == 0 || strcmp(name, "index") == 0))
+        return RK_FAIL(RK_UNIMPLEMENTED, "the method '%s' of a range is not supported", name);
     if (row) {
         RK_TRY(rk_render_alloc(r, &memory, sizeof(*out->method)));
         *out = (rk_value_t){.kind = RK_VALUE_METHOD, .method = memory};

@@ -124,6 +124,8 @@ static const struct {
     {"types", "{{ 'a' +\n messages }}", NULL, "str + list", RK_INVALID_ARGUMENT},
     {"printf", "{{ 'a%s' % 1 }}", NULL, "printf", RK_UNIMPLEMENTED},
     {"filter by name", "{{ messages | map('urlize') | list }}", NULL, "filter 'urlize'", RK_UNIMPLEMENTED},
+    {"range method", "{{ range(3).count(1) }}", NULL, "'count' of a range", RK_UNIMPLEMENTED},
+    {"slice of a range", "{{ range(3)[1:] }}", NULL, "slices of a range", RK_UNIMPLEMENTED},
     {"markup method", "{{ ('a' | safe).strip() }}", NULL, "|safe", RK_UNIMPLEMENTED},
     {"iterator in text", "{{ messages | map('upper') }}", NULL, "iterator", RK_UNIMPLEMENTED},
     {"change of a list", "{{ messages.append(1) }}", NULL, "undefined", RK_INVALID_ARGUMENT},
