@@ -1,6 +1,7 @@
 #include "base/rk_thread.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 
 #include "base/rk_array.h"
@@ -16,6 +17,15 @@ struct rk_status *rk_thread_start(pthread_t *out, void *(*run)(void *user), void
     int rc = RK_FAULT("thread.start") ? EAGAIN : pthread_create(out, NULL, run, user);
 
     return rc == 0 ? NULL : no_thread(rc, what);
+}
+
+int rk_thread_num_cpus(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof(set), &set) != 0)
+        return 1;
+    return RK_MAX(CPU_COUNT(&set), 1);
 }
 
 static void *wait_for_gate(void *user)

@@ -12,6 +12,9 @@ RK_BEGIN_DECLS
 struct rk_status *rk_thread_start(pthread_t *out, void *(*run)(void *user), void *user,
                                   const char *what) RK_NODISCARD;
 
+/* Processors that this process may run on; at least 1. */
+int rk_thread_num_cpus(void);
+
 /* Whether the system would give that many threads now, for libraries that die or hang when it does not. As
  * rk_thread_start. */
 struct rk_status *rk_thread_check_room(int count, const char *what) RK_NODISCARD;

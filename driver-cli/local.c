@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
+#include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/local_internal.h"
@@ -46,15 +46,6 @@ struct rk_local {
     const char **addresses;
     bool is_detached; /* the children stay when this object goes */
 };
-
-static int32_t count_cores(void)
-{
-    cpu_set_t set;
-
-    if (sched_getaffinity(0, sizeof(set), &set) != 0)
-        return 1;
-    return CPU_COUNT(&set);
-}
 
 /* --- one child --- */
 
@@ -174,7 +165,8 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_format("--rpc.listen=%s", child->address);
     args[num_args++] = rk_format("--device=%s", rk_str_text(&device));
     args[num_args++] = rk_format("--slot=%d", rank);
-    args[num_args++] = rk_format("--cpu.num_threads=%d", RK_MAX(count_cores() / config->num_daemons, 1));
+    args[num_args++] =
+        rk_format("--cpu.num_threads=%d", RK_MAX(rk_thread_num_cpus() / config->num_daemons, 1));
     args[num_args++] = rk_strdup("--comm.listen=unix");
     args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);

@@ -121,6 +121,11 @@ struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_de
     return NULL;
 }
 
+bool rk_device_is_plan(const struct rk_device *device)
+{
+    return device->ops == &rk_plan_device_ops;
+}
+
 struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan)
 {
     RK_ASSERT(plan->ops == &rk_plan_device_ops);

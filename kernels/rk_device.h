@@ -142,6 +142,7 @@ void rk_graph_destroy(struct rk_graph *graph); /* NULL is a no-op */
 /* `like` is the device whose operators are asked for their workspace; it must outlive the plan. NULL: none is
  * known. */
 struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_device *like) RK_NODISCARD;
+bool rk_device_is_plan(const struct rk_device *device);
 /* The largest workspace that an operator on the planning device would have used. */
 struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan);
 

@@ -25,6 +25,46 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_pa
 /* Logs what no parameter is read from: a sign of a config.json that does not belong to the weights. */
 void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);
 
+/* --- hf_reader.c: blocks of tensors, read and converted by threads in advance --- */
+
+/* Blocks that the device copies from at the same time. */
+#define RK_HF_COPIES_MAX 4
+
+/* Rows [row, row + num_rows) and columns [col, col + cols) of a tensor. */
+struct rk_hf_block {
+    const struct rk_st_file *file;
+    const struct rk_st_tensor *tensor;
+    int64_t row, num_rows, col, cols;
+    int64_t param;  /* row of the parameter table */
+    int64_t offset; /* of the first element in the flat buffers */
+};
+
+struct rk_hf_reader_desc {
+    struct rk_device *device;
+    rk_dtype_t dtype;                 /* of the parameters */
+    rk_dtype_t wide_dtype;            /* of their masters */
+    const struct rk_hf_block *blocks; /* [num_blocks]; borrowed */
+    int64_t num_blocks;
+};
+
+/* A block in pinned memory. */
+struct rk_hf_data {
+    const void *values; /* in dtype */
+    const void *wide;   /* in wide_dtype; NULL when the file has dtype */
+};
+
+struct rk_hf_reader;
+
+/* Starts reading. RESOURCE_EXHAUSTED without memory or threads. */
+struct rk_status *rk_hf_reader_create(struct rk_hf_reader **out,
+                                      const struct rk_hf_reader_desc *desc) RK_NODISCARD;
+/* Stops reading. The device must not copy from the blocks any more. NULL is a no-op. */
+void rk_hf_reader_destroy(struct rk_hf_reader *reader);
+/* Waits for the next block, in their order; it stays until it is released. After an error none may follow. */
+struct rk_status *rk_hf_reader_take(struct rk_hf_reader *reader, struct rk_hf_data *out) RK_NODISCARD;
+/* The memory of the oldest block that was taken may be written again. */
+void rk_hf_reader_release(struct rk_hf_reader *reader);
+
 /* Which parameter goes into which file of an export: in table order, a file is closed when the next parameter
  * would exceed max_bytes; a parameter that is larger by itself gets a file of its own. Fills shard_of
  * [params->count], returns the number of files. */

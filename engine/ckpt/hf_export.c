@@ -377,7 +377,10 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     job.is_writer = rk_output_is_writer(RK_OUTPUT_HF, model->core->mesh);
     RK_ASSERT(dir || !job.is_writer);
     rk_model_walk_begin(&job.walk, model->core, "export", hooks);
-    st = rk_model_agree(model, prepare(&job, max_shard_bytes));
+    st = rk_model_agree(
+        model, rk_model_check_finite(model, "nothing is written; init_model from weights that are good"));
+    if (!st)
+        st = rk_model_agree(model, prepare(&job, max_shard_bytes));
     if (!st)
         st = export_all(&job);
     else if (job.made_dir)

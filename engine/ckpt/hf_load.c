@@ -1,28 +1,34 @@
-/* Reading a Hugging Face checkpoint: of every tensor only this rank's slice, by row blocks, converted to the
- * model's dtype (and that of its masters) on the way. No rank reads for another; replicas read the same bytes
- * from the page cache. The ranks meet after every parameter, so that none waits long for a slow disk, and all
- * stop when one of them cannot go on. */
+/* Reading a Hugging Face checkpoint: of every tensor only this rank's box, in blocks of rows that threads
+ * read ahead (hf_reader.c) while the device copies those before them. Files in the model's dtype are copied
+ * as they are, and masters widened on the device; others are converted by the readers. No rank reads for
+ * another; replicas read the same bytes from the page cache. The ranks meet after every few parameters, so
+ * that none waits long for a slow disk, and all stop when one of them cannot go on. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include "base/rk_alloc.h"
+#include "base/rk_array.h"
 #include "base/rk_fault.h"
 #include "engine/optim/optim_internal.h"
 
-struct source {
-    const struct rk_st_file *file;
-    const struct rk_st_tensor *tensor;
+/* Elements of a block: large enough that a copy is at full speed, small enough that a ring of them costs
+ * little. */
+#define BLOCK_ELEMENTS ((int64_t)2 << 20)
+/* Rows of the parameter table between two meetings of the ranks. */
+#define MEETING_PARAMS 4
+
+struct load_job {
+    struct rk_model *model;
+    struct rk_hf_dir *dir;
+    RK_ARRAY(struct rk_hf_block) blocks; /* in the order of the table */
+    struct rk_hf_reader *reader;
+    struct rk_event *copies[RK_HF_COPIES_MAX]; /* of the last blocks, by number */
+    int64_t num_copied;                        /* blocks given to the stream */
+    struct rk_model_walk walk;
 };
 
-/* Staging for one block of rows: as in the file, as masters are, and as parameters are. A parameter is its
- * master, rounded, whether the model trains or not. */
-struct staging {
-    void *raw, *values, *rounded;
-    rk_dtype_t dtype; /* of values: that of masters */
-};
-
-static struct rk_status *check_tensor(const struct rk_param *param, const struct source *source)
+static struct rk_status *check_tensor(const struct rk_param *param, const struct rk_hf_block *block)
 {
-    const struct rk_st_tensor *tensor = source->tensor;
+    const struct rk_st_tensor *tensor = block->tensor;
     bool same = tensor->rank == param->rank;
 
     for (int32_t i = 0; same && i < param->rank; i++)
@@ -32,7 +38,7 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
             RK_INVALID_ARGUMENT,
             "tensor '%s' in '%s' has rank %d and shape [%lld, %lld, ...], expected [%lld, %lld] of rank %d "
             "by config.json",
-            param->name, rk_st_path(source->file), tensor->rank, (long long)tensor->shape[0],
+            param->name, rk_st_path(block->file), tensor->rank, (long long)tensor->shape[0],
             (long long)(tensor->rank > 1 ? tensor->shape[1] : 1), (long long)param->shape[0],
             (long long)param->shape[1], param->rank);
     switch (tensor->dtype) {
@@ -43,105 +49,133 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
         return NULL;
     default:
         return RK_FAIL(RK_UNIMPLEMENTED, "tensor '%s' in '%s' is %s, expected F16, BF16, F32 or F64",
-                       param->name, rk_st_path(source->file), rk_dtype_safetensors_name(tensor->dtype));
+                       param->name, rk_st_path(block->file), rk_dtype_safetensors_name(tensor->dtype));
     }
 }
 
-/* Rows [begin, begin + count) of the box: one range of the file, or one for each row when columns are split.
- */
-static struct rk_status *read_rows(const struct rk_param_box *box, const struct source *source, int64_t begin,
-                                   int64_t count, char *raw)
+/* The blocks of a parameter: none when this rank has only padding of it. */
+static struct rk_status *plan_param(struct load_job *job, int64_t i)
 {
-    const struct rk_st_tensor *tensor = source->tensor;
-    uint64_t elem_bytes = rk_dtype_bytes(tensor->dtype);
-    int64_t cols = box->shape[1], all_cols = tensor->rank > 1 ? tensor->shape[1] : 1;
-    int64_t row = box->begin[0] + begin, col = box->begin[1];
-
-    if (RK_FAULT("ckpt.read"))
-        return RK_FAIL(RK_INTERNAL, "fault point ckpt.read");
-    if (cols == all_cols)
-        return rk_st_read(source->file, source->tensor, (uint64_t)(row * cols) * elem_bytes,
-                          (size_t)(count * cols) * elem_bytes, raw);
-    for (int64_t r = 0; r < count; r++)
-        RK_TRY(rk_st_read(source->file, source->tensor, (uint64_t)((row + r) * all_cols + col) * elem_bytes,
-                          (size_t)cols * elem_bytes, raw + (size_t)(r * cols) * elem_bytes));
-    return NULL;
-}
-
-/* `count` rows of staging->values become rows of the parameter from `begin` on, and of its masters. */
-static struct rk_status *store_rows(struct rk_model *model, const struct rk_placement *placement,
-                                    int64_t begin, int64_t count, const struct staging *staging)
-{
-    const struct rk_model_core *core = model->core;
-    int64_t cols = placement->local_shape[1], offset = placement->offset + begin * cols, num = count * cols;
-    size_t elem_bytes = rk_dtype_bytes(core->dtype);
-
-    rk_convert(staging->rounded, core->dtype, staging->values, staging->dtype, num);
-    RK_TRY(rk_stream_copy(core->stream, (char *)core->values + (size_t)offset * elem_bytes, staging->rounded,
-                          (size_t)num * elem_bytes, RK_COPY_H2D));
-    RK_TRY(rk_stream_sync(core->stream));
-    return rk_train_set_masters(model->train, core->stream, offset, num, staging->values);
-}
-
-static struct rk_status *load_rows(struct rk_model *model, int64_t i, const struct source *source,
-                                   const struct staging *staging, struct rk_model_walk *walk)
-{
-    const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
-    struct rk_param_box box = rk_param_get_box(rk_params_at(&model->core->params, i), placement);
-    int64_t step = rk_model_rows_per_move(model, i), cols = box.shape[1];
-
-    for (int64_t begin = 0; begin < box.shape[0]; begin += step) {
-        int64_t count = RK_MIN(step, box.shape[0] - begin);
-
-        RK_TRY(read_rows(&box, source, begin, count, staging->raw));
-        rk_convert(staging->values, staging->dtype, staging->raw, source->tensor->dtype, count * cols);
-        RK_TRY(store_rows(model, placement, begin, count, staging));
-        RK_TRY(rk_model_walk_advance(walk, count * cols));
-    }
-    return rk_model_walk_advance(walk, (placement->local_shape[0] - box.shape[0]) * cols);
-}
-
-static struct rk_status *load_param(struct rk_model *model, const struct rk_hf_dir *dir, int64_t i,
-                                    struct rk_model_walk *walk)
-{
-    const struct rk_param *param = rk_params_at(&model->core->params, i);
-    const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
-    size_t count = (size_t)(rk_model_rows_per_move(model, i) * placement->local_shape[1]);
-    struct staging staging = {.dtype = rk_train_grad_dtype(model->core->dtype)};
-    struct source source;
-    struct rk_status *st;
+    const struct rk_param *param = rk_params_at(&job->model->core->params, i);
+    const struct rk_placement *placement = rk_params_placement(&job->model->core->params, i);
+    struct rk_param_box box = rk_param_get_box(param, placement);
+    struct rk_hf_block block = {.param = i, .col = box.begin[1], .cols = box.shape[1]};
 
     if (!placement->is_held)
         return NULL;
-    RK_TRY(rk_hf_dir_find(dir, param, &source.file, &source.tensor));
-    RK_TRY(check_tensor(param, &source));
-    RK_TRY_GOTO(st, rk_try_alloc(&staging.raw, count * rk_dtype_bytes(source.tensor->dtype), param->name),
-                out);
-    RK_TRY_GOTO(st, rk_try_alloc(&staging.values, count * rk_dtype_bytes(staging.dtype), param->name), out);
-    RK_TRY_GOTO(st, rk_try_alloc(&staging.rounded, count * rk_dtype_bytes(model->core->dtype), param->name),
-                out);
-    st = load_rows(model, i, &source, &staging, walk);
+    RK_TRY(rk_hf_dir_find(job->dir, param, &block.file, &block.tensor));
+    RK_TRY(check_tensor(param, &block));
+    for (int64_t begin = 0; begin < box.shape[0]; begin += block.num_rows) {
+        block.row = box.begin[0] + begin;
+        block.num_rows = RK_MIN(RK_MAX(BLOCK_ELEMENTS / box.shape[1], 1), box.shape[0] - begin);
+        block.offset = placement->offset + begin * placement->local_shape[1];
+        rk_array_append(&job->blocks, block);
+    }
+    return NULL;
+}
 
-out:
-    rk_free(staging.raw);
-    rk_free(staging.values);
-    rk_free(staging.rounded);
-    return st;
+static struct rk_status *prepare(struct load_job *job, const char *path)
+{
+    const struct rk_model_core *core = job->model->core;
+    struct rk_hf_reader_desc desc = {.device = rk_stream_device(core->stream),
+                                     .dtype = core->dtype,
+                                     .wide_dtype = rk_train_grad_dtype(core->dtype)};
+
+    RK_TRY(rk_hf_dir_open(&job->dir, path));
+    rk_hf_dir_warn_unused(job->dir, &core->params);
+    for (int64_t i = 0; i < core->params.count; i++)
+        RK_TRY(plan_param(job, i));
+    for (int i = 0; i < RK_HF_COPIES_MAX; i++)
+        RK_TRY(rk_event_create(&job->copies[i], desc.device));
+    desc.blocks = job->blocks.items;
+    desc.num_blocks = job->blocks.count;
+    return rk_hf_reader_create(&job->reader, &desc);
+}
+
+/* Gives the values of a block to the parameter, and to its masters. */
+static struct rk_status *copy_block(struct load_job *job, const struct rk_hf_block *block,
+                                    const struct rk_hf_data *data)
+{
+    const struct rk_model_core *core = job->model->core;
+    int64_t count = block->num_rows * block->cols;
+    rk_tensor_t values = rk_flat_view(core->values, core->dtype, block->offset, count);
+
+    RK_TRY(rk_stream_copy(core->stream, values.data, data->values, rk_tensor_bytes(values), RK_COPY_H2D));
+    if (data->wide)
+        return rk_train_set_masters(job->model->train, core->stream, block->offset, count, data->wide);
+    return rk_train_copy_masters(job->model->train, core, block->offset, count);
+}
+
+static struct rk_status *load_block(struct load_job *job)
+{
+    const struct rk_hf_block *block = &job->blocks.items[job->num_copied];
+    struct rk_event *is_copied = job->copies[job->num_copied % RK_HF_COPIES_MAX];
+    struct rk_hf_data data;
+
+    if (RK_FAULT("ckpt.read"))
+        return RK_FAIL(RK_INTERNAL, "fault point ckpt.read");
+    if (job->num_copied >= RK_HF_COPIES_MAX) {
+        RK_TRY(rk_event_sync(is_copied));
+        rk_hf_reader_release(job->reader);
+    }
+    RK_TRY(rk_hf_reader_take(job->reader, &data));
+    RK_TRY(copy_block(job, block, &data));
+    job->num_copied++;
+    RK_TRY(rk_event_record(is_copied, job->model->core->stream));
+    return rk_model_walk_advance(&job->walk, block->num_rows * block->cols);
+}
+
+static struct rk_status *load_param(struct load_job *job, int64_t i)
+{
+    const struct rk_placement *placement = rk_params_placement(&job->model->core->params, i);
+    struct rk_param_box box = rk_param_get_box(rk_params_at(&job->model->core->params, i), placement);
+    int64_t padding = rk_placement_num_elements(placement) - box.shape[0] * box.shape[1];
+
+    while (job->num_copied < job->blocks.count && job->blocks.items[job->num_copied].param == i)
+        RK_TRY(load_block(job));
+    return rk_model_walk_advance(&job->walk, padding);
+}
+
+/* Rows of the table from `begin` on, up to the next meeting. */
+static struct rk_status *load_params(struct load_job *job, int64_t begin)
+{
+    int64_t end = RK_MIN(begin + MEETING_PARAMS, job->model->core->params.count);
+
+    for (int64_t i = begin; i < end; i++)
+        RK_TRY(load_param(job, i));
+    return NULL;
+}
+
+/* What ranks have read is good when all of it is a number. */
+static struct rk_status *finish(struct load_job *job)
+{
+    RK_TRY(rk_stream_sync(job->model->core->stream));
+    return rk_model_check_finite(job->model, "the file is damaged, or a diverged run wrote it");
+}
+
+static void load_job_fini(struct load_job *job)
+{
+    /* The device may still copy from the reader's memory. */
+    rk_status_free(rk_stream_sync(job->model->core->stream));
+    rk_hf_reader_destroy(job->reader);
+    for (int i = 0; i < RK_HF_COPIES_MAX; i++)
+        rk_event_destroy(job->copies[i]);
+    rk_array_fini(&job->blocks);
+    rk_hf_dir_close(job->dir);
 }
 
 struct rk_status *rk_model_load_hf(struct rk_model *model, const char *path,
                                    const struct rk_engine_hooks *hooks)
 {
-    const struct rk_param_table *params = &model->core->params;
-    struct rk_hf_dir *dir = NULL;
-    struct rk_model_walk walk;
-    struct rk_status *st = rk_model_agree(model, rk_hf_dir_open(&dir, path));
+    int64_t num_params = model->core->params.count;
+    struct load_job job = {.model = model};
+    struct rk_status *st = rk_model_agree(model, prepare(&job, path));
 
-    rk_model_walk_begin(&walk, model->core, "load", hooks);
+    rk_model_walk_begin(&job.walk, model->core, "load", hooks);
+    for (int64_t i = 0; !st && i < num_params; i += MEETING_PARAMS)
+        st = rk_model_agree(model, load_params(&job, i));
     if (!st)
-        rk_hf_dir_warn_unused(dir, params);
-    for (int64_t i = 0; !st && i < params->count; i++)
-        st = rk_model_agree(model, load_param(model, dir, i, &walk));
-    rk_hf_dir_close(dir);
+        st = rk_model_agree(model, finish(&job));
+    load_job_fini(&job);
     return st ? RK_WRAP(st, "loading the model from '%s'", path) : NULL;
 }

@@ -227,8 +227,10 @@ static struct rk_status *run_all(struct dry_run *run, struct rk_memory_plan *out
     if (desc->optim)
         RK_TRY(run_tokens(run->model, desc->limits.train_tokens, true));
     RK_TRY(run_tokens(run->model, desc->limits.log_prob_tokens, false));
-    if (!desc->shares_weights)
+    if (!desc->shares_weights) {
         RK_TRY(run_gather(run->model));
+        RK_TRY(rk_model_check_finite(run->model, ""));
+    }
     if (desc->rollout)
         return run_rollout(run, out);
     out->memory = rk_model_get_memory(run->model);

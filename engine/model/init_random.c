@@ -68,6 +68,6 @@ struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
             RK_TRY(init_param(model->core, i, seed));
         RK_TRY(rk_model_walk_advance(&walk, rk_placement_num_elements(placement)));
     }
-    RK_TRY(rk_train_copy_masters(model->train, model->core));
+    RK_TRY(rk_train_copy_masters(model->train, model->core, 0, model->core->params.num_elements));
     return rk_stream_sync(model->core->stream);
 }

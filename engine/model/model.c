@@ -149,7 +149,9 @@ static struct rk_status *make_rope(struct rk_model_core *core)
         RK_TRY_GOTO(st, rk_try_alloc(&memory, bytes, "rotary tables"), out);
         host[i] = memory;
     }
-    rk_rope_table(&core->config, num_positions, host[0], host[1]);
+    if (!rk_device_is_plan(
+            rk_stream_device(core->stream))) /* tables of 131072 positions take half a second */
+        rk_rope_table(&core->config, num_positions, host[0], host[1]);
     for (int i = 0; i < 2; i++)
         RK_TRY_GOTO(st, rk_stream_copy(core->stream, tables[i]->data, host[i], bytes, RK_COPY_H2D), out);
     st = rk_stream_sync(core->stream);

@@ -161,6 +161,10 @@ struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind
 struct rk_status *rk_model_check_cancel(struct rk_model *model, const struct rk_engine_hooks *hooks,
                                         rk_mesh_group_kind_t kind) RK_NODISCARD;
 
+/* DATA_LOSS (reason NON_FINITE) names the first parameter of which this rank holds a NaN or inf, and says
+ * `advice`. Waits for the stream. */
+struct rk_status *rk_model_check_finite(struct rk_model *model, const char *advice) RK_NODISCARD;
+
 /* Rows of one parameter or gradient from all tp ranks. */
 struct rk_param_rows {
     int64_t param;

@@ -11,6 +11,9 @@
 
 #include <math.h>
 
+/* Rows of the tables that are filled at a time, column by column: they fit the first-level cache. */
+#define TILE_POSITIONS 64
+
 static double interpolate_llama3(const struct rk_model_config *config, double inv_freq)
 {
     double low = config->rope_scaling.low_freq_factor, high = config->rope_scaling.high_freq_factor;
@@ -41,14 +44,18 @@ void rk_rope_table(const struct rk_model_config *config, int64_t num_positions, 
 {
     int64_t half = config->head_dim / 2;
 
-    for (int64_t k = 0; k < half; k++) {
-        float inv_freq = rk_rope_inv_freq(config, k);
+    for (int64_t begin = 0; begin < num_positions; begin += TILE_POSITIONS) {
+        int64_t end = RK_MIN(begin + TILE_POSITIONS, num_positions);
 
-        for (int64_t p = 0; p < num_positions; p++) {
-            float angle = (float)p * inv_freq;
+        for (int64_t k = 0; k < half; k++) {
+            float inv_freq = rk_rope_inv_freq(config, k);
 
-            cos_out[p * half + k] = (float)cos((double)angle);
-            sin_out[p * half + k] = (float)sin((double)angle);
+            for (int64_t p = begin; p < end; p++) {
+                float angle = (float)p * inv_freq;
+
+                cos_out[p * half + k] = (float)cos((double)angle);
+                sin_out[p * half + k] = (float)sin((double)angle);
+            }
         }
     }
 }

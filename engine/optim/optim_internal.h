@@ -104,11 +104,13 @@ rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype);
 void rk_train_add_memory(const struct rk_train *train,
                          struct rk_model_memory *memory); /* NULL adds nothing */
 
-/* The masters of my shard become what the parameters are. Nothing to do without masters, or for NULL. */
-struct rk_status *rk_train_copy_masters(struct rk_train *train,
-                                        const struct rk_model_core *core) RK_NODISCARD;
+/* The masters of what elements [begin, begin + count) have in my shard become what the parameters are.
+ * Nothing to do without masters, or for NULL. */
+struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core,
+                                        int64_t begin, int64_t count) RK_NODISCARD;
 /* Elements [begin, begin + count) of the flat buffers have these values, in host memory and grad_dtype: what
- * of them lies in my shard goes into the masters. Nothing to do without masters, or for NULL. */
+ * of them lies in my shard goes into the masters; the memory must stay until the stream has copied it.
+ * Nothing to do without masters, or for NULL. */
 struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
                                        int64_t count, const void *values) RK_NODISCARD;
 

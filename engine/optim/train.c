@@ -52,20 +52,20 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
     memory->workspace_bytes += SUMS_BYTES;
 }
 
-struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core)
+struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_model_core *core,
+                                        int64_t begin, int64_t count)
 {
+    struct rk_shard_run run = {0};
+
     if (!train || !train->masters)
         return NULL;
-    for (int64_t b = 0; b < train->buckets.count; b++) {
-        const struct rk_bucket *bucket = &train->buckets.items[b];
-
+    while (rk_shard_next_run(&train->shards, begin, begin + count, &run))
         RK_TRY(rk_axpby(core->stream,
                         &(struct rk_axpby_args){
-                            .y = rk_flat_view(train->masters, train->grad_dtype, bucket->shard, bucket->part),
-                            .x = rk_flat_view(core->values, core->dtype, bucket->mine, bucket->part),
+                            .y = rk_flat_view(train->masters, train->grad_dtype, run.shard, run.count),
+                            .x = rk_flat_view(core->values, core->dtype, run.begin, run.count),
                             .alpha = 1,
                         }));
-    }
     return NULL;
 }
 
@@ -74,17 +74,14 @@ struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream 
 {
     size_t elem_bytes = train ? rk_dtype_bytes(train->grad_dtype) : 0;
     struct rk_shard_run run = {0};
-    bool has_copied = false;
 
     if (!train || !train->masters)
         return NULL;
-    while (rk_shard_next_run(&train->shards, begin, begin + count, &run)) {
-        has_copied = true;
+    while (rk_shard_next_run(&train->shards, begin, begin + count, &run))
         RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)run.shard * elem_bytes,
                               (const char *)values + (size_t)(run.begin - begin) * elem_bytes,
                               (size_t)run.count * elem_bytes, RK_COPY_H2D));
-    }
-    return has_copied ? rk_stream_sync(stream) : NULL;
+    return NULL;
 }
 
 static struct rk_status *allocate(struct rk_train *train, rk_dtype_t param_dtype)
@@ -155,7 +152,7 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     if (!st && rk_comm_group_size(dp) > 1)
         st = open_comm(train);
     if (!st)
-        st = rk_train_copy_masters(train, core);
+        st = rk_train_copy_masters(train, core, 0, core->params.num_elements);
     if (st) {
         rk_train_destroy(train);
         return RK_WRAP(st, "enabling training");

@@ -2,6 +2,7 @@
 #include "tests/support/test.h"
 
 #include <stdio.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_rng.h"
+#include "engine/model/model_internal.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "tests/support/models.h"
@@ -31,7 +33,9 @@ struct file_spec {
     rk_dtype_t retype;   /* with `reshape`: its dtype instead */
     bool adds_others;    /* tensors that the model does not want, and a head besides the tied embedding */
     bool uses_alias;     /* the tied embedding has its second name */
-    int64_t begin, end;  /* tensors of the table; end 0: all */
+    const char *poison;  /* a tensor that gets poison_value as its last element but one */
+    double poison_value;
+    int64_t begin, end; /* tensors of the table; end 0: all */
 };
 
 /* Small multiples of 1/8: exact in every dtype. The embedding has the same under both of its names. */
@@ -42,13 +46,15 @@ static double value_of(const char *name, int64_t i)
     return (double)((int64_t)((rk_rng_stream_of_name(name) + (uint64_t)i * 7) % 31) - 15) / 8;
 }
 
-static void fill_raw(void *raw, const struct rk_st_entry *entry)
+static void fill_raw(void *raw, const struct rk_st_entry *entry, const struct file_spec *spec)
 {
     double values[2 * ELEMENTS_MAX];
     int64_t count = entry->shape[0] * (entry->rank > 1 ? entry->shape[1] : 1);
 
     for (int64_t i = 0; i < count; i++)
         values[i] = value_of(entry->name, i);
+    if (spec->poison && strcmp(spec->poison, entry->name) == 0)
+        values[count - 2] = spec->poison_value;
     if (rk_dtype_is_float(entry->dtype))
         rk_store_f64(raw, entry->dtype, values, count);
     else
@@ -103,7 +109,7 @@ static void write_file(const char *dir, const char *name, const struct rk_model 
         uint8_t raw[2 * ELEMENTS_MAX * 8];
         int64_t elements = entries[i].shape[0] * (entries[i].rank > 1 ? entries[i].shape[1] : 1);
 
-        fill_raw(raw, &entries[i]);
+        fill_raw(raw, &entries[i], spec);
         assert_ok(rk_st_writer_write(writer, i, 0, raw, (size_t)elements * rk_dtype_bytes(entries[i].dtype)));
     }
     assert_ok(rk_st_writer_commit(writer));
@@ -514,6 +520,70 @@ static void test_filling_and_writing_reports_and_stops(void **state)
     rk_free(stopped_dir);
 }
 
+/* Goal: weights that are no numbers, or none in the model's dtype, are found and named. */
+static void test_load_of_non_finite_weights_is_data_loss(void **state)
+{
+    static const char matrix[] = "model.layers.0.mlp.up_proj.weight", vector[] = "model.norm.weight";
+    static const struct {
+        const char *label, *name;
+        double value;
+        rk_dtype_t file_dtype, dtype;
+        bool is_refused;
+    } rows[] = {
+        {"NaN in a matrix", matrix, NAN, RK_DTYPE_F32, RK_DTYPE_F32, true},
+        {"inf in a vector", vector, -INFINITY, RK_DTYPE_F32, RK_DTYPE_F32, true},
+        {"bf16 as it is", matrix, NAN, RK_DTYPE_BF16, RK_DTYPE_BF16, true},
+        {"f16 made wider", vector, INFINITY, RK_DTYPE_F16, RK_DTYPE_F32, true},
+        {"too large for f32", matrix, 1e300, RK_DTYPE_F64, RK_DTYPE_F32, true},
+        {"too large for bf16", matrix, 3.4e38, RK_DTYPE_F32, RK_DTYPE_BF16, true},
+        {"large enough", matrix, 3.3e38, RK_DTYPE_F32, RK_DTYPE_BF16, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        const struct file_spec spec = {
+            .dtype = rows[i].file_dtype, .poison = rows[i].name, .poison_value = rows[i].value};
+        char *name = rk_format("bad-%zu", i), *dir = make_dir(name);
+        struct rk_test_model test;
+        struct rk_status *st;
+
+        assert_ok(rk_test_model_open(
+            &test, &(struct rk_test_model_spec){.config = UNTIED, .seed = 1, .dtype = rows[i].dtype}));
+        write_file(dir, SINGLE, test.model, &spec);
+        st = rk_model_load_hf(test.model, dir, NULL);
+        print_message("  %s\n", rows[i].label);
+        if (rows[i].is_refused) {
+            assert_string_equal(rk_status_reason(st), "NON_FINITE");
+            assert_fails(st, RK_DATA_LOSS, rows[i].name);
+        } else {
+            assert_ok(st);
+        }
+        rk_test_model_close(&test);
+        rk_free(name);
+        rk_free(dir);
+    }
+}
+
+/* Goal: a model that is damaged is not written; nothing is left. */
+static void test_export_of_non_finite_weights_is_data_loss(void **state)
+{
+    char *dir = rk_test_temp_path("diverged");
+    struct rk_test_model test;
+    struct rk_status *st;
+    int64_t i;
+
+    (void)state;
+    open_model(&test, UNTIED);
+    i = rk_model_find_param(test.model, "model.layers.0.self_attn.o_proj.weight");
+    ((float *)test.model->core->values)[rk_model_placement_at(test.model, i)->offset + 3] = NAN;
+    st = rk_model_export_hf(test.model, dir, 0, NULL);
+    assert_string_equal(rk_status_reason(st), "NON_FINITE");
+    assert_fails(st, RK_DATA_LOSS, "model.layers.0.self_attn.o_proj.weight");
+    assert_int_not_equal(access(dir, F_OK), 0);
+    rk_test_model_close(&test);
+    rk_free(dir);
+}
+
 /* Goal: nothing is overwritten, other files in the directory do not matter, bad targets are named. */
 static void test_export_to_occupied_or_bad_targets_is_refused(void **state)
 {
@@ -554,6 +624,8 @@ int main(void)
         cmocka_unit_test(test_load_of_truncated_file_is_data_loss),
         cmocka_unit_test(test_export_in_shards_writes_index_and_config),
         cmocka_unit_test(test_filling_and_writing_reports_and_stops),
+        cmocka_unit_test(test_load_of_non_finite_weights_is_data_loss),
+        cmocka_unit_test(test_export_of_non_finite_weights_is_data_loss),
         cmocka_unit_test(test_export_to_occupied_or_bad_targets_is_refused),
     };
 

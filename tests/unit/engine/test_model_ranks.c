@@ -504,6 +504,39 @@ static void test_export_from_layouts_writes_the_same_bytes(void **state)
     rk_free(reference);
 }
 
+static int diverged_export_rank(int32_t rank, int32_t num_ranks, void *user)
+{
+    const struct run *run = user;
+    struct rk_comm_world *world;
+    struct rk_test_model test;
+    struct rk_status *st;
+    int64_t i;
+
+    RK_RANK_OK(open_ranks(&test, &world, user, rank, num_ranks, RK_DTYPE_F32));
+    i = rk_model_find_param(test.model, "model.layers.0.mlp.down_proj.weight");
+    if (rank == 1)
+        ((float *)test.model->core->values)[rk_model_placement_at(test.model, i)->offset] = NAN;
+    st = rk_model_export_hf(test.model, run->dir, 0, NULL);
+    RK_RANK_CHECK(rk_status_code(st) == RK_DATA_LOSS, "%s", rk_status_message(st));
+    RK_RANK_CHECK(strcmp(rk_status_reason(st), "NON_FINITE") == 0, "reason '%s'", rk_status_reason(st));
+    RK_RANK_CHECK(strstr(rk_status_message(st), "mlp.down_proj.weight"), "%s", rk_status_message(st));
+    rk_status_free(st);
+    RK_RANK_CHECK(access(run->dir, F_OK) != 0, "something was left in %s", run->dir);
+    close_ranks(&test, world);
+    return 0;
+}
+
+/* Goal: a NaN in what one rank holds stops the export on all ranks before anything is written. */
+static void test_export_with_nan_on_one_rank_is_data_loss(void **state)
+{
+    char *dir = rk_test_temp_path("diverged");
+    struct run run = {.tp = 2, .dp = 1, .dir = dir};
+
+    (void)state;
+    run_all(&run, 2, diverged_export_rank);
+    rk_free(dir);
+}
+
 #ifdef RK_FAULTS
 
 static int failing_export_rank(int32_t rank, int32_t num_ranks, void *user)
@@ -556,6 +589,7 @@ int main(void)
         cmocka_unit_test(test_step_with_nan_on_one_rank_is_skipped_by_all),
         cmocka_unit_test(test_set_mesh_of_new_world_goes_on),
         cmocka_unit_test(test_export_from_layouts_writes_the_same_bytes),
+        cmocka_unit_test(test_export_with_nan_on_one_rank_is_data_loss),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_export_with_failing_writer_leaves_nothing),
 #endif
