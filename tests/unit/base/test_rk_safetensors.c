@@ -166,6 +166,47 @@ static void test_st_parse_accepts_table(void **state)
 }
 
 /* Goal: a file that is cut anywhere is refused, and so is one that lost a byte of data. */
+/* A header of `count` numbers, each between `left` and `right`, parsed as a file without data. */
+static struct rk_status *parse_many(const char *head, const char *left, const char *right, int64_t count,
+                                    const char *tail)
+{
+    struct rk_str bytes = {0}, header = {0};
+    struct rk_st_file *file;
+    struct rk_status *st;
+
+    rk_str_append(&header, head);
+    for (int64_t i = 0; i < count; i++)
+        rk_str_appendf(&header, "%s%s%lld%s", i > 0 ? "," : "", left, (long long)i, right);
+    rk_str_append(&header, tail);
+    put_image(&bytes, &(struct image){.header = header.text});
+    st = rk_st_parse(&file, bytes.text, bytes.bytes, bytes.bytes, "many");
+    if (!st)
+        rk_st_close(file);
+    rk_str_fini(&header);
+    rk_str_fini(&bytes);
+    return st;
+}
+
+#define EMPTY_TENSOR "{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}"
+
+/* Goal: what a header costs is bounded by more than its bytes, and found out before it costs; what stands in
+ * strings costs nothing. */
+static void test_st_parse_of_too_many_values_is_exhausted(void **state)
+{
+    char *many = rk_calloc(3000001, 1), *name;
+
+    (void)state;
+    assert_fails(parse_many("{", "\"", "\":{}", 131074, "}"), RK_RESOURCE_EXHAUSTED, "131072");
+    assert_fails(parse_many("{\"a\":[", "", "", 2097153, "]}"), RK_RESOURCE_EXHAUSTED, "2097152");
+    assert_ok(parse_many("{", "\"", "\":" EMPTY_TENSOR, 2000, "}"));
+    memset(many, ',', 3000000);
+    memcpy(many, "\\\"{{", 4);
+    name = rk_format("{\"%s\":" EMPTY_TENSOR "}", many);
+    assert_ok(parse_many(name, "", "", 0, ""));
+    rk_free(name);
+    rk_free(many);
+}
+
 static void test_st_open_every_truncation_is_refused(void **state)
 {
     static const struct image image = {0, "{\"__metadata__\":{\"a\":\"b\"},\"x\":" F32_PAIR(0, 8) "}", 8};
@@ -637,6 +678,7 @@ int main(void)
         cmocka_unit_test(test_writer_sums_what_is_written_in_order),
         cmocka_unit_test(test_st_parse_rejects_table),
         cmocka_unit_test(test_st_parse_accepts_table),
+        cmocka_unit_test(test_st_parse_of_too_many_values_is_exhausted),
         cmocka_unit_test(test_st_open_every_truncation_is_refused),
         cmocka_unit_test(test_st_open_wrong_paths),
         cmocka_unit_test(test_st_parse_message_escapes_the_name),
