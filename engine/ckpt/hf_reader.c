@@ -1,39 +1,36 @@
 /* Reading blocks of tensors ahead of the device.
  *
- * Threads read the next blocks into the slots of a ring of pinned memory, and convert them where the file has
- * another dtype; the engine thread takes the blocks in their order, gives them to the device, and releases
- * the slots when that has copied them. One lock guards the positions in the ring; a slot belongs to a reader
- * until it is ready, and to the engine thread until it is released. */
+ * The threads of a pool read the next blocks into the slots of a ring of pinned memory, and convert them
+ * where the file has another dtype; the engine thread takes the blocks in their order, gives them to the
+ * device, and releases the slots when that has copied them. A slot belongs to the pool until its task is
+ * done, and to the engine thread until it is released. */
 #include "engine/ckpt/ckpt_internal.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_thread.h"
+#include "engine/ckpt/state_internal.h"
 
-/* More readers than this gain nothing: eight copy more from the page cache than a link to a GPU takes. */
-#define READERS_MAX 8
+/* Blocks that are read or wait to be taken: two for each thread of a pool. */
+#define AHEAD_MAX 16
 
 struct slot {
+    struct rk_pool_task task;
+    struct rk_hf_reader *reader;
+    const struct rk_hf_block *block;
     void *raw, *wide, *values; /* raw is the memory that was allocated */
-    bool is_ready;
-    struct rk_status *st; /* owned */
+    struct rk_status *st;      /* owned */
 };
 
 struct rk_hf_reader {
     /* Fixed after create. */
     struct rk_hf_reader_desc desc;
+    struct rk_pool *pool;
     struct slot *slots;
     int64_t num_slots;
-    pthread_t threads[READERS_MAX];
-    int num_threads;
-    pthread_mutex_t lock;
-    pthread_cond_t can_read, can_take;
-    /* Guarded by lock: numbers of blocks. */
-    int64_t next; /* to be read */
-    int64_t taken, released;
-    bool is_stopping;
+    int64_t taken, released; /* numbers of blocks */
+    atomic_bool is_stopping;
 };
 
 static bool needs_conversion(const struct rk_hf_reader *reader, const struct rk_hf_block *block)
@@ -73,38 +70,27 @@ static struct rk_status *fill_slot(const struct rk_hf_reader *reader, const stru
     return NULL;
 }
 
-/* The number of the next block to read, when there is a slot for it; -1 at the end. */
-static int64_t wait_for_slot(struct rk_hf_reader *reader)
+static void run_task(void *user)
 {
-    while (!reader->is_stopping && reader->next < reader->desc.num_blocks &&
-           reader->next >= reader->released + reader->num_slots)
-        pthread_cond_wait(&reader->can_read, &reader->lock);
-    if (reader->is_stopping || reader->next >= reader->desc.num_blocks)
-        return -1;
-    return reader->next++;
+    struct slot *slot = user;
+
+    if (!atomic_load(&slot->reader->is_stopping))
+        slot->st = fill_slot(slot->reader, slot->block, slot);
 }
 
-static void *reader_main(void *user)
+static struct slot *slot_of(struct rk_hf_reader *reader, int64_t i)
 {
-    struct rk_hf_reader *reader = user;
-    int64_t i;
+    return &reader->slots[i % reader->num_slots];
+}
 
-    pthread_mutex_lock(&reader->lock);
-    while ((i = wait_for_slot(reader)) >= 0) {
-        struct slot *slot = &reader->slots[i % reader->num_slots];
-        struct rk_status *st;
+/* Block i is read next, into a slot that is free. */
+static void submit(struct rk_hf_reader *reader, int64_t i)
+{
+    struct slot *slot = slot_of(reader, i);
 
-        pthread_mutex_unlock(&reader->lock);
-        st = fill_slot(reader, &reader->desc.blocks[i], slot);
-        pthread_mutex_lock(&reader->lock);
-        slot->st = st;
-        slot->is_ready = true;
-        if (st) /* the blocks before it are being read, those behind it are not needed */
-            reader->next = reader->desc.num_blocks;
-        pthread_cond_broadcast(&reader->can_take);
-    }
-    pthread_mutex_unlock(&reader->lock);
-    return NULL;
+    slot->block = &reader->desc.blocks[i];
+    slot->task = (struct rk_pool_task){.run = run_task, .user = slot};
+    rk_pool_submit(reader->pool, &slot->task);
 }
 
 /* Bytes of the largest block as in the file, and of its elements in another dtype: 0 when none is converted.
@@ -134,6 +120,7 @@ static struct rk_status *make_slots(struct rk_hf_reader *reader)
     for (int64_t i = 0; i < reader->num_slots; i++) {
         struct slot *slot = &reader->slots[i];
 
+        slot->reader = reader;
         RK_TRY(rk_device_host_alloc(reader->desc.device, &slot->raw, bytes, "blocks of weights"));
         slot->wide = (char *)slot->raw + raw_bytes;
         slot->values = (char *)slot->wide + wide_bytes;
@@ -141,93 +128,64 @@ static struct rk_status *make_slots(struct rk_hf_reader *reader)
     return NULL;
 }
 
-/* One thread is enough to go on. */
-static struct rk_status *start_threads(struct rk_hf_reader *reader, int count)
-{
-    struct rk_status *st = NULL;
-
-    while (!st && reader->num_threads < count) {
-        st = rk_thread_start(&reader->threads[reader->num_threads], reader_main, reader, "weight reader");
-        if (!st)
-            reader->num_threads++;
-    }
-    if (reader->num_threads == 0)
-        return st;
-    rk_status_free(st);
-    return NULL;
-}
-
 struct rk_status *rk_hf_reader_create(struct rk_hf_reader **out, const struct rk_hf_reader_desc *desc)
 {
     struct rk_hf_reader *reader = rk_calloc(1, sizeof(*reader));
-    int count = (int)RK_MIN(RK_MIN(rk_thread_num_cpus(), READERS_MAX), RK_MAX(desc->num_blocks, 1));
     struct rk_status *st;
 
     *out = NULL;
     reader->desc = *desc;
-    pthread_mutex_init(&reader->lock, NULL);
-    pthread_cond_init(&reader->can_read, NULL);
-    pthread_cond_init(&reader->can_take, NULL);
-    /* For each thread a slot that it fills and one that waits, and those that the device copies from. */
-    reader->num_slots = RK_MIN(2 * count + RK_HF_COPIES_MAX, RK_MAX(desc->num_blocks, 1));
+    reader->num_slots = RK_MIN(AHEAD_MAX + RK_HF_COPIES_MAX, RK_MAX(desc->num_blocks, 1));
     st = make_slots(reader);
     if (!st)
-        st = start_threads(reader, count);
+        st = rk_pool_create(&reader->pool);
     if (st) {
         rk_hf_reader_destroy(reader);
         return st;
     }
+    for (int64_t i = 0; i < RK_MIN(reader->num_slots, desc->num_blocks); i++)
+        submit(reader, i);
     *out = reader;
     return NULL;
 }
 
 struct rk_status *rk_hf_reader_take(struct rk_hf_reader *reader, struct rk_hf_data *out)
 {
-    const struct rk_hf_block *block = &reader->desc.blocks[reader->taken];
-    struct slot *slot = &reader->slots[reader->taken % reader->num_slots];
+    struct slot *slot = slot_of(reader, reader->taken);
     struct rk_status *st;
 
     RK_ASSERT(reader->taken < reader->desc.num_blocks);
     RK_ASSERT(reader->taken < reader->released + reader->num_slots);
-    pthread_mutex_lock(&reader->lock);
-    while (!slot->is_ready)
-        pthread_cond_wait(&reader->can_take, &reader->lock);
+    rk_pool_wait(reader->pool, &slot->task);
     reader->taken++;
-    pthread_mutex_unlock(&reader->lock);
     st = slot->st;
     slot->st = NULL;
-    *out = needs_conversion(reader, block) ? (struct rk_hf_data){.values = slot->values, .wide = slot->wide}
-                                           : (struct rk_hf_data){.values = slot->raw};
+    *out = needs_conversion(reader, slot->block)
+               ? (struct rk_hf_data){.values = slot->values, .wide = slot->wide}
+               : (struct rk_hf_data){.values = slot->raw};
     return st;
 }
 
 void rk_hf_reader_release(struct rk_hf_reader *reader)
 {
-    pthread_mutex_lock(&reader->lock);
+    int64_t next = reader->released + reader->num_slots;
+
     RK_ASSERT(reader->released < reader->taken);
-    reader->slots[reader->released % reader->num_slots].is_ready = false;
     reader->released++;
-    pthread_cond_broadcast(&reader->can_read);
-    pthread_mutex_unlock(&reader->lock);
+    if (next < reader->desc.num_blocks)
+        submit(reader, next);
 }
 
 void rk_hf_reader_destroy(struct rk_hf_reader *reader)
 {
     if (!reader)
         return;
-    pthread_mutex_lock(&reader->lock);
-    reader->is_stopping = true;
-    pthread_cond_broadcast(&reader->can_read);
-    pthread_mutex_unlock(&reader->lock);
-    for (int i = 0; i < reader->num_threads; i++)
-        pthread_join(reader->threads[i], NULL);
+    atomic_store(&reader->is_stopping, true);
+    rk_pool_destroy(reader->pool);
     for (int64_t i = 0; reader->slots && i < reader->num_slots; i++) {
         rk_device_host_free(reader->desc.device, reader->slots[i].raw);
         rk_status_free(reader->slots[i].st);
     }
-    pthread_mutex_destroy(&reader->lock);
-    pthread_cond_destroy(&reader->can_read);
-    pthread_cond_destroy(&reader->can_take);
     rk_free(reader->slots);
     rk_free(reader);
 }

@@ -1,8 +1,6 @@
 /* Threads that copy and read: one alone does not fill memory channels, disks or links. */
 #include "engine/ckpt/state_internal.h"
 
-#include <unistd.h>
-
 #include "base/rk_alloc.h"
 #include "base/rk_thread.h"
 
@@ -54,9 +52,7 @@ static void *thread_main(void *user)
 /* Half of the cores: daemons of other devices copy at the same time. */
 static int32_t wanted_threads(void)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-
-    return (int32_t)RK_MIN(RK_MAX(cores / 2, 1), THREADS_MAX);
+    return RK_MIN(RK_MAX(rk_thread_num_cpus() / 2, 1), THREADS_MAX);
 }
 
 struct rk_status *rk_pool_create(struct rk_pool **out)

@@ -157,8 +157,8 @@ static void test_take_of_truncated_file_is_data_loss(void **state)
     close_source(&source);
 }
 
-/* Goal: whoever gives up can: readers that wait for slots end. */
-static void test_destroy_ends_readers_that_wait(void **state)
+/* Goal: a reader that is given up in the middle ends. */
+static void test_destroy_in_the_middle_ends(void **state)
 {
     struct source source;
 
@@ -212,7 +212,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_take_gives_blocks_in_order),
         cmocka_unit_test(test_take_of_truncated_file_is_data_loss),
-        cmocka_unit_test(test_destroy_ends_readers_that_wait),
+        cmocka_unit_test(test_destroy_in_the_middle_ends),
         cmocka_unit_test(test_load_of_parameters_of_several_blocks),
     };
 
