@@ -295,6 +295,36 @@ static void test_nul_arrives_whole(void **state)
     rk_tokenizer_destroy(tokenizer);
 }
 
+/* Goal: what the reference library has no answer for: files with the older add_prefix_space alone, and
+ * characters without a token in a vocabulary without unknown token. */
+static void test_metaspace_before_prepend_scheme(void **state)
+{
+    static const struct {
+        const char *add_prefix_space;
+        int64_t num_ids;
+    } cases[] = {{"false", 3}, {"true", 4}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *json = rk_format(
+            "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"_\": 2}, \"merges\": []}, "
+            "\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"_\", "
+            "\"add_prefix_space\": %s}}",
+            cases[i].add_prefix_space);
+        struct rk_tokenizer *tokenizer = NULL;
+        struct rk_tokenizer_ids ids = {0};
+
+        assert_ok(rk_tokenizer_create_json(&tokenizer, json, strlen(json), "test"));
+        assert_ok(rk_tokenizer_encode(tokenizer, "a b", 3, false, &ids));
+        assert_int_equal(ids.count, cases[i].num_ids);
+        rk_free(ids.items);
+        assert_fails(rk_tokenizer_encode(tokenizer, "a \xe4\xb8\xad", 5, false, &ids), RK_INVALID_ARGUMENT,
+                     "U+4E2D");
+        rk_tokenizer_destroy(tokenizer);
+        rk_free(json);
+    }
+}
+
 struct encoding {
     const struct rk_tokenizer *tokenizer;
     uint64_t digest;
@@ -380,6 +410,7 @@ int main(void)
         cmocka_unit_test(test_create_bad_file_is_refused_by_name),
         cmocka_unit_test(test_create_bad_regex_is_refused_with_the_pattern),
         cmocka_unit_test(test_nul_arrives_whole),
+        cmocka_unit_test(test_metaspace_before_prepend_scheme),
         cmocka_unit_test(test_threads_share_a_tokenizer),
         cmocka_unit_test(test_encode_long_word_is_not_quadratic),
     };
