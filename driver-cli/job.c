@@ -88,7 +88,6 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     char cwd[PATH_MAX];
     bool has_cwd = getcwd(cwd, sizeof(cwd)) != NULL;
     struct rk_json *tree = rk_json_clone(rk_config_tree(job));
-    const struct rk_json *reward = rk_config_json(job, "reward");
 
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (!rk_config_is_null(job, models[i])) {
@@ -106,11 +105,7 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
         if (!rk_config_is_null(job, outputs[i]))
             rk_json_set_path(tree, outputs[i], resolved(rk_json_find_path(tree, outputs[i]), cwd));
     }
-    if (strcmp(rk_json_as_string(rk_json_find(reward, "name"), ""), "command") == 0) {
-        const struct rk_json *own = rk_json_find(reward, "dir");
-
-        rk_json_set_path(tree, "reward.dir", own ? resolved(own, dir) : rk_json_new_string(dir));
-    }
+    rk_job_reward_make_absolute(tree, dir);
     return tree;
 }
 

@@ -28,6 +28,13 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
 /* verl's other keys (verl_keys.def), and the page about them (docs/verl.md). */
 const struct rk_config_foreign *rk_job_verl_keys(int64_t *count);
 void rk_job_format_verl_keys(struct rk_str *out);
+/* What rk_reward_create takes: the section reward with verl's older custom_reward_function in its place and a
+ * name. The caller frees it. */
+struct rk_json *rk_job_reward(const struct rk_config *job);
+/* Paths of the reward in a whole job; relative ones are relative to `dir`. */
+void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
+/* The rule "reward". */
+void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);
 

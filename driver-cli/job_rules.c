@@ -207,13 +207,6 @@ static void check_recompute(const struct rk_config *job, int32_t world_size, str
     }
 }
 
-static void check_reward(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    (void)world_size;
-    if (!*rk_json_as_string(rk_json_find(rk_config_json(job, "reward"), "name"), ""))
-        rk_str_append(problems, "set reward.name: which row of the reward table scores the responses\n");
-}
-
 static void check_logger(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     const struct rk_json *names = rk_config_json(job, "trainer.logger");
@@ -327,7 +320,7 @@ static const struct rk_job_rule rules[] = {
     {"estimator", check_estimator},
     {"betas", check_betas},
     {"recompute", check_recompute},
-    {"reward", check_reward},
+    {"reward", rk_job_reward_check},
     {"logger", check_logger},
     {"validation", check_validation},
     {"val_kwargs", check_val_kwargs},

@@ -1,4 +1,5 @@
-/* Rewards: functions from an answer to a score, as rows of a table. */
+/* Rewards: functions from an answer to a score, as rows of a table. docs/rewards.md describes the rows and
+ * their configuration. */
 #ifndef RK_REWARD_H
 #define RK_REWARD_H
 
@@ -11,30 +12,49 @@
 
 RK_BEGIN_DECLS
 
-#define RK_REWARD_ABI 2
+#define RK_REWARD_ABI 3
 
 struct rk_reward_item {
     const char *data_source;  /* of the row; "" when the data has none */
     const char *prompt;       /* text of the data row */
-    const char *solution_str; /* decoded response without special tokens: UTF-8 that may hold NUL */
+    const char *solution_str; /* decoded response without special tokens: UTF-8 that may hold NUL, and has one
+                                 after its last byte */
     size_t solution_bytes;
     const char *ground_truth;         /* text, or JSON text when the data has an object */
     const struct rk_json *extra_info; /* or NULL */
 };
 
-typedef enum rk_reward_outcome { RK_REWARD_SCORED, RK_REWARD_OUTCOME_COUNT } rk_reward_outcome_t;
+typedef enum rk_reward_outcome {
+    RK_REWARD_SCORED,
+    RK_REWARD_SKIPPED, /* the scorer says that it has no score for this item; not a failure */
+    RK_REWARD_ERROR,   /* the scorer failed on this item */
+    RK_REWARD_TIMEOUT, /* no answer within reward.timeout */
+    RK_REWARD_CRASH,   /* the worker process ended, or broke the protocol, over this item */
+    RK_REWARD_OUTCOME_COUNT
+} rk_reward_outcome_t;
 
 struct rk_reward_result {
     rk_reward_outcome_t outcome;
-    double score;          /* finite */
+    bool is_dropped;       /* no score: the item must have no part in losses, statistics and means */
+    double score;          /* finite; 0 when dropped, and for a failure under on_error=zero */
     struct rk_json *extra; /* object of numbers and strings beside the score; NULL for a plain score, which is
                               verl's reward_extra_info {"acc": score}; owned */
+    char *message;         /* why there is no score; NULL when scored; owned */
 };
 
-/* Whoever waits for scores may be asked to stop. */
+/* Asks a caller that waits for scores whether it shall stop. */
 struct rk_reward_watch {
     bool (*is_cancelled)(void *user); /* NULL: never */
     void *user;
+};
+
+/* A batch to score. */
+struct rk_reward_call {
+    const struct rk_reward_item *items;
+    int64_t num_items;
+    struct rk_reward_result *results; /* [num_items], zero */
+    int64_t max_failed;               /* more failures end the run, so that there is no use in going on */
+    const struct rk_reward_watch *watch;
 };
 
 struct rk_reward;
@@ -43,26 +63,38 @@ struct rk_reward;
 struct rk_reward_ops {
     const char *name; /* "digits", "command" */
     uint32_t abi;
+    const char *const *keys; /* members of its configuration besides the common ones; NULL-terminated */
     /* `config` is the job's reward object ({"name": ..., ...}), whose relative paths are relative to `dir`.
-     * *state may stay NULL. */
+     * Its members are among the common ones and `keys`. *state may stay NULL. */
     struct rk_status *(*create)(void **state, const struct rk_json *config, const char *dir);
     void (*destroy)(void *state); /* optional */
-    /* Scores all items; results are zero before. CANCELLED soon after the watch says so. */
-    struct rk_status *(*score)(void *state, const struct rk_reward_item *items, int64_t num_items,
-                               struct rk_reward_result *results, const struct rk_reward_watch *watch);
+    /* Refuses an item that this reward can never score, such as one without ground truth. Optional. */
+    struct rk_status *(*check)(const void *state, const struct rk_reward_item *item);
+    /* One of the two. Results are zero before. */
+    void (*score_item)(void *state, const struct rk_reward_item *item, struct rk_reward_result *result);
+    /* A status ends the run; an item that fails has its own outcome. CANCELLED soon after the watch says so.
+     */
+    struct rk_status *(*score_items)(void *state, const struct rk_reward_call *call);
 };
 
 /* Opens the row that config.name selects; NOT_FOUND lists the rows. Relative paths in the configuration are
- * relative to `dir`. */
+ * relative to `dir`. Members that are null count as absent. A reward with worker processes starts them, and
+ * the kernel kills them when the calling thread dies, so call this from a thread that stays. */
 struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json *config,
                                    const char *dir) RK_NODISCARD;
 void rk_reward_destroy(struct rk_reward *reward); /* NULL is a no-op */
-/* Fills results[num_items], which the caller releases in any case. INTERNAL when a score is not finite,
- * CANCELLED when the watch (NULL: none) asked for it. */
+/* INVALID_ARGUMENT or NOT_FOUND when the reward can never score the item, whatever the response is: for use
+ * on data before a run. */
+struct rk_status *rk_reward_check(const struct rk_reward *reward,
+                                  const struct rk_reward_item *item) RK_NODISCARD;
+/* Fills results[num_items], which the caller releases in any case. ABORTED when more than
+ * reward.max_failed_ratio of the items failed, or any with on_error=fail; CANCELLED when the watch (NULL:
+ * none) asked for it. */
 struct rk_status *rk_reward_score(struct rk_reward *reward, const struct rk_reward_item *items,
                                   int64_t num_items, struct rk_reward_result *results,
                                   const struct rk_reward_watch *watch) RK_NODISCARD;
 void rk_reward_results_fini(struct rk_reward_result *results, int64_t count);
+const char *rk_reward_outcome_name(rk_reward_outcome_t outcome); /* "timeout" */
 
 RK_END_DECLS
 

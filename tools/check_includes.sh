@@ -34,8 +34,8 @@ BEGIN {
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|bench/)")
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
-    third("^pcre2[.]h$", "^driver-cli/tokenizer/")
-    third("^utf8proc[.]h$", "^driver-cli/(chat|tokenizer)/")
+    third("^pcre2[.]h$", "^driver-cli/(tokenizer/|rewards/reward_regex[.]c$)")
+    third("^utf8proc[.]h$", "^driver-cli/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
     third("^cmocka[.]h$", "^tests/")
 
     # --- headers of the C library and the kernel that anybody may include ---

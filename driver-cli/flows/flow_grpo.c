@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "driver-cli/job_internal.h"
 
@@ -149,7 +150,8 @@ static struct rk_status *score(struct rk_flow_context *ctx)
             ((float *)data)[row * ctx->response_length + scores->lengths[row] - 1] =
                 (float)scores->results[row].score;
     }
-    return NULL;
+    rk_flow_reward_metrics(ctx->metrics, scores);
+    return rk_flow_drop_unscored(ctx->batch, ctx->metrics, scores, index, ctx->num_prompts);
 }
 
 /* --- log-probs --- */
@@ -305,6 +307,18 @@ static struct rk_status *advantages(struct rk_flow_context *ctx)
 
 /* --- update --- */
 
+/* False when every response lost its score or is empty: there is nothing to learn from. */
+static struct rk_status *has_loss_tokens(struct rk_flow_context *ctx, bool *has)
+{
+    int64_t *loss_tokens;
+
+    *has = false;
+    RK_TRY(sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
+    for (int64_t row = 0; row < ctx->num_rows; row++)
+        *has = *has || loss_tokens[row] > 0;
+    return NULL;
+}
+
 static struct rk_status *make_update_plan(struct rk_flow_context *ctx, struct rk_plan *plan)
 {
     struct rk_job_micro micro = rk_job_actor_micro(ctx->job);
@@ -345,7 +359,13 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     struct rk_json *options;
     struct rk_plan plan;
     struct rk_status *st;
+    bool has;
 
+    RK_TRY(has_loss_tokens(ctx, &has));
+    if (!has) {
+        RK_WARN("step %lld: no response has a score; the policy is not updated", (long long)ctx->step);
+        return NULL;
+    }
     RK_TRY(make_update_plan(ctx, &plan));
     RK_TRY(rk_batch_select(&batch, ctx->batch, columns, no_meta));
     options = rk_json_new_object();
@@ -366,14 +386,12 @@ static struct rk_status *measure(struct rk_flow_context *ctx)
 {
     double step_s = (double)(rk_time_now_ns() - ctx->started_ns) / 1e9;
     int64_t num_tokens = 0, num_response_tokens = 0;
-    int64_t *responses;
 
     rk_flow_metric(ctx->metrics, "timing_s/step", step_s);
     RK_TRY(rk_flow_data_metrics(ctx->metrics, ctx->batch));
-    RK_TRY(sum_rows(ctx, "response_mask", ctx->response_length, &responses));
     for (int64_t row = 0; row < ctx->num_rows; row++) {
         num_tokens += ctx->seqlens[row];
-        num_response_tokens += responses[row];
+        num_response_tokens += ctx->scores.lengths[row];
     }
     rk_flow_speed_metrics(ctx->metrics, num_tokens, num_response_tokens, step_s,
                           rk_driver_num_workers(ctx->driver));

@@ -235,6 +235,35 @@ static struct rk_status *load_datasets(struct rk_flow_inputs *inputs, const stru
     return load_dataset(&inputs->val_dataset, inputs, job, job_dir, &val);
 }
 
+/* A prompt that the reward can never score is found before anything runs. */
+static struct rk_status *check_rewards(const struct rk_reward *reward, struct rk_dataset *dataset,
+                                       const char *key)
+{
+    for (int64_t i = 0; dataset && i < rk_dataset_num_rows(dataset); i++) {
+        const struct rk_dataset_row *row = rk_dataset_at(dataset, 0, i);
+        struct rk_reward_item item = rk_flow_reward_item(row);
+        struct rk_status *st = rk_reward_check(reward, &item);
+
+        if (st)
+            return RK_WRAP(st, "%s: prompt %lld, from 0 over all files", key, (long long)row->index);
+    }
+    return NULL;
+}
+
+static struct rk_status *load_reward(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                     const char *job_dir)
+{
+    struct rk_json *config = rk_job_reward(job);
+    struct rk_status *st = rk_reward_create(&inputs->reward, config, job_dir);
+
+    rk_json_free(config);
+    if (!st)
+        st = check_rewards(inputs->reward, inputs->dataset, "data.train_files");
+    if (!st)
+        st = check_rewards(inputs->reward, inputs->val_dataset, "data.val_files");
+    return st;
+}
+
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
                                       const char *job_dir)
 {
@@ -246,7 +275,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_chat(out, job), fail);
     RK_TRY_GOTO(st, load_datasets(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, rk_reward_create(&out->reward, rk_config_json(job, "reward"), job_dir), fail);
+    RK_TRY_GOTO(st, load_reward(out, job, job_dir), fail);
     return NULL;
 fail:
     rk_flow_inputs_fini(out);

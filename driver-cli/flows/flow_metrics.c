@@ -137,6 +137,16 @@ struct view {
     double *values;            /* room for num_rows * response_length */
 };
 
+/* Where no value is, verl logs NaN. */
+static void stats_or_null(struct rk_json *metrics, const char *name, const double *values, int64_t count)
+{
+    static const char *const whats[] = {"mean", "max", "min"};
+
+    rk_flow_metric_stats(metrics, name, values, count);
+    for (size_t i = 0; count == 0 && i < RK_ARRAY_LEN(whats); i++)
+        metric_of(metrics, name, whats[i], NAN);
+}
+
 static bool is_marked(const struct view *view, int64_t row)
 {
     for (int64_t i = 0; i < view->response_length; i++) {
@@ -165,7 +175,7 @@ static struct rk_status *row_sums(struct rk_json *metrics, const struct view *vi
             sum += (double)values[row * view->response_length + i];
         view->values[count++] = sum;
     }
-    rk_flow_metric_stats(metrics, name, view->values, count);
+    stats_or_null(metrics, name, view->values, count);
     return NULL;
 }
 
@@ -181,7 +191,7 @@ static struct rk_status *token_values(struct rk_json *metrics, const struct view
         if (view->response_mask[i])
             view->values[count++] = (double)((const float *)data)[i];
     }
-    rk_flow_metric_stats(metrics, name, view->values, count);
+    stats_or_null(metrics, name, view->values, count);
     return NULL;
 }
 

@@ -139,6 +139,8 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
                                    struct rk_json *metrics) RK_NODISCARD;
 
 /* --- scores (flow_reward.c) --- */
+/* What a data row says to the reward, with an empty response. */
+struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row);
 /* Decodes the responses of `batch` (columns responses and attention_mask) and has the job's reward score
  * them; prompts[row] is the data row of each. All but the results' own parts lives in the step's arena. Ends
  * with CANCELLED soon after an interrupt of the driver. */
@@ -147,6 +149,14 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
 bool rk_flow_has_score(const struct rk_reward_result *result);
+/* Takes rows without a score (is_dropped) out of the training: clears their response_mask, and that of a row
+ * that is the only one left of its group. group_of[row] is below num_groups. Sets reward/dropped and
+ * reward/dropped_groups. */
+struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *metrics,
+                                        const struct rk_flow_scores *scores, const int64_t *group_of,
+                                        int64_t num_groups) RK_NODISCARD;
+/* reward/errors, timeouts, crashes and skips, and reward_extra/NAME/... of what came beside the scores. */
+void rk_flow_reward_metrics(struct rk_json *metrics, const struct rk_flow_scores *scores);
 
 /* Copies what belongs to a tokenizer from one directory into the other. */
 struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir) RK_NODISCARD;

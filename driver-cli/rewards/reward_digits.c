@@ -41,32 +41,25 @@ static double score_answer(const char *got, size_t got_bytes, const char *want)
 
 static struct rk_status *create(void **state, const struct rk_json *config, const char *dir)
 {
-    static const char *const keys[] = {"name", NULL};
-
+    (void)config;
     (void)dir;
     *state = NULL;
-    return rk_reward_check_keys(config, keys);
-}
-
-static struct rk_status *score(void *state, const struct rk_reward_item *items, int64_t num_items,
-                               struct rk_reward_result *results, const struct rk_reward_watch *watch)
-{
-    (void)state;
-    (void)watch;
-    for (int64_t i = 0; i < num_items; i++) {
-        if (!*items[i].ground_truth) /* else the best answer would be to say nothing */
-            return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "item %lld, prompt '%s': reward_model.ground_truth is missing", (long long)i,
-                           items[i].prompt);
-        results[i].score =
-            score_answer(items[i].solution_str, items[i].solution_bytes, items[i].ground_truth);
-    }
     return NULL;
 }
+
+static void score_item(void *state, const struct rk_reward_item *item, struct rk_reward_result *result)
+{
+    (void)state;
+    result->score = score_answer(item->solution_str, item->solution_bytes, item->ground_truth);
+}
+
+static const char *const keys[] = {NULL};
 
 const struct rk_reward_ops rk_reward_digits = {
     .name = "digits",
     .abi = RK_REWARD_ABI,
+    .keys = keys,
     .create = create,
-    .score = score,
+    .check = rk_reward_need_truth, /* else the best answer would be to say nothing */
+    .score_item = score_item,
 };

@@ -1,13 +1,40 @@
-/* Rows of the reward table. */
+/* Rows of the reward table and what they share. */
 #ifndef RK_REWARDS_INTERNAL_H
 #define RK_REWARDS_INTERNAL_H
 
+#include "base/rk_status.h"
 #include "driver-cli/rk_reward.h"
 
-extern const struct rk_reward_ops rk_reward_digits;
+extern const struct rk_reward_ops rk_reward_auto;
 extern const struct rk_reward_ops rk_reward_command;
+extern const struct rk_reward_ops rk_reward_digits;
+extern const struct rk_reward_ops rk_reward_exact;
+extern const struct rk_reward_ops rk_reward_gsm8k;
+extern const struct rk_reward_ops rk_reward_math;
+extern const struct rk_reward_ops rk_reward_math_dapo;
+extern const struct rk_reward_ops rk_reward_python;
+extern const struct rk_reward_ops rk_reward_regex;
 
-/* Refuses members of a row's configuration that are not among `keys` (NULL-terminated). */
-struct rk_status *rk_reward_check_keys(const struct rk_json *config, const char *const *keys) RK_NODISCARD;
+/* The result of an item that has no score. */
+void rk_reward_fail(struct rk_reward_result *result, rk_reward_outcome_t outcome, const char *fmt, ...)
+    RK_PRINTF(3, 4);
+/* The member is there and says something: not null, and no object of which that is true of no member. */
+bool rk_reward_is_given(const struct rk_json *value);
+bool rk_reward_is_cancelled(const struct rk_reward_watch *watch);
+/* INVALID_ARGUMENT when the item has no ground truth. */
+struct rk_status *rk_reward_need_truth(const void *state, const struct rk_reward_item *item) RK_NODISCARD;
+/* Reads config.key, a duration such as "30s" of at most 24h; *out_ms keeps its value when it is not given. */
+struct rk_status *rk_reward_opt_duration(const struct rk_json *config, const char *key,
+                                         int64_t *out_ms) RK_NODISCARD;
+/* Reads config.key, one of `choices` (NULL-terminated); *out keeps its value when it is not given. */
+struct rk_status *rk_reward_opt_choice(const struct rk_json *config, const char *key,
+                                       const char *const *choices, const char **out) RK_NODISCARD;
+/* score (of a right answer, default 1) and format_score (of a wrong one in the right form, default 0), as
+ * verl's functions take them. */
+struct rk_reward_points {
+    double score, format_score;
+};
+struct rk_status *rk_reward_read_points(struct rk_reward_points *out,
+                                        const struct rk_json *config) RK_NODISCARD;
 
 #endif

@@ -14,10 +14,11 @@
 #define NUM_DAEMONS 4
 #define MODEL       "model.safetensors"
 /* Scores the 16 responses of the first step; waits for the file `flag` before those of the second. */
-#define GATED_REWARD                                                                              \
-    "reward={\"name\": \"command\", \"command\": [\"sh\", \"-c\", \"n=0; while read -r line; do " \
-    "n=$((n+1)); "                                                                                \
-    "while [ $n -gt 16 ] && [ ! -e %s ]; do sleep 0.1; done; echo '{\\\"score\\\": 1}'; done\"]}"
+#define GATED_REWARD                                                                                     \
+    "reward={\"name\": \"command\", \"num_workers\": 1, \"command\": [\"sh\", \"-c\", \"read -r hello; " \
+    "echo '{\\\"hello\\\": 2}'; while read -r line; do id=${line#*:*:}; id=${id%%%%,*}; "                \
+    "while [ $id -ge 16 ] && [ ! -e %s ]; do sleep 0.1; done; "                                          \
+    "echo '{\\\"id\\\": '$id', \\\"score\\\": 1}'; done\"]}"
 
 /* A run of two steps with a checkpoint each: the directory of the run. */
 static char *make_run(void)

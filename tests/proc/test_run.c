@@ -294,8 +294,10 @@ static void test_run_with_closed_output_loses_nothing(void **state)
  * relative to the job, the reward's program included, is absolute. */
 static void test_run_configuration_left_behind_runs_again(void **state)
 {
-    static const char script[] =
-        "while read -r line; do n=$((n + 1)); echo '{\"score\": '$((n % 7))'}'; done\n";
+    static const char script[] = /* protocol 2, with the length of the line as score */
+        "read -r hello && echo '{\"hello\": 2}'\n"
+        "while read -r line; do id=${line#*'\"id\":'}; echo '{\"id\": '${id%%,*}', \"score\": '${#line}'}'; "
+        "done\n";
     char *job_dir = rk_test_temp_path("job"), *path = rk_path_join(job_dir, "score.sh");
     char *change = rk_format(
         "reward={\"name\": \"command\", \"command\": [\"sh\", \"score.sh\"], \"dir\": \"%s\"}", job_dir);
@@ -323,6 +325,89 @@ static void test_run_configuration_left_behind_runs_again(void **state)
     rk_free(change);
     rk_free(path);
     rk_free(job_dir);
+}
+
+/* Runs the tiny job with a reward program that answers as `answer` says, a shell expression of the item's id;
+ * returns the run's directory. */
+static char *run_with_answers(const char *answer)
+{
+    char *script = rk_format("read -r hello && echo '{\"hello\": 2}'\n"
+                             "while read -r line; do id=${line#*'\"id\":'}; id=${id%%%%,*}\n"
+                             "echo '{\"id\": '$id', '%s'}'; done\n",
+                             answer);
+    char *path = rk_test_temp_path("answers.sh");
+    char *change =
+        rk_format("reward={\"name\": \"command\", \"command\": [\"sh\", \"%s\"], \"num_workers\": 2, "
+                  "\"max_failed_ratio\": 1}",
+                  path);
+    const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=1", change, NULL};
+    char *dir;
+
+    rk_test_write_file(path, script, strlen(script));
+    dir = run_tiny("1", changes);
+    rk_free(change);
+    rk_free(path);
+    rk_free(script);
+    return dir;
+}
+
+/* Goal: a step in which every score is missing updates nothing and is counted; the run goes on. */
+static void test_run_without_any_score_updates_nothing(void **state)
+{
+    char *dir = run_with_answers("'\"error\": \"no\"'");
+
+    (void)state;
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        assert_true(metric(metrics, "reward/errors") == 16.0);
+        assert_true(metric(metrics, "reward/dropped") == 16.0);
+        assert_true(metric(metrics, "reward/dropped_groups") == 4.0);
+        assert_true(metric(metrics, "response_length/mean") > 0.0);
+        assert_true(rk_json_is_null(rk_json_find(metrics, "critic/score/mean")));
+        assert_null(rk_json_find(metrics, "actor/grad_norm"));
+        assert_null(rk_json_find(metrics, "training/rollout_probs_diff_max"));
+        rk_json_free(metrics);
+    }
+    rk_free(dir);
+}
+
+/* Goal: responses without a score are in no statistics; the others train as if they were alone. Of each group
+ * of four, one score is missing: ids count items, four a prompt. */
+static void test_run_with_missing_scores_trains_on_the_rest(void **state)
+{
+    char *dir = run_with_answers("$([ $((id % 4)) = 3 ] && echo '\"skip\": true' || "
+                                 "echo '\"score\": '$((id % 4 + 1))', \"acc\": '$((id % 2)))");
+
+    (void)state;
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        assert_true(metric(metrics, "reward/skips") == 4.0);
+        assert_true(metric(metrics, "reward/errors") == 0.0);
+        assert_true(metric(metrics, "critic/score/mean") == 2.0);
+        assert_true(metric(metrics, "critic/score/min") == 1.0);
+        assert_below("acc", fabs(metric(metrics, "reward_extra/acc/mean") - 1.0 / 3.0), 1e-12);
+        assert_true(metric(metrics, "reward_extra/acc/count") == 12.0);
+        assert_true(metric(metrics, "actor/grad_norm") > 0.0);
+        rk_json_free(metrics);
+    }
+    rk_free(dir);
+}
+
+/* Goal: a prompt that the reward can never score is found before a daemon is started. */
+static void test_run_prompt_without_a_reward_is_refused(void **state)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_rankctl(
+        (const char *const[]){"run", TINY_JOB, "--local=2", "--run-dir", dir, TINY, "~reward.name", NULL});
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "data.train_files: prompt ");
+    assert_text("stderr", outcome.err, "data_source 'digits' selects no reward");
+    outcome_fini(&outcome);
+    rk_free(dir);
 }
 
 /* Goal: the default dtype is that of the daemons that are there, whatever `device` says of those that --local
@@ -427,6 +512,9 @@ int main(void)
         cmocka_unit_test(test_run_json_output_is_one_summary_object),
         cmocka_unit_test(test_run_with_closed_output_loses_nothing),
         cmocka_unit_test(test_run_configuration_left_behind_runs_again),
+        cmocka_unit_test(test_run_without_any_score_updates_nothing),
+        cmocka_unit_test(test_run_with_missing_scores_trains_on_the_rest),
+        cmocka_unit_test(test_run_prompt_without_a_reward_is_refused),
         cmocka_unit_test(test_run_on_hosts_takes_the_dtype_of_their_devices),
         cmocka_unit_test(test_run_directory_outside_the_roots_trains_nothing),
         cmocka_unit_test(test_run_on_a_plugin_device_configures_every_rank),

@@ -11,9 +11,11 @@
 
 #define ONE_RANK "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1"
 /* Scores the 16 responses of the first step and some of the second, then ends. */
-#define REWARD_OF_ONE_STEP                                          \
-    "reward={\"name\": \"command\", \"command\": [\"sh\", \"-c\", " \
-    "\"n=0; while [ $n -lt 20 ] && read -r line; do n=$((n+1)); echo '{\\\"score\\\": 1}'; done; exit 3\"]}"
+#define REWARD_OF_ONE_STEP                                                                               \
+    "reward={\"name\": \"command\", \"num_workers\": 1, \"on_error\": \"fail\", \"command\": [\"sh\", "  \
+    "\"-c\", "                                                                                           \
+    "\"read -r hello; echo '{\\\"hello\\\": 2}'; while read -r line; do id=${line#*:*:}; id=${id%%,*}; " \
+    "[ $id -lt 20 ] || exit 3; echo '{\\\"id\\\": '$id', \\\"score\\\": 1}'; done\"]}"
 
 static struct outcome run_job(const char *where, const char *value, const char *dir, const char *change)
 {

@@ -18,7 +18,7 @@ static const char *const minimal[] = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
     "actor_rollout_ref.rollout.n=2",
-    "+reward.name=digits",
+    "reward.name=digits",
 };
 
 static struct rk_config *load_minimal(const char *const *more, int64_t num_more)
@@ -134,8 +134,63 @@ static void test_job_load_defaults_are_verls(void **state)
     assert_int_equal(rk_config_int(job, RK_JOB_ROLLOUT "top_k"), -1);
     assert_true(rk_config_bool(job, "trainer.balance_batch"));
     assert_true(rk_config_real(job, "algorithm.kl_ctrl.kl_coef") == 0.5);
-    assert_string_equal(rk_json_as_string(rk_json_find(rk_config_json(job, "reward"), "name"), ""), "digits");
+    assert_string_equal(rk_config_string(job, "reward.name"), "digits");
     rk_config_destroy(job);
+}
+
+static const struct {
+    const char *changes[3]; /* NULL-terminated */
+    const char *name, *path;
+} reward_cases[] = {
+    {{"~reward.name"}, "auto", NULL},
+    {{"reward.name=math"}, "math", NULL},
+    {{"~reward.name", "reward.custom_reward_function.path=f.py"}, "python", "f.py"},
+    {{"~reward.name", "custom_reward_function.path=f.py"}, "python", "f.py"},
+    {{"reward.name=python", "custom_reward_function.path=f.py"}, "python", "f.py"},
+    {{"~reward.name", "reward.custom_reward_function.name=compute_score"}, "auto", NULL},
+};
+
+/* Goal: verl's keys select the function, and without any the score goes by data_source, as in verl. */
+static void test_job_reward_verls_keys_select_the_row(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(reward_cases); i++) {
+        int64_t count = reward_cases[i].changes[1] ? 2 : 1;
+        struct rk_config *job = load_minimal(reward_cases[i].changes, count);
+        struct rk_json *reward = rk_job_reward(job);
+        const char *path = rk_json_as_string(rk_json_find_path(reward, "custom_reward_function.path"), NULL);
+
+        assert_string_equal(rk_json_as_string(rk_json_find(reward, "name"), ""), reward_cases[i].name);
+        assert_string_equal(path ? path : "-", reward_cases[i].path ? reward_cases[i].path : "-");
+        rk_json_free(reward);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: a job that is copied elsewhere finds its reward. */
+static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state)
+{
+    static const struct {
+        const char *change, *key, *absolute;
+    } cases[] = {
+        {"reward.custom_reward_function.path=f.py", "reward.custom_reward_function.path", "/job/f.py"},
+        {"custom_reward_function.path=file://f.py", "custom_reward_function.path", "/job/f.py"},
+        {"custom_reward_function.path=pkg://a.b", "custom_reward_function.path", "pkg://a.b"},
+        {"reward.python=python3.11", "reward.python", "python3.11"},
+        {"reward.python=venv/bin/python", "reward.python", "/job/venv/bin/python"},
+        {"reward.name=command", "reward.dir", "/job"},
+        {"reward.dir=scorers", "reward.dir", "/job/scorers"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load_minimal(&cases[i].change, 1);
+        struct rk_json *tree = rk_job_make_absolute(job, "/job");
+
+        assert_string_equal(rk_json_as_string(rk_json_find_path(tree, cases[i].key), ""), cases[i].absolute);
+        rk_json_free(tree);
+        rk_config_destroy(job);
+    }
 }
 
 /* Goal: the dtype follows what the daemons run on, unless the job says it; its `device` has no part in it. */
@@ -231,7 +286,10 @@ static const struct rule_case rule_cases[] = {
     {"betas", {ACTOR "optim.betas=[0.9]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},
-    {"reward", {"~reward.name"}, 4, "set reward.name"},
+    {"reward",
+     {"custom_reward_function.path=a.py", "reward.custom_reward_function.path=b.py"},
+     4,
+     "are the same key"},
     {"checkpoints",
      {ACTOR "checkpoint.save_contents=[\"model\",\"weights\"]"},
      4,
@@ -325,14 +383,15 @@ static void test_job_rules_each_has_a_case(void **state)
 
 static void test_job_check_reports_all_problems_together(void **state)
 {
-    const char *const changes[] = {ACTOR "optim.betas=[2]", "~reward.name"};
+    const char *const changes[] = {ACTOR "optim.betas=[2]", "custom_reward_function.path=a",
+                                   "reward.custom_reward_function.path=b"};
     struct rk_config *job = load_minimal(changes, RK_ARRAY_LEN(changes));
     struct rk_status *st = rk_job_check(job, 3);
 
     (void)state;
     assert_int_equal(rk_status_code(st), RK_INVALID_ARGUMENT);
     assert_non_null(strstr(rk_status_message(st), "optim.betas"));
-    assert_non_null(strstr(rk_status_message(st), "reward.name"));
+    assert_non_null(strstr(rk_status_message(st), "are the same key"));
     assert_non_null(strstr(rk_status_message(st), "3 daemons"));
     rk_status_free(st);
     rk_config_destroy(job);
@@ -413,6 +472,8 @@ int main(void)
         cmocka_unit_test(test_job_load_bad_files_are_refused_naming_the_key),
         cmocka_unit_test(test_job_load_missing_file_is_not_found),
         cmocka_unit_test(test_job_load_defaults_are_verls),
+        cmocka_unit_test(test_job_reward_verls_keys_select_the_row),
+        cmocka_unit_test(test_job_make_absolute_resolves_the_paths_of_the_reward),
         cmocka_unit_test(test_job_dtype_follows_the_devices),
         cmocka_unit_test(test_job_rules_object_to_their_own_violation_only),
         cmocka_unit_test(test_job_rules_each_has_a_case),

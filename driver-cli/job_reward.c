@@ -1,0 +1,63 @@
+/* The reward of a job: verl's names for it, and the paths in it. */
+#include "driver-cli/job_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "driver-cli/files_internal.h"
+
+#define FUNCTION     "custom_reward_function"
+#define OLD_PATH     "custom_reward_function.path"
+#define NEW_PATH     "reward.custom_reward_function.path"
+#define FILE_PREFIX  "file://"
+#define MODULE_FIRST "pkg://"
+
+struct rk_json *rk_job_reward(const struct rk_config *job)
+{
+    const struct rk_json *tree = rk_config_tree(job);
+    struct rk_json *reward = rk_json_clone(rk_json_find(tree, "reward"));
+    bool has_old = !rk_config_is_null(job, OLD_PATH);
+
+    bool has_function = has_old || !rk_config_is_null(job, NEW_PATH);
+
+    if (has_old)
+        rk_json_set(reward, FUNCTION, rk_json_clone(rk_json_find(tree, FUNCTION)));
+    if (!has_function && strcmp(rk_json_as_string(rk_json_find(reward, "name"), ""), "python") != 0)
+        rk_json_remove(reward, FUNCTION); /* a name without a file, which verl's default configuration has */
+    if (rk_config_is_null(job, "reward.name"))
+        rk_json_set(reward, "name", rk_json_new_string(has_function ? "python" : "auto"));
+    return reward;
+}
+
+/* Sets the path `key` of the tree to what it means in `dir`; modules and names of programs stay. */
+static void make_absolute(struct rk_json *tree, const char *key, const char *dir, bool is_program)
+{
+    const char *path = rk_json_as_string(rk_json_find_path(tree, key), NULL);
+    char *full;
+
+    if (!path || rk_str_has_prefix(path, MODULE_FIRST) || (is_program && !strchr(path, '/')))
+        return;
+    full = rk_resolve_path(dir, rk_str_has_prefix(path, FILE_PREFIX) ? path + strlen(FILE_PREFIX) : path);
+    rk_json_set_path(tree, key, rk_json_new_string(full));
+    rk_free(full);
+}
+
+void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir)
+{
+    const char *name = rk_json_as_string(rk_json_find_path(tree, "reward.name"), "");
+
+    if (strcmp(name, "command") == 0 && rk_json_is_null(rk_json_find_path(tree, "reward.dir")))
+        rk_json_set_path(tree, "reward.dir", rk_json_new_string(dir));
+    make_absolute(tree, "reward.dir", dir, false);
+    make_absolute(tree, "reward.python", dir, true);
+    make_absolute(tree, NEW_PATH, dir, false);
+    make_absolute(tree, OLD_PATH, dir, false);
+}
+
+void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    if (!rk_config_is_null(job, OLD_PATH) && !rk_config_is_null(job, NEW_PATH))
+        rk_str_append(problems, OLD_PATH " and " NEW_PATH " are the same key; set one of them\n");
+}

@@ -1,0 +1,46 @@
+/* A reward program as a process: its own process group, a socket to its standard input, pipes from its
+ * standard output and error. Nothing here blocks but rk_reward_process_stop. */
+#ifndef RK_REWARD_PROCESS_INTERNAL_H
+#define RK_REWARD_PROCESS_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+
+struct rk_reward_process {
+    pid_t pid;        /* of the leader of its group; 0: not running */
+    int in, out, err; /* -1: closed */
+    struct rk_str to_send;
+    size_t num_sent;        /* bytes of to_send that are on their way */
+    struct rk_str received; /* standard output from the first line that was not taken */
+    struct rk_str messages; /* standard error after the last complete line */
+    char prefix[32];        /* of its messages; set before the start */
+};
+
+/* Starts argv (NULL-terminated; found through PATH when its name has no slash) in `dir`. NOT_FOUND when there
+ * is no such program. The kernel kills it when the calling thread dies. */
+struct rk_status *rk_reward_process_start(struct rk_reward_process *process, char *const *argv,
+                                          const char *dir) RK_NODISCARD;
+/* Sends what it takes of to_send; false when it reads no longer. */
+bool rk_reward_process_send(struct rk_reward_process *process);
+/* Appends what is there to `received`; false at the end of its output. */
+bool rk_reward_process_receive(struct rk_reward_process *process);
+/* The next complete line, without its newline, in place until the next call on the process; false when there
+ * is none yet. */
+bool rk_reward_process_next_line(struct rk_reward_process *process, struct rk_str *line);
+/* Prints what it wrote to standard error, line by line behind the prefix, to ours. */
+void rk_reward_process_pass_messages(struct rk_reward_process *process);
+/* Waits a moment for the exit status of a process that has closed its output; appends "exited with code 3".
+ */
+void rk_reward_process_describe_end(struct rk_reward_process *process, struct rk_str *out);
+bool rk_reward_process_has_ended(const struct rk_reward_process *process);
+void rk_reward_process_signal(struct rk_reward_process *process, int signal_number); /* the whole group */
+/* Kills the group, collects the leader, passes its last messages on and closes everything. */
+void rk_reward_process_kill(struct rk_reward_process *process);
+/* Ends `count` processes together: end of file on their inputs, then, after a grace period, SIGKILL. */
+void rk_reward_processes_stop(struct rk_reward_process *const *processes, int64_t count);
+
+#endif

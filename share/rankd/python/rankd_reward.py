@@ -1,0 +1,227 @@
+"""Runs a Python reward function as a worker of rankctl's reward "python" (protocol 2, docs/rewards.md).
+
+    python3 rankd_reward.py --path score.py --name compute_score [--style verl|trl] [--kwargs JSON]
+
+verl: compute_score(data_source=, solution_str=, ground_truth=, extra_info=, **kwargs) -> number or dict with "score"
+trl:  f(prompts=, completions=, ..., **columns) -> list of numbers, None where the function does not apply
+
+Either may be a coroutine function. Standard input and output belong to the protocol: what the function prints goes
+to standard error. Needs nothing but the standard library.
+"""
+
+import argparse
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import numbers
+import os
+import sys
+import traceback
+
+PROTOCOL = 2
+
+
+class Channel:
+    """The protocol's lines, on descriptors that the user's code does not have."""
+
+    def __init__(self):
+        self.lines = os.fdopen(os.dup(0), "r", encoding="utf-8", newline="\n")
+        self.answers = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(2, 1)
+        os.close(null)
+        sys.stdin = open(0, "r", closefd=False)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)
+
+    def send(self, message):
+        self.answers.write(json.dumps(message, allow_nan=False) + "\n")
+        self.answers.flush()
+
+    def messages(self):
+        for line in self.lines:
+            yield json.loads(line)
+
+
+def load_function(path, name):
+    if path.startswith("pkg://"):
+        module = importlib.import_module(path[len("pkg://"):])
+    else:
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"custom_reward_function.path: there is no file '{path}'")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+        spec = importlib.util.spec_from_file_location("custom_module", path)
+        if spec is None:
+            raise ImportError(f"custom_reward_function.path: '{path}' is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["custom_module"] = module
+        spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise AttributeError(f"custom_reward_function.name: '{path}' has no function '{name}'")
+    return function
+
+
+def describe(error):
+    """The exception, and the last line of code that is not this file's."""
+    what = f"{type(error).__name__}: {error}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen"):
+            return f"{what} ({frame.filename}:{frame.lineno}, in {frame.name})"
+    return what
+
+
+def as_number(value):
+    """A finite float, from what Python and NumPy call numbers; None is None."""
+    if value is None:
+        return None
+    if hasattr(value, "item") and not isinstance(value, (int, float)):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"the score is a {type(value).__name__}, expected a number")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the score is {number}, expected a finite number")
+    return number
+
+
+def answer_of(item_id, result):
+    """The answer to one item from what compute_score returned."""
+    if not isinstance(result, dict):
+        if isinstance(result, (list, tuple)) and result:  # verl takes the first
+            result = result[0]
+        score = as_number(result)
+        return {"id": item_id, "skip": True} if score is None else {"id": item_id, "score": score}
+    if "score" not in result:
+        raise KeyError("the dict that the function returned has no 'score'")
+    answer = {"id": item_id, "score": as_number(result["score"])}
+    if answer["score"] is None:
+        return {"id": item_id, "skip": True}
+    for key, value in result.items():
+        if key in ("id", "score", "error", "skip"):
+            continue
+        if hasattr(value, "item") and not isinstance(value, (int, float)):
+            value = value.item()
+        if isinstance(value, (bool, str)):
+            answer[key] = value
+        elif isinstance(value, numbers.Real) and math.isfinite(float(value)):
+            answer[key] = float(value)
+    return answer
+
+
+class VerlFunction:
+    def __init__(self, function, kwargs):
+        self.function = function
+        self.kwargs = kwargs
+
+    async def score_item(self, item):
+        extra_info = dict(item.get("extra_info") or {})
+        extra_info.setdefault("num_turns", 2)  # a question and an answer
+        extra_info.setdefault("rollout_reward_scores", {})
+        try:
+            result = self.function(
+                data_source=item["data_source"],
+                solution_str=item["solution_str"],
+                ground_truth=item["ground_truth"],
+                extra_info=extra_info,
+                **self.kwargs,
+            )
+            if inspect.isawaitable(result):
+                result = await result
+            return answer_of(item["id"], result)
+        except Exception as error:
+            return {"id": item["id"], "error": describe(error)}
+
+    async def score(self, items, send):
+        async def one(item):
+            send(await self.score_item(item))
+
+        if inspect.iscoroutinefunction(self.function):
+            await asyncio.gather(*(one(item) for item in items))
+        else:
+            for item in items:
+                await one(item)
+
+
+class TrlFunction:
+    """A function from lists to a list; columns are the members of extra_info and the ground truth."""
+
+    def __init__(self, function, kwargs):
+        self.function = function
+        self.kwargs = kwargs
+        parameters = inspect.signature(function).parameters.values()
+        self.takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters)
+        self.names = {p.name for p in parameters}
+
+    def columns(self, items):
+        columns = {
+            "prompts": [item["prompt"] for item in items],
+            "completions": [item["solution_str"] for item in items],
+            "completion_ids": [None for _ in items],
+            "data_source": [item["data_source"] for item in items],
+            "ground_truth": [item["ground_truth"] for item in items],
+        }
+        extras = [item.get("extra_info") or {} for item in items]
+        for name in {name for extra in extras for name in extra}:
+            columns.setdefault(name, [extra.get(name) for extra in extras])
+        columns.update(self.kwargs)
+        if self.takes_all:
+            return columns
+        return {name: column for name, column in columns.items() if name in self.names}
+
+    async def score(self, items, send):
+        try:
+            results = self.function(**self.columns(items))
+            if inspect.isawaitable(results):
+                results = await results
+            results = list(results)
+            if len(results) != len(items):
+                raise ValueError(f"the function returned {len(results)} rewards for {len(items)} completions")
+        except Exception as error:
+            for item in items:
+                send({"id": item["id"], "error": describe(error)})
+            return
+        for item, result in zip(items, results):
+            try:
+                score = as_number(result)
+                send({"id": item["id"], "skip": True} if score is None else {"id": item["id"], "score": score})
+            except Exception as error:
+                send({"id": item["id"], "error": describe(error)})
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", required=True, help="file of the function, or pkg://MODULE")
+    parser.add_argument("--name", default="compute_score", help="name of the function")
+    parser.add_argument("--style", choices=("verl", "trl"), default="verl")
+    parser.add_argument("--kwargs", default="{}", type=json.loads, help="keyword arguments of every call, as JSON")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse_arguments()
+    channel = Channel()
+    styles = {"verl": VerlFunction, "trl": TrlFunction}
+    messages = channel.messages()
+    hello = next(messages, None)
+    if hello is None:
+        return 0
+    try:
+        if hello.get("hello") != PROTOCOL:
+            raise ValueError(f"rankctl speaks protocol {hello.get('hello')}, this program protocol {PROTOCOL}")
+        scorer = styles[arguments.style](load_function(arguments.path, arguments.name), arguments.kwargs)
+    except BaseException as error:  # a module may even call sys.exit
+        channel.send({"hello": PROTOCOL, "error": describe(error)})
+        return 1
+    channel.send({"hello": PROTOCOL, "name": f"{arguments.path}:{arguments.name}"})
+    loop = asyncio.new_event_loop()
+    for message in messages:
+        loop.run_until_complete(scorer.score(message["items"], channel.send))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+/* What becomes of the rows of a batch whose scores are missing, and the metrics of what came beside the
+ * scores. */
+#include "driver-cli/flows/flows_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "tests/support/test.h"
+
+enum { ROWS = 9, LEN = 3 };
+
+/* Groups in any order: 0 keeps three of four rows, 1 one of two, 2 none of one, 3 both. */
+static const int64_t group_of[ROWS] = {0, 1, 0, 3, 0, 2, 1, 3, 0};
+static const bool is_unscored[ROWS] = {0, 1, 0, 0, 1, 1, 0, 0, 0};
+static const bool is_gone[ROWS] = {0, 1, 0, 0, 1, 1, 1, 0, 0};
+
+static void assert_metric(const struct rk_json *metrics, const char *name, double expected)
+{
+    const struct rk_json *value = rk_json_find(metrics, name);
+
+    if (!value)
+        fail_msg("%s is missing", name);
+    assert_below(name, fabs(rk_json_as_real(value, NAN) - expected), 1e-12);
+}
+
+static struct rk_batch *make_batch(void)
+{
+    int64_t shape[2] = {ROWS, LEN};
+    struct rk_batch *batch;
+    void *mask;
+
+    assert_ok(rk_batch_create(&batch, ROWS));
+    assert_ok(rk_batch_add_dense(batch, "response_mask", RK_DTYPE_I64, 2, shape, &mask));
+    for (int64_t i = 0; i < ROWS * LEN; i++)
+        ((int64_t *)mask)[i] = i % LEN <= i / LEN % LEN;
+    return batch;
+}
+
+static void test_flow_drop_unscored_clears_their_masks_and_lone_rows(void **state)
+{
+    struct rk_reward_result results[ROWS] = {0};
+    struct rk_flow_scores scores = {.num_rows = ROWS, .results = results};
+    struct rk_json *metrics = rk_json_new_object();
+    struct rk_batch *batch = make_batch();
+    const void *mask;
+
+    (void)state;
+    for (int i = 0; i < ROWS; i++)
+        results[i].is_dropped = is_unscored[i];
+    assert_ok(rk_flow_drop_unscored(batch, metrics, &scores, group_of, 4));
+    assert_ok(rk_batch_get_dense(batch, "response_mask", RK_DTYPE_I64, 2, NULL, &mask));
+    for (int64_t i = 0; i < ROWS * LEN; i++)
+        assert_int_equal(((const int64_t *)mask)[i], !is_gone[i / LEN] && i % LEN <= i / LEN % LEN);
+    assert_metric(metrics, "reward/dropped", 4.0);
+    assert_metric(metrics, "reward/dropped_groups", 2.0);
+    rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
+static void test_flow_drop_unscored_all_scored_changes_nothing(void **state)
+{
+    struct rk_reward_result results[ROWS] = {0};
+    struct rk_flow_scores scores = {.num_rows = ROWS, .results = results};
+    struct rk_json *metrics = rk_json_new_object();
+    struct rk_batch *batch = make_batch();
+    const struct rk_column *before = rk_batch_find(batch, "response_mask");
+
+    (void)state;
+    assert_ok(rk_flow_drop_unscored(batch, metrics, &scores, group_of, 4));
+    assert_ptr_equal(rk_batch_find(batch, "response_mask"), before);
+    assert_metric(metrics, "reward/dropped", 0.0);
+    assert_metric(metrics, "reward/dropped_groups", 0.0);
+    rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
+static struct rk_json *parse(const char *text)
+{
+    struct rk_json *json;
+
+    assert_ok(rk_json_parse(&json, text, strlen(text), "test", 0));
+    return json;
+}
+
+static void test_flow_reward_metrics_count_outcomes_and_average_extras(void **state)
+{
+    struct rk_reward_result results[4] = {
+        {.outcome = RK_REWARD_SCORED, .extra = parse("{\"acc\": 1.0, \"pred\": \"7\", \"len\": 3.0}")},
+        {.outcome = RK_REWARD_SCORED, .extra = parse("{\"acc\": 0.0, \"pred\": \"8\"}")},
+        {.outcome = RK_REWARD_TIMEOUT, .message = rk_strdup("late")},
+        {.outcome = RK_REWARD_CRASH, .message = rk_strdup("gone")},
+    };
+    struct rk_flow_scores scores = {.num_rows = 4, .results = results};
+    struct rk_json *metrics = rk_json_new_object();
+
+    (void)state;
+    rk_flow_reward_metrics(metrics, &scores);
+    assert_metric(metrics, "reward/errors", 0.0);
+    assert_metric(metrics, "reward/timeouts", 1.0);
+    assert_metric(metrics, "reward/crashes", 1.0);
+    assert_metric(metrics, "reward/skips", 0.0);
+    assert_metric(metrics, "reward_extra/acc/mean", 0.5);
+    assert_metric(metrics, "reward_extra/acc/max", 1.0);
+    assert_metric(metrics, "reward_extra/acc/count", 2.0);
+    assert_metric(metrics, "reward_extra/len/mean", 3.0);
+    assert_metric(metrics, "reward_extra/len/count", 1.0);
+    assert_null(rk_json_find(metrics, "reward_extra/pred/mean"));
+    rk_json_free(metrics);
+    rk_reward_results_fini(results, 4);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_flow_drop_unscored_clears_their_masks_and_lone_rows),
+        cmocka_unit_test(test_flow_drop_unscored_all_scored_changes_nothing),
+        cmocka_unit_test(test_flow_reward_metrics_count_outcomes_and_average_extras),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
