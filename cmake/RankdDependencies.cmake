@@ -32,4 +32,5 @@ find_program(RK_PROTOC_C protoc-c REQUIRED)
 find_program(RK_PROTOC protoc REQUIRED)
 if(RK_TESTS)
     pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
+    find_program(RK_PYTHON python3 REQUIRED) # reward functions and servers of the tests
 endif()

@@ -1,0 +1,233 @@
+/* The reward python: the shim of share/rankd/python with functions of verl's and TRL's form, good and bad. */
+#include "driver-cli/rk_reward.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/support/test.h"
+
+static const char code[] =
+    "import asyncio, os, sys\n"
+    "print('noise at import')\n"
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0):\n"
+    "    print('{\"id\": 0, \"score\": 99}')\n" /* must not be taken for an answer */
+    "    os.system('echo noise of a child')\n"
+    "    if solution_str == 'raise':\n"
+    "        raise ValueError('no such unit')\n"
+    "    if solution_str == 'none':\n"
+    "        return None\n"
+    "    if solution_str == 'nan':\n"
+    "        return float('nan')\n"
+    "    if solution_str == 'text':\n"
+    "        return 'x'\n"
+    "    if solution_str == 'exit':\n"
+    "        os._exit(3)\n"
+    "    if solution_str == 'dict':\n"
+    "        return {'score': 0.5, 'acc': True, 'pred': ground_truth, 'turns': extra_info['num_turns'], "
+    "'list': [1]}\n"
+    "    if solution_str == 'no score':\n"
+    "        return {'acc': 1}\n"
+    "    return len(solution_str) + bonus + extra_info.get('more', 0)\n"
+    "async def wait(data_source, solution_str, ground_truth, extra_info):\n"
+    "    await asyncio.sleep(0.3)\n"
+    "    return 1\n"
+    "def trl(prompts, completions, ground_truth, more):\n"
+    "    assert len(prompts) == len(completions) == len(more)\n"
+    "    return [None if c == 'none' else float(c == t) + (m or 0)\n"
+    "            for c, t, m in zip(completions, ground_truth, more)]\n"
+    "def short(completions, **kwargs):\n"
+    "    return [1.0] * (len(completions) - 1)\n"
+    "not_a_function = 7\n";
+
+/* `function`: members of custom_reward_function; `more`: members beside it. */
+static struct rk_status *open_python(struct rk_reward **out, const char *function, const char *more)
+{
+    char *text = rk_format("{\"name\": \"python\", \"num_workers\": 1, \"max_failed_ratio\": 1, "
+                           "\"custom_reward_function\": {%s}%s%s}",
+                           function, *more ? ", " : "", more);
+    struct rk_json *config = NULL;
+    struct rk_status *st;
+
+    assert_ok(rk_json_parse(&config, text, strlen(text), "test", 0));
+    st = rk_reward_create(out, config, rk_test_temp_dir());
+    rk_json_free(config);
+    rk_free(text);
+    return st;
+}
+
+static struct rk_reward_item item_of(const char *solution, const struct rk_json *extra_info)
+{
+    return (struct rk_reward_item){.data_source = "src",
+                                   .prompt = "question",
+                                   .solution_str = solution,
+                                   .solution_bytes = strlen(solution),
+                                   .ground_truth = "right",
+                                   .extra_info = extra_info};
+}
+
+static const struct {
+    const char *solution;
+    rk_reward_outcome_t outcome;
+    double score;
+    const char *message;
+} verl_cases[] = {
+    {"four", RK_REWARD_SCORED, 4 + 2 + 10, NULL},
+    {"", RK_REWARD_SCORED, 0 + 2 + 10, NULL},
+    {"dict", RK_REWARD_SCORED, 0.5, NULL},
+    {"raise", RK_REWARD_ERROR, 0, "ValueError: no such unit ("},
+    {"none", RK_REWARD_SKIPPED, 0, "skipped"},
+    {"nan", RK_REWARD_ERROR, 0, "expected a finite number"},
+    {"text", RK_REWARD_ERROR, 0, "expected a number"},
+    {"no score", RK_REWARD_ERROR, 0, "has no 'score'"},
+    {"exit", RK_REWARD_CRASH, 0, "exited with code 3"},
+    {"after", RK_REWARD_SCORED, 5 + 2 + 10, NULL},
+};
+
+/* Goal: results of every kind, arguments as verl gives them, and no print or child of the function in the
+ * way. */
+static void test_python_verls_function_scores_and_fails_item_by_item(void **state)
+{
+    enum { COUNT = RK_ARRAY_LEN(verl_cases) };
+    struct rk_json *extra_info = rk_json_new_object();
+    struct rk_reward_item items[COUNT];
+    struct rk_reward_result results[COUNT];
+    struct rk_reward *reward;
+
+    (void)state;
+    rk_json_set(extra_info, "more", rk_json_new_int(10));
+    for (int i = 0; i < COUNT; i++)
+        items[i] = item_of(verl_cases[i].solution, extra_info);
+    assert_ok(open_python(&reward, "\"path\": \"score.py\", \"reward_kwargs\": {\"bonus\": 2}", ""));
+    assert_ok(rk_reward_score(reward, items, COUNT, results, NULL));
+    for (int i = 0; i < COUNT; i++) {
+        print_message("  %s\n", verl_cases[i].solution);
+        assert_int_equal(results[i].outcome, verl_cases[i].outcome);
+        assert_true(results[i].score == verl_cases[i].score);
+        if (verl_cases[i].message && !strstr(results[i].message, verl_cases[i].message))
+            fail_msg("the message is '%s'", results[i].message);
+    }
+    assert_non_null(strstr(results[3].message, "score.py:7, in compute_score)"));
+    assert_string_equal(rk_json_as_string(rk_json_find(results[2].extra, "pred"), ""), "right");
+    assert_true(rk_json_as_real(rk_json_find(results[2].extra, "acc"), 0) == 1.0);
+    assert_true(rk_json_as_real(rk_json_find(results[2].extra, "turns"), 0) == 2.0);
+    assert_null(rk_json_find(results[2].extra, "list"));
+    rk_reward_results_fini(results, COUNT);
+    rk_reward_destroy(reward);
+    rk_json_free(extra_info);
+}
+
+/* Goal: coroutines of a batch run together: 10 waits of 0.3 s are done within the timeout of one item. */
+static void test_python_coroutines_of_a_batch_run_together(void **state)
+{
+    enum { COUNT = 10 };
+    struct rk_reward_item items[COUNT];
+    struct rk_reward_result results[COUNT];
+    struct rk_reward *reward;
+
+    (void)state;
+    for (int i = 0; i < COUNT; i++)
+        items[i] = item_of("x", NULL);
+    assert_ok(open_python(&reward, "\"path\": \"file://score.py\", \"name\": \"wait\"",
+                          "\"batch_size\": 10, \"timeout\": \"2500ms\""));
+    assert_ok(rk_reward_score(reward, items, COUNT, results, NULL));
+    for (int i = 0; i < COUNT; i++)
+        assert_true(results[i].score == 1.0);
+    rk_reward_results_fini(results, COUNT);
+    rk_reward_destroy(reward);
+}
+
+static void test_python_trls_function_gets_lists(void **state)
+{
+    struct rk_json *extra_info = rk_json_new_object();
+    struct rk_reward_item items[4] = {item_of("right", NULL), item_of("wrong", NULL), item_of("none", NULL),
+                                      item_of("right", extra_info)};
+    static const double expected[4] = {1.0, 0.0, 0.0, 3.0};
+    struct rk_reward_result results[4];
+    struct rk_reward *reward;
+
+    (void)state;
+    rk_json_set(extra_info, "more", rk_json_new_int(2));
+    assert_ok(open_python(&reward, "\"path\": \"score.py\", \"name\": \"trl\"",
+                          "\"style\": \"trl\", \"batch_size\": 4"));
+    assert_ok(rk_reward_score(reward, items, 4, results, NULL));
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(results[i].outcome, i == 2 ? RK_REWARD_SKIPPED : RK_REWARD_SCORED);
+        assert_true(results[i].score == expected[i]);
+    }
+    rk_reward_results_fini(results, 4);
+    rk_reward_destroy(reward);
+    rk_json_free(extra_info);
+}
+
+static void test_python_trls_function_of_the_wrong_length_fails_the_items(void **state)
+{
+    struct rk_reward_item items[2] = {item_of("a", NULL), item_of("b", NULL)};
+    struct rk_reward_result results[2];
+    struct rk_reward *reward;
+
+    (void)state;
+    assert_ok(open_python(&reward, "\"path\": \"score.py\", \"name\": \"short\"",
+                          "\"style\": \"trl\", \"batch_size\": 2"));
+    assert_ok(rk_reward_score(reward, items, 2, results, NULL));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(results[i].outcome, RK_REWARD_ERROR);
+        assert_non_null(strstr(results[i].message, "rewards for"));
+    }
+    rk_reward_results_fini(results, 2);
+    rk_reward_destroy(reward);
+}
+
+static const struct {
+    const char *function, *message;
+} bad_functions[] = {
+    {"\"path\": \"missing.py\"", "there is no file"},
+    {"\"path\": \"score.py\", \"name\": \"missing\"", "has no function 'missing'"},
+    {"\"path\": \"score.py\", \"name\": \"not_a_function\"", "has no function 'not_a_function'"},
+    {"\"path\": \"broken.py\"", "SyntaxError"},
+    {"\"path\": \"leaves.py\"", "SystemExit"},
+    {"\"path\": \"pkg://no_such_module\"", "no_such_module"},
+};
+
+static void test_python_function_that_does_not_load_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_functions); i++) {
+        struct rk_reward *reward = NULL;
+
+        assert_fails(open_python(&reward, bad_functions[i].function, ""), RK_FAILED_PRECONDITION,
+                     bad_functions[i].message);
+        assert_null(reward);
+    }
+}
+
+static void write_code(const char *name, const char *text)
+{
+    char *path = rk_test_temp_path(name);
+
+    rk_test_write_file(path, text, strlen(text));
+    rk_free(path);
+}
+
+static int write_modules(void **state)
+{
+    (void)state;
+    write_code("score.py", code);
+    write_code("broken.py", "def f(:\n");
+    write_code("leaves.py", "import sys\nsys.exit(1)\n");
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_python_verls_function_scores_and_fails_item_by_item),
+        cmocka_unit_test(test_python_coroutines_of_a_batch_run_together),
+        cmocka_unit_test(test_python_trls_function_gets_lists),
+        cmocka_unit_test(test_python_trls_function_of_the_wrong_length_fails_the_items),
+        cmocka_unit_test(test_python_function_that_does_not_load_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, write_modules, NULL);
+}
