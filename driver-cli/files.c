@@ -9,6 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
+#include "proto/limits.h"
 
 #define COPY_BYTES_MAX (64u << 20) /* as large as a tokenizer.json may be */
 
@@ -71,6 +72,32 @@ static struct rk_status *make_dir(const char *path)
         return NULL;
     return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name is in the way",
                    path);
+}
+
+struct rk_status *rk_read_token(char **out, const char *path)
+{
+    struct rk_status *st = NULL;
+    struct stat info;
+    char *text;
+
+    *out = NULL;
+    RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
+    text[strcspn(text, "\r\n")] = '\0';
+    if (stat(path, &info) == 0 && (info.st_mode & 0077) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' has mode %03o: others can read it; expected 600",
+                     path, (unsigned)info.st_mode & 0777u);
+    for (const char *byte = text; !st && *byte; byte++) {
+        if (*byte < '!' || *byte > '~')
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s': a token has printable ASCII characters only",
+                         path);
+    }
+    if (!st && !*text)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
+    if (st)
+        rk_free(text);
+    else
+        *out = text;
+    return st;
 }
 
 struct rk_status *rk_make_dirs(const char *path)

@@ -13,36 +13,24 @@
 #define CONTROL_TIMEOUT_MS 10000
 #define LEASE_TTL_MS       30000
 
-/* The first line, which may have the form that a daemon's token file has: "driver:TOKEN". */
+/* The token may have the form that a daemon's token file has: "driver:TOKEN". */
 static struct rk_status *read_token(char **out, const char *path)
 {
     static const char *const rights[] = {"admin:", "driver:", "viewer:"};
-    struct rk_status *st = NULL;
-    struct stat info;
-    char *text, *token;
+    const char *token;
+    char *text;
 
     *out = NULL;
-    RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
-    text[strcspn(text, "\r\n")] = '\0';
+    RK_TRY(rk_read_token(&text, path));
     token = text;
     for (size_t i = 0; i < RK_ARRAY_LEN(rights); i++) {
         if (rk_str_has_prefix(text, rights[i]))
             token = text + strlen(rights[i]);
     }
-    if (stat(path, &info) == 0 && (info.st_mode & 0077) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' has mode %03o: others can read it; expected 600",
-                     path, (unsigned)info.st_mode & 0777u);
-    for (const char *byte = token; !st && *byte; byte++) {
-        if (*byte < '!' || *byte > '~')
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s': a token has printable ASCII characters only",
-                         path);
-    }
-    if (!st && !*token)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
-    if (!st)
+    if (*token)
         *out = rk_format("Bearer %s", token);
     rk_free(text);
-    return st;
+    return *out ? NULL : RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
 }
 
 char *rk_driver_default_id(void)

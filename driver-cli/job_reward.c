@@ -51,6 +51,7 @@ void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir)
         rk_json_set_path(tree, "reward.dir", rk_json_new_string(dir));
     make_absolute(tree, "reward.dir", dir, false);
     make_absolute(tree, "reward.python", dir, true);
+    make_absolute(tree, "reward.token_file", dir, false);
     make_absolute(tree, NEW_PATH, dir, false);
     make_absolute(tree, OLD_PATH, dir, false);
 }

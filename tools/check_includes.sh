@@ -34,6 +34,7 @@ BEGIN {
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|bench/)")
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
+    third("^curl/", "^driver-cli/rewards/reward_http[.]c$")
     third("^pcre2[.]h$", "^driver-cli/(tokenizer/|rewards/reward_regex[.]c$)")
     third("^utf8proc[.]h$", "^driver-cli/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
     third("^cmocka[.]h$", "^tests/")

@@ -15,7 +15,7 @@
 
 static const struct rk_reward_ops *const rows[] = {
     &rk_reward_auto,  &rk_reward_gsm8k,  &rk_reward_math,    &rk_reward_math_dapo, &rk_reward_exact,
-    &rk_reward_regex, &rk_reward_digits, &rk_reward_command, &rk_reward_python,
+    &rk_reward_regex, &rk_reward_digits, &rk_reward_command, &rk_reward_python,    &rk_reward_http,
 };
 
 /* reward.on_error: what becomes of an item that failed. */

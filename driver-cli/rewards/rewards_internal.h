@@ -10,6 +10,7 @@ extern const struct rk_reward_ops rk_reward_command;
 extern const struct rk_reward_ops rk_reward_digits;
 extern const struct rk_reward_ops rk_reward_exact;
 extern const struct rk_reward_ops rk_reward_gsm8k;
+extern const struct rk_reward_ops rk_reward_http;
 extern const struct rk_reward_ops rk_reward_math;
 extern const struct rk_reward_ops rk_reward_math_dapo;
 extern const struct rk_reward_ops rk_reward_python;

@@ -179,6 +179,7 @@ static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state
         {"reward.python=python3.11", "reward.python", "python3.11"},
         {"reward.python=venv/bin/python", "reward.python", "/job/venv/bin/python"},
         {"reward.name=command", "reward.dir", "/job"},
+        {"reward.token_file=token", "reward.token_file", "/job/token"},
         {"reward.dir=scorers", "reward.dir", "/job/scorers"},
     };
 
