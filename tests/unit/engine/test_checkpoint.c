@@ -352,6 +352,7 @@ static void test_async_save_has_the_state_of_the_call(void **state)
 /* Goal: a second save ends the first one; a model that goes away drops its save and leaves no name. */
 static void test_second_save_finishes_the_first(void **state)
 {
+    struct rk_checkpoint_report report;
     struct rk_test_model test;
     char *dir = new_dir();
 
@@ -360,6 +361,7 @@ static void test_second_save_finishes_the_first(void **state)
     assert_ok(save_as(test.model, dir, 1, ALL, true));
     assert_ok(save_as(test.model, dir, 2, ALL, true));
     assert_ok(rk_ckpt_check_step(dir, 1, only_actor, RK_CKPT_CHECK_CHECKSUMS));
+    assert_ok(rk_model_wait_checkpoint(test.model, true, NULL, &report));
     setenv("RANKD_FAULTS", "file.write=sleep:100ms", 1);
     assert_ok(save_as(test.model, dir, 3, ALL, true));
     rk_test_model_close(&test);
