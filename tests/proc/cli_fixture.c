@@ -187,6 +187,37 @@ double metric(const struct rk_json *metrics, const char *name)
     return rk_json_as_real(value, NAN);
 }
 
+static bool is_time(const char *name)
+{
+    return rk_str_has_prefix(name, "timing") || rk_str_has_prefix(name, "perf/");
+}
+
+void assert_same_step(const struct rk_json *metrics, const struct rk_json *expected, int64_t step)
+{
+    for (void *it = rk_json_iter(expected); it; it = rk_json_iter_next(expected, it)) {
+        const char *name = rk_json_iter_key(it);
+
+        if (!is_time(name) && !rk_json_equal(rk_json_iter_value(it), rk_json_find(metrics, name)))
+            fail_msg("step %lld: %s is %g, expected %g", (long long)step, name, metric(metrics, name),
+                     metric(expected, name));
+    }
+}
+
+void assert_same_file(const char *dir, const char *expected_dir, const char *name)
+{
+    char *path = rk_path_join(dir, name), *expected_path = rk_path_join(expected_dir, name), *text, *expected;
+    size_t bytes, expected_bytes;
+
+    text = rk_test_read_file(path, &bytes);
+    expected = rk_test_read_file(expected_path, &expected_bytes);
+    assert_int_equal(bytes, expected_bytes);
+    assert_true(memcmp(text, expected, bytes) == 0);
+    rk_free(expected);
+    rk_free(text);
+    rk_free(expected_path);
+    rk_free(path);
+}
+
 static bool is_on_gpus(void)
 {
     const char *device = rk_env("RK_TEST_DEVICE");

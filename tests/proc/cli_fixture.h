@@ -54,6 +54,10 @@ struct rk_json *parse_json(const char *text);
 struct rk_json *read_metrics(const char *dir, int64_t step);
 int64_t count_metrics(const char *dir);
 double metric(const struct rk_json *metrics, const char *name);
+/* Every member of `expected` but times has the same value in `metrics`; `step` is for the message. */
+void assert_same_step(const struct rk_json *metrics, const struct rk_json *expected, int64_t step);
+/* The file `name` has the same bytes in both directories. */
+void assert_same_file(const char *dir, const char *expected_dir, const char *name);
 
 /* A daemon on a socket of its own that may read and write below the temporary directory. */
 struct rk_proc *start_daemon(const char *const *more_args);

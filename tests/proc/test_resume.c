@@ -90,11 +90,6 @@ static void kill_all_after(struct rk_proc *run, int count, int64_t step, int64_t
     rk_free(text);
 }
 
-static bool is_time(const char *name)
-{
-    return rk_str_has_prefix(name, "timing") || rk_str_has_prefix(name, "perf/");
-}
-
 /* Every step once, every number with the same bits. */
 static void assert_same_metrics(const char *dir, const char *expected_dir, int64_t steps)
 {
@@ -102,31 +97,10 @@ static void assert_same_metrics(const char *dir, const char *expected_dir, int64
     for (int64_t step = 1; step <= steps; step++) {
         struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
 
-        for (void *it = rk_json_iter(expected); it; it = rk_json_iter_next(expected, it)) {
-            const char *name = rk_json_iter_key(it);
-
-            if (!is_time(name) && !rk_json_equal(rk_json_iter_value(it), rk_json_find(metrics, name)))
-                fail_msg("step %lld: %s is %g, expected %g", (long long)step, name, metric(metrics, name),
-                         metric(expected, name));
-        }
+        assert_same_step(metrics, expected, step);
         rk_json_free(metrics);
         rk_json_free(expected);
     }
-}
-
-static void assert_same_file(const char *dir, const char *expected_dir, const char *name)
-{
-    char *path = rk_path_join(dir, name), *expected_path = rk_path_join(expected_dir, name), *text, *expected;
-    size_t bytes, expected_bytes;
-
-    text = rk_test_read_file(path, &bytes);
-    expected = rk_test_read_file(expected_path, &expected_bytes);
-    assert_int_equal(bytes, expected_bytes);
-    assert_true(memcmp(text, expected, bytes) == 0);
-    rk_free(expected);
-    rk_free(text);
-    rk_free(expected_path);
-    rk_free(path);
 }
 
 static int64_t latest_step(const char *dir)
