@@ -204,8 +204,7 @@ static struct rk_status *on_step(void *user, int64_t step, const struct rk_json 
 {
     struct run *run = user;
 
-    if (!run->flow.validates_only || run->dir.num_steps == 0) /* else the step has its line */
-        RK_TRY(rk_run_dir_append(&run->dir, metrics));
+    RK_TRY(rk_run_dir_append(&run->dir, metrics));
     remember_validation(run, step, metrics);
     rk_loggers_log(run->loggers, step, metrics);
     return NULL;
@@ -387,7 +386,8 @@ static struct rk_status *open_loggers(struct run *run)
     return rk_loggers_create(&run->loggers, &config);
 }
 
-/* --run-dir, else that of the run that goes on while it is still there, else a new one. */
+/* --run-dir, else that of the run that goes on while it is still there, else a new one. A validation of a
+ * checkpoint is a run of its own. */
 static struct rk_status *open_run_dir(struct run *run)
 {
     const struct rk_checkpoints *checkpoints = &run->checkpoints;
@@ -395,6 +395,8 @@ static struct rk_status *open_run_dir(struct run *run)
     int64_t last_step = checkpoints->resume_path ? checkpoints->resume_step : RK_RUN_DIR_NEW;
     struct rk_status *st;
 
+    if (rk_config_bool(run->job, "trainer.val_only"))
+        return rk_run_dir_create(&run->dir, run->job, run->job_dir, dir, RK_RUN_DIR_NEW);
     if (!dir && checkpoints->run_dir && access(checkpoints->run_dir, W_OK) == 0)
         dir = checkpoints->run_dir;
     if (!checkpoints->resume_path && checkpoints->save_freq > 0 && dir && rk_run_dir_saves(dir))

@@ -29,21 +29,20 @@ static char *val_files(void)
     return key;
 }
 
-/* Runs the tiny job on two replicas with held-out prompts and `changes`; rk_free *dir. */
-static struct outcome run_job(const char *const *changes, char **dir)
+/* Runs the tiny job on two replicas with held-out prompts and `changes` in a run directory. */
+static struct outcome run_in(const char *dir, const char *const *changes)
 {
     const char *args[MAX_ARGS] = {"run",
                                   TINY_JOB,
                                   "--local=2",
                                   "--run-dir",
-                                  NULL,
+                                  dir,
                                   TINY,
                                   "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1"};
     char *files = val_files();
     struct outcome outcome;
     size_t num_args = 5;
 
-    args[4] = *dir = new_run_dir();
     while (args[num_args])
         num_args++;
     args[num_args++] = files;
@@ -53,6 +52,13 @@ static struct outcome run_job(const char *const *changes, char **dir)
     outcome = run_rankctl(args);
     rk_free(files);
     return outcome;
+}
+
+/* The same in a new one; rk_free *dir. */
+static struct outcome run_job(const char *const *changes, char **dir)
+{
+    *dir = new_run_dir();
+    return run_in(*dir, changes);
 }
 
 /* Adds up a dumped step. */
@@ -200,6 +206,45 @@ static void test_validate_only_ends_after_it_whatever_the_batches(void **state)
     assert_true(means[0] == means[1]);
 }
 
+/* Goal: val_only measures the model of a checkpoint, in a directory of its own: what the run measured itself
+ * after that step. The run's directory is left alone. */
+static void test_validate_only_of_a_checkpoint_finds_its_model(void **state)
+{
+    char *trained, *dir, *resume;
+    struct outcome outcome = run_job((const char *const[]){"trainer.save_freq=2", "trainer.test_freq=2",
+                                                           "trainer.val_before_train=false", NULL},
+                                     &trained);
+    struct rk_json *metrics, *expected;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    resume = rk_format("trainer.resume_from_path=%s/checkpoints/global_step_2", trained);
+    outcome = run_job(
+        (const char *const[]){"trainer.val_only=true", "trainer.resume_mode=resume_path", resume, NULL},
+        &dir);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    assert_int_equal(count_metrics(dir), 1);
+    assert_int_equal(count_metrics(trained), TINY_STEPS);
+    metrics = read_metrics(dir, 1);
+    expected = read_metrics(trained, 2);
+    assert_true(metric(metrics, "training/global_step") == 2.0);
+    assert_true(metric(metrics, "val-core/digits/acc/mean@1") ==
+                metric(expected, "val-core/digits/acc/mean@1"));
+    rk_json_free(expected);
+    rk_json_free(metrics);
+    rk_free(dir);
+    outcome = run_in(trained, (const char *const[]){"trainer.val_only=true",
+                                                    "trainer.resume_mode=resume_path", resume, NULL});
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, trained);
+    assert_int_equal(count_metrics(trained), TINY_STEPS);
+    outcome_fini(&outcome);
+    rk_free(resume);
+    rk_free(trained);
+}
+
 /* Goal: a folder for dumps that cannot be made is found before anything runs. */
 static void test_validate_dump_folder_that_is_a_file_trains_nothing(void **state)
 {
@@ -225,6 +270,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_validate_training_is_the_same_and_numbers_are_those_of_the_dump),
         cmocka_unit_test(test_validate_only_ends_after_it_whatever_the_batches),
+        cmocka_unit_test(test_validate_only_of_a_checkpoint_finds_its_model),
         cmocka_unit_test(test_validate_dump_folder_that_is_a_file_trains_nothing),
     };
 
