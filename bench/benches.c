@@ -164,6 +164,8 @@ const struct bench_case bench_cases[] = {
     MODEL("decode", "strict_overhead_decode_7b_tp4", BENCH_PERCENT, bench_run_strict_decode, bench_model_7b,
           DECODE(64), .num_ranks = 4),
 
+    MODEL("ckpt", "load_hf_1.5b", BENCH_GBYTES, bench_run_load_hf, bench_model_1_5b),
+    MODEL("ckpt", "load_hf_7b", BENCH_GBYTES, bench_run_load_hf, bench_model_7b),
     CKPT("ckpt_stall_1.5b", BENCH_CKPT_STALL),
     CKPT("ckpt_save_1.5b", BENCH_CKPT_SAVE),
     CKPT("ckpt_load_1.5b", BENCH_CKPT_LOAD),

@@ -63,6 +63,8 @@ enum bench_checkpoint { BENCH_CKPT_STALL, BENCH_CKPT_SAVE, BENCH_CKPT_LOAD };
 
 struct rk_status *bench_run_checkpoint(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_load_hf(struct bench_ctx *ctx, const struct bench_case *bench,
+                                    struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_collective(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_train(struct bench_ctx *ctx, const struct bench_case *bench,

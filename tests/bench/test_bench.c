@@ -217,11 +217,28 @@ static void check_row(const struct rk_json *row)
 static void test_all_runs_and_writes_results_that_compare(void **state)
 {
     static const char *const names[] = {
-        "train_step_1.5b",           "fwd_bwd_7b",      "logprob_1.5b",          "logprob_7b",
-        "decode_1.5b_b64",           "decode_7b_b64",   "attn_fwd_hd128",        "attn_bwd_hd128",
-        "dp2_scaling_1.5b",          "tp2_speedup_7b",  "strict_overhead_train", "strict_overhead_decode",
-        "peak_memory_1.5b",          "all_reduce_256m", "gather_params_1.5b",    "adamw_bf16",
-        "strict_overhead_decode_7b", "ckpt_stall_1.5b", "ckpt_save_1.5b",        "ckpt_load_1.5b",
+        "train_step_1.5b",
+        "fwd_bwd_7b",
+        "logprob_1.5b",
+        "logprob_7b",
+        "decode_1.5b_b64",
+        "decode_7b_b64",
+        "attn_fwd_hd128",
+        "attn_bwd_hd128",
+        "dp2_scaling_1.5b",
+        "tp2_speedup_7b",
+        "strict_overhead_train",
+        "strict_overhead_decode",
+        "peak_memory_1.5b",
+        "all_reduce_256m",
+        "gather_params_1.5b",
+        "adamw_bf16",
+        "strict_overhead_decode_7b",
+        "ckpt_stall_1.5b",
+        "ckpt_save_1.5b",
+        "ckpt_load_1.5b",
+        "load_hf_1.5b",
+        "load_hf_7b",
     };
     char *first = rk_test_temp_path("first.json"), *second = rk_test_temp_path("second.json");
     struct outcome outcome =
