@@ -48,10 +48,10 @@ struct rk_status *rk_cpu_sum_squares(void *dev, void *stream, const struct rk_su
         double x[BLOCK], sum = 0.0, num_non_finite = 0.0;
 
         rk_cpu_load(x, args->x, 0, b * BLOCK, n);
-        for (int64_t i = 0; i < n; i++) {
+        for (int64_t i = 0; i < n; i++)
             sum += x[i] * x[i];
+        for (int64_t i = 0; i < n && !isfinite(sum); i++)
             num_non_finite += isfinite(x[i]) ? 0.0 : 1.0;
-        }
         partial[2 * b] = sum;
         partial[2 * b + 1] = num_non_finite;
     }
