@@ -21,6 +21,13 @@ static const struct rk_config_key keys[] = {
     {"kwargs", RK_CONFIG_OPEN, "{}", 0, 0, NULL, 0, "open"},
 };
 
+static const struct rk_config_foreign foreign[] = {
+    {"other.pad", RK_CONFIG_FOREIGN_SAME, "true|1.0|[]", NULL, "always"},
+    {"other.rate", RK_CONFIG_FOREIGN_SAME, "*", "actor.optim.lr", "the rate"},
+    {"device", RK_CONFIG_FOREIGN_SAME, "gpu", "device=\"cuda:0\"", "the first one"},
+    {"other.*.enable", RK_CONFIG_FOREIGN_REFUSED, "*", NULL, "off"},
+};
+
 static void read_all(const struct rk_config *config)
 {
     struct rk_str text = {0};
@@ -45,6 +52,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct rk_config_source source = {
         .keys = keys,
         .num_keys = RK_ARRAY_LEN(keys),
+        .foreign = foreign,
+        .num_foreign = RK_ARRAY_LEN(foreign),
         .text = text,
         .overrides = flags,
     };
