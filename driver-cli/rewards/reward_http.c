@@ -369,6 +369,7 @@ static int wait_ms(const struct run *run)
 static struct rk_status *turn(struct run *run)
 {
     CURLM *multi = run->http->multi;
+    bool has_finished = false; /* so that there is room for the next request at once */
     int num_running, num_left;
     CURLMsg *message;
 
@@ -383,9 +384,9 @@ static struct rk_status *turn(struct run *run)
             continue;
         curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &slot);
         finish_request(run, slot, code);
+        has_finished = true;
     }
-    if (run->num_done < run->call->num_items &&
-        curl_multi_poll(multi, NULL, 0, wait_ms(run), NULL) != CURLM_OK)
+    if (!has_finished && curl_multi_poll(multi, NULL, 0, wait_ms(run), NULL) != CURLM_OK)
         return RK_FAIL(RK_INTERNAL, "reward.url: libcurl cannot wait");
     return NULL;
 }

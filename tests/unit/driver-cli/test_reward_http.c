@@ -69,6 +69,7 @@ static void test_http_every_item_gets_its_own_answer(void **state)
         items[i] = item_of(texts[i]);
     }
     for (size_t c = 0; c < RK_ARRAY_LEN(configs); c++) {
+        int64_t began_ns = rk_time_now_ns();
         struct rk_reward *reward;
 
         assert_ok(open_http(&reward, port, configs[c]));
@@ -78,6 +79,7 @@ static void test_http_every_item_gets_its_own_answer(void **state)
                 assert_true(results[i].score == i + 0.25);
             rk_reward_results_fini(results, COUNT);
         }
+        assert_true(rk_time_now_ns() - began_ns < 20 * 1000000000LL); /* no pause between requests */
         rk_reward_destroy(reward);
     }
     for (int i = 0; i < COUNT; i++)
