@@ -1,19 +1,23 @@
 /* Twin of kernels/cpu/head_norm.c.
  *
  * Work split   A group of lanes takes a head: as many as it has packs of 8 elements, rounded up to a power of
- *              two, so that a head of 128 has half a warp. Forward: RK_TILE_HEAD_NORM_ROWS heads a group,
- *              all on their way at once. Backward: RK_TILE_HEAD_NORM_PARTS blocks of
+ *              two, so that a head of 128 has half a warp. Backward: RK_TILE_HEAD_NORM_PARTS blocks of
  *              consecutive heads each; a lane keeps its columns' share of dweight in registers, and
  *              column_finish_kernel adds the blocks' parts.
  *
  * Traffic      Forward: read x, write y: 4 bytes an element in bf16. Backward: read dy and x, write dx: 6.
  *              The rows are parts of a fused projection; what lies between them is not read.
  *
+ * Measured     H200, bf16, 8192 tokens of 32 heads of 128: forward 42.1 us (74% of 4.3 TB/s), backward 58.1
+ * (81%).
+ *
  * Limits       head_dim <= 256 (a warp's packs), fewer than 2^31 heads.
  *
  * Numerics     f32 (f64 for F64). The sum over a head is a butterfly over lanes that depend on head_dim
  * alone, so a head's bits do too. dweight is summed in ascending heads by each group, then groups, then parts
- * in a fixed order: repeatable, but its bits depend on the number of heads. */
+ * in a fixed order: repeatable, but its bits depend on the number of heads.
+ *
+ * Tried        Two heads a group in flight, forward: as fast. */
 #include "kernels/cuda/column_sum.cuh"
 
 constexpr int THREADS = RK_TILE_HEAD_NORM_THREADS;
@@ -60,47 +64,27 @@ template <class T> struct head_norm_fwd {
     rk_acc<T> eps;
 };
 
-/* What a group has of the heads that it takes together. */
-template <class T> struct head_norm_rows {
-    head_norm_place place[RK_TILE_HEAD_NORM_ROWS];
-    rk_pack<T, RK_TILE_PACK> x[RK_TILE_HEAD_NORM_ROWS];
-};
-
 template <class T>
 __global__ void __launch_bounds__(THREADS) head_norm_fwd_kernel(head_norm_fwd<T> args, head_norm_shape shape)
 {
     typedef rk_acc<T> A;
-    unsigned num_groups = THREADS / shape.lanes;
-    unsigned first = blockIdx.x * num_groups * RK_TILE_HEAD_NORM_ROWS + threadIdx.x / shape.lanes;
-    head_norm_rows<T> rows;
-    A weight[RK_TILE_PACK];
+    unsigned row = blockIdx.x * (THREADS / shape.lanes) + threadIdx.x / shape.lanes;
+    head_norm_place place = place_of(shape, row);
+    A x[RK_TILE_PACK], weight[RK_TILE_PACK], sum_sq = 0, rstd;
 
     rk_wait_for_stream();
+    rk_unpack(x, rk_load<RK_TILE_PACK>(at(args.x, args.x_stride, shape, place), place.count, shape.aligned));
+    rk_unpack(weight, rk_load<RK_TILE_PACK>(args.weight + place.col, place.count, shape.aligned));
 #pragma unroll
-    for (int r = 0; r < RK_TILE_HEAD_NORM_ROWS; r++) { /* all on their way before the first is used */
-        rows.place[r] = place_of(shape, first + r * num_groups);
-        rows.x[r] = rk_load<RK_TILE_PACK>(at(args.x, args.x_stride, shape, rows.place[r]),
-                                          rows.place[r].count, shape.aligned);
-    }
-    rk_unpack(weight,
-              rk_load<RK_TILE_PACK>(args.weight + rows.place[0].col, rows.place[0].count, shape.aligned));
+    for (int i = 0; i < RK_TILE_PACK; i++)
+        sum_sq += x[i] * x[i];
+    rstd = (A)1 / sqrt(group_sum(sum_sq, shape.lanes) / (A)shape.head_dim + args.eps);
+    if (args.rstd && place.col == 0 && place.count > 0)
+        args.rstd[place.token * args.rstd_stride + place.head] = rstd;
 #pragma unroll
-    for (int r = 0; r < RK_TILE_HEAD_NORM_ROWS; r++) {
-        const head_norm_place &place = rows.place[r];
-        A x[RK_TILE_PACK], sum_sq = 0, rstd;
-
-        rk_unpack(x, rows.x[r]);
-#pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++)
-            sum_sq += x[i] * x[i];
-        rstd = (A)1 / sqrt(group_sum(sum_sq, shape.lanes) / (A)shape.head_dim + args.eps);
-        if (args.rstd && place.col == 0 && place.count > 0)
-            args.rstd[place.token * args.rstd_stride + place.head] = rstd;
-#pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++)
-            x[i] = x[i] * rstd * weight[i];
-        rk_store(at(args.y, args.y_stride, shape, place), rk_repack<T>(x), place.count, shape.aligned);
-    }
+    for (int i = 0; i < RK_TILE_PACK; i++)
+        x[i] = x[i] * rstd * weight[i];
+    rk_store(at(args.y, args.y_stride, shape, place), rk_repack<T>(x), place.count, shape.aligned);
 }
 
 template <class T> struct head_norm_bwd {
@@ -190,8 +174,7 @@ static struct rk_status *shape_of(head_norm_shape *out, const char *op, rk_tenso
     if (packs > lanes)
         return RK_FAIL(RK_UNIMPLEMENTED, "%s: head_dim=%lld, this backend takes at most %d", op,
                        (long long)x.shape[2], 32 * RK_TILE_PACK);
-    RK_TRY(rk_check_grid(op, x.shape[0] * x.shape[1] +
-                                 THREADS * RK_TILE_HEAD_NORM_ROWS)); /* numbers are 32 bits wide */
+    RK_TRY(rk_check_grid(op, x.shape[0] * x.shape[1] + THREADS)); /* numbers of heads are 32 bits wide */
     *out = {(unsigned)(x.shape[0] * x.shape[1]), (unsigned)x.shape[1], (int)x.shape[2], lanes, false};
     return NULL;
 }
@@ -204,7 +187,7 @@ static void launch_fwd(const struct rk_cuda_stream *stream, const struct rk_head
                             (const T *)args->x.data, (const T *)args->weight.data,
                             args->y.row_stride,      args->x.row_stride,
                             args->rstd.row_stride,   (rk_acc<T>)args->eps};
-    unsigned blocks = (unsigned)rk_ceil_div(shape.num_rows, THREADS / shape.lanes * RK_TILE_HEAD_NORM_ROWS);
+    unsigned blocks = (unsigned)rk_ceil_div(shape.num_rows, THREADS / shape.lanes);
 
     rk_launch({stream, dim3(blocks), dim3(THREADS), 0}, head_norm_fwd_kernel<T>, fwd, shape);
 }

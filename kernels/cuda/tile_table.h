@@ -31,7 +31,6 @@ constexpr int RK_TILE_NORM_STATIC_BYTES = 7 << 10;
 /* head_norm: threads of a block; blocks of the backward pass, a constant for the same reason. */
 constexpr int RK_TILE_HEAD_NORM_THREADS = 256;
 constexpr int RK_TILE_HEAD_NORM_PARTS = 528;
-constexpr int RK_TILE_HEAD_NORM_ROWS = 2; /* heads that a group loads together, forward */
 /* Rows of 32 threads that add up the partial sums of 32 columns (column_sum.cuh). */
 constexpr int RK_TILE_COLUMN_ROWS = 32;
 /* bias_bwd: blocks in all, a constant for the same reason. */
