@@ -25,6 +25,30 @@ extern char **environ;
 
 /* --- start --- */
 
+enum { END_IN, END_OUT, END_ERR, END_EXEC, END_LIFE, ENDS };
+
+/* A process of the worker's group that kills it when the other end of the pipe `life` closes, which it does
+ * when the driver is gone, however. It is no child of the program: nobody there waits for it. */
+static void start_watcher(int life)
+{
+    pid_t pid = _Fork();
+    char byte;
+
+    if (pid > 0)
+        (void)waitpid(pid, NULL, 0);
+    if (pid != 0)
+        return;
+    if (_Fork() != 0)
+        _exit(0);
+    /* Without the other descriptors of the driver: they would keep the pipes of other workers open. */
+    if (dup2(life, STDIN_FILENO) != STDIN_FILENO || close_range(STDIN_FILENO + 1, ~0U, 0) != 0)
+        _exit(0);
+    while (read(STDIN_FILENO, &byte, 1) < 0 && errno == EINTR)
+        continue;
+    (void)kill(0, SIGKILL);
+    _exit(0);
+}
+
 /* Between fork and exec only async-signal-safe calls. */
 static void exec_child(const char *program, char *const *argv, const char *dir, const int *fds, pid_t parent)
 {
@@ -42,11 +66,12 @@ static void exec_child(const char *program, char *const *argv, const char *dir, 
         sigaction(reset[i], &action, NULL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    if (chdir(dir) == 0 && dup2(fds[0], STDIN_FILENO) >= 0 && dup2(fds[1], STDOUT_FILENO) >= 0 &&
-        dup2(fds[2], STDERR_FILENO) >= 0)
+    start_watcher(fds[END_LIFE]);
+    if (chdir(dir) == 0 && dup2(fds[END_IN], STDIN_FILENO) >= 0 && dup2(fds[END_OUT], STDOUT_FILENO) >= 0 &&
+        dup2(fds[END_ERR], STDERR_FILENO) >= 0)
         execve(program, argv, environ);
     error = errno;
-    written = write(fds[3], &error, sizeof(error));
+    written = write(fds[END_EXEC], &error, sizeof(error));
     _exit(written == sizeof(error) ? 126 : 127);
 }
 
@@ -84,23 +109,23 @@ static void set_nonblocking(int fd)
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
 }
 
-/* ours: input, output, error of the program as we see them, and the pipe that tells why exec failed; theirs:
- * the other ends. */
+/* ours: the ends of the driver; theirs: those of the program and its watcher. The program's input is a
+ * socket, so that writing to one that is closed is an error and no signal. */
 static bool open_ends(int *ours, int *theirs)
 {
     int pair[2];
 
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
         return false;
-    ours[0] = pair[0];
-    theirs[0] = pair[1];
-    for (int i = 1; i < 4; i++) {
+    ours[END_IN] = pair[0];
+    theirs[END_IN] = pair[1];
+    for (int i = END_OUT; i < ENDS; i++) {
         if (pipe2(pair, O_CLOEXEC) != 0)
             return false;
-        ours[i] = pair[0];
-        theirs[i] = pair[1];
+        ours[i] = pair[i == END_LIFE ? 1 : 0];
+        theirs[i] = pair[i == END_LIFE ? 0 : 1];
     }
-    for (int i = 0; i < 3; i++)
+    for (int i = END_IN; i <= END_ERR; i++)
         set_nonblocking(ours[i]);
     return true;
 }
@@ -120,14 +145,14 @@ static int wait_for_exec(int fd)
 struct rk_status *rk_reward_process_start(struct rk_reward_process *process, char *const *argv,
                                           const char *dir)
 {
-    int ours[4] = {-1, -1, -1, -1}, theirs[4] = {-1, -1, -1, -1};
+    int ours[ENDS] = {-1, -1, -1, -1, -1}, theirs[ENDS] = {-1, -1, -1, -1, -1};
     char *program = find_program(argv[0]);
     struct rk_status *st = NULL;
     pid_t parent = getpid(), pid;
     int error;
 
     RK_ASSERT(process->pid == 0);
-    process->in = process->out = process->err = -1;
+    process->in = process->out = process->err = process->life = -1;
     pid = open_ends(ours, theirs) ? fork() : -1;
     if (pid == 0)
         exec_child(program, argv, dir, theirs, parent);
@@ -137,22 +162,24 @@ struct rk_status *rk_reward_process_start(struct rk_reward_process *process, cha
         st = RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot start '%s': %s", argv[0], strerror(error));
     } else {
         (void)setpgid(pid, pid); /* the child does the same; whichever comes first */
-        error = wait_for_exec(ours[3]);
+        error = wait_for_exec(ours[END_EXEC]);
         if (error) {
+            (void)kill(-pid, SIGKILL); /* its watcher */
             (void)waitpid(pid, NULL, 0);
             st = RK_FAIL(RK_NOT_FOUND, "cannot start '%s' in '%s': %s", argv[0], dir, strerror(error));
         }
     }
     rk_free(program);
-    close_all(&ours[3], 1);
+    close_all(&ours[END_EXEC], 1);
     if (st) {
-        close_all(ours, 3);
+        close_all(ours, ENDS);
         return st;
     }
     process->pid = pid;
-    process->in = ours[0];
-    process->out = ours[1];
-    process->err = ours[2];
+    process->in = ours[END_IN];
+    process->out = ours[END_OUT];
+    process->err = ours[END_ERR];
+    process->life = ours[END_LIFE];
     return NULL;
 }
 
@@ -277,7 +304,7 @@ void rk_reward_process_signal(struct rk_reward_process *process, int signal_numb
 
 void rk_reward_process_kill(struct rk_reward_process *process)
 {
-    int *fds[] = {&process->in, &process->out, &process->err};
+    int *fds[] = {&process->in, &process->out, &process->err, &process->life};
 
     if (process->pid == 0)
         return;

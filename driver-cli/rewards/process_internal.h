@@ -13,6 +13,7 @@
 struct rk_reward_process {
     pid_t pid;        /* of the leader of its group; 0: not running */
     int in, out, err; /* -1: closed */
+    int life;         /* a pipe that closes with the driver; then a watcher kills the group */
     struct rk_str to_send;
     size_t num_sent;        /* bytes of to_send that are on their way */
     struct rk_str received; /* standard output from the first line that was not taken */
@@ -21,7 +22,8 @@ struct rk_reward_process {
 };
 
 /* Starts argv (NULL-terminated; found through PATH when its name has no slash) in `dir`. NOT_FOUND when there
- * is no such program. The kernel kills it when the calling thread dies. */
+ * is no such program. The kernel kills it when the calling thread dies,
+ * and a watcher the rest of its group when this process does. */
 struct rk_status *rk_reward_process_start(struct rk_reward_process *process, char *const *argv,
                                           const char *dir) RK_NODISCARD;
 /* Sends what it takes of to_send; false when it reads no longer. */
