@@ -85,15 +85,17 @@ static struct rk_status *list_names(struct names *out, const char *dir)
 {
     DIR *stream = opendir(dir);
     const struct dirent *entry;
+    struct rk_status *st;
 
     if (!stream)
         return errno == ENOENT ? NULL : rk_file_errno("reading directory", dir);
-    while ((entry = readdir(stream))) {
+    while (errno = 0, (entry = readdir(stream))) {
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
             rk_array_append(&out->items, rk_strdup(entry->d_name));
     }
+    st = errno != 0 ? rk_file_errno("reading directory", dir) : NULL;
     closedir(stream);
-    return NULL;
+    return st;
 }
 
 /* Whether an entry of `dir` begins and ends so. */
@@ -355,34 +357,31 @@ static void remove_old(const char *path)
     rk_status_free(st);
 }
 
-/* On a file system that cannot swap two names there is a moment in which neither has it. */
-static struct rk_status *replace(const char *temp_dir, const char *part_dir)
+/* *old becomes the name that the replaced part has now. On a file system that cannot swap two names there is
+ * a moment in which no directory is named part_dir. */
+static struct rk_status *replace(const char *temp_dir, const char *part_dir, char **old)
 {
-    char *old;
     struct rk_status *st = NULL;
 
     if (renameat2(AT_FDCWD, temp_dir, AT_FDCWD, part_dir, RENAME_EXCHANGE) == 0) {
-        remove_old(temp_dir);
+        *old = rk_strdup(temp_dir);
         return NULL;
     }
     if (errno != EINVAL && errno != ENOSYS)
         return rk_file_errno("renaming to", part_dir);
-    old = rk_format("%s-old", temp_dir);
-    if (rename(part_dir, old) != 0) {
+    *old = rk_format("%s-old", temp_dir);
+    if (rename(part_dir, *old) != 0) {
         st = rk_file_errno("renaming", part_dir);
     } else if (rename(temp_dir, part_dir) != 0) {
         st = rk_file_errno("renaming to", part_dir);
-        (void)rename(old, part_dir);
-    } else {
-        remove_old(old);
+        (void)rename(*old, part_dir);
     }
-    rk_free(old);
     return st;
 }
 
 struct rk_status *rk_ckpt_publish(const char *temp_dir, const char *part_dir)
 {
-    char *step_dir = rk_path_dir(part_dir), *dir = rk_path_dir(step_dir);
+    char *step_dir = rk_path_dir(part_dir), *dir = rk_path_dir(step_dir), *old = NULL;
     struct rk_status *st;
 
     RK_TRY_GOTO(st, rk_ckpt_check_target(part_dir), out);
@@ -391,15 +390,18 @@ struct rk_status *rk_ckpt_publish(const char *temp_dir, const char *part_dir)
         errno = EIO;
         st = rk_file_errno("renaming to", part_dir);
     } else if (rename(temp_dir, part_dir) != 0) {
-        st = errno == ENOTEMPTY || errno == EEXIST ? replace(temp_dir, part_dir)
+        st = errno == ENOTEMPTY || errno == EEXIST ? replace(temp_dir, part_dir, &old)
                                                    : rk_file_errno("renaming to", part_dir);
     }
     if (!st)
         st = rk_file_sync_dir(step_dir);
+    if (!st && old) /* only now does the new part survive a crash of the machine */
+        remove_old(old);
     if (!st)
         st = rk_file_sync_dir(dir);
 
 out:
+    rk_free(old);
     rk_free(step_dir);
     rk_free(dir);
     return st;

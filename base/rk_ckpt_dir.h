@@ -100,8 +100,9 @@ struct rk_status *rk_ckpt_check_target(const char *part_dir) RK_NODISCARD;
 /* Makes "STEP_DIR/.tmp-ROLE-TOKEN" for part_dir STEP_DIR/ROLE, and the directories above it; removes what
  * earlier attempts at the same part have left. rk_free *temp_dir. */
 struct rk_status *rk_ckpt_begin(char **temp_dir, const char *part_dir, const char *token) RK_NODISCARD;
-/* Gives the temporary directory its name; a part that has the name is replaced at once and then removed.
- * After an error the part may still be complete under its name, when only syncing the directory failed. */
+/* Gives the temporary directory its name; a part that has the name is replaced at once, and removed when the
+ * new name is on the disk. After an error the part may still be complete under its name, when only syncing
+ * the directory failed. */
 struct rk_status *rk_ckpt_publish(const char *temp_dir, const char *part_dir) RK_NODISCARD;
 /* Removes a directory with all that is in it, never following a symbolic link. A manifest in it or one level
  * below goes first: what a crash leaves is incomplete for every reader. Nothing to do when it is not there.

@@ -504,6 +504,29 @@ static void test_sweep_removes_what_crashes_left(void **state)
     rk_free(dir);
 }
 
+/* Goal: the part that is replaced stays until the names are on the disk: with syncing the step's directory
+ * failing, both are complete. */
+static void test_publish_keeps_the_old_until_the_new_is_synced(void **state)
+{
+    struct rk_ckpt_manifest manifest = new_manifest(1);
+    char *dir = new_dir(), *part = part_path(dir, 1, "actor"), *temp;
+
+    (void)state;
+    assert_ok(save(dir, 1, "first"));
+    assert_ok(rk_ckpt_begin(&temp, part, "1234"));
+    assert_ok(write_files(&manifest, temp, "second"));
+    setenv("RANKD_FAULTS", "file.sync_dir=fail@2", 1); /* the first is of the new part itself */
+    assert_code(rk_ckpt_publish(temp, part), RK_INTERNAL);
+    unsetenv("RANKD_FAULTS");
+    assert_ok(check(dir, 1, RK_CKPT_CHECK_CHECKSUMS));
+    assert_true(exists(temp, RK_CKPT_MANIFEST_FILE));
+    assert_ok(rk_ckpt_remove(temp));
+    rk_ckpt_manifest_fini(&manifest);
+    rk_free(temp);
+    rk_free(part);
+    rk_free(dir);
+}
+
 /* Runs the save in a process of its own with a fault. Whether the fault came: it was killed, or failed. */
 static bool save_is_hit(const char *dir, int64_t step, const char *faults)
 {
@@ -601,6 +624,7 @@ int main(void)
         cmocka_unit_test(test_check_wants_every_role_and_the_step),
         cmocka_unit_test(test_foreign_checkpoints_are_named),
         cmocka_unit_test(test_publish_replaces_ours_only),
+        cmocka_unit_test(test_publish_keeps_the_old_until_the_new_is_synced),
         cmocka_unit_test(test_remove_follows_no_link),
         cmocka_unit_test(test_remove_takes_the_manifest_first),
         cmocka_unit_test(test_sweep_removes_what_crashes_left),
