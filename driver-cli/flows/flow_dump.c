@@ -86,15 +86,19 @@ struct rk_status *rk_dump_finish(struct rk_dump *dump)
     dump->file = NULL;
     if (fclose(file) != 0)
         return rk_errno_status("cannot write", dump->temp_path);
-    return rename(dump->temp_path, dump->path) == 0 ? NULL : rk_errno_status("cannot rename to", dump->path);
+    if (rename(dump->temp_path, dump->path) != 0)
+        return rk_errno_status("cannot rename to", dump->path);
+    rk_free(dump->temp_path);
+    dump->temp_path = NULL;
+    return NULL;
 }
 
 void rk_dump_fini(struct rk_dump *dump)
 {
-    if (dump->file) {
+    if (dump->file)
         fclose(dump->file);
-        unlink(dump->temp_path);
-    }
+    if (dump->temp_path)
+        (void)unlink(dump->temp_path);
     rk_free(dump->path);
     rk_free(dump->temp_path);
     *dump = (struct rk_dump){0};

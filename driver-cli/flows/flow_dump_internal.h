@@ -8,7 +8,7 @@
 
 struct rk_dump {
     FILE *file;
-    char *path, *temp_path;
+    char *path, *temp_path; /* temp_path: NULL once it has become path */
     int64_t step;
 };
 
