@@ -206,12 +206,7 @@ static void apply_metaspace(const struct rk_decoder_step *step, struct rk_matche
 static struct rk_status *read_replace(struct rk_decoder_step *step, const struct rk_json *json,
                                       const char *where)
 {
-    char *pattern_where = rk_format("%s.pattern", where);
-    struct rk_status *st = rk_regex_read(&step->regex, rk_json_find(json, "pattern"), pattern_where);
-
-    rk_free(pattern_where);
-    RK_TRY(st);
-    return rk_component_string(&step->content, json, where, "content");
+    return rk_regex_read_replace(&step->regex, &step->content, json, where);
 }
 
 static struct rk_status *read_strip(struct rk_decoder_step *step, const struct rk_json *json,

@@ -152,12 +152,7 @@ static struct rk_status *read_prepend(struct rk_normalizer_step *step, const str
 static struct rk_status *read_replace(struct rk_normalizer_step *step, const struct rk_json *json,
                                       const char *where)
 {
-    char *pattern_where = rk_format("%s.pattern", where);
-    struct rk_status *st = rk_regex_read(&step->regex, rk_json_find(json, "pattern"), pattern_where);
-
-    rk_free(pattern_where);
-    RK_TRY(st);
-    return rk_component_string(&step->content, json, where, "content");
+    return rk_regex_read_replace(&step->regex, &step->content, json, where);
 }
 
 static const struct {

@@ -103,6 +103,17 @@ struct rk_status *rk_regex_read(struct rk_regex *out, const struct rk_json *json
     return st ? RK_WRAP(st, "%s", where) : NULL;
 }
 
+struct rk_status *rk_regex_read_replace(struct rk_regex *pattern, struct rk_str *content,
+                                        const struct rk_json *json, const char *where)
+{
+    char *pattern_where = rk_format("%s.pattern", where);
+    struct rk_status *st = rk_regex_read(pattern, rk_json_find(json, "pattern"), pattern_where);
+
+    rk_free(pattern_where);
+    RK_TRY(st);
+    return rk_component_string(content, json, where, "content");
+}
+
 static bool find_literal(struct rk_matches *matches)
 {
     const struct rk_regex *regex = matches->regex;

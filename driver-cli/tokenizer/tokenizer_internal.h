@@ -103,6 +103,9 @@ struct rk_status *rk_regex_translate(struct rk_str *out, const char *pattern, si
  * it does not compile. */
 struct rk_status *rk_regex_read(struct rk_regex *out, const struct rk_json *json,
                                 const char *where) RK_NODISCARD;
+/* The keys of a Replace: `pattern`, and `content`, which is appended to *content. */
+struct rk_status *rk_regex_read_replace(struct rk_regex *pattern, struct rk_str *content,
+                                        const struct rk_json *json, const char *where) RK_NODISCARD;
 struct rk_status *rk_regex_compile(struct rk_regex *out, const char *pattern, size_t bytes) RK_NODISCARD;
 void rk_regex_fini(struct rk_regex *regex);
 
