@@ -5,8 +5,8 @@
  * them.
  *
  * A worker that ends, breaks the protocol or does not answer in time is killed with its group and started
- * again after a pause that doubles while it answers nothing. What it had: a single item is the culprit and
- * fails; of several nobody knows which one it was, so each is sent once more, alone. */
+ * again after a pause that doubles while it answers nothing. A single item that it had fails; of several any
+ * may be the cause, so the pool sends each once more, alone. */
 #include "driver-cli/rewards/pool_internal.h"
 
 #include <errno.h>
@@ -48,7 +48,6 @@ struct worker {
     int64_t num_failures; /* in a row without an item */
     RK_ARRAY(struct sent) sent;
     bool has_suspect; /* `sent` is one item that was with a lost worker before */
-    char prefix[32];  /* of its messages */
 };
 
 struct rk_reward_pool {
@@ -432,7 +431,7 @@ struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
         pool = NULL;
     }
     *out = pool;
-    return st ? RK_WRAP(st, "reward.command") : NULL;
+    return st;
 }
 
 static void stop_workers(struct rk_reward_pool *pool)

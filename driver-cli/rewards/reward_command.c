@@ -47,15 +47,16 @@ static struct rk_status *create(void **state, const struct rk_json *config, cons
     struct rk_reward_pool_config pool;
     const char *chosen = ".";
     struct rk_reward_pool *created = NULL;
+    struct rk_status *st;
 
     *state = NULL;
     RK_TRY(rk_reward_pool_read_config(&pool, config));
     RK_TRY(rk_json_opt_string(config, "reward", "dir", &chosen));
     RK_TRY(read_argv(&pool.argv, config));
     pool.dir = strcmp(chosen, ".") == 0 ? rk_strdup(dir) : rk_resolve_path(dir, chosen);
-    RK_TRY(rk_reward_pool_create(&created, &pool));
+    st = rk_reward_pool_create(&created, &pool);
     *state = created;
-    return NULL;
+    return st ? RK_WRAP(st, "reward.command") : NULL;
 }
 
 static void destroy(void *state)

@@ -136,15 +136,16 @@ static struct rk_status *create(void **state, const struct rk_json *config, cons
     struct rk_reward_pool_config pool;
     struct rk_reward_pool *created = NULL;
     struct function function;
+    struct rk_status *st;
 
     *state = NULL;
     RK_TRY(rk_reward_pool_read_config(&pool, config));
     RK_TRY(read_function(&function, config));
     RK_TRY(make_argv(&pool.argv, &function, dir));
     pool.dir = rk_strdup(dir);
-    RK_TRY(rk_reward_pool_create(&created, &pool));
+    st = rk_reward_pool_create(&created, &pool);
     *state = created;
-    return NULL;
+    return st ? RK_WRAP(st, FUNCTION) : NULL;
 }
 
 static void destroy(void *state)
