@@ -155,11 +155,6 @@ static inline rk_value_t rk_value_undefined(const char *missing)
     return (rk_value_t){.kind = RK_VALUE_UNDEFINED, .missing = missing};
 }
 
-static inline bool rk_value_is_string(rk_value_t value)
-{
-    return value.kind == RK_VALUE_STRING;
-}
-
 /* --- value.c --- */
 const char *rk_value_type_name(rk_value_t value); /* Python's: "str", "NoneType" */
 /* RESOURCE_EXHAUSTED when the arena of the rendering is full; for all that make values. */
