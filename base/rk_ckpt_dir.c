@@ -295,7 +295,8 @@ struct rk_status *rk_ckpt_check_target(const char *part_dir)
     if (count == 0 || is_ours)
         return NULL;
     return RK_FAIL_REASON(RK_ALREADY_EXISTS, "TARGET_EXISTS",
-                          "'%s' holds something that is no checkpoint of rankd's", part_dir);
+                          "'%s' exists and is not a checkpoint of rankd: choose another path, or remove it",
+                          part_dir);
 }
 
 /* Removes temporary directories of the step: of one part, or of all when `name` is NULL. */
@@ -353,7 +354,7 @@ static void remove_old(const char *path)
     struct rk_status *st = rk_ckpt_remove(path);
 
     if (st)
-        RK_WARN("the checkpoint that was replaced is left: %s", rk_status_message(st));
+        RK_WARN("cannot remove the checkpoint that was replaced: %s", rk_status_message(st));
     rk_status_free(st);
 }
 

@@ -84,8 +84,9 @@ struct rk_status *rk_read_token(char **out, const char *path)
     RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
     text[strcspn(text, "\r\n")] = '\0';
     if (stat(path, &info) == 0 && (info.st_mode & 0077) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' has mode %03o: others can read it; expected 600",
-                     path, (unsigned)info.st_mode & 0777u);
+        st = RK_FAIL(RK_INVALID_ARGUMENT,
+                     "token file '%s' is accessible by group or others (mode %04o); expected 0600", path,
+                     (unsigned)info.st_mode & 0777u);
     for (const char *byte = text; !st && *byte; byte++) {
         if (*byte < '!' || *byte > '~')
             st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s': a token has printable ASCII characters only",

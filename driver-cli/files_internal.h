@@ -11,8 +11,8 @@
 
 /* The whole file, terminated; rk_free it. NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED over max_bytes. */
 struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
-/* The first line of a token file; rk_free it. INVALID_ARGUMENT when others can read the file, or the line is
- * empty or holds more than printable ASCII. */
+/* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have access, or the line
+ * is empty or holds more than printable ASCII. */
 struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;
 /* Creates the directory and its parents; one that exists is fine. */
 struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;

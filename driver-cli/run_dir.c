@@ -124,8 +124,7 @@ static struct rk_status *take_over(struct rk_run_dir *run, const char *path, int
     if (info.st_size > 0 && last_step == RK_RUN_DIR_NEW)
         return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists: the directory holds a run; name another", path);
     if (flock(fileno(run->metrics), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return RK_FAIL(RK_ALREADY_EXISTS, "'%s': a run that has just begun or goes on has it; name another",
-                       path);
+        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' is in use by another run; name another directory", path);
     return info.st_size > 0 ? cut_metrics(run, path, last_step) : NULL;
 }
 
@@ -200,7 +199,7 @@ out:
     return st;
 }
 
-/* A file that was removed can still be written to, and nobody will find what it holds. */
+/* Writing to a file that was removed succeeds, and its lines are lost. */
 static struct rk_status *check_there(const struct rk_run_dir *run)
 {
     struct stat info;

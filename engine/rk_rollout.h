@@ -16,8 +16,8 @@ RK_BEGIN_DECLS
 struct rk_rollout;
 
 /* From the options of init_model (base/knobs.def): max_num_batched_tokens are those of one engine step,
- * within which prompts are prefilled; max_model_len 0 is max_position_embeddings; gpu_memory_utilization, of
- * whoever makes the rollout, has become num_blocks. */
+ * within which prompts are prefilled; max_model_len 0 is max_position_embeddings; the caller of
+ * rk_rollout_create has turned gpu_memory_utilization into num_blocks. */
 struct rk_rollout_config {
     RK_ROLLOUT_KNOBS(RK_KNOB_FIELD, , , )
     int32_t num_blocks; /* of the KV cache; 0: enough for max_num_seqs sequences of max_model_len */

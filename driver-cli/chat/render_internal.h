@@ -194,7 +194,7 @@ struct rk_loop {
     const struct rk_node *node;        /* FOR: its test */
     struct rk_scope *scope;            /* around the loop */
     bool is_drained;                   /* iter is over what passed the test already */
-    rk_value_t before, current, after; /* after: UNSET until somebody looks ahead */
+    rk_value_t before, current, after; /* after: UNSET until it was read ahead */
     bool is_at_end;                    /* looked ahead, and there was nothing */
     int64_t index0, length;            /* length -1: unknown */
     rk_value_t changed;

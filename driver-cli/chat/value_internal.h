@@ -61,7 +61,7 @@ typedef struct rk_value {
 struct rk_text {
     const char *data;
     int64_t bytes;
-    int64_t chars;  /* code points; -1 until somebody asks (rk_text_chars) */
+    int64_t chars;  /* code points; -1 until rk_text_chars counts them */
     bool is_markup; /* made by |safe or |escape: Jinja's Markup */
 };
 

@@ -193,8 +193,8 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
 
     if (rk_status_code(st) == RK_NOT_FOUND) { /* saved by rankctl checkpoint save */
         RK_WARN(
-            "'%s' has no state of a driver: the data goes on at the step after it, and whether the job has "
-            "changed since is not known",
+            "'%s' has no driver state: training continues with the data of the next step, without a check "
+            "that the job is the same",
             checkpoints->resume_path);
         rk_status_free(st);
         st = NULL;

@@ -257,8 +257,9 @@ static void check_model(const struct comparison *comparison, const struct rk_jso
 
     if (rk_json_is_null(before) || rk_json_is_null(after)) {
         if (!rk_json_equal(rk_json_find_path(saved, path), rk_json_find_path(now, path)))
-            rk_str_append(comparison->problems, RK_JOB_MODEL
-                          "path: another model than in the checkpoint, as far as this host knows\n");
+            rk_str_append(
+                comparison->problems, RK_JOB_MODEL
+                "path: not the path in the checkpoint, and this host has no config.json to compare\n");
         return;
     }
     for (void *it = rk_json_iter(before); it; it = rk_json_iter_next(before, it)) {

@@ -385,11 +385,15 @@ static struct rk_status *open_local(struct local_group *group, int64_t count, co
         .struct_size = sizeof(config), .num_daemons = (int32_t)count, .device = device, .ckpt_roots = roots};
     struct rk_driver_config driver = {.struct_size = sizeof(driver), .num_addresses = (int32_t)count};
     struct rk_status *st;
-    char *program;
+    char *program, *log_dir;
 
-    group->log_dir = rk_strdup("/tmp/rankctl-export-XXXXXX");
-    if (!mkdtemp(group->log_dir))
-        return rk_errno_status("cannot create a directory like", group->log_dir);
+    log_dir = rk_strdup("/tmp/rankctl-export-XXXXXX");
+    if (!mkdtemp(log_dir)) {
+        st = rk_errno_status("cannot create a directory like", log_dir);
+        rk_free(log_dir);
+        return st;
+    }
+    group->log_dir = log_dir;
     RK_TRY(rk_cli_find_rankd(&program));
     config.program = program;
     config.log_dir = group->log_dir;
@@ -471,7 +475,8 @@ static struct rk_status *check_export(const struct rk_cli *cli)
     bool has_checkpoint = cli->args.count > 0;
 
     if (!rk_cli_find(cli, "out"))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl checkpoint export: --out DIR says where the model goes");
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "rankctl checkpoint export: expected --out DIR, the directory to write");
     if (rk_cli_has(cli, "local") && rk_cli_has(cli, "hosts"))
         return RK_FAIL(RK_INVALID_ARGUMENT, "--local starts its own daemons; it does not go with --hosts");
     if (rk_cli_has(cli, "local") && !has_checkpoint)

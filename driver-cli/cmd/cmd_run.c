@@ -124,7 +124,7 @@ static struct rk_status *open_checkpoints(struct run *run)
 
 static struct rk_status *start_local(struct run *run)
 {
-    /* The daemons are this user's and reached by nobody else; the first two may be behind symbolic links. */
+    /* Only this user can reach the daemons; the first two paths may be behind symbolic links. */
     const char *roots[] = {run->dir.path, run->inputs.model_path ? run->inputs.model_path : "/", "/", NULL};
     struct rk_local_config config = {
         .struct_size = sizeof(config),
@@ -253,7 +253,8 @@ static void tell_left_out(const struct run *run)
             "epoch%s",
             (long long)flow->num_left_out,
             (long long)(flow->steps_per_epoch * flow->num_prompts + flow->num_left_out),
-            (long long)flow->num_prompts, rk_config_bool(run->job, "data.shuffle") ? ", others in each" : "");
+            (long long)flow->num_prompts,
+            rk_config_bool(run->job, "data.shuffle") ? ", different ones in each" : "");
 }
 
 static struct rk_status *train(struct run *run)

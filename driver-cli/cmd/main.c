@@ -110,7 +110,7 @@ static void report(const struct rk_cli *cli, const struct rk_status *st)
     }
 }
 
-/* Tells on stderr what nobody sees on stdout. */
+/* Whether output did not reach stdout; says so on stderr. */
 static bool has_lost_output(void)
 {
     bool has_lost = fflush(stdout) != 0;

@@ -80,8 +80,8 @@ static void tell_how_to_save(const struct rk_rescue *rescue, holder_t holder)
     fprintf(stderr,
             "rankctl: %s keep the model of step %" PRId64 " for lease.grace (%s); this saves it%s:\n"
             "  rankctl checkpoint export%s --out %s\n",
-            holder == HOLDER_REPLICA ? "daemons are lost, and the others" : "the daemons", rescue->step,
-            rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
+            holder == HOLDER_REPLICA ? "some daemons are lost; the remaining daemons" : "the daemons",
+            rescue->step, rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
             rescue->is_tried ? ", in a directory with room" : "", access,
             rescue->is_tried ? "DIR" : rescue->flow->export_path);
     if (holder == HOLDER_GROUP && rescue->flow->checkpoints)

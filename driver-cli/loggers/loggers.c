@@ -108,7 +108,7 @@ void rk_loggers_destroy(struct rk_loggers *loggers)
 static void warn(struct logger *logger, struct rk_status *st)
 {
     if (st && !logger->is_failing)
-        RK_WARN("logger %s: %s; the run goes on without it", logger->ops->name, rk_status_message(st));
+        RK_WARN("logger %s: %s; the run continues without it", logger->ops->name, rk_status_message(st));
     logger->is_failing = st != NULL;
     rk_status_free(st);
 }

@@ -28,7 +28,7 @@ extern char **environ;
 enum { END_IN, END_OUT, END_ERR, END_EXEC, END_LIFE, ENDS };
 
 /* A process of the worker's group that kills it when the other end of the pipe `life` closes, which it does
- * when the driver is gone, however. It is no child of the program: nobody there waits for it. */
+ * when the driver ends, killed or not. It is not a child of the program, which need not collect it. */
 static void start_watcher(int life)
 {
     pid_t pid = _Fork();

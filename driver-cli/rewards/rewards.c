@@ -244,8 +244,8 @@ static struct rk_status *score_all(struct rk_reward *reward, const struct rk_rew
     return NULL;
 }
 
-/* What on_error makes of one result; true when it is a failure. */
-static bool settle(const struct rk_reward *reward, struct rk_reward_result *result)
+/* Applies on_error to one result; true when it is a failure. */
+static bool apply_on_error(const struct rk_reward *reward, struct rk_reward_result *result)
 {
     if (result->outcome == RK_REWARD_SCORED && !isfinite(result->score))
         rk_reward_fail(result, RK_REWARD_ERROR, "the score is not a finite number");
@@ -261,7 +261,7 @@ static struct rk_status *apply_policy(const struct rk_reward *reward, const stru
     const struct rk_reward_result *result;
 
     for (int64_t i = 0; i < call->num_items; i++) {
-        if (!settle(reward, &call->results[i]))
+        if (!apply_on_error(reward, &call->results[i]))
             continue;
         num_failed++;
         first = first < 0 ? i : first;

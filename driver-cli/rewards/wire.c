@@ -161,7 +161,7 @@ static struct rk_status *check_hello(const struct rk_json *json)
                        RK_REWARD_PROTOCOL, RK_REWARD_PROTOCOL);
     if (!rk_json_is_null(error))
         return RK_FAIL(RK_FAILED_PRECONDITION, "%.*s", MESSAGE_BYTES_MAX,
-                       rk_json_as_string(error, "it cannot start, and says no text why"));
+                       rk_json_as_string(error, "it cannot start; the error of its hello is not a text"));
     return NULL;
 }
 

@@ -36,7 +36,7 @@ static int32_t num_ranks(const struct rk_model *model)
 
 /* --- life --- */
 
-/* Ends what thread C is doing. */
+/* Cancels the work of thread C, and joins it. */
 static void stop_thread(struct rk_saver *saver)
 {
     if (!saver->has_thread)
@@ -67,7 +67,7 @@ void rk_saver_destroy(struct rk_saver *saver)
     if (!saver)
         return;
     if (saver->is_pending)
-        RK_WARN("the checkpoint '%s' that was being written is dropped", saver->part_dir);
+        RK_WARN("discarding the checkpoint '%s', which is not completely written", saver->part_dir);
     drop_save(saver);
     rk_snapshot_fini(&saver->snapshot);
     rk_free(saver->part_dir);
@@ -175,7 +175,7 @@ static void remove_temp_dir(const struct rk_saver *saver)
     struct rk_status *st = rk_ckpt_remove(saver->temp_dir);
 
     if (st)
-        RK_WARN("the failed save leaves '%s': %s", saver->temp_dir, rk_status_message(st));
+        RK_WARN("cannot remove '%s' of the failed save: %s", saver->temp_dir, rk_status_message(st));
     rk_status_free(st);
 }
 

@@ -1,5 +1,5 @@
 /* Reading shards: which piece of which file has which elements of a tensor. The files say so themselves, so
- * nothing is believed: boxes lie inside the tensor, runs inside the box, and together they are the tensor. */
+ * all is checked: boxes lie inside the tensor, runs inside the box, and together they are the tensor. */
 #include "engine/ckpt/state_internal.h"
 
 #include <stdlib.h>

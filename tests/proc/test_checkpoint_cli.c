@@ -260,7 +260,8 @@ static void test_checkpoint_export_survives_a_lost_replica(void **state)
     rk_test_write_file(flag, "", 0);
     outcome = finish_rankctl(run, 60000);
     assert_exit(&outcome, 1);
-    assert_text("stderr", outcome.err, "daemons are lost, and the others keep the model of step 1");
+    assert_text("stderr", outcome.err,
+                "some daemons are lost; the remaining daemons keep the model of step 1");
     assert_text("stderr", outcome.err, "rankctl checkpoint export --hosts ");
     outcome_fini(&outcome);
     outcome = run_rankctl(

@@ -194,7 +194,7 @@ static const struct {
     {"missing token", "{\"name\": \"http\", \"url\": \"http://a\", \"token_file\": \"/nonexistent\"}",
      RK_NOT_FOUND, "reward.token_file"},
     {"open token", "{\"name\": \"http\", \"url\": \"http://a\", \"token_file\": \"open\"}",
-     RK_INVALID_ARGUMENT, "expected 600"},
+     RK_INVALID_ARGUMENT, "expected 0600"},
     {"header in a token", "{\"name\": \"http\", \"url\": \"http://a\", \"token_file\": \"blank\"}",
      RK_INVALID_ARGUMENT, "printable ASCII"},
 };

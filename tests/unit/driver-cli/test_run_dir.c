@@ -102,7 +102,7 @@ static void test_run_dir_run_without_a_step_is_written_over(void **state)
     (void)state;
     assert_ok(rk_run_dir_create(&first, job, "/jobs", path, RK_RUN_DIR_NEW));
     assert_fails(rk_run_dir_create(&second, job, "/jobs", path, RK_RUN_DIR_NEW), RK_ALREADY_EXISTS,
-                 "has just begun");
+                 "in use by another run");
     rk_run_dir_fini(&first);
     assert_ok(rk_run_dir_create(&second, job, "/jobs", path, RK_RUN_DIR_NEW));
     append(&second, 1, 0.5);
@@ -160,7 +160,8 @@ static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
         for (int64_t step = 1; step <= 5; step++)
             append(&run, step, (double)step);
         assert_int_equal(mkdir(hf, 0777), 0);
-        assert_fails(rk_run_dir_create(&other, job, "/jobs", path, 3), RK_ALREADY_EXISTS, "goes on has it");
+        assert_fails(rk_run_dir_create(&other, job, "/jobs", path, 3), RK_ALREADY_EXISTS,
+                     "in use by another run");
         rk_run_dir_fini(&run);
         append_text(path, cases[i].tail);
         assert_ok(rk_run_dir_create(&run, job, "/jobs", path, 3));
