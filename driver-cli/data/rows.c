@@ -44,7 +44,7 @@ static struct rk_status *take_row(struct reader *reader, const char *text, size_
 static bool is_blank(const char *text, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++) {
-        if (!strchr(" \t\r\n", text[i]))
+        if (!memchr(" \t\r\n", text[i], 4))
             return false;
     }
     return true;

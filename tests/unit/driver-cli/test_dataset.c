@@ -167,6 +167,25 @@ static void test_create_bad_line_is_named(void **state)
     }
 }
 
+/* Goal: zeros, which a crash of the machine can leave in place of rows, are no empty line. */
+static void test_create_line_of_zeros_is_named(void **state)
+{
+    static const char text[] = "{\"prompt\": \"1\"}\n\0\0\0\n{\"prompt\": \"2\"}\n";
+    char *path = rk_test_temp_path("zeros.jsonl");
+    const char *files[] = {path, NULL};
+    struct rk_dataset_config config = {.files = files,
+                                       .prompt_key = "prompt",
+                                       .truncation = "error",
+                                       .max_prompt_length = 8,
+                                       .max_samples = -1};
+    struct rk_dataset *dataset;
+
+    (void)state;
+    rk_test_write_file(path, text, sizeof(text) - 1);
+    assert_fails(rk_dataset_create(&dataset, &config, tokenizer), RK_INVALID_ARGUMENT, "zeros.jsonl:2");
+    rk_free(path);
+}
+
 /* --- JSON arrays --- */
 
 static void test_create_array_of_rows_is_read_like_lines(void **state)
@@ -383,6 +402,7 @@ int main(void)
         cmocka_unit_test(test_create_overlong_prompt_is_cut_filtered_or_refused),
         cmocka_unit_test(test_at_shuffled_epochs_are_reproducible_permutations),
         cmocka_unit_test(test_create_bad_line_is_named),
+        cmocka_unit_test(test_create_line_of_zeros_is_named),
         cmocka_unit_test(test_create_array_of_rows_is_read_like_lines),
         cmocka_unit_test(test_create_bad_array_is_named),
         cmocka_unit_test(test_create_messages_are_rendered_by_the_template),
