@@ -17,6 +17,7 @@
 #include "driver-cli/job_internal.h"
 
 #define REWARD_METRIC    "critic/score/mean"
+#define STEP_METRIC      "training/global_step"
 #define NAME_ATTEMPTS    100
 #define CONFIG_BYTES_MAX (16u << 20)
 
@@ -82,7 +83,7 @@ struct cut {
 static bool keep_line(void *user, const struct rk_jsonl_line *line)
 {
     struct cut *cut = user;
-    int64_t step = rk_json_as_int(rk_json_find(line->json, "training/global_step"), cut->kept_step);
+    int64_t step = rk_json_as_int(rk_json_find(line->json, STEP_METRIC), cut->kept_step);
     double reward = rk_json_as_real(rk_json_find(line->json, REWARD_METRIC), NAN);
 
     if (step > cut->last_step)
@@ -97,7 +98,7 @@ static bool keep_line(void *user, const struct rk_jsonl_line *line)
 static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, int64_t last_step)
 {
     struct cut cut = {.run = run, .last_step = last_step};
-    struct rk_status *st = rk_jsonl_read(path, keep_line, &cut);
+    struct rk_status *st = last_step > 0 ? rk_jsonl_read(path, keep_line, &cut) : NULL;
 
     if (rk_status_code(st) == RK_INVALID_ARGUMENT) { /* behind what a checkpoint has waited for */
         RK_WARN("%s; it is cut off", rk_status_message(st));
@@ -122,7 +123,10 @@ static struct rk_status *take_over(struct rk_run_dir *run, const char *path, int
     if (fstat(fileno(run->metrics), &info) != 0)
         return rk_errno_status("cannot look at", path);
     if (info.st_size > 0 && last_step == RK_RUN_DIR_NEW)
-        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists: the directory holds a run; name another", path);
+        return RK_FAIL(RK_ALREADY_EXISTS,
+                       "'%s' exists: the directory holds a run, and no checkpoint to go on from was found; "
+                       "name another",
+                       path);
     if (flock(fileno(run->metrics), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return RK_FAIL(RK_ALREADY_EXISTS, "'%s' is in use by another run; name another directory", path);
     return info.st_size > 0 ? cut_metrics(run, path, last_step) : NULL;
@@ -145,6 +149,7 @@ static struct rk_status *move_export(const struct rk_run_dir *run)
     char *from = rk_path_join(run->path, "hf"), *to = NULL;
     struct rk_status *st = NULL;
 
+    rmdir(from); /* empty when the run ended before its export */
     for (int i = 1; access(from, F_OK) == 0 && i < NAME_ATTEMPTS; i++) {
         rk_free(to);
         to = rk_format("%s-%d", from, i);
@@ -158,17 +163,41 @@ static struct rk_status *move_export(const struct rk_run_dir *run)
     return st;
 }
 
-bool rk_run_dir_saves(const char *run_dir)
+/* A member of a JSON file in the directory; null when there is none. */
+static struct rk_json *read_member(const char *dir, const char *name, const char *member)
 {
-    char *path = rk_path_join(run_dir, "config.json");
-    struct rk_json *config = NULL;
-    struct rk_status *st = rk_json_parse_file(&config, path, CONFIG_BYTES_MAX, 0);
-    bool saves = rk_json_as_int(rk_json_find_path(config, "trainer.save_freq"), 0) > 0;
+    char *path = rk_path_join(dir, name);
+    struct rk_json *json = NULL, *found;
+    struct rk_status *st = rk_json_parse_file(&json, path, CONFIG_BYTES_MAX, 0);
 
+    found = rk_json_retain(rk_json_find_path(json, member));
     rk_status_free(st);
-    rk_json_free(config);
+    rk_json_free(json);
     rk_free(path);
-    return saves;
+    return found;
+}
+
+static bool remember_step(void *user, const struct rk_jsonl_line *line)
+{
+    int64_t *last = user;
+
+    *last = rk_json_as_int(rk_json_find(line->json, STEP_METRIC), *last);
+    return true;
+}
+
+bool rk_run_dir_can_begin_again(const char *run_dir)
+{
+    struct rk_json *save_freq = read_member(run_dir, "config.json", "trainer.save_freq");
+    struct rk_json *status = read_member(run_dir, "summary.json", "status");
+    char *path = rk_path_join(run_dir, "metrics.jsonl");
+    int64_t freq = rk_json_as_int(save_freq, 0), last = 0;
+    bool has_succeeded = strcmp(rk_json_as_string(status, ""), "succeeded") == 0;
+
+    rk_status_free(rk_jsonl_read(path, remember_step, &last)); /* of a torn file, what can be read */
+    rk_free(path);
+    rk_json_free(status);
+    rk_json_free(save_freq);
+    return freq > 0 && !has_succeeded && last / 2 < freq;
 }
 
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,

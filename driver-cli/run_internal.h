@@ -22,13 +22,16 @@ struct rk_run_dir {
 
 /* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json, with what is relative to
  * `job_dir` made absolute, so that it can be run again. ALREADY_EXISTS when the directory holds a run with a
- * step, or one that still goes on; one that ended before its first is written over. With last_step from 0 on
+ * step, or one that still goes on; one that ended before its first is written over. With last_step from 1 on
  * the run of the directory goes on behind that step: the lines of later ones, and a torn one, are cut off
- * metrics.jsonl, and a model that was exported is moved aside (hf-1, ...). */
+ * metrics.jsonl, and a model that was exported is moved aside (hf-1, ...). With 0 it begins again: no line
+ * stays. */
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
                                     const char *run_dir, int64_t last_step) RK_NODISCARD;
-/* Whether the directory holds a run that saves checkpoints. */
-bool rk_run_dir_saves(const char *run_dir);
+/* Whether the directory holds a run that saves checkpoints and ended before its first was complete, which is
+ * before twice its save_freq (the next save waits for the one before). One that got further has lost its
+ * checkpoints, or they are elsewhere: its metrics are not to be cut. */
+bool rk_run_dir_can_begin_again(const char *run_dir);
 /* One line of metrics.jsonl, written (flushed) when it returns. NOT_FOUND when the file was removed. */
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics) RK_NODISCARD;
 /* What was appended is on the disk when it returns. */

@@ -352,7 +352,7 @@ static void print_outcome(const struct run *run)
         return;
     }
     printf("%" PRId64 " steps in %.1f s; mean reward %.4f in the first 3 steps, %.4f in the last 10\n",
-           run->dir.num_steps, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
+           run->flow.step - run->checkpoints.resume_step, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
            rk_run_dir_mean_reward(&run->dir, false, 3), rk_run_dir_mean_reward(&run->dir, true, 10));
     printf("run directory: %s (report.html, metrics.jsonl, hf/%s)\n", run->dir.path,
            run->flow.has_tokenizer ? "" : " without its tokenizer");
@@ -400,7 +400,7 @@ static struct rk_status *open_run_dir(struct run *run)
         return rk_run_dir_create(&run->dir, run->job, run->job_dir, dir, RK_RUN_DIR_NEW);
     if (!dir && checkpoints->run_dir && access(checkpoints->run_dir, W_OK) == 0)
         dir = checkpoints->run_dir;
-    if (!checkpoints->resume_path && checkpoints->save_freq > 0 && dir && rk_run_dir_saves(dir))
+    if (!checkpoints->resume_path && checkpoints->save_freq > 0 && dir && rk_run_dir_can_begin_again(dir))
         last_step = 0;
     run->begins_again = last_step == 0;
     st = rk_run_dir_create(&run->dir, run->job, run->job_dir, dir, last_step);

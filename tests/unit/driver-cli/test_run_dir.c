@@ -150,16 +150,18 @@ static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        char *name = rk_format("runs/goes-on-%zu", i), *path = rk_test_temp_path(name), *hf, *moved;
+        char *name = rk_format("runs/goes-on-%zu", i), *path = rk_test_temp_path(name), *hf, *model, *moved;
         struct rk_run_dir run, other;
 
         print_message("%s\n", cases[i].label);
         assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
         hf = rk_path_join(path, "hf");
+        model = rk_path_join(hf, "config.json");
         moved = rk_path_join(path, "hf-1");
         for (int64_t step = 1; step <= 5; step++)
             append(&run, step, (double)step);
         assert_int_equal(mkdir(hf, 0777), 0);
+        rk_test_write_file(model, "{}", 2);
         assert_fails(rk_run_dir_create(&other, job, "/jobs", path, 3), RK_ALREADY_EXISTS,
                      "in use by another run");
         rk_run_dir_fini(&run);
@@ -173,15 +175,82 @@ static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
         assert_ok(rk_run_dir_sync(&run));
         assert_int_equal(count_lines(&run), 4);
         rk_run_dir_fini(&run);
-        assert_ok(rk_run_dir_create(&run, job, "/jobs", path, 0)); /* from the beginning */
-        assert_int_equal(count_lines(&run), 0);
-        rk_run_dir_fini(&run);
         rk_free(moved);
+        rk_free(model);
         rk_free(hf);
         rk_free(path);
         rk_free(name);
     }
     rk_config_destroy(job);
+}
+
+/* Goal: of a run that begins again no line stays, the validation of step 0 neither, and no empty directory of
+ * its export. */
+static void test_run_dir_run_that_begins_again_keeps_nothing(void **state)
+{
+    struct rk_config *job = load("again");
+    char *path = rk_test_temp_path("runs/begins-again"), *hf, *moved;
+    struct rk_run_dir run;
+
+    (void)state;
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
+    hf = rk_path_join(path, "hf");
+    moved = rk_path_join(path, "hf-1");
+    for (int64_t step = 0; step <= 2; step++)
+        append(&run, step, 0.5);
+    assert_int_equal(mkdir(hf, 0777), 0);
+    rk_run_dir_fini(&run);
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path, 0));
+    assert_int_equal(count_lines(&run), 0);
+    assert_int_equal(run.num_steps, 0);
+    assert_int_equal(access(hf, F_OK), -1);
+    assert_int_equal(access(moved, F_OK), -1);
+    rk_run_dir_fini(&run);
+    rk_free(moved);
+    rk_free(hf);
+    rk_free(path);
+    rk_config_destroy(job);
+}
+
+struct begin_case {
+    const char *label, *save_freq, *status;
+    int64_t last_step;
+    bool can;
+};
+
+/* Goal: metrics are cut only where a run can have ended before its first checkpoint was complete. */
+static void test_run_dir_run_with_lost_checkpoints_does_not_begin_again(void **state)
+{
+    static const struct begin_case cases[] = {
+        {"no checkpoints", "trainer.save_freq=-1", "failed", 1, false},
+        {"no step", "trainer.save_freq=2", "failed", 0, true},
+        {"the first is being written", "trainer.save_freq=2", "interrupted", 3, true},
+        {"the first was complete", "trainer.save_freq=2", "failed", 4, false},
+        {"at its end", "trainer.save_freq=2", "succeeded", 1, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const char *const overrides[] = {"data.train_files=[\"a.jsonl\"]", cases[i].save_freq};
+        char *name = rk_format("runs/begin-%zu", i), *path = rk_test_temp_path(name);
+        struct rk_json *summary = rk_json_new_object();
+        struct rk_config *job;
+        struct rk_run_dir run;
+
+        print_message("%s\n", cases[i].label);
+        assert_ok(rk_job_load(&job, NULL, overrides, RK_ARRAY_LEN(overrides)));
+        assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
+        for (int64_t step = 0; step <= cases[i].last_step; step++)
+            append(&run, step, 0.5);
+        rk_json_set(summary, "status", rk_json_new_string(cases[i].status));
+        assert_ok(rk_run_dir_finish(&run, summary));
+        assert_int_equal(rk_run_dir_can_begin_again(path), cases[i].can);
+        rk_run_dir_fini(&run);
+        rk_config_destroy(job);
+        rk_json_free(summary);
+        rk_free(path);
+        rk_free(name);
+    }
 }
 
 static void test_run_dir_file_in_the_way_is_named(void **state)
@@ -223,6 +292,8 @@ int main(void)
         cmocka_unit_test(test_run_dir_directory_with_a_run_is_refused),
         cmocka_unit_test(test_run_dir_run_without_a_step_is_written_over),
         cmocka_unit_test(test_run_dir_run_that_goes_on_has_each_step_once),
+        cmocka_unit_test(test_run_dir_run_that_begins_again_keeps_nothing),
+        cmocka_unit_test(test_run_dir_run_with_lost_checkpoints_does_not_begin_again),
         cmocka_unit_test(test_run_dir_file_in_the_way_is_named),
         cmocka_unit_test(test_run_dir_default_path_is_new_and_below_runs),
     };
