@@ -92,11 +92,11 @@ static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints,
     struct rk_status *st = rk_ckpt_list(&steps, checkpoints->dir);
 
     if (!st && steps.steps.count > 0 && steps.steps.items[0] > last)
-        st = RK_FAIL(
-            RK_INVALID_ARGUMENT,
-            "trainer.resume_mode=%s: '%s' holds checkpoints of another run, up to step %lld; remove them, or "
-            "name another trainer.default_local_dir",
-            mode, checkpoints->dir, (long long)steps.steps.items[0]);
+        st = RK_FAIL(RK_INVALID_ARGUMENT,
+                     "trainer.resume_mode=%s: '%s' holds checkpoints of another run or of later steps, up to "
+                     "step %lld; remove them, or "
+                     "name another trainer.default_local_dir",
+                     mode, checkpoints->dir, (long long)steps.steps.items[0]);
     rk_ckpt_steps_fini(&steps);
     return st;
 }
@@ -313,19 +313,6 @@ out:
     return st ? RK_WRAP(st, "the driver's state of step %lld", (long long)step) : NULL;
 }
 
-struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoints, int64_t step)
-{
-    struct rk_status *st = rk_ckpt_check_step(checkpoints->dir, step, parts, RK_CKPT_CHECK_SIZES);
-
-    if (rk_status_code(st) == RK_NOT_FOUND)
-        return RK_WRAP(st,
-                       "the daemons have saved step %lld, and it is not in '%s' of this host: "
-                       "trainer.default_local_dir must be one directory for driver and daemons",
-                       (long long)step, checkpoints->dir);
-    RK_TRY(st);
-    return rk_ckpt_tracker_write(checkpoints->dir, step);
-}
-
 static bool is_of_a_run(const struct rk_checkpoints *checkpoints, int64_t step)
 {
     const char *const driver[] = {RK_CHECKPOINT_DRIVER, NULL};
@@ -334,6 +321,24 @@ static bool is_of_a_run(const struct rk_checkpoints *checkpoints, int64_t step)
 
     rk_status_free(st);
     return is;
+}
+
+struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoints, int64_t step)
+{
+    struct rk_status *st = rk_ckpt_check_step(checkpoints->dir, step, parts, RK_CKPT_CHECK_SIZES);
+
+    if (rk_status_code(st) == RK_NOT_FOUND && !is_of_a_run(checkpoints, step)) {
+        rk_status_free(st);
+        return RK_FAIL(RK_NOT_FOUND, "the run ended before the driver saved its part of step %lld",
+                       (long long)step);
+    }
+    if (rk_status_code(st) == RK_NOT_FOUND)
+        return RK_WRAP(st,
+                       "the daemons have saved step %lld, and it is not in '%s' of this host: "
+                       "trainer.default_local_dir must be one directory for driver and daemons",
+                       (long long)step, checkpoints->dir);
+    RK_TRY(st);
+    return rk_ckpt_tracker_write(checkpoints->dir, step);
 }
 
 struct rk_status *rk_checkpoints_prune(const struct rk_checkpoints *checkpoints, int64_t keep)

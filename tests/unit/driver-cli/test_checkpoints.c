@@ -517,6 +517,8 @@ static void test_checkpoints_complete_needs_all_parts(void **state)
     saved = make_state(&f, 5);
     assert_ok(rk_checkpoints_write_state(&f.checkpoints, saved, 5));
     assert_fails(rk_checkpoints_complete(&f.checkpoints, 5), RK_NOT_FOUND, "one directory for driver and");
+    assert_fails(rk_checkpoints_complete(&f.checkpoints, 6), RK_NOT_FOUND,
+                 "before the driver saved its part of step 6");
     assert_ok(rk_ckpt_tracker_read(&tracked, f.dir));
     assert_int_equal(tracked, -1);
     rk_json_free(saved);
