@@ -381,6 +381,7 @@ static struct rk_status *open_loggers(struct run *run)
         .run_dir = run->dir.path,
         .console = rk_cli_has(run->cli, "quiet") ? NULL : stderr,
         .world_size = run->world_size,
+        .begins_again = run->begins_again,
     };
 
     RK_TRY(rk_flow_dumps_check(run->job));

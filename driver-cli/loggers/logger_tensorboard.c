@@ -18,6 +18,7 @@
 struct tensorboard {
     char *path;
     int fd;
+    bool begins_again;
     int64_t bytes; /* of whole records */
 };
 
@@ -84,6 +85,7 @@ static struct rk_status *open_tensorboard(void **state, const struct rk_logger_c
     struct rk_status *st;
 
     tb->fd = -1;
+    tb->begins_again = config->begins_again;
     *state = NULL;
     RK_TRY_GOTO(st, rk_make_dirs(dir), out);
     RK_TRY_GOTO(st, create_file(tb, dir), out);
@@ -100,13 +102,14 @@ out:
 
 static struct rk_status *begin(void *state, int64_t first_step, int64_t total_steps)
 {
+    struct tensorboard *tb = state;
     struct rk_str records = {0};
 
     (void)total_steps;
-    if (first_step <= 1)
+    if (first_step <= 1 && !tb->begins_again)
         return NULL;
-    rk_tb_session_start(&records, wall_time(), first_step);
-    return put(state, &records);
+    rk_tb_session_start(&records, wall_time(), first_step <= 1 ? 0 : first_step);
+    return put(tb, &records);
 }
 
 static struct rk_status *log_step(void *state, int64_t step, const struct rk_json *metrics)

@@ -18,6 +18,7 @@ struct rk_logger_config {
     const char *run_dir; /* absolute; the directory exists */
     FILE *console;       /* of the console logger; NULL: it is not opened */
     int32_t world_size;
+    bool begins_again; /* what an earlier run left in run_dir is void from step 0 on */
 };
 
 /* A prompt and one response to it. */

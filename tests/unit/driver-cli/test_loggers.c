@@ -43,14 +43,20 @@ struct fixture {
     struct rk_loggers *loggers;
 };
 
-static struct fixture open_loggers(const char *names, const char *dir)
+static struct fixture open_loggers_of(const char *names, const char *dir, bool begins_again)
 {
     struct fixture f = {.job = load(names), .dir = rk_test_temp_path(dir), .console = tmpfile()};
-    struct rk_logger_config config = {.job = f.job, .run_dir = f.dir, .console = f.console, .world_size = 2};
+    struct rk_logger_config config = {
+        .job = f.job, .run_dir = f.dir, .console = f.console, .world_size = 2, .begins_again = begins_again};
 
     assert_ok(rk_make_dirs(f.dir));
     assert_ok(rk_loggers_create(&f.loggers, &config));
     return f;
+}
+
+static struct fixture open_loggers(const char *names, const char *dir)
+{
+    return open_loggers_of(names, dir, false);
 }
 
 static void close_loggers(struct fixture *f)
@@ -182,6 +188,18 @@ static void test_tensorboard_continued_run_begins_a_file_that_purges(void **stat
     rk_tb_version(&expected, (double)now / 1e9);
     rk_tb_session_start(&expected, (double)now / 1e9, 5);
     rk_tb_scalars(&expected, (double)now / 1e9, 5, metrics);
+    assert_int_equal(bytes, expected.bytes);
+    assert_memory_equal(text, expected.text, bytes);
+    rk_free(text);
+    close_loggers(&f);
+
+    now += 1000000000;
+    f = open_loggers_of("[\"tensorboard\"]", "tb", true); /* all older steps are void, step 0 too */
+    rk_loggers_begin(f.loggers, 1, 9);
+    text = read_events(&f, 3, &bytes);
+    rk_str_clear(&expected);
+    rk_tb_version(&expected, (double)now / 1e9);
+    rk_tb_session_start(&expected, (double)now / 1e9, 0);
     assert_int_equal(bytes, expected.bytes);
     assert_memory_equal(text, expected.text, bytes);
     rk_free(text);
