@@ -160,8 +160,8 @@ static struct rk_status *check_hello(const struct rk_json *json)
                        "(docs/rewards.md)",
                        RK_REWARD_PROTOCOL, RK_REWARD_PROTOCOL);
     if (!rk_json_is_null(error))
-        return RK_FAIL(RK_FAILED_PRECONDITION, "%.*s", MESSAGE_BYTES_MAX,
-                       rk_json_as_string(error, "it cannot start; the error of its hello is not a text"));
+        return RK_FAIL(RK_FAILED_PRECONDITION, "cannot start: %.*s", MESSAGE_BYTES_MAX,
+                       rk_json_as_string(error, "the error of its hello is not a text"));
     return NULL;
 }
 
