@@ -81,8 +81,8 @@ struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t byte
         if (got < 0)
             return rk_file_errno("reading", path);
         if (got == 0)
-            return RK_FAIL(RK_DATA_LOSS, "'%s' ends at byte %llu, %zu bytes too early", path,
-                           (unsigned long long)offset, bytes);
+            return RK_FAIL(RK_DATA_LOSS, "'%s' is truncated: %zu bytes missing at offset %llu", path, bytes,
+                           (unsigned long long)offset);
         p += got;
         offset += (uint64_t)got;
         bytes -= (size_t)got;

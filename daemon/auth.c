@@ -102,7 +102,7 @@ static struct rk_status *check_file(int fd)
         return RK_FAIL(RK_PERMISSION_DENIED, "owned by user %u, expected user %u or root",
                        (unsigned)info.st_uid, (unsigned)geteuid());
     if (info.st_mode & 077)
-        return RK_FAIL(RK_PERMISSION_DENIED, "mode %04o lets others in, expected 0600 or less",
+        return RK_FAIL(RK_PERMISSION_DENIED, "readable by group or others (mode %04o); expected 0600",
                        (unsigned)(info.st_mode & 07777));
     if (info.st_size > RK_LIMIT_TOKEN_FILE_BYTES)
         return RK_FAIL(RK_INVALID_ARGUMENT, "%lld bytes, at most %d are allowed", (long long)info.st_size,

@@ -287,7 +287,8 @@ static struct rk_status *load_settings(struct rk_daemon *daemon)
         return st;
     apply_log_settings(&daemon->settings);
     if (daemon->settings.is_insecure && !daemon->settings.listen.is_local)
-        RK_WARN("rpc.insecure: whoever reaches %s can read and command this daemon",
+        RK_WARN("rpc.insecure: no authentication: anyone who can connect to %s controls this daemon; set "
+                "rpc.token_file",
                 daemon->settings.listen.host);
     rk_settings_warn_roots(&daemon->settings);
     return rk_auth_create(&daemon->auth, daemon->settings.token_file);

@@ -138,14 +138,14 @@ static struct rk_status *check_union(const struct rk_batch *batch, const struct 
         const struct rk_column *mine = rk_batch_find(batch, other->columns.items[i].name);
 
         if (mine && !rk_column_equal(mine, other->columns.items[i].column))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "column '%s' has other values in the two batches of a union",
+            return RK_FAIL(RK_INVALID_ARGUMENT, "column '%s' differs between the two batches of a union",
                            other->columns.items[i].name);
     }
     for (void *it = rk_json_iter(meta); it; it = rk_json_iter_next(meta, it)) {
         const struct rk_json *mine = rk_json_find(rk_batch_meta(batch), rk_json_iter_key(it));
 
         if (mine && !rk_json_equal(mine, rk_json_iter_value(it)))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "meta '%s' has other values in the two batches of a union",
+            return RK_FAIL(RK_INVALID_ARGUMENT, "meta '%s' differs between the two batches of a union",
                            rk_json_iter_key(it));
     }
     return NULL;

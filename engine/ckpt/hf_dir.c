@@ -251,8 +251,8 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
             rk_str_appendf(&names, "%s%.96s", num_unused > 1 ? ", " : "", name);
     }
     if (num_unused > 0)
-        RK_WARN("model directory '%s': %lld of %lld tensors are no parameters of the model that "
-                "its " RK_HF_CONFIG_FILE " describes, and not used: %s%s",
+        RK_WARN("model directory '%s': ignoring %lld of %lld tensors that " RK_HF_CONFIG_FILE
+                " does not define: %s%s",
                 dir->path, (long long)num_unused, (long long)rk_map_count(dir->tensors), rk_str_text(&names),
                 num_unused > SHOWN_MAX ? ", ..." : "");
     rk_str_fini(&names);

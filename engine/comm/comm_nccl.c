@@ -265,7 +265,7 @@ static void take_down(struct rk_nccl_world *nccl)
         return;
     }
     nccl->world->is_lost = true;
-    RK_ERROR("communicators did not come down: what they hold is lost until the process ends");
+    RK_ERROR("NCCL abort did not end in time; its resources leak until the process exits");
 }
 
 /* NCCL's environment comes before what a call asks for. */

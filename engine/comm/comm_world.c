@@ -216,7 +216,7 @@ void rk_comm_world_fail(struct rk_comm_world *world, struct rk_status *error)
         return;
     }
     atomic_store(&world->has_failed, true);
-    RK_WARN("collectives end: %s", rk_status_message(error));
+    RK_WARN("aborting all collectives: %s", rk_status_message(error));
     world->ops->world_abort(world, error);
 }
 

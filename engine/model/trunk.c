@@ -116,7 +116,7 @@ struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_
 }
 
 /* Blocks [begin, end) once more, from the stream in front of the first; this time they keep what they have.
- * The last one's output is known to nobody but the stream behind it, which was kept. */
+ * The last one's output was already added to the saved residual stream. */
 static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_core *core, int64_t begin,
                                    int64_t end, const struct rk_trunk_saved *saved)
 {

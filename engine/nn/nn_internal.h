@@ -63,7 +63,7 @@ struct rk_pass {
     rk_tensor_t cu_seqlens;
     int32_t max_seqlen;
     const struct rk_paged_step *paged;   /* NULL: packed */
-    const struct rk_engine_hooks *hooks; /* NULL: nobody wants to know that it goes on */
+    const struct rk_engine_hooks *hooks; /* optional; NULL disables progress callbacks */
 };
 
 /* The pass has come further: after every block, and every chunk of the head. */

@@ -130,7 +130,7 @@ static struct rk_status *try_to_record(struct rk_decode_graphs *graphs, struct r
 
     if (rk_status_code(st) != RK_RESOURCE_EXHAUSTED)
         return st;
-    RK_WARN("decode steps of other sizes than so far run without graphs: %s", rk_status_message(st));
+    RK_WARN("no memory for more CUDA graphs; other batch sizes run without one: %s", rk_status_message(st));
     rk_status_free(st);
     graphs->is_full = graphs->is_short = true;
     graphs->short_bytes = free_bytes_of(graphs);

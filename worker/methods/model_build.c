@@ -139,8 +139,8 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
     const struct rk_role *role = build->call->role;
 
     if (!role->kind->is_built)
-        return RK_FAIL(RK_UNIMPLEMENTED, "role '%s' is not implemented: its model needs a head of its own",
-                       role->name);
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "role '%s' is not implemented: value and reward heads are not supported", role->name);
     RK_TRY(read_sources(build));
     RK_TRY(rk_json_opt_i64(build->call->job->options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
                            &build->desc.limits.log_prob_tokens));

@@ -279,7 +279,8 @@ static void test_st_read_ranges_and_limits(void **state)
     assert_memory_equal(got, "\x06\x07", 2);
     assert_ok(rk_st_read(file, rk_st_find(file, "a"), 8, 0, got));
     assert_int_equal(truncate(path, (off_t)bytes.bytes - 1), 0);
-    assert_fails(rk_st_read(file, rk_st_find(file, "b"), 0, 8, got), RK_DATA_LOSS, "1 bytes too early");
+    assert_fails(rk_st_read(file, rk_st_find(file, "b"), 0, 8, got), RK_DATA_LOSS,
+                 "truncated: 1 bytes missing");
     rk_st_close(file);
     assert_ok(rk_st_parse(&file, bytes.text, bytes.bytes, bytes.bytes, "memory"));
     assert_fails(rk_st_read(file, rk_st_find(file, "b"), 0, 8, got), RK_FAILED_PRECONDITION, "memory");

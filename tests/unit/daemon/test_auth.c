@@ -122,7 +122,7 @@ static void test_rk_auth_create_bad_file_is_refused(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(bad_modes); i++) {
         path = write_tokens(GOOD_FILE, bad_modes[i]);
-        assert_fails(rk_auth_create(&auth, path), RK_PERMISSION_DENIED, "lets others in");
+        assert_fails(rk_auth_create(&auth, path), RK_PERMISSION_DENIED, "readable by group or others");
         rk_free(path);
     }
     path = write_tokens(GOOD_FILE, 0400);

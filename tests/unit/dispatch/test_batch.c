@@ -346,7 +346,7 @@ static void test_union_equal_nan_is_no_conflict(void **state)
     assert_ok(rk_batch_union(batches[0], batches[1]));
     assert_ok(rk_batch_put_new(batches[1], "nan", column_of_bits(0x7fc00002)));
     assert_fails(rk_batch_union(batches[0], batches[1]), RK_INVALID_ARGUMENT,
-                 "column 'nan' has other values");
+                 "column 'nan' differs between the two batches");
     rk_batch_destroy(batches[0]);
     rk_batch_destroy(batches[1]);
 }
@@ -363,12 +363,15 @@ static void test_union_conflicts_change_nothing(void **state)
     text = make_rich(3);
     set_meta(meta, "{\"a\": 2}");
     assert_fails(rk_batch_union(batch, rows), RK_INVALID_ARGUMENT, "batches with 3 and 4 rows");
-    assert_fails(rk_batch_union(batch, values), RK_INVALID_ARGUMENT, "column 'x' has other values");
-    assert_fails(rk_batch_union(batch, meta), RK_INVALID_ARGUMENT, "meta 'a' has other values");
+    assert_fails(rk_batch_union(batch, values), RK_INVALID_ARGUMENT,
+                 "column 'x' differs between the two batches");
+    assert_fails(rk_batch_union(batch, meta), RK_INVALID_ARGUMENT,
+                 "meta 'a' differs between the two batches");
     assert_int_equal(rk_batch_num_columns(batch), 1);
     assert_ok(rk_column_create_strings(&column, 3, (const char *const[]){"u0", "u1", "other"}, false));
     assert_ok(rk_batch_put_new(batch, "uid", column));
-    assert_fails(rk_batch_union(batch, text), RK_INVALID_ARGUMENT, "column 'uid' has other values");
+    assert_fails(rk_batch_union(batch, text), RK_INVALID_ARGUMENT,
+                 "column 'uid' differs between the two batches");
     assert_int_equal(rk_batch_num_columns(batch), 2);
     rk_batch_destroy(batch);
     rk_batch_destroy(rows);

@@ -347,8 +347,7 @@ static void append_warning(rk_log_level_t level, const char *line, void *user)
 static void test_load_of_more_than_the_model_says_so(void **state)
 {
     static const struct file_spec specs[] = {{F32}, {F32, .adds_others = true}};
-    static const char *const warnings[] = {
-        "", "1 of 13 tensors are no parameters of the model that its config.json describes, and not used: "};
+    static const char *const warnings[] = {"", "ignoring 1 of 13 tensors that config.json does not define: "};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(specs); i++) {
