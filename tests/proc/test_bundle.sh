@@ -21,8 +21,8 @@ tar -C "$root/opt" -xzf "$archive"
 bundle=/opt/$(basename "$archive" .tar.gz)
 
 # The C library's files, where the loader of this system looks for them.
-ldd "$root$bundle/bin/rankd" | grep -oE '/[^ ]*/(ld-linux[^ ]*|lib(c|m|mvec|dl|rt|pthread|resolv)\.so\.[0-9]+)' |
-    while read -r path; do
+ldd "$root$bundle/bin/rankd" "$root$bundle/bin/rankctl" | grep -oE '/[^ ]*/(ld-linux[^ ]*|lib(c|m|mvec|dl|rt|pthread|resolv)\.so\.[0-9]+)' |
+    sort -u | while read -r path; do
         mkdir -p "$root$(dirname "$path")"
         cp -L "$path" "$root$path"
     done
