@@ -184,7 +184,7 @@ static void test_bad_options_are_refused(void **state)
         {"save_checkpoint", "{\"path\": \"ROOT/x/actor\", \"global_step\": 1, \"contents\": []}",
          RK_INVALID_ARGUMENT, "contents"},
         {"save_checkpoint", "{\"path\": \"ROOT/foreign\", \"global_step\": 1}", RK_ALREADY_EXISTS,
-         "no checkpoint of rankd"},
+         "is not a checkpoint of rankd"},
         {"load_checkpoint", "{\"path\": \"/etc\"}", RK_PERMISSION_DENIED, "roots"},
         {"load_checkpoint", "{\"path\": \"ROOT/absent\"}", RK_NOT_FOUND, "absent"},
         {"load_checkpoint", "{\"path\": \"ROOT/empty\"}", RK_NOT_FOUND, "incomplete"},
