@@ -76,7 +76,7 @@ void rk_config_merge(struct rk_config_loader *loader, struct rk_json *dst, const
  * holds text, digits and true stay text. */
 struct rk_json *rk_config_parse_value(const struct rk_config_loader *loader, const char *path,
                                       const char *text);
-/* The same of an override, in Hydra's grammar as well. NULL and a static text for what is not written well.
+/* The same of an override, in Hydra's grammar as well. NULL and a static text when the syntax is wrong.
  */
 struct rk_json *rk_config_parse_override(const struct rk_config_loader *loader, const char *path,
                                          const char *text, const char **problem);

@@ -1,5 +1,5 @@
 /* Attributes, items and slices. As in Jinja, a.b is the attribute before the item, a["b"] the item before the
- * attribute, and what is not there is undefined. */
+ * attribute, and a missing member is undefined. */
 #include "driver-cli/chat/render_internal.h"
 
 #include <string.h>

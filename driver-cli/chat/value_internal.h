@@ -43,7 +43,7 @@ typedef struct rk_value {
         bool boolean;
         int64_t integer;
         double real;
-        const char *missing;                /* UNDEFINED: what is not there, for messages */
+        const char *missing;                /* UNDEFINED: name of the missing member, for messages */
         struct rk_text *string;             /* STRING */
         struct rk_list *list;               /* LIST, TUPLE */
         struct rk_dict *dict;               /* DICT, NAMESPACE */

@@ -249,7 +249,7 @@ static void test_run_json_output_is_one_summary_object(void **state)
     rk_free(dir);
 }
 
-/* Goal: a run whose output nobody reads any more (rankctl run | head) goes on to its end, says so and fails;
+/* Goal: a run whose output has lost its reader (rankctl run | head) goes on to its end, says so and fails;
  * prompts that do not fill a batch are told. */
 static void test_run_with_closed_output_loses_nothing(void **state)
 {

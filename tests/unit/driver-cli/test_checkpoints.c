@@ -490,7 +490,7 @@ static void test_checkpoints_prune_keeps_what_is_needed(void **state)
     assert_ok(open_checkpoints(&f));
     for (int64_t step = 5; step <= 25; step += 5)
         save(&f, step);
-    write_actor(&f, 7); /* without a driver's part: somebody saved it */
+    write_actor(&f, 7); /* without a driver's part: saved by hand */
     assert_ok(rk_checkpoints_prune(&f.checkpoints, 3));
     assert_steps(&f, "7 15 20 25 ");
     write_tracker(&f, "15");

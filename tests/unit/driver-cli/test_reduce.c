@@ -67,7 +67,7 @@ static void test_reduce_metrics_absent_ranks_and_bad_numbers(void **state)
     rk_json_free(metrics);
 }
 
-/* Goal: what is not finite on one replica is neither dropped from a sum nor lost in a comparison. */
+/* Goal: a non-finite metric of one replica is neither dropped from a sum nor lost in a comparison. */
 static void test_reduce_metrics_bad_number_of_one_rank_stays_visible(void **state)
 {
     static const char *const reduces[] = {"sum", "mean", "max", "min", "last"};
