@@ -11,23 +11,14 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
+#include "base/rk_kl.h"
 #include "base/rk_knobs.h"
+#include "base/rk_loss_agg.h"
 #include "base/rk_status.h"
 
 RK_BEGIN_DECLS
 
 #define RK_LOSS_ABI 1
-
-typedef enum rk_loss_agg_mode {
-    RK_AGG_TOKEN_MEAN,
-    RK_AGG_TOKEN_SUM,
-    RK_AGG_SEQ_MEAN_TOKEN_SUM,
-    RK_AGG_SEQ_MEAN_TOKEN_MEAN,
-    RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM,
-    RK_AGG_COUNT
-} rk_loss_agg_mode_t;
-
-typedef enum rk_kl_type { RK_KL_K1, RK_KL_ABS, RK_KL_K2, RK_KL_K3, RK_KL_COUNT } rk_kl_type_t;
 
 /* Read from the options of update_actor (base/knobs.def), complete and checked: the clip ratios have taken
  * their default, loss_scale_factor 0 stands for the response length of the batch. */
@@ -83,25 +74,9 @@ struct rk_loss_ops {
 
 const struct rk_loss_ops *rk_loss_find(const char *name); /* NULL when unknown */
 
-/* Of the whole mini-batch, whatever part of it is here. */
-struct rk_loss_denominators {
-    double num_tokens, num_sequences; /* of the plan */
-    double scale;                     /* of seq-mean-token-sum-norm */
-};
-
-/* weight[t] for a mode: token-mean mask/num_tokens; token-sum mask; seq-mean-token-sum mask/num_sequences;
- * seq-mean-token-mean mask/(len * num_sequences); sum-norm mask/(scale * num_sequences). A denominator of 0
- * gives weight 0 everywhere. */
-void rk_loss_weights(double *weight, rk_loss_agg_mode_t mode, const uint8_t *mask, const int32_t *cu_seqlens,
-                     int32_t num_seqs, const struct rk_loss_denominators *denominators);
 /* The whole loss: policy + kl_loss_coef * KL - entropy_coeff * H, gradients and metrics. */
 void rk_loss_forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in,
                               const struct rk_loss_config *config);
-/* One estimator: value and gradient by log_prob of KL(log_prob || ref). */
-void rk_kl_estimate(rk_kl_type_t type, bool straight_through, double log_prob, double ref, double *value,
-                    double *grad);
-/* "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", each also with "+". */
-struct rk_status *rk_kl_type_parse(const char *text, rk_kl_type_t *type, bool *straight_through) RK_NODISCARD;
 
 RK_END_DECLS
 

@@ -7,6 +7,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
+#include "base/rk_loss_agg.h"
 #include "base/rk_time.h"
 #include "driver-cli/job_internal.h"
 
@@ -217,7 +218,11 @@ static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
     double scale = rk_config_is_null(ctx->job, RK_JOB_ACTOR "loss_scale_factor")
                        ? (double)ctx->response_length
                        : rk_config_real(ctx->job, RK_JOB_ACTOR "loss_scale_factor");
+    struct rk_loss_matrix matrix = {.num_rows = ctx->num_rows, .width = ctx->response_length};
+    rk_loss_agg_mode_t mode;
 
+    RK_TRY(rk_loss_agg_mode_parse(RK_JOB_ACTOR "loss_agg_mode",
+                                  rk_config_string(ctx->job, RK_JOB_ACTOR "loss_agg_mode"), &mode));
     RK_TRY(add_log_probs(ctx, "actor", "compute_log_prob", RK_JOB_ROLLOUT, ctx->num_replicas));
     RK_TRY(check_finite(ctx, "rollout_log_probs"));
     RK_TRY(check_finite(ctx, "old_log_probs"));
@@ -225,9 +230,9 @@ static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
     RK_TRY(get_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
     RK_TRY(get_column(ctx, "old_log_probs", RK_DTYPE_F32, ctx->response_length, &old));
     RK_TRY(get_column(ctx, "rollout_log_probs", RK_DTYPE_F32, ctx->response_length, &rollout));
-    rk_flow_metric(ctx->metrics, "actor/entropy",
-                   rk_flow_aggregate(entropys, mask, ctx->num_rows, ctx->response_length,
-                                     rk_config_string(ctx->job, RK_JOB_ACTOR "loss_agg_mode"), scale));
+    matrix.values = entropys;
+    matrix.mask = mask;
+    rk_flow_metric(ctx->metrics, "actor/entropy", rk_loss_aggregate(&matrix, mode, scale));
     rk_flow_probs_diff(ctx->metrics, old, rollout, mask, ctx->num_rows * ctx->response_length);
     rk_batch_remove(ctx->batch, "entropys");
     return NULL;

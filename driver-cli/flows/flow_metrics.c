@@ -2,7 +2,6 @@
 #include "driver-cli/flows/flows_internal.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/rk_alloc.h"
 
@@ -49,36 +48,6 @@ void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more)
 {
     for (void *it = more ? rk_json_iter(more) : NULL; it; it = rk_json_iter_next(more, it))
         rk_json_set(metrics, rk_json_iter_key(it), rk_json_retain(rk_json_iter_value(it)));
-}
-
-double rk_flow_aggregate(const float *values, const int64_t *mask, int64_t num_rows, int64_t width,
-                         const char *mode, double scale)
-{
-    double total = 0.0, num_tokens = 0.0, num_valid_rows = 0.0;
-    bool is_row_mean = strcmp(mode, "seq-mean-token-mean") == 0;
-
-    for (int64_t row = 0; row < num_rows; row++) {
-        double sum = 0.0, length = 0.0;
-
-        for (int64_t i = row * width; i < (row + 1) * width; i++) {
-            if (!mask[i])
-                continue;
-            sum += (double)values[i];
-            length += 1.0;
-        }
-        total += is_row_mean ? sum / (length + 1e-8) : sum;
-        num_tokens += length;
-        num_valid_rows += length > 0.0;
-    }
-    if (num_tokens == 0.0)
-        return 0.0;
-    if (strcmp(mode, "token-mean") == 0)
-        return total / num_tokens;
-    if (strcmp(mode, "seq-mean-token-sum-norm") == 0)
-        return total / (num_valid_rows * scale);
-    if (strcmp(mode, "token-sum") == 0)
-        return total;
-    return total / num_valid_rows;
 }
 
 struct pearson {

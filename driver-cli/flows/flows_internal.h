@@ -202,9 +202,6 @@ void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const doubl
 void rk_flow_count_marks(int64_t *counts, const int64_t *mask, int64_t num_rows, int64_t width,
                          int64_t stride);
 void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more);
-/* Aggregates a [B, R] array like the policy loss does, with the local counts as denominators. */
-double rk_flow_aggregate(const float *values, const int64_t *mask, int64_t num_rows, int64_t width,
-                         const char *mode, double scale);
 /* training/rollout_probs_diff_*: how far the rollout's probabilities are from the trainer's. */
 void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, const float *rollout_log_probs,
                         const int64_t *mask, int64_t count);

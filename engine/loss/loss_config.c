@@ -1,17 +1,7 @@
 /* The loss options of update_actor. */
 #include "engine/loss/loss_internal.h"
 
-#include <string.h>
-
 #include "base/rk_alloc.h"
-
-static const char *const agg_names[RK_AGG_COUNT] = {
-    [RK_AGG_TOKEN_MEAN] = "token-mean",
-    [RK_AGG_TOKEN_SUM] = "token-sum",
-    [RK_AGG_SEQ_MEAN_TOKEN_SUM] = "seq-mean-token-sum",
-    [RK_AGG_SEQ_MEAN_TOKEN_MEAN] = "seq-mean-token-mean",
-    [RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM] = "seq-mean-token-sum-norm",
-};
 
 static const struct rk_knob knobs[] = {RK_LOSS_KNOBS(RK_KNOB_ROW, struct rk_loss_config, , )};
 
@@ -27,13 +17,7 @@ static struct rk_status *find_modes(struct rk_loss_config *config)
         rk_free(names);
         return st;
     }
-    for (int i = 0; i < RK_AGG_COUNT; i++) {
-        if (strcmp(agg_names[i], config->loss_agg_mode) == 0) {
-            config->agg_mode = (rk_loss_agg_mode_t)i;
-            return NULL;
-        }
-    }
-    return RK_FAIL(RK_INVALID_ARGUMENT, "loss_agg_mode: \"%s\" is not implemented", config->loss_agg_mode);
+    return rk_loss_agg_mode_parse("loss_agg_mode", config->loss_agg_mode, &config->agg_mode);
 }
 
 struct rk_status *rk_loss_config_read(struct rk_loss_config *out, const struct rk_json *options)
@@ -47,5 +31,5 @@ struct rk_status *rk_loss_config_read(struct rk_loss_config *out, const struct r
         out->clip_ratio_low = out->clip_ratio;
     if (isnan(out->clip_ratio_high))
         out->clip_ratio_high = out->clip_ratio;
-    return rk_kl_type_parse(out->kl_loss_type, &out->kl_type, &out->kl_straight_through);
+    return rk_kl_type_parse("kl_loss_type", out->kl_loss_type, &out->kl_type, &out->kl_straight_through);
 }

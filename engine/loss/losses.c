@@ -1,5 +1,4 @@
-/* The loss table, and what all policy losses have in common: the weights of the aggregation modes, the KL and
- * the entropy term.
+/* The loss table, and what all policy losses have in common: the KL and the entropy term.
  *
  *   L = sum_t weight[t] * (policy[t] + kl_loss_coef * KL[t] - entropy_coeff * H[t])
  *
@@ -32,50 +31,6 @@ char *rk_loss_names(void)
     for (size_t i = 0; i < RK_ARRAY_LEN(losses); i++)
         rk_str_appendf(&names, "%s%s", i ? ", " : "", losses[i]->name);
     return rk_str_take(&names);
-}
-
-static int64_t count_mask(const uint8_t *mask, int32_t begin, int32_t end)
-{
-    int64_t count = 0;
-
-    for (int32_t t = begin; t < end; t++)
-        count += mask[t] != 0;
-    return count;
-}
-
-/* What the loss of a sequence with `length` counted tokens is divided by; 0 when nothing counts. */
-static double denominator_of(rk_loss_agg_mode_t mode, int64_t length,
-                             const struct rk_loss_denominators *global)
-{
-    switch (mode) {
-    case RK_AGG_TOKEN_MEAN:
-        return global->num_tokens;
-    case RK_AGG_TOKEN_SUM:
-        return 1.0;
-    case RK_AGG_SEQ_MEAN_TOKEN_SUM:
-        return global->num_sequences;
-    case RK_AGG_SEQ_MEAN_TOKEN_MEAN:
-        return (double)length * global->num_sequences;
-    case RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM:
-        return global->scale * global->num_sequences;
-    case RK_AGG_COUNT:
-        break;
-    }
-    RK_ASSERT(!"not an aggregation mode");
-    return 0.0;
-}
-
-void rk_loss_weights(double *weight, rk_loss_agg_mode_t mode, const uint8_t *mask, const int32_t *cu_seqlens,
-                     int32_t num_seqs, const struct rk_loss_denominators *denominators)
-{
-    RK_ASSERT(num_seqs == 0 || cu_seqlens[0] == 0);
-    for (int32_t i = 0; i < num_seqs; i++) {
-        int64_t length = count_mask(mask, cu_seqlens[i], cu_seqlens[i + 1]);
-        double denominator = denominator_of(mode, length, denominators);
-
-        for (int32_t t = cu_seqlens[i]; t < cu_seqlens[i + 1]; t++)
-            weight[t] = mask[t] && denominator > 0.0 ? 1.0 / denominator : 0.0;
-    }
 }
 
 static void add_kl(struct rk_loss_out *out, const struct rk_loss_in *in, const struct rk_loss_config *config)

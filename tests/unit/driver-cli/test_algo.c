@@ -175,7 +175,7 @@ static void test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused(void 
     assert_true(isfinite(current_kl));
     assert_true(rewards[5] == 0.0f);
     in.kl_penalty = "full";
-    assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_INVALID_ARGUMENT, "'full'");
+    assert_fails(rk_kl_reward_apply(rewards, &current_kl, &in), RK_INVALID_ARGUMENT, "\"full\"");
 }
 
 /* Goal: a broken model is an error that names row and token, not a KL at its clamp. */

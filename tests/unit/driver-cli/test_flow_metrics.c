@@ -22,36 +22,6 @@ static void assert_metric(const struct rk_json *metrics, const char *name, doubl
     assert_below(name, fabs(got - expected), RK_TOL_F32_SUM * fmax(1.0, fabs(expected)));
 }
 
-/* L = [1 2 . .], [3 3 3 3], [1 1 . .]: 8 tokens in 3 rows, sums 3, 12, 2. */
-static const float loss[3 * 4] = {1, 2, NAN, NAN, 3, 3, 3, 3, 1, 1, NAN, NAN};
-static const int64_t loss_mask[3 * 4] = {1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0};
-
-static const struct {
-    const char *mode;
-    double expected;
-} aggregations[] = {
-    {"token-mean", 17.0 / 8.0},
-    {"seq-mean-token-sum", 17.0 / 3.0},
-    {"seq-mean-token-mean", (1.5 + 3.0 + 1.0) / 3.0},
-    {"seq-mean-token-sum-norm", 17.0 / 12.0},
-    {"token-sum", 17.0},
-};
-
-static void test_flow_aggregate_worked_matrix_gives_worked_values(void **state)
-{
-    static const int64_t nothing[3 * 4] = {0};
-
-    (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(aggregations); i++) {
-        const char *mode = aggregations[i].mode;
-
-        assert_below(mode,
-                     fabs(rk_flow_aggregate(loss, loss_mask, 3, 4, mode, 4.0) - aggregations[i].expected),
-                     RK_TOL_F32_ELEMENT);
-        assert_true(rk_flow_aggregate(loss, nothing, 3, 4, mode, 4.0) == 0.0);
-    }
-}
-
 static void test_flow_metric_stats_and_non_finite_values(void **state)
 {
     struct rk_json *metrics = rk_json_new_object();
@@ -228,7 +198,6 @@ static void test_flow_speed_metrics_worked_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flow_aggregate_worked_matrix_gives_worked_values),
         cmocka_unit_test(test_flow_metric_stats_and_non_finite_values),
         cmocka_unit_test(test_flow_probs_diff_compares_probabilities_under_the_mask),
         cmocka_unit_test(test_flow_data_metrics_hand_made_batch_gives_worked_values),

@@ -1,20 +1,12 @@
-/* Per-token estimators of KL(pi || ref) from log-probs of sampled tokens, with x = log_prob - ref:
- *
- *   k1   x                                              gradient by log_prob  1
- *   abs  |x|                                                                  sign(x)
- *   k2   x^2 / 2                                                              x
- *   k3   y = clamp(-x, -20, 20);  clamp(e^y - y - 1, -10, 10)                 1 - e^-x, 0 where a clamp acts
- *
- * A name that ends in "+" keeps the value and takes the gradient of k2, whose expectation is that of the KL
- * itself. Schulman, "Approximating KL divergence", 2020. verl's "full" form needs all logits and does not
- * exist there either. */
-#include "engine/loss/loss_internal.h"
+#include "base/rk_kl.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/rk_assert.h"
 
-#define K3_MAX 10.0
+#define EXPONENT_MAX 20.0
+#define K3_MAX       10.0
 
 static const struct {
     const char *name;
@@ -24,7 +16,8 @@ static const struct {
     {"k2", RK_KL_K2}, {"low_var_kl", RK_KL_K3}, {"k3", RK_KL_K3},
 };
 
-struct rk_status *rk_kl_type_parse(const char *text, rk_kl_type_t *type, bool *straight_through)
+struct rk_status *rk_kl_type_parse(const char *key, const char *text, rk_kl_type_t *type,
+                                   bool *straight_through)
 {
     size_t bytes = strlen(text);
     bool has_plus = bytes > 0 && text[bytes - 1] == '+';
@@ -38,18 +31,24 @@ struct rk_status *rk_kl_type_parse(const char *text, rk_kl_type_t *type, bool *s
             return NULL;
         }
     }
-    return RK_FAIL(
-        RK_INVALID_ARGUMENT,
-        "kl_loss_type: expected kl, k1, abs, mse, k2, low_var_kl or k3, each also with +, got \"%s\"", text);
+    return RK_FAIL(RK_INVALID_ARGUMENT,
+                   "%s: expected kl, k1, abs, mse, k2, low_var_kl or k3, each also with +, got \"%s\"", key,
+                   text);
+}
+
+/* NaN stays NaN. */
+static double clamp(double x, double low, double high)
+{
+    return x < low ? low : x > high ? high : x;
 }
 
 static void estimate_k3(double x, double *value, double *grad)
 {
-    double y = rk_loss_clamp(-x, -RK_LOSS_EXPONENT_MAX, RK_LOSS_EXPONENT_MAX);
+    double y = clamp(-x, -EXPONENT_MAX, EXPONENT_MAX);
     double raw = exp(y) - y - 1.0;
-    bool is_clamped = fabs(x) > RK_LOSS_EXPONENT_MAX || raw > K3_MAX;
+    bool is_clamped = fabs(x) > EXPONENT_MAX || raw > K3_MAX;
 
-    *value = rk_loss_clamp(raw, -K3_MAX, K3_MAX);
+    *value = clamp(raw, -K3_MAX, K3_MAX);
     *grad = is_clamped ? 0.0 : 1.0 - exp(-x);
 }
 
