@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SEQLEN INT32_MAX /* so that a workload fits into 64 bits */
+#define MAX_SEQLEN INT32_MAX /* of a group; so that its workload fits into 64 bits */
 
 struct builder {
     const struct rk_plan_request *request;
@@ -20,45 +20,96 @@ struct builder {
     int64_t chunk_rows;  /* of a replica */
     int64_t mini_rows;   /* of a replica in one mini-batch */
     int64_t num_mini;    /* of one epoch */
-    int32_t *part_of;    /* [num_replicas * mini_rows] dynamic: micro-batch of each row */
-    int64_t *values;     /* [mini_rows] */
+    int32_t group_size;  /* rows that stay together */
+    int64_t num_groups;  /* of a replica in one mini-batch */
+    int32_t *part_of;    /* [num_replicas * num_groups] dynamic: micro-batch of each group */
+    int64_t *values;     /* [num_groups] */
     int64_t num_entries; /* mini- and micro-batches so far, against the limit of the wire */
 };
 
-struct rk_status *rk_plan_check_rows(const int64_t *seqlens, int64_t num_rows, int32_t num_replicas,
-                                     int64_t mini_rows)
+static struct rk_status *check_groups(const struct rk_plan_rows *rows)
 {
-    if (num_rows < 1 || num_replicas < 1)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "a plan of %" PRId64 " rows for %d replicas", num_rows,
-                       num_replicas);
-    if (mini_rows < 1 || num_rows % mini_rows)
+    if (rows->group_size < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "group_size=%d, expected 1 or more", rows->group_size);
+    if (rows->mini_rows / rows->num_replicas % rows->group_size)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "mini_batch_rows=%" PRId64 " does not divide the %" PRId64 " rows", mini_rows,
-                       num_rows);
-    if (mini_rows % num_replicas)
+                       "group_size=%d does not divide the %" PRId64 " rows of a mini-batch on one of %d "
+                       "replicas",
+                       rows->group_size, rows->mini_rows / rows->num_replicas, rows->num_replicas);
+    return NULL;
+}
+
+struct rk_status *rk_plan_check_rows(const struct rk_plan_rows *rows)
+{
+    if (rows->num_rows < 1 || rows->num_replicas < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a plan of %" PRId64 " rows for %d replicas", rows->num_rows,
+                       rows->num_replicas);
+    if (rows->mini_rows < 1 || rows->num_rows % rows->mini_rows)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "mini_batch_rows=%" PRId64 " does not divide the %" PRId64 " rows", rows->mini_rows,
+                       rows->num_rows);
+    if (rows->mini_rows % rows->num_replicas)
         return RK_FAIL(RK_INVALID_ARGUMENT, "%d replicas do not divide mini_batch_rows=%" PRId64,
-                       num_replicas, mini_rows);
-    for (int64_t i = 0; i < num_rows; i++) {
-        if (seqlens[i] < 0 || seqlens[i] > MAX_SEQLEN)
-            return RK_FAIL(RK_INVALID_ARGUMENT, "row %" PRId64 " has %" PRId64 " tokens", i, seqlens[i]);
+                       rows->num_replicas, rows->mini_rows);
+    RK_TRY(check_groups(rows));
+    for (int64_t i = 0; i < rows->num_rows; i++) {
+        if (rows->seqlens[i] < 0 || rows->seqlens[i] > MAX_SEQLEN / rows->group_size)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "row %" PRId64 " has %" PRId64 " tokens", i,
+                           rows->seqlens[i]);
     }
     return NULL;
 }
 
-static struct rk_status *check_request(const struct rk_plan_request *request, int64_t mini_rows)
+int64_t rk_plan_group_workload(struct rk_workload workload, const int64_t *seqlens, int32_t group_size)
 {
-    RK_TRY(rk_plan_check_rows(request->seqlens, request->num_rows, request->num_replicas, mini_rows));
+    int64_t sum = 0;
+
+    for (int32_t i = 0; i < group_size; i++)
+        sum += rk_workload_of(workload, seqlens[i]);
+    return sum;
+}
+
+static int64_t group_tokens(const int64_t *seqlens, int32_t group_size)
+{
+    int64_t sum = 0;
+
+    for (int32_t i = 0; i < group_size; i++)
+        sum += seqlens[i];
+    return sum;
+}
+
+static struct rk_status *check_budget(const struct rk_plan_request *request, int32_t group_size)
+{
+    for (int64_t i = 0; i < request->num_rows; i += group_size) {
+        int64_t tokens = group_tokens(request->seqlens + i, group_size);
+
+        if (tokens <= request->max_token_len)
+            continue;
+        if (group_size == 1)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "row %" PRId64 " has %" PRId64 " tokens, max_token_len is %" PRId64, i, tokens,
+                           request->max_token_len);
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "rows %" PRId64 " to %" PRId64 ", a group, have %" PRId64
+                       " tokens, max_token_len is %" PRId64,
+                       i, i + group_size - 1, tokens, request->max_token_len);
+    }
+    return NULL;
+}
+
+static struct rk_status *check_request(const struct rk_plan_request *request, const struct rk_plan_rows *rows)
+{
+    RK_TRY(rk_plan_check_rows(rows));
     if (request->epochs < 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "epochs=%d is negative", request->epochs);
-    if (!request->use_dynamic_bsz && request->micro_batch_rows < 1)
+    if (request->use_dynamic_bsz)
+        return check_budget(request, rows->group_size);
+    if (request->micro_batch_rows < 1)
         return RK_FAIL(RK_INVALID_ARGUMENT, "micro_batch_rows=%" PRId64 ", expected 1 or more",
                        request->micro_batch_rows);
-    for (int64_t i = 0; request->use_dynamic_bsz && i < request->num_rows; i++) {
-        if (request->seqlens[i] > request->max_token_len)
-            return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "row %" PRId64 " has %" PRId64 " tokens, max_token_len is %" PRId64, i,
-                           request->seqlens[i], request->max_token_len);
-    }
+    if (request->micro_batch_rows % rows->group_size)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "group_size=%d does not divide micro_batch_rows=%" PRId64,
+                       rows->group_size, request->micro_batch_rows);
     return NULL;
 }
 
@@ -92,30 +143,31 @@ static int64_t least_micro(const struct builder *builder, int64_t m)
         for (int64_t i = 0; i < builder->mini_rows; i++)
             sum += seqlens[i];
         count = limit ? sum / limit + (sum % limit != 0) : 1;
-        least = RK_MAX(least, RK_MIN(count, builder->mini_rows));
+        least = RK_MAX(least, RK_MIN(count, builder->num_groups));
     }
     return least;
 }
 
-/* Partitions the rows of every replica into n parts; *fits tells whether all parts keep to the token limit.
+/* Partitions the groups of every replica into n parts; *fits tells whether all parts keep to the token limit.
  */
 static struct rk_status *partition(struct builder *builder, int64_t m, int64_t n, bool *fits)
 {
     int64_t *tokens = rk_calloc((size_t)n, sizeof(*tokens));
+    int32_t size = builder->group_size;
     struct rk_status *st = NULL;
 
     *fits = true;
     for (int32_t d = 0; d < builder->request->num_replicas; d++) {
         const int64_t *seqlens = seqlens_of(builder, m, d);
-        int32_t *part_of = builder->part_of + d * builder->mini_rows;
+        int32_t *part_of = builder->part_of + d * builder->num_groups;
 
-        for (int64_t i = 0; i < builder->mini_rows; i++)
-            builder->values[i] = rk_workload_of(builder->request->workload, seqlens[i]);
+        for (int64_t i = 0; i < builder->num_groups; i++)
+            builder->values[i] = rk_plan_group_workload(builder->request->workload, seqlens + i * size, size);
         RK_TRY_GOTO(
-            st, rk_balance_partitions(part_of, builder->values, builder->mini_rows, (int32_t)n, false), out);
+            st, rk_balance_partitions(part_of, builder->values, builder->num_groups, (int32_t)n, false), out);
         memset(tokens, 0, (size_t)n * sizeof(*tokens));
-        for (int64_t i = 0; i < builder->mini_rows; i++) {
-            tokens[part_of[i]] += seqlens[i];
+        for (int64_t i = 0; i < builder->num_groups; i++) {
+            tokens[part_of[i]] += group_tokens(seqlens + i * size, size);
             *fits = *fits && tokens[part_of[i]] <= builder->request->max_token_len;
         }
     }
@@ -126,8 +178,8 @@ out:
 
 struct part {
     int64_t workload;
-    int64_t first; /* smallest row */
-    int64_t count;
+    int64_t first; /* smallest group */
+    int64_t count; /* of groups */
     int32_t id;
 };
 
@@ -157,13 +209,13 @@ static struct rk_status *emit_part(struct rk_micro_batch *micro, const struct bu
                                    int32_t d, const struct part *part)
 {
     const int64_t *seqlens = seqlens_of(builder, m, d);
-    const int32_t *part_of = builder->part_of + d * builder->mini_rows;
+    const int32_t *part_of = builder->part_of + d * builder->num_groups;
     uint32_t *rows;
 
-    RK_TRY(arena_array(&rows, builder, part->count, sizeof(*rows)));
+    RK_TRY(arena_array(&rows, builder, part->count * builder->group_size, sizeof(*rows)));
     micro->rows = rows;
     for (int64_t i = 0; i < builder->mini_rows; i++) {
-        if (part_of[i] != part->id)
+        if (part_of[i / builder->group_size] != part->id)
             continue;
         rows[micro->num_rows++] = (uint32_t)(m * builder->mini_rows + i);
         micro->num_tokens += (uint64_t)seqlens[i];
@@ -175,18 +227,19 @@ static struct rk_status *emit_dynamic(struct rk_micro_batch *micro, const struct
                                       int32_t d, int64_t n)
 {
     const int64_t *seqlens = seqlens_of(builder, m, d);
-    const int32_t *part_of = builder->part_of + d * builder->mini_rows;
+    const int32_t *part_of = builder->part_of + d * builder->num_groups;
+    int32_t size = builder->group_size;
     struct part *parts = rk_calloc((size_t)n, sizeof(*parts));
     struct part *ordered = rk_calloc((size_t)n, sizeof(*ordered));
     struct rk_status *st = NULL;
 
-    for (int64_t i = 0; i < builder->mini_rows; i++) {
+    for (int64_t i = 0; i < builder->num_groups; i++) {
         struct part *part = &parts[part_of[i]];
 
         if (part->count++ == 0)
             part->first = i;
         part->id = part_of[i];
-        part->workload += rk_workload_of(builder->request->workload, seqlens[i]);
+        part->workload += rk_plan_group_workload(builder->request->workload, seqlens + i * size, size);
     }
     order_parts(ordered, parts, n);
     for (int64_t i = 0; i < n; i++)
@@ -230,12 +283,12 @@ static struct rk_status *count_micro(struct builder *builder, int64_t m, int64_t
         *n = builder->mini_rows / size + (builder->mini_rows % size != 0);
         return NULL;
     }
-    /* Balancing by workload may leave a part over the limit. One row a part always fits. */
+    /* Balancing by workload may leave a part over the limit. One group a part always fits. */
     *n = least_micro(builder, m);
     RK_TRY(partition(builder, m, *n, &fits));
     while (!fits)
         RK_TRY(partition(builder, m, ++*n, &fits));
-    RK_ASSERT(*n <= builder->mini_rows);
+    RK_ASSERT(*n <= builder->num_groups);
     return NULL;
 }
 
@@ -311,17 +364,22 @@ struct rk_status *rk_plan_build(struct rk_plan *out, struct rk_arena *arena,
                                 const struct rk_plan_request *request)
 {
     int64_t mini_rows = request->mini_batch_rows ? request->mini_batch_rows : request->num_rows;
-    struct builder builder = {.request = request, .arena = arena};
+    int32_t group_size = request->group_size ? request->group_size : 1;
+    struct builder builder = {.request = request, .arena = arena, .group_size = group_size};
+    struct rk_plan_rows rows = {request->seqlens, request->num_rows, mini_rows, request->num_replicas,
+                                group_size};
     struct rk_status *st = NULL;
     struct rk_plan plan = {0};
 
     *out = (struct rk_plan){0};
-    RK_TRY(check_request(request, mini_rows));
+    RK_TRY(check_request(request, &rows));
     builder.chunk_rows = request->num_rows / request->num_replicas;
     builder.mini_rows = mini_rows / request->num_replicas;
     builder.num_mini = request->num_rows / mini_rows;
-    builder.part_of = rk_calloc((size_t)mini_rows, sizeof(*builder.part_of));
-    builder.values = rk_calloc((size_t)builder.mini_rows, sizeof(*builder.values));
+    builder.num_groups = builder.mini_rows / group_size;
+    builder.part_of =
+        rk_calloc((size_t)(builder.num_groups * request->num_replicas), sizeof(*builder.part_of));
+    builder.values = rk_calloc((size_t)builder.num_groups, sizeof(*builder.values));
     RK_TRY_GOTO(st, build_epochs(&plan, &builder, request->epochs ? request->epochs : 1), out);
     *out = plan;
 out:

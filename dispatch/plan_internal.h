@@ -4,8 +4,15 @@
 
 #include "dispatch/rk_plan.h"
 
-/* Rows, replicas and mini-batches divide, and the lengths are lengths. */
-struct rk_status *rk_plan_check_rows(const int64_t *seqlens, int64_t num_rows, int32_t num_replicas,
-                                     int64_t mini_rows) RK_NODISCARD;
+struct rk_plan_rows {
+    const int64_t *seqlens; /* [num_rows] */
+    int64_t num_rows, mini_rows;
+    int32_t num_replicas, group_size;
+};
+
+/* Rows, replicas, groups and mini-batches divide, and the lengths are lengths. */
+struct rk_status *rk_plan_check_rows(const struct rk_plan_rows *rows) RK_NODISCARD;
+/* Of a group: rows seqlens[0..group_size). */
+int64_t rk_plan_group_workload(struct rk_workload workload, const int64_t *seqlens, int32_t group_size);
 
 #endif

@@ -31,12 +31,13 @@ struct rk_status *rk_balance_partitions(int32_t *part_of, const int64_t *values,
  * composition does not depend on num_replicas), balances each over the replicas with equal counts, and writes
  * order[num_rows] such that replica d's equal chunk holds its rows of mini-batch 0, then of 1, and so on;
  * inside a mini-batch small sequences stand at both ends. With balance false the rows of a mini-batch are
- * dealt in order. */
+ * dealt in order. Groups of group_size consecutive rows stay together, in their order. */
 struct rk_layout_request {
     int64_t num_rows;
     int32_t num_replicas;
     const int64_t *seqlens;  /* [num_rows] */
     int64_t mini_batch_rows; /* global rows of one optimizer step; 0: all */
+    int32_t group_size;      /* 0 means 1 */
     bool shuffle, balance;
     uint64_t seed;
     struct rk_workload workload;
@@ -46,7 +47,8 @@ struct rk_status *rk_plan_layout(int64_t *order, const struct rk_layout_request 
 /* The plan of a call, for rows that are already in that order. All replicas get the same number of
  * micro-batches; those with fewer rows get empty ones. Dynamic: as few micro-batches as the token budget
  * allows, balanced by workload, heavy ones in the middle. A row longer than the budget is INVALID_ARGUMENT
- * naming it. */
+ * naming it. Groups of group_size consecutive rows are in one micro-batch, side by side in their order: the
+ * pairs of a preference loss (verl: force_group_size). */
 struct rk_plan_request {
     int64_t num_rows;
     int32_t num_replicas;
@@ -54,6 +56,7 @@ struct rk_plan_request {
     const int64_t *loss_tokens; /* [num_rows] tokens that the loss counts; rows with 0 are not in its
                                    denominators; NULL: none (forward only) */
     int64_t mini_batch_rows;    /* 0: all rows are one mini-batch */
+    int32_t group_size;         /* 0 means 1 */
     int32_t epochs; /* 0 means 1; later epochs repeat the mini-batches, in shuffled order with `shuffle` */
     bool shuffle;
     uint64_t seed;

@@ -316,15 +316,112 @@ static void test_build_epochs_repeat_the_mini_batches(void **state)
     assert_ok(rk_plan_check(&shuffled, 4, 2));
 }
 
+/* --- groups --- */
+
+/* Goal: pairs move as one, balanced by their sums; the groups are what the rows are without groups. */
+static void test_layout_groups_stay_together(void **state)
+{
+    static const int64_t seqlens[] = {100, 900, 300, 750, 500, 200, 800, 400};
+    static const int64_t sums[] = {1000, 1050, 700, 1200};
+    struct rk_layout_request pairs = {
+        .num_rows = 8, .num_replicas = 2, .seqlens = seqlens, .balance = true, .group_size = 2};
+    struct rk_layout_request single = {.num_rows = 4, .num_replicas = 2, .seqlens = sums, .balance = true};
+    struct rk_seqlen_stats stats;
+    int64_t order[8], groups[4];
+
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        pairs.shuffle = single.shuffle = variant & 1;
+        pairs.balance = single.balance = variant & 2;
+        pairs.workload.linear = single.workload.linear = 1 << 20; /* the sum of squares decides nothing */
+        assert_ok(rk_plan_layout(order, &pairs));
+        assert_ok(rk_plan_layout(groups, &single));
+        for (int i = 0; i < 8; i++)
+            assert_int_equal(order[i], 2 * groups[i / 2] + i % 2);
+    }
+    stats = rk_plan_seqlen_stats(seqlens, order, 8, 2);
+    assert_true(stats.balanced_min == 1900 && stats.balanced_max == 2050);
+}
+
+static void test_build_groups_are_in_one_micro_batch(void **state)
+{
+    struct rk_plan_request request = {.num_rows = 8,
+                                      .num_replicas = 1,
+                                      .seqlens = lengths,
+                                      .use_dynamic_bsz = true,
+                                      .max_token_len = 1200,
+                                      .group_size = 2,
+                                      .workload = verl_7b};
+    struct rk_plan plan;
+    uint32_t seen = 0;
+
+    (void)state;
+    for (int variant = 0; variant < 2; variant++, request.use_dynamic_bsz = false) {
+        request.micro_batch_rows = variant ? 2 : 0;
+        seen = 0;
+        assert_ok(rk_plan_build(&plan, arena, &request));
+        assert_int_equal(plan.mini[0].num_micro, 4); /* no two of the sums 1000, 1000, 700, 1200 fit */
+        for (int i = 0; i < 4; i++) {
+            const struct rk_micro_batch *micro = &plan.mini[0].micro[i];
+
+            assert_int_equal(micro->num_rows, 2);
+            assert_int_equal(micro->rows[0] % 2, 0);
+            assert_int_equal(micro->rows[1], micro->rows[0] + 1);
+            assert_int_equal(micro->num_tokens, lengths[micro->rows[0]] + lengths[micro->rows[1]]);
+            seen |= 3u << micro->rows[0];
+        }
+        assert_int_equal(seen, 0xff);
+        assert_ok(rk_plan_check(&plan, 8, 1));
+    }
+}
+
+static void test_groups_that_do_not_divide_are_refused(void **state)
+{
+    static const struct {
+        int32_t num_replicas, group_size;
+        int64_t max_token_len, micro_batch_rows;
+        const char *error;
+    } cases[] = {
+        {1, 3, 5000, 0, "group_size=3 does not divide the 8 rows"},
+        {4, 4, 5000, 0, "group_size=4 does not divide the 2 rows of a mini-batch on one of 4 replicas"},
+        {1, -2, 5000, 0, "group_size=-2"},
+        {1, 2, 1100, 0, "rows 6 to 7, a group, have 1200 tokens, max_token_len is 1100"},
+        {1, 2, 0, 3, "group_size=2 does not divide micro_batch_rows=3"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_plan_request request = {.num_rows = 8,
+                                          .num_replicas = cases[i].num_replicas,
+                                          .seqlens = lengths,
+                                          .use_dynamic_bsz = cases[i].max_token_len != 0,
+                                          .max_token_len = cases[i].max_token_len,
+                                          .micro_batch_rows = cases[i].micro_batch_rows,
+                                          .group_size = cases[i].group_size};
+        struct rk_layout_request layout = {.num_rows = 8,
+                                           .num_replicas = cases[i].num_replicas,
+                                           .seqlens = lengths,
+                                           .group_size = cases[i].group_size};
+        struct rk_plan plan;
+        int64_t order[8];
+
+        assert_fails(rk_plan_build(&plan, arena, &request), RK_INVALID_ARGUMENT, cases[i].error);
+        if (i < 3)
+            assert_fails(rk_plan_layout(order, &layout), RK_INVALID_ARGUMENT, cases[i].error);
+    }
+}
+
 static void check_random_plan(struct rk_rng *rng)
 {
     int32_t num_replicas = 1 + (int32_t)rk_rng_next_below(rng, 4);
-    int64_t mini_rows = num_replicas * (1 + rk_rng_next_below(rng, 6));
-    int64_t num_rows = mini_rows * (1 + rk_rng_next_below(rng, 4)), longest = 0, seqlens[4 * 6 * 4];
+    int32_t group_size = 1 + (int32_t)rk_rng_next_below(rng, 2);
+    int64_t mini_rows = num_replicas * group_size * (1 + rk_rng_next_below(rng, 6));
+    int64_t num_rows = mini_rows * (1 + rk_rng_next_below(rng, 4)), longest = 0, seqlens[4 * 2 * 6 * 4];
     struct rk_plan_request request = {.num_rows = num_rows,
                                       .num_replicas = num_replicas,
                                       .seqlens = seqlens,
                                       .mini_batch_rows = mini_rows,
+                                      .group_size = group_size,
                                       .epochs = (int32_t)rk_rng_next_below(rng, 3),
                                       .shuffle = rk_rng_next_below(rng, 2),
                                       .use_dynamic_bsz = true,
@@ -335,12 +432,18 @@ static void check_random_plan(struct rk_rng *rng)
         seqlens[i] = rk_rng_next_below(rng, 1000);
         longest = RK_MAX(longest, seqlens[i]);
     }
-    request.max_token_len = longest + rk_rng_next_below(rng, 2000);
+    request.max_token_len = group_size * longest + rk_rng_next_below(rng, 2000);
     assert_ok(rk_plan_build(&plan, arena, &request));
     assert_ok(rk_plan_check(&plan, num_rows / num_replicas, num_replicas));
     for (int64_t m = 0; m < plan.num_mini; m++) {
         for (int64_t i = 0; i < plan.mini[m].num_entries; i++)
             assert_true(plan.mini[m].micro[i].num_tokens <= (uint64_t)request.max_token_len);
+        for (int64_t i = 0; i < plan.mini[m].num_entries; i++) {
+            const struct rk_micro_batch *micro = &plan.mini[m].micro[i];
+
+            for (int64_t k = 0; k < micro->num_rows; k++)
+                assert_int_equal(micro->rows[k] % group_size, k % group_size);
+        }
     }
 }
 
@@ -548,6 +651,9 @@ int main(void)
         cmocka_unit_test(test_build_replicas_have_equal_counts),
         cmocka_unit_test(test_build_denominators_are_global),
         cmocka_unit_test(test_build_epochs_repeat_the_mini_batches),
+        cmocka_unit_test(test_layout_groups_stay_together),
+        cmocka_unit_test(test_build_groups_are_in_one_micro_batch),
+        cmocka_unit_test(test_groups_that_do_not_divide_are_refused),
         cmocka_unit_test(test_build_random_plans_are_complete_and_keep_to_the_budget),
         cmocka_unit_test(test_build_bad_requests_are_refused),
         cmocka_unit_test(test_build_without_arena_memory_is_resource_exhausted),
