@@ -29,6 +29,10 @@
            TINY(4, 16, 32), STRICT)
 #define ROWS(a_name, a_op, cols) \
     OP("elementwise", a_name "_" #cols, BENCH_GBYTES, a_op, DIMS(8192, cols), TINY(8, 64))
+/* Value head, or classes. */
+#define PROJECT(a_name, a_op, cols, labels)                                                          \
+    OP("elementwise", a_name "_" #cols "_to_" #labels, BENCH_GBYTES, a_op, DIMS(8192, cols, labels), \
+       TINY(8, 64, labels))
 
 #define MODEL(a_group, a_name, a_unit, a_run, a_model, ...)                                          \
     {                                                                                                \
@@ -98,6 +102,12 @@ const struct bench_case bench_cases[] = {
        TINY(8, 2, 16)),
     ROWS("bias_bwd", bench_op_bias_bwd, 2048),
     ROWS("bias_bwd", bench_op_bias_bwd, 4608),
+    PROJECT("project_fwd", bench_op_project_fwd, 1536, 1),
+    PROJECT("project_fwd", bench_op_project_fwd, 3584, 1),
+    PROJECT("project_fwd", bench_op_project_fwd, 1536, 16),
+    PROJECT("project_bwd", bench_op_project_bwd, 1536, 1),
+    PROJECT("project_bwd", bench_op_project_bwd, 3584, 1),
+    PROJECT("project_bwd", bench_op_project_bwd, 1536, 16),
     ROWS("swiglu_fwd", bench_op_swiglu_fwd, 8960),
     ROWS("swiglu_fwd", bench_op_swiglu_fwd, 18944),
     ROWS("swiglu_bwd", bench_op_swiglu_bwd, 8960),

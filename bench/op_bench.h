@@ -63,8 +63,9 @@ static inline rk_tensor_t bench_i32(int64_t count)
 extern const struct bench_op bench_op_gemm, bench_op_gemm_dx, bench_op_gemm_dw;
 extern const struct bench_op bench_op_attn_fwd, bench_op_attn_bwd, bench_op_attn_paged;
 extern const struct bench_op bench_op_rmsnorm_fwd, bench_op_rmsnorm_bwd, bench_op_head_norm_fwd,
-    bench_op_head_norm_bwd, bench_op_bias_bwd, bench_op_rope, bench_op_swiglu_fwd, bench_op_swiglu_bwd,
-    bench_op_embed_fwd, bench_op_embed_bwd, bench_op_gather_rows, bench_op_kv_write, bench_op_vocab_stats,
-    bench_op_vocab_stats_bwd, bench_op_sample, bench_op_cast, bench_op_sum_squares, bench_op_adamw;
+    bench_op_head_norm_bwd, bench_op_bias_bwd, bench_op_project_fwd, bench_op_project_bwd, bench_op_rope,
+    bench_op_swiglu_fwd, bench_op_swiglu_bwd, bench_op_embed_fwd, bench_op_embed_bwd, bench_op_gather_rows,
+    bench_op_kv_write, bench_op_vocab_stats, bench_op_vocab_stats_bwd, bench_op_sample, bench_op_cast,
+    bench_op_sum_squares, bench_op_adamw;
 
 #endif

@@ -159,6 +159,47 @@ static struct bench_cost cost_bias_bwd(const int64_t *dims)
 const struct bench_op bench_op_bias_bwd = {
     .dim_names = ROWS_AND_COLS, .declare = declare_bias_bwd, .run = run_bias_bwd, .cost = cost_bias_bwd};
 
+/* --- narrow projection: dims tokens, columns, labels --- */
+
+static void declare_project(struct bench_tensors *tensors, const int64_t *dims)
+{
+    add_many(tensors, dims, 2); /* dx, x */
+    bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_BF16, dims[2], dims[1]));
+    bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, dims[0], dims[2]));
+    bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, dims[2], dims[1]));
+}
+
+static struct rk_status *run_project_fwd(const struct bench_op_call *call)
+{
+    return rk_project_fwd(call->stream, &(struct rk_project_fwd_args){
+                                            .scores = call->t[3], .x = call->t[1], .weight = call->t[2]});
+}
+
+static struct rk_status *run_project_bwd(const struct bench_op_call *call)
+{
+    return rk_project_bwd(call->stream, &(struct rk_project_bwd_args){.dx = call->t[0],
+                                                                      .dweight = call->t[4],
+                                                                      .dscores = call->t[3],
+                                                                      .x = call->t[1],
+                                                                      .weight = call->t[2]});
+}
+
+/* Reads x, writes dx. */
+static struct bench_cost cost_project_bwd(const int64_t *dims)
+{
+    return (struct bench_cost){.bytes = 4 * elements(dims), .items = (double)dims[0]};
+}
+
+#define PROJECT_DIMS               \
+    {                              \
+        "tokens", "cols", "labels" \
+    }
+
+const struct bench_op bench_op_project_fwd = {
+    .dim_names = PROJECT_DIMS, .declare = declare_project, .run = run_project_fwd, .cost = cost_bias_bwd};
+const struct bench_op bench_op_project_bwd = {
+    .dim_names = PROJECT_DIMS, .declare = declare_project, .run = run_project_bwd, .cost = cost_project_bwd};
+
 /* --- rotary embedding: dims tokens, heads, head_dim --- */
 
 static void declare_rope(struct bench_tensors *tensors, const int64_t *dims)

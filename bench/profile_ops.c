@@ -92,6 +92,22 @@ static void note_head_norm_bwd(struct bench_op_note *note, const void *opaque)
     note->bytes = bytes_of(args->dx) + bytes_of(args->dy) + bytes_of(args->x);
 }
 
+static void note_project_fwd(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_project_fwd_args *args = opaque;
+
+    set_shape(note, args->x, "");
+    note->bytes = bytes_of(args->x) + bytes_of(args->weight) + bytes_of(args->scores);
+}
+
+static void note_project_bwd(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_project_bwd_args *args = opaque;
+
+    set_shape(note, args->x, "");
+    note->bytes = bytes_of(args->dx) + bytes_of(args->x) + bytes_of(args->weight) + bytes_of(args->dweight);
+}
+
 static void note_rope(struct bench_op_note *note, const void *opaque)
 {
     const struct rk_rope_args *args = opaque;
@@ -252,6 +268,8 @@ static void (*const notes[RK_BENCH_OP_COUNT])(struct bench_op_note *note, const 
     [RK_BENCH_OP_rmsnorm_bwd] = note_rmsnorm_bwd,
     [RK_BENCH_OP_head_norm_fwd] = note_head_norm_fwd,
     [RK_BENCH_OP_head_norm_bwd] = note_head_norm_bwd,
+    [RK_BENCH_OP_project_fwd] = note_project_fwd,
+    [RK_BENCH_OP_project_bwd] = note_project_bwd,
     [RK_BENCH_OP_rope] = note_rope,
     [RK_BENCH_OP_swiglu_fwd] = note_swiglu_fwd,
     [RK_BENCH_OP_swiglu_bwd] = note_swiglu_bwd,

@@ -140,6 +140,40 @@ int64_t rk_check_head_norm_bwd(struct rk_check *check, const struct rk_head_norm
     return shape[0] * shape[1];
 }
 
+static void expect_project(struct rk_check *check, rk_tensor_t x, rk_tensor_t weight)
+{
+    rk_expect_source(check, "x", x, 2);
+    rk_expect(check, x.shape[1] >= 1, "x has hidden_size=%lld, expected >= 1", (long long)x.shape[1]);
+    rk_expect_tensor(check, "weight", weight, x.dtype, RK_DIMS(weight.shape[0], x.shape[1]));
+    rk_expect(check, weight.shape[0] >= 1, "weight has columns=%lld, expected >= 1",
+              (long long)weight.shape[0]);
+}
+
+int64_t rk_check_project_fwd(struct rk_check *check, const struct rk_project_fwd_args *args)
+{
+    int64_t num_tokens = args->x.shape[0], columns = args->weight.shape[0];
+    rk_dtype_t dtype = args->x.dtype;
+
+    expect_project(check, args->x, args->weight);
+    rk_expect_optional(check, "bias", args->bias, dtype, RK_DIMS(columns));
+    rk_expect_tensor(check, "scores", args->scores, rk_stat_dtype(dtype), RK_DIMS(num_tokens, columns));
+    return num_tokens;
+}
+
+int64_t rk_check_project_bwd(struct rk_check *check, const struct rk_project_bwd_args *args)
+{
+    int64_t num_tokens = args->x.shape[0], hidden_size = args->x.shape[1], columns = args->weight.shape[0];
+    rk_dtype_t dtype = args->x.dtype;
+
+    expect_project(check, args->x, args->weight);
+    rk_expect_tensor(check, "dscores", args->dscores, rk_stat_dtype(dtype), RK_DIMS(num_tokens, columns));
+    rk_expect_tensor(check, "dx", args->dx, dtype, RK_DIMS(num_tokens, hidden_size));
+    expect_gradient(check, "dweight", args->dweight, dtype, RK_DIMS(columns, hidden_size));
+    rk_expect_contiguous(check, "dweight", args->dweight);
+    rk_expect_no_alias(check, "dx", args->dx, "x", args->x);
+    return num_tokens;
+}
+
 int64_t rk_check_rope(struct rk_check *check, const struct rk_rope_args *args)
 {
     int64_t num_tokens = args->x.shape[0];

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 3
+#define RK_KERNEL_ABI 4
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -99,6 +99,27 @@ struct rk_head_norm_bwd_args {
     rk_tensor_t dy, x;   /* [T, heads, head_dim]; x is what was normalised */
     rk_tensor_t weight;  /* [head_dim] */
     rk_tensor_t rstd;    /* stat [T, heads] */
+};
+
+/* A narrow linear layer in full precision: value heads, classification scores.
+ *   scores[t][c] = x[t] . weight[c] + bias[c]
+ * Not for columns by the hundred: the input is read once for every few of them. */
+struct rk_project_fwd_args {
+    rk_tensor_t scores; /* stat [T, columns] */
+    rk_tensor_t x;      /* [T, hidden_size] */
+    rk_tensor_t weight; /* [columns, hidden_size] */
+    rk_tensor_t bias;   /* none, or [columns] */
+};
+
+/* dx[t] = sum_c dscores[t][c] * weight[c];  dweight[c] += sum_t dscores[t][c] * x[t].
+ * The gradient of the bias is that of bias_bwd. */
+struct rk_project_bwd_args {
+    rk_tensor_t dx;          /* [T, hidden_size] */
+    rk_tensor_t dweight;     /* [columns, hidden_size], F32 or the dtype of x, contiguous */
+    rk_tensor_t dscores;     /* stat [T, columns] */
+    rk_tensor_t x;           /* [T, hidden_size] */
+    rk_tensor_t weight;      /* [columns, hidden_size] */
+    bool overwrites_dweight; /* = instead of +=: what is there is not read */
 };
 
 /* Rotary embedding in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
@@ -289,6 +310,8 @@ struct rk_adamw_args {
     X(rmsnorm_bwd, rk_rmsnorm_bwd_args)             \
     X(head_norm_fwd, rk_head_norm_fwd_args)         \
     X(head_norm_bwd, rk_head_norm_bwd_args)         \
+    X(project_fwd, rk_project_fwd_args)             \
+    X(project_bwd, rk_project_bwd_args)             \
     X(rope, rk_rope_args)                           \
     X(swiglu_fwd, rk_swiglu_fwd_args)               \
     X(swiglu_bwd, rk_swiglu_bwd_args)               \

@@ -23,11 +23,12 @@ __device__ __forceinline__ bool rk_is_last_of(int *counter, int count)
     return is_last;
 }
 
-/* out[col] += sum of parts[0 .. num_parts)[col], num_parts <= RK_TILE_COLUMN_ROWS * RUN. Thread (x, y) adds
- * every RK_TILE_COLUMN_ROWS-th part of column x; thread (x, 0) then these sums. */
+/* out[col] += (or =) sum of parts[0 .. num_parts)[col], num_parts <= RK_TILE_COLUMN_ROWS * RUN. Thread (x, y)
+ * adds every RK_TILE_COLUMN_ROWS-th part of column x; thread (x, 0) then these sums. */
 template <class A, class D, int RUN>
 __global__ void __launch_bounds__(32 * RK_TILE_COLUMN_ROWS)
-    column_finish_kernel(D *__restrict__ out, const A *__restrict__ parts, int num_parts, int64_t num_cols)
+    column_finish_kernel(D *__restrict__ out, const A *__restrict__ parts, int num_parts, int64_t num_cols,
+                         bool overwrites)
 {
     __shared__ A sums[RK_TILE_COLUMN_ROWS][32];
     int64_t col = (int64_t)blockIdx.x * 32 + threadIdx.x;
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(32 * RK_TILE_COLUMN_ROWS)
 
     rk_start_next();
     rk_wait_for_stream();
-    if (threadIdx.y == 0 && col < num_cols)
+    if (threadIdx.y == 0 && col < num_cols && !overwrites)
         before = rk_widen<A>(out[col]);
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(32 * RK_TILE_COLUMN_ROWS)
 /* `out` is F32 or of type T. */
 template <class T, int MAX_PARTS>
 static void launch_column_finish(const struct rk_cuda_stream *stream, rk_tensor_t out, const rk_acc<T> *parts,
-                                 int num_parts)
+                                 int num_parts, bool overwrites = false)
 {
     typedef rk_acc<T> A;
     constexpr int RUN = (MAX_PARTS + RK_TILE_COLUMN_ROWS - 1) / RK_TILE_COLUMN_ROWS;
@@ -68,9 +69,11 @@ static void launch_column_finish(const struct rk_cuda_stream *stream, rk_tensor_
     rk_grid grid = {stream, dim3((unsigned)rk_ceil_div(num_cols, 32)), dim3(32, RK_TILE_COLUMN_ROWS), 0};
 
     if (out.dtype == RK_DTYPE_F32)
-        rk_launch(grid, column_finish_kernel<A, float, RUN>, (float *)out.data, parts, num_parts, num_cols);
+        rk_launch(grid, column_finish_kernel<A, float, RUN>, (float *)out.data, parts, num_parts, num_cols,
+                  overwrites);
     else
-        rk_launch(grid, column_finish_kernel<A, T, RUN>, (T *)out.data, parts, num_parts, num_cols);
+        rk_launch(grid, column_finish_kernel<A, T, RUN>, (T *)out.data, parts, num_parts, num_cols,
+                  overwrites);
 }
 
 #endif

@@ -41,6 +41,16 @@ constexpr int RK_TILE_BIAS_UNROLL = 8;  /* rows in flight a thread */
 constexpr int RK_TILE_BIAS_PER_SM = 2;  /* room for more is taken unevenly */
 constexpr int RK_TILE_BIAS_AHEAD = 160; /* rows of a part that are on their way to L2 before */
 
+/* project: warps of a block; columns of the scores at a time where there is more than one. Forward: rows of a
+ * warp, and packs of each in flight a lane. */
+constexpr int RK_TILE_PROJECT_WARPS = 8;
+constexpr int RK_TILE_PROJECT_COLS = 4;
+constexpr int RK_TILE_PROJECT_FWD_ROWS = 2;
+constexpr int RK_TILE_PROJECT_FWD_UNROLL = 3;
+/* ... backward: blocks in all, a constant for the same reason, and rows in flight a warp. */
+constexpr int RK_TILE_PROJECT_BLOCKS = 264;
+constexpr int RK_TILE_PROJECT_BWD_ROWS = 8;
+
 /* Softmax over a row of the vocabulary, in the statistics and in sampling alike, so that both have the same
  * bits. */
 constexpr int RK_TILE_VOCAB_THREADS = 512;

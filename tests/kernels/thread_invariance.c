@@ -68,6 +68,23 @@ static struct rk_status *run_head_norm(struct kt *kt, rk_tensor_t out[4])
     return rk_head_norm_bwd(kt->stream, &bwd);
 }
 
+static struct rk_status *run_project(struct kt *kt, rk_tensor_t out[4])
+{
+    enum { LABELS = 3 };
+    rk_tensor_t x = random_2d(kt, ROWS, 5 * COLS), weight = random_2d(kt, LABELS, 5 * COLS);
+
+    out[0] = zeros_2d(kt, ROWS, LABELS);
+    out[1] = zeros_2d(kt, ROWS, 5 * COLS);
+    out[2] = zeros_2d(kt, LABELS, 5 * COLS);
+    RK_TRY(rk_project_fwd(kt->stream,
+                          &(struct rk_project_fwd_args){.scores = out[0], .x = x, .weight = weight}));
+    return rk_project_bwd(kt->stream, &(struct rk_project_bwd_args){.dx = out[1],
+                                                                    .dweight = out[2],
+                                                                    .dscores = random_2d(kt, ROWS, LABELS),
+                                                                    .x = x,
+                                                                    .weight = weight});
+}
+
 static struct rk_status *run_bias(struct kt *kt, rk_tensor_t out[4])
 {
     out[0] = kt_zeros_1d(kt, RK_DTYPE_F32, 5 * COLS);
@@ -244,6 +261,7 @@ static const struct {
     {"flat", run_flat},
     {"strict gemm", run_gemm_strict},
     {"bias", run_bias},
+    {"project", run_project},
 };
 
 static void test_operators_thread_count_has_no_effect(void **state)

@@ -227,6 +227,38 @@ static void test_head_norm_bad_arguments_fail(void **state)
     BAD(rk_head_norm_bwd, bwd, "head_norm_bwd: dx aliases x", dx.data = bwd.x.data);
 }
 
+static void test_project_bad_arguments_fail(void **state)
+{
+    struct rk_project_fwd_args fwd = {
+        .scores = t2(F32, 5, 2), .x = t2(BF16, 5, 4), .weight = t2(BF16, 2, 4), .bias = t1(BF16, 2)};
+    struct rk_project_bwd_args bwd = {.dx = t2(BF16, 5, 4),
+                                      .dweight = t2(F32, 2, 4),
+                                      .dscores = t2(F32, 5, 2),
+                                      .x = t2(BF16, 5, 4),
+                                      .weight = t2(BF16, 2, 4)};
+
+    (void)state;
+    assert_ok(rk_project_fwd(stream, &fwd));
+    BAD(rk_project_fwd, fwd, "project_fwd: scores is bf16 [5, 2], expected f32 [5, 2]",
+        scores = t2(BF16, 5, 2));
+    BAD(rk_project_fwd, fwd, "project_fwd: weight is bf16 [2, 3], expected bf16 [2, 4]",
+        weight = t2(BF16, 2, 3));
+    BAD(rk_project_fwd, fwd, "project_fwd: weight has columns=0, expected >= 1", weight = t2(BF16, 0, 4));
+    BAD(rk_project_fwd, fwd, "project_fwd: bias is f32 [2], expected bf16 [2]", bias = t1(F32, 2));
+    BAD(rk_project_fwd, fwd, "project_fwd: x has hidden_size=0, expected >= 1", x = t2(BF16, 5, 0));
+    assert_ok(rk_project_bwd(stream, &bwd));
+    BAD(rk_project_bwd, bwd, "project_bwd: dx is f32 [5, 4], expected bf16 [5, 4]", dx = t2(F32, 5, 4));
+    BAD(rk_project_bwd, bwd, "project_bwd: dscores is f32 [5, 3], expected f32 [5, 2]",
+        dscores = t2(F32, 5, 3));
+    BAD(rk_project_bwd, bwd, "project_bwd: dweight is f32 [4, 2], expected f32 [2, 4]",
+        dweight = t2(F32, 4, 2));
+    BAD(rk_project_bwd, bwd, "project_bwd: dweight has row_stride=5, expected contiguous rows of 4",
+        dweight = rk_tensor_cols(t2(F32, 2, 5), 0, 4));
+    BAD(rk_project_bwd, bwd, "project_bwd: weight is f32 [3, 4], expected bf16 [3, 4]",
+        weight = t2(F32, 3, 4));
+    BAD(rk_project_bwd, bwd, "project_bwd: dx aliases x", dx.data = bwd.x.data);
+}
+
 static void test_rope_bad_arguments_fail(void **state)
 {
     struct rk_rope_args good = {
@@ -579,6 +611,7 @@ int main(void)
         checks_test(test_rmsnorm_fwd_bad_arguments_fail),
         checks_test(test_rmsnorm_bwd_bad_arguments_fail),
         checks_test(test_head_norm_bad_arguments_fail),
+        checks_test(test_project_bad_arguments_fail),
         checks_test(test_rope_bad_arguments_fail),
         checks_test(test_swiglu_bad_arguments_fail),
         checks_test(test_attn_varlen_bad_arguments_fail),
