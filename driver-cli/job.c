@@ -133,23 +133,6 @@ int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fal
     return rk_config_is_null(job, path) ? fallback : rk_config_int(job, path);
 }
 
-int32_t rk_job_actor_tp(const struct rk_config *job)
-{
-    return (int32_t)rk_config_int(job, RK_JOB_ACTOR "megatron.tensor_model_parallel_size");
-}
-
-int32_t rk_job_ref_tp(const struct rk_config *job)
-{
-    return (int32_t)rk_job_int_or(job, RK_JOB_REF "megatron.tensor_model_parallel_size",
-                                  rk_job_actor_tp(job));
-}
-
-bool rk_job_needs_ref(const struct rk_config *job)
-{
-    return rk_config_bool(job, RK_JOB_ACTOR "use_kl_loss") ||
-           rk_config_bool(job, "algorithm.use_kl_in_reward");
-}
-
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind)
 {
     const char *chosen = rk_config_string(job, RK_JOB_ACTOR "megatron.dtype");

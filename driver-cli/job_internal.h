@@ -14,6 +14,8 @@
 #define RK_JOB_ACTOR   "actor_rollout_ref.actor."
 #define RK_JOB_ROLLOUT "actor_rollout_ref.rollout."
 #define RK_JOB_REF     "actor_rollout_ref.ref."
+/* In the section of a role. */
+#define RK_JOB_TP "megatron.tensor_model_parallel_size"
 
 /* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
@@ -60,10 +62,23 @@ void rk_job_copy_knobs(struct rk_json *options, const struct rk_config *job, rk_
 void rk_job_copy_value(struct rk_json *options, const char *option, const struct rk_config *job,
                        const char *path);
 
+/* --- roles (job_roles.c) --- */
+struct rk_job_role {
+    uint32_t bit;        /* RK_ROLE_ACTOR */
+    const char *name;    /* "actor" */
+    const char *section; /* of its keys */
+    uint32_t shares;     /* the role whose mesh and weights it has; 0: it has its own */
+    bool trains;         /* so that it has a part in checkpoints */
+    bool (*is_wanted)(const struct rk_config *job); /* whether a job asks for it; NULL: its flow alone says */
+};
+const struct rk_job_role *rk_job_roles(int64_t *count);
+const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (asserted) */
+/* Whether the daemons of the job have the role: its flow and its keys say so, here only. */
+bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
+/* Tensor-parallel size; what a role leaves open is the actor's. */
+int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit);
+
 /* --- derived values --- */
-int32_t rk_job_actor_tp(const struct rk_config *job);
-int32_t rk_job_ref_tp(const struct rk_config *job);
-bool rk_job_needs_ref(const struct rk_config *job);
 /* Value of a nullable integer or the fallback. */
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
 

@@ -9,6 +9,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
+#include "proto/rk_methods.h"
 
 #define RECOMPUTE RK_JOB_ACTOR "megatron.override_transformer_config.recompute_"
 
@@ -25,16 +26,16 @@ static int64_t num_samples(const struct rk_config *job)
 
 static void check_world(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
-    if (world_size % rk_job_actor_tp(job) != 0)
-        rk_str_appendf(problems,
-                       RK_JOB_ACTOR
-                       "megatron.tensor_model_parallel_size=%d does not divide the %d daemons of the group\n",
-                       rk_job_actor_tp(job), world_size);
-    if (rk_job_needs_ref(job) && world_size % rk_job_ref_tp(job) != 0)
-        rk_str_appendf(problems,
-                       RK_JOB_REF
-                       "megatron.tensor_model_parallel_size=%d does not divide the %d daemons of the group\n",
-                       rk_job_ref_tp(job), world_size);
+    int64_t count;
+    const struct rk_job_role *roles = rk_job_roles(&count);
+
+    for (int64_t i = 0; i < count; i++) {
+        if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit) ||
+            world_size % rk_job_role_tp(job, roles[i].bit) == 0)
+            continue;
+        rk_str_appendf(problems, "%s" RK_JOB_TP "=%d does not divide the %d daemons of the group\n",
+                       roles[i].section, rk_job_role_tp(job, roles[i].bit), world_size);
+    }
 }
 
 static void check_nodes(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -56,29 +57,33 @@ static void check_nodes(const struct rk_config *job, int32_t world_size, struct 
 
 static void check_rollout_mesh(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
-    int64_t tp = rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", rk_job_actor_tp(job));
+    int64_t tp =
+        rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", rk_job_role_tp(job, RK_ROLE_ACTOR));
 
     (void)world_size;
-    if (tp != rk_job_actor_tp(job))
+    if (tp != rk_job_role_tp(job, RK_ROLE_ACTOR))
         rk_str_appendf(problems,
                        RK_JOB_ROLLOUT "tensor_model_parallel_size=%" PRId64
                                       " differs from the actor's %d: the rollout shares "
                                       "the actor's weights in this version\n",
-                       tp, rk_job_actor_tp(job));
+                       tp, rk_job_role_tp(job, RK_ROLE_ACTOR));
 }
 
 static void check_train_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
-    int64_t prompts = rk_config_int(job, "data.train_batch_size");
-    int64_t replicas[] = {num_replicas(world_size, rk_job_actor_tp(job)),
-                          rk_job_needs_ref(job) ? num_replicas(world_size, rk_job_ref_tp(job)) : 1};
+    int64_t prompts = rk_config_int(job, "data.train_batch_size"), count;
+    const struct rk_job_role *roles = rk_job_roles(&count);
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(replicas); i++) {
-        if (prompts * num_samples(job) % replicas[i] != 0)
-            rk_str_appendf(problems,
-                           "data.train_batch_size=%" PRId64 " x rollout.n=%" PRId64
-                           " does not divide by the %" PRId64 " data-parallel replicas of the %s\n",
-                           prompts, num_samples(job), replicas[i], i == 0 ? "actor" : "ref");
+    for (int64_t i = 0; i < count; i++) {
+        int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, roles[i].bit));
+
+        if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit) ||
+            prompts * num_samples(job) % replicas == 0)
+            continue;
+        rk_str_appendf(problems,
+                       "data.train_batch_size=%" PRId64 " x rollout.n=%" PRId64
+                       " does not divide by the %" PRId64 " data-parallel replicas of the %s\n",
+                       prompts, num_samples(job), replicas, roles[i].name);
     }
 }
 
@@ -86,7 +91,7 @@ static void check_mini_batch(const struct rk_config *job, int32_t world_size, st
 {
     int64_t prompts = rk_config_int(job, "data.train_batch_size");
     int64_t mini = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size");
-    int64_t replicas = num_replicas(world_size, rk_job_actor_tp(job));
+    int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, RK_ROLE_ACTOR));
 
     if (mini > prompts || prompts % mini != 0)
         rk_str_appendf(problems,
@@ -122,7 +127,7 @@ static void check_actor_micro(const struct rk_config *job, int32_t world_size, s
 {
     struct rk_job_micro micro = rk_job_actor_micro(job);
     int64_t rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * num_samples(job);
-    int64_t replicas = num_replicas(world_size, rk_job_actor_tp(job));
+    int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, RK_ROLE_ACTOR));
 
     check_micro(job, "actor_rollout_ref.actor", "ppo_micro_batch_size_per_gpu", micro, problems);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows > 0 && rows % replicas == 0 &&
@@ -138,7 +143,7 @@ static void check_log_prob_micro(const struct rk_config *job, int32_t world_size
     (void)world_size;
     check_micro(job, "actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu",
                 rk_job_log_prob_micro(job, RK_JOB_ROLLOUT), problems);
-    if (rk_job_needs_ref(job))
+    if (rk_job_role_needed(job, RK_ROLE_REF))
         check_micro(job, "actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu",
                     rk_job_log_prob_micro(job, RK_JOB_REF), problems);
 }

@@ -3,7 +3,7 @@
  *
  *   DIR/lock                                       held by the driver that saves here
  *   DIR/latest_checkpointed_iteration.txt          written when a checkpoint is complete
- *   DIR/global_step_<N>/actor/                     written by the daemons
+ *   DIR/global_step_<N>/actor/                     written by the daemons, as that of each role that trains
  *   DIR/global_step_<N>/driver/MANIFEST.json       written by the driver (docs/formats.md) */
 #ifndef RK_CHECKPOINT_INTERNAL_H
 #define RK_CHECKPOINT_INTERNAL_H
@@ -15,6 +15,7 @@
 #include "base/rk_json.h"
 #include "base/rk_str.h"
 #include "driver-cli/flows/flows_internal.h"
+#include "proto/limits.h"
 
 #define RK_CHECKPOINT_ACTOR  "actor"
 #define RK_CHECKPOINT_DRIVER "driver"
@@ -51,12 +52,15 @@ struct rk_checkpoints {
     bool is_async;                       /* actor.checkpoint.async_save */
     const struct rk_json *save_contents; /* borrowed from the job */
     struct rk_json *load_contents;
-    int lock;                 /* -1: not held */
-    struct rk_json *identity; /* of this run, with its run_dir */
-    char *resume_path;        /* DIR/global_step_<N>; NULL: from the beginning */
-    int64_t resume_step;      /* N; 0: from the beginning */
-    char *run_dir;            /* of the run that goes on; NULL: unknown */
-    struct rk_str changes;    /* of the configuration since then, one a line */
+    const char
+        *parts[RK_LIMIT_ROLES + 2]; /* of a step: the roles that train, and the driver; ends with NULL */
+    const char *roles[RK_LIMIT_ROLES + 1]; /* the first of them */
+    int lock;                              /* -1: not held */
+    struct rk_json *identity;              /* of this run, with its run_dir */
+    char *resume_path;                     /* DIR/global_step_<N>; NULL: from the beginning */
+    int64_t resume_step;                   /* N; 0: from the beginning */
+    char *run_dir;                         /* of the run that goes on; NULL: unknown */
+    struct rk_str changes;                 /* of the configuration since then, one a line */
 };
 
 struct rk_checkpoints_args {

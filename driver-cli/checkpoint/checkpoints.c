@@ -19,8 +19,6 @@
 #define LOCK_BYTES_MAX 1024
 #define TOKEN          "rankctl"
 
-static const char *const parts[] = {RK_CHECKPOINT_ACTOR, RK_CHECKPOINT_DRIVER, NULL};
-
 /* --- where --- */
 
 /* trainer.default_local_dir; without it in the run directory that was named, else verl's. */
@@ -139,7 +137,7 @@ static struct rk_status *find_latest(struct rk_checkpoints *checkpoints)
 {
     int64_t step;
 
-    RK_TRY(rk_ckpt_find_latest(&step, checkpoints->dir, parts, RK_CKPT_CHECK_CHECKSUMS));
+    RK_TRY(rk_ckpt_find_latest(&step, checkpoints->dir, checkpoints->parts, RK_CKPT_CHECK_CHECKSUMS));
     RK_TRY(compare_tracker(checkpoints, step));
     if (step < 0)
         return NULL;
@@ -148,13 +146,21 @@ static struct rk_status *find_latest(struct rk_checkpoints *checkpoints)
     return NULL;
 }
 
+static struct rk_status *check_part(const char *step_dir, const char *role)
+{
+    struct rk_ckpt_manifest manifest = {0};
+    char *part = rk_path_join(step_dir, role);
+    struct rk_status *st = rk_ckpt_check(&manifest, part, RK_CKPT_CHECK_CHECKSUMS);
+
+    rk_ckpt_manifest_fini(&manifest);
+    rk_free(part);
+    return st ? RK_WRAP(st, "trainer.resume_from_path") : NULL;
+}
+
 static struct rk_status *find_named(struct rk_checkpoints *checkpoints, const struct rk_config *job)
 {
     const char *path = rk_config_string(job, "trainer.resume_from_path");
-    struct rk_ckpt_manifest manifest = {0};
     char absolute[PATH_MAX];
-    char *part;
-    struct rk_status *st;
 
     if (!realpath(path, absolute))
         return RK_WRAP(rk_errno_status("cannot open", path), "trainer.resume_from_path");
@@ -162,11 +168,9 @@ static struct rk_status *find_named(struct rk_checkpoints *checkpoints, const st
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "trainer.resume_from_path='%s': expected a directory global_step_<N>", path);
     checkpoints->resume_path = rk_strdup(absolute);
-    part = rk_path_join(absolute, RK_CHECKPOINT_ACTOR);
-    st = rk_ckpt_check(&manifest, part, RK_CKPT_CHECK_CHECKSUMS);
-    rk_ckpt_manifest_fini(&manifest);
-    rk_free(part);
-    return st ? RK_WRAP(st, "trainer.resume_from_path") : NULL;
+    for (const char *const *role = checkpoints->roles; *role; role++)
+        RK_TRY(check_part(absolute, *role));
+    return NULL;
 }
 
 /* --- whether this job may go on from it --- */
@@ -225,6 +229,19 @@ static struct rk_json *choose_load_contents(const struct rk_config *job)
     return contents;
 }
 
+static void find_parts(struct rk_checkpoints *out, const struct rk_config *job)
+{
+    int64_t num_roles, count = 0;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
+
+    for (int64_t i = 0; i < num_roles; i++) {
+        if (roles[i].trains && rk_job_role_needed(job, roles[i].bit))
+            out->roles[count++] = roles[i].name;
+    }
+    memcpy(out->parts, out->roles, sizeof(out->roles));
+    out->parts[count] = RK_CHECKPOINT_DRIVER;
+}
+
 static void read_keys(struct rk_checkpoints *out, const struct rk_config *job)
 {
     int64_t save_freq = rk_config_int(job, "trainer.save_freq");
@@ -235,6 +252,7 @@ static void read_keys(struct rk_checkpoints *out, const struct rk_config *job)
     out->is_async = rk_config_bool(job, RK_JOB_ACTOR "checkpoint.async_save");
     out->save_contents = rk_config_json(job, RK_JOB_ACTOR "checkpoint.save_contents");
     out->load_contents = choose_load_contents(job);
+    find_parts(out, job);
 }
 
 /* *is_there: false when the run does not save and has nothing to look for. */
@@ -325,7 +343,8 @@ static bool is_of_a_run(const struct rk_checkpoints *checkpoints, int64_t step)
 
 struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoints, int64_t step)
 {
-    struct rk_status *st = rk_ckpt_check_step(checkpoints->dir, step, parts, RK_CKPT_CHECK_SIZES);
+    struct rk_status *st =
+        rk_ckpt_check_step(checkpoints->dir, step, checkpoints->parts, RK_CKPT_CHECK_SIZES);
 
     if (rk_status_code(st) == RK_NOT_FOUND && !is_of_a_run(checkpoints, step)) {
         rk_status_free(st);

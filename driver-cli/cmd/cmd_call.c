@@ -9,6 +9,7 @@
 #include "base/rk_alloc.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/limits.h"
 
 #define MAX_TOKENS 16384 /* of a micro-batch */
 
@@ -66,7 +67,7 @@ static struct rk_status *read_options(const struct rk_cli *cli, struct rk_json *
 static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_driver *driver)
 {
     const char *path = rk_cli_find(cli, "job");
-    struct rk_role_mesh meshes[3];
+    struct rk_role_mesh meshes[RK_LIMIT_ROLES];
     struct rk_config *job;
     struct rk_status *st;
     int64_t num_meshes;

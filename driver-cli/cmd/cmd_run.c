@@ -215,9 +215,9 @@ static struct rk_status *on_saved(void *user)
     return rk_run_dir_sync(&((struct run *)user)->dir);
 }
 
-static struct rk_status *train_and_export(struct run *run, const struct rk_flow *flow)
+static struct rk_status *train_and_export(struct run *run)
 {
-    struct rk_status *st = rk_flow_run(flow, &run->flow);
+    struct rk_status *st = rk_flow_run(&run->flow);
     bool is_tried = st == NULL; /* to export, and there */
 
     if (run->flow.validates_only)
@@ -259,7 +259,6 @@ static void tell_left_out(const struct run *run)
 
 static struct rk_status *train(struct run *run)
 {
-    const struct rk_flow *flow = rk_flow_find(rk_config_string(run->job, "algorithm.adv_estimator"));
     struct rk_flow_sink sink = {.user = run,
                                 .on_begin = on_begin,
                                 .on_phase = on_phase,
@@ -270,9 +269,6 @@ static struct rk_status *train(struct run *run)
     struct rk_status *st;
     char *path;
 
-    if (!flow)
-        return rk_cli_usage(RK_FAIL(RK_UNIMPLEMENTED, "no flow trains with algorithm.adv_estimator=%s",
-                                    rk_config_string(run->job, "algorithm.adv_estimator")));
     st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
     if (st)
         return rk_cli_usage(st);
@@ -280,7 +276,7 @@ static struct rk_status *train(struct run *run)
     run->flow.checkpoints = run->checkpoints.dir || run->checkpoints.resume_path ? &run->checkpoints : NULL;
     path = rk_path_join(run->dir.path, "hf");
     run->flow.export_path = path;
-    st = train_and_export(run, flow);
+    st = train_and_export(run);
     run->flow.export_path = NULL;
     rk_free(path);
     return st;

@@ -1,6 +1,7 @@
-/* Saving and loading of a run: the daemons write and read the actor's part, the driver its own. A checkpoint
- * is complete, and named by the tracker, only when both are on the disk and the metrics of its step with
- * them. With async_save the daemons write while training goes on; the next save and the end wait for them. */
+/* Saving and loading of a run: the daemons write and read a part a role that trains, the driver its own. A
+ * checkpoint is complete, and named by the tracker, only when both are on the disk and the metrics of its
+ * step with them. With async_save the daemons write while training goes on; the next save and the end wait
+ * for them. */
 #include "driver-cli/flows/flows_internal.h"
 
 #include <string.h>
@@ -18,23 +19,24 @@ static bool saves(const struct rk_flow_context *ctx)
     return ctx->checkpoints && ctx->checkpoints->save_freq > 0;
 }
 
-static char *actor_path(const struct rk_flow_context *ctx, int64_t step)
+static char *part_path(const struct rk_flow_context *ctx, int64_t step, const char *role)
 {
     char *step_dir = rk_ckpt_step_dir(ctx->checkpoints->dir, step);
-    char *path = rk_path_join(step_dir, RK_CHECKPOINT_ACTOR);
+    char *path = rk_path_join(step_dir, role);
 
     rk_free(step_dir);
     return path;
 }
 
-/* --- the daemons' part --- */
+/* --- the daemons' parts --- */
 
-static struct rk_status *call_save(struct rk_flow_context *ctx, int64_t step, bool check_only,
-                                   struct rk_driver_result *result)
+static struct rk_status *call_save(struct rk_flow_context *ctx, const char *role, int64_t step,
+                                   bool check_only)
 {
     const struct rk_checkpoints *checkpoints = ctx->checkpoints;
     struct rk_json *options = rk_json_new_object();
-    char *path = actor_path(ctx, step);
+    char *path = part_path(ctx, step, role);
+    struct rk_driver_result result;
 
     rk_json_set(options, "path", rk_json_new_string(path));
     rk_json_set(options, "contents", rk_json_clone(checkpoints->save_contents));
@@ -42,7 +44,16 @@ static struct rk_status *call_save(struct rk_flow_context *ctx, int64_t step, bo
     rk_json_set(options, "global_step", rk_json_new_int(step));
     rk_json_set(options, "check_only", rk_json_new_bool(check_only));
     rk_free(path);
-    return rk_flow_call(ctx, "actor", "save_checkpoint", NULL, options, NULL, result);
+    RK_TRY(rk_flow_call(ctx, role, "save_checkpoint", NULL, options, NULL, &result));
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+static struct rk_status *save_parts(struct rk_flow_context *ctx, int64_t step, bool check_only)
+{
+    for (const char *const *role = ctx->checkpoints->roles; *role; role++)
+        RK_TRY(call_save(ctx, *role, step, check_only));
+    return NULL;
 }
 
 /* Whether a rank says that it still writes. */
@@ -60,28 +71,41 @@ static bool is_writing(const struct rk_driver_result *result)
 
 static struct rk_status *wait_for_writers(struct rk_flow_context *ctx, bool wait, bool *is_done)
 {
-    struct rk_json *options = rk_json_new_object();
-    struct rk_driver_result result;
+    *is_done = true;
+    for (const char *const *role = ctx->checkpoints->roles; *role; role++) {
+        struct rk_json *options = rk_json_new_object();
+        struct rk_driver_result result;
 
-    rk_json_set(options, "wait", rk_json_new_bool(wait));
-    RK_TRY(rk_flow_call(ctx, "actor", "wait_checkpoint", NULL, options, NULL, &result));
-    *is_done = !is_writing(&result);
-    rk_driver_result_fini(&result);
+        rk_json_set(options, "wait", rk_json_new_bool(wait));
+        RK_TRY(rk_flow_call(ctx, *role, "wait_checkpoint", NULL, options, NULL, &result));
+        *is_done = *is_done && !is_writing(&result);
+        rk_driver_result_fini(&result);
+    }
     return NULL;
 }
 
 /* --- the whole --- */
 
+/* Beside the Hugging Face directories of the parts. */
+static void copy_tokenizer(const struct rk_flow_context *ctx, int64_t step)
+{
+    for (const char *const *role = ctx->checkpoints->roles; *role; role++) {
+        char *path = part_path(ctx, step, *role), *hf = rk_path_join(path, "huggingface");
+
+        if (access(hf, W_OK) == 0)
+            RK_IGNORE(rk_flow_copy_tokenizer(ctx->inputs->tokenizer_dir, hf),
+                      "a checkpoint is complete without");
+        rk_free(hf);
+        rk_free(path);
+    }
+}
+
 /* All parts are written: the checkpoint becomes the latest. */
 static struct rk_status *complete(struct rk_flow_context *ctx, int64_t step)
 {
     const struct rk_checkpoints *checkpoints = ctx->checkpoints;
-    char *path = actor_path(ctx, step), *hf = rk_path_join(path, "huggingface");
 
-    if (access(hf, W_OK) == 0)
-        RK_IGNORE(rk_flow_copy_tokenizer(ctx->inputs->tokenizer_dir, hf), "a checkpoint is complete without");
-    rk_free(hf);
-    rk_free(path);
+    copy_tokenizer(ctx, step);
     RK_TRY(rk_checkpoints_complete(checkpoints, step));
     ctx->saved_step = step;
     return checkpoints->max_to_keep > 0 ? rk_checkpoints_prune(checkpoints, checkpoints->max_to_keep) : NULL;
@@ -106,38 +130,31 @@ struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wa
 
 struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx)
 {
-    int64_t first = ctx->step + 1;
-    struct rk_driver_result result;
-    struct rk_status *st;
+    struct rk_status *st = saves(ctx) ? save_parts(ctx, ctx->step + 1, true) : NULL;
 
-    if (!saves(ctx))
-        return NULL;
-    st = call_save(ctx, first, true, &result);
-    if (st)
-        return RK_WRAP(st, "nothing was trained: no checkpoint could be saved in %s", ctx->checkpoints->dir);
-    rk_driver_result_fini(&result);
-    return NULL;
+    return st ? RK_WRAP(st, "nothing was trained: no checkpoint could be saved in %s", ctx->checkpoints->dir)
+              : NULL;
 }
 
-bool rk_flow_checkpoint_is_due(const struct rk_flow_context *ctx)
+static bool is_due(const struct rk_flow_context *ctx)
 {
     return saves(ctx) && (ctx->step % ctx->checkpoints->save_freq == 0 || ctx->step == ctx->total_steps);
 }
 
 /* verl's order: with 2 or more to keep, room is made before. */
-struct rk_status *rk_flow_checkpoint_save(struct rk_flow_context *ctx)
+static struct rk_status *save(struct rk_flow_context *ctx)
 {
     const struct rk_checkpoints *checkpoints = ctx->checkpoints;
-    struct rk_driver_result result;
 
     RK_TRY(rk_flow_checkpoint_finish(ctx, true));
     if (checkpoints->max_to_keep >= 2 && !checkpoints->is_async)
         RK_TRY(rk_checkpoints_prune(checkpoints, checkpoints->max_to_keep - 1));
-    RK_TRY(call_save(ctx, ctx->step, false, &result));
+    RK_TRY(save_parts(ctx, ctx->step, false));
     ctx->writing_step = ctx->step;
-    rk_driver_result_fini(&result);
     return NULL;
 }
+
+const struct rk_flow_step rk_step_save_checkpoint = {"save_checkpoint", "save_checkpoint", is_due, save};
 
 struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx)
 {
@@ -177,27 +194,32 @@ static struct rk_status *check_loaded(const struct rk_flow_context *ctx,
     return NULL;
 }
 
-struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
+static struct rk_status *load_part(struct rk_flow_context *ctx, const char *role)
 {
     const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+    struct rk_json *options = rk_json_new_object();
+    char *path = rk_path_join(checkpoints->resume_path, role);
     struct rk_driver_result result;
-    struct rk_json *options;
     struct rk_status *st;
-    char *path;
 
-    if (!checkpoints || !checkpoints->resume_path)
-        return NULL;
-    options = rk_json_new_object();
-    path = rk_path_join(checkpoints->resume_path, RK_CHECKPOINT_ACTOR);
     rk_json_set(options, "path", rk_json_new_string(path));
     rk_json_set(options, "contents", rk_json_clone(checkpoints->load_contents));
     rk_free(path);
-    st = rk_flow_call(ctx, "actor", "load_checkpoint", NULL, options, NULL, &result);
+    st = rk_flow_call(ctx, role, "load_checkpoint", NULL, options, NULL, &result);
     if (!st)
         st = check_loaded(ctx, &result);
     rk_driver_result_fini(&result);
-    if (st)
-        return RK_WRAP(st, "loading %s", checkpoints->resume_path);
+    return st ? RK_WRAP(st, "loading %s", checkpoints->resume_path) : NULL;
+}
+
+struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
+{
+    const struct rk_checkpoints *checkpoints = ctx->checkpoints;
+
+    if (!checkpoints || !checkpoints->resume_path)
+        return NULL;
+    for (const char *const *role = checkpoints->roles; *role; role++)
+        RK_TRY(load_part(ctx, *role));
     ctx->step = ctx->trained_step = checkpoints->resume_step;
     return NULL;
 }

@@ -120,9 +120,37 @@ struct rk_status *rk_flow_dumps_check(const struct rk_config *job)
     return NULL;
 }
 
+struct rk_status *rk_dump_find_columns(struct rk_dump_columns *out, const struct rk_batch *batch)
+{
+    int64_t shape[2], mask_shape[2], log_probs_shape[2];
+    const void *ids, *mask, *log_probs;
+
+    RK_TRY(rk_batch_get_dense(batch, "responses", RK_DTYPE_I64, 2, shape, &ids));
+    RK_TRY(rk_batch_get_dense(batch, "attention_mask", RK_DTYPE_I64, 2, mask_shape, &mask));
+    RK_TRY(rk_batch_get_dense(batch, "rollout_log_probs", RK_DTYPE_F32, 2, log_probs_shape, &log_probs));
+    if (mask_shape[1] < shape[1] || log_probs_shape[1] != shape[1])
+        return RK_FAIL(RK_INTERNAL,
+                       "responses have %lld columns, attention_mask %lld, rollout_log_probs %lld",
+                       (long long)shape[1], (long long)mask_shape[1], (long long)log_probs_shape[1]);
+    *out = (struct rk_dump_columns){.width = shape[1],
+                                    .stride = mask_shape[1],
+                                    .ids = ids,
+                                    .mask = (const int64_t *)mask + (mask_shape[1] - shape[1]),
+                                    .log_probs = log_probs};
+    return NULL;
+}
+
+void rk_dump_set_tokens(struct rk_dump_row *line, const struct rk_dump_columns *columns, int64_t row)
+{
+    line->width = columns->width;
+    line->ids = columns->ids + row * columns->width;
+    line->mask = columns->mask + row * columns->stride;
+    line->log_probs = columns->log_probs + row * columns->width;
+}
+
 /* --- the responses of a training step --- */
 
-bool rk_flow_dumps(const struct rk_flow_context *ctx)
+static bool dumps(const struct rk_flow_context *ctx)
 {
     return !rk_config_is_null(ctx->job, "trainer.rollout_data_dir");
 }
@@ -162,7 +190,7 @@ static struct rk_status *append_rows(struct rk_dump *dump, const struct rk_flow_
     return NULL;
 }
 
-struct rk_status *rk_flow_dump(struct rk_flow_context *ctx)
+static struct rk_status *dump(struct rk_flow_context *ctx)
 {
     int64_t *row_of = rk_calloc((size_t)ctx->num_rows, sizeof(*row_of));
     struct rk_dump dump;
@@ -179,30 +207,4 @@ out:
     return st ? RK_WRAP(st, "trainer.rollout_data_dir") : NULL;
 }
 
-struct rk_status *rk_dump_find_columns(struct rk_dump_columns *out, const struct rk_batch *batch)
-{
-    int64_t shape[2], mask_shape[2], log_probs_shape[2];
-    const void *ids, *mask, *log_probs;
-
-    RK_TRY(rk_batch_get_dense(batch, "responses", RK_DTYPE_I64, 2, shape, &ids));
-    RK_TRY(rk_batch_get_dense(batch, "attention_mask", RK_DTYPE_I64, 2, mask_shape, &mask));
-    RK_TRY(rk_batch_get_dense(batch, "rollout_log_probs", RK_DTYPE_F32, 2, log_probs_shape, &log_probs));
-    if (mask_shape[1] < shape[1] || log_probs_shape[1] != shape[1])
-        return RK_FAIL(RK_INTERNAL,
-                       "responses have %lld columns, attention_mask %lld, rollout_log_probs %lld",
-                       (long long)shape[1], (long long)mask_shape[1], (long long)log_probs_shape[1]);
-    *out = (struct rk_dump_columns){.width = shape[1],
-                                    .stride = mask_shape[1],
-                                    .ids = ids,
-                                    .mask = (const int64_t *)mask + (mask_shape[1] - shape[1]),
-                                    .log_probs = log_probs};
-    return NULL;
-}
-
-void rk_dump_set_tokens(struct rk_dump_row *line, const struct rk_dump_columns *columns, int64_t row)
-{
-    line->width = columns->width;
-    line->ids = columns->ids + row * columns->width;
-    line->mask = columns->mask + row * columns->stride;
-    line->log_probs = columns->log_probs + row * columns->width;
-}
+const struct rk_flow_step rk_step_dump = {"dump", "dump_rollout_generations", dumps, dump};

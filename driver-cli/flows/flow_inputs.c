@@ -264,18 +264,24 @@ static struct rk_status *load_reward(struct rk_flow_inputs *inputs, const struct
     return st;
 }
 
+struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                              const char *job_dir)
+{
+    inputs->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
+    RK_TRY(load_datasets(inputs, job, job_dir));
+    return load_reward(inputs, job, job_dir);
+}
+
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
                                       const char *job_dir)
 {
     struct rk_status *st;
 
     *out = (struct rk_flow_inputs){0};
-    out->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_chat(out, job), fail);
-    RK_TRY_GOTO(st, load_datasets(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, load_reward(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, rk_flow_of(job)->load(out, job, job_dir), fail);
     return NULL;
 fail:
     rk_flow_inputs_fini(out);

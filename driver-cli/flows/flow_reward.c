@@ -18,14 +18,6 @@ struct responses {
     int64_t width, stride;
 };
 
-static void *scratch(struct rk_flow_context *ctx, size_t count, size_t elem_bytes)
-{
-    void *memory = rk_arena_calloc(ctx->arena, count, elem_bytes);
-
-    RK_ASSERT(memory);
-    return memory;
-}
-
 static bool is_interrupted(void *user)
 {
     return atomic_load(&((struct rk_driver *)user)->interrupts) > 0;
@@ -67,7 +59,7 @@ static int64_t decode(const struct rk_flow_context *ctx, const struct responses 
 
 static char *arena_text(struct rk_flow_context *ctx, const struct rk_str *text)
 {
-    char *copy = scratch(ctx, text->bytes + 1, 1);
+    char *copy = rk_flow_scratch(ctx, text->bytes + 1, 1);
 
     memcpy(copy, rk_str_text(text), text->bytes);
     return copy;
@@ -87,7 +79,7 @@ struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row)
 static void make_items(struct rk_flow_scores *out, struct rk_flow_context *ctx,
                        const struct responses *responses, const struct rk_dataset_row *const *prompts)
 {
-    int32_t *ids = scratch(ctx, (size_t)responses->width, sizeof(*ids));
+    int32_t *ids = rk_flow_scratch(ctx, (size_t)responses->width, sizeof(*ids));
     struct rk_str text = {0};
 
     for (int64_t row = 0; row < out->num_rows; row++) {
@@ -108,9 +100,9 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
 
     *out = (struct rk_flow_scores){0};
     RK_TRY(find_responses(&responses, batch));
-    out->items = scratch(ctx, (size_t)num_rows, sizeof(*out->items));
-    out->lengths = scratch(ctx, (size_t)num_rows, sizeof(*out->lengths));
-    out->results = scratch(ctx, (size_t)num_rows, sizeof(*out->results));
+    out->items = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*out->items));
+    out->lengths = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*out->lengths));
+    out->results = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*out->results));
     out->num_rows = num_rows;
     make_items(out, ctx, &responses, prompts);
     return rk_reward_score(ctx->inputs->reward, out->items, num_rows, out->results, &watch);

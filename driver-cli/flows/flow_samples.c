@@ -49,7 +49,7 @@ static int64_t choose_rows(int64_t rows[TRAIN_SAMPLES], const struct rk_flow_sco
     return count;
 }
 
-struct rk_status *rk_flow_show_samples(struct rk_flow_context *ctx)
+static struct rk_status *show_samples(struct rk_flow_context *ctx)
 {
     struct rk_sample items[TRAIN_SAMPLES];
     struct rk_samples samples = {.tag = RK_SAMPLES_TRAIN, .items = items};
@@ -63,3 +63,5 @@ struct rk_status *rk_flow_show_samples(struct rk_flow_context *ctx)
     ctx->sink.on_samples(ctx->sink.user, ctx->step, &samples);
     return NULL;
 }
+
+const struct rk_flow_step rk_step_samples = {"samples", NULL, NULL, show_samples};

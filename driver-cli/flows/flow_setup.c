@@ -1,4 +1,4 @@
-/* Meshes and models of the roles actor, rollout and ref. The rollout shares the actor's mesh and weights. */
+/* Meshes and models of the roles of a job. */
 #include "driver-cli/flows/flows_internal.h"
 
 #include <errno.h>
@@ -10,6 +10,8 @@
 #include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/limits.h"
+#include "proto/rk_methods.h"
 
 #define TOKENIZER_FILE "tokenizer.json"
 
@@ -40,17 +42,26 @@ struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, co
 
 void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job)
 {
-    struct rk_mesh_spec actor = {.tp = rk_job_actor_tp(job)};
-    struct rk_mesh_spec ref = {.tp = rk_job_ref_tp(job)};
+    int64_t num_roles;
+    const struct rk_job_role *roles = rk_job_roles(&num_roles);
 
     *count = 0;
-    out[(*count)++] = (struct rk_role_mesh){"actor", actor};
-    out[(*count)++] = (struct rk_role_mesh){"rollout", actor};
-    if (rk_job_needs_ref(job))
-        out[(*count)++] = (struct rk_role_mesh){"ref", ref};
+    for (int64_t i = 0; i < num_roles; i++) {
+        struct rk_mesh_spec mesh = {.tp = rk_job_role_tp(job, roles[i].bit)};
+
+        if (rk_job_role_needed(job, roles[i].bit))
+            out[(*count)++] = (struct rk_role_mesh){roles[i].name, mesh};
+    }
 }
 
-/* What actor and ref have in common. */
+int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role)
+{
+    return rk_driver_num_workers(ctx->driver) / rk_job_role_tp(ctx->job, role);
+}
+
+/* --- options of init_model --- */
+
+/* Of roles that have the policy's model. */
 static struct rk_json *model_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = rk_json_new_object();
@@ -73,51 +84,72 @@ static void set_max_tokens(struct rk_json *options, const char *option, const st
     rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(job, &micro)));
 }
 
-static struct rk_status *init_model(struct rk_flow_context *ctx, const char *role, struct rk_json *options)
+static struct rk_json *actor_options(const struct rk_flow_context *ctx)
 {
-    struct rk_driver_result result;
+    struct rk_json *options = model_options(ctx);
 
-    RK_TRY(rk_flow_call(ctx, role, "init_model", NULL, options, NULL, &result));
-    rk_driver_result_fini(&result);
-    return NULL;
-}
-
-struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
-{
-    struct rk_role_mesh meshes[3];
-    struct rk_json *options;
-    int64_t num_meshes;
-
-    rk_flow_meshes(meshes, &num_meshes, ctx->job);
-    RK_TRY(rk_driver_configure(ctx->driver, meshes, num_meshes));
-
-    options = model_options(ctx);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_OPTIM);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
-    RK_TRY(init_model(ctx, "actor", options));
+    return options;
+}
 
-    if (rk_job_needs_ref(ctx->job)) {
-        options = model_options(ctx);
-        rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
-        set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
-                       rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
-        RK_TRY(init_model(ctx, "ref", options));
-    }
+static struct rk_json *ref_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options(ctx);
 
-    /* Last, since its cache may take what the others leave. */
-    options = rk_json_new_object();
+    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
+                   rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
+    return options;
+}
+
+static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = rk_json_new_object();
+
     rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
     rk_job_copy_value(options, "numerics", ctx->job, "numerics");
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROLLOUT);
     rk_json_set(options, "rollout.max_model_len",
                 rk_json_new_int(rk_job_int_or(ctx->job, RK_JOB_ROLLOUT "max_model_len",
                                               ctx->prompt_length + ctx->response_length)));
-    return init_model(ctx, "rollout", options);
+    return options;
 }
+
+/* In the order in which the models are made: the rollout's comes last, since its cache may take what the
+ * others leave. */
+static const struct {
+    uint32_t role;
+    struct rk_json *(*options)(const struct rk_flow_context *ctx);
+} models[] = {
+    {RK_ROLE_ACTOR, actor_options},
+    {RK_ROLE_REF, ref_options},
+    {RK_ROLE_ROLLOUT, rollout_options},
+};
+
+struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
+{
+    struct rk_role_mesh meshes[RK_LIMIT_ROLES];
+    struct rk_driver_result result;
+    int64_t num_meshes;
+
+    rk_flow_meshes(meshes, &num_meshes, ctx->job);
+    RK_TRY(rk_driver_configure(ctx->driver, meshes, num_meshes));
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        if (!rk_job_role_needed(ctx->job, models[i].role))
+            continue;
+        RK_TRY(rk_flow_call(ctx, rk_job_role(models[i].role)->name, "init_model", NULL,
+                            models[i].options(ctx), NULL, &result));
+        rk_driver_result_fini(&result);
+    }
+    return NULL;
+}
+
+/* --- the model at the end --- */
 
 static struct rk_status *call_export(struct rk_flow_context *ctx, bool check_only)
 {

@@ -38,10 +38,7 @@ struct validation {
 
 static void *scratch(const struct validation *v, int64_t count, size_t elem_bytes)
 {
-    void *memory = rk_arena_calloc(v->ctx->arena, (size_t)count, elem_bytes);
-
-    RK_ASSERT(memory);
-    return memory;
+    return rk_flow_scratch(v->ctx, (size_t)count, elem_bytes);
 }
 
 static const char *dump_dir(const struct validation *v)
@@ -291,10 +288,11 @@ bool rk_flow_validates(const struct rk_flow_context *ctx)
 {
     int64_t freq = rk_config_int(ctx->job, "trainer.test_freq");
 
-    return ctx->inputs->val_dataset && freq > 0 && (ctx->step % freq == 0 || ctx->step == ctx->total_steps);
+    return !rk_config_is_null(ctx->job, "data.val_files") && freq > 0 &&
+           (ctx->step % freq == 0 || ctx->step == ctx->total_steps);
 }
 
-struct rk_status *rk_flow_validate(struct rk_flow_context *ctx)
+static struct rk_status *validate(struct rk_flow_context *ctx)
 {
     struct validation v = {.ctx = ctx, .n = rk_config_int(ctx->job, VAL_KWARGS "n")};
     struct rk_status *st;
@@ -317,3 +315,5 @@ struct rk_status *rk_flow_validate(struct rk_flow_context *ctx)
     rk_array_fini(&v.parts);
     return st;
 }
+
+const struct rk_flow_step rk_step_validate = {"validate", "testing", rk_flow_validates, validate};

@@ -7,17 +7,21 @@
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 static const struct rk_flow *const flows[] = {
-    &rk_flow_grpo,
+    &rk_flow_rl,
 };
 
-const struct rk_flow *rk_flow_find(const char *adv_estimator)
+const struct rk_flow *rk_flow_of(const struct rk_config *job)
 {
+    const char *type = rk_config_string(job, "algorithm.type");
+
     for (size_t i = 0; i < RK_ARRAY_LEN(flows); i++) {
-        if (strcmp(flows[i]->adv_estimator, adv_estimator) == 0)
+        if (strcmp(flows[i]->name, type) == 0)
             return flows[i];
     }
+    RK_ASSERT(!"the choices of algorithm.type are the rows of the table");
     return NULL;
 }
 
@@ -25,22 +29,10 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
                                        const struct rk_flow_sink *sink)
 {
-    int64_t num_data = rk_dataset_num_rows(inputs->dataset);
-
-    *ctx = (struct rk_flow_context){.job = job, .inputs = inputs, .driver = driver, .sink = *sink};
-    ctx->prompt_length = rk_config_int(job, "data.max_prompt_length");
-    ctx->response_length = rk_config_int(job, "data.max_response_length");
-    ctx->num_prompts = rk_config_int(job, "data.train_batch_size");
-    ctx->num_samples = rk_config_int(job, RK_JOB_ROLLOUT "n");
-    ctx->num_rows = ctx->num_prompts * ctx->num_samples;
-    ctx->mini_batch_rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * ctx->num_samples;
-    ctx->num_replicas = rk_driver_num_workers(driver) / rk_job_actor_tp(job);
-    ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
-    ctx->num_left_out = num_data % ctx->num_prompts;
-    if (ctx->steps_per_epoch == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "data.train_files hold %lld prompts, fewer than data.train_batch_size=%lld",
-                       (long long)num_data, (long long)ctx->num_prompts);
+    *ctx = (struct rk_flow_context){
+        .flow = rk_flow_of(job), .job = job, .inputs = inputs, .driver = driver, .sink = *sink};
+    ctx->num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_ACTOR);
+    RK_TRY(ctx->flow->init(ctx));
     ctx->total_steps = rk_job_int_or(job, "trainer.total_training_steps",
                                      ctx->steps_per_epoch * rk_config_int(job, "trainer.total_epochs"));
     ctx->validates_only = rk_config_bool(job, "trainer.val_only");
@@ -71,12 +63,13 @@ void rk_flow_context_fini(struct rk_flow_context *ctx)
 static struct rk_status *run_part(struct rk_flow_context *ctx, const struct rk_flow_step *part)
 {
     int64_t began_ns = rk_time_now_ns();
+    struct rk_status *st;
 
-    if (part->is_needed && !part->is_needed(ctx))
-        return NULL;
     if (ctx->sink.on_phase)
         ctx->sink.on_phase(ctx->sink.user, part->name);
-    RK_TRY(part->run(ctx));
+    st = part->run(ctx);
+    if (st)
+        return RK_WRAP(st, "step %lld, %s", (long long)ctx->step, part->name);
     if (part->timer) {
         char *name = rk_format("timing_s/%s", part->timer);
 
@@ -86,18 +79,16 @@ static struct rk_status *run_part(struct rk_flow_context *ctx, const struct rk_f
     return NULL;
 }
 
-static struct rk_status *run_step(const struct rk_flow *flow, struct rk_flow_context *ctx)
+static struct rk_status *run_step(struct rk_flow_context *ctx)
 {
     ctx->started_ns = rk_time_now_ns();
     ctx->epoch = (ctx->step - 1) / ctx->steps_per_epoch;
     ctx->metrics = rk_json_new_object();
     rk_json_set(ctx->metrics, "training/global_step", rk_json_new_int(ctx->step));
     rk_json_set(ctx->metrics, "training/epoch", rk_json_new_int(ctx->epoch));
-    for (const struct rk_flow_step *part = flow->steps; part->name; part++) {
-        struct rk_status *st = run_part(ctx, part);
-
-        if (st)
-            return RK_WRAP(st, "step %lld, %s", (long long)ctx->step, part->name);
+    for (const struct rk_flow_step *const *part = ctx->flow->steps; *part; part++) {
+        if (!(*part)->is_needed || (*part)->is_needed(ctx))
+            RK_TRY(run_part(ctx, *part));
     }
     if (ctx->sink.on_step)
         RK_TRY(ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics));
@@ -107,15 +98,12 @@ static struct rk_status *run_step(const struct rk_flow *flow, struct rk_flow_con
 /* A validation of the model that a run begins with, as a step of its own. */
 static struct rk_status *validate_first(struct rk_flow_context *ctx)
 {
-    static const struct rk_flow_step part = {"validate", "testing", NULL, rk_flow_validate};
     struct rk_status *st;
 
     ctx->metrics = rk_json_new_object();
     rk_json_set(ctx->metrics, "training/global_step", rk_json_new_int(ctx->step));
-    st = run_part(ctx, &part);
-    if (st)
-        st = RK_WRAP(st, "step %lld, validate", (long long)ctx->step);
-    else if (ctx->sink.on_step)
+    st = run_part(ctx, ctx->flow->validate);
+    if (!st && ctx->sink.on_step)
         st = ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics);
     end_step(ctx);
     return st;
@@ -124,15 +112,15 @@ static struct rk_status *validate_first(struct rk_flow_context *ctx)
 /* The model that a run goes on with was validated, or not, when its step ended. */
 static bool validates_first(const struct rk_flow_context *ctx)
 {
-    return ctx->inputs->val_dataset && rk_config_bool(ctx->job, "trainer.val_before_train") &&
-           (ctx->step == 0 || ctx->validates_only);
+    return !rk_config_is_null(ctx->job, "data.val_files") &&
+           rk_config_bool(ctx->job, "trainer.val_before_train") && (ctx->step == 0 || ctx->validates_only);
 }
 
-struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context *ctx)
+struct rk_status *rk_flow_run(struct rk_flow_context *ctx)
 {
     struct rk_status *st = NULL;
 
-    RK_TRY(flow->setup(ctx));
+    RK_TRY(rk_flow_setup(ctx));
     if (!ctx->validates_only)
         RK_TRY(rk_flow_check_export(ctx));
     RK_TRY(rk_flow_checkpoint_load(ctx));
@@ -146,7 +134,7 @@ struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context
         return NULL;
     while (ctx->step < ctx->total_steps && !st) {
         ctx->step++;
-        st = run_step(flow, ctx);
+        st = run_step(ctx);
         end_step(ctx);
     }
     return st ? st : rk_flow_checkpoint_finish(ctx, true);

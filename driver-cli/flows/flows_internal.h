@@ -1,4 +1,4 @@
-/* Flows: what one step of training does, as a list of named parts over one context. */
+/* Flows: what one step of training does, as a list of named parts over one context (docs/flows.md). */
 #ifndef RK_FLOWS_INTERNAL_H
 #define RK_FLOWS_INTERNAL_H
 
@@ -29,6 +29,9 @@ struct rk_flow_inputs {
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
                                       const char *job_dir) RK_NODISCARD;
 void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
+/* Prompts, what scores the answers, and the estimator: the data of flows that generate. */
+struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                              const char *job_dir) RK_NODISCARD;
 
 /* Who is told how it goes. */
 struct rk_flow_sink {
@@ -51,9 +54,11 @@ struct rk_flow_scores {
 };
 
 struct rk_checkpoints;
+struct rk_flow;
 
 struct rk_flow_context {
     /* fixed */
+    const struct rk_flow *flow;
     const struct rk_config *job;
     const struct rk_flow_inputs *inputs;
     struct rk_driver *driver;
@@ -93,29 +98,55 @@ struct rk_flow_step {
     struct rk_status *(*run)(struct rk_flow_context *ctx);
 };
 
+/* A kind of training: what it reads, which roles it has, and what a step of it does. */
 struct rk_flow {
-    const char *name;
-    const char *adv_estimator; /* algorithm.adv_estimator that selects it */
-    /* Meshes and models. */
-    struct rk_status *(*setup)(struct rk_flow_context *ctx);
-    const struct rk_flow_step *steps; /* ends with a row without name */
+    const char *name;        /* algorithm.type that selects it */
+    uint32_t roles;          /* RK_ROLE_*: those of every job */
+    uint32_t optional_roles; /* those of a job whose keys ask for them (job_roles.c) */
+    /* Reads and checks what the job names, besides model and tokenizer, which are there. */
+    struct rk_status *(*load)(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                              const char *job_dir);
+    /* The sizes of the context: of a step, an epoch and the run. */
+    struct rk_status *(*init)(struct rk_flow_context *ctx);
+    const struct rk_flow_step *const *steps; /* of one step of training, in their order; ends with NULL */
+    const struct rk_flow_step *validate;     /* that of the steps which measures the model as it is */
 };
 
-const struct rk_flow *rk_flow_find(const char *adv_estimator); /* NULL when unknown */
+const struct rk_flow *rk_flow_of(const struct rk_config *job);
 /* Fills the fixed part. The driver has claimed its daemons. */
 struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct rk_config *job,
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
                                        const struct rk_flow_sink *sink) RK_NODISCARD;
 void rk_flow_context_fini(struct rk_flow_context *ctx);
-/* Setup, then all steps. */
-struct rk_status *rk_flow_run(const struct rk_flow *flow, struct rk_flow_context *ctx) RK_NODISCARD;
+/* Meshes and models, then all steps. */
+struct rk_status *rk_flow_run(struct rk_flow_context *ctx) RK_NODISCARD;
 
-extern const struct rk_flow rk_flow_grpo;
+extern const struct rk_flow rk_flow_rl;
 
-/* --- setup of actor, rollout and reference (flow_setup.c) --- */
-/* Meshes of the roles that the job needs; *count of them into out[3]. */
+/* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
+extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_layout, rk_step_reward,
+    rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv, rk_step_update_actor, rk_step_metrics,
+    rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+
+/* --- what steps have in common (flow_batch.c) --- */
+/* Zeroed memory of the step's arena. */
+void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_bytes);
+/* A column of the batch with the shape [B, width], checked: it comes from the daemons. */
+struct rk_status *rk_flow_column(const struct rk_flow_context *ctx, const char *name, rk_dtype_t dtype,
+                                 int64_t width, const void **data) RK_NODISCARD;
+/* Marks in each row of the mask `mask_name`: *out[num_rows], in the arena. */
+struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask_name, int64_t width,
+                                   int64_t **out) RK_NODISCARD;
+
+/* Those columns of the batch, named by an array that ends with NULL. */
+struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
+                                 const char *const *columns) RK_NODISCARD;
+
+/* --- meshes, models and calls of the roles (flow_setup.c) --- */
+/* Of the roles that the job needs; *count of them into out[RK_LIMIT_ROLES]. */
 void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job);
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
+int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role);
 /* Fails when the daemons may not write to export_path or have no room there; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Writes the actor's model to export_path on the daemons' hosts and puts the tokenizer's files beside it when
@@ -166,9 +197,6 @@ struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_di
 struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Fails when the daemons may not write checkpoints or have no room for them. */
 struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx) RK_NODISCARD;
-bool rk_flow_checkpoint_is_due(const struct rk_flow_context *ctx);
-/* The daemons' part of the checkpoint of this step, as a part of the step. */
-struct rk_status *rk_flow_checkpoint_save(struct rk_flow_context *ctx) RK_NODISCARD;
 /* After the sink has the metrics of the step: the driver's part of a checkpoint that was saved in it, and the
  * end of one whose writers are done. */
 struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx) RK_NODISCARD;
@@ -179,20 +207,13 @@ struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wa
 /* A scored response; its text lives in the arena and in the item. */
 struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_reward_item *item,
                                 const struct rk_reward_result *result);
-/* Hands some of the step's responses to the sink. */
-struct rk_status *rk_flow_show_samples(struct rk_flow_context *ctx) RK_NODISCARD;
 
 /* --- dumps (flow_dump.c) --- */
 /* Makes the folders of the dumps that the job asks for; fails when they cannot be written to. */
 struct rk_status *rk_flow_dumps_check(const struct rk_config *job) RK_NODISCARD;
-bool rk_flow_dumps(const struct rk_flow_context *ctx); /* trainer.rollout_data_dir is given */
-/* Writes the responses of the step with scores and log-probs as JSON Lines. */
-struct rk_status *rk_flow_dump(struct rk_flow_context *ctx) RK_NODISCARD;
 
 /* --- validation (flow_validate.c) --- */
 bool rk_flow_validates(const struct rk_flow_context *ctx); /* after this step */
-/* Adds the metrics of a validation of the model as it is to ctx->metrics. */
-struct rk_status *rk_flow_validate(struct rk_flow_context *ctx) RK_NODISCARD;
 
 /* --- numbers (flow_metrics.c) --- */
 void rk_flow_metric(struct rk_json *metrics, const char *name, double value); /* null when not finite */

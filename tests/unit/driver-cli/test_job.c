@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "proto/rk_methods.h"
 #include "tests/support/test.h"
 
 /* The smallest job that satisfies every rule on 4 daemons. */
@@ -56,6 +57,10 @@ static const struct bad_file bad_files[] = {
     {"unknown KL of the reward",
      "{\"data\": {\"train_files\": [\"a\"]}, \"algorithm\": {\"kl_penalty\": \"full\"}}",
      "algorithm.kl_penalty"},
+    {"unknown algorithm", "{\"data\": {\"train_files\": [\"a\"]}, \"algorithm\": {\"type\": \"ppo\"}}",
+     "algorithm.type: expected one of rl"},
+    {"unknown algorithm in short", "{\"data\": {\"train_files\": [\"a\"]}, \"algorithm\": \"ppo\"}",
+     "algorithm: expected {}|rl"},
     {"lower clip ratio that no ratio reaches",
      "{\"data\": {\"train_files\": [\"a\"]}, \"actor_rollout_ref\": {\"actor\": {\"clip_ratio_low\": 1.5}}}",
      "actor_rollout_ref.actor.clip_ratio_low"},
@@ -466,6 +471,40 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
     }
 }
 
+/* --- roles --- */
+
+/* Goal: a job has the reference when its keys ask for it, with the actor's tensor-parallel size or its own;
+ * the rollout stands where the actor stands. */
+static void test_job_roles_follow_flow_and_keys(void **state)
+{
+    static const struct {
+        const char *more[2];
+        bool has_ref;
+        int32_t ref_tp;
+    } cases[] = {
+        {{"algorithm=rl", "algorithm.kl_penalty=kl"}, false, 2},
+        {{"actor_rollout_ref.actor.use_kl_loss=true", "algorithm.type=rl"}, true, 2},
+        {{"algorithm.use_kl_in_reward=true", "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=4"},
+         true,
+         4},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load_minimal(cases[i].more, RK_ARRAY_LEN(cases[i].more));
+
+        print_message("%s\n", cases[i].more[0]);
+        assert_string_equal(rk_config_string(job, "algorithm.type"), "rl");
+        assert_true(rk_job_role_needed(job, RK_ROLE_ACTOR));
+        assert_true(rk_job_role_needed(job, RK_ROLE_ROLLOUT));
+        assert_int_equal(rk_job_role_needed(job, RK_ROLE_REF), cases[i].has_ref);
+        assert_int_equal(rk_job_role_tp(job, RK_ROLE_ACTOR), 2);
+        assert_int_equal(rk_job_role_tp(job, RK_ROLE_ROLLOUT), 2);
+        assert_int_equal(rk_job_role_tp(job, RK_ROLE_REF), cases[i].ref_tp);
+        rk_config_destroy(job);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -481,6 +520,7 @@ int main(void)
         cmocka_unit_test(test_job_check_reports_all_problems_together),
         cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),
         cmocka_unit_test(test_job_micro_tokens_are_the_most_that_come),
+        cmocka_unit_test(test_job_roles_follow_flow_and_keys),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

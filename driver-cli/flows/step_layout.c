@@ -1,0 +1,36 @@
+/* Which replica takes which rows. */
+#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/job_internal.h"
+
+/* Puts the rows in the order in which the replicas take them; from here on a prompt's responses are found by
+ * uid only. */
+static struct rk_status *lay_out(struct rk_flow_context *ctx)
+{
+    int64_t width = ctx->prompt_length + ctx->response_length;
+    int64_t *order = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*order));
+    struct rk_layout_request request = {
+        .num_rows = ctx->num_rows,
+        .num_replicas = ctx->num_replicas,
+        .mini_batch_rows = ctx->mini_batch_rows,
+        .shuffle = rk_config_bool(ctx->job, RK_JOB_ACTOR "shuffle"),
+        .balance = rk_config_bool(ctx->job, "trainer.balance_batch"),
+        .seed = (uint64_t)(rk_config_int(ctx->job, RK_JOB_ACTOR "data_loader_seed") + ctx->step),
+        .workload = ctx->inputs->workload,
+    };
+    struct rk_seqlen_stats stats;
+
+    RK_TRY(rk_flow_sum_rows(ctx, "attention_mask", width, &ctx->seqlens));
+    request.seqlens = ctx->seqlens;
+    RK_TRY(rk_plan_layout(order, &request));
+    RK_TRY(rk_batch_reorder(ctx->batch, order));
+    stats = rk_plan_seqlen_stats(ctx->seqlens, order, ctx->num_rows, ctx->num_replicas);
+    rk_flow_metric(ctx->metrics, "global_seqlen/min", stats.min);
+    rk_flow_metric(ctx->metrics, "global_seqlen/max", stats.max);
+    rk_flow_metric(ctx->metrics, "global_seqlen/minmax_diff", stats.minmax_diff);
+    rk_flow_metric(ctx->metrics, "global_seqlen/balanced_min", stats.balanced_min);
+    rk_flow_metric(ctx->metrics, "global_seqlen/balanced_max", stats.balanced_max);
+    rk_flow_metric(ctx->metrics, "global_seqlen/mean", stats.mean);
+    return rk_flow_sum_rows(ctx, "attention_mask", width, &ctx->seqlens);
+}
+
+const struct rk_flow_step rk_step_layout = {"layout", NULL, NULL, lay_out};

@@ -1,0 +1,79 @@
+/* Updates of the models that train. */
+#include "base/rk_log.h"
+#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/job_internal.h"
+
+/* False when every response lost its score or is empty: there is nothing to learn from. */
+static struct rk_status *has_loss_tokens(struct rk_flow_context *ctx, bool *has)
+{
+    int64_t *loss_tokens;
+
+    *has = false;
+    RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
+    for (int64_t row = 0; row < ctx->num_rows; row++)
+        *has = *has || loss_tokens[row] > 0;
+    return NULL;
+}
+
+static struct rk_status *make_update_plan(struct rk_flow_context *ctx, struct rk_plan *plan)
+{
+    struct rk_job_micro micro = rk_job_actor_micro(ctx->job);
+    struct rk_plan_request request = {
+        .num_rows = ctx->num_rows,
+        .num_replicas = ctx->num_replicas,
+        .seqlens = ctx->seqlens,
+        .mini_batch_rows = ctx->mini_batch_rows,
+        .epochs = (int32_t)rk_config_int(ctx->job, RK_JOB_ACTOR "ppo_epochs"),
+        .shuffle = rk_config_bool(ctx->job, RK_JOB_ACTOR "shuffle"),
+        .seed = (uint64_t)(rk_config_int(ctx->job, RK_JOB_ACTOR "data_loader_seed") + ctx->step),
+        .use_dynamic_bsz = micro.use_dynamic_bsz,
+        .max_token_len = micro.max_token_len,
+        .micro_batch_rows = micro.micro_batch_rows,
+        .workload = ctx->inputs->workload,
+    };
+    int64_t *loss_tokens;
+
+    RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
+    request.loss_tokens = loss_tokens;
+    return rk_plan_build(plan, ctx->arena, &request);
+}
+
+static struct rk_status *update_actor(struct rk_flow_context *ctx)
+{
+    bool use_kl_loss = rk_config_bool(ctx->job, RK_JOB_ACTOR "use_kl_loss");
+    const char *const columns[] = {"input_ids",
+                                   "attention_mask",
+                                   "position_ids",
+                                   "responses",
+                                   "response_mask",
+                                   "old_log_probs",
+                                   "advantages",
+                                   use_kl_loss ? "ref_log_prob" : NULL,
+                                   NULL};
+    struct rk_driver_result result = {0};
+    struct rk_batch *batch;
+    struct rk_json *options;
+    struct rk_plan plan;
+    struct rk_status *st;
+    bool has;
+
+    RK_TRY(has_loss_tokens(ctx, &has));
+    if (!has) {
+        RK_WARN("step %lld: no response has a score; the policy is not updated", (long long)ctx->step);
+        return NULL;
+    }
+    RK_TRY(make_update_plan(ctx, &plan));
+    RK_TRY(rk_flow_select(&batch, ctx, columns));
+    options = rk_json_new_object();
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
+    rk_flow_merge_metrics(ctx->metrics, result.metrics);
+    rk_driver_result_fini(&result);
+    rk_batch_destroy(batch);
+    if (!st)
+        ctx->trained_step = ctx->step;
+    return st;
+}
+
+const struct rk_flow_step rk_step_update_actor = {"update_actor", "update_actor", NULL, update_actor};

@@ -1,0 +1,59 @@
+/* The roles of a job: which of them it has, and where their keys are. */
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
+
+static bool wants_ref(const struct rk_config *job)
+{
+    return rk_config_bool(job, RK_JOB_ACTOR "use_kl_loss") ||
+           rk_config_bool(job, "algorithm.use_kl_in_reward");
+}
+
+/* Daemons get their meshes in this order. */
+static const struct rk_job_role roles[] = {
+    {RK_ROLE_ACTOR, "actor", RK_JOB_ACTOR, 0, true, NULL},
+    {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, false, NULL},
+    {RK_ROLE_REF, "ref", RK_JOB_REF, 0, false, wants_ref},
+};
+
+const struct rk_job_role *rk_job_roles(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(roles);
+    return roles;
+}
+
+const struct rk_job_role *rk_job_role(uint32_t bit)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(roles); i++) {
+        if (roles[i].bit == bit)
+            return &roles[i];
+    }
+    RK_ASSERT(!"a role of the table");
+    return NULL;
+}
+
+bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
+{
+    const struct rk_flow *flow = rk_flow_of(job);
+    const struct rk_job_role *role = rk_job_role(bit);
+
+    return (flow->roles & bit) || ((flow->optional_roles & bit) && role->is_wanted(job));
+}
+
+int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit)
+{
+    const struct rk_job_role *role = rk_job_role(bit);
+    int64_t tp;
+    char *key;
+
+    if (role->shares)
+        return rk_job_role_tp(job, role->shares);
+    key = rk_format("%s" RK_JOB_TP, role->section);
+    tp = rk_config_is_null(job, key) ? rk_config_int(job, RK_JOB_ACTOR RK_JOB_TP) : rk_config_int(job, key);
+    rk_free(key);
+    return (int32_t)tp;
+}
