@@ -8,11 +8,9 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
-#include "base/rk_rng.h"
+#include "driver-cli/data/order_internal.h"
 #include "driver-cli/data/prompt_internal.h"
 #include "driver-cli/data/rows_internal.h"
-
-#define SHUFFLE_STREAM "data.shuffle" /* names the random stream of the permutations */
 
 struct row {
     struct rk_dataset_row view;
@@ -23,10 +21,7 @@ struct row {
 
 struct rk_dataset {
     RK_ARRAY(struct row) rows;
-    bool shuffle;
-    uint64_t seed;
-    int64_t epoch; /* of `order`; -1: none yet */
-    int64_t *order;
+    struct rk_epoch_order order;
     int64_t num_filtered, num_texts;
 };
 
@@ -52,7 +47,7 @@ void rk_dataset_destroy(struct rk_dataset *dataset)
     for (int64_t i = 0; i < dataset->rows.count; i++)
         row_fini(&dataset->rows.items[i]);
     rk_array_fini(&dataset->rows);
-    rk_free(dataset->order);
+    rk_epoch_order_fini(&dataset->order);
     rk_free(dataset);
 }
 
@@ -177,15 +172,12 @@ struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dat
 
     RK_ASSERT(config->max_prompt_length > 0);
     *out = NULL;
-    dataset->shuffle = config->shuffle;
-    dataset->seed = config->seed;
-    dataset->epoch = -1;
     st = read_files(&loader);
     if (st) {
         rk_dataset_destroy(dataset);
         return st;
     }
-    dataset->order = rk_calloc((size_t)dataset->rows.count, sizeof(*dataset->order));
+    rk_epoch_order_init(&dataset->order, dataset->rows.count, config->shuffle, config->seed);
     *out = dataset;
     return NULL;
 }
@@ -197,15 +189,5 @@ int64_t rk_dataset_num_rows(const struct rk_dataset *dataset)
 
 const struct rk_dataset_row *rk_dataset_at(struct rk_dataset *dataset, int64_t epoch, int64_t i)
 {
-    RK_ASSERT(epoch >= 0);
-    RK_ASSERT(i >= 0);
-    RK_ASSERT(i < dataset->rows.count);
-    if (!dataset->shuffle)
-        return &dataset->rows.items[i].view;
-    if (dataset->epoch != epoch) {
-        rk_rng_permutation(dataset->seed, rk_rng_stream_of_name(SHUFFLE_STREAM) + (uint64_t)epoch,
-                           dataset->rows.count, dataset->order);
-        dataset->epoch = epoch;
-    }
-    return &dataset->rows.items[dataset->order[i]].view;
+    return &dataset->rows.items[rk_epoch_order_at(&dataset->order, epoch, i)].view;
 }
