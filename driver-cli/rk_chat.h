@@ -31,12 +31,24 @@ void rk_chat_destroy(struct rk_chat *chat); /* NULL is a no-op */
 /* Variables that every rendering has: members of an object, {"bos_token": "<s>"}. Copies. */
 void rk_chat_set_variables(struct rk_chat *chat, const struct rk_json *variables);
 
+/* What generation blocks ({% generation %}) wrote: bytes begin..end of the output, in order. */
+struct rk_chat_span {
+    size_t begin, end;
+};
+
+struct rk_chat_spans {
+    struct rk_chat_span *items; /* rk_free */
+    int64_t count, capacity;
+    bool is_partial; /* there were more, inside of a macro or of a block whose text is used elsewhere */
+};
+
 struct rk_chat_args {
     const struct rk_json *messages; /* array of objects; must not be empty */
     const struct rk_json *tools;    /* array of JSON schemas, or NULL */
     const struct rk_json *kwargs;   /* more variables; they win over the special tokens; or NULL */
     bool add_generation_prompt;
-    int64_t now_s; /* of strftime_now, seconds since 1970 */
+    int64_t now_s;                     /* of strftime_now, seconds since 1970 */
+    struct rk_chat_spans *generations; /* receives them; or NULL */
 };
 
 /* Appends the prompt's text to `out`, on failure a part of it. INVALID_ARGUMENT where the template raises an

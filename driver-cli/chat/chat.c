@@ -209,6 +209,8 @@ struct rk_status *rk_chat_render(const struct rk_chat *chat, const struct rk_cha
 {
     struct rk_render r = {.jinja = args->tools && chat->with_tools ? chat->with_tools : chat->plain,
                           .out = out,
+                          .whole = out,
+                          .generations = args->generations,
                           .line = 1,
                           .now_s = args->now_s};
     struct rk_status *st;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_array.h"
 #include "base/rk_assert.h"
 
 struct rk_status *rk_render_alloc(struct rk_render *r, void **out, size_t bytes)
@@ -289,6 +290,20 @@ static struct rk_status *run_with(struct rk_render *r, const struct rk_node *nod
     return st;
 }
 
+static struct rk_status *run_generation(struct rk_render *r, const struct rk_node *node)
+{
+    size_t begin = r->out->bytes;
+    rk_value_t value;
+
+    RK_TRY(rk_render_capture(r, node->a, &value));
+    RK_TRY(write_value(r, value));
+    if (r->generations && r->out == r->whole)
+        rk_array_append(r->generations, (struct rk_chat_span){begin, r->out->bytes});
+    else if (r->generations)
+        r->generations->is_partial = true;
+    return NULL;
+}
+
 static struct rk_status *run_statement(struct rk_render *r, const struct rk_node *node)
 {
     rk_value_t value;
@@ -317,8 +332,7 @@ static struct rk_status *run_statement(struct rk_render *r, const struct rk_node
     case RK_NODE_WITH:
         return run_with(r, node);
     case RK_NODE_GENERATION:
-        RK_TRY(rk_render_capture(r, node->a, &value));
-        return write_value(r, value);
+        return run_generation(r, node);
     default:
         RK_ASSERT(node->kind == RK_NODE_BREAK || node->kind == RK_NODE_CONTINUE);
         r->signal = node->kind == RK_NODE_BREAK ? RK_SIGNAL_BREAK : RK_SIGNAL_CONTINUE;

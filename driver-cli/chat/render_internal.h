@@ -6,6 +6,7 @@
 #include "base/rk_array.h"
 #include "base/rk_map.h"
 #include "driver-cli/chat/value_internal.h"
+#include "driver-cli/rk_chat.h"
 
 /* --- bounds: far above any published template, so that a hostile one ends with an error --- */
 #define RK_JINJA_TEMPLATE_BYTES_MAX (1 << 20)
@@ -208,7 +209,9 @@ struct rk_render {
     int64_t steps;
     int32_t depth, line;
     rk_flow_signal_t signal;
-    int64_t now_s; /* strftime_now */
+    int64_t now_s;                     /* strftime_now */
+    const struct rk_str *whole;        /* the output itself; `out` is another string inside of a capture */
+    struct rk_chat_spans *generations; /* or NULL */
 };
 
 /* --- render.c --- */
