@@ -18,14 +18,13 @@ struct training {
 };
 
 /* The mean of the negative log-probs. */
-static struct rk_status *loss(void *user, const double *log_probs, const double *entropy, double *dlog_probs,
-                              double *dentropy)
+static struct rk_status *loss(void *user, const struct rk_head_arrays *outputs,
+                              const struct rk_head_arrays *grads)
 {
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
     const struct training *training = user;
 
-    (void)log_probs;
-    (void)entropy;
-    (void)dentropy;
+    (void)outputs;
     for (int64_t t = 0; t < training->batch.packed.num_tokens; t++)
         dlog_probs[t] = -training->token_weight;
     return NULL;
@@ -37,6 +36,7 @@ static struct rk_status *train_once(void *user)
     struct rk_model *model = training->instance.model;
     struct rk_train_micro micro = {.packed = &training->batch.packed,
                                    .temperature = 1,
+                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
                                    .loss_fn = loss,
                                    .user = training,
                                    .is_last = training->steps};
@@ -192,8 +192,8 @@ static struct rk_status *log_prob_once(void *user)
 {
     struct training *training = user;
 
-    return rk_model_log_probs(training->instance.model, &training->batch.packed, 1, NULL,
-                              training->batch.log_probs, training->batch.entropy);
+    return rk_model_forward(training->instance.model, &training->batch.packed, 1, NULL,
+                            &(struct rk_head_arrays){{training->batch.log_probs, training->batch.entropy}});
 }
 
 struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_case *bench,

@@ -92,6 +92,7 @@ struct rk_model_desc {
     const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
     rk_dtype_t dtype;                /* of parameters and activations: F32, BF16, or F64 for tests */
     rk_numerics_t numerics;
+    const char *head;         /* row of the head table; NULL: "lm" */
     struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
     const struct rk_mesh_comms *mesh;
     /* Of training. 0: all activations are kept for the backward pass, but for those that are cheap to make
@@ -176,12 +177,29 @@ struct rk_packed {
     const int32_t *labels;     /* [num_tokens]: the id that position t is to predict, or RK_LABEL_NONE */
 };
 
-/* Collective. log_probs[t] = log p(labels[t]) at that temperature and entropy[t] (may be NULL), f64 in host
- * memory; 0 where there is no label. OUT_OF_RANGE names a token or position that the model does not have. Of
+/* What heads compute of a position that has a label. */
+typedef enum rk_head_output {
+    RK_HEAD_LOG_PROBS, /* log p(label), at the temperature */
+    RK_HEAD_ENTROPY,   /* of the distribution of the label, at the temperature */
+    RK_HEAD_OUTPUT_COUNT
+} rk_head_output_t;
+#define RK_HEAD_BIT(output) (1u << (output))
+/* "log_probs", "entropy". */
+const char *rk_head_output_name(rk_head_output_t output);
+/* Bits of what the model's head can compute. */
+uint32_t rk_model_head_outputs(const struct rk_model *model);
+
+/* f64 [num_tokens] in host memory for each output, NULL where one is not wanted. */
+struct rk_head_arrays {
+    double *of[RK_HEAD_OUTPUT_COUNT];
+};
+
+/* Collective. Fills the arrays that are there; 0 where there is no label. OUT_OF_RANGE names a token or
+ * position that the model does not have; FAILED_PRECONDITION an output that its head does not compute. Of
  * `hooks`, which may be NULL, a pass calls on_alive only. */
-struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_packed *packed,
-                                     double temperature, const struct rk_engine_hooks *hooks,
-                                     double *log_probs, double *entropy) RK_NODISCARD;
+struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packed *packed, double temperature,
+                                   const struct rk_engine_hooks *hooks,
+                                   const struct rk_head_arrays *out) RK_NODISCARD;
 /* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;

@@ -51,14 +51,14 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
 /* The gradients are zero from here on. */
 struct rk_status *rk_train_begin(struct rk_model *model) RK_NODISCARD;
 
-/* Called between forward and backward with the log-probs (and entropy when wanted) of the micro-batch; writes
- * dlog_probs and dentropy, all f64 [num_tokens] in host memory. */
-typedef struct rk_status *(*rk_train_loss_fn_t)(void *user, const double *log_probs, const double *entropy,
-                                                double *dlog_probs, double *dentropy);
+/* Called between forward and backward with the outputs of the micro-batch that it asked for; adds the
+ * gradients by them to `grads`, which are zero. */
+typedef struct rk_status *(*rk_train_loss_fn_t)(void *user, const struct rk_head_arrays *outputs,
+                                                const struct rk_head_arrays *grads);
 struct rk_train_micro {
     const struct rk_packed *packed;
     double temperature;
-    bool needs_entropy; /* entropy and dentropy are NULL otherwise */
+    uint32_t outputs; /* RK_HEAD_BIT of what the loss reads; it is differentiated by all of them */
     /* The last one before rk_train_step, on all ranks: sums over dp begin while the backward pass runs. From
      * here on a gradient on this rank alone (rk_model_gather_param) is no more. */
     bool is_last;

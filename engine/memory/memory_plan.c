@@ -48,23 +48,22 @@ static struct rk_status *dry_run_init(struct dry_run *run)
 
 /* --- passes over packed tokens --- */
 
-static struct rk_status *no_loss(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *no_loss(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
     (void)user;
-    (void)log_probs;
-    (void)entropy;
-    (void)dlog_probs;
-    (void)dentropy;
+    (void)outputs;
+    (void)grads;
     return NULL;
 }
 
 static struct rk_status *run_packed(struct rk_model *model, const struct rk_packed *packed, bool trains)
 {
+    uint32_t outputs = rk_model_head_outputs(model);
     struct rk_train_micro micro = {
-        .packed = packed, .temperature = 1, .needs_entropy = true, .is_last = true, .loss_fn = no_loss};
-    double *values;
-    struct rk_status *st;
+        .packed = packed, .temperature = 1, .outputs = outputs, .is_last = true, .loss_fn = no_loss};
+    struct rk_head_arrays out = {0};
+    struct rk_status *st = NULL;
     bool is_finite;
     double norm;
 
@@ -74,9 +73,13 @@ static struct rk_status *run_packed(struct rk_model *model, const struct rk_pack
         RK_TRY(rk_train_reduce(model));
         return rk_train_grad_norm(model, &norm, &is_finite);
     }
-    values = rk_calloc(2 * (size_t)packed->num_tokens, sizeof(*values));
-    st = rk_model_log_probs(model, packed, 1, NULL, values, values + packed->num_tokens);
-    rk_free(values);
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (outputs & RK_HEAD_BIT(i))
+            out.of[i] = rk_calloc((size_t)packed->num_tokens, sizeof(double));
+    }
+    st = rk_model_forward(model, packed, 1, NULL, &out);
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
+        rk_free(out.of[i]);
     return st;
 }
 

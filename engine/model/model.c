@@ -10,8 +10,6 @@
 #include "engine/ckpt/state_internal.h"
 #include "engine/optim/optim_internal.h"
 
-/* Vocabulary rows are padded with zeros to a multiple of this on every rank. */
-#define VOCAB_ALIGN_ROWS 128
 /* Host blocks of one pass: labels and statistics of a few thousand tokens fit into one. */
 #define HOST_BLOCK_BYTES ((size_t)1 << 20)
 
@@ -54,23 +52,6 @@ static struct rk_weight declare_vector(struct rk_model_core *core, int64_t rows,
     return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = rows};
 }
 
-/* Rows of the vocabulary, padded so that tp parts are equal. */
-static struct rk_weight declare_vocabulary(struct rk_model_core *core, const char *name, const char *alias)
-{
-    int32_t tp_size = rk_params_tp_size(&core->params);
-    int64_t align = (int64_t)VOCAB_ALIGN_ROWS * tp_size;
-    struct rk_param_spec spec = {
-        .rows = core->config.vocab_size,
-        .cols = core->config.hidden_size,
-        .rows_padded = (core->config.vocab_size + align - 1) / align * align,
-        .alias = alias,
-    };
-
-    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name),
-                              .rows = spec.rows_padded / tp_size,
-                              .cols = spec.cols};
-}
-
 static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
                                        int64_t layer)
 {
@@ -99,16 +80,6 @@ static int64_t count_blocks(const struct rk_model_family *family, const struct r
     return count;
 }
 
-static void set_head(struct rk_model_core *core)
-{
-    struct rk_head *head = &core->head;
-
-    head->vocab_begin = head->weight.rows * core->params.coords.axis[RK_AXIS_TP];
-    head->num_valid = RK_MIN(RK_MAX(core->config.vocab_size - head->vocab_begin, 0), head->weight.rows);
-    head->chunk_tokens = RK_HEAD_CHUNK;
-    core->embedding.vocab_begin = head->vocab_begin;
-}
-
 struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
                                 const struct rk_mesh_coords *coords)
 {
@@ -118,13 +89,14 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
     RK_ASSERT(family);
     RK_TRY(rk_params_init(&core->params, mesh, coords, core->dtype));
     core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
-    core->embedding.weight =
-        declare_vocabulary(core, "model.embed_tokens.weight", is_tied ? "lm_head.weight" : NULL);
+    core->embedding.weight = rk_vocabulary_declare(&core->params, &core->config, "model.embed_tokens.weight",
+                                                   is_tied ? "lm_head.weight" : NULL);
+    core->embedding.vocab_begin = core->embedding.weight.rows * coords->axis[RK_AXIS_TP];
     for (int64_t layer = 0; layer < core->config.num_layers; layer++)
         RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
     core->final_norm = declare_vector(core, core->config.hidden_size, "model.norm.weight");
-    core->head.weight = is_tied ? core->embedding.weight : declare_vocabulary(core, "lm_head.weight", NULL);
-    set_head(core);
+    core->head.ops->declare(&core->head, &core->params,
+                            &(struct rk_head_site){&core->config, &core->embedding.weight});
     return rk_params_lay_out(&core->params);
 }
 
@@ -162,7 +134,7 @@ out:
     return st;
 }
 
-/* 0, 1, 2, ...: with them the rows of several ranks' logits are put side by side (nn/head.c). */
+/* 0, 1, 2, ...: with them the rows of several ranks' logits are put side by side (nn/head_lm.c). */
 static struct rk_status *make_row_numbers(struct rk_model_core *core)
 {
     size_t bytes = RK_HEAD_CHUNK * sizeof(int32_t);
@@ -208,6 +180,8 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
                        rk_dtype_name(desc->dtype));
     RK_TRY(rk_model_config_parse(&core->config, desc->hf_config));
     RK_TRY(check_axes(mesh));
+    core->head.ops = rk_head_find(desc->head ? desc->head : "lm");
+    RK_ASSERT(core->head.ops);
     core->hf_config = rk_json_clone(desc->hf_config);
     core->dtype = desc->dtype;
     core->numerics = desc->numerics;
@@ -300,6 +274,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .hf_config = core->hf_config,
         .dtype = core->dtype,
         .numerics = core->numerics,
+        .head = core->head.ops->name,
         .recompute_num_layers = core->recompute_num_layers,
         .stream = core->stream,
         .mesh = core->mesh,

@@ -136,6 +136,13 @@ struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_m
 struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
                                    const double *values, rk_tensor_t *stats) RK_NODISCARD;
 
+/* FAILED_PRECONDITION names the first of these outputs that the model's head does not compute. */
+struct rk_status *rk_model_check_outputs(const struct rk_model *model, uint32_t outputs) RK_NODISCARD;
+/* rk_labels_download of the outputs that have an array. */
+struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_model *model,
+                                   const struct rk_head_out *out, const struct rk_head_arrays *arrays,
+                                   int64_t num_tokens) RK_NODISCARD;
+
 /* What the backward pass needs of the forward pass. */
 struct rk_trunk_saved {
     struct rk_block_saved *blocks; /* [num_blocks], host arena */

@@ -139,16 +139,55 @@ struct rk_status *rk_inverse_temperature(float *out, double temperature)
     return NULL;
 }
 
-struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_packed *packed,
-                                     double temperature, const struct rk_engine_hooks *hooks,
-                                     double *log_probs, double *entropy)
+uint32_t rk_model_head_outputs(const struct rk_model *model)
 {
+    return model->core->head.ops->outputs;
+}
+
+struct rk_status *rk_model_check_outputs(const struct rk_model *model, uint32_t outputs)
+{
+    const struct rk_head_ops *head = model->core->head.ops;
+
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (outputs & ~head->outputs & RK_HEAD_BIT(i))
+            return RK_FAIL(RK_FAILED_PRECONDITION, "the model has a head '%s', which does not compute %s",
+                           head->name, rk_head_output_name((rk_head_output_t)i));
+    }
+    return NULL;
+}
+
+static uint32_t wanted_of(const struct rk_head_arrays *arrays)
+{
+    uint32_t wanted = 0;
+
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
+        wanted |= arrays->of[i] ? RK_HEAD_BIT(i) : 0;
+    return wanted;
+}
+
+struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_model *model,
+                                   const struct rk_head_out *out, const struct rk_head_arrays *arrays,
+                                   int64_t num_tokens)
+{
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (arrays->of[i])
+            RK_TRY(rk_labels_download(labels, model, out->of[i], arrays->of[i], num_tokens));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packed *packed, double temperature,
+                                   const struct rk_engine_hooks *hooks, const struct rk_head_arrays *out)
+{
+    const struct rk_head *head = &model->core->head;
+    uint32_t wanted = wanted_of(out);
     struct rk_head_saved saved = {0};
-    struct rk_head_out out;
+    struct rk_head_out stats = {0};
     struct rk_labels labels;
     struct rk_pass pass;
     rk_tensor_t hidden;
 
+    RK_TRY(rk_model_check_outputs(model, wanted));
     RK_TRY(rk_inverse_temperature(&saved.inv_temperature, temperature));
     RK_TRY(rk_model_begin_packed(model, &pass, packed));
     pass.hooks = hooks;
@@ -156,9 +195,8 @@ struct rk_status *rk_model_log_probs(struct rk_model *model, const struct rk_pac
     saved.index = labels.index;
     saved.labels = labels.labels;
     RK_TRY(rk_trunk_fwd(model, &pass, &hidden, NULL));
-    RK_TRY(rk_head_fwd(&pass, &model->core->head, hidden, entropy != NULL, &saved, &out));
-    RK_TRY(rk_labels_download(&labels, model, out.log_probs, log_probs, packed->num_tokens));
-    return entropy ? rk_labels_download(&labels, model, out.entropy, entropy, packed->num_tokens) : NULL;
+    RK_TRY(head->ops->forward(&pass, head, hidden, wanted, &saved, &stats));
+    return rk_head_download(&labels, model, &stats, out, packed->num_tokens);
 }
 
 /* The logits of these hidden states, as f64, without the padding of the vocabulary. */

@@ -2,6 +2,26 @@
  * over tp is the row. Backward: each rank adds the gradient rows of its own ids, in ascending token order. */
 #include "engine/nn/nn_internal.h"
 
+/* Vocabulary rows are padded with zeros to a multiple of this on every rank. */
+#define VOCAB_ALIGN_ROWS 128
+
+struct rk_weight rk_vocabulary_declare(struct rk_param_table *params, const struct rk_model_config *config,
+                                       const char *name, const char *alias)
+{
+    int32_t tp_size = rk_params_tp_size(params);
+    int64_t align = (int64_t)VOCAB_ALIGN_ROWS * tp_size;
+    struct rk_param_spec spec = {
+        .rows = config->vocab_size,
+        .cols = config->hidden_size,
+        .rows_padded = (config->vocab_size + align - 1) / align * align,
+        .alias = alias,
+    };
+
+    return (struct rk_weight){.param = rk_params_add(params, &spec, "%s", name),
+                              .rows = spec.rows_padded / tp_size,
+                              .cols = spec.cols};
+}
+
 struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
                                    rk_tensor_t out)
 {

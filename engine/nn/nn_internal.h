@@ -99,6 +99,9 @@ struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_
                                     rk_tensor_t y) RK_NODISCARD;
 
 /* --- embed_vp.c: vocabulary-parallel embedding --- */
+/* Declares [vocab_size, hidden_size], split by rows, which are padded so that the parts over tp are equal. */
+struct rk_weight rk_vocabulary_declare(struct rk_param_table *params, const struct rk_model_config *config,
+                                       const char *name, const char *alias);
 struct rk_embedding {
     struct rk_weight weight;
     int64_t vocab_begin; /* of my part */
@@ -212,39 +215,71 @@ struct rk_block_saved {
 extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped queries, rotary positions */
 extern const struct rk_block_ops rk_block_swiglu;    /* mlp.c */
 
-/* --- head.c: output projection with log-probs and entropy, in chunks of tokens --- */
+/* --- heads: what turns final hidden states into the outputs of enum rk_head_output; rows of heads.c --- */
+struct rk_head_ops;
+
 struct rk_head {
-    struct rk_weight weight; /* [columns, hidden_size]: the embedding's when tied */
-    int64_t vocab_begin;     /* of my part */
-    int64_t num_valid;       /* of my columns: the others are padding */
-    int64_t chunk_tokens;    /* RK_HEAD_CHUNK */
+    const struct rk_head_ops *ops;
+    struct rk_weight weight; /* [columns, hidden_size] */
+    /* Of the language model head. */
+    int64_t vocab_begin;  /* of my part */
+    int64_t num_valid;    /* of my columns: the others are padding */
+    int64_t chunk_tokens; /* RK_HEAD_CHUNK */
 };
 
 struct rk_head_saved {
-    rk_tensor_t x;      /* [L, hidden_size]: hidden states at the positions with a label */
-    rk_tensor_t index;  /* I32 [L]: these positions */
-    rk_tensor_t labels; /* I32 [L] */
-    rk_tensor_t stats;  /* F64 [L, 4], merged over tp */
+    rk_tensor_t x;         /* [L, hidden_size]: hidden states at the positions with a label */
+    rk_tensor_t index;     /* I32 [L]: these positions */
+    rk_tensor_t labels;    /* I32 [L] */
+    float inv_temperature; /* what logits are multiplied with */
+    /* Of the language model head. */
+    rk_tensor_t stats; /* F64 [L, 4], merged over tp */
     rk_tensor_t
         logits; /* [<= chunk_tokens, local vocab_size]: of the last chunk; gone after a mere forward */
-    float inv_temperature;
 };
 
+/* Stat [L] for each output; none where it is not wanted. */
 struct rk_head_out {
-    rk_tensor_t log_probs; /* stat [L] */
-    rk_tensor_t entropy;   /* stat [L], or none when it is not wanted */
+    rk_tensor_t of[RK_HEAD_OUTPUT_COUNT];
 };
 
-/* The caller has filled index, labels and inv_temperature of `saved`; the function makes the rest and *out.
- */
-struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
-                              bool wants_entropy, struct rk_head_saved *saved,
-                              struct rk_head_out *out) RK_NODISCARD;
-/* dhidden [T, hidden_size], 0 where there is no label. */
-struct rk_status *rk_head_bwd(const struct rk_pass *pass, const struct rk_head *head,
-                              const struct rk_head_saved *saved, const struct rk_head_out *dout,
-                              rk_tensor_t dhidden) RK_NODISCARD;
-/* Logits [n, padded vocab_size] of hidden states [n, hidden_size], gathered over tp. */
+/* Where a head stands, when its parameters are declared. */
+struct rk_head_site {
+    const struct rk_model_config *config;
+    const struct rk_weight *embedding; /* for a head that shares it */
+};
+
+#define RK_HEAD_ABI 1
+
+struct rk_head_ops {
+    const char *name; /* "lm" */
+    uint32_t abi;
+    uint32_t outputs; /* RK_HEAD_BIT of what it computes */
+    /* Required. Adds the parameters to the table and fills the head. */
+    void (*declare)(struct rk_head *head, struct rk_param_table *params, const struct rk_head_site *site);
+    /* Required. The caller has filled index, labels and inv_temperature of `saved`; the function makes the
+     * rest, and those of *out that `wanted` has a bit for. */
+    struct rk_status *(*forward)(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
+                                 uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out);
+    /* Required. dhidden [T, hidden_size], 0 where there is no label; gradients of outputs that were not
+     * wanted are none. */
+    struct rk_status *(*backward)(const struct rk_pass *pass, const struct rk_head *head,
+                                  const struct rk_head_saved *saved, const struct rk_head_out *dout,
+                                  rk_tensor_t dhidden);
+};
+
+extern const struct rk_head_ops rk_head_lm; /* head_lm.c: log-probs over the vocabulary */
+
+const struct rk_head_ops *rk_head_find(const char *name); /* NULL when unknown */
+
+/* saved->x = hidden at the labelled positions; and back, dhidden = dx there and 0 elsewhere. */
+struct rk_status *rk_head_gather(const struct rk_pass *pass, rk_tensor_t hidden,
+                                 struct rk_head_saved *saved) RK_NODISCARD;
+struct rk_status *rk_head_scatter(const struct rk_pass *pass, const struct rk_head_saved *saved,
+                                  rk_tensor_t dx, rk_tensor_t dhidden) RK_NODISCARD;
+
+/* Logits [n, padded vocab_size] of hidden states [n, hidden_size], gathered over tp. Of the language model
+ * head. */
 struct rk_status *rk_head_logits(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t x,
                                  rk_tensor_t *logits) RK_NODISCARD;
 

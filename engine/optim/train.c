@@ -206,41 +206,54 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
     return zero_grads(model, train->summed_begin);
 }
 
-/* Log-probs and entropy to the host, the loss, its gradients back to the device. */
+static struct rk_status *allocate_arrays(struct rk_model *model, const struct rk_train_micro *micro,
+                                         struct rk_head_arrays *outputs, struct rk_head_arrays *grads)
+{
+    int64_t num_tokens = micro->packed->num_tokens;
+
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        double *arrays;
+
+        if (!(micro->outputs & RK_HEAD_BIT(i)))
+            continue;
+        arrays = rk_arena_calloc(model->host, (size_t)(2 * num_tokens) + 1, sizeof(*arrays));
+        if (!arrays)
+            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld tokens", (long long)num_tokens);
+        outputs->of[i] = arrays;
+        grads->of[i] = arrays + num_tokens;
+    }
+    return NULL;
+}
+
+/* The outputs to the host, the loss, its gradients back to the device. */
 static struct rk_status *call_loss(struct rk_model *model, const struct rk_train_micro *micro,
                                    const struct rk_labels *labels, const struct rk_head_out *out,
                                    struct rk_head_out *dout)
 {
-    int64_t num_tokens = micro->packed->num_tokens;
-    int64_t num_arrays = micro->needs_entropy ? 4 : 2;
-    double *arrays = rk_arena_calloc(model->host, (size_t)(num_arrays * num_tokens) + 1, sizeof(*arrays));
-    double *log_probs = arrays, *dlog_probs = arrays + num_tokens;
-    double *entropy = NULL, *dentropy = NULL;
+    struct rk_head_arrays outputs = {0}, grads = {0};
 
-    if (!arrays)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld tokens", (long long)num_tokens);
-    RK_TRY(rk_labels_download(labels, model, out->log_probs, log_probs, num_tokens));
-    if (micro->needs_entropy) {
-        entropy = arrays + 2 * num_tokens;
-        dentropy = arrays + 3 * num_tokens;
-        RK_TRY(rk_labels_download(labels, model, out->entropy, entropy, num_tokens));
+    RK_TRY(allocate_arrays(model, micro, &outputs, &grads));
+    RK_TRY(rk_head_download(labels, model, out, &outputs, micro->packed->num_tokens));
+    RK_TRY(micro->loss_fn(micro->user, &outputs, &grads));
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (grads.of[i])
+            RK_TRY(rk_labels_upload(labels, model, grads.of[i], &dout->of[i]));
     }
-    RK_TRY(micro->loss_fn(micro->user, log_probs, entropy, dlog_probs, dentropy));
-    RK_TRY(rk_labels_upload(labels, model, dlog_probs, &dout->log_probs));
-    return dentropy ? rk_labels_upload(labels, model, dentropy, &dout->entropy) : NULL;
+    return NULL;
 }
 
 struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
 {
     const struct rk_model_core *core = model->core;
     struct rk_head_saved head = {0};
-    struct rk_head_out out, dout = {0};
+    struct rk_head_out out = {0}, dout = {0};
     struct rk_trunk_saved trunk;
     struct rk_labels labels;
     struct rk_pass pass;
     rk_tensor_t hidden, dhidden;
 
     RK_TRY(check_enabled(model));
+    RK_TRY(rk_model_check_outputs(model, micro->outputs));
     RK_TRY(rk_inverse_temperature(&head.inv_temperature, micro->temperature));
     RK_TRY(rk_model_begin_packed(model, &pass, micro->packed));
     pass.hooks = micro->hooks;
@@ -249,12 +262,12 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     head.index = labels.index;
     head.labels = labels.labels;
     RK_TRY(rk_trunk_fwd(model, &pass, &hidden, &trunk));
-    RK_TRY(rk_head_fwd(&pass, &core->head, hidden, micro->needs_entropy, &head, &out));
+    RK_TRY(core->head.ops->forward(&pass, &core->head, hidden, micro->outputs, &head, &out));
     RK_TRY(call_loss(model, micro, &labels, &out, &dout));
     RK_TRY(rk_step_2d(pass.arena, &dhidden, pass.dtype, pass.num_tokens, pass.hidden_size));
     model->train->is_last_micro = micro->is_last;
     RK_TRY(prepare_grads(model, &pass, labels.count));
-    RK_TRY(rk_head_bwd(&pass, &core->head, &head, &dout, dhidden));
+    RK_TRY(core->head.ops->backward(&pass, &core->head, &head, &dout, dhidden));
     RK_TRY(rk_trunk_bwd(model, &pass, &trunk, dhidden));
     return rk_stream_sync(core->stream);
 }

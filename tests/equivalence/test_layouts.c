@@ -167,9 +167,11 @@ static void make_micro_batch(struct micro_batch *micro, const struct layout_case
 
 /* -1/N sum_t (A exp(log p - old) + coeff H): a policy gradient with an entropy bonus, N over the whole batch.
  */
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    const double *log_probs = outputs->of[RK_HEAD_LOG_PROBS], *entropy = outputs->of[RK_HEAD_ENTROPY];
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
     struct micro_batch *micro = user;
     const struct batch *batch = micro->batch;
 
@@ -227,7 +229,7 @@ static struct rk_status *train(struct rk_model *model, const struct run *run, st
 {
     struct rk_train_micro args = {.packed = &micro->packed,
                                   .temperature = TEMPERATURE,
-                                  .needs_entropy = true,
+                                  .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY),
                                   .loss_fn = loss_fn,
                                   .user = micro};
     bool is_tp_first = micro->records;

@@ -186,8 +186,8 @@ static void test_log_probs_of_packed_sequences_match_transformers(void **state)
         log_probs = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
         entropy = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
         assert_ok(rk_model_logits(golden.test.model, &golden.packed, logits));
-        assert_ok(
-            rk_model_log_probs(golden.test.model, &golden.packed, TEMPERATURE, NULL, log_probs, entropy));
+        assert_ok(rk_model_forward(golden.test.model, &golden.packed, TEMPERATURE, NULL,
+                                   &(struct rk_head_arrays){{log_probs, entropy}}));
         check(&golden, "logits", logits, tolerance_of(&golden, "logits"));
         check(&golden, "log_probs", log_probs, tolerance_of(&golden, "log_probs"));
         check(&golden, "entropy", entropy, tolerance_of(&golden, "log_probs"));
@@ -204,9 +204,11 @@ struct loss_state {
 };
 
 /* Token mean of -log p - coeff * entropy, as in the script. */
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    const double *log_probs = outputs->of[RK_HEAD_LOG_PROBS], *entropy = outputs->of[RK_HEAD_ENTROPY];
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
     struct loss_state *state = user;
     const struct golden *golden = state->golden;
     double num_labels = 0;
@@ -244,7 +246,7 @@ static void run_micro_batch(const struct golden *golden, struct loss_state *stat
     struct rk_train_micro micro = {
         .packed = &golden->packed,
         .temperature = TEMPERATURE,
-        .needs_entropy = true,
+        .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY),
         .loss_fn = loss_fn,
         .user = state,
     };

@@ -58,8 +58,8 @@ static struct rk_status *run_mini_batch(struct rk_call *call, struct pass *pass,
     for (int32_t m = 0; m < mini->num_micro; m++) {
         RK_TRY(rk_call_check_cancel(call));
         rk_rows_pack(&pass->rows, rk_call_micro_batch(call, mini, m));
-        RK_TRY(rk_model_log_probs(call->role->model, &pass->rows.packed, pass->temperature, &call->hooks,
-                                  pass->log_probs, pass->entropy));
+        RK_TRY(rk_model_forward(call->role->model, &pass->rows.packed, pass->temperature, &call->hooks,
+                                &(struct rk_head_arrays){{pass->log_probs, pass->entropy}}));
         if (pass->out_log_probs)
             rk_rows_scatter(&pass->rows, pass->log_probs, pass->out_log_probs);
         if (pass->out_entropy)

@@ -95,8 +95,8 @@ static void gather_columns(struct update *u)
 }
 
 /* Between forward and backward of a micro-batch. */
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
     struct update *u = user;
     const struct rk_packed *packed = &u->rows.packed;
@@ -107,14 +107,18 @@ static struct rk_status *loss_fn(void *user, const double *log_probs, const doub
         .mask = u->mask,
         .weight = u->weight,
         .token_weight = u->token_weight,
-        .log_probs = log_probs,
-        .entropy = entropy,
+        .log_probs = outputs->of[RK_HEAD_LOG_PROBS],
+        .entropy = outputs->of[RK_HEAD_ENTROPY],
         .old_log_probs = u->packed_old,
         .advantages = u->packed_advantages,
         .ref_log_prob = u->loss.use_kl_loss ? u->packed_ref : NULL,
         .rollout_is_weights = u->is_weights ? u->packed_is_weights : NULL,
     };
-    struct rk_loss_out out = {.dlog_probs = dlog_probs, .dentropy = dentropy, .metrics = u->metrics};
+    struct rk_loss_out out = {
+        .dlog_probs = grads->of[RK_HEAD_LOG_PROBS],
+        .dentropy = grads->of[RK_HEAD_ENTROPY],
+        .metrics = u->metrics,
+    };
 
     rk_loss_forward_backward(&out, &in, &u->loss);
     u->metrics = out.metrics;
@@ -126,7 +130,8 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
     const struct rk_train_micro micro = {
         .packed = &u->rows.packed,
         .temperature = u->temperature,
-        .needs_entropy = u->loss.entropy_coeff != 0.0,
+        .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) |
+                   (u->loss.entropy_coeff != 0.0 ? RK_HEAD_BIT(RK_HEAD_ENTROPY) : 0),
         .is_last = m == u->mini->num_micro - 1,
         .loss_fn = loss_fn,
         .user = u,

@@ -28,13 +28,13 @@
 static const int32_t cu_seqlens[] = {0, NUM_TOKENS};
 static const char *const only_actor[] = {"actor", NULL};
 
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
+
+    (void)outputs;
     (void)user;
-    (void)log_probs;
-    (void)entropy;
-    (void)dentropy;
     for (int32_t t = 0; t < NUM_TOKENS; t++)
         dlog_probs[t] = -1.0 / NUM_TOKENS;
     return NULL;
@@ -44,7 +44,11 @@ static void train(struct rk_model *model, int num_steps)
 {
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
     struct rk_packed packed = {1, NUM_TOKENS, NUM_TOKENS, tokens, positions, cu_seqlens, labels};
-    struct rk_train_micro micro = {.packed = &packed, .temperature = 1, .is_last = true, .loss_fn = loss_fn};
+    struct rk_train_micro micro = {.packed = &packed,
+                                   .temperature = 1,
+                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                   .is_last = true,
+                                   .loss_fn = loss_fn};
     struct rk_step_stats stats;
 
     for (int32_t t = 0; t < NUM_TOKENS; t++) {

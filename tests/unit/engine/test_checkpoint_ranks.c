@@ -84,14 +84,13 @@ struct run {
     struct outcome *outcome;
 };
 
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
     const struct rk_packed *packed = user;
 
-    (void)log_probs;
-    (void)entropy;
-    (void)dentropy;
+    (void)outputs;
     for (int64_t t = 0; t < packed->num_tokens; t++)
         dlog_probs[t] = -1.0 / (NUM_SEQS * SEQ_LEN);
     return NULL;
@@ -103,8 +102,12 @@ static struct rk_status *train_step(struct rk_model *model, int32_t dp_rank, int
     int32_t tokens[NUM_SEQS * SEQ_LEN], positions[NUM_SEQS * SEQ_LEN], labels[NUM_SEQS * SEQ_LEN];
     int32_t cu_seqlens[NUM_SEQS + 1] = {0};
     struct rk_packed packed = {0, 0, SEQ_LEN, tokens, positions, cu_seqlens, labels};
-    struct rk_train_micro micro = {
-        .packed = &packed, .temperature = 1, .is_last = true, .loss_fn = loss_fn, .user = &packed};
+    struct rk_train_micro micro = {.packed = &packed,
+                                   .temperature = 1,
+                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                   .is_last = true,
+                                   .loss_fn = loss_fn,
+                                   .user = &packed};
     struct rk_step_stats stats;
 
     for (int32_t s = dp_rank; s < NUM_SEQS; s += dp_size) {

@@ -37,13 +37,13 @@ static void make_batch(struct batch *batch)
                                        .labels = batch->labels};
 }
 
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
+
+    (void)outputs;
     (void)user;
-    (void)log_probs;
-    (void)entropy;
-    (void)dentropy;
     for (int32_t t = 0; t < NUM_TOKENS; t++)
         dlog_probs[t] = -1.0 / NUM_TOKENS;
     return NULL;
@@ -51,7 +51,10 @@ static struct rk_status *loss_fn(void *user, const double *log_probs, const doub
 
 static void run_steps(struct rk_model *model, struct batch *batch, int count)
 {
-    struct rk_train_micro micro = {.packed = &batch->packed, .temperature = 1, .loss_fn = loss_fn};
+    struct rk_train_micro micro = {.packed = &batch->packed,
+                                   .temperature = 1,
+                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                   .loss_fn = loss_fn};
     struct rk_step_stats stats;
 
     for (int step = 0; step < count; step++) {

@@ -92,13 +92,13 @@ static void make_tokens(struct tokens *t, int64_t num_tokens, int32_t seq_len)
     packed->max_seqlen = (int32_t)RK_MIN(num_tokens, (int64_t)seq_len);
 }
 
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
     const struct tokens *t = user;
 
-    (void)log_probs;
-    (void)entropy;
+    (void)outputs;
     for (int64_t i = 0; i < t->packed.num_tokens; i++)
         dlog_probs[i] = dentropy[i] = 1e-3;
     return NULL;
@@ -185,10 +185,12 @@ static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t
 
     make_tokens(&t, num_tokens, seq_len);
     RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batch(
-        model,
-        &(struct rk_train_micro){
-            .packed = &t.packed, .temperature = 0.8, .needs_entropy = true, .loss_fn = loss_fn, .user = &t}));
+    RK_TRY(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &t.packed,
+                                                                .temperature = 0.8,
+                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) |
+                                                                           RK_HEAD_BIT(RK_HEAD_ENTROPY),
+                                                                .loss_fn = loss_fn,
+                                                                .user = &t}));
     return rk_train_step(model, &stats);
 }
 
@@ -198,7 +200,8 @@ static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int3
     struct tokens t;
 
     make_tokens(&t, num_tokens, seq_len);
-    return rk_model_log_probs(roles->test.model, &t.packed, 0.8, NULL, values, entropy);
+    return rk_model_forward(roles->test.model, &t.packed, 0.8, NULL,
+                            &(struct rk_head_arrays){{values, entropy}});
 }
 
 /* More requests than run together; prompts of this length. Whatever is sampled ends a response that may be

@@ -61,9 +61,11 @@ static void make_batch(struct batch *batch)
 }
 
 /* sum_t log p + coeff sum_t H, both with a weight that differs from token to token. */
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    const double *log_probs = outputs->of[RK_HEAD_LOG_PROBS], *entropy = outputs->of[RK_HEAD_ENTROPY];
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
     struct batch *batch = user;
 
     batch->loss = 0;
@@ -95,7 +97,8 @@ static struct rk_status *micro_batch(struct rk_model *model, struct batch *batch
 {
     return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &batch->packed,
                                                                 .temperature = 0.8,
-                                                                .needs_entropy = true,
+                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) |
+                                                                           RK_HEAD_BIT(RK_HEAD_ENTROPY),
                                                                 .loss_fn = loss_fn,
                                                                 .user = batch});
 }
@@ -103,9 +106,10 @@ static struct rk_status *micro_batch(struct rk_model *model, struct batch *batch
 static double loss_at(struct rk_model *model, struct batch *batch)
 {
     double log_probs[NUM_TOKENS], entropy[NUM_TOKENS], unused[NUM_TOKENS], unused_too[NUM_TOKENS];
+    const struct rk_head_arrays outputs = {{log_probs, entropy}}, grads = {{unused, unused_too}};
 
-    assert_ok(rk_model_log_probs(model, &batch->packed, 0.8, NULL, log_probs, entropy));
-    assert_ok(loss_fn(batch, log_probs, entropy, unused, unused_too));
+    assert_ok(rk_model_forward(model, &batch->packed, 0.8, NULL, &outputs));
+    assert_ok(loss_fn(batch, &outputs, &grads));
     return batch->loss;
 }
 
@@ -170,7 +174,8 @@ static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
         open_training(&test, UNTIED, RK_DTYPE_F64);
         if (i == 1)
             test.model->core->head.chunk_tokens = 7;
-        assert_ok(rk_model_log_probs(test.model, &batch.packed, 0.8, NULL, log_probs[i], NULL));
+        assert_ok(
+            rk_model_forward(test.model, &batch.packed, 0.8, NULL, &(struct rk_head_arrays){{log_probs[i]}}));
         assert_ok(rk_train_begin(test.model));
         assert_ok(micro_batch(test.model, &batch));
         head = rk_model_find_param(test.model, "lm_head.weight");
@@ -251,11 +256,12 @@ static void test_log_probs_of_bad_arguments_name_them(void **state)
         batch.tokens[row->index] = row->token;
         batch.positions[row->index] = row->position;
         batch.labels[row->index] = row->label_id;
-        assert_fails(rk_model_log_probs(test.model, &batch.packed, row->temperature, NULL, log_probs, NULL),
+        assert_fails(rk_model_forward(test.model, &batch.packed, row->temperature, NULL,
+                                      &(struct rk_head_arrays){{log_probs}}),
                      row->code, row->text);
     }
     make_batch(&batch);
-    assert_ok(rk_model_log_probs(test.model, &batch.packed, 1, NULL, log_probs, NULL));
+    assert_ok(rk_model_forward(test.model, &batch.packed, 1, NULL, &(struct rk_head_arrays){{log_probs}}));
     rk_test_model_close(&test);
 }
 
@@ -748,7 +754,7 @@ static struct rk_status *scenario(struct rk_test_model *test, struct batch *batc
     RK_TRY(rk_train_begin(test->model));
     RK_TRY(micro_batch(test->model, batch));
     RK_TRY(rk_train_step(test->model, &stats));
-    RK_TRY(rk_model_log_probs(test->model, &batch->packed, 1, NULL, log_probs, NULL));
+    RK_TRY(rk_model_forward(test->model, &batch->packed, 1, NULL, &(struct rk_head_arrays){{log_probs}}));
     return rk_model_gather_param(test->model, 0, RK_PARAM_VALUE, weights);
 }
 

@@ -326,12 +326,12 @@ static void test_check_cancel_of_one_rank_cancels_the_group(void **state)
 
 /* --- steps --- */
 
-static struct rk_status *bad_loss(void *user, const double *log_probs, const double *entropy,
-                                  double *dlog_probs, double *dentropy)
+static struct rk_status *bad_loss(void *user, const struct rk_head_arrays *outputs,
+                                  const struct rk_head_arrays *grads)
 {
-    (void)log_probs;
-    (void)entropy;
-    (void)dentropy;
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
+
+    (void)outputs;
     dlog_probs[0] = *(const double *)user;
     return NULL;
 }
@@ -348,8 +348,11 @@ static int skip_rank(int32_t rank, int32_t num_ranks, void *user)
                                .cu_seqlens = offsets,
                                .labels = labels};
     double gradient = rank == 3 ? (double)NAN : 1.0;
-    struct rk_train_micro micro = {
-        .packed = &packed, .temperature = 1, .loss_fn = bad_loss, .user = &gradient};
+    struct rk_train_micro micro = {.packed = &packed,
+                                   .temperature = 1,
+                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                   .loss_fn = bad_loss,
+                                   .user = &gradient};
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0, 1);
     struct rk_step_stats stats;
     struct rk_comm_world *world;
@@ -403,14 +406,14 @@ static int new_world_rank(int32_t rank, int32_t num_ranks, void *user)
 
     RK_RANK_OK(open_ranks(&test, &world, run, rank, num_ranks, RK_DTYPE_F32));
     RK_RANK_OK(rk_model_create_shared(&shared, test.model));
-    RK_RANK_OK(rk_model_log_probs(test.model, &packed, 1, NULL, before, NULL));
+    RK_RANK_OK(rk_model_forward(test.model, &packed, 1, NULL, &(struct rk_head_arrays){{before}}));
     rk_model_set_mesh(test.model, NULL);
     rk_mesh_comms_destroy(test.comms);
     rk_comm_world_destroy(world);
     RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", NULL));
     RK_RANK_OK(rk_mesh_comms_create(&test.comms, test.mesh, world));
     rk_model_set_mesh(test.model, test.comms);
-    RK_RANK_OK(rk_model_log_probs(shared, &packed, 1, NULL, after, NULL));
+    RK_RANK_OK(rk_model_forward(shared, &packed, 1, NULL, &(struct rk_head_arrays){{after}}));
     RK_RANK_CHECK(memcmp(before, after, sizeof(before)) == 0, "log-probs changed");
     rk_model_destroy(shared);
     close_ranks(&test, world);

@@ -39,14 +39,13 @@ static void make_batch(struct batch *batch, int32_t index)
                                        .labels = batch->labels};
 }
 
-static struct rk_status *loss_fn(void *user, const double *log_probs, const double *entropy,
-                                 double *dlog_probs, double *dentropy)
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
 {
+    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
     const struct batch *batch = user;
 
-    (void)log_probs;
-    (void)entropy;
-    (void)dentropy;
+    (void)outputs;
     for (int64_t t = 0; t < batch->packed.num_tokens; t++)
         dlog_probs[t] = 1.0 / (double)(t + 3);
     return NULL;
@@ -93,11 +92,13 @@ static struct outcome train(const char *config, rk_dtype_t dtype, int64_t recomp
         struct batch batch;
 
         make_batch(&batch, m);
-        assert_ok(rk_train_micro_batch(test.model, &(struct rk_train_micro){.packed = &batch.packed,
-                                                                            .temperature = 0.8,
-                                                                            .loss_fn = loss_fn,
-                                                                            .user = &batch,
-                                                                            .hooks = &hooks}));
+        assert_ok(rk_train_micro_batch(test.model,
+                                       &(struct rk_train_micro){.packed = &batch.packed,
+                                                                .temperature = 0.8,
+                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                                                .loss_fn = loss_fn,
+                                                                .user = &batch,
+                                                                .hooks = &hooks}));
     }
     out.peak_bytes = rk_model_get_memory(test.model).activation_peak_bytes;
     out.values = rk_calloc(2 * (size_t)rk_model_num_elements(test.model), sizeof(*out.values));

@@ -184,15 +184,15 @@ static void recompute(struct rk_test_model *test, const struct batch *b, double 
         cu_seqlens[i + 1] = num_tokens;
         max_seqlen = RK_MAX(max_seqlen, length);
     }
-    assert_ok(rk_model_log_probs(test->model,
-                                 &(struct rk_packed){.num_seqs = NUM_REQUESTS,
-                                                     .num_tokens = num_tokens,
-                                                     .max_seqlen = max_seqlen,
-                                                     .tokens = tokens,
-                                                     .positions = positions,
-                                                     .cu_seqlens = cu_seqlens,
-                                                     .labels = labels},
-                                 temperature, NULL, log_probs, NULL));
+    assert_ok(rk_model_forward(test->model,
+                               &(struct rk_packed){.num_seqs = NUM_REQUESTS,
+                                                   .num_tokens = num_tokens,
+                                                   .max_seqlen = max_seqlen,
+                                                   .tokens = tokens,
+                                                   .positions = positions,
+                                                   .cu_seqlens = cu_seqlens,
+                                                   .labels = labels},
+                               temperature, NULL, &(struct rk_head_arrays){{log_probs}}));
     for (int32_t t = 0; t < num_tokens; t++)
         if (labels[t] != RK_LABEL_NONE)
             out[k++] = (float)log_probs[t];

@@ -7,6 +7,16 @@
 
 #include "base/rk_assert.h"
 
+static void declare(struct rk_head *head, struct rk_param_table *params, const struct rk_head_site *site)
+{
+    head->weight = site->config->tie_word_embeddings
+                       ? *site->embedding
+                       : rk_vocabulary_declare(params, site->config, "lm_head.weight", NULL);
+    head->vocab_begin = head->weight.rows * params->coords.axis[RK_AXIS_TP];
+    head->num_valid = RK_MIN(RK_MAX(site->config->vocab_size - head->vocab_begin, 0), head->weight.rows);
+    head->chunk_tokens = RK_HEAD_CHUNK;
+}
+
 /* What rank `part` has in [tp, rows, cols]. */
 static rk_tensor_t part_of(rk_tensor_t parts, int64_t part)
 {
@@ -40,8 +50,8 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
     return NULL;
 }
 
-struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
-                              bool wants_entropy, struct rk_head_saved *saved, struct rk_head_out *out)
+static struct rk_status *forward(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
+                                 uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out)
 {
     int64_t count = saved->index.shape[0];
     int32_t tp_size = rk_comm_group_size(pass->tp), tp_rank = rk_comm_group_rank(pass->tp);
@@ -49,12 +59,11 @@ struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *
     rk_tensor_t parts, mine;
 
     RK_ASSERT(saved->labels.shape[0] == count);
-    *out = (struct rk_head_out){0};
     RK_TRY(rk_step_2d(pass->arena, &saved->x, pass->dtype, count, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &saved->stats, RK_DTYPE_F64, count, 4));
-    RK_TRY(rk_step_1d(pass->arena, &out->log_probs, pass->stat_dtype, count));
-    if (wants_entropy)
-        RK_TRY(rk_step_1d(pass->arena, &out->entropy, pass->stat_dtype, count));
+    RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_LOG_PROBS], pass->stat_dtype, count));
+    if (wanted & RK_HEAD_BIT(RK_HEAD_ENTROPY))
+        RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_ENTROPY], pass->stat_dtype, count));
 
     /* Kept when a backward pass follows, else in front of what is released. */
     if (!pass->grads)
@@ -65,15 +74,14 @@ struct rk_status *rk_head_fwd(const struct rk_pass *pass, const struct rk_head *
         mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_step_3d(pass->arena, &parts, RK_DTYPE_F64, tp_size, count, 4));
     mine = part_of(parts, tp_rank);
-    RK_TRY(rk_gather_rows(pass->stream,
-                          &(struct rk_rows_args){.out = saved->x, .x = hidden, .index = saved->index}));
+    RK_TRY(rk_head_gather(pass, hidden, saved));
     RK_TRY(local_stats(pass, head, saved, mine));
     RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts, mine));
     RK_TRY(rk_vocab_stats_merge(pass->stream, &(struct rk_vocab_stats_merge_args){
                                                   .stats = saved->stats,
                                                   .parts = parts,
-                                                  .log_probs = out->log_probs,
-                                                  .entropy = out->entropy,
+                                                  .log_probs = out->of[RK_HEAD_LOG_PROBS],
+                                                  .entropy = out->of[RK_HEAD_ENTROPY],
                                               }));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
@@ -100,6 +108,7 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
 {
     int64_t total = saved->x.shape[0], chunk = saved->logits.shape[0];
     int64_t last = total > 0 ? (total - 1) / chunk * chunk : 0;
+    rk_tensor_t dentropy = dout->of[RK_HEAD_ENTROPY];
 
     for (int64_t begin = last; total > 0 && begin >= 0; begin -= chunk) {
         int64_t count = RK_MIN(chunk, total - begin);
@@ -107,8 +116,8 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
             .dlogits = rk_tensor_rows(saved->logits, 0, count),
             .logits = rk_tensor_rows(saved->logits, 0, count),
             .stats = rk_tensor_rows(saved->stats, begin, count),
-            .dlog_probs = rk_tensor_rows(dout->log_probs, begin, count),
-            .dentropy = dout->entropy.data ? rk_tensor_rows(dout->entropy, begin, count) : dout->entropy,
+            .dlog_probs = rk_tensor_rows(dout->of[RK_HEAD_LOG_PROBS], begin, count),
+            .dentropy = dentropy.data ? rk_tensor_rows(dentropy, begin, count) : dentropy,
             .labels = rk_tensor_rows(saved->labels, begin, count),
             .vocab_begin = head->vocab_begin,
             .num_valid = head->num_valid,
@@ -122,21 +131,28 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
     return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
 }
 
-struct rk_status *rk_head_bwd(const struct rk_pass *pass, const struct rk_head *head,
-                              const struct rk_head_saved *saved, const struct rk_head_out *dout,
-                              rk_tensor_t dhidden)
+static struct rk_status *backward(const struct rk_pass *pass, const struct rk_head *head,
+                                  const struct rk_head_saved *saved, const struct rk_head_out *dout,
+                                  rk_tensor_t dhidden)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t dx;
 
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, saved->x.shape[0], pass->hidden_size));
     RK_TRY(hidden_bwd(pass, head, saved, dout, dx));
-    RK_TRY(rk_stream_zero(pass->stream, dhidden.data, rk_tensor_bytes(dhidden)));
-    RK_TRY(rk_scatter_rows(pass->stream,
-                           &(struct rk_rows_args){.out = dhidden, .x = dx, .index = saved->index}));
+    RK_TRY(rk_head_scatter(pass, saved, dx, dhidden));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
+
+const struct rk_head_ops rk_head_lm = {
+    .name = "lm",
+    .abi = RK_HEAD_ABI,
+    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY),
+    .declare = declare,
+    .forward = forward,
+    .backward = backward,
+};
 
 /* logits[i][p * columns + j] = parts[p][i][j]. */
 static struct rk_status *interleave(const struct rk_pass *pass, rk_tensor_t parts, rk_tensor_t logits)
