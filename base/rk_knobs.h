@@ -1,10 +1,10 @@
 /* What derives from the rows of base/knobs.def: fields of a struct, and their reading from options.
  *
- *   struct rk_loss_config {
- *       RK_LOSS_KNOBS(RK_KNOB_FIELD, , , )
+ *   struct rk_clip_config {
+ *       RK_CLIP_KNOBS(RK_KNOB_FIELD, , , )
  *       ...
  *   };
- *   static const struct rk_knob knobs[] = {RK_LOSS_KNOBS(RK_KNOB_ROW, struct rk_loss_config, , )};
+ *   static const struct rk_knob knobs[] = {RK_CLIP_KNOBS(RK_KNOB_ROW, struct rk_clip_config, , )};
  *   RK_TRY(rk_knobs_read(&config, knobs, RK_ARRAY_LEN(knobs), options));
  *
  *   type     in C               in a job  as an option
@@ -68,6 +68,9 @@ struct rk_knob {
     {{key, RK_CONFIG_##config_type, def, (double)(min), (double)(max), choices, flags, help},   \
      knob_type,                                                                                 \
      offset},
+
+/* --- the number of rows of a group: 0 RK_CLIP_KNOBS(RK_KNOB_COUNT, , , ) --- */
+#define RK_KNOB_COUNT(a, b, c, ...) +1
 
 /* Checks every row's option and fills its field. An option that is null is unset, where the row allows it.
  * INVALID_ARGUMENT names option, expectation and value. */

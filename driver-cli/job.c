@@ -23,7 +23,7 @@ struct knob {
     const char *option, *path;
 };
 #define KNOB(section, b, c, field, key, ...) {key, section key},
-static const struct knob loss_knobs[] = {RK_LOSS_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob loss_knobs[] = {RK_POLICY_LOSS_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob optim_knobs[] = {RK_OPTIM_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};

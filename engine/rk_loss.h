@@ -1,9 +1,11 @@
-/* Losses: functions of per-token log-probs, on the host.
+/* Losses: functions of what a head computes of each token, on the host.
  *
- * A micro-batch has T packed tokens; arrays are f64 [T] in host memory. The total is a weighted sum with
- * global denominators, L = sum_t weight[t] * l[t], so that it does not depend on layout or micro-batches.
- * weight is 0 where the mask is, and such entries are never read ("select, never multiply": a NaN outside the
- * mask is harmless). Formulas and references: each loss_<name>.c. */
+ * A micro-batch has T packed tokens; arrays are f64 [T] in host memory. A loss is a weighted sum with global
+ * denominators, L = sum_t weight[t] * l[t], so that it does not depend on layout or micro-batches. weight is
+ * 0 where the mask is, and such entries are never read ("select, never multiply": a NaN outside the mask is
+ * harmless). A row of the loss table owns its configuration keys, the columns and outputs that it reads, and
+ * its metrics; an objective is the sum of the rows that an update method's options ask for. Formulas and
+ * references: each loss_<name>.c. */
 #ifndef RK_LOSS_H
 #define RK_LOSS_H
 
@@ -11,72 +13,126 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
-#include "base/rk_kl.h"
 #include "base/rk_knobs.h"
 #include "base/rk_loss_agg.h"
 #include "base/rk_status.h"
+#include "engine/rk_model.h"
 
 RK_BEGIN_DECLS
 
-#define RK_LOSS_ABI 1
+#define RK_LOSS_ABI 2
 
-/* Read from the options of update_actor (base/knobs.def), complete and checked: the clip ratios have taken
- * their default, loss_scale_factor 0 stands for the response length of the batch. */
-struct rk_loss_config {
-    RK_LOSS_KNOBS(RK_KNOB_FIELD, , , )
-    const struct rk_loss_ops *ops; /* of loss_mode */
-    rk_loss_agg_mode_t agg_mode;
-    rk_kl_type_t kl_type;
-    bool kl_straight_through; /* "+" forms: the gradient is k2's */
-};
-/* INVALID_ARGUMENT names the key, the value and what is allowed. */
-struct rk_status *rk_loss_config_read(struct rk_loss_config *out, const struct rk_json *options) RK_NODISCARD;
+/* Columns [B, R] of a batch that losses read: X(ID, name). */
+#define RK_LOSS_COLUMN_TABLE(X)                 \
+    X(OLD_LOG_PROBS, "old_log_probs")           \
+    X(ADVANTAGES, "advantages")                 \
+    X(REF_LOG_PROB, "ref_log_prob")             \
+    X(ROLLOUT_IS_WEIGHTS, "rollout_is_weights") \
+    X(ROLLOUT_LOG_PROBS, "rollout_log_probs")   \
+    X(VALUES, "values")                         \
+    X(RETURNS, "returns")
 
-enum rk_loss_inputs {
-    RK_LOSS_IN_OLD_LOG_PROBS = 1u << 0,
-    RK_LOSS_IN_ADVANTAGES = 1u << 1,
-    RK_LOSS_IN_REF_LOG_PROB = 1u << 2,
+typedef enum rk_loss_column {
+#define RK_LOSS_COLUMN_ID(id, name) RK_LOSS_##id,
+    RK_LOSS_COLUMN_TABLE(RK_LOSS_COLUMN_ID)
+#undef RK_LOSS_COLUMN_ID
+        RK_LOSS_COLUMN_COUNT
+} rk_loss_column_t;
+#define RK_LOSS_BIT(column) (1u << (column))
+const char *rk_loss_column_name(rk_loss_column_t column);
+
+/* What an update optimizes. */
+typedef enum rk_objective_kind {
+    RK_OBJECTIVE_POLICY, /* one row of policy_loss.loss_mode, and the terms that other keys add */
+    RK_OBJECTIVE_COUNT
+} rk_objective_kind_t;
+
+typedef enum rk_loss_reduce {
+    RK_LOSS_SUM,    /* over tokens, divided by the global denominators already */
+    RK_LOSS_MAX,    /* of the tokens; no metric when there is none */
+    RK_LOSS_MIN,    /* the same */
+    RK_LOSS_CONFIG, /* a number of the configuration, at `offset` */
+} rk_loss_reduce_t;
+
+struct rk_loss_metric {
+    const char *name; /* "pg_clipfrac": the update puts its role in front */
+    rk_loss_reduce_t reduce;
+    size_t offset; /* of a double in the configuration */
 };
+#define RK_LOSS_METRICS_MAX      12
+#define RK_LOSS_CONFIG_BYTES_MAX 256
 
 struct rk_loss_in {
     int64_t num_tokens;
     int32_t num_seqs;
-    const int32_t *cu_seqlens;         /* [num_seqs + 1] */
-    const uint8_t *mask;               /* 1: the loss counts this position's label */
-    const double *weight;              /* rk_loss_weights */
-    const double *token_weight;        /* 1 / global tokens where mask, for metrics that are token means */
-    const double *log_probs, *entropy; /* entropy NULL when nothing needs it */
-    const double *old_log_probs, *advantages;
-    const double *ref_log_prob;       /* NULL without KL loss */
-    const double *rollout_is_weights; /* NULL: 1 */
-};
-
-/* Sums over tokens, already divided by the global denominators: add over micro-batches and dp ranks. */
-struct rk_loss_metrics {
-    double pg_loss, pg_clipfrac, pg_clipfrac_lower, ppo_kl, kl_loss, entropy_loss;
+    const int32_t *cu_seqlens; /* [num_seqs + 1] */
+    const uint8_t *mask;       /* 1: the loss counts this position's label */
+    const double *weight;      /* rk_loss_weights of the objective's mode */
+    /* Of mode token-mean, for metrics that are means over tokens, and of seq-mean-token-mean, for losses that
+     * have this mode always. */
+    const double *token_weight, *seq_weight;
+    double num_sequences;                        /* of the whole mini-batch */
+    const double *outputs[RK_HEAD_OUTPUT_COUNT]; /* those that the row asks for */
+    const double *columns[RK_LOSS_COLUMN_COUNT]; /* NULL: the call has none */
 };
 
 struct rk_loss_out {
-    double *dlog_probs;             /* [T], overwritten */
-    double *dentropy;               /* [T] or NULL; overwritten */
-    struct rk_loss_metrics metrics; /* added to */
+    /* d(sum weight * l)/d(output), added to; for the outputs that the row asks for. */
+    double *grads[RK_HEAD_OUTPUT_COUNT];
+    double
+        metrics[RK_LOSS_METRICS_MAX]; /* by row of ops->metrics: added to, or the largest or least so far */
 };
 
 /* A row of the loss table. */
 struct rk_loss_ops {
-    const char *name; /* policy_loss.loss_mode */
-    uint32_t abi;
-    uint32_t inputs; /* enum rk_loss_inputs that it needs */
-    /* Writes d(sum weight * l)/d(log_probs) and adds the metrics. */
-    void (*forward_backward)(struct rk_loss_out *out, const struct rk_loss_in *in,
-                             const struct rk_loss_config *config);
+    const char *name; /* "vanilla" */
+    uint32_t abi;     /* RK_LOSS_ABI */
+    rk_objective_kind_t kind;
+    uint32_t outputs;          /* RK_HEAD_BIT: read and differentiated */
+    uint32_t columns;          /* RK_LOSS_BIT: required */
+    uint32_t optional_columns; /* read where they are */
+    const struct rk_loss_metric *metrics;
+    int32_t num_metrics;
+    /* Its own keys, read into config_bytes of configuration; none: num_knobs 0. */
+    const struct rk_knob *knobs;
+    int64_t num_knobs;
+    size_t config_bytes;
+    /* Optional. Completes and checks what was read. INVALID_ARGUMENT names key, value and expectation. */
+    struct rk_status *(*check)(void *config);
+    /* NULL: the objective has one of these rows, by its mode. Else a term that is added where this is true.
+     */
+    bool (*is_enabled)(const void *config);
+    /* Required. */
+    void (*forward_backward)(struct rk_loss_out *out, const struct rk_loss_in *in, const void *config);
 };
 
-const struct rk_loss_ops *rk_loss_find(const char *name); /* NULL when unknown */
+const struct rk_loss_ops *rk_loss_find(rk_objective_kind_t kind, const char *name); /* NULL when unknown */
 
-/* The whole loss: policy + kl_loss_coef * KL - entropy_coeff * H, gradients and metrics. */
-void rk_loss_forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in,
-                              const struct rk_loss_config *config);
+/* --- objectives --- */
+#define RK_OBJECTIVE_TERMS_MAX 4
+
+struct rk_loss_term {
+    const struct rk_loss_ops *ops;
+    double config[RK_LOSS_CONFIG_BYTES_MAX / sizeof(double)]; /* bytes, aligned */
+    double metrics[RK_LOSS_METRICS_MAX]; /* sums over micro-batches, and the largest and least */
+};
+
+struct rk_objective {
+    rk_objective_kind_t kind;
+    struct rk_loss_term terms[RK_OBJECTIVE_TERMS_MAX];
+    int32_t num_terms;
+    rk_loss_agg_mode_t agg_mode;
+    double loss_scale_factor;                    /* 0: the response length of the batch */
+    uint32_t outputs, columns, optional_columns; /* of all terms */
+};
+
+/* From the options of an update method (base/knobs.def). INVALID_ARGUMENT names the key, the value and what
+ * is allowed. */
+struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_t kind,
+                                    const struct rk_json *options) RK_NODISCARD;
+/* Gradients by the objective's outputs, added to `grads`, and metrics of the terms. */
+void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *in,
+                      const struct rk_head_arrays *grads);
 
 RK_END_DECLS
 

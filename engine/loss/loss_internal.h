@@ -6,7 +6,14 @@
 
 #include "engine/rk_loss.h"
 
+/* Policy losses. */
 extern const struct rk_loss_ops rk_loss_vanilla;
+/* Terms beside them. */
+extern const struct rk_loss_ops rk_loss_kl;
+extern const struct rk_loss_ops rk_loss_entropy;
+
+/* The rows of a kind in their order: the first after NULL, NULL after the last. */
+const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after);
 
 /* Exponents are clamped to this before exp(), so that a ratio of two policies stays finite. */
 #define RK_LOSS_EXPONENT_MAX 20.0
@@ -17,7 +24,19 @@ static inline double rk_loss_clamp(double x, double low, double high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* Names of all rows, comma separated, for messages; rk_free it. */
-char *rk_loss_names(void);
+/* The rollout's importance weight of a token, 1 without the column. */
+static inline double rk_loss_is_weight(const struct rk_loss_in *in, int64_t t)
+{
+    return in->columns[RK_LOSS_ROLLOUT_IS_WEIGHTS] ? in->columns[RK_LOSS_ROLLOUT_IS_WEIGHTS][t] : 1.0;
+}
+
+/* --- clip.c: the clip ratios that several losses have in common --- */
+struct rk_clip_config {
+    RK_CLIP_KNOBS(RK_KNOB_FIELD, , , )
+};
+enum { RK_NUM_CLIP_KNOBS = RK_CLIP_KNOBS(RK_KNOB_COUNT, , , ) };
+extern const struct rk_knob rk_clip_knobs[RK_NUM_CLIP_KNOBS];
+/* The two ratios that are unset become clip_ratio. */
+struct rk_status *rk_clip_check(void *config) RK_NODISCARD;
 
 #endif

@@ -10,12 +10,21 @@
  * Schulman et al., arXiv:1707.06347; dual clip: Ye et al., arXiv:1912.09729; names as in verl. */
 #include "engine/loss/loss_internal.h"
 
+enum { PG_LOSS, PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL };
+
+static const struct rk_loss_metric metrics[] = {
+    [PG_LOSS] = {"pg_loss", RK_LOSS_SUM, 0},
+    [PG_CLIPFRAC] = {"pg_clipfrac", RK_LOSS_SUM, 0},
+    [PG_CLIPFRAC_LOWER] = {"pg_clipfrac_lower", RK_LOSS_SUM, 0},
+    [PPO_KL] = {"ppo_kl", RK_LOSS_SUM, 0},
+};
+
 struct token {
     double loss, grad, d;
     bool is_clipped, is_clipped_lower;
 };
 
-static struct token token_loss(const struct rk_loss_config *config, double log_prob, double old,
+static struct token token_loss(const struct rk_clip_config *config, double log_prob, double old,
                                double advantage)
 {
     double raw = log_prob - old;
@@ -36,31 +45,41 @@ static struct token token_loss(const struct rk_loss_config *config, double log_p
     return token;
 }
 
-static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in,
-                             const struct rk_loss_config *config)
+static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in, const void *config)
 {
+    const double *log_probs = in->outputs[RK_HEAD_LOG_PROBS];
+    const double *old = in->columns[RK_LOSS_OLD_LOG_PROBS], *advantages = in->columns[RK_LOSS_ADVANTAGES];
+
     for (int64_t t = 0; t < in->num_tokens; t++) {
         struct token token;
         double scale;
 
-        out->dlog_probs[t] = 0.0;
         if (!in->mask[t])
             continue;
-        token = token_loss(config, in->log_probs[t], in->old_log_probs[t], in->advantages[t]);
-        scale = in->weight[t] * (in->rollout_is_weights ? in->rollout_is_weights[t] : 1.0);
-        out->dlog_probs[t] = scale * token.grad;
-        out->metrics.pg_loss += scale * token.loss;
-        out->metrics.ppo_kl -= in->token_weight[t] * token.d;
+        token = token_loss(config, log_probs[t], old[t], advantages[t]);
+        scale = in->weight[t] * rk_loss_is_weight(in, t);
+        out->grads[RK_HEAD_LOG_PROBS][t] += scale * token.grad;
+        out->metrics[PG_LOSS] += scale * token.loss;
+        out->metrics[PPO_KL] -= in->token_weight[t] * token.d;
         if (token.is_clipped)
-            out->metrics.pg_clipfrac += in->token_weight[t];
+            out->metrics[PG_CLIPFRAC] += in->token_weight[t];
         if (token.is_clipped_lower)
-            out->metrics.pg_clipfrac_lower += in->token_weight[t];
+            out->metrics[PG_CLIPFRAC_LOWER] += in->token_weight[t];
     }
 }
 
 const struct rk_loss_ops rk_loss_vanilla = {
     .name = "vanilla",
     .abi = RK_LOSS_ABI,
-    .inputs = RK_LOSS_IN_OLD_LOG_PROBS | RK_LOSS_IN_ADVANTAGES,
+    .kind = RK_OBJECTIVE_POLICY,
+    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+    .columns = RK_LOSS_BIT(RK_LOSS_OLD_LOG_PROBS) | RK_LOSS_BIT(RK_LOSS_ADVANTAGES),
+    .optional_columns = RK_LOSS_BIT(RK_LOSS_ROLLOUT_IS_WEIGHTS),
+    .metrics = metrics,
+    .num_metrics = RK_ARRAY_LEN(metrics),
+    .knobs = rk_clip_knobs,
+    .num_knobs = RK_NUM_CLIP_KNOBS,
+    .config_bytes = sizeof(struct rk_clip_config),
+    .check = rk_clip_check,
     .forward_backward = forward_backward,
 };

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/rk_json.h"
 #include "base/rk_rng.h"
 #include "engine/rk_loss.h"
 
@@ -23,19 +24,53 @@ struct fixture {
 
 struct result {
     double dlog_probs[MAX_TOKENS], dentropy[MAX_TOKENS];
-    struct rk_loss_metrics metrics;
+    double pg_loss, pg_clipfrac, pg_clipfrac_lower, ppo_kl, kl_loss, entropy_loss;
 };
 
-static struct rk_loss_config make_config(void)
+/* What a test sets of the options of update_actor. */
+struct settings {
+    rk_loss_agg_mode_t agg_mode;
+    double clip_high, entropy_coeff, kl_coef;
+    bool use_kl_loss;
+    const char *kl_type;
+};
+
+static struct settings make_settings(void)
 {
-    return (struct rk_loss_config){
-        .ops = rk_loss_find("vanilla"),
-        .agg_mode = RK_AGG_TOKEN_MEAN,
-        .clip_ratio_low = 0.2,
-        .clip_ratio_high = 0.2,
-        .clip_ratio_c = 3.0,
-        .kl_type = RK_KL_K3,
-    };
+    return (struct settings){.agg_mode = RK_AGG_TOKEN_MEAN, .clip_high = 0.2, .kl_type = "k3"};
+}
+
+static struct rk_objective make_objective(const struct settings *settings)
+{
+    static const char defaults[] = "{\"policy_loss.loss_mode\": \"vanilla\", \"loss_scale_factor\": null,"
+                                   " \"clip_ratio\": 0.2, \"clip_ratio_low\": null, \"clip_ratio_c\": 3.0}";
+    struct rk_objective objective;
+    struct rk_json *options;
+
+    assert_ok(rk_json_parse(&options, defaults, strlen(defaults), "options", 0));
+    rk_json_set(options, "loss_agg_mode", rk_json_new_string(rk_loss_agg_mode_name(settings->agg_mode)));
+    rk_json_set(options, "clip_ratio_high", rk_json_new_real(settings->clip_high));
+    rk_json_set(options, "entropy_coeff", rk_json_new_real(settings->entropy_coeff));
+    rk_json_set(options, "use_kl_loss", rk_json_new_bool(settings->use_kl_loss));
+    rk_json_set(options, "kl_loss_coef", rk_json_new_real(settings->kl_coef));
+    rk_json_set(options, "kl_loss_type", rk_json_new_string(settings->kl_type));
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    rk_json_free(options);
+    return objective;
+}
+
+/* 0 when no term has it. */
+static double find_metric(const struct rk_objective *objective, const char *name)
+{
+    for (int32_t i = 0; i < objective->num_terms; i++) {
+        const struct rk_loss_term *term = &objective->terms[i];
+
+        for (int32_t k = 0; k < term->ops->num_metrics; k++) {
+            if (strcmp(term->ops->metrics[k].name, name) == 0)
+                return term->metrics[k];
+        }
+    }
+    return 0.0;
 }
 
 /* The set of ratios and advantages that the published values are given for; ratio 9 is masked. */
@@ -55,37 +90,40 @@ static struct fixture make_worked(void)
     return f;
 }
 
-static struct result run(struct fixture *f, const struct rk_loss_config *config)
+static struct result run(struct fixture *f, const struct settings *settings)
 {
+    struct rk_objective objective = make_objective(settings);
     struct result r = {0};
-    int32_t num_tokens = f->cu_seqlens[f->num_seqs];
+    const struct rk_head_arrays grads = {{r.dlog_probs, r.dentropy}};
     struct rk_loss_in in = {
-        .num_tokens = num_tokens,
+        .num_tokens = f->cu_seqlens[f->num_seqs],
         .num_seqs = f->num_seqs,
         .cu_seqlens = f->cu_seqlens,
         .mask = f->mask,
         .weight = f->weight,
         .token_weight = f->token_weight,
-        .log_probs = f->log_probs,
-        .entropy = f->entropy,
-        .old_log_probs = f->old_log_probs,
-        .advantages = f->advantages,
-        .ref_log_prob = config->use_kl_loss ? f->ref_log_prob : NULL,
-        .rollout_is_weights = f->has_is_weights ? f->is_weights : NULL,
+        .outputs = {[RK_HEAD_LOG_PROBS] = f->log_probs, [RK_HEAD_ENTROPY] = f->entropy},
+        .columns = {[RK_LOSS_OLD_LOG_PROBS] = f->old_log_probs,
+                    [RK_LOSS_ADVANTAGES] = f->advantages,
+                    [RK_LOSS_REF_LOG_PROB] = settings->use_kl_loss ? f->ref_log_prob : NULL,
+                    [RK_LOSS_ROLLOUT_IS_WEIGHTS] = f->has_is_weights ? f->is_weights : NULL},
     };
-    struct rk_loss_out out = {.dlog_probs = r.dlog_probs, .dentropy = r.dentropy};
 
-    rk_loss_weights(f->weight, config->agg_mode, f->mask, f->cu_seqlens, f->num_seqs, &f->global);
+    rk_loss_weights(f->weight, settings->agg_mode, f->mask, f->cu_seqlens, f->num_seqs, &f->global);
     rk_loss_weights(f->token_weight, RK_AGG_TOKEN_MEAN, f->mask, f->cu_seqlens, f->num_seqs, &f->global);
-    rk_loss_forward_backward(&out, &in, config);
-    r.metrics = out.metrics;
+    rk_objective_run(&objective, &in, &grads);
+    r.pg_loss = find_metric(&objective, "pg_loss");
+    r.pg_clipfrac = find_metric(&objective, "pg_clipfrac");
+    r.pg_clipfrac_lower = find_metric(&objective, "pg_clipfrac_lower");
+    r.ppo_kl = find_metric(&objective, "ppo_kl");
+    r.kl_loss = find_metric(&objective, "kl_loss");
+    r.entropy_loss = find_metric(&objective, "entropy_loss");
     return r;
 }
 
-static double total(const struct result *r, const struct rk_loss_config *config)
+static double total(const struct result *r, const struct settings *settings)
 {
-    return r->metrics.pg_loss + config->kl_loss_coef * r->metrics.kl_loss -
-           config->entropy_coeff * r->metrics.entropy_loss;
+    return r->pg_loss + settings->kl_coef * r->kl_loss - settings->entropy_coeff * r->entropy_loss;
 }
 
 /* Goal: loss and gradient of single tokens, each alone in a batch, have the published values. */
@@ -93,7 +131,7 @@ static void test_vanilla_single_token_has_published_values(void **state)
 {
     static const double losses[8] = {-1.2, -0.5, -1.1, -6.0, 3.0, 0.8, 1.5, 1.0};
     static const double grads[8] = {0.0, -0.5, -1.1, 0.0, 0.0, 0.0, 1.5, 1.0};
-    struct rk_loss_config config = make_config();
+    struct settings settings = make_settings();
     struct fixture all = make_worked();
 
     (void)state;
@@ -106,8 +144,8 @@ static void test_vanilla_single_token_has_published_values(void **state)
         f.old_log_probs[0] = all.old_log_probs[t];
         f.log_probs[0] = all.log_probs[t];
         f.advantages[0] = all.advantages[t];
-        r = run(&f, &config);
-        assert_below(label, fabs(r.metrics.pg_loss - losses[t]), RK_TOL_F64);
+        r = run(&f, &settings);
+        assert_below(label, fabs(r.pg_loss - losses[t]), RK_TOL_F64);
         assert_below(label, fabs(r.dlog_probs[0] - grads[t]), RK_TOL_F64);
     }
 }
@@ -133,42 +171,42 @@ static void test_vanilla_worked_set_has_published_values(void **state)
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        struct rk_loss_config config = make_config();
+        struct settings settings = make_settings();
         struct fixture f = make_worked();
         struct result r;
 
-        config.agg_mode = cases[i].mode;
-        config.clip_ratio_high = cases[i].clip_high;
+        settings.agg_mode = cases[i].mode;
+        settings.clip_high = cases[i].clip_high;
         f.has_is_weights = cases[i].is_weights[0] > 0.0;
         memcpy(f.is_weights, cases[i].is_weights, sizeof(cases[i].is_weights));
-        r = run(&f, &config);
-        assert_below(cases[i].label, fabs(r.metrics.pg_loss - cases[i].expected), RK_TOL_SIX_DECIMALS);
-        assert_below(cases[i].label, fabs(r.metrics.pg_clipfrac - 2.0 / 7.0), RK_TOL_F64);
-        assert_below(cases[i].label, fabs(r.metrics.pg_clipfrac_lower - 1.0 / 7.0), RK_TOL_F64);
-        assert_below(cases[i].label, fabs(r.metrics.ppo_kl - -0.129463), RK_TOL_SIX_DECIMALS);
+        r = run(&f, &settings);
+        assert_below(cases[i].label, fabs(r.pg_loss - cases[i].expected), RK_TOL_SIX_DECIMALS);
+        assert_below(cases[i].label, fabs(r.pg_clipfrac - 2.0 / 7.0), RK_TOL_F64);
+        assert_below(cases[i].label, fabs(r.pg_clipfrac_lower - 1.0 / 7.0), RK_TOL_F64);
+        assert_below(cases[i].label, fabs(r.ppo_kl - -0.129463), RK_TOL_SIX_DECIMALS);
     }
 }
 
 /* Goal: policy, entropy and KL terms add up with their coefficients: .5 - .01 * .8 + .001 * .2. */
 static void test_total_worked_example_adds_terms(void **state)
 {
-    struct rk_loss_config config = make_config();
+    struct settings settings = make_settings();
     struct fixture f = make_worked();
     struct result r;
 
     (void)state;
-    config.entropy_coeff = 0.01;
-    config.use_kl_loss = true;
-    config.kl_loss_coef = 0.001;
-    config.kl_type = RK_KL_K1;
+    settings.entropy_coeff = 0.01;
+    settings.use_kl_loss = true;
+    settings.kl_coef = 0.001;
+    settings.kl_type = "k1";
     for (int t = 0; t < 8; t++) {
         f.entropy[t] = 0.8;
         f.ref_log_prob[t] = f.log_probs[t] - 0.2;
     }
-    r = run(&f, &config);
-    assert_below("total", fabs(total(&r, &config) - 0.4922), RK_TOL_F64);
-    assert_below("entropy", fabs(r.metrics.entropy_loss - 0.8), RK_TOL_F64);
-    assert_below("kl", fabs(r.metrics.kl_loss - 0.2), RK_TOL_F64);
+    r = run(&f, &settings);
+    assert_below("total", fabs(total(&r, &settings) - 0.4922), RK_TOL_F64);
+    assert_below("entropy", fabs(r.entropy_loss - 0.8), RK_TOL_F64);
+    assert_below("kl", fabs(r.kl_loss - 0.2), RK_TOL_F64);
 }
 
 /* Goal: with global denominators the sum over two replicas is the loss of the whole mini-batch, in every
@@ -210,7 +248,7 @@ static void test_loss_weights_two_replicas_sum_to_published_values(void **state)
 static void test_vanilla_grpo_by_hand_has_loss_and_gradient(void **state)
 {
     const double advantage = 0.707106;
-    struct rk_loss_config config = make_config();
+    struct settings settings = make_settings();
     struct fixture f = {.num_seqs = 2, .cu_seqlens = {0, 3, 5}, .global = {5, 2, 0}};
     struct result r;
 
@@ -220,14 +258,14 @@ static void test_vanilla_grpo_by_hand_has_loss_and_gradient(void **state)
         f.log_probs[t] = f.old_log_probs[t] = -0.3 * (t + 1);
         f.advantages[t] = t < 3 ? advantage : -advantage;
     }
-    r = run(&f, &config);
-    assert_below("token-mean", fabs(r.metrics.pg_loss - -0.141421), RK_TOL_SIX_DECIMALS);
+    r = run(&f, &settings);
+    assert_below("token-mean", fabs(r.pg_loss - -0.141421), RK_TOL_SIX_DECIMALS);
     for (int t = 0; t < 5; t++)
         assert_below("token-mean gradient", fabs(r.dlog_probs[t] + f.advantages[t] / 5.0), RK_TOL_F64);
 
-    config.agg_mode = RK_AGG_SEQ_MEAN_TOKEN_MEAN;
-    r = run(&f, &config);
-    assert_below("seq-mean-token-mean", fabs(r.metrics.pg_loss), RK_TOL_F64);
+    settings.agg_mode = RK_AGG_SEQ_MEAN_TOKEN_MEAN;
+    r = run(&f, &settings);
+    assert_below("seq-mean-token-mean", fabs(r.pg_loss), RK_TOL_F64);
     for (int t = 0; t < 5; t++)
         assert_below("seq-mean-token-mean gradient",
                      fabs(r.dlog_probs[t] + f.advantages[t] / (2.0 * (t < 3 ? 3 : 2))), RK_TOL_F64);
@@ -258,20 +296,20 @@ static struct fixture make_random(uint64_t seed)
     return f;
 }
 
-static struct rk_loss_config make_full_config(rk_loss_agg_mode_t mode, rk_kl_type_t kl_type)
+static struct settings make_full_settings(rk_loss_agg_mode_t mode, const char *kl_type)
 {
-    struct rk_loss_config config = make_config();
+    struct settings settings = make_settings();
 
-    config.agg_mode = mode;
-    config.kl_type = kl_type;
-    config.use_kl_loss = true;
-    config.kl_loss_coef = 0.3;
-    config.entropy_coeff = 0.05;
-    return config;
+    settings.agg_mode = mode;
+    settings.kl_type = kl_type;
+    settings.use_kl_loss = true;
+    settings.kl_coef = 0.3;
+    settings.entropy_coeff = 0.05;
+    return settings;
 }
 
 /* Compares the gradients at token t with central differences of the whole loss. */
-static void check_gradients(const struct rk_loss_config *config, struct fixture *f, const struct result *at,
+static void check_gradients(const struct settings *settings, struct fixture *f, const struct result *at,
                             int t)
 {
     const double h = 1e-6;
@@ -284,13 +322,13 @@ static void check_gradients(const struct rk_loss_config *config, struct fixture 
         struct result low, high;
 
         *inputs[k] = saved - h;
-        low = run(f, config);
+        low = run(f, settings);
         *inputs[k] = saved + h;
-        high = run(f, config);
+        high = run(f, settings);
         *inputs[k] = saved;
-        difference = (total(&high, config) - total(&low, config)) / (2.0 * h);
-        snprintf(label, sizeof(label), "mode %d, kl %d, token %d, input %d", (int)config->agg_mode,
-                 (int)config->kl_type, t, k);
+        difference = (total(&high, settings) - total(&low, settings)) / (2.0 * h);
+        snprintf(label, sizeof(label), "mode %d, kl %s, token %d, input %d", (int)settings->agg_mode,
+                 settings->kl_type, t, k);
         assert_below(label, fabs(difference - grads[k]) / fmax(fabs(grads[k]), 1.0), RK_TOL_GRADIENT_F64);
     }
 }
@@ -299,15 +337,17 @@ static void check_gradients(const struct rk_loss_config *config, struct fixture 
  * estimator. */
 static void test_loss_gradient_equals_central_difference(void **state)
 {
+    static const char *const kl_types[] = {"k1", "abs", "k2", "k3"};
+
     (void)state;
     for (int mode = 0; mode < RK_AGG_COUNT; mode++) {
-        for (int kl = 0; kl < RK_KL_COUNT; kl++) {
-            struct rk_loss_config config = make_full_config((rk_loss_agg_mode_t)mode, (rk_kl_type_t)kl);
+        for (size_t kl = 0; kl < RK_ARRAY_LEN(kl_types); kl++) {
+            struct settings settings = make_full_settings((rk_loss_agg_mode_t)mode, kl_types[kl]);
             struct fixture f = make_random(rk_test_seed());
-            struct result at = run(&f, &config);
+            struct result at = run(&f, &settings);
 
             for (int t = 0; t < f.cu_seqlens[f.num_seqs]; t++)
-                check_gradients(&config, &f, &at, t);
+                check_gradients(&settings, &f, &at, t);
         }
     }
 }
@@ -317,9 +357,9 @@ static void test_loss_nan_outside_mask_is_harmless(void **state)
 {
     (void)state;
     for (int mode = 0; mode < RK_AGG_COUNT; mode++) {
-        struct rk_loss_config config = make_full_config((rk_loss_agg_mode_t)mode, RK_KL_K3);
+        struct settings settings = make_full_settings((rk_loss_agg_mode_t)mode, "k3");
         struct fixture clean = make_random(rk_test_seed()), dirty = clean;
-        struct result expected = run(&clean, &config), actual;
+        struct result expected = run(&clean, &settings), actual;
 
         for (int t = 0; t < 40; t++) {
             if (clean.mask[t])
@@ -328,7 +368,7 @@ static void test_loss_nan_outside_mask_is_harmless(void **state)
             dirty.old_log_probs[t] = dirty.is_weights[t] = INFINITY;
             dirty.advantages[t] = -INFINITY;
         }
-        actual = run(&dirty, &config);
+        actual = run(&dirty, &settings);
         assert_memory_equal(&actual, &expected, sizeof(actual));
     }
 }
@@ -336,15 +376,15 @@ static void test_loss_nan_outside_mask_is_harmless(void **state)
 /* Goal: NaN inside the mask is not swallowed by a clamp: it shows in loss and gradient. */
 static void test_loss_nan_inside_mask_shows(void **state)
 {
-    struct rk_loss_config config = make_full_config(RK_AGG_TOKEN_MEAN, RK_KL_K3);
+    struct settings settings = make_full_settings(RK_AGG_TOKEN_MEAN, "k3");
     struct fixture f = make_worked();
     struct result r;
 
     (void)state;
     f.log_probs[1] = NAN;
-    r = run(&f, &config);
-    assert_true(isnan(r.metrics.pg_loss));
-    assert_true(isnan(r.metrics.kl_loss));
+    r = run(&f, &settings);
+    assert_true(isnan(r.pg_loss));
+    assert_true(isnan(r.kl_loss));
     assert_true(isnan(r.dlog_probs[1]));
 }
 
@@ -373,24 +413,24 @@ static void test_loss_split_into_micro_batches_is_invariant(void **state)
     (void)state;
     for (int mode = 0; mode < RK_AGG_COUNT; mode++) {
         for (int num_micro = 2; num_micro <= 4; num_micro *= 2) {
-            struct rk_loss_config config = make_full_config((rk_loss_agg_mode_t)mode, RK_KL_K2);
+            struct settings settings = make_full_settings((rk_loss_agg_mode_t)mode, "k2");
             struct fixture all = make_random(rk_test_seed());
-            struct result whole = run(&all, &config);
+            struct result whole = run(&all, &settings);
             double sum = 0.0, clipfrac = 0.0;
 
             for (int m = 0; m < num_micro; m++) {
                 int count = 4 / num_micro, first = m * count;
                 struct fixture f = take_sequences(&all, first, count);
-                struct result part = run(&f, &config);
+                struct result part = run(&f, &settings);
                 size_t bytes = (size_t)f.cu_seqlens[count] * sizeof(double);
 
-                sum += total(&part, &config);
-                clipfrac += part.metrics.pg_clipfrac;
+                sum += total(&part, &settings);
+                clipfrac += part.pg_clipfrac;
                 assert_memory_equal(part.dlog_probs, whole.dlog_probs + all.cu_seqlens[first], bytes);
                 assert_memory_equal(part.dentropy, whole.dentropy + all.cu_seqlens[first], bytes);
             }
-            assert_below("loss", fabs(sum / total(&whole, &config) - 1.0), RK_TOL_F64);
-            assert_below("clipfrac", fabs(clipfrac - whole.metrics.pg_clipfrac), RK_TOL_F64);
+            assert_below("loss", fabs(sum / total(&whole, &settings) - 1.0), RK_TOL_F64);
+            assert_below("clipfrac", fabs(clipfrac - whole.pg_clipfrac), RK_TOL_F64);
         }
     }
 }
@@ -400,13 +440,13 @@ static void test_loss_empty_mask_gives_zero(void **state)
 {
     (void)state;
     for (int mode = 0; mode < RK_AGG_COUNT; mode++) {
-        struct rk_loss_config config = make_full_config((rk_loss_agg_mode_t)mode, RK_KL_K3);
+        struct settings settings = make_full_settings((rk_loss_agg_mode_t)mode, "k3");
         struct fixture f = make_worked();
         struct result r, zero = {0};
 
         memset(f.mask, 0, sizeof(f.mask));
         f.global.num_tokens = f.global.num_sequences = 0;
-        r = run(&f, &config);
+        r = run(&f, &settings);
         assert_memory_equal(&r, &zero, sizeof(r));
     }
 }

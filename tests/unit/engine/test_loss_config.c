@@ -1,4 +1,4 @@
-/* The reading of loss options. */
+/* The reading of objectives from options. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -31,42 +31,63 @@ static struct rk_json *make_options(const char *key, const char *value)
     return options;
 }
 
-static void test_loss_config_read_defaults(void **state)
+/* The value of a number in the configuration of a term's row. */
+static double config_number(const struct rk_loss_term *term, const char *key)
+{
+    for (int64_t i = 0; i < term->ops->num_knobs; i++) {
+        const struct rk_knob *knob = &term->ops->knobs[i];
+
+        if (strcmp(knob->key.path, key) == 0 && knob->type == RK_KNOB_REAL)
+            return term->config[knob->offset / sizeof(double)];
+    }
+    fail_msg("no number %s", key);
+    return NAN;
+}
+
+static void test_objective_read_defaults(void **state)
 {
     struct rk_json *options = make_options(NULL, NULL);
-    struct rk_loss_config config;
+    struct rk_objective objective;
 
     (void)state;
-    assert_ok(rk_loss_config_read(&config, options));
-    assert_string_equal(config.ops->name, "vanilla");
-    assert_int_equal(config.agg_mode, RK_AGG_TOKEN_MEAN);
-    assert_true(config.clip_ratio_low == 0.2 && config.clip_ratio_high == 0.2 && config.clip_ratio_c == 3.0);
-    assert_true(config.loss_scale_factor == 0.0 && config.entropy_coeff == 0.0);
-    assert_false(config.use_kl_loss);
-    assert_int_equal(config.kl_type, RK_KL_K3);
-    assert_false(config.kl_straight_through);
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    assert_int_equal(objective.num_terms, 1);
+    assert_string_equal(objective.terms[0].ops->name, "vanilla");
+    assert_int_equal(objective.agg_mode, RK_AGG_TOKEN_MEAN);
+    assert_true(config_number(&objective.terms[0], "clip_ratio_low") == 0.2);
+    assert_true(config_number(&objective.terms[0], "clip_ratio_high") == 0.2);
+    assert_true(config_number(&objective.terms[0], "clip_ratio_c") == 3.0);
+    assert_true(objective.loss_scale_factor == 0.0);
+    assert_int_equal(objective.outputs, RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
+    assert_int_equal(objective.columns, RK_LOSS_BIT(RK_LOSS_OLD_LOG_PROBS) | RK_LOSS_BIT(RK_LOSS_ADVANTAGES));
     rk_json_free(options);
 }
 
-static void test_loss_config_read_overrides(void **state)
+static void test_objective_read_overrides(void **state)
 {
     struct rk_json *options = make_options("clip_ratio_high", "0.28");
-    struct rk_loss_config config;
+    struct rk_objective objective;
 
     (void)state;
     rk_json_set(options, "loss_agg_mode", rk_json_new_string("seq-mean-token-sum-norm"));
     rk_json_set(options, "loss_scale_factor", rk_json_new_int(512));
     rk_json_set(options, "kl_loss_type", rk_json_new_string("k3+"));
     rk_json_set(options, "use_kl_loss", rk_json_new_bool(true));
-    assert_ok(rk_loss_config_read(&config, options));
-    assert_int_equal(config.agg_mode, RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM);
-    assert_true(config.clip_ratio_low == 0.2 && config.clip_ratio_high == 0.28);
-    assert_true(config.loss_scale_factor == 512.0);
-    assert_true(config.use_kl_loss && config.kl_straight_through);
+    rk_json_set(options, "entropy_coeff", rk_json_new_real(0.01));
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    assert_int_equal(objective.agg_mode, RK_AGG_SEQ_MEAN_TOKEN_SUM_NORM);
+    assert_true(config_number(&objective.terms[0], "clip_ratio_low") == 0.2);
+    assert_true(config_number(&objective.terms[0], "clip_ratio_high") == 0.28);
+    assert_true(objective.loss_scale_factor == 512.0);
+    assert_int_equal(objective.num_terms, 3);
+    assert_string_equal(objective.terms[1].ops->name, "kl");
+    assert_string_equal(objective.terms[2].ops->name, "entropy");
+    assert_true(objective.columns & RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB));
+    assert_true(objective.outputs & RK_HEAD_BIT(RK_HEAD_ENTROPY));
     rk_json_free(options);
 }
 
-static void test_loss_config_read_bad_value_names_key(void **state)
+static void test_objective_read_bad_value_names_key(void **state)
 {
     static const struct {
         const char *key, *value;
@@ -90,21 +111,22 @@ static void test_loss_config_read_bad_value_names_key(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_json *options = make_options(cases[i].key, cases[i].value);
-        struct rk_loss_config config;
+        struct rk_objective objective;
 
-        assert_fails(rk_loss_config_read(&config, options), RK_INVALID_ARGUMENT, cases[i].key);
+        assert_fails(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options), RK_INVALID_ARGUMENT,
+                     cases[i].key);
         rk_json_free(options);
     }
 }
 
 /* Goal: every choice that the table of knobs offers is implemented. */
-static void test_loss_config_read_takes_every_choice(void **state)
+static void test_objective_read_takes_every_choice(void **state)
 {
     static const struct {
         const char *key, *choices;
     } knobs[] = {
 #define KNOB(a, b, c, field, key, type, def, min, max, choices, ...) {key, choices},
-        RK_LOSS_KNOBS(KNOB, , , )
+        RK_POLICY_LOSS_KNOBS(KNOB, , , )
 #undef KNOB
     };
 
@@ -113,9 +135,9 @@ static void test_loss_config_read_takes_every_choice(void **state)
         for (const char *p = knobs[i].choices; p; p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL) {
             char *value = rk_format("\"%.*s\"", (int)strcspn(p, "|"), p);
             struct rk_json *options = make_options(knobs[i].key, value);
-            struct rk_loss_config config;
+            struct rk_objective objective;
 
-            assert_ok(rk_loss_config_read(&config, options));
+            assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
             rk_json_free(options);
             rk_free(value);
         }
@@ -125,10 +147,10 @@ static void test_loss_config_read_takes_every_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_config_read_defaults),
-        cmocka_unit_test(test_loss_config_read_overrides),
-        cmocka_unit_test(test_loss_config_read_bad_value_names_key),
-        cmocka_unit_test(test_loss_config_read_takes_every_choice),
+        cmocka_unit_test(test_objective_read_defaults),
+        cmocka_unit_test(test_objective_read_overrides),
+        cmocka_unit_test(test_objective_read_bad_value_names_key),
+        cmocka_unit_test(test_objective_read_takes_every_choice),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,106 @@
+/* Objectives: the sum of the rows of the loss table that options ask for.
+ *
+ *   policy   L = sum_t weight[t] * (policy[t] + kl_loss_coef * KL[t] - entropy_coeff * H[t])
+ *
+ * weight carries the global denominators, so L is a plain sum over tokens, micro-batches and replicas. */
+#include "engine/loss/loss_internal.h"
+
+#include "base/rk_assert.h"
+
+struct mode_config {
+    RK_LOSS_MODE_KNOBS(RK_KNOB_FIELD, , , )
+};
+
+struct agg_config {
+    RK_LOSS_AGG_KNOBS(RK_KNOB_FIELD, , , )
+};
+
+/* How an objective finds its loss: the key and where to read it. */
+struct kind {
+    const struct rk_knob *mode_knob;
+};
+
+static const struct rk_knob mode_knobs[] = {RK_LOSS_MODE_KNOBS(RK_KNOB_ROW, struct mode_config, , )};
+static const struct rk_knob agg_knobs[] = {RK_LOSS_AGG_KNOBS(RK_KNOB_ROW, struct agg_config, , )};
+
+static const struct kind kinds[RK_OBJECTIVE_COUNT] = {
+    [RK_OBJECTIVE_POLICY] = {.mode_knob = mode_knobs},
+};
+
+static struct rk_status *find_loss(const struct rk_loss_ops **out, rk_objective_kind_t kind,
+                                   const struct rk_json *options)
+{
+    const struct rk_knob *knob = kinds[kind].mode_knob;
+    struct mode_config mode;
+
+    RK_TRY(rk_knobs_read(&mode, knob, 1, options));
+    *out = rk_loss_find(kind, mode.loss_mode);
+    RK_ASSERT(*out); /* the choices of the knob are the rows of the table */
+    return NULL;
+}
+
+/* Appends the row, unless it is a term that is not asked for. */
+static struct rk_status *add_term(struct rk_objective *objective, const struct rk_loss_ops *ops,
+                                  const struct rk_json *options)
+{
+    struct rk_loss_term *term = &objective->terms[objective->num_terms];
+
+    RK_ASSERT(objective->num_terms < RK_OBJECTIVE_TERMS_MAX);
+    *term = (struct rk_loss_term){.ops = ops};
+    RK_TRY(rk_knobs_read(term->config, ops->knobs, ops->num_knobs, options));
+    if (ops->check)
+        RK_TRY(ops->check(term->config));
+    if (ops->is_enabled && !ops->is_enabled(term->config))
+        return NULL;
+    for (int32_t i = 0; i < ops->num_metrics; i++)
+        term->metrics[i] = ops->metrics[i].reduce == RK_LOSS_MAX   ? -INFINITY
+                           : ops->metrics[i].reduce == RK_LOSS_MIN ? INFINITY
+                                                                   : 0.0;
+    objective->num_terms++;
+    objective->outputs |= ops->outputs;
+    objective->columns |= ops->columns;
+    objective->optional_columns |= ops->optional_columns;
+    return NULL;
+}
+
+struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_t kind,
+                                    const struct rk_json *options)
+{
+    const struct rk_loss_ops *ops = NULL, *loss;
+    struct agg_config agg;
+
+    *out = (struct rk_objective){.kind = kind};
+    RK_TRY(find_loss(&loss, kind, options));
+    RK_TRY(rk_knobs_read(&agg, agg_knobs, RK_ARRAY_LEN(agg_knobs), options));
+    RK_TRY(rk_loss_agg_mode_parse("loss_agg_mode", agg.loss_agg_mode, &out->agg_mode));
+    out->loss_scale_factor = isnan(agg.loss_scale_factor) ? 0.0 : agg.loss_scale_factor;
+    RK_TRY(add_term(out, loss, options));
+    while ((ops = rk_loss_next(kind, ops))) {
+        if (ops->is_enabled)
+            RK_TRY(add_term(out, ops, options));
+    }
+    return NULL;
+}
+
+void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *in,
+                      const struct rk_head_arrays *grads)
+{
+    for (int32_t i = 0; i < objective->num_terms; i++) {
+        struct rk_loss_term *term = &objective->terms[i];
+        struct rk_loss_out out = {0};
+
+        for (int k = 0; k < RK_LOSS_COLUMN_COUNT; k++)
+            RK_ASSERT(!(term->ops->columns & RK_LOSS_BIT(k)) || in->num_tokens == 0 || in->columns[k]);
+        for (int k = 0; k < RK_HEAD_OUTPUT_COUNT; k++) {
+            if (!(term->ops->outputs & RK_HEAD_BIT(k)))
+                continue;
+            RK_ASSERT(in->num_tokens == 0 || (in->outputs[k] && grads->of[k]));
+            out.grads[k] = grads->of[k];
+        }
+        for (int k = 0; k < RK_LOSS_METRICS_MAX; k++)
+            out.metrics[k] = term->metrics[k];
+        term->ops->forward_backward(&out, in, term->config);
+        for (int k = 0; k < RK_LOSS_METRICS_MAX; k++)
+            term->metrics[k] = out.metrics[k];
+    }
+}

@@ -1,0 +1,260 @@
+/* The body of the update methods.
+ *
+ * The plan carries the global denominators, so each rank adds its part of one sum: gradients over
+ * micro-batches and replicas, and metrics, which the collecting rank of each replica reports with reduce
+ * "sum". */
+#include "worker/methods/update_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "worker/methods/log_prob_internal.h"
+
+/* Everything that the steps need; all of it exists before the first collective. */
+struct update {
+    struct rk_call *call;
+    const struct rk_update_kind *kind;
+    struct rk_rows rows;
+    struct rk_objective objective;
+    double temperature;
+    const float *columns[RK_LOSS_COLUMN_COUNT]; /* [B, R] of the batch; NULL where the call has none */
+    /* Packed, room for all tokens of the call. */
+    double *weight, *token_weight, *seq_weight, *packed[RK_LOSS_COLUMN_COUNT];
+    uint8_t *mask;
+    const struct rk_mini_batch *mini; /* current */
+    double grad_norm_sum;
+    bool *is_empty;                 /* [num_mini] no token counts */
+    int64_t num_skipped, num_empty; /* steps that were not taken */
+};
+
+static struct rk_status *find_columns(struct update *u)
+{
+    const struct rk_objective *objective = &u->objective;
+
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++) {
+        const char *name = rk_loss_column_name((rk_loss_column_t)i);
+        bool is_required = objective->columns & RK_LOSS_BIT(i);
+
+        if (!is_required && !(objective->optional_columns & RK_LOSS_BIT(i)))
+            continue;
+        RK_TRY(rk_rows_find(&u->rows, u->call, name, is_required, &u->columns[i]));
+        RK_TRY(rk_rows_check_finite(&u->rows, name, u->columns[i]));
+    }
+    return NULL;
+}
+
+static struct rk_status *allocate(struct update *u)
+{
+    int64_t n = u->rows.num_tokens, num_arrays = 3;
+    double *memory;
+
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
+        num_arrays += u->columns[i] != NULL;
+    memory = rk_call_alloc(u->call, num_arrays * n, sizeof(double));
+    u->mask = rk_call_alloc(u->call, n, sizeof(*u->mask));
+    u->is_empty = rk_call_alloc(u->call, u->call->job->plan.num_mini, sizeof(*u->is_empty));
+    if (!memory || !u->mask || !u->is_empty)
+        return rk_call_no_memory(u->call);
+    u->weight = memory;
+    u->token_weight = memory + n;
+    u->seq_weight = memory + 2 * n;
+    memory += 3 * n;
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++) {
+        if (!u->columns[i])
+            continue;
+        u->packed[i] = memory;
+        memory += n;
+    }
+    return NULL;
+}
+
+static struct rk_status *prepare(struct update *u)
+{
+    const struct rk_role *role = u->call->role;
+    const struct rk_json *options = u->call->job->options;
+
+    if (!role->is_training)
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NO_MODEL",
+            "role '%s' has no optimizer: it was made with megatron.forward_only, or its other "
+            "replicas were lost",
+            role->name);
+    u->temperature = 1.0;
+    if (u->kind->has_temperature)
+        RK_TRY(rk_temperature_read(&u->temperature, options));
+    RK_TRY(rk_objective_read(&u->objective, u->kind->objective, options));
+    RK_TRY(rk_rows_open(&u->rows, u->call, rk_model_get_config(role->model), u->kind->mask_column));
+    RK_TRY(rk_call_check_plan(u->call, &u->rows, true));
+    RK_TRY(find_columns(u));
+    if (u->objective.loss_scale_factor == 0.0)
+        u->objective.loss_scale_factor = (double)u->rows.num_responses;
+    return allocate(u);
+}
+
+static void gather_columns(struct update *u)
+{
+    const struct rk_packed *packed = &u->rows.packed;
+    const struct rk_loss_denominators denominators = {
+        .num_tokens = (double)u->mini->num_tokens,
+        .num_sequences = (double)u->mini->num_sequences,
+        .scale = u->objective.loss_scale_factor,
+    };
+
+    for (int64_t t = 0; t < packed->num_tokens; t++)
+        u->mask[t] = packed->labels[t] != RK_LABEL_NONE;
+    rk_loss_weights(u->weight, u->objective.agg_mode, u->mask, packed->cu_seqlens, packed->num_seqs,
+                    &denominators);
+    rk_loss_weights(u->token_weight, RK_AGG_TOKEN_MEAN, u->mask, packed->cu_seqlens, packed->num_seqs,
+                    &denominators);
+    rk_loss_weights(u->seq_weight, RK_AGG_SEQ_MEAN_TOKEN_MEAN, u->mask, packed->cu_seqlens, packed->num_seqs,
+                    &denominators);
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++) {
+        if (u->columns[i])
+            rk_rows_gather(&u->rows, u->columns[i], u->packed[i]);
+    }
+}
+
+/* Between forward and backward of a micro-batch. */
+static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                 const struct rk_head_arrays *grads)
+{
+    struct update *u = user;
+    const struct rk_packed *packed = &u->rows.packed;
+    struct rk_loss_in in = {
+        .num_tokens = packed->num_tokens,
+        .num_seqs = packed->num_seqs,
+        .cu_seqlens = packed->cu_seqlens,
+        .mask = u->mask,
+        .weight = u->weight,
+        .token_weight = u->token_weight,
+        .seq_weight = u->seq_weight,
+        .num_sequences = (double)u->mini->num_sequences,
+    };
+
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
+        in.outputs[i] = outputs->of[i];
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
+        in.columns[i] = u->packed[i];
+    rk_objective_run(&u->objective, &in, grads);
+    return NULL;
+}
+
+static struct rk_status *run_micro_batch(struct update *u, int32_t m)
+{
+    const struct rk_train_micro micro = {
+        .packed = &u->rows.packed,
+        .temperature = u->temperature,
+        .outputs = u->objective.outputs,
+        .is_last = m == u->mini->num_micro - 1,
+        .loss_fn = loss_fn,
+        .user = u,
+        .hooks = &u->call->hooks,
+    };
+
+    RK_TRY(rk_call_check_cancel(u->call));
+    rk_rows_pack(&u->rows, rk_call_micro_batch(u->call, u->mini, m));
+    gather_columns(u);
+    return rk_train_micro_batch(u->call->role->model, &micro);
+}
+
+/* A step that ended in the middle may leave some parameters new and others old: the role is suspect then. */
+static struct rk_status *run_step(struct update *u)
+{
+    struct rk_step_stats stats = {0};
+    struct rk_status *st = rk_train_step(u->call->role->model, &stats);
+
+    if (st && stats.has_begun)
+        u->call->role->is_suspect = true;
+    RK_TRY(st);
+    if (stats.was_skipped)
+        u->num_skipped++;
+    else
+        u->grad_norm_sum += stats.grad_norm;
+    return NULL;
+}
+
+static struct rk_status *run_mini_batch(struct update *u, int64_t i)
+{
+    const struct rk_plan *plan = &u->call->job->plan;
+
+    if (u->is_empty[i]) { /* a step without gradients would still decay the weights and move the momentum */
+        u->num_empty++;
+        return NULL;
+    }
+    u->mini = &plan->mini[i];
+    RK_TRY(rk_train_begin(u->call->role->model));
+    for (int32_t m = 0; m < u->mini->num_micro; m++) {
+        RK_TRY(run_micro_batch(u, m));
+        rk_call_progress(u->call, u->call->job->method->name, (uint64_t)i, (uint64_t)plan->num_mini);
+    }
+    return run_step(u);
+}
+
+/* --- metrics: means over the mini-batches. Every replica reports its part of the sums. --- */
+
+static void add_metric(const struct update *u, const char *name, double value, const char *reduce)
+{
+    char path[64];
+
+    snprintf(path, sizeof(path), "%s/%s", u->kind->prefix, name);
+    rk_job_add_metric(u->call->job, path, value, reduce);
+}
+
+static void report_term(const struct update *u, const struct rk_loss_term *term)
+{
+    double n = (double)u->call->job->plan.num_mini;
+
+    for (int32_t i = 0; i < term->ops->num_metrics; i++) {
+        const struct rk_loss_metric *metric = &term->ops->metrics[i];
+        double value = term->metrics[i];
+
+        switch (metric->reduce) {
+        case RK_LOSS_SUM:
+            add_metric(u, metric->name, value / n, "sum");
+            break;
+        case RK_LOSS_MAX:
+            if (!isinf(value))
+                add_metric(u, metric->name, value, "max");
+            break;
+        case RK_LOSS_MIN:
+            if (!isinf(value))
+                add_metric(u, metric->name, value, "min");
+            break;
+        case RK_LOSS_CONFIG:
+            add_metric(u, metric->name, term->config[metric->offset / sizeof(double)], "last");
+            break;
+        }
+    }
+}
+
+static void report(const struct update *u, double lr)
+{
+    double n = (double)u->call->job->plan.num_mini;
+    double num_applied = n - (double)(u->num_skipped + u->num_empty);
+
+    rk_call_add_memory_metrics(u->call);
+    if (!rk_call_is_collector(u->call))
+        return;
+    for (int32_t i = 0; i < u->objective.num_terms; i++)
+        report_term(u, &u->objective.terms[i]);
+    if (num_applied > 0.0)
+        add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
+    add_metric(u, "lr", lr, "last");
+    add_metric(u, "skipped_steps", (double)u->num_skipped, "max");
+    add_metric(u, "empty_steps", (double)u->num_empty, "max");
+}
+
+struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind)
+{
+    struct update u = {.call = call, .kind = kind};
+    double lr;
+
+    RK_TRY(rk_call_agree(call, prepare(&u)));
+    RK_TRY(rk_call_begin(call, rk_call_check_denominators(call, &u.rows, u.is_empty)));
+    lr = rk_train_get_lr(call->role->model);
+    for (int64_t i = 0; i < call->job->plan.num_mini; i++)
+        RK_TRY(run_mini_batch(&u, i));
+    rk_train_advance_lr(call->role->model);
+    report(&u, lr);
+    return NULL;
+}

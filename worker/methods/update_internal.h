@@ -1,0 +1,20 @@
+/* What the update methods share: one optimizer step a mini-batch of the plan, one step of the learning-rate
+ * schedule in all. */
+#ifndef RK_UPDATE_INTERNAL_H
+#define RK_UPDATE_INTERNAL_H
+
+#include "worker/worker_internal.h"
+
+/* What an update method optimizes, and how it is told. */
+struct rk_update_kind {
+    rk_objective_kind_t objective;
+    const char *mask_column; /* [B, R]: 1 on tokens that the loss counts */
+    const char *prefix;      /* of its metrics: "actor" */
+    bool has_temperature;    /* among its options */
+};
+
+/* Runs the plan. Metrics are means over its mini-batches: those of the objective's terms, and grad_norm, lr,
+ * skipped_steps, empty_steps. */
+struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
+
+#endif
