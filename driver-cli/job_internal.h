@@ -37,6 +37,9 @@ struct rk_json *rk_job_reward(const struct rk_config *job);
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
 /* The rule "reward". */
 void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+/* The rules "estimator" and "gdpo" (job_estimator.c). */
+void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+void rk_job_gdpo_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);
 

@@ -175,15 +175,6 @@ static void check_model(const struct rk_config *job, int32_t world_size, struct 
                                 "path to find one in\n");
 }
 
-static void check_estimator(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    const char *name = rk_config_string(job, "algorithm.adv_estimator");
-
-    (void)world_size;
-    if (!rk_adv_find(name))
-        rk_str_appendf(problems, "algorithm.adv_estimator=%s is unknown; known: %s\n", name, rk_adv_names());
-}
-
 static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     const struct rk_json *betas = rk_config_json(job, RK_JOB_ACTOR "optim.betas");
@@ -322,7 +313,8 @@ static const struct rk_job_rule rules[] = {
     {"log-prob micro-batch", check_log_prob_micro},
     {"model length", check_model_len},
     {"model", check_model},
-    {"estimator", check_estimator},
+    {"estimator", rk_job_estimator_check},
+    {"gdpo", rk_job_gdpo_check},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"reward", rk_job_reward_check},

@@ -10,29 +10,55 @@
 
 RK_BEGIN_DECLS
 
-#define RK_ADV_ABI 1
+#define RK_ADV_ABI 2
 
+/* What an estimator reads beside rewards, mask and uid. */
+enum rk_adv_needs {
+    RK_ADV_NEEDS_VALUES = 1u << 0,           /* of the critic */
+    RK_ADV_NEEDS_REWARD_BASELINES = 1u << 1, /* scores of greedy responses to the same prompts */
+    RK_ADV_NEEDS_OLD_LOG_PROBS = 1u << 2,
+    RK_ADV_NEEDS_SUM_PI_SQUARED = 1u << 3,
+    RK_ADV_NEEDS_KEY_REWARDS = 1u << 4, /* what the reward says under algorithm.gdpo_reward_keys */
+};
+
+/* What an estimator does not need may be NULL. Columns are read where the mask is set. */
 struct rk_adv_in {
     int64_t num_rows, response_length;
     const float *token_level_rewards; /* [B, R] */
     const int64_t *response_mask;     /* [B, R]; a row without a mark takes no part in its group */
     const char *const *uid;           /* [B]: rows with equal uid are one group */
     bool norm_adv_by_std;             /* norm_adv_by_std_in_grpo */
+    double gamma, lam;
+    const float *values;             /* [B, R] */
+    const float *reward_baselines;   /* [B] */
+    const float *old_log_probs;      /* [B, R] */
+    const float *sum_pi_squared;     /* [B, R]: sum over the vocabulary of pi^2 */
+    const float *rollout_is_weights; /* [B, R]; NULL: 1. Optional for those that need sum_pi_squared */
+    int64_t num_reward_keys;
+    const double *const *key_rewards; /* [num_reward_keys][B]; read for rows that take part */
+    const double *reward_weights;     /* [num_reward_keys] */
 };
 
+/* returns are 0 where the mask is only for estimators whose returns are their advantages. Those of gae go on
+ * over the mask: what reads them reads the mask. */
 struct rk_adv_out {
     float *advantages, *returns; /* [B, R] */
 };
 
-/* A row of the estimator table. */
+/* A row of the estimator table: docs/algorithms.md. */
 struct rk_adv_ops {
     const char *name; /* algorithm.adv_estimator: "grpo" */
     uint32_t abi;
+    uint32_t needs;    /* enum rk_adv_needs */
+    int32_t min_group; /* rows of a group: 0 when rows are not compared with others of their prompt */
     struct rk_status *(*compute)(const struct rk_adv_out *out, const struct rk_adv_in *in);
 };
 
 const struct rk_adv_ops *rk_adv_find(const char *name); /* NULL when unknown */
 const char *rk_adv_names(void);                         /* "grpo, rloo" for messages */
+/* ABORTED (reason NON_FINITE) as rk_check_finite for the columns that the row reads; INVALID_ARGUMENT names a
+ * group with fewer rows than min_group; ABORTED when only one token counts, which has no deviation to
+ * whiten by. Without a token that counts all advantages are 0. */
 struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_adv_out *out,
                                  const struct rk_adv_in *in) RK_NODISCARD;
 

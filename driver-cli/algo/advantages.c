@@ -1,16 +1,27 @@
-/* The table of advantage estimators and the helpers that outcome estimators share. */
+/* The table of advantage estimators. */
 #include "driver-cli/algo/algo_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "base/rk_map.h"
 #include "base/rk_str.h"
 
 static const struct rk_adv_ops *const rows[] = {
+    &rk_adv_gae,
     &rk_adv_grpo,
+    &rk_adv_grpo_vectorized,
+    &rk_adv_gdpo,
+    &rk_adv_grpo_passk,
+    &rk_adv_rloo,
+    &rk_adv_rloo_vectorized,
+    &rk_adv_opo,
+    &rk_adv_reinforce_plus_plus,
+    &rk_adv_reinforce_plus_plus_baseline,
+    &rk_adv_remax,
+    &rk_adv_gpg,
+    &rk_adv_optimal_token_baseline,
+    &rk_adv_tir_optimal_token_baseline,
 };
 
 const struct rk_adv_ops *rk_adv_find(const char *name)
@@ -37,60 +48,39 @@ const char *rk_adv_names(void)
     return names;
 }
 
+/* The columns of tokens that the row reads. */
+static struct rk_status *check_columns(const struct rk_adv_ops *ops, const struct rk_adv_in *in)
+{
+    const struct {
+        uint32_t needed_by;
+        const char *name;
+        const float *values;
+        bool is_optional;
+    } columns[] = {
+        {RK_ADV_NEEDS_VALUES, "values", in->values, false},
+        {RK_ADV_NEEDS_OLD_LOG_PROBS, "old_log_probs", in->old_log_probs, false},
+        {RK_ADV_NEEDS_SUM_PI_SQUARED, "sum_pi_squared", in->sum_pi_squared, false},
+        {RK_ADV_NEEDS_SUM_PI_SQUARED, "rollout_is_weights", in->rollout_is_weights, true},
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(columns); i++) {
+        if (!(ops->needs & columns[i].needed_by) || (columns[i].is_optional && !columns[i].values))
+            continue;
+        RK_ASSERT(columns[i].values || in->num_rows == 0);
+        RK_TRY(rk_check_finite(columns[i].name, columns[i].values, in->response_mask, in->num_rows,
+                               in->response_length));
+    }
+    return NULL;
+}
+
 struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_adv_out *out,
                                  const struct rk_adv_in *in)
 {
     RK_ASSERT(ops->abi == RK_ADV_ABI);
     RK_ASSERT(in->num_rows >= 0);
     RK_ASSERT(in->response_length > 0);
+    RK_ASSERT(!(ops->needs & RK_ADV_NEEDS_REWARD_BASELINES) || in->reward_baselines || in->num_rows == 0);
+    RK_ASSERT(!(ops->needs & RK_ADV_NEEDS_KEY_REWARDS) || in->num_reward_keys > 0);
+    RK_TRY(check_columns(ops, in));
     return ops->compute(out, in);
-}
-
-void rk_adv_takes_part(bool *takes_part, const struct rk_adv_in *in)
-{
-    for (int64_t i = 0; i < in->num_rows; i++) {
-        takes_part[i] = false;
-        for (int64_t t = 0; t < in->response_length && !takes_part[i]; t++)
-            takes_part[i] = in->response_mask[i * in->response_length + t] != 0;
-    }
-}
-
-int64_t rk_adv_groups(int64_t *group_of, const char *const *uid, int64_t num_rows)
-{
-    struct rk_map *map = rk_map_create();
-    int64_t num_groups;
-
-    for (int64_t i = 0; i < num_rows; i++) {
-        void *known = rk_map_find(map, uid[i]);
-
-        if (!known) {
-            known = (void *)(uintptr_t)(rk_map_count(map) + 1);
-            (void)rk_map_put(map, uid[i], known);
-        }
-        group_of[i] = (int64_t)(uintptr_t)known - 1;
-    }
-    num_groups = rk_map_count(map);
-    rk_map_destroy(map);
-    return num_groups;
-}
-
-void rk_adv_outcome_scores(double *scores, const struct rk_adv_in *in)
-{
-    for (int64_t i = 0; i < in->num_rows; i++) {
-        scores[i] = 0.0;
-        for (int64_t t = 0; t < in->response_length; t++)
-            scores[i] += in->token_level_rewards[i * in->response_length + t];
-    }
-}
-
-void rk_adv_spread(const struct rk_adv_out *out, const struct rk_adv_in *in, const double *scores)
-{
-    for (int64_t i = 0; i < in->num_rows; i++) {
-        for (int64_t t = 0; t < in->response_length; t++) {
-            int64_t at = i * in->response_length + t;
-
-            out->advantages[at] = in->response_mask[at] ? (float)scores[i] : 0.0f;
-            out->returns[at] = out->advantages[at];
-        }
-    }
 }

@@ -121,21 +121,19 @@ bool rk_flow_has_score(const struct rk_reward_result *result)
 
 /* --- rows without a score --- */
 
-/* Marks what the reward dropped, and of a group that lost rows the single one that is left: it has nothing to
- * be compared with. Returns the number of groups that are gone. */
-static int64_t mark_dropped(bool *is_dropped, const struct rk_flow_scores *scores, const int64_t *group_of,
-                            int64_t num_groups)
+/* Marks, of a group that lost rows, the single one that is left: it has nothing to be compared with. Returns
+ * the number of groups that are gone. */
+static int64_t drop_lone_rows(bool *is_dropped, int64_t num_rows, const int64_t *group_of, int64_t num_groups)
 {
     int64_t *num_left = rk_calloc((size_t)num_groups, sizeof(*num_left));
     bool *has_lost = rk_calloc((size_t)num_groups, sizeof(*has_lost));
     int64_t num_gone = 0;
 
-    for (int64_t row = 0; row < scores->num_rows; row++) {
-        is_dropped[row] = scores->results[row].is_dropped;
+    for (int64_t row = 0; row < num_rows; row++) {
         num_left[group_of[row]] += !is_dropped[row];
         has_lost[group_of[row]] |= is_dropped[row];
     }
-    for (int64_t row = 0; row < scores->num_rows; row++)
+    for (int64_t row = 0; row < num_rows; row++)
         is_dropped[row] |= has_lost[group_of[row]] && num_left[group_of[row]] == 1;
     for (int64_t group = 0; group < num_groups; group++)
         num_gone += has_lost[group] && num_left[group] <= 1;
@@ -170,9 +168,13 @@ struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *
                                         int64_t num_groups)
 {
     bool *is_dropped = rk_calloc((size_t)scores->num_rows, sizeof(*is_dropped));
-    int64_t num_gone = mark_dropped(is_dropped, scores, group_of, num_groups), num_dropped = 0;
+    int64_t num_gone = 0, num_dropped = 0;
     struct rk_status *st = NULL;
 
+    for (int64_t row = 0; row < scores->num_rows; row++)
+        is_dropped[row] = scores->results[row].is_dropped;
+    if (group_of)
+        num_gone = drop_lone_rows(is_dropped, scores->num_rows, group_of, num_groups);
     for (int64_t row = 0; row < scores->num_rows; row++)
         num_dropped += is_dropped[row];
     if (num_dropped > 0)

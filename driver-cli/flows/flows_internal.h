@@ -181,8 +181,8 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
 bool rk_flow_has_score(const struct rk_reward_result *result);
 /* Takes rows without a score (is_dropped) out of the training: clears their response_mask, and that of a row
- * that is the only one left of its group. group_of[row] is below num_groups. Sets reward/dropped and
- * reward/dropped_groups. */
+ * that is the only one left of its group. group_of[row] is below num_groups; NULL: rows are not compared with
+ * others. Sets reward/dropped and reward/dropped_groups. */
 struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *metrics,
                                         const struct rk_flow_scores *scores, const int64_t *group_of,
                                         int64_t num_groups) RK_NODISCARD;

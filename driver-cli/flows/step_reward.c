@@ -22,7 +22,8 @@ static struct rk_status *score(struct rk_flow_context *ctx)
                 (float)scores->results[row].score;
     }
     rk_flow_reward_metrics(ctx->metrics, scores);
-    return rk_flow_drop_unscored(ctx->batch, ctx->metrics, scores, index, ctx->num_prompts);
+    return rk_flow_drop_unscored(ctx->batch, ctx->metrics, scores,
+                                 ctx->inputs->adv->min_group > 0 ? index : NULL, ctx->num_prompts);
 }
 
 const struct rk_flow_step rk_step_reward = {"reward", "reward", NULL, score};

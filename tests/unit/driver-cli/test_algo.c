@@ -49,7 +49,12 @@ static void test_grpo_worked_scores_give_worked_advantages(void **state)
         const struct grpo_case *test = &grpo_cases[c];
         float rewards[ROWS * LEN] = {0}, advantages[ROWS * LEN], returns[ROWS * LEN];
         int64_t mask[ROWS * LEN] = {0};
-        struct rk_adv_in in = {test->num_rows, LEN, rewards, mask, test->uid, test->by_std};
+        struct rk_adv_in in = {.num_rows = test->num_rows,
+                               .response_length = LEN,
+                               .token_level_rewards = rewards,
+                               .response_mask = mask,
+                               .uid = test->uid,
+                               .norm_adv_by_std = test->by_std};
         struct rk_adv_out out = {advantages, returns};
 
         for (int64_t i = 0; i < test->num_rows; i++) {
@@ -79,7 +84,12 @@ static void test_grpo_dropped_rows_leave_the_group_statistics(void **state)
     static const double expected[NUM] = {.707106, 0, -.707106, 0, 0, -1, 1, 0, 0};
     float rewards[NUM * LEN] = {0}, advantages[NUM * LEN], returns[NUM * LEN];
     int64_t mask[NUM * LEN] = {0};
-    struct rk_adv_in in = {NUM, LEN, rewards, mask, uid, true};
+    struct rk_adv_in in = {.num_rows = NUM,
+                           .response_length = LEN,
+                           .token_level_rewards = rewards,
+                           .response_mask = mask,
+                           .uid = uid,
+                           .norm_adv_by_std = true};
     struct rk_adv_out out = {advantages, returns};
 
     (void)state;

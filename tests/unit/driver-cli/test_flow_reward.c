@@ -58,6 +58,31 @@ static void test_flow_drop_unscored_clears_their_masks_and_lone_rows(void **stat
     rk_batch_destroy(batch);
 }
 
+/* Goal: where rows are not compared with others, one that is alone stays. */
+static void test_flow_drop_unscored_without_groups_keeps_lone_rows(void **state)
+{
+    struct rk_reward_result results[ROWS] = {0};
+    struct rk_flow_scores scores = {.num_rows = ROWS, .results = results};
+    struct rk_json *metrics = rk_json_new_object();
+    struct rk_batch *batch = make_batch();
+    double num_unscored = 0.0;
+    const void *mask;
+
+    (void)state;
+    for (int i = 0; i < ROWS; i++) {
+        results[i].is_dropped = is_unscored[i];
+        num_unscored += is_unscored[i];
+    }
+    assert_ok(rk_flow_drop_unscored(batch, metrics, &scores, NULL, 0));
+    assert_ok(rk_batch_get_dense(batch, "response_mask", RK_DTYPE_I64, 2, NULL, &mask));
+    for (int64_t i = 0; i < ROWS * LEN; i++)
+        assert_int_equal(((const int64_t *)mask)[i], !is_unscored[i / LEN] && i % LEN <= i / LEN % LEN);
+    assert_metric(metrics, "reward/dropped", num_unscored);
+    assert_metric(metrics, "reward/dropped_groups", 0.0);
+    rk_json_free(metrics);
+    rk_batch_destroy(batch);
+}
+
 static void test_flow_drop_unscored_all_scored_changes_nothing(void **state)
 {
     struct rk_reward_result results[ROWS] = {0};
@@ -114,6 +139,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_drop_unscored_clears_their_masks_and_lone_rows),
+        cmocka_unit_test(test_flow_drop_unscored_without_groups_keeps_lone_rows),
         cmocka_unit_test(test_flow_drop_unscored_all_scored_changes_nothing),
         cmocka_unit_test(test_flow_reward_metrics_count_outcomes_and_average_extras),
     };

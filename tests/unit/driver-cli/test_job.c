@@ -222,10 +222,13 @@ struct rule_case {
     const char *message; /* NULL: no rule objects */
 };
 
-#define ACTOR     "actor_rollout_ref.actor."
-#define ROLLOUT   "actor_rollout_ref.rollout."
-#define REF       "actor_rollout_ref.ref."
-#define RECOMPUTE ACTOR "megatron.override_transformer_config.recompute_"
+#define ACTOR        "actor_rollout_ref.actor."
+#define ROLLOUT      "actor_rollout_ref.rollout."
+#define REF          "actor_rollout_ref.ref."
+#define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
+#define GDPO         "algorithm.adv_estimator=gdpo"
+#define GDPO_KEYS    "algorithm.gdpo_reward_keys="
+#define GDPO_WEIGHTS "algorithm.gdpo_reward_weights="
 
 static const struct rule_case rule_cases[] = {
     {"none", {0}, 4, NULL},
@@ -288,7 +291,47 @@ static const struct rule_case rule_cases[] = {
     {"model length", {ROLLOUT "max_model_len=15"}, 4, "max_model_len=15 is less than"},
     {"model", {"~actor_rollout_ref.model.hf_config_path"}, 4, "set actor_rollout_ref.model.path"},
     {"model", {"~actor_rollout_ref.model.tokenizer_path"}, 4, "set actor_rollout_ref.model.tokenizer_path"},
-    {"estimator", {"algorithm.adv_estimator=gae"}, 4, "algorithm.adv_estimator=gae is unknown; known: "},
+    {"none", {"algorithm.adv_estimator=grpo_passk"}, 4, NULL},
+    {"none", {"algorithm.adv_estimator=rloo", ROLLOUT "n=1", ACTOR "ppo_mini_batch_size=8"}, 4, NULL},
+    {"estimator",
+     {"algorithm.adv_estimator=ppo"},
+     4,
+     "algorithm.adv_estimator=ppo is unknown; known: gae, grpo, "},
+    {"estimator", {"algorithm.adv_estimator=gae"}, 4, "algorithm.adv_estimator=gae needs the values"},
+    {"estimator",
+     {"algorithm.adv_estimator=remax"},
+     4,
+     "algorithm.adv_estimator=remax needs the scores of greedy"},
+    {"estimator",
+     {"algorithm.adv_estimator=tir_optimal_token_baseline"},
+     4,
+     "algorithm.adv_estimator=tir_optimal_token_baseline needs sum_pi_squared"},
+    {"estimator",
+     {"algorithm.adv_estimator=grpo_passk", ROLLOUT "n=1", ACTOR "ppo_mini_batch_size=8"},
+     4,
+     "actor_rollout_ref.rollout.n of 2 or more, got 1"},
+    {"none", {GDPO, GDPO_KEYS "[\"format\",\"acc\"]", GDPO_WEIGHTS "[1,0.5]"}, 4, NULL},
+    {"gdpo", {GDPO}, 4, "needs algorithm.gdpo_reward_keys"},
+    {"gdpo", {GDPO, GDPO_KEYS "[]"}, 4, "needs algorithm.gdpo_reward_keys"},
+    {"gdpo", {GDPO, GDPO_KEYS "[\"acc\",3]"}, 4, "gdpo_reward_keys: item 1: expected a name"},
+    {"gdpo", {GDPO, GDPO_KEYS "[\"acc\",\"f\",\"acc\"]"}, 4, "gdpo_reward_keys: 'acc' stands there twice"},
+    {"gdpo",
+     {GDPO, GDPO_KEYS "[\"acc\"]", GDPO_WEIGHTS "[1,2]"},
+     4,
+     "gdpo_reward_weights: 2 weights for the 1 keys"},
+    {"gdpo",
+     {GDPO, GDPO_KEYS "[\"acc\"]", GDPO_WEIGHTS "[\"1\"]"},
+     4,
+     "gdpo_reward_weights: item 0: expected a number"},
+    {"gdpo",
+     {GDPO_KEYS "[\"acc\"]"},
+     4,
+     "gdpo_reward_keys has no effect without algorithm.adv_estimator=gdpo"},
+    {"gdpo", {GDPO_WEIGHTS "[1]"}, 4, "gdpo_reward_weights has no effect without"},
+    {"gdpo",
+     {GDPO, GDPO_KEYS "[\"acc\"]", "algorithm.use_kl_in_reward=true"},
+     4,
+     "algorithm.use_kl_in_reward has no effect with"},
     {"betas", {ACTOR "optim.betas=[0.9]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},

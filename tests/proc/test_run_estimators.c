@@ -1,0 +1,169 @@
+/* Whole runs with each advantage estimator: the choice is one key of the job. */
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+/* Scores the responses to a prompt 0, 1, 2, 3, in the order in which they come. */
+static const char answers[] =
+    "read -r hello && echo '{\"hello\": 2}'\n"
+    "while read -r line; do\n"
+    "    id=${line#*'\"id\":'}; id=${id%%,*}\n"
+    "    prompt=${line#*'\"prompt\":'}; prompt=${prompt%%'\"solution_str\"'*}\n"
+    "    sum=$(printf %s \"$prompt\" | cksum); sum=${sum%% *}\n"
+    "    eval \"n=$((count_$sum + 0)); count_$sum=$((count_$sum + 1))\"\n"
+    "    echo '{\"id\": '$id', \"score\": '$n', \"first\": '$n', \"second\": '$((n / 2))'}'\n"
+    "done\n";
+
+/* One step of the tiny job, with scores 0, 1, 2, 3 in every group; returns its metrics. */
+static struct rk_json *run_step(const char *estimator, const char *change)
+{
+    char *path = rk_test_temp_path("answers.sh"), *dir = new_run_dir();
+    char *reward =
+        rk_format("reward={\"name\": \"command\", \"command\": [\"sh\", \"%s\"], \"num_workers\": 1}", path);
+    char *choice = rk_format("algorithm.adv_estimator=%s", estimator);
+    const char *const args[] = {"run",
+                                TINY_JOB,
+                                "--local=1",
+                                "--quiet",
+                                "--run-dir",
+                                dir,
+                                TINY,
+                                "trainer.total_training_steps=1",
+                                "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+                                choice,
+                                reward,
+                                change,
+                                NULL};
+    struct outcome outcome;
+    struct rk_json *metrics;
+
+    rk_test_write_file(path, answers, sizeof(answers) - 1);
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 0);
+    metrics = read_metrics(dir, 1);
+    outcome_fini(&outcome);
+    rk_free(choice);
+    rk_free(reward);
+    rk_free(dir);
+    rk_free(path);
+    return metrics;
+}
+
+static void assert_metric(const char *label, const struct rk_json *metrics, const char *name, double expected)
+{
+    char *text = rk_format("%s: %s", label, name);
+
+    assert_below(text, fabs(metric(metrics, name) - expected), RK_TOL_F32_SUM);
+    rk_free(text);
+}
+
+/* Goal: the advantages that the update reads are the estimator's, of every group's scores 0, 1, 2, 3. */
+static void test_run_outcome_estimator_gives_its_advantages(void **state)
+{
+    static const struct {
+        const char *name, *change;
+        double min, max;
+    } cases[] = {
+        {"grpo_vectorized", NULL, -1.161894, 1.161894}, /* 1.5 / sqrt(5 / 3) */
+        {"grpo_vectorized", "algorithm.norm_adv_by_std_in_grpo=false", -1.5, 1.5},
+        {"grpo_passk", NULL, 0, .774596},
+        {"rloo", NULL, -2, 2},
+        {"rloo_vectorized", NULL, -2, 2},
+        {"gpg", NULL, -2, 2}, /* 16 responses, 12 of them with a score: 4 / 3 */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *metrics = run_step(cases[i].name, cases[i].change);
+
+        assert_metric(cases[i].name, metrics, "critic/score/mean", 1.5);
+        assert_metric(cases[i].name, metrics, "critic/advantages/min", cases[i].min);
+        assert_metric(cases[i].name, metrics, "critic/advantages/max", cases[i].max);
+        assert_metric(cases[i].name, metrics, "critic/returns/max", cases[i].max);
+        assert_true(metric(metrics, "actor/grad_norm") > 0.0);
+        rk_json_free(metrics);
+    }
+}
+
+/* Goal: the mean over the tokens of the batch is 0 where an estimator whitens; the returns of
+ * reinforce_plus_plus go up to the greatest score. */
+static void test_run_whitening_estimator_has_mean_zero(void **state)
+{
+    struct rk_json *metrics = run_step("reinforce_plus_plus", "algorithm.gamma=0.5");
+
+    (void)state;
+    assert_metric("reinforce_plus_plus", metrics, "critic/advantages/mean", 0.0);
+    assert_metric("reinforce_plus_plus", metrics, "critic/returns/max", 3.0);
+    assert_metric("reinforce_plus_plus", metrics, "critic/returns/min", 0.0);
+    rk_json_free(metrics);
+    metrics = run_step("reinforce_plus_plus_baseline", NULL);
+    assert_metric("reinforce_plus_plus_baseline", metrics, "critic/advantages/mean", 0.0);
+    assert_true(metric(metrics, "critic/advantages/max") > 0.5);
+    rk_json_free(metrics);
+    metrics = run_step("opo", NULL);
+    assert_metric("opo", metrics, "critic/score/mean", 1.5);
+    assert_below("opo", fabs(metric(metrics, "critic/advantages/max") - 1.5), 1.5);
+    rk_json_free(metrics);
+}
+
+static void test_run_gdpo_reads_the_rewards_beside_the_score(void **state)
+{
+    struct rk_json *metrics = run_step("gdpo", "algorithm.gdpo_reward_keys=[\"first\",\"second\"]");
+
+    (void)state;
+    assert_metric("gdpo", metrics, "gdpo/first/mean", 1.5);
+    assert_metric("gdpo", metrics, "gdpo/first/std", 1.118034);
+    assert_metric("gdpo", metrics, "gdpo/first/max", 3.0);
+    assert_metric("gdpo", metrics, "gdpo/second/mean", 0.5);
+    assert_metric("gdpo", metrics, "gdpo/second/min", 0.0);
+    assert_metric("gdpo", metrics, "critic/advantages/mean", 0.0);
+    rk_json_free(metrics);
+}
+
+static void test_run_gdpo_key_that_the_reward_lacks_is_named(void **state)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_rankctl((const char *const[]){
+        "run", TINY_JOB, "--local=1", "--run-dir", dir, TINY,
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1", "algorithm.adv_estimator=gdpo",
+        "algorithm.gdpo_reward_keys=[\"acc\",\"style\"]", NULL});
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "algorithm.gdpo_reward_keys: the reward gave no number 'style'");
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* Goal: what an estimator lacks is said before a daemon is started. */
+static void test_run_estimator_without_what_it_needs_is_refused(void **state)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_rankctl(
+        (const char *const[]){"run", TINY_JOB, "--local=1", "--run-dir", dir, TINY,
+                              "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+                              "algorithm.adv_estimator=grpo_passk", "actor_rollout_ref.rollout.n=1", NULL});
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "algorithm.adv_estimator=grpo_passk");
+    assert_text("stderr", outcome.err, "rollout.n of 2 or more, got 1");
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_outcome_estimator_gives_its_advantages),
+        cmocka_unit_test(test_run_whitening_estimator_has_mean_zero),
+        cmocka_unit_test(test_run_gdpo_reads_the_rewards_beside_the_score),
+        cmocka_unit_test(test_run_gdpo_key_that_the_reward_lacks_is_named),
+        cmocka_unit_test(test_run_estimator_without_what_it_needs_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
