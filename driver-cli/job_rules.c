@@ -191,6 +191,23 @@ static void check_betas(const struct rk_config *job, int32_t world_size, struct 
                       RK_JOB_ACTOR "optim.betas: expected two numbers from 0 up to (not including) 1\n");
 }
 
+/* What the losses check of their keys together (engine/loss). */
+static void check_policy_loss(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    const char *mode = rk_config_string(job, RK_JOB_ACTOR "policy_loss.loss_mode");
+    double low = rk_config_real(job, RK_JOB_ACTOR "policy_loss.clip_cov_lb");
+    double high = rk_config_real(job, RK_JOB_ACTOR "policy_loss.clip_cov_ub");
+
+    (void)world_size;
+    if (strcmp(mode, "dro") == 0 && rk_config_is_null(job, RK_JOB_ACTOR "policy_loss.dro_beta"))
+        rk_str_append(problems,
+                      "set " RK_JOB_ACTOR "policy_loss.dro_beta, a number above 0: loss_mode=dro needs it\n");
+    if (strcmp(mode, "clip_cov") == 0 && low >= high)
+        rk_str_appendf(problems,
+                       RK_JOB_ACTOR "policy_loss.clip_cov_lb=%g: expected less than clip_cov_ub=%g\n", low,
+                       high);
+}
+
 /* The others say how; this one says whether. */
 static void check_recompute(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
@@ -315,6 +332,7 @@ static const struct rk_job_rule rules[] = {
     {"model", check_model},
     {"estimator", rk_job_estimator_check},
     {"gdpo", rk_job_gdpo_check},
+    {"policy loss", check_policy_loss},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"reward", rk_job_reward_check},

@@ -8,6 +8,16 @@
 
 /* Policy losses. */
 extern const struct rk_loss_ops rk_loss_vanilla;
+extern const struct rk_loss_ops rk_loss_gspo;
+extern const struct rk_loss_ops rk_loss_sapo;
+extern const struct rk_loss_ops rk_loss_gpg;
+extern const struct rk_loss_ops rk_loss_cispo;
+extern const struct rk_loss_ops rk_loss_dppo_tv;
+extern const struct rk_loss_ops rk_loss_dppo_kl;
+extern const struct rk_loss_ops rk_loss_dro;
+extern const struct rk_loss_ops rk_loss_clip_cov;
+extern const struct rk_loss_ops rk_loss_kl_cov;
+extern const struct rk_loss_ops rk_loss_geo_mean;
 /* Terms beside them. */
 extern const struct rk_loss_ops rk_loss_kl;
 extern const struct rk_loss_ops rk_loss_entropy;

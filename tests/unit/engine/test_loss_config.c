@@ -12,7 +12,11 @@
 static const char defaults[] =
     "{\"temperature\": 1.0, \"policy_loss.loss_mode\": \"vanilla\", \"loss_agg_mode\": \"token-mean\","
     " \"loss_scale_factor\": null, \"clip_ratio\": 0.2, \"clip_ratio_low\": null, \"clip_ratio_high\": null,"
-    " \"clip_ratio_c\": 3.0, \"entropy_coeff\": 0.0, \"use_kl_loss\": false, \"kl_loss_coef\": 0.001,"
+    " \"clip_ratio_c\": 3.0, \"tau_pos\": 1.0, \"tau_neg\": 1.05, \"policy_loss.dro_beta\": 0.05,"
+    " \"policy_loss.clip_cov_ratio\": 0.0002, \"policy_loss.clip_cov_lb\": 1.0, \"policy_loss.clip_cov_ub\": "
+    "5.0,"
+    " \"policy_loss.kl_cov_ratio\": 0.0002, \"policy_loss.ppo_kl_coef\": 0.1, \"entropy_coeff\": 0.0, "
+    "\"use_kl_loss\": false, \"kl_loss_coef\": 0.001,"
     " \"kl_loss_type\": \"low_var_kl\"}";
 
 static struct rk_json *make_options(const char *key, const char *value)

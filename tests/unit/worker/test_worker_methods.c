@@ -698,7 +698,7 @@ static void test_update_actor_bad_input_is_refused(void **state)
         {"{\"temperature\": 0.0}", "temperature=0: expected a number from 1e-05 to 1e+06"},
         {"{\"temperature\": 9e-6}", "temperature"},
         {"{\"temperature\": 1e39}", "temperature"},
-        {"{\"policy_loss.loss_mode\": \"gspo\"}", "policy_loss.loss_mode"},
+        {"{\"policy_loss.loss_mode\": \"reinforce\"}", "policy_loss.loss_mode"},
     };
     struct test_cluster cluster;
     struct rk_batch *samples, *policy;

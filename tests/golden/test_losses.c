@@ -1,0 +1,327 @@
+/* Losses against verl's and TRL's own functions in float64 (golden/losses, made by
+ * golden/gen/make_losses.py). */
+#include "tests/support/test.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_safetensors.h"
+#include "base/rk_str.h"
+#include "tests/support/losses.h"
+
+/* Columns of the inputs' config, in the script's order. */
+enum {
+    AGG_MODE,
+    NUM_TOKENS,
+    NUM_SEQUENCES,
+    SCALE,
+    HAS_IS_WEIGHTS,
+    CLIP_RATIO_LOW,
+    CLIP_RATIO_HIGH,
+    CLIP_RATIO_C,
+    TAU_POS,
+    TAU_NEG,
+    CLIP_COV_RATIO,
+    CLIP_COV_LB,
+    CLIP_COV_UB,
+    KL_COV_RATIO,
+    PPO_KL_COEF,
+    DRO_BETA,
+    CLIPRANGE_VALUE,
+    KL_TYPE,
+    LOSS_MAX_CLAMP,
+    USE_POLICY_GRADIENT,
+    NUM_CONFIG
+};
+
+/* A file of the fixture; tensors are read as f64. */
+struct file {
+    struct rk_st_file *st;
+};
+
+static struct file open_file(const char *name)
+{
+    char *relative = rk_format("golden/losses/%s", name), *path = rk_test_fixture_path(relative);
+    struct file file;
+
+    assert_ok(rk_st_open(&file.st, path));
+    rk_free(path);
+    rk_free(relative);
+    return file;
+}
+
+static double *read_tensor(const struct file *file, const char *name, int64_t *count)
+{
+    const struct rk_st_tensor *tensor = rk_st_find(file->st, name);
+    void *bytes;
+    double *values;
+    int64_t n = 1;
+
+    if (!tensor)
+        fail_msg("%s has no tensor %s", rk_st_path(file->st), name);
+    for (int32_t i = 0; i < tensor->rank; i++)
+        n *= tensor->shape[i];
+    bytes = rk_malloc(tensor->bytes);
+    values = rk_malloc((size_t)n * sizeof(*values));
+    assert_ok(rk_st_read(file->st, tensor, 0, tensor->bytes, bytes));
+    for (int64_t i = 0; i < n; i++) {
+        if (tensor->dtype == RK_DTYPE_U8)
+            values[i] = ((const uint8_t *)bytes)[i];
+        else if (tensor->dtype == RK_DTYPE_I32)
+            values[i] = ((const int32_t *)bytes)[i];
+    }
+    if (tensor->dtype == RK_DTYPE_F32 || tensor->dtype == RK_DTYPE_F64)
+        rk_load_f64(values, bytes, tensor->dtype, n);
+    rk_free(bytes);
+    if (count)
+        *count = n;
+    return values;
+}
+
+/* --- the cases --- */
+struct inputs {
+    int64_t num_cases, num_config;
+    double *rows, *lengths, *mask, *config;
+    double *log_probs, *old, *advantages, *is_weights, *ref;
+};
+
+static struct inputs inputs, pairs;
+
+/* Where a case lies in the tensors by rows and by tokens. */
+struct place {
+    int64_t row, token;
+};
+
+static struct rk_test_batch take_case(const struct inputs *all, int64_t i, const struct place *place)
+{
+    const double *config = all->config + i * all->num_config;
+    struct rk_test_batch batch = {.num_seqs = (int32_t)all->rows[i], .mode = RK_AGG_TOKEN_SUM};
+    int64_t n;
+
+    for (int32_t row = 0; row < batch.num_seqs; row++)
+        batch.cu_seqlens[row + 1] = batch.cu_seqlens[row] + (int32_t)all->lengths[place->row + row];
+    n = batch.cu_seqlens[batch.num_seqs];
+    assert_true(n <= RK_TEST_LOSS_TOKENS);
+    for (int64_t t = 0; t < n; t++) {
+        int64_t at = place->token + t;
+
+        batch.mask[t] = all->mask[at] != 0.0;
+        batch.outputs[RK_HEAD_LOG_PROBS][t] = all->log_probs[at];
+        batch.columns[RK_LOSS_REF_LOG_PROB][t] = all->ref[at];
+        if (!all->old)
+            continue;
+        batch.columns[RK_LOSS_OLD_LOG_PROBS][t] = all->old[at];
+        batch.columns[RK_LOSS_ADVANTAGES][t] = all->advantages[at];
+        batch.columns[RK_LOSS_ROLLOUT_IS_WEIGHTS][t] = all->is_weights[at];
+    }
+    batch.global.num_sequences = batch.num_seqs;
+    if (!all->old)
+        return batch;
+    batch.mode = (rk_loss_agg_mode_t)config[AGG_MODE];
+    batch.global = (struct rk_loss_denominators){config[NUM_TOKENS], config[NUM_SEQUENCES], config[SCALE]};
+    if (config[HAS_IS_WEIGHTS] == 0.0)
+        batch.absent |= RK_LOSS_BIT(RK_LOSS_ROLLOUT_IS_WEIGHTS);
+    return batch;
+}
+
+/* What is not counted is NaN: it must not matter. */
+static void poison(struct rk_test_batch *batch)
+{
+    for (int32_t t = 0; t < batch->cu_seqlens[batch->num_seqs]; t++) {
+        if (batch->mask[t])
+            continue;
+        for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
+            batch->outputs[i][t] = NAN;
+        for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
+            batch->columns[i][t] = NAN;
+    }
+}
+
+static char *make_options(const double *c)
+{
+    return rk_format("{\"clip_ratio_low\": %.17g, \"clip_ratio_high\": %.17g, \"clip_ratio_c\": %.17g,"
+                     " \"tau_pos\": %.17g, \"tau_neg\": %.17g, \"policy_loss.clip_cov_ratio\": %.17g,"
+                     " \"policy_loss.clip_cov_lb\": %.17g, \"policy_loss.clip_cov_ub\": %.17g,"
+                     " \"policy_loss.kl_cov_ratio\": %.17g, \"policy_loss.ppo_kl_coef\": %.17g,"
+                     " \"policy_loss.dro_beta\": %.17g, \"cliprange_value\": %.17g, \"beta\": %.17g,"
+                     " \"clip_low_threshold\": %.17g, \"clip_high_threshold\": %.17g}",
+                     c[CLIP_RATIO_LOW], c[CLIP_RATIO_HIGH], c[CLIP_RATIO_C], c[TAU_POS], c[TAU_NEG],
+                     c[CLIP_COV_RATIO], c[CLIP_COV_LB], c[CLIP_COV_UB], c[KL_COV_RATIO], c[PPO_KL_COEF],
+                     c[DRO_BETA], c[CLIPRANGE_VALUE], c[DRO_BETA], 1.0 - c[CLIP_RATIO_LOW],
+                     1.0 + c[CLIP_RATIO_HIGH]);
+}
+
+/* --- what is expected --- */
+struct golden {
+    const char *name; /* of the fixture's tensors */
+    const struct file *file;
+    double *loss, *grad;
+    double *metrics[RK_LOSS_METRICS_MAX]; /* by the row's metrics; NULL: the fixture has none */
+};
+
+static double *find_tensor(const struct golden *golden, const char *metric)
+{
+    char *name = rk_format("%s.%s", golden->name, metric);
+    double *values = rk_st_find(golden->file->st, name) ? read_tensor(golden->file, name, NULL) : NULL;
+
+    rk_free(name);
+    return values;
+}
+
+static struct golden open_golden(const struct file *file, const char *name, const struct rk_loss_ops *ops)
+{
+    struct golden golden = {.name = name, .file = file};
+
+    golden.loss = find_tensor(&golden, "loss");
+    golden.grad = find_tensor(&golden, "grad");
+    assert_non_null(golden.loss);
+    assert_non_null(golden.grad);
+    for (int32_t i = 1; i < ops->num_metrics; i++)
+        golden.metrics[i] = find_tensor(&golden, ops->metrics[i].name);
+    return golden;
+}
+
+static void close_golden(struct golden *golden)
+{
+    rk_free(golden->loss);
+    rk_free(golden->grad);
+    for (int i = 0; i < RK_LOSS_METRICS_MAX; i++)
+        rk_free(golden->metrics[i]);
+}
+
+/* Relative to the expected number, and to the case's largest: f64 that cancels keeps no more. */
+static void assert_near(const char *label, double actual, double expected, double largest)
+{
+    assert_below(label, fabs(actual - expected), RK_TOL_LOSS_GOLDEN * fabs(expected) + RK_TOL_F64 * largest);
+}
+
+static double largest_of(const double *values, int64_t count)
+{
+    double largest = 0.0;
+
+    for (int64_t i = 0; i < count; i++)
+        largest = fmax(largest, fabs(values[i]));
+    return largest;
+}
+
+static void check_case(const struct rk_test_loss *loss, const struct rk_test_batch *batch,
+                       const struct golden *golden, int64_t i, int64_t token)
+{
+    struct rk_test_loss_result result = rk_test_loss_run(loss, batch);
+    int64_t num_tokens = batch->cu_seqlens[batch->num_seqs], counted = 0;
+    double largest = fmax(1.0, largest_of(golden->grad + token, num_tokens));
+    char label[96];
+
+    for (int64_t t = 0; t < num_tokens; t++) {
+        snprintf(label, sizeof(label), "%s, case %d, token %d", golden->name, (int)i, (int)t);
+        assert_near(label, result.grads[RK_HEAD_LOG_PROBS][t], golden->grad[token + t], largest);
+        counted += batch->mask[t];
+    }
+    snprintf(label, sizeof(label), "%s, case %d", golden->name, (int)i);
+    assert_near(label, result.metrics[0], golden->loss[i], fmax(largest, fabs(golden->loss[i])));
+    for (int32_t k = 1; k < loss->ops->num_metrics; k++) {
+        double expected = golden->metrics[k] ? golden->metrics[k][i] : 0.0;
+
+        snprintf(label, sizeof(label), "%s, case %d, %s", golden->name, (int)i, loss->ops->metrics[k].name);
+        if (loss->ops->metrics[k].reduce == RK_LOSS_SUM) /* verl's means are over the tokens here */
+            expected *= (double)counted / batch->global.num_tokens;
+        if (golden->metrics[k])
+            assert_near(label, result.metrics[k], expected, 1.0);
+    }
+}
+
+static void check_loss(const struct file *file, const char *name, const struct rk_loss_ops *ops,
+                       rk_loss_agg_mode_t mode)
+{
+    struct golden golden;
+    struct place place = {0};
+
+    assert_non_null(ops);
+    golden = open_golden(file, name, ops);
+    for (int64_t i = 0; i < inputs.num_cases; i++) {
+        char *options = make_options(inputs.config + i * inputs.num_config);
+        struct rk_test_batch batch = take_case(&inputs, i, &place);
+        struct rk_test_loss loss;
+
+        if (mode != RK_AGG_COUNT)
+            batch.mode = mode;
+        poison(&batch);
+        assert_ok(rk_test_loss_read(&loss, ops, options));
+        check_case(&loss, &batch, &golden, i, place.token);
+        place.row += batch.num_seqs;
+        place.token += batch.cu_seqlens[batch.num_seqs];
+        rk_free(options);
+    }
+    close_golden(&golden);
+}
+
+/* Goal: loss, gradient and metrics of every policy loss are those of verl's function. */
+static void test_policy_losses_equal_verl(void **state)
+{
+    static const char *const names[] = {"vanilla", "gspo", "sapo",     "gpg",    "cispo",   "dppo_tv",
+                                        "dppo_kl", "dro",  "clip_cov", "kl_cov", "geo_mean"};
+    struct file file = open_file("policy.safetensors");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
+        check_loss(&file, names[i], rk_loss_find(RK_OBJECTIVE_POLICY, names[i]), RK_AGG_COUNT);
+    rk_st_close(file.st);
+}
+
+static int load(void **state)
+{
+    struct file file = open_file("inputs.safetensors"), pair_file = open_file("pairs.safetensors");
+    int64_t n;
+
+    (void)state;
+    inputs.rows = read_tensor(&file, "rows", &inputs.num_cases);
+    inputs.lengths = read_tensor(&file, "lengths", NULL);
+    inputs.mask = read_tensor(&file, "mask", NULL);
+    inputs.config = read_tensor(&file, "config", &n);
+    inputs.num_config = n / inputs.num_cases;
+    assert_int_equal(inputs.num_config, NUM_CONFIG);
+    assert_true(inputs.num_cases >= 200);
+    inputs.log_probs = read_tensor(&file, "log_probs", NULL);
+    inputs.old = read_tensor(&file, "old_log_probs", NULL);
+    inputs.advantages = read_tensor(&file, "advantages", NULL);
+    inputs.is_weights = read_tensor(&file, "is_weights", NULL);
+    inputs.ref = read_tensor(&file, "ref", NULL);
+    rk_st_close(file.st);
+
+    pairs.rows = read_tensor(&pair_file, "rows", &pairs.num_cases);
+    pairs.lengths = read_tensor(&pair_file, "lengths", NULL);
+    pairs.mask = read_tensor(&pair_file, "mask", NULL);
+    pairs.config = read_tensor(&pair_file, "config", &n);
+    pairs.num_config = n / pairs.num_cases;
+    pairs.log_probs = read_tensor(&pair_file, "log_probs", NULL);
+    pairs.ref = read_tensor(&pair_file, "ref", NULL);
+    rk_st_close(pair_file.st);
+    return 0;
+}
+
+static int unload(void **state)
+{
+    struct inputs *const both[] = {&inputs, &pairs};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        double *const tensors[] = {both[i]->rows,       both[i]->lengths,    both[i]->mask,
+                                   both[i]->config,     both[i]->old,        both[i]->ref,
+                                   both[i]->advantages, both[i]->is_weights, both[i]->log_probs};
+
+        for (size_t k = 0; k < RK_ARRAY_LEN(tensors); k++)
+            rk_free(tensors[k]);
+    }
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_policy_losses_equal_verl),
+    };
+
+    return cmocka_run_group_tests(tests, load, unload);
+}

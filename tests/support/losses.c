@@ -1,0 +1,101 @@
+#include "tests/support/losses.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_assert.h"
+#include "base/rk_json.h"
+#include "tests/support/test.h"
+
+static void set_default(struct rk_json *options, const struct rk_config_key *key)
+{
+    struct rk_json *value;
+
+    if (rk_json_find(options, key->path))
+        return;
+    assert_ok(rk_json_parse(&value, key->default_text, strlen(key->default_text), key->path, 0));
+    rk_json_set(options, key->path, value);
+}
+
+struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss_ops *ops,
+                                    const char *options)
+{
+    struct rk_json *json;
+    struct rk_status *st;
+
+    *out = (struct rk_test_loss){.ops = ops};
+    assert_ok(rk_json_parse(&json, options, strlen(options), "options", 0));
+    for (int64_t i = 0; i < ops->num_knobs; i++)
+        set_default(json, &ops->knobs[i].key);
+    st = rk_knobs_read(out->config, ops->knobs, ops->num_knobs, json);
+    rk_json_free(json);
+    return st || !ops->check ? st : ops->check(out->config);
+}
+
+struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
+                                            const struct rk_test_batch *batch)
+{
+    double weights[3][RK_TEST_LOSS_TOKENS] = {{0}};
+    const rk_loss_agg_mode_t modes[3] = {batch->mode, RK_AGG_TOKEN_MEAN, RK_AGG_SEQ_MEAN_TOKEN_MEAN};
+    struct rk_test_loss_result result = {0};
+    struct rk_loss_in in = {
+        .num_tokens = batch->cu_seqlens[batch->num_seqs],
+        .num_seqs = batch->num_seqs,
+        .cu_seqlens = batch->cu_seqlens,
+        .mask = batch->mask,
+        .weight = weights[0],
+        .token_weight = weights[1],
+        .seq_weight = weights[2],
+        .num_sequences = batch->global.num_sequences,
+    };
+    struct rk_loss_out out = {0};
+
+    for (int i = 0; i < 3; i++)
+        rk_loss_weights(weights[i], modes[i], batch->mask, batch->cu_seqlens, batch->num_seqs,
+                        &batch->global);
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++) {
+        if ((loss->ops->columns | loss->ops->optional_columns) & RK_LOSS_BIT(i) & ~batch->absent)
+            in.columns[i] = batch->columns[i];
+    }
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (!(loss->ops->outputs & RK_HEAD_BIT(i)))
+            continue;
+        in.outputs[i] = batch->outputs[i];
+        out.grads[i] = result.grads[i];
+    }
+    for (int32_t i = 0; i < loss->ops->num_metrics; i++) {
+        rk_loss_reduce_t reduce = loss->ops->metrics[i].reduce;
+
+        out.metrics[i] = reduce == RK_LOSS_MAX ? -INFINITY : reduce == RK_LOSS_MIN ? INFINITY : 0.0;
+    }
+    loss->ops->forward_backward(&out, &in, loss->config);
+    memcpy(result.metrics, out.metrics, sizeof(result.metrics));
+    return result;
+}
+
+double rk_test_loss_metric(const struct rk_test_loss *loss, const struct rk_test_loss_result *result,
+                           const char *name)
+{
+    for (int32_t i = 0; i < loss->ops->num_metrics; i++) {
+        if (strcmp(loss->ops->metrics[i].name, name) == 0)
+            return result->metrics[i];
+    }
+    fail_msg("loss %s has no metric %s", loss->ops->name, name);
+    return NAN;
+}
+
+struct rk_test_batch rk_test_batch_take(const struct rk_test_batch *all, int32_t first, int32_t count)
+{
+    struct rk_test_batch batch = *all;
+    int32_t begin = all->cu_seqlens[first], n = all->cu_seqlens[first + count] - begin;
+
+    batch.num_seqs = count;
+    for (int32_t i = 0; i <= count; i++)
+        batch.cu_seqlens[i] = all->cu_seqlens[first + i] - begin;
+    memmove(batch.mask, all->mask + begin, (size_t)n);
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
+        memmove(batch.outputs[i], all->outputs[i] + begin, (size_t)n * sizeof(double));
+    for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
+        memmove(batch.columns[i], all->columns[i] + begin, (size_t)n * sizeof(double));
+    return batch;
+}
