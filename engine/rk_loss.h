@@ -44,6 +44,8 @@ const char *rk_loss_column_name(rk_loss_column_t column);
 /* What an update optimizes. */
 typedef enum rk_objective_kind {
     RK_OBJECTIVE_POLICY, /* one row of policy_loss.loss_mode, and the terms that other keys add */
+    RK_OBJECTIVE_VALUE,  /* of a critic */
+    RK_OBJECTIVE_SFT,    /* token-mean always */
     RK_OBJECTIVE_COUNT
 } rk_objective_kind_t;
 

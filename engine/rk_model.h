@@ -69,6 +69,7 @@ struct rk_model_config {
         double factor, low_freq_factor, high_freq_factor;
         int64_t original_max_position_embeddings;
     } rope_scaling;
+    int64_t num_labels; /* of a classification head */
     int64_t eos_token_ids[8];
     int32_t num_eos_token_ids;
 };
@@ -92,7 +93,8 @@ struct rk_model_desc {
     const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
     rk_dtype_t dtype;                /* of parameters and activations: F32, BF16, or F64 for tests */
     rk_numerics_t numerics;
-    const char *head;         /* row of the head table; NULL: "lm" */
+    const char *head;         /* row of the head table: "lm" (also when NULL), "value", "score" */
+    uint64_t seed;            /* of what rk_model_load_hf does not find and may initialise at random */
     struct rk_stream *stream; /* borrowed for the life of the model, like mesh */
     const struct rk_mesh_comms *mesh;
     /* Of training. 0: all activations are kept for the backward pass, but for those that are cheap to make
@@ -129,8 +131,9 @@ uint64_t rk_model_weight_version(
 struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
                                        const struct rk_engine_hooks *hooks) RK_NODISCARD;
 /* Collective. Reads only this rank's slices; files of F32 or F16 fill the masters of a bf16 model that trains
- * as well. NOT_FOUND names a missing tensor and where it should be; DATA_LOSS for bad files; INVALID_ARGUMENT
- * for a shape that does not agree with config.json. */
+ * as well. What files may lack (RK_PARAM_OPTIONAL) is initialised as by rk_model_init_random, with the seed
+ * of the description, and a warning. NOT_FOUND names another missing tensor and where it should be; DATA_LOSS
+ * for bad files; INVALID_ARGUMENT for a shape that does not agree with config.json. */
 struct rk_status *rk_model_load_hf(struct rk_model *model, const char *dir,
                                    const struct rk_engine_hooks *hooks) RK_NODISCARD;
 /* --- who writes files: for methods, which resolve the paths of the ranks that write, and for the engine ---
@@ -181,10 +184,11 @@ struct rk_packed {
 typedef enum rk_head_output {
     RK_HEAD_LOG_PROBS, /* log p(label), at the temperature */
     RK_HEAD_ENTROPY,   /* of the distribution of the label, at the temperature */
+    RK_HEAD_VALUES,    /* of a value or score head; the label only marks the position */
     RK_HEAD_OUTPUT_COUNT
 } rk_head_output_t;
 #define RK_HEAD_BIT(output) (1u << (output))
-/* "log_probs", "entropy". */
+/* "log_probs", "entropy", "values". */
 const char *rk_head_output_name(rk_head_output_t output);
 /* Bits of what the model's head can compute. */
 uint32_t rk_model_head_outputs(const struct rk_model *model);

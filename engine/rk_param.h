@@ -28,7 +28,8 @@ enum rk_param_flags {
     /* The copies of a part along the split axis have different summands of its gradient, whose sum over these
      * copies is the gradient (key-value heads with tp > num_kv_heads: each copy sees other query heads). */
     RK_PARAM_PARTIAL_GRAD = 1u << 2,
-    RK_PARAM_FUSED = 1u << 3, /* in the flat buffers right behind the row before it, without a gap */
+    RK_PARAM_OPTIONAL = 1u << 4, /* Hugging Face files may lack it: a new head */
+    RK_PARAM_FUSED = 1u << 3,    /* in the flat buffers right behind the row before it, without a gap */
 };
 
 /* Over ranks of `axis`: `dim` is cut into num_parts equal parts, each of which axis_size / num_parts

@@ -19,7 +19,12 @@ enum column_set {
     COLUMNS_tokens,
     COLUMNS_log_probs,
     COLUMNS_ref_log_probs,
+    COLUMNS_values,
+    COLUMNS_texts,
+    COLUMNS_rm_scores,
     COLUMNS_policy,
+    COLUMNS_critic,
+    COLUMNS_sft,
 };
 enum option_set {
     OPTIONS_none,
@@ -28,6 +33,7 @@ enum option_set {
     OPTIONS_log_prob,
     OPTIONS_ref_log_prob,
     OPTIONS_update_actor,
+    OPTIONS_update_critic,
     OPTIONS_export_hf,
     OPTIONS_save_checkpoint,
     OPTIONS_wait_checkpoint,

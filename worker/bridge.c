@@ -43,9 +43,12 @@ static struct rk_status *get_columns(struct rk_rows *rows, const struct rk_batch
     rows->attention_mask = data;
     RK_TRY(get_matrix(batch, "position_ids", RK_DTYPE_I64, &data, rows->seq_columns));
     rows->position_ids = data;
-    RK_TRY(rk_batch_get_dense(batch, "responses", RK_DTYPE_I64, 2, shape, &data));
-    rows->responses = data;
-    rows->num_responses = shape[1];
+    rows->num_responses = mask_name ? rows->seq_columns : 0;
+    if (rk_batch_find(batch, "responses")) {
+        RK_TRY(rk_batch_get_dense(batch, "responses", RK_DTYPE_I64, 2, shape, &data));
+        rows->responses = data;
+        rows->num_responses = shape[1];
+    }
     if (rows->seq_columns > max_columns)
         return bad_field("column 'input_ids' has %lld columns, max_position_embeddings of the model is %lld",
                          (long long)rows->seq_columns, (long long)max_columns);
@@ -135,9 +138,9 @@ static struct rk_status *check_rows(struct rk_rows *rows, const struct rk_model_
 
         for (int64_t j = 0; mask_name && j < rows->num_responses; j++)
             RK_TRY(check_bit(mask_name, row, j, rows->label_mask[row * rows->label_stride + j]));
-        if (memcmp(rows->responses + row * rows->num_responses,
-                   rows->input_ids + row * rows->seq_columns + prompt_columns,
-                   (size_t)rows->num_responses * sizeof(int64_t)) != 0)
+        if (rows->responses && memcmp(rows->responses + row * rows->num_responses,
+                                      rows->input_ids + row * rows->seq_columns + prompt_columns,
+                                      (size_t)rows->num_responses * sizeof(int64_t)) != 0)
             return bad_field("responses: row %lld differs from the last %lld columns of input_ids",
                              (long long)row, (long long)rows->num_responses);
         for (int64_t c = 0; c < rows->seq_columns; c++) {
@@ -233,6 +236,22 @@ void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro)
         .cu_seqlens = rows->cu_seqlens,
         .labels = rows->labels,
     };
+}
+
+void rk_rows_mark_last(struct rk_rows *rows, const struct rk_micro_batch *micro)
+{
+    for (int64_t t = 0; t < rows->packed.num_tokens; t++) {
+        rows->labels[t] = RK_LABEL_NONE;
+        rows->cells[t] = -1;
+    }
+    for (int32_t i = 0; i < rows->packed.num_seqs; i++) {
+        int32_t last = rows->cu_seqlens[i + 1] - 1;
+
+        if (last < rows->cu_seqlens[i])
+            continue;
+        rows->labels[last] = rows->tokens[last];
+        rows->cells[last] = micro->rows[i];
+    }
 }
 
 void rk_rows_gather(const struct rk_rows *rows, const float *column, double *packed)

@@ -14,11 +14,11 @@
 #include "base/rk_str.h"
 
 static const struct rk_role_kind kinds[] = {
-    {.bit = RK_ROLE_ACTOR, .is_built = true, .can_train = true},
-    {.bit = RK_ROLE_ROLLOUT, .is_built = true, .generates = true},
-    {.bit = RK_ROLE_REF, .is_built = true},
-    {.bit = RK_ROLE_CRITIC}, /* the value and reward heads come with their methods */
-    {.bit = RK_ROLE_REWARD},
+    {.bit = RK_ROLE_ACTOR, .head = "lm", .can_train = true},
+    {.bit = RK_ROLE_ROLLOUT, .head = "lm", .generates = true},
+    {.bit = RK_ROLE_REF, .head = "lm"},
+    {.bit = RK_ROLE_CRITIC, .head = "value", .can_train = true},
+    {.bit = RK_ROLE_REWARD, .head = "score"},
 };
 
 static const bool next_ok[RK_ROLE_STATE_COUNT][RK_ROLE_STATE_COUNT] = {

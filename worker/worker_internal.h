@@ -19,8 +19,8 @@ struct rk_call;
 
 /* What a role's name stands for. */
 struct rk_role_kind {
-    uint32_t bit;  /* enum rk_role_bits */
-    bool is_built; /* init_model can make it */
+    uint32_t bit;     /* enum rk_role_bits */
+    const char *head; /* of its model: row of the engine's head table */
     bool can_train;
     bool generates;
 };
@@ -168,11 +168,12 @@ rk_method_fn_t rk_method_handler(rk_method_id_t id);
 
 /* The sequences of a batch: input_ids, attention_mask, position_ids [B, S] and responses [B, R], checked as a
  * whole at the start, so that packing cannot fail. The log-prob of response token j comes from the position
- * before it. */
+ * before it. Without the column responses R is S where there is a mask, else 0. */
 struct rk_rows {
     int64_t num_rows, seq_columns, num_responses; /* B, S, R */
     int64_t num_tokens;                           /* real ones of all rows: room of the packed arrays */
-    const int64_t *input_ids, *attention_mask, *position_ids, *responses;
+    const int64_t *input_ids, *attention_mask, *position_ids;
+    const int64_t *responses;  /* NULL: not a column of its own */
     const int64_t *label_mask; /* [B, R]: which response tokens get a label */
     int64_t label_stride;
     int32_t *tokens, *positions, *labels, *cu_seqlens;
@@ -193,6 +194,9 @@ struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *n
                                        const float *column) RK_NODISCARD;
 /* Packs these rows (of the micro-batch) into rows->packed. */
 void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro);
+/* Of the rows that were packed last: only the last token of each has a label, its own id, and the cell is the
+ * row. */
+void rk_rows_mark_last(struct rk_rows *rows, const struct rk_micro_batch *micro);
 /* packed[t] = column[cells[t]], 0 without a label. */
 void rk_rows_gather(const struct rk_rows *rows, const float *column, double *packed);
 /* column[cells[t]] = packed[t] where there is a label. */

@@ -17,11 +17,14 @@ struct rk_hf_dir;
  * for bad files. */
 struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path) RK_NODISCARD;
 void rk_hf_dir_close(struct rk_hf_dir *dir); /* NULL is a no-op */
+const char *rk_hf_dir_path(const struct rk_hf_dir *dir);
 /* The tensor under the parameter's name, or under its alias when there is none. NOT_FOUND names the tensor
  * and where it should be. The results are borrowed. */
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
                                  const struct rk_st_file **file,
                                  const struct rk_st_tensor **tensor) RK_NODISCARD;
+/* Whether any file has it, under either name. */
+bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
 /* Logs what no parameter is read from: a sign of a config.json that does not belong to the weights. */
 void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);
 

@@ -226,6 +226,17 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_pa
     return NULL;
 }
 
+const char *rk_hf_dir_path(const struct rk_hf_dir *dir)
+{
+    return dir->path;
+}
+
+bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param)
+{
+    return rk_map_find(dir->tensors, param->name) ||
+           (*param->alias && rk_map_find(dir->tensors, param->alias));
+}
+
 /* Constants that old checkpoints carry along. */
 static bool is_constant(const char *name)
 {

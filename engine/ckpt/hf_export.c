@@ -310,6 +310,28 @@ static struct rk_status *write_index(const struct export_job *job)
     return st;
 }
 
+/* A model with a value head is one of token classification with one label. */
+static void set_value_head(struct rk_json *config)
+{
+    const char *name = rk_json_as_string(rk_json_at(rk_json_find(config, "architectures"), 0), NULL);
+    const char *end = name ? strstr(name, "For") : NULL;
+    struct rk_json *id2label = rk_json_new_object(), *label2id = rk_json_new_object();
+
+    if (end) {
+        struct rk_json *architectures = rk_json_new_array();
+        char *text = rk_format("%.*sForTokenClassification", (int)(end - name), name);
+
+        rk_json_append(architectures, rk_json_new_string(text));
+        rk_json_set(config, "architectures", architectures);
+        rk_free(text);
+    }
+    rk_json_set(id2label, "0", rk_json_new_string("LABEL_0"));
+    rk_json_set(label2id, "LABEL_0", rk_json_new_int(0));
+    rk_json_set(config, "num_labels", rk_json_new_int(1));
+    rk_json_set(config, "id2label", id2label);
+    rk_json_set(config, "label2id", label2id);
+}
+
 struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *dir)
 {
     const struct rk_model_core *core = model->core;
@@ -318,6 +340,8 @@ struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *d
     struct rk_status *st;
 
     rk_json_set(config, key, rk_json_new_string(rk_dtype_hf_name(core->dtype)));
+    if (core->head.ops == &rk_head_value)
+        set_value_head(config);
     st = write_json(dir, RK_HF_CONFIG_FILE, config);
     rk_json_free(config);
     return st;

@@ -8,6 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_fault.h"
+#include "base/rk_log.h"
 #include "engine/optim/optim_internal.h"
 
 /* Elements of a block: large enough that a copy is at full speed, small enough that a ring of them costs
@@ -53,6 +54,35 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
     }
 }
 
+/* May be missing, and is. */
+static bool is_new(const struct load_job *job, int64_t i)
+{
+    const struct rk_param *param = rk_params_at(&job->model->core->params, i);
+
+    return (param->flags & RK_PARAM_OPTIONAL) && !rk_hf_dir_has(job->dir, param);
+}
+
+/* Biases are zero then, which needs no word. */
+static void warn_new(const struct load_job *job, int64_t i)
+{
+    const struct rk_param *param = rk_params_at(&job->model->core->params, i);
+
+    if (param->rank > 1)
+        RK_WARN("model directory '%s' has no tensor '%s': it starts at random, from N(0, %g)",
+                rk_hf_dir_path(job->dir), param->name, job->model->core->config.initializer_range);
+}
+
+static struct rk_status *init_param(struct load_job *job, int64_t i)
+{
+    const struct rk_model_core *core = job->model->core;
+    const struct rk_placement *placement = rk_params_placement(&core->params, i);
+    int64_t count = rk_placement_num_elements(placement);
+
+    RK_TRY(rk_model_init_param(job->model->core, i, core->seed));
+    RK_TRY(rk_train_copy_masters(job->model->train, core, placement->offset, count));
+    return rk_model_walk_advance(&job->walk, count);
+}
+
 /* The blocks of a parameter: none when this rank has only padding of it. */
 static struct rk_status *plan_param(struct load_job *job, int64_t i)
 {
@@ -63,6 +93,10 @@ static struct rk_status *plan_param(struct load_job *job, int64_t i)
 
     if (!placement->is_held)
         return NULL;
+    if (is_new(job, i)) {
+        warn_new(job, i);
+        return NULL;
+    }
     RK_TRY(rk_hf_dir_find(job->dir, param, &block.file, &block.tensor));
     RK_TRY(check_tensor(param, &block));
     for (int64_t begin = 0; begin < box.shape[0]; begin += block.num_rows) {
@@ -131,6 +165,8 @@ static struct rk_status *load_param(struct load_job *job, int64_t i)
     struct rk_param_box box = rk_param_get_box(rk_params_at(&job->model->core->params, i), placement);
     int64_t padding = rk_placement_num_elements(placement) - box.shape[0] * box.shape[1];
 
+    if (placement->is_held && is_new(job, i))
+        return init_param(job, i);
     while (job->num_copied < job->blocks.count && job->blocks.items[job->num_copied].param == i)
         RK_TRY(load_block(job));
     return rk_model_walk_advance(&job->walk, padding);

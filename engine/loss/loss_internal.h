@@ -18,7 +18,10 @@ extern const struct rk_loss_ops rk_loss_dro;
 extern const struct rk_loss_ops rk_loss_clip_cov;
 extern const struct rk_loss_ops rk_loss_kl_cov;
 extern const struct rk_loss_ops rk_loss_geo_mean;
-/* Terms beside them. */
+/* The losses of the other kinds. */
+extern const struct rk_loss_ops rk_loss_value;
+extern const struct rk_loss_ops rk_loss_sft;
+/* Terms beside policy losses. */
 extern const struct rk_loss_ops rk_loss_kl;
 extern const struct rk_loss_ops rk_loss_entropy;
 

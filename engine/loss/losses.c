@@ -9,7 +9,7 @@
 static const struct rk_loss_ops *const losses[] = {
     &rk_loss_vanilla,  &rk_loss_gspo,    &rk_loss_sapo,    &rk_loss_gpg,      &rk_loss_cispo,
     &rk_loss_dppo_tv,  &rk_loss_dppo_kl, &rk_loss_dro,     &rk_loss_clip_cov, &rk_loss_kl_cov,
-    &rk_loss_geo_mean, &rk_loss_kl,      &rk_loss_entropy,
+    &rk_loss_geo_mean, &rk_loss_kl,      &rk_loss_entropy, &rk_loss_value,    &rk_loss_sft,
 };
 
 const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after)

@@ -15,16 +15,18 @@ struct agg_config {
     RK_LOSS_AGG_KNOBS(RK_KNOB_FIELD, , , )
 };
 
-/* How an objective finds its loss: the key and where to read it. */
 struct kind {
-    const struct rk_knob *mode_knob;
+    const struct rk_knob *mode_knob; /* names the loss; NULL: there is only one */
+    bool has_agg;                    /* loss_agg_mode and loss_scale_factor; else token-mean */
 };
 
 static const struct rk_knob mode_knobs[] = {RK_LOSS_MODE_KNOBS(RK_KNOB_ROW, struct mode_config, , )};
 static const struct rk_knob agg_knobs[] = {RK_LOSS_AGG_KNOBS(RK_KNOB_ROW, struct agg_config, , )};
 
 static const struct kind kinds[RK_OBJECTIVE_COUNT] = {
-    [RK_OBJECTIVE_POLICY] = {.mode_knob = mode_knobs},
+    [RK_OBJECTIVE_POLICY] = {.mode_knob = mode_knobs, .has_agg = true},
+    [RK_OBJECTIVE_VALUE] = {.has_agg = true},
+    [RK_OBJECTIVE_SFT] = {0},
 };
 
 static struct rk_status *find_loss(const struct rk_loss_ops **out, rk_objective_kind_t kind,
@@ -33,10 +35,25 @@ static struct rk_status *find_loss(const struct rk_loss_ops **out, rk_objective_
     const struct rk_knob *knob = kinds[kind].mode_knob;
     struct mode_config mode;
 
+    if (!knob) {
+        *out = rk_loss_next(kind, NULL);
+        return NULL;
+    }
     RK_TRY(rk_knobs_read(&mode, knob, 1, options));
     *out = rk_loss_find(kind, mode.loss_mode);
     RK_ASSERT(*out); /* the choices of the knob are the rows of the table */
     return NULL;
+}
+
+static struct rk_status *read_agg(struct rk_objective *out, const struct rk_json *options)
+{
+    struct agg_config agg;
+
+    if (!kinds[out->kind].has_agg)
+        return NULL;
+    RK_TRY(rk_knobs_read(&agg, agg_knobs, RK_ARRAY_LEN(agg_knobs), options));
+    out->loss_scale_factor = isnan(agg.loss_scale_factor) ? 0.0 : agg.loss_scale_factor;
+    return rk_loss_agg_mode_parse("loss_agg_mode", agg.loss_agg_mode, &out->agg_mode);
 }
 
 /* Appends the row, unless it is a term that is not asked for. */
@@ -67,13 +84,10 @@ struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_
                                     const struct rk_json *options)
 {
     const struct rk_loss_ops *ops = NULL, *loss;
-    struct agg_config agg;
 
-    *out = (struct rk_objective){.kind = kind};
+    *out = (struct rk_objective){.kind = kind, .agg_mode = RK_AGG_TOKEN_MEAN};
     RK_TRY(find_loss(&loss, kind, options));
-    RK_TRY(rk_knobs_read(&agg, agg_knobs, RK_ARRAY_LEN(agg_knobs), options));
-    RK_TRY(rk_loss_agg_mode_parse("loss_agg_mode", agg.loss_agg_mode, &out->agg_mode));
-    out->loss_scale_factor = isnan(agg.loss_scale_factor) ? 0.0 : agg.loss_scale_factor;
+    RK_TRY(read_agg(out, options));
     RK_TRY(add_term(out, loss, options));
     while ((ops = rk_loss_next(kind, ops))) {
         if (ops->is_enabled)

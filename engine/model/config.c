@@ -109,6 +109,19 @@ static struct rk_status *read_sizes(struct rk_model_config *out, const struct rk
     return NULL;
 }
 
+/* As transformers: the names of the labels, else their number, else 2. */
+static struct rk_status *read_num_labels(struct rk_model_config *out, const struct rk_json *hf_config)
+{
+    const struct rk_json *names = rk_json_find(hf_config, "id2label");
+
+    out->num_labels = 2;
+    if (!rk_json_is_null(names)) {
+        out->num_labels = rk_json_count(names);
+        return check_positive("id2label", (double)out->num_labels);
+    }
+    return rk_json_opt_i64(hf_config, "", "num_labels", 1, 1 << 16, &out->num_labels);
+}
+
 struct rk_status *rk_config_read_common(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     static const struct rk_config_limit limits[] = {
@@ -119,14 +132,9 @@ struct rk_status *rk_config_read_common(struct rk_model_config *out, const struc
         {"attn_logit_softcapping", "null"},
         {"final_logit_softcapping", "null"},
     };
-    const char *architecture =
-        rk_json_as_string(rk_json_at(rk_json_find(hf_config, "architectures"), 0), NULL);
-
     RK_TRY(rk_config_check_limits(hf_config, limits, RK_ARRAY_LEN(limits)));
-    if (architecture && !rk_str_has_suffix(architecture, "ForCausalLM"))
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "architectures=[\"%.64s\"] is not implemented, expected ...ForCausalLM", architecture);
     RK_TRY(read_sizes(out, hf_config));
+    RK_TRY(read_num_labels(out, hf_config));
     RK_TRY(rk_json_opt_f64(hf_config, "", "rms_norm_eps", &out->rms_norm_eps));
     RK_TRY(rk_json_opt_f64(hf_config, "", "initializer_range", &out->initializer_range));
     RK_TRY(rk_json_opt_bool(hf_config, "", "tie_word_embeddings", &out->tie_word_embeddings));

@@ -42,7 +42,7 @@ static struct rk_status *init_vector(struct rk_model_core *core, const struct rk
     return st;
 }
 
-static struct rk_status *init_param(struct rk_model_core *core, int64_t i, uint64_t seed)
+struct rk_status *rk_model_init_param(struct rk_model_core *core, int64_t i, uint64_t seed)
 {
     const struct rk_param *param = rk_params_at(&core->params, i);
     const struct rk_placement *placement = rk_params_placement(&core->params, i);
@@ -65,7 +65,7 @@ struct rk_status *rk_model_init_random(struct rk_model *model, uint64_t seed,
         const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
 
         if (placement->is_held)
-            RK_TRY(init_param(model->core, i, seed));
+            RK_TRY(rk_model_init_param(model->core, i, seed));
         RK_TRY(rk_model_walk_advance(&walk, rk_placement_num_elements(placement)));
     }
     RK_TRY(rk_train_copy_masters(model->train, model->core, 0, model->core->params.num_elements));

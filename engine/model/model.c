@@ -182,6 +182,8 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     RK_TRY(check_axes(mesh));
     core->head.ops = rk_head_find(desc->head ? desc->head : "lm");
     RK_ASSERT(core->head.ops);
+    RK_TRY(rk_head_check_architecture(core->head.ops, desc->hf_config));
+    core->seed = desc->seed;
     core->hf_config = rk_json_clone(desc->hf_config);
     core->dtype = desc->dtype;
     core->numerics = desc->numerics;
@@ -275,6 +277,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .dtype = core->dtype,
         .numerics = core->numerics,
         .head = core->head.ops->name,
+        .seed = core->seed,
         .recompute_num_layers = core->recompute_num_layers,
         .stream = core->stream,
         .mesh = core->mesh,

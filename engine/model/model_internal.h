@@ -73,6 +73,7 @@ struct rk_model_core {
     struct rk_json *hf_config;
     rk_dtype_t dtype;
     rk_numerics_t numerics;
+    uint64_t seed;
     int64_t recompute_num_layers;
     struct rk_stream *stream;
     const struct rk_mesh_comms *mesh;
@@ -200,6 +201,9 @@ void rk_model_walk_begin(struct rk_model_walk *walk, const struct rk_model_core 
 /* So many elements of this rank's part later. CANCELLED when this rank was asked to stop; the others do not
  * know. */
 struct rk_status *rk_model_walk_advance(struct rk_model_walk *walk, int64_t num_elements) RK_NODISCARD;
+
+/* The values of one parameter that rk_model_init_random gives, without the masters. */
+struct rk_status *rk_model_init_param(struct rk_model_core *core, int64_t i, uint64_t seed) RK_NODISCARD;
 
 /* --- for the rollout engine --- */
 

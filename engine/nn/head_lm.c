@@ -145,10 +145,13 @@ static struct rk_status *backward(const struct rk_pass *pass, const struct rk_he
     return NULL;
 }
 
+static const char *const architectures[] = {"ForCausalLM", NULL};
+
 const struct rk_head_ops rk_head_lm = {
     .name = "lm",
     .abi = RK_HEAD_ABI,
     .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY),
+    .architectures = architectures,
     .declare = declare,
     .forward = forward,
     .backward = backward,

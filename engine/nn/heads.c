@@ -4,9 +4,12 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
+#include "base/rk_str.h"
 
 static const struct rk_head_ops *const heads[] = {
     &rk_head_lm,
+    &rk_head_value,
+    &rk_head_score,
 };
 
 const struct rk_head_ops *rk_head_find(const char *name)
@@ -24,10 +27,32 @@ const char *rk_head_output_name(rk_head_output_t output)
     static const char *const names[RK_HEAD_OUTPUT_COUNT] = {
         [RK_HEAD_LOG_PROBS] = "log_probs",
         [RK_HEAD_ENTROPY] = "entropy",
+        [RK_HEAD_VALUES] = "values",
     };
 
     RK_ASSERT(output < RK_HEAD_OUTPUT_COUNT);
     return names[output];
+}
+
+struct rk_status *rk_head_check_architecture(const struct rk_head_ops *ops, const struct rk_json *hf_config)
+{
+    const char *name = rk_json_as_string(rk_json_at(rk_json_find(hf_config, "architectures"), 0), NULL);
+    struct rk_str expected = {0};
+    struct rk_status *st;
+
+    if (!name)
+        return NULL;
+    for (const char *const *end = ops->architectures; *end; end++) {
+        if (rk_str_has_suffix(name, *end)) {
+            rk_str_fini(&expected);
+            return NULL;
+        }
+        rk_str_appendf(&expected, "%s...%s", expected.bytes ? " or " : "", *end);
+    }
+    st = RK_FAIL(RK_UNIMPLEMENTED, "config.json: architectures=[\"%.64s\"] is not implemented, expected %s",
+                 name, rk_str_text(&expected));
+    rk_str_fini(&expected);
+    return st;
 }
 
 struct rk_status *rk_head_gather(const struct rk_pass *pass, rk_tensor_t hidden, struct rk_head_saved *saved)

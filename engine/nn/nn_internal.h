@@ -254,7 +254,8 @@ struct rk_head_site {
 struct rk_head_ops {
     const char *name; /* "lm" */
     uint32_t abi;
-    uint32_t outputs; /* RK_HEAD_BIT of what it computes */
+    uint32_t outputs;                 /* RK_HEAD_BIT of what it computes */
+    const char *const *architectures; /* ends of config.json's architectures that it takes; NULL ends them */
     /* Required. Adds the parameters to the table and fills the head. */
     void (*declare)(struct rk_head *head, struct rk_param_table *params, const struct rk_head_site *site);
     /* Required. The caller has filled index, labels and inv_temperature of `saved`; the function makes the
@@ -268,9 +269,14 @@ struct rk_head_ops {
                                   rk_tensor_t dhidden);
 };
 
-extern const struct rk_head_ops rk_head_lm; /* head_lm.c: log-probs over the vocabulary */
+extern const struct rk_head_ops rk_head_lm;    /* head_lm.c: log-probs over the vocabulary */
+extern const struct rk_head_ops rk_head_value; /* head_value.c: of a critic */
+extern const struct rk_head_ops rk_head_score; /* head_value.c: of a reward model */
 
 const struct rk_head_ops *rk_head_find(const char *name); /* NULL when unknown */
+/* UNIMPLEMENTED when config.json names an architecture that the head does not take. */
+struct rk_status *rk_head_check_architecture(const struct rk_head_ops *ops,
+                                             const struct rk_json *hf_config) RK_NODISCARD;
 
 /* saved->x = hidden at the labelled positions; and back, dhidden = dx there and 0 elsewhere. */
 struct rk_status *rk_head_gather(const struct rk_pass *pass, rk_tensor_t hidden,

@@ -139,6 +139,7 @@ struct rk_status *rk_rollout_create(struct rk_rollout **out, struct rk_model *mo
     struct rk_rollout *rollout = rk_calloc(1, sizeof(*rollout));
     struct rk_status *st;
 
+    RK_ASSERT(rk_model_head_outputs(model) & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
     *out = NULL;
     rollout->model = model;
     rollout->config = *config;

@@ -38,6 +38,8 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .struct_size = sizeof(desc),
         .dtype = spec->dtype,
         .numerics = spec->numerics,
+        .head = spec->head,
+        .seed = spec->seed,
         .recompute_num_layers = spec->recompute_num_layers,
     };
     struct rk_json *config;

@@ -14,6 +14,7 @@ struct rk_test_model_spec {
     const char *config; /* text of a config.json; NULL: that of `dir` */
     const char *dir;    /* weights are loaded from here; NULL: random from `seed` */
     uint64_t seed;
+    const char *head; /* row of the head table; NULL: "lm" */
     rk_dtype_t dtype;
     rk_numerics_t numerics;
     int64_t recompute_num_layers;

@@ -1,9 +1,15 @@
 /* compute_log_prob: log-probs and entropies of the responses under the actor, before an update. */
 #include "worker/methods/methods_internal.h"
 
-#include "worker/methods/log_prob_internal.h"
+#include "worker/methods/forward_internal.h"
 
 struct rk_status *rk_m_compute_log_prob(struct rk_call *call)
 {
-    return rk_log_prob_run(call, "old_log_probs", "entropys");
+    static const struct rk_forward_kind kind = {
+        .outputs = {{RK_HEAD_LOG_PROBS, "old_log_probs", NULL},
+                    {RK_HEAD_ENTROPY, "entropys", "calculate_entropy"}},
+        .has_temperature = true,
+    };
+
+    return rk_forward_run(call, &kind);
 }

@@ -49,6 +49,10 @@ static struct rk_status *find_owner(struct rk_model_build *build)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "share_weights_of: role '%s' uses the weights of '%s': name that one", name,
                        owner->weights_of);
+    if (strcmp(owner->kind->head, role->kind->head) != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "share_weights_of: role '%s' has a head '%s', role '%s' needs a head '%s'", name,
+                       owner->kind->head, role->name, role->kind->head);
     if (!rk_mesh_equal(owner->mesh, role->mesh))
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
@@ -84,6 +88,7 @@ static struct rk_status *read_model(struct rk_model_build *build)
 
     *desc = (struct rk_model_desc){.struct_size = sizeof(*desc),
                                    .hf_config = build->hf_config,
+                                   .head = build->call->role->kind->head,
                                    .stream = build->call->worker->stream,
                                    .mesh = build->call->role->comms};
     RK_TRY(rk_json_get_string(options, "", "numerics", &text));
@@ -94,7 +99,9 @@ static struct rk_status *read_model(struct rk_model_build *build)
     if (desc->numerics == RK_NUMERICS_STRICT) /* before anybody asks what is free */
         RK_TRY(rk_comm_reserve_ordered_sum(rk_mesh_comms_group(desc->mesh, RK_GROUP_TP)));
     RK_TRY(read_recompute(desc, options));
-    return rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options);
+    RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
+    desc->seed = (uint64_t)build->init.seed;
+    return NULL;
 }
 
 /* The optimizer and the largest micro-batch; an option that is unset leaves 0. */
@@ -136,11 +143,6 @@ static struct rk_status *make_plan(struct rk_model_build *build)
 
 struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
 {
-    const struct rk_role *role = build->call->role;
-
-    if (!role->kind->is_built)
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "role '%s' is not implemented: value and reward heads are not supported", role->name);
     RK_TRY(read_sources(build));
     RK_TRY(rk_json_opt_i64(build->call->job->options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
                            &build->desc.limits.log_prob_tokens));

@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "worker/methods/log_prob_internal.h"
+#include "worker/methods/forward_internal.h"
 
 /* Everything that the steps need; all of it exists before the first collective. */
 struct update {

@@ -38,7 +38,10 @@ static struct rk_status *plan(struct rk_model_core *core, int32_t tp_rank, int32
 {
     struct rk_mesh_coords coords;
     struct rk_mesh *mesh = make_mesh(&(struct rk_mesh_spec){.tp = tp_size, .dp = dp_size}, tp_rank, &coords);
-    struct rk_status *st = rk_model_plan(core, mesh, &coords);
+    struct rk_status *st;
+
+    core->head.ops = &rk_head_lm;
+    st = rk_model_plan(core, mesh, &coords);
 
     rk_mesh_destroy(mesh);
     return st;

@@ -469,7 +469,10 @@ static void refuse_bad_init_models(struct test_cluster *cluster, rk_role_state_t
         {"rollout", "{\"share_weights_of\": \"ref\"}", RK_FAILED_PRECONDITION, "ref"},
         {"rollout", "{\"share_weights_of\": \"rollout\"}", RK_FAILED_PRECONDITION, "rollout"},
         {"rollout", "{\"share_weights_of\": \"nobody\"}", RK_FAILED_PRECONDITION, "nobody"},
-        {"critic", "", RK_UNIMPLEMENTED, "critic"},
+        {"critic",
+         "{\"model.hf_config\": {\"model_type\": \"llama\", \"architectures\": "
+         "[\"LlamaForQuestionAnswering\"]}}",
+         RK_UNIMPLEMENTED, "LlamaForQuestionAnswering"},
         {"reward", "", RK_FAILED_PRECONDITION, "configured roles: actor, rollout, ref, critic"},
     };
 

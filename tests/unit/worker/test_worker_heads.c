@@ -1,0 +1,214 @@
+/* The methods of critics, reward models and supervised fine-tuning: layouts agree, updates learn. */
+#include "tests/unit/worker/cluster.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+
+#define ROWS     4
+#define TOKENS   9
+#define RESPONSE 2
+
+/* Of the whole batch, rows in order. */
+struct outcome {
+    float values[2][ROWS * RESPONSE]; /* before and after the update */
+    float scores[ROWS];
+    double vf_loss, sft_loss[2];
+};
+
+static struct test_mesh mesh_of(int32_t i, const struct rk_mesh_spec *spec)
+{
+    static const char *const roles[] = {"actor", "critic", "reward"};
+
+    return (struct test_mesh){roles[i], *spec};
+}
+
+static void add_reals(struct rk_batch *batch, const char *name, float first, float step)
+{
+    const int64_t shape[] = {ROWS, RESPONSE};
+    void *data;
+
+    assert_ok(rk_batch_add_dense(batch, name, RK_DTYPE_F32, 2, shape, &data));
+    for (int64_t i = 0; i < ROWS * RESPONSE; i++)
+        ((float *)data)[i] = first + step * (float)i;
+}
+
+/* Everything that the methods below take. The loss of fine-tuning counts the tokens from the third on. */
+static struct rk_batch *make_batch(void)
+{
+    const int64_t shape[] = {ROWS, TOKENS};
+    struct rk_batch *batch = test_samples(ROWS, TOKENS);
+    void *data;
+
+    add_reals(batch, "values", 0.0F, 0.0F);
+    add_reals(batch, "returns", -1.0F, 0.25F);
+    assert_ok(rk_batch_add_dense(batch, "loss_mask", RK_DTYPE_I64, 2, shape, &data));
+    for (int64_t i = 0; i < ROWS * TOKENS; i++)
+        ((int64_t *)data)[i] = i % TOKENS >= 2;
+    return batch;
+}
+
+struct planned {
+    const char *role, *method, *options, *mask;
+    const char *const *columns;
+};
+
+/* Every rank's own reference on the chunk of its replica. */
+static void run(struct test_cluster *cluster, const struct planned *call, int32_t dp, struct rk_job **jobs)
+{
+    struct rk_batch *batch = make_batch(), *selected, *chunks[TEST_MAX_WORKERS];
+    int32_t tp = cluster->num_ranks / dp;
+
+    assert_ok(rk_batch_select(&selected, batch, call->columns, NULL));
+    assert_ok(rk_batch_chunk(chunks, selected, dp));
+    for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
+        struct rk_batch *input;
+
+        assert_ok(rk_batch_clone(&input, chunks[rank / tp]));
+        jobs[rank] = test_method_job(call->role, call->method, call->options, input);
+        test_plan(jobs[rank], chunks, dp, call->mask, call->mask ? ROWS : 0, 1);
+    }
+    for (int32_t rank = 0; rank < cluster->num_ranks; rank++)
+        rk_worker_submit(cluster->workers[rank], jobs[rank]);
+    for (int32_t rank = 0; rank < cluster->num_ranks; rank++) {
+        test_cluster_wait(cluster, jobs[rank]);
+        assert_ok(rk_status_clone(jobs[rank]->status));
+    }
+    for (int32_t d = 0; d < dp; d++)
+        rk_batch_destroy(chunks[d]);
+    rk_batch_destroy(selected);
+    rk_batch_destroy(batch);
+}
+
+static void collect(const struct test_cluster *cluster, int32_t dp, struct rk_job **jobs, const char *name,
+                    float *out, int64_t per_row)
+{
+    int64_t count = ROWS / dp * per_row;
+    int32_t tp = cluster->num_ranks / dp;
+
+    for (int32_t d = 0; d < dp; d++)
+        memcpy(out + d * count, rk_column_values(rk_batch_find(jobs[d * tp]->output, name)),
+               (size_t)count * sizeof(float));
+}
+
+static double sum_metric(const struct test_cluster *cluster, struct rk_job **jobs, const char *name)
+{
+    double sum = 0.0;
+
+    for (int32_t rank = 0; rank < cluster->num_ranks; rank++)
+        sum += isnan(test_metric(jobs[rank], name)) ? 0.0 : test_metric(jobs[rank], name);
+    return sum;
+}
+
+static void destroy_all(const struct test_cluster *cluster, struct rk_job **jobs)
+{
+    for (int32_t rank = 0; rank < cluster->num_ranks; rank++)
+        rk_job_destroy(jobs[rank]);
+}
+
+static const char *const token_columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+static const char *const text_columns[] = {"input_ids", "attention_mask", "position_ids", NULL};
+static const char *const sft_columns[] = {"input_ids", "attention_mask", "position_ids", "loss_mask", NULL};
+static const char *const critic_columns[] = {"input_ids",     "attention_mask", "position_ids", "responses",
+                                             "response_mask", "values",         "returns",      NULL};
+
+static void run_critic(struct test_cluster *cluster, int32_t dp, struct outcome *out)
+{
+    const struct planned values = {"critic", "compute_values", "{}", NULL, token_columns};
+    const struct planned update = {"critic", "update_critic", "{\"cliprange_value\": 100.0}", "response_mask",
+                                   critic_columns};
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+
+    for (int i = 0; i < 2; i++) {
+        run(cluster, &values, dp, jobs);
+        collect(cluster, dp, jobs, "values", out->values[i], RESPONSE);
+        destroy_all(cluster, jobs);
+        if (i > 0)
+            break;
+        run(cluster, &update, dp, jobs);
+        out->vf_loss = sum_metric(cluster, jobs, "critic/vf_loss");
+        assert_true(test_metric(jobs[0], "critic/grad_norm") > 0.0);
+        destroy_all(cluster, jobs);
+    }
+}
+
+static void run_all(int32_t tp, int32_t dp, struct outcome *out)
+{
+    const struct planned score = {"reward", "compute_rm_score", "{}", NULL, text_columns};
+    const struct planned sft = {"actor", "update_sft", "{}", "loss_mask", sft_columns};
+    const struct rk_mesh_spec spec = {.tp = tp, .dp = dp};
+    const struct test_mesh meshes[] = {mesh_of(0, &spec), mesh_of(1, &spec), mesh_of(2, &spec)};
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+
+    test_cluster_open(&cluster, tp * dp, NULL);
+    test_cluster_configure(&cluster, 1, meshes, 3);
+    for (size_t i = 0; i < RK_ARRAY_LEN(meshes); i++)
+        if (strcmp(meshes[i].role, "reward") != 0)
+            test_cluster_init_model(&cluster, meshes[i].role, "\"optim.lr\": 0.01, \"optim.eps\": 1e-5");
+    test_cluster_call(&cluster, "reward", "init_model",
+                      "{\"model.hf_config\": {\"model_type\": \"llama\", \"hidden_size\": 32, "
+                      "\"intermediate_size\": 48, \"num_hidden_layers\": 1, \"num_attention_heads\": 2, "
+                      "\"vocab_size\": 61, \"max_position_embeddings\": 32, \"num_labels\": 3}}",
+                      NULL, jobs);
+    assert_ok(rk_status_clone(jobs[0]->status));
+    destroy_all(&cluster, jobs);
+    run_critic(&cluster, dp, out);
+    run(&cluster, &score, dp, jobs);
+    collect(&cluster, dp, jobs, "rm_scores", out->scores, 1);
+    destroy_all(&cluster, jobs);
+    for (int i = 0; i < 2; i++) {
+        run(&cluster, &sft, dp, jobs);
+        out->sft_loss[i] = sum_metric(&cluster, jobs, "train/loss");
+        destroy_all(&cluster, jobs);
+    }
+    test_cluster_close(&cluster);
+}
+
+static void assert_close(const char *label, const float *a, const float *b, int64_t count)
+{
+    assert_below(label, rk_test_max_rel_error_f32(a, b, count, 1.0), RK_TOL_F32_SUM);
+}
+
+/* Goal: values, scores and updates are those of one rank on every layout, and an update lowers its loss. */
+static void test_heads_layouts_agree(void **state)
+{
+    static const struct {
+        const char *label;
+        int32_t tp, dp;
+    } layouts[] = {{"tp=2", 2, 1}, {"dp=2", 1, 2}, {"tp=2 dp=2", 2, 2}};
+    double error[2] = {0};
+    struct outcome expected;
+
+    (void)state;
+    run_all(1, 1, &expected);
+    for (int i = 0; i < 2; i++)
+        for (int t = 0; t < ROWS * RESPONSE; t++)
+            error[i] += pow((double)expected.values[i][t] - (-1.0 + 0.25 * t), 2.0) / 2.0 / (ROWS * RESPONSE);
+    assert_below("vf_loss", fabs(error[0] - expected.vf_loss), RK_TOL_F32_SUM);
+    assert_true(error[1] < error[0]);
+    assert_true(expected.sft_loss[1] < expected.sft_loss[0]);
+    assert_true(expected.scores[0] != expected.scores[1]);
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
+        const char *label = layouts[i].label;
+        struct outcome actual;
+
+        run_all(layouts[i].tp, layouts[i].dp, &actual);
+        for (int k = 0; k < 2; k++) {
+            assert_close(label, actual.values[k], expected.values[k], ROWS * RESPONSE);
+            assert_below(label, fabs(actual.sft_loss[k] - expected.sft_loss[k]), RK_TOL_F32_SUM);
+        }
+        assert_close(label, actual.scores, expected.scores, ROWS);
+        assert_below(label, fabs(actual.vf_loss - expected.vf_loss), RK_TOL_F32_SUM);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_heads_layouts_agree),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

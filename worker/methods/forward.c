@@ -1,0 +1,115 @@
+/* Outputs of a head for the tokens of a batch: the body of the methods that only run a model forward. */
+#include "worker/methods/forward_internal.h"
+
+/* Everything that the passes need; all of it exists before the first collective. */
+struct forward {
+    struct rk_call *call;
+    const struct rk_forward_kind *kind;
+    struct rk_rows rows;
+    double temperature;
+    bool is_wanted[RK_FORWARD_OUTPUTS_MAX];
+    struct rk_head_arrays arrays;           /* packed */
+    float *columns[RK_FORWARD_OUTPUTS_MAX]; /* of the result; NULL where this rank returns none */
+};
+
+struct rk_status *rk_temperature_read(double *out, const struct rk_json *options)
+{
+    RK_TRY(rk_json_get_f64(options, "", "temperature", out));
+    RK_TRY(rk_model_check_temperature(*out));
+    *out = (double)(float)*out; /* the sampler's precision: both sides divide by the same number */
+    return NULL;
+}
+
+static bool has_output(const struct rk_forward_kind *kind, int i)
+{
+    return i < RK_FORWARD_OUTPUTS_MAX && kind->outputs[i].column;
+}
+
+static struct rk_status *read_options(struct forward *f)
+{
+    const struct rk_json *options = f->call->job->options;
+
+    f->temperature = 1.0;
+    if (f->kind->has_temperature)
+        RK_TRY(rk_temperature_read(&f->temperature, options));
+    for (int i = 0; has_output(f->kind, i); i++) {
+        const char *option = f->kind->outputs[i].option;
+
+        f->is_wanted[i] = option == NULL;
+        if (option)
+            RK_TRY(rk_json_get_bool(options, "", option, &f->is_wanted[i]));
+    }
+    return NULL;
+}
+
+static struct rk_status *allocate(struct forward *f)
+{
+    for (int i = 0; has_output(f->kind, i); i++) {
+        double **array = &f->arrays.of[f->kind->outputs[i].output];
+
+        if (!f->is_wanted[i])
+            continue;
+        *array = rk_call_alloc(f->call, f->rows.num_tokens, sizeof(double));
+        if (!*array)
+            return rk_call_no_memory(f->call);
+    }
+    return NULL;
+}
+
+static struct rk_status *add_columns(struct forward *f)
+{
+    const int64_t shape[] = {f->rows.num_rows, f->rows.num_responses};
+    int32_t rank = f->kind->is_at_last_token ? 1 : 2;
+    struct rk_job *job = f->call->job;
+
+    RK_TRY(rk_batch_create(&job->output, f->rows.num_rows));
+    for (int i = 0; has_output(f->kind, i); i++) {
+        void *data;
+
+        if (!f->is_wanted[i])
+            continue;
+        RK_TRY(rk_batch_add_dense(job->output, f->kind->outputs[i].column, RK_DTYPE_F32, rank, shape, &data));
+        f->columns[i] = data;
+    }
+    return NULL;
+}
+
+static struct rk_status *prepare(struct forward *f)
+{
+    RK_TRY(read_options(f));
+    RK_TRY(rk_rows_open(&f->rows, f->call, rk_model_get_config(f->call->role->model), NULL));
+    RK_TRY(rk_call_check_plan(f->call, &f->rows, false));
+    RK_TRY(allocate(f));
+    return f->call->job->collect ? add_columns(f) : NULL;
+}
+
+static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_batch *mini)
+{
+    struct rk_call *call = f->call;
+
+    for (int32_t m = 0; m < mini->num_micro; m++) {
+        RK_TRY(rk_call_check_cancel(call));
+        rk_rows_pack(&f->rows, rk_call_micro_batch(call, mini, m));
+        if (f->kind->is_at_last_token)
+            rk_rows_mark_last(&f->rows, rk_call_micro_batch(call, mini, m));
+        RK_TRY(
+            rk_model_forward(call->role->model, &f->rows.packed, f->temperature, &call->hooks, &f->arrays));
+        for (int i = 0; has_output(f->kind, i); i++) {
+            if (f->columns[i])
+                rk_rows_scatter(&f->rows, f->arrays.of[f->kind->outputs[i].output], f->columns[i]);
+        }
+        rk_call_progress(call, call->job->method->name, (uint64_t)m + 1, (uint64_t)mini->num_micro);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_forward_run(struct rk_call *call, const struct rk_forward_kind *kind)
+{
+    struct forward f = {.call = call, .kind = kind};
+
+    RK_TRY(rk_call_begin(call, prepare(&f)));
+    for (int64_t i = 0; i < call->job->plan.num_mini; i++)
+        RK_TRY(run_mini_batch(&f, &call->job->plan.mini[i]));
+    rk_call_add_memory_metrics(call);
+    return NULL;
+}

@@ -1,0 +1,30 @@
+/* What the methods share that only run a model forward. */
+#ifndef RK_FORWARD_INTERNAL_H
+#define RK_FORWARD_INTERNAL_H
+
+#include "worker/worker_internal.h"
+
+#define RK_FORWARD_OUTPUTS_MAX 4
+
+/* An output of the head, and the column of F32 that returns it. */
+struct rk_forward_output {
+    rk_head_output_t output;
+    const char *column;
+    const char *option; /* bool that asks for it; NULL: always */
+};
+
+struct rk_forward_kind {
+    struct rk_forward_output outputs[RK_FORWARD_OUTPUTS_MAX]; /* a column of NULL ends them */
+    bool has_temperature;                                     /* among the options */
+    /* The outputs are [B], at the last token of each row, instead of [B, R], at the positions before the
+     * response tokens. */
+    bool is_at_last_token;
+};
+
+/* Runs the plan and returns the columns: a value for every real response token, 0 on padding; or one for
+ * every row, 0 for a row without tokens. */
+struct rk_status *rk_forward_run(struct rk_call *call, const struct rk_forward_kind *kind) RK_NODISCARD;
+/* The option `temperature`, checked. */
+struct rk_status *rk_temperature_read(double *out, const struct rk_json *options) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,15 @@
+/* update_critic: the value objective. */
+#include "worker/methods/methods_internal.h"
+
+#include "worker/methods/update_internal.h"
+
+struct rk_status *rk_m_update_critic(struct rk_call *call)
+{
+    static const struct rk_update_kind kind = {
+        .objective = RK_OBJECTIVE_VALUE,
+        .mask_column = "response_mask",
+        .prefix = "critic",
+    };
+
+    return rk_update_run(call, &kind);
+}
