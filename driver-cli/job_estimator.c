@@ -1,4 +1,5 @@
-/* Rules about the advantage estimator of a job: what its row of the table asks for (rk_algo.h). */
+/* Rules about the advantage estimator of a job, by what its row of the table asks for (rk_algo.h), and about
+ * the controller of the KL in its rewards. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #define ESTIMATOR "algorithm.adv_estimator"
 #define KEYS      "algorithm.gdpo_reward_keys"
 #define WEIGHTS   "algorithm.gdpo_reward_weights"
+#define KL_CTRL   "algorithm.kl_ctrl."
 
 /* Columns that no step of a job computes. */
 static const struct {
@@ -92,4 +94,36 @@ void rk_job_gdpo_check(const struct rk_config *job, int32_t world_size, struct r
     if (rk_config_bool(job, "algorithm.use_kl_in_reward"))
         rk_str_append(problems, "algorithm.use_kl_in_reward has no effect with " ESTIMATOR
                                 "=gdpo, whose rewards are those of " KEYS "\n");
+}
+
+struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job)
+{
+    return (struct rk_kl_ctrl){
+        .is_adaptive = strcmp(rk_config_string(job, KL_CTRL "type"), "adaptive") == 0,
+        .kl_coef = rk_config_real(job, KL_CTRL "kl_coef"),
+        .target_kl = rk_config_real(job, KL_CTRL "target_kl"),
+        .horizon = rk_config_real(job, KL_CTRL "horizon"),
+    };
+}
+
+void rk_job_kl_ctrl_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    struct rk_kl_ctrl ctrl = rk_job_kl_ctrl(job);
+    int64_t num_rows = rk_config_int(job, "data.train_batch_size") * rk_config_int(job, RK_JOB_ROLLOUT "n");
+
+    (void)world_size;
+    if (!ctrl.is_adaptive)
+        return;
+    if (!rk_config_bool(job, "algorithm.use_kl_in_reward"))
+        rk_str_append(problems,
+                      KL_CTRL "type=adaptive has no effect without algorithm.use_kl_in_reward=true\n");
+    if (!(ctrl.kl_coef > 0.0))
+        rk_str_appendf(problems,
+                       KL_CTRL "type=adaptive multiplies " KL_CTRL "kl_coef: expected above 0, got %g\n",
+                       ctrl.kl_coef);
+    if ((double)num_rows >= 5.0 * ctrl.horizon)
+        rk_str_appendf(problems,
+                       KL_CTRL "horizon=%g: expected more than a fifth of the %" PRId64
+                               " responses of a step, or the coefficient changes its sign\n",
+                       ctrl.horizon, num_rows);
 }

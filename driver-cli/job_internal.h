@@ -7,6 +7,7 @@
 #include "base/rk_config.h"
 #include "base/rk_mesh.h"
 #include "base/rk_status.h"
+#include "driver-cli/rk_algo.h"
 
 /* Short names of verl's sections, for key paths. */
 #define RK_JOB_MODELS  "actor_rollout_ref."
@@ -37,9 +38,10 @@ struct rk_json *rk_job_reward(const struct rk_config *job);
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
 /* The rule "reward". */
 void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
-/* The rules "estimator" and "gdpo" (job_estimator.c). */
+/* The rules "estimator", "gdpo" and "kl controller" (job_estimator.c). */
 void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_gdpo_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+void rk_job_kl_ctrl_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);
 
@@ -82,6 +84,8 @@ bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit);
 
 /* --- derived values --- */
+/* algorithm.kl_ctrl as a run begins with it. */
+struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job);
 /* Value of a nullable integer or the fallback. */
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
 

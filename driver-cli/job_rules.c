@@ -333,6 +333,7 @@ static const struct rk_job_rule rules[] = {
     {"estimator", rk_job_estimator_check},
     {"gdpo", rk_job_gdpo_check},
     {"policy loss", check_policy_loss},
+    {"kl controller", rk_job_kl_ctrl_check},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"reward", rk_job_reward_check},

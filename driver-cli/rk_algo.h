@@ -81,6 +81,17 @@ struct rk_kl_reward_in {
 struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl,
                                      const struct rk_kl_reward_in *in) RK_NODISCARD;
 
+/* Controller of that kl_coef. Adaptive (Ziegler et al., arXiv:1909.08593): after each batch
+ *
+ *   kl_coef *= 1 + clamp(current_kl / target_kl - 1, -0.2, 0.2) * num_rows / horizon
+ *
+ * which keeps its sign while num_rows is below 5 horizon. num_rows: those that take part. */
+struct rk_kl_ctrl {
+    bool is_adaptive;
+    double kl_coef, target_kl, horizon; /* above 0 where it is adaptive */
+};
+void rk_kl_ctrl_update(struct rk_kl_ctrl *ctrl, double current_kl, int64_t num_rows);
+
 RK_END_DECLS
 
 #endif

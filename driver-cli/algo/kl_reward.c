@@ -61,3 +61,14 @@ struct rk_status *rk_kl_reward_apply(float *rewards, double *current_kl, const s
         *current_kl = sum / (double)num_measured;
     return NULL;
 }
+
+void rk_kl_ctrl_update(struct rk_kl_ctrl *ctrl, double current_kl, int64_t num_rows)
+{
+    double error;
+
+    if (!ctrl->is_adaptive)
+        return;
+    error = current_kl / ctrl->target_kl - 1.0;
+    error = error < -0.2 ? -0.2 : error > 0.2 ? 0.2 : error;
+    ctrl->kl_coef *= 1.0 + error * (double)num_rows / ctrl->horizon;
+}

@@ -36,7 +36,11 @@ struct rk_status *rk_run_identity_make(struct rk_json **out, const struct rk_con
                                        const struct rk_flow_inputs *inputs) RK_NODISCARD;
 /* The state after `step`: the identity, the position, the controllers. The caller frees it. */
 struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct rk_config *job,
-                                  const struct rk_run_position *position, int64_t step);
+                                  const struct rk_run_position *position, const struct rk_kl_ctrl *kl_ctrl,
+                                  int64_t step);
+/* The coefficient of an adaptive controller of the KL; NAN when the run had none. DATA_LOSS when the state
+ * lacks it. */
+struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state) RK_NODISCARD;
 /* Whether a run of that identity can go on from the state: INVALID_ARGUMENT names all that would change the
  * meaning of its steps (model, data, their order, the samples of a prompt), one a line. What else differs is
  * appended to `changes`, one a line. DATA_LOSS for a state that lacks what it should have. */
@@ -59,6 +63,7 @@ struct rk_checkpoints {
     struct rk_json *identity;              /* of this run, with its run_dir */
     char *resume_path;                     /* DIR/global_step_<N>; NULL: from the beginning */
     int64_t resume_step;                   /* N; 0: from the beginning */
+    double resume_kl_coef;                 /* of an adaptive controller of the KL; NAN: none was saved */
     char *run_dir;                         /* of the run that goes on; NULL: unknown */
     struct rk_str changes;                 /* of the configuration since then, one a line */
 };

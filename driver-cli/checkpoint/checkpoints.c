@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -184,6 +185,7 @@ static struct rk_status *check_state(struct rk_checkpoints *checkpoints, const s
 
     if (run_dir)
         checkpoints->run_dir = rk_strdup(run_dir);
+    RK_TRY(rk_run_state_kl_coef(&checkpoints->resume_kl_coef, state));
     return rk_run_state_check(state, checkpoints->identity, &position, checkpoints->resume_step,
                               &checkpoints->changes);
 }
@@ -195,6 +197,7 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
     struct rk_ckpt_manifest manifest = {0};
     struct rk_status *st = rk_ckpt_manifest_read(&manifest, part);
 
+    checkpoints->resume_kl_coef = NAN;
     if (rk_status_code(st) == RK_NOT_FOUND) { /* saved by rankctl checkpoint save */
         RK_WARN(
             "'%s' has no driver state: training continues with the data of the next step, without a check "

@@ -4,6 +4,7 @@
 #include "driver-cli/checkpoint/checkpoint_internal.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -132,7 +133,8 @@ struct rk_status *rk_run_identity_make(struct rk_json **out, const struct rk_con
 }
 
 struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct rk_config *job,
-                                  const struct rk_run_position *position, int64_t step)
+                                  const struct rk_run_position *position, const struct rk_kl_ctrl *kl_ctrl,
+                                  int64_t step)
 {
     struct rk_json *state = rk_json_clone(identity), *data = rk_json_find(state, "data");
     char utc[32];
@@ -147,10 +149,24 @@ struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct r
     rk_json_set_path(state, "sampling.next_stream", rk_json_new_int(position->next_stream));
     rk_json_set_path(state, "controllers.kl_ctrl.type",
                      rk_json_new_string(rk_config_string(job, "algorithm.kl_ctrl.type")));
-    rk_json_set_path(state, "controllers.kl_ctrl.kl_coef",
-                     rk_json_new_real(rk_config_real(job, "algorithm.kl_ctrl.kl_coef")));
+    rk_json_set_path(state, "controllers.kl_ctrl.kl_coef", rk_json_new_real(kl_ctrl->kl_coef));
     rk_json_set_path(state, "metrics.step", rk_json_new_int(step));
     return state;
+}
+
+struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state)
+{
+    const struct rk_json *type = rk_json_find_path(state, "controllers.kl_ctrl.type");
+    const struct rk_json *value = rk_json_find_path(state, "controllers.kl_ctrl.kl_coef");
+
+    *out = NAN;
+    if (strcmp(rk_json_as_string(type, ""), "adaptive") != 0)
+        return NULL;
+    *out = rk_json_as_real(value, NAN);
+    if (!(isfinite(*out) && *out > 0.0))
+        return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
+                              "the driver's state has no number above 0 at controllers.kl_ctrl.kl_coef");
+    return NULL;
 }
 
 /* --- comparison --- */

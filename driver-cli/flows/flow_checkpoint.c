@@ -4,6 +4,7 @@
  * for them. */
 #include "driver-cli/flows/flows_internal.h"
 
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -167,7 +168,7 @@ struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx)
     if (ctx->sink.on_saved)
         RK_TRY(ctx->sink.on_saved(ctx->sink.user));
     position = rk_run_position_after(ctx->job, rk_dataset_num_rows(ctx->inputs->dataset), ctx->step);
-    state = rk_run_state_make(ctx->checkpoints->identity, ctx->job, &position, ctx->step);
+    state = rk_run_state_make(ctx->checkpoints->identity, ctx->job, &position, &ctx->kl_ctrl, ctx->step);
     rk_json_set(state, "total_steps", rk_json_new_int(ctx->total_steps));
     st = rk_checkpoints_write_state(ctx->checkpoints, state, ctx->step);
     rk_json_free(state);
@@ -220,6 +221,8 @@ struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
         return NULL;
     for (const char *const *role = checkpoints->roles; *role; role++)
         RK_TRY(load_part(ctx, *role));
+    if (ctx->kl_ctrl.is_adaptive && !isnan(checkpoints->resume_kl_coef))
+        ctx->kl_ctrl.kl_coef = checkpoints->resume_kl_coef;
     ctx->step = ctx->trained_step = checkpoints->resume_step;
     return NULL;
 }

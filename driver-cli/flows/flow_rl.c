@@ -18,6 +18,7 @@ static struct rk_status *init(struct rk_flow_context *ctx)
     ctx->mini_batch_rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * ctx->num_samples;
     ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
     ctx->num_left_out = num_data % ctx->num_prompts;
+    ctx->kl_ctrl = rk_job_kl_ctrl(job);
     if (ctx->steps_per_epoch == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "data.train_files hold %lld prompts, fewer than data.train_batch_size=%lld",

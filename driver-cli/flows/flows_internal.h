@@ -75,7 +75,8 @@ struct rk_flow_context {
     bool has_tokenizer;      /* the export has its tokenizer beside it */
     const struct rk_checkpoints *checkpoints; /* borrowed; NULL: nothing is saved or loaded */
 
-    int64_t trained_step; /* the last one whose update the daemons have done; 0: none */
+    struct rk_kl_ctrl kl_ctrl; /* as the next step reads it */
+    int64_t trained_step;      /* the last one whose update the daemons have done; 0: none */
     /* the last checkpoint */
     int64_t saved_step;   /* complete; 0: none yet */
     int64_t writing_step; /* being written; 0: none */

@@ -10,7 +10,8 @@
 static struct rk_status *put_rewards(struct rk_flow_context *ctx, const int64_t *mask)
 {
     int64_t shape[2] = {ctx->num_rows, ctx->response_length};
-    double kl_coef = rk_config_real(ctx->job, "algorithm.kl_ctrl.kl_coef"), current_kl;
+    double kl_coef = ctx->kl_ctrl.kl_coef, current_kl;
+    int64_t *loss_tokens, num_taking_part = 0;
     const void *scores, *old, *ref;
     void *rewards;
 
@@ -32,6 +33,10 @@ static struct rk_status *put_rewards(struct rk_flow_context *ctx, const int64_t 
                                   .kl_penalty = rk_config_string(ctx->job, "algorithm.kl_penalty"),
                                   .kl_coef = kl_coef,
                               }));
+    RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
+    for (int64_t row = 0; row < ctx->num_rows; row++)
+        num_taking_part += loss_tokens[row] > 0;
+    rk_kl_ctrl_update(&ctx->kl_ctrl, current_kl, num_taking_part);
     rk_flow_metric(ctx->metrics, "actor/reward_kl_penalty", current_kl);
     rk_flow_metric(ctx->metrics, "actor/reward_kl_penalty_coeff", kl_coef);
     return NULL;

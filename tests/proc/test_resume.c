@@ -124,7 +124,7 @@ static void check_resume(const struct layout *layout, bool saves_often, const ch
     int64_t steps = num_steps(), half = steps / 2;
     char *save = rk_format("trainer.save_freq=%lld", saves_often ? 1LL : (long long)half),
          *dir = new_run_dir(), *straight = new_run_dir();
-    const char *args[8] = {save};
+    const char *args[12] = {save};
     size_t count = 1;
     struct outcome outcome;
 
@@ -171,14 +171,16 @@ static void test_resume_after_kill_is_bit_for_bit(void **state)
 }
 
 /* Goal: the same with everything that has state switched on: bf16 with masters, a learning rate that changes,
- * shuffled mini-batches, a reference policy, writing beside training. */
+ * shuffled mini-batches, a reference policy, an adaptive weight of its KL, writing beside training. */
 static void test_resume_with_more_state_is_bit_for_bit(void **state)
 {
     (void)state;
     check_resume(&one, true,
                  (const char *const[]){ACTOR "megatron.dtype=bfloat16", ACTOR "optim.lr_decay_style=cosine",
                                        ACTOR "shuffle=true", ACTOR "use_kl_loss=true",
-                                       ACTOR "checkpoint.async_save=true", NULL});
+                                       "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive",
+                                       "algorithm.kl_ctrl.horizon=100", ACTOR "checkpoint.async_save=true",
+                                       NULL});
 }
 
 /* --- a save that is cut off --- */

@@ -207,6 +207,24 @@ static void test_kl_reward_nan_that_counts_is_an_error(void **state)
                  "old_log_probs of row 0 is -inf at token 2");
 }
 
+/* Goal: the coefficient follows the KL, by at most a fifth of rows / horizon; a fixed one stays. */
+static void test_kl_ctrl_update_worked_values(void **state)
+{
+    static const struct {
+        double current_kl, expected;
+    } cases[] = {{.3, .00102048}, {.11, .00101024}, {.01, .00097952}, {.1, .001}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_kl_ctrl ctrl = {true, .001, .1, 10000}, fixed = {.kl_coef = .001};
+
+        rk_kl_ctrl_update(&ctrl, cases[i].current_kl, 1024);
+        rk_kl_ctrl_update(&fixed, cases[i].current_kl, 1024);
+        assert_below("kl_coef", fabs(ctrl.kl_coef - cases[i].expected), 1e-12);
+        assert_true(fixed.kl_coef == .001);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -218,6 +236,7 @@ int main(void)
         cmocka_unit_test(test_kl_reward_each_estimator_matches),
         cmocka_unit_test(test_kl_reward_masked_nan_is_harmless_and_unknown_name_refused),
         cmocka_unit_test(test_kl_reward_nan_that_counts_is_an_error),
+        cmocka_unit_test(test_kl_ctrl_update_worked_values),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

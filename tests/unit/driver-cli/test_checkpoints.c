@@ -1,5 +1,6 @@
 /* The driver's side of checkpoints, over directories that look like what daemons leave: which one a run goes
  * on from, what it refuses to go on from, what is removed, who may save where. */
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -126,7 +127,8 @@ static struct rk_json *make_state(const struct fixture *f, int64_t step)
     struct rk_run_position position =
         rk_run_position_after(f->job, rk_dataset_num_rows(f->inputs.dataset), step);
 
-    return rk_run_state_make(f->checkpoints.identity, f->job, &position, step);
+    return rk_run_state_make(f->checkpoints.identity, f->job, &position,
+                             &(struct rk_kl_ctrl){.kl_coef = 0.0035}, step);
 }
 
 /* A checkpoint as a run leaves it. */
@@ -450,6 +452,41 @@ static void test_run_state_check_missing_members_are_named(void **state)
     close_fixture(&f);
 }
 
+/* Goal: the weight of the KL is the one that the controller had reached; a damaged one is not taken. */
+static void test_run_state_has_the_weight_of_the_kl(void **state)
+{
+    static const char *const bad[] = {"null", "\"0.1\"", "0", "-0.5"};
+    struct fixture f;
+    struct rk_json *saved;
+    double kl_coef;
+
+    (void)state;
+    open_fixture(&f);
+    assert_ok(open_checkpoints(&f));
+    saved = make_state(&f, 5);
+    assert_ok(rk_run_state_kl_coef(&kl_coef, saved));
+    assert_true(isnan(kl_coef)); /* the job's, which is fixed */
+    rk_json_free(saved);
+    load(&f,
+         (const char *const[]){"algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.type=adaptive", NULL});
+    saved = make_state(&f, 5);
+    assert_ok(rk_run_state_kl_coef(&kl_coef, saved));
+    assert_true(kl_coef == 0.0035);
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        struct rk_json *value;
+
+        assert_ok(rk_json_parse(&value, bad[i], strlen(bad[i]), "value", 0));
+        rk_json_set_path(saved, "controllers.kl_ctrl.kl_coef", value);
+        assert_fails(rk_run_state_kl_coef(&kl_coef, saved), RK_DATA_LOSS, "controllers.kl_ctrl.kl_coef");
+    }
+    rk_json_free(saved);
+    assert_ok(open_checkpoints(&f));
+    save(&f, 5);
+    assert_ok(open_checkpoints(&f));
+    assert_true(f.checkpoints.resume_kl_coef == 0.0035);
+    close_fixture(&f);
+}
+
 /* Goal: the position follows the epochs. The example has 90 prompts: 3 batches of 30. */
 static void test_run_position_after_follows_the_epochs(void **state)
 {
@@ -538,6 +575,7 @@ int main(void)
         cmocka_unit_test(test_checkpoints_open_changed_job),
         cmocka_unit_test(test_checkpoints_open_changed_files_are_refused),
         cmocka_unit_test(test_run_state_check_missing_members_are_named),
+        cmocka_unit_test(test_run_state_has_the_weight_of_the_kl),
         cmocka_unit_test(test_run_position_after_follows_the_epochs),
         cmocka_unit_test(test_checkpoints_prune_keeps_what_is_needed),
         cmocka_unit_test(test_checkpoints_complete_needs_all_parts),

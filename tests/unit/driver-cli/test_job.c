@@ -227,6 +227,7 @@ struct rule_case {
 #define REF          "actor_rollout_ref.ref."
 #define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
 #define GDPO         "algorithm.adv_estimator=gdpo"
+#define KL_ADAPTIVE  "algorithm.kl_ctrl.type=adaptive"
 #define GDPO_KEYS    "algorithm.gdpo_reward_keys="
 #define GDPO_WEIGHTS "algorithm.gdpo_reward_weights="
 
@@ -340,6 +341,17 @@ static const struct rule_case rule_cases[] = {
      {ACTOR "policy_loss.loss_mode=clip_cov", ACTOR "policy_loss.clip_cov_lb=5"},
      4,
      "policy_loss.clip_cov_lb=5: expected less than clip_cov_ub=5"},
+    {"none", {KL_ADAPTIVE, "algorithm.use_kl_in_reward=true"}, 4, NULL},
+    {"none", {"algorithm.kl_ctrl.horizon=1", "algorithm.kl_ctrl.kl_coef=0"}, 4, NULL},
+    {"kl controller", {KL_ADAPTIVE}, 4, "has no effect without algorithm.use_kl_in_reward"},
+    {"kl controller",
+     {KL_ADAPTIVE, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0"},
+     4,
+     "algorithm.kl_ctrl.kl_coef: expected above 0, got 0"},
+    {"kl controller",
+     {KL_ADAPTIVE, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.horizon=3"},
+     4,
+     "algorithm.kl_ctrl.horizon=3: expected more than a fifth of the "},
     {"betas", {ACTOR "optim.betas=[0.9]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},
