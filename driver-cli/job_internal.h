@@ -10,11 +10,13 @@
 #include "driver-cli/rk_algo.h"
 
 /* Short names of verl's sections, for key paths. */
-#define RK_JOB_MODELS  "actor_rollout_ref."
-#define RK_JOB_MODEL   "actor_rollout_ref.model."
-#define RK_JOB_ACTOR   "actor_rollout_ref.actor."
-#define RK_JOB_ROLLOUT "actor_rollout_ref.rollout."
-#define RK_JOB_REF     "actor_rollout_ref.ref."
+#define RK_JOB_MODELS        "actor_rollout_ref."
+#define RK_JOB_MODEL         "actor_rollout_ref.model."
+#define RK_JOB_ACTOR         "actor_rollout_ref.actor."
+#define RK_JOB_ROLLOUT       "actor_rollout_ref.rollout."
+#define RK_JOB_REF           "actor_rollout_ref.ref."
+#define RK_JOB_REWARD_KWARGS "reward.reward_kwargs."
+#define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
 /* In the section of a role. */
 #define RK_JOB_TP "megatron.tensor_model_parallel_size"
 

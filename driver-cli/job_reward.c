@@ -1,6 +1,7 @@
 /* The reward of a job: verl's names for it, and the paths in it. */
 #include "driver-cli/job_internal.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -21,6 +22,8 @@ struct rk_json *rk_job_reward(const struct rk_config *job)
 
     bool has_function = has_old || !rk_config_is_null(job, NEW_PATH);
 
+    rk_json_remove(reward, "reward_manager"); /* of the flow: rk_overlong_apply */
+    rk_json_remove(reward, "reward_kwargs");
     if (has_old)
         rk_json_set(reward, FUNCTION, rk_json_clone(rk_json_find(tree, FUNCTION)));
     if (!has_function && strcmp(rk_json_as_string(rk_json_find(reward, "name"), ""), "python") != 0)
@@ -56,9 +59,26 @@ void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir)
     make_absolute(tree, OLD_PATH, dir, false);
 }
 
+static void check_overlong(const struct rk_config *job, struct rk_str *problems)
+{
+    int64_t max_len = rk_job_int_or(job, RK_JOB_REWARD_KWARGS "max_resp_len", 0);
+    int64_t len = rk_job_int_or(job, RK_JOB_OVERLONG "len", 0);
+
+    if (!rk_config_bool(job, RK_JOB_OVERLONG "enable"))
+        return;
+    if (strcmp(rk_config_string(job, "reward.reward_manager.name"), "dapo") != 0)
+        rk_str_append(problems, RK_JOB_OVERLONG "enable needs reward.reward_manager.name=dapo\n");
+    if (max_len == 0 || len == 0 || max_len < len)
+        rk_str_appendf(problems,
+                       RK_JOB_OVERLONG "len: expected 1 to " RK_JOB_REWARD_KWARGS "max_resp_len, got %" PRId64
+                                       " and %" PRId64 "%s\n",
+                       len, max_len, len == 0 || max_len == 0 ? " (0: not given)" : "");
+}
+
 void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     (void)world_size;
+    check_overlong(job, problems);
     if (!rk_config_is_null(job, OLD_PATH) && !rk_config_is_null(job, NEW_PATH))
         rk_str_append(problems, OLD_PATH " and " NEW_PATH " are the same key; set one of them\n");
 }

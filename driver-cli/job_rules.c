@@ -175,6 +175,18 @@ static void check_model(const struct rk_config *job, int32_t world_size, struct 
                                 "path to find one in\n");
 }
 
+static void check_filter_groups(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    if (!rk_config_bool(job, "algorithm.filter_groups.enable"))
+        return;
+    if (rk_config_is_null(job, "algorithm.filter_groups.metric"))
+        rk_str_append(problems, "algorithm.filter_groups.enable needs algorithm.filter_groups.metric\n");
+    if (!rk_job_role_needed(job, RK_ROLE_ROLLOUT))
+        rk_str_appendf(problems, "algorithm.filter_groups.enable: algorithm.type=%s generates nothing\n",
+                       rk_config_string(job, "algorithm.type"));
+}
+
 static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     const struct rk_json *betas = rk_config_json(job, RK_JOB_ACTOR "optim.betas");
@@ -334,6 +346,7 @@ static const struct rk_job_rule rules[] = {
     {"gdpo", rk_job_gdpo_check},
     {"policy loss", check_policy_loss},
     {"kl controller", rk_job_kl_ctrl_check},
+    {"filter_groups", check_filter_groups},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"reward", rk_job_reward_check},

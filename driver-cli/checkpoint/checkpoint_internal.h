@@ -22,12 +22,7 @@
 
 /* --- what the driver remembers (run_state.c) --- */
 
-/* Where the data and the random streams stand after a step. */
-struct rk_run_position {
-    int64_t epoch, next_row; /* of the permutation of that epoch */
-    int64_t num_rows;        /* prompts of the data */
-    int64_t next_stream;     /* noise stream of the next sample */
-};
+/* After a step that has taken one batch, as each step does but one that filters groups. */
 struct rk_run_position rk_run_position_after(const struct rk_config *job, int64_t num_rows, int64_t step);
 
 /* What a run is made of, for the state: resolved configuration, checksums of the data and of the tokenizer,
@@ -41,6 +36,9 @@ struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct r
 /* The coefficient of an adaptive controller of the KL; NAN when the run had none. DATA_LOSS when the state
  * lacks it. */
 struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state) RK_NODISCARD;
+/* The position that the state has: of a run that filters groups it does not follow from the step. DATA_LOSS
+ * for one that cannot be. */
+struct rk_status *rk_run_position_read(struct rk_run_position *out, const struct rk_json *state) RK_NODISCARD;
 /* Whether a run of that identity can go on from the state: INVALID_ARGUMENT names all that would change the
  * meaning of its steps (model, data, their order, the samples of a prompt), one a line. What else differs is
  * appended to `changes`, one a line. DATA_LOSS for a state that lacks what it should have. */
@@ -64,6 +62,7 @@ struct rk_checkpoints {
     char *resume_path;                     /* DIR/global_step_<N>; NULL: from the beginning */
     int64_t resume_step;                   /* N; 0: from the beginning */
     double resume_kl_coef;                 /* of an adaptive controller of the KL; NAN: none was saved */
+    struct rk_run_position position;       /* after that step */
     char *run_dir;                         /* of the run that goes on; NULL: unknown */
     struct rk_str changes;                 /* of the configuration since then, one a line */
 };

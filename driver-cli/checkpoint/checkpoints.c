@@ -179,14 +179,18 @@ static struct rk_status *find_named(struct rk_checkpoints *checkpoints, const st
 static struct rk_status *check_state(struct rk_checkpoints *checkpoints, const struct rk_json *state,
                                      const struct rk_checkpoints_args *args)
 {
-    struct rk_run_position position = rk_run_position_after(
-        args->job, rk_dataset_num_rows(args->inputs->dataset), checkpoints->resume_step);
     const char *run_dir = rk_json_as_string(rk_json_find(state, "run_dir"), NULL);
+    struct rk_run_position *position = &checkpoints->position;
+    int64_t num_rows = position->num_rows;
 
     if (run_dir)
         checkpoints->run_dir = rk_strdup(run_dir);
     RK_TRY(rk_run_state_kl_coef(&checkpoints->resume_kl_coef, state));
-    return rk_run_state_check(state, checkpoints->identity, &position, checkpoints->resume_step,
+    if (rk_config_bool(args->job, "algorithm.filter_groups.enable")) {
+        RK_TRY(rk_run_position_read(position, state));
+        position->num_rows = num_rows;
+    }
+    return rk_run_state_check(state, checkpoints->identity, position, checkpoints->resume_step,
                               &checkpoints->changes);
 }
 
@@ -198,6 +202,8 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
     struct rk_status *st = rk_ckpt_manifest_read(&manifest, part);
 
     checkpoints->resume_kl_coef = NAN;
+    checkpoints->position = rk_run_position_after(args->job, rk_dataset_num_rows(args->inputs->dataset),
+                                                  checkpoints->resume_step);
     if (rk_status_code(st) == RK_NOT_FOUND) { /* saved by rankctl checkpoint save */
         RK_WARN(
             "'%s' has no driver state: training continues with the data of the next step, without a check "

@@ -32,6 +32,30 @@ struct rk_run_position rk_run_position_after(const struct rk_config *job, int64_
     };
 }
 
+static struct rk_status *read_count(int64_t *out, const struct rk_json *state, const char *path)
+{
+    const struct rk_json *value = rk_json_find_path(state, path);
+
+    *out = rk_json_as_int(value, -1);
+    if (*out < 0)
+        return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "the driver's state has no count at %s",
+                              path);
+    return NULL;
+}
+
+struct rk_status *rk_run_position_read(struct rk_run_position *out, const struct rk_json *state)
+{
+    RK_TRY(read_count(&out->epoch, state, "data.epoch"));
+    RK_TRY(read_count(&out->next_row, state, "data.next_row"));
+    RK_TRY(read_count(&out->num_rows, state, "data.num_rows"));
+    RK_TRY(read_count(&out->next_stream, state, "sampling.next_stream"));
+    if (out->next_row >= out->num_rows)
+        return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
+                              "the driver's state has data.next_row=%lld of data.num_rows=%lld",
+                              (long long)out->next_row, (long long)out->num_rows);
+    return NULL;
+}
+
 /* --- identity --- */
 
 static struct rk_status *hash_file(struct rk_json **out, const char *path)
@@ -191,7 +215,9 @@ static const struct {
     {RK_JOB_ACTOR "megatron.dtype", CHANGE_REFUSED},
     {RK_JOB_ROLLOUT "n", CHANGE_REFUSED},
     {RK_JOB_ROLLOUT "seed", CHANGE_REFUSED},
+    {"algorithm.type", CHANGE_REFUSED},
     {"algorithm.adv_estimator", CHANGE_REFUSED},
+    {"algorithm.filter_groups.enable", CHANGE_REFUSED},
     {"trainer.resume_", CHANGE_SILENT},
 };
 

@@ -159,7 +159,6 @@ const struct rk_flow_step rk_step_save_checkpoint = {"save_checkpoint", "save_ch
 
 struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx)
 {
-    struct rk_run_position position;
     struct rk_json *state;
     struct rk_status *st;
 
@@ -167,8 +166,7 @@ struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx)
         return rk_flow_checkpoint_finish(ctx, false);
     if (ctx->sink.on_saved)
         RK_TRY(ctx->sink.on_saved(ctx->sink.user));
-    position = rk_run_position_after(ctx->job, rk_dataset_num_rows(ctx->inputs->dataset), ctx->step);
-    state = rk_run_state_make(ctx->checkpoints->identity, ctx->job, &position, &ctx->kl_ctrl, ctx->step);
+    state = rk_run_state_make(ctx->checkpoints->identity, ctx->job, &ctx->position, &ctx->kl_ctrl, ctx->step);
     rk_json_set(state, "total_steps", rk_json_new_int(ctx->total_steps));
     st = rk_checkpoints_write_state(ctx->checkpoints, state, ctx->step);
     rk_json_free(state);
@@ -224,5 +222,6 @@ struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx)
     if (ctx->kl_ctrl.is_adaptive && !isnan(checkpoints->resume_kl_coef))
         ctx->kl_ctrl.kl_coef = checkpoints->resume_kl_coef;
     ctx->step = ctx->trained_step = checkpoints->resume_step;
+    ctx->position = checkpoints->position;
     return NULL;
 }

@@ -17,7 +17,7 @@ static struct rk_status *init(struct rk_flow_context *ctx)
     ctx->num_rows = ctx->num_prompts * ctx->num_samples;
     ctx->mini_batch_rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * ctx->num_samples;
     ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
-    ctx->num_left_out = num_data % ctx->num_prompts;
+    ctx->num_left_out = rk_flow_filters_groups(ctx) ? 0 : num_data % ctx->num_prompts;
     ctx->kl_ctrl = rk_job_kl_ctrl(job);
     if (ctx->steps_per_epoch == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
@@ -27,13 +27,21 @@ static struct rk_status *init(struct rk_flow_context *ctx)
 }
 
 static const struct rk_flow_step *const steps[] = {
-    &rk_step_prompts,      &rk_step_generate,
-    &rk_step_layout,       &rk_step_reward,
-    &rk_step_samples,      &rk_step_old_log_prob,
-    &rk_step_ref,          &rk_step_adv,
-    &rk_step_update_actor, &rk_step_save_checkpoint,
-    &rk_step_metrics,      &rk_step_validate,
-    &rk_step_dump,         NULL,
+    &rk_step_prompts,
+    &rk_step_generate,
+    &rk_step_generate_filtered,
+    &rk_step_layout,
+    &rk_step_reward,
+    &rk_step_samples,
+    &rk_step_old_log_prob,
+    &rk_step_ref,
+    &rk_step_adv,
+    &rk_step_update_actor,
+    &rk_step_save_checkpoint,
+    &rk_step_metrics,
+    &rk_step_validate,
+    &rk_step_dump,
+    NULL,
 };
 
 const struct rk_flow rk_flow_rl = {

@@ -6,6 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_time.h"
+#include "driver-cli/checkpoint/checkpoint_internal.h"
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 
@@ -35,6 +36,7 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
     RK_TRY(ctx->flow->init(ctx));
     ctx->total_steps = rk_job_int_or(job, "trainer.total_training_steps",
                                      ctx->steps_per_epoch * rk_config_int(job, "trainer.total_epochs"));
+    ctx->position = rk_run_position_after(job, rk_dataset_num_rows(inputs->dataset), 0);
     ctx->validates_only = rk_config_bool(job, "trainer.val_only");
     ctx->arena = rk_arena_create(1 << 16, 0);
     return NULL;
@@ -90,6 +92,8 @@ static struct rk_status *run_step(struct rk_flow_context *ctx)
         if (!(*part)->is_needed || (*part)->is_needed(ctx))
             RK_TRY(run_part(ctx, *part));
     }
+    if (!rk_flow_filters_groups(ctx)) /* else it has moved by what the step took */
+        ctx->position = rk_run_position_after(ctx->job, rk_dataset_num_rows(ctx->inputs->dataset), ctx->step);
     if (ctx->sink.on_step)
         RK_TRY(ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics));
     return rk_flow_checkpoint_commit(ctx);

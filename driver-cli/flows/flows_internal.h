@@ -53,6 +53,13 @@ struct rk_flow_scores {
     struct rk_reward_result *results;
 };
 
+/* Where the data and the random streams stand. */
+struct rk_run_position {
+    int64_t epoch, next_row; /* of the permutation of that epoch */
+    int64_t num_rows;        /* prompts of the data */
+    int64_t next_stream;     /* noise stream of the next sample */
+};
+
 struct rk_checkpoints;
 struct rk_flow;
 
@@ -75,8 +82,9 @@ struct rk_flow_context {
     bool has_tokenizer;      /* the export has its tokenizer beside it */
     const struct rk_checkpoints *checkpoints; /* borrowed; NULL: nothing is saved or loaded */
 
-    struct rk_kl_ctrl kl_ctrl; /* as the next step reads it */
-    int64_t trained_step;      /* the last one whose update the daemons have done; 0: none */
+    struct rk_kl_ctrl kl_ctrl;       /* as the next step reads it */
+    struct rk_run_position position; /* what the next prompts and samples are */
+    int64_t trained_step;            /* the last one whose update the daemons have done; 0: none */
     /* the last checkpoint */
     int64_t saved_step;   /* complete; 0: none yet */
     int64_t writing_step; /* being written; 0: none */
@@ -125,9 +133,9 @@ struct rk_status *rk_flow_run(struct rk_flow_context *ctx) RK_NODISCARD;
 extern const struct rk_flow rk_flow_rl;
 
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
-extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_layout, rk_step_reward,
-    rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv, rk_step_update_actor, rk_step_metrics,
-    rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
+    rk_step_reward, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv, rk_step_update_actor,
+    rk_step_metrics, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
 
 /* --- what steps have in common (flow_batch.c) --- */
 /* Zeroed memory of the step's arena. */
@@ -170,6 +178,21 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
                                    const struct rk_flow_prompts *prompts, struct rk_json *sampling,
                                    struct rk_json *metrics) RK_NODISCARD;
 
+/* --- prompts and samples of a step (step_generate.c) --- */
+/* n responses to each of the prompts, one after the other, with the streams from `first_stream` on. */
+struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *ctx,
+                                 const struct rk_dataset_row *const *prompts, int64_t num_prompts,
+                                 int64_t first_stream) RK_NODISCARD;
+/* Columns uid, index and session of the step's batch, whose groups are in the order of ctx->rows. */
+struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx) RK_NODISCARD;
+bool rk_flow_filters_groups(const struct rk_flow_context *ctx); /* algorithm.filter_groups.enable */
+
+/* --- groups without signal (step_filter.c) --- */
+/* The value of a row that algorithm.filter_groups.metric names; false when there is none. */
+bool rk_filter_value(double *out, const struct rk_reward_result *result, const char *metric);
+/* Whether the values of a group differ; NaN stands for a row without a score. A group of one row is kept. */
+bool rk_filter_keeps(const double *values, int64_t count);
+
 /* --- scores (flow_reward.c) --- */
 /* What a data row says to the reward, with an empty response. */
 struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row);
@@ -180,6 +203,9 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
                                 const struct rk_batch *batch,
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
+/* reward.reward_manager.name=dapo with its overlong_buffer_cfg (flow_overlong.c): responses that end within
+ * the buffer, or behind it, lose score; acc and score beside it stay as they were. */
+void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job);
 bool rk_flow_has_score(const struct rk_reward_result *result);
 /* Takes rows without a score (is_dropped) out of the training: clears their response_mask, and that of a row
  * that is the only one left of its group. group_of[row] is below num_groups; NULL: rows are not compared with

@@ -3,19 +3,29 @@
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
 
+bool rk_flow_filters_groups(const struct rk_flow_context *ctx)
+{
+    return rk_config_bool(ctx->job, "algorithm.filter_groups.enable");
+}
+
+static bool takes_one_batch(const struct rk_flow_context *ctx)
+{
+    return !rk_flow_filters_groups(ctx);
+}
+
 static struct rk_status *take_prompts(struct rk_flow_context *ctx)
 {
-    int64_t first = (ctx->step - 1) % ctx->steps_per_epoch * ctx->num_prompts;
+    const struct rk_run_position *at = &ctx->position;
 
     ctx->rows = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(*ctx->rows));
     for (int64_t i = 0; i < ctx->num_prompts; i++)
-        ctx->rows[i] = rk_dataset_at(ctx->inputs->dataset, ctx->epoch, first + i);
+        ctx->rows[i] = rk_dataset_at(ctx->inputs->dataset, at->epoch, at->next_row + i);
     return NULL;
 }
 
-const struct rk_flow_step rk_step_prompts = {"prompts", NULL, NULL, take_prompts};
+const struct rk_flow_step rk_step_prompts = {"prompts", NULL, takes_one_batch, take_prompts};
 
-static struct rk_status *add_identity(struct rk_flow_context *ctx)
+struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx)
 {
     const char **uids = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*uids));
     struct rk_column *column;
@@ -38,22 +48,29 @@ static struct rk_status *add_identity(struct rk_flow_context *ctx)
     return NULL;
 }
 
-/* Each prompt n times, one after the other. */
-static struct rk_status *generate(struct rk_flow_context *ctx)
+struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *ctx,
+                                 const struct rk_dataset_row *const *prompts, int64_t num_prompts,
+                                 int64_t first_stream)
 {
-    const struct rk_dataset_row **rows = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*rows));
-    int64_t *streams = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*streams));
-    struct rk_flow_prompts prompts = {ctx->num_rows, rows, streams};
+    int64_t num_rows = num_prompts * ctx->num_samples;
+    const struct rk_dataset_row **rows = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*rows));
+    int64_t *streams = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*streams));
     struct rk_json *sampling = rk_json_new_object();
 
-    for (int64_t row = 0; row < ctx->num_rows; row++) {
-        rows[row] = ctx->rows[row / ctx->num_samples];
-        streams[row] = (ctx->step - 1) * ctx->num_rows + row;
+    for (int64_t row = 0; row < num_rows; row++) {
+        rows[row] = prompts[row / ctx->num_samples];
+        streams[row] = first_stream + row;
     }
     rk_job_copy_knobs(sampling, ctx->job, RK_JOB_KNOBS_SAMPLING);
     rk_job_copy_value(sampling, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    RK_TRY(rk_flow_generate(&ctx->batch, ctx, &prompts, sampling, ctx->metrics));
-    return add_identity(ctx);
+    return rk_flow_generate(out, ctx, &(struct rk_flow_prompts){num_rows, rows, streams}, sampling,
+                            ctx->metrics);
 }
 
-const struct rk_flow_step rk_step_generate = {"generate", "gen", NULL, generate};
+static struct rk_status *generate(struct rk_flow_context *ctx)
+{
+    RK_TRY(rk_flow_answer(&ctx->batch, ctx, ctx->rows, ctx->num_prompts, ctx->position.next_stream));
+    return rk_flow_add_identity(ctx);
+}
+
+const struct rk_flow_step rk_step_generate = {"generate", "gen", takes_one_batch, generate};

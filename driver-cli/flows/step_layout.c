@@ -2,6 +2,23 @@
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
 
+/* Scores that were there before the layout. */
+static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
+{
+    struct rk_flow_scores old = ctx->scores, *scores = &ctx->scores;
+
+    if (old.num_rows == 0)
+        return;
+    scores->items = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->items));
+    scores->lengths = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->lengths));
+    scores->results = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->results));
+    for (int64_t row = 0; row < old.num_rows; row++) {
+        scores->items[row] = old.items[order[row]];
+        scores->lengths[row] = old.lengths[order[row]];
+        scores->results[row] = old.results[order[row]];
+    }
+}
+
 /* Puts the rows in the order in which the replicas take them; from here on a prompt's responses are found by
  * uid only. */
 static struct rk_status *lay_out(struct rk_flow_context *ctx)
@@ -23,6 +40,7 @@ static struct rk_status *lay_out(struct rk_flow_context *ctx)
     request.seqlens = ctx->seqlens;
     RK_TRY(rk_plan_layout(order, &request));
     RK_TRY(rk_batch_reorder(ctx->batch, order));
+    reorder_scores(ctx, order);
     stats = rk_plan_seqlen_stats(ctx->seqlens, order, ctx->num_rows, ctx->num_replicas);
     rk_flow_metric(ctx->metrics, "global_seqlen/min", stats.min);
     rk_flow_metric(ctx->metrics, "global_seqlen/max", stats.max);

@@ -14,7 +14,8 @@ static struct rk_status *score(struct rk_flow_context *ctx)
     RK_TRY(rk_batch_get_dense(ctx->batch, "index", RK_DTYPE_I64, 1, NULL, &index));
     for (int64_t row = 0; row < ctx->num_rows; row++)
         prompts[row] = ctx->rows[((const int64_t *)index)[row]];
-    RK_TRY(rk_flow_score(&ctx->scores, ctx, ctx->batch, prompts));
+    if (ctx->scores.num_rows == 0) /* a filter of groups has scored them */
+        RK_TRY(rk_flow_score(&ctx->scores, ctx, ctx->batch, prompts));
     RK_TRY(rk_batch_add_dense(ctx->batch, "token_level_scores", RK_DTYPE_F32, 2, shape, &data));
     for (int64_t row = 0; row < ctx->num_rows; row++) {
         if (scores->lengths[row] > 0)

@@ -504,6 +504,34 @@ static void test_run_position_after_follows_the_epochs(void **state)
     close_fixture(&f);
 }
 
+/* Goal: a run that filters groups goes on where its state says; a position that cannot be is refused. */
+static void test_run_position_read_takes_what_the_state_says(void **state)
+{
+    static const struct {
+        const char *path;
+        int64_t value;
+    } bad[] = {{"data.next_row", 90}, {"data.epoch", -1}, {"sampling.next_stream", -1}};
+    struct rk_run_position position = {.epoch = 2, .next_row = 7, .num_rows = 90, .next_stream = 4321}, got;
+    struct rk_json *saved;
+    struct fixture f;
+
+    (void)state;
+    open_fixture(&f);
+    assert_ok(open_checkpoints(&f));
+    saved = rk_run_state_make(f.checkpoints.identity, f.job, &position, &(struct rk_kl_ctrl){0}, 5);
+    assert_ok(rk_run_position_read(&got, saved));
+    assert_memory_equal(&got, &position, sizeof(got));
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        struct rk_json *damaged = rk_json_clone(saved);
+
+        rk_json_set_path(damaged, bad[i].path, rk_json_new_int(bad[i].value));
+        assert_fails(rk_run_position_read(&got, damaged), RK_DATA_LOSS, bad[i].path);
+        rk_json_free(damaged);
+    }
+    rk_json_free(saved);
+    close_fixture(&f);
+}
+
 /* --- what is removed --- */
 
 static void assert_steps(const struct fixture *f, const char *expected)
@@ -577,6 +605,7 @@ int main(void)
         cmocka_unit_test(test_run_state_check_missing_members_are_named),
         cmocka_unit_test(test_run_state_has_the_weight_of_the_kl),
         cmocka_unit_test(test_run_position_after_follows_the_epochs),
+        cmocka_unit_test(test_run_position_read_takes_what_the_state_says),
         cmocka_unit_test(test_checkpoints_prune_keeps_what_is_needed),
         cmocka_unit_test(test_checkpoints_complete_needs_all_parts),
     };

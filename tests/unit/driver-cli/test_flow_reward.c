@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "driver-cli/job_internal.h"
 #include "tests/support/test.h"
 
 enum { ROWS = 9, LEN = 3 };
@@ -135,6 +136,96 @@ static void test_flow_reward_metrics_count_outcomes_and_average_extras(void **st
     rk_reward_results_fini(results, 4);
 }
 
+/* --- DAPO --- */
+
+/* Goal: the worked numbers of max_resp_len 20 and a buffer of 4; what the score was stands beside it, and
+ * rows without a score have none after it. */
+static void test_overlong_takes_score_from_long_responses(void **state)
+{
+    static const struct {
+        int64_t length;
+        double penalty;
+    } cases[] = {{0, 0.0}, {15, 0.0}, {16, 0.0}, {17, -0.25}, {18, -0.5}, {20, -1.0}, {22, -1.5}, {18, 0.0}};
+    enum { COUNT = RK_ARRAY_LEN(cases), LAST = COUNT - 1 };
+    static const char *const keys[] = {"data.train_files=[\"a\"]",
+                                       "reward.reward_manager.name=dapo",
+                                       "reward.reward_kwargs.max_resp_len=20",
+                                       "reward.reward_kwargs.overlong_buffer_cfg.len=4",
+                                       "reward.reward_kwargs.overlong_buffer_cfg.log=true",
+                                       "reward.reward_kwargs.overlong_buffer_cfg.enable=true"};
+    struct rk_reward_result results[COUNT] = {0};
+    int64_t lengths[COUNT];
+    struct rk_flow_scores scores = {.num_rows = COUNT, .lengths = lengths, .results = results};
+    struct rk_config *job;
+
+    (void)state;
+    for (int i = 0; i < COUNT; i++) {
+        lengths[i] = cases[i].length;
+        results[i].score = 2.0;
+    }
+    results[0].extra = rk_json_new_object(); /* of a scorer that names what it gives */
+    rk_json_set(results[0].extra, "acc", rk_json_new_real(0.5));
+    results[LAST].is_dropped = true;
+    assert_ok(rk_job_load(&job, NULL, keys, RK_ARRAY_LEN(keys) - 1));
+    rk_overlong_apply(&scores, job);
+    for (int i = 0; i < COUNT; i++)
+        assert_true(results[i].score == 2.0);
+    rk_config_destroy(job);
+    assert_ok(rk_job_load(&job, NULL, keys, RK_ARRAY_LEN(keys)));
+    rk_overlong_apply(&scores, job);
+    for (int i = 0; i < LAST; i++) {
+        assert_below("score", fabs(results[i].score - 2.0 - cases[i].penalty), 1e-12);
+        assert_metric(results[i].extra, "overlong_reward", cases[i].penalty);
+        assert_metric(results[i].extra, "overlong", cases[i].penalty < 0.0);
+        assert_metric(results[i].extra, i == 0 ? "score" : "acc", 2.0);
+    }
+    assert_metric(results[0].extra, "acc", 0.5);
+    assert_true(results[LAST].score == 2.0);
+    assert_null(results[LAST].extra);
+    rk_config_destroy(job);
+    rk_reward_results_fini(results, COUNT);
+}
+
+/* Goal: a group carries signal when two of its scored rows differ; one of a single row stays. */
+static void test_filter_keeps_groups_whose_values_differ(void **state)
+{
+    static const struct {
+        double values[3];
+        int64_t count;
+        bool is_kept;
+    } cases[] = {
+        {{1, 1, 1}, 3, false},   {{0, 0, 1}, 3, true},    {{1}, 1, true},
+        {{NAN, 1, 1}, 3, false}, {{1, NAN, 0}, 3, true},  {{NAN, NAN, 1}, 3, false},
+        {{NAN}, 1, true},        {{-0.0, 0.0}, 2, false}, {{1, 1 + 1e-15}, 2, true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        print_message("case %zu\n", i);
+        assert_int_equal(rk_filter_keeps(cases[i].values, cases[i].count), cases[i].is_kept);
+    }
+}
+
+/* Goal: a plain score is acc and score; beside a score stand the names that the scorer gives. */
+static void test_filter_value_is_what_the_reward_gives(void **state)
+{
+    struct rk_reward_result plain = {.score = 0.25}, named = {.score = 1.5, .extra = rk_json_new_object()};
+    double value;
+
+    (void)state;
+    rk_json_set(named.extra, "acc", rk_json_new_real(1.0));
+    rk_json_set(named.extra, "pred", rk_json_new_string("7"));
+    assert_true(rk_filter_value(&value, &plain, "acc") && value == 0.25);
+    assert_true(rk_filter_value(&value, &plain, "score") && value == 0.25);
+    assert_false(rk_filter_value(&value, &plain, "seq_reward"));
+    assert_true(rk_filter_value(&value, &named, "acc") && value == 1.0);
+    assert_true(rk_filter_value(&value, &named, "score") && value == 1.5);
+    assert_false(rk_filter_value(&value, &named, "pred"));
+    rk_json_set(named.extra, "score", rk_json_new_real(2.0)); /* before a penalty */
+    assert_true(rk_filter_value(&value, &named, "score") && value == 2.0);
+    rk_json_free(named.extra);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -142,6 +233,9 @@ int main(void)
         cmocka_unit_test(test_flow_drop_unscored_without_groups_keeps_lone_rows),
         cmocka_unit_test(test_flow_drop_unscored_all_scored_changes_nothing),
         cmocka_unit_test(test_flow_reward_metrics_count_outcomes_and_average_extras),
+        cmocka_unit_test(test_overlong_takes_score_from_long_responses),
+        cmocka_unit_test(test_filter_keeps_groups_whose_values_differ),
+        cmocka_unit_test(test_filter_value_is_what_the_reward_gives),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

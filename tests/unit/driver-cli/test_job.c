@@ -20,6 +20,7 @@ static const char *const minimal[] = {
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
     "actor_rollout_ref.rollout.n=2",
     "reward.name=digits",
+    "reward.reward_kwargs.max_resp_len=8",
 };
 
 static struct rk_config *load_minimal(const char *const *more, int64_t num_more)
@@ -226,6 +227,7 @@ struct rule_case {
 #define ROLLOUT      "actor_rollout_ref.rollout."
 #define REF          "actor_rollout_ref.ref."
 #define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
+#define OVERLONG     "reward.reward_kwargs.overlong_buffer_cfg."
 #define GDPO         "algorithm.adv_estimator=gdpo"
 #define KL_ADAPTIVE  "algorithm.kl_ctrl.type=adaptive"
 #define GDPO_KEYS    "algorithm.gdpo_reward_keys="
@@ -355,6 +357,24 @@ static const struct rule_case rule_cases[] = {
     {"betas", {ACTOR "optim.betas=[0.9]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},
+    {"none",
+     {"algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=acc",
+      "reward_model.reward_manager=dapo", OVERLONG "enable=true", OVERLONG "len=4"},
+     4,
+     NULL},
+    {"filter_groups",
+     {"algorithm.filter_groups.enable=true"},
+     4,
+     "algorithm.filter_groups.enable needs algorithm.filter_groups.metric"},
+    {"reward", {OVERLONG "enable=true", OVERLONG "len=4"}, 4, "needs reward.reward_manager.name=dapo"},
+    {"reward",
+     {"reward.reward_manager.name=dapo", OVERLONG "enable=true"},
+     4,
+     "overlong_buffer_cfg.len: expected 1 to reward.reward_kwargs.max_resp_len, got 0 and 8"},
+    {"reward",
+     {"reward.reward_manager.name=dapo", OVERLONG "enable=true", OVERLONG "len=9"},
+     4,
+     "got 9 and 8"},
     {"reward",
      {"custom_reward_function.path=a.py", "reward.custom_reward_function.path=b.py"},
      4,
@@ -517,6 +537,12 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "actor_rollout_ref.rollout.val_kwargs.do_sample=7",
         "actor_rollout_ref.rollout.val_kwargs.seed=7",
         "trainer.test_freq=-2",
+        "algorithm.filter_groups.max_num_gen_batches=-1",
+        "algorithm.filter_groups.max_inflight_gen_batches=0",
+        "reward.reward_manager.name=prime",
+        "reward.reward_kwargs.max_resp_len=0",
+        "reward.reward_kwargs.overlong_buffer_cfg.len=0",
+        "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=-1",
         "trainer.val_before_train=sometimes",
         "trainer.val_only=1.5",
         "trainer.log_val_generations=-1",
