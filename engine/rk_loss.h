@@ -30,7 +30,9 @@ RK_BEGIN_DECLS
     X(ROLLOUT_IS_WEIGHTS, "rollout_is_weights") \
     X(ROLLOUT_LOG_PROBS, "rollout_log_probs")   \
     X(VALUES, "values")                         \
-    X(RETURNS, "returns")
+    X(RETURNS, "returns")                       \
+    X(WEIGHTS, "weights")                       \
+    X(SEQUENCE_RATIO_MASK, "sequence_ratio_mask")
 
 typedef enum rk_loss_column {
 #define RK_LOSS_COLUMN_ID(id, name) RK_LOSS_##id,
@@ -46,6 +48,8 @@ typedef enum rk_objective_kind {
     RK_OBJECTIVE_POLICY, /* one row of policy_loss.loss_mode, and the terms that other keys add */
     RK_OBJECTIVE_VALUE,  /* of a critic */
     RK_OBJECTIVE_SFT,    /* token-mean always */
+    RK_OBJECTIVE_DPO,    /* of pairs of sequences */
+    RK_OBJECTIVE_SUM,    /* token-sum always: one of the sums of a training gateway */
     RK_OBJECTIVE_COUNT
 } rk_objective_kind_t;
 
@@ -57,7 +61,7 @@ typedef enum rk_loss_reduce {
 } rk_loss_reduce_t;
 
 struct rk_loss_metric {
-    const char *name; /* "pg_clipfrac": the update puts its role in front */
+    const char *name; /* "pg_clipfrac": the update puts its role in front, unless there is a "/" */
     rk_loss_reduce_t reduce;
     size_t offset; /* of a double in the configuration */
 };

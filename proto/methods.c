@@ -25,6 +25,7 @@ enum column_set {
     COLUMNS_policy,
     COLUMNS_critic,
     COLUMNS_sft,
+    COLUMNS_pairs,
 };
 enum option_set {
     OPTIONS_none,
@@ -34,6 +35,7 @@ enum option_set {
     OPTIONS_ref_log_prob,
     OPTIONS_update_actor,
     OPTIONS_update_critic,
+    OPTIONS_update_dpo,
     OPTIONS_export_hf,
     OPTIONS_save_checkpoint,
     OPTIONS_wait_checkpoint,

@@ -21,6 +21,13 @@ extern const struct rk_loss_ops rk_loss_geo_mean;
 /* The losses of the other kinds. */
 extern const struct rk_loss_ops rk_loss_value;
 extern const struct rk_loss_ops rk_loss_sft;
+extern const struct rk_loss_ops rk_loss_dpo;
+extern const struct rk_loss_ops rk_loss_sum_cross_entropy;
+extern const struct rk_loss_ops rk_loss_sum_importance_sampling;
+extern const struct rk_loss_ops rk_loss_sum_ppo;
+extern const struct rk_loss_ops rk_loss_sum_cispo;
+extern const struct rk_loss_ops rk_loss_sum_dro;
+extern const struct rk_loss_ops rk_loss_sum_gspo;
 /* Terms beside policy losses. */
 extern const struct rk_loss_ops rk_loss_kl;
 extern const struct rk_loss_ops rk_loss_entropy;

@@ -17,16 +17,20 @@ struct agg_config {
 
 struct kind {
     const struct rk_knob *mode_knob; /* names the loss; NULL: there is only one */
-    bool has_agg;                    /* loss_agg_mode and loss_scale_factor; else token-mean */
+    bool has_agg;                    /* loss_agg_mode and loss_scale_factor; else agg_mode */
+    rk_loss_agg_mode_t agg_mode;
 };
 
 static const struct rk_knob mode_knobs[] = {RK_LOSS_MODE_KNOBS(RK_KNOB_ROW, struct mode_config, , )};
+static const struct rk_knob loss_fn_knobs[] = {RK_LOSS_FN_KNOBS(RK_KNOB_ROW, struct mode_config, , )};
 static const struct rk_knob agg_knobs[] = {RK_LOSS_AGG_KNOBS(RK_KNOB_ROW, struct agg_config, , )};
 
 static const struct kind kinds[RK_OBJECTIVE_COUNT] = {
     [RK_OBJECTIVE_POLICY] = {.mode_knob = mode_knobs, .has_agg = true},
     [RK_OBJECTIVE_VALUE] = {.has_agg = true},
-    [RK_OBJECTIVE_SFT] = {0},
+    [RK_OBJECTIVE_SFT] = {.agg_mode = RK_AGG_TOKEN_MEAN},
+    [RK_OBJECTIVE_DPO] = {.agg_mode = RK_AGG_TOKEN_MEAN}, /* the row divides by pairs */
+    [RK_OBJECTIVE_SUM] = {.mode_knob = loss_fn_knobs, .agg_mode = RK_AGG_TOKEN_SUM},
 };
 
 static struct rk_status *find_loss(const struct rk_loss_ops **out, rk_objective_kind_t kind,
@@ -85,7 +89,7 @@ struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_
 {
     const struct rk_loss_ops *ops = NULL, *loss;
 
-    *out = (struct rk_objective){.kind = kind, .agg_mode = RK_AGG_TOKEN_MEAN};
+    *out = (struct rk_objective){.kind = kind, .agg_mode = kinds[kind].agg_mode};
     RK_TRY(find_loss(&loss, kind, options));
     RK_TRY(read_agg(out, options));
     RK_TRY(add_term(out, loss, options));

@@ -112,10 +112,13 @@ static struct rk_test_batch take_case(const struct inputs *all, int64_t i, const
         batch.columns[RK_LOSS_REF_LOG_PROB][t] = all->ref[at];
         if (!all->old)
             continue;
-        batch.columns[RK_LOSS_OLD_LOG_PROBS][t] = all->old[at];
-        batch.columns[RK_LOSS_ADVANTAGES][t] = all->advantages[at];
+        batch.outputs[RK_HEAD_VALUES][t] = all->log_probs[at];
+        batch.columns[RK_LOSS_OLD_LOG_PROBS][t] = batch.columns[RK_LOSS_VALUES][t] = all->old[at];
+        batch.columns[RK_LOSS_ADVANTAGES][t] = batch.columns[RK_LOSS_RETURNS][t] = all->advantages[at];
+        batch.columns[RK_LOSS_WEIGHTS][t] = all->advantages[at];
         batch.columns[RK_LOSS_ROLLOUT_IS_WEIGHTS][t] = all->is_weights[at];
     }
+    batch.absent = RK_LOSS_BIT(RK_LOSS_SEQUENCE_RATIO_MASK);
     batch.global.num_sequences = batch.num_seqs;
     if (!all->old)
         return batch;
@@ -210,13 +213,14 @@ static void check_case(const struct rk_test_loss *loss, const struct rk_test_bat
                        const struct golden *golden, int64_t i, int64_t token)
 {
     struct rk_test_loss_result result = rk_test_loss_run(loss, batch);
+    int head = loss->ops->outputs == RK_HEAD_BIT(RK_HEAD_VALUES) ? RK_HEAD_VALUES : RK_HEAD_LOG_PROBS;
     int64_t num_tokens = batch->cu_seqlens[batch->num_seqs], counted = 0;
     double largest = fmax(1.0, largest_of(golden->grad + token, num_tokens));
     char label[96];
 
     for (int64_t t = 0; t < num_tokens; t++) {
         snprintf(label, sizeof(label), "%s, case %d, token %d", golden->name, (int)i, (int)t);
-        assert_near(label, result.grads[RK_HEAD_LOG_PROBS][t], golden->grad[token + t], largest);
+        assert_near(label, result.grads[head][t], golden->grad[token + t], largest);
         counted += batch->mask[t];
     }
     snprintf(label, sizeof(label), "%s, case %d", golden->name, (int)i);
@@ -267,6 +271,88 @@ static void test_policy_losses_equal_verl(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
         check_loss(&file, names[i], rk_loss_find(RK_OBJECTIVE_POLICY, names[i]), RK_AGG_COUNT);
+    rk_st_close(file.st);
+}
+
+/* Goal: the same of the value loss and of the SFT loss. */
+static void test_value_and_sft_loss_equal_verl(void **state)
+{
+    struct file file = open_file("other.safetensors");
+
+    (void)state;
+    check_loss(&file, "value", rk_loss_find(RK_OBJECTIVE_VALUE, "value"), RK_AGG_COUNT);
+    check_loss(&file, "sft", rk_loss_find(RK_OBJECTIVE_SFT, "sft"), RK_AGG_TOKEN_MEAN);
+    rk_st_close(file.st);
+}
+
+/* Goal: the sums are what autograd gives for their definitions. */
+static void test_sums_equal_their_definitions(void **state)
+{
+    static const char *const names[] = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro",
+                                        "gspo"};
+    struct file file = open_file("other.safetensors");
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        char *name = rk_format("sum_%s", names[i]);
+
+        check_loss(&file, name, rk_loss_find(RK_OBJECTIVE_SUM, names[i]), RK_AGG_TOKEN_SUM);
+        rk_free(name);
+    }
+    rk_st_close(file.st);
+}
+
+/* --- pairs --- */
+static void check_pairs(const struct rk_test_loss *loss, const struct rk_test_batch *batch,
+                        const struct golden *golden, int64_t i, int64_t row)
+{
+    struct rk_test_loss_result result = rk_test_loss_run(loss, batch);
+    double largest = fmax(1.0, largest_of(golden->grad + row, batch->num_seqs));
+    char label[96];
+
+    snprintf(label, sizeof(label), "%s, case %d", golden->name, (int)i);
+    assert_near(label, result.metrics[0], golden->loss[i], fmax(largest, fabs(golden->loss[i])));
+    for (int32_t s = 0; s < batch->num_seqs; s++) {
+        int32_t begin = batch->cu_seqlens[s], end = batch->cu_seqlens[s + 1];
+
+        for (int32_t t = begin; t < end; t++)
+            assert_near(label, result.grads[RK_HEAD_LOG_PROBS][t],
+                        batch->mask[t] ? golden->grad[row + s] : 0.0, largest);
+    }
+}
+
+/* Goal: every loss of pairs, and its gradient, is that of TRL's function. */
+static void test_preference_losses_equal_trl(void **state)
+{
+    static const char *const names[] = {"sigmoid",  "robust",       "hinge",    "ipo",
+                                        "ipo_sum",  "sigmoid_norm", "exo_pair", "apo_zero",
+                                        "apo_down", "nca_pair",     "sppo_hard"};
+    const struct rk_loss_ops *ops = rk_loss_find(RK_OBJECTIVE_DPO, "dpo");
+    struct file file = open_file("pairs.safetensors");
+
+    (void)state;
+    assert_non_null(ops);
+    for (size_t k = 0; k < RK_ARRAY_LEN(names); k++) {
+        struct golden golden = open_golden(&file, names[k], ops);
+        struct place place = {0};
+
+        for (int64_t i = 0; i < pairs.num_cases; i++) {
+            const double *config = pairs.config + i * pairs.num_config;
+            double smoothing = config[1] == 0.0 && strcmp(names[k], "exo_pair") == 0 ? 1e-3 : config[1];
+            char *options = rk_format("{\"loss_type\": \"%s\", \"beta\": %.17g, \"label_smoothing\": %.17g}",
+                                      names[k], config[0], smoothing);
+            struct rk_test_batch batch = take_case(&pairs, i, &place);
+            struct rk_test_loss loss;
+
+            poison(&batch);
+            assert_ok(rk_test_loss_read(&loss, ops, options));
+            check_pairs(&loss, &batch, &golden, i, place.row);
+            place.row += batch.num_seqs;
+            place.token += batch.cu_seqlens[batch.num_seqs];
+            rk_free(options);
+        }
+        close_golden(&golden);
+    }
     rk_st_close(file.st);
 }
 
@@ -321,6 +407,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policy_losses_equal_verl),
+        cmocka_unit_test(test_value_and_sft_loss_equal_verl),
+        cmocka_unit_test(test_sums_equal_their_definitions),
+        cmocka_unit_test(test_preference_losses_equal_trl),
     };
 
     return cmocka_run_group_tests(tests, load, unload);

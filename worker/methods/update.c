@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "worker/methods/forward_internal.h"
 
@@ -68,6 +69,29 @@ static struct rk_status *allocate(struct update *u)
     return NULL;
 }
 
+static bool has_whole_pairs(const struct rk_micro_batch *micro)
+{
+    for (int64_t i = 0; i + 1 < micro->num_rows; i += 2)
+        if (micro->rows[i] % 2 != 0 || micro->rows[i + 1] != micro->rows[i] + 1)
+            return false;
+    return micro->num_rows % 2 == 0;
+}
+
+/* A plan may put the rows of a chunk into micro-batches in any order; a pair must stay together. */
+static struct rk_status *check_pairs(const struct update *u)
+{
+    const struct rk_plan *plan = &u->call->job->plan;
+
+    for (int64_t m = 0; m < plan->num_mini; m++)
+        for (int32_t i = 0; i < plan->mini[m].num_micro; i++)
+            if (!has_whole_pairs(rk_call_micro_batch(u->call, &plan->mini[m], i)))
+                return RK_FAIL_REASON(
+                    RK_INVALID_ARGUMENT, "BAD_FIELD",
+                    "plan: mini-batch %lld, micro-batch %d: expected pairs of rows 2i, 2i + 1", (long long)m,
+                    (int)i);
+    return NULL;
+}
+
 static struct rk_status *prepare(struct update *u)
 {
     const struct rk_role *role = u->call->role;
@@ -85,6 +109,8 @@ static struct rk_status *prepare(struct update *u)
     RK_TRY(rk_objective_read(&u->objective, u->kind->objective, options));
     RK_TRY(rk_rows_open(&u->rows, u->call, rk_model_get_config(role->model), u->kind->mask_column));
     RK_TRY(rk_call_check_plan(u->call, &u->rows, true));
+    if (u->kind->has_pairs)
+        RK_TRY(check_pairs(u));
     RK_TRY(find_columns(u));
     if (u->objective.loss_scale_factor == 0.0)
         u->objective.loss_scale_factor = (double)u->rows.num_responses;
@@ -192,12 +218,13 @@ static struct rk_status *run_mini_batch(struct update *u, int64_t i)
 
 /* --- metrics: means over the mini-batches. Every replica reports its part of the sums. --- */
 
+/* A name with a group of its own ("rewards/chosen") stands as it is. */
 static void add_metric(const struct update *u, const char *name, double value, const char *reduce)
 {
     char path[64];
 
     snprintf(path, sizeof(path), "%s/%s", u->kind->prefix, name);
-    rk_job_add_metric(u->call->job, path, value, reduce);
+    rk_job_add_metric(u->call->job, strchr(name, '/') ? name : path, value, reduce);
 }
 
 static void report_term(const struct update *u, const struct rk_loss_term *term)

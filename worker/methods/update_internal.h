@@ -11,6 +11,7 @@ struct rk_update_kind {
     const char *mask_column; /* [B, R]: 1 on tokens that the loss counts */
     const char *prefix;      /* of its metrics: "actor" */
     bool has_temperature;    /* among its options */
+    bool has_pairs;          /* rows 2i and 2i + 1 of a chunk follow one another in a micro-batch */
 };
 
 /* Runs the plan. Metrics are means over its mini-batches: those of the objective's terms, and grad_norm, lr,

@@ -171,6 +171,161 @@ static void test_clip_cov_worked_set_drops_one_candidate(void **state)
                  RK_TOL_F64);
 }
 
+/* Goal: the value loss's published numbers. */
+static void test_value_worked_example_has_published_values(void **state)
+{
+    static const double values[3] = {1.0, 0.2, 0.9}, returns[3] = {1.0, 1.0, 0.5}, grads[3] = {0, -0.8, 0.4};
+    struct rk_test_loss loss = open_loss(RK_OBJECTIVE_VALUE, "value", "{}");
+    struct rk_test_batch batch = {
+        .num_seqs = 1, .cu_seqlens = {0, 3}, .global = {3, 1, 3}, .mask = {1, 1, 1}};
+    struct rk_test_loss_result result;
+
+    (void)state;
+    for (int t = 0; t < 3; t++) {
+        batch.outputs[RK_HEAD_VALUES][t] = values[t];
+        batch.columns[RK_LOSS_VALUES][t] = 0.2;
+        batch.columns[RK_LOSS_RETURNS][t] = returns[t];
+    }
+    result = rk_test_loss_run(&loss, &batch);
+    assert_below("loss", fabs(rk_test_loss_metric(&loss, &result, "vf_loss") - 0.148333),
+                 RK_TOL_SIX_DECIMALS);
+    assert_below("clipfrac", fabs(rk_test_loss_metric(&loss, &result, "vf_clipfrac") - 1.0 / 3.0),
+                 RK_TOL_F64);
+    assert_below("mean", fabs(rk_test_loss_metric(&loss, &result, "vpred_mean") - 0.7), RK_TOL_F64);
+    for (int t = 0; t < 3; t++)
+        assert_below("gradient", fabs(result.grads[RK_HEAD_VALUES][t] - grads[t] / 3.0), RK_TOL_F64);
+}
+
+/* Goal: two replicas with sums 3 and 4 over 8 tokens have SFT loss 7/8 together. */
+static void test_sft_worked_example_sums_over_replicas(void **state)
+{
+    struct rk_test_loss loss = open_loss(RK_OBJECTIVE_SFT, "sft", "{}");
+    double sum = 0.0;
+
+    (void)state;
+    for (int replica = 0; replica < 2; replica++) {
+        struct rk_test_batch batch = {.num_seqs = 1, .cu_seqlens = {0, 4}, .global = {8, 2, 4}};
+        struct rk_test_loss_result result;
+
+        for (int t = 0; t < 4; t++) {
+            batch.mask[t] = 1;
+            batch.outputs[RK_HEAD_LOG_PROBS][t] = -0.25 * (3 + replica);
+        }
+        result = rk_test_loss_run(&loss, &batch);
+        sum += result.metrics[0];
+        assert_true(result.grads[RK_HEAD_LOG_PROBS][0] == -1.0 / 8.0);
+    }
+    assert_below("loss", fabs(sum - 7.0 / 8.0), RK_TOL_F64);
+}
+
+/* A pair with sums -10 and -12 over 4 tokens, -15 and -14 over 5. */
+static struct rk_test_batch make_pair(void)
+{
+    struct rk_test_batch batch = {.num_seqs = 2, .cu_seqlens = {0, 4, 9}, .global = {9, 2, 5}};
+
+    for (int t = 0; t < 9; t++) {
+        batch.mask[t] = 1;
+        batch.outputs[RK_HEAD_LOG_PROBS][t] = t < 4 ? -10.0 / 4.0 : -15.0 / 5.0;
+        batch.columns[RK_LOSS_REF_LOG_PROB][t] = t < 4 ? -12.0 / 4.0 : -14.0 / 5.0;
+    }
+    return batch;
+}
+
+/* Goal: the published loss of every loss_type. */
+static void test_dpo_worked_pair_has_published_values(void **state)
+{
+    static const struct {
+        const char *options;
+        double loss;
+    } cases[] = {
+        {"{}", 0.554355},
+        {"{\"label_smoothing\": 0.1}", 0.584355},
+        {"{\"loss_type\": \"robust\", \"label_smoothing\": 0.1}", 0.516855},
+        {"{\"loss_type\": \"hinge\"}", 0.7},
+        {"{\"loss_type\": \"ipo\"}", 18.49},
+        {"{\"loss_type\": \"ipo_sum\"}", 4.0},
+        {"{\"loss_type\": \"sigmoid_norm\"}", 0.658760},
+        {"{\"loss_type\": \"exo_pair\", \"label_smoothing\": 0.1}", 0.358383},
+        {"{\"loss_type\": \"apo_zero\"}", 0.925187},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_test_loss loss = open_loss(RK_OBJECTIVE_DPO, "dpo", cases[i].options);
+        struct rk_test_batch batch = make_pair();
+        struct rk_test_loss_result result = rk_test_loss_run(&loss, &batch);
+
+        assert_below(cases[i].options, fabs(result.metrics[0] - cases[i].loss), RK_TOL_SIX_DECIMALS);
+        if (i == 0)
+            assert_below("slope", fabs(result.grads[RK_HEAD_LOG_PROBS][0] - -0.042556), RK_TOL_SIX_DECIMALS);
+    }
+}
+
+/* Goal: the metrics of a pair; a pair with an empty side and a sequence without partner add nothing. */
+static void test_dpo_metrics_and_padding(void **state)
+{
+    static const struct {
+        const char *name;
+        double value;
+    } cases[] = {
+        {"rewards/chosen", 0.2},   {"rewards/rejected", -0.1}, {"rewards/margins", 0.3},
+        {"rewards/accuracies", 1}, {"logps/chosen", -10.0},    {"logps/rejected", -15.0},
+    };
+    struct rk_test_loss loss = open_loss(RK_OBJECTIVE_DPO, "dpo", "{}");
+    struct rk_test_batch batch = make_pair();
+    struct rk_test_loss_result alone = rk_test_loss_run(&loss, &batch), result;
+
+    (void)state;
+    batch.num_seqs = 5;
+    batch.cu_seqlens[3] = batch.cu_seqlens[4] = 11;
+    batch.cu_seqlens[5] = 13;
+    result = rk_test_loss_run(&loss, &batch);
+    assert_memory_equal(&result, &alone, sizeof(result));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        assert_below(cases[i].name, fabs(rk_test_loss_metric(&loss, &result, cases[i].name) - cases[i].value),
+                     RK_TOL_F64);
+}
+
+/* Goal: the sums' published values and gradients. */
+static void test_sums_worked_example_has_published_values(void **state)
+{
+    static const struct {
+        const char *name, *options;
+        double loss, grads[4];
+    } cases[] = {
+        {"cross_entropy", "{}", 0.2, {0, -1, 0.5, -2}},
+        {"importance_sampling", "{}", -17.784636, {-1.105171, 0.670320, 0.824361, -18.174145}},
+        {"ppo", "{}", -0.680810, {-1.105171, 0, 0.824361, 0}},
+        {"cispo", "{}", -1.366456, {-1.105171, 0.670320, 0.824361, -4}},
+        {"dro", "{\"beta\": 0.05}", -1.17925, {-0.995, 0.98, 0.525, -0.855}},
+        {"gspo", "{}", -0.525636, {-1.051271, 1.051271, 0.525636, -1.051271}},
+    };
+    static const double log_probs[4] = {-0.5, -1, -2, -0.1}, old[4] = {-0.6, -0.6, -2.5, -3};
+    static const double advantages[4] = {1, -1, -0.5, 1}, weights[4] = {0, 1, -0.5, 2};
+    static const double in_ratio[4] = {0, 1, 1, 0};
+    struct rk_test_batch batch = {.num_seqs = 1,
+                                  .cu_seqlens = {0, 4},
+                                  .mask = {1, 1, 1, 1},
+                                  .mode = RK_AGG_TOKEN_SUM,
+                                  .global = {1, 1, 1}};
+
+    (void)state;
+    memcpy(batch.outputs[RK_HEAD_LOG_PROBS], log_probs, sizeof(log_probs));
+    memcpy(batch.columns[RK_LOSS_OLD_LOG_PROBS], old, sizeof(old));
+    memcpy(batch.columns[RK_LOSS_ADVANTAGES], advantages, sizeof(advantages));
+    memcpy(batch.columns[RK_LOSS_WEIGHTS], weights, sizeof(weights));
+    memcpy(batch.columns[RK_LOSS_SEQUENCE_RATIO_MASK], in_ratio, sizeof(in_ratio));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_test_loss loss = open_loss(RK_OBJECTIVE_SUM, cases[i].name, cases[i].options);
+        struct rk_test_loss_result result = rk_test_loss_run(&loss, &batch);
+
+        assert_below(cases[i].name, fabs(result.metrics[0] - cases[i].loss), RK_TOL_SIX_DECIMALS);
+        for (int t = 0; t < 4; t++)
+            assert_below(cases[i].name, fabs(result.grads[RK_HEAD_LOG_PROBS][t] - cases[i].grads[t]),
+                         RK_TOL_SIX_DECIMALS);
+    }
+}
+
 /* --- what holds for every row --- */
 
 static const struct row {
@@ -191,6 +346,19 @@ static const struct row {
      "{\"policy_loss.clip_cov_ratio\": 0.2, \"policy_loss.clip_cov_lb\": 0.01}", false, true},
     {RK_OBJECTIVE_POLICY, "kl_cov", "{\"policy_loss.kl_cov_ratio\": 0.3}", false, true},
     {RK_OBJECTIVE_POLICY, "geo_mean", "{}", false, false},
+    {RK_OBJECTIVE_VALUE, "value", "{}", false, false},
+    {RK_OBJECTIVE_SFT, "sft", "{}", false, false},
+    {RK_OBJECTIVE_DPO, "dpo", "{}", false, false},
+    {RK_OBJECTIVE_DPO, "dpo", "{\"loss_type\": \"robust\", \"label_smoothing\": 0.2}", false, false},
+    {RK_OBJECTIVE_DPO, "dpo", "{\"loss_type\": \"ipo\"}", false, false},
+    {RK_OBJECTIVE_DPO, "dpo", "{\"loss_type\": \"apo_down\"}", false, false},
+    {RK_OBJECTIVE_DPO, "dpo", "{\"loss_type\": \"nca_pair\"}", false, false},
+    {RK_OBJECTIVE_SUM, "cross_entropy", "{}", false, false},
+    {RK_OBJECTIVE_SUM, "importance_sampling", "{}", false, false},
+    {RK_OBJECTIVE_SUM, "ppo", "{}", false, false},
+    {RK_OBJECTIVE_SUM, "cispo", "{}", true, false},
+    {RK_OBJECTIVE_SUM, "dro", "{\"beta\": 0.3}", false, false},
+    {RK_OBJECTIVE_SUM, "gspo", "{}", false, false},
 };
 
 static struct rk_test_loss open_row(const struct row *row)
@@ -200,8 +368,7 @@ static struct rk_test_loss open_row(const struct row *row)
 
 static int head_of(const struct rk_test_loss *loss)
 {
-    (void)loss;
-    return RK_HEAD_LOG_PROBS;
+    return loss->ops->outputs == RK_HEAD_BIT(RK_HEAD_VALUES) ? RK_HEAD_VALUES : RK_HEAD_LOG_PROBS;
 }
 
 /* Tokens on both sides of every clip and far from its edges, some beyond the clamp of the exponent; the third
@@ -231,6 +398,11 @@ static struct rk_test_batch make_random(uint64_t seed, rk_loss_agg_mode_t mode)
             batch.columns[RK_LOSS_REF_LOG_PROB][t] = old + rk_rng_next_normal(&rng);
             batch.columns[RK_LOSS_ADVANTAGES][t] = advantage;
             batch.columns[RK_LOSS_ROLLOUT_IS_WEIGHTS][t] = weight;
+            batch.columns[RK_LOSS_WEIGHTS][t] = rk_rng_next_normal(&rng);
+            batch.columns[RK_LOSS_SEQUENCE_RATIO_MASK][t] = 1.0;
+            batch.outputs[RK_HEAD_VALUES][t] = rk_rng_next_normal(&rng);
+            batch.columns[RK_LOSS_VALUES][t] = batch.outputs[RK_HEAD_VALUES][t] + (ratio + 0.01 * noise);
+            batch.columns[RK_LOSS_RETURNS][t] = rk_rng_next_normal(&rng);
         }
     }
     return batch;
@@ -384,6 +556,14 @@ static void test_rows_bad_key_is_named(void **state)
         {RK_OBJECTIVE_POLICY, "clip_cov", "{\"policy_loss.clip_cov_ub\": null}", "policy_loss.clip_cov_ub"},
         {RK_OBJECTIVE_POLICY, "kl_cov", "{\"policy_loss.kl_cov_ratio\": 1.5}", "policy_loss.kl_cov_ratio"},
         {RK_OBJECTIVE_POLICY, "kl_cov", "{\"policy_loss.ppo_kl_coef\": -1}", "policy_loss.ppo_kl_coef"},
+        {RK_OBJECTIVE_VALUE, "value", "{\"cliprange_value\": -0.5}", "cliprange_value"},
+        {RK_OBJECTIVE_DPO, "dpo", "{\"loss_type\": \"aot\"}", "loss_type"},
+        {RK_OBJECTIVE_DPO, "dpo", "{\"beta\": 0}", "beta"},
+        {RK_OBJECTIVE_DPO, "dpo", "{\"label_smoothing\": 0.5}", "label_smoothing"},
+        {RK_OBJECTIVE_DPO, "dpo", "{\"loss_type\": \"exo_pair\"}", "label_smoothing"},
+        {RK_OBJECTIVE_SUM, "ppo", "{\"clip_low_threshold\": 1.5}", "clip_low_threshold"},
+        {RK_OBJECTIVE_SUM, "cispo", "{\"clip_high_threshold\": -1}", "clip_high_threshold"},
+        {RK_OBJECTIVE_SUM, "dro", "{}", "beta"},
     };
 
     (void)state;
@@ -402,6 +582,11 @@ int main(void)
         cmocka_unit_test(test_gspo_exchanged_advantages_has_published_values),
         cmocka_unit_test(test_dro_worked_set_has_published_gradient),
         cmocka_unit_test(test_clip_cov_worked_set_drops_one_candidate),
+        cmocka_unit_test(test_value_worked_example_has_published_values),
+        cmocka_unit_test(test_sft_worked_example_sums_over_replicas),
+        cmocka_unit_test(test_dpo_worked_pair_has_published_values),
+        cmocka_unit_test(test_dpo_metrics_and_padding),
+        cmocka_unit_test(test_sums_worked_example_has_published_values),
         cmocka_unit_test(test_rows_gradient_equals_central_difference),
         cmocka_unit_test(test_rows_nan_outside_mask_is_harmless),
         cmocka_unit_test(test_rows_nan_inside_mask_shows),

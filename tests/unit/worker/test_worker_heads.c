@@ -14,7 +14,7 @@
 struct outcome {
     float values[2][ROWS * RESPONSE]; /* before and after the update */
     float scores[ROWS];
-    double vf_loss, sft_loss[2];
+    double vf_loss, sft_loss[2], dpo_loss[2], margins[2];
 };
 
 static struct test_mesh mesh_of(int32_t i, const struct rk_mesh_spec *spec)
@@ -42,6 +42,7 @@ static struct rk_batch *make_batch(void)
     void *data;
 
     add_reals(batch, "values", 0.0F, 0.0F);
+    add_reals(batch, "ref_log_prob", -4.0F, 0.0F);
     add_reals(batch, "returns", -1.0F, 0.25F);
     assert_ok(rk_batch_add_dense(batch, "loss_mask", RK_DTYPE_I64, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * TOKENS; i++)
@@ -52,6 +53,7 @@ static struct rk_batch *make_batch(void)
 struct planned {
     const char *role, *method, *options, *mask;
     const char *const *columns;
+    int64_t micro_rows; /* 0: 1 */
 };
 
 /* Every rank's own reference on the chunk of its replica. */
@@ -67,7 +69,7 @@ static void run(struct test_cluster *cluster, const struct planned *call, int32_
 
         assert_ok(rk_batch_clone(&input, chunks[rank / tp]));
         jobs[rank] = test_method_job(call->role, call->method, call->options, input);
-        test_plan(jobs[rank], chunks, dp, call->mask, call->mask ? ROWS : 0, 1);
+        test_plan(jobs[rank], chunks, dp, call->mask, call->mask ? ROWS : 0, RK_MAX(call->micro_rows, 1));
     }
     for (int32_t rank = 0; rank < cluster->num_ranks; rank++)
         rk_worker_submit(cluster->workers[rank], jobs[rank]);
@@ -113,11 +115,14 @@ static const char *const sft_columns[] = {"input_ids", "attention_mask", "positi
 static const char *const critic_columns[] = {"input_ids",     "attention_mask", "position_ids", "responses",
                                              "response_mask", "values",         "returns",      NULL};
 
+static const char *const dpo_columns[] = {
+    "input_ids", "attention_mask", "position_ids", "responses", "response_mask", "ref_log_prob", NULL};
+
 static void run_critic(struct test_cluster *cluster, int32_t dp, struct outcome *out)
 {
-    const struct planned values = {"critic", "compute_values", "{}", NULL, token_columns};
-    const struct planned update = {"critic", "update_critic", "{\"cliprange_value\": 100.0}", "response_mask",
-                                   critic_columns};
+    const struct planned values = {"critic", "compute_values", "{}", NULL, token_columns, 0};
+    const struct planned update = {"critic",        "update_critic", "{\"cliprange_value\": 100.0}",
+                                   "response_mask", critic_columns,  0};
     struct rk_job *jobs[TEST_MAX_WORKERS];
 
     for (int i = 0; i < 2; i++) {
@@ -135,8 +140,9 @@ static void run_critic(struct test_cluster *cluster, int32_t dp, struct outcome 
 
 static void run_all(int32_t tp, int32_t dp, struct outcome *out)
 {
-    const struct planned score = {"reward", "compute_rm_score", "{}", NULL, text_columns};
-    const struct planned sft = {"actor", "update_sft", "{}", "loss_mask", sft_columns};
+    const struct planned score = {"reward", "compute_rm_score", "{}", NULL, text_columns, 0};
+    const struct planned sft = {"actor", "update_sft", "{}", "loss_mask", sft_columns, 0};
+    const struct planned dpo = {"actor", "update_dpo", "{\"beta\": 0.5}", "response_mask", dpo_columns, 2};
     const struct rk_mesh_spec spec = {.tp = tp, .dp = dp};
     const struct test_mesh meshes[] = {mesh_of(0, &spec), mesh_of(1, &spec), mesh_of(2, &spec)};
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -161,6 +167,12 @@ static void run_all(int32_t tp, int32_t dp, struct outcome *out)
     for (int i = 0; i < 2; i++) {
         run(&cluster, &sft, dp, jobs);
         out->sft_loss[i] = sum_metric(&cluster, jobs, "train/loss");
+        destroy_all(&cluster, jobs);
+    }
+    for (int i = 0; i < 2; i++) {
+        run(&cluster, &dpo, dp, jobs);
+        out->dpo_loss[i] = sum_metric(&cluster, jobs, "train/loss");
+        out->margins[i] = sum_metric(&cluster, jobs, "rewards/margins");
         destroy_all(&cluster, jobs);
     }
     test_cluster_close(&cluster);
@@ -189,6 +201,7 @@ static void test_heads_layouts_agree(void **state)
     assert_below("vf_loss", fabs(error[0] - expected.vf_loss), RK_TOL_F32_SUM);
     assert_true(error[1] < error[0]);
     assert_true(expected.sft_loss[1] < expected.sft_loss[0]);
+    assert_true(expected.dpo_loss[1] < expected.dpo_loss[0] && expected.margins[1] > expected.margins[0]);
     assert_true(expected.scores[0] != expected.scores[1]);
     for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
         const char *label = layouts[i].label;
@@ -198,15 +211,47 @@ static void test_heads_layouts_agree(void **state)
         for (int k = 0; k < 2; k++) {
             assert_close(label, actual.values[k], expected.values[k], ROWS * RESPONSE);
             assert_below(label, fabs(actual.sft_loss[k] - expected.sft_loss[k]), RK_TOL_F32_SUM);
+            assert_below(label, fabs(actual.dpo_loss[k] - expected.dpo_loss[k]), RK_TOL_F32_SUM);
+            assert_below(label, fabs(actual.margins[k] - expected.margins[k]), RK_TOL_F32_SUM);
         }
         assert_close(label, actual.scores, expected.scores, ROWS);
         assert_below(label, fabs(actual.vf_loss - expected.vf_loss), RK_TOL_F32_SUM);
     }
 }
 
+/* Goal: a plan that separates the rows of a pair is refused. */
+static void test_update_dpo_separated_pair_is_refused(void **state)
+{
+    static const uint32_t orders[][4] = {{1, 0, 2, 3}, {0, 2, 1, 3}, {1, 2, 3, 0}};
+    const struct rk_mesh_spec spec = {.tp = 1, .dp = 1};
+    const struct test_mesh mesh = mesh_of(0, &spec);
+    struct test_cluster cluster;
+
+    (void)state;
+    test_cluster_open(&cluster, 1, NULL);
+    test_cluster_configure(&cluster, 1, &mesh, 1);
+    test_cluster_init_model(&cluster, "actor", "\"optim.lr\": 0.01");
+    for (size_t i = 0; i < RK_ARRAY_LEN(orders); i++) {
+        struct rk_batch *batch = make_batch(), *input;
+        struct rk_job *job;
+
+        assert_ok(rk_batch_select(&input, batch, dpo_columns, NULL));
+        job = test_method_job("actor", "update_dpo", "{}", input);
+        test_plan(job, &input, 1, "response_mask", ROWS, ROWS);
+        memcpy((uint32_t *)job->plan.mini[0].micro[0].rows, orders[i], sizeof(orders[i]));
+        rk_worker_submit(cluster.workers[0], job);
+        test_cluster_wait(&cluster, job);
+        assert_code(rk_status_clone(job->status), RK_INVALID_ARGUMENT);
+        rk_job_destroy(job);
+        rk_batch_destroy(batch);
+    }
+    test_cluster_close(&cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_update_dpo_separated_pair_is_refused),
         cmocka_unit_test(test_heads_layouts_agree),
     };
 
