@@ -1,4 +1,4 @@
-/* Training steps and log-prob passes. dims: sequences, tokens of each. */
+/* Training steps, log-prob and value passes. dims: sequences, tokens of each. */
 #include "bench/models.h"
 
 #include <stdio.h>
@@ -14,19 +14,21 @@ struct training {
     struct bench_instance instance;
     struct bench_batch batch;
     double token_weight;
-    bool steps; /* the optimizer too */
+    bool steps;                    /* the optimizer too */
+    rk_head_output_t output;       /* that the loss reads */
+    struct bench_instance *frozen; /* NULL, or a second model: its log-probs are part of a step */
 };
 
-/* The mean of the negative log-probs. */
+/* The mean of the negative log-probs, or of values: a loss of the head's one output. */
 static struct rk_status *loss(void *user, const struct rk_head_arrays *outputs,
                               const struct rk_head_arrays *grads)
 {
-    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS];
     const struct training *training = user;
+    double *grad = grads->of[training->output];
 
     (void)outputs;
     for (int64_t t = 0; t < training->batch.packed.num_tokens; t++)
-        dlog_probs[t] = -training->token_weight;
+        grad[t] = -training->token_weight;
     return NULL;
 }
 
@@ -36,12 +38,15 @@ static struct rk_status *train_once(void *user)
     struct rk_model *model = training->instance.model;
     struct rk_train_micro micro = {.packed = &training->batch.packed,
                                    .temperature = 1,
-                                   .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
+                                   .outputs = RK_HEAD_BIT(training->output),
                                    .loss_fn = loss,
                                    .user = training,
                                    .is_last = training->steps};
     struct rk_step_stats stats;
 
+    if (training->frozen)
+        RK_TRY(rk_model_forward(training->frozen->model, &training->batch.packed, 1, NULL,
+                                &(struct rk_head_arrays){{training->batch.log_probs}}));
     RK_TRY(rk_train_begin(model));
     RK_TRY(rk_train_micro_batch(model, &micro));
     return training->steps ? rk_train_step(model, &stats) : NULL;
@@ -60,6 +65,7 @@ static struct rk_status *training_open(struct training *training, struct bench_c
 
     full.num_tokens = dims[0] * dims[1];
     *training = (struct training){.steps = desc->training == BENCH_WITH_OPTIMIZER,
+                                  .output = desc->head ? RK_HEAD_VALUES : RK_HEAD_LOG_PROBS,
                                   .token_weight = 1 / (double)(dims[0] * (dims[1] - 1))};
     RK_TRY(bench_instance_open(&training->instance, ctx, &full));
     bench_batch_init(&training->batch, (int32_t)dims[0], (int32_t)dims[1],
@@ -108,6 +114,12 @@ static void describe(struct bench_result *result, struct bench_ctx *ctx, const s
              (long long)dims[0], (long long)dims[1], more);
 }
 
+/* What the output projection has of the cost of a forward pass. */
+static double head_flops(const struct bench_model *model, int64_t num_tokens)
+{
+    return 2 * (double)num_tokens * (double)model->vocab_size * (double)model->hidden_size;
+}
+
 static struct rk_status *run_training(struct bench_ctx *ctx, const struct bench_case *bench,
                                       struct bench_result *result, const struct bench_instance_desc *desc)
 {
@@ -115,6 +127,8 @@ static struct rk_status *run_training(struct bench_ctx *ctx, const struct bench_
     struct bench_cost cost = bench_cost_train(shape_of(ctx, bench), dims[0], dims[1]);
     double seconds;
 
+    if (desc->head)
+        cost.flops -= 3 * head_flops(shape_of(ctx, bench), dims[0] * dims[1]);
     RK_TRY(time_training(&seconds, ctx, bench, desc));
     bench_set_rate(result, ctx, bench, seconds, cost);
     snprintf(result->note, sizeof(result->note), "%.1f ms, %.1f TFLOP/s, %.1f%% of 989", seconds * 1e3,
@@ -130,6 +144,44 @@ struct rk_status *bench_run_train(struct bench_ctx *ctx, const struct bench_case
                         &(struct bench_instance_desc){.model = bench->model,
                                                       .is_strict = bench->is_strict,
                                                       .training = BENCH_WITH_OPTIMIZER});
+}
+
+/* Of a critic: no output projection in either direction. */
+struct rk_status *bench_run_train_value(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result)
+{
+    describe(result, ctx, bench, ", f32 masters, AdamW");
+    return run_training(ctx, bench, result,
+                        &(struct bench_instance_desc){
+                            .model = bench->model, .head = "value", .training = BENCH_WITH_OPTIMIZER});
+}
+
+/* A step of preference learning: the reference's log-probs, and a step of the policy. */
+struct rk_status *bench_run_dpo(struct bench_ctx *ctx, const struct bench_case *bench,
+                                struct bench_result *result)
+{
+    const int64_t *dims = bench_dims(ctx, bench);
+    struct bench_instance_desc desc = {.model = bench->model, .training = BENCH_WITH_OPTIMIZER};
+    struct bench_instance_desc frozen = {.model = bench->model, .num_tokens = dims[0] * dims[1]};
+    struct bench_cost cost = bench_cost_train(shape_of(ctx, bench), dims[0], dims[1]);
+    struct bench_instance reference;
+    struct training training;
+    double seconds = 0;
+    struct rk_status *st = bench_instance_open(&reference, ctx, &frozen);
+
+    describe(result, ctx, bench, ", f32 masters, AdamW");
+    cost.flops += bench_cost_forward(shape_of(ctx, bench), dims[0], dims[1]).flops;
+    if (!st)
+        st = training_open(&training, ctx, dims, &desc);
+    if (!st) {
+        training.frozen = &reference;
+        st = bench_time(&seconds, NUM_WARM, NUM_TIMED, train_once, &training);
+        training_close(&training);
+    }
+    bench_instance_close(&reference);
+    if (!st)
+        bench_set_rate(result, ctx, bench, seconds, cost);
+    return st;
 }
 
 struct rk_status *bench_run_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
@@ -188,29 +240,34 @@ struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct ben
 
 /* --- log-probs --- */
 
-static struct rk_status *log_prob_once(void *user)
+static struct rk_status *forward_once(void *user)
 {
     struct training *training = user;
+    struct rk_head_arrays out = {0};
 
-    return rk_model_forward(training->instance.model, &training->batch.packed, 1, NULL,
-                            &(struct rk_head_arrays){{training->batch.log_probs, training->batch.entropy}});
+    out.of[training->output] = training->batch.log_probs;
+    if (training->output == RK_HEAD_LOG_PROBS)
+        out.of[RK_HEAD_ENTROPY] = training->batch.entropy;
+    return rk_model_forward(training->instance.model, &training->batch.packed, 1, NULL, &out);
 }
 
-struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_case *bench,
-                                     struct bench_result *result)
+static struct rk_status *run_forward(struct bench_ctx *ctx, const struct bench_case *bench,
+                                     struct bench_result *result, const char *head)
 {
     const int64_t *dims = bench_dims(ctx, bench);
     struct bench_cost cost = bench_cost_forward(shape_of(ctx, bench), dims[0], dims[1]);
-    struct bench_instance_desc desc = {.model = bench->model, .is_strict = bench->is_strict};
+    struct bench_instance_desc desc = {.model = bench->model, .is_strict = bench->is_strict, .head = head};
     struct training training;
     struct rk_status *st = training_open(&training, ctx, dims, &desc);
     double seconds = 0;
 
-    describe(result, ctx, bench, bench->is_strict ? ", entropy, strict" : ", entropy");
+    if (head)
+        cost.flops -= head_flops(shape_of(ctx, bench), dims[0] * dims[1]);
+    describe(result, ctx, bench, head ? "" : bench->is_strict ? ", entropy, strict" : ", entropy");
     if (!st)
-        st = bench_time(&seconds, NUM_WARM, NUM_TIMED, log_prob_once, &training);
+        st = bench_time(&seconds, NUM_WARM, NUM_TIMED, forward_once, &training);
     if (!st)
-        st = print_profile(ctx, bench, log_prob_once, &training);
+        st = print_profile(ctx, bench, forward_once, &training);
     training_close(&training);
     if (st)
         return st;
@@ -218,6 +275,18 @@ struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_c
     snprintf(result->note, sizeof(result->note), "%.1f ms, %.1f TFLOP/s", seconds * 1e3,
              cost.flops / seconds * 1e-12);
     return NULL;
+}
+
+struct rk_status *bench_run_log_prob(struct bench_ctx *ctx, const struct bench_case *bench,
+                                     struct bench_result *result)
+{
+    return run_forward(ctx, bench, result, NULL);
+}
+
+struct rk_status *bench_run_values(struct bench_ctx *ctx, const struct bench_case *bench,
+                                   struct bench_result *result)
+{
+    return run_forward(ctx, bench, result, "value");
 }
 
 /* --- several ranks --- */

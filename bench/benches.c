@@ -140,6 +140,8 @@ const struct bench_case bench_cases[] = {
     OP("elementwise", "adamw_bf16", BENCH_GBYTES, bench_op_adamw, DIMS(1 << 27), TINY(1024)),
 
     MODEL("train", "train_step_1.5b", BENCH_TOKENS, bench_run_train, bench_model_1_5b, BATCH),
+    MODEL("train", "critic_step_1.5b", BENCH_TOKENS, bench_run_train_value, bench_model_1_5b, BATCH),
+    MODEL("train", "dpo_step_1.5b", BENCH_TOKENS, bench_run_dpo, bench_model_1_5b, BATCH),
     MODEL("train", "fwd_bwd_7b", BENCH_TOKENS, bench_run_fwd_bwd, bench_model_7b, BATCH),
     MODEL("train", "peak_memory_1.5b", BENCH_GIB, bench_run_peak_memory, bench_model_1_5b, BATCH),
     MODEL("train", "strict_overhead_train", BENCH_PERCENT, bench_run_strict_train, bench_model_1_5b, BATCH),
@@ -152,6 +154,7 @@ const struct bench_case bench_cases[] = {
     MODEL("train", "tp2_speedup_7b", BENCH_TIMES, bench_run_tp_speedup, bench_model_7b, BATCH,
           .num_ranks = 2),
     MODEL("logprob", "logprob_1.5b", BENCH_TOKENS, bench_run_log_prob, bench_model_1_5b, BATCH),
+    MODEL("logprob", "values_1.5b", BENCH_TOKENS, bench_run_values, bench_model_1_5b, BATCH),
     MODEL("logprob", "logprob_7b", BENCH_TOKENS, bench_run_log_prob, bench_model_7b, BATCH),
     MODEL("decode", "decode_1.5b_b64", BENCH_TOKENS, bench_run_decode, bench_model_1_5b, DECODE(64)),
     MODEL("decode", "decode_7b_b64", BENCH_TOKENS, bench_run_decode, bench_model_7b, DECODE(64)),

@@ -147,6 +147,7 @@ static struct rk_status *open_model(struct bench_instance *out, struct bench_ctx
         .struct_size = sizeof(plan),
         .model = {.struct_size = sizeof(plan.model),
                   .dtype = RK_DTYPE_BF16,
+                  .head = desc->head,
                   .numerics = desc->is_strict ? RK_NUMERICS_STRICT : RK_NUMERICS_FAST,
                   .recompute_num_layers = desc->recomputes ? 1 : 0},
         .mesh = out->mesh,

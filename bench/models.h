@@ -27,6 +27,7 @@ struct bench_instance_desc {
     const struct bench_model *model;
     int32_t tp, dp; /* 0: 1. More than one rank in all needs ctx->world. */
     bool is_strict, recomputes;
+    const char *head;                        /* NULL: "lm" */
     int64_t num_tokens;                      /* of the largest packed pass */
     const struct rk_rollout_config *rollout; /* NULL: it does not generate */
     enum { BENCH_NO_TRAINING, BENCH_GRADIENTS_ONLY, BENCH_WITH_OPTIMIZER } training;
@@ -69,6 +70,12 @@ struct rk_status *bench_run_collective(struct bench_ctx *ctx, const struct bench
                                        struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_train(struct bench_ctx *ctx, const struct bench_case *bench,
                                   struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_train_value(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_dpo(struct bench_ctx *ctx, const struct bench_case *bench,
+                                struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_values(struct bench_ctx *ctx, const struct bench_case *bench,
+                                   struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_fwd_bwd(struct bench_ctx *ctx, const struct bench_case *bench,
                                     struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct bench_case *bench,

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What PyTorch and transformers do on the shapes of rankd-bench, as JSON for `rankd-bench --compare`.
 
-Models have random bf16 weights, attention is SDPA, nothing is compiled. AdamW is the fused one and works on bf16
-without fp32 masters; gradients are not clipped. Needs torch and transformers; takes about 30 s on an H200.
+Models have random bf16 weights, attention is SDPA. AdamW is the fused one and works on bf16 without fp32 masters;
+gradients are not clipped. With --strong the models are compiled (torch.compile), else nothing is. Needs torch and
+transformers; takes about 30 s on an H200, some minutes with --strong.
 
-  python3 bench/pytorch_baseline.py --json pytorch.json [--filter TEXT] [--device cuda] [--tiny]
+  python3 bench/pytorch_baseline.py --json pytorch.json [--filter TEXT] [--device cuda] [--strong] [--tiny]
 """
 import argparse
 import datetime
@@ -148,7 +149,7 @@ class Bench:
         with self.device:
             model = transformers.Qwen2ForCausalLM(config)
         torch.set_default_dtype(before)
-        return model, config
+        return torch.compile(model) if self.options.strong else model, config
 
     def batch(self, config):
         seqs, length = (2, 12) if self.options.tiny else (4, 2048)
@@ -186,6 +187,34 @@ class Bench:
 
             self.add("fwd_bwd_7b", shape, ids.numel() / self.seconds(pass_both, 2, 3), "tok/s")
             del model, pass_both
+
+    def sequence_log_probs(self, model, ids):
+        """Sums over the tokens of each sequence: what preference learning compares."""
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        return -torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:],
+                                                  reduction="none").sum(-1)
+
+    def dpo(self):
+        if not self.wants("dpo_step_1.5b"):
+            return
+        self.clean()
+        model, config = self.model("1.5b")
+        reference, _ = self.model("1.5b")
+        reference.requires_grad_(False)
+        ids, shape = self.batch(config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.01,
+                                      fused=True)
+
+        def step():  # pairs: the rows of the first half are chosen, those of the second rejected
+            with torch.no_grad():
+                frozen = self.sequence_log_probs(reference, ids)
+            ratio = self.sequence_log_probs(model, ids) - frozen
+            half = len(ratio) // 2
+            (-torch.nn.functional.logsigmoid(0.1 * (ratio[:half] - ratio[half:])).mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        self.add("dpo_step_1.5b", shape, ids.numel() / self.seconds(step), "tok/s")
 
     def logprob(self):
         for size in ("1.5b", "7b"):
@@ -232,8 +261,10 @@ class Bench:
             del model, cache, logits
 
 
-def versions():
+def versions(strong):
     names = [f"PyTorch {torch.__version__}", f"transformers {transformers.__version__}"]
+    if strong:
+        names.append("compiled")
     if torch.version.cuda:
         names.append(f"CUDA {torch.version.cuda}")
     return ", ".join(names)
@@ -244,22 +275,23 @@ def main():
     parser.add_argument("--json", required=True, help="where the results go")
     parser.add_argument("--filter", default="", help="only benchmarks whose name contains this")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--strong", action="store_true", help="compile the models")
     parser.add_argument("--tiny", action="store_true", help="shapes of a test")
     options = parser.parse_args()
     if torch is None:
         sys.exit(f"pytorch_baseline.py: {missing}; it needs torch and transformers")
     bench = Bench(options)
     torch.manual_seed(1)
-    for group in (bench.gemm, bench.attention, bench.train, bench.logprob, bench.decode):
+    for group in (bench.gemm, bench.attention, bench.train, bench.dpo, bench.logprob, bench.decode):
         try:
-            with torch.set_grad_enabled(group in (bench.attention, bench.train)):
+            with torch.set_grad_enabled(group in (bench.attention, bench.train, bench.dpo)):
                 group()
         except (RuntimeError, ValueError, TypeError) as error:  # the other figures are still worth having
             print(f"{group.__name__}: {error}", flush=True)
     hardware = torch.cuda.get_device_name() if bench.device.type == "cuda" else "CPU"
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     for row in bench.rows:
-        row.update(date=date, hardware=hardware, versions=versions())
+        row.update(date=date, hardware=hardware, versions=versions(options.strong))
     with open(bench.options.json, "w", encoding="utf-8") as out:
         json.dump(bench.rows, out, indent=1)
         out.write("\n")
