@@ -18,7 +18,6 @@ static const struct {
     const char *what;
 } missing[] = {
     {RK_ADV_NEEDS_VALUES, "the values of a critic"},
-    {RK_ADV_NEEDS_REWARD_BASELINES, "the scores of greedy responses"},
     {RK_ADV_NEEDS_SUM_PI_SQUARED, "sum_pi_squared"},
 };
 

@@ -144,8 +144,7 @@ static int64_t drop_lone_rows(bool *is_dropped, int64_t num_rows, const int64_t 
     return num_gone;
 }
 
-/* A row without marks in response_mask has no part in losses, denominators, group statistics and means. */
-static struct rk_status *clear_masks(struct rk_batch *batch, const bool *is_dropped)
+struct rk_status *rk_flow_drop_rows(struct rk_batch *batch, const bool *is_dropped)
 {
     int64_t shape[2];
     const void *old;
@@ -180,7 +179,7 @@ struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *
     for (int64_t row = 0; row < scores->num_rows; row++)
         num_dropped += is_dropped[row];
     if (num_dropped > 0)
-        st = clear_masks(batch, is_dropped);
+        st = rk_flow_drop_rows(batch, is_dropped);
     rk_flow_metric(metrics, "reward/dropped", (double)num_dropped);
     rk_flow_metric(metrics, "reward/dropped_groups", (double)num_gone);
     rk_free(is_dropped);

@@ -32,6 +32,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_generate_filtered,
     &rk_step_layout,
     &rk_step_reward,
+    &rk_step_baseline,
     &rk_step_samples,
     &rk_step_old_log_prob,
     &rk_step_ref,

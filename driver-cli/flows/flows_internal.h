@@ -134,8 +134,8 @@ extern const struct rk_flow rk_flow_rl;
 
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
-    rk_step_reward, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv, rk_step_update_actor,
-    rk_step_metrics, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+    rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv,
+    rk_step_update_actor, rk_step_metrics, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
 
 /* --- what steps have in common (flow_batch.c) --- */
 /* Zeroed memory of the step's arena. */
@@ -207,6 +207,9 @@ void rk_flow_scores_fini(struct rk_flow_scores *scores);
  * the buffer, or behind it, lose score; acc and score beside it stay as they were. */
 void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job);
 bool rk_flow_has_score(const struct rk_reward_result *result);
+/* Clears the response_mask of rows: without a mark they have no part in losses, denominators, group
+ * statistics and means. */
+struct rk_status *rk_flow_drop_rows(struct rk_batch *batch, const bool *is_dropped) RK_NODISCARD;
 /* Takes rows without a score (is_dropped) out of the training: clears their response_mask, and that of a row
  * that is the only one left of its group. group_of[row] is below num_groups; NULL: rows are not compared with
  * others. Sets reward/dropped and reward/dropped_groups. */

@@ -2,7 +2,6 @@
 #include "driver-cli/flows/flows_internal.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/rk_alloc.h"
 #include "driver-cli/job_internal.h"
@@ -73,17 +72,12 @@ static struct rk_status *find_columns(struct rk_adv_in *in, const struct rk_flow
     return NULL;
 }
 
-/* What the reward gave under the key; NAN: nothing. A plain score is "acc", too, as in verl; what failed
- * without being dropped scores 0. */
+/* What the reward gave under the key; NAN: nothing. What failed without being dropped scores 0. */
 static double key_reward(const struct rk_reward_result *result, const char *key)
 {
-    const struct rk_json *value = result->extra ? rk_json_find(result->extra, key) : NULL;
+    double value = 0.0;
 
-    if (value)
-        return rk_json_as_real(value, NAN);
-    if (result->outcome != RK_REWARD_SCORED)
-        return 0.0;
-    return strcmp(key, "score") == 0 || (!result->extra && strcmp(key, "acc") == 0) ? result->score : NAN;
+    return result->outcome != RK_REWARD_SCORED || rk_filter_value(&value, result, key) ? value : NAN;
 }
 
 static void key_metrics(struct rk_json *metrics, const char *key, const double *values, int64_t count)

@@ -1,12 +1,14 @@
 /* Whole runs with each advantage estimator: the choice is one key of the job. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
-/* Scores the responses to a prompt 0, 1, 2, 3, in the order in which they come. */
+/* Scores the responses to a prompt 0, 1, 2, ..., in the order in which they come. What the variable SKIP says
+ * has no score. */
 static const char answers[] =
     "read -r hello && echo '{\"hello\": 2}'\n"
     "while read -r line; do\n"
@@ -14,6 +16,7 @@ static const char answers[] =
     "    prompt=${line#*'\"prompt\":'}; prompt=${prompt%%'\"solution_str\"'*}\n"
     "    sum=$(printf %s \"$prompt\" | cksum); sum=${sum%% *}\n"
     "    eval \"n=$((count_$sum + 0)); count_$sum=$((count_$sum + 1))\"\n"
+    "    [ $n = \"$SKIP\" ] && echo '{\"id\": '$id', \"skip\": true}' && continue\n"
     "    echo '{\"id\": '$id', \"score\": '$n', \"first\": '$n', \"second\": '$((n / 2))'}'\n"
     "done\n";
 
@@ -109,6 +112,36 @@ static void test_run_whitening_estimator_has_mean_zero(void **state)
     rk_json_free(metrics);
 }
 
+/* Goal: the greedy response, which is scored after the four others, is what they are compared with. */
+static void test_run_remax_compares_with_a_greedy_response(void **state)
+{
+    struct rk_json *metrics = run_step("remax", NULL);
+
+    (void)state;
+    assert_metric("remax", metrics, "critic/score/mean", 1.5);
+    assert_metric("remax", metrics, "critic/returns/max", 3.0);
+    assert_metric("remax", metrics, "critic/advantages/min", -4.0);
+    assert_metric("remax", metrics, "critic/advantages/max", -1.0);
+    assert_metric("remax", metrics, "reward/dropped_baselines", 0.0);
+    assert_true(metric(metrics, "timing_s/gen_max") > 0.0);
+    assert_true(metric(metrics, "actor/grad_norm") > 0.0);
+    rk_json_free(metrics);
+}
+
+/* Goal: a prompt whose greedy response has no score leaves the training; the run goes on. */
+static void test_run_remax_without_baselines_updates_nothing(void **state)
+{
+    struct rk_json *metrics;
+
+    (void)state;
+    setenv("SKIP", "4", 1);
+    metrics = run_step("remax", NULL);
+    unsetenv("SKIP");
+    assert_metric("remax", metrics, "reward/dropped_baselines", 4.0);
+    assert_null(rk_json_find(metrics, "actor/grad_norm"));
+    rk_json_free(metrics);
+}
+
 static void test_run_gdpo_reads_the_rewards_beside_the_score(void **state)
 {
     struct rk_json *metrics = run_step("gdpo", "algorithm.gdpo_reward_keys=[\"first\",\"second\"]");
@@ -160,6 +193,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_outcome_estimator_gives_its_advantages),
         cmocka_unit_test(test_run_whitening_estimator_has_mean_zero),
+        cmocka_unit_test(test_run_remax_compares_with_a_greedy_response),
+        cmocka_unit_test(test_run_remax_without_baselines_updates_nothing),
         cmocka_unit_test(test_run_gdpo_reads_the_rewards_beside_the_score),
         cmocka_unit_test(test_run_gdpo_key_that_the_reward_lacks_is_named),
         cmocka_unit_test(test_run_estimator_without_what_it_needs_is_refused),
