@@ -120,7 +120,7 @@ static bool read_number(const struct rk_config_key *row, const struct rk_json *v
     return is_right;
 }
 
-static const char *expectation(rk_config_type_t type)
+static const char *expectation(const struct rk_config_key *row)
 {
     static const char *const texts[] = {
         [RK_CONFIG_BOOL] = "true or false",
@@ -133,7 +133,7 @@ static const char *expectation(rk_config_type_t type)
         [RK_CONFIG_OPEN] = "an object",
     };
 
-    return texts[type];
+    return row->flags & RK_CONFIG_NUMBER_AS_TEXT ? "a number or a string" : texts[row->type];
 }
 
 static bool has_type(const struct rk_config_key *row, const struct rk_json *value)
@@ -208,11 +208,10 @@ char *rk_config_find_problem(const struct rk_config_key *row, const struct rk_js
     char *text, *problem = NULL;
 
     if (!value || rk_json_is_null(value))
-        return is_nullable ? NULL : rk_format("expected %s, got null", expectation(row->type));
+        return is_nullable ? NULL : rk_format("expected %s, got null", expectation(row));
     text = rk_json_describe(value);
     if (!has_type(row, value))
-        problem =
-            rk_format("expected %s%s, got %s", expectation(row->type), is_nullable ? " or null" : "", text);
+        problem = rk_format("expected %s%s, got %s", expectation(row), is_nullable ? " or null" : "", text);
     else if (row->choices && !is_chosen(row->choices, rk_json_as_string(value, "")))
         problem = rk_format("expected one of %s, got %s", row->choices, text);
     else if (is_numeric(row) && (row->min != 0 || row->max != 0))
@@ -255,24 +254,44 @@ static void check_section(struct rk_config_loader *loader, const struct rk_json 
     }
 }
 
-static void wrap_lists(struct rk_config_loader *loader)
+static bool is_number(const struct rk_json *value)
+{
+    return rk_json_type(value) == RK_JSON_INT || rk_json_type(value) == RK_JSON_REAL;
+}
+
+/* The list, or text, that the value stands for; NULL when it stands for itself. */
+static struct rk_json *meant_by(const struct rk_config_key *row, const struct rk_json *value)
+{
+    struct rk_json *meant = NULL;
+    char *text;
+
+    if ((row->flags & RK_CONFIG_ONE_OR_LIST) && rk_json_type(value) == RK_JSON_STRING &&
+        !rk_config_is_ref(value)) {
+        meant = rk_json_new_array();
+        rk_json_append(meant, rk_json_retain(value));
+    }
+    if ((row->flags & RK_CONFIG_NUMBER_AS_TEXT) && is_number(value)) {
+        text = rk_json_dump(value, 0, false);
+        meant = rk_json_new_string(text);
+        rk_free(text);
+    }
+    return meant;
+}
+
+static void replace_short_forms(struct rk_config_loader *loader)
 {
     for (int64_t i = 0; i < loader->source->num_keys; i++) {
         const struct rk_config_key *row = &loader->source->keys[i];
-        struct rk_json *value = rk_json_find_path(loader->tree, row->path), *list;
+        struct rk_json *meant = meant_by(row, rk_json_find_path(loader->tree, row->path));
 
-        if (!(row->flags & RK_CONFIG_ONE_OR_LIST) || rk_json_type(value) != RK_JSON_STRING ||
-            rk_config_is_ref(value))
-            continue;
-        list = rk_json_new_array();
-        rk_json_append(list, rk_json_retain(value));
-        rk_json_set_path(loader->tree, row->path, list);
+        if (meant)
+            rk_json_set_path(loader->tree, row->path, meant);
     }
 }
 
 void rk_config_check(struct rk_config_loader *loader)
 {
-    wrap_lists(loader);
+    replace_short_forms(loader);
     check_section(loader, loader->tree, "");
     for (int64_t i = 0; i < loader->source->num_keys && !loader->is_partial; i++) {
         const struct rk_config_key *row = &loader->source->keys[i];

@@ -8,12 +8,12 @@
 #include "base/rk_assert.h"
 #include "base/rk_config_internal.h"
 
-static struct rk_status *read_text(char *out, const char *key, const char *text)
+static struct rk_status *read_text(char *out, size_t bytes, const char *key, const char *text)
 {
-    if (strlen(text) >= RK_KNOB_TEXT_BYTES)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected at most %d bytes, got %zu", key,
-                       RK_KNOB_TEXT_BYTES - 1, strlen(text));
-    snprintf(out, RK_KNOB_TEXT_BYTES, "%s", text);
+    if (strlen(text) >= bytes)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected at most %zu bytes, got %zu", key, bytes - 1,
+                       strlen(text));
+    snprintf(out, bytes, "%s", text);
     return NULL;
 }
 
@@ -45,7 +45,9 @@ static struct rk_status *read_value(void *out, const struct rk_knob *knob, const
         *(double *)field = rk_json_as_real(value, NAN);
         return NULL;
     case RK_KNOB_STRING:
-        return read_text(field, knob->key.path, rk_json_as_string(value, ""));
+        return read_text(field, RK_KNOB_TEXT_BYTES, knob->key.path, rk_json_as_string(value, ""));
+    case RK_KNOB_TEXT:
+        return read_text(field, RK_KNOB_LONG_TEXT_BYTES, knob->key.path, rk_json_as_string(value, ""));
     case RK_KNOB_PAIR:
         return read_pair(field, knob->key.path, value);
     }

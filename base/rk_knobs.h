@@ -13,6 +13,7 @@
  *   INT32    int32_t            int       int
  *   REAL     double             real      real
  *   STRING   char [32]          string    string
+ *   TEXT     char [256]         string    string
  *   PAIR     double [2]         list      list */
 #ifndef RK_KNOBS_H
 #define RK_KNOBS_H
@@ -26,7 +27,8 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KNOB_TEXT_BYTES 32 /* of a STRING, with its NUL: names of choices */
+#define RK_KNOB_TEXT_BYTES      32  /* of a STRING, with its NUL: names of choices */
+#define RK_KNOB_LONG_TEXT_BYTES 256 /* of a TEXT: lists */
 
 typedef enum rk_knob_type {
     RK_KNOB_BOOL,
@@ -34,6 +36,7 @@ typedef enum rk_knob_type {
     RK_KNOB_INT32,
     RK_KNOB_REAL,
     RK_KNOB_STRING,
+    RK_KNOB_TEXT,
     RK_KNOB_PAIR
 } rk_knob_type_t;
 
@@ -50,6 +53,7 @@ struct rk_knob {
 #define RK_KNOB_FIELD_INT32(field)                    int32_t field;
 #define RK_KNOB_FIELD_REAL(field)                     double field;
 #define RK_KNOB_FIELD_STRING(field)                   char field[RK_KNOB_TEXT_BYTES];
+#define RK_KNOB_FIELD_TEXT(field)                     char field[RK_KNOB_LONG_TEXT_BYTES];
 #define RK_KNOB_FIELD_PAIR(field)                     double field[2];
 
 /* --- types elsewhere: RK_KNOB_CONFIG_INT32 is the name of a rk_config_type_t without its prefix --- */
@@ -58,6 +62,7 @@ struct rk_knob {
 #define RK_KNOB_CONFIG_INT32  INT
 #define RK_KNOB_CONFIG_REAL   REAL
 #define RK_KNOB_CONFIG_STRING STRING
+#define RK_KNOB_CONFIG_TEXT   STRING
 #define RK_KNOB_CONFIG_PAIR   LIST
 
 /* --- a row of struct rk_knob; a is the struct --- */

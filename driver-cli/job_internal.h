@@ -6,6 +6,7 @@
 
 #include "base/rk_config.h"
 #include "base/rk_mesh.h"
+#include "base/rk_rollout_correction.h"
 #include "base/rk_status.h"
 #include "driver-cli/rk_algo.h"
 
@@ -44,6 +45,18 @@ void rk_job_reward_check(const struct rk_config *job, int32_t world_size, struct
 void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_gdpo_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_kl_ctrl_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+/* --- rollout correction and old_log_probs (job_rollout_correction.c) --- */
+#define RK_JOB_BYPASS_LOSS "bypass_mode" /* policy loss of algorithm.rollout_correction.bypass_mode */
+/* The keys with what the preset says to those that are not given. Borrowed from the job. */
+struct rk_rollout_correction_keys rk_job_rollout_correction_keys(const struct rk_config *job);
+/* Of a job that the rules have passed. */
+struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *job);
+/* Whether old_log_probs are the rollout's, without a pass of the policy. */
+bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
+/* The rules "rollout correction" and "old log-prob". */
+void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_size,
+                                     struct rk_str *problems);
+void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);
 

@@ -349,6 +349,8 @@ static const struct rk_job_rule rules[] = {
     {"filter_groups", check_filter_groups},
     {"betas", check_betas},
     {"recompute", check_recompute},
+    {"rollout correction", rk_job_rollout_correction_check},
+    {"old log-prob", rk_job_old_log_prob_check},
     {"reward", rk_job_reward_check},
     {"logger", check_logger},
     {"validation", check_validation},

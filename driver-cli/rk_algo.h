@@ -25,7 +25,7 @@ enum rk_adv_needs {
 struct rk_adv_in {
     int64_t num_rows, response_length;
     const float *token_level_rewards; /* [B, R] */
-    const int64_t *response_mask;     /* [B, R]; a row without a mark takes no part in its group */
+    const int64_t *response_mask;     /* [B, R] */
     const char *const *uid;           /* [B]: rows with equal uid are one group */
     bool norm_adv_by_std;             /* norm_adv_by_std_in_grpo */
     double gamma, lam;
@@ -37,6 +37,8 @@ struct rk_adv_in {
     int64_t num_reward_keys;
     const double *const *key_rewards; /* [num_reward_keys][B]; read for rows that take part */
     const double *reward_weights;     /* [num_reward_keys] */
+    const int64_t
+        *group_mask; /* [B, R]: a row without a mark takes no part in its group; NULL: response_mask */
 };
 
 /* returns are 0 where the mask is only for estimators whose returns are their advantages. Those of gae go on

@@ -55,6 +55,7 @@ typedef enum rk_objective_kind {
 
 typedef enum rk_loss_reduce {
     RK_LOSS_SUM,    /* over tokens, divided by the global denominators already */
+    RK_LOSS_FIRST,  /* the same, of the first pass over the rows: epochs after it do not count */
     RK_LOSS_MAX,    /* of the tokens; no metric when there is none */
     RK_LOSS_MIN,    /* the same */
     RK_LOSS_CONFIG, /* a number of the configuration, at `offset` */
@@ -65,8 +66,8 @@ struct rk_loss_metric {
     rk_loss_reduce_t reduce;
     size_t offset; /* of a double in the configuration */
 };
-#define RK_LOSS_METRICS_MAX      12
-#define RK_LOSS_CONFIG_BYTES_MAX 256
+#define RK_LOSS_METRICS_MAX      28
+#define RK_LOSS_CONFIG_BYTES_MAX 2048
 
 struct rk_loss_in {
     int64_t num_tokens;
@@ -78,6 +79,8 @@ struct rk_loss_in {
      * have this mode always. */
     const double *token_weight, *seq_weight;
     double num_sequences;                        /* of the whole mini-batch */
+    rk_loss_agg_mode_t agg_mode;                 /* of weight */
+    bool is_first_pass;                          /* over the rows: see RK_LOSS_FIRST */
     const double *outputs[RK_HEAD_OUTPUT_COUNT]; /* those that the row asks for */
     const double *columns[RK_LOSS_COLUMN_COUNT]; /* NULL: the call has none */
 };

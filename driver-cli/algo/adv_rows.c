@@ -30,6 +30,7 @@ static int64_t find_groups(int64_t *group_of, const char *const *uid, int64_t nu
 
 void rk_adv_rows_init(struct rk_adv_rows *rows, const struct rk_adv_in *in)
 {
+    const int64_t *mask = in->group_mask ? in->group_mask : in->response_mask;
     size_t count = (size_t)in->num_rows;
 
     *rows = (struct rk_adv_rows){
@@ -45,8 +46,7 @@ void rk_adv_rows_init(struct rk_adv_rows *rows, const struct rk_adv_in *in)
 
         for (int64_t t = 0; t < in->response_length; t++)
             rows->scores[i] += (double)rewards[t];
-        rows->takes_part[i] =
-            rk_mask_count(in->response_mask + i * in->response_length, in->response_length) > 0;
+        rows->takes_part[i] = rk_mask_count(mask + i * in->response_length, in->response_length) > 0;
     }
     rk_adv_rows_measure(rows);
 }

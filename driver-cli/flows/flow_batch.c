@@ -10,16 +10,22 @@ void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_byt
     return memory;
 }
 
-struct rk_status *rk_flow_column(const struct rk_flow_context *ctx, const char *name, rk_dtype_t dtype,
-                                 int64_t width, const void **data)
+struct rk_status *rk_flow_column_of(const struct rk_batch *batch, const char *name, rk_dtype_t dtype,
+                                    int64_t num_rows, int64_t width, const void **data)
 {
     int64_t shape[2];
 
-    RK_TRY(rk_batch_get_dense(ctx->batch, name, dtype, 2, shape, data));
-    if (shape[0] != ctx->num_rows || shape[1] != width)
+    RK_TRY(rk_batch_get_dense(batch, name, dtype, 2, shape, data));
+    if (shape[0] != num_rows || shape[1] != width)
         return RK_FAIL(RK_INTERNAL, "column '%s' has the shape [%lld, %lld], expected [%lld, %lld]", name,
-                       (long long)shape[0], (long long)shape[1], (long long)ctx->num_rows, (long long)width);
+                       (long long)shape[0], (long long)shape[1], (long long)num_rows, (long long)width);
     return NULL;
+}
+
+struct rk_status *rk_flow_column(const struct rk_flow_context *ctx, const char *name, rk_dtype_t dtype,
+                                 int64_t width, const void **data)
+{
+    return rk_flow_column_of(ctx->batch, name, dtype, ctx->num_rows, width, data);
 }
 
 struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask_name, int64_t width,

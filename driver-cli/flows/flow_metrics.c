@@ -97,6 +97,34 @@ void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, con
     rk_flow_metric(metrics, "training/rollout_actor_probs_pearson_corr", correlation(&p));
 }
 
+struct rk_status *rk_flow_compare_log_probs(struct rk_json *metrics, const struct rk_flow_comparison *c,
+                                            bool has_to_be_equal)
+{
+    int64_t count = c->num_rows * c->width, worst = -1, row;
+    double max_diff = 0.0;
+
+    for (int64_t i = 0; i < count; i++) {
+        double diff = fabs((double)c->old_log_probs[i] - (double)c->rollout_log_probs[i]);
+
+        if (!c->mask[i] || diff <= max_diff)
+            continue;
+        max_diff = diff;
+        worst = i;
+    }
+    rk_flow_metric(metrics, "training/old_log_prob_check_max_diff", max_diff);
+    rk_flow_probs_diff(metrics, c->old_log_probs, c->rollout_log_probs, c->mask, count);
+    if (!has_to_be_equal || worst < 0)
+        return NULL;
+    row = worst / c->width;
+    return RK_FAIL_REASON(
+        RK_ABORTED, "LOG_PROB_MISMATCH",
+        "row %lld, token %lld of the response: the rollout gave the log-prob %.9g, compute_log_prob gives "
+        "%.9g, and with numerics=strict both have to be equal; "
+        "actor_rollout_ref.actor.old_log_prob=recompute trains with those of compute_log_prob",
+        (long long)(c->rows ? c->rows[row] : row), (long long)(worst % c->width),
+        (double)c->rollout_log_probs[worst], (double)c->old_log_probs[worst]);
+}
+
 /* --- of a batch --- */
 
 struct view {

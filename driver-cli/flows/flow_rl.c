@@ -36,6 +36,8 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_samples,
     &rk_step_old_log_prob,
     &rk_step_ref,
+    &rk_step_token_rewards,
+    &rk_step_rollout_correction,
     &rk_step_adv,
     &rk_step_update_actor,
     &rk_step_save_checkpoint,

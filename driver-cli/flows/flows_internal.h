@@ -136,6 +136,10 @@ extern const struct rk_flow rk_flow_rl;
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv,
     rk_step_update_actor, rk_step_metrics, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
+
+/* Column of the batch: response_mask before rollout correction rejected tokens. */
+#define RK_FLOW_SCORED_MASK "scored_mask"
 
 /* --- what steps have in common (flow_batch.c) --- */
 /* Zeroed memory of the step's arena. */
@@ -143,6 +147,9 @@ void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_byt
 /* A column of the batch with the shape [B, width], checked: it comes from the daemons. */
 struct rk_status *rk_flow_column(const struct rk_flow_context *ctx, const char *name, rk_dtype_t dtype,
                                  int64_t width, const void **data) RK_NODISCARD;
+/* The same of another batch, with num_rows rows. */
+struct rk_status *rk_flow_column_of(const struct rk_batch *batch, const char *name, rk_dtype_t dtype,
+                                    int64_t num_rows, int64_t width, const void **data) RK_NODISCARD;
 /* Marks in each row of the mask `mask_name`: *out[num_rows], in the arena. */
 struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask_name, int64_t width,
                                    int64_t **out) RK_NODISCARD;
@@ -253,6 +260,17 @@ void rk_flow_metric_stats(struct rk_json *metrics, const char *name, const doubl
 void rk_flow_count_marks(int64_t *counts, const int64_t *mask, int64_t num_rows, int64_t width,
                          int64_t stride);
 void rk_flow_merge_metrics(struct rk_json *metrics, const struct rk_json *more);
+/* Log-probs of the policy, computed again, beside those of the rollout: [num_rows, width]. */
+struct rk_flow_comparison {
+    int64_t num_rows, width;
+    const int64_t *rows; /* [num_rows]: which rows of the step these are; NULL: the first ones */
+    const float *old_log_probs, *rollout_log_probs;
+    const int64_t *mask;
+};
+/* training/old_log_prob_check_max_diff and rk_flow_probs_diff. When both have to be equal and are not:
+ * ABORTED (reason LOG_PROB_MISMATCH) with row, token and both values. */
+struct rk_status *rk_flow_compare_log_probs(struct rk_json *metrics, const struct rk_flow_comparison *c,
+                                            bool has_to_be_equal) RK_NODISCARD;
 /* training/rollout_probs_diff_*: how far the rollout's probabilities are from the trainer's. */
 void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, const float *rollout_log_probs,
                         const int64_t *mask, int64_t count);

@@ -6,17 +6,18 @@
 #include "base/rk_alloc.h"
 #include "driver-cli/job_internal.h"
 
-static struct rk_status *put_rewards(struct rk_flow_context *ctx, const int64_t *mask)
+static struct rk_status *put_rewards(struct rk_flow_context *ctx)
 {
     int64_t shape[2] = {ctx->num_rows, ctx->response_length};
     double kl_coef = ctx->kl_ctrl.kl_coef, current_kl;
     int64_t *loss_tokens, num_taking_part = 0;
-    const void *scores, *old, *ref;
+    const void *mask, *scores, *old, *ref;
     void *rewards;
 
     if (!rk_config_bool(ctx->job, "algorithm.use_kl_in_reward"))
         return rk_batch_put(ctx->batch, "token_level_rewards",
                             rk_batch_find(ctx->batch, "token_level_scores"));
+    RK_TRY(rk_flow_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
     RK_TRY(rk_flow_column(ctx, "token_level_scores", RK_DTYPE_F32, ctx->response_length, &scores));
     RK_TRY(rk_flow_column(ctx, "old_log_probs", RK_DTYPE_F32, ctx->response_length, &old));
     RK_TRY(rk_flow_column(ctx, "ref_log_prob", RK_DTYPE_F32, ctx->response_length, &ref));
@@ -40,6 +41,8 @@ static struct rk_status *put_rewards(struct rk_flow_context *ctx, const int64_t 
     rk_flow_metric(ctx->metrics, "actor/reward_kl_penalty_coeff", kl_coef);
     return NULL;
 }
+
+const struct rk_flow_step rk_step_token_rewards = {"token_level_rewards", NULL, NULL, put_rewards};
 
 /* --- what the estimator reads --- */
 
@@ -158,11 +161,13 @@ static struct rk_status *advantages(struct rk_flow_context *ctx)
         .gamma = rk_config_real(ctx->job, "algorithm.gamma"),
         .lam = rk_config_real(ctx->job, "algorithm.lam"),
     };
-    const void *mask, *rewards;
+    bool has_scored = rk_batch_find(ctx->batch, RK_FLOW_SCORED_MASK) != NULL;
+    const void *mask, *scored, *rewards;
     void *adv, *returns;
 
     RK_TRY(rk_flow_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
-    RK_TRY(put_rewards(ctx, mask));
+    RK_TRY(rk_flow_column(ctx, has_scored ? RK_FLOW_SCORED_MASK : "response_mask", RK_DTYPE_I64,
+                          ctx->response_length, &scored));
     RK_TRY(rk_flow_column(ctx, "token_level_rewards", RK_DTYPE_F32, ctx->response_length, &rewards));
     RK_TRY(find_columns(&in, ctx));
     RK_TRY(find_key_rewards(&in, ctx));
@@ -172,6 +177,7 @@ static struct rk_status *advantages(struct rk_flow_context *ctx)
         uids[row] = rk_column_string(uid, row);
     in.token_level_rewards = rewards;
     in.response_mask = mask;
+    in.group_mask = scored;
     return rk_adv_compute(ctx->inputs->adv, &(struct rk_adv_out){adv, returns}, &in);
 }
 

@@ -1,50 +1,78 @@
 /* Passes over the batch that train nothing: log-probs of the policy and of its reference. */
+#include <string.h>
+
 #include "base/rk_loss_agg.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 
-static struct rk_status *make_forward_plan(struct rk_flow_context *ctx, struct rk_job_micro micro,
-                                           int32_t num_replicas, struct rk_plan *plan)
+/* A forward pass over rows of the step. */
+struct pass {
+    const char *role, *method;
+    struct rk_job_micro micro;
+    int32_t num_replicas;
+    const struct rk_batch *batch;
+    int64_t num_rows;
+    const int64_t *seqlens;  /* [num_rows] */
+    struct rk_json *options; /* beside the temperature; stolen */
+};
+
+static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct pass *pass, struct rk_plan *plan)
 {
     struct rk_plan_request request = {
-        .num_rows = ctx->num_rows,
-        .num_replicas = num_replicas,
-        .seqlens = ctx->seqlens,
-        .use_dynamic_bsz = micro.use_dynamic_bsz,
-        .max_token_len = micro.max_token_len,
-        .micro_batch_rows = micro.micro_batch_rows,
+        .num_rows = pass->num_rows,
+        .num_replicas = pass->num_replicas,
+        .seqlens = pass->seqlens,
+        .use_dynamic_bsz = pass->micro.use_dynamic_bsz,
+        .max_token_len = pass->micro.max_token_len,
+        .micro_batch_rows = pass->micro.micro_batch_rows,
         .workload = ctx->inputs->workload,
     };
 
     return rk_plan_build(plan, ctx->arena, &request);
 }
 
-static const char *const token_columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+static struct rk_status *run_pass(struct rk_flow_context *ctx, const struct pass *pass,
+                                  struct rk_driver_result *result)
+{
+    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+    static const char *const no_meta[] = {NULL};
+    struct rk_batch *tokens = NULL;
+    struct rk_plan plan;
+    struct rk_status *st = make_plan(ctx, pass, &plan);
+
+    if (!st)
+        st = rk_batch_select(&tokens, pass->batch, columns, no_meta);
+    if (st) {
+        rk_json_free(pass->options);
+        return st;
+    }
+    rk_job_copy_value(pass->options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    st = rk_flow_call(ctx, pass->role, pass->method, tokens, pass->options, &plan, result);
+    rk_batch_destroy(tokens);
+    return st;
+}
 
 /* Runs a forward pass over the batch and adds its columns. */
 static struct rk_status *add_log_probs(struct rk_flow_context *ctx, const char *role, const char *method,
                                        const char *section, int32_t num_replicas)
 {
-    struct rk_json *options = rk_json_new_object();
+    const struct pass pass = {
+        .role = role,
+        .method = method,
+        .micro = rk_job_log_prob_micro(ctx->job, section),
+        .num_replicas = num_replicas,
+        .batch = ctx->batch,
+        .num_rows = ctx->num_rows,
+        .seqlens = ctx->seqlens,
+        .options = rk_json_new_object(),
+    };
     struct rk_driver_result result = {0};
-    struct rk_batch *tokens = NULL;
-    struct rk_plan plan;
-    struct rk_status *st;
+    struct rk_status *st = run_pass(ctx, &pass, &result);
 
-    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    st = make_forward_plan(ctx, rk_job_log_prob_micro(ctx->job, section), num_replicas, &plan);
-    if (!st)
-        st = rk_flow_select(&tokens, ctx, token_columns);
-    if (st) {
-        rk_json_free(options);
-        return st;
-    }
-    st = rk_flow_call(ctx, role, method, tokens, options, &plan, &result);
     if (!st)
         st = rk_batch_union(ctx->batch, result.batch);
     rk_driver_result_fini(&result);
-    rk_batch_destroy(tokens);
     return st;
 }
 
@@ -58,33 +86,115 @@ static struct rk_status *check_finite(const struct rk_flow_context *ctx, const c
     return rk_check_finite(name, values, mask, ctx->num_rows, ctx->response_length);
 }
 
-static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
+/* --- log-probs of the policy --- */
+
+#define CHECKED_ROWS_MIN 4 /* of a step whose log-probs are not computed again */
+
+/* Measures how far the log-probs of the batch are from those of the rollout. */
+static struct rk_status *compare_batch(struct rk_flow_context *ctx, const struct rk_batch *batch,
+                                       struct rk_flow_comparison *c, bool has_to_be_equal)
 {
-    const void *entropys, *mask, *old, *rollout;
+    const void *old, *rollout, *mask;
+
+    RK_TRY(rk_flow_column_of(batch, "old_log_probs", RK_DTYPE_F32, c->num_rows, ctx->response_length, &old));
+    RK_TRY(rk_flow_column_of(batch, "rollout_log_probs", RK_DTYPE_F32, c->num_rows, ctx->response_length,
+                             &rollout));
+    RK_TRY(rk_flow_column_of(batch, "response_mask", RK_DTYPE_I64, c->num_rows, ctx->response_length, &mask));
+    c->width = ctx->response_length;
+    c->old_log_probs = old;
+    c->rollout_log_probs = rollout;
+    c->mask = mask;
+    RK_TRY(rk_check_finite("old_log_probs", old, mask, c->num_rows, ctx->response_length));
+    return rk_flow_compare_log_probs(ctx->metrics, c, has_to_be_equal);
+}
+
+/* A few rows, other ones in every step, the same in every run. */
+static int64_t choose_rows(struct rk_flow_context *ctx, int64_t **rows)
+{
+    int64_t wanted = (CHECKED_ROWS_MIN + ctx->num_replicas - 1) / ctx->num_replicas * ctx->num_replicas;
+    int64_t count = RK_MIN(wanted, ctx->num_rows), stride = ctx->num_rows / count;
+
+    *rows = rk_flow_scratch(ctx, (size_t)count, sizeof(**rows));
+    for (int64_t i = 0; i < count; i++)
+        (*rows)[i] = i * stride + (ctx->step - 1) % stride;
+    return count;
+}
+
+/* Computes some of the log-probs that were taken from the rollout. */
+static struct rk_status *check_sample(struct rk_flow_context *ctx)
+{
+    bool is_strict = strcmp(rk_config_string(ctx->job, "numerics"), "strict") == 0;
+    struct rk_driver_result result = {0};
+    struct rk_batch *batch = NULL;
+    int64_t *rows, num_rows = choose_rows(ctx, &rows);
+    int64_t *seqlens = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*seqlens));
+    struct rk_flow_comparison comparison = {.num_rows = num_rows, .rows = rows};
+    struct pass pass = {
+        .role = "actor",
+        .method = "compute_log_prob",
+        .micro = rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT),
+        .num_replicas = ctx->num_replicas,
+        .num_rows = num_rows,
+        .seqlens = seqlens,
+    };
+    struct rk_status *st;
+
+    for (int64_t i = 0; i < num_rows; i++)
+        seqlens[i] = ctx->seqlens[rows[i]];
+    RK_TRY_GOTO(st, rk_batch_select_idxs(&batch, ctx->batch, rows, num_rows), out);
+    pass.batch = batch;
+    pass.options = rk_json_new_object();
+    rk_json_set(pass.options, "calculate_entropy", rk_json_new_bool(false));
+    RK_TRY_GOTO(st, run_pass(ctx, &pass, &result), out);
+    RK_TRY_GOTO(st, rk_batch_put(batch, "old_log_probs", rk_batch_find(result.batch, "old_log_probs")), out);
+    st = compare_batch(ctx, batch, &comparison, is_strict);
+out:
+    rk_driver_result_fini(&result);
+    rk_batch_destroy(batch);
+    return st;
+}
+
+static struct rk_status *measure_entropy(struct rk_flow_context *ctx)
+{
     double scale = rk_config_is_null(ctx->job, RK_JOB_ACTOR "loss_scale_factor")
                        ? (double)ctx->response_length
                        : rk_config_real(ctx->job, RK_JOB_ACTOR "loss_scale_factor");
     struct rk_loss_matrix matrix = {.num_rows = ctx->num_rows, .width = ctx->response_length};
+    const void *entropys, *mask;
     rk_loss_agg_mode_t mode;
 
     RK_TRY(rk_loss_agg_mode_parse(RK_JOB_ACTOR "loss_agg_mode",
                                   rk_config_string(ctx->job, RK_JOB_ACTOR "loss_agg_mode"), &mode));
-    RK_TRY(add_log_probs(ctx, "actor", "compute_log_prob", RK_JOB_ROLLOUT, ctx->num_replicas));
-    RK_TRY(check_finite(ctx, "rollout_log_probs"));
-    RK_TRY(check_finite(ctx, "old_log_probs"));
     RK_TRY(rk_flow_column(ctx, "entropys", RK_DTYPE_F32, ctx->response_length, &entropys));
     RK_TRY(rk_flow_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
-    RK_TRY(rk_flow_column(ctx, "old_log_probs", RK_DTYPE_F32, ctx->response_length, &old));
-    RK_TRY(rk_flow_column(ctx, "rollout_log_probs", RK_DTYPE_F32, ctx->response_length, &rollout));
     matrix.values = entropys;
     matrix.mask = mask;
     rk_flow_metric(ctx->metrics, "actor/entropy", rk_loss_aggregate(&matrix, mode, scale));
-    rk_flow_probs_diff(ctx->metrics, old, rollout, mask, ctx->num_rows * ctx->response_length);
     rk_batch_remove(ctx->batch, "entropys");
     return NULL;
 }
 
+static struct rk_status *recompute(struct rk_flow_context *ctx)
+{
+    struct rk_flow_comparison comparison = {.num_rows = ctx->num_rows};
+
+    RK_TRY(add_log_probs(ctx, "actor", "compute_log_prob", RK_JOB_ROLLOUT, ctx->num_replicas));
+    RK_TRY(measure_entropy(ctx));
+    return compare_batch(ctx, ctx->batch, &comparison, false);
+}
+
+static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
+{
+    RK_TRY(check_finite(ctx, "rollout_log_probs"));
+    if (!rk_job_takes_rollout_log_probs(ctx->job))
+        return recompute(ctx);
+    RK_TRY(rk_batch_put(ctx->batch, "old_log_probs", rk_batch_find(ctx->batch, "rollout_log_probs")));
+    return rk_job_rollout_correction_keys(ctx->job).bypass_mode ? NULL : check_sample(ctx);
+}
+
 const struct rk_flow_step rk_step_old_log_prob = {"old_log_prob", "old_log_prob", NULL, old_log_prob};
+
+/* --- log-probs of the reference --- */
 
 static bool needs_ref(const struct rk_flow_context *ctx)
 {

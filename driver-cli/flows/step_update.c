@@ -41,15 +41,10 @@ static struct rk_status *make_update_plan(struct rk_flow_context *ctx, struct rk
 static struct rk_status *update_actor(struct rk_flow_context *ctx)
 {
     bool use_kl_loss = rk_config_bool(ctx->job, RK_JOB_ACTOR "use_kl_loss");
-    const char *const columns[] = {"input_ids",
-                                   "attention_mask",
-                                   "position_ids",
-                                   "responses",
-                                   "response_mask",
-                                   "old_log_probs",
-                                   "advantages",
-                                   use_kl_loss ? "ref_log_prob" : NULL,
-                                   NULL};
+    bool takes_rollouts = rk_job_takes_rollout_log_probs(ctx->job);
+    const char *columns[] = {"input_ids",     "attention_mask", "position_ids", "responses", "response_mask",
+                             "old_log_probs", "advantages",     NULL,           NULL,        NULL};
+    int64_t num_columns = 7;
     struct rk_driver_result result = {0};
     struct rk_batch *batch;
     struct rk_json *options;
@@ -59,15 +54,25 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
 
     RK_TRY(has_loss_tokens(ctx, &has));
     if (!has) {
-        RK_WARN("step %lld: no response has a score; the policy is not updated", (long long)ctx->step);
+        RK_WARN("step %lld: no token counts: responses have no score, or rollout correction rejected them; "
+                "the policy is not updated",
+                (long long)ctx->step);
         return NULL;
     }
     RK_TRY(make_update_plan(ctx, &plan));
+    if (use_kl_loss)
+        columns[num_columns++] = "ref_log_prob";
+    if (rk_batch_find(ctx->batch, "rollout_is_weights"))
+        columns[num_columns] = "rollout_is_weights";
     RK_TRY(rk_flow_select(&batch, ctx, columns));
     options = rk_json_new_object();
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
     rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    if (takes_rollouts)
+        rk_json_set(options, "calculate_entropy", rk_json_new_bool(true));
     st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
+    if (result.metrics && !takes_rollouts) /* that of the pass before is of one policy */
+        rk_json_remove(result.metrics, "actor/entropy");
     rk_flow_merge_metrics(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);
     rk_batch_destroy(batch);

@@ -1,4 +1,4 @@
-/* Entropy bonus, -entropy_coeff * H. Metric entropy_loss: H. */
+/* Entropy bonus, -entropy_coeff * H. Metrics entropy_loss: H; entropy: H of the first pass. */
 #include "engine/loss/loss_internal.h"
 
 struct entropy_config {
@@ -7,15 +7,18 @@ struct entropy_config {
 
 static const struct rk_knob knobs[] = {RK_ENTROPY_KNOBS(RK_KNOB_ROW, struct entropy_config, , )};
 
-enum { ENTROPY_LOSS };
+enum { ENTROPY_LOSS, ENTROPY };
 
-static const struct rk_loss_metric metrics[] = {[ENTROPY_LOSS] = {"entropy_loss", RK_LOSS_SUM, 0}};
+static const struct rk_loss_metric metrics[] = {
+    [ENTROPY_LOSS] = {"entropy_loss", RK_LOSS_SUM, 0},
+    [ENTROPY] = {"entropy", RK_LOSS_FIRST, 0},
+};
 
 static bool is_enabled(const void *opaque)
 {
     const struct entropy_config *config = opaque;
 
-    return config->entropy_coeff != 0.0;
+    return config->entropy_coeff != 0.0 || config->calculate_entropy;
 }
 
 static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in, const void *opaque)
@@ -27,6 +30,8 @@ static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *i
             continue;
         out->grads[RK_HEAD_ENTROPY][t] -= config->entropy_coeff * in->weight[t];
         out->metrics[ENTROPY_LOSS] += in->weight[t] * in->outputs[RK_HEAD_ENTROPY][t];
+        if (in->is_first_pass)
+            out->metrics[ENTROPY] += in->weight[t] * in->outputs[RK_HEAD_ENTROPY][t];
     }
 }
 

@@ -23,6 +23,8 @@ struct update {
     double *weight, *token_weight, *seq_weight, *packed[RK_LOSS_COLUMN_COUNT];
     uint8_t *mask;
     const struct rk_mini_batch *mini; /* current */
+    int64_t num_first;                /* mini-batches of the first pass over the rows */
+    bool is_first_pass;               /* that of the current one */
     double grad_norm_sum;
     bool *is_empty;                 /* [num_mini] no token counts */
     int64_t num_skipped, num_empty; /* steps that were not taken */
@@ -92,6 +94,19 @@ static struct rk_status *check_pairs(const struct update *u)
     return NULL;
 }
 
+/* Mini-batches until every row was in one; replicas have the same number. */
+static int64_t count_first_pass(const struct rk_plan *plan, int64_t num_rows)
+{
+    int64_t count = 0, seen = 0;
+
+    while (count < plan->num_mini && seen < num_rows) {
+        for (int32_t m = 0; m < plan->mini[count].num_micro; m++)
+            seen += plan->mini[count].micro[m].num_rows;
+        count++;
+    }
+    return count;
+}
+
 static struct rk_status *prepare(struct update *u)
 {
     const struct rk_role *role = u->call->role;
@@ -111,6 +126,7 @@ static struct rk_status *prepare(struct update *u)
     RK_TRY(rk_call_check_plan(u->call, &u->rows, true));
     if (u->kind->has_pairs)
         RK_TRY(check_pairs(u));
+    u->num_first = count_first_pass(&u->call->job->plan, u->rows.num_rows);
     RK_TRY(find_columns(u));
     if (u->objective.loss_scale_factor == 0.0)
         u->objective.loss_scale_factor = (double)u->rows.num_responses;
@@ -155,6 +171,8 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
         .token_weight = u->token_weight,
         .seq_weight = u->seq_weight,
         .num_sequences = (double)u->mini->num_sequences,
+        .agg_mode = u->objective.agg_mode,
+        .is_first_pass = u->is_first_pass,
     };
 
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
@@ -208,6 +226,7 @@ static struct rk_status *run_mini_batch(struct update *u, int64_t i)
         return NULL;
     }
     u->mini = &plan->mini[i];
+    u->is_first_pass = i < u->num_first;
     RK_TRY(rk_train_begin(u->call->role->model));
     for (int32_t m = 0; m < u->mini->num_micro; m++) {
         RK_TRY(run_micro_batch(u, m));
@@ -238,6 +257,9 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
         switch (metric->reduce) {
         case RK_LOSS_SUM:
             add_metric(u, metric->name, value / n, "sum");
+            break;
+        case RK_LOSS_FIRST:
+            add_metric(u, metric->name, value / (double)u->num_first, "sum");
             break;
         case RK_LOSS_MAX:
             if (!isinf(value))

@@ -301,6 +301,42 @@ static void test_config_foreign_rows(void **state)
     }
 }
 
+/* Goal: a number and its text are the same value; bounds with "_" stay what they are. */
+static void test_config_number_as_text(void **state)
+{
+    static const struct rk_config_key bounds[] = {
+        {"bound", RK_CONFIG_STRING, "null", 0, 0, NULL, RK_CONFIG_NULLABLE | RK_CONFIG_NUMBER_AS_TEXT, ""}};
+    static const struct {
+        const char *text, *expected, *message;
+    } cases[] = {
+        {"{\"bound\": 2}", "2", NULL},
+        {"{\"bound\": 2.0}", "2.0", NULL},
+        {"{\"bound\": \"0.5_5.0\"}", "0.5_5.0", NULL},
+        {"{\"bound\": null}", NULL, NULL},
+        {"{\"bound\": true}", NULL, "bound: expected a number or a string or null, got true"},
+        {"{\"bound\": [2]}", NULL, "bound: expected a number or a string or null, got an array"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config_source source = {
+            .keys = bounds, .num_keys = 1, .text = cases[i].text, .text_name = "job.json"};
+        struct rk_config *config;
+
+        print_message("%s\n", cases[i].text);
+        if (cases[i].message) {
+            assert_fails(rk_config_load(&config, &source), RK_INVALID_ARGUMENT, cases[i].message);
+            continue;
+        }
+        assert_ok(rk_config_load(&config, &source));
+        if (cases[i].expected)
+            assert_string_equal(rk_config_string(config, "bound"), cases[i].expected);
+        else
+            assert_null(rk_config_string(config, "bound"));
+        rk_config_destroy(config);
+    }
+}
+
 /* --- problems --- */
 
 static void test_config_load_rejects_table(void **state)
@@ -786,6 +822,7 @@ int main(void)
         cmocka_unit_test(test_config_load_flags_are_read_as_by_hydra),
         cmocka_unit_test(test_config_load_flags_know_python_and_pluses),
         cmocka_unit_test(test_config_foreign_rows),
+        cmocka_unit_test(test_config_number_as_text),
         cmocka_unit_test(test_config_load_rejects_table),
         cmocka_unit_test(test_config_load_collects_all_problems),
         cmocka_unit_test(test_config_load_variables_without_a_key_are_refused),

@@ -15,6 +15,7 @@
     K(a, b, c, rate, "rate", REAL, "null", 0, 2, NULL, RK_CONFIG_NULLABLE | RK_CONFIG_ABOVE_MIN, "") \
     K(a, b, c, style, "style", STRING, "\"plain\"", 0, 0, "plain|fancy", 0, "")                      \
     K(a, b, c, name, "name", STRING, "null", 0, 0, NULL, RK_CONFIG_NULLABLE, "")                     \
+    K(a, b, c, list, "list", TEXT, "null", 0, 0, NULL, RK_CONFIG_NULLABLE, "")                       \
     K(a, b, c, pair, "pair", PAIR, "[0.5, 1]", 0, 0, NULL, 0, "")
 
 struct fields {
@@ -23,7 +24,8 @@ struct fields {
 static const struct rk_knob knobs[] = {KNOBS(RK_KNOB_ROW, struct fields, , )};
 
 static const char defaults[] = "{\"is_on\": false, \"a.count\": null, \"small\": -1, \"rate\": null,"
-                               " \"style\": \"plain\", \"name\": null, \"pair\": [0.5, 1]}";
+                               " \"style\": \"plain\", \"name\": null, \"list\": null,"
+                               " \"pair\": [0.5, 1]}";
 
 static struct rk_json *parse(const char *text)
 {
@@ -37,7 +39,8 @@ static void test_knobs_read_fills_the_fields(void **state)
 {
     struct rk_json *options =
         parse("{\"is_on\": true, \"a.count\": 1099511627776, \"small\": 100, \"rate\": 2,"
-              " \"style\": \"fancy\", \"name\": \"x\", \"pair\": [1, 0.25]}");
+              " \"style\": \"fancy\", \"name\": \"x\", \"pair\": [1, 0.25],"
+              " \"list\": \"one,two,three,four,five,six,seven,eight\"}");
     struct fields fields;
 
     (void)state;
@@ -48,6 +51,7 @@ static void test_knobs_read_fills_the_fields(void **state)
     assert_true(fields.rate == 2.0);
     assert_string_equal(fields.style, "fancy");
     assert_string_equal(fields.name, "x");
+    assert_string_equal(fields.list, "one,two,three,four,five,six,seven,eight");
     assert_true(fields.pair[0] == 1.0 && fields.pair[1] == 0.25);
     rk_json_free(options);
 }
@@ -104,6 +108,21 @@ static void test_knobs_read_bad_value_names_option_and_expectation(void **state)
     }
 }
 
+static void test_knobs_read_long_text_is_refused(void **state)
+{
+    struct rk_json *options = parse(defaults);
+    struct fields fields;
+    char text[RK_KNOB_LONG_TEXT_BYTES + 1];
+
+    (void)state;
+    memset(text, 'x', sizeof(text));
+    text[RK_KNOB_LONG_TEXT_BYTES] = '\0';
+    rk_json_set(options, "list", rk_json_new_string(text));
+    assert_fails(rk_knobs_read(&fields, knobs, RK_ARRAY_LEN(knobs), options), RK_INVALID_ARGUMENT,
+                 "list: expected at most 255 bytes, got 256");
+    rk_json_free(options);
+}
+
 static void test_knobs_read_missing_option_is_refused(void **state)
 {
     struct rk_json *options = parse(defaults);
@@ -121,6 +140,7 @@ int main(void)
         cmocka_unit_test(test_knobs_read_fills_the_fields),
         cmocka_unit_test(test_knobs_read_null_is_unset),
         cmocka_unit_test(test_knobs_read_bad_value_names_option_and_expectation),
+        cmocka_unit_test(test_knobs_read_long_text_is_refused),
         cmocka_unit_test(test_knobs_read_missing_option_is_refused),
     };
 

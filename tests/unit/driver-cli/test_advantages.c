@@ -359,10 +359,10 @@ static void test_dropped_row_takes_no_part(void **state)
         float expected[4];
 
         compute(name, &(struct rk_adv_in){2, 2, rewards_without, without, uid, true, .9, .9, two,
-                                          baselines_two, two, two, NULL, 1, keys_two, &weight});
+                                          baselines_two, two, two, NULL, 1, keys_two, &weight, NULL});
         memcpy(expected, advantages, sizeof(expected));
         compute(name, &(struct rk_adv_in){3, 2, rewards_with, with, uid, true, .9, .9, three, baselines_three,
-                                          three, three, NULL, 1, keys_three, &weight});
+                                          three, three, NULL, 1, keys_three, &weight, NULL});
         for (int i = 0; i < 4; i++) {
             if (without[i] && !(expected[i] == advantages[i < 2 ? i : i + 2]))
                 fail_msg("%s: %g became %g", name, (double)expected[i],
@@ -384,7 +384,7 @@ static void test_batch_without_tokens_has_no_advantages(void **state)
     snprintf(names, sizeof(names), "%s", rk_adv_names());
     for (char *name = strtok_r(rest, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
         compute(name, &(struct rk_adv_in){2, 1, rewards, mask, pair, true, .9, .9, zero, zero, zero, zero,
-                                          NULL, 1, keys, &weight});
+                                          NULL, 1, keys, &weight, NULL});
         assert_true(advantages[0] == 0.0f && advantages[1] == 0.0f);
     }
 }
@@ -395,8 +395,8 @@ static void test_bad_batches_are_refused(void **state)
     static const char *const uid[3] = {"p", "p", "q"};
     static const int64_t mask[3] = {1, 1, 1}, one[3] = {0, 1, 0};
     static const float broken[3] = {.5f, INFINITY, .5f}, fine[3] = {.5f, .5f, .5f};
-    struct rk_adv_in in = {3,    1,    rewards, mask, uid,  true, .9,   .9,
-                           fine, fine, fine,    fine, NULL, 0,    NULL, NULL};
+    struct rk_adv_in in = {3,    1,    rewards, mask, uid, true, .9,   .9,  fine,
+                           fine, fine, fine,    NULL, 0,   NULL, NULL, NULL};
 
     (void)state;
     assert_fails(rk_adv_compute(rk_adv_find("grpo_passk"), &out, &in), RK_INVALID_ARGUMENT, "'q'");

@@ -105,6 +105,34 @@ static void test_grpo_dropped_rows_leave_the_group_statistics(void **state)
     }
 }
 
+/* Goal: a row that rollout correction rejected learns nothing, and its score stays in its group. */
+static void test_grpo_rejected_rows_stay_in_the_group_statistics(void **state)
+{
+    enum { NUM = 3 };
+    static const char *const uid[NUM] = {"a", "a", "a"};
+    static const double expected[NUM] = {1, 0, 0};
+    float rewards[NUM * LEN] = {0}, advantages[NUM * LEN], returns[NUM * LEN];
+    int64_t mask[NUM * LEN] = {0}, group_mask[NUM * LEN] = {0};
+    struct rk_adv_in in = {.num_rows = NUM,
+                           .response_length = LEN,
+                           .token_level_rewards = rewards,
+                           .response_mask = mask,
+                           .group_mask = group_mask,
+                           .uid = uid,
+                           .norm_adv_by_std = true};
+    struct rk_adv_out out = {advantages, returns};
+
+    (void)state;
+    for (int64_t i = 0; i < NUM; i++) {
+        rewards[i * LEN] = (float)(8 - 3 * i); /* 8, 5, 2: mean 5, std 3 */
+        group_mask[i * LEN] = 1;
+        mask[i * LEN] = i == 0;
+    }
+    assert_ok(rk_adv_compute(rk_adv_find("grpo"), &out, &in));
+    for (int64_t i = 0; i < NUM; i++)
+        assert_below("advantage", fabs(advantages[i * LEN] - expected[i]), 1e-5);
+}
+
 static void test_adv_find_unknown_name_is_null(void **state)
 {
     (void)state;
@@ -230,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_grpo_worked_scores_give_worked_advantages),
         cmocka_unit_test(test_grpo_dropped_rows_leave_the_group_statistics),
+        cmocka_unit_test(test_grpo_rejected_rows_stay_in_the_group_statistics),
         cmocka_unit_test(test_adv_find_unknown_name_is_null),
         cmocka_unit_test(test_kl_reward_worked_example_matches),
         cmocka_unit_test(test_kl_reward_row_without_tokens_is_not_in_the_mean),

@@ -66,6 +66,31 @@ static void test_flow_probs_diff_compares_probabilities_under_the_mask(void **st
     rk_json_free(empty);
 }
 
+/* Goal: what the sampled check of a step says: the largest difference under the mask always, an error with
+ * row and token only where both sides have to be equal. */
+static void test_flow_compare_log_probs_finds_the_worst_token(void **state)
+{
+    static const float old[] = {-1, -2, 0, -1.5f, -3, -9}, rollout[] = {-1, -2.25f, 0, -1.5f, -2.5f, 0};
+    static const int64_t mask[] = {1, 1, 0, 1, 1, 0}, rows[] = {3, 17};
+    struct rk_flow_comparison c = {2, 3, rows, old, rollout, mask};
+    struct rk_json *metrics = rk_json_new_object();
+    struct rk_status *st;
+
+    (void)state;
+    assert_ok(rk_flow_compare_log_probs(metrics, &c, false));
+    assert_metric(metrics, "training/old_log_prob_check_max_diff", .5);
+    assert_metric(metrics, "training/rollout_probs_diff_valid", 1.0);
+    st = rk_flow_compare_log_probs(metrics, &c, true);
+    assert_string_equal(rk_status_reason(st), "LOG_PROB_MISMATCH");
+    assert_non_null(strstr(rk_status_message(st), "row 17, token 1 of the response"));
+    assert_non_null(strstr(rk_status_message(st), "old_log_prob=recompute"));
+    assert_code(st, RK_ABORTED);
+    c.rollout_log_probs = old;
+    assert_ok(rk_flow_compare_log_probs(metrics, &c, true));
+    assert_metric(metrics, "training/old_log_prob_check_max_diff", 0.0);
+    rk_json_free(metrics);
+}
+
 /* P = 2, R = 3. Row 0: prompt 1, response 2. Row 1: prompt 2, response 3 (full). Row 2: prompt 2, no
  * response. */
 static const int64_t attention[3 * 5] = {0, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0};
@@ -200,6 +225,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_metric_stats_and_non_finite_values),
         cmocka_unit_test(test_flow_probs_diff_compares_probabilities_under_the_mask),
+        cmocka_unit_test(test_flow_compare_log_probs_finds_the_worst_token),
         cmocka_unit_test(test_flow_data_metrics_hand_made_batch_gives_worked_values),
         cmocka_unit_test(test_flow_data_metrics_dropped_rows_have_no_score),
         cmocka_unit_test(test_flow_data_metrics_only_empty_responses_is_an_error),

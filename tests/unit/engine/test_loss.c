@@ -51,6 +51,7 @@ static struct rk_objective make_objective(const struct settings *settings)
     rk_json_set(options, "loss_agg_mode", rk_json_new_string(rk_loss_agg_mode_name(settings->agg_mode)));
     rk_json_set(options, "clip_ratio_high", rk_json_new_real(settings->clip_high));
     rk_json_set(options, "entropy_coeff", rk_json_new_real(settings->entropy_coeff));
+    rk_json_set(options, "calculate_entropy", rk_json_new_bool(false));
     rk_json_set(options, "use_kl_loss", rk_json_new_bool(settings->use_kl_loss));
     rk_json_set(options, "kl_loss_coef", rk_json_new_real(settings->kl_coef));
     rk_json_set(options, "kl_loss_type", rk_json_new_string(settings->kl_type));

@@ -17,7 +17,7 @@ static const char defaults[] =
     "5.0,"
     " \"policy_loss.kl_cov_ratio\": 0.0002, \"policy_loss.ppo_kl_coef\": 0.1, \"entropy_coeff\": 0.0, "
     "\"use_kl_loss\": false, \"kl_loss_coef\": 0.001,"
-    " \"kl_loss_type\": \"low_var_kl\"}";
+    " \"kl_loss_type\": \"low_var_kl\", \"calculate_entropy\": false}";
 
 static struct rk_json *make_options(const char *key, const char *value)
 {
