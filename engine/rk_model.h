@@ -182,9 +182,10 @@ struct rk_packed {
 
 /* What heads compute of a position that has a label. */
 typedef enum rk_head_output {
-    RK_HEAD_LOG_PROBS, /* log p(label), at the temperature */
-    RK_HEAD_ENTROPY,   /* of the distribution of the label, at the temperature */
-    RK_HEAD_VALUES,    /* of a value or score head; the label only marks the position */
+    RK_HEAD_LOG_PROBS,      /* log p(label), at the temperature */
+    RK_HEAD_ENTROPY,        /* of the distribution of the label, at the temperature */
+    RK_HEAD_SUM_PI_SQUARED, /* sum of the squared probabilities of that distribution */
+    RK_HEAD_VALUES,         /* of a value or score head; the label only marks the position */
     RK_HEAD_OUTPUT_COUNT
 } rk_head_output_t;
 #define RK_HEAD_BIT(output) (1u << (output))

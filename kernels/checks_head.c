@@ -21,6 +21,7 @@ int64_t rk_check_vocab_stats(struct rk_check *check, const struct rk_vocab_stats
 
     rk_expect_source(check, "logits", args->logits, 2);
     rk_expect_tensor(check, "stats", args->stats, RK_DTYPE_F64, RK_DIMS(num_tokens, 4));
+    rk_expect_optional(check, "squares", args->squares, RK_DTYPE_F64, RK_DIMS(num_tokens));
     rk_expect_tensor(check, "labels", args->labels, RK_DTYPE_I32, RK_DIMS(num_tokens));
     expect_vocab_part(check, args->vocab_begin, args->num_valid, args->logits.shape[1],
                       args->inv_temperature);
@@ -37,6 +38,11 @@ int64_t rk_check_vocab_stats_merge(struct rk_check *check, const struct rk_vocab
     rk_expect_optional(check, "stats", args->stats, RK_DTYPE_F64, RK_DIMS(num_tokens, 4));
     rk_expect_tensor(check, "log_probs", args->log_probs, dtype, RK_DIMS(num_tokens));
     rk_expect_optional(check, "entropy", args->entropy, dtype, RK_DIMS(num_tokens));
+    rk_expect_optional(check, "sum_pi_squared", args->sum_pi_squared, dtype, RK_DIMS(num_tokens));
+    rk_expect_optional(check, "squares", args->squares, RK_DTYPE_F64, RK_DIMS(num_tokens));
+    if (args->sum_pi_squared.data || args->squares.data)
+        rk_expect_tensor(check, "square_parts", args->square_parts, RK_DTYPE_F64,
+                         RK_DIMS(num_parts, num_tokens));
     return num_tokens;
 }
 
@@ -50,6 +56,9 @@ int64_t rk_check_vocab_stats_bwd(struct rk_check *check, const struct rk_vocab_s
     rk_expect_tensor(check, "stats", args->stats, RK_DTYPE_F64, RK_DIMS(num_tokens, 4));
     rk_expect_tensor(check, "dlog_probs", args->dlog_probs, stat_dtype, RK_DIMS(num_tokens));
     rk_expect_optional(check, "dentropy", args->dentropy, stat_dtype, RK_DIMS(num_tokens));
+    rk_expect_optional(check, "dsum_pi_squared", args->dsum_pi_squared, stat_dtype, RK_DIMS(num_tokens));
+    if (args->dsum_pi_squared.data)
+        rk_expect_tensor(check, "squares", args->squares, RK_DTYPE_F64, RK_DIMS(num_tokens));
     rk_expect_tensor(check, "labels", args->labels, RK_DTYPE_I32, RK_DIMS(num_tokens));
     expect_vocab_part(check, args->vocab_begin, args->num_valid, columns, args->inv_temperature);
     return num_tokens * columns;

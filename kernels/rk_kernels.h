@@ -201,33 +201,42 @@ struct rk_attn_paged_args {
  *   stats[t] = { m = max z,  S = sum e^(z-m),  U = sum e^(z-m) (z-m),  z_label }
  * z_label is 0 when the label is elsewhere. Parts of several ranks are merged by rk_vocab_stats_merge. */
 struct rk_vocab_stats_args {
-    rk_tensor_t stats;  /* F64 [T, 4]; m = -inf, S = U = 0 when num_valid is 0 */
-    rk_tensor_t logits; /* [T, columns] */
-    rk_tensor_t labels; /* I32 [T], global ids */
+    rk_tensor_t stats;   /* F64 [T, 4]; m = -inf, S = U = 0 when num_valid is 0 */
+    rk_tensor_t squares; /* none, or F64 [T]: Q = sum e^(2(z-m)), for the sum of squared probabilities */
+    rk_tensor_t logits;  /* [T, columns] */
+    rk_tensor_t labels;  /* I32 [T], global ids */
     int64_t vocab_begin, num_valid;
     float inv_temperature;
 };
 
 /* Merges parts in the order given: m = max m_i, S = sum S_i e^(m_i-m), U = sum e^(m_i-m) (U_i + (m_i-m) S_i),
  * z_label = sum; parts with m_i = -inf are skipped.
- * Then log_probs = z_label - m - log S and entropy = log S - U/S. */
+ * Then log_probs = z_label - m - log S and entropy = log S - U/S, and, with Q = sum Q_i e^(2(m_i-m)),
+ * sum_pi_squared = Q/S^2. */
 struct rk_vocab_stats_merge_args {
-    rk_tensor_t stats;     /* F64 [T, 4]: the merged ones, for the backward pass; may be none */
-    rk_tensor_t parts;     /* F64 [num_parts, T, 4] */
-    rk_tensor_t log_probs; /* stat [T] */
-    rk_tensor_t entropy;   /* stat [T], or none */
+    rk_tensor_t stats;          /* F64 [T, 4]: the merged ones, for the backward pass; may be none */
+    rk_tensor_t squares;        /* F64 [T]: Q, for the same; may be none */
+    rk_tensor_t parts;          /* F64 [num_parts, T, 4] */
+    rk_tensor_t square_parts;   /* F64 [num_parts, T], for squares and sum_pi_squared; else none */
+    rk_tensor_t log_probs;      /* stat [T] */
+    rk_tensor_t entropy;        /* stat [T], or none */
+    rk_tensor_t sum_pi_squared; /* stat [T], or none */
 };
 
-/* Gradient by the raw logits, given the merged statistics and upstream a = dL/dlog_prob, b = dL/dentropy:
- *   dlogits[j] = inv_temperature * (a * (1[j = label] - p_j) - b * p_j * (z_j - m - U/S)),
+/* Gradient by the raw logits, given the merged statistics and upstream a = dL/dlog_prob, b = dL/dentropy,
+ * c = dL/dsum_pi_squared:
+ *   dlogits[j] = inv_temperature * (a * (1[j = label] - p_j) - b * p_j * (z_j - m - U/S)
+ *                                   + 2 c * p_j * (p_j - Q/S^2)),
  * with p_j = e^(z_j-m)/S. Columns from num_valid on get 0. */
 struct rk_vocab_stats_bwd_args {
-    rk_tensor_t dlogits;    /* [T, columns]; may alias logits */
-    rk_tensor_t logits;     /* [T, columns] */
-    rk_tensor_t stats;      /* F64 [T, 4], merged over the ranks */
-    rk_tensor_t dlog_probs; /* stat [T] */
-    rk_tensor_t dentropy;   /* none, or stat [T] */
-    rk_tensor_t labels;     /* I32 [T] */
+    rk_tensor_t dlogits;         /* [T, columns]; may alias logits */
+    rk_tensor_t logits;          /* [T, columns] */
+    rk_tensor_t stats;           /* F64 [T, 4], merged over the ranks */
+    rk_tensor_t squares;         /* F64 [T], merged, for dsum_pi_squared; else none */
+    rk_tensor_t dlog_probs;      /* stat [T] */
+    rk_tensor_t dentropy;        /* none, or stat [T] */
+    rk_tensor_t dsum_pi_squared; /* none, or stat [T] */
+    rk_tensor_t labels;          /* I32 [T] */
     int64_t vocab_begin, num_valid;
     float inv_temperature;
 };

@@ -26,16 +26,34 @@ static rk_tensor_t part_of(rk_tensor_t parts, int64_t part)
                         parts.shape[2]);
 }
 
+/* What the ranks of the tp group have of the statistics of labelled positions. */
+struct stat_parts {
+    rk_tensor_t stats;   /* F64 [tp, L, 4] */
+    rk_tensor_t squares; /* F64 [tp, L]; none where they are not wanted */
+};
+
+static rk_tensor_t my_squares(const struct rk_pass *pass, const struct stat_parts *parts)
+{
+    rk_tensor_t mine = parts->squares;
+
+    return mine.data ? rk_tensor_1d(rk_tensor_rows(mine, rk_comm_group_rank(pass->tp), 1).data, mine.dtype,
+                                    mine.shape[1])
+                     : mine;
+}
+
 /* Statistics of all labelled positions over my columns. */
 static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk_head *head,
-                                     const struct rk_head_saved *saved, rk_tensor_t stats)
+                                     const struct rk_head_saved *saved, const struct stat_parts *parts)
 {
     int64_t total = saved->x.shape[0], chunk = saved->logits.shape[0];
+    rk_tensor_t stats = part_of(parts->stats, rk_comm_group_rank(pass->tp));
+    rk_tensor_t squares = my_squares(pass, parts);
 
     for (int64_t begin = 0; begin < total; begin += chunk) {
         int64_t count = RK_MIN(chunk, total - begin);
         struct rk_vocab_stats_args args = {
             .stats = rk_tensor_rows(stats, begin, count),
+            .squares = squares.data ? rk_tensor_rows(squares, begin, count) : squares,
             .logits = rk_tensor_rows(saved->logits, 0, count),
             .labels = rk_tensor_rows(saved->labels, begin, count),
             .vocab_begin = head->vocab_begin,
@@ -50,21 +68,53 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
     return NULL;
 }
 
-static struct rk_status *forward(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
-                                 uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out)
+/* The parts of all ranks make the outputs. */
+static struct rk_status *merge_stats(const struct rk_pass *pass, const struct stat_parts *parts,
+                                     const struct rk_head_saved *saved, const struct rk_head_out *out)
+{
+    rk_tensor_t stats = part_of(parts->stats, rk_comm_group_rank(pass->tp));
+
+    RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts->stats, stats));
+    if (parts->squares.data)
+        RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts->squares, my_squares(pass, parts)));
+    return rk_vocab_stats_merge(pass->stream, &(struct rk_vocab_stats_merge_args){
+                                                  .stats = saved->stats,
+                                                  .squares = saved->squares,
+                                                  .parts = parts->stats,
+                                                  .square_parts = parts->squares,
+                                                  .log_probs = out->of[RK_HEAD_LOG_PROBS],
+                                                  .entropy = out->of[RK_HEAD_ENTROPY],
+                                                  .sum_pi_squared = out->of[RK_HEAD_SUM_PI_SQUARED],
+                                              });
+}
+
+static struct rk_status *make_outputs(const struct rk_pass *pass, uint32_t wanted,
+                                      struct rk_head_saved *saved, struct rk_head_out *out)
 {
     int64_t count = saved->index.shape[0];
-    int32_t tp_size = rk_comm_group_size(pass->tp), tp_rank = rk_comm_group_rank(pass->tp);
-    struct rk_step_mark mark;
-    rk_tensor_t parts, mine;
 
-    RK_ASSERT(saved->labels.shape[0] == count);
     RK_TRY(rk_step_2d(pass->arena, &saved->x, pass->dtype, count, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &saved->stats, RK_DTYPE_F64, count, 4));
     RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_LOG_PROBS], pass->stat_dtype, count));
     if (wanted & RK_HEAD_BIT(RK_HEAD_ENTROPY))
         RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_ENTROPY], pass->stat_dtype, count));
+    if (wanted & RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED)) {
+        RK_TRY(rk_step_1d(pass->arena, &saved->squares, RK_DTYPE_F64, count));
+        RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_SUM_PI_SQUARED], pass->stat_dtype, count));
+    }
+    return NULL;
+}
 
+static struct rk_status *forward(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
+                                 uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out)
+{
+    int64_t count = saved->index.shape[0];
+    int32_t tp_size = rk_comm_group_size(pass->tp);
+    struct stat_parts parts = {.squares = {0}};
+    struct rk_step_mark mark;
+
+    RK_ASSERT(saved->labels.shape[0] == count);
+    RK_TRY(make_outputs(pass, wanted, saved, out));
     /* Kept when a backward pass follows, else in front of what is released. */
     if (!pass->grads)
         mark = rk_step_arena_mark(pass->arena);
@@ -72,17 +122,12 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
                       head->weight.rows));
     if (pass->grads)
         mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(rk_step_3d(pass->arena, &parts, RK_DTYPE_F64, tp_size, count, 4));
-    mine = part_of(parts, tp_rank);
+    RK_TRY(rk_step_3d(pass->arena, &parts.stats, RK_DTYPE_F64, tp_size, count, 4));
+    if (wanted & RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED))
+        RK_TRY(rk_step_2d(pass->arena, &parts.squares, RK_DTYPE_F64, tp_size, count));
     RK_TRY(rk_head_gather(pass, hidden, saved));
-    RK_TRY(local_stats(pass, head, saved, mine));
-    RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts, mine));
-    RK_TRY(rk_vocab_stats_merge(pass->stream, &(struct rk_vocab_stats_merge_args){
-                                                  .stats = saved->stats,
-                                                  .parts = parts,
-                                                  .log_probs = out->of[RK_HEAD_LOG_PROBS],
-                                                  .entropy = out->of[RK_HEAD_ENTROPY],
-                                              }));
+    RK_TRY(local_stats(pass, head, saved, &parts));
+    RK_TRY(merge_stats(pass, &parts, saved, out));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
@@ -108,7 +153,7 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
 {
     int64_t total = saved->x.shape[0], chunk = saved->logits.shape[0];
     int64_t last = total > 0 ? (total - 1) / chunk * chunk : 0;
-    rk_tensor_t dentropy = dout->of[RK_HEAD_ENTROPY];
+    rk_tensor_t dentropy = dout->of[RK_HEAD_ENTROPY], dsquares = dout->of[RK_HEAD_SUM_PI_SQUARED];
 
     for (int64_t begin = last; total > 0 && begin >= 0; begin -= chunk) {
         int64_t count = RK_MIN(chunk, total - begin);
@@ -116,8 +161,10 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
             .dlogits = rk_tensor_rows(saved->logits, 0, count),
             .logits = rk_tensor_rows(saved->logits, 0, count),
             .stats = rk_tensor_rows(saved->stats, begin, count),
+            .squares = dsquares.data ? rk_tensor_rows(saved->squares, begin, count) : dsquares,
             .dlog_probs = rk_tensor_rows(dout->of[RK_HEAD_LOG_PROBS], begin, count),
             .dentropy = dentropy.data ? rk_tensor_rows(dentropy, begin, count) : dentropy,
+            .dsum_pi_squared = dsquares.data ? rk_tensor_rows(dsquares, begin, count) : dsquares,
             .labels = rk_tensor_rows(saved->labels, begin, count),
             .vocab_begin = head->vocab_begin,
             .num_valid = head->num_valid,
@@ -150,7 +197,8 @@ static const char *const architectures[] = {"ForCausalLM", NULL};
 const struct rk_head_ops rk_head_lm = {
     .name = "lm",
     .abi = RK_HEAD_ABI,
-    .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY),
+    .outputs =
+        RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY) | RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED),
     .architectures = architectures,
     .declare = declare,
     .forward = forward,

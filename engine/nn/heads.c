@@ -27,6 +27,7 @@ const char *rk_head_output_name(rk_head_output_t output)
     static const char *const names[RK_HEAD_OUTPUT_COUNT] = {
         [RK_HEAD_LOG_PROBS] = "log_probs",
         [RK_HEAD_ENTROPY] = "entropy",
+        [RK_HEAD_SUM_PI_SQUARED] = "sum_pi_squared",
         [RK_HEAD_VALUES] = "values",
     };
 

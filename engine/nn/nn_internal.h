@@ -233,7 +233,8 @@ struct rk_head_saved {
     rk_tensor_t labels;    /* I32 [L] */
     float inv_temperature; /* what logits are multiplied with */
     /* Of the language model head. */
-    rk_tensor_t stats; /* F64 [L, 4], merged over tp */
+    rk_tensor_t stats;   /* F64 [L, 4], merged over tp */
+    rk_tensor_t squares; /* F64 [L], merged over tp; none where sum_pi_squared is not wanted */
     rk_tensor_t
         logits; /* [<= chunk_tokens, local vocab_size]: of the last chunk; gone after a mere forward */
 };

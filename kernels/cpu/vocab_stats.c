@@ -3,7 +3,7 @@
  * With z = logits * inv_temperature a part keeps m = max z, S = sum e^(z-m), U = sum e^(z-m) (z-m) and the
  * label's z. Relative to m nothing cancels however large the logits are: log_prob = z_label - m - log S and
  * entropy = log S - U/S. Columns from num_valid on are not read: a probability of 0 times z = -inf would be
- * NaN. */
+ * NaN. The sum of squared probabilities is Q/S^2 with Q = sum e^(2(z-m)). */
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/vocab_internal.h"
 
@@ -25,6 +25,18 @@ struct rk_softmax_stats rk_softmax_stats_of(const double *z, int64_t count)
         stats.moment += e > 0.0 ? e * (z[j] - stats.max) : 0.0;
     }
     return stats;
+}
+
+static double sum_squares(const double *z, int64_t count, double max)
+{
+    double sum = 0.0;
+
+    for (int64_t j = 0; j < count; j++) {
+        double e = exp(z[j] - max);
+
+        sum += e * e;
+    }
+    return sum;
 }
 
 /* Column of the label in this part, or -1. */
@@ -61,6 +73,8 @@ struct rk_status *rk_cpu_vocab_stats(void *dev, void *stream, const struct rk_vo
         out[STAT_SUM] = stats.sum;
         out[STAT_MOMENT] = stats.moment;
         out[STAT_LABEL] = label >= 0 ? z[label] : 0.0;
+        if (args->squares.data)
+            ((double *)args->squares.data)[t] = sum_squares(z, args->num_valid, stats.max);
     }
     return NULL;
 }
@@ -86,6 +100,25 @@ static void merge_row(double merged[NUM_STATS], rk_tensor_t parts, int64_t t)
     }
 }
 
+static void merge_squares(const struct rk_vocab_stats_merge_args *args, int64_t t,
+                          const double merged[NUM_STATS])
+{
+    double squares = 0.0, sum_pi_squared;
+
+    for (int64_t i = 0; i < args->parts.shape[0]; i++) {
+        const double *part = rk_cpu_at(args->parts, i, t * NUM_STATS);
+
+        if (part[STAT_MAX] != -INFINITY)
+            squares +=
+                rk_cpu_load_one(args->square_parts, i, t) * exp(2.0 * (part[STAT_MAX] - merged[STAT_MAX]));
+    }
+    sum_pi_squared = squares / (merged[STAT_SUM] * merged[STAT_SUM]);
+    if (args->squares.data)
+        rk_cpu_store(args->squares, 0, t, &squares, 1);
+    if (args->sum_pi_squared.data)
+        rk_cpu_store(args->sum_pi_squared, 0, t, &sum_pi_squared, 1);
+}
+
 struct rk_status *rk_cpu_vocab_stats_merge(void *dev, void *stream,
                                            const struct rk_vocab_stats_merge_args *args)
 {
@@ -102,6 +135,8 @@ struct rk_status *rk_cpu_vocab_stats_merge(void *dev, void *stream,
         rk_cpu_store(args->log_probs, 0, t, &log_prob, 1);
         if (args->entropy.data)
             rk_cpu_store(args->entropy, 0, t, &entropy, 1);
+        if (args->square_parts.data)
+            merge_squares(args, t, merged);
         if (args->stats.data)
             rk_cpu_store(args->stats, t, 0, merged, NUM_STATS);
     }
@@ -115,6 +150,10 @@ static void backward_row(const struct rk_vocab_stats_bwd_args *args, int64_t t, 
     double a = rk_cpu_load_one(args->dlog_probs, 0, t);
     double b = args->dentropy.data ? rk_cpu_load_one(args->dentropy, 0, t) : 0.0;
     double mean = stats[STAT_MOMENT] / stats[STAT_SUM]; /* of z - m under p */
+    bool has_squares = args->dsum_pi_squared.data;
+    double c = has_squares ? 2.0 * rk_cpu_load_one(args->dsum_pi_squared, 0, t) : 0.0;
+    double sum_pi_squared =
+        has_squares ? rk_cpu_load_one(args->squares, 0, t) / (stats[STAT_SUM] * stats[STAT_SUM]) : 0.0;
 
     load_scaled(z, args->logits, t, args->num_valid, args->inv_temperature);
     for (int64_t j = 0; j < args->num_valid; j++) {
@@ -124,6 +163,8 @@ static void backward_row(const struct rk_vocab_stats_bwd_args *args, int64_t t, 
 
         if (p > 0.0)
             dz -= b * p * (shifted - mean);
+        if (has_squares)
+            dz += c * p * (p - sum_pi_squared);
         z[j] = args->inv_temperature * (j == label ? dz + a : dz);
     }
     for (int64_t j = args->num_valid; j < args->logits.shape[1]; j++)

@@ -2,7 +2,8 @@
  *
  * Work split   vocab_stats: one block of 512 threads a row; of each thread 8 packs of 8 logits are on their
  *              way to shared memory while 4 are added. Backward: one thread a pack, rows in grid x. Merge:
- *              one thread a token.
+ *              one thread a token. Squares: a second kernel, one block of 512 threads a row, which counts
+ *              on the maximum of the first.
  *
  * Traffic      vocab_stats: read the logits, 2 bytes each in bf16. Backward: read and write them, 4 bytes.
  *              On an H200, rows of 151936: 1024 rows 94.5 us (77% of 4.3 TB/s) and 173 us (83%), 2048 rows
@@ -62,6 +63,98 @@ __global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
     out[STAT_LABEL] = label >= 0 ? z_of(row, label, result.max) : 0.0;
 }
 
+/* Terms of the sum of squares: t = 2^(x - k), k the exponent of the largest term of the row. Where |x| of
+ * that one is below 64, t has the mantissa that the statistics add up, so that Q, like S, hardly knows where
+ * the vocabulary is split. */
+struct near_term {
+    float c, scale; /* 2^-k */
+
+    __device__ __forceinline__ float operator()(float logit) const
+    {
+        return exp2_fast(max_or_nan(logit * c, -200.0f)) * scale;
+    }
+};
+
+struct far_term {
+    float c, k;
+
+    __device__ __forceinline__ float operator()(float logit) const
+    {
+        return exp2_fast(max_or_nan(__fmaf_rn(logit, c, -k), -200.0f));
+    }
+};
+
+/* Beyond the fast way of the statistics; relative to the largest term itself. */
+struct exact_term {
+    float inv_temperature;
+    double max;
+
+    __device__ __forceinline__ float operator()(float logit) const
+    {
+        return (float)exp(logit * inv_temperature - max);
+    }
+};
+
+/* Sum of the squares of the row's terms, eight in f32, then f64, to all threads. */
+template <class T, class Term>
+__device__ __forceinline__ double square_terms(const vocab_row<T> &row, Term term)
+{
+    constexpr int UNROLL = RK_TILE_VOCAB_UNROLL;
+    __shared__ double shared[32];
+    double sum = 0.0;
+
+    for (int64_t column = (int64_t)threadIdx.x * RK_TILE_PACK; column < row.count;
+         column += UNROLL * VOCAB_STEP) {
+        rk_pack<T, RK_TILE_PACK> packs[UNROLL];
+
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            packs[u] = rk_load<RK_TILE_PACK>(row.logits + column + u * VOCAB_STEP,
+                                             row.count - column - u * VOCAB_STEP, row.aligned);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++) {
+            float logits[RK_TILE_PACK], part = 0.0f;
+
+            rk_unpack(logits, packs[u]);
+#pragma unroll
+            for (int i = 0; i < RK_TILE_PACK; i++) {
+                float t = column + u * VOCAB_STEP + i < row.count ? term(logits[i]) : 0.0f;
+
+                part = __fmaf_rn(t, t, part);
+            }
+            sum += (double)part;
+        }
+    }
+    return rk_block_sum(sum, shared);
+}
+
+template <class T>
+__global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
+    vocab_squares_kernel(double *__restrict__ squares, const double *__restrict__ stats, int64_t stats_stride,
+                         const T *__restrict__ logits, vocab_part part)
+{
+    int64_t row_idx = blockIdx.x;
+    vocab_row<T> row =
+        make_row(logits + row_idx * part.stride, part.num_valid, part.inv_temperature, part.aligned);
+    double max, top, k, sum, scale = 1.0;
+
+    rk_wait_for_stream();
+    max = stats[row_idx * stats_stride + STAT_MAX];
+    top = max * (1.0 / VOCAB_LN2);
+    k = rint(top);
+    if (row.count > 0 && !is_in_range((float)max, VOCAB_LOG2E)) {
+        sum = square_terms(row, exact_term{row.inv_temperature, max});
+    } else {
+        bool is_near = fabs(top) < VOCAB_X_PLAIN;
+
+        sum = is_near ? square_terms(row, near_term{row.c, ldexpf(1.0f, -(int)k)})
+                      : square_terms(row, far_term{row.c, (float)k});
+        scale = exp2(2.0 * (k - top)); /* from 2^k to the largest term */
+    }
+    if (threadIdx.x == 0)
+        squares[row_idx] = row.count > 0 ? sum * scale : 0.0;
+}
+
 static vocab_part part_of(rk_tensor_t logits, rk_tensor_t labels, int64_t vocab_begin, int64_t num_valid,
                           float inv_temperature)
 {
@@ -86,6 +179,10 @@ static cudaError_t launch_stats(const struct rk_cuda_stream *stream, const struc
     if (error == cudaSuccess)
         rk_launch({stream, blocks, dim3(RK_TILE_VOCAB_THREADS), bytes}, vocab_stats_kernel<T>,
                   (double *)args->stats.data, args->stats.row_stride, (const T *)args->logits.data, part);
+    if (error == cudaSuccess && args->squares.data)
+        rk_launch({stream, blocks, dim3(RK_TILE_VOCAB_THREADS), 0}, vocab_squares_kernel<T>,
+                  (double *)args->squares.data, (const double *)args->stats.data, args->stats.row_stride,
+                  (const T *)args->logits.data, part);
     return error;
 }
 
@@ -102,11 +199,24 @@ extern "C" struct rk_status *rk_cuda_op_vocab_stats(void *dev, void *stream,
 }
 
 struct merge_args {
-    double *stats; /* NULL: not wanted */
-    const double *parts;
-    void *log_probs, *entropy;
-    int64_t stats_stride, part_stride, num_parts, num_tokens;
+    double *stats, *squares; /* NULL: not wanted */
+    const double *parts, *square_parts;
+    void *log_probs, *entropy, *sum_pi_squared;
+    int64_t stats_stride, part_stride, square_stride, num_parts, num_tokens;
 };
+
+__device__ __forceinline__ double merge_squares(const merge_args &args, int64_t t, double max)
+{
+    double squares = 0.0;
+
+    for (int64_t i = 0; i < args.num_parts; i++) {
+        double part_max = args.parts[i * args.part_stride + t * NUM_STATS + STAT_MAX];
+
+        if (part_max != -INFINITY)
+            squares += args.square_parts[i * args.square_stride + t] * exp(2.0 * (part_max - max));
+    }
+    return squares;
+}
 
 template <class S> __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) merge_kernel(merge_args args)
 {
@@ -130,6 +240,14 @@ template <class S> __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) merge
     ((S *)args.log_probs)[t] = (S)softmax_log_prob(label, max, sum);
     if (args.entropy)
         ((S *)args.entropy)[t] = (S)(log(sum) - moment / sum);
+    if (args.square_parts) {
+        double squares = merge_squares(args, t, max);
+
+        if (args.squares)
+            args.squares[t] = squares;
+        if (args.sum_pi_squared)
+            ((S *)args.sum_pi_squared)[t] = (S)(squares / (sum * sum));
+    }
     if (args.stats) {
         double *out = args.stats + t * args.stats_stride;
 
@@ -143,10 +261,18 @@ template <class S> __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) merge
 extern "C" struct rk_status *rk_cuda_op_vocab_stats_merge(void *dev, void *stream,
                                                           const struct rk_vocab_stats_merge_args *args)
 {
-    merge_args merge = {(double *)args->stats.data, (const double *)args->parts.data,
-                        args->log_probs.data,       args->entropy.data,
-                        args->stats.row_stride,     args->parts.row_stride,
-                        args->parts.shape[0],       args->parts.shape[1]};
+    merge_args merge = {(double *)args->stats.data,
+                        (double *)args->squares.data,
+                        (const double *)args->parts.data,
+                        (const double *)args->square_parts.data,
+                        args->log_probs.data,
+                        args->entropy.data,
+                        args->sum_pi_squared.data,
+                        args->stats.row_stride,
+                        args->parts.row_stride,
+                        args->square_parts.row_stride,
+                        args->parts.shape[0],
+                        args->parts.shape[1]};
     int64_t blocks = rk_ceil_div(merge.num_tokens, RK_TILE_FLAT_THREADS);
 
     RK_TRY(rk_check_grid("vocab_stats_merge", blocks));
@@ -162,13 +288,15 @@ struct upstream {
     const double *stats; /* merged */
     int64_t stats_stride;
     const float *dlog_probs, *dentropy; /* dentropy may be NULL */
+    const float *dsum_pi_squared;       /* may be NULL */
+    const double *squares;              /* merged, for it */
 };
 
-/* The gradient of one row, p (slope + curve (z - m - U/S)), in terms of x = c logit - k with the c of
- * vocab_common.cuh and the exponent k of m: p = 2^x * scale and dlogits = p (curve x + slope), and `jump`
- * more at the label. So p is that of the forward pass, whose terms are powers of two. */
+/* The gradient of one row, p (slope + curve (z - m - U/S) + rise p), in terms of x = c logit - k with the c
+ * of vocab_common.cuh and the exponent k of m: p = 2^x * scale and dlogits = p (curve x + slope + rise p),
+ * and `jump` more at the label. So p is that of the forward pass, whose terms are powers of two. */
 struct row_gradient {
-    float k, scale, slope, curve, jump;
+    float k, scale, slope, curve, rise, jump;
 };
 
 __device__ __forceinline__ row_gradient gradient_of(const upstream &up, int64_t row, float inv_temperature)
@@ -180,12 +308,23 @@ __device__ __forceinline__ row_gradient gradient_of(const upstream &up, int64_t 
     float a = up.dlog_probs[row] * inv_temperature,
           b = up.dentropy ? up.dentropy[row] * inv_temperature : 0.0f;
 
-    return {(float)k, exp2_fast(-rest) * inv_sum, b * (rest * (float)VOCAB_LN2 + mean) - a,
-            -b * (float)VOCAB_LN2, a};
+    row_gradient gradient = {(float)k,
+                             exp2_fast(-rest) * inv_sum,
+                             b * (rest * (float)VOCAB_LN2 + mean) - a,
+                             -b * (float)VOCAB_LN2,
+                             0.0f,
+                             a};
+
+    if (up.dsum_pi_squared) {
+        gradient.rise = 2.0f * up.dsum_pi_squared[row] * inv_temperature;
+        gradient.slope -= gradient.rise * (float)up.squares[row] * inv_sum * inv_sum;
+    }
+    return gradient;
 }
 
-/* dlogits and logits may be one tensor: a thread reads its pack before it writes it. */
-template <class T>
+/* dlogits and logits may be one tensor: a thread reads its pack before it writes it. SQUARES: with the term
+ * of sum_pi_squared; without it nothing is added, not even 0, which would change the sign of a 0. */
+template <class T, bool SQUARES>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     vocab_stats_bwd_kernel(T *dlogits, int64_t dlogits_stride, const T *logits, vocab_part part, upstream up)
 {
@@ -202,10 +341,11 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rk_unpack(dz, pack);
 #pragma unroll
     for (int i = 0; i < RK_TILE_PACK; i++) {
-        float x = __fmaf_rn(dz[i], c, -gradient.k);
+        /* Not below where p is 0: 0 times -inf would be no term of the entropy. */
+        float x = fmaxf(__fmaf_rn(dz[i], c, -gradient.k), -200.0f);
+        float p = exp2_fast(x) * gradient.scale, rate = __fmaf_rn(gradient.curve, x, gradient.slope);
 
-        x = fmaxf(x, -200.0f); /* where p is 0, and 0 times -inf would be no term of the entropy */
-        dz[i] = exp2_fast(x) * gradient.scale * __fmaf_rn(gradient.curve, x, gradient.slope);
+        dz[i] = p * (SQUARES ? __fmaf_rn(gradient.rise, p, rate) : rate);
     }
     if (label >= 0 && label < RK_TILE_PACK) {
 #pragma unroll
@@ -223,12 +363,14 @@ static void launch_bwd(cudaStream_t stream, const struct rk_vocab_stats_bwd_args
 {
     dim3 blocks((unsigned)args->logits.shape[0],
                 (unsigned)rk_ceil_div(part.num_cols, RK_TILE_FLAT_THREADS * RK_TILE_PACK));
-    upstream up = {(const double *)args->stats.data, args->stats.row_stride,
-                   (const float *)args->dlog_probs.data, (const float *)args->dentropy.data};
+    upstream up = {(const double *)args->stats.data,          args->stats.row_stride,
+                   (const float *)args->dlog_probs.data,      (const float *)args->dentropy.data,
+                   (const float *)args->dsum_pi_squared.data, (const double *)args->squares.data};
+    auto kernel = up.dsum_pi_squared ? vocab_stats_bwd_kernel<T, true> : vocab_stats_bwd_kernel<T, false>;
 
     part.aligned = part.aligned && rk_rows_aligned(args->dlogits);
-    vocab_stats_bwd_kernel<T><<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>(
-        (T *)args->dlogits.data, args->dlogits.row_stride, (const T *)args->logits.data, part, up);
+    kernel<<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>((T *)args->dlogits.data, args->dlogits.row_stride,
+                                                        (const T *)args->logits.data, part, up);
 }
 
 extern "C" struct rk_status *rk_cuda_op_vocab_stats_bwd(void *dev, void *stream,

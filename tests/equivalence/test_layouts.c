@@ -1,8 +1,9 @@
 /* The layout never changes the result: one table of layouts, each against one rank.
  *
  * Every case trains the same random model on the same 12 packed sequences for four steps. Compared are the
- * loss, log-prob and entropy of every token, every gradient of the first step (gathered to the whole tensor),
- * the gradient norms, and every parameter after the last step. A new parallel feature adds rows. */
+ * loss, log-prob, entropy and sum of squared probabilities of every token, every gradient of the first step
+ * (gathered to the whole tensor), the gradient norms, and every parameter after the last step. A new parallel
+ * feature adds rows. */
 #include "tests/support/test.h"
 
 #include <math.h>
@@ -85,7 +86,7 @@ static const struct layout_case cases[] = {
 /* What a run computes; in memory that the ranks share. */
 struct outcome {
     double loss[RK_TEST_MAX_RANKS]; /* the share of every dp rank */
-    double log_probs[NUM_TOKENS], entropy[NUM_TOKENS];
+    double log_probs[NUM_TOKENS], entropy[NUM_TOKENS], sum_pi_squared[NUM_TOKENS];
     double grad_norm[NUM_STEPS];
     int64_t num_params;
     int64_t param_begin[64]; /* of every parameter in grads and params */
@@ -165,13 +166,15 @@ static void make_micro_batch(struct micro_batch *micro, const struct layout_case
     }
 }
 
-/* -1/N sum_t (A exp(log p - old) + coeff H): a policy gradient with an entropy bonus, N over the whole batch.
- */
+/* -1/N sum_t (A exp(log p - old) + coeff (H - sum_pi_squared)): a policy gradient with bonuses for spread, N
+ * over the whole batch. */
 static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
                                  const struct rk_head_arrays *grads)
 {
     const double *log_probs = outputs->of[RK_HEAD_LOG_PROBS], *entropy = outputs->of[RK_HEAD_ENTROPY];
+    const double *sum_pi_squared = outputs->of[RK_HEAD_SUM_PI_SQUARED];
     double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
+    double *dsum_pi_squared = grads->of[RK_HEAD_SUM_PI_SQUARED];
     struct micro_batch *micro = user;
     const struct batch *batch = micro->batch;
 
@@ -182,13 +185,15 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
 
         dlog_probs[t] = -surrogate / batch->num_labels;
         dentropy[t] = -ENTROPY_COEFF / batch->num_labels;
+        dsum_pi_squared[t] = -dentropy[t];
         if (!micro->records)
             continue;
         micro->outcome->log_probs[from] = log_probs[t];
         micro->outcome->entropy[from] = entropy[t];
+        micro->outcome->sum_pi_squared[from] = sum_pi_squared[t];
         if (micro->labels[t] != RK_LABEL_NONE)
             micro->outcome->loss[micro->dp_rank] -=
-                (surrogate + ENTROPY_COEFF * entropy[t]) / batch->num_labels;
+                (surrogate + ENTROPY_COEFF * (entropy[t] - sum_pi_squared[t])) / batch->num_labels;
     }
     return NULL;
 }
@@ -229,7 +234,8 @@ static struct rk_status *train(struct rk_model *model, const struct run *run, st
 {
     struct rk_train_micro args = {.packed = &micro->packed,
                                   .temperature = TEMPERATURE,
-                                  .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY),
+                                  .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY) |
+                                             RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED),
                                   .loss_fn = loss_fn,
                                   .user = micro};
     bool is_tp_first = micro->records;
@@ -352,6 +358,9 @@ static void compare(const struct layout_case *row, const struct outcome *actual,
     assert_below(row->label, rk_test_error_by_max(actual->log_probs, expected->log_probs, NUM_TOKENS),
                  tolerance);
     assert_below(row->label, rk_test_error_by_max(actual->entropy, expected->entropy, NUM_TOKENS), tolerance);
+    assert_below(row->label,
+                 rk_test_error_by_max(actual->sum_pi_squared, expected->sum_pi_squared, NUM_TOKENS),
+                 tolerance);
     assert_below(row->label, rk_test_error_by_max(actual->grad_norm, expected->grad_norm, NUM_STEPS),
                  tolerance);
     compare_tensors(row, actual, expected, tolerance);

@@ -90,8 +90,10 @@ static struct rk_status *run_vocab_stats(struct kt *kt, const struct rows *r)
 {
     int64_t num_rows = r->in[0].shape[0];
     rk_tensor_t stats = kt_zeros_2d(kt, RK_DTYPE_F64, num_rows, 4);
+    rk_tensor_t squares = kt_zeros_1d(kt, RK_DTYPE_F64, num_rows);
 
     RK_TRY(rk_vocab_stats(kt->stream, &(struct rk_vocab_stats_args){.stats = stats,
+                                                                    .squares = squares,
                                                                     .logits = r->in[0],
                                                                     .labels = r->labels,
                                                                     .num_valid = COLS,
@@ -99,8 +101,10 @@ static struct rk_status *run_vocab_stats(struct kt *kt, const struct rows *r)
     return rk_vocab_stats_bwd(kt->stream, &(struct rk_vocab_stats_bwd_args){.dlogits = r->out[0],
                                                                             .logits = r->in[0],
                                                                             .stats = stats,
+                                                                            .squares = squares,
                                                                             .dlog_probs = r->stat,
                                                                             .dentropy = r->stat,
+                                                                            .dsum_pi_squared = r->stat,
                                                                             .labels = r->labels,
                                                                             .num_valid = COLS,
                                                                             .inv_temperature = 0.7f});

@@ -191,7 +191,9 @@ static struct rk_status *run_vocab(struct kt *kt, rk_tensor_t out[4])
 
     out[0] = kt_zeros_2d(kt, RK_DTYPE_F64, ROWS, 4);
     out[1] = zeros_2d(kt, ROWS, COLS);
+    out[2] = kt_zeros_1d(kt, RK_DTYPE_F64, ROWS);
     RK_TRY(rk_vocab_stats(kt->stream, &(struct rk_vocab_stats_args){.stats = out[0],
+                                                                    .squares = out[2],
                                                                     .logits = logits,
                                                                     .labels = labels,
                                                                     .num_valid = COLS,
@@ -199,7 +201,9 @@ static struct rk_status *run_vocab(struct kt *kt, rk_tensor_t out[4])
     return rk_vocab_stats_bwd(kt->stream, &(struct rk_vocab_stats_bwd_args){.dlogits = out[1],
                                                                             .logits = logits,
                                                                             .stats = out[0],
+                                                                            .squares = out[2],
                                                                             .dlog_probs = upstream,
+                                                                            .dsum_pi_squared = upstream,
                                                                             .labels = labels,
                                                                             .num_valid = COLS,
                                                                             .inv_temperature = 1.0f});

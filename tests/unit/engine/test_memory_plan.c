@@ -95,12 +95,13 @@ static void make_tokens(struct tokens *t, int64_t num_tokens, int32_t seq_len)
 static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
                                  const struct rk_head_arrays *grads)
 {
-    double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
     const struct tokens *t = user;
 
     (void)outputs;
-    for (int64_t i = 0; i < t->packed.num_tokens; i++)
-        dlog_probs[i] = dentropy[i] = 1e-3;
+    for (int k = 0; k < RK_HEAD_OUTPUT_COUNT; k++) {
+        for (int64_t i = 0; grads->of[k] && i < t->packed.num_tokens; i++)
+            grads->of[k][i] = 1e-3;
+    }
     return NULL;
 }
 
@@ -187,8 +188,7 @@ static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t
     RK_TRY(rk_train_begin(model));
     RK_TRY(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &t.packed,
                                                                 .temperature = 0.8,
-                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) |
-                                                                           RK_HEAD_BIT(RK_HEAD_ENTROPY),
+                                                                .outputs = rk_model_head_outputs(model),
                                                                 .loss_fn = loss_fn,
                                                                 .user = &t}));
     return rk_train_step(model, &stats);
@@ -196,12 +196,12 @@ static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t
 
 static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int32_t seq_len)
 {
-    double values[TOKENS_MAX], entropy[TOKENS_MAX];
+    double values[TOKENS_MAX], entropy[TOKENS_MAX], sum_pi_squared[TOKENS_MAX];
     struct tokens t;
 
     make_tokens(&t, num_tokens, seq_len);
     return rk_model_forward(roles->test.model, &t.packed, 0.8, NULL,
-                            &(struct rk_head_arrays){{values, entropy}});
+                            &(struct rk_head_arrays){{values, entropy, sum_pi_squared}});
 }
 
 /* More requests than run together; prompts of this length. Whatever is sampled ends a response that may be

@@ -60,21 +60,30 @@ static void make_batch(struct batch *batch)
                                        .labels = batch->labels};
 }
 
-/* sum_t log p + coeff sum_t H, both with a weight that differs from token to token. */
+#define ALL_OUTPUTS \
+    (RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY) | RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED))
+#define SQUARES_COEFF 0.7
+
+/* sum_t log p + coeff sum_t H + SQUARES_COEFF sum_t sum_pi_squared, all with a weight that differs from token
+ * to token. */
 static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
                                  const struct rk_head_arrays *grads)
 {
     const double *log_probs = outputs->of[RK_HEAD_LOG_PROBS], *entropy = outputs->of[RK_HEAD_ENTROPY];
+    const double *sum_pi_squared = outputs->of[RK_HEAD_SUM_PI_SQUARED];
     double *dlog_probs = grads->of[RK_HEAD_LOG_PROBS], *dentropy = grads->of[RK_HEAD_ENTROPY];
+    double *dsum_pi_squared = grads->of[RK_HEAD_SUM_PI_SQUARED];
     struct batch *batch = user;
 
     batch->loss = 0;
     for (int64_t t = 0; t < batch->packed.num_tokens; t++) {
         double weight = 1.0 / (double)(t + 3);
 
-        batch->loss += weight * (log_probs[t] + batch->entropy_coeff * entropy[t]);
+        batch->loss +=
+            weight * (log_probs[t] + batch->entropy_coeff * entropy[t] + SQUARES_COEFF * sum_pi_squared[t]);
         dlog_probs[t] = weight * batch->scale;
         dentropy[t] = weight * batch->entropy_coeff;
+        dsum_pi_squared[t] = weight * SQUARES_COEFF;
     }
     return NULL;
 }
@@ -97,16 +106,16 @@ static struct rk_status *micro_batch(struct rk_model *model, struct batch *batch
 {
     return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &batch->packed,
                                                                 .temperature = 0.8,
-                                                                .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) |
-                                                                           RK_HEAD_BIT(RK_HEAD_ENTROPY),
+                                                                .outputs = ALL_OUTPUTS,
                                                                 .loss_fn = loss_fn,
                                                                 .user = batch});
 }
 
 static double loss_at(struct rk_model *model, struct batch *batch)
 {
-    double log_probs[NUM_TOKENS], entropy[NUM_TOKENS], unused[NUM_TOKENS], unused_too[NUM_TOKENS];
-    const struct rk_head_arrays outputs = {{log_probs, entropy}}, grads = {{unused, unused_too}};
+    double values[3][NUM_TOKENS], unused[3][NUM_TOKENS];
+    const struct rk_head_arrays outputs = {{values[0], values[1], values[2]}};
+    const struct rk_head_arrays grads = {{unused[0], unused[1], unused[2]}};
 
     assert_ok(rk_model_forward(model, &batch->packed, 0.8, NULL, &outputs));
     assert_ok(loss_fn(batch, &outputs, &grads));
@@ -214,6 +223,43 @@ static void test_logits_after_changed_token_change_only_behind_it(void **state)
     rk_test_model_close(&test);
     rk_free(before);
     rk_free(after);
+}
+
+/* Goal: outputs of the head are those of the softmax over its logits. */
+static void test_forward_outputs_are_those_of_logits(void **state)
+{
+    const double temperature = 0.8;
+    double *logits = rk_calloc(NUM_TOKENS * VOCAB_SIZE, sizeof(double)), values[3][NUM_TOKENS];
+    double expected[3][NUM_TOKENS] = {{0}};
+    struct rk_test_model test;
+    struct batch batch;
+
+    (void)state;
+    make_batch(&batch);
+    open_model(&test, UNTIED, RK_DTYPE_F64);
+    assert_ok(rk_model_logits(test.model, &batch.packed, logits));
+    assert_ok(rk_model_forward(test.model, &batch.packed, temperature, NULL,
+                               &(struct rk_head_arrays){{values[0], values[1], values[2]}}));
+    for (int32_t t = 0; t < NUM_TOKENS; t++) {
+        double sum = 0;
+
+        if (batch.labels[t] == RK_LABEL_NONE)
+            continue;
+        for (int32_t v = 0; v < VOCAB_SIZE; v++)
+            sum += exp(logits[t * VOCAB_SIZE + v] / temperature);
+        for (int32_t v = 0; v < VOCAB_SIZE; v++) {
+            double p = exp(logits[t * VOCAB_SIZE + v] / temperature) / sum;
+
+            expected[0][t] += v == batch.labels[t] ? log(p) : 0;
+            expected[1][t] -= p * log(p);
+            expected[2][t] += p * p;
+        }
+    }
+    for (int i = 0; i < 3; i++)
+        assert_below(rk_head_output_name((rk_head_output_t)i),
+                     rk_test_error_by_max(values[i], expected[i], NUM_TOKENS), 1e-7);
+    rk_test_model_close(&test);
+    rk_free(logits);
 }
 
 struct argument_case {
@@ -788,6 +834,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_micro_batch_gradient_is_the_derivative),
         cmocka_unit_test(test_head_chunks_give_the_same_log_probs_and_gradients),
+        cmocka_unit_test(test_forward_outputs_are_those_of_logits),
         cmocka_unit_test(test_logits_after_changed_token_change_only_behind_it),
         cmocka_unit_test(test_log_probs_of_bad_arguments_name_them),
         cmocka_unit_test(test_micro_batch_without_tokens_or_labels_adds_no_gradient),

@@ -444,6 +444,7 @@ static void test_vocab_stats_bad_arguments_fail(void **state)
     BAD(rk_vocab_stats, good, "vocab_stats: vocab_begin=-1, expected >= 0", vocab_begin = -1);
     BAD(rk_vocab_stats, good, "vocab_stats: inv_temperature=0, expected", inv_temperature = 0.0f);
     BAD(rk_vocab_stats, good, "vocab_stats: inv_temperature=inf, expected", inv_temperature = INFINITY);
+    BAD(rk_vocab_stats, good, "vocab_stats: squares is f32 [3], expected f64 [3]", squares = t1(F32, 3));
     assert_ok(rk_vocab_stats_merge(stream, &merge));
     BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: parts is f64 [2, 3, 3]", parts = t3(F64, 2, 3, 3));
     BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: parts has num_parts=0", parts = t3(F64, 0, 3, 4));
@@ -451,6 +452,13 @@ static void test_vocab_stats_bad_arguments_fail(void **state)
     BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: entropy is f64 [3], expected f32",
         entropy = t1(F64, 3));
     BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: stats is f64 [2, 4]", stats = t2(F64, 2, 4));
+    BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: square_parts has rank 0",
+        sum_pi_squared = t1(F32, 3));
+    merge.square_parts = t2(F64, 2, 3);
+    BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: sum_pi_squared is f64 [3], expected f32",
+        sum_pi_squared = t1(F64, 3));
+    BAD(rk_vocab_stats_merge, merge, "vocab_stats_merge: squares is f64 [2], expected f64 [3]",
+        squares = t1(F64, 2));
     assert_ok(rk_vocab_stats_bwd(stream, &bwd));
     BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: dlogits is f32 [3, 9], expected bf16",
         dlogits = t2(F32, 3, 9));
@@ -460,6 +468,10 @@ static void test_vocab_stats_bad_arguments_fail(void **state)
         dlog_probs = t1(BF16, 3));
     BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: dentropy is f32 [4], expected f32 [3]",
         dentropy = t1(F32, 4));
+    BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: squares has rank 0", dsum_pi_squared = t1(F32, 3));
+    bwd.squares = t1(F64, 3);
+    BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: dsum_pi_squared is f32 [4], expected f32 [3]",
+        dsum_pi_squared = t1(F32, 4));
     BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: num_valid=10, expected 0 to 9", num_valid = 10);
 }
 
