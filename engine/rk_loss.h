@@ -31,6 +31,7 @@ RK_BEGIN_DECLS
     X(ROLLOUT_LOG_PROBS, "rollout_log_probs")   \
     X(VALUES, "values")                         \
     X(RETURNS, "returns")                       \
+    X(TEACHER_LOG_PROBS, "teacher_log_probs")   \
     X(WEIGHTS, "weights")                       \
     X(SEQUENCE_RATIO_MASK, "sequence_ratio_mask")
 
@@ -111,6 +112,8 @@ struct rk_loss_ops {
     /* NULL: the objective has one of these rows, by its mode. Else a term that is added where this is true.
      */
     bool (*is_enabled)(const void *config);
+    /* Of a term that is added; NULL: no. Whether it takes the place of the loss and of all other terms. */
+    bool (*is_alone)(const void *config);
     /* Required. */
     void (*forward_backward)(struct rk_loss_out *out, const struct rk_loss_in *in, const void *config);
 };

@@ -84,6 +84,22 @@ static struct rk_status *add_term(struct rk_objective *objective, const struct r
     return NULL;
 }
 
+/* A term that stands alone removes the others. */
+static void keep_alone(struct rk_objective *objective)
+{
+    for (int32_t i = 0; i < objective->num_terms; i++) {
+        const struct rk_loss_ops *ops = objective->terms[i].ops;
+
+        if (!ops->is_alone || !ops->is_alone(objective->terms[i].config))
+            continue;
+        objective->terms[0] = objective->terms[i];
+        objective->num_terms = 1;
+        objective->outputs = ops->outputs;
+        objective->columns = ops->columns;
+        objective->optional_columns = ops->optional_columns;
+    }
+}
+
 struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_t kind,
                                     const struct rk_json *options)
 {
@@ -97,6 +113,7 @@ struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_
         if (ops->is_enabled)
             RK_TRY(add_term(out, ops, options));
     }
+    keep_alone(out);
     return NULL;
 }
 

@@ -32,6 +32,35 @@ struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_lo
     return st || !ops->check ? st : ops->check(out->config);
 }
 
+void rk_test_policy_options(struct rk_json *options)
+{
+    static const struct rk_config_key keys[] = {
+#define KEY(a, b, c, field, key, type, def, min, max, choices, flags, help) \
+    {key, RK_CONFIG_OPEN, def, 0, 0, NULL, 0, ""},
+        RK_POLICY_LOSS_KNOBS(KEY, , , ) RK_DISTILL_KNOBS(KEY, , , )
+#undef KEY
+    };
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(keys); i++)
+        set_default(options, &keys[i]);
+}
+
+const struct rk_loss_ops *rk_test_distill_row(void)
+{
+    static const char text[] = "{\"distillation.enabled\": true,"
+                               " \"distillation.distillation_loss.use_task_rewards\": false}";
+    struct rk_objective objective;
+    struct rk_json *options;
+
+    assert_ok(rk_json_parse(&options, text, strlen(text), "options", 0));
+    rk_test_policy_options(options);
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    rk_json_free(options);
+    assert_int_equal(objective.num_terms, 1);
+    assert_string_equal(objective.terms[0].ops->name, "distill");
+    return objective.terms[0].ops;
+}
+
 struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
                                             const struct rk_test_batch *batch)
 {

@@ -32,6 +32,10 @@ struct rk_test_loss_result {
 /* The row's configuration from `options`, a JSON object; keys that it lacks have their default. */
 struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_loss_ops *ops,
                                     const char *options) RK_NODISCARD;
+/* Completes options of update_actor with the defaults of the keys that they lack. */
+void rk_test_policy_options(struct rk_json *options);
+/* The row that distillation adds to the policy objective. */
+const struct rk_loss_ops *rk_test_distill_row(void);
 struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
                                             const struct rk_test_batch *batch);
 /* Asserts that the row has it. */

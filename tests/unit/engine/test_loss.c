@@ -8,6 +8,7 @@
 #include "base/rk_json.h"
 #include "base/rk_rng.h"
 #include "engine/rk_loss.h"
+#include "tests/support/losses.h"
 
 #define MAX_TOKENS 64
 
@@ -55,6 +56,7 @@ static struct rk_objective make_objective(const struct settings *settings)
     rk_json_set(options, "use_kl_loss", rk_json_new_bool(settings->use_kl_loss));
     rk_json_set(options, "kl_loss_coef", rk_json_new_real(settings->kl_coef));
     rk_json_set(options, "kl_loss_type", rk_json_new_string(settings->kl_type));
+    rk_test_policy_options(options);
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     rk_json_free(options);
     return objective;

@@ -8,22 +8,17 @@
 #include "base/rk_json.h"
 #include "base/rk_str.h"
 #include "engine/rk_loss.h"
+#include "tests/support/losses.h"
 
-static const char defaults[] =
-    "{\"temperature\": 1.0, \"policy_loss.loss_mode\": \"vanilla\", \"loss_agg_mode\": \"token-mean\","
-    " \"loss_scale_factor\": null, \"clip_ratio\": 0.2, \"clip_ratio_low\": null, \"clip_ratio_high\": null,"
-    " \"clip_ratio_c\": 3.0, \"tau_pos\": 1.0, \"tau_neg\": 1.05, \"policy_loss.dro_beta\": 0.05,"
-    " \"policy_loss.clip_cov_ratio\": 0.0002, \"policy_loss.clip_cov_lb\": 1.0, \"policy_loss.clip_cov_ub\": "
-    "5.0,"
-    " \"policy_loss.kl_cov_ratio\": 0.0002, \"policy_loss.ppo_kl_coef\": 0.1, \"entropy_coeff\": 0.0, "
-    "\"use_kl_loss\": false, \"kl_loss_coef\": 0.001,"
-    " \"kl_loss_type\": \"low_var_kl\", \"calculate_entropy\": false}";
+#define DISTILL "distillation.distillation_loss."
+
+static const char some[] = "{\"temperature\": 1.0, \"policy_loss.dro_beta\": 0.05}";
 
 static struct rk_json *make_options(const char *key, const char *value)
 {
     struct rk_json *options, *json;
 
-    assert_ok(rk_json_parse(&options, defaults, strlen(defaults), "options", 0));
+    assert_ok(rk_json_parse(&options, some, strlen(some), "options", 0));
     if (key) {
         char *text = rk_format("[%s]", value);
 
@@ -32,6 +27,7 @@ static struct rk_json *make_options(const char *key, const char *value)
         rk_json_free(json);
         rk_free(text);
     }
+    rk_test_policy_options(options);
     return options;
 }
 
@@ -110,6 +106,7 @@ static void test_objective_read_bad_value_names_key(void **state)
         {"use_kl_loss", "1"},
         {"kl_loss_type", "\"k5\""},
         {"entropy_coeff", "[]"},
+        {"distillation.enabled", "1"},
     };
 
     (void)state;
@@ -119,6 +116,47 @@ static void test_objective_read_bad_value_names_key(void **state)
 
         assert_fails(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options), RK_INVALID_ARGUMENT,
                      cases[i].key);
+        rk_json_free(options);
+    }
+}
+
+/* Goal: distillation is a term beside the policy loss, or the only one; a bad key of it is named. */
+static void test_objective_read_distillation(void **state)
+{
+    static const struct {
+        const char *key, *value;
+    } bad[] = {
+        {DISTILL "loss_mode", "\"k1\""}, /* without use_policy_gradient */
+        {DISTILL "loss_mode", "\"forward_kl_topk\""},
+        {DISTILL "use_task_rewards", "0"},
+        {DISTILL "distillation_loss_coef", "-1"},
+        {DISTILL "loss_max_clamp", "0"},
+        {DISTILL "use_policy_gradient", "null"},
+        {DISTILL "clip_ratio", "-0.1"},
+        {DISTILL "clip_ratio_low", "2"},
+        {DISTILL "clip_ratio_high", "\"x\""},
+    };
+    struct rk_json *options = make_options("distillation.enabled", "true");
+    struct rk_objective objective;
+
+    (void)state;
+    rk_json_set(options, "use_kl_loss", rk_json_new_bool(true));
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    assert_int_equal(objective.num_terms, 3);
+    assert_string_equal(objective.terms[2].ops->name, "distill");
+    assert_true(objective.columns & RK_LOSS_BIT(RK_LOSS_TEACHER_LOG_PROBS));
+    rk_json_set(options, DISTILL "use_task_rewards", rk_json_new_bool(false));
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    assert_int_equal(objective.num_terms, 1);
+    assert_string_equal(objective.terms[0].ops->name, "distill");
+    assert_false(objective.columns & RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB));
+    rk_json_free(options);
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        options = make_options(bad[i].key, bad[i].value);
+        rk_json_set(options, "distillation.enabled", rk_json_new_bool(true));
+        assert_fails(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options), RK_INVALID_ARGUMENT,
+                     bad[i].key);
         rk_json_free(options);
     }
 }
@@ -154,6 +192,7 @@ int main(void)
         cmocka_unit_test(test_objective_read_defaults),
         cmocka_unit_test(test_objective_read_overrides),
         cmocka_unit_test(test_objective_read_bad_value_names_key),
+        cmocka_unit_test(test_objective_read_distillation),
         cmocka_unit_test(test_objective_read_takes_every_choice),
     };
 

@@ -10,7 +10,8 @@
 
 static struct rk_test_loss open_loss(rk_objective_kind_t kind, const char *name, const char *options)
 {
-    const struct rk_loss_ops *ops = rk_loss_find(kind, name);
+    const struct rk_loss_ops *ops =
+        strcmp(name, "distill") == 0 ? rk_test_distill_row() : rk_loss_find(kind, name);
     struct rk_test_loss loss;
 
     if (!ops)
@@ -326,6 +327,43 @@ static void test_sums_worked_example_has_published_values(void **state)
     }
 }
 
+/* Goal: distillation by the published estimates, with its weight beside the policy loss and without alone. */
+static void test_distill_worked_example_has_published_values(void **state)
+{
+    static const char *const rewards[] = {"true", "false"};
+    static const double log_probs[3] = {-1, -2, -0.5}, teacher[3] = {-1.2, -1.5, -0.5};
+    static const double grads[3] = {0.181269, -0.648721, 0};
+    struct rk_test_batch batch = {.num_seqs = 1,
+                                  .cu_seqlens = {0, 3},
+                                  .mask = {1, 1, 1},
+                                  .mode = RK_AGG_TOKEN_SUM,
+                                  .global = {3, 1, 1}};
+
+    (void)state;
+    memcpy(batch.outputs[RK_HEAD_LOG_PROBS], log_probs, sizeof(log_probs));
+    memcpy(batch.columns[RK_LOSS_OLD_LOG_PROBS], log_probs, sizeof(log_probs));
+    memcpy(batch.columns[RK_LOSS_TEACHER_LOG_PROBS], teacher, sizeof(teacher));
+    for (int i = 0; i < 2; i++) {
+        char options[256];
+        struct rk_test_loss loss;
+        struct rk_test_loss_result result;
+
+        snprintf(options, sizeof(options),
+                 "{\"distillation.enabled\": true, \"distillation.distillation_loss.use_task_rewards\": %s,"
+                 " \"distillation.distillation_loss.distillation_loss_coef\": 2}",
+                 rewards[i]);
+        loss = open_loss(RK_OBJECTIVE_POLICY, "distill", options);
+        result = rk_test_loss_run(&loss, &batch);
+        assert_below("loss", fabs(result.metrics[0] - (0.018731 + 0.148721)), RK_TOL_SIX_DECIMALS);
+        assert_below("min", fabs(rk_test_loss_metric(&loss, &result, "distillation/loss_min")), RK_TOL_F64);
+        assert_below("max", fabs(rk_test_loss_metric(&loss, &result, "distillation/loss_max") - 0.148721),
+                     RK_TOL_SIX_DECIMALS);
+        for (int t = 0; t < 3; t++)
+            assert_below("gradient", fabs(result.grads[RK_HEAD_LOG_PROBS][t] - (2 - i) * grads[t]),
+                         2.0 * RK_TOL_SIX_DECIMALS);
+    }
+}
+
 /* --- what holds for every row --- */
 
 static const struct row {
@@ -346,6 +384,11 @@ static const struct row {
      "{\"policy_loss.clip_cov_ratio\": 0.2, \"policy_loss.clip_cov_lb\": 0.01}", false, true},
     {RK_OBJECTIVE_POLICY, "kl_cov", "{\"policy_loss.kl_cov_ratio\": 0.3}", false, true},
     {RK_OBJECTIVE_POLICY, "geo_mean", "{}", false, false},
+    {RK_OBJECTIVE_POLICY, "distill", "{\"distillation.enabled\": true}", false, false},
+    {RK_OBJECTIVE_POLICY, "distill",
+     "{\"distillation.enabled\": true, \"distillation.distillation_loss.loss_mode\": \"k2\","
+     " \"distillation.distillation_loss.loss_max_clamp\": 2}",
+     false, false},
     {RK_OBJECTIVE_VALUE, "value", "{}", false, false},
     {RK_OBJECTIVE_SFT, "sft", "{}", false, false},
     {RK_OBJECTIVE_DPO, "dpo", "{}", false, false},
@@ -396,6 +439,7 @@ static struct rk_test_batch make_random(uint64_t seed, rk_loss_agg_mode_t mode)
             batch.columns[RK_LOSS_OLD_LOG_PROBS][t] = old;
             batch.outputs[RK_HEAD_LOG_PROBS][t] = old + ratio + 0.01 * noise;
             batch.columns[RK_LOSS_REF_LOG_PROB][t] = old + rk_rng_next_normal(&rng);
+            batch.columns[RK_LOSS_TEACHER_LOG_PROBS][t] = batch.columns[RK_LOSS_REF_LOG_PROB][t];
             batch.columns[RK_LOSS_ADVANTAGES][t] = advantage;
             batch.columns[RK_LOSS_ROLLOUT_IS_WEIGHTS][t] = weight;
             batch.columns[RK_LOSS_WEIGHTS][t] = rk_rng_next_normal(&rng);
@@ -517,8 +561,9 @@ static void test_rows_split_into_micro_batches_is_invariant(void **state)
                     sums[k] += result.metrics[k];
             }
             for (int32_t k = 0; k < loss.ops->num_metrics; k++)
-                assert_below(loss.ops->metrics[k].name, fabs(sums[k] - whole.metrics[k]),
-                             RK_TOL_F64 * fmax(1.0, fabs(whole.metrics[k])));
+                if (loss.ops->metrics[k].reduce == RK_LOSS_SUM)
+                    assert_below(loss.ops->metrics[k].name, fabs(sums[k] - whole.metrics[k]),
+                                 RK_TOL_F64 * fmax(1.0, fabs(whole.metrics[k])));
         }
     }
 }
@@ -535,6 +580,12 @@ static void test_rows_empty_mask_gives_zero(void **state)
         memset(batch.mask, 0, sizeof(batch.mask));
         batch.global.num_tokens = batch.global.num_sequences = 0;
         result = rk_test_loss_run(&loss, &batch);
+        for (int32_t k = 0; k < loss.ops->num_metrics; k++) {
+            if (loss.ops->metrics[k].reduce == RK_LOSS_SUM)
+                continue;
+            assert_true(isinf(result.metrics[k]));
+            result.metrics[k] = 0.0;
+        }
         assert_memory_equal(&result, &zero, sizeof(result));
     }
 }
@@ -587,6 +638,7 @@ int main(void)
         cmocka_unit_test(test_dpo_worked_pair_has_published_values),
         cmocka_unit_test(test_dpo_metrics_and_padding),
         cmocka_unit_test(test_sums_worked_example_has_published_values),
+        cmocka_unit_test(test_distill_worked_example_has_published_values),
         cmocka_unit_test(test_rows_gradient_equals_central_difference),
         cmocka_unit_test(test_rows_nan_outside_mask_is_harmless),
         cmocka_unit_test(test_rows_nan_inside_mask_shows),
