@@ -65,7 +65,7 @@ extern const struct bench_op bench_op_attn_fwd, bench_op_attn_bwd, bench_op_attn
 extern const struct bench_op bench_op_rmsnorm_fwd, bench_op_rmsnorm_bwd, bench_op_head_norm_fwd,
     bench_op_head_norm_bwd, bench_op_bias_bwd, bench_op_project_fwd, bench_op_project_bwd, bench_op_rope,
     bench_op_swiglu_fwd, bench_op_swiglu_bwd, bench_op_embed_fwd, bench_op_embed_bwd, bench_op_gather_rows,
-    bench_op_kv_write, bench_op_vocab_stats, bench_op_vocab_stats_bwd, bench_op_sample, bench_op_cast,
-    bench_op_sum_squares, bench_op_adamw;
+    bench_op_kv_write, bench_op_vocab_stats, bench_op_vocab_stats_bwd, bench_op_vocab_squares, bench_op_top_k,
+    bench_op_sample, bench_op_cast, bench_op_sum_squares, bench_op_adamw;
 
 #endif

@@ -82,7 +82,7 @@ const struct bench_op bench_op_adamw = {
 
 /* --- vocabulary --- */
 
-enum { LOGITS, STATS, LABELS, UPSTREAM };
+enum { LOGITS, STATS, LABELS, UPSTREAM, SQUARES };
 
 static void declare_stats(struct bench_tensors *tensors, const int64_t *dims)
 {
@@ -90,11 +90,23 @@ static void declare_stats(struct bench_tensors *tensors, const int64_t *dims)
     bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F64, dims[0], 4));
     bench_add_ints(tensors, bench_i32(dims[0]), (struct bench_fill){.kind = BENCH_BELOW, .modulus = dims[1]});
     bench_add(tensors, bench_f32(dims[0]));
+    bench_add(tensors, rk_tensor_1d(NULL, RK_DTYPE_F64, dims[0]));
 }
 
 static struct rk_status *run_stats(const struct bench_op_call *call)
 {
     return rk_vocab_stats(call->stream, &(struct rk_vocab_stats_args){.stats = call->t[STATS],
+                                                                      .logits = call->t[LOGITS],
+                                                                      .labels = call->t[LABELS],
+                                                                      .num_valid = call->dims[1],
+                                                                      .inv_temperature = 1});
+}
+
+/* With the sum of squared probabilities. */
+static struct rk_status *run_squares(const struct bench_op_call *call)
+{
+    return rk_vocab_stats(call->stream, &(struct rk_vocab_stats_args){.stats = call->t[STATS],
+                                                                      .squares = call->t[SQUARES],
                                                                       .logits = call->t[LOGITS],
                                                                       .labels = call->t[LABELS],
                                                                       .num_valid = call->dims[1],
@@ -130,6 +142,29 @@ const struct bench_op bench_op_vocab_stats_bwd = {.dim_names = {"tokens", "vocab
                                                   .prepare = run_stats,
                                                   .run = run_stats_bwd,
                                                   .cost = cost_stats_bwd};
+
+const struct bench_op bench_op_vocab_squares = {
+    .dim_names = {"tokens", "vocab"}, .declare = declare_stats, .run = run_squares, .cost = cost_stats_bwd};
+
+/* --- largest logits: dims rows, columns, k --- */
+
+static void declare_top_k(struct bench_tensors *tensors, const int64_t *dims)
+{
+    bench_add(tensors, bench_bf16(dims[0], dims[1]));
+    bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_F32, dims[0], dims[2]));
+    bench_add(tensors, rk_tensor_2d(NULL, RK_DTYPE_I32, dims[0], dims[2]));
+}
+
+static struct rk_status *run_top_k(const struct bench_op_call *call)
+{
+    return rk_top_k(call->stream, &(struct rk_top_k_args){.values = call->t[1],
+                                                          .ids = call->t[2],
+                                                          .logits = call->t[0],
+                                                          .num_valid = call->dims[1]});
+}
+
+const struct bench_op bench_op_top_k = {
+    .dim_names = {"tokens", "vocab", "k"}, .declare = declare_top_k, .run = run_top_k, .cost = cost_stats};
 
 enum { SAMPLE_LOGITS, TOKENS, LOG_PROBS, PARAMS };
 

@@ -210,6 +210,30 @@ static void note_vocab_stats_bwd(struct bench_op_note *note, const void *opaque)
     note->bytes = 2 * bytes_of(args->logits);
 }
 
+static void note_vocab_gather(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_vocab_gather_args *args = opaque;
+
+    set_shape(note, args->ids, "");
+    note->bytes = bytes_of(args->z) + bytes_of(args->ids);
+}
+
+static void note_vocab_gather_merge(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_vocab_gather_merge_args *args = opaque;
+
+    set_shape(note, args->ids, "");
+    note->bytes = bytes_of(args->parts) + bytes_of(args->ids) + bytes_of(args->log_probs);
+}
+
+static void note_top_k(struct bench_op_note *note, const void *opaque)
+{
+    const struct rk_top_k_args *args = opaque;
+
+    set_shape(note, args->logits, "");
+    note->bytes = bytes_of(args->logits);
+}
+
 static void note_sample(struct bench_op_note *note, const void *opaque)
 {
     const struct rk_sample_args *args = opaque;
@@ -281,6 +305,9 @@ static void (*const notes[RK_BENCH_OP_COUNT])(struct bench_op_note *note, const 
     [RK_BENCH_OP_vocab_stats] = note_vocab_stats,
     [RK_BENCH_OP_vocab_stats_merge] = note_vocab_stats_merge,
     [RK_BENCH_OP_vocab_stats_bwd] = note_vocab_stats_bwd,
+    [RK_BENCH_OP_vocab_gather] = note_vocab_gather,
+    [RK_BENCH_OP_vocab_gather_merge] = note_vocab_gather_merge,
+    [RK_BENCH_OP_top_k] = note_top_k,
     [RK_BENCH_OP_sample] = note_sample,
     [RK_BENCH_OP_gather_rows] = note_gather_rows,
     [RK_BENCH_OP_scatter_rows] = note_scatter_rows,

@@ -46,6 +46,68 @@ int64_t rk_check_vocab_stats_merge(struct rk_check *check, const struct rk_vocab
     return num_tokens;
 }
 
+static void expect_num_ids(struct rk_check *check, rk_tensor_t ids)
+{
+    rk_expect(check, ids.rank == 2 && ids.shape[1] >= 1 && ids.shape[1] <= RK_VOCAB_IDS_MAX,
+              "ids has rank %d and %lld a row, expected rank 2 and 1 to %d a row", ids.rank,
+              (long long)ids.shape[1], RK_VOCAB_IDS_MAX);
+}
+
+int64_t rk_check_vocab_gather(struct rk_check *check, const struct rk_vocab_gather_args *args)
+{
+    int64_t num_tokens = args->logits.shape[0], num_ids = args->ids.shape[1];
+
+    rk_expect_source(check, "logits", args->logits, 2);
+    expect_num_ids(check, args->ids);
+    rk_expect_tensor(check, "ids", args->ids, RK_DTYPE_I32, RK_DIMS(num_tokens, num_ids));
+    rk_expect_tensor(check, "z", args->z, RK_DTYPE_F64, RK_DIMS(num_tokens, num_ids));
+    rk_expect_tensor(check, "stats", args->stats, RK_DTYPE_F64, RK_DIMS(num_tokens, 4));
+    expect_vocab_part(check, args->vocab_begin, args->num_valid, args->logits.shape[1],
+                      args->inv_temperature);
+    return num_tokens;
+}
+
+int64_t rk_check_vocab_gather_merge(struct rk_check *check, const struct rk_vocab_gather_merge_args *args)
+{
+    int64_t num_tokens = args->ids.shape[0], num_ids = args->ids.shape[1], num_parts = args->parts.shape[0];
+
+    expect_num_ids(check, args->ids);
+    rk_expect_tensor(check, "ids", args->ids, RK_DTYPE_I32, RK_DIMS(num_tokens, num_ids));
+    rk_expect_tensor(check, "parts", args->parts, RK_DTYPE_F64, RK_DIMS(num_parts, num_tokens, num_ids));
+    rk_expect(check, num_parts >= 1, "parts has num_parts=%lld, expected >= 1", (long long)num_parts);
+    rk_expect_tensor(check, "stats", args->stats, RK_DTYPE_F64, RK_DIMS(num_tokens, 4));
+    rk_expect_tensor(check, "log_probs", args->log_probs, rk_stat_dtype(args->log_probs.dtype),
+                     RK_DIMS(num_tokens, num_ids));
+    return num_tokens;
+}
+
+static void expect_gathered(struct rk_check *check, const struct rk_vocab_gather_grads *gathered,
+                            int64_t num_tokens, rk_dtype_t dtype)
+{
+    int64_t num_ids = gathered->ids.shape[1];
+
+    if (!gathered->ids.data)
+        return;
+    expect_num_ids(check, gathered->ids);
+    rk_expect_tensor(check, "gathered.ids", gathered->ids, RK_DTYPE_I32, RK_DIMS(num_tokens, num_ids));
+    rk_expect_tensor(check, "gathered.log_probs", gathered->log_probs, dtype, RK_DIMS(num_tokens, num_ids));
+    rk_expect_tensor(check, "gathered.dlog_probs", gathered->dlog_probs, dtype, RK_DIMS(num_tokens, num_ids));
+    rk_expect_tensor(check, "gathered.dsum", gathered->dsum, dtype, RK_DIMS(num_tokens));
+}
+
+int64_t rk_check_top_k(struct rk_check *check, const struct rk_top_k_args *args)
+{
+    int64_t num_rows = args->logits.shape[0], columns = args->logits.shape[1], k = args->ids.shape[1];
+
+    rk_expect_source(check, "logits", args->logits, 2);
+    expect_num_ids(check, args->ids);
+    rk_expect_tensor(check, "ids", args->ids, RK_DTYPE_I32, RK_DIMS(num_rows, k));
+    rk_expect_tensor(check, "values", args->values, rk_stat_dtype(args->logits.dtype), RK_DIMS(num_rows, k));
+    rk_expect_optional(check, "source_ids", args->source_ids, RK_DTYPE_I32, RK_DIMS(num_rows, columns));
+    expect_vocab_part(check, args->vocab_begin, args->num_valid, columns, 1.0f);
+    return num_rows;
+}
+
 int64_t rk_check_vocab_stats_bwd(struct rk_check *check, const struct rk_vocab_stats_bwd_args *args)
 {
     int64_t num_tokens = args->logits.shape[0], columns = args->logits.shape[1];
@@ -59,6 +121,7 @@ int64_t rk_check_vocab_stats_bwd(struct rk_check *check, const struct rk_vocab_s
     rk_expect_optional(check, "dsum_pi_squared", args->dsum_pi_squared, stat_dtype, RK_DIMS(num_tokens));
     if (args->dsum_pi_squared.data)
         rk_expect_tensor(check, "squares", args->squares, RK_DTYPE_F64, RK_DIMS(num_tokens));
+    expect_gathered(check, &args->gathered, num_tokens, stat_dtype);
     rk_expect_tensor(check, "labels", args->labels, RK_DTYPE_I32, RK_DIMS(num_tokens));
     expect_vocab_part(check, args->vocab_begin, args->num_valid, columns, args->inv_temperature);
     return num_tokens * columns;

@@ -196,6 +196,9 @@ struct rk_attn_paged_args {
     float scale;
 };
 
+/* Columns of the statistics of a row of logits. */
+enum { RK_STAT_MAX, RK_STAT_SUM, RK_STAT_MOMENT, RK_STAT_LABEL, RK_NUM_STATS };
+
 /* Statistics of a (vocabulary-parallel part of a) row of logits, z = logits * inv_temperature, over the first
  * num_valid columns (padded vocabulary rows are excluded, not masked):
  *   stats[t] = { m = max z,  S = sum e^(z-m),  U = sum e^(z-m) (z-m),  z_label }
@@ -223,11 +226,53 @@ struct rk_vocab_stats_merge_args {
     rk_tensor_t sum_pi_squared; /* stat [T], or none */
 };
 
+/* Most ids of a row for which log-probs are gathered, or that top_k finds. */
+#define RK_VOCAB_IDS_MAX 1024
+
+/* Log-probs of several ids a row (of a teacher's largest, say). Part of a rank: z at the ids that are in its
+ * columns, 0 elsewhere. An id below 0 is none. */
+struct rk_vocab_gather_args {
+    rk_tensor_t z;      /* F64 [T, K] */
+    rk_tensor_t ids;    /* I32 [T, K], global; K up to RK_VOCAB_IDS_MAX */
+    rk_tensor_t logits; /* [T, columns] */
+    rk_tensor_t stats;  /* F64 [T, 4] of this part, from vocab_stats */
+    int64_t vocab_begin, num_valid;
+    float inv_temperature;
+};
+
+/* log_probs = z - m - log S, where z is the sum of the parts in the order given; 0 where there is no id. */
+struct rk_vocab_gather_merge_args {
+    rk_tensor_t log_probs; /* stat [T, K] */
+    rk_tensor_t parts;     /* F64 [num_parts, T, K] */
+    rk_tensor_t ids;       /* I32 [T, K] */
+    rk_tensor_t stats;     /* F64 [T, 4], merged */
+};
+
+/* Upstream gradients of the log-probs at these ids. Equal ids of a row add up. */
+struct rk_vocab_gather_grads {
+    rk_tensor_t ids;        /* I32 [T, K] as in the forward pass, or none: then the others are too */
+    rk_tensor_t log_probs;  /* stat [T, K] of the forward pass */
+    rk_tensor_t dlog_probs; /* stat [T, K]; not read where there is no id */
+    rk_tensor_t dsum;       /* stat [T]: the sum of these over the ids */
+};
+
+/* The K largest logits of each row's first num_valid columns, in descending order, equal ones by ascending
+ * column; -inf and NaN are never among them. The largest of parts are found by a second call over the values
+ * of all parts side by side, in the order of the parts. */
+struct rk_top_k_args {
+    rk_tensor_t values;     /* stat [T, K]; -inf where there is no more */
+    rk_tensor_t ids;        /* I32 [T, K]; -1 where there is no more; K up to RK_VOCAB_IDS_MAX */
+    rk_tensor_t logits;     /* [T, columns] */
+    rk_tensor_t source_ids; /* I32 [T, columns]: the ids of the columns; or none: vocab_begin + column */
+    int64_t vocab_begin, num_valid;
+};
+
 /* Gradient by the raw logits, given the merged statistics and upstream a = dL/dlog_prob, b = dL/dentropy,
  * c = dL/dsum_pi_squared:
  *   dlogits[j] = inv_temperature * (a * (1[j = label] - p_j) - b * p_j * (z_j - m - U/S)
- *                                   + 2 c * p_j * (p_j - Q/S^2)),
- * with p_j = e^(z_j-m)/S. Columns from num_valid on get 0. */
+ *                                   + 2 c * p_j * (p_j - Q/S^2)
+ *                                   + sum_k g_k (1[j = id_k] - p_j)),
+ * g those of `gathered`, with p_j = e^(z_j-m)/S. Columns from num_valid on get 0. */
 struct rk_vocab_stats_bwd_args {
     rk_tensor_t dlogits;         /* [T, columns]; may alias logits */
     rk_tensor_t logits;          /* [T, columns] */
@@ -236,7 +281,8 @@ struct rk_vocab_stats_bwd_args {
     rk_tensor_t dlog_probs;      /* stat [T] */
     rk_tensor_t dentropy;        /* none, or stat [T] */
     rk_tensor_t dsum_pi_squared; /* none, or stat [T] */
-    rk_tensor_t labels;          /* I32 [T] */
+    struct rk_vocab_gather_grads gathered;
+    rk_tensor_t labels; /* I32 [T] */
     int64_t vocab_begin, num_valid;
     float inv_temperature;
 };
@@ -310,35 +356,38 @@ struct rk_adamw_args {
     double lr, beta1, beta2, eps, weight_decay, correction1, correction2, grad_scale;
 };
 
-#define RK_KERNEL_TABLE(X)                          \
-    X(gemm, rk_gemm_args)                           \
-    X(bias_bwd, rk_bias_bwd_args)                   \
-    X(embed_fwd, rk_embed_fwd_args)                 \
-    X(embed_bwd, rk_embed_bwd_args)                 \
-    X(rmsnorm_fwd, rk_rmsnorm_fwd_args)             \
-    X(rmsnorm_bwd, rk_rmsnorm_bwd_args)             \
-    X(head_norm_fwd, rk_head_norm_fwd_args)         \
-    X(head_norm_bwd, rk_head_norm_bwd_args)         \
-    X(project_fwd, rk_project_fwd_args)             \
-    X(project_bwd, rk_project_bwd_args)             \
-    X(rope, rk_rope_args)                           \
-    X(swiglu_fwd, rk_swiglu_fwd_args)               \
-    X(swiglu_bwd, rk_swiglu_bwd_args)               \
-    X(attn_varlen_fwd, rk_attn_varlen_args)         \
-    X(attn_varlen_bwd, rk_attn_varlen_bwd_args)     \
-    X(kv_write, rk_kv_write_args)                   \
-    X(rope_kv_write, rk_rope_kv_write_args)         \
-    X(attn_paged, rk_attn_paged_args)               \
-    X(vocab_stats, rk_vocab_stats_args)             \
-    X(vocab_stats_merge, rk_vocab_stats_merge_args) \
-    X(vocab_stats_bwd, rk_vocab_stats_bwd_args)     \
-    X(sample, rk_sample_args)                       \
-    X(next_tokens, rk_next_tokens_args)             \
-    X(gather_rows, rk_rows_args)                    \
-    X(scatter_rows, rk_rows_args)                   \
-    X(axpby, rk_axpby_args)                         \
-    X(sum_squares, rk_sum_squares_args)             \
-    X(random_normal, rk_random_normal_args)         \
+#define RK_KERNEL_TABLE(X)                            \
+    X(gemm, rk_gemm_args)                             \
+    X(bias_bwd, rk_bias_bwd_args)                     \
+    X(embed_fwd, rk_embed_fwd_args)                   \
+    X(embed_bwd, rk_embed_bwd_args)                   \
+    X(rmsnorm_fwd, rk_rmsnorm_fwd_args)               \
+    X(rmsnorm_bwd, rk_rmsnorm_bwd_args)               \
+    X(head_norm_fwd, rk_head_norm_fwd_args)           \
+    X(head_norm_bwd, rk_head_norm_bwd_args)           \
+    X(project_fwd, rk_project_fwd_args)               \
+    X(project_bwd, rk_project_bwd_args)               \
+    X(rope, rk_rope_args)                             \
+    X(swiglu_fwd, rk_swiglu_fwd_args)                 \
+    X(swiglu_bwd, rk_swiglu_bwd_args)                 \
+    X(attn_varlen_fwd, rk_attn_varlen_args)           \
+    X(attn_varlen_bwd, rk_attn_varlen_bwd_args)       \
+    X(kv_write, rk_kv_write_args)                     \
+    X(rope_kv_write, rk_rope_kv_write_args)           \
+    X(attn_paged, rk_attn_paged_args)                 \
+    X(vocab_stats, rk_vocab_stats_args)               \
+    X(vocab_stats_merge, rk_vocab_stats_merge_args)   \
+    X(vocab_stats_bwd, rk_vocab_stats_bwd_args)       \
+    X(vocab_gather, rk_vocab_gather_args)             \
+    X(vocab_gather_merge, rk_vocab_gather_merge_args) \
+    X(top_k, rk_top_k_args)                           \
+    X(sample, rk_sample_args)                         \
+    X(next_tokens, rk_next_tokens_args)               \
+    X(gather_rows, rk_rows_args)                      \
+    X(scatter_rows, rk_rows_args)                     \
+    X(axpby, rk_axpby_args)                           \
+    X(sum_squares, rk_sum_squares_args)               \
+    X(random_normal, rk_random_normal_args)           \
     X(adamw, rk_adamw_args)
 
 /* The workspace of a call with these arguments, and of any with fewer tokens or sequences that is like it

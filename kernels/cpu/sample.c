@@ -16,14 +16,9 @@
 /* Below it the division by temperature only overflows: greedy. */
 #define GREEDY_TEMPERATURE 1e-5f
 
-struct candidate {
-    double z;
-    int32_t token;
-};
-
-static int compare_candidates(const void *a, const void *b)
+int rk_candidate_compare(const void *a, const void *b)
 {
-    const struct candidate *x = a, *y = b;
+    const struct rk_candidate *x = a, *y = b;
 
     if (x->z != y->z)
         return x->z > y->z ? -1 : 1;
@@ -31,7 +26,7 @@ static int compare_candidates(const void *a, const void *b)
 }
 
 /* How many of the sorted candidates top-p keeps. */
-static int64_t count_top_p(const struct candidate *sorted, int64_t count, double top_p)
+static int64_t count_top_p(const struct rk_candidate *sorted, int64_t count, double top_p)
 {
     double sum = 0.0, tail = 0.0;
 
@@ -48,13 +43,13 @@ static int64_t count_top_p(const struct candidate *sorted, int64_t count, double
 
 /* Sets z of filtered tokens to -inf. */
 static void filter(double *z, int64_t vocab_size, const struct rk_sample_params *params,
-                   struct candidate *sorted)
+                   struct rk_candidate *sorted)
 {
     int64_t kept = vocab_size;
 
     for (int64_t v = 0; v < vocab_size; v++)
-        sorted[v] = (struct candidate){z[v], (int32_t)v};
-    qsort(sorted, (size_t)vocab_size, sizeof(*sorted), compare_candidates);
+        sorted[v] = (struct rk_candidate){z[v], (int32_t)v};
+    qsort(sorted, (size_t)vocab_size, sizeof(*sorted), rk_candidate_compare);
     if (params->top_k > 0 && params->top_k < vocab_size) {
         kept = params->top_k;
         while (kept < vocab_size && sorted[kept].z == sorted[params->top_k - 1].z)
@@ -117,7 +112,7 @@ static void sample_row(const struct rk_sample_args *args, int64_t r, double *z)
     stats = rk_softmax_stats_of(z, vocab_size);
     if (!isnan(stats.sum)) {
         if (!greedy && has_filter(params, vocab_size)) {
-            filter(z, vocab_size, params, (struct candidate *)(z + vocab_size));
+            filter(z, vocab_size, params, (struct rk_candidate *)(z + vocab_size));
             stats = rk_softmax_stats_of(z, vocab_size);
         }
         token = greedy ? argmax(z, vocab_size) : argmax_perturbed(z, vocab_size, params);
@@ -150,7 +145,7 @@ struct rk_status *rk_cpu_sample(void *dev, void *stream, const struct rk_sample_
     for (int64_t r = 0; r < num_rows; r++)
         RK_TRY(check_params(&args->params[r], r));
     /* a row of z, then one candidate (two doubles) for each */
-    _Static_assert(sizeof(struct candidate) == 2 * sizeof(double), "candidates share the f64 scratch");
+    _Static_assert(sizeof(struct rk_candidate) == 2 * sizeof(double), "candidates share the f64 scratch");
     RK_TRY(rk_cpu_scratch_reserve(cpu, 3 * args->vocab_size));
 #pragma omp parallel for num_threads(cpu->num_threads)
     for (int64_t r = 0; r < num_rows; r++)

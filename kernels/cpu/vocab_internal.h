@@ -1,10 +1,27 @@
-/* Private to kernels/cpu/: softmax of one row, shared by the training statistics and the sampler, so that
- * both report the same bits for the same logits. */
+/* Private to kernels/cpu/: what operators over rows of logits share. Softmax of one row is one function for
+ * the training statistics and the sampler, so that both report the same bits for the same logits. */
 #ifndef RK_CPU_VOCAB_INTERNAL_H
 #define RK_CPU_VOCAB_INTERNAL_H
 
 #include <math.h>
 #include <stdint.h>
+
+/* Column of an id in a part of the vocabulary; -1: it is elsewhere, or none. */
+static inline int64_t rk_vocab_column(int32_t id, int64_t vocab_begin, int64_t num_valid)
+{
+    int64_t column = id - vocab_begin;
+
+    return column >= 0 && column < num_valid ? column : -1;
+}
+
+/* A column of a row that is sorted. */
+struct rk_candidate {
+    double z;
+    int32_t token;
+};
+
+/* For qsort: descending z, equal ones by ascending token. */
+int rk_candidate_compare(const void *a, const void *b);
 
 struct rk_softmax_stats {
     double max;    /* -inf for an empty row */

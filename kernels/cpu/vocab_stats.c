@@ -9,9 +9,6 @@
 
 #include <math.h>
 
-/* Columns of a row of `stats`. */
-enum { STAT_MAX, STAT_SUM, STAT_MOMENT, STAT_LABEL, NUM_STATS };
-
 struct rk_softmax_stats rk_softmax_stats_of(const double *z, int64_t count)
 {
     struct rk_softmax_stats stats = {.max = -INFINITY};
@@ -39,14 +36,6 @@ static double sum_squares(const double *z, int64_t count, double max)
     return sum;
 }
 
-/* Column of the label in this part, or -1. */
-static int64_t local_label(rk_tensor_t labels, int64_t t, int64_t vocab_begin, int64_t num_valid)
-{
-    int64_t column = (int64_t)rk_cpu_i32(labels)[t] - vocab_begin;
-
-    return column >= 0 && column < num_valid ? column : -1;
-}
-
 static void load_scaled(double *z, rk_tensor_t logits, int64_t t, int64_t count, double inv_temperature)
 {
     rk_cpu_load(z, logits, t, 0, count);
@@ -62,57 +51,58 @@ struct rk_status *rk_cpu_vocab_stats(void *dev, void *stream, const struct rk_vo
     RK_TRY(rk_cpu_scratch_reserve(cpu, args->num_valid));
 #pragma omp parallel for num_threads(cpu->num_threads)
     for (int64_t t = 0; t < args->logits.shape[0]; t++) {
-        int64_t label = local_label(args->labels, t, args->vocab_begin, args->num_valid);
+        int64_t label = rk_vocab_column(rk_cpu_i32(args->labels)[t], args->vocab_begin, args->num_valid);
         double *z = rk_cpu_scratch(cpu);
         double *out = rk_cpu_at(args->stats, t, 0);
         struct rk_softmax_stats stats;
 
         load_scaled(z, args->logits, t, args->num_valid, args->inv_temperature);
         stats = rk_softmax_stats_of(z, args->num_valid);
-        out[STAT_MAX] = stats.max;
-        out[STAT_SUM] = stats.sum;
-        out[STAT_MOMENT] = stats.moment;
-        out[STAT_LABEL] = label >= 0 ? z[label] : 0.0;
+        out[RK_STAT_MAX] = stats.max;
+        out[RK_STAT_SUM] = stats.sum;
+        out[RK_STAT_MOMENT] = stats.moment;
+        out[RK_STAT_LABEL] = label >= 0 ? z[label] : 0.0;
         if (args->squares.data)
             ((double *)args->squares.data)[t] = sum_squares(z, args->num_valid, stats.max);
     }
     return NULL;
 }
 
-static void merge_row(double merged[NUM_STATS], rk_tensor_t parts, int64_t t)
+static void merge_row(double merged[RK_NUM_STATS], rk_tensor_t parts, int64_t t)
 {
-    merged[STAT_MAX] = -INFINITY;
-    merged[STAT_SUM] = merged[STAT_MOMENT] = merged[STAT_LABEL] = 0.0;
+    merged[RK_STAT_MAX] = -INFINITY;
+    merged[RK_STAT_SUM] = merged[RK_STAT_MOMENT] = merged[RK_STAT_LABEL] = 0.0;
     for (int64_t i = 0; i < parts.shape[0]; i++) {
-        const double *part = rk_cpu_at(parts, i, t * NUM_STATS);
+        const double *part = rk_cpu_at(parts, i, t * RK_NUM_STATS);
 
-        merged[STAT_MAX] = part[STAT_MAX] > merged[STAT_MAX] ? part[STAT_MAX] : merged[STAT_MAX];
+        merged[RK_STAT_MAX] =
+            part[RK_STAT_MAX] > merged[RK_STAT_MAX] ? part[RK_STAT_MAX] : merged[RK_STAT_MAX];
     }
     for (int64_t i = 0; i < parts.shape[0]; i++) {
-        const double *part = rk_cpu_at(parts, i, t * NUM_STATS);
-        double shift = part[STAT_MAX] - merged[STAT_MAX];
+        const double *part = rk_cpu_at(parts, i, t * RK_NUM_STATS);
+        double shift = part[RK_STAT_MAX] - merged[RK_STAT_MAX];
 
-        merged[STAT_LABEL] += part[STAT_LABEL];
-        if (part[STAT_MAX] == -INFINITY)
+        merged[RK_STAT_LABEL] += part[RK_STAT_LABEL];
+        if (part[RK_STAT_MAX] == -INFINITY)
             continue;
-        merged[STAT_SUM] += part[STAT_SUM] * exp(shift);
-        merged[STAT_MOMENT] += exp(shift) * (part[STAT_MOMENT] + shift * part[STAT_SUM]);
+        merged[RK_STAT_SUM] += part[RK_STAT_SUM] * exp(shift);
+        merged[RK_STAT_MOMENT] += exp(shift) * (part[RK_STAT_MOMENT] + shift * part[RK_STAT_SUM]);
     }
 }
 
 static void merge_squares(const struct rk_vocab_stats_merge_args *args, int64_t t,
-                          const double merged[NUM_STATS])
+                          const double merged[RK_NUM_STATS])
 {
     double squares = 0.0, sum_pi_squared;
 
     for (int64_t i = 0; i < args->parts.shape[0]; i++) {
-        const double *part = rk_cpu_at(args->parts, i, t * NUM_STATS);
+        const double *part = rk_cpu_at(args->parts, i, t * RK_NUM_STATS);
 
-        if (part[STAT_MAX] != -INFINITY)
-            squares +=
-                rk_cpu_load_one(args->square_parts, i, t) * exp(2.0 * (part[STAT_MAX] - merged[STAT_MAX]));
+        if (part[RK_STAT_MAX] != -INFINITY)
+            squares += rk_cpu_load_one(args->square_parts, i, t) *
+                       exp(2.0 * (part[RK_STAT_MAX] - merged[RK_STAT_MAX]));
     }
-    sum_pi_squared = squares / (merged[STAT_SUM] * merged[STAT_SUM]);
+    sum_pi_squared = squares / (merged[RK_STAT_SUM] * merged[RK_STAT_SUM]);
     if (args->squares.data)
         rk_cpu_store(args->squares, 0, t, &squares, 1);
     if (args->sum_pi_squared.data)
@@ -127,39 +117,54 @@ struct rk_status *rk_cpu_vocab_stats_merge(void *dev, void *stream,
     (void)stream;
 #pragma omp parallel for num_threads(cpu->num_threads)
     for (int64_t t = 0; t < args->parts.shape[1]; t++) {
-        double merged[NUM_STATS], log_prob, entropy;
+        double merged[RK_NUM_STATS], log_prob, entropy;
 
         merge_row(merged, args->parts, t);
-        log_prob = rk_softmax_log_prob(merged[STAT_LABEL], merged[STAT_MAX], merged[STAT_SUM]);
-        entropy = log(merged[STAT_SUM]) - merged[STAT_MOMENT] / merged[STAT_SUM];
+        log_prob = rk_softmax_log_prob(merged[RK_STAT_LABEL], merged[RK_STAT_MAX], merged[RK_STAT_SUM]);
+        entropy = log(merged[RK_STAT_SUM]) - merged[RK_STAT_MOMENT] / merged[RK_STAT_SUM];
         rk_cpu_store(args->log_probs, 0, t, &log_prob, 1);
         if (args->entropy.data)
             rk_cpu_store(args->entropy, 0, t, &entropy, 1);
         if (args->square_parts.data)
             merge_squares(args, t, merged);
         if (args->stats.data)
-            rk_cpu_store(args->stats, t, 0, merged, NUM_STATS);
+            rk_cpu_store(args->stats, t, 0, merged, RK_NUM_STATS);
     }
     return NULL;
+}
+
+/* z[id] += inv_temperature * g, where z is a gradient already. */
+static void add_gathered(const struct rk_vocab_stats_bwd_args *args, int64_t t, double *z)
+{
+    const int32_t *ids = rk_cpu_at(args->gathered.ids, t, 0);
+
+    for (int64_t k = 0; k < args->gathered.ids.shape[1]; k++) {
+        int64_t column = rk_vocab_column(ids[k], args->vocab_begin, args->num_valid);
+
+        if (column >= 0)
+            z[column] += args->inv_temperature * rk_cpu_load_one(args->gathered.dlog_probs, t, k);
+    }
 }
 
 static void backward_row(const struct rk_vocab_stats_bwd_args *args, int64_t t, double *z)
 {
     const double *stats = rk_cpu_at(args->stats, t, 0);
-    int64_t label = local_label(args->labels, t, args->vocab_begin, args->num_valid);
+    int64_t label = rk_vocab_column(rk_cpu_i32(args->labels)[t], args->vocab_begin, args->num_valid);
     double a = rk_cpu_load_one(args->dlog_probs, 0, t);
     double b = args->dentropy.data ? rk_cpu_load_one(args->dentropy, 0, t) : 0.0;
-    double mean = stats[STAT_MOMENT] / stats[STAT_SUM]; /* of z - m under p */
+    double mean = stats[RK_STAT_MOMENT] / stats[RK_STAT_SUM]; /* of z - m under p */
+    bool is_gathered = args->gathered.ids.data;
+    double dense = is_gathered ? a + rk_cpu_load_one(args->gathered.dsum, 0, t) : a;
     bool has_squares = args->dsum_pi_squared.data;
     double c = has_squares ? 2.0 * rk_cpu_load_one(args->dsum_pi_squared, 0, t) : 0.0;
     double sum_pi_squared =
-        has_squares ? rk_cpu_load_one(args->squares, 0, t) / (stats[STAT_SUM] * stats[STAT_SUM]) : 0.0;
+        has_squares ? rk_cpu_load_one(args->squares, 0, t) / (stats[RK_STAT_SUM] * stats[RK_STAT_SUM]) : 0.0;
 
     load_scaled(z, args->logits, t, args->num_valid, args->inv_temperature);
     for (int64_t j = 0; j < args->num_valid; j++) {
-        double shifted = z[j] - stats[STAT_MAX];
-        double p = exp(shifted) / stats[STAT_SUM];
-        double dz = -a * p;
+        double shifted = z[j] - stats[RK_STAT_MAX];
+        double p = exp(shifted) / stats[RK_STAT_SUM];
+        double dz = -dense * p;
 
         if (p > 0.0)
             dz -= b * p * (shifted - mean);
@@ -169,6 +174,8 @@ static void backward_row(const struct rk_vocab_stats_bwd_args *args, int64_t t, 
     }
     for (int64_t j = args->num_valid; j < args->logits.shape[1]; j++)
         z[j] = 0.0;
+    if (is_gathered)
+        add_gathered(args, t, z);
     rk_cpu_store(args->dlogits, t, 0, z, args->logits.shape[1]);
 }
 

@@ -22,8 +22,6 @@
  *              of eight is far from it: 2 us slower. */
 #include "kernels/cuda/vocab_common.cuh"
 
-enum { STAT_MAX, STAT_SUM, STAT_MOMENT, STAT_LABEL, NUM_STATS };
-
 struct vocab_part {
     const int32_t *labels;
     int64_t vocab_begin, num_valid, num_cols, stride;
@@ -57,10 +55,10 @@ __global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
     if (threadIdx.x > 0)
         return;
     label = local_label(part, row_idx);
-    out[STAT_MAX] = result.max;
-    out[STAT_SUM] = result.sum;
-    out[STAT_MOMENT] = result.moment;
-    out[STAT_LABEL] = label >= 0 ? z_of(row, label, result.max) : 0.0;
+    out[RK_STAT_MAX] = result.max;
+    out[RK_STAT_SUM] = result.sum;
+    out[RK_STAT_MOMENT] = result.moment;
+    out[RK_STAT_LABEL] = label >= 0 ? z_of(row, label, result.max) : 0.0;
 }
 
 /* Terms of the sum of squares: t = 2^(x - k), k the exponent of the largest term of the row. Where |x| of
@@ -139,7 +137,7 @@ __global__ void __launch_bounds__(RK_TILE_VOCAB_THREADS, 2)
     double max, top, k, sum, scale = 1.0;
 
     rk_wait_for_stream();
-    max = stats[row_idx * stats_stride + STAT_MAX];
+    max = stats[row_idx * stats_stride + RK_STAT_MAX];
     top = max * (1.0 / VOCAB_LN2);
     k = rint(top);
     if (row.count > 0 && !is_in_range((float)max, VOCAB_LOG2E)) {
@@ -210,7 +208,7 @@ __device__ __forceinline__ double merge_squares(const merge_args &args, int64_t 
     double squares = 0.0;
 
     for (int64_t i = 0; i < args.num_parts; i++) {
-        double part_max = args.parts[i * args.part_stride + t * NUM_STATS + STAT_MAX];
+        double part_max = args.parts[i * args.part_stride + t * RK_NUM_STATS + RK_STAT_MAX];
 
         if (part_max != -INFINITY)
             squares += args.square_parts[i * args.square_stride + t] * exp(2.0 * (part_max - max));
@@ -226,16 +224,16 @@ template <class S> __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) merge
     if (t >= args.num_tokens)
         return;
     for (int64_t i = 0; i < args.num_parts; i++)
-        max = fmax(max, args.parts[i * args.part_stride + t * NUM_STATS + STAT_MAX]);
+        max = fmax(max, args.parts[i * args.part_stride + t * RK_NUM_STATS + RK_STAT_MAX]);
     for (int64_t i = 0; i < args.num_parts; i++) {
-        const double *part = args.parts + i * args.part_stride + t * NUM_STATS;
-        double shift = part[STAT_MAX] - max;
+        const double *part = args.parts + i * args.part_stride + t * RK_NUM_STATS;
+        double shift = part[RK_STAT_MAX] - max;
 
-        label += part[STAT_LABEL];
-        if (part[STAT_MAX] == -INFINITY)
+        label += part[RK_STAT_LABEL];
+        if (part[RK_STAT_MAX] == -INFINITY)
             continue;
-        sum += part[STAT_SUM] * exp(shift);
-        moment += exp(shift) * (part[STAT_MOMENT] + shift * part[STAT_SUM]);
+        sum += part[RK_STAT_SUM] * exp(shift);
+        moment += exp(shift) * (part[RK_STAT_MOMENT] + shift * part[RK_STAT_SUM]);
     }
     ((S *)args.log_probs)[t] = (S)softmax_log_prob(label, max, sum);
     if (args.entropy)
@@ -251,10 +249,10 @@ template <class S> __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) merge
     if (args.stats) {
         double *out = args.stats + t * args.stats_stride;
 
-        out[STAT_MAX] = max;
-        out[STAT_SUM] = sum;
-        out[STAT_MOMENT] = moment;
-        out[STAT_LABEL] = label;
+        out[RK_STAT_MAX] = max;
+        out[RK_STAT_SUM] = sum;
+        out[RK_STAT_MOMENT] = moment;
+        out[RK_STAT_LABEL] = label;
     }
 }
 
@@ -290,6 +288,7 @@ struct upstream {
     const float *dlog_probs, *dentropy; /* dentropy may be NULL */
     const float *dsum_pi_squared;       /* may be NULL */
     const double *squares;              /* merged, for it */
+    const float *dsum;                  /* of log-probs at other ids; may be NULL */
 };
 
 /* The gradient of one row, p (slope + curve (z - m - U/S) + rise p), in terms of x = c logit - k with the c
@@ -302,9 +301,9 @@ struct row_gradient {
 __device__ __forceinline__ row_gradient gradient_of(const upstream &up, int64_t row, float inv_temperature)
 {
     const double *stats = up.stats + row * up.stats_stride;
-    double top = stats[STAT_MAX] * (1.0 / VOCAB_LN2), k = rint(top);
-    float rest = (float)(top - k), inv_sum = 1.0f / (float)stats[STAT_SUM];
-    float mean = (float)stats[STAT_MOMENT] * inv_sum; /* of z - m under p */
+    double top = stats[RK_STAT_MAX] * (1.0 / VOCAB_LN2), k = rint(top);
+    float rest = (float)(top - k), inv_sum = 1.0f / (float)stats[RK_STAT_SUM];
+    float mean = (float)stats[RK_STAT_MOMENT] * inv_sum; /* of z - m under p */
     float a = up.dlog_probs[row] * inv_temperature,
           b = up.dentropy ? up.dentropy[row] * inv_temperature : 0.0f;
 
@@ -315,6 +314,8 @@ __device__ __forceinline__ row_gradient gradient_of(const upstream &up, int64_t 
                              0.0f,
                              a};
 
+    if (up.dsum)
+        gradient.slope -= up.dsum[row] * inv_temperature;
     if (up.dsum_pi_squared) {
         gradient.rise = 2.0f * up.dsum_pi_squared[row] * inv_temperature;
         gradient.slope -= gradient.rise * (float)up.squares[row] * inv_sum * inv_sum;
@@ -358,14 +359,88 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     rk_store(dlogits + row * dlogits_stride + column, rk_repack<T>(dz), count, part.aligned);
 }
 
+static upstream upstream_of(const struct rk_vocab_stats_bwd_args *args)
+{
+    return {(const double *)args->stats.data,
+            args->stats.row_stride,
+            (const float *)args->dlog_probs.data,
+            (const float *)args->dentropy.data,
+            (const float *)args->dsum_pi_squared.data,
+            (const double *)args->squares.data,
+            args->gathered.ids.data ? (const float *)args->gathered.dsum.data : NULL};
+}
+
+/* Upstream gradients of log-probs at ids. */
+struct gathered_ids {
+    const int32_t *ids;
+    const float *log_probs, *dlog_probs;
+    int64_t ids_stride, log_probs_stride, dlog_probs_stride;
+    int num_ids;
+};
+
+/* Writes the gradient at the ids of a row anew: the sum that vocab_stats_bwd_kernel has rounded there would
+ * be off by an error of its own size where terms cancel. The logits may be gone, so p is that of the
+ * log-prob. */
+template <class T>
+__global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
+    gathered_bwd_kernel(T *dlogits, int64_t dlogits_stride, gathered_ids gathered, vocab_part part,
+                        upstream up)
+{
+    __shared__ int32_t ids[RK_VOCAB_IDS_MAX];
+    int64_t row = blockIdx.x, label = local_label(part, row);
+    const double *stats = up.stats + row * up.stats_stride;
+    const float *dlog_probs = gathered.dlog_probs + row * gathered.dlog_probs_stride;
+    row_gradient gradient = gradient_of(up, row, part.inv_temperature);
+    double top = stats[RK_STAT_MAX] * (1.0 / VOCAB_LN2);
+    float log2_sum = (float)(log2(stats[RK_STAT_SUM]) + (top - rint(top))); /* x = log2 p + this */
+
+    for (int k = (int)threadIdx.x; k < gathered.num_ids; k += RK_TILE_FLAT_THREADS)
+        ids[k] = gathered.ids[row * gathered.ids_stride + k];
+    __syncthreads(); /* all ids are there */
+    for (int k = (int)threadIdx.x; k < gathered.num_ids; k += RK_TILE_FLAT_THREADS) {
+        int64_t column = ids[k] - part.vocab_begin;
+        float log_prob = fmaxf(gathered.log_probs[row * gathered.log_probs_stride + k], -140.0f);
+        float p = expf(log_prob), own = 0.0f, rate;
+        bool is_first = true;
+
+        if (column < 0 || column >= part.num_valid)
+            continue;
+        for (int other = 0; other < gathered.num_ids; other++) {
+            bool is_same = ids[other] == ids[k];
+
+            is_first = is_first && !(is_same && other < k);
+            own += is_same ? dlog_probs[other] : 0.0f;
+        }
+        rate = __fmaf_rn(gradient.curve, __fmaf_rn(log_prob, VOCAB_LOG2E, log2_sum), gradient.slope);
+        rate = __fmaf_rn(gradient.rise, p, rate);
+        own = __fmaf_rn(p, rate, own * part.inv_temperature + (column == label ? gradient.jump : 0.0f));
+        if (is_first)
+            dlogits[row * dlogits_stride + column] = rk_narrow<T>(own);
+    }
+}
+
+template <class T>
+static void launch_gathered(cudaStream_t stream, const struct rk_vocab_stats_bwd_args *args, vocab_part part)
+{
+    const struct rk_vocab_gather_grads *from = &args->gathered;
+    gathered_ids gathered = {(const int32_t *)from->ids.data,
+                             (const float *)from->log_probs.data,
+                             (const float *)from->dlog_probs.data,
+                             from->ids.row_stride,
+                             from->log_probs.row_stride,
+                             from->dlog_probs.row_stride,
+                             (int)from->ids.shape[1]};
+
+    gathered_bwd_kernel<T><<<(unsigned)args->logits.shape[0], RK_TILE_FLAT_THREADS, 0, stream>>>(
+        (T *)args->dlogits.data, args->dlogits.row_stride, gathered, part, upstream_of(args));
+}
+
 template <class T>
 static void launch_bwd(cudaStream_t stream, const struct rk_vocab_stats_bwd_args *args, vocab_part part)
 {
     dim3 blocks((unsigned)args->logits.shape[0],
                 (unsigned)rk_ceil_div(part.num_cols, RK_TILE_FLAT_THREADS * RK_TILE_PACK));
-    upstream up = {(const double *)args->stats.data,          args->stats.row_stride,
-                   (const float *)args->dlog_probs.data,      (const float *)args->dentropy.data,
-                   (const float *)args->dsum_pi_squared.data, (const double *)args->squares.data};
+    upstream up = upstream_of(args);
     auto kernel = up.dsum_pi_squared ? vocab_stats_bwd_kernel<T, true> : vocab_stats_bwd_kernel<T, false>;
 
     part.aligned = part.aligned && rk_rows_aligned(args->dlogits);

@@ -209,6 +209,16 @@ static struct rk_status *run_vocab(struct kt *kt, rk_tensor_t out[4])
                                                                             .inv_temperature = 1.0f});
 }
 
+static struct rk_status *run_top_k(struct kt *kt, rk_tensor_t out[4])
+{
+    out[0] = zeros_2d(kt, ROWS, 5);
+    out[1] = kt_zeros_2d(kt, RK_DTYPE_I32, ROWS, 5);
+    return rk_top_k(kt->stream, &(struct rk_top_k_args){.values = out[0],
+                                                        .ids = out[1],
+                                                        .logits = random_2d(kt, ROWS, COLS),
+                                                        .num_valid = COLS});
+}
+
 static struct rk_status *run_sample(struct kt *kt, rk_tensor_t out[4])
 {
     static struct rk_sample_params params[ROWS];
@@ -254,17 +264,12 @@ static const struct {
     const char *label;
     struct rk_status *(*run)(struct kt *kt, rk_tensor_t out[4]);
 } operators[] = {
-    {"rmsnorm", run_rmsnorm},
-    {"head_norm", run_head_norm},
-    {"swiglu", run_swiglu},
-    {"rope", run_rope},
-    {"attn_varlen", run_attention},
-    {"attn_paged", run_paged},
-    {"vocab_stats", run_vocab},
-    {"sample", run_sample},
-    {"flat", run_flat},
-    {"strict gemm", run_gemm_strict},
-    {"bias", run_bias},
+    {"rmsnorm", run_rmsnorm},         {"head_norm", run_head_norm},
+    {"swiglu", run_swiglu},           {"rope", run_rope},
+    {"attn_varlen", run_attention},   {"attn_paged", run_paged},
+    {"vocab_stats", run_vocab},       {"top_k", run_top_k},
+    {"sample", run_sample},           {"flat", run_flat},
+    {"strict gemm", run_gemm_strict}, {"bias", run_bias},
     {"project", run_project},
 };
 

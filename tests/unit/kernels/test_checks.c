@@ -475,6 +475,58 @@ static void test_vocab_stats_bad_arguments_fail(void **state)
     BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: num_valid=10, expected 0 to 9", num_valid = 10);
 }
 
+static void test_vocab_ids_bad_arguments_fail(void **state)
+{
+    struct rk_vocab_gather_args gather = {.z = t2(F64, 3, 2),
+                                          .ids = t2(I32, 3, 2),
+                                          .logits = t2(BF16, 3, 9),
+                                          .stats = t2(F64, 3, 4),
+                                          .num_valid = 9,
+                                          .inv_temperature = 1.0f};
+    struct rk_vocab_gather_merge_args merge = {
+        .log_probs = t2(F32, 3, 2), .parts = t3(F64, 2, 3, 2), .ids = gather.ids, .stats = gather.stats};
+    struct rk_top_k_args top = {
+        .values = t2(F32, 3, 2), .ids = t2(I32, 3, 2), .logits = gather.logits, .num_valid = 9};
+    struct rk_vocab_stats_bwd_args bwd = {.dlogits = t2(BF16, 3, 9),
+                                          .logits = gather.logits,
+                                          .stats = gather.stats,
+                                          .dlog_probs = t1(F32, 3),
+                                          .gathered = {.ids = gather.ids,
+                                                       .log_probs = merge.log_probs,
+                                                       .dlog_probs = t2(F32, 3, 2),
+                                                       .dsum = t1(F32, 3)},
+                                          .labels = t1(I32, 3),
+                                          .num_valid = 9,
+                                          .inv_temperature = 1.0f};
+
+    (void)state;
+    assert_ok(rk_vocab_gather(stream, &gather));
+    BAD(rk_vocab_gather, gather, "vocab_gather: z is f32 [3, 2], expected f64 [3, 2]", z = t2(F32, 3, 2));
+    BAD(rk_vocab_gather, gather, "vocab_gather: ids has rank 2 and 1025 a row, expected rank 2 and 1 to 1024",
+        ids = t2(I32, 3, 1025));
+    BAD(rk_vocab_gather, gather, "vocab_gather: ids is i32 [2, 2], expected i32 [3, 2]", ids = t2(I32, 2, 2));
+    BAD(rk_vocab_gather, gather, "vocab_gather: stats is f64 [3, 3]", stats = t2(F64, 3, 3));
+    BAD(rk_vocab_gather, gather, "vocab_gather: num_valid=10, expected 0 to 9", num_valid = 10);
+    assert_ok(rk_vocab_gather_merge(stream, &merge));
+    BAD(rk_vocab_gather_merge, merge, "vocab_gather_merge: parts is f64 [2, 2, 2], expected f64 [2, 3, 2]",
+        parts = t3(F64, 2, 2, 2));
+    BAD(rk_vocab_gather_merge, merge, "vocab_gather_merge: parts has num_parts=0", parts = t3(F64, 0, 3, 2));
+    BAD(rk_vocab_gather_merge, merge, "vocab_gather_merge: log_probs is bf16 [3, 2], expected f32",
+        log_probs = t2(BF16, 3, 2));
+    assert_ok(rk_top_k(stream, &top));
+    BAD(rk_top_k, top, "top_k: values is f64 [3, 2], expected f32 [3, 2]", values = t2(F64, 3, 2));
+    BAD(rk_top_k, top, "top_k: ids has rank 2 and 0 a row", ids = t2(I32, 3, 0));
+    BAD(rk_top_k, top, "top_k: source_ids is i32 [3, 2], expected i32 [3, 9]", source_ids = t2(I32, 3, 2));
+    BAD(rk_top_k, top, "top_k: num_valid=10, expected 0 to 9", num_valid = 10);
+    assert_ok(rk_vocab_stats_bwd(stream, &bwd));
+    BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: gathered.dsum is f32 [2], expected f32 [3]",
+        gathered.dsum = t1(F32, 2));
+    BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: gathered.log_probs is f64 [3, 2], expected f32 [3, 2]",
+        gathered.log_probs = t2(F64, 3, 2));
+    BAD(rk_vocab_stats_bwd, bwd, "vocab_stats_bwd: gathered.dlog_probs is f32 [3, 3], expected f32 [3, 2]",
+        gathered.dlog_probs = t2(F32, 3, 3));
+}
+
 static void test_sample_bad_arguments_fail(void **state)
 {
     static const struct rk_sample_params params[2] = {{.top_p = 1.0f}, {.top_p = 1.0f}};
@@ -630,6 +682,7 @@ int main(void)
         checks_test(test_paged_bad_arguments_fail),
         checks_test(test_decode_bad_arguments_fail),
         checks_test(test_vocab_stats_bad_arguments_fail),
+        checks_test(test_vocab_ids_bad_arguments_fail),
         checks_test(test_sample_bad_arguments_fail),
         checks_test(test_rows_bad_arguments_fail),
         checks_test(test_flat_operators_bad_arguments_fail),
