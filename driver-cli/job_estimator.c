@@ -18,7 +18,6 @@ static const struct {
     const char *what;
 } missing[] = {
     {RK_ADV_NEEDS_VALUES, "the values of a critic"},
-    {RK_ADV_NEEDS_SUM_PI_SQUARED, "sum_pi_squared"},
 };
 
 void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -42,6 +41,14 @@ void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, str
                        ESTIMATOR "=%s compares the responses to a prompt: it needs " RK_JOB_ROLLOUT
                                  "n of %d or more, got %" PRId64 "\n",
                        name, ops->min_group, num_samples);
+}
+
+bool rk_job_needs_sum_pi_squared(const struct rk_config *job)
+{
+    const struct rk_adv_ops *ops = rk_adv_find(rk_config_string(job, ESTIMATOR));
+
+    return rk_config_bool(job, RK_JOB_ACTOR "calculate_sum_pi_squared") ||
+           (ops && (ops->needs & RK_ADV_NEEDS_SUM_PI_SQUARED));
 }
 
 static void check_keys(const struct rk_json *keys, struct rk_str *problems)

@@ -99,6 +99,8 @@ bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit);
 
 /* --- derived values --- */
+/* Whether compute_log_prob has to return sum_pi_squared. */
+bool rk_job_needs_sum_pi_squared(const struct rk_config *job);
 /* algorithm.kl_ctrl as a run begins with it. */
 struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job);
 /* Value of a nullable integer or the fallback. */

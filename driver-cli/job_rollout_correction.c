@@ -13,6 +13,7 @@
 #define OLD_LOG_PROB  RK_JOB_ACTOR "old_log_prob"
 #define LOSS_MODE     RK_JOB_ACTOR "policy_loss.loss_mode"
 #define ESTIMATOR     "algorithm.adv_estimator"
+#define SQUARES       RK_JOB_ACTOR "calculate_sum_pi_squared"
 #define GEO_BOUNDS    "0.999_1.001"
 #define ICEPOP_BOUNDS "0.5_5.0"
 
@@ -164,14 +165,6 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
 
 /* --- old_log_probs --- */
 
-/* Whether the estimator reads more of the pass than log-probs. */
-static bool estimator_needs_pass(const struct rk_config *job)
-{
-    const struct rk_adv_ops *ops = rk_adv_find(rk_config_string(job, ESTIMATOR));
-
-    return ops && (ops->needs & RK_ADV_NEEDS_SUM_PI_SQUARED);
-}
-
 /* Why the log-probs of the rollout are not those that training computes, as "KEY=VALUE"; NULL when they are,
  * bit for bit. rk_free it. */
 static char *inexact_because(const struct rk_config *job)
@@ -206,11 +199,12 @@ bool rk_job_takes_rollout_log_probs(const struct rk_config *job)
     rk_free(reason);
     if (rk_job_rollout_correction_keys(job).bypass_mode || strcmp(mode, "rollout") == 0)
         return true;
-    return strcmp(mode, "auto") == 0 && is_exact && !estimator_needs_pass(job);
+    return strcmp(mode, "auto") == 0 && is_exact && !rk_job_needs_sum_pi_squared(job);
 }
 
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
+    bool is_key = rk_config_bool(job, SQUARES);
     char *reason = inexact_because(job);
 
     (void)world_size;
@@ -220,10 +214,11 @@ void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, 
                        OLD_LOG_PROB "=rollout contradicts %s: with numerics=strict both log-probs have to be "
                                     "equal; set " OLD_LOG_PROB "=auto\n",
                        reason);
-    if (estimator_needs_pass(job) && rk_job_takes_rollout_log_probs(job))
+    if (rk_job_needs_sum_pi_squared(job) && rk_job_takes_rollout_log_probs(job))
         rk_str_appendf(problems,
-                       ESTIMATOR "=%s needs sum_pi_squared of the pass that " OLD_LOG_PROB
-                                 "=rollout and " CORR "bypass_mode=true skip\n",
-                       rk_config_string(job, ESTIMATOR));
+                       "%s%s needs sum_pi_squared of the pass that " OLD_LOG_PROB "=rollout and " CORR
+                       "bypass_mode=true skip\n",
+                       is_key ? SQUARES "=true" : ESTIMATOR "=",
+                       is_key ? "" : rk_config_string(job, ESTIMATOR));
     rk_free(reason);
 }

@@ -64,6 +64,21 @@ const char *rk_adv_names(void);                         /* "grpo, rloo" for mess
 struct rk_status *rk_adv_compute(const struct rk_adv_ops *ops, const struct rk_adv_out *out,
                                  const struct rk_adv_in *in) RK_NODISCARD;
 
+/* Metrics variance_proxy/ of a batch that was trained on; arrays are [num_rows, width], read where the mask
+ * is set. Rows without a mark take no part. */
+struct rk_variance_in {
+    int64_t num_rows, width;
+    const int64_t *response_mask;
+    const float *advantages, *old_log_probs, *sum_pi_squared;
+    const float *rollout_is_weights; /* NULL: 1 */
+    double grad_norm;                /* of the update */
+};
+struct rk_variance_proxy {
+    double signal_strength, total_power, pure_noise, expected_a_squared, expected_w;
+};
+/* Returns the number of rows that take part. */
+int64_t rk_variance_proxy_measure(struct rk_variance_proxy *out, const struct rk_variance_in *in);
+
 /* [num_rows, width]: ABORTED (reason NON_FINITE) with the row and place of a marked value that is not finite:
  * the model that computed it is broken. */
 struct rk_status *rk_check_finite(const char *name, const float *values, const int64_t *mask,

@@ -9,8 +9,6 @@
  * prompt, the longest one has B = 0, as has a response without others. Names and formulas are verl's. */
 #include "driver-cli/algo/algo_internal.h"
 
-#include <math.h>
-
 #include "base/rk_alloc.h"
 #include "base/rk_compiler.h"
 
@@ -72,7 +70,7 @@ static double variance_of(const struct rk_adv_in *in, int64_t at)
 {
     double weight = in->rollout_is_weights ? (double)in->rollout_is_weights[at] : 1.0;
 
-    return (1.0 - 2.0 * exp((double)in->old_log_probs[at]) + (double)in->sum_pi_squared[at]) * weight *
+    return rk_adv_token_variance((double)in->old_log_probs[at], (double)in->sum_pi_squared[at]) * weight *
            weight;
 }
 

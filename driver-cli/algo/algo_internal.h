@@ -40,6 +40,9 @@ struct rk_status *rk_adv_rows_spread_whitened(const struct rk_adv_out *out, cons
                                               const struct rk_adv_rows *rows) RK_NODISCARD;
 
 /* --- over the tokens of a row --- */
+/* Expected square of the norm of the score function of a token: 1 - 2 pi + sum over the vocabulary of pi^2.
+ */
+double rk_adv_token_variance(double old_log_prob, double sum_pi_squared);
 /* returns[t] = sum from t on of the row's rewards where the mask is set. */
 void rk_adv_rewards_to_go(double *returns, const struct rk_adv_in *in, int64_t row);
 

@@ -53,19 +53,19 @@ static struct rk_status *run_pass(struct rk_flow_context *ctx, const struct pass
     return st;
 }
 
-/* Runs a forward pass over the batch and adds its columns. */
-static struct rk_status *add_log_probs(struct rk_flow_context *ctx, const char *role, const char *method,
-                                       const char *section, int32_t num_replicas)
+/* Runs a forward pass over the batch and adds its columns; steals the options. */
+static struct rk_status *add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
+                                       const char *section, struct rk_json *options)
 {
     const struct pass pass = {
-        .role = role,
+        .role = rk_job_role(role)->name,
         .method = method,
         .micro = rk_job_log_prob_micro(ctx->job, section),
-        .num_replicas = num_replicas,
+        .num_replicas = rk_flow_num_replicas(ctx, role),
         .batch = ctx->batch,
         .num_rows = ctx->num_rows,
         .seqlens = ctx->seqlens,
-        .options = rk_json_new_object(),
+        .options = options,
     };
     struct rk_driver_result result = {0};
     struct rk_status *st = run_pass(ctx, &pass, &result);
@@ -177,8 +177,13 @@ static struct rk_status *measure_entropy(struct rk_flow_context *ctx)
 static struct rk_status *recompute(struct rk_flow_context *ctx)
 {
     struct rk_flow_comparison comparison = {.num_rows = ctx->num_rows};
+    bool has_squares = rk_job_needs_sum_pi_squared(ctx->job);
+    struct rk_json *options = rk_json_new_object();
 
-    RK_TRY(add_log_probs(ctx, "actor", "compute_log_prob", RK_JOB_ROLLOUT, ctx->num_replicas));
+    rk_json_set(options, "calculate_sum_pi_squared", rk_json_new_bool(has_squares));
+    RK_TRY(add_log_probs(ctx, RK_ROLE_ACTOR, "compute_log_prob", RK_JOB_ROLLOUT, options));
+    if (has_squares)
+        RK_TRY(check_finite(ctx, "sum_pi_squared"));
     RK_TRY(measure_entropy(ctx));
     return compare_batch(ctx, ctx->batch, &comparison, false);
 }
@@ -203,8 +208,7 @@ static bool needs_ref(const struct rk_flow_context *ctx)
 
 static struct rk_status *ref_log_prob(struct rk_flow_context *ctx)
 {
-    RK_TRY(add_log_probs(ctx, "ref", "compute_ref_log_prob", RK_JOB_REF,
-                         rk_flow_num_replicas(ctx, RK_ROLE_REF)));
+    RK_TRY(add_log_probs(ctx, RK_ROLE_REF, "compute_ref_log_prob", RK_JOB_REF, rk_json_new_object()));
     return check_finite(ctx, "ref_log_prob");
 }
 

@@ -12,6 +12,7 @@
 #define NUM_ESTIMATORS 14
 #define MIN_CASES      200
 #define NUM_KEYS       2
+#define GRAD_NORM      0.5 /* of the generator */
 
 /* The arrays of the files. */
 struct tensor {
@@ -272,6 +273,39 @@ static void test_every_estimator_gives_what_verl_does(void **state)
     rk_free(names);
 }
 
+/* Goal: the metrics variance_proxy/, with the values in the place of the advantages. */
+static void test_variance_proxy_gives_what_verl_does(void **state)
+{
+    static const char *const names[] = {"proxy1_signal_strength", "proxy2_total_power", "proxy3_pure_noise",
+                                        "expected_a_squared", "expected_w"};
+    int64_t num_cases = find_or_null("inputs", "num_rows")->count, num_measured = 0;
+    struct batch batch = {0};
+
+    (void)state;
+    while (batch.index < num_cases) {
+        struct rk_variance_proxy proxy;
+        struct rk_adv_in in;
+        int64_t num_rows;
+
+        batch_open(&batch);
+        in = inputs_of("gae", &batch);
+        num_rows = rk_variance_proxy_measure(
+            &proxy,
+            &(struct rk_variance_in){in.num_rows, in.response_length, in.response_mask, in.values,
+                                     in.old_log_probs, in.sum_pi_squared, in.rollout_is_weights, GRAD_NORM});
+        for (size_t i = 0; i < RK_ARRAY_LEN(names) && num_rows > 0; i++) {
+            const double actual[] = {proxy.signal_strength, proxy.total_power, proxy.pure_noise,
+                                     proxy.expected_a_squared, proxy.expected_w};
+            double expected = ((const double *)find("proxies", names[i]))[batch.index];
+
+            assert_below(names[i], fabs(actual[i] - expected), 1e-9 * fmax(1.0, fabs(expected)));
+        }
+        num_measured += num_rows > 0;
+        batch_close(&batch);
+    }
+    assert_true(num_measured >= MIN_CASES);
+}
+
 static int load_all(void **state)
 {
     (void)state;
@@ -279,6 +313,7 @@ static int load_all(void **state)
     load("rows");
     load("cells");
     load("returns");
+    load("proxies");
     return 0;
 }
 
@@ -296,6 +331,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_estimator_gives_what_verl_does),
+        cmocka_unit_test(test_variance_proxy_gives_what_verl_does),
     };
 
     return cmocka_run_group_tests(tests, load_all, free_all);

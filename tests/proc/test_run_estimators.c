@@ -20,26 +20,20 @@ static const char answers[] =
     "    echo '{\"id\": '$id', \"score\": '$n', \"first\": '$n', \"second\": '$((n / 2))'}'\n"
     "done\n";
 
-/* One step of the tiny job, with scores 0, 1, 2, 3 in every group; returns its metrics. */
-static struct rk_json *run_step(const char *estimator, const char *change)
+/* One step of the tiny job on `size` tensor-parallel ranks, with scores 0, 1, 2, 3 in every group; returns
+ * its metrics. */
+static struct rk_json *run_step_on(const char *size, const char *estimator, const char *change)
 {
     char *path = rk_test_temp_path("answers.sh"), *dir = new_run_dir();
     char *reward =
         rk_format("reward={\"name\": \"command\", \"command\": [\"sh\", \"%s\"], \"num_workers\": 1}", path);
     char *choice = rk_format("algorithm.adv_estimator=%s", estimator);
-    const char *const args[] = {"run",
-                                TINY_JOB,
-                                "--local=1",
-                                "--quiet",
-                                "--run-dir",
-                                dir,
-                                TINY,
-                                "trainer.total_training_steps=1",
-                                "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
-                                choice,
-                                reward,
-                                change,
-                                NULL};
+    char *tp = rk_format("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=%s", size);
+    const char *const args[] = {"run",  TINY_JOB,  "--local",
+                                size,   "--quiet", "--run-dir",
+                                dir,    TINY,      "trainer.total_training_steps=1",
+                                tp,     choice,    reward,
+                                change, NULL};
     struct outcome outcome;
     struct rk_json *metrics;
 
@@ -48,11 +42,17 @@ static struct rk_json *run_step(const char *estimator, const char *change)
     assert_exit(&outcome, 0);
     metrics = read_metrics(dir, 1);
     outcome_fini(&outcome);
+    rk_free(tp);
     rk_free(choice);
     rk_free(reward);
     rk_free(dir);
     rk_free(path);
     return metrics;
+}
+
+static struct rk_json *run_step(const char *estimator, const char *change)
+{
+    return run_step_on("1", estimator, change);
 }
 
 static void assert_metric(const char *label, const struct rk_json *metrics, const char *name, double expected)
@@ -86,6 +86,7 @@ static void test_run_outcome_estimator_gives_its_advantages(void **state)
         assert_metric(cases[i].name, metrics, "critic/advantages/min", cases[i].min);
         assert_metric(cases[i].name, metrics, "critic/advantages/max", cases[i].max);
         assert_metric(cases[i].name, metrics, "critic/returns/max", cases[i].max);
+        assert_null(rk_json_find(metrics, "variance_proxy/expected_w"));
         assert_true(metric(metrics, "actor/grad_norm") > 0.0);
         rk_json_free(metrics);
     }
@@ -142,6 +143,40 @@ static void test_run_remax_without_baselines_updates_nothing(void **state)
     rk_json_free(metrics);
 }
 
+/* Goal: both token baselines run, on two ranks that share the vocabulary as on one; in a response without
+ * masked tokens in the middle a token's number is its column. */
+static void test_run_token_baselines_agree_on_any_layout(void **state)
+{
+    struct rk_json *expected = run_step("optimal_token_baseline", NULL);
+    struct rk_json *metrics = run_step_on("2", "tir_optimal_token_baseline", NULL);
+    static const char *const names[] = {"critic/advantages/mean", "critic/advantages/min",
+                                        "critic/advantages/max", "variance_proxy/proxy2_total_power",
+                                        "variance_proxy/expected_w"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
+        assert_metric("two ranks", metrics, names[i], metric(expected, names[i]));
+    assert_metric("baseline", expected, "critic/returns/max", 3.0);
+    assert_true(metric(expected, "critic/advantages/min") < -1.0);
+    assert_true(metric(expected, "critic/advantages/max") > 1.0);
+    assert_true(metric(expected, "variance_proxy/expected_w") > 0.0);
+    assert_metric("signal", expected, "variance_proxy/proxy1_signal_strength",
+                  metric(expected, "actor/grad_norm") * metric(expected, "actor/grad_norm"));
+    rk_json_free(metrics);
+    rk_json_free(expected);
+}
+
+/* Goal: the metrics of the gradient's variance do not need such an estimator. */
+static void test_run_sum_pi_squared_is_measured_when_asked_for(void **state)
+{
+    struct rk_json *metrics = run_step("grpo", "actor_rollout_ref.actor.calculate_sum_pi_squared=true");
+
+    (void)state;
+    assert_true(metric(metrics, "variance_proxy/proxy2_total_power") > 0.0);
+    assert_true(metric(metrics, "variance_proxy/expected_a_squared") > 0.0);
+    rk_json_free(metrics);
+}
+
 static void test_run_gdpo_reads_the_rewards_beside_the_score(void **state)
 {
     struct rk_json *metrics = run_step("gdpo", "algorithm.gdpo_reward_keys=[\"first\",\"second\"]");
@@ -195,6 +230,8 @@ int main(void)
         cmocka_unit_test(test_run_whitening_estimator_has_mean_zero),
         cmocka_unit_test(test_run_remax_compares_with_a_greedy_response),
         cmocka_unit_test(test_run_remax_without_baselines_updates_nothing),
+        cmocka_unit_test(test_run_token_baselines_agree_on_any_layout),
+        cmocka_unit_test(test_run_sum_pi_squared_is_measured_when_asked_for),
         cmocka_unit_test(test_run_gdpo_reads_the_rewards_beside_the_score),
         cmocka_unit_test(test_run_gdpo_key_that_the_reward_lacks_is_named),
         cmocka_unit_test(test_run_estimator_without_what_it_needs_is_refused),

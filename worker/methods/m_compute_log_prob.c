@@ -1,4 +1,5 @@
-/* compute_log_prob: log-probs and entropies of the responses under the actor, before an update. */
+/* compute_log_prob: log-probs of the responses under the actor before an update, and what else the estimators
+ * read of its distributions. */
 #include "worker/methods/methods_internal.h"
 
 #include "worker/methods/forward_internal.h"
@@ -7,7 +8,8 @@ struct rk_status *rk_m_compute_log_prob(struct rk_call *call)
 {
     static const struct rk_forward_kind kind = {
         .outputs = {{RK_HEAD_LOG_PROBS, "old_log_probs", NULL},
-                    {RK_HEAD_ENTROPY, "entropys", "calculate_entropy"}},
+                    {RK_HEAD_ENTROPY, "entropys", "calculate_entropy"},
+                    {RK_HEAD_SUM_PI_SQUARED, "sum_pi_squared", "calculate_sum_pi_squared"}},
         .has_temperature = true,
     };
 

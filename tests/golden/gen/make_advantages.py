@@ -12,7 +12,8 @@ rows.safetensors: "NAME" [rows], the advantage of each token of the row, of the 
 returns are their advantages. cells.safetensors: "NAME" [cells] of the others, whose returns are in returns.safetensors;
 those of remax are those of the two token baselines too. "NAME.refused" [cases] is 1 where verl raises ValueError: a
 group of one in grpo_passk, one token to whiten. Where no token counts verl raises, too; rankd's answer, 0, stands
-here."""
+here. proxies.safetensors: the metrics variance_proxy/ [cases], with the values as advantages and a gradient norm of
+GRAD_NORM; 0 where no row takes part."""
 import ast
 import dataclasses
 import hashlib
@@ -38,6 +39,8 @@ TOKEN = {"gae": "compute_gae_advantage_return", "remax": "compute_remax_outcome_
          "tir_optimal_token_baseline": "compute_multi_turn_optimal_token_baseline_advantage"}
 WHITENED = {"gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"}
 ALONE = {"gae", "remax", "reinforce_plus_plus"}  # rows are not compared
+PROXIES = ["proxy1_signal_strength", "proxy2_total_power", "proxy3_pure_noise", "expected_a_squared", "expected_w"]
+GRAD_NORM = 0.5
 TO_GO = {"optimal_token_baseline", "tir_optimal_token_baseline"}
 
 
@@ -74,7 +77,10 @@ def load_verl(root):
              "as_torch_index": lambda index, device: torch.tensor(np.unique(index, return_inverse=True)[1]),
              "group_mean_std": groups.group_mean_std}
     names = {f"compute_{name}_outcome_advantage" for name in OUTCOME} | set(TOKEN.values())
-    return take(root / "verl/trainer/ppo/core_algos.py", names, space)
+    verl = take(root / "verl/trainer/ppo/core_algos.py", names, space)
+    verl.variance_proxy = take(root / "verl/trainer/ppo/metric_utils.py", {"compute_variance_proxy_metrics"},
+                               {"torch": torch, "verl_F": helpers}).compute_variance_proxy_metrics
+    return verl
 
 
 # --- cases ---
@@ -205,6 +211,20 @@ def row_values(case, advantages, returns, name):
     return values
 
 
+def measure_variance(verl, case):
+    """The metrics variance_proxy/ of the rows that take part, with the values as advantages."""
+    rows = case.mask.any(axis=1)
+    if not rows.any():
+        return [0.0] * len(PROXIES)
+    given = arguments("", case, rows)
+    batch = {"response_mask": given["response_mask"], "advantages": given["values"],
+             "old_log_probs": given["old_log_probs"], "sum_pi_squared": given["sum_pi_squared"]}
+    if case.has_is_weights:
+        batch["rollout_is_weights"] = given["rollout_is_weights"]
+    metrics = verl.variance_proxy(types.SimpleNamespace(batch=batch), GRAD_NORM)
+    return [metrics[f"variance_proxy/{name}"] for name in PROXIES]
+
+
 def pack_inputs(cases):
     join = lambda columns, dtype: np.concatenate([np.asarray(column, dtype=dtype).ravel() for column in columns])
     out = {"num_rows": np.array([len(case.mask) for case in cases], dtype=np.int32),
@@ -242,6 +262,8 @@ def main(verl_dir, commit, directory):
         if name not in TO_GO:
             returns[name] = np.concatenate([result[1].ravel() for result in results])
     files = {"inputs": pack_inputs(cases), "rows": rows, "cells": cells, "returns": returns}
+    proxies = np.array([measure_variance(verl, case) for case in cases])
+    files["proxies"] = {name: proxies[:, i].copy() for i, name in enumerate(PROXIES)}
     out = pathlib.Path(directory)
     out.mkdir(parents=True, exist_ok=True)
     manifest = {"seed": SEED, "cases": NUM_CASES, "verl": commit, "torch": torch.__version__, "numpy": np.__version__,

@@ -116,6 +116,8 @@ static const struct refused_case refused_cases[] = {
      ACTOR "old_log_prob=recompute contradicts " CORR "bypass_mode=true"},
     {{"algorithm.adv_estimator=optimal_token_baseline", ACTOR "old_log_prob=rollout"},
      "adv_estimator=optimal_token_baseline needs sum_pi_squared of the pass"},
+    {{ACTOR "calculate_sum_pi_squared=true", ACTOR "old_log_prob=rollout"},
+     ACTOR "calculate_sum_pi_squared=true needs sum_pi_squared of the pass"},
     {{"numerics=strict", ACTOR "old_log_prob=rollout", ROLLOUT "top_k=5"},
      ACTOR "old_log_prob=rollout contradicts " ROLLOUT "top_k=5"},
 };

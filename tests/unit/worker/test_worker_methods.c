@@ -173,6 +173,22 @@ static void test_generate_sequences_returns_padded_layout(void **state)
     test_cluster_close(&cluster);
 }
 
+/* At least the square of the token's own probability and e to minus the entropy, at most 1; 0 on padding. */
+static void check_sum_pi_squared(const struct rk_batch *output, const struct rk_batch *samples,
+                                 const float *entropys)
+{
+    const float *sums = reals(output, "sum_pi_squared"), *log_probs = reals(output, "old_log_probs");
+
+    for (int64_t k = 0; k < ROWS * RESPONSE; k++) {
+        double least = fmax(exp(2.0 * (double)log_probs[k]), exp(-(double)entropys[k]));
+
+        if (ids(samples, "response_mask", RESPONSE)[k])
+            assert_true((double)sums[k] >= least * (1.0 - RK_TOL_F32_SUM) && sums[k] <= 1.0F);
+        else
+            assert_true(sums[k] == 0.0F);
+    }
+}
+
 /* Goal: compute_log_prob of samples gives the log-probs that came with them, at the temperature of the
  * rollout. */
 static void test_compute_log_prob_equals_rollout(void **state)
@@ -189,6 +205,7 @@ static void test_compute_log_prob_equals_rollout(void **state)
         struct rk_batch *samples = generate(&cluster, sampling);
         struct rk_job *job =
             test_cluster_run(&cluster, 0, log_prob_job("actor", "compute_log_prob", samples, options));
+        struct rk_job *squares;
         const float *entropys;
 
         assert_ok(rk_status_clone(job->status));
@@ -196,19 +213,21 @@ static void test_compute_log_prob_equals_rollout(void **state)
                      rk_test_max_rel_error_f32(reals(job->output, "old_log_probs"),
                                                reals(samples, "rollout_log_probs"), ROWS * RESPONSE, 1.0),
                      RK_TOL_F32_SUM);
+        assert_null(rk_batch_find(job->output, "sum_pi_squared"));
         entropys = reals(job->output, "entropys");
         for (int64_t k = 0; k < ROWS * RESPONSE; k++)
             assert_true(ids(samples, "response_mask", RESPONSE)[k] ? entropys[k] > 0.0F
                                                                    : entropys[k] == 0.0F);
         assert_true(test_metric(job, "perf/max_memory_allocated_gb") > 0.0);
-        rk_job_destroy(job);
-
-        job = log_prob_job("actor", "compute_log_prob", samples, options);
-        rk_json_set(job->options, "calculate_entropy", rk_json_new_bool(false));
-        test_cluster_run(&cluster, 0, job);
-        assert_ok(rk_status_clone(job->status));
-        assert_non_null(rk_batch_find(job->output, "old_log_probs"));
-        assert_null(rk_batch_find(job->output, "entropys"));
+        squares = log_prob_job("actor", "compute_log_prob", samples, options);
+        rk_json_set(squares->options, "calculate_entropy", rk_json_new_bool(false));
+        rk_json_set(squares->options, "calculate_sum_pi_squared", rk_json_new_bool(true));
+        test_cluster_run(&cluster, 0, squares);
+        assert_ok(rk_status_clone(squares->status));
+        assert_non_null(rk_batch_find(squares->output, "old_log_probs"));
+        assert_null(rk_batch_find(squares->output, "entropys"));
+        check_sum_pi_squared(squares->output, samples, entropys);
+        rk_job_destroy(squares);
         rk_job_destroy(job);
         rk_batch_destroy(samples);
         rk_free(sampling);
