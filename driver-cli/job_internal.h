@@ -51,6 +51,8 @@ void rk_job_kl_ctrl_check(const struct rk_config *job, int32_t world_size, struc
 struct rk_rollout_correction_keys rk_job_rollout_correction_keys(const struct rk_config *job);
 /* Of a job that the rules have passed. */
 struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *job);
+/* The options of update_actor with bypass_mode: the loss, and what it reads. */
+void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job);
 /* Whether old_log_probs are the rollout's, without a pass of the policy. */
 bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
 /* The rules "rollout correction" and "old log-prob". */

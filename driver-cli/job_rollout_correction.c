@@ -89,6 +89,26 @@ struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *j
     return config;
 }
 
+void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job)
+{
+    struct rk_rollout_correction_keys keys = rk_job_rollout_correction_keys(job);
+    const struct {
+        const char *option, *text;
+    } texts[] = {{"rollout_correction.rollout_is", keys.rollout_is},
+                 {"rollout_correction.rollout_is_threshold", keys.rollout_is_threshold},
+                 {"rollout_correction.rollout_rs", keys.rollout_rs},
+                 {"rollout_correction.rollout_rs_threshold", keys.rollout_rs_threshold},
+                 {"rollout_correction.loss_type", keys.loss_type}};
+
+    rk_json_set(options, "policy_loss.loss_mode", rk_json_new_string(RK_JOB_BYPASS_LOSS));
+    rk_json_set(options, "rollout_correction.rollout_is_batch_normalize",
+                rk_json_new_bool(keys.rollout_is_batch_normalize));
+    for (size_t i = 0; i < RK_ARRAY_LEN(texts); i++) {
+        if (texts[i].text)
+            rk_json_set(options, texts[i].option, rk_json_new_string(texts[i].text));
+    }
+}
+
 /* A preset names the method; beside it only thresholds and the normalisation can be set. */
 static void check_preset(const struct rk_config *job, struct rk_str *problems)
 {
@@ -137,7 +157,6 @@ static void check_bypass(const struct rk_config *job, const struct rk_rollout_co
         rk_str_append(problems, LOSS_MODE "=" RK_JOB_BYPASS_LOSS " needs " CORR "bypass_mode=true\n");
     if (!keys->bypass_mode)
         return;
-    rk_str_append(problems, CORR "bypass_mode=true: this version has no loss " RK_JOB_BYPASS_LOSS "\n");
     if (!is_bypass_loss && strcmp(loss_mode, "vanilla") != 0)
         rk_str_appendf(problems,
                        LOSS_MODE "=%s contradicts " CORR "bypass_mode=true, whose loss is " RK_JOB_BYPASS_LOSS

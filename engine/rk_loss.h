@@ -103,6 +103,8 @@ struct rk_loss_ops {
     uint32_t optional_columns; /* read where they are */
     const struct rk_loss_metric *metrics;
     int32_t num_metrics;
+    /* Optional: whether the configuration gives metrics[i] a value. */
+    bool (*has_metric)(const void *config, int32_t i);
     /* Its own keys, read into config_bytes of configuration; none: num_knobs 0. */
     const struct rk_knob *knobs;
     int64_t num_knobs;

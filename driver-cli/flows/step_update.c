@@ -42,6 +42,7 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
 {
     bool use_kl_loss = rk_config_bool(ctx->job, RK_JOB_ACTOR "use_kl_loss");
     bool takes_rollouts = rk_job_takes_rollout_log_probs(ctx->job);
+    bool is_bypass = rk_job_rollout_correction_keys(ctx->job).bypass_mode;
     const char *columns[] = {"input_ids",     "attention_mask", "position_ids", "responses", "response_mask",
                              "old_log_probs", "advantages",     NULL,           NULL,        NULL};
     int64_t num_columns = 7;
@@ -68,7 +69,9 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     options = rk_json_new_object();
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
     rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    if (takes_rollouts)
+    if (is_bypass)
+        rk_job_set_bypass(options, ctx->job);
+    else if (takes_rollouts)
         rk_json_set(options, "calculate_entropy", rk_json_new_bool(true));
     st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
     if (result.metrics && !takes_rollouts) /* that of the pass before is of one policy */

@@ -18,6 +18,7 @@ extern const struct rk_loss_ops rk_loss_dro;
 extern const struct rk_loss_ops rk_loss_clip_cov;
 extern const struct rk_loss_ops rk_loss_kl_cov;
 extern const struct rk_loss_ops rk_loss_geo_mean;
+extern const struct rk_loss_ops rk_loss_bypass_mode;
 /* The losses of the other kinds. */
 extern const struct rk_loss_ops rk_loss_value;
 extern const struct rk_loss_ops rk_loss_sft;

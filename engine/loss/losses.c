@@ -18,6 +18,7 @@ static const struct rk_loss_ops *const losses[] = {
     &rk_loss_clip_cov,
     &rk_loss_kl_cov,
     &rk_loss_geo_mean,
+    &rk_loss_bypass_mode,
     &rk_loss_kl,
     &rk_loss_entropy,
     &rk_loss_distill,

@@ -81,26 +81,39 @@ static char *run_one_rank(const char *const *more)
     return run_strict("1", changes);
 }
 
-/* Goal: the entropy of the first pass of update_actor is that of compute_log_prob while there is one
- * mini-batch, over two epochs too. */
-static void test_run_entropy_is_that_of_the_first_pass(void **state)
+/* Goal: three ways to the same weights, over two epochs: log-probs that are taken, computed, and taken by
+ * bypass mode, whose ppo_clip is the same loss. The entropy of the first pass of update_actor is that of
+ * compute_log_prob while there is one mini-batch; bypass mode has neither entropy nor check. */
+static void test_run_three_sources_of_old_log_probs_agree(void **state)
 {
-    char *taken = run_one_rank((const char *const[]){ACTOR "ppo_epochs=2", ACTOR "entropy_coeff=0", NULL});
-    char *computed = run_one_rank((const char *const[]){ACTOR "ppo_epochs=2", ACTOR "entropy_coeff=0",
-                                                        ACTOR "old_log_prob=recompute", NULL});
+    static const char epochs[] = ACTOR "ppo_epochs=2", no_bonus[] = ACTOR "entropy_coeff=0";
+    char *taken = run_one_rank((const char *const[]){epochs, no_bonus, NULL});
+    char *computed =
+        run_one_rank((const char *const[]){epochs, no_bonus, ACTOR "old_log_prob=recompute", NULL});
+    char *bypass = run_one_rank((const char *const[]){epochs, no_bonus, CORR "preset=bypass_ppo_clip", NULL});
     struct rk_json *metrics = read_metrics(taken, 1), *others = read_metrics(computed, 1);
+    struct rk_json *bypassed = read_metrics(bypass, 1);
     double expected = metric(others, "actor/entropy");
 
     (void)state;
     assert_same_file(taken, computed, MODEL);
+    assert_same_file(taken, bypass, MODEL);
     assert_below("actor/entropy", fabs(metric(metrics, "actor/entropy") - expected),
                  RK_TOL_F32_SUM * expected);
     assert_true(metric(metrics, "actor/entropy_loss") != metric(metrics, "actor/entropy"));
     assert_null(rk_json_find(others, "actor/entropy_loss"));
+    assert_true(metric(bypassed, "actor/pg_loss") == metric(metrics, "actor/pg_loss"));
+    assert_true(metric(bypassed, "actor/pg_clipfrac") == metric(metrics, "actor/pg_clipfrac"));
+    assert_true(metric(bypassed, "rollout_corr/training_ppl") > 1.0);
+    assert_null(rk_json_find(bypassed, CHECK));
+    assert_null(rk_json_find(bypassed, "actor/entropy"));
+    assert_null(rk_json_find(bypassed, "rollout_corr/rollout_is_mean"));
     rk_json_free(metrics);
     rk_json_free(others);
+    rk_json_free(bypassed);
     rk_free(taken);
     rk_free(computed);
+    rk_free(bypass);
 }
 
 /* Goal: top-k makes the two policies differ: log-probs are computed, and weights and rejection act. */
@@ -118,6 +131,23 @@ static void test_run_with_top_k_is_corrected(void **state)
     assert_true(metric(metrics, "rollout_corr/rollout_is_max") <= 0.6);
     assert_true(metric(metrics, "rollout_corr/kl") > 0.1);
     assert_true(metric(metrics, "actor/grad_norm") > 0.0);
+    rk_json_free(metrics);
+    rk_free(dir);
+}
+
+static void test_run_bypass_reinforce_weighs(void **state)
+{
+    char *dir =
+        run_one_rank((const char *const[]){ROLLOUT "top_k=3", CORR "preset=bypass_pg_geo_rs_token_tis",
+                                           CORR "rollout_rs_threshold=0.2_1.7", NULL});
+    struct rk_json *metrics = read_metrics(dir, 1);
+    double masked = metric(metrics, "rollout_corr/rollout_rs_masked_fraction");
+
+    (void)state;
+    assert_true(metric(metrics, "rollout_corr/rollout_is_mean") < 0.9);
+    assert_true(masked > 0.0 && masked < 1.0);
+    assert_true(metric(metrics, "actor/grad_norm") > 0.0);
+    assert_null(rk_json_find(metrics, "actor/pg_clipfrac"));
     rk_json_free(metrics);
     rk_free(dir);
 }
@@ -140,8 +170,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_that_takes_rollout_log_probs_equals_one_that_computes_them),
-        cmocka_unit_test(test_run_entropy_is_that_of_the_first_pass),
+        cmocka_unit_test(test_run_three_sources_of_old_log_probs_agree),
         cmocka_unit_test(test_run_with_top_k_is_corrected),
+        cmocka_unit_test(test_run_bypass_reinforce_weighs),
         cmocka_unit_test(test_run_that_rejects_all_keeps_the_weights),
     };
 

@@ -37,7 +37,7 @@ void rk_test_policy_options(struct rk_json *options)
     static const struct rk_config_key keys[] = {
 #define KEY(a, b, c, field, key, type, def, min, max, choices, flags, help) \
     {key, RK_CONFIG_OPEN, def, 0, 0, NULL, 0, ""},
-        RK_POLICY_LOSS_KNOBS(KEY, , , ) RK_DISTILL_KNOBS(KEY, , , )
+        RK_POLICY_LOSS_KNOBS(KEY, , , ) RK_DISTILL_KNOBS(KEY, , , ) RK_ROLLOUT_CORRECTION_KNOBS(KEY, , , )
 #undef KEY
     };
 
@@ -76,6 +76,8 @@ struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
         .token_weight = weights[1],
         .seq_weight = weights[2],
         .num_sequences = batch->global.num_sequences,
+        .agg_mode = batch->mode,
+        .is_first_pass = true,
     };
     struct rk_loss_out out = {0};
 

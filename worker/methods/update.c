@@ -254,6 +254,8 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
         const struct rk_loss_metric *metric = &term->ops->metrics[i];
         double value = term->metrics[i];
 
+        if (term->ops->has_metric && !term->ops->has_metric(term->config, i))
+            continue;
         switch (metric->reduce) {
         case RK_LOSS_SUM:
             add_metric(u, metric->name, value / n, "sum");
