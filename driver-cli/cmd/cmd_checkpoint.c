@@ -180,7 +180,8 @@ static void print_done(const struct rk_cli *cli, const char *kind, const char *p
     }
 }
 
-static struct rk_status *run_save(struct rk_cli *cli)
+/* A role's part of a checkpoint, written or read by the daemons that hold the model. */
+static struct rk_status *run_part(struct rk_cli *cli, const char *method, const char *done)
 {
     struct rk_driver_result result = {0};
     struct rk_hosts hosts = {0};
@@ -194,11 +195,12 @@ static struct rk_status *run_save(struct rk_cli *cli)
     RK_TRY_GOTO(st, open_group(cli, &hosts, &driver), out);
     RK_TRY_GOTO(st, take_group(driver), out);
     options = path_option(path);
-    rk_json_set(options, "global_step", rk_json_new_int(step));
+    if (strcmp(method, "save_checkpoint") == 0)
+        rk_json_set(options, "global_step", rk_json_new_int(step));
     if (contents)
         rk_json_set(options, "contents", rk_json_clone(contents));
-    RK_TRY_GOTO(st, call(driver, role_of(cli), "save_checkpoint", options, &result), out);
-    print_done(cli, "CheckpointSaved", path, &result);
+    RK_TRY_GOTO(st, call(driver, role_of(cli), method, options, &result), out);
+    print_done(cli, done, path, &result);
 out:
     rk_driver_result_fini(&result);
     close_group(&hosts, driver);
@@ -207,30 +209,14 @@ out:
     return st;
 }
 
+static struct rk_status *run_save(struct rk_cli *cli)
+{
+    return run_part(cli, "save_checkpoint", "CheckpointSaved");
+}
+
 static struct rk_status *run_load(struct rk_cli *cli)
 {
-    struct rk_driver_result result = {0};
-    struct rk_hosts hosts = {0};
-    struct rk_driver *driver = NULL;
-    struct rk_json *options, *contents = contents_of(cli);
-    struct rk_status *st;
-    int64_t step;
-    char *path;
-
-    RK_TRY_GOTO(st, part_path(&path, &step, cli), out);
-    RK_TRY_GOTO(st, open_group(cli, &hosts, &driver), out);
-    RK_TRY_GOTO(st, take_group(driver), out);
-    options = path_option(path);
-    if (contents)
-        rk_json_set(options, "contents", rk_json_clone(contents));
-    RK_TRY_GOTO(st, call(driver, role_of(cli), "load_checkpoint", options, &result), out);
-    print_done(cli, "CheckpointLoaded", path, &result);
-out:
-    rk_driver_result_fini(&result);
-    close_group(&hosts, driver);
-    rk_json_free(contents);
-    rk_free(path);
-    return st;
+    return run_part(cli, "load_checkpoint", "CheckpointLoaded");
 }
 
 /* --- export of what daemons hold --- */
