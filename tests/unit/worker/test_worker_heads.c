@@ -1,4 +1,5 @@
-/* The methods of critics, reward models and supervised fine-tuning: layouts agree, updates learn. */
+/* The methods of critics, reward models and supervised fine-tuning, and the losses of update_actor: layouts
+ * agree, updates learn. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -43,6 +44,9 @@ static struct rk_batch *make_batch(void)
 
     add_reals(batch, "values", 0.0F, 0.0F);
     add_reals(batch, "ref_log_prob", -4.0F, 0.0F);
+    add_reals(batch, "old_log_probs", -4.5F, 0.1F);
+    add_reals(batch, "advantages", 1.5F, -0.3F);
+    add_reals(batch, "teacher_log_probs", -3.0F, -0.2F);
     add_reals(batch, "returns", -1.0F, 0.25F);
     assert_ok(rk_batch_add_dense(batch, "loss_mask", RK_DTYPE_I64, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * TOKENS; i++)
@@ -219,6 +223,82 @@ static void test_heads_layouts_agree(void **state)
     }
 }
 
+/* --- update_actor with every loss --- */
+
+static const struct {
+    const char *name, *options, *metric;
+} policies[] = {
+    {"vanilla", "{}", "actor/pg_loss"},
+    {"gspo", "{\"policy_loss.loss_mode\": \"gspo\"}", "actor/pg_loss"},
+    {"sapo", "{\"policy_loss.loss_mode\": \"sapo\"}", "actor/pg_loss"},
+    {"gpg", "{\"policy_loss.loss_mode\": \"gpg\"}", "actor/pg_loss"},
+    {"cispo", "{\"policy_loss.loss_mode\": \"cispo\"}", "actor/pg_loss"},
+    {"dppo_tv", "{\"policy_loss.loss_mode\": \"dppo_tv\"}", "actor/pg_loss"},
+    {"dppo_kl", "{\"policy_loss.loss_mode\": \"dppo_kl\"}", "actor/pg_loss"},
+    {"dro", "{\"policy_loss.loss_mode\": \"dro\", \"policy_loss.dro_beta\": 0.3}", "actor/pg_loss"},
+    {"clip_cov", "{\"policy_loss.loss_mode\": \"clip_cov\", \"policy_loss.clip_cov_lb\": -1e9}",
+     "actor/pg_loss"},
+    {"kl_cov", "{\"policy_loss.loss_mode\": \"kl_cov\"}", "actor/pg_loss"},
+    {"geo_mean", "{\"policy_loss.loss_mode\": \"geo_mean\"}", "actor/pg_loss"},
+    {"distillation", "{\"distillation.enabled\": true}", "distillation/loss"},
+    {"distillation alone",
+     "{\"distillation.enabled\": true, \"distillation.distillation_loss.use_task_rewards\": false}",
+     "distillation/loss"},
+};
+
+struct policy_outcome {
+    double loss[RK_ARRAY_LEN(policies)], grad_norm[RK_ARRAY_LEN(policies)];
+};
+
+/* The learning rate is too small to change the model: every loss meets the same one. */
+static void run_policies(int32_t tp, int32_t dp, struct policy_outcome *out)
+{
+    static const char *const columns[] = {"input_ids",  "attention_mask",    "position_ids",
+                                          "responses",  "response_mask",     "old_log_probs",
+                                          "advantages", "teacher_log_probs", NULL};
+    const struct rk_mesh_spec spec = {.tp = tp, .dp = dp};
+    const struct test_mesh mesh = mesh_of(0, &spec);
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+
+    test_cluster_open(&cluster, tp * dp, NULL);
+    test_cluster_configure(&cluster, 1, &mesh, 1);
+    test_cluster_init_model(&cluster, "actor", "\"optim.lr\": 1e-12");
+    for (size_t i = 0; i < RK_ARRAY_LEN(policies); i++) {
+        const struct planned update = {"actor",         "update_actor", policies[i].options,
+                                       "response_mask", columns,        0};
+
+        run(&cluster, &update, dp, jobs);
+        out->loss[i] = sum_metric(&cluster, jobs, policies[i].metric);
+        out->grad_norm[i] = test_metric(jobs[0], "actor/grad_norm");
+        assert_true(out->grad_norm[i] > 0.0);
+        assert_true(isnan(test_metric(jobs[0], "actor/pg_loss")) ==
+                    (strstr(policies[i].name, "alone") != NULL));
+        destroy_all(&cluster, jobs);
+    }
+    test_cluster_close(&cluster);
+}
+
+/* Goal: loss and gradient of every policy loss are those of one rank on every layout. */
+static void test_policy_losses_layouts_agree(void **state)
+{
+    static const int32_t layouts[][2] = {{2, 1}, {1, 2}, {2, 2}};
+    struct policy_outcome expected, actual;
+
+    (void)state;
+    run_policies(1, 1, &expected);
+    for (size_t k = 0; k < RK_ARRAY_LEN(layouts); k++) {
+        run_policies(layouts[k][0], layouts[k][1], &actual);
+        for (size_t i = 0; i < RK_ARRAY_LEN(policies); i++) {
+            double scale = fmax(1.0, fabs(expected.loss[i]));
+
+            assert_below(policies[i].name, fabs(actual.loss[i] - expected.loss[i]) / scale, RK_TOL_F32_SUM);
+            assert_below(policies[i].name, fabs(actual.grad_norm[i] / expected.grad_norm[i] - 1.0),
+                         RK_TOL_F32_SUM);
+        }
+    }
+}
+
 /* Goal: a plan that separates the rows of a pair is refused. */
 static void test_update_dpo_separated_pair_is_refused(void **state)
 {
@@ -251,6 +331,7 @@ static void test_update_dpo_separated_pair_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_policy_losses_layouts_agree),
         cmocka_unit_test(test_update_dpo_separated_pair_is_refused),
         cmocka_unit_test(test_heads_layouts_agree),
     };
