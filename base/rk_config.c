@@ -303,6 +303,19 @@ bool rk_config_is_null(const struct rk_config *config, const char *path)
     return rk_json_is_null(get_value(config, path));
 }
 
+bool rk_config_is_default(const struct rk_config *config, const char *path)
+{
+    const char *text = get_row(config, path)->default_text;
+    struct rk_json *value = NULL;
+    struct rk_status *st = text ? rk_json_parse(&value, text, strlen(text), path, 0) : NULL;
+    bool is_equal;
+
+    RK_ASSERT(st == NULL); /* the table is ours */
+    is_equal = value && rk_json_equal(value, get_value(config, path));
+    rk_json_free(value);
+    return is_equal;
+}
+
 const char *rk_config_origin(const struct rk_config *config, const char *path)
 {
     return config->origins[get_row(config, path) - config->keys];

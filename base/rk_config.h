@@ -91,6 +91,8 @@ double rk_config_real(const struct rk_config *config, const char *path);
 const char *rk_config_string(const struct rk_config *config, const char *path); /* NULL when null */
 const struct rk_json *rk_config_json(const struct rk_config *config, const char *path);
 bool rk_config_is_null(const struct rk_config *config, const char *path);
+/* Whether the value is the table's, given or not: a file that lists all keys asks for nothing by that. */
+bool rk_config_is_default(const struct rk_config *config, const char *path);
 /* "job.json:14", "env RANKD_DEVICE", "flag" or "default". */
 const char *rk_config_origin(const struct rk_config *config, const char *path);
 /* The whole resolved tree. */

@@ -176,6 +176,46 @@ static void apply(struct rk_config_loader *loader, const char *path)
         refuse(loader, path, value);
 }
 
+/* --- a value in place of a section: "algorithm=sft" says algorithm.type=sft --- */
+
+static bool is_section(const struct rk_json *json)
+{
+    return json && rk_json_type(json) == RK_JSON_OBJECT;
+}
+
+void rk_config_expand_parents(struct rk_config_loader *loader, const char *path)
+{
+    for (const char *dot = strchr(path, '.'); dot; dot = strchr(dot + 1, '.')) {
+        char *parent = rk_strndup(path, (size_t)(dot - path));
+        const struct rk_json *value = rk_json_find_path(loader->tree, parent);
+
+        if (value && !is_section(value) && rk_config_find_foreign(loader->source, parent))
+            apply(loader, parent);
+        rk_free(parent);
+    }
+}
+
+bool rk_config_put_in_section(struct rk_config_loader *loader, const char *path, struct rk_json *value,
+                              const struct rk_config_place *place)
+{
+    struct rk_json *members = rk_json_find_path(loader->tree, path), *section;
+
+    if (!is_section(members) || is_section(value) || !rk_config_find_foreign(loader->source, path))
+        return false;
+    members = rk_json_retain(members);
+    rk_json_set_path(loader->tree, path, value);
+    rk_config_set_place(loader, path, place);
+    apply(loader, path);
+    section = rk_json_find_path(loader->tree, path);
+    for (void *it = is_section(section) ? rk_json_iter(members) : NULL; it;
+         it = rk_json_iter_next(members, it)) {
+        if (!rk_json_find(section, rk_json_iter_key(it)))
+            rk_json_set(section, rk_json_iter_key(it), rk_json_retain(rk_json_iter_value(it)));
+    }
+    rk_json_free(members);
+    return true;
+}
+
 /* --- the tree --- */
 
 struct paths {
@@ -189,13 +229,13 @@ static void list_paths(const struct rk_config_loader *loader, const struct rk_js
     for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
         const struct rk_json *value = rk_json_iter_value(it);
         char *member = rk_json_join_path(path, rk_json_iter_key(it));
-        bool is_section = rk_json_type(value) == RK_JSON_OBJECT && rk_json_count(value) > 0;
+        bool has_members = is_section(value) && rk_json_count(value) > 0;
 
         if (strchr(rk_json_iter_key(it), '.')) {
             rk_free(member);
             continue;
         }
-        if (is_section) {
+        if (has_members) {
             list_paths(loader, value, member, out);
             rk_free(member);
         } else {

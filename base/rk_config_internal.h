@@ -50,6 +50,12 @@ struct rk_status *rk_config_resolve(struct rk_config_loader *loader) RK_NODISCAR
 void rk_config_apply_environment(struct rk_config_loader *loader);
 void rk_config_apply_overrides(struct rk_config_loader *loader);
 void rk_config_apply_foreign(struct rk_config_loader *loader);
+/* Applies rows to values that stand where `path` needs a section. */
+void rk_config_expand_parents(struct rk_config_loader *loader, const char *path);
+/* Applies a row to a value for a section that has members, which stay. False, without taking the value, when
+ * there is no such section or row. */
+bool rk_config_put_in_section(struct rk_config_loader *loader, const char *path, struct rk_json *value,
+                              const struct rk_config_place *place);
 void rk_config_apply_defaults(struct rk_config_loader *loader);
 void rk_config_resolve_refs(struct rk_config_loader *loader);
 void rk_config_check(struct rk_config_loader *loader);

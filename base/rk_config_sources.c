@@ -142,6 +142,9 @@ static void put_at(struct rk_config_loader *loader, const char *path, struct rk_
 {
     struct rk_json *old;
 
+    rk_config_expand_parents(loader, path);
+    if (rk_config_put_in_section(loader, path, value, place))
+        return;
     if (rk_json_type(value) != RK_JSON_OBJECT) {
         rk_json_set_path(loader->tree, path, value);
         rk_config_set_place(loader, path, place);
