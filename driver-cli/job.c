@@ -24,6 +24,7 @@ struct knob {
 };
 #define KNOB(section, b, c, field, key, ...) {key, section key},
 static const struct knob loss_knobs[] = {RK_POLICY_LOSS_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob dpo_knobs[] = {RK_DPO_KNOBS(KNOB, RK_JOB_DPO, , )};
 static const struct knob optim_knobs[] = {RK_OPTIM_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};
@@ -36,6 +37,7 @@ static const struct {
     size_t count;
 } knobs[] = {
     [RK_JOB_KNOBS_LOSS] = {loss_knobs, RK_ARRAY_LEN(loss_knobs)},
+    [RK_JOB_KNOBS_DPO] = {dpo_knobs, RK_ARRAY_LEN(dpo_knobs)},
     [RK_JOB_KNOBS_OPTIM] = {optim_knobs, RK_ARRAY_LEN(optim_knobs)},
     [RK_JOB_KNOBS_INIT] = {init_knobs, RK_ARRAY_LEN(init_knobs)},
     [RK_JOB_KNOBS_RECOMPUTE] = {recompute_knobs, RK_ARRAY_LEN(recompute_knobs)},
@@ -170,9 +172,8 @@ struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const cha
 
 int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro)
 {
-    int64_t longest =
-        rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
-    int64_t rows = rk_config_int(job, "data.train_batch_size") * rk_config_int(job, RK_JOB_ROLLOUT "n");
+    int64_t longest = rk_job_longest(job);
+    int64_t rows = rk_config_int(job, "data.train_batch_size") * rk_job_sequences(job);
 
     if (!micro->use_dynamic_bsz)
         return RK_MIN(micro->micro_batch_rows, rows) * longest;

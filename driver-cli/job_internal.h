@@ -17,6 +17,7 @@
 #define RK_JOB_ROLLOUT       "actor_rollout_ref.rollout."
 #define RK_JOB_REF           "actor_rollout_ref.ref."
 #define RK_JOB_REWARD_KWARGS "reward.reward_kwargs."
+#define RK_JOB_DPO           "algorithm.dpo."
 #define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
 /* In the section of a role. */
 #define RK_JOB_TP "megatron.tensor_model_parallel_size"
@@ -59,6 +60,8 @@ bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
 void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_size,
                                      struct rk_str *problems);
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+/* The rule "examples". */
+void rk_job_examples_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys with type, default and help. */
 void rk_job_format_keys(struct rk_str *out);
 
@@ -73,6 +76,7 @@ const struct rk_job_rule *rk_job_rules(int64_t *count);
 /* The rows of base/knobs.def as options: those of a group that the job does not leave null. */
 typedef enum rk_job_knobs {
     RK_JOB_KNOBS_LOSS,
+    RK_JOB_KNOBS_DPO,
     RK_JOB_KNOBS_OPTIM,
     RK_JOB_KNOBS_INIT,
     RK_JOB_KNOBS_RECOMPUTE,
@@ -99,6 +103,15 @@ const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (ass
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 /* Tensor-parallel size; what a role leaves open is the actor's. */
 int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit);
+
+/* --- sizes, by algorithm.type (job_roles.c) --- */
+bool rk_job_generates(const struct rk_config *job); /* its rows are prompts that the rollout answers */
+/* Sequences that a row of the data becomes: rollout.n, 1 conversation or the 2 sides of a pair. */
+int64_t rk_job_sequences(const struct rk_config *job);
+/* Sequences that stay in one micro-batch: 1, or the 2 of a pair. */
+int64_t rk_job_group_size(const struct rk_config *job);
+/* Tokens that no sequence exceeds. */
+int64_t rk_job_longest(const struct rk_config *job);
 
 /* --- derived values --- */
 /* Whether compute_log_prob has to return sum_pi_squared. */

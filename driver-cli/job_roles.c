@@ -57,3 +57,27 @@ int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit)
     rk_free(key);
     return (int32_t)tp;
 }
+
+/* --- sizes --- */
+
+bool rk_job_generates(const struct rk_config *job)
+{
+    return rk_flow_of(job)->sequences == 0;
+}
+
+int64_t rk_job_sequences(const struct rk_config *job)
+{
+    return rk_job_generates(job) ? rk_config_int(job, RK_JOB_ROLLOUT "n") : rk_flow_of(job)->sequences;
+}
+
+int64_t rk_job_group_size(const struct rk_config *job)
+{
+    return rk_job_generates(job) ? 1 : rk_flow_of(job)->sequences;
+}
+
+int64_t rk_job_longest(const struct rk_config *job)
+{
+    if (!rk_job_generates(job))
+        return rk_config_int(job, "data.max_length");
+    return rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+}

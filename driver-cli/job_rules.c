@@ -19,11 +19,6 @@ static int64_t num_replicas(int32_t world_size, int32_t tp)
     return world_size % tp == 0 ? world_size / tp : 1;
 }
 
-static int64_t num_samples(const struct rk_config *job)
-{
-    return rk_config_int(job, RK_JOB_ROLLOUT "n");
-}
-
 static void check_world(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     int64_t count;
@@ -78,12 +73,13 @@ static void check_train_batch(const struct rk_config *job, int32_t world_size, s
         int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, roles[i].bit));
 
         if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit) ||
-            prompts * num_samples(job) % replicas == 0)
+            prompts * rk_job_sequences(job) % (replicas * rk_job_group_size(job)) == 0)
             continue;
         rk_str_appendf(problems,
-                       "data.train_batch_size=%" PRId64 " x rollout.n=%" PRId64
-                       " does not divide by the %" PRId64 " data-parallel replicas of the %s\n",
-                       prompts, num_samples(job), replicas, roles[i].name);
+                       "data.train_batch_size=%" PRId64 " x %s=%" PRId64 " does not divide by the %" PRId64
+                       " data-parallel replicas of the %s\n",
+                       prompts, rk_job_generates(job) ? "rollout.n" : "sequences of a row",
+                       rk_job_sequences(job), replicas, roles[i].name);
     }
 }
 
@@ -93,32 +89,31 @@ static void check_mini_batch(const struct rk_config *job, int32_t world_size, st
     int64_t mini = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size");
     int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, RK_ROLE_ACTOR));
 
+    if (!rk_job_generates(job)) /* a batch is one optimizer step */
+        return;
     if (mini > prompts || prompts % mini != 0)
         rk_str_appendf(problems,
                        RK_JOB_ACTOR "ppo_mini_batch_size=%" PRId64
                                     " does not divide data.train_batch_size=%" PRId64 "\n",
                        mini, prompts);
-    if (mini * num_samples(job) % replicas != 0)
+    if (mini * rk_job_sequences(job) % replicas != 0)
         rk_str_appendf(problems,
                        RK_JOB_ACTOR "ppo_mini_batch_size=%" PRId64 " x rollout.n=%" PRId64
                                     " does not divide by the %" PRId64 " data-parallel replicas\n",
-                       mini, num_samples(job), replicas);
+                       mini, rk_job_sequences(job), replicas);
 }
 
-/* One pass: either a token budget that holds the longest sequence, or a number of rows. */
+/* One pass: either a token budget that holds the longest sequences, or a number of rows. */
 static void check_micro(const struct rk_config *job, const char *where, const char *size_key,
                         struct rk_job_micro micro, struct rk_str *problems)
 {
-    int64_t longest =
-        rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+    int64_t group = rk_job_group_size(job), longest = rk_job_longest(job);
+    const char *key =
+        rk_job_generates(job) ? "data.max_prompt_length + data.max_response_length" : "data.max_length";
 
-    if (micro.use_dynamic_bsz && micro.max_token_len < longest)
-        rk_str_appendf(
-            problems,
-            "%s: %" PRId64
-            " tokens a micro-batch are fewer than data.max_prompt_length + data.max_response_length"
-            " = %" PRId64 "\n",
-            where, micro.max_token_len, longest);
+    if (micro.use_dynamic_bsz && micro.max_token_len < group * longest)
+        rk_str_appendf(problems, "%s: %" PRId64 " tokens a micro-batch are fewer than %s%s = %" PRId64 "\n",
+                       where, micro.max_token_len, group > 1 ? "the pair's 2 x " : "", key, group * longest);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows == 0)
         rk_str_appendf(problems, "%s: set %s, or use_dynamic_bsz\n", where, size_key);
 }
@@ -126,7 +121,9 @@ static void check_micro(const struct rk_config *job, const char *where, const ch
 static void check_actor_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     struct rk_job_micro micro = rk_job_actor_micro(job);
-    int64_t rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * num_samples(job);
+    int64_t rows = rk_config_int(job, rk_job_generates(job) ? RK_JOB_ACTOR "ppo_mini_batch_size"
+                                                            : "data.train_batch_size") *
+                   rk_job_sequences(job);
     int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, RK_ROLE_ACTOR));
 
     check_micro(job, "actor_rollout_ref.actor", "ppo_micro_batch_size_per_gpu", micro, problems);
@@ -136,6 +133,11 @@ static void check_actor_micro(const struct rk_config *job, int32_t world_size, s
                        RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%" PRId64 " does not divide the %" PRId64
                                     " rows of a mini-batch on one replica\n",
                        micro.micro_batch_rows, rows / replicas);
+    if (!micro.use_dynamic_bsz && micro.micro_batch_rows % rk_job_group_size(job) != 0)
+        rk_str_appendf(problems,
+                       RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%" PRId64
+                                    " would split a pair, which is 2 rows\n",
+                       micro.micro_batch_rows);
 }
 
 static void check_log_prob_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -155,7 +157,7 @@ static void check_model_len(const struct rk_config *job, int32_t world_size, str
     int64_t max_len = rk_job_int_or(job, RK_JOB_ROLLOUT "max_model_len", longest);
 
     (void)world_size;
-    if (max_len < longest)
+    if (rk_job_generates(job) && max_len < longest)
         rk_str_appendf(problems,
                        RK_JOB_ROLLOUT "max_model_len=%" PRId64 " is less than data.max_prompt_length + "
                                       "data.max_response_length = %" PRId64 "\n",
@@ -347,6 +349,7 @@ static const struct rk_job_rule rules[] = {
     {"policy loss", check_policy_loss},
     {"kl controller", rk_job_kl_ctrl_check},
     {"filter_groups", check_filter_groups},
+    {"examples", rk_job_examples_check},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"rollout correction", rk_job_rollout_correction_check},

@@ -12,11 +12,11 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 #include "base/rk_safetensors.h"
+#include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/job_internal.h"
 
-#define REWARD_METRIC    "critic/score/mean"
 #define STEP_METRIC      "training/global_step"
 #define NAME_ATTEMPTS    100
 #define CONFIG_BYTES_MAX (16u << 20)
@@ -63,13 +63,49 @@ static struct rk_status *write_json(const char *dir, const char *name, const str
     return st;
 }
 
-static void remember_reward(struct rk_run_dir *run, double reward)
+/* --- the curve --- */
+
+static const struct rk_run_curve curves[] = {{"critic/score/mean", "reward"}, {"train/loss", "loss"}};
+
+const struct rk_run_curve *rk_run_curves(int64_t *count)
 {
+    *count = RK_ARRAY_LEN(curves);
+    return curves;
+}
+
+const struct rk_run_curve *rk_run_curve_of(const struct rk_json *metrics)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(curves); i++) {
+        if (rk_json_find(metrics, curves[i].metric))
+            return &curves[i];
+    }
+    return NULL;
+}
+
+bool rk_run_is_validation(const char *metric)
+{
+    static const char *const told[] = {"val/loss", "val/rewards/margins", "val/rewards/accuracies"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(told); i++) {
+        if (strcmp(metric, told[i]) == 0)
+            return true;
+    }
+    return rk_str_has_prefix(metric, "val-core/") && strstr(metric, "/mean@");
+}
+
+static void remember_value(struct rk_run_dir *run, const struct rk_json *metrics)
+{
+    const struct rk_run_curve *curve = rk_run_curve_of(metrics);
+    double value = curve ? rk_json_as_real(rk_json_find(metrics, curve->metric), NAN) : NAN;
+
+    if (!isfinite(value))
+        return;
+    run->curve = curve;
     if (run->num_steps == run->capacity) {
         run->capacity = run->capacity ? 2 * run->capacity : 64;
-        run->rewards = rk_realloc(run->rewards, (size_t)run->capacity * sizeof(*run->rewards));
+        run->values = rk_realloc(run->values, (size_t)run->capacity * sizeof(*run->values));
     }
-    run->rewards[run->num_steps++] = reward;
+    run->values[run->num_steps++] = value;
 }
 
 /* --- metrics.jsonl of a run that goes on --- */
@@ -84,12 +120,10 @@ static bool keep_line(void *user, const struct rk_jsonl_line *line)
 {
     struct cut *cut = user;
     int64_t step = rk_json_as_int(rk_json_find(line->json, STEP_METRIC), cut->kept_step);
-    double reward = rk_json_as_real(rk_json_find(line->json, REWARD_METRIC), NAN);
 
     if (step > cut->last_step)
         return false;
-    if (isfinite(reward))
-        remember_reward(cut->run, reward);
+    remember_value(cut->run, line->json);
     cut->kept_step = step;
     cut->end = line->end;
     return true;
@@ -240,7 +274,6 @@ static struct rk_status *check_there(const struct rk_run_dir *run)
 
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics)
 {
-    double reward = rk_json_as_real(rk_json_find(metrics, REWARD_METRIC), NAN);
     char *text;
     bool is_written;
 
@@ -251,8 +284,7 @@ struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json
     if (!is_written)
         return rk_errno_status("cannot write metrics.jsonl in", run->path);
     RK_TRY(check_there(run));
-    if (isfinite(reward))
-        remember_reward(run, reward);
+    remember_value(run, metrics);
     return NULL;
 }
 
@@ -263,7 +295,7 @@ struct rk_status *rk_run_dir_sync(struct rk_run_dir *run)
     return NULL;
 }
 
-double rk_run_dir_mean_reward(const struct rk_run_dir *run, bool is_last, int64_t count)
+double rk_run_dir_mean(const struct rk_run_dir *run, bool is_last, int64_t count)
 {
     int64_t first;
     double sum = 0.0;
@@ -271,16 +303,25 @@ double rk_run_dir_mean_reward(const struct rk_run_dir *run, bool is_last, int64_
     count = RK_MIN(count, run->num_steps);
     first = is_last ? run->num_steps - count : 0;
     for (int64_t i = first; i < first + count; i++)
-        sum += run->rewards[i];
+        sum += run->values[i];
     return count > 0 ? sum / (double)count : 0.0;
+}
+
+/* reward_first_3 */
+static void set_mean(struct rk_json *summary, const struct rk_run_dir *run, const char *what, double mean)
+{
+    char *key = rk_format("%s_%s", run->curve ? run->curve->name : curves[0].name, what);
+
+    rk_json_set(summary, key, rk_json_new_real(mean));
+    rk_free(key);
 }
 
 struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary)
 {
     rk_json_set(summary, "run_dir", rk_json_new_string(run->path));
     rk_json_set(summary, "num_steps", rk_json_new_int(run->num_steps));
-    rk_json_set(summary, "reward_first_3", rk_json_new_real(rk_run_dir_mean_reward(run, false, 3)));
-    rk_json_set(summary, "reward_last_10", rk_json_new_real(rk_run_dir_mean_reward(run, true, 10)));
+    set_mean(summary, run, "first_3", rk_run_dir_mean(run, false, 3));
+    set_mean(summary, run, "last_10", rk_run_dir_mean(run, true, 10));
     return write_json(run->path, "summary.json", summary);
 }
 
@@ -288,7 +329,7 @@ void rk_run_dir_fini(struct rk_run_dir *run)
 {
     if (run->metrics)
         fclose(run->metrics);
-    rk_free(run->rewards);
+    rk_free(run->values);
     rk_free(run->path);
     *run = (struct rk_run_dir){0};
 }

@@ -10,11 +10,23 @@
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 
+/* The number that says how a run goes. */
+struct rk_run_curve {
+    const char *metric, *name; /* "critic/score/mean", "reward" */
+};
+
+/* NULL for metrics that have none: of a validation alone. */
+const struct rk_run_curve *rk_run_curve_of(const struct rk_json *metrics);
+const struct rk_run_curve *rk_run_curves(int64_t *count);
+/* Whether people are told this metric of a validation. */
+bool rk_run_is_validation(const char *metric);
+
 struct rk_run_dir {
-    char *path;                  /* absolute */
-    FILE *metrics;               /* metrics.jsonl */
-    int64_t num_steps, capacity; /* steps that have a reward */
-    double *rewards;             /* of these */
+    char *path;                       /* absolute */
+    FILE *metrics;                    /* metrics.jsonl */
+    const struct rk_run_curve *curve; /* NULL: no step so far */
+    int64_t num_steps, capacity;      /* steps that have a value of it */
+    double *values;                   /* of these */
 };
 
 /* Of rk_run_dir_create: the run is a new one. */
@@ -36,10 +48,10 @@ bool rk_run_dir_can_begin_again(const char *run_dir);
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics) RK_NODISCARD;
 /* What was appended is on the disk when it returns. */
 struct rk_status *rk_run_dir_sync(struct rk_run_dir *run) RK_NODISCARD;
-/* Writes summary.json. Adds to the summary what the directory knows (steps, rewards). */
+/* Writes summary.json. Adds to the summary what the directory knows (steps, the curve's means). */
 struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary) RK_NODISCARD;
 void rk_run_dir_fini(struct rk_run_dir *run);
-/* Mean of the last (or first) `count` rewards; 0 without any. */
-double rk_run_dir_mean_reward(const struct rk_run_dir *run, bool is_last, int64_t count);
+/* Mean of the last (or first) `count` values of the curve; 0 without any. */
+double rk_run_dir_mean(const struct rk_run_dir *run, bool is_last, int64_t count);
 
 #endif

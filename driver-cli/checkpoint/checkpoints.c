@@ -202,8 +202,8 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
     struct rk_status *st = rk_ckpt_manifest_read(&manifest, part);
 
     checkpoints->resume_kl_coef = NAN;
-    checkpoints->position = rk_run_position_after(args->job, rk_dataset_num_rows(args->inputs->dataset),
-                                                  checkpoints->resume_step);
+    checkpoints->position =
+        rk_run_position_after(args->job, rk_flow_inputs_num_rows(args->inputs), checkpoints->resume_step);
     if (rk_status_code(st) == RK_NOT_FOUND) { /* saved by rankctl checkpoint save */
         RK_WARN(
             "'%s' has no driver state: training continues with the data of the next step, without a check "

@@ -190,7 +190,8 @@ static void remember_validation(struct run *run, int64_t step, const struct rk_j
 
     rk_json_set(found, "step", rk_json_new_int(step));
     for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {
-        if (rk_str_has_prefix(rk_json_iter_key(it), "val-core/"))
+        if (rk_str_has_prefix(rk_json_iter_key(it), "val-core/") ||
+            rk_run_is_validation(rk_json_iter_key(it)))
             rk_json_set(found, rk_json_iter_key(it), rk_json_retain(rk_json_iter_value(it)));
     }
     if (rk_json_count(found) > 1) {
@@ -248,12 +249,12 @@ static void tell_left_out(const struct run *run)
 
     if (flow->num_left_out == 0 || rk_cli_has(run->cli, "quiet"))
         return;
-    RK_WARN("%lld of the %lld prompts do not fill a batch of data.train_batch_size=%lld and are left out of "
+    RK_WARN("%lld of the %lld %s do not fill a batch of data.train_batch_size=%lld and are left out of "
             "every "
             "epoch%s",
             (long long)flow->num_left_out,
             (long long)(flow->steps_per_epoch * flow->num_prompts + flow->num_left_out),
-            (long long)flow->num_prompts,
+            rk_job_generates(run->job) ? "prompts" : "rows", (long long)flow->num_prompts,
             rk_config_bool(run->job, "data.shuffle") ? ", different ones in each" : "");
 }
 
@@ -332,7 +333,7 @@ static struct rk_json *make_summary(const struct run *run, const struct rk_statu
 static void print_validation(const struct rk_json *validation)
 {
     for (void *it = rk_json_iter(validation); it; it = rk_json_iter_next(validation, it)) {
-        if (strstr(rk_json_iter_key(it), "/mean@"))
+        if (rk_run_is_validation(rk_json_iter_key(it)))
             printf("validation of step %" PRId64 ": %s %.4f\n",
                    rk_json_as_int(rk_json_find(validation, "step"), 0), rk_json_iter_key(it),
                    rk_json_as_real(rk_json_iter_value(it), 0.0));
@@ -347,9 +348,10 @@ static void print_outcome(const struct run *run)
         printf("run directory: %s (report.html, metrics.jsonl)\n", run->dir.path);
         return;
     }
-    printf("%" PRId64 " steps in %.1f s; mean reward %.4f in the first 3 steps, %.4f in the last 10\n",
+    printf("%" PRId64 " steps in %.1f s; mean %s %.4f in the first 3 steps, %.4f in the last 10\n",
            run->flow.step - run->checkpoints.resume_step, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
-           rk_run_dir_mean_reward(&run->dir, false, 3), rk_run_dir_mean_reward(&run->dir, true, 10));
+           run->dir.curve ? run->dir.curve->name : "reward", rk_run_dir_mean(&run->dir, false, 3),
+           rk_run_dir_mean(&run->dir, true, 10));
     printf("run directory: %s (report.html, metrics.jsonl, hf/%s)\n", run->dir.path,
            run->flow.has_tokenizer ? "" : " without its tokenizer");
 }

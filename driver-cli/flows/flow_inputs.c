@@ -170,9 +170,15 @@ struct dataset_keys {
     const char *files, *shuffle, *max_samples;
 };
 
-/* Full paths of the files that the list `key` of the job names: NULL-terminated, free each and the array. */
-static struct rk_status *resolve_files(char ***out, const struct rk_config *job, const char *key,
-                                       const char *job_dir)
+void rk_flow_files_free(char **files)
+{
+    for (char **file = files; file && *file; file++)
+        rk_free(*file);
+    rk_free(files);
+}
+
+struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const char *key,
+                                const char *job_dir)
 {
     const struct rk_json *list = rk_config_json(job, key);
     int64_t count = rk_json_count(list);
@@ -212,13 +218,11 @@ static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_f
     char **files = NULL;
     struct rk_status *st;
 
-    RK_TRY_GOTO(st, resolve_files(&files, job, keys->files, job_dir), out);
+    RK_TRY_GOTO(st, rk_flow_files(&files, job, keys->files, job_dir), out);
     config.files = (const char *const *)files;
     st = rk_dataset_create(out, &config, inputs->tokenizer);
 out:
-    for (char **file = files; *file; file++)
-        rk_free(*file);
-    rk_free(files);
+    rk_flow_files_free(files);
     return st ? RK_WRAP(st, "%s", keys->files) : NULL;
 }
 
@@ -293,6 +297,8 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
     rk_reward_destroy(inputs->reward);
     rk_dataset_destroy(inputs->dataset);
     rk_dataset_destroy(inputs->val_dataset);
+    rk_examples_destroy(inputs->examples);
+    rk_examples_destroy(inputs->val_examples);
     rk_chat_destroy(inputs->chat);
     rk_tokenizer_destroy(inputs->tokenizer);
     rk_json_free(inputs->eos_ids);

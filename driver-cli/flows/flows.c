@@ -12,6 +12,8 @@
 
 static const struct rk_flow *const flows[] = {
     &rk_flow_rl,
+    &rk_flow_sft,
+    &rk_flow_dpo,
 };
 
 const struct rk_flow *rk_flow_of(const struct rk_config *job)
@@ -34,9 +36,10 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
         .flow = rk_flow_of(job), .job = job, .inputs = inputs, .driver = driver, .sink = *sink};
     ctx->num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_ACTOR);
     RK_TRY(ctx->flow->init(ctx));
+    ctx->group_size = RK_MAX(ctx->flow->sequences, 1);
     ctx->total_steps = rk_job_int_or(job, "trainer.total_training_steps",
                                      ctx->steps_per_epoch * rk_config_int(job, "trainer.total_epochs"));
-    ctx->position = rk_run_position_after(job, rk_dataset_num_rows(inputs->dataset), 0);
+    ctx->position = rk_run_position_after(job, rk_flow_inputs_num_rows(inputs), 0);
     ctx->validates_only = rk_config_bool(job, "trainer.val_only");
     ctx->arena = rk_arena_create(1 << 16, 0);
     return NULL;
@@ -93,7 +96,7 @@ static struct rk_status *run_step(struct rk_flow_context *ctx)
             RK_TRY(run_part(ctx, *part));
     }
     if (!rk_flow_filters_groups(ctx)) /* else it has moved by what the step took */
-        ctx->position = rk_run_position_after(ctx->job, rk_dataset_num_rows(ctx->inputs->dataset), ctx->step);
+        ctx->position = rk_run_position_after(ctx->job, rk_flow_inputs_num_rows(ctx->inputs), ctx->step);
     if (ctx->sink.on_step)
         RK_TRY(ctx->sink.on_step(ctx->sink.user, ctx->step, ctx->metrics));
     return rk_flow_checkpoint_commit(ctx);

@@ -5,6 +5,7 @@
 #include "base/rk_config.h"
 #include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
+#include "driver-cli/rk_examples.h"
 
 /* Linear term of verl's 7B model, where the model's config.json is elsewhere. */
 #define RK_FLOW_WORKLOAD_DEFAULT 24576
@@ -18,9 +19,11 @@ struct rk_flow_inputs {
     int64_t pad_id;
     struct rk_workload workload;
     struct rk_tokenizer *tokenizer;
-    struct rk_chat *chat; /* NULL: the tokenizer has no chat template */
-    struct rk_dataset *dataset;
-    struct rk_dataset *val_dataset; /* NULL without data.val_files */
+    struct rk_chat *chat;             /* NULL: the tokenizer has no chat template */
+    struct rk_dataset *dataset;       /* of flows that generate */
+    struct rk_dataset *val_dataset;   /* NULL without data.val_files */
+    struct rk_examples *examples;     /* of flows that train on the data itself */
+    struct rk_examples *val_examples; /* NULL without data.val_files */
     struct rk_reward *reward;
     const struct rk_adv_ops *adv;
 };
@@ -32,6 +35,16 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
 /* Prompts, what scores the answers, and the estimator: the data of flows that generate. */
 struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, const struct rk_config *job,
                                               const char *job_dir) RK_NODISCARD;
+
+/* Conversations or preference pairs, as the flow has them (flow_examples.c): the data of flows that do not
+ * generate. */
+struct rk_status *rk_flow_inputs_load_examples(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                               const char *job_dir) RK_NODISCARD;
+int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs); /* of data.train_files */
+/* Full paths of the files that the list `key` of the job names: NULL-terminated; rk_flow_files_free. */
+struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const char *key,
+                                const char *job_dir) RK_NODISCARD;
+void rk_flow_files_free(char **files); /* NULL is a no-op */
 
 /* Who is told how it goes. */
 struct rk_flow_sink {
@@ -70,9 +83,10 @@ struct rk_flow_context {
     const struct rk_flow_inputs *inputs;
     struct rk_driver *driver;
     struct rk_flow_sink sink;
-    int64_t prompt_length, response_length; /* P, R */
-    int64_t num_prompts, num_samples;       /* of one step; n */
+    int64_t prompt_length, response_length; /* P, R; of examples 1 and the rest, as long as the step needs */
+    int64_t num_prompts, num_samples;       /* of one step; n, or the sequences of a data row */
     int64_t num_rows;                       /* B = num_prompts * num_samples */
+    int32_t group_size;                     /* rows that stay in one micro-batch */
     int64_t mini_batch_rows;
     int64_t steps_per_epoch, total_steps;
     int64_t num_left_out;    /* prompts of an epoch that do not fill a batch */
@@ -112,6 +126,7 @@ struct rk_flow {
     const char *name;        /* algorithm.type that selects it */
     uint32_t roles;          /* RK_ROLE_*: those of every job */
     uint32_t optional_roles; /* those of a job whose keys ask for them (job_roles.c) */
+    int32_t sequences; /* of a data row, which train as they are; 0: each prompt has rollout.n answers */
     /* Reads and checks what the job names, besides model and tokenizer, which are there. */
     struct rk_status *(*load)(struct rk_flow_inputs *inputs, const struct rk_config *job,
                               const char *job_dir);
@@ -130,13 +145,15 @@ void rk_flow_context_fini(struct rk_flow_context *ctx);
 /* Meshes and models, then all steps. */
 struct rk_status *rk_flow_run(struct rk_flow_context *ctx) RK_NODISCARD;
 
-extern const struct rk_flow rk_flow_rl;
+extern const struct rk_flow rk_flow_rl, rk_flow_sft, rk_flow_dpo;
 
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv,
     rk_step_update_actor, rk_step_metrics, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
 extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
+extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
+    rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;
 
 /* Column of the batch: response_mask before rollout correction rejected tokens. */
 #define RK_FLOW_SCORED_MASK "scored_mask"
@@ -157,6 +174,15 @@ struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask
 /* Those columns of the batch, named by an array that ends with NULL. */
 struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
                                  const char *const *columns) RK_NODISCARD;
+
+/* --- examples (flow_examples.c) --- */
+/* The sizes of a flow whose rows are examples. */
+struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx) RK_NODISCARD;
+/* The sequences of the examples, one after the other, padded on the right to the longest: input_ids,
+ * attention_mask, position_ids, loss_mask [B, S]. The same as a prompt of one token and a response:
+ * responses, and their part of the loss mask as response_mask [B, R], R = S - 1. */
+struct rk_status *rk_flow_collate(struct rk_batch **out, const struct rk_example *const *examples,
+                                  int64_t num_examples, int64_t pad_id) RK_NODISCARD;
 
 /* --- meshes, models and calls of the roles (flow_setup.c) --- */
 /* Of the roles that the job needs; *count of them into out[RK_LIMIT_ROLES]. */

@@ -29,6 +29,7 @@ static struct rk_status *lay_out(struct rk_flow_context *ctx)
         .num_rows = ctx->num_rows,
         .num_replicas = ctx->num_replicas,
         .mini_batch_rows = ctx->mini_batch_rows,
+        .group_size = ctx->group_size,
         .shuffle = rk_config_bool(ctx->job, RK_JOB_ACTOR "shuffle"),
         .balance = rk_config_bool(ctx->job, "trainer.balance_batch"),
         .seed = (uint64_t)(rk_config_int(ctx->job, RK_JOB_ACTOR "data_loader_seed") + ctx->step),

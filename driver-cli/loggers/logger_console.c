@@ -8,10 +8,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
+#include "driver-cli/run_internal.h"
 
-#define BAR_CELLS    24
-#define VAL_PREFIX   "val-core/"
-#define VAL_MEANS_AT "/mean@"
+#define BAR_CELLS 24
 
 struct console {
     FILE *out;
@@ -22,7 +21,8 @@ struct console {
     int64_t first_step, step, total_steps;
     uint64_t done, total; /* of the running call */
     char phase[32];
-    double reward, tokens_per_s;
+    const struct rk_run_curve *curve; /* NULL: no step so far */
+    double value, tokens_per_s;       /* of the curve; of all daemons */
 };
 
 static bool can_draw(FILE *out)
@@ -40,7 +40,6 @@ static struct rk_status *open_console(void **state, const struct rk_logger_confi
     console->is_terminal = can_draw(config->console);
     console->world_size = config->world_size;
     console->first_step = 1;
-    console->reward = NAN;
     *state = console;
     return NULL;
 }
@@ -84,9 +83,9 @@ static void draw(struct console *console)
     bar[BAR_CELLS] = '\0';
     format_duration(eta_s(console), eta, sizeof(eta));
     rk_str_appendf(&line, "[%s] %lld/%lld", bar, (long long)console->step, (long long)console->total_steps);
-    if (isfinite(console->reward))
-        rk_str_appendf(&line, "  reward %.3f  %.0f tok/s  eta %s", console->reward, console->tokens_per_s,
-                       eta);
+    if (console->curve && isfinite(console->value))
+        rk_str_appendf(&line, "  %s %.3f  %.0f tok/s  eta %s", console->curve->name, console->value,
+                       console->tokens_per_s, eta);
     rk_str_appendf(&line, "  %s", console->phase);
     if (console->total > 0)
         rk_str_appendf(&line, " %llu/%llu", (unsigned long long)console->done,
@@ -143,7 +142,7 @@ static void print_validation(struct console *console, int64_t step, const struct
     for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {
         const char *name = rk_json_iter_key(it);
 
-        if (!rk_str_has_prefix(name, VAL_PREFIX) || !strstr(name, VAL_MEANS_AT))
+        if (!rk_run_is_validation(name))
             continue;
         end_line(console);
         fprintf(console->out, "step %lld  %s %.4f\n", (long long)step, name,
@@ -154,14 +153,15 @@ static void print_validation(struct console *console, int64_t step, const struct
 static struct rk_status *log_step(void *state, int64_t step, const struct rk_json *metrics)
 {
     struct console *console = state;
-    const struct rk_json *reward = rk_json_find(metrics, "critic/score/mean");
+    const struct rk_run_curve *curve = rk_run_curve_of(metrics);
     char eta[32];
 
     print_validation(console, step, metrics);
-    if (!reward) /* validation only */
+    if (!curve) /* validation only */
         return NULL;
     console->step = step;
-    console->reward = rk_json_as_real(reward, NAN);
+    console->curve = curve;
+    console->value = rk_json_as_real(rk_json_find(metrics, curve->metric), NAN);
     console->tokens_per_s =
         rk_json_as_real(rk_json_find(metrics, "perf/throughput"), 0.0) * console->world_size;
     if (console->is_terminal) {
@@ -169,8 +169,8 @@ static struct rk_status *log_step(void *state, int64_t step, const struct rk_jso
         return NULL;
     }
     format_duration(eta_s(console), eta, sizeof(eta));
-    fprintf(console->out, "step %lld/%lld  reward %.4f  %.0f tok/s  eta %s\n", (long long)step,
-            (long long)console->total_steps, console->reward, console->tokens_per_s, eta);
+    fprintf(console->out, "step %lld/%lld  %s %.4f  %.0f tok/s  eta %s\n", (long long)step,
+            (long long)console->total_steps, curve->name, console->value, console->tokens_per_s, eta);
     return NULL;
 }
 

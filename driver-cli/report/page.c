@@ -9,6 +9,7 @@
 #include "base/rk_time.h"
 #include "driver-cli/job_internal.h"
 #include "driver-cli/report/report_internal.h"
+#include "driver-cli/run_internal.h"
 #include "generated/rk_report_assets.h"
 
 #define LAST_STEPS  10
@@ -91,19 +92,30 @@ static void append_progress_tile(struct rk_str *out, const struct rk_report *rep
                    RK_MAX(report->total_steps, 1), report->step);
 }
 
-static void append_reward_tile(struct rk_str *out, const struct rk_report *report)
+static void append_curve_tile(struct rk_str *out, const struct rk_report *report,
+                              const struct rk_run_curve *curve)
 {
-    static const char metric[] = "critic/score/mean";
-    double last = rk_report_mean_last(report, metric, LAST_STEPS);
-    char note[64];
+    double last = rk_report_mean_last(report, curve->metric, LAST_STEPS);
+    char text[64];
 
     if (isnan(last))
         return;
-    begin_tile(out, "Reward, last 10 steps");
+    snprintf(text, sizeof(text), "%c%s, last %d steps", curve->name[0] - 'a' + 'A', curve->name + 1,
+             LAST_STEPS);
+    begin_tile(out, text);
     rk_str_appendf(out, "%.4g", last);
-    snprintf(note, sizeof(note), "%.4g in the first %d", rk_report_mean_first(report, metric, FIRST_STEPS),
-             FIRST_STEPS);
-    end_tile(out, note);
+    snprintf(text, sizeof(text), "%.4g in the first %d",
+             rk_report_mean_first(report, curve->metric, FIRST_STEPS), FIRST_STEPS);
+    end_tile(out, text);
+}
+
+static void append_curve_tiles(struct rk_str *out, const struct rk_report *report)
+{
+    int64_t count;
+    const struct rk_run_curve *curves = rk_run_curves(&count);
+
+    for (int64_t i = 0; i < count; i++)
+        append_curve_tile(out, report, &curves[i]);
 }
 
 static void append_validation_tile(struct rk_str *out, const struct rk_report *report)
@@ -215,6 +227,7 @@ static const char *const shown_settings[] = {
     RK_JOB_ROLLOUT "n",
     RK_JOB_ROLLOUT "temperature",
     RK_JOB_ROLLOUT "val_kwargs",
+    "algorithm.type",
     "algorithm.adv_estimator",
     "algorithm.use_kl_in_reward",
     RK_JOB_ACTOR "use_kl_loss",
@@ -261,7 +274,7 @@ void rk_report_append_page(struct rk_str *out, const struct rk_report *report)
     append_header(out, report);
     rk_str_append(out, "<dl class=\"tiles\">\n");
     append_progress_tile(out, report);
-    append_reward_tile(out, report);
+    append_curve_tiles(out, report);
     append_validation_tile(out, report);
     append_time_tile(out, report);
     append_speed_tile(out, report);

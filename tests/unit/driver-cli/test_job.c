@@ -356,6 +356,7 @@ static const struct rule_case rule_cases[] = {
      {"numerics=strict", ACTOR "old_log_prob=rollout", ROLLOUT "top_p=0.9"},
      4,
      "old_log_prob=rollout contradicts actor_rollout_ref.rollout.top_p=0.9"},
+    {"examples", {"data.max_length=5"}, 4, "data.max_length has no effect with algorithm.type=rl"},
     {"betas", {ACTOR "optim.betas=[0.9]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[0.9,1]"}, 4, "optim.betas: expected two numbers"},
     {"betas", {ACTOR "optim.betas=[\"a\",0.9]"}, 4, "optim.betas: expected two numbers"},
@@ -472,6 +473,79 @@ static void test_job_rules_each_has_a_case(void **state)
     }
 }
 
+/* Of jobs that train on examples; message NULL: no rule objects. */
+static const struct {
+    const char *changes[4];
+    const char *message;
+} example_cases[] = {
+    {{"algorithm=sft"}, NULL},
+    {{"algorithm=dpo", "algorithm.dpo.loss_type=ipo"}, NULL},
+    {{"algorithm=sft", "data.max_length=512", "data.truncation=right",
+      ROLLOUT "log_prob_use_dynamic_bsz=true"},
+     NULL},
+    {{"algorithm=sft", "data.train_batch_size=3"},
+     "data.train_batch_size=3 x sequences of a row=1 does not divide by the 2 data-parallel replicas of the "
+     "actor"},
+    {{"algorithm=sft", ACTOR "ppo_micro_batch_size_per_gpu=3"}, "does not divide the 4 rows"},
+    {{"algorithm=dpo", ACTOR "ppo_micro_batch_size_per_gpu=1"}, "ppo_micro_batch_size_per_gpu=1 would split"},
+    {{"algorithm=dpo", "data.train_batch_size=1"}, "data-parallel replicas of the actor"},
+    {{"algorithm=sft", ACTOR "use_dynamic_bsz=true", ACTOR "ppo_max_token_len_per_gpu=1023"},
+     "1023 tokens a micro-batch are fewer than data.max_length = 1024"},
+    {{"algorithm=dpo", ACTOR "use_dynamic_bsz=true", ACTOR "ppo_max_token_len_per_gpu=2047"},
+     "2047 tokens a micro-batch are fewer than the pair's 2 x data.max_length = 2048"},
+    {{"algorithm=sft", "data.truncation=middle"}, "data.truncation=middle"},
+    {{"algorithm=sft", "data.max_prompt_length=8"}, "data.max_prompt_length has no effect"},
+    {{"algorithm=sft", ACTOR "ppo_mini_batch_size=8"}, "ppo_mini_batch_size has no effect"},
+    {{"algorithm=dpo", ROLLOUT "n=2"}, "rollout.n has no effect with algorithm.type=dpo"},
+    {{"algorithm=dpo", ROLLOUT "temperature=0.7"}, "temperature=0.7: algorithm.type=dpo trains at 1"},
+    {{"algorithm=sft", "reward.name=digits"}, "reward.name has no effect with algorithm.type=sft"},
+    {{"algorithm=sft", "trainer.test_freq=1"}, "trainer.test_freq needs data.val_files"},
+};
+
+static void test_job_rules_of_examples(void **state)
+{
+    static const char *const base[] = {"data.train_files=[\"a\"]",
+                                       "actor_rollout_ref.model.hf_config_path=c",
+                                       "actor_rollout_ref.model.tokenizer_path=t",
+                                       "data.train_batch_size=8",
+                                       ACTOR "ppo_micro_batch_size_per_gpu=2",
+                                       ACTOR "megatron.tensor_model_parallel_size=2"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(example_cases); i++) {
+        const char *overrides[RK_ARRAY_LEN(base) + 4];
+        int64_t count = RK_ARRAY_LEN(base);
+        struct rk_config *job;
+
+        memcpy(overrides, base, sizeof(base));
+        for (int k = 0; k < 4 && example_cases[i].changes[k]; k++)
+            overrides[count++] = example_cases[i].changes[k];
+        print_message("%s, %s\n", example_cases[i].changes[0], example_cases[i].changes[1]);
+        assert_ok(rk_job_load(&job, NULL, overrides, count));
+        if (example_cases[i].message)
+            assert_fails(rk_job_check(job, 4), RK_INVALID_ARGUMENT, example_cases[i].message);
+        else
+            assert_ok(rk_job_check(job, 4));
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: the short form goes with the section's other members, whichever comes first. */
+static void test_job_load_algorithm_in_short_keeps_its_section(void **state)
+{
+    static const char *const orders[][2] = {{"algorithm=dpo", "algorithm.dpo.beta=0.25"},
+                                            {"algorithm.dpo.beta=0.25", "algorithm=dpo"}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(orders); i++) {
+        struct rk_config *job = load_minimal(orders[i], 2);
+
+        assert_string_equal(rk_config_string(job, "algorithm.type"), "dpo");
+        assert_true(rk_config_real(job, "algorithm.dpo.beta") == 0.25);
+        rk_config_destroy(job);
+    }
+}
+
 static void test_job_check_reports_all_problems_together(void **state)
 {
     const char *const changes[] = {ACTOR "optim.betas=[2]", "custom_reward_function.path=a",
@@ -545,6 +619,11 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "reward.reward_kwargs.max_resp_len=0",
         "reward.reward_kwargs.overlong_buffer_cfg.len=0",
         "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=-1",
+        "data.max_length=1",
+        "data.ignore_input_ids_mismatch=maybe",
+        "algorithm.dpo.beta=0",
+        "algorithm.dpo.loss_type=simpo",
+        "algorithm.dpo.label_smoothing=0.5",
         "trainer.val_before_train=sometimes",
         "trainer.val_only=1.5",
         "trainer.log_val_generations=-1",
@@ -608,6 +687,8 @@ int main(void)
         cmocka_unit_test(test_job_dtype_follows_the_devices),
         cmocka_unit_test(test_job_rules_object_to_their_own_violation_only),
         cmocka_unit_test(test_job_rules_each_has_a_case),
+        cmocka_unit_test(test_job_rules_of_examples),
+        cmocka_unit_test(test_job_load_algorithm_in_short_keeps_its_section),
         cmocka_unit_test(test_job_check_reports_all_problems_together),
         cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),
         cmocka_unit_test(test_job_micro_tokens_are_the_most_that_come),

@@ -58,8 +58,8 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     rk_free(text);
     for (int64_t step = 2; step <= 100; step++)
         append(&run, step, step <= 3 ? 0.25 : 0.75);
-    assert_true(rk_run_dir_mean_reward(&run, false, 3) == 0.25);
-    assert_true(rk_run_dir_mean_reward(&run, true, 10) == 0.75);
+    assert_true(rk_run_dir_mean(&run, false, 3) == 0.25);
+    assert_true(rk_run_dir_mean(&run, true, 10) == 0.75);
     assert_ok(rk_run_dir_finish(&run, summary));
     assert_int_equal(rk_json_as_int(rk_json_find(summary, "num_steps"), 0), 100);
     assert_true(rk_json_as_real(rk_json_find(summary, "reward_last_10"), 0.0) == 0.75);
@@ -69,6 +69,31 @@ static void test_run_dir_steps_are_written_at_once(void **state)
     assert_non_null(strstr(text, "\"/jobs/b.jsonl\""));
     rk_free(text);
     rk_json_free(summary);
+    rk_run_dir_fini(&run);
+    rk_config_destroy(job);
+    rk_free(path);
+}
+
+/* Goal: a run without rewards is told by its loss. */
+static void test_run_dir_curve_of_examples_is_the_loss(void **state)
+{
+    struct rk_config *job = load("loss");
+    struct rk_json *summary = rk_json_new_object(), *metrics = rk_json_new_object();
+    char *path = rk_test_temp_path("runs/loss");
+    struct rk_run_dir run;
+
+    (void)state;
+    assert_ok(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW));
+    rk_json_set(metrics, "val/loss", rk_json_new_real(9.0));
+    assert_ok(rk_run_dir_append(&run, metrics)); /* a validation alone is no step */
+    rk_json_set(metrics, "train/loss", rk_json_new_real(0.5));
+    assert_ok(rk_run_dir_append(&run, metrics));
+    assert_ok(rk_run_dir_finish(&run, summary));
+    assert_int_equal(rk_json_as_int(rk_json_find(summary, "num_steps"), 0), 1);
+    assert_true(rk_json_as_real(rk_json_find(summary, "loss_last_10"), 0.0) == 0.5);
+    assert_null(rk_json_find(summary, "reward_last_10"));
+    rk_json_free(summary);
+    rk_json_free(metrics);
     rk_run_dir_fini(&run);
     rk_config_destroy(job);
     rk_free(path);
@@ -169,7 +194,7 @@ static void test_run_dir_run_that_goes_on_has_each_step_once(void **state)
         assert_ok(rk_run_dir_create(&run, job, "/jobs", path, 3));
         assert_int_equal(count_lines(&run), 3);
         assert_int_equal(run.num_steps, 3);
-        assert_true(rk_run_dir_mean_reward(&run, true, 1) == 3.0);
+        assert_true(rk_run_dir_mean(&run, true, 1) == 3.0);
         assert_int_equal(access(moved, F_OK), 0);
         append(&run, 4, 4.0);
         assert_ok(rk_run_dir_sync(&run));
@@ -289,6 +314,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_dir_steps_are_written_at_once),
+        cmocka_unit_test(test_run_dir_curve_of_examples_is_the_loss),
         cmocka_unit_test(test_run_dir_directory_with_a_run_is_refused),
         cmocka_unit_test(test_run_dir_run_without_a_step_is_written_over),
         cmocka_unit_test(test_run_dir_run_that_goes_on_has_each_step_once),

@@ -1,0 +1,23 @@
+/* Supervised fine-tuning: the policy learns the answers of the data, one optimizer step a batch. */
+#include "driver-cli/flows/flows_internal.h"
+#include "proto/rk_methods.h"
+
+static const struct rk_flow_step *const steps[] = {
+    &rk_step_examples,
+    &rk_step_layout,
+    &rk_step_update_sft,
+    &rk_step_save_checkpoint,
+    &rk_step_example_metrics,
+    &rk_step_validate_sft,
+    NULL,
+};
+
+const struct rk_flow rk_flow_sft = {
+    .name = "sft",
+    .roles = RK_ROLE_ACTOR,
+    .sequences = 1,
+    .load = rk_flow_inputs_load_examples,
+    .init = rk_flow_examples_init,
+    .steps = steps,
+    .validate = &rk_step_validate_sft,
+};
