@@ -530,6 +530,20 @@ static void test_job_rules_of_examples(void **state)
     }
 }
 
+/* Goal: what verl's SFT trainer has below data is the actor's here. */
+static void test_job_load_takes_the_keys_of_verl_for_sft(void **state)
+{
+    const char *const more[] = {"algorithm=sft", "data.use_dynamic_bsz=true",
+                                "data.max_token_len_per_gpu=8192", "data.pad_mode=no_padding",
+                                "data.tools_key=tools"};
+    struct rk_config *job = load_minimal(more, RK_ARRAY_LEN(more));
+
+    (void)state;
+    assert_true(rk_config_bool(job, ACTOR "use_dynamic_bsz"));
+    assert_int_equal(rk_config_int(job, ACTOR "ppo_max_token_len_per_gpu"), 8192);
+    rk_config_destroy(job);
+}
+
 /* Goal: the short form goes with the section's other members, whichever comes first. */
 static void test_job_load_algorithm_in_short_keeps_its_section(void **state)
 {
@@ -620,6 +634,8 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "reward.reward_kwargs.overlong_buffer_cfg.len=0",
         "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=-1",
         "data.max_length=1",
+        "data.pad_mode=left",
+        "data.tools_key=functions",
         "data.ignore_input_ids_mismatch=maybe",
         "algorithm.dpo.beta=0",
         "algorithm.dpo.loss_type=simpo",
@@ -688,6 +704,7 @@ int main(void)
         cmocka_unit_test(test_job_rules_object_to_their_own_violation_only),
         cmocka_unit_test(test_job_rules_each_has_a_case),
         cmocka_unit_test(test_job_rules_of_examples),
+        cmocka_unit_test(test_job_load_takes_the_keys_of_verl_for_sft),
         cmocka_unit_test(test_job_load_algorithm_in_short_keeps_its_section),
         cmocka_unit_test(test_job_check_reports_all_problems_together),
         cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),
