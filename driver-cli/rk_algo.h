@@ -85,9 +85,8 @@ struct rk_status *rk_check_finite(const char *name, const float *values, const i
                                   int64_t num_rows, int64_t width) RK_NODISCARD;
 
 /* KL in the reward: rewards = scores - kl_coef * KL(old || ref) * mask; estimator names as in the losses
- * ("kl", "abs", "mse", "low_var_kl"). *current_kl is the mean over the rows that have a marked token of the
- * row's masked mean.
- * INVALID_ARGUMENT for an unknown name; ABORTED as rk_check_finite. */
+ * ("kl", "abs", "mse", "low_var_kl", with "+" too). *current_kl is the mean over the rows that have a marked
+ * token of the row's masked mean. INVALID_ARGUMENT for an unknown name; ABORTED as rk_check_finite. */
 struct rk_kl_reward_in {
     int64_t num_rows, response_length;
     const float *scores, *old_log_probs, *ref_log_prob;
