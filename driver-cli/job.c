@@ -28,6 +28,10 @@ static const struct knob dpo_knobs[] = {RK_DPO_KNOBS(KNOB, RK_JOB_DPO, , )};
 static const struct knob optim_knobs[] = {RK_OPTIM_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob critic_optim_knobs[] = {RK_CRITIC_OPTIM_KNOBS(KNOB, RK_JOB_CRITIC, , )};
+static const struct knob critic_init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_CRITIC, , )};
+static const struct knob critic_recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_CRITIC, , )};
+static const struct knob critic_loss_knobs[] = {RK_CRITIC_LOSS_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob rollout_knobs[] = {RK_ROLLOUT_KNOBS(KNOB, RK_JOB_MODELS, , )};
 static const struct knob sampling_knobs[] = {RK_SAMPLING_KNOBS(KNOB, RK_JOB_ROLLOUT, , )};
 #undef KNOB
@@ -41,6 +45,10 @@ static const struct {
     [RK_JOB_KNOBS_OPTIM] = {optim_knobs, RK_ARRAY_LEN(optim_knobs)},
     [RK_JOB_KNOBS_INIT] = {init_knobs, RK_ARRAY_LEN(init_knobs)},
     [RK_JOB_KNOBS_RECOMPUTE] = {recompute_knobs, RK_ARRAY_LEN(recompute_knobs)},
+    [RK_JOB_KNOBS_CRITIC_LOSS] = {critic_loss_knobs, RK_ARRAY_LEN(critic_loss_knobs)},
+    [RK_JOB_KNOBS_CRITIC_OPTIM] = {critic_optim_knobs, RK_ARRAY_LEN(critic_optim_knobs)},
+    [RK_JOB_KNOBS_CRITIC_INIT] = {critic_init_knobs, RK_ARRAY_LEN(critic_init_knobs)},
+    [RK_JOB_KNOBS_CRITIC_RECOMPUTE] = {critic_recompute_knobs, RK_ARRAY_LEN(critic_recompute_knobs)},
     [RK_JOB_KNOBS_ROLLOUT] = {rollout_knobs, RK_ARRAY_LEN(rollout_knobs)},
     [RK_JOB_KNOBS_SAMPLING] = {sampling_knobs, RK_ARRAY_LEN(sampling_knobs)},
 };
@@ -82,7 +90,7 @@ static struct rk_json *resolved_list(const struct rk_json *paths, const char *di
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
     static const char *const models[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
-                                         RK_JOB_MODEL "tokenizer_path"};
+                                         RK_JOB_MODEL "tokenizer_path", RK_JOB_CRITIC "model.path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
     /* Relative to where rankctl was started, as in verl. */
     static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",

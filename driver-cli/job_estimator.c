@@ -12,14 +12,6 @@
 #define WEIGHTS   "algorithm.gdpo_reward_weights"
 #define KL_CTRL   "algorithm.kl_ctrl."
 
-/* Columns that no step of a job computes. */
-static const struct {
-    uint32_t need;
-    const char *what;
-} missing[] = {
-    {RK_ADV_NEEDS_VALUES, "the values of a critic"},
-};
-
 void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     const char *name = rk_config_string(job, ESTIMATOR);
@@ -30,11 +22,6 @@ void rk_job_estimator_check(const struct rk_config *job, int32_t world_size, str
     if (!ops) {
         rk_str_appendf(problems, ESTIMATOR "=%s is unknown; known: %s\n", name, rk_adv_names());
         return;
-    }
-    for (size_t i = 0; i < RK_ARRAY_LEN(missing); i++) {
-        if (ops->needs & missing[i].need)
-            rk_str_appendf(problems, ESTIMATOR "=%s needs %s, which this version does not compute\n", name,
-                           missing[i].what);
     }
     if (num_samples < ops->min_group)
         rk_str_appendf(problems,

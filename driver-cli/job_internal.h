@@ -16,6 +16,7 @@
 #define RK_JOB_ACTOR         "actor_rollout_ref.actor."
 #define RK_JOB_ROLLOUT       "actor_rollout_ref.rollout."
 #define RK_JOB_REF           "actor_rollout_ref.ref."
+#define RK_JOB_CRITIC        "critic."
 #define RK_JOB_REWARD_KWARGS "reward.reward_kwargs."
 #define RK_JOB_DPO           "algorithm.dpo."
 #define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
@@ -80,6 +81,10 @@ typedef enum rk_job_knobs {
     RK_JOB_KNOBS_OPTIM,
     RK_JOB_KNOBS_INIT,
     RK_JOB_KNOBS_RECOMPUTE,
+    RK_JOB_KNOBS_CRITIC_LOSS,
+    RK_JOB_KNOBS_CRITIC_OPTIM,
+    RK_JOB_KNOBS_CRITIC_INIT,
+    RK_JOB_KNOBS_CRITIC_RECOMPUTE,
     RK_JOB_KNOBS_ROLLOUT,
     RK_JOB_KNOBS_SAMPLING
 } rk_job_knobs_t;
@@ -132,6 +137,22 @@ struct rk_job_micro {
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
 /* section: RK_JOB_ROLLOUT or RK_JOB_REF; what it leaves open is the actor's. */
 struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
+/* --- the critic (job_critic.c); what its section leaves open is the actor's --- */
+bool rk_job_wants_critic(const struct rk_config *job);
+struct rk_job_micro rk_job_critic_micro(const struct rk_config *job);
+struct rk_job_micro rk_job_values_micro(const struct rk_config *job); /* of compute_values */
+/* How a role that trains goes over a batch: the actor's keys, or the critic's. */
+struct rk_job_update {
+    int64_t mini_batch_size; /* prompts */
+    int32_t epochs;
+    bool shuffle;
+    int64_t seed; /* of the shuffle; a step adds its number */
+    struct rk_job_micro micro;
+};
+struct rk_job_update rk_job_update_of(const struct rk_config *job, uint32_t role);
+/* The rule "critic". */
+void rk_job_critic_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+
 /* Tokens that no micro-batch cut like that exceeds. */
 int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro);
 

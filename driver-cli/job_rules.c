@@ -11,7 +11,7 @@
 #include "driver-cli/rk_driver.h"
 #include "proto/rk_methods.h"
 
-#define RECOMPUTE RK_JOB_ACTOR "megatron.override_transformer_config.recompute_"
+#define RECOMPUTE "megatron.override_transformer_config.recompute_"
 
 /* 1 while the tensor parallel size does not divide the world, which is another rule's finding. */
 static int64_t num_replicas(int32_t world_size, int32_t tp)
@@ -83,24 +83,35 @@ static void check_train_batch(const struct rk_config *job, int32_t world_size, s
     }
 }
 
-static void check_mini_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+static void check_mini_batch_of(const struct rk_config *job, const struct rk_job_role *role, int64_t replicas,
+                                struct rk_str *problems)
 {
     int64_t prompts = rk_config_int(job, "data.train_batch_size");
-    int64_t mini = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size");
-    int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, RK_ROLE_ACTOR));
+    int64_t mini = rk_job_update_of(job, role->bit).mini_batch_size;
 
     if (!rk_job_generates(job)) /* a batch is one optimizer step */
         return;
     if (mini > prompts || prompts % mini != 0)
-        rk_str_appendf(problems,
-                       RK_JOB_ACTOR "ppo_mini_batch_size=%" PRId64
-                                    " does not divide data.train_batch_size=%" PRId64 "\n",
-                       mini, prompts);
+        rk_str_appendf(
+            problems, "%sppo_mini_batch_size=%" PRId64 " does not divide data.train_batch_size=%" PRId64 "\n",
+            role->section, mini, prompts);
     if (mini * rk_job_sequences(job) % replicas != 0)
         rk_str_appendf(problems,
-                       RK_JOB_ACTOR "ppo_mini_batch_size=%" PRId64 " x rollout.n=%" PRId64
-                                    " does not divide by the %" PRId64 " data-parallel replicas\n",
-                       mini, rk_job_sequences(job), replicas);
+                       "%sppo_mini_batch_size=%" PRId64 " x rollout.n=%" PRId64
+                       " does not divide by the %" PRId64 " data-parallel replicas\n",
+                       role->section, mini, rk_job_sequences(job), replicas);
+}
+
+static void check_mini_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t count;
+    const struct rk_job_role *roles = rk_job_roles(&count);
+
+    for (int64_t i = 0; i < count; i++) {
+        if (roles[i].trains && rk_job_role_needed(job, roles[i].bit))
+            check_mini_batch_of(job, &roles[i], num_replicas(world_size, rk_job_role_tp(job, roles[i].bit)),
+                                problems);
+    }
 }
 
 /* One pass: either a token budget that holds the longest sequences, or a number of rows. */
@@ -118,26 +129,39 @@ static void check_micro(const struct rk_config *job, const char *where, const ch
         rk_str_appendf(problems, "%s: set %s, or use_dynamic_bsz\n", where, size_key);
 }
 
-static void check_actor_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+static void check_update_micro_of(const struct rk_config *job, const struct rk_job_role *role,
+                                  int64_t replicas, struct rk_str *problems)
 {
-    struct rk_job_micro micro = rk_job_actor_micro(job);
-    int64_t rows = rk_config_int(job, rk_job_generates(job) ? RK_JOB_ACTOR "ppo_mini_batch_size"
-                                                            : "data.train_batch_size") *
-                   rk_job_sequences(job);
-    int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, RK_ROLE_ACTOR));
+    struct rk_job_update update = rk_job_update_of(job, role->bit);
+    int64_t batch = rk_config_int(job, "data.train_batch_size");
+    int64_t rows = (rk_job_generates(job) ? update.mini_batch_size : batch) * rk_job_sequences(job);
+    struct rk_job_micro micro = update.micro;
+    char *where = rk_strndup(role->section, strlen(role->section) - 1);
 
-    check_micro(job, "actor_rollout_ref.actor", "ppo_micro_batch_size_per_gpu", micro, problems);
+    check_micro(job, where, "ppo_micro_batch_size_per_gpu", micro, problems);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows > 0 && rows % replicas == 0 &&
         rows / replicas % micro.micro_batch_rows != 0)
         rk_str_appendf(problems,
-                       RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%" PRId64 " does not divide the %" PRId64
-                                    " rows of a mini-batch on one replica\n",
-                       micro.micro_batch_rows, rows / replicas);
+                       "%sppo_micro_batch_size_per_gpu=%" PRId64 " does not divide the %" PRId64
+                       " rows of a mini-batch on one replica\n",
+                       role->section, micro.micro_batch_rows, rows / replicas);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows % rk_job_group_size(job) != 0)
         rk_str_appendf(problems,
-                       RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%" PRId64
-                                    " would split a pair, which is 2 rows\n",
-                       micro.micro_batch_rows);
+                       "%sppo_micro_batch_size_per_gpu=%" PRId64 " would split a pair, which is 2 rows\n",
+                       role->section, micro.micro_batch_rows);
+    rk_free(where);
+}
+
+static void check_update_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    int64_t count;
+    const struct rk_job_role *roles = rk_job_roles(&count);
+
+    for (int64_t i = 0; i < count; i++) {
+        if (roles[i].trains && rk_job_role_needed(job, roles[i].bit))
+            check_update_micro_of(job, &roles[i], num_replicas(world_size, rk_job_role_tp(job, roles[i].bit)),
+                                  problems);
+    }
 }
 
 static void check_log_prob_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -148,6 +172,9 @@ static void check_log_prob_micro(const struct rk_config *job, int32_t world_size
     if (rk_job_role_needed(job, RK_ROLE_REF))
         check_micro(job, "actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu",
                     rk_job_log_prob_micro(job, RK_JOB_REF), problems);
+    if (rk_job_role_needed(job, RK_ROLE_CRITIC))
+        check_micro(job, "critic: compute_values", "forward_micro_batch_size_per_gpu",
+                    rk_job_values_micro(job), problems);
 }
 
 static void check_model_len(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -189,20 +216,25 @@ static void check_filter_groups(const struct rk_config *job, int32_t world_size,
                        rk_config_string(job, "algorithm.type"));
 }
 
-static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+static void check_betas_of(const struct rk_config *job, const char *key, struct rk_str *problems)
 {
-    const struct rk_json *betas = rk_config_json(job, RK_JOB_ACTOR "optim.betas");
+    const struct rk_json *betas = rk_config_json(job, key);
     bool is_ok = rk_json_count(betas) == 2;
 
-    (void)world_size;
     for (int64_t i = 0; i < rk_json_count(betas); i++) {
         double beta = rk_json_as_real(rk_json_at(betas, i), -1.0);
 
         is_ok &= beta >= 0.0 && beta < 1.0;
     }
     if (!is_ok)
-        rk_str_append(problems,
-                      RK_JOB_ACTOR "optim.betas: expected two numbers from 0 up to (not including) 1\n");
+        rk_str_appendf(problems, "%s: expected two numbers from 0 up to (not including) 1\n", key);
+}
+
+static void check_betas(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    (void)world_size;
+    check_betas_of(job, RK_JOB_ACTOR "optim.betas", problems);
+    check_betas_of(job, RK_JOB_CRITIC "optim.betas", problems);
 }
 
 /* What the losses check of their keys together (engine/loss). */
@@ -225,12 +257,22 @@ static void check_policy_loss(const struct rk_config *job, int32_t world_size, s
 /* The others say how; this one says whether. */
 static void check_recompute(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
-    static const char *const others[] = {RECOMPUTE "method", RECOMPUTE "num_layers"};
+    static const struct {
+        const char *whether, *others[2];
+    } sections[] = {
+        {RK_JOB_ACTOR RECOMPUTE "granularity",
+         {RK_JOB_ACTOR RECOMPUTE "method", RK_JOB_ACTOR RECOMPUTE "num_layers"}},
+        {RK_JOB_CRITIC RECOMPUTE "granularity",
+         {RK_JOB_CRITIC RECOMPUTE "method", RK_JOB_CRITIC RECOMPUTE "num_layers"}},
+    };
 
     (void)world_size;
-    for (size_t i = 0; i < RK_ARRAY_LEN(others); i++) {
-        if (rk_config_is_null(job, RECOMPUTE "granularity") && !rk_config_is_null(job, others[i]))
-            rk_str_appendf(problems, "%s has no effect without recompute_granularity=full\n", others[i]);
+    for (size_t i = 0; i < RK_ARRAY_LEN(sections); i++) {
+        for (size_t j = 0; j < RK_ARRAY_LEN(sections[i].others); j++) {
+            if (rk_config_is_null(job, sections[i].whether) && !rk_config_is_null(job, sections[i].others[j]))
+                rk_str_appendf(problems, "%s has no effect without recompute_granularity=full\n",
+                               sections[i].others[j]);
+        }
     }
 }
 
@@ -340,7 +382,7 @@ static const struct rk_job_rule rules[] = {
     {"rollout mesh", check_rollout_mesh},
     {"train batch", check_train_batch},
     {"mini-batch", check_mini_batch},
-    {"actor micro-batch", check_actor_micro},
+    {"update micro-batch", check_update_micro},
     {"log-prob micro-batch", check_log_prob_micro},
     {"model length", check_model_len},
     {"model", check_model},
@@ -350,6 +392,7 @@ static const struct rk_job_rule rules[] = {
     {"kl controller", rk_job_kl_ctrl_check},
     {"filter_groups", check_filter_groups},
     {"examples", rk_job_examples_check},
+    {"critic", rk_job_critic_check},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"rollout correction", rk_job_rollout_correction_check},

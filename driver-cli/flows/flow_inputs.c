@@ -97,6 +97,8 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
         if (st)
             goto out;
     }
+    if (!rk_config_is_null(job, RK_JOB_CRITIC "model.path"))
+        inputs->critic_path = rk_hub_resolve(job_dir, rk_config_string(job, RK_JOB_CRITIC "model.path"));
     inputs->workload = workload_of(inputs->hf_config);
     read_token_ids(inputs, generation);
     if (inputs->hf_config && rk_json_count(inputs->eos_ids) == 0 &&
@@ -304,6 +306,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
     rk_json_free(inputs->eos_ids);
     rk_json_free(inputs->hf_config);
     rk_free(inputs->tokenizer_dir);
+    rk_free(inputs->critic_path);
     rk_free(inputs->model_path);
     *inputs = (struct rk_flow_inputs){0};
 }

@@ -192,6 +192,45 @@ static struct rk_status *token_values(struct rk_json *metrics, const struct view
     return NULL;
 }
 
+/* Sum of squares about the mean, of the tokens that count. */
+static double variation(const double *values, int64_t count)
+{
+    double mean = 0.0, sum = 0.0;
+
+    for (int64_t i = 0; i < count; i++)
+        mean += values[i] / (double)count;
+    for (int64_t i = 0; i < count; i++)
+        sum += (values[i] - mean) * (values[i] - mean);
+    return sum;
+}
+
+/* The critic's values, and the share of the returns' variance that they explain: 1 - var(R - V) / (var(R) +
+ * 1e-5), with unbiased variances. */
+static struct rk_status *value_metrics(struct rk_json *metrics, const struct view *view,
+                                       const struct rk_batch *batch)
+{
+    const void *values, *returns;
+    double of_returns, of_errors;
+    int64_t count = 0, n = 0;
+
+    RK_TRY(token_values(metrics, view, batch, "values", "critic/values"));
+    RK_TRY(rk_batch_get_dense(batch, "values", RK_DTYPE_F32, 2, NULL, &values));
+    RK_TRY(rk_batch_get_dense(batch, "returns", RK_DTYPE_F32, 2, NULL, &returns));
+    for (int64_t i = 0; i < view->num_rows * view->response_length; i++) {
+        if (view->response_mask[i])
+            view->values[count++] = (double)((const float *)returns)[i];
+    }
+    of_returns = variation(view->values, count);
+    for (int64_t i = 0; i < view->num_rows * view->response_length; i++) {
+        if (view->response_mask[i])
+            view->values[n++] -= (double)((const float *)values)[i];
+    }
+    of_errors = variation(view->values, count);
+    rk_flow_metric(metrics, "critic/vf_explained_var",
+                   1.0 - of_errors / (double)(count - 1) / (of_returns / (double)(count - 1) + 1e-5));
+    return NULL;
+}
+
 /* Lengths of one part of the rows: [begin, begin + width) of the attention mask. */
 static void part_lengths(const struct view *view, int64_t begin, int64_t width, int64_t *lengths)
 {
@@ -233,7 +272,8 @@ static struct rk_status *measure(struct rk_json *metrics, struct view *view, con
     RK_TRY(row_sums(metrics, view, batch, "token_level_scores", "critic/score"));
     RK_TRY(row_sums(metrics, view, batch, "token_level_rewards", "critic/rewards"));
     RK_TRY(token_values(metrics, view, batch, "advantages", "critic/advantages"));
-    return token_values(metrics, view, batch, "returns", "critic/returns");
+    RK_TRY(token_values(metrics, view, batch, "returns", "critic/returns"));
+    return rk_batch_find(batch, "values") ? value_metrics(metrics, view, batch) : NULL;
 }
 
 struct rk_status *rk_flow_data_metrics(struct rk_json *metrics, const struct rk_batch *batch)
@@ -268,7 +308,9 @@ void rk_flow_speed_metrics(struct rk_json *metrics, int64_t num_tokens, int64_t 
     } rows[] = {
         {"timing_s/gen", "timing_per_token_ms/gen", true},
         {"timing_s/ref", "timing_per_token_ms/ref", false},
+        {"timing_s/values", "timing_per_token_ms/values", false},
         {"timing_s/adv", "timing_per_token_ms/adv", false},
+        {"timing_s/update_critic", "timing_per_token_ms/update_critic", false},
         {"timing_s/update_actor", "timing_per_token_ms/update_actor", false},
     };
 

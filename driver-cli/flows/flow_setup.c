@@ -61,18 +61,26 @@ int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role)
 
 /* --- options of init_model --- */
 
-/* Of roles that have the policy's model. */
-static struct rk_json *model_options(const struct rk_flow_context *ctx)
+/* Of a role with the model in that directory; NULL: with random weights. */
+static struct rk_json *model_options_of(const struct rk_flow_context *ctx, const char *path)
 {
     struct rk_json *options = rk_json_new_object();
 
-    if (ctx->inputs->model_path)
-        rk_json_set(options, "model.path", rk_json_new_string(ctx->inputs->model_path));
+    if (path)
+        rk_json_set(options, "model.path", rk_json_new_string(path));
     else
         rk_json_set(options, "model.hf_config", rk_json_clone(ctx->inputs->hf_config));
     rk_json_set(options, "megatron.dtype",
                 rk_json_new_string(rk_job_dtype(ctx->job, rk_driver_device_kind(ctx->driver))));
     rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    return options;
+}
+
+/* Of roles that have the policy's model. */
+static struct rk_json *model_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options_of(ctx, ctx->inputs->model_path);
+
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_INIT);
     return options;
 }
@@ -107,6 +115,20 @@ static struct rk_json *ref_options(const struct rk_flow_context *ctx)
     return options;
 }
 
+static struct rk_json *critic_options(const struct rk_flow_context *ctx)
+{
+    const char *path = ctx->inputs->critic_path ? ctx->inputs->critic_path : ctx->inputs->model_path;
+    struct rk_json *options = model_options_of(ctx, path);
+
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_INIT);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_OPTIM);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_RECOMPUTE);
+    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_critic_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job, rk_job_values_micro(ctx->job));
+    return options;
+}
+
 static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = rk_json_new_object();
@@ -128,6 +150,7 @@ static const struct {
 } models[] = {
     {RK_ROLE_ACTOR, actor_options},
     {RK_ROLE_REF, ref_options},
+    {RK_ROLE_CRITIC, critic_options},
     {RK_ROLE_ROLLOUT, rollout_options},
 };
 

@@ -3,6 +3,7 @@
 #define RK_FLOWS_INTERNAL_H
 
 #include "base/rk_config.h"
+#include "driver-cli/job_internal.h"
 #include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
 #include "driver-cli/rk_examples.h"
@@ -12,7 +13,8 @@
 
 /* What a job names, read and checked before any daemon is started. */
 struct rk_flow_inputs {
-    char *model_path; /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
+    char *model_path;  /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
+    char *critic_path; /* of critic.model.path; NULL: the model is the actor's */
     char *tokenizer_dir;
     struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
     struct rk_json *eos_ids;   /* array */
@@ -149,8 +151,9 @@ extern const struct rk_flow rk_flow_rl, rk_flow_sft, rk_flow_dpo;
 
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
-    rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_adv,
-    rk_step_update_actor, rk_step_metrics, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+    rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_values,
+    rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics, rk_step_save_checkpoint,
+    rk_step_validate, rk_step_dump;
 extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
     rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;
@@ -183,6 +186,33 @@ struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx) RK_NODISCAR
  * responses, and their part of the loss mask as response_mask [B, R], R = S - 1. */
 struct rk_status *rk_flow_collate(struct rk_batch **out, const struct rk_example *const *examples,
                                   int64_t num_examples, int64_t pad_id) RK_NODISCARD;
+
+/* --- forward passes (flow_forward.c) --- */
+struct rk_flow_pass {
+    const char *role, *method;
+    struct rk_job_micro micro;
+    int32_t num_replicas;
+    const struct rk_batch *batch;
+    int64_t num_rows;
+    const int64_t *seqlens;  /* [num_rows] */
+    struct rk_json *options; /* of the method; stolen */
+};
+/* Runs the method over the rows' tokens. */
+struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
+                                   struct rk_driver_result *result) RK_NODISCARD;
+/* ABORTED (reason NON_FINITE) when the column, [num_rows, R], has such a value at a token that counts. */
+struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name) RK_NODISCARD;
+
+/* --- how rows become batches of a role that trains (step_layout.c, flow_update.c) --- */
+/* The order in which the replicas of a role take the rows, whose composition of mini-batches does not depend
+ * on their number: order[i] is the place of row i of it among rows that stand prompt by prompt. */
+struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, const int64_t *seqlens,
+                                 int64_t *order) RK_NODISCARD;
+/* False when every response lost its score or is empty: there is nothing to learn from. */
+struct rk_status *rk_flow_has_loss_tokens(struct rk_flow_context *ctx, bool *has) RK_NODISCARD;
+/* Mini- and micro-batches of an update of the role; [num_rows] arrays are in the order of its rows. */
+struct rk_status *rk_flow_update_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
+                                      const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
 
 /* --- meshes, models and calls of the roles (flow_setup.c) --- */
 /* Of the roles that the job needs; *count of them into out[RK_LIMIT_ROLES]. */

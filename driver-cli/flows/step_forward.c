@@ -6,58 +6,11 @@
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* A forward pass over rows of the step. */
-struct pass {
-    const char *role, *method;
-    struct rk_job_micro micro;
-    int32_t num_replicas;
-    const struct rk_batch *batch;
-    int64_t num_rows;
-    const int64_t *seqlens;  /* [num_rows] */
-    struct rk_json *options; /* beside the temperature; stolen */
-};
-
-static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct pass *pass, struct rk_plan *plan)
-{
-    struct rk_plan_request request = {
-        .num_rows = pass->num_rows,
-        .num_replicas = pass->num_replicas,
-        .seqlens = pass->seqlens,
-        .use_dynamic_bsz = pass->micro.use_dynamic_bsz,
-        .max_token_len = pass->micro.max_token_len,
-        .micro_batch_rows = pass->micro.micro_batch_rows,
-        .workload = ctx->inputs->workload,
-    };
-
-    return rk_plan_build(plan, ctx->arena, &request);
-}
-
-static struct rk_status *run_pass(struct rk_flow_context *ctx, const struct pass *pass,
-                                  struct rk_driver_result *result)
-{
-    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
-    static const char *const no_meta[] = {NULL};
-    struct rk_batch *tokens = NULL;
-    struct rk_plan plan;
-    struct rk_status *st = make_plan(ctx, pass, &plan);
-
-    if (!st)
-        st = rk_batch_select(&tokens, pass->batch, columns, no_meta);
-    if (st) {
-        rk_json_free(pass->options);
-        return st;
-    }
-    rk_job_copy_value(pass->options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    st = rk_flow_call(ctx, pass->role, pass->method, tokens, pass->options, &plan, result);
-    rk_batch_destroy(tokens);
-    return st;
-}
-
 /* Runs a forward pass over the batch and adds its columns; steals the options. */
 static struct rk_status *add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
                                        const char *section, struct rk_json *options)
 {
-    const struct pass pass = {
+    const struct rk_flow_pass pass = {
         .role = rk_job_role(role)->name,
         .method = method,
         .micro = rk_job_log_prob_micro(ctx->job, section),
@@ -68,22 +21,14 @@ static struct rk_status *add_log_probs(struct rk_flow_context *ctx, uint32_t rol
         .options = options,
     };
     struct rk_driver_result result = {0};
-    struct rk_status *st = run_pass(ctx, &pass, &result);
+    struct rk_status *st;
 
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    st = rk_flow_run_pass(ctx, &pass, &result);
     if (!st)
         st = rk_batch_union(ctx->batch, result.batch);
     rk_driver_result_fini(&result);
     return st;
-}
-
-/* What the daemons computed, at the tokens that count. */
-static struct rk_status *check_finite(const struct rk_flow_context *ctx, const char *name)
-{
-    const void *values, *mask;
-
-    RK_TRY(rk_flow_column(ctx, name, RK_DTYPE_F32, ctx->response_length, &values));
-    RK_TRY(rk_flow_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
-    return rk_check_finite(name, values, mask, ctx->num_rows, ctx->response_length);
 }
 
 /* --- log-probs of the policy --- */
@@ -129,7 +74,7 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
     int64_t *rows, num_rows = choose_rows(ctx, &rows);
     int64_t *seqlens = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*seqlens));
     struct rk_flow_comparison comparison = {.num_rows = num_rows, .rows = rows};
-    struct pass pass = {
+    struct rk_flow_pass pass = {
         .role = "actor",
         .method = "compute_log_prob",
         .micro = rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT),
@@ -144,8 +89,9 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
     RK_TRY_GOTO(st, rk_batch_select_idxs(&batch, ctx->batch, rows, num_rows), out);
     pass.batch = batch;
     pass.options = rk_json_new_object();
+    rk_job_copy_value(pass.options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     rk_json_set(pass.options, "calculate_entropy", rk_json_new_bool(false));
-    RK_TRY_GOTO(st, run_pass(ctx, &pass, &result), out);
+    RK_TRY_GOTO(st, rk_flow_run_pass(ctx, &pass, &result), out);
     RK_TRY_GOTO(st, rk_batch_put(batch, "old_log_probs", rk_batch_find(result.batch, "old_log_probs")), out);
     st = compare_batch(ctx, batch, &comparison, is_strict);
 out:
@@ -183,14 +129,14 @@ static struct rk_status *recompute(struct rk_flow_context *ctx)
     rk_json_set(options, "calculate_sum_pi_squared", rk_json_new_bool(has_squares));
     RK_TRY(add_log_probs(ctx, RK_ROLE_ACTOR, "compute_log_prob", RK_JOB_ROLLOUT, options));
     if (has_squares)
-        RK_TRY(check_finite(ctx, "sum_pi_squared"));
+        RK_TRY(rk_flow_check_finite(ctx, "sum_pi_squared"));
     RK_TRY(measure_entropy(ctx));
     return compare_batch(ctx, ctx->batch, &comparison, false);
 }
 
 static struct rk_status *old_log_prob(struct rk_flow_context *ctx)
 {
-    RK_TRY(check_finite(ctx, "rollout_log_probs"));
+    RK_TRY(rk_flow_check_finite(ctx, "rollout_log_probs"));
     if (!rk_job_takes_rollout_log_probs(ctx->job))
         return recompute(ctx);
     RK_TRY(rk_batch_put(ctx->batch, "old_log_probs", rk_batch_find(ctx->batch, "rollout_log_probs")));
@@ -209,7 +155,7 @@ static bool needs_ref(const struct rk_flow_context *ctx)
 static struct rk_status *ref_log_prob(struct rk_flow_context *ctx)
 {
     RK_TRY(add_log_probs(ctx, RK_ROLE_REF, "compute_ref_log_prob", RK_JOB_REF, rk_json_new_object()));
-    return check_finite(ctx, "ref_log_prob");
+    return rk_flow_check_finite(ctx, "ref_log_prob");
 }
 
 const struct rk_flow_step rk_step_ref = {"ref", "ref", needs_ref, ref_log_prob};

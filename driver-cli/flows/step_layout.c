@@ -1,6 +1,7 @@
 /* Which replica takes which rows. */
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 /* Scores that were there before the layout. */
 static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
@@ -19,27 +20,36 @@ static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
     }
 }
 
-/* Puts the rows in the order in which the replicas take them; from here on a prompt's responses are found by
- * uid only. */
+struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, const int64_t *seqlens,
+                                 int64_t *order)
+{
+    struct rk_job_update update = rk_job_update_of(ctx->job, role);
+    struct rk_layout_request request = {
+        .num_rows = ctx->num_rows,
+        .num_replicas = rk_flow_num_replicas(ctx, role),
+        .seqlens = seqlens,
+        .mini_batch_rows =
+            role == RK_ROLE_ACTOR ? ctx->mini_batch_rows : update.mini_batch_size * ctx->num_samples,
+        .group_size = ctx->group_size,
+        .shuffle = update.shuffle,
+        .balance = rk_config_bool(ctx->job, "trainer.balance_batch"),
+        .seed = (uint64_t)(update.seed + ctx->step),
+        .workload = ctx->inputs->workload,
+    };
+
+    return rk_plan_layout(order, &request);
+}
+
+/* Puts the rows in the order in which the actor's replicas take them; from here on a prompt's responses are
+ * found by uid only. */
 static struct rk_status *lay_out(struct rk_flow_context *ctx)
 {
     int64_t width = ctx->prompt_length + ctx->response_length;
     int64_t *order = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*order));
-    struct rk_layout_request request = {
-        .num_rows = ctx->num_rows,
-        .num_replicas = ctx->num_replicas,
-        .mini_batch_rows = ctx->mini_batch_rows,
-        .group_size = ctx->group_size,
-        .shuffle = rk_config_bool(ctx->job, RK_JOB_ACTOR "shuffle"),
-        .balance = rk_config_bool(ctx->job, "trainer.balance_batch"),
-        .seed = (uint64_t)(rk_config_int(ctx->job, RK_JOB_ACTOR "data_loader_seed") + ctx->step),
-        .workload = ctx->inputs->workload,
-    };
     struct rk_seqlen_stats stats;
 
     RK_TRY(rk_flow_sum_rows(ctx, "attention_mask", width, &ctx->seqlens));
-    request.seqlens = ctx->seqlens;
-    RK_TRY(rk_plan_layout(order, &request));
+    RK_TRY(rk_flow_layout(ctx, RK_ROLE_ACTOR, ctx->seqlens, order));
     RK_TRY(rk_batch_reorder(ctx->batch, order));
     reorder_scores(ctx, order);
     stats = rk_plan_seqlen_stats(ctx->seqlens, order, ctx->num_rows, ctx->num_replicas);

@@ -1,41 +1,12 @@
-/* Updates of the models that train. */
+/* The update of the policy. */
 #include "base/rk_log.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
-/* False when every response lost its score or is empty: there is nothing to learn from. */
-static struct rk_status *has_loss_tokens(struct rk_flow_context *ctx, bool *has)
+static bool is_warm(const struct rk_flow_context *ctx)
 {
-    int64_t *loss_tokens;
-
-    *has = false;
-    RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
-    for (int64_t row = 0; row < ctx->num_rows; row++)
-        *has = *has || loss_tokens[row] > 0;
-    return NULL;
-}
-
-static struct rk_status *make_update_plan(struct rk_flow_context *ctx, struct rk_plan *plan)
-{
-    struct rk_job_micro micro = rk_job_actor_micro(ctx->job);
-    struct rk_plan_request request = {
-        .num_rows = ctx->num_rows,
-        .num_replicas = ctx->num_replicas,
-        .seqlens = ctx->seqlens,
-        .mini_batch_rows = ctx->mini_batch_rows,
-        .epochs = (int32_t)rk_config_int(ctx->job, RK_JOB_ACTOR "ppo_epochs"),
-        .shuffle = rk_config_bool(ctx->job, RK_JOB_ACTOR "shuffle"),
-        .seed = (uint64_t)(rk_config_int(ctx->job, RK_JOB_ACTOR "data_loader_seed") + ctx->step),
-        .use_dynamic_bsz = micro.use_dynamic_bsz,
-        .max_token_len = micro.max_token_len,
-        .micro_batch_rows = micro.micro_batch_rows,
-        .workload = ctx->inputs->workload,
-    };
-    int64_t *loss_tokens;
-
-    RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
-    request.loss_tokens = loss_tokens;
-    return rk_plan_build(plan, ctx->arena, &request);
+    return ctx->step >= rk_config_int(ctx->job, "trainer.critic_warmup");
 }
 
 static struct rk_status *update_actor(struct rk_flow_context *ctx)
@@ -51,16 +22,18 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     struct rk_json *options;
     struct rk_plan plan;
     struct rk_status *st;
+    int64_t *loss_tokens;
     bool has;
 
-    RK_TRY(has_loss_tokens(ctx, &has));
+    RK_TRY(rk_flow_has_loss_tokens(ctx, &has));
     if (!has) {
         RK_WARN("step %lld: no token counts: responses have no score, or rollout correction rejected them; "
                 "the policy is not updated",
                 (long long)ctx->step);
         return NULL;
     }
-    RK_TRY(make_update_plan(ctx, &plan));
+    RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
+    RK_TRY(rk_flow_update_plan(&plan, ctx, RK_ROLE_ACTOR, ctx->seqlens, loss_tokens));
     if (use_kl_loss)
         columns[num_columns++] = "ref_log_prob";
     if (rk_batch_find(ctx->batch, "rollout_is_weights"))
@@ -84,4 +57,4 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     return st;
 }
 
-const struct rk_flow_step rk_step_update_actor = {"update_actor", "update_actor", NULL, update_actor};
+const struct rk_flow_step rk_step_update_actor = {"update_actor", "update_actor", is_warm, update_actor};

@@ -152,6 +152,34 @@ static void test_flow_data_metrics_hand_made_batch_gives_worked_values(void **st
     rk_batch_destroy(batch);
 }
 
+/* Goal: the worked numbers of a critic, over the tokens that count; without values there are none. */
+static void test_flow_data_metrics_of_a_critic_give_worked_values(void **state)
+{
+    static const int64_t mask[9] = {1, 1, 0, 1, 1, 0, 0, 0, 0};
+    static const float returns[9] = {1, .5f, 99, .25f, 0, 99, 99, 99, 99};
+    static const float values[9] = {.8f, .6f, -99, .2f, .1f, -99, -99, -99, -99};
+    struct rk_batch *batch = make_masked_batch(attention, mask);
+    struct rk_json *metrics = rk_json_new_object(), *without = rk_json_new_object();
+
+    (void)state;
+    rk_batch_remove(batch, "returns");
+    put(batch, "returns", RK_DTYPE_F32, 3, returns);
+    assert_ok(rk_flow_data_metrics(without, batch));
+    assert_null(rk_json_find(without, "critic/vf_explained_var"));
+    put(batch, "values", RK_DTYPE_F32, 3, values);
+    assert_ok(rk_flow_data_metrics(metrics, batch));
+    assert_below("mean", fabs(rk_json_as_real(rk_json_find(metrics, "critic/values/mean"), NAN) - .425),
+                 1e-6);
+    assert_below("max", fabs(rk_json_as_real(rk_json_find(metrics, "critic/values/max"), NAN) - .8), 1e-6);
+    assert_below("min", fabs(rk_json_as_real(rk_json_find(metrics, "critic/values/min"), NAN) - .1), 1e-6);
+    assert_below("explained",
+                 fabs(rk_json_as_real(rk_json_find(metrics, "critic/vf_explained_var"), NAN) - .886863),
+                 1e-6);
+    rk_json_free(metrics);
+    rk_json_free(without);
+    rk_batch_destroy(batch);
+}
+
 /* Goal: a response that was dropped keeps its length and is in no mean of scores and advantages; when all are
  * dropped the mean is null. */
 static void test_flow_data_metrics_dropped_rows_have_no_score(void **state)
@@ -227,6 +255,7 @@ int main(void)
         cmocka_unit_test(test_flow_probs_diff_compares_probabilities_under_the_mask),
         cmocka_unit_test(test_flow_compare_log_probs_finds_the_worst_token),
         cmocka_unit_test(test_flow_data_metrics_hand_made_batch_gives_worked_values),
+        cmocka_unit_test(test_flow_data_metrics_of_a_critic_give_worked_values),
         cmocka_unit_test(test_flow_data_metrics_dropped_rows_have_no_score),
         cmocka_unit_test(test_flow_data_metrics_only_empty_responses_is_an_error),
         cmocka_unit_test(test_flow_data_metrics_missing_column_is_named),

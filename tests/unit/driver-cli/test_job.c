@@ -226,6 +226,7 @@ struct rule_case {
 #define ACTOR        "actor_rollout_ref.actor."
 #define ROLLOUT      "actor_rollout_ref.rollout."
 #define REF          "actor_rollout_ref.ref."
+#define CRITIC       "critic."
 #define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
 #define OVERLONG     "reward.reward_kwargs.overlong_buffer_cfg."
 #define GDPO         "algorithm.adv_estimator=gdpo"
@@ -270,16 +271,16 @@ static const struct rule_case rule_cases[] = {
      {ROLLOUT "n=1", ACTOR "ppo_mini_batch_size=1", ACTOR "ppo_micro_batch_size_per_gpu=1"},
      4,
      "ppo_mini_batch_size=1 x rollout.n=1 does not divide by the 2 data-parallel replicas"},
-    {"actor micro-batch",
+    {"update micro-batch",
      {ACTOR "ppo_micro_batch_size_per_gpu=3"},
      4,
      "does not divide the 4 rows of a mini-batch"},
-    {"actor micro-batch",
+    {"update micro-batch",
      {ACTOR "use_dynamic_bsz=true", ACTOR "ppo_max_token_len_per_gpu=15",
       ROLLOUT "log_prob_max_token_len_per_gpu=16"},
      4,
      "15 tokens a micro-batch are fewer than data.max_prompt_length + data.max_response_length = 16"},
-    {"actor micro-batch",
+    {"update micro-batch",
      {"~" ACTOR "ppo_micro_batch_size_per_gpu", ROLLOUT "log_prob_micro_batch_size_per_gpu=1"},
      4,
      "set ppo_micro_batch_size_per_gpu, or use_dynamic_bsz"},
@@ -300,9 +301,38 @@ static const struct rule_case rule_cases[] = {
      {"algorithm.adv_estimator=ppo"},
      4,
      "algorithm.adv_estimator=ppo is unknown; known: gae, grpo, "},
-    {"estimator", {"algorithm.adv_estimator=gae"}, 4, "algorithm.adv_estimator=gae needs the values"},
     {"none", {"algorithm.adv_estimator=remax"}, 4, NULL},
     {"none", {"algorithm.adv_estimator=tir_optimal_token_baseline"}, 4, NULL},
+    {"none",
+     {"algorithm.adv_estimator=gae", "trainer.critic_warmup=2", CRITIC "ppo_mini_batch_size=8"},
+     4,
+     NULL},
+    {"critic",
+     {"algorithm.adv_estimator=gae", CRITIC "enable=false"},
+     4,
+     "algorithm.adv_estimator=gae needs the values of a critic"},
+    {"critic", {"trainer.critic_warmup=2"}, 4, "trainer.critic_warmup needs a critic"},
+    {"world",
+     {CRITIC "enable=true", CRITIC "megatron.tensor_model_parallel_size=3"},
+     4,
+     "critic.megatron.tensor_model_parallel_size=3 does not divide the 4 daemons"},
+    {"mini-batch",
+     {CRITIC "enable=true", CRITIC "ppo_mini_batch_size=3", CRITIC "ppo_micro_batch_size_per_gpu=3"},
+     4,
+     "critic.ppo_mini_batch_size=3 does not divide data.train_batch_size=8"},
+    {"update micro-batch",
+     {CRITIC "enable=true", CRITIC "ppo_micro_batch_size_per_gpu=3"},
+     4,
+     "critic.ppo_micro_batch_size_per_gpu=3 does not divide the 4 rows"},
+    {"log-prob micro-batch",
+     {CRITIC "enable=true", CRITIC "use_dynamic_bsz=true", CRITIC "forward_max_token_len_per_gpu=8"},
+     4,
+     "critic: compute_values: 8 tokens a micro-batch"},
+    {"betas", {CRITIC "optim.betas=[0.9]"}, 4, "critic.optim.betas: expected two numbers"},
+    {"recompute",
+     {CRITIC "megatron.override_transformer_config.recompute_method=uniform"},
+     4,
+     "recompute_method has no effect without"},
     {"estimator",
      {"algorithm.adv_estimator=grpo_passk", ROLLOUT "n=1", ACTOR "ppo_mini_batch_size=8"},
      4,
@@ -627,6 +657,13 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "actor_rollout_ref.rollout.val_kwargs.do_sample=7",
         "actor_rollout_ref.rollout.val_kwargs.seed=7",
         "trainer.test_freq=-2",
+        "trainer.critic_warmup=-1",
+        "critic.enable=maybe",
+        "critic.ppo_mini_batch_size=0",
+        "critic.cliprange_value=-1",
+        "critic.optim.lr=-1",
+        "critic.loss_agg_mode=sum",
+        "critic.megatron.pipeline_model_parallel_size=2",
         "algorithm.filter_groups.max_num_gen_batches=-1",
         "algorithm.filter_groups.max_inflight_gen_batches=0",
         "reward.reward_manager.name=prime",
@@ -687,8 +724,53 @@ static void test_job_roles_follow_flow_and_keys(void **state)
         assert_int_equal(rk_job_role_tp(job, RK_ROLE_ACTOR), 2);
         assert_int_equal(rk_job_role_tp(job, RK_ROLE_ROLLOUT), 2);
         assert_int_equal(rk_job_role_tp(job, RK_ROLE_REF), cases[i].ref_tp);
+        assert_false(rk_job_role_needed(job, RK_ROLE_CRITIC));
         rk_config_destroy(job);
     }
+}
+
+/* Goal: an estimator that needs values, or the key, brings a critic; what its section leaves open is the
+ * actor's, but for verl's learning rate. */
+static void test_job_critic_inherits_from_the_actor(void **state)
+{
+    static const char *const open[] = {"algorithm.adv_estimator=gae", ACTOR "ppo_epochs=3",
+                                       ACTOR "shuffle=true", ACTOR "ppo_max_token_len_per_gpu=99"};
+    static const char *const own[] = {CRITIC "enable=true",
+                                      CRITIC "ppo_epochs=2",
+                                      CRITIC "ppo_mini_batch_size=8",
+                                      CRITIC "ppo_micro_batch_size_per_gpu=1",
+                                      CRITIC "forward_micro_batch_size_per_gpu=5",
+                                      CRITIC "use_dynamic_bsz=true",
+                                      CRITIC "data_loader_seed=9",
+                                      CRITIC "megatron.tensor_model_parallel_size=1"};
+    struct rk_config *job = load_minimal(open, RK_ARRAY_LEN(open));
+    struct rk_job_update update = rk_job_update_of(job, RK_ROLE_CRITIC);
+
+    (void)state;
+    assert_true(rk_job_role_needed(job, RK_ROLE_CRITIC));
+    assert_int_equal(rk_job_role_tp(job, RK_ROLE_CRITIC), 2);
+    assert_int_equal(update.mini_batch_size, 4);
+    assert_int_equal(update.epochs, 3);
+    assert_true(update.shuffle);
+    assert_int_equal(update.seed, 42);
+    assert_int_equal(update.micro.micro_batch_rows, 2);
+    assert_int_equal(rk_job_values_micro(job).max_token_len, 99);
+    assert_true(rk_config_real(job, CRITIC "optim.lr") == 1e-5);
+    assert_true(rk_config_real(job, ACTOR "optim.lr") == 1e-6);
+    rk_config_destroy(job);
+    job = load_minimal(own, RK_ARRAY_LEN(own));
+    update = rk_job_update_of(job, RK_ROLE_CRITIC);
+    assert_true(rk_job_role_needed(job, RK_ROLE_CRITIC));
+    assert_int_equal(rk_job_role_tp(job, RK_ROLE_CRITIC), 1);
+    assert_int_equal(update.mini_batch_size, 8);
+    assert_int_equal(update.epochs, 2);
+    assert_false(update.shuffle);
+    assert_int_equal(update.seed, 9);
+    assert_true(update.micro.use_dynamic_bsz);
+    assert_int_equal(update.micro.micro_batch_rows, 1);
+    assert_int_equal(rk_job_values_micro(job).micro_batch_rows, 5);
+    assert_int_equal(rk_job_update_of(job, RK_ROLE_ACTOR).mini_batch_size, 4);
+    rk_config_destroy(job);
 }
 
 int main(void)
@@ -710,6 +792,7 @@ int main(void)
         cmocka_unit_test(test_job_log_prob_micro_inherits_from_the_actor),
         cmocka_unit_test(test_job_micro_tokens_are_the_most_that_come),
         cmocka_unit_test(test_job_roles_follow_flow_and_keys),
+        cmocka_unit_test(test_job_critic_inherits_from_the_actor),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,7 +22,6 @@ static struct rk_status *load(struct rk_config **job, const char *const *args)
 /* Defaults of verl's that mean something else here. */
 static const char *const other_defaults[] = {
     "actor_rollout_ref.rollout.seed", /* 42, of a sampler that does not exist here: any integer is fine */
-    "critic.enable",
 };
 
 static bool has_other_default(const char *key)
@@ -322,7 +321,7 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {RK_JOB_ACTOR "ppo_micro_batch_size=64", "got 64: ppo_micro_batch_size_per_gpu"},
         {RK_JOB_ACTOR "fsdp_config.ulysses_sequence_parallel_size=4", "expected 1, got 4"},
         {RK_JOB_REF "megatron.pipeline_model_parallel_size=2", "expected 1, got 2"},
-        {"trainer.critic_warmup=20", "trainer.critic_warmup: expected 0, got 20"},
+        {"critic.ppo_micro_batch_size=8", "got 8: ppo_micro_batch_size_per_gpu"},
         {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
          "not supported: write the value into config.json"},
         {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
@@ -343,13 +342,14 @@ static void test_verl_key_in_a_file_is_refused_with_its_line(void **state)
 {
     static const char text[] =
         "{\n \"data\": {\"train_files\": \"a\"},\n \"critic\": {\"optim\": {\"lr\": 1e-5}},\n"
-        " \"trainer\": {\n  \"critic_warmup\": 5\n }\n}";
+        " \"trainer\": {\n  \"esi_redundant_time\": 5\n }\n}";
     char *path = rk_test_temp_path("job.json");
     struct rk_config *job;
 
     (void)state;
     rk_test_write_file(path, text, strlen(text));
-    assert_fails(rk_job_load(&job, path, NULL, 0), RK_INVALID_ARGUMENT, "job.json:5: trainer.critic_warmup");
+    assert_fails(rk_job_load(&job, path, NULL, 0), RK_INVALID_ARGUMENT,
+                 "job.json:5: trainer.esi_redundant_time");
     rk_free(path);
 }
 

@@ -1,0 +1,48 @@
+/* Forward passes over rows of the step. */
+#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/job_internal.h"
+
+static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
+                                   struct rk_plan *plan)
+{
+    struct rk_plan_request request = {
+        .num_rows = pass->num_rows,
+        .num_replicas = pass->num_replicas,
+        .seqlens = pass->seqlens,
+        .use_dynamic_bsz = pass->micro.use_dynamic_bsz,
+        .max_token_len = pass->micro.max_token_len,
+        .micro_batch_rows = pass->micro.micro_batch_rows,
+        .workload = ctx->inputs->workload,
+    };
+
+    return rk_plan_build(plan, ctx->arena, &request);
+}
+
+struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
+                                   struct rk_driver_result *result)
+{
+    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+    static const char *const no_meta[] = {NULL};
+    struct rk_batch *tokens = NULL;
+    struct rk_plan plan;
+    struct rk_status *st = make_plan(ctx, pass, &plan);
+
+    if (!st)
+        st = rk_batch_select(&tokens, pass->batch, columns, no_meta);
+    if (st) {
+        rk_json_free(pass->options);
+        return st;
+    }
+    st = rk_flow_call(ctx, pass->role, pass->method, tokens, pass->options, &plan, result);
+    rk_batch_destroy(tokens);
+    return st;
+}
+
+struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name)
+{
+    const void *values, *mask;
+
+    RK_TRY(rk_flow_column(ctx, name, RK_DTYPE_F32, ctx->response_length, &values));
+    RK_TRY(rk_flow_column(ctx, "response_mask", RK_DTYPE_I64, ctx->response_length, &mask));
+    return rk_check_finite(name, values, mask, ctx->num_rows, ctx->response_length);
+}

@@ -1,0 +1,161 @@
+/* PPO in whole runs: a critic beside the actor, with batches, layout and checkpoints of its own. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ACTOR    "actor_rollout_ref.actor."
+#define TP       "megatron.tensor_model_parallel_size="
+#define ARGS_MAX 40
+
+/* `more` is ended by NULL. */
+static struct outcome run_in(const char *dir, const char *num_daemons, const char *const *more)
+{
+    const char *args[ARGS_MAX] = {"run",
+                                  TINY_JOB,
+                                  "--run-dir",
+                                  dir,
+                                  TINY,
+                                  "--local",
+                                  num_daemons,
+                                  "algorithm.adv_estimator=gae",
+                                  "algorithm.gamma=0.99",
+                                  "algorithm.lam=0.95",
+                                  "critic.optim.lr=1e-4",
+                                  "trainer.total_training_steps=2",
+                                  "critic.ppo_mini_batch_size=1",
+                                  "critic.ppo_epochs=2",
+                                  "critic.shuffle=true",
+                                  "trainer.critic_warmup=2"};
+    size_t count = 0;
+
+    while (args[count])
+        count++;
+    for (; *more; more++)
+        args[count++] = *more;
+    assert_true(count < ARGS_MAX);
+    return run_rankctl(args);
+}
+
+static char *run_new(const char *num_daemons, const char *const *more)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, num_daemons, more);
+
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    return dir;
+}
+
+/* Goal: the critic learns from the first step, the actor from the second (critic_warmup); neither the layout
+ * of the actor nor that of the critic changes what they learn. The critic's mini-batches are smaller than the
+ * actor's, so they would be other ones if they followed from the actor's layout. */
+static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
+{
+    static const char *const one_rank[] = {ACTOR TP "1", NULL};
+    static const char *const layouts[][4] = {
+        {ACTOR TP "2", NULL}, {ACTOR TP "1", "critic." TP "2", NULL}, {ACTOR TP "2", "critic." TP "1", NULL}};
+    static const char *const names[] = {"critic/vf_loss",     "critic/vf_clipfrac", "critic/vpred_mean",
+                                        "critic/values/mean", "critic/values/max",  "critic/vf_explained_var",
+                                        "critic/grad_norm",   "critic/score/mean",  "critic/advantages/max",
+                                        "critic/returns/mean"};
+    char *expected_dir = run_new("1", one_rank);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
+        char *dir = run_new("4", layouts[i]);
+
+        print_message("%s\n", layouts[i][0]);
+        for (int64_t step = 1; step <= 2; step++) {
+            struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
+
+            for (size_t j = 0; j < RK_ARRAY_LEN(names); j++)
+                assert_below(names[j], fabs(metric(metrics, names[j]) - metric(expected, names[j])),
+                             RK_TOL_F32_SUM * fmax(1.0, fabs(metric(expected, names[j]))));
+            assert_true(metric(metrics, "critic/lr") == 1e-4);
+            assert_true(metric(metrics, "timing_s/values") > 0.0);
+            assert_true(metric(metrics, "timing_s/update_critic") > 0.0);
+            assert_int_equal(rk_json_find(metrics, "actor/pg_loss") != NULL, step >= 2);
+            assert_int_equal(rk_json_find(metrics, "timing_s/update_actor") != NULL, step >= 2);
+            rk_json_free(expected);
+            rk_json_free(metrics);
+        }
+        rk_free(dir);
+    }
+    rk_free(expected_dir);
+}
+
+/* Goal: the critic is a part of checkpoints. A run goes on from both bit for bit, and without the critic's
+ * part there is no checkpoint. */
+static void test_ppo_run_goes_on_bit_for_bit(void **state)
+{
+    static const char *const whole[] = {ACTOR TP "1", "trainer.total_training_steps=3", NULL};
+    static const char *const half[] = {ACTOR TP "1", "trainer.save_freq=2", NULL};
+    static const char *const rest[] = {ACTOR TP "1", "trainer.total_training_steps=3", "trainer.save_freq=2",
+                                       NULL};
+    char *straight = run_new("1", whole), *dir = run_new("1", half), *part, *moved, *path;
+    struct outcome outcome = run_in(dir, "1", rest);
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "going on from ");
+    outcome_fini(&outcome);
+    for (int64_t step = 1; step <= 3; step++) {
+        struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(straight, step);
+
+        assert_same_step(metrics, expected, step);
+        rk_json_free(expected);
+        rk_json_free(metrics);
+    }
+    assert_same_file(dir, straight, "hf/model.safetensors");
+    part = rk_path_join(dir, "checkpoints/global_step_3/critic");
+    moved = rk_format("%s.moved", part);
+    path = rk_format("trainer.resume_from_path=%s/checkpoints/global_step_3", dir);
+    assert_int_equal(rename(part, moved), 0);
+    outcome = run_in(dir, "1",
+                     (const char *const[]){ACTOR TP "1", "trainer.total_training_steps=4",
+                                           "trainer.resume_mode=resume_path", path, NULL});
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "trainer.resume_from_path: ");
+    assert_text("stderr", outcome.err, "global_step_3/critic");
+    outcome_fini(&outcome);
+    rk_free(path);
+    rk_free(moved);
+    rk_free(part);
+    rk_free(straight);
+    rk_free(dir);
+}
+
+/* Goal: a critic beside an estimator that does not read its values learns and changes nothing else. */
+static void test_ppo_critic_beside_grpo_changes_nothing(void **state)
+{
+    static const char *const with[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo", "critic.enable=true",
+                                       "trainer.critic_warmup=0", NULL};
+    static const char *const without[] = {ACTOR TP "1", "algorithm.adv_estimator=grpo",
+                                          "trainer.critic_warmup=0", NULL};
+    char *dir = run_new("1", with), *plain = run_new("1", without);
+    struct rk_json *metrics = read_metrics(dir, 2);
+
+    (void)state;
+    assert_true(metric(metrics, "critic/vf_loss") > 0.0);
+    rk_json_free(metrics);
+    assert_same_file(dir, plain, "hf/model.safetensors");
+    rk_free(plain);
+    rk_free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ppo_every_layout_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_ppo_run_goes_on_bit_for_bit),
+        cmocka_unit_test(test_ppo_critic_beside_grpo_changes_nothing),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
