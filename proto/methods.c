@@ -86,7 +86,7 @@ static const struct {
     uint32_t bit;
 } roles[] = {
     {"actor", RK_ROLE_ACTOR},   {"rollout", RK_ROLE_ROLLOUT}, {"ref", RK_ROLE_REF},
-    {"critic", RK_ROLE_CRITIC}, {"reward", RK_ROLE_REWARD},
+    {"critic", RK_ROLE_CRITIC}, {"reward", RK_ROLE_REWARD},   {"teacher", RK_ROLE_TEACHER},
 };
 
 uint32_t rk_role_parse(const char *name)

@@ -21,7 +21,8 @@ enum rk_role_bits {
     RK_ROLE_REF = 1u << 2,
     RK_ROLE_CRITIC = 1u << 3,
     RK_ROLE_REWARD = 1u << 4,
-    RK_ROLE_ANY = (1u << 5) - 1,
+    RK_ROLE_TEACHER = 1u << 5,
+    RK_ROLE_ANY = (1u << 6) - 1,
 };
 
 /* "actor" -> RK_ROLE_ACTOR; 0 when unknown. */

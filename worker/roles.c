@@ -19,6 +19,7 @@ static const struct rk_role_kind kinds[] = {
     {.bit = RK_ROLE_REF, .head = "lm"},
     {.bit = RK_ROLE_CRITIC, .head = "value", .can_train = true},
     {.bit = RK_ROLE_REWARD, .head = "score"},
+    {.bit = RK_ROLE_TEACHER, .head = "lm"},
 };
 
 static const bool next_ok[RK_ROLE_STATE_COUNT][RK_ROLE_STATE_COUNT] = {

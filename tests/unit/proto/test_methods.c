@@ -122,7 +122,7 @@ static void test_rpcs_are_paths_of_known_services(void **state)
 
 static void test_role_parse_and_name_are_inverse(void **state)
 {
-    static const char *const names[] = {"actor", "rollout", "ref", "critic", "reward"};
+    static const char *const names[] = {"actor", "rollout", "ref", "critic", "reward", "teacher"};
     uint32_t all = 0;
 
     (void)state;
@@ -144,14 +144,18 @@ static const struct {
     {"rollout", "generate_sequences", RK_OK, "", NULL},
     {"critic", "init_model", RK_OK, "", NULL},
     {"ref", "compute_ref_log_prob", RK_OK, "", NULL},
+    {"teacher", "compute_ref_log_prob", RK_OK, "", NULL},
     {"actor", "update_actr", RK_NOT_FOUND, "UNKNOWN_METHOD",
      "unknown method 'update_actr', expected one of init_model"},
     {"actor", "", RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method ''"},
     {"actr", "update_actor", RK_NOT_FOUND, "UNKNOWN_ROLE",
-     "unknown role 'actr', expected one of actor, rollout, ref, critic, reward"},
+     "unknown role 'actr', expected one of actor, rollout, ref, critic, reward, teacher"},
     {"", "init_model", RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role ''"},
     {"ref", "update_actor", RK_INVALID_ARGUMENT, "",
      "role 'ref' has no method 'update_actor', expected one of actor"},
+    {"teacher", "update_actor", RK_INVALID_ARGUMENT, "",
+     "role 'teacher' has no method 'update_actor', expected one of actor"},
+    {"actor", "compute_ref_log_prob", RK_INVALID_ARGUMENT, "", "expected one of ref, teacher"},
     {"actor", "generate_sequences", RK_INVALID_ARGUMENT, "", "expected one of rollout"},
 };
 
