@@ -25,6 +25,7 @@ struct knob {
 #define KNOB(section, b, c, field, key, ...) {key, section key},
 static const struct knob loss_knobs[] = {RK_POLICY_LOSS_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob dpo_knobs[] = {RK_DPO_KNOBS(KNOB, RK_JOB_DPO, , )};
+static const struct knob distill_knobs[] = {RK_DISTILL_KNOBS(KNOB, "", , )};
 static const struct knob optim_knobs[] = {RK_OPTIM_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};
@@ -42,6 +43,7 @@ static const struct {
 } knobs[] = {
     [RK_JOB_KNOBS_LOSS] = {loss_knobs, RK_ARRAY_LEN(loss_knobs)},
     [RK_JOB_KNOBS_DPO] = {dpo_knobs, RK_ARRAY_LEN(dpo_knobs)},
+    [RK_JOB_KNOBS_DISTILL] = {distill_knobs, RK_ARRAY_LEN(distill_knobs)},
     [RK_JOB_KNOBS_OPTIM] = {optim_knobs, RK_ARRAY_LEN(optim_knobs)},
     [RK_JOB_KNOBS_INIT] = {init_knobs, RK_ARRAY_LEN(init_knobs)},
     [RK_JOB_KNOBS_RECOMPUTE] = {recompute_knobs, RK_ARRAY_LEN(recompute_knobs)},
@@ -90,7 +92,8 @@ static struct rk_json *resolved_list(const struct rk_json *paths, const char *di
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
     static const char *const models[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
-                                         RK_JOB_MODEL "tokenizer_path", RK_JOB_CRITIC "model.path"};
+                                         RK_JOB_MODEL "tokenizer_path", RK_JOB_CRITIC "model.path",
+                                         RK_JOB_TEACHER "model.path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
     /* Relative to where rankctl was started, as in verl. */
     static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",

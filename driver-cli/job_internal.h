@@ -16,6 +16,7 @@
 #define RK_JOB_ACTOR         "actor_rollout_ref.actor."
 #define RK_JOB_ROLLOUT       "actor_rollout_ref.rollout."
 #define RK_JOB_REF           "actor_rollout_ref.ref."
+#define RK_JOB_TEACHER       "distillation.teacher."
 #define RK_JOB_CRITIC        "critic."
 #define RK_JOB_REWARD_KWARGS "reward.reward_kwargs."
 #define RK_JOB_DPO           "algorithm.dpo."
@@ -78,6 +79,7 @@ const struct rk_job_rule *rk_job_rules(int64_t *count);
 typedef enum rk_job_knobs {
     RK_JOB_KNOBS_LOSS,
     RK_JOB_KNOBS_DPO,
+    RK_JOB_KNOBS_DISTILL,
     RK_JOB_KNOBS_OPTIM,
     RK_JOB_KNOBS_INIT,
     RK_JOB_KNOBS_RECOMPUTE,
@@ -135,7 +137,7 @@ struct rk_job_micro {
     int64_t max_token_len, micro_batch_rows; /* 0 when not given */
 };
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
-/* section: RK_JOB_ROLLOUT or RK_JOB_REF; what it leaves open is the actor's. */
+/* section: RK_JOB_ROLLOUT, RK_JOB_REF or RK_JOB_TEACHER; what it leaves open is the actor's. */
 struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
 /* --- the critic (job_critic.c); what its section leaves open is the actor's --- */
 bool rk_job_wants_critic(const struct rk_config *job);
@@ -152,6 +154,11 @@ struct rk_job_update {
 struct rk_job_update rk_job_update_of(const struct rk_config *job, uint32_t role);
 /* The rule "critic". */
 void rk_job_critic_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+
+/* --- distillation (job_distill.c) --- */
+bool rk_job_wants_teacher(const struct rk_config *job);
+/* The rule "distillation". */
+void rk_job_distill_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* Tokens that no micro-batch cut like that exceeds. */
 int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro);

@@ -175,6 +175,9 @@ static void check_log_prob_micro(const struct rk_config *job, int32_t world_size
     if (rk_job_role_needed(job, RK_ROLE_CRITIC))
         check_micro(job, "critic: compute_values", "forward_micro_batch_size_per_gpu",
                     rk_job_values_micro(job), problems);
+    if (rk_job_role_needed(job, RK_ROLE_TEACHER))
+        check_micro(job, "distillation.teacher", "log_prob_micro_batch_size_per_gpu",
+                    rk_job_log_prob_micro(job, RK_JOB_TEACHER), problems);
 }
 
 static void check_model_len(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -393,6 +396,7 @@ static const struct rk_job_rule rules[] = {
     {"filter_groups", check_filter_groups},
     {"examples", rk_job_examples_check},
     {"critic", rk_job_critic_check},
+    {"distillation", rk_job_distill_check},
     {"betas", check_betas},
     {"recompute", check_recompute},
     {"rollout correction", rk_job_rollout_correction_check},

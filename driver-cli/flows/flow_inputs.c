@@ -15,13 +15,11 @@
 #include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
 
-#define CONFIG_BYTES_MAX (1u << 20)
-
 /* DIR/NAME as JSON; *out stays NULL when there is no such file. */
 static struct rk_status *read_optional_json(struct rk_json **out, const char *dir, const char *name)
 {
     char *path = rk_path_join(dir, name);
-    struct rk_status *st = rk_json_parse_file(out, path, CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
+    struct rk_status *st = rk_json_parse_file(out, path, RK_FLOW_CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
 
     rk_free(path);
     if (rk_status_code(st) != RK_NOT_FOUND)
@@ -90,7 +88,7 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
     } else {
         char *full = rk_resolve_path(job_dir, config_path);
 
-        st = rk_json_parse_file(&inputs->hf_config, full, CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
+        st = rk_json_parse_file(&inputs->hf_config, full, RK_FLOW_CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL);
         rk_free(full);
         if (st)
             st = RK_WRAP(st, RK_JOB_MODEL "hf_config_path");
@@ -286,6 +284,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     *out = (struct rk_flow_inputs){0};
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, rk_flow_inputs_load_teacher(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_chat(out, job), fail);
     RK_TRY_GOTO(st, rk_flow_of(job)->load(out, job, job_dir), fail);
     return NULL;
@@ -306,6 +305,7 @@ void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
     rk_json_free(inputs->eos_ids);
     rk_json_free(inputs->hf_config);
     rk_free(inputs->tokenizer_dir);
+    rk_free(inputs->teacher_path);
     rk_free(inputs->critic_path);
     rk_free(inputs->model_path);
     *inputs = (struct rk_flow_inputs){0};

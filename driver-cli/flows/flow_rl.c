@@ -36,6 +36,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_samples,
     &rk_step_old_log_prob,
     &rk_step_ref,
+    &rk_step_teacher,
     &rk_step_values,
     &rk_step_token_rewards,
     &rk_step_rollout_correction,
@@ -52,7 +53,7 @@ static const struct rk_flow_step *const steps[] = {
 const struct rk_flow rk_flow_rl = {
     .name = "rl",
     .roles = RK_ROLE_ACTOR | RK_ROLE_ROLLOUT,
-    .optional_roles = RK_ROLE_REF | RK_ROLE_CRITIC,
+    .optional_roles = RK_ROLE_REF | RK_ROLE_CRITIC | RK_ROLE_TEACHER,
     .load = rk_flow_inputs_load_prompts,
     .init = init,
     .steps = steps,

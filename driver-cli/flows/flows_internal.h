@@ -10,11 +10,13 @@
 
 /* Linear term of verl's 7B model, where the model's config.json is elsewhere. */
 #define RK_FLOW_WORKLOAD_DEFAULT 24576
+#define RK_FLOW_CONFIG_BYTES_MAX (1u << 20) /* of config.json */
 
 /* What a job names, read and checked before any daemon is started. */
 struct rk_flow_inputs {
-    char *model_path;  /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
-    char *critic_path; /* of critic.model.path; NULL: the model is the actor's */
+    char *model_path;   /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
+    char *critic_path;  /* of critic.model.path; NULL: the model is the actor's */
+    char *teacher_path; /* of distillation.teacher.model.path; NULL: no teacher */
     char *tokenizer_dir;
     struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
     struct rk_json *eos_ids;   /* array */
@@ -47,6 +49,11 @@ int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs); /* of data
 struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const char *key,
                                 const char *job_dir) RK_NODISCARD;
 void rk_flow_files_free(char **files); /* NULL is a no-op */
+
+/* The teacher, where the job has one: its directory, and that its vocabulary is the student's
+ * (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
+struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                              const char *job_dir) RK_NODISCARD;
 
 /* Who is told how it goes. */
 struct rk_flow_sink {
@@ -151,9 +158,9 @@ extern const struct rk_flow rk_flow_rl, rk_flow_sft, rk_flow_dpo;
 
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
-    rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_values,
-    rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics, rk_step_save_checkpoint,
-    rk_step_validate, rk_step_dump;
+    rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_teacher,
+    rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
+    rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
 extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
     rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;

@@ -14,8 +14,17 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     bool use_kl_loss = rk_config_bool(ctx->job, RK_JOB_ACTOR "use_kl_loss");
     bool takes_rollouts = rk_job_takes_rollout_log_probs(ctx->job);
     bool is_bypass = rk_job_rollout_correction_keys(ctx->job).bypass_mode;
-    const char *columns[] = {"input_ids",     "attention_mask", "position_ids", "responses", "response_mask",
-                             "old_log_probs", "advantages",     NULL,           NULL,        NULL};
+    const char *columns[] = {"input_ids",
+                             "attention_mask",
+                             "position_ids",
+                             "responses",
+                             "response_mask",
+                             "old_log_probs",
+                             "advantages",
+                             NULL,
+                             NULL,
+                             NULL,
+                             NULL};
     int64_t num_columns = 7;
     struct rk_driver_result result = {0};
     struct rk_batch *batch;
@@ -36,11 +45,14 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     RK_TRY(rk_flow_update_plan(&plan, ctx, RK_ROLE_ACTOR, ctx->seqlens, loss_tokens));
     if (use_kl_loss)
         columns[num_columns++] = "ref_log_prob";
+    if (rk_batch_find(ctx->batch, "teacher_log_probs"))
+        columns[num_columns++] = "teacher_log_probs";
     if (rk_batch_find(ctx->batch, "rollout_is_weights"))
         columns[num_columns] = "rollout_is_weights";
     RK_TRY(rk_flow_select(&batch, ctx, columns));
     options = rk_json_new_object();
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_LOSS);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_DISTILL);
     rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     if (is_bypass)
         rk_job_set_bypass(options, ctx->job);

@@ -227,6 +227,9 @@ struct rule_case {
 #define ROLLOUT      "actor_rollout_ref.rollout."
 #define REF          "actor_rollout_ref.ref."
 #define CRITIC       "critic."
+#define DISTILL      "distillation.distillation_loss."
+#define TEACHER      "distillation.teacher."
+#define TEACHER_ON   "distillation.enabled=true", TEACHER "model.path=teacher"
 #define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
 #define OVERLONG     "reward.reward_kwargs.overlong_buffer_cfg."
 #define GDPO         "algorithm.adv_estimator=gdpo"
@@ -328,6 +331,37 @@ static const struct rule_case rule_cases[] = {
      {CRITIC "enable=true", CRITIC "use_dynamic_bsz=true", CRITIC "forward_max_token_len_per_gpu=8"},
      4,
      "critic: compute_values: 8 tokens a micro-batch"},
+    {"none", {TEACHER_ON, ACTOR "use_kl_loss=true", ACTOR "entropy_coeff=0.1"}, 4, NULL},
+    {"none",
+     {TEACHER_ON, DISTILL "use_task_rewards=false", TEACHER "megatron.tensor_model_parallel_size=4"},
+     4,
+     NULL},
+    {"none", {TEACHER_ON, DISTILL "loss_mode=k1", DISTILL "use_policy_gradient=true"}, 4, NULL},
+    {"distillation", {"distillation.enabled=true"}, 4, "set distillation.teacher.model.path"},
+    {"distillation",
+     {TEACHER_ON, DISTILL "loss_mode=kl"},
+     4,
+     "distillation_loss.loss_mode=kl needs distillation.distillation_loss.use_policy_gradient=true"},
+    {"distillation",
+     {TEACHER_ON, DISTILL "use_task_rewards=false", ACTOR "use_kl_loss=true"},
+     4,
+     "actor.use_kl_loss=true: no effect with distillation.distillation_loss.use_task_rewards=false"},
+    {"distillation",
+     {TEACHER_ON, DISTILL "use_task_rewards=false", "algorithm.use_kl_in_reward=true"},
+     4,
+     "algorithm.use_kl_in_reward=true: no effect"},
+    {"distillation",
+     {TEACHER_ON, DISTILL "use_task_rewards=false", ACTOR "entropy_coeff=-0.1"},
+     4,
+     "actor.entropy_coeff=-0.1: no effect"},
+    {"world",
+     {TEACHER_ON, TEACHER "megatron.tensor_model_parallel_size=3"},
+     4,
+     "distillation.teacher.megatron.tensor_model_parallel_size=3 does not divide the 4 daemons"},
+    {"log-prob micro-batch",
+     {TEACHER_ON, TEACHER "log_prob_use_dynamic_bsz=true", TEACHER "log_prob_max_token_len_per_gpu=8"},
+     4,
+     "distillation.teacher: 8 tokens a micro-batch"},
     {"betas", {CRITIC "optim.betas=[0.9]"}, 4, "critic.optim.betas: expected two numbers"},
     {"recompute",
      {CRITIC "megatron.override_transformer_config.recompute_method=uniform"},
@@ -510,6 +544,7 @@ static const struct {
 } example_cases[] = {
     {{"algorithm=sft"}, NULL},
     {{"algorithm=dpo", "algorithm.dpo.loss_type=ipo"}, NULL},
+    {{"algorithm=sft", TEACHER_ON}, "distillation.enabled: algorithm.type=sft has no teacher"},
     {{"algorithm=sft", "data.max_length=512", "data.truncation=right",
       ROLLOUT "log_prob_use_dynamic_bsz=true"},
      NULL},
@@ -659,6 +694,9 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "trainer.test_freq=-2",
         "trainer.critic_warmup=-1",
         "critic.enable=maybe",
+        DISTILL "loss_mode=forward_kl_topk",
+        DISTILL "loss_max_clamp=0",
+        TEACHER "megatron.tensor_model_parallel_size=0",
         "critic.ppo_mini_batch_size=0",
         "critic.cliprange_value=-1",
         "critic.optim.lr=-1",

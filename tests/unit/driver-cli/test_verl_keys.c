@@ -284,6 +284,8 @@ static void test_gradient_checkpointing_selects_full_recompute(void **state)
     }
 }
 
+#define TEACHERS "distillation.teacher_models."
+
 /* Goal: verl's own name of a key goes to rankd's, and loses to it. */
 static void test_verl_keys_go_to_rankds(void **state)
 {
@@ -295,6 +297,8 @@ static void test_verl_keys_go_to_rankds(void **state)
                                        RK_JOB_ROLLOUT "response_length=99",
                                        "reward_model.num_workers=5",
                                        "data.max_response_length=77",
+                                       TEACHERS "teacher_model.model_path=org/big",
+                                       TEACHERS "teacher_model.inference.tensor_model_parallel_size=4",
                                        NULL};
     struct rk_config *job;
 
@@ -306,6 +310,8 @@ static void test_verl_keys_go_to_rankds(void **state)
     assert_string_equal(rk_config_string(job, RK_JOB_ACTOR "strategy"), "rankd");
     assert_int_equal(rk_config_int(job, "data.max_response_length"), 77);
     assert_int_equal(rk_config_int(job, "reward.num_workers"), 5);
+    assert_string_equal(rk_config_string(job, RK_JOB_TEACHER "model.path"), "org/big");
+    assert_int_equal(rk_config_int(job, RK_JOB_TEACHER RK_JOB_TP), 4);
     assert_string_equal(rk_config_origin(job, RK_JOB_ACTOR "optim.clip_grad"), "flag");
     rk_config_destroy(job);
 }
@@ -324,6 +330,9 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {"critic.ppo_micro_batch_size=8", "got 8: ppo_micro_batch_size_per_gpu"},
         {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
          "not supported: write the value into config.json"},
+        {TEACHERS "math.model_path=org/math", "not supported: one teacher: teacher_model"},
+        {"distillation.distillation_loss.policy_loss_mode=gspo", "expected vanilla, got \"gspo\""},
+        {"distillation.distillation_loss.log_prob_min_clamp=-10", "expected null, got -10: loss_max_clamp"},
         {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
         {RK_JOB_ROLLOUT "freeze_cache_engine=True", "unknown key; did you mean"},
     };

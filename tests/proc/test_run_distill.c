@@ -1,0 +1,154 @@
+/* Distillation in whole runs: a teacher beside the actor, with a mesh of its own. */
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ACTOR    "actor_rollout_ref.actor."
+#define TP       "megatron.tensor_model_parallel_size="
+#define TEACHER  "distillation.teacher."
+#define LOSS     "distillation.distillation_loss."
+#define ARGS_MAX 40
+
+/* The tiny job, with `more` ended by NULL. */
+static struct outcome run_in(const char *dir, const char *num_daemons, const char *const *more)
+{
+    const char *args[ARGS_MAX] = {"run",
+                                  TINY_JOB,
+                                  "--run-dir",
+                                  dir,
+                                  TINY,
+                                  "--local",
+                                  num_daemons,
+                                  "trainer.total_training_steps=1",
+                                  ACTOR "ppo_mini_batch_size=4",
+                                  ACTOR "optim.lr=1e-3"};
+    size_t count = 0;
+
+    while (args[count])
+        count++;
+    for (; *more; more++)
+        args[count++] = *more;
+    assert_true(count < ARGS_MAX);
+    return run_rankctl(args);
+}
+
+static char *run_new(const char *num_daemons, const char *const *more)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, num_daemons, more);
+
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    return dir;
+}
+
+/* Where a run with another seed left its model; rk_free it. */
+static char *make_teacher(void)
+{
+    static const char *const more[] = {ACTOR TP "1", ACTOR "megatron.seed=7",
+                                       "trainer.total_training_steps=1", NULL};
+    char *dir = run_new("1", more), *model = rk_path_join(dir, "hf");
+
+    rk_free(dir);
+    return model;
+}
+
+/* Goal: with distillation alone the estimate of the KL to the teacher falls, and no layout of the actor or
+ * the teacher changes it. */
+static void test_distill_every_layout_gives_the_result_of_one_rank(void **state)
+{
+    static const char *const layouts[][2] = {{ACTOR TP "2", TEACHER TP "1"}, {ACTOR TP "1", TEACHER TP "2"}};
+    static const char *const names[] = {"distillation/loss", "distillation/abs_loss", "distillation/loss_max",
+                                        "actor/grad_norm"};
+    char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
+    const char *more[] = {ACTOR TP "1", "distillation.enabled=true", path, LOSS "use_task_rewards=false",
+                          ACTOR TP "1", ACTOR "entropy_coeff=0",     NULL};
+    char *expected_dir = run_new("1", more);
+    struct rk_json *first = read_metrics(expected_dir, 1);
+
+    (void)state;
+    assert_true(metric(first, "distillation/loss") > 0.1);
+    assert_true(metric(first, "timing_s/teacher") > 0.0);
+    assert_null(rk_json_find(first, "actor/pg_loss"));
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
+        struct rk_json *metrics;
+        char *dir;
+
+        more[0] = layouts[i][0];
+        more[4] = layouts[i][1];
+        dir = run_new("4", more);
+        metrics = read_metrics(dir, 1);
+        for (size_t j = 0; j < RK_ARRAY_LEN(names); j++)
+            assert_below(names[j], fabs(metric(metrics, names[j]) - metric(first, names[j])),
+                         RK_TOL_F32_SUM * fmax(1.0, fabs(metric(first, names[j]))));
+        rk_json_free(metrics);
+        rk_free(dir);
+    }
+    rk_json_free(first);
+    rk_free(expected_dir);
+    rk_free(path);
+    rk_free(teacher);
+}
+
+/* Goal: a teacher with the student's own weights teaches nothing: every estimate is 0, and so is the
+ * gradient. Beside the policy loss distillation leaves its metrics there. */
+static void test_distill_from_itself_changes_nothing(void **state)
+{
+    char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
+    char *student = rk_format("actor_rollout_ref.model.path=%s", teacher);
+    const char *more[] = {ACTOR TP "1",
+                          "distillation.enabled=true",
+                          path,
+                          student,
+                          "~actor_rollout_ref.model.hf_config_path",
+                          ACTOR "entropy_coeff=0",
+                          LOSS "use_task_rewards=false",
+                          NULL};
+    char *dir = run_new("1", more);
+    struct rk_json *metrics = read_metrics(dir, 1);
+
+    (void)state;
+    assert_below("loss", fabs(metric(metrics, "distillation/loss")), RK_TOL_F32_SUM);
+    assert_below("grad_norm", fabs(metric(metrics, "actor/grad_norm")), RK_TOL_F32_SUM);
+    assert_below("loss_max", fabs(metric(metrics, "distillation/loss_max")), RK_TOL_F32_SUM);
+    rk_json_free(metrics);
+    rk_free(dir);
+    more[6] = LOSS "distillation_loss_coef=0.5";
+    dir = run_new("1", more);
+    metrics = read_metrics(dir, 1);
+    assert_non_null(rk_json_find(metrics, "actor/pg_loss"));
+    assert_non_null(rk_json_find(metrics, "distillation/loss"));
+    rk_json_free(metrics);
+    rk_free(dir);
+    rk_free(student);
+    rk_free(path);
+    rk_free(teacher);
+}
+
+/* Goal: what a teacher lacks is said before a daemon is started. */
+static void test_distill_without_a_teacher_is_refused(void **state)
+{
+    static const char *const more[] = {ACTOR TP "1", "distillation.enabled=true", NULL};
+    char *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, "1", more);
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "set distillation.teacher.model.path");
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_distill_every_layout_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_distill_from_itself_changes_nothing),
+        cmocka_unit_test(test_distill_without_a_teacher_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
