@@ -446,6 +446,8 @@ static void launch_bwd(cudaStream_t stream, const struct rk_vocab_stats_bwd_args
     part.aligned = part.aligned && rk_rows_aligned(args->dlogits);
     kernel<<<blocks, RK_TILE_FLAT_THREADS, 0, stream>>>((T *)args->dlogits.data, args->dlogits.row_stride,
                                                         (const T *)args->logits.data, part, up);
+    if (args->gathered.ids.data)
+        launch_gathered<T>(stream, args, part);
 }
 
 extern "C" struct rk_status *rk_cuda_op_vocab_stats_bwd(void *dev, void *stream,
