@@ -11,6 +11,9 @@
 #define REWARD_RISE_MIN 0.4 /* mean of the last 10 steps over that of the first 3 */
 #define ARGS_MAX        16
 
+/* For advantages that are not divided by a deviation: the example's bonus would outweigh them. */
+#define LESS_ENTROPY "actor_rollout_ref.actor.entropy_coeff=0.04"
+
 struct algorithm {
     const char *name, *job;
     const char *changes[3];
@@ -19,13 +22,13 @@ struct algorithm {
 static const struct algorithm algorithms[] = {
     {"ppo", EXAMPLES "ppo.json", {0}},
     {"dapo", EXAMPLES "dapo.json", {0}},
-    {"rloo", EXAMPLES "grpo.json", {"algorithm.adv_estimator=rloo"}},
+    {"rloo", EXAMPLES "grpo.json", {"algorithm.adv_estimator=rloo", LESS_ENTROPY}},
     {"reinforce_plus_plus", EXAMPLES "grpo.json", {"algorithm.adv_estimator=reinforce_plus_plus"}},
     {"gspo", EXAMPLES "grpo.json", {"actor_rollout_ref.actor.policy_loss.loss_mode=gspo"}},
     {"dr_grpo",
      EXAMPLES "grpo.json",
      {"algorithm.norm_adv_by_std_in_grpo=false",
-      "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"}},
+      "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", LESS_ENTROPY}},
 };
 
 static void learn(const struct algorithm *algorithm, const char *seed)
