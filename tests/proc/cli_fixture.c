@@ -56,6 +56,18 @@ void outcome_fini(struct outcome *outcome)
     rk_free(outcome->err);
 }
 
+void append_args(const char **args, size_t capacity, const char *const *more)
+{
+    size_t count = 0;
+
+    while (args[count])
+        count++;
+    for (; more && *more; more++) {
+        assert_true(count + 1 < capacity);
+        args[count++] = *more;
+    }
+}
+
 void assert_exit(const struct outcome *outcome, int code)
 {
     if (outcome->code != code)

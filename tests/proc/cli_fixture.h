@@ -35,6 +35,8 @@ struct outcome {
 /* Waits for the end and takes the output; destroys the process. */
 struct outcome finish_rankctl(struct rk_proc *proc, int64_t timeout_ms);
 struct outcome run_rankctl(const char *const *args);
+/* Puts `more` (NULL: none) behind the last argument; args has `capacity` entries, and stays ended by NULL. */
+void append_args(const char **args, size_t capacity, const char *const *more);
 void outcome_fini(struct outcome *outcome);
 /* Fails the test with everything that was printed. */
 void assert_exit(const struct outcome *outcome, int code);

@@ -44,14 +44,9 @@ static struct rk_proc *start_run(const struct layout *layout, const char *dir, i
                                   "--run-dir", dir,      TINY,      layout->tp};
     char *total = rk_format("trainer.total_training_steps=%lld", (long long)steps);
     struct rk_proc *run;
-    size_t count = 0;
 
-    while (args[count])
-        count++;
-    args[count++] = total;
-    for (; more && *more; more++)
-        args[count++] = *more;
-    assert_true(count < ARGS_MAX);
+    append_args(args, ARGS_MAX, (const char *const[]){total, NULL});
+    append_args(args, ARGS_MAX, more);
     run = start_rankctl(args);
     rk_free(total);
     return run;

@@ -25,13 +25,8 @@ static struct outcome run_in(const char *dir, const char *num_daemons, const cha
                                   "trainer.total_training_steps=1",
                                   ACTOR "ppo_mini_batch_size=4",
                                   ACTOR "optim.lr=1e-3"};
-    size_t count = 0;
 
-    while (args[count])
-        count++;
-    for (; *more; more++)
-        args[count++] = *more;
-    assert_true(count < ARGS_MAX);
+    append_args(args, ARGS_MAX, more);
     return run_rankctl(args);
 }
 

@@ -41,13 +41,8 @@ static void run_job(const char *job, const char *dir, const char *num_daemons, i
                                   total,
                                   cli_device()};
     struct outcome outcome;
-    size_t count = 0;
 
-    while (args[count])
-        count++;
-    for (; more && *more; more++)
-        args[count++] = *more;
-    assert_true(count < ARGS_MAX);
+    append_args(args, ARGS_MAX, more);
     outcome = run_rankctl(args);
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);

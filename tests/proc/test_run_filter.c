@@ -64,13 +64,8 @@ static struct outcome run_in(const char *dir, const struct job *job, const char 
                                   FILTER "metric=acc",
                                   job->keys[0],
                                   job->keys[1]};
-    size_t count = 0;
 
-    while (args[count])
-        count++;
-    for (; *more; more++)
-        args[count++] = *more;
-    assert_true(count < ARGS_MAX);
+    append_args(args, ARGS_MAX, more);
     return run_rankctl(args);
 }
 

@@ -32,13 +32,8 @@ static struct outcome run_in(const char *dir, const char *num_daemons, const cha
                                   "critic.ppo_epochs=2",
                                   "critic.shuffle=true",
                                   "trainer.critic_warmup=2"};
-    size_t count = 0;
 
-    while (args[count])
-        count++;
-    for (; *more; more++)
-        args[count++] = *more;
-    assert_true(count < ARGS_MAX);
+    append_args(args, ARGS_MAX, more);
     return run_rankctl(args);
 }
 
