@@ -67,6 +67,8 @@ struct rk_loss_metric {
     rk_loss_reduce_t reduce;
     size_t offset; /* of a double in the configuration */
 };
+/* What such a metric is before the first token. */
+double rk_loss_reduce_start(rk_loss_reduce_t reduce);
 #define RK_LOSS_METRICS_MAX      28
 #define RK_LOSS_CONFIG_BYTES_MAX 2048
 
@@ -90,7 +92,7 @@ struct rk_loss_out {
     /* d(sum weight * l)/d(output), added to; for the outputs that the row asks for. */
     double *grads[RK_HEAD_OUTPUT_COUNT];
     double
-        metrics[RK_LOSS_METRICS_MAX]; /* by row of ops->metrics: added to, or the largest or least so far */
+        *metrics; /* [RK_LOSS_METRICS_MAX] by row of ops->metrics: added to, or the largest or least so far */
 };
 
 /* A row of the loss table. */

@@ -59,6 +59,11 @@ const struct rk_loss_ops *rk_loss_find(rk_objective_kind_t kind, const char *nam
     return NULL;
 }
 
+double rk_loss_reduce_start(rk_loss_reduce_t reduce)
+{
+    return reduce == RK_LOSS_MAX ? -INFINITY : reduce == RK_LOSS_MIN ? INFINITY : 0.0;
+}
+
 const char *rk_loss_column_name(rk_loss_column_t column)
 {
     static const char *const names[RK_LOSS_COLUMN_COUNT] = {

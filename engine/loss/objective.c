@@ -74,9 +74,7 @@ static struct rk_status *add_term(struct rk_objective *objective, const struct r
     if (ops->is_enabled && !ops->is_enabled(term->config))
         return NULL;
     for (int32_t i = 0; i < ops->num_metrics; i++)
-        term->metrics[i] = ops->metrics[i].reduce == RK_LOSS_MAX   ? -INFINITY
-                           : ops->metrics[i].reduce == RK_LOSS_MIN ? INFINITY
-                                                                   : 0.0;
+        term->metrics[i] = rk_loss_reduce_start(ops->metrics[i].reduce);
     objective->num_terms++;
     objective->outputs |= ops->outputs;
     objective->columns |= ops->columns;
@@ -122,7 +120,7 @@ void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *i
 {
     for (int32_t i = 0; i < objective->num_terms; i++) {
         struct rk_loss_term *term = &objective->terms[i];
-        struct rk_loss_out out = {0};
+        struct rk_loss_out out = {.metrics = term->metrics};
 
         for (int k = 0; k < RK_LOSS_COLUMN_COUNT; k++)
             RK_ASSERT(!(term->ops->columns & RK_LOSS_BIT(k)) || in->num_tokens == 0 || in->columns[k]);
@@ -132,10 +130,6 @@ void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *i
             RK_ASSERT(in->num_tokens == 0 || (in->outputs[k] && grads->of[k]));
             out.grads[k] = grads->of[k];
         }
-        for (int k = 0; k < RK_LOSS_METRICS_MAX; k++)
-            out.metrics[k] = term->metrics[k];
         term->ops->forward_backward(&out, in, term->config);
-        for (int k = 0; k < RK_LOSS_METRICS_MAX; k++)
-            term->metrics[k] = out.metrics[k];
     }
 }

@@ -131,7 +131,7 @@ static struct rk_test_batch take_case(const struct inputs *all, int64_t i, const
     return batch;
 }
 
-/* What is not counted is NaN: it must not matter. */
+/* Puts NaN at the tokens outside the mask, which the losses must not read. */
 static void poison(struct rk_test_batch *batch)
 {
     for (int32_t t = 0; t < batch->cu_seqlens[batch->num_seqs]; t++) {

@@ -79,7 +79,7 @@ struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
         .agg_mode = batch->mode,
         .is_first_pass = true,
     };
-    struct rk_loss_out out = {0};
+    struct rk_loss_out out = {.metrics = result.metrics};
 
     for (int i = 0; i < 3; i++)
         rk_loss_weights(weights[i], modes[i], batch->mask, batch->cu_seqlens, batch->num_seqs,
@@ -94,13 +94,9 @@ struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
         in.outputs[i] = batch->outputs[i];
         out.grads[i] = result.grads[i];
     }
-    for (int32_t i = 0; i < loss->ops->num_metrics; i++) {
-        rk_loss_reduce_t reduce = loss->ops->metrics[i].reduce;
-
-        out.metrics[i] = reduce == RK_LOSS_MAX ? -INFINITY : reduce == RK_LOSS_MIN ? INFINITY : 0.0;
-    }
+    for (int32_t i = 0; i < loss->ops->num_metrics; i++)
+        result.metrics[i] = rk_loss_reduce_start(loss->ops->metrics[i].reduce);
     loss->ops->forward_backward(&out, &in, loss->config);
-    memcpy(result.metrics, out.metrics, sizeof(result.metrics));
     return result;
 }
 
