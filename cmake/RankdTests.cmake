@@ -62,6 +62,16 @@ function(rk_add_gpus_test name)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda" RESOURCE_LOCK gpu)
 endfunction()
 
+# The same, labels gpu and long, as long_gpus_name, with the ENVIRONMENT that the optional last argument adds.
+function(rk_add_long_gpus_test name)
+    if(NOT RK_HAVE_CUDA)
+        return()
+    endif()
+    rk_add_again(long_gpus ${name} "RK_TEST_DEVICE=cuda;${ARGN}")
+    set_tests_properties(long_gpus_${name} PROPERTIES LABELS "gpu;long" TIMEOUT 1200 SKIP_RETURN_CODE 77
+        RESOURCE_LOCK gpu)
+endfunction()
+
 function(rk_add_nccl_test name)
     rk_add_fake_nccl_test(${name})
     rk_add_gpus_test(${name})

@@ -272,6 +272,15 @@ bool has_devices(int count)
     return has;
 }
 
+int count_devices(int most)
+{
+    int count = most;
+
+    while (count > 1 && !has_devices(count))
+        count /= 2;
+    return count;
+}
+
 void skip_without_devices(int count)
 {
     if (has_devices(count))

@@ -22,6 +22,8 @@ const char *cli_device(void);
 /* False where a daemon on the device number count - 1 does not start because this machine or build has none.
  */
 bool has_devices(int count);
+/* The greatest of 1, 2, 4, ... up to `most` that has_devices() finds; `most` on the CPU. */
+int count_devices(int most);
 /* Without them, ends the process with code 77, which ctest takes for skipped. */
 void skip_without_devices(int count);
 

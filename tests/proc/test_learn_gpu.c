@@ -9,6 +9,7 @@
 #include "tests/proc/cli_fixture.h"
 
 #define RUN_TIMEOUT_MS 240000
+#define PPO_JOB        RK_TEST_SOURCE_DIR "/examples/digits/ppo.json"
 #define TP             "actor_rollout_ref.actor.megatron.tensor_model_parallel_size="
 
 /* In the first steps (seen: equal rewards for 11 steps, gradient norms within 1e-6): of the 1440 answers of a
@@ -37,11 +38,10 @@ static void read_steps(struct curve *curve, const char *dir)
     }
 }
 
-static struct curve learn(const char *device, const char *num_daemons, const char *tp)
+static struct curve learn(const char *job, const char *device, const char *num_daemons, const char *tp)
 {
     char *dir = new_run_dir();
-    const char *args[] = {"run",       TINY_JOB, "--local", num_daemons, "--quiet",
-                          "--run-dir", dir,      device,    tp,          NULL};
+    const char *args[] = {"run", job, "--local", num_daemons, "--quiet", "--run-dir", dir, device, tp, NULL};
     struct outcome outcome = finish_rankctl(start_rankctl(args), RUN_TIMEOUT_MS);
     struct rk_json *summary;
     struct curve curve;
@@ -52,10 +52,11 @@ static struct curve learn(const char *device, const char *num_daemons, const cha
     curve.first_3 = metric(summary, "reward_first_3");
     curve.last_10 = metric(summary, "reward_last_10");
     curve.seconds = metric(summary, "seconds");
-    print_message(
-        "%s --local %s: reward %.5f ... %.5f, grad norm %.6f ... %.6f in %d steps; %.3f -> %.3f in %.1f s\n",
-        device, num_daemons, curve.rewards[0], curve.rewards[NUM_EQUAL_STEPS - 1], curve.grad_norms[0],
-        curve.grad_norms[NUM_EQUAL_STEPS - 1], NUM_EQUAL_STEPS, curve.first_3, curve.last_10, curve.seconds);
+    print_message("%s: %s --local %s: reward %.5f ... %.5f, grad norm %.6f ... %.6f in %d steps; %.3f -> "
+                  "%.3f in %.1f s\n",
+                  job, device, num_daemons, curve.rewards[0], curve.rewards[NUM_EQUAL_STEPS - 1],
+                  curve.grad_norms[0], curve.grad_norms[NUM_EQUAL_STEPS - 1], NUM_EQUAL_STEPS, curve.first_3,
+                  curve.last_10, curve.seconds);
     rk_json_free(summary);
     outcome_fini(&outcome);
     rk_free(dir);
@@ -72,19 +73,31 @@ static void assert_agrees(const struct curve *curve, const struct curve *cpu)
     assert_true(fabs(curve->last_10 - cpu->last_10) <= LAST_REWARD_TOLERANCE);
 }
 
+static const struct {
+    int count;
+    const char *num_daemons, *tp;
+} rows[] = {{1, "1", TP "1"}, {2, "2", TP "2"}, {4, "4", TP "2"}};
+
 static void test_learn_on_gpus_agrees_with_the_cpu(void **state)
 {
-    static const struct {
-        int count;
-        const char *num_daemons, *tp;
-    } rows[] = {{1, "1", TP "1"}, {2, "2", TP "2"}, {4, "4", TP "2"}};
-    struct curve cpu = learn("device=cpu", "4", TP "2");
+    struct curve cpu = learn(TINY_JOB, "device=cpu", "4", TP "2");
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(rows) && has_devices(rows[i].count); i++) {
-        struct curve curve = learn("device=cuda", rows[i].num_daemons, rows[i].tp);
+        struct curve curve = learn(TINY_JOB, "device=cuda", rows[i].num_daemons, rows[i].tp);
 
         assert_agrees(&curve, &cpu);
+    }
+}
+
+/* Goal: so does a critic beside the actor. */
+static void test_learn_ppo_on_gpus_raises_the_reward(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows) && has_devices(rows[i].count); i++) {
+        struct curve curve = learn(PPO_JOB, "device=cuda", rows[i].num_daemons, rows[i].tp);
+
+        assert_true(curve.last_10 - curve.first_3 >= REWARD_RISE_MIN);
     }
 }
 
@@ -92,6 +105,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_learn_on_gpus_agrees_with_the_cpu),
+        cmocka_unit_test(test_learn_ppo_on_gpus_raises_the_reward),
     };
 
     skip_without_devices(1);
