@@ -43,7 +43,7 @@ static void hash_plan(struct rk_operation *operation, const struct rk_execute_he
     rk_pack_plan(&plan, &header->plan);
     rk_sha256_init(&sha);
     hash_part(&sha, header->role, strlen(header->role));
-    hash_part(&sha, header->method, strlen(header->method));
+    hash_part(&sha, operation->job->method->name, strlen(operation->job->method->name));
     hash_part(&sha, options, strlen(options));
     hash_part(&sha, rk_str_text(&plan), plan.bytes);
     rk_sha256_final(&sha, operation->plan_hash);

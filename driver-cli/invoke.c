@@ -123,7 +123,7 @@ static struct rk_status *prepare(struct invocation *inv)
         .request_id = {inv->request_id, sizeof(inv->request_id)},
         .mesh_generation = inv->driver->mesh_generation,
         .role = call->role,
-        .method = call->method,
+        .method = inv->method->name,
         .options = rk_meta_from_json(inv->arena, call->options),
         .timeout_ms = (uint32_t)call->timeout_ms,
         .two_phase = true,

@@ -145,26 +145,66 @@ static char *method_list(void)
     return rk_str_take(&list);
 }
 
+/* --- aliases --- */
+
+static const struct {
+    const char *name;
+    rk_method_id_t id;
+} aliases[] = {
+#define X(alias, id) {#alias, RK_METHOD_##id},
+    RK_METHOD_ALIAS_TABLE(X)
+#undef X
+};
+
+int64_t rk_method_aliases(const char **out, const struct rk_method *method)
+{
+    int64_t count = 0;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(aliases); i++) {
+        if (aliases[i].id != method->id)
+            continue;
+        RK_ASSERT(count < RK_METHOD_ALIASES_MAX);
+        out[count++] = aliases[i].name;
+    }
+    return count;
+}
+
+/* The method of that name; of an alias the one that the role has. *all_roles: those that have one. */
+static const struct rk_method *resolve(const char *name, uint32_t role, uint32_t *all_roles)
+{
+    const struct rk_method *row = rk_method_find(name);
+
+    *all_roles = row ? row->roles : 0;
+    for (size_t i = 0; i < RK_ARRAY_LEN(aliases); i++) {
+        if (strcmp(aliases[i].name, name) != 0)
+            continue;
+        *all_roles |= methods[aliases[i].id].roles;
+        if (methods[aliases[i].id].roles & role)
+            row = &methods[aliases[i].id];
+    }
+    return row;
+}
+
 struct rk_status *rk_method_check_role(const struct rk_method **out, const char *role, const char *method)
 {
-    const struct rk_method *row = rk_method_find(method);
-    uint32_t bit = rk_role_parse(role);
+    uint32_t bit = rk_role_parse(role), with_method;
+    const struct rk_method *row = resolve(method, bit, &with_method);
     struct rk_status *st = NULL;
     char *known;
 
     *out = NULL;
-    if (!row) {
+    if (!with_method) {
         known = method_list();
         st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s', expected one of %s", method,
                             known);
         rk_free(known);
         return st;
     }
-    if (bit && (row->roles & bit)) {
+    if (row && (row->roles & bit)) {
         *out = row;
         return NULL;
     }
-    known = role_list(bit ? row->roles : RK_ROLE_ANY);
+    known = role_list(bit ? with_method : RK_ROLE_ANY);
     if (bit)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method '%s', expected one of %s", role, method,
                      known);

@@ -75,8 +75,11 @@ static const char *describe_dispatch(struct rk_arena *arena, const struct rk_met
 static struct rk_method_info describe_method(struct rk_arena *arena, const struct rk_method *method)
 {
     const char **roles = must_alloc(arena, RK_LIMIT_ROLES, sizeof(*roles));
+    const char **aliases = must_alloc(arena, RK_METHOD_ALIASES_MAX, sizeof(*aliases));
     struct rk_method_info info = {
         .name = method->name,
+        .num_aliases = rk_method_aliases(aliases, method),
+        .aliases = aliases,
         .doc = method->doc,
         .roles = roles,
         .dispatch = describe_dispatch(arena, method),

@@ -161,8 +161,8 @@ struct rk_field_info {
 
 struct rk_method_info {
     const char *name, *doc;
-    int64_t num_roles;
-    const char *const *roles;
+    int64_t num_roles, num_aliases;
+    const char *const *roles, *const *aliases;
     const char *dispatch, *execute;
     bool is_pure, is_mutating;
     int64_t num_input, num_output, num_options;

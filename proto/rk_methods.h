@@ -43,6 +43,8 @@ typedef enum rk_method_id {
         RK_METHOD_COUNT
 } rk_method_id_t;
 
+enum { RK_METHOD_ALIASES_MAX = 4 };
+
 struct rk_column_schema {
     const char *name;
     rk_dtype_t dtype;
@@ -81,17 +83,20 @@ struct rk_method {
     int64_t num_options;
 };
 
-/* NULL when unknown. */
+/* NULL when unknown; aliases are unknown here. */
 const struct rk_method *rk_method_find(const char *name);
 const struct rk_method *rk_method_get(rk_method_id_t id);
-/* NOT_FOUND (reason UNKNOWN_METHOD or UNKNOWN_ROLE) with the known names; PERMISSION_DENIED is not used here:
- * a role that lacks the method is INVALID_ARGUMENT naming the roles that have it. */
+/* The row that the name or alias means for the role. NOT_FOUND (reason UNKNOWN_METHOD or UNKNOWN_ROLE) with
+ * the known names; PERMISSION_DENIED is not used here: a role that lacks the method is INVALID_ARGUMENT
+ * naming the roles that have it. */
 struct rk_status *rk_method_check_role(const struct rk_method **out, const char *role,
                                        const char *method) RK_NODISCARD;
 /* Checks an object of options against the method's rows (unknown key with a suggestion, wrong type, missing)
  * and returns a new object with every row present, defaults filled in. */
 struct rk_status *rk_method_complete_options(struct rk_json **out, const struct rk_method *method,
                                              const struct rk_json *options) RK_NODISCARD;
+/* The aliases of a method into `out`, of RK_METHOD_ALIASES_MAX; returns their number. */
+int64_t rk_method_aliases(const char **out, const struct rk_method *method);
 /* The whole table as ListMethods sends it. Lives in the arena and borrows from the table. */
 void rk_methods_describe(struct rk_list_methods_response *out, struct rk_arena *arena);
 

@@ -27,14 +27,23 @@ out:
 
 /* --- printing --- */
 
-static char *roles_text(const struct rk_method_info *method)
+static char *names_text(const char *const *names, int64_t count)
 {
     struct rk_str text = {0};
 
-    for (int64_t i = 0; i < method->num_roles; i++)
-        rk_str_appendf(&text, "%s%s", i > 0 ? "," : "", method->roles[i]);
+    for (int64_t i = 0; i < count; i++)
+        rk_str_appendf(&text, "%s%s", i > 0 ? "," : "", names[i]);
     rk_str_append(&text, "");
     return rk_str_take(&text);
+}
+
+static struct rk_json *names_json(const char *const *names, int64_t count)
+{
+    struct rk_json *list = rk_json_new_array();
+
+    for (int64_t i = 0; i < count; i++)
+        rk_json_append(list, rk_json_new_string(names[i]));
+    return list;
 }
 
 static struct rk_json *fields_json(const struct rk_field_info *fields, int64_t count, bool are_options)
@@ -57,13 +66,12 @@ static struct rk_json *fields_json(const struct rk_field_info *fields, int64_t c
 
 static struct rk_json *method_json(const struct rk_method_info *method)
 {
-    struct rk_json *json = rk_json_new_object(), *roles = rk_json_new_array();
+    struct rk_json *json = rk_json_new_object();
 
-    for (int64_t i = 0; i < method->num_roles; i++)
-        rk_json_append(roles, rk_json_new_string(method->roles[i]));
     rk_json_set(json, "name", rk_json_new_string(method->name));
+    rk_json_set(json, "aliases", names_json(method->aliases, method->num_aliases));
     rk_json_set(json, "doc", rk_json_new_string(method->doc));
-    rk_json_set(json, "roles", roles);
+    rk_json_set(json, "roles", names_json(method->roles, method->num_roles));
     rk_json_set(json, "dispatch", rk_json_new_string(method->dispatch));
     rk_json_set(json, "execute", rk_json_new_string(method->execute));
     rk_json_set(json, "pure", rk_json_new_bool(method->is_pure));
@@ -76,7 +84,7 @@ static struct rk_json *method_json(const struct rk_method_info *method)
 
 static struct rk_status *run_methods(struct rk_cli *cli)
 {
-    static const char *const titles[] = {"METHOD", "ROLES", "DISPATCH", "EFFECT", "WHAT"};
+    static const char *const titles[] = {"METHOD", "ROLES", "DISPATCH", "EFFECT", "ALIASES", "WHAT"};
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_list_methods_response list;
     struct rk_json *body, *methods;
@@ -96,13 +104,16 @@ static struct rk_status *run_methods(struct rk_cli *cli)
     rk_table_init(&table, RK_ARRAY_LEN(titles), titles);
     for (int64_t i = 0; i < list.num_methods; i++) {
         const struct rk_method_info *method = &list.methods[i];
-        char *roles = roles_text(method);
+        char *roles = names_text(method->roles, method->num_roles);
+        char *aliases = names_text(method->aliases, method->num_aliases);
 
         rk_table_add(&table, method->name);
         rk_table_add(&table, roles);
         rk_table_add(&table, method->dispatch);
         rk_table_add(&table, method->is_mutating ? "mutates" : method->is_pure ? "pure" : NULL);
+        rk_table_add(&table, *aliases ? aliases : NULL);
         rk_table_add(&table, method->doc);
+        rk_free(aliases);
         rk_free(roles);
     }
     rk_table_print(&table, stdout);
@@ -133,54 +144,102 @@ static void print_fields(const char *title, const struct rk_field_info *fields, 
     rk_table_print(&table, stdout);
 }
 
-static struct rk_status *check_role(const struct rk_method_info *method, const char *role)
-{
-    struct rk_status *st;
-    char *roles;
+/* --- describe --- */
 
-    for (int64_t i = 0; i < method->num_roles; i++) {
-        if (strcmp(method->roles[i], role) == 0)
-            return NULL;
+static bool has_text(const char *const *texts, int64_t count, const char *text)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (strcmp(texts[i], text) == 0)
+            return true;
     }
-    roles = roles_text(method);
-    st = RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method %s; its roles: %s", role, method->name, roles);
+    return false;
+}
+
+static bool has_name(const struct rk_method_info *method, const char *name)
+{
+    return strcmp(method->name, name) == 0 || has_text(method->aliases, method->num_aliases, name);
+}
+
+/* Which of the methods of that name, or with that alias, is meant: NULL where `role` has none. An alias may
+ * be of several methods; then it takes a role. */
+static const struct rk_method_info *find_method(const struct rk_list_methods_response *list, const char *role,
+                                                const char *name, int64_t *num_found)
+{
+    const struct rk_method_info *found = NULL;
+
+    *num_found = 0;
+    for (int64_t i = 0; i < list->num_methods; i++) {
+        const struct rk_method_info *method = &list->methods[i];
+
+        if (!has_name(method, name) || (role && !has_text(method->roles, method->num_roles, role)))
+            continue;
+        found = method;
+        ++*num_found;
+    }
+    return found;
+}
+
+/* Of a name that means no method, or several: why. */
+static struct rk_status *not_one_method(const struct rk_list_methods_response *list, const char *role,
+                                        const char *name)
+{
+    struct rk_str known = {0};
+    struct rk_status *st;
+
+    for (int64_t i = 0; i < list->num_methods; i++) {
+        const struct rk_method_info *method = &list->methods[i];
+
+        for (int64_t k = 0; has_name(method, name) && k < method->num_roles; k++)
+            rk_str_appendf(&known, "%s%s.%s", known.bytes ? ", " : "", method->roles[k], method->name);
+    }
+    if (!known.bytes)
+        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s'; see rankctl methods", name);
+    else if (role)
+        st = rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method %s, expected one of %s", role,
+                                  name, rk_str_text(&known)));
+    else
+        st = rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                  "'%s' is an alias of several methods, expected one of %s", name,
+                                  rk_str_text(&known)));
+    rk_str_fini(&known);
+    return st;
+}
+
+static void print_method(const struct rk_method_info *method)
+{
+    char *roles = names_text(method->roles, method->num_roles);
+    char *aliases = names_text(method->aliases, method->num_aliases);
+
+    printf("%s: %s\n", method->name, method->doc);
+    if (*aliases)
+        printf("aliases: %s\n", aliases);
+    printf("roles: %s\ndispatch: %s, execute: %s%s%s\n", roles, method->dispatch, method->execute,
+           method->is_pure ? ", pure" : "", method->is_mutating ? ", mutates" : "");
+    rk_free(aliases);
     rk_free(roles);
-    return rk_cli_usage(st);
+    print_fields("INPUT", method->input, method->num_input, false);
+    print_fields("OUTPUT", method->output, method->num_output, false);
+    print_fields("OPTION", method->options, method->num_options, true);
 }
 
 static struct rk_status *run_describe(struct rk_cli *cli)
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_list_methods_response list;
-    const struct rk_method_info *method = NULL;
+    const struct rk_method_info *method;
     const char *dot = strchr(cli->args.items[0], '.'), *name = dot ? dot + 1 : cli->args.items[0];
     char *role = dot ? rk_strndup(cli->args.items[0], (size_t)(dot - cli->args.items[0])) : NULL;
     struct rk_status *st;
-    char *roles;
+    int64_t num_found;
 
     RK_TRY_GOTO(st, load(cli, arena, &list), out);
-    for (int64_t i = 0; i < list.num_methods; i++) {
-        if (strcmp(list.methods[i].name, name) == 0)
-            method = &list.methods[i];
-    }
-    if (!method) {
-        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s'; see rankctl methods", name);
-        goto out;
-    }
-    if (role)
-        RK_TRY_GOTO(st, check_role(method, role), out);
-    if (rk_cli_is_json(cli)) {
+    method = find_method(&list, role, name, &num_found);
+    if (num_found != 1)
+        st = not_one_method(&list, role, name);
+    else if (rk_cli_is_json(cli))
         rk_cli_print_json("Method", method_json(method));
-        goto out;
-    }
-    roles = roles_text(method);
-    printf("%s: %s\nroles: %s\ndispatch: %s, execute: %s%s%s\n", method->name, method->doc, roles,
-           method->dispatch, method->execute, method->is_pure ? ", pure" : "",
-           method->is_mutating ? ", mutates" : "");
-    rk_free(roles);
-    print_fields("INPUT", method->input, method->num_input, false);
-    print_fields("OUTPUT", method->output, method->num_output, false);
-    print_fields("OPTION", method->options, method->num_options, true);
+    else
+        print_method(method);
 out:
     rk_free(role);
     rk_arena_destroy(arena);

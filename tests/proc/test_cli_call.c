@@ -313,7 +313,7 @@ static void test_call_no_batch_or_one_too_many_is_refused(void **state)
 }
 
 /* Goal: after all the refusals a good call works; its result is a file with rows in the order of the input,
- * and a repeated call gives the same. */
+ * and a repeated call gives the same, under the method's alias too. */
 static void test_call_compute_log_prob_writes_its_result(void **state)
 {
     char *in = rk_test_temp_path("in.safetensors"), *out = rk_test_temp_path("out.safetensors");
@@ -339,7 +339,7 @@ static void test_call_compute_log_prob_writes_its_result(void **state)
     assert_int_equal(shape[1], R);
     for (int64_t i = 0; i < 6 * R; i++)
         assert_true(isfinite(((const float *)data)[i]) && ((const float *)data)[i] < 0.0f);
-    assert_call(*state, "actor.compute_log_prob", more, 0, NULL);
+    assert_call(*state, "actor.infer_batch", more, 0, NULL);
     assert_ok(rk_batch_read_file(&second, out));
     assert_true(
         rk_column_equal(rk_batch_find(first, "old_log_probs"), rk_batch_find(second, "old_log_probs")));

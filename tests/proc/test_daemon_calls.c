@@ -218,6 +218,62 @@ static void test_execute_plan_hash_covers_method_and_options(void **state)
     fixture_stop(&fixture);
 }
 
+/* One Execute of the method: its hash and its log-probs. */
+static void infer(struct fixture *fixture, const char *method, const struct rk_batch *tokens,
+                  uint8_t hash[32], struct rk_batch **out)
+{
+    const uint32_t rows[] = {0, 1};
+    struct rk_micro_batch micro = {.num_rows = 2, .rows = rows, .num_tokens = 14};
+    struct rk_mini_batch mini = {
+        .num_micro = 1, .num_entries = 1, .micro = &micro, .num_tokens = 1, .num_sequences = 1};
+    struct rk_execute_header header = fixture_header(fixture, "actor", method);
+    struct rk_client_stream *stream;
+    struct rk_accepted accepted;
+
+    header.plan = (struct rk_plan){.num_mini = 1, .mini = &mini};
+    fixture_set_input(fixture, &header, tokens);
+    stream = fixture_open(fixture, &header);
+    assert_true(fixture_send_body(stream, tokens));
+    assert_true(fixture_read_accepted(fixture, stream, &accepted));
+    assert_int_equal(accepted.plan_hash.bytes, 32);
+    memcpy(hash, accepted.plan_hash.data, 32);
+    fixture_send_commit(stream);
+    fixture->next_seq++;
+    fixture_read_result(fixture, stream, out);
+    assert_ok(rk_client_finish(stream));
+}
+
+/* Goal: a daemon takes a method's alias: the call has the method's hash, so that ranks may be told either
+ * name, and its result. */
+static void test_execute_takes_an_alias(void **state)
+{
+    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+    struct rk_batch *prompts = fixture_prompts(2), *rollout, *tokens, *first, *second;
+    uint8_t hashes[2][32];
+    struct rk_execute_header header;
+    struct fixture fixture;
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    fixture_lead(&fixture);
+    fixture_init_models(&fixture);
+    header = fixture_header(&fixture, "rollout", "generate_sequences");
+    fixture_set_options(&fixture, &header, "{\"response_length\": 3}");
+    assert_ok(fixture_execute(&fixture, &header, prompts, &rollout));
+    assert_ok(rk_batch_select(&tokens, rollout, columns, NULL));
+    infer(&fixture, "compute_log_prob", tokens, hashes[0], &first);
+    infer(&fixture, "infer_batch", tokens, hashes[1], &second);
+    assert_memory_equal(hashes[0], hashes[1], 32);
+    assert_true(
+        rk_column_equal(rk_batch_find(first, "old_log_probs"), rk_batch_find(second, "old_log_probs")));
+    rk_batch_destroy(first);
+    rk_batch_destroy(second);
+    rk_batch_destroy(tokens);
+    rk_batch_destroy(rollout);
+    rk_batch_destroy(prompts);
+    fixture_stop(&fixture);
+}
+
 /* Goal: a result that spans many chunks arrives whole, and only the wanted columns of a collecting rank
  * travel. */
 static void test_execute_result_columns_and_chunks(void **state)
@@ -341,6 +397,7 @@ int main(void)
         cmocka_unit_test(test_execute_status_answers_while_busy),
         cmocka_unit_test(test_execute_queue_and_timeout),
         cmocka_unit_test(test_execute_plan_hash_covers_method_and_options),
+        cmocka_unit_test(test_execute_takes_an_alias),
         cmocka_unit_test(test_execute_result_columns_and_chunks),
         cmocka_unit_test(test_sigterm_when_busy_waits_then_cancels),
         cmocka_unit_test(test_drain_waits_up_to_its_timeout),

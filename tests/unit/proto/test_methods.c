@@ -145,6 +145,11 @@ static const struct {
     {"critic", "init_model", RK_OK, "", NULL},
     {"ref", "compute_ref_log_prob", RK_OK, "", NULL},
     {"teacher", "compute_ref_log_prob", RK_OK, "", NULL},
+    {"reward", "train_batch", RK_INVALID_ARGUMENT, "",
+     "role 'reward' has no method 'train_batch', expected one of actor, critic"},
+    {"rollout", "infer_batch", RK_INVALID_ARGUMENT, "",
+     "expected one of actor, ref, critic, reward, teacher"},
+    {"actr", "infer_batch", RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role 'actr'"},
     {"actor", "update_actr", RK_NOT_FOUND, "UNKNOWN_METHOD",
      "unknown method 'update_actr', expected one of init_model"},
     {"actor", "", RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method ''"},
@@ -174,6 +179,46 @@ static void test_check_role(void **state)
             assert_message_contains(st, role_cases[i].error);
         } else {
             assert_string_equal(method->name, role_cases[i].method);
+        }
+    }
+}
+
+static void test_check_role_of_an_alias(void **state)
+{
+    static const char *const cases[][3] = {
+        {"actor", "train_batch", "update_actor"},           {"critic", "train_batch", "update_critic"},
+        {"actor", "train_mini_batch", "update_actor"},      {"critic", "train_mini_batch", "update_critic"},
+        {"actor", "infer_batch", "compute_log_prob"},       {"ref", "infer_batch", "compute_ref_log_prob"},
+        {"teacher", "infer_batch", "compute_ref_log_prob"}, {"critic", "infer_batch", "compute_values"},
+        {"reward", "infer_batch", "compute_rm_score"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const struct rk_method *method;
+
+        assert_ok(rk_method_check_role(&method, cases[i][0], cases[i][1]));
+        assert_string_equal(method->name, cases[i][2]);
+    }
+}
+
+/* Goal: a role has one method of a name, whether that is the method's own or an alias. */
+static void test_aliases_mean_one_method_a_role(void **state)
+{
+    (void)state;
+    for (int id = 0; id < RK_METHOD_COUNT; id++) {
+        const struct rk_method *method = rk_method_get((rk_method_id_t)id), *found;
+        const char *aliases[RK_METHOD_ALIASES_MAX];
+        int64_t count = rk_method_aliases(aliases, method);
+
+        for (int64_t i = 0; i < count; i++) {
+            assert_null(rk_method_find(aliases[i]));
+            for (uint32_t bit = 1; bit & RK_ROLE_ANY; bit <<= 1) {
+                if (!(method->roles & bit))
+                    continue;
+                assert_ok(rk_method_check_role(&found, rk_role_name(bit), aliases[i]));
+                assert_ptr_equal(found, method);
+            }
         }
     }
 }
@@ -289,6 +334,10 @@ static void test_methods_describe_holds_every_row(void **state)
         assert_int_equal(info->num_output, row->num_out);
         assert_int_equal(info->num_options, row->num_options);
     }
+    assert_int_equal(list.methods[RK_METHOD_UPDATE_CRITIC].num_aliases, 2);
+    assert_string_equal(list.methods[RK_METHOD_UPDATE_CRITIC].aliases[0], "train_batch");
+    assert_string_equal(list.methods[RK_METHOD_UPDATE_CRITIC].aliases[1], "train_mini_batch");
+    assert_int_equal(list.methods[RK_METHOD_INIT_MODEL].num_aliases, 0);
     rk_arena_destroy(arena);
 }
 
@@ -323,6 +372,8 @@ int main(void)
         cmocka_unit_test(test_rpcs_are_paths_of_known_services),
         cmocka_unit_test(test_role_parse_and_name_are_inverse),
         cmocka_unit_test(test_check_role),
+        cmocka_unit_test(test_check_role_of_an_alias),
+        cmocka_unit_test(test_aliases_mean_one_method_a_role),
         cmocka_unit_test(test_complete_options),
         cmocka_unit_test(test_methods_describe_holds_every_row),
         cmocka_unit_test(test_methods_describe_writes_dispatch_and_defaults),
