@@ -100,7 +100,7 @@ struct rk_loss_ops {
     const char *name; /* "vanilla" */
     uint32_t abi;     /* RK_LOSS_ABI */
     rk_objective_kind_t kind;
-    uint32_t outputs;          /* RK_HEAD_BIT: read and differentiated */
+    uint32_t outputs;          /* RK_HEAD_BIT: read, and differentiated unless `measures` says else */
     uint32_t columns;          /* RK_LOSS_BIT: required */
     uint32_t optional_columns; /* read where they are */
     const struct rk_loss_metric *metrics;
@@ -111,6 +111,9 @@ struct rk_loss_ops {
     const struct rk_knob *knobs;
     int64_t num_knobs;
     size_t config_bytes;
+    /* Optional; NULL: none. Of its outputs those by which its derivative is 0 with this configuration: it
+     * reads them for metrics alone. */
+    uint32_t (*measures)(const void *config);
     /* Optional. Completes and checks what was read. INVALID_ARGUMENT names key, value and expectation. */
     struct rk_status *(*check)(void *config);
     /* NULL: the objective has one of these rows, by its mode. Else a term that is added where this is true.
@@ -140,6 +143,7 @@ struct rk_objective {
     rk_loss_agg_mode_t agg_mode;
     double loss_scale_factor;                    /* 0: the response length of the batch */
     uint32_t outputs, columns, optional_columns; /* of all terms */
+    uint32_t differentiated; /* of the outputs, those by which some term has a derivative */
 };
 
 /* From the options of an update method (base/knobs.def). INVALID_ARGUMENT names the key, the value and what

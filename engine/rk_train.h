@@ -58,7 +58,10 @@ typedef struct rk_status *(*rk_train_loss_fn_t)(void *user, const struct rk_head
 struct rk_train_micro {
     const struct rk_packed *packed;
     double temperature;
-    uint32_t outputs; /* RK_HEAD_BIT of what the loss reads; it is differentiated by all of them */
+    uint32_t outputs; /* RK_HEAD_BIT of what the loss reads */
+    /* Of these, those that it has no gradient by: theirs are not looked at, and the backward pass leaves
+     * their terms out. */
+    uint32_t measured;
     /* The last one before rk_train_step, on all ranks: sums over dp begin while the backward pass runs. From
      * here on a gradient on this rank alone (rk_model_gather_param) is no more. */
     bool is_last;

@@ -1,4 +1,5 @@
-/* Entropy bonus, -entropy_coeff * H. Metrics entropy_loss: H; entropy: H of the first pass. */
+/* Entropy bonus, -entropy_coeff * H. Metrics entropy_loss: H; entropy: H of the first pass. With
+ * calculate_entropy and a coefficient of 0 it only measures. */
 #include "engine/loss/loss_internal.h"
 
 struct entropy_config {
@@ -19,6 +20,13 @@ static bool is_enabled(const void *opaque)
     const struct entropy_config *config = opaque;
 
     return config->entropy_coeff != 0.0 || config->calculate_entropy;
+}
+
+static uint32_t measures(const void *opaque)
+{
+    const struct entropy_config *config = opaque;
+
+    return config->entropy_coeff == 0.0 ? RK_HEAD_BIT(RK_HEAD_ENTROPY) : 0;
 }
 
 static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in, const void *opaque)
@@ -46,5 +54,6 @@ const struct rk_loss_ops rk_loss_entropy = {
     .num_knobs = RK_ARRAY_LEN(knobs),
     .config_bytes = sizeof(struct entropy_config),
     .is_enabled = is_enabled,
+    .measures = measures,
     .forward_backward = forward_backward,
 };

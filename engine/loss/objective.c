@@ -60,6 +60,17 @@ static struct rk_status *read_agg(struct rk_objective *out, const struct rk_json
     return rk_loss_agg_mode_parse("loss_agg_mode", agg.loss_agg_mode, &out->agg_mode);
 }
 
+/* What the update must know of the terms. */
+static void add_needs(struct rk_objective *objective, const struct rk_loss_term *term)
+{
+    const struct rk_loss_ops *ops = term->ops;
+
+    objective->outputs |= ops->outputs;
+    objective->differentiated |= ops->outputs & ~(ops->measures ? ops->measures(term->config) : 0);
+    objective->columns |= ops->columns;
+    objective->optional_columns |= ops->optional_columns;
+}
+
 /* Appends the row, unless it is a term that is not asked for. */
 static struct rk_status *add_term(struct rk_objective *objective, const struct rk_loss_ops *ops,
                                   const struct rk_json *options)
@@ -76,9 +87,7 @@ static struct rk_status *add_term(struct rk_objective *objective, const struct r
     for (int32_t i = 0; i < ops->num_metrics; i++)
         term->metrics[i] = rk_loss_reduce_start(ops->metrics[i].reduce);
     objective->num_terms++;
-    objective->outputs |= ops->outputs;
-    objective->columns |= ops->columns;
-    objective->optional_columns |= ops->optional_columns;
+    add_needs(objective, term);
     return NULL;
 }
 
@@ -92,9 +101,9 @@ static void keep_alone(struct rk_objective *objective)
             continue;
         objective->terms[0] = objective->terms[i];
         objective->num_terms = 1;
-        objective->outputs = ops->outputs;
-        objective->columns = ops->columns;
-        objective->optional_columns = ops->optional_columns;
+        objective->outputs = objective->differentiated = objective->columns = 0;
+        objective->optional_columns = 0;
+        add_needs(objective, &objective->terms[0]);
     }
 }
 

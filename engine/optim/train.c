@@ -236,7 +236,7 @@ static struct rk_status *call_loss(struct rk_model *model, const struct rk_train
     RK_TRY(rk_head_download(labels, model, out, &outputs, micro->packed->num_tokens));
     RK_TRY(micro->loss_fn(micro->user, &outputs, &grads));
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
-        if (grads.of[i])
+        if (grads.of[i] && !(micro->measured & RK_HEAD_BIT(i)))
             RK_TRY(rk_labels_upload(labels, model, grads.of[i], &dout->of[i]));
     }
     return NULL;

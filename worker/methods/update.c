@@ -189,6 +189,7 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
         .packed = &u->rows.packed,
         .temperature = u->temperature,
         .outputs = u->objective.outputs,
+        .measured = u->objective.outputs & ~u->objective.differentiated,
         .is_last = m == u->mini->num_micro - 1,
         .loss_fn = loss_fn,
         .user = u,

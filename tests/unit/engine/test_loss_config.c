@@ -87,6 +87,23 @@ static void test_objective_read_overrides(void **state)
     rk_json_free(options);
 }
 
+/* Goal: an entropy that no coefficient weighs is computed and not differentiated. */
+static void test_objective_read_entropy_that_is_only_measured(void **state)
+{
+    uint32_t log_probs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), entropy = RK_HEAD_BIT(RK_HEAD_ENTROPY);
+    struct rk_json *options = make_options("calculate_entropy", "true");
+    struct rk_objective objective;
+
+    (void)state;
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    assert_int_equal(objective.outputs, log_probs | entropy);
+    assert_int_equal(objective.differentiated, log_probs);
+    rk_json_set(options, "entropy_coeff", rk_json_new_real(0.01));
+    assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+    assert_int_equal(objective.differentiated, log_probs | entropy);
+    rk_json_free(options);
+}
+
 static void test_objective_read_bad_value_names_key(void **state)
 {
     static const struct {
@@ -191,6 +208,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_objective_read_defaults),
         cmocka_unit_test(test_objective_read_overrides),
+        cmocka_unit_test(test_objective_read_entropy_that_is_only_measured),
         cmocka_unit_test(test_objective_read_bad_value_names_key),
         cmocka_unit_test(test_objective_read_distillation),
         cmocka_unit_test(test_objective_read_takes_every_choice),

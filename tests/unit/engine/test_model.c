@@ -34,8 +34,9 @@ struct batch {
     struct rk_packed packed;
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
     double entropy_coeff;
-    double loss;  /* of the last call of loss_fn */
-    double scale; /* of the gradient: NaN makes a bad step */
+    double loss;       /* of the last call of loss_fn */
+    double scale;      /* of the gradient: NaN makes a bad step */
+    uint32_t measured; /* of the outputs */
 };
 
 static void make_batch(struct batch *batch)
@@ -107,8 +108,21 @@ static struct rk_status *micro_batch(struct rk_model *model, struct batch *batch
     return rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &batch->packed,
                                                                 .temperature = 0.8,
                                                                 .outputs = ALL_OUTPUTS,
+                                                                .measured = batch->measured,
                                                                 .loss_fn = loss_fn,
                                                                 .user = batch});
+}
+
+/* That of the output projection after one micro-batch. rk_free it. */
+static double *head_gradient(struct rk_test_model *test, struct batch *batch)
+{
+    double *gradient = rk_calloc(VOCAB_SIZE * 32, sizeof(*gradient));
+
+    assert_ok(rk_train_begin(test->model));
+    assert_ok(micro_batch(test->model, batch));
+    assert_ok(rk_model_gather_param(test->model, rk_model_find_param(test->model, "lm_head.weight"),
+                                    RK_PARAM_GRADIENT, gradient));
+    return gradient;
 }
 
 static double loss_at(struct rk_model *model, struct batch *batch)
@@ -167,6 +181,30 @@ static void test_micro_batch_gradient_is_the_derivative(void **state)
     check_gradients(QWEN2);
 }
 
+/* Goal: an output that a loss only measures has no part in the backward pass. Method: gradients by it that
+ * would spoil all others, against 0. */
+static void test_measured_output_is_not_differentiated(void **state)
+{
+    double *gradients[2];
+    struct batch batch;
+
+    (void)state;
+    make_batch(&batch);
+    for (int i = 0; i < 2; i++) {
+        struct rk_test_model test;
+
+        batch.entropy_coeff = i == 0 ? 0.0 : NAN;
+        batch.measured = i == 0 ? 0 : RK_HEAD_BIT(RK_HEAD_ENTROPY);
+        open_training(&test, UNTIED, RK_DTYPE_F64);
+        gradients[i] = head_gradient(&test, &batch);
+        rk_test_model_close(&test);
+    }
+    for (int64_t i = 0; i < VOCAB_SIZE * 32; i++)
+        assert_true(gradients[0][i] == gradients[1][i]);
+    rk_free(gradients[0]);
+    rk_free(gradients[1]);
+}
+
 /* Goal: the chunks of the head do not show. Method: chunks of 7 tokens, which do not divide the number of
  * labels, against one chunk; statistics are merged per token, so log-probs agree in every bit. */
 static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
@@ -178,18 +216,13 @@ static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
     make_batch(&batch);
     for (int i = 0; i < 2; i++) {
         struct rk_test_model test;
-        int64_t head;
 
         open_training(&test, UNTIED, RK_DTYPE_F64);
         if (i == 1)
             test.model->core->head.chunk_tokens = 7;
         assert_ok(
             rk_model_forward(test.model, &batch.packed, 0.8, NULL, &(struct rk_head_arrays){{log_probs[i]}}));
-        assert_ok(rk_train_begin(test.model));
-        assert_ok(micro_batch(test.model, &batch));
-        head = rk_model_find_param(test.model, "lm_head.weight");
-        gradients[i] = rk_calloc(VOCAB_SIZE * 32, sizeof(double));
-        assert_ok(rk_model_gather_param(test.model, head, RK_PARAM_GRADIENT, gradients[i]));
+        gradients[i] = head_gradient(&test, &batch);
         rk_test_model_close(&test);
     }
     assert_below("log-probs", rk_test_error_by_max(log_probs[1], log_probs[0], NUM_TOKENS), RK_TOL_F64);
@@ -833,6 +866,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_micro_batch_gradient_is_the_derivative),
+        cmocka_unit_test(test_measured_output_is_not_differentiated),
         cmocka_unit_test(test_head_chunks_give_the_same_log_probs_and_gradients),
         cmocka_unit_test(test_forward_outputs_are_those_of_logits),
         cmocka_unit_test(test_logits_after_changed_token_change_only_behind_it),
