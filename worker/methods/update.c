@@ -279,7 +279,7 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
     }
 }
 
-static void report(const struct update *u, double lr)
+static void report(const struct update *u)
 {
     double n = (double)u->call->job->plan.num_mini;
     double num_applied = n - (double)(u->num_skipped + u->num_empty);
@@ -291,7 +291,7 @@ static void report(const struct update *u, double lr)
         report_term(u, &u->objective.terms[i]);
     if (num_applied > 0.0)
         add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
-    add_metric(u, "lr", lr, "last");
+    add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* as in verl, of the next call */
     add_metric(u, "skipped_steps", (double)u->num_skipped, "max");
     add_metric(u, "empty_steps", (double)u->num_empty, "max");
 }
@@ -299,14 +299,12 @@ static void report(const struct update *u, double lr)
 struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind)
 {
     struct update u = {.call = call, .kind = kind};
-    double lr;
 
     RK_TRY(rk_call_agree(call, prepare(&u)));
     RK_TRY(rk_call_begin(call, rk_call_check_denominators(call, &u.rows, u.is_empty)));
-    lr = rk_train_get_lr(call->role->model);
     for (int64_t i = 0; i < call->job->plan.num_mini; i++)
         RK_TRY(run_mini_batch(&u, i));
     rk_train_advance_lr(call->role->model);
-    report(&u, lr);
+    report(&u);
     return NULL;
 }
