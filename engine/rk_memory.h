@@ -44,9 +44,27 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out,
 /* Takes now what the passes of the model and the operators on its stream will need. RESOURCE_EXHAUSTED. */
 struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan,
                                          struct rk_model *model) RK_NODISCARD;
-/* NULL when `free_bytes` are enough for the device memory of the plan; else RESOURCE_EXHAUSTED, reason
- * DEVICE_OOM, with what is wanted of every kind. */
-struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan, uint64_t free_bytes) RK_NODISCARD;
+
+/* --- what a device has for the roles that come --- */
+struct rk_memory_room {
+    int64_t free_bytes;            /* below 0: roles that were counted do not fit */
+    uint64_t own_bytes;            /* workspace that operators hold; the next role's operators use it too */
+    struct rk_workspace workspace; /* the largest among the roles counted with rk_memory_room_take */
+};
+/* Now. */
+struct rk_memory_room rk_memory_room_of(const struct rk_device *device);
+/* Bytes for the plan: what is free, and as far as the plan has workspace, that of the operators. */
+uint64_t rk_memory_room_bytes(const struct rk_memory_room *room, const struct rk_memory_plan *plan);
+/* NULL when the room is enough for the device memory of the plan; else RESOURCE_EXHAUSTED, reason DEVICE_OOM,
+ * with what is wanted of every kind. */
+struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan,
+                                       const struct rk_memory_room *room) RK_NODISCARD;
+/* Blocks of a KV cache with which the plan's role stays within `share` of the room: from 1 to those of the
+ * plan, which is one of a cache for all sequences. */
+int32_t rk_memory_plan_fit_blocks(const struct rk_memory_plan *plan, const struct rk_memory_room *room,
+                                  double share);
+/* The room that is left once the role of the plan has been built. */
+void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan);
 
 /* --- kinds of device memory: the fields of struct rk_model_memory by name --- */
 typedef enum rk_memory_kind {

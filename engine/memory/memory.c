@@ -1,4 +1,4 @@
-/* Kinds of memory, and whether a plan fits. */
+/* Kinds of memory, and whether plans fit into what a device has. */
 #include "engine/rk_memory.h"
 
 #include "base/rk_assert.h"
@@ -51,8 +51,54 @@ static rk_memory_kind_t largest_kind(const struct rk_model_memory *memory)
     return largest;
 }
 
-struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan, uint64_t free_bytes)
+static uint64_t workspace_bytes(const struct rk_workspace *workspace)
 {
+    return (uint64_t)workspace->scratch_bytes + workspace->kept_bytes;
+}
+
+struct rk_memory_room rk_memory_room_of(const struct rk_device *device)
+{
+    return (struct rk_memory_room){.free_bytes = (int64_t)rk_device_free_bytes(device),
+                                   .own_bytes = rk_device_get_stats(device).own_bytes};
+}
+
+uint64_t rk_memory_room_bytes(const struct rk_memory_room *room, const struct rk_memory_plan *plan)
+{
+    uint64_t shared = RK_MIN(room->own_bytes, workspace_bytes(&plan->workspace));
+    int64_t bytes = room->free_bytes + (int64_t)shared;
+
+    return bytes > 0 ? (uint64_t)bytes : 0;
+}
+
+void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan)
+{
+    uint64_t total = rk_memory_total_bytes(&plan->memory), shared = workspace_bytes(&plan->workspace), own;
+
+    RK_ASSERT(total >= shared);
+    room->workspace.scratch_bytes = RK_MAX(room->workspace.scratch_bytes, plan->workspace.scratch_bytes);
+    room->workspace.kept_bytes = RK_MAX(room->workspace.kept_bytes, plan->workspace.kept_bytes);
+    own = RK_MAX(room->own_bytes, workspace_bytes(&room->workspace));
+    room->free_bytes -= (int64_t)(total - shared + own - room->own_bytes);
+    room->own_bytes = own;
+}
+
+int32_t rk_memory_plan_fit_blocks(const struct rk_memory_plan *plan, const struct rk_memory_room *room,
+                                  double share)
+{
+    const struct rk_model_memory *memory = &plan->memory;
+    double budget = share * (double)rk_memory_room_bytes(room, plan) -
+                    (double)(rk_memory_total_bytes(memory) - memory->kv_cache_bytes);
+    double block_bytes, count;
+
+    RK_ASSERT(plan->num_kv_blocks > 0);
+    block_bytes = (double)memory->kv_cache_bytes / plan->num_kv_blocks;
+    count = budget / block_bytes;
+    return count < 1.0 ? 1 : (int32_t)RK_MIN(count, (double)plan->num_kv_blocks);
+}
+
+struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan, const struct rk_memory_room *room)
+{
+    uint64_t free_bytes = rk_memory_room_bytes(room, plan);
     uint64_t total = rk_memory_total_bytes(&plan->memory);
     rk_memory_kind_t largest = largest_kind(&plan->memory);
     struct rk_str parts = {0};

@@ -160,29 +160,6 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
 
 /* --- the cache from what is left --- */
 
-/* What the device has for the role: the operators' workspace that is in its plan, too, as far as another role
- * has made them take it before. */
-static uint64_t get_free_bytes(const struct rk_model_build *build)
-{
-    const struct rk_device *device = build->call->worker->device;
-    const struct rk_workspace *planned = &build->plan.workspace;
-
-    return rk_device_free_bytes(device) +
-           RK_MIN(rk_device_get_stats(device).own_bytes, planned->scratch_bytes + planned->kept_bytes);
-}
-
-/* Blocks that this rank has room for: its share of the free memory, without what the role takes otherwise. */
-static int32_t count_blocks(const struct rk_model_build *build)
-{
-    const struct rk_model_memory *memory = &build->plan.memory;
-    double budget = build->rollout_config.gpu_memory_utilization * (double)get_free_bytes(build) -
-                    (double)(rk_memory_total_bytes(memory) - memory->kv_cache_bytes);
-    double block_bytes = (double)memory->kv_cache_bytes / build->plan.num_kv_blocks;
-    double count = budget / block_bytes;
-
-    return count < 1.0 ? 1 : (int32_t)RK_MIN(count, (double)build->plan.num_kv_blocks);
-}
-
 struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
 {
     struct rk_call *call = build->call;
@@ -191,7 +168,9 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
 
     if (!build->desc.rollout)
         return NULL;
-    count = count_blocks(build);
+    build->room = rk_memory_room_of(call->worker->device);
+    count = rk_memory_plan_fit_blocks(&build->plan, &build->room,
+                                      build->rollout_config.gpu_memory_utilization);
     call->peers_wait = true;
     RK_TRY(rk_engine_min(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), call->worker->stream,
                          call->worker->agree_scratch, &count, 1)); /* block tables must be alike */
@@ -200,7 +179,7 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
     st = make_plan(build);
     return st ? RK_WRAP(st, "rollout.gpu_memory_utilization=%g of %llu free bytes, less what is no cache",
                         build->rollout_config.gpu_memory_utilization,
-                        (unsigned long long)get_free_bytes(build))
+                        (unsigned long long)rk_memory_room_bytes(&build->room, &build->plan))
               : NULL;
 }
 
@@ -218,7 +197,8 @@ static struct rk_status *make_model(struct rk_model_build *build)
 
 static struct rk_status *take(struct rk_model_build *build)
 {
-    RK_TRY(rk_memory_plan_check(&build->plan, get_free_bytes(build)));
+    build->room = rk_memory_room_of(build->call->worker->device);
+    RK_TRY(rk_memory_plan_check(&build->plan, &build->room));
     RK_TRY(make_model(build));
     if (build->desc.rollout)
         RK_TRY(rk_rollout_create(&build->rollout, build->model, &build->rollout_config));

@@ -23,6 +23,7 @@ struct rk_model_build {
     /* What the role will take. */
     struct rk_memory_plan_desc desc;
     struct rk_memory_plan plan;
+    struct rk_memory_room room; /* that the device has for it */
     /* Owned until they become the role's. */
     struct rk_model *model;
     struct rk_rollout *rollout;

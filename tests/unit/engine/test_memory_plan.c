@@ -487,10 +487,71 @@ static void test_plan_check_names_kinds(void **state)
 
     (void)state;
     assert_int_equal(rk_memory_total_bytes(&plan.memory), 35);
-    assert_ok(rk_memory_plan_check(&plan, 35));
-    assert_fails(rk_memory_plan_check(&plan, 34), RK_RESOURCE_EXHAUSTED,
+    assert_ok(rk_memory_plan_check(&plan, &(struct rk_memory_room){.free_bytes = 35}));
+    assert_fails(rk_memory_plan_check(&plan, &(struct rk_memory_room){.free_bytes = 34}),
+                 RK_RESOURCE_EXHAUSTED,
                  "35 bytes of device memory wanted, 34 free; largest: optimizer; in all: parameters 10, "
                  "gradients 5, optimizer 20");
+}
+
+/* Goal: roles that are built one after the other leave what they do not take, and share the workspace of
+ * operators: each part of it is held once, as large as the role with the largest needs it. */
+static void test_room_shrinks_with_every_role(void **state)
+{
+    static const struct {
+        uint64_t param_bytes;
+        struct rk_workspace workspace;
+        int64_t free_bytes; /* afterwards */
+        uint64_t own_bytes;
+        bool fits;
+    } roles[] = {
+        {100, {.scratch_bytes = 30, .kept_bytes = 2}, 1000 - 100 - 22, 32, true}, /* 10 were held before */
+        {200, {.scratch_bytes = 20, .kept_bytes = 9}, 878 - 200 - 7, 39, true},
+        {670, {.scratch_bytes = 1}, 1, 39, true},
+        {10, {0}, -9, 39, false},
+        {0, {.scratch_bytes = 20}, -9, 39, false},
+    };
+    struct rk_memory_room room = {.free_bytes = 1000, .own_bytes = 10};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(roles); i++) {
+        uint64_t shared = roles[i].workspace.scratch_bytes + roles[i].workspace.kept_bytes;
+        const struct rk_memory_plan plan = {
+            .memory = {.param_bytes = roles[i].param_bytes, .workspace_bytes = shared},
+            .workspace = roles[i].workspace};
+        struct rk_status *st = rk_memory_plan_check(&plan, &room);
+
+        assert_int_equal(st == NULL, roles[i].fits);
+        rk_status_free(st);
+        rk_memory_room_take(&room, &plan);
+        assert_int_equal(room.free_bytes, roles[i].free_bytes);
+        assert_int_equal(room.own_bytes, roles[i].own_bytes);
+    }
+}
+
+/* Goal: a cache gets the share of the room that the rest of its role leaves, at least a block and at most
+ * what the plan has. */
+static void test_cache_blocks_fit_the_share(void **state)
+{
+    static const struct {
+        int64_t free_bytes;
+        double share;
+        int32_t num_blocks;
+    } rows[] = {{1000, 1.0, 40}, {700, 1.0, 40}, {690, 1.0, 39},
+                {1000, 0.5, 20}, {200, 1.0, 1},  {-5, 1.0, 1}};
+    const struct rk_memory_plan plan = {
+        .memory = {.staging_bytes = 290, .workspace_bytes = 10, .kv_cache_bytes = 400},
+        .workspace = {.scratch_bytes = 10},
+        .num_kv_blocks = 40};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        const struct rk_memory_room held = {.free_bytes = rows[i].free_bytes - 10, .own_bytes = 50};
+        const struct rk_memory_room room = {.free_bytes = rows[i].free_bytes};
+
+        assert_int_equal(rk_memory_plan_fit_blocks(&plan, &room, rows[i].share), rows[i].num_blocks);
+        assert_int_equal(rk_memory_plan_fit_blocks(&plan, &held, rows[i].share), rows[i].num_blocks);
+    }
 }
 
 int main(void)
@@ -501,6 +562,8 @@ int main(void)
         cmocka_unit_test(test_plan_bad_arguments_are_refused),
         cmocka_unit_test(test_plan_with_failing_allocation_is_resource_exhausted),
         cmocka_unit_test(test_plan_check_names_kinds),
+        cmocka_unit_test(test_room_shrinks_with_every_role),
+        cmocka_unit_test(test_cache_blocks_fit_the_share),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
