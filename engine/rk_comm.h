@@ -147,6 +147,8 @@ struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream 
 /* Takes now the device memory that ordered sums over the group need, which the first of them would take
  * otherwise: RESOURCE_EXHAUSTED. Not collective. */
 struct rk_status *rk_comm_reserve_ordered_sum(struct rk_comm_group *group) RK_NODISCARD;
+/* What that would take: 0 once it has, and where ordered sums need none. */
+uint64_t rk_comm_ordered_sum_bytes(const struct rk_comm_group *group);
 
 /* --- graphs (rk_device.h) that hold operations of a group. Between begin and end what the stream is given is
  * recorded, operations of this group too, but of no other and no sends and receives. A launch repeats them in

@@ -187,17 +187,18 @@ struct rk_device_stats rk_device_get_stats(const struct rk_device *device)
 }
 
 /* Below the limit, under which the memory of the operators counts as well. */
-static uint64_t get_room(const struct rk_device *device)
+static uint64_t get_room(const struct rk_device *device, uint64_t limit_bytes)
 {
     struct rk_device_stats stats = rk_device_get_stats(device);
     uint64_t taken = stats.allocated_bytes + stats.own_bytes;
 
-    return taken < device->limit_bytes ? device->limit_bytes - taken : 0;
+    return taken < limit_bytes ? limit_bytes - taken : 0;
 }
 
-uint64_t rk_device_free_bytes(const struct rk_device *device)
+/* As the backend sees it, which knows of other processes. */
+static uint64_t free_below(const struct rk_device *device, uint64_t limit_bytes)
 {
-    uint64_t below_limit = get_room(device), left = below_limit;
+    uint64_t below_limit = get_room(device, limit_bytes), left = below_limit;
 
     if (device->ops->get_free) {
         struct rk_status *st = device->ops->get_free(device->handle, &left);
@@ -205,6 +206,16 @@ uint64_t rk_device_free_bytes(const struct rk_device *device)
         RK_IGNORE(st, "the limit is the better guess then");
     }
     return RK_MIN(left, below_limit);
+}
+
+uint64_t rk_device_free_bytes(const struct rk_device *device)
+{
+    return free_below(device, device->limit_bytes);
+}
+
+uint64_t rk_device_shared_free_bytes(const struct rk_device *device)
+{
+    return free_below(device, device->info.memory_total_bytes);
 }
 
 const char *rk_device_collectives(const struct rk_device *device)
@@ -281,7 +292,7 @@ struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t b
 
     RK_ASSERT(what);
     *out = NULL;
-    if (bytes > get_room(device))
+    if (bytes > get_room(device, device->limit_bytes))
         return out_of_memory(device, bytes, what, "");
     st = device->ops->alloc(device->handle, out, bytes);
     if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {

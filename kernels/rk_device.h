@@ -68,6 +68,8 @@ void rk_device_reset_peak(struct rk_device *device);
 /* Bytes that rk_device_alloc can hand out now, as far as the device knows: below its limit, and not held by
  * another process. */
 uint64_t rk_device_free_bytes(const struct rk_device *device);
+/* The same without the limit: what all processes that share the device can still take together. */
+uint64_t rk_device_shared_free_bytes(const struct rk_device *device);
 
 /* Whether streams run beside the host: a call that enqueues returns before its work has been done. */
 bool rk_device_is_async(const struct rk_device *device);

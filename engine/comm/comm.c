@@ -383,6 +383,13 @@ struct rk_status *rk_comm_reserve_ordered_sum(struct rk_comm_group *group)
     return group->world->ops->reserve_ordered_sum(group);
 }
 
+uint64_t rk_comm_ordered_sum_bytes(const struct rk_comm_group *group)
+{
+    if (rk_comm_group_size(group) == 1 || !group->world->ops->ordered_sum_bytes)
+        return 0;
+    return group->world->ops->ordered_sum_bytes(group);
+}
+
 struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream *stream)
 {
     struct rk_status *st;

@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 6
+#define RK_COMM_ABI 7
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
@@ -144,6 +144,8 @@ struct rk_comm_ops {
     void (*group_destroy)(struct rk_comm_group *group); /* optional: NULL means nothing to release */
     struct rk_status *(*reserve_ordered_sum)(
         struct rk_comm_group *group); /* optional: NULL means that those take no memory */
+    /* What the entry above would take now. Optional, as that is. */
+    size_t (*ordered_sum_bytes)(const struct rk_comm_group *group);
 
     /* required */
     struct rk_status *(*all_reduce)(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t inout,

@@ -464,6 +464,7 @@ const struct rk_comm_ops rk_comm_nccl_ops = {
     .group_skip = group_skip,
     .group_destroy = group_destroy,
     .reserve_ordered_sum = rk_nccl_reserve_ordered_sum,
+    .ordered_sum_bytes = rk_nccl_ordered_sum_bytes,
     .all_reduce = rk_nccl_all_reduce,
     .all_gather = rk_nccl_all_gather,
     .reduce_scatter = rk_nccl_reduce_scatter,

@@ -109,6 +109,7 @@ struct rk_status *rk_nccl_batch(struct rk_comm_group *group, const struct rk_com
                                 int64_t count) RK_NODISCARD;
 struct rk_status *rk_nccl_barrier(struct rk_comm_group *group, struct rk_stream *stream) RK_NODISCARD;
 struct rk_status *rk_nccl_reserve_ordered_sum(struct rk_comm_group *group) RK_NODISCARD;
+size_t rk_nccl_ordered_sum_bytes(const struct rk_comm_group *group);
 struct rk_status *rk_nccl_graph_launch(const struct rk_comm_graph *graph, uint64_t first_seq) RK_NODISCARD;
 
 /* --- the guard (comm_nccl_guard.c) --- */

@@ -125,15 +125,20 @@ static bool is_ordered(const struct rk_comm_group *group, rk_dtype_t dtype, rk_r
 }
 
 /* Room for the parts of all members and for the sum, in the type that it is made in. */
+size_t rk_nccl_ordered_sum_bytes(const struct rk_comm_group *group)
+{
+    const struct rk_nccl_group *impl = group->impl;
+
+    return impl->scratch || !sums_by_hand(group) ? 0 : SUM_BYTES + (size_t)group->size * PART_BYTES;
+}
+
 struct rk_status *rk_nccl_reserve_ordered_sum(struct rk_comm_group *group)
 {
     struct rk_nccl_world *nccl = group->world->impl;
     struct rk_nccl_group *impl = group->impl;
+    size_t bytes = rk_nccl_ordered_sum_bytes(group);
 
-    if (impl->scratch || !sums_by_hand(group))
-        return NULL;
-    return rk_device_alloc(nccl->device, &impl->scratch, SUM_BYTES + (size_t)group->size * PART_BYTES,
-                           "ordered sums");
+    return bytes > 0 ? rk_device_alloc(nccl->device, &impl->scratch, bytes, "ordered sums") : NULL;
 }
 
 static int64_t chunk_elements(rk_dtype_t dtype)

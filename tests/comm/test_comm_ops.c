@@ -485,7 +485,7 @@ static int run_matrix(struct rk_comm_world *world, void *user)
 {
     int32_t n = rk_comm_world_size(world), ranks[RK_TEST_MAX_RANKS];
     struct rk_comm_group *group;
-    uint64_t reserved_bytes;
+    uint64_t reserved_bytes, planned_bytes;
     int failed = 0;
 
     (void)user;
@@ -493,8 +493,12 @@ static int run_matrix(struct rk_comm_world *world, void *user)
     for (int32_t r = 0; r < n; r++)
         ranks[r] = r;
     RK_RANK_OK(rk_comm_group_create(&group, world, "all", ranks, n));
+    planned_bytes =
+        rk_device_get_stats(rk_stream_device(stream)).allocated_bytes + rk_comm_ordered_sum_bytes(group);
     RK_RANK_OK(rk_comm_reserve_ordered_sum(group));
     reserved_bytes = rk_device_get_stats(rk_stream_device(stream)).allocated_bytes;
+    RK_RANK_CHECK(reserved_bytes == planned_bytes, "ordered sums took other memory than they said");
+    RK_RANK_CHECK(rk_comm_ordered_sum_bytes(group) == 0, "ordered sums want memory that they have");
     for (size_t d = 0; d < RK_ARRAY_LEN(dtypes); d++) {
         for (size_t s = 0; s < RK_ARRAY_LEN(sizes); s++)
             failed += check_all(group, dtypes[d], sizes[s]);

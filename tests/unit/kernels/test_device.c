@@ -561,6 +561,7 @@ static void test_device_free_bytes_is_the_smaller_bound(void **state)
     (void)state;
     assert_ok(rk_device_alloc(device, &ptr, 400, "block"));
     assert_int_equal(rk_device_free_bytes(device), 600);
+    assert_true(rk_device_shared_free_bytes(device) > 1000); /* the limit is this process's alone */
     rk_device_free(device, ptr);
     rk_device_close(device);
 
@@ -571,6 +572,7 @@ static void test_device_free_bytes_is_the_smaller_bound(void **state)
     assert_ok(rk_device_register(&fake));
     assert_ok(rk_device_open(&device, &config));
     assert_int_equal(rk_device_free_bytes(device), 77);
+    assert_int_equal(rk_device_shared_free_bytes(device), 77);
     rk_device_close(device);
 }
 
