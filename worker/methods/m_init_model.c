@@ -2,7 +2,7 @@
  * the weights of another role of equal mesh. What the role will ever take of the device is planned before
  * anything is taken, and taken at once. A model that the role had makes room once all ranks have found their
  * options good and made their plans: a mistyped option does not cost what was trained. From there on all
- * ranks succeed, or none has a model. */
+ * ranks succeed, or none has a model. With plan_only it ends with the plan, and everything stays as it is. */
 #include "worker/methods/methods_internal.h"
 
 #include <stdio.h>
@@ -10,14 +10,31 @@
 #include "base/rk_log.h"
 #include "worker/methods/model_build_internal.h"
 
+/* Memory of collectives is taken before any rank asks what is free. */
+static struct rk_status *prepare(struct rk_model_build *build)
+{
+    RK_TRY(rk_model_build_prepare(build));
+    return build->plan_only ? NULL : rk_comm_reserve_ordered_sum(rk_model_build_sums(build));
+}
+
+static struct rk_status *fit_cache(struct rk_model_build *build)
+{
+    if (build->rollout_config.gpu_memory_utilization <= 0.0)
+        return NULL;
+    return rk_call_agree(build->call, rk_model_build_fit_cache(build));
+}
+
 static struct rk_status *build_all(struct rk_model_build *build)
 {
     struct rk_call *call = build->call;
 
-    RK_TRY(rk_call_agree(call, rk_model_build_prepare(build)));
+    RK_TRY(rk_call_agree(call, prepare(build)));
+    if (build->plan_only) {
+        RK_TRY(fit_cache(build));
+        return rk_model_build_report(build);
+    }
     rk_role_drop_model(call->worker, call->role);
-    if (build->rollout_config.gpu_memory_utilization > 0.0)
-        RK_TRY(rk_call_agree(call, rk_model_build_fit_cache(build)));
+    RK_TRY(fit_cache(build));
     RK_TRY(rk_call_agree(call, rk_model_build_take(build)));
     return rk_call_agree(call, rk_model_build_fill(build));
 }
@@ -44,7 +61,7 @@ struct rk_status *rk_m_init_model(struct rk_call *call)
     if (!rk_mesh_comms_is_member(role->comms))
         return NULL;
     st = build_all(&build);
-    if (!st) {
+    if (!st && !build.plan_only) {
         adopt(role, &build);
         rk_role_wake(call->worker, role);
         RK_INFO("model of role %s: %lld parameters on mesh %s, %llu bytes planned", role->name,

@@ -9,19 +9,24 @@
 
 /* --- options --- */
 
-static struct rk_status *read_sources(struct rk_model_build *build)
+/* Which model, of the role's options or of those of the owner of its weights. */
+static struct rk_status *read_sources(struct rk_model_build *build, const struct rk_json *options)
 {
-    const struct rk_json *options = build->call->job->options;
     const struct rk_json *config = rk_json_find(options, "model.hf_config");
     bool has_config = !rk_json_is_null(config);
+    const char *share_with = NULL;
     struct rk_status *st = NULL;
 
     RK_TRY(rk_json_opt_string(options, "", "model.path", &build->path));
-    RK_TRY(rk_json_opt_string(options, "", "share_weights_of", &build->share_with));
-    if ((build->path != NULL) + has_config + (build->share_with != NULL) != 1)
+    RK_TRY(rk_json_opt_string(options, "", "share_weights_of", &share_with));
+    if ((build->path != NULL) + has_config + (share_with != NULL) != 1)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "expected one of model.path, model.hf_config and share_weights_of, got %d",
-                       (build->path != NULL) + has_config + (build->share_with != NULL));
+                       (build->path != NULL) + has_config + (share_with != NULL));
+    if (share_with && build->share_with)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "share_weights_of: role '%s' is to use the weights of '%s': name that one",
+                       build->share_with, share_with);
     if (build->path) {
         char *file;
 
@@ -32,20 +37,22 @@ static struct rk_status *read_sources(struct rk_model_build *build)
         return st ? RK_WRAP(st, "model.path") : NULL;
     }
     build->hf_config = has_config ? rk_json_retain(config) : NULL;
+    build->share_with = share_with ? share_with : build->share_with;
     return NULL;
 }
 
-/* The other role, when this role can use its weights. */
+/* The other role, when this role can use its weights: those that it has, or will have. */
 static struct rk_status *find_owner(struct rk_model_build *build)
 {
     const struct rk_role *role = build->call->role;
     const char *name = build->share_with;
     struct rk_role *owner = build->owner = rk_role_find(build->call->worker, name);
+    bool will_be_built = build->owner_options != NULL;
 
-    if (!owner || owner == role || owner->state != RK_ROLE_STATE_AWAKE)
+    if (!owner || owner == role || (!will_be_built && owner->state != RK_ROLE_STATE_AWAKE))
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "share_weights_of: role '%s' has no model to share", name);
-    if (*owner->weights_of)
+    if (!will_be_built && *owner->weights_of)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "share_weights_of: role '%s' uses the weights of '%s': name that one", name,
                        owner->weights_of);
@@ -80,9 +87,8 @@ static struct rk_status *read_recompute(struct rk_model_desc *desc, const struct
 
 static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
-static struct rk_status *read_model(struct rk_model_build *build)
+static struct rk_status *read_model(struct rk_model_build *build, const struct rk_json *options)
 {
-    const struct rk_json *options = build->call->job->options;
     struct rk_model_desc *desc = &build->desc.model;
     const char *text;
 
@@ -96,8 +102,6 @@ static struct rk_status *read_model(struct rk_model_build *build)
     RK_TRY(rk_json_get_string(options, "", "megatron.dtype", &text));
     if (!rk_dtype_parse_hf(text, &desc->dtype))
         return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
-    if (desc->numerics == RK_NUMERICS_STRICT) /* before anybody asks what is free */
-        RK_TRY(rk_comm_reserve_ordered_sum(rk_mesh_comms_group(desc->mesh, RK_GROUP_TP)));
     RK_TRY(read_recompute(desc, options));
     RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
     desc->seed = (uint64_t)build->init.seed;
@@ -141,24 +145,60 @@ static struct rk_status *make_plan(struct rk_model_build *build)
     return rk_memory_plan_make(&build->plan, &build->desc);
 }
 
+/* The model whose weights the role uses. */
+static struct rk_status *read_owner(struct rk_model_build *build)
+{
+    struct rk_status *st;
+
+    RK_TRY(find_owner(build));
+    build->desc.shares_weights = true;
+    if (!build->owner_options) {
+        rk_model_describe(build->owner->model, &build->desc.model);
+        return NULL;
+    }
+    st = read_sources(build, build->owner_options);
+    if (!st)
+        st = read_model(build, build->owner_options);
+    return st ? RK_WRAP(st, "plan_owner") : NULL;
+}
+
 struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
 {
-    RK_TRY(read_sources(build));
-    RK_TRY(rk_json_opt_i64(build->call->job->options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
+    const struct rk_json *options = build->call->job->options;
+
+    RK_TRY(read_sources(build, options));
+    RK_TRY(rk_model_build_read_plan(build));
+    RK_TRY(rk_json_opt_i64(options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
                            &build->desc.limits.log_prob_tokens));
     if (build->share_with) {
-        RK_TRY(find_owner(build));
-        rk_model_describe(build->owner->model, &build->desc.model);
-        build->desc.shares_weights = true;
+        RK_TRY(read_owner(build));
     } else {
-        RK_TRY(read_model(build));
+        RK_TRY(read_model(build, options));
         RK_TRY(read_training(build));
     }
     RK_TRY(read_rollout(build));
+    if (build->plan_only)
+        rk_model_build_count_sums(build);
     return make_plan(build);
 }
 
+struct rk_comm_group *rk_model_build_sums(const struct rk_model_build *build)
+{
+    const struct rk_model_desc *model = &build->desc.model;
+
+    if (build->share_with || model->numerics != RK_NUMERICS_STRICT)
+        return NULL;
+    return rk_mesh_comms_group(model->mesh, RK_GROUP_TP);
+}
+
 /* --- the cache from what is left --- */
+
+/* With plan_only it is what the options say. */
+static void see_room(struct rk_model_build *build)
+{
+    if (!build->plan_only)
+        build->room = rk_memory_room_of(build->call->worker->device);
+}
 
 struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
 {
@@ -168,9 +208,9 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
 
     if (!build->desc.rollout)
         return NULL;
-    build->room = rk_memory_room_of(call->worker->device);
-    count = rk_memory_plan_fit_blocks(&build->plan, &build->room,
-                                      build->rollout_config.gpu_memory_utilization);
+    see_room(build);
+    count =
+        rk_memory_plan_fit_blocks(&build->plan, &build->room, build->rollout_config.gpu_memory_utilization);
     call->peers_wait = true;
     RK_TRY(rk_engine_min(rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL), call->worker->stream,
                          call->worker->agree_scratch, &count, 1)); /* block tables must be alike */
@@ -197,7 +237,7 @@ static struct rk_status *make_model(struct rk_model_build *build)
 
 static struct rk_status *take(struct rk_model_build *build)
 {
-    build->room = rk_memory_room_of(build->call->worker->device);
+    see_room(build);
     RK_TRY(rk_memory_plan_check(&build->plan, &build->room));
     RK_TRY(make_model(build));
     if (build->desc.rollout)
@@ -229,5 +269,7 @@ void rk_model_build_fini(struct rk_model_build *build)
     rk_rollout_destroy(build->rollout);
     rk_model_destroy(build->model);
     rk_json_free(build->hf_config);
+    rk_json_free(build->owner_options);
+    rk_json_free(build->sums);
     rk_free(build->dir);
 }

@@ -1,0 +1,176 @@
+/* plan_only: the plan of a role without the role.
+ *
+ * A driver plans all roles of a job before it builds any: in the order in which it will build them, each
+ * against the room that the ones before leave. That room travels with the driver (room_after of one answer is
+ * plan_room of the next call), so that nothing stays here. The first plan is held against what the device has
+ * now. A role that has a model gives it back when it is built anew, and so do those that use its weights:
+ * this counts as room from its turn on. */
+#include "worker/methods/memory_json_internal.h"
+#include "worker/methods/model_build_internal.h"
+
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+
+/* --- room --- */
+
+static uint64_t held_bytes(const struct rk_role *role)
+{
+    struct rk_model_memory memory;
+
+    if (!role->model)
+        return 0;
+    memory = rk_model_get_memory(role->model);
+    return rk_memory_total_bytes(&memory);
+}
+
+/* What init_model of the role gives back before it takes anything. With plan_owner nothing: the owner's has
+ * given it back. */
+static uint64_t given_back_bytes(const struct rk_model_build *build)
+{
+    const struct rk_worker *worker = build->call->worker;
+    const struct rk_role *role = build->call->role;
+    uint64_t bytes = held_bytes(role);
+
+    if (build->owner_options)
+        return 0;
+    for (int32_t i = 0; i < worker->num_roles; i++) {
+        if (strcmp(worker->roles[i].weights_of, role->name) == 0)
+            bytes += held_bytes(&worker->roles[i]);
+    }
+    return bytes;
+}
+
+static struct rk_status *read_room(struct rk_model_build *build, const struct rk_json *rooms)
+{
+    const struct rk_worker *worker = build->call->worker;
+    const struct rk_json *room = rk_json_at(rooms, worker->rank);
+    int64_t own, scratch, kept;
+
+    if (rk_json_type(rooms) != RK_JSON_ARRAY || rk_json_count(rooms) != worker->world_size)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "plan_room: expected a list of %d rooms, one a rank",
+                       worker->world_size);
+    RK_TRY(rk_json_get_i64(room, "plan_room", "free", INT64_MIN / 4, INT64_MAX / 4, &build->room.free_bytes));
+    RK_TRY(rk_json_get_i64(room, "plan_room", "own", 0, INT64_MAX / 4, &own));
+    RK_TRY(rk_json_get_i64(room, "plan_room", "scratch", 0, INT64_MAX / 4, &scratch));
+    RK_TRY(rk_json_get_i64(room, "plan_room", "kept", 0, INT64_MAX / 4, &kept));
+    build->room.own_bytes = (uint64_t)own;
+    build->room.workspace =
+        (struct rk_workspace){.scratch_bytes = (size_t)scratch, .kept_bytes = (size_t)kept};
+    if (rk_json_find(room, "ordered_sums"))
+        build->sums = rk_json_clone(rk_json_find(room, "ordered_sums"));
+    return NULL;
+}
+
+static struct rk_status *refuse_alone(const struct rk_json *options, const char *key)
+{
+    if (rk_json_is_null(rk_json_find(options, key)))
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected only with plan_only=true", key);
+}
+
+struct rk_status *rk_model_build_read_plan(struct rk_model_build *build)
+{
+    const struct rk_json *options = build->call->job->options;
+    const struct rk_json *rooms = rk_json_find(options, "plan_room");
+    const struct rk_json *owner = rk_json_find(options, "plan_owner");
+
+    RK_TRY(rk_json_get_bool(options, "", "plan_only", &build->plan_only));
+    if (!build->plan_only) {
+        RK_TRY(refuse_alone(options, "plan_room"));
+        return refuse_alone(options, "plan_owner");
+    }
+    if (!rk_json_is_null(owner) && !build->share_with)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "plan_owner: expected only with share_weights_of");
+    if (!rk_json_is_null(owner))
+        RK_TRY(rk_method_complete_options(&build->owner_options, build->call->job->method, owner));
+    build->room = rk_memory_room_of(build->call->worker->device);
+    if (!rk_json_is_null(rooms))
+        RK_TRY(read_room(build, rooms));
+    build->room.free_bytes += (int64_t)given_back_bytes(build);
+    return NULL;
+}
+
+/* --- memory of collectives --- */
+
+/* Ranks of the role's tp group, which several roles have in common where their meshes are alike: "0,1". */
+static char *tp_ranks(const struct rk_model_build *build)
+{
+    const struct rk_mesh *mesh = build->call->role->mesh;
+    int32_t *ranks = rk_calloc((size_t)rk_mesh_num_ranks(mesh), sizeof(*ranks));
+    int32_t count = rk_mesh_group(mesh, RK_AXIS_BIT(RK_AXIS_TP), build->call->worker->rank, ranks);
+    struct rk_str text = {0};
+
+    for (int32_t i = 0; i < count; i++)
+        rk_str_appendf(&text, "%s%d", i ? "," : "", ranks[i]);
+    rk_free(ranks);
+    return rk_str_take(&text);
+}
+
+static bool has_string(const struct rk_json *list, const char *text)
+{
+    for (int64_t i = 0; i < rk_json_count(list); i++) {
+        if (strcmp(rk_json_as_string(rk_json_at(list, i), ""), text) == 0)
+            return true;
+    }
+    return false;
+}
+
+void rk_model_build_count_sums(struct rk_model_build *build)
+{
+    uint64_t bytes = rk_comm_ordered_sum_bytes(rk_model_build_sums(build));
+    char *ranks = tp_ranks(build);
+
+    if (rk_json_type(build->sums) != RK_JSON_ARRAY) {
+        rk_json_free(build->sums);
+        build->sums = rk_json_new_array();
+    }
+    if (bytes > 0 && !has_string(build->sums, ranks)) {
+        rk_json_append(build->sums, rk_json_new_string(ranks));
+        build->sums_bytes = bytes;
+        build->room.free_bytes -= (int64_t)bytes;
+    }
+    rk_free(ranks);
+}
+
+/* --- the answer --- */
+
+static struct rk_json *room_json(const struct rk_memory_room *room)
+{
+    struct rk_json *object = rk_json_new_object();
+
+    rk_json_set(object, "free", rk_json_new_int(room->free_bytes));
+    rk_json_set_bytes(object, "own", room->own_bytes);
+    rk_json_set_bytes(object, "scratch", room->workspace.scratch_bytes);
+    rk_json_set_bytes(object, "kept", room->workspace.kept_bytes);
+    return object;
+}
+
+struct rk_status *rk_model_build_report(struct rk_model_build *build)
+{
+    struct rk_call *call = build->call;
+    struct rk_memory_room before = build->room, after = build->room;
+    struct rk_status *excess;
+    struct rk_json *room_after;
+    struct rk_batch *batch;
+
+    RK_TRY(rk_batch_create(&call->job->output, 0));
+    batch = call->job->output;
+    excess = rk_memory_plan_check(&build->plan, &build->room);
+    rk_memory_room_take(&after, &build->plan);
+    before.free_bytes += (int64_t)build->sums_bytes;
+    room_after = room_json(&after);
+    rk_json_set(room_after, "ordered_sums", rk_json_retain(build->sums));
+    rk_batch_set_meta(batch, "rank", rk_json_new_int(call->worker->rank));
+    rk_batch_set_meta(batch, "planned", rk_memory_json(&build->plan.memory));
+    rk_batch_set_meta(batch, "communication", rk_json_new_int((int64_t)build->sums_bytes));
+    rk_batch_set_meta(batch, "num_kv_blocks", rk_json_new_int(build->plan.num_kv_blocks));
+    rk_batch_set_meta(batch, "given_back", rk_json_new_int((int64_t)given_back_bytes(build)));
+    rk_batch_set_meta(batch, "fits", rk_json_new_bool(excess == NULL));
+    rk_batch_set_meta(batch, "room", room_json(&before));
+    rk_batch_set_meta(batch, "room_after", room_after);
+    rk_batch_set_meta(batch, "device", rk_device_json(call->worker->device));
+    rk_status_free(excess);
+    return NULL;
+}
