@@ -46,3 +46,16 @@ struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_con
 
     return rk_batch_select(out, ctx->batch, columns, no_meta);
 }
+
+struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded, int32_t num_replicas)
+{
+    struct rk_batch *padded;
+
+    *num_padded = 0;
+    if (rk_batch_num_rows(*batch) % num_replicas == 0)
+        return NULL;
+    RK_TRY(rk_batch_pad_to_divisor(&padded, *batch, num_replicas, num_padded));
+    rk_batch_destroy(*batch);
+    *batch = padded;
+    return NULL;
+}

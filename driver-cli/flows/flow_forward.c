@@ -21,14 +21,15 @@ static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct rk_
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_driver_result *result)
 {
-    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", "responses", NULL};
+    static const char *const of_responses[] = {"input_ids", "attention_mask", "position_ids", "responses",
+                                               NULL};
     static const char *const no_meta[] = {NULL};
     struct rk_batch *tokens = NULL;
     struct rk_plan plan;
     struct rk_status *st = make_plan(ctx, pass, &plan);
 
     if (!st)
-        st = rk_batch_select(&tokens, pass->batch, columns, no_meta);
+        st = rk_batch_select(&tokens, pass->batch, pass->columns ? pass->columns : of_responses, no_meta);
     if (st) {
         rk_json_free(pass->options);
         return st;

@@ -47,20 +47,6 @@ static struct rk_status *call(struct rk_driver_result *result, struct rk_flow_co
     return NULL;
 }
 
-/* As many rows as the replicas take in equal parts; takes the batch. */
-static struct rk_status *pad(struct rk_batch **batch, int64_t *num_padded, int32_t num_replicas)
-{
-    struct rk_batch *padded;
-
-    *num_padded = 0;
-    if (rk_batch_num_rows(*batch) % num_replicas == 0)
-        return NULL;
-    RK_TRY(rk_batch_pad_to_divisor(&padded, *batch, num_replicas, num_padded));
-    rk_batch_destroy(*batch);
-    *batch = padded;
-    return NULL;
-}
-
 /* Takes the result's batch. */
 static struct rk_status *unpad(struct rk_batch **out, struct rk_driver_result *result, int64_t num_padded)
 {
@@ -82,7 +68,7 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
 
     *out = NULL;
     if (!st)
-        st = pad(&batch, &num_padded, ctx->num_replicas);
+        st = rk_flow_pad(&batch, &num_padded, ctx->num_replicas);
     if (st)
         rk_json_free(sampling);
     else

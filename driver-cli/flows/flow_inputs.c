@@ -5,9 +5,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
@@ -114,22 +112,8 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
     const char *path = rk_config_string(job, RK_JOB_MODEL "tokenizer_path");
     const char *name = path ? path : rk_config_string(job, RK_JOB_MODEL "path");
     char *full = path ? rk_hub_resolve(job_dir, path) : rk_strdup(inputs->model_path);
-    struct stat info;
-    char *file;
-    struct rk_status *st;
+    struct rk_status *st = rk_flow_open_tokenizer(&inputs->tokenizer, &inputs->tokenizer_dir, full, name);
 
-    if (stat(full, &info) == 0 && S_ISDIR(info.st_mode)) {
-        inputs->tokenizer_dir = rk_strdup(full);
-        file = rk_path_join(full, "tokenizer.json");
-    } else {
-        inputs->tokenizer_dir = rk_path_dir(full);
-        file = rk_strdup(full);
-    }
-    if (access(full, F_OK) == 0)
-        st = rk_tokenizer_create_file(&inputs->tokenizer, file);
-    else
-        st = rk_hub_not_found(name, full);
-    rk_free(file);
     rk_free(full);
     return st ? RK_WRAP(st, "%s", path ? RK_JOB_MODEL "tokenizer_path" : RK_JOB_MODEL "path") : NULL;
 }

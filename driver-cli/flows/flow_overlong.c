@@ -5,17 +5,6 @@
 #include "base/rk_str.h"
 #include "driver-cli/job_internal.h"
 
-/* What the score was, under the names that verl has beside it. */
-static void keep_score(struct rk_reward_result *result)
-{
-    const char *name = result->extra ? "score" : "acc";
-
-    if (!result->extra)
-        result->extra = rk_json_new_object();
-    if (!rk_json_find(result->extra, name))
-        rk_json_set(result->extra, name, rk_json_new_real(result->score));
-}
-
 void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job)
 {
     double len, expected, factor;
@@ -33,7 +22,7 @@ void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *jo
 
         if (!rk_flow_has_score(result))
             continue;
-        keep_score(result);
+        rk_flow_keep_score(result);
         result->score += penalty;
         if (is_logged) {
             rk_json_set(result->extra, "overlong_reward", rk_json_new_real(penalty));

@@ -116,6 +116,16 @@ void rk_flow_scores_fini(struct rk_flow_scores *scores)
     *scores = (struct rk_flow_scores){0};
 }
 
+void rk_flow_keep_score(struct rk_reward_result *result)
+{
+    const char *name = result->extra ? "score" : "acc";
+
+    if (!result->extra)
+        result->extra = rk_json_new_object();
+    if (!rk_json_find(result->extra, name))
+        rk_json_set(result->extra, name, rk_json_new_real(result->score));
+}
+
 bool rk_flow_has_score(const struct rk_reward_result *result)
 {
     return !result->is_dropped;

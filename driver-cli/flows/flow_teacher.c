@@ -1,11 +1,9 @@
 /* The teacher of a job, as far as its directory is on this machine: its vocabulary has to be the student's,
  * since its log-probs are those of the student's tokens. */
 #include <inttypes.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/hub_internal.h"
@@ -31,42 +29,13 @@ static struct rk_status *check_sizes(const struct rk_flow_inputs *inputs, const 
     return st;
 }
 
-/* The text of every id. Tokens that are parts of a character have none of their own and look alike. */
-static struct rk_status *compare_tokens(const struct rk_tokenizer *student,
-                                        const struct rk_tokenizer *teacher, const char *path)
-{
-    int64_t size = rk_tokenizer_vocab_size(teacher), expected = rk_tokenizer_vocab_size(student);
-    struct rk_str text = {0}, expected_text = {0};
-    struct rk_status *st = NULL;
-
-    if (size != expected)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%s: expected %" PRId64 " tokens, as the student's tokenizer has, got %" PRId64, path,
-                       expected, size);
-    for (int32_t id = 0; id < size && !st; id++) {
-        rk_str_clear(&text);
-        rk_str_clear(&expected_text);
-        rk_tokenizer_decode(teacher, &id, 1, false, &text);
-        rk_tokenizer_decode(student, &id, 1, false, &expected_text);
-        if (text.bytes != expected_text.bytes ||
-            (text.bytes > 0 && memcmp(text.text, expected_text.text, text.bytes) != 0))
-            st = RK_FAIL(RK_INVALID_ARGUMENT,
-                         "%s: token %d: expected \"%s\", that of the student's tokenizer, got \"%s\"", path,
-                         (int)id, expected_text.bytes > 0 ? expected_text.text : "",
-                         text.bytes > 0 ? text.text : "");
-    }
-    rk_str_fini(&text);
-    rk_str_fini(&expected_text);
-    return st;
-}
-
 static struct rk_status *check_tokenizers(const struct rk_flow_inputs *inputs, const char *path)
 {
     struct rk_tokenizer *teacher;
     struct rk_status *st;
 
     RK_TRY(rk_tokenizer_create_file(&teacher, path));
-    st = compare_tokens(inputs->tokenizer, teacher, path);
+    st = rk_flow_compare_tokens(teacher, path, inputs->tokenizer, "student");
     rk_tokenizer_destroy(teacher);
     return st;
 }

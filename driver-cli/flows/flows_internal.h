@@ -50,6 +50,15 @@ struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const 
                                 const char *job_dir) RK_NODISCARD;
 void rk_flow_files_free(char **files); /* NULL is a no-op */
 
+/* --- tokenizers of a job (flow_tokenizer.c) --- */
+/* Opens `full`, a tokenizer.json or its directory; *dir receives the directory (rk_free), on failure too.
+ * NOT_FOUND for what is not on this machine: `name` is what the job calls it. */
+struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, const char *full,
+                                         const char *name) RK_NODISCARD;
+/* INVALID_ARGUMENT names the first token of `path` that is not the same in the tokenizer of `owner`. */
+struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
+                                         const struct rk_tokenizer *expected, const char *owner) RK_NODISCARD;
+
 /* The teacher, where the job has one: its directory, and that its vocabulary is the student's
  * (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
 struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
@@ -185,6 +194,10 @@ struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask
 struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
                                  const char *const *columns) RK_NODISCARD;
 
+/* Adds rows until there are as many as the replicas take in equal parts; takes the batch. */
+struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
+                              int32_t num_replicas) RK_NODISCARD;
+
 /* --- examples (flow_examples.c) --- */
 /* The sizes of a flow whose rows are examples. */
 struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx) RK_NODISCARD;
@@ -200,6 +213,8 @@ struct rk_flow_pass {
     struct rk_job_micro micro;
     int32_t num_replicas;
     const struct rk_batch *batch;
+    const char *const
+        *columns; /* that the method reads, ended by NULL; NULL: a prompt's and its response's */
     int64_t num_rows;
     const int64_t *seqlens;  /* [num_rows] */
     struct rk_json *options; /* of the method; stolen */
@@ -276,6 +291,8 @@ void rk_flow_scores_fini(struct rk_flow_scores *scores);
 /* reward.reward_manager.name=dapo with its overlong_buffer_cfg (flow_overlong.c): responses that end within
  * the buffer, or behind it, lose score; acc and score beside it stay as they were. */
 void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job);
+/* What the score is, beside it under the names that verl has: for a caller that changes it. */
+void rk_flow_keep_score(struct rk_reward_result *result);
 bool rk_flow_has_score(const struct rk_reward_result *result);
 /* Clears the response_mask of rows: without a mark they have no part in losses, denominators, group
  * statistics and means. */
