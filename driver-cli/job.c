@@ -91,9 +91,13 @@ static struct rk_json *resolved_list(const struct rk_json *paths, const char *di
 
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir)
 {
-    static const char *const models[] = {RK_JOB_MODEL "path", RK_JOB_MODEL "hf_config_path",
-                                         RK_JOB_MODEL "tokenizer_path", RK_JOB_CRITIC "model.path",
-                                         RK_JOB_TEACHER "model.path"};
+    static const char *const models[] = {RK_JOB_MODEL "path",
+                                         RK_JOB_MODEL "hf_config_path",
+                                         RK_JOB_MODEL "tokenizer_path",
+                                         RK_JOB_CRITIC "model.path",
+                                         RK_JOB_TEACHER "model.path",
+                                         RK_JOB_REWARD_MODEL "model_path",
+                                         RK_JOB_REWARD_MODEL "tokenizer_path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
     /* Relative to where rankctl was started, as in verl. */
     static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",

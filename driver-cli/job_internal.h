@@ -18,6 +18,7 @@
 #define RK_JOB_REF           "actor_rollout_ref.ref."
 #define RK_JOB_TEACHER       "distillation.teacher."
 #define RK_JOB_CRITIC        "critic."
+#define RK_JOB_REWARD_MODEL  "reward.reward_model."
 #define RK_JOB_REWARD_KWARGS "reward.reward_kwargs."
 #define RK_JOB_DPO           "algorithm.dpo."
 #define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
@@ -40,6 +41,8 @@ void rk_job_format_verl_keys(struct rk_str *out);
 /* What rk_reward_create takes: the section reward with verl's older custom_reward_function in its place and a
  * name. The caller frees it. */
 struct rk_json *rk_job_reward(const struct rk_config *job);
+/* False for a job that names nothing but a reward model. */
+bool rk_job_has_reward_function(const struct rk_config *job);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
 /* The rule "reward". */
@@ -154,6 +157,14 @@ struct rk_job_update {
 struct rk_job_update rk_job_update_of(const struct rk_config *job, uint32_t role);
 /* The rule "critic". */
 void rk_job_critic_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+
+/* --- the reward model (job_reward_model.c); what its section leaves open is the actor's --- */
+bool rk_job_wants_reward_model(const struct rk_config *job);
+struct rk_job_micro rk_job_reward_micro(const struct rk_config *job);
+int64_t rk_job_reward_max_length(const struct rk_config *job); /* tokens of a text that is encoded again */
+int64_t rk_job_reward_tokens(const struct rk_config *job);     /* that no micro-batch exceeds */
+/* The rule "reward model". */
+void rk_job_reward_model_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* --- distillation (job_distill.c) --- */
 bool rk_job_wants_teacher(const struct rk_config *job);

@@ -14,14 +14,24 @@
 #define FILE_PREFIX  "file://"
 #define MODULE_FIRST "pkg://"
 
+static bool has_custom_function(const struct rk_config *job)
+{
+    return !rk_config_is_null(job, OLD_PATH) || !rk_config_is_null(job, NEW_PATH);
+}
+
+bool rk_job_has_reward_function(const struct rk_config *job)
+{
+    return !rk_job_wants_reward_model(job) || !rk_config_is_null(job, "reward.name") ||
+           has_custom_function(job);
+}
+
 struct rk_json *rk_job_reward(const struct rk_config *job)
 {
     const struct rk_json *tree = rk_config_tree(job);
     struct rk_json *reward = rk_json_clone(rk_json_find(tree, "reward"));
-    bool has_old = !rk_config_is_null(job, OLD_PATH);
+    bool has_old = !rk_config_is_null(job, OLD_PATH), has_function = has_custom_function(job);
 
-    bool has_function = has_old || !rk_config_is_null(job, NEW_PATH);
-
+    rk_json_remove(reward, "reward_model");   /* of the flow: rk_flow_add_rm_scores */
     rk_json_remove(reward, "reward_manager"); /* of the flow: rk_overlong_apply */
     rk_json_remove(reward, "reward_kwargs");
     if (has_old)

@@ -19,6 +19,7 @@ static const struct rk_job_role roles[] = {
     {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, false, NULL},
     {RK_ROLE_REF, "ref", RK_JOB_REF, 0, false, wants_ref},
     {RK_ROLE_CRITIC, "critic", RK_JOB_CRITIC, 0, true, rk_job_wants_critic},
+    {RK_ROLE_REWARD, "reward", RK_JOB_REWARD_MODEL, 0, false, rk_job_wants_reward_model},
     {RK_ROLE_TEACHER, "teacher", RK_JOB_TEACHER, 0, false, rk_job_wants_teacher},
 };
 

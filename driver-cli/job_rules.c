@@ -396,6 +396,7 @@ static const struct rk_job_rule rules[] = {
     {"filter_groups", check_filter_groups},
     {"examples", rk_job_examples_check},
     {"critic", rk_job_critic_check},
+    {"reward model", rk_job_reward_model_check},
     {"distillation", rk_job_distill_check},
     {"betas", check_betas},
     {"recompute", check_recompute},

@@ -31,6 +31,9 @@ void rk_chat_destroy(struct rk_chat *chat); /* NULL is a no-op */
 /* Variables that every rendering has: members of an object, {"bos_token": "<s>"}. Copies. */
 void rk_chat_set_variables(struct rk_chat *chat, const struct rk_json *variables);
 
+/* Whether both have the same templates, and the same tokens at the ends of a text; NULL: no template. */
+bool rk_chat_is_same(const struct rk_chat *a, const struct rk_chat *b);
+
 /* What generation blocks ({% generation %}) wrote: bytes begin..end of the output, in order. */
 struct rk_chat_span {
     size_t begin, end;

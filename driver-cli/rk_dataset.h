@@ -29,12 +29,14 @@ struct rk_dataset_config {
     const struct rk_json *chat_kwargs; /* object of variables for it, or NULL */
     const char *template_dir;          /* where a template was looked for, for messages; or NULL */
     int64_t now_s;                     /* of templates that write the date */
+    bool keep_messages;                /* rows have their messages */
 };
 
 struct rk_dataset_row {
     const int32_t *prompt_ids;
     int64_t prompt_len;
     const char *prompt;               /* text as it was encoded: messages are rendered */
+    const struct rk_json *messages;   /* with keep_messages, of a prompt that is no text; or NULL */
     const char *data_source;          /* "" when absent */
     const char *ground_truth;         /* text; objects as JSON text; "" when absent */
     const struct rk_json *extra_info; /* or NULL */

@@ -19,6 +19,7 @@ static void jinja_destroy(struct rk_jinja *jinja)
     rk_map_destroy(jinja->names);
     rk_arena_destroy(jinja->arena);
     rk_free(jinja->source);
+    rk_free(jinja->text);
     rk_free(jinja);
 }
 
@@ -45,6 +46,9 @@ struct rk_status *rk_jinja_compile(struct rk_jinja **out, const char *text, size
     jinja = rk_calloc(1, sizeof(*jinja));
     jinja->source = rk_strdup(source);
     jinja->arena = rk_arena_create(ARENA_BLOCK_BYTES, RK_JINJA_MEMORY_BYTES_MAX);
+    jinja->text = rk_calloc(bytes + 1, 1);
+    jinja->text_bytes = bytes;
+    memcpy(jinja->text, text, bytes);
     jinja->names = rk_map_create();
     jinja->id_loop = intern(jinja, "loop");
     jinja->id_caller = intern(jinja, "caller");
@@ -91,6 +95,29 @@ void rk_chat_set_variables(struct rk_chat *chat, const struct rk_json *variables
 {
     for (void *it = rk_json_iter(variables); it; it = rk_json_iter_next(variables, it))
         rk_json_set(chat->variables, rk_json_iter_key(it), rk_json_clone(rk_json_iter_value(it)));
+}
+
+static bool has_same_text(const struct rk_jinja *a, const struct rk_jinja *b)
+{
+    if (!a || !b)
+        return a == b;
+    return a->text_bytes == b->text_bytes && memcmp(a->text, b->text, a->text_bytes) == 0;
+}
+
+/* Templates write these two; a token for padding, say, changes no text. */
+bool rk_chat_is_same(const struct rk_chat *a, const struct rk_chat *b)
+{
+    static const char *const tokens[] = {"bos_token", "eos_token"};
+
+    if (!a || !b)
+        return a == b;
+    for (size_t i = 0; i < RK_ARRAY_LEN(tokens); i++) {
+        const char *text = rk_json_as_string(rk_json_find(a->variables, tokens[i]), "");
+
+        if (strcmp(text, rk_json_as_string(rk_json_find(b->variables, tokens[i]), "")) != 0)
+            return false;
+    }
+    return has_same_text(a->plain, b->plain) && has_same_text(a->with_tools, b->with_tools);
 }
 
 /* --- messages --- */

@@ -127,6 +127,8 @@ struct rk_node {
 /* A compiled template. Immutable; several renderings may share it. */
 struct rk_jinja {
     char *source; /* named in messages */
+    char *text;   /* as it was read */
+    size_t text_bytes;
     struct rk_arena *arena;
     struct rk_map *names; /* identifier -> id + 1 */
     int32_t id_loop, id_caller, id_varargs, id_kwargs;

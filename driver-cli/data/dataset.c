@@ -16,7 +16,7 @@ struct row {
     struct rk_dataset_row view;
     struct rk_prompt prompt;
     char *data_source, *ground_truth;
-    struct rk_json *extra_info;
+    struct rk_json *messages, *extra_info;
 };
 
 struct rk_dataset {
@@ -37,6 +37,7 @@ static void row_fini(struct row *row)
     rk_prompt_fini(&row->prompt);
     rk_free(row->data_source);
     rk_free(row->ground_truth);
+    rk_json_free(row->messages);
     rk_json_free(row->extra_info);
 }
 
@@ -88,6 +89,9 @@ static struct rk_status *read_prompt(struct row *row, const struct rk_json *json
     row->view.prompt = row->prompt.text;
     row->view.prompt_ids = ids->items;
     row->view.prompt_len = ids->count;
+    if (config->keep_messages && row->prompt.is_chat)
+        row->messages = rk_json_retain(rk_json_find(json, config->prompt_key));
+    row->view.messages = row->messages;
     return NULL;
 }
 

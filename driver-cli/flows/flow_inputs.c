@@ -198,6 +198,7 @@ static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_f
         .chat_kwargs = rk_config_json(job, "data.apply_chat_template_kwargs"),
         .template_dir = inputs->tokenizer_dir,
         .now_s = (int64_t)time(NULL),
+        .keep_messages = rk_job_wants_reward_model(job),
     };
     char **files = NULL;
     struct rk_status *st;
@@ -245,6 +246,12 @@ static struct rk_status *load_reward(struct rk_flow_inputs *inputs, const struct
     struct rk_status *st = rk_reward_create(&inputs->reward, config, job_dir);
 
     rk_json_free(config);
+    if (!st &&
+        !rk_job_has_reward_function(job)) { /* its keys are right, and the reward model is the reward */
+        rk_reward_destroy(inputs->reward);
+        inputs->reward = NULL;
+        return NULL;
+    }
     if (!st)
         st = check_rewards(inputs->reward, inputs->dataset, "data.train_files");
     if (!st)
@@ -257,6 +264,7 @@ struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, con
 {
     inputs->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
     RK_TRY(load_datasets(inputs, job, job_dir));
+    RK_TRY(rk_flow_inputs_load_reward_model(inputs, job, job_dir));
     return load_reward(inputs, job, job_dir);
 }
 
@@ -279,6 +287,7 @@ fail:
 
 void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
 {
+    rk_flow_reward_model_fini(&inputs->reward_model);
     rk_reward_destroy(inputs->reward);
     rk_dataset_destroy(inputs->dataset);
     rk_dataset_destroy(inputs->val_dataset);

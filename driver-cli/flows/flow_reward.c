@@ -105,7 +105,10 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
     out->results = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*out->results));
     out->num_rows = num_rows;
     make_items(out, ctx, &responses, prompts);
-    RK_TRY(rk_reward_score(ctx->inputs->reward, out->items, num_rows, out->results, &watch));
+    if (ctx->inputs->reward)
+        RK_TRY(rk_reward_score(ctx->inputs->reward, out->items, num_rows, out->results, &watch));
+    if (ctx->inputs->reward_model.path)
+        RK_TRY(rk_flow_add_rm_scores(out, ctx, batch, prompts));
     rk_overlong_apply(out, ctx->job);
     return NULL;
 }

@@ -139,6 +139,15 @@ static struct rk_json *teacher_options(const struct rk_flow_context *ctx)
     return options;
 }
 
+static struct rk_json *reward_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options_of(ctx, ctx->inputs->reward_model.path);
+
+    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+    rk_json_set(options, "log_prob_max_token_len_per_gpu", rk_json_new_int(rk_job_reward_tokens(ctx->job)));
+    return options;
+}
+
 static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = rk_json_new_object();
@@ -158,8 +167,8 @@ static const struct {
     uint32_t role;
     struct rk_json *(*options)(const struct rk_flow_context *ctx);
 } models[] = {
-    {RK_ROLE_ACTOR, actor_options},     {RK_ROLE_REF, ref_options},         {RK_ROLE_CRITIC, critic_options},
-    {RK_ROLE_TEACHER, teacher_options}, {RK_ROLE_ROLLOUT, rollout_options},
+    {RK_ROLE_ACTOR, actor_options},   {RK_ROLE_REF, ref_options},         {RK_ROLE_CRITIC, critic_options},
+    {RK_ROLE_REWARD, reward_options}, {RK_ROLE_TEACHER, teacher_options}, {RK_ROLE_ROLLOUT, rollout_options},
 };
 
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)

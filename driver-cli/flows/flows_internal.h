@@ -12,6 +12,15 @@
 #define RK_FLOW_WORKLOAD_DEFAULT 24576
 #define RK_FLOW_CONFIG_BYTES_MAX (1u << 20) /* of config.json */
 
+/* The reward model of a job. */
+struct rk_flow_reward_model {
+    char *path; /* of reward.reward_model.model_path; NULL: no reward model */
+    struct rk_tokenizer
+        *tokenizer;       /* that texts are encoded with again; NULL: it reads the policy's tokens */
+    struct rk_chat *chat; /* with the tokenizer; NULL: prompts are texts */
+    int64_t now_s;        /* of templates that write the date */
+};
+
 /* What a job names, read and checked before any daemon is started. */
 struct rk_flow_inputs {
     char *model_path;   /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
@@ -28,7 +37,8 @@ struct rk_flow_inputs {
     struct rk_dataset *val_dataset;   /* NULL without data.val_files */
     struct rk_examples *examples;     /* of flows that train on the data itself */
     struct rk_examples *val_examples; /* NULL without data.val_files */
-    struct rk_reward *reward;
+    struct rk_reward *reward;         /* NULL: the reward model alone scores */
+    struct rk_flow_reward_model reward_model;
     const struct rk_adv_ops *adv;
 };
 
@@ -63,6 +73,18 @@ struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, c
  * (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
 struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
                                               const char *job_dir) RK_NODISCARD;
+
+/* --- the reward model of a job (flow_reward_model.c, flow_rm_score.c) --- */
+/* Behind the prompts. INVALID_ARGUMENT for a directory without a score head, and for a vocabulary that is not
+ * the policy's and has no tokenizer here. */
+struct rk_status *rk_flow_inputs_load_reward_model(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                                   const char *job_dir) RK_NODISCARD;
+void rk_flow_reward_model_fini(struct rk_flow_reward_model *model);
+/* The tokens of a prompt with its response in the model's own tokenizer: its chat template over the messages,
+ * or the texts one behind the other. rk_free out->items, on failure too. */
+struct rk_status *rk_flow_reward_text(struct rk_tokenizer_ids *out, const struct rk_flow_reward_model *model,
+                                      const struct rk_dataset_row *row,
+                                      const struct rk_reward_item *item) RK_NODISCARD;
 
 /* Who is told how it goes. */
 struct rk_flow_sink {
@@ -288,6 +310,11 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
                                 const struct rk_batch *batch,
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
+/* Has the reward model score the responses, as rk_flow_score does, which calls it; rm_score stands beside
+ * each score. ABORTED (reason NON_FINITE) for a score that is no number. */
+struct rk_status *rk_flow_add_rm_scores(struct rk_flow_scores *scores, struct rk_flow_context *ctx,
+                                        const struct rk_batch *batch,
+                                        const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 /* reward.reward_manager.name=dapo with its overlong_buffer_cfg (flow_overlong.c): responses that end within
  * the buffer, or behind it, lose score; acc and score beside it stay as they were. */
 void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job);

@@ -316,6 +316,39 @@ static void test_create_dir_bad_file_is_named(void **state)
     rk_free(dir);
 }
 
+/* Goal: two models write the same text with the same template and the same tokens around it; a token that
+ * templates do not write makes no difference. */
+static void test_same_templates_are_found(void **state)
+{
+    static const struct {
+        const char *text, *variables;
+        bool is_same;
+    } cases[] = {
+        {"a{{ bos_token }}", "{\"bos_token\": \"<s>\"}", true},
+        {"a{{ bos_token }}", "{\"bos_token\": \"<s>\", \"pad_token\": \"<p>\"}", true},
+        {"a{{ bos_token }}", "{\"bos_token\": \"<t>\"}", false},
+        {"a{{ bos_token }}", "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\"}", false},
+        {"a{{  bos_token }}", "{\"bos_token\": \"<s>\"}", false},
+    };
+    struct rk_chat *chats[RK_ARRAY_LEN(cases)];
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_json *variables;
+
+        assert_ok(rk_json_parse(&variables, cases[i].variables, strlen(cases[i].variables), "variables", 0));
+        assert_ok(create(&chats[i], cases[i].text));
+        rk_chat_set_variables(chats[i], variables);
+        rk_json_free(variables);
+        assert_int_equal(rk_chat_is_same(chats[0], chats[i]), cases[i].is_same);
+        assert_int_equal(rk_chat_is_same(chats[i], chats[0]), cases[i].is_same);
+    }
+    assert_true(rk_chat_is_same(NULL, NULL));
+    assert_false(rk_chat_is_same(chats[0], NULL));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++)
+        rk_chat_destroy(chats[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -326,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_create_nesting_and_size_are_bounded),
         cmocka_unit_test(test_create_dir_finds_the_template_where_transformers_does),
         cmocka_unit_test(test_create_dir_bad_file_is_named),
+        cmocka_unit_test(test_same_templates_are_found),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -122,11 +122,158 @@ static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **st
     rk_free(dir);
 }
 
+/* --- the reward model --- */
+
+#define SCORE_CONFIG(size) \
+    "{\"architectures\": [\"LlamaForSequenceClassification\"], \"num_labels\": 1, " size "}"
+#define SAME     SCORE_CONFIG("\"vocab_size\": 14")
+#define LARGER   SCORE_CONFIG("\"vocab_size\": 15")
+#define APPLY    "reward.reward_model.apply_chat_template="
+#define CHAT_ROW "{\"prompt\": [{\"role\": \"user\", \"content\": \"1,2\"}]}"
+#define TEXT_ROW "{\"prompt\": \"1,2\"}"
+/* Of the policy, and of the reward model. */
+#define POLICY_TEMPLATE "{% for m in messages %}{{ m.content }}{% endfor %}:"
+#define REWARD_TEMPLATE "{% for m in messages %}{{ m.content }}<eos>{% endfor %}"
+
+static const struct reward_case {
+    const char *config; /* NULL: the directory is not on this machine */
+    bool has_tokenizer;
+    const char *to;       /* tokenizer.json has this instead of "7": 9; NULL: the policy's */
+    const char *template; /* NULL: the directory has none */
+    const char *row, *apply;
+    const char *message; /* NULL: fine, */
+    const char *text;    /* and the response "3" is read as this text; NULL: in the policy's tokens */
+} reward_cases[] = {
+    {SAME, true, NULL, NULL, TEXT_ROW, NULL, NULL, NULL},
+    {SAME, true, NULL, REWARD_TEMPLATE, TEXT_ROW, NULL, NULL, NULL},
+    {SAME, true, NULL, NULL, CHAT_ROW, NULL, NULL, NULL},
+    {SAME, true, NULL, POLICY_TEMPLATE, CHAT_ROW, NULL, NULL, NULL},
+    {SAME, false, NULL, NULL, CHAT_ROW, NULL, NULL, NULL},
+    {NULL, false, NULL, NULL, CHAT_ROW, NULL, NULL, NULL},
+    {SAME, true, NULL, REWARD_TEMPLATE, CHAT_ROW, NULL, NULL, "1,2<eos>3<eos>"},
+    {SAME, true, NULL, POLICY_TEMPLATE, CHAT_ROW, APPLY "true", NULL, "1,23:"},
+    {SAME, true, NULL, REWARD_TEMPLATE, CHAT_ROW, APPLY "false", NULL, NULL},
+    {LARGER, true, "\"7\": 14", REWARD_TEMPLATE, CHAT_ROW, NULL, NULL, "1,2<eos>3<eos>"},
+    {LARGER, true, "\"7\": 14", NULL, TEXT_ROW, NULL, NULL, "1,23"},
+    {LARGER, true, "\"7\": 14", NULL, CHAT_ROW, NULL, "has no chat template", NULL},
+    {LARGER, true, "\"7\": 14", NULL, TEXT_ROW, APPLY "false",
+     "apply_chat_template=false: the policy's tokens are not the reward model's", NULL},
+    {LARGER, false, NULL, NULL, TEXT_ROW, NULL,
+     "config.json: vocab_size: expected 14, that of the policy, got 15, and the directory has no "
+     "tokenizer.json",
+     NULL},
+    {SAME, false, NULL, NULL, TEXT_ROW, APPLY "true", "apply_chat_template=true needs a tokenizer", NULL},
+    {SAME, true, "\"7\": 14", NULL, TEXT_ROW, NULL, "vocab_size: expected at least the 15 tokens of ", NULL},
+    {SCORE_CONFIG("\"vocab_size\": 14, \"max_position_embeddings\": 1023"), true, NULL, NULL, TEXT_ROW, NULL,
+     "max_position_embeddings: expected at least 1024 ", NULL},
+    {"{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": 14}", true, NULL, NULL, TEXT_ROW, NULL,
+     "architectures=[\"LlamaForCausalLM\"]: a reward model has a score head", NULL},
+    {SAME, true, NULL, "{{ raise_exception('no system turn') }}", CHAT_ROW, NULL,
+     "data.train_files: prompt 0, from 0 over all files", NULL},
+};
+
+static void write_into(const char *dir, const char *name, const char *text)
+{
+    char *path = rk_path_join(dir, name);
+
+    if (text)
+        rk_test_write_file(path, text, strlen(text));
+    rk_free(path);
+}
+
+/* The directory of a reward model; rk_free. */
+static char *make_reward_dir(const struct reward_case *row, const char *tokenizer)
+{
+    char *name = rk_format("reward%td", row - reward_cases), *dir = rk_test_temp_path(name);
+    const char *from = "\"7\": 9", *at = strstr(tokenizer, from);
+    char *changed =
+        rk_format("%.*s%s%s", (int)(at - tokenizer), tokenizer, row->to ? row->to : from, at + strlen(from));
+
+    if (row->config)
+        assert_int_equal(mkdir(dir, 0700), 0);
+    write_into(dir, "config.json", row->config);
+    write_into(dir, "tokenizer.json", row->has_tokenizer ? changed : NULL);
+    write_into(dir, "chat_template.jinja", row->template);
+    rk_free(changed);
+    rk_free(name);
+    return dir;
+}
+
+/* What the model reads of the first prompt with the response "3". */
+static void check_reward_text(const struct rk_flow_inputs *inputs, const char *expected)
+{
+    const struct rk_dataset_row *row = rk_dataset_at(inputs->dataset, 0, 0);
+    struct rk_reward_item item = rk_flow_reward_item(row);
+    struct rk_tokenizer_ids ids = {0};
+    struct rk_str text = {0};
+
+    assert_int_equal(inputs->reward_model.tokenizer != NULL, expected != NULL);
+    if (!expected)
+        return;
+    item.solution_str = "3";
+    item.solution_bytes = 1;
+    assert_ok(rk_flow_reward_text(&ids, &inputs->reward_model, row, &item));
+    rk_tokenizer_decode(inputs->reward_model.tokenizer, ids.items, ids.count, false, &text);
+    assert_string_equal(rk_str_text(&text), expected);
+    rk_str_fini(&text);
+    rk_free(ids.items);
+}
+
+static void check_reward_model(const struct reward_case *row, const char *tokenizer_path,
+                               const char *tokenizer)
+{
+    char *dir = make_reward_dir(row, tokenizer), *data = rk_test_temp_path("data.jsonl");
+    char *const overrides[] = {
+        rk_format("data.train_files=%s", data),
+        rk_strdup(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config.json"),
+        rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer_path),
+        rk_strdup(RK_JOB_MODEL "custom_chat_template='" POLICY_TEMPLATE "'"),
+        rk_strdup(RK_JOB_REWARD_MODEL "enable=true"),
+        rk_format(RK_JOB_REWARD_MODEL "model_path=%s", dir),
+        rk_strdup(row->apply ? row->apply : APPLY "null")};
+    struct rk_flow_inputs inputs;
+    struct rk_config *job;
+
+    rk_test_write_file(data, row->row, strlen(row->row));
+    assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
+    if (row->message) {
+        assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, row->message);
+    } else {
+        assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+        assert_null(inputs.reward); /* the model alone scores */
+        assert_string_equal(inputs.reward_model.path, dir);
+        check_reward_text(&inputs, row->text);
+    }
+    rk_flow_inputs_fini(&inputs);
+    rk_config_destroy(job);
+    for (size_t i = 0; i < RK_ARRAY_LEN(overrides); i++)
+        rk_free(overrides[i]);
+    rk_free(data);
+    rk_free(dir);
+}
+
+/* Goal: a reward model reads the policy's tokens where they mean the same to it, else texts in its own; what
+ * cannot be one is refused with the file and what it lacks. */
+static void test_flow_inputs_reward_model_has_a_head_and_tokens(void **state)
+{
+    char *path = rk_test_fixture_path("../examples/digits/tokenizer.json");
+    char *tokenizer = rk_test_read_file(path, NULL);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(reward_cases); i++) {
+        print_message("%zu: %s\n", i, reward_cases[i].message ? reward_cases[i].message : "fine");
+        check_reward_model(&reward_cases[i], path, tokenizer);
+    }
+    rk_free(tokenizer);
+    rk_free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_inputs_token_ids),
         cmocka_unit_test(test_flow_inputs_teacher_has_the_vocabulary_of_the_student),
+        cmocka_unit_test(test_flow_inputs_reward_model_has_a_head_and_tokens),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -230,6 +230,8 @@ struct rule_case {
 #define DISTILL      "distillation.distillation_loss."
 #define TEACHER      "distillation.teacher."
 #define TEACHER_ON   "distillation.enabled=true", TEACHER "model.path=teacher"
+#define REWARD_MODEL "reward.reward_model."
+#define REWARD_ON    REWARD_MODEL "enable=true", REWARD_MODEL "model_path=rm"
 #define RECOMPUTE    ACTOR "megatron.override_transformer_config.recompute_"
 #define OVERLONG     "reward.reward_kwargs.overlong_buffer_cfg."
 #define GDPO         "algorithm.adv_estimator=gdpo"
@@ -362,6 +364,21 @@ static const struct rule_case rule_cases[] = {
      {TEACHER_ON, TEACHER "log_prob_use_dynamic_bsz=true", TEACHER "log_prob_max_token_len_per_gpu=8"},
      4,
      "distillation.teacher: 8 tokens a micro-batch"},
+    {"none", {REWARD_ON, REWARD_MODEL "megatron.tensor_model_parallel_size=4"}, 4, NULL},
+    {"world",
+     {REWARD_ON, REWARD_MODEL "megatron.tensor_model_parallel_size=3"},
+     4,
+     "reward.reward_model.megatron.tensor_model_parallel_size=3 does not divide the 4 daemons"},
+    {"reward model", {REWARD_MODEL "enable=true"}, 4, "set reward.reward_model.model_path"},
+    {"reward model",
+     {REWARD_ON, REWARD_MODEL "use_dynamic_bsz=true", REWARD_MODEL "forward_max_token_len_per_gpu=15"},
+     4,
+     "forward_max_token_len_per_gpu: 15 tokens a micro-batch are fewer than the 16 of the longest text"},
+    {"reward model",
+     {REWARD_ON, REWARD_MODEL "use_dynamic_bsz=true", REWARD_MODEL "forward_max_token_len_per_gpu=16",
+      REWARD_MODEL "max_length=17"},
+     4,
+     "16 tokens a micro-batch are fewer than the 17 of the longest text"},
     {"betas", {CRITIC "optim.betas=[0.9]"}, 4, "critic.optim.betas: expected two numbers"},
     {"recompute",
      {CRITIC "megatron.override_transformer_config.recompute_method=uniform"},
@@ -545,6 +562,7 @@ static const struct {
     {{"algorithm=sft"}, NULL},
     {{"algorithm=dpo", "algorithm.dpo.loss_type=ipo"}, NULL},
     {{"algorithm=sft", TEACHER_ON}, "distillation.enabled: algorithm.type=sft has no teacher"},
+    {{"algorithm=sft", REWARD_ON}, "reward.reward_model.enable: algorithm.type=sft has no reward model"},
     {{"algorithm=sft", "data.max_length=512", "data.truncation=right",
       ROLLOUT "log_prob_use_dynamic_bsz=true"},
      NULL},

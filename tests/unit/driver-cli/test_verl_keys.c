@@ -297,6 +297,11 @@ static void test_verl_keys_go_to_rankds(void **state)
                                        RK_JOB_ROLLOUT "response_length=99",
                                        "reward_model.num_workers=5",
                                        "data.max_response_length=77",
+                                       "reward_model.enable=True",
+                                       "reward_model.model.path=org/rm",
+                                       "reward_model.rollout.tensor_model_parallel_size=2",
+                                       "reward.reward_model.rollout.name=vllm",
+                                       "reward.reward_model.enable_resource_pool=False",
                                        TEACHERS "teacher_model.model_path=org/big",
                                        TEACHERS "teacher_model.inference.tensor_model_parallel_size=4",
                                        NULL};
@@ -312,6 +317,9 @@ static void test_verl_keys_go_to_rankds(void **state)
     assert_int_equal(rk_config_int(job, "reward.num_workers"), 5);
     assert_string_equal(rk_config_string(job, RK_JOB_TEACHER "model.path"), "org/big");
     assert_int_equal(rk_config_int(job, RK_JOB_TEACHER RK_JOB_TP), 4);
+    assert_true(rk_config_bool(job, RK_JOB_REWARD_MODEL "enable"));
+    assert_string_equal(rk_config_string(job, RK_JOB_REWARD_MODEL "model_path"), "org/rm");
+    assert_int_equal(rk_config_int(job, RK_JOB_REWARD_MODEL RK_JOB_TP), 2);
     assert_string_equal(rk_config_origin(job, RK_JOB_ACTOR "optim.clip_grad"), "flag");
     rk_config_destroy(job);
 }

@@ -1,0 +1,378 @@
+/* Reward models in whole runs: what each response scored is what the engine of this process gives for the
+ * text that the model has to read, in the policy's tokens or in its own. */
+#include <math.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "driver-cli/rk_tokenizer.h"
+#include "tests/proc/cli_fixture.h"
+#include "tests/support/models.h"
+
+#define ACTOR      "actor_rollout_ref.actor."
+#define RM         "reward.reward_model."
+#define TP         "megatron.tensor_model_parallel_size="
+#define FILTER     "algorithm.filter_groups."
+#define ARGS_MAX   40
+#define TOKENS_MAX 96
+#define NUM_LINES  16 /* of a dump: 4 prompts of 4 responses */
+
+#define CONFIG(vocab_size)                                                                                  \
+    "{\"architectures\": [\"LlamaForSequenceClassification\"], \"model_type\": \"llama\", \"num_labels\": " \
+    "1, "                                                                                                   \
+    "\"vocab_size\": " vocab_size                                                                           \
+    ", \"hidden_size\": 16, \"intermediate_size\": 32, \"num_hidden_layers\": 2, "                          \
+    "\"num_attention_heads\": 2, \"num_key_value_heads\": 2, \"max_position_embeddings\": 128, "            \
+    "\"rms_norm_eps\": 1e-6, \"rope_theta\": 10000.0, \"hidden_act\": \"silu\", \"initializer_range\": "    \
+    "0.3, "                                                                                                 \
+    "\"tie_word_embeddings\": false, \"torch_dtype\": \"float32\"}"
+
+/* A model, and how it reads a prompt with its response. */
+struct reward_kind {
+    const char *name, *config, *tokenizer; /* below tests/ */
+    const char *template; /* NULL: none; else with before, between and after around the texts */
+    const char *before, *between, *after;
+};
+
+/* In the policy's tokens, and in others. */
+static const struct reward_kind digits = {
+    .name = "digits_rm", .config = CONFIG("14"), .tokenizer = "../examples/digits/tokenizer.json"};
+static const struct reward_kind chat = {
+    .name = "chat_rm",
+    .config = CONFIG("424"),
+    .tokenizer = "golden/tokenizers/qwen2.json",
+    .template =
+        "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content }}<|im_end|>\n{% endfor %}",
+    .before = "<|im_start|>user\n",
+    .between = "<|im_end|>\n<|im_start|>assistant\n",
+    .after = "<|im_end|>\n",
+};
+
+/* --- the models --- */
+
+static void write_into(const char *dir, const char *name, const char *text)
+{
+    char *path = rk_path_join(dir, name);
+
+    rk_test_write_file(path, text, strlen(text));
+    rk_free(path);
+}
+
+/* A Hugging Face directory with random weights; rk_free. */
+static char *make_reward_model(const struct reward_kind *kind)
+{
+    struct rk_test_model_spec spec = {
+        .config = kind->config, .seed = 3, .head = "score", .dtype = RK_DTYPE_F32};
+    char *dir = rk_test_temp_path(kind->name), *path = rk_test_fixture_path(kind->tokenizer);
+    char *tokenizer = rk_test_read_file(path, NULL);
+    struct rk_test_model test;
+    struct stat info;
+
+    if (stat(dir, &info) != 0) {
+        assert_ok(rk_test_model_open(&test, &spec));
+        assert_ok(rk_model_export_hf(test.model, dir, 0, NULL));
+        rk_test_model_close(&test);
+        write_into(dir, "tokenizer.json", tokenizer);
+        if (kind->template)
+            write_into(dir, "chat_template.jinja", kind->template);
+    }
+    rk_free(tokenizer);
+    rk_free(path);
+    return dir;
+}
+
+/* What scores texts in this process. */
+struct judge {
+    const struct reward_kind *kind;
+    struct rk_test_model test;
+    struct rk_tokenizer *tokenizer;
+    int64_t max_length;
+};
+
+static void judge_open(struct judge *judge, const struct reward_kind *kind, const char *dir,
+                       int64_t max_length)
+{
+    struct rk_test_model_spec spec = {.dir = dir, .head = "score", .dtype = RK_DTYPE_F32};
+    char *path = rk_path_join(dir, "tokenizer.json");
+
+    *judge = (struct judge){.kind = kind, .max_length = max_length};
+    assert_ok(rk_test_model_open(&judge->test, &spec));
+    assert_ok(rk_tokenizer_create_file(&judge->tokenizer, path));
+    rk_free(path);
+}
+
+static void judge_close(struct judge *judge)
+{
+    rk_tokenizer_destroy(judge->tokenizer);
+    rk_test_model_close(&judge->test);
+}
+
+static double score_tokens(struct judge *judge, const int32_t *ids, int64_t count)
+{
+    int32_t positions[TOKENS_MAX], labels[TOKENS_MAX], cu_seqlens[2] = {0, (int32_t)count};
+    double values[TOKENS_MAX] = {0};
+    struct rk_head_arrays arrays = {.of[RK_HEAD_VALUES] = values};
+    struct rk_packed packed = {.num_tokens = count,
+                               .num_seqs = 1,
+                               .max_seqlen = (int32_t)count,
+                               .tokens = ids,
+                               .positions = positions,
+                               .cu_seqlens = cu_seqlens,
+                               .labels = labels};
+
+    for (int32_t i = 0; i < count; i++) {
+        positions[i] = i;
+        labels[i] = i == count - 1 ? ids[i] : RK_LABEL_NONE;
+    }
+    assert_ok(rk_model_forward(judge->test.model, &packed, 1.0, NULL, &arrays));
+    return values[count - 1];
+}
+
+/* Appends the tokens of a text. */
+static void encode(struct judge *judge, const char *text, int32_t *ids, int64_t *count)
+{
+    struct rk_tokenizer_ids some = {0};
+
+    assert_ok(rk_tokenizer_encode(judge->tokenizer, text, strlen(text), false, &some));
+    assert_true(*count + some.count <= TOKENS_MAX);
+    memcpy(ids + *count, some.items, (size_t)some.count * sizeof(*ids));
+    *count += some.count;
+    rk_free(some.items);
+}
+
+/* The score of a dumped line. */
+static double expected_score(struct judge *judge, const struct rk_json *line)
+{
+    const struct reward_kind *kind = judge->kind;
+    const char *input = rk_json_as_string(rk_json_find(line, "input"), NULL);
+    const struct rk_json *response = rk_json_find(line, "response_ids");
+    int32_t ids[TOKENS_MAX];
+    int64_t count = 0;
+
+    assert_non_null(input);
+    if (kind->template) {
+        char *text = rk_format("%s%s%s%s%s", kind->before, input, kind->between,
+                               rk_json_as_string(rk_json_find(line, "output"), ""), kind->after);
+
+        encode(judge, text, ids, &count);
+        rk_free(text);
+        return score_tokens(judge, ids, RK_MIN(count, judge->max_length));
+    }
+    encode(judge, input, ids, &count);
+    for (int64_t i = 0; i < rk_json_count(response); i++)
+        ids[count++] = (int32_t)rk_json_as_int(rk_json_at(response, i), -1);
+    return score_tokens(judge, ids, count);
+}
+
+/* --- runs --- */
+
+static const struct run_case {
+    const char *label;
+    const struct reward_kind *kind;
+    const char *num_daemons;
+    double coef;
+    bool has_function; /* reward.name=digits beside the model */
+    int64_t max_length;
+    const char *more[8]; /* ended by NULL */
+} run_cases[] = {
+    {"grpo, the policy's tokens", &digits, "1", 1.0, false, TOKENS_MAX, {ACTOR TP "1"}},
+    {"ppo, the policy's tokens, reward model tp 2 x dp 1",
+     &digits,
+     "2",
+     1.0,
+     false,
+     TOKENS_MAX,
+     {ACTOR TP "1", RM TP "2", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-4"}},
+    {"grpo, tokens of its own, beside a function, reward model tp 2 x dp 2",
+     &chat,
+     "4",
+     0.5,
+     true,
+     TOKENS_MAX,
+     {ACTOR TP "1", RM TP "2", RM "coef=0.5", RM "max_length=96"}},
+    {"ppo, tokens of its own, texts cut at 24 tokens, fixed micro-batches",
+     &chat,
+     "2",
+     1.0,
+     false,
+     24,
+     {ACTOR TP "2", RM TP "1", RM "max_length=24", RM "use_dynamic_bsz=false",
+      RM "micro_batch_size_per_gpu=3", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-4"}},
+    {"groups that differ",
+     &digits,
+     "2",
+     -2.0,
+     false,
+     TOKENS_MAX,
+     {ACTOR TP "1", RM "coef=-2", FILTER "enable=true", FILTER "metric=rm_score"}},
+};
+
+/* The tiny job for a step, with messages as prompts where the model has a template. */
+static char *run_new(const struct run_case *row, const char *model, const char *const *more)
+{
+    char *dir = new_run_dir(), *rollout = rk_format("trainer.rollout_data_dir=%s/rollout", dir);
+    char *val = rk_format("trainer.validation_data_dir=%s/val", dir),
+         *data = rk_test_temp_path("chats.jsonl");
+    char *files = rk_format("data.train_files=%s", data), *val_files = rk_format("data.val_files=%s", data);
+    char *path = rk_format(RM "model_path=%s", model);
+    const char *args[ARGS_MAX] = {"run",
+                                  TINY_JOB,
+                                  "--run-dir",
+                                  dir,
+                                  TINY,
+                                  "--local",
+                                  row->num_daemons,
+                                  "trainer.total_training_steps=1",
+                                  RM "enable=true",
+                                  path,
+                                  rollout,
+                                  val,
+                                  files,
+                                  val_files,
+                                  "trainer.val_before_train=false",
+                                  "actor_rollout_ref.model.custom_chat_template='{{ messages[0].content }}'",
+                                  row->has_function ? "reward.name=digits" : "~reward.name"};
+    struct rk_str text = {0};
+    struct outcome outcome;
+
+    for (int i = 0; i < 5; i++) /* a number of held-out prompts that replicas do not divide */
+        rk_str_appendf(
+            &text,
+            "{\"data_source\": \"digits\", \"prompt\": [{\"role\": \"user\", \"content\": \"%d:9,1\"}], "
+            "\"reward_model\": {\"ground_truth\": \"1,2\"}}\n",
+            i);
+    rk_test_write_file(data, rk_str_text(&text), text.bytes);
+    append_args(args, ARGS_MAX, row->more);
+    append_args(args, ARGS_MAX, more);
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_str_fini(&text);
+    rk_free(path);
+    rk_free(val_files);
+    rk_free(files);
+    rk_free(data);
+    rk_free(val);
+    rk_free(rollout);
+    return dir;
+}
+
+/* Every line of a dump; returns their number and sets the mean of the scores. */
+static int64_t check_dump(struct judge *judge, const struct run_case *row, const char *dir, const char *file,
+                          double *mean)
+{
+    char *path = rk_path_join(dir, file), *text = rk_test_read_file(path, NULL), *rest = text, *next;
+    double least = INFINITY, most = -INFINITY;
+    int64_t count = 0;
+
+    *mean = 0.0;
+    while ((next = strsep(&rest, "\n")) && *next) {
+        struct rk_json *line = parse_json(next);
+        double actual = metric(line, "rm_score"), expected = expected_score(judge, line);
+        double score = row->coef * actual + (row->has_function ? metric(line, "acc") : 0.0);
+
+        assert_below("rm_score", fabs(actual - expected), RK_TOL_F32_SUM * fmax(1.0, fabs(expected)));
+        assert_below("score", fabs(metric(line, "score") - score), 1e-12);
+        assert_int_equal(rk_json_find(line, "acc") != NULL, row->has_function);
+        least = fmin(least, actual);
+        most = fmax(most, actual);
+        *mean += metric(line, "score");
+        count++;
+        rk_json_free(line);
+    }
+    assert_true(most - least > 1e-2); /* else any text would do */
+    *mean /= (double)count;
+    rk_free(text);
+    rk_free(path);
+    return count;
+}
+
+/* Goal: in training every response scores what the model gives for its text, whatever the layout of the model
+ * and the algorithm, alone or added to a function's score; validation has these scores, too. */
+static void test_reward_model_scores_the_texts(void **state)
+{
+    static const char *const validate[] = {"trainer.test_freq=1", NULL};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(run_cases); i++) {
+        const struct run_case *row = &run_cases[i];
+        char *model = make_reward_model(row->kind), *dir = run_new(row, model, validate);
+        struct rk_json *metrics = read_metrics(dir, 1);
+        struct judge judge;
+        double mean;
+
+        print_message("%s\n", row->label);
+        judge_open(&judge, row->kind, model, row->max_length);
+        assert_int_equal(check_dump(&judge, row, dir, "rollout/1.jsonl", &mean), NUM_LINES);
+        assert_below("critic/score/mean", fabs(metric(metrics, "critic/score/mean") - mean),
+                     RK_TOL_F32_SUM * fmax(1.0, fabs(mean)));
+        assert_int_equal(check_dump(&judge, row, dir, "val/1.jsonl", &mean), 5);
+        assert_below("val",
+                     fabs(metric(metrics, row->has_function ? "val-aux/digits/reward/mean@1"
+                                                            : "val-core/digits/reward/mean@1") -
+                          mean),
+                     RK_TOL_F32_SUM * fmax(1.0, fabs(mean)));
+        judge_close(&judge);
+        rk_json_free(metrics);
+        rk_free(dir);
+        rk_free(model);
+    }
+}
+
+/* Goal: the baseline of remax is the model's score of the greedy response: samples that are greedy themselves
+ * have no advantage. */
+static void test_reward_model_scores_the_baseline(void **state)
+{
+    static const struct run_case row = {
+        "remax", &digits, "1", 1.0, false, TOKENS_MAX, {ACTOR TP "1", "algorithm.adv_estimator=remax"}};
+    static const char *const cold[] = {"actor_rollout_ref.rollout.temperature=1e-5", NULL};
+    static const char *const warm[] = {NULL};
+    char *model = make_reward_model(&digits);
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        char *dir = run_new(&row, model, i == 0 ? cold : warm);
+        struct rk_json *metrics = read_metrics(dir, 1);
+        double most = fmax(fabs(metric(metrics, "critic/advantages/max")),
+                           fabs(metric(metrics, "critic/advantages/min")));
+
+        assert_true(fabs(metric(metrics, "critic/score/mean")) > 1e-2);
+        assert_true(i == 0 ? most < RK_TOL_F32_SUM : most > 1e-2);
+        rk_json_free(metrics);
+        rk_free(dir);
+    }
+    rk_free(model);
+}
+
+/* Goal: a directory that is no reward model is refused before a daemon is started. */
+static void test_reward_model_without_a_score_head_is_refused(void **state)
+{
+    char *model = rk_test_temp_path("lm"), *path = rk_format(RM "model_path=%s", model), *dir = new_run_dir();
+    const char *const args[] = {"run",       TINY_JOB,         "--run-dir", dir, TINY,
+                                "--local=2", RM "enable=true", path,        NULL};
+    struct outcome outcome;
+
+    (void)state;
+    assert_int_equal(mkdir(model, 0700), 0);
+    write_into(model, "config.json", "{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": 14}");
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "reward.reward_model.model_path");
+    assert_text("stderr", outcome.err, "a reward model has a score head");
+    outcome_fini(&outcome);
+    rk_free(dir);
+    rk_free(path);
+    rk_free(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reward_model_scores_the_texts),
+        cmocka_unit_test(test_reward_model_scores_the_baseline),
+        cmocka_unit_test(test_reward_model_without_a_score_head_is_refused),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
