@@ -1,6 +1,6 @@
 /* One Execute stream: the call as one daemon sees it.
  *
- *   to the daemon    header, chunk*, then (when the driver says so) commit or cancel, half-close
+ *   to the daemon    header, chunk*, then (when the driver says so) commit, and cancel, and half-close
  *   from the daemon  window*, accepted, progress*, result, chunk*, status
  *
  * At most one send and one receive are under way. The stream is finished when its status is known and no
@@ -17,7 +17,7 @@
 #include "base/rk_hash.h"
 #include "base/rk_time.h"
 
-enum next_send { SEND_HEADER, SEND_CHUNKS, SEND_COMMIT, SEND_WITHDRAWAL, SEND_CLOSE, SEND_NOTHING };
+enum next_send { SEND_HEADER, SEND_CHUNKS, SEND_COMMIT, SEND_CANCEL, SEND_CLOSE, SEND_NOTHING };
 
 struct rk_call_stream {
     struct rk_call_stream_config config;
@@ -32,7 +32,7 @@ struct rk_call_stream {
     enum next_send next_send;
     int64_t next_message; /* of the upload */
     bool is_sending, may_commit;
-    const char *withdrawal; /* reason; NULL: not withdrawn */
+    const char *cancel_reason; /* NULL: not cancelled */
 
     grpc_byte_buffer *received;
     bool is_accepted, has_result;
@@ -89,8 +89,9 @@ static void send_next(struct rk_call_stream *stream)
         return;
     if (stream->next_send == SEND_CHUNKS && (!upload || stream->next_message == upload->num_messages))
         stream->next_send = SEND_COMMIT;
-    if (stream->withdrawal && (stream->next_send == SEND_CHUNKS || stream->next_send == SEND_COMMIT))
-        stream->next_send = SEND_WITHDRAWAL;
+    if (stream->cancel_reason && !stream->may_commit &&
+        (stream->next_send == SEND_CHUNKS || stream->next_send == SEND_COMMIT))
+        stream->next_send = SEND_CANCEL;
     switch (stream->next_send) {
     case SEND_HEADER:
         stream->next_send = SEND_CHUNKS;
@@ -104,13 +105,15 @@ static void send_next(struct rk_call_stream *stream)
     case SEND_COMMIT:
         if (!stream->may_commit)
             break;
-        stream->next_send = SEND_CLOSE;
+        stream->next_send = SEND_CANCEL;
         send_request(stream, &(struct rk_execute_request){.kind = RK_EXECUTE_COMMIT});
         break;
-    case SEND_WITHDRAWAL:
+    case SEND_CANCEL:
+        if (!stream->cancel_reason)
+            break;
         stream->next_send = SEND_CLOSE;
         send_request(stream, &(struct rk_execute_request){.kind = RK_EXECUTE_CANCEL,
-                                                          .cancel_reason = stream->withdrawal});
+                                                          .cancel_reason = stream->cancel_reason});
         break;
     case SEND_CLOSE:
         stream->next_send = SEND_NOTHING;
@@ -134,16 +137,15 @@ static void on_send(struct rk_tag *tag, bool ok)
 
 void rk_call_stream_commit(struct rk_call_stream *stream)
 {
-    RK_ASSERT(!stream->withdrawal);
+    RK_ASSERT(!stream->cancel_reason);
     stream->may_commit = true;
     stream->config.client->next_seq++;
     send_next(stream);
 }
 
-void rk_call_stream_withdraw(struct rk_call_stream *stream, const char *reason)
+void rk_call_stream_cancel(struct rk_call_stream *stream, const char *reason)
 {
-    RK_ASSERT(!stream->may_commit);
-    stream->withdrawal = reason;
+    stream->cancel_reason = reason;
     send_next(stream);
 }
 

@@ -212,9 +212,10 @@ bool rk_call_stream_is_accepted(const struct rk_call_stream *stream);
 const uint8_t *rk_call_stream_plan_hash(
     const struct rk_call_stream *stream); /* RK_SHA256_BYTES; of an accepted one */
 int64_t rk_call_stream_last_event_ns(const struct rk_call_stream *stream);
-/* Both of these before the other: run the call, or take it back, which leaves its sequence number free. */
-void rk_call_stream_commit(struct rk_call_stream *stream);
-void rk_call_stream_withdraw(struct rk_call_stream *stream, const char *reason);
+void rk_call_stream_commit(struct rk_call_stream *stream); /* not of a cancelled one */
+/* Without a commit: takes the call back, which leaves its sequence number free. After it: asks the method to
+ * stop, and the daemon hears that after the commit. `reason` is borrowed until the stream is finished. */
+void rk_call_stream_cancel(struct rk_call_stream *stream, const char *reason);
 /* Ends the stream from this side. `st` becomes its error unless it has one (stolen). */
 void rk_call_stream_abandon(struct rk_call_stream *stream, struct rk_status *st);
 /* Of a finished stream. *is_lost: the connection ended without an answer of the daemon. Takes ownership out.

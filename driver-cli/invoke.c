@@ -44,7 +44,7 @@ struct invocation {
     struct rk_call_stream **streams; /* [num_ranks]; NULL: not addressed */
     struct rk_rank_error *errors;    /* [num_ranks] */
     bool *has_ended;                 /* [num_ranks] and its end was looked at */
-    struct rk_unary *cancels;        /* [num_ranks] */
+    struct rk_unary *aborts;         /* [num_ranks] */
     int32_t num_ends, num_failures;
     struct rk_status *verdict; /* of the driver's own, over what the ranks say; given to the caller */
 
@@ -171,40 +171,38 @@ static bool any_running(const struct invocation *inv)
     return false;
 }
 
-/* Cancel on the control connections. False when an earlier request is still on its way to some rank: try
- * again. */
-static bool send_cancels(struct invocation *inv, bool abort_comm, const char *reason)
+/* Takes the communicators of the call down, by Cancel on the control connections. */
+static void send_aborts(struct invocation *inv, const char *reason)
 {
-    bool all_sent = true;
-
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         struct rk_client *client = &inv->driver->clients[rank];
         struct rk_cancel_request request = {.fence = client->fence,
                                             .request_id = inv->header.request_id,
-                                            .abort_comm = abort_comm,
+                                            .abort_comm = true,
                                             .reason = reason};
         struct rk_str packed = {0};
 
         if (!is_running(inv, rank))
             continue;
-        if (inv->cancels[rank].call && !inv->cancels[rank].is_done) {
-            all_sent = false;
-            continue;
-        }
-        rk_unary_fini(&inv->cancels[rank]);
         rk_pack_cancel_request(&packed, &request);
-        rk_unary_start(&inv->cancels[rank], client, RK_RPC_ID_CANCEL, &packed, CANCEL_RPC_MS, inv->queue);
+        rk_unary_start(&inv->aborts[rank], client, RK_RPC_ID_CANCEL, &packed, CANCEL_RPC_MS, inv->queue);
         rk_str_fini(&packed);
     }
-    return all_sent;
 }
 
-static void withdraw_all(struct invocation *inv, const char *reason)
+static void cancel_all(struct invocation *inv, const char *reason)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         if (is_running(inv, rank))
-            rk_call_stream_withdraw(inv->streams[rank], reason);
+            rk_call_stream_cancel(inv->streams[rank], reason);
     }
+}
+
+/* Before the commit. */
+static void withdraw_all(struct invocation *inv, const char *reason)
+{
+    RK_ASSERT(!inv->is_committed);
+    cancel_all(inv, reason);
     inv->give_up_at_ns = RK_MIN(inv->give_up_at_ns, rk_time_now_ns() + WITHDRAW_GIVE_UP_MS * 1000000LL);
 }
 
@@ -308,7 +306,7 @@ static void follow_interrupts(struct invocation *inv)
     if (interrupts > 1) {
         abandon_all(inv, RK_CANCELLED, "detached");
     } else if (inv->is_committed) {
-        (void)send_cancels(inv, false, INTERRUPTED); /* the first request of the call: all are sent */
+        cancel_all(inv, INTERRUPTED);
         inv->abort_at_ns = RK_MIN(inv->abort_at_ns, rk_time_now_ns() + INTERRUPT_GRACE_MS * 1000000LL);
     } else {
         withdraw_all(inv, INTERRUPTED);
@@ -316,13 +314,15 @@ static void follow_interrupts(struct invocation *inv)
 }
 
 /* Ends the call on the ranks that are left; they say in their logs why. */
-static bool abort_others(struct invocation *inv)
+static void abort_others(struct invocation *inv)
 {
     const struct rk_rank_error *first = NULL;
     char reason[96];
 
-    if (inv->interrupts_seen > 0)
-        return send_cancels(inv, true, INTERRUPTED);
+    if (inv->interrupts_seen > 0) {
+        send_aborts(inv, INTERRUPTED);
+        return;
+    }
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         const struct rk_rank_error *error = &inv->errors[rank];
 
@@ -332,7 +332,7 @@ static bool abort_others(struct invocation *inv)
     RK_ASSERT(first); /* nothing else sets abort_at_ns */
     snprintf(reason, sizeof(reason), "rank %d of the call failed: %s", (int)(first - inv->errors),
              rk_code_name(rk_status_code(first->status)));
-    return send_cancels(inv, true, reason);
+    send_aborts(inv, reason);
 }
 
 static void watch(struct invocation *inv)
@@ -345,7 +345,8 @@ static void watch(struct invocation *inv)
     }
     if (rk_time_now_ns() >= inv->abort_at_ns && !inv->is_abort_sent) {
         inv->give_up_at_ns = RK_MIN(inv->give_up_at_ns, rk_time_now_ns() + GIVE_UP_MS * 1000000LL);
-        inv->is_abort_sent = abort_others(inv);
+        abort_others(inv);
+        inv->is_abort_sent = true;
     }
     if (rk_time_now_ns() >= inv->give_up_at_ns)
         abandon_all(inv, inv->is_committed ? RK_DEADLINE_EXCEEDED : RK_CANCELLED,
@@ -355,8 +356,8 @@ static void watch(struct invocation *inv)
 static void end_queue(struct invocation *inv)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
-        if (inv->cancels[rank].call && !inv->cancels[rank].is_done)
-            grpc_call_cancel(inv->cancels[rank].call, NULL);
+        if (inv->aborts[rank].call && !inv->aborts[rank].is_done)
+            grpc_call_cancel(inv->aborts[rank].call, NULL);
     }
     rk_pump_end(inv->queue);
 }
@@ -422,7 +423,7 @@ static void fini(struct invocation *inv)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
         rk_call_stream_destroy(inv->streams[rank]);
-        rk_unary_fini(&inv->cancels[rank]);
+        rk_unary_fini(&inv->aborts[rank]);
         rk_status_free(inv->errors[rank].status);
     }
     for (int32_t i = 0; inv->uploads && i < inv->scatter->num_chunks; i++) {
@@ -431,7 +432,7 @@ static void fini(struct invocation *inv)
     }
     rk_free(inv->uploads);
     rk_free(inv->streams);
-    rk_free(inv->cancels);
+    rk_free(inv->aborts);
     rk_free(inv->errors);
     rk_free(inv->has_ended);
     rk_scatter_destroy(inv->scatter);
@@ -455,7 +456,7 @@ struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_drive
     rk_upload_reap(driver, false);
     inv.arena = rk_arena_create(16384, 0);
     inv.streams = rk_calloc((size_t)inv.num_ranks, sizeof(*inv.streams));
-    inv.cancels = rk_calloc((size_t)inv.num_ranks, sizeof(*inv.cancels));
+    inv.aborts = rk_calloc((size_t)inv.num_ranks, sizeof(*inv.aborts));
     inv.errors = rk_calloc((size_t)inv.num_ranks, sizeof(*inv.errors));
     inv.has_ended = rk_calloc((size_t)inv.num_ranks, sizeof(*inv.has_ended));
     for (int32_t rank = 0; rank < inv.num_ranks; rank++)

@@ -108,13 +108,15 @@ static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worke
     return NULL;
 }
 
-/* Whether the role can run the method now. It may differ from rank to rank (an update was interrupted on
- * some, of this role or of the one whose weights it uses). */
+/* Whether the role can run the method now. It may differ from rank to rank: an update was interrupted on
+ * some, of this role or of the one whose weights it uses, or some were asked to stop before they began. */
 static struct rk_status *check_state(struct rk_worker *worker, const struct rk_role *role,
                                      const struct rk_job *job)
 {
     const struct rk_role *owner = *role->weights_of ? rk_role_find(worker, role->weights_of) : role;
 
+    if (atomic_load(&worker->is_cancel_requested))
+        return RK_FAIL(RK_CANCELLED, "cancelled before it began");
     if (role->state != RK_ROLE_STATE_AWAKE)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s' is %s: %s needs a model, init_model first", job->role,

@@ -109,7 +109,9 @@ void rk_worker_destroy(struct rk_worker *worker);
 /* Takes the job. Any thread. */
 void rk_worker_submit(struct rk_worker *worker, struct rk_job *job);
 /* Asks the running or a queued job to stop; abort_comm also aborts the communicators (for a job stuck in a
- * collective). "not_found", "queued_removed" (on_done follows), "flagged" or "aborted". Any thread. */
+ * collective). A queued job begins all the same, since its peers may have, and ends at once where they agree,
+ * unless the communicators are aborted. "not_found", "queued_removed" (on_done follows), "flagged" or
+ * "aborted". Any thread. */
 const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool abort_comm,
                              const char *reason);
 /* Aborts the communicators whatever runs: the lease lapsed, a peer is gone. Any thread. */

@@ -131,10 +131,13 @@ static struct rk_queued_job take_job(struct rk_worker *worker)
 
     worker->queue.count--;
     memmove(worker->queue.items, worker->queue.items + 1, (size_t)worker->queue.count * sizeof(entry));
-    entry.is_cancelled = entry.is_cancelled || worker->is_stopping;
-    if (!entry.is_cancelled) {
+    /* Without a world no peer can have begun the job. */
+    entry.is_removed = entry.is_removed || worker->is_stopping || (entry.cancel_reason && !worker->world);
+    if (!entry.is_removed) {
         worker->running = (struct rk_running_job){.job = entry.job, .since_ns = now, .last_tick_ns = now};
-        atomic_store(&worker->is_cancel_requested, false);
+        atomic_store(&worker->is_cancel_requested, entry.cancel_reason != NULL);
+        worker->running.cancel_reason = entry.cancel_reason;
+        entry.cancel_reason = NULL;
         pthread_cond_signal(&worker->wakes_watchdog);
     }
     return entry;
@@ -169,13 +172,13 @@ static void run_queue(struct rk_worker *worker)
             rk_worker_publish(worker);
             continue;
         }
-        if (entry.is_cancelled)
+        if (entry.is_removed)
             entry.job->status =
                 RK_FAIL(RK_CANCELLED, "%s was cancelled before it began: %s", rk_job_label(entry.job, label),
-                        entry.reason ? entry.reason : "the daemon is stopping");
+                        entry.cancel_reason ? entry.cancel_reason : "the daemon is stopping");
         else
             run_and_settle(worker, entry.job);
-        rk_free(entry.reason);
+        rk_free(entry.cancel_reason);
         worker->config.on_done(worker->config.user, entry.job);
     }
 }
@@ -221,18 +224,20 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
     pthread_mutex_unlock(&worker->lock);
 }
 
-static const char *cancel_queued(struct rk_worker *worker, const struct rk_job *job, const char *reason)
+/* The peers may have begun the job already, and wait for this rank in its collectives. So the job begins, and
+ * ends where they all learn that it is cancelled; only a job whose communicators are aborted never begins. */
+static const char *cancel_queued(struct rk_worker *worker, const struct rk_job *job, bool abort_comm,
+                                 const char *reason)
 {
     for (int64_t i = 0; i < worker->queue.count; i++) {
         struct rk_queued_job *entry = &worker->queue.items[i];
 
         if (entry->job != job)
             continue;
-        if (!entry->is_cancelled) {
-            entry->is_cancelled = true;
-            entry->reason = rk_strdup(reason);
-        }
-        return "queued_removed";
+        if (!entry->cancel_reason)
+            entry->cancel_reason = rk_strdup(reason);
+        entry->is_removed = entry->is_removed || abort_comm;
+        return entry->is_removed ? "queued_removed" : "flagged";
     }
     return "not_found";
 }
@@ -251,7 +256,7 @@ const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool 
         if (abort_comm)
             rk_worker_abort_locked(worker, reason);
     } else {
-        outcome = cancel_queued(worker, job, reason);
+        outcome = cancel_queued(worker, job, abort_comm, reason);
     }
     pthread_mutex_unlock(&worker->lock);
     return outcome;

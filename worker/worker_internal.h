@@ -45,8 +45,8 @@ struct rk_role {
 /* A job that waits. */
 struct rk_queued_job {
     struct rk_job *job;
-    bool is_cancelled;
-    char *reason; /* owned; of the cancellation */
+    char *cancel_reason; /* owned; NULL: not cancelled */
+    bool is_removed;     /* cancelled, and never begins */
 };
 
 /* The job on thread E, as others see it. */

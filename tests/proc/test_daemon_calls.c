@@ -136,7 +136,7 @@ static void test_execute_status_answers_while_busy(void **state)
     fixture_stop(&fixture);
 }
 
-/* Goal: a call behind the running one waits for its turn and can be taken out of the queue; the method
+/* Goal: a call behind the running one waits for its turn and can be cancelled there; the method
  * timeout ends the one that runs. */
 static void test_execute_queue_and_timeout(void **state)
 {
@@ -167,7 +167,7 @@ static void test_execute_queue_and_timeout(void **state)
     fixture.next_seq++;
     rk_time_sleep_ms(300);
     assert_ok(fixture_cancel(&fixture, &second, false, outcome));
-    assert_string_equal(outcome, "queued_removed");
+    assert_string_equal(outcome, "flagged");
 
     fixture_read_result(&fixture, running, NULL);
     assert_refused(rk_client_finish(running), RK_DEADLINE_EXCEEDED, "WATCHDOG");

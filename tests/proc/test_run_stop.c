@@ -248,29 +248,30 @@ static int64_t count_entries(const char *path)
     return count - 2; /* . and .. */
 }
 
-/* Goal: the private directory of a run goes with it; that of a killed one goes with the next run, that of
- * one that lives does not. */
+/* Goal: the private directory of a run goes with it; that of a killed one goes with the next run once its
+ * daemons have ended, that of one that lives does not. */
 static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **state)
 {
     char *root = rk_test_temp_path("x"), *dirs[] = {new_run_dir(), new_run_dir(), new_run_dir()};
     struct rk_proc *runs[2];
-    pid_t daemons[NUM_DAEMONS];
+    pid_t daemons[3][NUM_DAEMONS];
     struct outcome outcome;
 
     (void)state;
     assert_int_equal(mkdir(root, 0700), 0);
     setenv("XDG_RUNTIME_DIR", root, 1);
-    runs[0] = start_local_run(dirs[0], daemons);
+    runs[0] = start_local_run(dirs[0], daemons[0]);
     assert_int_equal(count_entries(root), 1);
-    runs[1] = start_local_run(dirs[1], daemons);
+    runs[1] = start_local_run(dirs[1], daemons[1]);
     assert_int_equal(count_entries(root), 2);
     for (int i = 0; i < 2; i++) {
         rk_proc_signal(runs[i], SIGKILL);
         outcome = finish_rankctl(runs[i], 2000);
         outcome_fini(&outcome);
+        assert_gone(daemons[i], NUM_DAEMONS, 2000);
     }
     assert_int_equal(count_entries(root), 2);
-    runs[0] = start_local_run(dirs[2], daemons);
+    runs[0] = start_local_run(dirs[2], daemons[2]);
     assert_int_equal(count_entries(root), 1);
     unsetenv("XDG_RUNTIME_DIR");
     rk_proc_signal(runs[0], SIGINT);

@@ -32,7 +32,7 @@ struct fake_daemon {
     pthread_mutex_t lock; /* guards what follows */
     fake_script_t script, configure;
     uint64_t seq, epoch;
-    bool was_committed, was_withdrawn;
+    bool was_committed, was_cancelled;
     struct fake_call *calls[CALLS_MAX];
     int num_calls;
 };
@@ -89,7 +89,7 @@ rk_execute_request_kind_t fake_receive(struct fake_call *call)
     if (request.kind == RK_EXECUTE_HEADER)
         daemon->seq = request.header.seq;
     daemon->was_committed |= request.kind == RK_EXECUTE_COMMIT;
-    daemon->was_withdrawn |= request.kind == RK_EXECUTE_CANCEL;
+    daemon->was_cancelled |= request.kind == RK_EXECUTE_CANCEL;
     pthread_mutex_unlock(&daemon->lock);
     return request.kind;
 }
@@ -217,7 +217,7 @@ static void serve(struct fake_call *call)
     if (is_path(call, RK_RPC_ID_EXECUTE)) {
         pthread_mutex_lock(&call->daemon->lock);
         script = call->daemon->script;
-        call->daemon->was_committed = call->daemon->was_withdrawn = false;
+        call->daemon->was_committed = call->daemon->was_cancelled = false;
         pthread_mutex_unlock(&call->daemon->lock);
         script(call);
         return;
@@ -379,12 +379,12 @@ bool fake_daemon_was_committed(struct fake_daemon *daemon)
     return was_committed;
 }
 
-bool fake_daemon_was_withdrawn(struct fake_daemon *daemon)
+bool fake_daemon_was_cancelled(struct fake_daemon *daemon)
 {
-    bool was_withdrawn;
+    bool was_cancelled;
 
     pthread_mutex_lock(&daemon->lock);
-    was_withdrawn = daemon->was_withdrawn;
+    was_cancelled = daemon->was_cancelled;
     pthread_mutex_unlock(&daemon->lock);
-    return was_withdrawn;
+    return was_cancelled;
 }

@@ -21,7 +21,7 @@ void fake_daemon_set_configure(struct fake_daemon *daemon, fake_script_t script)
 /* What the last Execute brought. */
 uint64_t fake_daemon_seq(struct fake_daemon *daemon);
 bool fake_daemon_was_committed(struct fake_daemon *daemon);
-bool fake_daemon_was_withdrawn(struct fake_daemon *daemon);
+bool fake_daemon_was_cancelled(struct fake_daemon *daemon);
 
 /* --- for scripts --- */
 /* The next message from the driver: HEADER, COMMIT, CANCEL or NONE at the end. */

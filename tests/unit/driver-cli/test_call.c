@@ -93,6 +93,14 @@ static void accept_until_withdrawn(struct fake_call *fake)
     fake_finish(fake, RK_CANCELLED, "cancelled by the client");
 }
 
+/* As a good daemon does when its call is asked to stop while it runs. */
+static void run_until_cancelled(struct fake_call *fake)
+{
+    accept_and_wait(fake);
+    fake_receive(fake);
+    fake_finish(fake, RK_CANCELLED, "cancelled");
+}
+
 static void never_accept(struct fake_call *fake)
 {
     fake_receive(fake);
@@ -270,7 +278,7 @@ static void test_call_one_refusal_withdraws_everywhere(void **state)
     assert_fails(call(group, accept_until_withdrawn, refuse, &result), RK_FAILED_PRECONDITION,
                  "worker 1 (unix:");
     assert_false(fake_daemon_was_committed(group->daemons[0]));
-    assert_true(fake_daemon_was_withdrawn(group->daemons[0]));
+    assert_true(fake_daemon_was_cancelled(group->daemons[0]));
     refused_seq = fake_daemon_seq(group->daemons[0]);
     assert_ok(call(group, behave, behave, &result));
     rk_driver_result_fini(&result);
@@ -310,10 +318,30 @@ static void test_call_interrupted_before_commit_is_withdrawn(void **state)
     assert_fails(call(group, accept_until_withdrawn, never_accept, &result), RK_CANCELLED, "interrupted");
     pthread_join(thread, NULL);
     for (int d = 0; d < NUM_DAEMONS; d++) {
-        assert_true(fake_daemon_was_withdrawn(group->daemons[d]));
+        assert_true(fake_daemon_was_cancelled(group->daemons[d]));
         assert_false(fake_daemon_was_committed(group->daemons[d]));
     }
     assert_fails(call(group, behave, behave, &result), RK_CANCELLED, "interrupted");
+}
+
+/* Goal: an interrupt of a call that is committed reaches every rank behind the commit, on the same stream: on
+ * any other way it could come first, and a rank that drops the call leaves the others in their collectives.
+ */
+static void test_call_interrupted_after_commit_is_cancelled_behind_it(void **state)
+{
+    int64_t begin_ns = rk_time_now_ns();
+    struct group *group = *state;
+    struct rk_driver_result result;
+    pthread_t thread;
+
+    assert_int_equal(pthread_create(&thread, NULL, interrupt_soon, group->driver), 0);
+    assert_fails(call(group, run_until_cancelled, run_until_cancelled, &result), RK_CANCELLED, "interrupted");
+    assert_true(rk_time_now_ns() - begin_ns < HANG_MS * 1000000LL);
+    pthread_join(thread, NULL);
+    for (int d = 0; d < NUM_DAEMONS; d++) {
+        assert_true(fake_daemon_was_committed(group->daemons[d]));
+        assert_true(fake_daemon_was_cancelled(group->daemons[d]));
+    }
 }
 
 /* Goal: one interrupt is enough also where no rank stops: it is asked for, then enforced, then given up. */
@@ -384,6 +412,8 @@ int main(void)
         cmocka_unit_test(test_call_interrupted_before_commit_is_withdrawn),
         cmocka_unit_test_setup_teardown(test_configure_lost_daemon_ends_the_wait_of_the_others, start_group,
                                         stop_group),
+        cmocka_unit_test_setup_teardown(test_call_interrupted_after_commit_is_cancelled_behind_it,
+                                        start_group, stop_group),
         cmocka_unit_test_setup_teardown(test_call_interrupted_that_hangs_is_given_up, start_group,
                                         stop_group),
     };

@@ -224,24 +224,33 @@ static void test_cancel_with_abort_keeps_models(void **state)
     test_cluster_close(&cluster);
 }
 
-static void test_cancel_queued_job_never_runs_it(void **state)
+/* Goal: a job that is cancelled in the queue ends when its turn comes; one whose communicators are aborted
+ * never begins. */
+static void test_cancel_queued_job_ends_without_work(void **state)
 {
     struct test_cluster cluster;
-    struct rk_job *running = long_job(), *queued = long_job(), *unknown = long_job();
+    struct rk_job *running = long_job(), *queued = long_job(), *removed = long_job(), *unknown = long_job();
 
     (void)state;
     open_with_models(&cluster, NULL);
     submit_and_wait_until_running(&cluster, running);
     rk_worker_submit(cluster.workers[0], queued);
+    rk_worker_submit(cluster.workers[0], removed);
     assert_string_equal(rk_worker_cancel(cluster.workers[0], unknown, false, "?"), "not_found");
-    assert_string_equal(rk_worker_cancel(cluster.workers[0], queued, false, "too late"), "queued_removed");
-    assert_string_equal(rk_worker_cancel(cluster.workers[0], queued, true, "again"), "queued_removed");
+    assert_string_equal(rk_worker_cancel(cluster.workers[0], queued, false, "too late"), "flagged");
+    assert_string_equal(rk_worker_cancel(cluster.workers[0], queued, false, "again"), "flagged");
+    assert_string_equal(rk_worker_cancel(cluster.workers[0], removed, true, "gone"), "queued_removed");
+    assert_string_equal(rk_worker_cancel(cluster.workers[0], removed, false, "again"), "queued_removed");
     assert_string_equal(rk_worker_cancel(cluster.workers[0], running, false, "stop"), "flagged");
     test_cluster_wait(&cluster, running);
     test_cluster_wait(&cluster, queued);
-    assert_fails(rk_status_clone(queued->status), RK_CANCELLED, "before it began: too late");
+    test_cluster_wait(&cluster, removed);
+    assert_fails(rk_status_clone(queued->status), RK_CANCELLED,
+                 "was cancelled (too late): cancelled before it began");
+    assert_fails(rk_status_clone(removed->status), RK_CANCELLED, "before it began: gone");
     rk_job_destroy(running);
     rk_job_destroy(queued);
+    rk_job_destroy(removed);
     rk_job_destroy(unknown);
     check_generates(&cluster);
     test_cluster_close(&cluster);
@@ -366,7 +375,7 @@ int main(void)
         cmocka_unit_test(test_snapshot_follows_life),
         cmocka_unit_test(test_cancel_running_job_ends_it),
         cmocka_unit_test(test_cancel_with_abort_keeps_models),
-        cmocka_unit_test(test_cancel_queued_job_never_runs_it),
+        cmocka_unit_test(test_cancel_queued_job_ends_without_work),
         cmocka_unit_test(test_job_over_its_timeout_is_ended),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_job_without_progress_is_ended),

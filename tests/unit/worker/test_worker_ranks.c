@@ -374,6 +374,34 @@ static void test_cancel_one_rank_cancels_all(void **state)
     test_cluster_close(&cluster);
 }
 
+/* Goal: a cancellation that finds one rank's job in the queue while the other may have begun its own leaves
+ * nobody waiting: both end with CANCELLED and stay configured. */
+static void test_cancel_before_one_rank_begins_cancels_all(void **state)
+{
+    struct rk_job *running[TEST_MAX_WORKERS], *queued[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+
+    (void)state;
+    open_with_models(&cluster, 2, two_ranks);
+    start_long_generation(&cluster, running);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        queued[rank] = test_method_job("rollout", "generate_sequences", "{\"response_length\": 7}",
+                                       test_prompts(2, PROMPT, 0));
+        rk_worker_submit(cluster.workers[rank], queued[rank]);
+    }
+    assert_string_equal(rk_worker_cancel(cluster.workers[1], queued[1], false, "too late"), "flagged");
+    assert_string_equal(rk_worker_cancel(cluster.workers[0], running[0], false, "enough"), "flagged");
+    for (int32_t rank = 0; rank < 2; rank++) {
+        test_cluster_wait(&cluster, running[rank]);
+        test_cluster_wait(&cluster, queued[rank]);
+        assert_fails(rk_status_clone(queued[rank]->status), RK_CANCELLED, "cancelled before it began");
+    }
+    destroy_all(&cluster, running);
+    destroy_all(&cluster, queued);
+    check_usable(&cluster, 2);
+    test_cluster_close(&cluster);
+}
+
 /* Goal: a rank that does not come to a collective is named by the one that waited, and the wait ends. */
 static void test_missing_rank_is_named(void **state)
 {
@@ -714,6 +742,7 @@ int main(void)
         cmocka_unit_test(test_bad_options_keep_the_world),
         cmocka_unit_test(test_init_model_failing_on_one_rank_leaves_none),
         cmocka_unit_test(test_cancel_one_rank_cancels_all),
+        cmocka_unit_test(test_cancel_before_one_rank_begins_cancels_all),
         cmocka_unit_test(test_missing_rank_is_named),
         cmocka_unit_test(test_abort_on_one_rank_ends_all_and_keeps_models),
 #ifdef RK_FAULTS
