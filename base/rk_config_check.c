@@ -1,6 +1,7 @@
 /* The resolved tree against the key table. */
 #include "base/rk_config_internal.h"
 
+#include <fnmatch.h>
 #include <math.h>
 #include <string.h>
 
@@ -21,8 +22,19 @@ static void add_sibling(struct siblings *siblings, const char *path, const char 
         parent_bytes == 0 || (strncmp(path, parent, parent_bytes) == 0 && path[parent_bytes] == '.');
     const char *name = is_below ? path + (parent_bytes ? parent_bytes + 1 : 0) : "";
 
-    if (*name && !strpbrk(name, ".*"))
+    if (*name && !strchr(name, '.'))
         rk_array_append(&siblings->names, rk_strdup(name));
+}
+
+/* A row that a pattern stands for is one wherever the pattern matches. */
+static void add_foreign_sibling(struct siblings *siblings, const char *path, const char *parent)
+{
+    const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
+    char *pattern = rk_strndup(path, dot ? (size_t)(dot - path) : 0);
+
+    if (!strchr(name, '*') && fnmatch(pattern, parent, 0) == 0)
+        rk_array_append(&siblings->names, rk_strdup(name));
+    rk_free(pattern);
 }
 
 static void add_siblings(struct siblings *siblings, const struct rk_config_loader *loader, const char *parent)
@@ -34,7 +46,7 @@ static void add_siblings(struct siblings *siblings, const struct rk_config_loade
             add_sibling(siblings, rk_map_key_at(maps[m], i), parent);
     }
     for (int64_t i = 0; i < loader->source->num_foreign; i++)
-        add_sibling(siblings, loader->source->foreign[i].path, parent);
+        add_foreign_sibling(siblings, loader->source->foreign[i].path, parent);
 }
 
 /* The one path of the table that ends in ".name", NULL when there are none or several. */
@@ -232,6 +244,13 @@ static void check_value(struct rk_config_loader *loader, const struct rk_config_
 
 /* --- the tree --- */
 
+/* Of the table, or of foreign rows: then the members that are left are unknown, and not the section. */
+static bool is_section(const struct rk_config_loader *loader, const char *path, const struct rk_json *value)
+{
+    return rk_map_find(loader->sections, path) ||
+           (rk_json_count(value) > 0 && rk_config_is_foreign_section(loader->source, path));
+}
+
 static void check_section(struct rk_config_loader *loader, const struct rk_json *section, const char *path)
 {
     for (void *it = rk_json_iter(section); it; it = rk_json_iter_next(section, it)) {
@@ -241,7 +260,7 @@ static void check_section(struct rk_config_loader *loader, const struct rk_json 
         const struct rk_config_key *row = rk_map_find(loader->rows, member_path);
 
         /* A dotted name would name a row of another section. */
-        if (strchr(name, '.') || (!row && !rk_map_find(loader->sections, member_path)))
+        if (strchr(name, '.') || (!row && !is_section(loader, member_path, value)))
             report_unknown(loader, path, name, member_path);
         else if (row && !rk_config_is_ref(value)) /* one that is left has been reported */
             check_value(loader, row, value);

@@ -33,6 +33,23 @@ const struct rk_config_foreign *rk_config_find_foreign(const struct rk_config_so
     return NULL;
 }
 
+bool rk_config_is_foreign_section(const struct rk_config_source *source, const char *path)
+{
+    bool is = false;
+
+    for (int64_t i = 0; !is && i < source->num_foreign; i++) {
+        const char *row = source->foreign[i].path, *name = row;
+
+        for (const char *dot = strchr(row, '.'); !is && dot; name = dot + 1, dot = strchr(dot + 1, '.')) {
+            char *pattern = rk_strndup(row, (size_t)(dot - row));
+
+            is = !memchr(name, '*', (size_t)(dot - name)) && fnmatch(pattern, path, 0) == 0;
+            rk_free(pattern);
+        }
+    }
+    return is;
+}
+
 /* A value of a list like "false|null|1.0|[]". */
 static bool is_value(const struct rk_json *value, const char *text, size_t bytes)
 {

@@ -91,6 +91,8 @@ bool rk_config_holds_text(const struct rk_config_loader *loader, const char *pat
 /* The first row for the path, or NULL. */
 const struct rk_config_foreign *rk_config_find_foreign(const struct rk_config_source *source,
                                                        const char *path);
+/* Whether a row stands below that path, in a part that the row names. */
+bool rk_config_is_foreign_section(const struct rk_config_source *source, const char *path);
 bool rk_config_is_ref(const struct rk_json *json); /* a string that is "${...}" as a whole */
 
 #endif

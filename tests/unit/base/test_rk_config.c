@@ -254,6 +254,7 @@ static void test_config_foreign_rows(void **state)
         {"device", RK_CONFIG_FOREIGN_SAME, "gpu", "device=\"cuda:0\"", "the first one"},
         {"other.*.enable", RK_CONFIG_FOREIGN_SAME, "false", NULL, "off"},
         {"other.hint*", RK_CONFIG_FOREIGN_IGNORED, "*", NULL, "nothing"},
+        {"actor.*.opt.size", RK_CONFIG_FOREIGN_SAME, "*", NULL, "a size"},
         {"*lr", RK_CONFIG_FOREIGN_REFUSED, "*", NULL, "own keys are not matched by patterns"},
     };
     static const struct {
@@ -273,7 +274,10 @@ static void test_config_foreign_rows(void **state)
         {"other.hints.a.b=[1,2]", "device", "\"cpu\""},
         {"actor.optim.lr=0.25", "actor.optim.lr", "0.25"},
         {"other.lr=0.25", NULL, "flag: other.lr: 0.25 is not supported: own keys"},
-        {"other.padd=1", NULL, "flag: other: unknown key"},
+        {"other.padd=1", NULL, "flag: other.padd: unknown key; did you mean 'pad'?"},
+        {"otter.pad=1", NULL, "flag: otter: unknown key"},
+        {"actor.optim.opt.size=1", "device", "\"cpu\""},
+        {"actor.optim.opt.sise=1", NULL, "flag: actor.optim.opt.sise: unknown key; did you mean 'size'?"},
     };
 
     (void)state;

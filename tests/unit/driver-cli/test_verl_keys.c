@@ -343,12 +343,60 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {"distillation.distillation_loss.log_prob_min_clamp=-10", "expected null, got -10: loss_max_clamp"},
         {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
         {RK_JOB_ROLLOUT "freeze_cache_engine=True", "unknown key; did you mean"},
+        {"critic.model.lora_rank=8", "critic.model.lora_rank: expected 0, got 8"},
+        {"critic.megatron.dtype=float16", "critic.megatron.dtype: expected bfloat16|float32|null"},
+        {"critic.fsdp.ulysses_sequence_parallel_size=2", "expected 1, got 2"},
+        {"critic.optim.lr_scheduler_type=linear", "got \"linear\": optim.lr_decay_style"},
     };
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_config *job;
 
+        assert_fails(load(&job, (const char *const[]){"data.train_files=a", cases[i].arg, NULL}),
+                     RK_INVALID_ARGUMENT, cases[i].text);
+    }
+}
+
+/* Goal: a misspelt key is refused in every section, and told the key that it resembles. */
+static void test_misspelt_keys_are_refused(void **state)
+{
+    static const struct {
+        const char *arg, *text;
+    } cases[] = {
+        {RK_JOB_MODEL "pth=a", "model.pth: unknown key; did you mean 'path'?"},
+        {RK_JOB_ACTOR "optim.lrr=1", "optim.lrr: unknown key; did you mean 'lr'?"},
+        {RK_JOB_ACTOR "megatron.tensor_model_paralel_size=1", "did you mean 'tensor_model_parallel_size'?"},
+        {RK_JOB_ACTOR "fsdp_config.param_ofload=true", "fsdp_config.param_ofload: unknown key"},
+        {RK_JOB_REF "log_prob_micro_batch_size_per_gp=1",
+         "did you mean 'log_prob_micro_batch_size_per_gpu'?"},
+        {"critic.enabel=true", "critic.enabel: unknown key; did you mean 'enable'?"},
+        {"critic.model.pth=a", "critic.model.pth: unknown key; did you mean 'path'?"},
+        {"critic.optim.lrr=1", "critic.optim.lrr: unknown key; did you mean 'lr'?"},
+        {"critic.megatron.tensor_model_paralel_size=1", "did you mean 'tensor_model_parallel_size'?"},
+        {"critic.fsdp.param_ofload=true", "critic.fsdp.param_ofload: unknown key"},
+        {"critic.checkpoint.save_content=[]", "critic.checkpoint.save_content: unknown key"},
+        {"distillation.enable=true", "distillation.enable: unknown key; did you mean 'enabled'?"},
+        {"distillation.teacher.model.pth=a", "teacher.model.pth: unknown key; did you mean 'path'?"},
+        {TEACHERS "teacher_model.model_pth=a", "model_pth: \"a\" is not supported: a teacher has model_path"},
+        {TEACHERS "teacher_model.inference.nam=a",
+         "inference.nam: \"a\" is not supported: a teacher has model_path"},
+        {"reward.reward_model.model_pth=a",
+         "reward_model.model_pth: unknown key; did you mean 'model_path'?"},
+        {"reward.reward_model.rollout.nam=a", "rollout.nam: unknown key; did you mean"},
+        {"reward_model.model.pth=a", "reward_model.model.pth: unknown key; did you mean 'path'?"},
+        {"reward.num_worker=1", "reward.num_worker: unknown key; did you mean 'num_workers'?"},
+        {"reward.custom_reward_function.pth=a", "did you mean 'path'?"},
+        {"data.train_batch_sze=1", "did you mean 'train_batch_size'?"},
+        {"trainer.save_frq=1", "did you mean 'save_freq'?"},
+        {"algorithm.gama=1", "did you mean 'gamma'?"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job;
+
+        print_message("%s\n", cases[i].arg);
         assert_fails(load(&job, (const char *const[]){"data.train_files=a", cases[i].arg, NULL}),
                      RK_INVALID_ARGUMENT, cases[i].text);
     }
@@ -396,6 +444,7 @@ int main(void)
         cmocka_unit_test(test_gradient_checkpointing_selects_full_recompute),
         cmocka_unit_test(test_verl_keys_go_to_rankds),
         cmocka_unit_test(test_verl_features_that_rankd_lacks_are_refused),
+        cmocka_unit_test(test_misspelt_keys_are_refused),
         cmocka_unit_test(test_verl_key_in_a_file_is_refused_with_its_line),
         cmocka_unit_test(test_docs_verl_is_made_of_the_table),
     };
