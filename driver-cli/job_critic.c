@@ -64,6 +64,16 @@ struct rk_job_update rk_job_update_of(const struct rk_config *job, uint32_t role
     };
 }
 
+int64_t rk_job_ckpt_to_keep(const struct rk_config *job)
+{
+    int64_t actor = rk_job_int_or(job, "trainer.max_actor_ckpt_to_keep", 0);
+    int64_t critic = rk_job_int_or(job, "trainer.max_critic_ckpt_to_keep", actor);
+
+    if (actor == 0 || !rk_job_role_needed(job, RK_ROLE_CRITIC))
+        return actor;
+    return RK_MAX(actor, critic);
+}
+
 /* Keys that say something else than that there is none. */
 static void check_without_critic(const struct rk_config *job, struct rk_str *problems)
 {

@@ -146,6 +146,8 @@ struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const cha
 bool rk_job_wants_critic(const struct rk_config *job);
 struct rk_job_micro rk_job_critic_micro(const struct rk_config *job);
 struct rk_job_micro rk_job_values_micro(const struct rk_config *job); /* of compute_values */
+/* Newest checkpoints that stay, of which each has the parts of all roles; 0: all. */
+int64_t rk_job_ckpt_to_keep(const struct rk_config *job);
 /* How a role that trains goes over a batch: the actor's keys, or the critic's. */
 struct rk_job_update {
     int64_t mini_batch_size; /* prompts */

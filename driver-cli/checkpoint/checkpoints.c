@@ -257,7 +257,7 @@ static void read_keys(struct rk_checkpoints *out, const struct rk_config *job)
 
     *out = (struct rk_checkpoints){.lock = -1};
     out->save_freq = RK_MAX(save_freq, 0);
-    out->max_to_keep = rk_job_int_or(job, "trainer.max_actor_ckpt_to_keep", 0);
+    out->max_to_keep = rk_job_ckpt_to_keep(job);
     out->is_async = rk_config_bool(job, RK_JOB_ACTOR "checkpoint.async_save");
     out->save_contents = rk_config_json(job, RK_JOB_ACTOR "checkpoint.save_contents");
     out->load_contents = choose_load_contents(job);

@@ -829,6 +829,36 @@ static void test_job_critic_inherits_from_the_actor(void **state)
     rk_config_destroy(job);
 }
 
+/* Goal: with a critic a checkpoint stays as long as either of its roles asks for it. */
+static void test_job_keeps_the_larger_number_of_checkpoints(void **state)
+{
+    static const struct {
+        const char *overrides[3];
+        int64_t expected; /* 0: all */
+    } cases[] = {
+        {{"algorithm.adv_estimator=gae", "trainer.test_freq=-1", "trainer.save_freq=1"}, 0},
+        {{"algorithm.adv_estimator=gae", "trainer.max_actor_ckpt_to_keep=2", "trainer.save_freq=1"}, 2},
+        {{"algorithm.adv_estimator=gae", "trainer.max_actor_ckpt_to_keep=2",
+          "trainer.max_critic_ckpt_to_keep=1"},
+         2},
+        {{"algorithm.adv_estimator=gae", "trainer.max_actor_ckpt_to_keep=2",
+          "trainer.max_critic_ckpt_to_keep=3"},
+         3},
+        {{"algorithm.adv_estimator=gae", "trainer.save_freq=1", "trainer.max_critic_ckpt_to_keep=3"}, 0},
+        {{"algorithm.adv_estimator=grpo", "trainer.max_actor_ckpt_to_keep=2",
+          "trainer.max_critic_ckpt_to_keep=3"},
+         2},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load_minimal(cases[i].overrides, RK_ARRAY_LEN(cases[i].overrides));
+
+        assert_int_equal(rk_job_ckpt_to_keep(job), cases[i].expected);
+        rk_config_destroy(job);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -849,6 +879,7 @@ int main(void)
         cmocka_unit_test(test_job_micro_tokens_are_the_most_that_come),
         cmocka_unit_test(test_job_roles_follow_flow_and_keys),
         cmocka_unit_test(test_job_critic_inherits_from_the_actor),
+        cmocka_unit_test(test_job_keeps_the_larger_number_of_checkpoints),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
