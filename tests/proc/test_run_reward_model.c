@@ -108,27 +108,6 @@ static void judge_close(struct judge *judge)
     rk_test_model_close(&judge->test);
 }
 
-static double score_tokens(struct judge *judge, const int32_t *ids, int64_t count)
-{
-    int32_t positions[TOKENS_MAX], labels[TOKENS_MAX], cu_seqlens[2] = {0, (int32_t)count};
-    double values[TOKENS_MAX] = {0};
-    struct rk_head_arrays arrays = {.of[RK_HEAD_VALUES] = values};
-    struct rk_packed packed = {.num_tokens = count,
-                               .num_seqs = 1,
-                               .max_seqlen = (int32_t)count,
-                               .tokens = ids,
-                               .positions = positions,
-                               .cu_seqlens = cu_seqlens,
-                               .labels = labels};
-
-    for (int32_t i = 0; i < count; i++) {
-        positions[i] = i;
-        labels[i] = i == count - 1 ? ids[i] : RK_LABEL_NONE;
-    }
-    assert_ok(rk_model_forward(judge->test.model, &packed, 1.0, NULL, &arrays));
-    return values[count - 1];
-}
-
 /* Appends the tokens of a text. */
 static void encode(struct judge *judge, const char *text, int32_t *ids, int64_t *count)
 {
@@ -149,6 +128,7 @@ static double expected_score(struct judge *judge, const struct rk_json *line)
     const struct rk_json *response = rk_json_find(line, "response_ids");
     int32_t ids[TOKENS_MAX];
     int64_t count = 0;
+    double score;
 
     assert_non_null(input);
     if (kind->template) {
@@ -157,12 +137,13 @@ static double expected_score(struct judge *judge, const struct rk_json *line)
 
         encode(judge, text, ids, &count);
         rk_free(text);
-        return score_tokens(judge, ids, RK_MIN(count, judge->max_length));
+    } else {
+        encode(judge, input, ids, &count);
+        for (int64_t i = 0; i < rk_json_count(response); i++)
+            ids[count++] = (int32_t)rk_json_as_int(rk_json_at(response, i), -1);
     }
-    encode(judge, input, ids, &count);
-    for (int64_t i = 0; i < rk_json_count(response); i++)
-        ids[count++] = (int32_t)rk_json_as_int(rk_json_at(response, i), -1);
-    return score_tokens(judge, ids, count);
+    assert_ok(rk_test_score(&score, &judge->test, ids, RK_MIN(count, judge->max_length)));
+    return score;
 }
 
 /* --- runs --- */
@@ -170,30 +151,30 @@ static double expected_score(struct judge *judge, const struct rk_json *line)
 static const struct run_case {
     const char *label;
     const struct reward_kind *kind;
-    const char *num_daemons;
+    int num_daemons;
     double coef;
     bool has_function; /* reward.name=digits beside the model */
     int64_t max_length;
     const char *more[8]; /* ended by NULL */
 } run_cases[] = {
-    {"grpo, the policy's tokens", &digits, "1", 1.0, false, TOKENS_MAX, {ACTOR TP "1"}},
+    {"grpo, the policy's tokens", &digits, 1, 1.0, false, TOKENS_MAX, {ACTOR TP "1"}},
     {"ppo, the policy's tokens, reward model tp 2 x dp 1",
      &digits,
-     "2",
+     2,
      1.0,
      false,
      TOKENS_MAX,
      {ACTOR TP "1", RM TP "2", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-4"}},
     {"grpo, tokens of its own, beside a function, reward model tp 2 x dp 2",
      &chat,
-     "4",
+     4,
      0.5,
      true,
      TOKENS_MAX,
      {ACTOR TP "1", RM TP "2", RM "coef=0.5", RM "max_length=96"}},
     {"ppo, tokens of its own, texts cut at 24 tokens, fixed micro-batches",
      &chat,
-     "2",
+     2,
      1.0,
      false,
      24,
@@ -201,7 +182,7 @@ static const struct run_case {
       RM "micro_batch_size_per_gpu=3", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-4"}},
     {"groups that differ",
      &digits,
-     "2",
+     2,
      -2.0,
      false,
      TOKENS_MAX,
@@ -215,14 +196,14 @@ static char *run_new(const struct run_case *row, const char *model, const char *
     char *val = rk_format("trainer.validation_data_dir=%s/val", dir),
          *data = rk_test_temp_path("chats.jsonl");
     char *files = rk_format("data.train_files=%s", data), *val_files = rk_format("data.val_files=%s", data);
-    char *path = rk_format(RM "model_path=%s", model);
+    char *path = rk_format(RM "model_path=%s", model), *num_daemons = rk_format("%d", row->num_daemons);
     const char *args[ARGS_MAX] = {"run",
                                   TINY_JOB,
                                   "--run-dir",
                                   dir,
                                   TINY,
                                   "--local",
-                                  row->num_daemons,
+                                  num_daemons,
                                   "trainer.total_training_steps=1",
                                   RM "enable=true",
                                   path,
@@ -249,6 +230,7 @@ static char *run_new(const struct run_case *row, const char *model, const char *
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     rk_str_fini(&text);
+    rk_free(num_daemons);
     rk_free(path);
     rk_free(val_files);
     rk_free(files);
@@ -297,12 +279,17 @@ static void test_reward_model_scores_the_texts(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(run_cases); i++) {
         const struct run_case *row = &run_cases[i];
-        char *model = make_reward_model(row->kind), *dir = run_new(row, model, validate);
-        struct rk_json *metrics = read_metrics(dir, 1);
+        char *model, *dir;
+        struct rk_json *metrics;
         struct judge judge;
         double mean;
 
         print_message("%s\n", row->label);
+        if (count_devices(row->num_daemons) < row->num_daemons)
+            continue;
+        model = make_reward_model(row->kind);
+        dir = run_new(row, model, validate);
+        metrics = read_metrics(dir, 1);
         judge_open(&judge, row->kind, model, row->max_length);
         assert_int_equal(check_dump(&judge, row, dir, "rollout/1.jsonl", &mean), NUM_LINES);
         assert_below("critic/score/mean", fabs(metric(metrics, "critic/score/mean") - mean),
@@ -325,7 +312,7 @@ static void test_reward_model_scores_the_texts(void **state)
 static void test_reward_model_scores_the_baseline(void **state)
 {
     static const struct run_case row = {
-        "remax", &digits, "1", 1.0, false, TOKENS_MAX, {ACTOR TP "1", "algorithm.adv_estimator=remax"}};
+        "remax", &digits, 1, 1.0, false, TOKENS_MAX, {ACTOR TP "1", "algorithm.adv_estimator=remax"}};
     static const char *const cold[] = {"actor_rollout_ref.rollout.temperature=1e-5", NULL};
     static const char *const warm[] = {NULL};
     char *model = make_reward_model(&digits);
@@ -349,8 +336,8 @@ static void test_reward_model_scores_the_baseline(void **state)
 static void test_reward_model_without_a_score_head_is_refused(void **state)
 {
     char *model = rk_test_temp_path("lm"), *path = rk_format(RM "model_path=%s", model), *dir = new_run_dir();
-    const char *const args[] = {"run",       TINY_JOB,         "--run-dir", dir, TINY,
-                                "--local=2", RM "enable=true", path,        NULL};
+    const char *const args[] = {"run",       TINY_JOB,     "--run-dir",      dir,  TINY,
+                                "--local=1", ACTOR TP "1", RM "enable=true", path, NULL};
     struct outcome outcome;
 
     (void)state;
@@ -374,5 +361,6 @@ int main(void)
         cmocka_unit_test(test_reward_model_without_a_score_head_is_refused),
     };
 
+    skip_without_devices(1);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

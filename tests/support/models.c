@@ -108,3 +108,30 @@ double rk_test_error_by_max(const double *actual, const double *expected, int64_
     }
     return scale > 0 ? error / scale : INFINITY;
 }
+
+struct rk_status *rk_test_score(double *out, struct rk_test_model *test, const int32_t *ids, int64_t count)
+{
+    int32_t *positions = rk_calloc((size_t)count, sizeof(*positions)), cu_seqlens[2] = {0, (int32_t)count};
+    int32_t *labels = rk_calloc((size_t)count, sizeof(*labels));
+    double *values = rk_calloc((size_t)count, sizeof(*values));
+    struct rk_head_arrays arrays = {.of[RK_HEAD_VALUES] = values};
+    struct rk_packed packed = {.num_tokens = count,
+                               .num_seqs = 1,
+                               .max_seqlen = (int32_t)count,
+                               .tokens = ids,
+                               .positions = positions,
+                               .cu_seqlens = cu_seqlens,
+                               .labels = labels};
+    struct rk_status *st;
+
+    for (int32_t i = 0; i < count; i++) {
+        positions[i] = i;
+        labels[i] = i == count - 1 ? ids[i] : RK_LABEL_NONE;
+    }
+    st = rk_model_forward(test->model, &packed, 1.0, NULL, &arrays);
+    *out = values[count - 1];
+    rk_free(values);
+    rk_free(labels);
+    rk_free(positions);
+    return st;
+}

@@ -38,6 +38,10 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out,
                                      const struct rk_test_model_spec *spec) RK_NODISCARD;
 void rk_test_model_close(struct rk_test_model *test);
 
+/* The score of a text by a model with the head "score", on one rank. */
+struct rk_status *rk_test_score(double *out, struct rk_test_model *test, const int32_t *ids,
+                                int64_t count) RK_NODISCARD;
+
 /* AdamW with constant learning rate. */
 struct rk_optim_config rk_test_adamw(double lr, double weight_decay, double clip_grad);
 
