@@ -64,6 +64,7 @@ static struct rk_status *declare_layer(struct rk_model_core *core, const struct 
         block->layer = layer;
         snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
         block->norm = declare_vector(core, core->config.hidden_size, name);
+        block->own = rk_calloc(1, desc->ops->block_bytes);
         RK_TRY(desc->ops->declare(block, &core->params, &site));
     }
     return NULL;
@@ -197,8 +198,11 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
 void rk_model_plan_fini(struct rk_model_core *core)
 {
     rk_params_fini(&core->params);
+    for (int64_t i = 0; i < core->num_blocks; i++)
+        rk_free(core->blocks[i].own);
     rk_free(core->blocks);
     core->blocks = NULL;
+    core->num_blocks = 0;
 }
 
 static void core_destroy(struct rk_model_core *core)

@@ -145,6 +145,11 @@ struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_mod
                                    int64_t num_tokens) RK_NODISCARD;
 
 /* What the backward pass needs of the forward pass. */
+struct rk_block_saved {
+    struct rk_norm_saved norm; /* of x, the input of the block */
+    void *own;                 /* of the block's forward function */
+};
+
 struct rk_trunk_saved {
     struct rk_block_saved *blocks; /* [num_blocks], host arena */
     struct rk_norm_saved final_norm;

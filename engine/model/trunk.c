@@ -11,6 +11,8 @@
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
 
+#include <string.h>
+
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 
@@ -65,7 +67,7 @@ static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *
         return RK_FAIL(RK_INTERNAL, "fault point model.block");
     RK_TRY(norm_stream(pass, &block->norm, flow, keeps_stream, &saved->norm));
     mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(block->ops->forward(pass, block, flow->normed, flow->out, saved));
+    RK_TRY(block->ops->forward(pass, block, flow->normed, flow->out, saved->own));
     if (!pass->keeps_activations)
         rk_step_arena_release(pass->arena, mark);
     flow->delta = flow->out;
@@ -88,29 +90,56 @@ static struct rk_status *begin_flow(struct rk_model *model, struct rk_pass *pass
     return rk_embedding_fwd(pass, &model->core->embedding, flow->stream);
 }
 
+static struct rk_status *alloc_host(struct rk_model *model, void *out, size_t bytes)
+{
+    void *memory = rk_arena_alloc(model->host, bytes);
+
+    memcpy(out, &memory, sizeof(memory));
+    return memory ? NULL : RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %zu bytes of a pass", bytes);
+}
+
+/* A place for what each block keeps. */
+static struct rk_status *alloc_saved(struct rk_model *model, struct rk_trunk_saved *saved)
+{
+    const struct rk_model_core *core = model->core;
+
+    RK_TRY(alloc_host(model, &saved->blocks, (size_t)core->num_blocks * sizeof(*saved->blocks)));
+    for (int64_t i = 0; i < core->num_blocks; i++)
+        RK_TRY(alloc_host(model, &saved->blocks[i].own, core->blocks[i].ops->saved_bytes));
+    return NULL;
+}
+
+/* One for all blocks of which nothing will be needed. */
+static struct rk_status *alloc_unused(struct rk_model *model, struct rk_block_saved *unused)
+{
+    const struct rk_model_core *core = model->core;
+    size_t bytes = 0;
+
+    for (int64_t i = 0; i < core->num_blocks; i++)
+        bytes = RK_MAX(bytes, core->blocks[i].ops->saved_bytes);
+    return alloc_host(model, &unused->own, bytes);
+}
+
 struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,
                                struct rk_trunk_saved *saved)
 {
     const struct rk_model_core *core = model->core;
-    struct rk_norm_saved unused;
+    struct rk_block_saved unused;
     struct flow flow;
 
-    if (saved) {
-        saved->blocks = rk_arena_calloc(model->host, (size_t)core->num_blocks, sizeof(*saved->blocks));
-        if (!saved->blocks)
-            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld blocks",
-                           (long long)core->num_blocks);
-    }
+    if (saved)
+        RK_TRY(alloc_saved(model, saved));
+    RK_TRY(alloc_unused(model, &unused));
     pass->keeps_activations = saved && !recomputes(core);
     RK_TRY(begin_flow(model, pass, &flow, saved != NULL));
     for (int64_t i = 0; i < core->num_blocks; i++) {
         bool keeps_stream = saved && (!recomputes(core) || starts_part(core, i));
-        struct rk_block_saved scratch;
 
         RK_TRY(block_fwd(pass, &core->blocks[i], &flow, keeps_stream,
-                         keeps_stream ? &saved->blocks[i] : &scratch));
+                         keeps_stream ? &saved->blocks[i] : &unused));
     }
-    RK_TRY(norm_stream(pass, &core->final_norm, &flow, saved != NULL, saved ? &saved->final_norm : &unused));
+    RK_TRY(norm_stream(pass, &core->final_norm, &flow, saved != NULL,
+                       saved ? &saved->final_norm : &unused.norm));
     *hidden = flow.normed;
     return NULL;
 }
@@ -141,7 +170,7 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
     RK_TRY(rk_step_2d(pass->arena, &x, pass->dtype, pass->num_tokens, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, pass->num_tokens, pass->hidden_size));
     RK_TRY(rk_norm_fwd(pass, &block->norm, &(struct rk_norm_io){.stream = saved->norm.x, .y = x}));
-    RK_TRY(block->ops->backward(pass, block, saved, x, dstream, dx));
+    RK_TRY(block->ops->backward(pass, block, saved->own, x, dstream, dx));
     RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dstream, false));
     rk_step_arena_release(pass->arena, mark);
     rk_pass_note_alive(pass);

@@ -14,13 +14,33 @@
 
 #include "base/rk_assert.h"
 
+/* Of this rank. */
+struct attention {
+    struct rk_weight qkv; /* [q; k; v] */
+    struct rk_weight o;
+    bool has_qk_norm;                /* every head of q and k is normalised before it is rotated */
+    struct rk_weight q_norm, k_norm; /* [head_dim] */
+    int64_t num_heads, num_kv_heads, head_dim;
+    int32_t window; /* keys that a query sees, itself included; 0: all before it */
+};
+
+struct saved {
+    rk_tensor_t qkv; /* [T, (num_heads + 2 num_kv_heads) * head_dim] */
+    /* [T, (num_heads + num_kv_heads) * head_dim]: queries and keys as attention takes them, rotated. Columns
+     * of qkv, or memory of its own where the backward pass needs what a norm has made them from. */
+    rk_tensor_t qk;
+    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; else none */
+    rk_tensor_t out;            /* [T, num_heads, head_dim] */
+    rk_tensor_t lse;            /* [num_heads, T] */
+};
+
 /* Views as [T, heads, head_dim]. */
 struct qkv_view {
     rk_tensor_t q, k, v;
     rk_tensor_t qk; /* the heads of q, then those of k */
 };
 
-static rk_tensor_t heads_of(const struct rk_attention *attention, rk_tensor_t fused, int64_t first,
+static rk_tensor_t heads_of(const struct attention *attention, rk_tensor_t fused, int64_t first,
                             int64_t count)
 {
     int64_t head_dim = attention->head_dim;
@@ -29,7 +49,7 @@ static rk_tensor_t heads_of(const struct rk_attention *attention, rk_tensor_t fu
 }
 
 /* Of a fused [T, q; k] and the values of a fused [T, q; k; v]. */
-static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor_t qk, rk_tensor_t qkv)
+static struct qkv_view split_qkv(const struct attention *attention, rk_tensor_t qk, rk_tensor_t qkv)
 {
     int64_t num_heads = attention->num_heads, num_kv_heads = attention->num_kv_heads;
 
@@ -42,7 +62,7 @@ static struct qkv_view split_qkv(const struct rk_attention *attention, rk_tensor
     };
 }
 
-static rk_tensor_t qk_columns(const struct rk_attention *attention, rk_tensor_t qkv)
+static rk_tensor_t qk_columns(const struct attention *attention, rk_tensor_t qkv)
 {
     return rk_tensor_cols(qkv, 0, (attention->num_heads + attention->num_kv_heads) * attention->head_dim);
 }
@@ -80,7 +100,7 @@ static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_
 }
 
 /* Every rank has the norms whole and sees its own heads: their gradients are partial. */
-static void declare_qk_norm(struct rk_attention *attention, struct rk_param_table *params,
+static void declare_qk_norm(struct attention *attention, struct rk_param_table *params,
                             const struct rk_block_site *site)
 {
     struct rk_param_spec spec = {
@@ -99,7 +119,7 @@ static struct rk_status *attention_declare(struct rk_block *block, struct rk_par
                                            const struct rk_block_site *site)
 {
     const struct rk_model_config *config = site->config;
-    struct rk_attention *attention = &block->attention;
+    struct attention *attention = block->own;
     int64_t tp_size = rk_params_tp_size(params);
     struct rk_param_spec o = {
         .rows = config->hidden_size, .cols = config->num_heads * config->head_dim, .split_dim = 1};
@@ -136,9 +156,8 @@ static struct rk_status *rotate(const struct rk_pass *pass, rk_tensor_t x, bool 
                                  });
 }
 
-static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass,
-                                              const struct rk_attention *attention,
-                                              const struct rk_attention_saved *saved)
+static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass, const struct attention *attention,
+                                              const struct saved *saved)
 {
     struct qkv_view view = split_qkv(attention, saved->qk, saved->qkv);
 
@@ -187,19 +206,19 @@ static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
 }
 
 static struct rk_status *attend(const struct rk_pass *pass, const struct rk_block *block,
-                                const struct rk_attention_saved *saved)
+                                const struct saved *saved)
 {
-    struct rk_attn_varlen_args args = varlen_args(pass, &block->attention, saved);
+    struct rk_attn_varlen_args args = varlen_args(pass, block->own, saved);
 
     if (pass->paged)
         return attend_paged(pass, block->layer, &args);
-    RK_TRY(rotate(pass, split_qkv(&block->attention, saved->qk, saved->qkv).qk, false));
+    RK_TRY(rotate(pass, split_qkv(block->own, saved->qk, saved->qkv).qk, false));
     return rk_attn_varlen_fwd(pass->stream, &args);
 }
 
 /* Fills saved->qk; in place where no backward pass follows. */
-static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct rk_attention *attention,
-                                      struct rk_attention_saved *saved)
+static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct attention *attention,
+                                      struct saved *saved)
 {
     rk_tensor_t columns = qk_columns(attention, saved->qkv);
     struct qkv_view from = split_qkv(attention, columns, saved->qkv), to;
@@ -232,9 +251,8 @@ static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct r
 }
 
 /* Gradients of q and k, in place: from those of the normalised ones to those of the projection. */
-static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const struct rk_attention *attention,
-                                          const struct rk_attention_saved *saved,
-                                          const struct qkv_view *grads)
+static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const struct attention *attention,
+                                          const struct saved *saved, const struct qkv_view *grads)
 {
     struct qkv_view x = split_qkv(attention, qk_columns(attention, saved->qkv), saved->qkv);
 
@@ -259,12 +277,12 @@ static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const stru
 }
 
 static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
-                                           rk_tensor_t out, struct rk_block_saved *block_saved)
+                                           rk_tensor_t out, void *block_saved)
 {
-    const struct rk_attention *attention = &block->attention;
-    struct rk_attention_saved *saved = &block_saved->attention;
+    const struct attention *attention = block->own;
+    struct saved *saved = block_saved;
 
-    *saved = (struct rk_attention_saved){0};
+    *saved = (struct saved){0};
     RK_TRY(rk_step_2d(pass->arena, &saved->qkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
     RK_TRY(rk_step_3d(pass->arena, &saved->out, pass->dtype, pass->num_tokens, attention->num_heads,
                       attention->head_dim));
@@ -280,11 +298,11 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
 }
 
 static struct rk_status *attention_backward(struct rk_pass *pass, const struct rk_block *block,
-                                            const struct rk_block_saved *block_saved, rk_tensor_t x,
-                                            rk_tensor_t dout, rk_tensor_t dx)
+                                            const void *block_saved, rk_tensor_t x, rk_tensor_t dout,
+                                            rk_tensor_t dx)
 {
-    const struct rk_attention *attention = &block->attention;
-    const struct rk_attention_saved *saved = &block_saved->attention;
+    const struct attention *attention = block->own;
+    const struct saved *saved = block_saved;
     rk_tensor_t dattended, dqkv;
     struct qkv_view view;
 
@@ -308,6 +326,9 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
 
 const struct rk_block_ops rk_block_attention = {
     .name = "attention",
+    .abi = RK_BLOCK_ABI,
+    .block_bytes = sizeof(struct attention),
+    .saved_bytes = sizeof(struct saved),
     .declare = attention_declare,
     .forward = attention_forward,
     .backward = attention_backward,

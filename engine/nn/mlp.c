@@ -3,12 +3,23 @@
  */
 #include "engine/nn/nn_internal.h"
 
-static rk_tensor_t gate_of(const struct rk_mlp *mlp, rk_tensor_t gate_up)
+/* Of this rank. */
+struct mlp {
+    struct rk_weight gate_up; /* [gate; up] */
+    struct rk_weight down;
+    int64_t intermediate_size;
+};
+
+struct saved {
+    rk_tensor_t gate_up; /* [T, 2 * intermediate_size] */
+};
+
+static rk_tensor_t gate_of(const struct mlp *mlp, rk_tensor_t gate_up)
 {
     return rk_tensor_cols(gate_up, 0, mlp->intermediate_size);
 }
 
-static rk_tensor_t up_of(const struct rk_mlp *mlp, rk_tensor_t gate_up)
+static rk_tensor_t up_of(const struct mlp *mlp, rk_tensor_t gate_up)
 {
     return rk_tensor_cols(gate_up, mlp->intermediate_size, mlp->intermediate_size);
 }
@@ -17,7 +28,7 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
                                         const struct rk_block_site *site)
 {
     const struct rk_model_config *config = site->config;
-    struct rk_mlp *mlp = &block->mlp;
+    struct mlp *mlp = block->own;
     struct rk_param_spec gate = {.rows = config->intermediate_size, .cols = config->hidden_size};
     struct rk_param_spec up = {
         .rows = config->intermediate_size, .cols = config->hidden_size, .flags = RK_PARAM_FUSED};
@@ -40,7 +51,7 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
 }
 
 /* The projection, and its activation unless that has no memory. */
-static struct rk_status *project(struct rk_pass *pass, const struct rk_mlp *mlp, rk_tensor_t x,
+static struct rk_status *project(struct rk_pass *pass, const struct mlp *mlp, rk_tensor_t x,
                                  rk_tensor_t gate_up, rk_tensor_t activated)
 {
     if (activated.data && !pass->keeps_activations)
@@ -54,10 +65,10 @@ static struct rk_status *project(struct rk_pass *pass, const struct rk_mlp *mlp,
 }
 
 static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
-                                        rk_tensor_t out, struct rk_block_saved *block_saved)
+                                        rk_tensor_t out, void *block_saved)
 {
-    const struct rk_mlp *mlp = &block->mlp;
-    struct rk_mlp_saved *saved = &block_saved->mlp;
+    const struct mlp *mlp = block->own;
+    struct saved *saved = block_saved;
     rk_tensor_t activated = {0};
     struct rk_step_mark mark;
 
@@ -73,11 +84,12 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
 }
 
 static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_block *block,
-                                         const struct rk_block_saved *block_saved, rk_tensor_t x,
-                                         rk_tensor_t dout, rk_tensor_t dx)
+                                         const void *block_saved, rk_tensor_t x, rk_tensor_t dout,
+                                         rk_tensor_t dx)
 {
-    const struct rk_mlp *mlp = &block->mlp;
-    rk_tensor_t gate_up = block_saved->mlp.gate_up;
+    const struct mlp *mlp = block->own;
+    const struct saved *saved = block_saved;
+    rk_tensor_t gate_up = saved->gate_up;
     rk_tensor_t gate = gate_of(mlp, gate_up), up = up_of(mlp, gate_up);
     rk_tensor_t activated; /* first the gradient of it, then itself */
 
@@ -94,6 +106,9 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
 
 const struct rk_block_ops rk_block_swiglu = {
     .name = "swiglu",
+    .abi = RK_BLOCK_ABI,
+    .block_bytes = sizeof(struct mlp),
+    .saved_bytes = sizeof(struct saved),
     .declare = swiglu_declare,
     .forward = swiglu_forward,
     .backward = swiglu_backward,

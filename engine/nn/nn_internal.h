@@ -139,8 +139,15 @@ void rk_rope_table(const struct rk_model_config *config, int64_t num_positions, 
 
 /* --- blocks: what stands between a norm and the residual addition --- */
 
-struct rk_block;
-struct rk_block_saved;
+struct rk_block_ops;
+
+/* One block of a model. */
+struct rk_block {
+    const struct rk_block_ops *ops;
+    int64_t layer;
+    struct rk_weight norm; /* in front of it */
+    void *own;             /* ops->block_bytes: weights and dimensions, those of this rank */
+};
 
 /* Where a block stands, when its parameters are declared. */
 struct rk_block_site {
@@ -149,67 +156,26 @@ struct rk_block_site {
     const char *module; /* "self_attn" */
 };
 
+#define RK_BLOCK_ABI 1
+
+/* A kind of block. What it holds and what it keeps between the passes is its own affair: others only make
+ * room for it. */
 struct rk_block_ops {
     const char *name; /* "attention", "swiglu" */
-    /* Required. Adds the parameters to the table and fills the block's dimensions; INVALID_ARGUMENT when tp
-     * does not divide them. */
+    uint32_t abi;
+    size_t block_bytes; /* of block->own */
+    size_t saved_bytes; /* of what forward keeps for backward, in host memory */
+    /* Required. Adds the parameters to the table and fills block->own, which is zero; INVALID_ARGUMENT when
+     * tp does not divide them. */
     struct rk_status *(*declare)(struct rk_block *block, struct rk_param_table *params,
                                  const struct rk_block_site *site);
-    /* Required. out = f(x). `out` none: only what the backward function needs is made. */
+    /* Required. out = f(x). `out` none: only what the backward function needs is made. saved: written anew.
+     */
     struct rk_status *(*forward)(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
-                                 rk_tensor_t out, struct rk_block_saved *saved);
-    /* Required. May overwrite what was saved. */
-    struct rk_status *(*backward)(struct rk_pass *pass, const struct rk_block *block,
-                                  const struct rk_block_saved *saved, rk_tensor_t x, rk_tensor_t dout,
-                                  rk_tensor_t dx);
-};
-
-/* Dimensions are those of this rank. */
-struct rk_attention {
-    struct rk_weight qkv; /* [q; k; v] */
-    struct rk_weight o;
-    bool has_qk_norm;                /* every head of q and k is normalised before it is rotated */
-    struct rk_weight q_norm, k_norm; /* [head_dim] */
-    int64_t num_heads, num_kv_heads, head_dim;
-    int32_t window; /* keys that a query sees, itself included; 0: all before it */
-};
-
-struct rk_mlp {
-    struct rk_weight gate_up; /* [gate; up] */
-    struct rk_weight down;
-    int64_t intermediate_size;
-};
-
-struct rk_block {
-    const struct rk_block_ops *ops;
-    int64_t layer;
-    struct rk_weight norm;
-    union {
-        struct rk_attention attention;
-        struct rk_mlp mlp;
-    };
-};
-
-struct rk_attention_saved {
-    rk_tensor_t qkv; /* [T, (num_heads + 2 num_kv_heads) * head_dim] */
-    /* [T, (num_heads + num_kv_heads) * head_dim]: queries and keys as attention takes them, rotated. Columns
-     * of qkv, or memory of its own where the backward pass needs what a norm has made them from. */
-    rk_tensor_t qk;
-    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; else none */
-    rk_tensor_t out;            /* [T, num_heads, head_dim] */
-    rk_tensor_t lse;            /* [num_heads, T] */
-};
-
-struct rk_mlp_saved {
-    rk_tensor_t gate_up; /* [T, 2 * intermediate_size] */
-};
-
-struct rk_block_saved {
-    struct rk_norm_saved norm; /* of x, the input of the block */
-    union {
-        struct rk_attention_saved attention;
-        struct rk_mlp_saved mlp;
-    };
+                                 rk_tensor_t out, void *saved);
+    /* Required. May overwrite the tensors that were saved. */
+    struct rk_status *(*backward)(struct rk_pass *pass, const struct rk_block *block, const void *saved,
+                                  rk_tensor_t x, rk_tensor_t dout, rk_tensor_t dx);
 };
 
 extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped queries, rotary positions */

@@ -101,22 +101,34 @@ struct adjoint {
     double forward, backward;
 };
 
+/* `num_params` parameters from `first` on, which are used as one matrix. */
+static struct rk_weight find_weight(const struct rk_test_model *test, const char *first, int64_t num_params)
+{
+    int64_t param = rk_model_find_param(test->model, first);
+    struct rk_weight weight = {.param = param,
+                               .cols = rk_model_placement_at(test->model, param)->local_shape[1]};
+
+    for (int64_t i = param; i < param + num_params; i++)
+        weight.rows += rk_model_placement_at(test->model, i)->local_shape[0];
+    return weight;
+}
+
 /* Column-parallel: x is replicated, y is split. */
 static struct rk_status *column_adjoint(struct rk_test_model *test, int32_t rank, struct adjoint *out)
 {
-    const struct rk_weight *weight = &test->model->core->blocks[0].attention.qkv;
+    struct rk_weight weight = find_weight(test, "model.layers.0.self_attn.q_proj.weight", 3);
     struct rk_pass pass;
     rk_tensor_t x, ax, y, aty;
 
     RK_TRY(begin_pass(test, &pass));
-    RK_TRY(rk_step_2d(pass.arena, &x, RK_DTYPE_F64, ROWS, weight->cols));
-    RK_TRY(rk_step_2d(pass.arena, &aty, RK_DTYPE_F64, ROWS, weight->cols));
-    RK_TRY(rk_step_2d(pass.arena, &ax, RK_DTYPE_F64, ROWS, weight->rows));
-    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight->rows));
+    RK_TRY(rk_step_2d(pass.arena, &x, RK_DTYPE_F64, ROWS, weight.cols));
+    RK_TRY(rk_step_2d(pass.arena, &aty, RK_DTYPE_F64, ROWS, weight.cols));
+    RK_TRY(rk_step_2d(pass.arena, &ax, RK_DTYPE_F64, ROWS, weight.rows));
+    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight.rows));
     fill(x, 1);
     fill(y, 2 + (uint64_t)rank);
-    RK_TRY(rk_linear_fwd(&pass, weight, x, ax));
-    RK_TRY(rk_linear_column_bwd(&pass, weight, x, y, aty));
+    RK_TRY(rk_linear_fwd(&pass, &weight, x, ax));
+    RK_TRY(rk_linear_column_bwd(&pass, &weight, x, y, aty));
     out->forward = dot(ax, y);
     RK_TRY(sum_over(pass.tp, pass.stream, pass.arena, &out->forward));
     out->backward = dot(x, aty);
@@ -126,19 +138,19 @@ static struct rk_status *column_adjoint(struct rk_test_model *test, int32_t rank
 /* Row-parallel: x is split, y is replicated. */
 static struct rk_status *row_adjoint(struct rk_test_model *test, int32_t rank, struct adjoint *out)
 {
-    const struct rk_weight *weight = &test->model->core->blocks[1].mlp.down;
+    struct rk_weight weight = find_weight(test, "model.layers.0.mlp.down_proj.weight", 1);
     struct rk_pass pass;
     rk_tensor_t x, ax, y, aty;
 
     RK_TRY(begin_pass(test, &pass));
-    RK_TRY(rk_step_2d(pass.arena, &x, RK_DTYPE_F64, ROWS, weight->cols));
-    RK_TRY(rk_step_2d(pass.arena, &aty, RK_DTYPE_F64, ROWS, weight->cols));
-    RK_TRY(rk_step_2d(pass.arena, &ax, RK_DTYPE_F64, ROWS, weight->rows));
-    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight->rows));
+    RK_TRY(rk_step_2d(pass.arena, &x, RK_DTYPE_F64, ROWS, weight.cols));
+    RK_TRY(rk_step_2d(pass.arena, &aty, RK_DTYPE_F64, ROWS, weight.cols));
+    RK_TRY(rk_step_2d(pass.arena, &ax, RK_DTYPE_F64, ROWS, weight.rows));
+    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight.rows));
     fill(x, 20 + (uint64_t)rank);
     fill(y, 3);
-    RK_TRY(rk_linear_row_fwd(&pass, weight, x, ax));
-    RK_TRY(rk_linear_bwd(&pass, weight, x, y, aty));
+    RK_TRY(rk_linear_row_fwd(&pass, &weight, x, ax));
+    RK_TRY(rk_linear_bwd(&pass, &weight, x, y, aty));
     out->forward = dot(ax, y);
     out->backward = dot(x, aty);
     return sum_over(pass.tp, pass.stream, pass.arena, &out->backward);
