@@ -14,6 +14,24 @@ static void refuse_keys(const struct rk_config *job, const char *const *keys, co
     }
 }
 
+struct rk_status *rk_job_preference(struct rk_preference *out, const struct rk_config *job)
+{
+    return rk_preference_read(out, rk_config_string(job, RK_JOB_DPO "loss_type"),
+                              rk_config_real(job, RK_JOB_DPO "beta"),
+                              rk_config_real(job, RK_JOB_DPO "label_smoothing"));
+}
+
+/* What the loss checks of its keys together. */
+static void check_preference(const struct rk_config *job, struct rk_str *problems)
+{
+    struct rk_preference pair;
+    struct rk_status *st = rk_job_preference(&pair, job);
+
+    if (st)
+        rk_str_appendf(problems, RK_JOB_DPO "%s\n", rk_status_message(st));
+    rk_status_free(st);
+}
+
 void rk_job_examples_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     static const char *const of_examples[] = {"data.messages_key", "data.response_key", "data.max_length",
@@ -37,6 +55,7 @@ void rk_job_examples_check(const struct rk_config *job, int32_t world_size, stru
         refuse_keys(job, of_examples, "", problems);
         return;
     }
+    check_preference(job, problems);
     refuse_keys(job, of_lengths, ": data.max_length bounds a sequence", problems);
     refuse_keys(job, of_batches, ": a batch of data.train_batch_size rows is one optimizer step", problems);
     refuse_keys(job, of_prompts, ", which generates nothing", problems);

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "base/rk_config.h"
+#include "base/rk_preference.h"
 #include "base/rk_mesh.h"
 #include "base/rk_rollout_correction.h"
 #include "base/rk_status.h"
@@ -124,6 +125,8 @@ int64_t rk_job_group_size(const struct rk_config *job);
 int64_t rk_job_longest(const struct rk_config *job);
 
 /* --- derived values --- */
+/* algorithm.dpo: the loss of a pair. */
+struct rk_status *rk_job_preference(struct rk_preference *out, const struct rk_config *job) RK_NODISCARD;
 /* Whether compute_log_prob has to return sum_pi_squared. */
 bool rk_job_needs_sum_pi_squared(const struct rk_config *job);
 /* algorithm.kl_ctrl as a run begins with it. */

@@ -176,26 +176,27 @@ const struct rk_flow_step rk_step_validate_sft = {"validate", "testing", rk_flow
 /* --- preferences --- */
 
 struct dpo_sums {
-    double num_pairs, num_right;
+    struct rk_preference pair;
+    double num_pairs, num_right, loss;
     double log_prob[2], log_ratio[2]; /* of chosen and rejected */
 };
 
 static void add_dpo(void *opaque, const struct part *part)
 {
     struct dpo_sums *sums = opaque;
-    double count = 0.0;
 
     for (int64_t row = 0; row + 1 < part->num_rows; row += 2) {
-        double ratio[2];
+        struct rk_preference_side sides[2] = {0};
 
         for (int side = 0; side < 2; side++) {
-            double log_prob = sum_row(part, 0, row + side, &count);
+            double unused = 0.0, log_prob = sum_row(part, 0, row + side, &sides[side].num_tokens);
 
-            ratio[side] = log_prob - sum_row(part, 1, row + side, &count);
+            sides[side].log_ratio = log_prob - sum_row(part, 1, row + side, &unused);
             sums->log_prob[side] += log_prob;
-            sums->log_ratio[side] += ratio[side];
+            sums->log_ratio[side] += sides[side].log_ratio;
         }
-        sums->num_right += ratio[0] > ratio[1];
+        sums->loss += rk_preference_of(&sums->pair, &sides[0], &sides[1]).loss;
+        sums->num_right += sides[0].log_ratio > sides[1].log_ratio;
         sums->num_pairs += 1.0;
     }
 }
@@ -203,11 +204,14 @@ static void add_dpo(void *opaque, const struct part *part)
 static struct rk_status *validate_dpo(struct rk_flow_context *ctx)
 {
     static const struct pass *const passes[] = {&actor_pass, &ref_pass, NULL};
-    double beta = rk_config_real(ctx->job, RK_JOB_DPO "beta");
     struct dpo_sums sums = {0};
+    double beta;
 
+    RK_TRY(rk_job_preference(&sums.pair, ctx->job));
+    beta = sums.pair.beta;
     RK_TRY(run_parts(ctx, passes, add_dpo, &sums));
     RK_ASSERT(sums.num_pairs > 0.0);
+    rk_flow_metric(ctx->metrics, "val/loss", sums.loss / sums.num_pairs);
     rk_flow_metric(ctx->metrics, "val/rewards/chosen", beta * sums.log_ratio[0] / sums.num_pairs);
     rk_flow_metric(ctx->metrics, "val/rewards/rejected", beta * sums.log_ratio[1] / sums.num_pairs);
     rk_flow_metric(ctx->metrics, "val/rewards/margins",

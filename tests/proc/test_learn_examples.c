@@ -77,6 +77,7 @@ static void test_dpo_raises_the_held_out_margin(void **state)
                       metric(validation, "val/rewards/accuracies"));
         assert_true(metric(first, "val/rewards/margins") == 0.0); /* the policy is its reference */
         assert_true(metric(validation, "val/rewards/margins") >= 1.0);
+        assert_true(metric(validation, "val/loss") < metric(first, "val/loss"));
         assert_true(metric(validation, "val/rewards/accuracies") >= 0.9);
         rk_json_free(first);
         rk_json_free(summary);

@@ -13,12 +13,13 @@
 
 static const struct {
     const char *job;
-    const char *metrics[5]; /* that every layout has, of training and validation */
+    const char *metrics[6]; /* that every layout has, of training and validation */
     double first_loss;      /* 0: unknown */
 } kinds[] = {
     {DIGITS "sft.json", {"train/loss", "train/grad_norm", "val/loss"}, 0.0},
     {DIGITS "dpo.json",
-     {"train/loss", "train/grad_norm", "rewards/margins", "val/rewards/margins", "val/logps/chosen"},
+     {"train/loss", "train/grad_norm", "rewards/margins", "val/loss", "val/rewards/margins",
+      "val/logps/chosen"},
      0.69314718},
 };
 
@@ -66,7 +67,7 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
     (void)state;
     for (size_t k = 0; k < RK_ARRAY_LEN(kinds); k++) {
         char *one = new_run_dir(), *two = straight[k] = new_run_dir();
-        double first = 0.0, last = 0.0;
+        double first = 0.0, last = 0.0, held_out = 0.0;
 
         print_message("%s\n", kinds[k].job);
         run_job(kinds[k].job, one, "1", STEPS, NULL);
@@ -76,6 +77,8 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
 
             for (size_t i = 0; i < RK_ARRAY_LEN(kinds[k].metrics) && kinds[k].metrics[i]; i++)
                 assert_near(metrics, expected, kinds[k].metrics[i]);
+            if (line == 1)
+                held_out = metric(metrics, "val/loss");
             if (line == 2)
                 first = metric(metrics, "train/loss");
             if (line > 1)
@@ -83,8 +86,10 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
             rk_json_free(expected);
             rk_json_free(metrics);
         }
-        if (kinds[k].first_loss > 0.0) /* the policy is its reference: ln 2 */
+        if (kinds[k].first_loss > 0.0) { /* the policy is its reference: ln 2 */
             assert_true(fabs(first - kinds[k].first_loss) < 1e-6);
+            assert_true(fabs(held_out - kinds[k].first_loss) < 1e-6);
+        }
         assert_true(last < first);
         rk_free(one);
     }
