@@ -76,14 +76,34 @@ static char *directory_of(const char *path)
     return dir;
 }
 
-static struct rk_status *check_model_path(const struct run *run)
-{
-    const char *full = run->inputs.model_path;
+/* A model of the job; without a path where the role has none, or none of its own. */
+struct model_dir {
+    const char *key, *path;
+};
 
-    if (!full || access(full, R_OK | X_OK) == 0)
-        return NULL;
-    return RK_WRAP(rk_hub_not_found(rk_config_string(run->job, RK_JOB_MODEL "path"), full),
-                   RK_JOB_MODEL "path");
+enum { MODEL_DIRS = 4 };
+
+static void find_models(struct model_dir models[MODEL_DIRS], const struct run *run)
+{
+    const struct rk_flow_inputs *inputs = &run->inputs;
+
+    models[0] = (struct model_dir){RK_JOB_MODEL "path", inputs->model_path};
+    models[1] = (struct model_dir){RK_JOB_CRITIC "model.path", inputs->critic_path};
+    models[2] = (struct model_dir){RK_JOB_TEACHER "model.path", inputs->teacher_path};
+    models[3] = (struct model_dir){RK_JOB_REWARD_MODEL "model_path", inputs->reward_model.path};
+}
+
+static struct rk_status *check_model_paths(const struct run *run)
+{
+    struct model_dir models[MODEL_DIRS];
+
+    find_models(models, run);
+    for (int i = 0; i < MODEL_DIRS; i++) {
+        if (models[i].path && access(models[i].path, R_OK | X_OK) != 0)
+            return RK_WRAP(rk_hub_not_found(rk_config_string(run->job, models[i].key), models[i].path), "%s",
+                           models[i].key);
+    }
+    return NULL;
 }
 
 static struct rk_status *read_inputs(struct run *run)
@@ -98,8 +118,8 @@ static struct rk_status *read_inputs(struct run *run)
         return RK_WRAP(st, "%s", path);
     run->job_dir = directory_of(path);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
-    if (!st && rk_cli_has(run->cli, "local")) /* elsewhere it is on the daemons' hosts */
-        st = check_model_path(run);
+    if (!st && rk_cli_has(run->cli, "local")) /* elsewhere they are on the daemons' hosts */
+        st = check_model_paths(run);
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
 
@@ -124,8 +144,9 @@ static struct rk_status *open_checkpoints(struct run *run)
 
 static struct rk_status *start_local(struct run *run)
 {
-    /* Only this user can reach the daemons; the first two paths may be behind symbolic links. */
-    const char *roots[] = {run->dir.path, run->inputs.model_path ? run->inputs.model_path : "/", "/", NULL};
+    /* Only this user can reach the daemons. What is below the last root may not be behind symbolic links. */
+    const char *roots[MODEL_DIRS + 3] = {run->dir.path};
+    struct model_dir models[MODEL_DIRS];
     struct rk_local_config config = {
         .struct_size = sizeof(config),
         .num_daemons = run->world_size,
@@ -135,7 +156,14 @@ static struct rk_status *start_local(struct run *run)
     };
     struct rk_status *st;
     char *program;
+    int num_roots = 1;
 
+    find_models(models, run);
+    for (int i = 0; i < MODEL_DIRS; i++) {
+        if (models[i].path)
+            roots[num_roots++] = models[i].path;
+    }
+    roots[num_roots] = "/";
     RK_TRY(rk_cli_find_rankd(&program));
     config.program = program;
     st = rk_local_start(&run->local, &config);

@@ -146,12 +146,62 @@ static void test_ppo_critic_beside_grpo_changes_nothing(void **state)
     rk_free(dir);
 }
 
+/* Goal: the critic's directory may be anywhere: relative to the job and behind a symbolic link. */
+static void test_ppo_critic_directory_is_found(void **state)
+{
+    char *target = rk_test_fixture_path("golden/ppo/critic"), *link = rk_test_temp_path("critic-link");
+    char *linked = rk_format("critic.model.path=%s", link);
+    const char *const paths[] = {"critic.model.path=../../tests/golden/ppo/critic", linked};
+
+    (void)state;
+    assert_int_equal(symlink(target, link), 0);
+    for (size_t i = 0; i < RK_ARRAY_LEN(paths); i++) {
+        const char *const more[] = {ACTOR TP "1", paths[i], "trainer.total_training_steps=1", NULL};
+
+        print_message("%s\n", paths[i]);
+        rk_free(run_new("1", more));
+    }
+    rk_free(linked);
+    rk_free(link);
+    rk_free(target);
+}
+
+/* Goal: a model that is not there is named before a daemon is started. */
+static void test_ppo_missing_models_are_refused(void **state)
+{
+    static const char missing[] = "/nonexistent/model";
+    static const struct {
+        const char *key, *enable;
+    } cases[] = {
+        {"critic.model.path", "critic.enable=true"},
+        {"distillation.teacher.model.path", "distillation.enabled=true"},
+        {"reward.reward_model.model_path", "reward.reward_model.enable=true"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = new_run_dir(), *path = rk_format("%s=%s", cases[i].key, missing);
+        struct outcome outcome =
+            run_in(dir, "1", (const char *const[]){ACTOR TP "1", cases[i].enable, path, NULL});
+
+        assert_exit(&outcome, 2);
+        assert_text("stderr", outcome.err, cases[i].key);
+        assert_text("stderr", outcome.err, missing);
+        assert_int_equal(access(dir, F_OK), -1);
+        outcome_fini(&outcome);
+        rk_free(path);
+        rk_free(dir);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ppo_every_layout_gives_the_result_of_one_rank),
         cmocka_unit_test(test_ppo_run_goes_on_bit_for_bit),
         cmocka_unit_test(test_ppo_critic_beside_grpo_changes_nothing),
+        cmocka_unit_test(test_ppo_critic_directory_is_found),
+        cmocka_unit_test(test_ppo_missing_models_are_refused),
     };
 
     skip_without_devices(1);
