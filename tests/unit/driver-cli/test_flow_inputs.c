@@ -140,7 +140,8 @@ static const struct reward_case {
     bool has_tokenizer;
     const char *to;       /* tokenizer.json has this instead of "7": 9; NULL: the policy's */
     const char *template; /* NULL: the directory has none */
-    const char *row, *apply;
+    const char *row;
+    const char *key;     /* of the job, besides */
     const char *message; /* NULL: fine, */
     const char *text;    /* and the response "3" is read as this text; NULL: in the policy's tokens */
 } reward_cases[] = {
@@ -168,6 +169,8 @@ static const struct reward_case {
      "max_position_embeddings: expected at least 1024 ", NULL},
     {"{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": 14}", true, NULL, NULL, TEXT_ROW, NULL,
      "architectures=[\"LlamaForCausalLM\"]: a reward model has a score head", NULL},
+    {SAME, true, NULL, NULL, TEXT_ROW, "reward.pattern=1", "reward.pattern: not a key of the reward 'auto'",
+     NULL},
     {SAME, true, NULL, "{{ raise_exception('no system turn') }}", CHAT_ROW, NULL,
      "data.train_files: prompt 0, from 0 over all files", NULL},
 };
@@ -230,7 +233,7 @@ static void check_reward_model(const struct reward_case *row, const char *tokeni
         rk_strdup(RK_JOB_MODEL "custom_chat_template='" POLICY_TEMPLATE "'"),
         rk_strdup(RK_JOB_REWARD_MODEL "enable=true"),
         rk_format(RK_JOB_REWARD_MODEL "model_path=%s", dir),
-        rk_strdup(row->apply ? row->apply : APPLY "null")};
+        rk_strdup(row->key ? row->key : APPLY "null")};
     struct rk_flow_inputs inputs;
     struct rk_config *job;
 

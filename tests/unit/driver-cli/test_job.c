@@ -187,6 +187,8 @@ static void test_job_make_absolute_resolves_the_paths_of_the_reward(void **state
         {"reward.name=command", "reward.dir", "/job"},
         {"reward.token_file=token", "reward.token_file", "/job/token"},
         {"reward.dir=scorers", "reward.dir", "/job/scorers"},
+        {"reward.reward_model.model_path=rm", "reward.reward_model.model_path", "/job/rm"},
+        {"reward.reward_model.tokenizer_path=t.json", "reward.reward_model.tokenizer_path", "/job/t.json"},
     };
 
     (void)state;
