@@ -14,72 +14,46 @@
 
 /* What is known of the model before a daemon has it. */
 struct found {
-    struct rk_json *config; /* config.json; NULL: not on this machine */
-    char *config_path;
-    char *tokenizer_dir;
-    struct rk_tokenizer *tokenizer; /* NULL: none was found */
+    struct rk_flow_model_dir dir;
     struct rk_chat *chat;
 };
 
 static void found_fini(struct found *found)
 {
     rk_chat_destroy(found->chat);
-    rk_tokenizer_destroy(found->tokenizer);
-    rk_json_free(found->config);
-    rk_free(found->tokenizer_dir);
-    rk_free(found->config_path);
-}
-
-static int64_t config_int(const struct rk_json *config, const char *key)
-{
-    return rk_json_as_int(rk_json_find(config, key), -1);
+    rk_flow_model_dir_fini(&found->dir);
 }
 
 /* --- the model --- */
 
-/* The engine (engine/nn/head_value.c) takes these, too. */
-static struct rk_status *check_architecture(const struct found *found)
+static struct rk_status *check_architecture(const struct rk_flow_model_dir *dir)
 {
-    const struct rk_json *list = rk_json_find(found->config, "architectures");
-    const char *name = rk_json_as_string(rk_json_at(list, 0), NULL);
+    const char *name = rk_flow_architecture(dir);
 
-    if (!name || rk_str_has_suffix(name, "ForSequenceClassification") ||
-        rk_str_has_suffix(name, "ForTokenClassification"))
+    if (!name || rk_flow_is_classifier(dir))
         return NULL;
     return RK_FAIL(RK_INVALID_ARGUMENT,
                    "%s: architectures=[\"%.64s\"]: a reward model has a score head, expected "
                    "...ForSequenceClassification or ...ForTokenClassification",
-                   found->config_path, name);
+                   dir->config_path, name);
 }
 
-static void tell_labels(const struct found *found)
-{
-    const struct rk_json *names = rk_json_find(found->config, "id2label");
-    int64_t count = rk_json_as_int(rk_json_find(found->config, "num_labels"), 2); /* as transformers */
-
-    if (!rk_json_is_null(names))
-        count = rk_json_count(names);
-    if (count != 1)
-        RK_WARN("%s: %" PRId64 " labels: the score is the logit of the last one", found->config_path, count);
-}
-
-static struct rk_status *read_config(struct found *found, const struct rk_config *job, const char *path)
+static struct rk_status *check_config(const struct rk_flow_model_dir *dir, const struct rk_config *job)
 {
     int64_t most, longest = RK_MAX(rk_job_longest(job), rk_job_reward_max_length(job));
 
-    found->config_path = rk_path_join(path, "config.json");
-    if (access(found->config_path, F_OK) != 0)
+    if (!dir->config)
         return NULL;
-    RK_TRY(rk_json_parse_file(&found->config, found->config_path, RK_FLOW_CONFIG_BYTES_MAX,
-                              RK_JSON_BIG_INT_AS_REAL));
-    RK_TRY(check_architecture(found));
-    most = config_int(found->config, "max_position_embeddings");
+    RK_TRY(check_architecture(dir));
+    most = rk_json_as_int(rk_json_find(dir->config, "max_position_embeddings"), -1);
     if (most >= 0 && most < longest)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "%s: max_position_embeddings: expected at least %" PRId64
                        " (data.max_prompt_length + data.max_response_length, and max_length), got %" PRId64,
-                       found->config_path, longest, most);
-    tell_labels(found);
+                       dir->config_path, longest, most);
+    if (rk_flow_num_labels(dir) != 1)
+        RK_WARN("%s: %" PRId64 " labels: the score is the logit of the last one", dir->config_path,
+                rk_flow_num_labels(dir));
     return NULL;
 }
 
@@ -93,9 +67,10 @@ static struct rk_status *open_tokenizer(struct found *found, const struct rk_con
     struct rk_status *st = NULL;
 
     if (given || access(full, F_OK) == 0)
-        st = rk_flow_open_tokenizer(&found->tokenizer, &found->tokenizer_dir, full, given ? given : full);
-    if (!st && found->tokenizer)
-        st = rk_chat_create_dir(&found->chat, found->tokenizer_dir, NULL);
+        st = rk_flow_open_tokenizer(&found->dir.tokenizer, &found->dir.tokenizer_dir, full,
+                                    given ? given : full);
+    if (!st && found->dir.tokenizer)
+        st = rk_chat_create_dir(&found->chat, found->dir.tokenizer_dir, NULL);
     rk_free(full);
     return st && given ? RK_WRAP(st, RK_JOB_REWARD_MODEL "tokenizer_path") : st;
 }
@@ -114,44 +89,25 @@ static bool prompts_have_messages(const struct rk_flow_inputs *inputs)
     return has_messages(inputs->dataset) || has_messages(inputs->val_dataset);
 }
 
-/* Whether the policy's tokens mean the same to the model; says why not. */
-static struct rk_status *check_same_tokens(const struct found *found, const struct rk_flow_inputs *inputs)
-{
-    int64_t size = config_int(found->config, "vocab_size");
-    int64_t expected = config_int(inputs->hf_config, "vocab_size");
-
-    if (found->tokenizer)
-        RK_TRY(rk_flow_compare_tokens(found->tokenizer, found->tokenizer_dir, inputs->tokenizer, "policy"));
-    /* A policy may sample any row of its vocabulary. Without a tokenizer only the size tells two apart. */
-    if (size >= 0 && expected >= 0 && (found->tokenizer ? size < expected : size != expected))
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%s: vocab_size: expected %" PRId64 ", that of the policy, got %" PRId64 "%s",
-                       found->config_path, expected, size,
-                       found->tokenizer ? ""
-                                        : ", and the directory has no tokenizer.json: set "
-                                          "reward.reward_model.tokenizer_path to encode texts again");
-    return NULL;
-}
-
 static struct rk_status *check_own_tokens(const struct found *found, const struct rk_flow_inputs *inputs)
 {
-    int64_t size = config_int(found->config, "vocab_size");
+    int64_t size = rk_json_as_int(rk_json_find(found->dir.config, "vocab_size"), -1);
 
-    if (!found->tokenizer)
+    if (!found->dir.tokenizer)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        RK_JOB_REWARD_MODEL "apply_chat_template=true needs a tokenizer: %s has none on this "
                                            "machine; set " RK_JOB_REWARD_MODEL "tokenizer_path",
                        inputs->reward_model.path);
-    if (size >= 0 && size < rk_tokenizer_vocab_size(found->tokenizer))
+    if (size >= 0 && size < rk_tokenizer_vocab_size(found->dir.tokenizer))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "%s: vocab_size: expected at least the %" PRId64 " tokens of %s, got %" PRId64,
-                       found->config_path, rk_tokenizer_vocab_size(found->tokenizer), found->tokenizer_dir,
-                       size);
+                       found->dir.config_path, rk_tokenizer_vocab_size(found->dir.tokenizer),
+                       found->dir.tokenizer_dir, size);
     if (!found->chat && prompts_have_messages(inputs))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "prompts are messages, and %s has no chat template for them (chat_template.jinja, or "
                        "chat_template in tokenizer_config.json)",
-                       found->tokenizer_dir);
+                       found->dir.tokenizer_dir);
     return NULL;
 }
 
@@ -161,11 +117,12 @@ static struct rk_status *choose(bool *encodes, const struct found *found, const 
 {
     static const char key[] = RK_JOB_REWARD_MODEL "apply_chat_template";
     bool is_open = rk_config_is_null(job, key);
-    struct rk_status *st = check_same_tokens(found, inputs);
+    struct rk_status *st = rk_flow_check_same_tokens(
+        &found->dir, inputs, "set reward.reward_model.tokenizer_path to encode texts again");
     bool writes_same =
         !found->chat || !prompts_have_messages(inputs) || rk_chat_is_same(found->chat, inputs->chat);
 
-    *encodes = is_open ? found->tokenizer && (st || !writes_same) : rk_config_bool(job, key);
+    *encodes = is_open ? found->dir.tokenizer && (st || !writes_same) : rk_config_bool(job, key);
     if (!*encodes)
         return st && !is_open ? RK_WRAP(st, "%s=false: the policy's tokens are not the reward model's", key)
                               : st;
@@ -179,21 +136,23 @@ static struct rk_status *load(struct found *found, struct rk_flow_inputs *inputs
     struct rk_flow_reward_model *model = &inputs->reward_model;
     bool encodes;
 
-    RK_TRY(read_config(found, job, model->path));
+    RK_TRY(rk_flow_model_dir_open(&found->dir, model->path));
+    RK_TRY(check_config(&found->dir, job));
     RK_TRY(open_tokenizer(found, job, model->path, job_dir));
     RK_TRY(choose(&encodes, found, inputs, job));
-    if (!found->config && !found->tokenizer)
+    if (!found->dir.config && !found->dir.tokenizer)
         RK_WARN("%s is not on this machine: its tokens are taken to be the policy's, else "
                 "set " RK_JOB_REWARD_MODEL "tokenizer_path",
                 model->path);
     if (!encodes)
         return NULL;
-    model->tokenizer = found->tokenizer;
+    model->tokenizer = found->dir.tokenizer;
     model->chat = found->chat;
     model->now_s = (int64_t)time(NULL);
-    found->tokenizer = NULL;
+    found->dir.tokenizer = NULL;
     found->chat = NULL;
-    RK_INFO("the reward model reads texts: encoded again, with the tokenizer of %s", found->tokenizer_dir);
+    RK_INFO("the reward model reads texts: encoded again, with the tokenizer of %s",
+            found->dir.tokenizer_dir);
     return NULL;
 }
 

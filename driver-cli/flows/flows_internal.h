@@ -69,6 +69,26 @@ struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, 
 struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
                                          const struct rk_tokenizer *expected, const char *owner) RK_NODISCARD;
 
+/* --- the directory of a model that is not the policy's (flow_model_dir.c) --- */
+struct rk_flow_model_dir {
+    char *config_path;
+    struct rk_json *config; /* config.json; NULL: not on this machine */
+    char *tokenizer_dir;
+    struct rk_tokenizer *tokenizer; /* NULL: none was found */
+};
+/* Without its tokenizer. Fails for a config.json that is no JSON; `out` is to be ended after that, too. */
+struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
+void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
+const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not said */
+/* Of tokens or of sequences. */
+bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);
+int64_t rk_flow_num_labels(const struct rk_flow_model_dir *dir);
+/* INVALID_ARGUMENT unless the policy's tokens mean the same to the model; `advice` is what to do where only a
+ * tokenizer could tell. */
+struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
+                                            const struct rk_flow_inputs *inputs,
+                                            const char *advice) RK_NODISCARD;
+
 /* The teacher, where the job has one: its directory, and that its vocabulary is the student's
  * (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
 struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
