@@ -93,8 +93,6 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
         if (st)
             goto out;
     }
-    if (!rk_config_is_null(job, RK_JOB_CRITIC "model.path"))
-        inputs->critic_path = rk_hub_resolve(job_dir, rk_config_string(job, RK_JOB_CRITIC "model.path"));
     inputs->workload = workload_of(inputs->hf_config);
     read_token_ids(inputs, generation);
     if (inputs->hf_config && rk_json_count(inputs->eos_ids) == 0 &&
@@ -276,6 +274,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
     *out = (struct rk_flow_inputs){0};
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, rk_flow_inputs_load_critic(out, job, job_dir), fail);
     RK_TRY_GOTO(st, rk_flow_inputs_load_teacher(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_chat(out, job), fail);
     RK_TRY_GOTO(st, rk_flow_of(job)->load(out, job, job_dir), fail);

@@ -89,6 +89,11 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
                                             const struct rk_flow_inputs *inputs,
                                             const char *advice) RK_NODISCARD;
 
+/* The critic's directory, where the job has a critic with one (flow_critic.c). INVALID_ARGUMENT names the
+ * file that promises a value head and has none, or another vocabulary. */
+struct rk_status *rk_flow_inputs_load_critic(struct rk_flow_inputs *inputs, const struct rk_config *job,
+                                             const char *job_dir) RK_NODISCARD;
+
 /* The teacher, where the job has one: its directory, and that its vocabulary is the student's
  * (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
 struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "driver-cli/job_internal.h"
 #include "tests/support/test.h"
@@ -271,12 +272,111 @@ static void test_flow_inputs_reward_model_has_a_head_and_tokens(void **state)
     rk_free(path);
 }
 
+/* --- the critic --- */
+
+#define VALUE_CONFIG(labels, size)                                                        \
+    "{\"architectures\": [\"LlamaForTokenClassification\"], \"num_labels\": " labels ", " \
+    "\"vocab_size\": " size "}"
+#define LM_CONFIG "{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": 14}"
+#define INDEX     "model.safetensors.index.json"
+
+static const struct critic_case {
+    const char *config; /* NULL: the directory is not on this machine */
+    const char *file;   /* a file beside it, of the head's tensor or another one; NULL: none */
+    bool has_head;
+    const char *message; /* NULL: fine */
+} critic_cases[] = {
+    {NULL, NULL, false, NULL},
+    {LM_CONFIG, "model.safetensors", false, NULL},
+    {VALUE_CONFIG("1", "14"), NULL, false, NULL},
+    {VALUE_CONFIG("1", "14"), "model.safetensors", true, NULL},
+    {VALUE_CONFIG("1", "14"), INDEX, true, NULL},
+    {VALUE_CONFIG("1", "14"), "model.safetensors", false, "model.safetensors: no tensor 'score.weight'"},
+    {VALUE_CONFIG("1", "14"), INDEX, false, INDEX ": no tensor 'score.weight'"},
+    {VALUE_CONFIG("3", "14"), NULL, false, "config.json: id2label: a value head has one label, got 3"},
+    {VALUE_CONFIG("1", "15"), NULL, false,
+     "config.json: vocab_size: expected 14, that of the policy, got 15"},
+};
+
+/* A file with one tensor, or an index of one. */
+static void write_weights(const char *dir, const struct critic_case *row)
+{
+    struct rk_st_entry entry = {
+        .name = row->has_head ? "score.weight" : "other", .dtype = RK_DTYPE_F32, .rank = 1, .shape = {1}};
+    const float value = 1.0F;
+    struct rk_st_writer *writer;
+    char *path, *index;
+
+    if (strcmp(row->file, INDEX) == 0) {
+        index = rk_format("{\"weight_map\": {\"%s\": \"model-1.safetensors\"}}", entry.name);
+        write_into(dir, INDEX, index);
+        rk_free(index);
+        return;
+    }
+    path = rk_path_join(dir, row->file);
+    assert_ok(rk_st_writer_create(&writer, path, &entry, 1, NULL));
+    assert_ok(rk_st_writer_write(writer, 0, 0, &value, sizeof(value)));
+    assert_ok(rk_st_writer_commit(writer));
+    rk_st_writer_destroy(writer);
+    rk_free(path);
+}
+
+static void check_critic(const struct critic_case *row, const char *data)
+{
+    char *name = rk_format("critic%td", row - critic_cases), *dir = rk_test_temp_path(name);
+    char *const overrides[] = {
+        rk_format("data.train_files=%s", data),
+        rk_strdup(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config.json"),
+        rk_strdup(RK_JOB_MODEL "tokenizer_path=" RK_TEST_SOURCE_DIR "/examples/digits/tokenizer.json"),
+        rk_strdup("+reward.name=digits"),
+        rk_strdup("algorithm.adv_estimator=gae"),
+        rk_format(RK_JOB_CRITIC "model.path=%s", dir)};
+    struct rk_flow_inputs inputs;
+    struct rk_config *job;
+
+    if (row->config)
+        assert_int_equal(mkdir(dir, 0700), 0);
+    write_into(dir, "config.json", row->config);
+    if (row->file)
+        write_weights(dir, row);
+    assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
+    if (row->message) {
+        assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, row->message);
+    } else {
+        assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+        assert_string_equal(inputs.critic_path, dir);
+    }
+    rk_flow_inputs_fini(&inputs);
+    rk_config_destroy(job);
+    for (size_t i = 0; i < RK_ARRAY_LEN(overrides); i++)
+        rk_free(overrides[i]);
+    rk_free(dir);
+    rk_free(name);
+}
+
+/* Goal: a critic that lacks the head which its config.json promises, and would get a new one, or that has
+ * another vocabulary, is refused with the file and what it lacks. */
+static void test_flow_inputs_critic_has_a_head_and_the_vocabulary(void **state)
+{
+    char *data = rk_test_temp_path("data.jsonl");
+    static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
+
+    (void)state;
+    rk_test_write_file(data, row, strlen(row));
+    for (size_t i = 0; i < RK_ARRAY_LEN(critic_cases); i++) {
+        print_message("%zu: %s\n", i, critic_cases[i].message ? critic_cases[i].message : "fine");
+        check_critic(&critic_cases[i], data);
+    }
+    rk_free(data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_inputs_token_ids),
         cmocka_unit_test(test_flow_inputs_teacher_has_the_vocabulary_of_the_student),
         cmocka_unit_test(test_flow_inputs_reward_model_has_a_head_and_tokens),
+        cmocka_unit_test(test_flow_inputs_critic_has_a_head_and_the_vocabulary),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
