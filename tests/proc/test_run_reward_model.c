@@ -1,6 +1,8 @@
 /* Reward models in whole runs: what each response scored is what the engine of this process gives for the
  * text that the model has to read, in the policy's tokens or in its own. */
+#include <float.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -49,6 +51,9 @@ static const struct reward_kind chat = {
     .after = "<|im_end|>\n",
 };
 
+static const struct reward_kind broken = {
+    .name = "broken_rm", .config = CONFIG("14"), .tokenizer = "../examples/digits/tokenizer.json"};
+
 /* --- the models --- */
 
 static void write_into(const char *dir, const char *name, const char *text)
@@ -80,6 +85,28 @@ static char *make_reward_model(const struct reward_kind *kind)
     rk_free(tokenizer);
     rk_free(path);
     return dir;
+}
+
+/* Weights of the score head that no sum of them holds. */
+static void break_scores(const char *dir)
+{
+    static const char offsets[] = "\"data_offsets\":[";
+    char *path = rk_path_join(dir, "model.safetensors"), *text, *end;
+    const float huge = FLT_MAX;
+    uint64_t header_bytes;
+    size_t bytes, begin, stop;
+
+    text = rk_test_read_file(path, &bytes);
+    memcpy(&header_bytes, text, sizeof(header_bytes));
+    end = strstr(strstr(text + sizeof(header_bytes), "\"score.weight\""), offsets) + sizeof(offsets) - 1;
+    begin = strtoull(end, &end, 10);
+    stop = strtoull(end + 1, NULL, 10);
+    assert_true(begin < stop);
+    for (size_t at = begin; at < stop; at += sizeof(huge))
+        memcpy(text + sizeof(header_bytes) + header_bytes + at, &huge, sizeof(huge));
+    rk_test_write_file(path, text, bytes);
+    rk_free(text);
+    rk_free(path);
 }
 
 /* What scores texts in this process. */
@@ -180,6 +207,13 @@ static const struct run_case {
      24,
      {ACTOR TP "2", RM TP "1", RM "max_length=24", RM "use_dynamic_bsz=false",
       RM "micro_batch_size_per_gpu=3", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-4"}},
+    {"gdpo, the function and the model as two rewards",
+     &digits,
+     1,
+     1.0,
+     true,
+     TOKENS_MAX,
+     {ACTOR TP "1", "algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[\"acc\",\"rm_score\"]"}},
     {"groups that differ",
      &digits,
      2,
@@ -189,10 +223,11 @@ static const struct run_case {
      {ACTOR TP "1", RM "coef=-2", FILTER "enable=true", FILTER "metric=rm_score"}},
 };
 
-/* The tiny job for a step, with messages as prompts where the model has a template. */
-static char *run_new(const struct run_case *row, const char *model, const char *const *more)
+/* The tiny job for a step, with messages as prompts. */
+static struct outcome run_in(const char *dir, const struct run_case *row, const char *model,
+                             const char *const *more)
 {
-    char *dir = new_run_dir(), *rollout = rk_format("trainer.rollout_data_dir=%s/rollout", dir);
+    char *rollout = rk_format("trainer.rollout_data_dir=%s/rollout", dir);
     char *val = rk_format("trainer.validation_data_dir=%s/val", dir),
          *data = rk_test_temp_path("chats.jsonl");
     char *files = rk_format("data.train_files=%s", data), *val_files = rk_format("data.val_files=%s", data);
@@ -227,8 +262,6 @@ static char *run_new(const struct run_case *row, const char *model, const char *
     append_args(args, ARGS_MAX, row->more);
     append_args(args, ARGS_MAX, more);
     outcome = run_rankctl(args);
-    assert_exit(&outcome, 0);
-    outcome_fini(&outcome);
     rk_str_fini(&text);
     rk_free(num_daemons);
     rk_free(path);
@@ -237,6 +270,16 @@ static char *run_new(const struct run_case *row, const char *model, const char *
     rk_free(data);
     rk_free(val);
     rk_free(rollout);
+    return outcome;
+}
+
+static char *run_new(const struct run_case *row, const char *model, const char *const *more)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, row, model, more);
+
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
     return dir;
 }
 
@@ -332,6 +375,24 @@ static void test_reward_model_scores_the_baseline(void **state)
     rk_free(model);
 }
 
+/* Goal: a score that is no number ends the run with its row. */
+static void test_reward_model_without_numbers_ends_the_run(void **state)
+{
+    static const struct run_case row = {"broken", &broken, 1, 1.0, false, TOKENS_MAX, {ACTOR TP "1"}};
+    static const char *const more[] = {NULL};
+    char *model = make_reward_model(&broken), *dir = new_run_dir();
+    struct outcome outcome;
+
+    (void)state;
+    break_scores(model);
+    outcome = run_in(dir, &row, model, more);
+    assert_true(outcome.code != 0);
+    assert_text("stderr", outcome.err, "rm_scores of row ");
+    outcome_fini(&outcome);
+    rk_free(dir);
+    rk_free(model);
+}
+
 /* Goal: a directory that is no reward model is refused before a daemon is started. */
 static void test_reward_model_without_a_score_head_is_refused(void **state)
 {
@@ -358,6 +419,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reward_model_scores_the_texts),
         cmocka_unit_test(test_reward_model_scores_the_baseline),
+        cmocka_unit_test(test_reward_model_without_numbers_ends_the_run),
         cmocka_unit_test(test_reward_model_without_a_score_head_is_refused),
     };
 
