@@ -51,6 +51,8 @@ static struct rk_status *read_room(struct rk_model_build *build, const struct rk
     if (rk_json_type(rooms) != RK_JSON_ARRAY || rk_json_count(rooms) != worker->world_size)
         return RK_FAIL(RK_INVALID_ARGUMENT, "plan_room: expected a list of %d rooms, one a rank",
                        worker->world_size);
+    if (rk_json_is_null(room)) /* the rank has no part in the roles before */
+        return NULL;
     RK_TRY(rk_json_get_i64(room, "plan_room", "free", INT64_MIN / 4, INT64_MAX / 4, &build->room.free_bytes));
     RK_TRY(rk_json_get_i64(room, "plan_room", "own", 0, INT64_MAX / 4, &own));
     RK_TRY(rk_json_get_i64(room, "plan_room", "scratch", 0, INT64_MAX / 4, &scratch));

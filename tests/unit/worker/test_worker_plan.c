@@ -246,6 +246,13 @@ static void test_plan_only_beyond_the_device(void **state)
                      int_at(meta[0], "room_after.free") - int_at(next[0], "planned.total"));
     rk_free(options);
     rk_free(room);
+    rk_json_free(next[0]);
+
+    /* A rank without a part in the roles before has what the device has. */
+    options = test_init_options("\"plan_only\": true, \"plan_room\": [null]");
+    call_all(&cluster, "ref", "init_model", options, next);
+    rk_free(options);
+    assert_int_equal(int_at(next[0], "room.free"), int_at(meta[0], "room.free"));
     rk_json_free(meta[0]);
     rk_json_free(next[0]);
     test_cluster_init_model(&cluster, "actor", "");
