@@ -106,6 +106,8 @@ struct rk_job_role {
     const char *section; /* of its keys */
     uint32_t shares;     /* the role whose mesh and weights it has; 0: it has its own */
     bool trains;         /* so that it has a part in checkpoints */
+    /* Key of the section that bounds the tokens, and so the memory, of its largest passes. */
+    const char *max_tokens;
     bool (*is_wanted)(const struct rk_config *job); /* whether a job asks for it; NULL: its flow alone says */
 };
 const struct rk_job_role *rk_job_roles(int64_t *count);

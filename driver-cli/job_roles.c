@@ -15,12 +15,14 @@ static bool wants_ref(const struct rk_config *job)
 
 /* Daemons get their meshes in this order. */
 static const struct rk_job_role roles[] = {
-    {RK_ROLE_ACTOR, "actor", RK_JOB_ACTOR, 0, true, NULL},
-    {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, false, NULL},
-    {RK_ROLE_REF, "ref", RK_JOB_REF, 0, false, wants_ref},
-    {RK_ROLE_CRITIC, "critic", RK_JOB_CRITIC, 0, true, rk_job_wants_critic},
-    {RK_ROLE_REWARD, "reward", RK_JOB_REWARD_MODEL, 0, false, rk_job_wants_reward_model},
-    {RK_ROLE_TEACHER, "teacher", RK_JOB_TEACHER, 0, false, rk_job_wants_teacher},
+    {RK_ROLE_ACTOR, "actor", RK_JOB_ACTOR, 0, true, "ppo_max_token_len_per_gpu", NULL},
+    {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, false, "max_num_batched_tokens", NULL},
+    {RK_ROLE_REF, "ref", RK_JOB_REF, 0, false, "log_prob_max_token_len_per_gpu", wants_ref},
+    {RK_ROLE_CRITIC, "critic", RK_JOB_CRITIC, 0, true, "ppo_max_token_len_per_gpu", rk_job_wants_critic},
+    {RK_ROLE_REWARD, "reward", RK_JOB_REWARD_MODEL, 0, false, "forward_max_token_len_per_gpu",
+     rk_job_wants_reward_model},
+    {RK_ROLE_TEACHER, "teacher", RK_JOB_TEACHER, 0, false, "log_prob_max_token_len_per_gpu",
+     rk_job_wants_teacher},
 };
 
 const struct rk_job_role *rk_job_roles(int64_t *count)

@@ -316,6 +316,11 @@ static void set_mean(struct rk_json *summary, const struct rk_run_dir *run, cons
     rk_free(key);
 }
 
+struct rk_status *rk_run_dir_write(const struct rk_run_dir *run, const char *name, const struct rk_json *json)
+{
+    return write_json(run->path, name, json);
+}
+
 struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary)
 {
     rk_json_set(summary, "run_dir", rk_json_new_string(run->path));

@@ -48,6 +48,9 @@ bool rk_run_dir_can_begin_again(const char *run_dir);
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics) RK_NODISCARD;
 /* What was appended is on the disk when it returns. */
 struct rk_status *rk_run_dir_sync(struct rk_run_dir *run) RK_NODISCARD;
+/* Writes the file `name` of the directory. */
+struct rk_status *rk_run_dir_write(const struct rk_run_dir *run, const char *name,
+                                   const struct rk_json *json) RK_NODISCARD;
 /* Writes summary.json. Adds to the summary what the directory knows (steps, the curve's means). */
 struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary) RK_NODISCARD;
 void rk_run_dir_fini(struct rk_run_dir *run);

@@ -190,6 +190,23 @@ static struct rk_status *open_driver(struct run *run)
 
 /* --- the run --- */
 
+static struct rk_status *on_memory_plan(void *user, const struct rk_memory_sum *sum)
+{
+    struct run *run = user;
+    struct rk_json *plan = rk_memory_sum_json(sum);
+    struct rk_status *st = rk_run_dir_write(&run->dir, "memory_plan.json", plan);
+    struct rk_str table = {0};
+
+    rk_json_free(plan);
+    if (!rk_cli_has(run->cli, "quiet")) {
+        rk_memory_sum_format(sum, &table);
+        rk_loggers_end_line(run->loggers);
+        fputs(rk_str_text(&table), stderr);
+    }
+    rk_str_fini(&table);
+    return st;
+}
+
 static void on_begin(void *user, int64_t first_step, int64_t total_steps)
 {
     struct run *run = user;
@@ -289,6 +306,7 @@ static void tell_left_out(const struct run *run)
 static struct rk_status *train(struct run *run)
 {
     struct rk_flow_sink sink = {.user = run,
+                                .on_memory_plan = on_memory_plan,
                                 .on_begin = on_begin,
                                 .on_phase = on_phase,
                                 .on_progress = on_progress,

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
@@ -171,6 +172,66 @@ static const struct {
     {RK_ROLE_REWARD, reward_options}, {RK_ROLE_TEACHER, teacher_options}, {RK_ROLE_ROLLOUT, rollout_options},
 };
 
+/* --- what they will take together --- */
+
+static struct rk_json *model_options_find(const struct rk_flow_context *ctx, uint32_t role)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        if (models[i].role == role)
+            return models[i].options(ctx);
+    }
+    RK_ASSERT(!"a role of the table");
+    return NULL;
+}
+
+static struct rk_status *plan_role(struct rk_flow_context *ctx, struct rk_memory_sum *sum,
+                                   const struct rk_job_role *role)
+{
+    struct rk_json *options = model_options_find(ctx, role->bit);
+    struct rk_driver_result result;
+    const struct rk_json **metas;
+    struct rk_status *st;
+
+    rk_json_set(options, "plan_only", rk_json_new_bool(true));
+    rk_json_set(options, "plan_room", rk_memory_sum_room(sum));
+    if (role->shares)
+        rk_json_set(options, "plan_owner", model_options_find(ctx, role->shares));
+    RK_TRY(rk_flow_call(ctx, role->name, "init_model", NULL, options, NULL, &result));
+    metas = rk_calloc((size_t)result.num_outputs, sizeof(struct rk_json *));
+    for (int32_t i = 0; i < result.num_outputs; i++)
+        metas[i] = result.outputs[i] ? rk_batch_meta(result.outputs[i]) : NULL;
+    st = rk_memory_sum_add(sum, role, metas, result.num_outputs);
+    rk_free(metas);
+    rk_driver_result_fini(&result);
+    return st;
+}
+
+static struct rk_status *plan_roles(struct rk_flow_context *ctx, struct rk_memory_sum *sum)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        const struct rk_job_role *role = rk_job_role(models[i].role);
+        struct rk_status *st = rk_job_role_needed(ctx->job, role->bit) ? plan_role(ctx, sum, role) : NULL;
+
+        if (st)
+            return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? rk_memory_sum_refuse(sum, role, st) : st;
+    }
+    return rk_memory_sum_check(sum);
+}
+
+/* Before any of them takes memory or reads weights. The plan is shown also when it does not fit. */
+static struct rk_status *plan_memory(struct rk_flow_context *ctx)
+{
+    struct rk_memory_sum sum;
+    struct rk_status *st, *told = NULL;
+
+    rk_memory_sum_init(&sum, rk_driver_num_workers(ctx->driver));
+    st = plan_roles(ctx, &sum);
+    if (ctx->sink.on_memory_plan && sum.num_roles > 0)
+        told = ctx->sink.on_memory_plan(ctx->sink.user, &sum);
+    rk_memory_sum_fini(&sum);
+    return rk_status_first(st, told);
+}
+
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
 {
     struct rk_role_mesh meshes[RK_LIMIT_ROLES];
@@ -179,6 +240,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
 
     rk_flow_meshes(meshes, &num_meshes, ctx->job);
     RK_TRY(rk_driver_configure(ctx->driver, meshes, num_meshes));
+    RK_TRY(plan_memory(ctx));
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (!rk_job_role_needed(ctx->job, models[i].role))
             continue;

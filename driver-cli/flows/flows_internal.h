@@ -5,6 +5,7 @@
 #include "base/rk_config.h"
 #include "driver-cli/job_internal.h"
 #include "driver-cli/loggers/loggers_internal.h"
+#include "driver-cli/memory_sum_internal.h"
 #include "driver-cli/rk_driver.h"
 #include "driver-cli/rk_examples.h"
 
@@ -114,6 +115,8 @@ struct rk_status *rk_flow_reward_text(struct rk_tokenizer_ids *out, const struct
 /* Who is told how it goes. */
 struct rk_flow_sink {
     void *user;
+    /* What the roles will take, or as far as was found out, would; they have not taken it yet. */
+    struct rk_status *(*on_memory_plan)(void *user, const struct rk_memory_sum *sum);
     void (*on_begin)(void *user, int64_t first_step, int64_t total_steps); /* the models are there */
     void (*on_phase)(void *user, const char *phase);
     void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */

@@ -452,8 +452,10 @@ static struct outcome run_on_devices(const char *first, const char *second, char
     for (int i = 0; i < 2; i++)
         daemons[i] = start_daemon((const char *const[]){devices[i], FAKE_PLUGIN, NULL});
     hosts = rk_format("%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
-    outcome =
-        run_rankctl((const char *const[]){"run", TINY_JOB, "--hosts", hosts, "--run-dir", dir, TINY, NULL});
+    /* A fake device has 16 MiB. */
+    outcome = run_rankctl((const char *const[]){"run", TINY_JOB, "--hosts", hosts, "--run-dir", dir, TINY,
+                                                "actor_rollout_ref.rollout.max_num_seqs=4",
+                                                "actor_rollout_ref.rollout.max_num_batched_tokens=64", NULL});
     *log = rk_proc_stderr(daemons[1]);
     for (int i = 0; i < 2; i++)
         rk_proc_destroy(daemons[i]);

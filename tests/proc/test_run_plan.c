@@ -1,0 +1,242 @@
+/* Runs with several models in one set of daemons, each with a mesh of its own: what they take together is
+ * known, shown, and refused before any of them is loaded. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ACTOR       "actor_rollout_ref.actor."
+#define ROLLOUT     "actor_rollout_ref.rollout."
+#define TP          "megatron.tensor_model_parallel_size="
+#define TEACHER     "distillation.teacher."
+#define NUM_DAEMONS 2
+#define ARGS_MAX    40
+
+/* Actor, rollout, reference and critic on two daemons. The rollout is small, the critic larger than all. */
+#define FOUR_ROLES                                                                                        \
+    "algorithm.adv_estimator=gae", ACTOR "use_kl_loss=true", ACTOR TP "2", "critic." TP "1",              \
+        "actor_rollout_ref.ref." TP "1", ACTOR "ppo_max_token_len_per_gpu=64",                            \
+        ACTOR "ppo_mini_batch_size=4", "critic.ppo_max_token_len_per_gpu=4096", ROLLOUT "max_num_seqs=4", \
+        ROLLOUT "max_num_batched_tokens=16"
+
+/* The tiny job for one step on these daemons ("--local=2", "--hosts=..."), with `more` ended by NULL. */
+static struct outcome run_on(const char *daemons, const char *dir, const char *const *more)
+{
+    const char *args[ARGS_MAX] = {
+        "run", TINY_JOB, "--run-dir", dir, daemons, TINY, "trainer.total_training_steps=1"};
+
+    append_args(args, ARGS_MAX, more);
+    return run_rankctl(args);
+}
+
+/* Where a run left its model; rk_free it. */
+static char *make_teacher(void)
+{
+    char *dir = new_run_dir(), *model = rk_path_join(dir, "hf");
+    struct outcome outcome = run_on("--local=1", dir, (const char *const[]){ACTOR TP "1", NULL});
+
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_free(dir);
+    return model;
+}
+
+static int64_t int_at(const struct rk_json *json, const char *path)
+{
+    return rk_json_as_int(rk_json_find_path(json, path), -1);
+}
+
+/* Of rank 0 in memory_plan.json. */
+static const struct rk_json *role_of(const struct rk_json *plan, const char *name)
+{
+    const struct rk_json *roles = rk_json_find(rk_json_at(rk_json_find(plan, "ranks"), 0), "roles");
+
+    for (int64_t i = 0; i < rk_json_count(roles); i++) {
+        if (strcmp(rk_json_as_string(rk_json_find(rk_json_at(roles, i), "role"), ""), name) == 0)
+            return rk_json_at(roles, i);
+    }
+    fail_msg("the plan has no role %s", name);
+    return NULL;
+}
+
+/* Goal: five roles with meshes of different tensor-parallel sizes train together. Their plans are in the
+ * run's directory and in the table, whose sum is that of the roles. */
+static void test_run_of_five_roles_shows_their_sum(void **state)
+{
+    static const char *const names[] = {"actor", "ref", "critic", "teacher", "rollout"};
+    char *dir = new_run_dir(), *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
+    struct outcome outcome =
+        run_on("--local=2", dir,
+               (const char *const[]){FOUR_ROLES, "distillation.enabled=true", path, TEACHER TP "2", NULL});
+    struct rk_json *plan;
+    const struct rk_json *rank;
+    int64_t sum = 0;
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "memory plan of rank ");
+    plan = read_json(dir, "memory_plan.json");
+    assert_true(rk_json_as_bool(rk_json_find(plan, "fits"), false));
+    assert_int_equal(rk_json_count(rk_json_find(plan, "ranks")), NUM_DAEMONS);
+    rank = rk_json_at(rk_json_find(plan, "ranks"), 0);
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        const struct rk_json *role = role_of(plan, names[i]);
+        char *line = rk_format("\n%-8s", names[i]);
+
+        assert_text("stderr", outcome.err, line);
+        assert_true(int_at(role, "added") > 0);
+        sum += int_at(role, "added");
+        rk_free(line);
+    }
+    assert_int_equal(sum, int_at(rank, "sum"));
+    assert_int_equal(int_at(rank, "left"), int_at(rank, "free") - sum);
+    assert_int_equal(int_at(role_of(plan, "rollout"), "planned.parameters"), 0);
+    assert_true(int_at(role_of(plan, "rollout"), "planned.kv_cache") > 0);
+    /* The actor is cut in two, the reference is whole, and has no gradients. */
+    assert_true(int_at(role_of(plan, "ref"), "planned.parameters") >
+                int_at(role_of(plan, "actor"), "planned.parameters"));
+    assert_int_equal(int_at(role_of(plan, "ref"), "planned.gradients"), 0);
+    rk_json_free(plan);
+    outcome_fini(&outcome);
+    rk_free(path);
+    rk_free(teacher);
+    rk_free(dir);
+}
+
+/* Bytes below which actor and reference fit, and the critic half, whatever the rollout takes. */
+static int64_t find_limit(void)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_on("--local=2", dir, (const char *const[]){FOUR_ROLES, NULL});
+    struct rk_json *plan;
+    const struct rk_json *device;
+    int64_t critic, limit;
+
+    assert_exit(&outcome, 0);
+    plan = read_json(dir, "memory_plan.json");
+    device = rk_json_find(rk_json_at(rk_json_find(plan, "ranks"), 0), "device");
+    critic = int_at(role_of(plan, "critic"), "added");
+    assert_true(critic / 2 > int_at(role_of(plan, "rollout"), "added")); /* the rest runs without a critic */
+    limit = int_at(device, "allocated") + int_at(device, "own") + int_at(role_of(plan, "actor"), "added") +
+            int_at(role_of(plan, "ref"), "added") + critic / 2;
+    rk_json_free(plan);
+    outcome_fini(&outcome);
+    rk_free(dir);
+    return limit;
+}
+
+static struct rk_proc *start_limited(int index, int64_t limit_bytes)
+{
+    bool is_on_gpus = strcmp(cli_device(), "device=cuda") == 0;
+    char *device = rk_format(is_on_gpus ? "--device=cuda:%d" : "--slot=%d", index);
+    char *limit = rk_format("--limits.device_memory=%lldB", (long long)limit_bytes);
+    struct rk_proc *daemon = start_daemon((const char *const[]){device, limit, NULL});
+
+    rk_free(device);
+    rk_free(limit);
+    return daemon;
+}
+
+/* Goal: a critic that does not fit beside the others is named, with the table and what to do, before any role
+ * has a model. The daemons live on, and a job without the critic runs on them. */
+static void test_run_with_a_role_too_much_loads_nothing(void **state)
+{
+    static const char *const texts[] = {
+        "memory plan of rank ",
+        "\ncritic  ",
+        "role critic does not fit into the memory of rank ",
+        "the largest role is critic with ",
+        "nothing was loaded",
+        "lower critic.ppo_max_token_len_per_gpu",
+    };
+    static const char *const roles[] = {"actor", "ref", "critic", "rollout"};
+    struct rk_proc *daemons[NUM_DAEMONS];
+    char *dir = new_run_dir(), *smaller = new_run_dir(), *hosts, *method;
+    int64_t limit = find_limit();
+    struct outcome outcome;
+    struct rk_json *plan;
+
+    (void)state;
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        daemons[i] = start_limited(i, limit);
+    hosts = rk_format("--hosts=%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
+    outcome = run_on(hosts, dir, (const char *const[]){FOUR_ROLES, NULL});
+    assert_exit(&outcome, 1);
+    for (size_t i = 0; i < RK_ARRAY_LEN(texts); i++)
+        assert_text("stderr", outcome.err, texts[i]);
+    outcome_fini(&outcome);
+    plan = read_json(dir, "memory_plan.json");
+    assert_false(rk_json_as_bool(rk_json_find(plan, "fits"), true));
+    for (size_t i = 0; i < RK_ARRAY_LEN(roles); i++) {
+        assert_true(int_at(role_of(plan, roles[i]), "added") > 0);
+        method = rk_format("%s.memory_report", roles[i]);
+        outcome = run_rankctl((const char *const[]){"call", method, hosts, "--output=json", NULL});
+        assert_exit(&outcome, 0);
+        assert_text("memory_report", outcome.out, "EMPTY");
+        assert_null(strstr(outcome.out, "AWAKE"));
+        rk_free(method);
+        outcome_fini(&outcome);
+    }
+    rk_json_free(plan);
+
+    outcome = run_on(hosts, smaller, (const char *const[]){FOUR_ROLES, "algorithm.adv_estimator=grpo", NULL});
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        rk_proc_destroy(daemons[i]);
+    rk_free(hosts);
+    rk_free(smaller);
+    rk_free(dir);
+}
+
+/* Goal: a second run on daemons that hold the models of the first one plans what the first one did: models
+ * that are replaced count as free. */
+static void test_run_on_daemons_with_models_plans_the_same(void **state)
+{
+    struct rk_proc *daemons[NUM_DAEMONS];
+    struct rk_json *plans[2];
+    char *hosts;
+
+    (void)state;
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        daemons[i] = start_limited(i, (int64_t)512 << 20);
+    hosts = rk_format("--hosts=%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
+    for (int i = 0; i < 2; i++) {
+        char *dir = new_run_dir();
+        struct outcome outcome =
+            run_on(hosts, dir, (const char *const[]){FOUR_ROLES, ROLLOUT "gpu_memory_utilization=0.5", NULL});
+
+        assert_exit(&outcome, 0);
+        plans[i] = read_json(dir, "memory_plan.json");
+        outcome_fini(&outcome);
+        rk_free(dir);
+    }
+    for (int64_t rank = 0; rank < NUM_DAEMONS; rank++) {
+        const struct rk_json *first = rk_json_at(rk_json_find(plans[0], "ranks"), rank);
+        const struct rk_json *second = rk_json_at(rk_json_find(plans[1], "ranks"), rank);
+
+        /* Workspace of operators stays, which the CPU does not plan. */
+        assert_in_range(int_at(first, "left") - int_at(second, "left"), 0, int_at(second, "device.own"));
+        assert_int_equal(int_at(first, "sum"), int_at(second, "sum"));
+        assert_true(int_at(second, "device.free") < int_at(first, "device.free"));
+    }
+    for (int i = 0; i < 2; i++)
+        rk_json_free(plans[i]);
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        rk_proc_destroy(daemons[i]);
+    rk_free(hosts);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_of_five_roles_shows_their_sum),
+        cmocka_unit_test(test_run_with_a_role_too_much_loads_nothing),
+        cmocka_unit_test(test_run_on_daemons_with_models_plans_the_same),
+    };
+
+    skip_without_devices(NUM_DAEMONS);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
