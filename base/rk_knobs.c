@@ -21,6 +21,8 @@ static struct rk_status *read_pair(double *out, const char *key, const struct rk
 {
     for (int64_t i = 0; i < 2; i++)
         out[i] = rk_json_as_real(rk_json_at(value, i), NAN);
+    if (rk_json_is_null(value))
+        return NULL;
     if (rk_json_count(value) == 2 && isfinite(out[0]) && isfinite(out[1]))
         return NULL;
     return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected two numbers", key);

@@ -40,6 +40,10 @@ struct rk_optim_config {
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
 struct rk_status *rk_optim_config_read(struct rk_optim_config *out,
                                        const struct rk_json *options) RK_NODISCARD;
+/* Replaces lr, betas, eps, weight_decay and clip_grad where the options of optim_step give them.
+ * INVALID_ARGUMENT names key, value, expectation. */
+struct rk_status *rk_optim_config_override(struct rk_optim_config *config,
+                                           const struct rk_json *options) RK_NODISCARD;
 /* Learning rate after `num_steps` scheduler steps; Megatron's schedule. */
 double rk_lr_at(const struct rk_optim_config *config, int64_t num_steps);
 
@@ -81,6 +85,12 @@ struct rk_step_stats {
 /* Reduces, clips, updates, spreads the new parameters, raises weight_version. ABORTED (reason NON_FINITE)
  * after 5 skipped steps in a row. */
 struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats) RK_NODISCARD;
+/* The same with what `config` says of lr (the schedule is not asked), betas, eps, weight_decay and clip_grad.
+ */
+struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
+                                     struct rk_step_stats *stats) RK_NODISCARD;
+/* What rk_train_step makes its next step with: the configuration, and the schedule's rate as its lr. */
+struct rk_optim_config rk_train_get_config(const struct rk_model *model);
 /* Frees gradients, masters and optimizer state: the model only serves from here on. */
 void rk_train_disable(struct rk_model *model);
 void rk_train_advance_lr(struct rk_model *model);

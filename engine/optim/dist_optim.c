@@ -18,7 +18,7 @@ static struct rk_status *update_bucket(struct rk_model *model, const struct rk_o
         struct rk_optim_segment segment = {
             .param = rk_flat_view(core->values, core->dtype, range->begin, range->count),
             .grad = rk_flat_view(train->grads, train->grad_dtype, range->begin, range->count),
-            .weight_decay = range->decays ? train->config.weight_decay : 0,
+            .weight_decay = range->decays ? step->config->weight_decay : 0,
         };
 
         segment.master = train->masters ? rk_flat_view(train->masters, train->grad_dtype, shard, range->count)
@@ -30,14 +30,14 @@ static struct rk_status *update_bucket(struct rk_model *model, const struct rk_o
     return NULL;
 }
 
-struct rk_status *rk_train_apply(struct rk_model *model, double grad_norm)
+struct rk_status *rk_train_apply(struct rk_model *model, const struct rk_optim_config *config,
+                                 double grad_norm)
 {
     struct rk_model_core *core = model->core;
     struct rk_train *train = model->train;
-    double scale = train->config.clip_grad > 0 ? train->config.clip_grad / (grad_norm + 1e-6) : 1;
+    double scale = config->clip_grad > 0 ? config->clip_grad / (grad_norm + 1e-6) : 1;
     const struct rk_optim_step step = {
-        .config = &train->config,
-        .lr = rk_train_get_lr(model),
+        .config = config,
         .grad_scale = RK_MIN(scale, 1),
         .step = train->applied_steps + 1,
     };

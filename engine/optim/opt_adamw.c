@@ -15,7 +15,7 @@ static struct rk_status *adamw_apply(struct rk_stream *stream, const struct rk_o
                                 .m = segment->states[0],
                                 .v = segment->states[1],
                                 .grad = segment->grad,
-                                .lr = step->lr,
+                                .lr = config->lr,
                                 .beta1 = config->betas[0],
                                 .beta2 = config->betas[1],
                                 .eps = config->eps,

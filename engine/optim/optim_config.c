@@ -1,6 +1,7 @@
 /* The optim.* options of init_model. */
 #include "engine/rk_train.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "engine/optim/optim_internal.h"
@@ -82,4 +83,29 @@ struct rk_status *rk_optim_config_read(struct rk_optim_config *out, const struct
     RK_TRY(check_betas(out));
     RK_TRY(find_style(out));
     return complete_steps(out, options);
+}
+
+struct step_config {
+    RK_STEP_KNOBS(RK_KNOB_FIELD, , , )
+};
+
+static const struct rk_knob step_knobs[] = {RK_STEP_KNOBS(RK_KNOB_ROW, struct step_config, , )};
+
+static double given_or(double value, double fallback)
+{
+    return isnan(value) ? fallback : value;
+}
+
+struct rk_status *rk_optim_config_override(struct rk_optim_config *config, const struct rk_json *options)
+{
+    struct step_config step;
+
+    RK_TRY(rk_knobs_read(&step, step_knobs, RK_ARRAY_LEN(step_knobs), options));
+    config->lr = given_or(step.lr, config->lr);
+    for (int i = 0; i < 2; i++)
+        config->betas[i] = given_or(step.betas[i], config->betas[i]);
+    config->eps = given_or(step.eps, config->eps);
+    config->weight_decay = given_or(step.weight_decay, config->weight_decay);
+    config->clip_grad = given_or(step.clip_grad, config->clip_grad);
+    return check_betas(config);
 }

@@ -30,10 +30,9 @@ struct rk_optim_segment {
 
 /* What all segments of a step have in common. */
 struct rk_optim_step {
-    const struct rk_optim_config *config;
-    double lr;
-    double grad_scale; /* of clipping */
-    int64_t step;      /* 1 for the first applied step */
+    const struct rk_optim_config *config; /* lr is that of the step */
+    double grad_scale;                    /* of clipping */
+    int64_t step;                         /* 1 for the first applied step */
 };
 
 struct rk_optim_ops {
@@ -138,6 +137,7 @@ struct rk_status *rk_train_wait(struct rk_model *model) RK_NODISCARD;
  * NaN. */
 struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite) RK_NODISCARD;
 /* Collective: updates my shard and spreads the parameters. */
-struct rk_status *rk_train_apply(struct rk_model *model, double grad_norm) RK_NODISCARD;
+struct rk_status *rk_train_apply(struct rk_model *model, const struct rk_optim_config *config,
+                                 double grad_norm) RK_NODISCARD;
 
 #endif

@@ -284,14 +284,15 @@ static struct rk_status *skip(struct rk_train *train, struct rk_step_stats *stat
                           train->skipped_in_a_row);
 }
 
-struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats)
+struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
+                                     struct rk_step_stats *stats)
 {
     bool is_finite;
 
     RK_TRY(check_enabled(model));
     if (!model->train->config.ops)
         return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled for gradients only");
-    *stats = (struct rk_step_stats){.lr = rk_train_get_lr(model)};
+    *stats = (struct rk_step_stats){.lr = config->lr};
     RK_TRY(rk_train_settle(model));
     RK_TRY(rk_train_reduce(model));
     RK_TRY(rk_train_grad_norm(model, &stats->grad_norm, &is_finite));
@@ -299,7 +300,16 @@ struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *st
         return skip(model->train, stats);
     model->train->skipped_in_a_row = 0;
     stats->has_begun = true;
-    return rk_train_apply(model, stats->grad_norm);
+    return rk_train_apply(model, config, stats->grad_norm);
+}
+
+struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats)
+{
+    struct rk_optim_config config;
+
+    RK_TRY(check_enabled(model));
+    config = rk_train_get_config(model);
+    return rk_train_step_with(model, &config, stats);
 }
 
 void rk_train_disable(struct rk_model *model)
@@ -313,6 +323,16 @@ void rk_train_advance_lr(struct rk_model *model)
 {
     RK_ASSERT(model->train);
     model->train->lr_steps++;
+}
+
+struct rk_optim_config rk_train_get_config(const struct rk_model *model)
+{
+    struct rk_optim_config config;
+
+    RK_ASSERT(model->train);
+    config = model->train->config;
+    config.lr = rk_train_get_lr(model);
+    return config;
 }
 
 double rk_train_get_lr(const struct rk_model *model)
