@@ -50,7 +50,7 @@ typedef enum rk_objective_kind {
     RK_OBJECTIVE_VALUE,  /* of a critic */
     RK_OBJECTIVE_SFT,    /* token-mean always */
     RK_OBJECTIVE_DPO,    /* of pairs of sequences */
-    RK_OBJECTIVE_SUM,    /* token-sum always: one of the sums of a training gateway */
+    RK_OBJECTIVE_SUM,    /* token-sum always: one of the sums of forward_backward */
     RK_OBJECTIVE_COUNT
 } rk_objective_kind_t;
 

@@ -26,6 +26,8 @@ enum column_set {
     COLUMNS_critic,
     COLUMNS_sft,
     COLUMNS_pairs,
+    COLUMNS_sums,
+    COLUMNS_sum_log_probs,
 };
 enum option_set {
     OPTIONS_none,
@@ -36,6 +38,8 @@ enum option_set {
     OPTIONS_update_actor,
     OPTIONS_update_critic,
     OPTIONS_update_dpo,
+    OPTIONS_forward_backward,
+    OPTIONS_optim_step,
     OPTIONS_export_hf,
     OPTIONS_save_checkpoint,
     OPTIONS_wait_checkpoint,

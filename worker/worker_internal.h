@@ -38,6 +38,7 @@ struct rk_role {
     struct rk_memory_limits limits;    /* what it was told to plan for */
     bool is_training;                  /* the model has gradients and an optimizer */
     char weights_of[32];               /* role whose buffer this role uses; "" for its own */
+    bool has_gradients;                /* of forward_backward, for optim_step */
     /* An optimizer step ended in the middle: the weights may be mixed. Only init_model helps. */
     bool is_suspect;
 };

@@ -61,6 +61,7 @@ void rk_world_teardown(struct rk_worker *worker)
 
         rk_mesh_comms_destroy(role->comms);
         role->comms = NULL;
+        role->has_gradients = false; /* a call that failed may have left them on some ranks only */
         bind_model(role);
     }
     set_world(worker, NULL); /* from here on nobody aborts it */

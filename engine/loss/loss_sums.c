@@ -2,7 +2,7 @@
  * of any sign and size. With r = e^(log_prob - old), not clamped, and [low, high] = [clip_low_threshold,
  * clip_high_threshold], which are ratios:
  *
- *   cross_entropy        -w log_prob
+ *   cross_entropy        -w log_prob, w = 1 without the column weights
  *   importance_sampling  -r A                             gradient -r A
  *   ppo                  -min(r A, clamp(r) A)            -r A where r A is the smaller or equal, else 0
  *   cispo                -clamp(r) A log_prob             -clamp(r) A
@@ -68,10 +68,13 @@ static void cross_entropy(struct rk_loss_out *out, const struct rk_loss_in *in, 
 
     (void)config;
     for (int64_t t = 0; t < in->num_tokens; t++) {
+        double weight;
+
         if (!in->mask[t])
             continue;
-        out->grads[RK_HEAD_LOG_PROBS][t] -= in->weight[t] * weights[t];
-        out->metrics[RK_PG_LOSS] -= in->weight[t] * weights[t] * in->outputs[RK_HEAD_LOG_PROBS][t];
+        weight = in->weight[t] * (weights ? weights[t] : 1.0);
+        out->grads[RK_HEAD_LOG_PROBS][t] -= weight;
+        out->metrics[RK_PG_LOSS] -= weight * in->outputs[RK_HEAD_LOG_PROBS][t];
     }
 }
 
@@ -175,7 +178,7 @@ static void gspo(struct rk_loss_out *out, const struct rk_loss_in *in, const voi
 const struct rk_loss_ops rk_loss_sum_cross_entropy = {
     .name = "cross_entropy",
     FIELDS,
-    .columns = RK_LOSS_BIT(RK_LOSS_WEIGHTS),
+    .optional_columns = RK_LOSS_BIT(RK_LOSS_WEIGHTS),
     .forward_backward = cross_entropy,
 };
 

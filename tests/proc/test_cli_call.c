@@ -394,6 +394,27 @@ static void test_call_timeout_exits_with_five(void **state)
 }
 #endif
 
+/* Goal: gradients in one call, the step in another one; a second step has none. */
+static void test_call_forward_backward_and_step(void **state)
+{
+    char *in = rk_test_temp_path("sums.safetensors");
+    struct rk_batch *batch = token_batch(6);
+    const char *const sums[] = {"--in", in, "--opt", "loss_fn=cross_entropy", NULL};
+    const char *const step[] = {"--opt", "optim.lr=0.001", NULL};
+    struct outcome outcome;
+
+    add(batch, "response_mask", R, one_at);
+    assert_ok(rk_batch_write_file(batch, in));
+    assert_call(*state, "actor.forward_backward", sums, 0, "actor/loss_sum");
+    assert_call(*state, "actor.optimizer_step", step, 0, "actor/grad_norm");
+    outcome = call(*state, "actor.optim_step", step);
+    assert_exit(&outcome, 0);
+    assert_null(strstr(outcome.out, "grad_norm"));
+    outcome_fini(&outcome);
+    rk_batch_destroy(batch);
+    rk_free(in);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -406,6 +427,7 @@ int main(void)
         cmocka_unit_test(test_call_bad_batches_are_refused_naming_the_column),
         cmocka_unit_test(test_call_no_batch_or_one_too_many_is_refused),
         cmocka_unit_test(test_call_compute_log_prob_writes_its_result),
+        cmocka_unit_test(test_call_forward_backward_and_step),
         cmocka_unit_test(test_call_group_named_otherwise_is_refused),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_call_timeout_exits_with_five),

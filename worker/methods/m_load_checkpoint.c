@@ -36,6 +36,7 @@ struct rk_status *rk_m_load_checkpoint(struct rk_call *call)
     struct rk_status *st = rk_call_agree(call, prepare(call, &dir, &contents));
 
     if (!st) {
+        call->role->has_gradients = false; /* they are of other weights */
         st = rk_model_load_checkpoint(call->role->model, dir, contents, &call->hooks, &loaded);
         if (st && loaded.is_mixed) {
             RK_ERROR("role %s: its model is dropped, the load of a checkpoint ended in the middle",

@@ -11,6 +11,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_str.h"
+#include "worker/methods/update_internal.h"
 
 struct options {
     const char *path, *name; /* the last component is the part's */
@@ -36,6 +37,8 @@ static struct rk_status *read_options(const struct rk_call *call, struct options
     if (out->name[0] == '\0' || out->name[0] == '.')
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "path '%s': expected an absolute path that ends with the name of a role", out->path);
+    if (!out->check_only)
+        RK_TRY(rk_update_check_no_gradients(call->role, "a checkpoint"));
     return rk_model_check_contents(call->role->model, out->contents);
 }
 

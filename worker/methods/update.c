@@ -22,6 +22,7 @@ struct update {
     /* Packed, room for all tokens of the call. */
     double *weight, *token_weight, *seq_weight, *packed[RK_LOSS_COLUMN_COUNT];
     uint8_t *mask;
+    float *log_probs;                 /* [B, R] of the result; NULL: it has none */
     const struct rk_mini_batch *mini; /* current */
     int64_t num_first;                /* mini-batches of the first pass over the rows */
     bool is_first_pass;               /* that of the current one */
@@ -107,17 +108,60 @@ static int64_t count_first_pass(const struct rk_plan *plan, int64_t num_rows)
     return count;
 }
 
+struct rk_status *rk_update_check_role(const struct rk_role *role)
+{
+    if (role->is_training)
+        return NULL;
+    return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
+                          "role '%s' has no optimizer: it was made with megatron.forward_only, or its other "
+                          "replicas were lost",
+                          role->name);
+}
+
+struct rk_status *rk_update_check_no_gradients(const struct rk_role *role, const char *what)
+{
+    if (!role->has_gradients)
+        return NULL;
+    return RK_FAIL(RK_FAILED_PRECONDITION,
+                   "role '%s': gradients of forward_backward wait for optim_step, which comes before %s",
+                   role->name, what);
+}
+
+/* What a kind that takes no step asks for, and one that does. */
+static struct rk_status *check_kind(const struct update *u)
+{
+    const struct rk_job *job = u->call->job;
+
+    if (!u->kind->only_accumulates)
+        return rk_update_check_no_gradients(u->call->role, job->method->name);
+    if (job->plan.num_mini == 1)
+        return NULL;
+    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                          "plan: expected one mini-batch for %s, which takes no step, got %lld",
+                          job->method->name, (long long)job->plan.num_mini);
+}
+
+static struct rk_status *add_log_probs(struct update *u)
+{
+    const int64_t shape[] = {u->rows.num_rows, u->rows.num_responses};
+    struct rk_job *job = u->call->job;
+    void *data;
+
+    if (!u->kind->only_accumulates || !job->collect)
+        return NULL;
+    RK_TRY(rk_batch_create(&job->output, shape[0]));
+    RK_TRY(rk_batch_add_dense(job->output, "log_probs", RK_DTYPE_F32, 2, shape, &data));
+    u->log_probs = data;
+    return NULL;
+}
+
 static struct rk_status *prepare(struct update *u)
 {
     const struct rk_role *role = u->call->role;
     const struct rk_json *options = u->call->job->options;
 
-    if (!role->is_training)
-        return RK_FAIL_REASON(
-            RK_FAILED_PRECONDITION, "NO_MODEL",
-            "role '%s' has no optimizer: it was made with megatron.forward_only, or its other "
-            "replicas were lost",
-            role->name);
+    RK_TRY(rk_update_check_role(role));
+    RK_TRY(check_kind(u));
     u->temperature = 1.0;
     if (u->kind->has_temperature)
         RK_TRY(rk_temperature_read(&u->temperature, options));
@@ -130,7 +174,8 @@ static struct rk_status *prepare(struct update *u)
     RK_TRY(find_columns(u));
     if (u->objective.loss_scale_factor == 0.0)
         u->objective.loss_scale_factor = (double)u->rows.num_responses;
-    return allocate(u);
+    RK_TRY(allocate(u));
+    return add_log_probs(u);
 }
 
 static void gather_columns(struct update *u)
@@ -180,6 +225,8 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
         in.columns[i] = u->packed[i];
     rk_objective_run(&u->objective, &in, grads);
+    if (u->log_probs)
+        rk_rows_scatter(&u->rows, outputs->of[RK_HEAD_LOG_PROBS], u->log_probs);
     return NULL;
 }
 
@@ -190,7 +237,7 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
         .temperature = u->temperature,
         .outputs = u->objective.outputs,
         .measured = u->objective.outputs & ~u->objective.differentiated,
-        .is_last = m == u->mini->num_micro - 1,
+        .is_last = m == u->mini->num_micro - 1 && !u->kind->only_accumulates,
         .loss_fn = loss_fn,
         .user = u,
         .hooks = &u->call->hooks,
@@ -202,15 +249,25 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
     return rk_train_micro_batch(u->call->role->model, &micro);
 }
 
-/* A step that ended in the middle may leave some parameters new and others old: the role is suspect then. */
+/* A step that ended in the middle may leave some parameters new and others old. */
+struct rk_status *rk_update_step(struct rk_call *call, const struct rk_optim_config *config,
+                                 struct rk_step_stats *stats)
+{
+    struct rk_status *st;
+
+    *stats = (struct rk_step_stats){0};
+    st = rk_train_step_with(call->role->model, config, stats);
+    if (st && stats->has_begun)
+        call->role->is_suspect = true;
+    return st;
+}
+
 static struct rk_status *run_step(struct update *u)
 {
-    struct rk_step_stats stats = {0};
-    struct rk_status *st = rk_train_step(u->call->role->model, &stats);
+    struct rk_optim_config config = rk_train_get_config(u->call->role->model);
+    struct rk_step_stats stats;
 
-    if (st && stats.has_begun)
-        u->call->role->is_suspect = true;
-    RK_TRY(st);
+    RK_TRY(rk_update_step(u->call, &config, &stats));
     if (stats.was_skipped)
         u->num_skipped++;
     else
@@ -218,22 +275,49 @@ static struct rk_status *run_step(struct update *u)
     return NULL;
 }
 
-static struct rk_status *run_mini_batch(struct update *u, int64_t i)
+static struct rk_status *run_micro_batches(struct update *u, int64_t i)
 {
     const struct rk_plan *plan = &u->call->job->plan;
 
-    if (u->is_empty[i]) { /* a step without gradients would still decay the weights and move the momentum */
-        u->num_empty++;
-        return NULL;
-    }
     u->mini = &plan->mini[i];
     u->is_first_pass = i < u->num_first;
-    RK_TRY(rk_train_begin(u->call->role->model));
     for (int32_t m = 0; m < u->mini->num_micro; m++) {
         RK_TRY(run_micro_batch(u, m));
         rk_call_progress(u->call, u->call->job->method->name, (uint64_t)i, (uint64_t)plan->num_mini);
     }
+    return NULL;
+}
+
+static struct rk_status *run_mini_batch(struct update *u, int64_t i)
+{
+    if (u->is_empty[i]) { /* a step without gradients would still decay the weights and move the momentum */
+        u->num_empty++;
+        return NULL;
+    }
+    RK_TRY(rk_train_begin(u->call->role->model));
+    RK_TRY(run_micro_batches(u, i));
     return run_step(u);
+}
+
+static struct rk_status *run_steps(struct update *u)
+{
+    for (int64_t i = 0; i < u->call->job->plan.num_mini; i++)
+        RK_TRY(run_mini_batch(u, i));
+    rk_train_advance_lr(u->call->role->model);
+    return NULL;
+}
+
+/* Where it ends in the middle, on all ranks, what has accumulated before is lost, too. */
+static struct rk_status *accumulate(struct update *u)
+{
+    struct rk_role *role = u->call->role;
+
+    if (!role->has_gradients)
+        RK_TRY(rk_train_begin(role->model));
+    role->has_gradients = false;
+    RK_TRY(run_micro_batches(u, 0));
+    role->has_gradients = true;
+    return NULL;
 }
 
 /* --- metrics: means over the mini-batches. Every replica reports its part of the sums. --- */
@@ -289,6 +373,8 @@ static void report(const struct update *u)
         return;
     for (int32_t i = 0; i < u->objective.num_terms; i++)
         report_term(u, &u->objective.terms[i]);
+    if (u->kind->only_accumulates)
+        return;
     if (num_applied > 0.0)
         add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
     add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* as in verl, of the next call */
@@ -302,9 +388,7 @@ struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kin
 
     RK_TRY(rk_call_agree(call, prepare(&u)));
     RK_TRY(rk_call_begin(call, rk_call_check_denominators(call, &u.rows, u.is_empty)));
-    for (int64_t i = 0; i < call->job->plan.num_mini; i++)
-        RK_TRY(run_mini_batch(&u, i));
-    rk_train_advance_lr(call->role->model);
+    RK_TRY(kind->only_accumulates ? accumulate(&u) : run_steps(&u));
     report(&u);
     return NULL;
 }

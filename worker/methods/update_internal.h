@@ -1,5 +1,5 @@
 /* What the update methods share: one optimizer step a mini-batch of the plan, one step of the learning-rate
- * schedule in all. */
+ * schedule in all; and what one of them does in two calls. */
 #ifndef RK_UPDATE_INTERNAL_H
 #define RK_UPDATE_INTERNAL_H
 
@@ -12,10 +12,19 @@ struct rk_update_kind {
     const char *prefix;      /* of its metrics: "actor" */
     bool has_temperature;    /* among its options */
     bool has_pairs;          /* rows 2i and 2i + 1 of a chunk follow one another in a micro-batch */
+    bool only_accumulates;   /* no step: gradients are added to those of earlier calls, log-probs returned */
 };
 
 /* Runs the plan. Metrics are means over its mini-batches: those of the objective's terms, and grad_norm, lr,
  * skipped_steps, empty_steps. */
 struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
+
+/* Whether the role trains. */
+struct rk_status *rk_update_check_role(const struct rk_role *role) RK_NODISCARD;
+/* FAILED_PRECONDITION while gradients wait for optim_step, which `what` would leave behind or lose. */
+struct rk_status *rk_update_check_no_gradients(const struct rk_role *role, const char *what) RK_NODISCARD;
+/* Collective: an optimizer step. One that ends in the middle leaves the role suspect. */
+struct rk_status *rk_update_step(struct rk_call *call, const struct rk_optim_config *config,
+                                 struct rk_step_stats *stats) RK_NODISCARD;
 
 #endif

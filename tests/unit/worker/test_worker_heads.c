@@ -1,5 +1,5 @@
-/* The methods of critics, reward models and supervised fine-tuning, and the losses of update_actor: layouts
- * agree, updates learn. */
+/* The methods of critics, reward models and supervised fine-tuning, the losses of update_actor and the sums
+ * of forward_backward: layouts agree, updates learn. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -48,6 +48,8 @@ static struct rk_batch *make_batch(void)
     add_reals(batch, "advantages", 1.5F, -0.3F);
     add_reals(batch, "teacher_log_probs", -3.0F, -0.2F);
     add_reals(batch, "returns", -1.0F, 0.25F);
+    add_reals(batch, "weights", 1.0F, -0.4F);
+    add_reals(batch, "sequence_ratio_mask", 0.0F, 1.0F);
     assert_ok(rk_batch_add_dense(batch, "loss_mask", RK_DTYPE_I64, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * TOKENS; i++)
         ((int64_t *)data)[i] = i % TOKENS >= 2;
@@ -328,12 +330,318 @@ static void test_update_dpo_separated_pair_is_refused(void **state)
     test_cluster_close(&cluster);
 }
 
+/* --- forward_backward and optim_step --- */
+
+static const char *const sum_columns[] = {
+    "input_ids",     "attention_mask", "position_ids", "responses",           "response_mask",
+    "old_log_probs", "advantages",     "weights",      "sequence_ratio_mask", NULL};
+static const struct planned infer = {"actor", "compute_log_prob", "{\"calculate_entropy\": false}",
+                                     NULL,    token_columns,      0};
+
+static void open_actor(struct test_cluster *cluster, int32_t tp, int32_t dp, const char *more)
+{
+    const struct rk_mesh_spec spec = {.tp = tp, .dp = dp};
+    const struct test_mesh mesh = mesh_of(0, &spec);
+
+    test_cluster_open(cluster, tp * dp, NULL);
+    test_cluster_configure(cluster, 1, &mesh, 1);
+    test_cluster_init_model(cluster, "actor", more);
+}
+
+/* One call of forward_backward over the whole batch; returns loss_sum. */
+static double accumulate(struct test_cluster *cluster, int32_t dp, const char *options, float *log_probs)
+{
+    const struct planned call = {"actor", "forward_backward", options, "response_mask", sum_columns, 0};
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    double loss;
+
+    run(cluster, &call, dp, jobs);
+    loss = sum_metric(cluster, jobs, "actor/loss_sum");
+    if (log_probs)
+        collect(cluster, dp, jobs, "log_probs", log_probs, RESPONSE);
+    assert_true(isnan(test_metric(jobs[0], "actor/grad_norm")));
+    destroy_all(cluster, jobs);
+    return loss;
+}
+
+/* One optim_step; returns the norm, NAN where there were no gradients. */
+static double take_step(struct test_cluster *cluster, const char *options)
+{
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    double norm;
+
+    test_cluster_call(cluster, "actor", "optim_step", options, NULL, jobs);
+    assert_ok(rk_status_clone(jobs[0]->status));
+    norm = test_metric(jobs[0], "actor/grad_norm");
+    destroy_all(cluster, jobs);
+    return norm;
+}
+
+static void read_log_probs(struct test_cluster *cluster, int32_t dp, float *out)
+{
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+
+    run(cluster, &infer, dp, jobs);
+    collect(cluster, dp, jobs, "old_log_probs", out, RESPONSE);
+    destroy_all(cluster, jobs);
+}
+
+static const char *const sums[] = {
+    "{}",
+    "{\"loss_fn\": \"importance_sampling\"}",
+    "{\"loss_fn\": \"ppo\"}",
+    "{\"loss_fn\": \"cispo\", \"clip_high_threshold\": 3.0}",
+    "{\"loss_fn\": \"dro\", \"beta\": 0.05}",
+    "{\"loss_fn\": \"gspo\"}",
+};
+
+struct sum_outcome {
+    double loss[RK_ARRAY_LEN(sums)], grad_norm[RK_ARRAY_LEN(sums)];
+    float log_probs[3][ROWS * RESPONSE]; /* of forward_backward, before and after the last step */
+};
+
+/* The learning rate is too small to change the model, until the last step. */
+static void run_sums(int32_t tp, int32_t dp, struct sum_outcome *out)
+{
+    struct test_cluster cluster;
+
+    open_actor(&cluster, tp, dp, "\"optim.lr\": 1e-12, \"optim.eps\": 1e-5");
+    for (size_t i = 0; i < RK_ARRAY_LEN(sums); i++) {
+        out->loss[i] = accumulate(&cluster, dp, sums[i], out->log_probs[0]);
+        out->grad_norm[i] = take_step(&cluster, "{}");
+    }
+    read_log_probs(&cluster, dp, out->log_probs[1]);
+    accumulate(&cluster, dp, "{}", NULL);
+    take_step(&cluster, "{\"optim.lr\": 0.01, \"optim.clip_grad\": 0.5}");
+    read_log_probs(&cluster, dp, out->log_probs[2]);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: every sum, its gradient, the log-probs beside it and the step after it are those of one rank on every
+ * layout; the log-probs are those of compute_log_prob. */
+static void test_sums_layouts_agree(void **state)
+{
+    static const int32_t layouts[][2] = {{2, 1}, {1, 2}, {2, 2}};
+    struct sum_outcome expected, actual;
+
+    (void)state;
+    run_sums(1, 1, &expected);
+    assert_close("log_probs", expected.log_probs[0], expected.log_probs[1], ROWS * RESPONSE);
+    assert_true(expected.log_probs[1][0] != expected.log_probs[2][0]);
+    for (size_t k = 0; k < RK_ARRAY_LEN(layouts); k++) {
+        run_sums(layouts[k][0], layouts[k][1], &actual);
+        for (size_t i = 0; i < RK_ARRAY_LEN(sums); i++) {
+            double scale = fmax(1.0, fabs(expected.loss[i]));
+
+            assert_true(expected.grad_norm[i] > 0.0);
+            assert_below(sums[i], fabs(actual.loss[i] - expected.loss[i]) / scale, RK_TOL_F32_SUM);
+            assert_below(sums[i], fabs(actual.grad_norm[i] / expected.grad_norm[i] - 1.0), RK_TOL_F32_SUM);
+        }
+        for (int i = 0; i < 3; i++)
+            assert_close("log_probs", actual.log_probs[i], expected.log_probs[i], ROWS * RESPONSE);
+    }
+}
+
+/* Goal: gradients of several calls add up until a step takes them, which a step's own rate, no gradients and
+ * the schedule's rate of 0 then leave or do not leave in the weights. */
+static void test_gradients_add_up_until_a_step(void **state)
+{
+    float first[ROWS * RESPONSE], second[ROWS * RESPONSE];
+    struct test_cluster cluster;
+    double once, losses[2];
+
+    (void)state;
+    open_actor(&cluster, 1, 1, "\"optim.lr\": 0.0, \"optim.clip_grad\": 0");
+    read_log_probs(&cluster, 1, first);
+    assert_true(isnan(take_step(&cluster, "{\"optim.lr\": 0.01}")));
+    losses[0] = accumulate(&cluster, 1, "{}", NULL);
+    once = take_step(&cluster, "{}");
+    for (int i = 0; i < 3; i++)
+        losses[1] = accumulate(&cluster, 1, "{}", NULL);
+    assert_true(losses[0] == losses[1]); /* neither the empty step nor a rate of 0 has changed a weight */
+    assert_below("norm", fabs(take_step(&cluster, "{}") / (3.0 * once) - 1.0), RK_TOL_F32_SUM);
+    read_log_probs(&cluster, 1, second);
+    assert_memory_equal(first, second, sizeof(first));
+    accumulate(&cluster, 1, "{}", NULL);
+    take_step(&cluster, "{\"optim.lr\": 0.01, \"optim.betas\": [0.5, 0.9], \"optim.eps\": 1e-5}");
+    read_log_probs(&cluster, 1, second);
+    assert_memory_not_equal(first, second, sizeof(first));
+    test_cluster_close(&cluster);
+}
+
+/* Steps by one method or two, and returns the log-probs after it. Takes the input. */
+static void step_by(const char *method, const char *mask, struct rk_batch *input, float *log_probs)
+{
+    struct test_cluster cluster;
+    struct rk_job *job = test_method_job("actor", method, "{}", input);
+
+    open_actor(&cluster, 1, 1, "\"optim.lr\": 0.01, \"optim.eps\": 1e-5");
+    test_plan(job, &input, 1, mask, ROWS, 1);
+    job = test_cluster_run(&cluster, 0, job);
+    assert_ok(rk_status_clone(job->status));
+    rk_job_destroy(job);
+    if (strcmp(method, "forward_backward") == 0)
+        take_step(&cluster, "{}");
+    read_log_probs(&cluster, 1, log_probs);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: with weights that divide, the two calls are one update_sft: the same step, bit for bit. */
+static void test_weighted_sum_and_step_are_an_sft_update(void **state)
+{
+    const int64_t shape[] = {ROWS, TOKENS};
+    struct rk_batch *batch = make_batch(), *input;
+    float log_probs[2][ROWS * RESPONSE];
+    void *mask;
+
+    (void)state;
+    add_reals(batch, "weights", 1.0F / (ROWS * RESPONSE), 0.0F);
+    assert_ok(rk_batch_select(&input, batch, sum_columns, NULL));
+    step_by("forward_backward", "response_mask", input, log_probs[0]);
+    assert_ok(rk_batch_add_dense(batch, "loss_mask", RK_DTYPE_I64, 2, shape, &mask));
+    for (int64_t t = 0; t < ROWS * TOKENS; t++)
+        ((int64_t *)mask)[t] = t % TOKENS >= TOKENS - RESPONSE;
+    assert_ok(rk_batch_select(&input, batch, sft_columns, NULL));
+    step_by("update_sft", "loss_mask", input, log_probs[1]);
+    assert_memory_equal(log_probs[0], log_probs[1], sizeof(log_probs[0]));
+    rk_batch_destroy(batch);
+}
+
+static const struct {
+    const char *label, *options;
+    const char *without; /* column that is left out */
+    int64_t mini_rows;
+    bool is_nan;
+    const char *message;
+} bad_sums[] = {
+    {"unknown loss_fn", "{\"loss_fn\": \"grpo\"}", NULL, ROWS, false, "loss_fn: expected one of"},
+    {"dro without beta", "{\"loss_fn\": \"dro\"}", NULL, ROWS, false, "beta: dro needs a number above 0"},
+    {"crossed thresholds", "{\"loss_fn\": \"ppo\", \"clip_low_threshold\": 2.0}", NULL, ROWS, false,
+     "clip_low_threshold: expected at most clip_high_threshold"},
+    {"no advantages", "{\"loss_fn\": \"ppo\"}", "advantages", ROWS, false, "advantages"},
+    {"no log-probs of the sampler", "{\"loss_fn\": \"cispo\"}", "old_log_probs", ROWS, false,
+     "old_log_probs"},
+    {"two mini-batches", "{}", NULL, ROWS / 2, false, "plan: expected one mini-batch for forward_backward"},
+    {"a weight that is no number", "{}", NULL, ROWS, true, "weights"},
+};
+
+/* Goal: bad input is refused before any gradient, and leaves those that wait. */
+static void test_bad_sums_are_refused(void **state)
+{
+    struct test_cluster cluster;
+    double norm;
+
+    (void)state;
+    open_actor(&cluster, 1, 1, "\"optim.lr\": 0.0, \"optim.clip_grad\": 0");
+    accumulate(&cluster, 1, "{}", NULL);
+    norm = take_step(&cluster, "{}");
+    accumulate(&cluster, 1, "{}", NULL);
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_sums); i++) {
+        struct rk_batch *batch = make_batch(), *input;
+        struct rk_job *job;
+
+        print_message("%s\n", bad_sums[i].label);
+        assert_ok(rk_batch_select(&input, batch, sum_columns, NULL));
+        if (bad_sums[i].without)
+            rk_batch_remove(input, bad_sums[i].without);
+        if (bad_sums[i].is_nan)
+            add_reals(input, "weights", NAN, 0.0F);
+        job = test_method_job("actor", "forward_backward", bad_sums[i].options, input);
+        test_plan(job, &input, 1, "response_mask", bad_sums[i].mini_rows, 1);
+        rk_worker_submit(cluster.workers[0], job);
+        test_cluster_wait(&cluster, job);
+        assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, bad_sums[i].message);
+        rk_job_destroy(job);
+        rk_batch_destroy(batch);
+    }
+    assert_true(take_step(&cluster, "{}") == norm);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: what would lose gradients that wait, or leave them behind, is refused; so are bad values of a step.
+ */
+static void test_waiting_gradients_and_bad_steps_are_refused(void **state)
+{
+    static const struct {
+        const char *method, *options;
+        rk_code_t code;
+        const char *message;
+    } cases[] = {
+        {"optim_step", "{\"optim.betas\": [0.9, 1.0]}", RK_INVALID_ARGUMENT,
+         "optim.betas: expected two numbers"},
+        {"optim_step", "{\"optim.lr\": -1.0}", RK_INVALID_ARGUMENT, "optim.lr: expected"},
+        {"save_checkpoint", "{\"path\": \"/nowhere/actor\", \"global_step\": 1}", RK_FAILED_PRECONDITION,
+         "wait for optim_step, which comes before a checkpoint"},
+    };
+    const struct planned update = {"actor", "update_sft", "{}", "loss_mask", sft_columns, 0};
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+    struct rk_batch *batch = make_batch(), *input;
+    struct rk_job *job;
+
+    (void)state;
+    open_actor(&cluster, 1, 1, "\"optim.lr\": 0.01");
+    accumulate(&cluster, 1, "{}", NULL);
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        job =
+            test_cluster_run(&cluster, 0, test_method_job("actor", cases[i].method, cases[i].options, NULL));
+        assert_fails(rk_status_clone(job->status), cases[i].code, cases[i].message);
+        rk_job_destroy(job);
+    }
+    assert_ok(rk_batch_select(&input, batch, sft_columns, NULL));
+    job = test_method_job("actor", "update_sft", "{}", input);
+    test_plan(job, &input, 1, "loss_mask", ROWS, 1);
+    job = test_cluster_run(&cluster, 0, job);
+    assert_fails(rk_status_clone(job->status), RK_FAILED_PRECONDITION,
+                 "gradients of forward_backward wait for optim_step, which comes before update_sft");
+    rk_job_destroy(job);
+    assert_true(take_step(&cluster, "{}") > 0.0);
+    run(&cluster, &update, 1, jobs);
+    destroy_all(&cluster, jobs);
+    rk_batch_destroy(batch);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: gradients that are not finite change nothing and are forgotten, and the call says so. */
+static void test_step_with_infinite_gradients_fails(void **state)
+{
+    float before[ROWS * RESPONSE], after[ROWS * RESPONSE];
+    struct rk_batch *batch = make_batch(), *input;
+    struct test_cluster cluster;
+    struct rk_job *job;
+
+    (void)state;
+    open_actor(&cluster, 1, 1, "\"optim.lr\": 0.01");
+    read_log_probs(&cluster, 1, before);
+    add_reals(batch, "weights", 3e38F, 0.0F);
+    assert_ok(rk_batch_select(&input, batch, sum_columns, NULL));
+    job = test_method_job("actor", "forward_backward", "{}", input);
+    test_plan(job, &input, 1, "response_mask", ROWS, 1);
+    job = test_cluster_run(&cluster, 0, job);
+    assert_ok(rk_status_clone(job->status));
+    rk_job_destroy(job);
+    job = test_cluster_run(&cluster, 0, test_method_job("actor", "optim_step", "{}", NULL));
+    assert_fails(rk_status_clone(job->status), RK_ABORTED, "gradients were inf or NaN: they are forgotten");
+    rk_job_destroy(job);
+    assert_true(isnan(take_step(&cluster, "{}")));
+    read_log_probs(&cluster, 1, after);
+    assert_memory_equal(before, after, sizeof(before));
+    rk_batch_destroy(batch);
+    test_cluster_close(&cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policy_losses_layouts_agree),
         cmocka_unit_test(test_update_dpo_separated_pair_is_refused),
         cmocka_unit_test(test_heads_layouts_agree),
+        cmocka_unit_test(test_sums_layouts_agree),
+        cmocka_unit_test(test_gradients_add_up_until_a_step),
+        cmocka_unit_test(test_weighted_sum_and_step_are_an_sft_update),
+        cmocka_unit_test(test_bad_sums_are_refused),
+        cmocka_unit_test(test_step_with_infinite_gradients_fails),
+        cmocka_unit_test(test_waiting_gradients_and_bad_steps_are_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,17 @@
+/* forward_backward: gradients of a sum over tokens, for optim_step. Nothing divides: weights and advantages
+ * are the caller's, and calls add up. */
+#include "worker/methods/methods_internal.h"
+
+#include "worker/methods/update_internal.h"
+
+struct rk_status *rk_m_forward_backward(struct rk_call *call)
+{
+    static const struct rk_update_kind kind = {
+        .objective = RK_OBJECTIVE_SUM,
+        .mask_column = "response_mask",
+        .prefix = "actor",
+        .only_accumulates = true,
+    };
+
+    return rk_update_run(call, &kind);
+}

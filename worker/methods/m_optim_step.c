@@ -1,0 +1,38 @@
+/* optim_step: one optimizer step with what forward_backward has accumulated, and one of the learning-rate
+ * schedule. Without gradients nothing changes; those that are not finite are forgotten, and the call fails.
+ */
+#include "worker/methods/methods_internal.h"
+
+#include "worker/methods/update_internal.h"
+
+static struct rk_status *prepare(const struct rk_call *call, struct rk_optim_config *config)
+{
+    RK_TRY(rk_update_check_role(call->role));
+    *config = rk_train_get_config(call->role->model);
+    return rk_optim_config_override(config, call->job->options);
+}
+
+static struct rk_status *step(struct rk_call *call, const struct rk_optim_config *config)
+{
+    struct rk_step_stats stats;
+
+    call->role->has_gradients = false;
+    RK_TRY(rk_update_step(call, config, &stats));
+    if (stats.was_skipped)
+        return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
+                              "gradients were inf or NaN: they are forgotten, and no weight has changed");
+    rk_train_advance_lr(call->role->model);
+    if (!rk_call_is_collector(call))
+        return NULL;
+    rk_job_add_metric(call->job, "actor/grad_norm", stats.grad_norm, "mean");
+    rk_job_add_metric(call->job, "actor/lr", stats.lr, "last");
+    return NULL;
+}
+
+struct rk_status *rk_m_optim_step(struct rk_call *call)
+{
+    struct rk_optim_config config;
+
+    RK_TRY(rk_call_begin(call, prepare(call, &config)));
+    return call->role->has_gradients ? step(call, &config) : NULL;
+}
