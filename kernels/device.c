@@ -11,13 +11,16 @@
 #include <string.h>
 #include <unistd.h>
 
+typedef enum memory_kind { MEMORY_DEVICE, MEMORY_HOST, MEMORY_RANGE } memory_kind_t;
+
 /* One live allocation; the list is newest first, since short-lived memory is freed soonest. */
 struct allocation {
     struct allocation *next;
     void *ptr;
     size_t bytes;
-    bool is_host;
-    char what[48]; /* for messages: truncated copy of the caller's name */
+    memory_kind_t kind;
+    bool is_committed; /* of a range */
+    char what[48];     /* for messages: truncated copy of the caller's name */
 };
 
 struct rk_device {
@@ -132,15 +135,48 @@ struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan)
     return rk_plan_device_workspace(plan->handle);
 }
 
+static void count_returned(struct rk_device *device, size_t bytes)
+{
+    RK_ASSERT(device->stats.allocated_bytes >= bytes);
+    device->stats.allocated_bytes -= bytes;
+}
+
+static struct rk_status *release(struct rk_device *device, struct allocation *range)
+{
+    if (!range->is_committed)
+        return NULL;
+    RK_TRY(device->ops->range_release(device->handle, range->ptr, range->bytes));
+    range->is_committed = false;
+    count_returned(device, range->bytes);
+    return NULL;
+}
+
+static void free_range(struct rk_device *device, struct allocation *range)
+{
+    struct rk_status *st = release(device, range);
+
+    if (!st)
+        device->ops->range_free(device->handle, range->ptr, range->bytes);
+    else
+        RK_WARN("an address range stays taken device=%s what=\"%s\" bytes=%zu error=\"%s\"",
+                device->info.name, range->what, range->bytes, rk_status_message(st));
+    rk_status_free(st);
+}
+
 static void free_memory(struct rk_device *device, struct allocation *alloc)
 {
-    if (alloc->is_host) {
+    switch (alloc->kind) {
+    case MEMORY_DEVICE:
+        count_returned(device, alloc->bytes);
+        device->ops->free(device->handle, alloc->ptr);
+        break;
+    case MEMORY_HOST:
         device->stats.host_bytes -= alloc->bytes;
         device->ops->host_free(device->handle, alloc->ptr);
-    } else {
-        RK_ASSERT(device->stats.allocated_bytes >= alloc->bytes);
-        device->stats.allocated_bytes -= alloc->bytes;
-        device->ops->free(device->handle, alloc->ptr);
+        break;
+    case MEMORY_RANGE:
+        free_range(device, alloc);
+        break;
     }
     rk_free(alloc);
 }
@@ -249,28 +285,35 @@ void *rk_device_handle(const struct rk_device *device)
     return device->handle;
 }
 
-static void remember(struct rk_device *device, void *ptr, size_t bytes, bool is_host, const char *what)
+static void remember(struct rk_device *device, void *ptr, size_t bytes, memory_kind_t kind, const char *what)
 {
     struct allocation *alloc = rk_calloc(1, sizeof(*alloc));
 
     alloc->ptr = ptr;
     alloc->bytes = bytes;
-    alloc->is_host = is_host;
+    alloc->kind = kind;
     strncpy(alloc->what, what, sizeof(alloc->what) - 1);
     alloc->next = device->live;
     device->live = alloc;
     device->stats.num_allocations++;
 }
 
-static void forget(struct rk_device *device, void *ptr, bool is_host)
+/* The entry of the list that points to the allocation. */
+static struct allocation **find(struct rk_device *device, const void *ptr, bool is_host)
 {
     struct allocation **link = &device->live;
-    struct allocation *alloc;
 
-    while (*link && ((*link)->ptr != ptr || (*link)->is_host != is_host))
+    while (*link && ((*link)->ptr != ptr || ((*link)->kind == MEMORY_HOST) != is_host))
         link = &(*link)->next;
-    alloc = *link;
-    RK_ASSERT(alloc); /* not from this device, or freed before */
+    RK_ASSERT(*link); /* not from this device, or freed before */
+    return link;
+}
+
+static void forget(struct rk_device *device, void *ptr, bool is_host)
+{
+    struct allocation **link = find(device, ptr, is_host);
+    struct allocation *alloc = *link;
+
     *link = alloc->next;
     free_memory(device, alloc);
 }
@@ -285,16 +328,18 @@ static struct rk_status *out_of_memory(const struct rk_device *device, size_t by
                           (unsigned long long)device->limit_bytes, *detail ? ": " : "", detail);
 }
 
-struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes, const char *what)
+/* Memory at `*out`, or, for a range, under it. */
+static struct rk_status *take(struct rk_device *device, void **out, size_t bytes, memory_kind_t kind,
+                              const char *what)
 {
+    const struct rk_device_ops *ops = device->ops;
     struct rk_device_stats *stats = &device->stats;
     struct rk_status *st, *oom;
 
-    RK_ASSERT(what);
-    *out = NULL;
     if (bytes > get_room(device, device->limit_bytes))
         return out_of_memory(device, bytes, what, "");
-    st = device->ops->alloc(device->handle, out, bytes);
+    st = kind == MEMORY_RANGE ? ops->range_commit(device->handle, *out, bytes)
+                              : ops->alloc(device->handle, out, bytes);
     if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {
         oom = out_of_memory(device, bytes, what, rk_status_message(st));
         rk_status_free(st);
@@ -304,8 +349,59 @@ struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t b
         return RK_WRAP(st, "%s: allocating %zu bytes on device '%s'", what, bytes, device->info.name);
     stats->allocated_bytes += bytes;
     stats->peak_bytes = RK_MAX(stats->peak_bytes, stats->allocated_bytes);
-    remember(device, *out, bytes, false, what);
     return NULL;
+}
+
+struct rk_status *rk_device_alloc(struct rk_device *device, void **out, size_t bytes, const char *what)
+{
+    RK_ASSERT(what);
+    *out = NULL;
+    RK_TRY(take(device, out, bytes, MEMORY_DEVICE, what));
+    remember(device, *out, bytes, MEMORY_DEVICE, what);
+    return NULL;
+}
+
+struct rk_status *rk_device_reserve(struct rk_device *device, void **out, size_t bytes, const char *what)
+{
+    struct rk_status *st;
+
+    RK_ASSERT(what);
+    *out = NULL;
+    if (!device->ops->range_reserve)
+        return RK_FAIL(RK_UNIMPLEMENTED, "device '%s' has no address ranges", device->info.name);
+    if (bytes > SIZE_MAX - RK_RANGE_GRANULE)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s: %zu bytes exceed the address space", what, bytes);
+    bytes = rk_round_up(RK_MAX(bytes, (size_t)1), RK_RANGE_GRANULE);
+    st = device->ops->range_reserve(device->handle, out, bytes);
+    if (st)
+        return RK_WRAP(st, "%s: reserving %zu bytes of addresses on device '%s'", what, bytes,
+                       device->info.name);
+    remember(device, *out, bytes, MEMORY_RANGE, what);
+    return NULL;
+}
+
+static struct allocation *find_range(struct rk_device *device, const void *range)
+{
+    struct allocation *alloc = *find(device, range, false);
+
+    RK_ASSERT(alloc->kind == MEMORY_RANGE);
+    return alloc;
+}
+
+struct rk_status *rk_device_commit(struct rk_device *device, void *range)
+{
+    struct allocation *alloc = find_range(device, range);
+
+    if (alloc->is_committed)
+        return NULL;
+    RK_TRY(take(device, &range, alloc->bytes, MEMORY_RANGE, alloc->what));
+    alloc->is_committed = true;
+    return NULL;
+}
+
+struct rk_status *rk_device_release(struct rk_device *device, void *range)
+{
+    return release(device, find_range(device, range));
 }
 
 void rk_device_free(struct rk_device *device, void *ptr)
@@ -324,7 +420,7 @@ struct rk_status *rk_device_host_alloc(struct rk_device *device, void **out, siz
     if (st)
         return RK_WRAP(st, "%s: host memory of device '%s'", what, device->info.name);
     device->stats.host_bytes += bytes;
-    remember(device, *out, bytes, true, what);
+    remember(device, *out, bytes, MEMORY_HOST, what);
     return NULL;
 }
 

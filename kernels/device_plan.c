@@ -85,6 +85,29 @@ static void plan_free(void *handle, void *ptr)
     (void)ptr;
 }
 
+static struct rk_status *plan_range_reserve(void *handle, void **out, size_t bytes)
+{
+    struct rk_plan_device *dev = handle;
+
+    dev->next = rk_round_up(dev->next, RK_RANGE_GRANULE);
+    return plan_alloc(handle, out, bytes);
+}
+
+static struct rk_status *plan_range_change(void *handle, void *range, size_t bytes)
+{
+    (void)handle;
+    (void)range;
+    (void)bytes;
+    return NULL;
+}
+
+static void plan_range_free(void *handle, void *range, size_t bytes)
+{
+    (void)handle;
+    (void)range;
+    (void)bytes;
+}
+
 static struct rk_status *plan_host_alloc(void *handle, void **out, size_t bytes)
 {
     (void)handle;
@@ -161,4 +184,8 @@ const struct rk_device_ops rk_plan_device_ops = {
     .copy = plan_copy,
     .zero = plan_zero,
     .stream_sync = plan_stream_sync,
+    .range_reserve = plan_range_reserve,
+    .range_commit = plan_range_change,
+    .range_release = plan_range_change,
+    .range_free = plan_range_free,
 };

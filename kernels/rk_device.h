@@ -13,7 +13,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_DEVICE_ABI 5
+#define RK_DEVICE_ABI 6
 
 #define RK_DEVICE_UUID_BYTES 64
 
@@ -42,10 +42,10 @@ struct rk_device_info {
 };
 
 struct rk_device_stats {
-    uint64_t allocated_bytes, peak_bytes; /* device memory held through rk_device_alloc */
+    uint64_t allocated_bytes, peak_bytes; /* device memory held through rk_device_alloc and _commit */
     uint64_t host_bytes;                  /* pinned host memory held now */
     uint64_t own_bytes;                   /* what the backend holds for its operators: workspaces, scratch */
-    /* Of all three, since the device was opened: warm-up ends when it stops growing. */
+    /* Of all three, since the device was opened: warm-up ends when it stops growing. A range counts once. */
     uint64_t num_allocations;
 };
 
@@ -89,6 +89,20 @@ void rk_device_free(struct rk_device *device, void *ptr); /* NULL is a no-op */
 struct rk_status *rk_device_host_alloc(struct rk_device *device, void **out, size_t bytes,
                                        const char *what) RK_NODISCARD;
 void rk_device_host_free(struct rk_device *device, void *ptr); /* NULL is a no-op */
+
+/* --- addresses that outlive their memory. Views, graphs and whatever else has such an address stay valid
+ * when the memory is given back and taken again; in between nothing may touch it. --- */
+
+/* What the size of a range is rounded up to. */
+#define RK_RANGE_GRANULE ((size_t)2 << 20)
+/* Addresses without memory, aligned to the granule; ended by rk_device_free. UNIMPLEMENTED where the backend
+ * has none. */
+struct rk_status *rk_device_reserve(struct rk_device *device, void **out, size_t bytes,
+                                    const char *what) RK_NODISCARD;
+/* Takes memory for the whole range, zeroed; nothing when it has some. Errors: those of rk_device_alloc. */
+struct rk_status *rk_device_commit(struct rk_device *device, void *range) RK_NODISCARD;
+/* Gives the memory back; nothing when it has none. Every stream must have passed what uses it. */
+struct rk_status *rk_device_release(struct rk_device *device, void *range) RK_NODISCARD;
 
 struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device,
                                    const char *name) RK_NODISCARD;
@@ -199,6 +213,12 @@ struct rk_device_ops {
     void (*get_own)(const void *dev, uint64_t *out_bytes, uint64_t *out_num_allocations);
     /* optional: NULL means that no operator needs a workspace */
     struct rk_status *(*reserve)(void *dev, void *stream, const struct rk_workspace *workspace);
+    /* optional, all or none: NULL means no ranges. Sizes are multiples of RK_RANGE_GRANULE; the wrapper
+     * releases before it frees. */
+    struct rk_status *(*range_reserve)(void *dev, void **out, size_t bytes);
+    struct rk_status *(*range_commit)(void *dev, void *range, size_t bytes);
+    struct rk_status *(*range_release)(void *dev, void *range, size_t bytes);
+    void (*range_free)(void *dev, void *range, size_t bytes);
 };
 
 /* Adds a backend; FAILED_PRECONDITION when its abi differs, ALREADY_EXISTS for a second one of that name. The

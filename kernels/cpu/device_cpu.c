@@ -9,8 +9,10 @@
 #include <cblas.h>
 #include <omp.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* What rk_device_alloc promises; also a multiple of any cache line and vector register. */
@@ -88,6 +90,58 @@ static struct rk_status *cpu_get_free(void *handle, uint64_t *out_bytes)
 
     *out_bytes = free_bytes - RK_MIN(untouched, free_bytes);
     return NULL;
+}
+
+/* --- ranges: pages that nobody may touch until they are committed --- */
+
+static struct rk_status *no_pages(const char *call, size_t bytes)
+{
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s of %zu bytes: %s", call, bytes, strerror(errno));
+}
+
+static struct rk_status *cpu_range_reserve(void *handle, void **out, size_t bytes)
+{
+    size_t wide = bytes + RK_RANGE_GRANULE;
+    char *raw = mmap(NULL, wide, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *aligned;
+
+    (void)handle;
+    if (raw == MAP_FAILED)
+        return no_pages("mmap", wide);
+    aligned = (char *)rk_round_up((uintptr_t)raw, RK_RANGE_GRANULE);
+    if (aligned > raw)
+        (void)munmap(raw, (size_t)(aligned - raw));
+    if (aligned + bytes < raw + wide)
+        (void)munmap(aligned + bytes, (size_t)(raw + wide - (aligned + bytes)));
+    *out = aligned;
+    return NULL;
+}
+
+static struct rk_status *cpu_range_commit(void *handle, void *range, size_t bytes)
+{
+    struct rk_cpu_device *dev = handle;
+
+    if (mprotect(range, bytes, PROT_READ | PROT_WRITE) != 0)
+        return no_pages("mprotect", bytes);
+    dev->allocated_bytes += bytes;
+    return NULL;
+}
+
+/* The pages come back as zeros. */
+static struct rk_status *cpu_range_release(void *handle, void *range, size_t bytes)
+{
+    struct rk_cpu_device *dev = handle;
+
+    if (madvise(range, bytes, MADV_DONTNEED) != 0 || mprotect(range, bytes, PROT_NONE) != 0)
+        return no_pages("madvise", bytes);
+    dev->allocated_bytes -= bytes;
+    return NULL;
+}
+
+static void cpu_range_free(void *handle, void *range, size_t bytes)
+{
+    (void)handle;
+    (void)munmap(range, bytes);
 }
 
 /* Streams have no state: every call has ended when it returns. The handle is the device's, only to be
@@ -184,4 +238,8 @@ const struct rk_device_ops rk_cpu_device_ops = {
     .stream_sync = cpu_stream_sync,
     .get_free = cpu_get_free,
     .get_own = cpu_get_own,
+    .range_reserve = cpu_range_reserve,
+    .range_commit = cpu_range_commit,
+    .range_release = cpu_range_release,
+    .range_free = cpu_range_free,
 };

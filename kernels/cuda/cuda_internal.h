@@ -32,6 +32,7 @@ struct rk_cuda_device {
     struct rk_cuda_gemm_plans *plans; /* of gemm.c */
     cudaStream_t probe;               /* carries nothing; asked for the state of the device */
     uint64_t own_bytes, num_own;      /* scratch of the streams; how often some was taken */
+    struct rk_cuda_vmm *vmm;          /* of ranges_cuda.c; NULL until the first range */
 };
 
 /* Ints at the beginning of `splits` that are zero between calls. */
@@ -66,6 +67,19 @@ struct rk_status *rk_cuda_launched(const struct rk_cuda_device *dev, const struc
 
 #define RK_CUDA(expr)   RK_TRY(rk_cuda_status((expr), #expr))
 #define RK_CUBLAS(expr) RK_TRY(rk_cuda_blas_status((expr), #expr))
+
+/* --- memory (device_cuda.c) --- */
+
+/* Zeroes on the default stream, which no other stream waits for, and waits. */
+struct rk_status *rk_cuda_zero_now(void *ptr, size_t bytes) RK_NODISCARD;
+/* RESOURCE_EXHAUSTED with what the GPU has free. */
+struct rk_status *rk_cuda_no_memory(void) RK_NODISCARD;
+
+/* --- address ranges (ranges_cuda.c): entries of rk_device_ops --- */
+struct rk_status *rk_cuda_range_reserve(void *handle, void **out, size_t bytes) RK_NODISCARD;
+struct rk_status *rk_cuda_range_commit(void *handle, void *range, size_t bytes) RK_NODISCARD;
+struct rk_status *rk_cuda_range_release(void *handle, void *range, size_t bytes) RK_NODISCARD;
+void rk_cuda_range_free(void *handle, void *range, size_t bytes);
 
 /* --- scratch (device_cuda.c) --- */
 

@@ -146,6 +146,7 @@ static void cuda_close(void *handle)
     struct rk_cuda_device *dev = handle;
 
     rk_cuda_gemm_plans_destroy(dev->plans);
+    rk_free(dev->vmm);
     if (dev->blas)
         (void)cublasLtDestroy(dev->blas);
     if (dev->probe)
@@ -207,29 +208,34 @@ static struct rk_status *cuda_check(void *handle)
 
 /* --- memory --- */
 
-/* Zeroes on the default stream, which no other stream waits for. */
-static struct rk_status *zero_now(void *ptr, size_t bytes)
+struct rk_status *rk_cuda_zero_now(void *ptr, size_t bytes)
 {
     RK_CUDA(cudaMemsetAsync(ptr, 0, bytes, NULL));
     RK_CUDA(cudaStreamSynchronize(NULL));
     return NULL;
 }
 
+struct rk_status *rk_cuda_no_memory(void)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+
+    RK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "the GPU has %zu bytes free of %zu",
+                          free_bytes, total_bytes);
+}
+
 static struct rk_status *cuda_alloc(void *handle, void **out, size_t bytes)
 {
     cudaError_t error = cudaMalloc(out, RK_MAX(bytes, (size_t)1));
-    size_t free_bytes = 0, total_bytes = 0;
     struct rk_status *st;
 
     (void)handle;
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        RK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
-        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "the GPU has %zu bytes free of %zu",
-                              free_bytes, total_bytes);
+        return rk_cuda_no_memory();
     }
     RK_TRY(rk_cuda_status(error, "cudaMalloc"));
-    st = zero_now(*out, bytes);
+    st = rk_cuda_zero_now(*out, bytes);
     if (st) {
         (void)cudaFree(*out);
         *out = NULL;
@@ -573,4 +579,8 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .get_own = cuda_get_own,
     .reserve = cuda_stream_reserve,
     .get_uuid = cuda_get_uuid,
+    .range_reserve = rk_cuda_range_reserve,
+    .range_commit = rk_cuda_range_commit,
+    .range_release = rk_cuda_range_release,
+    .range_free = rk_cuda_range_free,
 };

@@ -2,6 +2,7 @@
  * around them is tested with the CPU in tests/unit/kernels.) */
 #include "tests/kernels/kernel_test.h"
 
+#include "base/rk_alloc.h"
 #include "base/rk_time.h"
 
 #include <string.h>
@@ -59,6 +60,92 @@ static void test_device_alloc_too_much_is_device_oom(void **state)
     assert_ok(rk_device_check(kt->device));
     assert_ok(rk_device_alloc(kt->device, &ptr, 4096, "a little"));
     rk_device_free(kt->device, ptr);
+}
+
+static void fill(struct kt *kt, void *ptr, int value)
+{
+    uint8_t *bytes = rk_malloc(COUNT);
+
+    memset(bytes, value, COUNT);
+    assert_ok(rk_stream_copy(kt->stream, ptr, bytes, COUNT, RK_COPY_H2D));
+    assert_ok(rk_stream_sync(kt->stream));
+    rk_free(bytes);
+}
+
+static void assert_filled(struct kt *kt, const void *ptr, int value)
+{
+    uint8_t *bytes = rk_malloc(COUNT);
+
+    assert_ok(rk_stream_copy(kt->stream, bytes, ptr, COUNT, RK_COPY_D2H));
+    assert_ok(rk_stream_sync(kt->stream));
+    assert_int_equal(bytes[0], value);
+    assert_memory_equal(bytes, bytes + 1, COUNT - 1);
+    rk_free(bytes);
+}
+
+/* Goal: memory under a range comes as zeros and goes, as often as one likes; the device has it back in
+ * between. */
+static void test_range_gives_its_memory_back_and_takes_it_again(void **state)
+{
+    enum { CYCLES = 1000 };
+    struct kt *kt = *state;
+    uint64_t allocated = rk_device_get_stats(kt->device).allocated_bytes, free_bytes = 0, num_allocations;
+    void *range;
+
+    assert_ok(rk_device_reserve(kt->device, &range, COUNT, "range"));
+    assert_int_equal((uintptr_t)range % RK_RANGE_GRANULE, 0);
+    assert_int_equal(rk_device_get_stats(kt->device).allocated_bytes, allocated);
+    num_allocations = rk_device_get_stats(kt->device).num_allocations;
+    for (int i = 0; i < CYCLES; i++) {
+        assert_ok(rk_device_commit(kt->device, range));
+        assert_int_equal(rk_device_get_stats(kt->device).allocated_bytes, allocated + RK_RANGE_GRANULE);
+        if (i % 100 == 0) {
+            assert_filled(kt, range, 0);
+            fill(kt, range, 0xab);
+            assert_filled(kt, range, 0xab);
+        }
+        assert_ok(rk_device_release(kt->device, range));
+        assert_int_equal(rk_device_get_stats(kt->device).allocated_bytes, allocated);
+        if (i == 0)
+            free_bytes = rk_device_free_bytes(kt->device);
+    }
+    assert_int_equal(rk_device_get_stats(kt->device).num_allocations, num_allocations);
+    if (!kt_is_cpu(kt)) /* the host has other processes */
+        assert_int_equal(rk_device_free_bytes(kt->device), free_bytes);
+    rk_device_free(kt->device, range);
+}
+
+/* Goal: what a graph recorded works on the memory that a range has taken again. */
+static void test_graph_survives_a_range_that_was_released(void **state)
+{
+    struct kt *kt = *state;
+    rk_tensor_t ones = kt_zeros_1d(kt, RK_DTYPE_F32, 1000), view = ones;
+    double *values = kt_scratch(kt, 1000);
+    struct rk_graph *graph;
+    void *range;
+
+    if (!rk_device_has_graphs(kt->device))
+        skip();
+    for (int i = 0; i < 1000; i++)
+        values[i] = 1.0;
+    kt_write(kt, ones, values);
+    assert_ok(rk_device_reserve(kt->device, &range, rk_tensor_bytes(view), "range"));
+    assert_ok(rk_device_commit(kt->device, range));
+    view.data = range;
+    assert_ok(rk_axpby(kt->stream, &(struct rk_axpby_args){.y = view, .x = ones, .alpha = 1, .beta = 1}));
+    assert_ok(rk_graph_begin(kt->stream));
+    assert_ok(rk_axpby(kt->stream, &(struct rk_axpby_args){.y = view, .x = ones, .alpha = 3, .beta = 1}));
+    assert_ok(rk_graph_end(&graph, kt->stream));
+    for (int round = 0; round < 3; round++) {
+        assert_ok(rk_graph_launch(graph));
+        values = kt_read(kt, view);
+        for (int i = 0; i < 1000; i++)
+            assert_true(values[i] == (round == 0 ? 4.0 : 3.0));
+        assert_ok(rk_device_release(kt->device, range));
+        assert_ok(rk_device_commit(kt->device, range));
+    }
+    rk_graph_destroy(graph);
+    rk_device_free(kt->device, range);
 }
 
 static void test_stream_copies_keep_order(void **state)
@@ -281,6 +368,8 @@ int main(void)
         kt_test(test_device_info_describes_device),
         kt_test(test_device_alloc_is_zeroed_and_aligned),
         kt_test(test_device_alloc_too_much_is_device_oom),
+        kt_test(test_range_gives_its_memory_back_and_takes_it_again),
+        kt_test(test_graph_survives_a_range_that_was_released),
         kt_test(test_stream_copies_keep_order),
         kt_test(test_event_orders_two_streams),
         kt_test(test_event_elapsed_is_within_host_time),

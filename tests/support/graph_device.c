@@ -182,6 +182,29 @@ static void graphs_free(void *dev, void *ptr)
     rk_device_free(dev, ptr);
 }
 
+static struct rk_status *graphs_range_reserve(void *dev, void **out, size_t bytes)
+{
+    return rk_device_reserve(dev, out, bytes, "test");
+}
+
+static struct rk_status *graphs_range_commit(void *dev, void *range, size_t bytes)
+{
+    (void)bytes;
+    return rk_device_commit(dev, range);
+}
+
+static struct rk_status *graphs_range_release(void *dev, void *range, size_t bytes)
+{
+    (void)bytes;
+    return rk_device_release(dev, range);
+}
+
+static void graphs_range_free(void *dev, void *range, size_t bytes)
+{
+    (void)bytes;
+    rk_device_free(dev, range);
+}
+
 static struct rk_status *graphs_host_alloc(void *dev, void **out, size_t bytes)
 {
     return rk_device_host_alloc(dev, out, bytes, "test");
@@ -453,6 +476,10 @@ static const struct rk_device_ops graphs_ops = {
     .graph_launch = graphs_launch,
     .graph_is_current = graphs_is_current,
     .graph_destroy = graphs_destroy,
+    .range_reserve = graphs_range_reserve,
+    .range_commit = graphs_range_commit,
+    .range_release = graphs_range_release,
+    .range_free = graphs_range_free,
 };
 
 struct rk_status *rk_test_graphs_register(void)

@@ -149,6 +149,52 @@ static void test_device_alloc_beyond_limit_is_device_oom(void **state)
     rk_device_close(device);
 }
 
+/* Goal: a range counts while it has memory, and only once; the limit holds for it as for an allocation. */
+static void test_device_range_counts_while_it_is_committed(void **state)
+{
+    struct rk_device *device = open_with_limit(3 * RK_RANGE_GRANULE);
+    void *first, *second, *block;
+
+    (void)state;
+    assert_ok(rk_device_reserve(device, &first, RK_RANGE_GRANULE + 1, "optimizer state"));
+    assert_ok(rk_device_reserve(device, &second, 2 * RK_RANGE_GRANULE, "key cache"));
+    assert_ok(rk_device_release(device, first));
+    for (int i = 0; i < 2; i++)
+        assert_ok(rk_device_commit(device, first));
+    assert_int_equal(rk_device_get_stats(device).allocated_bytes, 2 * RK_RANGE_GRANULE);
+    assert_fails(rk_device_commit(device, second), RK_RESOURCE_EXHAUSTED, "key cache: 4194304 bytes wanted");
+    assert_fails(rk_device_alloc(device, &block, RK_RANGE_GRANULE + 1, "block"), RK_RESOURCE_EXHAUSTED,
+                 "block");
+    for (int i = 0; i < 2; i++)
+        assert_ok(rk_device_release(device, first));
+    assert_ok(rk_device_commit(device, second));
+    rk_device_free(device, first);
+    rk_device_free(device, second);
+    assert_int_equal(rk_device_get_stats(device).allocated_bytes, 0);
+    assert_int_equal(rk_device_get_stats(device).peak_bytes, 2 * RK_RANGE_GRANULE);
+    assert_fails(rk_device_reserve(device, &first, SIZE_MAX, "all"), RK_RESOURCE_EXHAUSTED, "address space");
+    rk_device_close(device);
+}
+
+/* Goal: a dry run counts ranges as the device does. */
+static void test_device_plan_counts_ranges(void **state)
+{
+    struct rk_device *plan;
+    void *range;
+
+    (void)state;
+    assert_ok(rk_device_open_plan(&plan, NULL));
+    assert_ok(rk_device_reserve(plan, &range, 1, "range"));
+    assert_int_equal((uintptr_t)range % RK_RANGE_GRANULE, 0);
+    assert_int_equal(rk_device_get_stats(plan).allocated_bytes, 0);
+    assert_ok(rk_device_commit(plan, range));
+    assert_int_equal(rk_device_get_stats(plan).allocated_bytes, RK_RANGE_GRANULE);
+    assert_ok(rk_device_release(plan, range));
+    assert_int_equal(rk_device_get_stats(plan).allocated_bytes, 0);
+    rk_device_free(plan, range);
+    rk_device_close(plan);
+}
+
 /* Goal: the backend's own exhaustion has the same face, and leaves nothing behind. */
 static void test_device_alloc_heap_exhausted_is_device_oom(void **state)
 {
@@ -585,6 +631,8 @@ int main(void)
         cmocka_unit_test(test_device_alloc_is_zeroed_and_aligned),
         cmocka_unit_test(test_device_stats_follow_allocations),
         cmocka_unit_test(test_device_alloc_beyond_limit_is_device_oom),
+        cmocka_unit_test(test_device_range_counts_while_it_is_committed),
+        cmocka_unit_test(test_device_plan_counts_ranges),
         cmocka_unit_test(test_device_alloc_heap_exhausted_is_device_oom),
         cmocka_unit_test(test_kernel_scratch_exhausted_fails_once),
         cmocka_unit_test(test_stream_copy_and_zero_move_bytes),
