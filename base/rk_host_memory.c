@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_hash.h"
 #include "base/rk_str.h"
 
 #define LINE_BYTES 4096 /* paths of control groups are the longest lines */
@@ -140,6 +141,44 @@ uint64_t rk_host_free_bytes(const char *root)
         bytes = available_kib * 1024;
     rk_free(path);
     return RK_MIN(bytes, room);
+}
+
+/* All of a small file. */
+static void add_file(struct rk_sha256 *sha, const char *root, const char *name, bool *is_known)
+{
+    char *path = rk_format("%s%s", root, name), line[LINE_BYTES];
+    FILE *file = fopen(path, "re");
+    size_t total = 0, bytes;
+
+    while (file && (bytes = fread(line, 1, sizeof(line), file)) > 0) {
+        rk_sha256_update(sha, line, bytes);
+        total += bytes;
+    }
+    if (file)
+        fclose(file);
+    *is_known = *is_known && total > 0;
+    rk_free(path);
+}
+
+/* Paths of control groups are relative to their namespace: containers on one host may have the same. */
+void rk_host_memory_domain(const char *root, char out[RK_HOST_MEMORY_DOMAIN_BYTES])
+{
+    char *path = rk_format("%s/proc/self/ns/cgroup", root), link[64];
+    ssize_t bytes = readlink(path, link, sizeof(link));
+    uint8_t digest[RK_SHA256_BYTES];
+    struct rk_sha256 sha;
+    bool is_known = true;
+
+    rk_sha256_init(&sha);
+    add_file(&sha, root, "/proc/sys/kernel/random/boot_id", &is_known);
+    add_file(&sha, root, "/proc/self/cgroup", &is_known);
+    if (bytes > 0) /* not before Linux 4.6 */
+        rk_sha256_update(&sha, link, (size_t)bytes);
+    rk_sha256_final(&sha, digest);
+    out[0] = '\0';
+    if (is_known)
+        rk_hex(digest, (RK_HOST_MEMORY_DOMAIN_BYTES - 1) / 2, out);
+    rk_free(path);
 }
 
 uint64_t rk_host_resident_bytes(const char *root)

@@ -15,7 +15,8 @@ RK_BEGIN_DECLS
 
 #define RK_DEVICE_ABI 6
 
-#define RK_DEVICE_UUID_BYTES 64
+#define RK_DEVICE_UUID_BYTES   64
+#define RK_DEVICE_DOMAIN_BYTES 32
 
 struct rk_device;
 struct rk_stream;
@@ -39,6 +40,8 @@ struct rk_device_info {
     char name[64];                   /* "cpu", "cuda:0" */
     char uuid[RK_DEVICE_UUID_BYTES]; /* of the physical device; the host's name for the CPU */
     uint64_t memory_total_bytes;
+    /* Equal for processes that take from the same memory; "" when no other process does. */
+    char memory_domain[RK_DEVICE_DOMAIN_BYTES];
 };
 
 struct rk_device_stats {
@@ -68,7 +71,7 @@ void rk_device_reset_peak(struct rk_device *device);
 /* Bytes that rk_device_alloc can hand out now, as far as the device knows: below its limit, and not held by
  * another process. */
 uint64_t rk_device_free_bytes(const struct rk_device *device);
-/* The same without the limit: what all processes that share the device can still take together. */
+/* The same without the limit: what all processes of its memory_domain can still take together. */
 uint64_t rk_device_shared_free_bytes(const struct rk_device *device);
 
 /* Whether streams run beside the host: a call that enqueues returns before its work has been done. */

@@ -46,8 +46,11 @@ static struct rk_status *cpu_get_info(void *handle, struct rk_device_info *out)
     if (gethostname(out->uuid, sizeof(out->uuid) - 1) != 0)
         snprintf(out->uuid, sizeof(out->uuid), "localhost");
     out->memory_total_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    rk_host_memory_domain("", out->memory_domain);
     return NULL;
 }
+
+_Static_assert(RK_DEVICE_DOMAIN_BYTES >= RK_HOST_MEMORY_DOMAIN_BYTES, "the name of the host's memory fits");
 
 /* What an allocation began as; it lies before the aligned address. */
 struct heap_block {

@@ -26,6 +26,7 @@ struct rk_json *rk_device_json(const struct rk_device *device)
 
     rk_json_set(object, "name", rk_json_new_string(info.name));
     rk_json_set(object, "uuid", rk_json_new_string(info.uuid));
+    rk_json_set(object, "memory_domain", rk_json_new_string(info.memory_domain));
     rk_json_set_bytes(object, "total", info.memory_total_bytes);
     rk_json_set_bytes(object, "free", rk_device_free_bytes(device));
     rk_json_set_bytes(object, "shared_free", rk_device_shared_free_bytes(device));

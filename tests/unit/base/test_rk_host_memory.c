@@ -132,12 +132,46 @@ static void test_resident_bytes_are_those_of_the_process_alone(void **state)
     rk_free(root);
 }
 
+/* Goal: two processes have the same name exactly if they are on one host, in one control group, of one
+ * namespace; and none where the kernel does not say. */
+static void test_domain_tells_hosts_and_groups_apart(void **state)
+{
+    static const struct {
+        const char *boot_id, *group, *ns;
+        int same_as; /* an earlier row; -1: none */
+    } rows[] = {
+        {"1f-a", "0::/rankd/a\n", "cgroup:[1]", -1}, {"1f-a", "0::/rankd/b\n", "cgroup:[1]", -1},
+        {"1f-b", "0::/rankd/a\n", "cgroup:[1]", -1}, {"1f-a", "0::/rankd/a\n", "cgroup:[2]", -1},
+        {"1f-a", "0::/rankd/a\n", "cgroup:[1]", 0},  {"", "0::/rankd/a\n", "cgroup:[1]", -1},
+    };
+    char names[RK_ARRAY_LEN(rows)][RK_HOST_MEMORY_DOMAIN_BYTES];
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        char *root_name = rk_format("domain-%zu", i), *root = make_root(root_name), *link;
+
+        write_file(root, &(struct file){"/proc/self/cgroup", rows[i].group});
+        write_file(root, &(struct file){"/proc/self/ns/other", ""});
+        write_file(root, &(struct file){"/proc/sys/kernel/random/boot_id", rows[i].boot_id});
+        link = rk_path_join(root, "proc/self/ns/cgroup");
+        assert_int_equal(symlink(rows[i].ns, link), 0);
+        rk_host_memory_domain(root, names[i]);
+        assert_int_equal(strlen(names[i]), *rows[i].boot_id ? RK_HOST_MEMORY_DOMAIN_BYTES - 1 : 0);
+        for (size_t j = 0; j < i; j++)
+            assert_int_equal(strcmp(names[i], names[j]) == 0, rows[i].same_as == (int)j);
+        rk_free(link);
+        rk_free(root_name);
+        rk_free(root);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_free_bytes_keep_to_all_limits),
         cmocka_unit_test(test_free_bytes_without_proc_are_unknown),
         cmocka_unit_test(test_resident_bytes_are_those_of_the_process_alone),
+        cmocka_unit_test(test_domain_tells_hosts_and_groups_apart),
     };
 
     return cmocka_run_group_tests_name("unit/base/host_memory", tests, NULL, NULL);
