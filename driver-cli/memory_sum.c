@@ -185,6 +185,45 @@ static int64_t largest_role(const struct rk_memory_sum *sum, int32_t rank)
     return largest;
 }
 
+/* --- memory that several ranks share --- */
+
+/* Ranks of one memory domain: their sum has to fit as well. */
+struct domain {
+    struct rk_str ranks; /* "0, 1" */
+    int32_t num_ranks;
+    int64_t added, free; /* by so many roles; for them, as the sum of one rank has it */
+};
+
+static const char *domain_name(const struct rk_memory_sum *sum, int32_t rank)
+{
+    return rk_json_as_string(rk_json_find_path(last_plan(sum, rank), "device.memory_domain"), "");
+}
+
+/* That of `first`, after the first `num_roles` roles. False when an earlier rank has it, or no other rank. */
+static bool find_domain(struct domain *out, const struct rk_memory_sum *sum, int32_t first, int64_t num_roles)
+{
+    const char *name = domain_name(sum, first);
+    int64_t given_back = 0;
+
+    *out = (struct domain){.free = INT64_MAX};
+    for (int32_t rank = 0; *name && rank < sum->num_ranks; rank++) {
+        if (strcmp(domain_name(sum, rank), name) != 0)
+            continue;
+        if (rank < first)
+            break;
+        rk_str_appendf(&out->ranks, "%s%d", out->num_ranks++ ? ", " : "", rank);
+        out->free = RK_MIN(out->free, int_at(last_plan(sum, rank), "device.shared_free"));
+        for (int64_t i = 0; i < num_roles; i++) {
+            out->added += added_bytes(plan_of(sum, i, rank));
+            given_back += int_at(plan_of(sum, i, rank), "given_back");
+        }
+    }
+    out->free += out->num_ranks ? given_back : 0;
+    if (out->num_ranks < 2)
+        rk_str_fini(&out->ranks);
+    return out->num_ranks >= 2;
+}
+
 /* --- what does not fit --- */
 
 static void append_bytes(struct rk_str *out, int64_t bytes)
@@ -224,52 +263,82 @@ static void append_roles(struct rk_str *out, const struct rk_memory_sum *sum, in
     }
 }
 
-/* Role `role` as the cause, on that rank. */
-static struct rk_status *too_much(const struct rk_memory_sum *sum, int64_t role, int32_t rank)
+/* `text` says where role `role` does not fit; on rank `rank` it is as large as anywhere. Takes the text. */
+static struct rk_status *too_much(const struct rk_memory_sum *sum, int64_t role, int32_t rank,
+                                  struct rk_str *text)
 {
     int64_t largest = largest_role(sum, rank);
     const struct rk_json *plan = plan_of(sum, role, rank), *of_largest = plan_of(sum, largest, rank);
-    struct rk_str text = {0};
     struct rk_status *st;
 
-    rk_str_appendf(&text, "role %s does not fit into the memory of rank %d: it takes ",
-                   sum->roles[role].role->name, rank);
-    append_bytes(&text, added_bytes(plan));
-    rk_str_append(&text, ", ");
-    append_bytes(&text, RK_MAX(int_at(plan, "room.free"), 0));
-    rk_str_append(&text, " are left of ");
-    append_bytes(&text, free_bytes(sum, rank));
-    if (role > 0) {
-        rk_str_append(&text, " by ");
-        append_roles(&text, sum, role, rank);
-    }
-    rk_str_appendf(&text, "; the largest role is %s with ", sum->roles[largest].role->name);
-    append_bytes(&text, added_bytes(of_largest));
-    rk_str_append(&text, "; nothing was loaded");
-    append_advice(&text, sum->roles[role].role, largest_kind(plan));
+    rk_str_appendf(text, "; the largest role is %s with ", sum->roles[largest].role->name);
+    append_bytes(text, added_bytes(of_largest));
+    rk_str_append(text, "; nothing was loaded");
+    append_advice(text, sum->roles[role].role, largest_kind(plan));
     if (largest != role)
-        append_advice(&text, sum->roles[largest].role, largest_kind(of_largest));
-    st = RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s", rk_str_text(&text));
-    rk_str_fini(&text);
+        append_advice(text, sum->roles[largest].role, largest_kind(of_largest));
+    st = RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "%s", rk_str_text(text));
+    rk_str_fini(text);
     return st;
+}
+
+static struct rk_status *check_ranks(const struct rk_memory_sum *sum, int64_t role)
+{
+    struct rk_str text = {0};
+    int32_t worst = -1;
+
+    for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
+        const struct rk_json *plan = plan_of(sum, role, rank);
+
+        if (!rk_json_as_bool(rk_json_find(plan, "fits"), true) &&
+            (worst < 0 ||
+             int_at(plan, "room_after.free") < int_at(plan_of(sum, role, worst), "room_after.free")))
+            worst = rank;
+    }
+    if (worst < 0)
+        return NULL;
+    rk_str_appendf(&text, "role %s does not fit into the memory of rank %d: it takes ",
+                   sum->roles[role].role->name, worst);
+    append_bytes(&text, added_bytes(plan_of(sum, role, worst)));
+    rk_str_append(&text, ", ");
+    append_bytes(&text, RK_MAX(int_at(plan_of(sum, role, worst), "room.free"), 0));
+    rk_str_append(&text, " are left of ");
+    append_bytes(&text, free_bytes(sum, worst));
+    rk_str_append(&text, role > 0 ? " by " : "");
+    append_roles(&text, sum, role, worst);
+    return too_much(sum, role, worst, &text);
+}
+
+static struct rk_status *check_domains(const struct rk_memory_sum *sum, int64_t role)
+{
+    for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
+        struct rk_str text = {0};
+        struct domain domain;
+
+        if (!find_domain(&domain, sum, rank, role + 1))
+            continue;
+        if (domain.added > domain.free) {
+            rk_str_appendf(&text,
+                           "role %s does not fit into the memory that the ranks %s share: with it they take ",
+                           sum->roles[role].role->name, rk_str_text(&domain.ranks));
+            append_bytes(&text, domain.added);
+            rk_str_append(&text, " of ");
+            append_bytes(&text, domain.free);
+            rk_str_append(&text, ", each ");
+            append_roles(&text, sum, role + 1, rank);
+        }
+        rk_str_fini(&domain.ranks);
+        if (text.bytes > 0)
+            return too_much(sum, role, rank, &text);
+    }
+    return NULL;
 }
 
 struct rk_status *rk_memory_sum_check(const struct rk_memory_sum *sum)
 {
     for (int64_t i = 0; i < sum->num_roles; i++) {
-        int32_t worst = -1;
-
-        for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
-            const struct rk_json *plan = plan_of(sum, i, rank);
-            int64_t left = int_at(plan, "room_after.free");
-
-            if (rk_json_as_bool(rk_json_find(plan, "fits"), true))
-                continue;
-            if (worst < 0 || left < int_at(plan_of(sum, i, worst), "room_after.free"))
-                worst = rank;
-        }
-        if (worst >= 0)
-            return too_much(sum, i, worst);
+        RK_TRY(check_ranks(sum, i));
+        RK_TRY(check_domains(sum, i));
     }
     return NULL;
 }
@@ -325,6 +394,25 @@ static void format_titles(struct rk_str *out, const struct rk_memory_sum *sum, i
     rk_str_appendf(out, "  %*s\n", LEAST_COLUMNS, "added");
 }
 
+static void format_sum(struct rk_str *out, int64_t added, int64_t free, double unit)
+{
+    rk_str_appendf(out, "sum %.2f of %.2f free, %.2f left\n", (double)added / unit, (double)free / unit,
+                   (double)(free - added) / unit);
+}
+
+static void format_domains(struct rk_str *out, const struct rk_memory_sum *sum, double unit)
+{
+    for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
+        struct domain domain;
+
+        if (!find_domain(&domain, sum, rank, sum->num_roles))
+            continue;
+        rk_str_appendf(out, "ranks %s share memory: ", rk_str_text(&domain.ranks));
+        format_sum(out, domain.added, domain.free, unit);
+        rk_str_fini(&domain.ranks);
+    }
+}
+
 void rk_memory_sum_format(const struct rk_memory_sum *sum, struct rk_str *out)
 {
     int32_t rank = rk_memory_sum_fullest(sum);
@@ -345,8 +433,8 @@ void rk_memory_sum_format(const struct rk_memory_sum *sum, struct rk_str *out)
         format_cell(out, "added", (double)added_bytes(plan) / unit);
         rk_str_append(out, "\n");
     }
-    rk_str_appendf(out, "sum %.2f of %.2f free, %.2f left\n", (double)taken_bytes(sum, rank) / unit,
-                   (double)free_bytes(sum, rank) / unit, (double)left_bytes(sum, rank) / unit);
+    format_sum(out, taken_bytes(sum, rank), free_bytes(sum, rank), unit);
+    format_domains(out, sum, unit);
 }
 
 /* --- memory_plan.json --- */
@@ -382,6 +470,38 @@ static struct rk_json *rank_json(const struct rk_memory_sum *sum, int32_t rank)
     return object;
 }
 
+static struct rk_json *ranks_json(const struct rk_memory_sum *sum, const char *domain)
+{
+    struct rk_json *ranks = rk_json_new_array();
+
+    for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
+        if (strcmp(domain_name(sum, rank), domain) == 0)
+            rk_json_append(ranks, rk_json_new_int(rank));
+    }
+    return ranks;
+}
+
+static struct rk_json *domains_json(const struct rk_memory_sum *sum)
+{
+    struct rk_json *domains = rk_json_new_array();
+
+    for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
+        struct rk_json *object;
+        struct domain domain;
+
+        if (!find_domain(&domain, sum, rank, sum->num_roles))
+            continue;
+        object = rk_json_new_object();
+        rk_json_set(object, "ranks", ranks_json(sum, domain_name(sum, rank)));
+        rk_json_set(object, "sum", rk_json_new_int(domain.added));
+        rk_json_set(object, "free", rk_json_new_int(domain.free));
+        rk_json_set(object, "left", rk_json_new_int(domain.free - domain.added));
+        rk_json_append(domains, object);
+        rk_str_fini(&domain.ranks);
+    }
+    return domains;
+}
+
 struct rk_json *rk_memory_sum_json(const struct rk_memory_sum *sum)
 {
     struct rk_json *object = rk_json_new_object(), *ranks = rk_json_new_array();
@@ -392,6 +512,7 @@ struct rk_json *rk_memory_sum_json(const struct rk_memory_sum *sum)
     rk_json_set(object, "fits", rk_json_new_bool(excess == NULL));
     rk_json_set(object, "fullest_rank", rk_json_new_int(rk_memory_sum_fullest(sum)));
     rk_json_set(object, "ranks", ranks);
+    rk_json_set(object, "shared", domains_json(sum));
     rk_status_free(excess);
     return object;
 }

@@ -91,6 +91,12 @@ static void test_run_of_five_roles_shows_their_sum(void **state)
         rk_free(line);
     }
     assert_int_equal(sum, int_at(rank, "sum"));
+    if (strcmp(cli_device(), "device=cpu") == 0) { /* both take from the host's memory, with the same sum */
+        const struct rk_json *shared = rk_json_at(rk_json_find(plan, "shared"), 0);
+
+        assert_text("stderr", outcome.err, "\nranks 0, 1 share memory: sum ");
+        assert_int_equal(int_at(shared, "sum"), NUM_DAEMONS * sum);
+    }
     assert_int_equal(int_at(rank, "left"), int_at(rank, "free") - sum);
     assert_int_equal(int_at(role_of(plan, "rollout"), "planned.parameters"), 0);
     assert_true(int_at(role_of(plan, "rollout"), "planned.kv_cache") > 0);

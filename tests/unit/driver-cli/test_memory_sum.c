@@ -1,6 +1,8 @@
 /* What plans of several roles come to: sums a rank, the role that is too much, what people are told. */
 #include "tests/support/test.h"
 
+#include <string.h>
+
 #include "base/rk_alloc.h"
 #include "driver-cli/memory_sum_internal.h"
 #include "proto/rk_methods.h"
@@ -204,6 +206,78 @@ static void test_room_goes_from_role_to_role(void **state)
     rk_memory_sum_fini(&sum);
 }
 
+/* Takes the answers. */
+static void add_on_hosts(struct rk_memory_sum *sum, uint32_t role, struct rk_json *metas[4],
+                         int64_t shared_free)
+{
+    static const char *const domains[] = {"a", "b", "a", ""};
+
+    for (int32_t i = 0; i < 4; i++) {
+        rk_json_set_path(metas[i], "device.memory_domain", rk_json_new_string(domains[i]));
+        rk_json_set_path(metas[i], "device.shared_free",
+                         rk_json_new_int(strcmp(domains[i], "a") == 0 ? shared_free : 1));
+    }
+    assert_ok(rk_memory_sum_add(sum, rk_job_role(role), (const struct rk_json *const *)metas, 4));
+    for (int32_t i = 0; i < 4; i++)
+        rk_json_free(metas[i]);
+}
+
+/* Actor and critic on four ranks with 10 GiB each, of which 0 and 2 are on one host that has `shared` GiB,
+ * and a model of 1 GiB to replace on rank 2. */
+static void make_hosts(struct rk_memory_sum *sum, int64_t shared)
+{
+    struct rk_json *actor[4], *critic[4];
+
+    for (int32_t rank = 0; rank < 4; rank++) {
+        int64_t old = rank == 2 ? GIB : 0, room = 10 * GIB + old;
+
+        actor[rank] = plan_json(&(struct plan){rank, 2 * GIB, 0, 0, 0, 0, old, room, room - 2 * GIB});
+        critic[rank] =
+            plan_json(&(struct plan){rank, 2 * GIB, 0, GIB, 0, 0, 0, room - 2 * GIB, room - 5 * GIB});
+    }
+    rk_memory_sum_init(sum, 4);
+    add_on_hosts(sum, RK_ROLE_ACTOR, actor, shared * GIB);
+    add_on_hosts(sum, RK_ROLE_CRITIC, critic, shared * GIB);
+}
+
+/* Goal: daemons that take from the same memory have to fit together, whatever each may take alone. */
+static void test_ranks_that_share_memory_are_added_up(void **state)
+{
+    static const char *const texts[] = {
+        "role critic does not fit into the memory that the ranks 0, 2 share: with it they take 10.00 GiB of "
+        "9.00 GiB, each actor 2.00 GiB, critic 3.00 GiB",
+        "the largest role is critic with 3.00 GiB",
+        "for parameters of critic raise critic.megatron.tensor_model_parallel_size",
+    };
+    struct rk_memory_sum sum;
+    struct rk_str table = {0};
+    struct rk_json *json;
+    const struct rk_json *shared;
+
+    (void)state;
+    make_hosts(&sum, 9); /* and the model that makes room */
+    assert_ok(rk_memory_sum_check(&sum));
+    rk_memory_sum_format(&sum, &table);
+    assert_non_null(
+        strstr(rk_str_text(&table), "\nranks 0, 2 share memory: sum 10.00 of 10.00 free, 0.00 left\n"));
+    assert_null(strstr(rk_str_text(&table), "ranks 1"));
+    rk_str_fini(&table);
+    rk_memory_sum_fini(&sum);
+
+    make_hosts(&sum, 8);
+    for (size_t i = 0; i < RK_ARRAY_LEN(texts); i++)
+        assert_fails(rk_memory_sum_check(&sum), RK_RESOURCE_EXHAUSTED, texts[i]);
+    json = rk_memory_sum_json(&sum);
+    assert_false(rk_json_as_bool(rk_json_find(json, "fits"), true));
+    assert_int_equal(rk_json_count(rk_json_find(json, "shared")), 1);
+    shared = rk_json_at(rk_json_find(json, "shared"), 0);
+    assert_int_equal(rk_json_count(rk_json_find(shared, "ranks")), 2);
+    assert_int_equal(rk_json_as_int(rk_json_at(rk_json_find(shared, "ranks"), 1), -1), 2);
+    assert_int_equal(int_at(shared, "left"), -GIB);
+    rk_json_free(json);
+    rk_memory_sum_fini(&sum);
+}
+
 /* Goal: an answer without the figures of a plan, or of a rank that is not there, is refused. */
 static void test_answer_that_is_no_plan_is_refused(void **state)
 {
@@ -231,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_role_that_is_too_much_is_named),
         cmocka_unit_test(test_role_without_a_plan_is_named),
         cmocka_unit_test(test_room_goes_from_role_to_role),
+        cmocka_unit_test(test_ranks_that_share_memory_are_added_up),
         cmocka_unit_test(test_answer_that_is_no_plan_is_refused),
     };
 
