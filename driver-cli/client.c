@@ -338,5 +338,8 @@ struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanou
     }
     st = rk_error_of_call(errors, driver->num_clients);
     rk_free(errors);
-    return st;
+    if (rk_status_code(st) != RK_CANCELLED || atomic_load(&driver->interrupts) == 0)
+        return st;
+    rk_status_free(st); /* this side cancelled the calls: no worker has anything to say of it */
+    return RK_FAIL(RK_CANCELLED, "interrupted");
 }

@@ -19,6 +19,7 @@
 
 #define RK_CHECKPOINT_ACTOR  "actor"
 #define RK_CHECKPOINT_DRIVER "driver"
+#define RK_RUN_CHECKPOINTS   "checkpoints" /* of a run directory, without trainer.default_local_dir */
 
 /* --- what the driver remembers (run_state.c) --- */
 

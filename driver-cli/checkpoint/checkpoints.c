@@ -31,7 +31,7 @@ static char *choose_dir(const struct rk_checkpoints_args *args)
     if (given)
         return rk_strdup(given);
     if (args->run_dir)
-        return rk_path_join(args->run_dir, "checkpoints");
+        return rk_path_join(args->run_dir, RK_RUN_CHECKPOINTS);
     project = rk_file_name_of(rk_config_string(args->job, "trainer.project_name"));
     experiment = rk_file_name_of(rk_config_string(args->job, "trainer.experiment_name"));
     dir = rk_format("checkpoints/%s/%s", project, experiment);

@@ -209,19 +209,39 @@ static struct rk_status *list_all(const struct rk_cli *cli, const char *dir,
     return st;
 }
 
+/* Lists `dir`; where that has none the checkpoints of a run directory. */
+static struct rk_status *find_steps(struct rk_ckpt_steps *steps, char **dir)
+{
+    char *below = rk_path_join(*dir, RK_RUN_CHECKPOINTS);
+    struct rk_status *st = rk_ckpt_list(steps, *dir);
+    struct stat info;
+
+    if (!st && steps->steps.count == 0 && stat(below, &info) == 0) {
+        rk_free(*dir);
+        *dir = below;
+        return rk_ckpt_list(steps, below);
+    }
+    rk_free(below);
+    return st;
+}
+
 static struct rk_status *run_list(struct rk_cli *cli)
 {
-    const char *dir = cli->args.items[0];
+    char *dir = rk_strdup(cli->args.items[0]);
     struct rk_ckpt_steps steps = {0};
     struct rk_status *st;
     struct stat info;
 
-    if (stat(dir, &info) != 0)
-        return rk_cli_usage(rk_errno_status("cannot open", dir));
-    st = rk_ckpt_list(&steps, dir);
+    st = stat(dir, &info) == 0 ? find_steps(&steps, &dir) : rk_cli_usage(rk_errno_status("cannot open", dir));
+    if (!st && steps.steps.count == 0)
+        fprintf(stderr,
+                "rankctl: no checkpoint (global_step_<N>) in '%s': they are in trainer.default_local_dir, or "
+                "in " RK_RUN_CHECKPOINTS "/ of the run directory\n",
+                dir);
     if (!st)
         st = list_all(cli, dir, &steps);
     rk_ckpt_steps_fini(&steps);
+    rk_free(dir);
     return st;
 }
 
@@ -365,7 +385,9 @@ const struct rk_command rk_cmd_checkpoint_list = {
     .min_args = 1,
     .max_args = 1,
     .summary = "show the checkpoints in a directory",
-    .details = "DIR is trainer.default_local_dir of a run; * marks the step that its tracker file names.",
+    .details =
+        "DIR is trainer.default_local_dir of a run, or its run directory; * marks the step that the tracker "
+        "file names.",
     .run = run_list,
 };
 

@@ -125,10 +125,16 @@ static void test_checkpoint_list_and_inspect(void **state)
     assert_text("stderr", outcome.err, "checksum");
     outcome_fini(&outcome);
     assert_int_equal(unlink(shard), 0);
-    outcome = run_rankctl((const char *const[]){"checkpoint", "list", dir, NULL});
+    for (int i = 0; i < 2; i++) { /* the directory of the checkpoints, or of the run */
+        outcome = run_rankctl((const char *const[]){"checkpoint", "list", i == 0 ? dir : run_dir, NULL});
+        assert_exit(&outcome, 0);
+        assert_text("stdout", outcome.out, "2*");
+        assert_text("stdout", outcome.out, shard);
+        outcome_fini(&outcome);
+    }
+    outcome = run_rankctl((const char *const[]){"checkpoint", "list", first, NULL});
     assert_exit(&outcome, 0);
-    assert_text("stdout", outcome.out, "2*");
-    assert_text("stdout", outcome.out, shard);
+    assert_text("stderr", outcome.err, "no checkpoint (global_step_<N>) in '");
     outcome_fini(&outcome);
     rk_free(shard);
     rk_free(last);

@@ -1,5 +1,5 @@
 /* rk_driver_call against daemons that break the protocol, refuse, or disagree. */
-#include "driver-cli/rk_driver.h"
+#include "driver-cli/driver_internal.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -311,7 +311,9 @@ static void *interrupt_soon(void *user)
 static void test_call_interrupted_before_commit_is_withdrawn(void **state)
 {
     struct group *group = *state;
+    struct rk_fanout *items = rk_fanout_create(group->driver);
     struct rk_driver_result result;
+    struct rk_status *st;
     pthread_t thread;
 
     assert_int_equal(pthread_create(&thread, NULL, interrupt_soon, group->driver), 0);
@@ -322,6 +324,13 @@ static void test_call_interrupted_before_commit_is_withdrawn(void **state)
         assert_false(fake_daemon_was_committed(group->daemons[d]));
     }
     assert_fails(call(group, behave, behave, &result), RK_CANCELLED, "interrupted");
+    items[1].error =
+        RK_FAIL(RK_CANCELLED, "CANCELLED"); /* gRPC's words for a call that this side cancelled */
+    st = rk_fanout_take_error(group->driver, items);
+    assert_int_equal(rk_status_code(st), RK_CANCELLED);
+    assert_string_equal(rk_status_message(st), "interrupted");
+    rk_status_free(st);
+    rk_fanout_destroy(items, NUM_DAEMONS);
 }
 
 /* Goal: an interrupt of a call that is committed reaches every rank behind the commit, on the same stream: on
