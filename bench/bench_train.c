@@ -46,7 +46,7 @@ static struct rk_status *train_once(void *user)
 
     if (training->frozen)
         RK_TRY(rk_model_forward(training->frozen->model, &training->batch.packed, 1, NULL,
-                                &(struct rk_head_arrays){{training->batch.log_probs}}));
+                                &(struct rk_head_arrays){.of = {training->batch.log_probs}}));
     RK_TRY(rk_train_begin(model));
     RK_TRY(rk_train_micro_batch(model, &micro));
     return training->steps ? rk_train_step(model, &stats) : NULL;

@@ -17,6 +17,9 @@ RK_BEGIN_DECLS
 struct rk_memory_limits {
     int64_t train_tokens;    /* of a training micro-batch */
     int64_t log_prob_tokens; /* of a micro-batch of a log-prob pass */
+    /* Ids a position (struct rk_head_ids) of a language model: of training micro-batches, or of log-prob
+     * passes where the role does not train. */
+    int64_t num_ids;
 };
 
 struct rk_memory_plan_desc {

@@ -194,14 +194,25 @@ const char *rk_head_output_name(rk_head_output_t output);
 /* Bits of what the model's head can compute. */
 uint32_t rk_model_head_outputs(const struct rk_model *model);
 
+/* Log-probs of several ids a position, at the temperature: what distillation reads of teacher and student. Of
+ * a head that computes log_probs. Arrays are [num_tokens, num_ids], NULL where one is not wanted. */
+struct rk_head_ids {
+    int64_t num_ids;       /* K, up to RK_VOCAB_IDS_MAX; 0: none of these arrays */
+    const int32_t *ids;    /* in: the ids that log_probs is of; below 0: none, and its log-prob is 0 */
+    double *log_probs;     /* 0 where there is no label */
+    int32_t *top_ids;      /* the K most likely ids in that order, equal ones by ascending id; -1: no more */
+    double *top_log_probs; /* of these; 0 where there is no id; only with top_ids */
+};
+
 /* f64 [num_tokens] in host memory for each output, NULL where one is not wanted. */
 struct rk_head_arrays {
     double *of[RK_HEAD_OUTPUT_COUNT];
+    struct rk_head_ids ids; /* of gradients: num_ids and log_probs */
 };
 
-/* Collective. Fills the arrays that are there; 0 where there is no label. OUT_OF_RANGE names a token or
- * position that the model does not have; FAILED_PRECONDITION an output that its head does not compute. Of
- * `hooks`, which may be NULL, a pass calls on_alive only. */
+/* Collective. Fills the arrays that are there; 0, and ids of -1, where there is no label. OUT_OF_RANGE names
+ * a token, position or id that the model does not have; FAILED_PRECONDITION an output that its head does not
+ * compute. Of `hooks`, which may be NULL, a pass calls on_alive only. */
 struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packed *packed, double temperature,
                                    const struct rk_engine_hooks *hooks,
                                    const struct rk_head_arrays *out) RK_NODISCARD;

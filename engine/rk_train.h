@@ -66,6 +66,10 @@ struct rk_train_micro {
     /* Of these, those that it has no gradient by: theirs are not looked at, and the backward pass leaves
      * their terms out. */
     uint32_t measured;
+    /* [num_tokens, num_ids]: the loss reads the log-probs of these, too, and is differentiated by them; and
+     * it reads top_ids. See struct rk_head_ids; num_ids 0: none. Only with RK_HEAD_LOG_PROBS in outputs. */
+    int64_t num_ids;
+    const int32_t *ids;
     /* The last one before rk_train_step, on all ranks: sums over dp begin while the backward pass runs. From
      * here on a gradient on this rank alone (rk_model_gather_param) is no more. */
     bool is_last;

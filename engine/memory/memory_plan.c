@@ -57,35 +57,59 @@ static struct rk_status *no_loss(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-static struct rk_status *run_packed(struct rk_model *model, const struct rk_packed *packed, bool trains)
+static struct rk_status *run_train(struct rk_model *model, const struct rk_packed *packed, int64_t num_ids)
 {
-    uint32_t outputs = rk_model_head_outputs(model);
-    struct rk_train_micro micro = {
-        .packed = packed, .temperature = 1, .outputs = outputs, .is_last = true, .loss_fn = no_loss};
-    struct rk_head_arrays out = {0};
-    struct rk_status *st = NULL;
+    int32_t *ids = rk_calloc((size_t)(packed->num_tokens * num_ids), sizeof(*ids));
+    const struct rk_train_micro micro = {
+        .packed = packed,
+        .temperature = 1,
+        .outputs = rk_model_head_outputs(model),
+        .num_ids = num_ids,
+        .ids = ids,
+        .is_last = true,
+        .loss_fn = no_loss,
+    };
+    struct rk_status *st;
     bool is_finite;
     double norm;
 
-    if (trains) {
-        RK_TRY(rk_train_begin(model));
-        RK_TRY(rk_train_micro_batch(model, &micro));
-        RK_TRY(rk_train_reduce(model));
-        return rk_train_grad_norm(model, &norm, &is_finite);
-    }
+    RK_TRY_GOTO(st, rk_train_begin(model), out);
+    RK_TRY_GOTO(st, rk_train_micro_batch(model, &micro), out);
+    RK_TRY_GOTO(st, rk_train_reduce(model), out);
+    st = rk_train_grad_norm(model, &norm, &is_finite);
+out:
+    rk_free(ids);
+    return st;
+}
+
+static struct rk_status *run_forward(struct rk_model *model, const struct rk_packed *packed, int64_t num_ids)
+{
+    uint32_t outputs = rk_model_head_outputs(model);
+    struct rk_head_arrays out = {.ids = {.num_ids = num_ids}};
+    size_t num_tokens = (size_t)packed->num_tokens;
+    struct rk_status *st;
+
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
         if (outputs & RK_HEAD_BIT(i))
-            out.of[i] = rk_calloc((size_t)packed->num_tokens, sizeof(double));
+            out.of[i] = rk_calloc(num_tokens, sizeof(double));
+    }
+    if (num_ids > 0) {
+        out.ids.top_ids = rk_calloc(num_tokens * (size_t)num_ids, sizeof(int32_t));
+        out.ids.top_log_probs = rk_calloc(num_tokens * (size_t)num_ids, sizeof(double));
     }
     st = rk_model_forward(model, packed, 1, NULL, &out);
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
         rk_free(out.of[i]);
+    rk_free(out.ids.top_ids);
+    rk_free(out.ids.top_log_probs);
     return st;
 }
 
 /* A pass of so many tokens, all of them labelled and each a sequence of its own: no pass of as many tokens
  * needs more. */
-static struct rk_status *run_tokens(struct rk_model *model, int64_t num_tokens, bool trains)
+static struct rk_status *run_tokens(struct rk_model *model, int64_t num_tokens, int64_t num_ids,
+                                    struct rk_status *(*run)(struct rk_model *model,
+                                                             const struct rk_packed *packed, int64_t num_ids))
 {
     struct rk_packed packed = {
         .num_seqs = (int32_t)num_tokens, .num_tokens = num_tokens, .max_seqlen = num_tokens > 0 ? 1 : 0};
@@ -103,7 +127,7 @@ static struct rk_status *run_tokens(struct rk_model *model, int64_t num_tokens, 
         cu_seqlens[i] = i;
     packed.tokens = packed.positions = packed.labels = zeros;
     packed.cu_seqlens = cu_seqlens;
-    st = run_packed(model, &packed, trains);
+    st = run(model, &packed, num_ids);
     rk_free(zeros);
     rk_free(cu_seqlens);
     return st;
@@ -223,13 +247,14 @@ static struct rk_status *run_rollout(struct dry_run *run, struct rk_memory_plan 
 static struct rk_status *run_all(struct dry_run *run, struct rk_memory_plan *out)
 {
     const struct rk_memory_plan_desc *desc = run->desc;
+    const struct rk_memory_limits *limits = &desc->limits;
 
     RK_TRY(dry_run_init(run));
     if (desc->optim)
         RK_TRY(rk_train_enable(run->model, desc->optim));
     if (desc->optim)
-        RK_TRY(run_tokens(run->model, desc->limits.train_tokens, true));
-    RK_TRY(run_tokens(run->model, desc->limits.log_prob_tokens, false));
+        RK_TRY(run_tokens(run->model, limits->train_tokens, limits->num_ids, run_train));
+    RK_TRY(run_tokens(run->model, limits->log_prob_tokens, desc->optim ? 0 : limits->num_ids, run_forward));
     if (!desc->shares_weights) {
         RK_TRY(run_gather(run->model));
         RK_TRY(rk_model_check_finite(run->model, ""));

@@ -131,15 +131,23 @@ struct rk_labels {
 };
 struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model,
                                    const struct rk_packed *packed) RK_NODISCARD;
-/* values[positions[i]] = stats[i], 0 elsewhere; synchronises. And back, without the zeros. */
+/* values[positions[i]] = stats[i], 0 elsewhere; synchronises. And back, without the zeros. Rows [K] of stats
+ * [L, K] are moved as a whole. */
 struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_model *model,
                                      rk_tensor_t stats, double *values, int64_t num_tokens) RK_NODISCARD;
 struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
                                    const double *values, rk_tensor_t *stats) RK_NODISCARD;
+/* Of several ids a position: the rows [num_ids] at the labels, none without ids; and the gradients by their
+ * log-probs. OUT_OF_RANGE names an id that the model does not have. */
+struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk_model *model,
+                                       const int32_t *ids, int64_t num_ids, rk_tensor_t *out) RK_NODISCARD;
+struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, struct rk_model *model,
+                                            const struct rk_head_ids *grads,
+                                            struct rk_head_id_tensors *out) RK_NODISCARD;
 
 /* FAILED_PRECONDITION names the first of these outputs that the model's head does not compute. */
 struct rk_status *rk_model_check_outputs(const struct rk_model *model, uint32_t outputs) RK_NODISCARD;
-/* rk_labels_download of the outputs that have an array. */
+/* rk_labels_download of the outputs, and of the ids, that have an array. */
 struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_model *model,
                                    const struct rk_head_out *out, const struct rk_head_arrays *arrays,
                                    int64_t num_tokens) RK_NODISCARD;

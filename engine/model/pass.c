@@ -92,36 +92,92 @@ struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model
     return rk_step_upload(model->arena, model->core->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
 }
 
+/* Numbers of a row of [L] or [L, K]. */
+static int64_t row_width(rk_tensor_t t)
+{
+    return t.rank == 2 ? t.shape[1] : 1;
+}
+
 struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_model *model,
                                      rk_tensor_t stats, double *values, int64_t num_tokens)
 {
+    int64_t width = row_width(stats), count = labels->count * width;
     double *wide;
     void *raw;
 
     RK_ASSERT(stats.shape[0] == labels->count);
-    RK_TRY(host_alloc(model, &wide, labels->count, sizeof(*wide)));
+    RK_TRY(host_alloc(model, &wide, count, sizeof(*wide)));
     RK_TRY(rk_step_download(model->arena, model->core->stream, stats, &raw));
     RK_TRY(rk_stream_sync(model->core->stream));
-    rk_load_f64(wide, raw, stats.dtype, labels->count);
-    memset(values, 0, (size_t)num_tokens * sizeof(*values));
+    rk_load_f64(wide, raw, stats.dtype, count);
+    memset(values, 0, (size_t)(num_tokens * width) * sizeof(*values));
     for (int64_t i = 0; i < labels->count; i++)
-        values[labels->positions[i]] = wide[i];
+        memcpy(values + labels->positions[i] * width, wide + i * width, (size_t)width * sizeof(*values));
     return NULL;
+}
+
+static struct rk_status *upload_rows(const struct rk_labels *labels, struct rk_model *model,
+                                     const double *values, int64_t width, rk_tensor_t *stats)
+{
+    rk_dtype_t dtype = model->core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
+    int64_t count = labels->count * width;
+    double *wide;
+    void *raw;
+
+    RK_TRY(host_alloc(model, &raw, count, rk_dtype_bytes(dtype)));
+    RK_TRY(host_alloc(model, &wide, count, sizeof(*wide)));
+    for (int64_t i = 0; i < labels->count; i++)
+        memcpy(wide + i * width, values + labels->positions[i] * width, (size_t)width * sizeof(*wide));
+    rk_store_f64(raw, dtype, wide, count);
+    return rk_step_upload(model->arena, model->core->stream, stats, dtype, raw, count);
 }
 
 struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
                                    const double *values, rk_tensor_t *stats)
 {
-    rk_dtype_t dtype = model->core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
-    double *wide;
-    void *raw;
+    return upload_rows(labels, model, values, 1, stats);
+}
 
-    RK_TRY(host_alloc(model, &raw, labels->count, rk_dtype_bytes(dtype)));
-    RK_TRY(host_alloc(model, &wide, labels->count, sizeof(*wide)));
+struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk_model *model,
+                                       const int32_t *ids, int64_t num_ids, rk_tensor_t *out)
+{
+    int64_t count = labels->count * num_ids, vocab_size = model->core->config.vocab_size;
+    int32_t *rows;
+
+    RK_ASSERT(num_ids >= 0);
+    RK_ASSERT(num_ids <= RK_VOCAB_IDS_MAX);
+    if (num_ids == 0 || !ids)
+        return NULL;
+    RK_TRY(host_alloc(model, &rows, count, sizeof(*rows)));
     for (int64_t i = 0; i < labels->count; i++)
-        wide[i] = values[labels->positions[i]];
-    rk_store_f64(raw, dtype, wide, labels->count);
-    return rk_step_upload(model->arena, model->core->stream, stats, dtype, raw, labels->count);
+        memcpy(rows + i * num_ids, ids + labels->positions[i] * num_ids, (size_t)num_ids * sizeof(*rows));
+    for (int64_t i = 0; i < count; i++) {
+        if (rows[i] >= vocab_size)
+            return RK_FAIL(RK_OUT_OF_RANGE, "id %lld of packed token %d is %d, expected at most %lld",
+                           (long long)(i % num_ids), labels->positions[i / num_ids], rows[i],
+                           (long long)vocab_size - 1);
+    }
+    RK_TRY(rk_step_upload(model->arena, model->core->stream, out, RK_DTYPE_I32, rows, count));
+    *out = rk_tensor_2d(out->data, RK_DTYPE_I32, labels->count, num_ids);
+    return NULL;
+}
+
+struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, struct rk_model *model,
+                                            const struct rk_head_ids *grads, struct rk_head_id_tensors *out)
+{
+    int64_t width = grads->num_ids, num_tokens = labels->count ? labels->positions[labels->count - 1] + 1 : 0;
+    rk_tensor_t flat;
+    double *sums;
+
+    RK_TRY(host_alloc(model, &sums, num_tokens, sizeof(*sums)));
+    for (int64_t i = 0; i < labels->count; i++) {
+        for (int64_t k = 0; k < width; k++)
+            sums[labels->positions[i]] += grads->log_probs[labels->positions[i] * width + k];
+    }
+    RK_TRY(upload_rows(labels, model, sums, 1, &out->log_prob_sum));
+    RK_TRY(upload_rows(labels, model, grads->log_probs, width, &flat));
+    out->log_probs = rk_tensor_2d(flat.data, flat.dtype, labels->count, width);
+    return NULL;
 }
 
 struct rk_status *rk_model_check_temperature(double temperature)
@@ -162,17 +218,42 @@ static uint32_t wanted_of(const struct rk_head_arrays *arrays)
 
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
         wanted |= arrays->of[i] ? RK_HEAD_BIT(i) : 0;
-    return wanted;
+    return arrays->ids.num_ids > 0 ? wanted | RK_HEAD_BIT(RK_HEAD_LOG_PROBS) : wanted;
+}
+
+/* values[positions[i]] = ids[i], -1 elsewhere. */
+static struct rk_status *download_ids(const struct rk_labels *labels, struct rk_model *model, rk_tensor_t ids,
+                                      int32_t *values, int64_t num_tokens)
+{
+    int64_t width = ids.shape[1];
+    void *raw;
+
+    RK_TRY(rk_step_download(model->arena, model->core->stream, ids, &raw));
+    RK_TRY(rk_stream_sync(model->core->stream));
+    for (int64_t i = 0; i < num_tokens * width; i++)
+        values[i] = -1;
+    for (int64_t i = 0; i < labels->count; i++)
+        memcpy(values + labels->positions[i] * width, (const int32_t *)raw + i * width,
+               (size_t)width * sizeof(*values));
+    return NULL;
 }
 
 struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_model *model,
                                    const struct rk_head_out *out, const struct rk_head_arrays *arrays,
                                    int64_t num_tokens)
 {
+    const struct rk_head_ids *ids = &arrays->ids;
+
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
         if (arrays->of[i])
             RK_TRY(rk_labels_download(labels, model, out->of[i], arrays->of[i], num_tokens));
     }
+    if (ids->log_probs)
+        RK_TRY(rk_labels_download(labels, model, out->ids.log_probs, ids->log_probs, num_tokens));
+    if (ids->top_ids)
+        RK_TRY(download_ids(labels, model, out->ids.top_ids, ids->top_ids, num_tokens));
+    if (ids->top_log_probs)
+        RK_TRY(rk_labels_download(labels, model, out->ids.top_log_probs, ids->top_log_probs, num_tokens));
     return NULL;
 }
 
@@ -194,6 +275,8 @@ struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packe
     RK_TRY(rk_labels_select(&labels, model, packed));
     saved.index = labels.index;
     saved.labels = labels.labels;
+    saved.num_top_ids = out->ids.top_ids ? out->ids.num_ids : 0;
+    RK_TRY(rk_labels_upload_ids(&labels, model, out->ids.ids, out->ids.num_ids, &saved.ids));
     RK_TRY(rk_trunk_fwd(model, &pass, &hidden, NULL));
     RK_TRY(head->ops->forward(&pass, head, hidden, wanted, &saved, &stats));
     return rk_head_download(&labels, model, &stats, out, packed->num_tokens);

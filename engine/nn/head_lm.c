@@ -3,7 +3,7 @@
  * Logits exist for a chunk of tokens at a time and are made again in the backward pass, so the memory of the
  * head does not grow with tokens * vocab_size. The backward pass goes from the last chunk to the first: the
  * last one's logits are still there. Statistics are merged over tp in rank order (kernels: vocab_stats). */
-#include "engine/nn/nn_internal.h"
+#include "engine/nn/head_lm_internal.h"
 
 #include "base/rk_assert.h"
 
@@ -17,8 +17,7 @@ static void declare(struct rk_head *head, struct rk_param_table *params, const s
     head->chunk_tokens = RK_HEAD_CHUNK;
 }
 
-/* What rank `part` has in [tp, rows, cols]. */
-static rk_tensor_t part_of(rk_tensor_t parts, int64_t part)
+rk_tensor_t rk_head_part_of(rk_tensor_t parts, int64_t part)
 {
     size_t part_bytes = (size_t)(parts.shape[1] * parts.shape[2]) * rk_dtype_bytes(parts.dtype);
 
@@ -30,6 +29,7 @@ static rk_tensor_t part_of(rk_tensor_t parts, int64_t part)
 struct stat_parts {
     rk_tensor_t stats;   /* F64 [tp, L, 4] */
     rk_tensor_t squares; /* F64 [tp, L]; none where they are not wanted */
+    struct rk_head_id_parts ids;
 };
 
 static rk_tensor_t my_squares(const struct rk_pass *pass, const struct stat_parts *parts)
@@ -46,7 +46,7 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
                                      const struct rk_head_saved *saved, const struct stat_parts *parts)
 {
     int64_t total = saved->x.shape[0], chunk = saved->logits.shape[0];
-    rk_tensor_t stats = part_of(parts->stats, rk_comm_group_rank(pass->tp));
+    rk_tensor_t stats = rk_head_part_of(parts->stats, rk_comm_group_rank(pass->tp));
     rk_tensor_t squares = my_squares(pass, parts);
 
     for (int64_t begin = 0; begin < total; begin += chunk) {
@@ -63,6 +63,7 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
 
         RK_TRY(rk_linear_fwd(pass, &head->weight, rk_tensor_rows(saved->x, begin, count), args.logits));
         RK_TRY(rk_vocab_stats(pass->stream, &args));
+        RK_TRY(rk_head_ids_add_chunk(pass, saved, &parts->ids, &args, begin));
         rk_pass_note_alive(pass);
     }
     return NULL;
@@ -72,12 +73,12 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
 static struct rk_status *merge_stats(const struct rk_pass *pass, const struct stat_parts *parts,
                                      const struct rk_head_saved *saved, const struct rk_head_out *out)
 {
-    rk_tensor_t stats = part_of(parts->stats, rk_comm_group_rank(pass->tp));
+    rk_tensor_t stats = rk_head_part_of(parts->stats, rk_comm_group_rank(pass->tp));
 
     RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts->stats, stats));
     if (parts->squares.data)
         RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts->squares, my_squares(pass, parts)));
-    return rk_vocab_stats_merge(pass->stream, &(struct rk_vocab_stats_merge_args){
+    RK_TRY(rk_vocab_stats_merge(pass->stream, &(struct rk_vocab_stats_merge_args){
                                                   .stats = saved->stats,
                                                   .squares = saved->squares,
                                                   .parts = parts->stats,
@@ -85,7 +86,8 @@ static struct rk_status *merge_stats(const struct rk_pass *pass, const struct st
                                                   .log_probs = out->of[RK_HEAD_LOG_PROBS],
                                                   .entropy = out->of[RK_HEAD_ENTROPY],
                                                   .sum_pi_squared = out->of[RK_HEAD_SUM_PI_SQUARED],
-                                              });
+                                              }));
+    return rk_head_ids_merge(pass, &parts->ids, saved, &out->ids);
 }
 
 static struct rk_status *make_outputs(const struct rk_pass *pass, uint32_t wanted,
@@ -102,7 +104,7 @@ static struct rk_status *make_outputs(const struct rk_pass *pass, uint32_t wante
         RK_TRY(rk_step_1d(pass->arena, &saved->squares, RK_DTYPE_F64, count));
         RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_SUM_PI_SQUARED], pass->stat_dtype, count));
     }
-    return NULL;
+    return rk_head_ids_make_outputs(pass, saved, &out->ids);
 }
 
 static struct rk_status *forward(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
@@ -125,6 +127,7 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
     RK_TRY(rk_step_3d(pass->arena, &parts.stats, RK_DTYPE_F64, tp_size, count, 4));
     if (wanted & RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED))
         RK_TRY(rk_step_2d(pass->arena, &parts.squares, RK_DTYPE_F64, tp_size, count));
+    RK_TRY(rk_head_ids_make_parts(pass, saved, &parts.ids));
     RK_TRY(rk_head_gather(pass, hidden, saved));
     RK_TRY(local_stats(pass, head, saved, &parts));
     RK_TRY(merge_stats(pass, &parts, saved, out));
@@ -165,6 +168,7 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
             .dlog_probs = rk_tensor_rows(dout->of[RK_HEAD_LOG_PROBS], begin, count),
             .dentropy = dentropy.data ? rk_tensor_rows(dentropy, begin, count) : dentropy,
             .dsum_pi_squared = dsquares.data ? rk_tensor_rows(dsquares, begin, count) : dsquares,
+            .gathered = rk_head_ids_grads(saved, &dout->ids, begin, count),
             .labels = rk_tensor_rows(saved->labels, begin, count),
             .vocab_begin = head->vocab_begin,
             .num_valid = head->num_valid,
@@ -205,19 +209,18 @@ const struct rk_head_ops rk_head_lm = {
     .backward = backward,
 };
 
-/* logits[i][p * columns + j] = parts[p][i][j]. */
-static struct rk_status *interleave(const struct rk_pass *pass, rk_tensor_t parts, rk_tensor_t logits)
+struct rk_status *rk_head_interleave(const struct rk_pass *pass, rk_tensor_t parts, rk_tensor_t out)
 {
     int64_t num_rows = parts.shape[1], columns = parts.shape[2];
 
     for (int64_t p = 0; p < parts.shape[0]; p++) {
-        rk_tensor_t out = rk_tensor_cols(logits, p * columns, columns), x = part_of(parts, p);
+        rk_tensor_t cols = rk_tensor_cols(out, p * columns, columns), x = rk_head_part_of(parts, p);
 
         for (int64_t begin = 0; begin < num_rows; begin += RK_HEAD_CHUNK) {
             int64_t count = RK_MIN((int64_t)RK_HEAD_CHUNK, num_rows - begin);
 
             RK_TRY(rk_gather_rows(pass->stream, &(struct rk_rows_args){
-                                                    .out = rk_tensor_rows(out, begin, count),
+                                                    .out = rk_tensor_rows(cols, begin, count),
                                                     .x = rk_tensor_rows(x, begin, count),
                                                     .index = rk_tensor_rows(pass->row_numbers, 0, count),
                                                 }));
@@ -239,10 +242,10 @@ struct rk_status *rk_head_logits(const struct rk_pass *pass, const struct rk_hea
         return rk_linear_fwd(pass, &head->weight, x, *logits);
     mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_step_3d(pass->arena, &parts, pass->dtype, tp_size, num_rows, columns));
-    mine = part_of(parts, rk_comm_group_rank(pass->tp));
+    mine = rk_head_part_of(parts, rk_comm_group_rank(pass->tp));
     RK_TRY(rk_linear_fwd(pass, &head->weight, x, mine));
     RK_TRY(rk_comm_all_gather(pass->tp, pass->stream, parts, mine));
-    RK_TRY(interleave(pass, parts, *logits));
+    RK_TRY(rk_head_interleave(pass, parts, *logits));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

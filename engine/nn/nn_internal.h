@@ -193,14 +193,26 @@ struct rk_head {
     int64_t chunk_tokens; /* RK_HEAD_CHUNK */
 };
 
+/* Several ids a position, as in struct rk_head_ids; none where they are not wanted. */
+struct rk_head_id_tensors {
+    rk_tensor_t ids;           /* I32 [L, K] */
+    rk_tensor_t log_probs;     /* stat [L, K]: theirs, or gradients by these */
+    rk_tensor_t log_prob_sum;  /* stat [L]: of gradients, over the ids */
+    rk_tensor_t top_ids;       /* I32 [L, K] */
+    rk_tensor_t top_log_probs; /* stat [L, K] */
+};
+
 struct rk_head_saved {
     rk_tensor_t x;         /* [L, hidden_size]: hidden states at the positions with a label */
     rk_tensor_t index;     /* I32 [L]: these positions */
     rk_tensor_t labels;    /* I32 [L] */
     float inv_temperature; /* what logits are multiplied with */
     /* Of the language model head. */
-    rk_tensor_t stats;   /* F64 [L, 4], merged over tp */
-    rk_tensor_t squares; /* F64 [L], merged over tp; none where sum_pi_squared is not wanted */
+    rk_tensor_t ids;          /* I32 [L, K]: whose log-probs are wanted; or none */
+    int64_t num_top_ids;      /* how many of the most likely ids are wanted */
+    rk_tensor_t id_log_probs; /* stat [L, K], of `ids` */
+    rk_tensor_t stats;        /* F64 [L, 4], merged over tp */
+    rk_tensor_t squares;      /* F64 [L], merged over tp; none where sum_pi_squared is not wanted */
     rk_tensor_t
         logits; /* [<= chunk_tokens, local vocab_size]: of the last chunk; gone after a mere forward */
 };
@@ -208,6 +220,7 @@ struct rk_head_saved {
 /* Stat [L] for each output; none where it is not wanted. */
 struct rk_head_out {
     rk_tensor_t of[RK_HEAD_OUTPUT_COUNT];
+    struct rk_head_id_tensors ids;
 };
 
 /* Where a head stands, when its parameters are declared. */
@@ -225,8 +238,9 @@ struct rk_head_ops {
     const char *const *architectures; /* ends of config.json's architectures that it takes; NULL ends them */
     /* Required. Adds the parameters to the table and fills the head. */
     void (*declare)(struct rk_head *head, struct rk_param_table *params, const struct rk_head_site *site);
-    /* Required. The caller has filled index, labels and inv_temperature of `saved`; the function makes the
-     * rest, and those of *out that `wanted` has a bit for. */
+    /* Required. The caller has filled index, labels and inv_temperature of `saved`, and ids and num_top_ids
+     * where the head computes log_probs; the function makes the rest, and those of *out that `wanted` has a
+     * bit for. */
     struct rk_status *(*forward)(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
                                  uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out);
     /* Required. dhidden [T, hidden_size], 0 where there is no label; gradients of outputs that were not

@@ -206,6 +206,28 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
     return zero_grads(model, train->summed_begin);
 }
 
+static struct rk_status *allocate_ids(struct rk_model *model, const struct rk_train_micro *micro,
+                                      struct rk_head_ids *outputs, struct rk_head_ids *grads)
+{
+    size_t count = (size_t)(micro->packed->num_tokens * micro->num_ids);
+    double *arrays;
+
+    if (micro->num_ids == 0)
+        return NULL;
+    arrays = rk_arena_calloc(model->host, 2 * count + 1, sizeof(*arrays));
+    *outputs = (struct rk_head_ids){
+        .num_ids = micro->num_ids,
+        .ids = micro->ids,
+        .log_probs = arrays,
+        .top_ids = rk_arena_calloc(model->host, count + 1, sizeof(*outputs->top_ids)),
+    };
+    if (!arrays || !outputs->top_ids)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld ids of %lld tokens",
+                       (long long)micro->num_ids, (long long)micro->packed->num_tokens);
+    *grads = (struct rk_head_ids){.num_ids = micro->num_ids, .log_probs = arrays + count};
+    return NULL;
+}
+
 static struct rk_status *allocate_arrays(struct rk_model *model, const struct rk_train_micro *micro,
                                          struct rk_head_arrays *outputs, struct rk_head_arrays *grads)
 {
@@ -222,7 +244,7 @@ static struct rk_status *allocate_arrays(struct rk_model *model, const struct rk
         outputs->of[i] = arrays;
         grads->of[i] = arrays + num_tokens;
     }
-    return NULL;
+    return allocate_ids(model, micro, &outputs->ids, &grads->ids);
 }
 
 /* The outputs to the host, the loss, its gradients back to the device. */
@@ -239,7 +261,7 @@ static struct rk_status *call_loss(struct rk_model *model, const struct rk_train
         if (grads.of[i] && !(micro->measured & RK_HEAD_BIT(i)))
             RK_TRY(rk_labels_upload(labels, model, grads.of[i], &dout->of[i]));
     }
-    return NULL;
+    return micro->num_ids > 0 ? rk_labels_upload_id_grads(labels, model, &grads.ids, &dout->ids) : NULL;
 }
 
 struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
@@ -253,6 +275,8 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     rk_tensor_t hidden, dhidden;
 
     RK_TRY(check_enabled(model));
+    if (micro->num_ids > 0)
+        RK_ASSERT(micro->outputs & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
     RK_TRY(rk_model_check_outputs(model, micro->outputs));
     RK_TRY(rk_inverse_temperature(&head.inv_temperature, micro->temperature));
     RK_TRY(rk_model_begin_packed(model, &pass, micro->packed));
@@ -261,6 +285,8 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     RK_TRY(rk_labels_select(&labels, model, micro->packed));
     head.index = labels.index;
     head.labels = labels.labels;
+    head.num_top_ids = micro->num_ids;
+    RK_TRY(rk_labels_upload_ids(&labels, model, micro->ids, micro->num_ids, &head.ids));
     RK_TRY(rk_trunk_fwd(model, &pass, &hidden, &trunk));
     RK_TRY(core->head.ops->forward(&pass, &core->head, hidden, micro->outputs, &head, &out));
     RK_TRY(call_loss(model, micro, &labels, &out, &dout));

@@ -233,7 +233,7 @@ static struct rk_status *recompute(struct rk_test_model *test, const struct batc
             st = RK_FAIL(RK_INTERNAL, "sequence %d is longer than a pass", first);
         else
             st = rk_model_forward(test->model, &pass.packed, 1.0, NULL,
-                                  &(struct rk_head_arrays){{pass.log_probs}});
+                                  &(struct rk_head_arrays){.of = {pass.log_probs}});
         if (!st)
             *num_different += count_different(&pass, b, first);
     }

@@ -187,7 +187,7 @@ static void test_log_probs_of_packed_sequences_match_transformers(void **state)
         entropy = rk_calloc((size_t)golden.packed.num_tokens, sizeof(double));
         assert_ok(rk_model_logits(golden.test.model, &golden.packed, logits));
         assert_ok(rk_model_forward(golden.test.model, &golden.packed, TEMPERATURE, NULL,
-                                   &(struct rk_head_arrays){{log_probs, entropy}}));
+                                   &(struct rk_head_arrays){.of = {log_probs, entropy}}));
         check(&golden, "logits", logits, tolerance_of(&golden, "logits"));
         check(&golden, "log_probs", log_probs, tolerance_of(&golden, "log_probs"));
         check(&golden, "entropy", entropy, tolerance_of(&golden, "log_probs"));

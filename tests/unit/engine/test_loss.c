@@ -97,7 +97,7 @@ static struct result run(struct fixture *f, const struct settings *settings)
 {
     struct rk_objective objective = make_objective(settings);
     struct result r = {0};
-    const struct rk_head_arrays grads = {{r.dlog_probs, r.dentropy}};
+    const struct rk_head_arrays grads = {.of = {r.dlog_probs, r.dentropy}};
     struct rk_loss_in in = {
         .num_tokens = f->cu_seqlens[f->num_seqs],
         .num_seqs = f->num_seqs,

@@ -18,6 +18,7 @@
 #define TRAIN_TOKENS    96
 #define LOG_PROB_TOKENS 150
 #define TOKENS_MAX      LOG_PROB_TOKENS
+#define IDS_MAX         80 /* more than the columns of a rank, with tp=2 */
 #define VOCAB_SIZE      131
 #define NUM_SEQS        5 /* that the rollout runs together */
 #define MODEL_LEN       90
@@ -42,25 +43,30 @@ struct plan_case {
     int32_t num_steps;
     int32_t num_blocks; /* of the KV cache; 0: the default */
     int64_t recompute_num_layers;
+    int64_t num_ids; /* of training micro-batches */
 };
 
 static const struct plan_case cases[] = {
-    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
-    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0},
-    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0},
-    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0},
-    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
+    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0},
+    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0},
+    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0, 0},
+    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0, 0},
+    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
     {"qwen2 bf16 strict, recompute", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0,
-     1},
-    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
-    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
+     1, 0},
+    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
+    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0},
     {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
-     3, 0, 0},
-    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0},
-    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0},
-    {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
-    {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0},
-    {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2},
+     3, 0, 0, 0},
+    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0},
+    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0},
+    {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
+    {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
+    {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2,
+     0},
+    {"llama ids", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 17},
+    {"qwen2 bf16 tp=2 strict, ids", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0, 0,
+     80},
 };
 
 /* A packed micro-batch in memory of its own. */
@@ -124,7 +130,7 @@ static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *w
         .mesh = rk_mesh_comms_mesh(roles->test.comms),
         .rank = world ? rk_comm_world_rank(world) : 0,
         .optim = optim,
-        .limits = {.train_tokens = TRAIN_TOKENS, .log_prob_tokens = LOG_PROB_TOKENS},
+        .limits = {TRAIN_TOKENS, LOG_PROB_TOKENS, roles->row->num_ids},
         .device = roles->test.device,
     };
 
@@ -180,6 +186,7 @@ static void close_roles(struct roles *roles)
 
 static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t seq_len)
 {
+    static const int32_t ids[TRAIN_TOKENS * IDS_MAX];
     struct rk_model *model = roles->test.model;
     struct rk_step_stats stats;
     struct tokens t;
@@ -189,6 +196,8 @@ static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t
     RK_TRY(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &t.packed,
                                                                 .temperature = 0.8,
                                                                 .outputs = rk_model_head_outputs(model),
+                                                                .num_ids = roles->row->num_ids,
+                                                                .ids = ids,
                                                                 .loss_fn = loss_fn,
                                                                 .user = &t}));
     return rk_train_step(model, &stats);
@@ -201,7 +210,7 @@ static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int3
 
     make_tokens(&t, num_tokens, seq_len);
     return rk_model_forward(roles->test.model, &t.packed, 0.8, NULL,
-                            &(struct rk_head_arrays){{values, entropy, sum_pi_squared}});
+                            &(struct rk_head_arrays){.of = {values, entropy, sum_pi_squared}});
 }
 
 /* More requests than run together; prompts of this length. Whatever is sampled ends a response that may be
@@ -422,6 +431,41 @@ static void test_plan_without_device_matches_formulas(void **state)
     rk_mesh_destroy(mesh);
 }
 
+/* Goal: log-prob passes of a role that does not train have memory for the most likely ids, and only then.
+ * Method: the largest pass on a model with the plan's memory. */
+static void test_plan_of_log_prob_passes_holds_the_most_likely_ids(void **state)
+{
+    const struct rk_test_model_spec spec = {.config = SMALL, .seed = 3, .dtype = RK_DTYPE_F32};
+    static int32_t top_ids[LOG_PROB_TOKENS * IDS_MAX];
+    static double top_log_probs[LOG_PROB_TOKENS * IDS_MAX];
+    struct rk_memory_plan plans[2];
+    struct rk_test_model test;
+    struct tokens t;
+
+    (void)state;
+    assert_ok(rk_test_model_open(&test, &spec));
+    for (int i = 0; i < 2; i++) {
+        struct rk_memory_plan_desc desc = {
+            .struct_size = sizeof(desc),
+            .mesh = rk_mesh_comms_mesh(test.comms),
+            .limits = {.log_prob_tokens = LOG_PROB_TOKENS, .num_ids = i == 1 ? IDS_MAX : 0},
+        };
+
+        rk_model_describe(test.model, &desc.model);
+        assert_ok(rk_memory_plan_make(&plans[i], &desc));
+    }
+    assert_true(plans[1].memory.activation_bytes >=
+                plans[0].memory.activation_bytes + LOG_PROB_TOKENS * IDS_MAX * 2 * sizeof(float));
+    assert_ok(rk_memory_plan_reserve(&plans[1], test.model));
+    make_tokens(&t, LOG_PROB_TOKENS, 1);
+    assert_ok(rk_model_forward(
+        test.model, &t.packed, 1.0, NULL,
+        &(struct rk_head_arrays){
+            .ids = {.num_ids = IDS_MAX, .top_ids = top_ids, .top_log_probs = top_log_probs}}));
+    assert_int_equal(rk_model_get_memory(test.model).step_overflows, 0);
+    rk_test_model_close(&test);
+}
+
 static void test_plan_bad_arguments_are_refused(void **state)
 {
     struct rk_rollout_config rollout = {.max_num_seqs = 4, .max_num_batched_tokens = 16, .num_blocks = 5};
@@ -559,6 +603,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_is_what_roles_take),
         cmocka_unit_test(test_plan_without_device_matches_formulas),
+        cmocka_unit_test(test_plan_of_log_prob_passes_holds_the_most_likely_ids),
         cmocka_unit_test(test_plan_bad_arguments_are_refused),
         cmocka_unit_test(test_plan_with_failing_allocation_is_resource_exhausted),
         cmocka_unit_test(test_plan_check_names_kinds),

@@ -128,8 +128,8 @@ static double *head_gradient(struct rk_test_model *test, struct batch *batch)
 static double loss_at(struct rk_model *model, struct batch *batch)
 {
     double values[3][NUM_TOKENS], unused[3][NUM_TOKENS];
-    const struct rk_head_arrays outputs = {{values[0], values[1], values[2]}};
-    const struct rk_head_arrays grads = {{unused[0], unused[1], unused[2]}};
+    const struct rk_head_arrays outputs = {.of = {values[0], values[1], values[2]}};
+    const struct rk_head_arrays grads = {.of = {unused[0], unused[1], unused[2]}};
 
     assert_ok(rk_model_forward(model, &batch->packed, 0.8, NULL, &outputs));
     assert_ok(loss_fn(batch, &outputs, &grads));
@@ -220,8 +220,8 @@ static void test_head_chunks_give_the_same_log_probs_and_gradients(void **state)
         open_training(&test, UNTIED, RK_DTYPE_F64);
         if (i == 1)
             test.model->core->head.chunk_tokens = 7;
-        assert_ok(
-            rk_model_forward(test.model, &batch.packed, 0.8, NULL, &(struct rk_head_arrays){{log_probs[i]}}));
+        assert_ok(rk_model_forward(test.model, &batch.packed, 0.8, NULL,
+                                   &(struct rk_head_arrays){.of = {log_probs[i]}}));
         gradients[i] = head_gradient(&test, &batch);
         rk_test_model_close(&test);
     }
@@ -272,7 +272,7 @@ static void test_forward_outputs_are_those_of_logits(void **state)
     open_model(&test, UNTIED, RK_DTYPE_F64);
     assert_ok(rk_model_logits(test.model, &batch.packed, logits));
     assert_ok(rk_model_forward(test.model, &batch.packed, temperature, NULL,
-                               &(struct rk_head_arrays){{values[0], values[1], values[2]}}));
+                               &(struct rk_head_arrays){.of = {values[0], values[1], values[2]}}));
     for (int32_t t = 0; t < NUM_TOKENS; t++) {
         double sum = 0;
 
@@ -336,11 +336,12 @@ static void test_log_probs_of_bad_arguments_name_them(void **state)
         batch.positions[row->index] = row->position;
         batch.labels[row->index] = row->label_id;
         assert_fails(rk_model_forward(test.model, &batch.packed, row->temperature, NULL,
-                                      &(struct rk_head_arrays){{log_probs}}),
+                                      &(struct rk_head_arrays){.of = {log_probs}}),
                      row->code, row->text);
     }
     make_batch(&batch);
-    assert_ok(rk_model_forward(test.model, &batch.packed, 1, NULL, &(struct rk_head_arrays){{log_probs}}));
+    assert_ok(
+        rk_model_forward(test.model, &batch.packed, 1, NULL, &(struct rk_head_arrays){.of = {log_probs}}));
     rk_test_model_close(&test);
 }
 
@@ -833,7 +834,8 @@ static struct rk_status *scenario(struct rk_test_model *test, struct batch *batc
     RK_TRY(rk_train_begin(test->model));
     RK_TRY(micro_batch(test->model, batch));
     RK_TRY(rk_train_step(test->model, &stats));
-    RK_TRY(rk_model_forward(test->model, &batch->packed, 1, NULL, &(struct rk_head_arrays){{log_probs}}));
+    RK_TRY(
+        rk_model_forward(test->model, &batch->packed, 1, NULL, &(struct rk_head_arrays){.of = {log_probs}}));
     return rk_model_gather_param(test->model, 0, RK_PARAM_VALUE, weights);
 }
 

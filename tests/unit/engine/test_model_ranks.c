@@ -418,14 +418,14 @@ static int new_world_rank(int32_t rank, int32_t num_ranks, void *user)
 
     RK_RANK_OK(open_ranks(&test, &world, run, rank, num_ranks, RK_DTYPE_F32));
     RK_RANK_OK(rk_model_create_shared(&shared, test.model));
-    RK_RANK_OK(rk_model_forward(test.model, &packed, 1, NULL, &(struct rk_head_arrays){{before}}));
+    RK_RANK_OK(rk_model_forward(test.model, &packed, 1, NULL, &(struct rk_head_arrays){.of = {before}}));
     rk_model_set_mesh(test.model, NULL);
     rk_mesh_comms_destroy(test.comms);
     rk_comm_world_destroy(world);
     RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", NULL));
     RK_RANK_OK(rk_mesh_comms_create(&test.comms, test.mesh, world));
     rk_model_set_mesh(test.model, test.comms);
-    RK_RANK_OK(rk_model_forward(shared, &packed, 1, NULL, &(struct rk_head_arrays){{after}}));
+    RK_RANK_OK(rk_model_forward(shared, &packed, 1, NULL, &(struct rk_head_arrays){.of = {after}}));
     RK_RANK_CHECK(memcmp(before, after, sizeof(before)) == 0, "log-probs changed");
     rk_model_destroy(shared);
     close_ranks(&test, world);

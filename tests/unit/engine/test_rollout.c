@@ -192,7 +192,7 @@ static void recompute(struct rk_test_model *test, const struct batch *b, double 
                                                    .positions = positions,
                                                    .cu_seqlens = cu_seqlens,
                                                    .labels = labels},
-                               temperature, NULL, &(struct rk_head_arrays){{log_probs}}));
+                               temperature, NULL, &(struct rk_head_arrays){.of = {log_probs}}));
     for (int32_t t = 0; t < num_tokens; t++)
         if (labels[t] != RK_LABEL_NONE)
             out[k++] = (float)log_probs[t];
