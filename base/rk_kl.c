@@ -36,6 +36,23 @@ struct rk_status *rk_kl_type_parse(const char *key, const char *text, rk_kl_type
                    text);
 }
 
+bool rk_topk_divergence_parse(const char *text, rk_topk_divergence_t *divergence)
+{
+    static const char *const texts[RK_TOPK_DIVERGENCE_COUNT] = {
+        [RK_TOPK_FORWARD_KL] = "forward_kl_topk",
+        [RK_TOPK_REVERSE_KL] = "reverse_kl_topk",
+        [RK_TOPK_JSD] = "jsd_topk",
+    };
+
+    for (int i = 0; i < RK_TOPK_DIVERGENCE_COUNT; i++) {
+        if (strcmp(texts[i], text) != 0)
+            continue;
+        *divergence = (rk_topk_divergence_t)i;
+        return true;
+    }
+    return false;
+}
+
 /* NaN stays NaN. */
 static double clamp(double x, double low, double high)
 {

@@ -27,6 +27,17 @@ struct rk_status *rk_kl_type_parse(const char *key, const char *text, rk_kl_type
 void rk_kl_estimate(rk_kl_type_t type, bool straight_through, double log_prob, double ref, double *value,
                     double *grad);
 
+/* Divergences over the ids that a teacher finds most likely: engine/loss/loss_distill_topk.c. */
+typedef enum rk_topk_divergence {
+    RK_TOPK_FORWARD_KL,
+    RK_TOPK_REVERSE_KL,
+    RK_TOPK_JSD,
+    RK_TOPK_DIVERGENCE_COUNT
+} rk_topk_divergence_t;
+
+/* "forward_kl_topk", "reverse_kl_topk", "jsd_topk"; false: another text. */
+bool rk_topk_divergence_parse(const char *text, rk_topk_divergence_t *divergence);
+
 RK_END_DECLS
 
 #endif

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_LOSS_ABI 2
+#define RK_LOSS_ABI 3
 
 /* Columns [B, R] of a batch that losses read: X(ID, name). */
 #define RK_LOSS_COLUMN_TABLE(X)                 \
@@ -72,6 +72,16 @@ double rk_loss_reduce_start(rk_loss_reduce_t reduce);
 #define RK_LOSS_METRICS_MAX      28
 #define RK_LOSS_CONFIG_BYTES_MAX 2048
 
+/* Several ids a position, [num_tokens, num_ids]: columns of the batch, and what the head gives for them
+ * (struct rk_head_ids). */
+struct rk_loss_ids {
+    int64_t num_ids;                 /* 0: none */
+    const int32_t *ids;              /* column teacher_topk_ids; below 0: none */
+    const double *teacher_log_probs; /* column teacher_topk_log_probs */
+    const double *log_probs;         /* of the ids under the model */
+    const int32_t *top_ids;          /* the model's own most likely ones */
+};
+
 struct rk_loss_in {
     int64_t num_tokens;
     int32_t num_seqs;
@@ -86,11 +96,13 @@ struct rk_loss_in {
     bool is_first_pass;                          /* over the rows: see RK_LOSS_FIRST */
     const double *outputs[RK_HEAD_OUTPUT_COUNT]; /* those that the row asks for */
     const double *columns[RK_LOSS_COLUMN_COUNT]; /* NULL: the call has none */
+    struct rk_loss_ids ids;                      /* for a row that asks for them */
 };
 
 struct rk_loss_out {
     /* d(sum weight * l)/d(output), added to; for the outputs that the row asks for. */
     double *grads[RK_HEAD_OUTPUT_COUNT];
+    double *id_grads; /* the same by ids.log_probs, [num_tokens, num_ids] */
     double
         *metrics; /* [RK_LOSS_METRICS_MAX] by row of ops->metrics: added to, or the largest or least so far */
 };
@@ -103,6 +115,8 @@ struct rk_loss_ops {
     uint32_t outputs;          /* RK_HEAD_BIT: read, and differentiated unless `measures` says else */
     uint32_t columns;          /* RK_LOSS_BIT: required */
     uint32_t optional_columns; /* read where they are */
+    /* Optional: how many ids a position the row reads; NULL: none. */
+    int64_t (*num_ids)(const void *config);
     const struct rk_loss_metric *metrics;
     int32_t num_metrics;
     /* Optional: whether the configuration gives metrics[i] a value. */
@@ -128,7 +142,7 @@ struct rk_loss_ops {
 const struct rk_loss_ops *rk_loss_find(rk_objective_kind_t kind, const char *name); /* NULL when unknown */
 
 /* --- objectives --- */
-#define RK_OBJECTIVE_TERMS_MAX 4
+#define RK_OBJECTIVE_TERMS_MAX 5
 
 struct rk_loss_term {
     const struct rk_loss_ops *ops;
@@ -144,6 +158,7 @@ struct rk_objective {
     double loss_scale_factor;                    /* 0: the response length of the batch */
     uint32_t outputs, columns, optional_columns; /* of all terms */
     uint32_t differentiated; /* of the outputs, those by which some term has a derivative */
+    int64_t num_ids;         /* of the term that reads ids; 0: none does */
 };
 
 /* From the options of an update method (base/knobs.def). INVALID_ARGUMENT names the key, the value and what

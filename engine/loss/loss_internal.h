@@ -33,6 +33,7 @@ extern const struct rk_loss_ops rk_loss_sum_gspo;
 extern const struct rk_loss_ops rk_loss_kl;
 extern const struct rk_loss_ops rk_loss_entropy;
 extern const struct rk_loss_ops rk_loss_distill;
+extern const struct rk_loss_ops rk_loss_distill_topk;
 
 /* The rows of a kind in their order: the first after NULL, NULL after the last. */
 const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after);

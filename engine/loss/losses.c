@@ -22,6 +22,7 @@ static const struct rk_loss_ops *const losses[] = {
     &rk_loss_kl,
     &rk_loss_entropy,
     &rk_loss_distill,
+    &rk_loss_distill_topk,
     &rk_loss_value,
     &rk_loss_sft,
     &rk_loss_dpo,

@@ -69,6 +69,10 @@ static void add_needs(struct rk_objective *objective, const struct rk_loss_term 
     objective->differentiated |= ops->outputs & ~(ops->measures ? ops->measures(term->config) : 0);
     objective->columns |= ops->columns;
     objective->optional_columns |= ops->optional_columns;
+    if (!ops->num_ids)
+        return;
+    RK_ASSERT(objective->num_ids == 0); /* one set of ids a position */
+    objective->num_ids = ops->num_ids(term->config);
 }
 
 /* Appends the row, unless it is a term that is not asked for. */
@@ -103,6 +107,7 @@ static void keep_alone(struct rk_objective *objective)
         objective->num_terms = 1;
         objective->outputs = objective->differentiated = objective->columns = 0;
         objective->optional_columns = 0;
+        objective->num_ids = 0;
         add_needs(objective, &objective->terms[0]);
     }
 }
@@ -138,6 +143,11 @@ void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *i
                 continue;
             RK_ASSERT(in->num_tokens == 0 || (in->outputs[k] && grads->of[k]));
             out.grads[k] = grads->of[k];
+        }
+        if (term->ops->num_ids) {
+            RK_ASSERT(in->ids.num_ids == objective->num_ids);
+            RK_ASSERT(grads->ids.num_ids == objective->num_ids);
+            out.id_grads = grads->ids.log_probs;
         }
         term->ops->forward_backward(&out, in, term->config);
     }

@@ -309,7 +309,7 @@ static void test_distillation_loss_equals_verl(void **state)
     struct file file = open_file("other.safetensors");
 
     (void)state;
-    check_loss(&file, "distill", rk_test_distill_row(), RK_AGG_COUNT);
+    check_loss(&file, "distill", rk_test_distill_row("k3"), RK_AGG_COUNT);
     rk_st_close(file.st);
 }
 

@@ -45,19 +45,18 @@ void rk_test_policy_options(struct rk_json *options)
         set_default(options, &keys[i]);
 }
 
-const struct rk_loss_ops *rk_test_distill_row(void)
+const struct rk_loss_ops *rk_test_distill_row(const char *loss_mode)
 {
-    static const char text[] = "{\"distillation.enabled\": true,"
-                               " \"distillation.distillation_loss.use_task_rewards\": false}";
+    struct rk_json *options = rk_json_new_object();
     struct rk_objective objective;
-    struct rk_json *options;
 
-    assert_ok(rk_json_parse(&options, text, strlen(text), "options", 0));
+    rk_json_set(options, "distillation.enabled", rk_json_new_bool(true));
+    rk_json_set(options, RK_KNOB_DISTILL "use_task_rewards", rk_json_new_bool(false));
+    rk_json_set(options, RK_KNOB_DISTILL "loss_mode", rk_json_new_string(loss_mode));
     rk_test_policy_options(options);
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     rk_json_free(options);
     assert_int_equal(objective.num_terms, 1);
-    assert_string_equal(objective.terms[0].ops->name, "distill");
     return objective.terms[0].ops;
 }
 
@@ -78,8 +77,9 @@ struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
         .num_sequences = batch->global.num_sequences,
         .agg_mode = batch->mode,
         .is_first_pass = true,
+        .ids = batch->ids,
     };
-    struct rk_loss_out out = {.metrics = result.metrics};
+    struct rk_loss_out out = {.metrics = result.metrics, .id_grads = batch->id_grads};
 
     for (int i = 0; i < 3; i++)
         rk_loss_weights(weights[i], modes[i], batch->mask, batch->cu_seqlens, batch->num_seqs,

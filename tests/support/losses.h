@@ -17,6 +17,8 @@ struct rk_test_batch {
     uint32_t absent; /* RK_LOSS_BIT of columns that the batch does not have */
     rk_loss_agg_mode_t mode;
     struct rk_loss_denominators global;
+    struct rk_loss_ids ids; /* for rows that read several ids a position */
+    double *id_grads;
 };
 
 struct rk_test_loss {
@@ -34,8 +36,8 @@ struct rk_status *rk_test_loss_read(struct rk_test_loss *out, const struct rk_lo
                                     const char *options) RK_NODISCARD;
 /* Completes options of update_actor with the defaults of the keys that they lack. */
 void rk_test_policy_options(struct rk_json *options);
-/* The row that distillation adds to the policy objective. */
-const struct rk_loss_ops *rk_test_distill_row(void);
+/* The row that distillation with this loss_mode adds to the policy objective. */
+const struct rk_loss_ops *rk_test_distill_row(const char *loss_mode);
 struct rk_test_loss_result rk_test_loss_run(const struct rk_test_loss *loss,
                                             const struct rk_test_batch *batch);
 /* Asserts that the row has it. */

@@ -144,7 +144,13 @@ static void test_objective_read_distillation(void **state)
         const char *key, *value;
     } bad[] = {
         {DISTILL "loss_mode", "\"k1\""}, /* without use_policy_gradient */
-        {DISTILL "loss_mode", "\"forward_kl_topk\""},
+        {DISTILL "loss_mode", "\"full_kl_topk\""},
+        {DISTILL "topk", "0"},
+        {DISTILL "topk", "1025"},
+        {DISTILL "topk", "null"},
+        {DISTILL "beta", "1.5"},
+        {DISTILL "log_prob_min_clamp", "0.5"},
+        {DISTILL "renormalize_topk", "true"}, /* with an estimator */
         {DISTILL "use_task_rewards", "0"},
         {DISTILL "distillation_loss_coef", "-1"},
         {DISTILL "loss_max_clamp", "0"},
@@ -167,6 +173,7 @@ static void test_objective_read_distillation(void **state)
     assert_int_equal(objective.num_terms, 1);
     assert_string_equal(objective.terms[0].ops->name, "distill");
     assert_false(objective.columns & RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB));
+    assert_int_equal(objective.num_ids, 0);
     rk_json_free(options);
 
     for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
@@ -174,6 +181,40 @@ static void test_objective_read_distillation(void **state)
         rk_json_set(options, "distillation.enabled", rk_json_new_bool(true));
         assert_fails(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options), RK_INVALID_ARGUMENT,
                      bad[i].key);
+        rk_json_free(options);
+    }
+}
+
+/* Goal: a divergence over the teacher's top-k asks for that many ids and not for the sampled token's
+ * log-prob, beside the other terms and alone. */
+static void test_objective_read_distillation_over_topk(void **state)
+{
+    static const char *const modes[] = {"forward_kl_topk", "reverse_kl_topk", "jsd_topk"};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(modes); i++) {
+        struct rk_json *options = make_options("distillation.enabled", "true");
+        struct rk_objective objective;
+
+        rk_json_set(options, DISTILL "loss_mode", rk_json_new_string(modes[i]));
+        rk_json_set(options, DISTILL "topk", rk_json_new_int(7));
+        rk_json_set(options, "use_kl_loss", rk_json_new_bool(true));
+        rk_json_set(options, "entropy_coeff", rk_json_new_real(0.1));
+        assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+        assert_int_equal(objective.num_terms, 4);
+        assert_string_equal(objective.terms[3].ops->name, "distill_topk");
+        assert_int_equal(objective.num_ids, 7);
+        assert_false(objective.columns & RK_LOSS_BIT(RK_LOSS_TEACHER_LOG_PROBS));
+        rk_json_set(options, DISTILL "use_task_rewards", rk_json_new_bool(false));
+        assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+        assert_int_equal(objective.num_terms, 1);
+        assert_int_equal(objective.num_ids, 7);
+        rk_json_set(options, DISTILL "renormalize_topk", rk_json_new_bool(true));
+        if (i == 0)
+            assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
+        else
+            assert_fails(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options), RK_INVALID_ARGUMENT,
+                         "renormalize_topk: has no meaning with " DISTILL "loss_mode=");
         rk_json_free(options);
     }
 }
@@ -211,6 +252,7 @@ int main(void)
         cmocka_unit_test(test_objective_read_entropy_that_is_only_measured),
         cmocka_unit_test(test_objective_read_bad_value_names_key),
         cmocka_unit_test(test_objective_read_distillation),
+        cmocka_unit_test(test_objective_read_distillation_over_topk),
         cmocka_unit_test(test_objective_read_takes_every_choice),
     };
 

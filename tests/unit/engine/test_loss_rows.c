@@ -11,7 +11,7 @@
 static struct rk_test_loss open_loss(rk_objective_kind_t kind, const char *name, const char *options)
 {
     const struct rk_loss_ops *ops =
-        strcmp(name, "distill") == 0 ? rk_test_distill_row() : rk_loss_find(kind, name);
+        strcmp(name, "distill") == 0 ? rk_test_distill_row("k3") : rk_loss_find(kind, name);
     struct rk_test_loss loss;
 
     if (!ops)
