@@ -101,6 +101,9 @@ struct rk_model_desc {
      * again. n: only the input of every n-th layer is, and the n layers run twice (Megatron's full, uniform
      * recompute). The gradients have the same bits. */
     int64_t recompute_num_layers;
+    /* Ids from here on have no probability: a teacher knows no padding that the student's vocabulary lacks.
+     * 0: all of the vocabulary have one. */
+    int64_t vocab_size;
 };
 
 /* Checks that the mesh fits (heads, intermediate_size over tp; axes that are not built yet), allocates the

@@ -65,17 +65,20 @@ static struct rk_status *get_columns(struct rk_rows *rows, const struct rk_batch
     return NULL;
 }
 
-struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name, const float *column)
+struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name, int64_t width,
+                                       const float *column)
 {
-    for (int64_t row = 0; column && row < rows->num_rows; row++) {
-        for (int64_t j = 0; j < rows->num_responses; j++) {
-            float value = column[row * rows->num_responses + j];
+    for (int64_t cell = 0; column && cell < rows->num_rows * rows->num_responses; cell++) {
+        int64_t row = cell / rows->num_responses, j = cell % rows->num_responses;
 
-            if (rows->label_mask[row * rows->label_stride + j] && !isfinite(value))
+        if (!rows->label_mask[row * rows->label_stride + j])
+            continue;
+        for (int64_t k = cell * width; k < (cell + 1) * width; k++) {
+            if (!isfinite(column[k]))
                 return RK_FAIL_REASON(
                     RK_INVALID_ARGUMENT, "NON_FINITE",
                     "%s[%lld, %lld]=%g: expected a finite number, the loss counts this token", name,
-                    (long long)row, (long long)j, (double)value);
+                    (long long)row, (long long)j, (double)column[k]);
         }
     }
     return NULL;
@@ -188,6 +191,50 @@ struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_call 
     return NULL;
 }
 
+/* A dense column [B, R, K]. */
+static struct rk_status *get_cells(const struct rk_rows *rows, const struct rk_batch *batch, const char *name,
+                                   rk_dtype_t dtype, int64_t num_ids, const void **data)
+{
+    int64_t shape[3];
+
+    RK_TRY(rk_batch_get_dense(batch, name, dtype, 3, shape, data));
+    if (shape[1] == rows->num_responses && shape[2] == num_ids)
+        return NULL;
+    return bad_field("column '%s' has [%lld, %lld] numbers a row, expected [%lld, %lld]", name,
+                     (long long)shape[1], (long long)shape[2], (long long)rows->num_responses,
+                     (long long)num_ids);
+}
+
+static struct rk_status *check_ids(const struct rk_rows *rows, const char *name, const int32_t *ids,
+                                   int64_t num_ids, int64_t vocab_size)
+{
+    for (int64_t i = 0; i < rows->num_rows * rows->num_responses * num_ids; i++) {
+        int64_t cell = i / num_ids;
+
+        if (ids[i] < -1 || ids[i] >= vocab_size)
+            return bad_field("%s[%lld, %lld, %lld]=%d: expected -1 to %lld", name,
+                             (long long)(cell / rows->num_responses), (long long)(cell % rows->num_responses),
+                             (long long)(i % num_ids), ids[i], (long long)vocab_size - 1);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_rows_find_ids(const struct rk_rows *rows, const struct rk_call *call, int64_t num_ids,
+                                   struct rk_id_columns *out)
+{
+    static const char ids_name[] = "teacher_topk_ids", log_probs_name[] = "teacher_topk_log_probs";
+    const struct rk_batch *batch = call->job->input;
+    const void *data;
+
+    *out = (struct rk_id_columns){0};
+    RK_TRY(get_cells(rows, batch, ids_name, RK_DTYPE_I32, num_ids, &data));
+    out->ids = data;
+    RK_TRY(get_cells(rows, batch, log_probs_name, RK_DTYPE_F32, num_ids, &data));
+    out->log_probs = data;
+    RK_TRY(check_ids(rows, ids_name, out->ids, num_ids, rk_model_get_config(call->role->model)->vocab_size));
+    return rk_rows_check_finite(rows, log_probs_name, num_ids, out->log_probs);
+}
+
 /* Appends one row to the packed arrays; returns their new length. */
 static int64_t pack_row(struct rk_rows *rows, int64_t row, int64_t begin)
 {
@@ -254,17 +301,32 @@ void rk_rows_mark_last(struct rk_rows *rows, const struct rk_micro_batch *micro)
     }
 }
 
-void rk_rows_gather(const struct rk_rows *rows, const float *column, double *packed)
+void rk_rows_gather(const struct rk_rows *rows, int64_t width, const float *column, double *packed)
 {
     for (int64_t t = 0; t < rows->packed.num_tokens; t++)
-        packed[t] = rows->cells[t] >= 0 ? (double)column[rows->cells[t]] : 0.0;
+        for (int64_t k = 0; k < width; k++)
+            packed[t * width + k] = rows->cells[t] >= 0 ? (double)column[rows->cells[t] * width + k] : 0.0;
 }
 
-void rk_rows_scatter(const struct rk_rows *rows, const double *packed, float *column)
+void rk_rows_gather_ids(const struct rk_rows *rows, int64_t width, const int32_t *column, int32_t *packed)
 {
     for (int64_t t = 0; t < rows->packed.num_tokens; t++)
-        if (rows->cells[t] >= 0)
-            column[rows->cells[t]] = (float)packed[t];
+        for (int64_t k = 0; k < width; k++)
+            packed[t * width + k] = rows->cells[t] >= 0 ? column[rows->cells[t] * width + k] : -1;
+}
+
+void rk_rows_scatter(const struct rk_rows *rows, int64_t width, const double *packed, float *column)
+{
+    for (int64_t t = 0; t < rows->packed.num_tokens; t++)
+        for (int64_t k = 0; rows->cells[t] >= 0 && k < width; k++)
+            column[rows->cells[t] * width + k] = (float)packed[t * width + k];
+}
+
+void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_t *packed, int32_t *column)
+{
+    for (int64_t t = 0; t < rows->packed.num_tokens; t++)
+        for (int64_t k = 0; rows->cells[t] >= 0 && k < width; k++)
+            column[rows->cells[t] * width + k] = packed[t * width + k];
 }
 
 const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
@@ -322,6 +384,21 @@ struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk
         return NULL;
     return check_tokens(call, rows, trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",
                         limit);
+}
+
+struct rk_status *rk_call_check_num_ids(const struct rk_call *call, int64_t num_ids, bool trains)
+{
+    const struct rk_memory_limits *limits = &call->role->limits;
+    int64_t vocab_size = rk_model_get_config(call->role->model)->vocab_size;
+    int64_t largest = RK_MIN(vocab_size, RK_DISTILL_TOPK_MAX);
+
+    if (num_ids < 1 || num_ids > largest)
+        return bad_field("topk=%lld: expected 1 to %lld, the model's vocabulary has %lld ids",
+                         (long long)num_ids, (long long)largest, (long long)vocab_size);
+    if ((trains ? limits->train_tokens : limits->log_prob_tokens) == 0 || num_ids <= limits->num_ids)
+        return NULL;
+    return bad_field("topk=%lld: more than topk=%lld of init_model", (long long)num_ids,
+                     (long long)limits->num_ids);
 }
 
 /* Of this rank's replica, {tokens, sequences} a mini-batch that the loss counts, and rows. */

@@ -182,6 +182,12 @@ struct rk_rows {
     struct rk_packed packed; /* the micro-batch packed last */
 };
 
+/* A teacher's most likely ids, and their log-probs, in the batch of a call. */
+struct rk_id_columns {
+    const int32_t *ids;
+    const float *log_probs;
+};
+
 /* Borrows the batch of the call; the packed arrays come from its arena. mask_name names the column [B, R] of
  * label marks; NULL marks every real response token. INVALID_ARGUMENT names column, row and value. */
 struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
@@ -189,19 +195,25 @@ struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
 /* A further column [B, R] of F32; *out is NULL when it is absent and not required. */
 struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_call *call, const char *name,
                                bool is_required, const float **out) RK_NODISCARD;
+/* Required columns [B, R, num_ids], of I32 and F32: ids from -1, none, to below vocab_size, and their
+ * log-probs, finite where a label is. */
+struct rk_status *rk_rows_find_ids(const struct rk_rows *rows, const struct rk_call *call, int64_t num_ids,
+                                   struct rk_id_columns *out) RK_NODISCARD;
 /* INVALID_ARGUMENT (reason NON_FINITE) for a number of the column that is not finite where a label is; NULL
- * is fine. */
-struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name,
+ * is fine. A cell [B, R] of the column has `width` numbers. */
+struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name, int64_t width,
                                        const float *column) RK_NODISCARD;
 /* Packs these rows (of the micro-batch) into rows->packed. */
 void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro);
 /* Of the rows that were packed last: only the last token of each has a label, its own id, and the cell is the
  * row. */
 void rk_rows_mark_last(struct rk_rows *rows, const struct rk_micro_batch *micro);
-/* packed[t] = column[cells[t]], 0 without a label. */
-void rk_rows_gather(const struct rk_rows *rows, const float *column, double *packed);
+/* packed[t] = column[cells[t]], of `width` numbers each; 0, or an id of -1, without a label. */
+void rk_rows_gather(const struct rk_rows *rows, int64_t width, const float *column, double *packed);
+void rk_rows_gather_ids(const struct rk_rows *rows, int64_t width, const int32_t *column, int32_t *packed);
 /* column[cells[t]] = packed[t] where there is a label. */
-void rk_rows_scatter(const struct rk_rows *rows, const double *packed, float *column);
+void rk_rows_scatter(const struct rk_rows *rows, int64_t width, const double *packed, float *column);
+void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_t *packed, int32_t *column);
 /* The micro-batch of this rank's replica. */
 const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
                                                  int32_t i);
@@ -209,6 +221,10 @@ const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, con
  * init_model was told of. */
 struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows,
                                      bool trains) RK_NODISCARD;
+/* Ids a position of a training pass, or of a log-prob pass: from 1 to the model's vocabulary, and no more
+ * than init_model took memory for. */
+struct rk_status *rk_call_check_num_ids(const struct rk_call *call, int64_t num_ids,
+                                        bool trains) RK_NODISCARD;
 /* Collective over the replicas, the same answer on all: the plan's num_tokens and num_sequences against the
  * labels of all rows. is_empty[num_mini] tells the mini-batches without any. */
 struct rk_status *rk_call_check_denominators(struct rk_call *call, const struct rk_rows *rows,

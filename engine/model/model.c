@@ -172,6 +172,20 @@ static struct rk_status *allocate(struct rk_model_core *core)
     return make_rope(core);
 }
 
+/* Ids from `vocab_size` on, unless it is 0, are padding to the head. */
+static struct rk_status *limit_vocabulary(struct rk_model_core *core, int64_t vocab_size)
+{
+    struct rk_head *head = &core->head;
+
+    if (vocab_size < 0 || vocab_size > core->config.vocab_size)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%lld ids that have a probability: expected at most vocab_size=%lld of config.json",
+                       (long long)vocab_size, (long long)core->config.vocab_size);
+    core->vocab_size = vocab_size > 0 ? vocab_size : core->config.vocab_size;
+    head->num_valid = RK_MIN(head->num_valid, RK_MAX(core->vocab_size - head->vocab_begin, 0));
+    return NULL;
+}
+
 static struct rk_status *core_init(struct rk_model_core *core, const struct rk_model_desc *desc)
 {
     const struct rk_mesh *mesh = rk_mesh_comms_mesh(desc->mesh);
@@ -192,6 +206,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->stream = desc->stream;
     core->mesh = desc->mesh;
     RK_TRY(rk_model_plan(core, mesh, rk_mesh_comms_coords(desc->mesh)));
+    RK_TRY(limit_vocabulary(core, desc->vocab_size));
     return allocate(core);
 }
 
@@ -283,6 +298,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .head = core->head.ops->name,
         .seed = core->seed,
         .recompute_num_layers = core->recompute_num_layers,
+        .vocab_size = core->vocab_size,
         .stream = core->stream,
         .mesh = core->mesh,
     };

@@ -75,6 +75,7 @@ struct rk_model_core {
     rk_numerics_t numerics;
     uint64_t seed;
     int64_t recompute_num_layers;
+    int64_t vocab_size; /* ids that have a probability: up to config.vocab_size */
     struct rk_stream *stream;
     const struct rk_mesh_comms *mesh;
     struct rk_param_table params;

@@ -74,7 +74,7 @@ static struct rk_status *host_alloc(struct rk_model *model, void *out, int64_t c
 struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model,
                                    const struct rk_packed *packed)
 {
-    int64_t vocab_size = model->core->config.vocab_size;
+    int64_t vocab_size = model->core->vocab_size;
     int32_t *labels;
 
     *out = (struct rk_labels){0};
@@ -141,7 +141,7 @@ struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_mod
 struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk_model *model,
                                        const int32_t *ids, int64_t num_ids, rk_tensor_t *out)
 {
-    int64_t count = labels->count * num_ids, vocab_size = model->core->config.vocab_size;
+    int64_t count = labels->count * num_ids, vocab_size = model->core->vocab_size;
     int32_t *rows;
 
     RK_ASSERT(num_ids >= 0);

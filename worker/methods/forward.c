@@ -10,6 +10,8 @@ struct forward {
     bool is_wanted[RK_FORWARD_OUTPUTS_MAX];
     struct rk_head_arrays arrays;           /* packed */
     float *columns[RK_FORWARD_OUTPUTS_MAX]; /* of the result; NULL where this rank returns none */
+    int32_t *top_ids;                       /* the same */
+    float *top_log_probs;
 };
 
 struct rk_status *rk_temperature_read(double *out, const struct rk_json *options)
@@ -39,7 +41,22 @@ static struct rk_status *read_options(struct forward *f)
         if (option)
             RK_TRY(rk_json_get_bool(options, "", option, &f->is_wanted[i]));
     }
-    return NULL;
+    if (!f->kind->top_ids)
+        return NULL;
+    RK_TRY(rk_json_get_i64(options, "", "topk", INT64_MIN, INT64_MAX, &f->arrays.ids.num_ids));
+    return rk_call_check_num_ids(f->call, f->arrays.ids.num_ids, false);
+}
+
+static struct rk_status *allocate_ids(struct forward *f)
+{
+    struct rk_head_ids *ids = &f->arrays.ids;
+    int64_t count = f->rows.num_tokens * ids->num_ids;
+
+    if (ids->num_ids == 0)
+        return NULL;
+    ids->top_ids = rk_call_alloc(f->call, count, sizeof(*ids->top_ids));
+    ids->top_log_probs = rk_call_alloc(f->call, count, sizeof(*ids->top_log_probs));
+    return ids->top_ids && ids->top_log_probs ? NULL : rk_call_no_memory(f->call);
 }
 
 static struct rk_status *allocate(struct forward *f)
@@ -53,6 +70,23 @@ static struct rk_status *allocate(struct forward *f)
         if (!*array)
             return rk_call_no_memory(f->call);
     }
+    return allocate_ids(f);
+}
+
+static struct rk_status *add_id_columns(struct forward *f)
+{
+    const int64_t shape[] = {f->rows.num_rows, f->rows.num_responses, f->arrays.ids.num_ids};
+    struct rk_batch *output = f->call->job->output;
+    void *ids, *log_probs;
+
+    if (!f->kind->top_ids)
+        return NULL;
+    RK_TRY(rk_batch_add_dense(output, f->kind->top_ids, RK_DTYPE_I32, 3, shape, &ids));
+    RK_TRY(rk_batch_add_dense(output, f->kind->top_log_probs, RK_DTYPE_F32, 3, shape, &log_probs));
+    f->top_ids = ids;
+    f->top_log_probs = log_probs;
+    for (int64_t i = 0; i < shape[0] * shape[1] * shape[2]; i++)
+        f->top_ids[i] = -1;
     return NULL;
 }
 
@@ -71,7 +105,7 @@ static struct rk_status *add_columns(struct forward *f)
         RK_TRY(rk_batch_add_dense(job->output, f->kind->outputs[i].column, RK_DTYPE_F32, rank, shape, &data));
         f->columns[i] = data;
     }
-    return NULL;
+    return add_id_columns(f);
 }
 
 static struct rk_status *prepare(struct forward *f)
@@ -96,7 +130,11 @@ static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_
             rk_model_forward(call->role->model, &f->rows.packed, f->temperature, &call->hooks, &f->arrays));
         for (int i = 0; has_output(f->kind, i); i++) {
             if (f->columns[i])
-                rk_rows_scatter(&f->rows, f->arrays.of[f->kind->outputs[i].output], f->columns[i]);
+                rk_rows_scatter(&f->rows, 1, f->arrays.of[f->kind->outputs[i].output], f->columns[i]);
+        }
+        if (f->top_ids) {
+            rk_rows_scatter_ids(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_ids, f->top_ids);
+            rk_rows_scatter(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_log_probs, f->top_log_probs);
         }
         rk_call_progress(call, call->job->method->name, (uint64_t)m + 1, (uint64_t)mini->num_micro);
     }

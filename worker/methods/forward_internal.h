@@ -15,14 +15,17 @@ struct rk_forward_output {
 
 struct rk_forward_kind {
     struct rk_forward_output outputs[RK_FORWARD_OUTPUTS_MAX]; /* a column of NULL ends them */
-    bool has_temperature;                                     /* among the options */
+    /* Columns [B, R, K] of the most likely ids, I32, and of their log-probs, F32; K is the option topk. NULL:
+     * none, then both are. */
+    const char *top_ids, *top_log_probs;
+    bool has_temperature; /* among the options */
     /* The outputs are [B], at the last token of each row, instead of [B, R], at the positions before the
      * response tokens. */
     bool is_at_last_token;
 };
 
-/* Runs the plan and returns the columns: a value for every real response token, 0 on padding; or one for
- * every row, 0 for a row without tokens. */
+/* Runs the plan and returns the columns: a value for every real response token, 0 on padding (ids: -1); or
+ * one for every row, 0 for a row without tokens. */
 struct rk_status *rk_forward_run(struct rk_call *call, const struct rk_forward_kind *kind) RK_NODISCARD;
 /* The option `temperature`, checked. */
 struct rk_status *rk_temperature_read(double *out, const struct rk_json *options) RK_NODISCARD;

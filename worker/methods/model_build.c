@@ -104,6 +104,7 @@ static struct rk_status *read_model(struct rk_model_build *build, const struct r
         return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
     RK_TRY(read_recompute(desc, options));
     RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
+    RK_TRY(rk_json_opt_i64(options, "", "model.vocab_size", 1, INT32_MAX, &desc->vocab_size));
     desc->seed = (uint64_t)build->init.seed;
     return NULL;
 }
@@ -170,6 +171,8 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
     RK_TRY(rk_model_build_read_plan(build));
     RK_TRY(rk_json_opt_i64(options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
                            &build->desc.limits.log_prob_tokens));
+    RK_TRY(rk_json_opt_i64(build->call->job->options, "", "topk", 1, RK_DISTILL_TOPK_MAX,
+                           &build->desc.limits.num_ids));
     if (build->share_with) {
         RK_TRY(read_owner(build));
     } else {

@@ -22,6 +22,10 @@ struct update {
     /* Packed, room for all tokens of the call. */
     double *weight, *token_weight, *seq_weight, *packed[RK_LOSS_COLUMN_COUNT];
     uint8_t *mask;
+    /* Where the objective reads ids: columns, and packed, num_ids of each a token. */
+    struct rk_id_columns id_columns;
+    int32_t *ids;
+    double *teacher_log_probs;
     float *log_probs;                 /* [B, R] of the result; NULL: it has none */
     const struct rk_mini_batch *mini; /* current */
     int64_t num_first;                /* mini-batches of the first pass over the rows */
@@ -42,9 +46,23 @@ static struct rk_status *find_columns(struct update *u)
         if (!is_required && !(objective->optional_columns & RK_LOSS_BIT(i)))
             continue;
         RK_TRY(rk_rows_find(&u->rows, u->call, name, is_required, &u->columns[i]));
-        RK_TRY(rk_rows_check_finite(&u->rows, name, u->columns[i]));
+        RK_TRY(rk_rows_check_finite(&u->rows, name, 1, u->columns[i]));
     }
-    return NULL;
+    if (objective->num_ids == 0)
+        return NULL;
+    RK_TRY(rk_call_check_num_ids(u->call, objective->num_ids, true));
+    return rk_rows_find_ids(&u->rows, u->call, objective->num_ids, &u->id_columns);
+}
+
+static struct rk_status *allocate_ids(struct update *u)
+{
+    int64_t count = u->rows.num_tokens * u->objective.num_ids;
+
+    if (u->objective.num_ids == 0)
+        return NULL;
+    u->ids = rk_call_alloc(u->call, count, sizeof(*u->ids));
+    u->teacher_log_probs = rk_call_alloc(u->call, count, sizeof(*u->teacher_log_probs));
+    return u->ids && u->teacher_log_probs ? NULL : rk_call_no_memory(u->call);
 }
 
 static struct rk_status *allocate(struct update *u)
@@ -69,7 +87,7 @@ static struct rk_status *allocate(struct update *u)
         u->packed[i] = memory;
         memory += n;
     }
-    return NULL;
+    return allocate_ids(u);
 }
 
 static bool has_whole_pairs(const struct rk_micro_batch *micro)
@@ -197,7 +215,11 @@ static void gather_columns(struct update *u)
                     &denominators);
     for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++) {
         if (u->columns[i])
-            rk_rows_gather(&u->rows, u->columns[i], u->packed[i]);
+            rk_rows_gather(&u->rows, 1, u->columns[i], u->packed[i]);
+    }
+    if (u->ids) {
+        rk_rows_gather_ids(&u->rows, u->objective.num_ids, u->id_columns.ids, u->ids);
+        rk_rows_gather(&u->rows, u->objective.num_ids, u->id_columns.log_probs, u->teacher_log_probs);
     }
 }
 
@@ -218,6 +240,11 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
         .num_sequences = (double)u->mini->num_sequences,
         .agg_mode = u->objective.agg_mode,
         .is_first_pass = u->is_first_pass,
+        .ids = {.num_ids = u->objective.num_ids,
+                .ids = u->ids,
+                .teacher_log_probs = u->teacher_log_probs,
+                .log_probs = outputs->ids.log_probs,
+                .top_ids = outputs->ids.top_ids},
     };
 
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
@@ -226,7 +253,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
         in.columns[i] = u->packed[i];
     rk_objective_run(&u->objective, &in, grads);
     if (u->log_probs)
-        rk_rows_scatter(&u->rows, outputs->of[RK_HEAD_LOG_PROBS], u->log_probs);
+        rk_rows_scatter(&u->rows, 1, outputs->of[RK_HEAD_LOG_PROBS], u->log_probs);
     return NULL;
 }
 
@@ -237,6 +264,8 @@ static struct rk_status *run_micro_batch(struct update *u, int32_t m)
         .temperature = u->temperature,
         .outputs = u->objective.outputs,
         .measured = u->objective.outputs & ~u->objective.differentiated,
+        .num_ids = u->objective.num_ids,
+        .ids = u->ids,
         .is_last = m == u->mini->num_micro - 1 && !u->kind->only_accumulates,
         .loss_fn = loss_fn,
         .user = u,

@@ -150,6 +150,8 @@ static const struct {
     {"rollout", "infer_batch", RK_INVALID_ARGUMENT, "",
      "expected one of actor, ref, critic, reward, teacher"},
     {"actr", "infer_batch", RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role 'actr'"},
+    {"teacher", "compute_teacher_log_prob", RK_OK, "", NULL},
+    {"ref", "compute_teacher_log_prob", RK_INVALID_ARGUMENT, "", "expected one of teacher"},
     {"actor", "update_actr", RK_NOT_FOUND, "UNKNOWN_METHOD",
      "unknown method 'update_actr', expected one of init_model"},
     {"actor", "", RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method ''"},

@@ -162,8 +162,8 @@ static void test_scatter_then_gather_round_trip(void **state)
         rk_rows_pack(&f.rows, &micro);
         for (int64_t t = 0; t < f.rows.packed.num_tokens; t++)
             packed[t] = f.rows.packed.labels[t];
-        rk_rows_scatter(&f.rows, packed, column[0]);
-        rk_rows_gather(&f.rows, column[0], gathered);
+        rk_rows_scatter(&f.rows, 1, packed, column[0]);
+        rk_rows_gather(&f.rows, 1, column[0], gathered);
         for (int64_t t = 0; t < f.rows.packed.num_tokens; t++)
             assert_true(gathered[t] == (packed[t] < 0.0 ? 0.0 : packed[t]));
     }

@@ -1,5 +1,5 @@
-/* The methods of critics, reward models and supervised fine-tuning, the losses of update_actor and the sums
- * of forward_backward: layouts agree, updates learn. */
+/* The methods of critics, reward models, teachers and supervised fine-tuning, the losses of update_actor and
+ * the sums of forward_backward: layouts agree, updates learn. */
 #include "tests/unit/worker/cluster.h"
 
 #include <math.h>
@@ -10,6 +10,8 @@
 #define ROWS     4
 #define TOKENS   9
 #define RESPONSE 2
+#define TOPK     3
+#define LIMIT    53 /* of 61 ids; the samples have none beyond */
 
 /* Of the whole batch, rows in order. */
 struct outcome {
@@ -20,7 +22,7 @@ struct outcome {
 
 static struct test_mesh mesh_of(int32_t i, const struct rk_mesh_spec *spec)
 {
-    static const char *const roles[] = {"actor", "critic", "reward"};
+    static const char *const roles[] = {"actor", "critic", "reward", "teacher"};
 
     return (struct test_mesh){roles[i], *spec};
 }
@@ -33,6 +35,21 @@ static void add_reals(struct rk_batch *batch, const char *name, float first, flo
     assert_ok(rk_batch_add_dense(batch, name, RK_DTYPE_F32, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * RESPONSE; i++)
         ((float *)data)[i] = first + step * (float)i;
+}
+
+/* A teacher's most likely ids, and their log-probs: exp(-0.4), exp(-1.5), ... of each. */
+static void add_ids(struct rk_batch *batch)
+{
+    const int64_t shape[] = {ROWS, RESPONSE, TOPK};
+    void *ids, *log_probs;
+
+    assert_ok(rk_batch_add_dense(batch, "teacher_topk_ids", RK_DTYPE_I32, 3, shape, &ids));
+    assert_ok(rk_batch_add_dense(batch, "teacher_topk_log_probs", RK_DTYPE_F32, 3, shape, &log_probs));
+    for (int i = 0; i < ROWS * RESPONSE * TOPK; i++) {
+        ((int32_t *)ids)[i] = 5 * i % 61;
+        ((float *)log_probs)[i] = -0.4F - 1.1F * (float)(i % TOPK);
+    }
+    ((int32_t *)ids)[TOPK] = -1;
 }
 
 /* Everything that the methods below take. The loss of fine-tuning counts the tokens from the third on. */
@@ -50,6 +67,7 @@ static struct rk_batch *make_batch(void)
     add_reals(batch, "returns", -1.0F, 0.25F);
     add_reals(batch, "weights", 1.0F, -0.4F);
     add_reals(batch, "sequence_ratio_mask", 0.0F, 1.0F);
+    add_ids(batch);
     assert_ok(rk_batch_add_dense(batch, "loss_mask", RK_DTYPE_I64, 2, shape, &data));
     for (int64_t i = 0; i < ROWS * TOKENS; i++)
         ((int64_t *)data)[i] = i % TOKENS >= 2;
@@ -98,6 +116,16 @@ static void collect(const struct test_cluster *cluster, int32_t dp, struct rk_jo
     for (int32_t d = 0; d < dp; d++)
         memcpy(out + d * count, rk_column_values(rk_batch_find(jobs[d * tp]->output, name)),
                (size_t)count * sizeof(float));
+}
+
+static void collect_ids(const struct test_cluster *cluster, int32_t dp, struct rk_job **jobs, int32_t *out)
+{
+    int64_t count = ROWS / dp * RESPONSE * TOPK;
+    int32_t tp = cluster->num_ranks / dp;
+
+    for (int32_t d = 0; d < dp; d++)
+        memcpy(out + d * count, rk_column_values(rk_batch_find(jobs[d * tp]->output, "teacher_topk_ids")),
+               (size_t)count * sizeof(int32_t));
 }
 
 static double sum_metric(const struct test_cluster *cluster, struct rk_job **jobs, const char *name)
@@ -227,6 +255,11 @@ static void test_heads_layouts_agree(void **state)
 
 /* --- update_actor with every loss --- */
 
+#define DISTILL "distillation.distillation_loss."
+#define DISTILL_TOPK(mode, use_task_rewards)                                              \
+    "{\"distillation.enabled\": true, \"" DISTILL "loss_mode\": \"" mode "\", \"" DISTILL \
+    "use_task_rewards\": " use_task_rewards ", \"" DISTILL "topk\": 3}"
+
 static const struct {
     const char *name, *options, *metric;
 } policies[] = {
@@ -246,6 +279,11 @@ static const struct {
     {"distillation alone",
      "{\"distillation.enabled\": true, \"distillation.distillation_loss.use_task_rewards\": false}",
      "distillation/loss"},
+    {"forward KL over the top-k", DISTILL_TOPK("forward_kl_topk", "true"), "distillation/loss"},
+    {"forward KL over the top-k, alone", DISTILL_TOPK("forward_kl_topk", "false"), "distillation/loss"},
+    {"reverse KL over the top-k, alone", DISTILL_TOPK("reverse_kl_topk", "false"), "distillation/loss"},
+    {"JSD over the top-k, alone", DISTILL_TOPK("jsd_topk", "false"), "distillation/overlap_token_advantage"},
+    {"JSD over the top-k", DISTILL_TOPK("jsd_topk", "true"), "distillation/student_mass"},
 };
 
 struct policy_outcome {
@@ -255,9 +293,17 @@ struct policy_outcome {
 /* The learning rate is too small to change the model: every loss meets the same one. */
 static void run_policies(int32_t tp, int32_t dp, struct policy_outcome *out)
 {
-    static const char *const columns[] = {"input_ids",  "attention_mask",    "position_ids",
-                                          "responses",  "response_mask",     "old_log_probs",
-                                          "advantages", "teacher_log_probs", NULL};
+    static const char *const columns[] = {"input_ids",
+                                          "attention_mask",
+                                          "position_ids",
+                                          "responses",
+                                          "response_mask",
+                                          "old_log_probs",
+                                          "advantages",
+                                          "teacher_log_probs",
+                                          "teacher_topk_ids",
+                                          "teacher_topk_log_probs",
+                                          NULL};
     const struct rk_mesh_spec spec = {.tp = tp, .dp = dp};
     const struct test_mesh mesh = mesh_of(0, &spec);
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -299,6 +345,164 @@ static void test_policy_losses_layouts_agree(void **state)
                          RK_TOL_F32_SUM);
         }
     }
+}
+
+/* --- a teacher --- */
+
+#define TOPK_OPTIONS "{\"topk\": 3, \"temperature\": 0.7}"
+
+struct top {
+    int32_t ids[ROWS * RESPONSE * TOPK];
+    float log_probs[ROWS * RESPONSE * TOPK];
+    float sampled[ROWS * RESPONSE]; /* of the response tokens */
+};
+
+static void run_teacher(int32_t tp, int32_t dp, const char *more, struct top *out)
+{
+    const struct planned top = {"teacher", "compute_teacher_log_prob", TOPK_OPTIONS, NULL, token_columns, 0};
+    const struct planned sampled = {"teacher", "compute_ref_log_prob", "{\"temperature\": 0.7}",
+                                    NULL,      token_columns,          0};
+    const struct rk_mesh_spec spec = {.tp = tp, .dp = dp};
+    const struct test_mesh mesh = mesh_of(3, &spec);
+    struct rk_job *jobs[TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+
+    test_cluster_open(&cluster, tp * dp, NULL);
+    test_cluster_configure(&cluster, 1, &mesh, 1);
+    test_cluster_init_model(&cluster, "teacher", more);
+    run(&cluster, &top, dp, jobs);
+    collect_ids(&cluster, dp, jobs, out->ids);
+    collect(&cluster, dp, jobs, "teacher_topk_log_probs", out->log_probs, RESPONSE * TOPK);
+    destroy_all(&cluster, jobs);
+    run(&cluster, &sampled, dp, jobs);
+    collect(&cluster, dp, jobs, "ref_log_prob", out->sampled, RESPONSE);
+    destroy_all(&cluster, jobs);
+    test_cluster_close(&cluster);
+}
+
+/* Goal: a teacher's most likely ids are in order, no token is more likely than the first, and no layout
+ * changes them. */
+static void test_teacher_layouts_agree(void **state)
+{
+    static const int32_t layouts[][2] = {{2, 1}, {1, 2}, {2, 2}};
+    struct top expected, actual;
+
+    (void)state;
+    run_teacher(1, 1, "\"megatron.forward_only\": true", &expected);
+    for (int i = 0; i < ROWS * RESPONSE * TOPK; i++) {
+        assert_in_range(expected.ids[i], 0, 60);
+        assert_true(expected.log_probs[i] < 0.0F);
+        assert_true(i % TOPK == 0 || expected.log_probs[i] <= expected.log_probs[i - 1]);
+        assert_true(expected.sampled[i / TOPK] <= expected.log_probs[i / TOPK * TOPK]);
+    }
+    for (size_t k = 0; k < RK_ARRAY_LEN(layouts); k++) {
+        run_teacher(layouts[k][0], layouts[k][1], "\"megatron.forward_only\": true", &actual);
+        assert_memory_equal(actual.ids, expected.ids, sizeof(expected.ids));
+        assert_close("log-probs", actual.log_probs, expected.log_probs, ROWS * RESPONSE * TOPK);
+    }
+}
+
+/* Goal: ids beyond model.vocab_size have no probability: none of them is found, and the others have more.
+ * Method: the limit cuts the part of the second rank with tp=2. */
+static void test_teacher_knows_no_ids_beyond_the_limit(void **state)
+{
+    struct top whole, limited[2];
+    int num_beyond = 0;
+
+    (void)state;
+    run_teacher(1, 1, "\"megatron.forward_only\": true", &whole);
+    for (int i = 0; i < 2; i++) {
+        run_teacher(1 + i, 1, "\"megatron.forward_only\": true, \"model.vocab_size\": 53", &limited[i]);
+        for (int k = 0; k < ROWS * RESPONSE * TOPK; k++)
+            assert_in_range(limited[i].ids[k], 0, LIMIT - 1);
+        for (int k = 0; k < ROWS * RESPONSE; k++)
+            assert_true(limited[i].sampled[k] > whole.sampled[k]);
+    }
+    for (int k = 0; k < ROWS * RESPONSE * TOPK; k++)
+        num_beyond += whole.ids[k] >= LIMIT;
+    assert_true(num_beyond > 0); /* else this shows nothing */
+    assert_memory_equal(limited[0].ids, limited[1].ids, sizeof(limited[0].ids));
+    assert_close("log-probs", limited[1].log_probs, limited[0].log_probs, ROWS * RESPONSE * TOPK);
+}
+
+static void expect_refused(struct test_cluster *cluster, const char *role, const char *method,
+                           const char *options, struct rk_batch *input, const char *text)
+{
+    struct rk_job *job = test_method_job(role, method, options, input);
+
+    test_plan(job, &input, 1, strcmp(role, "actor") == 0 ? "response_mask" : NULL,
+              strcmp(role, "actor") == 0 ? ROWS : 0, 1);
+    test_cluster_run(cluster, 0, job);
+    assert_fails(rk_status_clone(job->status), RK_INVALID_ARGUMENT, text);
+    rk_job_destroy(job);
+}
+
+/* The actor's input with one number changed, or without a column. */
+static struct rk_batch *make_actor_batch(int32_t first_id, float first_log_prob, const char *without)
+{
+    static const char *const columns[] = {"input_ids",  "attention_mask",   "position_ids",
+                                          "responses",  "response_mask",    "old_log_probs",
+                                          "advantages", "teacher_topk_ids", "teacher_topk_log_probs"};
+    const char *selected[RK_ARRAY_LEN(columns) + 1] = {NULL};
+    struct rk_batch *batch = make_batch(), *out;
+    size_t count = 0;
+
+    ((int32_t *)rk_column_data((struct rk_column *)rk_batch_find(batch, "teacher_topk_ids")))[0] = first_id;
+    ((float *)rk_column_data((struct rk_column *)rk_batch_find(batch, "teacher_topk_log_probs")))[0] =
+        first_log_prob;
+    for (size_t i = 0; i < RK_ARRAY_LEN(columns); i++)
+        if (!without || strcmp(columns[i], without) != 0)
+            selected[count++] = columns[i];
+    assert_ok(rk_batch_select(&out, batch, selected, NULL));
+    rk_batch_destroy(batch);
+    return out;
+}
+
+/* Goal: more ids than the vocabulary or the memory plan has, ids that do not exist, and columns that are
+ * missing, too narrow or not finite are named. */
+static void test_topk_bad_input_is_refused(void **state)
+{
+    static const struct test_mesh meshes[] = {{"actor", {0}}, {"teacher", {0}}};
+    static const char options[] = DISTILL_TOPK("forward_kl_topk", "true");
+    static const struct {
+        const char *options, *text;
+    } bad[] = {
+        {"{\"topk\": 0}", "topk=0: expected 1 to 61"},
+        {"{\"topk\": 62}", "topk=62: expected 1 to 61, the model's vocabulary has 61 ids"},
+        {"{\"topk\": 9}", "topk=9: more than topk=3 of init_model"},
+    };
+    static const char wide[] =
+        "{\"distillation.enabled\": true, \"" DISTILL "loss_mode\": \"jsd_topk\", \"" DISTILL "topk\": 4}";
+    struct test_cluster cluster;
+
+    (void)state;
+    test_cluster_open(&cluster, 1, NULL);
+    test_cluster_configure(&cluster, 1, meshes, 2);
+    test_cluster_init_model(&cluster, "teacher", "\"log_prob_max_token_len_per_gpu\": 64, \"topk\": 3");
+    test_cluster_init_model(&cluster, "actor", "");
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        struct rk_batch *batch = make_batch(), *input;
+
+        assert_ok(rk_batch_select(&input, batch, token_columns, NULL));
+        expect_refused(&cluster, "teacher", "compute_teacher_log_prob", bad[i].options, input, bad[i].text);
+        rk_batch_destroy(batch);
+    }
+    expect_refused(&cluster, "actor", "update_actor", options, make_actor_batch(61, -1, NULL),
+                   "teacher_topk_ids[0, 0, 0]=61: expected -1 to 60");
+    expect_refused(&cluster, "actor", "update_actor", options, make_actor_batch(-2, -1, NULL),
+                   "teacher_topk_ids[0, 0, 0]=-2: expected -1 to 60");
+    expect_refused(&cluster, "actor", "update_actor", options, make_actor_batch(1, INFINITY, NULL),
+                   "teacher_topk_log_probs[0, 0]=inf");
+    expect_refused(&cluster, "actor", "update_actor", options, make_actor_batch(1, -1, "teacher_topk_ids"),
+                   "teacher_topk_ids");
+    expect_refused(&cluster, "actor", "update_actor", options,
+                   make_actor_batch(1, -1, "teacher_topk_log_probs"), "teacher_topk_log_probs");
+    expect_refused(&cluster, "actor", "update_actor", wide, make_actor_batch(1, -1, NULL),
+                   "'teacher_topk_ids' has [2, 3] numbers a row, expected [2, 4]");
+    test_cluster_init_model(&cluster, "actor", "\"ppo_max_token_len_per_gpu\": 64");
+    expect_refused(&cluster, "actor", "update_actor", options, make_actor_batch(1, -1, NULL),
+                   "topk=3: more than topk=0 of init_model");
+    test_cluster_close(&cluster);
 }
 
 /* Goal: a plan that separates the rows of a pair is refused. */
@@ -634,6 +838,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policy_losses_layouts_agree),
+        cmocka_unit_test(test_teacher_layouts_agree),
+        cmocka_unit_test(test_teacher_knows_no_ids_beyond_the_limit),
+        cmocka_unit_test(test_topk_bad_input_is_refused),
         cmocka_unit_test(test_update_dpo_separated_pair_is_refused),
         cmocka_unit_test(test_heads_layouts_agree),
         cmocka_unit_test(test_sums_layouts_agree),
