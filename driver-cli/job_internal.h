@@ -175,6 +175,8 @@ void rk_job_reward_model_check(const struct rk_config *job, int32_t world_size, 
 
 /* --- distillation (job_distill.c) --- */
 bool rk_job_wants_teacher(const struct rk_config *job);
+/* loss_mode is a divergence over the teacher's top-k. */
+bool rk_job_distills_topk(const struct rk_config *job);
 /* The rule "distillation". */
 void rk_job_distill_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 

@@ -41,6 +41,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_token_rewards,
     &rk_step_rollout_correction,
     &rk_step_adv,
+    &rk_step_opd,
     &rk_step_update_critic,
     &rk_step_update_actor,
     &rk_step_save_checkpoint,

@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_knobs.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "driver-cli/files_internal.h"
@@ -93,6 +94,13 @@ static void set_max_tokens(struct rk_json *options, const char *option, const st
     rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(job, &micro)));
 }
 
+/* How many ids a position passes have, where they have any. */
+static void set_topk(struct rk_json *options, const struct rk_config *job)
+{
+    if (rk_job_distills_topk(job))
+        rk_job_copy_value(options, "topk", job, RK_KNOB_DISTILL "topk");
+}
+
 static struct rk_json *actor_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = model_options(ctx);
@@ -103,6 +111,7 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
+    set_topk(options, ctx->job);
     return options;
 }
 
@@ -137,6 +146,9 @@ static struct rk_json *teacher_options(const struct rk_flow_context *ctx)
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_TEACHER));
+    set_topk(options, ctx->job);
+    if (ctx->inputs->teacher_vocab_size > 0)
+        rk_json_set(options, "model.vocab_size", rk_json_new_int(ctx->inputs->teacher_vocab_size));
     return options;
 }
 

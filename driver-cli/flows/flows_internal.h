@@ -27,6 +27,9 @@ struct rk_flow_inputs {
     char *model_path;   /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
     char *critic_path;  /* of critic.model.path; NULL: the model is the actor's */
     char *teacher_path; /* of distillation.teacher.model.path; NULL: no teacher */
+    /* Ids that the teacher's probabilities are over, where its vocabulary has more than the student's; 0:
+     * all. */
+    int64_t teacher_vocab_size;
     char *tokenizer_dir;
     struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
     struct rk_json *eos_ids;   /* array */
@@ -95,8 +98,8 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
 struct rk_status *rk_flow_inputs_load_critic(struct rk_flow_inputs *inputs, const struct rk_config *job,
                                              const char *job_dir) RK_NODISCARD;
 
-/* The teacher, where the job has one: its directory, and that its vocabulary is the student's
- * (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
+/* The teacher, where the job has one: its directory, and that its vocabulary is the student's, but for
+ * more padding (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
 struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
                                               const char *job_dir) RK_NODISCARD;
 
@@ -218,7 +221,7 @@ extern const struct rk_flow rk_flow_rl, rk_flow_sft, rk_flow_dpo;
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_teacher,
-    rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
+    rk_step_opd, rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
     rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
 extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,

@@ -24,6 +24,7 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
                              NULL,
                              NULL,
                              NULL,
+                             NULL,
                              NULL};
     int64_t num_columns = 7;
     struct rk_driver_result result = {0};
@@ -45,8 +46,12 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     RK_TRY(rk_flow_update_plan(&plan, ctx, RK_ROLE_ACTOR, ctx->seqlens, loss_tokens));
     if (use_kl_loss)
         columns[num_columns++] = "ref_log_prob";
-    if (rk_batch_find(ctx->batch, "teacher_log_probs"))
+    if (rk_job_distills_topk(ctx->job)) {
+        columns[num_columns++] = "teacher_topk_ids";
+        columns[num_columns++] = "teacher_topk_log_probs";
+    } else if (rk_config_bool(ctx->job, "distillation.enabled")) {
         columns[num_columns++] = "teacher_log_probs";
+    }
     if (rk_batch_find(ctx->batch, "rollout_is_weights"))
         columns[num_columns] = "rollout_is_weights";
     RK_TRY(rk_flow_select(&batch, ctx, columns));

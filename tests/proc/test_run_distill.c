@@ -88,6 +88,91 @@ static void test_distill_every_layout_gives_the_result_of_one_rank(void **state)
     rk_free(teacher);
 }
 
+/* Goal: the same for every divergence over the teacher's top-k, and for the policy gradient of one; the
+ * log-probs of all ids of the vocabulary leave nothing out. */
+static void test_distill_topk_every_layout_gives_the_result_of_one_rank(void **state)
+{
+    static const struct {
+        const char *mode, *topk, *more;
+    } cases[] = {
+        {LOSS "loss_mode=forward_kl_topk", LOSS "topk=5", LOSS "log_prob_min_clamp=-10"},
+        {LOSS "loss_mode=reverse_kl_topk", LOSS "topk=14", LOSS "use_policy_gradient=false"},
+        {LOSS "loss_mode=jsd_topk", LOSS "topk=5", LOSS "beta=0.3"},
+        {LOSS "loss_mode=forward_kl_topk", LOSS "topk=5", LOSS "use_policy_gradient=true"},
+    };
+    static const char *const names[] = {"distillation/loss",
+                                        "distillation/loss_max",
+                                        "distillation/student_mass",
+                                        "distillation/teacher_mass",
+                                        "distillation/overlap_ratio",
+                                        "distillation/overlap_token_advantage",
+                                        "actor/grad_norm"};
+    char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const char *more[] = {ACTOR TP "1",   "distillation.enabled=true",
+                              path,           LOSS "use_task_rewards=false",
+                              TEACHER TP "1", ACTOR "entropy_coeff=0",
+                              cases[i].mode,  cases[i].topk,
+                              cases[i].more,  NULL};
+        struct rk_json *expected, *actual;
+        char *dirs[2];
+
+        dirs[0] = run_new("1", more);
+        more[0] = ACTOR TP "2";
+        dirs[1] = run_new("2", more);
+        expected = read_metrics(dirs[0], 1);
+        actual = read_metrics(dirs[1], 1);
+        assert_true(metric(expected, "distillation/loss") > 0.01);
+        assert_true(metric(expected, "actor/grad_norm") > 0.0);
+        for (size_t j = 0; j < RK_ARRAY_LEN(names); j++)
+            assert_below(names[j], fabs(metric(actual, names[j]) - metric(expected, names[j])),
+                         RK_TOL_F32_SUM * fmax(1.0, fabs(metric(expected, names[j]))));
+        if (strstr(cases[i].topk, "14"))
+            assert_below("mass", fabs(metric(expected, "distillation/student_mass") - 1.0), RK_TOL_F32_SUM);
+        rk_json_free(expected);
+        rk_json_free(actual);
+        rk_free(dirs[0]);
+        rk_free(dirs[1]);
+    }
+    rk_free(path);
+    rk_free(teacher);
+}
+
+/* Goal: use_opd takes the teacher into the advantages: the run has the reverse KL, the policy loss, and
+ * another gradient than without, none of distillation's metrics. */
+static void test_opd_changes_the_advantages(void **state)
+{
+    char *teacher = make_teacher(), *path = rk_format(TEACHER "model.path=%s", teacher);
+    const char *more[] = {ACTOR TP "1",   "algorithm.use_opd=true",    path,
+                          TEACHER TP "1", "algorithm.opd_kl_coef=0.5", NULL};
+    char *dirs[2] = {run_new("1", more)};
+    struct rk_json *metrics[2];
+
+    (void)state;
+    more[1] = "algorithm.use_opd=false";
+    dirs[1] = run_new("1", more);
+    for (int i = 0; i < 2; i++)
+        metrics[i] = read_metrics(dirs[i], 1);
+    assert_true(metric(metrics[0], "actor/opd_reverse_kl") > 0.1);
+    assert_null(rk_json_find(metrics[1], "actor/opd_reverse_kl"));
+    assert_null(rk_json_find(metrics[0], "distillation/loss"));
+    assert_non_null(rk_json_find(metrics[0], "actor/pg_loss"));
+    /* Group advantages have the mean 0; what was subtracted is the mean of the reverse KL. */
+    assert_below("advantages",
+                 fabs(metric(metrics[1], "critic/advantages/mean") -
+                      metric(metrics[0], "critic/advantages/mean") -
+                      0.5 * metric(metrics[0], "actor/opd_reverse_kl")),
+                 RK_TOL_F32_SUM);
+    for (int i = 0; i < 2; i++) {
+        rk_json_free(metrics[i]);
+        rk_free(dirs[i]);
+    }
+    rk_free(path);
+    rk_free(teacher);
+}
+
 /* Goal: a teacher with the student's own weights teaches nothing: every estimate is 0, and so is the
  * gradient. Beside the policy loss distillation leaves its metrics there. */
 static void test_distill_from_itself_changes_nothing(void **state)
@@ -141,6 +226,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_distill_every_layout_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_distill_topk_every_layout_gives_the_result_of_one_rank),
+        cmocka_unit_test(test_opd_changes_the_advantages),
         cmocka_unit_test(test_distill_from_itself_changes_nothing),
         cmocka_unit_test(test_distill_without_a_teacher_is_refused),
     };

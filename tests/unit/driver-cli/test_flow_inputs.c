@@ -3,6 +3,7 @@
 
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_safetensors.h"
@@ -58,69 +59,129 @@ static void test_flow_inputs_token_ids(void **state)
     rk_free(config);
 }
 
-/* Goal: a teacher whose vocabulary is not the student's is refused with the file and what differs; one that
- * this machine does not have is left to the daemons. */
+/* A student of the digits example with a teacher in a directory of its own. */
+struct teacher_fixture {
+    char *dir, *data, *config, *tokenizer, *text; /* text: of the student's tokenizer.json */
+    char *overrides[8];
+};
+
+static void teacher_fixture_init(struct teacher_fixture *f, const char *dir)
+{
+    static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
+    char *path = rk_test_fixture_path("../examples/digits/tokenizer.json");
+
+    f->dir = rk_test_temp_path(dir);
+    f->data = rk_test_temp_path("data.jsonl");
+    f->config = rk_path_join(f->dir, "config.json");
+    f->tokenizer = rk_path_join(f->dir, "tokenizer.json");
+    f->text = rk_test_read_file(path, NULL);
+    f->overrides[0] = rk_format("data.train_files=%s", f->data);
+    f->overrides[1] =
+        rk_strdup(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config.json");
+    f->overrides[2] = rk_format(RK_JOB_MODEL "tokenizer_path=%s", path);
+    f->overrides[3] = rk_strdup("+reward.name=digits");
+    f->overrides[4] = rk_strdup("distillation.enabled=true");
+    f->overrides[5] = rk_format(RK_JOB_TEACHER "model.path=%s", f->dir);
+    f->overrides[6] = rk_strdup("distillation.distillation_loss.loss_mode=jsd_topk");
+    f->overrides[7] = rk_strdup("distillation.distillation_loss.topk=13");
+    rk_test_write_file(f->data, row, strlen(row));
+    rk_free(path);
+}
+
+static void teacher_fixture_fini(struct teacher_fixture *f)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(f->overrides); i++)
+        rk_free(f->overrides[i]);
+    rk_free(f->text);
+    rk_free(f->tokenizer);
+    rk_free(f->config);
+    rk_free(f->data);
+    rk_free(f->dir);
+}
+
+/* Goal: a teacher whose vocabulary is not the student's is refused with the file and what differs; rows of
+ * padding are not the vocabulary, and more ids than the smaller one has are not there. One that this machine
+ * does not have is left to the daemons. Digits has 14 tokens. */
 static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **state)
 {
     static const struct {
         const char *size;
         const char *from, *to; /* in tokenizer.json */
         const char *message;   /* NULL: fine */
+        int64_t limit;
     } cases[] = {
-        {"14", NULL, NULL, NULL},
-        {"15", NULL, NULL, "config.json: vocab_size: expected 14, that of the student, got 15"},
-        {"14", "\"7\": ", "\"x\": ", "tokenizer.json: token 9: expected \"7\""},
-        {"14", "\"7\": 9", "\"7\": 14", "tokenizer.json: expected 14 tokens"},
-        {"14", "{", "", "tokenizer.json"},
+        {"14", NULL, NULL, NULL, 0},
+        {"15", NULL, NULL, NULL, 14},
+        {"13", NULL, NULL, "config.json: vocab_size: expected 14, that of the policy, got 13", 0},
+        {"15", "", "NONE", "config.json: vocab_size: expected 14, that of the policy, got 15, and", 0},
+        {"12", "", "NONE", "config.json: vocab_size: expected 14, that of the policy, got 12", 0},
+        {"14", "", "NONE", NULL, 0},
+        {"14", "\"7\": ", "\"x\": ", "token 9: expected \"7\"", 0},
+        {"15", "\"7\": ", "\"x\": ", "token 9: expected \"7\"", 0},
+        {"14", "\"7\": 9", "\"7\": 14", "expected 14 tokens", 0},
+        {"14", "{", "", "tokenizer.json", 0},
     };
-    char *dir = rk_test_temp_path("teacher"), *data = rk_test_temp_path("data.jsonl");
-    char *tokenizer = rk_test_fixture_path("../examples/digits/tokenizer.json");
-    char *config = rk_path_join(dir, "config.json"), *teacher = rk_path_join(dir, "tokenizer.json");
-    char *text = rk_test_read_file(tokenizer, NULL);
-    char *const overrides[] = {
-        rk_format("data.train_files=%s", data),
-        rk_strdup(RK_JOB_MODEL "hf_config_path=" RK_TEST_SOURCE_DIR "/examples/digits/config.json"),
-        rk_format(RK_JOB_MODEL "tokenizer_path=%s", tokenizer),
-        rk_strdup("+reward.name=digits"),
-        rk_strdup("distillation.enabled=true"),
-        rk_format(RK_JOB_TEACHER "model.path=%s", dir)};
-    static const char row[] = "{\"prompt\": \"1\", \"reward_model\": {\"ground_truth\": \"1\"}}\n";
     struct rk_flow_inputs inputs;
+    struct teacher_fixture f;
     struct rk_config *job;
 
     (void)state;
-    rk_test_write_file(data, row, strlen(row));
-    assert_ok(rk_job_load(&job, NULL, (const char *const *)overrides, RK_ARRAY_LEN(overrides)));
+    teacher_fixture_init(&f, "teacher");
+    assert_ok(rk_job_load(&job, NULL, (const char *const *)f.overrides, RK_ARRAY_LEN(f.overrides)));
     assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
-    assert_string_equal(inputs.teacher_path, dir);
+    assert_string_equal(inputs.teacher_path, f.dir);
     rk_flow_inputs_fini(&inputs);
-    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(mkdir(f.dir, 0700), 0);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        const char *at = cases[i].from ? strstr(text, cases[i].from) : text;
+        const char *at = cases[i].from ? strstr(f.text, cases[i].from) : f.text;
         size_t skipped = cases[i].from ? strlen(cases[i].from) : 0;
         char *size = rk_format("{\"vocab_size\": %s}", cases[i].size), *changed;
 
+        print_message("%s, %s\n", cases[i].size, cases[i].to ? cases[i].to : "");
         assert_non_null(at);
-        changed = rk_format("%.*s%s%s", (int)(at - text), text, cases[i].to ? cases[i].to : "", at + skipped);
-        rk_test_write_file(config, size, strlen(size));
-        rk_test_write_file(teacher, changed, strlen(changed));
+        changed =
+            rk_format("%.*s%s%s", (int)(at - f.text), f.text, cases[i].to ? cases[i].to : "", at + skipped);
+        rk_test_write_file(f.config, size, strlen(size));
+        rk_test_write_file(f.tokenizer, changed, strlen(changed));
+        if (cases[i].to && strcmp(cases[i].to, "NONE") == 0)
+            assert_int_equal(unlink(f.tokenizer), 0);
         if (cases[i].message)
             assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, cases[i].message);
         else
             assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+        if (!cases[i].message)
+            assert_int_equal(inputs.teacher_vocab_size, cases[i].limit);
         rk_flow_inputs_fini(&inputs);
         rk_free(changed);
         rk_free(size);
     }
     rk_config_destroy(job);
-    for (size_t i = 0; i < RK_ARRAY_LEN(overrides); i++)
-        rk_free(overrides[i]);
-    rk_free(text);
-    rk_free(teacher);
-    rk_free(config);
-    rk_free(tokenizer);
-    rk_free(data);
-    rk_free(dir);
+    teacher_fixture_fini(&f);
+}
+
+/* Goal: a top-k of more ids than there are is refused, whatever is known of the teacher. */
+static void test_flow_inputs_topk_beyond_the_vocabulary_is_refused(void **state)
+{
+    struct rk_flow_inputs inputs;
+    struct teacher_fixture f;
+    struct rk_config *job;
+
+    (void)state;
+    teacher_fixture_init(&f, "teacher_elsewhere");
+    rk_free(f.overrides[7]);
+    f.overrides[7] = rk_strdup("distillation.distillation_loss.topk=15");
+    assert_ok(rk_job_load(&job, NULL, (const char *const *)f.overrides, RK_ARRAY_LEN(f.overrides)));
+    assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT,
+                 "distillation_loss.topk=15: expected at most 14");
+    rk_flow_inputs_fini(&inputs);
+    rk_config_destroy(job);
+    rk_free(f.overrides[7]);
+    f.overrides[7] = rk_strdup("distillation.distillation_loss.topk=14");
+    assert_ok(rk_job_load(&job, NULL, (const char *const *)f.overrides, RK_ARRAY_LEN(f.overrides)));
+    assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
+    rk_flow_inputs_fini(&inputs);
+    rk_config_destroy(job);
+    teacher_fixture_fini(&f);
 }
 
 /* --- the reward model --- */
@@ -375,6 +436,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flow_inputs_token_ids),
         cmocka_unit_test(test_flow_inputs_teacher_has_the_vocabulary_of_the_student),
+        cmocka_unit_test(test_flow_inputs_topk_beyond_the_vocabulary_is_refused),
         cmocka_unit_test(test_flow_inputs_reward_model_has_a_head_and_tokens),
         cmocka_unit_test(test_flow_inputs_critic_has_a_head_and_the_vocabulary),
     };

@@ -718,7 +718,7 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "trainer.test_freq=-2",
         "trainer.critic_warmup=-1",
         "critic.enable=maybe",
-        DISTILL "loss_mode=forward_kl_topk",
+        DISTILL "loss_mode=full_kl_topk",
         DISTILL "loss_max_clamp=0",
         TEACHER "megatron.tensor_model_parallel_size=0",
         "critic.ppo_mini_batch_size=0",

@@ -1,0 +1,125 @@
+/* Distillation in job files: keys that contradict each other or are out of range, and when there is a
+ * teacher. */
+#include <string.h>
+
+#include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
+#include "tests/support/test.h"
+
+#define DISTILL "distillation.distillation_loss."
+#define TEACHER "distillation.teacher.model.path=teacher"
+#define ON      "distillation.enabled=true", TEACHER
+#define MAX     5
+
+static struct rk_config *load(const char *const changes[MAX])
+{
+    const char *overrides[MAX + 1] = {"data.train_files=[\"train.jsonl\"]"};
+    int64_t count = 1;
+    struct rk_config *job;
+
+    for (int i = 0; i < MAX && changes[i]; i++)
+        overrides[count++] = changes[i];
+    assert_ok(rk_job_load(&job, NULL, overrides, count));
+    return job;
+}
+
+/* Goal: what has no effect, or none that was meant, is named; the rest is fine. */
+static void test_distill_rule_names_contradictions(void **state)
+{
+    static const struct {
+        const char *changes[MAX];
+        const char *message; /* NULL: fine */
+    } cases[] = {
+        {{ON, DISTILL "loss_mode=jsd_topk", DISTILL "beta=0.1"}, NULL},
+        {{ON, DISTILL "loss_mode=reverse_kl_topk", DISTILL "log_prob_min_clamp=-10"}, NULL},
+        {{ON, DISTILL "loss_mode=forward_kl_topk", DISTILL "renormalize_topk=true"}, NULL},
+        {{ON, DISTILL "loss_mode=forward_kl_topk", DISTILL "use_policy_gradient=true"}, NULL},
+        {{"algorithm.use_opd=true", TEACHER}, NULL},
+        {{"algorithm.use_opd=true"},
+         "set distillation.teacher.model.path: algorithm.use_opd needs a teacher"},
+        {{ON, "algorithm.use_opd=true"},
+         "algorithm.use_opd=true: distillation.enabled=true learns from the teacher already"},
+        {{"algorithm=sft", "algorithm.use_opd=true"}, "algorithm.use_opd: algorithm.type=sft has no teacher"},
+        {{ON, DISTILL "log_prob_min_clamp=-10"},
+         "log_prob_min_clamp=-10: no effect with distillation.distillation_loss.loss_mode=k3"},
+        {{ON, DISTILL "renormalize_topk=true"},
+         "renormalize_topk=true: no meaning with distillation.distillation_loss.loss_mode=k3"},
+        {{ON, DISTILL "loss_mode=jsd_topk", DISTILL "renormalize_topk=true"},
+         "renormalize_topk=true: no meaning with distillation.distillation_loss.loss_mode=jsd_topk"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_str problems = {0};
+
+        print_message("%s\n", cases[i].message ? cases[i].message : "fine");
+        rk_job_distill_check(job, 4, &problems);
+        if (cases[i].message)
+            assert_non_null(strstr(rk_str_text(&problems), cases[i].message));
+        else
+            assert_string_equal(rk_str_text(&problems), "");
+        rk_str_fini(&problems);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: values that a key cannot have are refused with its name. */
+static void test_distill_values_out_of_range_name_their_key(void **state)
+{
+    static const char *const values[] = {
+        DISTILL "loss_mode=full_kl_topk",
+        DISTILL "topk=0",
+        DISTILL "topk=1025",
+        DISTILL "beta=1.1",
+        DISTILL "log_prob_min_clamp=1",
+        DISTILL "renormalize_topk=maybe",
+        "algorithm.opd_kl_coef=-1",
+        "algorithm.use_opd=1.5",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(values); i++) {
+        const char *overrides[] = {"data.train_files=[\"train.jsonl\"]", values[i]};
+        char key[96] = {0};
+        struct rk_config *job;
+
+        memcpy(key, values[i], (size_t)(strchr(values[i], '=') - values[i]));
+        assert_fails(rk_job_load(&job, NULL, overrides, 2), RK_INVALID_ARGUMENT, key);
+    }
+}
+
+/* Goal: a job has a teacher for either way of learning from it, and a top-k only where the loss reads one. */
+static void test_distill_teacher_and_topk_follow_the_keys(void **state)
+{
+    static const struct {
+        const char *changes[MAX];
+        bool has_teacher, is_topk;
+    } cases[] = {
+        {{TEACHER}, false, false},
+        {{TEACHER, DISTILL "loss_mode=jsd_topk"}, false, false},
+        {{ON}, true, false},
+        {{ON, DISTILL "loss_mode=jsd_topk"}, true, true},
+        {{TEACHER, "algorithm.use_opd=true", DISTILL "loss_mode=jsd_topk"}, true, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+
+        assert_int_equal(rk_job_role_needed(job, RK_ROLE_TEACHER), cases[i].has_teacher);
+        assert_int_equal(rk_job_distills_topk(job), cases[i].is_topk);
+        rk_config_destroy(job);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_distill_rule_names_contradictions),
+        cmocka_unit_test(test_distill_values_out_of_range_name_their_key),
+        cmocka_unit_test(test_distill_teacher_and_topk_follow_the_keys),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
