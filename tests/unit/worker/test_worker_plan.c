@@ -179,13 +179,13 @@ static void assert_same_plans(struct rk_json *a[NUM_ROLES][TEST_MAX_WORKERS],
 /* Goal: item by item the plans of roles that are not there yet are what init_model then plans and the device
  * then has left, a cache that takes a share of what the others leave too. Asked again once the roles are
  * there, the answer is the same. No question changes anything. */
-static void check_plans(int32_t num_ranks, const struct test_mesh *meshes)
+static void check_plans(int32_t num_ranks, const struct test_mesh *meshes, uint64_t limit_bytes)
 {
     struct rk_json *plans[NUM_ROLES][TEST_MAX_WORKERS], *again[NUM_ROLES][TEST_MAX_WORKERS];
     struct rk_worker_snapshot before[TEST_MAX_WORKERS];
     struct test_cluster cluster;
 
-    open_cluster(&cluster, num_ranks, meshes, LIMIT_BYTES);
+    open_cluster(&cluster, num_ranks, meshes, limit_bytes);
     get_snapshots(&cluster, before);
     plan_all(&cluster, plans);
     assert_unchanged(&cluster, before, RK_ROLE_STATE_EMPTY);
@@ -205,7 +205,7 @@ static void check_plans(int32_t num_ranks, const struct test_mesh *meshes)
 static void test_plan_only_is_what_roles_take(void **state)
 {
     (void)state;
-    check_plans(1, one_rank);
+    check_plans(1, one_rank, LIMIT_BYTES);
 }
 
 static void test_plan_only_of_meshes_that_differ(void **state)
@@ -213,7 +213,33 @@ static void test_plan_only_of_meshes_that_differ(void **state)
     (void)state;
     if (!is_on_cpu())
         skip();
-    check_plans(4, four_ranks);
+    check_plans(4, four_ranks, LIMIT_BYTES);
+}
+
+/* Goal: the same for a cache that does not get all that its limits allow. Method: of just the memory in which
+ * all roles fit with the largest cache, the rollout may take half of what the others leave. */
+static void test_plan_only_of_a_cache_with_a_share(void **state)
+{
+    struct rk_json *plans[NUM_ROLES][TEST_MAX_WORKERS];
+    struct test_cluster cluster;
+    int64_t full_blocks, limit_bytes;
+
+    (void)state;
+    if (!is_on_cpu()) /* elsewhere the second plan counts workspace that the last role left for the first */
+        skip();
+    open_cluster(&cluster, 1, one_rank, LIMIT_BYTES);
+    plan_all(&cluster, plans);
+    full_blocks = int_at(plans[ROLLOUT][0], "num_kv_blocks");
+    limit_bytes = (int64_t)LIMIT_BYTES - int_at(plans[ROLLOUT][0], "room_after.free");
+    free_plans(plans, 1);
+    test_cluster_close(&cluster);
+
+    open_cluster(&cluster, 1, one_rank, (uint64_t)limit_bytes);
+    plan_all(&cluster, plans);
+    assert_in_range(int_at(plans[ROLLOUT][0], "num_kv_blocks"), 5, full_blocks - 1);
+    free_plans(plans, 1);
+    test_cluster_close(&cluster);
+    check_plans(1, one_rank, (uint64_t)limit_bytes);
 }
 
 /* Goal: what does not fit is planned as well, and so is what comes behind it; memory that lacks is negative.
@@ -310,6 +336,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plan_only_is_what_roles_take),
         cmocka_unit_test(test_plan_only_of_meshes_that_differ),
+        cmocka_unit_test(test_plan_only_of_a_cache_with_a_share),
         cmocka_unit_test(test_plan_only_beyond_the_device),
         cmocka_unit_test(test_plan_only_bad_options_are_refused),
     };
