@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_LOSS_ABI 3
+#define RK_LOSS_ABI 4
 
 /* Columns [B, R] of a batch that losses read: X(ID, name). */
 #define RK_LOSS_COLUMN_TABLE(X)                 \
@@ -117,8 +117,10 @@ struct rk_loss_ops {
     uint32_t optional_columns; /* read where they are */
     /* Optional: how many ids a position the row reads; NULL: none. */
     int64_t (*num_ids)(const void *config);
-    const struct rk_loss_metric *metrics;
+    const struct rk_loss_metric *metrics; /* the first is the loss itself, without its coefficient */
     int32_t num_metrics;
+    /* Optional: by what the objective multiplies it; NULL: 1. */
+    double (*coefficient)(const void *config);
     /* Optional: whether the configuration gives metrics[i] a value. */
     bool (*has_metric)(const void *config, int32_t i);
     /* Its own keys, read into config_bytes of configuration; none: num_knobs 0. */
@@ -168,6 +170,8 @@ struct rk_status *rk_objective_read(struct rk_objective *out, rk_objective_kind_
 /* Gradients by the objective's outputs, added to `grads`, and metrics of the terms. */
 void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *in,
                       const struct rk_head_arrays *grads);
+/* The objective itself, of all that was run: its terms with their coefficients. */
+double rk_objective_loss(const struct rk_objective *objective);
 
 RK_END_DECLS
 

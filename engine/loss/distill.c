@@ -49,12 +49,19 @@ bool rk_distill_is_alone(const void *opaque)
     return !config->use_task_rewards;
 }
 
+double rk_distill_coefficient(const void *opaque)
+{
+    const struct rk_distill_config *config = opaque;
+
+    return config->use_task_rewards ? config->distillation_loss_coef : 1.0;
+}
+
 double rk_distill_add(struct rk_loss_out *out, const struct rk_loss_in *in,
                       const struct rk_distill_config *config, int64_t t, double v)
 {
     double limit = isnan(config->loss_max_clamp) ? INFINITY : config->loss_max_clamp;
     double scale = in->weight[t];
-    double coef = config->use_task_rewards ? config->distillation_loss_coef : 1.0;
+    double coef = rk_distill_coefficient(config);
     struct rk_pg_token token = {.loss = rk_loss_clamp(v, -limit, limit)};
 
     if (config->use_policy_gradient) {

@@ -47,10 +47,11 @@ enum {
     .abi = RK_LOSS_ABI, .kind = RK_OBJECTIVE_POLICY, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), \
     .optional_columns = RK_LOSS_BIT(RK_LOSS_ROLLOUT_IS_WEIGHTS), .knobs = rk_distill_knobs,     \
     .num_knobs = RK_NUM_DISTILL_KNOBS, .config_bytes = sizeof(struct rk_distill_config),        \
-    .check = rk_distill_check, .is_alone = rk_distill_is_alone
+    .check = rk_distill_check, .is_alone = rk_distill_is_alone, .coefficient = rk_distill_coefficient
 
 struct rk_status *rk_distill_check(void *config) RK_NODISCARD;
 bool rk_distill_is_alone(const void *config);
+double rk_distill_coefficient(const void *config);
 /* Adds token t, which counts and has value v, with its metrics. Returns d(sum weight * l)/dv. */
 double rk_distill_add(struct rk_loss_out *out, const struct rk_loss_in *in,
                       const struct rk_distill_config *config, int64_t t, double v);

@@ -29,6 +29,13 @@ static uint32_t measures(const void *opaque)
     return config->entropy_coeff == 0.0 ? RK_HEAD_BIT(RK_HEAD_ENTROPY) : 0;
 }
 
+static double coefficient(const void *opaque)
+{
+    const struct entropy_config *config = opaque;
+
+    return -config->entropy_coeff;
+}
+
 static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in, const void *opaque)
 {
     const struct entropy_config *config = opaque;
@@ -50,6 +57,7 @@ const struct rk_loss_ops rk_loss_entropy = {
     .outputs = RK_HEAD_BIT(RK_HEAD_ENTROPY),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),
+    .coefficient = coefficient,
     .knobs = knobs,
     .num_knobs = RK_ARRAY_LEN(knobs),
     .config_bytes = sizeof(struct entropy_config),

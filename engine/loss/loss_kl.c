@@ -33,6 +33,13 @@ static bool is_enabled(const void *opaque)
     return config->use_kl_loss;
 }
 
+static double coefficient(const void *opaque)
+{
+    const struct kl_config *config = opaque;
+
+    return config->kl_loss_coef;
+}
+
 static void forward_backward(struct rk_loss_out *out, const struct rk_loss_in *in, const void *opaque)
 {
     const struct kl_config *config = opaque;
@@ -57,6 +64,7 @@ const struct rk_loss_ops rk_loss_kl = {
     .columns = RK_LOSS_BIT(RK_LOSS_REF_LOG_PROB),
     .metrics = metrics,
     .num_metrics = RK_ARRAY_LEN(metrics),
+    .coefficient = coefficient,
     .knobs = knobs,
     .num_knobs = RK_ARRAY_LEN(knobs),
     .config_bytes = sizeof(struct kl_config),

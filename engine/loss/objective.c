@@ -152,3 +152,16 @@ void rk_objective_run(struct rk_objective *objective, const struct rk_loss_in *i
         term->ops->forward_backward(&out, in, term->config);
     }
 }
+
+double rk_objective_loss(const struct rk_objective *objective)
+{
+    double loss = 0.0;
+
+    for (int32_t i = 0; i < objective->num_terms; i++) {
+        const struct rk_loss_term *term = &objective->terms[i];
+
+        RK_ASSERT(term->ops->metrics[0].reduce == RK_LOSS_SUM);
+        loss += term->metrics[0] * (term->ops->coefficient ? term->ops->coefficient(term->config) : 1.0);
+    }
+    return loss;
+}

@@ -392,6 +392,16 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
     }
 }
 
+/* Where the loss is not a metric of its row already, as in SFT. */
+static void report_loss(const struct update *u)
+{
+    static const char name[] = "loss";
+    double n = (double)u->call->job->plan.num_mini;
+
+    if (strcmp(u->objective.terms[0].ops->metrics[0].name, name) != 0)
+        add_metric(u, name, rk_objective_loss(&u->objective) / n, "sum");
+}
+
 static void report(const struct update *u)
 {
     double n = (double)u->call->job->plan.num_mini;
@@ -404,6 +414,7 @@ static void report(const struct update *u)
         report_term(u, &u->objective.terms[i]);
     if (u->kind->only_accumulates)
         return;
+    report_loss(u);
     if (num_applied > 0.0)
         add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
     add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* as in verl, of the next call */

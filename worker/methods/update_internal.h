@@ -15,8 +15,8 @@ struct rk_update_kind {
     bool only_accumulates;   /* no step: gradients are added to those of earlier calls, log-probs returned */
 };
 
-/* Runs the plan. Metrics are means over its mini-batches: those of the objective's terms, and grad_norm, lr,
- * skipped_steps, empty_steps. */
+/* Runs the plan. Metrics are means over its mini-batches: loss, those of the objective's terms, and
+ * grad_norm, lr, skipped_steps, empty_steps. */
 struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
 
 /* Whether the role trains. */

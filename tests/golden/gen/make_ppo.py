@@ -265,7 +265,7 @@ def actor_loss(actor, batch, rows, columns, job):
         kl = kl_estimate(config["kl_loss_type"], log_probs, columns["ref_log_prob"][rows])
         kl_loss = aggregate(kl, mask, config["loss_agg_mode"])
         loss = loss + config["kl_loss_coef"] * kl_loss
-        metrics |= {"actor/kl_loss": kl_loss, "actor/kl_coef": torch.tensor(config["kl_loss_coef"])}
+        metrics |= {"actor/kl_loss": kl_loss, "actor/kl_coef": config["kl_loss_coef"]}
     return loss, metrics
 
 
@@ -322,8 +322,8 @@ def update(name, model, optimizer, loss_of, batch, columns, job, section):
         for rows in batch.rows(section["ppo_mini_batch_size"]):
             loss, metrics = loss_of(model, batch, rows, columns, job)
             loss.backward()
-            metrics[f"{name}/grad_norm"] = optimizer.step()
-            collected.append({k: float(torch.as_tensor(v).detach()) for k, v in metrics.items()})
+            metrics |= {f"{name}/loss": loss, f"{name}/grad_norm": optimizer.step()}
+            collected.append({k: float(torch.as_tensor(v, dtype=torch.float64).detach()) for k, v in metrics.items()})
     optimizer.num_updates += 1
     return {k: float(np.mean([m[k] for m in collected])) for k in collected[0]} | {f"{name}/lr": optimizer.lr()}
 

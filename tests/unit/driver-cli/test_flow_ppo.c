@@ -252,6 +252,7 @@ static const struct {
     int32_t num_daemons;
 } layouts[] = {
     {"one rank", "actor_rollout_ref.actor." RK_JOB_TP "=1", 1},
+    {"one rank, strict", "numerics=strict", 1},
     {"tp=2 dp=2", "actor_rollout_ref.actor." RK_JOB_TP "=2", 4},
 };
 

@@ -25,13 +25,14 @@ struct fixture {
 
 struct result {
     double dlog_probs[MAX_TOKENS], dentropy[MAX_TOKENS];
-    double pg_loss, pg_clipfrac, pg_clipfrac_lower, ppo_kl, kl_loss, entropy_loss;
+    double loss, pg_loss, pg_clipfrac, pg_clipfrac_lower, ppo_kl, kl_loss, entropy_loss, distill_loss;
 };
 
 /* What a test sets of the options of update_actor. */
 struct settings {
     rk_loss_agg_mode_t agg_mode;
     double clip_high, entropy_coeff, kl_coef;
+    double distill_coef; /* 0: no teacher */
     bool use_kl_loss;
     const char *kl_type;
 };
@@ -56,6 +57,9 @@ static struct rk_objective make_objective(const struct settings *settings)
     rk_json_set(options, "use_kl_loss", rk_json_new_bool(settings->use_kl_loss));
     rk_json_set(options, "kl_loss_coef", rk_json_new_real(settings->kl_coef));
     rk_json_set(options, "kl_loss_type", rk_json_new_string(settings->kl_type));
+    rk_json_set(options, "distillation.enabled", rk_json_new_bool(settings->distill_coef > 0.0));
+    rk_json_set(options, RK_KNOB_DISTILL "distillation_loss_coef", rk_json_new_real(settings->distill_coef));
+    rk_json_set(options, RK_KNOB_DISTILL "loss_mode", rk_json_new_string("mse"));
     rk_test_policy_options(options);
     assert_ok(rk_objective_read(&objective, RK_OBJECTIVE_POLICY, options));
     rk_json_free(options);
@@ -109,24 +113,22 @@ static struct result run(struct fixture *f, const struct settings *settings)
         .columns = {[RK_LOSS_OLD_LOG_PROBS] = f->old_log_probs,
                     [RK_LOSS_ADVANTAGES] = f->advantages,
                     [RK_LOSS_REF_LOG_PROB] = settings->use_kl_loss ? f->ref_log_prob : NULL,
+                    [RK_LOSS_TEACHER_LOG_PROBS] = settings->distill_coef > 0.0 ? f->ref_log_prob : NULL,
                     [RK_LOSS_ROLLOUT_IS_WEIGHTS] = f->has_is_weights ? f->is_weights : NULL},
     };
 
     rk_loss_weights(f->weight, settings->agg_mode, f->mask, f->cu_seqlens, f->num_seqs, &f->global);
     rk_loss_weights(f->token_weight, RK_AGG_TOKEN_MEAN, f->mask, f->cu_seqlens, f->num_seqs, &f->global);
     rk_objective_run(&objective, &in, &grads);
+    r.loss = rk_objective_loss(&objective);
     r.pg_loss = find_metric(&objective, "pg_loss");
     r.pg_clipfrac = find_metric(&objective, "pg_clipfrac");
     r.pg_clipfrac_lower = find_metric(&objective, "pg_clipfrac_lower");
     r.ppo_kl = find_metric(&objective, "ppo_kl");
     r.kl_loss = find_metric(&objective, "kl_loss");
     r.entropy_loss = find_metric(&objective, "entropy_loss");
+    r.distill_loss = find_metric(&objective, "distillation/loss");
     return r;
-}
-
-static double total(const struct result *r, const struct settings *settings)
-{
-    return r->pg_loss + settings->kl_coef * r->kl_loss - settings->entropy_coeff * r->entropy_loss;
 }
 
 /* Goal: loss and gradient of single tokens, each alone in a batch, have the published values. */
@@ -190,7 +192,8 @@ static void test_vanilla_worked_set_has_published_values(void **state)
     }
 }
 
-/* Goal: policy, entropy and KL terms add up with their coefficients: .5 - .01 * .8 + .001 * .2. */
+/* Goal: the terms add up with their coefficients: .5 - .01 * .8 + .001 * .2, and .1 * .2^2 / 2 of a teacher.
+ */
 static void test_total_worked_example_adds_terms(void **state)
 {
     struct settings settings = make_settings();
@@ -207,9 +210,13 @@ static void test_total_worked_example_adds_terms(void **state)
         f.ref_log_prob[t] = f.log_probs[t] - 0.2;
     }
     r = run(&f, &settings);
-    assert_below("total", fabs(total(&r, &settings) - 0.4922), RK_TOL_F64);
+    assert_below("total", fabs(r.loss - 0.4922), RK_TOL_F64);
     assert_below("entropy", fabs(r.entropy_loss - 0.8), RK_TOL_F64);
     assert_below("kl", fabs(r.kl_loss - 0.2), RK_TOL_F64);
+    settings.distill_coef = 0.1;
+    r = run(&f, &settings);
+    assert_below("total with a teacher", fabs(r.loss - 0.4942), RK_TOL_F64);
+    assert_below("distillation", fabs(r.distill_loss - 0.02), RK_TOL_F64);
 }
 
 /* Goal: with global denominators the sum over two replicas is the loss of the whole mini-batch, in every
@@ -308,6 +315,7 @@ static struct settings make_full_settings(rk_loss_agg_mode_t mode, const char *k
     settings.use_kl_loss = true;
     settings.kl_coef = 0.3;
     settings.entropy_coeff = 0.05;
+    settings.distill_coef = 0.4;
     return settings;
 }
 
@@ -329,7 +337,7 @@ static void check_gradients(const struct settings *settings, struct fixture *f, 
         *inputs[k] = saved + h;
         high = run(f, settings);
         *inputs[k] = saved;
-        difference = (total(&high, settings) - total(&low, settings)) / (2.0 * h);
+        difference = (high.loss - low.loss) / (2.0 * h);
         snprintf(label, sizeof(label), "mode %d, kl %s, token %d, input %d", (int)settings->agg_mode,
                  settings->kl_type, t, k);
         assert_below(label, fabs(difference - grads[k]) / fmax(fabs(grads[k]), 1.0), RK_TOL_GRADIENT_F64);
@@ -427,12 +435,12 @@ static void test_loss_split_into_micro_batches_is_invariant(void **state)
                 struct result part = run(&f, &settings);
                 size_t bytes = (size_t)f.cu_seqlens[count] * sizeof(double);
 
-                sum += total(&part, &settings);
+                sum += part.loss;
                 clipfrac += part.pg_clipfrac;
                 assert_memory_equal(part.dlog_probs, whole.dlog_probs + all.cu_seqlens[first], bytes);
                 assert_memory_equal(part.dentropy, whole.dentropy + all.cu_seqlens[first], bytes);
             }
-            assert_below("loss", fabs(sum / total(&whole, &settings) - 1.0), RK_TOL_F64);
+            assert_below("loss", fabs(sum / whole.loss - 1.0), RK_TOL_F64);
             assert_below("clipfrac", fabs(clipfrac - whole.pg_clipfrac), RK_TOL_F64);
         }
     }
