@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_knobs.h"
 #include "driver-cli/memory_sum_internal.h"
 #include "proto/rk_methods.h"
 
@@ -278,6 +279,38 @@ static void test_ranks_that_share_memory_are_added_up(void **state)
     rk_memory_sum_fini(&sum);
 }
 
+static void assert_key(const char *section, const char *key, const char *value)
+{
+    char *setting = rk_format("%s%s=%s", section, key, value);
+    const char *const settings[] = {setting};
+    struct rk_config *job;
+
+    print_message("%s\n", setting);
+    assert_ok(rk_job_load(&job, RK_TEST_SOURCE_DIR "/examples/digits/grpo.json", settings, 1));
+    rk_config_destroy(job);
+    rk_free(setting);
+}
+
+/* Goal: every key that a refused run is told to change is one of a job. */
+static void test_advice_names_keys_of_a_job(void **state)
+{
+    int64_t count;
+    const struct rk_job_role *roles = rk_job_roles(&count);
+
+    (void)state;
+    assert_true(count > 0);
+    for (int64_t i = 0; i < count; i++) {
+        assert_key(roles[i].section, roles[i].max_tokens, "4096");
+        if (!roles[i].shares)
+            assert_key(roles[i].section, RK_JOB_TP, "1");
+        if (roles[i].trains)
+            assert_key(roles[i].section, RK_KNOB_RECOMPUTE "granularity", "full");
+    }
+    assert_key(RK_JOB_ROLLOUT, "max_num_seqs", "4");
+    assert_key(RK_JOB_ROLLOUT, "max_model_len", "64");
+    assert_key(RK_JOB_ROLLOUT, "gpu_memory_utilization", "0.5");
+}
+
 /* Goal: an answer without the figures of a plan, or of a rank that is not there, is refused. */
 static void test_answer_that_is_no_plan_is_refused(void **state)
 {
@@ -306,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_role_without_a_plan_is_named),
         cmocka_unit_test(test_room_goes_from_role_to_role),
         cmocka_unit_test(test_ranks_that_share_memory_are_added_up),
+        cmocka_unit_test(test_advice_names_keys_of_a_job),
         cmocka_unit_test(test_answer_that_is_no_plan_is_refused),
     };
 
