@@ -388,16 +388,20 @@ static void print_validation(const struct rk_json *validation)
 
 static void print_outcome(const struct run *run)
 {
+    int64_t num_steps = run->flow.step - run->checkpoints.resume_step; /* of this command */
+    int64_t first = RK_MIN(run->flow.step, 3), last = RK_MIN(run->flow.step, 10);
+
     if (run->validation)
         print_validation(run->validation);
     if (run->flow.validates_only) {
         printf("run directory: %s (report.html, metrics.jsonl)\n", run->dir.path);
         return;
     }
-    printf("%" PRId64 " steps in %.1f s; mean %s %.4f in the first 3 steps, %.4f in the last 10\n",
-           run->flow.step - run->checkpoints.resume_step, (double)(rk_time_now_ns() - run->started_ns) / 1e9,
-           run->dir.curve ? run->dir.curve->name : "reward", rk_run_dir_mean(&run->dir, false, 3),
-           rk_run_dir_mean(&run->dir, true, 10));
+    printf("%" PRId64 " step%s in %.1f s; mean %s %.4f in the first %" PRId64 ", %.4f in the last %" PRId64
+           "\n",
+           num_steps, num_steps == 1 ? "" : "s", (double)(rk_time_now_ns() - run->started_ns) / 1e9,
+           run->dir.curve ? run->dir.curve->name : "reward", rk_run_dir_mean(&run->dir, false, first), first,
+           rk_run_dir_mean(&run->dir, true, last), last);
     printf("run directory: %s (report.html, metrics.jsonl, hf/%s)\n", run->dir.path,
            run->flow.has_tokenizer ? "" : " without its tokenizer");
 }
