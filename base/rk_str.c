@@ -187,6 +187,20 @@ void rk_str_append_utf8(struct rk_str *str, const char *data, size_t bytes)
     rk_str_append_bytes(str, data + done, bytes - done);
 }
 
+void rk_utf8_append(struct rk_str *str, int32_t code)
+{
+    static const uint8_t leads[] = {0, 0, 0xc0, 0xe0, 0xf0};
+    int bytes = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    char encoded[4];
+
+    RK_ASSERT(code >= 0);
+    RK_ASSERT(code <= 0x10ffff);
+    for (int i = bytes - 1; i > 0; i--, code >>= 6)
+        encoded[i] = (char)(0x80 | (code & 0x3f));
+    encoded[0] = (char)(leads[bytes] | code);
+    rk_str_append_bytes(str, encoded, (size_t)bytes);
+}
+
 int rk_utf8_control_bytes(const char *text)
 {
     unsigned char first = (unsigned char)text[0], second = first ? (unsigned char)text[1] : 0;

@@ -43,6 +43,28 @@ bool rk_utf8_is_valid(const char *data, size_t bytes);
 /* Bytes of the character at data, NUL included; of an ill-formed one those of its maximal subpart (Unicode
  * 15, section 3.9), at least 1. bytes > 0. */
 size_t rk_utf8_part(const char *data, size_t bytes, bool *is_valid);
+/* Code point at `text`, which is valid UTF-8, and its bytes. */
+static inline int32_t rk_utf8_read(const char *text, int *bytes)
+{
+    const uint8_t *p = (const uint8_t *)text;
+
+    if (p[0] < 0x80) {
+        *bytes = 1;
+        return p[0];
+    }
+    if (p[0] < 0xe0) {
+        *bytes = 2;
+        return (p[0] & 0x1f) << 6 | (p[1] & 0x3f);
+    }
+    if (p[0] < 0xf0) {
+        *bytes = 3;
+        return (p[0] & 0x0f) << 12 | (p[1] & 0x3f) << 6 | (p[2] & 0x3f);
+    }
+    *bytes = 4;
+    return (p[0] & 0x07) << 18 | (p[1] & 0x3f) << 12 | (p[2] & 0x3f) << 6 | (p[3] & 0x3f);
+}
+/* Appends the UTF-8 of a code point, 0 to 0x10ffff. */
+void rk_utf8_append(struct rk_str *str, int32_t code);
 /* Bytes of the control character that valid UTF-8 goes on with: 1 for C0 and DEL, 2 for C1, which terminals
  * obey too; 0 when it is another one. */
 int rk_utf8_control_bytes(const char *text);

@@ -7,34 +7,6 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-uint32_t rk_utf8_read(const char *text, int *bytes)
-{
-    const unsigned char *p = (const unsigned char *)text;
-
-    if (p[0] < 0x80) {
-        *bytes = 1;
-        return p[0];
-    }
-    if (p[0] < 0xe0) {
-        *bytes = 2;
-        return (p[0] & 0x1fu) << 6 | (p[1] & 0x3fu);
-    }
-    if (p[0] < 0xf0) {
-        *bytes = 3;
-        return (p[0] & 0xfu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu);
-    }
-    *bytes = 4;
-    return (p[0] & 7u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
-}
-
-void rk_utf8_append(struct rk_str *out, uint32_t code)
-{
-    utf8proc_uint8_t encoded[4];
-    utf8proc_ssize_t bytes = utf8proc_encode_char((utf8proc_int32_t)code, encoded);
-
-    rk_str_append_bytes(out, (const char *)encoded, (size_t)bytes);
-}
-
 static bool is_first_byte(char c)
 {
     return ((unsigned char)c & 0xc0) != 0x80;

@@ -227,9 +227,6 @@ struct rk_status *rk_value_to_json(struct rk_render *r, rk_value_t value, const 
                                    struct rk_str *out) RK_NODISCARD;
 
 /* --- unicode.c --- */
-/* Code point at `text` (valid UTF-8) and its bytes. */
-uint32_t rk_utf8_read(const char *text, int *bytes);
-void rk_utf8_append(struct rk_str *out, uint32_t code);
 /* Byte offset of the i-th code point, 0 <= i <= chars. */
 int64_t rk_text_offset(struct rk_text *text, int64_t i);
 int64_t rk_text_chars(struct rk_text *text);

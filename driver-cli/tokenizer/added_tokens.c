@@ -67,29 +67,22 @@ static int32_t find_token(const struct rk_token_tree *tree, const char *text, si
 
 static bool is_inside_word(const struct rk_piece *piece, size_t begin, size_t end)
 {
-    int32_t c;
+    int used;
 
-    if (begin > 0) {
-        (void)rk_char_read(piece->text + rk_char_before(piece->text, begin), &c);
-        if (rk_char_is_word(c))
-            return true;
-    }
-    if (end == piece->bytes)
-        return false;
-    (void)rk_char_read(piece->text + end, &c);
-    return rk_char_is_word(c);
+    if (begin > 0 && rk_char_is_word(rk_utf8_read(piece->text + rk_char_before(piece->text, begin), &used)))
+        return true;
+    return end < piece->bytes && rk_char_is_word(rk_utf8_read(piece->text + end, &used));
 }
 
 /* Offset of the white space that ends at `at`, but not before `least`. */
 static size_t space_before(const struct rk_piece *piece, size_t at, size_t least)
 {
-    int32_t c;
+    int used;
 
     while (at > least) {
         size_t before = rk_char_before(piece->text, at);
 
-        (void)rk_char_read(piece->text + before, &c);
-        if (!rk_char_is_space(c))
+        if (!rk_char_is_space(rk_utf8_read(piece->text + before, &used)))
             break;
         at = before;
     }
@@ -98,15 +91,10 @@ static size_t space_before(const struct rk_piece *piece, size_t at, size_t least
 
 static size_t space_after(const struct rk_piece *piece, size_t at)
 {
-    int32_t c;
+    int used;
 
-    while (at < piece->bytes) {
-        size_t used = rk_char_read(piece->text + at, &c);
-
-        if (!rk_char_is_space(c))
-            break;
-        at += used;
-    }
+    while (at < piece->bytes && rk_char_is_space(rk_utf8_read(piece->text + at, &used)))
+        at += (size_t)used;
     return at;
 }
 

@@ -120,15 +120,12 @@ static struct rk_status *fill_from_chars(const struct rk_bpe *bpe, const char *w
                                          struct rk_bpe_scratch *scratch)
 {
     bool has_unknown = false;
-    size_t used;
-    int32_t c;
+    int used;
 
-    for (size_t at = 0; at < bytes; at += used) {
-        int32_t id;
+    for (size_t at = 0; at < bytes; at += (size_t)used) {
+        int32_t c = rk_utf8_read(word + at, &used), id = find_char(bpe, c);
 
-        used = rk_char_read(word + at, &c);
-        id = find_char(bpe, c);
-        if (id < 0 && bpe->byte_fallback && append_fallback(bpe, word + at, used, scratch))
+        if (id < 0 && bpe->byte_fallback && append_fallback(bpe, word + at, (size_t)used, scratch))
             continue;
         if (id < 0 && bpe->unk_id < 0)
             return RK_FAIL(RK_INVALID_ARGUMENT, "the tokenizer's vocabulary has no token for U+%04X (0x%02x)",

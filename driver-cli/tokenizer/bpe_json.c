@@ -14,10 +14,10 @@ static int32_t find_token(const struct rk_bpe *bpe, const char *token)
 
 static void put_char(struct rk_bpe *bpe, const char *key, int32_t id)
 {
-    int32_t c;
-    int32_t **page;
+    int used;
+    int32_t c = rk_utf8_read(key, &used), **page;
 
-    if (key[0] == '\0' || rk_char_read(key, &c) != strlen(key))
+    if (key[0] == '\0' || key[used] != '\0')
         return;
     page = &bpe->char_ids[c >> 8];
     if (!*page) {

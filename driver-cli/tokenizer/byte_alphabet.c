@@ -30,9 +30,6 @@ int rk_byte_alphabet_byte(int32_t code_point)
 
 void rk_byte_alphabet_append(struct rk_str *out, const char *text, size_t bytes)
 {
-    char character[4];
-
     for (size_t i = 0; i < bytes; i++)
-        rk_str_append_bytes(out, character,
-                            rk_char_write(rk_byte_alphabet_code_point((uint8_t)text[i]), character));
+        rk_utf8_append(out, rk_byte_alphabet_code_point((uint8_t)text[i]));
 }

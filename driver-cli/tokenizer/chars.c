@@ -61,14 +61,6 @@ bool rk_char_is_word(int32_t c)
     return category == UTF8PROC_CATEGORY_PC || is_enclosed_letter(c) || c == 0x200c || c == 0x200d;
 }
 
-size_t rk_char_write(int32_t c, char out[4])
-{
-    utf8proc_ssize_t bytes = utf8proc_encode_char(c, (utf8proc_uint8_t *)out);
-
-    RK_ASSERT(bytes > 0);
-    return (size_t)bytes;
-}
-
 bool rk_text_is_ascii(const char *text, size_t bytes)
 {
     size_t at = 0;

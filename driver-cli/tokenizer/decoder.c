@@ -38,15 +38,12 @@ static const char *text_at(const struct rk_token_texts *texts, int64_t i, size_t
 static void append_bytes_of(const char *text, size_t bytes, struct rk_str *raw)
 {
     size_t before = raw->bytes;
-    int32_t c;
+    int used;
 
-    for (size_t at = 0; at < bytes;) {
-        int byte;
-        char character;
+    for (size_t at = 0; at < bytes; at += (size_t)used) {
+        int byte = rk_byte_alphabet_byte(rk_utf8_read(text + at, &used));
+        char character = (char)byte;
 
-        at += rk_char_read(text + at, &c);
-        byte = rk_byte_alphabet_byte(c);
-        character = (char)byte;
         if (byte < 0) {
             raw->bytes = before;
             rk_str_append_bytes(raw, text, bytes);

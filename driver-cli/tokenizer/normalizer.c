@@ -36,17 +36,17 @@ static struct rk_status *apply_form(const struct rk_normalizer_step *step, struc
 static struct rk_status *apply_lowercase(const struct rk_normalizer_step *step, struct rk_matcher *matcher,
                                          struct rk_piece *piece, struct rk_str *out)
 {
-    char buf[4];
-    int32_t c;
+    int used;
 
     (void)step;
     (void)matcher;
-    for (size_t at = 0; at < piece->bytes;) {
-        at += rk_char_read(piece->text + at, &c);
+    for (size_t at = 0; at < piece->bytes; at += (size_t)used) {
+        int32_t c = rk_utf8_read(piece->text + at, &used);
+
         if (c == 0x130) /* the one character whose small form is two */
             rk_str_append(out, "i\xcc\x87");
         else
-            rk_str_append_bytes(out, buf, rk_char_write(utf8proc_tolower(c), buf));
+            rk_utf8_append(out, utf8proc_tolower(c));
     }
     piece->head = RK_MIN(piece->head, (size_t)1);
     return set_text(piece, out);
@@ -55,22 +55,18 @@ static struct rk_status *apply_lowercase(const struct rk_normalizer_step *step, 
 static struct rk_status *apply_strip(const struct rk_normalizer_step *step, struct rk_matcher *matcher,
                                      struct rk_piece *piece, struct rk_str *out)
 {
-    size_t begin = 0, end = piece->bytes, next;
-    int32_t c;
+    size_t begin = 0, end = piece->bytes;
+    int used;
 
     (void)matcher;
-    while (step->strip_left && begin < end) {
-        next = begin + rk_char_read(piece->text + begin, &c);
-        if (!rk_char_is_space(c))
-            break;
-        begin = next;
-    }
+    while (step->strip_left && begin < end && rk_char_is_space(rk_utf8_read(piece->text + begin, &used)))
+        begin += (size_t)used;
     while (step->strip_right && end > begin) {
-        next = rk_char_before(piece->text, end);
-        (void)rk_char_read(piece->text + next, &c);
-        if (!rk_char_is_space(c))
+        size_t last = rk_char_before(piece->text, end);
+
+        if (!rk_char_is_space(rk_utf8_read(piece->text + last, &used)))
             break;
-        end = next;
+        end = last;
     }
     rk_str_append_bytes(out, piece->text + begin, end - begin);
     piece->head -= RK_MIN(piece->head, begin);
@@ -81,17 +77,15 @@ static struct rk_status *apply_strip_accents(const struct rk_normalizer_step *st
                                              struct rk_matcher *matcher, struct rk_piece *piece,
                                              struct rk_str *out)
 {
-    size_t used;
-    int32_t c;
+    int used;
 
     (void)step;
     (void)matcher;
-    for (size_t at = 0; at < piece->bytes; at += used) {
-        used = rk_char_read(piece->text + at, &c);
-        if (!rk_char_is_mark(c))
-            rk_str_append_bytes(out, piece->text + at, used);
+    for (size_t at = 0; at < piece->bytes; at += (size_t)used) {
+        if (!rk_char_is_mark(rk_utf8_read(piece->text + at, &used)))
+            rk_str_append_bytes(out, piece->text + at, (size_t)used);
         else if (at < piece->head)
-            piece->head -= RK_MIN(piece->head, used);
+            piece->head -= RK_MIN(piece->head, (size_t)used);
     }
     return set_text(piece, out);
 }

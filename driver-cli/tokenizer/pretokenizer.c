@@ -104,17 +104,16 @@ static struct rk_status *cut_by_regex(const struct run *run, int level, struct r
 static struct rk_status *cut_by_class(const struct run *run, int level, struct rk_piece piece)
 {
     struct cutter cutter = {.run = run, .level = level, .piece = piece};
-    size_t done = 0, used;
-    int32_t c;
+    size_t done = 0;
+    int used;
 
-    for (size_t at = 0; at < piece.bytes; at += used) {
-        used = rk_char_read(piece.text + at, &c);
-        if (!run->pre->steps[level].is_delimiter(c))
+    for (size_t at = 0; at < piece.bytes; at += (size_t)used) {
+        if (!run->pre->steps[level].is_delimiter(rk_utf8_read(piece.text + at, &used)))
             continue;
         if (at > done)
             RK_TRY(feed(&cutter, done, at, false));
-        RK_TRY(feed(&cutter, at, at + used, true));
-        done = at + used;
+        done = at + (size_t)used;
+        RK_TRY(feed(&cutter, at, done, true));
     }
     if (piece.bytes > done)
         RK_TRY(feed(&cutter, done, piece.bytes, false));
@@ -133,14 +132,12 @@ static struct rk_status *cut_words(const struct run *run, int level, struct rk_p
 {
     struct cutter cutter = {.run = run, .level = level, .piece = piece};
     enum char_class previous = CLASS_SPACE;
-    size_t done = 0, used;
-    int32_t c;
+    size_t done = 0;
+    int used;
 
-    for (size_t at = 0; at < piece.bytes; at += used) {
-        enum char_class class;
+    for (size_t at = 0; at < piece.bytes; at += (size_t)used) {
+        enum char_class class = class_of(rk_utf8_read(piece.text + at, &used));
 
-        used = rk_char_read(piece.text + at, &c);
-        class = class_of(c);
         if (class != previous) {
             if (previous != CLASS_SPACE)
                 RK_TRY(hand_on(&cutter, done, at));

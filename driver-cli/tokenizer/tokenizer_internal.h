@@ -45,30 +45,8 @@ bool rk_char_is_numeric(int32_t c);
 bool rk_char_is_punctuation(int32_t c);
 bool rk_char_is_word(int32_t c);
 bool rk_char_is_mark(int32_t c);
-size_t rk_char_write(int32_t c, char out[4]); /* bytes written */
 bool rk_text_is_ascii(const char *text, size_t bytes);
 bool rk_text_is_utf8(const char *text, size_t bytes); /* NUL is a character */
-
-/* Character at `text`, which is valid UTF-8; returns its bytes. */
-static inline size_t rk_char_read(const char *text, int32_t *out)
-{
-    const uint8_t *p = (const uint8_t *)text;
-
-    if (p[0] < 0x80) {
-        *out = p[0];
-        return 1;
-    }
-    if (p[0] < 0xe0) {
-        *out = (p[0] & 0x1f) << 6 | (p[1] & 0x3f);
-        return 2;
-    }
-    if (p[0] < 0xf0) {
-        *out = (p[0] & 0x0f) << 12 | (p[1] & 0x3f) << 6 | (p[2] & 0x3f);
-        return 3;
-    }
-    *out = (p[0] & 0x07) << 18 | (p[1] & 0x3f) << 12 | (p[2] & 0x3f) << 6 | (p[3] & 0x3f);
-    return 4;
-}
 
 /* Offset of the character that ends at `end` > 0. */
 static inline size_t rk_char_before(const char *text, size_t end)

@@ -325,6 +325,37 @@ static void test_parse_duration_table(void **state)
     }
 }
 
+/* Goal: code points at the edges of the lengths become valid UTF-8 and come back. */
+static void test_utf8_append_and_read_are_inverse(void **state)
+{
+    static const struct {
+        int32_t code;
+        const char *text;
+    } cases[] = {
+        {'a', "a"},
+        {0x7f, "\x7f"},
+        {0x80, "\xc2\x80"},
+        {0x7ff, "\xdf\xbf"},
+        {0x800, "\xe0\xa0\x80"},
+        {0xffff, "\xef\xbf\xbf"},
+        {0x10000, "\xf0\x90\x80\x80"},
+        {0x10ffff, "\xf4\x8f\xbf\xbf"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_str str = {0};
+        int bytes;
+
+        rk_utf8_append(&str, cases[i].code);
+        assert_string_equal(rk_str_text(&str), cases[i].text);
+        assert_true(rk_utf8_is_valid(str.text, str.bytes));
+        assert_int_equal(rk_utf8_read(str.text, &bytes), cases[i].code);
+        assert_int_equal(bytes, str.bytes);
+        rk_str_fini(&str);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -342,6 +373,7 @@ int main(void)
         cmocka_unit_test(test_parse_i64_table),
         cmocka_unit_test(test_parse_f64_table),
         cmocka_unit_test(test_parse_bytes_table),
+        cmocka_unit_test(test_utf8_append_and_read_are_inverse),
         cmocka_unit_test(test_parse_duration_table),
     };
 
