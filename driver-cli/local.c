@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "base/rk_config.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
+#include "driver-cli/child_internal.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/local_internal.h"
 
@@ -54,19 +54,12 @@ struct child_files {
     int lock; /* of the private directory, which lives as long as one of its daemons */
 };
 
-/* Between fork and exec: nothing but async-signal-safe calls. The child gets a process group of its own, so
- * that Ctrl-C reaches the driver alone, and dies with the thread that made it unless it is detached. */
+/* Between fork and exec: nothing but async-signal-safe calls. A daemon that is detached outlives its parent.
+ */
 static void exec_child(char *const *args, char *const *environment, const struct child_files *files,
                        pid_t parent)
 {
-    sigset_t none;
-
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(127);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    rk_child_begin(parent, NULL, 0);
     if (dup2(files->null, STDIN_FILENO) < 0 || dup2(files->out, STDOUT_FILENO) < 0 ||
         dup2(files->log, STDERR_FILENO) < 0 || fcntl(files->lock, F_SETFD, 0) != 0)
         _exit(127);

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
+#include "driver-cli/child_internal.h"
 
 #define EXIT_GRACE_MS    2000 /* between end of file on their inputs and SIGKILL */
 #define STATUS_WAIT_MS   500  /* for the exit status of a process that has closed its output */
@@ -53,19 +53,10 @@ static void start_watcher(int life)
 static void exec_child(const char *program, char *const *argv, const char *dir, const int *fds, pid_t parent)
 {
     static const int reset[] = {SIGPIPE, SIGXFSZ, SIGINT, SIGTERM};
-    struct sigaction action = {.sa_handler = SIG_DFL};
     ssize_t written;
-    sigset_t none;
     int error;
 
-    setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent)
-        _exit(127);
-    for (size_t i = 0; i < RK_ARRAY_LEN(reset); i++)
-        sigaction(reset[i], &action, NULL);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    rk_child_begin(parent, reset, RK_ARRAY_LEN(reset));
     start_watcher(fds[END_LIFE]);
     if (chdir(dir) == 0 && dup2(fds[END_IN], STDIN_FILENO) >= 0 && dup2(fds[END_OUT], STDOUT_FILENO) >= 0 &&
         dup2(fds[END_ERR], STDERR_FILENO) >= 0)

@@ -1,0 +1,20 @@
+/* Processes that the driver starts. */
+#ifndef RK_CHILD_INTERNAL_H
+#define RK_CHILD_INTERNAL_H
+
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "base/rk_compiler.h"
+
+RK_BEGIN_DECLS
+
+/* First in a child, between fork and exec, where only async-signal-safe calls are allowed. It gets a process
+ * group of its own, so that Ctrl-C reaches the driver alone, and dies with the thread that made it; a parent
+ * that has ended already is a reason to exit with 127. The signals of `reset` do what they do by default;
+ * none is blocked. */
+void rk_child_begin(pid_t parent, const int *reset, size_t num_reset);
+
+RK_END_DECLS
+
+#endif
