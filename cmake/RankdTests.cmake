@@ -1,5 +1,6 @@
 # rk_add_test(NAME LABEL label... SOURCES ... LIBS ... [TIMEOUT s] [ARGS ...] [FIXTURES dir])
-# One cmocka binary, one ctest entry; the label is the test's folder ("learn" or "bundle" beside it: release only).
+# One cmocka binary, one ctest entry; the label is the test's folder ("learn" or "bundle" beside it: release only). Entries
+# with a longer limit start earlier, so that none is left to run alone at the end.
 function(rk_add_test name)
     cmake_parse_arguments(T "" "TIMEOUT" "LABEL;SOURCES;LIBS;ARGS;ENVIRONMENT" ${ARGN})
     add_executable(${name} ${T_SOURCES})
@@ -15,7 +16,7 @@ function(rk_add_test name)
     if(NOT T_TIMEOUT)
         set(T_TIMEOUT 60)
     endif()
-    set_tests_properties(${name} PROPERTIES LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT}
+    set_tests_properties(${name} PROPERTIES LABELS "${T_LABEL}" TIMEOUT ${T_TIMEOUT} COST ${T_TIMEOUT}
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${T_ENVIRONMENT}")
 endfunction()
 
@@ -35,7 +36,7 @@ function(rk_add_again prefix name environment)
     get_test_property(${name} LABELS labels)
     get_test_property(${name} TIMEOUT timeout)
     add_test(NAME ${prefix}_${name} COMMAND ${name})
-    set_tests_properties(${prefix}_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
+    set_tests_properties(${prefix}_${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} COST ${timeout}
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;${environment}")
 endfunction()
 
