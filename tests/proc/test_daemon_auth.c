@@ -92,8 +92,8 @@ static void test_token_roles(void **state)
 }
 
 /* Goal: neither without a token nor with one does a huge message cost more memory than gRPC's quota, and the
- * daemon goes on. Method: peak resident memory before and after; AddressSanitizer, where it is, keeps no freed
- * memory back to catch its use, or all that was ever received would count. */
+ * daemon goes on. Method: peak resident memory before and after; AddressSanitizer, where it is, keeps no
+ * freed memory back to catch its use, or all that was ever received would count. */
 static void test_huge_message_is_refused_in_bounded_memory(void **state)
 {
     static const struct {
