@@ -120,6 +120,11 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
 struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
                                         const struct rk_packed *packed) RK_NODISCARD;
 
+/* Zeroed host memory of the pass that has begun, for `count` elements: *out, a pointer, is never NULL.
+ * RESOURCE_EXHAUSTED. */
+struct rk_status *rk_model_alloc_host(struct rk_model *model, void *out, int64_t count,
+                                      size_t elem_bytes) RK_NODISCARD;
+
 /* What kernels multiply logits with, checked. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
 

@@ -61,12 +61,13 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *
                           packed->num_seqs + 1);
 }
 
-static struct rk_status *host_alloc(struct rk_model *model, void *out, int64_t count, size_t elem_bytes)
+struct rk_status *rk_model_alloc_host(struct rk_model *model, void *out, int64_t count, size_t elem_bytes)
 {
     void *memory = rk_arena_calloc(model->host, (size_t)count + 1, elem_bytes);
 
     if (!memory)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld tokens", (long long)count);
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld elements of %zu bytes",
+                       (long long)count, elem_bytes);
     memcpy(out, &memory, sizeof(memory));
     return NULL;
 }
@@ -78,8 +79,8 @@ struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model
     int32_t *labels;
 
     *out = (struct rk_labels){0};
-    RK_TRY(host_alloc(model, &out->positions, packed->num_tokens, sizeof(*out->positions)));
-    RK_TRY(host_alloc(model, &labels, packed->num_tokens, sizeof(*labels)));
+    RK_TRY(rk_model_alloc_host(model, &out->positions, packed->num_tokens, sizeof(*out->positions)));
+    RK_TRY(rk_model_alloc_host(model, &labels, packed->num_tokens, sizeof(*labels)));
     for (int64_t t = 0; t < packed->num_tokens; t++) {
         if (packed->labels[t] == RK_LABEL_NONE)
             continue;
@@ -106,7 +107,7 @@ struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_m
     void *raw;
 
     RK_ASSERT(stats.shape[0] == labels->count);
-    RK_TRY(host_alloc(model, &wide, count, sizeof(*wide)));
+    RK_TRY(rk_model_alloc_host(model, &wide, count, sizeof(*wide)));
     RK_TRY(rk_step_download(model->arena, model->core->stream, stats, &raw));
     RK_TRY(rk_stream_sync(model->core->stream));
     rk_load_f64(wide, raw, stats.dtype, count);
@@ -124,8 +125,8 @@ static struct rk_status *upload_rows(const struct rk_labels *labels, struct rk_m
     double *wide;
     void *raw;
 
-    RK_TRY(host_alloc(model, &raw, count, rk_dtype_bytes(dtype)));
-    RK_TRY(host_alloc(model, &wide, count, sizeof(*wide)));
+    RK_TRY(rk_model_alloc_host(model, &raw, count, rk_dtype_bytes(dtype)));
+    RK_TRY(rk_model_alloc_host(model, &wide, count, sizeof(*wide)));
     for (int64_t i = 0; i < labels->count; i++)
         memcpy(wide + i * width, values + labels->positions[i] * width, (size_t)width * sizeof(*wide));
     rk_store_f64(raw, dtype, wide, count);
@@ -148,7 +149,7 @@ struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk
     RK_ASSERT(num_ids <= RK_VOCAB_IDS_MAX);
     if (num_ids == 0 || !ids)
         return NULL;
-    RK_TRY(host_alloc(model, &rows, count, sizeof(*rows)));
+    RK_TRY(rk_model_alloc_host(model, &rows, count, sizeof(*rows)));
     for (int64_t i = 0; i < labels->count; i++)
         memcpy(rows + i * num_ids, ids + labels->positions[i] * num_ids, (size_t)num_ids * sizeof(*rows));
     for (int64_t i = 0; i < count; i++) {
@@ -169,7 +170,7 @@ struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, stru
     rk_tensor_t flat;
     double *sums;
 
-    RK_TRY(host_alloc(model, &sums, num_tokens, sizeof(*sums)));
+    RK_TRY(rk_model_alloc_host(model, &sums, num_tokens, sizeof(*sums)));
     for (int64_t i = 0; i < labels->count; i++) {
         for (int64_t k = 0; k < width; k++)
             sums[labels->positions[i]] += grads->log_probs[labels->positions[i] * width + k];
@@ -291,7 +292,7 @@ static struct rk_status *download_logits(struct rk_model *model, struct rk_pass 
     char *raw;
 
     RK_TRY(rk_head_logits(pass, &model->core->head, hidden, &logits));
-    RK_TRY(host_alloc(model, &raw, rk_tensor_num_elements(logits), rk_dtype_bytes(logits.dtype)));
+    RK_TRY(rk_model_alloc_host(model, &raw, rk_tensor_num_elements(logits), rk_dtype_bytes(logits.dtype)));
     RK_TRY(rk_stream_copy(pass->stream, raw, logits.data, rk_tensor_bytes(logits), RK_COPY_D2H));
     RK_TRY(rk_stream_sync(pass->stream));
     for (int64_t i = 0; i < num_rows; i++)

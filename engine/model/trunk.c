@@ -11,8 +11,6 @@
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
 
-#include <string.h>
-
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 
@@ -90,22 +88,14 @@ static struct rk_status *begin_flow(struct rk_model *model, struct rk_pass *pass
     return rk_embedding_fwd(pass, &model->core->embedding, flow->stream);
 }
 
-static struct rk_status *alloc_host(struct rk_model *model, void *out, size_t bytes)
-{
-    void *memory = rk_arena_alloc(model->host, bytes);
-
-    memcpy(out, &memory, sizeof(memory));
-    return memory ? NULL : RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %zu bytes of a pass", bytes);
-}
-
 /* A place for what each block keeps. */
 static struct rk_status *alloc_saved(struct rk_model *model, struct rk_trunk_saved *saved)
 {
     const struct rk_model_core *core = model->core;
 
-    RK_TRY(alloc_host(model, &saved->blocks, (size_t)core->num_blocks * sizeof(*saved->blocks)));
+    RK_TRY(rk_model_alloc_host(model, &saved->blocks, core->num_blocks, sizeof(*saved->blocks)));
     for (int64_t i = 0; i < core->num_blocks; i++)
-        RK_TRY(alloc_host(model, &saved->blocks[i].own, core->blocks[i].ops->saved_bytes));
+        RK_TRY(rk_model_alloc_host(model, &saved->blocks[i].own, 1, core->blocks[i].ops->saved_bytes));
     return NULL;
 }
 
@@ -117,7 +107,7 @@ static struct rk_status *alloc_unused(struct rk_model *model, struct rk_block_sa
 
     for (int64_t i = 0; i < core->num_blocks; i++)
         bytes = RK_MAX(bytes, core->blocks[i].ops->saved_bytes);
-    return alloc_host(model, &unused->own, bytes);
+    return rk_model_alloc_host(model, &unused->own, 1, bytes);
 }
 
 struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,

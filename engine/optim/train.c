@@ -209,22 +209,14 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
 static struct rk_status *allocate_ids(struct rk_model *model, const struct rk_train_micro *micro,
                                       struct rk_head_ids *outputs, struct rk_head_ids *grads)
 {
-    size_t count = (size_t)(micro->packed->num_tokens * micro->num_ids);
-    double *arrays;
+    int64_t count = micro->packed->num_tokens * micro->num_ids;
 
     if (micro->num_ids == 0)
         return NULL;
-    arrays = rk_arena_calloc(model->host, 2 * count + 1, sizeof(*arrays));
-    *outputs = (struct rk_head_ids){
-        .num_ids = micro->num_ids,
-        .ids = micro->ids,
-        .log_probs = arrays,
-        .top_ids = rk_arena_calloc(model->host, count + 1, sizeof(*outputs->top_ids)),
-    };
-    if (!arrays || !outputs->top_ids)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld ids of %lld tokens",
-                       (long long)micro->num_ids, (long long)micro->packed->num_tokens);
-    *grads = (struct rk_head_ids){.num_ids = micro->num_ids, .log_probs = arrays + count};
+    *outputs = (struct rk_head_ids){.num_ids = micro->num_ids, .ids = micro->ids};
+    RK_TRY(rk_model_alloc_host(model, &outputs->log_probs, 2 * count, sizeof(*outputs->log_probs)));
+    RK_TRY(rk_model_alloc_host(model, &outputs->top_ids, count, sizeof(*outputs->top_ids)));
+    *grads = (struct rk_head_ids){.num_ids = micro->num_ids, .log_probs = outputs->log_probs + count};
     return NULL;
 }
 
@@ -234,15 +226,10 @@ static struct rk_status *allocate_arrays(struct rk_model *model, const struct rk
     int64_t num_tokens = micro->packed->num_tokens;
 
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
-        double *arrays;
-
         if (!(micro->outputs & RK_HEAD_BIT(i)))
             continue;
-        arrays = rk_arena_calloc(model->host, (size_t)(2 * num_tokens) + 1, sizeof(*arrays));
-        if (!arrays)
-            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld tokens", (long long)num_tokens);
-        outputs->of[i] = arrays;
-        grads->of[i] = arrays + num_tokens;
+        RK_TRY(rk_model_alloc_host(model, &outputs->of[i], 2 * num_tokens, sizeof(double)));
+        grads->of[i] = outputs->of[i] + num_tokens;
     }
     return allocate_ids(model, micro, &outputs->ids, &grads->ids);
 }
