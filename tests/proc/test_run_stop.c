@@ -268,7 +268,7 @@ static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **st
         rk_proc_signal(runs[i], SIGKILL);
         outcome = finish_rankctl(runs[i], 2000);
         outcome_fini(&outcome);
-        assert_gone(daemons[i], NUM_DAEMONS, 2000);
+        assert_gone(daemons[i], NUM_DAEMONS, 10000);
     }
     assert_int_equal(count_entries(root), 2);
     runs[0] = start_local_run(dirs[2], daemons[2]);
