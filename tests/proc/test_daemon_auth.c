@@ -91,6 +91,20 @@ static void test_token_roles(void **state)
     fixture_stop(&fixture);
 }
 
+/* The daemon answers. gRPC closes idle connections while its quota is full; a call that meets the end of one
+ * fails, and the next one connects again. */
+static void assert_goes_on(const struct fixture *fixture)
+{
+    struct rk_worker_status status;
+    struct rk_status *st = rk_client_get_status(fixture->client, &status);
+
+    if (rk_status_code(st) == RK_UNAVAILABLE) {
+        rk_status_free(st);
+        st = rk_client_get_status(fixture->client, &status);
+    }
+    assert_ok(st);
+}
+
 /* Goal: neither without a token nor with one does a huge message cost more memory than gRPC's quota, and the
  * daemon goes on. Method: peak resident memory before and after; AddressSanitizer, where it is, keeps no
  * freed memory back to catch its use, or all that was ever received would count. */
@@ -102,7 +116,6 @@ static void test_huge_message_is_refused_in_bounded_memory(void **state)
     } cases[] = {{"nobody", NULL, RK_UNAUTHENTICATED}, {"admin", ADMIN_TOKEN, RK_RESOURCE_EXHAUSTED}};
     struct rk_str huge = {0};
     char *zeros = rk_calloc(1, HUGE_BYTES);
-    struct rk_worker_status status;
     struct fixture fixture;
     int64_t before_kib;
 
@@ -112,7 +125,7 @@ static void test_huge_message_is_refused_in_bounded_memory(void **state)
     setenv("ASAN_OPTIONS", "quarantine_size_mb=1:thread_local_quarantine_size_kb=64", 1);
     start(&fixture);
     unsetenv("ASAN_OPTIONS");
-    assert_ok(rk_client_get_status(fixture.client, &status));
+    assert_goes_on(&fixture);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_status *st;
 
@@ -124,7 +137,7 @@ static void test_huge_message_is_refused_in_bounded_memory(void **state)
         rk_status_free(st);
         assert_true(rk_proc_peak_rss_kib(fixture.proc) - before_kib <
                     (RK_LIMIT_QUOTA_BYTES >> 10) + (48 << 10));
-        assert_ok(rk_client_get_status(fixture.client, &status));
+        assert_goes_on(&fixture);
     }
     rk_str_fini(&huge);
     fixture_stop(&fixture);

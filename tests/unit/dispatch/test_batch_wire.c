@@ -317,34 +317,54 @@ static const struct {
      "column 'attention_mask' [B,S]: dimension 1 is 9, but S is 8 in this call"},
     {"responses as long as the sequence", "compute_log_prob", LAST_DIM, "responses", 8,
      "sequences of S=8 positions do not hold a prompt and R=8 responses"},
+    {"a third dimension too few", "update_actor", RANK, "teacher_topk_ids", 0,
+     "column 'teacher_topk_ids' has 2 dimensions, expected [B,R,K]"},
     {"packed", "compute_log_prob", PACK, "responses", 0, "column 'responses' is packed"},
     {"twice", "compute_log_prob", TWICE, "responses", 0, "column 'responses' comes twice"},
 };
 
-#define MAX_COLUMNS 12
+#define MAX_COLUMNS 16
+#define MAX_DIMS    3
 
 struct spec_builder {
     struct rk_batch_spec spec;
     struct rk_tensor_spec tensors[MAX_COLUMNS];
     struct rk_string_column strings;
-    int64_t shapes[MAX_COLUMNS][2];
+    int64_t shapes[MAX_COLUMNS][MAX_DIMS];
 };
 
-/* A correct input: B = 4, P = 5, R = 3, S = 8. */
+static int64_t size_of_dim(char name)
+{
+    static const struct {
+        char name;
+        int64_t size;
+    } sizes[] = {{'B', 4}, {'P', 5}, {'R', 3}, {'S', 8}, {'K', 2}};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(sizes); i++) {
+        if (sizes[i].name == name)
+            return sizes[i].size;
+    }
+    fail_msg("dimension '%c' has no size in this test", name);
+    return 0;
+}
+
+/* A correct input. */
 static void build_spec(struct spec_builder *builder, const struct rk_method *method)
 {
     *builder = (struct spec_builder){0};
     builder->spec =
         (struct rk_batch_spec){.batch_size = 4, .tensors = builder->tensors, .columns = &builder->strings};
+    assert_true(method->num_in < MAX_COLUMNS); /* a change may add one */
     for (int64_t i = 0; i < method->num_in; i++) {
         const struct rk_column_schema *schema = &method->in[i];
+        int rank = 0;
 
-        builder->shapes[i][0] = 4;
-        builder->shapes[i][1] = strchr(schema->dims, 'P') ? 5 : strchr(schema->dims, 'R') ? 3 : 8;
-        builder->tensors[i] = (struct rk_tensor_spec){.name = schema->name,
-                                                      .dtype = schema->dtype,
-                                                      .rank = strchr(schema->dims, ',') ? 2 : 1,
-                                                      .shape = builder->shapes[i]};
+        for (const char *dim = schema->dims; *dim; dim++) {
+            if (*dim != ',')
+                builder->shapes[i][rank++] = size_of_dim(*dim);
+        }
+        builder->tensors[i] = (struct rk_tensor_spec){
+            .name = schema->name, .dtype = schema->dtype, .rank = rank, .shape = builder->shapes[i]};
     }
     builder->spec.num_tensors = method->num_in;
 }
