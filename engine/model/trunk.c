@@ -9,7 +9,6 @@
  * the backward pass runs the n layers behind it once more, which gives the same bits, before it goes back
  * through them. */
 #include "engine/model/model_internal.h"
-#include "engine/optim/optim_internal.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
@@ -182,7 +181,7 @@ static struct rk_status *part_bwd(struct rk_model *model, struct rk_pass *pass,
     }
     for (int64_t i = *end - 1; i >= begin; i--) {
         RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dstream));
-        RK_TRY(rk_train_grads_ready(model, core->blocks[i].norm.param));
+        RK_TRY(rk_pass_grads_ready(pass, core->blocks[i].norm.param));
     }
     rk_step_arena_release(pass->arena, mark);
     *end = begin;
@@ -198,7 +197,7 @@ struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
     pass->keeps_activations = true;
     RK_TRY(rk_step_2d(pass->arena, &dstream, pass->dtype, pass->num_tokens, pass->hidden_size));
     RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dhidden, dstream, true));
-    RK_TRY(rk_train_grads_ready(model, core->final_norm.param));
+    RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
     for (int64_t end = core->num_blocks; end > 0;)
         RK_TRY(part_bwd(model, pass, saved, dstream, &end));
     return rk_embedding_bwd(pass, &core->embedding, dstream);

@@ -64,7 +64,16 @@ struct rk_pass {
     int32_t max_seqlen;
     const struct rk_paged_step *paged;   /* NULL: packed */
     const struct rk_engine_hooks *hooks; /* optional; NULL disables progress callbacks */
+    /* Called when the backward pass has left the gradients of all parameters from `first_param` on (in the
+     * order of the forward pass). NULL: nobody waits for them. */
+    struct rk_status *(*on_grads_ready)(void *user, int64_t first_param);
+    void *grads_user;
 };
+
+static inline struct rk_status *rk_pass_grads_ready(const struct rk_pass *pass, int64_t first_param)
+{
+    return pass->on_grads_ready ? pass->on_grads_ready(pass->grads_user, first_param) : NULL;
+}
 
 /* The pass has come further: after every block, and every chunk of the head. */
 static inline void rk_pass_note_alive(const struct rk_pass *pass)

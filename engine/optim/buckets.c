@@ -206,19 +206,17 @@ struct rk_status *rk_train_reset(struct rk_model *model)
 {
     struct rk_train *train = model->train;
 
-    train->is_last_micro = false;
     train->num_complete = 0;
     train->num_reduced = 0;
     return rk_train_wait(model);
 }
 
-struct rk_status *rk_train_grads_ready(struct rk_model *model, int64_t first_param)
+struct rk_status *rk_train_grads_ready(void *user, int64_t first_param)
 {
+    struct rk_model *model = user;
     const struct rk_param_table *params = &model->core->params;
     int64_t end = 0;
 
-    if (!model->train->is_last_micro || !model->train->comm)
-        return NULL;
     for (int64_t i = first_param; i < params->count; i++) {
         const struct rk_placement *placement = rk_params_placement(params, i);
 

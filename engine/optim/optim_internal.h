@@ -86,7 +86,6 @@ struct rk_train {
         summed_begin; /* element; fixed: from here on a pass adds to gradients, before it may write them */
     /* Of the running step. */
     bool is_stale;        /* gradients hold what an earlier step left, and count as zero */
-    bool is_last_micro;   /* gradients are complete when the backward pass leaves them */
     int64_t num_complete; /* elements, from the beginning of the flat buffer */
     int64_t num_reduced;  /* buckets, from the first */
 };
@@ -123,9 +122,9 @@ void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, i
 struct rk_status *rk_train_settle(struct rk_model *model) RK_NODISCARD;
 /* Starts a step: no gradient is complete. */
 struct rk_status *rk_train_reset(struct rk_model *model) RK_NODISCARD;
-/* The backward pass has left the gradients of all parameters from this one on (in the order of the forward
- * pass). In the last micro-batch, collective: starts the sums of the buckets that are complete. */
-struct rk_status *rk_train_grads_ready(struct rk_model *model, int64_t first_param) RK_NODISCARD;
+/* on_grads_ready of the last pass of a step, whose gradients are complete when it leaves them; the model is
+ * the user. Collective: starts the sums of the buckets that are complete. */
+struct rk_status *rk_train_grads_ready(void *user, int64_t first_param) RK_NODISCARD;
 /* Collective: completes the gradients of my shard. */
 struct rk_status *rk_train_reduce(struct rk_model *model) RK_NODISCARD;
 /* Collective: spreads the parameters of a bucket, after what the model's stream has been given so far. */

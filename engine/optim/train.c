@@ -269,6 +269,10 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     RK_TRY(rk_model_begin_packed(model, &pass, micro->packed));
     pass.hooks = micro->hooks;
     pass.grads = model->train->grads;
+    if (micro->is_last && model->train->comm) { /* sums over dp begin while the pass runs */
+        pass.on_grads_ready = rk_train_grads_ready;
+        pass.grads_user = model;
+    }
     RK_TRY(rk_labels_select(&labels, model, micro->packed));
     head.index = labels.index;
     head.labels = labels.labels;
@@ -278,7 +282,6 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
     RK_TRY(core->head.ops->forward(&pass, &core->head, hidden, micro->outputs, &head, &out));
     RK_TRY(call_loss(model, micro, &labels, &out, &dout));
     RK_TRY(rk_step_2d(pass.arena, &dhidden, pass.dtype, pass.num_tokens, pass.hidden_size));
-    model->train->is_last_micro = micro->is_last;
     RK_TRY(prepare_grads(model, &pass, labels.count));
     RK_TRY(core->head.ops->backward(&pass, &core->head, &head, &dout, dhidden));
     RK_TRY(rk_trunk_bwd(model, &pass, &trunk, dhidden));
