@@ -31,7 +31,8 @@ static struct rk_json *run_seeded(const char *job, const char *seed_value, const
 }
 
 /* Goal: SFT reaches an accuracy of 0.9 on all prompts, a ninth of them held out, from random weights; GRPO
- * goes on from its model and stays there. */
+ * goes on from its model and stays there. Its entropy bonus is less than the example's, which finds answers
+ * from random weights and takes 0.05 of the accuracy from a model that knows them. */
 static void test_sft_then_grpo(void **state)
 {
     (void)state;
@@ -40,6 +41,7 @@ static void test_sft_then_grpo(void **state)
         char *model = rk_format("actor_rollout_ref.model.path=%s/hf", sft);
         const char *const more[] = {model,
                                     "~actor_rollout_ref.model.hf_config_path",
+                                    "actor_rollout_ref.actor.entropy_coeff=0.04",
                                     "data.val_files=" RK_TEST_SOURCE_DIR "/examples/digits/train.jsonl",
                                     "trainer.total_training_steps=10",
                                     "trainer.test_freq=10",
