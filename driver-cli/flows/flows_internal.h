@@ -66,7 +66,7 @@ void rk_flow_files_free(char **files); /* NULL is a no-op */
 
 /* --- tokenizers of a job (flow_tokenizer.c) --- */
 /* Opens `full`, a tokenizer.json or its directory; *dir receives the directory (rk_free), on failure too.
- * NOT_FOUND for what is not on this machine: `name` is what the job calls it. */
+ * NOT_FOUND when it is not on this machine; the message calls it `name`, as the job does. */
 struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, const char *full,
                                          const char *name) RK_NODISCARD;
 /* INVALID_ARGUMENT names the first token of `path` that is not the same in the tokenizer of `owner`. */

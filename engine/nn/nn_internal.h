@@ -65,7 +65,7 @@ struct rk_pass {
     const struct rk_paged_step *paged;   /* NULL: packed */
     const struct rk_engine_hooks *hooks; /* optional; NULL disables progress callbacks */
     /* Called when the backward pass has left the gradients of all parameters from `first_param` on (in the
-     * order of the forward pass). NULL: nobody waits for them. */
+     * order of the forward pass). NULL: the pass tells it to no function. */
     struct rk_status *(*on_grads_ready)(void *user, int64_t first_param);
     void *grads_user;
 };

@@ -95,7 +95,7 @@ static struct rk_status *cpu_get_free(void *handle, uint64_t *out_bytes)
     return NULL;
 }
 
-/* --- ranges: pages that nobody may touch until they are committed --- */
+/* --- ranges: pages without access (PROT_NONE) until they are committed --- */
 
 static struct rk_status *no_pages(const char *call, size_t bytes)
 {

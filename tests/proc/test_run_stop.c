@@ -248,8 +248,8 @@ static int64_t count_entries(const char *path)
     return count - 2; /* . and .. */
 }
 
-/* Goal: the private directory of a run goes with it; that of a killed one goes with the next run once its
- * daemons have ended, that of one that lives does not. */
+/* Goal: a run removes its private directory at its end. The next run removes that of a driver that was
+ * killed, once the daemons of that driver have ended, and leaves that of a driver that still runs. */
 static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **state)
 {
     char *root = rk_test_temp_path("x"), *dirs[] = {new_run_dir(), new_run_dir(), new_run_dir()};

@@ -374,8 +374,8 @@ static void test_cancel_one_rank_cancels_all(void **state)
     test_cluster_close(&cluster);
 }
 
-/* Goal: a cancellation that finds one rank's job in the queue while the other may have begun its own leaves
- * nobody waiting: both end with CANCELLED and stay configured. */
+/* Goal: a cancellation that finds one rank's job in the queue while the other may have begun its own makes
+ * no rank wait for the other: both end with CANCELLED and stay configured. */
 static void test_cancel_before_one_rank_begins_cancels_all(void **state)
 {
     struct rk_job *running[TEST_MAX_WORKERS], *queued[TEST_MAX_WORKERS];
