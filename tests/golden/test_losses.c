@@ -37,50 +37,7 @@ enum {
 };
 
 #define DISTILL "distillation.distillation_loss."
-
-/* A file of the fixture; tensors are read as f64. */
-struct file {
-    struct rk_st_file *st;
-};
-
-static struct file open_file(const char *name)
-{
-    char *relative = rk_format("golden/losses/%s", name), *path = rk_test_fixture_path(relative);
-    struct file file;
-
-    assert_ok(rk_st_open(&file.st, path));
-    rk_free(path);
-    rk_free(relative);
-    return file;
-}
-
-static double *read_tensor(const struct file *file, const char *name, int64_t *count)
-{
-    const struct rk_st_tensor *tensor = rk_st_find(file->st, name);
-    void *bytes;
-    double *values;
-    int64_t n = 1;
-
-    if (!tensor)
-        fail_msg("%s has no tensor %s", rk_st_path(file->st), name);
-    for (int32_t i = 0; i < tensor->rank; i++)
-        n *= tensor->shape[i];
-    bytes = rk_malloc(tensor->bytes);
-    values = rk_malloc((size_t)n * sizeof(*values));
-    assert_ok(rk_st_read(file->st, tensor, 0, tensor->bytes, bytes));
-    for (int64_t i = 0; i < n; i++) {
-        if (tensor->dtype == RK_DTYPE_U8)
-            values[i] = ((const uint8_t *)bytes)[i];
-        else if (tensor->dtype == RK_DTYPE_I32)
-            values[i] = ((const int32_t *)bytes)[i];
-    }
-    if (tensor->dtype == RK_DTYPE_F32 || tensor->dtype == RK_DTYPE_F64)
-        rk_load_f64(values, bytes, tensor->dtype, n);
-    rk_free(bytes);
-    if (count)
-        *count = n;
-    return values;
-}
+#define FIXTURE "golden/losses/"
 
 /* --- the cases --- */
 struct inputs {
@@ -175,7 +132,7 @@ static char *make_distill_options(const double *c)
 /* --- what is expected --- */
 struct golden {
     const char *name; /* of the fixture's tensors */
-    const struct file *file;
+    const struct rk_st_file *file;
     double *loss, *grad;
     double *metrics[RK_LOSS_METRICS_MAX]; /* by the row's metrics; NULL: the fixture has none */
 };
@@ -184,13 +141,14 @@ static double *find_tensor(const struct golden *golden, const char *metric)
 {
     const char *slash = strchr(metric, '/');
     char *name = rk_format("%s.%s", golden->name, slash ? slash + 1 : metric);
-    double *values = rk_st_find(golden->file->st, name) ? read_tensor(golden->file, name, NULL) : NULL;
+    double *values = rk_st_find(golden->file, name) ? rk_test_fixture_tensor(golden->file, name, NULL) : NULL;
 
     rk_free(name);
     return values;
 }
 
-static struct golden open_golden(const struct file *file, const char *name, const struct rk_loss_ops *ops)
+static struct golden open_golden(const struct rk_st_file *file, const char *name,
+                                 const struct rk_loss_ops *ops)
 {
     struct golden golden = {.name = name, .file = file};
 
@@ -253,7 +211,7 @@ static void check_case(const struct rk_test_loss *loss, const struct rk_test_bat
     }
 }
 
-static void check_loss(const struct file *file, const char *name, const struct rk_loss_ops *ops,
+static void check_loss(const struct rk_st_file *file, const char *name, const struct rk_loss_ops *ops,
                        rk_loss_agg_mode_t mode)
 {
     struct golden golden;
@@ -284,33 +242,33 @@ static void test_policy_losses_equal_verl(void **state)
 {
     static const char *const names[] = {"vanilla", "gspo", "sapo",     "gpg",    "cispo",   "dppo_tv",
                                         "dppo_kl", "dro",  "clip_cov", "kl_cov", "geo_mean"};
-    struct file file = open_file("policy.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "policy.safetensors");
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
-        check_loss(&file, names[i], rk_loss_find(RK_OBJECTIVE_POLICY, names[i]), RK_AGG_COUNT);
-    rk_st_close(file.st);
+        check_loss(file, names[i], rk_loss_find(RK_OBJECTIVE_POLICY, names[i]), RK_AGG_COUNT);
+    rk_st_close(file);
 }
 
 /* Goal: the same of the value loss and of the SFT loss. */
 static void test_value_and_sft_loss_equal_verl(void **state)
 {
-    struct file file = open_file("other.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "other.safetensors");
 
     (void)state;
-    check_loss(&file, "value", rk_loss_find(RK_OBJECTIVE_VALUE, "value"), RK_AGG_COUNT);
-    check_loss(&file, "sft", rk_loss_find(RK_OBJECTIVE_SFT, "sft"), RK_AGG_TOKEN_MEAN);
-    rk_st_close(file.st);
+    check_loss(file, "value", rk_loss_find(RK_OBJECTIVE_VALUE, "value"), RK_AGG_COUNT);
+    check_loss(file, "sft", rk_loss_find(RK_OBJECTIVE_SFT, "sft"), RK_AGG_TOKEN_MEAN);
+    rk_st_close(file);
 }
 
 /* Goal: the same of distillation on the sampled tokens, as a loss and as an advantage. */
 static void test_distillation_loss_equals_verl(void **state)
 {
-    struct file file = open_file("other.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "other.safetensors");
 
     (void)state;
-    check_loss(&file, "distill", rk_test_distill_row("k3"), RK_AGG_COUNT);
-    rk_st_close(file.st);
+    check_loss(file, "distill", rk_test_distill_row("k3"), RK_AGG_COUNT);
+    rk_st_close(file);
 }
 
 /* Goal: the sums are what autograd gives for their definitions. */
@@ -318,16 +276,16 @@ static void test_sums_equal_their_definitions(void **state)
 {
     static const char *const names[] = {"cross_entropy", "importance_sampling", "ppo", "cispo", "dro",
                                         "gspo"};
-    struct file file = open_file("other.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "other.safetensors");
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
         char *name = rk_format("sum_%s", names[i]);
 
-        check_loss(&file, name, rk_loss_find(RK_OBJECTIVE_SUM, names[i]), RK_AGG_TOKEN_SUM);
+        check_loss(file, name, rk_loss_find(RK_OBJECTIVE_SUM, names[i]), RK_AGG_TOKEN_SUM);
         rk_free(name);
     }
-    rk_st_close(file.st);
+    rk_st_close(file);
 }
 
 /* --- pairs --- */
@@ -356,12 +314,12 @@ static void test_preference_losses_equal_trl(void **state)
                                         "ipo_sum",  "sigmoid_norm", "exo_pair", "apo_zero",
                                         "apo_down", "nca_pair",     "sppo_hard"};
     const struct rk_loss_ops *ops = rk_loss_find(RK_OBJECTIVE_DPO, "dpo");
-    struct file file = open_file("pairs.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "pairs.safetensors");
 
     (void)state;
     assert_non_null(ops);
     for (size_t k = 0; k < RK_ARRAY_LEN(names); k++) {
-        struct golden golden = open_golden(&file, names[k], ops);
+        struct golden golden = open_golden(file, names[k], ops);
         struct place place = {0};
 
         for (int64_t i = 0; i < pairs.num_cases; i++) {
@@ -381,37 +339,38 @@ static void test_preference_losses_equal_trl(void **state)
         }
         close_golden(&golden);
     }
-    rk_st_close(file.st);
+    rk_st_close(file);
 }
 
 static int load(void **state)
 {
-    struct file file = open_file("inputs.safetensors"), pair_file = open_file("pairs.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "inputs.safetensors"),
+                      *pair_file = rk_test_fixture_open(FIXTURE "pairs.safetensors");
     int64_t n;
 
     (void)state;
-    inputs.rows = read_tensor(&file, "rows", &inputs.num_cases);
-    inputs.lengths = read_tensor(&file, "lengths", NULL);
-    inputs.mask = read_tensor(&file, "mask", NULL);
-    inputs.config = read_tensor(&file, "config", &n);
+    inputs.rows = rk_test_fixture_tensor(file, "rows", &inputs.num_cases);
+    inputs.lengths = rk_test_fixture_tensor(file, "lengths", NULL);
+    inputs.mask = rk_test_fixture_tensor(file, "mask", NULL);
+    inputs.config = rk_test_fixture_tensor(file, "config", &n);
     inputs.num_config = n / inputs.num_cases;
     assert_int_equal(inputs.num_config, NUM_CONFIG);
     assert_true(inputs.num_cases >= 200);
-    inputs.log_probs = read_tensor(&file, "log_probs", NULL);
-    inputs.old = read_tensor(&file, "old_log_probs", NULL);
-    inputs.advantages = read_tensor(&file, "advantages", NULL);
-    inputs.is_weights = read_tensor(&file, "is_weights", NULL);
-    inputs.ref = read_tensor(&file, "ref", NULL);
-    rk_st_close(file.st);
+    inputs.log_probs = rk_test_fixture_tensor(file, "log_probs", NULL);
+    inputs.old = rk_test_fixture_tensor(file, "old_log_probs", NULL);
+    inputs.advantages = rk_test_fixture_tensor(file, "advantages", NULL);
+    inputs.is_weights = rk_test_fixture_tensor(file, "is_weights", NULL);
+    inputs.ref = rk_test_fixture_tensor(file, "ref", NULL);
+    rk_st_close(file);
 
-    pairs.rows = read_tensor(&pair_file, "rows", &pairs.num_cases);
-    pairs.lengths = read_tensor(&pair_file, "lengths", NULL);
-    pairs.mask = read_tensor(&pair_file, "mask", NULL);
-    pairs.config = read_tensor(&pair_file, "config", &n);
+    pairs.rows = rk_test_fixture_tensor(pair_file, "rows", &pairs.num_cases);
+    pairs.lengths = rk_test_fixture_tensor(pair_file, "lengths", NULL);
+    pairs.mask = rk_test_fixture_tensor(pair_file, "mask", NULL);
+    pairs.config = rk_test_fixture_tensor(pair_file, "config", &n);
     pairs.num_config = n / pairs.num_cases;
-    pairs.log_probs = read_tensor(&pair_file, "log_probs", NULL);
-    pairs.ref = read_tensor(&pair_file, "ref", NULL);
-    rk_st_close(pair_file.st);
+    pairs.log_probs = rk_test_fixture_tensor(pair_file, "log_probs", NULL);
+    pairs.ref = rk_test_fixture_tensor(pair_file, "ref", NULL);
+    rk_st_close(pair_file);
     return 0;
 }
 

@@ -33,49 +33,10 @@ enum {
 };
 
 #define DISTILL   "distillation.distillation_loss."
+#define FIXTURE   "golden/topk_losses/"
 #define VOCAB_MAX 16
 
 static const char *const modes[] = {"forward_kl_topk", "reverse_kl_topk", "jsd_topk"};
-
-static struct rk_st_file *open_file(const char *name)
-{
-    char *relative = rk_format("golden/topk_losses/%s", name), *path = rk_test_fixture_path(relative);
-    struct rk_st_file *file;
-
-    assert_ok(rk_st_open(&file, path));
-    rk_free(path);
-    rk_free(relative);
-    return file;
-}
-
-/* As f64. */
-static double *read_tensor(const struct rk_st_file *file, const char *name, int64_t *count)
-{
-    const struct rk_st_tensor *tensor = rk_st_find(file, name);
-    int64_t n = 1;
-    double *values;
-    void *bytes;
-
-    if (!tensor)
-        fail_msg("%s has no tensor %s", rk_st_path(file), name);
-    for (int32_t i = 0; i < tensor->rank; i++)
-        n *= tensor->shape[i];
-    bytes = rk_malloc(tensor->bytes);
-    values = rk_malloc((size_t)n * sizeof(*values));
-    assert_ok(rk_st_read(file, tensor, 0, tensor->bytes, bytes));
-    for (int64_t i = 0; i < n; i++) {
-        if (tensor->dtype == RK_DTYPE_U8)
-            values[i] = ((const uint8_t *)bytes)[i];
-        else if (tensor->dtype == RK_DTYPE_I32)
-            values[i] = ((const int32_t *)bytes)[i];
-    }
-    if (tensor->dtype == RK_DTYPE_F32 || tensor->dtype == RK_DTYPE_F64)
-        rk_load_f64(values, bytes, tensor->dtype, n);
-    rk_free(bytes);
-    if (count)
-        *count = n;
-    return values;
-}
 
 enum { ROWS, LENGTHS, MASK, CONFIG, LOGITS, IDS, TEACHER, LABELS, OLD, IS_WEIGHTS, NUM_INPUTS };
 
@@ -242,7 +203,7 @@ static double find_expected(const struct rk_st_file *file, const char *mode, con
     char *tensor = rk_format("%s.%s", mode, name);
     double *values, value;
 
-    values = read_tensor(file, tensor, NULL);
+    values = rk_test_fixture_tensor(file, tensor, NULL);
     value = values[i];
     rk_free(values);
     rk_free(tensor);
@@ -308,12 +269,12 @@ static void check_case(const struct rk_st_file *file, const char *mode, int64_t 
 /* Goal: loss, gradient and metrics of every mode are those of verl's and TRL's functions. */
 static void test_topk_losses_equal_verl_and_trl(void **state)
 {
-    struct rk_st_file *file = open_file("outputs.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "outputs.safetensors");
 
     (void)state;
     for (size_t m = 0; m < RK_ARRAY_LEN(modes); m++) {
         char *name = rk_format("%s.grad", modes[m]);
-        double *grads = read_tensor(file, name, NULL);
+        double *grads = rk_test_fixture_tensor(file, name, NULL);
         struct place place = {0};
 
         for (int64_t i = 0; i < num_cases; i++) {
@@ -496,13 +457,13 @@ static void test_topk_places_without_an_id_do_not_count(void **state)
 
 static int load(void **state)
 {
-    struct rk_st_file *file = open_file("inputs.safetensors");
+    struct rk_st_file *file = rk_test_fixture_open(FIXTURE "inputs.safetensors");
     int64_t n;
 
     (void)state;
     for (int i = 0; i < NUM_INPUTS; i++)
-        inputs[i] = read_tensor(file, input_names[i], i == ROWS ? &num_cases : &n);
-    rk_free(read_tensor(file, "config", &n));
+        inputs[i] = rk_test_fixture_tensor(file, input_names[i], i == ROWS ? &num_cases : &n);
+    rk_free(rk_test_fixture_tensor(file, "config", &n));
     assert_int_equal(n, num_cases * NUM_CONFIG);
     assert_true(num_cases >= 200);
     rk_st_close(file);

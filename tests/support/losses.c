@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_json.h"
 #include "tests/support/test.h"
@@ -125,4 +126,42 @@ struct rk_test_batch rk_test_batch_take(const struct rk_test_batch *all, int32_t
     for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
         memmove(batch.columns[i], all->columns[i] + begin, (size_t)n * sizeof(double));
     return batch;
+}
+
+struct rk_st_file *rk_test_fixture_open(const char *name)
+{
+    char *path = rk_test_fixture_path(name);
+    struct rk_st_file *file;
+
+    assert_ok(rk_st_open(&file, path));
+    rk_free(path);
+    return file;
+}
+
+double *rk_test_fixture_tensor(const struct rk_st_file *file, const char *name, int64_t *count)
+{
+    const struct rk_st_tensor *tensor = rk_st_find(file, name);
+    void *bytes;
+    double *values;
+    int64_t n = 1;
+
+    if (!tensor)
+        fail_msg("%s has no tensor %s", rk_st_path(file), name);
+    for (int32_t i = 0; i < tensor->rank; i++)
+        n *= tensor->shape[i];
+    bytes = rk_malloc(tensor->bytes);
+    values = rk_malloc((size_t)n * sizeof(*values));
+    assert_ok(rk_st_read(file, tensor, 0, tensor->bytes, bytes));
+    for (int64_t i = 0; i < n; i++) {
+        if (tensor->dtype == RK_DTYPE_U8)
+            values[i] = ((const uint8_t *)bytes)[i];
+        else if (tensor->dtype == RK_DTYPE_I32)
+            values[i] = ((const int32_t *)bytes)[i];
+    }
+    if (tensor->dtype == RK_DTYPE_F32 || tensor->dtype == RK_DTYPE_F64)
+        rk_load_f64(values, bytes, tensor->dtype, n);
+    rk_free(bytes);
+    if (count)
+        *count = n;
+    return values;
 }

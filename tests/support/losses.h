@@ -3,6 +3,7 @@
 #define RK_TEST_LOSSES_H
 
 #include "base/rk_loss_agg.h"
+#include "base/rk_safetensors.h"
 #include "engine/rk_loss.h"
 
 RK_BEGIN_DECLS
@@ -45,6 +46,13 @@ double rk_test_loss_metric(const struct rk_test_loss *loss, const struct rk_test
                            const char *name);
 /* The sequences [first, first + count) of a batch, with its denominators. */
 struct rk_test_batch rk_test_batch_take(const struct rk_test_batch *all, int32_t first, int32_t count);
+
+/* --- fixtures --- */
+/* "golden/losses/inputs.safetensors"; rk_st_close it. */
+struct rk_st_file *rk_test_fixture_open(const char *name);
+/* A tensor as f64, and how many elements it has, unless count is NULL; rk_free it. Fails when there is none.
+ */
+double *rk_test_fixture_tensor(const struct rk_st_file *file, const char *name, int64_t *count);
 
 RK_END_DECLS
 
