@@ -24,7 +24,7 @@ static void name_hosts(struct group *group)
 
 static struct group start_group(void)
 {
-    struct group group = {{start_daemon_on(0), start_daemon_on(1)}, NULL};
+    struct group group = {{start_daemon_on(0, NULL), start_daemon_on(1, NULL)}, NULL};
 
     name_hosts(&group);
     return group;
@@ -124,7 +124,7 @@ static void kill_during(const struct kill_case *kill_case)
     wait_status(group.daemons[0], "UNCONFIGURED", 10000);
     assert_survivor_names(group.daemons[0], "rank 1", kill_case->call);
     rk_proc_destroy(group.daemons[1]);
-    group.daemons[1] = start_daemon_on(1);
+    group.daemons[1] = start_daemon_on(1, NULL);
     name_hosts(&group);
     assert_run_succeeds(&group);
     stop_group(&group);
@@ -167,7 +167,7 @@ static double peak_gb(const char *dir, int64_t from, int64_t to)
  * first 20 brought it, to the byte. */
 static void test_run_of_many_steps_leaves_device_memory_flat(void **state)
 {
-    bool is_cpu = strcmp(cli_device(), "device=cpu") == 0;
+    bool is_cpu = !is_on_gpus();
     const char *steps = is_cpu ? "trainer.total_training_steps=60" : "trainer.total_training_steps=200";
     char *dir = new_run_dir();
     const char *const args[] = {"run",       TINY_JOB, "--local", "2",   "--quiet",

@@ -230,7 +230,7 @@ void assert_same_file(const char *dir, const char *expected_dir, const char *nam
     rk_free(path);
 }
 
-static bool is_on_gpus(void)
+bool is_on_gpus(void)
 {
     const char *device = rk_env("RK_TEST_DEVICE");
 
@@ -289,10 +289,10 @@ void skip_without_devices(int count)
     exit(EXIT_SKIPPED);
 }
 
-struct rk_proc *start_daemon_on(int index)
+struct rk_proc *start_daemon_on(int index, const char *more_arg)
 {
     char *flag = rk_format(is_on_gpus() ? "--device=cuda:%d" : "--slot=%d", index);
-    struct rk_proc *daemon = start_daemon((const char *const[]){flag, NULL});
+    struct rk_proc *daemon = start_daemon((const char *const[]){flag, more_arg, NULL});
 
     rk_free(flag);
     return daemon;

@@ -17,6 +17,8 @@
     "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", \
         "actor_rollout_ref.actor.ppo_mini_batch_size=2", "trainer.total_training_steps=3", cli_device()
 
+/* Whether RK_TEST_DEVICE is cuda. */
+bool is_on_gpus(void);
 /* The device of RK_TEST_DEVICE as a key of a job: "device=cpu", "device=cuda". */
 const char *cli_device(void);
 /* False where a daemon on the device number count - 1 does not start because this machine or build has none.
@@ -65,7 +67,7 @@ void assert_same_file(const char *dir, const char *expected_dir, const char *nam
 
 /* A daemon on a socket of its own that may read and write below the temporary directory. */
 struct rk_proc *start_daemon(const char *const *more_args);
-/* The same on device number `index`. */
-struct rk_proc *start_daemon_on(int index);
+/* The same on device number `index`, with one more argument or NULL. */
+struct rk_proc *start_daemon_on(int index, const char *more_arg);
 
 #endif

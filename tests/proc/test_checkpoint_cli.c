@@ -255,7 +255,7 @@ static void test_checkpoint_export_survives_a_lost_replica(void **state)
 
     (void)state;
     for (int i = 0; i < NUM_DAEMONS; i++) {
-        daemons[i] = start_daemon_on(i);
+        daemons[i] = start_daemon_on(i, NULL);
         rk_str_appendf(&hosts, "%s%s", i ? "," : "", rk_proc_address(daemons[i]));
     }
     reward = rk_format(GATED_REWARD, flag);

@@ -152,7 +152,7 @@ static void test_resume_after_kill_is_bit_for_bit(void **state)
     static const int32_t counts[] = {1, 2, 4};
 
     (void)state;
-    if (strcmp(cli_device(), "device=cpu") == 0) {
+    if (!is_on_gpus()) {
         check_resume(&tp2_dp2, false, NULL);
         return;
     }
@@ -383,7 +383,7 @@ int main(void)
     skip_without_devices(1);
     if (rk_env("RK_TEST_STEPS"))
         return cmocka_run_group_tests(figure, NULL, NULL);
-    if (strcmp(cli_device(), "device=cpu") != 0)
+    if (is_on_gpus())
         return cmocka_run_group_tests(on_gpus, NULL, NULL);
     return cmocka_run_group_tests(all, NULL, NULL);
 }

@@ -21,11 +21,6 @@
         ACTOR "ppo_mini_batch_size=4", "critic.ppo_max_token_len_per_gpu=4096", ROLLOUT "max_num_seqs=4", \
         ROLLOUT "max_num_batched_tokens=16"
 
-static bool is_on_gpus(void)
-{
-    return strcmp(cli_device(), "device=cuda") == 0;
-}
-
 /* The tiny job for one step on these daemons ("--local=2", "--hosts=..."), with `more` ended by NULL. */
 static struct outcome run_on(const char *daemons, const char *dir, const char *const *more)
 {
@@ -156,11 +151,9 @@ static int64_t find_limit(void)
 
 static struct rk_proc *start_limited(int index, int64_t limit_bytes)
 {
-    char *device = rk_format(is_on_gpus() ? "--device=cuda:%d" : "--slot=%d", index);
     char *limit = rk_format("--limits.device_memory=%lldB", (long long)limit_bytes);
-    struct rk_proc *daemon = start_daemon((const char *const[]){device, limit, NULL});
+    struct rk_proc *daemon = start_daemon_on(index, limit);
 
-    rk_free(device);
     rk_free(limit);
     return daemon;
 }
