@@ -73,12 +73,40 @@ static struct rk_status *check_model(const struct rk_daemon *daemon,
                           rk_role_state_name(state), rk_role_state_name(RK_ROLE_STATE_AWAKE));
 }
 
+static const struct rk_mesh *find_mesh(const void *group, const char *role)
+{
+    return rk_group_find_mesh(group, role);
+}
+
+static int32_t num_addressed(const struct rk_dispatch *dispatch)
+{
+    int32_t count = 0;
+
+    for (int32_t rank = 0; rank < dispatch->world_size; rank++)
+        count += dispatch->chunk_of_rank[rank] >= 0;
+    return count;
+}
+
+static struct rk_status *check_place(const struct rk_daemon *daemon, const struct rk_execute_header *header,
+                                     const struct rk_dispatch *dispatch)
+{
+    if (dispatch->chunk_of_rank[daemon->group.rank] < 0)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                              "%s.%s does not address rank %d, which has no place in its mesh", header->role,
+                              header->method, daemon->group.rank);
+    if (!header->two_phase && num_addressed(dispatch) > 1)
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "two_phase=false is for roles of one rank, '%s' has %d", header->role,
+                              num_addressed(dispatch));
+    return NULL;
+}
+
+/* *dispatch is the caller's, on failure too. */
 static struct rk_status *check_position(const struct rk_daemon *daemon,
                                         const struct rk_execute_header *header,
-                                        const struct rk_method **method, const struct rk_mesh **mesh)
+                                        const struct rk_method **method, struct rk_dispatch **dispatch)
 {
     struct rk_worker_snapshot snapshot;
-    struct rk_mesh_coords coords;
 
     RK_TRY(rk_method_check_role(method, header->role, header->method));
     rk_worker_get_snapshot(daemon->worker, &snapshot);
@@ -89,15 +117,8 @@ static struct rk_status *check_position(const struct rk_daemon *daemon,
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
                               "mesh_generation=%" PRIu64 ", the daemon was configured with %" PRIu64,
                               header->mesh_generation, snapshot.mesh_generation);
-    *mesh = rk_group_find_mesh(&daemon->group, header->role);
-    if (!*mesh || !rk_mesh_find_coords(*mesh, daemon->group.rank, &coords))
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
-                              "rank %d has no place in a mesh of role '%s'", daemon->group.rank,
-                              header->role);
-    if (!header->two_phase && rk_mesh_num_ranks(*mesh) > 1)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                              "two_phase=false is for roles of one rank, '%s' has %d", header->role,
-                              rk_mesh_num_ranks(*mesh));
+    RK_TRY(rk_dispatch_create_method(dispatch, *method, header->role, find_mesh, &daemon->group));
+    RK_TRY(check_place(daemon, header, *dispatch));
     return check_model(daemon, &snapshot, header, *method);
 }
 
@@ -117,13 +138,10 @@ static struct rk_status *check_want(const struct rk_execute_header *header, cons
     return NULL;
 }
 
-/* Replicas of the plan are the chunks of the method's dispatch over its mesh. */
-static struct rk_status *check_plan(const struct rk_daemon *daemon, const struct rk_execute_header *header,
-                                    const struct rk_method *method, const struct rk_mesh *mesh)
+/* Replicas of the plan are the chunks of the method's dispatch. */
+static struct rk_status *check_plan(const struct rk_execute_header *header, const struct rk_method *method,
+                                    const struct rk_dispatch *dispatch)
 {
-    struct rk_dispatch *dispatch = NULL;
-    struct rk_status *st;
-
     if (!(method->flags & RK_MF_PLAN)) {
         if (header->plan.num_mini > 0)
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s takes no plan", method->name);
@@ -131,15 +149,7 @@ static struct rk_status *check_plan(const struct rk_daemon *daemon, const struct
     }
     if (header->plan.num_mini == 0)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s needs a plan", method->name);
-    if (method->dispatch_mesh[0])
-        mesh = rk_group_find_mesh(&daemon->group, method->dispatch_mesh);
-    if (!mesh)
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED", "role '%s' has no mesh",
-                              method->dispatch_mesh);
-    RK_TRY(rk_dispatch_create(&dispatch, method->dispatch_mode, mesh));
-    st = rk_plan_check(&header->plan, header->input.batch_size, dispatch->num_chunks);
-    rk_dispatch_destroy(dispatch);
-    return st;
+    return rk_plan_check(&header->plan, header->input.batch_size, dispatch->num_chunks);
 }
 
 static struct rk_status *complete_options(struct rk_job *job, const struct rk_execute_header *header,
@@ -152,12 +162,12 @@ static struct rk_status *complete_options(struct rk_job *job, const struct rk_ex
     return st;
 }
 
-static struct rk_status *check_input(const struct rk_daemon *daemon, struct rk_job *job,
-                                     const struct rk_execute_header *header, const struct rk_mesh *mesh)
+static struct rk_status *check_input(struct rk_job *job, const struct rk_execute_header *header,
+                                     const struct rk_dispatch *dispatch)
 {
     RK_TRY(rk_batch_spec_check(&header->input, job->method));
     RK_TRY(complete_options(job, header, job->method));
-    RK_TRY(check_plan(daemon, header, job->method, mesh));
+    RK_TRY(check_plan(header, job->method, dispatch));
     return check_want(header, job->method);
 }
 
@@ -211,11 +221,15 @@ struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_upl
 {
     struct rk_daemon *daemon = operation->daemon;
     struct rk_job *job = operation->job;
-    const struct rk_mesh *mesh;
+    struct rk_dispatch *dispatch = NULL;
+    struct rk_status *st;
 
     job->plan_arena = arena;
-    RK_TRY(check_position(daemon, header, &job->method, &mesh));
-    RK_TRY(check_input(daemon, job, header, mesh));
+    st = check_position(daemon, header, &job->method, &dispatch);
+    if (!st)
+        st = check_input(job, header, dispatch);
+    rk_dispatch_destroy(dispatch);
+    RK_TRY(st);
     RK_TRY(reserve(operation, upload, header, arena));
     snprintf(job->role, sizeof(job->role), "%s", header->role);
     job->plan = header->plan;

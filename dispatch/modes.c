@@ -279,6 +279,49 @@ struct rk_status *rk_dispatch_create(struct rk_dispatch **out, const char *mode,
     return finish(out, dispatch);
 }
 
+/* --- several meshes --- */
+
+static struct rk_status *check_union(const struct mode *row, const struct rk_mesh *const *meshes,
+                                     int32_t num_meshes)
+{
+    if (row->chunk != chunk_same || row->collects != collect_all)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s over %d meshes, expected ONE_TO_ALL or one mesh", row->name,
+                       num_meshes);
+    for (int32_t i = 1; i < num_meshes; i++) {
+        if (rk_mesh_world_size(meshes[i]) != rk_mesh_world_size(meshes[0]))
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s over meshes of worlds of %d and %d ranks", row->name,
+                           rk_mesh_world_size(meshes[0]), rk_mesh_world_size(meshes[i]));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_dispatch_create_union(struct rk_dispatch **out, const char *mode,
+                                           const struct rk_mesh *const *meshes, int32_t num_meshes)
+{
+    struct rk_dispatch *dispatch;
+    const struct mode *row;
+
+    *out = NULL;
+    RK_ASSERT(num_meshes > 0);
+    if (num_meshes == 1)
+        return rk_dispatch_create(out, mode, meshes[0]);
+    RK_TRY(find_mode(&row, mode));
+    RK_TRY(check_union(row, meshes, num_meshes));
+    dispatch = dispatch_new(row->name, row->payload, rk_mesh_world_size(meshes[0]));
+    dispatch->num_chunks = 1;
+    for (int32_t i = 0; i < num_meshes; i++) {
+        struct rk_mesh_spec spec = rk_mesh_get_spec(meshes[i]);
+
+        for (int32_t k = 0; k < spec.num_ranks; k++) {
+            dispatch->chunk_of_rank[spec.ranks[k]] = 0;
+            dispatch->collects[spec.ranks[k]] = true;
+        }
+    }
+    return finish(out, dispatch);
+}
+
+/* --- tables --- */
+
 /* The checks that go beyond those of a mesh. */
 static struct rk_status *check_table(int32_t world_size, const int32_t *chunk_of_rank, const bool *collects)
 {

@@ -16,6 +16,8 @@
 
 RK_BEGIN_DECLS
 
+struct rk_method;
+
 typedef enum rk_payload_kind {
     RK_PAYLOAD_VALUE,
     RK_PAYLOAD_ITEMS,
@@ -40,6 +42,20 @@ struct rk_dispatch {
  * every chunk exactly one collected rank (PROTO). */
 struct rk_status *rk_dispatch_create(struct rk_dispatch **out, const char *mode,
                                      const struct rk_mesh *mesh) RK_NODISCARD;
+/* A VALUE mode that sends the same to all ranks and collects from all (ONE_TO_ALL), over several meshes of
+ * one world: every rank that stands in one of them is addressed once, in how many it stands. Every mode over
+ * one mesh. INVALID_ARGUMENT for other modes over several meshes, whose chunks would be counted in each of
+ * them, and for meshes of different worlds. */
+struct rk_status *rk_dispatch_create_union(struct rk_dispatch **out, const char *mode,
+                                           const struct rk_mesh *const *meshes,
+                                           int32_t num_meshes) RK_NODISCARD;
+/* The dispatch of a method that is called on a role, over the meshes that its row names (dispatch_mesh).
+ * `find` gives the mesh of a role, NULL for a role without one: that is FAILED_PRECONDITION (NOT_CONFIGURED)
+ * naming the role. */
+struct rk_status *rk_dispatch_create_method(struct rk_dispatch **out, const struct rk_method *method,
+                                            const char *role,
+                                            const struct rk_mesh *(*find)(const void *user, const char *role),
+                                            const void *user) RK_NODISCARD;
 /* From a table, for ND_COMPUTE over a mesh that the peer registered: chunk and collect flag of each rank. */
 struct rk_status *rk_dispatch_create_table(struct rk_dispatch **out, int32_t world_size,
                                            const int32_t *chunk_of_rank, const bool *collects) RK_NODISCARD;

@@ -72,15 +72,14 @@ static struct rk_status *check_input(struct invocation *inv)
     return rk_batch_spec_check(&spec, method);
 }
 
+static const struct rk_mesh *find_mesh(const void *driver, const char *role)
+{
+    return rk_driver_find_mesh(driver, role);
+}
+
 static struct rk_status *make_dispatch(struct invocation *inv)
 {
-    const char *role = inv->method->dispatch_mesh[0] ? inv->method->dispatch_mesh : inv->call->role;
-    const struct rk_mesh *mesh = rk_driver_find_mesh(inv->driver, role);
-
-    if (!mesh)
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED", "role '%s' has no mesh in this group",
-                              role);
-    return rk_dispatch_create(&inv->dispatch, inv->method->dispatch_mode, mesh);
+    return rk_dispatch_create_method(&inv->dispatch, inv->method, inv->call->role, find_mesh, inv->driver);
 }
 
 static struct rk_status *check_plan(const struct invocation *inv)

@@ -130,6 +130,23 @@ const struct rk_method *rk_method_find(const char *name)
     return NULL;
 }
 
+struct rk_method_meshes rk_method_get_meshes(const struct rk_method *method, const char *role)
+{
+    const char *text = method->dispatch_mesh[0] ? method->dispatch_mesh : role;
+    struct rk_method_meshes meshes = {0};
+
+    for (;;) {
+        size_t bytes = strcspn(text, "+");
+
+        RK_ASSERT(meshes.count < RK_METHOD_MESHES_MAX);
+        RK_ASSERT(bytes > 0 && bytes < sizeof(meshes.role[0]));
+        memcpy(meshes.role[meshes.count++], text, bytes);
+        if (!text[bytes])
+            return meshes;
+        text += bytes + 1;
+    }
+}
+
 /* "a, b, c" of the roles in the mask; rk_free it. */
 static char *role_list(uint32_t mask)
 {

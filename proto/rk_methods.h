@@ -73,9 +73,11 @@ struct rk_method {
     const char *name;
     uint32_t roles;            /* enum rk_role_bits */
     const char *dispatch_mode; /* "MEGATRON_COMPUTE_PROTO" */
-    const char *dispatch_mesh; /* role whose mesh ND_COMPUTE uses; "" for the called role's */
-    const char *execute_mode;  /* "ALL" */
-    uint32_t flags;            /* enum rk_method_flags */
+    /* Role over whose mesh the method goes; "" for the called role's. Several, joined by '+': the union of
+     * their meshes, for ONE_TO_ALL ("actor+rollout"). */
+    const char *dispatch_mesh;
+    const char *execute_mode; /* "ALL" */
+    uint32_t flags;           /* enum rk_method_flags */
     const char *doc;
     const struct rk_column_schema *in, *out; /* runs of the column table */
     int64_t num_in, num_out;
@@ -95,6 +97,13 @@ struct rk_status *rk_method_check_role(const struct rk_method **out, const char 
  * and returns a new object with every row present, defaults filled in. */
 struct rk_status *rk_method_complete_options(struct rk_json **out, const struct rk_method *method,
                                              const struct rk_json *options) RK_NODISCARD;
+/* The roles whose meshes the method goes over when it is called on `role`. */
+enum { RK_METHOD_MESHES_MAX = 4 };
+struct rk_method_meshes {
+    int32_t count; /* at least 1 */
+    char role[RK_METHOD_MESHES_MAX][32];
+};
+struct rk_method_meshes rk_method_get_meshes(const struct rk_method *method, const char *role);
 /* The aliases of a method into `out`, of RK_METHOD_ALIASES_MAX; returns their number. */
 int64_t rk_method_aliases(const char **out, const struct rk_method *method);
 /* The whole table as ListMethods sends it. Lives in the arena and borrows from the table. */

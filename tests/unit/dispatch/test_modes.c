@@ -6,6 +6,7 @@
 #include "base/rk_rng.h"
 #include "base/rk_str.h"
 #include "dispatch/rk_modes.h"
+#include "proto/rk_methods.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -230,6 +231,136 @@ static void test_create_unknown_mode_lists_the_known_ones(void **state)
     rk_mesh_destroy(mesh);
 }
 
+/* --- several meshes --- */
+
+#define RANKS(...)                                                                              \
+    .num_ranks = sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t), .ranks = (const int32_t[]) \
+    {                                                                                           \
+        __VA_ARGS__                                                                             \
+    }
+
+static const struct {
+    const char *label;
+    int32_t world_size, num_meshes;
+    struct rk_mesh_spec meshes[3];
+    const char *addressed; /* a rank each */
+} unions[] = {
+    {"one mesh", 4, 1, {{.tp = 2, RANKS(1, 2)}}, ".xx."},
+    {"the same ranks", 4, 2, {{.tp = 2, .pp = 2}, {.tp = 4, .order = "pp-tp-dp"}}, "xxxx"},
+    {"disjoint", 6, 2, {{.tp = 2, RANKS(0, 1)}, {.tp = 2, RANKS(5, 3)}}, "xx.x.x"},
+    {"overlapping", 6, 2, {{.dp = 3, RANKS(0, 1, 2)}, {.dp = 3, RANKS(2, 3, 1)}}, "xxxx.."},
+    {"one inside the other", 4, 2, {{.dp = 4}, {.dp = 1, RANKS(3)}}, "xxxx"},
+    {"three", 8, 3, {{.dp = 1, RANKS(7)}, {.dp = 1, RANKS(0)}, {.tp = 2, RANKS(3, 4)}}, "x..xx..x"},
+};
+
+static void test_create_union_addresses_every_rank_of_the_meshes_once(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(unions); i++) {
+        struct rk_mesh *meshes[3] = {0};
+        struct rk_dispatch *dispatch;
+        int32_t next = 0;
+
+        print_message("%s\n", unions[i].label);
+        for (int32_t m = 0; m < unions[i].num_meshes; m++)
+            assert_ok(rk_mesh_create(&meshes[m], &unions[i].meshes[m], unions[i].world_size));
+        assert_ok(rk_dispatch_create_union(&dispatch, "ONE_TO_ALL", (const struct rk_mesh *const *)meshes,
+                                           unions[i].num_meshes));
+        assert_string_equal(dispatch->mode, "ONE_TO_ALL");
+        assert_int_equal(dispatch->payload, RK_PAYLOAD_VALUE);
+        assert_int_equal(dispatch->world_size, unions[i].world_size);
+        assert_int_equal(dispatch->num_chunks, 1);
+        for (int32_t r = 0; r < unions[i].world_size; r++) {
+            bool is_addressed = unions[i].addressed[r] == 'x';
+
+            assert_int_equal(dispatch->chunk_of_rank[r], is_addressed ? 0 : -1);
+            assert_int_equal(dispatch->collects[r], is_addressed);
+            if (is_addressed)
+                assert_int_equal(dispatch->collected[next++], r);
+        }
+        assert_int_equal(dispatch->num_collected, next);
+        rk_dispatch_destroy(dispatch);
+        for (int32_t m = 0; m < unions[i].num_meshes; m++)
+            rk_mesh_destroy(meshes[m]);
+    }
+}
+
+static void test_create_union_refuses_modes_that_count_chunks(void **state)
+{
+    const char *const *names = rk_dispatch_mode_names();
+    const struct rk_mesh *meshes[3];
+    struct rk_mesh *four, *of_four, *eight;
+    struct rk_dispatch *dispatch;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&four, &(struct rk_mesh_spec){.tp = 2}, 4));
+    assert_ok(rk_mesh_create(&of_four, &(struct rk_mesh_spec){.tp = 2, RANKS(2, 3)}, 4));
+    assert_ok(rk_mesh_create(&eight, &(struct rk_mesh_spec){.tp = 2}, 8));
+    meshes[0] = four;
+    meshes[1] = of_four;
+    meshes[2] = eight;
+    for (; *names; names++) {
+        if (strcmp(*names, "ONE_TO_ALL") == 0)
+            continue;
+        assert_fails(rk_dispatch_create_union(&dispatch, *names, meshes, 2), RK_INVALID_ARGUMENT,
+                     "over 2 meshes, expected ONE_TO_ALL or one mesh");
+        assert_null(dispatch);
+    }
+    assert_fails(rk_dispatch_create_union(&dispatch, "ONE_TO_ALL", meshes, 3), RK_INVALID_ARGUMENT,
+                 "over meshes of worlds of 4 and 8 ranks");
+    assert_null(dispatch);
+    assert_fails(rk_dispatch_create_union(&dispatch, "ONE_TO_SOME", meshes, 2), RK_NOT_FOUND,
+                 "unknown dispatch mode 'ONE_TO_SOME'");
+    rk_mesh_destroy(four);
+    rk_mesh_destroy(of_four);
+    rk_mesh_destroy(eight);
+}
+
+/* The meshes of roles, of a group without a ref. */
+static const struct rk_mesh *find_mesh(const void *user, const char *role)
+{
+    struct rk_mesh *const *meshes = user;
+
+    return strcmp(role, "actor") == 0 ? meshes[0] : strcmp(role, "rollout") == 0 ? meshes[1] : NULL;
+}
+
+static void test_create_method_goes_over_the_meshes_of_its_row(void **state)
+{
+    static const struct {
+        const char *mode, *mesh, *role;
+        int32_t chunk_of_rank[4], num_collected;
+    } rows[] = {
+        {"ONE_TO_ALL", "", "actor", {0, 0, -1, -1}, 2},
+        {"ONE_TO_ALL", "", "rollout", {-1, 0, 0, -1}, 2},
+        {"ONE_TO_ALL", "actor+rollout", "rollout", {0, 0, 0, -1}, 3},
+        {"ONE_TO_ALL", "actor+rollout", "critic", {0, 0, 0, -1}, 3},
+        {"ND_COMPUTE", "rollout", "rollout", {-1, 0, 1, -1}, 2},
+        {"MEGATRON_COMPUTE_PROTO", "", "actor", {0, 0, -1, -1}, 1},
+    };
+    struct rk_method method = {.name = "m"};
+    struct rk_dispatch *dispatch;
+    struct rk_mesh *meshes[2];
+
+    (void)state;
+    assert_ok(rk_mesh_create(&meshes[0], &(struct rk_mesh_spec){.tp = 2, RANKS(0, 1)}, 4));
+    assert_ok(rk_mesh_create(&meshes[1], &(struct rk_mesh_spec){.dp = 2, RANKS(1, 2)}, 4));
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        print_message("%s(%s) of %s\n", rows[i].mode, rows[i].mesh, rows[i].role);
+        method.dispatch_mode = rows[i].mode;
+        method.dispatch_mesh = rows[i].mesh;
+        assert_ok(rk_dispatch_create_method(&dispatch, &method, rows[i].role, find_mesh, meshes));
+        assert_memory_equal(dispatch->chunk_of_rank, rows[i].chunk_of_rank, sizeof(rows[i].chunk_of_rank));
+        assert_int_equal(dispatch->num_collected, rows[i].num_collected);
+        rk_dispatch_destroy(dispatch);
+    }
+    method.dispatch_mesh = "actor+ref";
+    assert_fails(rk_dispatch_create_method(&dispatch, &method, "actor", find_mesh, meshes),
+                 RK_FAILED_PRECONDITION, "role 'ref' has no mesh in this group");
+    assert_null(dispatch);
+    rk_mesh_destroy(meshes[0]);
+    rk_mesh_destroy(meshes[1]);
+}
+
 /* --- tables that a peer registered --- */
 
 static const struct {
@@ -356,6 +487,9 @@ int main(void)
         cmocka_unit_test(test_create_gives_the_tables),
         cmocka_unit_test(test_create_payload_and_padding_of_every_mode),
         cmocka_unit_test(test_create_unknown_mode_lists_the_known_ones),
+        cmocka_unit_test(test_create_union_addresses_every_rank_of_the_meshes_once),
+        cmocka_unit_test(test_create_union_refuses_modes_that_count_chunks),
+        cmocka_unit_test(test_create_method_goes_over_the_meshes_of_its_row),
         cmocka_unit_test(test_create_table),
         cmocka_unit_test(test_create_random_meshes_cover_every_chunk),
     };

@@ -77,6 +77,43 @@ static void test_methods_have_the_rows_of_their_sets(void **state)
     }
 }
 
+static void test_methods_go_over_meshes_of_roles(void **state)
+{
+    (void)state;
+    for (int id = 0; id < RK_METHOD_COUNT; id++) {
+        const struct rk_method *method = rk_method_get((rk_method_id_t)id);
+        struct rk_method_meshes meshes = rk_method_get_meshes(method, "actor");
+
+        print_message("%s\n", method->name);
+        for (int32_t i = 0; i < meshes.count; i++)
+            assert_int_not_equal(rk_role_parse(meshes.role[i]), 0);
+        if (!method->dispatch_mesh[0]) {
+            assert_int_equal(meshes.count, 1);
+            assert_string_equal(meshes.role[0], "actor");
+        }
+        if (meshes.count > 1) { /* see methods.def */
+            assert_string_equal(method->dispatch_mode, "ONE_TO_ALL");
+            assert_true(method->flags & RK_MF_ANY_STATE);
+        }
+    }
+}
+
+static void test_method_meshes_are_the_roles_between_the_signs(void **state)
+{
+    struct rk_method method = {.name = "m", .dispatch_mesh = "actor+rollout+ref"};
+    struct rk_method_meshes meshes = rk_method_get_meshes(&method, "critic");
+
+    (void)state;
+    assert_int_equal(meshes.count, 3);
+    assert_string_equal(meshes.role[0], "actor");
+    assert_string_equal(meshes.role[1], "rollout");
+    assert_string_equal(meshes.role[2], "ref");
+    method.dispatch_mesh = "rollout";
+    meshes = rk_method_get_meshes(&method, "critic");
+    assert_int_equal(meshes.count, 1);
+    assert_string_equal(meshes.role[0], "rollout");
+}
+
 static void test_defaults_are_json_of_the_type_of_their_option(void **state)
 {
     (void)state;
@@ -370,6 +407,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_methods_have_the_rows_of_their_sets),
+        cmocka_unit_test(test_methods_go_over_meshes_of_roles),
+        cmocka_unit_test(test_method_meshes_are_the_roles_between_the_signs),
         cmocka_unit_test(test_defaults_are_json_of_the_type_of_their_option),
         cmocka_unit_test(test_rpcs_are_paths_of_known_services),
         cmocka_unit_test(test_role_parse_and_name_are_inverse),
