@@ -10,6 +10,8 @@
 #include "base/rk_rollout_correction.h"
 #include "base/rk_status.h"
 #include "driver-cli/rk_algo.h"
+#include "driver-cli/rk_driver.h"
+#include "proto/limits.h"
 
 /* Short names of verl's sections, for key paths. */
 #define RK_JOB_MODELS        "actor_rollout_ref."
@@ -114,8 +116,34 @@ const struct rk_job_role *rk_job_roles(int64_t *count);
 const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (asserted) */
 /* Whether the daemons of the job have the role: its flow and its keys say so, here only. */
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
-/* Tensor-parallel size; what a role leaves open is the actor's. */
-int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit);
+
+/* --- meshes (job_mesh.c): where a role stands --- */
+/* Size of an axis, as the keys say it; what a role leaves open is the actor's. */
+int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis);
+struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role);
+/* INVALID_ARGUMENT when the world has no such mesh. */
+struct rk_status *rk_job_mesh_create(struct rk_mesh **out, const struct rk_config *job, uint32_t role,
+                                     int32_t world_size) RK_NODISCARD;
+/* Of the role's mesh. 1 where the world has no such mesh, which is the finding of the rule "world". */
+int32_t rk_job_num_replicas(const struct rk_config *job, uint32_t role, int32_t world_size);
+
+/* The meshes of the roles that a job needs, in the order of the table of roles. */
+struct rk_job_mesh {
+    const struct rk_job_role *role;
+    struct rk_mesh *mesh;
+};
+struct rk_job_meshes {
+    int64_t count;
+    struct rk_job_mesh items[RK_LIMIT_ROLES];
+};
+struct rk_status *rk_job_meshes_create(struct rk_job_meshes *out, const struct rk_config *job,
+                                       int32_t world_size) RK_NODISCARD;
+void rk_job_meshes_fini(struct rk_job_meshes *meshes); /* zeroed ones too */
+/* NULL when the job does not need the role. Borrowed. */
+const struct rk_mesh *rk_job_meshes_find(const struct rk_job_meshes *meshes, uint32_t role);
+/* rk_driver_configure with them. */
+struct rk_status *rk_job_meshes_configure(const struct rk_job_meshes *meshes,
+                                          struct rk_driver *driver) RK_NODISCARD;
 
 /* --- sizes, by algorithm.type (job_roles.c) --- */
 bool rk_job_generates(const struct rk_config *job); /* its rows are prompts that the rollout answers */

@@ -49,20 +49,6 @@ bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
     return (flow->roles & bit) || ((flow->optional_roles & bit) && role->is_wanted(job));
 }
 
-int32_t rk_job_role_tp(const struct rk_config *job, uint32_t bit)
-{
-    const struct rk_job_role *role = rk_job_role(bit);
-    int64_t tp;
-    char *key;
-
-    if (role->shares)
-        return rk_job_role_tp(job, role->shares);
-    key = rk_format("%s" RK_JOB_TP, role->section);
-    tp = rk_config_is_null(job, key) ? rk_config_int(job, RK_JOB_ACTOR RK_JOB_TP) : rk_config_int(job, key);
-    rk_free(key);
-    return (int32_t)tp;
-}
-
 /* --- sizes --- */
 
 bool rk_job_generates(const struct rk_config *job)

@@ -192,7 +192,7 @@ static char *inexact_because(const struct rk_config *job)
     int64_t top_k = rk_config_int(job, RK_JOB_ROLLOUT "top_k");
     double top_p = rk_config_real(job, RK_JOB_ROLLOUT "top_p");
     double temperature = rk_config_real(job, RK_JOB_ROLLOUT "temperature");
-    int32_t actor_tp = rk_job_role_tp(job, RK_ROLE_ACTOR);
+    int32_t actor_tp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP);
     int64_t tp = rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", actor_tp);
 
     if (strcmp(numerics, "strict") != 0)

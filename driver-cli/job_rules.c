@@ -13,23 +13,23 @@
 
 #define RECOMPUTE "megatron.override_transformer_config.recompute_"
 
-/* 1 while the tensor parallel size does not divide the world, which is another rule's finding. */
-static int64_t num_replicas(int32_t world_size, int32_t tp)
-{
-    return world_size % tp == 0 ? world_size / tp : 1;
-}
-
 static void check_world(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     int64_t count;
     const struct rk_job_role *roles = rk_job_roles(&count);
 
     for (int64_t i = 0; i < count; i++) {
-        if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit) ||
-            world_size % rk_job_role_tp(job, roles[i].bit) == 0)
+        struct rk_mesh *mesh;
+        struct rk_status *st;
+
+        if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit))
             continue;
-        rk_str_appendf(problems, "%s" RK_JOB_TP "=%d does not divide the %d daemons of the group\n",
-                       roles[i].section, rk_job_role_tp(job, roles[i].bit), world_size);
+        st = rk_job_mesh_create(&mesh, job, roles[i].bit, world_size);
+        if (st)
+            rk_str_appendf(problems, "%s" RK_JOB_TP "=%d does not divide the %d daemons of the group\n",
+                           roles[i].section, rk_job_role_size(job, roles[i].bit, RK_AXIS_TP), world_size);
+        rk_status_free(st);
+        rk_mesh_destroy(mesh);
     }
 }
 
@@ -52,16 +52,16 @@ static void check_nodes(const struct rk_config *job, int32_t world_size, struct 
 
 static void check_rollout_mesh(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
-    int64_t tp =
-        rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", rk_job_role_tp(job, RK_ROLE_ACTOR));
+    int32_t actor_tp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP);
+    int64_t tp = rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", actor_tp);
 
     (void)world_size;
-    if (tp != rk_job_role_tp(job, RK_ROLE_ACTOR))
+    if (tp != actor_tp)
         rk_str_appendf(problems,
                        RK_JOB_ROLLOUT "tensor_model_parallel_size=%" PRId64
                                       " differs from the actor's %d: the rollout shares "
                                       "the actor's weights in this version\n",
-                       tp, rk_job_role_tp(job, RK_ROLE_ACTOR));
+                       tp, actor_tp);
 }
 
 static void check_train_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -70,7 +70,7 @@ static void check_train_batch(const struct rk_config *job, int32_t world_size, s
     const struct rk_job_role *roles = rk_job_roles(&count);
 
     for (int64_t i = 0; i < count; i++) {
-        int64_t replicas = num_replicas(world_size, rk_job_role_tp(job, roles[i].bit));
+        int64_t replicas = rk_job_num_replicas(job, roles[i].bit, world_size);
 
         if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit) ||
             prompts * rk_job_sequences(job) % (replicas * rk_job_group_size(job)) == 0)
@@ -109,8 +109,7 @@ static void check_mini_batch(const struct rk_config *job, int32_t world_size, st
 
     for (int64_t i = 0; i < count; i++) {
         if (roles[i].trains && rk_job_role_needed(job, roles[i].bit))
-            check_mini_batch_of(job, &roles[i], num_replicas(world_size, rk_job_role_tp(job, roles[i].bit)),
-                                problems);
+            check_mini_batch_of(job, &roles[i], rk_job_num_replicas(job, roles[i].bit, world_size), problems);
     }
 }
 
@@ -159,7 +158,7 @@ static void check_update_micro(const struct rk_config *job, int32_t world_size, 
 
     for (int64_t i = 0; i < count; i++) {
         if (roles[i].trains && rk_job_role_needed(job, roles[i].bit))
-            check_update_micro_of(job, &roles[i], num_replicas(world_size, rk_job_role_tp(job, roles[i].bit)),
+            check_update_micro_of(job, &roles[i], rk_job_num_replicas(job, roles[i].bit, world_size),
                                   problems);
     }
 }

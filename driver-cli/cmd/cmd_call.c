@@ -67,10 +67,9 @@ static struct rk_status *read_options(const struct rk_cli *cli, struct rk_json *
 static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_driver *driver)
 {
     const char *path = rk_cli_find(cli, "job");
-    struct rk_role_mesh meshes[RK_LIMIT_ROLES];
+    struct rk_job_meshes meshes;
     struct rk_config *job;
     struct rk_status *st;
-    int64_t num_meshes;
 
     if (!path) {
         st = rk_driver_adopt(driver);
@@ -81,8 +80,10 @@ static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_drive
     st = rk_job_load(&job, path, NULL, 0);
     if (st)
         return rk_cli_usage(st);
-    rk_flow_meshes(meshes, &num_meshes, job);
-    st = rk_driver_configure(driver, meshes, num_meshes);
+    st = rk_job_meshes_create(&meshes, job, rk_driver_num_workers(driver));
+    if (!st)
+        st = rk_job_meshes_configure(&meshes, driver);
+    rk_job_meshes_fini(&meshes);
     rk_config_destroy(job);
     return st;
 }

@@ -68,7 +68,7 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
 
     *out = NULL;
     if (!st)
-        st = rk_flow_pad(&batch, &num_padded, ctx->num_replicas);
+        st = rk_flow_pad(&batch, &num_padded, rk_flow_num_replicas(ctx, RK_ROLE_ROLLOUT));
     if (st)
         rk_json_free(sampling);
     else

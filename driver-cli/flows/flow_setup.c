@@ -42,23 +42,12 @@ struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, co
     return st;
 }
 
-void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job)
-{
-    int64_t num_roles;
-    const struct rk_job_role *roles = rk_job_roles(&num_roles);
-
-    *count = 0;
-    for (int64_t i = 0; i < num_roles; i++) {
-        struct rk_mesh_spec mesh = {.tp = rk_job_role_tp(job, roles[i].bit)};
-
-        if (rk_job_role_needed(job, roles[i].bit))
-            out[(*count)++] = (struct rk_role_mesh){roles[i].name, mesh};
-    }
-}
-
 int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role)
 {
-    return rk_driver_num_workers(ctx->driver) / rk_job_role_tp(ctx->job, role);
+    const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, role);
+
+    RK_ASSERT(mesh); /* a role of the flow */
+    return rk_mesh_axis_size(mesh, RK_AXIS_DP);
 }
 
 /* --- options of init_model --- */
@@ -246,12 +235,9 @@ static struct rk_status *plan_memory(struct rk_flow_context *ctx)
 
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
 {
-    struct rk_role_mesh meshes[RK_LIMIT_ROLES];
     struct rk_driver_result result;
-    int64_t num_meshes;
 
-    rk_flow_meshes(meshes, &num_meshes, ctx->job);
-    RK_TRY(rk_driver_configure(ctx->driver, meshes, num_meshes));
+    RK_TRY(rk_job_meshes_configure(&ctx->meshes, ctx->driver));
     RK_TRY(plan_memory(ctx));
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (!rk_job_role_needed(ctx->job, models[i].role))

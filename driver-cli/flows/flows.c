@@ -34,6 +34,7 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
 {
     *ctx = (struct rk_flow_context){
         .flow = rk_flow_of(job), .job = job, .inputs = inputs, .driver = driver, .sink = *sink};
+    RK_TRY(rk_job_meshes_create(&ctx->meshes, job, rk_driver_num_workers(driver)));
     ctx->num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_ACTOR);
     RK_TRY(ctx->flow->init(ctx));
     ctx->group_size = RK_MAX(ctx->flow->sequences, 1);
@@ -61,6 +62,7 @@ static void end_step(struct rk_flow_context *ctx)
 void rk_flow_context_fini(struct rk_flow_context *ctx)
 {
     end_step(ctx);
+    rk_job_meshes_fini(&ctx->meshes);
     rk_arena_destroy(ctx->arena);
     ctx->arena = NULL;
 }

@@ -154,6 +154,7 @@ struct rk_flow_context {
     const struct rk_flow_inputs *inputs;
     struct rk_driver *driver;
     struct rk_flow_sink sink;
+    struct rk_job_meshes meshes;            /* of the job's roles over the driver's daemons */
     int64_t prompt_length, response_length; /* P, R; of examples 1 and the rest, as long as the step needs */
     int64_t num_prompts, num_samples;       /* of one step; n, or the sequences of a data row */
     int64_t num_rows;                       /* B = num_prompts * num_samples */
@@ -290,9 +291,8 @@ struct rk_status *rk_flow_update_plan(struct rk_plan *plan, struct rk_flow_conte
                                       const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
 
 /* --- meshes, models and calls of the roles (flow_setup.c) --- */
-/* Of the roles that the job needs; *count of them into out[RK_LIMIT_ROLES]. */
-void rk_flow_meshes(struct rk_role_mesh *out, int64_t *count, const struct rk_config *job);
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Of a role that the job needs (asserted). */
 int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role);
 /* Fails when the daemons may not write to export_path or have no room there; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;

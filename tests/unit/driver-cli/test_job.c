@@ -783,9 +783,9 @@ static void test_job_roles_follow_flow_and_keys(void **state)
         assert_true(rk_job_role_needed(job, RK_ROLE_ACTOR));
         assert_true(rk_job_role_needed(job, RK_ROLE_ROLLOUT));
         assert_int_equal(rk_job_role_needed(job, RK_ROLE_REF), cases[i].has_ref);
-        assert_int_equal(rk_job_role_tp(job, RK_ROLE_ACTOR), 2);
-        assert_int_equal(rk_job_role_tp(job, RK_ROLE_ROLLOUT), 2);
-        assert_int_equal(rk_job_role_tp(job, RK_ROLE_REF), cases[i].ref_tp);
+        assert_int_equal(rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP), 2);
+        assert_int_equal(rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_TP), 2);
+        assert_int_equal(rk_job_role_size(job, RK_ROLE_REF, RK_AXIS_TP), cases[i].ref_tp);
         assert_false(rk_job_role_needed(job, RK_ROLE_CRITIC));
         rk_config_destroy(job);
     }
@@ -810,7 +810,7 @@ static void test_job_critic_inherits_from_the_actor(void **state)
 
     (void)state;
     assert_true(rk_job_role_needed(job, RK_ROLE_CRITIC));
-    assert_int_equal(rk_job_role_tp(job, RK_ROLE_CRITIC), 2);
+    assert_int_equal(rk_job_role_size(job, RK_ROLE_CRITIC, RK_AXIS_TP), 2);
     assert_int_equal(update.mini_batch_size, 4);
     assert_int_equal(update.epochs, 3);
     assert_true(update.shuffle);
@@ -823,7 +823,7 @@ static void test_job_critic_inherits_from_the_actor(void **state)
     job = load_minimal(own, RK_ARRAY_LEN(own));
     update = rk_job_update_of(job, RK_ROLE_CRITIC);
     assert_true(rk_job_role_needed(job, RK_ROLE_CRITIC));
-    assert_int_equal(rk_job_role_tp(job, RK_ROLE_CRITIC), 1);
+    assert_int_equal(rk_job_role_size(job, RK_ROLE_CRITIC, RK_AXIS_TP), 1);
     assert_int_equal(update.mini_batch_size, 8);
     assert_int_equal(update.epochs, 2);
     assert_false(update.shuffle);
