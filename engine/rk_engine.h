@@ -8,6 +8,7 @@
 #include "engine/rk_memory.h"
 #include "engine/rk_model.h"
 #include "engine/rk_param.h"
+#include "engine/rk_reshard.h"
 #include "engine/rk_rollout.h"
 #include "engine/rk_train.h"
 

@@ -1,0 +1,87 @@
+/* Resharding: the values of a model laid out over one mesh become those of the same model laid out over
+ * another one (the actor's weights in the rollout's layout, docs/resharding.md).
+ *
+ * The plan is pure: a function of the parameter tables and meshes of both sides (rk_param.h), which every
+ * rank of the world can compute, also one that has a part on one side only, or none. Hybrid placement:
+ * Sheng et al., "HybridFlow", arXiv:2409.19256, section 5. */
+#ifndef RK_RESHARD_H
+#define RK_RESHARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+#include "engine/rk_param.h"
+
+RK_BEGIN_DECLS
+
+/* One layout of the model. `params` are the global rows of the table, the same on all ranks of the mesh. */
+struct rk_reshard_side {
+    const struct rk_mesh *mesh;
+    const struct rk_param *params;
+    int64_t num_params;
+};
+
+/* The elements of a box of a tensor, from one rank to another, or within a rank from one model's memory to
+ * the other's. */
+struct rk_reshard_move {
+    int64_t source_param, param; /* rows of the source's and the destination's table */
+    struct rk_param_box box;     /* of the global tensor; never empty */
+    int32_t source, destination; /* world ranks */
+    int32_t round;               /* -1 where source and destination are one rank */
+};
+
+/* Of one rank. */
+struct rk_reshard_traffic {
+    uint64_t sent_bytes, received_bytes; /* to and from other ranks */
+    uint64_t copied_bytes;               /* between its two models */
+};
+
+struct rk_reshard_desc {
+    struct rk_reshard_side source, destination;
+    int32_t rank;         /* of the world: whose moves the plan lists */
+    size_t elem_bytes;    /* of the elements that travel */
+    int64_t bucket_bytes; /* most that a rank sends, and that it receives, in a round; at least one element */
+};
+
+/* The rank's part of a tensor on both sides. */
+struct rk_reshard_part {
+    int64_t source_param; /* row of the source's table */
+    bool is_counted;      /* of all ranks that hold this part of the source, this one stands for it */
+    int32_t num_copies; /* ranks that hold any one part of the destination: the same number for every part */
+    int32_t
+        copy; /* number of this rank among those that hold its part of the destination; -1: none is held */
+};
+
+/* What is to be moved. Rounds follow one another on all ranks: in each of them a rank sends and receives at
+ * most a bucket. Read only. */
+struct rk_reshard_plan {
+    /* Those of the rank of the description: as source, as destination, or both. Rounds do not descend. The
+     * moves of a round from one rank to another have the same order on both. */
+    struct rk_reshard_move *moves;
+    int64_t num_moves;
+    int32_t num_rounds;                     /* the same on all ranks */
+    int64_t send_bytes_max, recv_bytes_max; /* largest round of the rank */
+    struct rk_reshard_traffic mine;
+    uint64_t moved_bytes; /* between ranks, of the whole plan */
+    uint64_t hash; /* of the whole plan: the same on all ranks, and for equal layouts and tables only */
+    /* Of every row of the destination's table. */
+    struct rk_reshard_part *parts; /* [num_parts] */
+    int64_t num_parts;
+    int32_t num_copies; /* the largest among them */
+};
+
+/* Every element of the destination is covered by one move. An element that a rank holds on both sides comes
+ * from its own memory; the others come from the copy whose rank has the least to send so far. The order is
+ * that of the destination's table, so the first layers arrive first.
+ *
+ * INVALID_ARGUMENT names the first tensor that one of the sides lacks, or that has another shape there. Free
+ * with rk_reshard_plan_destroy. */
+struct rk_status *rk_reshard_plan_create(struct rk_reshard_plan **out,
+                                         const struct rk_reshard_desc *desc) RK_NODISCARD;
+void rk_reshard_plan_destroy(struct rk_reshard_plan *plan); /* NULL is a no-op */
+
+RK_END_DECLS
+
+#endif
