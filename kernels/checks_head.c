@@ -204,6 +204,26 @@ int64_t rk_check_random_normal(struct rk_check *check, const struct rk_random_no
     return rk_tensor_num_elements(args->out);
 }
 
+int64_t rk_check_copy_2d(struct rk_check *check, const struct rk_copy_2d_args *args)
+{
+    int64_t num_rows = args->x.shape[0], columns = args->x.shape[1];
+
+    rk_expect_source(check, "x", args->x, 2);
+    rk_expect_source(check, "out", args->out, 2);
+    rk_expect_tensor(check, "out", args->out, args->out.dtype, RK_DIMS(num_rows, columns));
+    rk_expect_no_alias(check, "out", args->out, "x", args->x);
+    return num_rows * columns;
+}
+
+int64_t rk_check_fingerprint(struct rk_check *check, const struct rk_fingerprint_args *args)
+{
+    rk_expect_source(check, "x", args->x, 2);
+    rk_expect_tensor(check, "out", args->out, RK_DTYPE_I64, RK_DIMS(1));
+    rk_expect(check, rk_dtype_is_float(args->dtype), "dtype is %s, expected a float type",
+              rk_dtype_name(args->dtype));
+    return rk_tensor_num_elements(args->x);
+}
+
 int64_t rk_check_adamw(struct rk_check *check, const struct rk_adamw_args *args)
 {
     struct rk_dims dims = RK_DIMS(args->param.shape[0]);

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 4
+#define RK_KERNEL_ABI 5
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -345,6 +345,35 @@ struct rk_random_normal_args {
     uint64_t first, row_pitch; /* element numbers: of out[0][0], and from one row to the next */
 };
 
+/* out[r][c] = x[r][c], rounded to nearest where the dtypes differ: a part of a matrix into a part of another
+ * one. */
+struct rk_copy_2d_args {
+    rk_tensor_t out, x; /* [rows, cols]; any float dtypes; must not overlap */
+};
+
+/* out[0] += sum rk_fingerprint_of(x[r][c] rounded to `dtype`, first + r * row_pitch + c), modulo 2^64: a
+ * number of what a tensor holds that does not depend on how it is cut into parts, nor on their order. */
+struct rk_fingerprint_args {
+    rk_tensor_t out;           /* I64 [1] */
+    rk_tensor_t x;             /* [rows, cols] */
+    rk_dtype_t dtype;          /* a float type; that of x: no rounding */
+    uint64_t first, row_pitch; /* element numbers: of x[0][0], and from one row to the next */
+};
+
+/* The finalizer of SplitMix64 (Steele et al., OOPSLA 2014). */
+static inline uint64_t rk_fingerprint_mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* Of the element with that number, whose value has these bits in F64. */
+static inline uint64_t rk_fingerprint_of(uint64_t bits, uint64_t number)
+{
+    return rk_fingerprint_mix(bits ^ rk_fingerprint_mix(number + 0x9e3779b97f4a7c15u));
+}
+
 /* Decoupled AdamW (Loshchilov & Hutter, arXiv:1711.05101) over one segment, g = grad * grad_scale:
  *   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;  w -= lr * (m/c1 / (sqrt(v/c2) + eps) + weight_decay * w)
  * with c1 = 1 - b1^t and c2 = 1 - b2^t computed by the caller in f64. w is master; `param` receives the
@@ -388,6 +417,8 @@ struct rk_adamw_args {
     X(axpby, rk_axpby_args)                           \
     X(sum_squares, rk_sum_squares_args)               \
     X(random_normal, rk_random_normal_args)           \
+    X(copy_2d, rk_copy_2d_args)                       \
+    X(fingerprint, rk_fingerprint_args)               \
     X(adamw, rk_adamw_args)
 
 /* The workspace of a call with these arguments, and of any with fewer tokens or sequences that is like it

@@ -1,7 +1,10 @@
-/* Moves of whole rows by index, and of tokens from one step to the next. */
+/* Moves of whole rows by index, of parts of matrices, and of tokens from one step to the next. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <string.h>
+
+/* Elements that are converted at once. */
+#define BLOCK 256
 
 struct rk_status *rk_cpu_gather_rows(void *dev, void *stream, const struct rk_rows_args *args)
 {
@@ -41,5 +44,33 @@ struct rk_status *rk_cpu_next_tokens(void *dev, void *stream, const struct rk_ne
     RK_TRY(rk_cpu_check_range("next_tokens", "source", args->source, INT32_MIN, args->sampled.shape[0] - 1));
     for (int64_t t = 0; t < args->tokens.shape[0]; t++)
         tokens[t] = source[t] >= 0 ? sampled[source[t]] : tokens[t];
+    return NULL;
+}
+
+static void convert_row(rk_tensor_t out, rk_tensor_t x, int64_t row)
+{
+    double values[BLOCK];
+
+    for (int64_t begin = 0; begin < x.shape[1]; begin += BLOCK) {
+        int64_t count = RK_MIN(BLOCK, x.shape[1] - begin);
+
+        rk_cpu_load(values, x, row, begin, count);
+        rk_cpu_store(out, row, begin, values, count);
+    }
+}
+
+struct rk_status *rk_cpu_copy_2d(void *dev, void *stream, const struct rk_copy_2d_args *args)
+{
+    const struct rk_cpu_device *cpu = dev;
+    size_t row_bytes = (size_t)args->x.shape[1] * rk_dtype_bytes(args->x.dtype);
+
+    (void)stream;
+#pragma omp parallel for num_threads(cpu->num_threads)
+    for (int64_t r = 0; r < args->x.shape[0]; r++) {
+        if (args->out.dtype == args->x.dtype)
+            memcpy(rk_cpu_at(args->out, r, 0), rk_cpu_at(args->x, r, 0), row_bytes);
+        else
+            convert_row(args->out, args->x, r);
+    }
     return NULL;
 }

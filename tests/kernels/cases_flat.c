@@ -3,6 +3,7 @@
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>
+#include <string.h>
 
 static const int64_t counts[] = {0, 1, 1023, 1024, 1025, 5000};
 
@@ -153,6 +154,89 @@ static void test_random_normal_part_of_tensor_equals_sequence(void **state)
     }
 }
 
+/* Goal: a part of one matrix in a part of another, bit for bit, or rounded once to the other dtype. */
+static void test_copy_2d_all_dtypes_equal_reference(void **state)
+{
+    enum { ROWS = 5, COLS = 300 };
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(kt_dtypes) * RK_ARRAY_LEN(kt_dtypes); i++) {
+        rk_dtype_t out_dtype = kt_dtypes[i % 4], x_dtype = kt_dtypes[i / 4];
+        rk_tensor_t whole = kt_zeros_2d(kt, out_dtype, ROWS, COLS + 3);
+        struct rk_copy_2d_args args = {
+            .out = rk_tensor_cols(whole, 1, COLS),
+            .x = rk_tensor_cols(kt_randomize(kt, kt_zeros_2d(kt, x_dtype, ROWS, COLS + 9), 1.0), 4, COLS),
+        };
+        double *outside;
+
+        assert_ok(rk_copy_2d(kt->stream, &args));
+        if (out_dtype == x_dtype)
+            kt_expect_same_bits(kt, "copy_2d", args.out, args.x);
+        else
+            kt_expect_close(kt, "copy_2d", args.out, kt_read(kt, args.x));
+        outside = kt_read(kt, rk_tensor_cols(whole, COLS + 1, 2));
+        for (int64_t e = 0; e < 2 * ROWS; e++)
+            assert_true(outside[e] == 0);
+    }
+}
+
+static uint64_t fingerprint_reference(const double *values, int64_t count)
+{
+    uint64_t sum = 0;
+
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t bits;
+
+        memcpy(&bits, &values[i], sizeof(bits));
+        sum += rk_fingerprint_of(bits, (uint64_t)i);
+    }
+    return sum;
+}
+
+static uint64_t read_u64(struct kt *kt, rk_tensor_t t)
+{
+    uint64_t value;
+
+    memcpy(&value, kt_read_bytes(kt, t), sizeof(value));
+    return value;
+}
+
+/* Goal: parts of a matrix add up to the whole one, in every dtype; rounding comes before the hash; one bit,
+ * or two elements that change places, change it. */
+static void test_fingerprint_of_parts_is_that_of_the_whole(void **state)
+{
+    enum { ROWS = 7, COLS = 270, CUT = 113 };
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(kt_dtypes) * RK_ARRAY_LEN(kt_dtypes); i++) {
+        rk_tensor_t x = kt_randomize(kt, kt_zeros_2d(kt, kt_dtypes[i / 4], ROWS, COLS), 1.0);
+        rk_tensor_t rounded = kt_zeros_2d(kt, kt_dtypes[i % 4], ROWS, COLS);
+        struct rk_fingerprint_args args = {
+            .out = kt_zeros_1d(kt, RK_DTYPE_I64, 1), .dtype = rounded.dtype, .row_pitch = COLS};
+        double *values;
+        uint64_t expected;
+
+        assert_ok(rk_copy_2d(kt->stream, &(struct rk_copy_2d_args){.out = rounded, .x = x}));
+        values = kt_read(kt, rounded);
+        expected = fingerprint_reference(values, ROWS * COLS);
+        args.x = rk_tensor_cols(x, CUT, COLS - CUT);
+        args.first = CUT;
+        assert_ok(rk_fingerprint(kt->stream, &args));
+        assert_true(read_u64(kt, args.out) != expected);
+        args.x = rk_tensor_cols(x, 0, CUT);
+        args.first = 0;
+        assert_ok(rk_fingerprint(kt->stream, &args));
+        assert_true(read_u64(kt, args.out) == expected);
+        if (values[0] != values[1]) {
+            double first = values[0];
+
+            values[0] = values[1];
+            values[1] = first;
+            assert_true(fingerprint_reference(values, ROWS * COLS) != expected);
+        }
+    }
+}
+
 static void test_sum_squares_non_finite_are_counted(void **state)
 {
     static const double x[5] = {NAN, 1.0, INFINITY, -INFINITY, 2.0};
@@ -271,6 +355,8 @@ int main(void)
         kt_test(test_sum_squares_all_counts_accumulate),
         kt_test(test_sum_squares_non_finite_are_counted),
         kt_test(test_random_normal_part_of_tensor_equals_sequence),
+        kt_test(test_copy_2d_all_dtypes_equal_reference),
+        kt_test(test_fingerprint_of_parts_is_that_of_the_whole),
         kt_test(test_adamw_three_steps_equal_reference),
         kt_test(test_adamw_param_is_its_master_rounded),
     };

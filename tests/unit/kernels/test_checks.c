@@ -570,6 +570,9 @@ static void test_flat_operators_bad_arguments_fail(void **state)
     struct rk_axpby_args axpby = {.y = t2(F32, 3, 4), .x = t1(BF16, 12), .alpha = 1.0f};
     struct rk_sum_squares_args squares = {.out = t1(F64, 2), .x = t2(BF16, 3, 4)};
     struct rk_random_normal_args normal = {.out = t2(BF16, 3, 4), .deviation = 1};
+    struct rk_copy_2d_args copy = {.out = t2(F32, 3, 4), .x = t2(BF16, 3, 4)};
+    struct rk_fingerprint_args fingerprint = {
+        .out = t1(RK_DTYPE_I64, 1), .x = t2(BF16, 3, 4), .dtype = RK_DTYPE_BF16};
 
     (void)state;
     assert_ok(rk_axpby(stream, &axpby));
@@ -589,6 +592,16 @@ static void test_flat_operators_bad_arguments_fail(void **state)
     BAD(rk_random_normal, normal, "random_normal: out is i32, expected a float type",
         out = t2(RK_DTYPE_I32, 3, 4));
     BAD(rk_random_normal, normal, "random_normal: deviation=inf, expected finite", deviation = INFINITY);
+    assert_ok(rk_copy_2d(stream, &copy));
+    BAD(rk_copy_2d, copy, "copy_2d: out is f32 [3, 5], expected f32 [3, 4]", out = t2(F32, 3, 5));
+    BAD(rk_copy_2d, copy, "copy_2d: x is i32, expected a float type", x = t2(I32, 3, 4));
+    BAD(rk_copy_2d, copy, "copy_2d: out aliases x", out.data = copy.x.data);
+    assert_ok(rk_fingerprint(stream, &fingerprint));
+    BAD(rk_fingerprint, fingerprint, "fingerprint: out is i64 [2], expected i64 [1]",
+        out = t1(RK_DTYPE_I64, 2));
+    BAD(rk_fingerprint, fingerprint, "fingerprint: x has rank 1, expected 2", x = t1(BF16, 12));
+    BAD(rk_fingerprint, fingerprint, "fingerprint: dtype is i32, expected a float type",
+        dtype = RK_DTYPE_I32);
 }
 
 static void test_adamw_bad_arguments_fail(void **state)
