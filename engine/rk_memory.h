@@ -38,6 +38,9 @@ struct rk_memory_plan {
     struct rk_model_memory memory; /* as rk_model_get_memory will report it, workspace of operators added */
     struct rk_workspace workspace; /* of operators; roles on one stream share it */
     int32_t num_kv_blocks;
+    /* Device memory of `memory` that the role gives back between calls: parts that leave (rk_model_offload).
+     * Roles of a device run one at a time, so what one gives back is there for the others. */
+    uint64_t away_bytes;
 };
 
 /* INVALID_ARGUMENT, UNIMPLEMENTED and RESOURCE_EXHAUSTED as the model, the optimizer and the rollout would
@@ -51,12 +54,14 @@ struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan,
 /* --- what a device has for the roles that come --- */
 struct rk_memory_room {
     int64_t free_bytes;            /* below 0: roles that were counted do not fit */
+    uint64_t away_bytes;           /* beside these: for one of the roles counted, which bring parts back */
     uint64_t own_bytes;            /* workspace that operators hold; the next role's operators use it too */
     struct rk_workspace workspace; /* the largest among the roles counted with rk_memory_room_take */
 };
 /* Now. */
 struct rk_memory_room rk_memory_room_of(const struct rk_device *device);
-/* Bytes for the plan: what is free, and as far as the plan has workspace, that of the operators. */
+/* Bytes for the plan: what is free, and as far as the plan has workspace, that of the operators, and as far
+ * as its role gives memory back between calls, that of the others. */
 uint64_t rk_memory_room_bytes(const struct rk_memory_room *room, const struct rk_memory_plan *plan);
 /* NULL when the room is enough for the device memory of the plan; else RESOURCE_EXHAUSTED, reason DEVICE_OOM,
  * with what is wanted of every kind. */
@@ -66,6 +71,8 @@ struct rk_status *rk_memory_plan_check(const struct rk_memory_plan *plan,
  * plan, which is one of a cache for all sequences. */
 int32_t rk_memory_plan_fit_blocks(const struct rk_memory_plan *plan, const struct rk_memory_room *room,
                                   double share);
+/* Roles that are there give that much back between calls, at most: one of them will want it again. */
+void rk_memory_room_keep(struct rk_memory_room *room, uint64_t away_bytes);
 /* The room that is left once the role of the plan has been built. */
 void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan);
 

@@ -88,6 +88,14 @@ int64_t rk_model_num_elements(const struct rk_model *model); /* of the whole mod
 void rk_model_freeze_param(struct rk_model *model, int64_t i);
 
 /* --- life --- */
+/* Parts of a model that can wait in host memory while the device has others. */
+enum rk_model_parts {
+    RK_PART_PARAMETERS = 1u << 0,
+    RK_PART_GRADIENTS = 1u << 1,
+    RK_PART_OPTIMIZER = 1u << 2, /* masters and states */
+    RK_PARTS_ALL = (1u << 3) - 1,
+};
+
 struct rk_model_desc {
     size_t struct_size;
     const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
@@ -104,6 +112,7 @@ struct rk_model_desc {
     /* Ids from here on have no probability: a teacher knows no padding that the student's vocabulary lacks.
      * 0: all of the vocabulary have one. */
     int64_t vocab_size;
+    uint32_t offload; /* enum rk_model_parts: those that may leave the device (rk_model_offload) */
 };
 
 /* Checks that the mesh fits (heads, intermediate_size over tp; axes that are not built yet), allocates the
@@ -124,6 +133,29 @@ const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model);
 void rk_model_set_mesh(struct rk_model *model, const struct rk_mesh_comms *mesh);
 uint64_t rk_model_weight_version(
     const struct rk_model *model); /* +1 an applied update; shared models show the owner's */
+
+/* --- parts that leave the device ---
+ *
+ * Parts that the description names lie in address ranges: they come back to the same addresses, so views and
+ * graphs stay valid; while they are away nothing may touch them. The other parts stay on the device, here and
+ * below, whatever is asked for. Models that share weights move the same parameters. Not collective. */
+
+/* Takes the host memory of these parts' copies, which is kept for the life of the model. RESOURCE_EXHAUSTED:
+ * the model is as it was. */
+struct rk_status *rk_model_reserve_offload(struct rk_model *model, uint32_t parts) RK_NODISCARD;
+/* Copies them to the host, where it has not their contents already, and gives their device memory back; parts
+ * that have left stay away. Without keeps_gradients gradients go without a copy, and come back as zeros.
+ * Waits for the stream. Errors: of the copy (all parts are where they were), those of
+ * rk_model_reserve_offload. */
+struct rk_status *rk_model_offload(struct rk_model *model, uint32_t parts, bool keeps_gradients) RK_NODISCARD;
+/* Brings them back, before what the model's stream is given from here on; parts that are there stay.
+ * `writes`: they may be written to until they leave, which makes their copies worthless. RESOURCE_EXHAUSTED
+ * (reason DEVICE_OOM): some may still be away, and nothing is lost. */
+struct rk_status *rk_model_onload(struct rk_model *model, uint32_t parts, bool writes) RK_NODISCARD;
+/* Those that are away now. */
+uint32_t rk_model_offloaded(const struct rk_model *model);
+/* Device memory of all parts that may leave. */
+uint64_t rk_model_offload_bytes(const struct rk_model *model);
 
 /* What fills or writes a model tells the hooks, which may be NULL, of its progress in bytes of this rank's
  * part; CANCELLED when one of them asks to stop. In the collective ones the ranks meet after every parameter:
@@ -233,6 +265,7 @@ struct rk_model_memory {
     uint64_t staging_bytes;   /* inputs and samples of generation steps */
     /* Pinned host memory. */
     uint64_t pass_host_bytes, rollout_host_bytes;
+    uint64_t offload_host_bytes;    /* of copies of parts that leave the device */
     uint64_t checkpoint_host_bytes; /* host memory of checkpoints, most of it not pinned */
     /* Most that a pass used of activation_bytes and pass_host_bytes. */
     uint64_t activation_peak_bytes, pass_host_peak_bytes;

@@ -65,9 +65,17 @@ struct rk_memory_room rk_memory_room_of(const struct rk_device *device)
 uint64_t rk_memory_room_bytes(const struct rk_memory_room *room, const struct rk_memory_plan *plan)
 {
     uint64_t shared = RK_MIN(room->own_bytes, workspace_bytes(&plan->workspace));
-    int64_t bytes = room->free_bytes + (int64_t)shared;
+    int64_t bytes = room->free_bytes + (int64_t)shared + (int64_t)RK_MIN(room->away_bytes, plan->away_bytes);
 
     return bytes > 0 ? (uint64_t)bytes : 0;
+}
+
+void rk_memory_room_keep(struct rk_memory_room *room, uint64_t away_bytes)
+{
+    if (away_bytes <= room->away_bytes)
+        return;
+    room->free_bytes -= (int64_t)(away_bytes - room->away_bytes);
+    room->away_bytes = away_bytes;
 }
 
 void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_plan *plan)
@@ -78,8 +86,9 @@ void rk_memory_room_take(struct rk_memory_room *room, const struct rk_memory_pla
     room->workspace.scratch_bytes = RK_MAX(room->workspace.scratch_bytes, plan->workspace.scratch_bytes);
     room->workspace.kept_bytes = RK_MAX(room->workspace.kept_bytes, plan->workspace.kept_bytes);
     own = RK_MAX(room->own_bytes, workspace_bytes(&room->workspace));
-    room->free_bytes -= (int64_t)(total - shared + own - room->own_bytes);
+    room->free_bytes -= (int64_t)(total - plan->away_bytes - shared + own - room->own_bytes);
     room->own_bytes = own;
+    rk_memory_room_keep(room, plan->away_bytes);
 }
 
 int32_t rk_memory_plan_fit_blocks(const struct rk_memory_plan *plan, const struct rk_memory_room *room,

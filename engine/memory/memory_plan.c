@@ -279,6 +279,10 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
         /* One block each, of what was live at most. */
         out->memory.activation_bytes = out->memory.activation_peak_bytes;
         out->memory.pass_host_bytes = out->memory.pass_host_peak_bytes;
+        if (!desc->shares_weights) {
+            out->away_bytes = rk_model_offload_bytes(run.model);
+            out->memory.offload_host_bytes = rk_model_offload_copy_bytes(run.model);
+        }
     }
     dry_run_fini(&run);
     return st ? RK_WRAP(st, "planning memory") : NULL;

@@ -166,7 +166,9 @@ static struct rk_status *allocate(struct rk_model_core *core)
     if (!rk_mul_size((size_t)core->params.num_elements, rk_dtype_bytes(core->dtype), &bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld parameters exceed the address space",
                        (long long)core->params.num_elements);
-    RK_TRY(rk_device_alloc(device, &core->values, bytes, "parameters"));
+    RK_TRY(rk_movable_create(&core->value_memory, device, bytes, core->offload & RK_PART_PARAMETERS,
+                             "parameters"));
+    core->values = core->value_memory.data;
     RK_TRY(rk_device_alloc(device, &core->scratch, RK_AGREE_BYTES, "verdicts of ranks"));
     RK_TRY(make_row_numbers(core));
     return make_rope(core);
@@ -203,6 +205,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->dtype = desc->dtype;
     core->numerics = desc->numerics;
     core->recompute_num_layers = desc->recompute_num_layers;
+    core->offload = desc->offload;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
     RK_TRY(rk_model_plan(core, mesh, rk_mesh_comms_coords(desc->mesh)));
@@ -225,7 +228,7 @@ static void core_destroy(struct rk_model_core *core)
     struct rk_device *device = core->stream ? rk_stream_device(core->stream) : NULL;
 
     if (device) {
-        rk_device_free(device, core->values);
+        rk_movable_fini(&core->value_memory);
         rk_device_free(device, core->scratch);
         rk_device_free(device, core->rope_cos.data);
         rk_device_free(device, core->rope_sin.data);
@@ -299,6 +302,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .seed = core->seed,
         .recompute_num_layers = core->recompute_num_layers,
         .vocab_size = core->vocab_size,
+        .offload = core->offload,
         .stream = core->stream,
         .mesh = core->mesh,
     };
@@ -423,6 +427,7 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
         .staging_bytes = (uint64_t)model->staging_bytes,
         .pass_host_bytes = step.staging.capacity_bytes,
         .rollout_host_bytes = (uint64_t)model->rollout_host_bytes,
+        .offload_host_bytes = rk_model_offload_host_bytes(model),
         .checkpoint_host_bytes = rk_saver_host_bytes(model->saver),
         .activation_peak_bytes = step.tensors.peak_bytes,
         .pass_host_peak_bytes = step.staging.peak_bytes,
@@ -433,8 +438,8 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
         memory.workspace_bytes = RK_AGREE_BYTES;
         if (core->row_numbers.data)
             memory.workspace_bytes += rk_tensor_bytes(core->row_numbers);
-        memory.param_bytes = (uint64_t)core->params.num_elements * rk_dtype_bytes(core->dtype) +
-                             rk_tensor_bytes(core->rope_cos) + rk_tensor_bytes(core->rope_sin);
+        memory.param_bytes = rk_movable_held_bytes(&core->value_memory) + rk_tensor_bytes(core->rope_cos) +
+                             rk_tensor_bytes(core->rope_sin);
     }
     rk_train_add_memory(model->train, &memory);
     return memory;

@@ -6,6 +6,7 @@
 #include "engine/model/params_internal.h"
 #include "engine/nn/nn_internal.h"
 #include "engine/rk_model.h"
+#include "engine/tensor/movable_internal.h"
 
 /* --- families: rows of families.c --- */
 
@@ -76,6 +77,7 @@ struct rk_model_core {
     uint64_t seed;
     int64_t recompute_num_layers;
     int64_t vocab_size; /* ids that have a probability: up to config.vocab_size */
+    uint32_t offload;   /* parts that may leave the device */
     struct rk_stream *stream;
     const struct rk_mesh_comms *mesh;
     struct rk_param_table params;
@@ -86,8 +88,9 @@ struct rk_model_core {
     struct rk_head head;
     rk_tensor_t rope_cos, rope_sin; /* F32 [max_position_embeddings, head_dim / 2] */
     rk_tensor_t row_numbers;        /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
-    void *values;                   /* flat buffer of params.num_elements */
-    void *scratch;                  /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
+    struct rk_movable value_memory;
+    void *values;  /* its address: flat buffer of params.num_elements */
+    void *scratch; /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
     /* Engine thread. */
     uint64_t weight_version;
 };
@@ -174,6 +177,13 @@ struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_
                                struct rk_trunk_saved *saved) RK_NODISCARD;
 struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
                                const struct rk_trunk_saved *saved, rk_tensor_t dhidden) RK_NODISCARD;
+
+/* --- parts that leave (offload.c) --- */
+
+/* Host memory for their copies, but for those of gradients, which only some calls keep. */
+uint64_t rk_model_offload_copy_bytes(const struct rk_model *model);
+/* What copies hold now. */
+uint64_t rk_model_offload_host_bytes(const struct rk_model *model);
 
 /* --- ranks (agree.c, gather.c) --- */
 

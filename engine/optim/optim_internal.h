@@ -73,6 +73,8 @@ struct rk_train {
      */
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
+    struct rk_movable grad_memory, master_memory, state_memory[RK_OPTIM_STATES_MAX];
+    /* Their addresses. */
     void *grads; /* [num_elements] */
     /* [shard_count] in grad_dtype: the parameters of my shard before they were rounded to the model's dtype;
      * NULL when that is grad_dtype, and the parameters are their own masters. */

@@ -22,10 +22,10 @@ void rk_train_destroy(struct rk_train *train)
 {
     if (!train)
         return;
-    rk_device_free(train->device, train->grads);
-    rk_device_free(train->device, train->masters);
+    rk_movable_fini(&train->grad_memory);
+    rk_movable_fini(&train->master_memory);
     for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
-        rk_device_free(train->device, train->states[s]);
+        rk_movable_fini(&train->state_memory[s]);
     rk_device_free(train->device, train->sums);
     rk_event_destroy(train->is_ready);
     rk_event_destroy(train->is_done);
@@ -44,11 +44,10 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
 {
     if (!train)
         return;
-    memory->grad_bytes = (uint64_t)train->num_elements * rk_dtype_bytes(train->grad_dtype);
-    memory->optimizer_bytes =
-        (uint64_t)(train->shard_count * num_states(train)) * rk_dtype_bytes(train->grad_dtype);
-    if (train->masters)
-        memory->master_bytes = (uint64_t)train->shard_count * rk_dtype_bytes(train->grad_dtype);
+    memory->grad_bytes = rk_movable_held_bytes(&train->grad_memory);
+    memory->master_bytes = rk_movable_held_bytes(&train->master_memory);
+    for (int32_t s = 0; s < num_states(train); s++)
+        memory->optimizer_bytes += rk_movable_held_bytes(&train->state_memory[s]);
     memory->workspace_bytes += SUMS_BYTES;
 }
 
@@ -84,21 +83,31 @@ struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream 
     return NULL;
 }
 
-static struct rk_status *allocate(struct rk_train *train, rk_dtype_t param_dtype)
+static struct rk_status *allocate_one(struct rk_train *train, struct rk_movable *memory, void **data,
+                                      size_t bytes, bool may_leave, const char *what)
+{
+    RK_TRY(rk_movable_create(memory, train->device, bytes, may_leave, what));
+    *data = memory->data;
+    return NULL;
+}
+
+static struct rk_status *allocate(struct rk_train *train, const struct rk_model_core *core)
 {
     size_t elem_bytes = rk_dtype_bytes(train->grad_dtype);
-    size_t grad_bytes;
+    size_t grad_bytes, shard_bytes = (size_t)train->shard_count * elem_bytes;
+    bool optimizer_leaves = core->offload & RK_PART_OPTIMIZER;
 
     if (!rk_mul_size((size_t)train->num_elements, elem_bytes, &grad_bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
                        (long long)train->num_elements);
-    RK_TRY(rk_device_alloc(train->device, &train->grads, grad_bytes, "gradients"));
-    if (train->config.ops && param_dtype != train->grad_dtype)
-        RK_TRY(rk_device_alloc(train->device, &train->masters, (size_t)train->shard_count * elem_bytes,
-                               "master weights"));
+    RK_TRY(allocate_one(train, &train->grad_memory, &train->grads, grad_bytes,
+                        core->offload & RK_PART_GRADIENTS, "gradients"));
+    if (train->config.ops && core->dtype != train->grad_dtype)
+        RK_TRY(allocate_one(train, &train->master_memory, &train->masters, shard_bytes, optimizer_leaves,
+                            "master weights"));
     for (int32_t s = 0; s < num_states(train); s++)
-        RK_TRY(rk_device_alloc(train->device, &train->states[s], (size_t)train->shard_count * elem_bytes,
-                               "optimizer state"));
+        RK_TRY(allocate_one(train, &train->state_memory[s], &train->states[s], shard_bytes, optimizer_leaves,
+                            "optimizer state"));
     return rk_device_alloc(train->device, &train->sums, SUMS_BYTES, "gradient norm");
 }
 
@@ -148,7 +157,7 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     RK_ASSERT(train->num_elements % rk_comm_group_size(dp) == 0);
     train->summed_begin = find_summed(core);
     rk_train_cut(train, &core->params, rk_comm_group_size(dp), rk_comm_group_rank(dp));
-    st = allocate(train, core->dtype);
+    st = allocate(train, core);
     if (!st && rk_comm_group_size(dp) > 1)
         st = open_comm(train);
     if (!st)

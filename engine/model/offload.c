@@ -1,0 +1,138 @@
+/* Parts of a model leave the device and come back. Everything is enqueued on the model's stream: what comes
+ * after it there sees the contents, and nothing leaves before the stream, and that of the buckets, have
+ * passed its last use and its copy. */
+#include "engine/model/model_internal.h"
+
+#include "base/rk_assert.h"
+#include "base/rk_fault.h"
+#include "engine/optim/optim_internal.h"
+
+/* The buffers of a model by part; those that it does not have are left out. */
+struct buffers {
+    int32_t count;
+    struct {
+        struct rk_movable *movable;
+        uint32_t part;
+    } of[3 + RK_OPTIM_STATES_MAX];
+};
+
+static void add(struct buffers *buffers, struct rk_movable *movable, uint32_t part, uint32_t parts)
+{
+    if (!(part & parts) || !movable->is_range)
+        return;
+    RK_ASSERT(buffers->count < (int32_t)RK_ARRAY_LEN(buffers->of));
+    buffers->of[buffers->count].movable = movable;
+    buffers->of[buffers->count++].part = part;
+}
+
+static struct buffers buffers_of(const struct rk_model *model, uint32_t parts)
+{
+    struct rk_train *train = model->train;
+    struct buffers buffers = {0};
+
+    RK_ASSERT(!(parts & ~RK_PARTS_ALL));
+    add(&buffers, &model->core->value_memory, RK_PART_PARAMETERS, parts);
+    if (!train)
+        return buffers;
+    add(&buffers, &train->grad_memory, RK_PART_GRADIENTS, parts);
+    add(&buffers, &train->master_memory, RK_PART_OPTIMIZER, parts);
+    for (int s = 0; s < RK_OPTIM_STATES_MAX; s++)
+        add(&buffers, &train->state_memory[s], RK_PART_OPTIMIZER, parts);
+    return buffers;
+}
+
+struct rk_status *rk_model_reserve_offload(struct rk_model *model, uint32_t parts)
+{
+    struct buffers buffers = buffers_of(model, parts);
+
+    for (int32_t i = 0; i < buffers.count; i++)
+        RK_TRY(rk_movable_reserve(buffers.of[i].movable));
+    return NULL;
+}
+
+static struct rk_status *copy_out(struct rk_model *model, const struct buffers *leaving, uint32_t kept)
+{
+    for (int32_t i = 0; i < leaving->count; i++) {
+        if (leaving->of[i].part & kept && !leaving->of[i].movable->has_copy)
+            RK_TRY(rk_movable_copy_out(leaving->of[i].movable, model->core->stream));
+    }
+    if (RK_FAULT("offload.copy"))
+        return RK_FAIL(RK_INTERNAL, "fault point offload.copy");
+    if (model->train)
+        RK_TRY(rk_train_wait(model));
+    return rk_stream_sync(model->core->stream);
+}
+
+struct rk_status *rk_model_offload(struct rk_model *model, uint32_t parts, bool keeps_gradients)
+{
+    uint32_t kept = keeps_gradients ? RK_PARTS_ALL : RK_PARTS_ALL & ~RK_PART_GRADIENTS;
+    struct buffers all = buffers_of(model, parts), leaving = {0};
+
+    for (int32_t i = 0; i < all.count; i++) {
+        if (rk_movable_can_leave(all.of[i].movable))
+            leaving.of[leaving.count++] = all.of[i];
+    }
+    if (leaving.count == 0)
+        return NULL;
+    RK_TRY(rk_model_reserve_offload(model, parts & kept));
+    RK_TRY(copy_out(model, &leaving, kept));
+    for (int32_t i = 0; i < leaving.count; i++)
+        RK_TRY(rk_movable_leave(leaving.of[i].movable, leaving.of[i].part & kept));
+    return NULL;
+}
+
+struct rk_status *rk_model_onload(struct rk_model *model, uint32_t parts, bool writes)
+{
+    struct buffers buffers = buffers_of(model, parts);
+
+    for (int32_t i = 0; i < buffers.count; i++) {
+        RK_TRY(rk_movable_come_back(buffers.of[i].movable, model->core->stream));
+        if (writes)
+            buffers.of[i].movable->has_copy = false;
+    }
+    return NULL;
+}
+
+uint32_t rk_model_offloaded(const struct rk_model *model)
+{
+    struct buffers buffers = buffers_of(model, RK_PARTS_ALL);
+    uint32_t parts = 0;
+
+    for (int32_t i = 0; i < buffers.count; i++) {
+        if (buffers.of[i].movable->is_away)
+            parts |= buffers.of[i].part;
+    }
+    return parts;
+}
+
+uint64_t rk_model_offload_bytes(const struct rk_model *model)
+{
+    struct buffers buffers = buffers_of(model, RK_PARTS_ALL);
+    uint64_t bytes = 0;
+
+    for (int32_t i = 0; i < buffers.count; i++)
+        bytes += rk_movable_full_bytes(buffers.of[i].movable);
+    return bytes;
+}
+
+uint64_t rk_model_offload_copy_bytes(const struct rk_model *model)
+{
+    struct buffers buffers = buffers_of(model, RK_PARTS_ALL & ~RK_PART_GRADIENTS);
+    uint64_t bytes = 0;
+
+    for (int32_t i = 0; i < buffers.count; i++)
+        bytes += buffers.of[i].movable->bytes;
+    return bytes;
+}
+
+uint64_t rk_model_offload_host_bytes(const struct rk_model *model)
+{
+    struct buffers buffers = buffers_of(model, RK_PARTS_ALL);
+    uint64_t bytes = 0;
+
+    for (int32_t i = 0; i < buffers.count; i++) {
+        if (buffers.of[i].movable->host)
+            bytes += buffers.of[i].movable->bytes;
+    }
+    return bytes;
+}
