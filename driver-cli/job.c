@@ -29,9 +29,11 @@ static const struct knob distill_knobs[] = {RK_DISTILL_KNOBS(KNOB, "", , )};
 static const struct knob optim_knobs[] = {RK_OPTIM_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_ACTOR, , )};
+static const struct knob offload_knobs[] = {RK_OFFLOAD_KNOBS(KNOB, RK_JOB_ACTOR, , )};
 static const struct knob critic_optim_knobs[] = {RK_CRITIC_OPTIM_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob critic_init_knobs[] = {RK_INIT_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob critic_recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK_JOB_CRITIC, , )};
+static const struct knob critic_offload_knobs[] = {RK_OFFLOAD_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob critic_loss_knobs[] = {RK_CRITIC_LOSS_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob rollout_knobs[] = {RK_ROLLOUT_KNOBS(KNOB, RK_JOB_MODELS, , )};
 static const struct knob sampling_knobs[] = {RK_SAMPLING_KNOBS(KNOB, RK_JOB_ROLLOUT, , )};
@@ -46,10 +48,12 @@ static const struct {
     [RK_JOB_KNOBS_DISTILL] = {distill_knobs, RK_ARRAY_LEN(distill_knobs)},
     [RK_JOB_KNOBS_OPTIM] = {optim_knobs, RK_ARRAY_LEN(optim_knobs)},
     [RK_JOB_KNOBS_INIT] = {init_knobs, RK_ARRAY_LEN(init_knobs)},
+    [RK_JOB_KNOBS_OFFLOAD] = {offload_knobs, RK_ARRAY_LEN(offload_knobs)},
     [RK_JOB_KNOBS_RECOMPUTE] = {recompute_knobs, RK_ARRAY_LEN(recompute_knobs)},
     [RK_JOB_KNOBS_CRITIC_LOSS] = {critic_loss_knobs, RK_ARRAY_LEN(critic_loss_knobs)},
     [RK_JOB_KNOBS_CRITIC_OPTIM] = {critic_optim_knobs, RK_ARRAY_LEN(critic_optim_knobs)},
     [RK_JOB_KNOBS_CRITIC_INIT] = {critic_init_knobs, RK_ARRAY_LEN(critic_init_knobs)},
+    [RK_JOB_KNOBS_CRITIC_OFFLOAD] = {critic_offload_knobs, RK_ARRAY_LEN(critic_offload_knobs)},
     [RK_JOB_KNOBS_CRITIC_RECOMPUTE] = {critic_recompute_knobs, RK_ARRAY_LEN(critic_recompute_knobs)},
     [RK_JOB_KNOBS_ROLLOUT] = {rollout_knobs, RK_ARRAY_LEN(rollout_knobs)},
     [RK_JOB_KNOBS_SAMPLING] = {sampling_knobs, RK_ARRAY_LEN(sampling_knobs)},
@@ -148,6 +152,11 @@ void rk_job_copy_knobs(struct rk_json *options, const struct rk_config *job, rk_
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback)
 {
     return rk_config_is_null(job, path) ? fallback : rk_config_int(job, path);
+}
+
+bool rk_job_bool_or(const struct rk_config *job, const char *path, bool fallback)
+{
+    return rk_config_is_null(job, path) ? fallback : rk_config_bool(job, path);
 }
 
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind)

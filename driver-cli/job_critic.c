@@ -15,17 +15,12 @@ bool rk_job_wants_critic(const struct rk_config *job)
     return adv && (adv->needs & RK_ADV_NEEDS_VALUES);
 }
 
-static bool bool_or(const struct rk_config *job, const char *path, bool fallback)
-{
-    return rk_config_is_null(job, path) ? fallback : rk_config_bool(job, path);
-}
-
 struct rk_job_micro rk_job_critic_micro(const struct rk_config *job)
 {
     struct rk_job_micro actor = rk_job_actor_micro(job);
 
     return (struct rk_job_micro){
-        .use_dynamic_bsz = bool_or(job, RK_JOB_CRITIC "use_dynamic_bsz", actor.use_dynamic_bsz),
+        .use_dynamic_bsz = rk_job_bool_or(job, RK_JOB_CRITIC "use_dynamic_bsz", actor.use_dynamic_bsz),
         .max_token_len = rk_job_int_or(job, RK_JOB_CRITIC "ppo_max_token_len_per_gpu", actor.max_token_len),
         .micro_batch_rows =
             rk_job_int_or(job, RK_JOB_CRITIC "ppo_micro_batch_size_per_gpu", actor.micro_batch_rows),
@@ -58,7 +53,7 @@ struct rk_job_update rk_job_update_of(const struct rk_config *job, uint32_t role
     return (struct rk_job_update){
         .mini_batch_size = rk_job_int_or(job, RK_JOB_CRITIC "ppo_mini_batch_size", actor.mini_batch_size),
         .epochs = (int32_t)rk_job_int_or(job, RK_JOB_CRITIC "ppo_epochs", actor.epochs),
-        .shuffle = bool_or(job, RK_JOB_CRITIC "shuffle", actor.shuffle),
+        .shuffle = rk_job_bool_or(job, RK_JOB_CRITIC "shuffle", actor.shuffle),
         .seed = rk_job_int_or(job, RK_JOB_CRITIC "data_loader_seed", actor.seed),
         .micro = rk_job_critic_micro(job),
     };

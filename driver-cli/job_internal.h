@@ -26,7 +26,8 @@
 #define RK_JOB_DPO           "algorithm.dpo."
 #define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
 /* In the section of a role. */
-#define RK_JOB_TP "megatron.tensor_model_parallel_size"
+#define RK_JOB_TP            "megatron.tensor_model_parallel_size"
+#define RK_JOB_PARAM_OFFLOAD "megatron.param_offload"
 
 /* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
@@ -88,10 +89,12 @@ typedef enum rk_job_knobs {
     RK_JOB_KNOBS_DISTILL,
     RK_JOB_KNOBS_OPTIM,
     RK_JOB_KNOBS_INIT,
+    RK_JOB_KNOBS_OFFLOAD,
     RK_JOB_KNOBS_RECOMPUTE,
     RK_JOB_KNOBS_CRITIC_LOSS,
     RK_JOB_KNOBS_CRITIC_OPTIM,
     RK_JOB_KNOBS_CRITIC_INIT,
+    RK_JOB_KNOBS_CRITIC_OFFLOAD,
     RK_JOB_KNOBS_CRITIC_RECOMPUTE,
     RK_JOB_KNOBS_ROLLOUT,
     RK_JOB_KNOBS_SAMPLING
@@ -161,8 +164,9 @@ struct rk_status *rk_job_preference(struct rk_preference *out, const struct rk_c
 bool rk_job_needs_sum_pi_squared(const struct rk_config *job);
 /* algorithm.kl_ctrl as a run begins with it. */
 struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job);
-/* Value of a nullable integer or the fallback. */
+/* Value of a nullable key or the fallback. */
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
+bool rk_job_bool_or(const struct rk_config *job, const char *path, bool fallback);
 
 /* megatron.dtype, or its default on devices of that kind ("cpu", "cuda"). */
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);

@@ -1,6 +1,6 @@
 /* What the plans of the roles come to. A role takes from a rank the difference between the room before and
  * the room after it, which the daemon has computed: less than its plan, where operators of the roles before
- * hold workspace that it uses as well. */
+ * hold workspace that it uses as well, or give back between calls what it needs in its own. */
 #include "driver-cli/memory_sum_internal.h"
 
 #include <string.h>
@@ -384,6 +384,16 @@ static void format_cell(struct rk_str *out, const char *title, double value)
         rk_str_appendf(out, "  %*s", width, "-");
 }
 
+/* What roles give back between calls; it counts once. */
+static bool is_any_away(const struct rk_memory_sum *sum, int32_t rank)
+{
+    for (int64_t i = 0; i < sum->num_roles; i++) {
+        if (int_at(plan_of(sum, i, rank), "away") > 0)
+            return true;
+    }
+    return false;
+}
+
 static void format_titles(struct rk_str *out, const struct rk_memory_sum *sum, int32_t rank)
 {
     rk_str_appendf(out, "%-8s", "");
@@ -391,6 +401,8 @@ static void format_titles(struct rk_str *out, const struct rk_memory_sum *sum, i
         if (is_kind_used(sum, rank, kind))
             rk_str_appendf(out, "  %*s", LEAST_COLUMNS, kinds[kind].name);
     }
+    if (is_any_away(sum, rank))
+        rk_str_appendf(out, "  %*s", LEAST_COLUMNS, "away");
     rk_str_appendf(out, "  %*s\n", LEAST_COLUMNS, "added");
 }
 
@@ -430,6 +442,8 @@ void rk_memory_sum_format(const struct rk_memory_sum *sum, struct rk_str *out)
             if (is_kind_used(sum, rank, kind))
                 format_cell(out, kinds[kind].name, (double)kind_bytes(plan, kind) / unit);
         }
+        if (is_any_away(sum, rank))
+            format_cell(out, "away", (double)int_at(plan, "away") / unit);
         format_cell(out, "added", (double)added_bytes(plan) / unit);
         rk_str_append(out, "\n");
     }
@@ -447,6 +461,7 @@ static struct rk_json *role_json(const struct rk_memory_sum *sum, int64_t role, 
     rk_json_set(object, "role", rk_json_new_string(sum->roles[role].role->name));
     rk_json_set(object, "planned", rk_json_clone(rk_json_find(plan, "planned")));
     rk_json_set(object, "communication", rk_json_new_int(int_at(plan, "communication")));
+    rk_json_set(object, "away", rk_json_new_int(int_at(plan, "away")));
     rk_json_set(object, "num_kv_blocks", rk_json_new_int(int_at(plan, "num_kv_blocks")));
     rk_json_set(object, "added", rk_json_new_int(added_bytes(plan)));
     return object;

@@ -172,6 +172,27 @@ struct rk_status *rk_call_no_memory(const struct rk_call *call)
                    rk_job_label(call->job, label));
 }
 
+/* The handler, with what it needs of the role's model on the device. */
+static struct rk_status *run_method(struct rk_call *call)
+{
+    bool is_any_state = call->job->method->flags & RK_MF_ANY_STATE;
+    struct rk_status *st = NULL, *left;
+
+    if (!is_any_state && rk_role_moves(call->role))
+        st = rk_call_agree(call, rk_call_onload(call));
+    if (!st) {
+        call->peers_wait = RK_FAULT("worker.before_method");
+        st = call->peers_wait ? RK_FAIL(RK_INTERNAL, "fault point worker.before_method")
+                              : rk_method_handler(call->job->method->id)(call);
+    }
+    if (st)
+        release_peers(call, st); /* before anything here waits for a stream on which they are waited for */
+    left = rk_call_offload(call);
+    if (!st && left)
+        release_peers(call, left);
+    return rk_status_first(st, left);
+}
+
 struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
 {
     struct rk_call call = {
@@ -194,11 +215,7 @@ struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
     }
     rk_worker_tick(worker, job->method->name, 0, 0);
     call.arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
-    call.peers_wait = RK_FAULT("worker.before_method");
-    st = call.peers_wait ? RK_FAIL(RK_INTERNAL, "fault point worker.before_method")
-                         : rk_method_handler(job->method->id)(&call);
-    if (st)
-        release_peers(&call, st);
+    st = run_method(&call);
     rk_arena_destroy(call.arena);
     return st;
 }

@@ -4,8 +4,8 @@
  *   any --init_model again, mesh changed, models dropped--> EMPTY
  *
  * EMPTY    the role has a mesh and no model.
- * AWAKE    what the role's methods need is on the device, or comes there when one runs.
- * ASLEEP   device memory released, host copies kept. */
+ * AWAKE    what the role's methods need is on the device, or comes there when one runs (residency.c).
+ * ASLEEP   device memory released, host copies kept; no method runs. Nothing puts a role to sleep yet. */
 #include "worker/worker_internal.h"
 
 #include <string.h>
@@ -101,6 +101,7 @@ void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
     role->memory_plan = (struct rk_memory_plan){0};
     role->limits = (struct rk_memory_limits){0};
     role->weights_of[0] = '\0';
+    role->offload = 0;
     role->is_training = role->has_gradients = role->is_suspect = false;
     set_state(worker, role, RK_ROLE_STATE_EMPTY);
 }

@@ -37,6 +37,7 @@ struct rk_role {
     struct rk_memory_plan memory_plan; /* what init_model planned and took */
     struct rk_memory_limits limits;    /* what it was told to plan for */
     bool is_training;                  /* the model has gradients and an optimizer */
+    uint32_t offload;                  /* enum rk_model_parts that leave the device between calls */
     char weights_of[32];               /* role whose buffer this role uses; "" for its own */
     bool has_gradients;                /* of forward_backward, for optim_step */
     /* An optimizer step ended in the middle: the weights may be mixed. Only init_model helps. */
@@ -130,6 +131,19 @@ struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *jo
 void rk_world_teardown(struct rk_worker *worker);
 /* Frees models, communicators, the world and the endpoint. */
 void rk_world_drop_all(struct rk_worker *worker);
+
+struct rk_call;
+
+/* --- residency.c: parts of models come for a call, and leave after it. Engine thread. --- */
+
+/* Whether parts of the role's model leave the device between calls. The same on all ranks of its mesh. */
+bool rk_role_moves(const struct rk_role *role);
+/* Brings what the method needs, and takes the host memory that it will leave with. RESOURCE_EXHAUSTED. */
+struct rk_status *rk_call_onload(struct rk_call *call) RK_NODISCARD;
+/* What leaves between calls, leaves. */
+struct rk_status *rk_call_offload(struct rk_call *call) RK_NODISCARD;
+/* Most that a role other than this one gives back between calls: it will want that again. */
+uint64_t rk_worker_away_bytes(const struct rk_worker *worker, const struct rk_role *role);
 
 /* --- call.c: one method call --- */
 struct rk_call {

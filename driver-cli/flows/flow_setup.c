@@ -95,6 +95,7 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     struct rk_json *options = model_options(ctx);
 
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_OPTIM);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_OFFLOAD);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
@@ -108,6 +109,10 @@ static struct rk_json *ref_options(const struct rk_flow_context *ctx)
 {
     struct rk_json *options = model_options(ctx);
 
+    rk_json_set(
+        options, RK_JOB_PARAM_OFFLOAD,
+        rk_json_new_bool(rk_job_bool_or(ctx->job, RK_JOB_REF RK_JOB_PARAM_OFFLOAD,
+                                        rk_config_bool(ctx->job, RK_JOB_ACTOR RK_JOB_PARAM_OFFLOAD))));
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
@@ -121,6 +126,7 @@ static struct rk_json *critic_options(const struct rk_flow_context *ctx)
 
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_INIT);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_OPTIM);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_OFFLOAD);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_RECOMPUTE);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
     set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_critic_micro(ctx->job));

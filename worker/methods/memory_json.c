@@ -14,6 +14,7 @@ struct rk_json *rk_memory_json(const struct rk_model_memory *memory)
                           rk_memory_kind_bytes(memory, (rk_memory_kind_t)kind));
     rk_json_set_bytes(object, "total", rk_memory_total_bytes(memory));
     rk_json_set_bytes(object, "host", memory->pass_host_bytes + memory->rollout_host_bytes);
+    rk_json_set_bytes(object, "offload_host", memory->offload_host_bytes);
     rk_json_set_bytes(object, "checkpoint_host", memory->checkpoint_host_bytes);
     return object;
 }

@@ -85,6 +85,21 @@ static struct rk_status *read_recompute(struct rk_model_desc *desc, const struct
     return NULL;
 }
 
+struct offload {
+    RK_OFFLOAD_KNOBS(RK_KNOB_FIELD, , , )
+};
+static const struct rk_knob offload_knobs[] = {RK_OFFLOAD_KNOBS(RK_KNOB_ROW, struct offload, , )};
+
+static struct rk_status *read_offload(struct rk_model_desc *desc, const struct rk_json *options)
+{
+    struct offload offload;
+
+    RK_TRY(rk_knobs_read(&offload, offload_knobs, RK_ARRAY_LEN(offload_knobs), options));
+    desc->offload = (offload.params ? RK_PART_PARAMETERS : 0u) | (offload.grads ? RK_PART_GRADIENTS : 0u) |
+                    (offload.optimizer ? RK_PART_OPTIMIZER : 0u);
+    return NULL;
+}
+
 static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
 static struct rk_status *read_model(struct rk_model_build *build, const struct rk_json *options)
@@ -103,6 +118,7 @@ static struct rk_status *read_model(struct rk_model_build *build, const struct r
     if (!rk_dtype_parse_hf(text, &desc->dtype))
         return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
     RK_TRY(read_recompute(desc, options));
+    RK_TRY(read_offload(desc, options));
     RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
     RK_TRY(rk_json_opt_i64(options, "", "model.vocab_size", 1, INT32_MAX, &desc->vocab_size));
     desc->seed = (uint64_t)build->init.seed;
@@ -199,8 +215,12 @@ struct rk_comm_group *rk_model_build_sums(const struct rk_model_build *build)
 /* With plan_only it is what the options say. */
 static void see_room(struct rk_model_build *build)
 {
-    if (!build->plan_only)
-        build->room = rk_memory_room_of(build->call->worker->device);
+    const struct rk_worker *worker = build->call->worker;
+
+    if (build->plan_only)
+        return;
+    build->room = rk_memory_room_of(worker->device);
+    rk_memory_room_keep(&build->room, rk_worker_away_bytes(worker, build->call->role));
 }
 
 struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
@@ -245,6 +265,8 @@ static struct rk_status *take(struct rk_model_build *build)
     RK_TRY(make_model(build));
     if (build->desc.rollout)
         RK_TRY(rk_rollout_create(&build->rollout, build->model, &build->rollout_config));
+    if (!build->owner) /* copies of gradients only where calls keep them */
+        RK_TRY(rk_model_reserve_offload(build->model, RK_PARTS_ALL & ~RK_PART_GRADIENTS));
     return rk_memory_plan_reserve(&build->plan, build->model);
 }
 

@@ -46,7 +46,7 @@ static struct rk_status *read_room(struct rk_model_build *build, const struct rk
 {
     const struct rk_worker *worker = build->call->worker;
     const struct rk_json *room = rk_json_at(rooms, worker->rank);
-    int64_t own, scratch, kept;
+    int64_t own, scratch, kept, away = 0;
 
     if (rk_json_type(rooms) != RK_JSON_ARRAY || rk_json_count(rooms) != worker->world_size)
         return RK_FAIL(RK_INVALID_ARGUMENT, "plan_room: expected a list of %d rooms, one a rank",
@@ -57,7 +57,9 @@ static struct rk_status *read_room(struct rk_model_build *build, const struct rk
     RK_TRY(rk_json_get_i64(room, "plan_room", "own", 0, INT64_MAX / 4, &own));
     RK_TRY(rk_json_get_i64(room, "plan_room", "scratch", 0, INT64_MAX / 4, &scratch));
     RK_TRY(rk_json_get_i64(room, "plan_room", "kept", 0, INT64_MAX / 4, &kept));
+    RK_TRY(rk_json_opt_i64(room, "plan_room", "away", 0, INT64_MAX / 4, &away));
     build->room.own_bytes = (uint64_t)own;
+    build->room.away_bytes = (uint64_t)away;
     build->room.workspace =
         (struct rk_workspace){.scratch_bytes = (size_t)scratch, .kept_bytes = (size_t)kept};
     if (rk_json_find(room, "ordered_sums"))
@@ -146,6 +148,7 @@ static struct rk_json *room_json(const struct rk_memory_room *room)
     rk_json_set_bytes(object, "own", room->own_bytes);
     rk_json_set_bytes(object, "scratch", room->workspace.scratch_bytes);
     rk_json_set_bytes(object, "kept", room->workspace.kept_bytes);
+    rk_json_set_bytes(object, "away", room->away_bytes);
     return object;
 }
 
@@ -166,6 +169,7 @@ struct rk_status *rk_model_build_report(struct rk_model_build *build)
     rk_json_set(room_after, "ordered_sums", rk_json_retain(build->sums));
     rk_batch_set_meta(batch, "rank", rk_json_new_int(call->worker->rank));
     rk_batch_set_meta(batch, "planned", rk_memory_json(&build->plan.memory));
+    rk_batch_set_meta(batch, "away", rk_json_new_int((int64_t)build->plan.away_bytes));
     rk_batch_set_meta(batch, "communication", rk_json_new_int((int64_t)build->sums_bytes));
     rk_batch_set_meta(batch, "num_kv_blocks", rk_json_new_int(build->plan.num_kv_blocks));
     rk_batch_set_meta(batch, "given_back", rk_json_new_int((int64_t)given_back_bytes(build)));

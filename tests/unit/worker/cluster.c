@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_arena.h"
+#include "base/rk_config.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "dispatch/rk_plan.h"
@@ -176,7 +177,12 @@ struct rk_job *test_call_ok(struct test_cluster *cluster, const char *role, cons
 
 char *test_init_options(const char *more)
 {
-    return rk_format("{\"model.hf_config\": %s%s%s}", test_hf_config, *more ? ", " : "", more);
+    const char *offload = rk_env("RK_TEST_OFFLOAD") ? ", \"megatron.param_offload\": true,"
+                                                      " \"megatron.grad_offload\": true,"
+                                                      " \"megatron.optimizer_offload\": true"
+                                                    : "";
+
+    return rk_format("{\"model.hf_config\": %s%s%s%s}", test_hf_config, offload, *more ? ", " : "", more);
 }
 
 void test_cluster_init_model(struct test_cluster *cluster, const char *role, const char *more)

@@ -49,7 +49,8 @@ void test_cluster_call(struct test_cluster *cluster, const char *role, const cha
 /* The same on rank 0 of a cluster of one, asserting success. */
 struct rk_job *test_call_ok(struct test_cluster *cluster, const char *role, const char *method,
                             const char *options, struct rk_batch *input);
-/* Text "{"model.hf_config": <the tiny Llama>, <more>}"; rk_free it. */
+/* Text "{"model.hf_config": <the tiny Llama>, <more>}"; rk_free it. With RK_TEST_OFFLOAD everything leaves
+ * the device between calls. */
 char *test_init_options(const char *more);
 /* init_model on all ranks; asserts success. */
 void test_cluster_init_model(struct test_cluster *cluster, const char *role, const char *more);
