@@ -102,6 +102,9 @@ static struct rk_status *check_request(const struct rk_plan_request *request, co
     RK_TRY(rk_plan_check_rows(rows));
     if (request->epochs < 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "epochs=%d is negative", request->epochs);
+    if (request->micro_multiple < 0 || request->micro_multiple > RK_LIMIT_MICRO_BATCHES)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "micro_multiple=%d, expected 0 to %d", request->micro_multiple,
+                       RK_LIMIT_MICRO_BATCHES);
     if (request->use_dynamic_bsz)
         return check_budget(request, rows->group_size);
     if (request->micro_batch_rows < 1)
@@ -148,7 +151,16 @@ static int64_t least_micro(const struct builder *builder, int64_t m)
     return least;
 }
 
-/* Partitions the groups of every replica into n parts; *fits tells whether all parts keep to the token limit.
+/* The least number from `count` on that divides by micro_multiple. */
+static int64_t round_up(const struct builder *builder, int64_t count)
+{
+    int64_t multiple = RK_MAX(builder->request->micro_multiple, 1);
+
+    return (count + multiple - 1) / multiple * multiple;
+}
+
+/* Partitions the groups of every replica into n parts, of which those beyond the number of groups are empty;
+ * *fits tells whether all parts keep to the token limit.
  */
 static struct rk_status *partition(struct builder *builder, int64_t m, int64_t n, bool *fits)
 {
@@ -163,8 +175,10 @@ static struct rk_status *partition(struct builder *builder, int64_t m, int64_t n
 
         for (int64_t i = 0; i < builder->num_groups; i++)
             builder->values[i] = rk_plan_group_workload(builder->request->workload, seqlens + i * size, size);
-        RK_TRY_GOTO(
-            st, rk_balance_partitions(part_of, builder->values, builder->num_groups, (int32_t)n, false), out);
+        RK_TRY_GOTO(st,
+                    rk_balance_partitions(part_of, builder->values, builder->num_groups,
+                                          (int32_t)RK_MIN(n, builder->num_groups), false),
+                    out);
         memset(tokens, 0, (size_t)n * sizeof(*tokens));
         for (int64_t i = 0; i < builder->num_groups; i++) {
             tokens[part_of[i]] += group_tokens(seqlens + i * size, size);
@@ -178,7 +192,7 @@ out:
 
 struct part {
     int64_t workload;
-    int64_t first; /* smallest group */
+    int64_t first; /* smallest group; of an empty part a number behind those of all groups */
     int64_t count; /* of groups */
     int32_t id;
 };
@@ -212,6 +226,8 @@ static struct rk_status *emit_part(struct rk_micro_batch *micro, const struct bu
     const int32_t *part_of = builder->part_of + d * builder->num_groups;
     uint32_t *rows;
 
+    if (part->count == 0)
+        return NULL;
     RK_TRY(arena_array(&rows, builder, part->count * builder->group_size, sizeof(*rows)));
     micro->rows = rows;
     for (int64_t i = 0; i < builder->mini_rows; i++) {
@@ -233,12 +249,13 @@ static struct rk_status *emit_dynamic(struct rk_micro_batch *micro, const struct
     struct part *ordered = rk_calloc((size_t)n, sizeof(*ordered));
     struct rk_status *st = NULL;
 
+    for (int64_t i = 0; i < n; i++)
+        parts[i] = (struct part){.id = (int32_t)i, .first = builder->num_groups + i};
     for (int64_t i = 0; i < builder->num_groups; i++) {
         struct part *part = &parts[part_of[i]];
 
         if (part->count++ == 0)
             part->first = i;
-        part->id = part_of[i];
         part->workload += rk_plan_group_workload(builder->request->workload, seqlens + i * size, size);
     }
     order_parts(ordered, parts, n);
@@ -280,15 +297,17 @@ static struct rk_status *count_micro(struct builder *builder, int64_t m, int64_t
     bool fits = true;
 
     if (!builder->request->use_dynamic_bsz) {
-        *n = builder->mini_rows / size + (builder->mini_rows % size != 0);
+        *n = round_up(builder, builder->mini_rows / size + (builder->mini_rows % size != 0));
         return NULL;
     }
     /* Balancing by workload may leave a part over the limit. One group a part always fits. */
-    *n = least_micro(builder, m);
+    *n = round_up(builder, least_micro(builder, m));
     RK_TRY(partition(builder, m, *n, &fits));
-    while (!fits)
-        RK_TRY(partition(builder, m, ++*n, &fits));
-    RK_ASSERT(*n <= builder->num_groups);
+    while (!fits) {
+        *n = round_up(builder, *n + 1);
+        RK_TRY(partition(builder, m, *n, &fits));
+    }
+    RK_ASSERT(*n <= round_up(builder, builder->num_groups));
     return NULL;
 }
 

@@ -45,7 +45,8 @@ struct rk_layout_request {
 struct rk_status *rk_plan_layout(int64_t *order, const struct rk_layout_request *request) RK_NODISCARD;
 
 /* The plan of a call, for rows that are already in that order. All replicas get the same number of
- * micro-batches; those with fewer rows get empty ones. Dynamic: as few micro-batches as the token budget
+ * micro-batches, a multiple of micro_multiple; there are empty ones where that is more than there are rows.
+ * Dynamic: as few micro-batches as the token budget
  * allows, balanced by workload, heavy ones in the middle. A row longer than the budget is INVALID_ARGUMENT
  * naming it. Groups of group_size consecutive rows are in one micro-batch, side by side in their order: the
  * pairs of a preference loss (verl: force_group_size). */
@@ -63,6 +64,7 @@ struct rk_plan_request {
     bool use_dynamic_bsz;
     int64_t max_token_len;    /* dynamic: tokens of one micro-batch on one replica */
     int64_t micro_batch_rows; /* fixed: rows of one micro-batch on one replica */
+    int32_t micro_multiple;   /* their number divides by it, as an interleaved pipeline asks; 0 means 1 */
     struct rk_workload workload;
 };
 /* Everything lives in the arena. */

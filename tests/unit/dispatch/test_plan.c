@@ -258,6 +258,54 @@ static void test_build_replicas_have_equal_counts(void **state)
     assert_ok(rk_plan_check(&plan, 4, 2));
 }
 
+/* Counts of micro-batches with and without a multiple; rows of the micro-batches of replica 0 with it. */
+static void test_build_counts_are_multiples(void **state)
+{
+    static const int64_t equal[] = {100, 100, 100, 100, 100, 100, 100, 100};
+    static const int64_t long_one[] = {10, 10, 10, 10, 100, 90, 80, 70};
+    static const struct {
+        const char *label;
+        const int64_t *seqlens;
+        bool is_dynamic;
+        int64_t size; /* tokens, or rows */
+        int32_t num_replicas, multiple, num_micro, rounded;
+        int64_t rows[8]; /* of the micro-batches of replica 0 */
+    } cases[] = {
+        {"fixed, divides", equal, false, 2, 1, 2, 4, 4, {2, 2, 2, 2}},
+        {"fixed, one more", equal, false, 3, 1, 4, 3, 4, {3, 3, 2, 0}},
+        {"fixed, more than rows", equal, false, 1, 2, 8, 4, 8, {1, 1, 1, 1, 0, 0, 0, 0}},
+        {"dynamic, divides", equal, true, 200, 1, 2, 4, 4, {2, 2, 2, 2}},
+        {"dynamic, smaller ones", equal, true, 300, 1, 4, 3, 4, {2, 2, 2, 2}},
+        {"dynamic, empty ones at both ends", equal, true, 100, 2, 3, 4, 6, {0, 1, 1, 1, 1, 0}},
+        {"dynamic, one is empty", equal, true, 400, 2, 5, 1, 5, {0, 1, 1, 1, 1}},
+        {"dynamic, of the fullest replica", long_one, true, 120, 2, 4, 4, 4, {1, 1, 1, 1}},
+        {"one micro-batch", equal, true, 1000, 1, 1, 1, 1, {8}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_plan_request request = {.num_rows = 8,
+                                          .num_replicas = cases[i].num_replicas,
+                                          .seqlens = cases[i].seqlens,
+                                          .use_dynamic_bsz = cases[i].is_dynamic,
+                                          .max_token_len = cases[i].size,
+                                          .micro_batch_rows = cases[i].size};
+        struct rk_plan plan;
+
+        print_message("%s\n", cases[i].label);
+        assert_ok(rk_plan_build(&plan, arena, &request));
+        assert_int_equal(plan.mini[0].num_micro, cases[i].num_micro);
+        request.micro_multiple = cases[i].multiple;
+        assert_ok(rk_plan_build(&plan, arena, &request));
+        assert_int_equal(plan.mini[0].num_micro, cases[i].rounded);
+        assert_int_equal(plan.mini[0].num_entries, cases[i].rounded * cases[i].num_replicas);
+        for (int32_t k = 0; k < cases[i].rounded; k++)
+            assert_int_equal(plan.mini[0].micro[k].num_rows, cases[i].rows[k]);
+        assert_int_equal(plan.mini[0].num_sequences, 8);
+        assert_ok(rk_plan_check(&plan, 8 / cases[i].num_replicas, cases[i].num_replicas));
+    }
+}
+
 static void test_build_denominators_are_global(void **state)
 {
     static const int64_t seqlens[] = {5, 5, 5, 5, 5, 5, 5, 5};
@@ -425,6 +473,7 @@ static void check_random_plan(struct rk_rng *rng)
                                       .epochs = (int32_t)rk_rng_next_below(rng, 3),
                                       .shuffle = rk_rng_next_below(rng, 2),
                                       .use_dynamic_bsz = true,
+                                      .micro_multiple = (int32_t)rk_rng_next_below(rng, 6),
                                       .workload = verl_7b};
     struct rk_plan plan;
 
@@ -436,6 +485,7 @@ static void check_random_plan(struct rk_rng *rng)
     assert_ok(rk_plan_build(&plan, arena, &request));
     assert_ok(rk_plan_check(&plan, num_rows / num_replicas, num_replicas));
     for (int64_t m = 0; m < plan.num_mini; m++) {
+        assert_int_equal(plan.mini[m].num_micro % RK_MAX(request.micro_multiple, 1), 0);
         for (int64_t i = 0; i < plan.mini[m].num_entries; i++)
             assert_true(plan.mini[m].micro[i].num_tokens <= (uint64_t)request.max_token_len);
         for (int64_t i = 0; i < plan.mini[m].num_entries; i++) {
@@ -487,6 +537,14 @@ static void test_build_bad_requests_are_refused(void **state)
          {.num_rows = 8, .num_replicas = 1, .micro_batch_rows = 1, .epochs = -1},
          RK_INVALID_ARGUMENT,
          "epochs=-1"},
+        {"negative multiple",
+         {.num_rows = 8, .num_replicas = 1, .micro_batch_rows = 1, .micro_multiple = -1},
+         RK_INVALID_ARGUMENT,
+         "micro_multiple=-1, expected 0 to 65536"},
+        {"more empty micro-batches than the wire takes",
+         {.num_rows = 8, .num_replicas = 1, .micro_batch_rows = 1, .micro_multiple = 65536},
+         RK_RESOURCE_EXHAUSTED,
+         "more than 65536 mini- and micro-batches"},
         {"no rows", {.num_replicas = 1, .micro_batch_rows = 1}, RK_INVALID_ARGUMENT, "0 rows for 1 replicas"},
         {"more than the wire takes",
          {.num_rows = 8, .num_replicas = 1, .micro_batch_rows = 1, .epochs = RK_LIMIT_MICRO_BATCHES / 9 + 1},
@@ -649,6 +707,7 @@ int main(void)
         cmocka_unit_test(test_build_worked_examples),
         cmocka_unit_test(test_build_flat_rows_invert_to_the_order_of_the_rows),
         cmocka_unit_test(test_build_replicas_have_equal_counts),
+        cmocka_unit_test(test_build_counts_are_multiples),
         cmocka_unit_test(test_build_denominators_are_global),
         cmocka_unit_test(test_build_epochs_repeat_the_mini_batches),
         cmocka_unit_test(test_layout_groups_stay_together),
