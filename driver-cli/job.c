@@ -194,12 +194,12 @@ struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const cha
     return micro;
 }
 
-int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro)
+int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro, int32_t cp)
 {
     int64_t longest = rk_job_longest(job);
     int64_t rows = rk_config_int(job, "data.train_batch_size") * rk_job_sequences(job);
 
     if (!micro->use_dynamic_bsz)
-        return RK_MIN(micro->micro_batch_rows, rows) * longest;
-    return RK_MIN(micro->max_token_len, rows * longest);
+        return (RK_MIN(micro->micro_batch_rows, rows) * longest + cp - 1) / cp;
+    return RK_MIN(micro->max_token_len, (rows * longest + cp - 1) / cp);
 }

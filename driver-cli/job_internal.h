@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "base/rk_array.h"
 #include "base/rk_config.h"
 #include "base/rk_preference.h"
 #include "base/rk_mesh.h"
@@ -26,8 +27,13 @@
 #define RK_JOB_DPO           "algorithm.dpo."
 #define RK_JOB_OVERLONG      RK_JOB_REWARD_KWARGS "overlong_buffer_cfg."
 /* In the section of a role. */
-#define RK_JOB_TP            "megatron.tensor_model_parallel_size"
 #define RK_JOB_PARAM_OFFLOAD "megatron.param_offload"
+#define RK_JOB_TP            "megatron.tensor_model_parallel_size"
+#define RK_JOB_CP            "megatron.context_parallel_size"
+#define RK_JOB_PP            "megatron.pipeline_model_parallel_size"
+#define RK_JOB_RANKS         "megatron.ranks"
+/* In the rollout's. */
+#define RK_JOB_ROLLOUT_RANKS "ranks"
 
 /* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
@@ -121,14 +127,46 @@ const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (ass
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 
 /* --- meshes (job_mesh.c): where a role stands --- */
-/* Size of an axis, as the keys say it; what a role leaves open is the actor's. */
+/* Size of tp, cp or pp, as the keys say it; what a role leaves open is the actor's. */
 int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis);
-struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role);
+/* Its key below the section of a role. */
+const char *rk_job_axis_key(rk_axis_t axis);
+/* The rollout has the mesh of the actor, and with it its weights, unless its keys or the actor's pp or cp
+ * differ: then it has tp and dp over the actor's ranks, or over its own. */
+bool rk_job_rollout_has_own_mesh(const struct rk_config *job);
+/* The ranks that a role stands on, in the order of its mesh; none: all of the world. INVALID_ARGUMENT names
+ * key and value. */
+struct rk_job_ranks {
+    int32_t *items;
+    int64_t count, capacity; /* an RK_ARRAY */
+};
+struct rk_status *rk_job_ranks(struct rk_job_ranks *out, const struct rk_config *job,
+                               uint32_t role) RK_NODISCARD;
+char *rk_job_ranks_path(const struct rk_config *job, uint32_t role); /* the key that says them; rk_free it */
+/* Borrows the ranks. */
+struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role,
+                                     const struct rk_job_ranks *ranks);
 /* INVALID_ARGUMENT when the world has no such mesh. */
 struct rk_status *rk_job_mesh_create(struct rk_mesh **out, const struct rk_config *job, uint32_t role,
                                      int32_t world_size) RK_NODISCARD;
 /* Of the role's mesh. 1 where the world has no such mesh, which is the finding of the rule "world". */
 int32_t rk_job_num_replicas(const struct rk_config *job, uint32_t role, int32_t world_size);
+
+/* How the layers of a role are cut. */
+struct rk_job_pipeline {
+    int32_t pp;
+    int32_t vpp, num_first, num_last; /* 0: not given */
+};
+struct rk_job_pipeline rk_job_pipeline(const struct rk_config *job, uint32_t role);
+/* What the number of micro-batches of the role's passes has to divide by. */
+int32_t rk_job_micro_multiple(const struct rk_config *job, uint32_t role);
+/* The options of init_model that say how its passes are cut (RK_LAYOUT_KNOBS). */
+void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uint32_t role);
+/* The rules "world", "rollout mesh", "pipeline" and "axes of this version" (job_mesh_rules.c). */
+void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+void rk_job_rollout_mesh_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+void rk_job_pipeline_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
+void rk_job_version_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* The meshes of the roles that a job needs, in the order of the table of roles. */
 struct rk_job_mesh {
@@ -174,7 +212,8 @@ const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);
 /* How the micro-batches of a pass are cut. */
 struct rk_job_micro {
     bool use_dynamic_bsz;
-    int64_t max_token_len, micro_batch_rows; /* 0 when not given */
+    int64_t max_token_len;    /* on one rank: the cp ranks of a replica share a micro-batch */
+    int64_t micro_batch_rows; /* of a replica; 0 when not given */
 };
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
 /* section: RK_JOB_ROLLOUT, RK_JOB_REF or RK_JOB_TEACHER; what it leaves open is the actor's. */
@@ -212,7 +251,7 @@ bool rk_job_distills_topk(const struct rk_config *job);
 /* The rule "distillation". */
 void rk_job_distill_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
-/* Tokens that no micro-batch cut like that exceeds. */
-int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro);
+/* Tokens on one of the cp ranks that share it that no micro-batch cut like that exceeds. */
+int64_t rk_job_micro_tokens(const struct rk_config *job, const struct rk_job_micro *micro, int32_t cp);
 
 #endif

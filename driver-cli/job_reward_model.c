@@ -38,15 +38,18 @@ static int64_t longest(const struct rk_config *job)
 int64_t rk_job_reward_tokens(const struct rk_config *job)
 {
     struct rk_job_micro micro = rk_job_reward_micro(job);
+    int32_t cp = rk_job_role_size(job, RK_ROLE_REWARD, RK_AXIS_CP);
 
-    return micro.use_dynamic_bsz ? micro.max_token_len : micro.micro_batch_rows * longest(job);
+    return micro.use_dynamic_bsz ? micro.max_token_len
+                                 : (micro.micro_batch_rows * longest(job) + cp - 1) / cp;
 }
 
 static void check_micro(const struct rk_config *job, struct rk_str *problems)
 {
     struct rk_job_micro micro = rk_job_reward_micro(job);
 
-    if (micro.use_dynamic_bsz && micro.max_token_len < longest(job))
+    if (micro.use_dynamic_bsz &&
+        micro.max_token_len * rk_job_role_size(job, RK_ROLE_REWARD, RK_AXIS_CP) < longest(job))
         rk_str_appendf(problems,
                        RK_JOB_REWARD_MODEL "forward_max_token_len_per_gpu: %" PRId64
                                            " tokens a micro-batch are fewer than the %" PRId64

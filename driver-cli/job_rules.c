@@ -13,26 +13,6 @@
 
 #define RECOMPUTE "megatron.override_transformer_config.recompute_"
 
-static void check_world(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    int64_t count;
-    const struct rk_job_role *roles = rk_job_roles(&count);
-
-    for (int64_t i = 0; i < count; i++) {
-        struct rk_mesh *mesh;
-        struct rk_status *st;
-
-        if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit))
-            continue;
-        st = rk_job_mesh_create(&mesh, job, roles[i].bit, world_size);
-        if (st)
-            rk_str_appendf(problems, "%s" RK_JOB_TP "=%d does not divide the %d daemons of the group\n",
-                           roles[i].section, rk_job_role_size(job, roles[i].bit, RK_AXIS_TP), world_size);
-        rk_status_free(st);
-        rk_mesh_destroy(mesh);
-    }
-}
-
 static void check_nodes(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     int64_t nodes = rk_job_int_or(job, "trainer.nnodes", 1);
@@ -48,20 +28,6 @@ static void check_nodes(const struct rk_config *job, int32_t world_size, struct 
                        "trainer.nnodes=%" PRId64 " x trainer.n_gpus_per_node=%" PRId64
                        " is not the group's %d daemons\n",
                        nodes, per_node, world_size);
-}
-
-static void check_rollout_mesh(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    int32_t actor_tp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP);
-    int64_t tp = rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size", actor_tp);
-
-    (void)world_size;
-    if (tp != actor_tp)
-        rk_str_appendf(problems,
-                       RK_JOB_ROLLOUT "tensor_model_parallel_size=%" PRId64
-                                      " differs from the actor's %d: the rollout shares "
-                                      "the actor's weights in this version\n",
-                       tp, actor_tp);
 }
 
 static void check_train_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -113,19 +79,26 @@ static void check_mini_batch(const struct rk_config *job, int32_t world_size, st
     }
 }
 
+struct micro_keys {
+    uint32_t role;
+    const char *where, *size; /* section, and key of the number of rows */
+};
+
 /* One pass: either a token budget that holds the longest sequences, or a number of rows. */
-static void check_micro(const struct rk_config *job, const char *where, const char *size_key,
-                        struct rk_job_micro micro, struct rk_str *problems)
+static void check_micro(const struct rk_config *job, const struct micro_keys *keys, struct rk_job_micro micro,
+                        struct rk_str *problems)
 {
+    int32_t cp = rk_job_role_size(job, keys->role, RK_AXIS_CP);
     int64_t group = rk_job_group_size(job), longest = rk_job_longest(job);
     const char *key =
         rk_job_generates(job) ? "data.max_prompt_length + data.max_response_length" : "data.max_length";
 
-    if (micro.use_dynamic_bsz && micro.max_token_len < group * longest)
+    if (micro.use_dynamic_bsz && micro.max_token_len * cp < group * longest)
         rk_str_appendf(problems, "%s: %" PRId64 " tokens a micro-batch are fewer than %s%s = %" PRId64 "\n",
-                       where, micro.max_token_len, group > 1 ? "the pair's 2 x " : "", key, group * longest);
+                       keys->where, micro.max_token_len * cp, group > 1 ? "the pair's 2 x " : "", key,
+                       group * longest);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows == 0)
-        rk_str_appendf(problems, "%s: set %s, or use_dynamic_bsz\n", where, size_key);
+        rk_str_appendf(problems, "%s: set %s, or use_dynamic_bsz\n", keys->where, keys->size);
 }
 
 static void check_update_micro_of(const struct rk_config *job, const struct rk_job_role *role,
@@ -137,7 +110,7 @@ static void check_update_micro_of(const struct rk_config *job, const struct rk_j
     struct rk_job_micro micro = update.micro;
     char *where = rk_strndup(role->section, strlen(role->section) - 1);
 
-    check_micro(job, where, "ppo_micro_batch_size_per_gpu", micro, problems);
+    check_micro(job, &(struct micro_keys){role->bit, where, "ppo_micro_batch_size_per_gpu"}, micro, problems);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows > 0 && rows % replicas == 0 &&
         rows / replicas % micro.micro_batch_rows != 0)
         rk_str_appendf(problems,
@@ -165,18 +138,24 @@ static void check_update_micro(const struct rk_config *job, int32_t world_size, 
 
 static void check_log_prob_micro(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
+    static const struct {
+        struct micro_keys keys;
+        const char *section; /* NULL: the critic's, whose keys have other names */
+    } passes[] = {
+        {{RK_ROLE_ACTOR, "actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu"}, RK_JOB_ROLLOUT},
+        {{RK_ROLE_REF, "actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu"}, RK_JOB_REF},
+        {{RK_ROLE_CRITIC, "critic: compute_values", "forward_micro_batch_size_per_gpu"}, NULL},
+        {{RK_ROLE_TEACHER, "distillation.teacher", "log_prob_micro_batch_size_per_gpu"}, RK_JOB_TEACHER},
+    };
+
     (void)world_size;
-    check_micro(job, "actor_rollout_ref.rollout", "log_prob_micro_batch_size_per_gpu",
-                rk_job_log_prob_micro(job, RK_JOB_ROLLOUT), problems);
-    if (rk_job_role_needed(job, RK_ROLE_REF))
-        check_micro(job, "actor_rollout_ref.ref", "log_prob_micro_batch_size_per_gpu",
-                    rk_job_log_prob_micro(job, RK_JOB_REF), problems);
-    if (rk_job_role_needed(job, RK_ROLE_CRITIC))
-        check_micro(job, "critic: compute_values", "forward_micro_batch_size_per_gpu",
-                    rk_job_values_micro(job), problems);
-    if (rk_job_role_needed(job, RK_ROLE_TEACHER))
-        check_micro(job, "distillation.teacher", "log_prob_micro_batch_size_per_gpu",
-                    rk_job_log_prob_micro(job, RK_JOB_TEACHER), problems);
+    for (size_t i = 0; i < RK_ARRAY_LEN(passes); i++) {
+        if (rk_job_role_needed(job, passes[i].keys.role))
+            check_micro(job, &passes[i].keys,
+                        passes[i].section ? rk_job_log_prob_micro(job, passes[i].section)
+                                          : rk_job_values_micro(job),
+                        problems);
+    }
 }
 
 static void check_model_len(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -379,9 +358,11 @@ static void check_val_kwargs(const struct rk_config *job, int32_t world_size, st
 }
 
 static const struct rk_job_rule rules[] = {
-    {"world", check_world},
+    {"world", rk_job_world_check},
     {"nodes", check_nodes},
-    {"rollout mesh", check_rollout_mesh},
+    {"rollout mesh", rk_job_rollout_mesh_check},
+    {"pipeline", rk_job_pipeline_check},
+    {"axes of this version", rk_job_version_check},
     {"train batch", check_train_batch},
     {"mini-batch", check_mini_batch},
     {"update micro-batch", check_update_micro},

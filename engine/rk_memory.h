@@ -13,7 +13,8 @@
 
 RK_BEGIN_DECLS
 
-/* Largest calls that a role will see, in tokens of one packed pass; 0: such passes do not come. */
+/* Largest calls that a role will see, in tokens of one packed pass, all its cp ranks together; 0: such passes
+ * do not come. */
 struct rk_memory_limits {
     int64_t train_tokens;    /* of a training micro-batch */
     int64_t log_prob_tokens; /* of a micro-batch of a log-prob pass */

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/rk_json.h"
+#include "base/rk_knobs.h"
 #include "base/rk_status.h"
 #include "engine/rk_comm.h"
 #include "engine/rk_param.h"
@@ -96,6 +97,11 @@ enum rk_model_parts {
     RK_PARTS_ALL = (1u << 3) - 1,
 };
 
+/* How the passes of a model are cut over the axes of its mesh, beside the sizes of these. */
+struct rk_model_layout {
+    RK_LAYOUT_KNOBS(RK_KNOB_FIELD, , , ) /* 0: not given */
+};
+
 struct rk_model_desc {
     size_t struct_size;
     const struct rk_json *hf_config; /* kept (cloned) to be written back at export */
@@ -113,6 +119,7 @@ struct rk_model_desc {
      * 0: all of the vocabulary have one. */
     int64_t vocab_size;
     uint32_t offload; /* enum rk_model_parts: those that may leave the device (rk_model_offload) */
+    struct rk_model_layout layout;
 };
 
 /* Checks that the mesh fits (heads, intermediate_size over tp; axes that are not built yet), allocates the

@@ -363,12 +363,11 @@ static struct rk_status *check_tokens(const struct rk_call *call, const struct r
             if (num_tokens <= limit)
                 continue;
             if (micro->num_rows == 1)
-                return bad_field("row %u has %lld tokens: more than %s=%lld of init_model, which must hold "
+                return bad_field("row %u has %lld tokens: more than %s of init_model, which must hold "
                                  "the longest sequence",
-                                 micro->rows[0], (long long)num_tokens, option, (long long)limit);
-            return bad_field(
-                "mini-batch %lld, micro-batch %d: %lld tokens are more than %s=%lld of init_model",
-                (long long)m, i, (long long)num_tokens, option, (long long)limit);
+                                 micro->rows[0], (long long)num_tokens, option);
+            return bad_field("mini-batch %lld, micro-batch %d: %lld tokens are more than %s of init_model",
+                             (long long)m, i, (long long)num_tokens, option);
         }
     }
     return NULL;
@@ -378,12 +377,24 @@ struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk
 {
     const struct rk_memory_limits *limits = &call->role->limits;
     int64_t limit = trains ? limits->train_tokens : limits->log_prob_tokens;
+    int32_t cp = rk_mesh_axis_size(call->role->mesh, RK_AXIS_CP);
+    struct rk_status *st;
+    char *option;
 
     RK_TRY(rk_plan_check(&call->job->plan, rows->num_rows, rk_mesh_axis_size(call->role->mesh, RK_AXIS_DP)));
     if (limit == 0)
         return NULL;
-    return check_tokens(call, rows, trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",
-                        limit);
+    option = rk_format("%s=%lld", trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",
+                       (long long)(limit / cp));
+    if (cp > 1) { /* ranks share a micro-batch */
+        char *of_one = option;
+
+        option = rk_format("%s x cp=%d", of_one, cp);
+        rk_free(of_one);
+    }
+    st = check_tokens(call, rows, option, limit);
+    rk_free(option);
+    return st;
 }
 
 struct rk_status *rk_call_check_num_ids(const struct rk_call *call, int64_t num_ids, bool trains)

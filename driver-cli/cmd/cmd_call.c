@@ -125,6 +125,7 @@ static struct rk_status *build_plan(const struct rk_cli *cli, const struct rk_dr
     RK_TRY(count_marks(batch, "attention_mask", arena, &seqlens));
     request.num_rows = rk_batch_num_rows(batch);
     request.num_replicas = rk_mesh_axis_size(mesh, RK_AXIS_DP);
+    request.micro_multiple = rk_mesh_axis_size(mesh, RK_AXIS_PP); /* interleaved or not */
     request.seqlens = seqlens;
     if (rk_batch_find(batch, "response_mask")) {
         RK_TRY(count_marks(batch, "response_mask", arena, &loss_tokens));

@@ -1,21 +1,14 @@
 /* Forward passes over rows of the step. */
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_plan *plan)
 {
-    struct rk_plan_request request = {
-        .num_rows = pass->num_rows,
-        .num_replicas = pass->num_replicas,
-        .seqlens = pass->seqlens,
-        .use_dynamic_bsz = pass->micro.use_dynamic_bsz,
-        .max_token_len = pass->micro.max_token_len,
-        .micro_batch_rows = pass->micro.micro_batch_rows,
-        .workload = ctx->inputs->workload,
-    };
+    struct rk_plan_request request = {.num_rows = pass->num_rows, .seqlens = pass->seqlens};
 
-    return rk_plan_build(plan, ctx->arena, &request);
+    return rk_flow_plan(plan, ctx, rk_role_parse(pass->role), &pass->micro, request);
 }
 
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,

@@ -148,7 +148,6 @@ static struct rk_status *run(struct rk_driver_result *result, struct rk_flow_con
         .role = "reward",
         .method = "compute_rm_score",
         .micro = rk_job_reward_micro(ctx->job),
-        .num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_REWARD),
         .batch = texts,
         .columns = columns,
         .num_rows = num_rows,

@@ -21,7 +21,7 @@ static void on_progress(void *user, int32_t rank, const struct rk_progress *prog
 {
     struct rk_flow_context *ctx = user;
 
-    if (rank == 0 && ctx->sink.on_progress)
+    if (rank == ctx->progress_rank && ctx->sink.on_progress)
         ctx->sink.on_progress(ctx->sink.user, progress);
 }
 
@@ -36,8 +36,11 @@ struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, co
                                        .plan = plan,
                                        .on_progress = on_progress,
                                        .user = ctx};
-    struct rk_status *st = rk_driver_call(ctx->driver, &call, result);
+    const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, rk_role_parse(role));
+    struct rk_status *st;
 
+    ctx->progress_rank = rk_mesh_get_spec(mesh).ranks[0];
+    st = rk_driver_call(ctx->driver, &call, result);
     rk_json_free(options);
     return st;
 }
@@ -77,10 +80,12 @@ static struct rk_json *model_options(const struct rk_flow_context *ctx)
 }
 
 /* Tells the daemons how large micro-batches come, so that they take the memory for them at once. */
-static void set_max_tokens(struct rk_json *options, const char *option, const struct rk_config *job,
-                           struct rk_job_micro micro)
+static void set_max_tokens(struct rk_json *options, const char *option, const struct rk_flow_context *ctx,
+                           uint32_t role, struct rk_job_micro micro)
 {
-    rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(job, &micro)));
+    int32_t cp = rk_mesh_axis_size(rk_job_meshes_find(&ctx->meshes, role), RK_AXIS_CP);
+
+    rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(ctx->job, &micro, cp)));
 }
 
 /* How many ids a position passes have, where they have any. */
@@ -98,10 +103,11 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_OFFLOAD);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
-    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_actor_micro(ctx->job));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR, rk_job_actor_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
     set_topk(options, ctx->job);
+    rk_job_set_layout(options, ctx->job, RK_ROLE_ACTOR);
     return options;
 }
 
@@ -114,8 +120,9 @@ static struct rk_json *ref_options(const struct rk_flow_context *ctx)
         rk_json_new_bool(rk_job_bool_or(ctx->job, RK_JOB_REF RK_JOB_PARAM_OFFLOAD,
                                         rk_config_bool(ctx->job, RK_JOB_ACTOR RK_JOB_PARAM_OFFLOAD))));
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_REF,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_REF);
     return options;
 }
 
@@ -129,8 +136,10 @@ static struct rk_json *critic_options(const struct rk_flow_context *ctx)
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_OFFLOAD);
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_RECOMPUTE);
     rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
-    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx->job, rk_job_critic_micro(ctx->job));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job, rk_job_values_micro(ctx->job));
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC, rk_job_critic_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC,
+                   rk_job_values_micro(ctx->job));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_CRITIC);
     return options;
 }
 
@@ -139,11 +148,12 @@ static struct rk_json *teacher_options(const struct rk_flow_context *ctx)
     struct rk_json *options = model_options_of(ctx, ctx->inputs->teacher_path);
 
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
-    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx->job,
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_TEACHER,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_TEACHER));
     set_topk(options, ctx->job);
     if (ctx->inputs->teacher_vocab_size > 0)
         rk_json_set(options, "model.vocab_size", rk_json_new_int(ctx->inputs->teacher_vocab_size));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_TEACHER);
     return options;
 }
 
@@ -153,6 +163,7 @@ static struct rk_json *reward_options(const struct rk_flow_context *ctx)
 
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     rk_json_set(options, "log_prob_max_token_len_per_gpu", rk_json_new_int(rk_job_reward_tokens(ctx->job)));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_REWARD);
     return options;
 }
 

@@ -39,20 +39,15 @@ static struct rk_status *make_plan(const struct part *part, const struct pass *p
     struct rk_job_micro micro = rk_job_log_prob_micro(ctx->job, pass->section);
     int64_t num_rows = rk_batch_num_rows(part->batch), shape[2];
     int64_t *seqlens = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*seqlens));
-    struct rk_plan_request request = {
-        .num_rows = num_rows,
-        .num_replicas = rk_flow_num_replicas(ctx, pass->role),
-        .seqlens = seqlens,
-        .use_dynamic_bsz = micro.use_dynamic_bsz,
-        .max_token_len = rk_job_micro_tokens(ctx->job, &micro), /* what the daemons have memory for */
-        .micro_batch_rows = RK_MIN(micro.micro_batch_rows, ctx->num_rows),
-        .workload = ctx->inputs->workload,
-    };
+    struct rk_plan_request request = {.num_rows = num_rows, .seqlens = seqlens};
+    int32_t cp = rk_mesh_axis_size(rk_job_meshes_find(&ctx->meshes, pass->role), RK_AXIS_CP);
     const void *mask;
 
     RK_TRY(rk_batch_get_dense(part->batch, "attention_mask", RK_DTYPE_I64, 2, shape, &mask));
     rk_flow_count_marks(seqlens, mask, num_rows, shape[1], shape[1]);
-    return rk_plan_build(plan, ctx->arena, &request);
+    micro.max_token_len = rk_job_micro_tokens(ctx->job, &micro, cp); /* what the daemons have memory for */
+    micro.micro_batch_rows = RK_MIN(micro.micro_batch_rows, ctx->num_rows);
+    return rk_flow_plan(plan, ctx, pass->role, &micro, request);
 }
 
 static struct rk_status *run_pass(struct part *part, const struct pass *pass, int i)

@@ -178,6 +178,7 @@ struct rk_flow_context {
     /* the step at hand */
     struct rk_arena *arena; /* reset after each step */
     int64_t step, epoch;    /* step from 1 */
+    int32_t progress_rank;  /* whose progress the running call shows */
     int64_t started_ns;
     const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
     struct rk_batch *batch;
@@ -265,7 +266,6 @@ struct rk_status *rk_flow_collate(struct rk_batch **out, const struct rk_example
 struct rk_flow_pass {
     const char *role, *method;
     struct rk_job_micro micro;
-    int32_t num_replicas;
     const struct rk_batch *batch;
     const char *const
         *columns; /* that the method reads, ended by NULL; NULL: a prompt's and its response's */
@@ -286,6 +286,10 @@ struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, con
                                  int64_t *order) RK_NODISCARD;
 /* False when every response lost its score or is empty: there is nothing to learn from. */
 struct rk_status *rk_flow_has_loss_tokens(struct rk_flow_context *ctx, bool *has) RK_NODISCARD;
+/* rk_plan_build with what the role's mesh asks for, and the micro-batches: fills num_replicas, the sizes and
+ * the multiple of micro-batches, and the workload. */
+struct rk_status *rk_flow_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
+                               const struct rk_job_micro *micro, struct rk_plan_request request) RK_NODISCARD;
 /* Mini- and micro-batches of an update of the role; [num_rows] arrays are in the order of its rows. */
 struct rk_status *rk_flow_update_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
                                       const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;

@@ -19,7 +19,6 @@ static struct rk_status *values(struct rk_flow_context *ctx)
         .role = "critic",
         .method = "compute_values",
         .micro = rk_job_values_micro(ctx->job),
-        .num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_CRITIC),
         .batch = ctx->batch,
         .num_rows = ctx->num_rows,
         .seqlens = ctx->seqlens,

@@ -2,6 +2,7 @@
 #include "base/rk_time.h"
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 static struct rk_status *take_examples(struct rk_flow_context *ctx)
 {
@@ -28,19 +29,14 @@ static struct rk_status *make_plan(struct rk_flow_context *ctx, struct rk_plan *
     struct rk_job_micro micro = rk_job_actor_micro(ctx->job);
     struct rk_plan_request request = {
         .num_rows = ctx->num_rows,
-        .num_replicas = ctx->num_replicas,
         .seqlens = ctx->seqlens,
         .group_size = ctx->group_size,
-        .use_dynamic_bsz = micro.use_dynamic_bsz,
-        .max_token_len = micro.max_token_len,
-        .micro_batch_rows = micro.micro_batch_rows,
-        .workload = ctx->inputs->workload,
     };
     int64_t *loss_tokens;
 
     RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
     request.loss_tokens = loss_tokens;
-    return rk_plan_build(plan, ctx->arena, &request);
+    return rk_flow_plan(plan, ctx, RK_ROLE_ACTOR, &micro, request);
 }
 
 /* Steals the options. */

@@ -14,7 +14,6 @@ static struct rk_status *add_log_probs(struct rk_flow_context *ctx, uint32_t rol
         .role = rk_job_role(role)->name,
         .method = method,
         .micro = rk_job_log_prob_micro(ctx->job, section),
-        .num_replicas = rk_flow_num_replicas(ctx, role),
         .batch = ctx->batch,
         .num_rows = ctx->num_rows,
         .seqlens = ctx->seqlens,
@@ -78,7 +77,6 @@ static struct rk_status *check_sample(struct rk_flow_context *ctx)
         .role = "actor",
         .method = "compute_log_prob",
         .micro = rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT),
-        .num_replicas = ctx->num_replicas,
         .num_rows = num_rows,
         .seqlens = seqlens,
     };

@@ -49,7 +49,6 @@ static struct rk_status *run_teacher(struct rk_flow_context *ctx)
         .role = "teacher",
         .method = is_topk ? "compute_teacher_log_prob" : "compute_ref_log_prob",
         .micro = rk_job_log_prob_micro(ctx->job, RK_JOB_TEACHER),
-        .num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_TEACHER),
         .batch = ctx->batch,
         .num_rows = ctx->num_rows,
         .seqlens = ctx->seqlens,

@@ -206,6 +206,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->numerics = desc->numerics;
     core->recompute_num_layers = desc->recompute_num_layers;
     core->offload = desc->offload;
+    core->layout = desc->layout;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
     RK_TRY(rk_model_plan(core, mesh, rk_mesh_comms_coords(desc->mesh)));
@@ -303,6 +304,7 @@ void rk_model_describe(const struct rk_model *model, struct rk_model_desc *out)
         .recompute_num_layers = core->recompute_num_layers,
         .vocab_size = core->vocab_size,
         .offload = core->offload,
+        .layout = core->layout,
         .stream = core->stream,
         .mesh = core->mesh,
     };

@@ -76,6 +76,7 @@ struct rk_model_core {
     rk_numerics_t numerics;
     uint64_t seed;
     int64_t recompute_num_layers;
+    struct rk_model_layout layout;
     int64_t vocab_size; /* ids that have a probability: up to config.vocab_size */
     uint32_t offload;   /* parts that may leave the device */
     struct rk_stream *stream;

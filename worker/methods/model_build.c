@@ -100,6 +100,26 @@ static struct rk_status *read_offload(struct rk_model_desc *desc, const struct r
     return NULL;
 }
 
+static const struct rk_knob layout_knobs[] = {RK_LAYOUT_KNOBS(RK_KNOB_ROW, struct rk_model_layout, , )};
+
+static struct rk_status *read_layout(struct rk_model_desc *desc, const struct rk_mesh *mesh,
+                                     const struct rk_json *options)
+{
+    struct rk_model_layout *layout = &desc->layout;
+
+    RK_TRY(rk_knobs_read(layout, layout_knobs, RK_ARRAY_LEN(layout_knobs), options));
+    if (rk_mesh_axis_size(mesh, RK_AXIS_PP) > 1)
+        return NULL;
+    if (layout->vpp > 1 || layout->num_layers_in_first_pipeline_stage ||
+        layout->num_layers_in_last_pipeline_stage)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected null in a mesh with one pipeline stage (%s)",
+                       layout->vpp > 1                              ? RK_KNOB_VPP
+                       : layout->num_layers_in_first_pipeline_stage ? RK_KNOB_FIRST_STAGE
+                                                                    : RK_KNOB_LAST_STAGE,
+                       rk_mesh_text(mesh));
+    return NULL;
+}
+
 static const struct rk_knob init_knobs[] = {RK_INIT_KNOBS(RK_KNOB_ROW, struct rk_init_knobs, , )};
 
 static struct rk_status *read_model(struct rk_model_build *build, const struct rk_json *options)
@@ -119,13 +139,23 @@ static struct rk_status *read_model(struct rk_model_build *build, const struct r
         return RK_FAIL(RK_INVALID_ARGUMENT, "megatron.dtype: expected float32 or bfloat16, got \"%s\"", text);
     RK_TRY(read_recompute(desc, options));
     RK_TRY(read_offload(desc, options));
+    RK_TRY(read_layout(desc, build->call->role->mesh, options));
     RK_TRY(rk_knobs_read(&build->init, init_knobs, RK_ARRAY_LEN(init_knobs), options));
     RK_TRY(rk_json_opt_i64(options, "", "model.vocab_size", 1, INT32_MAX, &desc->vocab_size));
     desc->seed = (uint64_t)build->init.seed;
     return NULL;
 }
 
-/* The optimizer and the largest micro-batch; an option that is unset leaves 0. */
+/* Tokens of the largest micro-batch, of which every cp rank has its part; an option that is unset leaves 0.
+ */
+static struct rk_status *read_tokens(int64_t *out, const struct rk_model_build *build, const char *option)
+{
+    RK_TRY(rk_json_opt_i64(build->call->job->options, "", option, 1, INT32_MAX / 4, out));
+    *out *= rk_mesh_axis_size(build->call->role->mesh, RK_AXIS_CP);
+    return NULL;
+}
+
+/* The optimizer and the largest micro-batch. */
 static struct rk_status *read_training(struct rk_model_build *build)
 {
     const struct rk_json *options = build->call->job->options;
@@ -135,8 +165,7 @@ static struct rk_status *read_training(struct rk_model_build *build)
     RK_TRY(rk_json_get_bool(options, "", "megatron.forward_only", &forward_only));
     if (forward_only || !build->call->role->kind->can_train)
         return NULL;
-    RK_TRY(
-        rk_json_opt_i64(options, "", "ppo_max_token_len_per_gpu", 1, INT32_MAX / 4, &limits->train_tokens));
+    RK_TRY(read_tokens(&limits->train_tokens, build, "ppo_max_token_len_per_gpu"));
     RK_TRY(rk_optim_config_read(&build->optim, options));
     build->is_training = true;
     build->desc.optim = &build->optim;
@@ -185,8 +214,7 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
 
     RK_TRY(read_sources(build, options));
     RK_TRY(rk_model_build_read_plan(build));
-    RK_TRY(rk_json_opt_i64(options, "", "log_prob_max_token_len_per_gpu", 1, INT32_MAX / 4,
-                           &build->desc.limits.log_prob_tokens));
+    RK_TRY(read_tokens(&build->desc.limits.log_prob_tokens, build, "log_prob_max_token_len_per_gpu"));
     RK_TRY(rk_json_opt_i64(build->call->job->options, "", "topk", 1, RK_DISTILL_TOPK_MAX,
                            &build->desc.limits.num_ids));
     if (build->share_with) {

@@ -84,8 +84,8 @@ static const struct bad_file bad_files[] = {
     {"required key missing", "{\"data\": {}}", "data.train_files"},
     {"parallel size that this version lacks",
      "{\"data\": {\"train_files\": [\"a\"]}, "
-     "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"pipeline_model_parallel_size\": 2}}}}",
-     "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"},
+     "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"expert_model_parallel_size\": 2}}}}",
+     "actor_rollout_ref.actor.megatron.expert_model_parallel_size"},
     {"dtype that the engine lacks",
      "{\"data\": {\"train_files\": [\"a\"]}, "
      "\"actor_rollout_ref\": {\"actor\": {\"megatron\": {\"dtype\": \"float16\"}}}}",
@@ -251,6 +251,9 @@ static const struct rule_case rule_cases[] = {
      {ACTOR "use_kl_loss=true", REF "megatron.tensor_model_parallel_size=3"},
      4,
      "ref.megatron.tensor_model_parallel_size=3 does not divide the 4 daemons"},
+    {"none", {ACTOR "use_kl_loss=true", ACTOR "megatron.ranks=0-1", REF "megatron.ranks=2-3"}, 4, NULL},
+    {"pipeline", {ACTOR "megatron.virtual_pipeline_model_parallel_size=2"}, 4, "=2: expected null"},
+    {"axes of this version", {RK_JOB_ACTOR RK_JOB_PP "=2"}, 4, "=2: this version runs 1"},
     {"nodes",
      {"trainer.nnodes=2", "trainer.n_gpus_per_node=4"},
      4,
@@ -689,18 +692,20 @@ static void test_job_micro_tokens_are_the_most_that_come(void **state)
 {
     static const struct {
         struct rk_job_micro micro;
+        int32_t cp;
         int64_t tokens;
     } rows[] = {
-        {{.micro_batch_rows = 2, .max_token_len = 16384}, 2 * 16},
-        {{.micro_batch_rows = 100, .max_token_len = 16384}, 16 * 16}, /* 8 prompts, 2 samples each */
-        {{.use_dynamic_bsz = true, .max_token_len = 100}, 100},
-        {{.use_dynamic_bsz = true, .max_token_len = 16384}, 16 * 16},
+        {{.micro_batch_rows = 2, .max_token_len = 16384}, 1, 2 * 16},
+        {{.micro_batch_rows = 100, .max_token_len = 16384}, 1, 16 * 16}, /* 8 prompts, 2 samples each */
+        {{.use_dynamic_bsz = true, .max_token_len = 100}, 1, 100},
+        {{.use_dynamic_bsz = true, .max_token_len = 16384}, 1, 16 * 16},
+        {{.micro_batch_rows = 2, .max_token_len = 16384}, 3, 11}, /* ranks share a micro-batch */
     };
     struct rk_config *job = load_minimal(NULL, 0);
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++)
-        assert_int_equal(rk_job_micro_tokens(job, &rows[i].micro), rows[i].tokens);
+        assert_int_equal(rk_job_micro_tokens(job, &rows[i].micro, rows[i].cp), rows[i].tokens);
     rk_config_destroy(job);
 }
 
@@ -725,7 +730,7 @@ static void test_job_load_values_out_of_range_name_their_key(void **state)
         "critic.cliprange_value=-1",
         "critic.optim.lr=-1",
         "critic.loss_agg_mode=sum",
-        "critic.megatron.pipeline_model_parallel_size=2",
+        "critic.megatron.pipeline_model_parallel_size=0",
         "algorithm.filter_groups.max_num_gen_batches=-1",
         "algorithm.filter_groups.max_inflight_gen_batches=0",
         "reward.reward_manager.name=prime",

@@ -300,6 +300,8 @@ static void test_verl_keys_go_to_rankds(void **state)
                                        "reward_model.enable=True",
                                        "reward_model.model.path=org/rm",
                                        "reward_model.rollout.tensor_model_parallel_size=2",
+                                       "reward_model.megatron.context_parallel_size=3",
+                                       RK_JOB_REF "megatron.pipeline_model_parallel_size=2",
                                        "reward.reward_model.rollout.name=vllm",
                                        "reward.reward_model.enable_resource_pool=False",
                                        TEACHERS "teacher_model.model_path=org/big",
@@ -320,6 +322,8 @@ static void test_verl_keys_go_to_rankds(void **state)
     assert_true(rk_config_bool(job, RK_JOB_REWARD_MODEL "enable"));
     assert_string_equal(rk_config_string(job, RK_JOB_REWARD_MODEL "model_path"), "org/rm");
     assert_int_equal(rk_config_int(job, RK_JOB_REWARD_MODEL RK_JOB_TP), 2);
+    assert_int_equal(rk_config_int(job, RK_JOB_REWARD_MODEL RK_JOB_CP), 3);
+    assert_int_equal(rk_config_int(job, RK_JOB_REF RK_JOB_PP), 2);
     assert_string_equal(rk_config_origin(job, RK_JOB_ACTOR "optim.clip_grad"), "flag");
     rk_config_destroy(job);
 }
@@ -334,7 +338,7 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {RK_JOB_ROLLOUT "multi_turn.enable=True", "rollout.multi_turn.enable: expected false, got true"},
         {RK_JOB_ACTOR "ppo_micro_batch_size=64", "got 64: ppo_micro_batch_size_per_gpu"},
         {RK_JOB_ACTOR "fsdp_config.ulysses_sequence_parallel_size=4", "expected 1, got 4"},
-        {RK_JOB_REF "megatron.pipeline_model_parallel_size=2", "expected 1, got 2"},
+        {RK_JOB_REF "megatron.expert_model_parallel_size=2", "expected 1, got 2"},
         {"critic.ppo_micro_batch_size=8", "got 8: ppo_micro_batch_size_per_gpu"},
         {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
          "not supported: write the value into config.json"},

@@ -1,0 +1,380 @@
+/* Where the roles of a job stand: meshes from keys, what they refuse, and what the daemons are told. */
+#include "driver-cli/job_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "proto/rk_methods.h"
+#include "tests/support/test.h"
+
+#define ACTOR   "actor_rollout_ref.actor."
+#define ROLLOUT "actor_rollout_ref.rollout."
+#define REF     "actor_rollout_ref.ref."
+#define CRITIC  "critic."
+#define TEACHER "distillation.teacher."
+#define REWARD  "reward.reward_model."
+#define TP      "megatron.tensor_model_parallel_size="
+#define CP      "megatron.context_parallel_size="
+#define PP      "megatron.pipeline_model_parallel_size="
+#define VPP     "megatron.virtual_pipeline_model_parallel_size="
+#define RANKS   "megatron.ranks="
+#define FIRST   "megatron.override_transformer_config.num_layers_in_first_pipeline_stage="
+#define LAST    "megatron.override_transformer_config.num_layers_in_last_pipeline_stage="
+
+enum { MAX_CHANGES = 8 };
+
+/* With an actor, a rollout, a ref and a critic. */
+static struct rk_config *load(const char *const *changes)
+{
+    const char *overrides[4 + MAX_CHANGES] = {"data.train_files=[\"a\"]", ACTOR "use_kl_loss=true",
+                                              "algorithm.adv_estimator=gae", "reward.name=digits"};
+    int64_t count = 4;
+    struct rk_config *job;
+
+    for (int i = 0; i < MAX_CHANGES && changes[i]; i++)
+        overrides[count++] = changes[i];
+    assert_ok(rk_job_load(&job, NULL, overrides, count));
+    return job;
+}
+
+/* "tp=2 dp=2 @ 0,1,2,3 ORDER" */
+static char *describe(const struct rk_config *job, uint32_t role, int32_t world_size)
+{
+    struct rk_str text = {0};
+    struct rk_mesh_spec spec;
+    struct rk_mesh *mesh;
+
+    assert_ok(rk_job_mesh_create(&mesh, job, role, world_size));
+    spec = rk_mesh_get_spec(mesh);
+    rk_str_appendf(&text, "%s @ ", rk_mesh_text(mesh));
+    for (int32_t i = 0; i < spec.num_ranks; i++)
+        rk_str_appendf(&text, "%s%d", i ? "," : "", spec.ranks[i]);
+    rk_str_appendf(&text, " %s", spec.order);
+    assert_int_equal(rk_job_num_replicas(job, role, world_size), spec.dp);
+    rk_mesh_destroy(mesh);
+    return rk_str_take(&text);
+}
+
+#define TRAIN   " tp-cp-ep-dp-pp"
+#define SERVING " pp-tp-dp"
+
+/* Goal: a role's keys make its mesh, and what it leaves open is the actor's; the rollout has the actor's mesh
+ * or one of tp and dp. */
+static void test_mesh_create_follows_the_keys(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        int32_t world_size;
+        const char *actor, *rollout, *ref, *critic;
+    } cases[] = {
+        {{0}, 2, "dp=2 @ 0,1" TRAIN, "dp=2 @ 0,1" TRAIN, "dp=2 @ 0,1" TRAIN, "dp=2 @ 0,1" TRAIN},
+        {{ACTOR TP "2", REF TP "4", CRITIC TP "1"},
+         4,
+         "tp=2 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=2 dp=2 @ 0,1,2,3" TRAIN,
+         "tp=4 @ 0,1,2,3" TRAIN,
+         "dp=4 @ 0,1,2,3" TRAIN},
+        {{ACTOR TP "2", ACTOR CP "2", ACTOR PP "2", REF PP "1", CRITIC CP "1"},
+         8,
+         "tp=2 cp=2 pp=2 @ 0,1,2,3,4,5,6,7" TRAIN,
+         "tp=2 dp=4 @ 0,1,2,3,4,5,6,7" SERVING,
+         "tp=2 cp=2 dp=2 @ 0,1,2,3,4,5,6,7" TRAIN,
+         "tp=2 dp=2 pp=2 @ 0,1,2,3,4,5,6,7" TRAIN},
+        {{ACTOR RANKS "0-1", REF RANKS "2", CRITIC RANKS "3, 2"},
+         4,
+         "dp=2 @ 0,1" TRAIN,
+         "dp=2 @ 0,1" TRAIN,
+         "single @ 2" TRAIN,
+         "dp=2 @ 3,2" TRAIN},
+        {{ACTOR RANKS "0-1,4", REF RANKS "3", ROLLOUT "ranks=5,2-3"},
+         6,
+         "dp=3 @ 0,1,4" TRAIN,
+         "dp=3 @ 5,2,3" SERVING,
+         "single @ 3" TRAIN,
+         "dp=3 @ 0,1,4" TRAIN},
+        {{ACTOR TP "1", ROLLOUT "tensor_model_parallel_size=2"},
+         4,
+         "dp=4 @ 0,1,2,3" TRAIN,
+         "tp=2 dp=2 @ 0,1,2,3" SERVING,
+         "dp=4 @ 0,1,2,3" TRAIN,
+         "dp=4 @ 0,1,2,3" TRAIN},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const struct {
+            uint32_t role;
+            const char *expected;
+        } roles[] = {{RK_ROLE_ACTOR, cases[i].actor},
+                     {RK_ROLE_ROLLOUT, cases[i].rollout},
+                     {RK_ROLE_REF, cases[i].ref},
+                     {RK_ROLE_CRITIC, cases[i].critic}};
+        struct rk_config *job = load(cases[i].changes);
+
+        for (size_t k = 0; k < RK_ARRAY_LEN(roles); k++) {
+            char *text = describe(job, roles[k].role, cases[i].world_size);
+
+            assert_string_equal(text, roles[k].expected);
+            rk_free(text);
+        }
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: the meshes of all roles that the job needs, found by role. */
+static void test_meshes_create_has_the_roles_of_the_job(void **state)
+{
+    static const char *const changes[MAX_CHANGES] = {ACTOR TP "2", REF TP "1"};
+    static const char *const bad[MAX_CHANGES] = {ACTOR TP "2", REF TP "3"};
+    struct rk_config *job = load(changes);
+    struct rk_job_meshes meshes;
+
+    (void)state;
+    assert_ok(rk_job_meshes_create(&meshes, job, 4));
+    assert_int_equal(meshes.count, 4);
+    assert_int_equal(rk_mesh_axis_size(rk_job_meshes_find(&meshes, RK_ROLE_ACTOR), RK_AXIS_DP), 2);
+    assert_int_equal(rk_mesh_axis_size(rk_job_meshes_find(&meshes, RK_ROLE_REF), RK_AXIS_DP), 4);
+    assert_null(rk_job_meshes_find(&meshes, RK_ROLE_TEACHER));
+    rk_job_meshes_fini(&meshes);
+    rk_config_destroy(job);
+    job = load(bad);
+    assert_fails(rk_job_meshes_create(&meshes, job, 4), RK_INVALID_ARGUMENT, "mesh of role 'ref'");
+    assert_int_equal(meshes.count, 0);
+    rk_job_meshes_fini(&meshes);
+    rk_config_destroy(job);
+}
+
+/* --- refusals --- */
+
+/* Goal: what cannot stand on the daemons is refused with key, value, expectation and what would work. */
+static void test_world_check_names_key_value_and_the_nearest_layout(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        int32_t world_size;
+        const char *problems; /* all of them */
+    } cases[] = {
+        {{0}, 4, ""},
+        {{ACTOR TP "2", ACTOR PP "2"}, 8, ""},
+        {{ACTOR TP "3", REF TP "1", CRITIC TP "1"},
+         8,
+         ACTOR TP "3 does not divide the 8 daemons of the group; the nearest that does: "
+                  "tensor_model_parallel_size=4\n"},
+        {{ACTOR TP "2", ACTOR PP "3", REF PP "1", CRITIC PP "1"},
+         8,
+         ACTOR TP
+         "2 x pipeline_model_parallel_size=3 does not divide the 8 daemons of the group; the nearest "
+         "that does: tensor_model_parallel_size=2 x pipeline_model_parallel_size=4\n"},
+        {{CRITIC CP "3", CRITIC TP "2"},
+         4,
+         CRITIC TP "2 x context_parallel_size=3 does not divide the 4 daemons of the group; the nearest that "
+                   "does: tensor_model_parallel_size=2 x context_parallel_size=2\n"},
+        {{REF TP "16"},
+         4,
+         REF TP "16 does not divide the 4 daemons of the group; the nearest that does: "
+                "tensor_model_parallel_size=4\n"},
+        {{ROLLOUT "tensor_model_parallel_size=8"},
+         4,
+         ROLLOUT "tensor_model_parallel_size=8 does not divide the 4 daemons of the group; the nearest that "
+                 "does: tensor_model_parallel_size=4\n"},
+        {{ROLLOUT "tensor_model_parallel_size=4", ROLLOUT "ranks=0-1"},
+         4,
+         ROLLOUT "tensor_model_parallel_size=4 does not divide the 2 ranks of " ROLLOUT
+                 "ranks; the nearest that does: tensor_model_parallel_size=2\n"},
+        {{REF TP "2", REF RANKS "0-2"},
+         4,
+         REF TP "2 does not divide the 3 ranks of " REF "megatron.ranks; the nearest that does: "
+                "tensor_model_parallel_size=3\n"},
+        {{REF RANKS "2-5"},
+         4,
+         REF RANKS "2-5: rank 4 is no daemon; expected each rank from 0 to 3 at most once\n"},
+        {{REF RANKS "0-2,1"},
+         4,
+         REF RANKS "0-2,1: rank 1 comes twice; expected each rank from 0 to 3 at most once\n"},
+        {{REF RANKS "3-1"},
+         4,
+         REF RANKS "3-1: expected ranks of daemons from 0, as \"0-3\" or \"0,2,4-7\"\n"},
+        {{REF RANKS "0-"}, 4, REF RANKS "0-: expected ranks"},
+        {{REF RANKS "0;1"}, 4, REF RANKS "0;1: expected ranks"},
+        {{REF RANKS "-1"}, 4, REF RANKS "-1: expected ranks"},
+        {{REF RANKS "a"}, 4, REF RANKS "a: expected ranks"},
+        {{REF RANKS "0-999999999999"}, 4, REF RANKS "0-999999999999: expected ranks"},
+        {{ACTOR RANKS "0-1"},
+         4,
+         "no role stands on rank 2, 3 of the 4 daemons: add the ranks to the key ranks of a role, or run on "
+         "fewer daemons\n"},
+        {{ACTOR RANKS "0-1", CRITIC RANKS "2-3"}, 4, ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_str problems = {0};
+
+        rk_job_world_check(job, cases[i].world_size, &problems);
+        print_message("%s\n", rk_str_text(&problems));
+        if (cases[i].problems[0])
+            assert_ptr_equal(strstr(rk_str_text(&problems), cases[i].problems), rk_str_text(&problems));
+        else
+            assert_string_equal(rk_str_text(&problems), "");
+        rk_str_fini(&problems);
+        rk_config_destroy(job);
+    }
+}
+
+static void test_pipeline_check_needs_stages(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        const char *problems;
+    } cases[] = {
+        {{ACTOR VPP "1"}, ""},
+        {{ACTOR VPP "2", ACTOR PP "2"}, ""},
+        {{ACTOR VPP "2"},
+         ACTOR VPP "2: expected null, or " ACTOR "megatron.pipeline_model_parallel_size above 1, got 1\n"},
+        {{ACTOR PP "2", ACTOR VPP "2", REF PP "1"}, ""},
+        {{ACTOR PP "2", REF PP "1", REF VPP "2"},
+         REF VPP "2: expected null, or " REF "megatron.pipeline_model_parallel_size above 1, got 1\n"},
+        {{ACTOR PP "2", CRITIC PP "1", CRITIC FIRST "3"},
+         CRITIC FIRST "3: expected null, or " CRITIC
+                      "megatron.pipeline_model_parallel_size above 1, got 1\n"},
+        {{CRITIC LAST "3"},
+         CRITIC LAST "3: expected null, or " CRITIC "megatron.pipeline_model_parallel_size above 1, got 1\n"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_str problems = {0};
+
+        rk_job_pipeline_check(job, 4, &problems);
+        print_message("%s\n", rk_str_text(&problems));
+        assert_string_equal(rk_str_text(&problems), cases[i].problems);
+        rk_str_fini(&problems);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: the rules of this version are two, and name what they do not let pass. */
+static void test_version_checks_refuse_what_is_not_built(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        const char *version, *rollout;
+    } cases[] = {
+        {{ACTOR TP "2", ACTOR RANKS "0-3"}, "", ""},
+        {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, ACTOR PP "2: this version runs 1\n", ""},
+        {{REF CP "2"}, REF CP "2: this version runs 1\n", ""},
+        {{TEACHER CP "2"}, "", ""}, /* not needed */
+        {{ROLLOUT "tensor_model_parallel_size=2"},
+         "",
+         ROLLOUT "tensor_model_parallel_size=2 differs from the actor's 1: the rollout shares the actor's "
+                 "weights in this version\n"},
+        {{ROLLOUT "ranks=2"},
+         "",
+         ROLLOUT "ranks=2: the rollout stands on the actor's ranks in this version\n"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_str version = {0}, rollout = {0};
+
+        rk_job_version_check(job, 4, &version);
+        rk_job_rollout_mesh_check(job, 4, &rollout);
+        assert_string_equal(rk_str_text(&version), cases[i].version);
+        assert_string_equal(rk_str_text(&rollout), cases[i].rollout);
+        rk_str_fini(&version);
+        rk_str_fini(&rollout);
+        rk_config_destroy(job);
+    }
+}
+
+/* --- what the daemons are told --- */
+
+/* Goal: init_model hears of a role's own cut, or of the actor's where the pipeline is the actor's. */
+static void test_set_layout_writes_the_options_of_init_model(void **state)
+{
+#define SP_ON  "{\"megatron.sequence_parallel\":true}"
+#define SP_OFF "{\"megatron.sequence_parallel\":false}"
+#define SP_VPP(n) \
+    "{\"megatron.sequence_parallel\":true,\"megatron.virtual_pipeline_model_parallel_size\":" #n "}"
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        const char *actor, *ref;
+        int32_t actor_multiple, ref_multiple;
+    } cases[] = {
+        {{0}, SP_ON, SP_ON, 1, 1},
+        {{ACTOR "megatron.sequence_parallel=false"}, SP_OFF, SP_OFF, 1, 1},
+        {{REF "megatron.sequence_parallel=false"}, SP_ON, SP_OFF, 1, 1},
+        {{ACTOR PP "4", ACTOR VPP "2"}, SP_VPP(2), SP_VPP(2), 4, 4},
+        {{ACTOR PP "4", ACTOR VPP "2", REF PP "2"}, SP_VPP(2), SP_ON, 4, 1},
+        {{ACTOR PP "4", ACTOR VPP "2", REF VPP "3"}, SP_VPP(2), SP_VPP(3), 4, 4},
+        {{ACTOR PP "4", REF PP "2", REF VPP "3"}, SP_ON, SP_VPP(3), 1, 2},
+        {{ACTOR PP "2", ACTOR FIRST "1", ACTOR LAST "3", REF PP "1"},
+         "{\"megatron.sequence_parallel\":true,"
+         "\"megatron.override_transformer_config.num_layers_in_first_pipeline_stage\":1,"
+         "\"megatron.override_transformer_config.num_layers_in_last_pipeline_stage\":3}",
+         SP_ON,
+         1,
+         1},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_json *actor = rk_json_new_object(), *ref = rk_json_new_object(), *completed;
+        const struct rk_method *init = rk_method_get(RK_METHOD_INIT_MODEL);
+        char *actor_text, *ref_text;
+
+        rk_job_set_layout(actor, job, RK_ROLE_ACTOR);
+        rk_job_set_layout(ref, job, RK_ROLE_REF);
+        actor_text = rk_json_dump(actor, 0, false);
+        ref_text = rk_json_dump(ref, 0, false);
+        assert_string_equal(actor_text, cases[i].actor);
+        assert_string_equal(ref_text, cases[i].ref);
+        assert_ok(rk_method_complete_options(&completed, init, actor));
+        assert_int_equal(rk_job_micro_multiple(job, RK_ROLE_ACTOR), cases[i].actor_multiple);
+        assert_int_equal(rk_job_micro_multiple(job, RK_ROLE_REF), cases[i].ref_multiple);
+        assert_int_equal(rk_job_micro_multiple(job, RK_ROLE_ROLLOUT), 1);
+        rk_free(actor_text);
+        rk_free(ref_text);
+        rk_json_free(completed);
+        rk_json_free(actor);
+        rk_json_free(ref);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: all roles with a model have the keys, below verl's names. */
+static void test_roles_have_the_keys_of_a_mesh(void **state)
+{
+    static const char *const changes[MAX_CHANGES] = {
+        TEACHER TP "2", TEACHER CP "2", TEACHER PP "2", TEACHER RANKS "0-7", REWARD TP "4", REWARD PP "2",
+    };
+    struct rk_config *job = load(changes);
+    char *teacher = describe(job, RK_ROLE_TEACHER, 9), *reward = describe(job, RK_ROLE_REWARD, 8);
+
+    (void)state;
+    assert_string_equal(teacher, "tp=2 cp=2 pp=2 @ 0,1,2,3,4,5,6,7" TRAIN);
+    assert_string_equal(reward, "tp=4 pp=2 @ 0,1,2,3,4,5,6,7" TRAIN);
+    rk_free(teacher);
+    rk_free(reward);
+    rk_config_destroy(job);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_mesh_create_follows_the_keys),
+        cmocka_unit_test(test_meshes_create_has_the_roles_of_the_job),
+        cmocka_unit_test(test_world_check_names_key_value_and_the_nearest_layout),
+        cmocka_unit_test(test_pipeline_check_needs_stages),
+        cmocka_unit_test(test_version_checks_refuse_what_is_not_built),
+        cmocka_unit_test(test_set_layout_writes_the_options_of_init_model),
+        cmocka_unit_test(test_roles_have_the_keys_of_a_mesh),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
