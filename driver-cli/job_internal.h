@@ -162,6 +162,9 @@ struct rk_job_pipeline rk_job_pipeline(const struct rk_config *job, uint32_t rol
 int32_t rk_job_micro_multiple(const struct rk_config *job, uint32_t role);
 /* The options of init_model that say how its passes are cut (RK_LAYOUT_KNOBS). */
 void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uint32_t role);
+/* INVALID_ARGUMENT when so many layers cannot be cut like that: the keys, and the nearest cut that works. */
+struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role,
+                                      int64_t num_layers) RK_NODISCARD;
 /* The rules "world", "rollout mesh", "pipeline" and "axes of this version" (job_mesh_rules.c). */
 void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_rollout_mesh_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);

@@ -6,6 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_knobs.h"
+#include "base/rk_pipeline.h"
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 
@@ -197,6 +198,29 @@ struct rk_job_pipeline rk_job_pipeline(const struct rk_config *job, uint32_t rol
         .num_first = cut_of(job, role, RK_KNOB_FIRST_STAGE),
         .num_last = cut_of(job, role, RK_KNOB_LAST_STAGE),
     };
+}
+
+struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role, int64_t num_layers)
+{
+    struct rk_job_pipeline cut = rk_job_pipeline(job, role);
+    struct rk_pipeline_spec spec = {
+        .num_layers = (int32_t)RK_MIN(num_layers, INT32_MAX),
+        .pp = cut.pp,
+        .vpp = cut.vpp,
+        .num_layers_in_first_pipeline_stage = cut.num_first,
+        .num_layers_in_last_pipeline_stage = cut.num_last,
+    };
+    struct rk_pipeline *pipeline;
+    struct rk_status *st = rk_pipeline_create(&pipeline, &spec);
+    char *path;
+
+    rk_pipeline_destroy(pipeline);
+    if (!st)
+        return NULL;
+    path = path_of(job, rk_job_role(role), RK_JOB_PP);
+    st = RK_WRAP(st, "%s=%d of role %s", path, cut.pp, rk_job_role(role)->name);
+    rk_free(path);
+    return st;
 }
 
 int32_t rk_job_micro_multiple(const struct rk_config *job, uint32_t role)

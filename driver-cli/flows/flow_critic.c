@@ -94,6 +94,8 @@ struct rk_status *rk_flow_inputs_load_critic(struct rk_flow_inputs *inputs, cons
         st = check_head(&dir, inputs->critic_path);
     if (!st)
         st = check_tokens(&dir, inputs);
+    if (!st)
+        st = rk_flow_check_layers(job, RK_ROLE_CRITIC, dir.config);
     rk_flow_model_dir_fini(&dir);
     return st ? RK_WRAP(st, "%s", key) : NULL;
 }

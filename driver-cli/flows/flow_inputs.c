@@ -12,6 +12,7 @@
 #include "driver-cli/files_internal.h"
 #include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 /* DIR/NAME as JSON; *out stays NULL when there is no such file. */
 static struct rk_status *read_optional_json(struct rk_json **out, const char *dir, const char *name)
@@ -266,6 +267,16 @@ struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, con
     return load_reward(inputs, job, job_dir);
 }
 
+/* The layers of the roles that have the policy's model; the others' are looked at with their directories. */
+static struct rk_status *check_layers(const struct rk_flow_inputs *inputs, const struct rk_config *job)
+{
+    RK_TRY(rk_flow_check_layers(job, RK_ROLE_ACTOR, inputs->hf_config));
+    RK_TRY(rk_flow_check_layers(job, RK_ROLE_REF, inputs->hf_config));
+    if (!rk_config_is_null(job, RK_JOB_CRITIC "model.path"))
+        return NULL;
+    return rk_flow_check_layers(job, RK_ROLE_CRITIC, inputs->hf_config);
+}
+
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
                                       const char *job_dir)
 {
@@ -273,6 +284,7 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
 
     *out = (struct rk_flow_inputs){0};
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, check_layers(out, job), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
     RK_TRY_GOTO(st, rk_flow_inputs_load_critic(out, job, job_dir), fail);
     RK_TRY_GOTO(st, rk_flow_inputs_load_teacher(out, job, job_dir), fail);

@@ -63,3 +63,13 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
                        dir->tokenizer ? "" : advice);
     return NULL;
 }
+
+struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
+                                       const struct rk_json *config)
+{
+    int64_t num_layers = rk_json_as_int(rk_json_find(config, "num_hidden_layers"), 0);
+
+    if (!rk_job_role_needed(job, role) || num_layers < 1) /* of a model elsewhere the daemons check them */
+        return NULL;
+    return rk_job_check_layers(job, role, num_layers);
+}

@@ -11,6 +11,7 @@
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 /* What is known of the model before a daemon has it. */
 struct found {
@@ -138,6 +139,7 @@ static struct rk_status *load(struct found *found, struct rk_flow_inputs *inputs
 
     RK_TRY(rk_flow_model_dir_open(&found->dir, model->path));
     RK_TRY(check_config(&found->dir, job));
+    RK_TRY(rk_flow_check_layers(job, RK_ROLE_REWARD, found->dir.config));
     RK_TRY(open_tokenizer(found, job, model->path, job_dir));
     RK_TRY(choose(&encodes, found, inputs, job));
     if (!found->dir.config && !found->dir.tokenizer)

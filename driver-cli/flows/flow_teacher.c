@@ -9,6 +9,7 @@
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
+#include "proto/rk_methods.h"
 
 static struct rk_status *check_topk(const struct rk_config *job, int64_t vocab_size)
 {
@@ -54,6 +55,8 @@ struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, con
     st = rk_flow_model_dir_open(&dir, inputs->teacher_path);
     if (!st)
         st = check_tokens(&dir, inputs);
+    if (!st)
+        st = rk_flow_check_layers(job, RK_ROLE_TEACHER, dir.config);
     rk_flow_model_dir_fini(&dir);
     return st ? RK_WRAP(st, RK_JOB_TEACHER "model.path") : NULL;
 }

@@ -83,6 +83,10 @@ struct rk_flow_model_dir {
 /* Without its tokenizer. Fails for a config.json that is no JSON; `out` is to be ended after that, too. */
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
+/* Whether the pipeline of the role can have the layers of that config.json; NULL, or a role that the job does
+ * not need: there is nothing to say. */
+struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
+                                       const struct rk_json *config) RK_NODISCARD;
 const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not said */
 /* Of tokens or of sequences. */
 bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);

@@ -1,10 +1,11 @@
 /* Where the roles of a job stand: meshes from keys, what they refuse, and what the daemons are told. */
-#include "driver-cli/job_internal.h"
+#include "driver-cli/flows/flows_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
 
@@ -256,6 +257,53 @@ static void test_pipeline_check_needs_stages(void **state)
     }
 }
 
+/* Goal: a pipeline that cannot have the layers of config.json is refused with the key and a cut that works.
+ */
+static void test_check_layers_names_the_nearest_cut(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        const char *config;
+        uint32_t role;
+        const char *message; /* NULL: fine */
+    } cases[] = {
+        {{0}, "{\"num_hidden_layers\": 7}", RK_ROLE_ACTOR, NULL},
+        {{ACTOR PP "2"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, NULL},
+        {{ACTOR PP "2", ACTOR FIRST "3"}, "{\"num_hidden_layers\": 7}", RK_ROLE_ACTOR, NULL},
+        {{ACTOR PP "2", ACTOR VPP "2"}, "{\"num_hidden_layers\": 8}", RK_ROLE_REF, NULL},
+        {{ACTOR PP "3"},
+         "{\"num_hidden_layers\": 8}",
+         RK_ROLE_ACTOR,
+         ACTOR PP
+         "3 of role actor: 8 layers do not fit a pipeline of pp=3: the layers must be divisible by pp "
+         "times vpp; nearest layout: pp=3 num_layers_in_last_pipeline_stage=2"},
+        {{ACTOR PP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_REF, ACTOR PP "3 of role ref: 8 layers"},
+        {{ACTOR PP "3", CRITIC PP "4"},
+         "{\"num_hidden_layers\": 6}",
+         RK_ROLE_CRITIC,
+         CRITIC PP "4 of role critic: 6 layers do not fit a pipeline of pp=4"},
+        {{ACTOR PP "2", ACTOR VPP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, "pp=2 vpp=3"},
+        {{ACTOR PP "16"}, "{\"num_hidden_layers\": 8}", RK_ROLE_ACTOR, "nearest layout: pp=8"},
+        {{ACTOR PP "3"}, "{}", RK_ROLE_ACTOR, NULL},                           /* the daemons say it */
+        {{ACTOR PP "3"}, "{\"num_hidden_layers\": 8}", RK_ROLE_TEACHER, NULL}, /* not needed */
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+        struct rk_json *config;
+
+        assert_ok(rk_json_parse(&config, cases[i].config, strlen(cases[i].config), "config.json", 0));
+        if (cases[i].message)
+            assert_fails(rk_flow_check_layers(job, cases[i].role, config), RK_INVALID_ARGUMENT,
+                         cases[i].message);
+        else
+            assert_ok(rk_flow_check_layers(job, cases[i].role, config));
+        rk_json_free(config);
+        rk_config_destroy(job);
+    }
+}
+
 /* Goal: the rules of this version are two, and name what they do not let pass. */
 static void test_version_checks_refuse_what_is_not_built(void **state)
 {
@@ -371,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_meshes_create_has_the_roles_of_the_job),
         cmocka_unit_test(test_world_check_names_key_value_and_the_nearest_layout),
         cmocka_unit_test(test_pipeline_check_needs_stages),
+        cmocka_unit_test(test_check_layers_names_the_nearest_cut),
         cmocka_unit_test(test_version_checks_refuse_what_is_not_built),
         cmocka_unit_test(test_set_layout_writes_the_options_of_init_model),
         cmocka_unit_test(test_roles_have_the_keys_of_a_mesh),
