@@ -25,5 +25,6 @@
 #include "base/rk_str.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
+#include "base/rk_zigzag.h"
 
 #endif
