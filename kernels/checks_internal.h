@@ -41,6 +41,12 @@ static inline rk_dtype_t rk_stat_dtype(rk_dtype_t dtype)
     return dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
 }
 
+/* Rows that k and v of packed attention have to have. */
+static inline int64_t rk_attn_num_keys(const struct rk_attn_varlen_args *args)
+{
+    return args->k_begin.data || args->k_lens.data ? args->k.shape[0] : args->q.shape[0];
+}
+
 /* rk_check_<op>: complains through `check`; returns 0 when there is nothing to compute. */
 #define X(op, args_type) int64_t rk_check_##op(struct rk_check *check, const struct args_type *args);
 RK_KERNEL_TABLE(X)

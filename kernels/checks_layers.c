@@ -244,19 +244,31 @@ static void expect_prefix_sums(struct rk_check *check, const char *arg, rk_tenso
     rk_expect(check, t.shape[0] >= 1, "%s is empty, expected num_seqs + 1 elements", arg);
 }
 
+/* Both or neither. */
+static void expect_key_ranges(struct rk_check *check, const struct rk_attn_varlen_args *args)
+{
+    int64_t num_seqs = args->cu_seqlens.shape[0] - 1;
+
+    if (check->st || (!args->k_begin.data && !args->k_lens.data))
+        return;
+    rk_expect_tensor(check, "k_begin", args->k_begin, RK_DTYPE_I32, RK_DIMS(num_seqs));
+    rk_expect_tensor(check, "k_lens", args->k_lens, RK_DTYPE_I32, RK_DIMS(num_seqs));
+}
+
 int64_t rk_check_attn_varlen_fwd(struct rk_check *check, const struct rk_attn_varlen_args *args)
 {
     rk_dtype_t dtype = args->q.dtype;
     int64_t num_tokens = args->q.shape[0], num_heads = args->q.shape[1], head_dim = args->q.shape[2];
-    int64_t num_kv_heads = args->k.shape[1];
+    int64_t num_keys = rk_attn_num_keys(args), num_kv_heads = args->k.shape[1];
 
     rk_expect_source(check, "q", args->q, 3);
-    rk_expect_tensor(check, "k", args->k, dtype, RK_DIMS(num_tokens, num_kv_heads, head_dim));
-    rk_expect_tensor(check, "v", args->v, dtype, RK_DIMS(num_tokens, num_kv_heads, head_dim));
+    rk_expect_tensor(check, "k", args->k, dtype, RK_DIMS(num_keys, num_kv_heads, head_dim));
+    rk_expect_tensor(check, "v", args->v, dtype, RK_DIMS(num_keys, num_kv_heads, head_dim));
     expect_heads(check, num_heads, num_kv_heads, head_dim);
     rk_expect_tensor(check, "out", args->out, dtype, RK_DIMS(num_tokens, num_heads, head_dim));
     rk_expect_optional(check, "lse", args->lse, rk_stat_dtype(dtype), RK_DIMS(num_heads, num_tokens));
     expect_prefix_sums(check, "cu_seqlens", args->cu_seqlens);
+    expect_key_ranges(check, args);
     rk_expect(check, args->max_seqlen >= (num_tokens > 0 ? 1 : 0),
               "max_seqlen=%d, expected the longest length", args->max_seqlen);
     expect_window_and_scale(check, args->window, args->scale);
@@ -270,9 +282,9 @@ int64_t rk_check_attn_varlen_bwd(struct rk_check *check, const struct rk_attn_va
 {
     const struct rk_attn_varlen_args *fwd = &args->fwd;
     rk_dtype_t dtype = fwd->q.dtype;
-    int64_t num_tokens = rk_check_attn_varlen_fwd(check, fwd);
+    int64_t num_tokens = rk_check_attn_varlen_fwd(check, fwd), num_keys = rk_attn_num_keys(fwd);
     struct rk_dims q_dims = RK_DIMS(num_tokens, fwd->q.shape[1], fwd->q.shape[2]);
-    struct rk_dims kv_dims = RK_DIMS(num_tokens, fwd->k.shape[1], fwd->k.shape[2]);
+    struct rk_dims kv_dims = RK_DIMS(num_keys, fwd->k.shape[1], fwd->k.shape[2]);
 
     rk_expect_tensor(check, "lse", fwd->lse, rk_stat_dtype(dtype), RK_DIMS(fwd->q.shape[1], num_tokens));
     rk_expect_tensor(check, "dq", args->dq, dtype, q_dims);
@@ -283,7 +295,7 @@ int64_t rk_check_attn_varlen_bwd(struct rk_check *check, const struct rk_attn_va
     rk_expect_no_alias(check, "dk", args->dk, "k", fwd->k);
     rk_expect_no_alias(check, "dv", args->dv, "v", fwd->v);
     rk_expect_no_alias(check, "dq", args->dq, "dout", args->dout);
-    return num_tokens;
+    return RK_MAX(num_tokens, num_keys); /* without queries, dk and dv become 0 */
 }
 
 /* [num_blocks, num_kv_heads, block_size, head_dim], twice; cache rows are whole blocks, so they are

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 5
+#define RK_KERNEL_ABI 6
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -146,18 +146,30 @@ struct rk_swiglu_bwd_args {
 /* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads).
  *   out[i] = sum_j softmax_j(scale * q[i].k[j]) v[j],   j <= i in the same sequence
  * and, if window > 0, i - j < window. Dao, arXiv:2307.08691.
- * Cost: 2 * num_heads * head_dim * sum(len^2) FLOPs. */
+ * Cost: 2 * num_heads * head_dim * sum(len^2) FLOPs.
+ *
+ * With k_begin and k_lens the queries of a call are parts of sequences whose keys lie elsewhere (context
+ * parallelism): those of segment s, the n_s rows of q from cu_seqlens[s], are the last n_s positions of a
+ * sequence whose keys are the k_lens[s] rows of k and v from k_begin[s]. Query i of it stands at position
+ * k_lens[s] - n_s + i, has the bits that the call over that sequence alone gives to this position, and sees
+ * nothing of other rows of k and v. k_lens[s] is n_s or more, or 0: then the segment is skipped, k_begin[s]
+ * means nothing, and its rows of out and columns of lse stay as they are. Key ranges may overlap. */
 struct rk_attn_varlen_args {
-    rk_tensor_t out;        /* [T, num_heads, head_dim] */
-    rk_tensor_t lse;        /* stat [num_heads, T], natural log; none when no backward follows */
-    rk_tensor_t q;          /* [T, num_heads, head_dim] */
-    rk_tensor_t k, v;       /* [T, num_kv_heads, head_dim] */
-    rk_tensor_t cu_seqlens; /* I32 [num_seqs + 1], from 0 to T, non-decreasing */
-    int32_t max_seqlen;
-    int32_t window; /* 0: none */
+    rk_tensor_t out;             /* [T, num_heads, head_dim] */
+    rk_tensor_t lse;             /* stat [num_heads, T], natural log; none when no backward follows */
+    rk_tensor_t q;               /* [T, num_heads, head_dim] */
+    rk_tensor_t k, v;            /* [T, num_kv_heads, head_dim]; with k_begin [any, num_kv_heads, head_dim] */
+    rk_tensor_t cu_seqlens;      /* I32 [num_seqs + 1], from 0 to T, non-decreasing */
+    rk_tensor_t k_begin, k_lens; /* both none, or I32 [num_seqs] */
+    int32_t max_seqlen;          /* of the steps of cu_seqlens */
+    int32_t window;              /* 0: none */
     float scale;
 };
 
+/* With k_begin, the key ranges of a call must be disjoint: a row of dk and dv is the sum over the queries of
+ * one segment. Segments that share keys, as the two of a zig-zag split do, go into calls of their own, each
+ * with the lengths of the others set to 0, and the caller adds what these leave in dk and dv. Rows of dk and
+ * dv outside all ranges become 0; rows of dq of a skipped segment stay as they are. */
 struct rk_attn_varlen_bwd_args {
     struct rk_attn_varlen_args fwd; /* as in the forward call: out and lse are inputs now */
     rk_tensor_t dq, dk, dv;         /* like q, k, v; overwritten */

@@ -29,4 +29,21 @@ static inline int64_t rk_attn_first_key(int64_t position, int32_t window)
     return window > 0 && position >= window ? position - window + 1 : 0;
 }
 
+/* One sequence of a packed call. Query i stands at position num_keys - num_queries + i, key j at j. */
+struct rk_attn_segment {
+    int64_t first_query, num_queries; /* rows of q */
+    int64_t first_key, num_keys;      /* rows of k and v; num_keys 0: nothing is to be done */
+};
+
+struct rk_attn_segment rk_attn_segment_of(const struct rk_attn_varlen_args *args, int64_t seq);
+/* What lies in cu_seqlens, k_begin and k_lens fits the tensors; is_disjoint: no two segments share a key. */
+struct rk_status *rk_attn_check_segments(const char *op, const struct rk_attn_varlen_args *args,
+                                         bool is_disjoint) RK_NODISCARD;
+int64_t rk_attn_most_keys(const struct rk_attn_varlen_args *args); /* of a segment */
+
+static inline int64_t rk_attn_num_segments(const struct rk_attn_varlen_args *args)
+{
+    return args->cu_seqlens.shape[0] - 1;
+}
+
 #endif

@@ -4,9 +4,10 @@
  *   dv_j = sum_i p_ij dout_i        ds_ij = scale * p_ij (dout_i.v_j - D_i)
  *   dk_j = sum_i ds_ij q_i          dq_i  = sum_j ds_ij k_j
  *
- * A task is one kv head of one sequence: it alone writes dk and dv, so no sum is shared between threads. It
- * walks blocks of RK_PANEL queries, head after head; for a block it walks the keys in tiles of RK_PANEL and
- * recomputes the tile's p from lse, so nothing quadratic is stored. */
+ * i and j are positions, as in attn_varlen.c. A task is one kv head of one segment: it alone writes dk and dv
+ * of its keys, so no sum is shared between threads. It walks blocks of RK_PANEL queries, head after head; for
+ * a block it walks the keys in tiles of RK_PANEL and recomputes the tile's p from lse, so nothing quadratic
+ * is stored. */
 #include "kernels/cpu/attn_internal.h"
 
 #include <math.h>
@@ -14,25 +15,26 @@
 
 typedef double tile_t[RK_PANEL][RK_PANEL];
 
-/* A task: keys first..first+length of one kv head; all in f64, rows padded to padded_dim with zeros. */
+/* A task: one kv head of a segment; all in f64, rows padded to padded_dim with zeros. */
 struct task {
     const struct rk_attn_varlen_bwd_args *args;
-    int64_t first, length, head_dim, padded_dim;
-    double *k, *v, *dk, *dv;           /* [length, padded_dim] */
+    struct rk_attn_segment segment;
+    int64_t head_dim, padded_dim;
+    double *k, *v, *dk, *dv;           /* [num_keys, padded_dim] */
     double *q, *dout, *dq;             /* [RK_PANEL, padded_dim]: the block of queries */
     double *q_panel, *dout_panel;      /* [head_dim, RK_PANEL] */
     double lse[RK_PANEL], d[RK_PANEL]; /* of the block; D */
 };
 
-static int64_t task_scratch(int64_t length, int64_t head_dim)
+static int64_t task_scratch(int64_t num_keys, int64_t head_dim)
 {
-    return 4 * length * rk_panel_round_up(head_dim) + 3 * RK_PANEL * rk_panel_round_up(head_dim) +
+    return 4 * num_keys * rk_panel_round_up(head_dim) + 3 * RK_PANEL * rk_panel_round_up(head_dim) +
            2 * RK_PANEL * head_dim;
 }
 
 static void task_init(struct task *task, double *scratch)
 {
-    int64_t rows = task->length * task->padded_dim, block = RK_PANEL * task->padded_dim;
+    int64_t rows = task->segment.num_keys * task->padded_dim, block = RK_PANEL * task->padded_dim;
 
     task->k = scratch;
     task->v = task->k + rows;
@@ -46,21 +48,21 @@ static void task_init(struct task *task, double *scratch)
     memset(scratch, 0, (size_t)(4 * rows + 3 * block) * sizeof(*scratch));
 }
 
-/* Loads queries i0.. of a head, as rows and as panels. Rows beyond `count` keep the block before: what they
- * give is multiplied by p = 0. */
+/* Loads the queries of a head from the segment's i0-th on, as rows and as panels. Rows beyond `count` keep
+ * the block before: what they give is multiplied by p = 0. */
 static void load_block(struct task *task, int64_t head, int64_t i0, int64_t count)
 {
     const struct rk_attn_varlen_args *fwd = &task->args->fwd;
-    int64_t column = head * task->head_dim;
+    int64_t column = head * task->head_dim, row = task->segment.first_query + i0;
 
     for (int64_t i = 0; i < count; i++) {
         double *q = task->q + i * task->padded_dim, *dout = task->dout + i * task->padded_dim;
         double *out = task->dq + i * task->padded_dim; /* free until the tiles run */
 
-        rk_cpu_load(q, fwd->q, task->first + i0 + i, column, task->head_dim);
-        rk_cpu_load(dout, task->args->dout, task->first + i0 + i, column, task->head_dim);
-        rk_cpu_load(out, fwd->out, task->first + i0 + i, column, task->head_dim);
-        task->lse[i] = rk_cpu_load_one(fwd->lse, head, task->first + i0 + i);
+        rk_cpu_load(q, fwd->q, row + i, column, task->head_dim);
+        rk_cpu_load(dout, task->args->dout, row + i, column, task->head_dim);
+        rk_cpu_load(out, fwd->out, row + i, column, task->head_dim);
+        task->lse[i] = rk_cpu_load_one(fwd->lse, head, row + i);
         task->d[i] = 0.0;
         for (int64_t c = 0; c < task->head_dim; c++)
             task->d[i] += dout[c] * out[c];
@@ -70,7 +72,7 @@ static void load_block(struct task *task, int64_t head, int64_t i0, int64_t coun
     memset(task->dq, 0, (size_t)(RK_PANEL * task->padded_dim) * sizeof(*task->dq));
 }
 
-/* p and ds of queries i0.. against key j, zero where the key is not seen. */
+/* p and ds of the queries from position i0 on against key j, zero where the key is not seen. */
 static void tile_row(const struct task *task, int64_t i0, int64_t count, int64_t j, double *p, double *ds)
 {
     const struct rk_attn_varlen_args *fwd = &task->args->fwd;
@@ -104,17 +106,18 @@ static void backward_tile(struct task *task, int64_t i0, int64_t num_queries, in
 
 static void backward_head(struct task *task, int64_t head)
 {
-    int32_t window = task->args->fwd.window;
+    const struct rk_attn_segment *segment = &task->segment;
 
-    for (int64_t i0 = 0; i0 < task->length; i0 += RK_PANEL) {
-        int64_t num_queries = RK_MIN(task->length - i0, RK_PANEL);
-        int64_t j0 = rk_attn_first_key(i0, window) / RK_PANEL * RK_PANEL;
+    for (int64_t i0 = 0; i0 < segment->num_queries; i0 += RK_PANEL) {
+        int64_t num_queries = RK_MIN(segment->num_queries - i0, RK_PANEL);
+        int64_t position = segment->num_keys - segment->num_queries + i0;
+        int64_t j0 = rk_attn_first_key(position, task->args->fwd.window) / RK_PANEL * RK_PANEL;
 
         load_block(task, head, i0, num_queries);
-        for (; j0 < i0 + num_queries; j0 += RK_PANEL)
-            backward_tile(task, i0, num_queries, j0, RK_MIN(task->length - j0, RK_PANEL));
+        for (; j0 < position + num_queries; j0 += RK_PANEL)
+            backward_tile(task, position, num_queries, j0, RK_MIN(segment->num_keys - j0, RK_PANEL));
         for (int64_t i = 0; i < num_queries; i++)
-            rk_cpu_store(task->args->dq, task->first + i0 + i, head * task->head_dim,
+            rk_cpu_store(task->args->dq, segment->first_query + i0 + i, head * task->head_dim,
                          task->dq + i * task->padded_dim, task->head_dim);
     }
 }
@@ -123,44 +126,53 @@ static void backward_task(const struct rk_attn_varlen_bwd_args *args, int64_t se
                           double *scratch)
 {
     const struct rk_attn_varlen_args *fwd = &args->fwd;
-    const int32_t *cu_seqlens = rk_cpu_i32(fwd->cu_seqlens);
     int64_t head_dim = fwd->q.shape[2], group = fwd->q.shape[1] / fwd->k.shape[1];
-    int64_t column = kv_head * head_dim;
+    int64_t column = kv_head * head_dim, first, num_keys;
     struct task task = {
         .args = args,
-        .first = cu_seqlens[seq],
-        .length = cu_seqlens[seq + 1] - cu_seqlens[seq],
+        .segment = rk_attn_segment_of(fwd, seq),
         .head_dim = head_dim,
         .padded_dim = rk_panel_round_up(head_dim),
     };
 
+    first = task.segment.first_key;
+    num_keys = task.segment.num_keys;
+    if (num_keys == 0)
+        return;
     task_init(&task, scratch);
-    for (int64_t j = 0; j < task.length; j++) {
-        rk_cpu_load(task.k + j * task.padded_dim, fwd->k, task.first + j, column, head_dim);
-        rk_cpu_load(task.v + j * task.padded_dim, fwd->v, task.first + j, column, head_dim);
+    for (int64_t j = 0; j < num_keys; j++) {
+        rk_cpu_load(task.k + j * task.padded_dim, fwd->k, first + j, column, head_dim);
+        rk_cpu_load(task.v + j * task.padded_dim, fwd->v, first + j, column, head_dim);
     }
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
         backward_head(&task, h);
-    for (int64_t j = 0; j < task.length; j++) {
-        rk_cpu_store(args->dk, task.first + j, column, task.dk + j * task.padded_dim, head_dim);
-        rk_cpu_store(args->dv, task.first + j, column, task.dv + j * task.padded_dim, head_dim);
+    for (int64_t j = 0; j < num_keys; j++) {
+        rk_cpu_store(args->dk, first + j, column, task.dk + j * task.padded_dim, head_dim);
+        rk_cpu_store(args->dv, first + j, column, task.dv + j * task.padded_dim, head_dim);
     }
+}
+
+static void zero_rows(rk_tensor_t t)
+{
+    for (int64_t row = 0; row < t.shape[0]; row++)
+        memset(rk_cpu_at(t, row, 0), 0, (size_t)rk_tensor_row_elements(t) * rk_dtype_bytes(t.dtype));
 }
 
 struct rk_status *rk_cpu_attn_varlen_bwd(void *dev, void *stream, const struct rk_attn_varlen_bwd_args *args)
 {
     struct rk_cpu_device *cpu = dev;
-    rk_tensor_t cu_seqlens = args->fwd.cu_seqlens;
-    int64_t num_tokens = args->fwd.q.shape[0], num_kv_heads = args->fwd.k.shape[1],
-            head_dim = args->fwd.q.shape[2];
-    int64_t num_tasks = (cu_seqlens.shape[0] - 1) * num_kv_heads;
+    const struct rk_attn_varlen_args *fwd = &args->fwd;
+    int64_t num_kv_heads = fwd->k.shape[1];
 
     (void)stream;
-    RK_TRY(rk_cpu_check_prefix_sums("attn_varlen_bwd", "cu_seqlens", cu_seqlens, num_tokens,
-                                    args->fwd.max_seqlen));
-    RK_TRY(rk_cpu_scratch_reserve(cpu, task_scratch(rk_cpu_longest_step(cu_seqlens), head_dim)));
+    RK_TRY(rk_attn_check_segments("attn_varlen_bwd", fwd, true));
+    RK_TRY(rk_cpu_scratch_reserve(cpu, task_scratch(rk_attn_most_keys(fwd), fwd->q.shape[2])));
+    if (fwd->k_begin.data) { /* keys that no segment has */
+        zero_rows(args->dk);
+        zero_rows(args->dv);
+    }
 #pragma omp parallel for schedule(dynamic) num_threads(cpu->num_threads)
-    for (int64_t task = 0; task < num_tasks; task++)
+    for (int64_t task = 0; task < rk_attn_num_segments(fwd) * num_kv_heads; task++)
         backward_task(args, task / num_kv_heads, task % num_kv_heads, rk_cpu_scratch(cpu));
     return NULL;
 }

@@ -40,7 +40,6 @@ struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_
 /* From 0 to `total`, non-decreasing; no step above `longest`. */
 struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_tensor_t t, int64_t total,
                                            int64_t longest) RK_NODISCARD;
-int64_t rk_cpu_longest_step(rk_tensor_t prefix_sums);
 
 static inline const int32_t *rk_cpu_i32(rk_tensor_t t)
 {

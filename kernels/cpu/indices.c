@@ -31,13 +31,3 @@ struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_t
     }
     return NULL;
 }
-
-int64_t rk_cpu_longest_step(rk_tensor_t prefix_sums)
-{
-    const int32_t *sums = rk_cpu_i32(prefix_sums);
-    int64_t longest = 0;
-
-    for (int64_t i = 0; i + 1 < prefix_sums.shape[0]; i++)
-        longest = RK_MAX(longest, sums[i + 1] - sums[i]);
-    return longest;
-}

@@ -45,6 +45,13 @@ static struct rk_status *check_counts(const char *op, rk_tensor_t q)
     return NULL;
 }
 
+static struct rk_status *check_keys(const char *op, const struct rk_attn_varlen_args *args)
+{
+    if (args->k_begin.data)
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend lacks k_begin and k_lens", op);
+    return NULL;
+}
+
 static struct rk_cuda_attn_args convert(const struct rk_cuda_device *dev,
                                         const struct rk_attn_varlen_args *args)
 {
@@ -78,6 +85,7 @@ struct rk_status *rk_cuda_op_attn_varlen_fwd(void *dev_handle, void *stream_hand
     const struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_args attn = convert(dev, args);
 
+    RK_TRY(check_keys("attn_varlen_fwd", args));
     RK_TRY(check_scale("attn_varlen_fwd", args->scale));
     RK_TRY(check_counts("attn_varlen_fwd", args->q));
     return launched(dev, stream, "attn_varlen_fwd", args->q, rk_cuda_attn_fwd(stream->stream, &attn));
@@ -106,6 +114,7 @@ struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_hand
     struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_bwd_args attn = convert_bwd(dev, args);
 
+    RK_TRY(check_keys("attn_varlen_bwd", &args->fwd));
     RK_TRY(check_scale("attn_varlen_bwd", args->fwd.scale));
     RK_TRY(check_counts("attn_varlen_bwd", args->fwd.q));
     RK_TRY(rk_cuda_reserve(stream, &stream->scratch, rk_cuda_attn_bwd_workspace_bytes(&attn)));

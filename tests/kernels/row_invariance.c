@@ -237,6 +237,52 @@ static void test_attn_varlen_sequence_alone_has_same_bits(void **state)
     }
 }
 
+#define SPLIT_TOKENS 700
+#define NUM_PARTS    8
+
+/* Where the queries of a sequence are cut: at block bounds, beside them, and twice at one place. */
+static const int32_t part_bounds[NUM_PARTS + 1] = {0, 1, 130, 130, 384, 387, 513, 699, SPLIT_TOKENS};
+
+static struct rk_attn_varlen_args make_split(struct kt *kt, rk_dtype_t dtype, int32_t head_dim)
+{
+    return (struct rk_attn_varlen_args){
+        .out = kt_zeros_3d(kt, dtype, SPLIT_TOKENS, 2, head_dim),
+        .lse = kt_zeros_2d(kt, RK_DTYPE_F32, 2, SPLIT_TOKENS),
+        .q = kt_randomize(kt, kt_zeros_3d(kt, dtype, SPLIT_TOKENS, 2, head_dim), 1.0),
+        .k = kt_randomize(kt, kt_zeros_3d(kt, dtype, SPLIT_TOKENS, 1, head_dim), 1.0),
+        .v = kt_randomize(kt, kt_zeros_3d(kt, dtype, SPLIT_TOKENS, 1, head_dim), 1.0),
+        .cu_seqlens = kt_ints(kt, (const int32_t[]){0, SPLIT_TOKENS}, 2),
+        .max_seqlen = SPLIT_TOKENS,
+        .scale = 0.3f,
+    };
+}
+
+/* Goal: a query has the same bits whatever other queries of its sequence are in its segment. */
+static void test_attn_varlen_queries_split_have_same_bits(void **state)
+{
+    static const int32_t head_dims[] = {12, 64, 96, 128}, zeros[NUM_PARTS] = {0};
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(head_dims) * RK_ARRAY_LEN(dtypes); i++) {
+        struct rk_attn_varlen_args whole, split;
+
+        if (!rk_test_in_part())
+            continue;
+        whole = make_split(kt, dtypes[i % RK_ARRAY_LEN(dtypes)], head_dims[i / RK_ARRAY_LEN(dtypes)]);
+        whole.window = i % 3 ? 0 : 200;
+        split = whole;
+        split.out = kt_zeros_3d(kt, whole.q.dtype, SPLIT_TOKENS, 2, whole.q.shape[2]);
+        split.lse = kt_zeros_2d(kt, RK_DTYPE_F32, 2, SPLIT_TOKENS);
+        split.cu_seqlens = kt_ints(kt, part_bounds, NUM_PARTS + 1);
+        split.k_begin = kt_ints(kt, zeros, NUM_PARTS);
+        split.k_lens = kt_ints(kt, part_bounds + 1, NUM_PARTS);
+        assert_ok(rk_attn_varlen_fwd(kt->stream, &whole));
+        assert_ok(rk_attn_varlen_fwd(kt->stream, &split));
+        kt_expect_same_bits(kt, "out", split.out, whole.out);
+        kt_expect_same_bits(kt, "lse", split.lse, whole.lse);
+    }
+}
+
 /* Goal: the token of a row depends on the row and its parameters only. Method: rows in another order. */
 static void test_sample_rows_in_other_order_have_same_bits(void **state)
 {
@@ -283,6 +329,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         kt_test(test_row_wise_operators_row_alone_has_same_bits),
         kt_test(test_attn_varlen_sequence_alone_has_same_bits),
+        kt_test(test_attn_varlen_queries_split_have_same_bits),
         kt_test(test_sample_rows_in_other_order_have_same_bits),
     };
 

@@ -349,6 +349,35 @@ static void test_attn_varlen_bad_arguments_fail(void **state)
     BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dk aliases k", dk.data = bwd.fwd.k.data);
 }
 
+static void test_attn_varlen_bad_key_ranges_fail(void **state)
+{
+    struct rk_attn_varlen_bwd_args bwd = good_attention();
+    struct rk_attn_varlen_args fwd;
+
+    (void)state;
+    bwd.fwd.k = t3(F32, 7, 2, 2);
+    bwd.fwd.v = t3(F32, 7, 2, 2);
+    bwd.fwd.k_begin = t1(I32, 1);
+    bwd.fwd.k_lens = t1(I32, 1);
+    bwd.dk = t3(F32, 7, 2, 2);
+    bwd.dv = t3(F32, 7, 2, 2);
+    fwd = bwd.fwd;
+    assert_ok(rk_attn_varlen_fwd(stream, &fwd));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: k_begin has rank 0, expected", k_begin = none);
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: k_lens has rank 0, expected", k_lens = none);
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: k_begin is i32 [2], expected i32 [1]",
+        k_begin = t1(I32, 2));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: k_lens is i64 [1], expected i32 [1]",
+        k_lens = t1(RK_DTYPE_I64, 1));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: v is f32 [5, 2, 2], expected f32 [7, 2, 2]",
+        v = t3(F32, 5, 2, 2));
+    assert_ok(rk_attn_varlen_bwd(stream, &bwd));
+    BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dk is f32 [5, 2, 2], expected f32 [7, 2, 2]",
+        dk = t3(F32, 5, 2, 2));
+    BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dv is f32 [5, 2, 2], expected f32 [7, 2, 2]",
+        dv = t3(F32, 5, 2, 2));
+}
+
 static void test_paged_bad_arguments_fail(void **state)
 {
     struct rk_kv_write_args write = {.k_cache = t4(F32, 3, 2, 4, 8),
@@ -692,6 +721,7 @@ int main(void)
         checks_test(test_rope_bad_arguments_fail),
         checks_test(test_swiglu_bad_arguments_fail),
         checks_test(test_attn_varlen_bad_arguments_fail),
+        checks_test(test_attn_varlen_bad_key_ranges_fail),
         checks_test(test_paged_bad_arguments_fail),
         checks_test(test_decode_bad_arguments_fail),
         checks_test(test_vocab_stats_bad_arguments_fail),
