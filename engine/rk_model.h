@@ -199,6 +199,13 @@ typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t
 struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind,
                                         double *out) RK_NODISCARD;
 
+/* Collective. Compares what the ranks hold of every parameter, by 64-bit fingerprints of its values: all that
+ * hold the same part must hold the same. DATA_LOSS (reason REPLICAS_DIFFER), the same on all ranks, names the
+ * first parameter that differs, its layer and the ranks. *num_compared, of all ranks: copies that were held
+ * against the first of their part. Of `hooks`, which may be NULL, as what fills a model. */
+struct rk_status *rk_model_verify_replicas(struct rk_model *model, const struct rk_engine_hooks *hooks,
+                                           int64_t *num_compared) RK_NODISCARD;
+
 /* --- forward --- */
 
 /* What logits are divided by. Below it the sampler takes the largest logit, and its log-probs are those of

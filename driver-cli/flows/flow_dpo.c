@@ -5,8 +5,9 @@
 #include "proto/rk_methods.h"
 
 static const struct rk_flow_step *const steps[] = {
-    &rk_step_examples,        &rk_step_layout,          &rk_step_ref,          &rk_step_update_dpo,
-    &rk_step_save_checkpoint, &rk_step_example_metrics, &rk_step_validate_dpo, NULL,
+    &rk_step_examples,        &rk_step_layout,          &rk_step_ref,
+    &rk_step_update_dpo,      &rk_step_verify_replicas, &rk_step_save_checkpoint,
+    &rk_step_example_metrics, &rk_step_validate_dpo,    NULL,
 };
 
 const struct rk_flow rk_flow_dpo = {

@@ -44,6 +44,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_opd,
     &rk_step_update_critic,
     &rk_step_update_actor,
+    &rk_step_verify_replicas,
     &rk_step_save_checkpoint,
     &rk_step_metrics,
     &rk_step_validate,

@@ -3,13 +3,8 @@
 #include "proto/rk_methods.h"
 
 static const struct rk_flow_step *const steps[] = {
-    &rk_step_examples,
-    &rk_step_layout,
-    &rk_step_update_sft,
-    &rk_step_save_checkpoint,
-    &rk_step_example_metrics,
-    &rk_step_validate_sft,
-    NULL,
+    &rk_step_examples,        &rk_step_layout,          &rk_step_update_sft,   &rk_step_verify_replicas,
+    &rk_step_save_checkpoint, &rk_step_example_metrics, &rk_step_validate_sft, NULL,
 };
 
 const struct rk_flow rk_flow_sft = {

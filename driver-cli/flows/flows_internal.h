@@ -228,7 +228,7 @@ extern const struct rk_flow rk_flow_rl, rk_flow_sft, rk_flow_dpo;
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_teacher,
     rk_step_opd, rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
-    rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
+    rk_step_verify_replicas, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
 extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
     rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;

@@ -30,6 +30,19 @@ static struct rk_status *update_bucket(struct rk_model *model, const struct rk_o
     return NULL;
 }
 
+/* What a broken device would do, to a parameter that every rank holds; for tests. */
+static struct rk_status *flip_bit(const struct rk_model_core *core)
+{
+    const struct rk_placement *placement = rk_params_placement(&core->params, core->final_norm.param);
+    char *byte = (char *)core->values + (size_t)placement->offset * rk_dtype_bytes(core->dtype), value;
+
+    RK_TRY(rk_stream_copy(core->stream, &value, byte, 1, RK_COPY_D2H));
+    RK_TRY(rk_stream_sync(core->stream));
+    value = (char)(value ^ 1);
+    RK_TRY(rk_stream_copy(core->stream, byte, &value, 1, RK_COPY_H2D));
+    return rk_stream_sync(core->stream);
+}
+
 struct rk_status *rk_train_apply(struct rk_model *model, const struct rk_optim_config *config,
                                  double grad_norm)
 {
@@ -50,6 +63,8 @@ struct rk_status *rk_train_apply(struct rk_model *model, const struct rk_optim_c
         RK_TRY(rk_train_spread(model, &train->buckets.items[b]));
     }
     RK_TRY(rk_train_wait(model));
+    if (RK_FAULT("optim.flip"))
+        RK_TRY(flip_bit(core));
     RK_TRY(rk_stream_sync(core->stream));
     train->applied_steps++;
     core->weight_version++;

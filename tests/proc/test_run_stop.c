@@ -15,11 +15,19 @@
 #define LONG_RUN    "trainer.total_training_steps=100000"
 #define FIRST_STEP  "step 1/100000"
 
-static struct rk_proc *start_long_run(const char *where, const char *value, const char *dir)
+/* `override`: one more; NULL: none. */
+static struct rk_proc *start_long_run_with(const char *where, const char *value, const char *dir,
+                                           const char *override)
 {
-    const char *const args[] = {"run", TINY_JOB, where, value, "--run-dir", dir, TINY, LONG_RUN, NULL};
+    const char *const args[] = {"run", TINY_JOB, where,    value,    "--run-dir",
+                                dir,   TINY,     LONG_RUN, override, NULL};
 
     return start_rankctl(args);
+}
+
+static struct rk_proc *start_long_run(const char *where, const char *value, const char *dir)
+{
+    return start_long_run_with(where, value, dir, NULL);
 }
 
 static struct rk_proc *start_local_run(const char *dir, pid_t *daemons)
@@ -407,9 +415,12 @@ static void test_run_daemon_killed_leaves_the_others_usable(void **state)
 }
 
 #ifdef RK_FAULTS
+#define PARAM_OFFLOAD "actor_rollout_ref.actor.megatron.param_offload=true"
+
 struct fault_case {
     const char *label, *fault, *message;
     bool is_alive; /* the faulty daemon survives and is used again */
+    const char *override;
 };
 
 /* Goal: a rank that fails alone in the middle of a call, at each stage, is the one that is named; the others,
@@ -418,10 +429,14 @@ static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **s
 {
     static const struct fault_case cases[] = {
         {"between accept and commit", "daemon.commit=fail@5", "rank 1): INTERNAL: fault point daemon.commit",
-         true},
-        {"before the method", "worker.before_method=fail@4", "fault point worker.before_method", true},
-        {"in the optimizer step", "optim.step=fail", "fault point optim.step", true},
-        {"killed in the optimizer step", "optim.step=kill", "rank 1): UNAVAILABLE", false},
+         true, NULL},
+        {"before the method", "worker.before_method=fail@4", "fault point worker.before_method", true, NULL},
+        {"in the optimizer step", "optim.step=fail", "fault point optim.step", true, NULL},
+        {"killed in the optimizer step", "optim.step=kill", "rank 1): UNAVAILABLE", false, NULL},
+        {"while parameters leave the device", "offload.copy=fail@3", "fault point offload.copy", true,
+         PARAM_OFFLOAD},
+        {"killed while parameters leave the device", "offload.copy=kill@3", "rank 1): UNAVAILABLE", false,
+         PARAM_OFFLOAD},
     };
 
     (void)state;
@@ -435,7 +450,7 @@ static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **s
         group.daemons[1] = start_daemon(NULL);
         unsetenv("RANKD_FAULTS");
         name_hosts(&group);
-        outcome = finish_rankctl(start_long_run("--hosts", group.hosts, dir), 20000);
+        outcome = finish_rankctl(start_long_run_with("--hosts", group.hosts, dir, cases[i].override), 20000);
         assert_exit(&outcome, 1);
         assert_text("stderr", outcome.err, "worker 1 (unix:");
         assert_text("stderr", outcome.err, cases[i].message);
@@ -449,6 +464,31 @@ static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **s
         stop_group(&group);
         rk_free(dir);
     }
+}
+
+/* Goal: a bit that changed on one rank ends the run before its checkpoint, with the tensor and the rank. */
+static void test_run_with_replicas_that_differ_ends(void **state)
+{
+    struct group group = {{start_daemon(NULL), NULL}, NULL};
+    char *dir = new_run_dir();
+    struct outcome outcome;
+
+    (void)state;
+    setenv("RANKD_FAULTS", "optim.flip=fail@3", 1);
+    group.daemons[1] = start_daemon(NULL);
+    unsetenv("RANKD_FAULTS");
+    name_hosts(&group);
+    outcome =
+        finish_rankctl(start_long_run_with("--hosts", group.hosts, dir, "trainer.verify_replicas=1"), 20000);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err,
+                "replicas of the weights differ: 'model.norm.weight' (outside the "
+                "layers) of rank 1 is not that of rank 0");
+    assert_int_equal(count_metrics(dir), 1); /* a step of the run is two of the optimizer */
+    outcome_fini(&outcome);
+    assert_run_succeeds(&group);
+    stop_group(&group);
+    rk_free(dir);
 }
 
 /* Goal: a second Ctrl-C does not wait for a call that will not stop: rankctl names the request and goes, the
@@ -520,6 +560,7 @@ int main(void)
         cmocka_unit_test(test_run_daemon_killed_leaves_the_others_usable),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_run_rank_failing_alone_is_named_and_others_stay_usable),
+        cmocka_unit_test(test_run_with_replicas_that_differ_ends),
         cmocka_unit_test(test_run_interrupted_twice_detaches_from_the_call),
 #endif
         cmocka_unit_test(test_run_interrupted_on_hosts_releases_the_daemons),

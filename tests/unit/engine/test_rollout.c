@@ -405,6 +405,36 @@ static int64_t count_launches(struct rk_rollout *rollout, const struct batch *ex
     return rk_rollout_num_graph_launches(rollout) - before;
 }
 
+/* Goal: graphs that were recorded stand when the weights were away: they are launched again, and give the
+ * same samples. */
+static void test_generate_after_weights_were_away_is_the_same(void **state)
+{
+    const struct rk_test_model_spec spec = {.config = config_json,
+                                            .seed = 5,
+                                            .dtype = RK_DTYPE_F32,
+                                            .numerics = RK_NUMERICS_STRICT,
+                                            .offload = RK_PART_PARAMETERS};
+    struct rk_rollout *rollout;
+    struct rk_test_model test;
+    struct batch expected;
+    int64_t num_launches;
+
+    (void)state;
+    assert_ok(rk_test_model_open(&test, &spec));
+    rollout = open_rollout(&test, NUM_REQUESTS, 512);
+    batch_init(&expected, 1.0F);
+    assert_ok(rk_rollout_generate(rollout, expected.requests, NUM_REQUESTS, expected.results, NULL));
+    num_launches = rk_rollout_num_graph_launches(rollout);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(rk_model_offload(test.model, RK_PARTS_ALL, false));
+        assert_int_equal(rk_model_offloaded(test.model), RK_PART_PARAMETERS);
+        assert_ok(rk_model_onload(test.model, RK_PARTS_ALL, false));
+        assert_true(count_launches(rollout, &expected) >= num_launches);
+    }
+    rk_rollout_destroy(rollout);
+    rk_test_model_close(&test);
+}
+
 /* Goal: a device without memory for another graph costs time, not the generation; and time only until there
  * is memory again. */
 static void test_generate_goes_on_without_memory_for_graphs(void **state)
@@ -593,6 +623,7 @@ int main(void)
         cmocka_unit_test(test_generate_seed_and_stream_name_the_noise),
         cmocka_unit_test(test_generate_eos_cuts_the_response),
         cmocka_unit_test(test_generate_pipelined_and_graphs_are_the_same),
+        cmocka_unit_test(test_generate_after_weights_were_away_is_the_same),
         cmocka_unit_test(test_generate_goes_on_without_memory_for_graphs),
         cmocka_unit_test(test_generate_bad_request_is_refused),
         cmocka_unit_test(test_create_bad_limits_are_refused),
