@@ -24,14 +24,14 @@ static void append_sizes(struct rk_str *out, const int32_t size[NUM_AXES])
 }
 
 /* The sizes nearest to those given, by the sum of the differences, whose product divides num_ranks; of
- * equally near ones those with the larger tp, then cp. */
+ * equally near ones those with the smaller tp, which divides the heads of more models. */
 static void find_nearest(int32_t nearest[NUM_AXES], const int32_t size[NUM_AXES], int32_t num_ranks)
 {
     int64_t least = INT64_MAX;
 
-    for (int32_t tp = num_ranks; tp >= 1; tp--) {
-        for (int32_t cp = num_ranks % tp == 0 ? num_ranks / tp : 0; cp >= 1; cp--) {
-            for (int32_t pp = num_ranks / tp % cp == 0 ? num_ranks / tp / cp : 0; pp >= 1; pp--) {
+    for (int32_t tp = 1; tp <= num_ranks; tp++) {
+        for (int32_t cp = 1; num_ranks % tp == 0 && cp <= num_ranks / tp; cp++) {
+            for (int32_t pp = 1; num_ranks / tp % cp == 0 && pp <= num_ranks / tp / cp; pp++) {
                 int64_t distance = llabs((int64_t)tp - size[0]) + llabs((int64_t)cp - size[1]) +
                                    llabs((int64_t)pp - size[2]);
 

@@ -161,12 +161,12 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
         {{ACTOR TP "3", REF TP "1", CRITIC TP "1"},
          8,
          ACTOR TP "3 does not divide the 8 daemons of the group; the nearest that does: "
-                  "tensor_model_parallel_size=4\n"},
+                  "tensor_model_parallel_size=2\n"},
         {{ACTOR TP "2", ACTOR PP "3", REF PP "1", CRITIC PP "1"},
          8,
          ACTOR TP
          "2 x pipeline_model_parallel_size=3 does not divide the 8 daemons of the group; the nearest "
-         "that does: tensor_model_parallel_size=2 x pipeline_model_parallel_size=4\n"},
+         "that does: tensor_model_parallel_size=2 x pipeline_model_parallel_size=2\n"},
         {{CRITIC CP "3", CRITIC TP "2"},
          4,
          CRITIC TP "2 x context_parallel_size=3 does not divide the 4 daemons of the group; the nearest that "
@@ -186,7 +186,7 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
         {{REF TP "2", REF RANKS "0-2"},
          4,
          REF TP "2 does not divide the 3 ranks of " REF "megatron.ranks; the nearest that does: "
-                "tensor_model_parallel_size=3\n"},
+                "tensor_model_parallel_size=1\n"},
         {{REF RANKS "2-5"},
          4,
          REF RANKS "2-5: rank 4 is no daemon; expected each rank from 0 to 3 at most once\n"},

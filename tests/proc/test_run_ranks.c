@@ -1,0 +1,145 @@
+/* Whole runs whose roles stand on some of the daemons, apart from each other or not. */
+#include <math.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ACTOR    "actor_rollout_ref.actor."
+#define REF      "actor_rollout_ref.ref."
+#define CRITIC   "critic."
+#define TP       "megatron.tensor_model_parallel_size="
+#define RANKS    "megatron.ranks="
+#define STEPS    2
+#define ARGS_MAX 32
+
+/* PPO with an actor, a rollout, a reference and a critic. `more` is ended by NULL. */
+static struct outcome run_in(const char *dir, const char *num_daemons, const char *const *more)
+{
+    const char *args[ARGS_MAX] = {"run",
+                                  TINY_JOB,
+                                  "--run-dir",
+                                  dir,
+                                  TINY,
+                                  "--local",
+                                  num_daemons,
+                                  "algorithm.adv_estimator=gae",
+                                  ACTOR "use_kl_loss=true",
+                                  "trainer.total_training_steps=2"};
+
+    append_args(args, ARGS_MAX, more);
+    return run_rankctl(args);
+}
+
+static char *run_new(const char *num_daemons, const char *const *more)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, num_daemons, more);
+
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "step 2/2");
+    outcome_fini(&outcome);
+    return dir;
+}
+
+#define APART ACTOR TP "2", ACTOR RANKS "2-3", REF TP "1", REF RANKS "0", CRITIC TP "1", CRITIC RANKS "1"
+
+/* Goal: where the roles stand does not change what they learn. */
+static void test_ranks_give_the_result_of_one_rank(void **state)
+{
+    static const char *const one_rank[] = {ACTOR TP "1", NULL};
+    static const struct {
+        const char *label, *changes[8];
+    } layouts[] = {
+        {"every role on daemons of its own", {APART, NULL}},
+        {"a critic over all daemons, and an order of its own",
+         {ACTOR TP "2", ACTOR RANKS "3,1", REF TP "2", REF RANKS "1-2", CRITIC TP "2", CRITIC RANKS "0-3",
+          NULL}},
+        {"two replicas of the actor, one of the reference",
+         {ACTOR TP "1", ACTOR RANKS "1,3", REF RANKS "2", CRITIC RANKS "0,2", NULL}},
+    };
+    static const char *const names[] = {"critic/score/mean", "actor/entropy",          "actor/pg_loss",
+                                        "actor/grad_norm",   "actor/kl_loss",          "critic/vf_loss",
+                                        "critic/grad_norm",  "critic/vf_explained_var"};
+    char *expected_dir = run_new("1", one_rank);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(layouts); i++) {
+        char *dir = run_new("4", layouts[i].changes);
+
+        print_message("%s\n", layouts[i].label);
+        for (int64_t step = 1; step <= STEPS; step++) {
+            struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
+
+            for (size_t j = 0; j < RK_ARRAY_LEN(names); j++)
+                assert_below(names[j], fabs(metric(metrics, names[j]) - metric(expected, names[j])),
+                             RK_TOL_F32_SUM * fmax(1.0, fabs(metric(expected, names[j]))));
+            rk_json_free(expected);
+            rk_json_free(metrics);
+        }
+        rk_free(dir);
+    }
+    rk_free(expected_dir);
+}
+
+/* Goal: each role's part of a checkpoint is written and read by its own daemons, bit for bit. */
+static void test_ranks_runs_go_on_from_checkpoints(void **state)
+{
+    static const char *const whole[] = {APART, NULL};
+    static const char *const half[] = {APART, "trainer.save_freq=1", "trainer.total_training_steps=1", NULL};
+    static const char *const rest[] = {APART, "trainer.save_freq=1", NULL};
+    char *straight = run_new("4", whole), *dir = new_run_dir();
+    struct outcome outcome = run_in(dir, "4", half);
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    outcome = run_in(dir, "4", rest);
+    assert_exit(&outcome, 0);
+    assert_text("stderr", outcome.err, "going on from ");
+    outcome_fini(&outcome);
+    assert_same_file(dir, straight, "hf/model.safetensors");
+    rk_free(straight);
+    rk_free(dir);
+}
+
+/* Goal: what cannot stand is refused before a daemon starts. */
+static void test_ranks_that_cannot_stand_are_refused(void **state)
+{
+    static const struct {
+        const char *changes[5], *message;
+    } cases[] = {
+        {{ACTOR TP "1", REF RANKS "4"}, REF RANKS "4: rank 4 is no daemon; expected each rank from 0 to 3"},
+        {{ACTOR TP "2", ACTOR RANKS "0-2"},
+         ACTOR TP "2 does not divide the 3 ranks of " ACTOR
+                  "megatron.ranks; the nearest that does: tensor_model_parallel_size=1"},
+        {{ACTOR TP "1", ACTOR RANKS "1-3"}, "no role stands on rank 0 of the 4 daemons"},
+        {{ACTOR TP "1", ACTOR "megatron.pipeline_model_parallel_size=3"},
+         "x pipeline_model_parallel_size=3 does not divide the 4 daemons of the group; the nearest that "
+         "does: "
+         "tensor_model_parallel_size=1 x pipeline_model_parallel_size=2"},
+    };
+    char *dir = new_run_dir();
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct outcome outcome = run_in(dir, "4", cases[i].changes);
+
+        assert_exit(&outcome, 2);
+        assert_text("stderr", outcome.err, cases[i].message);
+        outcome_fini(&outcome);
+    }
+    rk_free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranks_give_the_result_of_one_rank),
+        cmocka_unit_test(test_ranks_runs_go_on_from_checkpoints),
+        cmocka_unit_test(test_ranks_that_cannot_stand_are_refused),
+    };
+
+    skip_without_devices(4);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
