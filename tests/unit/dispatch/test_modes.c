@@ -231,6 +231,114 @@ static void test_create_unknown_mode_lists_the_known_ones(void **state)
     rk_mesh_destroy(mesh);
 }
 
+/* --- every order, and lists of ranks --- */
+
+#define NUM_16 16
+
+/* Coordinates of a position, counted out along the order as an odometer would: an account of its own beside
+ * the strides of base/rk_mesh.c. */
+struct spot {
+    int32_t t, c, d, p;
+};
+
+static struct spot count_to(const char *order, int32_t position)
+{
+    int32_t digit[4] = {0}; /* in the order's axes, each of size 2 */
+    struct spot spot = {0};
+
+    for (int32_t i = 0; i < position; i++) {
+        for (int k = 0; k < 4 && ++digit[k] == 2; k++)
+            digit[k] = 0;
+    }
+    for (int k = 0; k < 4; k++) {
+        const char *axis = order + 3 * k;
+
+        *(*axis == 't' ? &spot.t : *axis == 'c' ? &spot.c : *axis == 'd' ? &spot.d : &spot.p) = digit[k];
+    }
+    return spot;
+}
+
+/* Whether the stages of the dense layers and those of expert layers, whose grid has no cp and dp 4, are the
+ * same ranks. Other meshes do not exist. */
+static bool has_one_pipeline(const char *order)
+{
+    int dense = 1, expert = 1;
+
+    for (; strncmp(order, "pp", 2) != 0; order += 3) {
+        dense *= 2;
+        expert *= *order == 'c' ? 1 : *order == 'd' ? 4 : 2;
+    }
+    return dense == expert;
+}
+
+/* Who gets which of the 8 items, and whose results count, for the modes of Megatron. */
+static void check_order(const char *order, const int32_t *ranks, int32_t world_size)
+{
+    static const char *const modes[] = {COMPUTE, "MEGATRON_COMPUTE",  "ND_COMPUTE",
+                                        AS_DP,   "MEGATRON_PP_AS_DP", STAGES};
+    struct rk_mesh_spec spec = {.tp = 2, .cp = 2, .dp = 2, .pp = 2, .num_ranks = ranks ? NUM_16 : 0};
+    int32_t last =
+        strncmp(order, "pp", 2) == 0 ? 0 : 1; /* a mesh with pp fastest collects at its first stage */
+    struct rk_mesh *mesh;
+
+    spec.ranks = ranks;
+    snprintf(spec.order, sizeof(spec.order), "%s", order);
+    if (!has_one_pipeline(order)) {
+        assert_fails(rk_mesh_create(&mesh, &spec, world_size), RK_INVALID_ARGUMENT, "put pp last");
+        return;
+    }
+    assert_ok(rk_mesh_create(&mesh, &spec, world_size));
+    for (size_t m = 0; m < RK_ARRAY_LEN(modes); m++) {
+        bool is_compute = m < 3, is_stages = m == 5;
+        int32_t num_seen = 0, num_expected = is_compute ? 2 : is_stages ? 2 : 8;
+        struct rk_dispatch *dispatch;
+
+        assert_ok(rk_dispatch_create(&dispatch, modes[m], mesh));
+        assert_int_equal(dispatch->num_chunks, is_compute ? 2 : is_stages ? 1 : 8);
+        assert_int_equal(dispatch->num_collected, num_expected);
+        for (int32_t i = 0; i < NUM_16; i++) {
+            struct spot at = count_to(order, i);
+            int32_t rank = ranks ? ranks[i] : i;
+
+            assert_int_equal(dispatch->chunk_of_rank[rank], is_compute  ? at.d
+                                                            : is_stages ? 0
+                                                                        : (at.c * 2 + at.d) * 2 + at.p);
+            assert_int_equal(dispatch->collects[rank], is_compute  ? at.t == 0 && at.c == 0 && at.p == last
+                                                       : is_stages ? at.t == 0 && at.c == 0 && at.d == 0
+                                                                   : at.t == 0);
+        }
+        for (int32_t r = 0; r < world_size; r++)
+            num_seen += dispatch->chunk_of_rank[r] >= 0;
+        assert_int_equal(num_seen, NUM_16);
+        for (int32_t k = 0; k < num_expected && !is_stages; k++) /* items come back in their order */
+            assert_int_equal(dispatch->chunk_of_rank[dispatch->collected[k]], k);
+        rk_dispatch_destroy(dispatch);
+    }
+    rk_mesh_destroy(mesh);
+}
+
+/* Goal: chunks and collectors follow the coordinates, whatever the order of the axes and the ranks are. */
+static void test_create_every_order_and_list_of_ranks(void **state)
+{
+    static const char *const axes[] = {"tp", "cp", "dp", "pp"};
+    static const int32_t scattered[NUM_16] = {7, 19, 2, 3, 11, 5, 17, 0, 13, 1, 8, 16, 4, 10, 6, 18};
+    int num_orders = 0;
+
+    (void)state;
+    for (int code = 0; code < 256; code++) {
+        int a = code & 3, b = code >> 2 & 3, c = code >> 4 & 3, d = code >> 6;
+        char order[16];
+
+        if (a == b || a == c || a == d || b == c || b == d || c == d)
+            continue;
+        snprintf(order, sizeof(order), "%s-%s-%s-%s", axes[a], axes[b], axes[c], axes[d]);
+        check_order(order, NULL, NUM_16);
+        check_order(order, scattered, 20);
+        num_orders++;
+    }
+    assert_int_equal(num_orders, 24);
+}
+
 /* --- several meshes --- */
 
 #define RANKS(...)                                                                              \
@@ -487,6 +595,7 @@ int main(void)
         cmocka_unit_test(test_create_gives_the_tables),
         cmocka_unit_test(test_create_payload_and_padding_of_every_mode),
         cmocka_unit_test(test_create_unknown_mode_lists_the_known_ones),
+        cmocka_unit_test(test_create_every_order_and_list_of_ranks),
         cmocka_unit_test(test_create_union_addresses_every_rank_of_the_meshes_once),
         cmocka_unit_test(test_create_union_refuses_modes_that_count_chunks),
         cmocka_unit_test(test_create_method_goes_over_the_meshes_of_its_row),
