@@ -154,13 +154,13 @@ static int64_t left_bytes(const struct rk_memory_sum *sum, int32_t rank)
 
 int32_t rk_memory_sum_fullest(const struct rk_memory_sum *sum)
 {
-    int32_t fullest = 0;
+    int32_t fullest = -1;
 
-    for (int32_t rank = 1; rank < sum->num_ranks; rank++) {
-        if (last_plan(sum, rank) && left_bytes(sum, rank) < left_bytes(sum, fullest))
+    for (int32_t rank = 0; rank < sum->num_ranks; rank++) {
+        if (last_plan(sum, rank) && (fullest < 0 || left_bytes(sum, rank) < left_bytes(sum, fullest)))
             fullest = rank;
     }
-    return fullest;
+    return RK_MAX(fullest, 0);
 }
 
 static int largest_kind(const struct rk_json *plan)

@@ -207,6 +207,26 @@ static void test_room_goes_from_role_to_role(void **state)
     rk_memory_sum_fini(&sum);
 }
 
+/* Goal: roles on ranks of their own are held against the memory of these; others are not full. */
+static void test_roles_on_ranks_of_their_own(void **state)
+{
+    const struct plan actor[] = {{1, 3 * GIB, 0, 0, 0, 0, 0, 8 * GIB, 5 * GIB}};
+    const struct plan ref[] = {{2, 4 * GIB, 0, 0, 0, 0, 0, 3 * GIB, -GIB}};
+    struct rk_memory_sum sum;
+
+    (void)state;
+    rk_memory_sum_init(&sum, 3);
+    assert_int_equal(rk_memory_sum_fullest(&sum), 0);
+    add(&sum, RK_ROLE_ACTOR, actor, 1);
+    assert_int_equal(rk_memory_sum_fullest(&sum), 1);
+    assert_ok(rk_memory_sum_check(&sum));
+    add(&sum, RK_ROLE_REF, ref, 1);
+    assert_int_equal(rk_memory_sum_fullest(&sum), 2);
+    assert_fails(rk_memory_sum_check(&sum), RK_RESOURCE_EXHAUSTED,
+                 "role ref does not fit into the memory of rank 2: it takes 4.00 GiB, 3.00 GiB are left");
+    rk_memory_sum_fini(&sum);
+}
+
 /* Takes the answers. */
 static void add_on_hosts(struct rk_memory_sum *sum, uint32_t role, struct rk_json *metas[4],
                          int64_t shared_free)
@@ -338,6 +358,7 @@ int main(void)
         cmocka_unit_test(test_role_that_is_too_much_is_named),
         cmocka_unit_test(test_role_without_a_plan_is_named),
         cmocka_unit_test(test_room_goes_from_role_to_role),
+        cmocka_unit_test(test_roles_on_ranks_of_their_own),
         cmocka_unit_test(test_ranks_that_share_memory_are_added_up),
         cmocka_unit_test(test_advice_names_keys_of_a_job),
         cmocka_unit_test(test_answer_that_is_no_plan_is_refused),
