@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_pipeline.h"
 #include "dispatch/rk_plan.h"
 
 #define bad_field(...) RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", __VA_ARGS__)
@@ -332,9 +333,11 @@ void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_
 const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
                                                  int32_t i)
 {
-    struct rk_mesh_coords coords = *rk_mesh_comms_coords(call->role->comms);
-    int64_t entry = (int64_t)coords.axis[RK_AXIS_DP] * mini->num_micro + i;
+    struct rk_mesh_coords coords;
+    int64_t entry;
 
+    RK_ASSERT(rk_mesh_find_coords(call->role->mesh, call->worker->rank, &coords));
+    entry = (int64_t)coords.axis[RK_AXIS_DP] * mini->num_micro + i;
     RK_ASSERT(entry < mini->num_entries);
     return &mini->micro[entry];
 }
@@ -373,6 +376,30 @@ static struct rk_status *check_tokens(const struct rk_call *call, const struct r
     return NULL;
 }
 
+/* Stages that wait for a micro-batch that does not come would hang. */
+static struct rk_status *check_schedule(const struct rk_call *call, bool trains)
+{
+    const struct rk_plan *plan = &call->job->plan;
+    struct rk_pipeline_schedule schedule = {
+        .pp = rk_mesh_axis_size(call->role->mesh, RK_AXIS_PP),
+        .vpp = call->role->layout.vpp,
+        .forward_only = !trains,
+    };
+
+    for (int64_t m = 0; m < plan->num_mini; m++) {
+        struct rk_status *st, *refusal;
+
+        schedule.num_micro_batches = plan->mini[m].num_micro;
+        st = rk_pipeline_schedule_check(&schedule);
+        if (!st)
+            continue;
+        refusal = bad_field("mini-batch %lld: %s", (long long)m, rk_status_message(st));
+        rk_status_free(st);
+        return refusal;
+    }
+    return NULL;
+}
+
 struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows, bool trains)
 {
     const struct rk_memory_limits *limits = &call->role->limits;
@@ -382,6 +409,7 @@ struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk
     char *option;
 
     RK_TRY(rk_plan_check(&call->job->plan, rows->num_rows, rk_mesh_axis_size(call->role->mesh, RK_AXIS_DP)));
+    RK_TRY(check_schedule(call, trains));
     if (limit == 0)
         return NULL;
     option = rk_format("%s=%lld", trains ? "ppo_max_token_len_per_gpu" : "log_prob_max_token_len_per_gpu",

@@ -100,6 +100,7 @@ void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
     role->model = NULL;
     role->memory_plan = (struct rk_memory_plan){0};
     role->limits = (struct rk_memory_limits){0};
+    role->layout = (struct rk_model_layout){0};
     role->weights_of[0] = '\0';
     role->offload = 0;
     role->is_training = role->has_gradients = role->is_suspect = false;

@@ -36,6 +36,7 @@ struct rk_role {
     struct rk_rollout *rollout;        /* owned; roles that generate */
     struct rk_memory_plan memory_plan; /* what init_model planned and took */
     struct rk_memory_limits limits;    /* what it was told to plan for */
+    struct rk_model_layout layout;     /* how its passes are cut */
     bool is_training;                  /* the model has gradients and an optimizer */
     uint32_t offload;                  /* enum rk_model_parts that leave the device between calls */
     char weights_of[32];               /* role whose buffer this role uses; "" for its own */

@@ -48,6 +48,7 @@ static void adopt(struct rk_role *role, struct rk_model_build *build)
     role->offload = build->owner ? build->owner->offload & RK_PART_PARAMETERS : build->desc.model.offload;
     role->memory_plan = build->plan;
     role->limits = build->desc.limits;
+    role->layout = build->desc.model.layout;
     snprintf(role->weights_of, sizeof(role->weights_of), "%s", build->share_with ? build->share_with : "");
     build->model = NULL;
     build->rollout = NULL;

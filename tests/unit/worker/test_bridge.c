@@ -298,6 +298,85 @@ static void test_open_batch_wider_than_the_model_is_refused(void **state)
     rk_free(text);
 }
 
+/* --- plans --- */
+
+/* Goal: a plan is held against the tokens that init_model took memory for, of all cp ranks together, and
+ * against the schedule of the role's pipeline, whose stages would wait for ever otherwise. */
+static void test_check_plan_holds_sizes_against_mesh_and_layout(void **state)
+{
+    static const uint32_t all[] = {0, 1, 2}; /* 5, 8 and 4 tokens */
+    static const struct {
+        const char *label;
+        struct rk_mesh_spec mesh;
+        int32_t world_size, num_micro;
+        int64_t tokens; /* that the options hold, of all cp ranks */
+        int32_t vpp;
+        bool trains;
+        const char *error; /* NULL: fine */
+    } cases[] = {
+        {"one rank", {.tp = 1}, 1, 1, 17, 0, true, NULL},
+        {"one rank, too many tokens",
+         {.tp = 1},
+         1,
+         1,
+         16,
+         0,
+         true,
+         "mini-batch 0, micro-batch 0: 17 tokens are more than ppo_max_token_len_per_gpu=16 of init_model"},
+        {"cp ranks share them", {.cp = 2}, 2, 1, 18, 0, true, NULL},
+        {"cp ranks share them, still too many",
+         {.cp = 2},
+         2,
+         1,
+         16,
+         0,
+         false,
+         "17 tokens are more than log_prob_max_token_len_per_gpu=8 x cp=2 of init_model"},
+        {"any number of micro-batches", {.pp = 4}, 4, 3, 0, 0, true, NULL},
+        {"interleaved", {.pp = 2}, 2, 4, 0, 2, true, NULL},
+        {"interleaved, one too few",
+         {.pp = 2},
+         2,
+         3,
+         0,
+         2,
+         true,
+         "mini-batch 0: interleaved pipeline schedule: 3 micro-batches with pp=2"},
+        {"interleaved, no backward pass", {.pp = 2}, 2, 3, 0, 2, false, NULL},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_micro_batch micro[4] = {{.num_rows = ROWS, .rows = all}};
+        struct rk_mini_batch mini = {.num_micro = cases[i].num_micro,
+                                     .num_entries = cases[i].num_micro,
+                                     .micro = micro,
+                                     .num_tokens = 1,
+                                     .num_sequences = 1};
+        struct rk_worker *worker = rk_calloc(1, sizeof(*worker));
+        struct rk_role role = {.limits = {cases[i].tokens, cases[i].tokens, 0}};
+        struct fixture f;
+
+        print_message("%s\n", cases[i].label);
+        fixture_init(&f);
+        assert_ok(rk_mesh_create(&role.mesh, &cases[i].mesh, cases[i].world_size));
+        role.layout.vpp = cases[i].vpp;
+        f.call.role = &role;
+        f.call.worker = worker;
+        f.job->plan = (struct rk_plan){.num_mini = 1, .mini = &mini};
+        assert_ok(rk_rows_open(&f.rows, &f.call, &config, NULL));
+        if (cases[i].error)
+            assert_fails(rk_call_check_plan(&f.call, &f.rows, cases[i].trains), RK_INVALID_ARGUMENT,
+                         cases[i].error);
+        else
+            assert_ok(rk_call_check_plan(&f.call, &f.rows, cases[i].trains));
+        f.job->plan = (struct rk_plan){0};
+        rk_mesh_destroy(role.mesh);
+        rk_free(worker);
+        fixture_fini(&f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -308,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_scatter_then_gather_round_trip),
         cmocka_unit_test(test_find_column_checks_shape_and_presence),
         cmocka_unit_test(test_open_bad_batch_is_refused),
+        cmocka_unit_test(test_check_plan_holds_sizes_against_mesh_and_layout),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
