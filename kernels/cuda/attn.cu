@@ -37,7 +37,7 @@ cudaError_t rk_cuda_attn_fwd(cudaStream_t stream, const struct rk_cuda_attn_args
 {
     if (args->head_dim > 256)
         return cudaErrorNotSupported;
-    if (args->num_tokens == 0)
+    if (args->num_tokens == 0 || args->num_keys == 0)
         return cudaSuccess;
     if (!has_tensor_kernel(args->device, args->dtype, args->head_dim))
         return rk_attn_fwd_simple(stream, args);
@@ -52,8 +52,8 @@ cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_
 {
     if (args->fwd.head_dim > 256)
         return cudaErrorNotSupported;
-    if (args->fwd.num_tokens == 0)
-        return cudaSuccess;
+    if (args->fwd.num_tokens == 0 || args->fwd.num_keys == 0)
+        return rk_attn_bwd_zero_keys(stream, args);
     if (!has_tensor_kernel(args->fwd.device, args->fwd.dtype, args->fwd.head_dim))
         return rk_attn_bwd_simple(stream, args);
     if (!fwd_is_aligned(&args->fwd) || !attn_is_aligned(args->dout, args->dout_stride) ||

@@ -21,7 +21,11 @@
  * Launchers enqueue on `stream`, never synchronise, allocate nothing, can be captured in a graph, and
  * return the launch error. Sizes and dtypes have been checked by kernels/checks_*.c; what lies in integer
  * tensors is trusted. cudaErrorNotSupported: dtype or head_dim outside the list above;
- * cudaErrorMisalignedAddress. */
+ * cudaErrorMisalignedAddress.
+ *
+ * Keys of their own (k_begin): the kernels work in positions of the sequence whose last ones are the
+ * segment's queries, and key blocks begin at k_begin, so a query has the bits that it has in the whole
+ * sequence. */
 #ifndef RK_CUDA_ATTN_H
 #define RK_CUDA_ATTN_H
 
@@ -45,9 +49,11 @@ struct rk_cuda_attn_args {
     struct rk_cuda_attn_device device;
     rk_dtype_t dtype;
     int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
-    int32_t window; /* 0: none */
-    float scale;    /* > 0 */
+    int32_t num_keys; /* rows of k and v */
+    int32_t window;   /* 0: none */
+    float scale;      /* > 0 */
     const int32_t *cu_seqlens;
+    const int32_t *k_begin, *k_lens; /* both NULL: keys are the rows of the queries */
     const void *q, *k, *v;
     int64_t q_stride, k_stride, v_stride;
     void *out;

@@ -63,26 +63,25 @@ __device__ inline void multiply_cols(float (&d)[OUT<HD> / 2], const uint32_t (&a
     }
 }
 
-/* Rows first.. of a sequence and head, as a tile; rows past the end are zero. */
+/* Rows row.. of a head, of which num_rows exist, as a tile; the others are zero. */
 template <int HD>
-__device__ inline void load_rows(bf16 *dst, const void *base, int64_t stride, const attn_tile &tile,
-                                 int first, int head)
+__device__ inline void load_rows(bf16 *dst, const void *base, int64_t stride, int row, int num_rows, int head)
 {
-    attn_load_rows<ROWS, HD, THREADS>(dst, (const bf16 *)base + (tile.begin + first) * stride + head * HD,
-                                      stride, tile.length - first);
+    attn_load_rows<ROWS, HD, THREADS>(dst, (const bf16 *)base + row * stride + head * HD, stride, num_rows);
 }
 
+/* The warp's 16 rows from `row` on, of which num_rows exist. */
 template <int N>
-__device__ inline void store_grad(void *base, int64_t stride, const attn_tile &tile, int row, int col,
+__device__ inline void store_grad(void *base, int64_t stride, int row, int num_rows, int col,
                                   const float (&d)[N], float factor)
 {
     int g = attn_lane() / 4, t = attn_lane() % 4;
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        bf16 *dst = (bf16 *)base + (tile.begin + row + g + 8 * r) * stride + col;
+        bf16 *dst = (bf16 *)base + (row + g + 8 * r) * stride + col;
 
-        if (row + g + 8 * r >= tile.length)
+        if (g + 8 * r >= num_rows)
             continue;
 #pragma unroll
         for (int n = 0; n < N / 4; n++)
@@ -119,7 +118,7 @@ __device__ inline void add_queries(dkv_sums<HD> &sums, bwd_smem<HD> &sm, const r
     __syncthreads(); /* everyone has read the block */
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 __global__ void __launch_bounds__(THREADS)
     attn_dkv_kernel(const rk_cuda_attn_bwd_args args, const attn_bwd_plan plan)
 {
@@ -127,21 +126,26 @@ __global__ void __launch_bounds__(THREADS)
     bwd_smem<HD> &sm = *reinterpret_cast<bwd_smem<HD> *>(raw);
     const rk_cuda_attn_args &fwd = args.fwd;
     int items = fwd.num_kv_heads * plan.num_parts, item = blockIdx.x % items, rank = blockIdx.x / items;
-    int kv_head = item / plan.num_parts, row, col = blockIdx.y * OUT<HD>;
+    int kv_head = item / plan.num_parts, row, num_keys, col = blockIdx.y * OUT<HD>;
     dkv_sums<HD> sums = {};
     attn_tile tile;
     attn_dkv_task task;
 
-    if (!attn_ranked_tile(&tile, fwd.cu_seqlens, fwd.num_seqs, rank, ROWS, true))
+    if (!attn_packed_tile<OWN_KEYS>(&tile, fwd, rank, ROWS, true))
         return;
+    num_keys = tile.length - tile.first_row;
     task = attn_make_dkv_task(fwd, tile, kv_head, item % plan.num_parts, plan.num_parts, ROWS);
     sums.col = col;
-    load_rows<HD>(sm.own[0], fwd.k, fwd.k_stride, tile, tile.first_row, kv_head);
-    load_rows<HD>(sm.own[1], fwd.v, fwd.v_stride, tile, tile.first_row, kv_head);
+    if (task.first_query < task.end_query) { /* or nobody waits for the copies */
+        load_rows<HD>(sm.own[0], fwd.k, fwd.k_stride, tile.key_begin + tile.first_row, num_keys, kv_head);
+        load_rows<HD>(sm.own[1], fwd.v, fwd.v_stride, tile.key_begin + tile.first_row, num_keys, kv_head);
+    }
     for (int head = task.first_head; head < task.end_head; head++) {
-        for (int query = tile.first_row; query < task.end_query; query += ROWS) {
-            load_rows<HD>(sm.walk[0], fwd.q, fwd.q_stride, tile, query, head);
-            load_rows<HD>(sm.walk[1], args.dout, args.dout_stride, tile, query, head);
+        for (int query = task.first_query; query < task.end_query; query += ROWS) {
+            int token = tile.begin + query, num_queries = tile.length - query;
+
+            load_rows<HD>(sm.walk[0], fwd.q, fwd.q_stride, token, num_queries, head);
+            load_rows<HD>(sm.walk[1], args.dout, args.dout_stride, token, num_queries, head);
             attn_copy_commit();
             if (threadIdx.x < ROWS)
                 attn_bwd_load_stats(sm.lse2 + threadIdx.x, sm.delta + threadIdx.x, fwd, plan.delta, tile,
@@ -154,8 +158,10 @@ __global__ void __launch_bounds__(THREADS)
         attn_store_part(plan.dk, fwd, task, row, col, sums.dk, fwd.scale);
         attn_store_part(plan.dv, fwd, task, row, col, sums.dv, 1.0f);
     } else {
-        store_grad(args.dk, args.dk_stride, tile, row, kv_head * HD + col, sums.dk, fwd.scale);
-        store_grad(args.dv, args.dv_stride, tile, row, kv_head * HD + col, sums.dv, 1.0f);
+        num_keys = tile.length - row;
+        row += tile.key_begin;
+        store_grad(args.dk, args.dk_stride, row, num_keys, kv_head * HD + col, sums.dk, fwd.scale);
+        store_grad(args.dv, args.dv_stride, row, num_keys, kv_head * HD + col, sums.dv, 1.0f);
     }
 }
 
@@ -181,7 +187,7 @@ __device__ inline void add_keys(bwd_smem<HD> &sm, float (&dq)[OUT<HD> / 2], cons
     __syncthreads(); /* everyone has read the block */
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 __global__ void __launch_bounds__(THREADS)
     attn_dq_kernel(const rk_cuda_attn_bwd_args args, const attn_bwd_plan plan)
 {
@@ -190,44 +196,48 @@ __global__ void __launch_bounds__(THREADS)
     const rk_cuda_attn_args &fwd = args.fwd;
     int head = blockIdx.x % fwd.num_heads, rank = blockIdx.x / fwd.num_heads;
     int kv_head = head / (fwd.num_heads / fwd.num_kv_heads), col = blockIdx.y * OUT<HD>;
+    int token, num_queries, row;
     float dq[OUT<HD> / 2] = {};
     attn_tile tile;
 
-    if (!attn_ranked_tile(&tile, fwd.cu_seqlens, fwd.num_seqs, rank, ROWS, false))
+    if (!attn_packed_tile<OWN_KEYS>(&tile, fwd, rank, ROWS, false))
         return;
-    load_rows<HD>(sm.own[0], fwd.q, fwd.q_stride, tile, tile.first_row, head);
-    load_rows<HD>(sm.own[1], args.dout, args.dout_stride, tile, tile.first_row, head);
+    token = tile.begin + tile.first_row;
+    num_queries = tile.length - tile.first_row;
+    load_rows<HD>(sm.own[0], fwd.q, fwd.q_stride, token, num_queries, head);
+    load_rows<HD>(sm.own[1], args.dout, args.dout_stride, token, num_queries, head);
     if (threadIdx.x < ROWS)
         attn_bwd_load_stats(sm.lse2 + threadIdx.x, sm.delta + threadIdx.x, fwd, plan.delta, tile, head,
                             tile.first_row + threadIdx.x);
     __syncthreads(); /* the statistics are there */
-    for (int key = attn_first_key(tile.first_row, fwd.window) / ROWS * ROWS; key <= tile.first_row;
-         key += ROWS) {
-        load_rows<HD>(sm.walk[0], fwd.k, fwd.k_stride, tile, key, kv_head);
-        load_rows<HD>(sm.walk[1], fwd.v, fwd.v_stride, tile, key, kv_head);
+    for (int key = attn_first_key(tile.first_row, fwd.window) / ROWS * ROWS;
+         key < min(tile.first_row + ROWS, tile.length); key += ROWS) {
+        load_rows<HD>(sm.walk[0], fwd.k, fwd.k_stride, tile.key_begin + key, tile.length - key, kv_head);
+        load_rows<HD>(sm.walk[1], fwd.v, fwd.v_stride, tile.key_begin + key, tile.length - key, kv_head);
         attn_copy_commit();
         add_keys<HD>(sm, dq, fwd, tile, key, col);
     }
-    store_grad(args.dq, args.dq_stride, tile, tile.first_row + threadIdx.x / 32 * 16, head * HD + col, dq,
-               fwd.scale);
+    row = threadIdx.x / 32 * 16;
+    store_grad(args.dq, args.dq_stride, token + row, num_queries - row, head * HD + col, dq, fwd.scale);
 }
 
-template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
+template <int HD, bool OWN_KEYS> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
     unsigned slices = HD / OUT<HD>;
     attn_bwd_plan plan = rk_attn_bwd_make_plan(args);
     unsigned num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, ROWS);
+    unsigned num_key_tiles = attn_max_tiles(fwd.num_keys, fwd.num_seqs, ROWS);
     attn_grid grid = {stream, {}, THREADS, sizeof(bwd_smem<HD>)};
-    cudaError_t err = rk_attn_bwd_delta(stream, args, &plan);
+    cudaError_t err = rk_attn_bwd_prepare(stream, args, &plan);
 
     if (err == cudaSuccess) {
-        grid.blocks = dim3(num_tiles * fwd.num_kv_heads * plan.num_parts, slices);
-        err = attn_launch(attn_dkv_kernel<HD>, grid, *args, plan);
+        grid.blocks = dim3(num_key_tiles * fwd.num_kv_heads * plan.num_parts, slices);
+        err = attn_launch(attn_dkv_kernel<HD, OWN_KEYS>, grid, *args, plan);
     }
     if (err == cudaSuccess) {
         grid.blocks = dim3(num_tiles * fwd.num_heads, slices);
-        err = attn_launch(attn_dq_kernel<HD>, grid, *args, plan);
+        err = attn_launch(attn_dq_kernel<HD, OWN_KEYS>, grid, *args, plan);
     }
     return err == cudaSuccess ? rk_attn_bwd_reduce(stream, args, &plan) : err;
 }
@@ -247,5 +257,7 @@ int rk_attn_bwd_mma_shared_bytes(int head_dim)
 
 cudaError_t rk_attn_bwd_mma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
-    return attn_for_mma(args->fwd.head_dim, [=](auto dim) { return launch<dim.value>(stream, args); });
+    return attn_for_mma(args->fwd.head_dim, [=](auto dim) {
+        return attn_for_keys(args->fwd, [=](auto own) { return launch<dim.value, own.value>(stream, args); });
+    });
 }

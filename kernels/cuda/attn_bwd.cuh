@@ -16,7 +16,8 @@
 /* A block of keys, the part of the query heads it sums over, and the queries that see it. */
 struct attn_dkv_task {
     attn_tile tile;
-    int kv_head, part, first_head, end_head, end_query;
+    int kv_head, part, first_head, end_head;
+    int first_query, end_query; /* none when they are equal */
 };
 
 __device__ inline attn_dkv_task attn_make_dkv_task(const rk_cuda_attn_args &fwd, const attn_tile &tile,
@@ -30,8 +31,10 @@ __device__ inline attn_dkv_task attn_make_dkv_task(const rk_cuda_attn_args &fwd,
     task.part = part;
     task.first_head = kv_head * group + part * per_part;
     task.end_head = task.first_head + per_part;
+    task.first_query = max(tile.first_row, tile.first_query);
     task.end_query =
         fwd.window > 0 ? min(tile.length, tile.first_row + tile_rows - 1 + fwd.window) : tile.length;
+    task.end_query = max(task.first_query, task.end_query);
     return task;
 }
 
@@ -114,7 +117,7 @@ __device__ inline void attn_store_part(float *parts, const rk_cuda_attn_args &fw
                                        int row, int col, const float (&d)[N], float factor)
 {
     int g = attn_lane() / 4, t = attn_lane() % 4;
-    int64_t first = (int64_t)task.part * fwd.num_tokens + task.tile.begin;
+    int64_t first = (int64_t)task.part * fwd.num_keys + task.tile.key_begin;
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {

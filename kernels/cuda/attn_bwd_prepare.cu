@@ -1,5 +1,6 @@
 /* Around the tensor-core backward passes of attention: delta = sum over head_dim of dout * out, and the
- * sum of the parts of dk and dv. Twin of kernels/cpu/attn_varlen_bwd.c with attn_bwd.cu, attn_bwd_sm90.cu.
+ * sum of the parts of dk and dv, or zeros where no segment has the key. Twin of kernels/cpu/attn_varlen_bwd.c
+ * with attn_bwd.cu, attn_bwd_sm90.cu.
  *
  * Parts        A kv head's gradient sums over the query heads of its group. Blocks of keys alone give too
  *              few blocks of threads for models with few kv heads, so the group is cut into parts, as
@@ -55,8 +56,7 @@ __global__ void __launch_bounds__(THREADS)
     attn_sum_parts_kernel(const rk_cuda_attn_bwd_args args, const attn_bwd_plan plan)
 {
     int width = args.fwd.num_kv_heads * args.fwd.head_dim;
-    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4,
-            size = (int64_t)args.fwd.num_tokens * width;
+    int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 4, size = (int64_t)args.fwd.num_keys * width;
     int64_t stride = blockIdx.y ? args.dv_stride : args.dk_stride;
     const float *parts = blockIdx.y ? plan.dv : plan.dk;
     bf16 *dst = (bf16 *)(blockIdx.y ? args.dv : args.dk);
@@ -83,7 +83,7 @@ size_t round_up(size_t bytes)
 
 size_t part_bytes(const rk_cuda_attn_args *fwd)
 {
-    return round_up((size_t)fwd->num_tokens * fwd->num_kv_heads * fwd->head_dim * sizeof(float));
+    return round_up((size_t)fwd->num_keys * fwd->num_kv_heads * fwd->head_dim * sizeof(float));
 }
 
 size_t delta_bytes(const rk_cuda_attn_args *fwd)
@@ -91,11 +91,20 @@ size_t delta_bytes(const rk_cuda_attn_args *fwd)
     return round_up((size_t)fwd->num_tokens * fwd->num_heads * sizeof(float));
 }
 
+/* Of dk or dv. */
+cudaError_t zero_rows(cudaStream_t stream, void *rows, int64_t stride, const rk_cuda_attn_args *fwd)
+{
+    size_t element = rk_dtype_bytes(fwd->dtype), width = (size_t)fwd->num_kv_heads * fwd->head_dim * element;
+    size_t pitch = (size_t)stride * element;
+
+    return cudaMemset2DAsync(rows, RK_MAX(pitch, width), 0, width, (size_t)fwd->num_keys, stream);
+}
+
 /* Two blocks an SM let those with much to do meet those with little. */
 int count_parts(const rk_cuda_attn_args *fwd)
 {
     int group = fwd->num_heads / fwd->num_kv_heads, parts = 1;
-    int64_t blocks = ((int64_t)fwd->num_tokens + 127) / 128 * fwd->num_kv_heads;
+    int64_t blocks = ((int64_t)fwd->num_keys + 127) / 128 * fwd->num_kv_heads;
 
     while (parts < group && (group % parts != 0 || blocks * parts * 10 < fwd->device.num_sms * 19LL))
         parts++;
@@ -123,20 +132,36 @@ size_t rk_cuda_attn_bwd_workspace_bytes(const rk_cuda_attn_bwd_args *args)
     return delta_bytes(&args->fwd) + (parts > 1 ? 2 * parts * part_bytes(&args->fwd) : 0);
 }
 
-cudaError_t rk_attn_bwd_delta(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
-                              const attn_bwd_plan *plan)
+cudaError_t rk_attn_bwd_zero_keys(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
-    int64_t rows = (int64_t)args->fwd.num_tokens * args->fwd.num_heads;
+    cudaError_t err;
+
+    if (!args->fwd.k_lens || args->fwd.num_keys == 0)
+        return cudaSuccess;
+    err = zero_rows(stream, args->dk, args->dk_stride, &args->fwd);
+    return err == cudaSuccess ? zero_rows(stream, args->dv, args->dv_stride, &args->fwd) : err;
+}
+
+cudaError_t rk_attn_bwd_prepare(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
+                                const attn_bwd_plan *plan)
+{
+    const rk_cuda_attn_args &fwd = args->fwd;
+    int64_t rows = (int64_t)fwd.num_tokens * fwd.num_heads;
+    cudaError_t err;
 
     attn_delta_rows_kernel<<<(unsigned)((rows * 4 + THREADS - 1) / THREADS), THREADS, 0, stream>>>(
         *args, plan->delta);
-    return cudaGetLastError();
+    err = cudaGetLastError();
+    if (err != cudaSuccess || plan->num_parts == 1)
+        return err == cudaSuccess ? rk_attn_bwd_zero_keys(stream, args) : err;
+    return fwd.k_lens ? cudaMemsetAsync(plan->dk, 0, 2 * plan->num_parts * part_bytes(&fwd), stream)
+                      : cudaSuccess;
 }
 
 cudaError_t rk_attn_bwd_reduce(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
                                const attn_bwd_plan *plan)
 {
-    int64_t units = (int64_t)args->fwd.num_tokens * args->fwd.num_kv_heads * args->fwd.head_dim / 4;
+    int64_t units = (int64_t)args->fwd.num_keys * args->fwd.num_kv_heads * args->fwd.head_dim / 4;
 
     if (plan->num_parts == 1)
         return cudaSuccess;

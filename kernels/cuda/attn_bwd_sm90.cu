@@ -128,14 +128,9 @@ template <int HD, int WALK> __device__ inline void release(bwd_smem<HD, WALK> &s
 
 typedef attn_dkv_task dkv_task;
 
-__device__ inline int first_query(const dkv_task &task)
-{
-    return task.tile.first_row; /* a multiple of QUERIES */
-}
-
 __device__ inline int blocks_per_head(const dkv_task &task)
 {
-    return (task.end_query - first_query(task) + QUERIES - 1) / QUERIES;
+    return (task.end_query - task.first_query + QUERIES - 1) / QUERIES;
 }
 
 /* One warp: K and V, then the blocks of queries of each head with their statistics. */
@@ -147,10 +142,10 @@ __device__ inline void produce_queries(bwd_smem<HD, QUERIES> &sm, const bwd_maps
     int per_head = blocks_per_head(task), lane = attn_lane();
 
     if (lane == 0)
-        load_own(sm, &maps.k, &maps.v, task.kv_head, task.tile.begin + task.tile.first_row);
+        load_own(sm, &maps.k, &maps.v, task.kv_head, task.tile.key_begin + task.tile.first_row);
     for (int i = 0; i < per_head * (task.end_head - task.first_head); i++) {
         int stage = i % STAGES, head = task.first_head + i / per_head;
-        int query = first_query(task) + i % per_head * QUERIES;
+        int query = task.first_query + i % per_head * QUERIES;
 
         wait_free(sm, i);
         if (lane == 0)
@@ -222,7 +217,7 @@ __device__ inline void consume_queries(bwd_smem<HD, QUERIES> &sm, const rk_cuda_
 {
     const rk_cuda_attn_args &fwd = args.fwd;
     int warp_row = wg * 64 + threadIdx.x / 32 % 4 * 16, row = task.tile.first_row + warp_row;
-    int64_t token = task.tile.begin + row;
+    int64_t key = task.tile.key_begin + row;
     float dk_factor[2] = {fwd.scale, fwd.scale}, dv_factor[2] = {1.0f, 1.0f};
     dkv_state<HD> w;
 
@@ -230,7 +225,7 @@ __device__ inline void consume_queries(bwd_smem<HD, QUERIES> &sm, const rk_cuda_
     w.wg = wg;
     w.key = task.tile.first_row + wg * 64;
     w.window = fwd.window;
-    w.first = first_query(task);
+    w.first = task.first_query;
     w.per_head = blocks_per_head(task);
     w.length = task.tile.length;
 #pragma unroll
@@ -244,9 +239,9 @@ __device__ inline void consume_queries(bwd_smem<HD, QUERIES> &sm, const rk_cuda_
         return;
     }
     attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has read K and V for the last time */
-    attn_store_rows<HD>((bf16 *)args.dk + token * args.dk_stride + task.kv_head * HD, args.dk_stride,
+    attn_store_rows<HD>((bf16 *)args.dk + key * args.dk_stride + task.kv_head * HD, args.dk_stride,
                         task.tile.length - row, w.dk, dk_factor, sm.own[0], warp_row);
-    attn_store_rows<HD>((bf16 *)args.dv + token * args.dv_stride + task.kv_head * HD, args.dv_stride,
+    attn_store_rows<HD>((bf16 *)args.dv + key * args.dv_stride + task.kv_head * HD, args.dv_stride,
                         task.tile.length - row, w.dv, dv_factor, sm.own[1], warp_row);
 }
 
@@ -265,7 +260,7 @@ __device__ inline void produce_keys(bwd_smem<HD, KEYS> &sm, const bwd_maps &maps
     load_own(sm, &maps.q, &maps.dout, task.head, task.tile.begin + task.tile.first_row);
     for (int block = task.first; block <= task.last; block++) {
         wait_free(sm, block - task.first);
-        load_walk(sm, &maps.k, &maps.v, block - task.first, task.kv_head, task.tile.begin + block * KEYS);
+        load_walk(sm, &maps.k, &maps.v, block - task.first, task.kv_head, task.tile.key_begin + block * KEYS);
     }
 }
 
@@ -344,7 +339,7 @@ template <typename S> __device__ inline S &align_smem(uint8_t *raw)
     return *reinterpret_cast<S *>(raw + (-attn_smem(raw) & 1023));
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 __global__ void __launch_bounds__(THREADS, 1)
     attn_dkv_wgmma_kernel(const __grid_constant__ bwd_maps maps, const rk_cuda_attn_bwd_args args,
                           const attn_bwd_plan plan)
@@ -358,7 +353,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     attn_tile tile;
     attn_dkv_task task;
 
-    if (!attn_ranked_tile(&tile, fwd.cu_seqlens, fwd.num_seqs, rank, OWN, true))
+    if (!attn_packed_tile<OWN_KEYS>(&tile, fwd, rank, OWN, true))
         return;
     task = attn_make_dkv_task(fwd, tile, item / plan.num_parts, item % plan.num_parts, plan.num_parts, OWN);
     if (threadIdx.x == 0)
@@ -375,7 +370,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 __global__ void __launch_bounds__(THREADS, 1)
     attn_dq_wgmma_kernel(const __grid_constant__ bwd_maps maps, const rk_cuda_attn_bwd_args args,
                          const attn_bwd_plan plan)
@@ -385,15 +380,16 @@ __global__ void __launch_bounds__(THREADS, 1)
     bwd_smem<HD, KEYS> &sm = align_smem<bwd_smem<HD, KEYS>>(raw);
     const rk_cuda_attn_args &fwd = args.fwd;
     int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0);
+    int last_row;
     dq_task task;
 
-    if (!attn_ranked_tile(&task.tile, fwd.cu_seqlens, fwd.num_seqs, blockIdx.x / fwd.num_heads, OWN, false))
+    if (!attn_packed_tile<OWN_KEYS>(&task.tile, fwd, blockIdx.x / fwd.num_heads, OWN, false))
         return;
+    last_row = min(task.tile.first_row + OWN, task.tile.length) - 1;
     task.head = blockIdx.x % fwd.num_heads;
     task.kv_head = task.head / (fwd.num_heads / fwd.num_kv_heads);
     task.first = __shfl_sync(0xffffffffu, attn_first_key(task.tile.first_row, fwd.window) / KEYS, 0);
-    task.last =
-        __shfl_sync(0xffffffffu, task.tile.first_row / KEYS, 0); /* a tile is as long as a key block */
+    task.last = __shfl_sync(0xffffffffu, last_row / KEYS, 0);
     if (threadIdx.x == 0)
         init_barriers(sm, 1);
     __syncthreads(); /* the barriers are ready */
@@ -411,7 +407,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 cudaError_t make_maps(bwd_maps *maps, const rk_cuda_attn_bwd_args *args, int query_rows, int key_rows)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
-    int hd = fwd.head_dim, tokens = fwd.num_tokens, heads = fwd.num_heads, kv_heads = fwd.num_kv_heads;
+    int hd = fwd.head_dim, tokens = fwd.num_tokens, heads = fwd.num_heads;
+    int keys = fwd.num_keys, kv_heads = fwd.num_kv_heads;
     cudaError_t err =
         attn_make_map(&maps->q, fwd.q, attn_packed_shape(tokens, heads, hd, fwd.q_stride, query_rows));
 
@@ -419,26 +416,27 @@ cudaError_t make_maps(bwd_maps *maps, const rk_cuda_attn_bwd_args *args, int que
         err = attn_make_map(&maps->dout, args->dout,
                             attn_packed_shape(tokens, heads, hd, args->dout_stride, query_rows));
     if (err == cudaSuccess)
-        err = attn_make_map(&maps->k, fwd.k, attn_packed_shape(tokens, kv_heads, hd, fwd.k_stride, key_rows));
+        err = attn_make_map(&maps->k, fwd.k, attn_packed_shape(keys, kv_heads, hd, fwd.k_stride, key_rows));
     if (err == cudaSuccess)
-        err = attn_make_map(&maps->v, fwd.v, attn_packed_shape(tokens, kv_heads, hd, fwd.v_stride, key_rows));
+        err = attn_make_map(&maps->v, fwd.v, attn_packed_shape(keys, kv_heads, hd, fwd.v_stride, key_rows));
     return err;
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 cudaError_t launch_dkv(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, const attn_bwd_plan *plan)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
-    unsigned num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, OWN);
+    unsigned num_tiles = attn_max_tiles(fwd.num_keys, fwd.num_seqs, OWN);
     attn_grid grid = {stream, dim3(num_tiles * fwd.num_kv_heads * plan->num_parts), THREADS,
                       sizeof(bwd_smem<HD, QUERIES>) + 1024};
     bwd_maps maps;
     cudaError_t err = make_maps(&maps, args, QUERIES, OWN);
 
-    return err == cudaSuccess ? attn_launch(attn_dkv_wgmma_kernel<HD>, grid, maps, *args, *plan) : err;
+    return err == cudaSuccess ? attn_launch(attn_dkv_wgmma_kernel<HD, OWN_KEYS>, grid, maps, *args, *plan)
+                              : err;
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 cudaError_t launch_dq(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, const attn_bwd_plan *plan)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
@@ -447,18 +445,19 @@ cudaError_t launch_dq(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, co
     bwd_maps maps;
     cudaError_t err = make_maps(&maps, args, OWN, KEYS);
 
-    return err == cudaSuccess ? attn_launch(attn_dq_wgmma_kernel<HD>, grid, maps, *args, *plan) : err;
+    return err == cudaSuccess ? attn_launch(attn_dq_wgmma_kernel<HD, OWN_KEYS>, grid, maps, *args, *plan)
+                              : err;
 }
 
-template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
+template <int HD, bool OWN_KEYS> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
     attn_bwd_plan plan = rk_attn_bwd_make_plan(args);
-    cudaError_t err = rk_attn_bwd_delta(stream, args, &plan);
+    cudaError_t err = rk_attn_bwd_prepare(stream, args, &plan);
 
     if (err == cudaSuccess)
-        err = launch_dkv<HD>(stream, args, &plan);
+        err = launch_dkv<HD, OWN_KEYS>(stream, args, &plan);
     if (err == cudaSuccess)
-        err = launch_dq<HD>(stream, args, &plan);
+        err = launch_dq<HD, OWN_KEYS>(stream, args, &plan);
     return err == cudaSuccess ? rk_attn_bwd_reduce(stream, args, &plan) : err;
 }
 
@@ -466,5 +465,7 @@ template <int HD> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd
 
 cudaError_t rk_attn_bwd_wgmma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
-    return attn_for_wgmma(args->fwd.head_dim, [=](auto dim) { return launch<dim.value>(stream, args); });
+    return attn_for_wgmma(args->fwd.head_dim, [=](auto dim) {
+        return attn_for_keys(args->fwd, [=](auto own) { return launch<dim.value, own.value>(stream, args); });
+    });
 }

@@ -28,23 +28,53 @@ __device__ inline int attn_first_key(int position, int window)
 
 /* --- tiles of packed sequences */
 
+/* Rows of one sequence. As it is found, row i is its i-th query; with keys of its own, attn_place_tile()
+ * makes row i the query and the key at position i. */
 struct attn_tile {
-    int seq, begin, length; /* sequence; its first token and number of tokens */
+    int seq, begin, length; /* sequence; row 0 in q, and the number of rows */
     int first_row;          /* of the tile, within the sequence */
+    int key_begin;          /* row 0 in k */
+    int first_query;        /* rows before it have no query (and begin may be negative) */
 };
 
-/* Tiles of one row per token by falling amount of work, for kernels whose blocks should start (and end)
- * evenly: the i-th tile of a sequence of n has work i + 1, or n - i if is_first_heaviest, so each amount up
- * to n occurs once in it, and the number of tiles of at least some amount is a sum over the sequences. */
-__device__ inline int attn_count_tiles(const int32_t *cu, int num_seqs, int tile_rows, int work)
+/* How sequences are cut into tiles of queries or of keys. k_lens[s] is the number of keys, as
+ * rk_attn_varlen_args has it, none above num_keys; NULL: as many as queries, and num_keys means nothing. */
+struct attn_tiling {
+    const int32_t *cu, *k_lens; /* cu: [num_seqs + 1] of queries */
+    int num_seqs, num_keys, tile_rows;
+    bool is_of_keys;
+};
+
+/* Number of tiles of a sequence, none if it is skipped, and of those that its positions before the first
+ * query would make. */
+__device__ inline void attn_tiles_of(const attn_tiling &tiling, int seq, int *tiles, int *before)
+{
+    int num_queries = tiling.cu[seq + 1] - tiling.cu[seq], num_rows = num_queries;
+
+    *before = 0;
+    if (tiling.k_lens) {
+        int num_keys = tiling.k_lens[seq];
+
+        num_rows = tiling.is_of_keys || num_keys == 0 ? num_keys : num_queries;
+        *before = tiling.is_of_keys ? 0 : max(0, num_keys - num_queries) / tiling.tile_rows;
+    }
+    *tiles = (num_rows + tiling.tile_rows - 1) / tiling.tile_rows;
+}
+
+/* Tiles by falling amount of work, for kernels whose blocks should start (and end) evenly: the i-th tile of n
+ * of a sequence has work before + i + 1, or of keys, which later queries see, n - i, so each amount from
+ * before + 1 to before + n occurs once in it, and the number of tiles of at least some amount is a sum over
+ * the sequences. */
+__device__ inline int attn_count_tiles(const attn_tiling &tiling, int work)
 {
     int count = 0;
 
-    for (int base = 0; base < num_seqs; base += 32) {
-        int s = base + attn_lane();
-        int tiles = s < num_seqs ? (cu[s + 1] - cu[s] + tile_rows - 1) / tile_rows : 0;
+    for (int base = 0; base < tiling.num_seqs; base += 32) {
+        int s = base + attn_lane(), tiles = 0, before = 0;
 
-        count += __reduce_add_sync(0xffffffffu, max(0, tiles - work + 1));
+        if (s < tiling.num_seqs)
+            attn_tiles_of(tiling, s, &tiles, &before);
+        count += __reduce_add_sync(0xffffffffu, min(tiles, max(0, before + tiles - work + 1)));
     }
     return count;
 }
@@ -55,37 +85,47 @@ static inline int attn_max_tiles(int num_tokens, int num_seqs, int tile_rows)
     return num_tokens / tile_rows + num_seqs;
 }
 
-/* False for a rank beyond the last tile. All lanes of a warp must call it together. */
-__device__ inline bool attn_ranked_tile(attn_tile *tile, const int32_t *cu, int num_seqs, int rank,
-                                        int tile_rows, bool is_first_heaviest)
+__device__ inline void attn_set_sequence(attn_tile *tile, const int32_t *cu, int seq)
 {
-    int low = 1, high = cu[num_seqs] / tile_rows + 2, seq = -1;
+    tile->seq = seq;
+    tile->begin = tile->key_begin = cu[seq];
+    tile->length = cu[seq + 1] - tile->begin;
+    tile->first_query = 0;
+}
 
-    if (rank >= attn_count_tiles(cu, num_seqs, tile_rows, 1))
+/* False for a rank beyond the last tile. All lanes of a warp must call it together. */
+__device__ inline bool attn_ranked_tile(attn_tile *tile, const attn_tiling &tiling, int rank)
+{
+    const int32_t *cu = tiling.cu;
+    int longest = cu[tiling.num_seqs] + (tiling.k_lens ? tiling.num_keys : 0); /* or less */
+    int low = 1, high = longest / tiling.tile_rows + 2, seq = -1, tiles, before;
+
+    if (rank >= attn_count_tiles(tiling, 1))
         return false;
     while (high - low > 1) { /* more than `rank` tiles have at least work low, none or fewer have high */
         int middle = (low + high) / 2;
 
-        if (attn_count_tiles(cu, num_seqs, tile_rows, middle) > rank)
+        if (attn_count_tiles(tiling, middle) > rank)
             low = middle;
         else
             high = middle;
     }
-    rank -= attn_count_tiles(cu, num_seqs, tile_rows, high); /* among the tiles with work low */
+    rank -= attn_count_tiles(tiling, high); /* among the tiles with work low */
     for (int base = 0; seq < 0; base += 32) {
         int s = base + attn_lane();
-        bool has_one = s < num_seqs && cu[s + 1] - cu[s] > (low - 1) * tile_rows;
-        unsigned mask = __ballot_sync(0xffffffffu, has_one);
+        unsigned mask;
 
+        tiles = before = 0;
+        if (s < tiling.num_seqs)
+            attn_tiles_of(tiling, s, &tiles, &before);
+        mask = __ballot_sync(0xffffffffu, before < low && low <= before + tiles);
         if (rank < __popc(mask))
             seq = base + (int)__fns(mask, 0, rank + 1);
         rank -= __popc(mask);
     }
-    tile->seq = seq;
-    tile->begin = cu[seq];
-    tile->length = cu[seq + 1] - tile->begin;
-    tile->first_row =
-        (is_first_heaviest ? (tile->length + tile_rows - 1) / tile_rows - low : low - 1) * tile_rows;
+    attn_tiles_of(tiling, seq, &tiles, &before);
+    attn_set_sequence(tile, cu, seq);
+    tile->first_row = (tiling.is_of_keys ? tiles - low : low - 1 - before) * tiling.tile_rows;
     return true;
 }
 
@@ -99,10 +139,39 @@ __device__ inline void attn_find_token(attn_tile *tile, const int32_t *cu, int n
 
         count += __popc(__ballot_sync(0xffffffffu, s < num_seqs && cu[s] <= token));
     }
-    tile->seq = count - 1; /* the last sequence that begins by then; empty ones end before it */
-    tile->begin = cu[tile->seq];
-    tile->length = cu[tile->seq + 1] - tile->begin;
+    attn_set_sequence(tile, cu, count - 1); /* the last one that begins by then; empty ones end before it */
     tile->first_row = token - tile->begin;
+}
+
+/* Of a packed call, from queries (or keys) to positions. False: the segment is skipped. */
+__device__ inline bool attn_place_tile(attn_tile *tile, const rk_cuda_attn_args &args, bool is_of_keys)
+{
+    int num_keys, num_before;
+
+    if (!args.k_lens)
+        return true;
+    num_keys = args.k_lens[tile->seq];
+    num_before = num_keys - tile->length;
+    tile->begin -= num_before;
+    tile->key_begin = args.k_begin[tile->seq];
+    tile->length = num_keys;
+    tile->first_query = num_before;
+    if (!is_of_keys)
+        tile->first_row += num_before;
+    return num_keys > 0;
+}
+
+/* The rank-th tile of a packed call, in positions. False: there is none. OWN_KEYS: there
+ * are k_begin and k_lens. A parameter of the kernels, so that those without are as lean as if there were
+ * none. */
+template <bool OWN_KEYS>
+__device__ inline bool attn_packed_tile(attn_tile *tile, const rk_cuda_attn_args &args, int rank,
+                                        int tile_rows, bool is_of_keys)
+{
+    attn_tiling tiling = {
+        args.cu_seqlens, OWN_KEYS ? args.k_lens : NULL, args.num_seqs, args.num_keys, tile_rows, is_of_keys};
+
+    return attn_ranked_tile(tile, tiling, rank) && (!OWN_KEYS || attn_place_tile(tile, args, is_of_keys));
 }
 
 /* --- softmax ------------------------------------------------------------------------------------------ */

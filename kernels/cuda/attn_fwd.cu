@@ -171,7 +171,7 @@ template <int HD> __device__ inline void fwd_block(const fwd_task &task, const a
     store_rows<shape::OUT>(task, sum, total, warp_row, task.lse && slice == 0);
 }
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 __global__ void __launch_bounds__(fwd_shape<HD>::THREADS) attn_fwd_kernel(const rk_cuda_attn_args args)
 {
     int head = blockIdx.x % args.num_heads, rank = blockIdx.x / args.num_heads;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(fwd_shape<HD>::THREADS) attn_fwd_kernel(const 
     attn_tile tile;
     fwd_task task;
 
-    if (!attn_ranked_tile(&tile, args.cu_seqlens, args.num_seqs, rank, fwd_shape<HD>::ROWS, false))
+    if (!attn_packed_tile<OWN_KEYS>(&tile, args, rank, fwd_shape<HD>::ROWS, false))
         return;
     task.q = (const bf16 *)args.q + (int64_t)(tile.begin + tile.first_row) * args.q_stride + head * HD;
     task.k = (const bf16 *)args.k;
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(fwd_shape<HD>::THREADS)
     attn_tile tile;
     fwd_task task;
 
-    if (!attn_ranked_tile(&tile, args.cu_q, args.num_seqs, rank, fwd_shape<HD>::ROWS, false))
+    if (!attn_ranked_tile(&tile, {args.cu_q, NULL, args.num_seqs, 0, fwd_shape<HD>::ROWS, false}, rank))
         return;
     task.q = (const bf16 *)args.q + (int64_t)(tile.begin + tile.first_row) * args.q_stride + head * HD;
     task.k = (const bf16 *)args.k_cache;
@@ -245,9 +245,11 @@ int rk_attn_fwd_mma_shared_bytes(int head_dim)
 cudaError_t rk_attn_fwd_mma(cudaStream_t stream, const rk_cuda_attn_args *args)
 {
     return attn_for_mma(args->head_dim, [=](auto dim) {
-        return attn_launch(attn_fwd_kernel<dim.value>,
-                           fwd_grid<dim.value>(stream, args->num_tokens, args->num_seqs, args->num_heads),
-                           *args);
+        return attn_for_keys(*args, [=](auto own) {
+            return attn_launch(attn_fwd_kernel<dim.value, own.value>,
+                               fwd_grid<dim.value>(stream, args->num_tokens, args->num_seqs, args->num_heads),
+                               *args);
+        });
     });
 }
 

@@ -34,12 +34,13 @@ enum { BAR_TURN = 1, BAR_TAIL = 3 }; /* hardware barriers, one for each warpgrou
 struct fwd_params {
     CUtensorMap q, k, v;
     int num_items, num_heads;     /* tiles (or more) times heads, a head at a time */
-    const int32_t *cu, *seq_lens; /* seq_lens: paged, keys of each sequence; NULL: as many as queries */
+    const int32_t *cu, *seq_lens; /* seq_lens: keys of each sequence; NULL: as many as queries */
+    const int32_t *k_begin;       /* packed, with seq_lens; NULL: keys are the rows of the queries */
     const int32_t *table;         /* paged */
     int64_t table_stride;
-    int block_shift; /* log2 of the cache's block size */
-    int num_seqs, num_tokens, group, window;
-    float c; /* scale * log2(e) */
+    int block_shift;                                   /* log2 of the cache's block size */
+    int num_seqs, num_tokens, num_keys, group, window; /* num_keys: rows of k, with k_begin */
+    float c;                                           /* scale * log2(e) */
     bf16 *out;
     int64_t out_stride;
     float *lse;
@@ -86,12 +87,14 @@ __device__ inline int round_item(int round)
 }
 
 /* All lanes of the producer. False: the item is an unused rank. */
-__device__ inline bool find_tile(fwd_tile *out, const fwd_params &params, int item)
+template <bool OWN_KEYS> __device__ inline bool find_tile(fwd_tile *out, const fwd_params &params, int item)
 {
+    attn_tiling tiling = {
+        params.cu, OWN_KEYS ? params.seq_lens : NULL, params.num_seqs, params.num_keys, ROWS, false};
     int num_before = 0;
     attn_tile tile;
 
-    if (!attn_ranked_tile(&tile, params.cu, params.num_seqs, item / params.num_heads, ROWS, false))
+    if (!attn_ranked_tile(&tile, tiling, item / params.num_heads))
         return false;
     out->num_keys = tile.length;
     if (params.seq_lens) {
@@ -101,7 +104,7 @@ __device__ inline bool find_tile(fwd_tile *out, const fwd_params &params, int it
     out->seq = tile.seq;
     out->head = item % params.num_heads;
     out->token = tile.begin + tile.first_row;
-    out->key_token = tile.begin;
+    out->key_token = OWN_KEYS ? params.k_begin[tile.seq] : tile.begin;
     out->num_rows = tile.length - tile.first_row;
     out->position = num_before + tile.first_row;
     out->first = attn_first_key(out->position, params.window) / ATTN_KEY_BLOCK;
@@ -142,7 +145,7 @@ __device__ inline void load_keys(bf16 *dst, const CUtensorMap *map, uint64_t *ba
 }
 
 /* The producer warp: tile after tile, each with its queries, then its keys and values. */
-template <int HD> __device__ inline void produce(fwd_smem<HD> &sm, const fwd_params &params)
+template <int HD, bool OWN_KEYS> __device__ inline void produce(fwd_smem<HD> &sm, const fwd_params &params)
 {
     int num_tiles = 0, count = 0;
 
@@ -150,7 +153,7 @@ template <int HD> __device__ inline void produce(fwd_smem<HD> &sm, const fwd_par
         fwd_tile tile;
         int item = round_item(round);
 
-        if (item >= params.num_items || !find_tile(&tile, params, item))
+        if (item >= params.num_items || !find_tile<OWN_KEYS>(&tile, params, item))
             continue;
         attn_bar_wait(&sm.q_empty, num_tiles++ % 2 ^ 1);
         if (attn_lane() == 0) {
@@ -328,7 +331,7 @@ template <int HD> __device__ inline void consume(fwd_smem<HD> &sm, const fwd_par
 
 #endif
 
-template <int HD>
+template <int HD, bool OWN_KEYS>
 __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid_constant__ fwd_params params)
 {
 #if RK_ATTN_HAS_SM90
@@ -342,7 +345,7 @@ __global__ void __launch_bounds__(THREADS, 1) attn_fwd_wgmma_kernel(const __grid
     if (wg == 2) {
         attn_give_registers<24>();
         if (threadIdx.x < 2 * ATTN_WG + 32)
-            produce(sm, params);
+            produce<HD, OWN_KEYS>(sm, params);
     } else {
         attn_take_registers<240>();
         consume(sm, params, wg);
@@ -357,7 +360,8 @@ cudaError_t launch(cudaStream_t stream, const fwd_params &params, int head_dim, 
     return attn_for_wgmma(head_dim, [&](auto dim) {
         attn_grid grid = {stream, dim3(num_blocks), THREADS, sizeof(fwd_smem<dim.value>) + 1024};
 
-        return attn_launch(attn_fwd_wgmma_kernel<dim.value>, grid, params);
+        return params.k_begin ? attn_launch(attn_fwd_wgmma_kernel<dim.value, true>, grid, params)
+                              : attn_launch(attn_fwd_wgmma_kernel<dim.value, false>, grid, params);
     });
 }
 
@@ -365,24 +369,25 @@ cudaError_t launch(cudaStream_t stream, const fwd_params &params, int head_dim, 
 
 cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args)
 {
-    int hd = args->head_dim, tokens = args->num_tokens;
+    int hd = args->head_dim, tokens = args->num_tokens, keys = args->num_keys;
     fwd_params params = {};
     cudaError_t err = attn_make_map(&params.q, args->q,
                                     attn_packed_shape(tokens, args->num_heads, hd, args->q_stride, ROWS));
 
     if (err == cudaSuccess)
-        err =
-            attn_make_map(&params.k, args->k,
-                          attn_packed_shape(tokens, args->num_kv_heads, hd, args->k_stride, ATTN_KEY_BLOCK));
+        err = attn_make_map(&params.k, args->k,
+                            attn_packed_shape(keys, args->num_kv_heads, hd, args->k_stride, ATTN_KEY_BLOCK));
     if (err == cudaSuccess)
-        err =
-            attn_make_map(&params.v, args->v,
-                          attn_packed_shape(tokens, args->num_kv_heads, hd, args->v_stride, ATTN_KEY_BLOCK));
+        err = attn_make_map(&params.v, args->v,
+                            attn_packed_shape(keys, args->num_kv_heads, hd, args->v_stride, ATTN_KEY_BLOCK));
     if (err != cudaSuccess)
         return err;
     params.num_heads = args->num_heads;
     params.num_items = attn_max_tiles(tokens, args->num_seqs, ROWS) * args->num_heads;
     params.cu = args->cu_seqlens;
+    params.seq_lens = args->k_lens;
+    params.k_begin = args->k_begin;
+    params.num_keys = keys;
     params.num_seqs = args->num_seqs;
     params.num_tokens = tokens;
     params.group = args->num_heads / args->num_kv_heads;

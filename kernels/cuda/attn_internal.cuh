@@ -31,6 +31,16 @@ template <typename Launch> cudaError_t attn_for_wgmma(int head_dim, Launch launc
     return attn_for_head_dim<64, 128>(head_dim, launch);
 }
 
+/* Whether keys are named, as a type: launch(attn_flag<true>()) where they are. */
+template <bool FLAG> struct attn_flag {
+    static constexpr bool value = FLAG;
+};
+
+template <typename Launch> cudaError_t attn_for_keys(const rk_cuda_attn_args &args, Launch launch)
+{
+    return args.k_lens ? launch(attn_flag<true>()) : launch(attn_flag<false>());
+}
+
 /* Where and how a kernel runs. */
 struct attn_grid {
     cudaStream_t stream;
@@ -88,12 +98,15 @@ cudaError_t rk_attn_paged_simple(cudaStream_t stream, const rk_cuda_attn_paged_a
 struct attn_bwd_plan {
     int num_parts;  /* query heads of a kv head are cut into so many parts, each summed by itself */
     float *delta;   /* [num_heads, num_tokens]: sum over head_dim of dout * out */
-    float *dk, *dv; /* [num_parts][num_tokens, num_kv_heads, head_dim] when num_parts > 1 */
+    float *dk, *dv; /* [num_parts][num_keys, num_kv_heads, head_dim] when num_parts > 1; dv follows dk */
 };
 
 attn_bwd_plan rk_attn_bwd_make_plan(const rk_cuda_attn_bwd_args *args);
-cudaError_t rk_attn_bwd_delta(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
-                              const attn_bwd_plan *plan);
+/* With keys of their own, of which some may be in no segment: zeroes dk and dv. Otherwise nothing. */
+cudaError_t rk_attn_bwd_zero_keys(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
+/* delta; and that zeroing, of the parts if there are some. */
+cudaError_t rk_attn_bwd_prepare(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
+                                const attn_bwd_plan *plan);
 /* Sums the parts into dk and dv; nothing to do for one part. */
 cudaError_t rk_attn_bwd_reduce(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,
                                const attn_bwd_plan *plan);

@@ -21,8 +21,8 @@ __device__ inline attn_keys attn_packed_keys(const rk_cuda_attn_args &args, cons
 
     keys.k_stride = args.k_stride;
     keys.v_stride = args.v_stride;
-    keys.k_base = tile.begin * args.k_stride + (int64_t)kv_head * args.head_dim;
-    keys.v_base = tile.begin * args.v_stride + (int64_t)kv_head * args.head_dim;
+    keys.k_base = tile.key_begin * args.k_stride + (int64_t)kv_head * args.head_dim;
+    keys.v_base = tile.key_begin * args.v_stride + (int64_t)kv_head * args.head_dim;
     return keys;
 }
 

@@ -37,18 +37,11 @@ static struct rk_status *check_scale(const char *op, float scale)
 }
 
 /* Offsets inside the launchers are 64-bit, counts are not. */
-static struct rk_status *check_counts(const char *op, rk_tensor_t q)
+static struct rk_status *check_counts(const char *op, rk_tensor_t t)
 {
-    if (rk_tensor_num_elements(q) / q.shape[2] > INT32_MAX)
+    if (rk_tensor_num_elements(t) / t.shape[2] > INT32_MAX)
         return RK_FAIL(RK_UNIMPLEMENTED, "%s: %lld tokens of %lld heads, this backend takes at most %d rows",
-                       op, (long long)q.shape[0], (long long)q.shape[1], INT32_MAX);
-    return NULL;
-}
-
-static struct rk_status *check_keys(const char *op, const struct rk_attn_varlen_args *args)
-{
-    if (args->k_begin.data)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: this backend lacks k_begin and k_lens", op);
+                       op, (long long)t.shape[0], (long long)t.shape[1], INT32_MAX);
     return NULL;
 }
 
@@ -63,9 +56,12 @@ static struct rk_cuda_attn_args convert(const struct rk_cuda_device *dev,
         .num_heads = (int32_t)args->q.shape[1],
         .num_kv_heads = (int32_t)args->k.shape[1],
         .head_dim = (int32_t)args->q.shape[2],
+        .num_keys = (int32_t)args->k.shape[0],
         .window = args->window,
         .scale = args->scale,
         .cu_seqlens = args->cu_seqlens.data,
+        .k_begin = args->k_begin.data,
+        .k_lens = args->k_lens.data,
         .q = args->q.data,
         .k = args->k.data,
         .v = args->v.data,
@@ -85,9 +81,9 @@ struct rk_status *rk_cuda_op_attn_varlen_fwd(void *dev_handle, void *stream_hand
     const struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_args attn = convert(dev, args);
 
-    RK_TRY(check_keys("attn_varlen_fwd", args));
     RK_TRY(check_scale("attn_varlen_fwd", args->scale));
     RK_TRY(check_counts("attn_varlen_fwd", args->q));
+    RK_TRY(check_counts("attn_varlen_fwd", args->k));
     return launched(dev, stream, "attn_varlen_fwd", args->q, rk_cuda_attn_fwd(stream->stream, &attn));
 }
 
@@ -114,24 +110,27 @@ struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_hand
     struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_bwd_args attn = convert_bwd(dev, args);
 
-    RK_TRY(check_keys("attn_varlen_bwd", &args->fwd));
     RK_TRY(check_scale("attn_varlen_bwd", args->fwd.scale));
     RK_TRY(check_counts("attn_varlen_bwd", args->fwd.q));
+    RK_TRY(check_counts("attn_varlen_bwd", args->fwd.k));
     RK_TRY(rk_cuda_reserve(stream, &stream->scratch, rk_cuda_attn_bwd_workspace_bytes(&attn)));
     attn.workspace = stream->scratch.data;
     return launched(dev, stream, "attn_varlen_bwd", args->fwd.q, rk_cuda_attn_bwd(stream->stream, &attn));
 }
 
-/* Fewer tokens may need more: where they do not fill the chip their keys are split. */
+/* Fewer keys may need more: where they do not fill the chip their query heads are split. */
 struct rk_workspace rk_cuda_workspace_attn_varlen_bwd(const void *dev,
                                                       const struct rk_attn_varlen_bwd_args *args)
 {
     struct rk_cuda_attn_bwd_args attn = convert_bwd(dev, args);
     struct rk_workspace most = {0};
 
-    for (; attn.fwd.num_tokens > 0;
-         attn.fwd.num_tokens = (attn.fwd.num_tokens - 1) / WORKSPACE_STEP_TOKENS * WORKSPACE_STEP_TOKENS)
+    for (; attn.fwd.num_keys > 0;
+         attn.fwd.num_keys = (attn.fwd.num_keys - 1) / WORKSPACE_STEP_TOKENS * WORKSPACE_STEP_TOKENS) {
+        if (!attn.fwd.k_lens)
+            attn.fwd.num_tokens = attn.fwd.num_keys;
         most.scratch_bytes = RK_MAX(most.scratch_bytes, rk_cuda_attn_bwd_workspace_bytes(&attn));
+    }
     return most;
 }
 

@@ -154,14 +154,43 @@ template <typename T> __device__ inline void forward_row(const fwd_row<T> &row, 
         *row.lse = m + logf(l);
 }
 
-/* Warp -> (token, head), or false. */
-__device__ inline bool find_row(int *token, int *head, int num_tokens, int num_heads)
+/* Warp -> (row, head), or false. */
+__device__ inline bool find_row(int *row, int *head, int num_rows, int num_heads)
 {
-    int64_t row = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
+    int64_t item = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
 
-    *token = (int)(row / num_heads);
-    *head = (int)(row % num_heads);
-    return *token < num_tokens;
+    *row = (int)(item / num_heads);
+    *head = (int)(item % num_heads);
+    return *row < num_rows;
+}
+
+/* The position of a token, as a tile of which it is the first row. False: its segment is skipped. */
+__device__ inline bool find_query(attn_tile *tile, const rk_cuda_attn_args &args, int token)
+{
+    attn_find_token(tile, args.cu_seqlens, args.num_seqs, token);
+    return attn_place_tile(tile, args, false);
+}
+
+/* The position of a row of k, likewise. False: no segment has it. */
+__device__ inline bool find_key(attn_tile *tile, const rk_cuda_attn_args &args, int row)
+{
+    int seq = -1;
+
+    if (!args.k_lens)
+        return find_query(tile, args, row);
+    for (int base = 0; base < args.num_seqs && seq < 0; base += 32) {
+        int s = base + attn_lane();
+        bool has_it = s < args.num_seqs && row >= args.k_begin[s] && row - args.k_begin[s] < args.k_lens[s];
+        unsigned mask = __ballot_sync(0xffffffffu, has_it);
+
+        if (mask)
+            seq = base + __ffs(mask) - 1;
+    }
+    if (seq < 0)
+        return false;
+    attn_set_sequence(tile, args.cu_seqlens, seq);
+    tile->first_row = row - args.k_begin[seq];
+    return attn_place_tile(tile, args, true);
 }
 
 template <typename T>
@@ -175,7 +204,8 @@ __global__ void __launch_bounds__(THREADS) attn_fwd_simple_kernel(const rk_cuda_
 
     if (!find_row(&token, &head, args.num_tokens, args.num_heads))
         return;
-    attn_find_token(&tile, args.cu_seqlens, args.num_seqs, token);
+    if (!find_query(&tile, args, token))
+        return;
     load_row(q, (const T *)args.q + token * args.q_stride + head * args.head_dim, args.head_dim);
     row.k = (const T *)args.k;
     row.v = (const T *)args.v;
@@ -235,7 +265,8 @@ __global__ void __launch_bounds__(THREADS)
 
     if (!find_row(&token, &head, fwd.num_tokens, fwd.num_heads))
         return;
-    attn_find_token(&tile, fwd.cu_seqlens, fwd.num_seqs, token);
+    if (!find_query(&tile, fwd, token))
+        return;
     keys = attn_packed_keys(fwd, tile, head / (fwd.num_heads / fwd.num_kv_heads));
     load_row(q, row_at<T>(fwd.q, fwd.q_stride, token, head, hd), hd);
     load_row(dout, row_at<T>(args.dout, args.dout_stride, token, head, hd), hd);
@@ -262,20 +293,20 @@ struct dkv_row {
     float dk[COLS], dv[COLS];
 };
 
-/* Adds the queries of one head that see key `tile.first_row`. */
+/* Adds the queries of one head that see the key at position `tile.first_row`. */
 template <typename T>
 __device__ inline void add_queries(dkv_row &row, const rk_cuda_attn_bwd_args &args, const float *delta,
                                    const attn_tile &tile, int head)
 {
     const rk_cuda_attn_args &fwd = args.fwd;
-    int j = tile.first_row, hd = fwd.head_dim;
+    int j = tile.first_row, first = max(j, tile.first_query), hd = fwd.head_dim;
     int end = fwd.window > 0 ? min(tile.length, j + fwd.window) : tile.length;
     int64_t stats = (int64_t)head * fwd.num_tokens + tile.begin;
 
-    for (int base = j / 32 * 32; base < end; base += 32) {
+    for (int base = first / 32 * 32; base < end; base += 32) {
         int i = base + attn_lane();
-        bool is_seen = i >= j && i < end;
-        int token = tile.begin + (is_seen ? i : j);
+        bool is_seen = i >= first && i < end;
+        int token = tile.begin + (is_seen ? i : first);
         int64_t q = token * fwd.q_stride + (int64_t)head * hd,
                 dout = token * args.dout_stride + (int64_t)head * hd;
         float p = 0.0f, ds = 0.0f;
@@ -284,8 +315,8 @@ __device__ inline void add_queries(dkv_row &row, const rk_cuda_attn_bwd_args &ar
             p = expf(fwd.scale * dot(row.k, (const T *)fwd.q + q, hd) - fwd.lse[stats + i]);
             ds = p * (dot(row.v, (const T *)args.dout + dout, hd) - delta[stats + i]);
         }
-        add_rows(row.dk, ds, (const T *)fwd.q, q, j - base, end - base, hd);
-        add_rows(row.dv, p, (const T *)args.dout, dout, j - base, end - base, hd);
+        add_rows(row.dk, ds, (const T *)fwd.q, q, first - base, end - base, hd);
+        add_rows(row.dv, p, (const T *)args.dout, dout, first - base, end - base, hd);
     }
 }
 
@@ -296,19 +327,18 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ float rows[WARPS][2][MAX_DIM];
     float *k = rows[threadIdx.x / 32][0], *v = rows[threadIdx.x / 32][1];
     const rk_cuda_attn_args &fwd = args.fwd;
-    int token, kv_head, group = fwd.num_heads / fwd.num_kv_heads, hd = fwd.head_dim;
+    int key, kv_head, group = fwd.num_heads / fwd.num_kv_heads, hd = fwd.head_dim;
     dkv_row row = {k, v, {}, {}};
     attn_tile tile;
 
-    if (!find_row(&token, &kv_head, fwd.num_tokens, fwd.num_kv_heads))
+    if (!find_row(&key, &kv_head, fwd.num_keys, fwd.num_kv_heads) || !find_key(&tile, fwd, key))
         return;
-    attn_find_token(&tile, fwd.cu_seqlens, fwd.num_seqs, token);
-    load_row(k, row_at<T>(fwd.k, fwd.k_stride, token, kv_head, hd), hd);
-    load_row(v, row_at<T>(fwd.v, fwd.v_stride, token, kv_head, hd), hd);
+    load_row(k, row_at<T>(fwd.k, fwd.k_stride, key, kv_head, hd), hd);
+    load_row(v, row_at<T>(fwd.v, fwd.v_stride, key, kv_head, hd), hd);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
         add_queries<T>(row, args, delta, tile, head);
-    store_row((T *)args.dk + token * args.dk_stride + (int64_t)kv_head * hd, row.dk, fwd.scale, hd);
-    store_row((T *)args.dv + token * args.dv_stride + (int64_t)kv_head * hd, row.dv, 1.0f, hd);
+    store_row((T *)args.dk + key * args.dk_stride + (int64_t)kv_head * hd, row.dk, fwd.scale, hd);
+    store_row((T *)args.dv + key * args.dv_stride + (int64_t)kv_head * hd, row.dv, 1.0f, hd);
 }
 
 template <typename T>
@@ -328,20 +358,23 @@ __global__ void __launch_bounds__(THREADS) attn_delta_kernel(const rk_cuda_attn_
         delta[(int64_t)head * fwd.num_tokens + token] = sum;
 }
 
-int num_blocks(int num_tokens, int num_heads)
+int num_blocks(int num_rows, int num_heads)
 {
-    return (int)(((int64_t)num_tokens * num_heads + WARPS - 1) / WARPS);
+    return (int)(((int64_t)num_rows * num_heads + WARPS - 1) / WARPS);
 }
 
 template <typename T> cudaError_t launch_bwd(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
 {
     const rk_cuda_attn_args &fwd = args->fwd;
     float *delta = rk_attn_bwd_make_plan(args).delta;
+    cudaError_t err = rk_attn_bwd_zero_keys(stream, args);
 
+    if (err != cudaSuccess)
+        return err;
     attn_delta_kernel<T><<<num_blocks(fwd.num_tokens, fwd.num_heads), THREADS, 0, stream>>>(*args, delta);
     attn_dq_simple_kernel<T><<<num_blocks(fwd.num_tokens, fwd.num_heads), THREADS, 0, stream>>>(*args, delta);
     attn_dkv_simple_kernel<T>
-        <<<num_blocks(fwd.num_tokens, fwd.num_kv_heads), THREADS, 0, stream>>>(*args, delta);
+        <<<num_blocks(fwd.num_keys, fwd.num_kv_heads), THREADS, 0, stream>>>(*args, delta);
     return cudaGetLastError();
 }
 
