@@ -257,13 +257,13 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
         find_result(results, names[i]);
 
     outcome = run_bench((const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--compare", first, "--json",
-                                                 second, "--filter", "attn_fwd_hd128", "attention"});
+                                                 second, "--filter", "attn_fwd_hd64", "attention"});
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     again = read_results(second);
     assert_int_equal(rk_json_count(again), 1);
     row = rk_json_at(again, 0);
-    assert_true(number(row, "baseline") == number(find_result(results, "attn_fwd_hd128"), "measured"));
+    assert_true(number(row, "baseline") == number(find_result(results, "attn_fwd_hd64"), "measured"));
     assert_true(fabs(number(row, "ratio") * number(row, "baseline") / number(row, "measured") - 1) < 1e-4);
     rk_json_free(results);
     rk_json_free(again);
