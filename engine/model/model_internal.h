@@ -126,8 +126,8 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *
 
 /* Zeroed host memory of the pass that has begun, for `count` elements: *out, a pointer, is never NULL.
  * RESOURCE_EXHAUSTED. */
-struct rk_status *rk_model_alloc_host(struct rk_model *model, void *out, int64_t count,
-                                      size_t elem_bytes) RK_NODISCARD;
+struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count,
+                                     size_t elem_bytes) RK_NODISCARD;
 
 /* What kernels multiply logits with, checked. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
@@ -139,26 +139,26 @@ struct rk_labels {
     rk_tensor_t index;  /* the same, I32 on the device */
     rk_tensor_t labels; /* I32 [count] */
 };
-struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model,
+struct rk_status *rk_labels_select(struct rk_labels *out, const struct rk_pass *pass,
                                    const struct rk_packed *packed) RK_NODISCARD;
 /* values[positions[i]] = stats[i], 0 elsewhere; synchronises. And back, without the zeros. Rows [K] of stats
  * [L, K] are moved as a whole. */
-struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                      rk_tensor_t stats, double *values, int64_t num_tokens) RK_NODISCARD;
-struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_upload(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const double *values, rk_tensor_t *stats) RK_NODISCARD;
 /* Of several ids a position: the rows [num_ids] at the labels, none without ids; and the gradients by their
  * log-probs. OUT_OF_RANGE names an id that the model does not have. */
-struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, const struct rk_pass *pass,
                                        const int32_t *ids, int64_t num_ids, rk_tensor_t *out) RK_NODISCARD;
-struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, const struct rk_pass *pass,
                                             const struct rk_head_ids *grads,
                                             struct rk_head_id_tensors *out) RK_NODISCARD;
 
 /* FAILED_PRECONDITION names the first of these outputs that the model's head does not compute. */
 struct rk_status *rk_model_check_outputs(const struct rk_model *model, uint32_t outputs) RK_NODISCARD;
 /* rk_labels_download of the outputs, and of the ids, that have an array. */
-struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_head_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const struct rk_head_out *out, const struct rk_head_arrays *arrays,
                                    int64_t num_tokens) RK_NODISCARD;
 

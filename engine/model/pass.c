@@ -22,6 +22,7 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
         .params = &core->params,
         .values = core->values,
         .hidden_size = core->config.hidden_size,
+        .vocab_size = core->vocab_size,
         .norm_eps = (float)core->config.rms_norm_eps,
         .rope_cos = core->rope_cos,
         .rope_sin = core->rope_sin,
@@ -61,9 +62,9 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *
                           packed->num_seqs + 1);
 }
 
-struct rk_status *rk_model_alloc_host(struct rk_model *model, void *out, int64_t count, size_t elem_bytes)
+struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count, size_t elem_bytes)
 {
-    void *memory = rk_arena_calloc(model->host, (size_t)count + 1, elem_bytes);
+    void *memory = rk_arena_calloc(pass->host, (size_t)count + 1, elem_bytes);
 
     if (!memory)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory for %lld elements of %zu bytes",
@@ -72,15 +73,15 @@ struct rk_status *rk_model_alloc_host(struct rk_model *model, void *out, int64_t
     return NULL;
 }
 
-struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model,
+struct rk_status *rk_labels_select(struct rk_labels *out, const struct rk_pass *pass,
                                    const struct rk_packed *packed)
 {
-    int64_t vocab_size = model->core->vocab_size;
+    int64_t vocab_size = pass->vocab_size;
     int32_t *labels;
 
     *out = (struct rk_labels){0};
-    RK_TRY(rk_model_alloc_host(model, &out->positions, packed->num_tokens, sizeof(*out->positions)));
-    RK_TRY(rk_model_alloc_host(model, &labels, packed->num_tokens, sizeof(*labels)));
+    RK_TRY(rk_pass_alloc_host(pass, &out->positions, packed->num_tokens, sizeof(*out->positions)));
+    RK_TRY(rk_pass_alloc_host(pass, &labels, packed->num_tokens, sizeof(*labels)));
     for (int64_t t = 0; t < packed->num_tokens; t++) {
         if (packed->labels[t] == RK_LABEL_NONE)
             continue;
@@ -88,9 +89,8 @@ struct rk_status *rk_labels_select(struct rk_labels *out, struct rk_model *model
         labels[out->count++] = packed->labels[t];
     }
     RK_TRY(check_range("label", labels, out->count, vocab_size));
-    RK_TRY(rk_step_upload(model->arena, model->core->stream, &out->index, RK_DTYPE_I32, out->positions,
-                          out->count));
-    return rk_step_upload(model->arena, model->core->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
+    RK_TRY(rk_step_upload(pass->arena, pass->stream, &out->index, RK_DTYPE_I32, out->positions, out->count));
+    return rk_step_upload(pass->arena, pass->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
 }
 
 /* Numbers of a row of [L] or [L, K]. */
@@ -99,7 +99,7 @@ static int64_t row_width(rk_tensor_t t)
     return t.rank == 2 ? t.shape[1] : 1;
 }
 
-struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                      rk_tensor_t stats, double *values, int64_t num_tokens)
 {
     int64_t width = row_width(stats), count = labels->count * width;
@@ -107,9 +107,9 @@ struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_m
     void *raw;
 
     RK_ASSERT(stats.shape[0] == labels->count);
-    RK_TRY(rk_model_alloc_host(model, &wide, count, sizeof(*wide)));
-    RK_TRY(rk_step_download(model->arena, model->core->stream, stats, &raw));
-    RK_TRY(rk_stream_sync(model->core->stream));
+    RK_TRY(rk_pass_alloc_host(pass, &wide, count, sizeof(*wide)));
+    RK_TRY(rk_step_download(pass->arena, pass->stream, stats, &raw));
+    RK_TRY(rk_stream_sync(pass->stream));
     rk_load_f64(wide, raw, stats.dtype, count);
     memset(values, 0, (size_t)(num_tokens * width) * sizeof(*values));
     for (int64_t i = 0; i < labels->count; i++)
@@ -117,39 +117,38 @@ struct rk_status *rk_labels_download(const struct rk_labels *labels, struct rk_m
     return NULL;
 }
 
-static struct rk_status *upload_rows(const struct rk_labels *labels, struct rk_model *model,
+static struct rk_status *upload_rows(const struct rk_labels *labels, const struct rk_pass *pass,
                                      const double *values, int64_t width, rk_tensor_t *stats)
 {
-    rk_dtype_t dtype = model->core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
     int64_t count = labels->count * width;
     double *wide;
     void *raw;
 
-    RK_TRY(rk_model_alloc_host(model, &raw, count, rk_dtype_bytes(dtype)));
-    RK_TRY(rk_model_alloc_host(model, &wide, count, sizeof(*wide)));
+    RK_TRY(rk_pass_alloc_host(pass, &raw, count, rk_dtype_bytes(pass->stat_dtype)));
+    RK_TRY(rk_pass_alloc_host(pass, &wide, count, sizeof(*wide)));
     for (int64_t i = 0; i < labels->count; i++)
         memcpy(wide + i * width, values + labels->positions[i] * width, (size_t)width * sizeof(*wide));
-    rk_store_f64(raw, dtype, wide, count);
-    return rk_step_upload(model->arena, model->core->stream, stats, dtype, raw, count);
+    rk_store_f64(raw, pass->stat_dtype, wide, count);
+    return rk_step_upload(pass->arena, pass->stream, stats, pass->stat_dtype, raw, count);
 }
 
-struct rk_status *rk_labels_upload(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_upload(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const double *values, rk_tensor_t *stats)
 {
-    return upload_rows(labels, model, values, 1, stats);
+    return upload_rows(labels, pass, values, 1, stats);
 }
 
-struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, const struct rk_pass *pass,
                                        const int32_t *ids, int64_t num_ids, rk_tensor_t *out)
 {
-    int64_t count = labels->count * num_ids, vocab_size = model->core->vocab_size;
+    int64_t count = labels->count * num_ids, vocab_size = pass->vocab_size;
     int32_t *rows;
 
     RK_ASSERT(num_ids >= 0);
     RK_ASSERT(num_ids <= RK_VOCAB_IDS_MAX);
     if (num_ids == 0 || !ids)
         return NULL;
-    RK_TRY(rk_model_alloc_host(model, &rows, count, sizeof(*rows)));
+    RK_TRY(rk_pass_alloc_host(pass, &rows, count, sizeof(*rows)));
     for (int64_t i = 0; i < labels->count; i++)
         memcpy(rows + i * num_ids, ids + labels->positions[i] * num_ids, (size_t)num_ids * sizeof(*rows));
     for (int64_t i = 0; i < count; i++) {
@@ -158,25 +157,25 @@ struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, struct rk
                            (long long)(i % num_ids), labels->positions[i / num_ids], rows[i],
                            (long long)vocab_size - 1);
     }
-    RK_TRY(rk_step_upload(model->arena, model->core->stream, out, RK_DTYPE_I32, rows, count));
+    RK_TRY(rk_step_upload(pass->arena, pass->stream, out, RK_DTYPE_I32, rows, count));
     *out = rk_tensor_2d(out->data, RK_DTYPE_I32, labels->count, num_ids);
     return NULL;
 }
 
-struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, const struct rk_pass *pass,
                                             const struct rk_head_ids *grads, struct rk_head_id_tensors *out)
 {
     int64_t width = grads->num_ids, num_tokens = labels->count ? labels->positions[labels->count - 1] + 1 : 0;
     rk_tensor_t flat;
     double *sums;
 
-    RK_TRY(rk_model_alloc_host(model, &sums, num_tokens, sizeof(*sums)));
+    RK_TRY(rk_pass_alloc_host(pass, &sums, num_tokens, sizeof(*sums)));
     for (int64_t i = 0; i < labels->count; i++) {
         for (int64_t k = 0; k < width; k++)
             sums[labels->positions[i]] += grads->log_probs[labels->positions[i] * width + k];
     }
-    RK_TRY(upload_rows(labels, model, sums, 1, &out->log_prob_sum));
-    RK_TRY(upload_rows(labels, model, grads->log_probs, width, &flat));
+    RK_TRY(upload_rows(labels, pass, sums, 1, &out->log_prob_sum));
+    RK_TRY(upload_rows(labels, pass, grads->log_probs, width, &flat));
     out->log_probs = rk_tensor_2d(flat.data, flat.dtype, labels->count, width);
     return NULL;
 }
@@ -223,14 +222,14 @@ static uint32_t wanted_of(const struct rk_head_arrays *arrays)
 }
 
 /* values[positions[i]] = ids[i], -1 elsewhere. */
-static struct rk_status *download_ids(const struct rk_labels *labels, struct rk_model *model, rk_tensor_t ids,
-                                      int32_t *values, int64_t num_tokens)
+static struct rk_status *download_ids(const struct rk_labels *labels, const struct rk_pass *pass,
+                                      rk_tensor_t ids, int32_t *values, int64_t num_tokens)
 {
     int64_t width = ids.shape[1];
     void *raw;
 
-    RK_TRY(rk_step_download(model->arena, model->core->stream, ids, &raw));
-    RK_TRY(rk_stream_sync(model->core->stream));
+    RK_TRY(rk_step_download(pass->arena, pass->stream, ids, &raw));
+    RK_TRY(rk_stream_sync(pass->stream));
     for (int64_t i = 0; i < num_tokens * width; i++)
         values[i] = -1;
     for (int64_t i = 0; i < labels->count; i++)
@@ -239,7 +238,7 @@ static struct rk_status *download_ids(const struct rk_labels *labels, struct rk_
     return NULL;
 }
 
-struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_model *model,
+struct rk_status *rk_head_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const struct rk_head_out *out, const struct rk_head_arrays *arrays,
                                    int64_t num_tokens)
 {
@@ -247,14 +246,14 @@ struct rk_status *rk_head_download(const struct rk_labels *labels, struct rk_mod
 
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
         if (arrays->of[i])
-            RK_TRY(rk_labels_download(labels, model, out->of[i], arrays->of[i], num_tokens));
+            RK_TRY(rk_labels_download(labels, pass, out->of[i], arrays->of[i], num_tokens));
     }
     if (ids->log_probs)
-        RK_TRY(rk_labels_download(labels, model, out->ids.log_probs, ids->log_probs, num_tokens));
+        RK_TRY(rk_labels_download(labels, pass, out->ids.log_probs, ids->log_probs, num_tokens));
     if (ids->top_ids)
-        RK_TRY(download_ids(labels, model, out->ids.top_ids, ids->top_ids, num_tokens));
+        RK_TRY(download_ids(labels, pass, out->ids.top_ids, ids->top_ids, num_tokens));
     if (ids->top_log_probs)
-        RK_TRY(rk_labels_download(labels, model, out->ids.top_log_probs, ids->top_log_probs, num_tokens));
+        RK_TRY(rk_labels_download(labels, pass, out->ids.top_log_probs, ids->top_log_probs, num_tokens));
     return NULL;
 }
 
@@ -273,14 +272,14 @@ struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packe
     RK_TRY(rk_inverse_temperature(&saved.inv_temperature, temperature));
     RK_TRY(rk_model_begin_packed(model, &pass, packed));
     pass.hooks = hooks;
-    RK_TRY(rk_labels_select(&labels, model, packed));
+    RK_TRY(rk_labels_select(&labels, &pass, packed));
     saved.index = labels.index;
     saved.labels = labels.labels;
     saved.num_top_ids = out->ids.top_ids ? out->ids.num_ids : 0;
-    RK_TRY(rk_labels_upload_ids(&labels, model, out->ids.ids, out->ids.num_ids, &saved.ids));
+    RK_TRY(rk_labels_upload_ids(&labels, &pass, out->ids.ids, out->ids.num_ids, &saved.ids));
     RK_TRY(rk_trunk_fwd(model, &pass, &hidden, NULL));
     RK_TRY(head->ops->forward(&pass, head, hidden, wanted, &saved, &stats));
-    return rk_head_download(&labels, model, &stats, out, packed->num_tokens);
+    return rk_head_download(&labels, &pass, &stats, out, packed->num_tokens);
 }
 
 /* The logits of these hidden states, as f64, without the padding of the vocabulary. */
@@ -292,7 +291,7 @@ static struct rk_status *download_logits(struct rk_model *model, struct rk_pass 
     char *raw;
 
     RK_TRY(rk_head_logits(pass, &model->core->head, hidden, &logits));
-    RK_TRY(rk_model_alloc_host(model, &raw, rk_tensor_num_elements(logits), rk_dtype_bytes(logits.dtype)));
+    RK_TRY(rk_pass_alloc_host(pass, &raw, rk_tensor_num_elements(logits), rk_dtype_bytes(logits.dtype)));
     RK_TRY(rk_stream_copy(pass->stream, raw, logits.data, rk_tensor_bytes(logits), RK_COPY_D2H));
     RK_TRY(rk_stream_sync(pass->stream));
     for (int64_t i = 0; i < num_rows; i++)

@@ -88,25 +88,24 @@ static struct rk_status *begin_flow(struct rk_model *model, struct rk_pass *pass
 }
 
 /* A place for what each block keeps. */
-static struct rk_status *alloc_saved(struct rk_model *model, struct rk_trunk_saved *saved)
+static struct rk_status *alloc_saved(const struct rk_model_core *core, const struct rk_pass *pass,
+                                     struct rk_trunk_saved *saved)
 {
-    const struct rk_model_core *core = model->core;
-
-    RK_TRY(rk_model_alloc_host(model, &saved->blocks, core->num_blocks, sizeof(*saved->blocks)));
+    RK_TRY(rk_pass_alloc_host(pass, &saved->blocks, core->num_blocks, sizeof(*saved->blocks)));
     for (int64_t i = 0; i < core->num_blocks; i++)
-        RK_TRY(rk_model_alloc_host(model, &saved->blocks[i].own, 1, core->blocks[i].ops->saved_bytes));
+        RK_TRY(rk_pass_alloc_host(pass, &saved->blocks[i].own, 1, core->blocks[i].ops->saved_bytes));
     return NULL;
 }
 
 /* One for all blocks of which nothing will be needed. */
-static struct rk_status *alloc_unused(struct rk_model *model, struct rk_block_saved *unused)
+static struct rk_status *alloc_unused(const struct rk_model_core *core, const struct rk_pass *pass,
+                                      struct rk_block_saved *unused)
 {
-    const struct rk_model_core *core = model->core;
     size_t bytes = 0;
 
     for (int64_t i = 0; i < core->num_blocks; i++)
         bytes = RK_MAX(bytes, core->blocks[i].ops->saved_bytes);
-    return rk_model_alloc_host(model, &unused->own, 1, bytes);
+    return rk_pass_alloc_host(pass, &unused->own, 1, bytes);
 }
 
 struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,
@@ -117,8 +116,8 @@ struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_
     struct flow flow;
 
     if (saved)
-        RK_TRY(alloc_saved(model, saved));
-    RK_TRY(alloc_unused(model, &unused));
+        RK_TRY(alloc_saved(core, pass, saved));
+    RK_TRY(alloc_unused(core, pass, &unused));
     pass->keeps_activations = saved && !recomputes(core);
     RK_TRY(begin_flow(model, pass, &flow, saved != NULL));
     for (int64_t i = 0; i < core->num_blocks; i++) {

@@ -55,6 +55,7 @@ struct rk_pass {
     void *values, *grads;  /* flat buffers; grads NULL when no backward pass follows */
     bool overwrites_grads; /* of linear layers: what is there is no gradient of this step */
     int64_t num_tokens, hidden_size;
+    int64_t vocab_size; /* ids that have a probability */
     float norm_eps;
     rk_tensor_t tokens, positions; /* I32 [T] */
     rk_tensor_t rope_cos, rope_sin;

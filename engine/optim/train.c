@@ -215,7 +215,7 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
     return zero_grads(model, train->summed_begin);
 }
 
-static struct rk_status *allocate_ids(struct rk_model *model, const struct rk_train_micro *micro,
+static struct rk_status *allocate_ids(const struct rk_pass *pass, const struct rk_train_micro *micro,
                                       struct rk_head_ids *outputs, struct rk_head_ids *grads)
 {
     int64_t count = micro->packed->num_tokens * micro->num_ids;
@@ -223,13 +223,13 @@ static struct rk_status *allocate_ids(struct rk_model *model, const struct rk_tr
     if (micro->num_ids == 0)
         return NULL;
     *outputs = (struct rk_head_ids){.num_ids = micro->num_ids, .ids = micro->ids};
-    RK_TRY(rk_model_alloc_host(model, &outputs->log_probs, 2 * count, sizeof(*outputs->log_probs)));
-    RK_TRY(rk_model_alloc_host(model, &outputs->top_ids, count, sizeof(*outputs->top_ids)));
+    RK_TRY(rk_pass_alloc_host(pass, &outputs->log_probs, 2 * count, sizeof(*outputs->log_probs)));
+    RK_TRY(rk_pass_alloc_host(pass, &outputs->top_ids, count, sizeof(*outputs->top_ids)));
     *grads = (struct rk_head_ids){.num_ids = micro->num_ids, .log_probs = outputs->log_probs + count};
     return NULL;
 }
 
-static struct rk_status *allocate_arrays(struct rk_model *model, const struct rk_train_micro *micro,
+static struct rk_status *allocate_arrays(const struct rk_pass *pass, const struct rk_train_micro *micro,
                                          struct rk_head_arrays *outputs, struct rk_head_arrays *grads)
 {
     int64_t num_tokens = micro->packed->num_tokens;
@@ -237,27 +237,27 @@ static struct rk_status *allocate_arrays(struct rk_model *model, const struct rk
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
         if (!(micro->outputs & RK_HEAD_BIT(i)))
             continue;
-        RK_TRY(rk_model_alloc_host(model, &outputs->of[i], 2 * num_tokens, sizeof(double)));
+        RK_TRY(rk_pass_alloc_host(pass, &outputs->of[i], 2 * num_tokens, sizeof(double)));
         grads->of[i] = outputs->of[i] + num_tokens;
     }
-    return allocate_ids(model, micro, &outputs->ids, &grads->ids);
+    return allocate_ids(pass, micro, &outputs->ids, &grads->ids);
 }
 
 /* The outputs to the host, the loss, its gradients back to the device. */
-static struct rk_status *call_loss(struct rk_model *model, const struct rk_train_micro *micro,
+static struct rk_status *call_loss(const struct rk_pass *pass, const struct rk_train_micro *micro,
                                    const struct rk_labels *labels, const struct rk_head_out *out,
                                    struct rk_head_out *dout)
 {
     struct rk_head_arrays outputs = {0}, grads = {0};
 
-    RK_TRY(allocate_arrays(model, micro, &outputs, &grads));
-    RK_TRY(rk_head_download(labels, model, out, &outputs, micro->packed->num_tokens));
+    RK_TRY(allocate_arrays(pass, micro, &outputs, &grads));
+    RK_TRY(rk_head_download(labels, pass, out, &outputs, micro->packed->num_tokens));
     RK_TRY(micro->loss_fn(micro->user, &outputs, &grads));
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
         if (grads.of[i] && !(micro->measured & RK_HEAD_BIT(i)))
-            RK_TRY(rk_labels_upload(labels, model, grads.of[i], &dout->of[i]));
+            RK_TRY(rk_labels_upload(labels, pass, grads.of[i], &dout->of[i]));
     }
-    return micro->num_ids > 0 ? rk_labels_upload_id_grads(labels, model, &grads.ids, &dout->ids) : NULL;
+    return micro->num_ids > 0 ? rk_labels_upload_id_grads(labels, pass, &grads.ids, &dout->ids) : NULL;
 }
 
 struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
@@ -282,14 +282,14 @@ struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_t
         pass.on_grads_ready = rk_train_grads_ready;
         pass.grads_user = model;
     }
-    RK_TRY(rk_labels_select(&labels, model, micro->packed));
+    RK_TRY(rk_labels_select(&labels, &pass, micro->packed));
     head.index = labels.index;
     head.labels = labels.labels;
     head.num_top_ids = micro->num_ids;
-    RK_TRY(rk_labels_upload_ids(&labels, model, micro->ids, micro->num_ids, &head.ids));
+    RK_TRY(rk_labels_upload_ids(&labels, &pass, micro->ids, micro->num_ids, &head.ids));
     RK_TRY(rk_trunk_fwd(model, &pass, &hidden, &trunk));
     RK_TRY(core->head.ops->forward(&pass, &core->head, hidden, micro->outputs, &head, &out));
-    RK_TRY(call_loss(model, micro, &labels, &out, &dout));
+    RK_TRY(call_loss(&pass, micro, &labels, &out, &dout));
     RK_TRY(rk_step_2d(pass.arena, &dhidden, pass.dtype, pass.num_tokens, pass.hidden_size));
     RK_TRY(prepare_grads(model, &pass, labels.count));
     RK_TRY(core->head.ops->backward(&pass, &core->head, &head, &dout, dhidden));
