@@ -95,6 +95,7 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
     core->embedding.vocab_begin = core->embedding.weight.rows * coords->axis[RK_AXIS_TP];
     for (int64_t layer = 0; layer < core->config.num_layers; layer++)
         RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
+    core->chunk = (struct rk_chunk){.end = core->num_blocks, .has_embedding = true, .has_head = true};
     core->final_norm = declare_vector(core, core->config.hidden_size, "model.norm.weight");
     core->head.ops->declare(&core->head, &core->params,
                             &(struct rk_head_site){&core->config, &core->embedding.weight});

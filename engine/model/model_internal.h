@@ -67,6 +67,12 @@ struct rk_status *rk_config_check_limits(const struct rk_json *hf_config,
 
 /* --- the object --- */
 
+/* What a rank runs without a message in between: all of its blocks, unless it is a stage of a pipeline. */
+struct rk_chunk {
+    int64_t begin, end;           /* blocks */
+    bool has_embedding, has_head; /* in front of them, behind them */
+};
+
 /* What models that share weights have in common. Owned by the model that was created first. */
 struct rk_model_core {
     /* Fixed after create. */
@@ -85,6 +91,7 @@ struct rk_model_core {
     struct rk_embedding embedding;
     struct rk_block *blocks; /* [num_blocks], in order of the forward pass */
     int64_t num_blocks;
+    struct rk_chunk chunk;
     struct rk_weight final_norm;
     struct rk_head head;
     rk_tensor_t rope_cos, rope_sin; /* F32 [max_position_embeddings, head_dim / 2] */
@@ -118,7 +125,7 @@ struct rk_model {
 
 /* --- passes (trunk.c, pass.c) --- */
 
-/* Clears the arenas and fills what every pass needs. */
+/* Clears the model's arenas and fills what every pass needs. */
 void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
 /* The same for a packed micro-batch, whose arrays it checks and copies to the device. */
 struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
@@ -131,6 +138,12 @@ struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int6
 
 /* What kernels multiply logits with, checked. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
+
+/* OUT_OF_RANGE names the first of `values` that is not in [0, bound): `what` of which packed token. */
+struct rk_status *rk_packed_check_range(const char *what, const int32_t *values, int64_t count,
+                                        int64_t bound) RK_NODISCARD;
+
+/* --- labels (labels.c) --- */
 
 /* The positions that have a label. */
 struct rk_labels {
@@ -169,15 +182,64 @@ struct rk_block_saved {
 };
 
 struct rk_trunk_saved {
-    struct rk_block_saved *blocks; /* [num_blocks], host arena */
+    struct rk_block_saved *blocks; /* [num_blocks], host arena; those of the chunk are filled */
     struct rk_norm_saved final_norm;
 };
-/* Tokens to final hidden states [num_tokens, hidden_size]; `saved` may be NULL when no backward pass follows.
+/* From `in`, the residual stream [num_rows, hidden_size] (none: the tokens, for a chunk with the embedding),
+ * to the stream behind the chunk or, of one with a head, the final hidden states. `saved` may be NULL when no
+ * backward pass follows; `in` is part of it. *out is valid until the memory of one direction is used again.
  */
-struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,
+struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                               struct rk_pass *pass, rk_tensor_t in, rk_tensor_t *out,
                                struct rk_trunk_saved *saved) RK_NODISCARD;
-struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
-                               const struct rk_trunk_saved *saved, rk_tensor_t dhidden) RK_NODISCARD;
+/* From the gradient by *out to that by `in`, in *din: of a chunk without a head it takes the place of dout.
+ */
+struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                               struct rk_pass *pass, const struct rk_trunk_saved *saved, rk_tensor_t dout,
+                               rk_tensor_t *din) RK_NODISCARD;
+
+/* --- micro-batches (micro_batch.c) --- */
+
+/* What a pass over a packed micro-batch computes. */
+struct rk_micro_desc {
+    const struct rk_packed *packed; /* its arrays are read while the micro-batch begins */
+    double temperature;
+    uint32_t outputs; /* RK_HEAD_BIT of what the head computes */
+    /* [num_tokens, num_ids]: the log-probs of these, too; num_ids 0: none */
+    int64_t num_ids;
+    const int32_t *ids;
+    int64_t num_top_ids;                 /* and the most likely ids */
+    const struct rk_engine_hooks *hooks; /* on_alive only; may be NULL */
+};
+
+/* A micro-batch on its way through a chunk of the model: begin, forward, and after that download, or upload
+ * and backward. */
+struct rk_micro {
+    struct rk_model *model;
+    struct rk_pass pass;
+    int64_t num_tokens;
+    uint32_t outputs;
+    struct rk_labels labels;
+    struct rk_head_saved head;
+    struct rk_head_out out, dout;
+    struct rk_trunk_saved trunk;
+};
+
+/* Clears the memory of the pass; the inputs go to the device. OUT_OF_RANGE as for rk_model_forward. */
+struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
+                                 const struct rk_micro_desc *desc) RK_NODISCARD;
+/* Of a chunk with a head *out is none, and the outputs are ready; else see rk_trunk_fwd. `keeps`: a backward
+ * pass follows. */
+struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
+                                   bool keeps, rk_tensor_t *out) RK_NODISCARD;
+/* The outputs that have an array. */
+struct rk_status *rk_micro_download(struct rk_micro *micro, const struct rk_head_arrays *arrays) RK_NODISCARD;
+/* The gradients by outputs: of those in `differentiated`, and by the log-probs of ids. */
+struct rk_status *rk_micro_upload(struct rk_micro *micro, const struct rk_head_arrays *grads,
+                                  uint32_t differentiated) RK_NODISCARD;
+/* dout: see rk_trunk_bwd; none for a chunk with a head, whose gradients were uploaded. */
+struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
+                                    rk_tensor_t *din) RK_NODISCARD;
 
 /* --- parts that leave (offload.c) --- */
 

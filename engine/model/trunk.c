@@ -1,4 +1,6 @@
-/* The trunk of a model: embedding, the blocks of all layers, final norm.
+/* The trunk of a model: embedding, the blocks of all layers, final norm. A pipeline stage runs a part of it,
+ * a chunk: the first one begins with the embedding, the last one ends with the norm, and between two chunks
+ * the residual stream is sent.
  *
  * The residual stream h and the last block's output travel separately: the norm in front of the next block
  * adds them in the same pass over memory (nn/norm.c). What a block is the family decides; nothing here knows
@@ -28,11 +30,12 @@ static bool recomputes(const struct rk_model_core *core)
 }
 
 /* Whether block `i` is the first of a part that is recomputed as a whole. */
-static bool starts_part(const struct rk_model_core *core, int64_t i)
+static bool starts_part(const struct rk_model_core *core, const struct rk_chunk *chunk, int64_t i)
 {
-    int64_t layer = core->blocks[i].layer;
+    int64_t layer = core->blocks[i].layer, first = core->blocks[chunk->begin].layer;
 
-    return layer % core->recompute_num_layers == 0 && (i == 0 || core->blocks[i - 1].layer != layer);
+    return (layer - first) % core->recompute_num_layers == 0 &&
+           (i == chunk->begin || core->blocks[i - 1].layer != layer);
 }
 
 /* The norm at the end of the stream so far. When it is kept, stream and statistics get memory of their own.
@@ -45,9 +48,9 @@ static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weigh
     if (flow->delta.data)
         io.sum = flow->work;
     if (flow->delta.data && keeps)
-        RK_TRY(rk_step_2d(pass->arena, &io.sum, pass->dtype, pass->num_tokens, pass->hidden_size));
+        RK_TRY(rk_step_2d(pass->kept, &io.sum, pass->dtype, pass->num_rows, pass->hidden_size));
     if (keeps)
-        RK_TRY(rk_step_1d(pass->arena, &io.rstd, pass->stat_dtype, pass->num_tokens));
+        RK_TRY(rk_step_1d(pass->kept, &io.rstd, pass->stat_dtype, pass->num_rows));
     RK_TRY(rk_norm_fwd(pass, weight, &io));
     if (flow->delta.data)
         flow->stream = io.sum;
@@ -72,19 +75,32 @@ static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *
     return NULL;
 }
 
-/* The embedded tokens at the beginning of the stream, and the memory for the way. */
-static struct rk_status *begin_flow(struct rk_model *model, struct rk_pass *pass, struct flow *flow,
-                                    bool keeps_streams)
+/* The beginning of the stream, `in` or the embedded tokens, and the memory for the way. */
+static struct rk_status *begin_flow(const struct rk_model_core *core, struct rk_pass *pass, struct flow *flow,
+                                    rk_tensor_t in, bool keeps_streams)
 {
-    rk_tensor_t *const tensors[] = {&flow->stream, &flow->normed, &flow->out};
+    rk_tensor_t *const tensors[] = {&flow->normed, &flow->out};
 
-    *flow = (struct flow){0};
+    *flow = (struct flow){.stream = in};
+    if (!in.data)
+        RK_TRY(rk_step_2d(keeps_streams ? pass->kept : pass->arena, &flow->stream, pass->dtype,
+                          pass->num_rows, pass->hidden_size));
     for (size_t i = 0; i < RK_ARRAY_LEN(tensors); i++)
-        RK_TRY(rk_step_2d(pass->arena, tensors[i], pass->dtype, pass->num_tokens, pass->hidden_size));
+        RK_TRY(rk_step_2d(pass->arena, tensors[i], pass->dtype, pass->num_rows, pass->hidden_size));
     flow->work = flow->stream; /* sums are formed in place */
-    if (keeps_streams && recomputes(model->core))
-        RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_tokens, pass->hidden_size));
-    return rk_embedding_fwd(pass, &model->core->embedding, flow->stream);
+    if (keeps_streams && recomputes(core))
+        RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_rows, pass->hidden_size));
+    return in.data ? NULL : rk_embedding_fwd(pass, &core->embedding, flow->stream);
+}
+
+/* The stream behind the last block, as one tensor: what the next chunk begins with. */
+static struct rk_status *end_flow(const struct rk_pass *pass, const struct flow *flow, rk_tensor_t *out)
+{
+    *out = flow->delta.data ? flow->delta : flow->stream;
+    if (!flow->delta.data)
+        return NULL;
+    return rk_axpby(pass->stream,
+                    &(struct rk_axpby_args){.y = flow->delta, .x = flow->stream, .alpha = 1, .beta = 1});
 }
 
 /* A place for what each block keeps. */
@@ -108,10 +124,10 @@ static struct rk_status *alloc_unused(const struct rk_model_core *core, const st
     return rk_pass_alloc_host(pass, &unused->own, 1, bytes);
 }
 
-struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_tensor_t *hidden,
+struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                               struct rk_pass *pass, rk_tensor_t in, rk_tensor_t *out,
                                struct rk_trunk_saved *saved)
 {
-    const struct rk_model_core *core = model->core;
     struct rk_block_saved unused;
     struct flow flow;
 
@@ -119,16 +135,18 @@ struct rk_status *rk_trunk_fwd(struct rk_model *model, struct rk_pass *pass, rk_
         RK_TRY(alloc_saved(core, pass, saved));
     RK_TRY(alloc_unused(core, pass, &unused));
     pass->keeps_activations = saved && !recomputes(core);
-    RK_TRY(begin_flow(model, pass, &flow, saved != NULL));
-    for (int64_t i = 0; i < core->num_blocks; i++) {
-        bool keeps_stream = saved && (!recomputes(core) || starts_part(core, i));
+    RK_TRY(begin_flow(core, pass, &flow, in, saved != NULL));
+    for (int64_t i = chunk->begin; i < chunk->end; i++) {
+        bool keeps_stream = saved && (!recomputes(core) || starts_part(core, chunk, i));
 
         RK_TRY(block_fwd(pass, &core->blocks[i], &flow, keeps_stream,
                          keeps_stream ? &saved->blocks[i] : &unused));
     }
+    if (!chunk->has_head)
+        return end_flow(pass, &flow, out);
     RK_TRY(norm_stream(pass, &core->final_norm, &flow, saved != NULL,
                        saved ? &saved->final_norm : &unused.norm));
-    *hidden = flow.normed;
+    *out = flow.normed;
     return NULL;
 }
 
@@ -139,8 +157,8 @@ static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_c
 {
     struct flow flow = {.stream = saved->blocks[begin].norm.x};
 
-    RK_TRY(rk_step_2d(pass->arena, &flow.normed, pass->dtype, pass->num_tokens, pass->hidden_size));
-    RK_TRY(rk_step_2d(pass->arena, &flow.out, pass->dtype, pass->num_tokens, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &flow.normed, pass->dtype, pass->num_rows, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &flow.out, pass->dtype, pass->num_rows, pass->hidden_size));
     for (int64_t i = begin; i < end; i++) {
         if (i == end - 1)
             flow.out = (rk_tensor_t){0};
@@ -155,8 +173,8 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t x, dx;
 
-    RK_TRY(rk_step_2d(pass->arena, &x, pass->dtype, pass->num_tokens, pass->hidden_size));
-    RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, pass->num_tokens, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &x, pass->dtype, pass->num_rows, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, pass->num_rows, pass->hidden_size));
     RK_TRY(rk_norm_fwd(pass, &block->norm, &(struct rk_norm_io){.stream = saved->norm.x, .y = x}));
     RK_TRY(block->ops->backward(pass, block, saved->own, x, dstream, dx));
     RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dstream, false));
@@ -166,15 +184,15 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
 }
 
 /* Back through the part that ends in front of block *end; without recompute that is everything. */
-static struct rk_status *part_bwd(struct rk_model *model, struct rk_pass *pass,
-                                  const struct rk_trunk_saved *saved, rk_tensor_t dstream, int64_t *end)
+static struct rk_status *part_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                                  struct rk_pass *pass, const struct rk_trunk_saved *saved,
+                                  rk_tensor_t dstream, int64_t *end)
 {
-    const struct rk_model_core *core = model->core;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    int64_t begin = 0;
+    int64_t begin = chunk->begin;
 
     if (recomputes(core)) {
-        for (begin = *end - 1; !starts_part(core, begin);)
+        for (begin = *end - 1; !starts_part(core, chunk, begin);)
             begin--;
         RK_TRY(run_again(pass, core, begin, *end, saved));
     }
@@ -187,17 +205,21 @@ static struct rk_status *part_bwd(struct rk_model *model, struct rk_pass *pass,
     return NULL;
 }
 
-struct rk_status *rk_trunk_bwd(struct rk_model *model, struct rk_pass *pass,
-                               const struct rk_trunk_saved *saved, rk_tensor_t dhidden)
+struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                               struct rk_pass *pass, const struct rk_trunk_saved *saved, rk_tensor_t dout,
+                               rk_tensor_t *din)
 {
-    const struct rk_model_core *core = model->core;
-    rk_tensor_t dstream;
+    rk_tensor_t dstream = dout;
 
     pass->keeps_activations = true;
-    RK_TRY(rk_step_2d(pass->arena, &dstream, pass->dtype, pass->num_tokens, pass->hidden_size));
-    RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dhidden, dstream, true));
-    RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
-    for (int64_t end = core->num_blocks; end > 0;)
-        RK_TRY(part_bwd(model, pass, saved, dstream, &end));
-    return rk_embedding_bwd(pass, &core->embedding, dstream);
+    pass->kept = pass->arena; /* from here on there is only what is made again for a part */
+    if (chunk->has_head) {
+        RK_TRY(rk_step_2d(pass->arena, &dstream, pass->dtype, pass->num_rows, pass->hidden_size));
+        RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, dstream, true));
+        RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
+    }
+    for (int64_t end = chunk->end; end > chunk->begin;)
+        RK_TRY(part_bwd(core, chunk, pass, saved, dstream, &end));
+    *din = dstream;
+    return chunk->has_embedding ? rk_embedding_bwd(pass, &core->embedding, dstream) : NULL;
 }

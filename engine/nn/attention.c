@@ -227,10 +227,11 @@ static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct a
     if (!attention->has_qk_norm)
         return NULL;
     if (pass->keeps_activations) {
-        RK_TRY(rk_step_2d(pass->arena, &saved->qk, pass->dtype, pass->num_tokens, columns.shape[1]));
-        RK_TRY(rk_step_2d(pass->arena, &saved->q_rstd, pass->stat_dtype, pass->num_tokens,
+        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->qk, pass->dtype, pass->num_tokens,
+                          columns.shape[1]));
+        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->q_rstd, pass->stat_dtype, pass->num_tokens,
                           attention->num_heads));
-        RK_TRY(rk_step_2d(pass->arena, &saved->k_rstd, pass->stat_dtype, pass->num_tokens,
+        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->k_rstd, pass->stat_dtype, pass->num_tokens,
                           attention->num_kv_heads));
     }
     to = split_qkv(attention, saved->qk, saved->qkv);
@@ -283,12 +284,13 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
     struct saved *saved = block_saved;
 
     *saved = (struct saved){0};
-    RK_TRY(rk_step_2d(pass->arena, &saved->qkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
-    RK_TRY(rk_step_3d(pass->arena, &saved->out, pass->dtype, pass->num_tokens, attention->num_heads,
-                      attention->head_dim));
+    RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->qkv, pass->dtype, pass->num_tokens,
+                      attention->qkv.rows));
+    RK_TRY(rk_step_3d(rk_pass_saved_arena(pass), &saved->out, pass->dtype, pass->num_tokens,
+                      attention->num_heads, attention->head_dim));
     if (pass->keeps_activations)
-        RK_TRY(
-            rk_step_2d(pass->arena, &saved->lse, pass->stat_dtype, attention->num_heads, pass->num_tokens));
+        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->lse, pass->stat_dtype, attention->num_heads,
+                          pass->num_tokens));
     RK_TRY(rk_linear_fwd(pass, &attention->qkv, x, saved->qkv));
     RK_TRY(normalise_qk(pass, attention, saved));
     RK_TRY(attend(pass, block, saved));

@@ -13,13 +13,13 @@ struct rk_status *rk_head_ids_make_outputs(const struct rk_pass *pass, struct rk
     int64_t count = saved->index.shape[0], num_top = saved->num_top_ids;
 
     if (saved->ids.data) {
-        RK_TRY(rk_step_2d(pass->arena, &saved->id_log_probs, pass->stat_dtype, count, saved->ids.shape[1]));
+        RK_TRY(rk_step_2d(pass->kept, &saved->id_log_probs, pass->stat_dtype, count, saved->ids.shape[1]));
         out->log_probs = saved->id_log_probs;
     }
     if (num_top == 0)
         return NULL;
-    RK_TRY(rk_step_2d(pass->arena, &out->top_ids, RK_DTYPE_I32, count, num_top));
-    return rk_step_2d(pass->arena, &out->top_log_probs, pass->stat_dtype, count, num_top);
+    RK_TRY(rk_step_2d(pass->kept, &out->top_ids, RK_DTYPE_I32, count, num_top));
+    return rk_step_2d(pass->kept, &out->top_log_probs, pass->stat_dtype, count, num_top);
 }
 
 struct rk_status *rk_head_ids_make_parts(const struct rk_pass *pass, const struct rk_head_saved *saved,

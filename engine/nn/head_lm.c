@@ -95,14 +95,14 @@ static struct rk_status *make_outputs(const struct rk_pass *pass, uint32_t wante
 {
     int64_t count = saved->index.shape[0];
 
-    RK_TRY(rk_step_2d(pass->arena, &saved->x, pass->dtype, count, pass->hidden_size));
-    RK_TRY(rk_step_2d(pass->arena, &saved->stats, RK_DTYPE_F64, count, 4));
-    RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_LOG_PROBS], pass->stat_dtype, count));
+    RK_TRY(rk_step_2d(pass->kept, &saved->x, pass->dtype, count, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->kept, &saved->stats, RK_DTYPE_F64, count, 4));
+    RK_TRY(rk_step_1d(pass->kept, &out->of[RK_HEAD_LOG_PROBS], pass->stat_dtype, count));
     if (wanted & RK_HEAD_BIT(RK_HEAD_ENTROPY))
-        RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_ENTROPY], pass->stat_dtype, count));
+        RK_TRY(rk_step_1d(pass->kept, &out->of[RK_HEAD_ENTROPY], pass->stat_dtype, count));
     if (wanted & RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED)) {
-        RK_TRY(rk_step_1d(pass->arena, &saved->squares, RK_DTYPE_F64, count));
-        RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_SUM_PI_SQUARED], pass->stat_dtype, count));
+        RK_TRY(rk_step_1d(pass->kept, &saved->squares, RK_DTYPE_F64, count));
+        RK_TRY(rk_step_1d(pass->kept, &out->of[RK_HEAD_SUM_PI_SQUARED], pass->stat_dtype, count));
     }
     return rk_head_ids_make_outputs(pass, saved, &out->ids);
 }
@@ -120,8 +120,8 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
     /* Kept when a backward pass follows, else in front of what is released. */
     if (!pass->grads)
         mark = rk_step_arena_mark(pass->arena);
-    RK_TRY(rk_step_2d(pass->arena, &saved->logits, pass->dtype, RK_MIN(head->chunk_tokens, count),
-                      head->weight.rows));
+    RK_TRY(rk_step_2d(pass->grads ? pass->kept : pass->arena, &saved->logits, pass->dtype,
+                      RK_MIN(head->chunk_tokens, count), head->weight.rows));
     if (pass->grads)
         mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_step_3d(pass->arena, &parts.stats, RK_DTYPE_F64, tp_size, count, 4));

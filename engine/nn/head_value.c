@@ -72,8 +72,8 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
     int64_t count = saved->index.shape[0];
 
     (void)wanted;
-    RK_TRY(rk_step_2d(pass->arena, &saved->x, pass->dtype, count, pass->hidden_size));
-    RK_TRY(rk_step_1d(pass->arena, &out->of[RK_HEAD_VALUES], pass->stat_dtype, count));
+    RK_TRY(rk_step_2d(pass->kept, &saved->x, pass->dtype, count, pass->hidden_size));
+    RK_TRY(rk_step_1d(pass->kept, &out->of[RK_HEAD_VALUES], pass->stat_dtype, count));
     RK_TRY(rk_head_gather(pass, hidden, saved));
     return rk_project_fwd(pass->stream, &(struct rk_project_fwd_args){
                                             .scores = as_column(out->of[RK_HEAD_VALUES]),

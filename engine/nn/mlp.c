@@ -72,7 +72,8 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
     rk_tensor_t activated = {0};
     struct rk_step_mark mark;
 
-    RK_TRY(rk_step_2d(pass->arena, &saved->gate_up, pass->dtype, pass->num_tokens, mlp->gate_up.rows));
+    RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->gate_up, pass->dtype, pass->num_tokens,
+                      mlp->gate_up.rows));
     mark = rk_step_arena_mark(pass->arena);
     if (out.data)
         RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));

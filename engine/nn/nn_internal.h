@@ -45,8 +45,9 @@ struct rk_paged_step {
 /* What all operators of one forward (and backward) pass have in common. */
 struct rk_pass {
     struct rk_stream *stream;
-    struct rk_step_arena *arena;
-    struct rk_arena *host; /* host memory of the same lifetime */
+    struct rk_step_arena *arena; /* of what one operator, or one direction of the pass, needs */
+    struct rk_step_arena *kept;  /* of what the forward pass keeps for the backward pass; may be the same */
+    struct rk_arena *host;       /* host memory of the lifetime of `kept` */
     struct rk_comm_group *tp;
     rk_dtype_t dtype, stat_dtype; /* of activations; of gradients of weights and of statistics */
     bool is_strict;
@@ -54,7 +55,9 @@ struct rk_pass {
     const struct rk_param_table *params;
     void *values, *grads;  /* flat buffers; grads NULL when no backward pass follows */
     bool overwrites_grads; /* of linear layers: what is there is no gradient of this step */
-    int64_t num_tokens, hidden_size;
+    int64_t num_tokens;    /* of attention and of the products: of the sequences, all or this rank's part */
+    int64_t num_rows;      /* of the residual stream on this rank */
+    int64_t hidden_size;
     int64_t vocab_size; /* ids that have a probability */
     float norm_eps;
     rk_tensor_t tokens, positions; /* I32 [T] */
@@ -74,6 +77,12 @@ struct rk_pass {
 static inline struct rk_status *rk_pass_grads_ready(const struct rk_pass *pass, int64_t first_param)
 {
     return pass->on_grads_ready ? pass->on_grads_ready(pass->grads_user, first_param) : NULL;
+}
+
+/* Where what a block's forward function saves has its place. */
+static inline struct rk_step_arena *rk_pass_saved_arena(const struct rk_pass *pass)
+{
+    return pass->keeps_activations ? pass->kept : pass->arena;
 }
 
 /* The pass has come further: after every block, and every chunk of the head. */

@@ -244,57 +244,60 @@ static struct rk_status *allocate_arrays(const struct rk_pass *pass, const struc
 }
 
 /* The outputs to the host, the loss, its gradients back to the device. */
-static struct rk_status *call_loss(const struct rk_pass *pass, const struct rk_train_micro *micro,
-                                   const struct rk_labels *labels, const struct rk_head_out *out,
-                                   struct rk_head_out *dout)
+static struct rk_status *call_loss(struct rk_micro *micro, const struct rk_train_micro *desc)
 {
     struct rk_head_arrays outputs = {0}, grads = {0};
 
-    RK_TRY(allocate_arrays(pass, micro, &outputs, &grads));
-    RK_TRY(rk_head_download(labels, pass, out, &outputs, micro->packed->num_tokens));
-    RK_TRY(micro->loss_fn(micro->user, &outputs, &grads));
-    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
-        if (grads.of[i] && !(micro->measured & RK_HEAD_BIT(i)))
-            RK_TRY(rk_labels_upload(labels, pass, grads.of[i], &dout->of[i]));
-    }
-    return micro->num_ids > 0 ? rk_labels_upload_id_grads(labels, pass, &grads.ids, &dout->ids) : NULL;
+    RK_TRY(allocate_arrays(&micro->pass, desc, &outputs, &grads));
+    RK_TRY(rk_micro_download(micro, &outputs));
+    RK_TRY(desc->loss_fn(desc->user, &outputs, &grads));
+    return rk_micro_upload(micro, &grads, desc->outputs & ~desc->measured);
 }
 
-struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
+static struct rk_status *begin_micro(struct rk_micro *micro, struct rk_model *model,
+                                     const struct rk_train_micro *desc)
 {
-    const struct rk_model_core *core = model->core;
-    struct rk_head_saved head = {0};
-    struct rk_head_out out = {0}, dout = {0};
-    struct rk_trunk_saved trunk;
-    struct rk_labels labels;
-    struct rk_pass pass;
-    rk_tensor_t hidden, dhidden;
+    if (desc->num_ids > 0)
+        RK_ASSERT(desc->outputs & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
+    RK_TRY(rk_micro_begin(micro, model,
+                          &(struct rk_micro_desc){
+                              .packed = desc->packed,
+                              .temperature = desc->temperature,
+                              .outputs = desc->outputs,
+                              .num_ids = desc->num_ids,
+                              .ids = desc->ids,
+                              .num_top_ids = desc->num_ids,
+                              .hooks = desc->hooks,
+                          }));
+    micro->pass.grads = model->train->grads;
+    return NULL;
+}
+
+/* Sums over dp begin while the last pass of a step runs. */
+static struct rk_status *backward(struct rk_micro *micro, const struct rk_train_micro *desc)
+{
+    struct rk_model *model = micro->model;
+    rk_tensor_t none;
+
+    if (desc->is_last && model->train->comm) {
+        micro->pass.on_grads_ready = rk_train_grads_ready;
+        micro->pass.grads_user = model;
+    }
+    RK_TRY(prepare_grads(model, &micro->pass, micro->labels.count));
+    return rk_micro_backward(micro, &model->core->chunk, (rk_tensor_t){0}, &none);
+}
+
+struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *desc)
+{
+    struct rk_micro micro;
+    rk_tensor_t none;
 
     RK_TRY(check_enabled(model));
-    if (micro->num_ids > 0)
-        RK_ASSERT(micro->outputs & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
-    RK_TRY(rk_model_check_outputs(model, micro->outputs));
-    RK_TRY(rk_inverse_temperature(&head.inv_temperature, micro->temperature));
-    RK_TRY(rk_model_begin_packed(model, &pass, micro->packed));
-    pass.hooks = micro->hooks;
-    pass.grads = model->train->grads;
-    if (micro->is_last && model->train->comm) { /* sums over dp begin while the pass runs */
-        pass.on_grads_ready = rk_train_grads_ready;
-        pass.grads_user = model;
-    }
-    RK_TRY(rk_labels_select(&labels, &pass, micro->packed));
-    head.index = labels.index;
-    head.labels = labels.labels;
-    head.num_top_ids = micro->num_ids;
-    RK_TRY(rk_labels_upload_ids(&labels, &pass, micro->ids, micro->num_ids, &head.ids));
-    RK_TRY(rk_trunk_fwd(model, &pass, &hidden, &trunk));
-    RK_TRY(core->head.ops->forward(&pass, &core->head, hidden, micro->outputs, &head, &out));
-    RK_TRY(call_loss(&pass, micro, &labels, &out, &dout));
-    RK_TRY(rk_step_2d(pass.arena, &dhidden, pass.dtype, pass.num_tokens, pass.hidden_size));
-    RK_TRY(prepare_grads(model, &pass, labels.count));
-    RK_TRY(core->head.ops->backward(&pass, &core->head, &head, &dout, dhidden));
-    RK_TRY(rk_trunk_bwd(model, &pass, &trunk, dhidden));
-    return rk_stream_sync(core->stream);
+    RK_TRY(begin_micro(&micro, model, desc));
+    RK_TRY(rk_micro_forward(&micro, &model->core->chunk, (rk_tensor_t){0}, true, &none));
+    RK_TRY(call_loss(&micro, desc));
+    RK_TRY(backward(&micro, desc));
+    return rk_stream_sync(model->core->stream);
 }
 
 /* Nothing is applied; the ranks agree, since they all saw the same sums. */

@@ -92,7 +92,7 @@ static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *
         RK_TRY(rk_train_enable(test->model, &optim));
     RK_TRY(rk_train_begin(test->model));
     rk_model_begin_pass(test->model, pass);
-    pass->num_tokens = ROWS;
+    pass->num_tokens = pass->num_rows = ROWS;
     pass->grads = test->model->train->grads;
     return NULL;
 }

@@ -1,0 +1,67 @@
+/* A micro-batch on its way through a chunk of the model. */
+#include "engine/model/model_internal.h"
+
+#include "base/rk_assert.h"
+
+struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
+                                 const struct rk_micro_desc *desc)
+{
+    struct rk_head_saved *head = &micro->head;
+
+    *micro =
+        (struct rk_micro){.model = model, .num_tokens = desc->packed->num_tokens, .outputs = desc->outputs};
+    RK_TRY(rk_model_check_outputs(model, desc->outputs));
+    RK_TRY(rk_inverse_temperature(&head->inv_temperature, desc->temperature));
+    RK_TRY(rk_model_begin_packed(model, &micro->pass, desc->packed));
+    micro->pass.hooks = desc->hooks;
+    RK_TRY(rk_labels_select(&micro->labels, &micro->pass, desc->packed));
+    head->index = micro->labels.index;
+    head->labels = micro->labels.labels;
+    head->num_top_ids = desc->num_top_ids;
+    return rk_labels_upload_ids(&micro->labels, &micro->pass, desc->ids, desc->num_ids, &head->ids);
+}
+
+struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
+                                   bool keeps, rk_tensor_t *out)
+{
+    const struct rk_model_core *core = micro->model->core;
+    rk_tensor_t hidden;
+
+    RK_TRY(rk_trunk_fwd(core, chunk, &micro->pass, in, &hidden, keeps ? &micro->trunk : NULL));
+    *out = chunk->has_head ? (rk_tensor_t){0} : hidden;
+    if (!chunk->has_head)
+        return NULL;
+    return core->head.ops->forward(&micro->pass, &core->head, hidden, micro->outputs, &micro->head,
+                                   &micro->out);
+}
+
+struct rk_status *rk_micro_download(struct rk_micro *micro, const struct rk_head_arrays *arrays)
+{
+    return rk_head_download(&micro->labels, &micro->pass, &micro->out, arrays, micro->num_tokens);
+}
+
+struct rk_status *rk_micro_upload(struct rk_micro *micro, const struct rk_head_arrays *grads,
+                                  uint32_t differentiated)
+{
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (grads->of[i] && differentiated & RK_HEAD_BIT(i))
+            RK_TRY(rk_labels_upload(&micro->labels, &micro->pass, grads->of[i], &micro->dout.of[i]));
+    }
+    return grads->ids.num_ids > 0
+               ? rk_labels_upload_id_grads(&micro->labels, &micro->pass, &grads->ids, &micro->dout.ids)
+               : NULL;
+}
+
+struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
+                                    rk_tensor_t *din)
+{
+    const struct rk_model_core *core = micro->model->core;
+    struct rk_pass *pass = &micro->pass;
+
+    if (chunk->has_head) {
+        RK_ASSERT(!dout.data);
+        RK_TRY(rk_step_2d(pass->arena, &dout, pass->dtype, pass->num_rows, pass->hidden_size));
+        RK_TRY(core->head.ops->backward(pass, &core->head, &micro->head, &micro->dout, dout));
+    }
+    return rk_trunk_bwd(core, chunk, pass, &micro->trunk, dout, din);
+}
