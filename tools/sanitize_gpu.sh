@@ -16,7 +16,7 @@ set -u
 # Every part takes the program's kernels apart anew, which is most of the time of many small cases.
 programs="kernels_cases_gemm:8 unit_kernels_cuda_gemm_small:6 kernels_grad_layers:4 kernels_cases_sample:5 kernels_row_invariance:2
     kernels_cases_layers:2 kernels_cases_paged:2 kernels_cases_attention:2 kernels_cases_attention_split:4 kernels_thread_invariance:2
-    kernels_cases_vocab:1 kernels_cases_flat:1 kernels_cases_device:1 kernels_cases_head_norm:1
+    kernels_cases_top_k:2 kernels_cases_vocab:1 kernels_cases_flat:1 kernels_cases_device:1 kernels_cases_head_norm:1
     kernels_cases_project:1"
 
 options_of() { # tool, program

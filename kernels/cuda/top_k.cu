@@ -57,6 +57,16 @@ __device__ __forceinline__ top_border find_border(const team_row<T> &own, key_ra
     return {border, cut.key};
 }
 
+__device__ __forceinline__ void order_pair(rk_u64 *first, rk_u64 *second, bool descends)
+{
+    rk_u64 a = *first, b = *second;
+
+    if ((a < b) == descends) {
+        *first = b;
+        *second = a;
+    }
+}
+
 /* Descending, of a power of two elements. */
 __device__ __forceinline__ void sort_descending(rk_u64 *items, int count)
 {
@@ -65,13 +75,9 @@ __device__ __forceinline__ void sort_descending(rk_u64 *items, int count)
             __syncthreads(); /* the exchanges before are done */
             for (int i = (int)threadIdx.x; i < count; i += RK_TILE_VOCAB_THREADS) {
                 int other = i ^ distance;
-                bool descends = (i & size) == 0;
-                rk_u64 a = items[i], b = items[other];
 
-                if (other > i && (a < b) == descends) {
-                    items[i] = b;
-                    items[other] = a;
-                }
+                if (other > i) /* a pair is one thread's */
+                    order_pair(&items[i], &items[other], (i & size) == 0);
             }
         }
     }
