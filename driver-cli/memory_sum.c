@@ -253,6 +253,11 @@ static void append_advice(struct rk_str *out, const struct rk_job_role *role, in
         break;
     }
     rk_str_appendf(out, "raise %s" RK_JOB_TP " or run on more daemons", role->section);
+    if (role->trains)
+        rk_str_appendf(out,
+                       "; beside other roles, set %smegatron.param_offload, grad_offload and "
+                       "optimizer_offload",
+                       role->section);
 }
 
 static void append_roles(struct rk_str *out, const struct rk_memory_sum *sum, int64_t count, int32_t rank)

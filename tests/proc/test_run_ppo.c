@@ -146,6 +146,71 @@ static void test_ppo_critic_beside_grpo_changes_nothing(void **state)
     rk_free(dir);
 }
 
+static int64_t plan_int(const struct rk_json *plan, int64_t role, const char *path)
+{
+    const struct rk_json *roles = rk_json_find(rk_json_at(rk_json_find(plan, "ranks"), 0), "roles");
+    const struct rk_json *value = rk_json_find_path(rk_json_at(roles, role), path);
+
+    assert_non_null(value);
+    return rk_json_as_int(value, -1);
+}
+
+/* Of actor, reference and critic, in that order, each counts only as far as it needs more than those before.
+ */
+static void assert_counted_once(const char *dir)
+{
+    struct rk_json *plan = read_json(dir, "memory_plan.json");
+
+    assert_true(plan_int(plan, 0, "away") > plan_int(plan, 1, "away"));
+    assert_true(plan_int(plan, 1, "away") > 0);
+    assert_int_equal(plan_int(plan, 2, "away"), plan_int(plan, 0, "away"));
+    assert_true(plan_int(plan, 0, "added") >= plan_int(plan, 0, "planned.total"));
+    for (int64_t role = 1; role <= 2; role++)
+        assert_in_range(plan_int(plan, role, "added"), 0,
+                        plan_int(plan, role, "planned.total") - plan_int(plan, role, "away"));
+    rk_json_free(plan);
+}
+
+/* Goal: a run whose roles leave the device between calls, and whose replicas are compared, is the run in
+ * which they stay; its plan counts what is there at a time. */
+static void test_ppo_offload_and_verify_change_nothing(void **state)
+{
+    static const char *const stays[] = {ACTOR TP "1", "trainer.critic_warmup=0", ACTOR "use_kl_loss=true",
+                                        "trainer.save_freq=1", NULL};
+    static const char *const leaves[] = {ACTOR TP "1",
+                                         "trainer.critic_warmup=0",
+                                         ACTOR "use_kl_loss=true",
+                                         "trainer.save_freq=1",
+                                         ACTOR "megatron.param_offload=true", /* the reference's, too */
+                                         ACTOR "megatron.grad_offload=true",
+                                         ACTOR "megatron.optimizer_offload=true",
+                                         "critic.megatron.param_offload=true",
+                                         "critic.megatron.grad_offload=true",
+                                         "critic.megatron.optimizer_offload=true",
+                                         "trainer.verify_replicas=1",
+                                         NULL};
+    int count = count_devices(2);
+    char *num_daemons = rk_format("%d", count);
+    char *expected_dir = run_new(num_daemons, stays), *dir = run_new(num_daemons, leaves);
+
+    (void)state;
+    for (int64_t step = 1; step <= 2; step++) {
+        struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(expected_dir, step);
+
+        assert_same_step(metrics, expected, step);
+        assert_true(metric(metrics, "actor/onload_seconds") > 0.0);
+        assert_true((metric(metrics, "actor/verified_copies") > 0.0) == (count > 1));
+        assert_true((metric(metrics, "critic/verified_copies") > 0.0) == (count > 1));
+        rk_json_free(expected);
+        rk_json_free(metrics);
+    }
+    assert_same_file(dir, expected_dir, "hf/model.safetensors");
+    assert_counted_once(dir);
+    rk_free(expected_dir);
+    rk_free(dir);
+    rk_free(num_daemons);
+}
+
 /* Goal: the critic's directory may be anywhere: relative to the job and behind a symbolic link. */
 static void test_ppo_critic_directory_is_found(void **state)
 {
@@ -200,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_ppo_every_layout_gives_the_result_of_one_rank),
         cmocka_unit_test(test_ppo_run_goes_on_bit_for_bit),
         cmocka_unit_test(test_ppo_critic_beside_grpo_changes_nothing),
+        cmocka_unit_test(test_ppo_offload_and_verify_change_nothing),
         cmocka_unit_test(test_ppo_critic_directory_is_found),
         cmocka_unit_test(test_ppo_missing_models_are_refused),
     };

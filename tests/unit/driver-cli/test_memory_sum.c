@@ -123,6 +123,43 @@ static void test_sum_of_roles_that_fit(void **state)
     rk_memory_sum_fini(&sum);
 }
 
+static void add_away(struct rk_memory_sum *sum, uint32_t role, const struct plan *plan, int64_t away)
+{
+    struct rk_json *meta = plan_json(plan);
+    const struct rk_json *const metas[] = {meta};
+
+    rk_json_set(meta, "away", rk_json_new_int(away));
+    assert_ok(rk_memory_sum_add(sum, rk_job_role(role), metas, 1));
+    rk_json_free(meta);
+}
+
+/* Goal: what a role gives back between calls is shown, of all roles as soon as one does. */
+static void test_table_shows_what_roles_give_back(void **state)
+{
+    const struct plan actor = {
+        .parameters = 2 * GIB, .optimizer = 3 * GIB, .free = 8 * GIB, .free_after = 3 * GIB};
+    const struct plan ref = {.parameters = 2 * GIB, .free = 3 * GIB, .free_after = GIB};
+    const struct plan critic = {.parameters = 2 * GIB, .optimizer = 2 * GIB, .free = GIB, .free_after = GIB};
+    struct rk_str table = {0};
+    struct rk_memory_sum sum;
+
+    (void)state;
+    rk_memory_sum_init(&sum, 1);
+    add_away(&sum, RK_ROLE_ACTOR, &actor, 5 * GIB);
+    add(&sum, RK_ROLE_REF, &ref, 1);
+    add_away(&sum, RK_ROLE_CRITIC, &critic, 4 * GIB);
+    assert_ok(rk_memory_sum_check(&sum));
+    rk_memory_sum_format(&sum, &table);
+    assert_string_equal(rk_str_text(&table), "memory plan of rank 0, the fullest of 1, in GiB:\n"
+                                             "          parameters  optimizer      away     added\n"
+                                             "actor           2.00       3.00      5.00      5.00\n"
+                                             "ref             2.00          -         -      2.00\n"
+                                             "critic          2.00       2.00      4.00         -\n"
+                                             "sum 7.00 of 8.00 free, 1.00 left\n");
+    rk_str_fini(&table);
+    rk_memory_sum_fini(&sum);
+}
+
 /* Goal: the first role with which the sum passes what is free is named, with what it takes, what the roles
  * before it have left of what, the largest role, and the keys that help. */
 static void test_role_that_is_too_much_is_named(void **state)
@@ -323,8 +360,12 @@ static void test_advice_names_keys_of_a_job(void **state)
         assert_key(roles[i].section, roles[i].max_tokens, "4096");
         if (!roles[i].shares)
             assert_key(roles[i].section, RK_JOB_TP, "1");
-        if (roles[i].trains)
-            assert_key(roles[i].section, RK_KNOB_RECOMPUTE "granularity", "full");
+        if (!roles[i].trains)
+            continue;
+        assert_key(roles[i].section, RK_KNOB_RECOMPUTE "granularity", "full");
+        assert_key(roles[i].section, "megatron.param_offload", "true");
+        assert_key(roles[i].section, "megatron.grad_offload", "true");
+        assert_key(roles[i].section, "megatron.optimizer_offload", "true");
     }
     assert_key(RK_JOB_ROLLOUT, "max_num_seqs", "4");
     assert_key(RK_JOB_ROLLOUT, "max_model_len", "64");
@@ -355,6 +396,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sum_of_roles_that_fit),
+        cmocka_unit_test(test_table_shows_what_roles_give_back),
         cmocka_unit_test(test_role_that_is_too_much_is_named),
         cmocka_unit_test(test_role_without_a_plan_is_named),
         cmocka_unit_test(test_room_goes_from_role_to_role),
