@@ -31,6 +31,10 @@ struct rk_memory_plan_desc {
     const struct rk_optim_config *optim;     /* NULL: the role does not train */
     const struct rk_rollout_config *rollout; /* NULL: it does not generate */
     bool shares_weights;                     /* of another role's model, to whose plan they belong */
+    /* Meshes of rk_reshard_run in whose moves the model's step arena has the buckets; NULL: in none. One of
+     * them is the role's. */
+    const struct rk_mesh *reshard_source, *reshard_destination;
+    int64_t reshard_bucket_bytes;
     struct rk_memory_limits limits;
     const struct rk_device *device; /* whose operators are asked for their workspace; NULL: left out */
 };

@@ -82,6 +82,56 @@ struct rk_status *rk_reshard_plan_create(struct rk_reshard_plan **out,
                                          const struct rk_reshard_desc *desc) RK_NODISCARD;
 void rk_reshard_plan_destroy(struct rk_reshard_plan *plan); /* NULL is a no-op */
 
+/* --- running it --- */
+
+struct rk_comm_group;
+struct rk_comm_world;
+struct rk_engine_hooks;
+struct rk_model;
+struct rk_stream;
+
+/* The communicator of all ranks of two meshes, and which rank stands where. Immutable. */
+struct rk_reshard_link;
+
+/* Collective over the world, also for ranks outside of both meshes. Borrows the meshes. */
+struct rk_status *rk_reshard_link_create(struct rk_reshard_link **out, struct rk_comm_world *world,
+                                         const struct rk_mesh *source,
+                                         const struct rk_mesh *destination) RK_NODISCARD;
+void rk_reshard_link_destroy(struct rk_reshard_link *link); /* NULL is a no-op */
+/* Whether this rank is in one of the meshes. */
+bool rk_reshard_link_is_member(const struct rk_reshard_link *link);
+/* NULL for a group of one, and outside. */
+struct rk_comm_group *rk_reshard_link_group(const struct rk_reshard_link *link);
+
+struct rk_reshard_args {
+    size_t struct_size;
+    const struct rk_reshard_link *link;
+    struct rk_model *source, *destination; /* of this rank; NULL where it is not in that mesh */
+    struct rk_stream *stream;              /* that of the models */
+    void *scratch;                         /* RK_AGREE_BYTES on the device */
+    int64_t bucket_bytes;
+    const struct rk_engine_hooks *hooks; /* may be NULL; the phase is "update_weights" */
+};
+
+struct rk_reshard_result {
+    struct rk_reshard_traffic traffic; /* of this rank */
+    int32_t num_rounds;
+    uint64_t weight_version; /* of the source, and from now on of the destination */
+    /* After an error. */
+    bool has_begun;         /* the destination may hold some tensors of each version */
+    bool is_known_to_peers; /* all ranks have it: none waits for this one */
+};
+
+/* Collective over the link's group: the destination's parameters become the source's, rounded to nearest
+ * where its dtype differs, and its weight version the source's. Then the sums of all elements' fingerprints
+ * (rk_fingerprint) are compared, tensor by tensor: DATA_LOSS (reason FINGERPRINT) on all ranks names the
+ * first tensor that differs, and the ranks. Waits for the stream. Uses the step arena of the destination, of
+ * the source where a rank has no destination.
+ *
+ * CANCELLED before anything was moved. INVALID_ARGUMENT where the models differ. */
+struct rk_status *rk_reshard_run(struct rk_reshard_result *out,
+                                 const struct rk_reshard_args *args) RK_NODISCARD;
+
 RK_END_DECLS
 
 #endif

@@ -6,6 +6,7 @@
 #include "engine/comm/comm_internal.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
+#include "engine/reshard/reshard_internal.h"
 #include "engine/rollout/rollout_internal.h"
 
 /* The world of one rank that is not there, and the role's model in it. */
@@ -158,6 +159,15 @@ static struct rk_status *run_gather(struct rk_model *model)
     return st;
 }
 
+static struct rk_status *run_reshard(struct dry_run *run)
+{
+    const struct rk_memory_plan_desc *desc = run->desc;
+    const struct rk_reshard_link link = {
+        .source = desc->reshard_source, .destination = desc->reshard_destination, .rank = desc->rank};
+
+    return rk_reshard_take(run->model, &link, desc->reshard_bucket_bytes);
+}
+
 /* --- generation --- */
 
 /* Greedy requests whose prompts are zeros; the sampled tokens are zeros too, since the device is none. */
@@ -259,6 +269,8 @@ static struct rk_status *run_all(struct dry_run *run, struct rk_memory_plan *out
         RK_TRY(run_gather(run->model));
         RK_TRY(rk_model_check_finite(run->model, ""));
     }
+    if (desc->reshard_source)
+        RK_TRY(run_reshard(run));
     if (desc->rollout)
         return run_rollout(run, out);
     out->memory = rk_model_get_memory(run->model);
