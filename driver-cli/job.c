@@ -36,6 +36,7 @@ static const struct knob critic_recompute_knobs[] = {RK_RECOMPUTE_KNOBS(KNOB, RK
 static const struct knob critic_offload_knobs[] = {RK_OFFLOAD_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob critic_loss_knobs[] = {RK_CRITIC_LOSS_KNOBS(KNOB, RK_JOB_CRITIC, , )};
 static const struct knob rollout_knobs[] = {RK_ROLLOUT_KNOBS(KNOB, RK_JOB_MODELS, , )};
+static const struct knob reshard_knobs[] = {RK_RESHARD_KNOBS(KNOB, RK_JOB_MODELS, , )};
 static const struct knob sampling_knobs[] = {RK_SAMPLING_KNOBS(KNOB, RK_JOB_ROLLOUT, , )};
 #undef KNOB
 
@@ -56,6 +57,7 @@ static const struct {
     [RK_JOB_KNOBS_CRITIC_OFFLOAD] = {critic_offload_knobs, RK_ARRAY_LEN(critic_offload_knobs)},
     [RK_JOB_KNOBS_CRITIC_RECOMPUTE] = {critic_recompute_knobs, RK_ARRAY_LEN(critic_recompute_knobs)},
     [RK_JOB_KNOBS_ROLLOUT] = {rollout_knobs, RK_ARRAY_LEN(rollout_knobs)},
+    [RK_JOB_KNOBS_RESHARD] = {reshard_knobs, RK_ARRAY_LEN(reshard_knobs)},
     [RK_JOB_KNOBS_SAMPLING] = {sampling_knobs, RK_ARRAY_LEN(sampling_knobs)},
 };
 

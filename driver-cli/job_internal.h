@@ -103,6 +103,7 @@ typedef enum rk_job_knobs {
     RK_JOB_KNOBS_CRITIC_OFFLOAD,
     RK_JOB_KNOBS_CRITIC_RECOMPUTE,
     RK_JOB_KNOBS_ROLLOUT,
+    RK_JOB_KNOBS_RESHARD,
     RK_JOB_KNOBS_SAMPLING
 } rk_job_knobs_t;
 void rk_job_copy_knobs(struct rk_json *options, const struct rk_config *job, rk_job_knobs_t group);
@@ -115,7 +116,7 @@ struct rk_job_role {
     uint32_t bit;        /* RK_ROLE_ACTOR */
     const char *name;    /* "actor" */
     const char *section; /* of its keys */
-    uint32_t shares;     /* the role whose mesh and weights it has; 0: it has its own */
+    uint32_t shares;     /* the role whose weights it uses where their meshes are equal; 0: never */
     bool trains;         /* so that it has a part in checkpoints */
     /* Key of the section that bounds the tokens, and so the memory, of its largest passes. */
     const char *max_tokens;
@@ -125,6 +126,10 @@ const struct rk_job_role *rk_job_roles(int64_t *count);
 const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (asserted) */
 /* Whether the daemons of the job have the role: its flow and its keys say so, here only. */
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
+/* The role whose weights this one uses in the job; 0: it has its own. */
+uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit);
+/* Whether the rollout has weights of its own, which update_weights keeps equal to the actor's. */
+bool rk_job_moves_weights(const struct rk_config *job);
 
 /* --- meshes (job_mesh.c): where a role stands --- */
 /* Size of tp, cp or pp, as the keys say it; what a role leaves open is the actor's. */
@@ -165,9 +170,8 @@ void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uin
 /* INVALID_ARGUMENT when so many layers cannot be cut like that: the keys, and the nearest cut that works. */
 struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role,
                                       int64_t num_layers) RK_NODISCARD;
-/* The rules "world", "rollout mesh", "pipeline" and "axes of this version" (job_mesh_rules.c). */
+/* The rules "world", "pipeline" and "axes of this version" (job_mesh_rules.c). */
 void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
-void rk_job_rollout_mesh_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_pipeline_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_version_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 

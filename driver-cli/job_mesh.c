@@ -57,6 +57,18 @@ bool rk_job_rollout_has_own_mesh(const struct rk_config *job)
            rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_PP) > 1;
 }
 
+uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit)
+{
+    uint32_t owner = rk_job_role(bit)->shares;
+
+    return owner && rk_job_rollout_has_own_mesh(job) ? 0 : owner;
+}
+
+bool rk_job_moves_weights(const struct rk_config *job)
+{
+    return rk_job_role_needed(job, RK_ROLE_ROLLOUT) && !rk_job_role_shares(job, RK_ROLE_ROLLOUT);
+}
+
 int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis)
 {
     const struct rk_job_role *row = rk_job_role(role);

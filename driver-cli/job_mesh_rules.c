@@ -148,9 +148,7 @@ void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct 
     const struct rk_job_role *roles = rk_job_roles(&count);
 
     for (int64_t i = 0; i < count; i++) {
-        bool is_actors = roles[i].shares && !rk_job_rollout_has_own_mesh(job);
-
-        if (!is_actors && rk_job_role_needed(job, roles[i].bit))
+        if (rk_job_role_needed(job, roles[i].bit) && !rk_job_role_shares(job, roles[i].bit))
             check_mesh(job, &roles[i], world_size, problems);
     }
     check_coverage(job, world_size, problems);
@@ -212,24 +210,4 @@ void rk_job_version_check(const struct rk_config *job, int32_t world_size, struc
                                rk_job_axis_key(axes[k]), rk_job_role_size(job, roles[i].bit, axes[k]));
         }
     }
-}
-
-void rk_job_rollout_mesh_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    int32_t actor_tp = rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP);
-    int32_t tp = rk_job_role_size(job, RK_ROLE_ROLLOUT, RK_AXIS_TP);
-
-    (void)world_size;
-    if (!rk_job_role_needed(job, RK_ROLE_ROLLOUT))
-        return;
-    if (tp != actor_tp)
-        rk_str_appendf(problems,
-                       RK_JOB_ROLLOUT "tensor_model_parallel_size=%d differs from the actor's %d: the "
-                                      "rollout shares the actor's weights in this version\n",
-                       tp, actor_tp);
-    if (!rk_config_is_null(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS))
-        rk_str_appendf(problems,
-                       RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS "=%s: the rollout stands on the actor's ranks in "
-                                                           "this version\n",
-                       rk_config_string(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS));
 }

@@ -360,7 +360,6 @@ static void check_val_kwargs(const struct rk_config *job, int32_t world_size, st
 static const struct rk_job_rule rules[] = {
     {"world", rk_job_world_check},
     {"nodes", check_nodes},
-    {"rollout mesh", rk_job_rollout_mesh_check},
     {"pipeline", rk_job_pipeline_check},
     {"axes of this version", rk_job_version_check},
     {"train batch", check_train_batch},

@@ -33,6 +33,7 @@ enum column_set {
 enum option_set {
     OPTIONS_none,
     OPTIONS_init_model,
+    OPTIONS_update_weights,
     OPTIONS_generate,
     OPTIONS_log_prob,
     OPTIONS_ref_log_prob,

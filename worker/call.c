@@ -46,7 +46,7 @@ void rk_call_progress(struct rk_call *call, const char *phase, uint64_t done, ui
 
 static struct rk_comm_group *group_of(const struct rk_call *call)
 {
-    return rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL);
+    return call->group ? call->group : rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL);
 }
 
 struct rk_status *rk_call_agree(struct rk_call *call, struct rk_status *st)
@@ -122,17 +122,17 @@ static struct rk_status *check_state(struct rk_worker *worker, const struct rk_r
                               "role '%s' is %s: %s needs a model, init_model first", job->role,
                               rk_role_state_name(role->state), job->method->name);
     if (owner && owner->is_suspect)
-        return RK_FAIL_REASON(
-            RK_FAILED_PRECONDITION, "NO_MODEL",
-            "role '%s': an optimizer step was interrupted, its weights may be mixed: init_model first",
-            owner->name);
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
+                              "role '%s': %s was interrupted, its weights may be mixed: %s first",
+                              owner->name, owner->kind->generates ? "update_weights" : "an optimizer step",
+                              owner->kind->generates ? "update_weights or init_model" : "init_model");
     return NULL;
 }
 
-/* Whether the role has other ranks: nobody else takes part in its collectives. */
+/* Whether other ranks take part in the call's collectives. */
 static bool has_peers(const struct rk_call *call)
 {
-    return rk_mesh_comms_is_member(call->role->comms) && rk_comm_group_size(group_of(call)) > 1;
+    return rk_comm_group_size(group_of(call)) > 1;
 }
 
 /* Ends the wait of the peers when this rank failed and they cannot know. An error that came out of a

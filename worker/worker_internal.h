@@ -41,7 +41,8 @@ struct rk_role {
     uint32_t offload;                  /* enum rk_model_parts that leave the device between calls */
     char weights_of[32];               /* role whose buffer this role uses; "" for its own */
     bool has_gradients;                /* of forward_backward, for optim_step */
-    /* An optimizer step ended in the middle: the weights may be mixed. Only init_model helps. */
+    /* An optimizer step, or an update of a rollout's weights, ended in the middle: the weights may be mixed.
+     * Only init_model helps, and update_weights a rollout. */
     bool is_suspect;
 };
 
@@ -78,6 +79,9 @@ struct rk_worker {
     struct rk_comm_endpoint *endpoint;
     struct rk_role roles[RK_LIMIT_ROLES];
     int32_t num_roles;
+    /* Of the actor's and the rollout's mesh, for update_weights; NULL without one of them, or communicators.
+     */
+    struct rk_reshard_link *link;
     int32_t rank, world_size;
 
     /* Guarded by lock. `world` is written by E only, so E reads it without. */
@@ -153,13 +157,15 @@ struct rk_call {
     struct rk_job *job;
     struct rk_arena *arena; /* host memory of the call */
     struct rk_engine_hooks hooks;
+    /* The ranks that take part; NULL: those of the role's mesh, or this one alone. */
+    struct rk_comm_group *group;
     /* Peers may wait in a collective for this rank: when the method fails here alone, the world must be
      * aborted. */
     bool peers_wait;
 };
 
 struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
-/* Collective over the role's mesh; takes `st`, how this rank's part went so far. NULL on all ranks when all
+/* Collective over the call's ranks; takes `st`, how this rank's part went so far. NULL on all ranks when all
  * came with NULL; otherwise all fail, and none waits for another. */
 struct rk_status *rk_call_agree(struct rk_call *call, struct rk_status *st) RK_NODISCARD;
 /* The same for methods that use collectives from here on: afterwards peers_wait is true. */

@@ -64,6 +64,8 @@ void rk_world_teardown(struct rk_worker *worker)
         role->has_gradients = false; /* a call that failed may have left them on some ranks only */
         bind_model(role);
     }
+    rk_reshard_link_destroy(worker->link);
+    worker->link = NULL;
     set_world(worker, NULL); /* from here on nobody aborts it */
     rk_comm_world_destroy(world);
 }
@@ -222,6 +224,16 @@ static bool should_stop(void *user)
     return atomic_load(&worker->is_cancel_requested);
 }
 
+/* All ranks have the meshes of all roles, so that all of them make the link. */
+static struct rk_status *link_rollout(struct rk_worker *worker, struct rk_comm_world *world)
+{
+    const struct rk_role *actor = rk_role_find(worker, "actor"), *rollout = rk_role_find(worker, "rollout");
+
+    if (!actor || !rollout)
+        return NULL;
+    return rk_reshard_link_create(&worker->link, world, actor->mesh, rollout->mesh);
+}
+
 static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job *job)
 {
     const struct rk_comm_world_config config = {
@@ -250,7 +262,7 @@ static struct rk_status *join_world(struct rk_worker *worker, const struct rk_jo
         RK_TRY(rk_mesh_comms_create(&role->comms, role->mesh, world));
         bind_model(role);
     }
-    return NULL;
+    return link_rollout(worker, world);
 }
 
 struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *job)

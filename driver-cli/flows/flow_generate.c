@@ -74,6 +74,8 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
     else
         st = call(&result, ctx, batch, sampling);
     if (!st)
+        st = rk_flow_check_version(ctx, result.batch);
+    if (!st)
         st = unpad(out, &result, num_padded);
     if (!st)
         rk_flow_merge_metrics(metrics, result.metrics);

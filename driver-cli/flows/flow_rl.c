@@ -46,6 +46,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_update_actor,
     &rk_step_verify_replicas,
     &rk_step_save_checkpoint,
+    &rk_step_update_weights,
     &rk_step_metrics,
     &rk_step_validate,
     &rk_step_dump,

@@ -108,6 +108,8 @@ static struct rk_json *actor_options(const struct rk_flow_context *ctx)
                    rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
     set_topk(options, ctx->job);
     rk_job_set_layout(options, ctx->job, RK_ROLE_ACTOR);
+    if (rk_job_moves_weights(ctx->job))
+        rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
     return options;
 }
 
@@ -167,12 +169,19 @@ static struct rk_json *reward_options(const struct rk_flow_context *ctx)
     return options;
 }
 
+/* Over the actor's weights, or with weights of its own, in a mesh of its own. */
 static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
 {
-    struct rk_json *options = rk_json_new_object();
+    bool has_weights = rk_job_moves_weights(ctx->job);
+    struct rk_json *options = has_weights ? model_options(ctx) : rk_json_new_object();
 
-    rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
-    rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    if (has_weights) {
+        rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+        rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
+    } else {
+        rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
+        rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    }
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROLLOUT);
     rk_json_set(options, "rollout.max_model_len",
                 rk_json_new_int(rk_job_int_or(ctx->job, RK_JOB_ROLLOUT "max_model_len",
@@ -212,7 +221,7 @@ static struct rk_status *plan_role(struct rk_flow_context *ctx, struct rk_memory
 
     rk_json_set(options, "plan_only", rk_json_new_bool(true));
     rk_json_set(options, "plan_room", rk_memory_sum_room(sum));
-    if (role->shares)
+    if (rk_job_role_shares(ctx->job, role->bit))
         rk_json_set(options, "plan_owner", model_options_find(ctx, role->shares));
     RK_TRY(rk_flow_call(ctx, role->name, "init_model", NULL, options, NULL, &result));
     metas = rk_calloc((size_t)result.num_outputs, sizeof(struct rk_json *));

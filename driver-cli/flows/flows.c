@@ -135,6 +135,8 @@ struct rk_status *rk_flow_run(struct rk_flow_context *ctx)
     RK_TRY(rk_flow_checkpoint_load(ctx));
     if (!ctx->validates_only)
         RK_TRY(rk_flow_checkpoint_check(ctx));
+    if (rk_job_moves_weights(ctx->job))
+        RK_TRY(rk_flow_update_weights(ctx));
     if (ctx->sink.on_begin)
         ctx->sink.on_begin(ctx->sink.user, ctx->step + 1, ctx->total_steps);
     if (validates_first(ctx))

@@ -174,6 +174,7 @@ struct rk_flow_context {
 
     struct rk_kl_ctrl kl_ctrl;       /* as the next step reads it */
     struct rk_run_position position; /* what the next prompts and samples are */
+    int64_t weight_version;          /* of a rollout with weights of its own */
     int64_t trained_step;            /* the last one whose update the daemons have done; 0: none */
     /* the last checkpoint */
     int64_t saved_step;   /* complete; 0: none yet */
@@ -229,7 +230,7 @@ extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_gene
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_teacher,
     rk_step_opd, rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
     rk_step_verify_replicas, rk_step_save_checkpoint, rk_step_validate, rk_step_dump;
-extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction;
+extern const struct rk_flow_step rk_step_token_rewards, rk_step_rollout_correction, rk_step_update_weights;
 extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_update_dpo,
     rk_step_example_metrics, rk_step_validate_sft, rk_step_validate_dpo;
 
@@ -311,6 +312,13 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
 struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
                                const struct rk_batch *batch, struct rk_json *options,
                                const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
+
+/* --- weights of a rollout that has its own (step_weights.c) --- */
+/* The rollout gets the actor's; the metrics, where a step is at hand, have what was moved. */
+struct rk_status *rk_flow_update_weights(struct rk_flow_context *ctx) RK_NODISCARD;
+/* INTERNAL unless the answers are of the weights that it got last. */
+struct rk_status *rk_flow_check_version(const struct rk_flow_context *ctx,
+                                        const struct rk_batch *answers) RK_NODISCARD;
 
 /* --- responses (flow_generate.c) --- */
 struct rk_flow_prompts {

@@ -9,6 +9,7 @@
 struct header {
     uint64_t weight_version;
     int32_t dtype;
+    struct rk_model_layout layout; /* which rows stand on which pipeline stage */
 };
 
 /* The tables of both sides. Where the rank has no model of a side, the table is made as the model's would be:
@@ -61,6 +62,7 @@ static struct rk_status *share_header(const struct rk_reshard_run *run, const st
     if (core) {
         out->weight_version = core->weight_version;
         out->dtype = (int32_t)core->dtype;
+        out->layout = core->layout;
     }
     RK_TRY(rk_stream_copy(stream, scratch, out, sizeof(*out), RK_COPY_H2D));
     RK_TRY(rk_comm_broadcast(run->group, stream, rk_tensor_1d(scratch, RK_DTYPE_U8, sizeof(*out)), root));
@@ -69,13 +71,14 @@ static struct rk_status *share_header(const struct rk_reshard_run *run, const st
 }
 
 static struct rk_status *plan_core(struct rk_model_core *out, const struct rk_model_core *like,
-                                   const struct rk_mesh *mesh, rk_dtype_t dtype)
+                                   const struct rk_mesh *mesh, const struct header *header)
 {
     struct rk_mesh_coords coords;
 
     out->config = like->config;
     out->head.ops = like->head.ops;
-    out->dtype = dtype;
+    out->dtype = (rk_dtype_t)header->dtype;
+    out->layout = header->layout;
     RK_ASSERT(rk_mesh_find_coords(mesh, rk_mesh_get_spec(mesh).ranks[0], &coords));
     return rk_model_plan(out, mesh, &coords);
 }
@@ -86,10 +89,9 @@ static struct rk_status *tables_init(struct tables *tables, const struct rk_resh
     tables->source = run->source ? run->source : &tables->own[0];
     tables->destination = run->destination ? run->destination : &tables->own[1];
     if (!run->source)
-        RK_TRY(plan_core(tables->source, run->destination, run->link->source, (rk_dtype_t)source->dtype));
+        RK_TRY(plan_core(tables->source, run->destination, run->link->source, source));
     if (!run->destination)
-        RK_TRY(plan_core(tables->destination, run->source, run->link->destination,
-                         (rk_dtype_t)destination->dtype));
+        RK_TRY(plan_core(tables->destination, run->source, run->link->destination, destination));
     return NULL;
 }
 

@@ -10,6 +10,7 @@
 #include "tests/proc/cli_fixture.h"
 
 #define ACTOR       "actor_rollout_ref.actor."
+#define ROLLOUT     "actor_rollout_ref.rollout."
 #define FAKE_PLUGIN "--plugin=" RK_TEST_BINARY_DIR "/tests/librankd_fake.so"
 
 /* Runs the tiny job; returns its directory (rk_free it). */
@@ -45,7 +46,7 @@ static void assert_file(const char *dir, const char *name)
 
 struct layout {
     const char *label, *local;
-    const char *changes[4]; /* NULL-terminated */
+    const char *changes[5]; /* NULL-terminated */
 };
 
 static const struct layout layouts[] = {
@@ -57,6 +58,19 @@ static const struct layout layouts[] = {
      "2",
      {ACTOR "megatron.tensor_model_parallel_size=1", ACTOR "use_dynamic_bsz=false",
       ACTOR "ppo_micro_batch_size_per_gpu=2"}},
+    {"tp 2, rollout tp 1",
+     "2",
+     {ACTOR "megatron.tensor_model_parallel_size=2", ROLLOUT "tensor_model_parallel_size=1"}},
+    {"dp 2, rollout tp 2",
+     "2",
+     {ACTOR "megatron.tensor_model_parallel_size=1", ROLLOUT "tensor_model_parallel_size=2"}},
+    {"tp 2 x dp 2, rollout tp 4",
+     "4",
+     {ACTOR "megatron.tensor_model_parallel_size=2", ROLLOUT "tensor_model_parallel_size=4"}},
+    {"tp 2, rollout elsewhere",
+     "3",
+     {ACTOR "megatron.tensor_model_parallel_size=2", ACTOR "megatron.ranks=0-1",
+      ROLLOUT "tensor_model_parallel_size=1", ROLLOUT "ranks=2"}},
 };
 
 /* Runs every layout with `more` and compares the first step with that of one rank (later steps may differ in
@@ -182,6 +196,64 @@ static void test_run_leaves_metrics_plot_summary_and_model(void **state)
     rk_json_free(config);
     rk_json_free(summary);
     rk_free(dir);
+}
+
+/* Goal: a rollout with a mesh of its own generates with the weights of the step before: its log-probs are the
+ * trainer's in every step. */
+static void test_run_rollout_of_other_layout_gets_the_weights_of_every_step(void **state)
+{
+    const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=2",
+                                   ROLLOUT "tensor_model_parallel_size=1",
+                                   ROLLOUT "checkpoint_engine.update_weights_bucket_megabytes=1", NULL};
+    char *dir = run_tiny("2", changes);
+
+    (void)state;
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
+                     RK_TOL_F32_SUM);
+        assert_true(metric(metrics, "timing_s/update_weights") > 0);
+        assert_true(metric(metrics, "perf/update_weights_bytes") > 0);
+        rk_json_free(metrics);
+    }
+    rk_free(dir);
+}
+
+/* Goal: layouts that the model or the daemons do not allow are refused before a model is made. */
+static void test_run_rollout_layout_that_does_not_fit_is_refused(void **state)
+{
+    static const struct {
+        const char *change, *text;
+    } cases[] = {
+        {ROLLOUT "tensor_model_parallel_size=2",
+         "tensor_model_parallel_size=2 does not divide the 3 daemons"},
+        {ROLLOUT "tensor_model_parallel_size=3", "is not divisible by tp=3"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char *dir = new_run_dir();
+        const char *const args[] = {"run",
+                                    TINY_JOB,
+                                    "--local",
+                                    "3",
+                                    "--run-dir",
+                                    dir,
+                                    TINY,
+                                    ACTOR "megatron.tensor_model_parallel_size=1",
+                                    "data.train_batch_size=3",
+                                    ACTOR "ppo_mini_batch_size=3",
+                                    cases[i].change,
+                                    NULL};
+        struct outcome outcome = run_rankctl(args);
+
+        assert_exit(&outcome, 2);
+        assert_text("stderr", outcome.err, cases[i].text);
+        assert_null(strstr(outcome.err, "step 1/3"));
+        outcome_fini(&outcome);
+        rk_free(dir);
+    }
 }
 
 /* Goal: same seed and layout, same bits. */
@@ -499,6 +571,8 @@ int main(void)
         cmocka_unit_test(test_run_every_layout_gives_the_result_of_one_rank),
         cmocka_unit_test(test_run_every_layout_shuffles_in_the_same_way),
         cmocka_unit_test(test_run_leaves_metrics_plot_summary_and_model),
+        cmocka_unit_test(test_run_rollout_of_other_layout_gets_the_weights_of_every_step),
+        cmocka_unit_test(test_run_rollout_layout_that_does_not_fit_is_refused),
         cmocka_unit_test(test_run_twice_gives_identical_metrics),
         cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),
         cmocka_unit_test(test_run_json_output_is_one_summary_object),

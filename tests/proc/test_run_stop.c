@@ -14,6 +14,8 @@
 #define NUM_DAEMONS 2
 #define LONG_RUN    "trainer.total_training_steps=100000"
 #define FIRST_STEP  "step 1/100000"
+/* A mesh that is not the actor's. */
+#define OTHER_ROLLOUT "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
 
 /* `override`: one more; NULL: none. */
 static struct rk_proc *start_long_run_with(const char *where, const char *value, const char *dir,
@@ -437,6 +439,10 @@ static void test_run_rank_failing_alone_is_named_and_others_stay_usable(void **s
          PARAM_OFFLOAD},
         {"killed while parameters leave the device", "offload.copy=kill@3", "rank 1): UNAVAILABLE", false,
          PARAM_OFFLOAD},
+        {"in an update of the weights", "reshard.round=fail@2", "fault point reshard.round", true,
+         OTHER_ROLLOUT},
+        {"killed in an update of the weights", "reshard.round=kill@2", "rank 1): UNAVAILABLE", false,
+         OTHER_ROLLOUT},
     };
 
     (void)state;

@@ -64,7 +64,7 @@ static struct rk_status *find_owner(struct rk_model_build *build)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
             "share_weights_of: role '%s' has mesh %s, role '%s' has %s: they must be equal to share "
-            "weights (update_weights, which moves them between meshes, comes later)",
+            "weights; without it the role has its own, which update_weights keeps equal",
             name, rk_mesh_text(owner->mesh), role->name, rk_mesh_text(role->mesh));
     return NULL;
 }
@@ -180,10 +180,43 @@ static struct rk_status *read_rollout(struct rk_model_build *build)
     return rk_rollout_config_read(&build->rollout_config, build->call->job->options);
 }
 
+struct reshard {
+    RK_RESHARD_KNOBS(RK_KNOB_FIELD, , , )
+};
+static const struct rk_knob reshard_knobs[] = {RK_RESHARD_KNOBS(RK_KNOB_ROW, struct reshard, , )};
+
+static struct rk_status *read_bucket(struct rk_model_build *build)
+{
+    struct reshard reshard;
+
+    RK_TRY(rk_knobs_read(&reshard, reshard_knobs, RK_ARRAY_LEN(reshard_knobs), build->call->job->options));
+    build->bucket_bytes = reshard.bucket_megabytes * RK_BYTES_PER_MEGABYTE;
+    return NULL;
+}
+
+/* update_weights takes its buckets from the rollout's memory, and from the actor's where there is no rollout.
+ */
+static void plan_updates(struct rk_model_build *build)
+{
+    struct rk_worker *worker = build->call->worker;
+    const struct rk_role *role = build->call->role;
+    const struct rk_role *actor = rk_role_find(worker, "actor"), *rollout = rk_role_find(worker, "rollout");
+    struct rk_mesh_coords coords;
+
+    if (!actor || !rollout || build->share_with || (role != actor && role != rollout))
+        return;
+    if (role == actor && rk_mesh_find_coords(rollout->mesh, worker->rank, &coords))
+        return;
+    build->desc.reshard_source = actor->mesh;
+    build->desc.reshard_destination = rollout->mesh;
+    build->desc.reshard_bucket_bytes = build->bucket_bytes;
+}
+
 static struct rk_status *make_plan(struct rk_model_build *build)
 {
     struct rk_call *call = build->call;
 
+    plan_updates(build);
     build->desc.struct_size = sizeof(build->desc);
     build->desc.mesh = call->role->mesh;
     build->desc.rank = call->worker->rank;
@@ -224,6 +257,7 @@ struct rk_status *rk_model_build_prepare(struct rk_model_build *build)
         RK_TRY(read_training(build));
     }
     RK_TRY(read_rollout(build));
+    RK_TRY(read_bucket(build));
     if (build->plan_only)
         rk_model_build_count_sums(build);
     return make_plan(build);

@@ -22,6 +22,7 @@ struct rk_model_build {
     bool is_training;
     struct rk_rollout_config rollout_config; /* for roles that generate */
     struct rk_init_knobs init;
+    int64_t bucket_bytes; /* of update_weights */
     /* What the role will take. */
     struct rk_memory_plan_desc desc;
     struct rk_memory_plan plan;

@@ -304,37 +304,55 @@ static void test_check_layers_names_the_nearest_cut(void **state)
     }
 }
 
-/* Goal: the rules of this version are two, and name what they do not let pass. */
-static void test_version_checks_refuse_what_is_not_built(void **state)
+/* Goal: the rule of this version names what it does not let pass. */
+static void test_version_check_refuses_what_is_not_built(void **state)
 {
     static const struct {
         const char *changes[MAX_CHANGES];
-        const char *version, *rollout;
+        const char *version;
     } cases[] = {
-        {{ACTOR TP "2", ACTOR RANKS "0-3"}, "", ""},
-        {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, ACTOR PP "2: this version runs 1\n", ""},
-        {{REF CP "2"}, REF CP "2: this version runs 1\n", ""},
-        {{TEACHER CP "2"}, "", ""}, /* not needed */
-        {{ROLLOUT "tensor_model_parallel_size=2"},
-         "",
-         ROLLOUT "tensor_model_parallel_size=2 differs from the actor's 1: the rollout shares the actor's "
-                 "weights in this version\n"},
-        {{ROLLOUT "ranks=2"},
-         "",
-         ROLLOUT "ranks=2: the rollout stands on the actor's ranks in this version\n"},
+        {{ACTOR TP "2", ACTOR RANKS "0-3"}, ""},
+        {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, ACTOR PP "2: this version runs 1\n"},
+        {{REF CP "2"}, REF CP "2: this version runs 1\n"},
+        {{TEACHER CP "2"}, ""}, /* not needed */
+        {{ROLLOUT "tensor_model_parallel_size=2"}, ""},
+        {{ROLLOUT "ranks=2"}, ""},
     };
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct rk_config *job = load(cases[i].changes);
-        struct rk_str version = {0}, rollout = {0};
+        struct rk_str version = {0};
 
         rk_job_version_check(job, 4, &version);
-        rk_job_rollout_mesh_check(job, 4, &rollout);
         assert_string_equal(rk_str_text(&version), cases[i].version);
-        assert_string_equal(rk_str_text(&rollout), cases[i].rollout);
         rk_str_fini(&version);
-        rk_str_fini(&rollout);
+        rk_config_destroy(job);
+    }
+}
+
+/* Goal: a rollout has weights of its own exactly where its mesh is not the actor's. */
+static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **state)
+{
+    static const struct {
+        const char *changes[MAX_CHANGES];
+        bool moves;
+    } cases[] = {
+        {{0}, false},
+        {{ACTOR TP "2", ROLLOUT "tensor_model_parallel_size=2"}, false},
+        {{ACTOR TP "2", ROLLOUT "tensor_model_parallel_size=1"}, true},
+        {{ACTOR TP "1", ROLLOUT "tensor_model_parallel_size=2"}, true},
+        {{ACTOR RANKS "0-1", ROLLOUT "ranks=2-3"}, true},
+        {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_config *job = load(cases[i].changes);
+
+        assert_int_equal(rk_job_moves_weights(job), cases[i].moves);
+        assert_int_equal(rk_job_role_shares(job, RK_ROLE_ROLLOUT), cases[i].moves ? 0 : RK_ROLE_ACTOR);
+        assert_int_equal(rk_job_role_shares(job, RK_ROLE_REF), 0);
         rk_config_destroy(job);
     }
 }
@@ -420,7 +438,8 @@ int main(void)
         cmocka_unit_test(test_world_check_names_key_value_and_the_nearest_layout),
         cmocka_unit_test(test_pipeline_check_needs_stages),
         cmocka_unit_test(test_check_layers_names_the_nearest_cut),
-        cmocka_unit_test(test_version_checks_refuse_what_is_not_built),
+        cmocka_unit_test(test_version_check_refuses_what_is_not_built),
+        cmocka_unit_test(test_rollout_shares_weights_where_its_mesh_is_the_actors),
         cmocka_unit_test(test_set_layout_writes_the_options_of_init_model),
         cmocka_unit_test(test_roles_have_the_keys_of_a_mesh),
     };

@@ -1,0 +1,123 @@
+/* update_weights: the rollout gets the actor's weights, whatever the two meshes. It runs on the ranks of
+ * both. A rollout that shares the actor's weights has them already. What was moved is compared before the
+ * rollout may use it; after a failure in between it may not, until the next update_weights. */
+#include "worker/methods/methods_internal.h"
+
+#include <string.h>
+
+struct options {
+    RK_RESHARD_KNOBS(RK_KNOB_FIELD, , , )
+};
+static const struct rk_knob knobs[] = {RK_RESHARD_KNOBS(RK_KNOB_ROW, struct options, , )};
+
+static struct rk_status *check_role(const struct rk_role *role)
+{
+    if (!rk_mesh_comms_is_member(role->comms))
+        return NULL;
+    if (!role->model)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
+                              "role '%s' has no model: update_weights needs one, init_model first",
+                              role->name);
+    if (role->is_suspect && !role->kind->generates)
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NO_MODEL",
+            "role '%s': an optimizer step was interrupted, its weights may be mixed: init_model first",
+            role->name);
+    return NULL;
+}
+
+/* Parameters that wait in host memory. */
+static struct rk_status *bring(const struct rk_role *role, bool writes)
+{
+    return role->model ? rk_model_onload(role->model, RK_PART_PARAMETERS, writes) : NULL;
+}
+
+static struct rk_status *send_away(const struct rk_role *role)
+{
+    if (!role->model || !rk_role_moves(role) || !(role->offload & ~rk_model_offloaded(role->model)))
+        return NULL;
+    return rk_model_offload(role->model, role->offload, role->has_gradients);
+}
+
+static struct rk_status *check(struct rk_call *call, const struct rk_role *actor, struct options *options)
+{
+    if (atomic_load(&call->worker->is_cancel_requested))
+        return RK_FAIL(RK_CANCELLED, "cancelled before it began");
+    RK_TRY(rk_knobs_read(options, knobs, RK_ARRAY_LEN(knobs), call->job->options));
+    RK_TRY(check_role(actor));
+    return check_role(call->role);
+}
+
+static struct rk_status *move(struct rk_call *call, const struct rk_role *actor, int64_t bucket_bytes,
+                              struct rk_reshard_result *result)
+{
+    struct rk_role *rollout = call->role;
+    struct rk_status *st = rk_reshard_run(result, &(struct rk_reshard_args){
+                                                      .struct_size = sizeof(struct rk_reshard_args),
+                                                      .link = call->worker->link,
+                                                      .source = actor->model,
+                                                      .destination = rollout->model,
+                                                      .stream = call->worker->stream,
+                                                      .scratch = call->worker->agree_scratch,
+                                                      .bucket_bytes = bucket_bytes,
+                                                      .hooks = &call->hooks,
+                                                  });
+
+    if (rollout->model && result->has_begun)
+        rollout->is_suspect = st != NULL;
+    if (result->is_known_to_peers)
+        call->peers_wait = false;
+    return st;
+}
+
+static struct rk_status *move_present(struct rk_call *call, const struct rk_role *actor, int64_t bucket_bytes,
+                                      struct rk_reshard_result *result)
+{
+    struct rk_status *st = bring(actor, false);
+
+    if (!st)
+        st = bring(call->role, true);
+    st = rk_call_agree(call, st);
+    if (st)
+        call->peers_wait = false;
+    else
+        st = move(call, actor, bucket_bytes, result);
+    return rk_status_first(st, send_away(actor));
+}
+
+/* Of every rank; sums over the ranks are what travelled. */
+static struct rk_status *report(struct rk_call *call, const struct rk_reshard_result *result)
+{
+    struct rk_job *job = call->job;
+
+    RK_TRY(rk_batch_create(&job->output, 0));
+    rk_batch_set_meta(job->output, "rank", rk_json_new_int(call->worker->rank));
+    rk_batch_set_meta(job->output, "weight_version", rk_json_new_int((int64_t)result->weight_version));
+    rk_batch_set_meta(job->output, "sent_bytes", rk_json_new_int((int64_t)result->traffic.sent_bytes));
+    rk_batch_set_meta(job->output, "received_bytes",
+                      rk_json_new_int((int64_t)result->traffic.received_bytes));
+    rk_batch_set_meta(job->output, "copied_bytes", rk_json_new_int((int64_t)result->traffic.copied_bytes));
+    rk_job_add_metric(job, "perf/update_weights_bytes", (double)result->traffic.received_bytes, "sum");
+    return NULL;
+}
+
+struct rk_status *rk_m_update_weights(struct rk_call *call)
+{
+    struct rk_worker *worker = call->worker;
+    const struct rk_role *actor = rk_role_find(worker, "actor");
+    struct rk_reshard_result result = {0};
+    struct options options;
+
+    if (!worker->link || !actor)
+        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
+                              "update_weights moves weights from role 'actor', which has no mesh");
+    if (!rk_reshard_link_is_member(worker->link))
+        return NULL;
+    call->group = rk_reshard_link_group(worker->link);
+    RK_TRY(rk_call_begin(call, check(call, actor, &options)));
+    if (*call->role->weights_of)
+        result.weight_version = rk_model_weight_version(call->role->model);
+    else
+        RK_TRY(move_present(call, actor, options.bucket_megabytes * RK_BYTES_PER_MEGABYTE, &result));
+    return report(call, &result);
+}
