@@ -10,6 +10,7 @@
 #include "engine/model/model_internal.h"
 #include "engine/rk_reshard.h"
 #include "engine/rk_rollout.h"
+#include "tests/support/fake_nccl.h"
 #include "tests/support/ranks.h"
 
 #define LLAMA                                                                                               \
@@ -420,5 +421,6 @@ int main(void)
         cmocka_unit_test(test_other_model_is_refused),
     };
 
+    rk_fake_nccl_setup();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
