@@ -121,6 +121,11 @@ static struct rk_status *check_state(struct rk_worker *worker, const struct rk_r
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s' is %s: %s needs a model, init_model first", job->role,
                               rk_role_state_name(role->state), job->method->name);
+    if (owner && owner->lacks_weights)
+        return RK_FAIL_REASON(
+            RK_FAILED_PRECONDITION, "NO_MODEL",
+            "role '%s' was built without weights (rollout.load_format=dummy): update_weights first",
+            owner->name);
     if (owner && owner->is_suspect)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s': %s was interrupted, its weights may be mixed: %s first",

@@ -103,7 +103,7 @@ void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
     role->layout = (struct rk_model_layout){0};
     role->weights_of[0] = '\0';
     role->offload = 0;
-    role->is_training = role->has_gradients = role->is_suspect = false;
+    role->is_training = role->has_gradients = role->is_suspect = role->lacks_weights = false;
     set_state(worker, role, RK_ROLE_STATE_EMPTY);
 }
 

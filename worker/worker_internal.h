@@ -44,6 +44,7 @@ struct rk_role {
     /* An optimizer step, or an update of a rollout's weights, ended in the middle: the weights may be mixed.
      * Only init_model helps, and update_weights a rollout. */
     bool is_suspect;
+    bool lacks_weights; /* a rollout that waits for its first update_weights */
 };
 
 /* A job that waits. */

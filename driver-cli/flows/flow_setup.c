@@ -177,6 +177,7 @@ static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
 
     if (has_weights) {
         rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+        rk_json_set(options, "rollout.load_format", rk_json_new_string("dummy"));
         rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
     } else {
         rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));

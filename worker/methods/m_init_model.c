@@ -45,6 +45,7 @@ static void adopt(struct rk_role *role, struct rk_model_build *build)
     role->model = build->model;
     role->rollout = build->rollout;
     role->is_training = build->is_training;
+    role->lacks_weights = build->lacks_weights;
     role->offload = build->owner ? build->owner->offload & RK_PART_PARAMETERS : build->desc.model.offload;
     role->memory_plan = build->plan;
     role->limits = build->desc.limits;

@@ -65,6 +65,8 @@ static struct rk_status *move(struct rk_call *call, const struct rk_role *actor,
 
     if (rollout->model && result->has_begun)
         rollout->is_suspect = st != NULL;
+    if (!st)
+        rollout->lacks_weights = false;
     if (result->is_known_to_peers)
         call->peers_wait = false;
     return st;

@@ -172,10 +172,26 @@ static struct rk_status *read_training(struct rk_model_build *build)
     return NULL;
 }
 
+static struct rk_status *read_load_format(struct rk_model_build *build)
+{
+    const char *format;
+
+    RK_TRY(rk_json_get_string(build->call->job->options, "", "rollout.load_format", &format));
+    if (strcmp(format, "auto") != 0 && strcmp(format, "dummy") != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rollout.load_format=%.32s: expected auto or dummy", format);
+    build->lacks_weights = strcmp(format, "dummy") == 0;
+    if (build->lacks_weights && build->share_with)
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "rollout.load_format=dummy: expected auto with share_weights_of, whose weights it has");
+    return NULL;
+}
+
 static struct rk_status *read_rollout(struct rk_model_build *build)
 {
     if (!build->call->role->kind->generates)
         return NULL;
+    RK_TRY(read_load_format(build));
     build->desc.rollout = &build->rollout_config;
     return rk_rollout_config_read(&build->rollout_config, build->call->job->options);
 }
@@ -343,7 +359,7 @@ struct rk_status *rk_model_build_fill(struct rk_model_build *build)
 {
     const struct rk_engine_hooks *hooks = &build->call->hooks;
 
-    if (build->owner)
+    if (build->owner || build->lacks_weights)
         return NULL;
     /* After training was enabled: the masters of bf16 parameters get what a file has in more bits. */
     if (build->dir)

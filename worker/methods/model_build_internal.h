@@ -17,6 +17,7 @@ struct rk_model_build {
     struct rk_json *hf_config;     /* owned */
     struct rk_role *owner;         /* of the weights, with share_with */
     bool plan_only;
+    bool lacks_weights;            /* they come by update_weights */
     struct rk_json *owner_options; /* owned; of the owner's next init_model, with plan_only; NULL: none */
     struct rk_optim_config optim;  /* with is_training */
     bool is_training;

@@ -168,22 +168,6 @@ static void test_rollout_of_other_layout_generates_with_the_weights_of_the_actor
     test_cluster_close(&cluster);
 }
 
-static void test_shared_weights_are_not_moved(void **state)
-{
-    struct test_cluster cluster;
-    int64_t copied;
-
-    (void)state;
-    test_cluster_open(&cluster, 1, NULL);
-    test_cluster_configure(&cluster, 1, equal, 2);
-    test_cluster_init_model(&cluster, "actor", "");
-    rk_job_destroy(test_call_ok(&cluster, "rollout", "init_model",
-                                "{\"share_weights_of\": \"actor\", " ROLLOUT "}", NULL));
-    assert_int_equal(update(&cluster, &copied), 0);
-    assert_int_equal(copied, 0);
-    test_cluster_close(&cluster);
-}
-
 static void assert_all_fail(struct test_cluster *cluster, const char *method, const char *options,
                             rk_code_t code, const char *reason, const char *text)
 {
@@ -200,6 +184,47 @@ static void assert_all_fail(struct test_cluster *cluster, const char *method, co
         assert_fails(rk_status_clone(jobs[rank]->status), code, text);
     }
     destroy_all(cluster, jobs);
+}
+
+static void test_shared_weights_are_not_moved(void **state)
+{
+    struct test_cluster cluster;
+    int64_t copied;
+
+    (void)state;
+    test_cluster_open(&cluster, 1, NULL);
+    test_cluster_configure(&cluster, 1, equal, 2);
+    test_cluster_init_model(&cluster, "actor", "");
+    rk_job_destroy(test_call_ok(&cluster, "rollout", "init_model",
+                                "{\"share_weights_of\": \"actor\", " ROLLOUT "}", NULL));
+    assert_int_equal(update(&cluster, &copied), 0);
+    assert_int_equal(copied, 0);
+    assert_all_fail(
+        &cluster, "init_model", "{\"share_weights_of\": \"actor\", \"rollout.load_format\": \"dummy\"}",
+        RK_INVALID_ARGUMENT, "", "rollout.load_format=dummy: expected auto with share_weights_of");
+    test_cluster_close(&cluster);
+}
+
+/* Goal: a rollout that is built without weights waits for the actor's. */
+static void test_rollout_without_weights_waits_for_them(void **state)
+{
+    int64_t expected[ROWS * RESPONSE], tokens[ROWS * RESPONSE], copied;
+    struct test_cluster cluster;
+
+    (void)state;
+    generate_shared(1, expected);
+    test_cluster_open(&cluster, 2, NULL);
+    test_cluster_configure(&cluster, 1, together, 2);
+    test_cluster_init_model(&cluster, "actor", "\"megatron.seed\": 1");
+    test_cluster_init_model(&cluster, "rollout", "\"rollout.load_format\": \"dummy\", " ROLLOUT);
+    assert_all_fail(&cluster, "generate_sequences", GENERATE, RK_FAILED_PRECONDITION, "NO_MODEL",
+                    "role 'rollout' was built without weights");
+    update(&cluster, &copied);
+    generate(&cluster, 0, tokens);
+    assert_memory_equal(tokens, expected, sizeof(tokens));
+    assert_all_fail(&cluster, "init_model", "{\"model.hf_config\": {}, \"rollout.load_format\": \"fast\"}",
+                    RK_INVALID_ARGUMENT, "", "rollout.load_format=fast: expected auto or dummy");
+    test_cluster_close(&cluster);
 }
 
 static void test_role_without_model_is_named_on_all_ranks(void **state)
@@ -258,6 +283,7 @@ int main(void)
         cmocka_unit_test(test_rollout_elsewhere_generates_with_the_weights_of_the_actor),
         cmocka_unit_test(test_rollout_of_other_layout_generates_with_the_weights_of_the_actor),
         cmocka_unit_test(test_shared_weights_are_not_moved),
+        cmocka_unit_test(test_rollout_without_weights_waits_for_them),
         cmocka_unit_test(test_role_without_model_is_named_on_all_ranks),
         cmocka_unit_test(test_without_actor_there_is_nothing_to_move),
 #ifdef RK_FAULTS
