@@ -153,6 +153,7 @@ struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed
 
     RK_TRY(rk_model_begin_packed(model, &pass, packed));
     RK_TRY(rk_trunk_fwd(model->core, &model->core->chunk, &pass, (rk_tensor_t){0}, &hidden, NULL));
+    RK_TRY(rk_sp_gather(&pass, hidden, &hidden));
     for (int64_t begin = 0; begin < packed->num_tokens; begin += chunk) {
         struct rk_step_mark mark = rk_step_arena_mark(pass.arena);
         int64_t count = RK_MIN(chunk, packed->num_tokens - begin);

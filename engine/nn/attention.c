@@ -291,7 +291,7 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
     if (pass->keeps_activations)
         RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->lse, pass->stat_dtype, attention->num_heads,
                           pass->num_tokens));
-    RK_TRY(rk_linear_fwd(pass, &attention->qkv, x, saved->qkv));
+    RK_TRY(rk_linear_column_fwd(pass, &attention->qkv, x, saved->qkv));
     RK_TRY(normalise_qk(pass, attention, saved));
     RK_TRY(attend(pass, block, saved));
     if (!out.data)
@@ -312,8 +312,8 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
                       attention->head_dim));
     RK_TRY(rk_step_2d(pass->arena, &dqkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
     view = split_qkv(attention, qk_columns(attention, dqkv), dqkv);
-    RK_TRY(rk_linear_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
-                         rk_tensor_merge_cols(dattended)));
+    RK_TRY(rk_linear_row_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
+                             rk_tensor_merge_cols(dattended)));
     RK_TRY(rk_attn_varlen_bwd(pass->stream, &(struct rk_attn_varlen_bwd_args){
                                                 .fwd = varlen_args(pass, attention, saved),
                                                 .dq = view.q,

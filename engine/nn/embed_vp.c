@@ -25,23 +25,34 @@ struct rk_weight rk_vocabulary_declare(struct rk_param_table *params, const stru
 struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
                                    rk_tensor_t out)
 {
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t tokens;
+
+    RK_TRY(rk_sp_begin_sum(pass, out, &tokens));
     RK_TRY(rk_embed_fwd(pass->stream, &(struct rk_embed_fwd_args){
-                                          .out = out,
+                                          .out = tokens,
                                           .table = rk_weight_value(pass, &embedding->weight),
                                           .tokens = pass->tokens,
                                           .vocab_begin = embedding->vocab_begin,
                                       }));
     /* All but one of the terms are 0, so it is exact in any order. */
-    return rk_comm_all_reduce(pass->tp, pass->stream, out, RK_REDUCE_SUM);
+    RK_TRY(rk_sp_sum(pass, tokens, out, RK_REDUCE_SUM));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }
 
 struct rk_status *rk_embedding_bwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
                                    rk_tensor_t dout)
 {
-    return rk_embed_bwd(pass->stream, &(struct rk_embed_bwd_args){
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+
+    RK_TRY(rk_sp_gather(pass, dout, &dout));
+    RK_TRY(rk_embed_bwd(pass->stream, &(struct rk_embed_bwd_args){
                                           .dtable = rk_weight_grad(pass, &embedding->weight),
                                           .dout = dout,
                                           .tokens = pass->tokens,
                                           .vocab_begin = embedding->vocab_begin,
-                                      });
+                                      }));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }

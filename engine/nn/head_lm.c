@@ -150,6 +150,7 @@ static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_h
     return rk_linear_bwd(&chunk_pass, &head->weight, x, args->dlogits, dx);
 }
 
+/* dx is this rank's summand of it. */
 static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_head *head,
                                     const struct rk_head_saved *saved, const struct rk_head_out *dout,
                                     rk_tensor_t dx)
@@ -179,7 +180,7 @@ static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_
                          rk_tensor_rows(dx, begin, count), begin == last));
         rk_pass_note_alive(pass);
     }
-    return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
+    return NULL;
 }
 
 static struct rk_status *backward(const struct rk_pass *pass, const struct rk_head *head,
@@ -191,7 +192,7 @@ static struct rk_status *backward(const struct rk_pass *pass, const struct rk_he
 
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, saved->x.shape[0], pass->hidden_size));
     RK_TRY(hidden_bwd(pass, head, saved, dout, dx));
-    RK_TRY(rk_head_scatter(pass, saved, dx, dhidden));
+    RK_TRY(rk_head_scatter_sum(pass, saved, dx, dhidden));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

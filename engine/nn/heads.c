@@ -58,14 +58,50 @@ struct rk_status *rk_head_check_architecture(const struct rk_head_ops *ops, cons
 
 struct rk_status *rk_head_gather(const struct rk_pass *pass, rk_tensor_t hidden, struct rk_head_saved *saved)
 {
-    return rk_gather_rows(pass->stream,
-                          &(struct rk_rows_args){.out = saved->x, .x = hidden, .index = saved->index});
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+
+    RK_TRY(rk_sp_gather(pass, hidden, &hidden));
+    RK_TRY(rk_gather_rows(pass->stream,
+                          &(struct rk_rows_args){.out = saved->x, .x = hidden, .index = saved->index}));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+/* dtokens = dx at the labelled positions and 0 elsewhere, of all tokens. */
+static struct rk_status *scatter(const struct rk_pass *pass, const struct rk_head_saved *saved,
+                                 rk_tensor_t dx, rk_tensor_t dtokens)
+{
+    RK_TRY(rk_stream_zero(pass->stream, dtokens.data, rk_tensor_bytes(dtokens)));
+    return rk_scatter_rows(pass->stream,
+                           &(struct rk_rows_args){.out = dtokens, .x = dx, .index = saved->index});
 }
 
 struct rk_status *rk_head_scatter(const struct rk_pass *pass, const struct rk_head_saved *saved,
                                   rk_tensor_t dx, rk_tensor_t dhidden)
 {
-    RK_TRY(rk_stream_zero(pass->stream, dhidden.data, rk_tensor_bytes(dhidden)));
-    return rk_scatter_rows(pass->stream,
-                           &(struct rk_rows_args){.out = dhidden, .x = dx, .index = saved->index});
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t dtokens;
+
+    RK_TRY(rk_sp_begin_sum(pass, dhidden, &dtokens));
+    RK_TRY(scatter(pass, saved, dx, dtokens));
+    RK_TRY(rk_sp_keep(pass, dtokens, dhidden));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+struct rk_status *rk_head_scatter_sum(const struct rk_pass *pass, const struct rk_head_saved *saved,
+                                      rk_tensor_t dx, rk_tensor_t dhidden)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t dtokens;
+
+    if (!pass->splits_rows) { /* there may be far fewer labels than tokens */
+        RK_TRY(rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM));
+        return scatter(pass, saved, dx, dhidden);
+    }
+    RK_TRY(rk_sp_begin_sum(pass, dhidden, &dtokens));
+    RK_TRY(scatter(pass, saved, dx, dtokens));
+    RK_TRY(rk_sp_sum(pass, dtokens, dhidden, RK_REDUCE_SUM));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }

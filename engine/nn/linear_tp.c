@@ -3,9 +3,11 @@
  *   column: rank i has rows i of W and makes columns i of Y; dX = sum over tp of dY_i W_i
  *   row:    rank i has columns i of W and of X;              Y  = sum over tp of X_i W_i^T
  *
- * The other direction needs no communication. A column-parallel product may have a bias, split like its rows:
- * Y_i = X W_i^T + b_i, db_i = sum over tokens of dY_i. A row-parallel one has none, whose sum over tp would
- * count it tp times. */
+ * The other direction needs no communication, unless the residual stream is divided (sequence_tp.c): then the
+ * sums leave every rank its rows, and X of a column-parallel product and dY of a row-parallel one are
+ * gathered; X once more for the gradient of W, since it is not kept. A column-parallel product may have a
+ * bias, split like its rows: Y_i = X W_i^T + b_i, db_i = sum over tokens of dY_i. A row-parallel one has
+ * none, whose sum over tp would count it tp times. */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
@@ -74,15 +76,6 @@ struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weig
     return rk_gemm(pass->stream, &args);
 }
 
-struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
-                                       rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y)
-{
-    struct rk_gemm_args args = fwd_args(pass, weight, x, gate_up);
-
-    args.swiglu = y;
-    return rk_gemm(pass->stream, &args);
-}
-
 struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy)
 {
@@ -111,19 +104,73 @@ struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weig
     return rk_linear_bwd_input(pass, weight, dy, dx);
 }
 
+struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t y)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t tokens;
+
+    RK_TRY(rk_sp_gather(pass, x, &tokens));
+    RK_TRY(rk_linear_fwd(pass, weight, tokens, y));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                              rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    struct rk_gemm_args args;
+    rk_tensor_t tokens;
+
+    RK_TRY(rk_sp_gather(pass, x, &tokens));
+    args = fwd_args(pass, weight, tokens, gate_up);
+    args.swiglu = y;
+    RK_TRY(rk_gemm(pass->stream, &args));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx)
 {
-    RK_TRY(rk_linear_bwd(pass, weight, x, dy, dx));
-    return rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM);
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t tokens;
+
+    RK_TRY(rk_sp_gather(pass, x, &tokens));
+    RK_TRY(rk_linear_bwd_weight(pass, weight, tokens, dy));
+    rk_step_arena_release(pass->arena, mark);
+    RK_TRY(rk_sp_begin_sum(pass, dx, &tokens));
+    RK_TRY(rk_linear_bwd_input(pass, weight, dy, tokens));
+    RK_TRY(rk_sp_sum(pass, tokens, dx, RK_REDUCE_SUM));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }
 
 struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                     rk_tensor_t y)
 {
-    RK_ASSERT(!weight->has_bias);
-    RK_TRY(rk_linear_fwd(pass, weight, x, y));
     /* strict: the sum of a row may not depend on how many rows there are. */
-    return rk_comm_all_reduce(pass->tp, pass->stream, y,
-                              pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM);
+    rk_reduce_op_t op = pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM;
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t tokens;
+
+    RK_ASSERT(!weight->has_bias);
+    RK_TRY(rk_sp_begin_sum(pass, y, &tokens));
+    RK_TRY(rk_linear_fwd(pass, weight, x, tokens));
+    RK_TRY(rk_sp_sum(pass, tokens, y, op));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t dy, rk_tensor_t dx)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t tokens;
+
+    RK_TRY(rk_sp_gather(pass, dy, &tokens));
+    RK_TRY(rk_linear_bwd(pass, weight, x, tokens, dx));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }

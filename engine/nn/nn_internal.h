@@ -1,10 +1,11 @@
 /* Private to engine/: the operators that layers are made of, each a forward and a backward function.
  *
- * T packed tokens stand in rows of [T, hidden_size], the same on all ranks of the tp group; a rank holds its
- * heads, its part of the intermediate size and its part of the vocabulary. Column-parallel products sum the
- * gradient of their input over tp, row-parallel ones their output (docs/parallelism.md). Backward functions
- * accumulate the gradients of weights and overwrite those of activations. Outputs are the caller's; what a
- * forward function keeps for its backward function lies in the step arena. */
+ * A rank of the tp group holds its heads, its part of the intermediate size and its part of the vocabulary,
+ * of all tokens. The residual stream, [num_rows, hidden_size], is the same on all of these ranks, or each has
+ * its part of the tokens (sequence_tp.c). Column-parallel products sum the gradient of their input over tp,
+ * row-parallel ones their output (docs/parallelism.md). Backward functions accumulate the gradients of
+ * weights and overwrite those of activations. Outputs are the caller's; what a forward function keeps for its
+ * backward function lies in the step arena. */
 #ifndef RK_NN_INTERNAL_H
 #define RK_NN_INTERNAL_H
 
@@ -57,6 +58,7 @@ struct rk_pass {
     bool overwrites_grads; /* of linear layers: what is there is no gradient of this step */
     int64_t num_tokens;    /* of attention and of the products: of the sequences, all or this rank's part */
     int64_t num_rows;      /* of the residual stream on this rank */
+    bool splits_rows;      /* num_rows is num_tokens / tp: sequence parallelism (sequence_tp.c) */
     int64_t hidden_size;
     int64_t vocab_size; /* ids that have a probability */
     float norm_eps;
@@ -95,15 +97,24 @@ static inline void rk_pass_note_alive(const struct rk_pass *pass)
 rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);
 
+/* --- sequence_tp.c: between the rows of the residual stream, [num_rows, n], and all tokens, [num_tokens, n].
+ * Without sequence parallelism they are the same memory. What these functions make room for lies in
+ * pass->arena. --- */
+struct rk_status *rk_sp_gather(const struct rk_pass *pass, rk_tensor_t rows,
+                               rk_tensor_t *tokens) RK_NODISCARD;
+/* Room for this rank's summands of what will be `rows`, and their sum over tp. */
+struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows,
+                                  rk_tensor_t *tokens) RK_NODISCARD;
+struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
+                            rk_reduce_op_t op) RK_NODISCARD;
+/* Of tokens that are the same on all ranks, mine. */
+struct rk_status *rk_sp_keep(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows) RK_NODISCARD;
+
 /* --- linear_tp.c. y [T, rows], x [T, cols]; the gradients of weight and bias are accumulated, that of the
  * weight unless the pass overwrites it. --- */
-/* The product of this rank alone, which is all that columns need forwards and rows backwards: dx is a partial
- * sum when rows are split, y when columns are. */
+/* The product of this rank alone: dx is a partial sum when rows are split, y when columns are. */
 struct rk_status *rk_linear_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t y) RK_NODISCARD;
-/* y = silu(gate) * up of the product [gate; up], which is not kept: gate_up is undefined. */
-struct rk_status *rk_linear_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
-                                       rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
 struct rk_status *rk_linear_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                 rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 /* The two halves of the latter: the gradients of weight and bias, and dx. */
@@ -111,11 +122,19 @@ struct rk_status *rk_linear_bwd_weight(const struct rk_pass *pass, const struct 
                                        rk_tensor_t x, rk_tensor_t dy) RK_NODISCARD;
 struct rk_status *rk_linear_bwd_input(const struct rk_pass *pass, const struct rk_weight *weight,
                                       rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
-/* The directions that sum over tp. */
+/* From the residual stream to all tokens: x and dx have num_rows rows, y and dy num_tokens. */
+struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                       rk_tensor_t x, rk_tensor_t y) RK_NODISCARD;
+/* y = silu(gate) * up of the product [gate; up], which is not kept: gate_up is undefined. */
+struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
+                                              rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
+/* And back: x and dx have num_tokens rows, y and dy num_rows. */
 struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                     rk_tensor_t y) RK_NODISCARD;
+struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 
 /* --- embed_vp.c: vocabulary-parallel embedding --- */
 /* Declares [vocab_size, hidden_size], split by rows, which are padded so that the parts over tp are equal. */
@@ -125,6 +144,7 @@ struct rk_embedding {
     struct rk_weight weight;
     int64_t vocab_begin; /* of my part */
 };
+/* out and dout: the residual stream. */
 struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
                                    rk_tensor_t out) RK_NODISCARD;
 struct rk_status *rk_embedding_bwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
@@ -140,7 +160,7 @@ struct rk_norm_io {
     rk_tensor_t stream, delta; /* delta none: s = stream */
     rk_tensor_t sum;           /* where s is written: may be stream; none without delta */
     rk_tensor_t y;
-    rk_tensor_t rstd; /* stat [T], or none */
+    rk_tensor_t rstd; /* stat [num_rows], or none */
 };
 struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                               const struct rk_norm_io *io) RK_NODISCARD;
@@ -188,8 +208,8 @@ struct rk_block_ops {
      * tp does not divide them. */
     struct rk_status *(*declare)(struct rk_block *block, struct rk_param_table *params,
                                  const struct rk_block_site *site);
-    /* Required. out = f(x). `out` none: only what the backward function needs is made. saved: written anew.
-     */
+    /* Required. out = f(x), both [num_rows, hidden_size]. `out` none: only what the backward function needs
+     * is made. saved: written anew. */
     struct rk_status *(*forward)(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                  rk_tensor_t out, void *saved);
     /* Required. May overwrite the tensors that were saved. */
@@ -257,13 +277,13 @@ struct rk_head_ops {
     const char *const *architectures; /* ends of config.json's architectures that it takes; NULL ends them */
     /* Required. Adds the parameters to the table and fills the head. */
     void (*declare)(struct rk_head *head, struct rk_param_table *params, const struct rk_head_site *site);
-    /* Required. The caller has filled index, labels and inv_temperature of `saved`, and ids and num_top_ids
-     * where the head computes log_probs; the function makes the rest, and those of *out that `wanted` has a
-     * bit for. */
+    /* Required. From hidden [num_rows, hidden_size]. The caller has filled index, labels and inv_temperature
+     * of `saved`, and ids and num_top_ids where the head computes log_probs; the function makes the rest, and
+     * those of *out that `wanted` has a bit for. */
     struct rk_status *(*forward)(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
                                  uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out);
-    /* Required. dhidden [T, hidden_size], 0 where there is no label; gradients of outputs that were not
-     * wanted are none. */
+    /* Required. dhidden [num_rows, hidden_size], 0 where there is no label; gradients of outputs that were
+     * not wanted are none. */
     struct rk_status *(*backward)(const struct rk_pass *pass, const struct rk_head *head,
                                   const struct rk_head_saved *saved, const struct rk_head_out *dout,
                                   rk_tensor_t dhidden);
@@ -278,11 +298,15 @@ const struct rk_head_ops *rk_head_find(const char *name); /* NULL when unknown *
 struct rk_status *rk_head_check_architecture(const struct rk_head_ops *ops,
                                              const struct rk_json *hf_config) RK_NODISCARD;
 
-/* saved->x = hidden at the labelled positions; and back, dhidden = dx there and 0 elsewhere. */
+/* saved->x = hidden at the labelled positions, of all tokens. */
 struct rk_status *rk_head_gather(const struct rk_pass *pass, rk_tensor_t hidden,
                                  struct rk_head_saved *saved) RK_NODISCARD;
+/* And back, dhidden = dx there and 0 elsewhere: of dx that all tp ranks have, or each a summand of, which is
+ * summed. The second may overwrite dx. */
 struct rk_status *rk_head_scatter(const struct rk_pass *pass, const struct rk_head_saved *saved,
                                   rk_tensor_t dx, rk_tensor_t dhidden) RK_NODISCARD;
+struct rk_status *rk_head_scatter_sum(const struct rk_pass *pass, const struct rk_head_saved *saved,
+                                      rk_tensor_t dx, rk_tensor_t dhidden) RK_NODISCARD;
 
 /* Logits [n, padded vocab_size] of hidden states [n, hidden_size], gathered over tp. Of the language model
  * head. */
