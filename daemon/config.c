@@ -177,6 +177,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     read_device(out, config, &problems);
     out->plugin = read_path(config, "plugin", &problems);
     out->num_threads = (int32_t)rk_config_int(config, "cpu.num_threads");
+    out->is_dry_run = rk_config_bool(config, "dry_run");
     out->slot = (int32_t)rk_config_int(config, "slot");
     out->state_dir = read_path(config, "state.dir", &problems);
     if (!out->state_dir)

@@ -337,6 +337,7 @@ static struct rk_status *start_worker(struct rk_daemon *daemon)
         .idle_progress_ms = settings->idle_progress_ms,
         .engine_grace_ms = settings->engine_grace_ms,
         .comm_progress_timeout_ms = settings->comm_progress_timeout_ms,
+        .is_dry_run = settings->is_dry_run,
         .user = daemon,
         .on_done = on_job_done,
     };

@@ -9,6 +9,7 @@
 #include "base/rk_assert.h"
 
 #define JOIN_TIMEOUT_MS 60000 /* the daemons give up after 30 s, once the engine has ended what it runs */
+#define COMM_ID_BYTES   128   /* as the protocol has it */
 
 static void clear_roles(struct rk_driver *driver)
 {
@@ -27,7 +28,7 @@ static struct rk_status *add_role(struct rk_driver *driver, const struct rk_role
         return RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_ROLE", "unknown role '%s'", role->role);
     if (rk_driver_find_mesh(driver, role->role))
         return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has two meshes", role->role);
-    RK_TRY(rk_mesh_create(&entry->mesh, &role->mesh, driver->num_clients));
+    RK_TRY(rk_mesh_create(&entry->mesh, &role->mesh, rk_driver_num_workers(driver)));
     snprintf(entry->role, sizeof(entry->role), "%s", role->role);
     driver->num_roles++;
     return NULL;
@@ -145,6 +146,8 @@ static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *are
             backend = description.backend;
     }
     rk_free(driver->device_kind);
+    if (driver->dry_device)
+        backend = driver->dry_device;
     driver->device_kind = backend ? rk_strdup(backend) : NULL;
     st = rk_fanout_take_error(driver, items);
     rk_fanout_destroy(items, driver->num_clients);
@@ -160,7 +163,7 @@ static struct rk_status *run_round(struct rk_driver *driver, struct rk_configure
 
     for (int32_t i = 0; i < driver->num_clients; i++) {
         request->fence = driver->clients[i].fence;
-        request->rank = (uint32_t)i;
+        request->rank = (uint32_t)rk_driver_rank_of(driver, i);
         rk_pack_configure_request(&items[i].request, request);
     }
     rk_fanout_run(driver, RK_RPC_ID_CONFIGURE, items, JOIN_TIMEOUT_MS, RK_FANOUT_ALL_OR_NONE, arena);
@@ -169,8 +172,8 @@ static struct rk_status *run_round(struct rk_driver *driver, struct rk_configure
             items[i].error =
                 rk_unpack_configure_response(&answers[i], arena, items[i].reply.data, items[i].reply.bytes);
         if (!items[i].error && !request->make_comm_id)
-            items[i].error = rk_check_rank_info(&answers[i].rank, driver->roles, driver->num_roles, i,
-                                                driver->num_clients);
+            items[i].error = rk_check_rank_info(&answers[i].rank, driver->roles, driver->num_roles,
+                                                rk_driver_rank_of(driver, i), rk_driver_num_workers(driver));
     }
     st = rk_fanout_take_error(driver, items);
     rk_fanout_destroy(items, driver->num_clients);
@@ -182,9 +185,10 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_configure_response *answers = rk_calloc((size_t)driver->num_clients, sizeof(*answers));
-    struct rk_peer *peers = rk_calloc((size_t)driver->num_clients, sizeof(*peers));
-    struct rk_configure_request request = {.world_size = (uint32_t)driver->num_clients,
-                                           .num_meshes = num_meshes};
+    static const uint8_t dry_id[COMM_ID_BYTES] = {0};
+    int32_t world_size = rk_driver_num_workers(driver);
+    struct rk_peer *peers = rk_calloc((size_t)world_size, sizeof(*peers));
+    struct rk_configure_request request = {.world_size = (uint32_t)world_size, .num_meshes = num_meshes};
     struct rk_status *st;
 
     RK_TRY_GOTO(st, rk_lease_check(driver), out);
@@ -198,12 +202,16 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
 
     request.make_comm_id = true;
     RK_TRY_GOTO(st, run_round(driver, &request, answers, arena), out);
-    for (int32_t i = 0; i < driver->num_clients; i++)
+    for (int32_t i = 0; i < world_size; i++)
+        peers[i] = (struct rk_peer){.rank = (uint32_t)i, .comm_address = ""};
+    for (int32_t i = 0; i < driver->num_clients && !rk_driver_is_dry_run(driver); i++)
         peers[i] = (struct rk_peer){(uint32_t)i, answers[i].comm_address, driver->clients[i].incarnation};
     request.make_comm_id = false;
     request.comm_id = answers[0].comm_id;
+    if (rk_driver_is_dry_run(driver)) /* nobody meets anybody */
+        request.comm_id = (struct rk_bytes){.data = dry_id, .bytes = sizeof(dry_id)};
     request.peers = peers;
-    request.num_peers = driver->num_clients;
+    request.num_peers = world_size;
     st = run_round(driver, &request, answers, arena);
 out:
     if (st)

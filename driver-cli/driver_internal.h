@@ -51,6 +51,9 @@ struct rk_lease;
 struct rk_driver {
     struct rk_client *clients;
     int32_t num_clients;
+    int32_t dry_world_size; /* 0: no dry run, client i is rank i of a world of num_clients */
+    int32_t dry_rank;       /* of a dry run: of client 0 */
+    char *dry_device;       /* NULL: the daemon's */
     char *token, *driver_id;
     int64_t lease_ttl_ms, control_timeout_ms;
     bool takeover;
@@ -65,6 +68,12 @@ struct rk_driver {
     struct rk_role_entry roles[RK_LIMIT_ROLES];
     struct rk_upload *uploads; /* whose bytes gRPC may still hold */
 };
+
+/* Rank of a client in the world. */
+static inline int32_t rk_driver_rank_of(const struct rk_driver *driver, int32_t client)
+{
+    return driver->dry_world_size > 0 ? driver->dry_rank : client;
+}
 
 /* "user@host:pid"; rk_free it. */
 char *rk_driver_default_id(void);

@@ -50,6 +50,9 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     RK_ASSERT(config->struct_size == sizeof(*config));
     if (config->num_addresses < 1)
         return RK_FAIL(RK_INVALID_ARGUMENT, "num_addresses=%d, expected at least 1", config->num_addresses);
+    if (config->dry_world_size < 0 || (config->dry_world_size > 0 && config->num_addresses != 1))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a dry run of %d ranks takes one daemon, not %d",
+                       config->dry_world_size, config->num_addresses);
     driver = rk_calloc(1, sizeof(*driver));
     if (config->token_file) {
         struct rk_status *st = read_token(&driver->token, config->token_file);
@@ -67,6 +70,8 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     driver->takeover = config->takeover;
     driver->chunk_bytes = RK_LIMIT_CHUNK_BYTES_DEFAULT;
     driver->num_clients = config->num_addresses;
+    driver->dry_world_size = config->dry_world_size;
+    driver->dry_device = rk_strdup(config->dry_device);
     driver->clients = rk_calloc((size_t)driver->num_clients, sizeof(*driver->clients));
     for (int32_t i = 0; i < driver->num_clients; i++)
         rk_client_init(&driver->clients[i], i, config->addresses[i], driver->token);
@@ -87,6 +92,7 @@ void rk_driver_close(struct rk_driver *driver)
     rk_free(driver->clients);
     rk_free(driver->token);
     rk_free(driver->device_kind);
+    rk_free(driver->dry_device);
     rk_free(driver->driver_id);
     rk_free(driver);
     grpc_shutdown_blocking();
@@ -94,7 +100,19 @@ void rk_driver_close(struct rk_driver *driver)
 
 int32_t rk_driver_num_workers(const struct rk_driver *driver)
 {
-    return driver->num_clients;
+    return driver->dry_world_size > 0 ? driver->dry_world_size : driver->num_clients;
+}
+
+bool rk_driver_is_dry_run(const struct rk_driver *driver)
+{
+    return driver->dry_world_size > 0;
+}
+
+void rk_driver_stand_for(struct rk_driver *driver, int32_t rank)
+{
+    RK_ASSERT(rk_driver_is_dry_run(driver));
+    RK_ASSERT(rank >= 0 && rank < driver->dry_world_size);
+    driver->dry_rank = rank;
 }
 
 uint64_t rk_driver_epoch(const struct rk_driver *driver)

@@ -77,9 +77,25 @@ static const struct rk_mesh *find_mesh(const void *driver, const char *role)
     return rk_driver_find_mesh(driver, role);
 }
 
+/* Of a dry run: what the rank would get and give that the one daemon stands for. */
+static struct rk_status *address_dry_rank(struct invocation *inv)
+{
+    struct rk_dispatch *dispatch = inv->dispatch;
+    int32_t rank = inv->driver->dry_rank;
+
+    if (dispatch->payload == RK_PAYLOAD_PROTO)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "a dry run makes memory plans only");
+    dispatch->chunk_of_rank[0] = dispatch->chunk_of_rank[rank];
+    dispatch->collects[0] = dispatch->collects[rank];
+    dispatch->collected[0] = 0;
+    dispatch->num_collected = dispatch->collects[0];
+    return NULL;
+}
+
 static struct rk_status *make_dispatch(struct invocation *inv)
 {
-    return rk_dispatch_create_method(&inv->dispatch, inv->method, inv->call->role, find_mesh, inv->driver);
+    RK_TRY(rk_dispatch_create_method(&inv->dispatch, inv->method, inv->call->role, find_mesh, inv->driver));
+    return rk_driver_is_dry_run(inv->driver) ? address_dry_rank(inv) : NULL;
 }
 
 static struct rk_status *check_plan(const struct invocation *inv)

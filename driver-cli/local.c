@@ -163,6 +163,8 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_strdup("--comm.listen=unix");
     args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);
+    if (config->is_dry_run)
+        args[num_args++] = rk_strdup("--dry_run=true");
     RK_ASSERT(num_args < ARGS_MAX);
     st = spawn(child, args, local->dir.lock);
     for (int i = 0; i < num_args; i++)

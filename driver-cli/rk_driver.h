@@ -56,6 +56,10 @@ struct rk_driver_config {
     int64_t lease_ttl_ms;       /* 0: 30 s */
     int64_t control_timeout_ms; /* of small calls; 0: 10 s */
     bool takeover;              /* claim from a driver whose lease still lives */
+    /* Plans of memory by one daemon that was started with dry_run=true: the world it is asked about, of which
+     * it stands for one rank at a time. 0: no dry run, the world are the daemons. */
+    int32_t dry_world_size;
+    const char *dry_device; /* what rk_driver_device_kind says; NULL: the daemon's own */
 };
 
 /* Checks the addresses and opens two channels a daemon, one for batches and one for control. Connections are
@@ -64,7 +68,11 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
 /* Releases the lease, closes the connections. What runs on the daemons goes on unless it was cancelled. NULL
  * is a no-op. */
 void rk_driver_close(struct rk_driver *driver);
+/* Ranks of the world. */
 int32_t rk_driver_num_workers(const struct rk_driver *driver);
+bool rk_driver_is_dry_run(const struct rk_driver *driver);
+/* Of a dry run: the rank that the daemon takes at the next configure, 0 at first. */
+void rk_driver_stand_for(struct rk_driver *driver, int32_t rank);
 /* Asks for a stop, from any thread or a signal handler. Once: the running call is cancelled on the daemons
  * and ends with CANCELLED, as does every later call. Twice: the call is left to itself and returns at once
  * (reason DETACHED). */
@@ -154,6 +162,7 @@ struct rk_local_config {
     const char *log_dir;           /* rankd-<rank>.log is written here */
     const char *const *ckpt_roots; /* absolute directories that calls may name paths in; NULL-terminated */
     int64_t start_timeout_ms;      /* 0: 30 s */
+    bool is_dry_run; /* they only plan, for any rank of any world: rk_driver_config.dry_world_size */
 };
 
 /* Starts the daemons on Unix sockets in a private directory, each with its share of the cores, and waits

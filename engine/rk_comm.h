@@ -84,6 +84,9 @@ struct rk_comm_world_config {
 /* Takes the endpoint, on failure too. */
 struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_comm_endpoint *endpoint,
                                        const struct rk_comm_world_config *config) RK_NODISCARD;
+/* Rank `rank` of a world whose other ranks do not exist, for dry runs: operations send nothing and leave
+ * their tensors as they are. Destroy as any other. */
+struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size);
 /* Says goodbye to the peers unless aborted. Groups must have been destroyed. NULL is a no-op. */
 void rk_comm_world_destroy(struct rk_comm_world *world);
 int32_t rk_comm_world_rank(const struct rk_comm_world *world);
@@ -203,6 +206,10 @@ const struct rk_mesh_coords *rk_mesh_comms_coords(const struct rk_mesh_comms *co
 bool rk_mesh_comms_is_member(const struct rk_mesh_comms *comms);
 /* NULL for a group of one. */
 struct rk_comm_group *rk_mesh_comms_group(const struct rk_mesh_comms *comms, rk_mesh_group_kind_t kind);
+/* World ranks of this rank's group, in order, to out [ranks of the mesh]; returns their number, 0 outside the
+ * mesh. */
+int32_t rk_mesh_comms_group_ranks(const struct rk_mesh_comms *comms, rk_mesh_group_kind_t kind, int32_t *out);
+const char *rk_mesh_group_kind_name(rk_mesh_group_kind_t kind);
 /* A mesh of this one rank, without any communicator (tools, tests, one-rank runs). */
 struct rk_status *rk_mesh_comms_create_single(struct rk_mesh_comms **out) RK_NODISCARD;
 

@@ -92,6 +92,7 @@ struct rk_worker_config {
     int64_t idle_progress_ms;      /* watchdog.idle_progress: a running job without a tick */
     int64_t engine_grace_ms;       /* watchdog.engine_grace: from a verdict to the job's end; 0: for ever */
     int64_t comm_progress_timeout_ms;
+    bool is_dry_run; /* Configure gives it any rank of a world that does not exist; it only plans */
     void *user;
     /* On thread E: the job is finished and belongs to the receiver. Must not block. */
     void (*on_done)(void *user, struct rk_job *job);

@@ -4,7 +4,10 @@
  * mesh and rank are unchanged keeps its model, which gets the new communicators. So does, without what it
  * trains with, a role that becomes the only replica of its weights: what is left of a world that has lost
  * others. Other models are dropped before the new world is made, so that their memory is free. When round 2
- * fails the worker is not configured, and the kept models wait for the next one. */
+ * fails the worker is not configured, and the kept models wait for the next one.
+ *
+ * In a dry run there is no round 1 and nobody to meet in round 2: the worker is that rank of a world whose
+ * other ranks do not exist. init_model then answers nothing but plans. */
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
@@ -26,6 +29,8 @@ struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job
 
     rk_comm_endpoint_close(worker->endpoint);
     worker->endpoint = NULL;
+    if (worker->config.is_dry_run)
+        return NULL;
     RK_TRY(rk_comm_endpoint_open(&worker->endpoint, &config));
     snprintf(job->comm_address, sizeof(job->comm_address), "%s", rk_comm_endpoint_address(worker->endpoint));
     if (job->make_comm_id) {
@@ -108,7 +113,7 @@ static struct rk_status *check_job(const struct rk_worker *worker, const struct 
             if (strcmp(job->meshes[j].role, role) == 0)
                 return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has two meshes", role);
     }
-    if (!worker->endpoint)
+    if (!worker->endpoint && !worker->config.is_dry_run)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
                               "no endpoint is open: the first round of the rendezvous is missing");
     return NULL;
@@ -234,7 +239,8 @@ static struct rk_status *link_rollout(struct rk_worker *worker, struct rk_comm_w
     return rk_reshard_link_create(&worker->link, world, actor->mesh, rollout->mesh);
 }
 
-static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job *job)
+static struct rk_status *create_world(struct rk_comm_world **out, struct rk_worker *worker,
+                                      const struct rk_job *job)
 {
     const struct rk_comm_world_config config = {
         .struct_size = sizeof(config),
@@ -251,10 +257,21 @@ static struct rk_status *join_world(struct rk_worker *worker, const struct rk_jo
         .user = worker,
     };
     struct rk_comm_endpoint *endpoint = worker->endpoint;
+
+    *out = NULL;
+    if (worker->config.is_dry_run) {
+        *out = rk_comm_world_create_plan(job->rank, job->world_size);
+        return NULL;
+    }
+    worker->endpoint = NULL;
+    return rk_comm_world_create(out, endpoint, &config);
+}
+
+static struct rk_status *join_world(struct rk_worker *worker, const struct rk_job *job)
+{
     struct rk_comm_world *world;
 
-    worker->endpoint = NULL;
-    RK_TRY(rk_comm_world_create(&world, endpoint, &config));
+    RK_TRY(create_world(&world, worker, job));
     set_world(worker, world);
     for (int32_t i = 0; i < worker->num_roles; i++) {
         struct rk_role *role = &worker->roles[i];

@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -280,6 +281,16 @@ struct rk_status *rk_cli_find_rankd(char **out)
     *slash = '\0';
     *out = rk_path_join(self, "rankd");
     return NULL;
+}
+
+char *rk_cli_directory_of(const char *path)
+{
+    char *relative = rk_path_dir(path);
+    char absolute[PATH_MAX];
+    char *dir = rk_strdup(realpath(relative, absolute) ? absolute : relative);
+
+    rk_free(relative);
+    return dir;
 }
 
 static struct rk_driver *_Atomic watched_driver;

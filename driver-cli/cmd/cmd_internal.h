@@ -34,9 +34,9 @@ struct rk_command {
     struct rk_status *(*run)(struct rk_cli *cli);
 };
 
-extern const struct rk_command rk_cmd_run, rk_cmd_status, rk_cmd_methods, rk_cmd_describe, rk_cmd_call,
-    rk_cmd_shutdown, rk_cmd_config, rk_cmd_version, rk_cmd_checkpoint_save, rk_cmd_checkpoint_load,
-    rk_cmd_checkpoint_list, rk_cmd_checkpoint_inspect, rk_cmd_checkpoint_export;
+extern const struct rk_command rk_cmd_run, rk_cmd_plan, rk_cmd_status, rk_cmd_methods, rk_cmd_describe,
+    rk_cmd_call, rk_cmd_shutdown, rk_cmd_config, rk_cmd_version, rk_cmd_checkpoint_save,
+    rk_cmd_checkpoint_load, rk_cmd_checkpoint_list, rk_cmd_checkpoint_inspect, rk_cmd_checkpoint_export;
 
 /* --- the command line --- */
 struct rk_cli_setting {
@@ -78,6 +78,8 @@ struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *h
                               struct rk_driver **out) RK_NODISCARD;
 /* Path of rankd, which stands beside rankctl; rk_free it. */
 struct rk_status *rk_cli_find_rankd(char **out) RK_NODISCARD;
+/* The absolute directory that the file `path` is in, or as given when there is none; rk_free it. */
+char *rk_cli_directory_of(const char *path);
 /* From now on SIGINT, SIGTERM and SIGHUP, unless it is ignored, interrupt the driver instead of ending the
  * process (NULL: are only counted). */
 void rk_cli_watch_signals(struct rk_driver *driver);

@@ -13,10 +13,10 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "driver-cli/checkpoint/checkpoint_internal.h"
+#include "driver-cli/cmd/model_dirs_internal.h"
 #include "driver-cli/cmd/rescue_internal.h"
 #include "driver-cli/files_internal.h"
 #include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/hub_internal.h"
 #include "driver-cli/job_internal.h"
 #include "driver-cli/loggers/loggers_internal.h"
 #include "driver-cli/run_internal.h"
@@ -66,46 +66,6 @@ static struct rk_status *read_world(struct run *run)
     return NULL;
 }
 
-static char *directory_of(const char *path)
-{
-    char *relative = rk_path_dir(path);
-    char absolute[PATH_MAX];
-    char *dir = rk_strdup(realpath(relative, absolute) ? absolute : relative);
-
-    rk_free(relative);
-    return dir;
-}
-
-/* A model of the job; without a path where the role has none, or none of its own. */
-struct model_dir {
-    const char *key, *path;
-};
-
-enum { MODEL_DIRS = 4 };
-
-static void find_models(struct model_dir models[MODEL_DIRS], const struct run *run)
-{
-    const struct rk_flow_inputs *inputs = &run->inputs;
-
-    models[0] = (struct model_dir){RK_JOB_MODEL "path", inputs->model_path};
-    models[1] = (struct model_dir){RK_JOB_CRITIC "model.path", inputs->critic_path};
-    models[2] = (struct model_dir){RK_JOB_TEACHER "model.path", inputs->teacher_path};
-    models[3] = (struct model_dir){RK_JOB_REWARD_MODEL "model_path", inputs->reward_model.path};
-}
-
-static struct rk_status *check_model_paths(const struct run *run)
-{
-    struct model_dir models[MODEL_DIRS];
-
-    find_models(models, run);
-    for (int i = 0; i < MODEL_DIRS; i++) {
-        if (models[i].path && access(models[i].path, R_OK | X_OK) != 0)
-            return RK_WRAP(rk_hub_not_found(rk_config_string(run->job, models[i].key), models[i].path), "%s",
-                           models[i].key);
-    }
-    return NULL;
-}
-
 static struct rk_status *read_inputs(struct run *run)
 {
     const char *path = run->cli->args.items[0];
@@ -116,10 +76,10 @@ static struct rk_status *read_inputs(struct run *run)
     st = rk_job_check(run->job, run->world_size);
     if (st)
         return RK_WRAP(st, "%s", path);
-    run->job_dir = directory_of(path);
+    run->job_dir = rk_cli_directory_of(path);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
     if (!st && rk_cli_has(run->cli, "local")) /* elsewhere they are on the daemons' hosts */
-        st = check_model_paths(run);
+        st = rk_model_dirs_check(run->job, &run->inputs);
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
 
@@ -144,31 +104,13 @@ static struct rk_status *open_checkpoints(struct run *run)
 
 static struct rk_status *start_local(struct run *run)
 {
-    /* Only this user can reach the daemons. What is below the last root may not be behind symbolic links. */
-    const char *roots[MODEL_DIRS + 3] = {run->dir.path};
-    struct model_dir models[MODEL_DIRS];
-    struct rk_local_config config = {
-        .struct_size = sizeof(config),
-        .num_daemons = run->world_size,
-        .device = rk_config_string(run->job, "device"),
-        .log_dir = run->dir.path,
-        .ckpt_roots = roots,
-    };
-    struct rk_status *st;
-    char *program;
-    int num_roots = 1;
-
-    find_models(models, run);
-    for (int i = 0; i < MODEL_DIRS; i++) {
-        if (models[i].path)
-            roots[num_roots++] = models[i].path;
-    }
-    roots[num_roots] = "/";
-    RK_TRY(rk_cli_find_rankd(&program));
-    config.program = program;
-    st = rk_local_start(&run->local, &config);
-    rk_free(program);
-    return st;
+    return rk_model_dirs_start_local(&run->local, &run->inputs,
+                                     (struct rk_local_config){
+                                         .struct_size = sizeof(struct rk_local_config),
+                                         .num_daemons = run->world_size,
+                                         .device = rk_config_string(run->job, "device"),
+                                         .log_dir = run->dir.path,
+                                     });
 }
 
 static struct rk_status *open_driver(struct run *run)

@@ -212,25 +212,44 @@ static struct rk_json *model_options_find(const struct rk_flow_context *ctx, uin
     return NULL;
 }
 
+/* What each rank answers: plans[num_workers], to be freed; NULL of one outside the role's mesh. */
+static struct rk_status *ask_ranks(struct rk_flow_context *ctx, const char *role, struct rk_json *options,
+                                   struct rk_json **plans)
+{
+    struct rk_driver_result result;
+
+    RK_TRY(rk_flow_call(ctx, role, "init_model", NULL, options, NULL, &result));
+    for (int32_t i = 0; i < result.num_outputs; i++) {
+        const struct rk_json *meta = result.outputs[i] ? rk_batch_meta(result.outputs[i]) : NULL;
+        int64_t rank = rk_json_as_int(rk_json_find(meta, "rank"), -1);
+
+        if (rank >= 0 && rank < rk_driver_num_workers(ctx->driver) && !plans[rank])
+            plans[rank] = rk_json_clone(meta);
+    }
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
 static struct rk_status *plan_role(struct rk_flow_context *ctx, struct rk_memory_sum *sum,
                                    const struct rk_job_role *role)
 {
+    int32_t num_ranks = rk_driver_num_workers(ctx->driver);
+    struct rk_json **plans = rk_calloc((size_t)num_ranks, sizeof(*plans));
     struct rk_json *options = model_options_find(ctx, role->bit);
-    struct rk_driver_result result;
-    const struct rk_json **metas;
+    bool is_dry = rk_driver_is_dry_run(ctx->driver);
     struct rk_status *st;
 
     rk_json_set(options, "plan_only", rk_json_new_bool(true));
     rk_json_set(options, "plan_room", rk_memory_sum_room(sum));
     if (rk_job_role_shares(ctx->job, role->bit))
         rk_json_set(options, "plan_owner", model_options_find(ctx, role->shares));
-    RK_TRY(rk_flow_call(ctx, role->name, "init_model", NULL, options, NULL, &result));
-    metas = rk_calloc((size_t)result.num_outputs, sizeof(struct rk_json *));
-    for (int32_t i = 0; i < result.num_outputs; i++)
-        metas[i] = result.outputs[i] ? rk_batch_meta(result.outputs[i]) : NULL;
-    st = rk_memory_sum_add(sum, role, metas, result.num_outputs);
-    rk_free(metas);
-    rk_driver_result_fini(&result);
+    st = is_dry ? rk_flow_dry_plans(ctx, role->name, options, plans)
+                : ask_ranks(ctx, role->name, options, plans);
+    if (!st)
+        st = rk_memory_sum_add(sum, role, (const struct rk_json *const *)plans, num_ranks);
+    for (int32_t i = 0; i < num_ranks; i++)
+        rk_json_free(plans[i]);
+    rk_free(plans);
     return st;
 }
 
@@ -246,8 +265,7 @@ static struct rk_status *plan_roles(struct rk_flow_context *ctx, struct rk_memor
     return rk_memory_sum_check(sum);
 }
 
-/* Before any of them takes memory or reads weights. The plan is shown also when it does not fit. */
-static struct rk_status *plan_memory(struct rk_flow_context *ctx)
+struct rk_status *rk_flow_plan_memory(struct rk_flow_context *ctx)
 {
     struct rk_memory_sum sum;
     struct rk_status *st, *told = NULL;
@@ -265,7 +283,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     struct rk_driver_result result;
 
     RK_TRY(rk_job_meshes_configure(&ctx->meshes, ctx->driver));
-    RK_TRY(plan_memory(ctx));
+    RK_TRY(rk_flow_plan_memory(ctx));
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (!rk_job_role_needed(ctx->job, models[i].role))
             continue;

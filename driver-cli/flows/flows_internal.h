@@ -171,6 +171,7 @@ struct rk_flow_context {
     bool validates_only;     /* trainer.val_only */
     bool has_tokenizer;      /* the export has its tokenizer beside it */
     const struct rk_checkpoints *checkpoints; /* borrowed; NULL: nothing is saved or loaded */
+    int64_t dry_device_bytes; /* of a dry run: free memory of each rank's device; 0: as the daemon's has */
 
     struct rk_kl_ctrl kl_ctrl;       /* as the next step reads it */
     struct rk_run_position position; /* what the next prompts and samples are */
@@ -220,6 +221,19 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
                                        const struct rk_flow_sink *sink) RK_NODISCARD;
 void rk_flow_context_fini(struct rk_flow_context *ctx);
+/* What the roles will take, before any of them takes memory or reads weights: the sink's on_memory_plan is
+ * told, also when they do not fit. The meshes are configured. */
+struct rk_status *rk_flow_plan_memory(struct rk_flow_context *ctx) RK_NODISCARD;
+/* --- dry runs (flow_plan.c): one daemon stands for each rank of the world that differs from the others ---
+ */
+/* Calls init_model, with plan_only in its options, as every rank of the role: plans[num_workers], to be
+ * freed, NULL of one outside its mesh. Ranks whose coordinates differ in dp and cp only have equal plans,
+ * unless the rollout has a mesh of its own, and are asked once. Steals the options. */
+struct rk_status *rk_flow_dry_plans(struct rk_flow_context *ctx, const char *role, struct rk_json *options,
+                                    struct rk_json **plans) RK_NODISCARD;
+/* The micro-batches of one update of the actor when all sequences have their full length. In the step's
+ * arena. */
+struct rk_status *rk_flow_plan_update(struct rk_plan *plan, struct rk_flow_context *ctx) RK_NODISCARD;
 /* Meshes and models, then all steps. */
 struct rk_status *rk_flow_run(struct rk_flow_context *ctx) RK_NODISCARD;
 
@@ -259,6 +273,9 @@ struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
                               int32_t num_replicas) RK_NODISCARD;
 
 /* --- examples (flow_examples.c) --- */
+/* The plan of an update with examples of those lengths (step_examples.c). */
+struct rk_status *rk_flow_example_plan(struct rk_plan *plan, struct rk_flow_context *ctx,
+                                       const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
 /* The sizes of a flow whose rows are examples. */
 struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx) RK_NODISCARD;
 /* The sequences of the examples, one after the other, padded on the right to the longest: input_ids,

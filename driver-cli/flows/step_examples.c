@@ -24,19 +24,26 @@ const struct rk_flow_step rk_step_examples = {"examples", NULL, NULL, take_examp
 
 /* --- updates: one optimizer step over the batch --- */
 
-static struct rk_status *make_plan(struct rk_flow_context *ctx, struct rk_plan *plan)
+struct rk_status *rk_flow_example_plan(struct rk_plan *plan, struct rk_flow_context *ctx,
+                                       const int64_t *seqlens, const int64_t *loss_tokens)
 {
     struct rk_job_micro micro = rk_job_actor_micro(ctx->job);
     struct rk_plan_request request = {
         .num_rows = ctx->num_rows,
-        .seqlens = ctx->seqlens,
+        .seqlens = seqlens,
+        .loss_tokens = loss_tokens,
         .group_size = ctx->group_size,
     };
+
+    return rk_flow_plan(plan, ctx, RK_ROLE_ACTOR, &micro, request);
+}
+
+static struct rk_status *make_plan(struct rk_flow_context *ctx, struct rk_plan *plan)
+{
     int64_t *loss_tokens;
 
     RK_TRY(rk_flow_sum_rows(ctx, "response_mask", ctx->response_length, &loss_tokens));
-    request.loss_tokens = loss_tokens;
-    return rk_flow_plan(plan, ctx, RK_ROLE_ACTOR, &micro, request);
+    return rk_flow_example_plan(plan, ctx, ctx->seqlens, loss_tokens);
 }
 
 /* Steals the options. */

@@ -170,8 +170,6 @@ extern const struct rk_comm_ops rk_comm_cpu_ops;
 
 /* --- dry runs (comm_plan.c, comm_world.c) --- */
 extern const struct rk_comm_ops rk_comm_plan_ops;
-/* Rank `rank` of a world that does not exist. Destroy as any other. */
-struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size);
 
 /* What backends call, those in plug-ins too. */
 RK_BEGIN_DECLS

@@ -37,6 +37,7 @@ struct rk_mesh_comms {
     const struct rk_mesh *mesh;
     struct rk_mesh *own_mesh; /* the same, where nobody else owns it */
     struct rk_mesh_coords coords;
+    int32_t world_rank;
     bool is_member;
     struct rk_comm_shared *shared[RK_GROUP_KIND_COUNT]; /* NULL for groups of one */
 };
@@ -93,6 +94,7 @@ struct rk_status *rk_mesh_comms_create(struct rk_mesh_comms **out, const struct 
                        rk_mesh_text(mesh), rk_mesh_world_size(mesh), rk_comm_world_size(world));
     comms = rk_calloc(1, sizeof(*comms));
     comms->mesh = mesh;
+    comms->world_rank = rk_comm_world_rank(world);
     comms->is_member = rk_mesh_find_coords(mesh, rk_comm_world_rank(world), &comms->coords);
     for (int kind = 0; kind < RK_GROUP_KIND_COUNT; kind++) {
         if (group_size(mesh, group_rows[kind].axes) > 1)
@@ -151,4 +153,16 @@ struct rk_comm_group *rk_mesh_comms_group(const struct rk_mesh_comms *comms, rk_
 {
     RK_ASSERT(kind < RK_GROUP_KIND_COUNT);
     return comms->shared[kind] ? rk_comm_shared_group(comms->shared[kind]) : NULL;
+}
+
+int32_t rk_mesh_comms_group_ranks(const struct rk_mesh_comms *comms, rk_mesh_group_kind_t kind, int32_t *out)
+{
+    RK_ASSERT(kind < RK_GROUP_KIND_COUNT);
+    return comms->is_member ? rk_mesh_group(comms->mesh, group_rows[kind].axes, comms->world_rank, out) : 0;
+}
+
+const char *rk_mesh_group_kind_name(rk_mesh_group_kind_t kind)
+{
+    RK_ASSERT(kind < RK_GROUP_KIND_COUNT);
+    return group_rows[kind].name;
 }

@@ -81,6 +81,9 @@ struct rk_status *rk_model_build_read_plan(struct rk_model_build *build)
     const struct rk_json *owner = rk_json_find(options, "plan_owner");
 
     RK_TRY(rk_json_get_bool(options, "", "plan_only", &build->plan_only));
+    if (!build->plan_only && build->call->worker->config.is_dry_run)
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "this daemon was started with dry_run=true: init_model needs plan_only=true");
     if (!build->plan_only) {
         RK_TRY(refuse_alone(options, "plan_room"));
         return refuse_alone(options, "plan_owner");

@@ -1,0 +1,18 @@
+/* The directories of a job's models, for daemons of the command's own. */
+#ifndef RK_MODEL_DIRS_INTERNAL_H
+#define RK_MODEL_DIRS_INTERNAL_H
+
+#include "base/rk_config.h"
+#include "driver-cli/flows/flows_internal.h"
+
+#define RK_MODEL_DIRS 4
+
+/* NOT_FOUND, with the key, for one that is not on this machine. */
+struct rk_status *rk_model_dirs_check(const struct rk_config *job,
+                                      const struct rk_flow_inputs *inputs) RK_NODISCARD;
+/* Starts daemons that may name these directories and what is below config->log_dir in their calls; the other
+ * members of the configuration are the caller's. Only this user can reach them. */
+struct rk_status *rk_model_dirs_start_local(struct rk_local **out, const struct rk_flow_inputs *inputs,
+                                            struct rk_local_config config) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,29 @@
+/* How long passes over tokens may take: floating-point operations over what devices do in a second. A simple
+ * model for the question before a run: does this layout make sense? Generation is not in it: memory bandwidth
+ * bounds it. */
+#ifndef RK_ESTIMATE_INTERNAL_H
+#define RK_ESTIMATE_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_json.h"
+
+/* Floating-point operations of one token in a forward pass, all ranks together; a backward pass takes twice
+ * as many. */
+struct rk_estimate {
+    int64_t num_layers;
+    double layer; /* GEMMs and causal attention of one layer */
+    double head;  /* logits */
+};
+
+/* Of a dense model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
+ * False when the configuration (which may be NULL) does not tell. */
+bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);
+/* Of a token in a forward pass. */
+double rk_estimate_forward(const struct rk_estimate *estimate);
+/* Of a token in forward and backward pass; `recomputes`: the layers' forward passes run again in the backward
+ * pass. */
+double rk_estimate_train(const struct rk_estimate *estimate, bool recomputes);
+
+#endif
