@@ -352,6 +352,7 @@ static void test_a_thousand_cycles_take_no_memory(void **state)
     rk_test_model_close(&test);
 }
 
+#ifdef RK_FAULTS
 /* Goal: a host without memory refuses, and the model trains on as if nobody had asked. */
 static void test_without_host_memory_the_model_stays(void **state)
 {
@@ -391,6 +392,7 @@ static void test_failed_copy_leaves_parts_where_they_were(void **state)
     assert_ok(run_step(test.model, 0, true));
     rk_test_model_close(&test);
 }
+#endif
 
 /* Goal: what does not find its device memory again is not lost. Method: a device with room for the parameters
  * and the gradients, but not for the masters after them. */
@@ -433,8 +435,10 @@ int main(void)
         cmocka_unit_test(test_offload_gives_device_memory_back),
         cmocka_unit_test(test_offload_copies_what_may_have_been_written),
         cmocka_unit_test(test_a_thousand_cycles_take_no_memory),
+#ifdef RK_FAULTS
         cmocka_unit_test(test_without_host_memory_the_model_stays),
         cmocka_unit_test(test_failed_copy_leaves_parts_where_they_were),
+#endif
         cmocka_unit_test(test_onload_without_device_memory_can_be_repeated),
     };
 
