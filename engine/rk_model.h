@@ -195,7 +195,8 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
 
 typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t;
 /* Collective over tp (and dp for gradients, which it sums as the update would): the whole tensor, global
- * shape, as f64 in host memory [shape[0] * shape[1]], on every rank. */
+ * shape, as f64 in host memory [shape[0] * shape[1]], on every rank. Gradients that are added up in shards
+ * (struct rk_optim_config) are those of the last micro-batch. */
 struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind,
                                         double *out) RK_NODISCARD;
 

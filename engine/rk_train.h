@@ -4,8 +4,8 @@
  *   rk_train_advance_lr                                              once per update call
  *
  * Gradients accumulate in f32 (f64 models: f64) with global denominators: what a step applies does not depend
- * on the number of micro-batches or ranks. Of bf16 parameters the optimizer updates f32 masters. All
- * collective over the model's mesh. */
+ * on the number of micro-batches or ranks, but for the rounding of adds_in_shards. Of bf16 parameters the
+ * optimizer updates f32 masters. All collective over the model's mesh. */
 #ifndef RK_TRAIN_H
 #define RK_TRAIN_H
 
@@ -36,6 +36,11 @@ struct rk_optim_config {
     const struct rk_optim_ops *ops;
     rk_lr_style_t lr_decay_style;
     int64_t bucket_elements; /* 0: RK_BUCKET_ELEMENTS, or all with one dp rank */
+    /* Of 16-bit parameters with several dp ranks: gradients of a micro-batch have their dtype and are summed
+     * over dp after each, in F32 by the rank that updates them, which keeps the sum of its shard only. 2 + 4
+     * / dp bytes an element instead of 4, and a gradient is rounded to 16 bits once a micro-batch and rank.
+     */
+    bool adds_in_shards;
 };
 /* From the options of init_model (optim.*). INVALID_ARGUMENT names key, value, expectation. */
 struct rk_status *rk_optim_config_read(struct rk_optim_config *out,

@@ -19,13 +19,18 @@ int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param)
     return placement->is_held ? RK_MIN(RK_MAX(MOVE_BYTES / row_bytes, 1), placement->local_shape[0]) : 0;
 }
 
+static rk_dtype_t dtype_of(const struct rk_model *model, rk_param_kind_t kind)
+{
+    return kind == RK_PARAM_VALUE ? model->core->dtype : rk_train_grads(model->train).dtype;
+}
+
 /* This rank's rows within the flat buffer of parameters or gradients. */
 static rk_tensor_t local_rows(const struct rk_model *model, const struct rk_placement *placement,
                               const struct rk_param_rows *rows)
 {
     bool is_value = rows->kind == RK_PARAM_VALUE;
-    rk_dtype_t dtype = is_value ? model->core->dtype : rk_train_grad_dtype(model->core->dtype);
-    char *base = is_value ? model->core->values : rk_train_grads(model->train);
+    rk_dtype_t dtype = dtype_of(model, rows->kind);
+    char *base = is_value ? model->core->values : rk_train_grads(model->train).data;
     int64_t begin = placement->offset + rows->begin * placement->local_shape[1];
 
     return rk_tensor_2d(base + (size_t)begin * rk_dtype_bytes(dtype), dtype, rows->count,
@@ -82,8 +87,7 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
 {
     const struct rk_param_table *params = &model->core->params;
     const struct rk_param *param = rk_params_at(params, rows->param);
-    rk_dtype_t dtype =
-        rows->kind == RK_PARAM_VALUE ? model->core->dtype : rk_train_grad_dtype(model->core->dtype);
+    rk_dtype_t dtype = dtype_of(model, rows->kind);
     int64_t part_elements = rows->count * rk_params_placement(params, rows->param)->local_shape[1];
     struct rk_mesh_coords peer = params->coords;
 

@@ -13,7 +13,7 @@ struct buffers {
     struct {
         struct rk_movable *movable;
         uint32_t part;
-    } of[3 + RK_OPTIM_STATES_MAX];
+    } of[4 + RK_OPTIM_STATES_MAX];
 };
 
 static void add(struct buffers *buffers, struct rk_movable *movable, uint32_t part, uint32_t parts)
@@ -35,6 +35,7 @@ static struct buffers buffers_of(const struct rk_model *model, uint32_t parts)
     if (!train)
         return buffers;
     add(&buffers, &train->grad_memory, RK_PART_GRADIENTS, parts);
+    add(&buffers, &train->sum_memory, RK_PART_GRADIENTS, parts);
     add(&buffers, &train->master_memory, RK_PART_OPTIMIZER, parts);
     for (int s = 0; s < RK_OPTIM_STATES_MAX; s++)
         add(&buffers, &train->state_memory[s], RK_PART_OPTIMIZER, parts);

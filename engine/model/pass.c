@@ -19,6 +19,7 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
         .tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP),
         .dtype = core->dtype,
         .stat_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
+        .grad_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
         .is_strict = core->numerics == RK_NUMERICS_STRICT,
         .params = &core->params,
         .values = core->values,

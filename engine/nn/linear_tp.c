@@ -30,7 +30,7 @@ rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *
 
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight)
 {
-    return view(pass, weight, pass->grads, pass->stat_dtype);
+    return view(pass, weight, pass->grads, pass->grad_dtype);
 }
 
 static struct rk_weight bias_of(const struct rk_weight *weight)

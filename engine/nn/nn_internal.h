@@ -50,7 +50,8 @@ struct rk_pass {
     struct rk_step_arena *kept;  /* of what the forward pass keeps for the backward pass; may be the same */
     struct rk_arena *host;       /* host memory of the lifetime of `kept` */
     struct rk_comm_group *tp;
-    rk_dtype_t dtype, stat_dtype; /* of activations; of gradients of weights and of statistics */
+    rk_dtype_t dtype, stat_dtype; /* of activations; of statistics */
+    rk_dtype_t grad_dtype;        /* of gradients of weights: the latter, unless the trainer says otherwise */
     bool is_strict;
     bool keeps_activations; /* blocks keep what their backward functions need */
     const struct rk_param_table *params;

@@ -106,6 +106,15 @@ void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, i
 
 /* --- sums --- */
 
+rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk_shard_segment *segment)
+{
+    const struct rk_bucket *bucket = &train->buckets.items[segment->bucket];
+    int64_t shard = bucket->shard + segment->begin - bucket->mine;
+
+    return train->shard_grads ? rk_flat_view(train->shard_grads, train->grad_dtype, shard, segment->count)
+                              : rk_flat_view(train->grads, train->grad_dtype, segment->begin, segment->count);
+}
+
 /* What is given to the model's stream from here on comes after the collectives of buckets. */
 struct rk_status *rk_train_wait(struct rk_model *model)
 {
@@ -141,13 +150,13 @@ static struct rk_status *sum_copies(struct rk_model *model, int64_t i)
     struct rk_train *train = model->train;
     int32_t first = rk_param_first_rank(param, core->params.mesh, placement->part);
     int64_t count = rk_placement_num_elements(placement);
-    rk_tensor_t grad = rk_flat_view(train->grads, train->grad_dtype, placement->offset, count), parts;
+    rk_tensor_t grad = rk_flat_view(train->grads, train->pass_dtype, placement->offset, count), parts;
     struct rk_step_mark mark = rk_step_arena_mark(model->arena);
 
-    RK_TRY(rk_step_1d(model->arena, &parts, train->grad_dtype, count * rk_comm_group_size(group)));
+    RK_TRY(rk_step_1d(model->arena, &parts, train->pass_dtype, count * rk_comm_group_size(group)));
     RK_TRY(rk_comm_all_gather(group, core->stream, parts, grad));
     for (int32_t copy = 0; copy < rk_param_num_copies(param, core->params.mesh); copy++) {
-        rk_tensor_t part = rk_flat_view(parts.data, train->grad_dtype, (first + copy) * count, count);
+        rk_tensor_t part = rk_flat_view(parts.data, train->pass_dtype, (first + copy) * count, count);
 
         RK_TRY(rk_axpby(
             core->stream,
@@ -169,12 +178,38 @@ static bool needs_sum(const struct rk_model *model, int64_t i, int64_t end)
            placement->offset < end;
 }
 
+/* Every rank gets its part of the bucket from all, and adds them up in rank order. A sum on the way would
+ * round to 16 bits at every rank. */
+static struct rk_status *add_to_shard(struct rk_model *model, const struct rk_bucket *bucket,
+                                      struct rk_stream *stream)
+{
+    struct rk_train *train = model->train;
+    struct rk_comm_group *group = rk_mesh_comms_group(model->core->mesh, RK_GROUP_DP_CP);
+    char *from = (char *)train->grads + (size_t)bucket->begin * rk_dtype_bytes(train->pass_dtype);
+    int32_t size = rk_comm_group_size(group);
+
+    RK_TRY(rk_comm_all_to_all(group, stream,
+                              rk_tensor_2d(train->inbox, train->pass_dtype, size, bucket->part), train->rows,
+                              rk_tensor_2d(from, train->pass_dtype, size, bucket->part), train->rows));
+    for (int32_t rank = 0; rank < size; rank++)
+        RK_TRY(rk_axpby(
+            stream, &(struct rk_axpby_args){
+                        .y = rk_flat_view(train->shard_grads, train->grad_dtype, bucket->shard, bucket->part),
+                        .x = rk_flat_view(train->inbox, train->pass_dtype, rank * bucket->part, bucket->part),
+                        .alpha = 1,
+                        .beta = 1,
+                    }));
+    return NULL;
+}
+
 static struct rk_status *reduce_bucket(struct rk_model *model, const struct rk_bucket *bucket)
 {
     struct rk_train *train = model->train;
     struct rk_stream *stream;
 
     RK_TRY(wait_for_model(model, &stream));
+    if (train->shard_grads)
+        return add_to_shard(model, bucket, stream);
     return rk_comm_reduce_scatter(rk_mesh_comms_group(model->core->mesh, RK_GROUP_DP_CP), stream,
                                   rk_flat_view(train->grads, train->grad_dtype, bucket->mine, bucket->part),
                                   rk_flat_view(train->grads, train->grad_dtype, bucket->begin, bucket->count),

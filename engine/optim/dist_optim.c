@@ -17,7 +17,7 @@ static struct rk_status *update_bucket(struct rk_model *model, const struct rk_o
         int64_t shard = in->shard + range->begin - in->mine;
         struct rk_optim_segment segment = {
             .param = rk_flat_view(core->values, core->dtype, range->begin, range->count),
-            .grad = rk_flat_view(train->grads, train->grad_dtype, range->begin, range->count),
+            .grad = rk_train_segment_grads(train, range),
             .weight_decay = range->decays ? step->config->weight_decay : 0,
         };
 

@@ -15,13 +15,12 @@ struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool 
     RK_TRY(rk_stream_zero(core->stream, sums.data, rk_tensor_bytes(sums)));
     for (int64_t i = 0; i < train->segments.count; i++) {
         const struct rk_shard_segment *segment = &train->segments.items[i];
-        char *grad = (char *)train->grads + (size_t)segment->begin * rk_dtype_bytes(train->grad_dtype);
 
         if (!segment->is_counted)
             continue;
         RK_TRY(rk_sum_squares(core->stream, &(struct rk_sum_squares_args){
                                                 .out = sums,
-                                                .x = rk_tensor_1d(grad, train->grad_dtype, segment->count),
+                                                .x = rk_train_segment_grads(train, segment),
                                             }));
     }
     RK_TRY(

@@ -63,9 +63,10 @@ struct rk_train {
     /* Fixed after enable. */
     struct rk_optim_config config;
     struct rk_device *device;
-    rk_dtype_t grad_dtype;
-    int64_t num_elements; /* of the flat buffers */
-    int64_t shard_count;  /* mine */
+    rk_dtype_t grad_dtype; /* of sums of gradients, masters and states */
+    rk_dtype_t pass_dtype; /* of what a backward pass writes: that, or the parameters' with shard_grads */
+    int64_t num_elements;  /* of the flat buffers */
+    int64_t shard_count;   /* mine */
     struct rk_shard_map shards;
     RK_ARRAY(struct rk_bucket) buckets;         /* all of shards */
     RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
@@ -73,9 +74,13 @@ struct rk_train {
      */
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
-    struct rk_movable grad_memory, master_memory, state_memory[RK_OPTIM_STATES_MAX];
+    struct rk_movable grad_memory, sum_memory, master_memory, state_memory[RK_OPTIM_STATES_MAX];
     /* Their addresses. */
-    void *grads; /* [num_elements] */
+    void *grads; /* [num_elements] of pass_dtype */
+    /* Where gradients are added up in shards: [shard_count] of grad_dtype, the sums of all micro-batches; and
+     * room for a bucket's parts of all dp ranks, in pass_dtype. NULL: grads holds the sums. */
+    void *shard_grads, *inbox;
+    int64_t *rows; /* owned; with them: 1 for every dp rank, the rows of an exchange */
     /* [shard_count] in grad_dtype: the parameters of my shard before they were rounded to the model's dtype;
      * NULL when that is grad_dtype, and the parameters are their own masters. */
     void *masters;
@@ -99,7 +104,8 @@ static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t b
 }
 
 void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
-void *rk_train_grads(const struct rk_train *train);
+/* What a backward pass has written: all gradients so far, or with shard_grads those of a micro-batch. */
+rk_tensor_t rk_train_grads(const struct rk_train *train);
 rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype);
 void rk_train_add_memory(const struct rk_train *train,
                          struct rk_model_memory *memory); /* NULL adds nothing */
@@ -113,6 +119,9 @@ struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_
  * Nothing to do without masters, or for NULL. */
 struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream *stream, int64_t begin,
                                        int64_t count, const void *values) RK_NODISCARD;
+
+/* The sums of a segment's gradients, once they are complete. */
+rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk_shard_segment *segment);
 
 /* --- buckets (buckets.c) --- */
 

@@ -13,9 +13,9 @@ rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype)
     return param_dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
 }
 
-void *rk_train_grads(const struct rk_train *train)
+rk_tensor_t rk_train_grads(const struct rk_train *train)
 {
-    return train->grads;
+    return rk_flat_view(train->grads, train->pass_dtype, 0, train->num_elements);
 }
 
 void rk_train_destroy(struct rk_train *train)
@@ -23,6 +23,8 @@ void rk_train_destroy(struct rk_train *train)
     if (!train)
         return;
     rk_movable_fini(&train->grad_memory);
+    rk_movable_fini(&train->sum_memory);
+    rk_free(train->rows);
     rk_movable_fini(&train->master_memory);
     for (int32_t s = 0; s < RK_OPTIM_STATES_MAX; s++)
         rk_movable_fini(&train->state_memory[s]);
@@ -44,7 +46,8 @@ void rk_train_add_memory(const struct rk_train *train, struct rk_model_memory *m
 {
     if (!train)
         return;
-    memory->grad_bytes = rk_movable_held_bytes(&train->grad_memory);
+    memory->grad_bytes =
+        rk_movable_held_bytes(&train->grad_memory) + rk_movable_held_bytes(&train->sum_memory);
     memory->master_bytes = rk_movable_held_bytes(&train->master_memory);
     for (int32_t s = 0; s < num_states(train); s++)
         memory->optimizer_bytes += rk_movable_held_bytes(&train->state_memory[s]);
@@ -91,17 +94,39 @@ static struct rk_status *allocate_one(struct rk_train *train, struct rk_movable 
     return NULL;
 }
 
+/* What device memory promises for a buffer behind another. */
+#define ALIGN_BYTES 256
+
+/* The sums of the shard, and the room for a bucket behind them. */
+static struct rk_status *allocate_shard_grads(struct rk_train *train, const struct rk_model_core *core)
+{
+    size_t sum_bytes =
+        rk_round_up((size_t)train->shard_count * rk_dtype_bytes(train->grad_dtype), ALIGN_BYTES);
+    size_t inbox_bytes =
+        (size_t)rk_shard_bucket_at(&train->shards, 0).count * rk_dtype_bytes(train->pass_dtype);
+
+    if (train->pass_dtype == train->grad_dtype)
+        return NULL;
+    RK_TRY(allocate_one(train, &train->sum_memory, &train->shard_grads, sum_bytes + inbox_bytes,
+                        core->offload & RK_PART_GRADIENTS, "sums of gradients"));
+    train->inbox = (char *)train->shard_grads + sum_bytes;
+    train->rows = rk_calloc((size_t)train->shards.num_shards, sizeof(*train->rows));
+    for (int32_t rank = 0; rank < train->shards.num_shards; rank++)
+        train->rows[rank] = 1;
+    return NULL;
+}
+
 static struct rk_status *allocate(struct rk_train *train, const struct rk_model_core *core)
 {
-    size_t elem_bytes = rk_dtype_bytes(train->grad_dtype);
-    size_t grad_bytes, shard_bytes = (size_t)train->shard_count * elem_bytes;
+    size_t grad_bytes, shard_bytes = (size_t)train->shard_count * rk_dtype_bytes(train->grad_dtype);
     bool optimizer_leaves = core->offload & RK_PART_OPTIMIZER;
 
-    if (!rk_mul_size((size_t)train->num_elements, elem_bytes, &grad_bytes))
+    if (!rk_mul_size((size_t)train->num_elements, rk_dtype_bytes(train->pass_dtype), &grad_bytes))
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%lld gradients exceed the address space",
                        (long long)train->num_elements);
     RK_TRY(allocate_one(train, &train->grad_memory, &train->grads, grad_bytes,
                         core->offload & RK_PART_GRADIENTS, "gradients"));
+    RK_TRY(allocate_shard_grads(train, core));
     if (train->config.ops && core->dtype != train->grad_dtype)
         RK_TRY(allocate_one(train, &train->master_memory, &train->masters, shard_bytes, optimizer_leaves,
                             "master weights"));
@@ -153,6 +178,8 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     train->config = *config;
     train->device = rk_stream_device(core->stream);
     train->grad_dtype = rk_train_grad_dtype(core->dtype);
+    train->pass_dtype =
+        config->adds_in_shards && rk_comm_group_size(dp) > 1 ? core->dtype : train->grad_dtype;
     train->num_elements = core->params.num_elements;
     RK_ASSERT(train->num_elements % rk_comm_group_size(dp) == 0);
     train->summed_begin = find_summed(core);
@@ -177,16 +204,23 @@ static struct rk_status *check_enabled(const struct rk_model *model)
 
 struct rk_status *rk_train_begin(struct rk_model *model)
 {
+    struct rk_train *train = model->train;
+    rk_tensor_t sums;
+
     RK_TRY(check_enabled(model));
-    model->train->is_stale = true;
-    return rk_train_reset(model);
+    train->is_stale = true;
+    RK_TRY(rk_train_reset(model));
+    if (!train->shard_grads)
+        return NULL;
+    sums = rk_flat_view(train->shard_grads, train->grad_dtype, 0, train->shard_count);
+    return rk_stream_zero(model->core->stream, sums.data, rk_tensor_bytes(sums));
 }
 
 /* Gradients from element `begin` on. */
 static struct rk_status *zero_grads(struct rk_model *model, int64_t begin)
 {
     struct rk_train *train = model->train;
-    rk_tensor_t range = rk_flat_view(train->grads, train->grad_dtype, begin, train->num_elements - begin);
+    rk_tensor_t range = rk_flat_view(train->grads, train->pass_dtype, begin, train->num_elements - begin);
 
     return rk_stream_zero(model->core->stream, range.data, rk_tensor_bytes(range));
 }
@@ -270,21 +304,29 @@ static struct rk_status *begin_micro(struct rk_micro *micro, struct rk_model *mo
                               .hooks = desc->hooks,
                           }));
     micro->pass.grads = model->train->grads;
+    micro->pass.grad_dtype = model->train->pass_dtype;
     return NULL;
 }
 
-/* Sums over dp begin while the last pass of a step runs. */
+/* Sums over dp begin while the last pass of a step runs; with sums in shards, while every pass does, whose
+ * gradients are its own. */
 static struct rk_status *backward(struct rk_micro *micro, const struct rk_train_micro *desc)
 {
     struct rk_model *model = micro->model;
+    struct rk_train *train = model->train;
     rk_tensor_t none;
 
-    if (desc->is_last && model->train->comm) {
+    if (train->shard_grads) {
+        train->is_stale = true;
+        RK_TRY(rk_train_reset(model));
+    }
+    if ((desc->is_last && train->comm) || train->shard_grads) {
         micro->pass.on_grads_ready = rk_train_grads_ready;
         micro->pass.grads_user = model;
     }
     RK_TRY(prepare_grads(model, &micro->pass, micro->labels.count));
-    return rk_micro_backward(micro, &model->core->chunk, (rk_tensor_t){0}, &none);
+    RK_TRY(rk_micro_backward(micro, &model->core->chunk, (rk_tensor_t){0}, &none));
+    return train->shard_grads ? rk_train_reduce(model) : NULL;
 }
 
 struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *desc)

@@ -85,6 +85,21 @@ static struct rk_status *read_recompute(struct rk_model_desc *desc, const struct
     return NULL;
 }
 
+struct ddp {
+    RK_DDP_KNOBS(RK_KNOB_FIELD, , , )
+};
+static const struct rk_knob ddp_knobs[] = {RK_DDP_KNOBS(RK_KNOB_ROW, struct ddp, , )};
+
+static struct rk_status *read_optim(struct rk_optim_config *config, const struct rk_json *options)
+{
+    struct ddp ddp;
+
+    RK_TRY(rk_optim_config_read(config, options));
+    RK_TRY(rk_knobs_read(&ddp, ddp_knobs, RK_ARRAY_LEN(ddp_knobs), options));
+    config->adds_in_shards = !ddp.grad_reduce_in_fp32;
+    return NULL;
+}
+
 struct offload {
     RK_OFFLOAD_KNOBS(RK_KNOB_FIELD, , , )
 };
@@ -166,7 +181,7 @@ static struct rk_status *read_training(struct rk_model_build *build)
     if (forward_only || !build->call->role->kind->can_train)
         return NULL;
     RK_TRY(read_tokens(&limits->train_tokens, build, "ppo_max_token_len_per_gpu"));
-    RK_TRY(rk_optim_config_read(&build->optim, options));
+    RK_TRY(read_optim(&build->optim, options));
     build->is_training = true;
     build->desc.optim = &build->optim;
     return NULL;

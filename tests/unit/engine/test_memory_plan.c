@@ -44,29 +44,33 @@ struct plan_case {
     int32_t num_blocks; /* of the KV cache; 0: the default */
     int64_t recompute_num_layers;
     int64_t num_ids; /* of training micro-batches */
+    bool adds_in_shards;
 };
 
 static const struct plan_case cases[] = {
-    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0},
-    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0},
-    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0, 0},
-    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0, 0},
-    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
+    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false},
+    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0, false},
+    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0, 0, false},
+    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0, 0, false},
+    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false},
     {"qwen2 bf16 strict, recompute", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0,
-     1, 0},
-    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
-    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0},
+     1, 0, false},
+    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false},
+    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false},
     {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
-     3, 0, 0, 0},
-    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0},
-    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0},
-    {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
-    {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0},
+     3, 0, 0, 0, false},
+    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false},
+    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0,
+     false},
+    {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false},
+    {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false},
     {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2,
-     0},
-    {"llama ids", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 17},
+     0, false},
+    {"llama ids", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 17, false},
     {"qwen2 bf16 tp=2 strict, ids", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0, 0,
-     80},
+     80, false},
+    {"qwen2 bf16 tp=2 dp=2, sums in shards", CONFIG("qwen2", "false"), 2, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16,
+     3, 0, 0, 0, true},
 };
 
 /* A packed micro-batch in memory of its own. */
@@ -164,6 +168,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
                                               .num_blocks = row->num_blocks};
     struct rk_model_memory base;
 
+    optim.adds_in_shards = row->adds_in_shards;
     RK_TRY(rk_test_model_open(&roles->test, &spec));
     base = rk_model_get_memory(roles->test.model);
     roles->other_bytes =

@@ -136,15 +136,17 @@ struct layout_case {
     int32_t tp, dp;
     rk_dtype_t dtype;
     uint32_t offload;
+    bool adds_in_shards;
 };
 
 static const struct layout_case cases[] = {
-    {"f32", 1, 1, RK_DTYPE_F32, RK_PARTS_ALL},
-    {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL},
-    {"bf16, optimizer only", 1, 1, RK_DTYPE_BF16, RK_PART_OPTIMIZER},
-    {"bf16, parameters only", 1, 1, RK_DTYPE_BF16, RK_PART_PARAMETERS},
-    {"bf16, tp=2 dp=2", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL},
-    {"f32, dp=2", 1, 2, RK_DTYPE_F32, RK_PARTS_ALL},
+    {"f32", 1, 1, RK_DTYPE_F32, RK_PARTS_ALL, false},
+    {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false},
+    {"bf16, optimizer only", 1, 1, RK_DTYPE_BF16, RK_PART_OPTIMIZER, false},
+    {"bf16, parameters only", 1, 1, RK_DTYPE_BF16, RK_PART_PARAMETERS, false},
+    {"bf16, tp=2 dp=2", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL, false},
+    {"f32, dp=2", 1, 2, RK_DTYPE_F32, RK_PARTS_ALL, false},
+    {"bf16, tp=2 dp=2, sums in shards", 2, 2, RK_DTYPE_BF16, RK_PARTS_ALL, true},
 };
 
 static struct rk_status *open_model(struct rk_test_model *test, const struct layout_case *row,
@@ -152,6 +154,7 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1.0);
 
+    optim.adds_in_shards = row->adds_in_shards;
     RK_TRY(rk_test_model_open(test, &(struct rk_test_model_spec){
                                         .config = CONFIG,
                                         .seed = 3,
@@ -256,7 +259,7 @@ static void test_training_with_parts_that_leave_has_the_same_bits(void **state)
 
 /* --- one rank --- */
 
-static const struct layout_case one_rank = {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL};
+static const struct layout_case one_rank = {"bf16", 1, 1, RK_DTYPE_BF16, RK_PARTS_ALL, false};
 
 static void open_one(struct rk_test_model *test)
 {

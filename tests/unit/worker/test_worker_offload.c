@@ -16,7 +16,8 @@
 #define OFFLOAD                                                          \
     "\"megatron.param_offload\": true, \"megatron.grad_offload\": true," \
     " \"megatron.optimizer_offload\": true"
-#define SIZES "\"ppo_max_token_len_per_gpu\": 100, \"log_prob_max_token_len_per_gpu\": 100"
+#define SHARDS "\"megatron.override_ddp_config.grad_reduce_in_fp32\": false"
+#define SIZES  "\"ppo_max_token_len_per_gpu\": 100, \"log_prob_max_token_len_per_gpu\": 100"
 
 static const struct test_mesh one_rank[] = {{"actor", {0}}, {"rollout", {0}}, {"critic", {0}}};
 static const struct test_mesh four_ranks[] = {
@@ -331,6 +332,37 @@ static void test_gradients_that_wait_are_kept(void **state)
     assert_memory_equal(&actual, &expected, sizeof(actual));
 }
 
+/* Goal: the option of gradients in 16 bits reaches the trainer: it plans other memory, steps like the default
+ * but for rounding, and leaves replicas that agree, with everything offloaded too. */
+static void test_gradients_in_16_bits_add_up(void **state)
+{
+    static const char *const options[] = {"", SHARDS, SHARDS ", " OFFLOAD};
+    double norms[RK_ARRAY_LEN(options)];
+    int64_t planned[RK_ARRAY_LEN(options)];
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(options); i++) {
+        struct rk_job *jobs[TEST_MAX_WORKERS];
+        struct test_cluster cluster;
+
+        open_roles(&cluster, 4, options[i]);
+        run(&cluster, &update, jobs);
+        norms[i] = test_metric(jobs[0], "actor/grad_norm");
+        destroy_all(&cluster, jobs);
+        call_ok(&cluster, "actor", "verify_replicas", "{}", NULL, jobs);
+        assert_true(test_metric(jobs[0], "actor/verified_copies") > 0.0);
+        destroy_all(&cluster, jobs);
+        call_ok(&cluster, "actor", "memory_report", "{}", NULL, jobs);
+        planned[i] = int_at(rk_batch_meta(jobs[0]->output), "planned.gradients");
+        destroy_all(&cluster, jobs);
+        test_cluster_close(&cluster);
+    }
+    assert_below("norm", fabs(norms[1] - norms[0]), RK_TOL_BF16_MODEL * norms[0]);
+    assert_memory_equal(&norms[2], &norms[1], sizeof(norms[1]));
+    assert_int_not_equal(planned[1], planned[0]);
+    assert_true(planned[2] > planned[1]); /* whole granules */
+}
+
 /* --- plans --- */
 
 #define LIMIT_BYTES ((int64_t)512 << 20)
@@ -458,6 +490,7 @@ int main(void)
         cmocka_unit_test(test_calls_return_the_same_bits),
         cmocka_unit_test(test_between_calls_the_parts_are_away),
         cmocka_unit_test(test_gradients_that_wait_are_kept),
+        cmocka_unit_test(test_gradients_in_16_bits_add_up),
         cmocka_unit_test(test_plans_count_what_is_there_at_the_same_time),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_without_host_memory_the_call_is_refused),
