@@ -21,6 +21,10 @@ struct side {
     const struct rk_reshard_side *desc;
     struct holder *holders; /* [num_holders], ascending ranks */
     int32_t num_holders;
+    /* Of the tensor that is being planned: the ranks that hold part p are by_part[part_begin[p]] to
+     * by_part[part_begin[p + 1] - 1], as indices of holders. */
+    int32_t *by_part, *part_begin; /* [num_holders], [num_holders + 1] */
+    int32_t num_parts;
 };
 
 /* What a rank of the world has been given so far. */
@@ -40,44 +44,62 @@ struct planner {
 
 static void side_init(struct side *side, const struct rk_reshard_side *desc)
 {
-    side->desc = desc;
-    side->holders = rk_calloc((size_t)rk_mesh_num_ranks(desc->mesh), sizeof(*side->holders));
-    for (int32_t rank = 0; rank < rk_mesh_world_size(desc->mesh); rank++) {
-        struct holder *holder = &side->holders[side->num_holders];
+    size_t num_ranks = (size_t)rk_mesh_num_ranks(desc->mesh);
 
-        holder->rank = rank;
-        if (rk_mesh_find_coords(desc->mesh, rank, &holder->coords))
-            side->num_holders++;
-        if (side->num_holders == rk_mesh_num_ranks(desc->mesh))
-            break;
+    side->desc = desc;
+    side->holders = rk_calloc(num_ranks, sizeof(*side->holders));
+    side->by_part = rk_calloc(num_ranks, sizeof(*side->by_part));
+    side->part_begin = rk_calloc(num_ranks + 1, sizeof(*side->part_begin));
+    for (int32_t rank = 0; rank < rk_mesh_world_size(desc->mesh); rank++) {
+        struct rk_mesh_coords coords;
+
+        if (rk_mesh_find_coords(desc->mesh, rank, &coords))
+            side->holders[side->num_holders++] = (struct holder){.rank = rank, .coords = coords};
     }
 }
 
-static int32_t count_copies_before(const struct side *side, int32_t i)
+static void side_fini(struct side *side)
 {
-    int32_t count = 0;
+    rk_free(side->holders);
+    rk_free(side->by_part);
+    rk_free(side->part_begin);
+}
 
-    for (int32_t j = 0; j < i; j++)
-        count += side->holders[j].is_held && side->holders[j].part == side->holders[i].part;
-    return count;
+static void place_holder(struct holder *holder, const struct rk_param *param, const struct rk_mesh *mesh)
+{
+    struct rk_placement placement;
+
+    rk_param_place(&placement, param, mesh, &holder->coords);
+    holder->is_held = placement.is_held;
+    if (!placement.is_held)
+        return;
+    holder->is_counted = placement.is_main;
+    holder->part = placement.part;
+    holder->box = rk_param_get_box(param, &placement);
 }
 
 static void side_place(struct side *side, int64_t row)
 {
     const struct rk_param *param = &side->desc->params[row];
 
+    side->num_parts = param->split.num_parts;
+    RK_ASSERT(side->num_parts <= side->num_holders);
+    for (int32_t part = 0; part <= side->num_parts; part++)
+        side->part_begin[part] = 0;
     for (int32_t i = 0; i < side->num_holders; i++) {
         struct holder *holder = &side->holders[i];
-        struct rk_placement placement;
 
-        rk_param_place(&placement, param, side->desc->mesh, &holder->coords);
-        holder->is_held = placement.is_held;
-        if (!placement.is_held)
-            continue;
-        holder->is_counted = placement.is_main;
-        holder->part = placement.part;
-        holder->copy = count_copies_before(side, i);
-        holder->box = rk_param_get_box(param, &placement);
+        place_holder(holder, param, side->desc->mesh);
+        if (holder->is_held)
+            holder->copy = side->part_begin[holder->part + 1]++;
+    }
+    for (int32_t part = 0; part < side->num_parts; part++)
+        side->part_begin[part + 1] += side->part_begin[part];
+    for (int32_t i = 0; i < side->num_holders; i++) {
+        const struct holder *holder = &side->holders[i];
+
+        if (holder->is_held)
+            side->by_part[side->part_begin[holder->part] + holder->copy] = i;
     }
 }
 
@@ -253,21 +275,19 @@ static void move_box(struct planner *planner, struct rk_reshard_move *move)
     append(planner, move);
 }
 
-/* Which of the ranks that hold the same part as `first` gives it to `rank`. */
-static const struct holder *choose_source(const struct planner *planner, const struct holder *first,
-                                          int32_t rank)
+/* Which of the ranks that hold the part, numbers [begin, end) of by_part, gives it to `rank`. */
+static int32_t choose_source(const struct planner *planner, int32_t begin, int32_t end, int32_t rank)
 {
-    const struct holder *best = first;
+    const struct side *source = &planner->source;
+    int32_t best = source->holders[source->by_part[begin]].rank;
 
-    for (int32_t i = 0; i < planner->source.num_holders; i++) {
-        const struct holder *holder = &planner->source.holders[i];
+    for (int32_t i = begin; i < end; i++) {
+        int32_t candidate = source->holders[source->by_part[i]].rank;
 
-        if (!holder->is_held || holder->part != first->part)
-            continue;
-        if (holder->rank == rank)
-            return holder;
-        if (planner->loads[holder->rank].sent_bytes < planner->loads[best->rank].sent_bytes)
-            best = holder;
+        if (candidate == rank)
+            return rank;
+        if (planner->loads[candidate].sent_bytes < planner->loads[best].sent_bytes)
+            best = candidate;
     }
     return best;
 }
@@ -276,14 +296,17 @@ static const struct holder *choose_source(const struct planner *planner, const s
 static void plan_destination(struct planner *planner, int64_t source_row, int64_t row,
                              const struct holder *destination)
 {
-    for (int32_t i = 0; i < planner->source.num_holders; i++) {
-        const struct holder *holder = &planner->source.holders[i];
+    const struct side *source = &planner->source;
+
+    for (int32_t part = 0; part < source->num_parts; part++) {
+        int32_t begin = source->part_begin[part], end = source->part_begin[part + 1];
         struct rk_reshard_move move = {
             .source_param = source_row, .param = row, .destination = destination->rank};
 
-        if (!holder->is_held || holder->copy > 0 || !intersect(&move.box, &holder->box, &destination->box))
+        if (begin == end ||
+            !intersect(&move.box, &source->holders[source->by_part[begin]].box, &destination->box))
             continue;
-        move.source = choose_source(planner, holder, destination->rank)->rank;
+        move.source = choose_source(planner, begin, end, destination->rank);
         move_box(planner, &move);
     }
 }
@@ -342,8 +365,8 @@ struct rk_status *rk_reshard_plan_create(struct rk_reshard_plan **out, const str
     side_init(&planner.source, &desc->source);
     side_init(&planner.destination, &desc->destination);
     st = plan_all(&planner);
-    rk_free(planner.source.holders);
-    rk_free(planner.destination.holders);
+    side_fini(&planner.source);
+    side_fini(&planner.destination);
     rk_free(planner.loads);
     if (st) {
         rk_reshard_plan_destroy(plan);

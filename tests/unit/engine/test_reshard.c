@@ -306,6 +306,7 @@ static void test_destination_has_the_weights_of_the_export(void **state)
 
 /* --- failures --- */
 
+#ifdef RK_FAULTS
 static int lost_piece_rank(int32_t rank, int32_t num_ranks, void *user)
 {
     struct rk_reshard_result result;
@@ -370,6 +371,7 @@ static void test_killed_rank_is_named(void **state)
         assert_int_equal(results[rank].exit_code, rank == 2 ? -1 : 0);
     }
 }
+#endif
 
 static int cancelled_rank(int32_t rank, int32_t num_ranks, void *user)
 {
@@ -435,8 +437,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_destination_has_the_weights_of_the_export),
+#ifdef RK_FAULTS
         cmocka_unit_test(test_lost_piece_is_named_on_all_ranks),
         cmocka_unit_test(test_killed_rank_is_named),
+#endif
         cmocka_unit_test(test_cancel_of_one_rank_stops_all_before_they_begin),
         cmocka_unit_test(test_other_model_is_refused),
     };
