@@ -83,6 +83,23 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
                                         });
 }
 
+/* Scores are wider than 16 bits: a gradient of those gets the sum afterwards. */
+static struct rk_status *bias_bwd(const struct rk_pass *pass, const struct rk_weight *bias,
+                                  rk_tensor_t dscores)
+{
+    rk_tensor_t grad = last_element(rk_weight_grad(pass, bias)), sum = grad;
+    bool is_narrow = grad.dtype != dscores.dtype;
+
+    if (is_narrow) {
+        RK_TRY(rk_step_1d(pass->arena, &sum, dscores.dtype, 1));
+        RK_TRY(rk_stream_zero(pass->stream, sum.data, rk_tensor_bytes(sum)));
+    }
+    RK_TRY(rk_bias_bwd(pass->stream, &(struct rk_bias_bwd_args){.dbias = sum, .dy = dscores}));
+    if (!is_narrow)
+        return NULL;
+    return rk_axpby(pass->stream, &(struct rk_axpby_args){.y = grad, .x = sum, .alpha = 1, .beta = 1});
+}
+
 static struct rk_status *backward(const struct rk_pass *pass, const struct rk_head *head,
                                   const struct rk_head_saved *saved, const struct rk_head_out *dout,
                                   rk_tensor_t dhidden)
@@ -105,10 +122,7 @@ static struct rk_status *backward(const struct rk_pass *pass, const struct rk_he
                                             .weight = last_row(rk_weight_value(pass, &head->weight)),
                                             .overwrites_dweight = pass->overwrites_grads,
                                         }));
-    RK_TRY(rk_bias_bwd(pass->stream, &(struct rk_bias_bwd_args){
-                                         .dbias = last_element(rk_weight_grad(pass, &bias)),
-                                         .dy = dscores,
-                                     }));
+    RK_TRY(bias_bwd(pass, &bias, dscores));
     RK_TRY(rk_head_scatter(pass, saved, dx, dhidden));
     rk_step_arena_release(pass->arena, mark);
     return NULL;

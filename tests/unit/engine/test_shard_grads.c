@@ -33,22 +33,23 @@ static const struct layout_case cases[] = {{"dp=2", 1, 2}, {"tp=2 dp=2", 2, 2}, 
 static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *outputs,
                                  const struct rk_head_arrays *grads)
 {
-    (void)user;
     (void)outputs;
-    for (int32_t t = 0; t < NUM_TOKENS; t++)
+    for (int32_t t = 0; t < *(const int64_t *)user; t++)
         grads->of[RK_HEAD_LOG_PROBS][t] = -1.0 / (t + 2);
     return NULL;
 }
 
-/* Replicas have other tokens. */
+/* Replicas have other tokens; the last one has none in every third micro-batch. */
 static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool is_last)
 {
-    int32_t shift = index + 13 * model->core->params.coords.axis[RK_AXIS_DP];
+    int32_t dp_rank = model->core->params.coords.axis[RK_AXIS_DP];
+    bool is_empty = index % 3 == 2 && dp_rank == model->train->shards.num_shards - 1;
+    int32_t shift = index + 13 * dp_rank;
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
-    const int32_t cu_seqlens[] = {0, NUM_TOKENS};
-    const struct rk_packed packed = {.num_seqs = 1,
-                                     .num_tokens = NUM_TOKENS,
-                                     .max_seqlen = NUM_TOKENS,
+    const int32_t cu_seqlens[] = {0, is_empty ? 0 : NUM_TOKENS};
+    const struct rk_packed packed = {.num_seqs = is_empty ? 0 : 1,
+                                     .num_tokens = is_empty ? 0 : NUM_TOKENS,
+                                     .max_seqlen = is_empty ? 0 : NUM_TOKENS,
                                      .tokens = tokens,
                                      .positions = positions,
                                      .cu_seqlens = cu_seqlens,
@@ -63,7 +64,8 @@ static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool
                                                                 .temperature = 1,
                                                                 .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS),
                                                                 .is_last = is_last,
-                                                                .loss_fn = loss_fn});
+                                                                .loss_fn = loss_fn,
+                                                                .user = (void *)&packed.num_tokens});
 }
 
 static struct rk_status *open_model(struct rk_test_model *test, const struct layout_case *row,

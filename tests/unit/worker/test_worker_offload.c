@@ -337,7 +337,7 @@ static void test_gradients_that_wait_are_kept(void **state)
 static void test_gradients_in_16_bits_add_up(void **state)
 {
     static const char *const options[] = {"", SHARDS, SHARDS ", " OFFLOAD};
-    double norms[RK_ARRAY_LEN(options)];
+    double norms[RK_ARRAY_LEN(options)], of_critic[RK_ARRAY_LEN(options)];
     int64_t planned[RK_ARRAY_LEN(options)];
 
     (void)state;
@@ -349,6 +349,9 @@ static void test_gradients_in_16_bits_add_up(void **state)
         run(&cluster, &update, jobs);
         norms[i] = test_metric(jobs[0], "actor/grad_norm");
         destroy_all(&cluster, jobs);
+        run(&cluster, &update_critic, jobs);
+        of_critic[i] = test_metric(jobs[0], "critic/grad_norm");
+        destroy_all(&cluster, jobs);
         call_ok(&cluster, "actor", "verify_replicas", "{}", NULL, jobs);
         assert_true(test_metric(jobs[0], "actor/verified_copies") > 0.0);
         destroy_all(&cluster, jobs);
@@ -359,6 +362,8 @@ static void test_gradients_in_16_bits_add_up(void **state)
     }
     assert_below("norm", fabs(norms[1] - norms[0]), RK_TOL_BF16_MODEL * norms[0]);
     assert_memory_equal(&norms[2], &norms[1], sizeof(norms[1]));
+    assert_below("norm of the critic", fabs(of_critic[1] - of_critic[0]), RK_TOL_BF16_MODEL * of_critic[0]);
+    assert_memory_equal(&of_critic[2], &of_critic[1], sizeof(of_critic[1]));
     assert_int_not_equal(planned[1], planned[0]);
     assert_true(planned[2] > planned[1]); /* whole granules */
 }
