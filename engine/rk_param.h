@@ -26,7 +26,8 @@ enum rk_param_flags {
     RK_PARAM_NO_DECAY = 1u << 0, /* no weight decay: biases and 1-D parameters */
     RK_PARAM_FROZEN = 1u << 1,   /* no update, no weight decay, not in the gradient norm */
     /* The copies of a part along the split axis have different summands of its gradient, whose sum over these
-     * copies is the gradient (key-value heads with tp > num_kv_heads: each copy sees other query heads). */
+     * copies is the gradient (key-value heads with tp > num_kv_heads: each copy sees other query heads; norms
+     * with sequence parallelism: each sees other tokens). */
     RK_PARAM_PARTIAL_GRAD = 1u << 2,
     RK_PARAM_OPTIONAL = 1u << 4, /* Hugging Face files may lack it: a new head */
     RK_PARAM_FUSED = 1u << 3,    /* in the flat buffers right behind the row before it, without a gap */

@@ -45,11 +45,12 @@ static struct rk_status *check_axes(const struct rk_mesh *mesh)
     return NULL;
 }
 
-static struct rk_weight declare_vector(struct rk_model_core *core, int64_t rows, const char *name)
+/* The weight of a norm of the residual stream. */
+static struct rk_weight declare_norm(struct rk_model_core *core, const char *name)
 {
-    struct rk_param_spec spec = {.rows = rows, .split_dim = -1};
+    struct rk_param_spec spec = {.rows = core->config.hidden_size, .split_dim = -1, .sees_rows = true};
 
-    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = rows};
+    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = spec.rows};
 }
 
 static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
@@ -63,7 +64,7 @@ static struct rk_status *declare_layer(struct rk_model_core *core, const struct 
         block->ops = desc->ops;
         block->layer = layer;
         snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
-        block->norm = declare_vector(core, core->config.hidden_size, name);
+        block->norm = declare_norm(core, name);
         block->own = rk_calloc(1, desc->ops->block_bytes);
         RK_TRY(desc->ops->declare(block, &core->params, &site));
     }
@@ -89,6 +90,7 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
 
     RK_ASSERT(family);
     RK_TRY(rk_params_init(&core->params, mesh, coords, core->dtype));
+    core->params.splits_rows = core->layout.sequence_parallel && rk_params_tp_size(&core->params) > 1;
     core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
     core->embedding.weight = rk_vocabulary_declare(&core->params, &core->config, "model.embed_tokens.weight",
                                                    is_tied ? "lm_head.weight" : NULL);
@@ -96,7 +98,7 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
     for (int64_t layer = 0; layer < core->config.num_layers; layer++)
         RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
     core->chunk = (struct rk_chunk){.end = core->num_blocks, .has_embedding = true, .has_head = true};
-    core->final_norm = declare_vector(core, core->config.hidden_size, "model.norm.weight");
+    core->final_norm = declare_norm(core, "model.norm.weight");
     core->head.ops->declare(&core->head, &core->params,
                             &(struct rk_head_site){&core->config, &core->embedding.weight});
     return rk_params_lay_out(&core->params);

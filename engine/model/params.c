@@ -45,6 +45,12 @@ static struct rk_param_split make_split(const struct rk_param_table *table, cons
     return split;
 }
 
+static uint32_t make_flags(const struct rk_param_table *table, const struct rk_param_spec *spec)
+{
+    return spec->flags | (spec->cols ? 0 : RK_PARAM_NO_DECAY) |
+           (spec->sees_rows && table->splits_rows ? RK_PARAM_PARTIAL_GRAD : 0);
+}
+
 int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *spec, const char *name_fmt,
                       ...)
 {
@@ -57,7 +63,7 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
         .dtype = table->dtype,
         .rank = spec->cols ? 2 : 1,
         .shape = {spec->rows, spec->cols ? spec->cols : 1},
-        .flags = spec->flags | (spec->cols ? 0 : RK_PARAM_NO_DECAY),
+        .flags = make_flags(table, spec),
         .stage = spec->stage,
         .shared_stage = spec->shared_stage ? spec->shared_stage : -1,
         .ep_rank = spec->is_expert ? spec->ep_rank : -1,

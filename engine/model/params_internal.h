@@ -18,6 +18,7 @@ struct rk_param_table {
     struct rk_mesh *mesh; /* owned */
     struct rk_mesh_coords coords;
     rk_dtype_t dtype;     /* of the flat buffer of parameters */
+    bool splits_rows;     /* tp ranks share the rows of the residual stream: set before rows are added */
     int64_t num_elements; /* of a flat buffer, padding included; 0 until laid out */
 };
 
@@ -31,6 +32,7 @@ struct rk_param_spec {
     const char *alias;    /* second name in files, or NULL */
     int32_t stage;        /* pipeline stage that owns it */
     int32_t shared_stage; /* a later stage that holds a copy; 0: none */
+    bool sees_rows;       /* replicated, and applied to rows of the residual stream */
     bool is_expert;
     int32_t ep_rank; /* of an expert's: the rank of ep that holds it */
 };

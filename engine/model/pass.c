@@ -32,27 +32,70 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
     };
 }
 
+static struct rk_status *copy_ids(const struct rk_pass *pass, int32_t **out, const int32_t *ids,
+                                  int64_t count, int64_t room)
+{
+    RK_TRY(rk_pass_alloc_host(pass, out, room, sizeof(**out)));
+    memcpy(*out, ids, (size_t)count * sizeof(**out));
+    return NULL;
+}
+
+/* A sequence more, so that the tokens are a multiple of tp: ids that are 0, at the positions from 0 on. They
+ * have no label, so nothing comes of them, and other sequences do not see them. */
+static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed *packed)
+{
+    int64_t num_tokens = packed->num_tokens, tp_size = rk_comm_group_size(pass->tp);
+    int64_t count = (tp_size - num_tokens % tp_size) % tp_size;
+    int32_t *tokens, *positions, *cu_seqlens;
+
+    if (count == 0)
+        return NULL;
+    RK_TRY(copy_ids(pass, &tokens, packed->tokens, num_tokens, num_tokens + count));
+    RK_TRY(copy_ids(pass, &positions, packed->positions, num_tokens, num_tokens + count));
+    RK_TRY(copy_ids(pass, &cu_seqlens, packed->cu_seqlens, packed->num_seqs + 1, packed->num_seqs + 2));
+    for (int64_t i = 0; i < count; i++)
+        positions[num_tokens + i] = (int32_t)RK_MIN(i, pass->rope_cos.shape[0] - 1);
+    packed->num_tokens += count;
+    cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
+    packed->max_seqlen = RK_MAX(packed->max_seqlen, (int32_t)count);
+    packed->tokens = tokens;
+    packed->positions = positions;
+    packed->cu_seqlens = cu_seqlens;
+    return NULL;
+}
+
+/* How many tokens the pass has, and which of them are this rank's rows. */
+static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed)
+{
+    pass->splits_rows = pass->params->splits_rows;
+    if (pass->splits_rows)
+        RK_TRY(pad_tokens(pass, packed));
+    pass->num_tokens = packed->num_tokens;
+    pass->num_rows = packed->num_tokens / (pass->splits_rows ? rk_comm_group_size(pass->tp) : 1);
+    pass->max_seqlen = packed->max_seqlen;
+    return NULL;
+}
+
 struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
                                         const struct rk_packed *packed)
 {
     const struct rk_model_config *config = &model->core->config;
-    const int32_t *cu_seqlens = packed->cu_seqlens;
+    struct rk_packed all = *packed;
 
     RK_ASSERT(packed->num_seqs >= 0);
-    RK_ASSERT(cu_seqlens[0] == 0);
-    RK_ASSERT(cu_seqlens[packed->num_seqs] == packed->num_tokens);
+    RK_ASSERT(packed->cu_seqlens[0] == 0);
+    RK_ASSERT(packed->cu_seqlens[packed->num_seqs] == packed->num_tokens);
     RK_TRY(rk_packed_check_range("id", packed->tokens, packed->num_tokens, config->vocab_size));
     RK_TRY(rk_packed_check_range("position", packed->positions, packed->num_tokens,
                                  config->max_position_embeddings));
     rk_model_begin_pass(model, pass);
-    pass->num_tokens = pass->num_rows = packed->num_tokens;
-    pass->max_seqlen = packed->max_seqlen;
-    RK_TRY(rk_step_upload(pass->arena, pass->stream, &pass->tokens, RK_DTYPE_I32, packed->tokens,
-                          packed->num_tokens));
-    RK_TRY(rk_step_upload(pass->arena, pass->stream, &pass->positions, RK_DTYPE_I32, packed->positions,
-                          packed->num_tokens));
-    return rk_step_upload(pass->arena, pass->stream, &pass->cu_seqlens, RK_DTYPE_I32, cu_seqlens,
-                          packed->num_seqs + 1);
+    RK_TRY(set_rows(pass, &all));
+    RK_TRY(
+        rk_step_upload(pass->arena, pass->stream, &pass->tokens, RK_DTYPE_I32, all.tokens, all.num_tokens));
+    RK_TRY(rk_step_upload(pass->arena, pass->stream, &pass->positions, RK_DTYPE_I32, all.positions,
+                          all.num_tokens));
+    return rk_step_upload(pass->arena, pass->stream, &pass->cu_seqlens, RK_DTYPE_I32, all.cu_seqlens,
+                          all.num_seqs + 1);
 }
 
 struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count, size_t elem_bytes)

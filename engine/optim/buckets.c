@@ -138,46 +138,6 @@ static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream
     return rk_stream_wait(train->comm, train->is_ready);
 }
 
-/* A gradient of which each copy of my part has a summand: the sum over the copies, in rank order. They have
- * no communicator of their own; such parameters are small, so all ranks that the parameter is split over
- * exchange them. */
-static struct rk_status *sum_copies(struct rk_model *model, int64_t i)
-{
-    const struct rk_model_core *core = model->core;
-    const struct rk_param *param = rk_params_at(&core->params, i);
-    const struct rk_placement *placement = rk_params_placement(&core->params, i);
-    struct rk_comm_group *group = rk_mesh_comms_group(core->mesh, rk_param_split_group(param));
-    struct rk_train *train = model->train;
-    int32_t first = rk_param_first_rank(param, core->params.mesh, placement->part);
-    int64_t count = rk_placement_num_elements(placement);
-    rk_tensor_t grad = rk_flat_view(train->grads, train->pass_dtype, placement->offset, count), parts;
-    struct rk_step_mark mark = rk_step_arena_mark(model->arena);
-
-    RK_TRY(rk_step_1d(model->arena, &parts, train->pass_dtype, count * rk_comm_group_size(group)));
-    RK_TRY(rk_comm_all_gather(group, core->stream, parts, grad));
-    for (int32_t copy = 0; copy < rk_param_num_copies(param, core->params.mesh); copy++) {
-        rk_tensor_t part = rk_flat_view(parts.data, train->pass_dtype, (first + copy) * count, count);
-
-        RK_TRY(rk_axpby(
-            core->stream,
-            &(struct rk_axpby_args){.y = grad, .x = part, .alpha = 1, .beta = copy == 0 ? 0.0f : 1.0f}));
-    }
-    rk_step_arena_release(model->arena, mark);
-    return NULL;
-}
-
-/* Whether the sum over the copies of parameter `i` is to be formed once elements [0, end) are complete. */
-static bool needs_sum(const struct rk_model *model, int64_t i, int64_t end)
-{
-    const struct rk_param_table *params = &model->core->params;
-    const struct rk_param *param = rk_params_at(params, i);
-    const struct rk_placement *placement = rk_params_placement(params, i);
-
-    return placement->is_held && param->flags & RK_PARAM_PARTIAL_GRAD &&
-           rk_param_num_copies(param, params->mesh) > 1 && placement->offset >= model->train->num_complete &&
-           placement->offset < end;
-}
-
 /* Every rank gets its part of the bucket from all, and adds them up in rank order. A sum on the way would
  * round to 16 bits at every rank. */
 static struct rk_status *add_to_shard(struct rk_model *model, const struct rk_bucket *bucket,
@@ -221,10 +181,7 @@ static struct rk_status *reduce_up_to(struct rk_model *model, int64_t end)
 {
     struct rk_train *train = model->train;
 
-    for (int64_t i = model->core->params.count - 1; i >= 0; i--) {
-        if (needs_sum(model, i, end))
-            RK_TRY(sum_copies(model, i));
-    }
+    RK_TRY(rk_train_sum_copies(model, train->num_complete, end));
     train->num_complete = end;
     while (train->num_reduced < train->buckets.count) {
         const struct rk_bucket *bucket = &train->buckets.items[train->num_reduced];

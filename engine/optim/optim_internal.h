@@ -143,6 +143,12 @@ struct rk_status *rk_train_spread(struct rk_model *model, const struct rk_bucket
 /* The model's stream waits for the collectives of buckets. */
 struct rk_status *rk_train_wait(struct rk_model *model) RK_NODISCARD;
 
+/* --- copies (copies.c) --- */
+
+/* Collective over tp: of the parameters in elements [begin, end) of the flat buffer whose copies have
+ * summands of the gradient (RK_PARAM_PARTIAL_GRAD) every copy gets the sum, with the same bits. */
+struct rk_status *rk_train_sum_copies(struct rk_model *model, int64_t begin, int64_t end) RK_NODISCARD;
+
 /* Collective: norm over the whole model, each element once; *is_finite false when some gradient is inf or
  * NaN. */
 struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite) RK_NODISCARD;

@@ -41,7 +41,11 @@ static const int32_t seq_lens[NUM_SEQS] = {1, 97, 5, 64, 33, 2, 80, 17, 50, 9, 7
 #define LLAMA      CONFIG("llama", "false") /* has no window */
 #define LLAMA_TIED CONFIG("llama", "true")
 #define QWEN2      CONFIG("qwen2", "false")
+#define MISTRAL    CONFIG("mistral", "false")
 #define QWEN3      CONFIG("qwen3", "false") /* norms whose gradients are partial on every tp rank */
+
+#define SP    .sequence_parallel = true
+#define VALUE .head = "value"
 
 struct layout_case {
     const char *label;
@@ -50,43 +54,72 @@ struct layout_case {
     rk_numerics_t numerics;
     rk_dtype_t dtype;
     int64_t recompute_num_layers;
+    bool sequence_parallel;
+    const char *head; /* NULL: "lm" */
 };
 
 static const struct layout_case cases[] = {
-    {"f32 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 strict", 1, 1, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
-    {"f32 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 strict tp=2 dp=2", 2, 2, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
-    {"f32 tied tp=2 dp=2", 2, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 qwen2 tp=2 dp=2, recompute", 2, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
-    {"f32 qwen3 tp=4, key-value heads replicated", 4, 1, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-    {"f32 qwen3 tp=2 dp=2, recompute", 2, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
-    {"bf16 qwen2 two micro-batches", 1, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
-    {"bf16 qwen2 tp=4, key-value heads replicated", 4, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
-    {"bf16 qwen2 dp=2", 1, 2, 1, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
-    {"bf16 qwen2 strict tp=2 dp=2", 2, 2, 2, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0},
-    {"bf16 qwen3 dp=2, recompute", 1, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_BF16, 2},
-    {"f64 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 tp=4, key-value heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 dp=3, not a power of two", 1, 3, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 tp=4 dp=2", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
-    {"f64 qwen2 tp=4 dp=2, recompute", 4, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
-    {"f64 qwen3 tp=4 dp=2, recompute", 4, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
-    {"f64 tied tp=4 dp=2", 4, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f32 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 strict", 1, 1, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+    {.label = "f32 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 tp=4, kv heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 strict tp=2 dp=2", 2, 2, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+    {.label = "f32 tied tp=2 dp=2", 2, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 qwen2 tp=2 dp=2, recompute", 2, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
+    {.label = "f32 qwen3 tp=4, kv heads replicated", 4, 1, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+    {.label = "f32 qwen3 tp=2 dp=2, recompute", 2, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 3},
+    {.label = "bf16 qwen2 two micro-batches", 1, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
+    {.label = "bf16 qwen2 tp=4, kv heads replicated", 4, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
+    {.label = "bf16 qwen2 dp=2", 1, 2, 1, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0},
+    {.label = "bf16 qwen2 strict tp=2 dp=2", 2, 2, 2, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0},
+    {.label = "bf16 qwen3 dp=2, recompute", 1, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_BF16, 2},
+    {.label = "f64 two micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 tp=4, kv heads replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 dp=3, not a power of two", 1, 3, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 dp=4, empty micro-batches", 1, 4, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 tp=4 dp=2", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    {.label = "f64 qwen2 tp=4 dp=2, recompute", 4, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
+    {.label = "f64 qwen3 tp=4 dp=2, recompute", 4, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F64, 1},
+    {.label = "f64 tied tp=4 dp=2", 4, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64, 0},
+    /* Sequence parallelism; 469 tokens, and the micro-batches of them, are no multiples of 2 or 4. */
+    {.label = "f32 tp=2 sp", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP},
+    {.label = "f32 tp=4 sp, kv replicated", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP},
+    {.label = "f32 strict tp=2 dp=2 sp", 2, 2, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0, SP},
+    {.label = "f32 tied tp=2 dp=2 sp, recompute", 2, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, SP},
+    {.label = "f32 qwen3 tp=4 sp, kv replicated", 4, 1, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP},
+    {.label = "bf16 qwen2 strict tp=2 dp=2 sp", 2, 2, 2, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0, SP},
+    {.label = "bf16 qwen2 tp=4 sp, recompute", 4, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 2, SP},
+    {.label = "f64 tp=2 sp", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP},
+    {.label = "f64 tp=2 sp, recompute", 2, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, SP},
+    {.label = "f64 tp=4 sp", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP},
+    {.label = "f64 tied tp=4 dp=2 sp, empty", 4, 2, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP},
+    {.label = "f64 mistral tp=2 sp", 2, 1, 2, MISTRAL, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP},
+    {.label = "f64 qwen2 tp=4 dp=2 sp, recompute", 4, 2, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, SP},
+    {.label = "f64 qwen2 tp=2 sp", 2, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP},
+    {.label = "f64 qwen3 tp=4 dp=2 sp, recompute", 4, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, SP},
+    {.label = "f64 qwen3 tp=2 sp", 2, 1, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP},
+    {.label = "f64 value tp=4", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, VALUE},
+    {.label = "f64 value tp=2 sp", 2, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP, VALUE},
+    {.label = "f64 value tp=4 dp=2 sp", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, SP, VALUE},
+    {.label = "f32 value tp=4 sp", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP, VALUE},
 };
+
+static bool has_values(const struct layout_case *row)
+{
+    return row->head && strcmp(row->head, "value") == 0;
+}
 
 /* What a run computes; in memory that the ranks share. */
 struct outcome {
     double loss[RK_TEST_MAX_RANKS]; /* the share of every dp rank */
-    double log_probs[NUM_TOKENS], entropy[NUM_TOKENS], sum_pi_squared[NUM_TOKENS];
+    double log_probs[NUM_TOKENS];   /* or values */
+    double entropy[NUM_TOKENS], sum_pi_squared[NUM_TOKENS];
     double grad_norm[NUM_STEPS];
     int64_t num_params;
     int64_t param_begin[64]; /* of every parameter in grads and params */
@@ -198,6 +231,28 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
+/* 1/(2N) sum_t (v - old)^2, where there is a label. */
+static struct rk_status *value_loss_fn(void *user, const struct rk_head_arrays *outputs,
+                                       const struct rk_head_arrays *grads)
+{
+    const double *values = outputs->of[RK_HEAD_VALUES];
+    struct micro_batch *micro = user;
+    const struct batch *batch = micro->batch;
+
+    for (int64_t t = 0; t < micro->packed.num_tokens; t++) {
+        int32_t from = micro->source[t];
+        double error = values[t] - batch->old_log_probs[from];
+
+        grads->of[RK_HEAD_VALUES][t] = error / batch->num_labels;
+        if (!micro->records)
+            continue;
+        micro->outcome->log_probs[from] = values[t];
+        if (micro->labels[t] != RK_LABEL_NONE)
+            micro->outcome->loss[micro->dp_rank] += error * error / (2 * batch->num_labels);
+    }
+    return NULL;
+}
+
 static struct rk_status *gather(struct rk_model *model, rk_param_kind_t kind, struct outcome *outcome,
                                 double *out, bool records)
 {
@@ -234,9 +289,8 @@ static struct rk_status *train(struct rk_model *model, const struct run *run, st
 {
     struct rk_train_micro args = {.packed = &micro->packed,
                                   .temperature = TEMPERATURE,
-                                  .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS) | RK_HEAD_BIT(RK_HEAD_ENTROPY) |
-                                             RK_HEAD_BIT(RK_HEAD_SUM_PI_SQUARED),
-                                  .loss_fn = loss_fn,
+                                  .outputs = rk_model_head_outputs(model),
+                                  .loss_fn = has_values(run->row) ? value_loss_fn : loss_fn,
                                   .user = micro};
     bool is_tp_first = micro->records;
 
@@ -273,6 +327,8 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
                                       .recompute_num_layers = row->recompute_num_layers,
                                       .tp = row->tp,
                                       .dp = row->dp,
+                                      .sequence_parallel = row->sequence_parallel,
+                                      .head = row->head,
                                       .stream = rk_test_rank_stream(rank)};
     struct micro_batch *micro = rk_calloc(1, sizeof(*micro));
     const struct rk_mesh_coords *coords;
@@ -357,10 +413,13 @@ static void compare(const struct layout_case *row, const struct outcome *actual,
     assert_below(row->label, rk_test_error_by_max(&loss, &expected->loss[0], 1), tolerance);
     assert_below(row->label, rk_test_error_by_max(actual->log_probs, expected->log_probs, NUM_TOKENS),
                  tolerance);
-    assert_below(row->label, rk_test_error_by_max(actual->entropy, expected->entropy, NUM_TOKENS), tolerance);
-    assert_below(row->label,
-                 rk_test_error_by_max(actual->sum_pi_squared, expected->sum_pi_squared, NUM_TOKENS),
-                 tolerance);
+    if (!has_values(row)) {
+        assert_below(row->label, rk_test_error_by_max(actual->entropy, expected->entropy, NUM_TOKENS),
+                     tolerance);
+        assert_below(row->label,
+                     rk_test_error_by_max(actual->sum_pi_squared, expected->sum_pi_squared, NUM_TOKENS),
+                     tolerance);
+    }
     assert_below(row->label, rk_test_error_by_max(actual->grad_norm, expected->grad_norm, NUM_STEPS),
                  tolerance);
     compare_tensors(row, actual, expected, tolerance);
@@ -391,9 +450,16 @@ static void test_train_on_layouts_equals_one_rank(void **state)
 
         if (!is_run(&cases[i]))
             continue;
-        if (!expected || one.dtype != cases[i].dtype || one.config != cases[i].config) {
-            one = (struct layout_case){"one rank",     1, 1, 1, cases[i].config, RK_NUMERICS_FAST,
-                                       cases[i].dtype, 0};
+        if (!expected || one.dtype != cases[i].dtype || one.config != cases[i].config ||
+            one.head != cases[i].head) {
+            one = (struct layout_case){.label = "one rank",
+                                       .tp = 1,
+                                       .dp = 1,
+                                       .num_micro_batches = 1,
+                                       .config = cases[i].config,
+                                       .numerics = RK_NUMERICS_FAST,
+                                       .dtype = cases[i].dtype,
+                                       .head = cases[i].head};
             outcome_free(expected);
             expected = run_case(&one, &batch);
         }
@@ -408,9 +474,10 @@ static void test_train_on_layouts_equals_one_rank(void **state)
 static void test_train_twice_gives_identical_bits(void **state)
 {
     static const struct layout_case rows[] = {
-        {"again: tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-        {"again: dp=2", 1, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
-        {"again: tp=4", 4, 1, 1, LLAMA_TIED, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+        {.label = "again: tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+        {.label = "again: dp=2", 1, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+        {.label = "again: tp=4", 4, 1, 1, LLAMA_TIED, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+        {.label = "again: tp=2 dp=2 sp", 2, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP},
     };
     struct batch batch;
 
@@ -429,11 +496,42 @@ static void test_train_twice_gives_identical_bits(void **state)
     }
 }
 
+/* Goal: in strict numerics sequence parallelism leaves every bit of the outputs as it is: what is divided is
+ * computed by row, and its sums over tp are in rank order. */
+static void test_strict_outputs_have_the_bits_of_runs_without_sequence_parallelism(void **state)
+{
+    static const struct layout_case rows[] = {
+        {.label = "strict: f32 tp=2", 2, 1, 1, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
+        {.label = "strict: bf16 qwen3 tp=4", 4, 1, 2, QWEN3, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0},
+        {.label = "strict: bf16 value tp=4", 4, 1, 1, QWEN2, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 0, VALUE},
+    };
+    struct batch batch;
+
+    (void)state;
+    make_batch(&batch);
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct layout_case divided = rows[i];
+        struct outcome *whole_outcome, *divided_outcome;
+
+        divided.sequence_parallel = true;
+        if (rows[i].tp > rk_test_device_max_ranks())
+            continue;
+        whole_outcome = run_case(&rows[i], &batch);
+        divided_outcome = run_case(&divided, &batch);
+        assert_memory_equal(whole_outcome->log_probs, divided_outcome->log_probs,
+                            sizeof(whole_outcome->log_probs));
+        assert_memory_equal(whole_outcome->entropy, divided_outcome->entropy, sizeof(whole_outcome->entropy));
+        outcome_free(whole_outcome);
+        outcome_free(divided_outcome);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_train_on_layouts_equals_one_rank),
         cmocka_unit_test(test_train_twice_gives_identical_bits),
+        cmocka_unit_test(test_strict_outputs_have_the_bits_of_runs_without_sequence_parallelism),
     };
 
     rk_test_device_need_ranks(2);

@@ -212,6 +212,7 @@ struct outcome {
 
 struct shared {
     const struct scale *scale;
+    bool sequence_parallel; /* of the model, which generation takes no notice of */
     struct outcome of_rank[2];
 };
 
@@ -253,6 +254,7 @@ static int run_rank(struct rk_comm_world *world, void *user)
         .dtype = RK_DTYPE_BF16,
         .numerics = RK_NUMERICS_STRICT,
         .tp = world ? rk_comm_world_size(world) : 1,
+        .sequence_parallel = shared->sequence_parallel,
         .world = world,
         .stream = world ? rk_test_rank_stream(rank) : NULL,
     };
@@ -320,17 +322,31 @@ static void test_generate_strict_log_probs_have_bits_of_model(void **state)
     rk_test_shared_free(shared, sizeof(*shared));
 }
 
-static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
+static void run_tp(bool sequence_parallel)
 {
     struct shared *shared;
 
-    (void)state;
     if (rk_test_device_max_ranks() < 2)
         skip(); /* the run on one device */
     shared = make_shared();
+    shared->sequence_parallel = sequence_parallel;
     assert_int_equal(rk_test_run_world(2, "unix", run_rank, shared, RUN_TIMEOUT_S), 0);
     check_outcomes(shared, 2);
     rk_test_shared_free(shared, sizeof(*shared));
+}
+
+static void test_generate_strict_tp_log_probs_have_bits_of_model(void **state)
+{
+    (void)state;
+    run_tp(false);
+}
+
+/* Sums over tp are formed by reduce-scatter, rows are padded: the bits are those of the sums in generation.
+ */
+static void test_generate_strict_log_probs_have_bits_of_sequence_parallel_model(void **state)
+{
+    (void)state;
+    run_tp(true);
 }
 
 int main(void)
@@ -338,6 +354,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_model),
         cmocka_unit_test(test_generate_strict_tp_log_probs_have_bits_of_model),
+        cmocka_unit_test(test_generate_strict_log_probs_have_bits_of_sequence_parallel_model),
     };
 
     if (rk_test_device_is_per_rank())

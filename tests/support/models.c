@@ -42,6 +42,7 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .seed = spec->seed,
         .recompute_num_layers = spec->recompute_num_layers,
         .offload = spec->offload,
+        .layout = {.sequence_parallel = spec->sequence_parallel},
     };
     struct rk_json *config;
     struct rk_status *st;
