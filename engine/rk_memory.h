@@ -14,7 +14,9 @@
 RK_BEGIN_DECLS
 
 /* Largest calls that a role will see, in tokens of one packed pass, all its cp ranks together; 0: such passes
- * do not come. */
+ * do not come. With cp above 1 the ranks pad every sequence to a multiple of 2 cp tp (base/rk_zigzag.h): a
+ * plan has room for it where sequences have 8 times as many tokens or more. A pass of shorter ones may take
+ * more memory than planned. */
 struct rk_memory_limits {
     int64_t train_tokens;    /* of a training micro-batch */
     int64_t log_prob_tokens; /* of a micro-batch of a log-prob pass */

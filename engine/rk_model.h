@@ -194,9 +194,9 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
                                      const struct rk_engine_hooks *hooks) RK_NODISCARD;
 
 typedef enum rk_param_kind { RK_PARAM_VALUE, RK_PARAM_GRADIENT } rk_param_kind_t;
-/* Collective over tp (and dp for gradients, which it sums as the update would): the whole tensor, global
- * shape, as f64 in host memory [shape[0] * shape[1]], on every rank. Gradients that are added up in shards
- * (struct rk_optim_config) are those of the last micro-batch. */
+/* Collective over tp (and cp and dp for gradients, which it sums as the update would): the whole tensor,
+ * global shape, as f64 in host memory [shape[0] * shape[1]], on every rank. Gradients that are added up in
+ * shards (struct rk_optim_config) are those of the last micro-batch. */
 struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind,
                                         double *out) RK_NODISCARD;
 
@@ -219,7 +219,8 @@ struct rk_status *rk_model_check_temperature(double temperature) RK_NODISCARD;
 #define RK_LABEL_NONE (-1)
 
 /* A packed micro-batch, in host memory. num_seqs 0 is the empty micro-batch: it takes part in every
- * collective. */
+ * collective. All tp and cp ranks come with the same one, whole, and see the outputs of all of its positions;
+ * each cp rank computes those of its tokens (base/rk_zigzag.h). */
 struct rk_packed {
     int32_t num_seqs;
     int64_t num_tokens;

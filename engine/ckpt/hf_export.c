@@ -397,7 +397,7 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     struct export_job job = {.model = model, .dir = dir};
     struct rk_status *st;
 
-    job.is_gatherer = coords->axis[RK_AXIS_DP] == 0;
+    job.is_gatherer = coords->axis[RK_AXIS_DP] == 0 && coords->axis[RK_AXIS_CP] == 0;
     job.is_writer = rk_output_is_writer(RK_OUTPUT_HF, model->core->mesh);
     RK_ASSERT(dir || !job.is_writer);
     rk_model_walk_begin(&job.walk, model->core, "export", hooks);

@@ -3,6 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_zigzag.h"
 #include "engine/comm/comm_internal.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
@@ -106,14 +107,28 @@ static struct rk_status *run_forward(struct rk_model *model, const struct rk_pac
     return st;
 }
 
-/* A pass of so many tokens, all of them labelled and each a sequence of its own: no pass of as many tokens
- * needs more. */
-static struct rk_status *run_tokens(struct rk_model *model, int64_t num_tokens, int64_t num_ids,
+/* A sequence is no shorter than this many times what it is padded to a multiple of. */
+#define PADDED_UNITS_MIN 8
+
+/* Tokens of each sequence of a planned pass. Where the ranks pad sequences, short ones need the more, and
+ * passes of sequences shorter than that may need more than is planned. */
+static int64_t tokens_per_sequence(const struct rk_memory_plan_desc *desc)
+{
+    int32_t cp = rk_mesh_axis_size(desc->mesh, RK_AXIS_CP), tp = rk_mesh_axis_size(desc->mesh, RK_AXIS_TP);
+
+    return cp > 1 ? PADDED_UNITS_MIN * rk_zigzag_padded_length(1, cp, tp) + 1 : 1;
+}
+
+/* A pass of so many tokens, all of them labelled, in sequences of so many: no pass of as many tokens in
+ * sequences no shorter needs more. */
+static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_tokens, int64_t num_ids,
                                     struct rk_status *(*run)(struct rk_model *model,
                                                              const struct rk_packed *packed, int64_t num_ids))
 {
-    struct rk_packed packed = {
-        .num_seqs = (int32_t)num_tokens, .num_tokens = num_tokens, .max_seqlen = num_tokens > 0 ? 1 : 0};
+    int64_t step = tokens_per_sequence(dry->desc);
+    struct rk_packed packed = {.num_seqs = (int32_t)((num_tokens + step - 1) / step),
+                               .num_tokens = num_tokens,
+                               .max_seqlen = (int32_t)RK_MIN(step, num_tokens)};
     int32_t *zeros, *cu_seqlens;
     struct rk_status *st;
 
@@ -123,12 +138,12 @@ static struct rk_status *run_tokens(struct rk_model *model, int64_t num_tokens, 
     if (num_tokens == 0)
         return NULL;
     zeros = rk_calloc((size_t)num_tokens, sizeof(*zeros));
-    cu_seqlens = rk_calloc((size_t)num_tokens + 1, sizeof(*cu_seqlens));
-    for (int32_t i = 0; i <= num_tokens; i++)
-        cu_seqlens[i] = i;
+    cu_seqlens = rk_calloc((size_t)packed.num_seqs + 1, sizeof(*cu_seqlens));
+    for (int32_t i = 0; i <= packed.num_seqs; i++)
+        cu_seqlens[i] = (int32_t)RK_MIN(i * step, num_tokens);
     packed.tokens = packed.positions = packed.labels = zeros;
     packed.cu_seqlens = cu_seqlens;
-    st = run(model, &packed, num_ids);
+    st = run(dry->model, &packed, num_ids);
     rk_free(zeros);
     rk_free(cu_seqlens);
     return st;
@@ -263,8 +278,8 @@ static struct rk_status *run_all(struct dry_run *run, struct rk_memory_plan *out
     if (desc->optim)
         RK_TRY(rk_train_enable(run->model, desc->optim));
     if (desc->optim)
-        RK_TRY(run_tokens(run->model, limits->train_tokens, limits->num_ids, run_train));
-    RK_TRY(run_tokens(run->model, limits->log_prob_tokens, desc->optim ? 0 : limits->num_ids, run_forward));
+        RK_TRY(run_tokens(run, limits->train_tokens, limits->num_ids, run_train));
+    RK_TRY(run_tokens(run, limits->log_prob_tokens, desc->optim ? 0 : limits->num_ids, run_forward));
     if (!desc->shares_weights) {
         RK_TRY(run_gather(run->model));
         RK_TRY(rk_model_check_finite(run->model, ""));

@@ -32,7 +32,7 @@ struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 /* Axes that this engine does not run yet. Expert tensor parallelism follows tp unless it is set. */
 static struct rk_status *check_axes(const struct rk_mesh *mesh)
 {
-    static const rk_axis_t axes[] = {RK_AXIS_CP, RK_AXIS_PP, RK_AXIS_EP};
+    static const rk_axis_t axes[] = {RK_AXIS_PP, RK_AXIS_EP};
     int32_t etp = rk_mesh_axis_size(mesh, RK_AXIS_ETP);
 
     for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
@@ -327,7 +327,7 @@ const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model)
 static bool is_same_place(const struct rk_model *model, const struct rk_mesh_coords *coords)
 {
     for (int axis = 0; axis < RK_AXIS_COUNT; axis++) {
-        bool is_replica = axis == RK_AXIS_DP || axis == RK_AXIS_EDP;
+        bool is_replica = axis == RK_AXIS_CP || axis == RK_AXIS_DP || axis == RK_AXIS_EDP;
 
         if ((model->train || !is_replica) && coords->axis[axis] != model->core->params.coords.axis[axis])
             return false;

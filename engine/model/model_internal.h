@@ -101,6 +101,7 @@ struct rk_model_core {
     void *scratch; /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
     /* Engine thread. */
     uint64_t weight_version;
+    bool has_warned_of_padding;
 };
 
 /* Fills params, blocks, embedding, final_norm and head from core->config and core->dtype for the rank at
@@ -131,6 +132,16 @@ void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
 struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
                                         const struct rk_packed *packed) RK_NODISCARD;
 
+/* --- under context parallelism (context.c) --- */
+/* Of the begun pass of a mesh with cp above 1: tokens, positions, segments and context of this rank's part of
+ * the micro-batch, whose sequences are padded for it. */
+struct rk_status *rk_model_cut_packed(struct rk_model_core *core, struct rk_pass *pass,
+                                      const struct rk_packed *packed) RK_NODISCARD;
+/* *out [num_tokens, columns]: the rows of x of all cp ranks in the order of the caller's micro-batch. x
+ * itself where this rank has them all. */
+struct rk_status *rk_model_gather_packed(const struct rk_pass *pass, rk_tensor_t x, int64_t num_tokens,
+                                         rk_tensor_t *out) RK_NODISCARD;
+
 /* Zeroed host memory of the pass that has begun, for `count` elements: *out, a pointer, is never NULL.
  * RESOURCE_EXHAUSTED. */
 struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count,
@@ -145,17 +156,19 @@ struct rk_status *rk_packed_check_range(const char *what, const int32_t *values,
 
 /* --- labels (labels.c) --- */
 
-/* The positions that have a label. */
+/* The positions of the micro-batch that have a label: those of this rank's tokens, and of all cp ranks'. */
 struct rk_labels {
     int64_t count;
-    int32_t *positions; /* [count], host arena of the pass */
-    rk_tensor_t index;  /* the same, I32 on the device */
-    rk_tensor_t labels; /* I32 [count] */
+    const int32_t *positions; /* [count] */
+    rk_tensor_t index;        /* I32 [count]: their rows on this rank */
+    rk_tensor_t labels;       /* I32 [count] */
+    int64_t count_max;        /* the largest count of a cp rank */
+    int32_t *all; /* [cp, count_max], host arena of the pass: the positions of every rank; -1: no more */
 };
 struct rk_status *rk_labels_select(struct rk_labels *out, const struct rk_pass *pass,
                                    const struct rk_packed *packed) RK_NODISCARD;
-/* values[positions[i]] = stats[i], 0 elsewhere; synchronises. And back, without the zeros. Rows [K] of stats
- * [L, K] are moved as a whole. */
+/* values[positions[i]] = stats[i] of all cp ranks, 0 elsewhere; synchronises; collective over cp. And back,
+ * without the zeros, what is this rank's. Rows [K] of stats [L, K] are moved as a whole. */
 struct rk_status *rk_labels_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                      rk_tensor_t stats, double *values, int64_t num_tokens) RK_NODISCARD;
 struct rk_status *rk_labels_upload(const struct rk_labels *labels, const struct rk_pass *pass,

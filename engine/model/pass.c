@@ -67,7 +67,6 @@ static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed
 /* How many tokens the pass has, and which of them are this rank's rows. */
 static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed)
 {
-    pass->splits_rows = pass->params->splits_rows;
     if (pass->splits_rows)
         RK_TRY(pad_tokens(pass, packed));
     pass->num_tokens = packed->num_tokens;
@@ -89,6 +88,9 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *
     RK_TRY(rk_packed_check_range("position", packed->positions, packed->num_tokens,
                                  config->max_position_embeddings));
     rk_model_begin_pass(model, pass);
+    pass->splits_rows = pass->params->splits_rows;
+    if (rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_CP)) > 1)
+        return rk_model_cut_packed(model->core, pass, packed);
     RK_TRY(set_rows(pass, &all));
     RK_TRY(
         rk_step_upload(pass->arena, pass->stream, &pass->tokens, RK_DTYPE_I32, all.tokens, all.num_tokens));
@@ -198,6 +200,7 @@ struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed
     RK_TRY(rk_model_begin_packed(model, &pass, packed));
     RK_TRY(rk_trunk_fwd(model->core, &model->core->chunk, &pass, (rk_tensor_t){0}, &hidden, NULL));
     RK_TRY(rk_sp_gather(&pass, hidden, &hidden));
+    RK_TRY(rk_model_gather_packed(&pass, hidden, packed->num_tokens, &hidden));
     for (int64_t begin = 0; begin < packed->num_tokens; begin += chunk) {
         struct rk_step_mark mark = rk_step_arena_mark(pass.arena);
         int64_t count = RK_MIN(chunk, packed->num_tokens - begin);

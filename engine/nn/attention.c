@@ -7,7 +7,8 @@
  * gradients of its weights are partial there (RK_PARAM_PARTIAL_GRAD).
  *
  * Packed sequences and the paged cache of the rollout engine differ in what follows the projection: attend().
- */
+ * Under context parallelism a rank has some tokens of every sequence; keys and values of the others are
+ * gathered, in both directions: between the two nothing is kept that does not belong to the rank's tokens. */
 #include "engine/nn/nn_internal.h"
 
 #include <math.h>
@@ -174,6 +175,52 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass, const 
     };
 }
 
+static rk_tensor_t kv_columns(rk_tensor_t kv, rk_tensor_t like, int64_t number)
+{
+    int64_t columns = like.shape[1] * like.shape[2];
+
+    return rk_tensor_split_cols(rk_tensor_cols(kv, number * columns, columns), like.shape[1], like.shape[2]);
+}
+
+/* Memory for keys and values, or their gradients, of the whole micro-batch, side by side. */
+static struct rk_status *alloc_kv(const struct rk_pass *pass, rk_tensor_t like, rk_tensor_t *kv)
+{
+    return rk_step_2d(pass->arena, kv, pass->dtype, pass->context->num_keys,
+                      2 * like.shape[1] * like.shape[2]);
+}
+
+/* The keys and values of all cp ranks take the place of this rank's; they lie in the arena. */
+static struct rk_status *gather_keys(const struct rk_pass *pass, struct rk_attn_varlen_args *args)
+{
+    rk_tensor_t mine[] = {rk_tensor_merge_cols(args->k), rk_tensor_merge_cols(args->v)};
+    rk_tensor_t kv;
+
+    RK_TRY(alloc_kv(pass, args->k, &kv));
+    RK_TRY(rk_context_gather(pass, mine, 2, kv));
+    args->k = kv_columns(kv, args->k, 0);
+    args->v = kv_columns(kv, args->v, 1);
+    args->k_begin = pass->context->k_begin;
+    args->k_lens = pass->context->k_lens[RK_ZIGZAG_BOTH];
+    return NULL;
+}
+
+/* The two chunks of a sequence that a rank has share keys: one call each, and the sum of what they leave. */
+static struct rk_status *context_bwd(const struct rk_pass *pass, struct rk_attn_varlen_bwd_args *args)
+{
+    rk_tensor_t mine[] = {rk_tensor_merge_cols(args->dk), rk_tensor_merge_cols(args->dv)}, dkv[2];
+
+    RK_TRY(gather_keys(pass, &args->fwd));
+    for (int half = 0; half < 2; half++) {
+        RK_TRY(alloc_kv(pass, args->fwd.k, &dkv[half]));
+        args->dk = kv_columns(dkv[half], args->fwd.k, 0);
+        args->dv = kv_columns(dkv[half], args->fwd.v, 1);
+        args->fwd.k_lens = pass->context->k_lens[1u << half];
+        RK_TRY(rk_attn_varlen_bwd(pass->stream, args));
+    }
+    RK_TRY(rk_axpby(pass->stream, &(struct rk_axpby_args){.y = dkv[0], .x = dkv[1], .alpha = 1, .beta = 1}));
+    return rk_context_reduce(pass, dkv[0], mine, 2);
+}
+
 static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
                                       const struct rk_attn_varlen_args *args)
 {
@@ -209,11 +256,16 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
                                 const struct saved *saved)
 {
     struct rk_attn_varlen_args args = varlen_args(pass, block->own, saved);
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
 
     if (pass->paged)
         return attend_paged(pass, block->layer, &args);
     RK_TRY(rotate(pass, split_qkv(block->own, saved->qk, saved->qkv).qk, false));
-    return rk_attn_varlen_fwd(pass->stream, &args);
+    if (pass->context)
+        RK_TRY(gather_keys(pass, &args));
+    RK_TRY(rk_attn_varlen_fwd(pass->stream, &args));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
 }
 
 /* Fills saved->qk; in place where no backward pass follows. */
@@ -305,6 +357,7 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
 {
     const struct attention *attention = block->own;
     const struct saved *saved = block_saved;
+    struct rk_attn_varlen_bwd_args args;
     rk_tensor_t dattended, dqkv;
     struct qkv_view view;
 
@@ -314,13 +367,14 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
     view = split_qkv(attention, qk_columns(attention, dqkv), dqkv);
     RK_TRY(rk_linear_row_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
                              rk_tensor_merge_cols(dattended)));
-    RK_TRY(rk_attn_varlen_bwd(pass->stream, &(struct rk_attn_varlen_bwd_args){
-                                                .fwd = varlen_args(pass, attention, saved),
-                                                .dq = view.q,
-                                                .dk = view.k,
-                                                .dv = view.v,
-                                                .dout = dattended,
-                                            }));
+    args = (struct rk_attn_varlen_bwd_args){
+        .fwd = varlen_args(pass, attention, saved),
+        .dq = view.q,
+        .dk = view.k,
+        .dv = view.v,
+        .dout = dattended,
+    };
+    RK_TRY(pass->context ? context_bwd(pass, &args) : rk_attn_varlen_bwd(pass->stream, &args));
     RK_TRY(rotate(pass, view.qk, true));
     RK_TRY(normalise_qk_bwd(pass, attention, saved, &view));
     return rk_linear_column_bwd(pass, &attention->qkv, x, dqkv, dx);

@@ -14,6 +14,7 @@
 
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
+#include "base/rk_zigzag.h"
 #include "engine/model/params_internal.h"
 #include "engine/rk_comm.h"
 #include "engine/rk_model.h"
@@ -43,6 +44,22 @@ struct rk_paged_step {
     const rk_tensor_t *k_cache, *v_cache; /* [num_layers], local kv heads */
 };
 
+/* A packed micro-batch that the ranks of a cp group share (base/rk_zigzag.h). Its sequences are padded behind
+ * their last token; the whole micro-batch has num_keys rows, of which every rank has num_keys / cp. */
+struct rk_context {
+    struct rk_comm_group *group;
+    int64_t num_keys;
+    /* I32 [num_keys], permutations: row i of the whole micro-batch is row to_whole[i] of those that all ranks
+     * have, one rank after the other, and the i-th of these is row to_ranks[i] of the whole micro-batch. */
+    rk_tensor_t to_whole, to_ranks;
+    /* Segments of attention, whose queries are pass->cu_seqlens: I32 [two a sequence]. k_lens are those of a
+     * call for these halves (enum rk_zigzag_half). */
+    rk_tensor_t k_begin, k_lens[RK_ZIGZAG_BOTH + 1];
+    /* Host [num_keys], as to_ranks: the token of the caller's micro-batch, which has no padding; -1: none. */
+    const int32_t *tokens;
+    const int32_t *rows; /* host: to_ranks */
+};
+
 /* What all operators of one forward (and backward) pass have in common. */
 struct rk_pass {
     struct rk_stream *stream;
@@ -66,9 +83,10 @@ struct rk_pass {
     rk_tensor_t tokens, positions; /* I32 [T] */
     rk_tensor_t rope_cos, rope_sin;
     rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
-    /* How attention finds the keys: the packed sequences, or a cache. */
-    rk_tensor_t cu_seqlens;
+    /* How attention finds the keys: the packed sequences, those of all cp ranks, or a cache. */
+    rk_tensor_t cu_seqlens; /* with a context, of segments */
     int32_t max_seqlen;
+    const struct rk_context *context;    /* NULL: this rank has the whole micro-batch */
     const struct rk_paged_step *paged;   /* NULL: packed */
     const struct rk_engine_hooks *hooks; /* optional; NULL disables progress callbacks */
     /* Called when the backward pass has left the gradients of all parameters from `first_param` on (in the
@@ -150,6 +168,15 @@ struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_e
                                    rk_tensor_t out) RK_NODISCARD;
 struct rk_status *rk_embedding_bwd(const struct rk_pass *pass, const struct rk_embedding *embedding,
                                    rk_tensor_t dout) RK_NODISCARD;
+
+/* --- context.c: rows of all cp ranks. Only in passes with a context. --- */
+/* whole [num_keys, columns]: the columns of x [T, ...], num_x tensors side by side, of all ranks, in the
+ * order of the whole micro-batch. Collective over cp. */
+struct rk_status *rk_context_gather(const struct rk_pass *pass, const rk_tensor_t *x, int num_x,
+                                    rk_tensor_t whole) RK_NODISCARD;
+/* Its adjoint: the sum over all ranks' whole, of which each gets its rows. */
+struct rk_status *rk_context_reduce(const struct rk_pass *pass, rk_tensor_t whole, const rk_tensor_t *x,
+                                    int num_x) RK_NODISCARD;
 
 /* --- norm.c: the residual stream and the norm in front of a block --- */
 struct rk_norm_saved {

@@ -45,6 +45,7 @@ static const int32_t seq_lens[NUM_SEQS] = {1, 97, 5, 64, 33, 2, 80, 17, 50, 9, 7
 #define QWEN3      CONFIG("qwen3", "false") /* norms whose gradients are partial on every tp rank */
 
 #define SP    .sequence_parallel = true
+#define CP(n) .cp = (n)
 #define VALUE .head = "value"
 
 struct layout_case {
@@ -55,6 +56,7 @@ struct layout_case {
     rk_dtype_t dtype;
     int64_t recompute_num_layers;
     bool sequence_parallel;
+    int32_t cp;       /* 0: 1 */
     const char *head; /* NULL: "lm" */
 };
 
@@ -108,7 +110,47 @@ static const struct layout_case cases[] = {
     {.label = "f64 value tp=2 sp", 2, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP, VALUE},
     {.label = "f64 value tp=4 dp=2 sp", 4, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, SP, VALUE},
     {.label = "f32 value tp=4 sp", 4, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP, VALUE},
+    /* Context parallelism; windows reach over chunks, sequences need padding. */
+    {.label = "f32 cp=2", 1, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, CP(2)},
+    {.label = "f32 cp=4", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, CP(4)},
+    {.label = "f32 tp=2 cp=2 sp", 2, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP, CP(2)},
+    {.label = "f32 qwen3 cp=2 dp=2, recompute", 1, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, CP(2)},
+    {.label = "bf16 qwen2 cp=2", 1, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0, CP(2)},
+    {.label = "bf16 qwen2 strict tp=2 cp=2 sp",
+     2,
+     1,
+     2,
+     QWEN2,
+     RK_NUMERICS_STRICT,
+     RK_DTYPE_BF16,
+     0,
+     SP,
+     CP(2)},
+    {.label = "f64 cp=2", 1, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(2)},
+    {.label = "f64 cp=3, not a power of two", 1, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(3)},
+    {.label = "f64 cp=4", 1, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(4)},
+    {.label = "f64 cp=2 dp=2, empty micro-batches", 1, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(2)},
+    {.label = "f64 tp=2 cp=2 dp=2 sp", 2, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP, CP(2)},
+    {.label = "f64 tied tp=2 cp=2", 2, 1, 2, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(2)},
+    {.label = "f64 mistral cp=4", 1, 1, 1, MISTRAL, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(4)},
+    {.label = "f64 qwen2 tp=2 cp=2, recompute", 2, 1, 2, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, CP(2)},
+    {.label = "f64 qwen3 tp=2 cp=2 sp, recompute",
+     2,
+     1,
+     2,
+     QWEN3,
+     RK_NUMERICS_FAST,
+     RK_DTYPE_F64,
+     3,
+     SP,
+     CP(2)},
+    {.label = "f64 value tp=2 cp=2 sp", 2, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP, VALUE, CP(2)},
 };
+
+static int32_t num_ranks_of(const struct layout_case *row)
+{
+    return row->tp * RK_MAX(row->cp, 1) * row->dp;
+}
 
 static bool has_values(const struct layout_case *row)
 {
@@ -143,7 +185,7 @@ struct micro_batch {
     const struct batch *batch;
     struct outcome *outcome;
     int32_t dp_rank;
-    bool records; /* one rank of a tp group, in the first step */
+    bool records; /* one rank of a replica, in the first step */
 };
 
 static void make_batch(struct batch *batch)
@@ -326,6 +368,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
                                       .numerics = row->numerics,
                                       .recompute_num_layers = row->recompute_num_layers,
                                       .tp = row->tp,
+                                      .cp = row->cp,
                                       .dp = row->dp,
                                       .sequence_parallel = row->sequence_parallel,
                                       .head = row->head,
@@ -341,8 +384,8 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
     micro->batch = run->batch;
     micro->outcome = run->outcome;
     micro->dp_rank = coords->axis[RK_AXIS_DP];
-    micro->records = coords->axis[RK_AXIS_TP] == 0;
-    optim.bucket_elements = row->dp > 1 ? BUCKET_ELEMENTS : 0;
+    micro->records = coords->axis[RK_AXIS_TP] == 0 && coords->axis[RK_AXIS_CP] == 0;
+    optim.bucket_elements = row->dp * RK_MAX(row->cp, 1) > 1 ? BUCKET_ELEMENTS : 0;
     RK_RANK_OK(rk_train_enable(test.model, &optim));
     RK_RANK_OK(train(test.model, run, micro, rank == 0));
     RK_RANK_CHECK(rk_model_weight_version(test.model) == NUM_STEPS, "%s", row->label);
@@ -359,7 +402,7 @@ static struct outcome *run_case(const struct layout_case *row, const struct batc
 
     run.rendezvous = rk_test_rendezvous_create();
     print_message("  %s\n", row->label);
-    if (rk_test_run_ranks(row->tp * row->dp, run_rank, &run, RUN_TIMEOUT_S) != 0)
+    if (rk_test_run_ranks(num_ranks_of(row), run_rank, &run, RUN_TIMEOUT_S) != 0)
         fail_msg("%s: ranks failed", row->label);
     rk_test_rendezvous_destroy(run.rendezvous);
     return run.outcome;
@@ -429,11 +472,11 @@ static void compare(const struct layout_case *row, const struct outcome *actual,
  * NCCL on the CPU is slow: there it is shown what NCCL's other sums do. */
 static bool is_run(const struct layout_case *row)
 {
-    if (rk_env("RK_TEST_COMM") && (row->dtype != RK_DTYPE_BF16 || row->tp * row->dp == 1))
+    if (rk_env("RK_TEST_COMM") && (row->dtype != RK_DTYPE_BF16 || num_ranks_of(row) == 1))
         return false;
     if (row->dtype == RK_DTYPE_F64 && rk_test_device_dtype() != RK_DTYPE_F64)
         return false;
-    return row->tp * row->dp <= rk_test_device_max_ranks();
+    return num_ranks_of(row) <= rk_test_device_max_ranks();
 }
 
 /* Goal: losses, gradients and parameters do not depend on the layout. Method: the table above. */
@@ -476,6 +519,7 @@ static void test_train_twice_gives_identical_bits(void **state)
     static const struct layout_case rows[] = {
         {.label = "again: tp=2 dp=2", 2, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
         {.label = "again: dp=2", 1, 2, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0},
+        {.label = "again: cp=2 dp=2", 1, 2, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, CP(2)},
         {.label = "again: tp=4", 4, 1, 1, LLAMA_TIED, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0},
         {.label = "again: tp=2 dp=2 sp", 2, 2, 2, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP},
     };
@@ -486,7 +530,7 @@ static void test_train_twice_gives_identical_bits(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
         struct outcome *first, *second;
 
-        if (rows[i].tp * rows[i].dp > rk_test_device_max_ranks())
+        if (num_ranks_of(&rows[i]) > rk_test_device_max_ranks())
             continue;
         first = run_case(&rows[i], &batch);
         second = run_case(&rows[i], &batch);

@@ -24,7 +24,8 @@ static struct rk_status *read_config(struct rk_json **out, const struct rk_test_
 
 static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_test_model_spec *spec)
 {
-    struct rk_mesh_spec mesh = {.tp = RK_MAX(spec->tp, 1), .dp = RK_MAX(spec->dp, 1)};
+    struct rk_mesh_spec mesh = {
+        .tp = RK_MAX(spec->tp, 1), .cp = RK_MAX(spec->cp, 1), .dp = RK_MAX(spec->dp, 1)};
 
     if (!spec->world)
         return rk_mesh_comms_create_single(&out->comms);

@@ -19,9 +19,9 @@ struct rk_test_model_spec {
     rk_numerics_t numerics;
     int64_t recompute_num_layers;
     uint32_t offload;            /* parts that may leave the device */
-    int32_t tp, dp;              /* 0: 1 */
+    int32_t tp, cp, dp;          /* 0: 1 */
     bool sequence_parallel;      /* tp ranks share the rows of the residual stream */
-    struct rk_comm_world *world; /* of tp * dp ranks; NULL for one rank */
+    struct rk_comm_world *world; /* of tp * cp * dp ranks; NULL for one rank */
     struct rk_stream *stream;    /* of the rank (rk_test_rank_stream), borrowed; NULL: one is made */
 };
 

@@ -46,42 +46,55 @@ struct plan_case {
     int64_t num_ids; /* of training micro-batches */
     bool adds_in_shards;
     bool sequence_parallel;
+    int32_t cp;      /* 0: 1 */
+    int32_t seq_len; /* of the shortest sequences that the plan has room for; 0: 1 */
 };
 
 static const struct plan_case cases[] = {
-    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false},
+    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false, 0, 0},
     {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0, false,
-     false},
+     false, 0, 0},
     {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0, 0, false,
-     false},
-    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0, 0, false, false},
-    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false, false},
+     false, 0, 0},
+    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0, 0, false, false, 0, 0},
+    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false, false,
+     0, 0},
     {"qwen2 bf16 strict, recompute", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0,
-     1, 0, false, false},
-    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false, false},
-    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false},
+     1, 0, false, false, 0, 0},
+    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false, false,
+     0, 0},
+    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false,
+     0, 0},
     {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
-     3, 0, 0, 0, false, false},
-    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false},
+     3, 0, 0, 0, false, false, 0, 0},
+    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false,
+     0, 0},
     {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0,
-     false, false},
+     false, false, 0, 0},
     {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false,
-     false},
+     false, 0, 0},
     {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false,
-     false},
+     false, 0, 0},
     {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2,
-     0, false, false},
-    {"llama ids", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 17, false, false},
+     0, false, false, 0, 0},
+    {"llama ids", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 17, false, false,
+     0, 0},
     {"qwen2 bf16 tp=2 strict, ids", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0, 0,
-     80, false, false},
+     80, false, false, 0, 0},
     {"qwen2 bf16 tp=2 dp=2, sums in shards", CONFIG("qwen2", "false"), 2, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16,
-     3, 0, 0, 0, true, false},
-    {"llama tp=2 sp", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false,
-     true},
+     3, 0, 0, 0, true, false, 0, 0},
+    {"llama tp=2 sp", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, true,
+     0, 0},
     {"llama tp=4 strict sp", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0,
-     false, true},
+     false, true, 0, 0},
     {"qwen3 bf16 tp=4 sp, recompute", CONFIG("qwen3", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 1,
-     0, false, true},
+     0, false, true, 0, 0},
+    {"qwen3 bf16 cp=2", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0, 0, 0, 0, false,
+     false, 2, 33},
+    {"qwen2 tp=2 cp=2, recompute, ids", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, 0,
+     2, 17, false, false, 2, 65},
+    {"llama tp=2 cp=2 sp", CONFIG("llama", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, 0, 0, 0, false,
+     true, 2, 65},
 };
 
 /* A packed micro-batch in memory of its own. */
@@ -168,6 +181,7 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         .numerics = row->numerics,
         .recompute_num_layers = row->recompute_num_layers,
         .tp = row->tp,
+        .cp = row->cp,
         .dp = row->dp,
         .sequence_parallel = row->sequence_parallel,
         .world = world,
@@ -307,8 +321,10 @@ static int check_plans(const struct roles *roles, bool is_peak)
 
 static int run_largest(struct roles *roles)
 {
-    RK_RANK_OK(update(roles, TRAIN_TOKENS, 1));
-    RK_RANK_OK(log_probs(roles, LOG_PROB_TOKENS, 1));
+    int32_t seq_len = RK_MAX(roles->row->seq_len, 1);
+
+    RK_RANK_OK(update(roles, TRAIN_TOKENS, seq_len));
+    RK_RANK_OK(log_probs(roles, LOG_PROB_TOKENS, seq_len));
     /* 13 prompt tokens times 5 are more than the 64 of a step. */
     RK_RANK_OK(generate(roles, 13, 1));
     RK_RANK_OK(generate(roles, 1, MODEL_LEN - 1));
@@ -389,7 +405,7 @@ static void test_plan_is_what_roles_take(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct plan_case row = cases[i];
-        int32_t num_ranks = row.tp * row.dp;
+        int32_t num_ranks = row.tp * RK_MAX(row.cp, 1) * row.dp;
         int64_t begin_ns = rk_time_now_ns();
         int failed = 0;
 
