@@ -55,7 +55,7 @@ static void run_all(struct run *run, int32_t num_ranks, rk_test_rank_fn_t fn)
 
 /* --- adjoint identity <A x, y> = <x, A^T y>, where activations that all ranks hold count once --- */
 
-#define ROWS 5
+#define TOKENS 8 /* with sequence parallelism a multiple of tp */
 
 static void fill(rk_tensor_t t, uint64_t stream)
 {
@@ -84,17 +84,37 @@ static struct rk_status *sum_over(struct rk_comm_group *group, struct rk_stream 
     return NULL;
 }
 
-static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *pass)
+/* splits_rows: every rank has its part of the rows, which then are no copies. */
+static struct rk_status *begin_pass(struct rk_test_model *test, struct rk_pass *pass, bool splits_rows)
 {
     struct rk_optim_config optim = rk_test_adamw(1, 0, 0);
 
     if (!test->model->train)
         RK_TRY(rk_train_enable(test->model, &optim));
     RK_TRY(rk_train_begin(test->model));
+    RK_TRY(rk_train_settle(test->model));
     rk_model_begin_pass(test->model, pass);
-    pass->num_tokens = pass->num_rows = ROWS;
+    pass->splits_rows = splits_rows;
+    pass->num_tokens = TOKENS;
+    pass->num_rows = splits_rows ? TOKENS / rk_comm_group_size(pass->tp) : TOKENS;
     pass->grads = test->model->train->grads;
     return NULL;
+}
+
+/* A tensor of the pass: the same on all ranks, or of each its own. */
+static struct rk_status *make(struct rk_pass *pass, rk_tensor_t *out, int64_t rows, int64_t cols,
+                              uint64_t stream, bool is_own)
+{
+    RK_TRY(rk_step_2d(pass->arena, out, RK_DTYPE_F64, rows, cols));
+    fill(*out, stream + (is_own ? 1 + (uint64_t)rk_comm_group_rank(pass->tp) : 0));
+    return NULL;
+}
+
+/* <a, b>, of which every rank has a part, or all ranks the same. */
+static struct rk_status *inner(struct rk_pass *pass, rk_tensor_t a, rk_tensor_t b, bool is_own, double *out)
+{
+    *out = dot(a, b);
+    return is_own ? sum_over(pass->tp, pass->stream, pass->arena, out) : NULL;
 }
 
 struct adjoint {
@@ -113,88 +133,148 @@ static struct rk_weight find_weight(const struct rk_test_model *test, const char
     return weight;
 }
 
-/* Column-parallel: x is replicated, y is split. */
-static struct rk_status *column_adjoint(struct rk_test_model *test, int32_t rank, struct adjoint *out)
+/* Column-parallel: x is the stream, y is split. */
+static struct rk_status *column_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
 {
     struct rk_weight weight = find_weight(test, "model.layers.0.self_attn.q_proj.weight", 3);
     struct rk_pass pass;
     rk_tensor_t x, ax, y, aty;
 
-    RK_TRY(begin_pass(test, &pass));
-    RK_TRY(rk_step_2d(pass.arena, &x, RK_DTYPE_F64, ROWS, weight.cols));
-    RK_TRY(rk_step_2d(pass.arena, &aty, RK_DTYPE_F64, ROWS, weight.cols));
-    RK_TRY(rk_step_2d(pass.arena, &ax, RK_DTYPE_F64, ROWS, weight.rows));
-    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight.rows));
-    fill(x, 1);
-    fill(y, 2 + (uint64_t)rank);
-    RK_TRY(rk_linear_fwd(&pass, &weight, x, ax));
+    RK_TRY(begin_pass(test, &pass, splits_rows));
+    RK_TRY(make(&pass, &x, pass.num_rows, weight.cols, 100, splits_rows));
+    RK_TRY(make(&pass, &aty, pass.num_rows, weight.cols, 200, true));
+    RK_TRY(make(&pass, &ax, TOKENS, weight.rows, 300, true));
+    RK_TRY(make(&pass, &y, TOKENS, weight.rows, 400, true));
+    RK_TRY(rk_linear_column_fwd(&pass, &weight, x, ax));
     RK_TRY(rk_linear_column_bwd(&pass, &weight, x, y, aty));
-    out->forward = dot(ax, y);
-    RK_TRY(sum_over(pass.tp, pass.stream, pass.arena, &out->forward));
-    out->backward = dot(x, aty);
-    return NULL;
+    RK_TRY(inner(&pass, ax, y, true, &out->forward));
+    return inner(&pass, x, aty, splits_rows, &out->backward);
 }
 
-/* Row-parallel: x is split, y is replicated. */
-static struct rk_status *row_adjoint(struct rk_test_model *test, int32_t rank, struct adjoint *out)
+/* Row-parallel: x is split, y is the stream. */
+static struct rk_status *row_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
 {
     struct rk_weight weight = find_weight(test, "model.layers.0.mlp.down_proj.weight", 1);
     struct rk_pass pass;
     rk_tensor_t x, ax, y, aty;
 
-    RK_TRY(begin_pass(test, &pass));
-    RK_TRY(rk_step_2d(pass.arena, &x, RK_DTYPE_F64, ROWS, weight.cols));
-    RK_TRY(rk_step_2d(pass.arena, &aty, RK_DTYPE_F64, ROWS, weight.cols));
-    RK_TRY(rk_step_2d(pass.arena, &ax, RK_DTYPE_F64, ROWS, weight.rows));
-    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, weight.rows));
-    fill(x, 20 + (uint64_t)rank);
-    fill(y, 3);
+    RK_TRY(begin_pass(test, &pass, splits_rows));
+    RK_TRY(make(&pass, &x, TOKENS, weight.cols, 100, true));
+    RK_TRY(make(&pass, &aty, TOKENS, weight.cols, 200, true));
+    RK_TRY(make(&pass, &ax, pass.num_rows, weight.rows, 300, true));
+    RK_TRY(make(&pass, &y, pass.num_rows, weight.rows, 400, splits_rows));
     RK_TRY(rk_linear_row_fwd(&pass, &weight, x, ax));
-    RK_TRY(rk_linear_bwd(&pass, &weight, x, y, aty));
-    out->forward = dot(ax, y);
-    out->backward = dot(x, aty);
-    return sum_over(pass.tp, pass.stream, pass.arena, &out->backward);
+    RK_TRY(rk_linear_row_bwd(&pass, &weight, x, y, aty));
+    RK_TRY(inner(&pass, ax, y, splits_rows, &out->forward));
+    return inner(&pass, x, aty, true, &out->backward);
 }
 
 /* Embedding, as a linear map of its split table: <E(W), y> = <W, E^T(y)>. */
-static struct rk_status *embedding_adjoint(struct rk_test_model *test, int32_t rank, struct adjoint *out)
+static struct rk_status *embedding_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
 {
-    static const int32_t tokens[ROWS] = {66, 0, 3, 66, 40};
+    static const int32_t tokens[TOKENS] = {66, 0, 3, 66, 40, 1, 0, 5};
     const struct rk_embedding *embedding = &test->model->core->embedding;
     struct rk_pass pass;
     rk_tensor_t e, y;
 
-    (void)rank;
-    RK_TRY(begin_pass(test, &pass));
-    RK_TRY(rk_step_upload(pass.arena, pass.stream, &pass.tokens, RK_DTYPE_I32, tokens, ROWS));
-    RK_TRY(rk_step_2d(pass.arena, &e, RK_DTYPE_F64, ROWS, pass.hidden_size));
-    RK_TRY(rk_step_2d(pass.arena, &y, RK_DTYPE_F64, ROWS, pass.hidden_size));
-    fill(y, 4);
+    RK_TRY(begin_pass(test, &pass, splits_rows));
+    RK_TRY(rk_step_upload(pass.arena, pass.stream, &pass.tokens, RK_DTYPE_I32, tokens, TOKENS));
+    RK_TRY(make(&pass, &e, pass.num_rows, pass.hidden_size, 100, true));
+    RK_TRY(make(&pass, &y, pass.num_rows, pass.hidden_size, 200, splits_rows));
     RK_TRY(rk_embedding_fwd(&pass, embedding, e));
     RK_TRY(rk_embedding_bwd(&pass, embedding, y));
-    out->forward = dot(e, y);
-    out->backward =
-        dot(rk_weight_value(&pass, &embedding->weight), rk_weight_grad(&pass, &embedding->weight));
-    return sum_over(pass.tp, pass.stream, pass.arena, &out->backward);
+    RK_TRY(inner(&pass, e, y, splits_rows, &out->forward));
+    return inner(&pass, rk_weight_value(&pass, &embedding->weight), rk_weight_grad(&pass, &embedding->weight),
+                 true, &out->backward);
+}
+
+/* What heads see of the stream; the gradient is a summand on every rank, or the same on all. */
+static struct rk_status *head_adjoint(struct rk_test_model *test, bool splits_rows, bool is_summand,
+                                      struct adjoint *out)
+{
+    static const int32_t index[] = {0, 3, 4, 7};
+    struct rk_head_saved saved = {.inv_temperature = 1};
+    struct rk_pass pass;
+    rk_tensor_t x, y, aty;
+
+    RK_TRY(begin_pass(test, &pass, splits_rows));
+    RK_TRY(rk_step_upload(pass.arena, pass.stream, &saved.index, RK_DTYPE_I32, index, RK_ARRAY_LEN(index)));
+    RK_TRY(make(&pass, &saved.x, RK_ARRAY_LEN(index), pass.hidden_size, 100, true));
+    RK_TRY(make(&pass, &x, pass.num_rows, pass.hidden_size, 200, splits_rows));
+    RK_TRY(make(&pass, &aty, pass.num_rows, pass.hidden_size, 300, true));
+    RK_TRY(make(&pass, &y, RK_ARRAY_LEN(index), pass.hidden_size, 400, is_summand));
+    RK_TRY(rk_head_gather(&pass, x, &saved));
+    RK_TRY(inner(&pass, saved.x, y, is_summand, &out->forward));
+    RK_TRY(is_summand ? rk_head_scatter_sum(&pass, &saved, y, aty) : rk_head_scatter(&pass, &saved, y, aty));
+    return inner(&pass, x, aty, splits_rows, &out->backward);
+}
+
+static struct rk_status *head_sum_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
+{
+    return head_adjoint(test, splits_rows, true, out);
+}
+
+static struct rk_status *head_keep_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
+{
+    return head_adjoint(test, splits_rows, false, out);
+}
+
+/* The operators between rows and tokens themselves: gather, and sum or keep. */
+static struct rk_status *rows_adjoint(struct rk_test_model *test, bool splits_rows, bool is_summand,
+                                      struct adjoint *out)
+{
+    struct rk_pass pass;
+    rk_tensor_t x, gathered, y, aty;
+
+    RK_TRY(begin_pass(test, &pass, splits_rows));
+    RK_TRY(make(&pass, &x, pass.num_rows, pass.hidden_size, 100, splits_rows));
+    RK_TRY(make(&pass, &aty, pass.num_rows, pass.hidden_size, 200, true));
+    RK_TRY(make(&pass, &y, TOKENS, pass.hidden_size, 300, is_summand));
+    RK_TRY(rk_sp_gather(&pass, x, &gathered));
+    RK_TRY(inner(&pass, gathered, y, is_summand, &out->forward));
+    if (!splits_rows) /* rows are tokens */
+        aty = y;
+    RK_TRY(is_summand ? rk_sp_sum(&pass, y, aty, RK_REDUCE_SUM) : rk_sp_keep(&pass, y, aty));
+    return inner(&pass, x, aty, splits_rows, &out->backward);
+}
+
+static struct rk_status *rows_sum_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
+{
+    return rows_adjoint(test, splits_rows, true, out);
+}
+
+static struct rk_status *rows_keep_adjoint(struct rk_test_model *test, bool splits_rows, struct adjoint *out)
+{
+    return rows_adjoint(test, splits_rows, false, out);
 }
 
 static int adjoint_rank(int32_t rank, int32_t num_ranks, void *user)
 {
     static const struct {
         const char *label;
-        struct rk_status *(*run)(struct rk_test_model *test, int32_t rank, struct adjoint *out);
-    } pairs[] = {{"column", column_adjoint}, {"row", row_adjoint}, {"embedding", embedding_adjoint}};
+        struct rk_status *(*run)(struct rk_test_model *test, bool splits_rows, struct adjoint *out);
+    } pairs[] = {
+        {"column", column_adjoint},
+        {"row", row_adjoint},
+        {"embedding", embedding_adjoint},
+        {"head, sum", head_sum_adjoint},
+        {"head, keep", head_keep_adjoint},
+        {"gather and sum", rows_sum_adjoint},
+        {"gather and keep", rows_keep_adjoint},
+    };
     struct rk_comm_world *world;
     struct rk_test_model test;
 
     RK_RANK_OK(open_ranks(&test, &world, user, rank, num_ranks, RK_DTYPE_F64));
-    for (size_t i = 0; i < RK_ARRAY_LEN(pairs); i++) {
+    for (size_t i = 0; i < 2 * RK_ARRAY_LEN(pairs); i++) {
+        const char *label = pairs[i / 2].label;
         struct adjoint a;
 
-        RK_RANK_OK(pairs[i].run(&test, rank, &a));
-        RK_RANK_CHECK(fabs(a.forward) > RK_TOL_FLOOR, "%s: %g says nothing", pairs[i].label, a.forward);
-        RK_RANK_CHECK(fabs(a.forward - a.backward) <= RK_TOL_F64 * fabs(a.forward), "%s: %.17g and %.17g",
-                      pairs[i].label, a.forward, a.backward);
+        RK_RANK_OK(pairs[i / 2].run(&test, i % 2, &a));
+        RK_RANK_CHECK(fabs(a.forward) > RK_TOL_FLOOR, "%s: %g says nothing", label, a.forward);
+        RK_RANK_CHECK(fabs(a.forward - a.backward) <= RK_TOL_F64 * fabs(a.forward),
+                      "%s, rows %s: %.17g and %.17g", label, i % 2 ? "divided" : "whole", a.forward,
+                      a.backward);
     }
     close_ranks(&test, world);
     return 0;

@@ -241,6 +241,40 @@ static void test_plan_only_of_a_cache_with_a_share(void **state)
     test_cluster_close(&cluster);
     check_plans(1, one_rank, (uint64_t)limit_bytes);
 }
+#define PLAN "\"ppo_max_token_len_per_gpu\": 2000, \"plan_only\": true"
+
+static int64_t plan_activations(struct test_cluster *cluster, const char *more)
+{
+    char *init = test_init_options(more);
+    struct rk_json *metas[TEST_MAX_WORKERS];
+    int64_t bytes;
+
+    call_all(cluster, "actor", "init_model", init, metas);
+    bytes = int_at(metas[0], "planned.activations");
+    free_metas(metas, cluster->num_ranks);
+    rk_free(init);
+    return bytes;
+}
+
+/* Goal: megatron.sequence_parallel reaches the model, and its default is true. Method: it divides
+ * activations by tp. */
+static void test_plan_only_counts_sequence_parallelism(void **state)
+{
+    struct test_cluster cluster;
+    int64_t by_default, divided, whole;
+
+    (void)state;
+    if (!is_on_cpu())
+        skip(); /* four ranks on one device */
+    open_cluster(&cluster, 4, four_ranks, LIMIT_BYTES);
+    by_default = plan_activations(&cluster, PLAN);
+    divided = plan_activations(&cluster, PLAN ", \"megatron.sequence_parallel\": true");
+    whole = plan_activations(&cluster, PLAN ", \"megatron.sequence_parallel\": false");
+    assert_int_equal(by_default, divided);
+    assert_true(divided > 0);
+    assert_true(divided < whole);
+    test_cluster_close(&cluster);
+}
 
 /* Goal: what does not fit is planned as well, and so is what comes behind it; memory that lacks is negative.
  * A smaller role is built afterwards. */
@@ -337,6 +371,7 @@ int main(void)
         cmocka_unit_test(test_plan_only_is_what_roles_take),
         cmocka_unit_test(test_plan_only_of_meshes_that_differ),
         cmocka_unit_test(test_plan_only_of_a_cache_with_a_share),
+        cmocka_unit_test(test_plan_only_counts_sequence_parallelism),
         cmocka_unit_test(test_plan_only_beyond_the_device),
         cmocka_unit_test(test_plan_only_bad_options_are_refused),
     };
