@@ -204,10 +204,8 @@ void rk_job_version_check(const struct rk_config *job, int32_t world_size, struc
     for (int64_t i = 0; i < count; i++) {
         if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit))
             continue;
-        for (int k = 1; k < NUM_AXES; k++) {
-            if (rk_job_role_size(job, roles[i].bit, axes[k]) > 1)
-                rk_str_appendf(problems, "%s%s=%d: this version runs 1\n", roles[i].section,
-                               rk_job_axis_key(axes[k]), rk_job_role_size(job, roles[i].bit, axes[k]));
-        }
+        if (rk_job_role_size(job, roles[i].bit, RK_AXIS_PP) > 1)
+            rk_str_appendf(problems, "%s" RK_JOB_PP "=%d: this version runs 1\n", roles[i].section,
+                           rk_job_role_size(job, roles[i].bit, RK_AXIS_PP));
     }
 }

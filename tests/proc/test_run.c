@@ -67,6 +67,10 @@ static const struct layout layouts[] = {
     {"tp 2 x dp 2, rollout tp 4",
      "4",
      {ACTOR "megatron.tensor_model_parallel_size=2", ROLLOUT "tensor_model_parallel_size=4"}},
+    {"cp 2", "2", {ACTOR "megatron.tensor_model_parallel_size=1", ACTOR "megatron.context_parallel_size=2"}},
+    {"tp 2 x cp 2",
+     "4",
+     {ACTOR "megatron.tensor_model_parallel_size=2", ACTOR "megatron.context_parallel_size=2"}},
     {"tp 2, rollout elsewhere",
      "3",
      {ACTOR "megatron.tensor_model_parallel_size=2", ACTOR "megatron.ranks=0-1",
@@ -122,6 +126,14 @@ static void test_run_every_layout_shuffles_in_the_same_way(void **state)
 {
     (void)state;
     check_layouts((const char *const[]){ACTOR "shuffle=true", ACTOR "ppo_epochs=2", NULL});
+}
+
+/* Goal: nor does a loss over whole sequences, which the ranks of a replica may share. */
+static void test_run_every_layout_computes_the_same_sequence_loss(void **state)
+{
+    (void)state;
+    check_layouts((const char *const[]){ACTOR "policy_loss.loss_mode=gspo",
+                                        ACTOR "loss_agg_mode=seq-mean-token-mean", NULL});
 }
 
 static const char *const step_metrics[] = {
@@ -570,6 +582,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_every_layout_gives_the_result_of_one_rank),
         cmocka_unit_test(test_run_every_layout_shuffles_in_the_same_way),
+        cmocka_unit_test(test_run_every_layout_computes_the_same_sequence_loss),
         cmocka_unit_test(test_run_leaves_metrics_plot_summary_and_model),
         cmocka_unit_test(test_run_rollout_of_other_layout_gets_the_weights_of_every_step),
         cmocka_unit_test(test_run_rollout_layout_that_does_not_fit_is_refused),

@@ -8,6 +8,7 @@
 
 #define ACTOR    "actor_rollout_ref.actor."
 #define TP       "megatron.tensor_model_parallel_size="
+#define CP       "megatron.context_parallel_size="
 #define TEACHER  "distillation.teacher."
 #define LOSS     "distillation.distillation_loss."
 #define ARGS_MAX 40
@@ -122,16 +123,22 @@ static void test_distill_topk_every_layout_gives_the_result_of_one_rank(void **s
     teacher = make_teacher();
     path = rk_format(TEACHER "model.path=%s", teacher);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        const char *more[] = {ACTOR TP "1",   "distillation.enabled=true",
-                              path,           LOSS "use_task_rewards=false",
-                              TEACHER TP "1", ACTOR "entropy_coeff=0",
-                              cases[i].mode,  cases[i].topk,
-                              cases[i].more,  NULL};
+        const char *more[] = {ACTOR TP "1",
+                              "distillation.enabled=true",
+                              path,
+                              LOSS "use_task_rewards=false",
+                              TEACHER TP "1",
+                              ACTOR "entropy_coeff=0",
+                              cases[i].mode,
+                              cases[i].topk,
+                              cases[i].more,
+                              NULL,
+                              NULL};
         struct rk_json *expected, *actual;
         char *dirs[2];
 
         dirs[0] = run_new("1", more);
-        more[0] = ACTOR TP "2";
+        more[i % 2 ? 9 : 0] = i % 2 ? ACTOR CP "2" : ACTOR TP "2"; /* and the teacher's cp */
         dirs[1] = run_new("2", more);
         expected = read_metrics(dirs[0], 1);
         actual = read_metrics(dirs[1], 1);

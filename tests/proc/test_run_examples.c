@@ -66,17 +66,23 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
 {
     (void)state;
     for (size_t k = 0; k < RK_ARRAY_LEN(kinds); k++) {
-        char *one = new_run_dir(), *two = straight[k] = new_run_dir();
+        static const char *const shared[] = {"actor_rollout_ref.actor.megatron.context_parallel_size=2",
+                                             NULL};
+        char *one = new_run_dir(), *two = straight[k] = new_run_dir(), *cp = new_run_dir();
         double first = 0.0, last = 0.0, held_out = 0.0;
 
         print_message("%s\n", kinds[k].job);
         run_job(kinds[k].job, one, "1", STEPS, NULL);
         run_job(kinds[k].job, two, "2", STEPS, NULL);
+        run_job(kinds[k].job, cp, "2", STEPS, shared);
         for (int64_t line = 1; line <= STEPS + 1; line++) { /* the first is the validation of step 0 */
             struct rk_json *expected = read_metrics(one, line), *metrics = read_metrics(two, line);
+            struct rk_json *of_cp = read_metrics(cp, line);
 
-            for (size_t i = 0; i < RK_ARRAY_LEN(kinds[k].metrics) && kinds[k].metrics[i]; i++)
+            for (size_t i = 0; i < RK_ARRAY_LEN(kinds[k].metrics) && kinds[k].metrics[i]; i++) {
                 assert_near(metrics, expected, kinds[k].metrics[i]);
+                assert_near(of_cp, expected, kinds[k].metrics[i]);
+            }
             if (line == 1)
                 held_out = metric(metrics, "val/loss");
             if (line == 2)
@@ -85,6 +91,7 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
                 last = metric(metrics, "train/loss");
             rk_json_free(expected);
             rk_json_free(metrics);
+            rk_json_free(of_cp);
         }
         if (kinds[k].first_loss > 0.0) { /* the policy is its reference: ln 2 */
             assert_true(fabs(first - kinds[k].first_loss) < 1e-6);
@@ -92,6 +99,7 @@ static void test_run_examples_layouts_agree_and_the_loss_falls(void **state)
         }
         assert_true(last < first);
         rk_free(one);
+        rk_free(cp);
     }
 }
 

@@ -313,8 +313,9 @@ static void test_version_check_refuses_what_is_not_built(void **state)
     } cases[] = {
         {{ACTOR TP "2", ACTOR RANKS "0-3"}, ""},
         {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, ACTOR PP "2: this version runs 1\n"},
-        {{REF CP "2"}, REF CP "2: this version runs 1\n"},
-        {{TEACHER CP "2"}, ""}, /* not needed */
+        {{REF PP "2"}, REF PP "2: this version runs 1\n"},
+        {{ACTOR CP "2", REF CP "4"}, ""},
+        {{TEACHER PP "2"}, ""}, /* not needed */
         {{ROLLOUT "tensor_model_parallel_size=2"}, ""},
         {{ROLLOUT "ranks=2"}, ""},
     };
