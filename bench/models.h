@@ -27,6 +27,7 @@ struct bench_instance_desc {
     const struct bench_model *model;
     int32_t tp, dp; /* 0: 1. More than one rank in all needs ctx->world. */
     bool is_strict, recomputes;
+    bool is_whole;                           /* every tp rank has all tokens: no sequence parallelism */
     const char *head;                        /* NULL: "lm" */
     int64_t num_tokens;                      /* of the largest packed pass */
     const struct rk_rollout_config *rollout; /* NULL: it does not generate */

@@ -376,6 +376,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
     struct micro_batch *micro = rk_calloc(1, sizeof(*micro));
     const struct rk_mesh_coords *coords;
     struct rk_test_model test;
+    int64_t num_compared;
 
     if (num_ranks > 1)
         RK_RANK_OK(rk_test_world_create(&spec.world, run->rendezvous, rank, num_ranks, "unix", NULL));
@@ -389,6 +390,8 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
     RK_RANK_OK(rk_train_enable(test.model, &optim));
     RK_RANK_OK(train(test.model, run, micro, rank == 0));
     RK_RANK_CHECK(rk_model_weight_version(test.model) == NUM_STEPS, "%s", row->label);
+    RK_RANK_OK(rk_model_verify_replicas(test.model, NULL, &num_compared));
+    RK_RANK_CHECK(num_ranks == 1 || num_compared > 0, "%s: no copies", row->label);
     rk_test_model_close(&test);
     rk_comm_world_destroy(spec.world);
     rk_free(micro);
