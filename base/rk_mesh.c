@@ -278,6 +278,31 @@ bool rk_mesh_equal(const struct rk_mesh *a, const struct rk_mesh *b)
            memcmp(a->ranks, b->ranks, (size_t)a->num_ranks * sizeof(*a->ranks)) == 0;
 }
 
+/* The groups of every rank of `a` over one axis. */
+static bool has_same_groups(const struct rk_mesh *a, const struct rk_mesh *b, rk_axis_t axis)
+{
+    int32_t *of_a = rk_calloc((size_t)a->num_ranks, sizeof(*of_a));
+    int32_t *of_b = rk_calloc((size_t)b->num_ranks, sizeof(*of_b));
+    bool is_same = true;
+
+    for (int32_t i = 0; i < a->num_ranks && is_same; i++) {
+        int32_t count = rk_mesh_group(a, RK_AXIS_BIT(axis), a->ranks[i], of_a);
+
+        is_same = rk_mesh_group(b, RK_AXIS_BIT(axis), a->ranks[i], of_b) == count &&
+                  memcmp(of_a, of_b, (size_t)count * sizeof(*of_a)) == 0;
+    }
+    rk_free(of_a);
+    rk_free(of_b);
+    return is_same;
+}
+
+bool rk_mesh_has_same_parts(const struct rk_mesh *a, const struct rk_mesh *b)
+{
+    return a->world_size == b->world_size && a->num_ranks == b->num_ranks &&
+           has_same_groups(a, b, RK_AXIS_TP) && has_same_groups(a, b, RK_AXIS_PP) &&
+           has_same_groups(a, b, RK_AXIS_EP) && has_same_groups(a, b, RK_AXIS_ETP);
+}
+
 struct rk_mesh_spec rk_mesh_get_spec(const struct rk_mesh *mesh)
 {
     struct rk_mesh_spec spec = {

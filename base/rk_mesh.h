@@ -55,6 +55,9 @@ struct rk_status *rk_mesh_create(struct rk_mesh **out, const struct rk_mesh_spec
 void rk_mesh_destroy(struct rk_mesh *mesh); /* NULL is a no-op */
 struct rk_status *rk_mesh_clone(struct rk_mesh **out, const struct rk_mesh *mesh) RK_NODISCARD;
 bool rk_mesh_equal(const struct rk_mesh *a, const struct rk_mesh *b);
+/* Whether every rank has the same part of a model in both, and the same ranks beside it: groups over tp, pp,
+ * ep and etp are equal. Replicas may be used otherwise: cp in one may be dp in the other. */
+bool rk_mesh_has_same_parts(const struct rk_mesh *a, const struct rk_mesh *b);
 
 /* The complete description, sizes filled in; `ranks` borrows from the mesh. */
 struct rk_mesh_spec rk_mesh_get_spec(const struct rk_mesh *mesh);

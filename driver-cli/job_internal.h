@@ -116,7 +116,7 @@ struct rk_job_role {
     uint32_t bit;        /* RK_ROLE_ACTOR */
     const char *name;    /* "actor" */
     const char *section; /* of its keys */
-    uint32_t shares;     /* the role whose weights it uses where their meshes are equal; 0: never */
+    uint32_t shares;     /* the role whose weights it uses where its ranks have the same parts; 0: never */
     bool trains;         /* so that it has a part in checkpoints */
     /* Key of the section that bounds the tokens, and so the memory, of its largest passes. */
     const char *max_tokens;
@@ -136,8 +136,8 @@ bool rk_job_moves_weights(const struct rk_config *job);
 int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis);
 /* Its key below the section of a role. */
 const char *rk_job_axis_key(rk_axis_t axis);
-/* The rollout has the mesh of the actor, and with it its weights, unless its keys or the actor's pp or cp
- * differ: then it has tp and dp over the actor's ranks, or over its own. */
+/* The rollout has the mesh of the actor unless its keys or the actor's pp or cp differ: then it has tp and dp
+ * over the actor's ranks, or over its own. Where only cp differs it still uses the actor's weights. */
 bool rk_job_rollout_has_own_mesh(const struct rk_config *job);
 /* The ranks that a role stands on, in the order of its mesh; none: all of the world. INVALID_ARGUMENT names
  * key and value. */

@@ -49,19 +49,24 @@ static int64_t rollout_tp(const struct rk_config *job)
                          rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP));
 }
 
-bool rk_job_rollout_has_own_mesh(const struct rk_config *job)
+/* Its ranks hold other parts of the model than the actor's do. */
+static bool rollout_has_own_parts(const struct rk_config *job)
 {
     return !rk_config_is_null(job, RK_JOB_ROLLOUT RK_JOB_ROLLOUT_RANKS) ||
            rollout_tp(job) != rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_TP) ||
-           rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_CP) > 1 ||
            rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_PP) > 1;
+}
+
+bool rk_job_rollout_has_own_mesh(const struct rk_config *job)
+{
+    return rollout_has_own_parts(job) || rk_job_role_size(job, RK_ROLE_ACTOR, RK_AXIS_CP) > 1;
 }
 
 uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit)
 {
     uint32_t owner = rk_job_role(bit)->shares;
 
-    return owner && rk_job_rollout_has_own_mesh(job) ? 0 : owner;
+    return owner && rollout_has_own_parts(job) ? 0 : owner;
 }
 
 bool rk_job_moves_weights(const struct rk_config *job)

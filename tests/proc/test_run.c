@@ -232,6 +232,26 @@ static void test_run_rollout_of_other_layout_gets_the_weights_of_every_step(void
     rk_free(dir);
 }
 
+/* Goal: a rollout of an actor with cp has a mesh of its own over the actor's weights: nothing is moved, and
+ * its log-probs are the trainer's in every step. */
+static void test_run_rollout_of_an_actor_with_cp_shares_its_weights(void **state)
+{
+    const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=1",
+                                   ACTOR "megatron.context_parallel_size=2", NULL};
+    char *dir = run_tiny("2", changes);
+
+    (void)state;
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
+                     RK_TOL_F32_SUM);
+        assert_null(rk_json_find(metrics, "timing_s/update_weights"));
+        rk_json_free(metrics);
+    }
+    rk_free(dir);
+}
+
 /* Goal: layouts that the model or the daemons do not allow are refused before a model is made. */
 static void test_run_rollout_layout_that_does_not_fit_is_refused(void **state)
 {
@@ -585,6 +605,7 @@ int main(void)
         cmocka_unit_test(test_run_every_layout_computes_the_same_sequence_loss),
         cmocka_unit_test(test_run_leaves_metrics_plot_summary_and_model),
         cmocka_unit_test(test_run_rollout_of_other_layout_gets_the_weights_of_every_step),
+        cmocka_unit_test(test_run_rollout_of_an_actor_with_cp_shares_its_weights),
         cmocka_unit_test(test_run_rollout_layout_that_does_not_fit_is_refused),
         cmocka_unit_test(test_run_twice_gives_identical_metrics),
         cmocka_unit_test(test_run_with_reference_measures_the_kl_to_it),

@@ -60,11 +60,11 @@ static struct rk_status *find_owner(struct rk_model_build *build)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "share_weights_of: role '%s' has a head '%s', role '%s' needs a head '%s'", name,
                        owner->kind->head, role->name, role->kind->head);
-    if (!rk_mesh_equal(owner->mesh, role->mesh))
+    if (!rk_mesh_has_same_parts(owner->mesh, role->mesh))
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
-            "share_weights_of: role '%s' has mesh %s, role '%s' has %s: they must be equal to share "
-            "weights; without it the role has its own, which update_weights keeps equal",
+            "share_weights_of: role '%s' has mesh %s, role '%s' has %s: their ranks must have the same parts "
+            "to share weights; without it the role has its own, which update_weights keeps equal",
             name, rk_mesh_text(owner->mesh), role->name, rk_mesh_text(role->mesh));
     return NULL;
 }

@@ -353,6 +353,39 @@ static void test_mesh_equal_tells_apart(void **state)
     }
 }
 
+/* Goal: meshes that differ in cp and dp only have the same parts on the same ranks, in any order that leaves
+ * tp groups alone. */
+static void test_mesh_has_same_parts_tells_apart(void **state)
+{
+    static const int32_t swapped[] = {1, 0, 2, 3, 4, 5, 6, 7}, four[] = {0, 1, 2, 3};
+    static const struct rk_mesh_spec actor = {.tp = 2, .cp = 2, .dp = 2};
+    static const struct {
+        struct rk_mesh_spec spec;
+        bool is_same;
+    } cases[] = {
+        {{.tp = 2, .cp = 2, .dp = 2}, true},
+        {{.tp = 2, .dp = 4}, true},
+        {{.tp = 2, .dp = 4, .order = RK_MESH_ORDER_ROLLOUT}, true},
+        {{.tp = 2, .cp = 4}, true},
+        {{.tp = 2, .cp = 2, .dp = 2, .order = "cp-tp-dp-ep-pp"}, false}, /* tp groups 0,2 and 1,3 */
+        {{.tp = 4, .cp = 2}, false},
+        {{.tp = 1, .dp = 8}, false},
+        {{.tp = 2, .dp = 2, .pp = 2}, false},
+        {{.tp = 2, .dp = 4, .num_ranks = 8, .ranks = swapped}, false},
+        {{.tp = 2, .dp = 2, .num_ranks = 4, .ranks = four}, false},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_mesh *a = make(actor, 8), *b = make(cases[i].spec, 8);
+
+        assert_int_equal(rk_mesh_has_same_parts(a, b), cases[i].is_same);
+        assert_int_equal(rk_mesh_has_same_parts(b, a), cases[i].is_same);
+        rk_mesh_destroy(a);
+        rk_mesh_destroy(b);
+    }
+}
+
 /* --- properties over random meshes --- */
 
 /* Random sizes with at most 64 ranks: dense axes and a factorisation of the same ranks for the experts. */
@@ -476,6 +509,7 @@ int main(void)
         cmocka_unit_test(test_mesh_create_rejects_table),
         cmocka_unit_test(test_mesh_text_and_spec_round_trip),
         cmocka_unit_test(test_mesh_equal_tells_apart),
+        cmocka_unit_test(test_mesh_has_same_parts_tells_apart),
         cmocka_unit_test(test_mesh_properties_random_sizes),
     };
 

@@ -344,6 +344,8 @@ static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **stat
         {{ACTOR TP "2", ROLLOUT "tensor_model_parallel_size=1"}, true},
         {{ACTOR TP "1", ROLLOUT "tensor_model_parallel_size=2"}, true},
         {{ACTOR RANKS "0-1", ROLLOUT "ranks=2-3"}, true},
+        {{ACTOR TP "2", ACTOR CP "2"}, false},
+        {{ACTOR CP "2", ROLLOUT "tensor_model_parallel_size=2"}, true},
         {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, true},
     };
 
