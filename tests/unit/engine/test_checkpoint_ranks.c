@@ -38,7 +38,7 @@
 #define ALL           (RK_CHECKPOINT_MODEL | RK_CHECKPOINT_OPTIMIZER | RK_CHECKPOINT_EXTRA)
 
 struct layout {
-    int32_t tp, dp;
+    int32_t tp, cp, dp;
     int64_t bucket_elements; /* 0: the default */
 };
 
@@ -50,19 +50,21 @@ struct layout_case {
 
 /* kv heads: 2, so tp=4 has copies. Buckets of 3000 elements cut through parameters. */
 static const struct layout_case cases[] = {
-    {"same", UNTIED, RK_DTYPE_F32, {2, 2, 3000}, {2, 2, 3000}},
-    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 0}, {1, 1, 3000}},
-    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 3000}, {1, 1, 0}},
-    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 0}, {4, 1, 0}},
-    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 0}, {1, 1, 0}},
-    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 0}, {1, 4, 3000}},
-    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 4, 3000}, {2, 1, 0}},
-    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 2, 3000}, {1, 3, 5000}},
-    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 2, 5000}, {4, 2, 3000}},
-    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 2, 3000}, {2, 1, 0}},
-    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 2, 3000}, {1, 1, 0}},
-    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 2, 3000}, {4, 1, 0}},
-    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 0}, {2, 4, 3000}},
+    {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000}, {2, 1, 2, 3000}},
+    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0}, {1, 1, 1, 3000}},
+    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 1, 3000}, {1, 1, 1, 0}},
+    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0}, {4, 1, 1, 0}},
+    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 1, 0}, {1, 1, 1, 0}},
+    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0}, {1, 1, 4, 3000}},
+    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 4, 3000}, {2, 1, 1, 0}},
+    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000}, {1, 1, 3, 5000}},
+    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 5000}, {4, 1, 2, 3000}},
+    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 1, 2, 3000}, {2, 1, 1, 0}},
+    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 1, 2, 3000}, {1, 1, 1, 0}},
+    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 1, 2, 3000}, {4, 1, 1, 0}},
+    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 2, 2, 3000}, {2, 1, 1, 0}},
+    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, {1, 1, 3, 3000}, {2, 2, 1, 5000}},
+    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0}, {2, 1, 4, 3000}},
 };
 
 /* Whole tensors, one after the other; in memory that the ranks share. */
@@ -243,6 +245,7 @@ static int rank_main(int32_t rank, int32_t num_ranks, void *user)
         .seed = run->loads ? 5 : 3,
         .dtype = run->c->dtype,
         .tp = run->layout.tp,
+        .cp = run->layout.cp,
         .dp = run->layout.dp,
         .stream = rk_test_rank_stream(rank),
     };
@@ -264,7 +267,7 @@ static void run_layout(struct run *run, struct layout layout)
 {
     run->layout = layout;
     run->rendezvous = rk_test_rendezvous_create();
-    assert_int_equal(rk_test_run_ranks(layout.tp * layout.dp, rank_main, run, RUN_TIMEOUT_S), 0);
+    assert_int_equal(rk_test_run_ranks(layout.tp * layout.cp * layout.dp, rank_main, run, RUN_TIMEOUT_S), 0);
     rk_test_rendezvous_destroy(run->rendezvous);
 }
 
@@ -294,7 +297,7 @@ static void compare(const char *label, const struct outcome *saved, const struct
 
 static bool has_devices(struct layout layout)
 {
-    return layout.tp * layout.dp <= rk_test_device_max_ranks();
+    return layout.tp * layout.cp * layout.dp <= rk_test_device_max_ranks();
 }
 
 /* Goal: any layout loads what any other one saved. */
