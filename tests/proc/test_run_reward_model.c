@@ -15,6 +15,7 @@
 #define ACTOR      "actor_rollout_ref.actor."
 #define RM         "reward.reward_model."
 #define TP         "megatron.tensor_model_parallel_size="
+#define CP         "megatron.context_parallel_size="
 #define FILTER     "algorithm.filter_groups."
 #define ARGS_MAX   40
 #define TOKENS_MAX 96
@@ -192,13 +193,13 @@ static const struct run_case {
      false,
      TOKENS_MAX,
      {ACTOR TP "1", RM TP "2", "algorithm.adv_estimator=gae", "critic.optim.lr=1e-4"}},
-    {"grpo, tokens of its own, beside a function, reward model tp 2 x dp 2",
+    {"grpo, tokens of its own, beside a function, reward model tp 2 x cp 2",
      &chat,
      4,
      0.5,
      true,
      TOKENS_MAX,
-     {ACTOR TP "1", RM TP "2", RM "coef=0.5", RM "max_length=96"}},
+     {ACTOR TP "1", RM TP "2", RM CP "2", RM "coef=0.5", RM "max_length=96"}},
     {"ppo, tokens of its own, texts cut at 24 tokens, fixed micro-batches",
      &chat,
      2,
