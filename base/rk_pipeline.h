@@ -126,6 +126,24 @@ bool rk_pipeline_recv_from(const struct rk_pipeline_schedule *schedule, int32_t 
 bool rk_pipeline_send_to(const struct rk_pipeline_schedule *schedule, int32_t stage,
                          struct rk_pipeline_step step, struct rk_pipeline_place *peer);
 
+/* ---- messages: rk_pipeline_messages.c ---- */
+
+/* What a stage sends or receives, together with all messages of the same before_step. */
+struct rk_pipeline_message {
+    int64_t
+        before_step; /* index of the stage's step in front of it; the number of steps: behind the last one */
+    bool is_send;
+    struct rk_pipeline_step step; /* of this stage: that made it, or that it is the input of */
+    int32_t peer_stage;
+};
+/* All messages of a stage in the order in which it exchanges them; the caller owns *out (rk_free). Groups of
+ * sends and receives that progress together, one in front of each step, never wait for each other in a
+ * circle, and between two stages the k-th send meets the k-th receive on one channel for both directions.
+ * INVALID_ARGUMENT: the schedule. */
+struct rk_status *rk_pipeline_messages_create(struct rk_pipeline_message **out, int64_t *num_messages,
+                                              const struct rk_pipeline_schedule *schedule,
+                                              int32_t stage) RK_NODISCARD;
+
 /* ---- simulation: rk_pipeline_simulate.c ---- */
 
 /* Durations in any one unit, finite and not negative. */

@@ -1,0 +1,195 @@
+/* Messages: every input arrives before its step, and nothing waits for ever when a send waits for its
+ * receiver. */
+#include "base/rk_pipeline.h"
+
+#include "base/rk_alloc.h"
+#include "tests/support/test.h"
+
+#define STAGES_MAX 8
+
+/* The stages of a schedule on their way through their messages. */
+struct world {
+    struct rk_pipeline_schedule schedule;
+    int64_t num_steps;
+    struct stage {
+        struct rk_pipeline_message *messages;
+        int64_t count;
+        bool *is_done; /* [count] */
+        int64_t step;  /* so many steps are computed */
+    } stages[STAGES_MAX];
+};
+
+static void world_init(struct world *world, struct rk_pipeline_schedule schedule)
+{
+    *world = (struct world){.schedule = schedule, .num_steps = rk_pipeline_schedule_num_steps(&schedule)};
+    for (int32_t s = 0; s < schedule.pp; s++) {
+        struct stage *stage = &world->stages[s];
+
+        assert_ok(rk_pipeline_messages_create(&stage->messages, &stage->count, &schedule, s));
+        stage->is_done = rk_calloc((size_t)stage->count + 1, sizeof(bool));
+    }
+}
+
+static void world_fini(struct world *world)
+{
+    for (int32_t s = 0; s < world->schedule.pp; s++) {
+        rk_free(world->stages[s].messages);
+        rk_free(world->stages[s].is_done);
+    }
+}
+
+/* The first message of `stage` to or from `peer` that is not done and stands in front of the step that the
+ * stage has come to; -1: none. */
+static int64_t find_open(const struct stage *stage, int32_t peer, bool is_send)
+{
+    for (int64_t i = 0; i < stage->count; i++) {
+        const struct rk_pipeline_message *message = &stage->messages[i];
+
+        if (message->before_step > stage->step)
+            break;
+        if (message->peer_stage == peer && message->is_send == is_send && !stage->is_done[i])
+            return i;
+    }
+    return -1;
+}
+
+/* A send and a receive meet when both stages have come to them: the first of each, of the same content. */
+static bool exchange(struct world *world, int32_t from, int32_t to)
+{
+    struct stage *sender = &world->stages[from], *receiver = &world->stages[to];
+    int64_t sent = find_open(sender, to, true), received = find_open(receiver, from, false);
+    struct rk_pipeline_place source;
+
+    if (sent < 0 || received < 0)
+        return false;
+    assert_true(rk_pipeline_recv_from(&world->schedule, to, receiver->messages[received].step, &source));
+    assert_int_equal(source.stage, from);
+    assert_int_equal(source.chunk, sender->messages[sent].step.chunk);
+    assert_int_equal(sender->messages[sent].step.micro_batch, receiver->messages[received].step.micro_batch);
+    assert_int_equal(sender->messages[sent].step.kind, receiver->messages[received].step.kind);
+    sender->is_done[sent] = receiver->is_done[received] = true;
+    return true;
+}
+
+/* Computes the next step when all messages in front of it are done. */
+static bool compute(struct world *world, struct stage *stage)
+{
+    if (stage->step == world->num_steps)
+        return false;
+    for (int64_t i = 0; i < stage->count && stage->messages[i].before_step <= stage->step; i++) {
+        if (!stage->is_done[i])
+            return false;
+    }
+    stage->step++;
+    return true;
+}
+
+/* The input of every step is received in front of it, the output sent right behind it. */
+static void check_places(const struct world *world, int32_t s)
+{
+    const struct stage *stage = &world->stages[s];
+    struct rk_pipeline_step *steps = rk_calloc((size_t)world->num_steps, sizeof(*steps));
+    struct rk_pipeline_place peer;
+    int64_t expected = 0;
+
+    rk_pipeline_schedule_steps(&world->schedule, s, steps);
+    for (int64_t i = 0; i < world->num_steps; i++) {
+        expected += rk_pipeline_recv_from(&world->schedule, s, steps[i], &peer);
+        expected += rk_pipeline_send_to(&world->schedule, s, steps[i], &peer);
+        for (int64_t k = 0; k < stage->count; k++) {
+            const struct rk_pipeline_message *message = &stage->messages[k];
+
+            if (message->step.kind != steps[i].kind || message->step.micro_batch != steps[i].micro_batch ||
+                message->step.chunk != steps[i].chunk)
+                continue;
+            if (message->is_send)
+                assert_int_equal(message->before_step, i + 1);
+            else
+                assert_true(message->before_step <= i);
+        }
+    }
+    assert_int_equal(stage->count, expected);
+    rk_free(steps);
+}
+
+static void run(struct rk_pipeline_schedule schedule)
+{
+    struct world world;
+    bool has_moved = true;
+
+    world_init(&world, schedule);
+    for (int32_t s = 0; s < schedule.pp; s++)
+        check_places(&world, s);
+    while (has_moved) {
+        has_moved = false;
+        for (int32_t from = 0; from < schedule.pp; from++) {
+            for (int32_t to = 0; to < schedule.pp; to++)
+                has_moved |= exchange(&world, from, to);
+            has_moved |= compute(&world, &world.stages[from]);
+        }
+    }
+    for (int32_t s = 0; s < schedule.pp; s++) {
+        const struct stage *stage = &world.stages[s];
+
+        if (stage->step != world.num_steps)
+            fail_msg("pp=%d vpp=%d m=%d forward_only=%d: stage %d stops at step %lld of %lld", schedule.pp,
+                     schedule.vpp, schedule.num_micro_batches, schedule.forward_only, s,
+                     (long long)stage->step, (long long)world.num_steps);
+        for (int64_t i = 0; i < stage->count; i++)
+            assert_true(stage->is_done[i]);
+    }
+    world_fini(&world);
+}
+
+/* Goal: all schedules that the check accepts run to their end. */
+static void test_pipeline_messages_all_schedules_end(void **state)
+{
+    (void)state;
+    for (int32_t pp = 1; pp <= STAGES_MAX; pp++)
+        for (int32_t vpp = 1; vpp <= 4; vpp++)
+            for (int32_t m = 1; m <= 17; m++)
+                for (int forward_only = 0; forward_only < 2; forward_only++) {
+                    struct rk_pipeline_schedule schedule = {
+                        .pp = pp, .vpp = vpp, .num_micro_batches = m, .forward_only = forward_only};
+                    struct rk_status *st = rk_pipeline_schedule_check(&schedule);
+
+                    if (!st)
+                        run(schedule);
+                    rk_status_free(st);
+                }
+}
+
+/* Goal: 1F1B exchanges as it is known: a stage sends a result while it receives a gradient. */
+static void test_pipeline_messages_of_1f1b_are_pairs(void **state)
+{
+    struct rk_pipeline_schedule schedule = {.pp = 2, .vpp = 1, .num_micro_batches = 3};
+    /* F0 F1 B0 F2 B1 B2 */
+    static const struct {
+        int64_t before_step;
+        bool is_send;
+        int32_t micro_batch;
+    } expected[] = {{1, true, 0}, {2, true, 1}, {2, false, 0}, {4, true, 2}, {4, false, 1}, {5, false, 2}};
+    struct rk_pipeline_message *messages;
+    int64_t count;
+
+    (void)state;
+    assert_ok(rk_pipeline_messages_create(&messages, &count, &schedule, 0));
+    assert_int_equal(count, RK_ARRAY_LEN(expected));
+    for (int64_t i = 0; i < count; i++) {
+        assert_int_equal(messages[i].before_step, expected[i].before_step);
+        assert_int_equal(messages[i].is_send, expected[i].is_send);
+        assert_int_equal(messages[i].step.micro_batch, expected[i].micro_batch);
+        assert_int_equal(messages[i].peer_stage, 1);
+    }
+    rk_free(messages);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pipeline_messages_all_schedules_end),
+        cmocka_unit_test(test_pipeline_messages_of_1f1b_are_pairs),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
