@@ -170,10 +170,9 @@ void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uin
 /* INVALID_ARGUMENT when so many layers cannot be cut like that: the keys, and the nearest cut that works. */
 struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role,
                                       int64_t num_layers) RK_NODISCARD;
-/* The rules "world", "pipeline" and "axes of this version" (job_mesh_rules.c). */
+/* The rules "world" and "pipeline" (job_mesh_rules.c). */
 void rk_job_world_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 void rk_job_pipeline_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
-void rk_job_version_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
 /* The meshes of the roles that a job needs, in the order of the table of roles. */
 struct rk_job_mesh {

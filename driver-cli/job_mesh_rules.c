@@ -190,22 +190,3 @@ void rk_job_pipeline_check(const struct rk_config *job, int32_t world_size, stru
             check_pipeline_of(job, &roles[i], problems);
     }
 }
-
-/* --- what this version runs --- */
-
-/* The only place that knows: with the axes of the engine (engine/model/model.c, check_axes) this rule goes.
- */
-void rk_job_version_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    int64_t count;
-    const struct rk_job_role *roles = rk_job_roles(&count);
-
-    (void)world_size;
-    for (int64_t i = 0; i < count; i++) {
-        if (roles[i].shares || !rk_job_role_needed(job, roles[i].bit))
-            continue;
-        if (rk_job_role_size(job, roles[i].bit, RK_AXIS_PP) > 1)
-            rk_str_appendf(problems, "%s" RK_JOB_PP "=%d: this version runs 1\n", roles[i].section,
-                           rk_job_role_size(job, roles[i].bit, RK_AXIS_PP));
-    }
-}

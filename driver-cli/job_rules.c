@@ -361,7 +361,6 @@ static const struct rk_job_rule rules[] = {
     {"world", rk_job_world_check},
     {"nodes", check_nodes},
     {"pipeline", rk_job_pipeline_check},
-    {"axes of this version", rk_job_version_check},
     {"train batch", check_train_batch},
     {"mini-batch", check_mini_batch},
     {"update micro-batch", check_update_micro},

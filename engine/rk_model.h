@@ -261,12 +261,32 @@ struct rk_head_arrays {
     struct rk_head_ids ids; /* of gradients: num_ids and log_probs */
 };
 
-/* Collective. Fills the arrays that are there; 0, and ids of -1, where there is no label. OUT_OF_RANGE names
- * a token, position or id that the model does not have; FAILED_PRECONDITION an output that its head does not
- * compute. Of `hooks`, which may be NULL, a pass calls on_alive only. */
+/* Collective. Fills the arrays that are there, on the ranks that have the head; 0, and ids of -1, where there
+ * is no label. OUT_OF_RANGE names a token, position or id that the model does not have; FAILED_PRECONDITION
+ * an output that its head does not compute. Of `hooks`, which may be NULL, a pass calls on_alive only. */
 struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packed *packed, double temperature,
                                    const struct rk_engine_hooks *hooks,
                                    const struct rk_head_arrays *out) RK_NODISCARD;
+/* One of several micro-batches of rk_model_forward_all: the arguments of rk_model_forward. */
+struct rk_forward_micro {
+    const struct rk_packed *packed;
+    double temperature;
+    const struct rk_engine_hooks *hooks;
+    const struct rk_head_arrays *out;
+};
+struct rk_forward_work {
+    int64_t count;
+    /* Fills in the i-th one. What it points to is used before the function is called again. With a pipeline
+     * it is called more than once for each, in any order. */
+    struct rk_status *(*bind)(void *user, int64_t i, struct rk_forward_micro *micro);
+    /* The arrays of the i-th one, which is bound, are filled: on the ranks that have the head (the last
+     * stage), in order. May be NULL. */
+    struct rk_status *(*done)(void *user, int64_t i);
+    void *user;
+};
+/* Collective: rk_model_forward of many, which the stages of a pipeline run at the same time. */
+struct rk_status *rk_model_forward_all(struct rk_model *model,
+                                       const struct rk_forward_work *work) RK_NODISCARD;
 /* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */
 struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed *packed,
                                   double *logits) RK_NODISCARD;
@@ -285,6 +305,10 @@ struct rk_model_memory {
     uint64_t checkpoint_host_bytes; /* host memory of checkpoints, most of it not pinned */
     /* Most that a pass used of activation_bytes and pass_host_bytes. */
     uint64_t activation_peak_bytes, pass_host_peak_bytes;
+    /* Of a pipeline stage: micro-batches that live at once, and the most that one of them keeps beside the
+     * above; activation_bytes and pass_host_bytes have it num_slots times. */
+    int64_t num_slots;
+    uint64_t slot_peak_bytes, slot_host_peak_bytes;
     uint64_t step_overflows; /* blocks added to either after the first; 0 when the plan was right */
 };
 struct rk_model_memory rk_model_get_memory(const struct rk_model *model);

@@ -1,6 +1,6 @@
 /* Training: gradients of packed micro-batches, and optimizer steps.
  *
- *   rk_train_begin; rk_train_micro_batch x m; rk_train_step          one optimizer step
+ *   rk_train_begin; rk_train_micro_batches; rk_train_step            one optimizer step
  *   rk_train_advance_lr                                              once per update call
  *
  * Gradients accumulate in f32 (f64 models: f64) with global denominators: what a step applies does not depend
@@ -84,6 +84,23 @@ struct rk_train_micro {
 };
 struct rk_status *rk_train_micro_batch(struct rk_model *model,
                                        const struct rk_train_micro *micro) RK_NODISCARD;
+
+/* The micro-batches of a step, or a part of them: as many on all ranks, those of a replica of the same sizes.
+ */
+struct rk_train_work {
+    int64_t count;
+    bool is_last; /* nothing but rk_train_step follows; is_last of the micro-batches is not looked at */
+    /* Fills in the i-th one. What it points to is used before the function is called again. With a pipeline
+     * it is called more than once for each, in any order. The loss function is called for the one that is
+     * bound, in order, on the ranks that have the head: the last stage. */
+    struct rk_status *(*bind)(void *user, int64_t i, struct rk_train_micro *micro);
+    void *user;
+};
+/* Collective: rk_train_micro_batch of each; the stages of a pipeline run several at the same time, in the
+ * order of its schedule (base/rk_pipeline.h). INVALID_ARGUMENT for a number of them that an interleaved
+ * schedule cannot run. */
+struct rk_status *rk_train_micro_batches(struct rk_model *model,
+                                         const struct rk_train_work *work) RK_NODISCARD;
 
 struct rk_step_stats {
     double grad_norm; /* before clipping, over the whole model */

@@ -125,8 +125,8 @@ static struct rk_status *prepare(struct export_job *job, int64_t max_shard_bytes
     int64_t num_elements = 1;
 
     for (int64_t i = 0; i < core->params.count; i++) {
-        int64_t part_elements =
-            rk_model_rows_per_move(job->model, i) * rk_params_placement(&core->params, i)->local_shape[1];
+        int64_t part_elements = rk_model_rows_per_move(job->model, i) *
+                                rk_params_owner_placement(&core->params, i).local_shape[1];
 
         num_elements = RK_MAX(num_elements, part_elements * rk_params_split_size(&core->params, i));
     }
@@ -173,7 +173,7 @@ static void join_columns(const struct export_job *job, const struct rk_param_row
 {
     const struct rk_param_table *params = &job->model->core->params;
     const struct rk_param *param = rk_params_at(params, rows->param);
-    size_t part_row_bytes = (size_t)rk_params_placement(params, rows->param)->local_shape[1] *
+    size_t part_row_bytes = (size_t)rk_params_owner_placement(params, rows->param).local_shape[1] *
                             rk_dtype_bytes(job->model->core->dtype);
     char *out = job->joined;
 
@@ -202,7 +202,7 @@ static struct rk_status *write_rows(struct export_job *job, const struct rk_para
                                   (size_t)rows->count * row_bytes);
     }
     for (int32_t part = 0; part < param->split.num_parts; part++) {
-        int64_t row = part * rk_params_placement(params, rows->param)->local_shape[0] + rows->begin;
+        int64_t row = part * rk_params_owner_placement(params, rows->param).local_shape[0] + rows->begin;
         int64_t count = RK_MIN(rows->count, param->shape[0] - row);
         size_t from = (size_t)(rk_param_first_rank(param, params->mesh, part) * rows->count) * row_bytes;
 
@@ -225,17 +225,19 @@ static struct rk_status *meet(struct export_job *job)
 /* Only failures of the exchange end this; those of the files, and being asked to stop, are kept. */
 static struct rk_status *exchange_param(struct export_job *job, int64_t i, int64_t entry)
 {
-    const struct rk_placement *placement = rk_params_placement(&job->model->core->params, i);
+    struct rk_placement placement = rk_params_owner_placement(&job->model->core->params, i);
+    bool is_held = rk_params_placement(&job->model->core->params, i)->is_held;
     struct rk_param_rows rows = {.param = i, .kind = RK_PARAM_VALUE};
     int64_t step = rk_model_rows_per_move(job->model, i);
 
-    for (; rows.begin < placement->local_shape[0]; rows.begin += rows.count) {
-        rows.count = RK_MIN(step, placement->local_shape[0] - rows.begin);
+    for (; rows.begin < placement.local_shape[0]; rows.begin += rows.count) {
+        rows.count = RK_MIN(step, placement.local_shape[0] - rows.begin);
         RK_TRY(rk_model_gather_rows(job->model, &rows, job->parts));
         if (job->is_writer && !job->failure)
             job->failure = write_rows(job, &rows, entry);
         job->failure = rk_status_first(
-            job->failure, rk_model_walk_advance(&job->walk, rows.count * placement->local_shape[1]));
+            job->failure,
+            rk_model_walk_advance(&job->walk, is_held ? rows.count * placement.local_shape[1] : 0));
     }
     return NULL;
 }

@@ -7,6 +7,7 @@
 #include "engine/comm/comm_internal.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
+#include "engine/pipeline/pipeline_internal.h"
 #include "engine/reshard/reshard_internal.h"
 #include "engine/rollout/rollout_internal.h"
 
@@ -59,6 +60,31 @@ static struct rk_status *no_loss(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
+/* So many that the stages of a pipeline hold as many at once as they ever do. */
+static int64_t count_for_stages(const struct rk_model *model)
+{
+    const struct rk_pipeline *pipeline = model->core->pipeline;
+    int32_t num_stages = rk_pipeline_num_stages(pipeline);
+
+    return num_stages == 1 ? 1
+                           : rk_pipeline_round_micro_batches(2 * num_stages, num_stages,
+                                                             rk_pipeline_num_chunks(pipeline), 0);
+}
+
+static struct rk_status *bind_train(void *user, int64_t i, struct rk_train_micro *micro)
+{
+    (void)i;
+    *micro = *(const struct rk_train_micro *)user;
+    return NULL;
+}
+
+static struct rk_status *bind_forward(void *user, int64_t i, struct rk_forward_micro *micro)
+{
+    (void)i;
+    *micro = *(const struct rk_forward_micro *)user;
+    return NULL;
+}
+
 static struct rk_status *run_train(struct rk_model *model, const struct rk_packed *packed, int64_t num_ids)
 {
     int32_t *ids = rk_calloc((size_t)(packed->num_tokens * num_ids), sizeof(*ids));
@@ -68,7 +94,6 @@ static struct rk_status *run_train(struct rk_model *model, const struct rk_packe
         .outputs = rk_model_head_outputs(model),
         .num_ids = num_ids,
         .ids = ids,
-        .is_last = true,
         .loss_fn = no_loss,
     };
     struct rk_status *st;
@@ -76,7 +101,12 @@ static struct rk_status *run_train(struct rk_model *model, const struct rk_packe
     double norm;
 
     RK_TRY_GOTO(st, rk_train_begin(model), out);
-    RK_TRY_GOTO(st, rk_train_micro_batch(model, &micro), out);
+    RK_TRY_GOTO(st,
+                rk_train_micro_batches(model, &(struct rk_train_work){.count = count_for_stages(model),
+                                                                      .is_last = true,
+                                                                      .bind = bind_train,
+                                                                      .user = (void *)&micro}),
+                out);
     RK_TRY_GOTO(st, rk_train_reduce(model), out);
     st = rk_train_grad_norm(model, &norm, &is_finite);
 out:
@@ -99,7 +129,11 @@ static struct rk_status *run_forward(struct rk_model *model, const struct rk_pac
         out.ids.top_ids = rk_calloc(num_tokens * (size_t)num_ids, sizeof(int32_t));
         out.ids.top_log_probs = rk_calloc(num_tokens * (size_t)num_ids, sizeof(double));
     }
-    st = rk_model_forward(model, packed, 1, NULL, &out);
+    st = rk_model_forward_all(
+        model, &(struct rk_forward_work){
+                   .count = count_for_stages(model),
+                   .bind = bind_forward,
+                   .user = &(struct rk_forward_micro){.packed = packed, .temperature = 1, .out = &out}});
     for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++)
         rk_free(out.of[i]);
     rk_free(out.ids.top_ids);
@@ -159,12 +193,12 @@ static struct rk_status *run_gather(struct rk_model *model)
     void *out;
 
     for (int64_t i = 0; i < params->count; i++) {
-        const struct rk_placement *placement = rk_params_placement(params, i);
+        struct rk_placement placement = rk_params_owner_placement(params, i);
         struct rk_param_rows rows = {.param = i, .count = rk_model_rows_per_move(model, i)};
 
-        if (rows.count * placement->local_shape[1] > largest_elements) {
+        if (rows.count * placement.local_shape[1] > largest_elements) {
             largest = rows;
-            largest_elements = rows.count * placement->local_shape[1];
+            largest_elements = rows.count * placement.local_shape[1];
         }
     }
     out = rk_calloc((size_t)largest_elements * (size_t)rk_params_tp_size(params),
@@ -304,8 +338,10 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
         out->workspace = rk_device_planned_workspace(run.device);
         out->memory.workspace_bytes += out->workspace.scratch_bytes + out->workspace.kept_bytes;
         /* One block each, of what was live at most. */
-        out->memory.activation_bytes = out->memory.activation_peak_bytes;
-        out->memory.pass_host_bytes = out->memory.pass_host_peak_bytes;
+        out->memory.activation_bytes =
+            out->memory.activation_peak_bytes + (uint64_t)out->memory.num_slots * out->memory.slot_peak_bytes;
+        out->memory.pass_host_bytes = out->memory.pass_host_peak_bytes +
+                                      (uint64_t)out->memory.num_slots * out->memory.slot_host_peak_bytes;
         if (!desc->shares_weights) {
             out->away_bytes = rk_model_offload_bytes(run.model);
             out->memory.offload_host_bytes = rk_model_offload_copy_bytes(run.model);
@@ -319,5 +355,6 @@ struct rk_status *rk_memory_plan_reserve(const struct rk_memory_plan *plan, stru
 {
     RK_TRY(rk_step_arena_reserve(model->arena, plan->memory.activation_peak_bytes,
                                  plan->memory.pass_host_peak_bytes));
+    RK_TRY(rk_pipeline_reserve(model, &plan->memory));
     return rk_stream_reserve(model->core->stream, &plan->workspace);
 }

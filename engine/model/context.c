@@ -117,7 +117,7 @@ static struct rk_status *divide(struct cut *cut, const struct rk_pass *pass)
 static struct rk_status *upload(const struct rk_pass *pass, rk_tensor_t *out, const int32_t *values,
                                 int64_t count)
 {
-    return rk_step_upload(pass->arena, pass->stream, out, RK_DTYPE_I32, values, count);
+    return rk_step_upload(pass->kept, pass->stream, out, RK_DTYPE_I32, values, count);
 }
 
 /* What attention is told of this rank's chunks. */

@@ -12,11 +12,11 @@
 int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param)
 {
     const struct rk_param_table *params = &model->core->params;
-    const struct rk_placement *placement = rk_params_placement(params, param);
-    int64_t row_bytes = placement->local_shape[1] * (int64_t)rk_dtype_bytes(model->core->dtype) *
+    struct rk_placement placement = rk_params_owner_placement(params, param);
+    int64_t row_bytes = placement.local_shape[1] * (int64_t)rk_dtype_bytes(model->core->dtype) *
                         rk_params_split_size(params, param);
 
-    return placement->is_held ? RK_MIN(RK_MAX(MOVE_BYTES / row_bytes, 1), placement->local_shape[0]) : 0;
+    return RK_MIN(RK_MAX(MOVE_BYTES / row_bytes, 1), placement.local_shape[0]);
 }
 
 static rk_dtype_t dtype_of(const struct rk_model *model, rk_param_kind_t kind)
@@ -37,26 +37,57 @@ static rk_tensor_t local_rows(const struct rk_model *model, const struct rk_plac
                         placement->local_shape[1]);
 }
 
-struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows, void *out)
+/* From the ranks of this stage that the parameter is split over. */
+static struct rk_status *gather_held(struct rk_model *model, const struct rk_param_rows *rows,
+                                     rk_tensor_t parts)
 {
     const struct rk_model_core *core = model->core;
     const struct rk_param *param = rk_params_at(&core->params, rows->param);
-    const struct rk_placement *placement = rk_params_placement(&core->params, rows->param);
     struct rk_comm_group *group = rk_mesh_comms_group(core->mesh, rk_param_split_group(param));
-    rk_tensor_t local = local_rows(model, placement, rows), parts, mine;
+    rk_tensor_t local = local_rows(model, rk_params_placement(&core->params, rows->param), rows), mine;
     size_t part_bytes = rk_tensor_bytes(local);
 
-    RK_ASSERT(rows->begin + rows->count <= placement->local_shape[0]);
-    rk_step_arena_reset(model->arena);
-    RK_TRY(rk_step_3d(model->arena, &parts, local.dtype, rk_comm_group_size(group), rows->count,
-                      placement->local_shape[1]));
     mine = rk_tensor_2d((char *)parts.data + (size_t)rk_comm_group_rank(group) * part_bytes, local.dtype,
-                        rows->count, placement->local_shape[1]);
+                        rows->count, parts.shape[2]);
     RK_TRY(rk_stream_copy(core->stream, mine.data, local.data, part_bytes, RK_COPY_D2D));
     if (rows->kind == RK_PARAM_GRADIENT)
         RK_TRY(rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, param->grad_group), core->stream, mine,
                                   RK_REDUCE_SUM));
-    RK_TRY(rk_comm_all_gather(group, core->stream, parts, mine));
+    return rk_comm_all_gather(group, core->stream, parts, mine);
+}
+
+/* From the stage that holds the rows to the others. Two stages with the same weight have a summand each of
+ * its gradient. */
+static struct rk_status *spread_over_stages(struct rk_model *model, const struct rk_param_rows *rows,
+                                            rk_tensor_t parts)
+{
+    const struct rk_model_core *core = model->core;
+    const struct rk_param *param = rk_params_at(&core->params, rows->param);
+    struct rk_comm_group *stages = rk_mesh_comms_group(core->mesh, RK_GROUP_PP);
+
+    if (rows->kind == RK_PARAM_VALUE || param->shared_stage < 0)
+        return rk_comm_broadcast(stages, core->stream, parts, param->stage);
+    if (!rk_params_placement(&core->params, rows->param)->is_held)
+        RK_TRY(rk_stream_zero(core->stream, parts.data, rk_tensor_bytes(parts)));
+    return rk_comm_all_reduce(stages, core->stream, parts, RK_REDUCE_SUM);
+}
+
+struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows, void *out)
+{
+    const struct rk_model_core *core = model->core;
+    const struct rk_param *param = rk_params_at(&core->params, rows->param);
+    struct rk_placement placement = rk_params_owner_placement(&core->params, rows->param);
+    struct rk_comm_group *group = rk_mesh_comms_group(core->mesh, rk_param_split_group(param));
+    rk_tensor_t parts;
+
+    RK_ASSERT(rows->begin + rows->count <= placement.local_shape[0]);
+    rk_step_arena_reset(model->arena);
+    RK_TRY(rk_step_3d(model->arena, &parts,
+                      rows->kind == RK_PARAM_VALUE ? core->dtype : rk_train_grad_dtype(core->dtype),
+                      rk_comm_group_size(group), rows->count, placement.local_shape[1]));
+    if (rk_params_placement(&core->params, rows->param)->is_held)
+        RK_TRY(gather_held(model, rows, parts));
+    RK_TRY(spread_over_stages(model, rows, parts));
     RK_TRY(rk_stream_copy(core->stream, out, parts.data, rk_tensor_bytes(parts), RK_COPY_D2H));
     return rk_stream_sync(core->stream);
 }
@@ -88,7 +119,7 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
     const struct rk_param_table *params = &model->core->params;
     const struct rk_param *param = rk_params_at(params, rows->param);
     rk_dtype_t dtype = dtype_of(model, rows->kind);
-    int64_t part_elements = rows->count * rk_params_placement(params, rows->param)->local_shape[1];
+    int64_t part_elements = rows->count * rk_params_owner_placement(params, rows->param).local_shape[1];
     struct rk_mesh_coords peer = params->coords;
 
     peer.axis[RK_AXIS_PP] = param->stage;
@@ -109,10 +140,10 @@ static void assemble(const struct rk_model *model, const struct rk_param_rows *r
 struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_param_kind_t kind, double *out)
 {
     const struct rk_param *param = rk_model_param_at(model, i);
-    const struct rk_placement *placement = rk_model_placement_at(model, i);
+    struct rk_placement placement = rk_params_owner_placement(&model->core->params, i);
     struct rk_param_rows rows = {.param = i, .kind = kind};
     int64_t step = rk_model_rows_per_move(model, i);
-    size_t part_elements = (size_t)(step * placement->local_shape[1]);
+    size_t part_elements = (size_t)(step * placement.local_shape[1]);
     void *raw = NULL, *wide = NULL;
     struct rk_status *st;
 
@@ -129,8 +160,8 @@ struct rk_status *rk_model_gather_param(struct rk_model *model, int64_t i, rk_pa
     RK_TRY_GOTO(st, rk_try_alloc(&wide, part_elements * sizeof(double), param->name), out);
     for (int64_t j = 0; j < rk_param_num_elements(param); j++)
         out[j] = 0;
-    for (; rows.begin < placement->local_shape[0]; rows.begin += rows.count) {
-        rows.count = RK_MIN(step, placement->local_shape[0] - rows.begin);
+    for (; rows.begin < placement.local_shape[0]; rows.begin += rows.count) {
+        rows.count = RK_MIN(step, placement.local_shape[0] - rows.begin);
         RK_TRY_GOTO(st, rk_model_gather_rows(model, &rows, raw), out);
         assemble(model, &rows, raw, wide, out);
     }

@@ -106,8 +106,8 @@ struct rk_status *rk_labels_select(struct rk_labels *out, const struct rk_pass *
             out->count = count;
     }
     out->positions = out->all + my_rank * out->count_max;
-    RK_TRY(rk_step_upload(pass->arena, pass->stream, &out->index, RK_DTYPE_I32, rows, out->count));
-    return rk_step_upload(pass->arena, pass->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
+    RK_TRY(rk_step_upload(pass->kept, pass->stream, &out->index, RK_DTYPE_I32, rows, out->count));
+    return rk_step_upload(pass->kept, pass->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
 }
 
 /* Numbers of a row of [L] or [L, K]. */
@@ -168,7 +168,7 @@ static struct rk_status *upload_rows(const struct rk_labels *labels, const struc
     for (int64_t i = 0; i < labels->count; i++)
         memcpy(wide + i * width, values + labels->positions[i] * width, (size_t)width * sizeof(*wide));
     rk_store_f64(raw, pass->stat_dtype, wide, count);
-    return rk_step_upload(pass->arena, pass->stream, stats, pass->stat_dtype, raw, count);
+    return rk_step_upload(pass->kept, pass->stream, stats, pass->stat_dtype, raw, count);
 }
 
 struct rk_status *rk_labels_upload(const struct rk_labels *labels, const struct rk_pass *pass,
@@ -207,7 +207,7 @@ struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, const str
     RK_TRY(rk_pass_alloc_host(pass, &rows, count, sizeof(*rows)));
     for (int64_t i = 0; i < labels->count; i++)
         memcpy(rows + i * num_ids, ids + labels->positions[i] * num_ids, (size_t)num_ids * sizeof(*rows));
-    RK_TRY(rk_step_upload(pass->arena, pass->stream, out, RK_DTYPE_I32, rows, count));
+    RK_TRY(rk_step_upload(pass->kept, pass->stream, out, RK_DTYPE_I32, rows, count));
     *out = rk_tensor_2d(out->data, RK_DTYPE_I32, labels->count, num_ids);
     return NULL;
 }

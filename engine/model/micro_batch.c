@@ -3,8 +3,17 @@
 
 #include "base/rk_assert.h"
 
+struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_micro_desc *desc)
+{
+    float inverse;
+
+    RK_TRY(rk_model_check_outputs(model, desc->outputs));
+    RK_TRY(rk_inverse_temperature(&inverse, desc->temperature));
+    return rk_model_check_packed(model, desc->packed);
+}
+
 struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
-                                 const struct rk_micro_desc *desc)
+                                 const struct rk_pass_memory *memory, const struct rk_micro_desc *desc)
 {
     struct rk_head_saved *head = &micro->head;
 
@@ -12,13 +21,24 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
         (struct rk_micro){.model = model, .num_tokens = desc->packed->num_tokens, .outputs = desc->outputs};
     RK_TRY(rk_model_check_outputs(model, desc->outputs));
     RK_TRY(rk_inverse_temperature(&head->inv_temperature, desc->temperature));
-    RK_TRY(rk_model_begin_packed(model, &micro->pass, desc->packed));
+    RK_TRY(rk_model_begin_packed(model, memory, &micro->pass, desc->packed));
     micro->pass.hooks = desc->hooks;
+    if (desc->grads) {
+        micro->pass.grads = desc->grads;
+        micro->pass.grad_dtype = desc->grad_dtype;
+    }
     RK_TRY(rk_labels_select(&micro->labels, &micro->pass, desc->packed));
     head->index = micro->labels.index;
     head->labels = micro->labels.labels;
     head->num_top_ids = desc->num_top_ids;
     return rk_labels_upload_ids(&micro->labels, &micro->pass, desc->ids, desc->num_ids, &head->ids);
+}
+
+/* The memory of one direction, where it is not that of what is kept as well. */
+static void begin_direction(struct rk_micro *micro)
+{
+    if (micro->pass.arena != micro->pass.kept)
+        rk_step_arena_reset(micro->pass.arena);
 }
 
 struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
@@ -27,6 +47,7 @@ struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk
     const struct rk_model_core *core = micro->model->core;
     rk_tensor_t hidden;
 
+    begin_direction(micro);
     RK_TRY(rk_trunk_fwd(core, chunk, &micro->pass, in, &hidden, keeps ? &micro->trunk : NULL));
     *out = chunk->has_head ? (rk_tensor_t){0} : hidden;
     if (!chunk->has_head)
@@ -58,6 +79,7 @@ struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chun
     const struct rk_model_core *core = micro->model->core;
     struct rk_pass *pass = &micro->pass;
 
+    begin_direction(micro);
     if (chunk->has_head) {
         RK_ASSERT(!dout.data);
         RK_TRY(rk_step_2d(pass->arena, &dout, pass->dtype, pass->num_rows, pass->hidden_size));

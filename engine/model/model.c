@@ -9,6 +9,7 @@
 #include "base/rk_mesh.h"
 #include "engine/ckpt/state_internal.h"
 #include "engine/optim/optim_internal.h"
+#include "engine/pipeline/pipeline_internal.h"
 
 /* Host blocks of one pass: labels and statistics of a few thousand tokens fit into one. */
 #define HOST_BLOCK_BYTES ((size_t)1 << 20)
@@ -32,7 +33,7 @@ struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 /* Axes that this engine does not run yet. Expert tensor parallelism follows tp unless it is set. */
 static struct rk_status *check_axes(const struct rk_mesh *mesh)
 {
-    static const rk_axis_t axes[] = {RK_AXIS_PP, RK_AXIS_EP};
+    static const rk_axis_t axes[] = {RK_AXIS_EP};
     int32_t etp = rk_mesh_axis_size(mesh, RK_AXIS_ETP);
 
     for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
@@ -43,65 +44,6 @@ static struct rk_status *check_axes(const struct rk_mesh *mesh)
     if (etp > 1 && etp != rk_mesh_axis_size(mesh, RK_AXIS_TP))
         return RK_FAIL(RK_UNIMPLEMENTED, "mesh axis etp=%d is not implemented, expected 1 or tp", etp);
     return NULL;
-}
-
-/* The weight of a norm of the residual stream. */
-static struct rk_weight declare_norm(struct rk_model_core *core, const char *name)
-{
-    struct rk_param_spec spec = {.rows = core->config.hidden_size, .split_dim = -1, .sees_rows = true};
-
-    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = spec.rows};
-}
-
-static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
-                                       int64_t layer)
-{
-    for (const struct rk_block_desc *desc = descs; desc->ops; desc++) {
-        struct rk_block *block = &core->blocks[core->num_blocks++];
-        struct rk_block_site site = {.config = &core->config, .layer = layer, .module = desc->module};
-        char name[96];
-
-        block->ops = desc->ops;
-        block->layer = layer;
-        snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
-        block->norm = declare_norm(core, name);
-        block->own = rk_calloc(1, desc->ops->block_bytes);
-        RK_TRY(desc->ops->declare(block, &core->params, &site));
-    }
-    return NULL;
-}
-
-static int64_t count_blocks(const struct rk_model_family *family, const struct rk_model_config *config)
-{
-    int64_t count = 0;
-
-    for (int64_t layer = 0; layer < config->num_layers; layer++) {
-        for (const struct rk_block_desc *desc = family->plan_layer(config, layer); desc->ops; desc++)
-            count++;
-    }
-    return count;
-}
-
-struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
-                                const struct rk_mesh_coords *coords)
-{
-    bool is_tied = core->config.tie_word_embeddings;
-    const struct rk_model_family *family = rk_family_find(core->config.family);
-
-    RK_ASSERT(family);
-    RK_TRY(rk_params_init(&core->params, mesh, coords, core->dtype));
-    core->params.splits_rows = core->layout.sequence_parallel && rk_params_tp_size(&core->params) > 1;
-    core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
-    core->embedding.weight = rk_vocabulary_declare(&core->params, &core->config, "model.embed_tokens.weight",
-                                                   is_tied ? "lm_head.weight" : NULL);
-    core->embedding.vocab_begin = core->embedding.weight.rows * coords->axis[RK_AXIS_TP];
-    for (int64_t layer = 0; layer < core->config.num_layers; layer++)
-        RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
-    core->chunk = (struct rk_chunk){.end = core->num_blocks, .has_embedding = true, .has_head = true};
-    core->final_norm = declare_norm(core, "model.norm.weight");
-    core->head.ops->declare(&core->head, &core->params,
-                            &(struct rk_head_site){&core->config, &core->embedding.weight});
-    return rk_params_lay_out(&core->params);
 }
 
 static struct rk_status *make_rope(struct rk_model_core *core)
@@ -217,16 +159,6 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     return allocate(core);
 }
 
-void rk_model_plan_fini(struct rk_model_core *core)
-{
-    rk_params_fini(&core->params);
-    for (int64_t i = 0; i < core->num_blocks; i++)
-        rk_free(core->blocks[i].own);
-    rk_free(core->blocks);
-    core->blocks = NULL;
-    core->num_blocks = 0;
-}
-
 static void core_destroy(struct rk_model_core *core)
 {
     struct rk_device *device = core->stream ? rk_stream_device(core->stream) : NULL;
@@ -286,6 +218,7 @@ void rk_model_destroy(struct rk_model *model)
         return;
     rk_saver_destroy(model->saver);
     rk_train_destroy(model->train);
+    rk_pipeline_slots_destroy(model);
     rk_step_arena_destroy(model->arena);
     rk_arena_destroy(model->host);
     if (model->owns_core)
@@ -446,6 +379,7 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
         memory.param_bytes = rk_movable_held_bytes(&core->value_memory) + rk_tensor_bytes(core->rope_cos) +
                              rk_tensor_bytes(core->rope_sin);
     }
+    rk_pipeline_add_memory(model, &memory);
     rk_train_add_memory(model->train, &memory);
     return memory;
 }

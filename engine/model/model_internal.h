@@ -3,6 +3,8 @@
 #define RK_MODEL_INTERNAL_H
 
 #include "base/rk_arena.h"
+#include "base/rk_array.h"
+#include "base/rk_pipeline.h"
 #include "engine/model/params_internal.h"
 #include "engine/nn/nn_internal.h"
 #include "engine/rk_model.h"
@@ -91,7 +93,9 @@ struct rk_model_core {
     struct rk_embedding embedding;
     struct rk_block *blocks; /* [num_blocks], in order of the forward pass */
     int64_t num_blocks;
-    struct rk_chunk chunk;
+    struct rk_pipeline *pipeline; /* which layers stand on which stage */
+    struct rk_chunk *chunks;      /* [num_chunks] of this rank, in order of the forward pass */
+    int32_t num_chunks;
     struct rk_weight final_norm;
     struct rk_head head;
     rk_tensor_t rope_cos, rope_sin; /* F32 [max_position_embeddings, head_dim / 2] */
@@ -110,8 +114,21 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
                                 const struct rk_mesh_coords *coords) RK_NODISCARD;
 void rk_model_plan_fini(struct rk_model_core *core);
 
+static inline bool rk_model_has_head(const struct rk_model_core *core)
+{
+    return core->chunks[core->num_chunks - 1].has_head;
+}
+
 struct rk_train;
 struct rk_saver;
+
+/* Of one pass. */
+struct rk_pass_memory {
+    struct rk_step_arena *arena; /* on the device */
+    struct rk_arena *host;
+};
+
+struct rk_pipeline_slot;
 
 struct rk_model {
     struct rk_model_core *core;
@@ -120,6 +137,12 @@ struct rk_model {
     struct rk_arena *host;       /* host memory of the same */
     struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
     struct rk_saver *saver;      /* of training checkpoints; NULL until the first one */
+    /* Of a stage (engine/pipeline): memory of micro-batches that live at once, how much of it each gets, and
+     * the stream of messages with the events that tie it to the model's; NULL before the first run. */
+    RK_ARRAY(struct rk_pipeline_slot *) slots;
+    size_t slot_bytes, slot_host_bytes; /* 0: what it needs */
+    struct rk_stream *messages;
+    struct rk_event *is_ready, *is_done;
     /* What a rollout holds for this model. */
     int64_t kv_cache_bytes, staging_bytes, rollout_host_bytes;
 };
@@ -128,9 +151,13 @@ struct rk_model {
 
 /* Clears the model's arenas and fills what every pass needs. */
 void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
-/* The same for a packed micro-batch, whose arrays it checks and copies to the device. */
-struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
+/* OUT_OF_RANGE names an id or a position that the model does not have. */
+struct rk_status *rk_model_check_packed(const struct rk_model *model,
                                         const struct rk_packed *packed) RK_NODISCARD;
+/* The same as begin_pass for a packed micro-batch that was checked, whose arrays it copies to the device.
+ * What the pass keeps lies in `memory`, which is cleared; NULL: all of it in the model's arenas. */
+struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_pass_memory *memory,
+                                        struct rk_pass *pass, const struct rk_packed *packed) RK_NODISCARD;
 
 /* --- under context parallelism (context.c) --- */
 /* Of the begun pass of a mesh with cp above 1: tokens, positions, segments and context of this rank's part of
@@ -223,6 +250,8 @@ struct rk_micro_desc {
     const int32_t *ids;
     int64_t num_top_ids;                 /* and the most likely ids */
     const struct rk_engine_hooks *hooks; /* on_alive only; may be NULL */
+    void *grads;                         /* flat buffer; NULL when no backward pass follows */
+    rk_dtype_t grad_dtype;               /* of it */
 };
 
 /* A micro-batch on its way through a chunk of the model: begin, forward, and after that download, or upload
@@ -238,8 +267,12 @@ struct rk_micro {
     struct rk_trunk_saved trunk;
 };
 
-/* Clears the memory of the pass; the inputs go to the device. OUT_OF_RANGE as for rk_model_forward. */
+/* What rk_micro_begin checks, without the labels' ids. */
+struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_micro_desc *desc) RK_NODISCARD;
+/* Clears `memory` (NULL: the model's own), where what is kept will be; the inputs go to the device.
+ * OUT_OF_RANGE as for rk_model_forward. */
 struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
+                                 const struct rk_pass_memory *memory,
                                  const struct rk_micro_desc *desc) RK_NODISCARD;
 /* Of a chunk with a head *out is none, and the outputs are ready; else see rk_trunk_fwd. `keeps`: a backward
  * pass follows. */

@@ -64,8 +64,8 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
         .rank = spec->cols ? 2 : 1,
         .shape = {spec->rows, spec->cols ? spec->cols : 1},
         .flags = make_flags(table, spec),
-        .stage = spec->stage,
-        .shared_stage = spec->shared_stage ? spec->shared_stage : -1,
+        .stage = table->stage,
+        .shared_stage = -1,
         .ep_rank = spec->is_expert ? spec->ep_rank : -1,
         .split = make_split(table, spec),
         .grad_group = spec->is_expert ? RK_GROUP_EDP : RK_GROUP_DP_CP,
@@ -76,6 +76,25 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
     snprintf(param->alias, sizeof(param->alias), "%s", spec->alias ? spec->alias : "");
     rk_param_place(&table->placements[table->count], param, table->mesh, &table->coords);
     return table->count++;
+}
+
+void rk_params_share(struct rk_param_table *table, int64_t i, int32_t stage)
+{
+    RK_ASSERT(table->num_elements == 0);
+    if (stage == table->params[i].stage)
+        return;
+    table->params[i].shared_stage = stage;
+    rk_param_place(&table->placements[i], &table->params[i], table->mesh, &table->coords);
+}
+
+struct rk_placement rk_params_owner_placement(const struct rk_param_table *table, int64_t i)
+{
+    struct rk_mesh_coords coords = table->coords;
+    struct rk_placement placement;
+
+    coords.axis[RK_AXIS_PP] = table->params[i].stage;
+    rk_param_place(&placement, &table->params[i], table->mesh, &coords);
+    return placement;
 }
 
 static int64_t gcd(int64_t a, int64_t b)

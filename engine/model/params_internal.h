@@ -17,6 +17,7 @@ struct rk_param_table {
     int64_t count, capacity;
     struct rk_mesh *mesh; /* owned */
     struct rk_mesh_coords coords;
+    int32_t stage;        /* pipeline stage of the rows that are added next */
     rk_dtype_t dtype;     /* of the flat buffer of parameters */
     bool splits_rows;     /* tp ranks share the rows of the residual stream: set before rows are added */
     int64_t num_elements; /* of a flat buffer, padding included; 0 until laid out */
@@ -24,15 +25,13 @@ struct rk_param_table {
 
 /* What a layer says about a parameter. It is split over tp, or over etp when it is an expert's. */
 struct rk_param_spec {
-    int64_t rows, cols;   /* global shape; cols 0: a vector */
-    int32_t split_dim;    /* 0, 1, or -1 when replicated */
-    int32_t num_parts;    /* 0: one for each rank */
-    int64_t rows_padded;  /* 0: rows; else split_dim is 0 and zero rows are added up to this many */
-    uint32_t flags;       /* enum rk_param_flags; vectors get RK_PARAM_NO_DECAY by themselves */
-    const char *alias;    /* second name in files, or NULL */
-    int32_t stage;        /* pipeline stage that owns it */
-    int32_t shared_stage; /* a later stage that holds a copy; 0: none */
-    bool sees_rows;       /* replicated, and applied to rows of the residual stream */
+    int64_t rows, cols;  /* global shape; cols 0: a vector */
+    int32_t split_dim;   /* 0, 1, or -1 when replicated */
+    int32_t num_parts;   /* 0: one for each rank */
+    int64_t rows_padded; /* 0: rows; else split_dim is 0 and zero rows are added up to this many */
+    uint32_t flags;      /* enum rk_param_flags; vectors get RK_PARAM_NO_DECAY by themselves */
+    const char *alias;   /* second name in files, or NULL */
+    bool sees_rows;      /* replicated, and applied to rows of the residual stream */
     bool is_expert;
     int32_t ep_rank; /* of an expert's: the rank of ep that holds it */
 };
@@ -43,6 +42,8 @@ struct rk_status *rk_params_init(struct rk_param_table *table, const struct rk_m
 /* Appends a row and returns its index. The caller has checked that the parts divide the split dimension. */
 int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *spec, const char *name_fmt,
                       ...) RK_PRINTF(3, 4);
+/* Another stage holds a copy of row `i` as well (none when it is the row's own stage). */
+void rk_params_share(struct rk_param_table *table, int64_t i, int32_t stage);
 /* lcm(num_shards, 128): what the length of a flat buffer and of its buckets is a multiple of. */
 int64_t rk_params_align(int32_t num_shards);
 /* Sets all offsets. RESOURCE_EXHAUSTED when the number of elements overflows. */
@@ -62,6 +63,9 @@ static inline const struct rk_placement *rk_params_placement(const struct rk_par
 {
     return &table->placements[i];
 }
+
+/* What the rank of the owning stage holds of row `i` that stands elsewhere as this one does. */
+struct rk_placement rk_params_owner_placement(const struct rk_param_table *table, int64_t i);
 
 /* Of the ranks that hold parts or copies of a parameter. */
 static inline rk_mesh_group_kind_t rk_param_split_group(const struct rk_param *param)

@@ -4,18 +4,12 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
+#include "engine/pipeline/pipeline_internal.h"
 
-void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
+static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)
 {
-    const struct rk_model_core *core = model->core;
-
-    rk_step_arena_reset(model->arena);
-    rk_arena_reset(model->host);
     *pass = (struct rk_pass){
         .stream = core->stream,
-        .arena = model->arena,
-        .kept = model->arena,
-        .host = model->host,
         .tp = rk_mesh_comms_group(core->mesh, RK_GROUP_TP),
         .dtype = core->dtype,
         .stat_dtype = core->dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32,
@@ -75,28 +69,56 @@ static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed
     return NULL;
 }
 
-struct rk_status *rk_model_begin_packed(struct rk_model *model, struct rk_pass *pass,
-                                        const struct rk_packed *packed)
+void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
+{
+    rk_step_arena_reset(model->arena);
+    rk_arena_reset(model->host);
+    fill_pass(model->core, pass);
+    pass->arena = pass->kept = model->arena;
+    pass->host = model->host;
+}
+
+struct rk_status *rk_model_check_packed(const struct rk_model *model, const struct rk_packed *packed)
 {
     const struct rk_model_config *config = &model->core->config;
-    struct rk_packed all = *packed;
 
     RK_ASSERT(packed->num_seqs >= 0);
     RK_ASSERT(packed->cu_seqlens[0] == 0);
     RK_ASSERT(packed->cu_seqlens[packed->num_seqs] == packed->num_tokens);
     RK_TRY(rk_packed_check_range("id", packed->tokens, packed->num_tokens, config->vocab_size));
-    RK_TRY(rk_packed_check_range("position", packed->positions, packed->num_tokens,
-                                 config->max_position_embeddings));
-    rk_model_begin_pass(model, pass);
+    return rk_packed_check_range("position", packed->positions, packed->num_tokens,
+                                 config->max_position_embeddings);
+}
+
+/* Of a stage: what is kept lies in `memory`, the rest in the model's arena, which every direction clears. */
+static void begin_in(struct rk_model *model, const struct rk_pass_memory *memory, struct rk_pass *pass)
+{
+    rk_step_arena_reset(memory->arena);
+    rk_arena_reset(memory->host);
+    fill_pass(model->core, pass);
+    pass->arena = model->arena;
+    pass->kept = memory->arena;
+    pass->host = memory->host;
+}
+
+struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_pass_memory *memory,
+                                        struct rk_pass *pass, const struct rk_packed *packed)
+{
+    struct rk_packed all = *packed;
+
+    RK_TRY(rk_model_check_packed(model, packed));
+    if (memory)
+        begin_in(model, memory, pass);
+    else
+        rk_model_begin_pass(model, pass);
     pass->splits_rows = pass->params->splits_rows;
     if (rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_CP)) > 1)
         return rk_model_cut_packed(model->core, pass, packed);
     RK_TRY(set_rows(pass, &all));
-    RK_TRY(
-        rk_step_upload(pass->arena, pass->stream, &pass->tokens, RK_DTYPE_I32, all.tokens, all.num_tokens));
-    RK_TRY(rk_step_upload(pass->arena, pass->stream, &pass->positions, RK_DTYPE_I32, all.positions,
+    RK_TRY(rk_step_upload(pass->kept, pass->stream, &pass->tokens, RK_DTYPE_I32, all.tokens, all.num_tokens));
+    RK_TRY(rk_step_upload(pass->kept, pass->stream, &pass->positions, RK_DTYPE_I32, all.positions,
                           all.num_tokens));
-    return rk_step_upload(pass->arena, pass->stream, &pass->cu_seqlens, RK_DTYPE_I32, all.cu_seqlens,
+    return rk_step_upload(pass->kept, pass->stream, &pass->cu_seqlens, RK_DTYPE_I32, all.cu_seqlens,
                           all.num_seqs + 1);
 }
 
@@ -152,24 +174,71 @@ static uint32_t wanted_of(const struct rk_head_arrays *arrays)
     return arrays->ids.num_ids > 0 ? wanted | RK_HEAD_BIT(RK_HEAD_LOG_PROBS) : wanted;
 }
 
+/* Micro-batches whose outputs are all that is wanted. */
+struct forward {
+    const struct rk_forward_work *work;
+    struct rk_forward_micro micro; /* that was bound last */
+};
+
+static struct rk_status *bind_forward(void *user, int64_t i, struct rk_micro_desc *desc)
+{
+    struct forward *forward = user;
+    struct rk_forward_micro *micro = &forward->micro;
+
+    *micro = (struct rk_forward_micro){0};
+    RK_TRY(forward->work->bind(forward->work->user, i, micro));
+    *desc = (struct rk_micro_desc){
+        .packed = micro->packed,
+        .temperature = micro->temperature,
+        .outputs = wanted_of(micro->out),
+        .num_ids = micro->out->ids.num_ids,
+        .ids = micro->out->ids.ids,
+        .num_top_ids = micro->out->ids.top_ids ? micro->out->ids.num_ids : 0,
+        .hooks = micro->hooks,
+    };
+    return NULL;
+}
+
+static struct rk_status *download(void *user, int64_t i, struct rk_micro *micro)
+{
+    struct forward *forward = user;
+
+    RK_TRY(rk_micro_download(micro, forward->micro.out));
+    return forward->work->done ? forward->work->done(forward->work->user, i) : NULL;
+}
+
+struct rk_status *rk_model_forward_all(struct rk_model *model, const struct rk_forward_work *work)
+{
+    struct forward forward = {.work = work};
+
+    return rk_pipeline_run(
+        model, &(struct rk_pipeline_work){
+                   .count = work->count, .bind = bind_forward, .handle_outputs = download, .user = &forward});
+}
+
+static struct rk_status *bind_one(void *user, int64_t i, struct rk_forward_micro *micro)
+{
+    (void)i;
+    *micro = *(const struct rk_forward_micro *)user;
+    return NULL;
+}
+
 struct rk_status *rk_model_forward(struct rk_model *model, const struct rk_packed *packed, double temperature,
                                    const struct rk_engine_hooks *hooks, const struct rk_head_arrays *out)
 {
-    const struct rk_micro_desc desc = {
-        .packed = packed,
-        .temperature = temperature,
-        .outputs = wanted_of(out),
-        .num_ids = out->ids.num_ids,
-        .ids = out->ids.ids,
-        .num_top_ids = out->ids.top_ids ? out->ids.num_ids : 0,
-        .hooks = hooks,
-    };
-    struct rk_micro micro;
-    rk_tensor_t none;
+    struct rk_forward_micro micro = {
+        .packed = packed, .temperature = temperature, .hooks = hooks, .out = out};
 
-    RK_TRY(rk_micro_begin(&micro, model, &desc));
-    RK_TRY(rk_micro_forward(&micro, &model->core->chunk, (rk_tensor_t){0}, false, &none));
-    return rk_micro_download(&micro, out);
+    return rk_model_forward_all(model,
+                                &(struct rk_forward_work){.count = 1, .bind = bind_one, .user = &micro});
+}
+
+static struct rk_status *check_whole(const struct rk_model *model, const char *what)
+{
+    if (rk_pipeline_num_stages(model->core->pipeline) == 1)
+        return NULL;
+    return RK_FAIL(RK_FAILED_PRECONDITION, "%s: the model is one of %d pipeline stages, expected a whole one",
+                   what, rk_pipeline_num_stages(model->core->pipeline));
 }
 
 /* The logits of these hidden states, as f64, without the padding of the vocabulary. */
@@ -197,8 +266,9 @@ struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed
     struct rk_pass pass;
     rk_tensor_t hidden;
 
-    RK_TRY(rk_model_begin_packed(model, &pass, packed));
-    RK_TRY(rk_trunk_fwd(model->core, &model->core->chunk, &pass, (rk_tensor_t){0}, &hidden, NULL));
+    RK_TRY(check_whole(model, "logits"));
+    RK_TRY(rk_model_begin_packed(model, NULL, &pass, packed));
+    RK_TRY(rk_trunk_fwd(model->core, &model->core->chunks[0], &pass, (rk_tensor_t){0}, &hidden, NULL));
     RK_TRY(rk_sp_gather(&pass, hidden, &hidden));
     RK_TRY(rk_model_gather_packed(&pass, hidden, packed->num_tokens, &hidden));
     for (int64_t begin = 0; begin < packed->num_tokens; begin += chunk) {
@@ -218,13 +288,14 @@ struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk
     struct rk_pass pass;
     rk_tensor_t hidden, rows;
 
+    RK_TRY(check_whole(model, "generation"));
     rk_model_begin_pass(model, &pass);
     pass.hooks = hooks;
     pass.num_tokens = pass.num_rows = step->num_tokens;
     pass.tokens = step->tokens;
     pass.positions = step->positions;
     pass.paged = step;
-    RK_TRY(rk_trunk_fwd(model->core, &model->core->chunk, &pass, (rk_tensor_t){0}, &hidden, NULL));
+    RK_TRY(rk_trunk_fwd(model->core, &model->core->chunks[0], &pass, (rk_tensor_t){0}, &hidden, NULL));
     RK_TRY(rk_step_2d(pass.arena, &rows, pass.dtype, step->num_logits, pass.hidden_size));
     RK_TRY(rk_gather_rows(pass.stream,
                           &(struct rk_rows_args){.out = rows, .x = hidden, .index = step->logits_index}));

@@ -76,17 +76,18 @@ static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *
 }
 
 /* The beginning of the stream, `in` or the embedded tokens, and the memory for the way. */
-static struct rk_status *begin_flow(const struct rk_model_core *core, struct rk_pass *pass, struct flow *flow,
-                                    rk_tensor_t in, bool keeps_streams)
+static struct rk_status *begin_flow(const struct rk_model_core *core, const struct rk_chunk *chunk,
+                                    struct rk_pass *pass, struct flow *flow, rk_tensor_t in,
+                                    bool keeps_streams)
 {
-    rk_tensor_t *const tensors[] = {&flow->normed, &flow->out};
-
     *flow = (struct flow){.stream = in};
     if (!in.data)
         RK_TRY(rk_step_2d(keeps_streams ? pass->kept : pass->arena, &flow->stream, pass->dtype,
                           pass->num_rows, pass->hidden_size));
-    for (size_t i = 0; i < RK_ARRAY_LEN(tensors); i++)
-        RK_TRY(rk_step_2d(pass->arena, tensors[i], pass->dtype, pass->num_rows, pass->hidden_size));
+    RK_TRY(rk_step_2d(pass->arena, &flow->normed, pass->dtype, pass->num_rows, pass->hidden_size));
+    /* What is sent stays until it has been sent. */
+    RK_TRY(rk_step_2d(chunk->has_head ? pass->arena : pass->kept, &flow->out, pass->dtype, pass->num_rows,
+                      pass->hidden_size));
     flow->work = flow->stream; /* sums are formed in place */
     if (keeps_streams && recomputes(core))
         RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_rows, pass->hidden_size));
@@ -135,7 +136,7 @@ struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk
         RK_TRY(alloc_saved(core, pass, saved));
     RK_TRY(alloc_unused(core, pass, &unused));
     pass->keeps_activations = saved && !recomputes(core);
-    RK_TRY(begin_flow(core, pass, &flow, in, saved != NULL));
+    RK_TRY(begin_flow(core, chunk, pass, &flow, in, saved != NULL));
     for (int64_t i = chunk->begin; i < chunk->end; i++) {
         bool keeps_stream = saved && (!recomputes(core) || starts_part(core, chunk, i));
 
@@ -212,12 +213,12 @@ struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk
     rk_tensor_t dstream = dout;
 
     pass->keeps_activations = true;
-    pass->kept = pass->arena; /* from here on there is only what is made again for a part */
     if (chunk->has_head) {
-        RK_TRY(rk_step_2d(pass->arena, &dstream, pass->dtype, pass->num_rows, pass->hidden_size));
+        RK_TRY(rk_step_2d(pass->kept, &dstream, pass->dtype, pass->num_rows, pass->hidden_size));
         RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, dstream, true));
         RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
     }
+    pass->kept = pass->arena; /* from here on there is only what is made again for a part */
     for (int64_t end = chunk->end; end > chunk->begin;)
         RK_TRY(part_bwd(core, chunk, pass, saved, dstream, &end));
     *din = dstream;

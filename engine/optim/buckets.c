@@ -218,8 +218,53 @@ struct rk_status *rk_train_grads_ready(void *user, int64_t first_param)
     return reduce_up_to(model, end);
 }
 
+/* Elements of a gradient that two stages exchange at a time. */
+#define SHARED_ELEMENTS ((int64_t)4 << 20)
+
+/* Elements [begin, begin + count) of a gradient of which two stages have a summand each. */
+static struct rk_status *sum_two_stages(struct rk_model *model, int32_t peer, int64_t begin, int64_t count)
+{
+    const struct rk_model_core *core = model->core;
+    struct rk_comm_group *stages = rk_mesh_comms_group(core->mesh, RK_GROUP_PP);
+    struct rk_train *train = model->train;
+    rk_tensor_t mine = rk_flat_view(train->grads, train->grad_dtype, begin, count), other;
+    struct rk_step_mark mark = rk_step_arena_mark(model->arena);
+
+    RK_TRY(rk_step_1d(model->arena, &other, train->grad_dtype, count));
+    RK_TRY(rk_comm_batch_begin(stages));
+    RK_TRY(rk_comm_send(stages, core->stream, mine, peer));
+    RK_TRY(rk_comm_recv(stages, core->stream, other, peer));
+    RK_TRY(rk_comm_batch_end(stages));
+    rk_step_arena_release(model->arena, mark);
+    return rk_axpby(core->stream, &(struct rk_axpby_args){.y = mine, .x = other, .alpha = 1, .beta = 1});
+}
+
+/* The embedding that is the head's weight, too: both stages come to the same sum of two, and to the same
+ * weights. */
+static struct rk_status *sum_shared(struct rk_model *model)
+{
+    const struct rk_param_table *params = &model->core->params;
+    int32_t stage = params->coords.axis[RK_AXIS_PP];
+
+    for (int64_t i = 0; i < params->count; i++) {
+        const struct rk_param *param = rk_params_at(params, i);
+        const struct rk_placement *placement = rk_params_placement(params, i);
+        int64_t total = rk_placement_num_elements(placement);
+        int32_t peer = stage == param->stage ? param->shared_stage : param->stage;
+
+        if (param->shared_stage < 0 || !placement->is_held)
+            continue;
+        RK_ASSERT(placement->offset >= model->train->num_complete);
+        for (int64_t begin = 0; begin < total; begin += SHARED_ELEMENTS)
+            RK_TRY(sum_two_stages(model, peer, placement->offset + begin,
+                                  RK_MIN(total - begin, SHARED_ELEMENTS)));
+    }
+    return NULL;
+}
+
 struct rk_status *rk_train_reduce(struct rk_model *model)
 {
+    RK_TRY(sum_shared(model));
     RK_TRY(reduce_up_to(model, model->train->num_elements));
     return rk_train_wait(model);
 }

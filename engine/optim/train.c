@@ -3,6 +3,7 @@
 
 #include "base/rk_assert.h"
 #include "base/rk_alloc.h"
+#include "engine/pipeline/pipeline_internal.h"
 
 /* Steps in a row whose gradients are not finite before the model is given up. */
 #define SKIPPED_STEPS_MAX 5
@@ -151,14 +152,18 @@ static int64_t find_summed(const struct rk_model_core *core)
 
     for (int64_t i = 0; i < core->params.count; i++) {
         const struct rk_placement *placement = rk_params_placement(&core->params, i);
-        bool is_embedding = i == core->embedding.weight.param && i != core->head.weight.param;
+        bool is_embedding =
+            i == core->embedding.weight.param && !(i == core->head.weight.param && rk_model_has_head(core));
 
         if (placement->is_held && (rk_params_at(&core->params, i)->rank == 1 || is_embedding))
             begin = RK_MIN(begin, placement->offset);
     }
     for (int64_t i = 0; i < core->params.count; i++) {
-        if (rk_params_at(&core->params, i)->rank == 2 && i != core->embedding.weight.param)
-            RK_ASSERT(rk_params_placement(&core->params, i)->offset < begin);
+        const struct rk_placement *placement = rk_params_placement(&core->params, i);
+
+        if (placement->is_held && rk_params_at(&core->params, i)->rank == 2 &&
+            i != core->embedding.weight.param)
+            RK_ASSERT(placement->offset < begin);
     }
     return begin;
 }
@@ -174,6 +179,12 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
         return RK_FAIL(RK_FAILED_PRECONDITION, "a model that shares another one's weights cannot train");
     if (model->train)
         return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled already");
+    /* The summands of an embedding that two stages share meet at the end of a step only. */
+    if (config->adds_in_shards && rk_pipeline_num_stages(core->pipeline) > 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "megatron.override_ddp_config.grad_reduce_in_fp32=false: expected true with %d "
+                       "pipeline stages",
+                       rk_pipeline_num_stages(core->pipeline));
     train = rk_calloc(1, sizeof(*train));
     train->config = *config;
     train->device = rk_stream_device(core->stream);
@@ -242,7 +253,8 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
 
     if (!train->is_stale)
         return NULL;
-    if (num_labels == 0)
+    /* A stage without a head writes no gradient of it, and its chunks come one after the other. */
+    if (num_labels == 0 || rk_pipeline_num_stages(model->core->pipeline) > 1)
         return rk_train_settle(model);
     train->is_stale = false;
     pass->overwrites_grads = true;
@@ -288,58 +300,97 @@ static struct rk_status *call_loss(struct rk_micro *micro, const struct rk_train
     return rk_micro_upload(micro, &grads, desc->outputs & ~desc->measured);
 }
 
-static struct rk_status *begin_micro(struct rk_micro *micro, struct rk_model *model,
-                                     const struct rk_train_micro *desc)
+/* The micro-batches of rk_train_micro_batches on their way. */
+struct batches {
+    struct rk_model *model;
+    const struct rk_train_work *work;
+    struct rk_train_micro micro; /* that was bound last */
+};
+
+static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
 {
-    if (desc->num_ids > 0)
-        RK_ASSERT(desc->outputs & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
-    RK_TRY(rk_micro_begin(micro, model,
-                          &(struct rk_micro_desc){
-                              .packed = desc->packed,
-                              .temperature = desc->temperature,
-                              .outputs = desc->outputs,
-                              .num_ids = desc->num_ids,
-                              .ids = desc->ids,
-                              .num_top_ids = desc->num_ids,
-                              .hooks = desc->hooks,
-                          }));
-    micro->pass.grads = model->train->grads;
-    micro->pass.grad_dtype = model->train->pass_dtype;
+    struct batches *batches = user;
+    struct rk_train_micro *micro = &batches->micro;
+
+    *micro = (struct rk_train_micro){0};
+    RK_TRY(batches->work->bind(batches->work->user, i, micro));
+    if (micro->num_ids > 0)
+        RK_ASSERT(micro->outputs & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
+    *desc = (struct rk_micro_desc){
+        .packed = micro->packed,
+        .temperature = micro->temperature,
+        .outputs = micro->outputs,
+        .num_ids = micro->num_ids,
+        .ids = micro->ids,
+        .num_top_ids = micro->num_ids,
+        .hooks = micro->hooks,
+        .grads = batches->model->train->grads,
+        .grad_dtype = batches->model->train->pass_dtype,
+    };
     return NULL;
 }
 
-/* Sums over dp begin while the last pass of a step runs; with sums in shards, while every pass does, whose
- * gradients are its own. */
-static struct rk_status *backward(struct rk_micro *micro, const struct rk_train_micro *desc)
+static struct rk_status *handle_outputs(void *user, int64_t i, struct rk_micro *micro)
 {
-    struct rk_model *model = micro->model;
-    struct rk_train *train = model->train;
-    rk_tensor_t none;
+    const struct batches *batches = user;
+
+    (void)i;
+    return call_loss(micro, &batches->micro);
+}
+
+/* Sums over dp begin while the last passes of a step run; with sums in shards, while every pass does, whose
+ * gradients are its own. */
+static struct rk_status *prepare_backward(void *user, struct rk_micro *micro, bool is_last)
+{
+    const struct batches *batches = user;
+    struct rk_train *train = batches->model->train;
 
     if (train->shard_grads) {
         train->is_stale = true;
-        RK_TRY(rk_train_reset(model));
+        RK_TRY(rk_train_reset(batches->model));
     }
-    if ((desc->is_last && train->comm) || train->shard_grads) {
+    if ((is_last && batches->work->is_last && train->comm) || train->shard_grads) {
         micro->pass.on_grads_ready = rk_train_grads_ready;
-        micro->pass.grads_user = model;
+        micro->pass.grads_user = batches->model;
     }
-    RK_TRY(prepare_grads(model, &micro->pass, micro->labels.count));
-    RK_TRY(rk_micro_backward(micro, &model->core->chunk, (rk_tensor_t){0}, &none));
-    return train->shard_grads ? rk_train_reduce(model) : NULL;
+    return prepare_grads(batches->model, &micro->pass, micro->labels.count);
 }
 
-struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *desc)
+static struct rk_status *finish_backward(void *user)
 {
-    struct rk_micro micro;
-    rk_tensor_t none;
+    const struct batches *batches = user;
+
+    return batches->model->train->shard_grads ? rk_train_reduce(batches->model) : NULL;
+}
+
+struct rk_status *rk_train_micro_batches(struct rk_model *model, const struct rk_train_work *work)
+{
+    struct batches batches = {.model = model, .work = work};
 
     RK_TRY(check_enabled(model));
-    RK_TRY(begin_micro(&micro, model, desc));
-    RK_TRY(rk_micro_forward(&micro, &model->core->chunk, (rk_tensor_t){0}, true, &none));
-    RK_TRY(call_loss(&micro, desc));
-    RK_TRY(backward(&micro, desc));
-    return rk_stream_sync(model->core->stream);
+    return rk_pipeline_run(model, &(struct rk_pipeline_work){.count = work->count,
+                                                             .trains = true,
+                                                             .bind = bind,
+                                                             .handle_outputs = handle_outputs,
+                                                             .prepare_backward = prepare_backward,
+                                                             .finish_backward = finish_backward,
+                                                             .user = &batches});
+}
+
+static struct rk_status *bind_one(void *user, int64_t i, struct rk_train_micro *micro)
+{
+    (void)i;
+    *micro = *(const struct rk_train_micro *)user;
+    return NULL;
+}
+
+struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
+{
+    struct rk_train_micro one = *micro;
+
+    return rk_train_micro_batches(
+        model,
+        &(struct rk_train_work){.count = 1, .is_last = micro->is_last, .bind = bind_one, .user = &one});
 }
 
 /* Nothing is applied; the ranks agree, since they all saw the same sums. */

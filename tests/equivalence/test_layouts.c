@@ -44,9 +44,12 @@ static const int32_t seq_lens[NUM_SEQS] = {1, 97, 5, 64, 33, 2, 80, 17, 50, 9, 7
 #define MISTRAL    CONFIG("mistral", "false")
 #define QWEN3      CONFIG("qwen3", "false") /* norms whose gradients are partial on every tp rank */
 
-#define SP    .sequence_parallel = true
-#define CP(n) .cp = (n)
-#define VALUE .head = "value"
+#define SP                .sequence_parallel = true
+#define CP(n)             .cp = (n)
+#define VALUE             .head = "value"
+#define PP(n)             .pp = (n)
+#define VPP(n)            .vpp = (n)
+#define ENDS(first, last) .num_first = (first), .num_last = (last)
 
 struct layout_case {
     const char *label;
@@ -56,8 +59,10 @@ struct layout_case {
     rk_dtype_t dtype;
     int64_t recompute_num_layers;
     bool sequence_parallel;
-    int32_t cp;       /* 0: 1 */
-    const char *head; /* NULL: "lm" */
+    int32_t cp;                  /* 0: 1 */
+    const char *head;            /* NULL: "lm" */
+    int32_t pp, vpp;             /* 0: 1 */
+    int32_t num_first, num_last; /* layers of these stages; 0: as many as the others */
 };
 
 static const struct layout_case cases[] = {
@@ -145,11 +150,71 @@ static const struct layout_case cases[] = {
      SP,
      CP(2)},
     {.label = "f64 value tp=2 cp=2 sp", 2, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, SP, VALUE, CP(2)},
+    /* Pipelines; rank 1 of dp has empty micro-batches. */
+    {.label = "f32 pp=2", 1, 1, 4, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, PP(2)},
+    {.label = "f32 pp=4, fewer micro-batches", 1, 1, 2, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, PP(4)},
+    {.label = "f32 pp=4", 1, 1, 6, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, PP(4)},
+    {.label = "f32 pp=3, uneven", 1, 1, 5, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, PP(3), ENDS(1, 1)},
+    {.label = "f32 pp=2 vpp=2", 1, 1, 4, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, PP(2), VPP(2)},
+    {.label = "f32 tp=2 pp=2 sp", 2, 1, 3, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, SP, PP(2)},
+    {.label = "f32 strict tp=2 pp=2 sp", 2, 1, 3, LLAMA, RK_NUMERICS_STRICT, RK_DTYPE_F32, 0, SP, PP(2)},
+    {.label = "f32 tied pp=2 dp=2", 1, 2, 3, LLAMA_TIED, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, PP(2)},
+    {.label = "bf16 qwen2 pp=2, recompute", 1, 1, 3, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 1, PP(2)},
+    {.label = "bf16 qwen2 pp=2 vpp=2 tied",
+     1,
+     1,
+     4,
+     LLAMA_TIED,
+     RK_NUMERICS_FAST,
+     RK_DTYPE_BF16,
+     0,
+     PP(2),
+     VPP(2)},
+    {.label = "f64 pp=2", 1, 1, 1, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, PP(2)},
+    {.label = "f64 pp=2 vpp=2, recompute", 1, 1, 6, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, PP(2), VPP(2)},
+    {.label = "f64 pp=4 dp=2, empty", 1, 2, 4, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, PP(4)},
+    {.label = "f64 tied pp=2 vpp=2 dp=2",
+     1,
+     2,
+     2,
+     LLAMA_TIED,
+     RK_NUMERICS_FAST,
+     RK_DTYPE_F64,
+     0,
+     PP(2),
+     VPP(2)},
+    {.label = "f64 tied tp=2 pp=2 dp=2 sp",
+     2,
+     2,
+     3,
+     LLAMA_TIED,
+     RK_NUMERICS_FAST,
+     RK_DTYPE_F64,
+     0,
+     SP,
+     PP(2)},
+    {.label = "f64 cp=2 pp=2 dp=2", 1, 2, 3, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, CP(2), PP(2)},
+    {.label = "f64 tp=2 cp=2 pp=2 sp", 2, 1, 3, QWEN3, RK_NUMERICS_FAST, RK_DTYPE_F64, 1, SP, CP(2), PP(2)},
+    {.label = "f64 mistral pp=2 vpp=2", 1, 1, 2, MISTRAL, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, PP(2), VPP(2)},
+    {.label = "f64 qwen2 tp=2 pp=2", 2, 1, 3, QWEN2, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, PP(2)},
+    {.label = "f64 value pp=2", 1, 1, 3, LLAMA, RK_NUMERICS_FAST, RK_DTYPE_F64, 0, VALUE, PP(2)},
+    {.label = "f64 value tp=2 pp=2 vpp=2 sp",
+     2,
+     1,
+     2,
+     LLAMA,
+     RK_NUMERICS_FAST,
+     RK_DTYPE_F64,
+     1,
+     SP,
+     VALUE,
+     PP(2),
+     VPP(2)},
 };
 
 static int32_t num_ranks_of(const struct layout_case *row)
 {
-    return row->tp * RK_MAX(row->cp, 1) * row->dp;
+    return row->tp * RK_MAX(row->cp, 1) * row->dp * RK_MAX(row->pp, 1);
 }
 
 static bool has_values(const struct layout_case *row)
@@ -326,14 +391,31 @@ struct run {
     struct rk_test_rendezvous *rendezvous;
 };
 
+struct training {
+    struct rk_model *model;
+    const struct run *run;
+    struct micro_batch *micro;
+};
+
+static struct rk_status *bind_micro_batch(void *user, int64_t i, struct rk_train_micro *out)
+{
+    const struct training *training = user;
+
+    make_micro_batch(training->micro, training->run->row, (int32_t)i);
+    *out = (struct rk_train_micro){.packed = &training->micro->packed,
+                                   .temperature = TEMPERATURE,
+                                   .outputs = rk_model_head_outputs(training->model),
+                                   .loss_fn = has_values(training->run->row) ? value_loss_fn : loss_fn,
+                                   .user = training->micro};
+    return NULL;
+}
+
 static struct rk_status *train(struct rk_model *model, const struct run *run, struct micro_batch *micro,
                                bool is_first)
 {
-    struct rk_train_micro args = {.packed = &micro->packed,
-                                  .temperature = TEMPERATURE,
-                                  .outputs = rk_model_head_outputs(model),
-                                  .loss_fn = has_values(run->row) ? value_loss_fn : loss_fn,
-                                  .user = micro};
+    struct training training = {.model = model, .run = run, .micro = micro};
+    struct rk_train_work work = {
+        .count = run->row->num_micro_batches, .bind = bind_micro_batch, .user = &training};
     bool is_tp_first = micro->records;
 
     for (int step = 0; step < NUM_STEPS; step++) {
@@ -341,13 +423,9 @@ static struct rk_status *train(struct rk_model *model, const struct run *run, st
 
         RK_TRY(rk_train_begin(model));
         micro->records = is_tp_first && step == 0;
-        for (int32_t m = 0; m < run->row->num_micro_batches; m++) {
-            make_micro_batch(micro, run->row, m);
-            /* The first step gathers the gradients of all ranks; in the others their sums run beside the
-             * pass. */
-            args.is_last = step > 0 && m == run->row->num_micro_batches - 1;
-            RK_TRY(rk_train_micro_batch(model, &args));
-        }
+        /* The first step gathers the gradients of all ranks; in the others their sums run beside the pass. */
+        work.is_last = step > 0;
+        RK_TRY(rk_train_micro_batches(model, &work));
         if (step == 0)
             RK_TRY(gather(model, RK_PARAM_GRADIENT, run->outcome, run->outcome->grads, is_first));
         RK_TRY(rk_train_step(model, &stats));
@@ -370,6 +448,10 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
                                       .tp = row->tp,
                                       .cp = row->cp,
                                       .dp = row->dp,
+                                      .pp = row->pp,
+                                      .vpp = row->vpp,
+                                      .num_first = row->num_first,
+                                      .num_last = row->num_last,
                                       .sequence_parallel = row->sequence_parallel,
                                       .head = row->head,
                                       .stream = rk_test_rank_stream(rank)};
@@ -391,7 +473,7 @@ static int run_rank(int32_t rank, int32_t num_ranks, void *user)
     RK_RANK_OK(train(test.model, run, micro, rank == 0));
     RK_RANK_CHECK(rk_model_weight_version(test.model) == NUM_STEPS, "%s", row->label);
     RK_RANK_OK(rk_model_verify_replicas(test.model, NULL, &num_compared));
-    RK_RANK_CHECK(num_ranks == 1 || num_compared > 0, "%s: no copies", row->label);
+    RK_RANK_CHECK(num_ranks == RK_MAX(row->pp, 1) || num_compared > 0, "%s: no copies", row->label);
     rk_test_model_close(&test);
     rk_comm_world_destroy(spec.world);
     rk_free(micro);

@@ -46,7 +46,7 @@ static void assert_file(const char *dir, const char *name)
 
 struct layout {
     const char *label, *local;
-    const char *changes[5]; /* NULL-terminated */
+    const char *changes[6]; /* NULL-terminated */
 };
 
 static const struct layout layouts[] = {
@@ -71,6 +71,14 @@ static const struct layout layouts[] = {
     {"tp 2 x cp 2",
      "4",
      {ACTOR "megatron.tensor_model_parallel_size=2", ACTOR "megatron.context_parallel_size=2"}},
+    {"pp 2",
+     "2",
+     {ACTOR "megatron.tensor_model_parallel_size=1", ACTOR "megatron.pipeline_model_parallel_size=2"}},
+    {"tp 2 x pp 2, rollout tp 2, micro-batches of two rows",
+     "4",
+     {ACTOR "megatron.tensor_model_parallel_size=2", ACTOR "megatron.pipeline_model_parallel_size=2",
+      ROLLOUT "tensor_model_parallel_size=2", ACTOR "use_dynamic_bsz=false",
+      ACTOR "ppo_micro_batch_size_per_gpu=2"}},
     {"tp 2, rollout elsewhere",
      "3",
      {ACTOR "megatron.tensor_model_parallel_size=2", ACTOR "megatron.ranks=0-1",

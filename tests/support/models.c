@@ -24,8 +24,10 @@ static struct rk_status *read_config(struct rk_json **out, const struct rk_test_
 
 static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_test_model_spec *spec)
 {
-    struct rk_mesh_spec mesh = {
-        .tp = RK_MAX(spec->tp, 1), .cp = RK_MAX(spec->cp, 1), .dp = RK_MAX(spec->dp, 1)};
+    struct rk_mesh_spec mesh = {.tp = RK_MAX(spec->tp, 1),
+                                .cp = RK_MAX(spec->cp, 1),
+                                .dp = RK_MAX(spec->dp, 1),
+                                .pp = RK_MAX(spec->pp, 1)};
 
     if (!spec->world)
         return rk_mesh_comms_create_single(&out->comms);
@@ -43,7 +45,10 @@ struct rk_status *rk_test_model_open(struct rk_test_model *out, const struct rk_
         .seed = spec->seed,
         .recompute_num_layers = spec->recompute_num_layers,
         .offload = spec->offload,
-        .layout = {.sequence_parallel = spec->sequence_parallel},
+        .layout = {.sequence_parallel = spec->sequence_parallel,
+                   .vpp = spec->vpp,
+                   .num_layers_in_first_pipeline_stage = spec->num_first,
+                   .num_layers_in_last_pipeline_stage = spec->num_last},
     };
     struct rk_json *config;
     struct rk_status *st;

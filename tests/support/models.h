@@ -19,9 +19,11 @@ struct rk_test_model_spec {
     rk_numerics_t numerics;
     int64_t recompute_num_layers;
     uint32_t offload;            /* parts that may leave the device */
-    int32_t tp, cp, dp;          /* 0: 1 */
+    int32_t tp, cp, dp, pp;      /* 0: 1 */
+    int32_t vpp;                 /* chunks of a stage; 0: 1 */
+    int32_t num_first, num_last; /* layers of the first and of the last stage; 0: as many as the others */
     bool sequence_parallel;      /* tp ranks share the rows of the residual stream */
-    struct rk_comm_world *world; /* of tp * cp * dp ranks; NULL for one rank */
+    struct rk_comm_world *world; /* of tp * cp * dp * pp ranks; NULL for one rank */
     struct rk_stream *stream;    /* of the rank (rk_test_rank_stream), borrowed; NULL: one is made */
 };
 

@@ -10,6 +10,8 @@ struct forward {
     bool is_wanted[RK_FORWARD_OUTPUTS_MAX];
     struct rk_head_arrays arrays;           /* packed */
     float *columns[RK_FORWARD_OUTPUTS_MAX]; /* of the result; NULL where this rank returns none */
+    const struct rk_mini_batch *mini;       /* current */
+    bool is_pipeline;                       /* the model is a stage of one */
     int32_t *top_ids;                       /* the same */
     float *top_log_probs;
 };
@@ -110,6 +112,7 @@ static struct rk_status *add_columns(struct forward *f)
 
 static struct rk_status *prepare(struct forward *f)
 {
+    f->is_pipeline = rk_mesh_axis_size(f->call->role->mesh, RK_AXIS_PP) > 1;
     RK_TRY(read_options(f));
     RK_TRY(rk_rows_open(&f->rows, f->call, rk_model_get_config(f->call->role->model), NULL));
     RK_TRY(rk_call_check_plan(f->call, &f->rows, false));
@@ -117,28 +120,50 @@ static struct rk_status *prepare(struct forward *f)
     return f->call->job->collect ? add_columns(f) : NULL;
 }
 
+static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_forward_micro *micro)
+{
+    struct forward *f = user;
+    const struct rk_micro_batch *rows = rk_call_micro_batch(f->call, f->mini, (int32_t)m);
+
+    if (!f->is_pipeline)
+        RK_TRY(rk_call_check_cancel(f->call));
+    rk_rows_pack(&f->rows, rows);
+    if (f->kind->is_at_last_token)
+        rk_rows_mark_last(&f->rows, rows);
+    *micro = (struct rk_forward_micro){.packed = &f->rows.packed,
+                                       .temperature = f->temperature,
+                                       .hooks = &f->call->hooks,
+                                       .out = &f->arrays};
+    return NULL;
+}
+
+static struct rk_status *take_outputs(void *user, int64_t m)
+{
+    struct forward *f = user;
+
+    for (int i = 0; has_output(f->kind, i); i++) {
+        if (f->columns[i])
+            rk_rows_scatter(&f->rows, 1, f->arrays.of[f->kind->outputs[i].output], f->columns[i]);
+    }
+    if (f->top_ids) {
+        rk_rows_scatter_ids(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_ids, f->top_ids);
+        rk_rows_scatter(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_log_probs, f->top_log_probs);
+    }
+    rk_call_progress(f->call, f->call->job->method->name, (uint64_t)m + 1, (uint64_t)f->mini->num_micro);
+    return NULL;
+}
+
+/* All ranks are asked at once whether they are to stop; the stages of a pipeline come to a micro-batch at
+ * different times. */
 static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_batch *mini)
 {
-    struct rk_call *call = f->call;
-
-    for (int32_t m = 0; m < mini->num_micro; m++) {
-        RK_TRY(rk_call_check_cancel(call));
-        rk_rows_pack(&f->rows, rk_call_micro_batch(call, mini, m));
-        if (f->kind->is_at_last_token)
-            rk_rows_mark_last(&f->rows, rk_call_micro_batch(call, mini, m));
-        RK_TRY(
-            rk_model_forward(call->role->model, &f->rows.packed, f->temperature, &call->hooks, &f->arrays));
-        for (int i = 0; has_output(f->kind, i); i++) {
-            if (f->columns[i])
-                rk_rows_scatter(&f->rows, 1, f->arrays.of[f->kind->outputs[i].output], f->columns[i]);
-        }
-        if (f->top_ids) {
-            rk_rows_scatter_ids(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_ids, f->top_ids);
-            rk_rows_scatter(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_log_probs, f->top_log_probs);
-        }
-        rk_call_progress(call, call->job->method->name, (uint64_t)m + 1, (uint64_t)mini->num_micro);
-    }
-    return NULL;
+    f->mini = mini;
+    if (f->is_pipeline)
+        RK_TRY(rk_call_check_cancel(f->call));
+    return rk_model_forward_all(f->call->role->model, &(struct rk_forward_work){.count = mini->num_micro,
+                                                                                .bind = bind_micro_batch,
+                                                                                .done = take_outputs,
+                                                                                .user = f});
 }
 
 struct rk_status *rk_forward_run(struct rk_call *call, const struct rk_forward_kind *kind)

@@ -30,6 +30,7 @@ struct update {
     const struct rk_mini_batch *mini; /* current */
     int64_t num_first;                /* mini-batches of the first pass over the rows */
     bool is_first_pass;               /* that of the current one */
+    bool is_pipeline;                 /* the model is a stage of one */
     double grad_norm_sum;
     bool *is_empty;                 /* [num_mini] no token counts */
     int64_t num_skipped, num_empty; /* steps that were not taken */
@@ -179,6 +180,7 @@ static struct rk_status *prepare(struct update *u)
     const struct rk_json *options = u->call->job->options;
 
     RK_TRY(rk_update_check_role(role));
+    u->is_pipeline = rk_mesh_axis_size(role->mesh, RK_AXIS_PP) > 1;
     RK_TRY(check_kind(u));
     u->temperature = 1.0;
     if (u->kind->has_temperature)
@@ -257,25 +259,29 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-static struct rk_status *run_micro_batch(struct update *u, int32_t m)
+static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_train_micro *micro)
 {
-    const struct rk_train_micro micro = {
+    struct update *u = user;
+    const struct rk_plan *plan = &u->call->job->plan;
+
+    if (!u->is_pipeline)
+        RK_TRY(rk_call_check_cancel(u->call));
+    rk_call_progress(u->call, u->call->job->method->name, (uint64_t)(u->mini - plan->mini),
+                     (uint64_t)plan->num_mini);
+    rk_rows_pack(&u->rows, rk_call_micro_batch(u->call, u->mini, (int32_t)m));
+    gather_columns(u);
+    *micro = (struct rk_train_micro){
         .packed = &u->rows.packed,
         .temperature = u->temperature,
         .outputs = u->objective.outputs,
         .measured = u->objective.outputs & ~u->objective.differentiated,
         .num_ids = u->objective.num_ids,
         .ids = u->ids,
-        .is_last = m == u->mini->num_micro - 1 && !u->kind->only_accumulates,
         .loss_fn = loss_fn,
         .user = u,
         .hooks = &u->call->hooks,
     };
-
-    RK_TRY(rk_call_check_cancel(u->call));
-    rk_rows_pack(&u->rows, rk_call_micro_batch(u->call, u->mini, m));
-    gather_columns(u);
-    return rk_train_micro_batch(u->call->role->model, &micro);
+    return NULL;
 }
 
 /* A step that ended in the middle may leave some parameters new and others old. */
@@ -310,10 +316,14 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
 
     u->mini = &plan->mini[i];
     u->is_first_pass = i < u->num_first;
-    for (int32_t m = 0; m < u->mini->num_micro; m++) {
-        RK_TRY(run_micro_batch(u, m));
-        rk_call_progress(u->call, u->call->job->method->name, (uint64_t)i, (uint64_t)plan->num_mini);
-    }
+    /* All ranks are asked at once whether to stop; stages come to a micro-batch at different times. */
+    if (u->is_pipeline)
+        RK_TRY(rk_call_check_cancel(u->call));
+    RK_TRY(rk_train_micro_batches(u->call->role->model,
+                                  &(struct rk_train_work){.count = u->mini->num_micro,
+                                                          .is_last = !u->kind->only_accumulates,
+                                                          .bind = bind_micro_batch,
+                                                          .user = u}));
     return NULL;
 }
 

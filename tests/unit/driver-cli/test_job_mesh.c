@@ -304,34 +304,6 @@ static void test_check_layers_names_the_nearest_cut(void **state)
     }
 }
 
-/* Goal: the rule of this version names what it does not let pass. */
-static void test_version_check_refuses_what_is_not_built(void **state)
-{
-    static const struct {
-        const char *changes[MAX_CHANGES];
-        const char *version;
-    } cases[] = {
-        {{ACTOR TP "2", ACTOR RANKS "0-3"}, ""},
-        {{ACTOR PP "2", CRITIC PP "1", REF PP "1"}, ACTOR PP "2: this version runs 1\n"},
-        {{REF PP "2"}, REF PP "2: this version runs 1\n"},
-        {{ACTOR CP "2", REF CP "4"}, ""},
-        {{TEACHER PP "2"}, ""}, /* not needed */
-        {{ROLLOUT "tensor_model_parallel_size=2"}, ""},
-        {{ROLLOUT "ranks=2"}, ""},
-    };
-
-    (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
-        struct rk_config *job = load(cases[i].changes);
-        struct rk_str version = {0};
-
-        rk_job_version_check(job, 4, &version);
-        assert_string_equal(rk_str_text(&version), cases[i].version);
-        rk_str_fini(&version);
-        rk_config_destroy(job);
-    }
-}
-
 /* Goal: a rollout has weights of its own exactly where its mesh is not the actor's. */
 static void test_rollout_shares_weights_where_its_mesh_is_the_actors(void **state)
 {
@@ -441,7 +413,6 @@ int main(void)
         cmocka_unit_test(test_world_check_names_key_value_and_the_nearest_layout),
         cmocka_unit_test(test_pipeline_check_needs_stages),
         cmocka_unit_test(test_check_layers_names_the_nearest_cut),
-        cmocka_unit_test(test_version_check_refuses_what_is_not_built),
         cmocka_unit_test(test_rollout_shares_weights_where_its_mesh_is_the_actors),
         cmocka_unit_test(test_set_layout_writes_the_options_of_init_model),
         cmocka_unit_test(test_roles_have_the_keys_of_a_mesh),

@@ -161,7 +161,7 @@ static int run_rank(struct rk_comm_world *world, void *user)
         &test,
         &(struct rk_test_model_spec){.config = CONFIG, .dtype = RK_DTYPE_F64, .cp = CP, .world = world}));
     make_batch(&batch);
-    RK_RANK_OK(rk_model_begin_packed(test.model, &pass, &batch.packed));
+    RK_RANK_OK(rk_model_begin_packed(test.model, NULL, &pass, &batch.packed));
     if (check_rows(&pass, &batch, rank) || check_adjoint(&pass, rank) || check_order(&pass))
         return 1;
     /* All ranks see that a label is none of the model's, also those that do not have it. */

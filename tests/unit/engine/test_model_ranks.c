@@ -334,7 +334,6 @@ static int axes_rank(int32_t rank, int32_t num_ranks, void *user)
 static void test_create_on_unbuilt_axes_names_the_axis(void **state)
 {
     struct run runs[] = {
-        {.mesh = {.pp = 2}, .text = "mesh axis pp=2"},
         {.mesh = {.ep = 2}, .text = "mesh axis ep=2"},
         {.mesh = {.etp = 2}, .text = "mesh axis etp=2"},
     };

@@ -1,0 +1,128 @@
+/* The plan of a model: which parameters there are, which stage holds them, and the blocks that a rank runs.
+ */
+#include "engine/model/model_internal.h"
+
+#include <stdio.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_mesh.h"
+
+/* The weight of a norm of the residual stream. */
+static struct rk_weight declare_norm(struct rk_model_core *core, const char *name)
+{
+    struct rk_param_spec spec = {.rows = core->config.hidden_size, .split_dim = -1, .sees_rows = true};
+
+    return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = spec.rows};
+}
+
+static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
+                                       int64_t layer)
+{
+    for (const struct rk_block_desc *desc = descs; desc->ops; desc++) {
+        struct rk_block *block = &core->blocks[core->num_blocks++];
+        struct rk_block_site site = {.config = &core->config, .layer = layer, .module = desc->module};
+        char name[96];
+
+        block->ops = desc->ops;
+        block->layer = layer;
+        snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
+        block->norm = declare_norm(core, name);
+        block->own = rk_calloc(1, desc->ops->block_bytes);
+        RK_TRY(desc->ops->declare(block, &core->params, &site));
+    }
+    return NULL;
+}
+
+static int64_t count_blocks(const struct rk_model_family *family, const struct rk_model_config *config)
+{
+    int64_t count = 0;
+
+    for (int64_t layer = 0; layer < config->num_layers; layer++) {
+        for (const struct rk_block_desc *desc = family->plan_layer(config, layer); desc->ops; desc++)
+            count++;
+    }
+    return count;
+}
+
+/* The blocks of this stage's chunks, which all ranks have declared. */
+static void find_chunks(struct rk_model_core *core, int32_t stage)
+{
+    core->num_chunks = rk_pipeline_num_chunks(core->pipeline);
+    core->chunks = rk_calloc((size_t)core->num_chunks, sizeof(*core->chunks));
+    for (int32_t c = 0; c < core->num_chunks; c++) {
+        struct rk_pipeline_chunk layers = rk_pipeline_get_chunk(core->pipeline, stage, c);
+        struct rk_chunk *chunk = &core->chunks[c];
+
+        *chunk = (struct rk_chunk){.has_embedding = layers.has_embed, .has_head = layers.has_head};
+        for (int64_t i = 0; i < core->num_blocks; i++) {
+            chunk->begin += core->blocks[i].layer < layers.layer_begin;
+            chunk->end += core->blocks[i].layer < layers.layer_end;
+        }
+    }
+}
+
+static struct rk_status *declare_layers(struct rk_model_core *core, const struct rk_model_family *family)
+{
+    int64_t num_layers = core->config.num_layers;
+
+    core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
+    for (int64_t layer = 0; layer < num_layers; layer++) {
+        core->params.stage = rk_pipeline_find_layer(core->pipeline, (int32_t)layer).stage;
+        RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
+    }
+    return NULL;
+}
+
+static struct rk_status *make_pipeline(struct rk_model_core *core, const struct rk_mesh *mesh)
+{
+    const struct rk_model_layout *layout = &core->layout;
+    struct rk_pipeline_spec spec = {
+        .num_layers = (int32_t)core->config.num_layers,
+        .pp = rk_mesh_axis_size(mesh, RK_AXIS_PP),
+        .vpp = layout->vpp,
+        .num_layers_in_first_pipeline_stage = layout->num_layers_in_first_pipeline_stage,
+        .num_layers_in_last_pipeline_stage = layout->num_layers_in_last_pipeline_stage,
+    };
+
+    return rk_pipeline_create(&core->pipeline, &spec);
+}
+
+struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
+                                const struct rk_mesh_coords *coords)
+{
+    bool is_tied = core->config.tie_word_embeddings;
+    const struct rk_model_family *family = rk_family_find(core->config.family);
+    int32_t last_stage = rk_mesh_axis_size(mesh, RK_AXIS_PP) - 1;
+
+    RK_ASSERT(family);
+    RK_TRY(make_pipeline(core, mesh));
+    RK_TRY(rk_params_init(&core->params, mesh, coords, core->dtype));
+    core->params.splits_rows = core->layout.sequence_parallel && rk_params_tp_size(&core->params) > 1;
+    core->embedding.weight = rk_vocabulary_declare(&core->params, &core->config, "model.embed_tokens.weight",
+                                                   is_tied ? "lm_head.weight" : NULL);
+    core->embedding.vocab_begin = core->embedding.weight.rows * coords->axis[RK_AXIS_TP];
+    RK_TRY(declare_layers(core, family));
+    find_chunks(core, coords->axis[RK_AXIS_PP]);
+    core->params.stage = last_stage;
+    core->final_norm = declare_norm(core, "model.norm.weight");
+    core->head.ops->declare(&core->head, &core->params,
+                            &(struct rk_head_site){&core->config, &core->embedding.weight});
+    if (core->head.weight.param == core->embedding.weight.param)
+        rk_params_share(&core->params, core->embedding.weight.param, last_stage);
+    return rk_params_lay_out(&core->params);
+}
+
+void rk_model_plan_fini(struct rk_model_core *core)
+{
+    rk_params_fini(&core->params);
+    for (int64_t i = 0; i < core->num_blocks; i++)
+        rk_free(core->blocks[i].own);
+    rk_free(core->blocks);
+    rk_free(core->chunks);
+    rk_pipeline_destroy(core->pipeline);
+    core->chunks = NULL;
+    core->pipeline = NULL;
+    core->blocks = NULL;
+    core->num_blocks = 0;
+}

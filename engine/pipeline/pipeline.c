@@ -1,0 +1,370 @@
+/* The executor of a pipeline's schedule (base/rk_pipeline.h). Start reading at rk_pipeline_run.
+ *
+ * What a chunk keeps of a micro-batch for its backward pass lies in a slot. A slot is taken when the input of
+ * the forward step is received (or made, on the first chunk), and given back when the gradient of that input
+ * has been sent. Messages travel on a stream of their own: a step waits for those that were exchanged in
+ * front of it only where it uses one. */
+#include "engine/pipeline/pipeline_internal.h"
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_fault.h"
+
+/* Host blocks of one slot. */
+#define HOST_BLOCK_BYTES ((size_t)1 << 20)
+
+struct rk_pipeline_slot {
+    struct rk_pass_memory memory;
+    struct rk_event *is_free; /* recorded when the slot was given back */
+    bool was_used, is_taken;
+    int32_t micro_batch, chunk;
+    struct rk_micro micro;
+    rk_tensor_t in, out;   /* of the forward step */
+    rk_tensor_t dout, din; /* of the backward step */
+};
+
+struct run {
+    struct rk_model *model;
+    const struct rk_pipeline_work *work;
+    struct rk_pipeline_schedule schedule;
+    int32_t stage;
+    struct rk_pipeline_step *steps;
+    int64_t num_steps;
+    struct rk_pipeline_message *messages;
+    int64_t num_messages, next_message;
+    int64_t bound;      /* the micro-batch that work->bind was called for last; -1: none */
+    bool is_waited_for; /* the stream of steps has waited for all messages so far */
+};
+
+/* --- slots --- */
+
+static void slot_destroy(struct rk_pipeline_slot *slot)
+{
+    rk_step_arena_destroy(slot->memory.arena);
+    rk_arena_destroy(slot->memory.host);
+    rk_event_destroy(slot->is_free);
+    rk_free(slot);
+}
+
+void rk_pipeline_slots_destroy(struct rk_model *model)
+{
+    for (int64_t i = 0; i < model->slots.count; i++)
+        slot_destroy(model->slots.items[i]);
+    rk_array_fini(&model->slots);
+    rk_event_destroy(model->is_ready);
+    rk_event_destroy(model->is_done);
+    rk_stream_destroy(model->messages);
+    model->messages = NULL;
+    model->is_ready = model->is_done = NULL;
+}
+
+static struct rk_status *add_slot(struct rk_model *model, struct rk_pipeline_slot **out)
+{
+    struct rk_device *device = rk_stream_device(model->core->stream);
+    struct rk_pipeline_slot *slot = rk_calloc(1, sizeof(*slot));
+    struct rk_status *st = rk_event_create(&slot->is_free, device);
+
+    if (st) {
+        rk_free(slot);
+        return st;
+    }
+    slot->memory.arena = rk_step_arena_create(device);
+    slot->memory.host = rk_arena_create(HOST_BLOCK_BYTES, 0);
+    rk_array_append(&model->slots, slot);
+    *out = slot;
+    return model->slot_bytes > 0 || model->slot_host_bytes > 0
+               ? rk_step_arena_reserve(slot->memory.arena, model->slot_bytes, model->slot_host_bytes)
+               : NULL;
+}
+
+void rk_pipeline_add_memory(const struct rk_model *model, struct rk_model_memory *memory)
+{
+    memory->num_slots = model->slots.count;
+    for (int64_t i = 0; i < model->slots.count; i++) {
+        struct rk_step_arena_stats step = rk_step_arena_stats(model->slots.items[i]->memory.arena);
+
+        memory->activation_bytes += step.tensors.capacity_bytes;
+        memory->pass_host_bytes += step.staging.capacity_bytes;
+        memory->slot_peak_bytes = RK_MAX(memory->slot_peak_bytes, step.tensors.peak_bytes);
+        memory->slot_host_peak_bytes = RK_MAX(memory->slot_host_peak_bytes, step.staging.peak_bytes);
+        memory->step_overflows += step.tensors.overflows + step.staging.overflows;
+    }
+}
+
+struct rk_status *rk_pipeline_reserve(struct rk_model *model, const struct rk_model_memory *plan)
+{
+    model->slot_bytes = plan->slot_peak_bytes;
+    model->slot_host_bytes = plan->slot_host_peak_bytes;
+    while (model->slots.count < plan->num_slots) {
+        struct rk_pipeline_slot *slot;
+
+        RK_TRY(add_slot(model, &slot));
+    }
+    return NULL;
+}
+
+static struct rk_status *bind(struct run *run, int64_t i, struct rk_micro_desc *desc)
+{
+    run->bound = i;
+    return run->work->bind(run->work->user, i, desc);
+}
+
+/* A free slot, whose micro-batch has begun. */
+static struct rk_status *take_slot(struct run *run, struct rk_pipeline_step step,
+                                   struct rk_pipeline_slot **out)
+{
+    struct rk_model *model = run->model;
+    struct rk_pipeline_slot *slot = NULL;
+    struct rk_micro_desc desc;
+
+    for (int64_t i = 0; i < model->slots.count && !slot; i++) {
+        if (!model->slots.items[i]->is_taken)
+            slot = model->slots.items[i];
+    }
+    if (!slot)
+        RK_TRY(add_slot(model, &slot));
+    if (slot->was_used)
+        RK_TRY(rk_event_sync(slot->is_free));
+    slot->is_taken = slot->was_used = true;
+    slot->micro_batch = step.micro_batch;
+    slot->chunk = step.chunk;
+    slot->in = slot->out = slot->dout = slot->din = (rk_tensor_t){0};
+    RK_TRY(bind(run, step.micro_batch, &desc));
+    *out = slot;
+    return rk_micro_begin(&slot->micro, model, run->schedule.pp > 1 ? &slot->memory : NULL, &desc);
+}
+
+static struct rk_pipeline_slot *find_slot(const struct run *run, struct rk_pipeline_step step)
+{
+    for (int64_t i = 0; i < run->model->slots.count; i++) {
+        struct rk_pipeline_slot *slot = run->model->slots.items[i];
+
+        if (slot->is_taken && slot->micro_batch == step.micro_batch && slot->chunk == step.chunk)
+            return slot;
+    }
+    return NULL;
+}
+
+static struct rk_status *give_back(struct rk_pipeline_slot *slot, struct rk_stream *stream)
+{
+    slot->is_taken = false;
+    return rk_event_record(slot->is_free, stream);
+}
+
+/* --- messages --- */
+
+/* Memory for what is received; *slot is that of the step. */
+static struct rk_status *make_room(struct run *run, struct rk_pipeline_step step,
+                                   struct rk_pipeline_slot **slot)
+{
+    bool is_forward = step.kind == RK_PIPELINE_FORWARD;
+    const struct rk_pass *pass;
+
+    if (is_forward)
+        RK_TRY(take_slot(run, step, slot));
+    else
+        *slot = find_slot(run, step);
+    RK_ASSERT(*slot);
+    pass = &(*slot)->micro.pass;
+    return rk_step_2d(pass->kept, is_forward ? &(*slot)->in : &(*slot)->dout, pass->dtype, pass->num_rows,
+                      pass->hidden_size);
+}
+
+/* Sends and receives nothing for a micro-batch without rows. */
+static struct rk_status *transfer(struct run *run, const struct rk_pipeline_message *message,
+                                  const struct rk_pipeline_slot *slot)
+{
+    struct rk_comm_group *group = rk_mesh_comms_group(run->model->core->mesh, RK_GROUP_PP);
+    bool is_forward = message->step.kind == RK_PIPELINE_FORWARD;
+
+    if (slot->micro.pass.num_rows == 0)
+        return NULL;
+    if (message->is_send)
+        return rk_comm_send(group, run->model->messages, is_forward ? slot->out : slot->din,
+                            message->peer_stage);
+    return rk_comm_recv(group, run->model->messages, is_forward ? slot->in : slot->dout, message->peer_stage);
+}
+
+/* Slots whose last message this was. */
+static struct rk_status *finish(struct run *run, const struct rk_pipeline_message *message)
+{
+    struct rk_pipeline_slot *slot = find_slot(run, message->step);
+    bool is_last = message->step.kind == RK_PIPELINE_BACKWARD || !run->work->trains;
+
+    return message->is_send && is_last ? give_back(slot, run->model->messages) : NULL;
+}
+
+static struct rk_status *transfer_all(struct run *run, int64_t begin, int64_t end)
+{
+    struct rk_comm_group *group = rk_mesh_comms_group(run->model->core->mesh, RK_GROUP_PP);
+
+    RK_TRY(rk_comm_batch_begin(group));
+    for (int64_t i = begin; i < end; i++)
+        RK_TRY(transfer(run, &run->messages[i], find_slot(run, run->messages[i].step)));
+    return rk_comm_batch_end(group);
+}
+
+/* All messages in front of step `before`, together, behind the steps so far. */
+static struct rk_status *exchange(struct run *run, int64_t before)
+{
+    struct rk_model *model = run->model;
+    int64_t begin = run->next_message, end = begin;
+
+    while (end < run->num_messages && run->messages[end].before_step <= before)
+        end++;
+    if (begin == end)
+        return NULL;
+    if (RK_FAULT("pipeline.exchange"))
+        return RK_FAIL(RK_INTERNAL, "fault point pipeline.exchange");
+    run->next_message = end;
+    for (int64_t i = begin; i < end; i++) {
+        struct rk_pipeline_slot *slot;
+
+        if (!run->messages[i].is_send)
+            RK_TRY(make_room(run, run->messages[i].step, &slot));
+    }
+    RK_TRY(rk_event_record(model->is_ready, model->core->stream));
+    RK_TRY(rk_stream_wait(model->messages, model->is_ready));
+    RK_TRY(transfer_all(run, begin, end));
+    run->is_waited_for = false;
+    for (int64_t i = begin; i < end; i++)
+        RK_TRY(finish(run, &run->messages[i]));
+    return NULL;
+}
+
+/* What a step uses has arrived. */
+static struct rk_status *wait_for_messages(struct run *run)
+{
+    struct rk_model *model = run->model;
+
+    if (run->is_waited_for)
+        return NULL;
+    run->is_waited_for = true;
+    RK_TRY(rk_event_record(model->is_done, model->messages));
+    return rk_stream_wait(model->core->stream, model->is_done);
+}
+
+/* --- steps --- */
+
+static struct rk_status *forward(struct run *run, struct rk_pipeline_step step)
+{
+    const struct rk_chunk *chunk = &run->model->core->chunks[step.chunk];
+    struct rk_pipeline_slot *slot = find_slot(run, step);
+    struct rk_micro_desc desc;
+
+    if (chunk->has_embedding)
+        RK_TRY(take_slot(run, step, &slot));
+    else
+        RK_TRY(wait_for_messages(run));
+    RK_TRY(rk_micro_forward(&slot->micro, chunk, slot->in, run->work->trains, &slot->out));
+    if (!chunk->has_head)
+        return NULL;
+    if (run->bound != step.micro_batch)
+        RK_TRY(bind(run, step.micro_batch, &desc));
+    RK_TRY(run->work->handle_outputs(run->work->user, step.micro_batch, &slot->micro));
+    return run->work->trains ? NULL : give_back(slot, run->model->core->stream);
+}
+
+/* Whether this is the last backward step through its chunk. */
+static bool is_last_backward(const struct run *run, int64_t i)
+{
+    for (int64_t k = i + 1; k < run->num_steps; k++) {
+        if (run->steps[k].kind == RK_PIPELINE_BACKWARD && run->steps[k].chunk == run->steps[i].chunk)
+            return false;
+    }
+    return true;
+}
+
+static struct rk_status *backward(struct run *run, int64_t i)
+{
+    struct rk_pipeline_step step = run->steps[i];
+    const struct rk_chunk *chunk = &run->model->core->chunks[step.chunk];
+    struct rk_pipeline_slot *slot = find_slot(run, step);
+
+    if (!chunk->has_head)
+        RK_TRY(wait_for_messages(run));
+    RK_TRY(run->work->prepare_backward(run->work->user, &slot->micro, is_last_backward(run, i)));
+    RK_TRY(rk_micro_backward(&slot->micro, chunk, slot->dout, &slot->din));
+    RK_TRY(run->work->finish_backward(run->work->user));
+    return chunk->has_embedding ? give_back(slot, run->model->core->stream) : NULL;
+}
+
+static struct rk_status *run_steps(struct run *run)
+{
+    for (int64_t i = 0; i < run->num_steps; i++) {
+        RK_TRY(exchange(run, i));
+        if (run->steps[i].kind == RK_PIPELINE_FORWARD)
+            RK_TRY(forward(run, run->steps[i]));
+        else
+            RK_TRY(backward(run, i));
+    }
+    RK_TRY(exchange(run, run->num_steps));
+    RK_TRY(wait_for_messages(run));
+    return rk_stream_sync(run->model->core->stream);
+}
+
+/* --- the run --- */
+
+/* A stage that gave up in the middle would leave the others waiting. */
+static struct rk_status *check_micro_batches(struct run *run)
+{
+    for (int64_t i = 0; i < run->work->count && run->schedule.pp > 1; i++) {
+        struct rk_micro_desc desc;
+
+        RK_TRY(bind(run, i, &desc));
+        RK_TRY(rk_micro_check(run->model, &desc));
+    }
+    return NULL;
+}
+
+static struct rk_status *open_messages(struct rk_model *model)
+{
+    struct rk_device *device = rk_stream_device(model->core->stream);
+
+    if (model->messages)
+        return NULL;
+    RK_TRY(rk_event_create(&model->is_ready, device));
+    RK_TRY(rk_event_create(&model->is_done, device));
+    return rk_stream_create(&model->messages, device, "pipeline");
+}
+
+static struct rk_status *run_init(struct run *run)
+{
+    const struct rk_model_core *core = run->model->core;
+
+    run->schedule = (struct rk_pipeline_schedule){
+        .pp = rk_pipeline_num_stages(core->pipeline),
+        .vpp = rk_pipeline_num_chunks(core->pipeline),
+        .num_micro_batches = (int32_t)run->work->count,
+        .forward_only = !run->work->trains,
+    };
+    run->stage = core->params.coords.axis[RK_AXIS_PP];
+    run->bound = -1;
+    run->is_waited_for = true;
+    for (int64_t i = 0; i < run->model->slots.count; i++)
+        run->model->slots.items[i]->is_taken = false; /* of a run that failed */
+    RK_TRY(rk_pipeline_schedule_check(&run->schedule));
+    RK_TRY(check_micro_batches(run));
+    run->num_steps = rk_pipeline_schedule_num_steps(&run->schedule);
+    run->steps = rk_calloc((size_t)run->num_steps + 1, sizeof(*run->steps));
+    rk_pipeline_schedule_steps(&run->schedule, run->stage, run->steps);
+    if (run->schedule.pp == 1)
+        return NULL;
+    RK_TRY(open_messages(run->model));
+    return rk_pipeline_messages_create(&run->messages, &run->num_messages, &run->schedule, run->stage);
+}
+
+struct rk_status *rk_pipeline_run(struct rk_model *model, const struct rk_pipeline_work *work)
+{
+    struct run run = {.model = model, .work = work};
+    struct rk_status *st;
+
+    if (work->count == 0)
+        return NULL;
+    st = run_init(&run);
+    if (!st)
+        st = run_steps(&run);
+    rk_free(run.steps);
+    rk_free(run.messages);
+    return st;
+}
