@@ -40,6 +40,7 @@
 struct layout {
     int32_t tp, cp, dp;
     int64_t bucket_elements; /* 0: the default */
+    int32_t pp;              /* 0: 1 */
 };
 
 struct layout_case {
@@ -50,21 +51,24 @@ struct layout_case {
 
 /* kv heads: 2, so tp=4 has copies. Buckets of 3000 elements cut through parameters. */
 static const struct layout_case cases[] = {
-    {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000}, {2, 1, 2, 3000}},
-    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0}, {1, 1, 1, 3000}},
-    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 1, 3000}, {1, 1, 1, 0}},
-    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0}, {4, 1, 1, 0}},
-    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 1, 0}, {1, 1, 1, 0}},
-    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0}, {1, 1, 4, 3000}},
-    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 4, 3000}, {2, 1, 1, 0}},
-    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000}, {1, 1, 3, 5000}},
-    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 5000}, {4, 1, 2, 3000}},
-    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 1, 2, 3000}, {2, 1, 1, 0}},
-    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 1, 2, 3000}, {1, 1, 1, 0}},
-    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 1, 2, 3000}, {4, 1, 1, 0}},
-    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 2, 2, 3000}, {2, 1, 1, 0}},
-    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, {1, 1, 3, 3000}, {2, 2, 1, 5000}},
-    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0}, {2, 1, 4, 3000}},
+    {"same", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0}, {2, 1, 2, 3000, 0}},
+    {"f32 1x1", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0}, {1, 1, 1, 3000, 0}},
+    {"bf16 tied 1x1", TIED, RK_DTYPE_BF16, {1, 1, 1, 3000, 0}, {1, 1, 1, 0, 0}},
+    {"f32 1x1 to tp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0}, {4, 1, 1, 0, 0}},
+    {"f32 tp=4 to 1x1", UNTIED, RK_DTYPE_F32, {4, 1, 1, 0, 0}, {1, 1, 1, 0, 0}},
+    {"f32 1x1 to dp=4", UNTIED, RK_DTYPE_F32, {1, 1, 1, 0, 0}, {1, 1, 4, 3000, 0}},
+    {"f32 dp=4 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 4, 3000, 0}, {2, 1, 1, 0, 0}},
+    {"f32 tp=2 dp=2 to dp=3", UNTIED, RK_DTYPE_F32, {2, 1, 2, 3000, 0}, {1, 1, 3, 5000, 0}},
+    {"f32 dp=2 to tp=4 dp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 5000, 0}, {4, 1, 2, 3000, 0}},
+    {"f32 tied tp=4 dp=2 to tp=2 dp=1", TIED, RK_DTYPE_F32, {4, 1, 2, 3000, 0}, {2, 1, 1, 0, 0}},
+    {"bf16 tp=2 dp=2 to 1x1", UNTIED, RK_DTYPE_BF16, {2, 1, 2, 3000, 0}, {1, 1, 1, 0, 0}},
+    {"bf16 tied dp=2 to tp=4", TIED, RK_DTYPE_BF16, {1, 1, 2, 3000, 0}, {4, 1, 1, 0, 0}},
+    {"f32 cp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 2, 2, 3000, 0}, {2, 1, 1, 0, 0}},
+    {"f32 dp=3 to tp=2 cp=2", UNTIED, RK_DTYPE_F32, {1, 1, 3, 3000, 0}, {2, 2, 1, 5000, 0}},
+    {"f32 pp=2 dp=2 to tp=2", UNTIED, RK_DTYPE_F32, {1, 1, 2, 3000, 2}, {2, 1, 1, 0, 0}},
+    {"f32 tied tp=2 to pp=2 dp=2", TIED, RK_DTYPE_F32, {2, 1, 1, 0, 0}, {1, 1, 2, 3000, 2}},
+    {"bf16 tied tp=2 pp=2 to cp=2", TIED, RK_DTYPE_BF16, {2, 1, 1, 0, 2}, {1, 2, 1, 3000, 0}},
+    {"bf16 1x1 to tp=2 dp=4", UNTIED, RK_DTYPE_BF16, {1, 1, 1, 0, 0}, {2, 1, 4, 3000, 0}},
 };
 
 /* Whole tensors, one after the other; in memory that the ranks share. */
@@ -247,6 +251,7 @@ static int rank_main(int32_t rank, int32_t num_ranks, void *user)
         .tp = run->layout.tp,
         .cp = run->layout.cp,
         .dp = run->layout.dp,
+        .pp = run->layout.pp,
         .stream = rk_test_rank_stream(rank),
     };
     struct rk_comm_world *world = NULL;
@@ -263,11 +268,16 @@ static int rank_main(int32_t rank, int32_t num_ranks, void *user)
     return result;
 }
 
+static int32_t num_ranks_of(struct layout layout)
+{
+    return layout.tp * layout.cp * layout.dp * RK_MAX(layout.pp, 1);
+}
+
 static void run_layout(struct run *run, struct layout layout)
 {
     run->layout = layout;
     run->rendezvous = rk_test_rendezvous_create();
-    assert_int_equal(rk_test_run_ranks(layout.tp * layout.cp * layout.dp, rank_main, run, RUN_TIMEOUT_S), 0);
+    assert_int_equal(rk_test_run_ranks(num_ranks_of(layout), rank_main, run, RUN_TIMEOUT_S), 0);
     rk_test_rendezvous_destroy(run->rendezvous);
 }
 
@@ -297,7 +307,7 @@ static void compare(const char *label, const struct outcome *saved, const struct
 
 static bool has_devices(struct layout layout)
 {
-    return layout.tp * layout.cp * layout.dp <= rk_test_device_max_ranks();
+    return num_ranks_of(layout) <= rk_test_device_max_ranks();
 }
 
 /* Goal: any layout loads what any other one saved. */
