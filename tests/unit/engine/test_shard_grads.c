@@ -142,8 +142,8 @@ static int compare_sums(struct rk_model *whole, struct rk_model *shards)
  * 16 bits would be off by parts of a thousand. */
 static int check_precision(struct rk_model *shards)
 {
-    double *once, *often, error;
-    int64_t num_elements;
+    double *once = NULL, *often = NULL, error;
+    int64_t num_elements = 0;
 
     RK_RANK_OK(sum_grads(shards, 1, 1, &once, &num_elements));
     RK_RANK_OK(sum_grads(shards, 1, NUM_REPEATS, &often, &num_elements));
@@ -231,7 +231,7 @@ static void test_one_replica_keeps_f32(void **state)
     static const struct layout_case alone = {"alone", 1, 1};
     struct rk_test_model whole, shards;
     int64_t num_expected, num_actual;
-    double *expected, *actual;
+    double *expected = NULL, *actual = NULL;
 
     (void)state;
     assert_ok(open_model(&whole, &alone, NULL, false));
