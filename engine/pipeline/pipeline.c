@@ -317,6 +317,29 @@ static struct rk_status *check_micro_batches(struct run *run)
     return NULL;
 }
 
+/* One number to and from both neighbours in the ring of stages. A backend that connects two ranks at their
+ * first message blocks both hosts meanwhile, each until the other one comes; here all of them come at once.
+ */
+static struct rk_status *greet_neighbours(struct rk_model *model)
+{
+    struct rk_comm_group *group = rk_mesh_comms_group(model->core->mesh, RK_GROUP_PP);
+    int32_t size = rk_comm_group_size(group), rank = rk_comm_group_rank(group);
+    const int32_t peers[] = {(rank + 1) % size, (rank + size - 1) % size};
+    rk_tensor_t sent, received[2];
+
+    rk_step_arena_reset(model->arena);
+    RK_TRY(rk_step_1d(model->arena, &sent, RK_DTYPE_F32, 1));
+    RK_TRY(rk_stream_zero(model->messages, sent.data, rk_tensor_bytes(sent)));
+    RK_TRY(rk_comm_batch_begin(group));
+    for (int i = 0; i < (size > 2 ? 2 : 1); i++) {
+        RK_TRY(rk_step_1d(model->arena, &received[i], RK_DTYPE_F32, 1));
+        RK_TRY(rk_comm_send(group, model->messages, sent, peers[i]));
+        RK_TRY(rk_comm_recv(group, model->messages, received[i], peers[i]));
+    }
+    RK_TRY(rk_comm_batch_end(group));
+    return rk_stream_sync(model->messages);
+}
+
 static struct rk_status *open_messages(struct rk_model *model)
 {
     struct rk_device *device = rk_stream_device(model->core->stream);
@@ -325,7 +348,8 @@ static struct rk_status *open_messages(struct rk_model *model)
         return NULL;
     RK_TRY(rk_event_create(&model->is_ready, device));
     RK_TRY(rk_event_create(&model->is_done, device));
-    return rk_stream_create(&model->messages, device, "pipeline");
+    RK_TRY(rk_stream_create(&model->messages, device, "pipeline"));
+    return greet_neighbours(model);
 }
 
 static struct rk_status *run_init(struct run *run)
