@@ -57,7 +57,7 @@ static void test_ppo_every_layout_gives_the_result_of_one_rank(void **state)
     static const char *const layouts[][4] = {{ACTOR TP "2", NULL},
                                              {ACTOR TP "1", "critic." TP "2", NULL},
                                              {ACTOR TP "2", "critic." TP "1", NULL},
-                                             {ACTOR CP "2", "critic." TP "2", NULL}};
+                                             {ACTOR TP "1", ACTOR CP "2", "critic." TP "1", NULL}};
     static const char *const names[] = {"critic/vf_loss",     "critic/vf_clipfrac", "critic/vpred_mean",
                                         "critic/values/mean", "critic/values/max",  "critic/vf_explained_var",
                                         "critic/grad_norm",   "critic/score/mean",  "critic/advantages/max",
