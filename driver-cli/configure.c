@@ -208,7 +208,7 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
         peers[i] = (struct rk_peer){(uint32_t)i, answers[i].comm_address, driver->clients[i].incarnation};
     request.make_comm_id = false;
     request.comm_id = answers[0].comm_id;
-    if (rk_driver_is_dry_run(driver)) /* nobody meets anybody */
+    if (rk_driver_is_dry_run(driver)) /* the ranks of a plan open no connections, so any id will do */
         request.comm_id = (struct rk_bytes){.data = dry_id, .bytes = sizeof(dry_id)};
     request.peers = peers;
     request.num_peers = world_size;

@@ -115,7 +115,7 @@ static void check_mesh(const struct rk_config *job, const struct rk_job_role *ro
     rk_free(path);
 }
 
-/* Every daemon has a role: one that nobody uses was meant for something. */
+/* Every daemon of the group has a role. One without is most likely a mistake in the ranks of a role. */
 static void check_coverage(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     struct rk_job_meshes meshes;

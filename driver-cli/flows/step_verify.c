@@ -1,4 +1,5 @@
-/* Whether the replicas of what was trained still are replicas; before a checkpoint would keep what is not. */
+/* Compares the replicas of the models that this run trains. It comes before the step that saves a checkpoint,
+ * so that no checkpoint holds replicas that differ. */
 #include "driver-cli/flows/flows_internal.h"
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"

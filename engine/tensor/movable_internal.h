@@ -5,8 +5,8 @@
 #include "kernels/rk_device.h"
 
 /* One that may leave the device lies in an address range, so that it comes back to its addresses. Another is
- * plain memory: ranges are whole granules, of which a small model would waste most. Owned by whoever made
- * it; engine thread. */
+ * plain memory: ranges are whole granules, of which a small model would waste most. The caller
+ * of create owns it; engine thread. */
 struct rk_movable {
     /* Fixed after create. */
     struct rk_device *device;

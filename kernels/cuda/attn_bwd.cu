@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(THREADS)
     num_keys = tile.length - tile.first_row;
     task = attn_make_dkv_task(fwd, tile, kv_head, item % plan.num_parts, plan.num_parts, ROWS);
     sums.col = col;
-    if (task.first_query < task.end_query) { /* or nobody waits for the copies */
+    if (task.first_query <
+        task.end_query) { /* without queries the loop below, which waits for these copies, does not run */
         load_rows<HD>(sm.own[0], fwd.k, fwd.k_stride, tile.key_begin + tile.first_row, num_keys, kv_head);
         load_rows<HD>(sm.own[1], fwd.v, fwd.v_stride, tile.key_begin + tile.first_row, num_keys, kv_head);
     }

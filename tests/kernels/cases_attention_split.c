@@ -1,7 +1,7 @@
 /* Goal: attention whose keys are not the rows of its queries equals attention over the whole sequences: a
  * zig-zag cut over the ranks of context parallelism gives every query its bits, and the gradients of all
  * ranks add up to those of the whole. Method: the whole call, which cases_attention.c compares with the
- * definition. Keys lie at odd rows between rows of NaN, which nobody may read or reach. */
+ * definition. Keys lie at odd rows between rows of NaN, which the operator must neither read nor write. */
 #include "tests/kernels/kernel_test.h"
 
 #include <math.h>

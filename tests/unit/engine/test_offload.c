@@ -288,7 +288,7 @@ static void test_offload_gives_device_memory_back(void **state)
     assert_int_equal(full.param_bytes - away.param_bytes + full.grad_bytes + full.master_bytes +
                          full.optimizer_bytes,
                      rk_model_offload_bytes(test.model));
-    /* bf16 parameters, masters and two states of 4 bytes; none of gradients that nobody needs. */
+    /* bf16 parameters, masters and two states of 4 bytes. Gradients have no copy: no step waits for them. */
     assert_int_equal(away.offload_host_bytes, test.model->core->params.num_elements * (2 + 3 * 4));
     assert_ok(rk_model_onload(test.model, RK_PART_OPTIMIZER, false));
     assert_int_equal(rk_model_offloaded(test.model), RK_PART_PARAMETERS | RK_PART_GRADIENTS);
@@ -300,7 +300,7 @@ static void test_offload_gives_device_memory_back(void **state)
 }
 
 /* Goal: contents that the host has are not copied again, and those that were written to since, are. Method:
- * values that nobody announced are lost; announced ones are not. */
+ * values written after an onload without `writes` are lost; those after one with it are not. */
 static void test_offload_copies_what_may_have_been_written(void **state)
 {
     static const uint16_t old[4] = {1, 2, 3, 4}, unannounced[4] = {5, 6, 7, 8},
