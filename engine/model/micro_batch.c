@@ -5,10 +5,8 @@
 
 struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_micro_desc *desc)
 {
-    float inverse;
-
     RK_TRY(rk_model_check_outputs(model, desc->outputs));
-    RK_TRY(rk_inverse_temperature(&inverse, desc->temperature));
+    RK_TRY(rk_model_check_temperature(desc->temperature));
     return rk_model_check_packed(model, desc->packed);
 }
 
@@ -19,7 +17,7 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
 
     *micro =
         (struct rk_micro){.model = model, .num_tokens = desc->packed->num_tokens, .outputs = desc->outputs};
-    RK_TRY(rk_model_check_outputs(model, desc->outputs));
+    RK_TRY(rk_micro_check(model, desc));
     RK_TRY(rk_inverse_temperature(&head->inv_temperature, desc->temperature));
     RK_TRY(rk_model_begin_packed(model, memory, &micro->pass, desc->packed));
     micro->pass.hooks = desc->hooks;

@@ -11,9 +11,6 @@
 #include "engine/optim/optim_internal.h"
 #include "engine/pipeline/pipeline_internal.h"
 
-/* Host blocks of one pass: labels and statistics of a few thousand tokens fit into one. */
-#define HOST_BLOCK_BYTES ((size_t)1 << 20)
-
 struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
 {
     static const char *const names[RK_NUMERICS_COUNT] = {
@@ -182,7 +179,7 @@ static struct rk_model *wrap_core(struct rk_model_core *core, bool owns_core)
     model->core = core;
     model->owns_core = owns_core;
     model->arena = rk_step_arena_create(rk_stream_device(core->stream));
-    model->host = rk_arena_create(HOST_BLOCK_BYTES, 0);
+    model->host = rk_arena_create(RK_PASS_HOST_BLOCK_BYTES, 0);
     return model;
 }
 

@@ -122,6 +122,9 @@ static inline bool rk_model_has_head(const struct rk_model_core *core)
 struct rk_train;
 struct rk_saver;
 
+/* Host blocks of one pass: labels and statistics of a few thousand tokens fit into one. */
+#define RK_PASS_HOST_BLOCK_BYTES ((size_t)1 << 20)
+
 /* Of one pass. */
 struct rk_pass_memory {
     struct rk_step_arena *arena; /* on the device */

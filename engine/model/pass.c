@@ -69,15 +69,6 @@ static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed
     return NULL;
 }
 
-void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
-{
-    rk_step_arena_reset(model->arena);
-    rk_arena_reset(model->host);
-    fill_pass(model->core, pass);
-    pass->arena = pass->kept = model->arena;
-    pass->host = model->host;
-}
-
 struct rk_status *rk_model_check_packed(const struct rk_model *model, const struct rk_packed *packed)
 {
     const struct rk_model_config *config = &model->core->config;
@@ -90,7 +81,7 @@ struct rk_status *rk_model_check_packed(const struct rk_model *model, const stru
                                  config->max_position_embeddings);
 }
 
-/* Of a stage: what is kept lies in `memory`, the rest in the model's arena, which every direction clears. */
+/* What is kept lies in `memory`, the rest in the model's arena. */
 static void begin_in(struct rk_model *model, const struct rk_pass_memory *memory, struct rk_pass *pass)
 {
     rk_step_arena_reset(memory->arena);
@@ -101,12 +92,18 @@ static void begin_in(struct rk_model *model, const struct rk_pass_memory *memory
     pass->host = memory->host;
 }
 
+void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass)
+{
+    const struct rk_pass_memory own = {.arena = model->arena, .host = model->host};
+
+    begin_in(model, &own, pass);
+}
+
 struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_pass_memory *memory,
                                         struct rk_pass *pass, const struct rk_packed *packed)
 {
     struct rk_packed all = *packed;
 
-    RK_TRY(rk_model_check_packed(model, packed));
     if (memory)
         begin_in(model, memory, pass);
     else
@@ -267,6 +264,7 @@ struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed
     rk_tensor_t hidden;
 
     RK_TRY(check_whole(model, "logits"));
+    RK_TRY(rk_model_check_packed(model, packed));
     RK_TRY(rk_model_begin_packed(model, NULL, &pass, packed));
     RK_TRY(rk_trunk_fwd(model->core, &model->core->chunks[0], &pass, (rk_tensor_t){0}, &hidden, NULL));
     RK_TRY(rk_sp_gather(&pass, hidden, &hidden));

@@ -10,9 +10,6 @@
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 
-/* Host blocks of one slot. */
-#define HOST_BLOCK_BYTES ((size_t)1 << 20)
-
 struct rk_pipeline_slot {
     struct rk_pass_memory memory;
     struct rk_event *is_free; /* recorded when the slot was given back */
@@ -69,7 +66,7 @@ static struct rk_status *add_slot(struct rk_model *model, struct rk_pipeline_slo
         return st;
     }
     slot->memory.arena = rk_step_arena_create(device);
-    slot->memory.host = rk_arena_create(HOST_BLOCK_BYTES, 0);
+    slot->memory.host = rk_arena_create(RK_PASS_HOST_BLOCK_BYTES, 0);
     rk_array_append(&model->slots, slot);
     *out = slot;
     return model->slot_bytes > 0 || model->slot_host_bytes > 0
