@@ -135,6 +135,28 @@ char *new_run_dir(void)
     return path;
 }
 
+#define TINY_ARGS_MAX 48
+
+struct outcome run_tiny_job(const char *dir, const char *num_daemons, const char *const *keys,
+                            const char *const *more)
+{
+    const char *args[TINY_ARGS_MAX] = {"run", TINY_JOB, "--run-dir", dir, TINY, "--local", num_daemons};
+
+    append_args(args, TINY_ARGS_MAX, keys);
+    append_args(args, TINY_ARGS_MAX, more);
+    return run_rankctl(args);
+}
+
+char *run_new_tiny_job(const char *num_daemons, const char *const *keys, const char *const *more)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome = run_tiny_job(dir, num_daemons, keys, more);
+
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    return dir;
+}
+
 struct rk_json *parse_json(const char *text)
 {
     struct rk_json *json;

@@ -41,6 +41,12 @@ struct outcome finish_rankctl(struct rk_proc *proc, int64_t timeout_ms);
 struct outcome run_rankctl(const char *const *args);
 /* Puts `more` (NULL: none) behind the last argument; args has `capacity` entries, and stays ended by NULL. */
 void append_args(const char **args, size_t capacity, const char *const *more);
+/* The tiny job in run directory `dir` on `num_daemons` daemons, with `keys` and then `more`, which end with
+ * NULL; `more` may be NULL. */
+struct outcome run_tiny_job(const char *dir, const char *num_daemons, const char *const *keys,
+                            const char *const *more);
+/* The same in a fresh directory, which it returns; rk_free it. Fails the test unless the run succeeds. */
+char *run_new_tiny_job(const char *num_daemons, const char *const *keys, const char *const *more);
 void outcome_fini(struct outcome *outcome);
 /* Fails the test with everything that was printed. */
 void assert_exit(const struct outcome *outcome, int code);

@@ -218,6 +218,27 @@ static void test_run_leaves_metrics_plot_summary_and_model(void **state)
     rk_free(dir);
 }
 
+/* In every step of a run on two daemons the log-probs of the rollout are the trainer's. `moves`: its weights
+ * are brought to it, or they are the trainer's own. */
+static void check_rollout_is_the_trainers(const char *const *changes, bool moves)
+{
+    char *dir = run_tiny("2", changes);
+
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step);
+
+        assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
+                     RK_TOL_F32_SUM);
+        assert_int_equal(rk_json_find(metrics, "timing_s/update_weights") != NULL, moves);
+        if (moves) {
+            assert_true(metric(metrics, "timing_s/update_weights") > 0);
+            assert_true(metric(metrics, "perf/update_weights_bytes") > 0);
+        }
+        rk_json_free(metrics);
+    }
+    rk_free(dir);
+}
+
 /* Goal: a rollout with a mesh of its own generates with the weights of the step before: its log-probs are the
  * trainer's in every step. */
 static void test_run_rollout_of_other_layout_gets_the_weights_of_every_step(void **state)
@@ -225,19 +246,9 @@ static void test_run_rollout_of_other_layout_gets_the_weights_of_every_step(void
     const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=2",
                                    ROLLOUT "tensor_model_parallel_size=1",
                                    ROLLOUT "checkpoint_engine.update_weights_bucket_megabytes=1", NULL};
-    char *dir = run_tiny("2", changes);
 
     (void)state;
-    for (int64_t step = 1; step <= TINY_STEPS; step++) {
-        struct rk_json *metrics = read_metrics(dir, step);
-
-        assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
-                     RK_TOL_F32_SUM);
-        assert_true(metric(metrics, "timing_s/update_weights") > 0);
-        assert_true(metric(metrics, "perf/update_weights_bytes") > 0);
-        rk_json_free(metrics);
-    }
-    rk_free(dir);
+    check_rollout_is_the_trainers(changes, true);
 }
 
 /* Goal: a rollout of an actor with cp has a mesh of its own over the actor's weights: nothing is moved, and
@@ -246,18 +257,9 @@ static void test_run_rollout_of_an_actor_with_cp_shares_its_weights(void **state
 {
     const char *const changes[] = {ACTOR "megatron.tensor_model_parallel_size=1",
                                    ACTOR "megatron.context_parallel_size=2", NULL};
-    char *dir = run_tiny("2", changes);
 
     (void)state;
-    for (int64_t step = 1; step <= TINY_STEPS; step++) {
-        struct rk_json *metrics = read_metrics(dir, step);
-
-        assert_below("rollout against trainer", metric(metrics, "training/rollout_probs_diff_max"),
-                     RK_TOL_F32_SUM);
-        assert_null(rk_json_find(metrics, "timing_s/update_weights"));
-        rk_json_free(metrics);
-    }
-    rk_free(dir);
+    check_rollout_is_the_trainers(changes, false);
 }
 
 /* Goal: layouts that the model or the daemons do not allow are refused before a model is made. */

@@ -6,39 +6,24 @@
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
-#define ACTOR    "actor_rollout_ref.actor."
-#define TP       "megatron.tensor_model_parallel_size="
-#define CP       "megatron.context_parallel_size="
-#define TEACHER  "distillation.teacher."
-#define LOSS     "distillation.distillation_loss."
-#define ARGS_MAX 40
+#define ACTOR   "actor_rollout_ref.actor."
+#define TP      "megatron.tensor_model_parallel_size="
+#define CP      "megatron.context_parallel_size="
+#define TEACHER "distillation.teacher."
+#define LOSS    "distillation.distillation_loss."
 
-/* The tiny job, with `more` ended by NULL. */
+/* What distillation changes of the tiny job. */
+static const char *const keys[] = {"trainer.total_training_steps=1", ACTOR "ppo_mini_batch_size=4",
+                                   ACTOR "optim.lr=1e-3", NULL};
+
 static struct outcome run_in(const char *dir, const char *num_daemons, const char *const *more)
 {
-    const char *args[ARGS_MAX] = {"run",
-                                  TINY_JOB,
-                                  "--run-dir",
-                                  dir,
-                                  TINY,
-                                  "--local",
-                                  num_daemons,
-                                  "trainer.total_training_steps=1",
-                                  ACTOR "ppo_mini_batch_size=4",
-                                  ACTOR "optim.lr=1e-3"};
-
-    append_args(args, ARGS_MAX, more);
-    return run_rankctl(args);
+    return run_tiny_job(dir, num_daemons, keys, more);
 }
 
 static char *run_new(const char *num_daemons, const char *const *more)
 {
-    char *dir = new_run_dir();
-    struct outcome outcome = run_in(dir, num_daemons, more);
-
-    assert_exit(&outcome, 0);
-    outcome_fini(&outcome);
-    return dir;
+    return run_new_tiny_job(num_daemons, keys, more);
 }
 
 /* Where a run with another seed, and this argument, left its model; rk_free it. */

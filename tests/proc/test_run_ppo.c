@@ -9,43 +9,30 @@
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
-#define ACTOR    "actor_rollout_ref.actor."
-#define TP       "megatron.tensor_model_parallel_size="
-#define CP       "megatron.context_parallel_size="
-#define ARGS_MAX 40
+#define ACTOR "actor_rollout_ref.actor."
+#define TP    "megatron.tensor_model_parallel_size="
+#define CP    "megatron.context_parallel_size="
 
-/* `more` is ended by NULL. */
+/* What makes PPO of the tiny job. */
+static const char *const keys[] = {"algorithm.adv_estimator=gae",
+                                   "algorithm.gamma=0.99",
+                                   "algorithm.lam=0.95",
+                                   "critic.optim.lr=1e-4",
+                                   "trainer.total_training_steps=2",
+                                   "critic.ppo_mini_batch_size=1",
+                                   "critic.ppo_epochs=2",
+                                   "critic.shuffle=true",
+                                   "trainer.critic_warmup=2",
+                                   NULL};
+
 static struct outcome run_in(const char *dir, const char *num_daemons, const char *const *more)
 {
-    const char *args[ARGS_MAX] = {"run",
-                                  TINY_JOB,
-                                  "--run-dir",
-                                  dir,
-                                  TINY,
-                                  "--local",
-                                  num_daemons,
-                                  "algorithm.adv_estimator=gae",
-                                  "algorithm.gamma=0.99",
-                                  "algorithm.lam=0.95",
-                                  "critic.optim.lr=1e-4",
-                                  "trainer.total_training_steps=2",
-                                  "critic.ppo_mini_batch_size=1",
-                                  "critic.ppo_epochs=2",
-                                  "critic.shuffle=true",
-                                  "trainer.critic_warmup=2"};
-
-    append_args(args, ARGS_MAX, more);
-    return run_rankctl(args);
+    return run_tiny_job(dir, num_daemons, keys, more);
 }
 
 static char *run_new(const char *num_daemons, const char *const *more)
 {
-    char *dir = new_run_dir();
-    struct outcome outcome = run_in(dir, num_daemons, more);
-
-    assert_exit(&outcome, 0);
-    outcome_fini(&outcome);
-    return dir;
+    return run_new_tiny_job(num_daemons, keys, more);
 }
 
 /* Goal: the critic learns from the first step, the actor from the second (critic_warmup); neither the layout

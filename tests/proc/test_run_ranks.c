@@ -5,30 +5,20 @@
 #include "base/rk_alloc.h"
 #include "tests/proc/cli_fixture.h"
 
-#define ACTOR    "actor_rollout_ref.actor."
-#define REF      "actor_rollout_ref.ref."
-#define CRITIC   "critic."
-#define TP       "megatron.tensor_model_parallel_size="
-#define RANKS    "megatron.ranks="
-#define STEPS    2
-#define ARGS_MAX 32
+#define ACTOR  "actor_rollout_ref.actor."
+#define REF    "actor_rollout_ref.ref."
+#define CRITIC "critic."
+#define TP     "megatron.tensor_model_parallel_size="
+#define RANKS  "megatron.ranks="
+#define STEPS  2
 
-/* PPO with an actor, a rollout, a reference and a critic. `more` is ended by NULL. */
+/* PPO with an actor, a rollout, a reference and a critic, on the tiny job. */
+static const char *const keys[] = {"algorithm.adv_estimator=gae", ACTOR "use_kl_loss=true",
+                                   "trainer.total_training_steps=2", NULL};
+
 static struct outcome run_in(const char *dir, const char *num_daemons, const char *const *more)
 {
-    const char *args[ARGS_MAX] = {"run",
-                                  TINY_JOB,
-                                  "--run-dir",
-                                  dir,
-                                  TINY,
-                                  "--local",
-                                  num_daemons,
-                                  "algorithm.adv_estimator=gae",
-                                  ACTOR "use_kl_loss=true",
-                                  "trainer.total_training_steps=2"};
-
-    append_args(args, ARGS_MAX, more);
-    return run_rankctl(args);
+    return run_tiny_job(dir, num_daemons, keys, more);
 }
 
 static char *run_new(const char *num_daemons, const char *const *more)
