@@ -25,8 +25,11 @@ enum rk_checkpoint_contents {
     RK_CHECKPOINT_OPTIMIZER = 1u << 1, /* its states and the scheduler's counters */
     RK_CHECKPOINT_EXTRA = 1u << 2,     /* random state: this engine has none, its noise has counters */
     RK_CHECKPOINT_HF_MODEL = 1u << 3,  /* a Hugging Face export beside; not to be loaded from */
+    /* Those of the last optimizer step: summed over all ranks, before clipping; never loaded. What compares
+     * layouts reads them. */
+    RK_CHECKPOINT_GRADIENTS = 1u << 4,
 };
-#define RK_CHECKPOINT_CONTENTS_COUNT 4
+#define RK_CHECKPOINT_CONTENTS_COUNT 5
 /* Of bit 1 << i. */
 const char *rk_checkpoint_content_name(int32_t i);
 /* From an array of names. INVALID_ARGUMENT names what is no content, or comes twice; and an empty array. */
@@ -57,7 +60,8 @@ struct rk_checkpoint_report {
 };
 
 /* Not collective: whether the model can save these contents. FAILED_PRECONDITION for a model that uses
- * another one's weights, or for optimizer state of one that does not train. */
+ * another one's weights, for optimizer state of one that does not train, and for gradients when there was no
+ * step or the next one has begun, or where they leave the device after every call. */
 struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t contents) RK_NODISCARD;
 /* Not collective: bytes of the tensors of all ranks. */
 uint64_t rk_model_checkpoint_bytes(const struct rk_model *model, uint32_t contents);
@@ -85,7 +89,8 @@ struct rk_checkpoint_loaded {
     /* After an error: the model holds parts of two states and must not be used. */
     bool is_mixed;
 };
-/* Reads the part in `part_dir`. `contents` 0: all that it has but the Hugging Face export. Checked on all
+/* Reads the part in `part_dir`. `contents` 0: all that it has but gradients and the Hugging Face export.
+ * Checked on all
  * ranks before anything is overwritten: manifest, sizes and checksums of all files, that every tensor is
  * there exactly once, shapes, the configuration, the optimizer. Errors as of rk_ckpt_check; INVALID_ARGUMENT
  * for contents that the checkpoint lacks and for a configuration or optimizer that differs, by name. With

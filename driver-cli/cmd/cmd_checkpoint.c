@@ -488,7 +488,7 @@ static struct rk_status *run_export(struct rk_cli *cli)
 
 static const struct rk_cli_option save_options[] = {
     {"role", "ROLE", "whose state (default: actor)"},
-    {"contents", "LIST", "of model, optimizer, extra, hf_model (default: the first three)"},
+    {"contents", "LIST", "of model, optimizer, extra, hf_model, gradients (default: the first three)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };

@@ -7,8 +7,8 @@
 
 const char *rk_checkpoint_content_name(int32_t i)
 {
-    static const char *const names[RK_CHECKPOINT_CONTENTS_COUNT] = {"model", "optimizer", "extra",
-                                                                    "hf_model"};
+    static const char *const names[RK_CHECKPOINT_CONTENTS_COUNT] = {"model", "optimizer", "extra", "hf_model",
+                                                                    "gradients"};
 
     RK_ASSERT(i >= 0);
     RK_ASSERT(i < RK_CHECKPOINT_CONTENTS_COUNT);
@@ -28,14 +28,16 @@ struct rk_status *rk_checkpoint_contents_read(uint32_t *out, const struct rk_jso
 {
     *out = 0;
     if (rk_json_type(names) != RK_JSON_ARRAY || rk_json_count(names) == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "contents: expected a list of model, optimizer, extra, hf_model");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "contents: expected a list of model, optimizer, extra, hf_model, "
+                                            "gradients");
     for (int64_t i = 0; i < rk_json_count(names); i++) {
         const char *name = rk_json_as_string(rk_json_at(names, i), "");
         uint32_t content = find_content(name);
 
         if (!content || *out & content)
-            return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "contents: '%.32s': expected model, optimizer, extra, hf_model, each once", name);
+            return RK_FAIL(
+                RK_INVALID_ARGUMENT,
+                "contents: '%.32s': expected model, optimizer, extra, hf_model, gradients, each once", name);
         *out |= content;
     }
     return NULL;
@@ -49,6 +51,20 @@ const char *rk_checkpoint_state_name(rk_checkpoint_state_t state)
     return names[state];
 }
 
+/* They stay where the last step has left them until the next one begins. */
+static struct rk_status *check_gradients(const struct rk_model *model)
+{
+    if (!model->train || !rk_train_has_sums(model->train))
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "contents: gradients: there was no optimizer step, or the next one has begun");
+    if (model->core->offload & RK_PART_GRADIENTS)
+        return RK_FAIL(
+            RK_FAILED_PRECONDITION,
+            "contents: gradients: expected megatron.grad_offload=false: they are given away at the "
+            "end of every call");
+    return NULL;
+}
+
 struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t contents)
 {
     if (!model->owns_core)
@@ -56,7 +72,7 @@ struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t
                        "the role uses the weights of another one, whose checkpoint holds them");
     if (contents & RK_CHECKPOINT_OPTIMIZER && !(model->train && model->train->config.ops))
         return RK_FAIL(RK_FAILED_PRECONDITION, "contents: optimizer: the role does not train");
-    return NULL;
+    return contents & RK_CHECKPOINT_GRADIENTS ? check_gradients(model) : NULL;
 }
 
 uint64_t rk_model_checkpoint_bytes(const struct rk_model *model, uint32_t contents)

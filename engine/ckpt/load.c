@@ -45,6 +45,7 @@ static struct rk_status *advance(struct load *load, const char *phase, uint64_t 
 
 static struct rk_status *choose_contents(struct load *load, uint32_t wanted)
 {
+    const uint32_t unread = RK_CHECKPOINT_HF_MODEL | RK_CHECKPOINT_GRADIENTS;
     uint32_t present = 0, able = RK_CHECKPOINT_MODEL | RK_CHECKPOINT_EXTRA;
 
     for (int32_t i = 0; i < RK_CHECKPOINT_CONTENTS_COUNT; i++) {
@@ -57,7 +58,7 @@ static struct rk_status *choose_contents(struct load *load, uint32_t wanted)
     }
     if (load->model->train && load->model->train->config.ops)
         able |= RK_CHECKPOINT_OPTIMIZER;
-    load->contents = (wanted ? wanted : present & able) & ~(uint32_t)RK_CHECKPOINT_HF_MODEL;
+    load->contents = (wanted ? wanted : present & able) & ~unread;
     load->kinds = rk_state_kinds(load->model, load->contents);
     return rk_model_check_contents(load->model, load->contents);
 }

@@ -16,6 +16,8 @@ uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents)
         for (int32_t s = 0; s < model->train->config.ops->num_states; s++)
             kinds |= 2u << s;
     }
+    if (contents & RK_CHECKPOINT_GRADIENTS)
+        kinds |= 1u << RK_STATE_KIND_GRADIENTS;
     return kinds;
 }
 
@@ -23,6 +25,9 @@ struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t 
 {
     const struct rk_train *train = model->train;
 
+    if (kind == RK_STATE_KIND_GRADIENTS)
+        return train->shard_grads ? (struct rk_state_buffer){train->shard_grads, train->grad_dtype, true}
+                                  : (struct rk_state_buffer){train->grads, train->grad_dtype, false};
     if (kind > 0)
         return (struct rk_state_buffer){train->states[kind - 1], train->grad_dtype, true};
     if (train && train->masters)
@@ -34,6 +39,8 @@ char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const str
 {
     if (kind == 0)
         return rk_strdup(param->name);
+    if (kind == RK_STATE_KIND_GRADIENTS)
+        return rk_format(RK_STATE_GRADIENT_PREFIX "%s", param->name);
     return rk_format("optimizer.state.%s.%s", model->train->config.ops->state_names[kind - 1], param->name);
 }
 

@@ -143,6 +143,8 @@ static struct rk_status *add_tensor(struct rk_shards *shards, const struct rk_st
 
     if (!target && rk_str_has_prefix(tensor->name, OPTIMIZER_PREFIX) && shards->kinds <= 1)
         return NULL; /* it is not asked for */
+    if (!target && rk_str_has_prefix(tensor->name, RK_STATE_GRADIENT_PREFIX))
+        return NULL;
     if (!target)
         return damaged(file, tensor->name, "the model has no such parameter");
     if (!(shards->kinds >> target->kind & 1))

@@ -23,8 +23,10 @@
 /* Keys of a shard's metadata. */
 #define RK_STATE_PIECES_KEY "rankd.pieces"
 
-/* Kinds of tensors: 0 is the weights, 1 + s state s of the optimizer. */
-#define RK_STATE_KINDS_MAX (1 + RK_OPTIM_STATES_MAX)
+/* Kinds of tensors: 0 is the weights, 1 + s state s of the optimizer, the last one the gradients. */
+#define RK_STATE_KIND_GRADIENTS  (1 + RK_OPTIM_STATES_MAX)
+#define RK_STATE_KINDS_MAX       (1 + RK_STATE_KIND_GRADIENTS)
+#define RK_STATE_GRADIENT_PREFIX "gradient."
 
 /* --- threads that move bytes (pool.c) --- */
 
@@ -77,7 +79,7 @@ struct rk_state_pieces {
 /* Kinds that the contents hold, as bits. */
 uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents);
 struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind);
-/* "NAME", "optimizer.state.exp_avg.NAME"; rk_free it. */
+/* "NAME", "optimizer.state.exp_avg.NAME", "gradient.NAME"; rk_free it. */
 char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const struct rk_param *param);
 /* How the elements of parameters are dealt out to the ranks that hold the same part. */
 struct rk_shard_map rk_state_shards(const struct rk_model *model);

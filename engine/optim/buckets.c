@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/rk_assert.h"
+#include "base/rk_fault.h"
 
 /* --- cutting --- */
 
@@ -262,11 +263,26 @@ static struct rk_status *sum_shared(struct rk_model *model)
     return NULL;
 }
 
+/* What a broken device or link would do, to the first element of this rank's shard; for tests. */
+static struct rk_status *spoil_sum(struct rk_model *model)
+{
+    struct rk_train *train = model->train;
+    rk_tensor_t sums = rk_train_segment_grads(train, &train->segments.items[0]);
+    const double one = 1;
+    double value;
+
+    rk_store_f64(&value, train->grad_dtype, &one, 1);
+    RK_TRY(rk_stream_copy(model->core->stream, sums.data, &value, rk_dtype_bytes(train->grad_dtype),
+                          RK_COPY_H2D));
+    return rk_stream_sync(model->core->stream);
+}
+
 struct rk_status *rk_train_reduce(struct rk_model *model)
 {
     RK_TRY(sum_shared(model));
     RK_TRY(reduce_up_to(model, model->train->num_elements));
-    return rk_train_wait(model);
+    RK_TRY(rk_train_wait(model));
+    return RK_FAULT("optim.gradient") ? spoil_sum(model) : NULL;
 }
 
 /* --- parameters --- */

@@ -106,6 +106,8 @@ static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t b
 void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
 /* What a backward pass has written: all gradients so far, or with shard_grads those of a micro-batch. */
 rk_tensor_t rk_train_grads(const struct rk_train *train);
+/* Whether the shard holds the complete sums of a step, which stay until the next one begins. */
+bool rk_train_has_sums(const struct rk_train *train);
 rk_dtype_t rk_train_grad_dtype(rk_dtype_t param_dtype);
 void rk_train_add_memory(const struct rk_train *train,
                          struct rk_model_memory *memory); /* NULL adds nothing */

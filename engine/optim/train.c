@@ -19,6 +19,11 @@ rk_tensor_t rk_train_grads(const struct rk_train *train)
     return rk_flat_view(train->grads, train->pass_dtype, 0, train->num_elements);
 }
 
+bool rk_train_has_sums(const struct rk_train *train)
+{
+    return !train->is_stale && train->num_reduced == train->buckets.count;
+}
+
 void rk_train_destroy(struct rk_train *train)
 {
     if (!train)

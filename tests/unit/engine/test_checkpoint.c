@@ -317,6 +317,82 @@ static void test_hf_model_is_an_export_beside(void **state)
     rk_free(dir);
 }
 
+/* The tensor of the gradient of parameter `i` in the shard, as f64; rk_free it. */
+static double *read_gradient(const struct rk_st_file *file, const struct rk_param *param)
+{
+    char *name = rk_format("gradient.%s", param->name);
+    const struct rk_st_tensor *tensor = rk_st_find(file, name);
+    int64_t count = rk_param_num_elements(param);
+    double *values = rk_calloc((size_t)count, sizeof(*values));
+    void *raw = rk_calloc((size_t)count, sizeof(double));
+
+    assert_non_null(tensor);
+    assert_int_equal(tensor->dtype, RK_DTYPE_F32);
+    assert_int_equal(tensor->bytes, (uint64_t)count * sizeof(float));
+    assert_ok(rk_st_read(file, tensor, 0, (size_t)count * sizeof(float), raw));
+    rk_load_f64(values, raw, RK_DTYPE_F32, count);
+    rk_free(raw);
+    rk_free(name);
+    return values;
+}
+
+/* Goal: gradients are those of the last step, and stand beside a state that loads as without them. */
+static void test_gradients_of_the_last_step_are_written(void **state)
+{
+    struct rk_test_model first, second;
+    char *dir = new_dir(), *part = part_of(dir, 1), *shard = rk_path_join(part, SHARD);
+    struct rk_checkpoint_loaded loaded;
+    struct rk_st_file *file;
+    struct image image;
+
+    (void)state;
+    open_training(&first, 3, RK_DTYPE_BF16);
+    open_training(&second, 4, RK_DTYPE_BF16);
+    train(first.model, 2);
+    image_take(&image, first.model);
+    assert_ok(save_as(first.model, dir, 1, ALL | RK_CHECKPOINT_GRADIENTS, false));
+    assert_ok(rk_st_open(&file, shard));
+    for (int64_t i = 0; i < rk_model_num_params(first.model); i++) {
+        const struct rk_param *param = rk_model_param_at(first.model, i);
+        double *gathered = rk_calloc((size_t)rk_param_num_elements(param), sizeof(*gathered));
+        double *stored = read_gradient(file, param);
+
+        assert_ok(rk_model_gather_param(first.model, i, RK_PARAM_GRADIENT, gathered));
+        assert_memory_equal(stored, gathered, (size_t)rk_param_num_elements(param) * sizeof(double));
+        rk_free(stored);
+        rk_free(gathered);
+    }
+    rk_st_close(file);
+    assert_ok(load_as(second.model, dir, 1, 0, &loaded));
+    assert_int_equal(loaded.contents, ALL);
+    assert_true(is_same(&image, second.model));
+    image_fini(&image);
+    rk_test_model_close(&first);
+    rk_test_model_close(&second);
+    rk_free(shard);
+    rk_free(part);
+    rk_free(dir);
+}
+
+/* Goal: gradients are written only while they are those of a whole step. */
+static void test_gradients_without_a_step_are_refused(void **state)
+{
+    struct rk_test_model trains, other;
+
+    (void)state;
+    open_training(&trains, 3, RK_DTYPE_F32);
+    open_plain(&other, CONFIG, 4, RK_DTYPE_F32);
+    assert_code(rk_model_check_contents(other.model, RK_CHECKPOINT_GRADIENTS), RK_FAILED_PRECONDITION);
+    assert_code(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS), RK_FAILED_PRECONDITION);
+    train(trains.model, 1);
+    assert_ok(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS));
+    assert_ok(rk_train_begin(trains.model));
+    assert_message_contains(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS),
+                            "the next one has begun");
+    rk_test_model_close(&trains);
+    rk_test_model_close(&other);
+}
+
 /* --- asynchronous saves --- */
 
 /* Goal: training goes on while the file is written, and the file has the state of the call. */
@@ -729,6 +805,7 @@ static void test_contents_names(void **state)
         {"[\"model\"]", RK_CHECKPOINT_MODEL},
         {"[\"extra\", \"optimizer\", \"model\"]", ALL},
         {"[\"hf_model\"]", RK_CHECKPOINT_HF_MODEL},
+        {"[\"gradients\", \"model\"]", RK_CHECKPOINT_MODEL | RK_CHECKPOINT_GRADIENTS},
         {"[]", 0},
         {"\"model\"", 0},
         {"[\"models\"]", 0},
@@ -759,6 +836,8 @@ int main(void)
         cmocka_unit_test(test_model_alone_gives_masters_and_zero_moments),
         cmocka_unit_test(test_models_that_train_and_others_read_each_other),
         cmocka_unit_test(test_hf_model_is_an_export_beside),
+        cmocka_unit_test(test_gradients_of_the_last_step_are_written),
+        cmocka_unit_test(test_gradients_without_a_step_are_refused),
         cmocka_unit_test(test_async_save_has_the_state_of_the_call),
         cmocka_unit_test(test_second_save_finishes_the_first),
         cmocka_unit_test(test_save_without_host_memory_is_the_same),

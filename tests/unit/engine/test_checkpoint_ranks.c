@@ -203,7 +203,12 @@ static struct rk_status *dump_all(struct rk_model *model, struct outcome *outcom
 static struct rk_status *save_or_load(struct rk_model *model, const struct run *run, int32_t rank)
 {
     struct rk_checkpoint_save save = {
-        .part_dir = run->part_dir, .role = "actor", .global_step = 1, .contents = ALL, .is_async = rank >= 0};
+        .part_dir = run->part_dir,
+        .role = "actor",
+        .global_step = 1,
+        .contents = ALL | (run->c ? RK_CHECKPOINT_GRADIENTS : 0), /* of a model that has trained */
+        .is_async = rank >= 0,
+    };
     struct rk_checkpoint_loaded loaded;
     struct rk_checkpoint_report report;
     struct rk_status *st;
