@@ -10,6 +10,7 @@
 #define RK_TRAIN_H
 
 #include "base/rk_knobs.h"
+#include "base/rk_pipeline.h"
 #include "engine/rk_loss.h"
 #include "engine/rk_model.h"
 
@@ -94,6 +95,9 @@ struct rk_train_work {
      * it is called more than once for each, in any order. The loss function is called for the one that is
      * bound, in order, on the ranks that have the head: the last stage. */
     struct rk_status *(*bind)(void *user, int64_t i, struct rk_train_micro *micro);
+    /* May be NULL. Called twice for every step of this rank: when the stream has waited for what the step
+     * receives, and, with is_done, when the step has given the stream all of its work. */
+    struct rk_status *(*on_step)(void *user, struct rk_pipeline_step step, bool is_done);
     void *user;
 };
 /* Collective: rk_train_micro_batch of each; the stages of a pipeline run several at the same time, in the

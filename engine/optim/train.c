@@ -368,6 +368,13 @@ static struct rk_status *finish_backward(void *user)
     return batches->model->train->shard_grads ? rk_train_reduce(batches->model) : NULL;
 }
 
+static struct rk_status *on_step(void *user, struct rk_pipeline_step step, bool is_done)
+{
+    const struct rk_train_work *work = ((const struct batches *)user)->work;
+
+    return work->on_step ? work->on_step(work->user, step, is_done) : NULL;
+}
+
 struct rk_status *rk_train_micro_batches(struct rk_model *model, const struct rk_train_work *work)
 {
     struct batches batches = {.model = model, .work = work};
@@ -379,6 +386,7 @@ struct rk_status *rk_train_micro_batches(struct rk_model *model, const struct rk
                                                              .handle_outputs = handle_outputs,
                                                              .prepare_backward = prepare_backward,
                                                              .finish_backward = finish_backward,
+                                                             .on_step = on_step,
                                                              .user = &batches});
 }
 

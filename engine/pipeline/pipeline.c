@@ -243,6 +243,11 @@ static struct rk_status *wait_for_messages(struct run *run)
 
 /* --- steps --- */
 
+static struct rk_status *note_step(const struct run *run, struct rk_pipeline_step step, bool is_done)
+{
+    return run->work->on_step ? run->work->on_step(run->work->user, step, is_done) : NULL;
+}
+
 static struct rk_status *forward(struct run *run, struct rk_pipeline_step step)
 {
     const struct rk_chunk *chunk = &run->model->core->chunks[step.chunk];
@@ -253,6 +258,7 @@ static struct rk_status *forward(struct run *run, struct rk_pipeline_step step)
         RK_TRY(take_slot(run, step, &slot));
     else
         RK_TRY(wait_for_messages(run));
+    RK_TRY(note_step(run, step, false));
     RK_TRY(rk_micro_forward(&slot->micro, chunk, slot->in, run->work->trains, &slot->out));
     if (!chunk->has_head)
         return NULL;
@@ -280,6 +286,7 @@ static struct rk_status *backward(struct run *run, int64_t i)
 
     if (!chunk->has_head)
         RK_TRY(wait_for_messages(run));
+    RK_TRY(note_step(run, step, false));
     RK_TRY(run->work->prepare_backward(run->work->user, &slot->micro, is_last_backward(run, i)));
     RK_TRY(rk_micro_backward(&slot->micro, chunk, slot->dout, &slot->din));
     RK_TRY(run->work->finish_backward(run->work->user));
@@ -294,6 +301,7 @@ static struct rk_status *run_steps(struct run *run)
             RK_TRY(forward(run, run->steps[i]));
         else
             RK_TRY(backward(run, i));
+        RK_TRY(note_step(run, run->steps[i], true));
     }
     RK_TRY(exchange(run, run->num_steps));
     RK_TRY(wait_for_messages(run));

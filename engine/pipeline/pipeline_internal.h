@@ -18,6 +18,8 @@ struct rk_pipeline_work {
     /* In front of a backward pass; `is_last`: of the last one through these blocks. Only with `trains`. */
     struct rk_status *(*prepare_backward)(void *user, struct rk_micro *micro, bool is_last);
     struct rk_status *(*finish_backward)(void *user); /* behind it */
+    /* May be NULL: as in struct rk_train_work. */
+    struct rk_status *(*on_step)(void *user, struct rk_pipeline_step step, bool is_done);
     void *user;
 };
 
