@@ -41,10 +41,12 @@ typedef enum bench_unit {
     BENCH_TOKENS,  /* tok/s, from items */
     BENCH_TFLOPS,  /* TFLOP/s, from flops */
     BENCH_GBYTES,  /* GB/s, from bytes */
-    BENCH_MICROS,  /* us: less is better, like the next two */
+    BENCH_MICROS,  /* us: less is better, like the next two and seconds */
     BENCH_PERCENT, /* % slower */
     BENCH_GIB,
-    BENCH_TIMES, /* x */
+    BENCH_TIMES,  /* x */
+    BENCH_FASTER, /* % faster: the opposite of BENCH_PERCENT */
+    BENCH_SECONDS,
     BENCH_UNIT_COUNT
 } bench_unit_t;
 
@@ -58,7 +60,7 @@ typedef enum bench_state { BENCH_NOT_RUN, BENCH_DONE, BENCH_FAILED, BENCH_SKIPPE
 
 struct bench_result {
     bench_state_t state;
-    char shape[96], note[160]; /* note: also why it failed or was skipped */
+    char shape[96], note[256]; /* note: also why it failed or was skipped */
     double measured, bound;    /* in the unit of the case; bound 0: none is known */
     int clock_mhz;             /* of the SMs when it ended; 0: unknown */
     double power_w;
@@ -77,6 +79,11 @@ struct bench_ctx {
 struct bench_op;
 struct bench_model;
 
+/* Sizes of the axes of a mesh over all ranks, and chunks of a pipeline stage; 0: 1. */
+struct bench_layout {
+    int32_t tp, cp, dp, pp, vpp;
+};
+
 /* A row of the table. */
 struct bench_case {
     const char *group, *name; /* group: the subcommand */
@@ -86,6 +93,7 @@ struct bench_case {
     int32_t num_ranks; /* 0 and 1: one process */
     const struct bench_op *op;
     const struct bench_model *model;
+    struct bench_layout layout, to;                     /* to: where the weights go */
     int64_t dims[BENCH_MAX_DIMS], tiny[BENCH_MAX_DIMS]; /* what they are is up to `run` */
     bool is_strict;
 };

@@ -42,9 +42,9 @@ struct rk_status *bench_time(double *seconds, int num_warm, int num_timed,
 }
 
 const struct bench_unit_row bench_units[BENCH_UNIT_COUNT] = {
-    [BENCH_TOKENS] = {"tok/s", false}, [BENCH_TFLOPS] = {"TFLOP/s", false}, [BENCH_GBYTES] = {"GB/s", false},
-    [BENCH_MICROS] = {"us", true},     [BENCH_PERCENT] = {"%", true},       [BENCH_GIB] = {"GiB", true},
-    [BENCH_TIMES] = {"x", false},
+    [BENCH_TOKENS] = {"tok/s", false}, [BENCH_TFLOPS] = {"TFLOP/s", false},  [BENCH_GBYTES] = {"GB/s", false},
+    [BENCH_MICROS] = {"us", true},     [BENCH_PERCENT] = {"%", true},        [BENCH_GIB] = {"GiB", true},
+    [BENCH_TIMES] = {"x", false},      [BENCH_FASTER] = {"% faster", false}, [BENCH_SECONDS] = {"s", true},
 };
 
 double bench_bound_seconds(const struct bench_ceilings *ceilings, struct bench_cost cost)

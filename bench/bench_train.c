@@ -1,103 +1,18 @@
 /* Training steps, log-prob and value passes. dims: sequences, tokens of each. */
-#include "bench/models.h"
+#include "bench/training.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/rk_assert.h"
 
-#define NUM_WARM       3
-#define NUM_TIMED      8
-#define DATASHEET_H200 989e12 /* bf16 FLOP/s: what model FLOPs utilisation (MFU) is usually given of */
+#define NUM_WARM  3
+#define NUM_TIMED 8
 
-struct training {
-    struct bench_instance instance;
-    struct bench_batch batch;
-    double token_weight;
-    bool steps;                    /* the optimizer too */
-    rk_head_output_t output;       /* that the loss reads */
-    struct bench_instance *frozen; /* NULL, or a second model: its log-probs are part of a step */
-};
-
-/* The mean of the negative log-probs, or of values: a loss of the head's one output. */
-static struct rk_status *loss(void *user, const struct rk_head_arrays *outputs,
-                              const struct rk_head_arrays *grads)
-{
-    const struct training *training = user;
-    double *grad = grads->of[training->output];
-
-    (void)outputs;
-    for (int64_t t = 0; t < training->batch.packed.num_tokens; t++)
-        grad[t] = -training->token_weight;
-    return NULL;
-}
-
-static struct rk_status *train_once(void *user)
-{
-    struct training *training = user;
-    struct rk_model *model = training->instance.model;
-    struct rk_train_micro micro = {.packed = &training->batch.packed,
-                                   .temperature = 1,
-                                   .outputs = RK_HEAD_BIT(training->output),
-                                   .loss_fn = loss,
-                                   .user = training,
-                                   .is_last = training->steps};
-    struct rk_step_stats stats;
-
-    if (training->frozen)
-        RK_TRY(rk_model_forward(training->frozen->model, &training->batch.packed, 1, NULL,
-                                &(struct rk_head_arrays){.of = {training->batch.log_probs}}));
-    RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batch(model, &micro));
-    return training->steps ? rk_train_step(model, &stats) : NULL;
-}
-
-static void training_close(struct training *training)
-{
-    bench_instance_close(&training->instance);
-    bench_batch_fini(&training->batch);
-}
-
-static struct rk_status *training_open(struct training *training, struct bench_ctx *ctx, const int64_t *dims,
-                                       const struct bench_instance_desc *desc)
-{
-    struct bench_instance_desc full = *desc;
-
-    full.num_tokens = dims[0] * dims[1];
-    *training = (struct training){.steps = desc->training == BENCH_WITH_OPTIMIZER,
-                                  .output = desc->head ? RK_HEAD_VALUES : RK_HEAD_LOG_PROBS,
-                                  .token_weight = 1 / (double)(dims[0] * (dims[1] - 1))};
-    RK_TRY(bench_instance_open(&training->instance, ctx, &full));
-    bench_batch_init(&training->batch, (int32_t)dims[0], (int32_t)dims[1],
-                     training->instance.shape.vocab_size);
-    return NULL;
-}
-
-/* One more run, with the operators of rank 0 printed. */
-static struct rk_status *print_profile(struct bench_ctx *ctx, const struct bench_case *bench,
-                                       struct rk_status *(*run)(void *user), void *user)
-{
-    if (!ctx->options->profiles)
-        return NULL;
-    bench_profile_clear();
-    RK_TRY(run(user));
-    RK_TRY(rk_stream_sync(ctx->stream));
-    return ctx->rank == 0 ? bench_profile_print(bench->name, &ctx->ceilings) : NULL;
-}
-
-/* Seconds of a step on a model made for it. */
 static struct rk_status *time_training(double *seconds, struct bench_ctx *ctx, const struct bench_case *bench,
                                        const struct bench_instance_desc *desc)
 {
-    struct training training;
-    struct rk_status *st = training_open(&training, ctx, bench_dims(ctx, bench), desc);
-
-    if (!st)
-        st = bench_time(seconds, NUM_WARM, NUM_TIMED, train_once, &training);
-    if (!st)
-        st = print_profile(ctx, bench, train_once, &training);
-    training_close(&training);
-    return st;
+    return bench_time_training(seconds, ctx, bench, desc, NUM_WARM, NUM_TIMED);
 }
 
 static const struct bench_model *shape_of(const struct bench_ctx *ctx, const struct bench_case *bench)
@@ -132,7 +47,7 @@ static struct rk_status *run_training(struct bench_ctx *ctx, const struct bench_
     RK_TRY(time_training(&seconds, ctx, bench, desc));
     bench_set_rate(result, ctx, bench, seconds, cost);
     snprintf(result->note, sizeof(result->note), "%.1f ms, %.1f TFLOP/s, %.1f%% of 989", seconds * 1e3,
-             cost.flops / seconds * 1e-12, 100 * cost.flops / seconds / DATASHEET_H200);
+             cost.flops / seconds * 1e-12, 100 * cost.flops / seconds / BENCH_DATASHEET_H200);
     return NULL;
 }
 
@@ -165,18 +80,18 @@ struct rk_status *bench_run_dpo(struct bench_ctx *ctx, const struct bench_case *
     struct bench_instance_desc frozen = {.model = bench->model, .num_tokens = dims[0] * dims[1]};
     struct bench_cost cost = bench_cost_train(shape_of(ctx, bench), dims[0], dims[1]);
     struct bench_instance reference;
-    struct training training;
+    struct bench_training training;
     double seconds = 0;
     struct rk_status *st = bench_instance_open(&reference, ctx, &frozen);
 
     describe(result, ctx, bench, ", f32 masters, AdamW");
     cost.flops += bench_cost_forward(shape_of(ctx, bench), dims[0], dims[1]).flops;
     if (!st)
-        st = training_open(&training, ctx, dims, &desc);
+        st = bench_training_open(&training, ctx, dims, &desc);
     if (!st) {
         training.frozen = &reference;
-        st = bench_time(&seconds, NUM_WARM, NUM_TIMED, train_once, &training);
-        training_close(&training);
+        st = bench_time(&seconds, NUM_WARM, NUM_TIMED, bench_training_run, &training);
+        bench_training_close(&training);
     }
     bench_instance_close(&reference);
     if (!st)
@@ -201,16 +116,16 @@ struct rk_status *bench_run_peak_memory(struct bench_ctx *ctx, const struct benc
     const double gib = 1 << 30;
     struct rk_device_stats stats;
     struct rk_status *st;
-    struct training training;
+    struct bench_training training;
     double seconds;
 
     describe(result, ctx, bench, ", f32 masters");
     rk_device_reset_peak(ctx->device);
-    st = training_open(&training, ctx, bench_dims(ctx, bench), &desc);
+    st = bench_training_open(&training, ctx, bench_dims(ctx, bench), &desc);
     if (!st)
-        st = bench_time(&seconds, 0, 2, train_once, &training);
+        st = bench_time(&seconds, 0, 2, bench_training_run, &training);
     stats = rk_device_get_stats(ctx->device);
-    training_close(&training);
+    bench_training_close(&training);
     result->measured = (double)(stats.peak_bytes + stats.own_bytes) / gib;
     result->bound = bench_num_params(shape_of(ctx, bench)) * (2 + 4 + 4 + 8) / gib;
     return st;
@@ -242,7 +157,7 @@ struct rk_status *bench_run_strict_train(struct bench_ctx *ctx, const struct ben
 
 static struct rk_status *forward_once(void *user)
 {
-    struct training *training = user;
+    struct bench_training *training = user;
     struct rk_head_arrays out = {0};
 
     out.of[training->output] = training->batch.log_probs;
@@ -257,8 +172,8 @@ static struct rk_status *run_forward(struct bench_ctx *ctx, const struct bench_c
     const int64_t *dims = bench_dims(ctx, bench);
     struct bench_cost cost = bench_cost_forward(shape_of(ctx, bench), dims[0], dims[1]);
     struct bench_instance_desc desc = {.model = bench->model, .is_strict = bench->is_strict, .head = head};
-    struct training training;
-    struct rk_status *st = training_open(&training, ctx, dims, &desc);
+    struct bench_training training;
+    struct rk_status *st = bench_training_open(&training, ctx, dims, &desc);
     double seconds = 0;
 
     if (head)
@@ -267,8 +182,8 @@ static struct rk_status *run_forward(struct bench_ctx *ctx, const struct bench_c
     if (!st)
         st = bench_time(&seconds, NUM_WARM, NUM_TIMED, forward_once, &training);
     if (!st)
-        st = print_profile(ctx, bench, forward_once, &training);
-    training_close(&training);
+        st = bench_print_profile(ctx, bench, forward_once, &training);
+    bench_training_close(&training);
     if (st)
         return st;
     bench_set_rate(result, ctx, bench, seconds, cost);

@@ -50,6 +50,33 @@
         DIMS(bytes, kind), TINY(1024, kind)                                                                  \
     }
 
+/* Over several ranks: the product of the sizes. */
+#define OVER(...) .layout = {__VA_ARGS__}
+#define TO(...)   .to = {__VA_ARGS__}
+#define ON(ranks) .num_ranks = (ranks)
+#define STEP(a_name, ...) \
+    MODEL("train", a_name, BENCH_TOKENS, bench_run_layout_step, bench_model_7b, __VA_ARGS__)
+/* A step of 65,536 tokens: a replica's micro-batches of 8192 tokens, and of 4096 where there are stages, the
+ * last of which has the head, which takes as long as two layers. */
+#define WHOLE_STEPS(count) DIMS(4, 2048, count), TINY(2, 12, 2)
+#define TWO_STAGES         DIMS(1, 4096, 16, 15, 13), TINY(1, 12, 4, 5, 3)
+#define FOUR_STAGES        DIMS(1, 4096, 16, 7, 5), TINY(1, 12, 5, 2, 2)
+#define EVEN_CHUNKS        DIMS(1, 4096, 8), TINY(1, 12, 8)
+#define SP(a_name, tp_size)                                                                               \
+    MODEL("train", a_name, BENCH_TIMES, bench_run_sequence_parallel, bench_model_7b, OVER(.tp = tp_size), \
+          ON(tp_size), DIMS(4, 2048, 2), TINY(4, 128, 1))
+#define CP(a_name, cp_size)                                                                                \
+    MODEL("train", a_name, BENCH_TIMES, bench_run_context_parallel, bench_model_1_5b, OVER(.cp = cp_size), \
+          ON(cp_size), DIMS(1, 131072, 1), TINY(1, 64, 1))
+#define PP(a_name, pp_size, ...)                                                                  \
+    MODEL("train", a_name, BENCH_TOKENS, bench_run_pipeline, bench_model_7b, OVER(.pp = pp_size), \
+          ON(pp_size), __VA_ARGS__)
+#define VPP(a_name, pp_size)                                                    \
+    MODEL("train", a_name, BENCH_FASTER, bench_run_interleaved, bench_model_8b, \
+          OVER(.pp = pp_size, .vpp = 2), ON(pp_size), EVEN_CHUNKS)
+#define UPDATE(a_name, ranks, ...) \
+    MODEL("reshard", a_name, BENCH_SECONDS, bench_run_update_weights, bench_model_7b, ON(ranks), __VA_ARGS__)
+
 #define CKPT(a_name, what) \
     MODEL("ckpt", a_name, BENCH_GBYTES, bench_run_checkpoint, bench_model_1_5b, DIMS(what), TINY(what))
 
@@ -160,6 +187,22 @@ const struct bench_case bench_cases[] = {
           .num_ranks = 2),
     MODEL("train", "tp2_speedup_7b", BENCH_TIMES, bench_run_tp_speedup, bench_model_7b, BATCH,
           .num_ranks = 2),
+    MODEL("train", "dp_1.5b_dp2", BENCH_TIMES, bench_run_dp_scaling, bench_model_1_5b, BATCH, ON(2)),
+    MODEL("train", "dp_1.5b_dp4", BENCH_TIMES, bench_run_dp_scaling, bench_model_1_5b, BATCH, ON(4)),
+    SP("sp_7b_tp2", 2),
+    SP("sp_7b_tp4", 4),
+    PP("pp_7b_pp2", 2, TWO_STAGES),
+    PP("pp_7b_pp4", 4, FOUR_STAGES),
+    VPP("vpp_8b_pp2", 2),
+    VPP("vpp_8b_pp4", 4),
+    STEP("step_7b_tp2", OVER(.tp = 2), ON(2), WHOLE_STEPS(8)),
+    STEP("step_7b_pp2", OVER(.pp = 2), ON(2), TWO_STAGES),
+    STEP("step_7b_tp4", OVER(.tp = 4), ON(4), WHOLE_STEPS(8)),
+    STEP("step_7b_pp4", OVER(.pp = 4), ON(4), FOUR_STAGES),
+    STEP("step_7b_tp2pp2", OVER(.tp = 2, .pp = 2), ON(4), TWO_STAGES),
+    STEP("step_7b_dp2tp2", OVER(.tp = 2, .dp = 2), ON(4), WHOLE_STEPS(4)),
+    CP("cp_1.5b_cp2", 2),
+    CP("cp_1.5b_cp4", 4),
     MODEL("logprob", "logprob_1.5b", BENCH_TOKENS, bench_run_log_prob, bench_model_1_5b, BATCH),
     MODEL("logprob", "values_1.5b", BENCH_TOKENS, bench_run_values, bench_model_1_5b, BATCH),
     MODEL("logprob", "logprob_7b", BENCH_TOKENS, bench_run_log_prob, bench_model_7b, BATCH),
@@ -194,5 +237,12 @@ const struct bench_case bench_cases[] = {
     COMM("comm", "all_reduce_16k", BENCH_MICROS, 1 << 14, BENCH_ALL_REDUCE),
     COMM("comm", "reduce_scatter_256m", BENCH_GBYTES, 1 << 28, BENCH_REDUCE_SCATTER),
     COMM("reshard", "gather_params_1.5b", BENCH_GBYTES, 3087428608, BENCH_ALL_GATHER),
+    UPDATE("update_weights_7b_pp2_to_tp2", 2, OVER(.pp = 2), TO(.tp = 2)),
+    UPDATE("update_weights_7b_tp2_to_dp2", 2, OVER(.tp = 2), TO(.dp = 2)),
+    UPDATE("update_weights_7b_tp2_to_tp2", 2, OVER(.tp = 2), TO(.tp = 2)),
+    UPDATE("update_weights_7b_pp4_to_tp4", 4, OVER(.pp = 4), TO(.tp = 4)),
+    UPDATE("update_weights_7b_tp2pp2_to_tp2", 4, OVER(.tp = 2, .pp = 2), TO(.tp = 2, .dp = 2)),
+    UPDATE("update_weights_7b_pp4_to_dp4", 4, OVER(.pp = 4), TO(.dp = 4)),
+    UPDATE("update_weights_7b_tp4_to_tp4", 4, OVER(.tp = 4), TO(.tp = 4)),
 };
 const int bench_num_cases = RK_ARRAY_LEN(bench_cases);

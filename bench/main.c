@@ -142,7 +142,7 @@ static void list_cases(const struct bench_options *options)
 {
     for (int i = 0; i < bench_num_cases; i++) {
         if (bench_is_selected(options, &bench_cases[i]))
-            printf("%-12s %-30s %s\n", bench_cases[i].group, bench_cases[i].name,
+            printf("%-12s %-32s %s\n", bench_cases[i].group, bench_cases[i].name,
                    bench_units[bench_cases[i].unit].text);
     }
 }

@@ -14,7 +14,10 @@
 
 const struct bench_model bench_model_1_5b = {"1.5B", 1536, 8960, 28, 12, 2, 128, 151936, true};
 const struct bench_model bench_model_7b = {"7B", 3584, 18944, 28, 28, 4, 128, 152064, false};
+/* The shape of Llama 3 8B; biases and epsilon are Qwen2.5's. */
+const struct bench_model bench_model_8b = {"8B", 4096, 14336, 32, 32, 8, 128, 128256, false};
 const struct bench_model bench_model_tiny = {"tiny", 64, 96, 2, 4, 2, 16, 320, true};
+const struct bench_model bench_model_tiny_deep = {"tiny", 64, 96, 8, 4, 2, 16, 320, false};
 
 /* --- costs --- */
 
@@ -72,23 +75,28 @@ struct bench_cost bench_cost_decode(const struct bench_model *model, int64_t num
 
 /* --- instances --- */
 
-static char *config_text(const struct bench_model *m)
+static char *config_text(const struct bench_model *m, int64_t max_positions)
 {
     return rk_format("{\"model_type\": \"qwen2\", \"hidden_size\": %lld, \"intermediate_size\": %lld,"
                      " \"num_hidden_layers\": %lld, \"num_attention_heads\": %lld,"
                      " \"num_key_value_heads\": %lld, \"vocab_size\": %lld,"
-                     " \"max_position_embeddings\": %d, \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"
+                     " \"max_position_embeddings\": %lld, \"rms_norm_eps\": 1e-6, \"rope_theta\": 1000000.0,"
                      " \"initializer_range\": 0.02, \"tie_word_embeddings\": %s}",
                      (long long)m->hidden_size, (long long)m->intermediate_size, (long long)m->num_layers,
                      (long long)m->num_heads, (long long)m->num_kv_heads, (long long)m->vocab_size,
-                     MAX_POSITIONS, m->tie_word_embeddings ? "true" : "false");
+                     (long long)max_positions, m->tie_word_embeddings ? "true" : "false");
+}
+
+static int32_t num_ranks_of(const struct bench_instance_desc *desc)
+{
+    return RK_MAX(desc->tp, 1) * RK_MAX(desc->cp, 1) * RK_MAX(desc->dp, 1) * RK_MAX(desc->pp, 1);
 }
 
 static struct rk_status *open_mesh(struct bench_instance *out, struct bench_ctx *ctx,
                                    const struct bench_instance_desc *desc)
 {
-    struct rk_mesh_spec spec = {.tp = RK_MAX(desc->tp, 1), .dp = RK_MAX(desc->dp, 1)};
-    int32_t num_ranks = spec.tp * spec.dp;
+    struct rk_mesh_spec spec = {.tp = desc->tp, .cp = desc->cp, .dp = RK_MAX(desc->dp, 1), .pp = desc->pp};
+    int32_t num_ranks = num_ranks_of(desc);
 
     RK_TRY(rk_mesh_create(&out->mesh, &spec, num_ranks));
     if (num_ranks == 1)
@@ -116,18 +124,54 @@ static struct rk_status *read_optim(struct rk_optim_config *out, const struct be
     return st;
 }
 
+/* What a plan needs to know, with the two that it points to. */
+struct planning {
+    struct rk_memory_plan_desc desc;
+    struct rk_optim_config optim;
+    struct rk_json *config;
+};
+
+static struct rk_status *planning_init(struct planning *out, struct bench_ctx *ctx,
+                                       const struct bench_instance_desc *desc,
+                                       const struct bench_model *shape, const struct rk_mesh *mesh)
+{
+    char *text = config_text(shape, desc->max_positions > 0 ? desc->max_positions : MAX_POSITIONS);
+    struct rk_status *st = rk_json_parse(&out->config, text, strlen(text), "config.json", 0);
+
+    rk_free(text);
+    RK_TRY(st);
+    out->desc = (struct rk_memory_plan_desc){
+        .struct_size = sizeof(out->desc),
+        .model = {.struct_size = sizeof(out->desc.model),
+                  .hf_config = out->config,
+                  .dtype = RK_DTYPE_BF16,
+                  .head = desc->head,
+                  .numerics = desc->is_strict ? RK_NUMERICS_STRICT : RK_NUMERICS_FAST,
+                  .recompute_num_layers = desc->recomputes ? 1 : 0,
+                  .layout = {.sequence_parallel = !desc->is_whole,
+                             .vpp = desc->vpp,
+                             .num_layers_in_first_pipeline_stage = desc->num_first_layers,
+                             .num_layers_in_last_pipeline_stage = desc->num_last_layers}},
+        .mesh = mesh,
+        .rank = num_ranks_of(desc) > 1 ? ctx->rank : 0,
+        .rollout = desc->rollout,
+        .limits = {.log_prob_tokens = desc->training == BENCH_NO_TRAINING ? desc->num_tokens : 0},
+        .device = ctx->options->profiles ? NULL : ctx->device,
+    };
+    if (desc->training == BENCH_NO_TRAINING)
+        return NULL;
+    RK_TRY(read_optim(&out->optim, desc));
+    out->desc.optim = &out->optim;
+    out->desc.limits.train_tokens = desc->num_tokens;
+    return NULL;
+}
+
 /* As a daemon does it: plan, make, take the memory of the passes, fill. */
 static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx *ctx,
                                     const struct bench_instance_desc *desc, struct rk_memory_plan_desc *plan)
 {
-    struct rk_optim_config optim;
     struct rk_memory_plan planned;
 
-    if (desc->training != BENCH_NO_TRAINING) {
-        RK_TRY(read_optim(&optim, desc));
-        plan->optim = &optim;
-        plan->limits.train_tokens = desc->num_tokens;
-    }
     RK_TRY(rk_memory_plan_make(&planned, plan));
     plan->model.stream = ctx->stream;
     plan->model.mesh = out->comms;
@@ -140,42 +184,29 @@ static struct rk_status *make_model(struct bench_instance *out, struct bench_ctx
     return rk_model_init_random(out->model, SEED, NULL);
 }
 
-static struct rk_status *open_model(struct bench_instance *out, struct bench_ctx *ctx,
-                                    const struct bench_instance_desc *desc)
+const struct bench_model *bench_instance_shape(const struct bench_ctx *ctx,
+                                               const struct bench_instance_desc *desc)
 {
-    struct rk_memory_plan_desc plan = {
-        .struct_size = sizeof(plan),
-        .model = {.struct_size = sizeof(plan.model),
-                  .dtype = RK_DTYPE_BF16,
-                  .head = desc->head,
-                  .numerics = desc->is_strict ? RK_NUMERICS_STRICT : RK_NUMERICS_FAST,
-                  .recompute_num_layers = desc->recomputes ? 1 : 0,
-                  .layout = {.sequence_parallel = !desc->is_whole}},
-        .mesh = out->mesh,
-        .rank = RK_MAX(desc->tp, desc->dp) > 1 ? ctx->rank : 0,
-        .rollout = desc->rollout,
-        .limits = {.log_prob_tokens = desc->training == BENCH_NO_TRAINING ? desc->num_tokens : 0},
-        .device = ctx->options->profiles ? NULL : ctx->device,
-    };
-    char *text = config_text(&out->shape);
-    struct rk_json *config;
-    struct rk_status *st = rk_json_parse(&config, text, strlen(text), "config.json", 0);
-
-    rk_free(text);
-    if (st)
-        return st;
-    plan.model.hf_config = config;
-    st = make_model(out, ctx, desc, &plan);
-    rk_json_free(config);
-    return st;
+    if (!ctx->options->is_tiny)
+        return desc->model;
+    return desc->pp > 1 || desc->is_deep ? &bench_model_tiny_deep : &bench_model_tiny;
 }
 
 struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,
                                       const struct bench_instance_desc *desc)
 {
-    *out = (struct bench_instance){.shape = ctx->options->is_tiny ? bench_model_tiny : *desc->model};
+    struct planning planning = {0};
+    struct rk_status *st;
+
+    *out = (struct bench_instance){.shape = *bench_instance_shape(ctx, desc)};
+    if (desc->num_layers > 0)
+        out->shape.num_layers = desc->num_layers;
     RK_TRY(open_mesh(out, ctx, desc));
-    return open_model(out, ctx, desc);
+    st = planning_init(&planning, ctx, desc, &out->shape, out->mesh);
+    if (!st)
+        st = make_model(out, ctx, desc, &planning.desc);
+    rk_json_free(planning.config);
+    return st;
 }
 
 void bench_instance_close(struct bench_instance *instance)

@@ -12,7 +12,9 @@ struct bench_model {
     bool tie_word_embeddings;
 };
 
-extern const struct bench_model bench_model_1_5b, bench_model_7b, bench_model_tiny;
+extern const struct bench_model bench_model_1_5b, bench_model_7b, bench_model_8b, bench_model_tiny;
+/* The tiny one with a layer for each of 8 chunks. */
+extern const struct bench_model bench_model_tiny_deep;
 
 /* What a benchmark works on. */
 struct bench_instance {
@@ -25,11 +27,17 @@ struct bench_instance {
 
 struct bench_instance_desc {
     const struct bench_model *model;
-    int32_t tp, dp; /* 0: 1. More than one rank in all needs ctx->world. */
+    int64_t num_layers;     /* 0: the model's */
+    int32_t tp, cp, dp, pp; /* 0: 1. More than one rank in all needs ctx->world. */
+    /* Of a pipeline; 0: 1 chunk of a stage; as many layers as the other stages. */
+    int32_t vpp, num_first_layers, num_last_layers;
     bool is_strict, recomputes;
-    bool is_whole;                           /* every tp rank has all tokens: no sequence parallelism */
-    const char *head;                        /* NULL: "lm" */
-    int64_t num_tokens;                      /* of the largest packed pass */
+    bool is_deep;          /* in --tiny: has layers for the stages of a pipeline, also where it is none */
+    bool is_whole;         /* every tp rank has all tokens: no sequence parallelism */
+    const char *head;      /* NULL: "lm" */
+    int64_t num_tokens;    /* of the largest packed pass */
+    int64_t num_micros;    /* micro-batches of a step; 0: 1 */
+    int64_t max_positions; /* tokens of the longest sequence; 0: 4096 */
     const struct rk_rollout_config *rollout; /* NULL: it does not generate */
     enum { BENCH_NO_TRAINING, BENCH_GRADIENTS_ONLY, BENCH_WITH_OPTIMIZER } training;
 };
@@ -37,6 +45,9 @@ struct bench_instance_desc {
 struct rk_status *bench_instance_open(struct bench_instance *out, struct bench_ctx *ctx,
                                       const struct bench_instance_desc *desc) RK_NODISCARD;
 void bench_instance_close(struct bench_instance *instance); /* also of one that did not open */
+/* The shape that it will have: --tiny has others. */
+const struct bench_model *bench_instance_shape(const struct bench_ctx *ctx,
+                                               const struct bench_instance_desc *desc);
 
 /* Packed sequences of equal length with random ids; every position but a sequence's last has a label. */
 struct bench_batch {
@@ -93,5 +104,21 @@ struct rk_status *bench_run_dp_scaling(struct bench_ctx *ctx, const struct bench
                                        struct bench_result *result) RK_NODISCARD;
 struct rk_status *bench_run_tp_speedup(struct bench_ctx *ctx, const struct bench_case *bench,
                                        struct bench_result *result) RK_NODISCARD;
+
+/* Of layouts. dims of training over several ranks: sequences, tokens of each, micro-batches of a step, and
+ * the layers of the first and the last stage (0: as many as the others). */
+struct rk_status *bench_run_layout_step(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_sequence_parallel(struct bench_ctx *ctx, const struct bench_case *bench,
+                                              struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_context_parallel(struct bench_ctx *ctx, const struct bench_case *bench,
+                                             struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_pipeline(struct bench_ctx *ctx, const struct bench_case *bench,
+                                     struct bench_result *result) RK_NODISCARD;
+struct rk_status *bench_run_interleaved(struct bench_ctx *ctx, const struct bench_case *bench,
+                                        struct bench_result *result) RK_NODISCARD;
+/* No dims. */
+struct rk_status *bench_run_update_weights(struct bench_ctx *ctx, const struct bench_case *bench,
+                                           struct bench_result *result) RK_NODISCARD;
 
 #endif

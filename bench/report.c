@@ -89,7 +89,7 @@ void bench_print_header(const struct bench_shared *shared)
 {
     printf("%s\n%s\n%s\n", shared->machine.date, shared->machine.hardware, shared->machine.versions);
     print_ceilings(&shared->ceilings);
-    printf("%-30s %-52s %10s %-8s %10s %6s %10s %6s %5s %5s\n", "name", "shape", "measured", "unit", "bound",
+    printf("%-32s %-52s %10s %-8s %10s %6s %10s %6s %5s %5s\n", "name", "shape", "measured", "unit", "bound",
            "%", "baseline", "ratio", "MHz", "W");
     fflush(stdout);
 }
@@ -111,10 +111,10 @@ void bench_print_row(const struct bench_case *bench, const struct bench_result *
     char measured[16], bound[16], percent[16], base[16], ratio[16];
 
     if (result->state != BENCH_DONE) {
-        printf("%-30s %-52s %s: %s\n", bench->name, result->shape,
+        printf("%-32s %-52s %s: %s\n", bench->name, result->shape,
                result->state == BENCH_SKIPPED ? "skipped" : "failed", result->note);
     } else {
-        printf("%-30s %-52s %10s %-8s %10s %6s %10s %6s %5d %5.0f  %s\n", bench->name, result->shape,
+        printf("%-32s %-52s %10s %-8s %10s %6s %10s %6s %5d %5.0f  %s\n", bench->name, result->shape,
                format_number(measured, result->measured), bench_units[bench->unit].text,
                format_number(bound, result->bound),
                format_number(percent, result->bound > 0 ? percent_of_bound(bench, result) : 0),

@@ -214,6 +214,42 @@ static void check_row(const struct rk_json *row)
     assert_true(rk_json_find(row, "ratio") != NULL);
 }
 
+static const char *note_of(const struct rk_json *results, const char *name)
+{
+    return rk_json_as_string(rk_json_find(find_result(results, name), "note"), "");
+}
+
+/* Bytes that the ranks received from one another: the note begins with them. */
+static double moved_bytes(const struct rk_json *results, const char *name)
+{
+    const char *note = note_of(results, name);
+
+    assert_has(note, " bytes between ranks");
+    return strtod(note, NULL);
+}
+
+/* What does not depend on the size of a shape. A layer under sequence parallelism keeps what the count says.
+ * Every stage was timed alone, else there is no ideal. Ranks receive what they lack: between equal layouts
+ * nothing, of pp=4 three quarters of the model each, of tp=2 pp=2 one quarter, but for norms, which tp ranks
+ * share. */
+static void check_layouts(const struct rk_json *results)
+{
+    const char *kept = strstr(note_of(results, "sp_7b_tp2"), "MB, ");
+    double ratio;
+
+    assert_non_null(kept);
+    ratio = strtod(kept + strlen("MB, "), NULL);
+    assert_true(ratio > 0.95 && ratio < 1.05);
+    assert_true(number(find_result(results, "pp_7b_pp2"), "bound") > 0);
+    assert_true(number(find_result(results, "pp_7b_pp4"), "bound") > 0);
+    assert_true(isfinite(number(find_result(results, "vpp_8b_pp4"), "measured")));
+    assert_true(moved_bytes(results, "update_weights_7b_tp2_to_tp2") == 0);
+    assert_true(moved_bytes(results, "update_weights_7b_tp4_to_tp4") == 0);
+    ratio = moved_bytes(results, "update_weights_7b_pp4_to_dp4") /
+            moved_bytes(results, "update_weights_7b_tp2pp2_to_tp2");
+    assert_true(ratio > 2.95 && ratio < 3.05);
+}
+
 static void test_all_runs_and_writes_results_that_compare(void **state)
 {
     static const char *const names[] = {
@@ -239,6 +275,10 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
         "ckpt_load_1.5b",
         "load_hf_1.5b",
         "load_hf_7b",
+        "dp_1.5b_dp4",
+        "cp_1.5b_cp2",
+        "step_7b_tp2pp2",
+        "step_7b_dp2tp2",
     };
     char *first = rk_test_temp_path("first.json"), *second = rk_test_temp_path("second.json");
     struct outcome outcome =
@@ -255,6 +295,8 @@ static void test_all_runs_and_writes_results_that_compare(void **state)
         check_row(rk_json_at(results, i));
     for (size_t i = 0; i < RK_ARRAY_LEN(names); i++)
         find_result(results, names[i]);
+
+    check_layouts(results);
 
     outcome = run_bench((const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--compare", first, "--json",
                                                  second, "--filter", "attn_fwd_hd64", "attention"});
