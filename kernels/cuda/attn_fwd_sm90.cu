@@ -6,10 +6,10 @@
  *              queries, and one warp that finds the tiles and feeds Q, K and V through the copy engine
  *              (K and V two stages deep); it runs ahead into the next tile while the last one is
  *              finished and stored.
- * Overlap      The warpgroups take turns at the tensor cores (PV of one block, then QK of the next), so
- *              that one computes its softmax while the other multiplies.
+ * Overlap      The warpgroups take turns at the tensor cores (PV of one block, then QK of the next, both
+ *              started at once), so that one computes its softmax while the other multiplies.
  * Memory       Q 32 KiB, K and V 2 x 32 KiB each, output 32 KiB (head_dim 128).
- * Registers    Scores 64, output 64, total of the splits 64 a lane, of 240.
+ * Registers    Scores 64, output 64, total of the splits 64, probabilities 32 a lane, of 240.
  * Measured     H200, causal, TFLOP/s one run at a time / back to back (at the power limit), and what
  *              PyTorch's cuDNN and FlashAttention-2 gave in the same run, back to back:
  *                hd128  2 x 4096, 16 heads       558 / 561    512, 273
@@ -218,15 +218,15 @@ template <int HD> __device__ inline void start_scores(consumer<HD> &w, fwd_smem<
     attn_wgmma_commit();
 }
 
-/* From the scores of the count-th block, in the works, to its share of the output; holds the turn at the end.
- * Rows past the end of the sequence compute something that nobody stores. */
+/* Turns the count-th block's scores, in the works, into probabilities p, rescales the output so far to the
+ * block's maximum (small heads look first whether it rose: to multiply by one is to do nothing), and waits
+ * for the block's values. Rows past the end of the sequence compute something that nobody stores. */
 template <int HD>
-__device__ inline void finish_block(consumer<HD> &w, fwd_smem<HD> &sm, int count, int key, bool is_fresh,
-                                    bool is_last)
+__device__ inline void finish_scores(consumer<HD> &w, fwd_smem<HD> &sm, uint32_t (&p)[32], int key,
+                                     bool is_last)
 {
-    int stage = count % STAGES, num_keys = w.num_keys - key; /* keys that exist from the block's start */
+    int stage = w.count % STAGES, num_keys = w.num_keys - key; /* keys that exist from the block's start */
     float alpha[2];
-    uint32_t p[32];
 
     attn_wgmma_wait<0>();
     attn_pin(w.s);
@@ -237,29 +237,42 @@ __device__ inline void finish_block(consumer<HD> &w, fwd_smem<HD> &sm, int count
         attn_mask_scores(w.s, w.row0, key, w.window);
     attn_softmax_block(w.s, w.state, w.c, alpha);
     attn_pack_rows(p, w.s);
+    if (HD > 64 || __any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f)) {
 #pragma unroll
-    for (int j = 0; j < HD / 2; j++)
-        w.o[j] = __fmul_rn(w.o[j], alpha[j / 2 % 2]);
-    attn_bar_wait(&sm.v_full[stage], count / STAGES % 2);
+        for (int j = 0; j < HD / 2; j++)
+            w.o[j] = __fmul_rn(w.o[j], alpha[j / 2 % 2]);
+    }
+    attn_bar_wait(&sm.v_full[stage], w.count / STAGES % 2);
     if (num_keys < ATTN_KEY_BLOCK) {
         attn_zero_tail<HD, ATTN_KEY_BLOCK>(sm.v[stage], num_keys);
         attn_async_fence();
         attn_named_sync(BAR_TAIL + w.wg, ATTN_WG); /* the whole warpgroup has zeroed */
     }
-    take_turn(w.wg);
+}
+
+/* Starts the block's share of the output. */
+template <int HD>
+__device__ inline void start_output(consumer<HD> &w, fwd_smem<HD> &sm, const uint32_t (&p)[32], bool is_fresh)
+{
     attn_pin(w.o);
     attn_wgmma_fence();
-    attn_gemm_cols<HD, ATTN_KEY_BLOCK>(w.o, p, sm.v[stage], !is_fresh);
+    attn_gemm_cols<HD, ATTN_KEY_BLOCK>(w.o, p, sm.v[w.count % STAGES], !is_fresh);
     attn_wgmma_commit();
-    attn_wgmma_wait<0>();
+}
+
+/* Waits for it, but not for the PENDING products started after it, and gives the values back. */
+template <int PENDING, int HD> __device__ inline void finish_output(consumer<HD> &w, fwd_smem<HD> &sm)
+{
+    attn_wgmma_wait<PENDING>();
     attn_pin(w.o);
-    release(&sm.v_empty[stage]);
+    release(&sm.v_empty[w.count++ % STAGES]);
 }
 
 /* Blocks first..last of a tile; the warpgroups alternate at the tensor cores, 0 first. */
 template <int HD> __device__ inline void run_tile(consumer<HD> &w, fwd_smem<HD> &sm, int first, int last)
 {
     bool is_fresh = true; /* o holds nothing of this split yet */
+    uint32_t p[32];
 
     take_turn(w.wg);
     start_scores(w, sm, w.count);
@@ -267,14 +280,20 @@ template <int HD> __device__ inline void run_tile(consumer<HD> &w, fwd_smem<HD> 
     for (int block = first; block < last; block++) {
         int key = block * ATTN_KEY_BLOCK;
 
-        finish_block(w, sm, w.count, key, is_fresh, false);
-        start_scores(w, sm, ++w.count);
+        finish_scores(w, sm, p, key, false);
+        take_turn(w.wg);
+        start_output(w, sm, p, is_fresh);
+        start_scores(w, sm, w.count + 1);
+        finish_output<1>(w, sm);
         pass_turn(w.wg);
         is_fresh = (key + ATTN_KEY_BLOCK) % ATTN_KEY_SPLIT == 0;
         if (is_fresh)
             attn_merge_rows(w.total, w.sum, w.state, w.o, w.c);
     }
-    finish_block(w, sm, w.count++, last * ATTN_KEY_BLOCK, is_fresh, true);
+    finish_scores(w, sm, p, last * ATTN_KEY_BLOCK, true);
+    take_turn(w.wg);
+    start_output(w, sm, p, is_fresh);
+    finish_output<0>(w, sm);
     pass_turn(w.wg);
     attn_merge_rows(w.total, w.sum, w.state, w.o, w.c);
 }
