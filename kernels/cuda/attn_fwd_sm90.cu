@@ -10,16 +10,18 @@
  *              started at once), so that one computes its softmax while the other multiplies.
  * Memory       Q 32 KiB, K and V 2 x 32 KiB each, output 32 KiB (head_dim 128).
  * Registers    Scores 64, output 64, total of the splits 64, probabilities 32 a lane, of 240.
- * Measured     H200, causal, TFLOP/s one run at a time / back to back (at the power limit), and what
- *              PyTorch's cuDNN and FlashAttention-2 gave in the same run, back to back:
- *                hd128  2 x 4096, 16 heads       558 / 561    512, 273
- *                hd128  1 x 8192, 16 heads       609 / 523    521, 284
- *                hd128  4 x 2048, 28 on 4 heads  515 / 500    509, 281
- *                hd128 16 x  512, 28 on 4 heads  293 / 300    349, 179
- *                hd64   2 x 4096, 32 heads       368 / 374    412, 266
+ * Measured     H200, causal, TFLOP/s one run at a time / back to back (at the power limit):
+ *                hd128  1 x 32768, 28 on 4 heads  677 / 604 (cuDNN through PyTorch on another: 670 / 608)
+ *                hd128  1 x 8192, 16 heads        566 / 582
+ *                hd128  2 x 4096, 28 on 4 heads   524 / 565
+ *                hd128  4 x 2048, 12 on 2 heads   331 / 500
+ *                hd128 16 x  512, 28 on 4 heads   204 / 299
+ *                hd64   2 x 4096, 14 on 2 heads   285 / 386
  *              Paged, 2048 queries of 28 on 4 heads, hd128: 446 (4 x 2048 keys), 468 (1 x 16384).
- * Tried        Heads in sections whose K and V fit the L2 cache: 85% hits instead of 71%, but 1 to 18%
- *              slower, and the backward pass up to 15%.
+ * Tried        Scores of the next block before the output of this one, with its softmax beside the output:
+ *              4% slower, as the totals need shared memory then. Passing the turn before the output is
+ *              there: the same. Heads in sections whose K and V fit the L2 cache: 85% hits instead of
+ *              71%, but 1 to 18% slower, and the backward pass up to 15%.
  * Numerics     attn.h; wgmma and mma.sync agree in a chain of k16 steps. */
 #include "kernels/cuda/attn_internal.cuh"
 #include "kernels/cuda/attn_sm90.cuh"

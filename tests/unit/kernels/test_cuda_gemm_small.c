@@ -38,7 +38,8 @@ static void *take(size_t bytes)
     return memory;
 }
 
-/* Normal numbers, a block of them repeated; its size is prime, so that no two rows are alike. */
+/* Normal numbers, a block of them repeated; its size is prime, so that no two rows are alike. On the stream
+ * of the products: cudaMemcpy() from pageable memory may return before the last bytes have arrived. */
 static void randomize(void *device, size_t count, uint64_t stream_no)
 {
     enum { BLOCK = 65521 };
@@ -58,7 +59,9 @@ static void randomize(void *device, size_t count, uint64_t stream_no)
         memcpy(&bits, &value, sizeof(bits));
         values[i] = (uint16_t)(bits >> 16);
     }
-    assert_int_equal(cudaMemcpy(device, values, 2 * count, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(cudaMemcpyAsync(device, values, 2 * count, cudaMemcpyHostToDevice, stream->stream),
+                     cudaSuccess);
+    assert_int_equal(cudaStreamSynchronize(stream->stream), cudaSuccess);
     rk_free(values);
 }
 
