@@ -10,6 +10,7 @@
 static const struct rk_command *const commands[] = {
     &rk_cmd_run,
     &rk_cmd_plan,
+    &rk_cmd_verify_layout,
     &rk_cmd_status,
     &rk_cmd_methods,
     &rk_cmd_describe,

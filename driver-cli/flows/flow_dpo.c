@@ -10,6 +10,10 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_example_metrics, &rk_step_validate_dpo,    NULL,
 };
 
+static const struct rk_flow_step *const rows[] = {&rk_step_examples, &rk_step_layout, NULL};
+static const struct rk_flow_step *const passes[] = {&rk_step_verify_log_prob, &rk_step_ref, NULL};
+static const struct rk_flow_step *const updates[] = {&rk_step_update_dpo, NULL};
+
 const struct rk_flow rk_flow_dpo = {
     .name = "dpo",
     .roles = RK_ROLE_ACTOR | RK_ROLE_REF,
@@ -18,4 +22,7 @@ const struct rk_flow rk_flow_dpo = {
     .init = rk_flow_examples_init,
     .steps = steps,
     .validate = &rk_step_validate_dpo,
+    .rows = rows,
+    .passes = passes,
+    .updates = updates,
 };

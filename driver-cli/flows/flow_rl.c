@@ -53,6 +53,12 @@ static const struct rk_flow_step *const steps[] = {
     NULL,
 };
 
+static const struct rk_flow_step *const rows[] = {&rk_step_prompts, &rk_step_generate, &rk_step_layout, NULL};
+static const struct rk_flow_step *const passes[] = {&rk_step_verify_log_prob, &rk_step_ref,
+                                                    &rk_step_teacher,         &rk_step_values,
+                                                    &rk_step_verify_rm_score, NULL};
+static const struct rk_flow_step *const updates[] = {&rk_step_update_critic, &rk_step_update_actor, NULL};
+
 const struct rk_flow rk_flow_rl = {
     .name = "rl",
     .roles = RK_ROLE_ACTOR | RK_ROLE_ROLLOUT,
@@ -61,4 +67,7 @@ const struct rk_flow rk_flow_rl = {
     .init = init,
     .steps = steps,
     .validate = &rk_step_validate,
+    .rows = rows,
+    .passes = passes,
+    .updates = updates,
 };

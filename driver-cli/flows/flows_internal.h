@@ -213,6 +213,9 @@ struct rk_flow {
     struct rk_status *(*init)(struct rk_flow_context *ctx);
     const struct rk_flow_step *const *steps; /* of one step of training, in their order; ends with NULL */
     const struct rk_flow_step *validate;     /* that of the steps which measures the model as it is */
+    /* What verify-layout runs of a step, each list ended by NULL: the steps that make the rows of the batch,
+     * passes that add columns to them, and updates. */
+    const struct rk_flow_step *const *rows, *const *passes, *const *updates;
 };
 
 const struct rk_flow *rk_flow_of(const struct rk_config *job);
@@ -300,6 +303,33 @@ struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_
                                    struct rk_driver_result *result) RK_NODISCARD;
 /* ABORTED (reason NON_FINITE) when the column, [num_rows, R], has such a value at a token that counts. */
 struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name) RK_NODISCARD;
+
+/* Runs a pass that computes log-probs over the batch, and adds its columns; steals the options. */
+struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
+                                        const char *section, struct rk_json *options) RK_NODISCARD;
+
+/* --- a step whose results are compared with those of another layout (flow_verify.c) --- */
+extern const struct rk_flow_step rk_step_verify_log_prob, rk_step_verify_rm_score;
+/* Columns that passes add, with the role that computes them; ends with a row without a name. */
+struct rk_flow_output {
+    const char *name, *role;
+};
+extern const struct rk_flow_output rk_flow_outputs[];
+/* Models, and what a rollout with weights of its own needs before it generates. */
+struct rk_status *rk_flow_verify_setup(struct rk_flow_context *ctx) RK_NODISCARD;
+/* The first batch of the data: where the flow generates, with the rollout's responses. */
+struct rk_status *rk_flow_verify_rows(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Takes over the rows that `from` made, without what passes have added to them. */
+struct rk_status *rk_flow_verify_take(struct rk_flow_context *ctx,
+                                      const struct rk_flow_context *from) RK_NODISCARD;
+/* All passes: the batch gets their columns. */
+struct rk_status *rk_flow_verify_passes(struct rk_flow_context *ctx) RK_NODISCARD;
+/* What the updates learn from: advantages of about 1, other ones in every row, and returns beside values. */
+struct rk_status *rk_flow_verify_targets(struct rk_flow_context *ctx, uint64_t seed) RK_NODISCARD;
+/* All updates; their metrics are the context's. */
+struct rk_status *rk_flow_verify_updates(struct rk_flow_context *ctx) RK_NODISCARD;
+/* Weights and gradients of every role that trains go to DIR/global_step_1/ROLE. */
+struct rk_status *rk_flow_verify_save(struct rk_flow_context *ctx, const char *dir) RK_NODISCARD;
 
 /* --- how rows become batches of a role that trains (step_layout.c, flow_update.c) --- */
 /* The order in which the replicas of a role take the rows, whose composition of mini-batches does not depend

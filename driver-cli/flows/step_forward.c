@@ -6,9 +6,8 @@
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* Runs a forward pass over the batch and adds its columns; steals the options. */
-static struct rk_status *add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
-                                       const char *section, struct rk_json *options)
+struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
+                                        const char *section, struct rk_json *options)
 {
     const struct rk_flow_pass pass = {
         .role = rk_job_role(role)->name,
@@ -125,7 +124,7 @@ static struct rk_status *recompute(struct rk_flow_context *ctx)
     struct rk_json *options = rk_json_new_object();
 
     rk_json_set(options, "calculate_sum_pi_squared", rk_json_new_bool(has_squares));
-    RK_TRY(add_log_probs(ctx, RK_ROLE_ACTOR, "compute_log_prob", RK_JOB_ROLLOUT, options));
+    RK_TRY(rk_flow_add_log_probs(ctx, RK_ROLE_ACTOR, "compute_log_prob", RK_JOB_ROLLOUT, options));
     if (has_squares)
         RK_TRY(rk_flow_check_finite(ctx, "sum_pi_squared"));
     RK_TRY(measure_entropy(ctx));
@@ -152,7 +151,7 @@ static bool needs_ref(const struct rk_flow_context *ctx)
 
 static struct rk_status *ref_log_prob(struct rk_flow_context *ctx)
 {
-    RK_TRY(add_log_probs(ctx, RK_ROLE_REF, "compute_ref_log_prob", RK_JOB_REF, rk_json_new_object()));
+    RK_TRY(rk_flow_add_log_probs(ctx, RK_ROLE_REF, "compute_ref_log_prob", RK_JOB_REF, rk_json_new_object()));
     return rk_flow_check_finite(ctx, "ref_log_prob");
 }
 

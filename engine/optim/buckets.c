@@ -263,18 +263,39 @@ static struct rk_status *sum_shared(struct rk_model *model)
     return NULL;
 }
 
-/* What a broken device or link would do, to the first element of this rank's shard; for tests. */
+/* The first element of this rank's shard that is not padding, among the sums; NULL: there is none. */
+static char *find_sum(const struct rk_model *model)
+{
+    const struct rk_param_table *params = &model->core->params;
+    const struct rk_train *train = model->train;
+    size_t elem_bytes = rk_dtype_bytes(train->grad_dtype);
+
+    for (int64_t i = 0; i < params->count; i++) {
+        const struct rk_placement *placement = rk_params_placement(params, i);
+        struct rk_param_box box = rk_param_get_box(rk_params_at(params, i), placement);
+        int64_t end = placement->offset + box.shape[0] * box.shape[1];
+        struct rk_shard_run run = {0};
+
+        if (placement->is_counted && rk_shard_next_run(&train->shards, placement->offset, end, &run))
+            return train->shard_grads ? (char *)train->shard_grads + (size_t)run.shard * elem_bytes
+                                      : (char *)train->grads + (size_t)run.begin * elem_bytes;
+    }
+    return NULL;
+}
+
+/* What a broken device or link would do; for tests. */
 static struct rk_status *spoil_sum(struct rk_model *model)
 {
-    struct rk_train *train = model->train;
-    rk_tensor_t sums = rk_train_segment_grads(train, &train->segments.items[0]);
+    struct rk_stream *stream = model->core->stream;
+    rk_dtype_t dtype = model->train->grad_dtype;
+    char *sum = find_sum(model);
     const double one = 1;
     double value;
 
-    rk_store_f64(&value, train->grad_dtype, &one, 1);
-    RK_TRY(rk_stream_copy(model->core->stream, sums.data, &value, rk_dtype_bytes(train->grad_dtype),
-                          RK_COPY_H2D));
-    return rk_stream_sync(model->core->stream);
+    RK_ASSERT(sum);
+    rk_store_f64(&value, dtype, &one, 1);
+    RK_TRY(rk_stream_copy(stream, sum, &value, rk_dtype_bytes(dtype), RK_COPY_H2D));
+    return rk_stream_sync(stream);
 }
 
 struct rk_status *rk_train_reduce(struct rk_model *model)

@@ -1,0 +1,140 @@
+/* Whether two layouts compute the same (rankctl verify-layout): their checkpoints read as whole tensors,
+ * differences, verdicts, and what probably causes them. */
+#ifndef RK_VERIFY_INTERNAL_H
+#define RK_VERIFY_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_array.h"
+#include "base/rk_json.h"
+#include "base/rk_mesh.h"
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+
+/* --- the tensors of a checkpoint's part, put together from its shards (gathered.c) --- */
+
+struct rk_gathered;
+
+struct rk_gathered_tensor {
+    const char *name;
+    int64_t rows, cols; /* of the whole tensor; a vector has one column */
+    bool is_vector;
+};
+
+/* Opens the shards that the manifest in `part_dir` lists. DATA_LOSS, reason CHECKPOINT_DAMAGED, names file
+ * and tensor. */
+struct rk_status *rk_gathered_open(struct rk_gathered **out, const char *part_dir) RK_NODISCARD;
+void rk_gathered_close(struct rk_gathered *gathered); /* NULL is a no-op */
+int32_t rk_gathered_num_shards(const struct rk_gathered *gathered);
+int64_t rk_gathered_count(const struct rk_gathered *gathered);
+const struct rk_gathered_tensor *rk_gathered_at(const struct rk_gathered *gathered, int64_t i); /* by name */
+/* NULL when absent. */
+const struct rk_gathered_tensor *rk_gathered_find(const struct rk_gathered *gathered, const char *name);
+/* Rows [begin, begin + count) of the tensor. owners, which may be NULL: the shard that each element came
+ * from. DATA_LOSS (CHECKPOINT_DAMAGED) for elements that no shard has, or two have. */
+struct rk_status *rk_gathered_read(const struct rk_gathered *gathered,
+                                   const struct rk_gathered_tensor *tensor, int64_t begin, int64_t count,
+                                   double *out, int32_t *owners) RK_NODISCARD;
+
+/* --- differences (difference.c) --- */
+
+/* Of numbers from their expected ones, added up piece by piece. Zero-initialise. */
+struct rk_difference {
+    int64_t count;
+    double error_max, expected_max;         /* of absolute values */
+    double error_squares, expected_squares; /* sums */
+    double product;                         /* sum of actual * expected */
+    int64_t worst;                          /* element of error_max */
+    bool has_nan;                           /* in either */
+};
+
+/* allowed, which may be NULL: what is taken off the error of each element. */
+void rk_difference_add(struct rk_difference *difference, const double *actual, const double *expected,
+                       const double *allowed, int64_t count);
+
+/* How differences are judged: of float32 the largest one, relative to the largest expected number of the
+ * tensor; of bfloat16, where rounding is large and has no sign, the mean square, relative to that of the
+ * expected numbers. */
+struct rk_verify_measure {
+    bool by_mean_square;
+    double tolerance;
+};
+
+/* --- rows: what was compared (rows.c) --- */
+
+typedef enum rk_verify_kind {
+    RK_VERIFY_OUTPUT, /* of a forward pass: all tokens of the batch */
+    RK_VERIFY_METRIC, /* of an update: one number */
+    RK_VERIFY_GRADIENT,
+    RK_VERIFY_PARAMETER, /* after the step */
+    RK_VERIFY_KIND_COUNT
+} rk_verify_kind_t;
+const char *rk_verify_kind_name(rk_verify_kind_t kind); /* "output", "metric", "gradient", "parameter" */
+
+struct rk_verify_row {
+    rk_verify_kind_t kind;
+    const char *role; /* static */
+    char *name;       /* owned */
+    bool is_vector;   /* of gradients and parameters */
+    struct rk_difference difference;
+    double *shard_errors; /* owned; of gradients and parameters: largest error in each shard */
+    /* Set by rk_verify_judge. */
+    double relative;    /* largest error, in parts of `scale` */
+    double mean_square; /* normalised */
+    double scale;
+    bool agrees;
+};
+
+struct rk_verify_rows {
+    RK_ARRAY(struct rk_verify_row) items;
+    int32_t num_shards; /* of shard_errors */
+};
+
+void rk_verify_rows_fini(struct rk_verify_rows *rows);
+/* A row of `count` numbers; copies the name. */
+struct rk_verify_row *rk_verify_rows_add(struct rk_verify_rows *rows, rk_verify_kind_t kind, const char *role,
+                                         const char *name);
+/* The verdicts of all rows. */
+void rk_verify_judge(struct rk_verify_rows *rows, const struct rk_verify_measure *measure);
+/* Of the rows that disagree the first one, in the order of a step and tensors before metrics, and the one
+ * that is furthest off; NULL: all agree. */
+const struct rk_verify_row *rk_verify_first(const struct rk_verify_rows *rows);
+const struct rk_verify_row *rk_verify_worst(const struct rk_verify_rows *rows,
+                                            const struct rk_verify_measure *measure);
+/* What the measure looks at. */
+double rk_verify_error(const struct rk_verify_row *row, const struct rk_verify_measure *measure);
+
+/* --- checkpoints of two layouts (compare.c) --- */
+
+/* The first step of AdamW, whose moments are those of one gradient: it moves a parameter by lr * g / (|g| +
+ * eps). Where a gradient is nearly 0 its last bits decide, so what the step makes of the difference of two
+ * gradients is taken off the difference of the parameters. */
+struct rk_verify_step {
+    double lr, eps;
+    double actual_scale, expected_scale; /* of clipping */
+};
+/* Adds rows of the gradients and the parameters of a role's part, in the order of the model's layers.
+ * FAILED_PRECONDITION when all gradients are 0: nothing would be compared. INTERNAL for a tensor that one of
+ * them lacks. */
+struct rk_status *rk_verify_compare(struct rk_verify_rows *rows, const char *role,
+                                    const struct rk_gathered *actual, const struct rk_gathered *expected,
+                                    const struct rk_verify_step *step) RK_NODISCARD;
+
+/* --- the cause (cause.c) --- */
+
+/* The role's layout, as far as causes depend on it. */
+struct rk_verify_layout {
+    const struct rk_mesh *mesh;
+    bool sequence_parallel;
+    bool is_tied;         /* embedding and head are one weight */
+    int64_t num_kv_heads; /* 0: not known */
+};
+
+/* Appends what probably makes the rows of the role differ, a sentence or two; nothing when it cannot tell.
+ * The name of the parallelism ("sequence_parallel", "pipeline_parallel", ...), or NULL. */
+const char *rk_verify_find_cause(struct rk_str *out, const struct rk_verify_rows *rows, const char *role,
+                                 const struct rk_verify_layout *layout,
+                                 const struct rk_verify_measure *measure);
+
+#endif

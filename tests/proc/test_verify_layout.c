@@ -1,0 +1,330 @@
+/* rankctl verify-layout: layouts that compute what one rank does, and one that does not. */
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+
+#define ACTOR   "actor_rollout_ref.actor."
+#define ROLLOUT "actor_rollout_ref.rollout."
+#define TP      ACTOR "megatron.tensor_model_parallel_size="
+#define CP      ACTOR "megatron.context_parallel_size="
+#define PP      ACTOR "megatron.pipeline_model_parallel_size="
+#define VPP     ACTOR "megatron.virtual_pipeline_model_parallel_size="
+#define SFT_JOB RK_TEST_SOURCE_DIR "/examples/digits/sft.json"
+#define DPO_JOB RK_TEST_SOURCE_DIR "/examples/digits/dpo.json"
+/* Two prompts of four responses. */
+#define SMALL    "--rows=2", ROLLOUT "n=4"
+#define ARGS_MAX 40
+#define STEP_MS  120000
+
+/* A fresh directory, which verify-layout has to leave empty; rk_free it. */
+static char *new_work_dir(void)
+{
+    char *dir = new_run_dir();
+
+    assert_int_equal(mkdir(dir, 0777), 0);
+    return dir;
+}
+
+static int count_entries(const char *dir)
+{
+    DIR *stream = opendir(dir);
+    int count = -2; /* . and .. */
+
+    assert_non_null(stream);
+    while (readdir(stream))
+        count++;
+    closedir(stream);
+    return count;
+}
+
+static struct outcome verify(const char *job, const char *daemons, const char *work_dir,
+                             const char *const *more)
+{
+    char *work = rk_format("--work-dir=%s", work_dir);
+    const char *args[ARGS_MAX] = {"verify-layout", job, daemons, work, "--output=json", cli_device()};
+    struct outcome outcome;
+
+    append_args(args, ARGS_MAX, more);
+    outcome = finish_rankctl(start_rankctl(args), STEP_MS);
+    rk_free(work);
+    return outcome;
+}
+
+static int64_t count_rows(const struct rk_json *answer, const char *kind, const char *role)
+{
+    const struct rk_json *rows = rk_json_find(answer, "rows");
+    int64_t count = 0;
+
+    for (int64_t i = 0; i < rk_json_count(rows); i++) {
+        const struct rk_json *row = rk_json_at(rows, i);
+
+        count += strcmp(rk_json_as_string(rk_json_find(row, "kind"), ""), kind) == 0 &&
+                 strcmp(rk_json_as_string(rk_json_find(row, "role"), ""), role) == 0;
+    }
+    return count;
+}
+
+static bool has_row(const struct rk_json *answer, const char *role, const char *name)
+{
+    const struct rk_json *rows = rk_json_find(answer, "rows");
+
+    for (int64_t i = 0; i < rk_json_count(rows); i++) {
+        if (strcmp(rk_json_as_string(rk_json_find(rk_json_at(rows, i), "name"), ""), name) == 0 &&
+            strcmp(rk_json_as_string(rk_json_find(rk_json_at(rows, i), "role"), ""), role) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* --- agreement --- */
+
+struct agreement {
+    const char *label, *job, *daemons;
+    int num_daemons;
+    const char *more[12];
+    const char *layout;        /* part of what is said of it */
+    int64_t num_actor_tensors; /* of config.json: 9 a layer, embedding, norm and head */
+    const char *rows[6];       /* "role/name" of outputs and metrics */
+};
+
+/* Goal: every output, gradient and parameter of the layout is that of one rank, and is looked at. */
+static void check_agreement(const struct agreement *c)
+{
+    char *dir = new_work_dir();
+    struct outcome outcome;
+    struct rk_json *answer;
+
+    print_message("%s\n", c->label);
+    outcome = verify(c->job, c->daemons, dir, c->more);
+    assert_exit(&outcome, 0);
+    answer = parse_json(outcome.out);
+    assert_true(rk_json_as_bool(rk_json_find(answer, "agrees"), false));
+    assert_text("layout", rk_json_as_string(rk_json_find(answer, "layout"), ""), c->layout);
+    assert_text("reference", rk_json_as_string(rk_json_find(answer, "reference"), ""), "on 1 rank");
+    assert_int_equal(count_rows(answer, "gradient", "actor"), c->num_actor_tensors);
+    assert_int_equal(count_rows(answer, "parameter", "actor"), c->num_actor_tensors);
+    for (size_t i = 0; i < RK_ARRAY_LEN(c->rows) && c->rows[i]; i++) {
+        char *role = rk_strdup(c->rows[i]), *name = strchr(role, ' ');
+
+        *name++ = '\0';
+        if (!has_row(answer, role, name))
+            fail_msg("%s: no row '%s' in\n%s", c->label, c->rows[i], outcome.out);
+        rk_free(role);
+    }
+    assert_int_equal(count_entries(dir), 0);
+    rk_json_free(answer);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+static void test_verify_layouts_agree_with_one_rank(void **state)
+{
+    static const struct agreement cases[] = {
+        {"tp 2, pp 2",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "2", PP "2", NULL},
+         "actor tp=2 pp=2 on 4 ranks, rollout tp=2 dp=2 on 4 ranks",
+         21,
+         {"actor old_log_probs", "rollout rollout_log_probs", "actor actor/loss", "actor actor/grad_norm"}},
+        {"cp 2, tp 2, and a rollout of its own",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "2", CP "2", ROLLOUT "tensor_model_parallel_size=1", NULL},
+         "actor tp=2 cp=2 on 4 ranks, rollout dp=4 on 4 ranks",
+         21,
+         {"rollout rollout_log_probs"}},
+        {"vpp 2 of a model with 4 layers",
+         TINY_JOB,
+         "--local=2",
+         2,
+         {SMALL, TP "1", PP "2", VPP "2", "--layers=4", NULL},
+         "actor pp=2 vpp=2 on 2 ranks",
+         39,
+         {"actor entropys"}},
+        {"dp 4 with a critic and a reference",
+         TINY_JOB,
+         "--local=4",
+         4,
+         {SMALL, TP "1", "algorithm.adv_estimator=gae", ACTOR "use_kl_loss=true", NULL},
+         "actor dp=4 on 4 ranks",
+         21,
+         {"critic values", "critic critic/grad_norm", "critic critic/vf_loss", "critic score.weight",
+          "ref ref_log_prob", "actor actor/kl_loss"}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        if (has_devices(cases[i].num_daemons))
+            check_agreement(&cases[i]);
+    }
+}
+
+/* Goal: flows that train on examples, in the dtype that runs on GPUs have. */
+static void test_verify_examples_in_bfloat16(void **state)
+{
+    static const struct agreement cases[] = {
+        {"sft, tp 2, dp 2",
+         SFT_JOB,
+         "--local=4",
+         4,
+         {TP "2", "--rows=8", "--dtype=bfloat16", NULL},
+         "actor tp=2 dp=2 on 4 ranks",
+         21,
+         {"actor old_log_probs", "actor train/loss", "actor train/grad_norm"}},
+        {"dpo, pp 2",
+         DPO_JOB,
+         "--local=2",
+         2,
+         {TP "1", PP "2", "--rows=4", "--dtype=bfloat16", NULL},
+         "actor pp=2 on 2 ranks",
+         21,
+         {"ref ref_log_prob", "actor train/loss"}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        if (has_devices(cases[i].num_daemons))
+            check_agreement(&cases[i]);
+    }
+}
+
+/* --- disagreement --- */
+
+/* Goal: one gradient that is wrong on one rank is found, with its tensor and its rank, on daemons of the
+ * user's own. Method: the second of two daemons replaces an element of the sums of its shard. */
+static void test_verify_names_the_tensor_that_differs(void **state)
+{
+    static const struct {
+        const char *layout, *place, *tensor;
+    } cases[] = {
+        {TP "1", "dp 1", "first: gradient 'model.embed_tokens.weight' of role actor"},
+        {TP "2", "tp 1", "first: gradient 'model.layers.0.self_attn.q_proj.weight' of role actor"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_proc *first = start_daemon_on(0, NULL), *second;
+        char *dir = new_work_dir(), *hosts;
+        struct outcome outcome;
+        struct rk_json *answer;
+
+        setenv("RANKD_FAULTS", "optim.gradient=fail@3", 1);
+        second = start_daemon_on(1, NULL);
+        unsetenv("RANKD_FAULTS");
+        hosts = rk_format("--hosts=%s,%s", rk_proc_address(first), rk_proc_address(second));
+        outcome = verify(TINY_JOB, hosts, dir, (const char *const[]){SMALL, cases[i].layout, NULL});
+        assert_exit(&outcome, 1);
+        answer = parse_json(outcome.out);
+        assert_false(rk_json_as_bool(rk_json_find(answer, "agrees"), true));
+        assert_string_equal(rk_json_as_string(rk_json_find_path(answer, "error.reason"), ""),
+                            "LAYOUTS_DIFFER");
+        assert_string_equal(rk_json_as_string(rk_json_find_path(answer, "first.kind"), ""), "gradient");
+        assert_string_equal(rk_json_as_string(rk_json_find_path(answer, "cause"), ""), "rank");
+        assert_text("advice", rk_json_as_string(rk_json_find(answer, "advice"), ""), cases[i].place);
+        assert_text("stderr", outcome.err, cases[i].tensor);
+        assert_int_equal(count_entries(dir), 0);
+        rk_json_free(answer);
+        outcome_fini(&outcome);
+        rk_proc_destroy(second);
+        rk_proc_destroy(first);
+        rk_free(hosts);
+        rk_free(dir);
+    }
+}
+
+/* Goal: a tolerance that nothing meets makes rows differ: the command is no rubber stamp. */
+static void test_verify_with_no_tolerance_differs(void **state)
+{
+    char *dir = new_work_dir();
+    struct outcome outcome =
+        verify(TINY_JOB, "--local=2", dir, (const char *const[]){SMALL, TP "2", "--tolerance=1e-12", NULL});
+
+    (void)state;
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "does not compute what");
+    assert_int_equal(count_entries(dir), 0);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* --- refusals --- */
+
+/* Goal: what cannot run is refused before a daemon starts, by name, with exit code 2, and leaves nothing. */
+static void test_verify_refuses_bad_input(void **state)
+{
+    static const struct {
+        const char *job, *args[4], *message;
+    } cases[] = {
+        {TINY_JOB, {"--local=3", TP "2"}, TP "2 does not divide the 3"},
+        {TINY_JOB, {"--local=2", TP "1", PP "2", "--layers=3"}, "3 layers"},
+        {TINY_JOB, {"--local=4", TP "1", "--rows=1", ROLLOUT "n=2"}, "does not divide"},
+        {TINY_JOB, {TP "1"}, "no daemons given"},
+        {TINY_JOB, {"--local=0"}, "--local=0: expected a number of daemons"},
+        {TINY_JOB, {"--local=2", "--hosts=unix:/nowhere"}, "--local starts its own daemons"},
+        {TINY_JOB, {"--local=2", "--dtype=float16"}, "--dtype=float16: expected float32 or bfloat16"},
+        {TINY_JOB, {"--local=2", "--tolerance=1"}, "--tolerance=1: expected a number between 0 and 1"},
+        {TINY_JOB, {"--local=2", "--rows=0"}, "--rows=0: expected a number from 1"},
+        {TINY_JOB, {"--local=2", "--layers=x"}, "--layers=x: expected a number from 1"},
+        {TINY_JOB, {"--local=2", "--world=2"}, "unknown option --world"},
+        {TINY_JOB, {"--local=2", "data.train_files=missing.jsonl"}, "missing.jsonl"},
+        {"missing.json", {"--local=2"}, "missing.json"},
+    };
+    char *dir = new_work_dir(), *work = rk_format("--work-dir=%s", dir);
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        const char *args[ARGS_MAX] = {"verify-layout", cases[i].job, work};
+        struct outcome outcome;
+
+        for (size_t k = 0; k < RK_ARRAY_LEN(cases[i].args) && cases[i].args[k]; k++)
+            append_args(args, ARGS_MAX, (const char *const[]){cases[i].args[k], NULL});
+        outcome = run_rankctl(args);
+        assert_exit(&outcome, 2);
+        assert_text("stderr", outcome.err, cases[i].message);
+        assert_int_equal(count_entries(dir), 0);
+        outcome_fini(&outcome);
+    }
+    rk_free(work);
+    rk_free(dir);
+}
+
+static void test_verify_hosts_need_a_directory(void **state)
+{
+    struct outcome outcome =
+        run_rankctl((const char *const[]){"verify-layout", TINY_JOB, "--hosts=unix:/nowhere", NULL});
+
+    (void)state;
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "--hosts needs --work-dir DIR");
+    outcome_fini(&outcome);
+    outcome = run_rankctl(
+        (const char *const[]){"verify-layout", TINY_JOB, "--local=2", "--work-dir=/nowhere", NULL});
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "cannot find the directory '/nowhere'");
+    outcome_fini(&outcome);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_verify_layouts_agree_with_one_rank),
+        cmocka_unit_test(test_verify_examples_in_bfloat16),
+        cmocka_unit_test(test_verify_names_the_tensor_that_differs),
+        cmocka_unit_test(test_verify_with_no_tolerance_differs),
+        cmocka_unit_test(test_verify_refuses_bad_input),
+        cmocka_unit_test(test_verify_hosts_need_a_directory),
+    };
+
+    skip_without_devices(2);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
