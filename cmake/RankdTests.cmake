@@ -63,14 +63,19 @@ function(rk_add_gpus_test name)
         ENVIRONMENT "CMOCKA_MESSAGE_OUTPUT=STDOUT;RK_TEST_DEVICE=cuda" RESOURCE_LOCK gpu)
 endfunction()
 
-# The same, labels gpu and long, as long_gpus_name, with the ENVIRONMENT that the optional last argument adds.
-function(rk_add_long_gpus_test name)
+# The same, labels gpu and long, as PREFIX_name, with ENVIRONMENT.
+function(rk_add_long_gpus_again prefix name environment)
     if(NOT RK_HAVE_CUDA)
         return()
     endif()
-    rk_add_again(long_gpus ${name} "RK_TEST_DEVICE=cuda;${ARGN}")
-    set_tests_properties(long_gpus_${name} PROPERTIES LABELS "gpu;long" TIMEOUT 1200 SKIP_RETURN_CODE 77
+    rk_add_again(${prefix} ${name} "RK_TEST_DEVICE=cuda;${environment}")
+    set_tests_properties(${prefix}_${name} PROPERTIES LABELS "gpu;long" TIMEOUT 1200 SKIP_RETURN_CODE 77
         RESOURCE_LOCK gpu)
+endfunction()
+
+# The same as long_gpus_name, with the ENVIRONMENT that the optional last argument adds.
+function(rk_add_long_gpus_test name)
+    rk_add_long_gpus_again(long_gpus ${name} "${ARGN}")
 endfunction()
 
 function(rk_add_nccl_test name)

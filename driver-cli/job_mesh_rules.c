@@ -121,6 +121,8 @@ static void check_coverage(const struct rk_config *job, int32_t world_size, stru
     struct rk_job_meshes meshes;
     struct rk_status *st = rk_job_meshes_create(&meshes, job, world_size);
     struct rk_str idle = {0};
+    int32_t num_used = 0;
+    bool has_gap = false; /* a daemon with a role behind one without */
 
     for (int32_t rank = 0; rank < world_size && !st; rank++) {
         struct rk_mesh_coords coords;
@@ -128,6 +130,8 @@ static void check_coverage(const struct rk_config *job, int32_t world_size, stru
 
         for (int64_t i = 0; i < meshes.count; i++)
             has_role = has_role || rk_mesh_find_coords(meshes.items[i].mesh, rank, &coords);
+        has_gap = has_gap || (has_role && idle.bytes > 0);
+        num_used += has_role;
         if (!has_role)
             rk_str_appendf(&idle, "%s%d", idle.bytes ? ", " : "", rank);
     }
@@ -135,8 +139,8 @@ static void check_coverage(const struct rk_config *job, int32_t world_size, stru
         rk_str_appendf(
             problems,
             "no role stands on rank %s of the %d daemons: add the ranks to the key ranks of a role, "
-            "or run on fewer daemons\n",
-            rk_str_text(&idle), world_size);
+            "or run on %d daemons%s\n",
+            rk_str_text(&idle), world_size, num_used, has_gap ? " with the ranks counted from 0" : "");
     rk_str_fini(&idle);
     rk_status_free(st); /* the finding of check_mesh */
     rk_job_meshes_fini(&meshes);

@@ -179,9 +179,13 @@ int64_t rk_params_find(const struct rk_param_table *table, const char *name)
 
 struct rk_status *rk_params_check_divides(const struct rk_param_table *table, const char *what, int64_t size)
 {
-    int32_t tp_size = rk_params_tp_size(table);
+    int32_t tp_size = rk_params_tp_size(table), nearest = tp_size;
 
     if (size % tp_size == 0)
         return NULL;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "%s=%lld is not divisible by tp=%d", what, (long long)size, tp_size);
+    while (size % nearest != 0)
+        nearest--;
+    return RK_FAIL(RK_INVALID_ARGUMENT,
+                   "%s=%lld is not divisible by tp=%d; the nearest that divides it: tp=%d", what,
+                   (long long)size, tp_size, nearest);
 }

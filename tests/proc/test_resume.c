@@ -18,6 +18,10 @@
 
 #define ACTOR         "actor_rollout_ref.actor."
 #define TP            ACTOR "megatron.tensor_model_parallel_size="
+#define CP            ACTOR "megatron.context_parallel_size="
+#define PP            ACTOR "megatron.pipeline_model_parallel_size="
+#define VPP           ACTOR "megatron.virtual_pipeline_model_parallel_size="
+#define FOUR_LAYERS   "actor_rollout_ref.model.hf_config_path=config-4-layers.json"
 #define ARGS_MAX      40
 #define MAX_DAEMONS   4
 #define STEPS_DEFAULT 6
@@ -162,6 +166,28 @@ static void test_resume_after_kill_is_bit_for_bit(void **state)
                          (const char *const[]){ACTOR "megatron.dtype=bfloat16", "numerics=strict", NULL});
         else
             print_message("%s: skipped, this machine has fewer\n", gpus[i].label);
+    }
+}
+
+/* Goal: the same where stages, chunks of them or tokens are divided over the ranks. */
+static void test_resume_of_pipelines_and_cp_is_bit_for_bit(void **state)
+{
+    static const struct {
+        struct layout layout;
+        int32_t num_devices;
+        const char *more[4];
+    } cases[] = {
+        {{"tp 2 x pp 2", "4", TP "2"}, 4, {FOUR_LAYERS, PP "2", NULL}},
+        {{"tp 2 x cp 2", "4", TP "2"}, 4, {FOUR_LAYERS, CP "2", NULL}},
+        {{"pp 2, vpp 2", "2", TP "1"}, 2, {FOUR_LAYERS, PP "2", VPP "2", NULL}},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        if (has_devices(cases[i].num_devices))
+            check_resume(&cases[i].layout, false, cases[i].more);
+        else
+            print_message("%s: skipped, this machine has fewer GPUs\n", cases[i].layout.label);
     }
 }
 
@@ -364,6 +390,7 @@ int main(void)
 {
     const struct CMUnitTest all[] = {
         cmocka_unit_test(test_resume_after_kill_is_bit_for_bit),
+        cmocka_unit_test(test_resume_of_pipelines_and_cp_is_bit_for_bit),
         cmocka_unit_test(test_resume_with_more_state_is_bit_for_bit),
 #ifdef RK_FAULTS
         cmocka_unit_test(test_resume_save_cut_off_goes_on_from_the_one_before),
@@ -376,6 +403,7 @@ int main(void)
     /* What depends on the device. */
     const struct CMUnitTest on_gpus[] = {
         cmocka_unit_test(test_resume_after_kill_is_bit_for_bit),
+        cmocka_unit_test(test_resume_of_pipelines_and_cp_is_bit_for_bit),
         cmocka_unit_test(test_resume_with_more_state_is_bit_for_bit),
     };
     const struct CMUnitTest figure[] = {cmocka_unit_test(test_resume_after_kill_is_bit_for_bit)};

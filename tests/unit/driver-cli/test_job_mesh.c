@@ -204,7 +204,11 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
         {{ACTOR RANKS "0-1"},
          4,
          "no role stands on rank 2, 3 of the 4 daemons: add the ranks to the key ranks of a role, or run on "
-         "fewer daemons\n"},
+         "2 daemons\n"},
+        {{ACTOR RANKS "0,2"},
+         4,
+         "no role stands on rank 1, 3 of the 4 daemons: add the ranks to the key ranks of a role, or run on "
+         "2 daemons with the ranks counted from 0\n"},
         {{ACTOR RANKS "0-1", CRITIC RANKS "2-3"}, 4, ""},
     };
 

@@ -191,9 +191,11 @@ struct refused_case {
     ", \"num_hidden_layers\": 1, \"num_attention_heads\": " heads ", \"num_key_value_heads\": " kv "}"
 
 static const struct refused_case refused_cases[] = {
-    {"heads", SIZES("14", "2", "80"), 4, "num_attention_heads=14 is not divisible by tp=4"},
+    {"heads", SIZES("14", "2", "80"), 4,
+     "num_attention_heads=14 is not divisible by tp=4; the nearest that divides it: tp=2"},
     {"kv heads neither way", SIZES("12", "6", "80"), 4, "num_key_value_heads=6 is neither"},
-    {"intermediate size", SIZES("12", "4", "90"), 4, "intermediate_size=90 is not divisible by tp=4"},
+    {"intermediate size", SIZES("12", "4", "90"), 4,
+     "intermediate_size=90 is not divisible by tp=4; the nearest that divides it: tp=3"},
 };
 
 /* Goal: sizes that tp does not divide are refused with their names. */

@@ -1,0 +1,94 @@
+/* The digits job with four layers learns on every layout as on one rank: the first step has the same numbers,
+ * and so many steps later the reward is as high. In between, a token that a rounded logit decides sets the
+ * curves apart like those of two seeds.
+ *
+ * RK_TEST_DAEMONS: the layouts with so many daemons (default 4). RK_TEST_DEVICE=cuda: on as many GPUs. */
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+#include "tests/proc/layouts.h"
+
+#define RUN_TIMEOUT_MS  900000
+#define DAEMONS_DEFAULT 4
+#define ARGS_MAX        24
+#define STEPS           60
+
+/* Of the last 10 of 60 steps, on one rank; it begins at 0.09. */
+#define LAST_REWARD_MIN 0.9
+/* As in test_learn_gpu.c: runs of two seeds end within 0.04 of one another. */
+#define LAST_REWARD_TOLERANCE 0.05
+
+static int64_t num_daemons(void)
+{
+    const char *text = rk_env("RK_TEST_DAEMONS");
+    int64_t count = DAEMONS_DEFAULT;
+
+    if (text && (!rk_parse_i64(text, &count) || count < 2))
+        fail_msg("RK_TEST_DAEMONS=%s, expected a number from 2 on", text);
+    return count;
+}
+
+/* Mean reward of the last 10 steps of the run that it does in directory `dir`. */
+static double learn(const struct layout *layout, const char *dir)
+{
+    char *steps = rk_format("trainer.total_training_steps=%d", STEPS);
+    const char *args[ARGS_MAX] = {"run",
+                                  TINY_JOB,
+                                  "--local",
+                                  layout_local(layout),
+                                  "--quiet",
+                                  "--run-dir",
+                                  dir,
+                                  LAYOUT_MODEL,
+                                  LAYOUT_ACTOR "ppo_max_token_len_per_gpu=1024",
+                                  cli_device(),
+                                  steps};
+    struct outcome outcome;
+    struct rk_json *summary;
+    double last;
+
+    append_args(args, ARGS_MAX, layout->keys);
+    outcome = finish_rankctl(start_rankctl(args), RUN_TIMEOUT_MS);
+    assert_exit(&outcome, 0);
+    summary = read_json(dir, "summary.json");
+    last = metric(summary, "reward_last_10");
+    print_message("%s: %.4f -> %.4f in %.0f s\n", layout->label, metric(summary, "reward_first_3"), last,
+                  metric(summary, "seconds"));
+    rk_json_free(summary);
+    outcome_fini(&outcome);
+    rk_free(steps);
+    return last;
+}
+
+static void test_learn_layouts_reach_the_reward_of_one_rank(void **state)
+{
+    int64_t count;
+    const struct layout *rows = layouts(&count);
+    char *expected_dir = new_run_dir();
+    double expected = learn(&rows[0], expected_dir);
+
+    (void)state;
+    assert_true(expected >= LAST_REWARD_MIN);
+    for (int64_t i = 1; i < count; i++) {
+        char *dir;
+
+        if (rows[i].num_daemons != num_daemons())
+            continue;
+        dir = new_run_dir();
+        assert_true(learn(&rows[i], dir) >= expected - LAST_REWARD_TOLERANCE);
+        layout_assert_step(dir, expected_dir, 1);
+        rk_free(dir);
+    }
+    rk_free(expected_dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_learn_layouts_reach_the_reward_of_one_rank),
+    };
+
+    skip_without_devices((int)num_daemons());
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
