@@ -1,8 +1,9 @@
 /* Twins of kernels/cpu/fingerprint.c and of copy_2d in kernels/cpu/rows.c: passes over a part of a matrix.
  *
- * Work split   One thread an element. fingerprint: sums of a block, then one atomic addition a block.
+ * Work split   A block takes a segment of a row, eight elements a thread. fingerprint: sums of a thread, of a
+ *              warp, of the block, then one atomic addition a block.
  *
- * Limits       2^31 - 1 blocks of 256 elements.
+ * Limits       2^31 - 1 segments.
  *
  * Numerics     copy_2d: f32 (f64 where a tensor is), rounded once. fingerprint: integers modulo 2^64, so the
  *              order of the additions does not matter. */
@@ -19,33 +20,53 @@ template <class T> static matrix<T> matrix_of(rk_tensor_t t)
     return {(T *)t.data, t.shape[0], t.shape[1], t.row_stride};
 }
 
-static unsigned blocks_of(rk_tensor_t t)
+constexpr int PER_THREAD = 8, SEGMENT = PER_THREAD * RK_TILE_FLAT_THREADS; /* columns */
+
+static int64_t segments_of(rk_tensor_t t)
 {
-    return (unsigned)rk_ceil_div(rk_tensor_num_elements(t), RK_TILE_FLAT_THREADS);
+    return t.shape[0] * rk_ceil_div(t.shape[1], SEGMENT);
+}
+
+/* This thread's elements of its block's segment: columns col, col + RK_TILE_FLAT_THREADS, ... below end. */
+struct segment {
+    int64_t row, col, end;
+};
+
+template <class T> __device__ __forceinline__ segment find_segment(const matrix<T> &x)
+{
+    int64_t per_row = (x.num_cols + SEGMENT - 1) / SEGMENT, begin = blockIdx.x % per_row * SEGMENT;
+
+    return {blockIdx.x / per_row, begin + threadIdx.x, min(begin + SEGMENT, x.num_cols)};
 }
 
 template <class Y, class X>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) copy_2d_kernel(matrix<Y> out, matrix<X> x)
 {
     typedef typename rk_common_of<Y, X>::type A;
-    int64_t at = (int64_t)blockIdx.x * RK_TILE_FLAT_THREADS + threadIdx.x;
-    int64_t row = at / x.num_cols, col = at % x.num_cols;
+    segment part = find_segment(x);
+    Y *to = out.data + part.row * out.row_stride;
+    const X *from = x.data + part.row * x.row_stride;
 
-    if (row < x.num_rows)
-        out.data[row * out.row_stride + col] = rk_narrow<Y>(rk_widen<A>(x.data[row * x.row_stride + col]));
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        int64_t col = part.col + i * RK_TILE_FLAT_THREADS;
+
+        if (col < part.end)
+            to[col] = rk_narrow<Y>(rk_widen<A>(from[col]));
+    }
 }
 
 template <class Y> static struct rk_status *copy_from(cudaStream_t stream, const struct rk_copy_2d_args *args)
 {
     RK_FOR_DTYPE("copy_2d", args->x.dtype, X,
-                 copy_2d_kernel<Y, X><<<blocks_of(args->x), RK_TILE_FLAT_THREADS, 0, stream>>>(
+                 copy_2d_kernel<Y, X><<<(unsigned)segments_of(args->x), RK_TILE_FLAT_THREADS, 0, stream>>>(
                      matrix_of<Y>(args->out), matrix_of<X>(args->x)));
     return NULL;
 }
 
 extern "C" struct rk_status *rk_cuda_op_copy_2d(void *dev, void *stream, const struct rk_copy_2d_args *args)
 {
-    RK_TRY(rk_check_grid("copy_2d", rk_ceil_div(rk_tensor_num_elements(args->x), RK_TILE_FLAT_THREADS)));
+    RK_TRY(rk_check_grid("copy_2d", segments_of(args->x)));
     RK_FOR_DTYPE("copy_2d", args->out.dtype, Y, RK_TRY(copy_from<Y>(rk_stream_of(stream), args)));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "copy_2d");
 }
@@ -86,17 +107,26 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
                        uint64_t first, uint64_t row_pitch)
 {
     __shared__ unsigned long long block_sum;
-    int64_t at = (int64_t)blockIdx.x * RK_TILE_FLAT_THREADS + threadIdx.x;
-    int64_t row = at / x.num_cols, col = at % x.num_cols;
+    segment part = find_segment(x);
+    const T *from = x.data + part.row * x.row_stride;
+    unsigned long long sum = 0;
 
     if (threadIdx.x == 0)
         block_sum = 0;
-    __syncthreads();
-    if (row < x.num_rows)
-        atomicAdd(&block_sum, (unsigned long long)fingerprint_one(
-                                  rk_widen<double>(x.data[row * x.row_stride + col]),
-                                  first + (uint64_t)row * row_pitch + (uint64_t)col, dtype));
-    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PER_THREAD; i++) {
+        int64_t col = part.col + i * RK_TILE_FLAT_THREADS;
+
+        if (col < part.end)
+            sum += fingerprint_one(rk_widen<double>(from[col]),
+                                   first + (uint64_t)part.row * row_pitch + (uint64_t)col, dtype);
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    __syncthreads(); /* block_sum is zero */
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&block_sum, sum);
+    __syncthreads(); /* all warps have added */
     if (threadIdx.x == 0)
         atomicAdd(out, block_sum);
 }
@@ -104,9 +134,10 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
 extern "C" struct rk_status *rk_cuda_op_fingerprint(void *dev, void *stream,
                                                     const struct rk_fingerprint_args *args)
 {
-    RK_TRY(rk_check_grid("fingerprint", rk_ceil_div(rk_tensor_num_elements(args->x), RK_TILE_FLAT_THREADS)));
+    RK_TRY(rk_check_grid("fingerprint", segments_of(args->x)));
     RK_FOR_DTYPE("fingerprint", args->x.dtype, T,
-                 fingerprint_kernel<T><<<blocks_of(args->x), RK_TILE_FLAT_THREADS, 0, rk_stream_of(stream)>>>(
+                 fingerprint_kernel<T>
+                 <<<(unsigned)segments_of(args->x), RK_TILE_FLAT_THREADS, 0, rk_stream_of(stream)>>>(
                      (unsigned long long *)args->out.data, matrix_of<const T>(args->x), args->dtype,
                      args->first, args->row_pitch));
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "fingerprint");
