@@ -128,7 +128,9 @@ bool rk_pipeline_send_to(const struct rk_pipeline_schedule *schedule, int32_t st
 
 /* ---- messages: rk_pipeline_messages.c ---- */
 
-/* What a stage sends or receives, together with all messages of the same before_step. */
+/* What a stage sends or receives, together with all messages of the same before_step and behind those of
+ * earlier ones. It begins when the stage has computed the step in front of it. Of the steps behind it only
+ * `step`, where that receives it, has to wait for its end. */
 struct rk_pipeline_message {
     int64_t
         before_step; /* index of the stage's step in front of it; the number of steps: behind the last one */

@@ -2,8 +2,10 @@
  *
  * What a chunk keeps of a micro-batch for its backward pass lies in a slot. A slot is taken when the input of
  * the forward step is received (or made, on the first chunk), and given back when the gradient of that input
- * has been sent. Messages travel on a stream of their own: a step waits for those that were exchanged in
- * front of it only where it uses one. */
+ * has been sent. Messages travel on a stream of their own, in the order of the schedule's list, and a step
+ * waits for the one that is its input: what was exchanged in front of it for later steps may still be on its
+ * way. Receives do not stand earlier in that list than their senders are ready, since one that waits for its
+ * sender holds up the messages behind it, and on a GPU some of the processors. */
 #include "engine/pipeline/pipeline_internal.h"
 
 #include "base/rk_alloc.h"
@@ -12,7 +14,8 @@
 
 struct rk_pipeline_slot {
     struct rk_pass_memory memory;
-    struct rk_event *is_free; /* recorded when the slot was given back */
+    struct rk_event *has_arrived; /* recorded behind the message that was received last */
+    struct rk_event *is_free;     /* recorded when the slot was given back */
     bool was_used, is_taken;
     int32_t micro_batch, chunk;
     struct rk_micro micro;
@@ -29,8 +32,7 @@ struct run {
     int64_t num_steps;
     struct rk_pipeline_message *messages;
     int64_t num_messages, next_message;
-    int64_t bound;      /* the micro-batch that work->bind was called for last; -1: none */
-    bool is_waited_for; /* the stream of steps has waited for all messages so far */
+    int64_t bound; /* the micro-batch that work->bind was called for last; -1: none */
 };
 
 /* --- slots --- */
@@ -39,6 +41,7 @@ static void slot_destroy(struct rk_pipeline_slot *slot)
 {
     rk_step_arena_destroy(slot->memory.arena);
     rk_arena_destroy(slot->memory.host);
+    rk_event_destroy(slot->has_arrived);
     rk_event_destroy(slot->is_free);
     rk_free(slot);
 }
@@ -59,14 +62,17 @@ static struct rk_status *add_slot(struct rk_model *model, struct rk_pipeline_slo
 {
     struct rk_device *device = rk_stream_device(model->core->stream);
     struct rk_pipeline_slot *slot = rk_calloc(1, sizeof(*slot));
-    struct rk_status *st = rk_event_create(&slot->is_free, device);
+    struct rk_status *st;
 
-    if (st) {
-        rk_free(slot);
-        return st;
-    }
     slot->memory.arena = rk_step_arena_create(device);
     slot->memory.host = rk_arena_create(RK_PASS_HOST_BLOCK_BYTES, 0);
+    st = rk_event_create(&slot->is_free, device);
+    if (!st)
+        st = rk_event_create(&slot->has_arrived, device);
+    if (st) {
+        slot_destroy(slot);
+        return st;
+    }
     rk_array_append(&model->slots, slot);
     *out = slot;
     return model->slot_bytes > 0 || model->slot_host_bytes > 0
@@ -182,13 +188,15 @@ static struct rk_status *transfer(struct run *run, const struct rk_pipeline_mess
     return rk_comm_recv(group, run->model->messages, is_forward ? slot->in : slot->dout, message->peer_stage);
 }
 
-/* Slots whose last message this was. */
+/* What was received can be used from here on; slots whose last message this was are given back. */
 static struct rk_status *finish(struct run *run, const struct rk_pipeline_message *message)
 {
     struct rk_pipeline_slot *slot = find_slot(run, message->step);
     bool is_last = message->step.kind == RK_PIPELINE_BACKWARD || !run->work->trains;
 
-    return message->is_send && is_last ? give_back(slot, run->model->messages) : NULL;
+    if (!message->is_send)
+        return rk_event_record(slot->has_arrived, run->model->messages);
+    return is_last ? give_back(slot, run->model->messages) : NULL;
 }
 
 static struct rk_status *transfer_all(struct run *run, int64_t begin, int64_t end)
@@ -223,20 +231,15 @@ static struct rk_status *exchange(struct run *run, int64_t before)
     RK_TRY(rk_event_record(model->is_ready, model->core->stream));
     RK_TRY(rk_stream_wait(model->messages, model->is_ready));
     RK_TRY(transfer_all(run, begin, end));
-    run->is_waited_for = false;
     for (int64_t i = begin; i < end; i++)
         RK_TRY(finish(run, &run->messages[i]));
     return NULL;
 }
 
-/* What a step uses has arrived. */
-static struct rk_status *wait_for_messages(struct run *run)
+static struct rk_status *wait_for_messages(struct rk_model *model)
 {
-    struct rk_model *model = run->model;
-
-    if (run->is_waited_for)
+    if (!model->messages)
         return NULL;
-    run->is_waited_for = true;
     RK_TRY(rk_event_record(model->is_done, model->messages));
     return rk_stream_wait(model->core->stream, model->is_done);
 }
@@ -257,7 +260,7 @@ static struct rk_status *forward(struct run *run, struct rk_pipeline_step step)
     if (chunk->has_embedding)
         RK_TRY(take_slot(run, step, &slot));
     else
-        RK_TRY(wait_for_messages(run));
+        RK_TRY(rk_stream_wait(run->model->core->stream, slot->has_arrived));
     RK_TRY(note_step(run, step, false));
     RK_TRY(rk_micro_forward(&slot->micro, chunk, slot->in, run->work->trains, &slot->out));
     if (!chunk->has_head)
@@ -285,7 +288,7 @@ static struct rk_status *backward(struct run *run, int64_t i)
     struct rk_pipeline_slot *slot = find_slot(run, step);
 
     if (!chunk->has_head)
-        RK_TRY(wait_for_messages(run));
+        RK_TRY(rk_stream_wait(run->model->core->stream, slot->has_arrived));
     RK_TRY(note_step(run, step, false));
     RK_TRY(run->work->prepare_backward(run->work->user, &slot->micro, is_last_backward(run, i)));
     RK_TRY(rk_micro_backward(&slot->micro, chunk, slot->dout, &slot->din));
@@ -304,7 +307,7 @@ static struct rk_status *run_steps(struct run *run)
         RK_TRY(note_step(run, run->steps[i], true));
     }
     RK_TRY(exchange(run, run->num_steps));
-    RK_TRY(wait_for_messages(run));
+    RK_TRY(wait_for_messages(run->model));
     return rk_stream_sync(run->model->core->stream);
 }
 
@@ -369,7 +372,6 @@ static struct rk_status *run_init(struct run *run)
     };
     run->stage = core->params.coords.axis[RK_AXIS_PP];
     run->bound = -1;
-    run->is_waited_for = true;
     for (int64_t i = 0; i < run->model->slots.count; i++)
         run->model->slots.items[i]->is_taken = false; /* of a run that failed */
     RK_TRY(rk_pipeline_schedule_check(&run->schedule));
