@@ -126,6 +126,11 @@ static struct rk_status *profile_stream_create(void *dev, void **out, const char
     return rk_stream_create((struct rk_stream **)out, dev, name);
 }
 
+static struct rk_status *profile_stream_create_urgent(void *dev, void **out, const char *name)
+{
+    return rk_stream_create_urgent((struct rk_stream **)out, dev, name);
+}
+
 static void profile_stream_destroy(void *dev, void *stream)
 {
     (void)dev;
@@ -226,6 +231,7 @@ static struct rk_device_ops profile_device = {
     .host_alloc = profile_host_alloc,
     .host_free = profile_host_free,
     .stream_create = profile_stream_create,
+    .stream_create_urgent = profile_stream_create_urgent,
     .stream_destroy = profile_stream_destroy,
     .copy = profile_copy,
     .zero = profile_zero,

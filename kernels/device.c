@@ -430,7 +430,8 @@ void rk_device_host_free(struct rk_device *device, void *ptr)
         forget(device, ptr, true);
 }
 
-struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device, const char *name)
+static struct rk_status *stream_create(struct rk_stream **out, struct rk_device *device, const char *name,
+                                       struct rk_status *(*create)(void *dev, void **out, const char *name))
 {
     struct rk_stream *stream;
     struct rk_status *st;
@@ -440,7 +441,7 @@ struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *dev
     *out = NULL;
     stream = rk_calloc(1, sizeof(*stream));
     stream->device = device;
-    st = device->ops->stream_create(device->handle, &stream->handle, name);
+    st = create(device->handle, &stream->handle, name);
     if (st) {
         rk_free(stream);
         return RK_WRAP(st, "creating stream '%s' on device '%s'", name, device->info.name);
@@ -448,6 +449,19 @@ struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *dev
     device->num_streams++;
     *out = stream;
     return NULL;
+}
+
+struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device, const char *name)
+{
+    return stream_create(out, device, name, device->ops->stream_create);
+}
+
+struct rk_status *rk_stream_create_urgent(struct rk_stream **out, struct rk_device *device, const char *name)
+{
+    const struct rk_device_ops *ops = device->ops;
+
+    return stream_create(out, device, name,
+                         ops->stream_create_urgent ? ops->stream_create_urgent : ops->stream_create);
 }
 
 void rk_stream_destroy(struct rk_stream *stream)

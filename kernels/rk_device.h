@@ -13,7 +13,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_DEVICE_ABI 6
+#define RK_DEVICE_ABI 7
 
 #define RK_DEVICE_UUID_BYTES   64
 #define RK_DEVICE_DOMAIN_BYTES 32
@@ -109,6 +109,10 @@ struct rk_status *rk_device_release(struct rk_device *device, void *range) RK_NO
 
 struct rk_status *rk_stream_create(struct rk_stream **out, struct rk_device *device,
                                    const char *name) RK_NODISCARD;
+/* The same. Where the device can choose, what this stream has been given begins before what other streams
+ * wait for room with: for short work that others depend on. */
+struct rk_status *rk_stream_create_urgent(struct rk_stream **out, struct rk_device *device,
+                                          const char *name) RK_NODISCARD;
 void rk_stream_destroy(struct rk_stream *stream); /* NULL is a no-op */
 struct rk_device *rk_stream_device(const struct rk_stream *stream);
 /* Enqueue; the memory must stay valid until the stream reaches the operation. */
@@ -222,6 +226,8 @@ struct rk_device_ops {
     struct rk_status *(*range_commit)(void *dev, void *range, size_t bytes);
     struct rk_status *(*range_release)(void *dev, void *range, size_t bytes);
     void (*range_free)(void *dev, void *range, size_t bytes);
+    /* optional: NULL means that all streams are alike */
+    struct rk_status *(*stream_create_urgent)(void *dev, void **out, const char *name);
 };
 
 /* Adds a backend; FAILED_PRECONDITION when its abi differs, ALREADY_EXISTS for a second one of that name. The

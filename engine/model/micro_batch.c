@@ -24,6 +24,7 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
     if (desc->grads) {
         micro->pass.grads = desc->grads;
         micro->pass.grad_dtype = desc->grad_dtype;
+        micro->pass.side = desc->side;
     }
     RK_TRY(rk_labels_select(&micro->labels, &micro->pass, desc->packed));
     head->index = micro->labels.index;

@@ -255,6 +255,7 @@ struct rk_micro_desc {
     const struct rk_engine_hooks *hooks; /* on_alive only; may be NULL */
     void *grads;                         /* flat buffer; NULL when no backward pass follows */
     rk_dtype_t grad_dtype;               /* of it */
+    const struct rk_side *side;          /* of the backward pass; may be NULL */
 };
 
 /* A micro-batch on its way through a chunk of the model: begin, forward, and after that download, or upload

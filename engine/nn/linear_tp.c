@@ -135,14 +135,16 @@ struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct 
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
-    rk_tensor_t tokens;
+    rk_tensor_t tokens, dtokens;
 
-    RK_TRY(rk_sp_gather(pass, x, &tokens));
+    /* x is gathered beside the product dx, and dx is summed beside the gradient of the weight. */
+    RK_TRY(rk_sp_start_gather(pass, x, &tokens));
+    RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
+    RK_TRY(rk_linear_bwd_input(pass, weight, dy, dtokens));
+    RK_TRY(rk_sp_join(pass));
+    RK_TRY(rk_sp_start_sum(pass, dtokens, dx, RK_REDUCE_SUM));
     RK_TRY(rk_linear_bwd_weight(pass, weight, tokens, dy));
-    rk_step_arena_release(pass->arena, mark);
-    RK_TRY(rk_sp_begin_sum(pass, dx, &tokens));
-    RK_TRY(rk_linear_bwd_input(pass, weight, dy, tokens));
-    RK_TRY(rk_sp_sum(pass, tokens, dx, RK_REDUCE_SUM));
+    RK_TRY(rk_sp_join(pass));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

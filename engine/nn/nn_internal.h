@@ -60,9 +60,16 @@ struct rk_context {
     const int32_t *rows; /* host: to_ranks */
 };
 
+/* A stream beside that of the pass, for collectives over tp, and the events that tie the two together. */
+struct rk_side {
+    struct rk_stream *stream;
+    struct rk_event *is_ready, *is_done;
+};
+
 /* What all operators of one forward (and backward) pass have in common. */
 struct rk_pass {
     struct rk_stream *stream;
+    const struct rk_side *side;  /* NULL: all of the pass is on its stream */
     struct rk_step_arena *arena; /* of what one operator, or one direction of the pass, needs */
     struct rk_step_arena *kept;  /* of what the forward pass keeps for the backward pass; may be the same */
     struct rk_arena *host;       /* host memory of the lifetime of `kept` */
@@ -126,6 +133,13 @@ struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows,
                                   rk_tensor_t *tokens) RK_NODISCARD;
 struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
                             rk_reduce_op_t op) RK_NODISCARD;
+/* The same two on the side stream, behind what the pass's stream has been given so far. What is given to that
+ * before rk_sp_join runs beside them; it may read what they read. One of them at a time. */
+struct rk_status *rk_sp_start_gather(const struct rk_pass *pass, rk_tensor_t rows,
+                                     rk_tensor_t *tokens) RK_NODISCARD;
+struct rk_status *rk_sp_start_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
+                                  rk_reduce_op_t op) RK_NODISCARD;
+struct rk_status *rk_sp_join(const struct rk_pass *pass) RK_NODISCARD;
 /* Of tokens that are the same on all ranks, mine. */
 struct rk_status *rk_sp_keep(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows) RK_NODISCARD;
 
@@ -147,6 +161,7 @@ struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct 
 /* y = silu(gate) * up of the product [gate; up], which is not kept: gate_up is undefined. */
 struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                               rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
+/* dx is neither x nor dy. */
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 /* And back: x and dx have num_tokens rows, y and dy num_rows. */

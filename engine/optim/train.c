@@ -38,6 +38,9 @@ void rk_train_destroy(struct rk_train *train)
     rk_event_destroy(train->is_ready);
     rk_event_destroy(train->is_done);
     rk_stream_destroy(train->comm);
+    rk_event_destroy(train->side.is_ready);
+    rk_event_destroy(train->side.is_done);
+    rk_stream_destroy(train->side.stream);
     rk_array_fini(&train->buckets);
     rk_array_fini(&train->segments);
     rk_free(train);
@@ -149,6 +152,13 @@ static struct rk_status *open_comm(struct rk_train *train)
     return rk_event_create(&train->is_done, train->device);
 }
 
+static struct rk_status *open_side(struct rk_train *train)
+{
+    RK_TRY(rk_stream_create_urgent(&train->side.stream, train->device, "tp"));
+    RK_TRY(rk_event_create(&train->side.is_ready, train->device));
+    return rk_event_create(&train->side.is_done, train->device);
+}
+
 /* Where the gradients begin to which a pass can only add: those of vectors, and of an embedding that is not
  * the head's weight as well. All behind the matrices of linear layers (model/params_internal.h). */
 static int64_t find_summed(const struct rk_model_core *core)
@@ -203,6 +213,8 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     st = allocate(train, core);
     if (!st && rk_comm_group_size(dp) > 1)
         st = open_comm(train);
+    if (!st && rk_params_tp_size(&core->params) > 1)
+        st = open_side(train);
     if (!st)
         st = rk_train_copy_masters(train, core, 0, core->params.num_elements);
     if (st) {
@@ -331,6 +343,7 @@ static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
         .hooks = micro->hooks,
         .grads = batches->model->train->grads,
         .grad_dtype = batches->model->train->pass_dtype,
+        .side = batches->model->train->side.stream ? &batches->model->train->side : NULL,
     };
     return NULL;
 }

@@ -356,7 +356,7 @@ static struct rk_status *open_messages(struct rk_model *model)
         return NULL;
     RK_TRY(rk_event_create(&model->is_ready, device));
     RK_TRY(rk_event_create(&model->is_done, device));
-    RK_TRY(rk_stream_create(&model->messages, device, "pipeline"));
+    RK_TRY(rk_stream_create_urgent(&model->messages, device, "pipeline"));
     return greet_neighbours(model);
 }
 

@@ -327,21 +327,36 @@ static void cuda_stream_destroy(void *handle, void *stream_handle)
     rk_free(stream);
 }
 
-static struct rk_status *cuda_stream_create(void *handle, void **out, const char *name)
+static struct rk_status *create_stream(void *handle, void **out, int priority)
 {
     struct rk_cuda_stream *stream = rk_calloc(1, sizeof(*stream));
     struct rk_status *st;
 
-    (void)name;
     stream->dev = handle;
-    st = rk_cuda_status(cudaStreamCreateWithFlags(&stream->stream, cudaStreamNonBlocking),
-                        "cudaStreamCreateWithFlags");
+    st = rk_cuda_status(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority),
+                        "cudaStreamCreateWithPriority");
     if (st) {
         cuda_stream_destroy(handle, stream);
         return st;
     }
     *out = stream;
     return NULL;
+}
+
+static struct rk_status *cuda_stream_create(void *handle, void **out, const char *name)
+{
+    (void)name;
+    return create_stream(handle, out, 0);
+}
+
+/* A block of it that waits for room on a processor gets it before blocks of other streams that wait, too. */
+static struct rk_status *cuda_stream_create_urgent(void *handle, void **out, const char *name)
+{
+    int least, greatest;
+
+    (void)name;
+    RK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    return create_stream(handle, out, greatest);
 }
 
 static struct rk_status *cuda_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
@@ -554,6 +569,7 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
     .stream_create = cuda_stream_create,
+    .stream_create_urgent = cuda_stream_create_urgent,
     .stream_destroy = cuda_stream_destroy,
     .copy = cuda_copy,
     .zero = cuda_zero,
