@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "daemon/guard_internal.h"
 #include "daemon/rpc_internal.h"
 
 /* What the completion queue carries. */
@@ -58,7 +59,7 @@ struct rk_server {
     grpc_server *core;
     grpc_completion_queue *queue;
     void *registered[RK_RPC_COUNT];
-    char *address;
+    struct rk_guard *guard;
     pthread_t thread;
     struct rk_call *calls; /* L */
     bool is_shutting_down; /* L */

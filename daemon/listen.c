@@ -147,8 +147,8 @@ static socklen_t make_address(const struct rk_listen *listen, struct sockaddr_st
     return sizeof(*v6);
 }
 
-/* A file that is no socket would make the bind fail; gRPC removes one that is (whose owner, if it lives,
- * holds the lock beside it). */
+/* A file that is no socket would make the bind fail; one that is (whose owner, if it lives, holds the lock
+ * beside it) is replaced. */
 static struct rk_status *probe_unix_path(const char *path)
 {
     char *dir = rk_path_dir(path);
@@ -164,34 +164,92 @@ static struct rk_status *probe_unix_path(const char *path)
     return st;
 }
 
-struct rk_status *rk_listen_probe(const struct rk_listen *listen)
+static struct rk_status *fail_bind(const struct rk_listen *listen, int error)
+{
+    char *text = rk_listen_format(listen, listen->port);
+    struct rk_status *st;
+
+    if (error == EADDRINUSE)
+        st =
+            RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s is in use by another process", text);
+    else /* an address that no interface has may come with its interface */
+        st = RK_FAIL(error == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT, "cannot listen on %s: %s",
+                     text, strerror(error));
+    rk_free(text);
+    return st;
+}
+
+static struct rk_status *bind_socket(int *out, const struct rk_listen *listen)
 {
     struct sockaddr_storage address;
     socklen_t address_bytes = make_address(listen, &address);
-    struct rk_status *st = NULL;
-    const int on = 1;
-    char *text;
+    const int on = 1, off = 0;
+    mode_t mask;
+    int fd, rc, error;
+
+    *out = -1;
+    fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "socket: %s", strerror(errno));
+    /* An address whose last connections still close can be bound again. */
+    if (!listen->is_unix)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (address.ss_family == AF_INET6) /* [::] is IPv4, too */
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    mask = umask(0117); /* socket file: owner and group */
+    rc = bind(fd, (struct sockaddr *)&address, address_bytes);
+    error = errno;
+    umask(mask);
+    if (rc != 0) {
+        close(fd);
+        return fail_bind(listen, error);
+    }
+    *out = fd;
+    return NULL;
+}
+
+struct rk_status *rk_listen_probe(const struct rk_listen *listen)
+{
     int fd;
 
     if (listen->is_unix && !listen->is_abstract)
         return probe_unix_path(listen->name);
-    fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return RK_FAIL(RK_INTERNAL, "socket: %s", strerror(errno));
-    /* As gRPC does: an address whose last connections still close can be bound again. */
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, (struct sockaddr *)&address, address_bytes) != 0) {
-        text = rk_listen_format(listen, listen->port);
-        if (errno == EADDRINUSE)
-            st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s is in use by another process",
-                                text);
-        else /* an address that no interface has may come with its interface */
-            st = RK_FAIL(errno == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT,
-                         "cannot listen on %s: %s", text, strerror(errno));
-        rk_free(text);
-    }
+    RK_TRY(bind_socket(&fd, listen));
     close(fd);
-    return st;
+    return NULL;
+}
+
+static int bound_port(int fd, const struct rk_listen *listen)
+{
+    struct sockaddr_storage address;
+    socklen_t address_bytes = sizeof(address);
+
+    if (listen->is_unix || getsockname(fd, (struct sockaddr *)&address, &address_bytes) != 0)
+        return listen->port;
+    if (address.ss_family == AF_INET6)
+        return ntohs(((const struct sockaddr_in6 *)(const void *)&address)->sin6_port);
+    return ntohs(((const struct sockaddr_in *)(const void *)&address)->sin_port);
+}
+
+struct rk_status *rk_listen_open(int *fd, int *port, const struct rk_listen *to, int backlog)
+{
+    struct rk_status *st;
+
+    *fd = -1;
+    *port = 0;
+    if (to->is_unix && !to->is_abstract) {
+        RK_TRY(probe_unix_path(to->name));
+        unlink(to->name);
+    }
+    RK_TRY(bind_socket(fd, to));
+    if (listen(*fd, backlog) != 0) {
+        st = fail_bind(to, errno);
+        close(*fd);
+        *fd = -1;
+        return st;
+    }
+    *port = bound_port(*fd, to);
+    return NULL;
 }
 
 char *rk_listen_format(const struct rk_listen *listen, int port)

@@ -28,10 +28,14 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
 /* The value of comm.listen, or what follows from rpc.listen: a host whose peers can be told its address, so
  * not the one that means "all". */
 struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;
-/* Binds and lets go: says why, which gRPC does not. Reason ADDRESS_IN_USE when another process has it;
+/* Binds and lets go. Reason ADDRESS_IN_USE when another process has it;
  * UNAVAILABLE when no interface has the address (yet). */
 struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
-/* As gRPC takes it, and as people read it; rk_free it. */
+/* Binds and listens; errors as rk_listen_probe. *fd receives a non-blocking socket, *port the one that the
+ * kernel chose, or the given one. A socket file is readable and writable for owner and group; one that is
+ * there already is replaced, so take the lock beside it first. */
+struct rk_status *rk_listen_open(int *fd, int *port, const struct rk_listen *to, int backlog) RK_NODISCARD;
+/* As clients take it, and as people read it; rk_free it. */
 char *rk_listen_format(const struct rk_listen *listen, int port);
 
 #endif

@@ -252,16 +252,22 @@ static const grpc_slice *find_metadata(const struct rk_call *call, const char *k
 static struct rk_status *authenticate(const struct rk_call *call)
 {
     const grpc_slice *header = find_metadata(call, "authorization");
-    struct rk_status *st = rk_auth_check(
-        call->server->config.auth, header ? (const char *)GRPC_SLICE_START_PTR(*header) : NULL,
-        header ? GRPC_SLICE_LENGTH(*header) : 0, call->rpc ? call->rpc->rights : RK_RIGHTS_VIEWER);
+    rk_rights_t needed = call->rpc ? call->rpc->rights : RK_RIGHTS_VIEWER;
+    struct rk_status *st =
+        rk_auth_check(call->server->config.auth, header ? (const char *)GRPC_SLICE_START_PTR(*header) : NULL,
+                      header ? GRPC_SLICE_LENGTH(*header) : 0, needed);
+    char *core_peer, peer[64];
 
+    if (!st && needed == RK_RIGHTS_NONE)
+        return NULL;
+    core_peer = grpc_call_get_peer(call->core);
     if (st) {
-        char *peer = grpc_call_get_peer(call->core);
-
+        rk_guard_format_peer(call->server->guard, core_peer, peer, sizeof(peer));
         RK_WARN("refused peer=%s: %s", peer, rk_status_message(st));
-        gpr_free(peer);
+    } else if (call->rpc) {
+        rk_guard_trust(call->server->guard, core_peer);
     }
+    gpr_free(core_peer);
     return st;
 }
 

@@ -9,8 +9,8 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 
+#include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/cpu.h>
 #include <grpc/support/log.h>
@@ -33,14 +33,10 @@ static const struct {
     const char *key;
     int value;
 } server_args[] = {
-    /* Two daemons could share a port otherwise, and the kernel would deal out their connections. */
-    {GRPC_ARG_ALLOW_REUSEPORT, 0},
     {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES},
     {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES},
     {GRPC_ARG_MAX_CONCURRENT_STREAMS, 64},
     {GRPC_ARG_MAX_METADATA_SIZE, RK_LIMIT_METADATA_BYTES},
-    /* Silent connections. */
-    {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5000},
     /* A stopped process or a lost host shows in 8 s. */
     {GRPC_ARG_KEEPALIVE_TIME_MS, 5000},
     {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000},
@@ -185,31 +181,22 @@ static grpc_server *create_core(void)
     return core;
 }
 
-static struct rk_status *bind_address(struct rk_server *server)
+/* The guard's thread. */
+static void on_connection(void *user, int fd)
 {
-    const struct rk_listen *listen = server->config.listen;
-    grpc_server_credentials *credentials;
-    char *target;
-    mode_t mask;
-    int port;
+    struct rk_server *server = user;
+    grpc_server_credentials *credentials = grpc_insecure_server_credentials_create();
 
-    RK_TRY(rk_listen_probe(listen));
-    target = rk_listen_format(listen, listen->port);
-    credentials = grpc_insecure_server_credentials_create();
-    mask = umask(0117); /* socket file: owner and group */
-    port = grpc_server_add_http2_port(server->core, target, credentials);
-    umask(mask);
+    grpc_server_add_channel_from_fd(server->core, fd, credentials);
     grpc_server_credentials_release(credentials);
-    if (port == 0) {
-        struct rk_status *st =
-            RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "gRPC cannot listen on %s", target);
+}
 
-        rk_free(target);
-        return st;
-    }
-    rk_free(target);
-    server->address = rk_listen_format(listen, port);
-    return NULL;
+static struct rk_status *start_guard(struct rk_server *server)
+{
+    struct rk_guard_config config = {
+        .listen = server->config.listen, .user = server, .on_connection = on_connection};
+
+    return rk_guard_create(&server->guard, &config);
 }
 
 static void on_stopped(struct rk_event *event)
@@ -275,7 +262,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
                                                              NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         RK_ASSERT(server->registered[id]);
     }
-    st = bind_address(server);
+    st = start_guard(server);
     if (!st) /* before there are calls that would have to be given up */
         st = rk_thread_start(&server->thread, run_queue, server, "completion queue");
     if (st) {
@@ -286,6 +273,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     for (int id = 0; id < RK_RPC_COUNT; id++)
         arm(server, rk_rpc_get((rk_rpc_id_t)id));
     arm(server, NULL);
+    rk_guard_open(server->guard);
     *out = server;
     return NULL;
 }
@@ -299,14 +287,14 @@ void rk_server_destroy(struct rk_server *server)
     RK_ASSERT(!server->calls);
     grpc_completion_queue_destroy(server->queue);
     grpc_server_destroy(server->core);
+    rk_guard_destroy(server->guard);
     grpc_shutdown();
-    rk_free(server->address);
     rk_free(server);
 }
 
 const char *rk_server_address(const struct rk_server *server)
 {
-    return server->address;
+    return rk_guard_address(server->guard);
 }
 
 void rk_server_set_auth(struct rk_server *server, const struct rk_auth *auth)
@@ -329,6 +317,7 @@ void rk_server_begin_shutdown(struct rk_server *server)
 {
     RK_ASSERT(!server->is_shutting_down);
     server->is_shutting_down = true;
+    rk_guard_close_listener(server->guard);
     for (struct rk_call *call = server->calls; call; call = call->next) {
         rk_call_end_endless(call);
     }

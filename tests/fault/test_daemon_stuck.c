@@ -117,7 +117,8 @@ static void test_no_threads_ends_the_start(void **state)
         {"thread.start=fail@1", "rankd: cannot start the thread of the watchdog: Resource temporarily"},
         {"thread.start=fail@2", "rankd: cannot start the thread of the engine: Resource temporarily"},
         {"thread.room=fail", "rankd: cannot start the thread of the gRPC core: Resource temporarily"},
-        {"thread.start=fail@3",
+        {"thread.start=fail@3", "rankd: cannot start the thread of the network guard: Resource temporarily"},
+        {"thread.start=fail@4",
          "rankd: cannot start the thread of the completion queue: Resource temporarily"},
     };
 

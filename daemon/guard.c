@@ -1,0 +1,370 @@
+#include "daemon/guard_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "base/rk_str.h"
+#include "base/rk_thread.h"
+#include "base/rk_time.h"
+#include "daemon/guard_state_internal.h"
+
+#define EVENTS_MAX       64
+#define TICK_MS          250               /* how often peers are looked at that do nothing */
+#define HELD_TICK_MS     10                /* the same while some are held back */
+#define ACCEPTS_MAX      64                /* in a row */
+#define ACCEPT_AGAIN_NS  (100 * 1000000LL) /* after a failure */
+#define FLUSH_NS         (500 * 1000000LL) /* at the end */
+#define TCP_FILES        3                 /* of a connection: its own and a pair */
+#define UNIX_FILES       2                 /* its own, which gRPC has, and a copy to see its end */
+#define BACKLOG          1024
+#define CORE_PEER_PREFIX "fd:"
+
+/* --- accepting --- */
+
+/* L may close the listener at any time. */
+static int accept_from_listener(struct rk_guard *guard, struct sockaddr_storage *from, socklen_t *from_bytes)
+{
+    int fd = -1;
+
+    errno = EAGAIN;
+    pthread_mutex_lock(&guard->lock);
+    if (guard->listen_fd >= 0)
+        fd = accept4(guard->listen_fd, (struct sockaddr *)from, from_bytes, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    pthread_mutex_unlock(&guard->lock);
+    return fd;
+}
+
+/* No descriptor is left: the one that was kept for this takes the connection, so that the peer hears of it
+ * and the next can be tried. */
+static void refuse_one(struct rk_guard *guard)
+{
+    struct sockaddr_storage from;
+    socklen_t from_bytes = sizeof(from);
+    int fd;
+
+    if (guard->reserve_fd < 0)
+        return;
+    close(guard->reserve_fd);
+    fd = accept_from_listener(guard, &from, &from_bytes);
+    if (fd >= 0)
+        close(fd);
+    guard->reserve_fd = fcntl(guard->wake_fd, F_DUPFD_CLOEXEC, 0);
+}
+
+/* False when there is nobody, or nothing can be done about it now. */
+static bool accept_one(struct rk_guard *guard, int64_t now_ns)
+{
+    struct sockaddr_storage from;
+    socklen_t from_bytes = sizeof(from);
+    int fd = accept_from_listener(guard, &from, &from_bytes);
+
+    if (fd >= 0) {
+        guard->num_accepted++;
+        if (rk_guard_make_room(guard)) {
+            rk_connection_admit(guard, fd, &from, from_bytes);
+        } else {
+            rk_guard_count_refused(guard, "all belong to peers that may call");
+            close(fd);
+        }
+        return true;
+    }
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        guard->has_pending = false;
+        return false;
+    }
+    if (errno == EINTR || errno == ECONNABORTED)
+        return true;
+    rk_guard_count_refused(guard, strerror(errno));
+    if (errno == EMFILE || errno == ENFILE)
+        refuse_one(guard);
+    guard->accept_after_ns = now_ns + ACCEPT_AGAIN_NS;
+    return false;
+}
+
+static bool may_accept(const struct rk_guard *guard, int64_t now_ns)
+{
+    return guard->has_pending && guard->is_open && now_ns >= guard->accept_after_ns;
+}
+
+static void accept_some(struct rk_guard *guard, int64_t now_ns)
+{
+    for (int i = 0; i < ACCEPTS_MAX && accept_one(guard, now_ns); i++)
+        ;
+}
+
+/* --- the thread --- */
+
+static void on_event(struct rk_guard *guard, const struct epoll_event *event)
+{
+    struct rk_endpoint *endpoint = event->data.ptr;
+    uint64_t discard;
+    bool is_input = event->events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+    bool is_output = event->events & (EPOLLOUT | EPOLLHUP | EPOLLERR);
+    struct rk_relay *relay;
+
+    if (!endpoint) {
+        guard->has_pending = true;
+        return;
+    }
+    if (endpoint->side == RK_SIDE_COUNT) {
+        if (read(guard->wake_fd, &discard, sizeof(discard)) < 0)
+            RK_ASSERT(errno == EAGAIN || errno == EINTR);
+        return;
+    }
+    relay = &endpoint->connection->relay;
+    endpoint->connection->is_ready = true;
+    if (endpoint->side == RK_SIDE_CLIENT) {
+        relay->from_client.can_read |= is_input;
+        relay->from_server.can_write |= is_output;
+        endpoint->connection->is_gone |= (event->events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    } else {
+        relay->from_server.can_read |= is_input;
+        relay->from_client.can_write |= is_output;
+    }
+}
+
+/* Runs those that have something to do; looks at all of them when it is time to. Returns how long to wait. */
+static int run_connections(struct rk_guard *guard, int64_t now_ns)
+{
+    bool has_ready = false, has_held = false;
+    bool is_tick = now_ns - guard->ticked_ns >= HELD_TICK_MS * 1000000LL;
+    struct rk_connection *next;
+
+    if (is_tick)
+        guard->ticked_ns = now_ns;
+    for (struct rk_connection *one = guard->connections; one; one = next) {
+        bool goes_on = !is_tick || rk_connection_tick(guard, one, now_ns);
+
+        next = one->next;
+        if (goes_on && one->is_ready)
+            goes_on = rk_connection_run(guard, one, now_ns);
+        has_ready |= goes_on && one->is_ready;
+        has_held |= goes_on && one->relay.from_client.is_held;
+        if (!goes_on)
+            rk_connection_drop(guard, one);
+    }
+    return has_ready ? 0 : has_held ? HELD_TICK_MS : TICK_MS;
+}
+
+/* At the end: gRPC has closed its sockets, and what it sent before may still be on its way. */
+static bool is_done(struct rk_guard *guard, int64_t *deadline_ns)
+{
+    if (!guard->is_stopping)
+        return false;
+    if (*deadline_ns == 0)
+        *deadline_ns = rk_time_now_ns() + FLUSH_NS;
+    for (struct rk_connection *one = guard->connections; one; one = one->next) {
+        if (one->relay.server_fd >= 0 && rk_time_now_ns() < *deadline_ns)
+            return false;
+    }
+    return true;
+}
+
+static void *run_guard(void *arg)
+{
+    struct rk_guard *guard = arg;
+    struct epoll_event events[EVENTS_MAX];
+    int64_t deadline_ns = 0;
+    int wait_ms = 0;
+
+    prctl(PR_SET_NAME, "rankd-N");
+    while (!is_done(guard, &deadline_ns)) {
+        int count = epoll_wait(guard->epoll_fd, events, EVENTS_MAX, wait_ms);
+        int64_t now_ns = rk_time_now_ns();
+
+        guard->seen_ns = now_ns;
+        for (int i = 0; i < count; i++)
+            on_event(guard, &events[i]);
+        wait_ms = run_connections(guard, now_ns);
+        if (may_accept(guard, now_ns))
+            accept_some(guard, now_ns);
+        if (guard->has_pending && guard->is_open)
+            wait_ms = may_accept(guard, now_ns) ? 0 : RK_MIN(wait_ms, HELD_TICK_MS);
+    }
+    while (guard->connections)
+        rk_connection_drop(guard, guard->connections);
+    rk_relay_pool_fini(&guard->pool);
+    return NULL;
+}
+
+/* --- start and end --- */
+
+static int choose_max_connections(const struct rk_guard_config *config)
+{
+    struct rlimit limit = {.rlim_cur = 1024};
+    int64_t files = config->max_files, room;
+
+    if (files == 0) {
+        getrlimit(RLIMIT_NOFILE, &limit);
+        files = limit.rlim_cur == RLIM_INFINITY ? INT32_MAX : (int64_t)limit.rlim_cur;
+    }
+    room = (files - RK_GUARD_FILES_RESERVED) / (config->listen->is_unix ? UNIX_FILES : TCP_FILES);
+    return (int)RK_MAX(RK_MIN(room, RK_GUARD_CONNECTIONS_MAX), RK_GUARD_CONNECTIONS_MIN);
+}
+
+static struct rk_status *start_listening(struct rk_guard *guard, const struct rk_listen *listen)
+{
+    int port;
+
+    RK_TRY(rk_listen_open(&guard->listen_fd, &port, listen, BACKLOG));
+    guard->address = rk_listen_format(listen, port);
+    if (listen->is_unix && !listen->is_abstract)
+        guard->unix_path = rk_strdup(listen->name);
+    guard->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    guard->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    guard->reserve_fd = guard->wake_fd < 0 ? -1 : fcntl(guard->wake_fd, F_DUPFD_CLOEXEC, 0);
+    if (guard->epoll_fd < 0 || guard->reserve_fd < 0)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no descriptors for the listener: %s", strerror(errno));
+    rk_guard_watch(guard, guard->listen_fd, EPOLLIN | EPOLLET, NULL);
+    return NULL;
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void fini(struct rk_guard *guard)
+{
+    rk_guard_close_listener(guard);
+    close_fd(&guard->epoll_fd);
+    close_fd(&guard->wake_fd);
+    close_fd(&guard->reserve_fd);
+    pthread_mutex_destroy(&guard->lock);
+    rk_free(guard->unix_path);
+    rk_free(guard->address);
+    rk_free(guard);
+}
+
+/* The tag of wake_fd in epoll. */
+static struct rk_endpoint wake_endpoint = {.side = RK_SIDE_COUNT};
+
+struct rk_status *rk_guard_create(struct rk_guard **out, const struct rk_guard_config *config)
+{
+    struct rk_guard *guard = rk_calloc(1, sizeof(*guard));
+    struct rk_status *st;
+
+    *out = NULL;
+    guard->config = *config;
+    guard->is_unix = config->listen->is_unix;
+    guard->max_connections = choose_max_connections(config);
+    guard->listen_fd = guard->epoll_fd = guard->wake_fd = guard->reserve_fd = -1;
+    guard->has_pending = true;
+    pthread_mutex_init(&guard->lock, NULL);
+    guard->seen_ns = rk_time_now_ns();
+    rk_h2_shared_init(&guard->shared, guard->seen_ns);
+    st = start_listening(guard, config->listen);
+    guard->config.listen = NULL;
+    if (!st) {
+        rk_guard_watch(guard, guard->wake_fd, EPOLLIN, &wake_endpoint);
+        st = rk_thread_start(&guard->thread, run_guard, guard, "network guard");
+    }
+    if (st) {
+        fini(guard);
+        return st;
+    }
+    *out = guard;
+    return NULL;
+}
+
+static void wake(struct rk_guard *guard)
+{
+    const uint64_t one = 1;
+
+    if (write(guard->wake_fd, &one, sizeof(one)) < 0)
+        RK_ASSERT(errno == EAGAIN || errno == EINTR);
+}
+
+void rk_guard_open(struct rk_guard *guard)
+{
+    guard->is_open = true;
+    wake(guard);
+}
+
+void rk_guard_close_listener(struct rk_guard *guard)
+{
+    pthread_mutex_lock(&guard->lock);
+    if (guard->listen_fd >= 0 && guard->unix_path)
+        unlink(guard->unix_path);
+    guard->is_open = false;
+    close_fd(&guard->listen_fd);
+    pthread_mutex_unlock(&guard->lock);
+}
+
+void rk_guard_destroy(struct rk_guard *guard)
+{
+    if (!guard)
+        return;
+    guard->is_stopping = true;
+    wake(guard);
+    pthread_join(guard->thread, NULL);
+    fini(guard);
+}
+
+/* --- L --- */
+
+const char *rk_guard_address(const struct rk_guard *guard)
+{
+    return guard->address;
+}
+
+/* With the lock held. */
+static struct rk_connection *find_connection(const struct rk_guard *guard, const char *core_peer)
+{
+    int64_t fd;
+
+    if (!rk_str_has_prefix(core_peer, CORE_PEER_PREFIX) ||
+        !rk_parse_i64(core_peer + strlen(CORE_PEER_PREFIX), &fd))
+        return NULL;
+    for (struct rk_connection *one = guard->connections; one; one = one->next) { /* the youngest first */
+        if (one->core_fd == fd)
+            return one;
+    }
+    return NULL;
+}
+
+void rk_guard_format_peer(struct rk_guard *guard, const char *core_peer, char *out, size_t out_bytes)
+{
+    const struct rk_connection *connection;
+
+    pthread_mutex_lock(&guard->lock);
+    connection = find_connection(guard, core_peer);
+    snprintf(out, out_bytes, "%s", connection ? connection->peer : core_peer);
+    pthread_mutex_unlock(&guard->lock);
+}
+
+void rk_guard_trust(struct rk_guard *guard, const char *core_peer)
+{
+    struct rk_connection *connection;
+
+    pthread_mutex_lock(&guard->lock);
+    connection = find_connection(guard, core_peer);
+    if (connection)
+        connection->is_trusted = true;
+    pthread_mutex_unlock(&guard->lock);
+}
+
+void rk_guard_get_stats(struct rk_guard *guard, struct rk_guard_stats *out)
+{
+    *out = (struct rk_guard_stats){
+        .num_connections = guard->num_connections,
+        .max_connections = guard->max_connections,
+        .num_accepted = guard->num_accepted,
+        .num_refused = guard->num_refused,
+        .num_cut = guard->num_cut,
+        .refused_ns = guard->refused_ns,
+        .thread_age_ns = rk_time_now_ns() - guard->seen_ns,
+    };
+}

@@ -1,0 +1,235 @@
+#include "daemon/guard_state_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "base/rk_time.h"
+
+void rk_guard_watch(struct rk_guard *guard, int fd, uint32_t events, void *what)
+{
+    struct epoll_event event = {.events = events, .data.ptr = what};
+    int rc = epoll_ctl(guard->epoll_fd, EPOLL_CTL_ADD, fd, &event);
+
+    RK_ASSERT(rc == 0);
+}
+
+static void format_peer(char out[RK_PEER_BYTES], const struct sockaddr_storage *from, socklen_t bytes)
+{
+    char host[48], port[8];
+
+    if (from->ss_family == AF_UNIX || getnameinfo((const struct sockaddr *)from, bytes, host, sizeof(host),
+                                                  port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+        snprintf(out, RK_PEER_BYTES, "unix");
+    else
+        snprintf(out, RK_PEER_BYTES, from->ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection)
+{
+    pthread_mutex_lock(&guard->lock);
+    *connection->link = connection->next;
+    if (connection->next)
+        connection->next->link = connection->link;
+    pthread_mutex_unlock(&guard->lock);
+    guard->num_connections--;
+    rk_relay_fini(&connection->relay);
+    if (connection->watch_fd >= 0) {
+        /* gRPC may still have the other descriptor: a close would not end the watch. */
+        epoll_ctl(guard->epoll_fd, EPOLL_CTL_DEL, connection->watch_fd, NULL);
+        close(connection->watch_fd);
+    }
+    rk_free(connection);
+}
+
+/* False when the daemon shuts down. Takes the socket then, too. */
+static bool give_to_core(struct rk_guard *guard, struct rk_connection *connection, int fd)
+{
+    bool is_open;
+
+    pthread_mutex_lock(&guard->lock);
+    is_open = guard->listen_fd >= 0;
+    if (is_open) {
+        connection->core_fd = fd;
+        guard->config.on_connection(guard->config.user, fd);
+    }
+    pthread_mutex_unlock(&guard->lock);
+    if (!is_open)
+        close(fd);
+    return is_open;
+}
+
+void rk_guard_count_refused(struct rk_guard *guard, const char *why)
+{
+    guard->num_refused++;
+    guard->refused_ns = rk_time_now_ns();
+    RK_WARN("no room for a connection: %s; %d are open, at most %d can be", why, (int)guard->num_connections,
+            guard->max_connections);
+}
+
+static bool open_server_side(struct rk_guard *guard, struct rk_connection *connection)
+{
+    int fds[2];
+
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0) {
+        rk_guard_count_refused(guard, strerror(errno));
+        return false;
+    }
+    if (!give_to_core(guard, connection, fds[1])) {
+        close(fds[0]);
+        return false;
+    }
+    connection->relay.server_fd = fds[0];
+    rk_guard_watch(guard, fds[0], EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                   &connection->endpoints[RK_SIDE_SERVER]);
+    return true;
+}
+
+/* The peer has broken a rule. Its socket stays, unread, so that it does not come back at once; one that never
+ * spoke HTTP/2 costs less when it does. */
+static bool cut(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns)
+{
+    guard->num_cut++;
+    RK_WARN("cut peer=%s: %s", connection->peer, connection->relay.filter.rule);
+    if (!connection->relay.filter.is_greeted)
+        return false;
+    rk_relay_say_goodbye(&connection->relay);
+    connection->cut_ns = now_ns;
+    return true;
+}
+
+/* How much the kernel holds for the peer; as much as it likes for one that is trusted. */
+static void clamp_window(int fd, int bytes)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &bytes, sizeof(bytes));
+}
+
+static void trust(struct rk_connection *connection)
+{
+    connection->relay.filter.is_trusted = true;
+    clamp_window(connection->relay.client_fd, INT32_MAX);
+}
+
+bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns)
+{
+    rk_relay_state_t state;
+
+    connection->is_ready = false;
+    if (connection->watch_fd >= 0)
+        return !connection->is_gone;
+    if (connection->cut_ns != 0 || connection->relay.from_client.is_held) {
+        if (connection->is_gone)
+            return false;
+        if (connection->cut_ns != 0)
+            return true;
+    }
+    if (connection->is_trusted && !connection->relay.filter.is_trusted)
+        trust(connection);
+    state = rk_relay_run(&connection->relay, now_ns);
+    if (rk_relay_wants_server(&connection->relay) && state != RK_RELAY_ENDED) {
+        if (!open_server_side(guard, connection))
+            return false;
+        state = rk_relay_run(&connection->relay, now_ns);
+    }
+    connection->is_ready = state == RK_RELAY_READY;
+    if (state == RK_RELAY_CUT)
+        return cut(guard, connection, now_ns);
+    return state != RK_RELAY_ENDED;
+}
+
+bool rk_connection_tick(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns)
+{
+    if (connection->watch_fd >= 0)
+        return true;
+    if (connection->cut_ns != 0)
+        return now_ns - connection->cut_ns < RK_GUARD_PENALTY_MS * 1000000LL;
+    if (rk_relay_tick(&connection->relay, now_ns) == RK_RELAY_CUT)
+        return cut(guard, connection, now_ns);
+    connection->is_ready |= connection->relay.from_client.is_held;
+    return true;
+}
+
+/* --- room for one more --- */
+
+/* Whom to drop for another: who was cut, else who never showed a right to call, one without calls first; the
+ * oldest of those. NULL: nobody. */
+static struct rk_connection *find_victim(const struct rk_guard *guard)
+{
+    struct rk_connection *victim = NULL;
+    int victim_rank = 0;
+
+    for (struct rk_connection *one = guard->connections; one; one = one->next) {
+        int rank = one->cut_ns != 0 ? 3 : one->is_trusted || one->watch_fd >= 0 ? 0 : 1;
+
+        if (rank == 1 && one->relay.filter.num_open == 0)
+            rank = 2;
+        if (rank > 0 && rank >= victim_rank) { /* the list has the youngest first */
+            victim = one;
+            victim_rank = rank;
+        }
+    }
+    return victim;
+}
+
+bool rk_guard_make_room(struct rk_guard *guard)
+{
+    struct rk_connection *victim;
+
+    if (guard->num_connections < guard->max_connections)
+        return true;
+    victim = find_victim(guard);
+    if (!victim)
+        return false;
+    RK_WARN("dropped peer=%s, which has shown no right to call, for another", victim->peer);
+    rk_connection_drop(guard, victim);
+    return true;
+}
+
+void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_storage *from,
+                         socklen_t from_bytes)
+{
+    struct rk_connection *connection = rk_calloc(1, sizeof(*connection));
+    int64_t now_ns = rk_time_now_ns();
+    const int on = 1;
+
+    for (int side = 0; side < RK_SIDE_COUNT; side++)
+        connection->endpoints[side] = (struct rk_endpoint){.connection = connection, .side = side};
+    connection->accepted_ns = now_ns;
+    connection->core_fd = connection->watch_fd = -1;
+    format_peer(connection->peer, from, from_bytes);
+    pthread_mutex_lock(&guard->lock);
+    connection->next = guard->connections;
+    connection->link = &guard->connections;
+    if (connection->next)
+        connection->next->link = &connection->next;
+    guard->connections = connection;
+    pthread_mutex_unlock(&guard->lock);
+    guard->num_connections++;
+    if (!guard->is_unix) {
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+        clamp_window(fd, RK_GUARD_STRANGER_BYTES);
+        rk_relay_init(&connection->relay, &guard->pool, &guard->shared, fd, now_ns);
+        rk_guard_watch(guard, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                       &connection->endpoints[RK_SIDE_CLIENT]);
+        return;
+    }
+    connection->relay.client_fd = connection->relay.server_fd = -1;
+    connection->watch_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (connection->watch_fd < 0) {
+        rk_guard_count_refused(guard, strerror(errno));
+        close(fd);
+        rk_connection_drop(guard, connection);
+        return;
+    }
+    rk_guard_watch(guard, connection->watch_fd, EPOLLRDHUP | EPOLLET, &connection->endpoints[RK_SIDE_CLIENT]);
+    connection->is_gone = !give_to_core(guard, connection, fd);
+    connection->is_ready = connection->is_gone;
+}

@@ -1,0 +1,80 @@
+/* The state of the guard, for the files that it consists of: guard.c listens, accepts and runs the thread,
+ * guard_connection.c has the life of a connection. */
+#ifndef RK_GUARD_STATE_INTERNAL_H
+#define RK_GUARD_STATE_INTERNAL_H
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#include "daemon/guard_internal.h"
+#include "daemon/relay_internal.h"
+
+#define RK_PEER_BYTES 64
+
+enum { RK_SIDE_CLIENT, RK_SIDE_SERVER, RK_SIDE_COUNT };
+
+struct rk_connection;
+
+struct rk_endpoint { /* what epoll tells about */
+    struct rk_connection *connection;
+    int side;
+};
+
+struct rk_connection {
+    struct rk_connection *next, **link; /* guarded by rk_guard.lock */
+    struct rk_endpoint endpoints[RK_SIDE_COUNT];
+    char peer[RK_PEER_BYTES];
+    int core_fd; /* as gRPC knows it; guarded by rk_guard.lock; -1: not yet */
+    _Atomic bool is_trusted;
+    int64_t accepted_ns, cut_ns; /* cut_ns 0: it was not */
+    int watch_fd;                /* of a Unix socket: a copy; -1: this is a relay */
+    struct rk_relay relay;
+    bool is_ready, is_gone;
+};
+
+struct rk_guard {
+    struct rk_guard_config config;
+    char *address, *unix_path; /* unix_path NULL: none to remove */
+    bool is_unix;
+    int max_connections;
+    pthread_t thread;
+    int epoll_fd, wake_fd, reserve_fd;
+    _Atomic bool is_open, is_stopping;
+    _Atomic int64_t seen_ns, refused_ns, num_accepted, num_refused, num_cut;
+    _Atomic int num_connections;
+
+    /* Guards the list of connections, their core_fd, and listen_fd; held while gRPC is told of a connection.
+     */
+    pthread_mutex_t lock;
+    struct rk_connection *connections;
+    int listen_fd; /* -1: closed */
+
+    /* the thread's */
+    bool has_pending; /* accept has not yet said that there is nothing more */
+    int64_t accept_after_ns, ticked_ns;
+    struct rk_h2_shared shared;
+    struct rk_relay_pool pool;
+};
+
+/* All below is for the guard's thread. */
+
+/* Adds to what epoll tells about; `what` comes back with the event. */
+void rk_guard_watch(struct rk_guard *guard, int fd, uint32_t events, void *what);
+/* A peer that came could not be taken. */
+void rk_guard_count_refused(struct rk_guard *guard, const char *why);
+/* Drops another connection if that is needed for one more; false when none may be. */
+bool rk_guard_make_room(struct rk_guard *guard);
+
+/* Takes the socket that was accepted. */
+void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_storage *from,
+                         socklen_t from_bytes);
+/* Closes all of it and frees it. */
+void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection);
+/* Something has happened. False when the connection is over. */
+bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns);
+/* Time has passed. Likewise. */
+bool rk_connection_tick(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns);
+
+#endif

@@ -1,0 +1,230 @@
+#include "daemon/relay_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+
+#define ROUNDS_MAX        16 /* of a connection, before the others have their turn */
+#define GOAWAY_HEAD_BYTES 8  /* last stream and code */
+#define ENHANCE_YOUR_CALM 11
+
+/* --- buffers --- */
+
+static char *take_buffer(struct rk_relay_pool *pool)
+{
+    return pool->num_free > 0 ? pool->free[--pool->num_free] : rk_malloc(RK_RELAY_BUFFER_BYTES);
+}
+
+static void give_buffer(struct rk_relay_pool *pool, char *data)
+{
+    if (data && pool->num_free < RK_RELAY_POOL_MAX)
+        pool->free[pool->num_free++] = data;
+    else
+        rk_free(data);
+}
+
+void rk_relay_pool_fini(struct rk_relay_pool *pool)
+{
+    while (pool->num_free > 0)
+        rk_free(pool->free[--pool->num_free]);
+}
+
+/* --- one direction --- */
+
+typedef enum flow_state { FLOW_GOES_ON, FLOW_STOPS, FLOW_ENDED, FLOW_CUT } flow_state_t;
+
+static bool is_later(int error)
+{
+    return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
+}
+
+static flow_state_t send_passed(struct rk_relay_flow *flow, int fd)
+{
+    while (flow->sent < flow->passed) {
+        ssize_t sent;
+
+        if (!flow->can_write)
+            return FLOW_STOPS;
+        sent = send(fd, flow->data + flow->sent, flow->passed - flow->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0)
+            flow->sent += (size_t)sent;
+        else if (is_later(errno))
+            flow->can_write = errno == EINTR;
+        else
+            return FLOW_ENDED; /* the other side is gone */
+    }
+    return FLOW_GOES_ON;
+}
+
+/* What has been sent makes room. */
+static void compact(struct rk_relay *relay, struct rk_relay_flow *flow)
+{
+    if (flow->sent == 0)
+        return;
+    flow->bytes -= flow->sent;
+    flow->passed -= flow->sent;
+    memmove(flow->data, flow->data + flow->sent, flow->bytes);
+    flow->sent = 0;
+    if (flow->bytes == 0) {
+        give_buffer(relay->pool, flow->data);
+        flow->data = NULL;
+    }
+}
+
+static flow_state_t receive(struct rk_relay *relay, struct rk_relay_flow *flow, int fd)
+{
+    size_t room = RK_RELAY_BUFFER_BYTES - flow->bytes;
+    ssize_t got;
+
+    if (!flow->can_read || room == 0)
+        return FLOW_STOPS;
+    if (!flow->data)
+        flow->data = take_buffer(relay->pool);
+    got = recv(fd, flow->data + flow->bytes, room, MSG_DONTWAIT);
+    if (got > 0) {
+        flow->bytes += (size_t)got;
+        flow->can_read = (size_t)got == room; /* less means that there is no more; an event says when */
+        return FLOW_GOES_ON;
+    }
+    if (flow->bytes == 0) {
+        give_buffer(relay->pool, flow->data);
+        flow->data = NULL;
+    }
+    if (got == 0 || !is_later(errno))
+        return FLOW_ENDED;
+    flow->can_read = errno == EINTR;
+    return FLOW_STOPS;
+}
+
+static flow_state_t filter(struct rk_relay *relay, struct rk_relay_flow *flow, int64_t now_ns)
+{
+    const uint8_t *data = (const uint8_t *)flow->data + flow->passed;
+    size_t bytes = flow->bytes - flow->passed, passed;
+    rk_h2_verdict_t verdict = RK_H2_PASS;
+
+    if (flow == &relay->from_server)
+        rk_h2_filter_server(&relay->filter, data, bytes, now_ns, &passed);
+    else
+        verdict = rk_h2_filter_client(&relay->filter, data, bytes, now_ns, &passed);
+    flow->passed += passed;
+    flow->is_held = verdict == RK_H2_WAIT;
+    return verdict == RK_H2_CUT ? FLOW_CUT : FLOW_GOES_ON;
+}
+
+/* One round: what has passed goes out, what is new comes in. */
+static flow_state_t move(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to, int64_t now_ns)
+{
+    flow_state_t state;
+
+    if (to >= 0) {
+        state = send_passed(flow, to);
+        if (state != FLOW_GOES_ON)
+            return state;
+        compact(relay, flow);
+    }
+    if (flow->is_held) {
+        if (now_ns < relay->filter.wait_until_ns)
+            return FLOW_STOPS;
+    } else {
+        state = receive(relay, flow, from);
+        if (state != FLOW_GOES_ON)
+            return state;
+    }
+    return filter(relay, flow, now_ns);
+}
+
+static rk_relay_state_t run_flow(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to,
+                                 int64_t now_ns)
+{
+    for (int round = 0; round < ROUNDS_MAX; round++) {
+        switch (move(relay, flow, from, to, now_ns)) {
+        case FLOW_CUT:
+            return RK_RELAY_CUT;
+        case FLOW_ENDED:
+            return RK_RELAY_ENDED;
+        case FLOW_STOPS:
+            return RK_RELAY_IDLE;
+        default:
+            break;
+        }
+    }
+    return RK_RELAY_READY;
+}
+
+/* --- both --- */
+
+void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk_h2_shared *shared,
+                   int client_fd, int64_t now_ns)
+{
+    *relay = (struct rk_relay){.pool = pool, .client_fd = client_fd, .server_fd = -1};
+    relay->from_client.can_read = relay->from_client.can_write = true;
+    relay->from_server.can_read = relay->from_server.can_write = true;
+    rk_h2_filter_init(&relay->filter, shared, now_ns);
+}
+
+static void close_side(struct rk_relay *relay, struct rk_relay_flow *flow, int *fd)
+{
+    give_buffer(relay->pool, flow->data);
+    *flow = (struct rk_relay_flow){0};
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+void rk_relay_fini(struct rk_relay *relay)
+{
+    close_side(relay, &relay->from_client, &relay->client_fd);
+    close_side(relay, &relay->from_server, &relay->server_fd);
+}
+
+bool rk_relay_wants_server(const struct rk_relay *relay)
+{
+    return relay->server_fd < 0 && relay->filter.is_greeted && !relay->filter.rule;
+}
+
+rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns)
+{
+    rk_relay_state_t from_client, from_server = RK_RELAY_IDLE;
+
+    if (relay->server_fd >= 0) {
+        from_server = run_flow(relay, &relay->from_server, relay->server_fd, relay->client_fd, now_ns);
+        if (from_server == RK_RELAY_ENDED)
+            return from_server;
+    }
+    from_client = run_flow(relay, &relay->from_client, relay->client_fd, relay->server_fd, now_ns);
+    return from_client == RK_RELAY_IDLE ? from_server : from_client;
+}
+
+rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns)
+{
+    const struct rk_relay_flow *flow = &relay->from_client;
+    bool waits_for_us = relay->server_fd >= 0 && (flow->is_held || flow->sent < flow->passed);
+
+    if (waits_for_us)
+        return RK_RELAY_IDLE;
+    return rk_h2_filter_tick(&relay->filter, now_ns) == RK_H2_CUT ? RK_RELAY_CUT : RK_RELAY_IDLE;
+}
+
+/* GOAWAY with the rule as its text, if nothing else is on its way. */
+void rk_relay_say_goodbye(struct rk_relay *relay)
+{
+    const char *rule = relay->filter.rule ? relay->filter.rule : "";
+    size_t text_bytes = strlen(rule);
+    uint8_t frame[RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES + 64] = {
+        0, 0, (uint8_t)(GOAWAY_HEAD_BYTES + text_bytes), 7, [RK_H2_HEAD_BYTES + 7] = ENHANCE_YOUR_CALM};
+    bool is_between = relay->from_server.bytes == 0 && relay->filter.server.payload_left == 0;
+    ssize_t ignored = 0;
+
+    RK_ASSERT(text_bytes <= 64);
+    memcpy(frame + RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES, rule, text_bytes);
+    if (is_between && relay->server_fd >= 0)
+        ignored = send(relay->client_fd, frame, RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES + text_bytes,
+                       MSG_NOSIGNAL | MSG_DONTWAIT);
+    (void)ignored; /* best effort: the peer is being cut */
+    close_side(relay, &relay->from_server, &relay->server_fd);
+}

@@ -1,0 +1,60 @@
+/* One TCP connection and the socket through which gRPC knows it, with the filter in between. All of it
+ * belongs to the thread of the guard (guard.c). */
+#ifndef RK_RELAY_INTERNAL_H
+#define RK_RELAY_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/h2_filter_internal.h"
+
+#define RK_RELAY_BUFFER_BYTES (64 << 10) /* of a direction, while there is something in it */
+#define RK_RELAY_POOL_MAX     8          /* buffers that are kept for the next that needs one */
+
+/* Buffers of the thread, which idle connections do without. Zero-initialised. */
+struct rk_relay_pool {
+    char *free[RK_RELAY_POOL_MAX];
+    int num_free;
+};
+
+void rk_relay_pool_fini(struct rk_relay_pool *pool);
+
+/* What has been read from one side: `sent` <= `passed` <= `bytes`. */
+struct rk_relay_flow {
+    char *data; /* NULL while empty */
+    size_t bytes, passed, sent;
+    bool can_read, can_write; /* as far as is known: from the one side, to the other */
+    bool is_held;             /* by the filter */
+};
+
+typedef enum rk_relay_state {
+    RK_RELAY_IDLE,  /* waits for its sockets, or for time */
+    RK_RELAY_READY, /* has more to do, and lets others go first */
+    RK_RELAY_CUT,   /* the filter's rule says why */
+    RK_RELAY_ENDED  /* one side has closed, and the other has all of it */
+} rk_relay_state_t;
+
+struct rk_relay {
+    struct rk_relay_pool *pool; /* borrowed */
+    int client_fd;              /* owned by the connection; non-blocking, as the next */
+    int server_fd;              /* -1: gRPC does not know the connection yet; see wants_server */
+    struct rk_relay_flow from_client, from_server;
+    struct rk_h2_filter filter;
+};
+
+/* Takes the client's socket; the server's is set later, when rk_relay_wants_server says so. */
+void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk_h2_shared *shared,
+                   int client_fd, int64_t now_ns);
+/* Closes both sockets, as far as they are open. */
+void rk_relay_fini(struct rk_relay *relay);
+/* The client has greeted, so that gRPC may hear of it. */
+bool rk_relay_wants_server(const struct rk_relay *relay);
+/* Moves what can be moved. */
+rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns);
+/* RK_RELAY_CUT when the client is too slow. */
+rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns);
+/* Lets go of the server's side, and tells the client why if that is possible now. */
+void rk_relay_say_goodbye(struct rk_relay *relay);
+
+#endif
