@@ -10,16 +10,20 @@
 #define CP(n)         LAYOUT_ACTOR "megatron.context_parallel_size=" #n
 #define PP(n)         LAYOUT_ACTOR "megatron.pipeline_model_parallel_size=" #n
 #define VPP(n)        LAYOUT_ACTOR "megatron.virtual_pipeline_model_parallel_size=" #n
+#define NO_SP         LAYOUT_ACTOR "megatron.sequence_parallel=false"
 #define ROLLOUT_TP(n) LAYOUT_ROLLOUT "tensor_model_parallel_size=" #n
 
 static const struct layout rows[] = {
     {"one rank", 1, 1, 1, {TP(1)}},
     {"tp 2", 2, 2, 2, {TP(2)}},
+    {"tp 2, no sequence parallelism", 2, 2, 2, {TP(2), NO_SP}},
     {"pp 2", 2, 1, 1, {TP(1), PP(2)}},
     {"pp 2, vpp 2", 2, 1, 1, {TP(1), PP(2), VPP(2)}},
     {"cp 2", 2, 1, 1, {TP(1), CP(2)}},
     {"dp 2", 2, 1, 1, {TP(1)}},
     {"tp 2, rollout tp 1", 2, 2, 1, {TP(2), ROLLOUT_TP(1)}},
+    {"tp 4", 4, 4, 4, {TP(4)}},
+    {"tp 4, no sequence parallelism", 4, 4, 4, {TP(4), NO_SP}},
     {"tp 2 x pp 2", 4, 2, 2, {TP(2), PP(2)}},
     {"pp 4", 4, 1, 1, {TP(1), PP(4)}},
     {"tp 2 x cp 2", 4, 2, 2, {TP(2), CP(2)}},
