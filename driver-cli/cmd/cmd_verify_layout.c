@@ -12,6 +12,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_ckpt_dir.h"
+#include "base/rk_fault.h"
 #include "base/rk_knobs.h"
 #include "base/rk_log.h"
 #include "driver-cli/cmd/cmd_internal.h"
@@ -365,7 +366,7 @@ static void add_output(struct rk_verify_rows *rows, const char *role, const char
     for (int64_t i = 0; i < count; i++) {
         double a = left[i], b = right[i];
 
-        rk_difference_add(&row->difference, &a, &b, NULL, 1);
+        rk_difference_add(&row->difference, &a, &b, 1);
     }
 }
 
@@ -415,8 +416,12 @@ static struct rk_status *open_reference(struct verification *v, const struct rk_
     if (!st)
         st = rk_job_check(v->reference.job, world_size);
     rk_verify_keys_fini(&keys);
-    return st ? RK_WRAP(st, "the reference of %d ranks", world_size)
-              : open_side(v, &v->reference, name, world_size);
+    if (st)
+        return RK_WRAP(st, "the reference of %d ranks", world_size);
+    st = open_side(v, &v->reference, name, world_size);
+    if (!st && RK_FAULT("verify.reference"))
+        st = RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "fault point verify.reference");
+    return st;
 }
 
 /* The smallest one whose plan of memory fits. */
@@ -476,7 +481,7 @@ static void compare_metrics(struct verification *v)
         if (!is_compared(name))
             continue;
         row = rk_verify_rows_add(&v->report.rows, RK_VERIFY_METRIC, role_of(name), name);
-        rk_difference_add(&row->difference, &actual, &expected, NULL, 1);
+        rk_difference_add(&row->difference, &actual, &expected, 1);
     }
 }
 

@@ -25,8 +25,7 @@ struct comparison {
     const struct rk_gathered *sides[2];
     const struct rk_verify_step *step;
     double *numbers[2][2]; /* [gradient, value][actual, expected] of a block */
-    double *allowed;
-    int32_t *owners[2]; /* [gradient, value], of actual */
+    int32_t *owners[2][2]; /* the same: their shards */
     RK_ARRAY(struct pair) pairs;
 };
 
@@ -94,7 +93,8 @@ static double move_of(double gradient, double scale, double eps)
     return scaled == 0 ? 0 : scaled / (fabs(scaled) + eps);
 }
 
-static void find_allowed(struct comparison *c, int64_t count)
+/* The parameters of the one side as the other's gradients would have made them. */
+static void take_off_moves(struct comparison *c, int64_t count)
 {
     const struct rk_verify_step *step = c->step;
 
@@ -102,18 +102,16 @@ static void find_allowed(struct comparison *c, int64_t count)
         double actual = move_of(c->numbers[0][0][i], step->actual_scale, step->eps);
         double expected = move_of(c->numbers[0][1][i], step->expected_scale, step->eps);
 
-        c->allowed[i] = step->lr * fabs(actual - expected);
-        if (!isfinite(c->allowed[i])) /* the gradient's row says so */
-            c->allowed[i] = 0;
+        if (isfinite(actual) && isfinite(expected)) /* else the gradient's row says so */
+            c->numbers[1][0][i] += step->lr * (actual - expected);
     }
 }
 
 static void note_shard_errors(struct rk_verify_row *row, const int32_t *owners, const double *actual,
-                              const double *expected, const double *allowed, int64_t count)
+                              const double *expected, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        double error = fabs(actual[i] - expected[i]) - (allowed ? allowed[i] : 0);
-        double *largest = &row->shard_errors[owners[i]];
+        double error = fabs(actual[i] - expected[i]), *largest = &row->shard_errors[owners[i]];
 
         *largest = isfinite(error) ? fmax(*largest, error) : INFINITY;
     }
@@ -126,18 +124,14 @@ static struct rk_status *compare_block(struct comparison *c, const struct pair *
 
     for (int side = 0; side < 2; side++) {
         RK_TRY(rk_gathered_read(c->sides[side], pair->gradients[side], begin, count, c->numbers[0][side],
-                                side == 0 ? c->owners[0] : NULL));
+                                c->owners[0][side]));
         RK_TRY(rk_gathered_read(c->sides[side], pair->values[side], begin, count, c->numbers[1][side],
-                                side == 0 ? c->owners[1] : NULL));
+                                c->owners[1][side]));
     }
-    find_allowed(c, elements);
+    take_off_moves(c, elements);
     for (int kind = 0; kind < 2; kind++) {
-        const double *allowed = kind == 0 ? NULL : c->allowed;
-
-        rk_difference_add(&rows[kind]->difference, c->numbers[kind][0], c->numbers[kind][1], allowed,
-                          elements);
-        note_shard_errors(rows[kind], c->owners[kind], c->numbers[kind][0], c->numbers[kind][1], allowed,
-                          elements);
+        rk_difference_add(&rows[kind]->difference, c->numbers[kind][0], c->numbers[kind][1], elements);
+        note_shard_errors(rows[kind], c->owners[kind][0], c->numbers[kind][0], c->numbers[kind][1], elements);
     }
     return NULL;
 }
@@ -167,21 +161,21 @@ static void allocate(struct comparison *c)
     size_t count = (size_t)largest_block(c);
 
     for (int kind = 0; kind < 2; kind++) {
-        for (int side = 0; side < 2; side++)
+        for (int side = 0; side < 2; side++) {
             c->numbers[kind][side] = rk_calloc(count, sizeof(double));
-        c->owners[kind] = rk_calloc(count, sizeof(int32_t));
+            c->owners[kind][side] = rk_calloc(count, sizeof(int32_t));
+        }
     }
-    c->allowed = rk_calloc(count, sizeof(*c->allowed));
 }
 
 static void comparison_fini(struct comparison *c)
 {
     for (int kind = 0; kind < 2; kind++) {
-        rk_free(c->numbers[kind][0]);
-        rk_free(c->numbers[kind][1]);
-        rk_free(c->owners[kind]);
+        for (int side = 0; side < 2; side++) {
+            rk_free(c->numbers[kind][side]);
+            rk_free(c->owners[kind][side]);
+        }
     }
-    rk_free(c->allowed);
     rk_array_fini(&c->pairs);
 }
 

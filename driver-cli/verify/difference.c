@@ -4,17 +4,16 @@
 #include <math.h>
 
 void rk_difference_add(struct rk_difference *difference, const double *actual, const double *expected,
-                       const double *allowed, int64_t count)
+                       int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        double error = fabs(actual[i] - expected[i]) - (allowed ? allowed[i] : 0);
+        double error = fabs(actual[i] - expected[i]);
 
         if (!isfinite(error)) { /* an infinity that both have, too */
             difference->has_nan = true;
             difference->worst = difference->count + i;
             continue;
         }
-        error = fmax(error, 0);
         if (error > difference->error_max) {
             difference->error_max = error;
             if (!difference->has_nan)

@@ -260,30 +260,43 @@ struct block {
     const struct rk_gathered_tensor *tensor;
     int64_t begin, end; /* rows */
     double *out;
-    int32_t *owners; /* NULL: not asked for */
+    int32_t *owners;
     int64_t num_filled;
-    void *raw;      /* room for the elements of the block, as they are stored */
-    double *values; /* the same */
+    void *raw; /* room for the elements of the block, as they are stored */
 };
+
+/* Elements from `to` of the block on come from the shard; false when another one has brought some of them. */
+static bool claim(struct block *block, int32_t shard, int64_t to, int64_t count)
+{
+    bool is_free = true;
+
+    for (int64_t i = to; i < to + count; i++) {
+        is_free = is_free && block->owners[i] < 0;
+        block->owners[i] = shard;
+    }
+    return is_free;
+}
 
 /* Elements [begin, end) of the piece's box, which the file has from element `at` on. */
 static struct rk_status *copy_elements(struct block *block, const struct piece *piece, int64_t begin,
                                        int64_t end, int64_t at)
 {
     size_t bytes = rk_dtype_bytes(piece->stored->dtype);
+    int64_t cols = block->tensor->cols, count;
 
     RK_TRY(rk_st_read(piece->file, piece->stored, (uint64_t)at * bytes, (size_t)(end - begin) * bytes,
                       block->raw));
-    rk_load_f64(block->values, block->raw, piece->stored->dtype, end - begin);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t row = piece->row + i / piece->cols, col = piece->col + i % piece->cols;
-        int64_t to = (row - block->begin) * block->tensor->cols + col;
+    for (int64_t i = begin; i < end; i += count) {
+        int64_t row = piece->row + i / piece->cols, col = i % piece->cols;
+        int64_t to = (row - block->begin) * cols + piece->col + col;
 
-        block->out[to] = block->values[i - begin];
-        if (block->owners[to] >= 0)
+        /* Whole rows stand one behind the other, parts of rows do not. */
+        count = piece->cols == cols ? end - i : RK_MIN(piece->cols - col, end - i);
+        if (!claim(block, piece->shard, to, count))
             return damaged(rk_st_path(piece->file), block->tensor->name,
                            "another shard has the same elements");
-        block->owners[to] = piece->shard;
+        rk_load_f64(block->out + to, (const char *)block->raw + (size_t)(i - begin) * bytes,
+                    piece->stored->dtype, count);
     }
     block->num_filled += end - begin;
     return NULL;
@@ -327,7 +340,6 @@ struct rk_status *rk_gathered_read(const struct rk_gathered *gathered,
                                    const struct rk_gathered_tensor *tensor, int64_t begin, int64_t count,
                                    double *out, int32_t *owners)
 {
-    size_t elements = (size_t)(count * tensor->cols);
     struct block block = {
         .tensor = tensor, .begin = begin, .end = begin + count, .out = out, .owners = owners};
     struct rk_status *st;
@@ -335,14 +347,8 @@ struct rk_status *rk_gathered_read(const struct rk_gathered *gathered,
     RK_ASSERT(begin >= 0);
     RK_ASSERT(count >= 0);
     RK_ASSERT(begin + count <= tensor->rows);
-    block.raw = rk_calloc(elements + 1, sizeof(double));
-    block.values = rk_calloc(elements + 1, sizeof(*block.values));
-    if (!owners)
-        block.owners = rk_calloc(elements + 1, sizeof(*block.owners));
+    block.raw = rk_malloc((size_t)(count * tensor->cols + 1) * sizeof(double));
     st = fill_block(gathered, &block);
-    if (!owners)
-        rk_free(block.owners);
-    rk_free(block.values);
     rk_free(block.raw);
     return st;
 }

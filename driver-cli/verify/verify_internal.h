@@ -31,8 +31,8 @@ int64_t rk_gathered_count(const struct rk_gathered *gathered);
 const struct rk_gathered_tensor *rk_gathered_at(const struct rk_gathered *gathered, int64_t i); /* by name */
 /* NULL when absent. */
 const struct rk_gathered_tensor *rk_gathered_find(const struct rk_gathered *gathered, const char *name);
-/* Rows [begin, begin + count) of the tensor. owners, which may be NULL: the shard that each element came
- * from. DATA_LOSS (CHECKPOINT_DAMAGED) for elements that no shard has, or two have. */
+/* Rows [begin, begin + count) of the tensor; owners: the shard that each element came from. Both have room
+ * for count * cols elements. DATA_LOSS (CHECKPOINT_DAMAGED) for elements that no shard has, or two have. */
 struct rk_status *rk_gathered_read(const struct rk_gathered *gathered,
                                    const struct rk_gathered_tensor *tensor, int64_t begin, int64_t count,
                                    double *out, int32_t *owners) RK_NODISCARD;
@@ -49,9 +49,8 @@ struct rk_difference {
     bool has_nan;                           /* in either */
 };
 
-/* allowed, which may be NULL: what is taken off the error of each element. */
 void rk_difference_add(struct rk_difference *difference, const double *actual, const double *expected,
-                       const double *allowed, int64_t count);
+                       int64_t count);
 
 /* How differences are judged: of float32 the largest one, relative to the largest expected number of the
  * tensor; of bfloat16, where rounding is large and has no sign, the mean square, relative to that of the
@@ -108,8 +107,8 @@ double rk_verify_error(const struct rk_verify_row *row, const struct rk_verify_m
 /* --- checkpoints of two layouts (compare.c) --- */
 
 /* The first step of AdamW, whose moments are those of one gradient: it moves a parameter by lr * g / (|g| +
- * eps). Where a gradient is nearly 0 its last bits decide, so what the step makes of the difference of two
- * gradients is taken off the difference of the parameters. */
+ * eps). Where a gradient is nearly 0 its last bits decide, so the parameters are compared as the same
+ * gradient would have made them: what the step makes of the difference of two is taken off. */
 struct rk_verify_step {
     double lr, eps;
     double actual_scale, expected_scale; /* of clipping */

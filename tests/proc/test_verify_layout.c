@@ -198,6 +198,31 @@ static void test_verify_examples_in_bfloat16(void **state)
     }
 }
 
+/* Goal: where one rank has no room, the smallest layout that has is compared with. Method: a fault instead of
+ * a device that is too small. */
+static void test_verify_takes_a_larger_reference(void **state)
+{
+    char *dir = new_work_dir();
+    struct outcome outcome;
+    struct rk_json *answer;
+
+    (void)state;
+    if (!has_devices(4)) {
+        rk_free(dir);
+        skip();
+    }
+    setenv("RANKD_FAULTS", "verify.reference=fail", 1);
+    outcome = verify(TINY_JOB, "--local=4", dir, (const char *const[]){SMALL, TP "4", NULL});
+    unsetenv("RANKD_FAULTS");
+    assert_exit(&outcome, 0);
+    answer = parse_json(outcome.out);
+    assert_string_equal(rk_json_as_string(rk_json_find(answer, "reference"), ""), "actor tp=2 on 2 ranks");
+    assert_int_equal(count_entries(dir), 0);
+    rk_json_free(answer);
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
 /* --- disagreement --- */
 
 /* Goal: one gradient that is wrong on one rank is found, with its tensor and its rank, on daemons of the
@@ -319,6 +344,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_verify_layouts_agree_with_one_rank),
         cmocka_unit_test(test_verify_examples_in_bfloat16),
+        cmocka_unit_test(test_verify_takes_a_larger_reference),
         cmocka_unit_test(test_verify_names_the_tensor_that_differs),
         cmocka_unit_test(test_verify_with_no_tolerance_differs),
         cmocka_unit_test(test_verify_refuses_bad_input),
