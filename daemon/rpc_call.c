@@ -271,6 +271,31 @@ static struct rk_status *authenticate(const struct rk_call *call)
     return st;
 }
 
+static bool is_silent_stranger(const struct rk_call *call)
+{
+    return call->rpc && call->rpc->rights == RK_RIGHTS_NONE && !call->has_first_message &&
+           !rk_call_is_finished(call);
+}
+
+/* Whoever has no right to call has few calls open that do nothing: the oldest makes room. A probe, which
+ * sends its request at once, is never that old. */
+static void bound_strangers(struct rk_server *server)
+{
+    struct rk_call *oldest = NULL;
+    int count = 0;
+
+    for (struct rk_call *call = server->calls; call; call = call->next) {
+        if (is_silent_stranger(call)) {
+            oldest = call;
+            count++;
+        }
+    }
+    if (count > RK_LIMIT_SILENT_CALLS)
+        rk_call_finish(oldest, RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                                       "no message yet, and %d other calls without a token wait for theirs",
+                                       RK_LIMIT_SILENT_CALLS));
+}
+
 void rk_call_on_arrival(struct rk_event *event)
 {
     struct rk_call *call = RK_CONTAINER_OF(event, struct rk_call_op, tag.event)->call;
@@ -297,6 +322,8 @@ void rk_call_on_arrival(struct rk_event *event)
         rk_call_finish(call, st);
     else
         rk_call_read(call);
+    if (is_silent_stranger(call))
+        bound_strangers(server);
 }
 
 static struct rk_status *handle_unary(struct rk_call *call, grpc_byte_buffer *message, struct rk_str *reply)

@@ -1,7 +1,11 @@
 /* The standard health service, as probes see it. */
 #include <signal.h>
 
+#include "base/rk_time.h"
 #include "tests/proc/daemon_fixture.h"
+
+#define NUM_SILENT 200
+#define PER_CLIENT 40
 
 static struct rk_status *check(struct rk_client *client, const char *service, rk_serving_status_t *out)
 {
@@ -153,12 +157,43 @@ static void test_health_watch_too_many_are_refused(void **state)
     fixture_stop(&fixture);
 }
 
+/* Goal: watches whose request does not come are bounded in number, and hinder no probe. Method: 200 of them
+ * over several connections; the oldest end at once, before the 10 s that each would have. */
+static void test_health_watch_without_a_request_makes_room(void **state)
+{
+    struct rk_client_stream *streams[NUM_SILENT];
+    struct rk_client *clients[NUM_SILENT / PER_CLIENT];
+    struct fixture fixture;
+    int64_t begin_ns = rk_time_now_ns();
+
+    (void)state;
+    fixture_start(&fixture, NULL);
+    for (int i = 0; i < NUM_SILENT; i++) {
+        if (i % PER_CLIENT == 0)
+            clients[i / PER_CLIENT] = rk_client_create(rk_proc_address(fixture.proc), NULL);
+        streams[i] = rk_client_open(clients[i / PER_CLIENT], RK_RPC_ID_HEALTH_WATCH);
+        assert_serving(&fixture, "", RK_SERVING);
+    }
+    for (int i = 0; i < PER_CLIENT; i++) {
+        assert_fails(rk_client_finish(streams[i]), RK_RESOURCE_EXHAUSTED, "128 other calls");
+        assert_true(rk_time_now_ns() - begin_ns < rk_proc_timeout_ms(10000) * 1000000);
+    }
+    for (int i = PER_CLIENT; i < NUM_SILENT; i++) {
+        rk_client_cancel(streams[i]);
+        rk_status_free(rk_client_finish(streams[i])); /* or they had to make room, too */
+    }
+    for (int i = 0; i < NUM_SILENT / PER_CLIENT; i++)
+        rk_client_destroy(clients[i]);
+    fixture_stop(&fixture);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_health_check_follows_the_state),
         cmocka_unit_test(test_health_watch_reports_changes),
         cmocka_unit_test(test_health_watch_too_many_are_refused),
+        cmocka_unit_test(test_health_watch_without_a_request_makes_room),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
