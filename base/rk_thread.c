@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <string.h>
 
+#include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_fault.h"
 
@@ -32,6 +33,7 @@ static void *wait_for_gate(void *user)
 {
     pthread_mutex_t *gate = user;
 
+    rk_free(rk_malloc(1)); /* what the allocator sets aside for a thread must have room, too, and will have */
     pthread_mutex_lock(gate); /* the others are there until all have been started */
     pthread_mutex_unlock(gate);
     return NULL;

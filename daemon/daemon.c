@@ -16,6 +16,7 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
+#include "daemon/deadline_internal.h"
 #include "daemon/execute_internal.h"
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
@@ -86,8 +87,10 @@ void rk_daemon_update(struct rk_daemon *daemon)
         rk_notify_status("slot %d: %s, epoch %llu", daemon->settings.slot, rk_daemon_state_name(next),
                          (unsigned long long)daemon->lease.epoch);
     }
-    health.is_alive = next != RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE;
-    health.takes_work = health.is_alive && !daemon->is_draining;
+    health.is_alive =
+        next != RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE && rk_server_listens(daemon->server);
+    health.takes_work =
+        health.is_alive && !daemon->is_draining && rk_server_takes_connections(daemon->server);
     health.is_ready = health.takes_work && facts.is_configured && facts.has_model;
     rk_health_set(&daemon->health, &health);
 }
@@ -363,10 +366,14 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
     struct rk_status *st;
 
     sigfillset(&all);
+    sigdelset(&all, SIGALRM); /* a deadline may pass in any thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     st = start_worker(daemon);
+    rk_deadline_set(RK_DEADLINE_START_S,
+                    "gRPC does not start; are there limits on memory (ulimit -v) or threads?");
     if (!st)
         st = start_server(daemon);
+    rk_deadline_clear();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return st;
 }
@@ -446,6 +453,8 @@ struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
         st = rk_daemon_check_well(daemon);
         rk_daemon_state_move(&daemon->state, RK_DAEMON_STOPPED);
         RK_INFO("stopped");
+    } else {
+        rk_deadline_set(RK_DEADLINE_END_S, rk_status_message(st));
     }
     fini(daemon);
     return st;

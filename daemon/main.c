@@ -1,6 +1,7 @@
 /* rankd: command line and exit code. The process stays in the foreground; whoever starts it supervises it. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
@@ -161,6 +162,11 @@ int main(int argc, char **argv)
 
     if (st)
         fprintf(stderr, "rankd: %s\n", rk_status_message(st));
+    if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {
+        /* Libraries that were given no threads wait for them as they are unloaded, some in a loop. */
+        fflush(stdout);
+        _exit(code);
+    }
     rk_status_free(st);
     for (int64_t i = 0; i < options.overrides.count; i++)
         rk_free(options.overrides.items[i]);

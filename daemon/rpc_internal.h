@@ -74,6 +74,11 @@ void rk_server_cancel_calls(struct rk_server *server);
 /* Nanoseconds since G last looked at its queue: small unless G is stuck. */
 int64_t rk_server_queue_age_ns(const struct rk_server *server);
 
+/* Whether the thread that accepts connections was seen within the last seconds. */
+bool rk_server_listens(const struct rk_server *server);
+/* Whether every connection that came in the last seconds was taken. */
+bool rk_server_takes_connections(const struct rk_server *server);
+
 /* --- calls --- */
 struct rk_daemon *rk_call_daemon(const struct rk_call *call);
 /* Scratch memory that lives as long as the call. */

@@ -18,13 +18,17 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_fault.h"
 #include "base/rk_log.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "daemon/call_internal.h"
+#include "daemon/deadline_internal.h"
 #include "proto/limits.h"
 
-#define QUEUE_WAIT_MS 500 /* how often G shows that it is alive */
+#define LISTENER_SEEN_NS (10 * 1000000000LL) /* longest absence of the thread that accepts */
+#define REFUSED_NS       (5 * 1000000000LL)  /* how long a connection for which there was no room counts */
+#define QUEUE_WAIT_MS    500                 /* how often G shows that it is alive */
 /* More than gRPC starts beside as many as there are cores, of which it takes no more than these. It aborts,
  * or hangs in its shutdown, when it gets none. */
 #define CORE_THREADS 16
@@ -228,6 +232,8 @@ static void abandon(struct rk_server *server)
 {
     grpc_event event;
 
+    if (RK_FAULT("server.abandon"))
+        RK_WARN("server.abandon");
     grpc_server_shutdown_and_notify(server->core, server->queue, &server->shutdown_tag);
     do {
         event = grpc_completion_queue_next(server->queue, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
@@ -266,6 +272,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     if (!st) /* before there are calls that would have to be given up */
         st = rk_thread_start(&server->thread, run_queue, server, "completion queue");
     if (st) {
+        rk_deadline_set(RK_DEADLINE_END_S, rk_status_message(st));
         abandon(server);
         return st;
     }
@@ -332,4 +339,20 @@ void rk_server_cancel_calls(struct rk_server *server)
 int64_t rk_server_queue_age_ns(const struct rk_server *server)
 {
     return rk_time_now_ns() - atomic_load_explicit(&server->queue_seen_ns, memory_order_relaxed);
+}
+
+bool rk_server_listens(const struct rk_server *server)
+{
+    struct rk_guard_stats stats;
+
+    rk_guard_get_stats(server->guard, &stats);
+    return stats.thread_age_ns < LISTENER_SEEN_NS;
+}
+
+bool rk_server_takes_connections(const struct rk_server *server)
+{
+    struct rk_guard_stats stats;
+
+    rk_guard_get_stats(server->guard, &stats);
+    return stats.refused_ns == 0 || rk_time_now_ns() - stats.refused_ns > REFUSED_NS;
 }

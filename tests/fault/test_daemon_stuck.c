@@ -120,6 +120,8 @@ static void test_no_threads_ends_the_start(void **state)
         {"thread.start=fail@3", "rankd: cannot start the thread of the network guard: Resource temporarily"},
         {"thread.start=fail@4",
          "rankd: cannot start the thread of the completion queue: Resource temporarily"},
+        {"thread.start=fail@4,server.abandon=sleep:600s", /* as gRPC does when it got no threads itself */
+         "rankd: cannot start the thread of the completion queue: Resource temporarily"},
     };
 
     (void)state;
