@@ -17,7 +17,7 @@
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 
-typedef enum action { ACTION_NONE, ACTION_KILL, ACTION_SLEEP, ACTION_FAIL } action_t;
+typedef enum action { ACTION_NONE, ACTION_KILL, ACTION_SLEEP, ACTION_STOP, ACTION_FAIL } action_t;
 
 struct fault {
     char *name;
@@ -31,7 +31,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the two below
 static char *parsed_text;
 static RK_ARRAY(struct fault) faults;
 
-/* "name=kill", "name=fail@3", "name=sleep:2s". Changes `item`. */
+/* "name=kill", "name=stop", "name=fail@3", "name=sleep:2s". Changes `item`. */
 static bool parse_fault(char *item, struct fault *out)
 {
     char *equals = strchr(item, '=');
@@ -52,6 +52,8 @@ static bool parse_fault(char *item, struct fault *out)
         out->action = ACTION_KILL;
     else if (strcmp(action, "fail") == 0)
         out->action = ACTION_FAIL;
+    else if (strcmp(action, "stop") == 0)
+        out->action = ACTION_STOP;
     else if (rk_str_has_prefix(action, "sleep:") && rk_parse_duration_ms(action + 6, &out->sleep_ms))
         out->action = ACTION_SLEEP;
     else
@@ -72,7 +74,7 @@ static void parse_all(const char *text)
         bool is_well_formed = *item == '\0' || parse_fault(item, &fault);
 
         if (!is_well_formed)
-            RK_ERROR("RANKD_FAULTS: '%s' is not NAME=kill|fail|sleep:DURATION[@N]", text);
+            RK_ERROR("RANKD_FAULTS: '%s' is not NAME=kill|stop|fail|sleep:DURATION[@N]", text);
         RK_ASSERT(is_well_formed);
         if (*item)
             rk_array_append(&faults, fault);
@@ -80,6 +82,11 @@ static void parse_all(const char *text)
     rk_free(copy);
     rk_free(parsed_text);
     parsed_text = rk_strdup(text);
+}
+
+static bool acts_once(action_t action)
+{
+    return action == ACTION_FAIL || action == ACTION_STOP;
 }
 
 /* What the fault point has to do now. */
@@ -97,7 +104,7 @@ static action_t take_action(const char *name, int64_t *sleep_ms)
         if (strcmp(fault->name, name) != 0)
             continue;
         fault->hits++;
-        if (fault->action == ACTION_FAIL ? fault->hits == fault->first : fault->hits >= fault->first) {
+        if (acts_once(fault->action) ? fault->hits == fault->first : fault->hits >= fault->first) {
             action = fault->action;
             *sleep_ms = fault->sleep_ms;
             break;
@@ -116,6 +123,8 @@ bool rk_fault_hit(const char *name)
         RK_WARN("fault point %s: acting", name);
     if (action == ACTION_KILL)
         raise(SIGKILL);
+    if (action == ACTION_STOP)
+        raise(SIGSTOP);
     if (action == ACTION_SLEEP)
         rk_time_sleep_ms(sleep_ms);
     return action == ACTION_FAIL;

@@ -81,6 +81,31 @@ static void test_fault_kill_kills(void **state)
     assert_int_equal(signal_of_child("x=kill@2"), 0);
 }
 
+/* Goal: the process stops at its fault point, goes on after SIGCONT, and does not stop there again. */
+static void test_fault_stop_stops_once_until_continued(void **state)
+{
+    int status;
+    pid_t pid = fork();
+
+    (void)state;
+    if (pid == 0) {
+        setenv("RANKD_FAULTS", "x=stop@2", 1);
+        close(STDERR_FILENO);
+        for (int i = 0; i < 4; i++) {
+            if (rk_fault_hit("x"))
+                _exit(1);
+        }
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFSTOPPED(status));
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 /* Goal: a typo is loud. */
 static void test_fault_malformed_variable_aborts(void **state)
 {
@@ -102,6 +127,7 @@ int main(void)
         cmocka_unit_test(test_fault_changed_variable_is_read_again),
         cmocka_unit_test(test_fault_sleep_acts_from_its_count_on),
         cmocka_unit_test(test_fault_kill_kills),
+        cmocka_unit_test(test_fault_stop_stops_once_until_continued),
         cmocka_unit_test(test_fault_malformed_variable_aborts),
     };
 
