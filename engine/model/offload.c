@@ -64,6 +64,30 @@ static struct rk_status *copy_out(struct rk_model *model, const struct buffers *
     return rk_stream_sync(model->core->stream);
 }
 
+/* "moving gradients, optimizer state to host memory", in front of a failure. */
+static struct rk_status *name_buffers(struct rk_status *st, const struct buffers *buffers, const char *where)
+{
+    struct rk_str text = {0};
+
+    if (!st)
+        return NULL;
+    for (int32_t i = 0; i < buffers->count; i++)
+        rk_str_appendf(&text, "%s%s", i > 0 ? ", " : "", buffers->of[i].movable->what);
+    st = RK_WRAP(st, "moving %s to %s", rk_str_text(&text), where);
+    rk_str_fini(&text);
+    return st;
+}
+
+static struct rk_status *move_out(struct rk_model *model, const struct buffers *leaving, uint32_t parts,
+                                  uint32_t kept)
+{
+    RK_TRY(rk_model_reserve_offload(model, parts & kept));
+    RK_TRY(copy_out(model, leaving, kept));
+    for (int32_t i = 0; i < leaving->count; i++)
+        RK_TRY(rk_movable_leave(leaving->of[i].movable, leaving->of[i].part & kept));
+    return NULL;
+}
+
 struct rk_status *rk_model_offload(struct rk_model *model, uint32_t parts, bool keeps_gradients)
 {
     uint32_t kept = keeps_gradients ? RK_PARTS_ALL : RK_PARTS_ALL & ~RK_PART_GRADIENTS;
@@ -75,10 +99,18 @@ struct rk_status *rk_model_offload(struct rk_model *model, uint32_t parts, bool 
     }
     if (leaving.count == 0)
         return NULL;
-    RK_TRY(rk_model_reserve_offload(model, parts & kept));
-    RK_TRY(copy_out(model, &leaving, kept));
-    for (int32_t i = 0; i < leaving.count; i++)
-        RK_TRY(rk_movable_leave(leaving.of[i].movable, leaving.of[i].part & kept));
+    return name_buffers(move_out(model, &leaving, parts, kept), &leaving, "host memory");
+}
+
+static struct rk_status *move_in(struct rk_model *model, const struct buffers *buffers, bool writes)
+{
+    if (RK_FAULT("onload.copy"))
+        return RK_FAIL(RK_INTERNAL, "fault point onload.copy");
+    for (int32_t i = 0; i < buffers->count; i++) {
+        RK_TRY(rk_movable_come_back(buffers->of[i].movable, model->core->stream));
+        if (writes)
+            buffers->of[i].movable->has_copy = false;
+    }
     return NULL;
 }
 
@@ -86,12 +118,9 @@ struct rk_status *rk_model_onload(struct rk_model *model, uint32_t parts, bool w
 {
     struct buffers buffers = buffers_of(model, parts);
 
-    for (int32_t i = 0; i < buffers.count; i++) {
-        RK_TRY(rk_movable_come_back(buffers.of[i].movable, model->core->stream));
-        if (writes)
-            buffers.of[i].movable->has_copy = false;
-    }
-    return NULL;
+    if (buffers.count == 0)
+        return NULL;
+    return name_buffers(move_in(model, &buffers, writes), &buffers, "the device");
 }
 
 uint32_t rk_model_offloaded(const struct rk_model *model)
@@ -106,34 +135,38 @@ uint32_t rk_model_offloaded(const struct rk_model *model)
     return parts;
 }
 
-uint64_t rk_model_offload_bytes(const struct rk_model *model)
+static uint64_t sum_bytes(const struct rk_model *model, uint32_t parts,
+                          uint64_t (*bytes_of)(const struct rk_movable *movable))
 {
-    struct buffers buffers = buffers_of(model, RK_PARTS_ALL);
+    struct buffers buffers = buffers_of(model, parts);
     uint64_t bytes = 0;
 
     for (int32_t i = 0; i < buffers.count; i++)
-        bytes += rk_movable_full_bytes(buffers.of[i].movable);
+        bytes += bytes_of(buffers.of[i].movable);
     return bytes;
+}
+
+static uint64_t copy_bytes_of(const struct rk_movable *movable)
+{
+    return movable->bytes;
+}
+
+static uint64_t host_bytes_of(const struct rk_movable *movable)
+{
+    return movable->host ? movable->bytes : 0;
+}
+
+uint64_t rk_model_offload_bytes(const struct rk_model *model)
+{
+    return sum_bytes(model, RK_PARTS_ALL, rk_movable_full_bytes);
 }
 
 uint64_t rk_model_offload_copy_bytes(const struct rk_model *model)
 {
-    struct buffers buffers = buffers_of(model, RK_PARTS_ALL & ~RK_PART_GRADIENTS);
-    uint64_t bytes = 0;
-
-    for (int32_t i = 0; i < buffers.count; i++)
-        bytes += buffers.of[i].movable->bytes;
-    return bytes;
+    return sum_bytes(model, RK_PARTS_ALL & ~RK_PART_GRADIENTS, copy_bytes_of);
 }
 
 uint64_t rk_model_offload_host_bytes(const struct rk_model *model)
 {
-    struct buffers buffers = buffers_of(model, RK_PARTS_ALL);
-    uint64_t bytes = 0;
-
-    for (int32_t i = 0; i < buffers.count; i++) {
-        if (buffers.of[i].movable->host)
-            bytes += buffers.of[i].movable->bytes;
-    }
-    return bytes;
+    return sum_bytes(model, RK_PARTS_ALL, host_bytes_of);
 }
