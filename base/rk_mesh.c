@@ -420,3 +420,22 @@ const char *rk_axis_name(rk_axis_t axis)
     RK_ASSERT(axis < RK_AXIS_COUNT);
     return axis_names[axis];
 }
+
+bool rk_mesh_place_text(const struct rk_mesh *mesh, int32_t world_rank, char buf[RK_MESH_PLACE_BYTES])
+{
+    static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_DP, RK_AXIS_PP};
+    struct rk_mesh_coords coords;
+    size_t at = 0;
+
+    buf[0] = '\0';
+    if (!rk_mesh_find_coords(mesh, world_rank, &coords))
+        return false;
+    for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
+        int32_t size = rk_mesh_axis_size(mesh, axes[i]);
+
+        if (size > 1)
+            at += (size_t)snprintf(buf + at, RK_MESH_PLACE_BYTES - at, "%s%s %d of %d", at ? ", " : "",
+                                   rk_axis_name(axes[i]), coords.axis[axes[i]], size);
+    }
+    return at > 0;
+}

@@ -78,6 +78,10 @@ int32_t rk_mesh_group(const struct rk_mesh *mesh, uint32_t axis_mask, int32_t wo
 /* The mesh's collector: tp 0, cp 0, and pp last (training order) or pp 0 (orders in which pp is fastest). */
 bool rk_mesh_is_collector(const struct rk_mesh *mesh, int32_t world_rank);
 const char *rk_axis_name(rk_axis_t axis);
+#define RK_MESH_PLACE_BYTES 96
+/* Where a rank stands: "tp 1 of 2, pp 0 of 4" (axes of size 1 left out). False, and "", for a rank that is
+ * not in the mesh or the only one in it. */
+bool rk_mesh_place_text(const struct rk_mesh *mesh, int32_t world_rank, char buf[RK_MESH_PLACE_BYTES]);
 
 RK_END_DECLS
 

@@ -23,9 +23,11 @@ struct rk_status {
     char *message; /* the frames' texts, outermost first, joined by ": " */
     struct frame *frames;
     size_t num_frames;
+    int32_t blamed_rank; /* -1: not known */
 };
 
 static struct rk_status oom = {
+    .blamed_rank = -1,
     .code = RK_RESOURCE_EXHAUSTED,
     .reason = "",
     .message = (char[]){"out of host memory while reporting an error"},
@@ -83,6 +85,7 @@ static struct rk_status *make(rk_code_t code, const char *reason, const char *fi
     }
     st->code = code;
     st->reason = reason;
+    st->blamed_rank = -1;
     st->message = strdup(text);
     if (!push_frame(st, file, line, text) || !st->message) {
         rk_status_free(st);
@@ -160,6 +163,14 @@ struct rk_status *rk_status_wrap(struct rk_status *st, const char *file, int lin
     return st;
 }
 
+struct rk_status *rk_status_blame(struct rk_status *st, int32_t rank)
+{
+    RK_ASSERT(rank >= 0);
+    if (st && st != &oom)
+        st->blamed_rank = rank;
+    return st;
+}
+
 struct rk_status *rk_status_clone(const struct rk_status *st)
 {
     struct rk_status *copy;
@@ -170,6 +181,8 @@ struct rk_status *rk_status_clone(const struct rk_status *st)
         return &oom;
     copy = make(st->code, "", st->frames[0].file, st->frames[0].line, strdup(st->frames[0].text));
     copy = own_reason(copy, st->reason);
+    if (copy != &oom)
+        copy->blamed_rank = st->blamed_rank;
     for (size_t i = 1; i < st->num_frames && copy != &oom; i++)
         copy = rk_status_wrap(copy, st->frames[i].file, st->frames[i].line, "%s", st->frames[i].text);
     return copy;
@@ -188,6 +201,11 @@ const char *rk_status_message(const struct rk_status *st)
 const char *rk_status_reason(const struct rk_status *st)
 {
     return st ? st->reason : "";
+}
+
+int32_t rk_status_blamed_rank(const struct rk_status *st)
+{
+    return st ? st->blamed_rank : -1;
 }
 
 size_t rk_status_format_frames(const struct rk_status *st, char *buf, size_t buf_bytes)

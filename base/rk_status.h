@@ -2,13 +2,15 @@
  *
  * NULL is success. A non-NULL status is owned by whoever received it and must be returned, wrapped or freed.
  * Codes have the values of grpc_status_code, so the mapping to the wire is the identity. A status carries a
- * message for the user, an optional machine-readable reason (google.rpc.ErrorInfo.reason, e.g. "STALE_EPOCH")
- * and a list of context frames (file, line, text), innermost first. */
+ * message for the user, an optional machine-readable reason (google.rpc.ErrorInfo.reason, e.g.
+ * "STALE_EPOCH"), where several ranks took part the one where the failure began if it is known, and a list of
+ * context frames (file, line, text), innermost first. */
 #ifndef RK_STATUS_H
 #define RK_STATUS_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/rk_compiler.h"
 
@@ -49,13 +51,16 @@ struct rk_status *rk_status_from_wire(rk_code_t code, const char *reason,
  * "context: message". Code and reason stay. */
 struct rk_status *rk_status_wrap(struct rk_status *st, const char *file, int line, const char *fmt,
                                  ...) RK_NODISCARD RK_PRINTF(4, 5);
+/* Sets the rank where the failure began and returns `st` (NULL for NULL). */
+struct rk_status *rk_status_blame(struct rk_status *st, int32_t rank) RK_NODISCARD;
 struct rk_status *rk_status_clone(const struct rk_status *st) RK_NODISCARD;
 void rk_status_free(struct rk_status *st); /* NULL is a no-op */
 
 rk_code_t rk_status_code(const struct rk_status *st); /* RK_OK for NULL */
 /* Message with its context, for people; "ok" for NULL. Valid until the status is wrapped or freed. */
 const char *rk_status_message(const struct rk_status *st);
-const char *rk_status_reason(const struct rk_status *st); /* "" when there is none */
+const char *rk_status_reason(const struct rk_status *st);  /* "" when there is none */
+int32_t rk_status_blamed_rank(const struct rk_status *st); /* -1 when it is not known */
 /* One line a frame, "file:line: text", into buf (always terminated). Returns the length that was needed. */
 size_t rk_status_format_frames(const struct rk_status *st, char *buf, size_t buf_bytes);
 const char *rk_code_name(rk_code_t code); /* "INVALID_ARGUMENT"; "UNKNOWN" for values out of range */

@@ -336,7 +336,7 @@ struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanou
             .rank = i, .address = driver->clients[i].address, .status = items[i].error, .order = i};
         items[i].error = NULL;
     }
-    st = rk_error_of_call(errors, driver->num_clients);
+    st = rk_error_of_call(errors, driver->num_clients, NULL, NULL);
     rk_free(errors);
     if (rk_status_code(st) != RK_CANCELLED || atomic_load(&driver->interrupts) == 0)
         return st;

@@ -163,8 +163,11 @@ struct rk_rank_error {
 struct rk_status *rk_error_of_worker(struct rk_status *st, int32_t rank, const char *address) RK_NODISCARD;
 /* Index of the error where the trouble began, or -1 when all are fine. */
 int32_t rk_error_find_root(const struct rk_rank_error *errors, int32_t count);
-/* One status for the call: the root cause first, then how many others ended because of it. Frees all. */
-struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count) RK_NODISCARD;
+/* One status for the call: the root cause first, then how many others ended because of it, where the rank
+ * stands in `mesh` (NULL: left out) of `role`, and, where its daemon is lost, what the first of the others
+ * was in. Frees all. */
+struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count, const char *role,
+                                   const struct rk_mesh *mesh) RK_NODISCARD;
 
 /* --- metrics (reduce.c) --- */
 /* An object of numbers (null where one is not finite), in the order in which the names come. Extremes count

@@ -76,7 +76,29 @@ static void append_others(struct rk_str *text, const struct rk_rank_error *error
         rk_str_appendf(text, " (%d other rank%s ended with it)", num_others, num_others == 1 ? "" : "s");
 }
 
-struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count)
+/* What the first rank that waited for the lost one was in: the lost one cannot tell. */
+static void append_witness(struct rk_str *text, const struct rk_rank_error *errors, int32_t count)
+{
+    const struct rk_rank_error *witness = NULL;
+
+    for (int32_t i = 0; i < count; i++) {
+        if (errors[i].status && !errors[i].is_lost && (!witness || errors[i].order < witness->order))
+            witness = &errors[i];
+    }
+    if (witness)
+        rk_str_appendf(text, "; rank %d says: %s", witness->rank, rk_status_message(witness->status));
+}
+
+static void append_place(struct rk_str *text, int32_t rank, const char *role, const struct rk_mesh *mesh)
+{
+    char place[RK_MESH_PLACE_BYTES];
+
+    if (mesh && rk_mesh_place_text(mesh, rank, place))
+        rk_str_appendf(text, "; rank %d is %s of role '%s'", rank, place, role);
+}
+
+struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count, const char *role,
+                                   const struct rk_mesh *mesh)
 {
     int32_t root = rk_error_find_root(errors, count);
     struct rk_str text = {0};
@@ -90,6 +112,9 @@ struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count)
     errors[root].status = NULL;
     rk_str_append(&text, rk_status_message(st));
     append_others(&text, errors, count, root);
+    append_place(&text, errors[root].rank, role, mesh);
+    if (is_lost)
+        append_witness(&text, errors, count);
     named = rk_status_from_wire(is_lost ? RK_ABORTED : rk_status_code(st),
                                 is_lost ? "PEER_LOST" : rk_status_reason(st), rk_str_text(&text));
     rk_str_fini(&text);

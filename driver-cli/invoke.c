@@ -332,7 +332,7 @@ static void follow_interrupts(struct invocation *inv)
 static void abort_others(struct invocation *inv)
 {
     const struct rk_rank_error *first = NULL;
-    char reason[96];
+    char reason[256];
 
     if (inv->interrupts_seen > 0) {
         send_aborts(inv, INTERRUPTED);
@@ -345,8 +345,8 @@ static void abort_others(struct invocation *inv)
             first = error;
     }
     RK_ASSERT(first); /* nothing else sets abort_at_ns */
-    snprintf(reason, sizeof(reason), "rank %d of the call failed: %s", (int)(first - inv->errors),
-             rk_code_name(rk_status_code(first->status)));
+    snprintf(reason, sizeof(reason), "rank %d of the call failed: %s: %s", (int)(first - inv->errors),
+             rk_code_name(rk_status_code(first->status)), rk_status_message(first->status));
     send_aborts(inv, reason);
 }
 
@@ -377,6 +377,21 @@ static void end_queue(struct invocation *inv)
     rk_pump_end(inv->queue);
 }
 
+/* The mesh of the role; that of the actor for a rank that is not in it, as update_weights goes over both. */
+static struct rk_status *name_root(struct invocation *inv)
+{
+    int32_t root = rk_error_find_root(inv->errors, inv->num_ranks);
+    const char *role = inv->call->role;
+    const struct rk_mesh *mesh = rk_driver_find_mesh(inv->driver, role);
+    struct rk_mesh_coords coords;
+
+    if (root >= 0 && (!mesh || !rk_mesh_find_coords(mesh, root, &coords))) {
+        role = "actor";
+        mesh = rk_driver_find_mesh(inv->driver, role);
+    }
+    return rk_error_of_call(inv->errors, inv->num_ranks, role, mesh);
+}
+
 static struct rk_status *run(struct invocation *inv)
 {
     char hex[2 * REQUEST_ID_BYTES + 1];
@@ -397,7 +412,7 @@ static struct rk_status *run(struct invocation *inv)
                               rk_hex(inv->request_id, sizeof(inv->request_id), hex));
     if (inv->interrupts_seen > 0 && inv->num_failures > 0)
         return RK_FAIL(RK_CANCELLED, "interrupted");
-    return rk_error_of_call(inv->errors, inv->num_ranks);
+    return name_root(inv);
 }
 
 /* --- after --- */

@@ -94,6 +94,8 @@ int32_t rk_comm_world_size(const struct rk_comm_world *world);
 /* From any thread: ends what runs, here and (through the closing connections) on the peers. The first reason
  * wins. */
 void rk_comm_world_abort(struct rk_comm_world *world, const char *reason);
+/* The same because this rank failed: it is to blame (rk_status_blamed_rank), here and on the peers. */
+void rk_comm_world_give_up(struct rk_comm_world *world, const char *reason);
 /* From any thread: NULL while healthy, else a copy of the first error. */
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world) RK_NODISCARD;
 
@@ -120,6 +122,7 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
 void rk_comm_group_destroy(struct rk_comm_group *group);       /* NULL is a no-op */
 int32_t rk_comm_group_rank(const struct rk_comm_group *group); /* my index in the member list */
 int32_t rk_comm_group_size(const struct rk_comm_group *group); /* 1 for NULL: "alone" */
+bool rk_comm_group_is_plan(const struct rk_comm_group *group); /* of rk_comm_world_create_plan */
 
 /* --- operations. Tensors are contiguous; dtypes F32, F64, BF16, F16, I32, I64, U8. A NULL group is a group
  * of one. --- */

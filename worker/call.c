@@ -155,12 +155,24 @@ static void release_peers(struct rk_call *call, const struct rk_status *st)
     rk_status_free(comm_error);
     if (is_shared || !call->peers_wait || !has_peers(call))
         return;
-    reason = rk_format("rank %d: %s failed: %s", worker->rank, rk_job_label(call->job, label),
-                       rk_status_message(st));
-    pthread_mutex_lock(&worker->lock);
-    rk_worker_abort_locked(worker, reason);
-    pthread_mutex_unlock(&worker->lock);
+    reason = rk_format("%s failed: %s", rk_job_label(call->job, label), rk_status_message(st));
+    rk_worker_give_up(worker, reason);
     rk_free(reason);
+}
+
+/* Where another rank is to blame: which it is, and where in the mesh it stands. */
+static struct rk_status *name_culprit(const struct rk_call *call, struct rk_status *st)
+{
+    int32_t rank = rk_status_blamed_rank(st);
+    const struct rk_role *role = call->role, *actor = rk_role_find(call->worker, "actor");
+    char place[RK_MESH_PLACE_BYTES];
+
+    if (rank < 0 || rank == call->worker->rank)
+        return st;
+    if (!rk_mesh_place_text(role->mesh, rank, place) && actor && /* update_weights is between two roles */
+        rk_mesh_place_text(actor->mesh, rank, place))
+        role = actor;
+    return RK_WRAP(st, "because of rank %d (%s%s%s)", rank, role->name, *place ? ": " : "", place);
 }
 
 void *rk_call_alloc(struct rk_call *call, int64_t count, size_t elem_bytes)
@@ -216,11 +228,13 @@ struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
         /* ONE_TO_ALL reaches ranks outside the role's mesh too. They have no part in what needs a model. */
         if (!rk_mesh_comms_is_member(call.role->comms))
             return NULL;
-        RK_TRY(rk_call_agree(&call, check_state(worker, call.role, job)));
+        st = rk_call_agree(&call, check_state(worker, call.role, job));
+        if (st)
+            return name_culprit(&call, st);
     }
     rk_worker_tick(worker, job->method->name, 0, 0);
     call.arena = rk_arena_create(ARENA_BLOCK_BYTES, 0);
     st = run_method(&call);
     rk_arena_destroy(call.arena);
-    return st;
+    return name_culprit(&call, st);
 }

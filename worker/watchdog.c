@@ -24,13 +24,29 @@
  * up. */
 #define COLLECTIVE_GRACE_MS 1000
 
-void rk_worker_abort_locked(struct rk_worker *worker, const char *reason)
+/* `has_failed`: because this rank has, and not because somebody says so. */
+static void abort_world(struct rk_worker *worker, const char *reason, bool has_failed)
 {
     if (!worker->world || worker->is_world_aborted)
         return;
     worker->is_world_aborted = true;
-    rk_comm_world_abort(worker->world, reason);
+    if (has_failed)
+        rk_comm_world_give_up(worker->world, reason);
+    else
+        rk_comm_world_abort(worker->world, reason);
     pthread_cond_signal(&worker->wakes_engine); /* an idle E takes the world down */
+}
+
+void rk_worker_abort_locked(struct rk_worker *worker, const char *reason)
+{
+    abort_world(worker, reason, false);
+}
+
+void rk_worker_give_up(struct rk_worker *worker, const char *reason)
+{
+    pthread_mutex_lock(&worker->lock);
+    abort_world(worker, reason, true);
+    pthread_mutex_unlock(&worker->lock);
 }
 
 /* Why the running job must end now, or NULL; rk_free it. */

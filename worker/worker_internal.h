@@ -110,6 +110,8 @@ const char *rk_job_label(const struct rk_job *job, char buf[RK_JOB_LABEL_BYTES])
 void *rk_watchdog_main(void *worker);
 /* Ends the collectives that run or come, here and through closed connections on the peers. Needs the lock. */
 void rk_worker_abort_locked(struct rk_worker *worker, const char *reason);
+/* The same because this rank failed, which its peers then say. Takes the lock. */
+void rk_worker_give_up(struct rk_worker *worker, const char *reason);
 
 /* --- snapshot.c --- */
 /* From now on only a restart helps; the first failure (a literal) stands. Needs the lock. */

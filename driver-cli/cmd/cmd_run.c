@@ -271,21 +271,26 @@ static struct rk_status *train(struct run *run)
     return st;
 }
 
-/* A status that is handed back with what is known about daemons of ours that died. */
-static struct rk_status *add_deaths(struct run *run, struct rk_status *st)
+/* What the status cannot know: how daemons of the run's own ended, and how to go on without one of others. */
+static struct rk_status *add_advice(struct run *run, struct rk_status *st)
 {
-    struct rk_str deaths = {0};
+    struct rk_str advice = {0};
     struct rk_str text = {0};
     struct rk_status *all = st;
 
     if (st && run->local)
-        rk_local_describe_deaths(run->local, &deaths);
-    if (deaths.bytes > 0) {
-        rk_str_appendf(&text, "%s\n%.*s", rk_status_message(st), (int)deaths.bytes - 1, deaths.text);
+        rk_local_describe_deaths(run->local, &advice);
+    else if (strcmp(rk_status_reason(st), "PEER_LOST") == 0)
+        rk_str_append(&advice,
+                      "the other daemons keep their models and wait for the next run: start the lost "
+                      "daemon again and repeat the command; a stopped one may go on instead, with "
+                      "--takeover in the command\n");
+    if (advice.bytes > 0) {
+        rk_str_appendf(&text, "%s\n%.*s", rk_status_message(st), (int)advice.bytes - 1, advice.text);
         all = rk_status_from_wire(rk_status_code(st), rk_status_reason(st), rk_str_text(&text));
         rk_status_free(st);
     }
-    rk_str_fini(&deaths);
+    rk_str_fini(&advice);
     rk_str_fini(&text);
     return all;
 }
@@ -433,7 +438,7 @@ static struct rk_status *execute(struct run *run)
     if (!st)
         st = train(run);
     rk_loggers_end_line(run->loggers);
-    st = add_deaths(run, st);
+    st = add_advice(run, st);
     return finish(run, st);
 }
 

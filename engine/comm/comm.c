@@ -127,6 +127,11 @@ int32_t rk_comm_group_size(const struct rk_comm_group *group)
     return group ? group->size : 1;
 }
 
+bool rk_comm_group_is_plan(const struct rk_comm_group *group)
+{
+    return group && group->world->ops == &rk_comm_plan_ops;
+}
+
 /* --- operations --- */
 
 static bool is_supported(rk_dtype_t dtype)
@@ -260,7 +265,7 @@ static bool has_work(const struct rk_comm_group *group, rk_tensor_t tensor)
 /* Dry runs are no operations: they do not count. */
 struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op_t op)
 {
-    if (group->world->ops != &rk_comm_plan_ops && RK_FAULT(op_rows[op].fault))
+    if (!rk_comm_group_is_plan(group) && RK_FAULT(op_rows[op].fault))
         return RK_FAIL(RK_INTERNAL, "%s: fault point %s", op_rows[op].name, op_rows[op].fault);
     return NULL;
 }

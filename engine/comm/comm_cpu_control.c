@@ -37,7 +37,7 @@ static void send_control(struct rk_cpu_peer *peer, const struct rk_cpu_control *
 static struct rk_status *peer_lost(struct rk_cpu_peer *peer, int32_t rank, const char *how)
 {
     atomic_store(&peer->link, RK_CPU_LINK_CLOSED);
-    return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: %s", rank, how);
+    return rk_status_blame(RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: %s", rank, how), rank);
 }
 
 /* Reasons are static strings here; what a peer sends is mapped to one of them. */
@@ -56,12 +56,14 @@ static const char *known_reason(const char *text)
 static struct rk_status *peer_aborted(struct rk_cpu_peer *peer, int32_t rank)
 {
     struct rk_cpu_control *control = &peer->control;
+    struct rk_status *st;
 
     control->reason[sizeof(control->reason) - 1] = '\0';
     control->text[sizeof(control->text) - 1] = '\0';
     atomic_store(&peer->link, RK_CPU_LINK_CLOSED);
-    return RK_FAIL_REASON(RK_ABORTED, known_reason(control->reason), "rank %d reports: %s", rank,
-                          control->text);
+    st =
+        RK_FAIL_REASON(RK_ABORTED, known_reason(control->reason), "rank %d reports: %s", rank, control->text);
+    return control->blamed_rank >= 0 ? rk_status_blame(st, control->blamed_rank) : st;
 }
 
 static struct rk_status *take_control(struct rk_cpu_peer *peer, int32_t rank)
@@ -148,6 +150,7 @@ void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *erro
     struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_ABORT};
     uint64_t one = 1;
 
+    control.blamed_rank = rk_status_blamed_rank(error);
     snprintf(control.reason, sizeof(control.reason), "%s", rk_status_reason(error));
     snprintf(control.text, sizeof(control.text), "%s", rk_status_message(error));
     RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);

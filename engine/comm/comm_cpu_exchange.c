@@ -263,17 +263,26 @@ static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns)
 {
     struct rk_str ranks = {0};
     struct rk_status *st;
-    int32_t count = 0;
+    int32_t count = 0, first = 0;
 
     for (int32_t r = 0; r < mesh->size; r++) {
         if (!is_late(mesh, &mesh->peers[r], now_ns) || must_progress(mesh, &mesh->peers[r]))
             continue;
+        first = count == 0 ? r : first;
         rk_str_appendf(&ranks, "%s%d", count++ ? ", " : "", r);
     }
     st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s %s did not arrive within %" PRId64 " ms",
                         count > 1 ? "ranks" : "rank", rk_str_text(&ranks), mesh->collective_ns / NS_PER_MS);
     rk_str_fini(&ranks);
-    return st;
+    return count == 1 ? rk_status_blame(st, first) : st;
+}
+
+static struct rk_status *judge_late(const struct rk_cpu_mesh *mesh, int32_t r)
+{
+    if (mesh->peers[r].is_data_broken)
+        return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: its data connection broke", r);
+    return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms", r,
+                          mesh->progress_ns / NS_PER_MS);
 }
 
 /* `now_ns` is the time before the last look at the connections: what had come by then has been seen. */
@@ -284,11 +293,8 @@ static struct rk_status *check_deadlines(struct rk_cpu_mesh *mesh, int64_t now_n
 
         if (!is_late(mesh, peer, now_ns))
             continue;
-        if (peer->is_data_broken)
-            return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: its data connection broke", r);
-        if (must_progress(mesh, peer))
-            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms",
-                                  r, mesh->progress_ns / NS_PER_MS);
+        if (must_progress(mesh, peer)) /* one whose connection broke must, too */
+            return rk_status_blame(judge_late(mesh, r), r);
         return not_arrived(mesh, now_ns);
     }
     return NULL;
@@ -318,7 +324,8 @@ static struct rk_status *explain_broken(struct rk_cpu_mesh *mesh)
             continue;
         RK_TRY(rk_cpu_control_read(mesh));
         if (atomic_load(&mesh->peers[r].link) == RK_CPU_LINK_BYE)
-            return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", r);
+            return rk_status_blame(
+                RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", r), r);
     }
     return NULL;
 }

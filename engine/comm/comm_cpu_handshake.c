@@ -10,7 +10,7 @@
 #include "base/rk_hash.h"
 
 #define HELLO_MAGIC   0x4d434b52u /* "RKCM" */
-#define HELLO_VERSION 1u
+#define HELLO_VERSION 2u
 
 _Static_assert(sizeof(struct rk_cpu_hello) == 48, "no padding: HELLO is signed as bytes");
 _Static_assert(sizeof(struct rk_cpu_challenge) == 52, "no padding: CHALLENGE travels as bytes");

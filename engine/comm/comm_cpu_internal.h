@@ -159,8 +159,9 @@ typedef enum rk_cpu_link {
 /* A control frame. `reason` and `text` are terminated; ABORT fills both, HEARTBEAT the text. */
 struct rk_cpu_control {
     uint32_t magic;
-    uint32_t kind; /* rk_cpu_control_kind_t */
-    char reason[24], text[RK_CPU_CONTROL_BYTES - 32];
+    uint32_t kind;       /* rk_cpu_control_kind_t */
+    int32_t blamed_rank; /* of ABORT: where it began; -1: not known */
+    char reason[20], text[RK_CPU_CONTROL_BYTES - 32];
 };
 _Static_assert(sizeof(struct rk_cpu_control) == RK_CPU_CONTROL_BYTES, "one size on every host");
 

@@ -167,6 +167,7 @@ static struct rk_status *not_arrived(struct rk_nccl_world *nccl, const struct rk
     struct rk_str ranks = {0};
     struct rk_status *st;
     int num_ranks = 0;
+    int32_t last = 0;
 
     op_text(op, mine);
     for (int32_t i = 0; i < op->group->size; i++) {
@@ -176,6 +177,7 @@ static struct rk_status *not_arrived(struct rk_nccl_world *nccl, const struct rk
             strcmp(rk_comm_control_doing(nccl->control, rank, theirs), mine) == 0)
             continue;
         rk_str_appendf(&ranks, "%s%d", num_ranks++ ? ", " : "", rank);
+        last = rank;
     }
     st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s%s%s within %" PRId64 " ms",
                         num_ranks == 0   ? ""
@@ -185,7 +187,7 @@ static struct rk_status *not_arrived(struct rk_nccl_world *nccl, const struct rk
                         num_ranks == 0 ? "did not end, with all ranks in it," : " did not arrive",
                         nccl->collective_ns / NS_PER_MS);
     rk_str_fini(&ranks);
-    return st;
+    return num_ranks == 1 ? rk_status_blame(st, last) : st;
 }
 
 /* Why the operation cannot end any more, or NULL. `age_ns` is how long it has been the first in line. */
@@ -200,13 +202,17 @@ static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nc
             continue;
         if (nccl->left_ns[rank] > 0) {
             if (now_ns - nccl->left_ns[rank] > LEFT_GRACE_NS && age_ns > LEFT_GRACE_NS)
-                return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", rank);
+                return rk_status_blame(
+                    RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", rank),
+                    rank);
             continue;
         }
         seen_ns = RK_MAX(rk_comm_control_seen_ns(nccl->control, rank), nccl->started_ns);
         if (now_ns - seen_ns > nccl->progress_ns && age_ns > nccl->progress_ns)
-            return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms",
-                                  rank, nccl->progress_ns / NS_PER_MS);
+            return rk_status_blame(RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
+                                                  "rank %d went silent for %" PRId64 " ms", rank,
+                                                  nccl->progress_ns / NS_PER_MS),
+                                   rank);
     }
     return age_ns > nccl->collective_ns ? not_arrived(nccl, op) : NULL;
 }

@@ -230,14 +230,24 @@ struct rk_status *rk_comm_world_error(struct rk_comm_world *world)
     return copy;
 }
 
-void rk_comm_world_abort(struct rk_comm_world *world, const char *reason)
+static struct rk_status *aborted(const struct rk_comm_world *world, const char *reason)
 {
     struct rk_comm_activity activity;
 
     rk_comm_world_activity(world, &activity);
-    rk_comm_world_fail(world, RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s",
-                                             world->rank, activity.in_operation ? " during " : "",
-                                             activity.in_operation ? activity.name : "", reason));
+    return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "rank %d aborted%s%s: %s", world->rank,
+                          activity.in_operation ? " during " : "", activity.in_operation ? activity.name : "",
+                          reason);
+}
+
+void rk_comm_world_abort(struct rk_comm_world *world, const char *reason)
+{
+    rk_comm_world_fail(world, aborted(world, reason));
+}
+
+void rk_comm_world_give_up(struct rk_comm_world *world, const char *reason)
+{
+    rk_comm_world_fail(world, rk_status_blame(aborted(world, reason), world->rank));
 }
 
 struct rk_status *rk_comm_world_check(struct rk_comm_world *world)

@@ -32,8 +32,17 @@ struct run {
     int64_t num_steps;
     struct rk_pipeline_message *messages;
     int64_t num_messages, next_message;
-    int64_t bound; /* the micro-batch that work->bind was called for last; -1: none */
+    int64_t step;          /* the current one, or the one that the messages go in front of */
+    int64_t first_message; /* of those that are exchanged now; next_message: none are */
+    int64_t bound;         /* the micro-batch that work->bind was called for last; -1: none */
 };
+
+/* Dry runs are no runs: they do not count. */
+static bool is_hit(const struct run *run, const char *fault)
+{
+    return !rk_comm_group_is_plan(rk_mesh_comms_group(run->model->core->mesh, RK_GROUP_PP)) &&
+           RK_FAULT(fault);
+}
 
 /* --- slots --- */
 
@@ -126,6 +135,8 @@ static struct rk_status *take_slot(struct run *run, struct rk_pipeline_step step
     }
     if (!slot)
         RK_TRY(add_slot(model, &slot));
+    if (step.micro_batch > 0 && is_hit(run, "pipeline.memory"))
+        return RK_FAIL_REASON(RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "fault point pipeline.memory");
     if (slot->was_used)
         RK_TRY(rk_event_sync(slot->is_free));
     slot->is_taken = slot->was_used = true;
@@ -209,6 +220,13 @@ static struct rk_status *transfer_all(struct run *run, int64_t begin, int64_t en
     return rk_comm_batch_end(group);
 }
 
+static struct rk_status *exchange_fault(const struct run *run)
+{
+    const char *name = run->work->trains ? "pipeline.train" : "pipeline.forward";
+
+    return is_hit(run, name) ? RK_FAIL(RK_INTERNAL, "fault point %s", name) : NULL;
+}
+
 /* All messages in front of step `before`, together, behind the steps so far. */
 static struct rk_status *exchange(struct run *run, int64_t before)
 {
@@ -217,11 +235,11 @@ static struct rk_status *exchange(struct run *run, int64_t before)
 
     while (end < run->num_messages && run->messages[end].before_step <= before)
         end++;
+    run->first_message = begin;
     if (begin == end)
         return NULL;
-    if (RK_FAULT("pipeline.exchange"))
-        return RK_FAIL(RK_INTERNAL, "fault point pipeline.exchange");
     run->next_message = end;
+    RK_TRY(exchange_fault(run));
     for (int64_t i = begin; i < end; i++) {
         struct rk_pipeline_slot *slot;
 
@@ -231,6 +249,7 @@ static struct rk_status *exchange(struct run *run, int64_t before)
     RK_TRY(rk_event_record(model->is_ready, model->core->stream));
     RK_TRY(rk_stream_wait(model->messages, model->is_ready));
     RK_TRY(transfer_all(run, begin, end));
+    run->first_message = end;
     for (int64_t i = begin; i < end; i++)
         RK_TRY(finish(run, &run->messages[i]));
     return NULL;
@@ -298,17 +317,66 @@ static struct rk_status *backward(struct run *run, int64_t i)
 
 static struct rk_status *run_steps(struct run *run)
 {
-    for (int64_t i = 0; i < run->num_steps; i++) {
-        RK_TRY(exchange(run, i));
-        if (run->steps[i].kind == RK_PIPELINE_FORWARD)
-            RK_TRY(forward(run, run->steps[i]));
+    for (run->step = 0; run->step < run->num_steps; run->step++) {
+        RK_TRY(exchange(run, run->step));
+        if (run->steps[run->step].kind == RK_PIPELINE_FORWARD)
+            RK_TRY(forward(run, run->steps[run->step]));
         else
-            RK_TRY(backward(run, i));
-        RK_TRY(note_step(run, run->steps[i], true));
+            RK_TRY(backward(run, run->step));
+        RK_TRY(note_step(run, run->steps[run->step], true));
     }
     RK_TRY(exchange(run, run->num_steps));
     RK_TRY(wait_for_messages(run->model));
     return rk_stream_sync(run->model->core->stream);
+}
+
+/* --- where a run failed --- */
+
+static const char *kind_text(rk_pipeline_kind_t kind)
+{
+    return kind == RK_PIPELINE_FORWARD ? "forward" : "backward";
+}
+
+static void append_step(struct rk_str *out, const struct run *run, struct rk_pipeline_step step)
+{
+    rk_str_appendf(out, "%s of micro-batch %d of %lld", kind_text(step.kind), step.micro_batch,
+                   (long long)run->work->count);
+    if (run->schedule.vpp > 1)
+        rk_str_appendf(out, " in chunk %d", step.chunk);
+}
+
+/* "receives the backward of micro-batch 2 of 8 from stage 1, sends ..." */
+static void append_messages(struct rk_str *out, const struct run *run)
+{
+    for (int64_t i = run->first_message; i < run->next_message; i++) {
+        const struct rk_pipeline_message *message = &run->messages[i];
+
+        rk_str_append(out, i > run->first_message ? ", " : "");
+        rk_str_append(out, message->is_send ? "sends the " : "receives the ");
+        append_step(out, run, message->step);
+        rk_str_appendf(out, " %s stage %d", message->is_send ? "to" : "from", message->peer_stage);
+    }
+}
+
+/* Over collectives that are asynchronous an operation fails later than it was begun: the place is where that
+ * was noticed. */
+static struct rk_status *name_place(const struct run *run, struct rk_status *st)
+{
+    struct rk_str text = {0};
+
+    if (!st || run->schedule.pp == 1)
+        return st;
+    rk_str_appendf(&text, "stage %d of %d", run->stage, run->schedule.pp);
+    if (run->first_message < run->next_message) {
+        rk_str_append(&text, ", pipeline.exchange: ");
+        append_messages(&text, run);
+    } else if (run->step < run->num_steps) {
+        rk_str_append(&text, ", ");
+        append_step(&text, run, run->steps[run->step]);
+    }
+    st = RK_WRAP(st, "%s", rk_str_text(&text));
+    rk_str_fini(&text);
+    return st;
 }
 
 /* --- the run --- */
@@ -394,7 +462,7 @@ struct rk_status *rk_pipeline_run(struct rk_model *model, const struct rk_pipeli
         return NULL;
     st = run_init(&run);
     if (!st)
-        st = run_steps(&run);
+        st = name_place(&run, run_steps(&run));
     rk_free(run.steps);
     rk_free(run.messages);
     return st;

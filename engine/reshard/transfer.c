@@ -181,6 +181,31 @@ static struct rk_status *run_round(struct round *round)
     return unpack(round);
 }
 
+/* Of a move that this rank takes part in. */
+static const char *name_of(const struct rk_reshard_run *run, const struct rk_reshard_move *move)
+{
+    return run->destination ? rk_params_at(&run->destination->params, move->param)->name
+                            : rk_params_at(&run->source->params, move->source_param)->name;
+}
+
+/* Which tensors the round moves here, in front of a failure. */
+static struct rk_status *name_round(const struct round *round, struct rk_status *st)
+{
+    const struct rk_reshard_run *run = round->run;
+    const struct rk_reshard_move *last = NULL, *first = NULL;
+
+    for (const struct rk_reshard_move *move = round->first; move < round->end; move++) {
+        if (!is_send(round, move) && !is_recv(round, move))
+            continue;
+        first = first ? first : move;
+        last = move;
+    }
+    if (!first)
+        return RK_WRAP(st, "bucket %d of %d", round->number, run->plan->num_rounds);
+    return RK_WRAP(st, "bucket %d of %d ('%s' to '%s')", round->number, run->plan->num_rounds,
+                   name_of(run, first), name_of(run, last));
+}
+
 static void report(const struct rk_reshard_run *run, int32_t num_done)
 {
     const struct rk_engine_hooks *hooks = run->args->hooks;
@@ -203,7 +228,7 @@ static struct rk_status *run_rounds(struct rk_reshard_run *run, struct round *ro
             round->end++;
         st = run_round(round);
         if (st)
-            return RK_WRAP(st, "round %d of %d", round->number, run->plan->num_rounds);
+            return name_round(round, st);
         report(run, round->number + 1);
     }
     return NULL;

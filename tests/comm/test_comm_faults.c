@@ -146,6 +146,7 @@ static int rank_killed(int32_t rank, int32_t num_ranks, void *user)
         return 1;
     delay_ns = rk_time_now_ns() - atomic_load(&run->fault_ns);
     RK_RANK_CHECK(delay_ns < 1000 * NS_PER_MS, "took %lld ms", (long long)(delay_ns / NS_PER_MS));
+    RK_RANK_CHECK(rk_status_blamed_rank(st) == 3, "rank %d is blamed", (int)rk_status_blamed_rank(st));
     if (rk_test_rank_check_error(st, RK_ABORTED, "PEER_LOST", "all_reduce #2 of group dp: ") ||
         check_stays_failed(world, group, "rank 3 is lost"))
         return 1;
@@ -184,6 +185,7 @@ static int rank_stopped(int32_t rank, int32_t num_ranks, void *user)
     delay_ns = rk_time_now_ns() - atomic_load(&run->fault_ns);
     RK_RANK_CHECK(rank == 3 || delay_ns < 2500 * NS_PER_MS, "took %lld ms",
                   (long long)(delay_ns / NS_PER_MS));
+    RK_RANK_CHECK(rk_status_blamed_rank(st) == 3, "rank %d is blamed", (int)rk_status_blamed_rank(st));
     if (rank < 3) {
         if (rk_status_code(st) == RK_DEADLINE_EXCEEDED)
             atomic_fetch_add(&run->num_late_errors, 1);

@@ -497,6 +497,35 @@ static void test_mesh_properties_random_sizes(void **state)
     }
 }
 
+static void test_mesh_place_text_names_the_axes_that_are_cut(void **state)
+{
+    static const int32_t last_two[] = {2, 3};
+    static const struct {
+        struct rk_mesh_spec spec;
+        int32_t world_size, rank;
+        const char *text;
+    } cases[] = {
+        {{.tp = 2, .pp = 2}, 4, 3, "tp 1 of 2, pp 1 of 2"},
+        {{.tp = 2, .pp = 2}, 4, 2, "tp 0 of 2, pp 1 of 2"},
+        {{.tp = 1}, 2, 1, "dp 1 of 2"},
+        {{.cp = 2, .dp = 2, .pp = 2}, 8, 7, "cp 1 of 2, dp 1 of 2, pp 1 of 2"},
+        {{.tp = 1}, 1, 0, ""},
+        {{.tp = 2, .num_ranks = 2, .ranks = last_two}, 4, 3, "tp 1 of 2"},
+        {{.tp = 2, .num_ranks = 2, .ranks = last_two}, 4, 1, ""},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        char text[RK_MESH_PLACE_BYTES];
+        struct rk_mesh *mesh;
+
+        assert_ok(rk_mesh_create(&mesh, &cases[i].spec, cases[i].world_size));
+        assert_int_equal(rk_mesh_place_text(mesh, cases[i].rank, text), *cases[i].text != '\0');
+        assert_string_equal(text, cases[i].text);
+        rk_mesh_destroy(mesh);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -510,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_mesh_text_and_spec_round_trip),
         cmocka_unit_test(test_mesh_equal_tells_apart),
         cmocka_unit_test(test_mesh_has_same_parts_tells_apart),
+        cmocka_unit_test(test_mesh_place_text_names_the_axes_that_are_cut),
         cmocka_unit_test(test_mesh_properties_random_sizes),
     };
 

@@ -154,6 +154,21 @@ static void test_code_name_out_of_range_is_unknown(void **state)
     assert_string_equal(rk_code_name(RK_CODE_COUNT), "UNKNOWN");
 }
 
+static void test_status_blame_stays_with_frames_and_clones(void **state)
+{
+    struct rk_status *st = RK_FAIL(RK_ABORTED, "gone"), *copy;
+
+    (void)state;
+    assert_int_equal(rk_status_blamed_rank(NULL), -1);
+    assert_int_equal(rk_status_blamed_rank(st), -1);
+    assert_null(rk_status_blame(NULL, 3));
+    st = RK_WRAP(rk_status_blame(st, 3), "all_reduce");
+    copy = rk_status_clone(st);
+    rk_status_free(st);
+    assert_int_equal(rk_status_blamed_rank(copy), 3);
+    rk_status_free(copy);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -164,6 +179,7 @@ int main(void)
         cmocka_unit_test(test_status_clone_is_equal_and_independent),
         cmocka_unit_test(test_status_from_wire_copies_reason_and_maps_unknown_codes),
         cmocka_unit_test(test_status_from_wire_null_texts_are_empty),
+        cmocka_unit_test(test_status_blame_stays_with_frames_and_clones),
         cmocka_unit_test(test_status_first_keeps_first),
         cmocka_unit_test(test_code_name_out_of_range_is_unknown),
     };

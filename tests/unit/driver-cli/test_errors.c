@@ -94,7 +94,7 @@ static void test_error_of_call_names_the_rank_where_it_began(void **state)
         print_message("%s\n", cases[i].label);
         fill(errors, &cases[i]);
         assert_int_equal(rk_error_find_root(errors, RANKS), cases[i].root);
-        st = rk_error_of_call(errors, RANKS);
+        st = rk_error_of_call(errors, RANKS, "actor", NULL);
         if (cases[i].root < 0) {
             assert_null(st);
             continue;
@@ -105,6 +105,39 @@ static void test_error_of_call_names_the_rank_where_it_began(void **state)
         for (int32_t rank = 0; rank < RANKS; rank++)
             assert_null(errors[rank].status);
     }
+}
+
+/* Goal: of a lost rank the message has its place in the mesh, and what the first rank that waited for it was
+ * in; of a rank that failed by itself only the place. */
+static void test_error_of_call_has_the_place_and_a_witness(void **state)
+{
+    static const struct root_case lost = {
+        .ends = {{RK_ABORTED, "PEER_LOST", "saw it later", 2, false},
+                 {RK_ABORTED, "PEER_LOST", "stage 0 of 2: rank 3 is lost", 1, false},
+                 {RK_OK, NULL, NULL, 0, false},
+                 {RK_UNAVAILABLE, "", "Socket closed", 0, true}}};
+    static const struct root_case own = {
+        .ends = {[0] = {RK_ABORTED, "COMM_ABORTED", "rank 3 reports", 0, false},
+                 [3] = {RK_RESOURCE_EXHAUSTED, "DEVICE_OOM", "no memory", 1, false}}};
+    struct rk_rank_error errors[RANKS];
+    struct rk_mesh_spec spec = {.tp = 2, .pp = 2};
+    struct rk_mesh *mesh;
+    struct rk_status *st;
+
+    (void)state;
+    assert_ok(rk_mesh_create(&mesh, &spec, RANKS));
+    fill(errors, &lost);
+    st = rk_error_of_call(errors, RANKS, "actor", mesh);
+    assert_message_contains(st, "worker 3 (host:3, rank 3): UNAVAILABLE: Socket closed (2 other ranks ended "
+                                "with it); rank 3 is tp 1 of 2, pp 1 of 2 of role 'actor'; rank 1 says: "
+                                "stage 0 of 2: rank 3 is lost");
+    fill(errors, &own);
+    st = rk_error_of_call(errors, RANKS, "actor", mesh);
+    assert_string_equal(rk_status_message(st),
+                        "worker 3 (host:3, rank 3): RESOURCE_EXHAUSTED DEVICE_OOM: no memory (1 other rank "
+                        "ended with it); rank 3 is tp 1 of 2, pp 1 of 2 of role 'actor'");
+    rk_status_free(st);
+    rk_mesh_destroy(mesh);
 }
 
 static void test_error_of_worker_keeps_code_and_reason(void **state)
@@ -126,6 +159,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error_of_call_names_the_rank_where_it_began),
+        cmocka_unit_test(test_error_of_call_has_the_place_and_a_witness),
         cmocka_unit_test(test_error_of_worker_keeps_code_and_reason),
     };
 
