@@ -284,7 +284,8 @@ struct rk_forward_work {
     struct rk_status *(*done)(void *user, int64_t i);
     void *user;
 };
-/* Collective: rk_model_forward of many, which the stages of a pipeline run at the same time. */
+/* Collective: rk_model_forward of many, which the stages of a pipeline run at the same time; there the hooks'
+ * is_cancelled is asked as well: CANCELLED on all ranks when it said so on one. */
 struct rk_status *rk_model_forward_all(struct rk_model *model,
                                        const struct rk_forward_work *work) RK_NODISCARD;
 /* Collective; for tests and tools: logits [num_tokens, vocab_size] as f64 in host memory, on every rank. */

@@ -81,7 +81,7 @@ struct rk_train_micro {
     bool is_last;
     rk_train_loss_fn_t loss_fn;
     void *user;
-    const struct rk_engine_hooks *hooks; /* on_alive only; may be NULL */
+    const struct rk_engine_hooks *hooks; /* on_alive; on stages is_cancelled, too; may be NULL */
 };
 struct rk_status *rk_train_micro_batch(struct rk_model *model,
                                        const struct rk_train_micro *micro) RK_NODISCARD;
@@ -102,7 +102,8 @@ struct rk_train_work {
 };
 /* Collective: rk_train_micro_batch of each; the stages of a pipeline run several at the same time, in the
  * order of its schedule (base/rk_pipeline.h). INVALID_ARGUMENT for a number of them that an interleaved
- * schedule cannot run. */
+ * schedule cannot run. CANCELLED on all ranks, with the gradients lost, where the hooks of a stage said so.
+ */
 struct rk_status *rk_train_micro_batches(struct rk_model *model,
                                          const struct rk_train_work *work) RK_NODISCARD;
 

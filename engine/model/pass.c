@@ -234,8 +234,11 @@ static struct rk_status *check_whole(const struct rk_model *model, const char *w
 {
     if (rk_pipeline_num_stages(model->core->pipeline) == 1)
         return NULL;
-    return RK_FAIL(RK_FAILED_PRECONDITION, "%s: the model is one of %d pipeline stages, expected a whole one",
-                   what, rk_pipeline_num_stages(model->core->pipeline));
+    return RK_FAIL(
+        RK_FAILED_PRECONDITION,
+        "%s: the model is one of %d pipeline stages, expected a whole one; a rollout generates on a "
+        "mesh of its own with pp=1, which update_weights fills",
+        what, rk_pipeline_num_stages(model->core->pipeline));
 }
 
 /* The logits of these hidden states, as f64, without the padding of the vocabulary. */

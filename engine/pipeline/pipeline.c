@@ -30,6 +30,9 @@ struct run {
     int32_t stage;
     struct rk_pipeline_step *steps;
     int64_t num_steps;
+    const struct rk_engine_hooks *hooks; /* of the micro-batch that was bound last; may be NULL */
+    bool is_cancelled;                   /* the rest of the messages is exchanged without computing */
+    bool has_asked_stage;
     struct rk_pipeline_message *messages;
     int64_t num_messages, next_message;
     int64_t step;          /* the current one, or the one that the messages go in front of */
@@ -118,7 +121,9 @@ struct rk_status *rk_pipeline_reserve(struct rk_model *model, const struct rk_mo
 static struct rk_status *bind(struct run *run, int64_t i, struct rk_micro_desc *desc)
 {
     run->bound = i;
-    return run->work->bind(run->work->user, i, desc);
+    RK_TRY(run->work->bind(run->work->user, i, desc));
+    run->hooks = desc->hooks;
+    return NULL;
 }
 
 /* A free slot, whose micro-batch has begun. */
@@ -263,6 +268,78 @@ static struct rk_status *wait_for_messages(struct rk_model *model)
     return rk_stream_wait(model->core->stream, model->is_done);
 }
 
+/* --- cancelling --- */
+
+/* Whether one of the ranks of these groups is asked to stop; all of them hear the same. */
+static struct rk_status *ask(struct run *run, const rk_mesh_group_kind_t *kinds, size_t num_kinds)
+{
+    const struct rk_engine_hooks *hooks = run->hooks;
+    int32_t goes_on = 1;
+
+    if (!hooks || !hooks->is_cancelled || run->schedule.pp == 1)
+        return NULL;
+    if (run->is_cancelled || hooks->is_cancelled(hooks->user))
+        goes_on = 0;
+    for (size_t i = 0; i < num_kinds; i++) {
+        if (rk_comm_group_size(rk_mesh_comms_group(run->model->core->mesh, kinds[i])) > 1)
+            RK_TRY(rk_model_min(run->model, kinds[i], &goes_on, 1));
+    }
+    run->is_cancelled = !goes_on;
+    return NULL;
+}
+
+/* In front of a forward step: the ranks that share its collectives. The other stages need not know: they get
+ * zeros instead of results. */
+static struct rk_status *ask_replica(struct run *run)
+{
+    static const rk_mesh_group_kind_t kinds[] = {RK_GROUP_TP_CP};
+
+    return run->is_cancelled ? NULL : ask(run, kinds, RK_ARRAY_LEN(kinds));
+}
+
+/* In front of the first backward step in which sums over the replicas may begin. All forward steps are over,
+ * so that nothing changes the answer any more. */
+static struct rk_status *ask_stage(struct run *run)
+{
+    static const rk_mesh_group_kind_t kinds[] = {RK_GROUP_TP_CP, RK_GROUP_DP};
+
+    if (run->has_asked_stage)
+        return NULL;
+    run->has_asked_stage = true;
+    return ask(run, kinds, RK_ARRAY_LEN(kinds));
+}
+
+/* Behind the last step: all ranks. */
+static struct rk_status *ask_all(struct run *run)
+{
+    static const rk_mesh_group_kind_t kinds[] = {RK_GROUP_ALL};
+
+    RK_TRY(ask(run, kinds, RK_ARRAY_LEN(kinds)));
+    return run->is_cancelled ? RK_FAIL(RK_CANCELLED, "cancelled") : NULL;
+}
+
+/* In the place of a result that another stage waits for. */
+static struct rk_status *make_zeros(const struct rk_pipeline_slot *slot, rk_tensor_t *out)
+{
+    const struct rk_pass *pass = &slot->micro.pass;
+
+    RK_TRY(rk_step_2d(slot->memory.arena, out, pass->dtype, pass->num_rows, pass->hidden_size));
+    return pass->num_rows > 0 ? rk_stream_zero(pass->stream, out->data, rk_tensor_bytes(*out)) : NULL;
+}
+
+static struct rk_status *skip_forward(const struct run *run, struct rk_pipeline_slot *slot, bool has_head)
+{
+    if (!has_head)
+        return make_zeros(slot, &slot->out);
+    return run->work->trains ? NULL : give_back(slot, run->model->core->stream);
+}
+
+static struct rk_status *skip_backward(const struct run *run, struct rk_pipeline_slot *slot,
+                                       bool has_embedding)
+{
+    return has_embedding ? give_back(slot, run->model->core->stream) : make_zeros(slot, &slot->din);
+}
+
 /* --- steps --- */
 
 static struct rk_status *note_step(const struct run *run, struct rk_pipeline_step step, bool is_done)
@@ -276,11 +353,14 @@ static struct rk_status *forward(struct run *run, struct rk_pipeline_step step)
     struct rk_pipeline_slot *slot = find_slot(run, step);
     struct rk_micro_desc desc;
 
+    RK_TRY(ask_replica(run)); /* before the stream waits for the input, as the host waits for it */
     if (chunk->has_embedding)
         RK_TRY(take_slot(run, step, &slot));
     else
         RK_TRY(rk_stream_wait(run->model->core->stream, slot->has_arrived));
     RK_TRY(note_step(run, step, false));
+    if (run->is_cancelled)
+        return skip_forward(run, slot, chunk->has_head);
     RK_TRY(rk_micro_forward(&slot->micro, chunk, slot->in, run->work->trains, &slot->out));
     if (!chunk->has_head)
         return NULL;
@@ -305,11 +385,16 @@ static struct rk_status *backward(struct run *run, int64_t i)
     struct rk_pipeline_step step = run->steps[i];
     const struct rk_chunk *chunk = &run->model->core->chunks[step.chunk];
     struct rk_pipeline_slot *slot = find_slot(run, step);
+    bool is_last = is_last_backward(run, i);
 
+    if (is_last)
+        RK_TRY(ask_stage(run));
     if (!chunk->has_head)
         RK_TRY(rk_stream_wait(run->model->core->stream, slot->has_arrived));
     RK_TRY(note_step(run, step, false));
-    RK_TRY(run->work->prepare_backward(run->work->user, &slot->micro, is_last_backward(run, i)));
+    if (run->is_cancelled)
+        return skip_backward(run, slot, chunk->has_embedding);
+    RK_TRY(run->work->prepare_backward(run->work->user, &slot->micro, is_last));
     RK_TRY(rk_micro_backward(&slot->micro, chunk, slot->dout, &slot->din));
     RK_TRY(run->work->finish_backward(run->work->user));
     return chunk->has_embedding ? give_back(slot, run->model->core->stream) : NULL;
@@ -327,7 +412,8 @@ static struct rk_status *run_steps(struct run *run)
     }
     RK_TRY(exchange(run, run->num_steps));
     RK_TRY(wait_for_messages(run->model));
-    return rk_stream_sync(run->model->core->stream);
+    RK_TRY(rk_stream_sync(run->model->core->stream));
+    return ask_all(run);
 }
 
 /* --- where a run failed --- */
@@ -381,7 +467,9 @@ static struct rk_status *name_place(const struct run *run, struct rk_status *st)
 
 /* --- the run --- */
 
-/* A stage that gave up in the middle would leave the others waiting. */
+/* A stage that gave up in the middle would leave the others waiting, and end them with an abort instead of
+ * what is wrong. For this each micro-batch of a pipeline is bound, and by its owner packed, once more than
+ * the schedule does: host work in proportion to its tokens, before the first message. */
 static struct rk_status *check_micro_batches(struct run *run)
 {
     for (int64_t i = 0; i < run->work->count && run->schedule.pp > 1; i++) {

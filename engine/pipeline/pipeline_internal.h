@@ -24,7 +24,11 @@ struct rk_pipeline_work {
 };
 
 /* Collective over the mesh. OUT_OF_RANGE and the like for what a micro-batch has come before anything runs.
- * The stream has passed everything at the end. */
+ * The stream has passed everything at the end.
+ *
+ * On stages, where the hooks of the micro-batches have is_cancelled (on all ranks or on none), a rank that is
+ * asked to stop goes through the rest of the schedule without computing, so that no stage waits for its
+ * messages, and all ranks of the mesh return CANCELLED together: what has accumulated is of no use then. */
 struct rk_status *rk_pipeline_run(struct rk_model *model, const struct rk_pipeline_work *work) RK_NODISCARD;
 
 /* Memory of the micro-batches that live at once in a model that is a stage; none before the first run. */

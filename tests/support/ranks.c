@@ -14,6 +14,7 @@
 #include "base/rk_config.h"
 #include "base/rk_time.h"
 #include "tests/support/device.h"
+#include "tests/support/test.h"
 
 #define NS_PER_S 1000000000LL
 #define POLL_MS  1
@@ -281,6 +282,16 @@ int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_
 
     rk_test_rendezvous_destroy(run.rendezvous);
     return num_failed;
+}
+
+void rk_test_run_case(const char *label, int32_t num_ranks, rk_test_world_fn_t fn, const void *row,
+                      int timeout_s)
+{
+    if (num_ranks > rk_test_device_max_ranks())
+        return;
+    print_message("%s\n", label);
+    if (rk_test_run_world(num_ranks, "unix", fn, (void *)row, timeout_s) != 0) /* as for all of them */
+        fail_msg("%s", label);
 }
 
 int rk_test_rank_check_error(struct rk_status *st, rk_code_t code, const char *reason, const char *text)

@@ -70,6 +70,11 @@ typedef int (*rk_test_world_fn_t)(struct rk_comm_world *world, void *user);
 int rk_test_run_world(int32_t num_ranks, const char *listen_host, rk_test_world_fn_t fn, void *user,
                       int timeout_s);
 
+/* The same for a row of a table of layouts, over Unix sockets: fails the test with the label of the row
+ * unless all ranks passed. A row with more ranks than there are devices is left out. */
+void rk_test_run_case(const char *label, int32_t num_ranks, rk_test_world_fn_t fn, const void *row,
+                      int timeout_s);
+
 /* --- checks in a rank --- */
 
 /* 0 when `st`, which it takes, has this code and reason and its message holds `text`; else 1, and it says so.

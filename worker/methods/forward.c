@@ -153,8 +153,8 @@ static struct rk_status *take_outputs(void *user, int64_t m)
     return NULL;
 }
 
-/* All ranks are asked at once whether they are to stop; the stages of a pipeline come to a micro-batch at
- * different times. */
+/* The stages of a pipeline come to a micro-batch at different times: within a schedule the engine asks
+ * whether they are to stop. */
 static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_batch *mini)
 {
     f->mini = mini;

@@ -316,7 +316,7 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
 
     u->mini = &plan->mini[i];
     u->is_first_pass = i < u->num_first;
-    /* All ranks are asked at once whether to stop; stages come to a micro-batch at different times. */
+    /* Stages come to a micro-batch at different times: within a schedule the engine asks. */
     if (u->is_pipeline)
         RK_TRY(rk_call_check_cancel(u->call));
     RK_TRY(rk_train_micro_batches(u->call->role->model,
