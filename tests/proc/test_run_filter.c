@@ -8,7 +8,6 @@
 
 #define FILTER    "algorithm.filter_groups."
 #define ACTOR     "actor_rollout_ref.actor."
-#define ARGS_MAX  32
 #define KEPT_ROWS 8 /* of a step: 4 groups of 2 */
 
 /* Of two responses to a prompt with the truth "m" one scores 1; those to others score 0. */
@@ -52,21 +51,15 @@ static void close_job(struct job *job)
 
 static struct outcome run_in(const char *dir, const struct job *job, const char *const *more)
 {
-    const char *args[ARGS_MAX] = {"run",
-                                  TINY_JOB,
-                                  "--local=1",
-                                  "--run-dir",
-                                  dir,
-                                  TINY,
-                                  ACTOR "megatron.tensor_model_parallel_size=1",
-                                  "actor_rollout_ref.rollout.n=2",
-                                  FILTER "enable=true",
-                                  FILTER "metric=acc",
-                                  job->keys[0],
-                                  job->keys[1]};
+    const char *const keys[] = {ACTOR "megatron.tensor_model_parallel_size=1",
+                                "actor_rollout_ref.rollout.n=2",
+                                FILTER "enable=true",
+                                FILTER "metric=acc",
+                                job->keys[0],
+                                job->keys[1],
+                                NULL};
 
-    append_args(args, ARGS_MAX, more);
-    return run_rankctl(args);
+    return run_tiny_job(dir, "1", keys, more);
 }
 
 /* The prompts of a step's dump, one letter or digit each row. */

@@ -17,7 +17,7 @@
 #define TP         "megatron.tensor_model_parallel_size="
 #define CP         "megatron.context_parallel_size="
 #define FILTER     "algorithm.filter_groups."
-#define ARGS_MAX   40
+#define KEYS_MAX   24
 #define TOKENS_MAX 96
 #define NUM_LINES  16 /* of a dump: 4 prompts of 4 responses */
 
@@ -233,14 +233,7 @@ static struct outcome run_in(const char *dir, const struct run_case *row, const 
          *data = rk_test_temp_path("chats.jsonl");
     char *files = rk_format("data.train_files=%s", data), *val_files = rk_format("data.val_files=%s", data);
     char *path = rk_format(RM "model_path=%s", model), *num_daemons = rk_format("%d", row->num_daemons);
-    const char *args[ARGS_MAX] = {"run",
-                                  TINY_JOB,
-                                  "--run-dir",
-                                  dir,
-                                  TINY,
-                                  "--local",
-                                  num_daemons,
-                                  "trainer.total_training_steps=1",
+    const char *keys[KEYS_MAX] = {"trainer.total_training_steps=1",
                                   RM "enable=true",
                                   path,
                                   rollout,
@@ -260,9 +253,8 @@ static struct outcome run_in(const char *dir, const struct run_case *row, const 
             "\"reward_model\": {\"ground_truth\": \"1,2\"}}\n",
             i);
     rk_test_write_file(data, rk_str_text(&text), text.bytes);
-    append_args(args, ARGS_MAX, row->more);
-    append_args(args, ARGS_MAX, more);
-    outcome = run_rankctl(args);
+    append_args(keys, KEYS_MAX, row->more);
+    outcome = run_tiny_job(dir, num_daemons, keys, more);
     rk_str_fini(&text);
     rk_free(num_daemons);
     rk_free(path);

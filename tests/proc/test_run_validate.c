@@ -12,7 +12,6 @@
 #define VAL_PROMPTS 5
 #define VAL_N       3
 #define VAL_MEAN    "val-core/digits/acc/mean@3"
-#define MAX_ARGS    24
 
 /* The first prompts of the example, as held-out ones. */
 static char *val_files(void)
@@ -32,24 +31,10 @@ static char *val_files(void)
 /* Runs the tiny job on two replicas with held-out prompts and `changes` in a run directory. */
 static struct outcome run_in(const char *dir, const char *const *changes)
 {
-    const char *args[MAX_ARGS] = {"run",
-                                  TINY_JOB,
-                                  "--local=2",
-                                  "--run-dir",
-                                  dir,
-                                  TINY,
-                                  "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1"};
     char *files = val_files();
-    struct outcome outcome;
-    size_t num_args = 5;
+    const char *const keys[] = {"actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1", files, NULL};
+    struct outcome outcome = run_tiny_job(dir, "2", keys, changes);
 
-    while (args[num_args])
-        num_args++;
-    args[num_args++] = files;
-    for (; *changes; changes++)
-        args[num_args++] = *changes;
-    assert_true(num_args < MAX_ARGS);
-    outcome = run_rankctl(args);
     rk_free(files);
     return outcome;
 }
