@@ -287,7 +287,8 @@ static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **st
     rk_proc_signal(runs[0], SIGINT);
     outcome = finish_rankctl(runs[0], 10000);
     assert_exit(&outcome, -SIGINT);
-    assert_int_equal(count_entries(root), 0);
+    if (count_entries(root) != 0) /* daemons that were left behind with the model keep it, for example */
+        fail_msg("the run left its directory behind: %s", outcome.err);
     outcome_fini(&outcome);
     for (int i = 0; i < 3; i++)
         rk_free(dirs[i]);
