@@ -196,7 +196,7 @@ static struct rk_status *run_method(struct rk_call *call)
     struct rk_status *st = NULL, *left;
 
     if (!is_any_state && rk_role_moves(call->role))
-        st = rk_call_agree(call, rk_call_onload(call));
+        st = RK_WRAP(rk_call_agree(call, rk_call_onload(call)), "parts of the model come to the device");
     if (!st) {
         call->peers_wait = RK_FAULT("worker.before_method");
         st = call->peers_wait ? RK_FAIL(RK_INTERNAL, "fault point worker.before_method")

@@ -9,8 +9,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_config.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "tests/proc/cli_fixture.h"
@@ -161,14 +164,21 @@ static const struct fault_case killed[] = {
      "rollout.update_weights",
      {"rank 0 says: because of rank 1 (rollout: dp 1 of 2): moving weights from mesh tp=2 to dp=2: ",
       "bucket 0 of 1 ('", "rank 1 is lost"}},
-    {"parameters on their way to the device",
+    {"parts on their way to the device",
      &offload,
      1,
-     "onload.copy=kill@2",
+     "onload.copy=kill@4",
      "pp 1 of 2",
-     "rollout.",
+     "actor.update_actor",
+     {"rank 0 says: because of rank 1 (actor: pp 1 of 2): parts of the model come to the device: ",
+      "rank 1 is lost"}},
+    {"parts on their way to host memory",
+     &offload,
+     1,
+     "offload.copy=kill@5",
+     "pp 1 of 2",
+     "actor.update_actor",
      {NULL}},
-    {"parameters on their way to host memory", &offload, 1, "offload.copy=kill@2", "pp 1 of 2", "", {NULL}},
 };
 
 static const struct fault_case stopped[] = {
@@ -194,7 +204,13 @@ static const struct fault_case stopped[] = {
      "dp 1 of 2",
      "rollout.update_weights",
      {"moving weights from mesh tp=2 to dp=2: bucket 0 of 1 ('", "rank 1 of the call failed: UNAVAILABLE"}},
-    {"parameters on their way to the device", &offload, 1, "onload.copy=stop@2", "pp 1 of 2", "", {NULL}},
+    {"parts on their way to the device",
+     &offload,
+     1,
+     "onload.copy=stop@4",
+     "pp 1 of 2",
+     "actor.update_actor",
+     {"parts of the model come to the device: ", "rank 1 of the call failed: UNAVAILABLE"}},
 };
 
 static int count_of(const char *text, const char *part)
@@ -296,6 +312,161 @@ static void test_run_rank_stopped_at_a_known_place_is_named(void **state)
     }
 }
 
+/* --- what a survivor keeps --- */
+
+static int64_t count_fds(const struct rk_proc *proc)
+{
+    char *path = rk_format("/proc/%d/fd", (int)rk_proc_pid(proc));
+    DIR *dir = opendir(path);
+    int64_t count = 0;
+
+    assert_non_null(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    rk_free(path);
+    return count;
+}
+
+static int64_t resident_kib(const struct rk_proc *proc)
+{
+    char *path = rk_format("/proc/%d/status", (int)rk_proc_pid(proc)), *text = rk_test_read_file(path, NULL);
+    const char *line = strstr(text, "VmRSS:");
+    int64_t kib = line ? strtoll(line + strlen("VmRSS:"), NULL, 10) : 0;
+
+    assert_true(kib > 0);
+    rk_free(text);
+    rk_free(path);
+    return kib;
+}
+
+/* Connections of a driver that has gone close a moment later. */
+static void wait_fds(const struct rk_proc *proc, int64_t expected)
+{
+    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(10000) * 1000000;
+
+    while (count_fds(proc) > expected) {
+        if (rk_time_now_ns() > end_ns)
+            fail_msg("%lld open files, %lld before", (long long)count_fds(proc), (long long)expected);
+        rk_time_sleep_ms(10);
+    }
+}
+
+/* Rank 1 is killed in an update; a new one takes its place. */
+static void lose_rank_1(struct group *group)
+{
+    char *dir = new_run_dir();
+    struct outcome outcome;
+
+    group->daemons[1] = start_faulty(1, "pipeline.train=kill@2");
+    name_hosts(group);
+    outcome = finish_rankctl(start_run(group->hosts, dir, pp2.keys), VERDICT_MS);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "rank 1): UNAVAILABLE");
+    assert_int_equal(rk_proc_wait(group->daemons[1], 1000), -SIGKILL);
+    rk_proc_destroy(group->daemons[1]);
+    group->daemons[1] = NULL;
+    outcome_fini(&outcome);
+    rk_free(dir);
+}
+
+/* Goal: a daemon that survives one peer after the other has as many open files and as much memory as after
+ * the first ones. The sanitizer's quarantine of freed memory would hide that. */
+static void test_run_survivor_of_many_peers_stays_as_it_is(void **state)
+{
+    enum { FIRST = 2, CYCLES = 6, MORE_KIB = 8 << 10 };
+    char *options = rk_strdup(rk_env("ASAN_OPTIONS")); /* NULL where there are none */
+    char *small = rk_format("%s%squarantine_size_mb=1", options ? options : "", options ? ":" : "");
+    struct group group = {.num_ranks = pp2.num_ranks};
+    int64_t fds = 0, kib = 0;
+
+    (void)state;
+    setenv("ASAN_OPTIONS", small, 1);
+    group.daemons[0] = start_daemon_on(0, NULL);
+    for (int i = 0; i < CYCLES; i++) {
+        lose_rank_1(&group);
+        if (i == FIRST) {
+            fds = count_fds(group.daemons[0]);
+            kib = resident_kib(group.daemons[0]);
+        }
+    }
+    wait_fds(group.daemons[0], fds);
+    print_message("%lld KiB after %d lost peers, %lld KiB after %d\n", (long long)kib, FIRST + 1,
+                  (long long)resident_kib(group.daemons[0]), CYCLES);
+    assert_true(resident_kib(group.daemons[0]) <= kib + MORE_KIB);
+    if (options)
+        setenv("ASAN_OPTIONS", options, 1);
+    else
+        unsetenv("ASAN_OPTIONS");
+    group.num_ranks = 1;
+    stop_group(&group);
+    rk_free(small);
+    rk_free(options);
+}
+
+/* --- daemons of the run's own --- */
+
+static bool is_stopped(pid_t pid)
+{
+    char *path = rk_format("/proc/%d/stat", (int)pid), *text = rk_test_read_file(path, NULL);
+    const char *after_name = strrchr(text, ')');
+    bool is = after_name && strncmp(after_name, ") T", 3) == 0;
+
+    rk_free(text);
+    rk_free(path);
+    return is;
+}
+
+static void wait_stopped(const pid_t *pids, int count)
+{
+    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(60000) * 1000000;
+
+    for (int i = 0; i < count; i++) {
+        while (!is_stopped(pids[i])) {
+            if (rk_time_now_ns() > end_ns)
+                fail_msg("daemon %d (pid %d) did not stop", i, (int)pids[i]);
+            rk_time_sleep_ms(10);
+        }
+    }
+}
+
+/* Goal: a run with daemons of its own that loses one in an exchange ends them all, names the one that was
+ * killed and its log, and leaves no file in its private directory. Method: both stop in front of their second
+ * exchange; then one is killed, and the other goes on. */
+static void test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind(void **state)
+{
+    char *root = rk_test_temp_path("runtime"), *dir = new_run_dir();
+    const char *args[MAX_ARGS] = {"run", TINY_JOB, "--local", "2", "--run-dir", dir, TINY};
+    pid_t daemons[2];
+    struct rk_proc *run;
+    struct outcome outcome;
+
+    (void)state;
+    assert_int_equal(mkdir(root, 0700), 0);
+    append_args(args, MAX_ARGS, pp2.keys);
+    setenv("XDG_RUNTIME_DIR", root, 1);
+    setenv("RANKD_FAULTS", "pipeline.train=stop@2", 1);
+    run = start_rankctl(args);
+    unsetenv("RANKD_FAULTS");
+    unsetenv("XDG_RUNTIME_DIR");
+    wait_stderr(run, "memory plan of rank", 60000); /* the daemons are there */
+    find_daemons(run, daemons, 2);
+    wait_stopped(daemons, 2);
+    kill(daemons[1], SIGKILL);
+    kill(daemons[0], SIGCONT);
+    outcome = finish_rankctl(run, VERDICT_MS);
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "rank 1): UNAVAILABLE");
+    assert_text("stderr", outcome.err, "; rank 1 is pp 1 of 2 of role 'actor'");
+    assert_text("stderr", outcome.err, "was killed by signal 9; its log is ");
+    assert_gone(daemons, 2, 1000);
+    if (rmdir(root) != 0)
+        fail_msg("the run left files in %s: %s", root, outcome.err);
+    outcome_fini(&outcome);
+    rk_free(dir);
+    rk_free(root);
+}
+
 /* --- a rank that fails alone --- */
 
 /* Goal: a rank that has no memory in the middle of a schedule is the one that is told about, with its place
@@ -329,6 +500,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_rank_killed_at_a_known_place_is_named),
         cmocka_unit_test(test_run_rank_stopped_at_a_known_place_is_named),
+        cmocka_unit_test(test_run_survivor_of_many_peers_stays_as_it_is),
+        cmocka_unit_test(test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind),
         cmocka_unit_test(test_run_rank_without_memory_in_a_schedule_is_named_by_its_peers),
     };
 

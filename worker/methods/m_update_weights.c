@@ -79,7 +79,7 @@ static struct rk_status *move_present(struct rk_call *call, const struct rk_role
 
     if (!st)
         st = bring(call->role, true);
-    st = rk_call_agree(call, st);
+    st = RK_WRAP(rk_call_agree(call, st), "parameters come to the device");
     if (st)
         call->peers_wait = false;
     else
