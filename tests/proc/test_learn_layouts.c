@@ -9,7 +9,7 @@
 #include "tests/proc/cli_fixture.h"
 #include "tests/proc/layouts.h"
 
-#define RUN_TIMEOUT_MS  900000
+#define RUN_TIMEOUT_MS  1800000
 #define DAEMONS_DEFAULT 4
 #define ARGS_MAX        24
 #define STEPS           60
