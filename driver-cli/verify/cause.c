@@ -172,6 +172,10 @@ static const char *tell_forward(struct rk_str *out, const struct finding *f)
     const struct parallelism *only = find_only(f, axes);
 
     rk_str_append(out, "The forward pass differs already, before any gradient. ");
+    if (size_of(f, RK_AXIS_TP) * size_of(f, RK_AXIS_CP) * size_of(f, RK_AXIS_PP) == 1) {
+        rk_str_append(out, "Nothing divides it: look at how rows are packed into micro-batches. ");
+        return "micro_batches";
+    }
     if (only) {
         rk_str_appendf(out, "Of what divides it the layout has %s alone. ", only->what);
         return only->name;
