@@ -318,7 +318,7 @@ static struct rk_status *take_locks(struct rk_daemon *daemon)
         RK_TRY(take_lock(daemon, 1, settings->state_dir, "lock"));
     if (!settings->listen.is_unix || settings->listen.is_abstract)
         return NULL;
-    /* gRPC removes a socket file that it finds, a live daemon's too. */
+    /* A socket file that is there is replaced, a live daemon's too. */
     name = rk_format("%s.lock", settings->listen.name);
     st = rk_lock_take(&daemon->locks[2], name, daemon->incarnation);
     rk_free(name);

@@ -1,0 +1,239 @@
+/* The guard without gRPC: the test has the other end of its socket pairs. */
+#include "daemon/guard_internal.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_time.h"
+#include "tests/support/h2_raw.h"
+#include "tests/support/test.h"
+
+#define WAIT_MS     10000
+#define LARGE_BYTES (1 << 20)
+
+struct bench {
+    struct rk_listen listen;
+    struct rk_guard *guard;
+    int given[2]; /* a pipe: numbers of the sockets that "gRPC" was given */
+};
+
+/* The guard's thread. */
+static void on_connection(void *user, int fd)
+{
+    const struct bench *bench = user;
+
+    assert_int_equal(write(bench->given[1], &fd, sizeof(fd)), sizeof(fd));
+}
+
+static void start(struct bench *bench, int64_t max_files)
+{
+    struct rk_guard_config config = {
+        .listen = &bench->listen, .max_files = max_files, .user = bench, .on_connection = on_connection};
+
+    assert_ok(rk_listen_parse(&bench->listen, "127.0.0.1:0"));
+    assert_int_equal(pipe(bench->given), 0);
+    assert_ok(rk_guard_create(&bench->guard, &config));
+    rk_guard_open(bench->guard);
+}
+
+static void stop(struct bench *bench)
+{
+    rk_guard_destroy(bench->guard);
+    close(bench->given[0]);
+    close(bench->given[1]);
+}
+
+/* -1 when none comes in that time. */
+static int take_given(struct bench *bench, int timeout_ms)
+{
+    struct pollfd poller = {.fd = bench->given[0], .events = POLLIN};
+    int fd = -1;
+
+    if (poll(&poller, 1, timeout_ms) == 1)
+        assert_int_equal(read(bench->given[0], &fd, sizeof(fd)), sizeof(fd));
+    return fd;
+}
+
+/* A client that has greeted, and the socket on gRPC's side. */
+static int connect_peer(struct bench *bench, int *core_fd)
+{
+    int fd = h2_connect(rk_guard_address(bench->guard));
+    struct rk_str bytes = {0};
+
+    assert_true(fd >= 0);
+    h2_greeting(&bytes);
+    assert_true(h2_send(fd, &bytes, WAIT_MS));
+    rk_str_fini(&bytes);
+    *core_fd = take_given(bench, WAIT_MS);
+    return fd;
+}
+
+/* Reads exactly that many bytes. */
+static void read_all(int fd, char *out, size_t bytes)
+{
+    size_t at = 0;
+
+    while (at < bytes) {
+        struct pollfd poller = {.fd = fd, .events = POLLIN};
+        ssize_t got;
+
+        assert_int_equal(poll(&poller, 1, WAIT_MS), 1);
+        got = recv(fd, out + at, bytes - at, 0);
+        assert_true(got > 0);
+        at += (size_t)got;
+    }
+}
+
+/* Goal: what either side sends arrives at the other, in order and whole, and each end is the other's end. */
+static void test_guard_relays_both_ways(void **state)
+{
+    struct rk_str up = {0}, down = {0};
+    char *got = rk_calloc(2, LARGE_BYTES), *payload = rk_malloc(LARGE_BYTES);
+    struct bench bench;
+    int client_fd, core_fd;
+
+    (void)state;
+    for (int i = 0; i < LARGE_BYTES; i++)
+        payload[i] = (char)(i * 7 + i / 251);
+    start(&bench, 0);
+    client_fd = connect_peer(&bench, &core_fd);
+    assert_true(core_fd >= 0);
+    read_all(core_fd, got, 24 + H2_FRAME_BYTES); /* the greeting */
+    assert_memory_equal(got, "PRI * HTTP/2.0", 14);
+
+    h2_open_call(&up, 1, "/a", NULL);
+    h2_frame(&up, H2_DATA, H2_END_STREAM, 1, payload, LARGE_BYTES - 1000);
+    h2_frame(&down, H2_DATA, H2_END_STREAM, 1, payload, LARGE_BYTES - 2000);
+    for (size_t i = 0; i < 2; i++) { /* in parts, since nobody reads meanwhile */
+        struct rk_str *sent = i == 0 ? &up : &down;
+        int from = i == 0 ? client_fd : core_fd, to = i == 0 ? core_fd : client_fd;
+        size_t part = 50000;
+
+        for (size_t at = 0; at < sent->bytes; at += part) {
+            part = RK_MIN(part, sent->bytes - at);
+            assert_int_equal(send(from, sent->text + at, part, 0), part);
+            read_all(to, got + at, part);
+        }
+        assert_memory_equal(got, sent->text, sent->bytes);
+    }
+    close(client_fd);
+    assert_true(h2_wait_closed(core_fd, WAIT_MS));
+    close(core_fd);
+    client_fd = connect_peer(&bench, &core_fd);
+    close(core_fd);
+    assert_true(h2_wait_closed(client_fd, WAIT_MS));
+    close(client_fd);
+    stop(&bench);
+    rk_str_fini(&up);
+    rk_str_fini(&down);
+    rk_free(payload);
+    rk_free(got);
+}
+
+/* Goal: a full guard drops strangers for who comes, the oldest first, and never one that has shown a right to
+ * call; when all have, it refuses and counts it. */
+static void test_guard_full_drops_strangers_only(void **state)
+{
+    int clients[RK_GUARD_CONNECTIONS_MIN], cores[RK_GUARD_CONNECTIONS_MIN], fd, core_fd;
+    struct rk_guard_stats stats;
+    char core_peer[32], peer[64];
+    struct bench bench;
+
+    (void)state;
+    start(&bench, RK_GUARD_FILES_RESERVED);
+    for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++)
+        clients[i] = connect_peer(&bench, &cores[i]);
+    for (int i = 1; i < RK_GUARD_CONNECTIONS_MIN; i++) { /* all but the first */
+        snprintf(core_peer, sizeof(core_peer), "fd:%d", cores[i]);
+        rk_guard_trust(bench.guard, core_peer);
+        rk_guard_format_peer(bench.guard, core_peer, peer, sizeof(peer));
+        assert_non_null(strstr(peer, "127.0.0.1:"));
+    }
+    rk_guard_format_peer(bench.guard, "fd:9999", peer, sizeof(peer));
+    assert_string_equal(peer, "fd:9999");
+
+    fd = connect_peer(&bench, &core_fd);
+    assert_true(core_fd >= 0);
+    assert_true(h2_wait_closed(clients[0], WAIT_MS));
+    rk_guard_get_stats(bench.guard, &stats);
+    assert_int_equal(stats.max_connections, RK_GUARD_CONNECTIONS_MIN);
+    assert_int_equal(stats.num_connections, RK_GUARD_CONNECTIONS_MIN);
+    assert_int_equal(stats.num_refused, 0);
+    snprintf(core_peer, sizeof(core_peer), "fd:%d", core_fd);
+    rk_guard_trust(bench.guard, core_peer);
+
+    close(clients[0]);
+    clients[0] = h2_connect(rk_guard_address(bench.guard));
+    assert_true(h2_wait_closed(clients[0], WAIT_MS));
+    rk_guard_get_stats(bench.guard, &stats);
+    assert_int_equal(stats.num_refused, 1);
+    assert_true(stats.refused_ns > 0);
+    close(fd);
+    close(core_fd);
+    for (int i = 0; i < RK_GUARD_CONNECTIONS_MIN; i++) {
+        close(clients[i]);
+        close(cores[i]);
+    }
+    stop(&bench);
+}
+
+/* Goal: who breaks a rule is told so and not read any more, while gRPC sees the end at once; who speaks
+ * another protocol is gone at once; after the listener is closed nobody is taken. */
+static void test_guard_cuts_and_closes(void **state)
+{
+    struct rk_str bytes = {0};
+    struct rk_guard_stats stats;
+    char goaway[H2_FRAME_BYTES + 8];
+    struct bench bench;
+    int fd, core_fd;
+
+    (void)state;
+    start(&bench, 0);
+    fd = connect_peer(&bench, &core_fd);
+    h2_frame(&bytes, H2_CONTINUATION, 0, 1, NULL, 9);
+    assert_int_equal(send(fd, bytes.text, bytes.bytes, 0), bytes.bytes);
+    read_all(fd, goaway, sizeof(goaway));
+    assert_int_equal(goaway[3], H2_GOAWAY);
+    assert_int_equal(goaway[H2_FRAME_BYTES + 7], 11); /* ENHANCE_YOUR_CALM */
+    assert_true(h2_wait_closed(core_fd, WAIT_MS));
+    close(core_fd);
+    assert_false(h2_wait_closed(fd, 200));
+    rk_guard_get_stats(bench.guard, &stats);
+    assert_int_equal(stats.num_cut, 1);
+    close(fd);
+    rk_str_fini(&bytes);
+
+    fd = h2_connect(rk_guard_address(bench.guard));
+    assert_int_equal(send(fd, "GET / HTTP/1.1\r\n", 16, 0), 16);
+    assert_true(h2_wait_closed(fd, WAIT_MS));
+    assert_int_equal(take_given(&bench, 0), -1);
+    close(fd);
+
+    fd = h2_connect(rk_guard_address(bench.guard)); /* accepted, but too late with its greeting */
+    while (stats.num_accepted < 3)
+        rk_guard_get_stats(bench.guard, &stats);
+    rk_guard_close_listener(bench.guard);
+    h2_greeting(&bytes);
+    h2_send(fd, &bytes, WAIT_MS);
+    assert_true(h2_wait_closed(fd, WAIT_MS));
+    assert_int_equal(take_given(&bench, 0), -1);
+    close(fd);
+    assert_int_equal(h2_connect(rk_guard_address(bench.guard)), -1);
+    rk_str_fini(&bytes);
+    stop(&bench);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_guard_relays_both_ways),
+        cmocka_unit_test(test_guard_full_drops_strangers_only),
+        cmocka_unit_test(test_guard_cuts_and_closes),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
