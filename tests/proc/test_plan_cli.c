@@ -9,6 +9,7 @@
 #define ACTOR    "actor_rollout_ref.actor."
 #define ROLLOUT  "actor_rollout_ref.rollout."
 #define TP       "megatron.tensor_model_parallel_size="
+#define PP       "megatron.pipeline_model_parallel_size="
 #define ARGS_MAX 40
 
 /* rankctl plan with the tiny job for `world` ranks. */
@@ -106,6 +107,15 @@ static void test_plan_equals_run_with_a_mesh_of_the_rollout(void **state)
     (void)state;
     check_against_run(4, (const char *const[]){ACTOR TP "2", ROLLOUT "tensor_model_parallel_size=1",
                                                ROLLOUT "ranks=1-3", ROLLOUT "max_num_seqs=8", NULL});
+}
+
+/* Goal: the same for stages, which hold several micro-batches at once, unlike each other. */
+static void test_plan_equals_run_with_pipelines(void **state)
+{
+    (void)state;
+    check_against_run(4,
+                      (const char *const[]){"algorithm.adv_estimator=gae", ACTOR TP "2", ACTOR PP "2",
+                                            "critic." PP "2", ROLLOUT "tensor_model_parallel_size=1", NULL});
 }
 
 /* Goal: everything a user asks about is shown. */
@@ -233,6 +243,7 @@ int main(void)
         cmocka_unit_test(test_plan_equals_run_tp2_dp2),
         cmocka_unit_test(test_plan_equals_run_of_several_meshes),
         cmocka_unit_test(test_plan_equals_run_with_a_mesh_of_the_rollout),
+        cmocka_unit_test(test_plan_equals_run_with_pipelines),
         cmocka_unit_test(test_plan_shows_layout_and_rates),
         cmocka_unit_test(test_plan_for_a_device_that_is_not_here),
         cmocka_unit_test(test_plan_that_does_not_fit),
