@@ -30,6 +30,13 @@
     "131, \"head_dim\": 8,"                                                                               \
     " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
 
+/* For stages of several chunks. */
+#define DEEP(type)                                                                                         \
+    "{\"model_type\": \"" type "\", \"hidden_size\": 32, \"intermediate_size\": 64,"                       \
+    " \"num_hidden_layers\": 12, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": " \
+    "131, \"head_dim\": 8,"                                                                                \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": false}"
+
 #define SMALL                                                                                               \
     "{\"model_type\": \"llama\", \"hidden_size\": 16, \"intermediate_size\": 16, \"num_hidden_layers\": 1," \
     " \"num_attention_heads\": 2, \"num_key_value_heads\": 1, \"vocab_size\": 131,"                         \
@@ -37,7 +44,7 @@
 
 struct plan_case {
     const char *label, *config;
-    int32_t tp, dp;
+    int32_t tp, cp, dp; /* 0: 1 */
     rk_numerics_t numerics;
     rk_dtype_t dtype;
     int32_t num_steps;
@@ -46,55 +53,125 @@ struct plan_case {
     int64_t num_ids; /* of training micro-batches */
     bool adds_in_shards;
     bool sequence_parallel;
-    int32_t cp;      /* 0: 1 */
     int32_t seq_len; /* of the shortest sequences that the plan has room for; 0: 1 */
+    /* With a pipeline there is no rollout, which cannot share its weights. 0: 1. */
+    int32_t pp, vpp;
+    int32_t num_first, num_last; /* layers of these stages; 0: as many as the others */
 };
 
+#define F32_3_STEPS  .num_steps = 3, .dtype = RK_DTYPE_F32
+#define STRICT       .numerics = RK_NUMERICS_STRICT
+#define BF16_3_STEPS .num_steps = 3, .dtype = RK_DTYPE_BF16
+
 static const struct plan_case cases[] = {
-    {"llama", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false, 0, 0},
-    {"llama strict", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0, false,
-     false, 0, 0},
-    {"llama, few blocks", CONFIG("llama", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 7, 0, 0, false,
-     false, 0, 0},
-    {"200 steps", SMALL, 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 200, 0, 0, 0, false, false, 0, 0},
-    {"qwen2 bf16", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false, false,
-     0, 0},
-    {"qwen2 bf16 strict, recompute", CONFIG("qwen2", "true"), 1, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0,
-     1, 0, false, false, 0, 0},
-    {"qwen3 bf16", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false, false,
-     0, 0},
-    {"llama tp=2", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false,
-     0, 0},
-    {"llama tp=4, key-value heads replicated", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_F32,
-     3, 0, 0, 0, false, false, 0, 0},
-    {"llama dp=2", CONFIG("llama", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, false,
-     0, 0},
-    {"llama tp=2 dp=2 strict", CONFIG("llama", "false"), 2, 2, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0,
-     false, false, 0, 0},
-    {"qwen2 bf16 tp=2", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false,
-     false, 0, 0},
-    {"qwen3 bf16 tp=2", CONFIG("qwen3", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 0, 0, false,
-     false, 0, 0},
-    {"qwen2 bf16 dp=2, recompute", CONFIG("qwen2", "false"), 1, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 2,
-     0, false, false, 0, 0},
-    {"llama ids", CONFIG("llama", "false"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 17, false, false,
-     0, 0},
-    {"qwen2 bf16 tp=2 strict, ids", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_STRICT, RK_DTYPE_BF16, 3, 0, 0,
-     80, false, false, 0, 0},
-    {"qwen2 bf16 tp=2 dp=2, sums in shards", CONFIG("qwen2", "false"), 2, 2, RK_NUMERICS_FAST, RK_DTYPE_BF16,
-     3, 0, 0, 0, true, false, 0, 0},
-    {"llama tp=2 sp", CONFIG("llama", "false"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 3, 0, 0, 0, false, true,
-     0, 0},
-    {"llama tp=4 strict sp", CONFIG("llama", "true"), 4, 1, RK_NUMERICS_STRICT, RK_DTYPE_F32, 3, 0, 0, 0,
-     false, true, 0, 0},
-    {"qwen3 bf16 tp=4 sp, recompute", CONFIG("qwen3", "true"), 4, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 3, 0, 1,
-     0, false, true, 0, 0},
-    {"qwen3 bf16 cp=2", CONFIG("qwen3", "true"), 1, 1, RK_NUMERICS_FAST, RK_DTYPE_BF16, 0, 0, 0, 0, false,
-     false, 2, 33},
-    {"qwen2 tp=2 cp=2, recompute, ids", CONFIG("qwen2", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, 0,
-     2, 17, false, false, 2, 65},
-    {"llama tp=2 cp=2 sp", CONFIG("llama", "true"), 2, 1, RK_NUMERICS_FAST, RK_DTYPE_F32, 0, 0, 0, 0, false,
-     true, 2, 65},
+    {.label = "llama", .config = CONFIG("llama", "false"), F32_3_STEPS},
+    {.label = "llama strict", .config = CONFIG("llama", "false"), STRICT, F32_3_STEPS},
+    {.label = "llama, few blocks", .config = CONFIG("llama", "true"), F32_3_STEPS, .num_blocks = 7},
+    {.label = "200 steps", .config = SMALL, .dtype = RK_DTYPE_F32, .num_steps = 200},
+    {.label = "qwen2 bf16", .config = CONFIG("qwen2", "true"), BF16_3_STEPS},
+    {.label = "qwen2 bf16 strict, recompute",
+     .config = CONFIG("qwen2", "true"),
+     STRICT,
+     BF16_3_STEPS,
+     .recompute_num_layers = 1},
+    {.label = "qwen3 bf16", .config = CONFIG("qwen3", "true"), BF16_3_STEPS},
+    {.label = "llama tp=2", .config = CONFIG("llama", "false"), .tp = 2, F32_3_STEPS},
+    {.label = "llama tp=4, key-value heads replicated",
+     .config = CONFIG("llama", "true"),
+     .tp = 4,
+     F32_3_STEPS},
+    {.label = "llama dp=2", .config = CONFIG("llama", "false"), .dp = 2, F32_3_STEPS},
+    {.label = "llama tp=2 dp=2 strict",
+     .config = CONFIG("llama", "false"),
+     .tp = 2,
+     .dp = 2,
+     STRICT,
+     F32_3_STEPS},
+    {.label = "qwen2 bf16 tp=2", .config = CONFIG("qwen2", "true"), .tp = 2, BF16_3_STEPS},
+    {.label = "qwen3 bf16 tp=2", .config = CONFIG("qwen3", "true"), .tp = 2, BF16_3_STEPS},
+    {.label = "qwen2 bf16 dp=2, recompute",
+     .config = CONFIG("qwen2", "false"),
+     .dp = 2,
+     BF16_3_STEPS,
+     .recompute_num_layers = 2},
+    {.label = "llama ids", .config = CONFIG("llama", "false"), F32_3_STEPS, .num_ids = 17},
+    {.label = "qwen2 bf16 tp=2 strict, ids",
+     .config = CONFIG("qwen2", "true"),
+     .tp = 2,
+     STRICT,
+     BF16_3_STEPS,
+     .num_ids = 80},
+    {.label = "qwen2 bf16 tp=2 dp=2, sums in shards",
+     .config = CONFIG("qwen2", "false"),
+     .tp = 2,
+     .dp = 2,
+     BF16_3_STEPS,
+     .adds_in_shards = true},
+    {.label = "llama tp=2 sp",
+     .config = CONFIG("llama", "false"),
+     .tp = 2,
+     F32_3_STEPS,
+     .sequence_parallel = true},
+    {.label = "llama tp=4 strict sp",
+     .config = CONFIG("llama", "true"),
+     .tp = 4,
+     STRICT,
+     F32_3_STEPS,
+     .sequence_parallel = true},
+    {.label = "qwen3 bf16 tp=4 sp, recompute",
+     .config = CONFIG("qwen3", "true"),
+     .tp = 4,
+     BF16_3_STEPS,
+     .recompute_num_layers = 1,
+     .sequence_parallel = true},
+    {.label = "qwen3 bf16 cp=2",
+     .config = CONFIG("qwen3", "true"),
+     .dtype = RK_DTYPE_BF16,
+     .cp = 2,
+     .seq_len = 33},
+    {.label = "qwen2 tp=2 cp=2, recompute, ids",
+     .config = CONFIG("qwen2", "true"),
+     .tp = 2,
+     .dtype = RK_DTYPE_F32,
+     .recompute_num_layers = 2,
+     .num_ids = 17,
+     .cp = 2,
+     .seq_len = 65},
+    {.label = "llama tp=2 cp=2 sp",
+     .config = CONFIG("llama", "true"),
+     .tp = 2,
+     .dtype = RK_DTYPE_F32,
+     .sequence_parallel = true,
+     .cp = 2,
+     .seq_len = 65},
+    {.label = "llama pp=3", .config = CONFIG("llama", "false"), F32_3_STEPS, .pp = 3},
+    {.label = "llama pp=2 uneven, tied",
+     .config = CONFIG("llama", "true"),
+     F32_3_STEPS,
+     .pp = 2,
+     .num_first = 2},
+    {.label = "llama pp=2 vpp=2", .config = DEEP("llama"), F32_3_STEPS, .pp = 2, .vpp = 2},
+    {.label = "qwen2 bf16 pp=2 vpp=3 uneven, recompute",
+     .config = DEEP("qwen2"),
+     BF16_3_STEPS,
+     .recompute_num_layers = 1,
+     .pp = 2,
+     .vpp = 3,
+     .num_first = 9},
+    {.label = "qwen3 bf16 tp=2 pp=2 strict sp",
+     .config = DEEP("qwen3"),
+     .tp = 2,
+     BF16_3_STEPS,
+     STRICT,
+     .sequence_parallel = true,
+     .pp = 2},
+    {.label = "llama dp=2 pp=2, ids", .config = DEEP("llama"), .dp = 2, F32_3_STEPS, .num_ids = 17, .pp = 2},
+    {.label = "qwen3 cp=2 pp=2",
+     .config = DEEP("qwen3"),
+     .dtype = RK_DTYPE_F32,
+     .cp = 2,
+     .seq_len = 33,
+     .pp = 2},
 };
 
 /* A packed micro-batch in memory of its own. */
@@ -143,11 +220,19 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
 struct roles {
     const struct plan_case *row;
     struct rk_test_model test;
-    struct rk_model *sampler; /* shares the weights */
-    struct rk_rollout *rollout;
+    struct rk_model *sampler;   /* shares the weights; NULL with a pipeline */
+    struct rk_rollout *rollout; /* likewise */
     struct rk_memory_plan actor_plan, rollout_plan;
     uint64_t other_bytes; /* of the device, held by neither: communicators have some */
+    /* With a pipeline a call has so many micro-batches for each stage, of so many sizes. Two for each stage
+     * are as many as it ever holds at once. */
+    int32_t rounds, num_sizes;
 };
+
+static bool has_stages(const struct plan_case *row)
+{
+    return row->pp > 1;
+}
 
 static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *world,
                                     const struct rk_optim_config *optim,
@@ -164,6 +249,8 @@ static struct rk_status *make_plans(struct roles *roles, struct rk_comm_world *w
 
     rk_model_describe(roles->test.model, &desc.model);
     RK_TRY(rk_memory_plan_make(&roles->actor_plan, &desc));
+    if (has_stages(roles->row))
+        return NULL;
     desc.optim = NULL;
     desc.rollout = rollout;
     desc.shares_weights = true;
@@ -184,6 +271,10 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
         .cp = row->cp,
         .dp = row->dp,
         .sequence_parallel = row->sequence_parallel,
+        .pp = row->pp,
+        .vpp = row->vpp,
+        .num_first = row->num_first,
+        .num_last = row->num_last,
         .world = world,
         .stream = world ? rk_test_rank_stream(rk_comm_world_rank(world)) : NULL,
     };
@@ -203,6 +294,8 @@ static struct rk_status *open_roles(struct roles *roles, struct rk_comm_world *w
     RK_TRY(make_plans(roles, world, &optim, &rollout));
     RK_TRY(rk_train_enable(roles->test.model, &optim));
     RK_TRY(rk_memory_plan_reserve(&roles->actor_plan, roles->test.model));
+    if (has_stages(row))
+        return NULL;
     RK_TRY(rk_model_create_shared(&roles->sampler, roles->test.model));
     RK_TRY(rk_rollout_create(&roles->rollout, roles->sampler, &rollout));
     return rk_memory_plan_reserve(&roles->rollout_plan, roles->sampler);
@@ -215,33 +308,72 @@ static void close_roles(struct roles *roles)
     rk_test_model_close(&roles->test);
 }
 
-static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t seq_len)
+/* The micro-batches of one call, in the same memory one after the other. */
+struct calls {
+    const struct roles *roles;
+    int64_t num_tokens; /* of the largest */
+    int32_t seq_len;
+    struct tokens t;
+    double outputs[RK_HEAD_OUTPUT_COUNT][TOKENS_MAX];
+    struct rk_head_arrays out;
+};
+
+static int64_t num_calls(const struct roles *roles)
+{
+    return has_stages(roles->row) ? (int64_t)roles->rounds * roles->row->pp : 1;
+}
+
+static void make_call(struct calls *calls, int64_t i)
+{
+    make_tokens(&calls->t, calls->num_tokens / (1 + i % calls->roles->num_sizes), calls->seq_len);
+}
+
+static struct rk_status *bind_update(void *user, int64_t i, struct rk_train_micro *out)
 {
     static const int32_t ids[TRAIN_TOKENS * IDS_MAX];
-    struct rk_model *model = roles->test.model;
-    struct rk_step_stats stats;
-    struct tokens t;
+    struct calls *calls = user;
 
-    make_tokens(&t, num_tokens, seq_len);
-    RK_TRY(rk_train_begin(model));
-    RK_TRY(rk_train_micro_batch(model, &(struct rk_train_micro){.packed = &t.packed,
-                                                                .temperature = 0.8,
-                                                                .outputs = rk_model_head_outputs(model),
-                                                                .num_ids = roles->row->num_ids,
-                                                                .ids = ids,
-                                                                .loss_fn = loss_fn,
-                                                                .user = &t}));
-    return rk_train_step(model, &stats);
+    make_call(calls, i);
+    *out = (struct rk_train_micro){.packed = &calls->t.packed,
+                                   .temperature = 0.8,
+                                   .outputs = rk_model_head_outputs(calls->roles->test.model),
+                                   .num_ids = calls->roles->row->num_ids,
+                                   .ids = ids,
+                                   .loss_fn = loss_fn,
+                                   .user = &calls->t};
+    return NULL;
+}
+
+static struct rk_status *update(struct roles *roles, int64_t num_tokens, int32_t seq_len)
+{
+    struct calls calls = {.roles = roles, .num_tokens = num_tokens, .seq_len = seq_len};
+    const struct rk_train_work work = {.count = num_calls(roles), .bind = bind_update, .user = &calls};
+    struct rk_step_stats stats;
+
+    RK_TRY(rk_train_begin(roles->test.model));
+    RK_TRY(rk_train_micro_batches(roles->test.model, &work));
+    return rk_train_step(roles->test.model, &stats);
+}
+
+static struct rk_status *bind_log_probs(void *user, int64_t i, struct rk_forward_micro *out)
+{
+    struct calls *calls = user;
+
+    make_call(calls, i);
+    *out = (struct rk_forward_micro){.packed = &calls->t.packed, .temperature = 0.8, .out = &calls->out};
+    return NULL;
 }
 
 static struct rk_status *log_probs(struct roles *roles, int64_t num_tokens, int32_t seq_len)
 {
-    double values[TOKENS_MAX], entropy[TOKENS_MAX], sum_pi_squared[TOKENS_MAX];
-    struct tokens t;
+    struct calls calls = {.roles = roles, .num_tokens = num_tokens, .seq_len = seq_len};
+    const struct rk_forward_work work = {.count = num_calls(roles), .bind = bind_log_probs, .user = &calls};
 
-    make_tokens(&t, num_tokens, seq_len);
-    return rk_model_forward(roles->test.model, &t.packed, 0.8, NULL,
-                            &(struct rk_head_arrays){.of = {values, entropy, sum_pi_squared}});
+    for (int k = 0; k < RK_HEAD_OUTPUT_COUNT; k++) {
+        if (rk_model_head_outputs(roles->test.model) & RK_HEAD_BIT(k))
+            calls.out.of[k] = calls.outputs[k];
+    }
+    return rk_model_forward_all(roles->test.model, &work);
 }
 
 /* More requests than run together; prompts of this length. Whatever is sampled ends a response that may be
@@ -291,6 +423,8 @@ static int check_memory(const struct rk_memory_plan *plan, const struct rk_model
     RK_RANK_CHECK(held.pass_host_bytes == planned.pass_host_bytes, "%llu bytes of staging, %llu planned",
                   (unsigned long long)held.pass_host_bytes, (unsigned long long)planned.pass_host_bytes);
     RK_RANK_CHECK(held.rollout_host_bytes == planned.rollout_host_bytes, "host memory of the rollout");
+    RK_RANK_CHECK(held.num_slots == planned.num_slots, "%lld slots, %lld planned", (long long)held.num_slots,
+                  (long long)planned.num_slots);
     RK_RANK_CHECK(held.step_overflows == 0, "%llu overflows", (unsigned long long)held.step_overflows);
     if (!is_peak)
         return 0;
@@ -300,6 +434,12 @@ static int check_memory(const struct rk_memory_plan *plan, const struct rk_model
     RK_RANK_CHECK(held.pass_host_peak_bytes == planned.pass_host_peak_bytes,
                   "%llu bytes of staging used, %llu planned", (unsigned long long)held.pass_host_peak_bytes,
                   (unsigned long long)planned.pass_host_peak_bytes);
+    RK_RANK_CHECK(held.slot_peak_bytes == planned.slot_peak_bytes, "%llu bytes used in a slot, %llu planned",
+                  (unsigned long long)held.slot_peak_bytes, (unsigned long long)planned.slot_peak_bytes);
+    RK_RANK_CHECK(held.slot_host_peak_bytes == planned.slot_host_peak_bytes,
+                  "%llu bytes of staging used in a slot, %llu planned",
+                  (unsigned long long)held.slot_host_peak_bytes,
+                  (unsigned long long)planned.slot_host_peak_bytes);
     return 0;
 }
 
@@ -316,7 +456,7 @@ static int check_plans(const struct roles *roles, bool is_peak)
                   (unsigned long long)stats.allocated_bytes, (unsigned long long)planned);
     RK_RANK_CHECK(stats.peak_bytes == stats.allocated_bytes, "more was allocated for a while");
     return check_memory(&roles->actor_plan, roles->test.model, is_peak) ||
-           check_memory(&roles->rollout_plan, roles->sampler, is_peak);
+           (roles->sampler && check_memory(&roles->rollout_plan, roles->sampler, is_peak));
 }
 
 static int run_largest(struct roles *roles)
@@ -325,6 +465,8 @@ static int run_largest(struct roles *roles)
 
     RK_RANK_OK(update(roles, TRAIN_TOKENS, seq_len));
     RK_RANK_OK(log_probs(roles, LOG_PROB_TOKENS, seq_len));
+    if (!roles->rollout)
+        return 0;
     /* 13 prompt tokens times 5 are more than the 64 of a step. */
     RK_RANK_OK(generate(roles, 13, 1));
     RK_RANK_OK(generate(roles, 1, MODEL_LEN - 1));
@@ -347,7 +489,7 @@ static int check_reserved(const struct roles *roles, const struct rk_device_stat
 static int run_rank(struct rk_comm_world *world, void *user)
 {
     const struct plan_case *row = user;
-    struct roles roles = {.row = row};
+    struct roles roles = {.row = row, .rounds = 2, .num_sizes = 1};
     struct rk_device_stats reserved, warm;
 
     RK_RANK_OK(open_roles(&roles, world));
@@ -363,9 +505,12 @@ static int run_rank(struct rk_comm_world *world, void *user)
     for (int32_t step = 0; step < row->num_steps; step++) {
         struct rk_device_stats stats;
 
+        roles.rounds = 1 + step % 3;
+        roles.num_sizes = 1 + step % 4;
         RK_RANK_OK(update(&roles, (11 * step) % (TRAIN_TOKENS + 1), 1 + step % 40));
         RK_RANK_OK(log_probs(&roles, (37 * step) % (LOG_PROB_TOKENS + 1), 1 + step % 50));
-        RK_RANK_OK(generate(&roles, 1 + step % 7, 3));
+        if (roles.rollout)
+            RK_RANK_OK(generate(&roles, 1 + step % 7, 3));
         stats = rk_device_get_stats(roles.test.device);
         RK_RANK_CHECK(stats.num_allocations == warm.num_allocations, "step %d: %llu allocations, then %llu",
                       step, (unsigned long long)warm.num_allocations,
@@ -405,7 +550,7 @@ static void test_plan_is_what_roles_take(void **state)
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         struct plan_case row = cases[i];
-        int32_t num_ranks = row.tp * RK_MAX(row.cp, 1) * row.dp;
+        int32_t num_ranks = RK_MAX(row.tp, 1) * RK_MAX(row.cp, 1) * RK_MAX(row.dp, 1) * RK_MAX(row.pp, 1);
         int64_t begin_ns = rk_time_now_ns();
         int failed = 0;
 
