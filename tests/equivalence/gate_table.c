@@ -1,0 +1,110 @@
+/* Layouts and models of the gate. */
+#include "tests/equivalence/gate.h"
+
+#include <string.h>
+
+#include "base/rk_assert.h"
+
+/* Fewer key-value heads than tp may have ranks, a vocabulary that nothing divides, windows of 20 tokens in
+ * all layers (mistral), in two of four (qwen2, qwen3) or in none (llama). */
+#define CONFIG(type, tie)                                                              \
+    "{\"model_type\": \"" type                                                         \
+    "\", \"hidden_size\": 64, \"intermediate_size\": 128, \"num_hidden_layers\": 4,"   \
+    " \"num_attention_heads\": 8, \"num_key_value_heads\": 2, \"vocab_size\": 131,"    \
+    " \"head_dim\": 8, \"num_labels\": 1,"                                             \
+    " \"use_sliding_window\": true, \"sliding_window\": 20, \"max_window_layers\": 2," \
+    " \"max_position_embeddings\": 128, \"initializer_range\": 0.1, \"tie_word_embeddings\": " tie "}"
+
+/* A value or score head has a weight of its own: it is not tied. The last four: the dtypes of the sample. */
+#define FAMILY(type, lm, tied, value, score)                                                   \
+    {type, CONFIG(type, "false"), "lm", lm}, {type "_tied", CONFIG(type, "true"), "lm", tied}, \
+        {type "_value", CONFIG(type, "false"), "value", value},                                \
+    {                                                                                          \
+        type "_score", CONFIG(type, "false"), "score", score                                   \
+    }
+
+const struct rk_gate_model rk_gate_models[] = {
+    FAMILY("llama", RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F32, RK_DTYPE_F64),
+    FAMILY("mistral", RK_DTYPE_BF16, RK_DTYPE_F64, RK_DTYPE_F64, RK_DTYPE_F32),
+    /* Biases of queries, keys and values. */
+    FAMILY("qwen2", RK_DTYPE_BF16, RK_DTYPE_F64, RK_DTYPE_BF16, RK_DTYPE_F32),
+    /* Norms of queries and keys, whose gradients are partial on every tp rank. */
+    FAMILY("qwen3", RK_DTYPE_BF16, RK_DTYPE_F32, RK_DTYPE_F64, RK_DTYPE_BF16),
+};
+const size_t rk_gate_num_models = RK_ARRAY_LEN(rk_gate_models);
+
+const struct rk_gate_layout rk_gate_one_rank = {.name = "one_rank"};
+
+#define SP                .sequence_parallel = true
+#define MICRO(n)          .num_micro_batches = (n)
+#define ENDS(first, last) .num_first = (first), .num_last = (last)
+
+const struct rk_gate_layout rk_gate_layouts[] = {
+    /* Micro-batches and packing. 469 tokens, and the micro-batches of them, are no multiples of 2 or 4. */
+    {"m2", "mistral_value", MICRO(2)},
+    {"m12_one_sequence_each", "qwen2_score", MICRO(12)},
+    {"padded", "llama", .is_padded = true},
+    {"m3_reversed_strict", "qwen3_tied", MICRO(3), .is_reversed = true, .is_strict = true},
+    {"m2_recompute3", "qwen3", MICRO(2), .recompute_num_layers = 3},
+    /* Tensor and sequence parallelism; with tp=4 key-value heads are replicated. */
+    {"t2", "llama_value", .tp = 2},
+    {"t4_m2", "qwen3", .tp = 4, MICRO(2)},
+    {"t2s", "qwen2_value", .tp = 2, SP},
+    {"t4s_m2", "qwen2", .tp = 4, SP, MICRO(2)},
+    {"t4s_strict_padded", "llama_value", .tp = 4, SP, .is_strict = true, .is_padded = true},
+    /* Context parallelism; windows reach over chunks, sequences need padding. */
+    {"c2", "qwen2", .cp = 2},
+    {"c3_m2", "llama_score", .cp = 3, MICRO(2)},
+    {"c4", "mistral", .cp = 4},
+    {"t2c2_m2_recompute1", "qwen2_tied", .tp = 2, .cp = 2, MICRO(2), .recompute_num_layers = 1},
+    {"t2sc2_m2_strict", "qwen3_score", .tp = 2, SP, .cp = 2, MICRO(2), .is_strict = true},
+    /* Pipelines. */
+    {"p2", "llama_tied", .pp = 2},
+    {"p2_m4", "qwen2_value", .pp = 2, MICRO(4)},
+    {"p4_m2", "mistral_score", .pp = 4, MICRO(2)},
+    {"p4_m12", "qwen3_tied", .pp = 4, MICRO(12)},
+    {"p3_uneven_m5", "mistral_tied", .pp = 3, ENDS(1, 1), MICRO(5)},
+    {"p2v2_m6_recompute1", "llama_tied", .pp = 2, .vpp = 2, MICRO(6), .recompute_num_layers = 1},
+    {"t2sp2_m3_strict", "mistral", .tp = 2, SP, .pp = 2, MICRO(3), .is_strict = true},
+    {"t2sp3_uneven_m3", "qwen2_tied", .tp = 2, SP, .pp = 3, ENDS(2, 1), MICRO(3)},
+    {"t2sp2v2_m2", "llama", .tp = 2, SP, .pp = 2, .vpp = 2, MICRO(2)},
+    {"c2p2v2_m4", "qwen3_value", .cp = 2, .pp = 2, .vpp = 2, MICRO(4)},
+    {"t2sc2p2_m3", "qwen3_value", .tp = 2, SP, .cp = 2, .pp = 2, MICRO(3)},
+    /* Data parallelism; dp rank 1 has empty micro-batches. */
+    {"d2", "mistral", .dp = 2},
+    {"d3_m2", "mistral_value", .dp = 3, MICRO(2)},
+    {"d4_m2", "llama", .dp = 4, MICRO(2)},
+    {"d8", "qwen2_score", .dp = 8},
+    {"t2d2_m2_strict", "qwen3", .tp = 2, .dp = 2, MICRO(2), .is_strict = true},
+    {"t4sd2_m2", "qwen3_value", .tp = 4, SP, .dp = 2, MICRO(2)},
+    {"c2d2_m2_recompute3", "qwen3", .cp = 2, .dp = 2, MICRO(2), .recompute_num_layers = 3},
+    {"t2sc2d2", "llama_score", .tp = 2, SP, .cp = 2, .dp = 2},
+    {"p2v2d2_m4", "qwen2_tied", .pp = 2, .vpp = 2, .dp = 2, MICRO(4)},
+    {"p4d2_m3", "mistral_score", .pp = 4, .dp = 2, MICRO(3)},
+    {"c2p2d2_m3", "qwen2_value", .cp = 2, .pp = 2, .dp = 2, MICRO(3)},
+    {"t2sp2d2_m3", "llama_tied", .tp = 2, SP, .pp = 2, .dp = 2, MICRO(3)},
+};
+const size_t rk_gate_num_layouts = RK_ARRAY_LEN(rk_gate_layouts);
+
+const struct rk_gate_model *rk_gate_find_model(const char *name)
+{
+    for (size_t i = 0; i < rk_gate_num_models; i++) {
+        if (strcmp(rk_gate_models[i].name, name) == 0)
+            return &rk_gate_models[i];
+    }
+    return NULL;
+}
+
+const struct rk_gate_layout *rk_gate_find_layout(const char *name)
+{
+    for (size_t i = 0; i < rk_gate_num_layouts; i++) {
+        if (strcmp(rk_gate_layouts[i].name, name) == 0)
+            return &rk_gate_layouts[i];
+    }
+    return NULL;
+}
+
+int32_t rk_gate_num_ranks(const struct rk_gate_layout *layout)
+{
+    return RK_MAX(layout->tp, 1) * RK_MAX(layout->cp, 1) * RK_MAX(layout->dp, 1) * RK_MAX(layout->pp, 1);
+}
