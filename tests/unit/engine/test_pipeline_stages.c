@@ -22,6 +22,8 @@
 #define NUM_TOKENS 12
 #define NUM_MICRO  4
 #define TIMEOUT_S  120
+/* Several, so that sums over replicas begin in the last backward steps. */
+#define BUCKET_ELEMENTS 256
 
 struct layout_case {
     const char *label;
@@ -159,6 +161,7 @@ static struct rk_status *open_model(struct rk_test_model *test, const struct lay
 {
     struct rk_optim_config optim = rk_test_adamw(1e-2, 0.1, 1.0);
 
+    optim.bucket_elements = BUCKET_ELEMENTS;
     RK_TRY(rk_test_model_open(test, &(struct rk_test_model_spec){
                                         .config = CONFIG,
                                         .seed = 3,
