@@ -22,10 +22,12 @@
 #include "driver-cli/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* Of float32: sums of a few thousand products in another order. Of bfloat16, 8 bits: their mean square,
- * 2^-16, through all layers. docs/verify-layout.md has figures of models. */
-#define TOLERANCE_F32  1e-5
-#define TOLERANCE_BF16 1e-2
+/* Of float32: sums of up to TOLERANCE_TERMS products in another order; the rounding error of longer ones
+ * grows as the square root of their length. Of bfloat16, 8 bits: their mean square, 2^-16, through all
+ * layers. docs/verify-layout.md has figures of models. */
+#define TOLERANCE_F32   1e-5
+#define TOLERANCE_TERMS 1024.0
+#define TOLERANCE_BF16  1e-2
 
 /* One of the two layouts. */
 struct side {
@@ -196,6 +198,17 @@ static struct rk_status *read_job(struct verification *v)
     return st;
 }
 
+/* Where the user gave no tolerance: that of float32 for the model's longest sums. */
+static void fit_tolerance(struct verification *v)
+{
+    const struct rk_json *config = v->inputs.hf_config;
+    int64_t hidden = rk_json_as_int(rk_json_find(config, "hidden_size"), 0);
+    double terms = (double)RK_MAX(hidden, rk_json_as_int(rk_json_find(config, "intermediate_size"), 0));
+
+    if (!v->report.measure.by_mean_square && !rk_cli_has(v->cli, "tolerance"))
+        v->report.measure.tolerance = TOLERANCE_F32 * sqrt(RK_MAX(terms, TOLERANCE_TERMS) / TOLERANCE_TERMS);
+}
+
 static struct rk_status *read_inputs(struct verification *v)
 {
     struct rk_status *st;
@@ -210,6 +223,8 @@ static struct rk_status *read_inputs(struct verification *v)
         st = rk_flow_inputs_load(&v->inputs, v->layout.job, v->job_dir);
     if (!st && v->hosts.count == 0)
         st = rk_model_dirs_check(v->layout.job, &v->inputs);
+    if (!st)
+        fit_tolerance(v);
     return st ? RK_WRAP(st, "%s", v->cli->args.items[0]) : NULL;
 }
 
@@ -628,7 +643,8 @@ static const struct rk_cli_option verify_options[] = {
     {"rows", "N", "prompts or examples of the batch (default: those of one optimizer step)"},
     {"layers", "N", "layers of the policy's model, with random weights (default: all, as the job has them)"},
     {"dtype", "float32|bfloat16", "of the parameters (default: float32)"},
-    {"tolerance", "X", "largest difference that agrees (default: 1e-5; bfloat16: NMSE of 1e-2)"},
+    {"tolerance", "X",
+     "largest difference that agrees (default: 1e-5, more for wide models; bfloat16: NMSE of 1e-2)"},
     {"seed", "N", "of advantages and returns (default: 1)"},
     {"work-dir", "DIR", "where checkpoints of the comparison go until its end (default: $TMPDIR or /tmp)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},

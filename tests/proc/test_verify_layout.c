@@ -336,6 +336,34 @@ static void test_verify_with_no_tolerance_differs(void **state)
     rk_free(dir);
 }
 
+/* Goal: the tolerance grows as the square root of the model's longest sums: 4,096 here, four times 1,024. */
+static void test_verify_wide_models_have_a_larger_tolerance(void **state)
+{
+    char *dir = new_work_dir(), *config = rk_test_temp_path("config.json");
+    char *key = rk_format("actor_rollout_ref.model.hf_config_path=%s", config);
+    FILE *file = fopen(config, "w");
+    struct outcome outcome;
+    struct rk_json *answer;
+
+    (void)state;
+    assert_non_null(file);
+    fputs("{\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\", \"vocab_size\": 14, "
+          "\"hidden_size\": 16, \"intermediate_size\": 4096, \"num_hidden_layers\": 1, "
+          "\"num_attention_heads\": 2, \"num_key_value_heads\": 2, \"max_position_embeddings\": 64, "
+          "\"rms_norm_eps\": 1e-6}",
+          file);
+    assert_int_equal(fclose(file), 0);
+    outcome = verify(TINY_JOB, "--local=2", dir, (const char *const[]){SMALL, TP "2", key, NULL});
+    assert_exit(&outcome, 0);
+    answer = parse_json(outcome.out);
+    assert_float_equal(rk_json_as_real(rk_json_find(answer, "tolerance"), 0), 2e-5, 1e-10);
+    rk_json_free(answer);
+    outcome_fini(&outcome);
+    rk_free(key);
+    rk_free(config);
+    rk_free(dir);
+}
+
 /* --- refusals --- */
 
 /* Goal: what cannot run is refused before a daemon starts, by name, with exit code 2, and leaves nothing. */
@@ -404,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_verify_names_the_tensor_that_differs),
 #endif
         cmocka_unit_test(test_verify_with_no_tolerance_differs),
+        cmocka_unit_test(test_verify_wide_models_have_a_larger_tolerance),
         cmocka_unit_test(test_verify_refuses_bad_input),
         cmocka_unit_test(test_verify_hosts_need_a_directory),
     };
