@@ -369,7 +369,7 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
     sigdelset(&all, SIGALRM); /* a deadline may pass in any thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     st = start_worker(daemon);
-    rk_deadline_set(RK_DEADLINE_START_S,
+    rk_deadline_set(RK_DEADLINE_START_S, 1,
                     "gRPC does not start; are there limits on memory (ulimit -v) or threads?");
     if (!st)
         st = start_server(daemon);
@@ -416,8 +416,9 @@ static struct rk_status *start(struct rk_daemon *daemon)
     return NULL;
 }
 
-/* What is left after the loop (stop.c, 6), or after a start that failed. */
-static void fini(struct rk_daemon *daemon)
+/* What is left after the loop (stop.c, 6), or after a start that failed with `st`. The deadline stands until
+ * the process has ended: libraries are unloaded after main. */
+static void fini(struct rk_daemon *daemon, const struct rk_status *st)
 {
     struct rk_worker *worker = daemon->worker;
 
@@ -425,6 +426,8 @@ static void fini(struct rk_daemon *daemon)
     rk_worker_destroy(worker);
     if (daemon->loop)
         rk_loop_drain(daemon->loop); /* jobs that came back meanwhile */
+    rk_deadline_set(RK_DEADLINE_END_S, rk_daemon_exit_code(st),
+                    st ? rk_status_message(st) : "the daemon has stopped, but gRPC does not end");
     rk_server_destroy(daemon->server);
     rk_loop_destroy(daemon->loop);
     rk_requests_clear(&daemon->requests);
@@ -453,10 +456,8 @@ struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
         st = rk_daemon_check_well(daemon);
         rk_daemon_state_move(&daemon->state, RK_DAEMON_STOPPED);
         RK_INFO("stopped");
-    } else {
-        rk_deadline_set(RK_DEADLINE_END_S, rk_status_message(st));
     }
-    fini(daemon);
+    fini(daemon, st);
     return st;
 }
 

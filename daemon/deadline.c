@@ -5,7 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
-static char message[512]; /* written while no alarm is set */
+/* Written while no alarm is set. */
+static char message[512];
+static int code;
 
 /* Only what a signal handler may call. */
 static void on_alarm(int signum)
@@ -14,12 +16,13 @@ static void on_alarm(int signum)
 
     (void)signum;
     (void)written;
-    _exit(1);
+    _exit(code);
 }
 
-void rk_deadline_set(int seconds, const char *text)
+void rk_deadline_set(int seconds, int exit_code, const char *text)
 {
     alarm(0);
+    code = exit_code;
     snprintf(message, sizeof(message), "rankd: %s\n", text);
     signal(SIGALRM, on_alarm);
     alarm((unsigned)seconds);

@@ -24,6 +24,7 @@
 #include "base/rk_time.h"
 #include "daemon/call_internal.h"
 #include "daemon/deadline_internal.h"
+#include "daemon/rk_daemon.h"
 #include "proto/limits.h"
 
 #define LISTENER_SEEN_NS (10 * 1000000000LL) /* longest absence of the thread that accepts */
@@ -272,7 +273,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     if (!st) /* before there are calls that would have to be given up */
         st = rk_thread_start(&server->thread, run_queue, server, "completion queue");
     if (st) {
-        rk_deadline_set(RK_DEADLINE_END_S, rk_status_message(st));
+        rk_deadline_set(RK_DEADLINE_END_S, rk_daemon_exit_code(st), rk_status_message(st));
         abandon(server);
         return st;
     }
