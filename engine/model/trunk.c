@@ -168,50 +168,17 @@ static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_c
     return NULL;
 }
 
-/* The way back. The gradient of the stream travels beside the pass's stream (rk_pass_beside): while that
- * makes the gradients of a block's last weights, the side sums the gradient of the block's input over tp,
- * takes it back through the norm and gathers it for the next block. The side uses no memory of a block but dx
- * and the summands of it, which the next block writes behind the join. */
-struct backflow {
-    rk_tensor_t dstream; /* [num_rows, hidden_size] */
-    rk_tensor_t dout;    /* the same of all tokens; dstream where this rank has them */
-    int64_t
-        first_param; /* gradients from here on are there behind the next join; -1: none that was not told */
-};
-
-static struct rk_status *gather_dout(const struct rk_pass *pass, const struct backflow *flow)
-{
-    const struct rk_pass beside = rk_pass_beside(pass);
-
-    return rk_sp_gather_into(&beside, flow->dstream, flow->dout);
-}
-
-static struct rk_status *join_side(const struct rk_pass *pass, struct backflow *flow)
-{
-    int64_t first_param = flow->first_param;
-
-    flow->first_param = -1;
-    RK_TRY(rk_pass_join(pass));
-    return first_param >= 0 ? rk_pass_grads_ready(pass, first_param) : NULL;
-}
-
-/* Leaves the side on its way; `is_last`: no block follows that needs flow->dout. */
 static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *block,
-                                   const struct rk_block_saved *saved, struct backflow *flow, bool is_last)
+                                   const struct rk_block_saved *saved, rk_tensor_t dstream)
 {
-    const struct rk_pass beside = rk_pass_beside(pass);
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t x, dx;
 
     RK_TRY(rk_step_2d(pass->arena, &x, pass->dtype, pass->num_rows, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, pass->num_rows, pass->hidden_size));
     RK_TRY(rk_norm_fwd(pass, &block->norm, &(struct rk_norm_io){.stream = saved->norm.x, .y = x}));
-    RK_TRY(join_side(pass, flow));
-    RK_TRY(block->ops->backward(pass, block, saved->own, x, flow->dout, dx));
-    RK_TRY(rk_norm_bwd(&beside, &block->norm, &saved->norm, dx, flow->dstream, false));
-    flow->first_param = block->norm.param;
-    if (!is_last)
-        RK_TRY(gather_dout(pass, flow));
+    RK_TRY(block->ops->backward(pass, block, saved->own, x, dstream, dx));
+    RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dstream, false));
     rk_step_arena_release(pass->arena, mark);
     rk_pass_note_alive(pass);
     return NULL;
@@ -220,7 +187,7 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
 /* Back through the part that ends in front of block *end; without recompute that is everything. */
 static struct rk_status *part_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                   struct rk_pass *pass, const struct rk_trunk_saved *saved,
-                                  struct backflow *flow, int64_t *end)
+                                  rk_tensor_t dstream, int64_t *end)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     int64_t begin = chunk->begin;
@@ -230,11 +197,10 @@ static struct rk_status *part_bwd(const struct rk_model_core *core, const struct
             begin--;
         RK_TRY(run_again(pass, core, begin, *end, saved));
     }
-    RK_TRY(rk_pass_fork(pass));
-    RK_TRY(gather_dout(pass, flow));
-    for (int64_t i = *end - 1; i >= begin; i--)
-        RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], flow, i == begin));
-    RK_TRY(join_side(pass, flow));
+    for (int64_t i = *end - 1; i >= begin; i--) {
+        RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dstream));
+        RK_TRY(rk_pass_grads_ready(pass, core->blocks[i].norm.param));
+    }
     rk_step_arena_release(pass->arena, mark);
     *end = begin;
     return NULL;
@@ -244,18 +210,17 @@ struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk
                                struct rk_pass *pass, const struct rk_trunk_saved *saved, rk_tensor_t dout,
                                rk_tensor_t *din)
 {
-    struct backflow flow = {.dstream = dout, .first_param = -1};
+    rk_tensor_t dstream = dout;
 
     pass->keeps_activations = true;
     if (chunk->has_head) {
-        RK_TRY(rk_step_2d(pass->kept, &flow.dstream, pass->dtype, pass->num_rows, pass->hidden_size));
-        RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, flow.dstream, true));
+        RK_TRY(rk_step_2d(pass->kept, &dstream, pass->dtype, pass->num_rows, pass->hidden_size));
+        RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, dstream, true));
         RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
     }
     pass->kept = pass->arena; /* from here on there is only what is made again for a part */
-    RK_TRY(rk_sp_begin_sum(pass, flow.dstream, &flow.dout));
     for (int64_t end = chunk->end; end > chunk->begin;)
-        RK_TRY(part_bwd(core, chunk, pass, saved, &flow, &end));
-    *din = flow.dstream;
-    return chunk->has_embedding ? rk_embedding_bwd(pass, &core->embedding, flow.dstream) : NULL;
+        RK_TRY(part_bwd(core, chunk, pass, saved, dstream, &end));
+    *din = dstream;
+    return chunk->has_embedding ? rk_embedding_bwd(pass, &core->embedding, dstream) : NULL;
 }

@@ -365,8 +365,8 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
                       attention->head_dim));
     RK_TRY(rk_step_2d(pass->arena, &dqkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
     view = split_qkv(attention, qk_columns(attention, dqkv), dqkv);
-    RK_TRY(rk_linear_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
-                         rk_tensor_merge_cols(dattended)));
+    RK_TRY(rk_linear_row_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
+                             rk_tensor_merge_cols(dattended)));
     args = (struct rk_attn_varlen_bwd_args){
         .fwd = varlen_args(pass, attention, saved),
         .dq = view.q,

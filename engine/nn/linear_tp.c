@@ -134,18 +134,17 @@ struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const 
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx)
 {
-    const struct rk_pass beside = rk_pass_beside(pass);
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t tokens, dtokens;
 
-    RK_TRY(rk_pass_fork(pass));
-    RK_TRY(rk_sp_gather(&beside, x, &tokens));
+    /* x is gathered beside the product dx, and dx is summed beside the gradient of the weight. */
+    RK_TRY(rk_sp_start_gather(pass, x, &tokens));
     RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
     RK_TRY(rk_linear_bwd_input(pass, weight, dy, dtokens));
-    RK_TRY(rk_pass_join(pass));
-    RK_TRY(rk_pass_fork(pass));
-    RK_TRY(rk_sp_sum(&beside, dtokens, dx, RK_REDUCE_SUM));
+    RK_TRY(rk_sp_join(pass));
+    RK_TRY(rk_sp_start_sum(pass, dtokens, dx, RK_REDUCE_SUM));
     RK_TRY(rk_linear_bwd_weight(pass, weight, tokens, dy));
+    RK_TRY(rk_sp_join(pass));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }
@@ -162,6 +161,18 @@ struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_
     RK_TRY(rk_sp_begin_sum(pass, y, &tokens));
     RK_TRY(rk_linear_fwd(pass, weight, x, tokens));
     RK_TRY(rk_sp_sum(pass, tokens, y, op));
+    rk_step_arena_release(pass->arena, mark);
+    return NULL;
+}
+
+struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t dy, rk_tensor_t dx)
+{
+    struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
+    rk_tensor_t tokens;
+
+    RK_TRY(rk_sp_gather(pass, dy, &tokens));
+    RK_TRY(rk_linear_bwd(pass, weight, x, tokens, dx));
     rk_step_arena_release(pass->arena, mark);
     return NULL;
 }

@@ -93,8 +93,11 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
     rk_tensor_t gate_up = saved->gate_up;
     rk_tensor_t gate = gate_of(mlp, gate_up), up = up_of(mlp, gate_up);
     rk_tensor_t activated; /* first the gradient of it, then itself */
+    struct rk_step_mark mark;
 
     RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    mark = rk_step_arena_mark(pass->arena);
+    RK_TRY(rk_sp_gather(pass, dout, &dout));
     RK_TRY(rk_linear_bwd_input(pass, &mlp->down, dout, activated));
     /* The gradients take the place of gate and up. */
     RK_TRY(rk_swiglu_bwd(
@@ -102,6 +105,7 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
         &(struct rk_swiglu_bwd_args){
             .dgate = gate, .dup = up, .dy = activated, .gate = gate, .up = up, .y = activated}));
     RK_TRY(rk_linear_bwd_weight(pass, &mlp->down, activated, dout));
+    rk_step_arena_release(pass->arena, mark);
     return rk_linear_column_bwd(pass, &mlp->gate_up, x, gate_up, dx);
 }
 

@@ -120,15 +120,6 @@ static inline void rk_pass_note_alive(const struct rk_pass *pass)
         pass->hooks->on_alive(pass->hooks->user);
 }
 
-/* --- work beside the pass's stream; all of it is on that where there is no side. Between a fork and the next
- * join collectives over tp run on one of the two streams only. --- */
-/* The pass with the side's stream in place of its own. */
-struct rk_pass rk_pass_beside(const struct rk_pass *pass);
-/* The side waits for what the pass's stream has been given so far. */
-struct rk_status *rk_pass_fork(const struct rk_pass *pass) RK_NODISCARD;
-/* And back. */
-struct rk_status *rk_pass_join(const struct rk_pass *pass) RK_NODISCARD;
-
 rk_tensor_t rk_weight_value(const struct rk_pass *pass, const struct rk_weight *weight);
 rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *weight);
 
@@ -137,14 +128,18 @@ rk_tensor_t rk_weight_grad(const struct rk_pass *pass, const struct rk_weight *w
  * pass->arena. --- */
 struct rk_status *rk_sp_gather(const struct rk_pass *pass, rk_tensor_t rows,
                                rk_tensor_t *tokens) RK_NODISCARD;
-/* Into room that is there, if the rows are divided. */
-struct rk_status *rk_sp_gather_into(const struct rk_pass *pass, rk_tensor_t rows,
-                                    rk_tensor_t tokens) RK_NODISCARD;
 /* Room for this rank's summands of what will be `rows`, and their sum over tp. */
 struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows,
                                   rk_tensor_t *tokens) RK_NODISCARD;
 struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
                             rk_reduce_op_t op) RK_NODISCARD;
+/* The same two on the side stream, behind what the pass's stream has been given so far. What is given to that
+ * before rk_sp_join runs beside them; it may read what they read. One of them at a time. */
+struct rk_status *rk_sp_start_gather(const struct rk_pass *pass, rk_tensor_t rows,
+                                     rk_tensor_t *tokens) RK_NODISCARD;
+struct rk_status *rk_sp_start_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
+                                  rk_reduce_op_t op) RK_NODISCARD;
+struct rk_status *rk_sp_join(const struct rk_pass *pass) RK_NODISCARD;
 /* Of tokens that are the same on all ranks, mine. */
 struct rk_status *rk_sp_keep(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows) RK_NODISCARD;
 
@@ -166,12 +161,14 @@ struct rk_status *rk_linear_column_fwd(const struct rk_pass *pass, const struct 
 /* y = silu(gate) * up of the product [gate; up], which is not kept: gate_up is undefined. */
 struct rk_status *rk_linear_column_swiglu_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                               rk_tensor_t x, rk_tensor_t gate_up, rk_tensor_t y) RK_NODISCARD;
-/* dx, neither x nor dy, is made beside the pass's stream, which has to be joined. */
+/* dx is neither x nor dy. */
 struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
                                        rk_tensor_t x, rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
-/* And back: x has num_tokens rows, y num_rows. Its backward pass is rk_linear_bwd with dy of all tokens. */
+/* And back: x and dx have num_tokens rows, y and dy num_rows. */
 struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                     rk_tensor_t y) RK_NODISCARD;
+struct rk_status *rk_linear_row_bwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                                    rk_tensor_t dy, rk_tensor_t dx) RK_NODISCARD;
 
 /* --- embed_vp.c: vocabulary-parallel embedding --- */
 /* Declares [vocab_size, hidden_size], split by rows, which are padded so that the parts over tp are equal. */
@@ -258,8 +255,7 @@ struct rk_block_ops {
      * is made. saved: written anew. */
     struct rk_status *(*forward)(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                  rk_tensor_t out, void *saved);
-    /* Required. x and dx [num_rows, hidden_size]; dout [num_tokens, hidden_size], of all tokens. May
-     * overwrite the tensors that were saved. dx is made beside the pass's stream. */
+    /* Required. May overwrite the tensors that were saved. */
     struct rk_status *(*backward)(struct rk_pass *pass, const struct rk_block *block, const void *saved,
                                   rk_tensor_t x, rk_tensor_t dout, rk_tensor_t dx);
 };

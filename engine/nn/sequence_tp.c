@@ -7,26 +7,24 @@
  *
  * Without it the rows are the tokens: gather and keep do nothing, and sums are formed in place.
  *
- * In the backward pass all of these run on a stream of their own, beside products that do not need them: the
- * gather for the gradient of a column-parallel weight beside the product that makes dX (Megatron-LM's order),
- * the sum of dX, the backward pass of the norm and the gather for the next block beside the product that
- * makes dW (model/trunk.c). The bits stay. Products are not cut into parts that run beside the collectives of
- * the others, which is what is left in the forward pass: counted in tiles of 128 x 256 on 132 processors,
- * parts of the 7B's products with tp=2 and 4 leave processors idle for about as long as a collective takes.
- */
+ * In the backward pass of a column-parallel product gather and sum run on a stream of their own, each beside
+ * one of its two products, as in Megatron-LM: the bits stay. Products are not cut into parts that run beside
+ * the collectives of the others. Counted in tiles of 128 x 256 on 132 processors, the parts of the 7B's
+ * products with tp=2 and 4 leave processors idle for about as long as a collective takes. */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
 
-struct rk_status *rk_sp_gather_into(const struct rk_pass *pass, rk_tensor_t rows, rk_tensor_t tokens)
+static struct rk_status *gather(const struct rk_pass *pass, struct rk_stream *stream, rk_tensor_t rows,
+                                rk_tensor_t tokens)
 {
-    return pass->splits_rows ? rk_comm_all_gather(pass->tp, pass->stream, tokens, rows) : NULL;
+    return pass->splits_rows ? rk_comm_all_gather(pass->tp, stream, tokens, rows) : NULL;
 }
 
 struct rk_status *rk_sp_gather(const struct rk_pass *pass, rk_tensor_t rows, rk_tensor_t *tokens)
 {
     RK_TRY(rk_sp_begin_sum(pass, rows, tokens));
-    return rk_sp_gather_into(pass, rows, *tokens);
+    return gather(pass, pass->stream, rows, *tokens);
 }
 
 struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows, rk_tensor_t *tokens)
@@ -38,33 +36,51 @@ struct rk_status *rk_sp_begin_sum(const struct rk_pass *pass, rk_tensor_t rows, 
     return rk_step_2d(pass->arena, tokens, rows.dtype, pass->num_tokens, rows.shape[1]);
 }
 
+static struct rk_status *sum(const struct rk_pass *pass, struct rk_stream *stream, rk_tensor_t tokens,
+                             rk_tensor_t rows, rk_reduce_op_t op)
+{
+    if (pass->splits_rows)
+        return rk_comm_reduce_scatter(pass->tp, stream, rows, tokens, op);
+    RK_ASSERT(tokens.data == rows.data);
+    return rk_comm_all_reduce(pass->tp, stream, rows, op);
+}
+
 struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
                             rk_reduce_op_t op)
 {
-    if (pass->splits_rows)
-        return rk_comm_reduce_scatter(pass->tp, pass->stream, rows, tokens, op);
-    RK_ASSERT(tokens.data == rows.data);
-    return rk_comm_all_reduce(pass->tp, pass->stream, rows, op);
+    return sum(pass, pass->stream, tokens, rows, op);
 }
 
-struct rk_pass rk_pass_beside(const struct rk_pass *pass)
+/* The side stream, behind the pass's; or the latter where there is none. */
+static struct rk_status *fork_stream(const struct rk_pass *pass, struct rk_stream **out)
 {
-    struct rk_pass beside = *pass;
-
-    if (pass->side)
-        beside.stream = pass->side->stream;
-    return beside;
-}
-
-struct rk_status *rk_pass_fork(const struct rk_pass *pass)
-{
+    *out = pass->stream;
     if (!pass->side)
         return NULL;
+    *out = pass->side->stream;
     RK_TRY(rk_event_record(pass->side->is_ready, pass->stream));
     return rk_stream_wait(pass->side->stream, pass->side->is_ready);
 }
 
-struct rk_status *rk_pass_join(const struct rk_pass *pass)
+struct rk_status *rk_sp_start_gather(const struct rk_pass *pass, rk_tensor_t rows, rk_tensor_t *tokens)
+{
+    struct rk_stream *stream;
+
+    RK_TRY(rk_sp_begin_sum(pass, rows, tokens));
+    RK_TRY(fork_stream(pass, &stream));
+    return gather(pass, stream, rows, *tokens);
+}
+
+struct rk_status *rk_sp_start_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_tensor_t rows,
+                                  rk_reduce_op_t op)
+{
+    struct rk_stream *stream;
+
+    RK_TRY(fork_stream(pass, &stream));
+    return sum(pass, stream, tokens, rows, op);
+}
+
+struct rk_status *rk_sp_join(const struct rk_pass *pass)
 {
     if (!pass->side)
         return NULL;
