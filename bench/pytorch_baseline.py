@@ -122,7 +122,8 @@ class Bench:
         return min(forward), min(backward)
 
     def attention(self):
-        cases = [("hd128", 2, 4096, 28, 128), ("1.5b_2048", 4, 2048, 12, 128), ("hd64", 2, 4096, 14, 64)]
+        cases = [("hd128", 2, 4096, 28, 128), ("hd128_32k", 1, 32768, 28, 128), ("1.5b_2048", 4, 2048, 12, 128),
+                 ("hd64", 2, 4096, 14, 64)]
         for suffix, seqs, length, heads, head_dim in cases:
             if not self.wants(f"attn_fwd_{suffix}", f"attn_bwd_{suffix}"):
                 continue
