@@ -139,8 +139,8 @@ static struct rk_status *make_batch(struct rk_batch **out, struct rk_flow_contex
     return rk_flow_pad(out, &num_padded, rk_flow_num_replicas(ctx, RK_ROLE_REWARD));
 }
 
-static struct rk_status *run(struct rk_driver_result *result, struct rk_flow_context *ctx,
-                             const struct rk_batch *texts)
+struct rk_status *rk_flow_run_rm_score(struct rk_driver_result *result, struct rk_flow_context *ctx,
+                                       const struct rk_batch *texts)
 {
     int64_t num_rows = rk_batch_num_rows(texts), shape[2];
     int64_t *seqlens = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*seqlens));
@@ -207,7 +207,7 @@ struct rk_status *rk_flow_add_rm_scores(struct rk_flow_scores *scores, struct rk
     RK_ASSERT(scores->num_rows > 0);
     st = make_batch(&texts, ctx, batch, scores, prompts);
     if (!st)
-        st = run(&result, ctx, texts);
+        st = rk_flow_run_rm_score(&result, ctx, texts);
     if (!st)
         st = add_scores(scores, ctx, result.batch);
     rk_driver_result_fini(&result);

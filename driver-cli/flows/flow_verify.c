@@ -72,23 +72,12 @@ static struct rk_status *select_texts(struct rk_batch **out, const struct rk_flo
 
 static struct rk_status *rm_score(struct rk_flow_context *ctx)
 {
-    static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", NULL};
     struct rk_driver_result result = {0};
     struct rk_batch *texts;
     struct rk_status *st = select_texts(&texts, ctx);
-    const struct rk_flow_pass pass = {
-        .role = "reward",
-        .method = "compute_rm_score",
-        .micro = rk_job_reward_micro(ctx->job),
-        .batch = texts,
-        .columns = columns,
-        .num_rows = ctx->num_rows,
-        .seqlens = ctx->seqlens,
-        .options = st ? NULL : rk_json_new_object(),
-    };
 
     if (!st)
-        st = rk_flow_run_pass(ctx, &pass, &result);
+        st = rk_flow_run_rm_score(&result, ctx, texts);
     if (!st)
         st = rk_batch_union(ctx->batch, result.batch);
     rk_driver_result_fini(&result);

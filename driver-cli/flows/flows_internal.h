@@ -404,6 +404,9 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
                                 const struct rk_batch *batch,
                                 const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 void rk_flow_scores_fini(struct rk_flow_scores *scores);
+/* compute_rm_score of these rows, which have input_ids, attention_mask and position_ids. */
+struct rk_status *rk_flow_run_rm_score(struct rk_driver_result *result, struct rk_flow_context *ctx,
+                                       const struct rk_batch *texts) RK_NODISCARD;
 /* Has the reward model score the responses, as rk_flow_score does, which calls it; rm_score stands beside
  * each score. ABORTED (reason NON_FINITE) for a score that is no number. */
 struct rk_status *rk_flow_add_rm_scores(struct rk_flow_scores *scores, struct rk_flow_context *ctx,
