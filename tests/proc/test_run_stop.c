@@ -1,5 +1,4 @@
 /* Runs that end before their time: Ctrl-C, killed and frozen daemons, a killed driver, a second driver. */
-#include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -246,18 +245,6 @@ static void test_run_local_daemons_are_configured_by_their_run_alone(void **stat
     rk_free(dir);
 }
 
-static int64_t count_entries(const char *path)
-{
-    DIR *dir = opendir(path);
-    int64_t count = 0;
-
-    assert_non_null(dir);
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count - 2; /* . and .. */
-}
-
 /* Goal: a run removes its private directory at its end. The next run removes that of a driver that was
  * killed, once the daemons of that driver have ended, and leaves that of a driver that still runs. */
 static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **state)
@@ -271,23 +258,24 @@ static void test_run_directory_of_killed_driver_is_removed_by_the_next(void **st
     assert_int_equal(mkdir(root, 0700), 0);
     setenv("XDG_RUNTIME_DIR", root, 1);
     runs[0] = start_local_run(dirs[0], daemons[0]);
-    assert_int_equal(count_entries(root), 1);
+    assert_int_equal(rk_test_count_entries(root), 1);
     runs[1] = start_local_run(dirs[1], daemons[1]);
-    assert_int_equal(count_entries(root), 2);
+    assert_int_equal(rk_test_count_entries(root), 2);
     for (int i = 0; i < 2; i++) {
         rk_proc_signal(runs[i], SIGKILL);
         outcome = finish_rankctl(runs[i], 2000);
         outcome_fini(&outcome);
         assert_gone(daemons[i], NUM_DAEMONS, 10000);
     }
-    assert_int_equal(count_entries(root), 2);
+    assert_int_equal(rk_test_count_entries(root), 2);
     runs[0] = start_local_run(dirs[2], daemons[2]);
-    assert_int_equal(count_entries(root), 1);
+    assert_int_equal(rk_test_count_entries(root), 1);
     unsetenv("XDG_RUNTIME_DIR");
     rk_proc_signal(runs[0], SIGINT);
     outcome = finish_rankctl(runs[0], 10000);
     assert_exit(&outcome, -SIGINT);
-    if (count_entries(root) != 0) /* daemons that were left behind with the model keep it, for example */
+    if (rk_test_count_entries(root) !=
+        0) /* daemons that were left behind with the model keep it, for example */
         fail_msg("the run left its directory behind: %s", outcome.err);
     outcome_fini(&outcome);
     for (int i = 0; i < 3; i++)

@@ -1,5 +1,4 @@
 /* rankctl verify-layout: layouts that compute what one rank does, and one that does not. */
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,18 +30,6 @@ static char *new_work_dir(void)
 
     assert_int_equal(mkdir(dir, 0777), 0);
     return dir;
-}
-
-static int count_entries(const char *dir)
-{
-    DIR *stream = opendir(dir);
-    int count = -2; /* . and .. */
-
-    assert_non_null(stream);
-    while (readdir(stream))
-        count++;
-    closedir(stream);
-    return count;
 }
 
 static struct outcome verify(const char *job, const char *daemons, const char *work_dir,
@@ -119,7 +106,7 @@ static void check_agreement(const struct agreement *c)
             fail_msg("%s: no row '%s' in\n%s", c->label, c->rows[i], outcome.out);
         rk_free(role);
     }
-    assert_int_equal(count_entries(dir), 0);
+    assert_int_equal(rk_test_count_entries(dir), 0);
     rk_json_free(answer);
     outcome_fini(&outcome);
     rk_free(dir);
@@ -268,7 +255,7 @@ static void test_verify_takes_a_larger_reference(void **state)
     assert_exit(&outcome, 0);
     answer = parse_json(outcome.out);
     assert_string_equal(rk_json_as_string(rk_json_find(answer, "reference"), ""), "actor tp=2 on 2 ranks");
-    assert_int_equal(count_entries(dir), 0);
+    assert_int_equal(rk_test_count_entries(dir), 0);
     rk_json_free(answer);
     outcome_fini(&outcome);
     rk_free(dir);
@@ -310,7 +297,7 @@ static void test_verify_names_the_tensor_that_differs(void **state)
         assert_string_equal(rk_json_as_string(rk_json_find_path(answer, "cause"), ""), "rank");
         assert_text("advice", rk_json_as_string(rk_json_find(answer, "advice"), ""), cases[i].place);
         assert_text("stderr", outcome.err, cases[i].tensor);
-        assert_int_equal(count_entries(dir), 0);
+        assert_int_equal(rk_test_count_entries(dir), 0);
         rk_json_free(answer);
         outcome_fini(&outcome);
         rk_proc_destroy(second);
@@ -331,7 +318,7 @@ static void test_verify_with_no_tolerance_differs(void **state)
     (void)state;
     assert_exit(&outcome, 1);
     assert_text("stderr", outcome.err, "does not compute what");
-    assert_int_equal(count_entries(dir), 0);
+    assert_int_equal(rk_test_count_entries(dir), 0);
     outcome_fini(&outcome);
     rk_free(dir);
 }
@@ -398,7 +385,7 @@ static void test_verify_refuses_bad_input(void **state)
         outcome = run_rankctl(args);
         assert_exit(&outcome, 2);
         assert_text("stderr", outcome.err, cases[i].message);
-        assert_int_equal(count_entries(dir), 0);
+        assert_int_equal(rk_test_count_entries(dir), 0);
         outcome_fini(&outcome);
     }
     rk_free(work);

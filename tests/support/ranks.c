@@ -1,6 +1,5 @@
 #include "tests/support/ranks.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -41,14 +40,7 @@ void rk_test_shared_free(void *area, size_t bytes)
 
 int rk_test_num_fds(void)
 {
-    DIR *dir = opendir("/proc/self/fd");
-    int count = 0;
-
-    RK_ASSERT(dir);
-    while (readdir(dir))
-        count++;
-    closedir(dir);
-    return count - 3; /* ".", ".." and the directory itself */
+    return rk_test_count_entries("/proc/self/fd") - 1; /* the directory itself */
 }
 
 /* --- processes --- */

@@ -1,5 +1,6 @@
 #include "tests/support/test.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -118,6 +119,18 @@ char *rk_test_read_file(const char *path, size_t *bytes)
     if (bytes)
         *bytes = text.bytes;
     return rk_str_take(&text);
+}
+
+int rk_test_count_entries(const char *path)
+{
+    DIR *dir = opendir(path);
+    int count = -2; /* "." and ".." */
+
+    RK_ASSERT(dir);
+    while (readdir(dir))
+        count++;
+    closedir(dir);
+    return count;
 }
 
 void rk_test_write_file(const char *path, const void *data, size_t bytes)

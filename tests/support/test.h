@@ -39,6 +39,9 @@ char *rk_test_fixture_path(const char *relative);
 /* Whole file, terminated (the terminator is not counted); rk_free it. Fails the test when it cannot be read.
  */
 char *rk_test_read_file(const char *path, size_t *bytes);
+/* Entries of a directory, "." and ".." left out. Ends the process when it cannot be read, so that ranks may
+ * call it. */
+int rk_test_count_entries(const char *path);
 void rk_test_write_file(const char *path, const void *data, size_t bytes);
 
 /* max |a - b| / max(|b|, floor): relative, but absolute below `floor`. +inf when an element is not finite on
