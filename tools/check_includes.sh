@@ -34,9 +34,9 @@ BEGIN {
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|bench/)")
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
-    third("^curl/", "^driver-cli/rewards/reward_http[.]c$")
-    third("^pcre2[.]h$", "^driver-cli/(tokenizer/|rewards/reward_regex[.]c$)")
-    third("^utf8proc[.]h$", "^driver-cli/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
+    third("^curl/", "^driver-cli/driver/rewards/reward_http[.]c$")
+    third("^pcre2[.]h$", "^driver-cli/driver/(tokenizer/|rewards/reward_regex[.]c$)")
+    third("^utf8proc[.]h$", "^driver-cli/driver/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
     third("^cmocka[.]h$", "^tests/")
 
     # --- headers of the C library and the kernel that anybody may include ---

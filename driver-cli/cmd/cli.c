@@ -10,7 +10,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
-#include "driver-cli/files_internal.h"
+#include "driver-cli/driver/files_internal.h"
 
 static const struct rk_cli_option common_options[] = {
     {"hosts", "LIST",

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "proto/limits.h"
 
 #define MAX_TOKENS 16384 /* of a micro-batch */

@@ -10,9 +10,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
-#include "driver-cli/checkpoint/checkpoint_internal.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/replicas_internal.h"
+#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/replicas_internal.h"
 
 #define CONFIG_BYTES_MAX (1u << 20)
 

@@ -11,8 +11,8 @@
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_safetensors.h"
-#include "driver-cli/checkpoint/checkpoint_internal.h"
-#include "driver-cli/files_internal.h"
+#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
+#include "driver-cli/driver/files_internal.h"
 
 /* One part of a checkpoint, and whether it is whole. */
 struct part {

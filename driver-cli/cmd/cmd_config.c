@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_config.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 
 static struct rk_status *load(const struct rk_cli *cli, struct rk_config **job)
 {

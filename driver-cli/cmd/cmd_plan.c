@@ -14,9 +14,9 @@
 #include "base/rk_knobs.h"
 #include "driver-cli/cmd/cmd_internal.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
 /* Of an H100 or H200: bf16 without sparsity, as its data sheet has it; and free memory where there is none.

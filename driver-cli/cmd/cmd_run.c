@@ -12,14 +12,14 @@
 #include "base/rk_config.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
-#include "driver-cli/checkpoint/checkpoint_internal.h"
+#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
 #include "driver-cli/cmd/rescue_internal.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/job_internal.h"
-#include "driver-cli/loggers/loggers_internal.h"
-#include "driver-cli/run_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "driver-cli/driver/loggers/loggers_internal.h"
+#include "driver-cli/driver/run_internal.h"
 
 struct run {
     struct rk_cli *cli;

@@ -17,9 +17,9 @@
 #include "base/rk_log.h"
 #include "driver-cli/cmd/cmd_internal.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
 /* Of float32: sums of up to TOLERANCE_TERMS products in another order; the rounding error of longer ones

@@ -4,8 +4,8 @@
 
 #include "base/rk_alloc.h"
 #include "driver-cli/cmd/cmd_internal.h"
-#include "driver-cli/hub_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/hub_internal.h"
+#include "driver-cli/driver/job_internal.h"
 
 /* A model of the job; without a path where the role has none, or none of its own. */
 struct model_dir {

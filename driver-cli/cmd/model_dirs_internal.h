@@ -3,7 +3,7 @@
 #define RK_MODEL_DIRS_INTERNAL_H
 
 #include "base/rk_config.h"
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 
 #define RK_MODEL_DIRS 4
 

@@ -7,8 +7,8 @@
 
 #include "base/rk_json.h"
 #include "base/rk_pipeline.h"
-#include "driver-cli/estimate_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/estimate_internal.h"
+#include "driver-cli/driver/job_internal.h"
 
 /* A role of the job. */
 struct rk_plan_role {

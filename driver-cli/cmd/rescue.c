@@ -8,7 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/replicas_internal.h"
+#include "driver-cli/driver/replicas_internal.h"
 
 /* Who holds the model of the last step. */
 typedef enum holder {

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/rk_driver.h"
 
 struct rk_rescue {

@@ -8,10 +8,10 @@
 #include "base/rk_assert.h"
 #include "base/rk_knobs.h"
 #include "base/rk_safetensors.h"
-#include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/hub_internal.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/hub_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
 void rk_verify_keys_fini(struct rk_verify_keys *keys)

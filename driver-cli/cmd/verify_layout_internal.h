@@ -3,7 +3,7 @@
 #define RK_VERIFY_LAYOUT_CMD_INTERNAL_H
 
 #include "base/rk_config.h"
-#include "driver-cli/verify/verify_internal.h"
+#include "driver-cli/driver/verify/verify_internal.h"
 
 /* --- the jobs (verify_jobs.c) --- */
 

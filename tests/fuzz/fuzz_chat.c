@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/chat/render_internal.h"
+#include "driver-cli/driver/chat/render_internal.h"
 #include "driver-cli/rk_chat.h"
 
 #define SEPARATOR "\n===\n"

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "driver-cli/algo/algo_internal.h"
+#include "driver-cli/driver/algo/algo_internal.h"
 #include "tests/support/test.h"
 
 #define MAX_ROWS  6

@@ -1,5 +1,5 @@
 /* rk_driver_call against daemons that break the protocol, refuse, or disagree. */
-#include "driver-cli/driver_internal.h"
+#include "driver-cli/driver/driver_internal.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -7,8 +7,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
-#include "driver-cli/checkpoint/checkpoint_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 #define EXAMPLE    RK_TEST_SOURCE_DIR "/examples/digits"

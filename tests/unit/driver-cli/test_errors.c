@@ -1,5 +1,5 @@
 /* Which of several failed ranks is blamed, and the words in which it is told. */
-#include "driver-cli/driver_internal.h"
+#include "driver-cli/driver/driver_internal.h"
 
 #include <string.h>
 

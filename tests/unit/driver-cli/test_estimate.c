@@ -1,5 +1,5 @@
 /* Operations of passes, against hand-computed ones. */
-#include "driver-cli/estimate_internal.h"
+#include "driver-cli/driver/estimate_internal.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "driver-cli/flows/flow_dump_internal.h"
+#include "driver-cli/driver/flows/flow_dump_internal.h"
 
 #include <string.h>
 #include <sys/stat.h>

@@ -3,8 +3,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/flows/flows_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 static struct rk_status *load(struct rk_flow_inputs *inputs, struct rk_config **job, const char *algorithm,

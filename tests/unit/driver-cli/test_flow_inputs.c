@@ -1,5 +1,5 @@
 /* What a flow reads of a model's configuration. */
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 /* Goal: ids of -1 are none, as in configurations that say so; padding falls back to the end token, then to 0.

@@ -1,7 +1,7 @@
 /* Whole PPO steps against a reimplementation in PyTorch (tests/golden/gen/make_ppo.py), with real daemons:
  * the flow is that of flow_rl.c with responses from a file in the place of generated ones, and a comparison
  * at the end of each step. */
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/proc/cli_fixture.h"
 
 #define EXPECTED "expected."

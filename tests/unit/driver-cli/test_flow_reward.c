@@ -1,12 +1,12 @@
 /* What becomes of the rows of a batch whose scores are missing, and the metrics of what came beside the
  * scores. */
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 enum { ROWS = 9, LEN = 3 };

@@ -1,5 +1,5 @@
 /* Models by name in Hugging Face's local cache. */
-#include "driver-cli/hub_internal.h"
+#include "driver-cli/driver/hub_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/files_internal.h"
+#include "driver-cli/driver/files_internal.h"
 #include "tests/support/test.h"
 
 #define COMMIT "0123456789abcdef0123456789abcdef01234567"

@@ -1,5 +1,5 @@
 /* Job files: verl's names, refusals that name line and key, rules between keys. */
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 
 #include <string.h>
 

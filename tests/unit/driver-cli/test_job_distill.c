@@ -2,7 +2,7 @@
  * teacher. */
 #include <string.h>
 
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
 

@@ -1,11 +1,11 @@
 /* Where the roles of a job stand: meshes from keys, what they refuse, and what the daemons are told. */
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 #include "tests/support/test.h"
 

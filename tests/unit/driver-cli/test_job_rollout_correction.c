@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 #define CORR    "algorithm.rollout_correction."

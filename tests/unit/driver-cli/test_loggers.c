@@ -1,6 +1,6 @@
 /* What the loggers write: event files that equal those of TensorBoard's own writer, verl's lines, the lines
  * for people; and what a run that is continued does with what is there. */
-#include "driver-cli/loggers/loggers_internal.h"
+#include "driver-cli/driver/loggers/loggers_internal.h"
 
 #include <dirent.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 #define WALL_TIME_NS 1769862896500000000 /* of make_event_file.py */

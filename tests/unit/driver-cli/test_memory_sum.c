@@ -5,7 +5,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_knobs.h"
-#include "driver-cli/memory_sum_internal.h"
+#include "driver-cli/driver/memory_sum_internal.h"
 #include "proto/rk_methods.h"
 
 #define GIB ((int64_t)1 << 30)

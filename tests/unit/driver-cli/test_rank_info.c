@@ -1,6 +1,6 @@
 /* What a daemon says about its place is compared with the mesh arithmetic: one wrong coordinate is found and
  * named. */
-#include "driver-cli/driver_internal.h"
+#include "driver-cli/driver/driver_internal.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Metrics of several ranks as one number: who counts, and how. */
-#include "driver-cli/driver_internal.h"
+#include "driver-cli/driver/driver_internal.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* What is left of a group that has lost daemons: which replicas are whole, and in which order their daemons
  * are the ranks of a world of their own. */
-#include "driver-cli/replicas_internal.h"
+#include "driver-cli/driver/replicas_internal.h"
 
 #include <stdio.h>
 #include <string.h>

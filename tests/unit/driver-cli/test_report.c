@@ -1,6 +1,6 @@
 /* Reports are well-formed HTML, whatever they show: plots, texts of models, long runs; and they are written
  * when it is time. */
-#include "driver-cli/report/report_internal.h"
+#include "driver-cli/driver/report/report_internal.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -9,9 +9,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
-#include "driver-cli/files_internal.h"
-#include "driver-cli/job_internal.h"
-#include "driver-cli/loggers/loggers_internal.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "driver-cli/driver/loggers/loggers_internal.h"
 #include "tests/support/test.h"
 
 #define DEPTH_MAX      16

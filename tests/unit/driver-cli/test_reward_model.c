@@ -1,6 +1,6 @@
 /* Texts of a reward model in its own tokens, and their scores, against transformers
  * (tests/golden/gen/make_reward_model.py). */
-#include "driver-cli/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
 
 #include <string.h>
 

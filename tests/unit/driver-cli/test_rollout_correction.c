@@ -1,5 +1,5 @@
 /* Rollout correction of a batch: verl's own functions on random batches, and worked numbers. */
-#include "driver-cli/algo/rollout_correction_internal.h"
+#include "driver-cli/driver/algo/rollout_correction_internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The directory of a run: what is written, when, and that a run is never written over. */
-#include "driver-cli/run_internal.h"
+#include "driver-cli/driver/run_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 static struct rk_config *load(const char *experiment)

@@ -1,5 +1,5 @@
 /* The numbers of a validation equal those of verl's own functions. */
-#include "driver-cli/algo/validation_internal.h"
+#include "driver-cli/driver/algo/validation_internal.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -9,7 +9,7 @@
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_safetensors.h"
 #include "driver-cli/cmd/verify_layout_internal.h"
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 #include "tests/support/test.h"
 
 /* --- checkpoints of a test --- */

@@ -1,6 +1,6 @@
 /* verl's keys: every key of its trainers is known with its default, its command lines parse, and what rankd
  * does not do is refused by name. */
-#include "driver-cli/job_internal.h"
+#include "driver-cli/driver/job_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,0 +1,95 @@
+/* The checkpoints of a run: where they are, which one it goes on from, what the driver itself has to
+ * remember.
+ *
+ *   DIR/lock                                       held by the driver that saves here
+ *   DIR/latest_checkpointed_iteration.txt          written when a checkpoint is complete
+ *   DIR/global_step_<N>/actor/                     written by the daemons, as that of each role that trains
+ *   DIR/global_step_<N>/driver/MANIFEST.json       written by the driver (docs/formats.md) */
+#ifndef RK_CHECKPOINT_INTERNAL_H
+#define RK_CHECKPOINT_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_config.h"
+#include "base/rk_json.h"
+#include "base/rk_str.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "proto/limits.h"
+
+#define RK_CHECKPOINT_ACTOR  "actor"
+#define RK_CHECKPOINT_DRIVER "driver"
+#define RK_RUN_CHECKPOINTS   "checkpoints" /* of a run directory, without trainer.default_local_dir */
+
+/* --- what the driver remembers (run_state.c) --- */
+
+/* After a step that has taken one batch, as each step does but one that filters groups. */
+struct rk_run_position rk_run_position_after(const struct rk_config *job, int64_t num_rows, int64_t step);
+
+/* What a run is made of, for the state: resolved configuration, checksums of the data and of the tokenizer,
+ * config.json of the model. Reads the data files. The caller frees it. */
+struct rk_status *rk_run_identity_make(struct rk_json **out, const struct rk_config *job, const char *job_dir,
+                                       const struct rk_flow_inputs *inputs) RK_NODISCARD;
+/* The state after `step`: the identity, the position, the controllers. The caller frees it. */
+struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct rk_config *job,
+                                  const struct rk_run_position *position, const struct rk_kl_ctrl *kl_ctrl,
+                                  int64_t step);
+/* The coefficient of an adaptive controller of the KL; NAN when the run had none. DATA_LOSS when the state
+ * lacks it. */
+struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state) RK_NODISCARD;
+/* The position that the state has: of a run that filters groups it does not follow from the step. DATA_LOSS
+ * for one that cannot be. */
+struct rk_status *rk_run_position_read(struct rk_run_position *out, const struct rk_json *state) RK_NODISCARD;
+/* Whether a run of that identity can go on from the state: INVALID_ARGUMENT names all that would change the
+ * meaning of its steps (model, data, their order, the samples of a prompt), one a line. What else differs is
+ * appended to `changes`, one a line. DATA_LOSS for a state that lacks what it should have. */
+struct rk_status *rk_run_state_check(const struct rk_json *state, const struct rk_json *identity,
+                                     const struct rk_run_position *position, int64_t step,
+                                     struct rk_str *changes) RK_NODISCARD;
+
+/* --- the directory (checkpoints.c) --- */
+struct rk_checkpoints {
+    char *dir;                           /* absolute; NULL: nothing is saved or loaded */
+    int64_t save_freq;                   /* steps; 0: never */
+    int64_t max_to_keep;                 /* 0: all */
+    bool is_async;                       /* actor.checkpoint.async_save */
+    const struct rk_json *save_contents; /* borrowed from the job */
+    struct rk_json *load_contents;
+    const char
+        *parts[RK_LIMIT_ROLES + 2]; /* of a step: the roles that train, and the driver; ends with NULL */
+    const char *roles[RK_LIMIT_ROLES + 1]; /* the first of them */
+    int lock;                              /* -1: not held */
+    struct rk_json *identity;              /* of this run, with its run_dir */
+    char *resume_path;                     /* DIR/global_step_<N>; NULL: from the beginning */
+    int64_t resume_step;                   /* N; 0: from the beginning */
+    double resume_kl_coef;                 /* of an adaptive controller of the KL; NAN: none was saved */
+    struct rk_run_position position;       /* after that step */
+    char *run_dir;                         /* of the run that goes on; NULL: unknown */
+    struct rk_str changes;                 /* of the configuration since then, one a line */
+};
+
+struct rk_checkpoints_args {
+    const struct rk_config *job;
+    const char *job_dir;
+    const char *run_dir; /* --run-dir; NULL: not given */
+    const struct rk_flow_inputs *inputs;
+};
+
+/* Reads the keys, takes the lock when the run saves, removes what crashes have left, finds the checkpoint to
+ * go on from and checks that the run may. FAILED_PRECONDITION (reason HELD) names the driver that has the
+ * directory; INVALID_ARGUMENT and NOT_FOUND the key. `out` is to be released after a failure too. */
+struct rk_status *rk_checkpoints_open(struct rk_checkpoints *out,
+                                      const struct rk_checkpoints_args *args) RK_NODISCARD;
+void rk_checkpoints_fini(struct rk_checkpoints *checkpoints);
+/* Writes the driver's part of the checkpoint of `step`. */
+struct rk_status *rk_checkpoints_write_state(const struct rk_checkpoints *checkpoints,
+                                             const struct rk_json *state, int64_t step) RK_NODISCARD;
+/* The checkpoint of `step`, all of whose parts are written, becomes the latest. DATA_LOSS, NOT_FOUND when a
+ * part is not there. */
+struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoints,
+                                          int64_t step) RK_NODISCARD;
+/* Removes the oldest checkpoints but the `keep` newest, the one that the tracker names and the one that the
+ * run goes on from. Those that have no part of a driver are another's, and stay. */
+struct rk_status *rk_checkpoints_prune(const struct rk_checkpoints *checkpoints, int64_t keep) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,120 @@
+/* Messages: the checks that every reader of data rows makes, and the chat template. */
+#include "driver-cli/driver/data/messages_internal.h"
+
+#include <string.h>
+
+const char *rk_messages_type_of(const struct rk_json *json)
+{
+    return json ? rk_json_type_name(rk_json_type(json)) : "nothing";
+}
+
+/* {"type": "text", "text": ...} */
+static struct rk_status *check_part(const struct rk_json *part)
+{
+    const char *type = rk_json_as_string(rk_json_find(part, "type"), NULL);
+
+    if (!type)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "expected {\"type\": \"text\", \"text\": ...}, got %s without a type",
+                       rk_messages_type_of(part));
+    if (strcmp(type, "text") != 0)
+        return RK_FAIL(RK_UNIMPLEMENTED, "parts of type '%s' are not supported: prompts are text", type);
+    if (rk_json_type(rk_json_find(part, "text")) != RK_JSON_STRING)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "text: expected a string, got %s",
+                       rk_messages_type_of(rk_json_find(part, "text")));
+    return NULL;
+}
+
+static struct rk_status *check_content(const struct rk_json *message)
+{
+    const struct rk_json *content = rk_json_find(message, "content");
+
+    if (rk_json_type(content) == RK_JSON_STRING)
+        return NULL;
+    if (rk_json_is_null(content) && rk_json_count(rk_json_find(message, "tool_calls")) > 0)
+        return NULL;
+    if (rk_json_type(content) != RK_JSON_ARRAY)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "content: expected text or a list of parts, got %s",
+                       rk_messages_type_of(content));
+    for (int64_t i = 0; i < rk_json_count(content); i++) {
+        struct rk_status *st = check_part(rk_json_at(content, i));
+
+        if (st)
+            return RK_WRAP(st, "content[%lld]", (long long)i);
+    }
+    return NULL;
+}
+
+static struct rk_status *check_message(const struct rk_json *message)
+{
+    const struct rk_json *role = rk_json_find(message, "role");
+
+    if (rk_json_type(message) != RK_JSON_OBJECT)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "expected {\"role\": ..., \"content\": ...}, got %s",
+                       rk_messages_type_of(message));
+    if (rk_json_type(role) != RK_JSON_STRING)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "role: expected a string, got %s", rk_messages_type_of(role));
+    return check_content(message);
+}
+
+struct rk_status *rk_messages_check(const struct rk_json *messages)
+{
+    if (rk_json_count(messages) == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the list of messages is empty");
+    for (int64_t i = 0; i < rk_json_count(messages); i++) {
+        struct rk_status *st = check_message(rk_json_at(messages, i));
+
+        if (st)
+            return RK_WRAP(st, "[%lld]", (long long)i);
+    }
+    return NULL;
+}
+
+static struct rk_status *no_template(const struct rk_messages_template *from)
+{
+    return RK_FAIL(
+        RK_INVALID_ARGUMENT,
+        "a list of messages needs a chat template, and %s has none (chat_template.jinja, or "
+        "chat_template in tokenizer_config.json); set actor_rollout_ref.model.custom_chat_template, name "
+        "a tokenizer that has one, or give text",
+        from->dir ? from->dir : "the tokenizer");
+}
+
+struct rk_status *rk_messages_tools(const struct rk_json *row, const struct rk_json **out)
+{
+    const struct rk_json *tools = rk_json_find(row, "tools");
+
+    *out = rk_json_count(tools) > 0 ? tools : NULL;
+    if (!rk_json_is_null(tools) && rk_json_type(tools) != RK_JSON_ARRAY)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "tools: expected a list of JSON schemas, got %s",
+                       rk_messages_type_of(tools));
+    for (int64_t i = 0; i < rk_json_count(tools); i++) {
+        if (rk_json_type(rk_json_at(tools, i)) != RK_JSON_OBJECT)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "tools[%lld]: expected a JSON schema, got %s", (long long)i,
+                           rk_messages_type_of(rk_json_at(tools, i)));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_messages_refuse_media(const struct rk_json *row)
+{
+    static const char *const names[] = {"images", "videos", "audios"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        if (rk_json_count(rk_json_find(row, names[i])) > 0)
+            return RK_FAIL(RK_UNIMPLEMENTED, "%s: not supported: prompts are text", names[i]);
+    }
+    return NULL;
+}
+
+struct rk_status *rk_messages_render(struct rk_str *out, const struct rk_messages_template *from,
+                                     const struct rk_chat_args *args)
+{
+    struct rk_chat_args all = *args;
+
+    if (!from->chat)
+        return no_template(from);
+    all.kwargs = args->kwargs ? args->kwargs : from->chat_kwargs;
+    all.now_s = from->now_s;
+    return rk_chat_render(from->chat, &all, out);
+}

@@ -1,0 +1,156 @@
+#include "driver-cli/driver/files_internal.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_safetensors.h"
+#include "base/rk_str.h"
+#include "proto/limits.h"
+
+#define COPY_BYTES_MAX (64u << 20) /* as large as a tokenizer.json may be */
+
+struct rk_status *rk_errno_status(const char *action, const char *path)
+{
+    int error = errno;
+    rk_code_t code = RK_INTERNAL;
+
+    if (error == ENOENT)
+        code = RK_NOT_FOUND;
+    else if (error == EACCES || error == EPERM || error == EROFS)
+        code = RK_PERMISSION_DENIED;
+    else if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+        code = RK_RESOURCE_EXHAUSTED;
+    else if (error == ENOTDIR || error == EISDIR || error == ENAMETOOLONG || error == EEXIST)
+        code = RK_INVALID_ARGUMENT;
+    return RK_FAIL(code, "%s '%s': %s", action, path, strerror(error));
+}
+
+struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size_t max_bytes)
+{
+    struct rk_status *st = NULL;
+    struct rk_str text = {0};
+    char part[4096];
+    size_t got;
+    FILE *file = fopen(path, "rb");
+
+    *out = NULL;
+    if (!file)
+        return rk_errno_status("cannot open", path);
+    rk_str_append(&text, "");
+    while (!st && (got = fread(part, 1, sizeof(part), file)) > 0) {
+        if (text.bytes + got > max_bytes)
+            st =
+                RK_FAIL(RK_RESOURCE_EXHAUSTED, "'%s' is larger than the limit of %zu bytes", path, max_bytes);
+        else
+            rk_str_append_bytes(&text, part, got);
+    }
+    if (!st && ferror(file))
+        st = rk_errno_status("cannot read", path);
+    fclose(file);
+    if (!st) {
+        if (bytes)
+            *bytes = text.bytes;
+        *out = rk_str_take(&text);
+    }
+    rk_str_fini(&text);
+    return st;
+}
+
+static struct rk_status *make_dir(const char *path)
+{
+    struct stat info;
+
+    if (mkdir(path, 0777) == 0)
+        return NULL;
+    if (errno != EEXIST)
+        return rk_errno_status("cannot create directory", path);
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name is in the way",
+                   path);
+}
+
+struct rk_status *rk_read_token(char **out, const char *path)
+{
+    struct rk_status *st = NULL;
+    struct stat info;
+    char *text;
+
+    *out = NULL;
+    RK_TRY(rk_load_file(&text, NULL, path, RK_LIMIT_TOKEN_FILE_BYTES));
+    text[strcspn(text, "\r\n")] = '\0';
+    if (stat(path, &info) == 0 && (info.st_mode & 0077) != 0)
+        st = RK_FAIL(RK_INVALID_ARGUMENT,
+                     "token file '%s' is accessible by group or others (mode %04o); expected 0600", path,
+                     (unsigned)info.st_mode & 0777u);
+    for (const char *byte = text; !st && *byte; byte++) {
+        if (*byte < '!' || *byte > '~')
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s': a token has printable ASCII characters only",
+                         path);
+    }
+    if (!st && !*text)
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
+    if (st)
+        rk_free(text);
+    else
+        *out = text;
+    return st;
+}
+
+struct rk_status *rk_make_dirs(const char *path)
+{
+    struct rk_status *st = NULL;
+    char *copy = rk_strdup(path);
+
+    for (char *slash = copy[0] ? strchr(copy + 1, '/') : NULL; slash && !st; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        st = make_dir(copy);
+        *slash = '/';
+    }
+    if (!st)
+        st = make_dir(copy);
+    rk_free(copy);
+    return st;
+}
+
+struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name)
+{
+    struct rk_status *st;
+    char *from = rk_path_join(from_dir, name), *to = rk_path_join(to_dir, name);
+    char *text = NULL;
+    size_t bytes = 0;
+
+    st = rk_load_file(&text, &bytes, from, COPY_BYTES_MAX);
+    if (rk_status_code(st) == RK_NOT_FOUND) {
+        rk_status_free(st);
+        st = NULL;
+    } else if (!st) {
+        st = rk_write_file_atomic(to, text, bytes);
+    }
+    rk_free(text);
+    rk_free(from);
+    rk_free(to);
+    return st;
+}
+
+char *rk_resolve_path(const char *base, const char *path)
+{
+    return path[0] == '/' ? rk_strdup(path) : rk_path_join(base, path);
+}
+
+char *rk_file_name_of(const char *text)
+{
+    char *name = rk_strdup(*text ? text : "run");
+
+    for (char *c = name; *c; c++) {
+        if (*c == '/' || (unsigned char)*c < 0x20)
+            *c = '_';
+    }
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        memset(name, '_', strlen(name));
+    return name;
+}

@@ -1,0 +1,353 @@
+/* Meshes and models of the roles of a job. */
+#include "driver-cli/driver/flows/flows_internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_knobs.h"
+#include "base/rk_log.h"
+#include "base/rk_str.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "proto/limits.h"
+#include "proto/rk_methods.h"
+
+#define TOKENIZER_FILE "tokenizer.json"
+
+static void on_progress(void *user, int32_t rank, const struct rk_progress *progress)
+{
+    struct rk_flow_context *ctx = user;
+
+    if (rank == ctx->progress_rank && ctx->sink.on_progress)
+        ctx->sink.on_progress(ctx->sink.user, progress);
+}
+
+struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
+                               const struct rk_batch *batch, struct rk_json *options,
+                               const struct rk_plan *plan, struct rk_driver_result *result)
+{
+    struct rk_driver_call_args call = {.role = role,
+                                       .method = method,
+                                       .batch = batch,
+                                       .options = options,
+                                       .plan = plan,
+                                       .on_progress = on_progress,
+                                       .user = ctx};
+    const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, rk_role_parse(role));
+    struct rk_status *st;
+
+    ctx->progress_rank = rk_mesh_get_spec(mesh).ranks[0];
+    st = rk_driver_call(ctx->driver, &call, result);
+    rk_json_free(options);
+    return st;
+}
+
+int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role)
+{
+    const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, role);
+
+    RK_ASSERT(mesh); /* a role of the flow */
+    return rk_mesh_axis_size(mesh, RK_AXIS_DP);
+}
+
+/* --- options of init_model --- */
+
+/* Of a role with the model in that directory; NULL: with random weights. */
+static struct rk_json *model_options_of(const struct rk_flow_context *ctx, const char *path)
+{
+    struct rk_json *options = rk_json_new_object();
+
+    if (path)
+        rk_json_set(options, "model.path", rk_json_new_string(path));
+    else
+        rk_json_set(options, "model.hf_config", rk_json_clone(ctx->inputs->hf_config));
+    rk_json_set(options, "megatron.dtype",
+                rk_json_new_string(rk_job_dtype(ctx->job, rk_driver_device_kind(ctx->driver))));
+    rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    return options;
+}
+
+/* Of roles that have the policy's model. */
+static struct rk_json *model_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options_of(ctx, ctx->inputs->model_path);
+
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_INIT);
+    return options;
+}
+
+/* Tells the daemons how large micro-batches come, so that they take the memory for them at once. */
+static void set_max_tokens(struct rk_json *options, const char *option, const struct rk_flow_context *ctx,
+                           uint32_t role, struct rk_job_micro micro)
+{
+    int32_t cp = rk_mesh_axis_size(rk_job_meshes_find(&ctx->meshes, role), RK_AXIS_CP);
+
+    rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(ctx->job, &micro, cp)));
+}
+
+/* How many ids a position passes have, where they have any. */
+static void set_topk(struct rk_json *options, const struct rk_config *job)
+{
+    if (rk_job_distills_topk(job))
+        rk_job_copy_value(options, "topk", job, RK_KNOB_DISTILL "topk");
+}
+
+static struct rk_json *actor_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options(ctx);
+
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_OPTIM);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_MEMORY);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RECOMPUTE);
+    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR, rk_job_actor_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_ACTOR,
+                   rk_job_log_prob_micro(ctx->job, RK_JOB_ROLLOUT));
+    set_topk(options, ctx->job);
+    rk_job_set_layout(options, ctx->job, RK_ROLE_ACTOR);
+    if (rk_job_moves_weights(ctx->job))
+        rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
+    return options;
+}
+
+static struct rk_json *ref_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options(ctx);
+
+    rk_json_set(
+        options, RK_JOB_PARAM_OFFLOAD,
+        rk_json_new_bool(rk_job_bool_or(ctx->job, RK_JOB_REF RK_JOB_PARAM_OFFLOAD,
+                                        rk_config_bool(ctx->job, RK_JOB_ACTOR RK_JOB_PARAM_OFFLOAD))));
+    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_REF,
+                   rk_job_log_prob_micro(ctx->job, RK_JOB_REF));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_REF);
+    return options;
+}
+
+static struct rk_json *critic_options(const struct rk_flow_context *ctx)
+{
+    const char *path = ctx->inputs->critic_path ? ctx->inputs->critic_path : ctx->inputs->model_path;
+    struct rk_json *options = model_options_of(ctx, path);
+
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_INIT);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_OPTIM);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_MEMORY);
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_RECOMPUTE);
+    rk_json_set(options, "optim.total_training_steps", rk_json_new_int(ctx->total_steps));
+    set_max_tokens(options, "ppo_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC, rk_job_critic_micro(ctx->job));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_CRITIC,
+                   rk_job_values_micro(ctx->job));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_CRITIC);
+    return options;
+}
+
+static struct rk_json *teacher_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options_of(ctx, ctx->inputs->teacher_path);
+
+    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+    set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_TEACHER,
+                   rk_job_log_prob_micro(ctx->job, RK_JOB_TEACHER));
+    set_topk(options, ctx->job);
+    if (ctx->inputs->teacher_vocab_size > 0)
+        rk_json_set(options, "model.vocab_size", rk_json_new_int(ctx->inputs->teacher_vocab_size));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_TEACHER);
+    return options;
+}
+
+static struct rk_json *reward_options(const struct rk_flow_context *ctx)
+{
+    struct rk_json *options = model_options_of(ctx, ctx->inputs->reward_model.path);
+
+    rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+    rk_json_set(options, "log_prob_max_token_len_per_gpu", rk_json_new_int(rk_job_reward_tokens(ctx->job)));
+    rk_job_set_layout(options, ctx->job, RK_ROLE_REWARD);
+    return options;
+}
+
+/* Over the actor's weights, or with weights of its own, in a mesh of its own. */
+static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
+{
+    bool has_weights = rk_job_moves_weights(ctx->job);
+    struct rk_json *options = has_weights ? model_options(ctx) : rk_json_new_object();
+
+    if (has_weights) {
+        rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
+        rk_json_set(options, "rollout.load_format", rk_json_new_string("dummy"));
+        rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_RESHARD);
+    } else {
+        rk_json_set(options, "share_weights_of", rk_json_new_string("actor"));
+        rk_job_copy_value(options, "numerics", ctx->job, "numerics");
+    }
+    rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_ROLLOUT);
+    rk_json_set(options, "rollout.max_model_len",
+                rk_json_new_int(rk_job_int_or(ctx->job, RK_JOB_ROLLOUT "max_model_len",
+                                              ctx->prompt_length + ctx->response_length)));
+    return options;
+}
+
+/* In the order in which the models are made: the rollout's comes last, since its cache may take what the
+ * others leave. */
+static const struct {
+    uint32_t role;
+    struct rk_json *(*options)(const struct rk_flow_context *ctx);
+} models[] = {
+    {RK_ROLE_ACTOR, actor_options},   {RK_ROLE_REF, ref_options},         {RK_ROLE_CRITIC, critic_options},
+    {RK_ROLE_REWARD, reward_options}, {RK_ROLE_TEACHER, teacher_options}, {RK_ROLE_ROLLOUT, rollout_options},
+};
+
+/* --- what they will take together --- */
+
+static struct rk_json *model_options_find(const struct rk_flow_context *ctx, uint32_t role)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        if (models[i].role == role)
+            return models[i].options(ctx);
+    }
+    RK_ASSERT(!"a role of the table");
+    return NULL;
+}
+
+/* What each rank answers: plans[num_workers], to be freed; NULL of one outside the role's mesh. */
+static struct rk_status *ask_ranks(struct rk_flow_context *ctx, const char *role, struct rk_json *options,
+                                   struct rk_json **plans)
+{
+    struct rk_driver_result result;
+
+    RK_TRY(rk_flow_call(ctx, role, "init_model", NULL, options, NULL, &result));
+    for (int32_t i = 0; i < result.num_outputs; i++) {
+        const struct rk_json *meta = result.outputs[i] ? rk_batch_meta(result.outputs[i]) : NULL;
+        int64_t rank = rk_json_as_int(rk_json_find(meta, "rank"), -1);
+
+        if (rank >= 0 && rank < rk_driver_num_workers(ctx->driver) && !plans[rank])
+            plans[rank] = rk_json_clone(meta);
+    }
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+static struct rk_status *plan_role(struct rk_flow_context *ctx, struct rk_memory_sum *sum,
+                                   const struct rk_job_role *role)
+{
+    int32_t num_ranks = rk_driver_num_workers(ctx->driver);
+    struct rk_json **plans = rk_calloc((size_t)num_ranks, sizeof(*plans));
+    struct rk_json *options = model_options_find(ctx, role->bit);
+    bool is_dry = rk_driver_is_dry_run(ctx->driver);
+    struct rk_status *st;
+
+    rk_json_set(options, "plan_only", rk_json_new_bool(true));
+    rk_json_set(options, "plan_room", rk_memory_sum_room(sum));
+    if (rk_job_role_shares(ctx->job, role->bit))
+        rk_json_set(options, "plan_owner", model_options_find(ctx, role->shares));
+    st = is_dry ? rk_flow_dry_plans(ctx, role->name, options, plans)
+                : ask_ranks(ctx, role->name, options, plans);
+    if (!st)
+        st = rk_memory_sum_add(sum, role, (const struct rk_json *const *)plans, num_ranks);
+    for (int32_t i = 0; i < num_ranks; i++)
+        rk_json_free(plans[i]);
+    rk_free(plans);
+    return st;
+}
+
+static struct rk_status *plan_roles(struct rk_flow_context *ctx, struct rk_memory_sum *sum)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        const struct rk_job_role *role = rk_job_role(models[i].role);
+        struct rk_status *st = rk_job_role_needed(ctx->job, role->bit) ? plan_role(ctx, sum, role) : NULL;
+
+        if (st)
+            return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? rk_memory_sum_refuse(sum, role, st) : st;
+    }
+    return rk_memory_sum_check(sum);
+}
+
+struct rk_status *rk_flow_plan_memory(struct rk_flow_context *ctx)
+{
+    struct rk_memory_sum sum;
+    struct rk_status *st, *told = NULL;
+
+    rk_memory_sum_init(&sum, rk_driver_num_workers(ctx->driver));
+    st = plan_roles(ctx, &sum);
+    if (ctx->sink.on_memory_plan && sum.num_roles > 0)
+        told = ctx->sink.on_memory_plan(ctx->sink.user, &sum);
+    rk_memory_sum_fini(&sum);
+    return rk_status_first(st, told);
+}
+
+struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
+{
+    struct rk_driver_result result;
+
+    RK_TRY(rk_job_meshes_configure(&ctx->meshes, ctx->driver));
+    RK_TRY(rk_flow_plan_memory(ctx));
+    for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
+        if (!rk_job_role_needed(ctx->job, models[i].role))
+            continue;
+        RK_TRY(rk_flow_call(ctx, rk_job_role(models[i].role)->name, "init_model", NULL,
+                            models[i].options(ctx), NULL, &result));
+        rk_driver_result_fini(&result);
+    }
+    return NULL;
+}
+
+/* --- the model at the end --- */
+
+static struct rk_status *call_export(struct rk_flow_context *ctx, bool check_only)
+{
+    struct rk_json *options = rk_json_new_object();
+    struct rk_driver_result result;
+
+    rk_json_set(options, "path", rk_json_new_string(ctx->export_path));
+    rk_json_set(options, "check_only", rk_json_new_bool(check_only));
+    RK_TRY(rk_flow_call(ctx, "actor", "export_hf", NULL, options, NULL, &result));
+    rk_driver_result_fini(&result);
+    return NULL;
+}
+
+struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx)
+{
+    struct rk_status *st = ctx->export_path ? call_export(ctx, true) : NULL;
+
+    return st ? RK_WRAP(st, "nothing was trained: the model could not be saved to %s", ctx->export_path)
+              : NULL;
+}
+
+struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir)
+{
+    static const char *const files[] = {TOKENIZER_FILE,
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "generation_config.json",
+                                        "chat_template.jinja",
+                                        "chat_template.json",
+                                        "vocab.json",
+                                        "merges.txt"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
+        RK_TRY(rk_copy_if_there(from_dir, to_dir, files[i]));
+    return NULL;
+}
+
+struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
+{
+    char *tokenizer;
+
+    RK_TRY(call_export(ctx, false));
+    if (access(ctx->export_path, W_OK) != 0) { /* the daemons' disk, or their directory, is not ours */
+        RK_WARN("the model has no tokenizer beside it: cannot write to %s: %s; copy the files of %s there",
+                ctx->export_path, strerror(errno), ctx->inputs->tokenizer_dir);
+        return NULL;
+    }
+    RK_TRY(rk_flow_copy_tokenizer(ctx->inputs->tokenizer_dir, ctx->export_path));
+    tokenizer = rk_path_join(ctx->export_path, TOKENIZER_FILE);
+    ctx->has_tokenizer = access(tokenizer, F_OK) == 0;
+    rk_free(tokenizer);
+    if (!ctx->has_tokenizer)
+        RK_WARN("the model has no tokenizer beside it: %s has no file %s", ctx->inputs->tokenizer_dir,
+                TOKENIZER_FILE);
+    return NULL;
+}

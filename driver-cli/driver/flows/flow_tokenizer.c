@@ -1,0 +1,59 @@
+/* Tokenizers that a job names. */
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "driver-cli/driver/files_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/hub_internal.h"
+
+struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, const char *full,
+                                         const char *name)
+{
+    struct rk_status *st;
+    struct stat info;
+    char *file;
+
+    if (stat(full, &info) == 0 && S_ISDIR(info.st_mode)) {
+        *dir = rk_strdup(full);
+        file = rk_path_join(full, "tokenizer.json");
+    } else {
+        *dir = rk_path_dir(full);
+        file = rk_strdup(full);
+    }
+    st = access(full, F_OK) == 0 ? rk_tokenizer_create_file(out, file) : rk_hub_not_found(name, full);
+    rk_free(file);
+    return st;
+}
+
+/* Tokens that are parts of a character have no text of their own and look alike. */
+struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
+                                         const struct rk_tokenizer *expected, const char *owner)
+{
+    int64_t size = rk_tokenizer_vocab_size(tokenizer), expected_size = rk_tokenizer_vocab_size(expected);
+    struct rk_str text = {0}, expected_text = {0};
+    struct rk_status *st = NULL;
+
+    if (size != expected_size)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s: expected %" PRId64 " tokens, as the %s's tokenizer has, got %" PRId64, path,
+                       expected_size, owner, size);
+    for (int32_t id = 0; id < size && !st; id++) {
+        rk_str_clear(&text);
+        rk_str_clear(&expected_text);
+        rk_tokenizer_decode(tokenizer, &id, 1, false, &text);
+        rk_tokenizer_decode(expected, &id, 1, false, &expected_text);
+        if (text.bytes != expected_text.bytes ||
+            (text.bytes > 0 && memcmp(text.text, expected_text.text, text.bytes) != 0))
+            st = RK_FAIL(RK_INVALID_ARGUMENT,
+                         "%s: token %d: expected \"%s\", that of the %s's tokenizer, got \"%s\"", path,
+                         (int)id, expected_text.bytes > 0 ? expected_text.text : "", owner,
+                         text.bytes > 0 ? text.text : "");
+    }
+    rk_str_fini(&text);
+    rk_str_fini(&expected_text);
+    return st;
+}

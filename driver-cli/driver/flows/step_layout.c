@@ -1,0 +1,65 @@
+/* Which replica takes which rows. */
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "proto/rk_methods.h"
+
+/* Scores that were there before the layout. */
+static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
+{
+    struct rk_flow_scores old = ctx->scores, *scores = &ctx->scores;
+
+    if (old.num_rows == 0)
+        return;
+    scores->items = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->items));
+    scores->lengths = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->lengths));
+    scores->results = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->results));
+    for (int64_t row = 0; row < old.num_rows; row++) {
+        scores->items[row] = old.items[order[row]];
+        scores->lengths[row] = old.lengths[order[row]];
+        scores->results[row] = old.results[order[row]];
+    }
+}
+
+struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, const int64_t *seqlens,
+                                 int64_t *order)
+{
+    struct rk_job_update update = rk_job_update_of(ctx->job, role);
+    struct rk_layout_request request = {
+        .num_rows = ctx->num_rows,
+        .num_replicas = rk_flow_num_replicas(ctx, role),
+        .seqlens = seqlens,
+        .mini_batch_rows =
+            role == RK_ROLE_ACTOR ? ctx->mini_batch_rows : update.mini_batch_size * ctx->num_samples,
+        .group_size = ctx->group_size,
+        .shuffle = update.shuffle,
+        .balance = rk_config_bool(ctx->job, "trainer.balance_batch"),
+        .seed = (uint64_t)(update.seed + ctx->step),
+        .workload = ctx->inputs->workload,
+    };
+
+    return rk_plan_layout(order, &request);
+}
+
+/* Puts the rows in the order in which the actor's replicas take them; from here on a prompt's responses are
+ * found by uid only. */
+static struct rk_status *lay_out(struct rk_flow_context *ctx)
+{
+    int64_t width = ctx->prompt_length + ctx->response_length;
+    int64_t *order = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*order));
+    struct rk_seqlen_stats stats;
+
+    RK_TRY(rk_flow_sum_rows(ctx, "attention_mask", width, &ctx->seqlens));
+    RK_TRY(rk_flow_layout(ctx, RK_ROLE_ACTOR, ctx->seqlens, order));
+    RK_TRY(rk_batch_reorder(ctx->batch, order));
+    reorder_scores(ctx, order);
+    stats = rk_plan_seqlen_stats(ctx->seqlens, order, ctx->num_rows, ctx->num_replicas);
+    rk_flow_metric(ctx->metrics, "global_seqlen/min", stats.min);
+    rk_flow_metric(ctx->metrics, "global_seqlen/max", stats.max);
+    rk_flow_metric(ctx->metrics, "global_seqlen/minmax_diff", stats.minmax_diff);
+    rk_flow_metric(ctx->metrics, "global_seqlen/balanced_min", stats.balanced_min);
+    rk_flow_metric(ctx->metrics, "global_seqlen/balanced_max", stats.balanced_max);
+    rk_flow_metric(ctx->metrics, "global_seqlen/mean", stats.mean);
+    return rk_flow_sum_rows(ctx, "attention_mask", width, &ctx->seqlens);
+}
+
+const struct rk_flow_step rk_step_layout = {"layout", NULL, NULL, lay_out};

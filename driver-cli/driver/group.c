@@ -1,0 +1,186 @@
+/* The group of daemons: opening, questions that need no lease, shutdown. */
+#include "driver-cli/driver/driver_internal.h"
+
+#include <pwd.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "driver-cli/driver/files_internal.h"
+
+#define CONTROL_TIMEOUT_MS 10000
+#define LEASE_TTL_MS       30000
+
+/* The token may have the form that a daemon's token file has: "driver:TOKEN". */
+static struct rk_status *read_token(char **out, const char *path)
+{
+    static const char *const rights[] = {"admin:", "driver:", "viewer:"};
+    const char *token;
+    char *text;
+
+    *out = NULL;
+    RK_TRY(rk_read_token(&text, path));
+    token = text;
+    for (size_t i = 0; i < RK_ARRAY_LEN(rights); i++) {
+        if (rk_str_has_prefix(text, rights[i]))
+            token = text + strlen(rights[i]);
+    }
+    if (*token)
+        *out = rk_format("Bearer %s", token);
+    rk_free(text);
+    return *out ? NULL : RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);
+}
+
+char *rk_driver_default_id(void)
+{
+    char host[256] = {0};
+    const struct passwd *user = getpwuid(geteuid());
+    bool is_known = gethostname(host, sizeof(host) - 1) == 0;
+
+    return rk_format("%s@%s:%d", user ? user->pw_name : "?", is_known ? host : "?", (int)getpid());
+}
+
+struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *config)
+{
+    struct rk_driver *driver;
+
+    *out = NULL;
+    RK_ASSERT(config->struct_size == sizeof(*config));
+    if (config->num_addresses < 1)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "num_addresses=%d, expected at least 1", config->num_addresses);
+    if (config->dry_world_size < 0 || (config->dry_world_size > 0 && config->num_addresses != 1))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a dry run of %d ranks takes one daemon, not %d",
+                       config->dry_world_size, config->num_addresses);
+    driver = rk_calloc(1, sizeof(*driver));
+    if (config->token_file) {
+        struct rk_status *st = read_token(&driver->token, config->token_file);
+
+        if (st) {
+            rk_free(driver);
+            return st;
+        }
+    }
+    grpc_init();
+    driver->driver_id = config->driver_id ? rk_strdup(config->driver_id) : rk_driver_default_id();
+    driver->lease_ttl_ms = config->lease_ttl_ms > 0 ? config->lease_ttl_ms : LEASE_TTL_MS;
+    driver->control_timeout_ms =
+        config->control_timeout_ms > 0 ? config->control_timeout_ms : CONTROL_TIMEOUT_MS;
+    driver->takeover = config->takeover;
+    driver->chunk_bytes = RK_LIMIT_CHUNK_BYTES_DEFAULT;
+    driver->num_clients = config->num_addresses;
+    driver->dry_world_size = config->dry_world_size;
+    driver->dry_device = rk_strdup(config->dry_device);
+    driver->clients = rk_calloc((size_t)driver->num_clients, sizeof(*driver->clients));
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_client_init(&driver->clients[i], i, config->addresses[i], driver->token);
+    *out = driver;
+    return NULL;
+}
+
+void rk_driver_close(struct rk_driver *driver)
+{
+    if (!driver)
+        return;
+    rk_driver_release(driver);
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_client_fini(&driver->clients[i]);
+    rk_upload_reap(driver, true);
+    for (int32_t i = 0; i < driver->num_roles; i++)
+        rk_mesh_destroy(driver->roles[i].mesh);
+    rk_free(driver->clients);
+    rk_free(driver->token);
+    rk_free(driver->device_kind);
+    rk_free(driver->dry_device);
+    rk_free(driver->driver_id);
+    rk_free(driver);
+    grpc_shutdown_blocking();
+}
+
+int32_t rk_driver_num_workers(const struct rk_driver *driver)
+{
+    return driver->dry_world_size > 0 ? driver->dry_world_size : driver->num_clients;
+}
+
+bool rk_driver_is_dry_run(const struct rk_driver *driver)
+{
+    return driver->dry_world_size > 0;
+}
+
+void rk_driver_stand_for(struct rk_driver *driver, int32_t rank)
+{
+    RK_ASSERT(rk_driver_is_dry_run(driver));
+    RK_ASSERT(rank >= 0 && rank < driver->dry_world_size);
+    driver->dry_rank = rank;
+}
+
+uint64_t rk_driver_epoch(const struct rk_driver *driver)
+{
+    return driver->epoch;
+}
+
+void rk_driver_interrupt(struct rk_driver *driver)
+{
+    atomic_fetch_add(&driver->interrupts, 1);
+}
+
+bool rk_driver_resume(struct rk_driver *driver)
+{
+    int interrupts = 1;
+
+    return atomic_compare_exchange_strong(&driver->interrupts, &interrupts, 0) || interrupts == 0;
+}
+
+void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, struct rk_driver_worker *workers)
+{
+    struct rk_fanout *items = rk_fanout_create(driver);
+
+    rk_fanout_run(driver, RK_RPC_ID_GET_STATUS, items, driver->control_timeout_ms, RK_FANOUT_IGNORE_INTERRUPT,
+                  arena);
+    for (int32_t i = 0; i < driver->num_clients; i++) {
+        workers[i] =
+            (struct rk_driver_worker){.address = driver->clients[i].address, .error = items[i].error};
+        items[i].error = NULL;
+        if (!workers[i].error)
+            workers[i].error =
+                rk_unpack_worker_status(&workers[i].status, arena, items[i].reply.data, items[i].reply.bytes);
+        if (workers[i].error)
+            workers[i].error = rk_error_of_worker(workers[i].error, i, workers[i].address);
+    }
+    rk_fanout_destroy(items, driver->num_clients);
+}
+
+struct rk_status *rk_driver_list_methods(struct rk_driver *driver, struct rk_arena *arena,
+                                         struct rk_list_methods_response *out)
+{
+    struct rk_fanout *items = rk_fanout_create(driver);
+    struct rk_status *st;
+
+    *out = (struct rk_list_methods_response){0};
+    for (int32_t i = 1; i < driver->num_clients; i++)
+        items[i].client = NULL;
+    rk_fanout_run(driver, RK_RPC_ID_LIST_METHODS, items, driver->control_timeout_ms, 0, arena);
+    RK_TRY_GOTO(st, rk_fanout_take_error(driver, items), out);
+    st = rk_unpack_list_methods_response(out, arena, items[0].reply.data, items[0].reply.bytes);
+out:
+    rk_fanout_destroy(items, driver->num_clients);
+    return st;
+}
+
+struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
+                                     const char *reason)
+{
+    struct rk_shutdown_request request = {.grace_ms = grace_ms, .force = force, .reason = reason};
+    struct rk_fanout *items = rk_fanout_create(driver);
+    struct rk_arena *arena = rk_arena_create(4096, 0);
+    struct rk_status *st;
+
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_pack_shutdown_request(&items[i].request, &request);
+    rk_fanout_run(driver, RK_RPC_ID_SHUTDOWN, items, driver->control_timeout_ms, 0, arena);
+    st = rk_fanout_take_error(driver, items);
+    rk_arena_destroy(arena);
+    rk_fanout_destroy(items, driver->num_clients);
+    return st;
+}

@@ -1,0 +1,74 @@
+/* The roles of a job: which of them it has, and where their keys are. */
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "proto/rk_methods.h"
+
+static bool wants_ref(const struct rk_config *job)
+{
+    return rk_config_bool(job, RK_JOB_ACTOR "use_kl_loss") ||
+           rk_config_bool(job, "algorithm.use_kl_in_reward");
+}
+
+/* Daemons get their meshes in this order. */
+static const struct rk_job_role roles[] = {
+    {RK_ROLE_ACTOR, "actor", RK_JOB_ACTOR, 0, true, "ppo_max_token_len_per_gpu", NULL},
+    {RK_ROLE_ROLLOUT, "rollout", RK_JOB_ROLLOUT, RK_ROLE_ACTOR, false, "max_num_batched_tokens", NULL},
+    {RK_ROLE_REF, "ref", RK_JOB_REF, 0, false, "log_prob_max_token_len_per_gpu", wants_ref},
+    {RK_ROLE_CRITIC, "critic", RK_JOB_CRITIC, 0, true, "ppo_max_token_len_per_gpu", rk_job_wants_critic},
+    {RK_ROLE_REWARD, "reward", RK_JOB_REWARD_MODEL, 0, false, "forward_max_token_len_per_gpu",
+     rk_job_wants_reward_model},
+    {RK_ROLE_TEACHER, "teacher", RK_JOB_TEACHER, 0, false, "log_prob_max_token_len_per_gpu",
+     rk_job_wants_teacher},
+};
+
+const struct rk_job_role *rk_job_roles(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(roles);
+    return roles;
+}
+
+const struct rk_job_role *rk_job_role(uint32_t bit)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(roles); i++) {
+        if (roles[i].bit == bit)
+            return &roles[i];
+    }
+    RK_ASSERT(!"a role of the table");
+    return NULL;
+}
+
+bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
+{
+    const struct rk_flow *flow = rk_flow_of(job);
+    const struct rk_job_role *role = rk_job_role(bit);
+
+    return (flow->roles & bit) || ((flow->optional_roles & bit) && role->is_wanted(job));
+}
+
+/* --- sizes --- */
+
+bool rk_job_generates(const struct rk_config *job)
+{
+    return rk_flow_of(job)->sequences == 0;
+}
+
+int64_t rk_job_sequences(const struct rk_config *job)
+{
+    return rk_job_generates(job) ? rk_config_int(job, RK_JOB_ROLLOUT "n") : rk_flow_of(job)->sequences;
+}
+
+int64_t rk_job_group_size(const struct rk_config *job)
+{
+    return rk_job_generates(job) ? 1 : rk_flow_of(job)->sequences;
+}
+
+int64_t rk_job_longest(const struct rk_config *job)
+{
+    if (!rk_job_generates(job))
+        return rk_config_int(job, "data.max_length");
+    return rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+}

@@ -1,0 +1,73 @@
+/* verl's keys: the table as rows of a configuration, and as a page. */
+#include "base/rk_alloc.h"
+#include "driver-cli/driver/job_internal.h"
+#include "driver-cli/driver/verl_keys.def"
+
+#include <string.h>
+
+static const struct rk_config_foreign rows[] = {
+#define ROW(kind, path, values, to, text) {path, RK_CONFIG_FOREIGN_##kind, values, to, text},
+#define HEADING(text)
+    RK_VERL_KEY_TABLE(ROW, HEADING)
+#undef HEADING
+#undef ROW
+};
+
+const struct rk_config_foreign *rk_job_verl_keys(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(rows);
+    return rows;
+}
+
+/* Values as they stand on a command line, in a cell of a Markdown table. */
+static void format_values(struct rk_str *out, const char *values)
+{
+    if (strcmp(values, "*") == 0)
+        rk_str_append(out, "any");
+    for (const char *p = strcmp(values, "*") ? values : NULL; p;
+         p = strchr(p, '|') ? strchr(p, '|') + 1 : NULL)
+        rk_str_appendf(out, "%s`%.*s`", p == values ? "" : ", ", (int)strcspn(p, "|"), p);
+}
+
+static void format_row(struct rk_str *out, const struct rk_config_foreign *row)
+{
+    static const char *const kinds[] = {
+        [RK_CONFIG_FOREIGN_SAME] = "taken",
+        [RK_CONFIG_FOREIGN_IGNORED] = "no effect, with a warning",
+        [RK_CONFIG_FOREIGN_REFUSED] = "refused",
+    };
+
+    rk_str_appendf(out, "| `%s` | ", row->path);
+    format_values(out, row->values);
+    rk_str_appendf(out, " | %s | %s", kinds[row->kind], row->text);
+    if (row->to)
+        rk_str_appendf(out, ": `%s`", row->to);
+    rk_str_append(out, " |\n");
+}
+
+static const char intro[] =
+    "# verl's keys\n"
+    "\n"
+    "Made by `rankctl config verl` from `driver-cli/driver/verl_keys.def`; do not edit.\n"
+    "\n"
+    "A job takes verl's keys, in its file and on the command line of `rankctl run JOB.json KEY=VALUE...`, "
+    "where\n"
+    "values are written as for Hydra: `True`, `None`, `'a text'`, `[a,b]`, `{a: 1}`, `+key=` and `++key=`. "
+    "What\n"
+    "`rankctl run --help` lists has verl's name, meaning and, but for what that help says, default. The "
+    "tables\n"
+    "below have verl's other keys, and values that only verl has; `*` stands for anything. The first row "
+    "that\n"
+    "matches key and value counts. A key in neither is refused, with the name of a similar one.\n";
+
+void rk_job_format_verl_keys(struct rk_str *out)
+{
+    rk_str_append(out, intro);
+#define ROW(kind, path, values, to, text) \
+    format_row(out, &(const struct rk_config_foreign){path, RK_CONFIG_FOREIGN_##kind, values, to, text});
+#define HEADING(text) \
+    rk_str_append(out, "\n## " text "\n\n| key | value | | in rankd |\n|---|---|---|---|\n");
+    RK_VERL_KEY_TABLE(ROW, HEADING)
+#undef HEADING
+#undef ROW
+}
