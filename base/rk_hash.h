@@ -1,4 +1,5 @@
-/* SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), secure random bytes, constant-time comparison. */
+/* SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104) of libcrypto, secure random bytes, constant-time
+ * comparison. */
 #ifndef RK_HASH_H
 #define RK_HASH_H
 
@@ -13,9 +14,7 @@ RK_BEGIN_DECLS
 #define RK_SHA256_BYTES 32
 
 struct rk_sha256 {
-    uint32_t state[8];
-    uint64_t total_bytes;
-    uint8_t block[64];
+    void *context; /* of libcrypto, from rk_sha256_init to rk_sha256_final: one that was begun is ended */
 };
 
 void rk_sha256_init(struct rk_sha256 *sha);

@@ -4,6 +4,7 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
 pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson>=2.13)
+pkg_check_modules(OPENSSL REQUIRED IMPORTED_TARGET openssl>=3.0)
 pkg_check_modules(PROTOBUFC REQUIRED IMPORTED_TARGET libprotobuf-c>=1.4.1)
 pkg_check_modules(UV REQUIRED IMPORTED_TARGET libuv>=1.43)
 pkg_check_modules(OPENBLAS REQUIRED IMPORTED_TARGET openblas)

@@ -82,8 +82,8 @@ static struct rk_status *hash_file(struct rk_json **out, const char *path)
         st = rk_errno_status("cannot read", path);
     fclose(file);
     rk_free(part);
-    RK_TRY(st);
     rk_sha256_final(&sha, digest);
+    RK_TRY(st);
     *out = rk_json_new_object();
     rk_json_set(*out, "path", rk_json_new_string(path));
     rk_json_set(*out, "bytes", rk_json_new_int(bytes));
