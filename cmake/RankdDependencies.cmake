@@ -35,4 +35,6 @@ find_program(RK_PROTOC protoc REQUIRED)
 if(RK_TESTS)
     pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
     find_program(RK_PYTHON python3 REQUIRED) # reward functions and servers of the tests
+    # The interpreter that the distribution's packages (python3-grpcio and the like) are installed for.
+    find_program(RK_SYSTEM_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH REQUIRED)
 endif()

@@ -191,6 +191,9 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
         out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");
     read_roots(out, config, &problems);
     read_listen(out, config, &problems);
+    out->has_reflection = rk_config_is_null(config, "rpc.reflection")
+                              ? out->listen.is_local
+                              : rk_config_bool(config, "rpc.reflection");
     read_comm_listen(out, config, &problems);
     return rk_problems_finish(&problems);
 }

@@ -15,6 +15,7 @@ struct rk_settings {
     /* fixed after start */
     struct rk_listen listen;
     bool is_insecure, is_dry_run;
+    bool has_reflection;
     int64_t max_inflight_bytes, chunk_bytes;
     char *device;
     char *plugin; /* NULL: the installed one */

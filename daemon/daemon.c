@@ -354,6 +354,7 @@ static struct rk_status *start_server(struct rk_daemon *daemon)
                                       .loop = daemon->loop,
                                       .auth = daemon->auth,
                                       .listen = &daemon->settings.listen,
+                                      .has_reflection = daemon->settings.has_reflection,
                                       .on_stopped = rk_stop_on_server_stopped};
 
     return rk_server_create(&daemon->server, &config);

@@ -109,5 +109,6 @@ void rk_configure_abort(struct rk_daemon *daemon, const char *reason);
 extern const struct rk_rpc_handler rk_rpc_list_methods, rk_rpc_describe, rk_rpc_get_status, rk_rpc_cancel;
 extern const struct rk_rpc_handler rk_rpc_acquire_lease, rk_rpc_release_lease, rk_rpc_keep_alive;
 extern const struct rk_rpc_handler rk_rpc_configure, rk_rpc_execute, rk_rpc_drain, rk_rpc_shutdown;
+extern const struct rk_rpc_handler rk_rpc_reflect;
 
 #endif

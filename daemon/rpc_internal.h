@@ -56,6 +56,7 @@ struct rk_server_config {
     struct rk_loop *loop;
     const struct rk_auth *auth; /* borrowed; rk_server_set_auth replaces it */
     const struct rk_listen *listen;
+    bool has_reflection;
     void (*on_stopped)(struct rk_daemon *daemon); /* G has ended; rk_server_destroy will not wait */
 };
 

@@ -23,6 +23,7 @@
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "daemon/call_internal.h"
+#include "daemon/daemon_internal.h"
 #include "daemon/deadline_internal.h"
 #include "daemon/rk_daemon.h"
 #include "proto/limits.h"
@@ -246,6 +247,23 @@ static void abandon(struct rk_server *server)
     rk_server_destroy(server);
 }
 
+/* The others are paths that no RPC has. */
+static bool serves(const struct rk_server_config *config, rk_rpc_id_t id)
+{
+    return config->has_reflection || rk_rpc_handler_get(id) != &rk_rpc_reflect;
+}
+
+static void register_methods(struct rk_server *server)
+{
+    for (int id = 0; id < RK_RPC_COUNT; id++) {
+        if (!serves(&server->config, (rk_rpc_id_t)id))
+            continue;
+        server->registered[id] = grpc_server_register_method(server->core, rk_rpc_get((rk_rpc_id_t)id)->path,
+                                                             NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+        RK_ASSERT(server->registered[id]);
+    }
+}
+
 struct rk_status *rk_server_create(struct rk_server **out, const struct rk_server_config *config)
 {
     struct rk_server *server;
@@ -264,11 +282,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     server->core = create_core();
     server->queue = grpc_completion_queue_create_for_next(NULL);
     grpc_server_register_completion_queue(server->core, server->queue, NULL);
-    for (int id = 0; id < RK_RPC_COUNT; id++) {
-        server->registered[id] = grpc_server_register_method(server->core, rk_rpc_get((rk_rpc_id_t)id)->path,
-                                                             NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-        RK_ASSERT(server->registered[id]);
-    }
+    register_methods(server);
     st = start_guard(server);
     if (!st) /* before there are calls that would have to be given up */
         st = rk_thread_start(&server->thread, run_queue, server, "completion queue");
@@ -278,8 +292,10 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
         return st;
     }
     grpc_server_start(server->core);
-    for (int id = 0; id < RK_RPC_COUNT; id++)
-        arm(server, rk_rpc_get((rk_rpc_id_t)id));
+    for (int id = 0; id < RK_RPC_COUNT; id++) {
+        if (server->registered[id])
+            arm(server, rk_rpc_get((rk_rpc_id_t)id));
+    }
     arm(server, NULL);
     rk_guard_open(server->guard);
     *out = server;

@@ -18,6 +18,8 @@ static const struct rk_rpc_handler *const handlers[RK_RPC_COUNT] = {
     [RK_RPC_ID_SHUTDOWN] = &rk_rpc_shutdown,
     [RK_RPC_ID_HEALTH_CHECK] = &rk_rpc_health_check,
     [RK_RPC_ID_HEALTH_WATCH] = &rk_rpc_health_watch,
+    [RK_RPC_ID_REFLECT] = &rk_rpc_reflect,
+    [RK_RPC_ID_REFLECT_ALPHA] = &rk_rpc_reflect,
 };
 
 const struct rk_rpc_handler *rk_rpc_handler_get(rk_rpc_id_t id)

@@ -1,9 +1,8 @@
-/* Tables of the Admin and health services. */
+/* Tables of the Admin service. */
 #include "proto/record_internal.h"
 
 #include "proto/limits.h"
 #include "rankd/v1/admin.pb-c.h"
-#include "rankd/v1/health.pb-c.h"
 
 static const struct rk_field drain_request_fields[] = {
     RK_ONE(U32, rk_drain_request, "timeout_ms", timeout_ms),
@@ -26,15 +25,3 @@ static const struct rk_field shutdown_request_fields[] = {
 };
 RK_RECORD(rk_record_shutdown_request, rankd__v1__shutdown_request__descriptor, rk_shutdown_request,
           shutdown_request_fields);
-
-static const struct rk_field health_check_request_fields[] = {
-    RK_ONE(TEXT, rk_health_check_request, "service", service, .max_bytes = RK_LIMIT_NAME_BYTES),
-};
-RK_RECORD(rk_record_health_check_request, grpc__health__v1__health_check_request__descriptor,
-          rk_health_check_request, health_check_request_fields);
-
-static const struct rk_field health_check_response_fields[] = {
-    RK_ONE(ENUM, rk_health_check_response, "status", status),
-};
-RK_RECORD(rk_record_health_check_response, grpc__health__v1__health_check_response__descriptor,
-          rk_health_check_response, health_check_response_fields);

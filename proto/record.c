@@ -178,7 +178,8 @@ static ProtobufCMessage *build(const struct rk_record *record, const void *value
                 build_list(row, (char *)message + field->offset, member, count, scratch);
             continue;
         }
-        if (record->has_kind) {
+        if (row->selected_kind) {
+            RK_ASSERT(record->has_kind);
             if (kind_of(record, value) != row->selected_kind)
                 continue;
             memcpy(quantifier, &field->id, sizeof(field->id));
@@ -333,7 +334,8 @@ static struct rk_status *load(void *value, const struct rk_record *record, const
                 RK_TRY(load_list(row, member, src, count, arena));
             continue;
         }
-        if (record->has_kind) {
+        if (row->selected_kind) {
+            RK_ASSERT(record->has_kind);
             memcpy(&selected, quantifier, sizeof(selected));
             if (selected != field->id)
                 continue;

@@ -367,6 +367,29 @@ struct rk_health_check_response {
     rk_serving_status_t status;
 };
 
+/* --- reflection.proto, of v1 and v1alpha alike. Responses are encoded where they are made
+ * (daemon/rpc_reflect.c): they hold descriptors, which are encoded already. --- */
+typedef enum rk_reflection_kind {
+    RK_REFLECTION_NONE,
+    RK_REFLECTION_FILE,
+    RK_REFLECTION_SYMBOL,
+    RK_REFLECTION_EXTENSION,
+    RK_REFLECTION_EXTENSION_NUMBERS,
+    RK_REFLECTION_SERVICES
+} rk_reflection_kind_t;
+
+struct rk_extension_request {
+    const char *containing_type;
+    int32_t extension_number;
+};
+
+struct rk_reflection_request {
+    const char *host;
+    rk_reflection_kind_t kind;
+    const char *name;                      /* FILE, SYMBOL, EXTENSION_NUMBERS; NULL for the others */
+    struct rk_extension_request extension; /* EXTENSION */
+};
+
 #define RK_MESSAGE_TABLE(X)   \
     X(list_methods_response)  \
     X(describe_response)      \
@@ -386,7 +409,8 @@ struct rk_health_check_response {
     X(drain_response)         \
     X(shutdown_request)       \
     X(health_check_request)   \
-    X(health_check_response)
+    X(health_check_response)  \
+    X(reflection_request)
 
 /* rk_pack_cancel_request(out, &msg) appends; rk_unpack_cancel_request(&msg, arena, data, bytes) is
  * INVALID_ARGUMENT or RESOURCE_EXHAUSTED naming the field, and leaves *out zeroed on failure. */

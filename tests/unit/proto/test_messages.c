@@ -3,10 +3,11 @@
  * like them. */
 #include "tests/support/test.h"
 
+#include "grpc/health/v1/health.pb-c.h"
+#include "grpc/reflection/v1/reflection.pb-c.h"
 #include "proto/rk_messages.h"
 #include "rankd/v1/admin.pb-c.h"
 #include "rankd/v1/common.pb-c.h"
-#include "rankd/v1/health.pb-c.h"
 #include "rankd/v1/worker.pb-c.h"
 #include "tests/unit/proto/random_message.h"
 
@@ -77,6 +78,7 @@ static const struct {
     WORKER(shutdown_request),
     {"health_check_request", &grpc__health__v1__health_check_request__descriptor},
     {"health_check_response", &grpc__health__v1__health_check_response__descriptor},
+    {"reflection_request", &grpc__reflection__v1__server_reflection_request__descriptor},
 };
 
 static const struct {

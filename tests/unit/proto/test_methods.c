@@ -147,7 +147,9 @@ static void test_rpcs_are_paths_of_known_services(void **state)
         assert_int_equal(rpc->id, id);
         assert_true(rk_str_has_prefix(rpc->path, "/rankd.v1.Worker/") ||
                     rk_str_has_prefix(rpc->path, "/rankd.v1.Admin/") ||
-                    rk_str_has_prefix(rpc->path, "/grpc.health.v1.Health/"));
+                    rk_str_has_prefix(rpc->path, "/grpc.health.v1.Health/") ||
+                    rk_str_has_prefix(rpc->path, "/grpc.reflection.v1.ServerReflection/") ||
+                    rk_str_has_prefix(rpc->path, "/grpc.reflection.v1alpha.ServerReflection/"));
     }
     assert_int_equal(rk_rpc_get(RK_RPC_ID_EXECUTE)->kind, RK_RPC_BIDI);
     assert_int_equal(rk_rpc_get(RK_RPC_ID_EXECUTE)->rights, RK_RIGHTS_DRIVER);
