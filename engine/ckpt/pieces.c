@@ -40,7 +40,7 @@ char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const str
     if (kind == 0)
         return rk_strdup(param->name);
     if (kind == RK_STATE_KIND_GRADIENTS)
-        return rk_format(RK_STATE_GRADIENT_PREFIX "%s", param->name);
+        return rk_format(RK_CKPT_GRADIENT_PREFIX "%s", param->name);
     return rk_format("optimizer.state.%s.%s", model->train->config.ops->state_names[kind - 1], param->name);
 }
 
@@ -176,7 +176,7 @@ struct rk_status *rk_state_open_shard(struct rk_st_writer **out, const struct rk
         rk_json_set(described, piece->name, format_piece(pieces, piece, param));
     }
     text = rk_json_dump(described, 0, false);
-    rk_json_set(metadata, RK_STATE_PIECES_KEY, rk_json_new_string(text));
+    rk_json_set(metadata, RK_CKPT_PIECES_KEY, rk_json_new_string(text));
     st = rk_st_writer_create(out, path, entries, pieces->pieces.count, metadata);
     rk_free(text);
     rk_json_free(described);

@@ -147,7 +147,7 @@ static struct rk_status *make_dir(const char *parent, const char *name)
 static struct rk_status *make_dirs(struct rk_saver *saver, const char *token)
 {
     RK_TRY(rk_ckpt_begin(&saver->temp_dir, saver->part_dir, token));
-    RK_TRY(make_dir(saver->temp_dir, RK_STATE_SHARDS_DIR));
+    RK_TRY(make_dir(saver->temp_dir, RK_CKPT_SHARDS_DIR));
     return make_dir(saver->temp_dir, RK_STATE_HF_DIR);
 }
 
@@ -229,7 +229,7 @@ static struct rk_status *open_dirs(struct rk_model *model)
     RK_TRY(draw_token(model, token));
     RK_TRY(rk_model_agree(model, my_rank(model) == 0 ? make_dirs(saver, token) : NULL));
     st = my_rank(model) == 0 ? NULL : find_dirs(saver, token);
-    saver->shard_path = rk_format("%s/" RK_STATE_SHARD_FORMAT, saver->temp_dir, my_rank(model));
+    saver->shard_path = rk_format("%s/" RK_CKPT_SHARD_FORMAT, saver->temp_dir, my_rank(model));
     return rk_model_agree(model, st);
 }
 
@@ -351,7 +351,7 @@ static struct rk_status *make_manifest(struct rk_ckpt_manifest *out, const struc
     add_contents(out, saver->contents);
     for (int32_t r = 0; r < count; r++) {
         struct rk_ckpt_file file = {
-            .name = rk_format(RK_STATE_SHARD_FORMAT, r),
+            .name = rk_format(RK_CKPT_SHARD_FORMAT, r),
             .bytes = (uint64_t)sums[4 * r] << 31 | (uint32_t)sums[4 * r + 1],
             .crc32c = (uint32_t)sums[4 * r + 2] << 16 | (uint32_t)sums[4 * r + 3],
         };

@@ -1,5 +1,5 @@
-/* Reading shards: which piece of which file has which elements of a tensor. The files say so themselves, so
- * all is checked: boxes lie inside the tensor, runs inside the box, and together they are the tensor. */
+/* Reading shards: which piece of which file has which elements of a tensor of the model. Together the pieces
+ * must be the tensor, which is checked here; that each is what its file says is checked by base. */
 #include "engine/ckpt/state_internal.h"
 
 #include <stdlib.h>
@@ -12,23 +12,13 @@
 #include "base/rk_str.h"
 #include "engine/ckpt/ckpt_internal.h"
 
-#define SHARD_PREFIX     RK_STATE_SHARDS_DIR "/shard_"
 #define OPTIMIZER_PREFIX "optimizer.state."
-/* Runs of a piece: one a bucket of gradients, and buckets hold millions of elements. */
-#define RUNS_MAX ((int64_t)1 << 20)
 /* Parts that a tensor is split into. */
 #define BOXES_MAX 4096
 
-struct run {
-    int64_t begin, end; /* elements of the box */
-    int64_t at;         /* of the first in the file's tensor */
-};
-
 struct piece {
-    const struct rk_st_file *file;
-    const struct rk_st_tensor *tensor;
+    struct rk_ckpt_piece stored;
     struct rk_param_box box;
-    int64_t first_run, num_runs;
     int64_t next; /* of the same tensor; -1: none */
 };
 
@@ -40,19 +30,12 @@ struct target {
 struct rk_shards {
     const struct rk_model *model;
     uint32_t kinds;
-    RK_ARRAY(struct rk_st_file *) files;
+    struct rk_ckpt_shards files;
     RK_ARRAY(struct piece) pieces;
-    RK_ARRAY(struct run) runs;
     int64_t *heads[RK_STATE_KINDS_MAX]; /* [num_params]: a piece of each, -1: none; NULL: not wanted */
     struct target *targets;             /* what names mean */
     struct rk_map *by_name;             /* name -> struct target * */
 };
-
-static struct rk_status *damaged(const struct rk_st_file *file, const char *name, const char *problem)
-{
-    return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "'%s': tensor '%.120s': %s", rk_st_path(file),
-                          name, problem);
-}
 
 static int64_t box_elements(const struct rk_param_box *box)
 {
@@ -61,125 +44,58 @@ static int64_t box_elements(const struct rk_param_box *box)
 
 /* --- descriptions --- */
 
-/* An array [begin, end) of integers with 0 <= begin <= end. */
-static bool read_pair(const struct rk_json *json, int64_t *begin, int64_t *end)
-{
-    if (rk_json_type(json) != RK_JSON_ARRAY || rk_json_count(json) != 2)
-        return false;
-    *begin = rk_json_as_int(rk_json_at(json, 0), -1);
-    *end = rk_json_as_int(rk_json_at(json, 1), -1);
-    return *begin >= 0 && *begin <= *end;
-}
-
-static struct rk_status *read_box(struct piece *piece, const struct rk_json *json,
+static struct rk_status *read_box(struct rk_param_box *out, const struct rk_ckpt_piece *stored,
                                   const struct rk_param *param)
 {
-    const struct rk_json *shape = rk_json_find(json, "global_shape"), *box = rk_json_find(json, "box");
-
-    piece->box = (struct rk_param_box){.shape = {1, 1}};
-    if (rk_json_count(shape) != param->rank || rk_json_count(box) != param->rank)
-        return damaged(piece->file, param->name,
-                       "global_shape and box do not have the rank of the parameter");
-    for (int32_t dim = 0; dim < param->rank; dim++) {
-        int64_t begin, end, size = rk_json_as_int(rk_json_at(shape, dim), -1);
-
-        if (size != param->shape[dim])
+    if (stored->rank != param->rank)
+        return rk_ckpt_piece_damaged(stored, "global_shape does not have the rank of the parameter");
+    for (int32_t dim = 0; dim < RK_PARAM_DIMS; dim++) {
+        if (dim < param->rank && stored->global_shape[dim] != param->shape[dim])
             return RK_FAIL(RK_INVALID_ARGUMENT,
                            "'%s': tensor '%s' has %lld for dimension %d, expected %lld by " RK_HF_CONFIG_FILE,
-                           rk_st_path(piece->file), param->name, (long long)size, dim,
+                           rk_st_path(stored->file), param->name, (long long)stored->global_shape[dim], dim,
                            (long long)param->shape[dim]);
-        if (!read_pair(rk_json_at(box, dim), &begin, &end) || end > size)
-            return damaged(piece->file, param->name, "box is not inside the tensor");
-        piece->box.begin[dim] = begin;
-        piece->box.shape[dim] = end - begin;
+        out->begin[dim] = stored->begin[dim];
+        out->shape[dim] = stored->shape[dim];
     }
     return NULL;
 }
 
-static struct rk_status *read_runs(struct rk_shards *shards, struct piece *piece, const struct rk_json *json,
-                                   const char *name)
-{
-    const struct rk_json *runs = rk_json_find(json, "runs");
-    int64_t count = rk_json_count(runs), last = 0, at = 0, elements = 1;
-
-    piece->first_run = shards->runs.count;
-    piece->num_runs = count;
-    if (rk_json_type(runs) != RK_JSON_ARRAY || count < 1 || count > RUNS_MAX)
-        return damaged(piece->file, name, "runs is not an array of pairs");
-    for (int64_t r = 0; r < count; r++) {
-        struct run run = {.at = at};
-
-        if (!read_pair(rk_json_at(runs, r), &run.begin, &run.end) || run.begin < last ||
-            run.begin == run.end || run.end > box_elements(&piece->box))
-            return damaged(piece->file, name, "runs do not ascend inside the box");
-        last = run.end;
-        at += run.end - run.begin;
-        rk_array_append(&shards->runs, run);
-    }
-    for (int32_t dim = 0; dim < piece->tensor->rank; dim++)
-        elements *= piece->tensor->shape[dim]; /* the reader of the header has checked the product */
-    return at == elements ? NULL : damaged(piece->file, name, "runs and shape have different sizes");
-}
-
-static struct rk_status *check_dtype(const struct rk_shards *shards, const struct piece *piece,
+static struct rk_status *check_dtype(const struct rk_shards *shards, const struct rk_ckpt_piece *stored,
                                      const struct target *target)
 {
-    rk_dtype_t dtype = piece->tensor->dtype;
+    rk_dtype_t dtype = stored->tensor->dtype;
     bool is_good =
         dtype == RK_DTYPE_F16 || dtype == RK_DTYPE_BF16 || dtype == RK_DTYPE_F32 || dtype == RK_DTYPE_F64;
 
     if (target->kind > 0)
         is_good = dtype == shards->model->train->grad_dtype;
-    return is_good ? NULL : damaged(piece->file, piece->tensor->name, "unexpected dtype");
+    return is_good ? NULL : rk_ckpt_piece_damaged(stored, "unexpected dtype");
 }
 
-static struct rk_status *add_tensor(struct rk_shards *shards, const struct rk_st_file *file,
-                                    const struct rk_st_tensor *tensor, const struct rk_json *described)
+static struct rk_status *add_piece(void *user, const struct rk_ckpt_piece *stored)
 {
-    const struct target *target = rk_map_find(shards->by_name, tensor->name);
-    struct piece piece = {.file = file, .tensor = tensor};
-    const struct rk_param *param;
+    struct rk_shards *shards = user;
+    const char *name = stored->tensor->name;
+    const struct target *target = rk_map_find(shards->by_name, name);
+    struct piece piece = {.stored = *stored};
     int64_t *head;
 
-    if (!target && rk_str_has_prefix(tensor->name, OPTIMIZER_PREFIX) && shards->kinds <= 1)
+    if (!target && rk_str_has_prefix(name, OPTIMIZER_PREFIX) && shards->kinds <= 1)
         return NULL; /* it is not asked for */
-    if (!target && rk_str_has_prefix(tensor->name, RK_STATE_GRADIENT_PREFIX))
+    if (!target && rk_str_has_prefix(name, RK_CKPT_GRADIENT_PREFIX))
         return NULL;
     if (!target)
-        return damaged(file, tensor->name, "the model has no such parameter");
+        return rk_ckpt_piece_damaged(stored, "the model has no such parameter");
     if (!(shards->kinds >> target->kind & 1))
         return NULL;
-    param = rk_params_at(&shards->model->core->params, target->param);
-    RK_TRY(read_box(&piece, rk_json_find(described, tensor->name), param));
-    RK_TRY(read_runs(shards, &piece, rk_json_find(described, tensor->name), tensor->name));
-    RK_TRY(check_dtype(shards, &piece, target));
+    RK_TRY(read_box(&piece.box, stored, rk_params_at(&shards->model->core->params, target->param)));
+    RK_TRY(check_dtype(shards, stored, target));
     head = &shards->heads[target->kind][target->param];
     piece.next = *head;
     *head = shards->pieces.count;
     rk_array_append(&shards->pieces, piece);
     return NULL;
-}
-
-static struct rk_status *add_file(struct rk_shards *shards, const char *path)
-{
-    struct rk_json *described = NULL;
-    struct rk_st_file *file;
-    const char *text;
-    struct rk_status *st;
-
-    RK_TRY(rk_st_open(&file, path));
-    rk_array_append(&shards->files, file);
-    text = rk_json_as_string(rk_json_find(rk_st_metadata(file), RK_STATE_PIECES_KEY), "");
-    st = rk_json_parse(&described, text, strlen(text), RK_STATE_PIECES_KEY, 0);
-    if (st) {
-        rk_status_free(st);
-        return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
-                              "'%s': metadata " RK_STATE_PIECES_KEY " is missing or no JSON", path);
-    }
-    for (int64_t i = 0; !st && i < rk_st_count(file); i++)
-        st = add_tensor(shards, file, rk_st_at(file, i), described);
-    rk_json_free(described);
-    return st;
 }
 
 /* --- coverage --- */
@@ -204,7 +120,7 @@ static bool overlap(const struct rk_param_box *a, const struct rk_param_box *b)
 
 static int compare_runs(const void *a, const void *b)
 {
-    int64_t left = ((const struct run *)a)->begin, right = ((const struct run *)b)->begin;
+    int64_t left = ((const struct rk_ckpt_run *)a)->begin, right = ((const struct rk_ckpt_run *)b)->begin;
 
     return left < right ? -1 : left > right;
 }
@@ -212,15 +128,15 @@ static int compare_runs(const void *a, const void *b)
 /* Whether the runs of all pieces of the tensor in this box are the box. */
 static bool is_box_covered(const struct rk_shards *shards, int64_t head, const struct rk_param_box *box)
 {
-    RK_ARRAY(struct run) runs = {0};
+    RK_ARRAY(struct rk_ckpt_run) runs = {0};
     int64_t next = 0;
     bool is_covered = true;
 
     for (int64_t i = head; i >= 0; i = shards->pieces.items[i].next) {
         const struct piece *piece = &shards->pieces.items[i];
 
-        for (int64_t r = 0; is_same_box(&piece->box, box) && r < piece->num_runs; r++)
-            rk_array_append(&runs, shards->runs.items[piece->first_run + r]);
+        for (int64_t r = 0; is_same_box(&piece->box, box) && r < piece->stored.num_runs; r++)
+            rk_array_append(&runs, shards->files.runs.items[piece->stored.first_run + r]);
     }
     qsort(runs.items, (size_t)runs.count, sizeof(*runs.items), compare_runs);
     for (int64_t r = 0; r < runs.count; r++) {
@@ -302,18 +218,7 @@ static void name_targets(struct rk_shards *shards)
 static struct rk_status *read_all(struct rk_shards *shards, const char *part_dir,
                                   const struct rk_ckpt_manifest *manifest)
 {
-    for (int64_t i = 0; i < manifest->files.count; i++) {
-        char *path;
-        struct rk_status *st;
-
-        if (!rk_str_has_prefix(manifest->files.items[i].name, SHARD_PREFIX))
-            continue;
-        path = rk_path_join(part_dir, manifest->files.items[i].name);
-        st = add_file(shards, path);
-        rk_free(path);
-        if (st)
-            return st;
-    }
+    RK_TRY(rk_ckpt_shards_open(&shards->files, part_dir, manifest, add_piece, shards));
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
         for (int64_t i = 0; shards->heads[kind] && i < shards->model->core->params.count; i++)
             RK_TRY(check_coverage(shards, kind, i));
@@ -345,13 +250,10 @@ void rk_shards_close(struct rk_shards *shards)
 {
     if (!shards)
         return;
-    for (int64_t i = 0; i < shards->files.count; i++)
-        rk_st_close(shards->files.items[i]);
+    rk_ckpt_shards_fini(&shards->files);
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++)
         rk_free(shards->heads[kind]);
-    rk_array_fini(&shards->files);
     rk_array_fini(&shards->pieces);
-    rk_array_fini(&shards->runs);
     rk_map_destroy(shards->by_name);
     rk_free(shards->targets);
     rk_free(shards);
@@ -363,24 +265,24 @@ void rk_shards_close(struct rk_shards *shards)
 static struct rk_status *copy_elements(const struct rk_shards_read *read, const struct piece *piece,
                                        int64_t at, int64_t to, int64_t count)
 {
-    size_t from_bytes = rk_dtype_bytes(piece->tensor->dtype), to_bytes = rk_dtype_bytes(read->dtype);
+    size_t from_bytes = rk_dtype_bytes(piece->stored.tensor->dtype), to_bytes = rk_dtype_bytes(read->dtype);
     char *out = (char *)read->out + (size_t)to * to_bytes;
-    bool is_same = piece->tensor->dtype == read->dtype;
+    bool is_same = piece->stored.tensor->dtype == read->dtype;
 
     if (RK_FAULT("ckpt.load"))
         return RK_FAIL(RK_INTERNAL, "fault point ckpt.load");
     RK_ASSERT(to >= 0);
     RK_ASSERT(to + count <= read->count);
-    RK_TRY(rk_st_read(piece->file, piece->tensor, (uint64_t)at * from_bytes, (size_t)count * from_bytes,
-                      is_same ? (void *)out : read->scratch));
+    RK_TRY(rk_st_read(piece->stored.file, piece->stored.tensor, (uint64_t)at * from_bytes,
+                      (size_t)count * from_bytes, is_same ? (void *)out : read->scratch));
     if (!is_same)
-        rk_convert(out, read->dtype, read->scratch, piece->tensor->dtype, count);
+        rk_convert(out, read->dtype, read->scratch, piece->stored.tensor->dtype, count);
     return NULL;
 }
 
 /* Of row `row` of the tensor, what the run and the wanted range both have. */
 static struct rk_status *copy_row(const struct rk_shards_read *read, const struct piece *piece,
-                                  const struct run *run, int64_t row)
+                                  const struct rk_ckpt_run *run, int64_t row)
 {
     int64_t from_cols = piece->box.shape[1], to_cols = read->box.shape[1];
     int64_t from_row = (row - piece->box.begin[0]) * from_cols - piece->box.begin[1];
@@ -398,7 +300,7 @@ static struct rk_status *copy_row(const struct rk_shards_read *read, const struc
 
 /* Boxes of the same columns: what both have is one range. */
 static struct rk_status *copy_rows(const struct rk_shards_read *read, const struct piece *piece,
-                                   const struct run *run)
+                                   const struct rk_ckpt_run *run)
 {
     int64_t shift = (piece->box.begin[0] - read->box.begin[0]) * read->box.shape[1];
     int64_t first = RK_MAX(run->begin + shift, read->begin);
@@ -410,7 +312,7 @@ static struct rk_status *copy_rows(const struct rk_shards_read *read, const stru
 }
 
 static struct rk_status *copy_run(const struct rk_shards_read *read, const struct piece *piece,
-                                  const struct run *run)
+                                  const struct rk_ckpt_run *run)
 {
     int64_t from_cols = piece->box.shape[1], to_cols = read->box.shape[1];
     int64_t first, end;
@@ -435,8 +337,8 @@ struct rk_status *rk_shards_read(const struct rk_shards *shards, const struct rk
     for (int64_t i = shards->heads[read->kind][read->param]; i >= 0; i = shards->pieces.items[i].next) {
         const struct piece *piece = &shards->pieces.items[i];
 
-        for (int64_t r = 0; r < piece->num_runs; r++)
-            RK_TRY(copy_run(read, piece, &shards->runs.items[piece->first_run + r]));
+        for (int64_t r = 0; r < piece->stored.num_runs; r++)
+            RK_TRY(copy_run(read, piece, &shards->files.runs.items[piece->stored.first_run + r]));
     }
     return NULL;
 }

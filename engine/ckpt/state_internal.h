@@ -11,22 +11,17 @@
 
 #include "base/rk_array.h"
 #include "base/rk_ckpt_dir.h"
+#include "base/rk_ckpt_shard.h"
 #include "base/rk_safetensors.h"
 #include "engine/model/model_internal.h"
 #include "engine/optim/optim_internal.h"
 #include "engine/rk_checkpoint.h"
 
-#define RK_STATE_SHARDS_DIR "dist_ckpt"
-#define RK_STATE_HF_DIR     "huggingface"
-/* "dist_ckpt/shard_00000.safetensors" */
-#define RK_STATE_SHARD_FORMAT RK_STATE_SHARDS_DIR "/shard_%05d.safetensors"
-/* Keys of a shard's metadata. */
-#define RK_STATE_PIECES_KEY "rankd.pieces"
+#define RK_STATE_HF_DIR "huggingface"
 
 /* Kinds of tensors: 0 is the weights, 1 + s state s of the optimizer, the last one the gradients. */
-#define RK_STATE_KIND_GRADIENTS  (1 + RK_OPTIM_STATES_MAX)
-#define RK_STATE_KINDS_MAX       (1 + RK_STATE_KIND_GRADIENTS)
-#define RK_STATE_GRADIENT_PREFIX "gradient."
+#define RK_STATE_KIND_GRADIENTS (1 + RK_OPTIM_STATES_MAX)
+#define RK_STATE_KINDS_MAX      (1 + RK_STATE_KIND_GRADIENTS)
 
 /* --- threads that move bytes (pool.c) --- */
 

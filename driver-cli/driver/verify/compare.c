@@ -10,9 +10,9 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_ckpt_shard.h"
 
-#define GRADIENT_PREFIX "gradient."
-#define BLOCK_ELEMENTS  ((int64_t)1 << 20)
+#define BLOCK_ELEMENTS ((int64_t)1 << 20)
 
 /* A parameter in both checkpoints. */
 struct pair {
@@ -52,7 +52,7 @@ static int compare_order(const void *a, const void *b)
 
 static struct rk_status *add_pair(struct comparison *c, const struct rk_gathered_tensor *gradient)
 {
-    struct pair pair = {.name = gradient->name + strlen(GRADIENT_PREFIX)};
+    struct pair pair = {.name = gradient->name + strlen(RK_CKPT_GRADIENT_PREFIX)};
 
     pair.order = order_of(pair.name);
     for (int side = 0; side < 2; side++) {
@@ -74,7 +74,7 @@ static struct rk_status *list_pairs(struct comparison *c)
     for (int64_t i = 0; i < rk_gathered_count(c->sides[1]); i++) {
         const struct rk_gathered_tensor *tensor = rk_gathered_at(c->sides[1], i);
 
-        if (strncmp(tensor->name, GRADIENT_PREFIX, strlen(GRADIENT_PREFIX)) == 0)
+        if (strncmp(tensor->name, RK_CKPT_GRADIENT_PREFIX, strlen(RK_CKPT_GRADIENT_PREFIX)) == 0)
             RK_TRY(add_pair(c, tensor));
     }
     if (c->pairs.count == 0)

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
+#include "base/rk_ckpt_shard.h"
 #include "base/rk_safetensors.h"
 #include "driver-cli/cmd/verify_layout_internal.h"
 #include "driver-cli/driver/job_internal.h"
@@ -37,7 +37,7 @@ static void write_shard(const char *part_dir, int shard, const struct stored *te
         rk_str_appendf(&pieces, "%s\"%s\": %s", i ? ", " : "", tensors[i].name, tensors[i].described);
     }
     rk_str_append(&pieces, "}");
-    rk_json_set(metadata, "rankd.pieces", rk_json_new_string(rk_str_text(&pieces)));
+    rk_json_set(metadata, RK_CKPT_PIECES_KEY, rk_json_new_string(rk_str_text(&pieces)));
     assert_ok(rk_st_writer_create(&writer, path, entries, count, metadata));
     for (int64_t i = 0; i < count; i++)
         assert_ok(
@@ -146,19 +146,19 @@ static void test_gathered_refuses_damaged_parts(void **state)
         {"a box outside",
          {"t", PIECE("4", "[0, 5]", "[0, 5]"), 5, {0}},
          {"u", PIECE("1", "[0, 1]", "[0, 1]"), 1, {0}},
-         "expected a box inside the tensor"},
+         "box is not inside the tensor"},
         {"runs that are too long",
          {"t", PIECE("4", "[0, 4]", "[0, 4]"), 3, {0}},
          {"u", PIECE("1", "[0, 1]", "[0, 1]"), 1, {0}},
-         "expected runs of the box"},
+         "runs and shape have different sizes"},
         {"runs that go back",
          {"t", PIECE("4", "[0, 4]", "[2, 4], [0, 2]"), 4, {0}},
          {"u", PIECE("1", "[0, 1]", "[0, 1]"), 1, {0}},
-         "expected runs of the box"},
+         "runs do not ascend inside the box"},
         {"nothing",
          {"t", "null", 4, {0}},
          {"u", PIECE("1", "[0, 1]", "[0, 1]"), 1, {0}},
-         "expected a box inside the tensor"},
+         "expected global_shape and box"},
     };
 
     (void)state;

@@ -658,12 +658,12 @@ static void rewrite_shard(const char *part, const char *from, const char *to)
     assert_ok(rk_st_open(&file, path));
     assert_true(rk_st_count(file) <= 64);
     text =
-        rk_strdup(rk_json_as_string(rk_json_find(rk_st_metadata(file), RK_STATE_PIECES_KEY), "no metadata"));
+        rk_strdup(rk_json_as_string(rk_json_find(rk_st_metadata(file), RK_CKPT_PIECES_KEY), "no metadata"));
     at = strstr(text, from);
     if (!at)
         fail_msg("no %s in %s", from, text);
     edited = rk_format("%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
-    rk_json_set(metadata, RK_STATE_PIECES_KEY, rk_json_new_string(edited));
+    rk_json_set(metadata, RK_CKPT_PIECES_KEY, rk_json_new_string(edited));
     for (int64_t i = 0; i < rk_st_count(file); i++) {
         const struct rk_st_tensor *tensor = rk_st_at(file, i);
 
@@ -723,7 +723,7 @@ static void test_wrong_descriptions_are_refused(void **state)
         {"\"model.norm.weight\":{\"global_shape\":[32]", "\"model.norm.weight\":{\"global_shape\":[32,1]",
          RK_DATA_LOSS, "rank"},
         {"\"model.norm.weight\":", "\"other\":", RK_DATA_LOSS, "model.norm.weight"},
-        {"{", "[", RK_DATA_LOSS, RK_STATE_PIECES_KEY},
+        {"{", "[", RK_DATA_LOSS, RK_CKPT_PIECES_KEY},
     };
     struct rk_test_model test;
 
