@@ -41,8 +41,14 @@ struct rk_hosts {
     char **addresses; /* as gRPC takes them: "HOST:PORT", "[V6]:PORT", "unix:PATH", "unix-abstract:NAME" */
 };
 
-/* "ADDRESS,ADDRESS" or "@FILE" (lines of the same, # comments), mixed freely. INVALID_ARGUMENT names the bad
- * or repeated address and where it stands; NOT_FOUND for a missing file. Release with rk_hosts_fini. */
+/* Of addresses without one. */
+#define RK_DEFAULT_PORT 7000
+
+/* "TERM,TERM" or "@FILE" (lines of the same, # comments), mixed freely. A term is an address, in which ranges
+ * stand for several ("node[01-04]:[7000-7007]"), "dns:NAME[:PORT]" for every address of a name, or
+ * "slurm:[PORT[:N]]" for the daemons of the Slurm job that the process is part of (docs/deploy.md).
+ * INVALID_ARGUMENT names the bad or repeated address and where it stands; NOT_FOUND for a missing file,
+ * UNAVAILABLE for a name without an address. Release with rk_hosts_fini. */
 struct rk_status *rk_hosts_parse(struct rk_hosts *out, const char *text) RK_NODISCARD;
 void rk_hosts_fini(struct rk_hosts *hosts);
 

@@ -14,7 +14,8 @@
 
 static const struct rk_cli_option common_options[] = {
     {"hosts", "LIST",
-     "daemons in rank order: addresses separated by commas, or @FILE; default: $RANKCTL_HOSTS"},
+     "daemons in rank order: HOST[:PORT], ranges as node[01-04]:[7000-7007], unix:PATH, dns:NAME, slurm:, "
+     "@FILE; default: $RANKCTL_HOSTS"},
     {"token-file", "FILE", "bearer token for the daemons"},
     {"output", "table|json", "form of what is printed (default: table)"},
     {"help", NULL, "show this text"},
@@ -23,7 +24,11 @@ static const struct rk_cli_option common_options[] = {
 
 struct rk_status *rk_cli_usage(struct rk_status *st)
 {
-    struct rk_status *usage = rk_status_from_wire(rk_status_code(st), "USAGE", rk_status_message(st));
+    struct rk_status *usage;
+
+    if (rk_status_code(st) == RK_UNAVAILABLE) /* the network's, not the user's */
+        return st;
+    usage = rk_status_from_wire(rk_status_code(st), "USAGE", rk_status_message(st));
 
     rk_status_free(st);
     return usage;

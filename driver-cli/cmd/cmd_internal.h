@@ -64,7 +64,7 @@ bool rk_cli_is_json(const struct rk_cli *cli);
 /* A duration ("90s") or the fallback, in milliseconds that fit into 32 bits. */
 struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, int64_t fallback_ms,
                                   int64_t *out) RK_NODISCARD;
-/* Marks a status as the user's mistake: exit code 2. */
+/* Marks a status as the user's mistake: exit code 2; not UNAVAILABLE, which is the network's. */
 struct rk_status *rk_cli_usage(struct rk_status *st) RK_NODISCARD;
 /* The exit code of DESIGN: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out.
  */

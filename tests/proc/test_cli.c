@@ -111,7 +111,7 @@ static const struct cli_case cases[] = {
     {"verl's keys", {"config", "verl"}, 0, "| `actor_rollout_ref.hybrid_engine` | `true` | taken |", NULL},
 
     {"no daemons named", {"status"}, 2, NULL, "use --hosts or RANKCTL_HOSTS"},
-    {"bad address", {"status", "--hosts=node1"}, 2, NULL, "address 'node1': expected HOST:PORT"},
+    {"bad address", {"status", "--hosts=node1:"}, 2, NULL, "address 'node1:': port '' is not a number"},
     {"missing host file", {"status", "--hosts=@/does/not/exist"}, 2, NULL, "/does/not/exist"},
     {"missing token file",
      {"status", "--hosts", NOBODY, "--token-file=/does/not/exist"},

@@ -1,0 +1,275 @@
+/* What one term of a host list stands for: ranges as Slurm expands them, the daemons of a Slurm job, the
+ * addresses of a name. */
+#include "driver-cli/driver/hosts_internal.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "driver-cli/rk_driver.h"
+#include "tests/support/test.h"
+
+static struct rk_status *join(void *user, const char *name)
+{
+    struct rk_str *names = user;
+
+    rk_str_appendf(names, "%s%s", names->bytes > 0 ? "," : "", name);
+    return NULL;
+}
+
+/* Goal: rankctl gives daemons the ranks that a job's own scripts expect. Method: the lists of a file with
+ * what scontrol itself printed for them. */
+static void test_ranges_are_expanded_as_scontrol_does(void **state)
+{
+    char *path = rk_test_fixture_path("golden/hosts/scontrol.tsv");
+    char *text = rk_test_read_file(path, NULL), *rest = text, *line;
+    int count = 0;
+
+    (void)state;
+    while ((line = strsep(&rest, "\n")) != NULL) {
+        char *list = strsep(&line, "\t");
+        struct rk_str names = {0};
+
+        if (!line)
+            continue;
+        for (const char *term = list; *term;) {
+            size_t bytes = rk_hosts_term_bytes(term);
+            char *one = rk_strndup(term, bytes);
+
+            if (*one)
+                assert_ok(rk_host_ranges_expand(one, 1000, join, &names));
+            rk_free(one);
+            term += bytes + (term[bytes] == ',');
+        }
+        print_message("%s\n", list);
+        assert_string_equal(rk_str_text(&names), line);
+        rk_str_fini(&names);
+        count++;
+    }
+    assert_int_equal(count, 19);
+    rk_free(text);
+    rk_free(path);
+}
+
+struct bad_range {
+    const char *term;
+    rk_code_t code;
+    const char *message;
+};
+
+/* All of them are refused by scontrol as well, but for those that end in a name it makes up. */
+static const struct bad_range bad_ranges[] = {
+    {"a[3-1]", RK_INVALID_ARGUMENT, "character 3: the range ends below"},
+    {"a[1,5-4]", RK_INVALID_ARGUMENT, "character 5: the range ends below"},
+    {"a[]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
+    {"a[1,,2]", RK_INVALID_ARGUMENT, "character 5: expected a number"},
+    {"a[1-2,]", RK_INVALID_ARGUMENT, "character 7: expected a number"},
+    {"a[1-]", RK_INVALID_ARGUMENT, "character 5: expected a number"},
+    {"a[-2]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
+    {"a[1-2-3]", RK_INVALID_ARGUMENT, "character 6: expected '-', ',' or ']'"},
+    {"a[x-z]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
+    {"a[ 1-2]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
+    {"a[1-2x]", RK_INVALID_ARGUMENT, "character 6: expected '-', ',' or ']'"},
+    {"a[1[2-3]]", RK_INVALID_ARGUMENT, "character 4: expected '-', ',' or ']'"},
+    {"a[[1-2]]", RK_INVALID_ARGUMENT, "character 3: '[' inside brackets"},
+    {"a[1-2", RK_INVALID_ARGUMENT, "character 2: '[' has no ']'"},
+    {"a[1-2]]", RK_INVALID_ARGUMENT, "character 7: ']' has no '['"},
+    {"a1-2]", RK_INVALID_ARGUMENT, "character 5: ']' has no '['"},
+    {"a[1234567890123456789]", RK_INVALID_ARGUMENT, "character 3: the number has more than 18 digits"},
+    {"[1][1][1][1][1][1][1][1][1]", RK_INVALID_ARGUMENT, "character 25: more than 8 brackets"},
+    {"a[1-50,60-111]", RK_RESOURCE_EXHAUSTED, "character 8: the range brings more than 100"},
+    {"a[1-999999999999999999]", RK_RESOURCE_EXHAUSTED, "character 3: the range brings more than 100"},
+    {"a[1-11]b[1-10]", RK_RESOURCE_EXHAUSTED, "stands for more than 100 hosts"},
+};
+
+static void test_bad_ranges_are_named_with_their_character(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_ranges); i++) {
+        struct rk_str names = {0};
+
+        print_message("%s\n", bad_ranges[i].term);
+        assert_fails(rk_host_ranges_expand(bad_ranges[i].term, 100, join, &names), bad_ranges[i].code,
+                     bad_ranges[i].message);
+        assert_int_equal(names.bytes, 0);
+    }
+}
+
+static void test_text_may_follow_a_range(void **state)
+{
+    struct rk_str names = {0};
+
+    (void)state;
+    assert_ok(rk_host_ranges_expand("n[1-2].cluster", 100, join, &names));
+    assert_string_equal(rk_str_text(&names), "n1.cluster,n2.cluster");
+    rk_str_fini(&names);
+}
+
+/* --- Slurm --- */
+
+static void set_slurm(const char *nodes, const char *tasks_per_node, const char *ntasks_per_node,
+                      const char *step)
+{
+    const char *const variables[] = {"SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE",
+                                     "SLURM_STEP_ID"};
+    const char *const values[] = {nodes, tasks_per_node, ntasks_per_node, step};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(values); i++) {
+        if (values[i])
+            setenv(variables[i], values[i], 1);
+        else
+            unsetenv(variables[i]);
+    }
+}
+
+struct slurm_case {
+    const char *label, *nodes, *tasks, *ntasks, *step, *ports, *addresses;
+};
+
+static const struct slurm_case slurm_cases[] = {
+    {"one daemon a node", "n[08-09],x", NULL, NULL, NULL, "7000", "n08:7000,n09:7000,x:7000"},
+    {"tasks of each node", "n[1-3]", "2(x2),1", NULL, NULL, "7000",
+     "n1:7000,n1:7001,n2:7000,n2:7001,n3:7000"},
+    {"a batch script knows both", "n[1-2]", "2,1", "2", NULL, "80", "n1:80,n1:81,n2:80"},
+    {"a step of one task", "n[1-2]", "1", "2", "0", "7000", "n1:7000,n1:7001,n2:7000,n2:7001"},
+    {"the default port", "n1", NULL, "2", NULL, "", "n1:7000,n1:7001"},
+    {"a number of daemons", "n[1-2]", "8(x2)", "8", NULL, "9000:2", "n1:9000,n1:9001,n2:9000,n2:9001"},
+    {"that number, the default port", "n1", "8", NULL, NULL, ":2", "n1:7000,n1:7001"},
+};
+
+static void test_slurm_job_gives_ports_host_by_host(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(slurm_cases); i++) {
+        const struct slurm_case *row = &slurm_cases[i];
+        struct rk_str names = {0};
+
+        print_message("%s\n", row->label);
+        set_slurm(row->nodes, row->tasks, row->ntasks, row->step);
+        assert_ok(rk_hosts_slurm(row->ports, join, &names));
+        assert_string_equal(rk_str_text(&names), row->addresses);
+        rk_str_fini(&names);
+    }
+    set_slurm(NULL, NULL, NULL, NULL);
+}
+
+/* Older versions of Slurm set this one only. */
+static void test_slurm_nodelist_is_read_too(void **state)
+{
+    struct rk_str names = {0};
+
+    (void)state;
+    setenv("SLURM_NODELIST", "a[1-2]", 1);
+    assert_ok(rk_hosts_slurm("7000", join, &names));
+    assert_string_equal(rk_str_text(&names), "a1:7000,a2:7000");
+    unsetenv("SLURM_NODELIST");
+    rk_str_fini(&names);
+}
+
+struct bad_slurm {
+    const char *nodes, *tasks, *ntasks, *ports, *message;
+};
+
+static const struct bad_slurm bad_slurms[] = {
+    {NULL, NULL, NULL, "7000", "SLURM_JOB_NODELIST is not set"},
+    {"", NULL, NULL, "7000", "SLURM_JOB_NODELIST is not set"},
+    {"n[1-", NULL, NULL, "7000", "SLURM_JOB_NODELIST: host list 'n[1-', character 5"},
+    {"n[1-2]", "2(x", NULL, "7000", "SLURM_TASKS_PER_NODE=2(x:"},
+    {"n[1-2]", "2x2", NULL, "7000", "SLURM_TASKS_PER_NODE=2x2:"},
+    {"n[1-2]", "-1(x2)", NULL, "7000", "SLURM_TASKS_PER_NODE=-1(x2):"},
+    {"n[1-2]", "0,1", NULL, "7000", "SLURM_TASKS_PER_NODE=0,1:"},
+    {"n[1-2]", "1,1,1", NULL, "7000", "counts more nodes"},
+    {"n[1-2]", "1(x999999999)", NULL, "7000", "counts more nodes"},
+    {"n[1-2]", "8", NULL, "7000", "counts fewer nodes"},
+    {"n[1-2]", "8,", NULL, "7000", "SLURM_TASKS_PER_NODE=8,:"},
+    {"n1", NULL, "many", "7000", "SLURM_NTASKS_PER_NODE=many"},
+    {"n1", NULL, "0", "7000", "SLURM_NTASKS_PER_NODE=0"},
+    {"n1", NULL, NULL, "7000:0", "slurm:PORT:0"},
+    {"n1", NULL, NULL, "0", "port 0 is not in 1..65535"},
+    {"n1", NULL, NULL, "port", "port 'port' is not a number"},
+};
+
+static void test_bad_slurm_jobs_are_refused_with_the_variable(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad_slurms); i++) {
+        struct rk_str names = {0};
+
+        print_message("%s\n", bad_slurms[i].message);
+        set_slurm(bad_slurms[i].nodes, bad_slurms[i].tasks, bad_slurms[i].ntasks, NULL);
+        assert_fails(rk_hosts_slurm(bad_slurms[i].ports, join, &names), RK_INVALID_ARGUMENT,
+                     bad_slurms[i].message);
+        assert_int_equal(names.bytes, 0);
+    }
+    set_slurm(NULL, NULL, NULL, NULL);
+}
+
+/* Goal: the last ports of a node stay below 65536. */
+static void test_slurm_ports_past_the_last_are_refused(void **state)
+{
+    struct rk_hosts hosts;
+
+    (void)state;
+    set_slurm("n1", NULL, "3", NULL);
+    assert_fails(rk_hosts_parse(&hosts, "slurm:65534"), RK_INVALID_ARGUMENT, "port 65536 is not in 1..65535");
+    set_slurm(NULL, NULL, NULL, NULL);
+}
+
+/* --- DNS --- */
+
+struct answer {
+    struct addrinfo info;
+    struct sockaddr_storage storage;
+};
+
+static void fill(struct answer *answer, const char *text)
+{
+    bool is_v6 = strchr(text, ':') != NULL;
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&answer->storage;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&answer->storage;
+
+    *answer = (struct answer){.info = {.ai_family = is_v6 ? AF_INET6 : AF_INET}};
+    answer->info.ai_addr = (struct sockaddr *)&answer->storage;
+    assert_int_equal(inet_pton(answer->info.ai_family, text, is_v6 ? (void *)&v6->sin6_addr : &v4->sin_addr),
+                     1);
+}
+
+/* Goal: every driver that asks gets the same ranks, in whatever order the server answers. */
+static void test_dns_addresses_are_sorted_by_number_and_told_once(void **state)
+{
+    static const char *const texts[] = {"10.0.0.10", "fd00::2",  "10.0.0.9", "192.168.0.1",
+                                        "fd00::1",   "10.0.0.9", "fd00::2"};
+    struct answer answers[RK_ARRAY_LEN(texts)];
+    struct rk_str names = {0};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(texts); i++) {
+        fill(&answers[i], texts[i]);
+        if (i > 0)
+            answers[i - 1].info.ai_next = &answers[i].info;
+    }
+    assert_ok(rk_hosts_of_addrinfo(&answers[0].info, 7000, join, &names));
+    assert_string_equal(rk_str_text(&names),
+                        "10.0.0.9:7000,10.0.0.10:7000,192.168.0.1:7000,[fd00::1]:7000,[fd00::2]:7000");
+    rk_str_fini(&names);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ranges_are_expanded_as_scontrol_does),
+        cmocka_unit_test(test_bad_ranges_are_named_with_their_character),
+        cmocka_unit_test(test_text_may_follow_a_range),
+        cmocka_unit_test(test_slurm_job_gives_ports_host_by_host),
+        cmocka_unit_test(test_slurm_nodelist_is_read_too),
+        cmocka_unit_test(test_bad_slurm_jobs_are_refused_with_the_variable),
+        cmocka_unit_test(test_slurm_ports_past_the_last_are_refused),
+        cmocka_unit_test(test_dns_addresses_are_sorted_by_number_and_told_once),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
