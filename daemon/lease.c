@@ -53,6 +53,21 @@ static struct rk_status *check_epoch(const struct rk_lease *lease, uint64_t epoc
         "epoch=%" PRIu64 ", expected 1 to %" PRIu64 ": at most 2^48 above the highest so far", epoch, max);
 }
 
+static struct rk_status *check_driver_key(struct rk_bytes key)
+{
+    if (key.bytes == 0 || key.bytes == RK_LEASE_KEY_BYTES)
+        return NULL;
+    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                          "driver_key has %zu bytes, expected %d, or none for a driver without one",
+                          key.bytes, RK_LEASE_KEY_BYTES);
+}
+
+bool rk_lease_is_same_driver(const struct rk_lease *lease, const struct rk_acquire_lease_request *request)
+{
+    return lease->has_driver_key && request->driver_key.bytes == RK_LEASE_KEY_BYTES &&
+           rk_equal_secret(request->driver_key.data, lease->driver_key, RK_LEASE_KEY_BYTES);
+}
+
 struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t now_ms,
                                          const struct rk_acquire_lease_request *request)
 {
@@ -60,8 +75,9 @@ struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t n
     if (request->incarnation)
         RK_TRY(check_incarnation(lease, request->incarnation));
     RK_TRY(check_driver_id(request->driver_id));
+    RK_TRY(check_driver_key(request->driver_key));
     RK_TRY(check_epoch(lease, request->epoch));
-    if (rk_lease_is_live(lease, now_ms) && !request->takeover)
+    if (rk_lease_is_live(lease, now_ms) && !request->takeover && !rk_lease_is_same_driver(lease, request))
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_HELD",
                               "driver \"%s\" holds the lease, epoch %" PRIu64 ", %" PRId64 " s left",
                               lease->driver_id, lease->epoch, (lease->expires_ms - now_ms + 999) / 1000);
@@ -86,6 +102,9 @@ void rk_lease_grant(struct rk_lease *lease, int64_t now_ms, const struct rk_acqu
     lease->committed_seq = lease->finished_seq = 0;
     memcpy(lease->id, id, RK_LEASE_ID_BYTES);
     snprintf(lease->driver_id, sizeof(lease->driver_id), "%s", request->driver_id);
+    lease->has_driver_key = request->driver_key.bytes > 0;
+    if (lease->has_driver_key)
+        memcpy(lease->driver_key, request->driver_key.data, RK_LEASE_KEY_BYTES);
 }
 
 struct rk_status *rk_lease_check(const struct rk_lease *lease, int64_t now_ms, const struct rk_fence *fence)

@@ -16,6 +16,7 @@
 #include "proto/rk_messages.h"
 
 #define RK_LEASE_ID_BYTES   16
+#define RK_LEASE_KEY_BYTES  16
 #define RK_LEASE_TTL_MIN_MS 5000
 #define RK_LEASE_TTL_MAX_MS 3600000
 
@@ -25,6 +26,8 @@ struct rk_lease {
     bool is_held;         /* false once released, or lapsed and noticed by rk_lease_tick */
     uint8_t id[RK_LEASE_ID_BYTES];
     char driver_id[RK_LIMIT_NAME_BYTES + 1]; /* of the last grant; "" before the first */
+    bool has_driver_key;                     /* the last grant's driver gave one */
+    uint8_t driver_key[RK_LEASE_KEY_BYTES];  /* who knows it is that driver */
     int64_t ttl_ms, expires_ms;
     bool is_in_grace;
     int64_t grace_ends_ms;
@@ -33,7 +36,10 @@ struct rk_lease {
 
 void rk_lease_init(struct rk_lease *lease, uint64_t incarnation, uint64_t epoch);
 bool rk_lease_is_live(const struct rk_lease *lease, int64_t now_ms);
-/* May this driver have the lease? WRONG_INCARNATION, LEASE_HELD or STALE_EPOCH. */
+/* Is this the driver of the last grant? */
+bool rk_lease_is_same_driver(const struct rk_lease *lease, const struct rk_acquire_lease_request *request);
+/* May this driver have the lease? WRONG_INCARNATION, LEASE_HELD or STALE_EPOCH. A driver may always have the
+ * lease that it holds: it has lost the daemon, or the answer to its last request. */
 struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t now_ms,
                                          const struct rk_acquire_lease_request *request) RK_NODISCARD;
 /* Grants what was checked. `ttl_ms` 0 takes the default; the limits above clamp it. */

@@ -30,7 +30,9 @@ static struct rk_status *acquire_lease(struct rk_call *call, struct rk_bytes req
         RK_TRY(rk_epoch_store(daemon->settings.state_dir, message.epoch));
     response.previous_driver = rk_arena_strdup(rk_call_arena(call), lease->driver_id);
     /* The driver that waits for it is gone, and its peers' ranks are taken over as well. */
-    rk_operations_cancel(daemon, true, "another driver took the lease");
+    rk_operations_cancel(daemon, true,
+                         rk_lease_is_same_driver(lease, &message) ? "the driver claimed the daemon again"
+                                                                  : "another driver took the lease");
     rk_lease_grant(lease, rk_time_boot_ms(), &message, daemon->settings.lease_ttl_ms, id);
     RK_INFO("lease granted driver=\"%s\" epoch=%llu ttl_ms=%lld", lease->driver_id,
             (unsigned long long)lease->epoch, (long long)lease->ttl_ms);

@@ -66,6 +66,10 @@ struct rk_driver_config {
      * it stands for one rank at a time. 0: no dry run, the world are the daemons. */
     int32_t dry_world_size;
     const char *dry_device; /* what rk_driver_device_kind says; NULL: the daemon's own */
+    /* Directory that keeps what this driver proves its leases with, so that the same user on this host gets
+     * them back at once after this process has died or lost a daemon, instead of after lease_ttl_ms. It is
+     * created; one that cannot be used is ignored. NULL: only this object can claim again. */
+    const char *identity_dir;
 };
 
 /* Checks the addresses and opens two channels a daemon, one for batches and one for control. Connections are
@@ -105,9 +109,10 @@ struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms
                                      const char *reason) RK_NODISCARD;
 
 /* --- the group --- */
-/* Takes the lease on all daemons, or on none: FAILED_PRECONDITION (LEASE_HELD) names the other driver. Worker
- * 0 is asked first, so that two drivers with the same address list cannot hold one half each. A thread renews
- * the lease until rk_driver_release or rk_driver_close. */
+/* Takes the lease on all daemons, or on none: FAILED_PRECONDITION (LEASE_HELD) names the other driver. A
+ * lease of this driver itself, on a daemon that it had lost, is no obstacle. Worker 0 is asked first, so that
+ * two drivers with the same address list cannot hold one half each. A thread renews the lease until
+ * rk_driver_release or rk_driver_close. */
 struct rk_status *rk_driver_claim(struct rk_driver *driver) RK_NODISCARD;
 void rk_driver_release(struct rk_driver *driver);
 /* Of the lease, on all workers; a worker whose status has another one was claimed by somebody else since. 0

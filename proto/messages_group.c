@@ -65,6 +65,7 @@ static const struct rk_field acquire_lease_request_fields[] = {
     RK_ONE(U32, rk_acquire_lease_request, "ttl_ms", ttl_ms),
     RK_ONE(BOOL, rk_acquire_lease_request, "takeover", takeover),
     RK_ONE(U64, rk_acquire_lease_request, "incarnation", incarnation),
+    RK_ONE(BYTES, rk_acquire_lease_request, "driver_key", driver_key, .max_bytes = ID_BYTES),
 };
 RK_RECORD(rk_record_acquire_lease_request, rankd__v1__acquire_lease_request__descriptor,
           rk_acquire_lease_request, acquire_lease_request_fields);

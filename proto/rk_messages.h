@@ -192,6 +192,7 @@ struct rk_acquire_lease_request {
     uint32_t ttl_ms;
     bool takeover;
     uint64_t incarnation;
+    struct rk_bytes driver_key;
 };
 
 struct rk_acquire_lease_response {

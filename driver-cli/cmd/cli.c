@@ -110,12 +110,22 @@ static struct rk_status *check(const struct rk_cli *cli)
     return NULL;
 }
 
+/* As the XDG Base Directory Specification says. */
+static char *find_identity_dir(void)
+{
+    const char *state = rk_env("XDG_STATE_HOME"), *home = rk_env("HOME");
+
+    if (state && *state == '/')
+        return rk_path_join(state, "rankctl");
+    return home && *home == '/' ? rk_path_join(home, ".local/state/rankctl") : NULL;
+}
+
 struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *command, int argc, char **argv)
 {
     struct rk_status *st = NULL;
     bool only_args = false;
 
-    *cli = (struct rk_cli){.command = command};
+    *cli = (struct rk_cli){.command = command, .identity_dir = find_identity_dir()};
     for (int i = 0; i < argc && !st;) {
         if (!only_args && strcmp(argv[i], "--") == 0) {
             only_args = true;
@@ -139,6 +149,7 @@ void rk_cli_fini(struct rk_cli *cli)
     for (int64_t i = 0; i < cli->owned.count; i++)
         rk_free(cli->owned.items[i]);
     rk_array_fini(&cli->owned);
+    rk_free(cli->identity_dir);
     rk_array_fini(&cli->settings);
     rk_array_fini(&cli->args);
 }
@@ -252,18 +263,24 @@ struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out)
     return st ? rk_cli_usage(RK_WRAP(st, "%s", source)) : NULL;
 }
 
-struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts, struct rk_driver **out)
+struct rk_driver_config rk_cli_driver_config(const struct rk_cli *cli)
 {
-    struct rk_driver_config config = {
-        .struct_size = sizeof(config),
-        .addresses = (const char *const *)hosts->addresses,
-        .num_addresses = hosts->count,
+    return (struct rk_driver_config){
+        .struct_size = sizeof(struct rk_driver_config),
         .token_file = rk_cli_find(cli, "token-file"),
         .takeover = rk_cli_has(cli, "takeover"),
+        .identity_dir = cli->identity_dir,
     };
+}
+
+struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts, struct rk_driver **out)
+{
+    struct rk_driver_config config = rk_cli_driver_config(cli);
     struct rk_status *st;
 
     *out = NULL;
+    config.addresses = (const char *const *)hosts->addresses;
+    config.num_addresses = hosts->count;
     if (hosts->count == 0)
         return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
                                     "rankctl %s: no daemons given; use --hosts or RANKCTL_HOSTS",

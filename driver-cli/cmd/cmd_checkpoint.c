@@ -226,16 +226,12 @@ static struct rk_status *export_replica(const struct rk_cli *cli, const struct r
                                         const char *out)
 {
     struct rk_role_mesh mesh = {role_of(cli), replica->mesh};
-    struct rk_driver_config config = {
-        .struct_size = sizeof(config),
-        .addresses = (const char *const *)replica->addresses.items,
-        .num_addresses = (int32_t)replica->addresses.count,
-        .token_file = rk_cli_find(cli, "token-file"),
-        .takeover = rk_cli_has(cli, "takeover"),
-    };
+    struct rk_driver_config config = rk_cli_driver_config(cli);
     struct rk_driver *driver;
     struct rk_status *st;
 
+    config.addresses = (const char *const *)replica->addresses.items;
+    config.num_addresses = (int32_t)replica->addresses.count;
     RK_TRY(rk_driver_open(&driver, &config));
     rk_cli_watch_signals(driver);
     st = rk_driver_claim(driver);

@@ -50,6 +50,7 @@ struct rk_cli {
     RK_ARRAY(const char *) args;
     RK_ARRAY(char *) owned; /* names of "--name=value" */
     bool has_told;          /* the object that was printed holds the error, too */
+    char *identity_dir; /* where this user's drivers keep what they prove their leases with; NULL: nowhere */
 };
 
 /* INVALID_ARGUMENT with the reason USAGE for what the table does not have. */
@@ -73,6 +74,9 @@ int rk_cli_exit_code(const struct rk_status *st);
 /* --- the daemons --- */
 /* --hosts, else RANKCTL_HOSTS. count stays 0 when neither is given. */
 struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out) RK_NODISCARD;
+/* How the options have the driver of other people's daemons: token, takeover, identity. The addresses are
+ * left to the caller. */
+struct rk_driver_config rk_cli_driver_config(const struct rk_cli *cli);
 /* Opens a driver on them; a usage error without hosts. */
 struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts,
                               struct rk_driver **out) RK_NODISCARD;

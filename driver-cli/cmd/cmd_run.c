@@ -115,15 +115,15 @@ static struct rk_status *start_local(struct run *run)
 
 static struct rk_status *open_driver(struct run *run)
 {
-    struct rk_driver_config config = {
-        .struct_size = sizeof(config),
-        .addresses = run->local ? rk_local_addresses(run->local) : (const char *const *)run->hosts.addresses,
-        .num_addresses = run->world_size,
-        .token_file = rk_cli_find(run->cli, "token-file"),
-        .takeover = rk_cli_has(run->cli, "takeover"),
-    };
-    struct rk_status *st = rk_driver_open(&run->driver, &config);
+    struct rk_driver_config config = rk_cli_driver_config(run->cli);
+    struct rk_status *st;
 
+    config.addresses =
+        run->local ? rk_local_addresses(run->local) : (const char *const *)run->hosts.addresses;
+    config.num_addresses = run->world_size;
+    if (run->local)
+        config.identity_dir = NULL; /* these daemons end with this process */
+    st = rk_driver_open(&run->driver, &config);
     if (st)
         return rk_cli_usage(st);
     rk_cli_watch_signals(run->driver);

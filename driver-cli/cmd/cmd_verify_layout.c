@@ -250,15 +250,15 @@ static struct rk_status *start_daemons(struct verification *v, struct side *side
 
 static struct rk_status *open_driver(struct verification *v, struct side *side, int32_t world_size)
 {
-    const struct rk_driver_config config = {
-        .struct_size = sizeof(config),
-        .addresses = side->local ? rk_local_addresses(side->local) : (const char *const *)v->hosts.addresses,
-        .num_addresses = world_size,
-        .token_file = rk_cli_find(v->cli, "token-file"),
-        .takeover = rk_cli_has(v->cli, "takeover"),
-    };
-    struct rk_status *st = rk_driver_open(&side->driver, &config);
+    struct rk_driver_config config = rk_cli_driver_config(v->cli);
+    struct rk_status *st;
 
+    config.addresses =
+        side->local ? rk_local_addresses(side->local) : (const char *const *)v->hosts.addresses;
+    config.num_addresses = world_size;
+    if (side->local)
+        config.identity_dir = NULL; /* these daemons end with this process */
+    st = rk_driver_open(&side->driver, &config);
     if (st)
         return rk_cli_usage(st);
     rk_cli_watch_signals(side->driver);

@@ -10,6 +10,7 @@
 
 #include <grpc/grpc.h>
 
+#include "driver-cli/driver/identity_internal.h"
 #include "driver-cli/rk_driver.h"
 
 #define RK_DRIVER_POLL_MS 100 /* how often waiting code looks for interrupts and timeouts */
@@ -61,6 +62,9 @@ struct rk_driver {
     char *device_kind; /* of all workers, as the last configure found it; NULL before */
     atomic_int interrupts;
 
+    char *identity_dir; /* NULL: none */
+    bool has_identity;  /* taken at the first claim */
+    struct rk_identity identity;
     struct rk_lease *lease; /* NULL: not claimed */
     bool is_lost;           /* a worker was lost in a call: its sequence number is unknown, claim again */
     uint64_t epoch, mesh_generation;

@@ -68,6 +68,7 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     driver->control_timeout_ms =
         config->control_timeout_ms > 0 ? config->control_timeout_ms : CONTROL_TIMEOUT_MS;
     driver->takeover = config->takeover;
+    driver->identity_dir = rk_strdup(config->identity_dir);
     driver->chunk_bytes = RK_LIMIT_CHUNK_BYTES_DEFAULT;
     driver->num_clients = config->num_addresses;
     driver->dry_world_size = config->dry_world_size;
@@ -93,6 +94,9 @@ void rk_driver_close(struct rk_driver *driver)
     rk_free(driver->token);
     rk_free(driver->device_kind);
     rk_free(driver->dry_device);
+    if (driver->has_identity)
+        rk_identity_close(&driver->identity);
+    rk_free(driver->identity_dir);
     rk_free(driver->driver_id);
     rk_free(driver);
     grpc_shutdown_blocking();

@@ -321,6 +321,7 @@ static struct rk_status *acquire(struct rk_driver *driver, int32_t begin, int32_
             .ttl_ms = (uint32_t)driver->lease_ttl_ms,
             .takeover = driver->takeover,
             .incarnation = driver->clients[i].incarnation,
+            .driver_key = {.data = driver->identity.key, .bytes = sizeof(driver->identity.key)},
         };
 
         if (i < begin || i >= end)
@@ -390,11 +391,22 @@ static int64_t backoff_ms(void)
     return CLAIM_BACKOFF_MS + random % (3 * CLAIM_BACKOFF_MS);
 }
 
+static struct rk_status *take_identity(struct rk_driver *driver)
+{
+    if (driver->has_identity)
+        return NULL;
+    RK_TRY(rk_identity_open(&driver->identity, driver->identity_dir));
+    driver->has_identity = true;
+    return NULL;
+}
+
 struct rk_status *rk_driver_claim(struct rk_driver *driver)
 {
-    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_arena *arena;
     struct rk_status *st = NULL;
 
+    RK_TRY(take_identity(driver));
+    arena = rk_arena_create(16384, 0);
     rk_driver_release(driver);
     for (int attempt = 0; attempt < CLAIM_ATTEMPTS; attempt++) {
         bool is_race;

@@ -25,6 +25,8 @@ struct rk_proc *start_rankctl(const char *const *args)
     char *program = rk_proc_program("rankctl");
     struct rk_proc *proc;
 
+    if (!rk_env("XDG_STATE_HOME")) /* nothing is left in the home of who runs the tests */
+        assert_int_equal(setenv("XDG_STATE_HOME", rk_test_temp_dir(), 1), 0);
     rk_array_append(&argv, program);
     for (; *args; args++)
         rk_array_append(&argv, *args);

@@ -112,6 +112,48 @@ static void test_rk_lease_check_acquire_cases(void **state)
     }
 }
 
+/* Goal: only the driver that holds a live lease gets it again without takeover, under a higher epoch; the key
+ * proves that it is the same, not its name. */
+static void test_rk_lease_check_acquire_by_the_same_driver(void **state)
+{
+    static const uint8_t key_a[RK_LEASE_KEY_BYTES] = {7}, key_b[RK_LEASE_KEY_BYTES] = {8};
+    static const struct {
+        const char *label;
+        const uint8_t *held_by, *asked_by; /* NULL: without a key */
+        size_t bytes;
+        uint64_t epoch;
+        rk_code_t code;
+        const char *reason;
+    } cases[] = {
+        {"the same", key_a, key_a, RK_LEASE_KEY_BYTES, 6, RK_OK, ""},
+        {"the same, stale", key_a, key_a, RK_LEASE_KEY_BYTES, 5, RK_FAILED_PRECONDITION, "STALE_EPOCH"},
+        {"another key", key_a, key_b, RK_LEASE_KEY_BYTES, 6, RK_FAILED_PRECONDITION, "LEASE_HELD"},
+        {"no key", key_a, NULL, 0, 6, RK_FAILED_PRECONDITION, "LEASE_HELD"},
+        {"held without a key", NULL, key_a, RK_LEASE_KEY_BYTES, 6, RK_FAILED_PRECONDITION, "LEASE_HELD"},
+        {"both without a key", NULL, NULL, 0, 6, RK_FAILED_PRECONDITION, "LEASE_HELD"},
+        {"short key", key_a, key_a, 15, 6, RK_INVALID_ARGUMENT, "BAD_FIELD"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_acquire_lease_request first = request_of("a", 5), again = request_of("a", cases[i].epoch);
+        struct rk_lease lease;
+        struct rk_status *st;
+
+        print_message("%s\n", cases[i].label);
+        first.driver_key =
+            (struct rk_bytes){cases[i].held_by, cases[i].held_by ? (size_t)RK_LEASE_KEY_BYTES : 0};
+        again.driver_key = (struct rk_bytes){cases[i].asked_by, cases[i].bytes};
+        rk_lease_init(&lease, INCARNATION, 4);
+        rk_lease_grant(&lease, 0, &first, TTL_MS, id_a);
+        st = rk_lease_check_acquire(&lease, 1000, &again);
+        assert_int_equal(rk_status_code(st), cases[i].code);
+        if (st)
+            assert_string_equal(rk_status_reason(st), cases[i].reason);
+        rk_status_free(st);
+    }
+}
+
 /* Goal: a driver's name can be shown on a terminal. */
 static void test_rk_lease_check_acquire_driver_names(void **state)
 {
@@ -407,6 +449,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rk_lease_check_acquire_cases),
         cmocka_unit_test(test_rk_lease_check_acquire_driver_names),
+        cmocka_unit_test(test_rk_lease_check_acquire_by_the_same_driver),
         cmocka_unit_test(test_rk_lease_check_bad_fence_is_refused),
         cmocka_unit_test(test_rk_lease_tick_reports_each_event_once),
         cmocka_unit_test(test_rk_lease_grant_ends_grace),

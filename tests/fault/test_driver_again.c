@@ -1,0 +1,150 @@
+/* A driver that has lost its lease's daemon, or its own life, and comes again. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_config.h"
+#include "base/rk_time.h"
+#include "driver-cli/rk_driver.h"
+#include "tests/proc/cli_fixture.h"
+
+#define NUM_DAEMONS 2
+/* Far below what the leases below still last; connections are made again within 2 s. */
+#define AT_ONCE_MS 6000
+
+struct group {
+    struct rk_proc *daemons[NUM_DAEMONS];
+    const char *addresses[NUM_DAEMONS];
+    char *hosts;
+};
+
+static void start_group(struct group *group)
+{
+    for (int i = 0; i < NUM_DAEMONS; i++) {
+        group->daemons[i] = start_daemon(NULL);
+        group->addresses[i] = rk_proc_address(group->daemons[i]);
+    }
+    group->hosts = rk_format("%s,%s", group->addresses[0], group->addresses[1]);
+}
+
+static void stop_group(struct group *group)
+{
+    for (int i = 0; i < NUM_DAEMONS; i++)
+        rk_proc_destroy(group->daemons[i]);
+    rk_free(group->hosts);
+}
+
+static struct rk_driver *open_driver(const struct group *group)
+{
+    struct rk_driver_config config = {.struct_size = sizeof(config),
+                                      .addresses = group->addresses,
+                                      .num_addresses = NUM_DAEMONS,
+                                      .lease_ttl_ms = 120000,
+                                      .control_timeout_ms = 3000};
+    struct rk_driver *driver;
+
+    assert_ok(rk_driver_open(&driver, &config));
+    return driver;
+}
+
+/* Until no daemon is out of reach any more. The other errors are the answer. */
+static struct rk_status *claim(struct rk_driver *driver, int64_t timeout_ms)
+{
+    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(timeout_ms) * 1000000;
+    struct rk_status *st;
+
+    for (;;) {
+        st = rk_driver_claim(driver);
+        if (!st || rk_time_now_ns() > end_ns ||
+            (rk_status_code(st) != RK_UNAVAILABLE && rk_status_code(st) != RK_DEADLINE_EXCEEDED))
+            return st;
+        rk_status_free(st);
+        rk_time_sleep_ms(50);
+    }
+}
+
+/* Goal: a daemon that was silent, so that its driver could not give the lease back, is claimed by the same
+ * driver as soon as it answers, and by no other. Method: SIGSTOP while the driver releases; leases of two
+ * minutes. */
+static void test_driver_claims_a_lost_daemon_again(void **state)
+{
+    const struct rk_role_mesh mesh = {.role = "actor", .mesh = {.dp = NUM_DAEMONS}};
+    struct rk_driver_call_args args = {.role = "actor", .method = "get_mesh_info"};
+    struct rk_driver_result result;
+    struct rk_driver *driver, *other;
+    struct group group;
+    struct rk_status *st;
+
+    (void)state;
+    start_group(&group);
+    driver = open_driver(&group);
+    assert_ok(rk_driver_claim(driver));
+    rk_proc_signal(group.daemons[1], SIGSTOP);
+    st = rk_driver_claim(driver);
+    assert_non_null(st);
+    rk_status_free(st);
+    rk_proc_signal(group.daemons[1], SIGCONT);
+
+    other = open_driver(&group);
+    st = claim(other, AT_ONCE_MS);
+    assert_int_equal(rk_status_code(st), RK_FAILED_PRECONDITION);
+    assert_string_equal(rk_status_reason(st), "LEASE_HELD");
+    rk_status_free(st);
+    rk_driver_close(other);
+
+    assert_ok(claim(driver, AT_ONCE_MS));
+    assert_ok(rk_driver_configure(driver, &mesh, 1));
+    assert_ok(rk_driver_call(driver, &args, &result));
+    rk_driver_result_fini(&result);
+    rk_driver_close(driver);
+    stop_group(&group);
+}
+
+/* Goal: a rankctl that was killed while it held daemons is started again and works at once; one of another
+ * user's files is refused as long as the lease lives. Method: kill -9 in the middle of a run. */
+static void test_rankctl_goes_on_where_it_was_killed(void **state)
+{
+    const char *const call[] = {"call", "actor.get_mesh_info", "--hosts", NULL, NULL};
+    const char *run[] = {"run",       TINY_JOB, "--hosts", NULL,
+                         "--run-dir", NULL,     TINY,      "trainer.total_training_steps=100000",
+                         NULL};
+    const char *again[RK_ARRAY_LEN(call)];
+    char *dir = new_run_dir(), *own_state, *other_state = rk_test_temp_path("other-state");
+    struct outcome outcome;
+    struct rk_proc *proc;
+    struct group group;
+
+    (void)state;
+    start_group(&group);
+    memcpy(again, call, sizeof(call));
+    again[3] = run[3] = group.hosts;
+    run[5] = dir;
+    proc = start_rankctl(run);
+    own_state = rk_strdup(rk_env("XDG_STATE_HOME"));
+    wait_stderr(proc, "step 1/", 60000);
+    rk_proc_destroy(proc); /* kills it */
+
+    assert_int_equal(setenv("XDG_STATE_HOME", other_state, 1), 0);
+    outcome = run_rankctl(again);
+    assert_exit(&outcome, 4);
+    outcome_fini(&outcome);
+    assert_int_equal(setenv("XDG_STATE_HOME", own_state, 1), 0);
+    outcome = run_rankctl(again);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    rk_free(own_state);
+    rk_free(other_state);
+    rk_free(dir);
+    stop_group(&group);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_driver_claims_a_lost_daemon_again),
+        cmocka_unit_test(test_rankctl_goes_on_where_it_was_killed),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
