@@ -43,9 +43,9 @@ static struct rk_status *check_state(const struct rk_settings *settings)
 }
 
 /* Who has the address may well be the daemon whose configuration this is. */
-static struct rk_status *check_address(const struct rk_settings *settings)
+static struct rk_status *check_address(const struct rk_listen *listen)
 {
-    struct rk_status *st = rk_listen_probe(&settings->listen);
+    struct rk_status *st = listen->key ? rk_listen_probe(listen) : NULL;
 
     if (!st || strcmp(rk_status_reason(st), "ADDRESS_IN_USE") != 0)
         return st;
@@ -82,7 +82,8 @@ struct rk_status *rk_daemon_config_check(const struct rk_config *config)
     rk_problems_add(&problems, rk_config_origin(config, "rpc.token_file"), check_tokens(&settings));
     rk_problems_add(&problems, NULL, check_directory("RUNTIME_DIRECTORY", settings.runtime_dir));
     rk_problems_add(&problems, rk_config_origin(config, "state.dir"), check_state(&settings));
-    rk_problems_add(&problems, rk_config_origin(config, "rpc.listen"), check_address(&settings));
+    rk_problems_add(&problems, rk_config_origin(config, "rpc.listen"), check_address(&settings.listen));
+    rk_problems_add(&problems, rk_config_origin(config, "health.listen"), check_address(&settings.health));
     rk_problems_add(&problems, rk_config_origin(config, "device"),
                     rk_worker_check_device(settings.device, settings.plugin));
     rk_settings_fini(&settings);

@@ -84,11 +84,26 @@ static void read_listen(struct rk_settings *out, const struct rk_config *config,
         chosen = rk_format("unix:%s/rankd.sock", out->runtime_dir);
     else
         chosen = rk_strdup("127.0.0.1:0");
-    st = rk_listen_parse(&out->listen, chosen);
+    st = rk_listen_parse(&out->listen, "rpc.listen", chosen);
     rk_free(chosen);
     if (!st)
         st = rk_listen_check_policy(&out->listen, out->is_insecure, out->token_file != NULL);
     add_problem(problems, config, "rpc.listen", st);
+}
+
+/* A listener that is off unless it is configured. */
+static void read_other_listen(struct rk_listen *out, const char *key, const struct rk_listen *rpc,
+                              const struct rk_config *config, struct rk_problems *problems)
+{
+    const char *text = rk_config_string(config, key);
+    struct rk_status *st;
+
+    if (!text)
+        return;
+    st = rk_listen_parse(out, key, text);
+    if (!st && rk_listen_is_same(out, rpc))
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': is the address of %s, too", key, text, rpc->key);
+    add_problem(problems, config, key, st);
 }
 
 /* Where the peers' collectives connect to. Ranks on one host need no network; with a network address for
@@ -191,6 +206,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
         out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");
     read_roots(out, config, &problems);
     read_listen(out, config, &problems);
+    read_other_listen(&out->health, "health.listen", &out->listen, config, &problems);
     out->has_reflection = rk_config_is_null(config, "rpc.reflection")
                               ? out->listen.is_local
                               : rk_config_bool(config, "rpc.reflection");

@@ -202,6 +202,8 @@ static void on_tick(void *user)
     tick_lease(daemon);
     rk_daemon_update(daemon);
     rk_server_tick(daemon->server);
+    if (daemon->health_server)
+        rk_server_tick(daemon->health_server);
     rk_drain_tick(daemon);
     tick_watchdog(daemon);
     if (daemon->state == RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE &&
@@ -232,6 +234,8 @@ static struct rk_status *reload(struct rk_daemon *daemon)
         rk_settings_reload(&daemon->settings, config);
         apply_log_settings(&daemon->settings);
         rk_server_set_auth(daemon->server, auth);
+        if (daemon->health_server)
+            rk_server_set_auth(daemon->health_server, auth);
         rk_auth_destroy(daemon->auth);
         daemon->auth = auth;
     }
@@ -306,23 +310,30 @@ static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *
     return st;
 }
 
+/* A socket file that is there is replaced, a live daemon's too. */
+static struct rk_status *take_socket_lock(struct rk_daemon *daemon, int i, const struct rk_listen *listen)
+{
+    struct rk_status *st;
+    char *name;
+
+    if (!listen->is_unix || listen->is_abstract)
+        return NULL;
+    name = rk_format("%s.lock", listen->name);
+    st = rk_lock_take(&daemon->locks[i], name, daemon->incarnation);
+    rk_free(name);
+    return st;
+}
+
 static struct rk_status *take_locks(struct rk_daemon *daemon)
 {
     const struct rk_settings *settings = &daemon->settings;
-    char *name;
-    struct rk_status *st;
 
     if (settings->runtime_dir)
         RK_TRY(take_lock(daemon, 0, settings->runtime_dir, "lock"));
     if (settings->state_dir)
         RK_TRY(take_lock(daemon, 1, settings->state_dir, "lock"));
-    if (!settings->listen.is_unix || settings->listen.is_abstract)
-        return NULL;
-    /* A socket file that is there is replaced, a live daemon's too. */
-    name = rk_format("%s.lock", settings->listen.name);
-    st = rk_lock_take(&daemon->locks[2], name, daemon->incarnation);
-    rk_free(name);
-    return st;
+    RK_TRY(take_socket_lock(daemon, 2, &settings->listen));
+    return take_socket_lock(daemon, 3, &settings->health);
 }
 
 static struct rk_status *start_worker(struct rk_daemon *daemon)
@@ -360,6 +371,18 @@ static struct rk_status *start_server(struct rk_daemon *daemon)
     return rk_server_create(&daemon->server, &config);
 }
 
+static struct rk_status *start_health_server(struct rk_daemon *daemon)
+{
+    struct rk_server_config config = {.daemon = daemon,
+                                      .loop = daemon->loop,
+                                      .auth = daemon->auth,
+                                      .listen = &daemon->settings.health,
+                                      .is_health_only = true,
+                                      .on_stopped = rk_stop_on_server_stopped};
+
+    return daemon->settings.health.key ? rk_server_create(&daemon->health_server, &config) : NULL;
+}
+
 /* Threads that are started meanwhile never take a signal: only libuv on this one shall. */
 static struct rk_status *start_threads(struct rk_daemon *daemon)
 {
@@ -374,6 +397,8 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
                     "gRPC does not start; are there limits on memory (ulimit -v) or threads?");
     if (!st)
         st = start_server(daemon);
+    if (!st)
+        st = start_health_server(daemon);
     rk_deadline_clear();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return st;
@@ -429,6 +454,7 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
         rk_loop_drain(daemon->loop); /* jobs that came back meanwhile */
     rk_deadline_set(RK_DEADLINE_END_S, rk_daemon_exit_code(st),
                     st ? rk_status_message(st) : "the daemon has stopped, but gRPC does not end");
+    rk_server_destroy(daemon->health_server);
     rk_server_destroy(daemon->server);
     rk_loop_destroy(daemon->loop);
     rk_requests_clear(&daemon->requests);
@@ -441,6 +467,18 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     rk_free(daemon);
 }
 
+static void tell_addresses(struct rk_daemon *daemon)
+{
+    const struct rk_daemon_args *args = daemon->args;
+
+    RK_INFO("listening on %s", rk_server_address(daemon->server));
+    args->on_listening(args->user, NULL, rk_server_address(daemon->server));
+    if (!daemon->health_server)
+        return;
+    RK_INFO("health.listen: listening on %s", rk_server_address(daemon->health_server));
+    args->on_listening(args->user, "health.listen", rk_server_address(daemon->health_server));
+}
+
 struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
 {
     struct rk_daemon *daemon = rk_calloc(1, sizeof(*daemon));
@@ -450,13 +488,16 @@ struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
     daemon->started_ns = rk_time_now_ns();
     st = start(daemon);
     if (!st) {
-        RK_INFO("listening on %s", rk_server_address(daemon->server));
-        args->on_listening(args->user, rk_server_address(daemon->server));
+        tell_addresses(daemon);
         rk_notify_ready();
         rk_loop_run(daemon->loop);
         st = rk_daemon_check_well(daemon);
         rk_daemon_state_move(&daemon->state, RK_DAEMON_STOPPED);
         RK_INFO("stopped");
+    } else if (daemon->server) { /* calls may have come already */
+        rk_daemon_update(daemon);
+        rk_stop_begin(daemon, 0, "another listener could not be had");
+        rk_loop_run(daemon->loop);
     }
     fini(daemon, st);
     return st;

@@ -24,7 +24,7 @@
 struct rk_execute;
 struct rk_configure;
 
-#define RK_DAEMON_LOCKS_MAX 3
+#define RK_DAEMON_LOCKS_MAX 4
 
 /* Where this daemon stands among the others, as the last successful Configure said. */
 struct rk_group {
@@ -47,6 +47,7 @@ struct rk_daemon {
     struct rk_loop *loop;
     struct rk_worker *worker;
     struct rk_server *server;
+    struct rk_server *health_server; /* of health.listen; NULL: none */
 
     struct rk_settings settings;
     struct rk_auth *auth;

@@ -203,13 +203,14 @@ static int choose_max_connections(const struct rk_guard_config *config)
 {
     struct rlimit limit = {.rlim_cur = 1024};
     int64_t files = config->max_files, room;
+    int most = config->max_connections > 0 ? config->max_connections : RK_GUARD_CONNECTIONS_MAX;
 
     if (files == 0) {
         getrlimit(RLIMIT_NOFILE, &limit);
         files = limit.rlim_cur == RLIM_INFINITY ? INT32_MAX : (int64_t)limit.rlim_cur;
     }
     room = (files - RK_GUARD_FILES_RESERVED) / (config->listen->is_unix ? UNIX_FILES : TCP_FILES);
-    return (int)RK_MAX(RK_MIN(room, RK_GUARD_CONNECTIONS_MAX), RK_GUARD_CONNECTIONS_MIN);
+    return (int)RK_MAX(RK_MIN(room, most), RK_GUARD_CONNECTIONS_MIN);
 }
 
 static struct rk_status *start_listening(struct rk_guard *guard, const struct rk_listen *listen)

@@ -27,6 +27,7 @@ struct rk_guard;
 struct rk_guard_config {
     const struct rk_listen *listen; /* borrowed during rk_guard_create */
     int64_t max_files;              /* the process may have open; 0: ask the system */
+    int max_connections;            /* 0: RK_GUARD_CONNECTIONS_MAX */
     void *user;
     /* The guard's thread: a peer has said what a client of HTTP/2 says first. Takes the socket. */
     void (*on_connection)(void *user, int fd);

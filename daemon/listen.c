@@ -33,9 +33,9 @@ static struct rk_status *parse_unix(struct rk_listen *out, const char *text, con
 
     out->is_unix = out->is_local = true;
     if (!out->is_abstract && name[0] != '/')
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': expected an absolute path after unix:", text);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': expected an absolute path after unix:", out->key, text);
     if (!name[0] || strlen(name) > max_bytes)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen '%s': the name has %zu bytes, expected 1 to %zu",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': the name has %zu bytes, expected 1 to %zu", out->key,
                        text, strlen(name), max_bytes);
     snprintf(out->name, sizeof(out->name), "%s", name);
     return NULL;
@@ -75,14 +75,14 @@ struct rk_status *rk_listen_check_peer_host(const char *host)
     return NULL;
 }
 
-struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text)
+struct rk_status *rk_listen_parse(struct rk_listen *out, const char *key, const char *text)
 {
     const char *colon = strrchr(text, ':');
     struct rk_status *st;
     int64_t port;
     char *host;
 
-    *out = (struct rk_listen){0};
+    *out = (struct rk_listen){.key = key};
     if (rk_str_has_prefix(text, UNIX_PREFIX))
         return parse_unix(out, text, text + strlen(UNIX_PREFIX));
     if (rk_str_has_prefix(text, ABSTRACT_PREFIX)) {
@@ -91,16 +91,16 @@ struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text)
     }
     if (!colon || colon == text || !rk_parse_i64(colon + 1, &port) || port < 0 || port > UINT16_MAX)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "rpc.listen '%s': expected HOST:PORT with a port of 0 to 65535, unix:/PATH or "
+                       "%s '%s': expected HOST:PORT with a port of 0 to 65535, unix:/PATH or "
                        "unix-abstract:NAME",
-                       text);
+                       key, text);
     out->port = (uint16_t)port;
     host = rk_strndup(text, (size_t)(colon - text));
     if (host[0] == '[' && rk_str_has_suffix(host, "]")) {
         memmove(host, host + 1, strlen(host));
         host[strlen(host) - 1] = '\0';
     }
-    st = resolve(out->host, sizeof(out->host), &out->is_local, host, "rpc.listen", text);
+    st = resolve(out->host, sizeof(out->host), &out->is_local, host, key, text);
     rk_free(host);
     return st;
 }
@@ -149,17 +149,18 @@ static socklen_t make_address(const struct rk_listen *listen, struct sockaddr_st
 
 /* A file that is no socket would make the bind fail; one that is (whose owner, if it lives, holds the lock
  * beside it) is replaced. */
-static struct rk_status *probe_unix_path(const char *path)
+static struct rk_status *probe_unix_path(const struct rk_listen *listen)
 {
+    const char *path = listen->name;
     char *dir = rk_path_dir(path);
     struct rk_status *st = NULL;
     struct stat info;
 
     if (access(dir, W_OK | X_OK) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen: cannot make a socket in '%s': %s", dir,
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: cannot make a socket in '%s': %s", listen->key, dir,
                      strerror(errno));
     else if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "rpc.listen: '%s' exists and is no socket", path);
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: '%s' exists and is no socket", listen->key, path);
     rk_free(dir);
     return st;
 }
@@ -170,11 +171,11 @@ static struct rk_status *fail_bind(const struct rk_listen *listen, int error)
     struct rk_status *st;
 
     if (error == EADDRINUSE)
-        st =
-            RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s is in use by another process", text);
+        st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s: %s is in use by another process",
+                            listen->key, text);
     else /* an address that no interface has may come with its interface */
-        st = RK_FAIL(error == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT, "cannot listen on %s: %s",
-                     text, strerror(error));
+        st = RK_FAIL(error == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT,
+                     "%s: cannot listen on %s: %s", listen->key, text, strerror(error));
     rk_free(text);
     return st;
 }
@@ -208,12 +209,19 @@ static struct rk_status *bind_socket(int *out, const struct rk_listen *listen)
     return NULL;
 }
 
+bool rk_listen_is_same(const struct rk_listen *a, const struct rk_listen *b)
+{
+    if (a->is_unix || b->is_unix)
+        return a->is_unix == b->is_unix && a->is_abstract == b->is_abstract && strcmp(a->name, b->name) == 0;
+    return a->port != 0 && a->port == b->port && strcmp(a->host, b->host) == 0;
+}
+
 struct rk_status *rk_listen_probe(const struct rk_listen *listen)
 {
     int fd;
 
     if (listen->is_unix && !listen->is_abstract)
-        return probe_unix_path(listen->name);
+        return probe_unix_path(listen);
     RK_TRY(bind_socket(&fd, listen));
     close(fd);
     return NULL;
@@ -238,7 +246,7 @@ struct rk_status *rk_listen_open(int *fd, int *port, const struct rk_listen *to,
     *fd = -1;
     *port = 0;
     if (to->is_unix && !to->is_abstract) {
-        RK_TRY(probe_unix_path(to->name));
+        RK_TRY(probe_unix_path(to));
         unlink(to->name);
     }
     RK_TRY(bind_socket(fd, to));

@@ -1,4 +1,4 @@
-/* Addresses: what rpc.listen may be, who can reach it, and why binding failed. */
+/* Addresses: what rpc.listen and the keys like it may be, who can reach it, and why binding failed. */
 #ifndef RK_LISTEN_INTERNAL_H
 #define RK_LISTEN_INTERNAL_H
 
@@ -10,7 +10,8 @@
 #define RK_UNIX_PATH_BYTES 107 /* of struct sockaddr_un, without the terminator */
 
 struct rk_listen {
-    bool is_unix; /* a path, or a name in the abstract namespace */
+    const char *key; /* "rpc.listen", for messages; static */
+    bool is_unix;    /* a path, or a name in the abstract namespace */
     bool is_abstract;
     bool is_local;                     /* other hosts cannot reach it */
     char host[64];                     /* TCP: literal address, IPv6 without brackets */
@@ -18,9 +19,9 @@ struct rk_listen {
     char name[RK_UNIX_PATH_BYTES + 1]; /* Unix */
 };
 
-/* "HOST:PORT" (a host name is resolved here, so that what is checked is what is bound), "unix:/PATH",
- * "unix-abstract:NAME". UNAVAILABLE when the name server does not answer: that may pass. */
-struct rk_status *rk_listen_parse(struct rk_listen *out, const char *text) RK_NODISCARD;
+/* Value of the key: "HOST:PORT" (a host name is resolved here, so that what is checked is what is bound),
+ * "unix:/PATH", "unix-abstract:NAME". UNAVAILABLE when the name server does not answer: that may pass. */
+struct rk_status *rk_listen_parse(struct rk_listen *out, const char *key, const char *text) RK_NODISCARD;
 /* Addresses that others can reach need an explicit wish; so do those that every local user reaches without a
  * file's permissions in between. */
 struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure,
@@ -28,6 +29,8 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
 /* The value of comm.listen, or what follows from rpc.listen: a host whose peers can be told its address, so
  * not the one that means "all". */
 struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;
+/* Whether one of them would take the address of the other. */
+bool rk_listen_is_same(const struct rk_listen *a, const struct rk_listen *b);
 /* Binds and lets go. Reason ADDRESS_IN_USE when another process has it;
  * UNAVAILABLE when no interface has the address (yet). */
 struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;

@@ -37,7 +37,7 @@ static void print_help(void)
         "\n"
         "%s"
         "\n"
-        "The first line on stdout is \"rankd: listening on ADDRESS\".\n"
+        "The first line on stdout is \"rankd: listening on ADDRESS\"; one follows for each other listener.\n"
         "Exit codes: 0 stopped cleanly (also by SIGTERM), 1 failed, 2 usage or configuration, 4 address,\n"
         "lock or device held by another process.\n",
         RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
@@ -96,10 +96,13 @@ static struct rk_status *parse_flag(struct options *options, int argc, char **ar
     return NULL;
 }
 
-static void on_listening(void *user, const char *address)
+static void on_listening(void *user, const char *key, const char *address)
 {
     (void)user;
-    printf("rankd: listening on %s\n", address);
+    if (key)
+        printf("rankd: %s is %s\n", key, address);
+    else
+        printf("rankd: listening on %s\n", address);
     fflush(stdout);
 }
 

@@ -20,8 +20,9 @@ struct rk_daemon_args {
     const char *const *overrides; /* "rpc.listen=127.0.0.1:0" */
     int64_t num_overrides;
     void *user;
-    /* Called once, when the daemon can be reached at `address`. */
-    void (*on_listening)(void *user, const char *address);
+    /* Called when the daemon can be reached at `address`, then once for each other listener that the
+     * configuration asks for, with its key ("health.listen"); `key` is NULL the first time. */
+    void (*on_listening)(void *user, const char *key, const char *address);
     /* SIGUSR1 came: the daemon outlives the process that started it, and stops when its grace period is over.
      * NULL: not told. */
     void (*on_detached)(void *user);

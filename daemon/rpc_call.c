@@ -252,7 +252,9 @@ static const grpc_slice *find_metadata(const struct rk_call *call, const char *k
 static struct rk_status *authenticate(const struct rk_call *call)
 {
     const grpc_slice *header = find_metadata(call, "authorization");
-    rk_rights_t needed = call->rpc ? call->rpc->rights : RK_RIGHTS_VIEWER;
+    /* Who may not ask for anything is not told what there is. */
+    rk_rights_t unknown = call->server->config.is_health_only ? RK_RIGHTS_NONE : RK_RIGHTS_VIEWER;
+    rk_rights_t needed = call->rpc ? call->rpc->rights : unknown;
     struct rk_status *st =
         rk_auth_check(call->server->config.auth, header ? (const char *)GRPC_SLICE_START_PTR(*header) : NULL,
                       header ? GRPC_SLICE_LENGTH(*header) : 0, needed);

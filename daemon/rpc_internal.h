@@ -57,10 +57,11 @@ struct rk_server_config {
     const struct rk_auth *auth; /* borrowed; rk_server_set_auth replaces it */
     const struct rk_listen *listen;
     bool has_reflection;
+    bool is_health_only; /* every other path is UNIMPLEMENTED, with or without a token */
     void (*on_stopped)(struct rk_daemon *daemon); /* G has ended; rk_server_destroy will not wait */
 };
 
-/* Binds, and starts G. Reason ADDRESS_IN_USE when another process has the address. */
+/* Binds, and starts a thread G. Reason ADDRESS_IN_USE when another process has the address. */
 struct rk_status *rk_server_create(struct rk_server **out,
                                    const struct rk_server_config *config) RK_NODISCARD;
 /* After on_stopped. NULL is a no-op. */

@@ -166,14 +166,15 @@ static void on_core_log(gpr_log_func_args *args)
         RK_DEBUG_LOG("grpc: %s", args->message);
 }
 
-static grpc_server *create_core(void)
+static grpc_server *create_core(const struct rk_server_config *config)
 {
     grpc_resource_quota *quota = grpc_resource_quota_create("rankd");
     grpc_arg args[RK_ARRAY_LEN(server_args) + 1];
     grpc_channel_args list = {.num_args = RK_ARRAY_LEN(args), .args = args};
     grpc_server *core;
 
-    grpc_resource_quota_resize(quota, RK_LIMIT_QUOTA_BYTES);
+    grpc_resource_quota_resize(quota,
+                               config->is_health_only ? RK_LIMIT_HEALTH_QUOTA_BYTES : RK_LIMIT_QUOTA_BYTES);
     for (size_t i = 0; i < RK_ARRAY_LEN(server_args); i++)
         args[i] = (grpc_arg){.type = GRPC_ARG_INTEGER,
                              .key = (char *)server_args[i].key,
@@ -199,8 +200,11 @@ static void on_connection(void *user, int fd)
 
 static struct rk_status *start_guard(struct rk_server *server)
 {
-    struct rk_guard_config config = {
-        .listen = server->config.listen, .user = server, .on_connection = on_connection};
+    struct rk_guard_config config = {.listen = server->config.listen,
+                                     .max_connections =
+                                         server->config.is_health_only ? RK_LIMIT_HEALTH_CONNECTIONS : 0,
+                                     .user = server,
+                                     .on_connection = on_connection};
 
     return rk_guard_create(&server->guard, &config);
 }
@@ -250,7 +254,11 @@ static void abandon(struct rk_server *server)
 /* The others are paths that no RPC has. */
 static bool serves(const struct rk_server_config *config, rk_rpc_id_t id)
 {
-    return config->has_reflection || rk_rpc_handler_get(id) != &rk_rpc_reflect;
+    const struct rk_rpc_handler *handler = rk_rpc_handler_get(id);
+
+    if (config->is_health_only)
+        return handler == &rk_rpc_health_check || handler == &rk_rpc_health_watch;
+    return config->has_reflection || handler != &rk_rpc_reflect;
 }
 
 static void register_methods(struct rk_server *server)
@@ -279,7 +287,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     atomic_init(&server->queue_seen_ns, rk_time_now_ns());
     gpr_set_log_function(on_core_log);
     grpc_init();
-    server->core = create_core();
+    server->core = create_core(config);
     server->queue = grpc_completion_queue_create_for_next(NULL);
     grpc_server_register_completion_queue(server->core, server->queue, NULL);
     register_methods(server);

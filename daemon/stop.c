@@ -15,6 +15,7 @@
 
 #include <unistd.h>
 
+#include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
@@ -49,10 +50,15 @@ void rk_stop_begin(struct rk_daemon *daemon, int64_t grace_ms, const char *reaso
     rk_stop_advance(daemon);
 }
 
-static void close_server(struct rk_daemon *daemon)
+static void close_servers(struct rk_daemon *daemon)
 {
     enter(daemon, RK_STOP_CLOSE, CLOSE_MS);
+    daemon->stop.num_servers = 1;
     rk_server_begin_shutdown(daemon->server);
+    if (daemon->health_server) {
+        daemon->stop.num_servers++;
+        rk_server_begin_shutdown(daemon->health_server);
+    }
 }
 
 void rk_stop_advance(struct rk_daemon *daemon)
@@ -62,7 +68,7 @@ void rk_stop_advance(struct rk_daemon *daemon)
     switch (daemon->stop.phase) {
     case RK_STOP_WAIT:
         if (rk_daemon_is_idle(daemon)) {
-            close_server(daemon);
+            close_servers(daemon);
         } else if (is_late) {
             enter(daemon, RK_STOP_CANCEL, CANCEL_MS);
             rk_operations_cancel(daemon, false, "the daemon stops");
@@ -70,7 +76,7 @@ void rk_stop_advance(struct rk_daemon *daemon)
         break;
     case RK_STOP_CANCEL:
         if (rk_daemon_is_idle(daemon)) {
-            close_server(daemon);
+            close_servers(daemon);
         } else if (is_late) {
             enter(daemon, RK_STOP_ABORT, ABORT_MS);
             rk_operations_cancel(daemon, true, "the daemon stops");
@@ -78,7 +84,7 @@ void rk_stop_advance(struct rk_daemon *daemon)
         break;
     case RK_STOP_ABORT:
         if (rk_daemon_is_idle(daemon)) {
-            close_server(daemon);
+            close_servers(daemon);
         } else if (is_late) {
             RK_ERROR("the engine does not stop: giving up");
             _exit(1); /* its thread cannot be joined, so nothing can be freed */
@@ -88,6 +94,8 @@ void rk_stop_advance(struct rk_daemon *daemon)
         if (is_late && !daemon->stop.has_cancelled_calls) {
             daemon->stop.has_cancelled_calls = true;
             rk_server_cancel_calls(daemon->server);
+            if (daemon->health_server)
+                rk_server_cancel_calls(daemon->health_server);
         }
         break;
     default:
@@ -97,6 +105,9 @@ void rk_stop_advance(struct rk_daemon *daemon)
 
 void rk_stop_on_server_stopped(struct rk_daemon *daemon)
 {
+    RK_ASSERT(daemon->stop.num_servers > 0);
+    if (--daemon->stop.num_servers > 0)
+        return;
     daemon->stop.phase = RK_STOP_DONE;
     rk_loop_stop(daemon->loop);
 }

@@ -12,21 +12,22 @@ typedef enum rk_stop_phase {
     RK_STOP_WAIT,   /* what runs may end by itself */
     RK_STOP_CANCEL, /* it was asked to end */
     RK_STOP_ABORT,  /* its communicators were aborted */
-    RK_STOP_CLOSE,  /* the server ends its calls */
-    RK_STOP_DONE    /* G has ended; the loop stops */
+    RK_STOP_CLOSE,  /* the servers end their calls */
+    RK_STOP_DONE    /* every G has ended; the loop stops */
 } rk_stop_phase_t;
 
 struct rk_stop {
     rk_stop_phase_t phase;
     int64_t deadline_ns; /* of the phase */
     bool has_cancelled_calls;
+    int num_servers; /* whose G has not ended yet */
 };
 
 /* Begins; a second time, skips the wait. */
 void rk_stop_begin(struct rk_daemon *daemon, int64_t grace_ms, const char *reason);
 /* Goes on when what the phase waits for has come, or its time is over. */
 void rk_stop_advance(struct rk_daemon *daemon);
-/* G has ended. */
+/* A server's G has ended. */
 void rk_stop_on_server_stopped(struct rk_daemon *daemon);
 
 #endif

@@ -31,14 +31,15 @@ class Daemon:
             flags.append("--rpc.token_file=" + path)
         self.log = open(os.path.join(self.folder.name, "log"), "w+")
         self.process = subprocess.Popen([self.program, *flags], stdout=subprocess.PIPE, stderr=self.log, text=True)
-        self.addresses = {}  # by what listens: "" is rankd itself
-        while "" not in self.addresses:
-            words = self.process.stdout.readline().split()
+        keys = [flag[2:flag.index("=")] for flag in flags if ".listen=" in flag]
+        self.addresses = {}  # by key
+        while not {key for key in keys if not key.startswith("comm")} <= set(self.addresses):
+            words = self.process.stdout.readline().split()  # rankd: listening on ADDRESS, rankd: KEY is ADDRESS
             if not words:
                 self.__exit__(None)
                 raise AssertionError("the daemon ended before it listened")
-            self.addresses[words[0][len("rankd"):].strip(":-")] = words[-1]
-        self.address = self.addresses[""]
+            self.addresses["rpc.listen" if words[1] == "listening" else words[1]] = words[-1]
+        self.address = self.addresses["rpc.listen"]
         return self
 
     def read_log(self):

@@ -253,9 +253,10 @@ static void end_attack(struct attack *attack)
         pthread_join(attack->threads[i], NULL);
 }
 
-static void run_flood(struct fixture *fixture, const struct flood *flood, int64_t seconds)
+static void run_flood(struct fixture *fixture, const char *address, const struct flood *flood,
+                      int64_t seconds)
 {
-    struct attack attack = {.address = rk_proc_address(fixture->proc), .flood = flood};
+    struct attack attack = {.address = address, .flood = flood};
     struct seen seen = {.samples = rk_calloc(SAMPLES_MAX, sizeof(double))};
     int64_t before_kib = rss_kib(fixture), after_kib;
     double p99;
@@ -295,7 +296,8 @@ static void start(struct fixture *fixture)
 {
     char *path = write_file("tokens", "admin:" TOKEN "\n"), *flag = rk_format("--rpc.token_file=%s", path);
     char *roots = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir());
-    const char *args[] = {"--lease.ttl=10min", "--cpu.num_threads=1", flag, roots, NULL};
+    const char *args[] = {
+        "--lease.ttl=10min", "--cpu.num_threads=1", "--health.listen=127.0.0.1:0", flag, roots, NULL};
 
     setenv("ASAN_OPTIONS", "quarantine_size_mb=1:thread_local_quarantine_size_kb=64", 1);
     fixture_start(fixture, args);
@@ -330,12 +332,32 @@ static void test_floods_are_survived(void **state)
         if (only && strcmp(only, floods[i].label) != 0)
             continue;
         stream = fixture_start_endless(&fixture, &header);
-        run_flood(&fixture, &floods[i], seconds);
+        run_flood(&fixture, rk_proc_address(fixture.proc), &floods[i], seconds);
         assert_ok(fixture_cancel(&fixture, &header, false, outcome));
         assert_string_equal(outcome, "flagged");
         fixture_read_result(&fixture, stream, NULL);
         assert_code(rk_client_finish(stream), RK_CANCELLED);
     }
+    fixture_stop(&fixture);
+}
+
+/* Goal: the listener for probes is as well protected, though it takes no token. */
+static void test_floods_of_health_listen_are_survived(void **state)
+{
+    static const char line[] = "rankd: health.listen is ";
+    static const size_t some[] = {0, 2, 7}; /* of floods */
+    struct fixture fixture;
+    char *out, *address;
+
+    (void)state;
+    start(&fixture);
+    rk_proc_wait_output(fixture.proc, line, rk_proc_timeout_ms(RSS_BACK_MS));
+    out = rk_proc_stdout(fixture.proc);
+    address = strstr(out, line) + strlen(line);
+    address[strcspn(address, "\n")] = '\0';
+    for (size_t i = 0; i < RK_ARRAY_LEN(some); i++)
+        run_flood(&fixture, address, &floods[some[i]], 2);
+    rk_free(out);
     fixture_stop(&fixture);
 }
 
@@ -403,6 +425,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_floods_are_survived),
+        cmocka_unit_test(test_floods_of_health_listen_are_survived),
         cmocka_unit_test(test_run_goes_on_during_a_flood),
         cmocka_unit_test(test_short_calls_are_never_cut),
     };

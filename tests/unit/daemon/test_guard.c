@@ -34,7 +34,7 @@ static void start(struct bench *bench, int64_t max_files)
     struct rk_guard_config config = {
         .listen = &bench->listen, .max_files = max_files, .user = bench, .on_connection = on_connection};
 
-    assert_ok(rk_listen_parse(&bench->listen, "127.0.0.1:0"));
+    assert_ok(rk_listen_parse(&bench->listen, "rpc.listen", "127.0.0.1:0"));
     assert_int_equal(pipe(bench->given), 0);
     assert_ok(rk_guard_create(&bench->guard, &config));
     rk_guard_open(bench->guard);

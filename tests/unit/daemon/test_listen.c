@@ -37,7 +37,7 @@ static void test_rk_listen_parse_good_addresses(void **state)
         char *text;
 
         print_message("%s\n", cases[i].text);
-        assert_ok(rk_listen_parse(&listen, cases[i].text));
+        assert_ok(rk_listen_parse(&listen, "rpc.listen", cases[i].text));
         assert_int_equal(listen.is_local, cases[i].is_local);
         text = rk_listen_format(&listen, listen.port);
         assert_string_equal(text, cases[i].formatted);
@@ -69,11 +69,52 @@ static void test_rk_listen_parse_bad_addresses_are_refused(void **state)
         struct rk_listen listen;
 
         print_message("'%s'\n", cases[i]);
-        assert_fails(rk_listen_parse(&listen, cases[i]), RK_INVALID_ARGUMENT, "rpc.listen");
+        assert_fails(rk_listen_parse(&listen, "rpc.listen", cases[i]), RK_INVALID_ARGUMENT, "rpc.listen");
     }
 }
 
 /* Goal: what others can reach needs a wish. */
+static void test_rk_listen_is_same_cases(void **state)
+{
+    static const struct {
+        const char *a, *b;
+        bool expected;
+    } cases[] = {
+        {"127.0.0.1:7000", "127.0.0.1:7000", true},
+        {"127.0.0.1:7000", "127.0.0.1:7001", false},
+        {"127.0.0.1:7000", "127.0.0.2:7000", false},
+        {"127.0.0.1:0", "127.0.0.1:0", false},
+        {"unix:/a", "unix:/a", true},
+        {"unix:/a", "unix:/b", false},
+        {"unix:/a", "unix-abstract:/a", false},
+        {"unix:/a", "127.0.0.1:7000", false},
+        {"unix-abstract:a", "unix-abstract:a", true},
+        {"[::1]:7000", "[0:0:0:0:0:0:0:1]:7000", true},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_listen a, b;
+
+        print_message("%s %s\n", cases[i].a, cases[i].b);
+        assert_ok(rk_listen_parse(&a, "rpc.listen", cases[i].a));
+        assert_ok(rk_listen_parse(&b, "health.listen", cases[i].b));
+        assert_int_equal(rk_listen_is_same(&a, &b), cases[i].expected);
+        assert_int_equal(rk_listen_is_same(&b, &a), cases[i].expected);
+    }
+}
+
+/* Goal: an error names the key whose value it is about. */
+static void test_rk_listen_parse_names_the_key(void **state)
+{
+    struct rk_listen listen;
+
+    (void)state;
+    assert_fails(rk_listen_parse(&listen, "health.listen", "nonsense"), RK_INVALID_ARGUMENT, "health.listen");
+    assert_fails(rk_listen_parse(&listen, "health.listen", "unix:relative"), RK_INVALID_ARGUMENT,
+                 "health.listen");
+}
+
 static void test_rk_listen_check_policy_cases(void **state)
 {
     static const struct {
@@ -99,7 +140,7 @@ static void test_rk_listen_check_policy_cases(void **state)
         struct rk_status *st;
 
         print_message("%s\n", cases[i].text);
-        assert_ok(rk_listen_parse(&listen, cases[i].text));
+        assert_ok(rk_listen_parse(&listen, "rpc.listen", cases[i].text));
         st = rk_listen_check_policy(&listen, cases[i].is_insecure, cases[i].has_tokens);
         if (cases[i].refusal)
             assert_fails(st, RK_INVALID_ARGUMENT, cases[i].refusal);
@@ -120,21 +161,21 @@ static void test_rk_listen_probe_says_why(void **state)
 
     (void)state;
     assert_int_equal(bind(fd, (struct sockaddr *)&taken, taken_bytes), 0);
-    assert_ok(rk_listen_parse(&listen, "unix-abstract:rankd-probe-test"));
+    assert_ok(rk_listen_parse(&listen, "rpc.listen", "unix-abstract:rankd-probe-test"));
     st = rk_listen_probe(&listen);
     assert_string_equal(rk_status_reason(st), "ADDRESS_IN_USE");
     rk_status_free(st);
     close(fd);
     assert_ok(rk_listen_probe(&listen));
 
-    assert_ok(rk_listen_parse(&listen, "192.0.2.1:7000"));
+    assert_ok(rk_listen_parse(&listen, "rpc.listen", "192.0.2.1:7000"));
     assert_fails(rk_listen_probe(&listen), RK_UNAVAILABLE, "cannot listen on 192.0.2.1:7000");
-    assert_ok(rk_listen_parse(&listen, "unix:/nonexistent/dir/socket"));
+    assert_ok(rk_listen_parse(&listen, "rpc.listen", "unix:/nonexistent/dir/socket"));
     assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "cannot make a socket in '/nonexistent/dir'");
 
     rk_test_write_file(path, "x", 1);
     text = rk_format("unix:%s", path);
-    assert_ok(rk_listen_parse(&listen, text));
+    assert_ok(rk_listen_parse(&listen, "rpc.listen", text));
     assert_fails(rk_listen_probe(&listen), RK_INVALID_ARGUMENT, "is no socket");
     unlink(path);
     assert_ok(rk_listen_probe(&listen));
@@ -147,6 +188,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rk_listen_parse_good_addresses),
         cmocka_unit_test(test_rk_listen_parse_bad_addresses_are_refused),
+        cmocka_unit_test(test_rk_listen_is_same_cases),
+        cmocka_unit_test(test_rk_listen_parse_names_the_key),
         cmocka_unit_test(test_rk_listen_check_policy_cases),
         cmocka_unit_test(test_rk_listen_probe_says_why),
     };
