@@ -6,6 +6,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
+#include "base/rk_certs.h"
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_config.h"
 #include "base/rk_crc32c.h"
@@ -25,6 +26,7 @@
 #include "base/rk_str.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
+#include "base/rk_tls.h"
 #include "base/rk_zigzag.h"
 
 #endif

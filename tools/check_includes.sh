@@ -27,6 +27,7 @@ BEGIN {
     # --- third party: header pattern, files that may include it ---
     third("^jansson[.]h$", "^base/rk_json[.]c$")
     third("^openssl/(crypto|evp|hmac)[.]h$", "^base/rk_hash[.]c$")
+    third("^openssl/", "^base/rk_(tls|certs)[a-z_]*[.][ch]$")
     third("^protobuf-c/", "^(proto|tests)/")
     third("^grpc/", "^(proto/stream[.]c|daemon/|driver-cli/|tests/|bench/)")
     third("^(cblas|openblas_config)[.]h$", "^(kernels/cpu|bench)/")

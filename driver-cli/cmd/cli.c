@@ -154,12 +154,17 @@ void rk_cli_fini(struct rk_cli *cli)
     rk_array_fini(&cli->args);
 }
 
-static void format_options(const struct rk_cli_option *options, struct rk_str *out)
+/* `shadowed`: what those mean instead of ours. */
+static void format_options(const struct rk_cli_option *options, const struct rk_cli_option *shadowed,
+                           struct rk_str *out)
 {
     for (; options && options->name; options++) {
-        char *left = rk_format("--%s%s%s", options->name, options->value ? "=" : "",
-                               options->value ? options->value : "");
+        char *left;
 
+        if (find_in(shadowed, options->name))
+            continue;
+        left = rk_format("--%s%s%s", options->name, options->value ? "=" : "",
+                         options->value ? options->value : "");
         rk_str_appendf(out, "  %-22s %s\n", left, options->help);
         rk_free(left);
     }
@@ -169,8 +174,8 @@ void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
 {
     rk_str_appendf(out, "usage: rankctl %s [options]%s%s\n\n%s\n\noptions:\n", command->name,
                    *command->args ? " " : "", command->args, command->summary);
-    format_options(command->options, out);
-    format_options(common_options, out);
+    format_options(command->options, NULL, out);
+    format_options(common_options, command->options, out);
     if (command->details)
         rk_str_appendf(out, "\n%s\n", command->details);
     if (command->more_help)

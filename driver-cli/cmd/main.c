@@ -21,6 +21,8 @@ static const struct rk_command *const commands[] = {
     &rk_cmd_checkpoint_inspect,
     &rk_cmd_checkpoint_export,
     &rk_cmd_shutdown,
+    &rk_cmd_certs_init,
+    &rk_cmd_certs_issue,
     &rk_cmd_config,
     &rk_cmd_version,
 };
