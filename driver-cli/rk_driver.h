@@ -6,12 +6,13 @@
  *   rk_driver_claim(driver);                       a lease on all daemons; kept alive in the background
  *   rk_driver_configure(driver, meshes, 2);        ranks, meshes, communicators
  *   rk_driver_call(driver, &call, &result);        scatter, run on all ranks, gather
+ *   rk_driver_start(&future, driver, &call);       the same, while the program goes on
  *   rk_driver_close(driver);                       gives the lease back
  *
  * Worker i of the address list is rank i of the world. Every function returns NULL or a status that the
  * caller frees (base/rk_status.h). Messages about one daemon read "worker 3 (ADDRESS, rank 3): CODE REASON:
  * what happened". A driver belongs to one thread at a time; only rk_driver_interrupt may be called from
- * anywhere. */
+ * anywhere. docs/driver-library.md has an example and says how the ABI changes. */
 #ifndef RK_DRIVER_H
 #define RK_DRIVER_H
 
@@ -35,6 +36,14 @@ RK_BEGIN_DECLS
 
 struct rk_driver;
 
+/* --- the library's version --- */
+/* Raised with every change that a program compiled before cannot live with; also the number in the SONAME,
+ * librankd_driver.so.N. New functions, and new fields at the end of a struct that begins with struct_size, do
+ * not raise it. */
+#define RK_DRIVER_ABI 1
+/* RK_DRIVER_ABI of the library that was loaded. */
+uint32_t rk_driver_abi(void);
+
 /* --- addresses --- */
 struct rk_hosts {
     int32_t count;
@@ -54,7 +63,7 @@ void rk_hosts_fini(struct rk_hosts *hosts);
 
 /* --- connection --- */
 struct rk_driver_config {
-    size_t struct_size;
+    size_t struct_size;           /* sizeof: fields that the program's header did not have yet are zero */
     const char *const *addresses; /* in rank order; copied */
     int32_t num_addresses;
     const char *token_file;     /* bearer token: its first line; NULL: none */
@@ -158,6 +167,35 @@ struct rk_driver_result {
 struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_driver_call_args *call,
                                  struct rk_driver_result *result) RK_NODISCARD;
 void rk_driver_result_fini(struct rk_driver_result *result);
+
+/* --- several calls at once --- */
+/* A call that goes on while the program does something else. The library runs it on a thread of its own: it
+ * is committed, and its result is received, without any further call of the program. */
+struct rk_future;
+
+/* Starts what rk_driver_call does. Errors that need no daemon (arguments, batch, plan, lease) come from here,
+ * all others from rk_future_take. Strings, options and plan are copied; the columns of the batch are shared,
+ * and must not be written to until the future is done; `call->user` must stay until then, and `on_progress`
+ * is called on the library's thread. Calls on the same ranks run in the order of their starts, rk_driver_call
+ * included: each is sent while the one before it runs. Calls on different ranks run at the same time, as do
+ * calls of different drivers. Until all futures of a driver are done it cannot claim, configure or adopt
+ * (FAILED_PRECONDITION), and must not be released or closed. */
+struct rk_status *rk_driver_start(struct rk_future **out, struct rk_driver *driver,
+                                  const struct rk_driver_call_args *call) RK_NODISCARD;
+/* Never blocks. From any thread, like rk_future_cancel; the other functions belong to one thread at a time.
+ */
+bool rk_future_is_done(const struct rk_future *future);
+/* Waits until one of futures[count] is done, and returns its index: the lowest when several are. Of any
+ * drivers; NULL entries are left out. -1 after timeout_ms (negative: no limit), or when all are NULL. */
+int32_t rk_future_wait_any(struct rk_future *const *futures, int32_t count, int64_t timeout_ms);
+/* Asks the daemons to stop the call, and returns at once. The call ends with CANCELLED within seconds, unless
+ * it was about to end: its result decides. The group stays usable. `reason` appears in the daemons' logs (127
+ * bytes of it; NULL: none). A no-op on a done future. */
+void rk_future_cancel(struct rk_future *future, const char *reason);
+/* Waits for the end, gives result and status to the caller as rk_driver_call does, and frees the future. */
+struct rk_status *rk_future_take(struct rk_future *future, struct rk_driver_result *result) RK_NODISCARD;
+/* Cancels, waits, and frees the future with its result. NULL is a no-op. */
+void rk_future_drop(struct rk_future *future);
 
 /* --- daemons of one's own on this machine --- */
 struct rk_local;

@@ -1,6 +1,6 @@
 /* Configure: every rank's place in the meshes of the roles, and the communicators, in two rounds. In the
  * first the daemons open their endpoints and one makes the id; in the second all join. */
-#include "driver-cli/driver/driver_internal.h"
+#include "driver-cli/driver/invocation_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -191,6 +191,7 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
     struct rk_configure_request request = {.world_size = (uint32_t)world_size, .num_meshes = num_meshes};
     struct rk_status *st;
 
+    RK_TRY_GOTO(st, rk_turns_check_idle(&driver->turns, "configure"), keep);
     RK_TRY_GOTO(st, rk_lease_check(driver), out);
     RK_TRY_GOTO(st, set_roles(driver, meshes, num_meshes), out);
     RK_TRY_GOTO(st, describe(driver, arena), out);
@@ -216,6 +217,7 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
 out:
     if (st)
         clear_roles(driver);
+keep:
     rk_free(request.meshes);
     rk_free(peers);
     rk_free(answers);
@@ -267,8 +269,9 @@ struct rk_status *rk_driver_adopt(struct rk_driver *driver)
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_driver_worker *workers = rk_calloc((size_t)driver->num_clients, sizeof(*workers));
     const struct rk_worker_status *first;
-    struct rk_status *st = NULL;
+    struct rk_status *st;
 
+    RK_TRY_GOTO(st, rk_turns_check_idle(&driver->turns, "adopt"), keep);
     rk_driver_get_status(driver, arena, workers);
     for (int32_t i = 0; i < driver->num_clients; i++)
         st = rk_status_first(st, workers[i].error);
@@ -293,6 +296,7 @@ struct rk_status *rk_driver_adopt(struct rk_driver *driver)
 out:
     if (st)
         clear_roles(driver);
+keep:
     rk_free(workers);
     rk_arena_destroy(arena);
     return st;

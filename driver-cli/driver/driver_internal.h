@@ -37,7 +37,7 @@ struct rk_client {
     const char *token;            /* the driver's; NULL: none */
     struct rk_fence fence;        /* of the lease; lease_id points at lease_id_bytes */
     uint8_t lease_id_bytes[16];
-    uint64_t next_seq; /* of the next call that is committed here */
+    uint64_t next_seq; /* of the next call that is committed here; the call whose turn it is owns it */
     uint64_t incarnation;
 };
 
@@ -48,6 +48,14 @@ struct rk_role_entry {
 
 struct rk_upload;
 struct rk_lease;
+struct rk_invocation;
+
+/* Calls in flight, oldest first. */
+struct rk_turns {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct rk_invocation *first;
+};
 
 struct rk_driver {
     struct rk_client *clients;
@@ -66,7 +74,8 @@ struct rk_driver {
     bool has_identity;  /* taken at the first claim */
     struct rk_identity identity;
     struct rk_lease *lease; /* NULL: not claimed */
-    bool is_lost;           /* a worker was lost in a call: its sequence number is unknown, claim again */
+    atomic_bool is_lost;    /* a worker was lost in a call: its sequence number is unknown, claim again */
+    struct rk_turns turns;
     uint64_t epoch, mesh_generation;
     int32_t num_roles;
     struct rk_role_entry roles[RK_LIMIT_ROLES];
@@ -189,7 +198,7 @@ struct rk_status *rk_lease_check(struct rk_driver *driver) RK_NODISCARD;
 /* A chunk of the batch, encoded once for all ranks that get it. */
 struct rk_upload {
     struct rk_upload *next;
-    atomic_int num_held; /* chunk messages whose bytes gRPC still refers to */
+    atomic_int num_held; /* chunk messages whose bytes gRPC still refers to, and one until rk_upload_end */
     struct rk_batch *chunk;
     struct rk_arena *arena;
     struct rk_batch_spec spec;
@@ -200,7 +209,8 @@ struct rk_upload {
 /* `chunk` is referenced (its columns are shared). The upload belongs to the driver from here on. */
 struct rk_status *rk_upload_create(struct rk_upload **out, struct rk_driver *driver,
                                    const struct rk_batch *chunk) RK_NODISCARD;
-/* Drops the messages; memory goes when gRPC has let go of it too. */
+/* Drops the messages; memory goes when gRPC has let go of it too. From any thread; nothing may be done with the
+ * upload after that. */
 void rk_upload_end(struct rk_upload *upload);
 /* Frees the ended uploads that nobody holds; with `wait`, all of them. */
 void rk_upload_reap(struct rk_driver *driver, bool wait);

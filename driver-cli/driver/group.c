@@ -1,5 +1,5 @@
 /* The group of daemons: opening, questions that need no lease, shutdown. */
-#include "driver-cli/driver/driver_internal.h"
+#include "driver-cli/driver/invocation_internal.h"
 
 #include <pwd.h>
 #include <string.h>
@@ -12,6 +12,9 @@
 
 #define CONTROL_TIMEOUT_MS 10000
 #define LEASE_TTL_MS       30000
+
+/* Of the first version of the ABI. */
+#define CONFIG_BYTES_MIN (offsetof(struct rk_driver_config, dry_device) + sizeof(const char *))
 
 /* The token may have the form that a daemon's token file has: "driver:TOKEN". */
 static struct rk_status *read_token(char **out, const char *path)
@@ -42,12 +45,33 @@ char *rk_driver_default_id(void)
     return rk_format("%s@%s:%d", user ? user->pw_name : "?", is_known ? host : "?", (int)getpid());
 }
 
-struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *config)
+uint32_t rk_driver_abi(void)
 {
+    return RK_DRIVER_ABI;
+}
+
+/* The program may know fewer fields: the others mean the default. */
+static struct rk_status *read_config(struct rk_driver_config *out, const struct rk_driver_config *given)
+{
+    *out = (struct rk_driver_config){0};
+    if (given->struct_size < CONFIG_BYTES_MIN || given->struct_size > sizeof(*out))
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "rk_driver_config.struct_size=%zu, expected %zu to %zu; the program was compiled with the "
+            "headers of another version of librankd_driver",
+            given->struct_size, CONFIG_BYTES_MIN, sizeof(*out));
+    memcpy(out, given, given->struct_size);
+    return NULL;
+}
+
+struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *given)
+{
+    struct rk_driver_config known;
+    const struct rk_driver_config *config = &known;
     struct rk_driver *driver;
 
     *out = NULL;
-    RK_ASSERT(config->struct_size == sizeof(*config));
+    RK_TRY(read_config(&known, given));
     if (config->num_addresses < 1)
         return RK_FAIL(RK_INVALID_ARGUMENT, "num_addresses=%d, expected at least 1", config->num_addresses);
     if (config->dry_world_size < 0 || (config->dry_world_size > 0 && config->num_addresses != 1))
@@ -63,6 +87,8 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
         }
     }
     grpc_init();
+    rk_turns_init(&driver->turns);
+    atomic_init(&driver->is_lost, false);
     driver->driver_id = config->driver_id ? rk_strdup(config->driver_id) : rk_driver_default_id();
     driver->lease_ttl_ms = config->lease_ttl_ms > 0 ? config->lease_ttl_ms : LEASE_TTL_MS;
     driver->control_timeout_ms =
@@ -84,6 +110,7 @@ void rk_driver_close(struct rk_driver *driver)
 {
     if (!driver)
         return;
+    rk_turns_fini(&driver->turns);
     rk_driver_release(driver);
     for (int32_t i = 0; i < driver->num_clients; i++)
         rk_client_fini(&driver->clients[i]);

@@ -2,7 +2,7 @@
  *
  * The thread owns a KeepAlive stream a daemon and its own completion queue. It shares with the rest of the
  * driver the times of the last acknowledged renewals (atomics) and, under `lock`, the flag that ends it. */
-#include "driver-cli/driver/driver_internal.h"
+#include "driver-cli/driver/invocation_internal.h"
 
 #include <signal.h>
 #include <string.h>
@@ -237,7 +237,7 @@ struct rk_status *rk_lease_check(struct rk_driver *driver)
 {
     if (!driver->lease)
         return RK_FAIL(RK_FAILED_PRECONDITION, "the daemons are not claimed; call rk_driver_claim first");
-    if (driver->is_lost)
+    if (atomic_load(&driver->is_lost))
         return RK_FAIL(RK_FAILED_PRECONDITION,
                        "a worker was lost in an earlier call; claim and configure the group again");
     for (int32_t i = 0; i < driver->num_clients; i++) {
@@ -405,6 +405,7 @@ struct rk_status *rk_driver_claim(struct rk_driver *driver)
     struct rk_arena *arena;
     struct rk_status *st = NULL;
 
+    RK_TRY(rk_turns_check_idle(&driver->turns, "claim"));
     RK_TRY(take_identity(driver));
     arena = rk_arena_create(16384, 0);
     rk_driver_release(driver);
@@ -419,7 +420,7 @@ struct rk_status *rk_driver_claim(struct rk_driver *driver)
             break;
     }
     if (!st) {
-        driver->is_lost = false;
+        atomic_store(&driver->is_lost, false);
         driver->lease = begin_keeping(driver);
     }
     rk_arena_destroy(arena);
@@ -430,6 +431,7 @@ void rk_driver_release(struct rk_driver *driver)
 {
     if (!driver->lease)
         return;
+    RK_ASSERT(rk_turns_is_idle(&driver->turns)); /* its futures are done */
     end_keeping(driver->lease);
     driver->lease = NULL;
     release_grants(driver);

@@ -55,6 +55,7 @@ struct rk_status *rk_upload_create(struct rk_upload **out, struct rk_driver *dri
 
     *out = NULL;
     upload->arena = rk_arena_create(4096, 0);
+    atomic_init(&upload->num_held, 1); /* until rk_upload_end */
     RK_TRY_GOTO(st, rk_batch_clone(&upload->chunk, chunk), fail);
     RK_TRY_GOTO(st, rk_batch_describe(&upload->spec, &columns, upload->arena, upload->chunk, NULL), fail);
     upload->num_messages = count_messages(&upload->spec, driver->chunk_bytes);
@@ -76,6 +77,7 @@ void rk_upload_end(struct rk_upload *upload)
         grpc_byte_buffer_destroy(upload->messages[i]);
     rk_free(upload->messages);
     upload->messages = NULL;
+    release(upload); /* the last look at it: the driver's thread may free it now */
 }
 
 void rk_upload_reap(struct rk_driver *driver, bool wait)

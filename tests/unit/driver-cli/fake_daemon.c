@@ -141,6 +141,28 @@ void fake_finish(struct fake_call *call, rk_code_t code, const char *message)
     grpc_slice_unref(details);
 }
 
+void fake_refuse(struct fake_call *call, rk_code_t code, const char *reason, const char *message)
+{
+    struct rk_status *st = rk_status_from_wire(code, reason, message);
+    grpc_slice details = grpc_slice_from_copied_string(message);
+    grpc_op op = {.op = GRPC_OP_SEND_STATUS_FROM_SERVER};
+    struct rk_str packed = {0};
+    grpc_metadata rich;
+
+    rk_pack_status_details(&packed, st);
+    rich = (grpc_metadata){.key = grpc_slice_from_static_string("grpc-status-details-bin"),
+                           .value = grpc_slice_from_copied_buffer(packed.text, packed.bytes)};
+    op.data.send_status_from_server.status = (grpc_status_code)code;
+    op.data.send_status_from_server.status_details = &details;
+    op.data.send_status_from_server.trailing_metadata_count = 1;
+    op.data.send_status_from_server.trailing_metadata = &rich;
+    do_ops(call, &op, 1);
+    grpc_slice_unref(details);
+    grpc_slice_unref(rich.value);
+    rk_str_fini(&packed);
+    rk_status_free(st);
+}
+
 /* --- what a good daemon answers --- */
 
 static void answer(struct fake_call *call, struct rk_str *packed)

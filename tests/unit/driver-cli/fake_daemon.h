@@ -32,5 +32,7 @@ void fake_send_chunk(struct fake_call *call, uint64_t offset, const void *data, 
 /* Accepted with a hash of 32 bytes, each `fill`. */
 void fake_accept(struct fake_call *call, uint8_t fill);
 void fake_finish(struct fake_call *call, rk_code_t code, const char *message);
+/* The same with a reason. */
+void fake_refuse(struct fake_call *call, rk_code_t code, const char *reason, const char *message);
 
 #endif
