@@ -209,8 +209,9 @@ struct rk_upload {
 /* `chunk` is referenced (its columns are shared). The upload belongs to the driver from here on. */
 struct rk_status *rk_upload_create(struct rk_upload **out, struct rk_driver *driver,
                                    const struct rk_batch *chunk) RK_NODISCARD;
-/* Drops the messages; memory goes when gRPC has let go of it too. From any thread; nothing may be done with the
- * upload after that. */
+/* Drops the messages; memory goes when gRPC has let go of it too. From any thread; the last use of the
+ * upload.
+ */
 void rk_upload_end(struct rk_upload *upload);
 /* Frees the ended uploads that nobody holds; with `wait`, all of them. */
 void rk_upload_reap(struct rk_driver *driver, bool wait);
