@@ -9,8 +9,8 @@ BEGIN {
     ban("malloc|calloc|realloc|reallocarray|free|strdup|strndup|asprintf|vasprintf", "^base/",
         "rk_malloc, rk_try_alloc, rk_free, rk_strdup, rk_format")
     ban("getenv|secure_getenv", "^base/rk_config[.]c$", "rk_env")
-    ban("printf|vprintf|puts|putchar", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/)", "the log or a returned text")
-    ban("exit", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/)", "a status")
+    ban("printf|vprintf|puts|putchar", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "the log or a returned text")
+    ban("exit", "^(driver-cli/cmd/|daemon/main[.]c$|tests/|bench/|examples/)", "a status")
     ban("cudaMalloc", "^(kernels/cuda/device_cuda[.]c$|bench/lab/)", "rk_device")
     ban("cudaDeviceSynchronize", "^bench/", "a stream or an event")
 }

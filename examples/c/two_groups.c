@@ -119,10 +119,10 @@ static void print_responses(int group, const struct rk_batch *batch)
 
     check(rk_batch_get_dense(batch, "responses", RK_DTYPE_I64, 2, NULL, &ids));
     for (int64_t row = 0; row < rk_batch_num_rows(batch); row++) {
-        fprintf(stdout, "group %d row %lld:", group, (long long)row);
+        printf("group %d row %lld:", group, (long long)row);
         for (int64_t i = 0; i < RESPONSE; i++)
-            fprintf(stdout, " %lld", (long long)((const int64_t *)ids)[row * RESPONSE + i]);
-        fputc('\n', stdout);
+            printf(" %lld", (long long)((const int64_t *)ids)[row * RESPONSE + i]);
+        putchar('\n');
     }
 }
 
