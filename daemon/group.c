@@ -49,6 +49,18 @@ static struct rk_role_rank describe_place(const char *role, const struct rk_mesh
     };
 }
 
+/* What the rank holds of the role. */
+static void describe_model(struct rk_role_rank *out, const struct rk_worker_snapshot *snapshot)
+{
+    out->state = rk_role_state_name(RK_ROLE_STATE_EMPTY);
+    for (int32_t i = 0; i < snapshot->num_roles; i++) {
+        if (strcmp(snapshot->roles[i].role, out->role) != 0)
+            continue;
+        out->state = rk_role_state_name(snapshot->roles[i].state);
+        out->weight_version = snapshot->roles[i].weight_version;
+    }
+}
+
 struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
                                       const struct rk_worker_snapshot *snapshot, struct rk_arena *arena)
 {
@@ -68,8 +80,10 @@ struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
         const struct rk_mesh *mesh = group->roles[i].mesh;
         struct rk_mesh_coords coords;
 
-        if (rk_mesh_find_coords(mesh, group->rank, &coords))
-            out.roles[out.num_roles++] = describe_place(group->roles[i].role, mesh, group->rank, &coords);
+        if (!rk_mesh_find_coords(mesh, group->rank, &coords))
+            continue;
+        out.roles[out.num_roles] = describe_place(group->roles[i].role, mesh, group->rank, &coords);
+        describe_model(&out.roles[out.num_roles++], snapshot);
     }
     return out;
 }

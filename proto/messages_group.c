@@ -44,6 +44,8 @@ static const struct rk_field role_rank_fields[] = {
     RK_ONE(INDEX, rk_role_rank, "dp_rank", dp_rank),
     RK_ONE(INDEX, rk_role_rank, "pp_rank", pp_rank),
     RK_ONE(BOOL, rk_role_rank, "is_collect", is_collect),
+    RK_ONE(TEXT, rk_role_rank, "state", state, .max_bytes = RK_LIMIT_NAME_BYTES),
+    RK_ONE(U64, rk_role_rank, "weight_version", weight_version),
 };
 static RK_RECORD(record_role_rank, rankd__v1__role_rank__descriptor, rk_role_rank, role_rank_fields);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "driver-cli/driver/group_report_internal.h"
 
 static void append_mesh(struct rk_str *out, const struct rk_role_rank *role)
 {
@@ -82,6 +83,32 @@ static void print_table(const struct rk_driver_worker *workers, int32_t count)
     }
 }
 
+static void print_report(const struct rk_group_report *report)
+{
+    char *text = report->is_incomplete ? rk_cli_printable(report->text) : NULL;
+
+    if (text)
+        printf("%s\n", text);
+    rk_free(text);
+}
+
+static struct rk_json *report_json(const struct rk_group_report *report)
+{
+    struct rk_json *json = rk_json_new_object(), *parts = rk_json_new_array();
+    struct rk_json *replica = rk_json_new_array();
+
+    for (int32_t i = 0; i < report->num_workers; i++) {
+        rk_json_append(parts, rk_json_new_string(rk_part_name(report->parts[i])));
+        if (report->in_replica[i])
+            rk_json_append(replica, rk_json_new_int(i));
+    }
+    rk_json_set(json, "is_complete", rk_json_new_bool(!report->is_incomplete));
+    rk_json_set(json, "parts", parts);
+    rk_json_set(json, "action", rk_json_new_string(rk_group_action_name(report->action)));
+    rk_json_set(json, "actor_replica", replica);
+    return json;
+}
+
 static struct rk_json *roles_json(const struct rk_rank_info *info)
 {
     struct rk_json *roles = rk_json_new_array();
@@ -91,6 +118,8 @@ static struct rk_json *roles_json(const struct rk_rank_info *info)
         struct rk_json *item = rk_json_new_object();
 
         rk_json_set(item, "role", rk_json_new_string(role->role));
+        rk_json_set(item, "state", rk_json_new_string(role->state));
+        rk_json_set(item, "weight_version", rk_json_new_int((int64_t)role->weight_version));
         rk_json_set(item, "tp_size", rk_json_new_int(role->mesh.tp));
         rk_json_set(item, "dp_size", rk_json_new_int(role->mesh.dp));
         rk_json_set(item, "pp_size", rk_json_new_int(role->mesh.pp));
@@ -136,14 +165,30 @@ static struct rk_json *worker_json(int32_t index, const struct rk_driver_worker 
     return json;
 }
 
-static void print_json(const struct rk_driver_worker *workers, int32_t count)
+static void print_json(const struct rk_driver_worker *workers, int32_t count,
+                       const struct rk_group_report *report)
 {
     struct rk_json *body = rk_json_new_object(), *list = rk_json_new_array();
 
     for (int32_t i = 0; i < count; i++)
         rk_json_append(list, worker_json(i, &workers[i]));
     rk_json_set(body, "workers", list);
+    rk_json_set(body, "group", report_json(report));
     rk_cli_print_json("Status", body);
+}
+
+static void print(const struct rk_cli *cli, const struct rk_driver_worker *workers, int32_t count)
+{
+    struct rk_group_report report;
+
+    RK_IGNORE(rk_group_report_make(&report, workers, count), "a mesh that makes no sense has no replicas");
+    if (rk_cli_is_json(cli)) {
+        print_json(workers, count, &report);
+    } else {
+        print_table(workers, count);
+        print_report(&report);
+    }
+    rk_group_report_fini(&report);
 }
 
 /* All workers are shown; the first unreachable one makes the exit code, else one that has failed. */
@@ -160,10 +205,7 @@ static struct rk_status *run(struct rk_cli *cli)
     workers = rk_calloc((size_t)hosts.count, sizeof(*workers));
     rk_driver_get_status(driver, arena, workers);
     cli->has_told = true;
-    if (rk_cli_is_json(cli))
-        print_json(workers, hosts.count);
-    else
-        print_table(workers, hosts.count);
+    print(cli, workers, hosts.count);
     for (int32_t i = 0; i < hosts.count; i++)
         st = rk_status_first(st, workers[i].error);
     for (int32_t i = 0; i < hosts.count && !st; i++) {
@@ -183,6 +225,8 @@ const struct rk_command rk_cmd_status = {
     .name = "status",
     .args = "",
     .summary = "show what the daemons do and who drives them",
-    .details = "Exit code 3 when one cannot be reached, 1 when one has failed.",
+    .details =
+        "When a daemon has lost its part of a model that the others hold, status also prints which daemon "
+        "holds\nwhich part, and what to do. Exit code 3 when one cannot be reached, 1 when one has failed.",
     .run = run,
 };

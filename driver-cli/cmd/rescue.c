@@ -8,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
+#include "driver-cli/driver/group_report_internal.h"
 #include "driver-cli/driver/replicas_internal.h"
 
 /* Who holds the model of the last step. */
@@ -149,11 +150,32 @@ static bool rescue_own(struct rk_rescue *rescue, holder_t holder)
     return false;
 }
 
+/* Which daemons still hold what. Those of the run's own go with it. */
+static void tell_parts(const struct rk_rescue *rescue)
+{
+    int32_t num_workers = rk_driver_num_workers(rescue->driver);
+    struct rk_driver_worker *workers = rk_calloc((size_t)num_workers, sizeof(*workers));
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_group_report report;
+
+    rk_driver_get_status(rescue->driver, arena, workers);
+    RK_IGNORE(rk_group_report_make(&report, workers, num_workers), "a mesh that makes no sense");
+    if (report.is_incomplete)
+        fprintf(stderr, "rankctl: %s\n", report.text);
+    rk_group_report_fini(&report);
+    for (int32_t i = 0; i < num_workers; i++)
+        rk_status_free(workers[i].error);
+    rk_arena_destroy(arena);
+    rk_free(workers);
+}
+
 bool rk_rescue_model(struct rk_rescue *rescue)
 {
     holder_t holder = find_holder(rescue);
     bool is_saved = false;
 
+    if (!rescue->local && rescue->step > 0)
+        tell_parts(rescue);
     if (holder != HOLDER_NONE && rescue->local)
         is_saved = rescue_own(rescue, holder);
     else if (holder != HOLDER_NONE)

@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "driver-cli/driver/group_report_internal.h"
 
 #define JOIN_TIMEOUT_MS 60000 /* the daemons give up after 30 s, once the engine has ended what it runs */
 #define COMM_ID_BYTES   128   /* as the protocol has it */
@@ -264,6 +265,12 @@ static struct rk_status *check_standing(const struct rk_driver_worker *worker, i
     return NULL;
 }
 
+static void free_errors(struct rk_driver_worker *workers, int32_t num_workers)
+{
+    for (int32_t i = 0; i < num_workers; i++)
+        rk_status_free(workers[i].error);
+}
+
 struct rk_status *rk_driver_adopt(struct rk_driver *driver)
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
@@ -273,8 +280,8 @@ struct rk_status *rk_driver_adopt(struct rk_driver *driver)
 
     RK_TRY_GOTO(st, rk_turns_check_idle(&driver->turns, "adopt"), keep);
     rk_driver_get_status(driver, arena, workers);
-    for (int32_t i = 0; i < driver->num_clients; i++)
-        st = rk_status_first(st, workers[i].error);
+    for (int32_t i = 0; i < driver->num_clients && !st; i++)
+        st = rk_status_clone(workers[i].error);
     for (int32_t i = 0; i < driver->num_clients && !st; i++)
         st = check_standing(&workers[i], i, driver->num_clients);
     if (st)
@@ -294,9 +301,12 @@ struct rk_status *rk_driver_adopt(struct rk_driver *driver)
     }
     driver->mesh_generation = first->mesh_generation;
 out:
-    if (st)
+    if (st) {
         clear_roles(driver);
+        st = rk_group_report_explain(st, workers, driver->num_clients);
+    }
 keep:
+    free_errors(workers, driver->num_clients);
     rk_free(workers);
     rk_arena_destroy(arena);
     return st;

@@ -8,6 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_hash.h"
 #include "base/rk_str.h"
+#include "driver-cli/driver/group_report_internal.h"
 
 /* --- before anything is sent --- */
 
@@ -267,6 +268,25 @@ static struct rk_status *take_turn(struct rk_invocation *inv)
     return inv->had_to_wait ? rk_lease_check(inv->driver) : NULL;
 }
 
+/* A rank without the model that the call needs: which others have it? */
+static struct rk_status *explain(struct rk_driver *driver, struct rk_status *st)
+{
+    struct rk_driver_worker *workers;
+    struct rk_arena *arena;
+
+    if (strcmp(rk_status_reason(st), "NO_MODEL") != 0)
+        return st;
+    arena = rk_arena_create(16384, 0);
+    workers = rk_calloc((size_t)driver->num_clients, sizeof(*workers));
+    rk_driver_get_status(driver, arena, workers);
+    st = rk_group_report_explain(st, workers, driver->num_clients);
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_status_free(workers[i].error);
+    rk_free(workers);
+    rk_arena_destroy(arena);
+    return st;
+}
+
 struct rk_status *rk_invocation_run(struct rk_invocation *inv, struct rk_driver_result *result)
 {
     struct rk_status *st;
@@ -281,7 +301,7 @@ struct rk_status *rk_invocation_run(struct rk_invocation *inv, struct rk_driver_
     if (!st)
         return NULL;
     rk_driver_result_fini(result);
-    return RK_WRAP(st, "%s", inv->name);
+    return RK_WRAP(explain(inv->driver, st), "%s", inv->name);
 }
 
 struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_driver_call_args *call,

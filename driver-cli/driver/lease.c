@@ -14,6 +14,7 @@
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
+#include "driver-cli/driver/group_report_internal.h"
 
 #define CLAIM_ATTEMPTS   4   /* lost races against drivers that started at the same moment */
 #define CLAIM_BACKOFF_MS 500 /* plus up to three times as much, at random */
@@ -278,7 +279,8 @@ static struct rk_status *find_epoch(struct rk_driver *driver, struct rk_arena *a
     driver->mesh_generation = 0;
     rk_driver_get_status(driver, arena, workers);
     for (int32_t i = 0; i < driver->num_clients; i++) {
-        st = rk_status_first(st, workers[i].error);
+        if (!st)
+            st = rk_status_clone(workers[i].error);
         if (st)
             continue;
         driver->epoch = RK_MAX(driver->epoch, workers[i].status.epoch);
@@ -286,6 +288,10 @@ static struct rk_status *find_epoch(struct rk_driver *driver, struct rk_arena *a
         driver->clients[i].incarnation = workers[i].status.incarnation;
     }
     driver->epoch++;
+    if (st)
+        st = rk_group_report_explain(st, workers, driver->num_clients);
+    for (int32_t i = 0; i < driver->num_clients; i++)
+        rk_status_free(workers[i].error);
     rk_free(workers);
     return st ? st : check_distinct(driver);
 }
