@@ -59,6 +59,7 @@ static const struct rk_field method_info_fields[] = {
     RK_SUBS(rk_method_info, "output", output, num_output, LIST, rk_record_field_info),
     RK_SUBS(rk_method_info, "option", options, num_options, LIST, rk_record_field_info),
     RK_MANY(TEXTS, rk_method_info, "alias", aliases, num_aliases, LIST, .max_bytes = RK_LIMIT_NAME_BYTES),
+    RK_ONE(BOOL, rk_method_info, "plan", needs_plan),
 };
 static RK_RECORD(record_method_info, rankd__v1__method_info__descriptor, rk_method_info, method_info_fields);
 

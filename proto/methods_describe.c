@@ -86,6 +86,7 @@ static struct rk_method_info describe_method(struct rk_arena *arena, const struc
         .execute = method->execute_mode,
         .is_pure = (method->flags & RK_MF_PURE) != 0,
         .is_mutating = (method->flags & RK_MF_MUTATES) != 0,
+        .needs_plan = (method->flags & RK_MF_PLAN) != 0,
         .num_input = method->num_in,
         .num_output = method->num_out,
         .num_options = method->num_options,

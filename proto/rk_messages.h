@@ -166,7 +166,7 @@ struct rk_method_info {
     int64_t num_roles, num_aliases;
     const char *const *roles, *const *aliases;
     const char *dispatch, *execute;
-    bool is_pure, is_mutating;
+    bool is_pure, is_mutating, needs_plan;
     int64_t num_input, num_output, num_options;
     struct rk_field_info *input, *output, *options;
 };

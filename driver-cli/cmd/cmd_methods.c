@@ -76,6 +76,7 @@ static struct rk_json *method_json(const struct rk_method_info *method)
     rk_json_set(json, "execute", rk_json_new_string(method->execute));
     rk_json_set(json, "pure", rk_json_new_bool(method->is_pure));
     rk_json_set(json, "mutates", rk_json_new_bool(method->is_mutating));
+    rk_json_set(json, "plan", rk_json_new_bool(method->needs_plan));
     rk_json_set(json, "input", fields_json(method->input, method->num_input, false));
     rk_json_set(json, "output", fields_json(method->output, method->num_output, false));
     rk_json_set(json, "options", fields_json(method->options, method->num_options, true));
@@ -213,8 +214,9 @@ static void print_method(const struct rk_method_info *method)
     printf("%s: %s\n", method->name, method->doc);
     if (*aliases)
         printf("aliases: %s\n", aliases);
-    printf("roles: %s\ndispatch: %s, execute: %s%s%s\n", roles, method->dispatch, method->execute,
-           method->is_pure ? ", pure" : "", method->is_mutating ? ", mutates" : "");
+    printf("roles: %s\ndispatch: %s, execute: %s%s%s%s\n", roles, method->dispatch, method->execute,
+           method->is_pure ? ", pure" : "", method->is_mutating ? ", mutates" : "",
+           method->needs_plan ? ", needs a plan" : "");
     rk_free(aliases);
     rk_free(roles);
     print_fields("INPUT", method->input, method->num_input, false);

@@ -371,6 +371,7 @@ static void test_methods_describe_holds_every_row(void **state)
             roles |= rk_role_parse(info->roles[i]);
         assert_int_equal(roles, row->roles);
         assert_int_equal(info->is_mutating, (row->flags & RK_MF_MUTATES) != 0);
+        assert_int_equal(info->needs_plan, (row->flags & RK_MF_PLAN) != 0);
         assert_int_equal(info->num_input, row->num_in);
         assert_int_equal(info->num_output, row->num_out);
         assert_int_equal(info->num_options, row->num_options);
