@@ -24,10 +24,13 @@ struct rk_status {
     struct frame *frames;
     size_t num_frames;
     int32_t blamed_rank; /* -1: not known */
+    int64_t retry_ms;    /* -1: not known */
+    char *field;         /* NULL: none */
 };
 
 static struct rk_status oom = {
     .blamed_rank = -1,
+    .retry_ms = -1,
     .code = RK_RESOURCE_EXHAUSTED,
     .reason = "",
     .message = (char[]){"out of host memory while reporting an error"},
@@ -54,6 +57,7 @@ void rk_status_free(struct rk_status *st)
         free(st->frames[i].text);
     free(st->frames);
     free(st->owned_reason);
+    free(st->field);
     free(st->message);
     free(st);
 }
@@ -86,6 +90,7 @@ static struct rk_status *make(rk_code_t code, const char *reason, const char *fi
     st->code = code;
     st->reason = reason;
     st->blamed_rank = -1;
+    st->retry_ms = -1;
     st->message = strdup(text);
     if (!push_frame(st, file, line, text) || !st->message) {
         rk_status_free(st);
@@ -171,6 +176,27 @@ struct rk_status *rk_status_blame(struct rk_status *st, int32_t rank)
     return st;
 }
 
+struct rk_status *rk_status_at_field(struct rk_status *st, const char *field)
+{
+    char *name = NULL;
+
+    if (!st || st == &oom)
+        return st;
+    if (asprintf(&name, "%s%s%s", field, st->field ? "." : "", st->field ? st->field : "") < 0)
+        return st;
+    free(st->field);
+    st->field = name;
+    return st;
+}
+
+struct rk_status *rk_status_retry_after(struct rk_status *st, int64_t ms)
+{
+    RK_ASSERT(ms >= 0);
+    if (st && st != &oom)
+        st->retry_ms = ms;
+    return st;
+}
+
 struct rk_status *rk_status_clone(const struct rk_status *st)
 {
     struct rk_status *copy;
@@ -181,8 +207,11 @@ struct rk_status *rk_status_clone(const struct rk_status *st)
         return &oom;
     copy = make(st->code, "", st->frames[0].file, st->frames[0].line, strdup(st->frames[0].text));
     copy = own_reason(copy, st->reason);
-    if (copy != &oom)
+    if (copy != &oom) {
         copy->blamed_rank = st->blamed_rank;
+        copy->retry_ms = st->retry_ms;
+        copy->field = st->field ? strdup(st->field) : NULL;
+    }
     for (size_t i = 1; i < st->num_frames && copy != &oom; i++)
         copy = rk_status_wrap(copy, st->frames[i].file, st->frames[i].line, "%s", st->frames[i].text);
     return copy;
@@ -206,6 +235,16 @@ const char *rk_status_reason(const struct rk_status *st)
 int32_t rk_status_blamed_rank(const struct rk_status *st)
 {
     return st ? st->blamed_rank : -1;
+}
+
+const char *rk_status_field(const struct rk_status *st)
+{
+    return st && st->field ? st->field : "";
+}
+
+int64_t rk_status_retry_ms(const struct rk_status *st)
+{
+    return st ? st->retry_ms : -1;
 }
 
 size_t rk_status_format_frames(const struct rk_status *st, char *buf, size_t buf_bytes)

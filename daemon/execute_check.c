@@ -165,16 +165,17 @@ static struct rk_status *complete_options(struct rk_job *job, const struct rk_ex
 static struct rk_status *check_input(struct rk_job *job, const struct rk_execute_header *header,
                                      const struct rk_dispatch *dispatch)
 {
-    RK_TRY(rk_batch_spec_check(&header->input, job->method));
-    RK_TRY(complete_options(job, header, job->method));
-    RK_TRY(check_plan(header, job->method, dispatch));
-    return check_want(header, job->method);
+    RK_TRY(rk_status_at_field(rk_batch_spec_check(&header->input, job->method), "header.input"));
+    RK_TRY(rk_status_at_field(complete_options(job, header, job->method), "header"));
+    RK_TRY(rk_status_at_field(check_plan(header, job->method, dispatch), "header.plan"));
+    return rk_status_at_field(check_want(header, job->method), "header.want");
 }
 
 /* --- is there room --- */
 
 /* What the gRPC library and the engine take beside a batch while it comes. */
 #define SPARE_BYTES       ((uint64_t)32 << 20)
+#define RETRY_MS          1000                /* when a call that runs may have ended */
 #define SMALL_BATCH_BYTES ((uint64_t)1 << 20) /* need not ask */
 
 /* The bytes would be there one by one, and the kernel would end the daemon in the middle. */
@@ -193,6 +194,17 @@ static struct rk_status *check_memory(uint64_t bytes)
                           bytes, free_bytes, SPARE_BYTES);
 }
 
+/* Waiting helps unless the batch is larger than the limit. */
+static struct rk_status *fail_inflight(uint64_t bytes, uint64_t taken, uint64_t limit)
+{
+    struct rk_status *st =
+        RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                "the batch has %" PRIu64 " bytes, %" PRIu64 " of rpc.max_inflight=%" PRIu64 " are taken",
+                bytes, taken, limit);
+
+    return bytes <= limit ? rk_status_retry_after(st, RETRY_MS) : st;
+}
+
 static struct rk_status *reserve(struct rk_operation *operation, struct rk_upload *upload,
                                  const struct rk_execute_header *header, struct rk_arena *arena)
 {
@@ -200,14 +212,12 @@ static struct rk_status *reserve(struct rk_operation *operation, struct rk_uploa
     uint64_t limit = (uint64_t)daemon->settings.max_inflight_bytes;
 
     if (rk_requests_num_running(&daemon->requests) >= RK_LIMIT_QUEUED_CALLS)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%d calls are queued already", RK_LIMIT_QUEUED_CALLS);
-    RK_TRY(rk_assembler_create(&upload->assembler, &header->input, 0));
+        return rk_status_retry_after(
+            RK_FAIL(RK_RESOURCE_EXHAUSTED, "%d calls are queued already", RK_LIMIT_QUEUED_CALLS), RETRY_MS);
+    RK_TRY(rk_status_at_field(rk_assembler_create(&upload->assembler, &header->input, 0), "header.input"));
     upload->total_bytes = rk_assembler_total_bytes(upload->assembler);
     if (upload->total_bytes > limit - daemon->inflight_bytes)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
-                       "the batch has %" PRIu64 " bytes, %" PRIu64 " of rpc.max_inflight=%" PRIu64
-                       " are taken",
-                       upload->total_bytes, daemon->inflight_bytes, limit);
+        return fail_inflight(upload->total_bytes, daemon->inflight_bytes, limit);
     RK_TRY(check_memory(upload->total_bytes));
     if (operation->job->method->num_in > 0)
         RK_TRY(rk_batch_from_spec(&operation->job->input, &upload->data, arena, &header->input));

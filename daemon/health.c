@@ -7,6 +7,8 @@
 #include "daemon/daemon_internal.h"
 #include "proto/rk_stream.h"
 
+#define RETRY_MS 1000 /* a watcher may have left */
+
 struct rk_watcher {
     struct rk_watcher *next, **link;
     struct rk_call *call;
@@ -90,7 +92,9 @@ static struct rk_status *begin_watch(struct rk_call *call, struct grpc_byte_buff
     RK_TRY(rk_stream_flatten(&request, rk_call_arena(call), buffer, RK_LIMIT_MESSAGE_BYTES));
     RK_TRY(unpack(&message, call, request));
     if (health->num_watchers == RK_HEALTH_WATCHERS_MAX)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "there are %d watchers already", RK_HEALTH_WATCHERS_MAX);
+        return rk_status_retry_after(
+            RK_FAIL(RK_RESOURCE_EXHAUSTED, "there are %d watchers already", RK_HEALTH_WATCHERS_MAX),
+            RETRY_MS);
     watcher = rk_calloc(1, sizeof(*watcher));
     watcher->call = call;
     watcher->service = rk_strdup(message.service);

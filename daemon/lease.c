@@ -74,13 +74,15 @@ struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t n
     /* 0: a driver that has not met this daemon yet. */
     if (request->incarnation)
         RK_TRY(check_incarnation(lease, request->incarnation));
-    RK_TRY(check_driver_id(request->driver_id));
-    RK_TRY(check_driver_key(request->driver_key));
-    RK_TRY(check_epoch(lease, request->epoch));
+    RK_TRY(rk_status_at_field(check_driver_id(request->driver_id), "driver_id"));
+    RK_TRY(rk_status_at_field(check_driver_key(request->driver_key), "driver_key"));
+    RK_TRY(rk_status_at_field(check_epoch(lease, request->epoch), "epoch"));
     if (rk_lease_is_live(lease, now_ms) && !request->takeover && !rk_lease_is_same_driver(lease, request))
-        return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_HELD",
-                              "driver \"%s\" holds the lease, epoch %" PRIu64 ", %" PRId64 " s left",
-                              lease->driver_id, lease->epoch, (lease->expires_ms - now_ms + 999) / 1000);
+        return rk_status_retry_after(
+            RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_HELD",
+                           "driver \"%s\" holds the lease, epoch %" PRIu64 ", %" PRId64 " s left",
+                           lease->driver_id, lease->epoch, (lease->expires_ms - now_ms + 999) / 1000),
+            lease->expires_ms - now_ms);
     if (request->epoch <= lease->epoch)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "STALE_EPOCH",
                               "epoch %" PRIu64 " was asked for, expected one above %" PRIu64, request->epoch,
@@ -110,8 +112,10 @@ void rk_lease_grant(struct rk_lease *lease, int64_t now_ms, const struct rk_acqu
 struct rk_status *rk_lease_check(const struct rk_lease *lease, int64_t now_ms, const struct rk_fence *fence)
 {
     if (fence->epoch == 0 && fence->incarnation == 0 && fence->lease_id.bytes == 0)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                              "the call has no fence, expected the one of AcquireLease's answer");
+        return rk_status_at_field(
+            RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                           "the call has no fence, expected the one of AcquireLease's answer"),
+            "fence");
     RK_TRY(check_incarnation(lease, fence->incarnation));
     if (fence->epoch != lease->epoch)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "STALE_EPOCH",
@@ -165,7 +169,9 @@ struct rk_status *rk_lease_check_seq(const struct rk_lease *lease, uint64_t seq)
     uint64_t next = lease->committed_seq + 1;
 
     if (seq == 0)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "seq=0, expected a number from 1");
+        return rk_status_at_field(
+            RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "seq=0, expected a number from 1"),
+            "header.seq");
     if (seq > next)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "SEQ_GAP",
                               "seq=%" PRIu64 ", expected %" PRIu64 " in epoch %" PRIu64, seq, next,

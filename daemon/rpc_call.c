@@ -18,6 +18,7 @@
 #define STATUS_DETAILS "grpc-status-details-bin"
 /* Message and details travel in one header list, the details in base64: stock clients take 8 KiB in all. */
 #define MAX_MESSAGE_BYTES 2000
+#define RETRY_MS          1000
 
 void rk_call_destroy(struct rk_call *call)
 {
@@ -123,6 +124,21 @@ static void log_end(const struct rk_call *call, const struct rk_status *st)
                 rk_status_reason(st), ms, rk_status_message(st));
 }
 
+/* The same failure with another reason and text; takes the status. */
+static struct rk_status *restate(struct rk_status *st, const char *reason, const char *text)
+{
+    struct rk_status *again = rk_status_from_wire(rk_status_code(st), reason, text);
+
+    if (rk_status_blamed_rank(st) >= 0)
+        again = rk_status_blame(again, rk_status_blamed_rank(st));
+    if (rk_status_field(st)[0])
+        again = rk_status_at_field(again, rk_status_field(st));
+    if (rk_status_retry_ms(st) >= 0)
+        again = rk_status_retry_after(again, rk_status_retry_ms(st));
+    rk_status_free(st);
+    return again;
+}
+
 /* Cuts the message to what fits, so that grpc-message and the details say the same; takes and returns the
  * status. */
 static struct rk_status *clip(struct rk_status *st)
@@ -136,9 +152,8 @@ static struct rk_status *clip(struct rk_status *st)
     while (bytes > 0 && ((unsigned char)rk_status_message(st)[bytes] & 0xc0) == 0x80)
         bytes--;
     text = rk_strndup(rk_status_message(st), bytes);
-    short_st = rk_status_from_wire(rk_status_code(st), rk_status_reason(st), text);
+    short_st = restate(st, rk_status_reason(st), text);
     rk_free(text);
-    rk_status_free(st);
     return short_st;
 }
 
@@ -146,13 +161,9 @@ static struct rk_status *clip(struct rk_status *st)
  * returns the status. */
 static struct rk_status *name_reason(struct rk_status *st)
 {
-    struct rk_status *named;
-
     if (rk_status_code(st) != RK_INVALID_ARGUMENT || rk_status_reason(st)[0])
         return st;
-    named = rk_status_from_wire(RK_INVALID_ARGUMENT, "BAD_FIELD", rk_status_message(st));
-    rk_status_free(st);
-    return named;
+    return restate(st, "BAD_FIELD", rk_status_message(st));
 }
 
 /* Reply (may be NULL) and status in one batch. Takes the status. */
@@ -198,10 +209,16 @@ void rk_call_finish(struct rk_call *call, struct rk_status *st)
         finish(call, st, NULL);
 }
 
+/* Its service manager may start it again. */
+static struct rk_status *fail_shutdown(void)
+{
+    return rk_status_retry_after(RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down"), RETRY_MS);
+}
+
 void rk_call_end_endless(struct rk_call *call)
 {
     if (call->handler && call->handler->is_endless && !call->is_sending)
-        rk_call_finish(call, RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down"));
+        rk_call_finish(call, fail_shutdown());
 }
 
 /* Frees the call when nothing can come any more and nobody will answer. */
@@ -319,7 +336,7 @@ void rk_call_on_arrival(struct rk_event *event)
         gpr_free(path);
     }
     if (!st && server->is_shutting_down)
-        st = RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down");
+        st = fail_shutdown();
     if (st)
         rk_call_finish(call, st);
     else

@@ -32,9 +32,11 @@ static struct rk_status *cancel(struct rk_call *call, struct rk_bytes request, s
     RK_TRY(rk_daemon_check_fence(daemon, &message.fence));
     if (message.request_id.bytes != RK_REQUEST_ID_BYTES &&
         (message.request_id.bytes > 0 || !message.abort_comm))
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                              "request_id has %zu bytes, expected %d (or none, with abort_comm)",
-                              message.request_id.bytes, RK_REQUEST_ID_BYTES);
+        return rk_status_at_field(
+            RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                           "request_id has %zu bytes, expected %d (or none, with abort_comm)",
+                           message.request_id.bytes, RK_REQUEST_ID_BYTES),
+            "request_id");
     if (message.request_id.bytes > 0)
         response.outcome = cancel_request(daemon, &message);
     if (message.abort_comm)

@@ -18,9 +18,9 @@ struct rk_configure {
     struct rk_job *job;
 };
 
-static struct rk_status *bad_field(const char *text)
+static struct rk_status *bad_field(const char *field, const char *text)
 {
-    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s", text);
+    return rk_status_at_field(RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s", text), field);
 }
 
 static struct rk_status *check_free(const struct rk_daemon *daemon)
@@ -81,22 +81,24 @@ static struct rk_status *fill_world(struct rk_job *job, const struct rk_configur
 {
     job->mesh_generation = message->mesh_generation;
     if (message->mesh_generation == 0)
-        return bad_field("mesh_generation=0, expected a number from 1");
+        return bad_field("mesh_generation", "mesh_generation=0, expected a number from 1");
     if (message->num_meshes == 0)
-        return bad_field("no role has a mesh");
+        return bad_field("mesh", "no role has a mesh");
     if (message->comm_id.bytes != sizeof(job->comm_id) &&
         !(job->world_size == 1 && message->comm_id.bytes == 0))
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "comm_id has %zu bytes, expected %zu",
-                              message->comm_id.bytes, sizeof(job->comm_id));
+        return rk_status_at_field(RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                                 "comm_id has %zu bytes, expected %zu",
+                                                 message->comm_id.bytes, sizeof(job->comm_id)),
+                                  "comm_id");
     if (message->comm_id.bytes > 0)
         memcpy(job->comm_id, message->comm_id.data, sizeof(job->comm_id));
     for (int64_t i = 0; i < message->num_meshes; i++) {
         struct rk_status *st = add_mesh(job, &message->meshes[i]);
 
         if (st)
-            return RK_WRAP(st, "mesh of role '%s'", message->meshes[i].role);
+            return rk_status_at_field(RK_WRAP(st, "mesh of role '%s'", message->meshes[i].role), "mesh");
     }
-    return add_peers(job, message, incarnation);
+    return rk_status_at_field(add_peers(job, message, incarnation), "peer");
 }
 
 static struct rk_status *make_job(struct rk_job **out, const struct rk_configure_request *message,
@@ -107,11 +109,15 @@ static struct rk_status *make_job(struct rk_job **out, const struct rk_configure
 
     *out = NULL;
     if (message->world_size == 0 || message->world_size > RK_MESH_MAX_RANKS)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "world_size=%u, expected 1 to %d",
-                              message->world_size, RK_MESH_MAX_RANKS);
+        return rk_status_at_field(RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                                 "world_size=%u, expected 1 to %d", message->world_size,
+                                                 RK_MESH_MAX_RANKS),
+                                  "world_size");
     if (message->rank >= message->world_size)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "rank=%u, expected 0 to %u", message->rank,
-                              message->world_size - 1);
+        return rk_status_at_field(RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                                 "rank=%u, expected 0 to %u", message->rank,
+                                                 message->world_size - 1),
+                                  "rank");
     job = rk_job_create(message->make_comm_id ? RK_JOB_OPEN_ENDPOINT : RK_JOB_CONFIGURE);
     job->rank = (int32_t)message->rank;
     job->world_size = (int32_t)message->world_size;

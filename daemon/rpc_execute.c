@@ -255,8 +255,10 @@ static struct rk_status *open_header(struct rk_execute *execute, struct grpc_byt
     RK_TRY_GOTO(st, rk_daemon_check_fence(daemon, &request.header.fence), out);
     if (request.header.request_id.bytes != RK_REQUEST_ID_BYTES)
         RK_TRY_GOTO(st,
-                    RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "request_id has %zu bytes, expected %d",
-                                   request.header.request_id.bytes, RK_REQUEST_ID_BYTES),
+                    rk_status_at_field(RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                                                      "request_id has %zu bytes, expected %d",
+                                                      request.header.request_id.bytes, RK_REQUEST_ID_BYTES),
+                                       "header.request_id"),
                     out);
     execute->two_phase = request.header.two_phase;
     execute->collect = request.header.collect;

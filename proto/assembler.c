@@ -3,6 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_str.h"
 #include "proto/limits.h"
 
 #include <inttypes.h>
@@ -43,6 +44,19 @@ static struct rk_status *check_size(const struct rk_tensor_spec *spec)
     return NULL;
 }
 
+/* Takes and returns the status. */
+static struct rk_status *name_tensor(struct rk_status *st, const char *name)
+{
+    char *field;
+
+    if (!st)
+        return NULL;
+    field = rk_format("tensor[%s]", name);
+    st = rk_status_at_field(st, field);
+    rk_free(field);
+    return st;
+}
+
 struct rk_status *rk_assembler_create(struct rk_assembler **out, const struct rk_batch_spec *spec,
                                       uint64_t limit_bytes)
 {
@@ -51,7 +65,7 @@ struct rk_status *rk_assembler_create(struct rk_assembler **out, const struct rk
 
     *out = NULL;
     for (int64_t i = 0; i < spec->num_tensors; i++) {
-        RK_TRY(check_size(&spec->tensors[i]));
+        RK_TRY(name_tensor(check_size(&spec->tensors[i]), spec->tensors[i].name));
         if (__builtin_add_overflow(total, spec->tensors[i].byte_size, &total))
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "the sizes of the tensors overflow");
     }

@@ -250,6 +250,19 @@ static const struct rk_option_schema *find_option(const struct rk_method *method
     return NULL;
 }
 
+/* Takes and returns the status. */
+static struct rk_status *name_option(struct rk_status *st, const char *key)
+{
+    char *field;
+
+    if (!st)
+        return NULL;
+    field = rk_format("option[%s]", key);
+    st = rk_status_at_field(st, field);
+    rk_free(field);
+    return st;
+}
+
 static struct rk_status *unknown_option(const struct rk_method *method, const char *key)
 {
     const char *keys[RK_ARRAY_LEN(options)];
@@ -335,12 +348,14 @@ struct rk_status *rk_method_complete_options(struct rk_json **out, const struct 
     *out = NULL;
     for (void *it = rk_json_iter(given); it; it = rk_json_iter_next(given, it)) {
         if (!find_option(method, rk_json_iter_key(it)))
-            RK_TRY_GOTO(st, unknown_option(method, rk_json_iter_key(it)), out);
+            RK_TRY_GOTO(st, name_option(unknown_option(method, rk_json_iter_key(it)), rk_json_iter_key(it)),
+                        out);
     }
     for (int64_t i = 0; i < method->num_options; i++)
         RK_TRY_GOTO(st,
-                    complete_option(completed, method, &method->options[i],
-                                    rk_json_find(given, method->options[i].key)),
+                    name_option(complete_option(completed, method, &method->options[i],
+                                                rk_json_find(given, method->options[i].key)),
+                                method->options[i].key),
                     out);
     *out = completed;
     completed = NULL;

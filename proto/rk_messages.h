@@ -427,7 +427,8 @@ RK_MESSAGE_TABLE(X)
 /* The encoding of a plan alone, for its hash: equal plans give equal bytes. */
 void rk_pack_plan(struct rk_str *out, const struct rk_plan *plan);
 
-/* google.rpc.Status with an ErrorInfo (domain "rankd.dev") for grpc-status-details-bin, and back. */
+/* google.rpc.Status for grpc-status-details-bin, with ErrorInfo (domain "rankd.dev"), BadRequest and
+ * RetryInfo as far as the status knows, and back. */
 void rk_pack_status_details(struct rk_str *out, const struct rk_status *st);
 /* The status a received call ended with; `details` may be empty or garbage (then code and message alone
  * count). */

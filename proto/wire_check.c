@@ -69,6 +69,7 @@ static struct rk_status *bad_field(rk_code_t code, const struct level *level, co
 
     append_path(&path, level);
     st = RK_FAIL_REASON(code, "BAD_FIELD", "%s: %s", rk_str_text(&path), problem);
+    st = rk_status_at_field(st, rk_str_text(&path));
     rk_str_fini(&path);
     return st;
 }

@@ -154,6 +154,37 @@ static void test_code_name_out_of_range_is_unknown(void **state)
     assert_string_equal(rk_code_name(RK_CODE_COUNT), "UNKNOWN");
 }
 
+static void test_status_field_grows_outwards_and_stays_with_clones(void **state)
+{
+    struct rk_status *st = RK_FAIL(RK_INVALID_ARGUMENT, "negative"), *copy;
+
+    (void)state;
+    assert_string_equal(rk_status_field(NULL), "");
+    assert_string_equal(rk_status_field(st), "");
+    assert_null(rk_status_at_field(NULL, "input"));
+    st = rk_status_at_field(rk_status_at_field(st, "shape"), "tensor[a]");
+    st = rk_status_at_field(RK_WRAP(st, "header"), "input");
+    copy = rk_status_clone(st);
+    rk_status_free(st);
+    assert_string_equal(rk_status_field(copy), "input.tensor[a].shape");
+    rk_status_free(copy);
+}
+
+static void test_status_retry_after_stays_with_frames_and_clones(void **state)
+{
+    struct rk_status *st = RK_FAIL(RK_UNAVAILABLE, "later"), *copy;
+
+    (void)state;
+    assert_int_equal(rk_status_retry_ms(NULL), -1);
+    assert_int_equal(rk_status_retry_ms(st), -1);
+    assert_null(rk_status_retry_after(NULL, 5));
+    st = RK_WRAP(rk_status_retry_after(st, 1500), "call");
+    copy = rk_status_clone(st);
+    rk_status_free(st);
+    assert_int_equal(rk_status_retry_ms(copy), 1500);
+    rk_status_free(copy);
+}
+
 static void test_status_blame_stays_with_frames_and_clones(void **state)
 {
     struct rk_status *st = RK_FAIL(RK_ABORTED, "gone"), *copy;
@@ -179,6 +210,8 @@ int main(void)
         cmocka_unit_test(test_status_clone_is_equal_and_independent),
         cmocka_unit_test(test_status_from_wire_copies_reason_and_maps_unknown_codes),
         cmocka_unit_test(test_status_from_wire_null_texts_are_empty),
+        cmocka_unit_test(test_status_field_grows_outwards_and_stays_with_clones),
+        cmocka_unit_test(test_status_retry_after_stays_with_frames_and_clones),
         cmocka_unit_test(test_status_blame_stays_with_frames_and_clones),
         cmocka_unit_test(test_status_first_keeps_first),
         cmocka_unit_test(test_code_name_out_of_range_is_unknown),

@@ -41,6 +41,64 @@ static void test_round_trip_keeps_the_reason(void **state)
     rk_str_fini(&packed);
 }
 
+/* Goal: each detail is the one of google.rpc, in the order reason, field, retry; and none changes what a
+ * client of ours reads. */
+static void test_pack_has_what_is_known(void **state)
+{
+    struct rk_status *st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "shape[0]=-1 is negative");
+    struct rk_str packed = {0};
+    Google__Rpc__Status *got;
+    Google__Rpc__ErrorInfo *info;
+    Google__Rpc__BadRequest *request;
+    Google__Rpc__RetryInfo *retry;
+
+    (void)state;
+    st = rk_status_blame(rk_status_retry_after(rk_status_at_field(st, "header.input"), 1250), 3);
+    rk_pack_status_details(&packed, st);
+    check_received(RK_INVALID_ARGUMENT, "shape[0]=-1 is negative", packed.text, packed.bytes, "BAD_FIELD");
+    got = google__rpc__status__unpack(NULL, packed.bytes, (uint8_t *)packed.text);
+    assert_non_null(got);
+    assert_int_equal(got->n_details, 3);
+    assert_string_equal(got->details[0]->type_url, "type.googleapis.com/google.rpc.ErrorInfo");
+    info = google__rpc__error_info__unpack(NULL, got->details[0]->value.len, got->details[0]->value.data);
+    assert_int_equal(info->n_metadata, 1);
+    assert_string_equal(info->metadata[0]->key, "rank");
+    assert_string_equal(info->metadata[0]->value, "3");
+    assert_string_equal(got->details[1]->type_url, "type.googleapis.com/google.rpc.BadRequest");
+    request = google__rpc__bad_request__unpack(NULL, got->details[1]->value.len, got->details[1]->value.data);
+    assert_int_equal(request->n_field_violations, 1);
+    assert_string_equal(request->field_violations[0]->field, "header.input");
+    assert_string_equal(request->field_violations[0]->description, "shape[0]=-1 is negative");
+    assert_string_equal(got->details[2]->type_url, "type.googleapis.com/google.rpc.RetryInfo");
+    retry = google__rpc__retry_info__unpack(NULL, got->details[2]->value.len, got->details[2]->value.data);
+    assert_int_equal(retry->retry_delay->seconds, 1);
+    assert_int_equal(retry->retry_delay->nanos, 250000000);
+    google__rpc__error_info__free_unpacked(info, NULL);
+    google__rpc__bad_request__free_unpacked(request, NULL);
+    google__rpc__retry_info__free_unpacked(retry, NULL);
+    google__rpc__status__free_unpacked(got, NULL);
+    rk_status_free(st);
+    rk_str_fini(&packed);
+}
+
+/* Goal: where the failure is not the request's, the field that was looked at is not called a bad one. */
+static void test_pack_of_another_code_has_no_bad_request(void **state)
+{
+    struct rk_status *st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_INCARNATION", "restarted");
+    struct rk_str packed = {0};
+    Google__Rpc__Status *got;
+
+    (void)state;
+    st = rk_status_at_field(st, "peer");
+    rk_pack_status_details(&packed, st);
+    got = google__rpc__status__unpack(NULL, packed.bytes, (uint8_t *)packed.text);
+    assert_non_null(got);
+    assert_int_equal(got->n_details, 1);
+    google__rpc__status__free_unpacked(got, NULL);
+    rk_status_free(st);
+    rk_str_fini(&packed);
+}
+
 static void test_pack_without_reason_has_no_details(void **state)
 {
     struct rk_status *st = RK_FAIL(RK_INTERNAL, "broken");
@@ -129,6 +187,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip_keeps_the_reason),
+        cmocka_unit_test(test_pack_has_what_is_known),
+        cmocka_unit_test(test_pack_of_another_code_has_no_bad_request),
         cmocka_unit_test(test_pack_without_reason_has_no_details),
         cmocka_unit_test(test_pack_long_message_is_cut_between_characters),
         cmocka_unit_test(test_unpack_ok_is_ok_whatever_the_details),
