@@ -18,6 +18,7 @@ class Daemon:
 
     def __init__(self, program, *flags, tokens=False):
         self.program, self.flags, self.has_tokens = program, flags, tokens
+        self.is_stopping = False
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -46,9 +47,14 @@ class Daemon:
         self.log.seek(0)
         return self.log.read()
 
-    def __exit__(self, kind, *_):
-        if self.process.poll() is None:
+    def stop(self):
+        """Asks it to end, once: a second signal would end the wait for what runs, or the process behind its last step."""
+        if not self.is_stopping and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+        self.is_stopping = True
+
+    def __exit__(self, kind, *_):
+        self.stop()
         code = self.process.wait(TIMEOUT_S)
         self.process.stdout.close()
         log = self.read_log()

@@ -104,7 +104,7 @@ class Probes(unittest.TestCase):
                                              response_deserializer=same)
                 states = watch(request("rankd.v1.Worker"), timeout=TIMEOUT_S)
                 self.assertEqual(get(next(states), 1), [SERVING])
-                daemon.process.terminate()
+                daemon.stop()
                 self.assertEqual(get(next(states), 1), [NOT_SERVING])
                 with self.assertRaises(grpc.RpcError) as raised:
                     next(states)

@@ -113,7 +113,7 @@ class WithDaemon(unittest.TestCase):
     def test_an_open_stream_does_not_delay_the_end_of_the_daemon(self):
         call = self.channel.stream_stream(Reflection(self.channel).path)
         opened = call(iter(lambda: self.daemon.process.wait(TIMEOUT_S) and None, None))  # asks nothing until the end
-        self.daemon.process.terminate()
+        self.daemon.stop()
         self.assertEqual(self.daemon.process.wait(TIMEOUT_S), 0)
         opened.cancel()
 
