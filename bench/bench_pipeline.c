@@ -113,7 +113,7 @@ static struct rk_status *time_chunks(struct chunk_times *out, struct bench_ctx *
                                      struct bench_training *training, const struct bench_layout *layout)
 {
     struct bench_instance *instance = &training->instance;
-    struct rk_comm_world *nobody = rk_comm_world_create_plan(ctx->rank, ctx->num_ranks);
+    struct rk_comm_world *plan = rk_comm_world_create_plan(ctx->rank, ctx->num_ranks);
     bool steps = training->steps;
     struct rk_mesh_comms *alone;
     struct rk_status *st;
@@ -121,7 +121,7 @@ static struct rk_status *time_chunks(struct chunk_times *out, struct bench_ctx *
     RK_ASSERT(layout->pp == ctx->num_ranks); /* so the rank is the stage */
     RK_ASSERT(layout->pp * RK_MAX(layout->vpp, 1) <= MAX_CHUNKS);
     *out = (struct chunk_times){{0}, {0}};
-    st = rk_mesh_comms_create(&alone, instance->mesh, nobody);
+    st = rk_mesh_comms_create(&alone, instance->mesh, plan);
     if (!st) {
         training->steps = false;
         rk_model_set_mesh(instance->model, alone);
@@ -130,7 +130,7 @@ static struct rk_status *time_chunks(struct chunk_times *out, struct bench_ctx *
         training->steps = steps;
         rk_mesh_comms_destroy(alone);
     }
-    rk_comm_world_destroy(nobody);
+    rk_comm_world_destroy(plan);
     return st ? st : share(out, ctx, training);
 }
 

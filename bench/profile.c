@@ -178,6 +178,17 @@ static struct rk_status *profile_event_create(void *dev, void **out)
     return rk_event_create((struct rk_event **)out, dev);
 }
 
+static struct rk_status *profile_event_create_timed(void *dev, void **out)
+{
+    return rk_event_create_timed((struct rk_event **)out, dev);
+}
+
+static struct rk_status *profile_event_elapsed_ns(void *dev, int64_t *out, void *begin, void *end)
+{
+    (void)dev;
+    return rk_event_elapsed_ns(out, begin, end);
+}
+
 static void profile_event_destroy(void *dev, void *event)
 {
     (void)dev;
@@ -237,6 +248,8 @@ static struct rk_device_ops profile_device = {
     .zero = profile_zero,
     .stream_sync = profile_sync,
     .event_create = profile_event_create,
+    .event_create_timed = profile_event_create_timed,
+    .event_elapsed_ns = profile_event_elapsed_ns,
     .event_destroy = profile_event_destroy,
     .event_record = profile_event_record,
     .stream_wait = profile_stream_wait,

@@ -468,6 +468,19 @@ static void test_profile_prints_operators_of_a_step(void **state)
     outcome_fini(&outcome);
 }
 
+/* Goal: with --profile, too, the steps of a schedule are timed by events of the device. */
+static void test_profile_of_a_pipeline(void **state)
+{
+    struct outcome outcome = run_bench((const char *[ARGS_MAX]){"--device", "cpu", "--tiny", "--profile",
+                                                                "--filter", "vpp_8b_pp2", "train"});
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    assert_has(outcome.out, "profile of vpp_8b_pp2");
+    assert_has(outcome.out, "% faster");
+    outcome_fini(&outcome);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -481,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_stopped_run_leaves_results_and_no_process),
         cmocka_unit_test(test_compare_names_what_is_no_benchmark),
         cmocka_unit_test(test_profile_prints_operators_of_a_step),
+        cmocka_unit_test(test_profile_of_a_pipeline),
     };
 
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
