@@ -80,6 +80,8 @@ ssize_t rk_tls_recv(struct rk_tls_conn *conn, void *data, size_t bytes);
 ssize_t rk_tls_send(struct rk_tls_conn *conn, const void *data, size_t bytes);
 /* The last rk_tls_recv took all that had come. */
 bool rk_tls_is_drained(const struct rk_tls_conn *conn);
+/* The peer closed, in the handshake or after it. */
+bool rk_tls_has_closed(const struct rk_tls_conn *conn);
 /* Why it failed, for people, "" while it has not. Borrowed. */
 const char *rk_tls_error(const struct rk_tls_conn *conn);
 /* Names of the peer's certificate that was checked, a line each: the DNS names, addresses, URIs and e-mail

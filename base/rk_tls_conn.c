@@ -281,13 +281,14 @@ static void set_error(struct rk_tls_conn *conn, int code, int error)
     const char *alert = find_alert(first), *text;
 
     conn->has_failed = true;
+    conn->has_closed |= code == SSL_ERROR_ZERO_RETURN || (code == SSL_ERROR_SYSCALL && error == 0);
     if (conn->error[0])
         return;
     if (conn->verify_error[0])
         snprintf(conn->error, sizeof(conn->error), "%s", conn->verify_error);
     else if (alert)
         snprintf(conn->error, sizeof(conn->error), "it refuses this side: %s", alert);
-    else if (code == SSL_ERROR_ZERO_RETURN || (code == SSL_ERROR_SYSCALL && error == 0))
+    else if (conn->has_closed)
         snprintf(conn->error, sizeof(conn->error), "it closed the connection");
     else if (code == SSL_ERROR_SYSCALL && first == 0)
         snprintf(conn->error, sizeof(conn->error), "%s", strerror(error));
@@ -306,6 +307,11 @@ static bool is_later(struct rk_tls_conn *conn, int rc)
     set_error(conn, code, code == SSL_ERROR_SYSCALL && rc == 0 ? 0 : error);
     ERR_clear_error();
     return false;
+}
+
+bool rk_tls_has_closed(const struct rk_tls_conn *conn)
+{
+    return conn->has_closed;
 }
 
 const char *rk_tls_error(const struct rk_tls_conn *conn)

@@ -18,9 +18,13 @@
 #define SCHEME          "Bearer "
 #define MIN_TOKEN_BYTES 32
 
+#define CERT_PREFIX "cert="
+
 struct token {
     rk_rights_t rights;
+    bool has_digest; /* else the certificate's name is enough */
     uint8_t digest[RK_SHA256_BYTES];
+    char *cert_name; /* NULL: whatever certificate, and none */
 };
 
 struct rk_auth {
@@ -33,39 +37,88 @@ static const struct {
     rk_rights_t rights;
 } roles[] = {{"viewer", RK_RIGHTS_VIEWER}, {"driver", RK_RIGHTS_DRIVER}, {"admin", RK_RIGHTS_ADMIN}};
 
+static rk_rights_t find_role(const char *name, size_t bytes)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(roles); i++) {
+        if (strlen(roles[i].name) == bytes && memcmp(name, roles[i].name, bytes) == 0)
+            return roles[i].rights;
+    }
+    return RK_RIGHTS_NONE;
+}
+
+static struct rk_status *parse_token(struct token *out, const char *text, size_t bytes)
+{
+    if (bytes < MIN_TOKEN_BYTES)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the token has %zu characters, expected at least %d", bytes,
+                       MIN_TOKEN_BYTES);
+    for (size_t i = 0; i < bytes; i++) {
+        if (text[i] <= ' ' || text[i] > '~')
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "character %zu of the token is not printable ASCII (or a carriage return)", i + 1);
+    }
+    rk_sha256_of(text, bytes, out->digest);
+    out->has_digest = true;
+    return NULL;
+}
+
+static struct rk_status *parse_cert_name(struct token *out, const char *text, size_t bytes)
+{
+    size_t prefix_bytes = strlen(CERT_PREFIX);
+
+    if (bytes <= prefix_bytes || memcmp(text, CERT_PREFIX, prefix_bytes) != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "expected " CERT_PREFIX "NAME behind the space");
+    for (size_t i = prefix_bytes; i < bytes; i++) {
+        if (text[i] <= ' ' || text[i] > '~')
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "character %zu of " CERT_PREFIX "NAME is not printable ASCII (or a space, or a "
+                           "carriage return)",
+                           i + 1 - prefix_bytes);
+    }
+    out->cert_name = rk_strndup(text + prefix_bytes, bytes - prefix_bytes);
+    return NULL;
+}
+
+static struct rk_status *check_new(const struct rk_auth *auth, const struct token *token)
+{
+    for (int64_t i = 0; i < auth->tokens.count; i++) {
+        const struct token *other = &auth->tokens.items[i];
+
+        if (token->has_digest && other->has_digest &&
+            rk_equal_secret(other->digest, token->digest, sizeof(token->digest)))
+            return RK_FAIL(RK_INVALID_ARGUMENT, "the token is on an earlier line, too; each has one role");
+        if (!token->has_digest && !other->has_digest && strcmp(token->cert_name, other->cert_name) == 0)
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "the certificate is on an earlier line, too; each has one role");
+    }
+    return NULL;
+}
+
+/* ROLE[:TOKEN][ cert=NAME], with one of the two at least. */
 static struct rk_status *parse_line(struct rk_auth *auth, const char *line, size_t bytes)
 {
-    const char *colon = memchr(line, ':', bytes);
-    struct token token = {.rights = RK_RIGHTS_NONE};
-    size_t token_bytes;
+    const char *end = line + bytes, *space = memchr(line, ' ', bytes);
+    const char *colon = memchr(line, ':', space ? (size_t)(space - line) : bytes);
+    const char *role_end = colon ? colon : space, *token_end = space ? space : end;
+    struct token token = {0};
+    struct rk_status *st = NULL;
 
-    if (!colon)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "expected ROLE:TOKEN");
-    for (size_t i = 0; i < RK_ARRAY_LEN(roles); i++) {
-        if (strlen(roles[i].name) == (size_t)(colon - line) &&
-            memcmp(line, roles[i].name, (size_t)(colon - line)) == 0)
-            token.rights = roles[i].rights;
-    }
+    if (!role_end)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "expected ROLE:TOKEN, ROLE:TOKEN " CERT_PREFIX "NAME or ROLE " CERT_PREFIX "NAME");
+    token.rights = find_role(line, (size_t)(role_end - line));
     if (token.rights == RK_RIGHTS_NONE)
         return RK_FAIL(RK_INVALID_ARGUMENT, "unknown role, expected admin, driver or viewer");
-    token_bytes = bytes - (size_t)(colon + 1 - line);
-    if (token_bytes < MIN_TOKEN_BYTES)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "the token has %zu characters, expected at least %d", token_bytes,
-                       MIN_TOKEN_BYTES);
-    for (size_t i = 0; i < token_bytes; i++) {
-        if (colon[1 + i] <= ' ' || colon[1 + i] > '~')
-            return RK_FAIL(
-                RK_INVALID_ARGUMENT,
-                "character %zu of the token is not printable ASCII (or a space, or a carriage return)",
-                i + 1);
-    }
-    rk_sha256_of(colon + 1, token_bytes, token.digest);
-    for (int64_t i = 0; i < auth->tokens.count; i++) {
-        if (rk_equal_secret(auth->tokens.items[i].digest, token.digest, sizeof(token.digest)))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "the token is on an earlier line, too; each has one role");
-    }
-    rk_array_append(&auth->tokens, token);
-    return NULL;
+    if (colon)
+        st = parse_token(&token, colon + 1, (size_t)(token_end - colon - 1));
+    if (!st && space)
+        st = parse_cert_name(&token, space + 1, (size_t)(end - space - 1));
+    if (!st)
+        st = check_new(auth, &token);
+    if (st)
+        rk_free(token.cert_name);
+    else
+        rk_array_append(&auth->tokens, token);
+    return st;
 }
 
 static struct rk_status *parse_lines(struct rk_auth *auth, const char *text, size_t bytes)
@@ -85,7 +138,8 @@ static struct rk_status *parse_lines(struct rk_auth *auth, const char *text, siz
         line += line_bytes + 1;
     }
     if (auth->tokens.count == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "no token, expected lines ROLE:TOKEN");
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "no token, expected lines ROLE:TOKEN or ROLE " CERT_PREFIX "NAME");
     return NULL;
 }
 
@@ -163,29 +217,82 @@ void rk_auth_destroy(struct rk_auth *auth)
 {
     if (!auth)
         return;
+    for (int64_t i = 0; i < auth->tokens.count; i++)
+        rk_free(auth->tokens.items[i].cert_name);
     rk_array_fini(&auth->tokens);
     rk_free(auth);
 }
 
-struct rk_status *rk_auth_check(const struct rk_auth *auth, const char *header, size_t header_bytes,
-                                rk_rights_t needed)
+bool rk_auth_asks_names(const struct rk_auth *auth)
+{
+    for (int64_t i = 0; i < auth->tokens.count; i++) {
+        if (auth->tokens.items[i].cert_name)
+            return true;
+    }
+    return false;
+}
+
+/* As a whole line of `names`. */
+static bool has_name(const char *names, const char *name)
+{
+    size_t bytes = strlen(name);
+
+    while (names && *names) {
+        size_t line_bytes = strcspn(names, "\n");
+
+        if (line_bytes == bytes && memcmp(names, name, bytes) == 0)
+            return true;
+        names += line_bytes + (names[line_bytes] == '\n');
+    }
+    return false;
+}
+
+/* The token's line; without an early exit, as the top of this file says. */
+static const struct token *find_token(const struct rk_auth *auth, const struct rk_credentials *given)
 {
     size_t scheme_bytes = strlen(SCHEME);
-    rk_rights_t rights = RK_RIGHTS_NONE;
+    const struct token *found = NULL;
     uint8_t digest[RK_SHA256_BYTES];
+
+    if (!given->header || given->header_bytes <= scheme_bytes ||
+        memcmp(given->header, SCHEME, scheme_bytes) != 0)
+        return NULL;
+    rk_sha256_of(given->header + scheme_bytes, given->header_bytes - scheme_bytes, digest);
+    for (int64_t i = 0; i < auth->tokens.count; i++) {
+        const struct token *token = &auth->tokens.items[i];
+
+        if (token->has_digest && rk_equal_secret(token->digest, digest, sizeof(digest)))
+            found = token;
+    }
+    return found;
+}
+
+struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_credentials *given,
+                                rk_rights_t needed)
+{
+    rk_rights_t rights = RK_RIGHTS_NONE;
+    const struct token *token;
 
     if (needed == RK_RIGHTS_NONE || auth->is_open)
         return NULL;
-    if (header && header_bytes > scheme_bytes && memcmp(header, SCHEME, scheme_bytes) == 0) {
-        rk_sha256_of(header + scheme_bytes, header_bytes - scheme_bytes, digest);
-        for (int64_t i = 0; i < auth->tokens.count; i++) {
-            if (rk_equal_secret(auth->tokens.items[i].digest, digest, sizeof(digest)))
-                rights = auth->tokens.items[i].rights;
-        }
+    token = find_token(auth, given);
+    if (token && token->cert_name && !has_name(given->names, token->cert_name))
+        return RK_FAIL_REASON(RK_PERMISSION_DENIED, "CERTIFICATE",
+                              "the token is bound to a certificate that this connection has not shown");
+    if (token)
+        rights = token->rights;
+    for (int64_t i = 0; i < auth->tokens.count; i++) {
+        const struct token *one = &auth->tokens.items[i];
+
+        if (!one->has_digest && has_name(given->names, one->cert_name))
+            rights = RK_MAX(rights, one->rights);
     }
     if (rights == RK_RIGHTS_NONE)
-        return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TOKEN", "a valid bearer token is needed");
+        return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TOKEN", "a valid bearer token is needed%s",
+                              given->names && rk_auth_asks_names(auth) ? ", or a certificate that has a role"
+                                                                       : "");
     if (rights < needed)
-        return RK_FAIL_REASON(RK_PERMISSION_DENIED, "ROLE", "the token's role does not allow this call");
+        return RK_FAIL_REASON(RK_PERMISSION_DENIED, "ROLE", "the %s's role does not allow this call",
+                              token ? "token" : "certificate");
     return NULL;
 }

@@ -1,7 +1,10 @@
-/* Who may call what: bearer tokens from a file, each with a role. */
+/* Who may call what: bearer tokens and names of certificates from a file, each with a role. A line is
+ * ROLE:TOKEN, ROLE:TOKEN cert=NAME (the token counts on connections with that certificate only), or
+ * ROLE cert=NAME (the certificate does without a token). */
 #ifndef RK_AUTH_INTERNAL_H
 #define RK_AUTH_INTERNAL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/rk_status.h"
@@ -14,9 +17,18 @@ struct rk_auth;
  * repeated. */
 struct rk_status *rk_auth_create(struct rk_auth **out, const char *path) RK_NODISCARD;
 void rk_auth_destroy(struct rk_auth *auth); /* NULL is a no-op */
-/* Checks the value of the metadata "authorization" (NULL when there is none). UNAUTHENTICATED, reason TOKEN,
- * or PERMISSION_DENIED, reason ROLE. */
-struct rk_status *rk_auth_check(const struct rk_auth *auth, const char *header, size_t header_bytes,
+/* Whether names of certificates matter. */
+bool rk_auth_asks_names(const struct rk_auth *auth);
+
+struct rk_credentials {
+    const char *header; /* value of the metadata "authorization"; NULL: none */
+    size_t header_bytes;
+    const char *names; /* of the connection's certificate, a line each; NULL: none */
+};
+
+/* UNAUTHENTICATED, reason TOKEN; PERMISSION_DENIED, reason CERTIFICATE (the token is bound to another one) or
+ * ROLE. */
+struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_credentials *given,
                                 rk_rights_t needed) RK_NODISCARD;
 
 #endif

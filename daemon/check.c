@@ -9,6 +9,7 @@
 #include "daemon/config_internal.h"
 #include "daemon/lock_internal.h"
 #include "daemon/rk_daemon.h"
+#include "daemon/tls_internal.h"
 #include "worker/rk_worker.h"
 
 static struct rk_status *check_tokens(const struct rk_settings *settings)
@@ -17,6 +18,15 @@ static struct rk_status *check_tokens(const struct rk_settings *settings)
     struct rk_status *st = rk_auth_create(&auth, settings->token_file);
 
     rk_auth_destroy(auth);
+    return st;
+}
+
+static struct rk_status *check_tls(const struct rk_settings *settings)
+{
+    struct rk_tls *tls;
+    struct rk_status *st = rk_daemon_tls_create(&tls, settings);
+
+    rk_tls_destroy(tls);
     return st;
 }
 
@@ -80,6 +90,7 @@ struct rk_status *rk_daemon_config_check(const struct rk_config *config)
     rk_log_set_format(RK_LOG_TEXT);
     rk_settings_warn_roots(&settings);
     rk_problems_add(&problems, rk_config_origin(config, "rpc.token_file"), check_tokens(&settings));
+    rk_problems_add(&problems, rk_config_origin(config, "rpc.tls_cert"), check_tls(&settings));
     rk_problems_add(&problems, NULL, check_directory("RUNTIME_DIRECTORY", settings.runtime_dir));
     rk_problems_add(&problems, rk_config_origin(config, "state.dir"), check_state(&settings));
     rk_problems_add(&problems, rk_config_origin(config, "rpc.listen"), check_address(&settings.listen));

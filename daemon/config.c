@@ -87,8 +87,37 @@ static void read_listen(struct rk_settings *out, const struct rk_config *config,
     st = rk_listen_parse(&out->listen, "rpc.listen", chosen);
     rk_free(chosen);
     if (!st)
-        st = rk_listen_check_policy(&out->listen, out->is_insecure, out->token_file != NULL);
+        st = rk_listen_check_policy(&out->listen, out->is_insecure, out->tls_cert != NULL,
+                                    out->asks_certificates, out->token_file != NULL);
     add_problem(problems, config, "rpc.listen", st);
+}
+
+static char *read_path(const struct rk_config *config, const char *key, struct rk_problems *problems)
+{
+    const char *text = rk_config_string(config, key);
+
+    if (text && !*text)
+        add_problem(problems, config, key,
+                    RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected a path, got \"\"", key));
+    return text ? rk_strdup(text) : NULL;
+}
+
+static void read_tls(struct rk_settings *out, const struct rk_config *config, struct rk_problems *problems)
+{
+    static const char *const keys_of_files[] = {"rpc.tls_cert", "rpc.tls_key", "rpc.tls_ca"};
+    bool requires = strcmp(rk_config_string(config, "rpc.tls_client_auth"), "require") == 0;
+
+    out->asks_certificates = out->tls_ca && requires;
+    for (size_t i = 0; i < RK_ARRAY_LEN(keys_of_files); i++)
+        rk_free(read_path(config, keys_of_files[i], problems));
+    if (!out->tls_cert != !out->tls_key)
+        add_problem(problems, config, out->tls_cert ? "rpc.tls_cert" : "rpc.tls_key",
+                    RK_FAIL(RK_INVALID_ARGUMENT, "rpc.tls_%s: expected together with rpc.tls_%s",
+                            out->tls_cert ? "cert" : "key", out->tls_cert ? "key" : "cert"));
+    else if (out->tls_ca && !out->tls_cert)
+        add_problem(
+            problems, config, "rpc.tls_ca",
+            RK_FAIL(RK_INVALID_ARGUMENT, "rpc.tls_ca: expected together with rpc.tls_cert and rpc.tls_key"));
 }
 
 /* A listener that is off unless it is configured. */
@@ -134,16 +163,6 @@ static void read_device(struct rk_settings *out, const struct rk_config *config,
             RK_FAIL(RK_INVALID_ARGUMENT, "device: expected NAME or NAME:INDEX, got \"%s\"", out->device));
 }
 
-static char *read_path(const struct rk_config *config, const char *key, struct rk_problems *problems)
-{
-    const char *text = rk_config_string(config, key);
-
-    if (text && !*text)
-        add_problem(problems, config, key,
-                    RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected a path, got \"\"", key));
-    return text ? rk_strdup(text) : NULL;
-}
-
 static void read_roots(struct rk_settings *out, const struct rk_config *config, struct rk_problems *problems)
 {
     const struct rk_json *list = rk_config_json(config, "ckpt.roots");
@@ -164,14 +183,22 @@ static void read_roots(struct rk_settings *out, const struct rk_config *config, 
     }
 }
 
+static void take_string(char **to, const struct rk_config *config, const char *key)
+{
+    rk_free(*to);
+    *to = rk_strdup(rk_config_string(config, key));
+}
+
 void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config)
 {
     const char *format = rk_config_string(config, "log.format");
     bool is_known = rk_log_level_parse(rk_config_string(config, "log.level"), &settings->log_level);
 
     RK_ASSERT(is_known);
-    rk_free(settings->token_file);
-    settings->token_file = rk_strdup(rk_config_string(config, "rpc.token_file"));
+    take_string(&settings->token_file, config, "rpc.token_file");
+    take_string(&settings->tls_cert, config, "rpc.tls_cert");
+    take_string(&settings->tls_key, config, "rpc.tls_key");
+    take_string(&settings->tls_ca, config, "rpc.tls_ca");
     settings->lease_ttl_ms = rk_config_int(config, "lease.ttl");
     settings->lease_grace_ms = rk_config_int(config, "lease.grace");
     settings->drain_grace_ms = rk_config_int(config, "drain.grace");
@@ -205,6 +232,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     if (!rk_config_is_null(config, "limits.device_memory"))
         out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");
     read_roots(out, config, &problems);
+    read_tls(out, config, &problems);
     read_listen(out, config, &problems);
     read_other_listen(&out->health, "health.listen", &out->listen, config, &problems);
     out->has_reflection = rk_config_is_null(config, "rpc.reflection")
@@ -225,6 +253,9 @@ void rk_settings_fini(struct rk_settings *settings)
     rk_free(settings->plugin);
     rk_free(settings->device);
     rk_free(settings->token_file);
+    rk_free(settings->tls_cert);
+    rk_free(settings->tls_key);
+    rk_free(settings->tls_ca);
     *settings = (struct rk_settings){0};
 }
 

@@ -14,8 +14,8 @@
 struct rk_settings {
     /* fixed after start */
     struct rk_listen listen;
-    struct rk_listen health; /* key NULL: none */
-    bool is_insecure, is_dry_run;
+    struct rk_listen health;                         /* key NULL: none */
+    bool is_insecure, is_dry_run, asks_certificates; /* of every client */
     bool has_reflection;
     int64_t max_inflight_bytes, chunk_bytes;
     char *device;
@@ -28,7 +28,8 @@ struct rk_settings {
     char **ckpt_roots;            /* NULL-terminated */
     uint64_t device_memory_bytes; /* 0: no limit */
     /* reloadable */
-    char *token_file; /* NULL: no tokens */
+    char *token_file;                  /* NULL: no tokens */
+    char *tls_cert, *tls_key, *tls_ca; /* NULL: no TLS; without tls_ca nobody is asked for a certificate */
     int64_t lease_ttl_ms, lease_grace_ms, drain_grace_ms;
     rk_log_level_t log_level;
     rk_log_format_t log_format;

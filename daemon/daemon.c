@@ -20,6 +20,7 @@
 #include "daemon/execute_internal.h"
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
+#include "daemon/tls_internal.h"
 
 /* How long a daemon that only a restart helps still answers, so that drivers learn why; then it exits to be
  * restarted. */
@@ -206,6 +207,7 @@ static void on_tick(void *user)
         rk_server_tick(daemon->health_server);
     rk_drain_tick(daemon);
     tick_watchdog(daemon);
+    rk_daemon_tls_warn(daemon->tls, &daemon->tls_warned_ns);
     if (daemon->state == RK_DAEMON_FAILED && daemon->stop.phase == RK_STOP_NONE &&
         rk_time_now_ns() - daemon->failed_ns > FAILED_EXIT_NS)
         rk_stop_begin(daemon, 0, "it has failed");
@@ -230,7 +232,10 @@ static struct rk_status *reload(struct rk_daemon *daemon)
 
     RK_TRY(rk_daemon_config_load(&config, daemon->args));
     st = rk_auth_create(&auth, rk_config_string(config, "rpc.token_file"));
+    if (!st)
+        st = rk_daemon_tls_reload(daemon->tls, &daemon->settings, config);
     if (!st) {
+        daemon->tls_warned_ns = 0;
         rk_settings_reload(&daemon->settings, config);
         apply_log_settings(&daemon->settings);
         rk_server_set_auth(daemon->server, auth);
@@ -238,7 +243,9 @@ static struct rk_status *reload(struct rk_daemon *daemon)
             rk_server_set_auth(daemon->health_server, auth);
         rk_auth_destroy(daemon->auth);
         daemon->auth = auth;
+        auth = NULL;
     }
+    rk_auth_destroy(auth);
     rk_config_destroy(config);
     return st;
 }
@@ -252,7 +259,7 @@ void rk_daemon_reload(struct rk_daemon *daemon)
     if (st)
         RK_ERROR("reload refused, the old configuration stays: %s", rk_status_message(st));
     else
-        RK_INFO("reloaded: tokens, log, lease and drain settings");
+        RK_INFO("reloaded: certificates, tokens, log, lease and drain settings");
     rk_status_free(st);
     rk_notify_ready();
 }
@@ -293,12 +300,14 @@ static struct rk_status *load_settings(struct rk_daemon *daemon)
     if (st)
         return st;
     apply_log_settings(&daemon->settings);
-    if (daemon->settings.is_insecure && !daemon->settings.listen.is_local)
+    if (daemon->settings.is_insecure && !daemon->settings.listen.is_local &&
+        !daemon->settings.asks_certificates)
         RK_WARN("rpc.insecure: no authentication: anyone who can connect to %s controls this daemon; set "
                 "rpc.token_file",
                 daemon->settings.listen.host);
     rk_settings_warn_roots(&daemon->settings);
-    return rk_auth_create(&daemon->auth, daemon->settings.token_file);
+    RK_TRY(rk_auth_create(&daemon->auth, daemon->settings.token_file));
+    return rk_daemon_tls_create(&daemon->tls, &daemon->settings);
 }
 
 static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *dir, const char *name)
@@ -365,6 +374,8 @@ static struct rk_status *start_server(struct rk_daemon *daemon)
                                       .loop = daemon->loop,
                                       .auth = daemon->auth,
                                       .listen = &daemon->settings.listen,
+                                      .tls = daemon->tls,
+                                      .tls_demand = rk_settings_tls_demand(&daemon->settings),
                                       .has_reflection = daemon->settings.has_reflection,
                                       .on_stopped = rk_stop_on_server_stopped};
 
@@ -460,6 +471,7 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     rk_requests_clear(&daemon->requests);
     rk_group_clear(&daemon->group);
     rk_auth_destroy(daemon->auth);
+    rk_tls_destroy(daemon->tls);
     for (int i = 0; i < RK_DAEMON_LOCKS_MAX; i++)
         rk_lock_release(daemon->locks[i]);
     rk_settings_fini(&daemon->settings);

@@ -51,6 +51,8 @@ struct rk_daemon {
 
     struct rk_settings settings;
     struct rk_auth *auth;
+    struct rk_tls *tls; /* NULL: TCP is plain */
+    int64_t tls_warned_ns;
     rk_daemon_state_t state;
     int64_t failed_ns; /* when the state became FAILED */
     bool is_stuck;     /* FAILED, and the engine does not come back */

@@ -123,6 +123,8 @@ static void on_event(struct rk_guard *guard, const struct epoll_event *event)
     }
     relay = &endpoint->connection->relay;
     endpoint->connection->is_ready = true;
+    if (endpoint->side == RK_SIDE_CLIENT && relay->tls) /* either may be what the other waits for */
+        is_input = is_output = is_input || is_output;
     if (endpoint->side == RK_SIDE_CLIENT) {
         relay->from_client.can_read |= is_input;
         relay->from_server.can_write |= is_output;
@@ -133,12 +135,26 @@ static void on_event(struct rk_guard *guard, const struct epoll_event *event)
     }
 }
 
+/* One in a round, so that those who are through with theirs have their turn. Returns how long to wait for the
+ * next. */
+static int begin_handshake(struct rk_guard *guard, struct rk_connection *oldest, int64_t now_ns)
+{
+    if (!oldest)
+        return TICK_MS;
+    if (rk_h2_bucket_wait_until(&guard->handshakes, now_ns) != 0)
+        return HELD_TICK_MS;
+    guard->handshakes.tokens -= 1;
+    rk_connection_begin_tls(guard, oldest);
+    return 0;
+}
+
 /* Runs those that have something to do; looks at all of them when it is time to. Returns how long to wait. */
 static int run_connections(struct rk_guard *guard, int64_t now_ns)
 {
     bool has_ready = false, has_held = false;
     bool is_tick = now_ns - guard->ticked_ns >= HELD_TICK_MS * 1000000LL;
-    struct rk_connection *next;
+    struct rk_connection *next, *waiting = NULL;
+    int wait_ms;
 
     if (is_tick)
         guard->ticked_ns = now_ns;
@@ -152,8 +168,11 @@ static int run_connections(struct rk_guard *guard, int64_t now_ns)
         has_held |= goes_on && one->relay.from_client.is_held;
         if (!goes_on)
             rk_connection_drop(guard, one);
+        else if (rk_connection_waits_for_tls(one))
+            waiting = one; /* the list has the youngest first */
     }
-    return has_ready ? 0 : has_held ? HELD_TICK_MS : TICK_MS;
+    wait_ms = begin_handshake(guard, waiting, now_ns);
+    return has_ready ? 0 : has_held ? RK_MIN(wait_ms, HELD_TICK_MS) : wait_ms;
 }
 
 /* At the end: gRPC has closed its sockets, and what it sent before may still be on its way. */
@@ -266,6 +285,8 @@ struct rk_status *rk_guard_create(struct rk_guard **out, const struct rk_guard_c
     pthread_mutex_init(&guard->lock, NULL);
     guard->seen_ns = rk_time_now_ns();
     rk_h2_shared_init(&guard->shared, guard->seen_ns);
+    rk_h2_bucket_init(&guard->handshakes, RK_GUARD_HANDSHAKES_BURST, RK_GUARD_HANDSHAKES_RATE,
+                      guard->seen_ns);
     st = start_listening(guard, config->listen);
     guard->config.listen = NULL;
     if (!st) {
@@ -344,6 +365,19 @@ void rk_guard_format_peer(struct rk_guard *guard, const char *core_peer, char *o
     connection = find_connection(guard, core_peer);
     snprintf(out, out_bytes, "%s", connection ? connection->peer : core_peer);
     pthread_mutex_unlock(&guard->lock);
+}
+
+char *rk_guard_peer_names(struct rk_guard *guard, const char *core_peer)
+{
+    const struct rk_connection *connection;
+    char *names = NULL;
+
+    pthread_mutex_lock(&guard->lock);
+    connection = find_connection(guard, core_peer);
+    if (connection && connection->names && connection->names[0])
+        names = rk_strdup(connection->names);
+    pthread_mutex_unlock(&guard->lock);
+    return names;
 }
 
 void rk_guard_trust(struct rk_guard *guard, const char *core_peer)

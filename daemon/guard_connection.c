@@ -42,6 +42,7 @@ void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection
     pthread_mutex_unlock(&guard->lock);
     guard->num_connections--;
     rk_relay_fini(&connection->relay);
+    rk_free(connection->names);
     if (connection->watch_fd >= 0) {
         /* gRPC may still have the other descriptor: a close would not end the watch. */
         epoll_ctl(guard->epoll_fd, EPOLL_CTL_DEL, connection->watch_fd, NULL);
@@ -79,6 +80,12 @@ static bool open_server_side(struct rk_guard *guard, struct rk_connection *conne
 {
     int fds[2];
 
+    if (connection->relay.tls) {
+        connection->names = rk_tls_peer_names(connection->relay.tls);
+        if (connection->names[0])
+            RK_DEBUG_LOG("peer=%s has a certificate for %.*s", connection->peer,
+                         (int)strcspn(connection->names, "\n"), connection->names);
+    }
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0) {
         rk_guard_count_refused(guard, strerror(errno));
         return false;
@@ -98,7 +105,7 @@ static bool open_server_side(struct rk_guard *guard, struct rk_connection *conne
 static bool cut(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns)
 {
     guard->num_cut++;
-    RK_WARN("cut peer=%s: %s", connection->peer, connection->relay.filter.rule);
+    RK_WARN("cut peer=%s: %s", connection->peer, rk_relay_why(&connection->relay));
     if (!connection->relay.filter.is_greeted)
         return false;
     rk_relay_say_goodbye(&connection->relay);
@@ -125,6 +132,8 @@ bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection,
     connection->is_ready = false;
     if (connection->watch_fd >= 0)
         return !connection->is_gone;
+    if (connection->is_gone && connection->relay.tls_state == RK_RELAY_TLS_WAITS)
+        return false;
     if (connection->cut_ns != 0 || connection->relay.from_client.is_held) {
         if (connection->is_gone)
             return false;
@@ -142,6 +151,8 @@ bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection,
     connection->is_ready = state == RK_RELAY_READY;
     if (state == RK_RELAY_CUT)
         return cut(guard, connection, now_ns);
+    if (state == RK_RELAY_ENDED && connection->relay.tls_state == RK_RELAY_TLS_SHAKES)
+        RK_WARN("lost peer=%s in the TLS handshake: %s", connection->peer, rk_relay_why(&connection->relay));
     return state != RK_RELAY_ENDED;
 }
 
@@ -155,6 +166,17 @@ bool rk_connection_tick(struct rk_guard *guard, struct rk_connection *connection
         return cut(guard, connection, now_ns);
     connection->is_ready |= connection->relay.from_client.is_held;
     return true;
+}
+
+bool rk_connection_waits_for_tls(const struct rk_connection *connection)
+{
+    return connection->relay.tls_state == RK_RELAY_TLS_WAITS && connection->relay.from_client.can_read;
+}
+
+void rk_connection_begin_tls(struct rk_guard *guard, struct rk_connection *connection)
+{
+    rk_relay_begin_tls(&connection->relay, guard->config.tls, guard->config.tls_demand);
+    connection->is_ready = true;
 }
 
 /* --- room for one more --- */
@@ -217,6 +239,8 @@ void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_s
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
         clamp_window(fd, RK_GUARD_STRANGER_BYTES);
         rk_relay_init(&connection->relay, &guard->pool, &guard->shared, fd, now_ns);
+        if (guard->config.tls)
+            rk_relay_expect_tls(&connection->relay);
         rk_guard_watch(guard, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                        &connection->endpoints[RK_SIDE_CLIENT]);
         return;

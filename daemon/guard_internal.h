@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "base/rk_status.h"
+#include "base/rk_tls.h"
 #include "daemon/listen_internal.h"
 
 /* --- limits; docs/rpc.md has them, too --- */
@@ -22,12 +23,18 @@
     (64 << 10)                   /* that the kernel holds for a peer before it shows a right to call */
 #define RK_GUARD_PENALTY_MS 5000 /* how long the socket of a peer that was cut stays open, unread */
 
+/* TLS handshakes that begin: at once, and a second. One costs a processor 0.2 to 2 ms. */
+#define RK_GUARD_HANDSHAKES_BURST 128
+#define RK_GUARD_HANDSHAKES_RATE  200
+
 struct rk_guard;
 
 struct rk_guard_config {
     const struct rk_listen *listen; /* borrowed during rk_guard_create */
     int64_t max_files;              /* the process may have open; 0: ask the system */
     int max_connections;            /* 0: RK_GUARD_CONNECTIONS_MAX */
+    struct rk_tls *tls;             /* TCP is TLS; NULL: plain. Must outlive the guard */
+    rk_tls_demand_t tls_demand;
     void *user;
     /* The guard's thread: a peer has said what a client of HTTP/2 says first. Takes the socket. */
     void (*on_connection)(void *user, int fd);
@@ -57,6 +64,8 @@ const char *rk_guard_address(const struct rk_guard *guard);
 /* The connection whose socket gRPC has under that number, as gRPC writes it ("fd:12"). `out` receives the
  * peer's address, or what was given if there is none. */
 void rk_guard_format_peer(struct rk_guard *guard, const char *core_peer, char *out, size_t out_bytes);
+/* The names of its certificate, a line each; NULL when it has shown none that was checked. rk_free it. */
+char *rk_guard_peer_names(struct rk_guard *guard, const char *core_peer);
 /* A peer behind it has shown a right to call: it is not dropped to make room for another. */
 void rk_guard_trust(struct rk_guard *guard, const char *core_peer);
 void rk_guard_get_stats(struct rk_guard *guard, struct rk_guard_stats *out);

@@ -26,6 +26,7 @@ struct rk_connection {
     struct rk_connection *next, **link; /* guarded by rk_guard.lock */
     struct rk_endpoint endpoints[RK_SIDE_COUNT];
     char peer[RK_PEER_BYTES];
+    char *names; /* of its certificate, set before gRPC hears of it; NULL: none */
     int core_fd; /* as gRPC knows it; guarded by rk_guard.lock; -1: not yet */
     _Atomic bool is_trusted;
     int64_t accepted_ns, cut_ns; /* cut_ns 0: it was not */
@@ -54,6 +55,7 @@ struct rk_guard {
     /* the thread's */
     bool has_pending; /* accept has not yet said that there is nothing more */
     int64_t accept_after_ns, ticked_ns;
+    struct rk_h2_bucket handshakes;
     struct rk_h2_shared shared;
     struct rk_relay_pool pool;
 };
@@ -72,6 +74,9 @@ void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_s
                          socklen_t from_bytes);
 /* Closes all of it and frees it. */
 void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection);
+/* It waits for its turn to begin with TLS. */
+bool rk_connection_waits_for_tls(const struct rk_connection *connection);
+void rk_connection_begin_tls(struct rk_guard *guard, struct rk_connection *connection);
 /* Something has happened. False when the connection is over. */
 bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns);
 /* Time has passed. Likewise. */

@@ -105,16 +105,23 @@ struct rk_status *rk_listen_parse(struct rk_listen *out, const char *key, const 
     return st;
 }
 
-struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure, bool has_tokens)
+struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure, bool has_tls,
+                                         bool asks_certificates, bool has_tokens)
 {
     if (is_insecure)
         return NULL;
-    if (!listen->is_local)
+    if (!listen->is_local && !has_tls)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
-            "rpc.listen: %s can be reached from other hosts and nothing would be encrypted; listen on "
-            "127.0.0.1, ::1 or a Unix socket, or say --insecure (rpc.insecure) if the network is trusted",
-            listen->host);
+            "%s: %s can be reached from other hosts and nothing would be encrypted; set rpc.tls_cert, "
+            "rpc.tls_key and rpc.tls_ca, listen on 127.0.0.1, ::1 or a Unix socket, or say --insecure "
+            "(rpc.insecure) if the network is trusted",
+            listen->key, listen->host);
+    if (!listen->is_local && !asks_certificates && !has_tokens)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s: %s can be reached from other hosts and nobody would be asked who he is; set "
+                       "rpc.tls_ca or rpc.token_file, or say --insecure (rpc.insecure)",
+                       listen->key, listen->host);
     if (listen->is_abstract && !has_tokens)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,

@@ -22,10 +22,10 @@ struct rk_listen {
 /* Value of the key: "HOST:PORT" (a host name is resolved here, so that what is checked is what is bound),
  * "unix:/PATH", "unix-abstract:NAME". UNAVAILABLE when the name server does not answer: that may pass. */
 struct rk_status *rk_listen_parse(struct rk_listen *out, const char *key, const char *text) RK_NODISCARD;
-/* Addresses that others can reach need an explicit wish; so do those that every local user reaches without a
- * file's permissions in between. */
-struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure,
-                                         bool has_tokens) RK_NODISCARD;
+/* What others can reach needs TLS, and certificates or tokens of who calls, or an explicit wish; so does what
+ * every local user reaches without a file's permissions in between, but for TLS. */
+struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure, bool has_tls,
+                                         bool asks_certificates, bool has_tokens) RK_NODISCARD;
 /* The value of comm.listen, or what follows from rpc.listen: a host whose peers can be told its address, so
  * not the one that means "all". */
 struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;

@@ -43,14 +43,37 @@ static bool is_later(int error)
     return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
 
-static flow_state_t send_passed(struct rk_relay_flow *flow, int fd)
+/* The client's side may be TLS; the server's never is. */
+static ssize_t send_some(struct rk_relay *relay, int fd, const void *data, size_t bytes)
+{
+    if (relay->tls && fd == relay->client_fd)
+        return rk_tls_send(relay->tls, data, bytes);
+    return send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* *is_empty: all that has come was taken; an event says when there is more. */
+static ssize_t receive_some(struct rk_relay *relay, int fd, void *data, size_t bytes, bool *is_empty)
+{
+    ssize_t got;
+
+    if (relay->tls && fd == relay->client_fd) {
+        got = rk_tls_recv(relay->tls, data, bytes);
+        *is_empty = rk_tls_is_drained(relay->tls);
+    } else {
+        got = recv(fd, data, bytes, MSG_DONTWAIT);
+        *is_empty = got < (ssize_t)bytes;
+    }
+    return got;
+}
+
+static flow_state_t send_passed(struct rk_relay *relay, struct rk_relay_flow *flow, int fd)
 {
     while (flow->sent < flow->passed) {
         ssize_t sent;
 
         if (!flow->can_write)
             return FLOW_STOPS;
-        sent = send(fd, flow->data + flow->sent, flow->passed - flow->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent = send_some(relay, fd, flow->data + flow->sent, flow->passed - flow->sent);
         if (sent >= 0)
             flow->sent += (size_t)sent;
         else if (is_later(errno))
@@ -79,16 +102,17 @@ static void compact(struct rk_relay *relay, struct rk_relay_flow *flow)
 static flow_state_t receive(struct rk_relay *relay, struct rk_relay_flow *flow, int fd)
 {
     size_t room = RK_RELAY_BUFFER_BYTES - flow->bytes;
+    bool is_empty;
     ssize_t got;
 
     if (!flow->can_read || room == 0)
         return FLOW_STOPS;
     if (!flow->data)
         flow->data = take_buffer(relay->pool);
-    got = recv(fd, flow->data + flow->bytes, room, MSG_DONTWAIT);
+    got = receive_some(relay, fd, flow->data + flow->bytes, room, &is_empty);
     if (got > 0) {
         flow->bytes += (size_t)got;
-        flow->can_read = (size_t)got == room; /* less means that there is no more; an event says when */
+        flow->can_read = !is_empty;
         return FLOW_GOES_ON;
     }
     if (flow->bytes == 0) {
@@ -122,7 +146,7 @@ static flow_state_t move(struct rk_relay *relay, struct rk_relay_flow *flow, int
     flow_state_t state;
 
     if (to >= 0) {
-        state = send_passed(flow, to);
+        state = send_passed(relay, flow, to);
         if (state != FLOW_GOES_ON)
             return state;
         compact(relay, flow);
@@ -167,6 +191,40 @@ void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk
     rk_h2_filter_init(&relay->filter, shared, now_ns);
 }
 
+void rk_relay_expect_tls(struct rk_relay *relay)
+{
+    relay->tls_state = RK_RELAY_TLS_WAITS;
+    relay->from_client.can_read = false; /* until an event says that the client has spoken */
+}
+
+void rk_relay_begin_tls(struct rk_relay *relay, struct rk_tls *tls, rk_tls_demand_t demand)
+{
+    RK_ASSERT(relay->tls_state == RK_RELAY_TLS_WAITS);
+    relay->tls = rk_tls_accept(tls, relay->client_fd, demand);
+    relay->tls_state = RK_RELAY_TLS_SHAKES;
+}
+
+static rk_relay_state_t shake(struct rk_relay *relay)
+{
+    if (relay->tls_state == RK_RELAY_TLS_WAITS)
+        return RK_RELAY_IDLE;
+    switch (rk_tls_shake(relay->tls)) {
+    case RK_TLS_DONE:
+        relay->tls_state = RK_RELAY_TLS_UP;
+        relay->from_client.can_read = relay->from_server.can_write = true;
+        return RK_RELAY_READY;
+    case RK_TLS_WAITS:
+        return RK_RELAY_IDLE;
+    default:
+        return rk_tls_has_closed(relay->tls) ? RK_RELAY_ENDED : RK_RELAY_CUT;
+    }
+}
+
+const char *rk_relay_why(const struct rk_relay *relay)
+{
+    return relay->filter.rule ? relay->filter.rule : relay->tls ? rk_tls_error(relay->tls) : "";
+}
+
 static void close_side(struct rk_relay *relay, struct rk_relay_flow *flow, int *fd)
 {
     give_buffer(relay->pool, flow->data);
@@ -178,6 +236,8 @@ static void close_side(struct rk_relay *relay, struct rk_relay_flow *flow, int *
 
 void rk_relay_fini(struct rk_relay *relay)
 {
+    rk_tls_conn_destroy(relay->tls);
+    relay->tls = NULL;
     close_side(relay, &relay->from_client, &relay->client_fd);
     close_side(relay, &relay->from_server, &relay->server_fd);
 }
@@ -191,6 +251,8 @@ rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns)
 {
     rk_relay_state_t from_client, from_server = RK_RELAY_IDLE;
 
+    if (relay->tls_state == RK_RELAY_TLS_WAITS || relay->tls_state == RK_RELAY_TLS_SHAKES)
+        return shake(relay);
     if (relay->server_fd >= 0) {
         from_server = run_flow(relay, &relay->from_server, relay->server_fd, relay->client_fd, now_ns);
         if (from_server == RK_RELAY_ENDED)
@@ -207,7 +269,11 @@ rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns)
 
     if (waits_for_us)
         return RK_RELAY_IDLE;
-    return rk_h2_filter_tick(&relay->filter, now_ns) == RK_H2_CUT ? RK_RELAY_CUT : RK_RELAY_IDLE;
+    if (rk_h2_filter_tick(&relay->filter, now_ns) != RK_H2_CUT)
+        return RK_RELAY_IDLE;
+    if (relay->tls_state == RK_RELAY_TLS_WAITS || relay->tls_state == RK_RELAY_TLS_SHAKES)
+        relay->filter.rule = "no TLS handshake within 5 s";
+    return RK_RELAY_CUT;
 }
 
 /* GOAWAY with the rule as its text, if nothing else is on its way. */
@@ -223,8 +289,8 @@ void rk_relay_say_goodbye(struct rk_relay *relay)
     RK_ASSERT(text_bytes <= 64);
     memcpy(frame + RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES, rule, text_bytes);
     if (is_between && relay->server_fd >= 0)
-        ignored = send(relay->client_fd, frame, RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES + text_bytes,
-                       MSG_NOSIGNAL | MSG_DONTWAIT);
+        ignored =
+            send_some(relay, relay->client_fd, frame, RK_H2_HEAD_BYTES + GOAWAY_HEAD_BYTES + text_bytes);
     (void)ignored; /* best effort: the peer is being cut */
     close_side(relay, &relay->from_server, &relay->server_fd);
 }

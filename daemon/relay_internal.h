@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/rk_tls.h"
 #include "daemon/h2_filter_internal.h"
 
 #define RK_RELAY_BUFFER_BYTES (64 << 10) /* of a direction, while there is something in it */
@@ -35,10 +36,21 @@ typedef enum rk_relay_state {
     RK_RELAY_ENDED  /* one side has closed, and the other has all of it */
 } rk_relay_state_t;
 
+/* The client's side is TLS: it waits for its turn, because a handshake costs more than anything else that a
+ * stranger may ask for. */
+typedef enum rk_relay_tls {
+    RK_RELAY_PLAIN,
+    RK_RELAY_TLS_WAITS,
+    RK_RELAY_TLS_SHAKES,
+    RK_RELAY_TLS_UP
+} rk_relay_tls_t;
+
 struct rk_relay {
     struct rk_relay_pool *pool; /* borrowed */
     int client_fd;              /* owned by the connection; non-blocking, as the next */
     int server_fd;              /* -1: gRPC does not know the connection yet; see wants_server */
+    rk_relay_tls_t tls_state;
+    struct rk_tls_conn *tls; /* from rk_relay_begin_tls on */
     struct rk_relay_flow from_client, from_server;
     struct rk_h2_filter filter;
 };
@@ -46,10 +58,16 @@ struct rk_relay {
 /* Takes the client's socket; the server's is set later, when rk_relay_wants_server says so. */
 void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk_h2_shared *shared,
                    int client_fd, int64_t now_ns);
+/* Nothing moves before rk_relay_begin_tls and the handshake. After rk_relay_init. */
+void rk_relay_expect_tls(struct rk_relay *relay);
+/* The client has begun to speak, and it is its turn. */
+void rk_relay_begin_tls(struct rk_relay *relay, struct rk_tls *tls, rk_tls_demand_t demand);
 /* Closes both sockets, as far as they are open. */
 void rk_relay_fini(struct rk_relay *relay);
 /* The client has greeted, so that gRPC may hear of it. */
 bool rk_relay_wants_server(const struct rk_relay *relay);
+/* Why it was cut. Borrowed. */
+const char *rk_relay_why(const struct rk_relay *relay);
 /* Moves what can be moved. */
 rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns);
 /* RK_RELAY_CUT when the client is too slow. */

@@ -266,26 +266,40 @@ static const grpc_slice *find_metadata(const struct rk_call *call, const char *k
     return NULL;
 }
 
-static struct rk_status *authenticate(const struct rk_call *call)
+/* Takes the names' memory into *owned. */
+static struct rk_credentials get_credentials(const struct rk_call *call, const char *core_peer, char **owned)
 {
     const grpc_slice *header = find_metadata(call, "authorization");
+
+    *owned = rk_auth_asks_names(call->server->config.auth)
+                 ? rk_guard_peer_names(call->server->guard, core_peer)
+                 : NULL;
+    return (struct rk_credentials){.header = header ? (const char *)GRPC_SLICE_START_PTR(*header) : NULL,
+                                   .header_bytes = header ? GRPC_SLICE_LENGTH(*header) : 0,
+                                   .names = *owned};
+}
+
+static struct rk_status *authenticate(const struct rk_call *call)
+{
     /* Who may not ask for anything is not told what there is. */
     rk_rights_t unknown = call->server->config.is_health_only ? RK_RIGHTS_NONE : RK_RIGHTS_VIEWER;
     rk_rights_t needed = call->rpc ? call->rpc->rights : unknown;
-    struct rk_status *st =
-        rk_auth_check(call->server->config.auth, header ? (const char *)GRPC_SLICE_START_PTR(*header) : NULL,
-                      header ? GRPC_SLICE_LENGTH(*header) : 0, needed);
-    char *core_peer, peer[64];
+    char *core_peer, *names, peer[64];
+    struct rk_credentials given;
+    struct rk_status *st;
 
-    if (!st && needed == RK_RIGHTS_NONE)
+    if (needed == RK_RIGHTS_NONE)
         return NULL;
     core_peer = grpc_call_get_peer(call->core);
+    given = get_credentials(call, core_peer, &names);
+    st = rk_auth_check(call->server->config.auth, &given, needed);
     if (st) {
         rk_guard_format_peer(call->server->guard, core_peer, peer, sizeof(peer));
         RK_WARN("refused peer=%s: %s", peer, rk_status_message(st));
     } else if (call->rpc) {
         rk_guard_trust(call->server->guard, core_peer);
     }
+    rk_free(names);
     gpr_free(core_peer);
     return st;
 }

@@ -17,6 +17,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
+#include "base/rk_tls.h"
 #include "daemon/auth_internal.h"
 #include "daemon/listen_internal.h"
 #include "daemon/loop_internal.h"
@@ -56,6 +57,8 @@ struct rk_server_config {
     struct rk_loop *loop;
     const struct rk_auth *auth; /* borrowed; rk_server_set_auth replaces it */
     const struct rk_listen *listen;
+    struct rk_tls *tls; /* of TCP; NULL: plain */
+    rk_tls_demand_t tls_demand;
     bool has_reflection;
     bool is_health_only; /* every other path is UNIMPLEMENTED, with or without a token */
     void (*on_stopped)(struct rk_daemon *daemon); /* G has ended; rk_server_destroy will not wait */

@@ -203,6 +203,8 @@ static struct rk_status *start_guard(struct rk_server *server)
     struct rk_guard_config config = {.listen = server->config.listen,
                                      .max_connections =
                                          server->config.is_health_only ? RK_LIMIT_HEALTH_CONNECTIONS : 0,
+                                     .tls = server->config.tls,
+                                     .tls_demand = server->config.tls_demand,
                                      .user = server,
                                      .on_connection = on_connection};
 

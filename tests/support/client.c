@@ -38,7 +38,8 @@ struct rk_client_stream {
     char tag_headers, tag_status, tag_send, tag_receive; /* only their addresses count */
 };
 
-struct rk_client *rk_client_create(const char *address, const char *token)
+/* Takes the credentials. */
+static struct rk_client *create(const char *address, const char *token, grpc_channel_credentials *credentials)
 {
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ENABLE_HTTP_PROXY, .value.integer = 0},
@@ -48,16 +49,34 @@ struct rk_client *rk_client_create(const char *address, const char *token)
     };
     grpc_channel_args list = {.num_args = RK_ARRAY_LEN(args), .args = args};
     struct rk_client *client = rk_calloc(1, sizeof(*client));
-    grpc_channel_credentials *credentials;
 
-    grpc_init();
-    credentials = grpc_insecure_credentials_create();
     client->channel = grpc_channel_create(address, credentials, &list);
     grpc_channel_credentials_release(credentials);
     client->queue = grpc_completion_queue_create_for_pluck(NULL);
     client->arena = rk_arena_create(64 << 10, 0);
     client->authorization = token ? rk_format("Bearer %s", token) : NULL;
     return client;
+}
+
+struct rk_client *rk_client_create(const char *address, const char *token)
+{
+    grpc_init();
+    return create(address, token, grpc_insecure_credentials_create());
+}
+
+struct rk_client *rk_client_create_tls(const char *address, const char *token,
+                                       const struct rk_tls_files *files)
+{
+    grpc_channel_credentials *credentials;
+    grpc_ssl_pem_key_cert_pair pair;
+    struct rk_tls_pem pem;
+
+    assert_ok(rk_tls_pem_read(&pem, files));
+    pair = (grpc_ssl_pem_key_cert_pair){.private_key = pem.key, .cert_chain = pem.cert};
+    grpc_init();
+    credentials = grpc_ssl_credentials_create(pem.ca, pem.key ? &pair : NULL, NULL, NULL);
+    rk_tls_pem_fini(&pem);
+    return create(address, token, credentials);
 }
 
 void rk_client_destroy(struct rk_client *client)

@@ -11,6 +11,7 @@
 #include "base/rk_arena.h"
 #include "base/rk_status.h"
 #include "base/rk_str.h"
+#include "base/rk_tls.h"
 #include "proto/rk_messages.h"
 #include "proto/rk_rpcs.h"
 #include "proto/rk_stream.h"
@@ -22,6 +23,9 @@ struct rk_client_stream;
 
 /* A connection of its own. `token` goes into the authorization header; NULL: none. */
 struct rk_client *rk_client_create(const char *address, const char *token);
+/* Over TLS, with what the files hold; the daemon must have a certificate for the address's host. */
+struct rk_client *rk_client_create_tls(const char *address, const char *token,
+                                       const struct rk_tls_files *files);
 void rk_client_destroy(struct rk_client *client); /* NULL is a no-op */
 /* Scratch memory for what the calls below return; lives as long as the client. */
 struct rk_arena *rk_client_arena(struct rk_client *client);

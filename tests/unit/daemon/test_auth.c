@@ -24,6 +24,15 @@ static char *write_tokens(const char *text, mode_t mode)
     return path;
 }
 
+static struct rk_status *check(const struct rk_auth *auth, const char *header, const char *names,
+                               rk_rights_t needed)
+{
+    struct rk_credentials given = {
+        .header = header, .header_bytes = header ? strlen(header) : 0, .names = names};
+
+    return rk_auth_check(auth, &given, needed);
+}
+
 /* Goal: what each role may do, and what no token may. */
 static void test_rk_auth_check_roles(void **state)
 {
@@ -56,11 +65,55 @@ static void test_rk_auth_check_roles(void **state)
     assert_ok(rk_auth_create(&auth, path));
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
         const char *header = cases[i].header;
-        struct rk_status *st = rk_auth_check(auth, header, header ? strlen(header) : 0, cases[i].needed);
+        struct rk_status *st = check(auth, header, NULL, cases[i].needed);
 
         print_message("%s\n", cases[i].label);
         assert_int_equal(rk_status_code(st), cases[i].code);
         assert_null(strstr(rk_status_message(st), ADMIN_TOKEN));
+        rk_status_free(st);
+    }
+    rk_auth_destroy(auth);
+    rk_free(path);
+}
+
+/* Goal: a token that is bound to a certificate counts with that one only; a certificate that has a role needs
+ * no token; names count as a whole. */
+static void test_rk_auth_check_certificates(void **state)
+{
+    static const struct {
+        const char *label, *header, *names;
+        rk_rights_t needed;
+        rk_code_t code;
+        const char *reason;
+    } cases[] = {
+        {"bound, its certificate", "Bearer " ADMIN_TOKEN, "x\nalice", RK_RIGHTS_ADMIN, RK_OK, ""},
+        {"bound, another", "Bearer " ADMIN_TOKEN, "bob", RK_RIGHTS_VIEWER, RK_PERMISSION_DENIED,
+         "CERTIFICATE"},
+        {"bound, none", "Bearer " ADMIN_TOKEN, NULL, RK_RIGHTS_VIEWER, RK_PERMISSION_DENIED, "CERTIFICATE"},
+        {"bound, a longer name", "Bearer " ADMIN_TOKEN, "alice2", RK_RIGHTS_VIEWER, RK_PERMISSION_DENIED,
+         "CERTIFICATE"},
+        {"free token, any certificate", "Bearer " DRIVER_TOKEN, "bob", RK_RIGHTS_DRIVER, RK_OK, ""},
+        {"free token, none", "Bearer " DRIVER_TOKEN, NULL, RK_RIGHTS_DRIVER, RK_OK, ""},
+        {"certificate alone", NULL, "spiffe://a/probe", RK_RIGHTS_VIEWER, RK_OK, ""},
+        {"certificate alone, too much", NULL, "spiffe://a/probe", RK_RIGHTS_DRIVER, RK_PERMISSION_DENIED,
+         "ROLE"},
+        {"certificate and token", "Bearer " DRIVER_TOKEN, "spiffe://a/probe", RK_RIGHTS_DRIVER, RK_OK, ""},
+        {"certificate without a role", NULL, "bob", RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED, "TOKEN"},
+        {"a name of a bound token alone", NULL, "alice", RK_RIGHTS_VIEWER, RK_UNAUTHENTICATED, "TOKEN"},
+    };
+    char *path = write_tokens(
+        "admin:" ADMIN_TOKEN " cert=alice\ndriver:" DRIVER_TOKEN "\nviewer cert=spiffe://a/probe\n", 0600);
+    struct rk_auth *auth = NULL;
+
+    (void)state;
+    assert_ok(rk_auth_create(&auth, path));
+    assert_true(rk_auth_asks_names(auth));
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct rk_status *st = check(auth, cases[i].header, cases[i].names, cases[i].needed);
+
+        print_message("%s\n", cases[i].label);
+        assert_int_equal(rk_status_code(st), cases[i].code);
+        assert_string_equal(rk_status_reason(st), cases[i].reason);
         rk_status_free(st);
     }
     rk_auth_destroy(auth);
@@ -73,7 +126,7 @@ static void test_rk_auth_check_without_file_allows_everything(void **state)
 
     (void)state;
     assert_ok(rk_auth_create(&auth, NULL));
-    assert_ok(rk_auth_check(auth, NULL, 0, RK_RIGHTS_ADMIN));
+    assert_ok(check(auth, NULL, NULL, RK_RIGHTS_ADMIN));
     rk_auth_destroy(auth);
 }
 
@@ -90,8 +143,12 @@ static void test_rk_auth_create_bad_text_is_refused(void **state)
         {"empty role", ":" ADMIN_TOKEN "\n", "line 1: unknown role"},
         {"prefix of a role", "adm:" ADMIN_TOKEN "\n", "line 1: unknown role"},
         {"short token", "admin:secret\n", "line 1: the token has 6 characters"},
-        {"space in the token", "admin:" ADMIN_TOKEN " x\n",
-         "line 1: character 33 of the token is not printable"},
+        {"space in the token", "admin:" ADMIN_TOKEN " x\n", "line 1: expected cert=NAME behind the space"},
+        {"empty certificate", "admin:" ADMIN_TOKEN " cert=\n", "line 1: expected cert=NAME"},
+        {"two certificates", "admin cert=a cert=b\n", "line 1: character 2 of cert=NAME"},
+        {"short token with a certificate", "admin:secret cert=a\n", "line 1: the token has 6"},
+        {"one certificate, two roles", "admin cert=a\nviewer cert=a\n",
+         "line 2: the certificate is on an earlier"},
         {"carriage return", "admin:" ADMIN_TOKEN "\r\n",
          "line 1: character 33 of the token is not printable"},
         {"two roles", "viewer:" ADMIN_TOKEN "\n#\nadmin:" ADMIN_TOKEN "\n",
@@ -155,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rk_auth_check_roles),
+        cmocka_unit_test(test_rk_auth_check_certificates),
         cmocka_unit_test(test_rk_auth_check_without_file_allows_everything),
         cmocka_unit_test(test_rk_auth_create_bad_text_is_refused),
         cmocka_unit_test(test_rk_auth_create_bad_file_is_refused),

@@ -119,19 +119,24 @@ static void test_rk_listen_check_policy_cases(void **state)
 {
     static const struct {
         const char *text;
-        bool is_insecure, has_tokens;
+        bool is_insecure, has_tokens, has_tls, asks_certificates;
         const char *refusal; /* NULL: allowed */
     } cases[] = {
-        {"127.0.0.1:0", false, false, NULL},
-        {"unix:/run/rankd.sock", false, false, NULL},
-        {"unix-abstract:rankd", false, true, NULL},
-        {"unix-abstract:rankd", true, false, NULL},
-        {"0.0.0.0:7000", true, false, NULL},
-        {"unix-abstract:rankd", false, false, "every local user reaches"},
-        {"0.0.0.0:7000", false, false, "say --insecure"},
-        {"0.0.0.0:7000", false, true, "nothing would be encrypted"}, /* a token in plain text is no secret */
-        {"[::]:7000", false, true, "can be reached from other hosts"},
-        {"192.0.2.1:7000", false, true, "192.0.2.1 can be reached"},
+        {"127.0.0.1:0", false, false, false, false, NULL},
+        {"unix:/run/rankd.sock", false, false, false, false, NULL},
+        {"unix-abstract:rankd", false, true, false, false, NULL},
+        {"unix-abstract:rankd", true, false, false, false, NULL},
+        {"0.0.0.0:7000", true, false, false, false, NULL},
+        {"0.0.0.0:7000", false, false, true, true, NULL},
+        {"0.0.0.0:7000", false, true, true, false, NULL},
+        {"unix-abstract:rankd", false, false, false, false, "every local user reaches"},
+        {"unix-abstract:rankd", false, false, true, true, "every local user reaches"}, /* TLS is for TCP */
+        {"0.0.0.0:7000", false, false, false, false, "say --insecure"},
+        /* a token in plain text is no secret */
+        {"0.0.0.0:7000", false, true, false, false, "nothing would be encrypted"},
+        {"0.0.0.0:7000", false, false, true, false, "nobody would be asked"},
+        {"[::]:7000", false, true, false, false, "can be reached from other hosts"},
+        {"192.0.2.1:7000", false, true, false, false, "192.0.2.1 can be reached"},
     };
 
     (void)state;
@@ -141,7 +146,8 @@ static void test_rk_listen_check_policy_cases(void **state)
 
         print_message("%s\n", cases[i].text);
         assert_ok(rk_listen_parse(&listen, "rpc.listen", cases[i].text));
-        st = rk_listen_check_policy(&listen, cases[i].is_insecure, cases[i].has_tokens);
+        st = rk_listen_check_policy(&listen, cases[i].is_insecure, cases[i].has_tls,
+                                    cases[i].asks_certificates, cases[i].has_tokens);
         if (cases[i].refusal)
             assert_fails(st, RK_INVALID_ARGUMENT, cases[i].refusal);
         else
