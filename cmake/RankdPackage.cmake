@@ -1,0 +1,62 @@
+# `cmake --build --target package`: Debian packages of a build in build/packages, of the components that the install
+# rules name: rankd (daemon, rankctl, units, pages), librankd-driver0, librankd-driver-dev.
+set(RK_PACKAGE_MAINTAINER "rankd developers <rankd@rankd.invalid>" CACHE STRING "Maintainer of the Debian packages")
+set(RK_PACKAGE_RELEASE "1" CACHE STRING "revision of the Debian packages, behind the version")
+set(RK_PACKAGE_VERSION ${PROJECT_VERSION}-${RK_PACKAGE_RELEASE})
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME rankd)
+set(CPACK_PACKAGE_VENDOR rankd)
+set(CPACK_PACKAGE_DIRECTORY ${CMAKE_BINARY_DIR}/packages)
+set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
+    OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+set(CPACK_COMPONENTS_ALL rankd driver dev)
+set(CPACK_COMPONENTS_GROUPING IGNORE)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_MAINTAINER ${RK_PACKAGE_MAINTAINER})
+set(CPACK_DEBIAN_PACKAGE_RELEASE ${RK_PACKAGE_RELEASE})
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
+
+set(CPACK_DEBIAN_RANKD_PACKAGE_NAME rankd)
+set(CPACK_DEBIAN_RANKD_PACKAGE_SECTION science)
+set(CPACK_COMPONENT_RANKD_DESCRIPTION "daemons for reinforcement learning of language models
+One daemon serves one device, a GPU or a share of a CPU, over gRPC: it
+generates, scores and trains under the command of a driver. rankctl is that
+driver. This package has both, the systemd units and the documentation.
+Backends for GPUs are plug-ins that are installed beside it.")
+set(CPACK_DEBIAN_RANKD_PACKAGE_SHLIBDEPS ON)
+# systemd-sysusers makes the user.
+set(CPACK_DEBIAN_RANKD_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers, passwd")
+set(CPACK_DEBIAN_RANKD_PACKAGE_RECOMMENDS "python3")
+set(debian ${CMAKE_SOURCE_DIR}/deploy/debian)
+set(CPACK_DEBIAN_RANKD_PACKAGE_CONTROL_EXTRA
+    ${debian}/postinst ${debian}/prerm ${debian}/postrm ${debian}/conffiles)
+
+set(CPACK_DEBIAN_DRIVER_PACKAGE_NAME librankd-driver0)
+set(CPACK_DEBIAN_DRIVER_PACKAGE_SECTION libs)
+set(CPACK_COMPONENT_DRIVER_DESCRIPTION "driver library of rankd
+The part of rankctl that other programs link: it connects to rankd daemons,
+claims them, and calls their methods with batches.")
+set(CPACK_DEBIAN_DRIVER_PACKAGE_SHLIBDEPS ON)
+# What packages of programs that link it depend on; cpack's own also calls ldconfig by itself, where a trigger is due.
+file(WRITE ${CMAKE_BINARY_DIR}/generated/debian/shlibs "librankd_driver 0 librankd-driver0 (>= ${PROJECT_VERSION})\n")
+set(CPACK_DEBIAN_DRIVER_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/generated/debian/shlibs ${debian}/triggers)
+
+set(CPACK_DEBIAN_DEV_PACKAGE_NAME librankd-driver-dev)
+set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+set(CPACK_COMPONENT_DEV_DESCRIPTION "headers of the driver library of rankd
+What a C or C++ program that drives rankd daemons is built with.")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "librankd-driver0 (= ${RK_PACKAGE_VERSION})")
+
+# Files that only a package has, and what only a package leaves out.
+set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/cmake/PackageFiles.cmake)
+set(CPACK_RK_DEBIAN_DIR ${debian})
+set(CPACK_RK_PACKAGE_VERSION ${RK_PACKAGE_VERSION})
+set(CPACK_RK_PACKAGE_MAINTAINER ${RK_PACKAGE_MAINTAINER})
+set(CPACK_RK_SOURCE_DIR ${CMAKE_SOURCE_DIR})
+include(CPack)

@@ -1,0 +1,118 @@
+#!/bin/sh
+# test_package.sh DIR: goal: the Debian packages in DIR hold what they should, policy has nothing against them, and they
+# come and go without traces. Method: control fields and lists of files; lintian, where it is installed, with errors
+# only; dpkg installs, upgrades, removes and purges them in an empty root, whose maintainer scripts see by DPKG_ROOT.
+set -eu
+dir=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+    echo "test_package: $*"
+    exit 1
+}
+package() {
+    set -- "$dir/$1"_*.deb
+    [ $# -eq 1 ] && [ -e "$1" ] || fail "expected one package, found: $*"
+    echo "$1"
+}
+rankd=$(package rankd)
+driver=$(package librankd-driver0)
+dev=$(package librankd-driver-dev)
+
+# --- what is in them ---
+has() { # package, path
+    dpkg-deb -c "$1" | awk '{ print $6 }' | grep -qx "\.$2" || fail "$1 has no $2"
+}
+for path in /usr/bin/rankd /usr/bin/rankctl /usr/lib/systemd/system/rankd@.service /usr/lib/systemd/system/rankd.target \
+    /usr/lib/sysusers.d/rankd.conf /etc/rankd/rankd.json /usr/share/doc/rankd/docs/systemd.md \
+    /usr/share/doc/rankd/copyright /usr/share/doc/rankd/changelog.Debian.gz /usr/share/rankd/proto/rankd/v1/worker.proto; do
+    has "$rankd" "$path"
+done
+has "$driver" /usr/lib/librankd_driver.so.0
+has "$dev" /usr/lib/librankd_driver.so
+has "$dev" /usr/lib/pkgconfig/rankd_driver.pc
+has "$dev" /usr/include/rankd/driver-cli/rk_driver.h
+if dpkg-deb -c "$rankd" | grep -E ' \./usr/(include|lib/pkgconfig|lib/lib)'; then
+    fail "$rankd has files of a program that links the library"
+fi
+for deb in "$rankd" "$driver" "$dev"; do
+    if dpkg-deb -c "$deb" | awk '$2 != "root/root" || $1 ~ /^.(.......w|....w)/' | grep -v '^l'; then
+        fail "$deb has files that are not root's, or that others may write"
+    fi
+done
+
+field() { dpkg-deb -f "$1" "$2"; }
+[ "$(field "$rankd" Package)" = rankd ]
+[ "$(field "$rankd" Architecture)" = "$(dpkg --print-architecture)" ]
+field "$rankd" Version | grep -qE '^[0-9]+\.[0-9]+\.[0-9]+-[0-9]+$'
+for library in libc6 libgrpc libuv1 libjansson4 libprotobuf-c1 libssl3 libcurl libpcre2-8-0 systemd passwd; do
+    field "$rankd" Depends | grep -q "$library" || fail "rankd does not depend on $library"
+done
+[ "$(field "$dev" Depends)" = "librankd-driver0 (= $(field "$rankd" Version))" ]
+
+# Programs have no search path of their own and no debug information.
+dpkg-deb -x "$rankd" "$work/rankd"
+dpkg-deb -x "$driver" "$work/driver"
+for program in "$work"/rankd/usr/bin/* "$work/driver/usr/lib/librankd_driver.so.0"; do
+    if readelf -d "$program" | grep -E 'RPATH|RUNPATH' || readelf -S "$program" | grep -F .debug_info; then
+        fail "$program was not prepared for a package"
+    fi
+done
+python3 -m json.tool "$work/rankd/etc/rankd/rankd.json" >/dev/null
+"$work/rankd/usr/bin/rankd" --config "$work/rankd/etc/rankd/rankd.json" --check-config >/dev/null
+
+if command -v lintian >/dev/null; then
+    lintian --fail-on error "$rankd" "$driver" "$dev" >"$work/lintian" || {
+        cat "$work/lintian"
+        fail "lintian found errors"
+    }
+    echo "lintian: no errors"
+else
+    echo "lintian is not installed; not run"
+fi
+
+# --- in an empty root ---
+enter=
+if [ "$(id -u)" -ne 0 ]; then
+    enter="unshare --map-root-user"
+    if ! $enter true 2>/dev/null; then
+        echo "skipped the installation: this user may not make namespaces"
+        exit 0
+    fi
+fi
+root=$work/root
+mkdir -p "$root/var/lib/dpkg/info" "$root/var/lib/dpkg/updates" "$root/etc" "$root/usr/share" "$root/tmp"
+touch "$root/var/lib/dpkg/status"
+for name in passwd group shadow gshadow; do
+    printf '' >"$root/etc/$name"
+done
+echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
+echo 'root:x:0:' >"$root/etc/group"
+in_root() {
+    $enter dpkg --root="$root" --force-not-root --force-script-chrootless --force-depends "$@" >"$work/dpkg" 2>&1 || {
+        cat "$work/dpkg"
+        fail "dpkg $1 failed"
+    }
+}
+in_root -i "$driver" "$rankd"
+grep -q '^rankd:x:[0-9]*:[0-9]*:rankd daemons:/var/lib/rankd:' "$root/etc/passwd" || fail "there is no user rankd"
+grep -q '^render:.*rankd' "$root/etc/group" || fail "rankd is not in the group render"
+
+# An upgrade keeps a changed configuration, a removal too.
+echo '{"log": {"level": "debug"}}' >"$root/etc/rankd/rankd.json"
+mkdir -p "$root/var/lib/rankd/0" "$root/var/log/rankd"
+touch "$root/var/lib/rankd/0/epoch" "$root/etc/rankd/tokens"
+in_root --force-confold -i "$rankd"
+grep -q debug "$root/etc/rankd/rankd.json" || fail "an upgrade has overwritten the configuration"
+in_root --remove rankd
+[ ! -e "$root/usr/bin/rankd" ]
+grep -q debug "$root/etc/rankd/rankd.json" || fail "a removal has taken the configuration"
+in_root -i "$rankd"
+in_root --purge rankd
+for path in etc/rankd var/lib/rankd var/log/rankd usr/share/rankd usr/share/doc/rankd; do
+    [ ! -e "$root/$path" ] || fail "a purge has left /$path"
+done
+if grep rankd "$root/etc/passwd" "$root/etc/group" "$root/etc/shadow" "$root/etc/gshadow"; then
+    fail "a purge has left the user"
+fi
