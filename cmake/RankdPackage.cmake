@@ -1,5 +1,5 @@
 # `cmake --build --target package`: Debian packages of a build in build/packages, of the components that the install
-# rules name: rankd (daemon, rankctl, units, pages), librankd-driver0, librankd-driver-dev.
+# rules name: rankd (daemon, rankctl, units, pages), librankd-driver with the number of its ABI, librankd-driver-dev.
 set(RK_PACKAGE_MAINTAINER "rankd developers <rankd@rankd.invalid>" CACHE STRING "Maintainer of the Debian packages")
 set(RK_PACKAGE_RELEASE "1" CACHE STRING "revision of the Debian packages, behind the version")
 set(RK_PACKAGE_VERSION ${PROJECT_VERSION}-${RK_PACKAGE_RELEASE})
@@ -37,21 +37,24 @@ set(debian ${CMAKE_SOURCE_DIR}/deploy/debian)
 set(CPACK_DEBIAN_RANKD_PACKAGE_CONTROL_EXTRA
     ${debian}/postinst ${debian}/prerm ${debian}/postrm ${debian}/conffiles)
 
-set(CPACK_DEBIAN_DRIVER_PACKAGE_NAME librankd-driver0)
+get_target_property(driver_abi rankd_driver SOVERSION)
+set(driver_package librankd-driver${driver_abi})
+set(CPACK_DEBIAN_DRIVER_PACKAGE_NAME ${driver_package})
 set(CPACK_DEBIAN_DRIVER_PACKAGE_SECTION libs)
 set(CPACK_COMPONENT_DRIVER_DESCRIPTION "driver library of rankd
 The part of rankctl that other programs link: it connects to rankd daemons,
 claims them, and calls their methods with batches.")
 set(CPACK_DEBIAN_DRIVER_PACKAGE_SHLIBDEPS ON)
 # What packages of programs that link it depend on; cpack's own also calls ldconfig by itself, where a trigger is due.
-file(WRITE ${CMAKE_BINARY_DIR}/generated/debian/shlibs "librankd_driver 0 librankd-driver0 (>= ${PROJECT_VERSION})\n")
+file(WRITE ${CMAKE_BINARY_DIR}/generated/debian/shlibs 
+    "librankd_driver ${driver_abi} ${driver_package} (>= ${PROJECT_VERSION})\n")
 set(CPACK_DEBIAN_DRIVER_PACKAGE_CONTROL_EXTRA ${CMAKE_BINARY_DIR}/generated/debian/shlibs ${debian}/triggers)
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME librankd-driver-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_COMPONENT_DEV_DESCRIPTION "headers of the driver library of rankd
 What a C or C++ program that drives rankd daemons is built with.")
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "librankd-driver0 (= ${RK_PACKAGE_VERSION})")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "${driver_package} (= ${RK_PACKAGE_VERSION})")
 
 # Files that only a package has, and what only a package leaves out.
 set(CPACK_PRE_BUILD_SCRIPTS ${CMAKE_SOURCE_DIR}/cmake/PackageFiles.cmake)

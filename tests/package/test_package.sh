@@ -12,12 +12,13 @@ fail() {
     exit 1
 }
 package() {
-    set -- "$dir/$1"_*.deb
+    # shellcheck disable=SC2086 # a pattern
+    set -- "$dir"/$1_*.deb
     [ $# -eq 1 ] && [ -e "$1" ] || fail "expected one package, found: $*"
     echo "$1"
 }
 rankd=$(package rankd)
-driver=$(package librankd-driver0)
+driver=$(package 'librankd-driver[0-9]*')
 dev=$(package librankd-driver-dev)
 
 # --- what is in them ---
@@ -29,7 +30,8 @@ for path in /usr/bin/rankd /usr/bin/rankctl /usr/lib/systemd/system/rankd@.servi
     /usr/share/doc/rankd/copyright /usr/share/doc/rankd/changelog.Debian.gz /usr/share/rankd/proto/rankd/v1/worker.proto; do
     has "$rankd" "$path"
 done
-has "$driver" /usr/lib/librankd_driver.so.0
+abi=$(dpkg-deb -f "$driver" Package | sed 's/^librankd-driver//')
+has "$driver" "/usr/lib/librankd_driver.so.$abi"
 has "$dev" /usr/lib/librankd_driver.so
 has "$dev" /usr/lib/pkgconfig/rankd_driver.pc
 has "$dev" /usr/include/rankd/driver-cli/rk_driver.h
@@ -49,12 +51,12 @@ field "$rankd" Version | grep -qE '^[0-9]+\.[0-9]+\.[0-9]+-[0-9]+$'
 for library in libc6 libgrpc libuv1 libjansson4 libprotobuf-c1 libssl3 libcurl libpcre2-8-0 systemd passwd; do
     field "$rankd" Depends | grep -q "$library" || fail "rankd does not depend on $library"
 done
-[ "$(field "$dev" Depends)" = "librankd-driver0 (= $(field "$rankd" Version))" ]
+[ "$(field "$dev" Depends)" = "librankd-driver$abi (= $(field "$rankd" Version))" ]
 
 # Programs have no search path of their own and no debug information.
 dpkg-deb -x "$rankd" "$work/rankd"
 dpkg-deb -x "$driver" "$work/driver"
-for program in "$work"/rankd/usr/bin/* "$work/driver/usr/lib/librankd_driver.so.0"; do
+for program in "$work"/rankd/usr/bin/* "$work/driver/usr/lib/librankd_driver.so.$abi"; do
     if readelf -d "$program" | grep -E 'RPATH|RUNPATH' || readelf -S "$program" | grep -F .debug_info; then
         fail "$program was not prepared for a package"
     fi
