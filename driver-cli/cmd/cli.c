@@ -17,6 +17,10 @@ static const struct rk_cli_option common_options[] = {
      "daemons in rank order: HOST[:PORT], ranges as node[01-04]:[7000-7007], unix:PATH, dns:NAME, slurm:, "
      "@FILE; default: $RANKCTL_HOSTS"},
     {"token-file", "FILE", "bearer token for the daemons"},
+    {"tls-ca", "FILE",
+     "certificates of the daemons' authorities: TCP connections are TLS; default: $RANKCTL_TLS_CA"},
+    {"tls-cert", "FILE", "certificate to show to the daemons; default: $RANKCTL_TLS_CERT"},
+    {"tls-key", "FILE", "private key of --tls-cert; default: $RANKCTL_TLS_KEY"},
     {"output", "table|json", "form of what is printed (default: table)"},
     {"help", NULL, "show this text"},
     {NULL, NULL, NULL},
@@ -268,6 +272,13 @@ struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out)
     return st ? rk_cli_usage(RK_WRAP(st, "%s", source)) : NULL;
 }
 
+static const char *find_or_env(const struct rk_cli *cli, const char *name, const char *variable)
+{
+    const char *value = rk_cli_find(cli, name);
+
+    return value ? value : rk_env(variable);
+}
+
 struct rk_driver_config rk_cli_driver_config(const struct rk_cli *cli)
 {
     return (struct rk_driver_config){
@@ -275,6 +286,9 @@ struct rk_driver_config rk_cli_driver_config(const struct rk_cli *cli)
         .token_file = rk_cli_find(cli, "token-file"),
         .takeover = rk_cli_has(cli, "takeover"),
         .identity_dir = cli->identity_dir,
+        .tls_ca = find_or_env(cli, "tls-ca", "RANKCTL_TLS_CA"),
+        .tls_cert = find_or_env(cli, "tls-cert", "RANKCTL_TLS_CERT"),
+        .tls_key = find_or_env(cli, "tls-key", "RANKCTL_TLS_KEY"),
     };
 }
 

@@ -223,6 +223,9 @@ static struct rk_status *train_and_export(struct run *run)
         .flow = &run->flow,
         .hosts = rk_cli_find(run->cli, "hosts"),
         .token_file = rk_cli_find(run->cli, "token-file"),
+        .tls_ca = rk_cli_find(run->cli, "tls-ca"),
+        .tls_cert = rk_cli_find(run->cli, "tls-cert"),
+        .tls_key = rk_cli_find(run->cli, "tls-key"),
         .step = run->flow.trained_step,
         .is_tried = is_tried,
     });

@@ -57,7 +57,7 @@ static holder_t find_holder(const struct rk_rescue *rescue)
     return holder;
 }
 
-/* " --hosts LIST --token-file FILE" as far as they are given; rk_free it. */
+/* " --hosts LIST --token-file FILE ..." as far as they are given; rk_free it. */
 static char *format_access(const struct rk_rescue *rescue)
 {
     struct rk_str text = {0};
@@ -71,6 +71,12 @@ static char *format_access(const struct rk_rescue *rescue)
     }
     if (rescue->token_file)
         rk_str_appendf(&text, " --token-file %s", rescue->token_file);
+    if (rescue->tls_ca)
+        rk_str_appendf(&text, " --tls-ca %s", rescue->tls_ca);
+    if (rescue->tls_cert)
+        rk_str_appendf(&text, " --tls-cert %s", rescue->tls_cert);
+    if (rescue->tls_key)
+        rk_str_appendf(&text, " --tls-key %s", rescue->tls_key);
     return rk_str_take(&text);
 }
 

@@ -14,6 +14,7 @@
 #include "base/rk_time.h"
 
 #define CONNECT_TIMEOUT_MS   2000
+#define EXPLAIN_MS           3000 /* for all daemons, to find out why they cannot be talked to */
 #define FAILURE_GRACE_MS     1000 /* for the others to say what they know of a failure */
 #define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host shows after time + timeout */
 #define KEEPALIVE_TIMEOUT_MS 3000
@@ -55,7 +56,7 @@ static grpc_arg int_arg(const char *key, int value)
 
 /* Each channel has its own subchannel pool, so that each is a connection; without that both would share one.
  */
-static grpc_channel *open_channel(const char *address)
+static grpc_channel *open_channel(const char *address, const struct rk_driver_tls *tls)
 {
     grpc_arg args[] = {
         int_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
@@ -76,18 +77,19 @@ static grpc_channel *open_channel(const char *address)
         int_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
     };
     grpc_channel_args all = {.num_args = RK_ARRAY_LEN(args), .args = args};
-    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel_credentials *credentials = rk_driver_tls_credentials(tls, address);
     grpc_channel *channel = grpc_channel_create(address, credentials, &all);
 
     grpc_channel_credentials_release(credentials);
     return channel;
 }
 
-void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token)
+void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token,
+                    const struct rk_driver_tls *tls)
 {
     *client = (struct rk_client){.rank = rank, .address = rk_strdup(address), .token = token};
-    client->data = open_channel(address);
-    client->control = open_channel(address);
+    client->data = open_channel(address, tls);
+    client->control = open_channel(address, tls);
 }
 
 void rk_client_fini(struct rk_client *client)
@@ -297,6 +299,25 @@ static bool any_failed(const struct rk_unary *calls, int32_t count)
     return false;
 }
 
+/* gRPC says of most that goes wrong with TLS that the socket was closed. */
+static void explain_unreached(const struct rk_driver *driver, struct rk_fanout *items)
+{
+    int64_t deadline_ns = rk_time_now_ns() + EXPLAIN_MS * 1000000LL;
+
+    for (int32_t i = 0; i < driver->num_clients && rk_time_now_ns() < deadline_ns; i++) {
+        struct rk_status *cause;
+
+        if (!items[i].client || items[i].client->is_reached ||
+            rk_status_code(items[i].error) != RK_UNAVAILABLE || *rk_status_reason(items[i].error))
+            continue;
+        cause = rk_driver_tls_probe(&driver->tls, items[i].client->address);
+        if (!cause)
+            continue;
+        rk_status_free(items[i].error);
+        items[i].error = cause;
+    }
+}
+
 void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *items, int64_t timeout_ms,
                    uint32_t flags, struct rk_arena *arena)
 {
@@ -320,10 +341,14 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
     for (int32_t i = 0; i < driver->num_clients; i++) {
         if (items[i].client)
             items[i].error = rk_unary_take(&calls[i], arena, &items[i].reply);
+        if (items[i].client && rk_status_code(items[i].error) != RK_UNAVAILABLE)
+            items[i].client->is_reached = true;
         rk_unary_fini(&calls[i]);
     }
     rk_free(calls);
     rk_pump_end(queue);
+    if (atomic_load(&driver->interrupts) == 0)
+        explain_unreached(driver, items);
 }
 
 struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanout *items)

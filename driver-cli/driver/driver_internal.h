@@ -11,6 +11,7 @@
 #include <grpc/grpc.h>
 
 #include "driver-cli/driver/identity_internal.h"
+#include "driver-cli/driver/tls_internal.h"
 #include "driver-cli/rk_driver.h"
 
 #define RK_DRIVER_POLL_MS 100 /* how often waiting code looks for interrupts and timeouts */
@@ -35,6 +36,7 @@ struct rk_client {
     char *address;
     grpc_channel *data, *control; /* a connection each, so that control calls do not wait behind chunks */
     const char *token;            /* the driver's; NULL: none */
+    _Atomic bool is_reached;      /* it has answered before: certificates are not what is wrong */
     struct rk_fence fence;        /* of the lease; lease_id points at lease_id_bytes */
     uint8_t lease_id_bytes[16];
     uint64_t next_seq; /* of the next call that is committed here; the call whose turn it is owns it */
@@ -63,6 +65,7 @@ struct rk_driver {
     int32_t dry_world_size; /* 0: no dry run, client i is rank i of a world of num_clients */
     int32_t dry_rank;       /* of a dry run: of client 0 */
     char *dry_device;       /* NULL: the daemon's */
+    struct rk_driver_tls tls;
     char *token, *driver_id;
     int64_t lease_ttl_ms, control_timeout_ms;
     bool takeover;
@@ -92,7 +95,8 @@ static inline int32_t rk_driver_rank_of(const struct rk_driver *driver, int32_t 
 char *rk_driver_default_id(void);
 
 /* --- channels and unary calls (client.c) --- */
-void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token);
+void rk_client_init(struct rk_client *client, int32_t rank, const char *address, const char *token,
+                    const struct rk_driver_tls *tls);
 void rk_client_fini(struct rk_client *client);
 grpc_call *rk_client_open_call(struct rk_client *client, grpc_channel *channel, rk_rpc_id_t rpc,
                                int64_t timeout_ms, grpc_completion_queue *queue);

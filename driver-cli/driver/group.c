@@ -64,11 +64,25 @@ static struct rk_status *read_config(struct rk_driver_config *out, const struct 
     return NULL;
 }
 
+/* Files are read where there is somebody to show them to. */
+static struct rk_status *read_tls(struct rk_driver_tls *out, const struct rk_driver_config *config)
+{
+    struct rk_tls_files files = {
+        .cert = config->tls_cert, .key = config->tls_key, .ca = config->tls_ca, .prefix = "tls_"};
+
+    for (int32_t i = 0; i < config->num_addresses; i++) {
+        if (!rk_str_has_prefix(config->addresses[i], "unix"))
+            return rk_driver_tls_init(out, &files);
+    }
+    return NULL;
+}
+
 struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *given)
 {
     struct rk_driver_config known;
     const struct rk_driver_config *config = &known;
     struct rk_driver *driver;
+    struct rk_status *st;
 
     *out = NULL;
     RK_TRY(read_config(&known, given));
@@ -78,13 +92,13 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
         return RK_FAIL(RK_INVALID_ARGUMENT, "a dry run of %d ranks takes one daemon, not %d",
                        config->dry_world_size, config->num_addresses);
     driver = rk_calloc(1, sizeof(*driver));
-    if (config->token_file) {
-        struct rk_status *st = read_token(&driver->token, config->token_file);
-
-        if (st) {
-            rk_free(driver);
-            return st;
-        }
+    st = config->token_file ? read_token(&driver->token, config->token_file) : NULL;
+    if (!st)
+        st = read_tls(&driver->tls, config);
+    if (st) {
+        rk_free(driver->token);
+        rk_free(driver);
+        return st;
     }
     grpc_init();
     rk_turns_init(&driver->turns);
@@ -101,7 +115,7 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     driver->dry_device = rk_strdup(config->dry_device);
     driver->clients = rk_calloc((size_t)driver->num_clients, sizeof(*driver->clients));
     for (int32_t i = 0; i < driver->num_clients; i++)
-        rk_client_init(&driver->clients[i], i, config->addresses[i], driver->token);
+        rk_client_init(&driver->clients[i], i, config->addresses[i], driver->token, &driver->tls);
     *out = driver;
     return NULL;
 }
@@ -118,6 +132,7 @@ void rk_driver_close(struct rk_driver *driver)
     for (int32_t i = 0; i < driver->num_roles; i++)
         rk_mesh_destroy(driver->roles[i].mesh);
     rk_free(driver->clients);
+    rk_driver_tls_fini(&driver->tls);
     rk_free(driver->token);
     rk_free(driver->device_kind);
     rk_free(driver->dry_device);

@@ -1,0 +1,222 @@
+/* rankctl and daemons over TLS: what works, what is said when it does not, and that a run is the same. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_str.h"
+#include "tests/proc/cli_fixture.h"
+#include "tests/support/certs.h"
+
+#define ARGS_MAX 24
+
+/* The files of a side, as flags with a prefix: "--rpc.tls_" or "--tls-". rk_free each. */
+static int add_files(const char **args, const char *prefix, const char *file, const char *ca)
+{
+    int count = 0;
+
+    if (file) {
+        args[count++] = rk_format("%scert=%s", prefix, rk_test_cert_path(file, "crt"));
+        args[count++] = rk_format("%skey=%s", prefix, rk_test_cert_path(file, "key"));
+    }
+    if (ca)
+        args[count++] = rk_format("%sca=%s", prefix, rk_test_cert_path(ca, "crt"));
+    return count;
+}
+
+static void free_args(const char **args, int count)
+{
+    for (int i = 0; i < count; i++)
+        rk_free((char *)args[i]);
+}
+
+/* On 127.0.0.1; `file` NULL: plain. */
+static struct rk_proc *start_tls_daemon(const char *file, const char *ca, const char *comm)
+{
+    char *roots = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir()),
+         *flag = rk_format("--comm.listen=%s", comm);
+    const char *args[ARGS_MAX] = {0};
+    int count = add_files(args, "--rpc.tls_", file, ca);
+    struct rk_proc *proc;
+
+    args[count] = roots;
+    args[count + 1] = "--cpu.num_threads=1";
+    args[count + 2] = flag;
+    proc = rk_proc_start_rankd(args);
+    rk_proc_address(proc);
+    free_args(args, count);
+    rk_free(roots);
+    rk_free(flag);
+    return proc;
+}
+
+static struct outcome ask(const char *address, const char *file, const char *ca)
+{
+    char *hosts = rk_format("--hosts=%s", address);
+    const char *args[ARGS_MAX] = {"status", hosts};
+    int count = add_files(args + 2, "--tls-", file, ca);
+    struct outcome outcome = run_rankctl(args);
+
+    free_args(args + 2, count);
+    rk_free(hosts);
+    return outcome;
+}
+
+static void stop(struct rk_proc *proc)
+{
+    rk_proc_signal(proc, SIGTERM);
+    assert_int_equal(rk_proc_wait(proc, 20000), 0);
+    rk_proc_destroy(proc);
+}
+
+/* Goal: files come from flags or from the environment, and a Unix socket does without. */
+static void test_tls_cli_flags_and_environment(void **state)
+{
+    struct rk_proc *daemon = start_tls_daemon("host", "ca", "unix"), *local = start_daemon(NULL);
+    const char *address = rk_proc_address(daemon);
+    char *both = rk_format("%s,%s", address, rk_proc_address(local));
+    struct outcome outcome = ask(address, "client", "ca");
+
+    (void)state;
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    outcome = ask(both, "client", "ca");
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    setenv("RANKCTL_TLS_CA", rk_test_cert_path("ca", "crt"), 1);
+    setenv("RANKCTL_TLS_CERT", rk_test_cert_path("client", "crt"), 1);
+    setenv("RANKCTL_TLS_KEY", rk_test_cert_path("client", "key"), 1);
+    outcome = ask(address, NULL, NULL);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    setenv("RANKCTL_TLS_CA", "/nowhere", 1);
+    outcome = ask(rk_proc_address(local), NULL, NULL); /* nobody looks */
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    unsetenv("RANKCTL_TLS_CA");
+    unsetenv("RANKCTL_TLS_CERT");
+    unsetenv("RANKCTL_TLS_KEY");
+    stop(daemon);
+    stop(local);
+    rk_free(both);
+}
+
+/* Goal: whatever is wrong with certificates of either side is said with its cause, and not "socket closed".
+ */
+static void test_tls_cli_says_what_is_wrong(void **state)
+{
+    static const struct {
+        int daemon; /* TLS for 127.0.0.1, plain, TLS for another name */
+        const char *file, *ca;
+        int code;
+        const char *text;
+    } cases[] = {
+        {0, NULL, "ca", 4, "it refuses this side: certificate required (tls_cert and tls_key are not"},
+        {0, "client", "other_ca", 4, "its certificate is signed by 'ca', which is none of"},
+        {0, "stranger", "ca", 4, "it refuses this side: unknown CA"},
+        {0, NULL, NULL, 4, "the daemon speaks TLS"},
+        {2, "client", "ca", 4, "its certificate is for one.example, not for 127.0.0.1"},
+        {1, "client", "ca", 4, "the daemon does not speak TLS"},
+        {0, "expired", "ca", 2, "tls_cert '"},
+        {0, "expired", "ca", 2, "the certificate expired on"},
+        {0, "open", "ca", 2, "readable by group or others"},
+        {0, "mixed", "ca", 2, "does not belong to the certificate"},
+        {0, "client", "missing", 2, "No such file"},
+        {0, "client", NULL, 2, "tls_cert: expected together with tls_ca"},
+    };
+    struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "unix"), start_tls_daemon(NULL, NULL, "unix"),
+                                 start_tls_daemon("one_name", "ca", "unix")};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        struct outcome outcome = ask(rk_proc_address(daemons[cases[i].daemon]), cases[i].file, cases[i].ca);
+
+        assert_text("stderr", outcome.err, cases[i].text);
+        assert_exit(&outcome, cases[i].code);
+        outcome_fini(&outcome);
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(daemons); i++)
+        stop(daemons[i]);
+}
+
+/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, has the bits of a plain one. */
+static void test_tls_cli_run_is_the_same(void **state)
+{
+    char *plain = run_new_tiny_job("2", NULL, NULL), *dir = new_run_dir(), *hosts;
+    struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "127.0.0.1"),
+                                 start_tls_daemon("host", "ca", "127.0.0.1")};
+    const char *args[ARGS_MAX] = {"run", TINY_JOB, "--run-dir", dir, TINY};
+    struct outcome outcome;
+    int begin = 0, count;
+
+    (void)state;
+    hosts = rk_format("--hosts=%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
+    while (args[begin])
+        begin++;
+    args[begin++] = hosts;
+    count = add_files(args + begin, "--tls-", "client", "ca");
+    outcome = run_rankctl(args);
+    assert_exit(&outcome, 0);
+    outcome_fini(&outcome);
+    for (int64_t step = 1; step <= TINY_STEPS; step++) {
+        struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(plain, step);
+
+        assert_same_step(metrics, expected, step);
+        rk_json_free(metrics);
+        rk_json_free(expected);
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(daemons); i++)
+        stop(daemons[i]);
+    free_args(args + begin, count);
+    rk_free(hosts);
+    rk_free(dir);
+    rk_free(plain);
+}
+
+static int make_all(void **state)
+{
+    struct rk_cert ca = {0}, other_ca = {0}, made[4];
+    size_t bytes;
+    char *text;
+
+    (void)state;
+    rk_test_make_certs();
+    ca.cert = rk_test_read_file(rk_test_cert_path("ca", "crt"), &bytes);
+    ca.key = rk_test_read_file(rk_test_cert_path("ca", "key"), &bytes);
+    other_ca.cert = rk_test_read_file(rk_test_cert_path("other_ca", "crt"), &bytes);
+    other_ca.key = rk_test_read_file(rk_test_cert_path("other_ca", "key"), &bytes);
+    made[0] = rk_test_make_cert(
+        &(struct rk_test_cert_spec){
+            .file = "expired", .use = RK_CERT_CLIENT, .names = {"alice"}, .from_s = -7200, .until_s = -3600},
+        &ca);
+    made[1] = rk_test_make_cert(
+        &(struct rk_test_cert_spec){.file = "one_name", .use = RK_CERT_HOST, .names = {"one.example"}}, &ca);
+    made[2] = rk_test_make_cert(
+        &(struct rk_test_cert_spec){.file = "open", .use = RK_CERT_CLIENT, .names = {"alice"}}, &ca);
+    assert_int_equal(chmod(rk_test_cert_path("open", "key"), 0640), 0);
+    made[3] = rk_test_make_cert(
+        &(struct rk_test_cert_spec){.file = "stranger", .use = RK_CERT_CLIENT, .names = {"alice"}},
+        &other_ca);
+    text = rk_test_read_file(rk_test_cert_path("client", "crt"), &bytes);
+    rk_test_write_file(rk_test_cert_path("mixed", "crt"), text, bytes);
+    rk_free(text);
+    rk_test_write_file(rk_test_cert_path("mixed", "key"), made[1].key, strlen(made[1].key));
+    assert_int_equal(chmod(rk_test_cert_path("mixed", "key"), 0600), 0);
+    for (size_t i = 0; i < RK_ARRAY_LEN(made); i++)
+        rk_cert_fini(&made[i]);
+    rk_cert_fini(&ca);
+    rk_cert_fini(&other_ca);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tls_cli_flags_and_environment),
+        cmocka_unit_test(test_tls_cli_says_what_is_wrong),
+        cmocka_unit_test(test_tls_cli_run_is_the_same),
+    };
+
+    return cmocka_run_group_tests(tests, make_all, NULL);
+}
