@@ -1,0 +1,45 @@
+"""The package as a whole: its version, its types, and what it exports."""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import rankd
+
+SOURCE = pathlib.Path(__file__).parents[1]
+PACKAGE = pathlib.Path(rankd.__file__).parent
+
+
+class Package(unittest.TestCase):
+    def test_version(self):
+        """Goal: the package has the version of the project."""
+        self.assertIn(f'version = "{os.environ["RK_TEST_VERSION"]}"', (SOURCE / "pyproject.toml").read_text())
+
+    def test_exports(self):
+        """Goal: every name of __all__ is there, and typed code finds the types."""
+        for name in rankd.__all__:
+            self.assertTrue(hasattr(rankd, name), name)
+        self.assertTrue((PACKAGE / "py.typed").exists())
+        self.assertTrue((PACKAGE / "v1" / "worker_pb2.pyi").exists())
+
+    @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
+    def test_types(self):
+        """Goal: the package and the example are completely typed, in mypy's strict mode; a wrong type is found."""
+        def check(*paths):
+            return subprocess.run([sys.executable, "-m", "mypy", "--config-file", SOURCE / "pyproject.toml",
+                                   "--cache-dir", os.devnull, *paths], cwd=PACKAGE.parent, capture_output=True, text=True,
+                                  env={**os.environ, "MYPYPATH": str(PACKAGE.parent)})
+
+        good = check("-p", "rankd")
+        self.assertEqual(good.returncode, 0, good.stdout + good.stderr)
+        good = check(SOURCE / "examples" / "grpo_digits.py")
+        self.assertEqual(good.returncode, 0, good.stdout + good.stderr)
+        bad = check("-c", "import rankd\nrankd.connect('h:1').rollout.generate_sequences({}, {'response_length': 'x'})")
+        self.assertIn("response_length", bad.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
