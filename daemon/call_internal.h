@@ -54,6 +54,8 @@ struct rk_call {
     rk_code_t code; /* how it was finished */
 };
 
+struct rk_rpc_metrics;
+
 struct rk_server {
     struct rk_server_config config;
     grpc_server *core;
@@ -76,6 +78,9 @@ void rk_call_tick(struct rk_call *call, int64_t now_ns);
 void rk_call_end_endless(struct rk_call *call);
 /* G or L, when no batch is under way. */
 void rk_call_destroy(struct rk_call *call);
+/* Which row of rk_metrics.rpcs the call belongs to, and that row. */
+int rk_call_metrics_row(const struct rk_call *call);
+struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call);
 /* Starts a batch whose return is counted; L. */
 void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *ops, size_t num_ops);
 

@@ -95,6 +95,7 @@ struct rk_status *rk_daemon_config_check(const struct rk_config *config)
     rk_problems_add(&problems, rk_config_origin(config, "state.dir"), check_state(&settings));
     rk_problems_add(&problems, rk_config_origin(config, "rpc.listen"), check_address(&settings.listen));
     rk_problems_add(&problems, rk_config_origin(config, "health.listen"), check_address(&settings.health));
+    rk_problems_add(&problems, rk_config_origin(config, "metrics.listen"), check_address(&settings.metrics));
     rk_problems_add(&problems, rk_config_origin(config, "device"),
                     rk_worker_check_device(settings.device, settings.plugin));
     rk_settings_fini(&settings);

@@ -132,7 +132,31 @@ static void read_other_listen(struct rk_listen *out, const char *key, const stru
     st = rk_listen_parse(out, key, text);
     if (!st && rk_listen_is_same(out, rpc))
         st = RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': is the address of %s, too", key, text, rpc->key);
+    if (st)
+        *out = (struct rk_listen){0};
     add_problem(problems, config, key, st);
+}
+
+/* Figures of a daemon are no secret like its tokens, but they are its owner's to give. */
+static void read_metrics_listen(struct rk_settings *out, const struct rk_config *config,
+                                struct rk_problems *problems)
+{
+    const struct rk_listen *metrics = &out->metrics;
+    struct rk_status *st = NULL;
+
+    read_other_listen(&out->metrics, "metrics.listen", &out->listen, config, problems);
+    if (!metrics->key)
+        return;
+    if (!metrics->is_local && !out->is_insecure && !rk_config_bool(config, "metrics.insecure"))
+        st = RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "metrics.listen: %s can be reached from other hosts, and the metrics need no token and are "
+            "not encrypted; listen on 127.0.0.1, ::1 or a Unix socket, or set metrics.insecure if the "
+            "network is trusted",
+            metrics->host);
+    else if (out->health.key && rk_listen_is_same(metrics, &out->health))
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "metrics.listen: is the address of health.listen, too");
+    add_problem(problems, config, "metrics.listen", st);
 }
 
 /* Where the peers' collectives connect to. Ranks on one host need no network; with a network address for
@@ -235,6 +259,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     read_tls(out, config, &problems);
     read_listen(out, config, &problems);
     read_other_listen(&out->health, "health.listen", &out->listen, config, &problems);
+    read_metrics_listen(out, config, &problems);
     out->has_reflection = rk_config_is_null(config, "rpc.reflection")
                               ? out->listen.is_local
                               : rk_config_bool(config, "rpc.reflection");

@@ -14,7 +14,7 @@
 struct rk_settings {
     /* fixed after start */
     struct rk_listen listen;
-    struct rk_listen health;                         /* key NULL: none */
+    struct rk_listen health, metrics;                /* key NULL: none */
     bool is_insecure, is_dry_run, asks_certificates; /* of every client */
     bool has_reflection;
     int64_t max_inflight_bytes, chunk_bytes;

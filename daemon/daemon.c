@@ -256,6 +256,7 @@ void rk_daemon_reload(struct rk_daemon *daemon)
 
     rk_notify_reloading();
     st = reload(daemon);
+    daemon->metrics.reload_failures += st != NULL;
     if (st)
         RK_ERROR("reload refused, the old configuration stays: %s", rk_status_message(st));
     else
@@ -342,7 +343,8 @@ static struct rk_status *take_locks(struct rk_daemon *daemon)
     if (settings->state_dir)
         RK_TRY(take_lock(daemon, 1, settings->state_dir, "lock"));
     RK_TRY(take_socket_lock(daemon, 2, &settings->listen));
-    return take_socket_lock(daemon, 3, &settings->health);
+    RK_TRY(take_socket_lock(daemon, 3, &settings->health));
+    return take_socket_lock(daemon, 4, &settings->metrics);
 }
 
 static struct rk_status *start_worker(struct rk_daemon *daemon)
@@ -394,6 +396,19 @@ static struct rk_status *start_health_server(struct rk_daemon *daemon)
     return daemon->settings.health.key ? rk_server_create(&daemon->health_server, &config) : NULL;
 }
 
+static void render_metrics(void *user, struct rk_str *out)
+{
+    rk_metrics_render(user, out);
+}
+
+static struct rk_status *start_metrics(struct rk_daemon *daemon)
+{
+    struct rk_metrics_http_config config = {
+        .listen = &daemon->settings.metrics, .loop = daemon->loop, .user = daemon, .render = render_metrics};
+
+    return daemon->settings.metrics.key ? rk_metrics_http_create(&daemon->metrics_http, &config) : NULL;
+}
+
 /* Threads that are started meanwhile never take a signal: only libuv on this one shall. */
 static struct rk_status *start_threads(struct rk_daemon *daemon)
 {
@@ -410,6 +425,8 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
         st = start_server(daemon);
     if (!st)
         st = start_health_server(daemon);
+    if (!st)
+        st = start_metrics(daemon);
     rk_deadline_clear();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return st;
@@ -459,6 +476,7 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
 {
     struct rk_worker *worker = daemon->worker;
 
+    rk_metrics_http_destroy(daemon->metrics_http);
     daemon->worker = NULL;
     rk_worker_destroy(worker);
     if (daemon->loop)
@@ -479,16 +497,22 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     rk_free(daemon);
 }
 
+static void tell_address(struct rk_daemon *daemon, const char *key, const char *address)
+{
+    RK_INFO("%s: listening on %s", key, address);
+    daemon->args->on_listening(daemon->args->user, key, address);
+}
+
 static void tell_addresses(struct rk_daemon *daemon)
 {
     const struct rk_daemon_args *args = daemon->args;
 
     RK_INFO("listening on %s", rk_server_address(daemon->server));
     args->on_listening(args->user, NULL, rk_server_address(daemon->server));
-    if (!daemon->health_server)
-        return;
-    RK_INFO("health.listen: listening on %s", rk_server_address(daemon->health_server));
-    args->on_listening(args->user, "health.listen", rk_server_address(daemon->health_server));
+    if (daemon->health_server)
+        tell_address(daemon, "health.listen", rk_server_address(daemon->health_server));
+    if (daemon->metrics_http)
+        tell_address(daemon, "metrics.listen", rk_metrics_http_address(daemon->metrics_http));
 }
 
 struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)

@@ -14,6 +14,8 @@
 #include "daemon/lease_internal.h"
 #include "daemon/lock_internal.h"
 #include "daemon/loop_internal.h"
+#include "daemon/metrics_http_internal.h"
+#include "daemon/metrics_internal.h"
 #include "daemon/requests_internal.h"
 #include "daemon/rk_daemon.h"
 #include "daemon/rpc_internal.h"
@@ -24,7 +26,7 @@
 struct rk_execute;
 struct rk_configure;
 
-#define RK_DAEMON_LOCKS_MAX 4
+#define RK_DAEMON_LOCKS_MAX 5
 
 /* Where this daemon stands among the others, as the last successful Configure said. */
 struct rk_group {
@@ -47,7 +49,8 @@ struct rk_daemon {
     struct rk_loop *loop;
     struct rk_worker *worker;
     struct rk_server *server;
-    struct rk_server *health_server; /* of health.listen; NULL: none */
+    struct rk_server *health_server;      /* of health.listen; NULL: none */
+    struct rk_metrics_http *metrics_http; /* of metrics.listen; NULL: none */
 
     struct rk_settings settings;
     struct rk_auth *auth;
@@ -65,6 +68,7 @@ struct rk_daemon {
     uint64_t mesh_epoch, mesh_generation;
     struct rk_group group;
     struct rk_health health;
+    struct rk_metrics metrics;
     bool is_draining;           /* Drain was called, or the daemon stops */
     bool is_detached;           /* from the driver that started it: the end of the grace period is its own */
     struct rk_call *drain_call; /* waits until nothing runs; NULL: none */

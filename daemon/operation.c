@@ -87,6 +87,7 @@ static void on_done(struct rk_event *event)
     struct rk_result *result;
 
     release_request(operation, job);
+    rk_metrics_count_job(&daemon->metrics, job);
     if (job->status)
         note_failure(operation, job->status);
     operation->job = NULL;

@@ -12,6 +12,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
+#include "daemon/daemon_internal.h"
 #include "proto/limits.h"
 #include "proto/rk_stream.h"
 
@@ -73,6 +74,27 @@ void rk_call_start(struct rk_call *call, rk_call_op_kind_t kind, const grpc_op *
     call->num_batches++;
 }
 
+int rk_call_metrics_row(const struct rk_call *call)
+{
+    return call->rpc ? (int)call->rpc->id : RK_RPC_COUNT;
+}
+
+struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call)
+{
+    return &call->server->config.daemon->metrics.rpcs[rk_call_metrics_row(call)];
+}
+
+/* At the end of the call. */
+static void count(const struct rk_call *call)
+{
+    const struct rk_call_end end = {.rpc = rk_call_metrics_row(call),
+                                    .code = call->is_finished ? call->code : RK_CANCELLED,
+                                    .ns = rk_time_now_ns() - call->arrived_ns,
+                                    .is_endless = call->handler && call->handler->is_endless};
+
+    rk_metrics_count_call(&call->server->config.daemon->metrics, &end);
+}
+
 void rk_call_read(struct rk_call *call)
 {
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->message};
@@ -105,6 +127,7 @@ void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message)
         num_ops = add_headers(call, ops);
         ops[num_ops++] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
         call->is_sending = true;
+        rk_call_metrics(call)->sent_bytes += grpc_byte_buffer_length(message);
         rk_call_start(call, RK_CALL_SEND, ops, num_ops);
     }
     grpc_byte_buffer_destroy(message); /* the batch holds what it needs */
@@ -183,6 +206,7 @@ static void finish(struct rk_call *call, struct rk_status *st, const struct rk_s
     num_ops = add_headers(call, ops);
     if (reply && !st) {
         message = rk_stream_encode(reply);
+        rk_call_metrics(call)->sent_bytes += reply->bytes;
         ops[num_ops++] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE, .data.send_message.send_message = message};
     }
     ops[num_ops++] =
@@ -227,6 +251,7 @@ static void settle(struct rk_call *call)
     if (!call->is_closed || call->num_batches > 0)
         return;
     if (call->link) {
+        count(call);
         if (call->handler && call->handler->on_end)
             call->handler->on_end(call);
         *call->link = call->next;

@@ -19,6 +19,7 @@
 #include "base/rk_str.h"
 #include "base/rk_tls.h"
 #include "daemon/auth_internal.h"
+#include "daemon/guard_internal.h"
 #include "daemon/listen_internal.h"
 #include "daemon/loop_internal.h"
 #include "proto/rk_messages.h"
@@ -79,6 +80,9 @@ void rk_server_cancel_calls(struct rk_server *server);
 /* Nanoseconds since G last looked at its queue: small unless G is stuck. */
 int64_t rk_server_queue_age_ns(const struct rk_server *server);
 
+/* Adds the calls in flight: one count an RPC, then one for paths that no RPC has. */
+void rk_server_count_calls(const struct rk_server *server, int counts[RK_RPC_COUNT + 1]);
+void rk_server_get_guard_stats(const struct rk_server *server, struct rk_guard_stats *out);
 /* Whether the thread that accepts connections was seen within the last seconds. */
 bool rk_server_listens(const struct rk_server *server);
 /* Whether every connection that came in the last seconds was taken. */

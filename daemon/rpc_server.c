@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 
+#include <grpc/byte_buffer.h>
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <grpc/support/cpu.h>
@@ -65,6 +66,8 @@ static void on_batch_queue(struct rk_tag *tag, bool ok)
     struct rk_call *call = op->call;
 
     (void)ok; /* what a batch brought says more: a message or none, cancelled or not */
+    if (op->kind == RK_CALL_READ && call->message)
+        rk_call_metrics(call)->received_bytes += grpc_byte_buffer_length(call->message);
     if (op->kind == RK_CALL_READ && call->message && call->handler->consume &&
         call->handler->consume(call, call->message)) {
         grpc_op read = {.op = GRPC_OP_RECV_MESSAGE, .data.recv_message.recv_message = &call->message};
@@ -366,6 +369,17 @@ void rk_server_cancel_calls(struct rk_server *server)
 int64_t rk_server_queue_age_ns(const struct rk_server *server)
 {
     return rk_time_now_ns() - atomic_load_explicit(&server->queue_seen_ns, memory_order_relaxed);
+}
+
+void rk_server_count_calls(const struct rk_server *server, int counts[RK_RPC_COUNT + 1])
+{
+    for (const struct rk_call *call = server->calls; call; call = call->next)
+        counts[rk_call_metrics_row(call)]++;
+}
+
+void rk_server_get_guard_stats(const struct rk_server *server, struct rk_guard_stats *out)
+{
+    rk_guard_get_stats(server->guard, out);
 }
 
 bool rk_server_listens(const struct rk_server *server)

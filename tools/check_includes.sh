@@ -36,6 +36,7 @@ BEGIN {
     third("^(cuda|cublas|curand|cub/|cooperative_groups|mma)", "^(kernels/cuda/|bench/)")
     third("^uv[.]h$", "^daemon/")
     third("^systemd/", "^daemon/")
+    third("^microhttpd[.]h$", "^daemon/metrics_http[.]c$")
     third("^curl/", "^driver-cli/driver/rewards/reward_http[.]c$")
     third("^pcre2[.]h$", "^driver-cli/driver/(tokenizer/|rewards/reward_regex[.]c$)")
     third("^utf8proc[.]h$", "^driver-cli/driver/(chat/|tokenizer/|rewards/reward_exact[.]c$)")

@@ -6,7 +6,7 @@ BEGIN {
     MAX_HEADER_LINES = 600
     MAX_FUNCTION_LINES = 80
     MAX_LONG_FUNCTION_LINES = 150 # with a comment "RK_LINT_LONG: reason" above or inside
-    MAX_PARAMETERS = 7
+    MAX_PARAMETERS = 7 # unless a comment "RK_LINT_FOREIGN: library" above says whose callback it is
     MAX_NESTING = 4
 }
 
@@ -48,7 +48,7 @@ function end_function(    length_lines, limit) {
     if (length_lines > limit)
         report(signature_line, function_name(signature) "() has " length_lines " lines, the limit is " limit)
     in_function = 0
-    is_long = 0
+    is_long = is_foreign = 0
     signature = ""
 }
 
@@ -64,7 +64,7 @@ function check_code(code,    indent) {
     }
     if (code == "{") {
         in_function = 1
-        if (count_parameters(signature) > MAX_PARAMETERS)
+        if (count_parameters(signature) > MAX_PARAMETERS && !is_foreign)
             report(signature_line, function_name(signature) "() has more than " MAX_PARAMETERS \
                    " parameters; use an args struct")
         return
@@ -79,14 +79,14 @@ function check_code(code,    indent) {
     }
     if (code ~ /[;}][ \t]*$/) {
         signature = ""
-        is_long = 0
+        is_long = is_foreign = 0
     }
 }
 
 {
     file = $0
     line_number = 0
-    in_comment = in_function = is_long = 0
+    in_comment = in_function = is_long = is_foreign = 0
     signature = ""
     while ((getline line < file) > 0) {
         line_number++
@@ -94,6 +94,8 @@ function check_code(code,    indent) {
             report(line_number, "line of " length(line) " columns, the limit is " MAX_COLUMNS)
         if (line ~ /RK_LINT_LONG: ./)
             is_long = 1
+        if (line ~ /RK_LINT_FOREIGN: ./)
+            is_foreign = 1
         code = strip(line)
         sub(/[ \t]+$/, "", code)
         if (code !~ /^#/)

@@ -147,6 +147,7 @@ struct rk_worker_snapshot {
     uint64_t collective_seq;
     /* What this rank waits in, "" outside collectives: "all_reduce #7 of group dp" */
     char collective_name[96];
+    int64_t collective_since_ns; /* when it began, where there is one */
     uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;
     char device_uuid[64];
 };

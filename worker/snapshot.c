@@ -79,6 +79,7 @@ void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot 
         _Static_assert(sizeof(out->collective_name) >= sizeof(activity.name), "names fit");
         rk_comm_world_activity(worker->world, &activity);
         out->collective_seq = activity.seq;
+        out->collective_since_ns = activity.started_ns;
         if (activity.in_operation)
             snprintf(out->collective_name, sizeof(out->collective_name), "%s", activity.name);
     }

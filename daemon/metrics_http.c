@@ -1,0 +1,199 @@
+#include "daemon/metrics_http_internal.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <microhttpd.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_log.h"
+#include "base/rk_thread.h"
+
+#define PATH             "/metrics"
+#define CONTENT_TYPE     "text/plain; version=0.0.4; charset=utf-8"
+#define BACKLOG          64
+#define CONNECTION_BYTES (16 << 10) /* header lines of a request, and what is read ahead */
+
+struct rk_metrics_http {
+    struct rk_metrics_http_config config;
+    char *address, *unix_path; /* unix_path NULL: none to remove */
+    struct MHD_Daemon *core;
+    pthread_mutex_t lock; /* guards the two below, and the moment between setting aside and asking */
+    bool is_stopping;
+    int num_waiting; /* for L */
+};
+
+/* One scrape that waits for its text, then has it. The thread's, but for the time in between. */
+struct scrape {
+    struct rk_event event;
+    struct rk_metrics_http *http;
+    struct MHD_Connection *connection;
+    struct rk_str text;
+};
+
+/* L */
+static void answer(struct rk_event *event)
+{
+    struct scrape *scrape = RK_CONTAINER_OF(event, struct scrape, event);
+    struct rk_metrics_http *http = scrape->http;
+
+    http->config.render(http->config.user, &scrape->text);
+    pthread_mutex_lock(&http->lock);
+    http->num_waiting--;
+    MHD_resume_connection(scrape->connection);
+    pthread_mutex_unlock(&http->lock);
+}
+
+static enum MHD_Result respond(struct MHD_Connection *connection, unsigned code, const char *type,
+                               const struct rk_str *text)
+{
+    struct MHD_Response *response = MHD_create_response_from_buffer(
+        text->bytes, (void *)(uintptr_t)rk_str_text(text), MHD_RESPMEM_MUST_COPY);
+    enum MHD_Result result;
+
+    if (!response)
+        return MHD_NO;
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+    if (code == MHD_HTTP_METHOD_NOT_ALLOWED)
+        MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+    result = MHD_queue_response(connection, code, response);
+    MHD_destroy_response(response);
+    return result;
+}
+
+static enum MHD_Result refuse(struct MHD_Connection *connection, unsigned code, const char *why)
+{
+    struct rk_str text = {0};
+    enum MHD_Result result;
+
+    rk_str_appendf(&text, "%s\n", why);
+    result = respond(connection, code, "text/plain; charset=utf-8", &text);
+    rk_str_fini(&text);
+    return result;
+}
+
+static enum MHD_Result ask(struct rk_metrics_http *http, struct MHD_Connection *connection, void **user)
+{
+    struct scrape *scrape;
+
+    pthread_mutex_lock(&http->lock);
+    if (http->is_stopping) {
+        pthread_mutex_unlock(&http->lock);
+        return refuse(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the daemon is shutting down");
+    }
+    scrape = rk_calloc(1, sizeof(*scrape));
+    scrape->event.run = answer;
+    scrape->http = http;
+    scrape->connection = connection;
+    *user = scrape;
+    http->num_waiting++;
+    MHD_suspend_connection(connection);
+    rk_loop_post(http->config.loop, &scrape->event);
+    pthread_mutex_unlock(&http->lock);
+    return MHD_YES;
+}
+
+/* RK_LINT_FOREIGN: libmicrohttpd */
+static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, const char *path,
+                                  const char *method, const char *version, const char *body,
+                                  size_t *body_bytes, void **user)
+{
+    const struct scrape *scrape = *user;
+
+    (void)version;
+    (void)body;
+    (void)body_bytes; /* whoever sends one is answered before it is read */
+    if (scrape)
+        return respond(connection, MHD_HTTP_OK, CONTENT_TYPE, &scrape->text);
+    if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
+        return refuse(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "expected GET or HEAD");
+    if (strcmp(path, PATH) != 0)
+        return refuse(connection, MHD_HTTP_NOT_FOUND, "expected " PATH);
+    return ask(arg, connection, user);
+}
+
+static void on_completed(void *arg, struct MHD_Connection *connection, void **user,
+                         enum MHD_RequestTerminationCode why)
+{
+    struct scrape *scrape = *user;
+
+    (void)arg;
+    (void)connection;
+    (void)why;
+    *user = NULL;
+    if (!scrape)
+        return;
+    rk_str_fini(&scrape->text);
+    rk_free(scrape);
+}
+
+static void on_log(void *arg, const char *format, va_list args)
+{
+    struct rk_str text = {0};
+
+    (void)arg;
+    rk_str_vappendf(&text, format, args);
+    while (text.bytes > 0 && text.text[text.bytes - 1] == '\n')
+        text.text[--text.bytes] = '\0';
+    RK_DEBUG_LOG("metrics.listen: %s", rk_str_text(&text));
+    rk_str_fini(&text);
+}
+
+struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
+                                         const struct rk_metrics_http_config *config)
+{
+    const struct rk_listen *listen = config->listen;
+    struct rk_metrics_http *http;
+    int fd, port;
+
+    *out = NULL;
+    RK_TRY(rk_thread_check_room(1, "metrics listener"));
+    RK_TRY(rk_listen_open(&fd, &port, listen, BACKLOG));
+    http = rk_calloc(1, sizeof(*http));
+    http->config = *config;
+    http->config.listen = NULL;
+    http->address = rk_listen_format(listen, port);
+    if (listen->is_unix && !listen->is_abstract)
+        http->unix_path = rk_strdup(listen->name);
+    pthread_mutex_init(&http->lock, NULL);
+    http->core = MHD_start_daemon(
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0,
+        NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
+        MHD_OPTION_CONNECTION_LIMIT, RK_METRICS_CONNECTIONS_MAX, MHD_OPTION_CONNECTION_TIMEOUT,
+        RK_METRICS_TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, NULL, MHD_OPTION_END);
+    if (!http->core) {
+        close(fd);
+        rk_metrics_http_destroy(http);
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "metrics.listen: the HTTP server does not start");
+    }
+    *out = http;
+    return NULL;
+}
+
+void rk_metrics_http_destroy(struct rk_metrics_http *http)
+{
+    if (!http)
+        return;
+    pthread_mutex_lock(&http->lock);
+    http->is_stopping = true;
+    pthread_mutex_unlock(&http->lock);
+    rk_loop_drain(http->config.loop);
+    RK_ASSERT(http->num_waiting == 0);
+    if (http->core)
+        MHD_stop_daemon(http->core);
+    if (http->unix_path)
+        unlink(http->unix_path);
+    pthread_mutex_destroy(&http->lock);
+    rk_free(http->unix_path);
+    rk_free(http->address);
+    rk_free(http);
+}
+
+const char *rk_metrics_http_address(const struct rk_metrics_http *http)
+{
+    return http->address;
+}

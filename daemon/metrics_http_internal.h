@@ -1,0 +1,33 @@
+/* The listener of metrics.listen: GET and HEAD of /metrics over HTTP/1.1, and nothing else.
+ *
+ * libmicrohttpd's own thread talks to the peers, so that one that is slow, or says nothing, hinders neither L
+ * nor G. L makes the text: the thread asks for it and sets the connection aside until it is there. */
+#ifndef RK_METRICS_HTTP_INTERNAL_H
+#define RK_METRICS_HTTP_INTERNAL_H
+
+#include "base/rk_status.h"
+#include "base/rk_str.h"
+#include "daemon/listen_internal.h"
+#include "daemon/loop_internal.h"
+
+#define RK_METRICS_CONNECTIONS_MAX 16
+#define RK_METRICS_TIMEOUT_S       5 /* of a connection on which nothing moves */
+
+struct rk_metrics_http;
+
+struct rk_metrics_http_config {
+    const struct rk_listen *listen; /* borrowed during create */
+    struct rk_loop *loop;
+    void *user;
+    void (*render)(void *user, struct rk_str *out); /* L */
+};
+
+/* Binds, listens and starts the thread. Reason ADDRESS_IN_USE when another process has the address. */
+struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
+                                         const struct rk_metrics_http_config *config) RK_NODISCARD;
+/* L, when the loop has ended: answers who waits, and ends the thread. NULL is a no-op. */
+void rk_metrics_http_destroy(struct rk_metrics_http *http);
+/* As clients take it. Borrowed. */
+const char *rk_metrics_http_address(const struct rk_metrics_http *http);
+
+#endif
