@@ -338,20 +338,26 @@ void rk_config_format(const struct rk_config *config, struct rk_str *out)
     }
 }
 
-void rk_config_format_keys(const struct rk_config_key *keys, int64_t num_keys, struct rk_str *out)
+const char *rk_config_type_name(rk_config_type_t type)
 {
-    static const char *const type_names[] = {
+    static const char *const names[] = {
         [RK_CONFIG_BOOL] = "bool",     [RK_CONFIG_INT] = "int",     [RK_CONFIG_REAL] = "real",
         [RK_CONFIG_STRING] = "string", [RK_CONFIG_BYTES] = "bytes", [RK_CONFIG_DURATION] = "duration",
         [RK_CONFIG_LIST] = "list",     [RK_CONFIG_OPEN] = "open"};
 
-    for (int64_t i = 0; i < num_keys; i++) {
-        const struct rk_config_key *row = &keys[i];
+    return names[type];
+}
 
-        rk_str_appendf(out, "%s (%s, %s%s): %s", row->path,
-                       row->choices ? row->choices : type_names[row->type],
-                       row->default_text ? "default " : "required",
-                       row->default_text ? row->default_text : "", row->help);
-        rk_str_append(out, row->flags & RK_CONFIG_RELOADABLE ? " [reloadable]\n" : "\n");
-    }
+void rk_config_format_key(const struct rk_config_key *key, struct rk_str *out)
+{
+    rk_str_appendf(
+        out, "%s (%s, %s%s): %s", key->path, key->choices ? key->choices : rk_config_type_name(key->type),
+        key->default_text ? "default " : "required", key->default_text ? key->default_text : "", key->help);
+    rk_str_append(out, key->flags & RK_CONFIG_RELOADABLE ? " [reloadable]\n" : "\n");
+}
+
+void rk_config_format_keys(const struct rk_config_key *keys, int64_t num_keys, struct rk_str *out)
+{
+    for (int64_t i = 0; i < num_keys; i++)
+        rk_config_format_key(&keys[i], out);
 }

@@ -99,7 +99,9 @@ const char *rk_config_origin(const struct rk_config *config, const char *path);
 const struct rk_json *rk_config_tree(const struct rk_config *config);
 /* One line a key: path = value (origin), for --check-config and `config show`. */
 void rk_config_format(const struct rk_config *config, struct rk_str *out);
-/* The table itself, one line a key with type, default and help, for --help and docs/config.md. */
+const char *rk_config_type_name(rk_config_type_t type); /* "duration" */
+/* A line with type, default and help of a key, for --help; of all keys of a table. */
+void rk_config_format_key(const struct rk_config_key *key, struct rk_str *out);
 void rk_config_format_keys(const struct rk_config_key *keys, int64_t num_keys, struct rk_str *out);
 /* The only reader of the environment in the project. NULL when unset. */
 const char *rk_env(const char *name);

@@ -48,3 +48,4 @@ endforeach()
 set(root ${CPACK_TEMPORARY_DIRECTORY}/rankd)
 file(COPY ${CPACK_RK_DEBIAN_DIR}/rankd.json DESTINATION ${root}/etc/rankd FILE_PERMISSIONS ${rk_data_file})
 file(REMOVE ${root}/usr/share/doc/rankd/LICENSE) # copyright has it
+file(RENAME ${root}/usr/share/zsh/site-functions ${root}/usr/share/zsh/vendor-completions)

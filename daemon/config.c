@@ -24,6 +24,12 @@ static const struct rk_config_key keys[] = {
 #undef X
 };
 
+const struct rk_config_key *rk_daemon_config_keys(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(keys);
+    return keys;
+}
+
 void rk_daemon_config_format_keys(struct rk_str *out)
 {
     rk_config_format_keys(keys, RK_ARRAY_LEN(keys), out);

@@ -6,6 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_status.h"
+#include "daemon/options.def"
 #include "daemon/rk_daemon.h"
 #include "generated/rk_version.h"
 
@@ -15,32 +16,30 @@ struct options {
     bool wants_help, wants_version, wants_check;
 };
 
+static void print_option(const char *name, const char *value, const char *help)
+{
+    char *left = rk_format("--%s%s%s", name, value ? " " : "", value ? value : "");
+
+    printf("  %-18s %s\n", left, help);
+    rk_free(left);
+}
+
 static void print_help(void)
 {
     struct rk_str keys = {0};
 
+    printf("usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
+           "\n"
+           "Serves one device to rankctl or any other gRPC client.\n"
+           "\n");
+#define X(name, value, help) print_option(name, value, help);
+    RK_DAEMON_OPTION_TABLE(X)
+#undef X
     rk_daemon_config_format_keys(&keys);
-    printf(
-        "usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
-        "\n"
-        "Serves one device to rankctl or any other gRPC client.\n"
-        "\n"
-        "  --config FILE      configuration (default: %s when it exists)\n"
-        "  --check-config     print the resolved configuration with the origin of each value, try all of a\n"
-        "                     start but opening the device, and exit\n"
-        "  --device DEVICE    cpu (default) or cuda:N\n"
-        "  --slot N           number of this daemon on its host\n"
-        "  --insecure         allow an address that other hosts can reach\n"
-        "  --help, --version\n"
-        "\n"
-        "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:\n"
-        "\n"
-        "%s"
-        "\n"
-        "The first line on stdout is \"rankd: listening on ADDRESS\"; one follows for each other listener.\n"
-        "Exit codes: 0 stopped cleanly (also by SIGTERM), 1 failed, 2 usage or configuration, 4 address,\n"
-        "lock or device held by another process.\n",
-        RK_DAEMON_CONFIG_FILE, rk_str_text(&keys));
+    printf("\n" RK_DAEMON_PRECEDENCE "\n\n%s\n" RK_DAEMON_FIRST_LINES "\nExit codes:\n", rk_str_text(&keys));
+#define X(code, meaning) printf("  %d  %s\n", code, meaning);
+    RK_DAEMON_EXIT_TABLE(X)
+#undef X
     rk_str_fini(&keys);
 }
 

@@ -35,7 +35,8 @@ struct rk_status *rk_daemon_config_load(struct rk_config **out,
  * The device is not opened, and an address in use is fine: its owner may be the daemon that has this
  * configuration. INVALID_ARGUMENT, or UNAVAILABLE when all of it may pass by itself. */
 struct rk_status *rk_daemon_config_check(const struct rk_config *config) RK_NODISCARD;
-/* The key table, for --help. */
+/* The key table; as text, for --help. */
+const struct rk_config_key *rk_daemon_config_keys(int64_t *count);
 void rk_daemon_config_format_keys(struct rk_str *out);
 /* Serves until a signal or a Shutdown call ends it. Main thread, once a process: signals are taken over. */
 struct rk_status *rk_daemon_run(const struct rk_daemon_args *args) RK_NODISCARD;

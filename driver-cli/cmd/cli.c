@@ -12,7 +12,7 @@
 #include "base/rk_config.h"
 #include "driver-cli/driver/files_internal.h"
 
-static const struct rk_cli_option common_options[] = {
+const struct rk_cli_option rk_common_options[] = {
     {"hosts", "LIST",
      "daemons in rank order: HOST[:PORT], ranges as node[01-04]:[7000-7007], unix:PATH, dns:NAME, slurm:, "
      "@FILE; default: $RANKCTL_HOSTS"},
@@ -51,7 +51,7 @@ static const struct rk_cli_option *find_option(const struct rk_command *command,
 {
     const struct rk_cli_option *option = find_in(command->options, name);
 
-    return option ? option : find_in(common_options, name);
+    return option ? option : find_in(rk_common_options, name);
 }
 
 static struct rk_status *unknown_option(const struct rk_command *command, const char *name)
@@ -63,7 +63,7 @@ static struct rk_status *unknown_option(const struct rk_command *command, const 
     for (const struct rk_cli_option *option = command->options; option && option->name && count < 24;
          option++)
         names[count++] = option->name;
-    for (const struct rk_cli_option *option = common_options; option->name; option++)
+    for (const struct rk_cli_option *option = rk_common_options; option->name; option++)
         names[count++] = option->name;
     close = rk_str_suggest(name, names, count);
     return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: unknown option --%s%s%s%s", command->name, name,
@@ -179,7 +179,7 @@ void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
     rk_str_appendf(out, "usage: rankctl %s [options]%s%s\n\n%s\n\noptions:\n", command->name,
                    *command->args ? " " : "", command->args, command->summary);
     format_options(command->options, NULL, out);
-    format_options(common_options, command->options, out);
+    format_options(rk_common_options, command->options, out);
     if (command->details)
         rk_str_appendf(out, "\n%s\n", command->details);
     if (command->more_help)

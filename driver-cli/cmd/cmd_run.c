@@ -471,7 +471,7 @@ static struct rk_status *run_job(struct rk_cli *cli)
 
 static void help_keys(struct rk_str *out)
 {
-    rk_str_append(out, "\nkeys of a job:\n");
+    rk_str_append(out, "\nKeys of a job, in its file or as KEY=VALUE:\n");
     rk_job_format_keys(out);
 }
 

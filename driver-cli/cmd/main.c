@@ -5,38 +5,19 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_assert.h"
 #include "base/rk_log.h"
-
-static const struct rk_command *const commands[] = {
-    &rk_cmd_run,
-    &rk_cmd_plan,
-    &rk_cmd_verify_layout,
-    &rk_cmd_status,
-    &rk_cmd_methods,
-    &rk_cmd_describe,
-    &rk_cmd_call,
-    &rk_cmd_checkpoint_save,
-    &rk_cmd_checkpoint_load,
-    &rk_cmd_checkpoint_list,
-    &rk_cmd_checkpoint_inspect,
-    &rk_cmd_checkpoint_export,
-    &rk_cmd_shutdown,
-    &rk_cmd_certs_init,
-    &rk_cmd_certs_issue,
-    &rk_cmd_config,
-    &rk_cmd_version,
-};
 
 static void print_overview(FILE *out)
 {
     fprintf(out, "usage: rankctl COMMAND [options] [arguments]\n\n"
                  "Commands rankd daemons: training runs, single calls, questions.\n\ncommands:\n");
-    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++)
-        fprintf(out, "  %-18s %s\n", commands[i]->name, commands[i]->summary);
-    fprintf(out,
-            "\n'rankctl COMMAND --help' tells more about each.\n"
-            "exit codes: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out;\n"
-            "by SIGINT, SIGTERM or SIGHUP it dies of the signal (in a shell: 130, 143, 129)\n");
+    for (size_t i = 0; i < rk_num_commands; i++)
+        fprintf(out, "  %-18s %s\n", rk_commands[i]->name, rk_commands[i]->summary);
+    fprintf(out, "\n'rankctl COMMAND --help' tells more about each.\nexit codes:");
+    for (size_t i = 0; i < rk_num_exit_codes; i++)
+        fprintf(out, "%s %d %s", i > 0 ? "," : "", rk_exit_codes[i].code, rk_exit_codes[i].text);
+    fprintf(out, ";\n%s\n", rk_exit_by_signal);
 }
 
 /* The command of the first one or two words; *num_words of them. */
@@ -44,14 +25,14 @@ static const struct rk_command *find_command(int argc, char **argv, int *num_wor
 {
     const struct rk_command *found = NULL;
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(commands) && !found; i++) {
-        const char *name = commands[i]->name, *space = strchr(name, ' ');
+    for (size_t i = 0; i < rk_num_commands && !found; i++) {
+        const char *name = rk_commands[i]->name, *space = strchr(name, ' ');
         size_t bytes = space ? (size_t)(space - name) : strlen(name);
 
         if (strlen(argv[0]) != bytes || strncmp(argv[0], name, bytes) != 0 ||
             (space && (argc < 2 || strcmp(argv[1], space + 1) != 0)))
             continue;
-        found = commands[i];
+        found = rk_commands[i];
         *num_words = space ? 2 : 1;
     }
     return found;
@@ -62,11 +43,11 @@ static bool print_group(const char *word, FILE *out)
 {
     bool has_any = false;
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++) {
-        if (!rk_str_has_prefix(commands[i]->name, word) || commands[i]->name[strlen(word)] != ' ')
+    for (size_t i = 0; i < rk_num_commands; i++) {
+        if (!rk_str_has_prefix(rk_commands[i]->name, word) || rk_commands[i]->name[strlen(word)] != ' ')
             continue;
-        fprintf(out, "%s  rankctl %-18s %s\n", has_any ? "" : "commands:\n", commands[i]->name,
-                commands[i]->summary);
+        fprintf(out, "%s  rankctl %-18s %s\n", has_any ? "" : "commands:\n", rk_commands[i]->name,
+                rk_commands[i]->summary);
         has_any = true;
     }
     return has_any;
@@ -74,12 +55,13 @@ static bool print_group(const char *word, FILE *out)
 
 static struct rk_status *unknown_command(const char *name)
 {
-    const char *names[RK_ARRAY_LEN(commands)];
+    const char *names[64];
     const char *close;
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(commands); i++)
-        names[i] = commands[i]->name;
-    close = rk_str_suggest(name, names, RK_ARRAY_LEN(names));
+    RK_ASSERT(rk_num_commands <= RK_ARRAY_LEN(names));
+    for (size_t i = 0; i < rk_num_commands; i++)
+        names[i] = rk_commands[i]->name;
+    close = rk_str_suggest(name, names, (int64_t)rk_num_commands);
     return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "unknown command '%s'%s%s%s; see rankctl --help", name,
                                 close ? "; did you mean '" : "", close ? close : "", close ? "'?" : ""));
 }

@@ -132,9 +132,10 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
     return tree;
 }
 
-void rk_job_format_keys(struct rk_str *out)
+const struct rk_config_key *rk_job_keys(int64_t *count)
 {
-    rk_config_format_keys(keys, RK_ARRAY_LEN(keys), out);
+    *count = RK_ARRAY_LEN(keys);
+    return keys;
 }
 
 void rk_job_copy_value(struct rk_json *options, const char *option, const struct rk_config *job,

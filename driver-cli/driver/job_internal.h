@@ -77,7 +77,19 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* The rule "examples". */
 void rk_job_examples_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
-/* All keys with type, default and help. */
+/* All keys, in the order of the table. */
+const struct rk_config_key *rk_job_keys(int64_t *count);
+/* The group that --help and the manual show a key in: the first has the ten keys that people set first. */
+struct rk_job_group {
+    const char *title;
+    /* What keys of the group begin with, the longest of all groups counting; in the first group whole keys,
+     * in the order in which they are shown. NULL-terminated. */
+    const char *const *prefixes;
+};
+const struct rk_job_group *rk_job_groups(int64_t *count);
+/* Calls `each` with the keys of the group, in the order in which they are shown. */
+void rk_job_group_keys(int64_t group, void (*each)(void *user, const struct rk_config_key *key), void *user);
+/* All groups with the keys' types, defaults and help. */
 void rk_job_format_keys(struct rk_str *out);
 
 /* One rule between keys. Appends a line to `problems` for what it finds. Exposed for the tests: each has its

@@ -1,0 +1,185 @@
+/* rankd_manual PAGE FILE: writes rankd.8, rankd.conf.5 or the completions rankd.bash and rankd.zsh from the
+ * tables of flags and keys. Part of the build, not installed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_manual.h"
+#include "daemon/options.def"
+#include "daemon/rk_daemon.h"
+#include "generated/rk_version.h"
+
+/* --- manual --- */
+
+static void add_option(struct rk_str *out, const char *name, const char *value, const char *help)
+{
+    char *term = rk_format("--%s%s%s", name, value ? " " : "", value ? value : "");
+
+    rk_manual_item(out, term, help);
+    rk_free(term);
+}
+
+static void add_exit_code(struct rk_str *out, int code, const char *meaning)
+{
+    char *term = rk_format("%d", code);
+
+    rk_manual_item(out, term, meaning);
+    rk_free(term);
+}
+
+static void format_rankd(struct rk_str *out)
+{
+    rk_manual_begin(out, "rankd", 8, RK_VERSION, "serves one device to rankctl and other gRPC clients");
+    rk_manual_section(out, "SYNOPSIS");
+    rk_manual_text(out, "rankd [--config FILE] [--KEY=VALUE ...]");
+    rk_manual_section(out, "DESCRIPTION");
+    rk_manual_text(out,
+                   "Stays in the foreground and waits for a driver, which gives it a rank, models and calls. "
+                   "The unit rankd@.service runs one for each device of a host.\n\n" RK_DAEMON_FIRST_LINES);
+    rk_manual_section(out, "OPTIONS");
+#define X(name, value, help) add_option(out, name, value, help);
+    RK_DAEMON_OPTION_TABLE(X)
+#undef X
+    rk_manual_item(out, "--KEY=VALUE", "sets a key of rankd.conf(5)");
+    rk_manual_section(out, "SIGNALS");
+    rk_manual_item(out, "SIGTERM, SIGINT",
+                   "wait for the running method, drain.grace at most, then stop; a second "
+                   "one stops at once");
+    rk_manual_item(out, "SIGHUP", "read the configuration again and apply the keys that a reload applies");
+    rk_manual_section(out, "EXIT STATUS");
+#define X(code, meaning) add_exit_code(out, code, meaning);
+    RK_DAEMON_EXIT_TABLE(X)
+#undef X
+    rk_manual_section(out, "FILES");
+    rk_manual_item(out, RK_DAEMON_CONFIG_FILE, "configuration that is read when --config names no other");
+    rk_manual_section(out, "SEE ALSO");
+    rk_manual_text(out, "rankctl(1), rankd.conf(5), systemctl(1)");
+}
+
+static void format_conf(struct rk_str *out)
+{
+    int64_t count;
+    const struct rk_config_key *keys = rk_daemon_config_keys(&count);
+
+    rk_manual_begin(out, "rankd.conf", 5, RK_VERSION, "configuration of rankd");
+    rk_manual_section(out, "DESCRIPTION");
+    rk_manual_text(out, RK_DAEMON_CONFIG_FILE
+                   " is a JSON object; a key a.b is the member b of the member a. Flags "
+                   "come before the environment, that before the file. Members named "
+                   "\"//\" are comments. 'rankd --check-config' prints every value with "
+                   "its origin.");
+    rk_manual_section(out, "KEYS");
+    for (int64_t i = 0; i < count; i++)
+        rk_manual_key(out, &keys[i], "RANKD");
+    rk_manual_section(out, "SEE ALSO");
+    rk_manual_text(out, "rankd(8), rankd-job(5)");
+}
+
+/* --- completion --- */
+
+/* Functions that bash and zsh share: all words, and the values of those that have a list of them. */
+static void format_words(struct rk_str *out)
+{
+    int64_t count;
+    const struct rk_config_key *keys = rk_daemon_config_keys(&count);
+
+    rk_str_append(out, "# Made from rankd's tables.\n_rankd_words() {\n    echo");
+#define X(name, value, help) rk_str_append(out, (value) ? " --" name "=" : " --" name);
+    RK_DAEMON_OPTION_TABLE(X)
+#undef X
+    for (int64_t i = 0; i < count; i++) {
+        if (strchr(keys[i].path, '.')) /* the others are flags, too */
+            rk_str_appendf(out, " --%s=", keys[i].path);
+    }
+    rk_str_append(out, "\n}\n_rankd_values() {\n    case $1 in\n");
+    for (int64_t i = 0; i < count; i++) {
+        if (!keys[i].choices && keys[i].type != RK_CONFIG_BOOL)
+            continue;
+        rk_str_appendf(out, "    --%s) echo ", keys[i].path);
+        for (const char *at = keys[i].choices ? keys[i].choices : "true|false"; *at; at++)
+            rk_str_appendf(out, "%c", *at == '|' ? ' ' : *at);
+        rk_str_append(out, " ;;\n");
+    }
+    rk_str_append(out, "    esac\n}\n");
+}
+
+static const char bash_end[] =
+    "_rankd() {\n"
+    "    local line=${COMP_LINE:0:COMP_POINT} current values\n"
+    "    current=${line##*[[:space:]]}\n"
+    "    COMPREPLY=()\n"
+    "    case $current in\n"
+    "    *=*)\n"
+    "        values=$(_rankd_values \"${current%%=*}\")\n"
+    "        if [ -n \"$values\" ]; then mapfile -t COMPREPLY < <(compgen -W \"$values\" -- "
+    "\"${current#*=}\")\n"
+    "        else compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- "
+    "\"${current#*=}\"); fi\n"
+    "        ;;\n"
+    "    -*)\n"
+    "        mapfile -t COMPREPLY < <(compgen -W \"$(_rankd_words)\" -- \"$current\")\n"
+    "        case ${COMPREPLY[0]-} in *=) compopt -o nospace 2>/dev/null ;; esac\n"
+    "        ;;\n"
+    "    *) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen -f -- \"$current\") ;;\n"
+    "    esac\n"
+    "}\n"
+    "complete -F _rankd rankd\n";
+
+static const char zsh_end[] =
+    "_rankd() {\n"
+    "    local -a found\n"
+    "    if [[ $PREFIX == *=* ]]; then\n"
+    "        found=(${=\"$(_rankd_values \"${PREFIX%%=*}\")\"})\n"
+    "        compset -P '*='\n"
+    "        if (( $#found )); then compadd -- $found; else _files; fi\n"
+    "    else\n"
+    "        found=(${=\"$(_rankd_words)\"})\n"
+    "        compadd -S '' -- ${(M)found:#*=}\n"
+    "        compadd -- ${found:#*=}\n"
+    "    fi\n"
+    "}\n"
+    "if [ \"$funcstack[1]\" = _rankd ]; then _rankd \"$@\"; else compdef _rankd rankd; fi\n";
+
+static void format_bash(struct rk_str *out)
+{
+    format_words(out);
+    rk_str_append(out, bash_end);
+}
+
+static void format_zsh(struct rk_str *out)
+{
+    rk_str_append(out, "#compdef rankd\n");
+    format_words(out);
+    rk_str_append(out, zsh_end);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*format)(struct rk_str *out);
+    } pages[] = {
+        {"rankd.8", format_rankd},
+        {"rankd.conf.5", format_conf},
+        {"rankd.bash", format_bash},
+        {"rankd.zsh", format_zsh},
+    };
+    struct rk_str text = {0};
+    FILE *file;
+    bool is_written;
+
+    for (size_t i = 0; argc == 3 && i < RK_ARRAY_LEN(pages); i++) {
+        if (strcmp(argv[1], pages[i].name) == 0)
+            pages[i].format(&text);
+    }
+    if (text.bytes == 0) {
+        fprintf(stderr, "usage: rankd_manual rankd.8|rankd.conf.5|rankd.bash|rankd.zsh FILE\n");
+        return 2;
+    }
+    file = fopen(argv[2], "w");
+    is_written = file && fputs(rk_str_text(&text), file) >= 0;
+    if (file && fclose(file) != 0)
+        is_written = false;
+    rk_str_fini(&text);
+    return is_written ? 0 : 1;
+}

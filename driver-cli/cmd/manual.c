@@ -1,0 +1,128 @@
+/* rankctl_manual PAGE FILE: writes rankctl.1 or rankd-job.5 from the tables of commands, keys and methods.
+ * Part of the build, not installed. */
+#include "base/rk_manual.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/rk_arena.h"
+#include "driver-cli/cmd/cmd_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "generated/rk_version.h"
+#include "proto/rk_methods.h"
+
+static void add_options(struct rk_str *out, const struct rk_cli_option *options)
+{
+    for (; options && options->name; options++) {
+        char *term = rk_format("--%s%s%s", options->name, options->value ? "=" : "",
+                               options->value ? options->value : "");
+
+        rk_manual_item(out, term, options->help);
+        rk_free(term);
+    }
+}
+
+static void add_commands(struct rk_str *out)
+{
+    rk_manual_section(out, "COMMANDS");
+    for (size_t i = 0; i < rk_num_commands; i++) {
+        const struct rk_command *command = rk_commands[i];
+        char *title = rk_format("rankctl %s [options] %s", command->name, command->args);
+
+        rk_manual_subsection(out, title);
+        rk_manual_text(out, command->summary);
+        add_options(out, command->options);
+        if (command->details) {
+            rk_str_append(out, ".PP\n");
+            rk_manual_text(out, command->details);
+        }
+        rk_free(title);
+    }
+}
+
+static void add_methods(struct rk_str *out)
+{
+    struct rk_arena *arena = rk_arena_create(16384, 0);
+    struct rk_list_methods_response list;
+
+    rk_manual_section(out, "METHODS");
+    rk_manual_text(out, "What call runs; 'rankctl describe METHOD' shows columns and options.");
+    rk_methods_describe(&list, arena);
+    for (int64_t i = 0; i < list.num_methods; i++)
+        rk_manual_item(out, list.methods[i].name, list.methods[i].doc);
+    rk_arena_destroy(arena);
+}
+
+static void format_rankctl(struct rk_str *out)
+{
+    rk_manual_begin(out, "rankctl", 1, RK_VERSION, "commands rankd daemons");
+    rk_manual_section(out, "SYNOPSIS");
+    rk_manual_text(out, "rankctl COMMAND [options] [arguments]");
+    rk_manual_section(out, "DESCRIPTION");
+    rk_manual_text(out,
+                   "Connects to the daemons of --hosts, claims them where it changes something, and runs "
+                   "training jobs, single methods and queries on them.");
+    add_commands(out);
+    rk_manual_section(out, "COMMON OPTIONS");
+    add_options(out, rk_common_options);
+    add_methods(out);
+    rk_manual_section(out, "EXIT STATUS");
+    for (size_t i = 0; i < rk_num_exit_codes; i++) {
+        char *code = rk_format("%d", rk_exit_codes[i].code);
+
+        rk_manual_item(out, code, rk_exit_codes[i].text);
+        rk_free(code);
+    }
+    rk_str_append(out, ".PP\n");
+    rk_manual_text(out, rk_exit_by_signal);
+    rk_manual_section(out, "SEE ALSO");
+    rk_manual_text(out, "rankd(8), rankd-job(5), rankd.conf(5)");
+}
+
+static void add_key(void *user, const struct rk_config_key *key)
+{
+    rk_manual_key(user, key, NULL);
+}
+
+static void format_job(struct rk_str *out)
+{
+    int64_t count;
+    const struct rk_job_group *groups = rk_job_groups(&count);
+
+    rk_manual_begin(out, "rankd-job", 5, RK_VERSION, "job files of rankctl run");
+    rk_manual_section(out, "DESCRIPTION");
+    rk_manual_text(
+        out, "A job is a JSON object; a key a.b.c is the member c of the member b of the member a. Values "
+             "come from the defaults, the file, RANKCTL_JOB_ and the key in capitals with dots as "
+             "underscores in the environment, and KEY=VALUE arguments, the later ones counting. Members "
+             "named \"//\" are comments. 'rankctl config check JOB.json' checks a job.");
+    rk_manual_section(out, "KEYS");
+    for (int64_t i = 0; i < count; i++) {
+        rk_manual_subsection(out, groups[i].title);
+        rk_job_group_keys(i, add_key, out);
+    }
+    rk_manual_section(out, "SEE ALSO");
+    rk_manual_text(out, "rankctl(1), rankd.conf(5)");
+}
+
+int main(int argc, char **argv)
+{
+    struct rk_str text = {0};
+    FILE *file;
+    bool is_written;
+
+    if (argc != 3) {
+        fprintf(stderr, "usage: rankctl_manual rankctl.1|rankd-job.5 FILE\n");
+        return 2;
+    }
+    if (strcmp(argv[1], "rankctl.1") == 0)
+        format_rankctl(&text);
+    else
+        format_job(&text);
+    file = fopen(argv[2], "w");
+    is_written = file && fputs(rk_str_text(&text), file) >= 0;
+    if (file && fclose(file) != 0)
+        is_written = false;
+    rk_str_fini(&text);
+    return is_written ? 0 : 1;
+}
