@@ -1,6 +1,7 @@
 /* The benchmarks. Names stay: results of different days are compared by them. Those of the operators take the
  * shapes of Qwen2.5's 1.5B (hidden 1536, intermediate 8960) and 7B (3584, 18944); every row has the shape of
  * a test beside it. */
+#include "bench/bench_rpc.h"
 #include "bench/models.h"
 #include "bench/op_bench.h"
 
@@ -79,6 +80,15 @@
 
 #define CKPT(a_name, what) \
     MODEL("ckpt", a_name, BENCH_GBYTES, bench_run_checkpoint, bench_model_1_5b, DIMS(what), TINY(what))
+
+#define RPC(a_name, a_unit, a_run, transport, daemons, calls, bytes)                           \
+    {                                                                                          \
+        .group = "rpc", .name = (a_name), .unit = (a_unit), .run = (a_run),                    \
+        DIMS(transport, daemons, calls, bytes), TINY(transport, RK_MIN(daemons, 2), 10, 16384) \
+    }
+#define RPC_STATUS(a_name, transport) RPC(a_name, BENCH_MICROS, bench_run_rpc_status, transport, 1, 2000, 0)
+#define RPC_STREAM(a_name, transport) \
+    RPC(a_name, BENCH_GBYTES, bench_run_rpc_stream, transport, 1, 0, 1 << 28)
 
 const struct bench_case bench_cases[] = {
     OP("gemm", "gemm_8192", BENCH_TFLOPS, bench_op_gemm, DIMS(8192, 8192, 8192), TINY(32, 32, 32)),
@@ -232,6 +242,13 @@ const struct bench_case bench_cases[] = {
     CKPT("ckpt_stall_1.5b", BENCH_CKPT_STALL),
     CKPT("ckpt_save_1.5b", BENCH_CKPT_SAVE),
     CKPT("ckpt_load_1.5b", BENCH_CKPT_LOAD),
+
+    RPC_STATUS("rpc_status_tcp", BENCH_TCP),
+    RPC_STATUS("rpc_status_unix", BENCH_UNIX),
+    RPC("rpc_dispatch_8", BENCH_MICROS, bench_run_rpc_dispatch, BENCH_UNIX, 8, 500, 0),
+    RPC_STREAM("rpc_stream_tcp", BENCH_TCP),
+    RPC_STREAM("rpc_stream_unix", BENCH_UNIX),
+    RPC("rpc_beside_stream", BENCH_MICROS, bench_run_rpc_beside, BENCH_TCP, 1, 1000, 1 << 28),
 
     COMM("comm", "all_reduce_256m", BENCH_GBYTES, 1 << 28, BENCH_ALL_REDUCE),
     COMM("comm", "all_reduce_16k", BENCH_MICROS, 1 << 14, BENCH_ALL_REDUCE),

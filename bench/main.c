@@ -16,7 +16,7 @@
 
 static const char help[] =
     "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | ckpt "
-    "| reshard | comm\n"
+    "| reshard | comm | rpc\n"
     "\n"
     "Measures this build of rankd and prints each figure beside the bound of the hardware.\n"
     "\n"

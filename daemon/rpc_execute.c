@@ -26,6 +26,8 @@ static struct rk_daemon *daemon_of(const struct rk_execute *execute)
 static struct rk_status *take_chunk(struct rk_upload *upload, const struct rk_stream_frame *frame,
                                     struct grpc_byte_buffer *message)
 {
+    if (RK_FAULT("daemon.chunk"))
+        return RK_FAIL(RK_INTERNAL, "fault point daemon.chunk");
     RK_TRY(rk_assembler_accept(upload->assembler, &frame->chunk, frame->data_bytes));
     rk_stream_copy_chunk(frame, message, (char *)upload->data[frame->chunk.tensor] + frame->chunk.offset);
     return NULL;

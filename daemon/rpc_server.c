@@ -31,6 +31,7 @@
 
 #define LISTENER_SEEN_NS (10 * 1000000000LL) /* longest absence of the thread that accepts */
 #define REFUSED_NS       (5 * 1000000000LL)  /* how long a connection for which there was no room counts */
+#define WINDOW_BYTES     (8 << 20)           /* of a stream that sends to us: four chunks */
 #define QUEUE_WAIT_MS    500                 /* how often G shows that it is alive */
 /* More than gRPC starts beside as many as there are cores, of which it takes no more than these. It aborts,
  * or hangs in its shutdown, when it gets none. */
@@ -52,6 +53,10 @@ static const struct {
     {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 2500},
     {GRPC_ARG_MAX_CONNECTION_IDLE_MS, 3600 * 1000},
     /* Tensors do not compress, and nothing that is decompressed can be a bomb. */
+    /* A fixed window. One that gRPC fits to the speed of the connection grew until the resource quota was
+     * used up, and the streams of a fast upload were reset (RST_STREAM, ENHANCE_YOUR_CALM). */
+    {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+    {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, WINDOW_BYTES},
     {GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0},
     {GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0},
 };

@@ -204,7 +204,8 @@ static void check_row(const struct rk_json *row)
         assert_true(strlen(rk_json_as_string(rk_json_find(row, texts[i]), "")) > 0);
     assert_true(isfinite(measured));
     if (isfinite(bound)) {
-        double part = strcmp(unit, "GiB") == 0 ? bound / measured : measured / bound;
+        bool is_less_better = strcmp(unit, "GiB") == 0 || strcmp(unit, "us") == 0;
+        double part = is_less_better ? bound / measured : measured / bound;
 
         assert_true(fabs(number(row, "percent_of_bound") / (100 * part) - 1) < 1e-4);
     } else {
@@ -243,6 +244,8 @@ static void check_layouts(const struct rk_json *results)
     assert_true(number(find_result(results, "pp_7b_pp2"), "bound") > 0);
     assert_true(number(find_result(results, "pp_7b_pp4"), "bound") > 0);
     assert_true(isfinite(number(find_result(results, "vpp_8b_pp4"), "measured")));
+    assert_true(number(find_result(results, "rpc_dispatch_8"), "measured") > 0);
+    assert_true(number(find_result(results, "rpc_stream_tcp"), "bound") > 0);
     assert_true(moved_bytes(results, "update_weights_7b_tp2_to_tp2") == 0);
     assert_true(moved_bytes(results, "update_weights_7b_tp4_to_tp4") == 0);
     ratio = moved_bytes(results, "update_weights_7b_pp4_to_dp4") /
