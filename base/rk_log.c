@@ -34,6 +34,8 @@ static rk_log_format_t format = RK_LOG_AUTO;
 static char context[128];
 static void (*sink_fn)(rk_log_level_t level, const char *line, void *user);
 static void *sink_user;
+static rk_log_tap_t tap_fn;
+static void *tap_user;
 /* A sink that logs would wait for the lock that its own caller holds. */
 static _Thread_local bool in_sink;
 
@@ -67,6 +69,14 @@ void rk_log_set_sink(void (*sink)(rk_log_level_t level, const char *line, void *
     pthread_mutex_lock(&lock);
     sink_fn = sink;
     sink_user = user;
+    pthread_mutex_unlock(&lock);
+}
+
+void rk_log_set_tap(rk_log_tap_t tap, void *user)
+{
+    pthread_mutex_lock(&lock);
+    tap_fn = tap;
+    tap_user = user;
     pthread_mutex_unlock(&lock);
 }
 
@@ -266,6 +276,11 @@ void rk_log_write(struct rk_log_site *site, rk_log_level_t level, const char *fi
     if (admit(site, &suppressed)) {
         format_record(&record, level, source, suppressed, message, message_bytes);
         emit(level, &record);
+        if (tap_fn) {
+            in_sink = true;
+            tap_fn(tap_user, level, message, message_bytes, source);
+            in_sink = false;
+        }
     }
     pthread_mutex_unlock(&lock);
 }

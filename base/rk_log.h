@@ -7,6 +7,7 @@
 #define RK_LOG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "base/rk_compiler.h"
 
@@ -28,6 +29,12 @@ void rk_log_set_format(rk_log_format_t format);
 void rk_log_set_context(const char *context);
 /* Sink for complete lines without newline; NULL restores stderr. */
 void rk_log_set_sink(void (*sink)(rk_log_level_t level, const char *line, void *user), void *user);
+/* Is told of every record as well, wherever lines go; NULL ends that. It is called by the thread that logs,
+ * must not block and cannot log itself. `message` has `bytes` bytes and is not always UTF-8; `source` is
+ * "file.c:12". */
+typedef void (*rk_log_tap_t)(void *user, rk_log_level_t level, const char *message, size_t bytes,
+                             const char *source);
+void rk_log_set_tap(rk_log_tap_t tap, void *user);
 bool rk_log_level_parse(const char *text, rk_log_level_t *out); /* "debug", "info", "warn", "error" */
 const char *rk_log_level_name(rk_log_level_t level);
 

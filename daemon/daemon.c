@@ -18,6 +18,7 @@
 #include "daemon/daemon_internal.h"
 #include "daemon/deadline_internal.h"
 #include "daemon/execute_internal.h"
+#include "daemon/feed_internal.h"
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
 #include "daemon/tls_internal.h"
@@ -82,6 +83,11 @@ void rk_daemon_update(struct rk_daemon *daemon)
         next = RK_DAEMON_FAILED; /* for good */
     if (next != daemon->state) {
         RK_INFO("state %s -> %s", rk_daemon_state_name(daemon->state), rk_daemon_state_name(next));
+        rk_feed_add(daemon->feed, RK_FEED_STATE,
+                    RK_FEED_FIELDS(
+                        ((struct rk_meta_entry[]){RK_FEED_TEXT("from", rk_daemon_state_name(daemon->state)),
+                                                  RK_FEED_TEXT("to", rk_daemon_state_name(next))})),
+                    "%s -> %s", rk_daemon_state_name(daemon->state), rk_daemon_state_name(next));
         rk_daemon_state_move(&daemon->state, next);
         if (next == RK_DAEMON_FAILED)
             on_failed(daemon, &snapshot);
@@ -94,6 +100,7 @@ void rk_daemon_update(struct rk_daemon *daemon)
         health.is_alive && !daemon->is_draining && rk_server_takes_connections(daemon->server);
     health.is_ready = health.takes_work && facts.is_configured && facts.has_model;
     rk_health_set(&daemon->health, &health);
+    rk_watch_tick(daemon, &snapshot);
 }
 
 bool rk_daemon_is_idle(const struct rk_daemon *daemon)
@@ -169,10 +176,12 @@ static void tick_lease(struct rk_daemon *daemon)
     case RK_LEASE_LAPSED:
         RK_WARN("the lease of driver \"%s\" lapsed epoch=%llu", daemon->lease.driver_id,
                 (unsigned long long)daemon->lease.epoch);
+        rk_lease_tell(daemon, "lapsed");
         rk_operations_cancel(daemon, true, "the driver's lease lapsed");
         break;
     case RK_LEASE_GRACE_OVER:
         RK_INFO("grace period over, freeing models epoch=%llu", (unsigned long long)daemon->lease.epoch);
+        rk_lease_tell(daemon, "grace period over");
         rk_requests_drop_results(&daemon->requests);
         rk_group_clear(&daemon->group);
         rk_daemon_submit_forgotten(daemon, rk_job_create(RK_JOB_DROP_MODELS));
@@ -465,6 +474,7 @@ static struct rk_status *start(struct rk_daemon *daemon)
     daemon->requests.destroy = rk_operation_destroy;
     daemon->watchdog_ms = rk_notify_watchdog_ms();
     RK_TRY(rk_loop_create(&daemon->loop, &handlers));
+    rk_watch_init(&daemon->watch, daemon->feed, daemon->loop);
     RK_TRY(start_threads(daemon));
     rk_daemon_update(daemon);
     return NULL;
@@ -494,6 +504,8 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
         rk_lock_release(daemon->locks[i]);
     rk_settings_fini(&daemon->settings);
     rk_free(daemon->last_error);
+    rk_log_set_tap(NULL, NULL);
+    rk_feed_destroy(daemon->feed);
     rk_free(daemon);
 }
 
@@ -515,12 +527,22 @@ static void tell_addresses(struct rk_daemon *daemon)
         tell_address(daemon, "metrics.listen", rk_metrics_http_address(daemon->metrics_http));
 }
 
+/* Any thread. */
+static void on_log(void *user, rk_log_level_t level, const char *message, size_t bytes, const char *source)
+{
+    struct rk_daemon *daemon = user;
+
+    rk_feed_add_log(daemon->feed, level, message, bytes, source);
+}
+
 struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
 {
     struct rk_daemon *daemon = rk_calloc(1, sizeof(*daemon));
     struct rk_status *st;
 
     daemon->args = args;
+    daemon->feed = rk_feed_create();
+    rk_log_set_tap(on_log, daemon);
     daemon->started_ns = rk_time_now_ns();
     st = start(daemon);
     if (!st) {

@@ -21,6 +21,7 @@
 #include "daemon/rpc_internal.h"
 #include "daemon/state_internal.h"
 #include "daemon/stop_internal.h"
+#include "daemon/watch_internal.h"
 #include "worker/rk_worker.h"
 
 struct rk_execute;
@@ -51,6 +52,7 @@ struct rk_daemon {
     struct rk_server *server;
     struct rk_server *health_server;      /* of health.listen; NULL: none */
     struct rk_metrics_http *metrics_http; /* of metrics.listen; NULL: none */
+    struct rk_feed *feed;                 /* events; any thread adds to it */
 
     struct rk_settings settings;
     struct rk_auth *auth;
@@ -69,6 +71,7 @@ struct rk_daemon {
     struct rk_group group;
     struct rk_health health;
     struct rk_metrics metrics;
+    struct rk_watch watch;
     bool is_draining;           /* Drain was called, or the daemon stops */
     bool is_detached;           /* from the driver that started it: the end of the grace period is its own */
     struct rk_call *drain_call; /* waits until nothing runs; NULL: none */
@@ -104,6 +107,14 @@ const struct rk_mesh *rk_group_find_mesh(const struct rk_group *group,
  * the arena and borrows from the daemon. */
 struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
                                       const struct rk_worker_snapshot *snapshot, struct rk_arena *arena);
+
+/* --- rpc_query.c --- */
+/* What GetStatus answers. It lives in the arena and borrows from the daemon. */
+struct rk_worker_status rk_query_status(struct rk_daemon *daemon, struct rk_arena *arena);
+
+/* --- rpc_lease.c --- */
+/* An event about the lease as it is: "granted", "released", "lapsed", ... */
+void rk_lease_tell(struct rk_daemon *daemon, const char *what);
 
 /* --- rpc_admin.c --- */
 /* Answers a waiting Drain when its time has come. */

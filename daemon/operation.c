@@ -5,8 +5,10 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
+#include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/execute_internal.h"
+#include "daemon/feed_internal.h"
 
 struct rk_result *rk_result_retain(struct rk_result *result)
 {
@@ -77,6 +79,30 @@ static void note_failure(struct rk_operation *operation, const struct rk_status 
             rk_code_name(rk_status_code(st)), rk_status_reason(st), frames);
 }
 
+static void tell_start(const struct rk_operation *operation)
+{
+    struct rk_meta_entry fields[] = {RK_FEED_TEXT("method", operation->name),
+                                     RK_FEED_INT("epoch", operation->epoch),
+                                     RK_FEED_INT("seq", operation->seq)};
+
+    rk_feed_add(operation->daemon->feed, RK_FEED_METHOD_START, RK_FEED_FIELDS(fields), "%s", operation->name);
+}
+
+static void tell_end(const struct rk_operation *operation, const struct rk_job *job)
+{
+    int64_t ms = (rk_time_now_ns() - operation->committed_ns) / 1000000;
+    struct rk_meta_entry fields[] = {RK_FEED_TEXT("method", operation->name),
+                                     RK_FEED_INT("epoch", operation->epoch),
+                                     RK_FEED_INT("seq", operation->seq),
+                                     RK_FEED_INT("ms", ms),
+                                     RK_FEED_TEXT("code", rk_code_name(rk_status_code(job->status))),
+                                     RK_FEED_TEXT("reason", rk_status_reason(job->status))};
+
+    rk_feed_add(operation->daemon->feed, RK_FEED_METHOD_END, RK_FEED_FIELDS(fields), "%s: %s",
+                operation->name, job->status ? rk_status_message(job->status) : "OK");
+    rk_watch_add_metrics(operation->daemon, operation, job);
+}
+
 /* L: the job came back. */
 static void on_done(struct rk_event *event)
 {
@@ -87,6 +113,7 @@ static void on_done(struct rk_event *event)
     struct rk_result *result;
 
     release_request(operation, job);
+    tell_end(operation, job);
     rk_metrics_count_job(&daemon->metrics, job);
     if (job->status)
         note_failure(operation, job->status);
@@ -130,6 +157,8 @@ void rk_operation_commit(struct rk_operation *operation)
 
     rk_lease_commit_seq(&daemon->lease, operation->seq);
     rk_requests_add(&daemon->requests, &operation->request);
+    operation->committed_ns = rk_time_now_ns();
+    tell_start(operation);
     rk_worker_submit(daemon->worker, operation->job);
     rk_daemon_update(daemon);
 }

@@ -33,6 +33,7 @@ struct rk_operation {
     struct rk_result *result;   /* DONE */
     struct rk_execute *streams; /* attached ones */
     uint64_t epoch, seq;
+    int64_t committed_ns;
     uint64_t input_bytes; /* counted in the daemon's inflight_bytes until the job ends */
     uint8_t plan_hash[RK_SHA256_BYTES];
     char name[80]; /* "actor.update_actor" */

@@ -239,6 +239,24 @@ static struct rk_status *fail_shutdown(void)
     return rk_status_retry_after(RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down"), RETRY_MS);
 }
 
+void rk_call_cut(struct rk_call *call, struct rk_status *st)
+{
+    if (!call->is_sending) {
+        rk_call_finish(call, st);
+        return;
+    }
+    if (rk_call_is_finished(call)) {
+        RK_IGNORE(st, "the call has ended already");
+        return;
+    }
+    log_end(call, st);
+    call->is_finished = true;
+    call->code = rk_status_code(st);
+    grpc_call_cancel_with_status(call->core, (grpc_status_code)rk_status_code(st), rk_status_message(st),
+                                 NULL);
+    rk_status_free(st);
+}
+
 void rk_call_end_endless(struct rk_call *call)
 {
     if (call->handler && call->handler->is_endless && !call->is_sending)

@@ -103,6 +103,9 @@ void rk_call_read(struct rk_call *call);
 void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message);
 /* Ends the call; takes the status. Nothing happens on a finished call. */
 void rk_call_finish(struct rk_call *call, struct rk_status *st);
+/* The same for a peer that does not read: what is being sent is dropped, so the call ends now, with code and
+ * message alone. */
+void rk_call_cut(struct rk_call *call, struct rk_status *st);
 /* Unary: the handler answers after it has returned, exactly once, with one of these. */
 void rk_call_defer(struct rk_call *call);
 void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_str *reply);

@@ -3,8 +3,20 @@
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/execute_internal.h"
+#include "daemon/feed_internal.h"
 #include "daemon/operation_internal.h"
 #include "proto/rk_stream.h"
+
+void rk_lease_tell(struct rk_daemon *daemon, const char *what)
+{
+    const struct rk_lease *lease = &daemon->lease;
+    struct rk_meta_entry fields[] = {RK_FEED_TEXT("what", what), RK_FEED_TEXT("driver", lease->driver_id),
+                                     RK_FEED_INT("epoch", lease->epoch),
+                                     RK_FEED_INT("ttl_ms", lease->ttl_ms)};
+
+    rk_feed_add(daemon->feed, RK_FEED_LEASE, RK_FEED_FIELDS(fields), "%s: driver \"%s\" epoch %llu", what,
+                lease->driver_id, (unsigned long long)lease->epoch);
+}
 
 static struct rk_fence make_fence(const struct rk_lease *lease)
 {
@@ -36,6 +48,7 @@ static struct rk_status *acquire_lease(struct rk_call *call, struct rk_bytes req
     rk_lease_grant(lease, rk_time_boot_ms(), &message, daemon->settings.lease_ttl_ms, id);
     RK_INFO("lease granted driver=\"%s\" epoch=%llu ttl_ms=%lld", lease->driver_id,
             (unsigned long long)lease->epoch, (long long)lease->ttl_ms);
+    rk_lease_tell(daemon, "granted");
     response.fence = make_fence(lease);
     response.ttl_ms = (uint32_t)lease->ttl_ms;
     response.last_seq = lease->finished_seq;
@@ -58,6 +71,7 @@ static struct rk_status *release_lease(struct rk_call *call, struct rk_bytes req
     rk_lease_release(&daemon->lease, rk_time_boot_ms(), daemon->settings.lease_grace_ms);
     RK_INFO("lease released driver=\"%s\" epoch=%llu", daemon->lease.driver_id,
             (unsigned long long)daemon->lease.epoch);
+    rk_lease_tell(daemon, "released");
     return NULL;
 }
 

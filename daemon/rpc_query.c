@@ -84,32 +84,38 @@ static void add_running(struct rk_worker_status *status, const struct rk_daemon 
                                             .monotonic_ns = (uint64_t)rk_time_now_ns()};
 }
 
-static struct rk_status *get_status(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
+struct rk_worker_status rk_query_status(struct rk_daemon *daemon, struct rk_arena *arena)
 {
-    struct rk_daemon *daemon = rk_call_daemon(call);
-    struct rk_arena *arena = rk_call_arena(call);
     bool is_live = rk_lease_is_live(&daemon->lease, rk_time_boot_ms());
-    struct rk_worker_snapshot snapshot;
+    struct rk_worker_snapshot *snapshot = rk_arena_calloc(arena, 1, sizeof(*snapshot));
     struct rk_worker_status status;
 
-    (void)request; /* has no fields */
+    RK_ASSERT(snapshot);
     rk_daemon_update(daemon);
-    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    rk_worker_get_snapshot(daemon->worker, snapshot);
     status = (struct rk_worker_status){
-        .rank = rk_group_describe(daemon, &snapshot, arena),
+        .rank = rk_group_describe(daemon, snapshot, arena),
         .state = rk_daemon_state_name(daemon->state),
         .incarnation = daemon->incarnation,
         .epoch = daemon->lease.epoch,
         .driver_id = is_live ? daemon->lease.driver_id : "",
         .last_seq = daemon->lease.finished_seq,
-        .mesh_generation = snapshot.mesh_generation,
+        .mesh_generation = snapshot->mesh_generation,
         .last_error = daemon->last_error,
         .uptime_ms = (uint64_t)(rk_time_now_ns() - daemon->started_ns) / 1000000,
-        .collective_seq = snapshot.collective_seq,
-        .collective_name = snapshot.collective_name,
+        .collective_seq = snapshot->collective_seq,
+        .collective_name = snapshot->collective_name,
     };
-    add_metrics(&status, daemon, &snapshot, arena);
-    add_running(&status, daemon, &snapshot);
+    add_metrics(&status, daemon, snapshot, arena);
+    add_running(&status, daemon, snapshot);
+    return status;
+}
+
+static struct rk_status *get_status(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
+{
+    struct rk_worker_status status = rk_query_status(rk_call_daemon(call), rk_call_arena(call));
+
+    (void)request; /* has no fields */
     rk_pack_worker_status(reply, &status);
     return NULL;
 }

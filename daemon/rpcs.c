@@ -14,6 +14,7 @@ static const struct rk_rpc_handler *const handlers[RK_RPC_COUNT] = {
     [RK_RPC_ID_EXECUTE] = &rk_rpc_execute,
     [RK_RPC_ID_CANCEL] = &rk_rpc_cancel,
     [RK_RPC_ID_GET_STATUS] = &rk_rpc_get_status,
+    [RK_RPC_ID_WATCH] = &rk_rpc_watch,
     [RK_RPC_ID_DRAIN] = &rk_rpc_drain,
     [RK_RPC_ID_SHUTDOWN] = &rk_rpc_shutdown,
     [RK_RPC_ID_HEALTH_CHECK] = &rk_rpc_health_check,

@@ -54,6 +54,7 @@ static void close_servers(struct rk_daemon *daemon)
 {
     enter(daemon, RK_STOP_CLOSE, CLOSE_MS);
     daemon->stop.num_servers = 1;
+    rk_watch_advance(&daemon->watch); /* streams that are sending end behind what they have to say */
     rk_server_begin_shutdown(daemon->server);
     if (daemon->health_server) {
         daemon->stop.num_servers++;

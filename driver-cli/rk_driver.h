@@ -117,6 +117,19 @@ void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, stru
 /* What worker 0 offers. */
 struct rk_status *rk_driver_list_methods(struct rk_driver *driver, struct rk_arena *arena,
                                          struct rk_list_methods_response *out) RK_NODISCARD;
+struct rk_driver_watch_args {
+    struct rk_watch_request request; /* {0}: every new event, log lines from info on, without an end */
+    /* The event lives until it returns. The first one of a worker has its status. */
+    void (*on_event)(void *user, int32_t worker, const struct rk_watch_event *event);
+    void (*on_end)(void *user, int32_t worker, const struct rk_status *st); /* borrowed; may be NULL */
+    void *user;
+};
+
+/* Events of all workers, in the order in which they come, until every worker's stream has ended (with
+ * past_only that is soon) or the driver is interrupted. errors[rk_driver_num_workers] receive how each ended,
+ * NULL or CANCELLED or a failure; the caller frees them. */
+void rk_driver_watch(struct rk_driver *driver, const struct rk_driver_watch_args *args,
+                     struct rk_status **errors);
 /* Ends all daemons: after `grace_ms` for what runs (0: their own drain.grace), at once with `force`. */
 struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
                                      const char *reason) RK_NODISCARD;

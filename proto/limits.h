@@ -30,6 +30,7 @@
 #define RK_LIMIT_MICRO_BATCHES       65536       /* of one plan */
 #define RK_LIMIT_ROLES               8
 #define RK_LIMIT_EPOCH_LEAP          (1LL << 48) /* of one grant; milliseconds of a clock fit */
+#define RK_LIMIT_EVENT_KINDS         16          /* that one Watch names */
 #define RK_LIMIT_SILENT_CALLS        128         /* that need no token and have sent no message yet */
 #define RK_LIMIT_METADATA_BYTES      (16 << 10)
 #define RK_LIMIT_STATUS_TEXT_BYTES   (4 << 10) /* message in grpc-status-details-bin, which is metadata */

@@ -169,3 +169,31 @@ static const struct rk_field worker_status_fields[] = {
 };
 RK_RECORD(rk_record_worker_status, rankd__v1__worker_status__descriptor, rk_worker_status,
           worker_status_fields);
+
+static const struct rk_field watch_request_fields[] = {
+    RK_ONE(U64, rk_watch_request, "from_event", from_event),
+    RK_MANY(TEXTS, rk_watch_request, "kind", kinds, num_kinds, LIST, .max_bytes = RK_LIMIT_NAME_BYTES,
+            .max_entries = RK_LIMIT_EVENT_KINDS),
+    RK_ONE(TEXT, rk_watch_request, "level", level, .max_bytes = RK_LIMIT_NAME_BYTES),
+    RK_ONE(BOOL, rk_watch_request, "past_only", past_only),
+};
+RK_RECORD(rk_record_watch_request, rankd__v1__watch_request__descriptor, rk_watch_request,
+          watch_request_fields);
+
+static struct rk_status *check_event(const void *value)
+{
+    const struct rk_watch_event *event = value;
+
+    return rk_meta_check(&event->fields);
+}
+
+static const struct rk_field watch_event_fields[] = {
+    RK_ONE(U64, rk_watch_event, "id", id),
+    RK_ONE(U64, rk_watch_event, "unix_ns", unix_ns),
+    RK_ONE(TEXT, rk_watch_event, "kind", kind, .max_bytes = RK_LIMIT_NAME_BYTES),
+    RK_ONE(TEXT, rk_watch_event, "message", message, .max_bytes = RK_LIMIT_DOC_BYTES),
+    RK_SUBS(rk_watch_event, "field", fields.entries, fields.count, META, rk_record_meta_entry),
+    RK_SUB(rk_watch_event, "status", status, rk_record_worker_status),
+};
+RK_RECORD(rk_record_watch_event, rankd__v1__event__descriptor, rk_watch_event, watch_event_fields,
+          .check = check_event);

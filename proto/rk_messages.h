@@ -337,6 +337,22 @@ struct rk_worker_status {
     const char *collective_name;
 };
 
+struct rk_watch_request {
+    uint64_t from_event;
+    int64_t num_kinds;
+    const char *const *kinds;
+    const char *level; /* "" for info */
+    bool past_only;
+};
+
+/* The message Event. */
+struct rk_watch_event {
+    uint64_t id, unix_ns;
+    const char *kind, *message;
+    struct rk_meta fields;
+    struct rk_worker_status status; /* of the first event of a stream; else zero */
+};
+
 /* --- admin.proto --- */
 struct rk_drain_request {
     uint32_t timeout_ms;
@@ -408,6 +424,8 @@ struct rk_reflection_request {
     X(cancel_request)         \
     X(cancel_response)        \
     X(worker_status)          \
+    X(watch_request)          \
+    X(watch_event)            \
     X(drain_request)          \
     X(drain_response)         \
     X(shutdown_request)       \

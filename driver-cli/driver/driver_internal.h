@@ -160,6 +160,21 @@ void rk_fanout_destroy(struct rk_fanout *items, int32_t count); /* errors too */
  * is none. */
 struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanout *items) RK_NODISCARD;
 
+/* --- server streams (read_streams.c) --- */
+struct rk_read_args {
+    rk_rpc_id_t rpc;
+    int64_t timeout_ms; /* 0: none */
+    /* The message and the arena live until it returns; an error ends this worker's stream with it. */
+    struct rk_status *(*on_message)(void *user, int32_t worker, struct rk_bytes message,
+                                    struct rk_arena *arena);
+    void (*on_end)(void *user, int32_t worker, const struct rk_status *st); /* borrowed; may be NULL */
+    void *user;
+};
+
+/* One call to each daemon, on the control connection; item.error says how each ended. Returns when all have.
+ */
+void rk_read_streams(struct rk_driver *driver, struct rk_fanout *items, const struct rk_read_args *args);
+
 /* --- meshes (configure.c) --- */
 /* Compares a daemon's own account of where it stands with the mesh arithmetic: every role it stands in, no
  * other, and the right coordinates. With that on all ranks, the answers are a complete product without

@@ -225,6 +225,44 @@ static void test_log_level_parse_table(void **state)
     assert_false(rk_log_level_parse("", &level));
 }
 
+struct tapped {
+    int count;
+    rk_log_level_t level;
+    char message[64];
+};
+
+static void keep_tapped(void *user, rk_log_level_t level, const char *message, size_t bytes,
+                        const char *source)
+{
+    struct tapped *tapped = user;
+
+    RK_ERROR("from inside the tap"); /* must neither dead-lock nor recurse */
+    assert_non_null(strstr(source, "test_rk_log.c:"));
+    tapped->count++;
+    tapped->level = level;
+    snprintf(tapped->message, sizeof(tapped->message), "%.*s", (int)bytes, message);
+}
+
+/* Goal: the tap is told of what is logged, beside the sink, and of nothing else. */
+static void test_log_tap_hears_what_is_logged(void **state)
+{
+    struct tapped tapped = {0};
+
+    (void)state;
+    rk_log_set_level(RK_LOG_INFO);
+    rk_log_set_tap(keep_tapped, &tapped);
+    RK_WARN("heard %d", 7);
+    RK_DEBUG_LOG("below the level");
+    for (int i = 0; i < 30; i++)
+        RK_INFO("often");
+    rk_log_set_tap(NULL, NULL);
+    RK_ERROR("afterwards");
+    assert_int_equal(tapped.count, 11); /* a call site has 10 records a second */
+    assert_string_equal(tapped.message, "often");
+    assert_int_equal(tapped.level, RK_LOG_INFO);
+    assert_int_equal(lines.count, 12);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -235,6 +273,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_log_rate_limit_counts_suppressed, setup, teardown),
         cmocka_unit_test_setup_teardown(test_log_threads_write_whole_lines, setup, teardown),
         cmocka_unit_test_setup_teardown(test_log_default_sink_is_stderr, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_log_tap_hears_what_is_logged, setup, teardown),
         cmocka_unit_test(test_log_level_parse_table),
     };
 

@@ -73,6 +73,8 @@ static const struct {
     WORKER(cancel_request),
     WORKER(cancel_response),
     WORKER(worker_status),
+    WORKER(watch_request),
+    {"watch_event", &rankd__v1__event__descriptor},
     WORKER(drain_request),
     WORKER(drain_response),
     WORKER(shutdown_request),
