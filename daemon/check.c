@@ -49,6 +49,7 @@ static struct rk_status *check_state(const struct rk_settings *settings)
     uint64_t epoch;
 
     RK_TRY(check_directory("state.dir", settings->state_dir));
+    RK_TRY(check_directory("flight.dir", settings->flight_dir));
     return settings->state_dir ? rk_epoch_load(&epoch, settings->state_dir) : NULL;
 }
 

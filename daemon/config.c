@@ -254,6 +254,11 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     out->state_dir = read_path(config, "state.dir", &problems);
     if (!out->state_dir)
         out->state_dir = service_dir("STATE_DIRECTORY");
+    out->flight_dir = read_path(config, "flight.dir", &problems);
+    if (!out->flight_dir)
+        out->flight_dir = service_dir("LOGS_DIRECTORY");
+    if (!out->flight_dir)
+        out->flight_dir = rk_strdup(out->state_dir);
     out->runtime_dir = service_dir("RUNTIME_DIRECTORY");
     out->collective_timeout_ms = rk_config_int(config, "watchdog.collective");
     out->idle_progress_ms = rk_config_int(config, "watchdog.idle_progress");
@@ -281,6 +286,7 @@ void rk_settings_fini(struct rk_settings *settings)
     rk_free(settings->comm_listen);
     rk_free(settings->runtime_dir);
     rk_free(settings->state_dir);
+    rk_free(settings->flight_dir);
     rk_free(settings->plugin);
     rk_free(settings->device);
     rk_free(settings->token_file);

@@ -22,6 +22,7 @@ struct rk_settings {
     char *plugin; /* NULL: the installed one */
     int32_t num_threads, slot;
     char *state_dir;   /* NULL: the epoch is forgotten at exit */
+    char *flight_dir;  /* NULL: no file is written when the daemon fails */
     char *runtime_dir; /* $RUNTIME_DIRECTORY; NULL outside a service manager */
     int64_t collective_timeout_ms, idle_progress_ms, engine_grace_ms, comm_progress_timeout_ms;
     char *comm_listen;

@@ -12,6 +12,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_flight.h"
 #include "base/rk_hash.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
@@ -19,6 +20,7 @@
 #include "daemon/deadline_internal.h"
 #include "daemon/execute_internal.h"
 #include "daemon/feed_internal.h"
+#include "daemon/flight_internal.h"
 #include "daemon/notify_internal.h"
 #include "daemon/operation_internal.h"
 #include "daemon/tls_internal.h"
@@ -83,6 +85,10 @@ void rk_daemon_update(struct rk_daemon *daemon)
         next = RK_DAEMON_FAILED; /* for good */
     if (next != daemon->state) {
         RK_INFO("state %s -> %s", rk_daemon_state_name(daemon->state), rk_daemon_state_name(next));
+        rk_flight_note(&(struct rk_flight_entry){.kind = RK_FLIGHT_STATE,
+                                                 .what = rk_daemon_state_name(next),
+                                                 .where = rk_daemon_state_name(daemon->state)},
+                       RK_OK);
         rk_feed_add(daemon->feed, RK_FEED_STATE,
                     RK_FEED_FIELDS(
                         ((struct rk_meta_entry[]){RK_FEED_TEXT("from", rk_daemon_state_name(daemon->state)),
@@ -233,6 +239,13 @@ static void apply_log_settings(const struct rk_settings *settings)
     rk_log_set_context(context);
 }
 
+/* For those who ask later what it was; it names files with secrets, and has none. */
+static void keep_config(struct rk_daemon *daemon, const struct rk_config *config)
+{
+    rk_free(daemon->config_text);
+    daemon->config_text = rk_json_dump(rk_config_tree(config), 0, false);
+}
+
 static struct rk_status *reload(struct rk_daemon *daemon)
 {
     struct rk_config *config = NULL;
@@ -254,6 +267,8 @@ static struct rk_status *reload(struct rk_daemon *daemon)
         daemon->auth = auth;
         auth = NULL;
     }
+    if (!st)
+        keep_config(daemon, config);
     rk_auth_destroy(auth);
     rk_config_destroy(config);
     return st;
@@ -306,6 +321,7 @@ static struct rk_status *load_settings(struct rk_daemon *daemon)
 
     RK_TRY(rk_daemon_config_load(&config, daemon->args));
     st = rk_settings_init(&daemon->settings, config);
+    keep_config(daemon, config);
     rk_config_destroy(config);
     if (st)
         return st;
@@ -468,6 +484,7 @@ static struct rk_status *start(struct rk_daemon *daemon)
     RK_TRY(take_locks(daemon));
     if (daemon->settings.state_dir)
         RK_TRY(rk_epoch_load(&epoch, daemon->settings.state_dir));
+    rk_flight_start(&daemon->settings);
     rk_lease_init(&daemon->lease, daemon->incarnation, epoch);
     daemon->requests.limit_bytes = RK_LIMIT_STORED_RESULT_BYTES;
     daemon->requests.drop_result = rk_operation_drop_result;
@@ -504,6 +521,7 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
         rk_lock_release(daemon->locks[i]);
     rk_settings_fini(&daemon->settings);
     rk_free(daemon->last_error);
+    rk_free(daemon->config_text);
     rk_log_set_tap(NULL, NULL);
     rk_feed_destroy(daemon->feed);
     rk_free(daemon);

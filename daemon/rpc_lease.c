@@ -1,4 +1,5 @@
 /* AcquireLease, KeepAlive, ReleaseLease. The rules are lease.c's. */
+#include "base/rk_flight.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "daemon/daemon_internal.h"
@@ -14,6 +15,10 @@ void rk_lease_tell(struct rk_daemon *daemon, const char *what)
                                      RK_FEED_INT("epoch", lease->epoch),
                                      RK_FEED_INT("ttl_ms", lease->ttl_ms)};
 
+    rk_flight_note(
+        &(struct rk_flight_entry){
+            .kind = RK_FLIGHT_LEASE, .what = what, .where = lease->driver_id, .seq = lease->epoch},
+        RK_OK);
     rk_feed_add(daemon->feed, RK_FEED_LEASE, RK_FEED_FIELDS(fields), "%s: driver \"%s\" epoch %llu", what,
                 lease->driver_id, (unsigned long long)lease->epoch);
 }

@@ -3,6 +3,7 @@
 
 #include "base/rk_assert.h"
 #include "daemon/daemon_internal.h"
+#include "daemon/flight_internal.h"
 
 static const struct rk_rpc_handler *const handlers[RK_RPC_COUNT] = {
     [RK_RPC_ID_LIST_METHODS] = &rk_rpc_list_methods,
@@ -17,6 +18,7 @@ static const struct rk_rpc_handler *const handlers[RK_RPC_COUNT] = {
     [RK_RPC_ID_WATCH] = &rk_rpc_watch,
     [RK_RPC_ID_DRAIN] = &rk_rpc_drain,
     [RK_RPC_ID_SHUTDOWN] = &rk_rpc_shutdown,
+    [RK_RPC_ID_DUMP_FLIGHT_RECORDER] = &rk_rpc_dump_flight_recorder,
     [RK_RPC_ID_HEALTH_CHECK] = &rk_rpc_health_check,
     [RK_RPC_ID_HEALTH_WATCH] = &rk_rpc_health_watch,
     [RK_RPC_ID_REFLECT] = &rk_rpc_reflect,

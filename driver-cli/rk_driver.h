@@ -130,6 +130,13 @@ struct rk_driver_watch_args {
  * NULL or CANCELLED or a failure; the caller frees them. */
 void rk_driver_watch(struct rk_driver *driver, const struct rk_driver_watch_args *args,
                      struct rk_status **errors);
+struct rk_driver_dump {
+    struct rk_str json;      /* what DumpFlightRecorder sent; the caller releases it */
+    struct rk_status *error; /* owned by the caller; NULL when the text is whole */
+};
+
+/* Asks all workers for their flight recorder, configuration and version; dumps[rk_driver_num_workers]. */
+void rk_driver_dump_flight(struct rk_driver *driver, struct rk_driver_dump *dumps);
 /* Ends all daemons: after `grace_ms` for what runs (0: their own drain.grace), at once with `force`. */
 struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
                                      const char *reason) RK_NODISCARD;

@@ -25,3 +25,8 @@ static const struct rk_field shutdown_request_fields[] = {
 };
 RK_RECORD(rk_record_shutdown_request, rankd__v1__shutdown_request__descriptor, rk_shutdown_request,
           shutdown_request_fields);
+
+static const struct rk_field dump_chunk_fields[] = {
+    RK_ONE(BYTES, rk_dump_chunk, "json", json),
+};
+RK_RECORD(rk_record_dump_chunk, rankd__v1__dump_chunk__descriptor, rk_dump_chunk, dump_chunk_fields);

@@ -370,6 +370,10 @@ struct rk_shutdown_request {
     const char *reason;
 };
 
+struct rk_dump_chunk {
+    struct rk_bytes json; /* a piece of the text */
+};
+
 /* --- health.proto --- */
 struct rk_health_check_request {
     const char *service;
@@ -429,6 +433,7 @@ struct rk_reflection_request {
     X(drain_request)          \
     X(drain_response)         \
     X(shutdown_request)       \
+    X(dump_chunk)             \
     X(health_check_request)   \
     X(health_check_response)  \
     X(reflection_request)

@@ -51,6 +51,7 @@ struct rk_job {
     struct rk_json *options; /* completed by rk_method_complete_options */
     struct rk_plan plan;     /* lives in plan_arena */
     struct rk_arena *plan_arena;
+    uint64_t seq;       /* of the call, for people */
     bool collect;       /* false: the output may stay empty */
     int64_t timeout_ms; /* 0: none; enforced by W */
 

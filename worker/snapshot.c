@@ -3,7 +3,9 @@
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
+#include <string.h>
 
+#include "base/rk_flight.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 
@@ -43,8 +45,20 @@ void rk_worker_fail_locked(struct rk_worker *worker, const char *failure, const 
     if (snapshot->failure)
         return;
     RK_ERROR("%s: %s", failure, text);
+    rk_flight_note(&(struct rk_flight_entry){.kind = RK_FLIGHT_ERROR, .what = failure, .where = text},
+                   RK_INTERNAL);
     snapshot->failure = failure;
     snprintf(snapshot->failure_text, sizeof(snapshot->failure_text), "%s", text);
+}
+
+/* A phase lasts until the next one begins. */
+static void begin_phase(struct rk_worker *worker, const char *phase, uint64_t total)
+{
+    struct rk_flight_entry entry = {.kind = RK_FLIGHT_PHASE, .what = phase, .where = "", .seq = total};
+
+    if (worker->flight_phase)
+        rk_flight_end(worker->flight_phase, RK_OK);
+    worker->flight_phase = rk_flight_begin(&entry);
 }
 
 void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total)
@@ -52,6 +66,8 @@ void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, 
     struct rk_running_job *running = &worker->running;
 
     RK_ASSERT_ENGINE_THREAD(worker);
+    if (!worker->flight_phase || strcmp(running->phase, phase) != 0)
+        begin_phase(worker, phase, total);
     pthread_mutex_lock(&worker->lock);
     running->last_tick_ns = rk_time_now_ns();
     snprintf(running->phase, sizeof(running->phase), "%s", phase);

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_flight.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "base/rk_time.h"
@@ -77,6 +78,15 @@ static char *find_reason(struct rk_worker *worker)
     return NULL;
 }
 
+/* For the flight recorder, which is written when the lock is free: a file may take its time. */
+static void note_error(struct rk_worker *worker, const char *reason, rk_code_t code)
+{
+    struct rk_flight_entry entry = {.kind = RK_FLIGHT_ERROR, .what = "watchdog", .where = reason};
+
+    rk_flight_note(&entry, (int)code);
+    worker->flight_reason = "watchdog";
+}
+
 static void check_grace(struct rk_worker *worker)
 {
     const struct rk_running_job *running = &worker->running;
@@ -88,6 +98,7 @@ static void check_grace(struct rk_worker *worker)
         return;
     text = rk_format("%s, and did not end within %lld ms of being told to",
                      rk_status_message(running->verdict), (long long)grace_ms);
+    note_error(worker, text, RK_INTERNAL);
     rk_worker_fail_locked(worker, "ENGINE_STUCK", text);
     rk_free(text);
 }
@@ -108,10 +119,22 @@ static void check_running(struct rk_worker *worker)
     worker->running.verdict =
         comm_error ? comm_error : RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s", reason);
     worker->running.verdict_ns = rk_time_now_ns();
+    note_error(worker, reason, RK_DEADLINE_EXCEEDED);
     RK_WARN("watchdog: %s", reason);
     atomic_store(&worker->is_cancel_requested, true);
     rk_worker_abort_locked(worker, reason);
     rk_free(reason);
+}
+
+/* Needs the lock, and lets go of it meanwhile. */
+static void write_flight(struct rk_worker *worker)
+{
+    const char *reason = worker->flight_reason;
+
+    worker->flight_reason = NULL;
+    pthread_mutex_unlock(&worker->lock);
+    rk_flight_write_file(reason);
+    pthread_mutex_lock(&worker->lock);
 }
 
 void *rk_watchdog_main(void *user)
@@ -128,6 +151,8 @@ void *rk_watchdog_main(void *user)
             continue;
         }
         check_running(worker);
+        if (worker->flight_reason)
+            write_flight(worker);
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += POLL_MS * NS_PER_MS;
         if (until.tv_nsec >= 1000 * NS_PER_MS) {

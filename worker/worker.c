@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_flight.h"
 #include "base/rk_log.h"
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
@@ -96,6 +97,7 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
         pthread_mutex_lock(&worker->lock);
         rk_worker_fail_locked(worker, "DEVICE_LOST", rk_status_message(error));
         pthread_mutex_unlock(&worker->lock);
+        rk_flight_write_file("DEVICE_LOST");
         rk_status_free(error);
     }
 }
@@ -103,10 +105,17 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
 static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
 {
     int64_t begin = rk_time_now_ns();
+    char label[RK_JOB_LABEL_BYTES];
+    uint64_t flight = rk_flight_begin(&(struct rk_flight_entry){
+        .kind = RK_FLIGHT_CALL, .what = rk_job_label(job, label), .where = "", .seq = job->seq});
     struct rk_status *st;
 
     rk_device_reset_peak(worker->device);
+    worker->flight_phase = 0;
     st = run_job(worker, job);
+    if (worker->flight_phase)
+        rk_flight_end(worker->flight_phase, (int)rk_status_code(st));
+    rk_flight_end(flight, (int)rk_status_code(st));
     job->device_ns = (uint64_t)(rk_time_now_ns() - begin);
     job->peak_device_bytes = rk_device_get_stats(worker->device).peak_bytes;
     settle_world(worker, st);

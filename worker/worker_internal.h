@@ -76,7 +76,8 @@ struct rk_worker {
     /* Engine thread. */
     struct rk_device *device;
     struct rk_stream *stream;
-    void *agree_scratch; /* RK_AGREE_BYTES on the device */
+    void *agree_scratch;   /* RK_AGREE_BYTES on the device */
+    uint64_t flight_phase; /* of the running job, in the flight recorder; 0: none */
     struct rk_comm_endpoint *endpoint;
     struct rk_role roles[RK_LIMIT_ROLES];
     int32_t num_roles;
@@ -89,6 +90,7 @@ struct rk_worker {
     pthread_mutex_t lock;
     pthread_cond_t wakes_engine, wakes_watchdog;
     bool is_started, is_stopping, is_engine_done;
+    const char *flight_reason;      /* W's: why the flight recorder is to be written; NULL: it is not */
     struct rk_status *start_status; /* how opening the device went, for create */
     RK_ARRAY(struct rk_queued_job) queue;
     struct rk_running_job running;

@@ -20,8 +20,7 @@ struct events {
     RK_ARRAY(struct line) lines; /* of the past: printed in the order of time when all have come */
 };
 
-static struct rk_json *event_json(const struct events *events, int32_t worker,
-                                  const struct rk_watch_event *event)
+struct rk_json *rk_cli_event_json(int32_t worker, const char *address, const struct rk_watch_event *event)
 {
     struct rk_json *json = rk_json_new_object();
     char time_text[32];
@@ -29,7 +28,7 @@ static struct rk_json *event_json(const struct events *events, int32_t worker,
     rk_json_set(json, "apiVersion", rk_json_new_string(RK_CLI_API));
     rk_json_set(json, "kind", rk_json_new_string("Event"));
     rk_json_set(json, "worker", rk_json_new_int(worker));
-    rk_json_set(json, "address", rk_json_new_string(events->hosts->addresses[worker]));
+    rk_json_set(json, "address", rk_json_new_string(address));
     rk_json_set(json, "id", rk_json_new_int((int64_t)event->id));
     rk_json_set(
         json, "time",
@@ -96,7 +95,7 @@ static char *format(const struct events *events, int32_t worker, const struct rk
 
     if (!events->is_json)
         return format_text(worker, event);
-    json = event_json(events, worker, event);
+    json = rk_cli_event_json(worker, events->hosts->addresses[worker], event);
     text = rk_json_dump(json, 0, false);
     rk_json_free(json);
     return text;

@@ -37,7 +37,7 @@ struct rk_command {
 extern const struct rk_command rk_cmd_run, rk_cmd_plan, rk_cmd_verify_layout, rk_cmd_status, rk_cmd_methods,
     rk_cmd_describe, rk_cmd_call, rk_cmd_completion, rk_cmd_shutdown, rk_cmd_config, rk_cmd_version,
     rk_cmd_checkpoint_save, rk_cmd_checkpoint_load, rk_cmd_checkpoint_list, rk_cmd_checkpoint_inspect,
-    rk_cmd_checkpoint_export, rk_cmd_certs_init, rk_cmd_certs_issue, rk_cmd_events;
+    rk_cmd_checkpoint_export, rk_cmd_certs_init, rk_cmd_certs_issue, rk_cmd_events, rk_cmd_debug_dump;
 
 extern const struct rk_command *const rk_commands[];
 extern const size_t rk_num_commands;
@@ -113,6 +113,11 @@ int rk_cli_signal(void);
 void rk_cli_print_json(const char *kind, struct rk_json *body);
 struct rk_json *rk_cli_status_json(const struct rk_status *st); /* {"code", "reason", "message"} */
 struct rk_json *rk_cli_hex(const void *data, size_t bytes);
+
+/* A worker's status as an object. */
+struct rk_json *rk_cli_worker_json(int32_t index, const struct rk_driver_worker *worker);
+/* An event as an object. */
+struct rk_json *rk_cli_event_json(int32_t worker, const char *address, const struct rk_watch_event *event);
 
 /* What others sent, for a terminal: control characters but newlines become "\x1b". rk_free it. */
 char *rk_cli_printable(const char *text);

@@ -133,7 +133,7 @@ static struct rk_json *roles_json(const struct rk_rank_info *info)
     return roles;
 }
 
-static struct rk_json *worker_json(int32_t index, const struct rk_driver_worker *worker)
+struct rk_json *rk_cli_worker_json(int32_t index, const struct rk_driver_worker *worker)
 {
     const struct rk_worker_status *status = &worker->status;
     struct rk_json *json = rk_json_new_object();
@@ -171,7 +171,7 @@ static void print_json(const struct rk_driver_worker *workers, int32_t count,
     struct rk_json *body = rk_json_new_object(), *list = rk_json_new_array();
 
     for (int32_t i = 0; i < count; i++)
-        rk_json_append(list, worker_json(i, &workers[i]));
+        rk_json_append(list, rk_cli_worker_json(i, &workers[i]));
     rk_json_set(body, "workers", list);
     rk_json_set(body, "group", report_json(report));
     rk_cli_print_json("Status", body);

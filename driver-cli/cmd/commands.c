@@ -7,6 +7,7 @@ const struct rk_command *const rk_commands[] = {
     &rk_cmd_verify_layout,
     &rk_cmd_status,
     &rk_cmd_events,
+    &rk_cmd_debug_dump,
     &rk_cmd_methods,
     &rk_cmd_describe,
     &rk_cmd_call,

@@ -163,6 +163,7 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_strdup("--comm.listen=unix");
     args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);
+    args[num_args++] = rk_format("--flight.dir=%s", config->log_dir);
     if (config->is_dry_run)
         args[num_args++] = rk_strdup("--dry_run=true");
     RK_ASSERT(num_args < ARGS_MAX);

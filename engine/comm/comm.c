@@ -11,7 +11,10 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
+#include "base/rk_flight.h"
 #include "base/rk_time.h"
+
+#define NO_FLIGHT UINT64_MAX
 
 struct op_row {
     const char *name, *fault;
@@ -224,11 +227,28 @@ static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing do
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
 }
 
-struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op)
+/* What is recorded into a graph happens when that is launched, and dry runs do nothing. */
+static void begin_flight(struct rk_comm_group *group, struct rk_comm_doing doing, size_t bytes)
 {
+    struct rk_comm_world *world = group->world;
+    struct rk_flight_entry entry = {.kind = RK_FLIGHT_COLLECTIVE,
+                                    .what = op_rows[doing.op].name,
+                                    .where = group->name,
+                                    .seq = doing.seq,
+                                    .bytes = bytes};
+
+    world->flight = group->recording || rk_comm_group_is_plan(group) ? NO_FLIGHT : rk_flight_begin(&entry);
+}
+
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op, size_t bytes)
+{
+    struct rk_comm_doing doing = {.op = op};
+
     if (atomic_load(&group->world->has_failed))
         return rk_comm_world_error(group->world);
-    set_doing(group, (struct rk_comm_doing){.op = op, .seq = count_op(group, op)});
+    doing.seq = count_op(group, op);
+    set_doing(group, doing);
+    begin_flight(group, doing, bytes);
     return NULL;
 }
 
@@ -239,6 +259,7 @@ struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group, struct rk_
     if (atomic_load(&group->world->has_failed))
         return rk_comm_world_error(group->world);
     set_doing(group, (struct rk_comm_doing){RK_COMM_OP_GRAPH, group->seq + 1, recorded});
+    begin_flight(group, group->world->doing, 0);
     group->seq += recorded.count;
     return NULL;
 }
@@ -250,6 +271,8 @@ struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *
     RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
     world->in_operation = false;
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
+    if (world->flight != NO_FLIGHT)
+        rk_flight_end(world->flight, (int)rk_status_code(st));
     if (!st)
         return NULL;
     rk_comm_world_fail(world, st);
@@ -287,7 +310,7 @@ struct rk_status *rk_comm_all_reduce(struct rk_comm_group *group, struct rk_stre
     assert_reduction(inout.dtype, op);
     if (!group)
         return NULL;
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_REDUCE));
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_REDUCE, rk_tensor_bytes(inout)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_REDUCE);
     if (!st && has_work(group, inout))
         st = group->world->ops->all_reduce(group, stream, inout, op);
@@ -302,7 +325,7 @@ struct rk_status *rk_comm_all_gather(struct rk_comm_group *group, struct rk_stre
     assert_pair(out, in, rk_comm_group_size(group));
     if (!group)
         return copy_alone(stream, out, in);
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_GATHER));
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_GATHER, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_GATHER);
     if (!st && has_work(group, in))
         st = group->world->ops->all_gather(group, stream, out, in);
@@ -320,7 +343,7 @@ struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_
     assert_reduction(in.dtype, op);
     if (!group)
         return copy_alone(stream, out, in);
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_REDUCE_SCATTER));
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_REDUCE_SCATTER, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_REDUCE_SCATTER);
     if (!st && has_work(group, out))
         st = group->world->ops->reduce_scatter(group, stream, out, in, op);
@@ -339,7 +362,7 @@ struct rk_status *rk_comm_broadcast(struct rk_comm_group *group, struct rk_strea
     assert_tensor(inout);
     if (!group)
         return NULL;
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BROADCAST));
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BROADCAST, rk_tensor_bytes(inout)));
     st = rk_comm_op_fault(group, RK_COMM_OP_BROADCAST);
     if (!st && has_work(group, inout))
         st = group->world->ops->broadcast(group, stream, inout, root);
@@ -371,7 +394,7 @@ struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stre
     RK_ASSERT(recv_rows[rank] == send_rows[rank]);
     if (!group)
         return copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_TO_ALL));
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_TO_ALL, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_TO_ALL);
     /* Counts differ between ranks: who has nothing to move must still take part. */
     if (!st && size > 1)
@@ -401,7 +424,7 @@ struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream 
 
     if (!group)
         return NULL;
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BARRIER));
+    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BARRIER, 0));
     st = rk_comm_op_fault(group, RK_COMM_OP_BARRIER);
     if (!st && group->size > 1)
         st = group->world->ops->barrier(group, stream);
@@ -410,9 +433,18 @@ struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream 
 
 /* --- point to point: a lone send is a batch of one --- */
 
+static size_t batch_bytes(const struct rk_comm_group *group)
+{
+    size_t bytes = 0;
+
+    for (int64_t i = 0; i < group->batch.count; i++)
+        bytes += rk_tensor_bytes(group->batch.items[i].tensor);
+    return bytes;
+}
+
 static struct rk_status *run_batch(struct rk_comm_group *group, rk_comm_op_t op)
 {
-    struct rk_status *st = rk_comm_op_begin(group, op);
+    struct rk_status *st = rk_comm_op_begin(group, op, batch_bytes(group));
 
     if (!st) {
         st = rk_comm_op_fault(group, op);

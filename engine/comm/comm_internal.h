@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "engine/rk_comm.h"
 
-#define RK_COMM_ABI 7
+#define RK_COMM_ABI 8
 
 /* Tensors may live on another device than the CPU. Without it the wrapper refuses such a world. */
 #define RK_COMM_CAP_DEVICE_MEMORY (1u << 0)
@@ -87,6 +87,8 @@ struct rk_comm_world {
     int64_t started_ns;
     struct rk_comm_doing doing;
     char doing_group[RK_COMM_NAME_BYTES];
+
+    uint64_t flight; /* engine thread only: what the flight recorder calls the operation */
 };
 
 /* One communicator. Engine thread only. */
@@ -204,7 +206,7 @@ RK_END_DECLS
 
 /* --- an operation of the wrapper (comm.c). After a begin that succeeded end must follow, which takes `st`
  * and ends the world if it is a failure. --- */
-struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op) RK_NODISCARD;
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op, size_t bytes) RK_NODISCARD;
 /* The same for the launch of a graph, which takes the numbers of all operations in it. */
 struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group,
                                          struct rk_comm_recorded recorded) RK_NODISCARD;

@@ -6,6 +6,8 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
+#include "base/rk_json.h"
+#include "base/rk_str.h"
 #include "base/rk_time.h"
 #include "tests/proc/daemon_fixture.h"
 
@@ -61,19 +63,47 @@ static void test_stuck_engine_is_given_up(void **state)
     assert_true(rk_time_now_ns() - begin_ns > 29 * 1000000000LL);
 }
 
+/* The watchdog has written the flight recorder: the call has not ended, and why it was to. */
+static void assert_flight_of_the_verdict(void)
+{
+    char *path = rk_test_temp_path("flight-0.json");
+    bool has_call = false, has_error = false;
+    const struct rk_json *list;
+    struct rk_json *json;
+
+    assert_ok(rk_json_parse_file(&json, path, 4 << 20, 0));
+    assert_string_equal(rk_json_as_string(rk_json_find(json, "reason"), ""), "watchdog");
+    list = rk_json_find(json, "operations");
+    for (int64_t i = 0; i < rk_json_count(list); i++) {
+        const struct rk_json *item = rk_json_at(list, i);
+        const char *what = rk_json_as_string(rk_json_find(item, "what"), "");
+        const char *where = rk_json_as_string(rk_json_find(item, "where"), "");
+
+        has_call |= strcmp(what, "actor.get_mesh_info") == 0 && rk_json_is_null(rk_json_find(item, "end_ns"));
+        has_error |= strcmp(what, "watchdog") == 0 && strstr(where, "actor.get_mesh_info made no progress");
+    }
+    assert_true(has_call);
+    assert_true(has_error);
+    rk_json_free(json);
+    rk_free(path);
+}
+
 /* Goal: a method that the watchdog has ended but that does not end is answered without the engine, with the
  * reason; the daemon is FAILED, says so to who asks again or for more, and goes down without waiting. */
 static void test_stuck_method_is_answered_without_the_engine(void **state)
 {
-    static const char *const args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL};
+    const char *args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL, NULL};
     static const char expected[] = "actor.get_mesh_info made no progress for 1000 ms, and did not end within "
                                    "1000 ms of being told to; the daemon must be restarted";
     struct rk_execute_header header, again;
     struct rk_worker_status status;
     struct fixture fixture;
+    char *flight_dir;
     int64_t begin_ns;
 
     (void)state;
+    flight_dir = rk_format("--flight.dir=%s", rk_test_temp_dir());
+    args[2] = flight_dir;
     start_with_faults(&fixture, "worker.before_method=sleep:100s", args);
     header = again = fixture_header(&fixture, "actor", "get_mesh_info");
     begin_ns = rk_time_now_ns();
@@ -85,6 +115,8 @@ static void test_stuck_method_is_answered_without_the_engine(void **state)
     assert_fails(fixture_execute(&fixture, &again, NULL, NULL), RK_INTERNAL, expected);
     header = fixture_header(&fixture, "actor", "get_mesh_info");
     assert_fails(fixture_execute(&fixture, &header, NULL, NULL), RK_INTERNAL, expected);
+    assert_flight_of_the_verdict();
+    rk_free(flight_dir);
 
     begin_ns = rk_time_now_ns();
     rk_proc_signal(fixture.proc, SIGTERM);

@@ -1,12 +1,13 @@
-/* What rankctl shows of daemons at work: events. */
+/* What rankctl shows of daemons at work: events, dumps. */
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
-
-#define ARGS_MAX 12
 
 struct pair {
     struct rk_proc *daemons[2];
@@ -155,11 +156,158 @@ static void test_events_follow_until_interrupted(void **state)
     stop_pair(&pair);
 }
 
+/* The flight recorder in the file; rk_json_free it. */
+static struct rk_json *read_flight(const char *path)
+{
+    struct rk_json *json;
+
+    assert_ok(rk_json_parse_file(&json, path, 16 << 20, 0));
+    return json;
+}
+
+/* Operations of that kind and name that have ended with OK. */
+static int64_t count_operations(const struct rk_json *flight, const char *kind, const char *what)
+{
+    const struct rk_json *list = rk_json_find(flight, "operations");
+    int64_t count = 0, last_ns = 0;
+
+    for (int64_t i = 0; i < rk_json_count(list); i++) {
+        const struct rk_json *item = rk_json_at(list, i);
+        int64_t begin_ns = rk_json_as_int(rk_json_find(item, "begin_ns"), 0);
+
+        assert_true(begin_ns >= last_ns);
+        last_ns = begin_ns;
+        if (strcmp(rk_json_as_string(rk_json_find(item, "kind"), ""), kind) != 0 ||
+            strcmp(rk_json_as_string(rk_json_find(item, "what"), ""), what) != 0 ||
+            strcmp(rk_json_as_string(rk_json_find(item, "code"), ""), "OK") != 0)
+            continue;
+        assert_true(rk_json_as_int(rk_json_find(item, "end_ns"), 0) >= begin_ns);
+        count++;
+    }
+    return count;
+}
+
+static void assert_flight_of_a_run(const struct rk_json *flight)
+{
+    assert_true(count_operations(flight, "call", "actor.init_model") > 0);
+    assert_int_equal(count_operations(flight, "call", "actor.update_actor"), TINY_STEPS);
+    assert_true(count_operations(flight, "collective", "all_reduce") > 0);
+    assert_int_equal(count_operations(flight, "phase", "update_actor"), TINY_STEPS);
+    assert_int_equal(count_operations(flight, "phase", "generate"), TINY_STEPS);
+    assert_true(count_operations(flight, "lease", "granted") == 1);
+    assert_true(count_operations(flight, "state", "BUSY") > 0);
+}
+
+static void extract(const char *tar)
+{
+    char *command = rk_format("tar -xf %s -C %s --strip-components=1", tar, rk_test_temp_dir());
+
+    assert_int_equal(system(command), 0); // NOLINT: fixed words and a path of this test
+    rk_free(command);
+}
+
+/* Goal: one file has what there is to know of every daemon, and says what is missing of one that is gone. */
+static void test_debug_dump_collects_all_daemons(void **state)
+{
+    char *tar = rk_test_temp_path("dump.tar"), *out = rk_format("--out=%s", tar), *hosts, *text;
+    struct pair pair = start_pair();
+    struct outcome outcome;
+    struct rk_json *json;
+
+    (void)state;
+    run_job(&pair);
+    outcome = run_rankctl((const char *const[]){"debug", "dump", "--hosts", pair.hosts, out, NULL});
+    assert_exit(&outcome, 0);
+    assert_text("stdout", outcome.out, "wrote ");
+    outcome_fini(&outcome);
+    extract(tar);
+    for (int i = 0; i < 2; i++) {
+        char *dir = rk_format("%s/worker-%d", rk_test_temp_dir(), i),
+             *path = rk_path_join(dir, "flight.json");
+
+        json = read_flight(path);
+        assert_string_equal(rk_json_as_string(rk_json_find(json, "state"), ""), "READY");
+        assert_true(strlen(rk_json_as_string(rk_json_find(json, "version"), "")) > 0);
+        assert_flight_of_a_run(rk_json_find(json, "flight"));
+        rk_json_free(json);
+        json = read_json(dir, "config.json");
+        assert_string_equal(rk_json_as_string(rk_json_find(rk_json_find(json, "lease"), "ttl"), ""), "30s");
+        rk_json_free(json);
+        json = read_json(dir, "status.json");
+        assert_string_equal(rk_json_as_string(rk_json_find(json, "state"), ""), "READY");
+        rk_json_free(json);
+        rk_free(path);
+        path = rk_path_join(dir, "events.jsonl");
+        text = rk_test_read_file(path, &(size_t){0});
+        assert_text("events", text, "\"event\":\"method_end\"");
+        assert_text("events", text, "\"event\":\"log\"");
+        rk_free(text);
+        rk_free(path);
+        rk_free(dir);
+    }
+    /* The same file again is refused; with a daemon that is not there, the rest is written. */
+    outcome = run_rankctl((const char *const[]){"debug", "dump", "--hosts", pair.hosts, out, NULL});
+    assert_exit(&outcome, 1);
+    assert_text("stderr", outcome.err, "exists already");
+    outcome_fini(&outcome);
+    unlink(tar);
+    hosts = rk_format("unix:/does/not/exist.sock,%s", rk_proc_address(pair.daemons[1]));
+    outcome = run_rankctl((const char *const[]){"debug", "dump", "--hosts", hosts, out, NULL});
+    assert_exit(&outcome, 3);
+    outcome_fini(&outcome);
+    extract(tar);
+    json = read_json(rk_test_temp_dir(), "summary.json");
+    assert_string_equal(
+        rk_json_as_string(
+            rk_json_find(rk_json_find(rk_json_at(rk_json_find(json, "workers"), 0), "error"), "code"), ""),
+        "UNAVAILABLE");
+    assert_true(rk_json_is_null(rk_json_find(rk_json_at(rk_json_find(json, "workers"), 1), "error")));
+    rk_json_free(json);
+    rk_free(hosts);
+    rk_free(tar);
+    rk_free(out);
+    stop_pair(&pair);
+}
+
+/* Goal: a daemon that crashes leaves its flight recorder in flight.dir; the next one of its slot keeps it. */
+static void test_crash_leaves_the_flight_recorder(void **state)
+{
+    char *dir = new_run_dir(), *flag, *path = NULL;
+    struct rk_json *json;
+    struct pair pair;
+
+    (void)state;
+    assert_int_equal(mkdir(dir, 0700), 0);
+    flag = rk_format("--flight.dir=%s", dir);
+    pair = (struct pair){.daemons = {start_daemon_on(0, flag), start_daemon_on(1, flag)}};
+    pair.hosts = rk_format("%s,%s", rk_proc_address(pair.daemons[0]), rk_proc_address(pair.daemons[1]));
+    run_job(&pair);
+    rk_proc_signal(pair.daemons[0], SIGABRT);
+    assert_int_equal(rk_proc_wait(pair.daemons[0], 20000), -SIGABRT);
+    rk_proc_destroy(pair.daemons[0]);
+    path = rk_path_join(dir, "flight-0.json");
+    json = read_flight(path);
+    assert_string_equal(rk_json_as_string(rk_json_find(json, "reason"), ""), "SIGABRT");
+    assert_flight_of_a_run(json);
+    rk_json_free(json);
+    pair.daemons[0] = start_daemon_on(0, flag);
+    assert_int_equal(access(path, F_OK), -1);
+    json = read_json(dir, "flight-0.previous.json");
+    assert_string_equal(rk_json_as_string(rk_json_find(json, "reason"), ""), "SIGABRT");
+    rk_json_free(json);
+    rk_free(path);
+    rk_free(flag);
+    rk_free(dir);
+    stop_pair(&pair);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_events_of_a_run_are_printed_in_order),
         cmocka_unit_test(test_events_follow_until_interrupted),
+        cmocka_unit_test(test_debug_dump_collects_all_daemons),
+        cmocka_unit_test(test_crash_leaves_the_flight_recorder),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

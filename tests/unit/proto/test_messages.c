@@ -78,6 +78,7 @@ static const struct {
     WORKER(drain_request),
     WORKER(drain_response),
     WORKER(shutdown_request),
+    WORKER(dump_chunk),
     {"health_check_request", &grpc__health__v1__health_check_request__descriptor},
     {"health_check_response", &grpc__health__v1__health_check_response__descriptor},
     {"reflection_request", &grpc__reflection__v1__server_reflection_request__descriptor},

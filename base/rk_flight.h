@@ -1,0 +1,75 @@
+/* The flight recorder: what this process did last, readable when it is stuck and when it dies.
+ *
+ * Two rings of the process, one for calls, states, leases and errors, one for phases and collectives, which
+ * come in such numbers that they would push out the others. Any thread records: a few atomic stores, no lock,
+ * no allocation. An entry is reserved when an operation begins and completed when it ends, so what did not
+ * end shows as such.
+ *
+ * Writing them out is async-signal-safe. A process that called rk_flight_install writes its file by itself on
+ * SIGABRT (RK_ASSERT, a service manager's watchdog), SIGSEGV, SIGBUS, SIGFPE and SIGILL, and then dies as it
+ * would have. */
+#ifndef RK_FLIGHT_H
+#define RK_FLIGHT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/rk_compiler.h"
+
+RK_BEGIN_DECLS
+
+#define RK_FLIGHT_CALLS 1024 /* entries of each ring */
+#define RK_FLIGHT_WORK  4096
+
+#define RK_FLIGHT_WHAT_BYTES  48 /* with the terminator; longer text is cut */
+#define RK_FLIGHT_WHERE_BYTES 48
+
+typedef enum rk_flight_kind {
+    RK_FLIGHT_CALL,       /* a method: what "actor.update_actor", seq of the epoch */
+    RK_FLIGHT_STATE,      /* of the daemon: what "BUSY", where it came from */
+    RK_FLIGHT_LEASE,      /* what "granted", where the driver, seq the epoch */
+    RK_FLIGHT_ERROR,      /* why an operation was ended, or the process failed */
+    RK_FLIGHT_PHASE,      /* of a call: what the phase, where the call, seq of total */
+    RK_FLIGHT_COLLECTIVE, /* what "all_reduce", where its group, seq in the group, bytes of this rank's input
+                           */
+    RK_FLIGHT_KIND_COUNT
+} rk_flight_kind_t;
+
+struct rk_flight_entry {
+    rk_flight_kind_t kind;
+    const char *what, *where; /* copied */
+    uint64_t seq, bytes;
+};
+
+/* An operation begins; the token is for its end. Any thread. */
+uint64_t rk_flight_begin(const struct rk_flight_entry *entry);
+/* `code` as in rk_status.h. Does nothing when the ring has moved on. Any thread. */
+void rk_flight_end(uint64_t token, int code);
+/* Something without a duration. Any thread. */
+void rk_flight_note(const struct rk_flight_entry *entry, int code);
+/* Entries that were ever recorded, of both rings. */
+uint64_t rk_flight_count(void);
+
+/* --- out. Async-signal-safe. --- */
+typedef void (*rk_flight_sink_t)(void *user, const char *data, size_t bytes);
+
+/* One JSON object: {"reason", "pid", "monotonic_ns", "unix_ns", "operations": [{"kind", "what", "where",
+ * "seq", "bytes", "begin_ns", "end_ns" (null: has not ended), "code"}, ...]}, by the time of begin. Times are
+ * of the monotonic clock; the two clocks of the head were read together. An entry that is being written is
+ * left out. */
+void rk_flight_write(rk_flight_sink_t sink, void *user, const char *reason);
+/* Writes the file of rk_flight_install; nothing without one. False when that failed or another thread is at
+ * it. */
+bool rk_flight_write_file(const char *reason);
+
+/* Names the file, which is made when there is something to write, and takes the signals over. `path` may be
+ * NULL: no file; it is cut to 1,000 bytes. Once a process, before threads are started. */
+void rk_flight_install(const char *path);
+
+/* --- tests --- */
+void rk_flight_clear(void); /* while nobody records */
+
+RK_END_DECLS
+
+#endif

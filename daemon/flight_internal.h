@@ -1,0 +1,17 @@
+/* The flight recorder of this daemon: its file, and the RPC DumpFlightRecorder. Thread L. */
+#ifndef RK_FLIGHT_INTERNAL_H
+#define RK_FLIGHT_INTERNAL_H
+
+#include "daemon/rpc_internal.h"
+
+#define RK_FLIGHT_DUMPS_MAX 4 /* at a time: each is held in memory until it is sent */
+
+struct rk_settings;
+
+/* Where the recorder is written when the process fails: "flight-SLOT.json" in flight.dir. One from an earlier
+ * process becomes "flight-SLOT.previous.json". */
+void rk_flight_start(const struct rk_settings *settings);
+
+extern const struct rk_rpc_handler rk_rpc_dump_flight_recorder;
+
+#endif
