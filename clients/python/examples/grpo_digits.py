@@ -64,8 +64,10 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--token-file")
+    parser.add_argument("--certs", type=pathlib.Path, help="folder of ca.crt, rankctl.crt and rankctl.key: mutual TLS")
     args = parser.parse_args()
-    with rankd.connect(args.hosts, token_file=args.token_file) as group:
+    tls = rankd.Tls(*(str(args.certs / name) for name in ("ca.crt", "rankctl.crt", "rankctl.key"))) if args.certs else None
+    with rankd.connect(args.hosts, token_file=args.token_file, tls=tls) as group:
         group.claim()
         setup(group, args.digits, args.tp)
         train(group, args.digits, args.steps)

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -28,9 +29,9 @@ MODEL = {
 class Daemons:
     """Processes on Unix sockets in a directory of their own."""
 
-    def __init__(self, count, *flags, addresses=None):
+    def __init__(self, count, *flags, over_tcp=False):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="rankd-py-"))
-        self.hosts = addresses or [f"unix:{self.dir}/{i}.sock" for i in range(count)]
+        self.hosts = ["127.0.0.1:0" if over_tcp else f"unix:{self.dir}/{i}.sock" for i in range(count)]
         self.procs = []
         for i, host in enumerate(self.hosts):
             log = open(self.dir / f"{i}.log", "w", encoding="utf-8")
@@ -39,10 +40,11 @@ class Daemons:
             log.close()
         deadline = time.monotonic() + 60 * FACTOR
         for i in range(len(self.hosts)):
-            while "listening on" not in self.log(i):
+            while "rankd: listening on" not in self.log(i):
                 if self.procs[i].poll() is not None or time.monotonic() > deadline:
                     raise AssertionError(f"daemon {i} did not start: {self.log(i)}")
                 time.sleep(0.05)
+            self.hosts[i] = re.search(r"^rankd: listening on (\S+)$", self.log(i), re.MULTILINE).group(1)
 
     def log(self, i):
         return (self.dir / f"{i}.log").read_text(encoding="utf-8")
