@@ -1,8 +1,10 @@
 /* Whole runs whose roles stand on some of the daemons, apart from each other or not. */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_str.h"
 #include "tests/proc/cli_fixture.h"
 
 #define ACTOR  "actor_rollout_ref.actor."
@@ -72,6 +74,69 @@ static void test_ranks_give_the_result_of_one_rank(void **state)
     rk_free(expected_dir);
 }
 
+/* When a daemon worked on a call, in milliseconds of the hour. */
+struct interval {
+    int64_t begin_ms, end_ms;
+};
+
+#define INTERVALS_MAX 64
+
+/* From the lines of its log; returns how many. */
+static int read_calls(struct interval *out, const char *dir, int rank)
+{
+    char *path = rk_format("%s/rankd-%d.log", dir, rank), *text = rk_test_read_file(path, NULL);
+    int count = 0;
+
+    for (char *rest = text, *line; (line = strsep(&rest, "\n")) && count < INTERVALS_MAX;) {
+        const char *time = strchr(line, 'T'), *took = strstr(line, "Worker/Execute code=OK ms=");
+        int minutes, seconds, ms;
+        long long duration_ms;
+
+        if (!took || !time || sscanf(time, "T%*d:%d:%d.%dZ", &minutes, &seconds, &ms) != 3 ||
+            sscanf(took, "Worker/Execute code=OK ms=%lld", &duration_ms) != 1)
+            continue;
+        out[count].end_ms = (minutes * 60 + seconds) * 1000LL + ms;
+        out[count].begin_ms = out[count].end_ms - duration_ms;
+        count++;
+    }
+    rk_free(text);
+    rk_free(path);
+    return count;
+}
+
+static int count_overlaps(const struct interval *a, int num_a, const struct interval *b, int num_b)
+{
+    int count = 0;
+
+    for (int i = 0; i < num_a; i++) {
+        for (int j = 0; j < num_b; j++)
+            count += a[i].begin_ms < b[j].end_ms && b[j].begin_ms < a[i].end_ms;
+    }
+    return count;
+}
+
+/* Goal: the passes of roles on ranks of their own run at the same time. Method: the daemons' logs have when
+ * calls ended and how long they took. */
+static void test_ranks_work_at_the_same_time(void **state)
+{
+    static const char *const apart[] = {APART, "actor_rollout_ref.rollout.n=32", NULL};
+    struct interval of_ref[INTERVALS_MAX], of_critic[INTERVALS_MAX], of_actor[INTERVALS_MAX];
+    int num_ref, num_critic, num_actor;
+    char *dir;
+
+    (void)state;
+    if (is_on_gpus())
+        return; /* the calls of the tiny job take less than the logs can tell */
+    dir = run_new("4", apart);
+    num_ref = read_calls(of_ref, dir, 0);
+    num_critic = read_calls(of_critic, dir, 1);
+    num_actor = read_calls(of_actor, dir, 2);
+    assert_true(num_ref >= STEPS && num_critic >= STEPS && num_actor >= STEPS);
+    assert_true(count_overlaps(of_ref, num_ref, of_actor, num_actor) > 0);
+    assert_true(count_overlaps(of_critic, num_critic, of_actor, num_actor) > 0);
+    rk_free(dir);
+}
+
 /* Goal: each role's part of a checkpoint is written and read by its own daemons, bit for bit. */
 static void test_ranks_runs_go_on_from_checkpoints(void **state)
 {
@@ -126,6 +191,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_give_the_result_of_one_rank),
+        cmocka_unit_test(test_ranks_work_at_the_same_time),
         cmocka_unit_test(test_ranks_runs_go_on_from_checkpoints),
         cmocka_unit_test(test_ranks_that_cannot_stand_are_refused),
     };

@@ -11,18 +11,44 @@ static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct rk_
     return rk_flow_plan(plan, ctx, rk_role_parse(pass->role), &pass->micro, request);
 }
 
-struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
-                                   struct rk_driver_result *result)
+static struct rk_status *select_tokens(struct rk_batch **out, const struct rk_flow_pass *pass)
 {
     static const char *const of_responses[] = {"input_ids", "attention_mask", "position_ids", "responses",
                                                NULL};
     static const char *const no_meta[] = {NULL};
+
+    return rk_batch_select(out, pass->batch, pass->columns ? pass->columns : of_responses, no_meta);
+}
+
+/* The future of the role's pass, which is the caller's from here on; NULL when none was started. */
+static struct rk_future *take_started(struct rk_flow_context *ctx, uint32_t role)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(ctx->passes); i++) {
+        struct rk_future *future = ctx->passes[i].future;
+
+        if (!future || ctx->passes[i].role != role)
+            continue;
+        ctx->passes[i].future = NULL;
+        return future;
+    }
+    return NULL;
+}
+
+struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
+                                   struct rk_driver_result *result)
+{
+    struct rk_future *started = take_started(ctx, rk_role_parse(pass->role));
     struct rk_batch *tokens = NULL;
     struct rk_plan plan;
-    struct rk_status *st = make_plan(ctx, pass, &plan);
+    struct rk_status *st;
 
+    if (started) {
+        rk_json_free(pass->options);
+        return rk_future_take(started, result);
+    }
+    st = make_plan(ctx, pass, &plan);
     if (!st)
-        st = rk_batch_select(&tokens, pass->batch, pass->columns ? pass->columns : of_responses, no_meta);
+        st = select_tokens(&tokens, pass);
     if (st) {
         rk_json_free(pass->options);
         return st;
@@ -31,6 +57,94 @@ struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_
     rk_batch_destroy(tokens);
     return st;
 }
+
+/* --- passes beside each other --- */
+
+bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b)
+{
+    struct rk_mesh_spec spec = rk_mesh_get_spec(a);
+    struct rk_mesh_coords coords;
+
+    for (int32_t i = 0; i < spec.num_ranks; i++) {
+        if (rk_mesh_find_coords(b, spec.ranks[i], &coords))
+            return false;
+    }
+    return true;
+}
+
+/* A place among the started passes for a role that shares no rank with them and the actor; -1: none. */
+static int32_t find_place(const struct rk_flow_context *ctx, uint32_t role)
+{
+    const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, role);
+    int32_t place = -1;
+
+    if (!rk_flow_are_apart(mesh, rk_job_meshes_find(&ctx->meshes, RK_ROLE_ACTOR)))
+        return -1;
+    for (int32_t i = 0; i < (int32_t)RK_ARRAY_LEN(ctx->passes); i++) {
+        if (!ctx->passes[i].future)
+            place = i;
+        else if (!rk_flow_are_apart(mesh, rk_job_meshes_find(&ctx->meshes, ctx->passes[i].role)))
+            return -1;
+    }
+    return place;
+}
+
+struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass)
+{
+    uint32_t role = rk_role_parse(pass->role);
+    int32_t place = find_place(ctx, role);
+    struct rk_driver_call_args call = {.role = pass->role, .method = pass->method, .options = pass->options};
+    struct rk_batch *tokens = NULL;
+    struct rk_plan plan;
+    struct rk_status *st = NULL;
+
+    if (place < 0)
+        goto out;
+    RK_TRY_GOTO(st, make_plan(ctx, pass, &plan), out);
+    RK_TRY_GOTO(st, select_tokens(&tokens, pass), out);
+    call.batch = tokens;
+    call.plan = &plan;
+    ctx->passes[place].role = role;
+    st = rk_driver_start(&ctx->passes[place].future, ctx->driver, &call);
+out:
+    rk_batch_destroy(tokens);
+    rk_json_free(pass->options);
+    return st;
+}
+
+void rk_flow_drop_passes(struct rk_flow_context *ctx)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(ctx->passes); i++) {
+        if (ctx->passes[i].future) /* all stop at once, and are waited for below */
+            rk_future_cancel(ctx->passes[i].future, "another call of the step failed");
+    }
+    for (size_t i = 0; i < RK_ARRAY_LEN(ctx->passes); i++) {
+        rk_future_drop(ctx->passes[i].future);
+        ctx->passes[i].future = NULL;
+    }
+}
+
+static struct rk_status *start_passes(struct rk_flow_context *ctx)
+{
+    static const struct {
+        uint32_t role;
+        struct rk_flow_pass (*pass)(const struct rk_flow_context *ctx);
+    } rows[] = {{RK_ROLE_REF, rk_flow_ref_pass},
+                {RK_ROLE_TEACHER, rk_flow_teacher_pass},
+                {RK_ROLE_CRITIC, rk_flow_values_pass}};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        struct rk_flow_pass pass;
+
+        if (!rk_job_role_needed(ctx->job, rows[i].role))
+            continue;
+        pass = rows[i].pass(ctx);
+        RK_TRY(rk_flow_start_pass(ctx, &pass));
+    }
+    return NULL;
+}
+
+const struct rk_flow_step rk_step_start_passes = {"start_passes", NULL, NULL, start_passes};
 
 struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name)
 {

@@ -34,6 +34,7 @@ static const struct rk_flow_step *const steps[] = {
     &rk_step_reward,
     &rk_step_baseline,
     &rk_step_samples,
+    &rk_step_start_passes,
     &rk_step_old_log_prob,
     &rk_step_ref,
     &rk_step_teacher,

@@ -48,6 +48,7 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
 
 static void end_step(struct rk_flow_context *ctx)
 {
+    rk_flow_drop_passes(ctx);
     rk_batch_destroy(ctx->batch);
     rk_json_free(ctx->metrics);
     rk_flow_scores_fini(&ctx->scores);

@@ -191,6 +191,10 @@ struct rk_flow_context {
     int64_t *seqlens;             /* [num_rows], of the batch in its order */
     struct rk_flow_scores scores; /* of the batch in its order */
     struct rk_json *metrics;
+    struct {
+        uint32_t role; /* 0: none */
+        struct rk_future *future;
+    } passes[RK_LIMIT_ROLES]; /* started, and not taken yet */
 };
 
 struct rk_flow_step {
@@ -298,9 +302,24 @@ struct rk_flow_pass {
     const int64_t *seqlens;  /* [num_rows] */
     struct rk_json *options; /* of the method; stolen */
 };
-/* Runs the method over the rows' tokens. */
+/* Runs the method over the rows' tokens, or takes the result of the pass that was started for the role. */
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_driver_result *result) RK_NODISCARD;
+/* Starts the pass where the role shares no rank with the actor or another started pass: it runs beside them,
+ * and takes no memory from them. Elsewhere it does nothing but free the options. */
+struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx,
+                                     const struct rk_flow_pass *pass) RK_NODISCARD;
+/* Cancels what was started and not taken. */
+void rk_flow_drop_passes(struct rk_flow_context *ctx);
+/* Whether no rank stands in both meshes. */
+bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b);
+/* The passes that do not depend on another one's result: those of the teacher, the reference and the critic.
+ * The options are the caller's. */
+struct rk_flow_pass rk_flow_ref_pass(const struct rk_flow_context *ctx);
+struct rk_flow_pass rk_flow_teacher_pass(const struct rk_flow_context *ctx);
+struct rk_flow_pass rk_flow_values_pass(const struct rk_flow_context *ctx);
+/* Starts those of them that can run beside the actor's. */
+extern const struct rk_flow_step rk_step_start_passes;
 /* ABORTED (reason NON_FINITE) when the column, [num_rows, R], has such a value at a token that counts. */
 struct rk_status *rk_flow_check_finite(const struct rk_flow_context *ctx, const char *name) RK_NODISCARD;
 

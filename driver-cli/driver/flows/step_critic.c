@@ -13,9 +13,9 @@ static bool has_critic(const struct rk_flow_context *ctx)
 
 /* --- values --- */
 
-static struct rk_status *values(struct rk_flow_context *ctx)
+struct rk_flow_pass rk_flow_values_pass(const struct rk_flow_context *ctx)
 {
-    const struct rk_flow_pass pass = {
+    return (struct rk_flow_pass){
         .role = "critic",
         .method = "compute_values",
         .micro = rk_job_values_micro(ctx->job),
@@ -24,6 +24,11 @@ static struct rk_status *values(struct rk_flow_context *ctx)
         .seqlens = ctx->seqlens,
         .options = rk_json_new_object(),
     };
+}
+
+static struct rk_status *values(struct rk_flow_context *ctx)
+{
+    const struct rk_flow_pass pass = rk_flow_values_pass(ctx);
     struct rk_driver_result result = {0};
     struct rk_status *st = rk_flow_run_pass(ctx, &pass, &result);
 

@@ -6,10 +6,11 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
-                                        const char *section, struct rk_json *options)
+static struct rk_flow_pass log_prob_pass(const struct rk_flow_context *ctx, uint32_t role, const char *method,
+                                         const char *section, struct rk_json *options)
 {
-    const struct rk_flow_pass pass = {
+    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
+    return (struct rk_flow_pass){
         .role = rk_job_role(role)->name,
         .method = method,
         .micro = rk_job_log_prob_micro(ctx->job, section),
@@ -18,11 +19,20 @@ struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t ro
         .seqlens = ctx->seqlens,
         .options = options,
     };
-    struct rk_driver_result result = {0};
-    struct rk_status *st;
+}
 
-    rk_job_copy_value(options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
-    st = rk_flow_run_pass(ctx, &pass, &result);
+struct rk_flow_pass rk_flow_ref_pass(const struct rk_flow_context *ctx)
+{
+    return log_prob_pass(ctx, RK_ROLE_REF, "compute_ref_log_prob", RK_JOB_REF, rk_json_new_object());
+}
+
+struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t role, const char *method,
+                                        const char *section, struct rk_json *options)
+{
+    const struct rk_flow_pass pass = log_prob_pass(ctx, role, method, section, options);
+    struct rk_driver_result result = {0};
+    struct rk_status *st = rk_flow_run_pass(ctx, &pass, &result);
+
     if (!st)
         st = rk_batch_union(ctx->batch, result.batch);
     rk_driver_result_fini(&result);

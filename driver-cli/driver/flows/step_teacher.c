@@ -42,7 +42,7 @@ static struct rk_status *take_top(struct rk_flow_context *ctx, const struct rk_b
     return NULL;
 }
 
-static struct rk_status *run_teacher(struct rk_flow_context *ctx)
+struct rk_flow_pass rk_flow_teacher_pass(const struct rk_flow_context *ctx)
 {
     bool is_topk = rk_job_distills_topk(ctx->job);
     const struct rk_flow_pass pass = {
@@ -54,15 +54,21 @@ static struct rk_status *run_teacher(struct rk_flow_context *ctx)
         .seqlens = ctx->seqlens,
         .options = rk_json_new_object(),
     };
-    struct rk_driver_result result = {0};
-    struct rk_status *st;
 
     rk_job_copy_value(pass.options, "temperature", ctx->job, RK_JOB_ROLLOUT "temperature");
     if (is_topk)
         rk_job_copy_value(pass.options, "topk", ctx->job, RK_KNOB_DISTILL "topk");
-    st = rk_flow_run_pass(ctx, &pass, &result);
+    return pass;
+}
+
+static struct rk_status *run_teacher(struct rk_flow_context *ctx)
+{
+    const struct rk_flow_pass pass = rk_flow_teacher_pass(ctx);
+    struct rk_driver_result result = {0};
+    struct rk_status *st = rk_flow_run_pass(ctx, &pass, &result);
+
     if (!st)
-        st = is_topk ? take_top(ctx, result.batch) : take_log_probs(ctx, result.batch);
+        st = rk_job_distills_topk(ctx->job) ? take_top(ctx, result.batch) : take_log_probs(ctx, result.batch);
     rk_driver_result_fini(&result);
     return st;
 }
