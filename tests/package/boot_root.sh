@@ -9,6 +9,7 @@ limit=${3:-300}
 group=rankd-boot-$$
 
 if [ "${RK_BOOT_INNER:-}" != 1 ]; then
+    export RK_BOOT_NET="${RK_BOOT_NET:-unshare --net}" # what enters its network
     # systemd shall find the group that it may fill as the top one, so the namespace begins in it.
     tree=$(mktemp -d)
     # shellcheck disable=SC2016 # for the inner shell
@@ -24,7 +25,7 @@ if [ "${RK_BOOT_INNER:-}" != 1 ]; then
             [ -d "$tree/$group" ] || break
         done
         exit "${code:-0}"' sh "$tree" "$group" \
-        timeout -k 5 "$limit" unshare --cgroup --mount --pid --fork --kill-child --ipc --uts --net \
+        timeout -k 5 "$limit" $RK_BOOT_NET unshare --cgroup --mount --pid --fork --kill-child --ipc --uts \
         sh "$0" "$root" "$script" "$limit" >"$tree.log" 2>&1 || code=$?
     rmdir "$tree"
     if [ -e "$root/check.rc" ]; then
@@ -39,7 +40,7 @@ if [ "${RK_BOOT_INNER:-}" != 1 ]; then
 fi
 
 mount --make-rprivate /
-mount --bind "$root" "$root"
+mount --rbind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount --bind -o ro "$root/proc/sys" "$root/proc/sys" 2>/dev/null || true
 mount -o remount,bind,ro "$root/proc/sys"

@@ -13,6 +13,9 @@ skip() {
     exit 77
 }
 [ "$(id -u)" -eq 0 ] || skip "only root can boot systemd in namespaces"
+if [ "${RK_OWN_MOUNTS:-}" != 1 ]; then # nothing stays mounted, whatever happens
+    RK_OWN_MOUNTS=1 exec unshare --mount sh "$0" "$@"
+fi
 [ -x /lib/systemd/systemd ] || [ "$kind" = clean ] || skip "systemd is not installed"
 
 work=$(mktemp -d)
