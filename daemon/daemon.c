@@ -426,12 +426,31 @@ static void render_metrics(void *user, struct rk_str *out)
     rk_metrics_render(user, out);
 }
 
+/* Without NVML there are no figures of the GPU, and all the rest. */
+static void start_gpu(struct rk_daemon *daemon)
+{
+    struct rk_worker_snapshot snapshot;
+    struct rk_status *st;
+
+    rk_worker_get_snapshot(daemon->worker, &snapshot);
+    if (!rk_str_has_prefix(snapshot.device_uuid, "GPU-"))
+        return;
+    st = rk_gpu_create(&daemon->gpu, RK_GPU_LIBRARY, snapshot.device_uuid);
+    if (st)
+        RK_WARN("%s", rk_status_message(st));
+    rk_status_free(st);
+}
+
 static struct rk_status *start_metrics(struct rk_daemon *daemon)
 {
     struct rk_metrics_http_config config = {
         .listen = &daemon->settings.metrics, .loop = daemon->loop, .user = daemon, .render = render_metrics};
 
-    return daemon->settings.metrics.key ? rk_metrics_http_create(&daemon->metrics_http, &config) : NULL;
+    if (!daemon->settings.metrics.key)
+        return NULL;
+    RK_TRY(rk_metrics_http_create(&daemon->metrics_http, &config));
+    start_gpu(daemon);
+    return NULL;
 }
 
 /* Threads that are started meanwhile never take a signal: only libuv on this one shall. */
@@ -504,6 +523,7 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     struct rk_worker *worker = daemon->worker;
 
     rk_metrics_http_destroy(daemon->metrics_http);
+    rk_gpu_destroy(daemon->gpu);
     daemon->worker = NULL;
     rk_worker_destroy(worker);
     if (daemon->loop)

@@ -10,6 +10,7 @@
 #include "base/rk_status.h"
 #include "daemon/auth_internal.h"
 #include "daemon/config_internal.h"
+#include "daemon/gpu_internal.h"
 #include "daemon/health_internal.h"
 #include "daemon/lease_internal.h"
 #include "daemon/lock_internal.h"
@@ -51,6 +52,7 @@ struct rk_daemon {
     struct rk_worker *worker;
     struct rk_server *server;
     struct rk_server *health_server;      /* of health.listen; NULL: none */
+    struct rk_gpu *gpu;                   /* while metrics are served, on a GPU; NULL: none */
     struct rk_metrics_http *metrics_http; /* of metrics.listen; NULL: none */
     struct rk_feed *feed;                 /* events; any thread adds to it */
 

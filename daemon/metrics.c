@@ -294,6 +294,46 @@ static void put_roles(struct rk_metrics_text *text, const struct rk_worker_snaps
     }
 }
 
+static void put_memory(struct rk_metrics_text *text, const struct rk_worker_snapshot *snapshot)
+{
+    for (int32_t i = 0; i < snapshot->num_roles; i++) {
+        for (int kind = 0; kind < RK_WORKER_MEMORY_KINDS; kind++) {
+            const struct rk_metric_label labels[] = {{"role", snapshot->roles[i].role},
+                                                     {"kind", snapshot->roles[i].memory[kind].kind}};
+
+            rk_metrics_put_int(text, RK_METRIC_ROLE_MEMORY, labels, RK_ARRAY_LEN(labels),
+                               snapshot->roles[i].memory[kind].bytes);
+        }
+    }
+    for (int32_t i = 0; i < snapshot->num_roles; i++) {
+        const struct rk_metric_label label = {"role", snapshot->roles[i].role};
+
+        rk_metrics_put_int(text, RK_METRIC_ROLE_HOST_MEMORY, &label, 1, snapshot->roles[i].host_bytes);
+    }
+}
+
+static void put_collectives(struct rk_metrics_text *text, const struct rk_worker_snapshot *snapshot)
+{
+    bool has_times = snapshot->has_collective_times;
+
+    for (int i = 0; i < RK_WORKER_COLLECTIVES && snapshot->collectives[i].name; i++) {
+        const struct rk_metric_label label = {"operation", snapshot->collectives[i].name};
+
+        rk_metrics_put_int(text, RK_METRIC_COMM_OPERATIONS, &label, 1, snapshot->collectives[i].count);
+    }
+    for (int i = 0; i < RK_WORKER_COLLECTIVES && has_times; i++) {
+        const struct rk_metric_label label = {"operation", snapshot->collectives[i].name};
+
+        rk_metrics_put_real(text, RK_METRIC_COMM_SECONDS, &label, 1,
+                            (double)snapshot->collectives[i].ns / 1e9);
+    }
+    put_bool(text, RK_METRIC_COMM_UP, snapshot->is_configured);
+    rk_metrics_put_real(text, RK_METRIC_COMM_WAITING, NULL, 0,
+                        snapshot->collective_name[0]
+                            ? (double)(rk_time_now_ns() - snapshot->collective_since_ns) / 1e9
+                            : 0.0);
+}
+
 static void put_worker(struct rk_metrics_text *text, const struct rk_daemon *daemon)
 {
     struct rk_worker_snapshot snapshot;
@@ -306,10 +346,49 @@ static void put_worker(struct rk_metrics_text *text, const struct rk_daemon *dae
     rk_metrics_put_int(text, RK_METRIC_DEVICE_ALLOCATED, NULL, 0, snapshot.device_allocated_bytes);
     rk_metrics_put_int(text, RK_METRIC_DEVICE_PEAK, NULL, 0, snapshot.device_peak_bytes);
     rk_metrics_put_int(text, RK_METRIC_DEVICE_TOTAL, NULL, 0, snapshot.device_total_bytes);
-    put_bool(text, RK_METRIC_COMM_UP, snapshot.is_configured);
-    rk_metrics_put_real(
-        text, RK_METRIC_COMM_WAITING, NULL, 0,
-        snapshot.collective_name[0] ? (double)(rk_time_now_ns() - snapshot.collective_since_ns) / 1e9 : 0.0);
+    put_memory(text, &snapshot);
+    put_collectives(text, &snapshot);
+}
+
+static void put_gpu_health(struct rk_metrics_text *text, const struct rk_gpu_sample *sample)
+{
+    const struct rk_metric_label power = {"reason", "power"}, thermal = {"reason", "thermal"};
+
+    if (sample->has_temperature)
+        rk_metrics_put_real(text, RK_METRIC_GPU_TEMPERATURE, NULL, 0, sample->temperature_celsius);
+    if (sample->has_power)
+        rk_metrics_put_real(text, RK_METRIC_GPU_POWER, NULL, 0, sample->power_watts);
+    if (sample->has_ecc)
+        rk_metrics_put_int(text, RK_METRIC_GPU_ECC, NULL, 0, sample->ecc_uncorrected);
+    if (sample->has_throttle) {
+        rk_metrics_put_int(text, RK_METRIC_GPU_THROTTLED, &power, 1, sample->is_throttled_power);
+        rk_metrics_put_int(text, RK_METRIC_GPU_THROTTLED, &thermal, 1, sample->is_throttled_thermal);
+    }
+}
+
+static void put_gpu(struct rk_metrics_text *text, const struct rk_daemon *daemon)
+{
+    const struct rk_metric_label sm = {"clock", "sm"}, memory = {"clock", "memory"};
+    struct rk_gpu_sample sample;
+
+    if (!daemon->gpu)
+        return;
+    rk_gpu_get_sample(daemon->gpu, &sample);
+    if (!sample.is_fresh)
+        return;
+    if (sample.has_utilization) {
+        rk_metrics_put_real(text, RK_METRIC_GPU_UTILIZATION, NULL, 0, sample.utilization);
+        rk_metrics_put_real(text, RK_METRIC_GPU_MEMORY_UTILIZATION, NULL, 0, sample.memory_utilization);
+    }
+    if (sample.has_memory) {
+        rk_metrics_put_int(text, RK_METRIC_GPU_MEMORY_USED, NULL, 0, sample.memory_used_bytes);
+        rk_metrics_put_int(text, RK_METRIC_GPU_MEMORY_TOTAL, NULL, 0, sample.memory_total_bytes);
+    }
+    if (sample.has_clocks) {
+        rk_metrics_put_real(text, RK_METRIC_GPU_CLOCK, &sm, 1, sample.sm_clock_hertz);
+        rk_metrics_put_real(text, RK_METRIC_GPU_CLOCK, &memory, 1, sample.memory_clock_hertz);
+    }
+    put_gpu_health(text, &sample);
 }
 
 void rk_metrics_render(struct rk_daemon *daemon, struct rk_str *out)
@@ -324,5 +403,6 @@ void rk_metrics_render(struct rk_daemon *daemon, struct rk_str *out)
     put_methods(&text, &daemon->metrics);
     put_queue(&text, daemon);
     put_worker(&text, daemon);
+    put_gpu(&text, daemon);
     rk_metrics_put_process(&text, rk_time_now_ns() - daemon->started_ns);
 }

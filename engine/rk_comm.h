@@ -113,6 +113,19 @@ struct rk_comm_activity {
 };
 void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_activity *out);
 
+/* What this rank has done in collectives so far, one row an operation ("all_reduce"); from any thread. A row
+ * of "graph" stands for launches of recorded operations. */
+#define RK_COMM_STATS_ROWS 10
+struct rk_comm_stats {
+    bool has_times; /* false: calls return before the operation is done, so `ns` tells nothing */
+    struct {
+        const char *name; /* static */
+        uint64_t count;
+        int64_t ns; /* from the call to its end: waiting for peers, and the transfer */
+    } rows[RK_COMM_STATS_ROWS];
+};
+void rk_comm_world_stats(const struct rk_comm_world *world, struct rk_comm_stats *out);
+
 /* --- groups. Collective over the world: every rank calls, in the same order, with its own member list of the
  * same partition (num_ranks 0 when it is in no group). *out is NULL for num_ranks 0. `name` is for messages
  * ("tp"). --- */

@@ -127,6 +127,9 @@ typedef enum rk_role_state {
 } rk_role_state_t;
 const char *rk_role_state_name(rk_role_state_t state);
 
+#define RK_WORKER_MEMORY_KINDS 8
+#define RK_WORKER_COLLECTIVES  10
+
 /* What anybody may know at any time. */
 struct rk_worker_snapshot {
     bool is_configured; /* communicators are up */
@@ -140,6 +143,11 @@ struct rk_worker_snapshot {
         char role[32];
         rk_role_state_t state;
         uint64_t weight_version;
+        struct {
+            const char *kind; /* "parameters", "kv_cache"; static */
+            uint64_t bytes;
+        } memory[RK_WORKER_MEMORY_KINDS]; /* of the device, as the last job left it */
+        uint64_t host_bytes;              /* pinned, and of checkpoints being written */
     } roles[RK_LIMIT_ROLES];
     const struct rk_job *running; /* identity only; NULL when idle */
     int64_t running_since_ns;
@@ -149,6 +157,14 @@ struct rk_worker_snapshot {
     /* What this rank waits in, "" outside collectives: "all_reduce #7 of group dp" */
     char collective_name[96];
     int64_t collective_since_ns; /* when it began, where there is one */
+    /* Operations of collectives since the start; the time of one is known where its call waits for its end.
+     */
+    struct {
+        const char *name; /* "all_reduce"; static; NULL: never configured */
+        uint64_t count;
+        int64_t ns;
+    } collectives[RK_WORKER_COLLECTIVES];
+    bool has_collective_times;
     uint64_t device_allocated_bytes, device_peak_bytes, device_total_bytes;
     char device_uuid[64];
 };

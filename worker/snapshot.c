@@ -17,6 +17,36 @@ static void publish_device(struct rk_worker *worker)
     worker->snapshot.device_peak_bytes = stats.peak_bytes;
 }
 
+_Static_assert(RK_WORKER_MEMORY_KINDS == RK_MEMORY_KIND_COUNT, "one entry a kind");
+_Static_assert(RK_WORKER_COLLECTIVES == RK_COMM_STATS_ROWS, "one entry an operation");
+
+static void publish_memory(struct rk_worker_snapshot *snapshot, int32_t i, const struct rk_role *role)
+{
+    struct rk_model_memory memory = {0};
+
+    if (role->model)
+        memory = rk_model_get_memory(role->model);
+    for (int kind = 0; kind < RK_MEMORY_KIND_COUNT; kind++) {
+        snapshot->roles[i].memory[kind].kind = rk_memory_kind_name((rk_memory_kind_t)kind);
+        snapshot->roles[i].memory[kind].bytes = rk_memory_kind_bytes(&memory, (rk_memory_kind_t)kind);
+    }
+    snapshot->roles[i].host_bytes = memory.pass_host_bytes + memory.rollout_host_bytes +
+                                    memory.offload_host_bytes + memory.checkpoint_host_bytes;
+}
+
+void rk_worker_add_collectives(struct rk_worker_snapshot *snapshot, const struct rk_comm_world *world)
+{
+    struct rk_comm_stats stats;
+
+    rk_comm_world_stats(world, &stats);
+    snapshot->has_collective_times = stats.has_times;
+    for (int i = 0; i < RK_COMM_STATS_ROWS; i++) {
+        snapshot->collectives[i].name = stats.rows[i].name;
+        snapshot->collectives[i].count += stats.rows[i].count;
+        snapshot->collectives[i].ns += stats.rows[i].ns;
+    }
+}
+
 void rk_worker_publish(struct rk_worker *worker)
 {
     struct rk_worker_snapshot *snapshot = &worker->snapshot;
@@ -31,6 +61,7 @@ void rk_worker_publish(struct rk_worker *worker)
         snprintf(snapshot->roles[i].role, sizeof(snapshot->roles[i].role), "%s", role->name);
         snapshot->roles[i].state = role->state;
         snapshot->roles[i].weight_version = role->model ? rk_model_weight_version(role->model) : 0;
+        publish_memory(snapshot, i, role);
     }
     snapshot->device_total_bytes = info.memory_total_bytes;
     snprintf(snapshot->device_uuid, sizeof(snapshot->device_uuid), "%s", info.uuid);
@@ -93,6 +124,7 @@ void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot 
         struct rk_comm_activity activity;
 
         _Static_assert(sizeof(out->collective_name) >= sizeof(activity.name), "names fit");
+        rk_worker_add_collectives(out, worker->world);
         rk_comm_world_activity(worker->world, &activity);
         out->collective_seq = activity.seq;
         out->collective_since_ns = activity.started_ns;

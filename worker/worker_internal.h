@@ -118,6 +118,8 @@ void rk_worker_give_up(struct rk_worker *worker, const char *reason);
 /* --- snapshot.c --- */
 /* From now on only a restart helps; the first failure (a literal) stands. Needs the lock. */
 void rk_worker_fail_locked(struct rk_worker *worker, const char *failure, const char *text);
+/* Adds what was done in that world. `snapshot` is the caller's, or needs the lock. */
+void rk_worker_add_collectives(struct rk_worker_snapshot *snapshot, const struct rk_comm_world *world);
 /* Makes the state of roles, world and device visible. Engine thread. */
 void rk_worker_publish(struct rk_worker *worker);
 void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total);

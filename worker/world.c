@@ -56,6 +56,16 @@ static void set_world(struct rk_worker *worker, struct rk_comm_world *world)
     pthread_mutex_unlock(&worker->lock);
 }
 
+/* What was done in a world outlives it. */
+static void keep_collectives(struct rk_worker *worker)
+{
+    if (!worker->world)
+        return;
+    pthread_mutex_lock(&worker->lock);
+    rk_worker_add_collectives(&worker->snapshot, worker->world);
+    pthread_mutex_unlock(&worker->lock);
+}
+
 void rk_world_teardown(struct rk_worker *worker)
 {
     struct rk_comm_world *world = worker->world;
@@ -71,6 +81,7 @@ void rk_world_teardown(struct rk_worker *worker)
     }
     rk_reshard_link_destroy(worker->link);
     worker->link = NULL;
+    keep_collectives(worker);
     set_world(worker, NULL); /* from here on nobody aborts it */
     rk_comm_world_destroy(world);
 }

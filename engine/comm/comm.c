@@ -270,6 +270,10 @@ struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *
 
     RK_ASSERT(pthread_mutex_lock(&world->activity_lock) == 0);
     world->in_operation = false;
+    if (!group->recording) {
+        world->op_counts[world->doing.op]++;
+        world->op_ns[world->doing.op] += rk_time_now_ns() - world->started_ns;
+    }
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
     if (world->flight != NO_FLIGHT)
         rk_flight_end(world->flight, (int)rk_status_code(st));

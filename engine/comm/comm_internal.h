@@ -87,6 +87,8 @@ struct rk_comm_world {
     int64_t started_ns;
     struct rk_comm_doing doing;
     char doing_group[RK_COMM_NAME_BYTES];
+    uint64_t op_counts[RK_COMM_OP_COUNT];
+    int64_t op_ns[RK_COMM_OP_COUNT];
 
     uint64_t flight; /* engine thread only: what the flight recorder calls the operation */
 };

@@ -272,6 +272,22 @@ void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_ac
         world->ops->world_activity(world, out);
 }
 
+_Static_assert(RK_COMM_STATS_ROWS == RK_COMM_OP_COUNT, "one row an operation");
+
+void rk_comm_world_stats(const struct rk_comm_world *world, struct rk_comm_stats *out)
+{
+    pthread_mutex_t *lock = (pthread_mutex_t *)&world->activity_lock; /* as in rk_comm_world_activity */
+
+    RK_ASSERT(pthread_mutex_lock(lock) == 0);
+    out->has_times = !world->ops->world_activity;
+    for (int op = 0; op < RK_COMM_OP_COUNT; op++) {
+        out->rows[op].name = rk_comm_op_name((rk_comm_op_t)op);
+        out->rows[op].count = world->op_counts[op];
+        out->rows[op].ns = world->op_ns[op];
+    }
+    RK_ASSERT(pthread_mutex_unlock(lock) == 0);
+}
+
 const char *rk_comm_world_group_name(const struct rk_comm_world *world, uint32_t tag,
                                      char buf[RK_COMM_NAME_BYTES])
 {

@@ -265,26 +265,31 @@ class Run(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        with tempfile.TemporaryDirectory() as folder, Daemon(RANKD, *METRICS, "--cpu.num_threads=1",
-                                                             f'--ckpt.roots=["{folder}"]') as daemon:
-            run = subprocess.Popen(
-                [RANKCTL, "run", os.path.join(SOURCES, "examples/digits/grpo.json"), "--hosts", daemon.address,
-                 "--run-dir", os.path.join(folder, "run"), "data.train_batch_size=4",
-                 "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-                 "trainer.total_training_steps=3", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
-                 "actor_rollout_ref.rollout.tensor_model_parallel_size=1"],
-                stdout=subprocess.DEVNULL)
-            cls.during, cls.longest_s = [], 0
-            while run.poll() is None:
-                begin = time.monotonic()
-                cls.during.append(scrape(daemon))
-                cls.longest_s = max(cls.longest_s, time.monotonic() - begin)
-                time.sleep(0.01)
-            assert run.returncode == 0
-            with grpc.insecure_channel(daemon.address) as channel:
-                reflection = Reflection(channel)
-                reflection.call("grpc.health.v1.Health", "Check")
-            cls.families = scrape(daemon)
+        with tempfile.TemporaryDirectory() as folder:
+            flags = (*METRICS, "--cpu.num_threads=1", f'--ckpt.roots=["{folder}"]')
+            with Daemon(RANKD, *flags) as daemon, Daemon(RANKD, *flags) as other:
+                cls.run_job(folder, daemon, other)
+
+    @classmethod
+    def run_job(cls, folder, daemon, other):
+        run = subprocess.Popen(
+            [RANKCTL, "run", os.path.join(SOURCES, "examples/digits/grpo.json"), "--hosts", f"{daemon.address},{other.address}",
+             "--run-dir", os.path.join(folder, "run"), "data.train_batch_size=4",
+             "actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+             "trainer.total_training_steps=3", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2",
+             "actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
+            stdout=subprocess.DEVNULL)
+        cls.during, cls.longest_s = [], 0
+        while run.poll() is None:
+            begin = time.monotonic()
+            cls.during.append(scrape(daemon))
+            cls.longest_s = max(cls.longest_s, time.monotonic() - begin)
+            time.sleep(0.01)
+        assert run.returncode == 0
+        with grpc.insecure_channel(daemon.address) as channel:
+            reflection = Reflection(channel)
+            reflection.call("grpc.health.v1.Health", "Check")
+        cls.families = scrape(daemon)
 
     def test_methods_are_counted(self):
         update = {"role": "actor", "method": "update_actor"}
@@ -307,6 +312,25 @@ class Run(unittest.TestCase):
         self.assertTrue(any(value(families, "rankd_state", state="BUSY") for families in busy))
         self.assertTrue(all(value(families, "rankd_queue_calls") >= 1 for families in busy))
         self.assertLess(self.longest_s, TIMEOUT_S / 10)
+
+    def test_memory_is_told_by_kind(self):
+        for kind in ("parameters", "gradients", "optimizer"):
+            self.assertGreater(value(self.families, "rankd_role_memory_bytes", role="actor", kind=kind), 0)
+        self.assertGreater(value(self.families, "rankd_role_memory_bytes", role="rollout", kind="kv_cache"), 0)
+        held = sum(sample.value for sample in self.families["rankd_role_memory_bytes"].samples)
+        self.assertLessEqual(value(self.families, "rankd_device_memory_allocated_bytes"),
+                             value(self.families, "rankd_device_memory_peak_bytes"))
+        self.assertLessEqual(held, value(self.families, "rankd_device_memory_total_bytes"))
+
+    def test_collectives_are_counted_and_timed(self):
+        """Two tp ranks: all-reduces in every pass; the counts outlive the communicators, which are gone by now."""
+        operation = {"operation": "all_reduce"}
+        self.assertGreater(value(self.families, "rankd_comm_operations", "rankd_comm_operations_total", **operation), 10)
+        self.assertGreater(value(self.families, "rankd_comm_seconds", "rankd_comm_seconds_total", **operation), 0)
+        self.assertEqual(value(self.families, "rankd_world_size"), 2)
+        counts = [value(families, "rankd_comm_operations", "rankd_comm_operations_total", **operation)
+                  for families in self.during if "rankd_comm_operations" in families]
+        self.assertEqual(counts, sorted(counts))
 
     def test_bytes_went_in_and_out(self):
         execute = {"rpc": "rankd.v1.Worker/Execute"}

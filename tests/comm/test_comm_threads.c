@@ -91,6 +91,60 @@ static void test_comm_activity_and_check_from_another_thread(void **state)
     assert_int_equal(rk_test_run_world(3, "unix", run_watched, NULL, 60), 0);
 }
 
+/* --- what was done --- */
+
+#define LATE_MS 60
+
+static int find_row(const struct rk_comm_stats *stats, const char *name)
+{
+    for (int i = 0; i < RK_COMM_STATS_ROWS; i++) {
+        if (strcmp(stats->rows[i].name, name) == 0)
+            return i;
+    }
+    return -1;
+}
+
+/* Rank 2 comes late to the first of three; the others' time is theirs to wait. */
+static int run_counted(struct rk_comm_world *world, void *user)
+{
+    static const int32_t ranks[] = {0, 1, 2};
+    int32_t rank = rk_comm_world_rank(world);
+    int64_t begin_ns = rk_time_now_ns(), all_ns = 0;
+    struct rk_comm_group *group;
+    struct rk_comm_stats stats;
+    float value = 1.0f;
+    int row;
+
+    (void)user;
+    RK_RANK_OK(rk_comm_group_create(&group, world, "dp", ranks, 3));
+    RK_RANK_OK(rk_comm_barrier(group, NULL));
+    if (rank == 2)
+        rk_time_sleep_ms(LATE_MS);
+    for (int i = 0; i < 3; i++)
+        RK_RANK_OK(rk_comm_all_reduce(group, NULL, rk_tensor_1d(&value, RK_DTYPE_F32, 1), RK_REDUCE_SUM));
+    rk_comm_world_stats(world, &stats);
+    RK_RANK_CHECK(stats.has_times, "calls of the CPU mesh return when they are done");
+    for (int i = 0; i < RK_COMM_STATS_ROWS; i++)
+        all_ns += stats.rows[i].ns;
+    RK_RANK_CHECK(all_ns <= rk_time_now_ns() - begin_ns, "more time than has passed");
+    row = find_row(&stats, "barrier");
+    RK_RANK_CHECK(row >= 0 && stats.rows[row].count == 1, "barriers");
+    row = find_row(&stats, "all_reduce");
+    RK_RANK_CHECK(row >= 0 && stats.rows[row].count == 3, "all-reduces");
+    RK_RANK_CHECK(rank == 2 || stats.rows[row].ns > LATE_MS / 2 * 1000000LL, "%lld ns in all-reduces",
+                  (long long)stats.rows[row].ns);
+    row = find_row(&stats, "broadcast");
+    RK_RANK_CHECK(row >= 0 && stats.rows[row].count == 0 && stats.rows[row].ns == 0, "broadcasts");
+    rk_comm_group_destroy(group);
+    return 0;
+}
+
+static void test_comm_stats_count_operations_and_their_time(void **state)
+{
+    (void)state;
+    assert_int_equal(rk_test_run_world(3, "unix", run_counted, NULL, 60), 0);
+}
+
 /* --- abort --- */
 
 struct aborter {
@@ -210,6 +264,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_comm_activity_and_check_from_another_thread),
+        cmocka_unit_test(test_comm_stats_count_operations_and_their_time),
         cmocka_unit_test(test_comm_world_abort_ends_a_waiting_operation_everywhere),
         cmocka_unit_test(test_comm_world_abort_in_mid_transfer_keeps_its_origin),
     };

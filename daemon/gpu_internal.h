@@ -1,0 +1,36 @@
+/* Figures of one GPU, from NVML: the driver's library, opened at run time, so that the daemon starts where
+ * there is none. A thread of its own asks once a second, because a call into the driver of a sick GPU may
+ * take seconds; everybody else reads what it found last. */
+#ifndef RK_GPU_INTERNAL_H
+#define RK_GPU_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/rk_status.h"
+
+#define RK_GPU_LIBRARY "libnvidia-ml.so.1"
+
+struct rk_gpu;
+
+/* What this driver and GPU do not tell has `has_` false. */
+struct rk_gpu_sample {
+    bool is_fresh; /* false: nothing yet, or not for 10 s */
+    bool has_utilization, has_memory, has_temperature, has_power, has_clocks, has_ecc, has_throttle;
+    double utilization, memory_utilization; /* 0 to 1: part of the last period with a kernel, a transfer */
+    uint64_t memory_used_bytes, memory_total_bytes; /* of all processes */
+    double temperature_celsius, power_watts;
+    double sm_clock_hertz, memory_clock_hertz;
+    uint64_t ecc_uncorrected; /* errors since the driver was loaded */
+    bool is_throttled_power, is_throttled_thermal;
+};
+
+/* Opens the library and starts the thread. NOT_FOUND when there is no library, or it does not know that UUID
+ * ("GPU-..."). */
+struct rk_status *rk_gpu_create(struct rk_gpu **out, const char *library, const char *uuid) RK_NODISCARD;
+/* Ends the thread, which may be in a call. NULL is a no-op. */
+void rk_gpu_destroy(struct rk_gpu *gpu);
+/* Any thread; waits for nobody. */
+void rk_gpu_get_sample(struct rk_gpu *gpu, struct rk_gpu_sample *out);
+
+#endif

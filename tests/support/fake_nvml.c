@@ -1,0 +1,109 @@
+/* A library in the place of NVML, for the tests of GPU figures on machines without a GPU. It knows these
+ * GPUs: "GPU-whole", "GPU-partial", which does not tell its power and clocks, and "GPU-slow", whose driver
+ * takes long. */
+#include <string.h>
+
+#include "base/rk_compiler.h"
+#include "base/rk_time.h"
+
+#define NOT_SUPPORTED 3
+#define NOT_FOUND     6
+#define SLOW_MS       1500
+
+struct utilization {
+    unsigned gpu, memory;
+};
+struct memory {
+    unsigned long long total, free, used;
+};
+
+static char whole, partial, slow;
+
+RK_BEGIN_DECLS
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT int nvmlInit_v2(void);
+EXPORT int nvmlShutdown(void);
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device);
+EXPORT int nvmlDeviceGetUtilizationRates(void *device, struct utilization *out);
+EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct memory *out);
+EXPORT int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius);
+EXPORT int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts);
+EXPORT int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz);
+EXPORT int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *count);
+EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons);
+RK_END_DECLS
+
+int nvmlInit_v2(void)
+{
+    return 0;
+}
+
+int nvmlShutdown(void)
+{
+    return 0;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
+{
+    static const struct {
+        const char *uuid;
+        char *device;
+    } rows[] = {{"GPU-whole", &whole}, {"GPU-partial", &partial}, {"GPU-slow", &slow}};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
+        if (strcmp(rows[i].uuid, uuid) == 0) {
+            *device = rows[i].device;
+            return 0;
+        }
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, struct utilization *out)
+{
+    if (device == &slow)
+        rk_time_sleep_ms(SLOW_MS);
+    *out = (struct utilization){.gpu = 97, .memory = 50};
+    return 0;
+}
+
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *out)
+{
+    (void)device;
+    *out = (struct memory){.total = 80ULL << 30, .free = 60ULL << 30, .used = 20ULL << 30};
+    return 0;
+}
+
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *celsius)
+{
+    (void)device;
+    *celsius = 71;
+    return sensor == 0 ? 0 : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts)
+{
+    *milliwatts = 650500;
+    return device == &partial ? NOT_SUPPORTED : 0;
+}
+
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned *mhz)
+{
+    *mhz = type == 1 ? 1980 : 2619;
+    return device == &partial ? NOT_SUPPORTED : 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int counter, unsigned long long *count)
+{
+    (void)device;
+    *count = 2;
+    return kind == 1 && counter == 0 ? 0 : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons)
+{
+    (void)device;
+    *reasons = 0x40; /* hardware, thermal */
+    return 0;
+}
