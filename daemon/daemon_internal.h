@@ -79,10 +79,11 @@ struct rk_daemon {
     struct rk_call *drain_call; /* waits until nothing runs; NULL: none */
     int64_t drain_deadline_ns;
     struct rk_stop stop;
-    int num_dumps;         /* of the flight recorder, on their way */
-    char *config_text;     /* the configuration that was read last, as JSON */
-    char *last_error;      /* of the last method that failed; NULL: none did */
-    int64_t alive_sent_ns; /* last word to the service manager */
+    double tokens_per_second; /* of the last call that had tokens; 0: none had */
+    int num_dumps;            /* of the flight recorder, on their way */
+    char *config_text;        /* the configuration that was read last, as JSON */
+    char *last_error;         /* of the last method that failed; NULL: none did */
+    int64_t alive_sent_ns;    /* last word to the service manager */
 };
 
 /* --- daemon.c --- */

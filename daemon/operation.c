@@ -113,6 +113,8 @@ static void on_done(struct rk_event *event)
     struct rk_result *result;
 
     release_request(operation, job);
+    if (!job->status && job->num_tokens > 0 && job->device_ns > 0)
+        daemon->tokens_per_second = (double)job->num_tokens * 1e9 / (double)job->device_ns;
     tell_end(operation, job);
     rk_metrics_count_job(&daemon->metrics, job);
     if (job->status)

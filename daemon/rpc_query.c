@@ -45,13 +45,18 @@ static struct rk_status *describe(struct rk_call *call, struct rk_bytes request,
     return NULL;
 }
 
-#define NUM_METRICS 5
+#define NUM_METRICS 6
 
-static void add_metric(struct rk_worker_status *status, const char *name, uint64_t value)
+static void add_metric(struct rk_worker_status *status, const char *name, double value, const char *unit)
 {
     RK_ASSERT(status->num_metrics < NUM_METRICS);
     status->metrics[status->num_metrics++] =
-        (struct rk_metric){.name = name, .value = (double)value, .unit = "bytes", .reduce = "last"};
+        (struct rk_metric){.name = name, .value = value, .unit = unit, .reduce = "last"};
+}
+
+static void add_bytes(struct rk_worker_status *status, const char *name, uint64_t value)
+{
+    add_metric(status, name, (double)value, "bytes");
 }
 
 static void add_metrics(struct rk_worker_status *status, const struct rk_daemon *daemon,
@@ -59,11 +64,13 @@ static void add_metrics(struct rk_worker_status *status, const struct rk_daemon 
 {
     status->metrics = rk_arena_calloc(arena, NUM_METRICS, sizeof(*status->metrics));
     RK_ASSERT(status->metrics);
-    add_metric(status, "device_allocated", snapshot->device_allocated_bytes);
-    add_metric(status, "device_peak", snapshot->device_peak_bytes);
-    add_metric(status, "device_total", snapshot->device_total_bytes);
-    add_metric(status, "inflight", daemon->inflight_bytes);
-    add_metric(status, "stored_results", daemon->requests.stored_bytes);
+    add_bytes(status, "device_allocated", snapshot->device_allocated_bytes);
+    add_bytes(status, "device_peak", snapshot->device_peak_bytes);
+    add_bytes(status, "device_total", snapshot->device_total_bytes);
+    add_bytes(status, "inflight", daemon->inflight_bytes);
+    add_bytes(status, "stored_results", daemon->requests.stored_bytes);
+    if (daemon->tokens_per_second > 0)
+        add_metric(status, "tokens_per_second", daemon->tokens_per_second, "tokens/s");
 }
 
 static void add_running(struct rk_worker_status *status, const struct rk_daemon *daemon,

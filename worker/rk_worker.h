@@ -73,6 +73,7 @@ struct rk_job {
     struct rk_job_metric metrics[RK_JOB_MAX_METRICS];
     int64_t num_metrics;
     uint64_t device_ns, peak_device_bytes;
+    uint64_t num_tokens; /* that this rank's replica went through or sampled; 0: the method has none */
     char comm_address[256];
 };
 

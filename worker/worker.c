@@ -102,6 +102,23 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
     }
 }
 
+/* Of this rank's replica, as the plan has them: replicas have about the same number. */
+static uint64_t planned_tokens(const struct rk_plan *plan)
+{
+    uint64_t all = 0;
+
+    for (int64_t i = 0; i < plan->num_mini; i++) {
+        const struct rk_mini_batch *mini = &plan->mini[i];
+        uint64_t sum = 0;
+
+        for (int64_t j = 0; j < mini->num_entries; j++)
+            sum += mini->micro[j].num_tokens;
+        if (mini->num_entries > 0)
+            all += sum * (uint64_t)mini->num_micro / (uint64_t)mini->num_entries;
+    }
+    return all;
+}
+
 static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
 {
     int64_t begin = rk_time_now_ns();
@@ -117,6 +134,8 @@ static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
         rk_flight_end(worker->flight_phase, (int)rk_status_code(st));
     rk_flight_end(flight, (int)rk_status_code(st));
     job->device_ns = (uint64_t)(rk_time_now_ns() - begin);
+    if (job->num_tokens == 0)
+        job->num_tokens = planned_tokens(&job->plan);
     job->peak_device_bytes = rk_device_get_stats(worker->device).peak_bytes;
     settle_world(worker, st);
     rk_worker_publish(worker);

@@ -6,6 +6,7 @@ const struct rk_command *const rk_commands[] = {
     &rk_cmd_plan,
     &rk_cmd_verify_layout,
     &rk_cmd_status,
+    &rk_cmd_top,
     &rk_cmd_events,
     &rk_cmd_debug_dump,
     &rk_cmd_methods,

@@ -1,5 +1,6 @@
-/* What rankctl shows of daemons at work: events, dumps. */
+/* What rankctl shows of daemons at work: events, a table, dumps. */
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
+#include "base/rk_time.h"
 #include "tests/proc/cli_fixture.h"
 
 struct pair {
@@ -301,11 +303,74 @@ static void test_crash_leaves_the_flight_recorder(void **state)
     stop_pair(&pair);
 }
 
+/* The members "state" and `key` of worker 0 as top sees them; false when the daemon is not there any more. */
+static double look_at_top(const char *hosts, const char *key, char state[32])
+{
+    struct outcome outcome =
+        run_rankctl((const char *const[]){"top", "--hosts", hosts, "--output=json", NULL});
+    const struct rk_json *worker;
+    struct rk_json *json;
+    double value;
+
+    assert_exit(&outcome, 0);
+    json = parse_json(outcome.out);
+    worker = rk_json_at(rk_json_find(json, "workers"), 0);
+    snprintf(state, 32, "%s", rk_json_as_string(rk_json_find(worker, "state"), ""));
+    value = rk_json_as_real(rk_json_find(worker, key), 0);
+    rk_json_free(json);
+    outcome_fini(&outcome);
+    return value;
+}
+
+/* Goal: top shows a job at work: what runs, its progress, tokens and memory; and without a terminal it prints
+ * one table. */
+static void test_top_of_a_running_job(void **state)
+{
+    struct pair pair = start_pair();
+    char *dir = new_run_dir(), *run_dir = rk_format("--run-dir=%s", dir), text[32] = "";
+    struct rk_proc *rankctl = start_rankctl((const char *const[]){
+        "run", TINY_JOB, "--hosts", pair.hosts, run_dir, TINY, "trainer.total_training_steps=100000", NULL});
+    int64_t begun_ns = rk_time_now_ns();
+    bool is_busy = false, has_tokens = false;
+    struct outcome outcome;
+
+    (void)state;
+    while (!is_busy || !has_tokens) {
+        has_tokens |= look_at_top(pair.hosts, "tokens_per_second", text) > 0;
+        is_busy |= strcmp(text, "BUSY") == 0;
+        assert_true(rk_time_now_ns() - begun_ns < rk_proc_timeout_ms(60000) * 1000000);
+    }
+    assert_true(look_at_top(pair.hosts, "device_allocated", text) > 0);
+    outcome = run_rankctl((const char *const[]){"top", "--hosts", pair.hosts, NULL});
+    assert_exit(&outcome, 0);
+    assert_text("stdout", outcome.out, "WORKER  STATE");
+    assert_text("stdout", outcome.out, "COLLECTIVE");
+    assert_text("stdout", outcome.out, "\n0 ");
+    assert_text("stdout", outcome.out, "\n1 ");
+    assert_null(strchr(outcome.out, '\x1b'));
+    outcome_fini(&outcome);
+    rk_proc_signal(rankctl, SIGINT);
+    outcome = finish_rankctl(rankctl, 60000);
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"top", "--hosts=unix:/does/not/exist.sock", "--once", NULL});
+    assert_exit(&outcome, 3);
+    assert_text("stdout", outcome.out, "UNAVAILABLE");
+    outcome_fini(&outcome);
+    outcome = run_rankctl((const char *const[]){"top", "--hosts", pair.hosts, "--interval=1ms", NULL});
+    assert_exit(&outcome, 2);
+    assert_text("stderr", outcome.err, "--interval=1ms: expected 200 ms or more");
+    outcome_fini(&outcome);
+    rk_free(run_dir);
+    rk_free(dir);
+    stop_pair(&pair);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_events_of_a_run_are_printed_in_order),
         cmocka_unit_test(test_events_follow_until_interrupted),
+        cmocka_unit_test(test_top_of_a_running_job),
         cmocka_unit_test(test_debug_dump_collects_all_daemons),
         cmocka_unit_test(test_crash_leaves_the_flight_recorder),
     };

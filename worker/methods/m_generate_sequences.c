@@ -83,6 +83,8 @@ struct rk_status *rk_m_generate_sequences(struct rk_call *call)
         st = add_columns(&out, &g);
     RK_TRY(rk_call_begin(call, st));
     RK_TRY(rk_rollout_generate(call->role->rollout, g.requests, g.num_rows, g.results, &call->hooks));
+    for (int64_t row = 0; row < g.num_rows; row++)
+        call->job->num_tokens += (uint64_t)g.results[row].num_tokens;
     for (int64_t row = 0; call->job->collect && row < g.num_rows; row++)
         fill_row(&out, &g, row);
     rk_call_add_memory_metrics(call);
