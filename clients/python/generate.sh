@@ -16,6 +16,7 @@ fi
 protoc -I "$protos" --python_out="$to" --pyi_out="$to" --grpc_out="$to" \
     --plugin=protoc-gen-grpc="$(command -v grpc_python_plugin)" \
     rankd/v1/common.proto rankd/v1/worker.proto rankd/v1/admin.proto
+echo '"""Stubs of the protocol, generated."""' >"$to/rankd/v1/__init__.py"
 "$rankctl" methods --output json >"$to/rankd/methods.json"
 "$python" "$here/tools/generate_methods.py" <"$to/rankd/methods.json" >"$to/rankd/methods.py.new"
 rm "$to/rankd/methods.json"

@@ -84,6 +84,20 @@ class Leases(DaemonTest):
         self.assert_refused("FAILED_PRECONDITION", "LEASE_EXPIRED", client.call, "actor.get_mesh_info")
         daemons.procs[0].send_signal(signal.SIGCONT)
 
+    def test_lease_back_at_once(self):
+        """Goal: a client whose release did not reach a daemon, and a program that was started again with its key, have
+        the lease at once; another client does not."""
+        daemons = self.daemons(1)
+        key = b"k" * 16
+        first = self.connect(daemons.hosts, driver_key=key)
+        first.claim()
+        daemons.procs[0].send_signal(signal.SIGSTOP)
+        first.release()
+        daemons.procs[0].send_signal(signal.SIGCONT)
+        self.assert_refused("FAILED_PRECONDITION", "LEASE_HELD", self.connect(daemons.hosts).claim)
+        self.assertEqual(first.claim(), 2)
+        self.assertEqual(self.connect(daemons.hosts, driver_key=key).claim(), 3)
+
     def test_hosts(self):
         """Goal: lists of hosts that are wrong are named by place, before anything is connected."""
         for hosts, what in (("unix:/a,unix:/a", "address 1 is 'unix:/a', which is address 0 too"), ("host", "address 0"),

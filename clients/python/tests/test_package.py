@@ -3,9 +3,12 @@
 import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
+import zipfile
 
 import rankd
 
@@ -24,6 +27,26 @@ class Package(unittest.TestCase):
             self.assertTrue(hasattr(rankd, name), name)
         self.assertTrue((PACKAGE / "py.typed").exists())
         self.assertTrue((PACKAGE / "v1" / "worker_pb2.pyi").exists())
+
+    @unittest.skipUnless(importlib.util.find_spec("setuptools") and importlib.util.find_spec("wheel"),
+                         "setuptools and wheel are not installed")
+    def test_wheel(self):
+        """Goal: what pip makes of the folder holds the whole package, and can be imported."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder) / "source"
+            shutil.copytree(SOURCE, copy)
+            shutil.copytree(PACKAGE, copy / "src" / "rankd", dirs_exist_ok=True,
+                            ignore=shutil.ignore_patterns("__pycache__"))
+            built = subprocess.run([sys.executable, "-c", "from setuptools import build_meta; "
+                                    "print(build_meta.build_wheel('.'))"], cwd=copy, capture_output=True, text=True)
+            self.assertEqual(built.returncode, 0, built.stderr)
+            wheel = copy / built.stdout.splitlines()[-1]
+            for path in PACKAGE.rglob("*.py*"):
+                if path.suffix in (".py", ".pyi"):
+                    self.assertIn(str(path.relative_to(PACKAGE.parent)), zipfile.ZipFile(wheel).namelist())
+            found = subprocess.run([sys.executable, "-c", "import rankd; print(rankd.__file__)"], capture_output=True,
+                                   text=True, env={**os.environ, "PYTHONPATH": str(wheel)})
+            self.assertIn(str(wheel), found.stdout, found.stderr)
 
     @unittest.skipUnless(importlib.util.find_spec("mypy"), "mypy is not installed")
     def test_types(self):

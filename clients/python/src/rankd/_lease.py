@@ -20,9 +20,10 @@ _RENEWALS_PER_TTL = 3
 class Lease:
     """Of claimed daemons. Ends with release()."""
 
-    def __init__(self, workers: List[Worker], driver_id: str, ttl_s: float, takeover: bool) -> None:
+    def __init__(self, workers: List[Worker], driver_id: str, driver_key: bytes, ttl_s: float, takeover: bool) -> None:
         self._workers = workers
         self._driver_id = driver_id
+        self._driver_key = driver_key
         self._takeover = takeover
         self._ended = threading.Event()
         self._streams: List[Optional[grpc.Call]] = [None] * len(workers)
@@ -72,8 +73,9 @@ class Lease:
             raise
 
     def _request(self, worker: Worker) -> "pb.AcquireLeaseRequest":
-        return pb.AcquireLeaseRequest(driver_id=self._driver_id, epoch=self.epoch, ttl_ms=int(self.ttl_s * 1000),
-                                      takeover=self._takeover, incarnation=worker.incarnation)
+        return pb.AcquireLeaseRequest(driver_id=self._driver_id, driver_key=self._driver_key, epoch=self.epoch,
+                                      ttl_ms=int(self.ttl_s * 1000), takeover=self._takeover,
+                                      incarnation=worker.incarnation)
 
     def _grant(self, worker: Worker, reply: "pb.AcquireLeaseResponse") -> None:
         worker.fence = reply.fence

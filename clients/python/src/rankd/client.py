@@ -6,11 +6,12 @@ import getpass
 import os
 import socket
 from types import TracebackType
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
-from rankd import _call, _worker, dispatch
+from rankd import _call, _watch, _worker, dispatch
 from rankd._call import CallFuture, Progress, Result
 from rankd._lease import Lease
+from rankd._watch import Event
 from rankd._worker import CONTROL_TIMEOUT_S, Tls, Worker, call_all
 from rankd.batch import Batch, Column, entries
 from rankd.errors import RankdError
@@ -37,22 +38,25 @@ def _read_token(path: str) -> str:
 
 
 def connect(hosts: Union[str, Iterable[str]], *, token: Optional[str] = None, token_file: Optional[str] = None,
-            tls: Optional[Tls] = None, driver_id: Optional[str] = None) -> "Client":
+            tls: Optional[Tls] = None, driver_id: Optional[str] = None, driver_key: Optional[bytes] = None) -> "Client":
     """Opens connections to the daemons, in rank order. hosts: a list of addresses, or "ADDRESS,ADDRESS,@FILE".
-    driver_id is shown to refused drivers; default user@host:pid. Asks the first daemon for its method table, so
+    driver_id is shown to refused drivers; default user@host:pid. driver_key, 16 secret bytes, lets a program that was
+    started again have its lease back at once; default: random. Asks the first daemon for its method table, so
     raises RankdError (UNAVAILABLE, UNAUTHENTICATED) when it cannot be reached."""
     if token_file is not None:
         token = _read_token(token_file)
     return Client(_worker.parse_hosts(hosts), token, tls,
-                  driver_id or f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}")
+                  driver_id or f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}", driver_key or os.urandom(16))
 
 
 class Client:
     """A group of daemons; host i is rank i. Use it as a context manager, or close() it."""
 
-    def __init__(self, hosts: Sequence[str], token: Optional[str], tls: Optional[Tls], driver_id: str) -> None:
+    def __init__(self, hosts: Sequence[str], token: Optional[str], tls: Optional[Tls], driver_id: str,
+                 driver_key: bytes) -> None:
         self._workers = [Worker(rank, address, token, tls) for rank, address in enumerate(hosts)]
         self._driver_id = driver_id
+        self._driver_key = driver_key
         self._lease: Optional[Lease] = None
         self._turns = _call.Turns()
         self._grids: Dict[str, Grid] = {}
@@ -108,6 +112,18 @@ class Client:
             raise RankdError("FAILED_PRECONDITION", "NOT_CONFIGURED", f"role {role!r} has no mesh in this group")
         return self._grids[role]
 
+    def watch(self, kinds: Sequence[str] = (), *, level: str = "", from_event: int = 0,
+              past_only: bool = False) -> Iterator[Event]:
+        """Events of all daemons as they happen, until the loop is left.
+
+        kinds       () for all: state, lease, method_start, method_end, progress, metrics, log
+        level       least level of log events: debug, info, warn, error
+        from_event  the first event to send, of those that the daemons still have; 0: new ones only, 1: all
+        past_only   end when the events up to now have come
+        """
+        request = pb.WatchRequest(kind=kinds, level=level, from_event=from_event, past_only=past_only)
+        return _watch.watch(self._workers, request)
+
     # --- the group ---
 
     def claim(self, *, ttl_s: float = 30.0, takeover: bool = False) -> int:
@@ -115,7 +131,7 @@ class Client:
         names the other driver; takeover claims from it all the same."""
         self._check_idle("claim")
         self.release()
-        self._lease = Lease(self._workers, self._driver_id, ttl_s, takeover)
+        self._lease = Lease(self._workers, self._driver_id, self._driver_key, ttl_s, takeover)
         self._mesh_generation = self._lease.mesh_generation
         self._is_lost = False
         return self._lease.epoch
