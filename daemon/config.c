@@ -170,11 +170,16 @@ static void read_metrics_listen(struct rk_settings *out, const struct rk_config 
 static void read_comm_listen(struct rk_settings *out, const struct rk_config *config,
                              struct rk_problems *problems)
 {
-    const char *text = rk_config_string(config, "comm.listen");
+    const char *text = rk_config_string(config, "comm.listen"), *tls = rk_config_string(config, "comm.tls");
 
     if (!text)
         text = out->listen.is_local || !out->listen.host[0] ? "unix" : out->listen.host;
     out->comm_listen = rk_strdup(text);
+    out->has_comm_tls = strcmp(tls, "on") == 0 || (strcmp(tls, "auto") == 0 && out->tls_ca);
+    if (out->has_comm_tls && !out->tls_ca)
+        add_problem(problems, config, "comm.tls",
+                    RK_FAIL(RK_INVALID_ARGUMENT, "comm.tls: \"on\" is expected together with rpc.tls_cert, "
+                                                 "rpc.tls_key and rpc.tls_ca"));
     if (strcmp(text, "unix") != 0)
         add_problem(problems, config, "comm.listen", rk_listen_check_peer_host(text));
 }

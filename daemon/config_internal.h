@@ -26,6 +26,7 @@ struct rk_settings {
     char *runtime_dir; /* $RUNTIME_DIRECTORY; NULL outside a service manager */
     int64_t collective_timeout_ms, idle_progress_ms, engine_grace_ms, comm_progress_timeout_ms;
     char *comm_listen;
+    bool has_comm_tls;
     char **ckpt_roots;            /* NULL-terminated */
     uint64_t device_memory_bytes; /* 0: no limit */
     /* reloadable */

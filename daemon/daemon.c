@@ -382,6 +382,7 @@ static struct rk_status *start_worker(struct rk_daemon *daemon)
         .num_threads = settings->num_threads,
         .device_memory_limit_bytes = settings->device_memory_bytes,
         .comm_listen_host = settings->comm_listen,
+        .comm_tls = settings->has_comm_tls ? daemon->tls : NULL,
         .ckpt_roots = (const char *const *)settings->ckpt_roots,
         .collective_timeout_ms = settings->collective_timeout_ms,
         .idle_progress_ms = settings->idle_progress_ms,

@@ -36,6 +36,7 @@ struct rk_comm_endpoint;
 struct rk_comm_world;
 struct rk_comm_group;
 struct rk_comm_ops;
+struct rk_tls; /* base/rk_tls.h */
 
 typedef enum rk_reduce_op {
     RK_REDUCE_SUM,
@@ -53,6 +54,10 @@ struct rk_comm_endpoint_config {
      * watches over its ranks. */
     const char *listen_host;
     bool make_id;
+    /* Connections over TCP are TLS, and both sides must have a certificate that the other's authorities have
+     * signed; that of who listens must be for `listen_host`, under which the others then connect. Must
+     * outlive the endpoint and its world. NULL: plain. */
+    struct rk_tls *tls;
 };
 
 struct rk_status *rk_comm_endpoint_open(struct rk_comm_endpoint **out,

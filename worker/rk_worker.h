@@ -81,6 +81,8 @@ struct rk_job *rk_job_create(rk_job_kind_t kind);
 void rk_job_destroy(struct rk_job *job); /* frees what it owns; NULL is a no-op */
 void rk_job_add_metric(struct rk_job *job, const char *name, double value, const char *reduce);
 
+struct rk_tls; /* base/rk_tls.h */
+
 struct rk_worker_config {
     size_t struct_size;
     const char *device;                 /* "cpu", "cuda:0"; this process alone has it */
@@ -88,6 +90,7 @@ struct rk_worker_config {
     int32_t num_threads;                /* CPU kernels; 0: all cores */
     uint64_t device_memory_limit_bytes; /* 0: none */
     const char *comm_listen_host;       /* CPU mesh; "unix" or an address */
+    struct rk_tls *comm_tls;            /* of its TCP connections; NULL: plain. Must outlive the worker */
     const char *const
         *ckpt_roots; /* absolute directories that paths of calls may name into; NULL-terminated */
     int64_t collective_timeout_ms; /* watchdog.collective */

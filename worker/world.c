@@ -24,6 +24,7 @@ struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job
         .struct_size = sizeof(config),
         .backend = rk_device_collectives(worker->device),
         .listen_host = worker->listen_host,
+        .tls = worker->config.comm_tls,
         .make_id = job->make_comm_id,
     };
 

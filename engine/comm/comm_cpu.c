@@ -47,10 +47,8 @@ static struct rk_status *make_id(uint8_t id[RK_COMM_ID_BYTES])
 static void mesh_destroy(struct rk_cpu_mesh *mesh)
 {
     for (int32_t r = 0; r < mesh->size; r++) {
-        if (mesh->peers[r].data_fd >= 0)
-            close(mesh->peers[r].data_fd);
-        if (mesh->peers[r].control_fd >= 0)
-            close(mesh->peers[r].control_fd);
+        rk_cpu_wire_close(&mesh->peers[r].data_wire);
+        rk_cpu_wire_close(&mesh->peers[r].control_wire);
     }
     if (mesh->wake_fd >= 0)
         close(mesh->wake_fd);
@@ -78,7 +76,7 @@ static struct rk_status *mesh_create(struct rk_cpu_mesh **out, struct rk_comm_wo
     mesh->collective_ns = config->collective_timeout_ms * NS_PER_MS;
     mesh->peers = rk_calloc(size, sizeof(*mesh->peers));
     for (size_t r = 0; r < size; r++)
-        mesh->peers[r].data_fd = mesh->peers[r].control_fd = -1;
+        mesh->peers[r].data_wire.fd = mesh->peers[r].control_wire.fd = -1;
     mesh->polls = rk_calloc(2 * size + 1, sizeof(*mesh->polls));
     mesh->parts = rk_calloc(size, sizeof(*mesh->parts));
     RK_ASSERT(pthread_mutex_init(&mesh->control_lock, NULL) == 0);

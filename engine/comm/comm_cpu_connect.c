@@ -67,13 +67,14 @@ static void tune_socket(int fd, int family, rk_cpu_channel_t channel, int64_t co
     set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
 }
 
-static void set_peer_fd(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel, int fd)
+static void set_peer_wire(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel,
+                          struct rk_cpu_wire wire)
 {
     struct rk_cpu_peer *peer = &mesh->peers[rank];
-    int *slot = channel == RK_CPU_CHANNEL_DATA ? &peer->data_fd : &peer->control_fd;
+    struct rk_cpu_wire *slot = channel == RK_CPU_CHANNEL_DATA ? &peer->data_wire : &peer->control_wire;
 
-    RK_ASSERT(*slot < 0);
-    *slot = fd;
+    RK_ASSERT(slot->fd < 0);
+    *slot = wire;
 }
 
 static int remaining_ms(int64_t deadline_ns)
@@ -101,6 +102,7 @@ struct attempt {
     const struct rk_comm_world_config *config;
     int64_t deadline_ns;
     const uint8_t *id;
+    struct rk_tls *tls;
     struct rk_cpu_hello hello;
     struct rk_cpu_address address;
     char error[128]; /* why the last attempt failed, for the final message */
@@ -124,16 +126,17 @@ static bool wait_for(int fd, short events, const struct attempt *attempt)
 }
 
 /* Whole buffers, on a non-blocking socket. False leaves errno. */
-static bool write_full(int fd, const void *data, size_t bytes, const struct attempt *attempt)
+static bool write_full(const struct rk_cpu_wire *wire, const void *data, size_t bytes,
+                       const struct attempt *attempt)
 {
     while (bytes > 0) {
-        ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
+        ssize_t sent = rk_cpu_wire_send(wire, data, bytes);
 
         if (sent >= 0) {
             data = (const char *)data + sent;
             bytes -= (size_t)sent;
         } else if (errno == EAGAIN) {
-            if (!wait_for(fd, POLLOUT, attempt))
+            if (!wait_for(wire->fd, POLLOUT, attempt))
                 return false;
         } else if (errno != EINTR) {
             return false;
@@ -142,10 +145,10 @@ static bool write_full(int fd, const void *data, size_t bytes, const struct atte
     return true;
 }
 
-static bool read_full(int fd, void *data, size_t bytes, const struct attempt *attempt)
+static bool read_full(const struct rk_cpu_wire *wire, void *data, size_t bytes, const struct attempt *attempt)
 {
     while (bytes > 0) {
-        ssize_t got = recv(fd, data, bytes, 0);
+        ssize_t got = rk_cpu_wire_recv(wire, data, bytes);
 
         if (got > 0) {
             data = (char *)data + got;
@@ -154,7 +157,7 @@ static bool read_full(int fd, void *data, size_t bytes, const struct attempt *at
             errno = ECONNRESET;
             return false;
         } else if (errno == EAGAIN) {
-            if (!wait_for(fd, POLLIN, attempt))
+            if (!wait_for(wire->fd, POLLIN, attempt))
                 return false;
         } else if (errno != EINTR) {
             return false;
@@ -178,9 +181,35 @@ static bool connect_socket(int fd, const struct attempt *attempt)
     return error == 0;
 }
 
+/* What is wrong with a certificate, of this side or the other, another attempt does not mend. */
+static struct rk_status *tls_failure(const struct rk_cpu_wire *wire, const struct attempt *attempt)
+{
+    if (!wire->tls || !*rk_tls_error(wire->tls) || rk_tls_has_closed(wire->tls))
+        return NULL;
+    return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS", "TLS with rank %d at '%s' fails: %s",
+                          attempt->hello.to_rank, attempt->config->addresses[attempt->hello.to_rank],
+                          rk_tls_error(wire->tls));
+}
+
+/* False leaves errno, or tls_failure() knows. */
+static bool shake_tls(struct rk_cpu_wire *wire, const struct attempt *attempt)
+{
+    rk_tls_step_t step;
+
+    if (!attempt->tls || attempt->address.storage.ss_family == AF_UNIX)
+        return true;
+    wire->tls = rk_tls_connect(attempt->tls, wire->fd, attempt->address.host, false);
+    while ((step = rk_tls_shake(wire->tls)) == RK_TLS_WAITS) {
+        if (!wait_for(wire->fd, rk_tls_waits_to_send(wire->tls) ? POLLOUT : POLLIN, attempt))
+            return false;
+    }
+    errno = ECONNRESET;
+    return step == RK_TLS_DONE;
+}
+
 /* The connector's side of the handshake. *is_up tells whether it came to an end; a connection that breaks
  * before may be tried again, a refusal may not. */
-static struct rk_status *shake_hands(struct attempt *attempt, int fd, bool *is_up)
+static struct rk_status *shake_hands(struct attempt *attempt, struct rk_cpu_wire *wire, bool *is_up)
 {
     struct rk_cpu_challenge challenge;
     uint8_t proof[RK_CPU_PROOF_BYTES];
@@ -188,58 +217,59 @@ static struct rk_status *shake_hands(struct attempt *attempt, int fd, bool *is_u
 
     *is_up = false;
     RK_TRY(rk_random_bytes(attempt->hello.nonce, sizeof(attempt->hello.nonce)));
-    if (!write_full(fd, &attempt->hello, sizeof(attempt->hello), attempt) ||
-        !read_full(fd, &challenge, sizeof(challenge), attempt))
-        return NULL;
+    if (!shake_tls(wire, attempt) || !write_full(wire, &attempt->hello, sizeof(attempt->hello), attempt) ||
+        !read_full(wire, &challenge, sizeof(challenge), attempt))
+        return tls_failure(wire, attempt);
     RK_TRY(rk_cpu_challenge_check(&challenge, &attempt->hello, attempt->id));
     rk_cpu_prove(proof, &attempt->hello, &challenge, attempt->id);
-    if (!write_full(fd, proof, sizeof(proof), attempt) || !read_full(fd, &verdict, sizeof(verdict), attempt))
+    if (!write_full(wire, proof, sizeof(proof), attempt) ||
+        !read_full(wire, &verdict, sizeof(verdict), attempt))
         return NULL;
     RK_TRY(rk_cpu_verdict_status(verdict, &attempt->hello));
     *is_up = true;
     return NULL;
 }
 
-/* *fd is -1 when it is worth trying again. */
-static struct rk_status *try_connect(struct attempt *attempt, int *fd)
+/* wire->fd is -1 when it is worth trying again. */
+static struct rk_status *try_connect(struct attempt *attempt, struct rk_cpu_wire *wire)
 {
     struct rk_status *st = NULL;
     bool is_up = false;
 
-    *fd = socket(attempt->address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (*fd < 0)
+    wire->fd = socket(attempt->address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (wire->fd < 0)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "socket: %s", strerror(errno));
-    if (connect_socket(*fd, attempt))
-        st = shake_hands(attempt, *fd, &is_up);
+    if (connect_socket(wire->fd, attempt))
+        st = shake_hands(attempt, wire, &is_up);
     if (is_up)
         return NULL;
     snprintf(attempt->error, sizeof(attempt->error), "%s", strerror(errno));
-    close(*fd);
-    *fd = -1;
+    rk_cpu_wire_close(wire);
     return st;
 }
 
 static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel,
-                                    const struct rk_comm_world_config *config, int64_t deadline_ns)
+                                    struct rk_tls *tls, const struct rk_comm_world_config *config,
+                                    int64_t deadline_ns)
 {
-    struct attempt attempt = {.config = config, .deadline_ns = deadline_ns, .id = config->id};
-    int fd = -1;
+    struct attempt attempt = {.config = config, .deadline_ns = deadline_ns, .id = config->id, .tls = tls};
+    struct rk_cpu_wire wire = {.fd = -1};
 
     RK_TRY(rk_cpu_address_parse(&attempt.address, config->addresses[rank]));
     rk_cpu_hello_init(&attempt.hello, mesh->rank, rank, mesh->size, config->generation, channel);
-    while (fd < 0) {
+    while (wire.fd < 0) {
         RK_TRY(rk_cpu_control_read(mesh)); /* a peer that gave up will not come back */
         RK_TRY(check_wanted(config));
-        RK_TRY(try_connect(&attempt, &fd));
-        if (fd < 0 && rk_time_now_ns() >= deadline_ns)
+        RK_TRY(try_connect(&attempt, &wire));
+        if (wire.fd < 0 && rk_time_now_ns() >= deadline_ns)
             return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG",
                                   "connecting to rank %d at '%s' within %" PRId64 " ms: %s", rank,
                                   config->addresses[rank], config->connect_timeout_ms, attempt.error);
-        if (fd < 0)
+        if (wire.fd < 0)
             rk_time_sleep_ms(RETRY_MS);
     }
-    tune_socket(fd, attempt.address.storage.ss_family, channel, config->collective_timeout_ms);
-    set_peer_fd(mesh, rank, channel, fd);
+    tune_socket(wire.fd, attempt.address.storage.ss_family, channel, config->collective_timeout_ms);
+    set_peer_wire(mesh, rank, channel, wire);
     return NULL;
 }
 
@@ -247,7 +277,8 @@ static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_c
 
 /* A stranger in the handshake. */
 struct pending {
-    int fd;
+    struct rk_cpu_wire wire;
+    bool is_shaken; /* with TLS */
     int64_t deadline_ns;
     struct rk_cpu_acceptor acceptor;
 };
@@ -258,6 +289,7 @@ struct listener {
     bool *is_taken; /* [size * RK_CPU_CHANNEL_COUNT] */
     int64_t num_missing;
     int family;
+    struct rk_tls *tls; /* NULL: plain */
     int64_t collective_ms;
     struct pending pending[MAX_PENDING]; /* oldest first */
     int num_pending;
@@ -282,12 +314,14 @@ static struct rk_status *accept_stranger(struct listener *listener, int listen_f
     if (fd < 0)
         return NULL; /* gone before we came to it */
     if (listener->num_pending == MAX_PENDING) {
-        close(listener->pending[0].fd);
+        rk_cpu_wire_close(&listener->pending[0].wire);
         drop_pending(listener, 0);
     }
     pending = &listener->pending[listener->num_pending++];
     *pending =
-        (struct pending){.fd = fd, .deadline_ns = rk_time_now_ns() + HANDSHAKE_MS * (int64_t)NS_PER_MS};
+        (struct pending){.wire.fd = fd, .deadline_ns = rk_time_now_ns() + HANDSHAKE_MS * (int64_t)NS_PER_MS};
+    if (listener->tls)
+        pending->wire.tls = rk_tls_accept(listener->tls, fd, RK_TLS_PEER_REQUIRED);
     RK_TRY(rk_random_bytes(nonce, sizeof(nonce)));
     rk_cpu_acceptor_init(&pending->acceptor, nonce);
     return NULL;
@@ -301,8 +335,17 @@ static void admit(struct listener *listener, const struct pending *pending)
 
     listener->is_taken[(size_t)hello->from_rank * RK_CPU_CHANNEL_COUNT + channel] = true;
     listener->num_missing--;
-    tune_socket(pending->fd, listener->family, channel, listener->collective_ms);
-    set_peer_fd(listener->mesh, hello->from_rank, channel, pending->fd);
+    tune_socket(pending->wire.fd, listener->family, channel, listener->collective_ms);
+    set_peer_wire(listener->mesh, hello->from_rank, channel, pending->wire);
+}
+
+static rk_tls_step_t shake_pending(struct pending *pending)
+{
+    rk_tls_step_t step =
+        pending->wire.tls && !pending->is_shaken ? rk_tls_shake(pending->wire.tls) : RK_TLS_DONE;
+
+    pending->is_shaken = step == RK_TLS_DONE;
+    return step;
 }
 
 /* Reads what is there and answers. False: the handshake is over, for good or bad. */
@@ -310,14 +353,20 @@ static bool advance_pending(struct listener *listener, struct pending *pending)
 {
     uint8_t in[sizeof(pending->acceptor.in)], reply[RK_CPU_REPLY_BYTES];
     size_t wanted = rk_cpu_acceptor_wanted(&pending->acceptor), reply_bytes;
-    ssize_t got = recv(pending->fd, in, wanted, 0);
+    rk_tls_step_t step = shake_pending(pending);
+    ssize_t got = -1;
 
-    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+    if (step == RK_TLS_WAITS)
         return true;
+    if (step == RK_TLS_DONE) {
+        got = rk_cpu_wire_recv(&pending->wire, in, wanted);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR))
+            return true;
+    }
     if (got > 0) {
         reply_bytes = rk_cpu_acceptor_feed(&pending->acceptor, &listener->rules, in, (size_t)got, reply);
         /* A fresh socket has room for a reply; one that has not belongs to nobody we know. */
-        if (reply_bytes > 0 && send(pending->fd, reply, reply_bytes, MSG_NOSIGNAL) != (ssize_t)reply_bytes)
+        if (reply_bytes > 0 && rk_cpu_wire_send(&pending->wire, reply, reply_bytes) != (ssize_t)reply_bytes)
             got = -1;
     }
     if (got > 0 && rk_cpu_acceptor_wanted(&pending->acceptor) > 0)
@@ -326,8 +375,10 @@ static bool advance_pending(struct listener *listener, struct pending *pending)
         admit(listener, pending);
         return false;
     }
-    RK_INFO("refused a connection to the mesh of rank %d", listener->rules.rank);
-    close(pending->fd);
+    RK_INFO("refused a connection to the mesh of rank %d%s%s", listener->rules.rank,
+            step == RK_TLS_FAILED ? ": TLS: " : "",
+            step == RK_TLS_FAILED ? rk_tls_error(pending->wire.tls) : "");
+    rk_cpu_wire_close(&pending->wire);
     return false;
 }
 
@@ -337,13 +388,15 @@ static void fill_polls(struct listener *listener, int listen_fd)
 
     polls[0] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
     for (int i = 0; i < MAX_PENDING; i++) {
-        int fd = i < listener->num_pending ? listener->pending[i].fd : -1;
+        const struct rk_cpu_wire *wire = &listener->pending[i].wire;
+        bool is_used = i < listener->num_pending;
+        bool sends = is_used && wire->tls && rk_tls_waits_to_send(wire->tls);
 
-        polls[1 + i] = (struct pollfd){.fd = fd, .events = POLLIN};
+        polls[1 + i] = (struct pollfd){.fd = is_used ? wire->fd : -1, .events = sends ? POLLOUT : POLLIN};
     }
     for (int32_t r = 0; r < listener->mesh->size; r++) {
         struct rk_cpu_peer *peer = &listener->mesh->peers[r];
-        int fd = atomic_load(&peer->link) == RK_CPU_LINK_OPEN ? peer->control_fd : -1;
+        int fd = atomic_load(&peer->link) == RK_CPU_LINK_OPEN ? peer->control_wire.fd : -1;
 
         polls[1 + MAX_PENDING + r] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
@@ -370,7 +423,7 @@ static struct rk_status *accept_round(struct listener *listener, int listen_fd, 
             if (!advance_pending(listener, pending))
                 drop_pending(listener, i);
         } else if (now_ns >= pending->deadline_ns) {
-            close(pending->fd);
+            rk_cpu_wire_close(&pending->wire);
             drop_pending(listener, i);
         }
     }
@@ -413,6 +466,7 @@ static struct rk_status *accept_all(struct rk_cpu_mesh *mesh, const struct rk_cp
     listener->collective_ms = config->collective_timeout_ms;
     if (getsockname(endpoint->listen_fd, (struct sockaddr *)&local.storage, &local.bytes) == 0)
         listener->family = local.storage.ss_family;
+    listener->tls = listener->family == AF_UNIX ? NULL : endpoint->tls;
     while (!st && listener->num_missing > 0) {
         if (rk_time_now_ns() >= deadline_ns)
             st = missing_ranks(listener, config->connect_timeout_ms);
@@ -422,7 +476,7 @@ static struct rk_status *accept_all(struct rk_cpu_mesh *mesh, const struct rk_cp
             st = accept_round(listener, endpoint->listen_fd, deadline_ns);
     }
     for (int i = 0; i < listener->num_pending; i++)
-        close(listener->pending[i].fd);
+        rk_cpu_wire_close(&listener->pending[i].wire);
     rk_free(listener->polls);
     rk_free(listener->is_taken);
     rk_free(listener);
@@ -435,8 +489,9 @@ struct rk_status *rk_cpu_mesh_connect(struct rk_cpu_mesh *mesh, struct rk_cpu_en
     int64_t deadline_ns = rk_time_now_ns() + config->connect_timeout_ms * NS_PER_MS;
 
     for (int32_t r = 0; r < mesh->rank; r++) {
-        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_DATA, config, deadline_ns));
-        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_CONTROL, config, deadline_ns));
+        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_DATA, endpoint->tls, config, deadline_ns));
+        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_CONTROL, endpoint->tls, config, deadline_ns));
     }
+    mesh->has_unread_control = endpoint->tls != NULL;
     return accept_all(mesh, endpoint, config, deadline_ns);
 }

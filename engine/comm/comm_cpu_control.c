@@ -25,10 +25,10 @@ static void send_control(struct rk_cpu_peer *peer, const struct rk_cpu_control *
 {
     ssize_t sent;
 
-    if (peer->control_fd < 0 || atomic_load(&peer->link) != RK_CPU_LINK_OPEN)
+    if (peer->control_wire.fd < 0 || atomic_load(&peer->link) != RK_CPU_LINK_OPEN)
         return;
     do {
-        sent = send(peer->control_fd, control, sizeof(*control), MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent = rk_cpu_wire_send(&peer->control_wire, control, sizeof(*control));
     } while (sent < 0 && errno == EINTR);
 }
 
@@ -94,8 +94,8 @@ static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank)
     ssize_t got;
 
     while (atomic_load(&peer->link) == RK_CPU_LINK_OPEN) {
-        got = recv(peer->control_fd, (char *)&peer->control + peer->control_filled,
-                   sizeof(peer->control) - peer->control_filled, MSG_DONTWAIT);
+        got = rk_cpu_wire_recv(&peer->control_wire, (char *)&peer->control + peer->control_filled,
+                               sizeof(peer->control) - peer->control_filled);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
@@ -120,7 +120,7 @@ struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh)
     RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
     /* After an abort of our own the closed connections tell nothing new. */
     for (int32_t r = 0; r < mesh->size && !st && !mesh->is_down; r++) {
-        if (mesh->peers[r].control_fd >= 0)
+        if (mesh->peers[r].control_wire.fd >= 0)
             st = read_peer(mesh, r);
     }
     RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
@@ -159,10 +159,10 @@ void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *erro
         mesh->is_down = true;
         /* Not closed: the engine thread may be using them. It closes them when the world is destroyed. */
         for (int32_t r = 0; r < mesh->size; r++) {
-            if (mesh->peers[r].data_fd >= 0)
-                shutdown(mesh->peers[r].data_fd, SHUT_RDWR);
-            if (mesh->peers[r].control_fd >= 0)
-                shutdown(mesh->peers[r].control_fd, SHUT_RDWR);
+            if (mesh->peers[r].data_wire.fd >= 0)
+                shutdown(mesh->peers[r].data_wire.fd, SHUT_RDWR);
+            if (mesh->peers[r].control_wire.fd >= 0)
+                shutdown(mesh->peers[r].control_wire.fd, SHUT_RDWR);
         }
         RK_ASSERT(write(mesh->wake_fd, &one, sizeof(one)) == sizeof(one));
     }

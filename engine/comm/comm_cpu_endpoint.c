@@ -1,6 +1,7 @@
 /* Endpoints of the CPU mesh: the listening socket of a rank and the text that tells its peers where it is. */
 #include "engine/comm/comm_cpu_internal.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -66,6 +67,7 @@ struct rk_status *rk_cpu_address_parse(struct rk_cpu_address *out, const char *t
         return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s': expected HOST:PORT or " UNIX_PREFIX "NAME", text);
     memcpy(host, text, host_bytes);
     host[host_bytes] = '\0';
+    memcpy(out->host, host, host_bytes + 1);
     return resolve(out, host, colon + 1, AI_NUMERICSERV);
 }
 
@@ -95,8 +97,9 @@ static struct rk_status *listen_address(struct rk_cpu_address *out, const char *
     return NULL;
 }
 
-/* What peers are told, with the port that the kernel chose. */
-static struct rk_status *format_bound(char text[RK_COMM_ADDRESS_BYTES], int fd)
+/* What peers are told, with the port that the kernel chose. `name`: instead of the address that was bound, or
+ * NULL. */
+static struct rk_status *format_bound(char text[RK_COMM_ADDRESS_BYTES], int fd, const char *name)
 {
     struct rk_cpu_address bound = {.bytes = sizeof(bound.storage)};
     char host[128], port[8];
@@ -108,12 +111,25 @@ static struct rk_status *format_bound(char text[RK_COMM_ADDRESS_BYTES], int fd)
                      NI_NUMERICHOST | NI_NUMERICSERV);
     if (rc != 0)
         return RK_FAIL(RK_INTERNAL, "getnameinfo: %s", gai_strerror(rc));
-    snprintf(text, RK_COMM_ADDRESS_BYTES, bound.storage.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host,
-             port);
+    if (name && strlen(name) >= sizeof(host))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "listen_host '%s': expected fewer than %zu bytes", name,
+                       sizeof(host));
+    snprintf(text, RK_COMM_ADDRESS_BYTES, bound.storage.ss_family == AF_INET6 && !name ? "[%s]:%s" : "%s:%s",
+             name ? name : host, port);
     return NULL;
 }
 
 /* --- endpoints --- */
+
+/* A name that the certificate is for has to reach the peers; an address does so anyway. */
+static const char *name_of(const struct rk_comm_endpoint_config *config)
+{
+    uint8_t discard[sizeof(struct in6_addr)];
+    bool is_address =
+        inet_pton(AF_INET, config->listen_host, discard) == 1 || strchr(config->listen_host, ':');
+
+    return config->tls && !is_address ? config->listen_host : NULL;
+}
 
 struct rk_status *rk_cpu_endpoint_open(void **out, const struct rk_comm_endpoint_config *config,
                                        char address[RK_COMM_ADDRESS_BYTES])
@@ -127,6 +143,7 @@ struct rk_status *rk_cpu_endpoint_open(void **out, const struct rk_comm_endpoint
         return RK_FAIL(RK_INVALID_ARGUMENT, "listen_host is missing, expected an address or \"unix\"");
     RK_TRY(listen_address(&local, config->listen_host, address));
     endpoint = rk_calloc(1, sizeof(*endpoint));
+    endpoint->tls = config->tls;
     endpoint->listen_fd = socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (endpoint->listen_fd < 0 ||
         bind(endpoint->listen_fd, (struct sockaddr *)&local.storage, local.bytes) != 0 ||
@@ -135,7 +152,7 @@ struct rk_status *rk_cpu_endpoint_open(void **out, const struct rk_comm_endpoint
         goto out;
     }
     if (local.storage.ss_family != AF_UNIX)
-        RK_TRY_GOTO(st, format_bound(address, endpoint->listen_fd), out);
+        RK_TRY_GOTO(st, format_bound(address, endpoint->listen_fd, name_of(config)), out);
     *out = endpoint;
     return NULL;
 

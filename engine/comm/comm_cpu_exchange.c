@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
@@ -160,8 +159,8 @@ static void pump_send(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
     while (peer->send_head && !peer->is_data_broken) {
         struct rk_cpu_transfer *transfer = peer->send_head;
         struct iovec iov[2];
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)rest_of(transfer, &transfer->frame, iov)};
-        ssize_t sent = sendmsg(peer->data_fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        int num_parts = rest_of(transfer, &transfer->frame, iov);
+        ssize_t sent = rk_cpu_wire_send_parts(&peer->data_wire, iov, num_parts);
 
         if (sent < 0 && errno == EINTR)
             continue;
@@ -186,8 +185,8 @@ static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer 
         struct rk_cpu_transfer *transfer = peer->recv_head;
         bool had_header = transfer->done_bytes >= sizeof(transfer->got);
         struct iovec iov[2];
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)rest_of(transfer, &transfer->got, iov)};
-        ssize_t got = recvmsg(peer->data_fd, &msg, MSG_DONTWAIT);
+        int num_parts = rest_of(transfer, &transfer->got, iov);
+        ssize_t got = rk_cpu_wire_recv_parts(&peer->data_wire, iov, num_parts);
 
         if (got < 0 && errno == EINTR)
             continue;
@@ -307,9 +306,9 @@ static void fill_polls(struct rk_cpu_mesh *mesh)
         bool is_open = atomic_load(&peer->link) == RK_CPU_LINK_OPEN;
         bool is_used = has_work(peer) && !peer->is_data_broken;
 
-        mesh->polls[r] = (struct pollfd){.fd = is_open ? peer->control_fd : -1, .events = POLLIN};
+        mesh->polls[r] = (struct pollfd){.fd = is_open ? peer->control_wire.fd : -1, .events = POLLIN};
         mesh->polls[mesh->size + r] = (struct pollfd){
-            .fd = is_used ? peer->data_fd : -1,
+            .fd = is_used ? peer->data_wire.fd : -1,
             .events = (short)((peer->send_head ? POLLOUT : 0) | (peer->recv_head ? POLLIN : 0))};
     }
     mesh->polls[2 * mesh->size] = (struct pollfd){.fd = mesh->wake_fd, .events = POLLIN};
@@ -358,6 +357,10 @@ static struct rk_status *wait_and_pump(struct rk_cpu_mesh *mesh, int64_t now_ns)
 static struct rk_status *run(struct rk_cpu_mesh *mesh)
 {
     link_transfers(mesh);
+    if (mesh->has_unread_control) { /* of which no event tells */
+        mesh->has_unread_control = false;
+        RK_TRY(rk_cpu_control_read(mesh));
+    }
     /* Small operations often end without a wait. */
     for (int32_t r = 0; r < mesh->size; r++)
         RK_TRY(pump(mesh, &mesh->peers[r]));

@@ -14,18 +14,22 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
+#include "base/rk_tls.h"
 #include "engine/comm/comm_internal.h"
 
 /* --- endpoints (comm_cpu_endpoint.c) --- */
 
 struct rk_cpu_endpoint {
     int listen_fd;
+    struct rk_tls *tls; /* of TCP; NULL: plain */
 };
 
 struct rk_cpu_address {
     struct sockaddr_storage storage;
     socklen_t bytes;
+    char host[RK_COMM_ADDRESS_BYTES]; /* as written, without brackets; "" of a Unix socket */
 };
 
 struct rk_status *rk_cpu_endpoint_open(void **out, const struct rk_comm_endpoint_config *config,
@@ -122,6 +126,22 @@ void rk_cpu_hello_init(struct rk_cpu_hello *hello, int32_t from_rank, int32_t to
 void rk_cpu_prove(uint8_t proof[RK_CPU_PROOF_BYTES], const struct rk_cpu_hello *hello,
                   const struct rk_cpu_challenge *challenge, const uint8_t *id);
 
+/* --- connections (comm_cpu_wire.c) --- */
+
+struct rk_cpu_wire {
+    int fd;                  /* -1: none */
+    struct rk_tls_conn *tls; /* NULL: plain */
+};
+
+/* As recv and send with MSG_DONTWAIT and MSG_NOSIGNAL. What TLS could not send must be given again as it was,
+ * or be followed by nothing else. */
+ssize_t rk_cpu_wire_recv(const struct rk_cpu_wire *wire, void *data, size_t bytes);
+ssize_t rk_cpu_wire_send(const struct rk_cpu_wire *wire, const void *data, size_t bytes);
+/* One or two parts, the first of at most a few hundred bytes if there are two. */
+ssize_t rk_cpu_wire_send_parts(const struct rk_cpu_wire *wire, struct iovec *parts, int num_parts);
+ssize_t rk_cpu_wire_recv_parts(const struct rk_cpu_wire *wire, struct iovec *parts, int num_parts);
+void rk_cpu_wire_close(struct rk_cpu_wire *wire);
+
 /* --- the mesh --- */
 
 /* Header of every payload on a data connection; both ends compute it and compare. */
@@ -166,7 +186,7 @@ struct rk_cpu_control {
 _Static_assert(sizeof(struct rk_cpu_control) == RK_CPU_CONTROL_BYTES, "one size on every host");
 
 struct rk_cpu_peer {
-    int data_fd, control_fd; /* -1 for this rank itself */
+    struct rk_cpu_wire data_wire, control_wire; /* none for this rank itself */
 
     /* engine thread only */
     struct rk_cpu_transfer *send_head, *recv_head; /* what the running exchange still has to do */
@@ -209,6 +229,7 @@ struct rk_cpu_mesh {
     struct rk_cpu_frame frame; /* template of its frames */
     bool is_collective;        /* who has sent a byte takes part and must not go silent */
     int64_t begun_ns, heartbeat_ns;
+    bool has_unread_control; /* TLS may have taken frames off the sockets with the end of a handshake */
     RK_ARRAY(struct rk_cpu_transfer) transfers; /* of the running exchange; capacity is kept */
     int64_t num_pending;
 };

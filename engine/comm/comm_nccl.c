@@ -26,8 +26,10 @@
 static struct rk_status *endpoint_open(void **out, const struct rk_comm_endpoint_config *config,
                                        char address[RK_COMM_ADDRESS_BYTES])
 {
-    struct rk_comm_endpoint_config mesh_config = {
-        .struct_size = sizeof(mesh_config), .backend = "cpu", .listen_host = config->listen_host};
+    struct rk_comm_endpoint_config mesh_config = {.struct_size = sizeof(mesh_config),
+                                                  .backend = "cpu",
+                                                  .listen_host = config->listen_host,
+                                                  .tls = config->tls};
     struct rk_comm_endpoint *endpoint;
 
     *out = NULL;

@@ -32,7 +32,7 @@ static void free_args(const char **args, int count)
 }
 
 /* On 127.0.0.1; `file` NULL: plain. */
-static struct rk_proc *start_tls_daemon(const char *file, const char *ca, const char *comm)
+static struct rk_proc *start_tls_daemon(const char *file, const char *ca, const char *comm, const char *more)
 {
     char *roots = rk_format("--ckpt.roots=[\"%s\"]", rk_test_temp_dir()),
          *flag = rk_format("--comm.listen=%s", comm);
@@ -43,6 +43,7 @@ static struct rk_proc *start_tls_daemon(const char *file, const char *ca, const 
     args[count] = roots;
     args[count + 1] = "--cpu.num_threads=1";
     args[count + 2] = flag;
+    args[count + 3] = more;
     proc = rk_proc_start_rankd(args);
     rk_proc_address(proc);
     free_args(args, count);
@@ -73,7 +74,7 @@ static void stop(struct rk_proc *proc)
 /* Goal: files come from flags or from the environment, and a Unix socket does without. */
 static void test_tls_cli_flags_and_environment(void **state)
 {
-    struct rk_proc *daemon = start_tls_daemon("host", "ca", "unix"), *local = start_daemon(NULL);
+    struct rk_proc *daemon = start_tls_daemon("host", "ca", "unix", NULL), *local = start_daemon(NULL);
     const char *address = rk_proc_address(daemon);
     char *both = rk_format("%s,%s", address, rk_proc_address(local));
     struct outcome outcome = ask(address, "client", "ca");
@@ -125,8 +126,9 @@ static void test_tls_cli_says_what_is_wrong(void **state)
         {0, "client", "missing", 2, "No such file"},
         {0, "client", NULL, 2, "tls_cert: expected together with tls_ca"},
     };
-    struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "unix"), start_tls_daemon(NULL, NULL, "unix"),
-                                 start_tls_daemon("one_name", "ca", "unix")};
+    struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "unix", NULL),
+                                 start_tls_daemon(NULL, NULL, "unix", NULL),
+                                 start_tls_daemon("one_name", "ca", "unix", NULL)};
 
     (void)state;
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
@@ -140,23 +142,34 @@ static void test_tls_cli_says_what_is_wrong(void **state)
         stop(daemons[i]);
 }
 
-/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, has the bits of a plain one. */
-static void test_tls_cli_run_is_the_same(void **state)
+/* The tiny job on both daemons. */
+static struct outcome run_on(struct rk_proc *const daemons[2], const char *dir)
 {
-    char *plain = run_new_tiny_job("2", NULL, NULL), *dir = new_run_dir(), *hosts;
-    struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "127.0.0.1"),
-                                 start_tls_daemon("host", "ca", "127.0.0.1")};
+    char *hosts = rk_format("--hosts=%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
     const char *args[ARGS_MAX] = {"run", TINY_JOB, "--run-dir", dir, TINY};
     struct outcome outcome;
     int begin = 0, count;
 
-    (void)state;
-    hosts = rk_format("--hosts=%s,%s", rk_proc_address(daemons[0]), rk_proc_address(daemons[1]));
     while (args[begin])
         begin++;
     args[begin++] = hosts;
     count = add_files(args + begin, "--tls-", "client", "ca");
     outcome = run_rankctl(args);
+    free_args(args + begin, count);
+    rk_free(hosts);
+    return outcome;
+}
+
+/* Goal: a run on two daemons over mutual TLS, with collectives over TCP, has the bits of a plain one; ranks
+ * one of which has switched TLS off do not come together, and it is said why. */
+static void test_tls_cli_run_is_the_same(void **state)
+{
+    char *plain = run_new_tiny_job("2", NULL, NULL), *dir = new_run_dir(), *other_dir = new_run_dir();
+    struct rk_proc *daemons[] = {start_tls_daemon("host", "ca", "127.0.0.1", NULL),
+                                 start_tls_daemon("host", "ca", "127.0.0.1", NULL)};
+    struct outcome outcome = run_on(daemons, dir);
+
+    (void)state;
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     for (int64_t step = 1; step <= TINY_STEPS; step++) {
@@ -166,10 +179,15 @@ static void test_tls_cli_run_is_the_same(void **state)
         rk_json_free(metrics);
         rk_json_free(expected);
     }
-    for (size_t i = 0; i < RK_ARRAY_LEN(daemons); i++)
-        stop(daemons[i]);
-    free_args(args + begin, count);
-    rk_free(hosts);
+    stop(daemons[0]);
+    daemons[0] = start_tls_daemon("host", "ca", "127.0.0.1", "--comm.tls=off");
+    outcome = run_on(daemons, other_dir);
+    assert_true(outcome.code != 0);
+    assert_text("stderr", outcome.err, "it does not speak TLS");
+    outcome_fini(&outcome);
+    rk_proc_destroy(daemons[0]); /* still waits for the other rank */
+    stop(daemons[1]);
+    rk_free(other_dir);
     rk_free(dir);
     rk_free(plain);
 }

@@ -12,6 +12,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_config.h"
 #include "base/rk_time.h"
+#include "tests/support/certs.h"
 #include "tests/support/device.h"
 #include "tests/support/test.h"
 
@@ -110,6 +111,20 @@ static void print_output(const struct rank_process *process, int32_t rank)
         fwrite(buf, 1, got, stderr);
 }
 
+/* With RK_TEST_TLS=1 worlds over TCP are over TLS. Made before the first rank, for all. */
+static struct rk_tls *rank_tls;
+
+static void prepare_tls(void)
+{
+    struct rk_tls_files files;
+
+    if (rank_tls || !rk_env("RK_TEST_TLS"))
+        return;
+    rk_test_make_certs();
+    files = rk_test_tls_files("host", "ca");
+    assert_ok(rk_tls_create(&rank_tls, &files));
+}
+
 int rk_test_run_ranks_results(int32_t num_ranks, rk_test_rank_fn_t fn, void *user, int timeout_s,
                               struct rk_test_rank_result *results)
 {
@@ -118,6 +133,7 @@ int rk_test_run_ranks_results(int32_t num_ranks, rk_test_rank_fn_t fn, void *use
 
     RK_ASSERT(num_ranks >= 1);
     RK_ASSERT(num_ranks <= RK_TEST_MAX_RANKS);
+    prepare_tls();
     fflush(NULL); /* or every child writes what is buffered once more */
     for (int32_t r = 0; r < num_ranks; r++)
         start(&processes[r], r, num_ranks, fn, user);
@@ -222,6 +238,7 @@ struct rk_status *rk_test_world_create(struct rk_comm_world **out, struct rk_tes
     struct rk_comm_endpoint *endpoint;
 
     *out = NULL;
+    endpoint_config.tls = rank_tls;
     RK_TRY(rk_comm_endpoint_open(&endpoint, &endpoint_config));
     snprintf(rendezvous->address[rank], sizeof(rendezvous->address[rank]), "%s",
              rk_comm_endpoint_address(endpoint));
