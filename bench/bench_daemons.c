@@ -8,23 +8,28 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_certs.h"
 #include "base/rk_ckpt_dir.h"
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 
 #define LISTENING "rankd: listening on "
 #define ARGS_MAX  8
+#define HOUR_S    3600
 
 struct bench_daemons {
     char dir[32];
     int32_t count, num_started;
     pid_t *pids;
     char **addresses;
+    char *cert, *key, *ca; /* of mutual TLS, both sides the same; NULL without */
 };
 
 const char *bench_transport_name(bench_transport_t transport)
@@ -37,6 +42,11 @@ const char *bench_transport_name(bench_transport_t transport)
 const char *const *bench_daemons_addresses(const struct bench_daemons *daemons)
 {
     return (const char *const *)daemons->addresses;
+}
+
+struct rk_tls_files bench_daemons_tls_files(const struct bench_daemons *daemons)
+{
+    return (struct rk_tls_files){.cert = daemons->cert, .key = daemons->key, .ca = daemons->ca};
 }
 
 /* The rankd that was built or installed with this program; rk_free it. */
@@ -107,12 +117,18 @@ static struct rk_status *start_next(struct bench_daemons *daemons, bench_transpo
                        ? rk_format("--rpc.listen=unix:%s/%d.sock", daemons->dir, daemons->num_started)
                        : rk_strdup("--rpc.listen=127.0.0.1:0");
     char threads[] = "--cpu.num_threads=1";
-    char *const args[ARGS_MAX] = {program, config, listen, threads};
+    char *cert = daemons->cert ? rk_format("--rpc.tls_cert=%s", daemons->cert) : NULL;
+    char *key = daemons->cert ? rk_format("--rpc.tls_key=%s", daemons->key) : NULL;
+    char *ca = daemons->cert ? rk_format("--rpc.tls_ca=%s", daemons->ca) : NULL;
+    char *const args[ARGS_MAX] = {program, config, listen, threads, cert, key, ca};
     struct rk_status *st = start_one(daemons, args);
 
     rk_free(program);
     rk_free(config);
     rk_free(listen);
+    rk_free(cert);
+    rk_free(key);
+    rk_free(ca);
     return st;
 }
 
@@ -132,6 +148,41 @@ static struct rk_status *make_dir(struct bench_daemons *daemons)
     return st;
 }
 
+static struct rk_status *write_file(char **path, const struct bench_daemons *daemons, const char *name,
+                                    const char *text)
+{
+    *path = rk_path_join(daemons->dir, name);
+    RK_TRY(rk_write_file_atomic(*path, text, strlen(text)));
+    return chmod(*path, 0600) == 0 ? NULL : RK_FAIL(RK_INTERNAL, "chmod '%s': %s", *path, strerror(errno));
+}
+
+/* An authority, and one certificate for both sides. */
+static struct rk_status *make_certs(struct bench_daemons *daemons)
+{
+    static const char *const names[] = {"127.0.0.1"};
+    int64_t now_s = time(NULL);
+    struct rk_cert_spec spec = {
+        .common_name = "bench authority", .from_s = now_s - HOUR_S, .until_s = now_s + HOUR_S};
+    struct rk_cert authority = {0}, host = {0};
+    struct rk_status *st = rk_cert_make(&authority, &spec, NULL);
+
+    spec.use = RK_CERT_HOST;
+    spec.common_name = names[0];
+    spec.names = names;
+    spec.num_names = 1;
+    if (!st)
+        st = rk_cert_make(&host, &spec, &authority);
+    if (!st)
+        st = write_file(&daemons->ca, daemons, "ca.crt", authority.cert);
+    if (!st)
+        st = write_file(&daemons->cert, daemons, "host.crt", host.cert);
+    if (!st)
+        st = write_file(&daemons->key, daemons, "host.key", host.key);
+    rk_cert_fini(&authority);
+    rk_cert_fini(&host);
+    return st;
+}
+
 struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transport_t transport, int32_t count)
 {
     struct bench_daemons *daemons = rk_calloc(1, sizeof(*daemons));
@@ -142,6 +193,8 @@ struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transpor
     daemons->addresses = rk_calloc((size_t)count, sizeof(*daemons->addresses));
     *out = daemons;
     st = make_dir(daemons);
+    if (!st && transport == BENCH_TLS)
+        st = make_certs(daemons);
     for (int32_t i = 0; i < count && !st; i++)
         st = start_next(daemons, transport);
     return st;
@@ -160,5 +213,8 @@ void bench_daemons_stop(struct bench_daemons *daemons)
         RK_IGNORE(rk_ckpt_remove(daemons->dir), "what is left is in /tmp");
     rk_free(daemons->pids);
     rk_free(daemons->addresses);
+    rk_free(daemons->cert);
+    rk_free(daemons->key);
+    rk_free(daemons->ca);
     rk_free(daemons);
 }

@@ -37,14 +37,25 @@ static void session_close(struct session *session)
     bench_daemons_stop(session->daemons);
 }
 
+static struct rk_status *open_driver(struct rk_driver **out, const struct bench_daemons *daemons,
+                                     int32_t count)
+{
+    struct rk_tls_files files = bench_daemons_tls_files(daemons);
+    struct rk_driver_config config = {.struct_size = sizeof(config),
+                                      .addresses = bench_daemons_addresses(daemons),
+                                      .num_addresses = count,
+                                      .tls_ca = files.ca,
+                                      .tls_cert = files.cert,
+                                      .tls_key = files.key};
+
+    return rk_driver_open(out, &config);
+}
+
 static struct rk_status *session_open(struct session *session, const int64_t *dims)
 {
-    struct rk_driver_config config = {.struct_size = sizeof(config), .num_addresses = (int32_t)dims[1]};
-
     *session = (struct session){0};
     RK_TRY(bench_daemons_start(&session->daemons, (bench_transport_t)dims[0], (int32_t)dims[1]));
-    config.addresses = bench_daemons_addresses(session->daemons);
-    return rk_driver_open(&session->driver, &config);
+    return open_driver(&session->driver, session->daemons, (int32_t)dims[1]);
 }
 
 /* --- small calls --- */
@@ -365,7 +376,6 @@ struct rk_status *bench_run_rpc_beside(struct bench_ctx *ctx, const struct bench
     const int64_t *dims = bench_dims(ctx, bench);
     struct session session, asking = {0};
     struct sender sender = {0};
-    struct rk_driver_config config = {.struct_size = sizeof(config), .num_addresses = 1};
     struct load load = {0};
     double *seconds = NULL;
     struct rk_status *st = open_for_batches(&session, dims);
@@ -376,8 +386,7 @@ struct rk_status *bench_run_rpc_beside(struct bench_ctx *ctx, const struct bench
         st = load_init(&load, dims[3]);
     if (!st) {
         sender = (struct sender){.driver = session.driver, .load = &load};
-        config.addresses = bench_daemons_addresses(session.daemons);
-        st = rk_driver_open(&asking.driver, &config);
+        st = open_driver(&asking.driver, session.daemons, 1);
     }
     if (!st)
         st = time_beside(&seconds, dims[2], &sender, &asking);

@@ -2,6 +2,7 @@
 #ifndef RK_BENCH_RPC_H
 #define RK_BENCH_RPC_H
 
+#include "base/rk_tls.h"
 #include "bench/bench.h"
 
 typedef enum bench_transport { BENCH_TCP, BENCH_UNIX, BENCH_TLS } bench_transport_t;
@@ -17,6 +18,8 @@ struct rk_status *bench_daemons_start(struct bench_daemons **out, bench_transpor
 /* Kills them; NULL is a no-op. */
 void bench_daemons_stop(struct bench_daemons *daemons);
 const char *const *bench_daemons_addresses(const struct bench_daemons *daemons);
+/* For who calls them; empty but over BENCH_TLS. Borrowed. */
+struct rk_tls_files bench_daemons_tls_files(const struct bench_daemons *daemons);
 
 /* --- raw_copy.c --- */
 /* Best seconds of `num_times` copies of `bytes` from memory to memory, from one thread to another through a

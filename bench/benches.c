@@ -245,9 +245,11 @@ const struct bench_case bench_cases[] = {
 
     RPC_STATUS("rpc_status_tcp", BENCH_TCP),
     RPC_STATUS("rpc_status_unix", BENCH_UNIX),
+    RPC_STATUS("rpc_status_tls", BENCH_TLS),
     RPC("rpc_dispatch_8", BENCH_MICROS, bench_run_rpc_dispatch, BENCH_UNIX, 8, 500, 0),
     RPC_STREAM("rpc_stream_tcp", BENCH_TCP),
     RPC_STREAM("rpc_stream_unix", BENCH_UNIX),
+    RPC_STREAM("rpc_stream_tls", BENCH_TLS),
     RPC("rpc_beside_stream", BENCH_MICROS, bench_run_rpc_beside, BENCH_TCP, 1, 1000, 1 << 28),
 
     COMM("comm", "all_reduce_256m", BENCH_GBYTES, 1 << 28, BENCH_ALL_REDUCE),

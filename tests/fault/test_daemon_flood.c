@@ -2,11 +2,14 @@
  * is bounded, a good client is answered at once, and what runs goes on.
  *
  * RK_TEST_SECONDS: how long each flood takes (default 2). RK_TEST_FLOOD: only the one of that name. */
+#include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,6 +18,7 @@
 #include "base/rk_time.h"
 #include "tests/proc/cli_fixture.h"
 #include "tests/proc/daemon_fixture.h"
+#include "tests/support/certs.h"
 #include "tests/support/h2_raw.h"
 
 #define NUM_ATTACKERS  8
@@ -147,32 +151,87 @@ static const struct flood floods[] = {
 struct attack {
     const char *address;
     const struct flood *flood;
+    struct rk_tls *tls;  /* they speak TLS; NULL: plainly */
+    bool only_handshake; /* and leave when the daemon has done its part of it */
     _Atomic bool is_over;
     _Atomic int64_t sent_bytes;
     _Atomic int num_connections;
     pthread_t threads[NUM_ATTACKERS];
 };
 
+static void wait_for(int fd, short events)
+{
+    struct pollfd poller = {.fd = fd, .events = events};
+
+    poll(&poller, 1, 10);
+}
+
+/* False when the daemon has closed, or is not to be spoken to any more. */
+static bool shake(struct attack *attack, struct rk_tls_conn *conn, int fd)
+{
+    char byte;
+
+    while (!attack->is_over) {
+        if (attack->only_handshake && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 1)
+            return false;
+        switch (rk_tls_shake(conn)) {
+        case RK_TLS_DONE:
+            return !attack->only_handshake;
+        case RK_TLS_FAILED:
+            return false;
+        default:
+            wait_for(fd, POLLIN);
+        }
+    }
+    return false;
+}
+
+/* As h2_send. */
+static bool send_tls(struct rk_tls_conn *conn, int fd, const struct rk_str *bytes)
+{
+    int64_t end_ns = rk_time_now_ns() + SEND_MS * 1000000LL;
+    char scratch[4096];
+    size_t at = 0;
+
+    while (at < bytes->bytes) {
+        ssize_t sent = rk_tls_send(conn, bytes->text + at, bytes->bytes - at), got;
+
+        if (sent < 0 && errno != EAGAIN)
+            return false;
+        at += sent > 0 ? (size_t)sent : 0;
+        do
+            got = rk_tls_recv(conn, scratch, sizeof(scratch));
+        while (got > 0);
+        if (got == 0 || errno != EAGAIN || (at < bytes->bytes && rk_time_now_ns() > end_ns))
+            return false;
+        if (sent < 0)
+            wait_for(fd, POLLIN | POLLOUT);
+    }
+    return true;
+}
+
 /* One connection, until the daemon ends it or the attack is over. */
 static void attack_once(struct attack *attack)
 {
     int fd = h2_connect(attack->address);
+    struct rk_tls_conn *conn = fd >= 0 && attack->tls ? rk_tls_connect(attack->tls, fd, NULL, true) : NULL;
     struct rk_str bytes = {0};
     uint32_t stream = 1;
-    bool goes_on = fd >= 0;
+    bool goes_on = fd >= 0 && (!conn || shake(attack, conn, fd));
 
-    if (!goes_on)
+    if (fd < 0)
         rk_time_sleep_ms(1);
     attack->num_connections++;
     h2_greeting(&bytes);
     while (goes_on && !attack->is_over && stream < 1U << 30) {
         attack->flood->append(&bytes, &stream);
-        goes_on = h2_send(fd, &bytes, SEND_MS) || bytes.bytes == 0;
+        goes_on = (conn ? send_tls(conn, fd, &bytes) : h2_send(fd, &bytes, SEND_MS)) || bytes.bytes == 0;
         attack->sent_bytes += goes_on ? (int64_t)bytes.bytes : 0;
         rk_str_fini(&bytes);
         bytes = (struct rk_str){0};
     }
     rk_str_fini(&bytes);
+    rk_tls_conn_destroy(conn);
     if (fd >= 0)
         close(fd);
 }
@@ -253,33 +312,40 @@ static void end_attack(struct attack *attack)
         pthread_join(attack->threads[i], NULL);
 }
 
-static void run_flood(struct fixture *fixture, const char *address, const struct flood *flood,
-                      int64_t seconds)
+static void run_attack(struct fixture *fixture, struct attack *attack, int64_t seconds)
 {
-    struct attack attack = {.address = address, .flood = flood};
+    const char *label = attack->only_handshake ? "TLS handshakes" : attack->flood->label;
     struct seen seen = {.samples = rk_calloc(SAMPLES_MAX, sizeof(double))};
     int64_t before_kib = rss_kib(fixture), after_kib;
     double p99;
 
-    begin_attack(&attack);
+    begin_attack(attack);
     watch_attack(&seen, fixture, seconds);
-    end_attack(&attack);
+    end_attack(attack);
     after_kib = wait_back(fixture, before_kib + RSS_BACK_KIB);
     qsort(seen.samples, (size_t)seen.num_samples, sizeof(double), compare_doubles);
     p99 = seen.samples[seen.num_samples * 99 / 100];
     print_message(
         "%s: %.1f MB sent over %d connections; resident %lld, at most %lld, then %lld MiB; GetStatus "
         "p50 %.2f ms, p99 %.2f ms, %d times\n",
-        flood->label, (double)attack.sent_bytes / 1e6, (int)attack.num_connections,
-        (long long)before_kib >> 10, (long long)seen.peak_kib >> 10, (long long)after_kib >> 10,
-        seen.samples[seen.num_samples / 2], p99, seen.num_samples);
+        label, (double)attack->sent_bytes / 1e6, (int)attack->num_connections, (long long)before_kib >> 10,
+        (long long)seen.peak_kib >> 10, (long long)after_kib >> 10, seen.samples[seen.num_samples / 2], p99,
+        seen.num_samples);
     assert_true(seen.peak_kib <= RSS_MAX_KIB);
     assert_true(after_kib <= before_kib + RSS_BACK_KIB);
 #ifndef __SANITIZE_ADDRESS__ /* it makes everything ten times slower */
     if (seconds >= P99_SECONDS)
-        assert_below(flood->label, p99, P99_MAX_MS);
+        assert_below(label, p99, P99_MAX_MS);
 #endif
     rk_free(seen.samples);
+}
+
+static void run_flood(struct fixture *fixture, const char *address, const struct flood *flood,
+                      int64_t seconds)
+{
+    struct attack attack = {.address = address, .flood = flood};
+
+    run_attack(fixture, &attack, seconds);
 }
 
 static char *write_file(const char *name, const char *text)
@@ -361,6 +427,67 @@ static void test_floods_of_health_listen_are_survived(void **state)
     fixture_stop(&fixture);
 }
 
+/* A daemon that takes TLS from everybody, and calls with the token. */
+static void start_tls(struct fixture *fixture)
+{
+    struct rk_tls_files files = rk_test_tls_files("host", "ca");
+    char *path = write_file("tokens", "admin:" TOKEN "\n"), *flag = rk_format("--rpc.token_file=%s", path);
+    char *cert = rk_format("--rpc.tls_cert=%s", files.cert), *key = rk_format("--rpc.tls_key=%s", files.key);
+    const char *args[] = {flag, cert, key, "--cpu.num_threads=1", NULL};
+
+    setenv("ASAN_OPTIONS", "quarantine_size_mb=1:thread_local_quarantine_size_kb=64", 1);
+    fixture_start(fixture, args);
+    unsetenv("ASAN_OPTIONS");
+    rk_client_destroy(fixture->client);
+    files = rk_test_tls_files(NULL, "ca");
+    fixture->client = rk_client_create_tls(rk_proc_address(fixture->proc), TOKEN, &files);
+    rk_free(cert);
+    rk_free(key);
+    rk_free(flag);
+    rk_free(path);
+}
+
+/* Goal: TLS changes nothing of all that, whether they flood behind a handshake, in front of it, or with
+ * nothing but handshakes; and who comes meanwhile with a good one is let in. */
+static void test_floods_over_tls_are_survived(void **state)
+{
+    static const size_t some[] = {0, 2, 5}; /* of floods */
+    static const struct rk_tls_files none = {.prefix = ""};
+    struct rk_tls_files files;
+    struct attack attack = {.flood = &floods[0]};
+    struct rk_worker_status status;
+    struct fixture fixture;
+    struct rk_tls *tls;
+
+    (void)state;
+    rk_test_make_certs();
+    assert_ok(rk_tls_create(&tls, &none));
+    start_tls(&fixture);
+    attack.address = rk_proc_address(fixture.proc);
+    run_attack(&fixture, &attack, 2); /* HTTP/2 where TLS is expected */
+    for (size_t i = 0; i < RK_ARRAY_LEN(some); i++) {
+        attack = (struct attack){.address = attack.address, .flood = &floods[some[i]], .tls = tls};
+        run_attack(&fixture, &attack, 2);
+    }
+    attack =
+        (struct attack){.address = attack.address, .flood = &floods[0], .tls = tls, .only_handshake = true};
+    run_attack(&fixture, &attack, 3);
+    attack.is_over = false;
+    files = rk_test_tls_files(NULL, "ca");
+    begin_attack(&attack);
+    for (int i = 0; i < 5; i++) {
+        struct rk_client *client = rk_client_create_tls(attack.address, TOKEN, &files);
+        int64_t begin_ns = rk_time_now_ns();
+
+        assert_ok(rk_client_get_status(client, &status));
+        print_message("new connection: %lld ms\n", (long long)(rk_time_now_ns() - begin_ns) / 1000000);
+        rk_client_destroy(client);
+    }
+    end_attack(&attack);
+    rk_tls_destroy(tls);
+    fixture_stop(&fixture);
+}
+
 /* Goal: a training run on a daemon ends as if nothing were, with a rapid reset all the while. */
 static void test_run_goes_on_during_a_flood(void **state)
 {
@@ -426,6 +553,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_floods_are_survived),
         cmocka_unit_test(test_floods_of_health_listen_are_survived),
+        cmocka_unit_test(test_floods_over_tls_are_survived),
         cmocka_unit_test(test_run_goes_on_during_a_flood),
         cmocka_unit_test(test_short_calls_are_never_cut),
     };
