@@ -4,6 +4,7 @@ Method: the stock parser of prometheus_client, and peers that do what no scraper
 Usage: test_metrics.py RANKD RANKCTL SOURCE_FOLDER
 """
 import concurrent.futures
+import json
 import math
 import os
 import re
@@ -260,6 +261,24 @@ class Page(unittest.TestCase):
         self.assertEqual(page, [(name, kind.lower(), text) for name, kind, text in rows])
 
 
+class Dashboard(unittest.TestCase):
+    def test_panels_have_places_of_their_own(self):
+        with open(os.path.join(SOURCES, "deploy/grafana/rankd.json")) as file:
+            dashboard = json.load(file)
+        panels = dashboard["panels"]
+        self.assertEqual(len({panel["id"] for panel in panels}), len(panels))
+        cells = set()
+        for panel in panels:
+            place = panel["gridPos"]
+            self.assertLessEqual(place["x"] + place["w"], 24, panel["title"])
+            for x in range(place["x"], place["x"] + place["w"]):
+                for y in range(place["y"], place["y"] + place["h"]):
+                    self.assertNotIn((x, y), cells, panel["title"])
+                    cells.add((x, y))
+        variables = {variable["name"] for variable in dashboard["templating"]["list"]} | {"__rate_interval"}
+        self.assertLessEqual(set(re.findall(r"\$\{?(\w+)", json.dumps(panels))), variables)
+
+
 class Run(unittest.TestCase):
     """The figures of a training run, and that the dashboard and the page name metrics that are there."""
 
@@ -331,6 +350,33 @@ class Run(unittest.TestCase):
         counts = [value(families, "rankd_comm_operations", "rankd_comm_operations_total", **operation)
                   for families in self.during if "rankd_comm_operations" in families]
         self.assertEqual(counts, sorted(counts))
+
+    def test_the_dashboard_names_what_is_there(self):
+        """Every metric of a panel is in the text of this run, and every label of its query and legend is one of the
+        metric's; metrics of GPUs and of failures, which are not here, are in the table at least."""
+        with open(os.path.join(SOURCES, "deploy/grafana/rankd.json")) as file:
+            panels = json.load(file)["panels"]
+        with open(os.path.join(SOURCES, "daemon/metrics.def")) as file:
+            table = set(re.findall(r'"((?:rankd|process)_\w+)"', file.read()))
+        labels = {}  # of every sample that was seen, by its name
+        for families in [*self.during, self.families]:
+            for family in families.values():
+                for sample in family.samples:
+                    labels.setdefault(sample.name, set()).update(sample.labels, ["instance"])
+        targets = [(panel["title"], target) for panel in panels for target in panel.get("targets", ())]
+        self.assertGreater(len(targets), 40)
+        for title, target in targets:
+            names = set(re.findall(r"\b(?:rankd|process)_\w+", target["expr"]))
+            self.assertTrue(names, title)
+            for name in names:
+                if name.startswith("rankd_gpu_") or name == "rankd_method_failures_total":
+                    self.assertIn(name, table, title)
+                    continue
+                self.assertIn(name, labels, title)
+                used = re.findall(r"{{(\w+)}}", target["legendFormat"]) + re.findall(r"(\w+)=~?\"", target["expr"])
+                for group in re.findall(r"by \(([^)]*)\)", target["expr"]):
+                    used += group.split(", ")
+                self.assertLessEqual(set(used), labels[name], (title, name))
 
     def test_bytes_went_in_and_out(self):
         execute = {"rpc": "rankd.v1.Worker/Execute"}
