@@ -174,6 +174,18 @@ class Calls(DaemonTest):
         self.assertEqual(list(result.batch), ["responses"])
         self.assertIn((0, "generate"), seen)
 
+    def test_progress_that_raises(self):
+        """Goal: an error of the program's own function ends the call on the daemons and comes out of it; the group works
+        on."""
+        _, client = self.group(1)
+
+        def complain(rank, progress):
+            raise KeyError("no such bar")
+
+        with self.assertRaisesRegex(KeyError, "no such bar"):
+            client.rollout.generate_sequences(prompts(), ENDLESS, on_progress=complain)
+        self.assertEqual(client.rollout.generate_sequences(prompts(), {"response_length": 2}).batch.num_rows, 4)
+
     def test_timeout(self):
         _, client = self.group(1)
         self.assert_refused("DEADLINE_EXCEEDED", "WATCHDOG", client.rollout.generate_sequences, prompts(), ENDLESS,

@@ -206,6 +206,7 @@ class Call:
         self._events: "queue.Queue[Tuple[_Stream, str, Any]]" = queue.Queue()
         self._streams: Dict[int, _Stream] = {}
         self._is_committed = False
+        self._callback_error: Optional[Exception] = None
         self._padded = 0
         self._inputs: List[Tuple[Optional["common_pb2.DataProtoSpec"], List["pb.ExecuteRequest"]]]
         self.ranks = sorted(dispatch.chunk_of_rank)
@@ -237,6 +238,10 @@ class Call:
                 self._open(rank)
             self._offer(had_to_wait)
             self._finish()
+        except RankdError:
+            if self._callback_error is not None:
+                raise self._callback_error from None
+            raise
         finally:
             self._turns.leave(self)
         return self._gather()
@@ -264,11 +269,20 @@ class Call:
         except queue.Empty:
             return None
         if what == "progress":
-            if self._on_progress:
-                self._on_progress(stream.worker.rank, content)
+            self._tell_progress(stream.worker.rank, content)
         elif what in ("done", "error"):
             stream.is_done = True
         return stream, what, content
+
+    def _tell_progress(self, rank: int, progress: "common_pb2.Progress") -> None:
+        """An error of the program's function ends the call, and is what the call raises."""
+        if self._on_progress is None or self._callback_error is not None:
+            return
+        try:
+            self._on_progress(rank, progress)
+        except Exception as error:  # pylint: disable=broad-except
+            self._callback_error = error
+            self.cancel("on_progress raised an exception")
 
     def _offer(self, had_to_wait: bool) -> None:
         hashes: Dict[int, bytes] = {}
