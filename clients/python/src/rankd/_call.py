@@ -194,7 +194,7 @@ class Call:
 
     def __init__(self, workers: List[Worker], turns: Turns, dispatch: Dispatch, header: "pb.ExecuteHeader",
                  batch: Optional[Batch], has_output: bool, timeout_s: float, on_progress: Optional[Progress],
-                 check_lease: Callable[[], None], chunk_bytes: int) -> None:
+                 check_lease: Callable[[], None], on_lost: Callable[[], None], chunk_bytes: int) -> None:
         self._workers = workers
         self._turns = turns
         self._dispatch = dispatch
@@ -203,6 +203,7 @@ class Call:
         self._timeout_s = timeout_s + _RPC_MARGIN_S if timeout_s else None
         self._on_progress = on_progress
         self._check_lease = check_lease
+        self._on_lost = on_lost  # called before the call ends, so that no next one is started
         self._events: "queue.Queue[Tuple[_Stream, str, Any]]" = queue.Queue()
         self._streams: Dict[int, _Stream] = {}
         self._is_committed = False
@@ -211,7 +212,6 @@ class Call:
         self._inputs: List[Tuple[Optional["common_pb2.DataProtoSpec"], List["pb.ExecuteRequest"]]]
         self.ranks = sorted(dispatch.chunk_of_rank)
         self.is_offered = False
-        self.is_lost = False
         self.cancel_reason: Optional[str] = None
         header.request_id = os.urandom(16)
         header.two_phase = True
@@ -382,7 +382,7 @@ class Call:
         text = root.message if root.message.startswith(name) else f"{name}: {root.message}"
         result = RankdError(root.code, root.reason, text, root.rank, root.address)
         if root.is_lost:
-            self.is_lost = True
+            self._on_lost()
             witness = next((f"; rank {e.rank} says: {e.message}" for e in known if not e.is_lost), "")
             result = RankdError("ABORTED", "PEER_LOST", f"{name}: the connection ended: {root.message}{witness}",
                                 root.rank, root.address)

@@ -239,13 +239,11 @@ class Client:
         if plan is not None:
             header.plan.CopyFrom(plan.message())
         call = _call.Call(self._workers, self._turns, dispatch.create(info.dispatch, role, self._grids), header, data,
-                          bool(info.output), timeout_s, on_progress, self._check_lease, self._chunk_bytes)
-        future = _call.start(call)
-        future.add_done_callback(lambda _: self._note_lost(call))
-        return future
+                          bool(info.output), timeout_s, on_progress, self._check_lease, self._note_lost, self._chunk_bytes)
+        return _call.start(call)
 
-    def _note_lost(self, call: _call.Call) -> None:
-        self._is_lost = self._is_lost or call.is_lost
+    def _note_lost(self) -> None:
+        self._is_lost = True
 
     def call(self, method: str, batch: Optional[Mapping[str, Column]] = None, options: Optional[Options] = None, *,
              plan: Optional[Plan] = None, timeout_s: float = 0.0, want: Sequence[str] = (),
