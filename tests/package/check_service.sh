@@ -23,11 +23,11 @@ systemctl reload rankd@0
 [ "$(systemctl show -p MainPID --value rankd@0)" = "$before" ]
 systemctl kill -s KILL rankd@1
 seconds=0
-while ! systemctl is-active rankd@1 && [ "$seconds" -lt 15 ]; do
+until [ "$(systemctl show -p NRestarts --value rankd@1)" -eq 1 ] && systemctl is-active rankd@1; do
+    [ "$seconds" -lt 15 ]
     sleep 1
     seconds=$((seconds + 1))
 done
-[ "$(systemctl show -p NRestarts --value rankd@1)" -eq 1 ]
 rankctl status --hosts unix:/run/rankd/1/rankd.sock
 
 # A configuration that does not parse ends with 2 and is not tried again.
