@@ -271,6 +271,7 @@ struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_conf
     out->comm_progress_timeout_ms = rk_config_int(config, "comm.progress_timeout");
     if (!rk_config_is_null(config, "limits.device_memory"))
         out->device_memory_bytes = (uint64_t)rk_config_int(config, "limits.device_memory");
+    out->record_dir = read_path(config, "record.dir", &problems);
     read_roots(out, config, &problems);
     read_tls(out, config, &problems);
     read_listen(out, config, &problems);
@@ -288,6 +289,7 @@ void rk_settings_fini(struct rk_settings *settings)
     for (char **root = settings->ckpt_roots; root && *root; root++)
         rk_free(*root);
     rk_free(settings->ckpt_roots);
+    rk_free(settings->record_dir);
     rk_free(settings->comm_listen);
     rk_free(settings->runtime_dir);
     rk_free(settings->state_dir);

@@ -27,6 +27,7 @@ struct rk_settings {
     int64_t collective_timeout_ms, idle_progress_ms, engine_grace_ms, comm_progress_timeout_ms;
     char *comm_listen;
     bool has_comm_tls;
+    char *record_dir;             /* NULL: nothing is recorded */
     char **ckpt_roots;            /* NULL-terminated */
     uint64_t device_memory_bytes; /* 0: no limit */
     /* reloadable */

@@ -454,6 +454,17 @@ static struct rk_status *start_metrics(struct rk_daemon *daemon)
     return NULL;
 }
 
+static struct rk_status *start_recorder(struct rk_daemon *daemon)
+{
+    struct rk_recorder_config config = {.dir = daemon->settings.record_dir,
+                                        .device = daemon->settings.device,
+                                        .host = daemon->host,
+                                        .slot = daemon->settings.slot,
+                                        .incarnation = daemon->incarnation};
+
+    return config.dir ? rk_recorder_create(&daemon->recorder, &config) : NULL;
+}
+
 /* Threads that are started meanwhile never take a signal: only libuv on this one shall. */
 static struct rk_status *start_threads(struct rk_daemon *daemon)
 {
@@ -463,7 +474,9 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
     sigfillset(&all);
     sigdelset(&all, SIGALRM); /* a deadline may pass in any thread */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    st = start_worker(daemon);
+    st = start_recorder(daemon);
+    if (!st)
+        st = start_worker(daemon);
     rk_deadline_set(RK_DEADLINE_START_S, 1,
                     "gRPC does not start; are there limits on memory (ulimit -v) or threads?");
     if (!st)
@@ -529,6 +542,8 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     rk_worker_destroy(worker);
     if (daemon->loop)
         rk_loop_drain(daemon->loop); /* jobs that came back meanwhile */
+    rk_recorder_destroy(daemon->recorder);
+    daemon->recorder = NULL;
     rk_deadline_set(RK_DEADLINE_END_S, rk_daemon_exit_code(st),
                     st ? rk_status_message(st) : "the daemon has stopped, but gRPC does not end");
     rk_server_destroy(daemon->health_server);

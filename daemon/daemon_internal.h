@@ -17,6 +17,7 @@
 #include "daemon/loop_internal.h"
 #include "daemon/metrics_http_internal.h"
 #include "daemon/metrics_internal.h"
+#include "daemon/recorder_internal.h"
 #include "daemon/requests_internal.h"
 #include "daemon/rk_daemon.h"
 #include "daemon/rpc_internal.h"
@@ -55,6 +56,7 @@ struct rk_daemon {
     struct rk_gpu *gpu;                   /* while metrics are served, on a GPU; NULL: none */
     struct rk_metrics_http *metrics_http; /* of metrics.listen; NULL: none */
     struct rk_feed *feed;                 /* events; any thread adds to it */
+    struct rk_recorder *recorder;         /* NULL: nothing is recorded */
 
     struct rk_settings settings;
     struct rk_auth *auth;

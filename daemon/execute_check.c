@@ -245,6 +245,7 @@ struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_upl
     job->plan = header->plan;
     job->collect = header->collect;
     job->timeout_ms = header->timeout_ms;
+    operation->header = *header;
     hash_plan(operation, header);
     return NULL;
 }

@@ -84,6 +84,9 @@ static struct rk_status *parse_flag(struct options *options, int argc, char **ar
         add_override(options, "rpc.insecure", "true");
     } else if (is_flag(arg, "--config")) {
         RK_TRY(take_value(&options->args.config_file, argc, argv, i));
+    } else if (is_flag(arg, "--record")) {
+        RK_TRY(take_value(&value, argc, argv, i));
+        add_override(options, "record.dir", value);
     } else if (is_flag(arg, "--device") || is_flag(arg, "--slot")) {
         RK_TRY(take_value(&value, argc, argv, i));
         add_override(options, is_flag(arg, "--slot") ? "slot" : "device", value);

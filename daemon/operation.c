@@ -62,6 +62,7 @@ static void release_request(struct rk_operation *operation, struct rk_job *job)
     job->options = NULL;
     job->plan_arena = NULL;
     job->plan = (struct rk_plan){0};
+    operation->header = (struct rk_execute_header){0};
     release_input(operation);
 }
 
@@ -112,6 +113,7 @@ static void on_done(struct rk_event *event)
     size_t bytes = result_bytes(job);
     struct rk_result *result;
 
+    rk_record_result(operation, job);
     release_request(operation, job);
     if (!job->status && job->num_tokens > 0 && job->device_ns > 0)
         daemon->tokens_per_second = (double)job->num_tokens * 1e9 / (double)job->device_ns;
@@ -162,6 +164,7 @@ void rk_operation_commit(struct rk_operation *operation)
     rk_requests_add(&daemon->requests, &operation->request);
     operation->committed_ns = rk_time_now_ns();
     tell_start(operation);
+    rk_record_call(operation);
     rk_worker_submit(daemon->worker, operation->job);
     rk_daemon_update(daemon);
 }

@@ -36,7 +36,8 @@ struct rk_operation {
     int64_t committed_ns;
     uint64_t input_bytes; /* counted in the daemon's inflight_bytes until the job ends */
     uint8_t plan_hash[RK_SHA256_BYTES];
-    char name[80]; /* "actor.update_actor" */
+    struct rk_execute_header header; /* lives in the job's plan_arena: gone with the job's request part */
+    char name[80];                   /* "actor.update_actor" */
 };
 
 /* OPEN, with an empty METHOD job. */

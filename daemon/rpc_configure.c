@@ -147,6 +147,7 @@ static void on_done(struct rk_event *event)
     job->status = NULL;
     daemon->configure = NULL;
     if (!st && job->kind == RK_JOB_CONFIGURE) {
+        rk_record_configure(daemon, job);
         rk_group_take(&daemon->group, job);
         RK_INFO("configured rank=%d world_size=%d mesh_generation=%" PRIu64, job->rank, job->world_size,
                 job->mesh_generation);

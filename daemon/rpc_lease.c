@@ -54,6 +54,7 @@ static struct rk_status *acquire_lease(struct rk_call *call, struct rk_bytes req
     RK_INFO("lease granted driver=\"%s\" epoch=%llu ttl_ms=%lld", lease->driver_id,
             (unsigned long long)lease->epoch, (long long)lease->ttl_ms);
     rk_lease_tell(daemon, "granted");
+    rk_record_lease(daemon);
     response.fence = make_fence(lease);
     response.ttl_ms = (uint32_t)lease->ttl_ms;
     response.last_seq = lease->finished_seq;

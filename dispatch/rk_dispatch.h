@@ -6,5 +6,6 @@
 #include "dispatch/rk_batch.h"
 #include "dispatch/rk_modes.h"
 #include "dispatch/rk_plan.h"
+#include "dispatch/rk_recording.h"
 
 #endif

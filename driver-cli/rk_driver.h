@@ -235,6 +235,7 @@ struct rk_local_config {
     const char *log_dir;           /* rankd-<rank>.log is written here */
     const char *const *ckpt_roots; /* absolute directories that calls may name paths in; NULL-terminated */
     int64_t start_timeout_ms;      /* 0: 30 s */
+    const char *record_dir;        /* absolute: daemon i records its calls in DIR/rank-<i>; NULL: no record */
     bool is_dry_run; /* they only plan, for any rank of any world: rk_driver_config.dry_world_size */
 };
 

@@ -335,6 +335,7 @@ struct rk_worker_status {
     const char *last_error;
     uint64_t uptime_ms, collective_seq;
     const char *collective_name;
+    const char *recording;
 };
 
 struct rk_watch_request {

@@ -38,7 +38,7 @@ extern const struct rk_command rk_cmd_run, rk_cmd_plan, rk_cmd_verify_layout, rk
     rk_cmd_describe, rk_cmd_call, rk_cmd_completion, rk_cmd_shutdown, rk_cmd_config, rk_cmd_version,
     rk_cmd_checkpoint_save, rk_cmd_checkpoint_load, rk_cmd_checkpoint_list, rk_cmd_checkpoint_inspect,
     rk_cmd_checkpoint_export, rk_cmd_certs_init, rk_cmd_certs_issue, rk_cmd_events, rk_cmd_debug_dump,
-    rk_cmd_top;
+    rk_cmd_top, rk_cmd_replay;
 
 extern const struct rk_command *const rk_commands[];
 extern const size_t rk_num_commands;

@@ -59,6 +59,9 @@ static struct rk_status *read_world(struct run *run)
         run->world_size = (int32_t)count;
         return NULL;
     }
+    if (rk_cli_has(run->cli, "record"))
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "--record goes with --local; start other daemons with rankd --record DIR");
     RK_TRY(rk_cli_hosts(run->cli, &run->hosts));
     if (run->hosts.count == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "no daemons given; use --local N, --hosts or RANKCTL_HOSTS");
@@ -102,15 +105,38 @@ static struct rk_status *open_checkpoints(struct run *run)
 
 /* --- daemons --- */
 
+/* --record: the absolute folder, made if it is missing; NULL without. rk_free it. */
+static struct rk_status *make_record_dir(char **out, const struct run *run)
+{
+    const char *dir = rk_cli_find(run->cli, "record");
+    char absolute[PATH_MAX];
+
+    *out = NULL;
+    if (!dir)
+        return NULL;
+    RK_TRY(rk_make_dirs(dir));
+    if (!realpath(dir, absolute))
+        return rk_errno_status("cannot find", dir);
+    *out = rk_strdup(absolute);
+    return NULL;
+}
+
 static struct rk_status *start_local(struct run *run)
 {
-    return rk_model_dirs_start_local(&run->local, &run->inputs,
-                                     (struct rk_local_config){
-                                         .struct_size = sizeof(struct rk_local_config),
-                                         .num_daemons = run->world_size,
-                                         .device = rk_config_string(run->job, "device"),
-                                         .log_dir = run->dir.path,
-                                     });
+    struct rk_status *st;
+    char *record_dir;
+
+    RK_TRY(make_record_dir(&record_dir, run));
+    st = rk_model_dirs_start_local(&run->local, &run->inputs,
+                                   (struct rk_local_config){
+                                       .struct_size = sizeof(struct rk_local_config),
+                                       .num_daemons = run->world_size,
+                                       .device = rk_config_string(run->job, "device"),
+                                       .log_dir = run->dir.path,
+                                       .record_dir = record_dir,
+                                   });
+    rk_free(record_dir);
+    return st;
 }
 
 static struct rk_status *open_driver(struct run *run)
@@ -478,6 +504,7 @@ static void help_keys(struct rk_str *out)
 static const struct rk_cli_option run_options[] = {
     {"local", "N", "start N daemons on this machine and stop them at the end"},
     {"run-dir", "DIR", "where metrics, report and the model go (default: runs/<experiment>/<UTC time>)"},
+    {"record", "DIR", "record every call of the daemons of --local in DIR/rank-<i>, for rankctl replay"},
     {"quiet", NULL, "no progress"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},

@@ -83,6 +83,20 @@ static void print_table(const struct rk_driver_worker *workers, int32_t count)
     }
 }
 
+/* A recording that stopped: who started it does not look into the daemon's log. */
+static void print_recordings(const struct rk_driver_worker *workers, int32_t count)
+{
+    for (int32_t i = 0; i < count; i++) {
+        char *text;
+
+        if (workers[i].error || !rk_str_has_prefix(workers[i].status.recording, "stopped"))
+            continue;
+        text = rk_cli_printable(workers[i].status.recording);
+        printf("worker %d (%s): recording %s\n", i, workers[i].address, text);
+        rk_free(text);
+    }
+}
+
 static void print_report(const struct rk_group_report *report)
 {
     char *text = report->is_incomplete ? rk_cli_printable(report->text) : NULL;
@@ -160,6 +174,7 @@ struct rk_json *rk_cli_worker_json(int32_t index, const struct rk_driver_worker 
     rk_json_set(json, "running_ms", rk_json_new_int((int64_t)status->running_ms));
     rk_json_set(json, "collective", rk_json_new_string(status->collective_name));
     rk_json_set(json, "collective_seq", rk_json_new_int((int64_t)status->collective_seq));
+    rk_json_set(json, "recording", rk_json_new_string(status->recording));
     rk_json_set(json, "last_error", rk_json_new_string(status->last_error));
     rk_json_set(json, "uptime_ms", rk_json_new_int((int64_t)status->uptime_ms));
     return json;
@@ -186,6 +201,7 @@ static void print(const struct rk_cli *cli, const struct rk_driver_worker *worke
         print_json(workers, count, &report);
     } else {
         print_table(workers, count);
+        print_recordings(workers, count);
         print_report(&report);
     }
     rk_group_report_fini(&report);

@@ -5,6 +5,7 @@ const struct rk_command *const rk_commands[] = {
     &rk_cmd_run,
     &rk_cmd_plan,
     &rk_cmd_verify_layout,
+    &rk_cmd_replay,
     &rk_cmd_status,
     &rk_cmd_top,
     &rk_cmd_events,

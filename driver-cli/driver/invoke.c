@@ -186,7 +186,7 @@ static const char *join_name(struct rk_arena *arena, const struct rk_driver_call
     return name;
 }
 
-static struct rk_invocation *alloc(struct rk_driver *driver, const struct rk_driver_call_args *call)
+struct rk_invocation *rk_invocation_alloc(struct rk_driver *driver, const struct rk_driver_call_args *call)
 {
     struct rk_invocation *inv = rk_calloc(1, sizeof(*inv));
 
@@ -242,7 +242,7 @@ struct rk_status *rk_invocation_create(struct rk_invocation **out, struct rk_dri
     if (atomic_load(&driver->interrupts) > 0)
         return RK_FAIL(RK_CANCELLED, "interrupted");
     rk_upload_reap(driver, false);
-    inv = alloc(driver, call);
+    inv = rk_invocation_alloc(driver, call);
     st = prepare(inv, call);
     if (st) {
         rk_invocation_destroy(inv);

@@ -26,7 +26,7 @@
 #define DETACH_TIMEOUT_MS 5000
 #define LISTENING         "rankd: listening on "
 #define DETACHED          "rankd: detached"
-#define ARGS_MAX          12
+#define ARGS_MAX          13
 #define LAST_WORDS_BYTES  1024
 #define LINE_BYTES        512
 
@@ -164,6 +164,8 @@ static struct rk_status *start_child(struct rk_local *local, const struct rk_loc
     args[num_args++] = rk_strdup("--lease.grace=" RK_LOCAL_GRACE);
     args[num_args++] = rk_format("--ckpt.roots=%s", roots);
     args[num_args++] = rk_format("--flight.dir=%s", config->log_dir);
+    if (config->record_dir)
+        args[num_args++] = rk_format("--record.dir=%s/rank-%d", config->record_dir, rank);
     if (config->is_dry_run)
         args[num_args++] = rk_strdup("--dry_run=true");
     RK_ASSERT(num_args < ARGS_MAX);
