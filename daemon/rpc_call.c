@@ -84,7 +84,7 @@ struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call)
     return &call->server->config.daemon->metrics.rpcs[rk_call_metrics_row(call)];
 }
 
-/* At the end of the call. */
+/* As it is finished, before the peer hears of it; else when the peer has gone. */
 static void count(const struct rk_call *call)
 {
     const struct rk_call_end end = {.rpc = rk_call_metrics_row(call),
@@ -217,6 +217,7 @@ static void finish(struct rk_call *call, struct rk_status *st, const struct rk_s
                                                    .status_details = st ? &text : NULL}};
     call->is_finished = true;
     call->code = rk_status_code(st);
+    count(call);
     rk_call_start(call, RK_CALL_FINISH, ops, num_ops);
     grpc_byte_buffer_destroy(message);
     grpc_slice_unref(details.value);
@@ -252,6 +253,7 @@ void rk_call_cut(struct rk_call *call, struct rk_status *st)
     log_end(call, st);
     call->is_finished = true;
     call->code = rk_status_code(st);
+    count(call);
     grpc_call_cancel_with_status(call->core, (grpc_status_code)rk_status_code(st), rk_status_message(st),
                                  NULL);
     rk_status_free(st);
@@ -269,7 +271,8 @@ static void settle(struct rk_call *call)
     if (!call->is_closed || call->num_batches > 0)
         return;
     if (call->link) {
-        count(call);
+        if (!call->is_finished)
+            count(call);
         if (call->handler && call->handler->on_end)
             call->handler->on_end(call);
         *call->link = call->next;
