@@ -113,6 +113,7 @@ struct rk_worker_status rk_query_status(struct rk_daemon *daemon, struct rk_aren
         .collective_seq = snapshot->collective_seq,
         .collective_name = snapshot->collective_name,
         .recording = rk_recorder_describe(daemon->recorder, arena),
+        .monotonic_ns = (uint64_t)rk_time_now_ns(),
     };
     add_metrics(&status, daemon, snapshot, arena);
     add_running(&status, daemon, snapshot);

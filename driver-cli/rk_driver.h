@@ -137,6 +137,9 @@ struct rk_driver_dump {
 
 /* Asks all workers for their flight recorder, configuration and version; dumps[rk_driver_num_workers]. */
 void rk_driver_dump_flight(struct rk_driver *driver, struct rk_driver_dump *dumps);
+/* What is to be added to the monotonic clock of each worker (monotonic_ns of its status) to have that of this
+ * process: offsets_ns[rk_driver_num_workers], within half of the time that a GetStatus takes. */
+struct rk_status *rk_driver_clock_offsets(struct rk_driver *driver, int64_t *offsets_ns) RK_NODISCARD;
 /* Ends all daemons: after `grace_ms` for what runs (0: their own drain.grace), at once with `force`. */
 struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
                                      const char *reason) RK_NODISCARD;

@@ -7,7 +7,9 @@
 #include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "kernels/device_internal.h"
+#include "kernels/rk_trace.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -34,11 +36,13 @@ struct rk_device {
     struct rk_status *(*watch)(void *user); /* NULL: none */
     void *watch_user;
     int64_t num_streams, num_events, num_graphs;
+    struct rk_trace *trace; /* borrowed; NULL: nothing is traced */
 };
 
 struct rk_stream {
     struct rk_device *device;
     void *handle;
+    char name[32];
 };
 
 struct rk_event {
@@ -446,6 +450,7 @@ static struct rk_status *stream_create(struct rk_stream **out, struct rk_device 
         rk_free(stream);
         return RK_WRAP(st, "creating stream '%s' on device '%s'", name, device->info.name);
     }
+    snprintf(stream->name, sizeof(stream->name), "%s", name);
     device->num_streams++;
     *out = stream;
     return NULL;
@@ -468,9 +473,26 @@ void rk_stream_destroy(struct rk_stream *stream)
 {
     if (!stream)
         return;
+    if (stream->device->trace)
+        rk_trace_forget_stream(stream->device->trace, stream);
     stream->device->ops->stream_destroy(stream->device->handle, stream->handle);
     stream->device->num_streams--;
     rk_free(stream);
+}
+
+void rk_device_set_trace(struct rk_device *device, struct rk_trace *trace)
+{
+    device->trace = trace;
+}
+
+struct rk_trace *rk_device_trace(const struct rk_device *device)
+{
+    return device->trace;
+}
+
+const char *rk_stream_name(const struct rk_stream *stream)
+{
+    return stream->name;
 }
 
 struct rk_device *rk_stream_device(const struct rk_stream *stream)
@@ -488,6 +510,20 @@ const struct rk_kernel_ops *rk_stream_kernels(const struct rk_stream *stream)
     return stream->device->ops->kernels;
 }
 
+static struct rk_status *traced_copy(struct rk_stream *stream, void *dst, const void *src, size_t bytes,
+                                     rk_copy_kind_t kind)
+{
+    static const char *const names[] = {
+        [RK_COPY_H2D] = "copy to device", [RK_COPY_D2H] = "copy to host", [RK_COPY_D2D] = "copy"};
+    struct rk_trace_span span = {.kind = RK_TRACE_COPY, .name = names[kind], .bytes = bytes};
+    struct rk_status *st;
+
+    rk_trace_begin(stream, &span);
+    st = stream->device->ops->copy(stream->device->handle, stream->handle, dst, src, bytes, kind);
+    rk_trace_end(stream);
+    return st;
+}
+
 struct rk_status *rk_stream_copy(struct rk_stream *stream, void *dst, const void *src, size_t bytes,
                                  rk_copy_kind_t kind)
 {
@@ -495,7 +531,19 @@ struct rk_status *rk_stream_copy(struct rk_stream *stream, void *dst, const void
         return NULL;
     RK_ASSERT(dst);
     RK_ASSERT(src);
+    if (stream->device->trace && rk_stream_trace(stream))
+        return traced_copy(stream, dst, src, bytes, kind);
     return stream->device->ops->copy(stream->device->handle, stream->handle, dst, src, bytes, kind);
+}
+
+static struct rk_status *traced_zero(struct rk_stream *stream, void *dst, size_t bytes)
+{
+    struct rk_status *st;
+
+    rk_trace_begin(stream, &(struct rk_trace_span){.kind = RK_TRACE_COPY, .name = "zero", .bytes = bytes});
+    st = stream->device->ops->zero(stream->device->handle, stream->handle, dst, bytes);
+    rk_trace_end(stream);
+    return st;
 }
 
 struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t bytes)
@@ -503,6 +551,8 @@ struct rk_status *rk_stream_zero(struct rk_stream *stream, void *dst, size_t byt
     if (bytes == 0)
         return NULL;
     RK_ASSERT(dst);
+    if (stream->device->trace && rk_stream_trace(stream))
+        return traced_zero(stream, dst, bytes);
     return stream->device->ops->zero(stream->device->handle, stream->handle, dst, bytes);
 }
 
@@ -660,9 +710,16 @@ struct rk_status *rk_graph_end(struct rk_graph **out, struct rk_stream *stream)
 struct rk_status *rk_graph_launch(struct rk_graph *graph)
 {
     struct rk_stream *stream = graph->stream;
+    bool is_traced = stream->device->trace && rk_stream_trace(stream);
+    struct rk_status *st;
 
     RK_ASSERT(rk_graph_is_current(graph));
-    return stream->device->ops->graph_launch(stream->device->handle, stream->handle, graph->handle);
+    if (is_traced)
+        rk_trace_begin(stream, &(struct rk_trace_span){.kind = RK_TRACE_GRAPH, .name = "graph"});
+    st = stream->device->ops->graph_launch(stream->device->handle, stream->handle, graph->handle);
+    if (is_traced)
+        rk_trace_end(stream);
+    return st;
 }
 
 bool rk_graph_is_current(const struct rk_graph *graph)

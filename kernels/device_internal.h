@@ -20,4 +20,12 @@ struct rk_status *rk_device_ops_find(const struct rk_device_ops **out, int *inde
  * process ends. UNAVAILABLE, reason DEVICE_BUSY, while another process has it. */
 struct rk_status *rk_device_lock_take(int *out, const char *uuid) RK_NODISCARD;
 
+/* --- traces (trace.c) --- */
+struct rk_trace;
+void rk_device_set_trace(struct rk_device *device, struct rk_trace *trace); /* NULL: none */
+struct rk_trace *rk_device_trace(const struct rk_device *device);
+const char *rk_stream_name(const struct rk_stream *stream);
+/* The stream ends: nothing of it may be asked any more. */
+void rk_trace_forget_stream(struct rk_trace *trace, const struct rk_stream *stream);
+
 #endif

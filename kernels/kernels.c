@@ -3,23 +3,31 @@
 
 #include "base/rk_assert.h"
 #include "kernels/checks_internal.h"
+#include "kernels/rk_trace.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
-#define X(name, args_type)                                                                 \
-    struct rk_status *rk_##name(struct rk_stream *stream, const struct args_type *args)    \
-    {                                                                                      \
-        struct rk_check check = {.op = #name};                                             \
-        int64_t work;                                                                      \
-                                                                                           \
-        RK_ASSERT(stream);                                                                 \
-        RK_ASSERT(args);                                                                   \
-        work = rk_check_##name(&check, args);                                              \
-        if (check.st || work == 0)                                                         \
-            return check.st;                                                               \
-        return rk_stream_kernels(stream)->name(rk_device_handle(rk_stream_device(stream)), \
-                                               rk_stream_handle(stream), args);            \
+#define X(name_, args_type)                                                                           \
+    struct rk_status *rk_##name_(struct rk_stream *stream, const struct args_type *args)              \
+    {                                                                                                 \
+        void *device, *handle;                                                                        \
+        struct rk_check check = {.op = #name_};                                                       \
+        int64_t work;                                                                                 \
+                                                                                                      \
+        RK_ASSERT(stream);                                                                            \
+        RK_ASSERT(args);                                                                              \
+        work = rk_check_##name_(&check, args);                                                        \
+        if (check.st || work == 0)                                                                    \
+            return check.st;                                                                          \
+        device = rk_device_handle(rk_stream_device(stream));                                          \
+        handle = rk_stream_handle(stream);                                                            \
+        if (!rk_stream_trace(stream))                                                                 \
+            return rk_stream_kernels(stream)->name_(device, handle, args);                            \
+        rk_trace_begin(stream, &(struct rk_trace_span){.kind = RK_TRACE_OPERATOR, .name = check.op}); \
+        check.st = rk_stream_kernels(stream)->name_(device, handle, args);                            \
+        rk_trace_end(stream);                                                                         \
+        return check.st;                                                                              \
     }
 RK_KERNEL_TABLE(X)
 #undef X

@@ -167,6 +167,7 @@ static const struct rk_field worker_status_fields[] = {
     RK_ONE(U64, rk_worker_status, "collective_seq", collective_seq),
     RK_ONE(TEXT, rk_worker_status, "collective_name", collective_name, .max_bytes = RK_LIMIT_DOC_BYTES),
     RK_ONE(TEXT, rk_worker_status, "recording", recording, .max_bytes = RK_LIMIT_DOC_BYTES),
+    RK_ONE(U64, rk_worker_status, "monotonic_ns", monotonic_ns),
 };
 RK_RECORD(rk_record_worker_status, rankd__v1__worker_status__descriptor, rk_worker_status,
           worker_status_fields);

@@ -23,6 +23,7 @@ enum column_set {
     COLUMNS_values,
     COLUMNS_texts,
     COLUMNS_rm_scores,
+    COLUMNS_profile,
     COLUMNS_policy,
     COLUMNS_critic,
     COLUMNS_sft,
@@ -32,6 +33,8 @@ enum column_set {
 };
 enum option_set {
     OPTIONS_none,
+    OPTIONS_start_profile,
+    OPTIONS_stop_profile,
     OPTIONS_init_model,
     OPTIONS_update_weights,
     OPTIONS_generate,

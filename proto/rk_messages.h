@@ -336,6 +336,7 @@ struct rk_worker_status {
     uint64_t uptime_ms, collective_seq;
     const char *collective_name;
     const char *recording;
+    uint64_t monotonic_ns;
 };
 
 struct rk_watch_request {

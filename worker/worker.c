@@ -14,6 +14,7 @@
 #include "base/rk_thread.h"
 #include "base/rk_time.h"
 #include "engine/rk_plugin.h"
+#include "kernels/rk_trace.h"
 
 /* --- thread E --- */
 
@@ -38,10 +39,18 @@ struct rk_status *rk_worker_check_device(const char *device, const char *plugin)
     return rk_plugin_load(device, plugin);
 }
 
+/* Of a driver that is gone, as a rule. */
+static void end_profile(struct rk_worker *worker)
+{
+    rk_trace_destroy(worker->trace);
+    worker->trace = NULL;
+}
+
 static void close_device(struct rk_worker *worker)
 {
     if (!worker->device)
         return;
+    end_profile(worker);
     rk_device_free(worker->device, worker->agree_scratch);
     rk_stream_destroy(worker->stream);
     rk_device_close(worker->device);
@@ -53,10 +62,12 @@ static struct rk_status *run_job(struct rk_worker *worker, struct rk_job *job)
     case RK_JOB_OPEN_ENDPOINT:
         return rk_world_open_endpoint(worker, job);
     case RK_JOB_CONFIGURE:
+        end_profile(worker);
         return rk_world_configure(worker, job);
     case RK_JOB_METHOD:
         return rk_call_run(worker, job);
     case RK_JOB_DROP_MODELS:
+        end_profile(worker);
         rk_world_drop_all(worker);
         return NULL;
     }
@@ -133,6 +144,10 @@ static void run_and_settle(struct rk_worker *worker, struct rk_job *job)
     if (worker->flight_phase)
         rk_flight_end(worker->flight_phase, (int)rk_status_code(st));
     rk_flight_end(flight, (int)rk_status_code(st));
+    if (worker->trace) {
+        rk_trace_add_host(worker->trace, rk_job_label(job, label), begin, rk_time_now_ns());
+        rk_trace_flush(worker->trace);
+    }
     job->device_ns = (uint64_t)(rk_time_now_ns() - begin);
     if (job->num_tokens == 0)
         job->num_tokens = planned_tokens(&job->plan);

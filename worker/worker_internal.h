@@ -76,8 +76,9 @@ struct rk_worker {
     /* Engine thread. */
     struct rk_device *device;
     struct rk_stream *stream;
-    void *agree_scratch;   /* RK_AGREE_BYTES on the device */
-    uint64_t flight_phase; /* of the running job, in the flight recorder; 0: none */
+    void *agree_scratch;    /* RK_AGREE_BYTES on the device */
+    struct rk_trace *trace; /* owned; NULL: no profile is being made */
+    uint64_t flight_phase;  /* of the running job, in the flight recorder; 0: none */
     struct rk_comm_endpoint *endpoint;
     struct rk_role roles[RK_LIMIT_ROLES];
     int32_t num_roles;

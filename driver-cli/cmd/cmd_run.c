@@ -285,7 +285,7 @@ static struct rk_status *train(struct run *run)
                                 .on_step = on_step,
                                 .on_saved = on_saved};
     struct rk_status *st;
-    char *path;
+    char *path, *trace;
 
     st = rk_flow_context_init(&run->flow, run->job, &run->inputs, run->driver, &sink);
     if (st)
@@ -293,9 +293,12 @@ static struct rk_status *train(struct run *run)
     tell_left_out(run);
     run->flow.checkpoints = run->checkpoints.dir || run->checkpoints.resume_path ? &run->checkpoints : NULL;
     path = rk_path_join(run->dir.path, "hf");
+    trace = rk_path_join(run->dir.path, "trace.json");
     run->flow.export_path = path;
+    run->flow.trace_path = trace;
     st = train_and_export(run);
-    run->flow.export_path = NULL;
+    run->flow.export_path = run->flow.trace_path = NULL;
+    rk_free(trace);
     rk_free(path);
     return st;
 }

@@ -357,6 +357,29 @@ static void check_val_kwargs(const struct rk_config *job, int32_t world_size, st
                       RK_JOB_ROLLOUT "val_kwargs.do_sample=true needs val_kwargs.temperature above 0\n");
 }
 
+static void check_integers(const struct rk_config *job, const char *key, int64_t min, int64_t max,
+                           struct rk_str *problems)
+{
+    const struct rk_json *list = rk_config_json(job, key);
+
+    for (int64_t i = 0; !rk_config_is_null(job, key) && i < rk_json_count(list); i++) {
+        int64_t value = rk_json_as_int(rk_json_at(list, i), min - 1);
+
+        if (value < min || value > max)
+            rk_str_appendf(problems,
+                           "%s: item %" PRId64 ": expected an integer from %" PRId64 " to %" PRId64 "\n", key,
+                           i, min, max);
+    }
+}
+
+/* world_size 0: not known yet. */
+static void check_profile(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+{
+    check_integers(job, "trainer.profile_steps", 1, (int64_t)1 << 40, problems);
+    check_integers(job, "trainer.profile_ranks", 0, (world_size > 0 ? world_size : RK_MESH_MAX_RANKS) - 1,
+                   problems);
+}
+
 static const struct rk_job_rule rules[] = {
     {"world", rk_job_world_check},
     {"nodes", check_nodes},
@@ -385,6 +408,7 @@ static const struct rk_job_rule rules[] = {
     {"validation", check_validation},
     {"val_kwargs", check_val_kwargs},
     {"checkpoints", check_checkpoints},
+    {"profile", check_profile},
 };
 
 const struct rk_job_rule *rk_job_rules(int64_t *count)

@@ -13,6 +13,7 @@
 #include "base/rk_fault.h"
 #include "base/rk_flight.h"
 #include "base/rk_time.h"
+#include "kernels/rk_trace.h"
 
 #define NO_FLIGHT UINT64_MAX
 
@@ -228,7 +229,8 @@ static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing do
 }
 
 /* What is recorded into a graph happens when that is launched, and dry runs do nothing. */
-static void begin_flight(struct rk_comm_group *group, struct rk_comm_doing doing, size_t bytes)
+static void begin_flight(struct rk_comm_group *group, struct rk_stream *stream, struct rk_comm_doing doing,
+                         size_t bytes)
 {
     struct rk_comm_world *world = group->world;
     struct rk_flight_entry entry = {.kind = RK_FLIGHT_COLLECTIVE,
@@ -238,9 +240,17 @@ static void begin_flight(struct rk_comm_group *group, struct rk_comm_doing doing
                                     .bytes = bytes};
 
     world->flight = group->recording || rk_comm_group_is_plan(group) ? NO_FLIGHT : rk_flight_begin(&entry);
+    world->traced = world->flight != NO_FLIGHT && stream && rk_stream_trace(stream) ? stream : NULL;
+    if (world->traced)
+        rk_trace_begin(stream, &(struct rk_trace_span){.kind = RK_TRACE_COLLECTIVE,
+                                                       .name = entry.what,
+                                                       .group = entry.where,
+                                                       .seq = entry.seq,
+                                                       .bytes = bytes});
 }
 
-struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op, size_t bytes)
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, struct rk_stream *stream, rk_comm_op_t op,
+                                   size_t bytes)
 {
     struct rk_comm_doing doing = {.op = op};
 
@@ -248,7 +258,7 @@ struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op,
         return rk_comm_world_error(group->world);
     doing.seq = count_op(group, op);
     set_doing(group, doing);
-    begin_flight(group, doing, bytes);
+    begin_flight(group, stream, doing, bytes);
     return NULL;
 }
 
@@ -259,7 +269,7 @@ struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group, struct rk_
     if (atomic_load(&group->world->has_failed))
         return rk_comm_world_error(group->world);
     set_doing(group, (struct rk_comm_doing){RK_COMM_OP_GRAPH, group->seq + 1, recorded});
-    begin_flight(group, group->world->doing, 0);
+    begin_flight(group, NULL, group->world->doing, 0);
     group->seq += recorded.count;
     return NULL;
 }
@@ -275,6 +285,8 @@ struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *
         world->op_ns[world->doing.op] += rk_time_now_ns() - world->started_ns;
     }
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
+    if (world->traced)
+        rk_trace_end(world->traced);
     if (world->flight != NO_FLIGHT)
         rk_flight_end(world->flight, (int)rk_status_code(st));
     if (!st)
@@ -314,7 +326,7 @@ struct rk_status *rk_comm_all_reduce(struct rk_comm_group *group, struct rk_stre
     assert_reduction(inout.dtype, op);
     if (!group)
         return NULL;
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_REDUCE, rk_tensor_bytes(inout)));
+    RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_ALL_REDUCE, rk_tensor_bytes(inout)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_REDUCE);
     if (!st && has_work(group, inout))
         st = group->world->ops->all_reduce(group, stream, inout, op);
@@ -329,7 +341,7 @@ struct rk_status *rk_comm_all_gather(struct rk_comm_group *group, struct rk_stre
     assert_pair(out, in, rk_comm_group_size(group));
     if (!group)
         return copy_alone(stream, out, in);
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_GATHER, rk_tensor_bytes(in)));
+    RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_ALL_GATHER, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_GATHER);
     if (!st && has_work(group, in))
         st = group->world->ops->all_gather(group, stream, out, in);
@@ -347,7 +359,7 @@ struct rk_status *rk_comm_reduce_scatter(struct rk_comm_group *group, struct rk_
     assert_reduction(in.dtype, op);
     if (!group)
         return copy_alone(stream, out, in);
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_REDUCE_SCATTER, rk_tensor_bytes(in)));
+    RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_REDUCE_SCATTER, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_REDUCE_SCATTER);
     if (!st && has_work(group, out))
         st = group->world->ops->reduce_scatter(group, stream, out, in, op);
@@ -366,7 +378,7 @@ struct rk_status *rk_comm_broadcast(struct rk_comm_group *group, struct rk_strea
     assert_tensor(inout);
     if (!group)
         return NULL;
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BROADCAST, rk_tensor_bytes(inout)));
+    RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_BROADCAST, rk_tensor_bytes(inout)));
     st = rk_comm_op_fault(group, RK_COMM_OP_BROADCAST);
     if (!st && has_work(group, inout))
         st = group->world->ops->broadcast(group, stream, inout, root);
@@ -398,7 +410,7 @@ struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stre
     RK_ASSERT(recv_rows[rank] == send_rows[rank]);
     if (!group)
         return copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_ALL_TO_ALL, rk_tensor_bytes(in)));
+    RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_ALL_TO_ALL, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_TO_ALL);
     /* Counts differ between ranks: who has nothing to move must still take part. */
     if (!st && size > 1)
@@ -428,7 +440,7 @@ struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream 
 
     if (!group)
         return NULL;
-    RK_TRY(rk_comm_op_begin(group, RK_COMM_OP_BARRIER, 0));
+    RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_BARRIER, 0));
     st = rk_comm_op_fault(group, RK_COMM_OP_BARRIER);
     if (!st && group->size > 1)
         st = group->world->ops->barrier(group, stream);
@@ -448,7 +460,8 @@ static size_t batch_bytes(const struct rk_comm_group *group)
 
 static struct rk_status *run_batch(struct rk_comm_group *group, rk_comm_op_t op)
 {
-    struct rk_status *st = rk_comm_op_begin(group, op, batch_bytes(group));
+    struct rk_stream *stream = group->batch.count > 0 ? group->batch.items[0].stream : NULL;
+    struct rk_status *st = rk_comm_op_begin(group, stream, op, batch_bytes(group));
 
     if (!st) {
         st = rk_comm_op_fault(group, op);

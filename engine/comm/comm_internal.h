@@ -90,7 +90,9 @@ struct rk_comm_world {
     uint64_t op_counts[RK_COMM_OP_COUNT];
     int64_t op_ns[RK_COMM_OP_COUNT];
 
-    uint64_t flight; /* engine thread only: what the flight recorder calls the operation */
+    /* engine thread only: what the flight recorder calls the operation; its stream, where it is traced */
+    uint64_t flight;
+    struct rk_stream *traced;
 };
 
 /* One communicator. Engine thread only. */
@@ -208,7 +210,8 @@ RK_END_DECLS
 
 /* --- an operation of the wrapper (comm.c). After a begin that succeeded end must follow, which takes `st`
  * and ends the world if it is a failure. --- */
-struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, rk_comm_op_t op, size_t bytes) RK_NODISCARD;
+struct rk_status *rk_comm_op_begin(struct rk_comm_group *group, struct rk_stream *stream, rk_comm_op_t op,
+                                   size_t bytes) RK_NODISCARD;
 /* The same for the launch of a graph, which takes the numbers of all operations in it. */
 struct rk_status *rk_comm_op_begin_graph(struct rk_comm_group *group,
                                          struct rk_comm_recorded recorded) RK_NODISCARD;

@@ -2,6 +2,7 @@
 #include "engine/model/model_internal.h"
 
 #include "base/rk_assert.h"
+#include "kernels/rk_trace.h"
 
 struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_micro_desc *desc)
 {
@@ -40,8 +41,8 @@ static void begin_direction(struct rk_micro *micro)
         rk_step_arena_reset(micro->pass.arena);
 }
 
-struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
-                                   bool keeps, rk_tensor_t *out)
+static struct rk_status *run_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
+                                     bool keeps, rk_tensor_t *out)
 {
     const struct rk_model_core *core = micro->model->core;
     rk_tensor_t hidden;
@@ -53,6 +54,17 @@ struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk
         return NULL;
     return core->head.ops->forward(&micro->pass, &core->head, hidden, micro->outputs, &micro->head,
                                    &micro->out);
+}
+
+struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
+                                   bool keeps, rk_tensor_t *out)
+{
+    struct rk_status *st;
+
+    rk_trace_begin_phase(micro->pass.stream, "forward");
+    st = run_forward(micro, chunk, in, keeps, out);
+    rk_trace_end_phase(micro->pass.stream);
+    return st;
 }
 
 struct rk_status *rk_micro_download(struct rk_micro *micro, const struct rk_head_arrays *arrays)
@@ -72,8 +84,8 @@ struct rk_status *rk_micro_upload(struct rk_micro *micro, const struct rk_head_a
                : NULL;
 }
 
-struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
-                                    rk_tensor_t *din)
+static struct rk_status *run_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
+                                      rk_tensor_t *din)
 {
     const struct rk_model_core *core = micro->model->core;
     struct rk_pass *pass = &micro->pass;
@@ -85,4 +97,15 @@ struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chun
         RK_TRY(core->head.ops->backward(pass, &core->head, &micro->head, &micro->dout, dout));
     }
     return rk_trunk_bwd(core, chunk, pass, &micro->trunk, dout, din);
+}
+
+struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
+                                    rk_tensor_t *din)
+{
+    struct rk_status *st;
+
+    rk_trace_begin_phase(micro->pass.stream, "backward");
+    st = run_backward(micro, chunk, dout, din);
+    rk_trace_end_phase(micro->pass.stream);
+    return st;
 }

@@ -5,6 +5,7 @@
 
 #include "base/rk_assert.h"
 #include "engine/pipeline/pipeline_internal.h"
+#include "kernels/rk_trace.h"
 
 static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)
 {
@@ -283,8 +284,8 @@ struct rk_status *rk_model_logits(struct rk_model *model, const struct rk_packed
     return NULL;
 }
 
-struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
-                                         const struct rk_engine_hooks *hooks, rk_tensor_t *logits)
+static struct rk_status *run_paged(struct rk_model *model, const struct rk_paged_step *step,
+                                   const struct rk_engine_hooks *hooks, rk_tensor_t *logits)
 {
     struct rk_pass pass;
     rk_tensor_t hidden, rows;
@@ -301,4 +302,16 @@ struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk
     RK_TRY(rk_gather_rows(pass.stream,
                           &(struct rk_rows_args){.out = rows, .x = hidden, .index = step->logits_index}));
     return rk_head_logits(&pass, &model->core->head, rows, logits);
+}
+
+struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
+                                         const struct rk_engine_hooks *hooks, rk_tensor_t *logits)
+{
+    struct rk_stream *stream = model->core->stream;
+    struct rk_status *st;
+
+    rk_trace_begin_phase(stream, "generation step");
+    st = run_paged(model, step, hooks, logits);
+    rk_trace_end_phase(stream);
+    return st;
 }

@@ -4,6 +4,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_alloc.h"
 #include "engine/pipeline/pipeline_internal.h"
+#include "kernels/rk_trace.h"
 
 /* Steps in a row whose gradients are not finite before the model is given up. */
 #define SKIPPED_STEPS_MAX 5
@@ -431,14 +432,11 @@ static struct rk_status *skip(struct rk_train *train, struct rk_step_stats *stat
                           train->skipped_in_a_row);
 }
 
-struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
-                                     struct rk_step_stats *stats)
+static struct rk_status *run_step(struct rk_model *model, const struct rk_optim_config *config,
+                                  struct rk_step_stats *stats)
 {
     bool is_finite;
 
-    RK_TRY(check_enabled(model));
-    if (!model->train->config.ops)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled for gradients only");
     *stats = (struct rk_step_stats){.lr = config->lr};
     RK_TRY(rk_train_settle(model));
     RK_TRY(rk_train_reduce(model));
@@ -448,6 +446,21 @@ struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_opt
     model->train->skipped_in_a_row = 0;
     stats->has_begun = true;
     return rk_train_apply(model, config, stats->grad_norm);
+}
+
+struct rk_status *rk_train_step_with(struct rk_model *model, const struct rk_optim_config *config,
+                                     struct rk_step_stats *stats)
+{
+    struct rk_stream *stream = model->core->stream;
+    struct rk_status *st;
+
+    RK_TRY(check_enabled(model));
+    if (!model->train->config.ops)
+        return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled for gradients only");
+    rk_trace_begin_phase(stream, "optimizer");
+    st = run_step(model, config, stats);
+    rk_trace_end_phase(stream);
+    return st;
 }
 
 struct rk_status *rk_train_step(struct rk_model *model, struct rk_step_stats *stats)

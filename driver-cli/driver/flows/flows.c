@@ -63,6 +63,7 @@ static void end_step(struct rk_flow_context *ctx)
 void rk_flow_context_fini(struct rk_flow_context *ctx)
 {
     end_step(ctx);
+    rk_flow_profile_fini(ctx);
     rk_job_meshes_fini(&ctx->meshes);
     rk_arena_destroy(ctx->arena);
     ctx->arena = NULL;
@@ -78,6 +79,7 @@ static struct rk_status *run_part(struct rk_flow_context *ctx, const struct rk_f
     st = part->run(ctx);
     if (st)
         return RK_WRAP(st, "step %lld, %s", (long long)ctx->step, part->name);
+    rk_flow_profile_part(ctx, part->name, began_ns);
     if (part->timer) {
         char *name = rk_format("timing_s/%s", part->timer);
 
@@ -94,10 +96,12 @@ static struct rk_status *run_step(struct rk_flow_context *ctx)
     ctx->metrics = rk_json_new_object();
     rk_json_set(ctx->metrics, "training/global_step", rk_json_new_int(ctx->step));
     rk_json_set(ctx->metrics, "training/epoch", rk_json_new_int(ctx->epoch));
+    RK_TRY(rk_flow_profile_begin(ctx));
     for (const struct rk_flow_step *const *part = ctx->flow->steps; *part; part++) {
         if (!(*part)->is_needed || (*part)->is_needed(ctx))
             RK_TRY(run_part(ctx, *part));
     }
+    RK_TRY(rk_flow_profile_end(ctx));
     if (!rk_flow_filters_groups(ctx)) /* else it has moved by what the step took */
         ctx->position = rk_run_position_after(ctx->job, rk_flow_inputs_num_rows(ctx->inputs), ctx->step);
     if (ctx->sink.on_step)

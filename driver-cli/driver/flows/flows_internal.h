@@ -167,6 +167,7 @@ struct rk_flow_context {
     int64_t steps_per_epoch, total_steps;
     int64_t num_left_out;    /* prompts of an epoch that do not fill a batch */
     int32_t num_replicas;    /* of the actor */
+    const char *trace_path;  /* where profiled steps go; NULL: no step is profiled */
     const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
     bool validates_only;     /* trainer.val_only */
     bool has_tokenizer;      /* the export has its tokenizer beside it */
@@ -177,6 +178,7 @@ struct rk_flow_context {
     struct rk_run_position position; /* what the next prompts and samples are */
     int64_t weight_version;          /* of a rollout with weights of its own */
     int64_t trained_step;            /* the last one whose update the daemons have done; 0: none */
+    struct rk_flow_profile *profile; /* owned; NULL: no step was profiled yet */
     /* the last checkpoint */
     int64_t saved_step;   /* complete; 0: none yet */
     int64_t writing_step; /* being written; 0: none */
@@ -378,6 +380,14 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx) RK_NODISCARD;
 struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, const char *method,
                                const struct rk_batch *batch, struct rk_json *options,
                                const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
+
+/* --- profiles of steps (flow_profile.c) --- */
+/* In front of a step and behind it; nothing happens for a step that trainer.profile_steps does not name. */
+struct rk_status *rk_flow_profile_begin(struct rk_flow_context *ctx) RK_NODISCARD;
+struct rk_status *rk_flow_profile_end(struct rk_flow_context *ctx) RK_NODISCARD;
+/* A part of the step that began then ends now. `name` is a literal. */
+void rk_flow_profile_part(struct rk_flow_context *ctx, const char *name, int64_t begin_ns);
+void rk_flow_profile_fini(struct rk_flow_context *ctx);
 
 /* --- weights of a rollout that has its own (step_weights.c) --- */
 /* The rollout gets the actor's; the metrics, where a step is at hand, have what was moved. */
