@@ -449,9 +449,7 @@ static struct rk_status *start_metrics(struct rk_daemon *daemon)
 
     if (!daemon->settings.metrics.key)
         return NULL;
-    RK_TRY(rk_metrics_http_create(&daemon->metrics_http, &config));
-    start_gpu(daemon);
-    return NULL;
+    return rk_metrics_http_create(&daemon->metrics_http, &config);
 }
 
 static struct rk_status *start_recorder(struct rk_daemon *daemon)
@@ -485,6 +483,8 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
         st = start_health_server(daemon);
     if (!st)
         st = start_metrics(daemon);
+    if (!st)
+        start_gpu(daemon);
     rk_deadline_clear();
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return st;

@@ -53,7 +53,7 @@ struct rk_daemon {
     struct rk_worker *worker;
     struct rk_server *server;
     struct rk_server *health_server;      /* of health.listen; NULL: none */
-    struct rk_gpu *gpu;                   /* while metrics are served, on a GPU; NULL: none */
+    struct rk_gpu *gpu;                   /* figures of it; NULL: the device is none */
     struct rk_metrics_http *metrics_http; /* of metrics.listen; NULL: none */
     struct rk_feed *feed;                 /* events; any thread adds to it */
     struct rk_recorder *recorder;         /* NULL: nothing is recorded */

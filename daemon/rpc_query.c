@@ -45,7 +45,7 @@ static struct rk_status *describe(struct rk_call *call, struct rk_bytes request,
     return NULL;
 }
 
-#define NUM_METRICS 6
+#define NUM_METRICS 8
 
 static void add_metric(struct rk_worker_status *status, const char *name, double value, const char *unit)
 {
@@ -57,6 +57,20 @@ static void add_metric(struct rk_worker_status *status, const char *name, double
 static void add_bytes(struct rk_worker_status *status, const char *name, uint64_t value)
 {
     add_metric(status, name, (double)value, "bytes");
+}
+
+/* What NVML said last, where there is a GPU. */
+static void add_gpu(struct rk_worker_status *status, const struct rk_daemon *daemon)
+{
+    struct rk_gpu_sample sample;
+
+    if (!daemon->gpu)
+        return;
+    rk_gpu_get_sample(daemon->gpu, &sample);
+    if (sample.is_fresh && sample.has_utilization)
+        add_metric(status, "gpu_utilization", sample.utilization, "ratio");
+    if (sample.is_fresh && sample.has_temperature)
+        add_metric(status, "gpu_temperature", sample.temperature_celsius, "celsius");
 }
 
 static void add_metrics(struct rk_worker_status *status, const struct rk_daemon *daemon,
@@ -71,6 +85,7 @@ static void add_metrics(struct rk_worker_status *status, const struct rk_daemon 
     add_bytes(status, "stored_results", daemon->requests.stored_bytes);
     if (daemon->tokens_per_second > 0)
         add_metric(status, "tokens_per_second", daemon->tokens_per_second, "tokens/s");
+    add_gpu(status, daemon);
 }
 
 static void add_running(struct rk_worker_status *status, const struct rk_daemon *daemon,
