@@ -517,18 +517,16 @@ static void test_run_goes_on_during_a_flood(void **state)
 
 /* Goal: nothing of all this ever hits a client that behaves: many connections with many short calls, calls
  * that are given up early among them. */
-static void test_short_calls_are_never_cut(void **state)
+static void make_short_calls(struct fixture *fixture, const struct rk_tls_files *files, int num_calls)
 {
+    const char *address = rk_proc_address(fixture->proc);
     struct rk_client *clients[NUM_CLIENTS];
     struct rk_worker_status status;
-    struct fixture fixture;
     char *errors;
 
-    (void)state;
-    start(&fixture);
     for (int i = 0; i < NUM_CLIENTS; i++)
-        clients[i] = rk_client_create(rk_proc_address(fixture.proc), TOKEN);
-    for (int i = 0; i < NUM_CALLS; i++) {
+        clients[i] = files ? rk_client_create_tls(address, TOKEN, files) : rk_client_create(address, TOKEN);
+    for (int i = 0; i < num_calls; i++) {
         struct rk_client *client = clients[i % NUM_CLIENTS];
 
         assert_ok(rk_client_get_status(client, &status));
@@ -541,10 +539,25 @@ static void test_short_calls_are_never_cut(void **state)
     }
     for (int i = 0; i < NUM_CLIENTS; i++)
         rk_client_destroy(clients[i]);
-    errors = rk_proc_stderr(fixture.proc);
+    errors = rk_proc_stderr(fixture->proc);
     assert_null(strstr(errors, "cut peer="));
     assert_null(strstr(errors, "dropped peer="));
     rk_free(errors);
+}
+
+static void test_short_calls_are_never_cut(void **state)
+{
+    struct rk_tls_files files;
+    struct fixture fixture;
+
+    (void)state;
+    start(&fixture);
+    make_short_calls(&fixture, NULL, NUM_CALLS);
+    fixture_stop(&fixture);
+    rk_test_make_certs();
+    files = rk_test_tls_files(NULL, "ca");
+    start_tls(&fixture);
+    make_short_calls(&fixture, &files, NUM_CALLS / 5);
     fixture_stop(&fixture);
 }
 

@@ -18,6 +18,7 @@
 
 #define LARGE_BYTES (3 << 20)
 #define STEPS_MAX   1000
+#define NOBODY      65534
 
 /* Passphrase "secret". */
 static const char encrypted_key[] = "-----BEGIN ENCRYPTED PRIVATE KEY-----\n"
@@ -80,6 +81,9 @@ static int make_all(void **state)
     text = rk_test_read_file(rk_test_cert_path("second", "key"), &bytes);
     write_text("mixed", "key", text, bytes);
     rk_free(text);
+    assert_int_equal(mkdir(rk_test_cert_path("folder", "crt"), 0700), 0);
+    write_text("large", "crt", "", 0);
+    assert_int_equal(truncate(rk_test_cert_path("large", "crt"), (1 << 20) + 1), 0);
     write_text("encrypted", "key", encrypted_key, sizeof(encrypted_key) - 1);
     rk_cert_fini(&ca);
     return 0;
@@ -106,8 +110,11 @@ static void test_tls_files_that_are_wrong(void **state)
         {"expired", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "expired on 20"},
         {"early", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "not valid before 20"},
         {"encrypted", "ca", RK_INVALID_ARGUMENT, "tls_key '", "passphrase"},
+        {"folder", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "not a regular file"},
+        {"large", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "at most 1048576 are allowed"},
     };
     struct rk_tls_files half = rk_test_tls_files("host", "ca");
+    struct rk_status *st;
     struct rk_tls *tls;
 
     (void)state;
@@ -119,6 +126,16 @@ static void test_tls_files_that_are_wrong(void **state)
         assert_null(tls);
         assert_fails(rk_tls_create(&tls, &files), cases[i].code, cases[i].also);
     }
+    if (geteuid() == 0) { /* whom no mode keeps out, but everybody else the directory's */
+        assert_int_equal(seteuid(NOBODY), 0);
+        st = rk_tls_create(&tls, &half);
+        assert_int_equal(seteuid(0), 0);
+    } else {
+        assert_int_equal(chmod(half.cert, 0200), 0);
+        st = rk_tls_create(&tls, &half);
+        assert_int_equal(chmod(half.cert, 0600), 0);
+    }
+    assert_fails(st, RK_PERMISSION_DENIED, "Permission denied");
     half.key = NULL;
     assert_fails(rk_tls_create(&tls, &half), RK_INVALID_ARGUMENT, "tls_cert: expected together with tls_key");
 }
