@@ -165,6 +165,15 @@ static void read_metrics_listen(struct rk_settings *out, const struct rk_config 
     add_problem(problems, config, "metrics.listen", st);
 }
 
+/* Of rpc.listen, which has parsed: a certificate may be for the name, and not for its address. */
+static char *host_as_written(const struct rk_config *config)
+{
+    const char *text = rk_config_string(config, "rpc.listen"), *colon = strrchr(text, ':');
+    bool has_brackets = text[0] == '[';
+
+    return rk_strndup(text + has_brackets, (size_t)(colon - text) - 2 * has_brackets);
+}
+
 /* Where the peers' collectives connect to. Ranks on one host need no network; with a network address for
  * calls, the ranks are on several. */
 static void read_comm_listen(struct rk_settings *out, const struct rk_config *config,
@@ -172,16 +181,19 @@ static void read_comm_listen(struct rk_settings *out, const struct rk_config *co
 {
     const char *text = rk_config_string(config, "comm.listen"), *tls = rk_config_string(config, "comm.tls");
 
-    if (!text)
-        text = out->listen.is_local || !out->listen.host[0] ? "unix" : out->listen.host;
-    out->comm_listen = rk_strdup(text);
     out->has_comm_tls = strcmp(tls, "on") == 0 || (strcmp(tls, "auto") == 0 && out->tls_ca);
     if (out->has_comm_tls && !out->tls_ca)
         add_problem(problems, config, "comm.tls",
                     RK_FAIL(RK_INVALID_ARGUMENT, "comm.tls: \"on\" is expected together with rpc.tls_cert, "
                                                  "rpc.tls_key and rpc.tls_ca"));
-    if (strcmp(text, "unix") != 0)
-        add_problem(problems, config, "comm.listen", rk_listen_check_peer_host(text));
+    if (text)
+        out->comm_listen = rk_strdup(text);
+    else if (out->listen.is_local || !out->listen.host[0])
+        out->comm_listen = rk_strdup("unix");
+    else
+        out->comm_listen = out->has_comm_tls ? host_as_written(config) : rk_strdup(out->listen.host);
+    if (strcmp(out->comm_listen, "unix") != 0)
+        add_problem(problems, config, "comm.listen", rk_listen_check_peer_host(out->comm_listen));
 }
 
 static void read_device(struct rk_settings *out, const struct rk_config *config, struct rk_problems *problems)

@@ -238,6 +238,35 @@ static void test_rk_settings_init_wildcard_needs_comm_listen(void **state)
     rk_settings_fini(&settings);
 }
 
+/* Goal: with certificates peers are told the host of rpc.listen as it is written, since a certificate may be
+ * for that and not for its address; the keys of TLS come together or not at all. */
+static void test_rk_settings_init_tls(void **state)
+{
+    static const char *const right[] = {"rpc.listen=[2001:DB8::1]:7000", "rpc.tls_cert=/c", "rpc.tls_key=/k",
+                                        "rpc.tls_ca=/a", "comm.tls=off"};
+    static const char *const half[] = {"rpc.tls_cert=/c", "comm.tls=on"};
+    static const char *const only_ca[] = {"rpc.tls_ca=/a"};
+    static const char *const empty[] = {"rpc.tls_cert=", "rpc.tls_key=/k"};
+    struct rk_settings settings;
+
+    (void)state;
+    assert_ok(load(&settings, NULL, right, 4));
+    assert_true(settings.has_comm_tls);
+    assert_true(settings.asks_certificates);
+    assert_string_equal(settings.comm_listen, "2001:DB8::1");
+    rk_settings_fini(&settings);
+    assert_ok(load(&settings, NULL, right, 5));
+    assert_false(settings.has_comm_tls);
+    assert_string_equal(settings.comm_listen, "2001:db8::1"); /* as it was resolved */
+    rk_settings_fini(&settings);
+    assert_fails(load(&settings, NULL, half, 1), RK_INVALID_ARGUMENT,
+                 "rpc.tls_cert: expected together with rpc.tls_key");
+    assert_fails(load(&settings, NULL, half, 2), RK_INVALID_ARGUMENT,
+                 "comm.tls: \"on\" is expected together");
+    assert_fails(load(&settings, NULL, only_ca, 1), RK_INVALID_ARGUMENT, "rpc.tls_ca: expected together");
+    assert_fails(load(&settings, NULL, empty, 2), RK_INVALID_ARGUMENT, "rpc.tls_cert: expected a path");
+}
+
 /* Goal: a reload changes what is marked so and nothing else. */
 static void test_rk_settings_reload_keeps_fixed_values(void **state)
 {
@@ -296,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_rk_settings_init_bad_meanings_are_named_together),
         cmocka_unit_test(test_rk_settings_init_name_server_away_is_unavailable),
         cmocka_unit_test(test_rk_settings_init_wildcard_needs_comm_listen),
+        cmocka_unit_test(test_rk_settings_init_tls),
         cmocka_unit_test(test_rk_settings_reload_keeps_fixed_values),
         cmocka_unit_test(test_rk_daemon_exit_code_cases),
     };
