@@ -14,12 +14,13 @@
 
 #define REPLAY_MS 60000
 
-/* Two steps on two ranks, recorded once for all tests below. */
+/* Two steps on two ranks, recorded once for all tests below. The second one is profiled: what that measures
+ * is no difference. */
 static char *record_dir;
 
 static int record_run(void **state)
 {
-    static const char *const keys[] = {"trainer.total_training_steps=2", NULL};
+    static const char *const keys[] = {"trainer.total_training_steps=2", "trainer.profile_steps=[2]", NULL};
     char *dir = new_run_dir();
     const char *args[24] = {"run",
                             TINY_JOB,
