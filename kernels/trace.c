@@ -89,6 +89,16 @@ static struct rk_event *record(struct rk_trace *trace, struct rk_stream *stream)
     return event;
 }
 
+/* Nothing may wait for the device then: it would end the recording. */
+static bool is_any_recording(const struct rk_trace *trace)
+{
+    for (int32_t i = 1; i < trace->num_lanes; i++) {
+        if (trace->lanes[i].stream && rk_stream_is_recording(trace->lanes[i].stream))
+            return true;
+    }
+    return false;
+}
+
 /* Between two syncs, so that the event is reached within a few microseconds of the middle. */
 static void take_anchor(struct rk_trace *trace, struct rk_stream *stream)
 {
@@ -177,11 +187,11 @@ void rk_trace_begin(struct rk_stream *stream, const struct rk_trace_span *span)
     RK_ASSERT(span->kind < RK_TRACE_KIND_COUNT);
     if (!lane)
         return;
-    if (!trace->has_anchor && !trace->error)
+    if (!trace->has_anchor && !trace->error && !is_any_recording(trace))
         take_anchor(trace, stream);
     if (lane->depth < DEPTH_MAX) {
         lane->open[lane->depth] = -1;
-        if (trace->error || trace->spans.count >= trace->max_spans)
+        if (trace->error || !trace->has_anchor || trace->spans.count >= trace->max_spans)
             trace->num_dropped++;
         else
             push(trace, lane, span);
@@ -254,6 +264,8 @@ static bool is_any_open(const struct rk_trace *trace)
 void rk_trace_flush(struct rk_trace *trace)
 {
     RK_ASSERT(pthread_equal(trace->thread, pthread_self()));
+    if (is_any_recording(trace))
+        return;
     for (int32_t i = 1; i < trace->num_lanes && !trace->error; i++) {
         if (trace->lanes[i].stream)
             trace->error = rk_status_first(trace->error, rk_stream_sync(trace->lanes[i].stream));

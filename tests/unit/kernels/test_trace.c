@@ -8,6 +8,7 @@
 #include "base/rk_json.h"
 #include "base/rk_time.h"
 #include "kernels/rk_kernels.h"
+#include "tests/support/graph_device.h"
 #include "tests/support/test.h"
 
 static struct rk_device *device;
@@ -231,6 +232,47 @@ static void test_trace_ignores_other_threads(void **state)
     rk_trace_destroy(trace);
 }
 
+/* Goal: what is recorded into a graph has no time, and a flush meanwhile leaves the recording alone; its
+ * launches are events. */
+static void test_trace_of_graphs_has_their_launches(void **state)
+{
+    struct rk_device_config config = {.struct_size = sizeof(config), .name = "graphs:0", .num_threads = 1};
+    struct rk_device *graphs;
+    struct rk_stream *recorded, *side;
+    struct rk_trace *trace;
+    struct rk_json *events;
+    struct rk_graph *graph;
+
+    (void)state;
+    assert_ok(rk_test_graphs_register());
+    assert_ok(rk_device_open(&graphs, &config));
+    assert_ok(rk_device_use(graphs));
+    assert_ok(rk_stream_create(&recorded, graphs, "recorded"));
+    assert_ok(rk_stream_create(&side, graphs, "side"));
+    assert_ok(rk_trace_create(&trace, graphs, 100));
+    run_operator(recorded);
+    assert_ok(rk_graph_begin(recorded));
+    assert_null(rk_stream_trace(recorded));
+    run_operator(recorded);
+    run_operator(side);
+    rk_trace_flush(trace);
+    assert_ok(rk_graph_end(&graph, recorded));
+    for (int i = 0; i < 2; i++)
+        assert_ok(rk_graph_launch(graph));
+    events = read_events(trace, 0);
+    assert_null(rk_trace_error(trace));
+    assert_non_null(find(events, "axpby", 1)); /* the one before, and the side stream's */
+    assert_null(find(events, "axpby", 2));
+    assert_non_null(find(events, "graph", 1));
+    assert_null(find(events, "graph", 2));
+    rk_json_free(events);
+    rk_trace_destroy(trace);
+    rk_graph_destroy(graph);
+    rk_stream_destroy(recorded);
+    rk_stream_destroy(side);
+    rk_device_close(graphs);
+}
+
 int main(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -238,6 +280,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_trace_drops_and_counts_beyond_its_size, setup, teardown),
         cmocka_unit_test_setup_teardown(test_trace_survives_many_deep_and_gone, setup, teardown),
         cmocka_unit_test_setup_teardown(test_trace_ignores_other_threads, setup, teardown),
+        cmocka_unit_test(test_trace_of_graphs_has_their_launches),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
