@@ -20,6 +20,10 @@
 #define SIM_TAGS    512
 #define SIM_QUEUE   64
 
+/* Of the input of calls that have one. */
+#define SIM_TENSORS      3
+#define SIM_TENSOR_BYTES 64
+
 #define SIM_MS(ms) ((int64_t)(ms)*1000000)
 
 /* What is broken on purpose, to see that the checks below find it. */

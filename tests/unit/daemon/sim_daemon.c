@@ -92,6 +92,8 @@ struct rk_status *rk_epoch_store(const char *dir, uint64_t epoch)
 
 /* --- the engine --- */
 
+static const char *const role_names[] = {"actor", "rollout"};
+
 const char *rk_role_state_name(rk_role_state_t state)
 {
     return state == RK_ROLE_STATE_AWAKE ? "AWAKE" : "EMPTY";
@@ -101,9 +103,12 @@ void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot 
 {
     struct sim_daemon *host = host_of(worker);
 
-    *out = (struct rk_worker_snapshot){.is_configured = true, .mesh_generation = 1, .num_roles = 1};
-    snprintf(out->roles[0].role, sizeof(out->roles[0].role), "actor");
-    out->roles[0].state = RK_ROLE_STATE_AWAKE;
+    *out = (struct rk_worker_snapshot){
+        .is_configured = true, .mesh_generation = 1, .num_roles = RK_ARRAY_LEN(role_names)};
+    for (int32_t i = 0; i < out->num_roles; i++) {
+        snprintf(out->roles[i].role, sizeof(out->roles[i].role), "%s", role_names[i]);
+        out->roles[i].state = RK_ROLE_STATE_AWAKE;
+    }
     out->running = host->num_queued > 0 ? host->queue[0].job : NULL;
 }
 
@@ -226,13 +231,16 @@ void rk_worker_abort_comm(struct rk_worker *worker, const char *reason)
 static void set_group(struct rk_group *group, int32_t rank)
 {
     const struct rk_mesh_spec spec = {.dp = SIM_RANKS};
-    struct rk_status *st = rk_mesh_create(&group->roles[0].mesh, &spec, SIM_RANKS);
 
-    RK_ASSERT(!st);
     group->rank = rank;
     group->world_size = SIM_RANKS;
-    group->num_roles = 1;
-    snprintf(group->roles[0].role, sizeof(group->roles[0].role), "actor");
+    group->num_roles = RK_ARRAY_LEN(role_names);
+    for (int32_t i = 0; i < group->num_roles; i++) {
+        struct rk_status *st = rk_mesh_create(&group->roles[i].mesh, &spec, SIM_RANKS);
+
+        RK_ASSERT(!st);
+        snprintf(group->roles[i].role, sizeof(group->roles[i].role), "%s", role_names[i]);
+    }
 }
 
 void sim_daemon_start(struct sim_daemon *host, int32_t rank)

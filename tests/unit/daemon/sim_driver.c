@@ -203,6 +203,24 @@ static void give_up_call(struct sim_driver *driver)
 static void on_accepted(void *user, int32_t rank, bool is_replayed);
 static void on_end(void *user, int32_t rank, rk_code_t code, const char *reason, uint64_t tag);
 
+/* Every second call has columns: a generation. The bytes are the network's. */
+static void add_input(struct rk_execute_header *header)
+{
+    static const int64_t matrix[] = {1, 4}, vector[] = {1};
+    static struct rk_tensor_spec tensors[SIM_TENSORS] = {
+        {.name = "prompts", .dtype = RK_DTYPE_I64, .rank = 2, .shape = matrix, .byte_size = 32},
+        {.name = "attention_mask", .dtype = RK_DTYPE_I64, .rank = 2, .shape = matrix, .byte_size = 32},
+        {.name = "stream", .dtype = RK_DTYPE_I64, .rank = 1, .shape = vector, .byte_size = 8},
+    };
+    static struct rk_meta_entry option = {.key = "response_length",
+                                          .value = {.kind = RK_SCALAR_INT, .integer = 2}};
+
+    header->role = "rollout";
+    header->method = "generate_sequences";
+    header->input = (struct rk_batch_spec){.batch_size = 1, .num_tensors = SIM_TENSORS, .tensors = tensors};
+    header->options = (struct rk_meta){.count = 1, .entries = &option};
+}
+
 static void open_stream(struct sim_driver *driver, int32_t rank)
 {
     struct sim_stream_hooks hooks = {on_accepted, on_end, driver};
@@ -215,6 +233,8 @@ static void open_stream(struct sim_driver *driver, int32_t rank)
                                        .timeout_ms = (uint32_t)driver->tag,
                                        .two_phase = true};
 
+    if (driver->tag % 2 == 0)
+        add_input(&header);
     sim_stream_close(driver->places[rank].stream);
     driver->places[rank].stream = sim_stream_open(rank, &header, &hooks);
 }

@@ -11,7 +11,7 @@
 #include "proto/rk_stream.h"
 #include "tests/unit/daemon/sim.h"
 
-#define MESSAGES_MAX 8
+#define MESSAGES_MAX 16
 
 /* The daemon's side of a call. Events refer to it, so it is freed when the last one has run. */
 struct rk_call {
@@ -40,6 +40,8 @@ struct sim_stream {
     uint64_t tag;
     bool is_cut, is_closed, has_end, is_copy; /* is_copy: a repetition that nobody asked for */
     bool commits;                             /* a copy that goes on to Commit */
+    int64_t num_tensors;                      /* of the body */
+    uint64_t tensor_bytes[SIM_TENSORS];
 };
 
 /* A message on its way. */
@@ -383,7 +385,7 @@ static void deliver(struct sim_stream *stream, struct parcel *parcel)
     RK_ASSERT(stream->call->num_incoming < MESSAGES_MAX);
     wake_reader(stream->call);
     if (parcel->kind == RK_EXECUTE_HEADER && stream->is_copy && stream->commits)
-        sim_stream_commit(stream);
+        sim_stream_commit(stream); /* behind the body, which is on its way */
 }
 
 static void arrive_at_daemon(void *user)
@@ -394,7 +396,8 @@ static void arrive_at_daemon(void *user)
     if (!stream->is_cut)
         deliver(stream, parcel);
     stream->num_events--;
-    if (stream->is_copy && (parcel->kind != RK_EXECUTE_HEADER || stream->is_cut || !stream->call))
+    if (stream->is_copy &&
+        (parcel->kind == RK_EXECUTE_COMMIT || parcel->is_end || stream->is_cut || !stream->call))
         sim_stream_close(stream);
     else
         free_stream(stream);
@@ -416,6 +419,39 @@ static void post_to_daemon(struct sim_stream *stream, rk_execute_request_kind_t 
     if (sim_chance(0.03))
         cut(stream, sim_between_ns(1, 8000), sim_between_ns(1, 8000));
     sim_at(stream->last_ns - sim->now_ns, arrive_at_daemon, parcel);
+}
+
+static void release_nothing(void *user)
+{
+    (void)user;
+}
+
+/* Every tensor in two chunks, of zeros. */
+static void post_body(struct sim_stream *stream)
+{
+    static const char zeros[SIM_TENSOR_BYTES];
+
+    for (int64_t i = 0; i < stream->num_tensors; i++) {
+        size_t half = (size_t)stream->tensor_bytes[i] / 2;
+
+        for (int part = 0; part < 2; part++) {
+            struct rk_tensor_chunk chunk = {.tensor = (uint32_t)i, .offset = (uint64_t)part * half};
+            size_t bytes = part == 0 ? half : (size_t)stream->tensor_bytes[i] - half;
+            struct grpc_byte_buffer *buffer =
+                rk_stream_encode_chunk(&chunk, zeros, bytes, release_nothing, NULL);
+            struct rk_arena *arena = rk_arena_create(4096, 0);
+            struct rk_str packed = {0};
+            struct rk_bytes flat;
+            struct rk_status *st = rk_stream_flatten(&flat, arena, buffer, RK_LIMIT_MESSAGE_BYTES);
+
+            RK_ASSERT(!st);
+            rk_str_append_bytes(&packed, (const char *)flat.data, flat.bytes);
+            post_to_daemon(stream, RK_EXECUTE_NONE, &packed);
+            rk_str_fini(&packed);
+            rk_arena_destroy(arena);
+            grpc_byte_buffer_destroy(buffer);
+        }
+    }
 }
 
 static void ignore_accepted(void *user, int32_t rank, bool is_replayed)
@@ -449,6 +485,7 @@ static void begin_copy(void *user)
 
     copy->num_events--;
     post_to_daemon(copy, RK_EXECUTE_HEADER, &copy->header);
+    post_body(copy);
     if (!copy->commits) { /* it hangs for a while, and goes */
         struct parcel *parcel = rk_calloc(1, sizeof(*parcel));
 
@@ -470,6 +507,8 @@ static void maybe_copy(const struct sim_stream *stream)
     sim->num_repeated++;
     copy = stream_create(stream->rank, &nobody);
     rk_str_append_bytes(&copy->header, stream->header.text, stream->header.bytes);
+    copy->num_tensors = stream->num_tensors;
+    memcpy(copy->tensor_bytes, stream->tensor_bytes, sizeof(copy->tensor_bytes));
     copy->is_copy = true;
     copy->commits = sim_chance(0.7);
     copy->num_events++;
@@ -483,7 +522,12 @@ struct sim_stream *sim_stream_open(int32_t rank, const struct rk_execute_header 
     struct rk_execute_request request = {.kind = RK_EXECUTE_HEADER, .header = *header};
 
     rk_pack_execute_request(&stream->header, &request);
+    RK_ASSERT(header->input.num_tensors <= SIM_TENSORS);
+    stream->num_tensors = header->input.num_tensors;
+    for (int64_t i = 0; i < stream->num_tensors; i++)
+        stream->tensor_bytes[i] = header->input.tensors[i].byte_size;
     post_to_daemon(stream, RK_EXECUTE_HEADER, &stream->header);
+    post_body(stream);
     maybe_copy(stream);
     return stream;
 }
