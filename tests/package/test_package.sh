@@ -29,7 +29,8 @@ for path in /usr/bin/rankd /usr/bin/rankctl /usr/lib/systemd/system/rankd@.servi
     /usr/lib/sysusers.d/rankd.conf /etc/rankd/rankd.json /usr/share/doc/rankd/docs/systemd.md \
     /usr/share/man/man1/rankctl.1.gz /usr/share/man/man8/rankd.8.gz /usr/share/man/man5/rankd-job.5.gz \
     /usr/share/man/man5/rankd.conf.5.gz /usr/share/bash-completion/completions/rankctl \
-    /usr/share/zsh/vendor-completions/_rankctl /usr/share/doc/rankd/copyright /usr/share/doc/rankd/changelog.Debian.gz /usr/share/rankd/proto/rankd/v1/worker.proto; do
+    /usr/share/zsh/vendor-completions/_rankctl /usr/share/doc/rankd/copyright /usr/share/doc/rankd/changelog.Debian.gz /usr/share/rankd/proto/rankd/v1/worker.proto \
+    /usr/share/rankd/grafana/rankd.json /usr/share/rankd/deploy/compose/compose.yaml; do
     has "$rankd" "$path"
 done
 abi=$(dpkg-deb -f "$driver" Package | sed 's/^librankd-driver//')
