@@ -77,7 +77,7 @@ void rk_daemon_update(struct rk_daemon *daemon)
     rk_daemon_state_t next;
 
     if (!daemon->worker)
-        return; /* going down: nobody is left to ask */
+        return; /* the daemon is stopping, its worker has gone */
     rk_worker_get_snapshot(daemon->worker, &snapshot);
     facts = get_facts(daemon, &snapshot);
     next = rk_daemon_state_of(&facts);

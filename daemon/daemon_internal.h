@@ -100,7 +100,7 @@ struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct r
 struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon) RK_NODISCARD;
 /* The same, and FAILED_PRECONDITION (DRAINING), when no new work is taken. */
 struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon) RK_NODISCARD;
-/* A job that nobody waits for. */
+/* A job without a call that waits for its result. */
 void rk_daemon_submit_forgotten(struct rk_daemon *daemon, struct rk_job *job);
 void rk_daemon_reload(struct rk_daemon *daemon);
 

@@ -61,7 +61,7 @@ static void refuse_one(struct rk_guard *guard)
     guard->reserve_fd = fcntl(guard->wake_fd, F_DUPFD_CLOEXEC, 0);
 }
 
-/* False when there is nobody, or nothing can be done about it now. */
+/* False when no connection is waiting, or none can be accepted now. */
 static bool accept_one(struct rk_guard *guard, int64_t now_ns)
 {
     struct sockaddr_storage from;

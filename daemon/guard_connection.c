@@ -181,8 +181,8 @@ void rk_connection_begin_tls(struct rk_guard *guard, struct rk_connection *conne
 
 /* --- room for one more --- */
 
-/* Whom to drop for another: who was cut, else who never showed a right to call, one without calls first; the
- * oldest of those. NULL: nobody. */
+/* The connection to close for a new one: one that was cut; else one that has not shown a right to call,
+ * without calls if there is such a one. The oldest of those; NULL: none. */
 static struct rk_connection *find_victim(const struct rk_guard *guard)
 {
     struct rk_connection *victim = NULL;

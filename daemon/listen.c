@@ -118,10 +118,11 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
             "(rpc.insecure) if the network is trusted",
             listen->key, listen->host);
     if (!listen->is_local && !asks_certificates && !has_tokens)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%s: %s can be reached from other hosts and nobody would be asked who he is; set "
-                       "rpc.tls_ca or rpc.token_file, or say --insecure (rpc.insecure)",
-                       listen->key, listen->host);
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "%s: %s can be reached from other hosts, and clients would need neither a certificate nor a "
+            "token; set rpc.tls_ca or rpc.token_file, or pass --insecure (rpc.insecure)",
+            listen->key, listen->host);
     if (listen->is_abstract && !has_tokens)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,

@@ -1,4 +1,4 @@
-/* rankd: command line and exit code. The process stays in the foreground; whoever starts it supervises it. */
+/* rankd: command line and exit code. The process stays in the foreground; a service manager supervises it. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -115,7 +115,7 @@ static void on_detached(void *user)
     fflush(stdout);
 }
 
-/* Whoever asked for a text has it, or hears that it is not whole. */
+/* Fails when the text could not be written to standard output completely. */
 static struct rk_status *flush_text(void)
 {
     if (fflush(stdout) != 0 || ferror(stdout))

@@ -12,7 +12,7 @@
 static void send_text(const char *text)
 {
 #ifdef RK_HAVE_SYSTEMD
-    /* Without a service manager it does nothing; when one does not listen, there is nobody to tell. */
+    /* Without a service manager it does nothing. Errors are ignored: there is no other place to report to. */
     sd_notify(0, text);
 #else
     (void)text;

@@ -31,7 +31,7 @@ struct rk_relay_flow {
 
 typedef enum rk_relay_state {
     RK_RELAY_IDLE,  /* waits for its sockets, or for time */
-    RK_RELAY_READY, /* has more to do, and lets others go first */
+    RK_RELAY_READY, /* has more to do; other connections run before it does */
     RK_RELAY_CUT,   /* the filter's rule says why */
     RK_RELAY_ENDED  /* one side has closed, and the other has all of it */
 } rk_relay_state_t;

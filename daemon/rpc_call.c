@@ -265,7 +265,7 @@ void rk_call_end_endless(struct rk_call *call)
         rk_call_finish(call, fail_shutdown());
 }
 
-/* Frees the call when nothing can come any more and nobody will answer. */
+/* Frees the call when no event can come any more and no answer is due. */
 static void settle(struct rk_call *call)
 {
     if (!call->is_closed || call->num_batches > 0)
@@ -356,8 +356,8 @@ static bool is_silent_stranger(const struct rk_call *call)
            !rk_call_is_finished(call);
 }
 
-/* Whoever has no right to call has few calls open that do nothing: the oldest makes room. A probe, which
- * sends its request at once, is never that old. */
+/* Bounds the calls that need no right and have sent no request yet: the oldest is ended when there are too
+ * many. A probe sends its request at once, so it is not among them. */
 static void bound_strangers(struct rk_server *server)
 {
     struct rk_call *oldest = NULL;

@@ -34,7 +34,7 @@ static struct rk_status *take_chunk(struct rk_upload *upload, const struct rk_st
 }
 
 /* Copies chunks to their place. Those of a request that is known already have none: a client that repeats one
- * cannot tell that nobody needs them. Everything else, and everything wrong, is L's. */
+ * cannot know that they are not needed. All other messages, and errors, are handled by thread L. */
 static bool consume(struct rk_call *call, struct grpc_byte_buffer *message)
 {
     struct rk_execute *execute = rk_call_user(call);

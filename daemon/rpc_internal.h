@@ -5,7 +5,7 @@
  *
  * Life of a call: it arrives on G, which arms the next accept, starts RECV_CLOSE (the one notice that a peer
  * is gone) and posts it. L checks the token against the metadata before a byte of the body is read, then
- * reads. A call is freed when RECV_CLOSE and every other batch have come back and nobody holds it. */
+ * reads. A call is freed when RECV_CLOSE and every other batch have come back and no reference is left. */
 #ifndef RK_RPC_INTERNAL_H
 #define RK_RPC_INTERNAL_H
 

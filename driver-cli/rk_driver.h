@@ -101,7 +101,7 @@ void rk_driver_stand_for(struct rk_driver *driver, int32_t rank);
  * (reason DETACHED). */
 void rk_driver_interrupt(struct rk_driver *driver);
 /* Takes back one interrupt, so that what has to be saved can be; the next interrupt counts anew. False, and
- * nothing changes, after two: whoever asked twice wants the end. */
+ * nothing changes, after two. */
 bool rk_driver_resume(struct rk_driver *driver);
 
 /* --- questions; no lease needed --- */
@@ -187,10 +187,10 @@ struct rk_driver_result {
     struct rk_json *metrics; /* object of numbers, reduced over the collected ranks (max and min: over all) */
 };
 
-/* Runs one method on the ranks that its dispatch mode addresses, in two phases: nobody starts before all have
- * accepted the same plan. On failure the message names the rank where the trouble began; when a rank was lost
- * or failed alone, the others are cancelled and their communicators aborted, they keep their models and can
- * be configured again. A lost daemon is ABORTED (PEER_LOST). The result is zero on failure. */
+/* Runs one method on the ranks that its dispatch mode addresses, in two phases: no rank starts before all
+ * have accepted the same plan. On failure the message names the rank where the trouble began; when a rank was
+ * lost or failed alone, the others are cancelled and their communicators aborted, they keep their models and
+ * can be configured again. A lost daemon is ABORTED (PEER_LOST). The result is zero on failure. */
 struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_driver_call_args *call,
                                  struct rk_driver_result *result) RK_NODISCARD;
 void rk_driver_result_fini(struct rk_driver_result *result);

@@ -51,8 +51,8 @@ struct rk_event {
     int64_t reached_ns; /* without events of the backend: when it was recorded, which is when it is reached */
 };
 
-/* Before the device is opened: whoever has it may have taken all of its memory, and an error about that would
- * hide who it is. */
+/* Before the device is opened: the process that has it may have taken all of its memory, and an error about
+ * that would hide who it is. */
 static struct rk_status *lock(struct rk_device *device, int index)
 {
     char uuid[RK_DEVICE_UUID_BYTES];

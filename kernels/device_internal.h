@@ -8,7 +8,7 @@ extern const struct rk_device_ops rk_cpu_device_ops;
 
 /* Of dry runs (device_plan.c); not in the list of backends, since no name opens it. */
 extern const struct rk_device_ops rk_plan_device_ops;
-/* Its handle. `kernels` and `like`, a handle of theirs, are asked for workspaces; NULL: nobody is. */
+/* Its handle. `kernels` and `like`, a handle of theirs, are asked for workspaces; NULL: none are. */
 void *rk_plan_device_create(const struct rk_kernel_ops *kernels, const void *like);
 struct rk_workspace rk_plan_device_workspace(const void *handle);
 

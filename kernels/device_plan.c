@@ -133,7 +133,7 @@ static void plan_stream_destroy(void *handle, void *stream)
     (void)stream;
 }
 
-/* Whoever reads device memory finds zeros. */
+/* Reads of device memory give zeros. */
 static struct rk_status *plan_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
                                    rk_copy_kind_t kind)
 {

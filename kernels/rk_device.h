@@ -214,7 +214,7 @@ struct rk_device_ops {
     struct rk_status *(*check)(void *dev); /* optional: NULL means never lost */
     /* optional: the uuid of get_info, without opening the device; NULL means that it can be shared */
     struct rk_status *(*get_uuid)(int index, char uuid[RK_DEVICE_UUID_BYTES]);
-    /* optional: NULL means that nobody else takes memory of the device */
+    /* optional: NULL means that no other process takes memory of the device */
     struct rk_status *(*get_free)(void *dev, uint64_t *out_bytes);
     /* optional: what the backend holds itself and how often it took some; NULL means nothing */
     void (*get_own)(const void *dev, uint64_t *out_bytes, uint64_t *out_num_allocations);

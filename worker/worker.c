@@ -75,7 +75,7 @@ static struct rk_status *run_job(struct rk_worker *worker, struct rk_job *job)
     return NULL;
 }
 
-/* What the job ends with: W's verdict stands before the error that it caused, and whoever cancelled is
+/* What the job ends with: the watchdog's verdict stands before the error that it caused, and a cancel is
  * quoted. A job that succeeded in spite of them has succeeded. */
 static struct rk_status *settle_status(struct rk_running_job *running, struct rk_status *st)
 {

@@ -2,7 +2,7 @@
  *
  * Threads. E (engine) runs jobs and owns everything on the device. W (watchdog) reads the running job's
  * progress and aborts communicators. Other threads submit, cancel and take snapshots. One mutex, `lock`,
- * guards what they share; nobody holds it while working or waiting for anything but itself. */
+ * guards what they share; no thread holds it while working or waiting for anything but itself. */
 #ifndef RK_WORKER_INTERNAL_H
 #define RK_WORKER_INTERNAL_H
 

@@ -6,7 +6,7 @@
  * others. Other models are dropped before the new world is made, so that their memory is free. When round 2
  * fails the worker is not configured, and the kept models wait for the next one.
  *
- * In a dry run there is no round 1 and nobody to meet in round 2: the worker is that rank of a world whose
+ * In a dry run there is no round 1, and no peer in round 2: the worker is that rank of a world whose
  * other ranks do not exist. init_model then answers nothing but plans. */
 #include "worker/worker_internal.h"
 
@@ -83,7 +83,7 @@ void rk_world_teardown(struct rk_worker *worker)
     rk_reshard_link_destroy(worker->link);
     worker->link = NULL;
     keep_collectives(worker);
-    set_world(worker, NULL); /* from here on nobody aborts it */
+    set_world(worker, NULL); /* from here on no other thread can abort it */
     rk_comm_world_destroy(world);
 }
 

@@ -14,7 +14,8 @@ static struct rk_status *confirm(const struct rk_cli *cli, int32_t num_daemons)
         return NULL;
     if (!isatty(STDIN_FILENO))
         return rk_cli_usage(
-            RK_FAIL(RK_INVALID_ARGUMENT, "rankctl shutdown: use --yes where nobody can be asked"));
+            RK_FAIL(RK_INVALID_ARGUMENT, "rankctl shutdown: standard input is not a terminal, so the "
+                                         "question cannot be asked; use --yes"));
     fprintf(stderr, "Stop %d daemon%s? [y/N] ", num_daemons, num_daemons == 1 ? "" : "s");
     answer = getchar();
     if (answer == 'y' || answer == 'Y')

@@ -116,7 +116,7 @@ void rk_verify_report_print(const struct rk_verify_report *report)
 
 /* --- JSON --- */
 
-/* What is not finite has no number in JSON. */
+/* JSON has no infinities and no NaN: null stands for them. */
 static struct rk_json *real_json(double value)
 {
     return isfinite(value) ? rk_json_new_real(value) : rk_json_new_null();

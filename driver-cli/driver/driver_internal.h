@@ -232,7 +232,7 @@ struct rk_status *rk_upload_create(struct rk_upload **out, struct rk_driver *dri
  * upload.
  */
 void rk_upload_end(struct rk_upload *upload);
-/* Frees the ended uploads that nobody holds; with `wait`, all of them. */
+/* Frees the ended uploads whose bytes gRPC has released; with `wait`, all of them. */
 void rk_upload_reap(struct rk_driver *driver, bool wait);
 
 /* --- one Execute stream (call_stream.c) --- */

@@ -19,7 +19,7 @@ struct rk_future {
     pthread_t thread;
     pthread_mutex_t lock;      /* guards inv and waiter */
     struct rk_invocation *inv; /* NULL once it has ended */
-    struct waiter *waiter;     /* NULL: nobody waits */
+    struct waiter *waiter;     /* NULL: no thread waits */
     atomic_bool is_done;
     struct rk_status *status; /* with result, the thread's until is_done */
     struct rk_driver_result result;

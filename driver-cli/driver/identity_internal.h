@@ -18,7 +18,7 @@ struct rk_identity {
     uint8_t key[RK_IDENTITY_BYTES];
 };
 
-/* `dir` NULL, one that cannot be written, or without a file that is free: a fresh identity that nobody keeps.
+/* `dir` NULL, one that cannot be written, or without a file that is free: a fresh identity that is not kept.
  */
 struct rk_status *rk_identity_open(struct rk_identity *out, const char *dir) RK_NODISCARD;
 void rk_identity_close(struct rk_identity *identity);

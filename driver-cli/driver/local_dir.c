@@ -19,7 +19,7 @@
 #define PREFIX      "rankctl-"
 #define CONFIG_FILE "rankd.json"
 #define LOCK_FILE   "lock"
-/* The lock before it is held: nobody may find one that is free while its owner lives. */
+/* The lock before it is held: no other process may find it free while its owner lives. */
 #define NEW_LOCK_FILE "lock.new"
 
 static const char *find_root(void)

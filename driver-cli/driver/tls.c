@@ -80,7 +80,7 @@ static bool wait_until(int fd, short events, int64_t deadline_ns)
     return rc > 0;
 }
 
-/* -1 when nobody listens there, which gRPC has said already. */
+/* -1 when no process listens there, which gRPC has reported already. */
 static int connect_to(const char *host, const char *port, int64_t deadline_ns)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;

@@ -2,10 +2,10 @@
  * of a pair connects to the lower one, retrying until the listener is there, twice: for the data and for the
  * control connection.
  *
- * Rank r first connects to 0 .. r-1, one after the other, then accepts r+1 .. n-1. Nobody waits in a circle:
- * rank 0 accepts at once, and once ranks below r accept, r comes through. Who connects is a stranger until
- * its proof has been checked, so accepted connections are bounded in number and time and cannot hold up one
- * another. */
+ * Rank r first connects to 0 .. r-1, one after the other, then accepts r+1 .. n-1. No ranks wait for each
+ * other in a circle: rank 0 accepts at once, and once ranks below r accept, r comes through. A connection is
+ * not trusted until its proof has been checked, so accepted connections are bounded in number and time and
+ * cannot hold up one another. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <errno.h>
@@ -365,7 +365,7 @@ static bool advance_pending(struct listener *listener, struct pending *pending)
     }
     if (got > 0) {
         reply_bytes = rk_cpu_acceptor_feed(&pending->acceptor, &listener->rules, in, (size_t)got, reply);
-        /* A fresh socket has room for a reply; one that has not belongs to nobody we know. */
+        /* A fresh socket has room for a reply; one that has not is not from a rank. */
         if (reply_bytes > 0 && rk_cpu_wire_send(&pending->wire, reply, reply_bytes) != (ssize_t)reply_bytes)
             got = -1;
     }

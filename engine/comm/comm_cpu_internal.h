@@ -251,7 +251,7 @@ void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh);
 
 /* --- exchanges (comm_cpu_exchange.c); engine thread only --- */
 
-/* Opens an operation on a group: no transfers yet, nobody has arrived. */
+/* Opens an operation on a group: no transfers yet, no rank has arrived. */
 void rk_cpu_begin(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group, rk_comm_op_t op,
                   rk_dtype_t dtype, uint32_t arg);
 /* Adds a transfer; frames to one peer travel in the order of these calls. `peer` is an index in the group. */

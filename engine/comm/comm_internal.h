@@ -145,7 +145,7 @@ struct rk_comm_ops {
     struct rk_status *(*group_create)(
         struct rk_comm_group *group); /* optional: NULL means nothing to set up */
     /* optional; called instead of group_create on ranks outside of all groups of the partition: NULL means
-     * that nobody waits for them */
+     * that none waits for them */
     struct rk_status *(*group_skip)(struct rk_comm_world *world);
     void (*group_destroy)(struct rk_comm_group *group); /* optional: NULL means nothing to release */
     struct rk_status *(*reserve_ordered_sum)(

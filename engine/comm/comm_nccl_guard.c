@@ -105,7 +105,7 @@ static void remove_ended(struct rk_nccl_world *nccl)
         unlock(&nccl->pending_lock);
         if (!oldest || !rk_event_query(oldest))
             return;
-        lock(&nccl->pending_lock); /* nobody else has taken it away */
+        lock(&nccl->pending_lock); /* no other thread has removed it */
         nccl->first_pending = (nccl->first_pending + 1) % RK_NCCL_PENDING_MAX;
         nccl->num_pending--;
         nccl->ended_ns = rk_time_now_ns();

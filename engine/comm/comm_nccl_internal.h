@@ -10,7 +10,7 @@
  * guard, looks at the mesh, at NCCL's asynchronous errors and at the operations that have not ended, and is
  * the only one to abort communicators: that ends their kernels, so a stream that waits for a lost peer comes
  * to its end, and rk_stream_sync then tells why (rk_device_set_watch). Aborting from other threads means
- * asking the guard, so nobody waits for it. The guard alone asks the device which operations have ended: a
+ * asking the guard, so no caller waits for it. The guard alone asks the device which operations have ended: a
  * thread that asks takes part in the device from then on. Locks: call_lock > pending_lock; guard_lock stands
  * alone. Under pending_lock nothing is called that may wait, of the device least of all: threads that answer
  * others take it, and a stream that is full makes who adds to it wait until it moves. */

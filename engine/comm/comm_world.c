@@ -1,8 +1,8 @@
 /* Endpoints and worlds, the part that all backends share: the configuration is checked, the first error is
  * kept, and what the engine thread does is on record for other threads.
  *
- * Whoever finds trouble (an operation, a backend looking at its connections, a thread that asks for an abort)
- * hands it to rk_comm_world_fail(). The first one stays and is spread to the peers; later ones are dropped.
+ * An error (of an operation, of a connection that a backend checks, an abort that a thread asks for) is given
+ * to rk_comm_world_fail(). The first one is kept and sent to the peers; later ones are dropped.
  */
 #include "engine/comm/comm_internal.h"
 

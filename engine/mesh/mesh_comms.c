@@ -35,7 +35,7 @@ _Static_assert(RK_ARRAY_LEN(group_rows) == RK_GROUP_KIND_COUNT, "one row a kind 
 
 struct rk_mesh_comms {
     const struct rk_mesh *mesh;
-    struct rk_mesh *own_mesh; /* the same, where nobody else owns it */
+    struct rk_mesh *own_mesh; /* the same, where this object owns it */
     struct rk_mesh_coords coords;
     int32_t world_rank;
     bool is_member;

@@ -1,4 +1,4 @@
-/* Verdicts that all ranks share: whoever fails, everybody learns it before the next collective, so none waits
+/* Verdicts that all ranks share: when one fails, all learn it before the next collective, so none waits
  * for a rank that has given up. */
 #include "engine/model/model_internal.h"
 

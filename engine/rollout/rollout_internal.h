@@ -14,8 +14,8 @@ _Static_assert(RK_KV_BLOCK_TOKENS % 16 == 0, "paged attention reads keys in grou
 
 /* --- kv_cache.c --- */
 
-/* Which blocks of the cache are free. Block 0 is the null block: it belongs to nobody, and padding of block
- * tables points at it. */
+/* Which blocks of the cache are free. Block 0 is the null block: it belongs to no sequence, and padding of
+ * block tables points at it. */
 struct rk_block_pool {
     int32_t num_blocks; /* with the null block */
     int32_t num_free;

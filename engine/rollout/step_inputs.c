@@ -126,7 +126,7 @@ static void write_tokens(const struct writer *w)
             slots[t] = blocks[p / RK_KV_BLOCK_TOKENS] * RK_KV_BLOCK_TOKENS + p % RK_KV_BLOCK_TOKENS;
         }
     }
-    for (; t < w->num_tokens; t++) { /* a token 0 at position 0 that nobody keeps */
+    for (; t < w->num_tokens; t++) { /* padding: token 0 at position 0, whose result is not read */
         tokens[t] = positions[t] = 0;
         source[t] = slots[t] = -1;
     }
@@ -187,9 +187,8 @@ static int64_t serial_of_row(const struct writer *w, int32_t row)
     return row < w->plan->num_entries ? w->batcher->sequences[w->plan->entries[row].slot].serial : 0;
 }
 
-/* Every row anew, when one of them belongs to another sequence than on the device. What lies in a row behind
- * its sequence's blocks is the null block up to `width`, and what was there before further on; nobody looks
- * at it. */
+/* Every row anew, when one of them belongs to another sequence than on the device. Behind its sequence's
+ * blocks a row has the null block up to `width`; further on it keeps old values, which are not read. */
 static struct rk_status *write_table(const struct writer *w, struct rk_stream *stream, int32_t width)
 {
     struct rk_step_inputs *inputs = w->inputs;

@@ -169,7 +169,7 @@ static void load_a(struct strict_tile *tile, const struct rk_gemm_args *args, in
     }
 }
 
-/* Columns beyond n keep old values, which only reach sums that nobody stores. */
+/* Columns beyond n keep old values, which only reach sums that are not stored. */
 static void load_b(struct strict_tile *tile, const struct rk_gemm_args *args, int64_t n0, int64_t n,
                    int64_t k0, int64_t k)
 {

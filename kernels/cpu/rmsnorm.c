@@ -1,6 +1,6 @@
 /* RMS normalisation. y = s * rstd * weight, rstd = 1/sqrt(mean(s^2) + eps), per row, with s = x (+ residual).
  *
- * s is rounded to the tensors' type before it is normalised, also where nobody asked for it, so that a fused
+ * s is rounded to the tensors' type before it is normalised, also where it is not returned, so that a fused
  * call and one over the stored sum have the same bits. */
 #include "kernels/cpu/cpu_internal.h"
 

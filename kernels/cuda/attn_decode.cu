@@ -31,7 +31,7 @@ __device__ inline int lane_key(int block)
     return block * ATTN_KEY_BLOCK + threadIdx.x; /* a warp has 32 of the 128 */
 }
 
-/* The cache block it lies in, or -1: nobody sees it. Asked for one key block ahead of the copies that need
+/* The cache block it lies in, or -1: no query sees it. Asked for one key block ahead of the copies that need
  * it, and not looked at before, so that they do not wait for the table. */
 __device__ inline int find_entry(const decode_task &task, int block)
 {

@@ -222,7 +222,7 @@ template <int HD> __device__ inline void start_scores(consumer<HD> &w, fwd_smem<
 
 /* Turns the count-th block's scores, in the works, into probabilities p, rescales the output so far to the
  * block's maximum (small heads look first whether it rose: to multiply by one is to do nothing), and waits
- * for the block's values. Rows past the end of the sequence compute something that nobody stores. */
+ * for the block's values. The results of rows past the end of the sequence are not stored. */
 template <int HD>
 __device__ inline void finish_scores(consumer<HD> &w, fwd_smem<HD> &sm, uint32_t (&p)[32], int key,
                                      bool is_last)

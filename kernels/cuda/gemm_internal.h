@@ -105,7 +105,7 @@ struct rk_status *rk_gemm_tune(struct rk_cuda_device *dev, const struct rk_cuda_
 struct rk_gemm_key rk_gemm_shared_key(const struct rk_gemm_key *key);
 /* An algorithm that was found before for a product of like size. */
 bool rk_gemm_take_tuned(const struct rk_cuda_device *dev, struct rk_gemm_plan *plan);
-/* Whether something may be timed: nobody records the stream. */
+/* Whether algorithms may be timed: the stream is not being captured into a graph. */
 bool rk_gemm_can_wait(const struct rk_cuda_stream *stream);
 
 /* --- gemm_small.c --- */

@@ -7,7 +7,7 @@
  *              Blocks of a cluster that share rows of A (those along N) or of B (along M) load boxes in
  *              turns and multicast them: every block takes in all of K of its rows of A and B, which is
  *              several times B in all and more than L2 could give. Of A only the rows that there are get
- *              loaded; the sums of the others are garbage that nobody stores.
+ *              loaded; the sums of the others are not stored.
  *
  * Numerics     Every output is one ascending chain over K of k16 steps into one f32 accumulator, which are
  *              the bits of gemm_chain.cu and of the library with split-K = 1, whatever the tile. K is

@@ -65,8 +65,8 @@ static void raise_own_limit(void)
     assert_true(limit.rlim_cur > NUM_STRANGERS + 100);
 }
 
-/* Goal: with few descriptors, 1,100 silent connections keep nobody out: who is connected is answered, who
- * comes is taken, during and after. */
+/* Goal: with few descriptors, 1,100 silent connections do not shut others out: connected clients are
+ * answered and new ones are accepted, during and after. */
 static void test_few_files_are_survived(void **state)
 {
     static const char *const limits[] = {"-n 64", "-n 256", "-n 1024"};

@@ -27,7 +27,8 @@ static int connect_raw(const char *address)
     return fd;
 }
 
-/* Goal: silent connections are closed after the handshake timeout of 5 s and hinder nobody meanwhile. */
+/* Goal: silent connections are closed after the handshake timeout of 5 s and do not delay other clients
+ * meanwhile. */
 static void test_silent_connections_are_closed(void **state)
 {
     int64_t begin_ns = rk_time_now_ns();

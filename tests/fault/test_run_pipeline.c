@@ -464,9 +464,8 @@ static void test_run_local_rank_killed_in_an_exchange_leaves_nothing_behind(void
 
 /* --- a rank that fails alone --- */
 
-/* Goal: a rank that has no memory in the middle of a schedule is the one that is told about, with its place
- * and the cause; what its peers say names it and the cause, too. Nobody has lost its daemon: the same ones
- * serve the next run. */
+/* Goal: a rank that has no memory in the middle of a schedule is named in the message, with its place and the
+ * cause, and so it is in the errors of its peers. All daemons live on: the same ones serve the next run. */
 static void test_run_rank_without_memory_in_a_schedule_is_named_by_its_peers(void **state)
 {
     static const char *const expected[] = {

@@ -24,7 +24,7 @@ static void test_execute_repeated_request_is_replayed(void **state)
     header = fixture_header(&fixture, "rollout", "generate_sequences");
     fixture_set_options(&fixture, &header, "{\"response_length\": 3}");
     assert_ok(fixture_execute(&fixture, &header, prompts, &first));
-    /* As a client does that knows nothing, and without the chunks: nobody needs them. */
+    /* As a client does that knows nothing, and without the chunks, which are not needed. */
     for (int with_body = 0; with_body < 2; with_body++) {
         fixture_set_input(&fixture, &header, prompts);
         assert_ok(fixture_execute(&fixture, &header, with_body ? prompts : NULL, &again));

@@ -212,7 +212,7 @@ static void test_daemon_tls_refuses_to_start(void **state)
         {"mixed", "ca", "does not belong to the certificate", false},
         {"missing", "ca", "missing.crt'", false},
         {"host", "missing", "rpc.tls_ca '", false},
-        {"host", NULL, "nobody would be asked", true},
+        {"host", NULL, "neither a certificate nor a token", true},
     };
 
     (void)state;

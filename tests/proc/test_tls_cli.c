@@ -92,7 +92,7 @@ static void test_tls_cli_flags_and_environment(void **state)
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     setenv("RANKCTL_TLS_CA", "/nowhere", 1);
-    outcome = ask(rk_proc_address(local), NULL, NULL); /* nobody looks */
+    outcome = ask(rk_proc_address(local), NULL, NULL); /* the certificate is not checked */
     assert_exit(&outcome, 0);
     outcome_fini(&outcome);
     unsetenv("RANKCTL_TLS_CA");
