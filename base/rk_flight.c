@@ -86,9 +86,8 @@ static uint64_t put(const struct rk_flight_entry *entry, bool has_ended, int cod
     copy_text(record.where, sizeof(record.where), entry->where);
     memcpy(words, &record, sizeof(words));
     atomic_store_explicit(&slot->stamp, 2 * number + 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
-    for (size_t i = 0; i < RECORD_WORDS; i++)
-        atomic_store_explicit(&slot->words[i], words[i], memory_order_relaxed);
+    for (size_t i = 0; i < RECORD_WORDS; i++) /* a reader of one of them sees the stamp, too */
+        atomic_store_explicit(&slot->words[i], words[i], memory_order_release);
     atomic_store_explicit(&slot->stamp, 2 * number + 2, memory_order_release);
     return number << 1 | (uint64_t)kinds[entry->kind].ring;
 }
@@ -218,8 +217,7 @@ static bool read_record(const struct ring *ring, uint64_t number, struct record 
     if (atomic_load_explicit(&slot->stamp, memory_order_acquire) != 2 * number + 2)
         return false;
     for (size_t i = 0; i < RECORD_WORDS; i++)
-        words[i] = atomic_load_explicit(&slot->words[i], memory_order_relaxed);
-    atomic_thread_fence(memory_order_acquire);
+        words[i] = atomic_load_explicit(&slot->words[i], memory_order_acquire);
     if (atomic_load_explicit(&slot->stamp, memory_order_relaxed) != 2 * number + 2)
         return false;
     memcpy(out, words, sizeof(*out));
