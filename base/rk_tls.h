@@ -20,7 +20,7 @@ RK_BEGIN_DECLS
 struct rk_tls_files {
     const char *cert; /* certificate of this side, then those between it and the authority; NULL: none */
     const char *key;  /* its private key, for its owner only, without a passphrase; with cert only */
-    const char *ca;   /* authorities whose certificates are believed; NULL: none */
+    const char *ca;   /* authorities whose certificates are trusted; NULL: none */
     const char *prefix;
 };
 

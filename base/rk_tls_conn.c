@@ -99,7 +99,7 @@ static void describe_issuer(struct rk_tls_conn *conn, X509 *cert)
             *c = '?';
     }
     snprintf(conn->verify_error, sizeof(conn->verify_error),
-             "its certificate is signed by '%s', which is none of the authorities that are believed here",
+             "its certificate is signed by '%s', which is not one of the authorities that are trusted here",
              issuer);
 }
 

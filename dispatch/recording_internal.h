@@ -28,7 +28,7 @@ struct rk_recording_frame {
     uint64_t number; /* from 1 */
     uint32_t meta_bytes, message_bytes;
     uint64_t tensor_bytes;
-    uint32_t head_crc32c; /* of the members above: sizes are believed only with it */
+    uint32_t head_crc32c; /* of the members above: sizes count only with it */
     uint32_t crc32c;
 };
 

@@ -79,7 +79,7 @@ struct rk_driver_config {
      * them back at once after this process has died or lost a daemon, instead of after lease_ttl_ms. It is
      * created; one that cannot be used is ignored. NULL: only this object can claim again. */
     const char *identity_dir;
-    /* TLS on TCP connections (docs/tls.md): certificates of the authorities that are believed, this side's
+    /* TLS on TCP connections (docs/tls.md): certificates of the authorities that are trusted, this side's
      * certificate and its key. A daemon's certificate must be for the host of its address. NULL: plain; cert
      * and key only with ca. Borrowed during rk_driver_open. */
     const char *tls_ca, *tls_cert, *tls_key;

@@ -13,9 +13,9 @@ static struct rk_status *confirm(const struct rk_cli *cli, int32_t num_daemons)
     if (rk_cli_has(cli, "yes"))
         return NULL;
     if (!isatty(STDIN_FILENO))
-        return rk_cli_usage(
-            RK_FAIL(RK_INVALID_ARGUMENT, "rankctl shutdown: standard input is not a terminal, so the "
-                                         "question cannot be asked; use --yes"));
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                    "rankctl shutdown: standard input is not a terminal, so the "
+                                    "question cannot be asked; use --yes"));
     fprintf(stderr, "Stop %d daemon%s? [y/N] ", num_daemons, num_daemons == 1 ? "" : "s");
     answer = getchar();
     if (answer == 'y' || answer == 'Y')

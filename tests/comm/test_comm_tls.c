@@ -30,7 +30,7 @@ static const struct tls_case cases[] = {
      {"host", "ca"},
      RK_UNAUTHENTICATED,
      "fails: its certificate is for one.example, not for 127.0.0.1"},
-    {"authority that is not believed",
+    {"authority that is not trusted",
      {"host", "ca"},
      {"host", "other_ca"},
      RK_UNAUTHENTICATED,

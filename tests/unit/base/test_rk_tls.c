@@ -278,7 +278,7 @@ static void test_tls_client_names_what_is_wrong(void **state)
     spec.client_ca = "other_ca";
     begin(&pair, &spec);
     shake(&pair);
-    assert_non_null(strstr(rk_tls_error(pair.client), "signed by 'ca', which is none of the authorities"));
+    assert_non_null(strstr(rk_tls_error(pair.client), "signed by 'ca', which is not one of the authorities"));
     (void)rk_tls_shake(pair.server);
     assert_string_equal(rk_tls_error(pair.server), "it refuses this side: unknown CA");
     end(&pair);
