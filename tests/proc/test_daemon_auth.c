@@ -86,8 +86,8 @@ static void test_token_roles(void **state)
     rk_client_destroy(nobody);
     assert_fails(rk_client_call_path(fixture.client, "/rankd.v1.Worker/Nothing", &empty, NULL),
                  RK_UNIMPLEMENTED, "/rankd.v1.Worker/Nothing");
-    assert_fails(rk_client_call_path(fixture.client, "/rankd.v1.Admin/DumpFlightRecorder", &empty, NULL),
-                 RK_UNIMPLEMENTED, "/rankd.v1.Admin/DumpFlightRecorder");
+    assert_fails(rk_client_call_path(fixture.client, "/rankd.v1.Admin/Nothing", &empty, NULL),
+                 RK_UNIMPLEMENTED, "/rankd.v1.Admin/Nothing");
     fixture_stop(&fixture);
 }
 

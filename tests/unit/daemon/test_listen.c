@@ -134,7 +134,7 @@ static void test_rk_listen_check_policy_cases(void **state)
         {"0.0.0.0:7000", false, false, false, false, "say --insecure"},
         /* a token in plain text is no secret */
         {"0.0.0.0:7000", false, true, false, false, "nothing would be encrypted"},
-        {"0.0.0.0:7000", false, false, true, false, "nobody would be asked"},
+        {"0.0.0.0:7000", false, false, true, false, "neither a certificate nor a "},
         {"[::]:7000", false, true, false, false, "can be reached from other hosts"},
         {"192.0.2.1:7000", false, true, false, false, "192.0.2.1 can be reached"},
     };

@@ -494,6 +494,8 @@ static const struct rule_case rule_cases[] = {
      "global_step_<N>, got /a/step_3"},
     {"checkpoints", {"trainer.resume_from_path=/a/global_step_3"}, 4, "has no effect without"},
     {"checkpoints", {"trainer.del_local_ckpt_after_load=true"}, 4, "trainer.max_actor_ckpt_to_keep removes"},
+    {"profile", {"trainer.profile_steps=[0]"}, 4, "item 0: expected an integer from 1"},
+    {"profile", {"trainer.profile_ranks=[0, 4]"}, 4, "item 1: expected an integer from 0 to 3"},
     {"validation", {"trainer.test_freq=1"}, 4, "trainer.test_freq needs data.val_files"},
     {"validation", {"trainer.val_only=true"}, 4, "trainer.val_only=true needs data.val_files"},
     {"validation", {"trainer.validation_data_dir=d"}, 4, "trainer.validation_data_dir needs data.val_files"},
@@ -526,11 +528,10 @@ static int64_t count_changes(const struct rule_case *test)
 /* Goal: each rule objects to its own violation, and no other does. */
 static void test_job_rules_object_to_their_own_violation_only(void **state)
 {
-    const struct rk_job_rule *rules;
     int64_t num_rules;
+    const struct rk_job_rule *rules = rk_job_rules(&num_rules);
 
     (void)state;
-    rules = rk_job_rules(&num_rules);
     for (size_t i = 0; i < RK_ARRAY_LEN(rule_cases); i++) {
         struct rk_config *job = load_minimal(rule_cases[i].changes, count_changes(&rule_cases[i]));
 
@@ -551,11 +552,10 @@ static void test_job_rules_object_to_their_own_violation_only(void **state)
 
 static void test_job_rules_each_has_a_case(void **state)
 {
-    const struct rk_job_rule *rules;
     int64_t num_rules;
+    const struct rk_job_rule *rules = rk_job_rules(&num_rules);
 
     (void)state;
-    rules = rk_job_rules(&num_rules);
     for (int64_t r = 0; r < num_rules; r++) {
         bool is_covered = false;
 
