@@ -158,7 +158,7 @@ static struct rk_status *check_rows(struct rk_rows *rows, const struct rk_model_
                    (long long)rows->num_tokens, INT32_MAX - 1);
 }
 
-struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
+struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_method_call *call,
                                const struct rk_model_config *config, const char *mask_name)
 {
     const struct rk_batch *batch = call->job->input;
@@ -168,18 +168,18 @@ struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
         return bad_field("the call has no batch");
     RK_TRY(get_columns(rows, batch, mask_name, config->max_position_embeddings));
     RK_TRY(check_rows(rows, config, mask_name));
-    rows->tokens = rk_call_alloc(call, rows->num_tokens, sizeof(int32_t));
-    rows->positions = rk_call_alloc(call, rows->num_tokens, sizeof(int32_t));
-    rows->labels = rk_call_alloc(call, rows->num_tokens, sizeof(int32_t));
-    rows->cells = rk_call_alloc(call, rows->num_tokens, sizeof(int64_t));
-    rows->cu_seqlens = rk_call_alloc(call, rows->num_rows + 1, sizeof(int32_t));
+    rows->tokens = rk_method_call_alloc(call, rows->num_tokens, sizeof(int32_t));
+    rows->positions = rk_method_call_alloc(call, rows->num_tokens, sizeof(int32_t));
+    rows->labels = rk_method_call_alloc(call, rows->num_tokens, sizeof(int32_t));
+    rows->cells = rk_method_call_alloc(call, rows->num_tokens, sizeof(int64_t));
+    rows->cu_seqlens = rk_method_call_alloc(call, rows->num_rows + 1, sizeof(int32_t));
     if (!rows->tokens || !rows->positions || !rows->labels || !rows->cells || !rows->cu_seqlens)
-        return rk_call_no_memory(call);
+        return rk_method_call_no_memory(call);
     return NULL;
 }
 
-struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_call *call, const char *name,
-                               bool is_required, const float **out)
+struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_method_call *call,
+                               const char *name, bool is_required, const float **out)
 {
     const struct rk_batch *batch = call->job->input;
     const void *data;
@@ -220,8 +220,8 @@ static struct rk_status *check_ids(const struct rk_rows *rows, const char *name,
     return NULL;
 }
 
-struct rk_status *rk_rows_find_ids(const struct rk_rows *rows, const struct rk_call *call, int64_t num_ids,
-                                   struct rk_id_columns *out)
+struct rk_status *rk_rows_find_ids(const struct rk_rows *rows, const struct rk_method_call *call,
+                                   int64_t num_ids, struct rk_id_columns *out)
 {
     static const char ids_name[] = "teacher_topk_ids", log_probs_name[] = "teacher_topk_log_probs";
     const struct rk_batch *batch = call->job->input;
@@ -330,8 +330,8 @@ void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_
             column[rows->cells[t] * width + k] = packed[t * width + k];
 }
 
-const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
-                                                 int32_t i)
+const struct rk_micro_batch *rk_method_call_micro_batch(const struct rk_method_call *call,
+                                                        const struct rk_mini_batch *mini, int32_t i)
 {
     struct rk_mesh_coords coords;
     int64_t entry;
@@ -353,14 +353,14 @@ static int64_t count_tokens(const struct rk_rows *rows, const struct rk_micro_ba
 }
 
 /* A pass for which init_model took no memory would run out of it in the middle, where that ends the world. */
-static struct rk_status *check_tokens(const struct rk_call *call, const struct rk_rows *rows,
+static struct rk_status *check_tokens(const struct rk_method_call *call, const struct rk_rows *rows,
                                       const char *option, int64_t limit)
 {
     const struct rk_plan *plan = &call->job->plan;
 
     for (int64_t m = 0; m < plan->num_mini; m++) {
         for (int32_t i = 0; i < plan->mini[m].num_micro; i++) {
-            const struct rk_micro_batch *micro = rk_call_micro_batch(call, &plan->mini[m], i);
+            const struct rk_micro_batch *micro = rk_method_call_micro_batch(call, &plan->mini[m], i);
             int64_t num_tokens = count_tokens(rows, micro);
 
             if (num_tokens <= limit)
@@ -377,7 +377,7 @@ static struct rk_status *check_tokens(const struct rk_call *call, const struct r
 }
 
 /* Stages that wait for a micro-batch that does not come would hang. */
-static struct rk_status *check_schedule(const struct rk_call *call, bool trains)
+static struct rk_status *check_schedule(const struct rk_method_call *call, bool trains)
 {
     const struct rk_plan *plan = &call->job->plan;
     struct rk_pipeline_schedule schedule = {
@@ -400,7 +400,8 @@ static struct rk_status *check_schedule(const struct rk_call *call, bool trains)
     return NULL;
 }
 
-struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows, bool trains)
+struct rk_status *rk_method_call_check_plan(const struct rk_method_call *call, const struct rk_rows *rows,
+                                            bool trains)
 {
     const struct rk_memory_limits *limits = &call->role->limits;
     int64_t limit = trains ? limits->train_tokens : limits->log_prob_tokens;
@@ -425,7 +426,8 @@ struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk
     return st;
 }
 
-struct rk_status *rk_call_check_num_ids(const struct rk_call *call, int64_t num_ids, bool trains)
+struct rk_status *rk_method_call_check_num_ids(const struct rk_method_call *call, int64_t num_ids,
+                                               bool trains)
 {
     const struct rk_memory_limits *limits = &call->role->limits;
     int64_t vocab_size = rk_model_get_config(call->role->model)->vocab_size;
@@ -441,13 +443,13 @@ struct rk_status *rk_call_check_num_ids(const struct rk_call *call, int64_t num_
 }
 
 /* Of this rank's replica, {tokens, sequences} a mini-batch that the loss counts, and rows. */
-static void count_labels(const struct rk_call *call, const struct rk_rows *rows, double (*counts)[3])
+static void count_labels(const struct rk_method_call *call, const struct rk_rows *rows, double (*counts)[3])
 {
     const struct rk_plan *plan = &call->job->plan;
 
     for (int64_t m = 0; m < plan->num_mini; m++) {
         for (int32_t i = 0; i < plan->mini[m].num_micro; i++) {
-            const struct rk_micro_batch *micro = rk_call_micro_batch(call, &plan->mini[m], i);
+            const struct rk_micro_batch *micro = rk_method_call_micro_batch(call, &plan->mini[m], i);
 
             for (int64_t r = 0; r < micro->num_rows; r++) {
                 double num_tokens = 0.0;
@@ -481,7 +483,8 @@ static struct rk_status *check_counts(const struct rk_plan *plan, double (*const
     return NULL;
 }
 
-struct rk_status *rk_call_check_denominators(struct rk_call *call, const struct rk_rows *rows, bool *is_empty)
+struct rk_status *rk_method_call_check_denominators(struct rk_method_call *call, const struct rk_rows *rows,
+                                                    bool *is_empty)
 {
     const struct rk_plan *plan = &call->job->plan;
     double(*counts)[3] = rk_calloc((size_t)plan->num_mini, sizeof(*counts));

@@ -1,8 +1,9 @@
 /* One method call: what holds for every method before and after its handler.
  *
  * A call must not leave its peers waiting. State and request are checked before the work begins, and the
- * ranks agree on the outcome (rk_call_agree, rk_call_begin): then all run or none. A rank that fails alone
- * later on (memory, a lost device) aborts the world, so that its peers get an error instead of a timeout. */
+ * ranks agree on the outcome (rk_method_call_agree, rk_method_call_begin): then all run or none. A rank that
+ * fails alone later on (memory, a lost device) aborts the world, so that its peers get an error instead of a
+ * timeout. */
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@
 
 static void on_progress(void *user, const char *phase, uint64_t done, uint64_t total)
 {
-    const struct rk_call *call = user;
+    const struct rk_method_call *call = user;
 
     rk_worker_tick(call->worker, phase, done, total);
 }
@@ -25,7 +26,7 @@ static void on_progress(void *user, const char *phase, uint64_t done, uint64_t t
 /* What has been reported stands: only the watchdog wants to know. */
 static void on_alive(void *user)
 {
-    struct rk_worker *worker = ((const struct rk_call *)user)->worker;
+    struct rk_worker *worker = ((const struct rk_method_call *)user)->worker;
 
     pthread_mutex_lock(&worker->lock);
     worker->running.last_tick_ns = rk_time_now_ns();
@@ -34,46 +35,46 @@ static void on_alive(void *user)
 
 static bool is_cancelled(void *user)
 {
-    const struct rk_call *call = user;
+    const struct rk_method_call *call = user;
 
     return atomic_load(&call->worker->is_cancel_requested);
 }
 
-void rk_call_progress(struct rk_call *call, const char *phase, uint64_t done, uint64_t total)
+void rk_method_call_progress(struct rk_method_call *call, const char *phase, uint64_t done, uint64_t total)
 {
     on_progress(call, phase, done, total);
 }
 
-static struct rk_comm_group *group_of(const struct rk_call *call)
+static struct rk_comm_group *group_of(const struct rk_method_call *call)
 {
     return call->group ? call->group : rk_mesh_comms_group(call->role->comms, RK_GROUP_ALL);
 }
 
-struct rk_status *rk_call_agree(struct rk_call *call, struct rk_status *st)
+struct rk_status *rk_method_call_agree(struct rk_method_call *call, struct rk_status *st)
 {
     return rk_engine_agree(group_of(call), call->worker->stream, call->worker->agree_scratch, st);
 }
 
-struct rk_status *rk_call_begin(struct rk_call *call, struct rk_status *st)
+struct rk_status *rk_method_call_begin(struct rk_method_call *call, struct rk_status *st)
 {
-    RK_TRY(rk_call_agree(call, st));
+    RK_TRY(rk_method_call_agree(call, st));
     call->peers_wait = true;
     return NULL;
 }
 
-struct rk_status *rk_call_check_cancel(struct rk_call *call)
+struct rk_status *rk_method_call_check_cancel(struct rk_method_call *call)
 {
     struct rk_worker *worker = call->worker;
 
     return rk_engine_check_cancel(&call->hooks, group_of(call), worker->stream, worker->agree_scratch);
 }
 
-bool rk_call_is_collector(const struct rk_call *call)
+bool rk_method_call_is_collector(const struct rk_method_call *call)
 {
     return rk_mesh_is_collector(call->role->mesh, call->worker->rank);
 }
 
-void rk_call_add_memory_metrics(struct rk_call *call)
+void rk_method_call_add_memory_metrics(struct rk_method_call *call)
 {
     const struct rk_role *role = call->role;
     char name[64];
@@ -135,7 +136,7 @@ static struct rk_status *check_state(struct rk_worker *worker, const struct rk_r
 }
 
 /* Whether other ranks take part in the call's collectives. */
-static bool has_peers(const struct rk_call *call)
+static bool has_peers(const struct rk_method_call *call)
 {
     return rk_comm_group_size(group_of(call)) > 1;
 }
@@ -143,7 +144,7 @@ static bool has_peers(const struct rk_call *call)
 /* Ends the wait of the peers when this rank failed and they cannot know. An error that came out of a
  * communicator they have seen too; so they have a cancellation that the ranks agreed on, and a training that
  * all of them gave up. */
-static void release_peers(struct rk_call *call, const struct rk_status *st)
+static void release_peers(struct rk_method_call *call, const struct rk_status *st)
 {
     struct rk_worker *worker = call->worker;
     struct rk_status *comm_error = rk_comm_world_check(worker->world);
@@ -161,7 +162,7 @@ static void release_peers(struct rk_call *call, const struct rk_status *st)
 }
 
 /* Where another rank is to blame: which it is, and where in the mesh it stands. */
-static struct rk_status *name_culprit(const struct rk_call *call, struct rk_status *st)
+static struct rk_status *name_culprit(const struct rk_method_call *call, struct rk_status *st)
 {
     int32_t rank = rk_status_blamed_rank(st);
     const struct rk_role *role = call->role, *actor = rk_role_find(call->worker, "actor");
@@ -175,13 +176,13 @@ static struct rk_status *name_culprit(const struct rk_call *call, struct rk_stat
     return RK_WRAP(st, "because of rank %d (%s%s%s)", rank, role->name, *place ? ": " : "", place);
 }
 
-void *rk_call_alloc(struct rk_call *call, int64_t count, size_t elem_bytes)
+void *rk_method_call_alloc(struct rk_method_call *call, int64_t count, size_t elem_bytes)
 {
     RK_ASSERT(count >= 0);
     return rk_arena_calloc(call->arena, (size_t)count, elem_bytes);
 }
 
-struct rk_status *rk_call_no_memory(const struct rk_call *call)
+struct rk_status *rk_method_call_no_memory(const struct rk_method_call *call)
 {
     char label[RK_JOB_LABEL_BYTES];
 
@@ -190,13 +191,14 @@ struct rk_status *rk_call_no_memory(const struct rk_call *call)
 }
 
 /* The handler, with what it needs of the role's model on the device. */
-static struct rk_status *run_method(struct rk_call *call)
+static struct rk_status *run_method(struct rk_method_call *call)
 {
     bool is_any_state = call->job->method->flags & RK_MF_ANY_STATE;
     struct rk_status *st = NULL, *left;
 
     if (!is_any_state && rk_role_moves(call->role))
-        st = RK_WRAP(rk_call_agree(call, rk_call_onload(call)), "parts of the model come to the device");
+        st = RK_WRAP(rk_method_call_agree(call, rk_method_call_onload(call)),
+                     "parts of the model come to the device");
     if (!st) {
         call->peers_wait = RK_FAULT("worker.before_method");
         st = call->peers_wait ? RK_FAIL(RK_INTERNAL, "fault point worker.before_method")
@@ -204,15 +206,15 @@ static struct rk_status *run_method(struct rk_call *call)
     }
     if (st)
         release_peers(call, st); /* before anything here waits for a stream on which they are waited for */
-    left = rk_call_offload(call);
+    left = rk_method_call_offload(call);
     if (!st && left)
         release_peers(call, left);
     return rk_status_first(st, left);
 }
 
-struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
+struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *job)
 {
-    struct rk_call call = {
+    struct rk_method_call call = {
         .worker = worker,
         .job = job,
         .hooks = {.user = &call,
@@ -228,7 +230,7 @@ struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job)
         /* ONE_TO_ALL reaches ranks outside the role's mesh too. They have no part in what needs a model. */
         if (!rk_mesh_comms_is_member(call.role->comms))
             return NULL;
-        st = rk_call_agree(&call, check_state(worker, call.role, job));
+        st = rk_method_call_agree(&call, check_state(worker, call.role, job));
         if (st)
             return name_culprit(&call, st);
     }

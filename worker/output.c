@@ -32,14 +32,15 @@ static struct rk_status *check_space(const char *dir, uint64_t needed)
                           available);
 }
 
-static struct rk_status *make_dir(const struct rk_call *call, const char *path, uint64_t bytes, char **dir)
+static struct rk_status *make_dir(const struct rk_method_call *call, const char *path, uint64_t bytes,
+                                  char **dir)
 {
     RK_TRY(rk_path_resolve(dir, call->worker->ckpt_roots, path, RK_PATH_RESOLVE_CREATE));
     return check_space(*dir, bytes);
 }
 
-struct rk_status *rk_call_open_output(struct rk_call *call, rk_output_t output, const char *path,
-                                      uint64_t bytes, char **dir)
+struct rk_status *rk_method_call_open_output(struct rk_method_call *call, rk_output_t output,
+                                             const char *path, uint64_t bytes, char **dir)
 {
     bool is_writer = rk_output_is_writer(output, call->role->comms);
     struct rk_status *st = NULL;
@@ -49,8 +50,8 @@ struct rk_status *rk_call_open_output(struct rk_call *call, rk_output_t output, 
     if (is_writer)
         st = rk_path_resolve(&existing, call->worker->ckpt_roots, path, RK_PATH_RESOLVE_PROBE);
     rk_free(existing);
-    RK_TRY(rk_call_agree(call, st));
-    st = rk_call_agree(call, is_writer ? make_dir(call, path, bytes, dir) : NULL);
+    RK_TRY(rk_method_call_agree(call, st));
+    st = rk_method_call_agree(call, is_writer ? make_dir(call, path, bytes, dir) : NULL);
     if (st) {
         rk_free(*dir);
         *dir = NULL;

@@ -35,7 +35,7 @@ bool rk_role_moves(const struct rk_role *role)
     return role->offload != 0;
 }
 
-static void add_metric(struct rk_call *call, const char *name, int64_t since_ns)
+static void add_metric(struct rk_method_call *call, const char *name, int64_t since_ns)
 {
     char path[64];
 
@@ -43,7 +43,7 @@ static void add_metric(struct rk_call *call, const char *name, int64_t since_ns)
     rk_job_add_metric(call->job, path, (double)(rk_time_now_ns() - since_ns) / 1e9, "max");
 }
 
-struct rk_status *rk_call_onload(struct rk_call *call)
+struct rk_status *rk_method_call_onload(struct rk_method_call *call)
 {
     const struct need *need = &needs[call->job->method->id];
     bool writes = call->job->method->flags & RK_MF_MUTATES;
@@ -61,7 +61,7 @@ struct rk_status *rk_call_onload(struct rk_call *call)
     return NULL;
 }
 
-struct rk_status *rk_call_offload(struct rk_call *call)
+struct rk_status *rk_method_call_offload(struct rk_method_call *call)
 {
     const struct rk_role *role = call->role;
     int64_t since_ns = rk_time_now_ns();

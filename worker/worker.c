@@ -65,7 +65,7 @@ static struct rk_status *run_job(struct rk_worker *worker, struct rk_job *job)
         end_profile(worker);
         return rk_world_configure(worker, job);
     case RK_JOB_METHOD:
-        return rk_call_run(worker, job);
+        return rk_method_call_run(worker, job);
     case RK_JOB_DROP_MODELS:
         end_profile(worker);
         rk_world_drop_all(worker);

@@ -15,7 +15,7 @@
 #include "engine/rk_engine.h"
 #include "worker/rk_worker.h"
 
-struct rk_call;
+struct rk_method_call;
 
 /* What a role's name stands for. */
 struct rk_role_kind {
@@ -145,21 +145,21 @@ void rk_world_teardown(struct rk_worker *worker);
 /* Frees models, communicators, the world and the endpoint. */
 void rk_world_drop_all(struct rk_worker *worker);
 
-struct rk_call;
+struct rk_method_call;
 
 /* --- residency.c: parts of models come for a call, and leave after it. Engine thread. --- */
 
 /* Whether parts of the role's model leave the device between calls. The same on all ranks of its mesh. */
 bool rk_role_moves(const struct rk_role *role);
 /* Brings what the method needs, and takes the host memory that it will leave with. RESOURCE_EXHAUSTED. */
-struct rk_status *rk_call_onload(struct rk_call *call) RK_NODISCARD;
+struct rk_status *rk_method_call_onload(struct rk_method_call *call) RK_NODISCARD;
 /* What leaves between calls, leaves. */
-struct rk_status *rk_call_offload(struct rk_call *call) RK_NODISCARD;
+struct rk_status *rk_method_call_offload(struct rk_method_call *call) RK_NODISCARD;
 /* Most that a role other than this one gives back between calls: it will want that again. */
 uint64_t rk_worker_away_bytes(const struct rk_worker *worker, const struct rk_role *role);
 
 /* --- call.c: one method call --- */
-struct rk_call {
+struct rk_method_call {
     struct rk_worker *worker;
     struct rk_role *role;
     struct rk_job *job;
@@ -172,26 +172,26 @@ struct rk_call {
     bool peers_wait;
 };
 
-struct rk_status *rk_call_run(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
+struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
 /* Collective over the call's ranks; takes `st`, how this rank's part went so far. NULL on all ranks when all
  * came with NULL; otherwise all fail, and none waits for another. */
-struct rk_status *rk_call_agree(struct rk_call *call, struct rk_status *st) RK_NODISCARD;
+struct rk_status *rk_method_call_agree(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
 /* The same for methods that use collectives from here on: afterwards peers_wait is true. */
-struct rk_status *rk_call_begin(struct rk_call *call, struct rk_status *st) RK_NODISCARD;
+struct rk_status *rk_method_call_begin(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
 /* Collective: CANCELLED on all ranks of the mesh when one of them was asked to stop. */
-struct rk_status *rk_call_check_cancel(struct rk_call *call) RK_NODISCARD;
-void rk_call_progress(struct rk_call *call, const char *phase, uint64_t done, uint64_t total);
+struct rk_status *rk_method_call_check_cancel(struct rk_method_call *call) RK_NODISCARD;
+void rk_method_call_progress(struct rk_method_call *call, const char *phase, uint64_t done, uint64_t total);
 /* This rank is the one of its replica whose metrics count. */
-bool rk_call_is_collector(const struct rk_call *call);
+bool rk_method_call_is_collector(const struct rk_method_call *call);
 /* Peak of the device, and how often passes of the role took memory beyond its plan. */
-void rk_call_add_memory_metrics(struct rk_call *call);
+void rk_method_call_add_memory_metrics(struct rk_method_call *call);
 
-/* Zeroed memory in the arena of the call, or NULL; rk_call_no_memory says so. */
-void *rk_call_alloc(struct rk_call *call, int64_t count, size_t elem_bytes);
-struct rk_status *rk_call_no_memory(const struct rk_call *call) RK_NODISCARD;
+/* Zeroed memory in the arena of the call, or NULL; rk_method_call_no_memory says so. */
+void *rk_method_call_alloc(struct rk_method_call *call, int64_t count, size_t elem_bytes);
+struct rk_status *rk_method_call_no_memory(const struct rk_method_call *call) RK_NODISCARD;
 
 /* --- registry.c --- */
-typedef struct rk_status *(*rk_method_fn_t)(struct rk_call *call);
+typedef struct rk_status *(*rk_method_fn_t)(struct rk_method_call *call);
 rk_method_fn_t rk_method_handler(rk_method_id_t id);
 
 /* --- bridge.c: padded columns and packed micro-batches --- */
@@ -219,15 +219,15 @@ struct rk_id_columns {
 
 /* Borrows the batch of the call; the packed arrays come from its arena. mask_name names the column [B, R] of
  * label marks; NULL marks every real response token. INVALID_ARGUMENT names column, row and value. */
-struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_call *call,
+struct rk_status *rk_rows_open(struct rk_rows *rows, struct rk_method_call *call,
                                const struct rk_model_config *config, const char *mask_name) RK_NODISCARD;
 /* A further column [B, R] of F32; *out is NULL when it is absent and not required. */
-struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_call *call, const char *name,
-                               bool is_required, const float **out) RK_NODISCARD;
+struct rk_status *rk_rows_find(const struct rk_rows *rows, const struct rk_method_call *call,
+                               const char *name, bool is_required, const float **out) RK_NODISCARD;
 /* Required columns [B, R, num_ids], of I32 and F32: ids from -1, none, to below vocab_size, and their
  * log-probs, finite where a label is. */
-struct rk_status *rk_rows_find_ids(const struct rk_rows *rows, const struct rk_call *call, int64_t num_ids,
-                                   struct rk_id_columns *out) RK_NODISCARD;
+struct rk_status *rk_rows_find_ids(const struct rk_rows *rows, const struct rk_method_call *call,
+                                   int64_t num_ids, struct rk_id_columns *out) RK_NODISCARD;
 /* INVALID_ARGUMENT (reason NON_FINITE) for a number of the column that is not finite where a label is; NULL
  * is fine. A cell [B, R] of the column has `width` numbers. */
 struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *name, int64_t width,
@@ -244,20 +244,20 @@ void rk_rows_gather_ids(const struct rk_rows *rows, int64_t width, const int32_t
 void rk_rows_scatter(const struct rk_rows *rows, int64_t width, const double *packed, float *column);
 void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_t *packed, int32_t *column);
 /* The micro-batch of this rank's replica. */
-const struct rk_micro_batch *rk_call_micro_batch(const struct rk_call *call, const struct rk_mini_batch *mini,
-                                                 int32_t i);
+const struct rk_micro_batch *rk_method_call_micro_batch(const struct rk_method_call *call,
+                                                        const struct rk_mini_batch *mini, int32_t i);
 /* Checks the plan of the call against the rows and the mesh, and its micro-batches against the tokens that
  * init_model was told of. */
-struct rk_status *rk_call_check_plan(const struct rk_call *call, const struct rk_rows *rows,
-                                     bool trains) RK_NODISCARD;
+struct rk_status *rk_method_call_check_plan(const struct rk_method_call *call, const struct rk_rows *rows,
+                                            bool trains) RK_NODISCARD;
 /* Ids a position of a training pass, or of a log-prob pass: from 1 to the model's vocabulary, and no more
  * than init_model took memory for. */
-struct rk_status *rk_call_check_num_ids(const struct rk_call *call, int64_t num_ids,
-                                        bool trains) RK_NODISCARD;
+struct rk_status *rk_method_call_check_num_ids(const struct rk_method_call *call, int64_t num_ids,
+                                               bool trains) RK_NODISCARD;
 /* Collective over the replicas, the same answer on all: the plan's num_tokens and num_sequences against the
  * labels of all rows. is_empty[num_mini] tells the mini-batches without any. */
-struct rk_status *rk_call_check_denominators(struct rk_call *call, const struct rk_rows *rows,
-                                             bool *is_empty) RK_NODISCARD;
+struct rk_status *rk_method_call_check_denominators(struct rk_method_call *call, const struct rk_rows *rows,
+                                                    bool *is_empty) RK_NODISCARD;
 
 /* --- output.c --- */
 
@@ -265,8 +265,8 @@ struct rk_status *rk_call_check_denominators(struct rk_call *call, const struct 
  * ranks that write this output, and NULL on the others; rk_free it. A rank that may not write there, or whose
  * file system has less than `bytes` free (of all that the ranks write to it), fails the call on all ranks; a
  * path outside ckpt.roots before any rank makes a directory. */
-struct rk_status *rk_call_open_output(struct rk_call *call, rk_output_t output, const char *path,
-                                      uint64_t bytes, char **dir) RK_NODISCARD;
+struct rk_status *rk_method_call_open_output(struct rk_method_call *call, rk_output_t output,
+                                             const char *path, uint64_t bytes, char **dir) RK_NODISCARD;
 
 /* --- paths.c --- */
 enum rk_path_resolve_flags {

@@ -1,6 +1,6 @@
 #include "worker/methods/checkpoint_internal.h"
 
-struct rk_status *rk_checkpoint_read_contents(const struct rk_call *call, uint32_t *out)
+struct rk_status *rk_checkpoint_read_contents(const struct rk_method_call *call, uint32_t *out)
 {
     const struct rk_json *names = rk_json_find(call->job->options, "contents");
 
@@ -19,7 +19,8 @@ struct rk_json *rk_checkpoint_format_contents(uint32_t contents)
     return names;
 }
 
-struct rk_status *rk_checkpoint_put_report(struct rk_call *call, const struct rk_checkpoint_report *report)
+struct rk_status *rk_checkpoint_put_report(struct rk_method_call *call,
+                                           const struct rk_checkpoint_report *report)
 {
     struct rk_batch *batch;
 

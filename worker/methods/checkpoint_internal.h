@@ -5,9 +5,9 @@
 #include "worker/methods/methods_internal.h"
 
 /* Of the option `contents`; 0 when it is null. */
-struct rk_status *rk_checkpoint_read_contents(const struct rk_call *call, uint32_t *out) RK_NODISCARD;
+struct rk_status *rk_checkpoint_read_contents(const struct rk_method_call *call, uint32_t *out) RK_NODISCARD;
 /* The report as meta of an empty batch. */
-struct rk_status *rk_checkpoint_put_report(struct rk_call *call,
+struct rk_status *rk_checkpoint_put_report(struct rk_method_call *call,
                                            const struct rk_checkpoint_report *report) RK_NODISCARD;
 /* Contents as an array of names. */
 struct rk_json *rk_checkpoint_format_contents(uint32_t contents);

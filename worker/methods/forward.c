@@ -3,7 +3,7 @@
 
 /* Everything that the passes need; all of it exists before the first collective. */
 struct forward {
-    struct rk_call *call;
+    struct rk_method_call *call;
     const struct rk_forward_kind *kind;
     struct rk_rows rows;
     double temperature;
@@ -46,7 +46,7 @@ static struct rk_status *read_options(struct forward *f)
     if (!f->kind->top_ids)
         return NULL;
     RK_TRY(rk_json_get_i64(options, "", "topk", INT64_MIN, INT64_MAX, &f->arrays.ids.num_ids));
-    return rk_call_check_num_ids(f->call, f->arrays.ids.num_ids, false);
+    return rk_method_call_check_num_ids(f->call, f->arrays.ids.num_ids, false);
 }
 
 static struct rk_status *allocate_ids(struct forward *f)
@@ -56,9 +56,9 @@ static struct rk_status *allocate_ids(struct forward *f)
 
     if (ids->num_ids == 0)
         return NULL;
-    ids->top_ids = rk_call_alloc(f->call, count, sizeof(*ids->top_ids));
-    ids->top_log_probs = rk_call_alloc(f->call, count, sizeof(*ids->top_log_probs));
-    return ids->top_ids && ids->top_log_probs ? NULL : rk_call_no_memory(f->call);
+    ids->top_ids = rk_method_call_alloc(f->call, count, sizeof(*ids->top_ids));
+    ids->top_log_probs = rk_method_call_alloc(f->call, count, sizeof(*ids->top_log_probs));
+    return ids->top_ids && ids->top_log_probs ? NULL : rk_method_call_no_memory(f->call);
 }
 
 static struct rk_status *allocate(struct forward *f)
@@ -68,9 +68,9 @@ static struct rk_status *allocate(struct forward *f)
 
         if (!f->is_wanted[i])
             continue;
-        *array = rk_call_alloc(f->call, f->rows.num_tokens, sizeof(double));
+        *array = rk_method_call_alloc(f->call, f->rows.num_tokens, sizeof(double));
         if (!*array)
-            return rk_call_no_memory(f->call);
+            return rk_method_call_no_memory(f->call);
     }
     return allocate_ids(f);
 }
@@ -115,7 +115,7 @@ static struct rk_status *prepare(struct forward *f)
     f->is_pipeline = rk_mesh_axis_size(f->call->role->mesh, RK_AXIS_PP) > 1;
     RK_TRY(read_options(f));
     RK_TRY(rk_rows_open(&f->rows, f->call, rk_model_get_config(f->call->role->model), NULL));
-    RK_TRY(rk_call_check_plan(f->call, &f->rows, false));
+    RK_TRY(rk_method_call_check_plan(f->call, &f->rows, false));
     RK_TRY(allocate(f));
     return f->call->job->collect ? add_columns(f) : NULL;
 }
@@ -123,10 +123,10 @@ static struct rk_status *prepare(struct forward *f)
 static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_forward_micro *micro)
 {
     struct forward *f = user;
-    const struct rk_micro_batch *rows = rk_call_micro_batch(f->call, f->mini, (int32_t)m);
+    const struct rk_micro_batch *rows = rk_method_call_micro_batch(f->call, f->mini, (int32_t)m);
 
     if (!f->is_pipeline)
-        RK_TRY(rk_call_check_cancel(f->call));
+        RK_TRY(rk_method_call_check_cancel(f->call));
     rk_rows_pack(&f->rows, rows);
     if (f->kind->is_at_last_token)
         rk_rows_mark_last(&f->rows, rows);
@@ -149,7 +149,8 @@ static struct rk_status *take_outputs(void *user, int64_t m)
         rk_rows_scatter_ids(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_ids, f->top_ids);
         rk_rows_scatter(&f->rows, f->arrays.ids.num_ids, f->arrays.ids.top_log_probs, f->top_log_probs);
     }
-    rk_call_progress(f->call, f->call->job->method->name, (uint64_t)m + 1, (uint64_t)f->mini->num_micro);
+    rk_method_call_progress(f->call, f->call->job->method->name, (uint64_t)m + 1,
+                            (uint64_t)f->mini->num_micro);
     return NULL;
 }
 
@@ -159,20 +160,20 @@ static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_
 {
     f->mini = mini;
     if (f->is_pipeline)
-        RK_TRY(rk_call_check_cancel(f->call));
+        RK_TRY(rk_method_call_check_cancel(f->call));
     return rk_model_forward_all(f->call->role->model, &(struct rk_forward_work){.count = mini->num_micro,
                                                                                 .bind = bind_micro_batch,
                                                                                 .done = take_outputs,
                                                                                 .user = f});
 }
 
-struct rk_status *rk_forward_run(struct rk_call *call, const struct rk_forward_kind *kind)
+struct rk_status *rk_forward_run(struct rk_method_call *call, const struct rk_forward_kind *kind)
 {
     struct forward f = {.call = call, .kind = kind};
 
-    RK_TRY(rk_call_begin(call, prepare(&f)));
+    RK_TRY(rk_method_call_begin(call, prepare(&f)));
     for (int64_t i = 0; i < call->job->plan.num_mini; i++)
         RK_TRY(run_mini_batch(&f, &call->job->plan.mini[i]));
-    rk_call_add_memory_metrics(call);
+    rk_method_call_add_memory_metrics(call);
     return NULL;
 }

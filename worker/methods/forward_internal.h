@@ -26,7 +26,8 @@ struct rk_forward_kind {
 
 /* Runs the plan and returns the columns: a value for every real response token, 0 on padding (ids: -1); or
  * one for every row, 0 for a row without tokens. */
-struct rk_status *rk_forward_run(struct rk_call *call, const struct rk_forward_kind *kind) RK_NODISCARD;
+struct rk_status *rk_forward_run(struct rk_method_call *call,
+                                 const struct rk_forward_kind *kind) RK_NODISCARD;
 /* The option `temperature`, checked. */
 struct rk_status *rk_temperature_read(double *out, const struct rk_json *options) RK_NODISCARD;
 

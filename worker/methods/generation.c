@@ -80,14 +80,14 @@ static struct rk_status *allocate(struct rk_generation *g)
 
     if (!rk_mul_i64(g->num_rows, g->prompt_columns, &num_prompt_tokens) ||
         !rk_mul_i64(g->num_rows, g->response_columns, &num_response_tokens))
-        return rk_call_no_memory(g->call);
-    g->requests = rk_call_alloc(g->call, g->num_rows, sizeof(*g->requests));
-    g->results = rk_call_alloc(g->call, g->num_rows, sizeof(*g->results));
-    g->prompt_tokens = rk_call_alloc(g->call, num_prompt_tokens, sizeof(*g->prompt_tokens));
-    g->response_tokens = rk_call_alloc(g->call, num_response_tokens, sizeof(*g->response_tokens));
-    g->log_probs = rk_call_alloc(g->call, num_response_tokens, sizeof(*g->log_probs));
+        return rk_method_call_no_memory(g->call);
+    g->requests = rk_method_call_alloc(g->call, g->num_rows, sizeof(*g->requests));
+    g->results = rk_method_call_alloc(g->call, g->num_rows, sizeof(*g->results));
+    g->prompt_tokens = rk_method_call_alloc(g->call, num_prompt_tokens, sizeof(*g->prompt_tokens));
+    g->response_tokens = rk_method_call_alloc(g->call, num_response_tokens, sizeof(*g->response_tokens));
+    g->log_probs = rk_method_call_alloc(g->call, num_response_tokens, sizeof(*g->log_probs));
     if (!g->requests || !g->results || !g->prompt_tokens || !g->response_tokens || !g->log_probs)
-        return rk_call_no_memory(g->call);
+        return rk_method_call_no_memory(g->call);
     return NULL;
 }
 

@@ -12,7 +12,7 @@ struct rk_sampling_knobs {
 };
 
 struct rk_generation {
-    struct rk_call *call;
+    struct rk_method_call *call;
     /* Of the call. */
     int64_t num_rows, prompt_columns, response_columns;        /* B, P, R */
     const int64_t *prompts, *attention_mask, *streams, *seeds; /* seeds NULL: the option */

@@ -3,7 +3,7 @@
 
 #include "worker/methods/forward_internal.h"
 
-struct rk_status *rk_m_compute_ref_log_prob(struct rk_call *call)
+struct rk_status *rk_m_compute_ref_log_prob(struct rk_method_call *call)
 {
     static const struct rk_forward_kind kind = {
         .outputs = {{RK_HEAD_LOG_PROBS, "ref_log_prob", NULL}},

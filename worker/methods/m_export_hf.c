@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 
 /* Ranks that an interrupted update left at different versions hold no model together. */
-static struct rk_status *check_versions(struct rk_call *call)
+static struct rk_status *check_versions(struct rk_method_call *call)
 {
     int32_t version = (int32_t)rk_model_weight_version(call->role->model);
     int32_t bounds[2] = {version, -version};
@@ -24,7 +24,7 @@ static struct rk_status *check_versions(struct rk_call *call)
         call->worker->rank, version, bounds[0], -bounds[1]);
 }
 
-struct rk_status *rk_m_export_hf(struct rk_call *call)
+struct rk_status *rk_m_export_hf(struct rk_method_call *call)
 {
     const struct rk_model *model = call->role->model;
     bool check_only = rk_json_as_bool(rk_json_find(call->job->options, "check_only"), false);
@@ -38,7 +38,7 @@ struct rk_status *rk_m_export_hf(struct rk_call *call)
     RK_TRY(rk_json_get_string(call->job->options, "", "path", &path));
     rk_model_describe(model, &desc);
     bytes = (uint64_t)rk_model_num_elements(model) * rk_dtype_bytes(desc.dtype);
-    st = rk_call_open_output(call, RK_OUTPUT_HF, path, bytes, &dir);
+    st = rk_method_call_open_output(call, RK_OUTPUT_HF, path, bytes, &dir);
     if (!st && !check_only)
         st = rk_model_export_hf(call->role->model, dir, 0, &call->hooks);
     rk_free(dir);

@@ -4,7 +4,7 @@
 
 #include "worker/methods/update_internal.h"
 
-struct rk_status *rk_m_forward_backward(struct rk_call *call)
+struct rk_status *rk_m_forward_backward(struct rk_method_call *call)
 {
     static const struct rk_update_kind kind = {
         .objective = RK_OBJECTIVE_SUM,

@@ -73,7 +73,7 @@ static void fill_row(const struct output *out, const struct rk_generation *g, in
     memcpy(out->log_probs + row * r_columns, result->log_probs, (size_t)result->num_tokens * sizeof(float));
 }
 
-struct rk_status *rk_m_generate_sequences(struct rk_call *call)
+struct rk_status *rk_m_generate_sequences(struct rk_method_call *call)
 {
     struct rk_generation g = {.call = call};
     struct output out = {0};
@@ -81,12 +81,12 @@ struct rk_status *rk_m_generate_sequences(struct rk_call *call)
 
     if (!st && call->job->collect)
         st = add_columns(&out, &g);
-    RK_TRY(rk_call_begin(call, st));
+    RK_TRY(rk_method_call_begin(call, st));
     RK_TRY(rk_rollout_generate(call->role->rollout, g.requests, g.num_rows, g.results, &call->hooks));
     for (int64_t row = 0; row < g.num_rows; row++)
         call->job->num_tokens += (uint64_t)g.results[row].num_tokens;
     for (int64_t row = 0; call->job->collect && row < g.num_rows; row++)
         fill_row(&out, &g, row);
-    rk_call_add_memory_metrics(call);
+    rk_method_call_add_memory_metrics(call);
     return NULL;
 }

@@ -44,7 +44,7 @@ static struct rk_json *groups_json(const struct rk_role *role)
     return object;
 }
 
-struct rk_status *rk_m_get_mesh_info(struct rk_call *call)
+struct rk_status *rk_m_get_mesh_info(struct rk_method_call *call)
 {
     const struct rk_role *role = call->role;
     struct rk_batch *batch;
@@ -56,7 +56,7 @@ struct rk_status *rk_m_get_mesh_info(struct rk_call *call)
     set_axes(batch, role->mesh, rk_mesh_comms_coords(role->comms));
     rk_batch_set_meta(batch, "mesh", rk_json_new_string(rk_mesh_text(role->mesh)));
     rk_batch_set_meta(batch, "groups", groups_json(role));
-    rk_batch_set_meta(batch, "is_collect", rk_json_new_bool(rk_call_is_collector(call)));
+    rk_batch_set_meta(batch, "is_collect", rk_json_new_bool(rk_method_call_is_collector(call)));
     rk_batch_set_meta(batch, "state", rk_json_new_string(rk_role_state_name(role->state)));
     set_int(batch, "weight_version", role->model ? (int64_t)rk_model_weight_version(role->model) : 0);
     return NULL;

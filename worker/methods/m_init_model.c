@@ -21,22 +21,22 @@ static struct rk_status *fit_cache(struct rk_model_build *build)
 {
     if (build->rollout_config.gpu_memory_utilization <= 0.0)
         return NULL;
-    return rk_call_agree(build->call, rk_model_build_fit_cache(build));
+    return rk_method_call_agree(build->call, rk_model_build_fit_cache(build));
 }
 
 static struct rk_status *build_all(struct rk_model_build *build)
 {
-    struct rk_call *call = build->call;
+    struct rk_method_call *call = build->call;
 
-    RK_TRY(rk_call_agree(call, prepare(build)));
+    RK_TRY(rk_method_call_agree(call, prepare(build)));
     if (build->plan_only) {
         RK_TRY(fit_cache(build));
         return rk_model_build_report(build);
     }
     rk_role_drop_model(call->worker, call->role);
     RK_TRY(fit_cache(build));
-    RK_TRY(rk_call_agree(call, rk_model_build_take(build)));
-    return rk_call_agree(call, rk_model_build_fill(build));
+    RK_TRY(rk_method_call_agree(call, rk_model_build_take(build)));
+    return rk_method_call_agree(call, rk_model_build_fill(build));
 }
 
 /* The role takes what was built. */
@@ -55,7 +55,7 @@ static void adopt(struct rk_role *role, struct rk_model_build *build)
     build->rollout = NULL;
 }
 
-struct rk_status *rk_m_init_model(struct rk_call *call)
+struct rk_status *rk_m_init_model(struct rk_method_call *call)
 {
     struct rk_role *role = call->role;
     struct rk_model_build build = {.call = call};

@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
 
-static struct rk_status *prepare(struct rk_call *call, char **dir, uint32_t *contents)
+static struct rk_status *prepare(struct rk_method_call *call, char **dir, uint32_t *contents)
 {
     const char *path;
 
@@ -16,7 +16,7 @@ static struct rk_status *prepare(struct rk_call *call, char **dir, uint32_t *con
     return rk_path_resolve(dir, call->worker->ckpt_roots, path, 0);
 }
 
-static struct rk_status *put_loaded(struct rk_call *call, const struct rk_checkpoint_loaded *loaded)
+static struct rk_status *put_loaded(struct rk_method_call *call, const struct rk_checkpoint_loaded *loaded)
 {
     struct rk_batch *batch;
 
@@ -28,12 +28,12 @@ static struct rk_status *put_loaded(struct rk_call *call, const struct rk_checkp
     return NULL;
 }
 
-struct rk_status *rk_m_load_checkpoint(struct rk_call *call)
+struct rk_status *rk_m_load_checkpoint(struct rk_method_call *call)
 {
     struct rk_checkpoint_loaded loaded;
     uint32_t contents = 0;
     char *dir = NULL;
-    struct rk_status *st = rk_call_agree(call, prepare(call, &dir, &contents));
+    struct rk_status *st = rk_method_call_agree(call, prepare(call, &dir, &contents));
 
     if (!st) {
         call->role->has_gradients = false; /* they are of other weights */
@@ -45,7 +45,7 @@ struct rk_status *rk_m_load_checkpoint(struct rk_call *call)
         }
     }
     if (!st)
-        st = rk_call_agree(call, put_loaded(call, &loaded));
+        st = rk_method_call_agree(call, put_loaded(call, &loaded));
     rk_free(dir);
     return st;
 }

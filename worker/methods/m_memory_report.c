@@ -18,7 +18,7 @@ static struct rk_json *format_peak(const struct rk_model_memory *memory)
     return object;
 }
 
-struct rk_status *rk_m_memory_report(struct rk_call *call)
+struct rk_status *rk_m_memory_report(struct rk_method_call *call)
 {
     const struct rk_role *role = call->role;
     struct rk_model_memory held = {0};

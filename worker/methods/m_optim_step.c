@@ -5,14 +5,14 @@
 
 #include "worker/methods/update_internal.h"
 
-static struct rk_status *prepare(const struct rk_call *call, struct rk_optim_config *config)
+static struct rk_status *prepare(const struct rk_method_call *call, struct rk_optim_config *config)
 {
     RK_TRY(rk_update_check_role(call->role));
     *config = rk_train_get_config(call->role->model);
     return rk_optim_config_override(config, call->job->options);
 }
 
-static struct rk_status *step(struct rk_call *call, const struct rk_optim_config *config)
+static struct rk_status *step(struct rk_method_call *call, const struct rk_optim_config *config)
 {
     struct rk_step_stats stats;
 
@@ -22,17 +22,17 @@ static struct rk_status *step(struct rk_call *call, const struct rk_optim_config
         return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
                               "gradients were inf or NaN: they are forgotten, and no weight has changed");
     rk_train_advance_lr(call->role->model);
-    if (!rk_call_is_collector(call))
+    if (!rk_method_call_is_collector(call))
         return NULL;
     rk_job_add_metric(call->job, "actor/grad_norm", stats.grad_norm, "mean");
     rk_job_add_metric(call->job, "actor/lr", stats.lr, "last");
     return NULL;
 }
 
-struct rk_status *rk_m_optim_step(struct rk_call *call)
+struct rk_status *rk_m_optim_step(struct rk_method_call *call)
 {
     struct rk_optim_config config;
 
-    RK_TRY(rk_call_begin(call, prepare(call, &config)));
+    RK_TRY(rk_method_call_begin(call, prepare(call, &config)));
     return call->role->has_gradients ? step(call, &config) : NULL;
 }

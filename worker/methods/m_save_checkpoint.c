@@ -20,7 +20,7 @@ struct options {
     uint32_t contents;
 };
 
-static struct rk_status *read_options(const struct rk_call *call, struct options *out)
+static struct rk_status *read_options(const struct rk_method_call *call, struct options *out)
 {
     const struct rk_json *options = call->job->options;
     const char *slash;
@@ -43,18 +43,19 @@ static struct rk_status *read_options(const struct rk_call *call, struct options
 }
 
 /* The directory that the part will be in. */
-static struct rk_status *open_step_dir(struct rk_call *call, const struct options *options, char **step_dir)
+static struct rk_status *open_step_dir(struct rk_method_call *call, const struct options *options,
+                                       char **step_dir)
 {
     uint64_t bytes = rk_model_checkpoint_bytes(call->role->model, options->contents);
     char *path = rk_path_dir(options->path);
-    struct rk_status *st = rk_call_open_output(call, RK_OUTPUT_CHECKPOINT, path, bytes, step_dir);
+    struct rk_status *st = rk_method_call_open_output(call, RK_OUTPUT_CHECKPOINT, path, bytes, step_dir);
 
     rk_free(path);
     return st;
 }
 
-static struct rk_status *save(struct rk_call *call, const struct options *options, const char *part_dir,
-                              struct rk_checkpoint_report *report)
+static struct rk_status *save(struct rk_method_call *call, const struct options *options,
+                              const char *part_dir, struct rk_checkpoint_report *report)
 {
     const struct rk_checkpoint_save save = {
         .part_dir = part_dir,
@@ -67,17 +68,17 @@ static struct rk_status *save(struct rk_call *call, const struct options *option
     return rk_model_save_checkpoint(call->role->model, &save, &call->hooks, report);
 }
 
-struct rk_status *rk_m_save_checkpoint(struct rk_call *call)
+struct rk_status *rk_m_save_checkpoint(struct rk_method_call *call)
 {
     struct rk_checkpoint_report report = {.state = RK_CHECKPOINT_NONE};
     struct options options = {0};
     char *step_dir, *part_dir;
     struct rk_status *st;
 
-    RK_TRY(rk_call_agree(call, read_options(call, &options)));
+    RK_TRY(rk_method_call_agree(call, read_options(call, &options)));
     RK_TRY(open_step_dir(call, &options, &step_dir));
     part_dir = rk_path_join(step_dir, options.name);
-    st = rk_call_agree(call, rk_ckpt_check_target(part_dir));
+    st = rk_method_call_agree(call, rk_ckpt_check_target(part_dir));
     if (!st && options.check_only)
         st = rk_model_prepare_checkpoint(call->role->model, options.contents);
     else if (!st)
@@ -85,7 +86,7 @@ struct rk_status *rk_m_save_checkpoint(struct rk_call *call)
     if (st || options.check_only)
         (void)rmdir(step_dir); /* succeeds when it is empty */
     if (!st)
-        st = rk_call_agree(call, rk_checkpoint_put_report(call, &report));
+        st = rk_method_call_agree(call, rk_checkpoint_put_report(call, &report));
     rk_free(part_dir);
     rk_free(step_dir);
     return st;

@@ -32,7 +32,7 @@ static struct rk_status *check_ranks(const struct rk_json *list, int32_t world_s
     return NULL;
 }
 
-struct rk_status *rk_m_start_profile(struct rk_call *call)
+struct rk_status *rk_m_start_profile(struct rk_method_call *call)
 {
     struct rk_worker *worker = call->worker;
     const struct rk_json *ranks = rk_json_find(call->job->options, "ranks");

@@ -23,7 +23,7 @@ static struct rk_status *find_offset(const struct rk_worker *worker, const struc
     return NULL;
 }
 
-static void format(struct rk_call *call, int64_t offset_ns, struct rk_str *out)
+static void format(struct rk_method_call *call, int64_t offset_ns, struct rk_str *out)
 {
     struct rk_worker *worker = call->worker;
     struct rk_trace_format format = {.pid = worker->rank, .offset_ns = offset_ns};
@@ -36,7 +36,7 @@ static void format(struct rk_call *call, int64_t offset_ns, struct rk_str *out)
     rk_trace_format_events(worker->trace, &format, out);
 }
 
-static struct rk_status *put_column(struct rk_call *call, const struct rk_str *text)
+static struct rk_status *put_column(struct rk_method_call *call, const struct rk_str *text)
 {
     int64_t bytes = (int64_t)text->bytes;
     void *data;
@@ -48,7 +48,7 @@ static struct rk_status *put_column(struct rk_call *call, const struct rk_str *t
     return NULL;
 }
 
-struct rk_status *rk_m_stop_profile(struct rk_call *call)
+struct rk_status *rk_m_stop_profile(struct rk_method_call *call)
 {
     struct rk_worker *worker = call->worker;
     struct rk_job *job = call->job;

@@ -3,7 +3,7 @@
 
 #include "worker/methods/update_internal.h"
 
-struct rk_status *rk_m_update_dpo(struct rk_call *call)
+struct rk_status *rk_m_update_dpo(struct rk_method_call *call)
 {
     static const struct rk_update_kind kind = {
         .objective = RK_OBJECTIVE_DPO,

@@ -39,7 +39,8 @@ static struct rk_status *send_away(const struct rk_role *role)
     return rk_model_offload(role->model, role->offload, role->has_gradients);
 }
 
-static struct rk_status *check(struct rk_call *call, const struct rk_role *actor, struct options *options)
+static struct rk_status *check(struct rk_method_call *call, const struct rk_role *actor,
+                               struct options *options)
 {
     if (atomic_load(&call->worker->is_cancel_requested))
         return RK_FAIL(RK_CANCELLED, "cancelled before it began");
@@ -48,7 +49,7 @@ static struct rk_status *check(struct rk_call *call, const struct rk_role *actor
     return check_role(call->role);
 }
 
-static struct rk_status *move(struct rk_call *call, const struct rk_role *actor, int64_t bucket_bytes,
+static struct rk_status *move(struct rk_method_call *call, const struct rk_role *actor, int64_t bucket_bytes,
                               struct rk_reshard_result *result)
 {
     struct rk_role *rollout = call->role;
@@ -72,14 +73,14 @@ static struct rk_status *move(struct rk_call *call, const struct rk_role *actor,
     return st;
 }
 
-static struct rk_status *move_present(struct rk_call *call, const struct rk_role *actor, int64_t bucket_bytes,
-                                      struct rk_reshard_result *result)
+static struct rk_status *move_present(struct rk_method_call *call, const struct rk_role *actor,
+                                      int64_t bucket_bytes, struct rk_reshard_result *result)
 {
     struct rk_status *st = bring(actor, false);
 
     if (!st)
         st = bring(call->role, true);
-    st = RK_WRAP(rk_call_agree(call, st), "parameters come to the device");
+    st = RK_WRAP(rk_method_call_agree(call, st), "parameters come to the device");
     if (st)
         call->peers_wait = false;
     else
@@ -88,7 +89,7 @@ static struct rk_status *move_present(struct rk_call *call, const struct rk_role
 }
 
 /* Of every rank; sums over the ranks are what travelled. */
-static struct rk_status *report(struct rk_call *call, const struct rk_reshard_result *result)
+static struct rk_status *report(struct rk_method_call *call, const struct rk_reshard_result *result)
 {
     struct rk_job *job = call->job;
 
@@ -103,7 +104,7 @@ static struct rk_status *report(struct rk_call *call, const struct rk_reshard_re
     return NULL;
 }
 
-struct rk_status *rk_m_update_weights(struct rk_call *call)
+struct rk_status *rk_m_update_weights(struct rk_method_call *call)
 {
     struct rk_worker *worker = call->worker;
     const struct rk_role *actor = rk_role_find(worker, "actor");
@@ -116,7 +117,7 @@ struct rk_status *rk_m_update_weights(struct rk_call *call)
     if (!rk_reshard_link_is_member(worker->link))
         return NULL;
     call->group = rk_reshard_link_group(worker->link);
-    RK_TRY(rk_call_begin(call, check(call, actor, &options)));
+    RK_TRY(rk_method_call_begin(call, check(call, actor, &options)));
     if (*call->role->weights_of)
         result.weight_version = rk_model_weight_version(call->role->model);
     else

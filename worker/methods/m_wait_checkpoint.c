@@ -2,11 +2,11 @@
  * Meta of the result as of save_checkpoint; state "none" when there is nothing to wait for. */
 #include "worker/methods/checkpoint_internal.h"
 
-struct rk_status *rk_m_wait_checkpoint(struct rk_call *call)
+struct rk_status *rk_m_wait_checkpoint(struct rk_method_call *call)
 {
     bool waits = rk_json_as_bool(rk_json_find(call->job->options, "wait"), true);
     struct rk_checkpoint_report report;
 
     RK_TRY(rk_model_wait_checkpoint(call->role->model, waits, &call->hooks, &report));
-    return rk_call_agree(call, rk_checkpoint_put_report(call, &report));
+    return rk_method_call_agree(call, rk_checkpoint_put_report(call, &report));
 }

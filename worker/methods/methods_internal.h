@@ -5,7 +5,7 @@
 #include "worker/worker_internal.h"
 
 #define X(id, name, roles, mode, mesh, exec, flags, in, out, options, doc) \
-    struct rk_status *rk_m_##name(struct rk_call *call) RK_NODISCARD;
+    struct rk_status *rk_m_##name(struct rk_method_call *call) RK_NODISCARD;
 RK_METHOD_TABLE(X)
 #undef X
 

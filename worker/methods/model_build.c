@@ -245,7 +245,7 @@ static void plan_updates(struct rk_model_build *build)
 
 static struct rk_status *make_plan(struct rk_model_build *build)
 {
-    struct rk_call *call = build->call;
+    struct rk_method_call *call = build->call;
 
     plan_updates(build);
     build->desc.struct_size = sizeof(build->desc);
@@ -318,7 +318,7 @@ static void see_room(struct rk_model_build *build)
 
 struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
 {
-    struct rk_call *call = build->call;
+    struct rk_method_call *call = build->call;
     struct rk_status *st;
     int32_t count;
 

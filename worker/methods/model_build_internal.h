@@ -10,7 +10,7 @@ struct rk_init_knobs {
 };
 
 struct rk_model_build {
-    struct rk_call *call;
+    struct rk_method_call *call;
     /* Options. */
     const char *path, *share_with; /* NULL when unset */
     char *dir;                     /* resolved path; owned */

@@ -157,7 +157,7 @@ static struct rk_json *room_json(const struct rk_memory_room *room)
 
 struct rk_status *rk_model_build_report(struct rk_model_build *build)
 {
-    struct rk_call *call = build->call;
+    struct rk_method_call *call = build->call;
     struct rk_memory_room before = build->room, after = build->room;
     struct rk_status *excess;
     struct rk_json *room_after;

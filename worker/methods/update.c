@@ -13,7 +13,7 @@
 
 /* Everything that the steps need; all of it exists before the first collective. */
 struct update {
-    struct rk_call *call;
+    struct rk_method_call *call;
     const struct rk_update_kind *kind;
     struct rk_rows rows;
     struct rk_objective objective;
@@ -51,7 +51,7 @@ static struct rk_status *find_columns(struct update *u)
     }
     if (objective->num_ids == 0)
         return NULL;
-    RK_TRY(rk_call_check_num_ids(u->call, objective->num_ids, true));
+    RK_TRY(rk_method_call_check_num_ids(u->call, objective->num_ids, true));
     return rk_rows_find_ids(&u->rows, u->call, objective->num_ids, &u->id_columns);
 }
 
@@ -61,9 +61,9 @@ static struct rk_status *allocate_ids(struct update *u)
 
     if (u->objective.num_ids == 0)
         return NULL;
-    u->ids = rk_call_alloc(u->call, count, sizeof(*u->ids));
-    u->teacher_log_probs = rk_call_alloc(u->call, count, sizeof(*u->teacher_log_probs));
-    return u->ids && u->teacher_log_probs ? NULL : rk_call_no_memory(u->call);
+    u->ids = rk_method_call_alloc(u->call, count, sizeof(*u->ids));
+    u->teacher_log_probs = rk_method_call_alloc(u->call, count, sizeof(*u->teacher_log_probs));
+    return u->ids && u->teacher_log_probs ? NULL : rk_method_call_no_memory(u->call);
 }
 
 static struct rk_status *allocate(struct update *u)
@@ -73,11 +73,11 @@ static struct rk_status *allocate(struct update *u)
 
     for (int i = 0; i < RK_LOSS_COLUMN_COUNT; i++)
         num_arrays += u->columns[i] != NULL;
-    memory = rk_call_alloc(u->call, num_arrays * n, sizeof(double));
-    u->mask = rk_call_alloc(u->call, n, sizeof(*u->mask));
-    u->is_empty = rk_call_alloc(u->call, u->call->job->plan.num_mini, sizeof(*u->is_empty));
+    memory = rk_method_call_alloc(u->call, num_arrays * n, sizeof(double));
+    u->mask = rk_method_call_alloc(u->call, n, sizeof(*u->mask));
+    u->is_empty = rk_method_call_alloc(u->call, u->call->job->plan.num_mini, sizeof(*u->is_empty));
     if (!memory || !u->mask || !u->is_empty)
-        return rk_call_no_memory(u->call);
+        return rk_method_call_no_memory(u->call);
     u->weight = memory;
     u->token_weight = memory + n;
     u->seq_weight = memory + 2 * n;
@@ -106,7 +106,7 @@ static struct rk_status *check_pairs(const struct update *u)
 
     for (int64_t m = 0; m < plan->num_mini; m++)
         for (int32_t i = 0; i < plan->mini[m].num_micro; i++)
-            if (!has_whole_pairs(rk_call_micro_batch(u->call, &plan->mini[m], i)))
+            if (!has_whole_pairs(rk_method_call_micro_batch(u->call, &plan->mini[m], i)))
                 return RK_FAIL_REASON(
                     RK_INVALID_ARGUMENT, "BAD_FIELD",
                     "plan: mini-batch %lld, micro-batch %d: expected pairs of rows 2i, 2i + 1", (long long)m,
@@ -187,7 +187,7 @@ static struct rk_status *prepare(struct update *u)
         RK_TRY(rk_temperature_read(&u->temperature, options));
     RK_TRY(rk_objective_read(&u->objective, u->kind->objective, options));
     RK_TRY(rk_rows_open(&u->rows, u->call, rk_model_get_config(role->model), u->kind->mask_column));
-    RK_TRY(rk_call_check_plan(u->call, &u->rows, true));
+    RK_TRY(rk_method_call_check_plan(u->call, &u->rows, true));
     if (u->kind->has_pairs)
         RK_TRY(check_pairs(u));
     u->num_first = count_first_pass(&u->call->job->plan, u->rows.num_rows);
@@ -265,10 +265,10 @@ static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_train
     const struct rk_plan *plan = &u->call->job->plan;
 
     if (!u->is_pipeline)
-        RK_TRY(rk_call_check_cancel(u->call));
-    rk_call_progress(u->call, u->call->job->method->name, (uint64_t)(u->mini - plan->mini),
-                     (uint64_t)plan->num_mini);
-    rk_rows_pack(&u->rows, rk_call_micro_batch(u->call, u->mini, (int32_t)m));
+        RK_TRY(rk_method_call_check_cancel(u->call));
+    rk_method_call_progress(u->call, u->call->job->method->name, (uint64_t)(u->mini - plan->mini),
+                            (uint64_t)plan->num_mini);
+    rk_rows_pack(&u->rows, rk_method_call_micro_batch(u->call, u->mini, (int32_t)m));
     gather_columns(u);
     *micro = (struct rk_train_micro){
         .packed = &u->rows.packed,
@@ -285,7 +285,7 @@ static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_train
 }
 
 /* A step that ended in the middle may leave some parameters new and others old. */
-struct rk_status *rk_update_step(struct rk_call *call, const struct rk_optim_config *config,
+struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_optim_config *config,
                                  struct rk_step_stats *stats)
 {
     struct rk_status *st;
@@ -318,7 +318,7 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
     u->is_first_pass = i < u->num_first;
     /* Stages come to a micro-batch at different times: within a schedule the engine asks. */
     if (u->is_pipeline)
-        RK_TRY(rk_call_check_cancel(u->call));
+        RK_TRY(rk_method_call_check_cancel(u->call));
     RK_TRY(rk_train_micro_batches(u->call->role->model,
                                   &(struct rk_train_work){.count = u->mini->num_micro,
                                                           .is_last = !u->kind->only_accumulates,
@@ -417,8 +417,8 @@ static void report(const struct update *u)
     double n = (double)u->call->job->plan.num_mini;
     double num_applied = n - (double)(u->num_skipped + u->num_empty);
 
-    rk_call_add_memory_metrics(u->call);
-    if (!rk_call_is_collector(u->call))
+    rk_method_call_add_memory_metrics(u->call);
+    if (!rk_method_call_is_collector(u->call))
         return;
     for (int32_t i = 0; i < u->objective.num_terms; i++)
         report_term(u, &u->objective.terms[i]);
@@ -432,12 +432,12 @@ static void report(const struct update *u)
     add_metric(u, "empty_steps", (double)u->num_empty, "max");
 }
 
-struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind)
+struct rk_status *rk_update_run(struct rk_method_call *call, const struct rk_update_kind *kind)
 {
     struct update u = {.call = call, .kind = kind};
 
-    RK_TRY(rk_call_agree(call, prepare(&u)));
-    RK_TRY(rk_call_begin(call, rk_call_check_denominators(call, &u.rows, u.is_empty)));
+    RK_TRY(rk_method_call_agree(call, prepare(&u)));
+    RK_TRY(rk_method_call_begin(call, rk_method_call_check_denominators(call, &u.rows, u.is_empty)));
     RK_TRY(kind->only_accumulates ? accumulate(&u) : run_steps(&u));
     report(&u);
     return NULL;

@@ -17,14 +17,14 @@ struct rk_update_kind {
 
 /* Runs the plan. Metrics are means over its mini-batches: loss, those of the objective's terms, and
  * grad_norm, lr, skipped_steps, empty_steps. */
-struct rk_status *rk_update_run(struct rk_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
+struct rk_status *rk_update_run(struct rk_method_call *call, const struct rk_update_kind *kind) RK_NODISCARD;
 
 /* Whether the role trains. */
 struct rk_status *rk_update_check_role(const struct rk_role *role) RK_NODISCARD;
 /* FAILED_PRECONDITION while gradients wait for optim_step, which `what` would leave behind or lose. */
 struct rk_status *rk_update_check_no_gradients(const struct rk_role *role, const char *what) RK_NODISCARD;
 /* Collective: an optimizer step. One that ends in the middle leaves the role suspect. */
-struct rk_status *rk_update_step(struct rk_call *call, const struct rk_optim_config *config,
+struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_optim_config *config,
                                  struct rk_step_stats *stats) RK_NODISCARD;
 
 #endif

@@ -35,7 +35,7 @@ static const int64_t response_mask[ROWS][RESPONSE] = {{1, 1, 1, 0}, {1, 1, 1, 1}
 
 struct fixture {
     struct rk_job *job;
-    struct rk_call call;
+    struct rk_method_call call;
     int64_t *input_ids, *attention_mask, *position_ids, *responses,
         *response_mask; /* writable columns of the batch */
     struct rk_rows rows;
@@ -366,10 +366,10 @@ static void test_check_plan_holds_sizes_against_mesh_and_layout(void **state)
         f.job->plan = (struct rk_plan){.num_mini = 1, .mini = &mini};
         assert_ok(rk_rows_open(&f.rows, &f.call, &config, NULL));
         if (cases[i].error)
-            assert_fails(rk_call_check_plan(&f.call, &f.rows, cases[i].trains), RK_INVALID_ARGUMENT,
+            assert_fails(rk_method_call_check_plan(&f.call, &f.rows, cases[i].trains), RK_INVALID_ARGUMENT,
                          cases[i].error);
         else
-            assert_ok(rk_call_check_plan(&f.call, &f.rows, cases[i].trains));
+            assert_ok(rk_method_call_check_plan(&f.call, &f.rows, cases[i].trains));
         f.job->plan = (struct rk_plan){0};
         rk_mesh_destroy(role.mesh);
         rk_free(worker);

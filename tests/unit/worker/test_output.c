@@ -87,12 +87,12 @@ struct run {
     const char *base;
 };
 
-static int open_output(struct rk_call *call, const struct run *run, int32_t rank, const char *path)
+static int open_output(struct rk_method_call *call, const struct run *run, int32_t rank, const char *path)
 {
     struct rk_status *st;
     char *dir;
 
-    st = rk_call_open_output(call, run->row->output, path, run->row->bytes, &dir);
+    st = rk_method_call_open_output(call, run->row->output, path, run->row->bytes, &dir);
     RK_RANK_CHECK(rk_status_code(st) == run->row->code, "%s", rk_status_message(st));
     RK_RANK_CHECK(strcmp(rk_status_reason(st), run->row->reason) == 0, "reason '%s'", rk_status_reason(st));
     RK_RANK_CHECK((dir != NULL) == (!st && run->row->is_writer[rank]), "dir '%s'", dir ? dir : "");
@@ -112,7 +112,7 @@ static int output_rank(int32_t rank, int32_t num_ranks, void *user)
     struct rk_comm_world *world;
     struct rk_test_model test;
     struct rk_role role = {0};
-    struct rk_call call = {.worker = &worker, .role = &role};
+    struct rk_method_call call = {.worker = &worker, .role = &role};
     int result;
 
     RK_RANK_OK(rk_test_world_create(&world, run->rendezvous, rank, num_ranks, "unix", NULL));
