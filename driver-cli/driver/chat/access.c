@@ -47,7 +47,7 @@ static struct rk_status *find_attr(struct rk_render *r, rk_value_t object, const
 
     *out = (rk_value_t){.kind = RK_VALUE_UNSET};
     if (object.kind == RK_VALUE_LOOP)
-        return rk_loop_attr(r, object.loop, name, out);
+        return rk_for_loop_attr(r, object.loop, name, out);
     if (object.kind == RK_VALUE_NAMESPACE) {
         member = rk_dict_find_text(object.dict, name, strlen(name));
         if (member)
@@ -59,7 +59,7 @@ static struct rk_status *find_attr(struct rk_render *r, rk_value_t object, const
     if (row) {
         RK_TRY(rk_render_alloc(r, &memory, sizeof(*out->method)));
         *out = (rk_value_t){.kind = RK_VALUE_METHOD, .method = memory};
-        *out->method = (struct rk_method){object, row};
+        *out->method = (struct rk_bound_method){object, row};
     } else if (is_mutator(object.kind, name)) {
         *out = rk_value_undefined(row ? row->name : "a method that changes its object");
     }

@@ -33,7 +33,7 @@ static int count_params(const char *params)
 }
 
 static struct rk_status *bind(const struct rk_callable *row, const struct rk_actuals *actuals,
-                              struct rk_call *call)
+                              struct rk_row_call *call)
 {
     int count = count_params(row->params);
 
@@ -62,7 +62,7 @@ static struct rk_status *bind(const struct rk_callable *row, const struct rk_act
 struct rk_status *rk_call_row(struct rk_render *r, const struct rk_callable *row, rk_value_t self,
                               const struct rk_actuals *actuals, rk_value_t *out)
 {
-    struct rk_call call = {.self = self, .actuals = actuals};
+    struct rk_row_call call = {.self = self, .actuals = actuals};
 
     if (strcmp(row->params, "*") != 0)
         RK_TRY(bind(row, actuals, &call));

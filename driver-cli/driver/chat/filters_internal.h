@@ -5,7 +5,7 @@
 #include "driver-cli/driver/chat/render_internal.h"
 
 #define RK_FILTER(name) \
-    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 
 /* Member of the item by "name", "a.b" or a number; the item itself when the attribute is not given. */
 struct rk_status *rk_filter_attribute(struct rk_render *r, rk_value_t attribute, rk_value_t item,

@@ -143,7 +143,7 @@ static struct rk_status *next_selected(struct rk_render *r, struct rk_iter *iter
     return NULL;
 }
 
-static struct rk_status *select_items(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *select_items(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                       bool keeps, bool by_attribute)
 {
     const struct rk_actuals *actuals = call->actuals;

@@ -121,10 +121,10 @@ static struct rk_status *sort_entries(struct rk_render *r, struct entry *entries
     return NULL;
 }
 
-typedef struct rk_status *(*key_fn_t)(struct rk_render *r, const struct rk_call *call, rk_value_t item,
+typedef struct rk_status *(*key_fn_t)(struct rk_render *r, const struct rk_row_call *call, rk_value_t item,
                                       rk_value_t *key);
 
-static struct rk_status *sort_items(struct rk_render *r, const struct rk_call *call,
+static struct rk_status *sort_items(struct rk_render *r, const struct rk_row_call *call,
                                     const struct rk_list *items, key_fn_t key_of, bool reverse,
                                     rk_value_t *out)
 {
@@ -145,7 +145,7 @@ static struct rk_status *sort_items(struct rk_render *r, const struct rk_call *c
 }
 
 /* Key of `sort`: the list of the attributes, of which there may be several ("a,b.c"). */
-static struct rk_status *sort_key(struct rk_render *r, const struct rk_call *call, rk_value_t item,
+static struct rk_status *sort_key(struct rk_render *r, const struct rk_row_call *call, rk_value_t item,
                                   rk_value_t *key)
 {
     rk_value_t attribute = call->args[2], part, value;
@@ -183,7 +183,7 @@ RK_FILTER(run_sort)
     return sort_items(r, call, items.list, sort_key, reverse, out);
 }
 
-static struct rk_status *dictsort_key(struct rk_render *r, const struct rk_call *call, rk_value_t item,
+static struct rk_status *dictsort_key(struct rk_render *r, const struct rk_row_call *call, rk_value_t item,
                                       rk_value_t *key)
 {
     struct rk_text *by;
@@ -216,7 +216,7 @@ RK_FILTER(run_dictsort)
 
 /* --- min, max, sum --- */
 
-static struct rk_status *extreme(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *extreme(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                  bool is_max)
 {
     rk_value_t items, best = {.kind = RK_VALUE_UNSET}, key;

@@ -6,7 +6,7 @@
 
 #include "base/rk_alloc.h"
 
-static struct rk_status *run_range(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *run_range(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     int64_t bounds[3] = {0, 0, 1};
     bool has_start = call->args[1].kind != RK_VALUE_UNSET;
@@ -71,12 +71,12 @@ static struct rk_status *make_dict(struct rk_render *r, rk_value_t *out, const s
     return NULL;
 }
 
-static struct rk_status *run_dict(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *run_dict(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     return make_dict(r, out, call->actuals, RK_VALUE_DICT);
 }
 
-static struct rk_status *run_namespace(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *run_namespace(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     RK_TRY(make_dict(r, out, call->actuals, RK_VALUE_NAMESPACE));
     for (int64_t i = 0; i < out->dict->count; i++) {
@@ -89,7 +89,7 @@ static struct rk_status *run_namespace(struct rk_render *r, rk_value_t *out, con
     return NULL;
 }
 
-static struct rk_status *run_raise(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *run_raise(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     struct rk_str text = {0};
     struct rk_status *st = rk_value_format(r, call->args[0], &text);
@@ -102,7 +102,7 @@ static struct rk_status *run_raise(struct rk_render *r, rk_value_t *out, const s
 }
 
 /* Local time, as datetime.now().strftime() has it. */
-static struct rk_status *run_strftime(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *run_strftime(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     time_t now = (time_t)r->now_s;
     struct rk_text *format;

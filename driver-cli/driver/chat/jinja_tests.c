@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 
 #define TEST(name) \
-    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 
 #define KIND_TEST(name, condition)       \
     TEST(name)                           \
@@ -66,7 +66,7 @@ TEST(is_divisible)
 }
 
 /* Cased characters are there, and changing the case changes nothing. */
-static struct rk_status *has_case(struct rk_render *r, const struct rk_call *call, bool is_upper,
+static struct rk_status *has_case(struct rk_render *r, const struct rk_row_call *call, bool is_upper,
                                   rk_value_t *out)
 {
     struct rk_str same = {0}, other = {0};

@@ -7,7 +7,7 @@
 #include "base/rk_alloc.h"
 
 /* Whether the loop's own `if` takes the item. */
-static struct rk_status *passes(struct rk_render *r, struct rk_loop *loop, rk_value_t item, bool *out)
+static struct rk_status *passes(struct rk_render *r, struct rk_for_loop *loop, rk_value_t item, bool *out)
 {
     struct rk_scope *outer = r->scope;
     struct rk_status *st = rk_scope_push(r, loop->scope);
@@ -20,7 +20,7 @@ static struct rk_status *passes(struct rk_render *r, struct rk_loop *loop, rk_va
     return st;
 }
 
-static struct rk_status *fetch(struct rk_render *r, struct rk_loop *loop, rk_value_t *out, bool *has_item)
+static struct rk_status *fetch(struct rk_render *r, struct rk_for_loop *loop, rk_value_t *out, bool *has_item)
 {
     bool has_test = loop->node->c && !loop->is_drained, is_taken = !has_test;
 
@@ -32,7 +32,7 @@ static struct rk_status *fetch(struct rk_render *r, struct rk_loop *loop, rk_val
     return NULL;
 }
 
-static struct rk_status *look_ahead(struct rk_render *r, struct rk_loop *loop)
+static struct rk_status *look_ahead(struct rk_render *r, struct rk_for_loop *loop)
 {
     bool has_item;
 
@@ -46,7 +46,7 @@ static struct rk_status *look_ahead(struct rk_render *r, struct rk_loop *loop)
     return NULL;
 }
 
-struct rk_status *rk_loop_next(struct rk_render *r, struct rk_loop *loop, bool *has_item)
+struct rk_status *rk_for_loop_next(struct rk_render *r, struct rk_for_loop *loop, bool *has_item)
 {
     rk_value_t item = loop->after;
 
@@ -66,7 +66,7 @@ struct rk_status *rk_loop_next(struct rk_render *r, struct rk_loop *loop, bool *
 }
 
 /* Reads the rest when the number of items is not known. */
-static struct rk_status *length(struct rk_render *r, struct rk_loop *loop, int64_t *out)
+static struct rk_status *length(struct rk_render *r, struct rk_for_loop *loop, int64_t *out)
 {
     rk_value_t rest;
     bool has_item = true;
@@ -89,7 +89,7 @@ static struct rk_status *length(struct rk_render *r, struct rk_loop *loop, int64
     return NULL;
 }
 
-static struct rk_status *cycle(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *cycle(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     const struct rk_actuals *actuals = call->actuals;
 
@@ -100,10 +100,10 @@ static struct rk_status *cycle(struct rk_render *r, rk_value_t *out, const struc
     return NULL;
 }
 
-static struct rk_status *changed(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+static struct rk_status *changed(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 {
     const struct rk_actuals *actuals = call->actuals;
-    struct rk_loop *loop = call->self.loop;
+    struct rk_for_loop *loop = call->self.loop;
     rk_value_t values;
     bool is_equal = false;
 
@@ -119,7 +119,7 @@ static struct rk_status *changed(struct rk_render *r, rk_value_t *out, const str
 
 static const struct rk_callable methods[] = {{"cycle", cycle, "*", 0}, {"changed", changed, "*", 0}};
 
-static struct rk_status *bind_method(struct rk_render *r, struct rk_loop *loop, const char *name,
+static struct rk_status *bind_method(struct rk_render *r, struct rk_for_loop *loop, const char *name,
                                      rk_value_t *out)
 {
     void *memory;
@@ -130,12 +130,12 @@ static struct rk_status *bind_method(struct rk_render *r, struct rk_loop *loop, 
             continue;
         RK_TRY(rk_render_alloc(r, &memory, sizeof(*out->method)));
         *out = (rk_value_t){.kind = RK_VALUE_METHOD, .method = memory};
-        *out->method = (struct rk_method){{.kind = RK_VALUE_LOOP, .loop = loop}, &methods[i]};
+        *out->method = (struct rk_bound_method){{.kind = RK_VALUE_LOOP, .loop = loop}, &methods[i]};
     }
     return NULL;
 }
 
-static struct rk_status *from_end(struct rk_render *r, struct rk_loop *loop, const char *name,
+static struct rk_status *from_end(struct rk_render *r, struct rk_for_loop *loop, const char *name,
                                   rk_value_t *out)
 {
     int64_t count;
@@ -148,7 +148,7 @@ static struct rk_status *from_end(struct rk_render *r, struct rk_loop *loop, con
     return NULL;
 }
 
-static struct rk_status *neighbour(struct rk_render *r, struct rk_loop *loop, const char *name,
+static struct rk_status *neighbour(struct rk_render *r, struct rk_for_loop *loop, const char *name,
                                    rk_value_t *out)
 {
     if (strcmp(name, "previtem") == 0) {
@@ -163,7 +163,8 @@ static struct rk_status *neighbour(struct rk_render *r, struct rk_loop *loop, co
     return NULL;
 }
 
-struct rk_status *rk_loop_attr(struct rk_render *r, struct rk_loop *loop, const char *name, rk_value_t *out)
+struct rk_status *rk_for_loop_attr(struct rk_render *r, struct rk_for_loop *loop, const char *name,
+                                   rk_value_t *out)
 {
     if (strcmp(name, "index") == 0)
         *out = rk_value_int(loop->index0 + 1);

@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 
 #define METHOD(name) \
-    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_call *call)
+    static struct rk_status *name(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call)
 
 /* --- strings: changing --- */
 
@@ -16,7 +16,7 @@ static struct rk_status *need_text(rk_value_t arg, const char *name, struct rk_t
     return *out ? NULL : RK_TEMPLATE_ERROR("%s: expected a string, got %s", name, rk_value_type_name(arg));
 }
 
-static struct rk_status *strip(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *strip(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                enum rk_strip_sides sides)
 {
     struct rk_text *chars;
@@ -45,7 +45,7 @@ METHOD(run_rstrip)
 
 typedef void (*map_fn_t)(const char *text, int64_t bytes, struct rk_str *out);
 
-static struct rk_status *map_text(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *map_text(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                   map_fn_t map)
 {
     struct rk_str text = {0};
@@ -124,7 +124,8 @@ METHOD(run_removesuffix)
     return rk_value_new_substring(r, out, call->self.string, 0, call->self.string->bytes - bytes);
 }
 
-static struct rk_status *justify(struct rk_render *r, rk_value_t *out, const struct rk_call *call, int side)
+static struct rk_status *justify(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
+                                 int side)
 {
     struct rk_text *fill;
     int64_t width, pad;
@@ -159,7 +160,7 @@ METHOD(run_center)
 typedef bool (*side_fn_t)(const struct rk_text *text, const struct rk_text *part);
 
 /* One string, or a tuple of which one is enough; between the characters args[1] and args[2]. */
-static struct rk_status *has_side(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *has_side(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                   side_fn_t has)
 {
     rk_value_t bounds[3] = {call->args[1], call->args[2], {.kind = RK_VALUE_UNSET}}, text,
@@ -192,7 +193,7 @@ METHOD(run_endswith)
 }
 
 /* First or last place of args[0], in characters; -1 when it is not there. */
-static struct rk_status *find(struct rk_render *r, const struct rk_call *call, bool is_last, int64_t *out)
+static struct rk_status *find(struct rk_render *r, const struct rk_row_call *call, bool is_last, int64_t *out)
 {
     struct rk_text *part, head;
     int64_t found, next;
@@ -260,7 +261,7 @@ METHOD(run_count)
     return NULL;
 }
 
-static struct rk_status *all_chars(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *all_chars(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                    bool (*is_one)(uint32_t code))
 {
     const struct rk_text *text = call->self.string;
@@ -297,7 +298,7 @@ METHOD(run_isdigit)
     return all_chars(r, out, call, rk_code_point_is_digit);
 }
 
-static struct rk_status *has_case(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *has_case(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                   const char *name)
 {
     static const struct rk_actuals nothing = {.num_values = 0};
@@ -420,7 +421,7 @@ METHOD(run_splitlines)
     return rk_text_lines(r, call->self.string, out);
 }
 
-static struct rk_status *partition(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *partition(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                    bool is_last)
 {
     const struct rk_text *text = call->self.string;
@@ -459,7 +460,7 @@ METHOD(run_rpartition)
 
 /* --- dicts and lists --- */
 
-static struct rk_status *new_view(struct rk_render *r, rk_value_t *out, const struct rk_call *call,
+static struct rk_status *new_view(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call,
                                   rk_view_kind_t kind)
 {
     void *view;
@@ -506,7 +507,7 @@ METHOD(run_copy)
     return NULL;
 }
 
-static struct rk_status *find_item(struct rk_render *r, const struct rk_call *call, int64_t *first,
+static struct rk_status *find_item(struct rk_render *r, const struct rk_row_call *call, int64_t *first,
                                    int64_t *count)
 {
     const struct rk_list *list = call->self.list;

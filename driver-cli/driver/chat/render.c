@@ -145,7 +145,7 @@ static struct rk_status *run_if(struct rk_render *r, const struct rk_node *node)
     return node->a ? rk_render_block(r, node->a) : NULL;
 }
 
-static struct rk_status *run_loop(struct rk_render *r, const struct rk_node *node, struct rk_loop *loop,
+static struct rk_status *run_loop(struct rk_render *r, const struct rk_node *node, struct rk_for_loop *loop,
                                   bool *is_empty)
 {
     *is_empty = true; /* until a body runs to its end: in Jinja break and continue leave the else to run */
@@ -153,7 +153,7 @@ static struct rk_status *run_loop(struct rk_render *r, const struct rk_node *nod
         rk_flow_signal_t signal;
         bool has_item;
 
-        RK_TRY(rk_loop_next(r, loop, &has_item));
+        RK_TRY(rk_for_loop_next(r, loop, &has_item));
         if (!has_item)
             return NULL;
         RK_TRY(rk_scope_push(r, loop->scope));
@@ -173,7 +173,7 @@ static struct rk_status *run_loop(struct rk_render *r, const struct rk_node *nod
 static struct rk_status *run_for(struct rk_render *r, const struct rk_node *node)
 {
     struct rk_scope *outer = r->scope;
-    struct rk_loop *loop;
+    struct rk_for_loop *loop;
     struct rk_status *st;
     bool is_empty = false;
     rk_value_t items;
@@ -182,7 +182,7 @@ static struct rk_status *run_for(struct rk_render *r, const struct rk_node *node
     RK_TRY(rk_eval(r, node->b, &items));
     RK_TRY(rk_render_alloc(r, &memory, sizeof(*loop)));
     loop = memory;
-    *loop = (struct rk_loop){.node = node, .scope = outer, .index0 = -1, .length = -1};
+    *loop = (struct rk_for_loop){.node = node, .scope = outer, .index0 = -1, .length = -1};
     if (rk_value_has_length(items) && !node->c)
         RK_TRY(rk_value_length(r, items, &loop->length));
     RK_TRY(rk_iter_open(r, &loop->iter, items));

@@ -192,7 +192,7 @@ struct rk_scope {
 
 typedef enum rk_flow_signal { RK_SIGNAL_NONE, RK_SIGNAL_BREAK, RK_SIGNAL_CONTINUE } rk_flow_signal_t;
 
-struct rk_loop {
+struct rk_for_loop {
     struct rk_iter *iter;
     const struct rk_node *node;        /* FOR: its test */
     struct rk_scope *scope;            /* around the loop */
@@ -231,10 +231,11 @@ struct rk_status *rk_render_assign(struct rk_render *r, const struct rk_node *ta
                                    rk_value_t value) RK_NODISCARD;
 
 /* --- loop.c --- */
-struct rk_status *rk_loop_next(struct rk_render *r, struct rk_loop *loop, bool *has_item) RK_NODISCARD;
+struct rk_status *rk_for_loop_next(struct rk_render *r, struct rk_for_loop *loop,
+                                   bool *has_item) RK_NODISCARD;
 /* A member of the variable `loop`; UNSET when there is no such. */
-struct rk_status *rk_loop_attr(struct rk_render *r, struct rk_loop *loop, const char *name,
-                               rk_value_t *out) RK_NODISCARD;
+struct rk_status *rk_for_loop_attr(struct rk_render *r, struct rk_for_loop *loop, const char *name,
+                                   rk_value_t *out) RK_NODISCARD;
 
 /* --- eval.c --- */
 struct rk_status *rk_eval(struct rk_render *r, const struct rk_node *node, rk_value_t *out) RK_NODISCARD;

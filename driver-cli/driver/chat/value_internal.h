@@ -50,9 +50,9 @@ typedef struct rk_value {
         struct rk_view *view;               /* VIEW */
         struct rk_range *range;             /* RANGE */
         struct rk_iter *iter;               /* ITERATOR */
-        struct rk_loop *loop;               /* LOOP */
+        struct rk_for_loop *loop;           /* LOOP */
         struct rk_macro *macro;             /* MACRO */
-        struct rk_method *method;           /* METHOD */
+        struct rk_bound_method *method;     /* METHOD */
         const struct rk_callable *function; /* FUNCTION */
     };
 } rk_value_t;
@@ -107,7 +107,7 @@ struct rk_actuals {
 #define RK_CALLABLE_MAX_PARAMS 6
 
 /* What a row of a table of functions, filters, tests or methods gets. */
-struct rk_call {
+struct rk_row_call {
     rk_value_t self;                         /* the value that is filtered, tested, or has the method */
     rk_value_t args[RK_CALLABLE_MAX_PARAMS]; /* in the order of `params`; UNSET where not given */
     const struct rk_actuals *actuals;        /* of rows with params "*" */
@@ -115,12 +115,12 @@ struct rk_call {
 
 struct rk_callable {
     const char *name;
-    struct rk_status *(*run)(struct rk_render *r, rk_value_t *out, const struct rk_call *call);
+    struct rk_status *(*run)(struct rk_render *r, rk_value_t *out, const struct rk_row_call *call);
     const char *params; /* names separated by blanks; "*": the row reads the actuals itself */
     int num_required;
 };
 
-struct rk_method {
+struct rk_bound_method {
     rk_value_t self;
     const struct rk_callable *row;
 };
