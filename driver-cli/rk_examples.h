@@ -43,16 +43,16 @@ struct rk_examples_config {
     int64_t now_s;                     /* of templates that write the date */
 };
 
-struct rk_sequence {
+struct rk_example_sequence {
     const int32_t *ids;       /* [len] */
     const uint8_t *loss_mask; /* [len]: 1 on the tokens that the loss counts, never on the first */
     int64_t len;              /* 2 or more */
 };
 
 struct rk_example {
-    struct rk_sequence sequences[RK_EXAMPLE_SEQUENCES_MAX]; /* PREFERENCE: chosen, rejected */
-    int64_t num_sequences;                                  /* 1 or 2 */
-    int64_t index;                                          /* order of rows over all files */
+    struct rk_example_sequence sequences[RK_EXAMPLE_SEQUENCES_MAX]; /* PREFERENCE: chosen, rejected */
+    int64_t num_sequences;                                          /* 1 or 2 */
+    int64_t index;                                                  /* order of rows over all files */
 };
 
 /* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: MEMBER: ..." for a

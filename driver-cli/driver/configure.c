@@ -193,7 +193,7 @@ struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_
     struct rk_status *st;
 
     RK_TRY_GOTO(st, rk_turns_check_idle(&driver->turns, "configure"), keep);
-    RK_TRY_GOTO(st, rk_lease_check(driver), out);
+    RK_TRY_GOTO(st, rk_driver_check_lease(driver), out);
     RK_TRY_GOTO(st, set_roles(driver, meshes, num_meshes), out);
     RK_TRY_GOTO(st, describe(driver, arena), out);
     request.meshes = rk_calloc((size_t)num_meshes, sizeof(*request.meshes));

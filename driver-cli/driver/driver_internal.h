@@ -1,6 +1,6 @@
 /* The driver's objects. Every wait is a completion queue pumped by the thread that waits: a blocking call
  * makes a queue, starts operations whose tags are embedded in their objects, and pumps until they are done.
- * Only the lease thread lives longer; what it shares with the others is in struct rk_lease. */
+ * Only the lease thread lives longer; what it shares with the others is in struct rk_lease_keeper. */
 #ifndef RK_DRIVER_INTERNAL_H
 #define RK_DRIVER_INTERNAL_H
 
@@ -49,7 +49,7 @@ struct rk_role_entry {
 };
 
 struct rk_upload;
-struct rk_lease;
+struct rk_lease_keeper;
 struct rk_invocation;
 
 /* Calls in flight, oldest first. */
@@ -76,8 +76,8 @@ struct rk_driver {
     char *identity_dir; /* NULL: none */
     bool has_identity;  /* taken at the first claim */
     struct rk_identity identity;
-    struct rk_lease *lease; /* NULL: not claimed */
-    atomic_bool is_lost;    /* a worker was lost in a call: its sequence number is unknown, claim again */
+    struct rk_lease_keeper *lease; /* NULL: not claimed */
+    atomic_bool is_lost; /* a worker was lost in a call: its sequence number is unknown, claim again */
     struct rk_turns turns;
     uint64_t epoch, mesh_generation;
     int32_t num_roles;
@@ -211,7 +211,7 @@ struct rk_json *rk_reduce_metrics(const struct rk_execute_result *const *results
 /* --- lease (lease.c) --- */
 /* FAILED_PRECONDITION (LEASE_EXPIRED) when a renewal is overdue, so that nothing is issued under a dead
  * lease. */
-struct rk_status *rk_lease_check(struct rk_driver *driver) RK_NODISCARD;
+struct rk_status *rk_driver_check_lease(struct rk_driver *driver) RK_NODISCARD;
 
 /* --- batches on their way (upload.c) --- */
 /* A chunk of the batch, encoded once for all ranks that get it. */

@@ -113,7 +113,7 @@ static struct rk_status *prepare(struct rk_invocation *inv, const struct rk_driv
     if (call->timeout_ms < 0 || call->timeout_ms > UINT32_MAX)
         return RK_FAIL(RK_INVALID_ARGUMENT, "timeout_ms=%lld, expected 0 to %u", (long long)call->timeout_ms,
                        UINT32_MAX);
-    RK_TRY(rk_lease_check(inv->driver));
+    RK_TRY(rk_driver_check_lease(inv->driver));
     RK_TRY(check_input(inv, call));
     RK_TRY(make_dispatch(inv));
     RK_TRY(make_uploads(inv, call));
@@ -265,7 +265,7 @@ void rk_invocation_cancel(struct rk_invocation *inv, const char *reason)
 static struct rk_status *take_turn(struct rk_invocation *inv)
 {
     RK_TRY(rk_turns_wait(&inv->driver->turns, inv));
-    return inv->had_to_wait ? rk_lease_check(inv->driver) : NULL;
+    return inv->had_to_wait ? rk_driver_check_lease(inv->driver) : NULL;
 }
 
 /* A rank without the model that the call needs: which others have it? */

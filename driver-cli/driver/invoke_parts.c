@@ -42,7 +42,7 @@ static struct rk_status *prepare(struct rk_invocation *inv, const struct rk_exec
 {
     address(inv, parts);
     RK_TRY(rk_method_check_role(&inv->method, header->role, header->method));
-    RK_TRY(rk_lease_check(inv->driver));
+    RK_TRY(rk_driver_check_lease(inv->driver));
     RK_TRY(upload(inv, parts));
     RK_TRY(rk_random_bytes(inv->request_id, sizeof(inv->request_id)));
     inv->header = *header;

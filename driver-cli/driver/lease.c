@@ -24,7 +24,7 @@
 /* One daemon's KeepAlive stream; lease thread only, except `renewed_ms`. */
 struct keeper {
     struct rk_tag on_open, on_send, on_recv, on_status;
-    struct rk_lease *lease;
+    struct rk_lease_keeper *lease;
     struct rk_client *client;
     struct rk_client_stream stream;
     bool is_sending, is_broken;
@@ -34,7 +34,7 @@ struct keeper {
     _Atomic int64_t renewed_ms;
 };
 
-struct rk_lease {
+struct rk_lease_keeper {
     int64_t ttl_ms;
     grpc_completion_queue *queue;
     pthread_t thread;
@@ -140,7 +140,7 @@ static void on_status(struct rk_tag *tag, bool ok)
 }
 
 /* Sends what is due and opens what is closed. Returns the milliseconds until something is due again. */
-static int64_t renew(struct rk_lease *lease)
+static int64_t renew(struct rk_lease_keeper *lease)
 {
     int64_t period_ms = lease->ttl_ms / RENEWALS_PER_TTL;
     int64_t now_ms = rk_time_boot_ms(), wait_ms = period_ms;
@@ -164,7 +164,7 @@ static int64_t renew(struct rk_lease *lease)
 
 static void *run_lease(void *user)
 {
-    struct rk_lease *lease = user;
+    struct rk_lease_keeper *lease = user;
     grpc_event event;
 
     do {
@@ -184,9 +184,9 @@ static void *run_lease(void *user)
     return NULL;
 }
 
-static struct rk_lease *begin_keeping(struct rk_driver *driver)
+static struct rk_lease_keeper *begin_keeping(struct rk_driver *driver)
 {
-    struct rk_lease *lease = rk_calloc(1, sizeof(*lease));
+    struct rk_lease_keeper *lease = rk_calloc(1, sizeof(*lease));
     sigset_t all, old;
     int rc;
 
@@ -215,7 +215,7 @@ static struct rk_lease *begin_keeping(struct rk_driver *driver)
     return lease;
 }
 
-static void end_keeping(struct rk_lease *lease)
+static void end_keeping(struct rk_lease_keeper *lease)
 {
     pthread_mutex_lock(&lease->lock);
     lease->is_ending = true;
@@ -234,7 +234,7 @@ static void end_keeping(struct rk_lease *lease)
     rk_free(lease);
 }
 
-struct rk_status *rk_lease_check(struct rk_driver *driver)
+struct rk_status *rk_driver_check_lease(struct rk_driver *driver)
 {
     if (!driver->lease)
         return RK_FAIL(RK_FAILED_PRECONDITION, "the daemons are not claimed; call rk_driver_claim first");

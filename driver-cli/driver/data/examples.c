@@ -239,7 +239,8 @@ static struct rk_status *finish_row(struct row *row, const struct rk_examples_co
         struct rk_marked_ids *sequence = &row->sequences[i];
 
         RK_TRY(truncate_sequence(sequence, config, is_empty));
-        row->view.sequences[i] = (struct rk_sequence){sequence->ids, sequence->loss_mask, sequence->count};
+        row->view.sequences[i] =
+            (struct rk_example_sequence){sequence->ids, sequence->loss_mask, sequence->count};
     }
     return NULL;
 }

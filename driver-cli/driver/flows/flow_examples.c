@@ -100,8 +100,8 @@ static int64_t width_of(column_id_t id, int64_t width)
     return id >= RESPONSES ? width - 1 : width;
 }
 
-static void fill_row(int64_t *const *columns, int64_t row, int64_t width, const struct rk_sequence *sequence,
-                     int64_t pad_id)
+static void fill_row(int64_t *const *columns, int64_t row, int64_t width,
+                     const struct rk_example_sequence *sequence, int64_t pad_id)
 {
     int64_t *of[NUM_COLUMNS];
 

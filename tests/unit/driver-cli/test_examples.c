@@ -55,7 +55,7 @@ static struct rk_status *load(struct rk_examples **out, const char *text, struct
 /* --- against verl and transformers --- */
 
 /* "IDS / MASK" */
-static char *format_sequence(const struct rk_sequence *sequence)
+static char *format_sequence(const struct rk_example_sequence *sequence)
 {
     struct rk_str text = {0};
 
@@ -170,7 +170,7 @@ static void test_create_conversations_have_the_masks_of_verl_and_transformers(vo
 
 /* --- texts and pairs --- */
 
-static void expect(const struct rk_sequence *sequence, const char *expected)
+static void expect(const struct rk_example_sequence *sequence, const char *expected)
 {
     char *actual = format_sequence(sequence);
 
