@@ -8,9 +8,9 @@
 #include "daemon/rpc_internal.h"
 
 /* What the completion queue carries. */
-struct rk_tag {
-    struct rk_event event;
-    void (*on_queue)(struct rk_tag *tag, bool ok); /* G */
+struct rk_server_tag {
+    struct rk_loop_event event;
+    void (*on_queue)(struct rk_server_tag *tag, bool ok); /* G */
 };
 
 typedef enum rk_call_op_kind {
@@ -24,7 +24,7 @@ typedef enum rk_call_op_kind {
 
 /* At most one batch of a kind is under way, so its tag is part of the call. */
 struct rk_call_op {
-    struct rk_tag tag;
+    struct rk_server_tag tag;
     struct rk_call *call;
     rk_call_op_kind_t kind;
 };
@@ -65,14 +65,14 @@ struct rk_server {
     pthread_t thread;
     struct rk_call *calls; /* L */
     bool is_shutting_down; /* L */
-    struct rk_tag shutdown_tag;
-    struct rk_event stopped_event;
+    struct rk_server_tag shutdown_tag;
+    struct rk_loop_event stopped_event;
     _Atomic int64_t queue_seen_ns; /* G writes */
 };
 
 /* L: the call has arrived / a batch has come back. */
-void rk_call_on_arrival(struct rk_event *event);
-void rk_call_on_batch(struct rk_event *event);
+void rk_call_on_arrival(struct rk_loop_event *event);
+void rk_call_on_batch(struct rk_loop_event *event);
 void rk_call_tick(struct rk_call *call, int64_t now_ns);
 /* Shutdown: ends a stream that would not end by itself, once what it is sending is out. */
 void rk_call_end_endless(struct rk_call *call);

@@ -147,12 +147,12 @@ static void on_job_done(void *user, struct rk_job *job)
 }
 
 struct forgotten {
-    struct rk_event done_event;
+    struct rk_loop_event done_event;
     struct rk_daemon *daemon;
     struct rk_job *job;
 };
 
-static void on_forgotten_done(struct rk_event *event)
+static void on_forgotten_done(struct rk_loop_event *event)
 {
     struct forgotten *forgotten = RK_CONTAINER_OF(event, struct forgotten, done_event);
 

@@ -205,7 +205,7 @@ static struct rk_status *fail_inflight(uint64_t bytes, uint64_t taken, uint64_t 
     return bytes <= limit ? rk_status_retry_after(st, RETRY_MS) : st;
 }
 
-static struct rk_status *reserve(struct rk_operation *operation, struct rk_upload *upload,
+static struct rk_status *reserve(struct rk_operation *operation, struct rk_chunk_sink *upload,
                                  const struct rk_execute_header *header, struct rk_arena *arena)
 {
     struct rk_daemon *daemon = operation->daemon;
@@ -226,7 +226,7 @@ static struct rk_status *reserve(struct rk_operation *operation, struct rk_uploa
     return NULL;
 }
 
-struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_upload *upload,
+struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_chunk_sink *upload,
                                    const struct rk_execute_header *header, struct rk_arena *arena)
 {
     struct rk_daemon *daemon = operation->daemon;

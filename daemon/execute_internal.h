@@ -28,13 +28,13 @@ typedef enum rk_execute_stage {
 } rk_execute_stage_t;
 
 /* Where the chunks go. */
-struct rk_upload {
+struct rk_chunk_sink {
     struct rk_assembler *assembler; /* G; NULL until the header was good */
     void **data;                    /* by tensor; in the job's plan_arena, not used once complete */
     uint64_t total_bytes;
-    atomic_ullong received_bytes;   /* G writes */
-    struct rk_status *status;       /* G writes, then gives the message to L */
-    struct rk_event complete_event; /* G posts it after the last byte */
+    atomic_ullong received_bytes;        /* G writes */
+    struct rk_status *status;            /* G writes, then gives the message to L */
+    struct rk_loop_event complete_event; /* G posts it after the last byte */
 };
 
 /* How much of the result is on its way. */
@@ -50,7 +50,7 @@ struct rk_execute {
     rk_execute_stage_t stage;
     struct rk_operation *operation; /* until SENDING; BODY and ACCEPTED own it */
     struct rk_execute *next;        /* of the operation's streams */
-    struct rk_upload upload;
+    struct rk_chunk_sink upload;
     int64_t window_begin_ns; /* BODY: slow senders are cut */
     uint64_t window_bytes;
     bool two_phase, collect;
@@ -78,7 +78,7 @@ void rk_execute_give_up(struct rk_operation *operation, const struct rk_status *
 /* --- execute_check.c --- */
 /* Everything that can be said about a header before its body comes. Fills the operation's job and the upload,
  * and reserves memory. `arena` holds the header and becomes the job's, on failure too. */
-struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_upload *upload,
+struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_chunk_sink *upload,
                                    const struct rk_execute_header *header,
                                    struct rk_arena *arena) RK_NODISCARD;
 /* SHA-256 of the header without its fencing tokens: equal for a repeated request. */

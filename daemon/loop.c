@@ -20,8 +20,8 @@ struct rk_loop {
     uv_signal_t signals[RK_ARRAY_LEN(signal_numbers)];
     struct rk_loop_handlers handlers;
     pthread_mutex_t lock; /* guards the list; nothing is called while it is held */
-    struct rk_event *first;
-    struct rk_event **last; /* where the next event is linked in */
+    struct rk_loop_event *first;
+    struct rk_loop_event **last; /* where the next event is linked in */
 };
 
 static struct rk_status *uv_status(int rc, const char *text)
@@ -29,7 +29,7 @@ static struct rk_status *uv_status(int rc, const char *text)
     return rc == 0 ? NULL : RK_FAIL(RK_INTERNAL, "%s: %s", text, uv_strerror(rc));
 }
 
-void rk_loop_post(struct rk_loop *loop, struct rk_event *event)
+void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event)
 {
     int rc;
 
@@ -46,7 +46,7 @@ void rk_loop_post(struct rk_loop *loop, struct rk_event *event)
 void rk_loop_drain(struct rk_loop *loop)
 {
     for (;;) {
-        struct rk_event *event, *next;
+        struct rk_loop_event *event, *next;
 
         pthread_mutex_lock(&loop->lock);
         event = loop->first;

@@ -15,9 +15,9 @@
 #define RK_TICK_MS 250 /* resolution of every deadline that L watches */
 
 /* Embedded in what it is about. It is in the queue at most once; `run` is called on L. */
-struct rk_event {
-    struct rk_event *next;
-    void (*run)(struct rk_event *event);
+struct rk_loop_event {
+    struct rk_loop_event *next;
+    void (*run)(struct rk_loop_event *event);
 };
 
 struct rk_loop;
@@ -32,7 +32,7 @@ struct rk_status *rk_loop_create(struct rk_loop **out, const struct rk_loop_hand
 /* Closes every handle and asserts that libuv has nothing left. NULL is a no-op. */
 void rk_loop_destroy(struct rk_loop *loop);
 /* Any thread. Events run in the order in which they were posted. */
-void rk_loop_post(struct rk_loop *loop, struct rk_event *event);
+void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event);
 /* Until rk_loop_stop. */
 void rk_loop_run(struct rk_loop *loop);
 void rk_loop_stop(struct rk_loop *loop);

@@ -28,14 +28,14 @@ struct rk_metrics_http {
 
 /* One scrape that waits for its text, then has it. The thread's, but for the time in between. */
 struct scrape {
-    struct rk_event event;
+    struct rk_loop_event event;
     struct rk_metrics_http *http;
     struct MHD_Connection *connection;
     struct rk_str text;
 };
 
 /* L */
-static void answer(struct rk_event *event)
+static void answer(struct rk_loop_event *event)
 {
     struct scrape *scrape = RK_CONTAINER_OF(event, struct scrape, event);
     struct rk_metrics_http *http = scrape->http;

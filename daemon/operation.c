@@ -105,7 +105,7 @@ static void tell_end(const struct rk_operation *operation, const struct rk_job *
 }
 
 /* L: the job came back. */
-static void on_done(struct rk_event *event)
+static void on_done(struct rk_loop_event *event)
 {
     struct rk_operation *operation = RK_CONTAINER_OF(event, struct rk_operation, done_event);
     struct rk_daemon *daemon = operation->daemon;

@@ -26,8 +26,8 @@ struct rk_result *rk_result_retain(struct rk_result *result);
 void rk_result_release(void *result); /* as gRPC's slices want it; NULL is a no-op */
 
 struct rk_operation {
-    struct rk_request request;  /* entry of the request table */
-    struct rk_event done_event; /* posted by E */
+    struct rk_request request;       /* entry of the request table */
+    struct rk_loop_event done_event; /* posted by E */
     struct rk_daemon *daemon;
     struct rk_job *job;         /* OPEN: ours. RUNNING: the worker's, a name for cancelling. Later NULL */
     struct rk_result *result;   /* DONE */

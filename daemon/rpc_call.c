@@ -375,7 +375,7 @@ static void bound_strangers(struct rk_server *server)
                                        RK_LIMIT_SILENT_CALLS));
 }
 
-void rk_call_on_arrival(struct rk_event *event)
+void rk_call_on_arrival(struct rk_loop_event *event)
 {
     struct rk_call *call = RK_CONTAINER_OF(event, struct rk_call_op, tag.event)->call;
     struct rk_server *server = call->server;
@@ -441,7 +441,7 @@ static void on_read(struct rk_call *call)
     grpc_byte_buffer_destroy(message);
 }
 
-void rk_call_on_batch(struct rk_event *event)
+void rk_call_on_batch(struct rk_loop_event *event)
 {
     struct rk_call_op *op = RK_CONTAINER_OF(event, struct rk_call_op, tag.event);
     struct rk_call *call = op->call;

@@ -12,7 +12,7 @@
 
 /* The call that waits and the job it waits for; L owns it. */
 struct rk_configure {
-    struct rk_event done_event; /* posted by E */
+    struct rk_loop_event done_event; /* posted by E */
     struct rk_daemon *daemon;
     struct rk_call *call;
     struct rk_job *job;
@@ -134,7 +134,7 @@ static struct rk_status *make_job(struct rk_job **out, const struct rk_configure
 }
 
 /* L: the job came back. */
-static void on_done(struct rk_event *event)
+static void on_done(struct rk_loop_event *event)
 {
     struct rk_configure *configure = RK_CONTAINER_OF(event, struct rk_configure, done_event);
     struct rk_daemon *daemon = configure->daemon;

@@ -23,7 +23,7 @@ static struct rk_daemon *daemon_of(const struct rk_execute *execute)
 
 /* --- G --- */
 
-static struct rk_status *take_chunk(struct rk_upload *upload, const struct rk_stream_frame *frame,
+static struct rk_status *take_chunk(struct rk_chunk_sink *upload, const struct rk_stream_frame *frame,
                                     struct grpc_byte_buffer *message)
 {
     if (RK_FAULT("daemon.chunk"))
@@ -38,7 +38,7 @@ static struct rk_status *take_chunk(struct rk_upload *upload, const struct rk_st
 static bool consume(struct rk_call *call, struct grpc_byte_buffer *message)
 {
     struct rk_execute *execute = rk_call_user(call);
-    struct rk_upload *upload = execute ? &execute->upload : NULL;
+    struct rk_chunk_sink *upload = execute ? &execute->upload : NULL;
     struct rk_stream_frame frame;
     uint64_t received;
 
@@ -156,7 +156,7 @@ static void body_is_complete(struct rk_execute *execute)
     rk_execute_pump(execute);
 }
 
-static void on_complete(struct rk_event *event)
+static void on_complete(struct rk_loop_event *event)
 {
     body_is_complete(RK_CONTAINER_OF(event, struct rk_execute, upload.complete_event));
 }

@@ -65,7 +65,7 @@ static const struct {
 
 static void arm(struct rk_server *server, const struct rk_rpc *rpc);
 
-static void on_batch_queue(struct rk_tag *tag, bool ok)
+static void on_batch_queue(struct rk_server_tag *tag, bool ok)
 {
     struct rk_call_op *op = RK_CONTAINER_OF(tag, struct rk_call_op, tag);
     struct rk_call *call = op->call;
@@ -87,7 +87,7 @@ static void on_batch_queue(struct rk_tag *tag, bool ok)
     rk_loop_post(call->server->config.loop, &tag->event);
 }
 
-static void on_arrive_queue(struct rk_tag *tag, bool ok)
+static void on_arrive_queue(struct rk_server_tag *tag, bool ok)
 {
     struct rk_call *call = RK_CONTAINER_OF(tag, struct rk_call_op, tag)->call;
     grpc_op close = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER,
@@ -129,7 +129,7 @@ static struct rk_call *call_create(struct rk_server *server, const struct rk_rpc
 static void arm(struct rk_server *server, const struct rk_rpc *rpc)
 {
     struct rk_call *call = call_create(server, rpc);
-    struct rk_tag *tag = &call->ops[RK_CALL_ARRIVE].tag;
+    struct rk_server_tag *tag = &call->ops[RK_CALL_ARRIVE].tag;
     grpc_call_error error;
 
     if (rpc)
@@ -155,7 +155,7 @@ static void *run_queue(void *arg)
         event =
             grpc_completion_queue_next(server->queue, gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), wait), NULL);
         if (event.type == GRPC_OP_COMPLETE) {
-            struct rk_tag *tag = event.tag;
+            struct rk_server_tag *tag = event.tag;
 
             tag->on_queue(tag, event.success);
         }
@@ -219,7 +219,7 @@ static struct rk_status *start_guard(struct rk_server *server)
     return rk_guard_create(&server->guard, &config);
 }
 
-static void on_stopped(struct rk_event *event)
+static void on_stopped(struct rk_loop_event *event)
 {
     struct rk_server *server = RK_CONTAINER_OF(event, struct rk_server, stopped_event);
 
@@ -228,14 +228,14 @@ static void on_stopped(struct rk_event *event)
 }
 
 /* L: the last call has ended. */
-static void on_shutdown(struct rk_event *event)
+static void on_shutdown(struct rk_loop_event *event)
 {
     struct rk_server *server = RK_CONTAINER_OF(event, struct rk_server, shutdown_tag.event);
 
     grpc_completion_queue_shutdown(server->queue);
 }
 
-static void on_shutdown_queue(struct rk_tag *tag, bool ok)
+static void on_shutdown_queue(struct rk_server_tag *tag, bool ok)
 {
     struct rk_server *server = RK_CONTAINER_OF(tag, struct rk_server, shutdown_tag);
 

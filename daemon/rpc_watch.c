@@ -80,7 +80,7 @@ void rk_watch_advance(struct rk_watch *watch)
 }
 
 /* L: an event was added. */
-static void on_added(struct rk_event *event)
+static void on_added(struct rk_loop_event *event)
 {
     struct rk_watch *watch = RK_CONTAINER_OF(event, struct rk_watch, added_event);
 

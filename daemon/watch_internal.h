@@ -19,7 +19,7 @@ struct rk_worker_snapshot;
 struct rk_watch {
     struct rk_feed *feed;
     struct rk_loop *loop;
-    struct rk_event added_event; /* posted by the feed */
+    struct rk_loop_event added_event; /* posted by the feed */
     struct rk_subscriber *subscribers;
     int num_subscribers;
     /* The progress that was told last. */

@@ -116,7 +116,7 @@ void rk_worker_get_snapshot(struct rk_worker *worker, struct rk_worker_snapshot 
 static void give_back(struct sim_daemon *host, int i, struct rk_status *st)
 {
     struct rk_job *job = host->queue[i].job;
-    struct rk_event *event = job->user;
+    struct rk_loop_event *event = job->user;
 
     host->num_queued--;
     memmove(&host->queue[i], &host->queue[i + 1], (size_t)(host->num_queued - i) * sizeof(host->queue[0]));
