@@ -13,6 +13,13 @@ TIMEOUT_S = 20 * float(os.environ.get("RK_TEST_TIMEOUT_FACTOR", "1"))
 TOKENS = {role: (role + "-") * 8 for role in ("viewer", "driver", "admin")}  # at least 32 characters
 
 
+def refused_start(program, *flags):
+    """Exit code, standard error and standard output of a daemon that does not start."""
+    done = subprocess.run([program, "--rpc.listen=127.0.0.1:0", *flags], capture_output=True, text=True,
+                          timeout=TIMEOUT_S)
+    return done.returncode, done.stderr, done.stdout
+
+
 class Daemon:
     """rankd on an ephemeral port of 127.0.0.1, with tokens if asked for; ends with the `with` block."""
 

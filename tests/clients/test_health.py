@@ -6,7 +6,6 @@ Usage: test_health.py RANKD
 """
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +13,7 @@ import unittest
 
 import grpc
 
-from stock import Daemon, Reflection, TIMEOUT_S, TOKENS, bearer, get
+from stock import Daemon, Reflection, TIMEOUT_S, TOKENS, bearer, get, refused_start
 
 RANKD = sys.argv.pop(1)
 SERVING, NOT_SERVING = 1, 2
@@ -146,23 +145,18 @@ class Listener(unittest.TestCase):
                 self.assertIn(path, listening_sockets(daemon.process.pid))
             self.assertFalse(os.path.exists(path))
 
-    def refuse(self, *flags):
-        done = subprocess.run([RANKD, "--rpc.listen=127.0.0.1:0", *flags], capture_output=True, text=True,
-                              timeout=TIMEOUT_S)
-        return done.returncode, done.stderr, done.stdout
-
     def test_an_address_that_is_taken_is_named(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = "127.0.0.1:%d" % taken.getsockname()[1]
-            code, error, out = self.refuse("--health.listen=" + address)
+            code, error, out = refused_start(RANKD, "--health.listen=" + address)
             self.assertEqual((code, out), (4, ""))
             self.assertIn("health.listen", error)
             self.assertIn(address, error)
-            code, error, _ = self.refuse("--rpc.listen=" + address)
+            code, error, _ = refused_start(RANKD, "--rpc.listen=" + address)
             self.assertEqual(code, 4)
             self.assertIn("rpc.listen", error)
             self.assertIn(address, error)
-        code, error, _ = self.refuse("--rpc.listen=" + address, "--health.listen=" + address)
+        code, error, _ = refused_start(RANKD, "--rpc.listen=" + address, "--health.listen=" + address)
         self.assertEqual(code, 2)
         self.assertIn("health.listen", error)
         self.assertIn("rpc.listen", error)

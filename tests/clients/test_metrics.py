@@ -20,7 +20,7 @@ import urllib.request
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
-from stock import Daemon, Reflection, TIMEOUT_S, bearer
+from stock import Daemon, Reflection, TIMEOUT_S, bearer, refused_start
 
 RANKD, RANKCTL, SOURCES = sys.argv[1:4]
 del sys.argv[1:4]
@@ -210,22 +210,17 @@ class Peers(unittest.TestCase):
 
 
 class Start(unittest.TestCase):
-    def refuse(self, *flags):
-        done = subprocess.run([RANKD, "--rpc.listen=127.0.0.1:0", *flags], capture_output=True, text=True,
-                              timeout=TIMEOUT_S)
-        return done.returncode, done.stderr, done.stdout
-
     def test_an_address_that_is_taken_is_named(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = "127.0.0.1:%d" % taken.getsockname()[1]
-            code, error, out = self.refuse("--metrics.listen=" + address)
+            code, error, out = refused_start(RANKD, "--metrics.listen=" + address)
             self.assertEqual((code, out), (4, ""))
             self.assertIn("metrics.listen", error)
             self.assertIn(address, error)
 
     def test_others_reach_it_only_when_that_is_said(self):
         for flags in ((), ("--health.listen=127.0.0.1:0",)):
-            code, error, _ = self.refuse("--metrics.listen=0.0.0.0:0", *flags)
+            code, error, _ = refused_start(RANKD, "--metrics.listen=0.0.0.0:0", *flags)
             self.assertEqual(code, 2)
             self.assertIn("metrics.listen", error)
             self.assertIn("metrics.insecure", error)
@@ -237,13 +232,13 @@ class Start(unittest.TestCase):
         with socket.create_server(("127.0.0.1", 0)) as free:
             address = "127.0.0.1:%d" % free.getsockname()[1]
         for flags in (("--health.listen=" + address,), ("--rpc.listen=" + address,)):
-            code, error, _ = self.refuse("--metrics.listen=" + address, *flags)
+            code, error, _ = refused_start(RANKD, "--metrics.listen=" + address, *flags)
             self.assertEqual(code, 2)
             self.assertIn("metrics.listen", error)
 
     def test_bad_addresses_are_named(self):
         for text in ("nonsense", "127.0.0.1:99999", "unix:relative"):
-            code, error, _ = self.refuse("--metrics.listen=" + text)
+            code, error, _ = refused_start(RANKD, "--metrics.listen=" + text)
             self.assertEqual(code, 2)
             self.assertEqual(error.count("metrics.listen"), 1, error)
 
