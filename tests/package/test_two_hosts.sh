@@ -40,8 +40,8 @@ make_root() { # name
         skip "overlays are not allowed"
     root=$work/root/$1
     find "$root/etc/systemd/system" -mindepth 1 -name '*.wants' -exec rm -rf {} +
-    rm -rf "$root/etc/rankd" "$root/var/lib/rankd" "$root/root/work"
-    mkdir -p "$root/srv/rl" "$root/control" "$root/root/work"
+    rm -rf "$root/etc/rankd" "$root/var/lib/rankd" "$root/opt/page"
+    mkdir -p "$root/srv/rl" "$root/control" "$root/opt/page"
     mount --bind "$work/rl" "$root/srv/rl"
     mount --bind "$work/control/$1" "$root/control"
     printf '127.0.0.1 localhost\n10.0.0.1 login\n10.0.0.7 node1\n10.0.0.8 node2\n' >"$root/etc/hosts"
@@ -49,7 +49,7 @@ make_root() { # name
     # What daemons say goes to a file that can be shown: there is no journal.
     mkdir -p "$root/etc/systemd/system/rankd@.service.d"
     printf '[Service]\nStandardError=append:/var/log/rankd-test.%%i\n' >"$root/etc/systemd/system/rankd@.service.d/log.conf"
-    cp "$dir"/rankd_*.deb "$root/root/work/rankd.deb"
+    cp "$dir"/rankd_*.deb "$root/opt/page/rankd.deb"
     unshare --net sleep 1000 &
     echo $! >"$work/net.$1"
 }
@@ -80,9 +80,9 @@ done
 # --- the job, and what login has from before ---
 mount --bind /proc "$work/root/login/proc"
 mount --bind /dev "$work/root/login/dev"
-chroot "$work/root/login" dpkg -i /root/work/rankd.deb >/dev/null
+chroot "$work/root/login" dpkg -i /opt/page/rankd.deb >/dev/null
 cp -r "$source/examples/digits" "$work/rl/digits"
-python3 - "$source/examples/digits/grpo.json" "$work/root/login/root/work/job.json" <<'END'
+python3 - "$source/examples/digits/grpo.json" "$work/root/login/opt/page/job.json" <<'END'
 import json, sys
 job = json.load(open(sys.argv[1]))
 job["data"].update(train_files=["/srv/rl/digits/train.jsonl"], train_batch_size=4)
@@ -113,7 +113,7 @@ done
 # --- the page ---
 mkdir "$work/steps"
 python3 "$here/page_steps.py" "$source/docs/deploy.md" "$work/steps"
-sed -i -e 's|^apt install .*|dpkg -i /root/work/rankd.deb|' -e 's|^cp librankd_cuda.so.*|true|' \
+sed -i -e 's|^apt install .*|dpkg -i /opt/page/rankd.deb|' -e 's|^cp librankd_cuda.so.*|true|' \
     -e 's|cuda:%i|cpu --cpu.num_threads=1|' -e 's|{0\.\.7}|{0..1}|' -e 's|7000-7007|7000-7001|' "$work"/steps/*
 : >"$work/exports"
 
@@ -147,8 +147,8 @@ on_nodes() { # step, name...
 }
 on_login() { # step
     grep '^export ' "$1" >>"$work/exports" || true
-    { echo 'cd /root/work'; cat "$work/exports" "$1"; } >"$work/root/login/root/work/step.sh"
-    in_net login env OMP_WAIT_POLICY=passive chroot "$work/root/login" bash -e /root/work/step.sh || {
+    { echo 'cd /opt/page'; cat "$work/exports" "$1"; } >"$work/root/login/opt/page/step.sh"
+    in_net login env OMP_WAIT_POLICY=passive chroot "$work/root/login" bash -e /opt/page/step.sh || {
         echo "failed on login: $(cat "$1")"
         exit 1
     }
