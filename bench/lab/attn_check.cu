@@ -1,8 +1,8 @@
 /* Checks the attention kernels of kernels/cuda by themselves: against an f64 reference on the host, and the
- * bit equalities that kernels/cuda/attn.h states.
+ * bit equalities that kernels/cuda/attention/attn.h states.
  *
  *   nvcc -std=c++17 -O3 -I. -gencode=arch=compute_90a,code=sm_90a bench/lab/attn_check.cu
- * kernels/cuda/attn*.cu attn_check [fwd|bwd|paged|all] [mma|wgmma|all] [part of a case's label] */
+ * kernels/cuda/attention/attn*.cu attn_check [fwd|bwd|paged|all] [mma|wgmma|all] [part of a case's label] */
 #include "bench/lab/attn_lab.cuh"
 
 static const attn_case cases[] = {

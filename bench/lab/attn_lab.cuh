@@ -2,7 +2,7 @@
 #ifndef RK_BENCH_LAB_ATTN_LAB_CUH
 #define RK_BENCH_LAB_ATTN_LAB_CUH
 
-#include "kernels/cuda/attn_internal.cuh"
+#include "kernels/cuda/attention/attn_internal.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,7 +1,7 @@
 /* Times the attention kernels of kernels/cuda by themselves: medians from captured graphs.
  *
  *   nvcc -std=c++17 -O3 -I. -gencode=arch=compute_90a,code=sm_90a bench/lab/attn_time.cu
- * kernels/cuda/attn*.cu attn_time [packed|paged|all]
+ * kernels/cuda/attention/attn*.cu attn_time [packed|paged|all]
  *
  * Forward FLOPs are 4 * head_dim * num_heads * (seen pairs), backward 2.5 times as many (as PyTorch's figures
  * and the published ones are counted, although the backward pass here computes the scores twice). */

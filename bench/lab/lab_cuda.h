@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/rk_rng.h"
-#include "kernels/cuda/gemm_small.h"
+#include "kernels/cuda/gemm/gemm_small.h"
 
 static inline void must(cudaError_t error)
 {

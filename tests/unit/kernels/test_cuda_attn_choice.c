@@ -2,7 +2,7 @@
  * that nobody has at hand. Host code only: no GPU is needed. */
 #include "tests/support/test.h"
 
-#include "kernels/cuda/attn.h"
+#include "kernels/cuda/attention/attn.h"
 
 #define KIB 1024
 

@@ -10,7 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_rng.h"
 #include "kernels/cuda/cuda_internal.h"
-#include "kernels/cuda/gemm_small.h"
+#include "kernels/cuda/gemm/gemm_small.h"
 
 #define EXIT_SKIPPED 77
 #define MAX_ROWS     128

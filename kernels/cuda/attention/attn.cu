@@ -1,0 +1,125 @@
+/* The launchers of attn.h: which kernel a call takes. The choice depends on dtype, shape and chip only, and
+ * among kernels of one definition (attn.h) it changes no bits. */
+#include "kernels/cuda/attention/attn.h"
+
+#include "kernels/cuda/attention/attn_common.cuh"
+#include "kernels/cuda/attention/attn_internal.cuh"
+
+namespace
+{
+
+/* On average. */
+constexpr int DECODE_ROWS_PER_SEQ = 64;
+
+/* Both passes, or neither: they share the definition of the bits. */
+bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int head_dim)
+{
+    int fwd_bytes = rk_attn_fwd_mma_shared_bytes(head_dim),
+        bwd_bytes = rk_attn_bwd_mma_shared_bytes(head_dim);
+
+    return dtype == RK_DTYPE_BF16 && fwd_bytes > 0 && RK_MAX(fwd_bytes, bwd_bytes) <= device.max_shared_bytes;
+}
+
+bool has_wgmma_kernel(const rk_cuda_attn_device &device, int head_dim)
+{
+    return device.has_sm90a && (head_dim == 64 || head_dim == 128);
+}
+
+bool fwd_is_aligned(const rk_cuda_attn_args *args)
+{
+    return attn_is_aligned(args->q, args->q_stride) && attn_is_aligned(args->k, args->k_stride) &&
+           attn_is_aligned(args->v, args->v_stride) && attn_is_aligned(args->out, args->out_stride);
+}
+
+} // namespace
+
+cudaError_t rk_cuda_attn_fwd(cudaStream_t stream, const struct rk_cuda_attn_args *args)
+{
+    if (args->head_dim > 256)
+        return cudaErrorNotSupported;
+    if (args->num_tokens == 0 || args->num_keys == 0)
+        return cudaSuccess;
+    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim))
+        return rk_attn_fwd_simple(stream, args);
+    if (!fwd_is_aligned(args))
+        return cudaErrorMisalignedAddress;
+    if (has_wgmma_kernel(args->device, args->head_dim))
+        return rk_attn_fwd_wgmma(stream, args);
+    return rk_attn_fwd_mma(stream, args);
+}
+
+cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_args *args)
+{
+    if (args->fwd.head_dim > 256)
+        return cudaErrorNotSupported;
+    if (args->fwd.num_tokens == 0 || args->fwd.num_keys == 0)
+        return rk_attn_bwd_zero_keys(stream, args);
+    if (!has_tensor_kernel(args->fwd.device, args->fwd.dtype, args->fwd.head_dim))
+        return rk_attn_bwd_simple(stream, args);
+    if (!fwd_is_aligned(&args->fwd) || !attn_is_aligned(args->dout, args->dout_stride) ||
+        !attn_is_aligned(args->dq, args->dq_stride) || !attn_is_aligned(args->dk, args->dk_stride) ||
+        !attn_is_aligned(args->dv, args->dv_stride))
+        return cudaErrorMisalignedAddress;
+    if (has_wgmma_kernel(args->fwd.device, args->fwd.head_dim))
+        return rk_attn_bwd_wgmma(stream, args);
+    return rk_attn_bwd_mma(stream, args);
+}
+
+/* A tile of decode holds 16 query rows of a kv head, one of prefill 128 of a head: beyond a few tiles a
+ * sequence, prefill's reads the keys less often. */
+static int fewest_seqs_to_decode(const rk_cuda_attn_paged_args *args)
+{
+    int64_t num_rows = (int64_t)args->num_tokens * (args->num_heads / args->num_kv_heads);
+
+    return (int)((num_rows + DECODE_ROWS_PER_SEQ - 1) / DECODE_ROWS_PER_SEQ);
+}
+
+static bool is_decode(const rk_cuda_attn_paged_args *args)
+{
+    return args->num_seqs >= fewest_seqs_to_decode(args) && rk_attn_decode_fits(args);
+}
+
+/* Whether Hopper's copy engine can fetch a key block as so many cache blocks. */
+static bool can_copy_cache(const rk_cuda_attn_paged_args *args)
+{
+    return has_wgmma_kernel(args->device, args->head_dim) && args->block_size >= 8 &&
+           ATTN_KEY_BLOCK % args->block_size == 0;
+}
+
+cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_paged_args *args)
+{
+    if (args->head_dim > 256)
+        return cudaErrorNotSupported;
+    if (args->num_tokens == 0)
+        return cudaSuccess;
+    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim))
+        return rk_attn_paged_simple(stream, args);
+    if (!attn_is_aligned(args->q, args->q_stride) || !attn_is_aligned(args->out, args->out_stride) ||
+        !attn_is_aligned(args->k_cache, args->cache_block_stride) ||
+        !attn_is_aligned(args->v_cache, args->cache_block_stride))
+        return cudaErrorMisalignedAddress;
+    if (can_copy_cache(args))
+        return is_decode(args) ? rk_attn_decode_tma(stream, args) : rk_attn_paged_wgmma(stream, args);
+    return is_decode(args) ? rk_attn_decode(stream, args) : rk_attn_paged_mma(stream, args);
+}
+
+size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
+{
+    return has_tensor_kernel(args->device, args->dtype, args->head_dim) && is_decode(args)
+               ? rk_attn_decode_workspace_bytes(args)
+               : 0;
+}
+
+size_t rk_cuda_attn_paged_max_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
+{
+    rk_cuda_attn_paged_args step = *args;
+    size_t bytes = 0;
+
+    /* More with more tokens; of their splits into sequences, the one that is most easily a decode step. */
+    for (; step.num_tokens > 0 && bytes == 0; step.num_tokens--) {
+        step.num_seqs = fewest_seqs_to_decode(&step);
+        if (step.num_seqs <= args->num_seqs)
+            bytes = rk_cuda_attn_paged_workspace_bytes(&step);
+    }
+    return bytes;
+}

@@ -1,0 +1,471 @@
+/* Attention backward by wgmma, head_dim 64 and 128. Twin of kernels/cpu/attn_varlen_bwd.c; the plan is in
+ * attn_bwd.cuh.
+ *
+ * Work split   dk, dv: two warpgroups of 64 keys walk blocks of 64 queries. dq: two of 64 queries walk
+ *              blocks of 128 keys. One more warp feeds them through the copy engine, two stages deep.
+ * Products     S^T = K Q^T and dP^T = V dout^T from shared memory; p^T and ds^T go from their
+ *              accumulators into the A registers of dv += p^T dout and dk += ds^T Q, whose B operand is
+ *              the same tile read by columns: nothing is written back to shared memory.
+ * Memory       dk, dv: K, V 64 KiB + 2 x 32 KiB (head_dim 128); dq: 64 KiB + 2 x 64 KiB.
+ * Registers    dk, dv: 64 + 64 for the sums, 32 + 32 for s and dp a lane; dq: 64, 64 + 64.
+ * Measured     H200, causal, TFLOP/s counted as 2.5 times the forward pass (3.5 are computed), one run
+ *              at a time / back to back (at the power limit), and what PyTorch's cuDNN and
+ *              FlashAttention-2 gave in the same run, back to back:
+ *                hd128  2 x 4096, 16 heads       428 / 386    413, 255
+ *                hd128  1 x 8192, 16 heads       472 / 420    468, 279
+ *                hd128  4 x 2048, 28 on 4 heads  399 / 364    358, 229
+ *                hd128  4 x 2048, 12 on 2 heads  363 / 358    336, 204
+ *                hd128 16 x  512, 28 on 4 heads  232 / 229    185, 135
+ *                hd64   2 x 4096, 32 heads       314 / 301    357, 237
+ *              Of the first, delta takes 21 us, dk and dv 474, dq 326.
+ * Tried        Three stages for dk, dv: no gain. The next block's scores before this one's sums are
+ *              done: registers do not suffice at head_dim 128 and the compiler serialises.
+ * Numerics     p and ds are rounded to bf16 for the products; sums in f32, repeatable. */
+#include "kernels/cuda/attention/attn_bwd.cuh"
+#include "kernels/cuda/attention/attn_sm90.cuh"
+
+namespace
+{
+
+constexpr int STAGES = 2, THREADS = 3 * ATTN_WG, OWN = 128; /* OWN: rows of a block's own tiles */
+constexpr int QUERIES = 64, KEYS = 128;                     /* rows of a block that is walked */
+enum { BAR_WG = 1 };                                        /* hardware barriers, one for each warpgroup */
+
+struct bwd_maps {
+    CUtensorMap q, dout, k, v;
+};
+
+/* own: K and V, or Q and dout; walk: the other two. */
+template <int HD, int WALK> struct bwd_smem {
+    bf16 own[2][OWN * HD];
+    bf16 walk[STAGES][2][WALK * HD];
+    float lse2[STAGES][QUERIES], delta[STAGES][QUERIES]; /* dk, dv only */
+    uint64_t own_full, full[STAGES], empty[STAGES];
+};
+
+#if RK_ATTN_HAS_SM90
+
+template <int HD, int WALK> __device__ inline void init_barriers(bwd_smem<HD, WALK> &sm, int full_arrivals)
+{
+    attn_bar_init(&sm.own_full, 1);
+    for (int i = 0; i < STAGES; i++) {
+        attn_bar_init(&sm.full[i], full_arrivals);
+        attn_bar_init(&sm.empty[i], 2 * ATTN_WG); /* every thread that reads it */
+    }
+    attn_bar_init_fence();
+}
+
+/* The block's own tiles, by one thread. */
+template <int HD, int WALK>
+__device__ inline void load_own(bwd_smem<HD, WALK> &sm, const CUtensorMap *first, const CUtensorMap *second,
+                                int head, int token)
+{
+    attn_bar_expect(&sm.own_full, 2 * OWN * HD * 2);
+    attn_tma_load<HD>(sm.own[0], OWN, 0, first, &sm.own_full, {token, head, 0});
+    attn_tma_load<HD>(sm.own[1], OWN, 0, second, &sm.own_full, {token, head, 0});
+}
+
+/* The i-th walked block into its stage, by one thread, when the stage is free. */
+template <int HD, int WALK>
+__device__ inline void load_walk(bwd_smem<HD, WALK> &sm, const CUtensorMap *first, const CUtensorMap *second,
+                                 int i, int head, int token)
+{
+    int stage = i % STAGES;
+
+    attn_bar_expect(&sm.full[stage], 2 * WALK * HD * 2);
+    attn_tma_load<HD>(sm.walk[stage][0], WALK, 0, first, &sm.full[stage], {token, head, 0});
+    attn_tma_load<HD>(sm.walk[stage][1], WALK, 0, second, &sm.full[stage], {token, head, 0});
+}
+
+template <int HD, int WALK> __device__ inline void wait_free(bwd_smem<HD, WALK> &sm, int i)
+{
+    attn_bar_wait(&sm.empty[i % STAGES], i / STAGES % 2 ^ 1);
+}
+
+/* Zeroes rows of a walked block past the end of the sequence, by warpgroup wg, before it multiplies by them.
+ */
+template <int HD, int WALK>
+__device__ inline void zero_tails(bf16 (&walk)[2][WALK * HD], int num_rows, int wg)
+{
+    if (num_rows >= WALK)
+        return;
+    attn_zero_tail<HD, WALK>(walk[0], num_rows);
+    attn_zero_tail<HD, WALK>(walk[1], num_rows);
+    attn_async_fence();
+    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the whole warpgroup has zeroed */
+}
+
+/* The scores of the i-th walked block, s = own0 walk0^T and dp = own1 walk1^T, of which num_rows exist. On
+ * return s is done; dp goes on. */
+template <int HD, int WALK>
+__device__ inline void start_scores(float (&s)[WALK / 2], float (&dp)[WALK / 2], bwd_smem<HD, WALK> &sm,
+                                    int i, int num_rows, int wg)
+{
+    int stage = i % STAGES;
+
+    attn_bar_wait(&sm.full[stage], i / STAGES % 2);
+    zero_tails<HD, WALK>(sm.walk[stage], num_rows, wg);
+    attn_pin(s);
+    attn_pin(dp);
+    attn_wgmma_fence();
+    attn_gemm_rows<HD, WALK>(s, sm.own[0], wg * 64, OWN, sm.walk[stage][0]);
+    attn_wgmma_commit();
+    attn_gemm_rows<HD, WALK>(dp, sm.own[1], wg * 64, OWN, sm.walk[stage][1]);
+    attn_wgmma_commit();
+    attn_wgmma_wait<1>();
+    attn_pin(s);
+}
+
+/* This thread is done with the i-th walked block. (One lane for its warp, after __syncwarp(), would order the
+ * same and cost the same, but compute-sanitizer's racecheck does not follow it: it reports the other lanes'
+ * reads.) */
+template <int HD, int WALK> __device__ inline void release(bwd_smem<HD, WALK> &sm, int i)
+{
+    attn_bar_arrive(&sm.empty[i % STAGES]);
+}
+
+/* --- dk and dv */
+
+typedef attn_dkv_task dkv_task;
+
+__device__ inline int blocks_per_head(const dkv_task &task)
+{
+    return (task.end_query - task.first_query + QUERIES - 1) / QUERIES;
+}
+
+/* One warp: K and V, then the blocks of queries of each head with their statistics. */
+template <int HD>
+__device__ inline void produce_queries(bwd_smem<HD, QUERIES> &sm, const bwd_maps &maps,
+                                       const rk_cuda_attn_args &fwd, const attn_bwd_plan &plan,
+                                       const dkv_task &task)
+{
+    int per_head = blocks_per_head(task), lane = attn_lane();
+
+    if (lane == 0)
+        load_own(sm, &maps.k, &maps.v, task.kv_head, task.tile.key_begin + task.tile.first_row);
+    for (int i = 0; i < per_head * (task.end_head - task.first_head); i++) {
+        int stage = i % STAGES, head = task.first_head + i / per_head;
+        int query = task.first_query + i % per_head * QUERIES;
+
+        wait_free(sm, i);
+        if (lane == 0)
+            load_walk(sm, &maps.q, &maps.dout, i, head, task.tile.begin + query);
+        for (int r = lane; r < QUERIES; r += 32)
+            attn_bwd_load_stats(&sm.lse2[stage][r], &sm.delta[stage][r], fwd, plan.delta, task.tile, head,
+                                query + r);
+        attn_bar_arrive(&sm.full[stage]);
+    }
+}
+
+/* A warpgroup's registers for dk and dv, and what it knows of its task. */
+template <int HD> struct dkv_state {
+    float dk[HD / 2], dv[HD / 2];
+    float s[QUERIES / 2], dp[QUERIES / 2]; /* of the block in the works */
+    float c;                               /* scale * log2(e) */
+    int wg, key, window;                   /* key: first one of the warpgroup */
+    int first, per_head, length;           /* first query; blocks of queries a head; of the sequence */
+};
+
+/* First query of the i-th block. */
+template <int HD> __device__ inline int query_of(const dkv_state<HD> &w, int i)
+{
+    return w.first + i % w.per_head * QUERIES;
+}
+
+/* From the scores of the i-th block, in the works, to its share of dk and dv, which it leaves in the works.
+ */
+template <int HD> __device__ inline void add_queries(dkv_state<HD> &w, bwd_smem<HD, QUERIES> &sm, int i)
+{
+    int stage = i % STAGES, query = query_of(w, i);
+    uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+
+    attn_bwd_probs_t(w.s, sm.lse2[stage], w.c, w.key + threadIdx.x / 32 % 4 * 16, query, w.window,
+                     query < w.key + 64 || (w.window > 0 && query + QUERIES - w.key > w.window));
+    attn_pack_rows(p, w.s);
+    attn_pin(w.dv);
+    attn_wgmma_fence();
+    attn_gemm_cols<HD, QUERIES>(w.dv, p, sm.walk[stage][1], 1);
+    attn_wgmma_commit();
+    attn_wgmma_wait<1>(); /* dp; dv goes on */
+    attn_pin(w.dp);
+    attn_bwd_ds_t(w.s, w.dp, sm.delta[stage]);
+    attn_pack_rows(ds, w.s);
+    attn_pin(w.dk);
+    attn_wgmma_fence();
+    attn_gemm_cols<HD, QUERIES>(w.dk, ds, sm.walk[stage][0], 1);
+    attn_wgmma_commit();
+}
+
+/* All blocks of queries. That the next block's scores start before these sums are done would be better, but
+ * for it the registers do not suffice (head_dim 128). */
+template <int HD>
+__device__ inline void walk_queries(dkv_state<HD> &w, bwd_smem<HD, QUERIES> &sm, int num_blocks)
+{
+    for (int i = 0; i < num_blocks; i++) {
+        start_scores(w.s, w.dp, sm, i, w.length - query_of(w, i), w.wg);
+        add_queries(w, sm, i);
+        attn_wgmma_wait<0>();
+        attn_pin(w.dv);
+        attn_pin(w.dk);
+        release(sm, i);
+    }
+}
+
+template <int HD>
+__device__ inline void consume_queries(bwd_smem<HD, QUERIES> &sm, const rk_cuda_attn_bwd_args &args,
+                                       const attn_bwd_plan &plan, const dkv_task &task, int wg)
+{
+    const rk_cuda_attn_args &fwd = args.fwd;
+    int warp_row = wg * 64 + threadIdx.x / 32 % 4 * 16, row = task.tile.first_row + warp_row;
+    int64_t key = task.tile.key_begin + row;
+    float dk_factor[2] = {fwd.scale, fwd.scale}, dv_factor[2] = {1.0f, 1.0f};
+    dkv_state<HD> w;
+
+    w.c = fwd.scale * ATTN_LOG2E;
+    w.wg = wg;
+    w.key = task.tile.first_row + wg * 64;
+    w.window = fwd.window;
+    w.first = task.first_query;
+    w.per_head = blocks_per_head(task);
+    w.length = task.tile.length;
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++)
+        w.dk[i] = w.dv[i] = 0.0f;
+    attn_bar_wait(&sm.own_full, 0);
+    walk_queries(w, sm, __shfl_sync(0xffffffffu, w.per_head * (task.end_head - task.first_head), 0));
+    if (plan.num_parts > 1) {
+        attn_store_part(plan.dk, fwd, task, row, 0, w.dk, fwd.scale);
+        attn_store_part(plan.dv, fwd, task, row, 0, w.dv, 1.0f);
+        return;
+    }
+    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has read K and V for the last time */
+    attn_store_rows<HD>((bf16 *)args.dk + key * args.dk_stride + task.kv_head * HD, args.dk_stride,
+                        task.tile.length - row, w.dk, dk_factor, sm.own[0], warp_row);
+    attn_store_rows<HD>((bf16 *)args.dv + key * args.dv_stride + task.kv_head * HD, args.dv_stride,
+                        task.tile.length - row, w.dv, dv_factor, sm.own[1], warp_row);
+}
+
+/* --- dq */
+
+/* Queries of one head, and the blocks of keys that they see. */
+struct dq_task {
+    attn_tile tile;
+    int head, kv_head, first, last;
+};
+
+/* One thread: Q and dout, then the blocks of keys. */
+template <int HD>
+__device__ inline void produce_keys(bwd_smem<HD, KEYS> &sm, const bwd_maps &maps, const dq_task &task)
+{
+    load_own(sm, &maps.q, &maps.dout, task.head, task.tile.begin + task.tile.first_row);
+    for (int block = task.first; block <= task.last; block++) {
+        wait_free(sm, block - task.first);
+        load_walk(sm, &maps.k, &maps.v, block - task.first, task.kv_head, task.tile.key_begin + block * KEYS);
+    }
+}
+
+/* A warpgroup's registers for dq, and what it knows of its tile. */
+template <int HD> struct dq_state {
+    float dq[HD / 2];
+    float s[KEYS / 2], dp[KEYS / 2]; /* of the block in the works */
+    float lse2[2], delta[2], c;      /* of rows g, g+8; scale * log2(e) */
+    int wg, row, window, length;     /* row: first one of the warp; length: of the sequence */
+};
+
+/* From the scores of the i-th block, in the works, to its share of dq, which it leaves in the works. */
+template <int HD> __device__ inline void add_keys(dq_state<HD> &w, bwd_smem<HD, KEYS> &sm, int i, int key)
+{
+    uint32_t ds[KEYS / 4];
+
+    attn_bwd_probs(w.s, w.lse2, w.c, w.row, key, w.window,
+                   key + KEYS > w.row || (w.window > 0 && w.row + 15 - key >= w.window));
+    attn_wgmma_wait<0>();
+    attn_pin(w.dp);
+    attn_bwd_ds(w.s, w.dp, w.delta);
+    attn_pack_rows(ds, w.s);
+    attn_pin(w.dq);
+    attn_wgmma_fence();
+    attn_gemm_cols<HD, KEYS>(w.dq, ds, sm.walk[i % STAGES][0], 1);
+    attn_wgmma_commit();
+}
+
+/* Blocks first..last of keys. */
+template <int HD>
+__device__ inline void walk_keys(dq_state<HD> &w, bwd_smem<HD, KEYS> &sm, int first, int last)
+{
+    for (int block = first; block <= last; block++) {
+        int i = block - first;
+
+        start_scores(w.s, w.dp, sm, i, w.length - block * KEYS, w.wg);
+        add_keys(w, sm, i, block * KEYS);
+        attn_wgmma_wait<0>();
+        attn_pin(w.dq);
+        release(sm, i);
+    }
+}
+
+template <int HD>
+__device__ inline void consume_keys(bwd_smem<HD, KEYS> &sm, const rk_cuda_attn_bwd_args &args,
+                                    const float *deltas, const dq_task &task, int wg)
+{
+    const rk_cuda_attn_args &fwd = args.fwd;
+    const attn_tile &tile = task.tile;
+    int warp_row = wg * 64 + threadIdx.x / 32 % 4 * 16, row = tile.first_row + warp_row;
+    float factor[2] = {fwd.scale, fwd.scale};
+    dq_state<HD> w;
+
+    w.c = fwd.scale * ATTN_LOG2E;
+    w.wg = wg;
+    w.row = row;
+    w.window = fwd.window;
+    w.length = tile.length;
+#pragma unroll
+    for (int i = 0; i < HD / 2; i++)
+        w.dq[i] = 0.0f;
+    for (int r = 0; r < 2; r++)
+        attn_bwd_load_stats(&w.lse2[r], &w.delta[r], fwd, deltas, tile, task.head,
+                            row + attn_lane() / 4 + 8 * r);
+    attn_bar_wait(&sm.own_full, 0);
+    walk_keys(w, sm, task.first, task.last);
+    attn_named_sync(BAR_WG + wg, ATTN_WG); /* the warpgroup has read Q for the last time */
+    attn_store_rows<HD>((bf16 *)args.dq + (int64_t)(tile.begin + row) * args.dq_stride + task.head * HD,
+                        args.dq_stride, tile.length - row, w.dq, factor, sm.own[0], warp_row);
+}
+
+#endif
+
+template <typename S> __device__ inline S &align_smem(uint8_t *raw)
+{
+    return *reinterpret_cast<S *>(raw + (-attn_smem(raw) & 1023));
+}
+
+template <int HD, bool OWN_KEYS>
+__global__ void __launch_bounds__(THREADS, 1)
+    attn_dkv_wgmma_kernel(const __grid_constant__ bwd_maps maps, const rk_cuda_attn_bwd_args args,
+                          const attn_bwd_plan plan)
+{
+#if RK_ATTN_HAS_SM90
+    extern __shared__ uint8_t raw[];
+    bwd_smem<HD, QUERIES> &sm = align_smem<bwd_smem<HD, QUERIES>>(raw);
+    const rk_cuda_attn_args &fwd = args.fwd;
+    int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0); /* shuffled: known to be uniform in a warp */
+    int items = fwd.num_kv_heads * plan.num_parts, item = blockIdx.x % items, rank = blockIdx.x / items;
+    attn_tile tile;
+    attn_dkv_task task;
+
+    if (!attn_packed_tile<OWN_KEYS>(&tile, fwd, rank, OWN, true))
+        return;
+    task = attn_make_dkv_task(fwd, tile, item / plan.num_parts, item % plan.num_parts, plan.num_parts, OWN);
+    if (threadIdx.x == 0)
+        init_barriers(sm, 33); /* the copy's announcement, and each lane's statistics */
+    __syncthreads();           /* the barriers are ready */
+    if (wg == 2) {
+        attn_give_registers<24>();
+        if (threadIdx.x < 2 * ATTN_WG + 32)
+            produce_queries(sm, maps, fwd, plan, task);
+    } else {
+        attn_take_registers<240>();
+        consume_queries(sm, args, plan, task, wg);
+    }
+#endif
+}
+
+template <int HD, bool OWN_KEYS>
+__global__ void __launch_bounds__(THREADS, 1)
+    attn_dq_wgmma_kernel(const __grid_constant__ bwd_maps maps, const rk_cuda_attn_bwd_args args,
+                         const attn_bwd_plan plan)
+{
+#if RK_ATTN_HAS_SM90
+    extern __shared__ uint8_t raw[];
+    bwd_smem<HD, KEYS> &sm = align_smem<bwd_smem<HD, KEYS>>(raw);
+    const rk_cuda_attn_args &fwd = args.fwd;
+    int wg = __shfl_sync(0xffffffffu, threadIdx.x / ATTN_WG, 0);
+    int last_row;
+    dq_task task;
+
+    if (!attn_packed_tile<OWN_KEYS>(&task.tile, fwd, blockIdx.x / fwd.num_heads, OWN, false))
+        return;
+    last_row = min(task.tile.first_row + OWN, task.tile.length) - 1;
+    task.head = blockIdx.x % fwd.num_heads;
+    task.kv_head = task.head / (fwd.num_heads / fwd.num_kv_heads);
+    task.first = __shfl_sync(0xffffffffu, attn_first_key(task.tile.first_row, fwd.window) / KEYS, 0);
+    task.last = __shfl_sync(0xffffffffu, last_row / KEYS, 0);
+    if (threadIdx.x == 0)
+        init_barriers(sm, 1);
+    __syncthreads(); /* the barriers are ready */
+    if (wg == 2) {
+        attn_give_registers<24>();
+        if (threadIdx.x == 2 * ATTN_WG)
+            produce_keys(sm, maps, task);
+    } else {
+        attn_take_registers<240>();
+        consume_keys(sm, args, plan.delta, task, wg);
+    }
+#endif
+}
+
+cudaError_t make_maps(bwd_maps *maps, const rk_cuda_attn_bwd_args *args, int query_rows, int key_rows)
+{
+    const rk_cuda_attn_args &fwd = args->fwd;
+    int hd = fwd.head_dim, tokens = fwd.num_tokens, heads = fwd.num_heads;
+    int keys = fwd.num_keys, kv_heads = fwd.num_kv_heads;
+    cudaError_t err =
+        attn_make_map(&maps->q, fwd.q, attn_packed_shape(tokens, heads, hd, fwd.q_stride, query_rows));
+
+    if (err == cudaSuccess)
+        err = attn_make_map(&maps->dout, args->dout,
+                            attn_packed_shape(tokens, heads, hd, args->dout_stride, query_rows));
+    if (err == cudaSuccess)
+        err = attn_make_map(&maps->k, fwd.k, attn_packed_shape(keys, kv_heads, hd, fwd.k_stride, key_rows));
+    if (err == cudaSuccess)
+        err = attn_make_map(&maps->v, fwd.v, attn_packed_shape(keys, kv_heads, hd, fwd.v_stride, key_rows));
+    return err;
+}
+
+template <int HD, bool OWN_KEYS>
+cudaError_t launch_dkv(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, const attn_bwd_plan *plan)
+{
+    const rk_cuda_attn_args &fwd = args->fwd;
+    unsigned num_tiles = attn_max_tiles(fwd.num_keys, fwd.num_seqs, OWN);
+    attn_grid grid = {stream, dim3(num_tiles * fwd.num_kv_heads * plan->num_parts), THREADS,
+                      sizeof(bwd_smem<HD, QUERIES>) + 1024};
+    bwd_maps maps;
+    cudaError_t err = make_maps(&maps, args, QUERIES, OWN);
+
+    return err == cudaSuccess ? attn_launch(attn_dkv_wgmma_kernel<HD, OWN_KEYS>, grid, maps, *args, *plan)
+                              : err;
+}
+
+template <int HD, bool OWN_KEYS>
+cudaError_t launch_dq(cudaStream_t stream, const rk_cuda_attn_bwd_args *args, const attn_bwd_plan *plan)
+{
+    const rk_cuda_attn_args &fwd = args->fwd;
+    unsigned num_tiles = attn_max_tiles(fwd.num_tokens, fwd.num_seqs, OWN);
+    attn_grid grid = {stream, dim3(num_tiles * fwd.num_heads), THREADS, sizeof(bwd_smem<HD, KEYS>) + 1024};
+    bwd_maps maps;
+    cudaError_t err = make_maps(&maps, args, OWN, KEYS);
+
+    return err == cudaSuccess ? attn_launch(attn_dq_wgmma_kernel<HD, OWN_KEYS>, grid, maps, *args, *plan)
+                              : err;
+}
+
+template <int HD, bool OWN_KEYS> cudaError_t launch(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
+{
+    attn_bwd_plan plan = rk_attn_bwd_make_plan(args);
+    cudaError_t err = rk_attn_bwd_prepare(stream, args, &plan);
+
+    if (err == cudaSuccess)
+        err = launch_dkv<HD, OWN_KEYS>(stream, args, &plan);
+    if (err == cudaSuccess)
+        err = launch_dq<HD, OWN_KEYS>(stream, args, &plan);
+    return err == cudaSuccess ? rk_attn_bwd_reduce(stream, args, &plan) : err;
+}
+
+} // namespace
+
+cudaError_t rk_attn_bwd_wgmma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args)
+{
+    return attn_for_wgmma(args->fwd.head_dim, [=](auto dim) {
+        return attn_for_keys(args->fwd, [=](auto own) { return launch<dim.value, own.value>(stream, args); });
+    });
+}

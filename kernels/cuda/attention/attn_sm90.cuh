@@ -1,0 +1,352 @@
+/* Hopper's instructions for the attention kernels: barriers in shared memory, the tensor copy engine, wgmma.
+ *
+ * Tiles in shared memory. A tile of R rows and HD columns lies as HD / 64 halves of [R][64] elements with the
+ * 128-byte swizzle (16-byte unit u of row r stands at u ^ r % 8), each aligned to 1024 bytes: what one box of
+ * the copy engine writes and what wgmma reads, by rows (k along the columns) or by columns (k along the
+ * rows). Device code below is empty for other architectures, whose launchers never reach it. */
+#ifndef RK_CUDA_ATTN_SM90_CUH
+#define RK_CUDA_ATTN_SM90_CUH
+
+#include "kernels/cuda/attention/attn_common.cuh"
+
+#include <cuda.h>
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define RK_ATTN_HAS_SM90 1
+#else
+#define RK_ATTN_HAS_SM90 0
+#endif
+
+constexpr int ATTN_WG = 128; /* threads of a warpgroup */
+
+#if RK_ATTN_HAS_SM90
+
+/* --- barriers */
+
+__device__ inline void attn_bar_init(uint64_t *bar, int arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(attn_smem(bar)), "r"(arrivals));
+}
+
+/* After the inits, before the __syncthreads() that publishes them: the copy engine sees them as well. */
+__device__ inline void attn_bar_init_fence()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ inline void attn_bar_arrive(uint64_t *bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(attn_smem(bar)) : "memory");
+}
+
+/* Arrives, and makes the phase wait for so many bytes from the copy engine. */
+__device__ inline void attn_bar_expect(uint64_t *bar, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(attn_smem(bar)), "r"(bytes)
+                 : "memory");
+}
+
+/* Waits until the phase of the given parity has ended. */
+__device__ inline void attn_bar_wait(uint64_t *bar, int parity)
+{
+    asm volatile("{ .reg .pred p;\n"
+                 "attn_wait: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@!p bra attn_wait; }" ::"r"(attn_smem(bar)),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Hardware barriers 1..15 among `threads` threads. */
+__device__ inline void attn_named_sync(int id, int threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ inline void attn_named_arrive(int id, int threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* --- the copy engine: tensors of [block, head, row, column] (attn_make_map), boxes of rows x 64 columns */
+
+struct attn_box {
+    int row, head, block; /* the box's first row */
+};
+
+/* A box into rows `at`.. of a tile of `rows` rows. */
+template <int HD>
+__device__ inline void attn_tma_load(bf16 *tile, int rows, int at, const CUtensorMap *map, uint64_t *bar,
+                                     attn_box box)
+{
+#pragma unroll
+    for (int half = 0; half < HD / 64; half++)
+        asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(attn_smem(tile + (half * rows + at) * 64)),
+                     "l"(map), "r"(attn_smem(bar)), "r"(half * 64), "r"(box.row), "r"(box.head),
+                     "r"(box.block)
+                     : "memory");
+}
+
+__device__ inline void attn_tma_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* Makes ordinary writes to shared memory visible to wgmma and the copy engine. */
+__device__ inline void attn_async_fence()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* --- registers of a warpgroup */
+
+template <int N> __device__ inline void attn_give_registers()
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+template <int N> __device__ inline void attn_take_registers()
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+/* --- wgmma */
+
+/* Operand whose rows are those of the tile and whose k runs along the columns: rows from `row` (a multiple of
+ * 8) of one half. A k16 step is 32 bytes, plus attn_desc_step() halves. */
+__device__ inline uint64_t attn_desc_rows(const bf16 *tile, int row)
+{
+    uint64_t address = (attn_smem(tile) + row * 128) >> 4;
+
+    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+/* ... of k16 step kk of a tile with `rows` rows. */
+__device__ inline uint64_t attn_desc_step(uint64_t desc, int kk, int rows)
+{
+    return desc + (kk / 4 * rows * 128 + kk % 4 * 32 >> 4);
+}
+
+/* Operand B whose k runs over the tile's rows, from k16 step kk, and whose n over its columns. */
+__device__ inline uint64_t attn_desc_cols(const bf16 *tile, int kk, int rows)
+{
+    uint64_t address = (attn_smem(tile) + kk * 16 * 128) >> 4;
+
+    return address | (uint64_t)(rows * 128 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+
+__device__ inline void attn_wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ inline void attn_wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> __device__ inline void attn_wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Keeps the compiler from moving uses of d over the waits and fences around it. */
+template <int N> __device__ inline void attn_pin(float (&d)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* One k16 step of d[64, N] (+)= A B for a warpgroup: ss has both operands in shared memory, k along the
+ * columns; rs has A in registers and B with k along the rows. */
+template <int N> struct attn_wgmma;
+
+template <> struct attn_wgmma<64> {
+    static __device__ inline void ss(float (&d)[32], uint64_t a, uint64_t b, int accumulate)
+    {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                     "}, %32, %33, p, 1, 1, 0, 0; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+                       "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+                       "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+                       "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
+                       "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "l"(a), "l"(b), "r"(accumulate));
+    }
+
+    static __device__ inline void rs(float (&d)[32], const uint32_t *a, uint64_t b, int accumulate)
+    {
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+                     "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1; }"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+                       "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+                       "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+                       "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]),
+                       "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    }
+};
+
+template <> struct attn_wgmma<128> {
+    static __device__ inline void ss(float (&d)[64], uint64_t a, uint64_t b, int accumulate)
+    {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %66, 0; "
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+            "}, %64, %65, p, 1, 1, 0, 0; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+              "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+              "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+              "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+              "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
+              "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
+              "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+              "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+            : "l"(a), "l"(b), "r"(accumulate));
+    }
+
+    static __device__ inline void rs(float (&d)[64], const uint32_t *a, uint64_t b, int accumulate)
+    {
+        asm volatile(
+            "{ .reg .pred p; setp.ne.b32 p, %69, 0; "
+            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+            "}, {%64, %65, %66, %67}, %68, p, 1, 1, 1; }"
+            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+              "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+              "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+              "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]),
+              "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+              "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]),
+              "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]),
+              "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
+              "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
+    }
+};
+
+/* d = A B^T over HD columns: 64 rows of tile a from a_row, all N rows of tile b. */
+template <int HD, int N>
+__device__ inline void attn_gemm_rows(float (&d)[N / 2], const bf16 *a, int a_row, int a_rows, const bf16 *b)
+{
+    uint64_t a_desc = attn_desc_rows(a, a_row), b_desc = attn_desc_rows(b, 0);
+
+#pragma unroll
+    for (int kk = 0; kk < HD / 16; kk++)
+        attn_wgmma<N>::ss(d, attn_desc_step(a_desc, kk, a_rows), attn_desc_step(b_desc, kk, N), kk > 0);
+}
+
+/* d (+)= A B over the K rows of tile b, A in registers as attn_pack_rows() makes it. */
+template <int HD, int K>
+__device__ inline void attn_gemm_cols(float (&d)[HD / 2], const uint32_t (&a)[K / 4], const bf16 *b,
+                                      int accumulate)
+{
+#pragma unroll
+    for (int kk = 0; kk < K / 16; kk++)
+        attn_wgmma<HD>::rs(d, a + 4 * kk, attn_desc_cols(b, kk, K), kk > 0 ? 1 : accumulate);
+}
+
+/* Zeroes rows [first, ROWS) of a tile, by the calling warpgroup (index wg), before it reads the tile: rows
+ * past the end of a sequence belong to the next one, and 0 * NaN must not come from there. */
+template <int HD, int ROWS> __device__ inline void attn_zero_tail(bf16 *tile, int first)
+{
+    uint4 zero = {0, 0, 0, 0};
+
+    for (int i = threadIdx.x % ATTN_WG; i < HD / 64 * (ROWS - first) * 8; i += ATTN_WG) {
+        int half = i / ((ROWS - first) * 8), rest = i % ((ROWS - first) * 8);
+
+        *reinterpret_cast<uint4 *>(tile + (half * ROWS + first) * 64 + rest * 8) = zero;
+    }
+}
+
+/* Writes 16 rows x HD of a warp, scaled per row, to global memory in full lines, by way of its own 16 rows
+ * (from `row`) of a tile of 128 rows that nobody reads any more. num_rows of them exist. */
+template <int HD>
+__device__ inline void attn_store_rows(bf16 *dst, int64_t stride, int num_rows, const float (&d)[HD / 2],
+                                       const float (&factor)[2], bf16 *tile, int row)
+{
+    int lane = attn_lane(), g = lane / 4, t = lane % 4;
+
+#pragma unroll
+    for (int n = 0; n < HD / 8; n++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            bf16 *line = tile + (n / 8 * 128 + row + g + 8 * r) * 64;
+
+            *reinterpret_cast<uint32_t *>(line + ((n % 8) ^ g) * 8 + 2 * t) =
+                attn_pack(__fmul_rn(d[4 * n + 2 * r], factor[r]), __fmul_rn(d[4 * n + 2 * r + 1], factor[r]));
+        }
+    }
+    __syncwarp(); /* the rows are written before other lanes read them */
+#pragma unroll
+    for (int i = lane; i < HD / 64 * 16 * 8; i += 32) {
+        int half = i / 128, line = i / 8 % 16, unit = i % 8;
+        const bf16 *src = tile + (half * 128 + row + line) * 64 + (unit ^ line % 8) * 8;
+
+        if (line < num_rows)
+            *reinterpret_cast<uint4 *>(dst + line * stride + half * 64 + unit * 8) =
+                *reinterpret_cast<const uint4 *>(src);
+    }
+}
+
+#endif /* RK_ATTN_HAS_SM90 */
+
+/* A bf16 tensor for the copy engine: head_dim contiguous columns, and strides in elements. */
+struct attn_map_shape {
+    int64_t head_dim, rows, heads, blocks;
+    int64_t row_stride, head_stride, block_stride;
+    int box_rows;
+};
+
+static inline attn_map_shape attn_packed_shape(int num_tokens, int heads, int head_dim, int64_t stride,
+                                               int box_rows)
+{
+    return {head_dim, num_tokens, heads, 1, stride, head_dim, stride * num_tokens, box_rows};
+}
+
+/* A paged cache, a block at a time. */
+static inline attn_map_shape attn_cache_shape(const rk_cuda_attn_paged_args *args)
+{
+    return {args->head_dim,           args->block_size, args->num_kv_heads,
+            args->num_blocks,         args->head_dim,   (int64_t)args->head_dim * args->block_size,
+            args->cache_block_stride, args->block_size};
+}
+
+static inline cudaError_t attn_make_map(CUtensorMap *map, const void *base, const attn_map_shape &shape)
+{
+    cuuint64_t dims[4] = {(cuuint64_t)shape.head_dim, (cuuint64_t)shape.rows, (cuuint64_t)shape.heads,
+                          (cuuint64_t)shape.blocks};
+    cuuint64_t strides[3] = {(cuuint64_t)shape.row_stride * 2, (cuuint64_t)shape.head_stride * 2,
+                             (cuuint64_t)shape.block_stride * 2};
+    cuuint32_t box[4] = {64, (cuuint32_t)shape.box_rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    cudaDriverEntryPointQueryResult found;
+    void *entry = NULL;
+    cudaError_t err =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+
+    if (err != cudaSuccess || !entry)
+        return err != cudaSuccess ? err : cudaErrorNotSupported;
+    CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry)(
+        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), dims, strides, box, steps,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+
+    return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+#endif

@@ -1,0 +1,191 @@
+/* C = alpha * op(A) * op(B) + beta * C (+ bias) through cuBLASLt.
+ *
+ * The library is column-major: our row-major C is its C^T = op(B)^T * op(A)^T, so A and B change places and
+ * no memory is moved.
+ *
+ * Bits. strict needs one ascending chain of k16 tensor-core steps per output, whatever M and N are: the
+ * library's algorithms with split-K = 1 have exactly these bits (measured for 16-bit types and K a multiple
+ * of 16, over all tiles and M), and so do gemm_small_sm90.cu, which takes products with few rows where it is
+ * faster, and gemm_chain.cu, which takes all other shapes. The tests compare them. fast does the same where
+ * nothing is faster: for many rows, and for few with a short K. For few with a long K and a short N it takes
+ * gemm_small_sm90.cu with K in parts, else the library's first choice for the shape; both have the same bits
+ * in every run. F32 is never TF32.
+ *
+ * Start reading at rk_cuda_op_gemm. */
+#include "kernels/cuda/gemm/gemm_internal.h"
+#include "kernels/cuda/gemm/gemm_small.h"
+
+#include <string.h>
+
+/* Alignment that all kernels of the library are content with. */
+#define FULL_ALIGNMENT 16
+
+/* --- keys --- */
+
+/* Of one row the stride may be anything. */
+static int64_t leading_dim(rk_tensor_t t)
+{
+    int64_t stride = t.shape[0] > 1 ? t.row_stride : t.shape[1];
+
+    return RK_MAX(stride, (int64_t)1);
+}
+
+static uint8_t alignment_of(rk_tensor_t t)
+{
+    uintptr_t bits = (uintptr_t)t.data | FULL_ALIGNMENT;
+
+    return (uint8_t)(bits & -bits);
+}
+
+static bool is_16_bit(rk_dtype_t dtype)
+{
+    return dtype == RK_DTYPE_BF16 || dtype == RK_DTYPE_F16;
+}
+
+/* The library adds a bias of C's type only, and none in f64. */
+static bool takes_bias(const struct rk_gemm_args *args)
+{
+    return args->bias.data && args->c.dtype == args->a.dtype && args->a.dtype != RK_DTYPE_F64;
+}
+
+/* Every row of every matrix starts at a multiple of FULL_ALIGNMENT. */
+static bool is_aligned(const struct rk_gemm_key *key)
+{
+    int64_t unit = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->dtype);
+    int64_t unit_c = FULL_ALIGNMENT / (int64_t)rk_dtype_bytes((rk_dtype_t)key->c_dtype);
+
+    return key->lda % unit == 0 && key->ldb % unit == 0 && key->ldc % unit_c == 0 &&
+           key->align_a == FULL_ALIGNMENT && key->align_b == FULL_ALIGNMENT && key->align_c == FULL_ALIGNMENT;
+}
+
+/* Whether the library's algorithms with split-K = 1 have been measured to have the bits of the chain. */
+static bool has_chain_bits(const struct rk_gemm_key *key)
+{
+    return is_16_bit((rk_dtype_t)key->dtype) && key->k % 16 == 0 && is_aligned(key);
+}
+
+/* The class of bits. It may depend on what the product is, and on the device, but not on the clock. */
+static void choose_bits(struct rk_gemm_key *key, const struct rk_cuda_device *dev,
+                        const struct rk_gemm_args *args)
+{
+    bool is_few = key->m <= RK_GEMM_FEW_ROWS && rk_gemm_small_takes(dev, args);
+
+    key->num_parts = 1;
+    if (args->strict) {
+        key->bits = RK_GEMM_ONE_CHAIN;
+    } else if (is_few && rk_gemm_small_parts(args) > 1) {
+        key->bits = RK_GEMM_PARTS;
+        key->num_parts = (uint8_t)rk_gemm_small_parts(args);
+    } else if (has_chain_bits(key) &&
+               (key->m >= RK_GEMM_MANY_ROWS || (is_few && key->k <= RK_GEMM_SHORT_K))) {
+        key->bits = RK_GEMM_ONE_SPLIT;
+    }
+}
+
+static struct rk_gemm_key key_of(const struct rk_cuda_device *dev, const struct rk_gemm_args *args)
+{
+    struct rk_gemm_key key;
+
+    memset(&key, 0, sizeof(key));
+    key.m = args->c.shape[0];
+    key.n = args->c.shape[1];
+    key.k = args->a.shape[args->trans_a ? 0 : 1];
+    key.lda = leading_dim(args->a);
+    key.ldb = leading_dim(args->b);
+    key.ldc = leading_dim(args->c);
+    key.dtype = args->a.dtype;
+    key.c_dtype = args->c.dtype;
+    key.trans_a = args->trans_a;
+    key.trans_b = args->trans_b;
+    key.has_bias = takes_bias(args);
+    key.has_beta = args->beta != 0.0f;
+    key.has_swiglu = args->swiglu.data != NULL;
+    key.align_a = alignment_of(args->a);
+    key.align_b = alignment_of(args->b);
+    key.align_c = alignment_of(args->c);
+    choose_bits(&key, dev, args);
+    return key;
+}
+
+/* Whether the library can be asked for this product at all. */
+static bool is_for_library(const struct rk_gemm_key *key)
+{
+    bool is_half = is_16_bit((rk_dtype_t)key->dtype);
+
+    if (key->k == 0) /* with nothing to sum A and B may be none */
+        return false;
+    if (key->c_dtype != key->dtype && !(is_half && key->c_dtype == RK_DTYPE_F32))
+        return false;
+    if (key->bits == RK_GEMM_ONE_CHAIN)
+        return has_chain_bits(key);
+    /* Its kernels for odd addresses round to C before they add the bias. */
+    return !(key->has_bias && is_half) || is_aligned(key);
+}
+
+/* --- the operator --- */
+
+struct rk_status *rk_gemm_run_plan(struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_plan *plan, const struct rk_gemm_args *args)
+{
+    double wide[2] = {args->alpha, args->beta};
+    bool is_f64 = args->a.dtype == RK_DTYPE_F64;
+    const void *alpha = is_f64 ? (const void *)&wide[0] : (const void *)&args->alpha;
+    const void *beta = is_f64 ? (const void *)&wide[1] : (const void *)&args->beta;
+
+    if (plan->key.has_bias)
+        RK_CUBLAS(cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                 &args->bias.data, sizeof(args->bias.data)));
+    RK_CUBLAS(cublasLtMatmul(dev->blas, plan->desc, alpha, args->b.data, plan->first, args->a.data,
+                             plan->second, beta, args->c.data, plan->out, args->c.data, plan->out,
+                             &plan->algo, stream->scratch.data, RK_CUDA_WORKSPACE_BYTES, stream->stream));
+    return rk_cuda_launched(dev, stream, "gemm");
+}
+
+/* Of a product that the library may be asked for: whether it is depends on where its operands will lie. */
+struct rk_workspace rk_cuda_workspace_gemm(const void *dev, const struct rk_gemm_args *args)
+{
+    (void)dev;
+    (void)args;
+    return (struct rk_workspace){.scratch_bytes = RK_CUDA_WORKSPACE_BYTES};
+}
+
+struct rk_status *rk_gemm_activate(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_args *args)
+{
+    int64_t half = args->c.shape[1] / 2;
+
+    if (!args->swiglu.data)
+        return NULL;
+    return rk_cuda_op_swiglu_fwd(dev, stream,
+                                 &(struct rk_swiglu_fwd_args){.y = args->swiglu,
+                                                              .gate = rk_tensor_cols(args->c, 0, half),
+                                                              .up = rk_tensor_cols(args->c, half, half)});
+}
+
+static struct rk_status *run_chain(struct rk_cuda_device *dev, struct rk_cuda_stream *stream,
+                                   const struct rk_gemm_args *args)
+{
+    RK_TRY(rk_cuda_gemm_chain(dev, stream, args));
+    return rk_gemm_activate(dev, stream, args);
+}
+
+struct rk_status *rk_cuda_op_gemm(void *dev_handle, void *stream_handle, const struct rk_gemm_args *args)
+{
+    struct rk_cuda_device *dev = dev_handle;
+    struct rk_cuda_stream *stream = stream_handle;
+    struct rk_gemm_key key = key_of(dev, args);
+    struct rk_gemm_plan *plan;
+
+    if (!is_for_library(&key))
+        return run_chain(dev, stream, args);
+    RK_TRY(rk_cuda_reserve(stream, &stream->scratch, RK_CUDA_WORKSPACE_BYTES));
+    RK_TRY(rk_gemm_find_plan(dev, stream, &plan, &key, args));
+    if (plan->small > 0 && rk_gemm_small_takes(dev, args)) /* the key knows no alpha */
+        return rk_gemm_small_run(dev, stream, plan->small - 1, key.num_parts, args);
+    if (!plan->has_algo)
+        return run_chain(dev, stream, args);
+    RK_TRY(rk_gemm_run_plan(dev, stream, plan, args));
+    if (args->bias.data && !key.has_bias)
+        RK_TRY(rk_cuda_add_bias(dev, stream, args->c, args->bias));
+    return rk_gemm_activate(dev, stream, args);
+}
