@@ -66,14 +66,16 @@ static bool accept_one(struct rk_guard *guard, int64_t now_ns)
 {
     struct sockaddr_storage from;
     socklen_t from_bytes = sizeof(from);
-    int fd = accept_from_listener(guard, &from, &from_bytes);
+    int fd = accept_from_listener(guard, &from, &from_bytes), error;
+    char peer[RK_PEER_BYTES];
 
     if (fd >= 0) {
         guard->num_accepted++;
         if (rk_guard_make_room(guard)) {
             rk_connection_admit(guard, fd, &from, from_bytes);
         } else {
-            rk_guard_count_refused(guard, "all belong to peers that may call");
+            rk_guard_format_address(peer, &from, from_bytes);
+            rk_guard_count_refused(guard, peer, "all connections belong to peers that may call");
             close(fd);
         }
         return true;
@@ -84,8 +86,9 @@ static bool accept_one(struct rk_guard *guard, int64_t now_ns)
     }
     if (errno == EINTR || errno == ECONNABORTED)
         return true;
-    rk_guard_count_refused(guard, strerror(errno));
-    if (errno == EMFILE || errno == ENFILE)
+    error = errno;
+    rk_guard_count_refused(guard, "unknown", strerror(error));
+    if (error == EMFILE || error == ENFILE)
         refuse_one(guard);
     guard->accept_after_ns = now_ns + ACCEPT_AGAIN_NS;
     return false;
@@ -205,6 +208,7 @@ static void *run_guard(void *arg)
         for (int i = 0; i < count; i++)
             on_event(guard, &events[i]);
         wait_ms = run_connections(guard, now_ns);
+        rk_guard_log_tick(&guard->log, now_ns);
         if (may_accept(guard, now_ns))
             accept_some(guard, now_ns);
         if (guard->has_pending && guard->is_open)
@@ -212,6 +216,7 @@ static void *run_guard(void *arg)
     }
     while (guard->connections)
         rk_connection_drop(guard, guard->connections);
+    rk_guard_log_flush(&guard->log, rk_time_now_ns());
     rk_relay_pool_fini(&guard->pool);
     return NULL;
 }

@@ -22,7 +22,7 @@ void rk_guard_watch(struct rk_guard *guard, int fd, uint32_t events, void *what)
     RK_ASSERT(rc == 0);
 }
 
-static void format_peer(char out[RK_PEER_BYTES], const struct sockaddr_storage *from, socklen_t bytes)
+void rk_guard_format_address(char out[RK_PEER_BYTES], const struct sockaddr_storage *from, socklen_t bytes)
 {
     char host[48], port[8];
 
@@ -68,12 +68,14 @@ static bool give_to_core(struct rk_guard *guard, struct rk_connection *connectio
     return is_open;
 }
 
-void rk_guard_count_refused(struct rk_guard *guard, const char *why)
+void rk_guard_count_refused(struct rk_guard *guard, const char *peer, const char *why)
 {
+    char reason[96];
+
     guard->num_refused++;
     guard->refused_ns = rk_time_now_ns();
-    RK_WARN("no room for a connection: %s; %d are open, at most %d can be", why, (int)guard->num_connections,
-            guard->max_connections);
+    snprintf(reason, sizeof(reason), "%s; at most %d connections can be open", why, guard->max_connections);
+    rk_guard_log_note(&guard->log, "refused", peer, reason, guard->refused_ns);
 }
 
 static bool open_server_side(struct rk_guard *guard, struct rk_connection *connection)
@@ -87,7 +89,7 @@ static bool open_server_side(struct rk_guard *guard, struct rk_connection *conne
                          (int)strcspn(connection->names, "\n"), connection->names);
     }
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds) != 0) {
-        rk_guard_count_refused(guard, strerror(errno));
+        rk_guard_count_refused(guard, connection->peer, strerror(errno));
         return false;
     }
     if (!give_to_core(guard, connection, fds[1])) {
@@ -105,7 +107,7 @@ static bool open_server_side(struct rk_guard *guard, struct rk_connection *conne
 static bool cut(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns)
 {
     guard->num_cut++;
-    RK_WARN("cut peer=%s: %s", connection->peer, rk_relay_why(&connection->relay));
+    rk_guard_log_note(&guard->log, "cut", connection->peer, rk_relay_why(&connection->relay), now_ns);
     if (!connection->relay.filter.is_greeted)
         return false;
     rk_relay_say_goodbye(&connection->relay);
@@ -152,7 +154,8 @@ bool rk_connection_run(struct rk_guard *guard, struct rk_connection *connection,
     if (state == RK_RELAY_CUT)
         return cut(guard, connection, now_ns);
     if (state == RK_RELAY_ENDED && connection->relay.tls_state == RK_RELAY_TLS_SHAKES)
-        RK_WARN("lost peer=%s in the TLS handshake: %s", connection->peer, rk_relay_why(&connection->relay));
+        rk_guard_log_note(&guard->log, "lost in the TLS handshake", connection->peer,
+                          rk_relay_why(&connection->relay), now_ns);
     return state != RK_RELAY_ENDED;
 }
 
@@ -210,7 +213,8 @@ bool rk_guard_make_room(struct rk_guard *guard)
     victim = find_victim(guard);
     if (!victim)
         return false;
-    RK_WARN("dropped peer=%s, which has shown no right to call, for another", victim->peer);
+    rk_guard_log_note(&guard->log, "dropped", victim->peer,
+                      "all connections are in use; it had made no authorised call", rk_time_now_ns());
     rk_connection_drop(guard, victim);
     return true;
 }
@@ -226,7 +230,7 @@ void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_s
         connection->endpoints[side] = (struct rk_endpoint){.connection = connection, .side = side};
     connection->accepted_ns = now_ns;
     connection->core_fd = connection->watch_fd = -1;
-    format_peer(connection->peer, from, from_bytes);
+    rk_guard_format_address(connection->peer, from, from_bytes);
     pthread_mutex_lock(&guard->lock);
     connection->next = guard->connections;
     connection->link = &guard->connections;
@@ -248,7 +252,7 @@ void rk_connection_admit(struct rk_guard *guard, int fd, const struct sockaddr_s
     connection->relay.client_fd = connection->relay.server_fd = -1;
     connection->watch_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (connection->watch_fd < 0) {
-        rk_guard_count_refused(guard, strerror(errno));
+        rk_guard_count_refused(guard, connection->peer, strerror(errno));
         close(fd);
         rk_connection_drop(guard, connection);
         return;

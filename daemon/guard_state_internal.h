@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "daemon/guard_internal.h"
+#include "daemon/guard_log_internal.h"
 #include "daemon/relay_internal.h"
 
 #define RK_PEER_BYTES 64
@@ -58,6 +59,7 @@ struct rk_guard {
     struct rk_h2_bucket handshakes;
     struct rk_h2_shared shared;
     struct rk_relay_pool pool;
+    struct rk_guard_log log;
 };
 
 /* All below is for the guard's thread. */
@@ -65,7 +67,9 @@ struct rk_guard {
 /* Adds to what epoll tells about; `what` comes back with the event. */
 void rk_guard_watch(struct rk_guard *guard, int fd, uint32_t events, void *what);
 /* A peer that came could not be taken. */
-void rk_guard_count_refused(struct rk_guard *guard, const char *why);
+void rk_guard_count_refused(struct rk_guard *guard, const char *peer, const char *why);
+/* "HOST:PORT", or "unix". */
+void rk_guard_format_address(char out[RK_PEER_BYTES], const struct sockaddr_storage *from, socklen_t bytes);
 /* Drops another connection if that is needed for one more; false when none may be. */
 bool rk_guard_make_room(struct rk_guard *guard);
 

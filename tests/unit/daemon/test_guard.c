@@ -8,12 +8,15 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_log.h"
 #include "base/rk_time.h"
 #include "tests/support/h2_raw.h"
 #include "tests/support/test.h"
 
 #define WAIT_MS     10000
 #define LARGE_BYTES (1 << 20)
+#define LOG_BYTES   4096
+#define NUM_CUT     40 /* connections; more than the log takes lines of one place in a second */
 
 struct bench {
     struct rk_listen listen;
@@ -227,12 +230,51 @@ static void test_guard_cuts_and_closes(void **state)
     stop(&bench);
 }
 
+static void count_warning(rk_log_level_t level, const char *line, void *user)
+{
+    char *text = user;
+
+    assert_int_equal(level, RK_LOG_WARN);
+    if (strstr(line, "cut peer="))
+        snprintf(text + strlen(text), LOG_BYTES - strlen(text), "%s\n", line);
+}
+
+/* Goal: connections of one peer that break the same rule are all counted, and two lines of the log: the first
+ * at once, the number of the others later. */
+static void test_guard_counts_all_and_logs_few(void **state)
+{
+    struct rk_guard_stats stats = {.num_cut = 0};
+    char text[LOG_BYTES] = "";
+    struct bench bench;
+    int64_t end_ns = rk_time_now_ns() + WAIT_MS * 1000000LL;
+
+    (void)state;
+    rk_log_set_sink(count_warning, text);
+    start(&bench, 0);
+    for (int i = 0; i < NUM_CUT; i++) {
+        int fd = h2_connect(rk_guard_address(bench.guard));
+
+        assert_int_equal(send(fd, "GET / HTTP/1.1\r\n", 16, 0), 16);
+        assert_true(h2_wait_closed(fd, WAIT_MS));
+        close(fd);
+    }
+    while (stats.num_cut < NUM_CUT && rk_time_now_ns() < end_ns)
+        rk_guard_get_stats(bench.guard, &stats);
+    assert_int_equal(stats.num_cut, NUM_CUT);
+    stop(&bench);
+    rk_log_set_sink(NULL, NULL);
+    assert_non_null(strstr(text, "cut peer=127.0.0.1:"));
+    assert_non_null(strstr(text, "cut peer=127.0.0.1: 39 more in "));
+    assert_int_equal(strchr(strchr(text, '\n') + 1, '\n')[1], '\0');
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_guard_relays_both_ways),
         cmocka_unit_test(test_guard_full_drops_strangers_only),
         cmocka_unit_test(test_guard_cuts_and_closes),
+        cmocka_unit_test(test_guard_counts_all_and_logs_few),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
