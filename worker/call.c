@@ -114,7 +114,7 @@ static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worke
 static struct rk_status *check_state(struct rk_worker *worker, const struct rk_role *role,
                                      const struct rk_job *job)
 {
-    const struct rk_role *owner = *role->weights_of ? rk_role_find(worker, role->weights_of) : role;
+    const struct rk_weights *weights = role->weights;
 
     if (atomic_load(&worker->is_cancel_requested))
         return RK_FAIL(RK_CANCELLED, "cancelled before it began");
@@ -122,16 +122,17 @@ static struct rk_status *check_state(struct rk_worker *worker, const struct rk_r
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s' is %s: %s needs a model, init_model first", job->role,
                               rk_role_state_name(role->state), job->method->name);
-    if (owner && owner->lacks_weights)
+    if (weights->are_missing)
         return RK_FAIL_REASON(
             RK_FAILED_PRECONDITION, "NO_MODEL",
             "role '%s' was built without weights (rollout.load_format=dummy): update_weights first",
-            owner->name);
-    if (owner && owner->is_suspect)
+            rk_role_name(weights->owner->bit));
+    if (weights->is_suspect)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s': %s was interrupted, its weights may be mixed: %s first",
-                              owner->name, owner->kind->generates ? "update_weights" : "an optimizer step",
-                              owner->kind->generates ? "update_weights or init_model" : "init_model");
+                              rk_role_name(weights->owner->bit),
+                              weights->owner->generates ? "update_weights" : "an optimizer step",
+                              weights->owner->generates ? "update_weights or init_model" : "init_model");
     return NULL;
 }
 
@@ -165,14 +166,14 @@ static void release_peers(struct rk_method_call *call, const struct rk_status *s
 static struct rk_status *name_culprit(const struct rk_method_call *call, struct rk_status *st)
 {
     int32_t rank = rk_status_blamed_rank(st);
-    const struct rk_role *role = call->role, *actor = rk_role_find(call->worker, "actor");
+    const struct rk_role *role = call->role, *source = call->worker->weight_update.source;
     char place[RK_MESH_PLACE_BYTES];
 
     if (rank < 0 || rank == call->worker->rank)
         return st;
-    if (!rk_mesh_place_text(role->mesh, rank, place) && actor && /* update_weights is between two roles */
-        rk_mesh_place_text(actor->mesh, rank, place))
-        role = actor;
+    if (!rk_mesh_place_text(role->mesh, rank, place) && source && /* update_weights is between two roles */
+        rk_mesh_place_text(source->mesh, rank, place))
+        role = source;
     return RK_WRAP(st, "because of rank %d (%s%s%s)", rank, role->name, *place ? ": " : "", place);
 }
 

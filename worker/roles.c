@@ -14,7 +14,7 @@
 #include "base/rk_str.h"
 
 static const struct rk_role_kind kinds[] = {
-    {.bit = RK_ROLE_ACTOR, .head = "lm", .can_train = true},
+    {.bit = RK_ROLE_ACTOR, .head = "lm", .can_train = true, .sends_weights = true},
     {.bit = RK_ROLE_ROLLOUT, .head = "lm", .generates = true},
     {.bit = RK_ROLE_REF, .head = "lm"},
     {.bit = RK_ROLE_CRITIC, .head = "value", .can_train = true},
@@ -80,6 +80,7 @@ char *rk_role_names(const struct rk_worker *worker)
 void rk_role_wake(struct rk_worker *worker, struct rk_role *role)
 {
     RK_ASSERT(role->model);
+    RK_ASSERT(role->weights);
     set_state(worker, role, RK_ROLE_STATE_AWAKE);
 }
 
@@ -88,7 +89,7 @@ void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
     if (role->state == RK_ROLE_STATE_EMPTY)
         return;
     for (int32_t i = 0; i < worker->num_roles; i++) {
-        if (strcmp(worker->roles[i].weights_of, role->name) != 0)
+        if (!rk_role_uses_weights_of(&worker->roles[i], role))
             continue;
         RK_DEBUG_LOG("dropping the model of role %s, which uses the weights of %s", worker->roles[i].name,
                      role->name);
@@ -96,14 +97,16 @@ void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role)
     }
     rk_rollout_destroy(role->rollout);
     rk_model_destroy(role->model);
+    if (rk_role_owns_weights(role))
+        rk_weights_destroy(role->weights);
     role->rollout = NULL;
     role->model = NULL;
     role->memory_plan = (struct rk_memory_plan){0};
     role->limits = (struct rk_memory_limits){0};
     role->layout = (struct rk_model_layout){0};
-    role->weights_of[0] = '\0';
+    role->weights = NULL;
     role->offload = 0;
-    role->is_training = role->has_gradients = role->is_suspect = role->lacks_weights = false;
+    role->is_training = role->has_gradients = false;
     set_state(worker, role, RK_ROLE_STATE_EMPTY);
 }
 

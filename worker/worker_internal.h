@@ -23,6 +23,19 @@ struct rk_role_kind {
     const char *head; /* of its model: row of the engine's head table */
     bool can_train;
     bool generates;
+    bool sends_weights; /* update_weights takes them from this role, and gives them to the one that generates
+                         */
+};
+
+/* The weights of one model, or of several that use one buffer: what their roles must know of them in common.
+ * The role whose init_model made them owns them; others refer to them, and lose their models before it does.
+ */
+struct rk_weights {
+    const struct rk_role_kind *owner;
+    /* An optimizer step, or an update of a rollout's weights, ended in the middle: the weights may be mixed.
+     * Only init_model helps, and update_weights a rollout. */
+    bool is_suspect;
+    bool are_missing; /* a rollout's, which waits for its first update_weights */
 };
 
 /* One role of this daemon. Engine thread only. */
@@ -39,12 +52,14 @@ struct rk_role {
     struct rk_model_layout layout;     /* how its passes are cut */
     bool is_training;                  /* the model has gradients and an optimizer */
     uint32_t offload;                  /* enum rk_model_parts that leave the device between calls */
-    char weights_of[32];               /* role whose buffer this role uses; "" for its own */
+    struct rk_weights *weights;        /* of the model; NULL in state EMPTY; may be another role's */
     bool has_gradients;                /* of forward_backward, for optim_step */
-    /* An optimizer step, or an update of a rollout's weights, ended in the middle: the weights may be mixed.
-     * Only init_model helps, and update_weights a rollout. */
-    bool is_suspect;
-    bool lacks_weights; /* a rollout that waits for its first update_weights */
+};
+
+/* Where update_weights takes weights from and where it brings them. Set when the world is configured. */
+struct rk_weight_update {
+    struct rk_role *source, *destination; /* borrowed; NULL: no role with a mesh does that */
+    struct rk_reshard_link *link;         /* owned; NULL without one of them, or communicators */
 };
 
 /* A job that waits. */
@@ -82,9 +97,7 @@ struct rk_worker {
     struct rk_comm_endpoint *endpoint;
     struct rk_role roles[RK_LIMIT_ROLES];
     int32_t num_roles;
-    /* Of the actor's and the rollout's mesh, for update_weights; NULL without one of them, or communicators.
-     */
-    struct rk_reshard_link *link;
+    struct rk_weight_update weight_update;
     int32_t rank, world_size;
 
     /* Guarded by lock. `world` is written by E only, so E reads it without. */
@@ -125,10 +138,20 @@ void rk_worker_add_collectives(struct rk_worker_snapshot *snapshot, const struct
 void rk_worker_publish(struct rk_worker *worker);
 void rk_worker_tick(struct rk_worker *worker, const char *phase, uint64_t done, uint64_t total);
 
+/* --- weights.c. Engine thread. --- */
+struct rk_weights *rk_weights_create(const struct rk_role *owner);
+void rk_weights_destroy(struct rk_weights *weights); /* NULL is a no-op */
+/* Whether the role's weights are its own; false without any. */
+bool rk_role_owns_weights(const struct rk_role *role);
+/* Whether `user` has a model that uses the weights of `owner`, another role. */
+bool rk_role_uses_weights_of(const struct rk_role *user, const struct rk_role *owner);
+/* Finds out which of the worker's roles update_weights is between. Needs no link to exist. */
+void rk_weight_update_bind(struct rk_worker *worker);
+
 /* --- roles.c. Engine thread. --- */
 const struct rk_role_kind *rk_role_kind_find(const char *name);           /* NULL when unknown */
 struct rk_role *rk_role_find(struct rk_worker *worker, const char *name); /* NULL when not configured */
-/* EMPTY -> AWAKE; the caller has set the model. */
+/* EMPTY -> AWAKE; the caller has set the model and its weights. */
 void rk_role_wake(struct rk_worker *worker, struct rk_role *role);
 /* Frees the model, and the models of roles that use its weights: any state -> EMPTY. */
 void rk_role_drop_model(struct rk_worker *worker, struct rk_role *role);

@@ -45,7 +45,7 @@ struct rk_status *rk_world_open_endpoint(struct rk_worker *worker, struct rk_job
  * owner. */
 static void bind_model(struct rk_role *role)
 {
-    if (role->model && !*role->weights_of)
+    if (role->model && rk_role_owns_weights(role))
         rk_model_set_mesh(role->model, role->comms);
 }
 
@@ -80,8 +80,8 @@ void rk_world_teardown(struct rk_worker *worker)
         role->has_gradients = false; /* a call that failed may have left them on some ranks only */
         bind_model(role);
     }
-    rk_reshard_link_destroy(worker->link);
-    worker->link = NULL;
+    rk_reshard_link_destroy(worker->weight_update.link);
+    worker->weight_update.link = NULL;
     keep_collectives(worker);
     set_world(worker, NULL); /* from here on no other thread can abort it */
     rk_comm_world_destroy(world);
@@ -95,6 +95,7 @@ void rk_world_drop_all(struct rk_worker *worker)
     for (int32_t i = 0; i < worker->num_roles; i++)
         rk_role_fini(&worker->roles[i]);
     worker->num_roles = 0;
+    worker->weight_update = (struct rk_weight_update){0};
     worker->rank = -1;
     worker->world_size = 0;
     rk_comm_endpoint_close(worker->endpoint);
@@ -144,7 +145,7 @@ static bool becomes_only_replica(const struct rk_worker *worker, const struct rk
     static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_PP, RK_AXIS_ETP, RK_AXIS_EP};
     struct rk_mesh_coords before, after;
 
-    if (!role->model || *role->weights_of || rk_mesh_axis_size(mesh, RK_AXIS_DP) != 1 ||
+    if (!role->model || !rk_role_owns_weights(role) || rk_mesh_axis_size(mesh, RK_AXIS_DP) != 1 ||
         !rk_mesh_find_coords(role->mesh, worker->rank, &before) ||
         !rk_mesh_find_coords(mesh, job->rank, &after))
         return false;
@@ -230,6 +231,7 @@ static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_j
     worker->num_roles = (int32_t)job->num_meshes;
     worker->rank = job->rank;
     worker->world_size = job->world_size;
+    rk_weight_update_bind(worker);
     return NULL;
 }
 
@@ -242,13 +244,13 @@ static bool should_stop(void *user)
 }
 
 /* All ranks have the meshes of all roles, so that all of them make the link. */
-static struct rk_status *link_rollout(struct rk_worker *worker, struct rk_comm_world *world)
+static struct rk_status *link_weights(struct rk_worker *worker, struct rk_comm_world *world)
 {
-    const struct rk_role *actor = rk_role_find(worker, "actor"), *rollout = rk_role_find(worker, "rollout");
+    struct rk_weight_update *update = &worker->weight_update;
 
-    if (!actor || !rollout)
+    if (!update->source || !update->destination)
         return NULL;
-    return rk_reshard_link_create(&worker->link, world, actor->mesh, rollout->mesh);
+    return rk_reshard_link_create(&update->link, world, update->source->mesh, update->destination->mesh);
 }
 
 static struct rk_status *create_world(struct rk_comm_world **out, struct rk_worker *worker,
@@ -291,7 +293,7 @@ static struct rk_status *join_world(struct rk_worker *worker, const struct rk_jo
         RK_TRY(rk_mesh_comms_create(&role->comms, role->mesh, world));
         bind_model(role);
     }
-    return link_rollout(worker, world);
+    return link_weights(worker, world);
 }
 
 struct rk_status *rk_world_configure(struct rk_worker *worker, struct rk_job *job)

@@ -45,12 +45,12 @@ static void adopt(struct rk_role *role, struct rk_model_build *build)
     role->model = build->model;
     role->rollout = build->rollout;
     role->is_training = build->is_training;
-    role->lacks_weights = build->lacks_weights;
+    role->weights = build->owner ? build->owner->weights : rk_weights_create(role);
+    role->weights->are_missing |= build->lacks_weights;
     role->offload = build->owner ? build->owner->offload & RK_PART_PARAMETERS : build->desc.model.offload;
     role->memory_plan = build->plan;
     role->limits = build->desc.limits;
     role->layout = build->desc.model.layout;
-    snprintf(role->weights_of, sizeof(role->weights_of), "%s", build->share_with ? build->share_with : "");
     build->model = NULL;
     build->rollout = NULL;
 }

@@ -18,7 +18,7 @@ static struct rk_status *check_role(const struct rk_role *role)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "role '%s' has no model: update_weights needs one, init_model first",
                               role->name);
-    if (role->is_suspect && !role->kind->generates)
+    if (role->weights->is_suspect && !role->kind->generates)
         return RK_FAIL_REASON(
             RK_FAILED_PRECONDITION, "NO_MODEL",
             "role '%s': an optimizer step was interrupted, its weights may be mixed: init_model first",
@@ -39,24 +39,24 @@ static struct rk_status *send_away(const struct rk_role *role)
     return rk_model_offload(role->model, role->offload, role->has_gradients);
 }
 
-static struct rk_status *check(struct rk_method_call *call, const struct rk_role *actor,
+static struct rk_status *check(struct rk_method_call *call, const struct rk_role *source,
                                struct options *options)
 {
     if (atomic_load(&call->worker->is_cancel_requested))
         return RK_FAIL(RK_CANCELLED, "cancelled before it began");
     RK_TRY(rk_knobs_read(options, knobs, RK_ARRAY_LEN(knobs), call->job->options));
-    RK_TRY(check_role(actor));
+    RK_TRY(check_role(source));
     return check_role(call->role);
 }
 
-static struct rk_status *move(struct rk_method_call *call, const struct rk_role *actor, int64_t bucket_bytes,
+static struct rk_status *move(struct rk_method_call *call, const struct rk_role *source, int64_t bucket_bytes,
                               struct rk_reshard_result *result)
 {
     struct rk_role *rollout = call->role;
     struct rk_status *st = rk_reshard_run(result, &(struct rk_reshard_args){
                                                       .struct_size = sizeof(struct rk_reshard_args),
-                                                      .link = call->worker->link,
-                                                      .source = actor->model,
+                                                      .link = call->worker->weight_update.link,
+                                                      .source = source->model,
                                                       .destination = rollout->model,
                                                       .stream = call->worker->stream,
                                                       .scratch = call->worker->agree_scratch,
@@ -65,18 +65,18 @@ static struct rk_status *move(struct rk_method_call *call, const struct rk_role 
                                                   });
 
     if (rollout->model && result->has_begun)
-        rollout->is_suspect = st != NULL;
-    if (!st)
-        rollout->lacks_weights = false;
+        rollout->weights->is_suspect = st != NULL;
+    if (rollout->model && !st)
+        rollout->weights->are_missing = false;
     if (result->is_known_to_peers)
         call->peers_wait = false;
     return st;
 }
 
-static struct rk_status *move_present(struct rk_method_call *call, const struct rk_role *actor,
+static struct rk_status *move_present(struct rk_method_call *call, const struct rk_role *source,
                                       int64_t bucket_bytes, struct rk_reshard_result *result)
 {
-    struct rk_status *st = bring(actor, false);
+    struct rk_status *st = bring(source, false);
 
     if (!st)
         st = bring(call->role, true);
@@ -84,8 +84,8 @@ static struct rk_status *move_present(struct rk_method_call *call, const struct 
     if (st)
         call->peers_wait = false;
     else
-        st = move(call, actor, bucket_bytes, result);
-    return rk_status_first(st, send_away(actor));
+        st = move(call, source, bucket_bytes, result);
+    return rk_status_first(st, send_away(source));
 }
 
 /* Of every rank; sums over the ranks are what travelled. */
@@ -106,21 +106,21 @@ static struct rk_status *report(struct rk_method_call *call, const struct rk_res
 
 struct rk_status *rk_m_update_weights(struct rk_method_call *call)
 {
-    struct rk_worker *worker = call->worker;
-    const struct rk_role *actor = rk_role_find(worker, "actor");
+    const struct rk_weight_update *update = &call->worker->weight_update;
+    const struct rk_role *source = update->source;
     struct rk_reshard_result result = {0};
     struct options options;
 
-    if (!worker->link || !actor)
+    if (!update->link)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
                               "update_weights moves weights from role 'actor', which has no mesh");
-    if (!rk_reshard_link_is_member(worker->link))
+    if (!rk_reshard_link_is_member(update->link))
         return NULL;
-    call->group = rk_reshard_link_group(worker->link);
-    RK_TRY(rk_method_call_begin(call, check(call, actor, &options)));
-    if (*call->role->weights_of)
+    call->group = rk_reshard_link_group(update->link);
+    RK_TRY(rk_method_call_begin(call, check(call, source, &options)));
+    if (call->role->weights && !rk_role_owns_weights(call->role))
         result.weight_version = rk_model_weight_version(call->role->model);
     else
-        RK_TRY(move_present(call, actor, options.bucket_megabytes * RK_BYTES_PER_MEGABYTE, &result));
+        RK_TRY(move_present(call, source, options.bucket_megabytes * RK_BYTES_PER_MEGABYTE, &result));
     return report(call, &result);
 }

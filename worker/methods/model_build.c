@@ -52,10 +52,10 @@ static struct rk_status *find_owner(struct rk_model_build *build)
     if (!owner || owner == role || (!will_be_built && owner->state != RK_ROLE_STATE_AWAKE))
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
                               "share_weights_of: role '%s' has no model to share", name);
-    if (!will_be_built && *owner->weights_of)
+    if (!will_be_built && owner->weights && !rk_role_owns_weights(owner))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "share_weights_of: role '%s' uses the weights of '%s': name that one", name,
-                       owner->weights_of);
+                       rk_role_name(owner->weights->owner->bit));
     if (strcmp(owner->kind->head, role->kind->head) != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "share_weights_of: role '%s' has a head '%s', role '%s' needs a head '%s'", name,
@@ -231,15 +231,16 @@ static void plan_updates(struct rk_model_build *build)
 {
     struct rk_worker *worker = build->call->worker;
     const struct rk_role *role = build->call->role;
-    const struct rk_role *actor = rk_role_find(worker, "actor"), *rollout = rk_role_find(worker, "rollout");
+    const struct rk_role *source = worker->weight_update.source;
+    const struct rk_role *destination = worker->weight_update.destination;
     struct rk_mesh_coords coords;
 
-    if (!actor || !rollout || build->share_with || (role != actor && role != rollout))
+    if (!source || !destination || build->share_with || (role != source && role != destination))
         return;
-    if (role == actor && rk_mesh_find_coords(rollout->mesh, worker->rank, &coords))
+    if (role == source && rk_mesh_find_coords(destination->mesh, worker->rank, &coords))
         return;
-    build->desc.reshard_source = actor->mesh;
-    build->desc.reshard_destination = rollout->mesh;
+    build->desc.reshard_source = source->mesh;
+    build->desc.reshard_destination = destination->mesh;
     build->desc.reshard_bucket_bytes = build->bucket_bytes;
 }
 

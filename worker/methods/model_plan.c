@@ -36,7 +36,7 @@ static uint64_t given_back_bytes(const struct rk_model_build *build)
     if (build->owner_options)
         return 0;
     for (int32_t i = 0; i < worker->num_roles; i++) {
-        if (strcmp(worker->roles[i].weights_of, role->name) == 0)
+        if (rk_role_uses_weights_of(&worker->roles[i], role))
             bytes += held_bytes(&worker->roles[i]);
     }
     return bytes;

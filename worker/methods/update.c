@@ -293,7 +293,7 @@ struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_op
     *stats = (struct rk_step_stats){0};
     st = rk_train_step_with(call->role->model, config, stats);
     if (st && stats->has_begun)
-        call->role->is_suspect = true;
+        call->role->weights->is_suspect = true;
     return st;
 }
 
