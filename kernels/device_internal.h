@@ -1,10 +1,37 @@
-/* Private to kernels/: the list of backends, and what devices.c offers device.c. */
+/* Private to kernels/: the list of backends, and the objects behind rk_device.h. */
 #ifndef RK_DEVICE_INTERNAL_H
 #define RK_DEVICE_INTERNAL_H
 
 #include "kernels/rk_device.h"
 
 extern const struct rk_device_ops rk_cpu_device_ops;
+
+struct rk_allocation; /* live memory: device_memory.c */
+
+struct rk_device {
+    const struct rk_device_ops *ops;
+    void *handle;
+    int lock_fd; /* -1: not opened exclusively, or a device that can be shared */
+    struct rk_device_info info;
+    uint64_t limit_bytes; /* min of the configured limit and what the device has */
+    struct rk_device_stats stats;
+    struct rk_allocation *live;
+    struct rk_status *(*watch)(void *user); /* NULL: none */
+    void *watch_user;
+    int64_t num_streams, num_events, num_graphs;
+    struct rk_trace *trace; /* borrowed; NULL: nothing is traced */
+};
+
+struct rk_stream {
+    struct rk_device *device;
+    void *handle;
+    char name[32];
+};
+
+/* --- device_memory.c --- */
+
+/* Frees what is live, and says what it was. */
+void rk_device_memory_close(struct rk_device *device);
 
 /* Of dry runs (device_plan.c); not in the list of backends, since no name opens it. */
 extern const struct rk_device_ops rk_plan_device_ops;
