@@ -105,6 +105,7 @@ static inline rk_tensor_t rk_flat_view(void *buffer, rk_dtype_t dtype, int64_t b
 }
 
 void rk_train_destroy(struct rk_train *train); /* NULL is a no-op */
+struct rk_status *rk_train_check_enabled(const struct rk_model *model) RK_NODISCARD;
 /* What a backward pass has written: all gradients so far, or with shard_grads those of a micro-batch. */
 rk_tensor_t rk_train_grads(const struct rk_train *train);
 /* Whether the shard holds the complete sums of a step, which stay until the next one begins. */

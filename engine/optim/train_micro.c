@@ -1,0 +1,180 @@
+/* Training: gradients of micro-batches. */
+#include "engine/optim/optim_internal.h"
+
+#include "base/rk_assert.h"
+#include "engine/pipeline/pipeline_internal.h"
+
+/* Gradients from element `begin` on. */
+static struct rk_status *zero_grads(struct rk_model *model, int64_t begin)
+{
+    struct rk_train *train = model->train;
+    rk_tensor_t range = rk_flat_view(train->grads, train->pass_dtype, begin, train->num_elements - begin);
+
+    return rk_stream_zero(model->core->stream, range.data, rk_tensor_bytes(range));
+}
+
+struct rk_status *rk_train_settle(struct rk_model *model)
+{
+    if (!model->train->is_stale)
+        return NULL;
+    model->train->is_stale = false;
+    return zero_grads(model, 0);
+}
+
+/* Of the first micro-batch of a step the products of linear layers write their gradients instead of adding to
+ * zeros that somebody had to write: 12 bytes of traffic an element less. Without tokens they write nothing.
+ */
+static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *pass, int64_t num_labels)
+{
+    struct rk_train *train = model->train;
+
+    if (!train->is_stale)
+        return NULL;
+    /* A stage without a head writes no gradient of it, and its chunks come one after the other. */
+    if (num_labels == 0 || rk_pipeline_num_stages(model->core->pipeline) > 1)
+        return rk_train_settle(model);
+    train->is_stale = false;
+    pass->overwrites_grads = true;
+    return zero_grads(model, train->summed_begin);
+}
+
+static struct rk_status *allocate_ids(const struct rk_pass *pass, const struct rk_train_micro *micro,
+                                      struct rk_head_ids *outputs, struct rk_head_ids *grads)
+{
+    int64_t count = micro->packed->num_tokens * micro->num_ids;
+
+    if (micro->num_ids == 0)
+        return NULL;
+    *outputs = (struct rk_head_ids){.num_ids = micro->num_ids, .ids = micro->ids};
+    RK_TRY(rk_pass_alloc_host(pass, &outputs->log_probs, 2 * count, sizeof(*outputs->log_probs)));
+    RK_TRY(rk_pass_alloc_host(pass, &outputs->top_ids, count, sizeof(*outputs->top_ids)));
+    *grads = (struct rk_head_ids){.num_ids = micro->num_ids, .log_probs = outputs->log_probs + count};
+    return NULL;
+}
+
+static struct rk_status *allocate_arrays(const struct rk_pass *pass, const struct rk_train_micro *micro,
+                                         struct rk_head_arrays *outputs, struct rk_head_arrays *grads)
+{
+    int64_t num_tokens = micro->packed->num_tokens;
+
+    for (int i = 0; i < RK_HEAD_OUTPUT_COUNT; i++) {
+        if (!(micro->outputs & RK_HEAD_BIT(i)))
+            continue;
+        RK_TRY(rk_pass_alloc_host(pass, &outputs->of[i], 2 * num_tokens, sizeof(double)));
+        grads->of[i] = outputs->of[i] + num_tokens;
+    }
+    return allocate_ids(pass, micro, &outputs->ids, &grads->ids);
+}
+
+/* The outputs to the host, the loss, its gradients back to the device. */
+static struct rk_status *call_loss(struct rk_micro *micro, const struct rk_train_micro *desc)
+{
+    struct rk_head_arrays outputs = {0}, grads = {0};
+
+    RK_TRY(allocate_arrays(&micro->pass, desc, &outputs, &grads));
+    RK_TRY(rk_micro_download(micro, &outputs));
+    RK_TRY(desc->loss_fn(desc->user, &outputs, &grads));
+    return rk_micro_upload(micro, &grads, desc->outputs & ~desc->measured);
+}
+
+/* The micro-batches of rk_train_micro_batches on their way. */
+struct batches {
+    struct rk_model *model;
+    const struct rk_train_work *work;
+    struct rk_train_micro micro; /* that was bound last */
+};
+
+static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
+{
+    struct batches *batches = user;
+    struct rk_train_micro *micro = &batches->micro;
+
+    *micro = (struct rk_train_micro){0};
+    RK_TRY(batches->work->bind(batches->work->user, i, micro));
+    if (micro->num_ids > 0)
+        RK_ASSERT(micro->outputs & RK_HEAD_BIT(RK_HEAD_LOG_PROBS));
+    *desc = (struct rk_micro_desc){
+        .packed = micro->packed,
+        .temperature = micro->temperature,
+        .outputs = micro->outputs,
+        .num_ids = micro->num_ids,
+        .ids = micro->ids,
+        .num_top_ids = micro->num_ids,
+        .hooks = micro->hooks,
+        .grads = batches->model->train->grads,
+        .grad_dtype = batches->model->train->pass_dtype,
+        .side = batches->model->train->side.stream ? &batches->model->train->side : NULL,
+    };
+    return NULL;
+}
+
+static struct rk_status *handle_outputs(void *user, int64_t i, struct rk_micro *micro)
+{
+    const struct batches *batches = user;
+
+    (void)i;
+    return call_loss(micro, &batches->micro);
+}
+
+/* Sums over dp begin while the last passes of a step run; with sums in shards, while every pass does, whose
+ * gradients are its own. */
+static struct rk_status *prepare_backward(void *user, struct rk_micro *micro, bool is_last)
+{
+    const struct batches *batches = user;
+    struct rk_train *train = batches->model->train;
+
+    if (train->shard_grads) {
+        train->is_stale = true;
+        RK_TRY(rk_train_reset(batches->model));
+    }
+    if ((is_last && batches->work->is_last && train->comm) || train->shard_grads) {
+        micro->pass.on_grads_ready = rk_train_grads_ready;
+        micro->pass.grads_user = batches->model;
+    }
+    return prepare_grads(batches->model, &micro->pass, micro->labels.count);
+}
+
+static struct rk_status *finish_backward(void *user)
+{
+    const struct batches *batches = user;
+
+    return batches->model->train->shard_grads ? rk_train_reduce(batches->model) : NULL;
+}
+
+static struct rk_status *on_step(void *user, struct rk_pipeline_step step, bool is_done)
+{
+    const struct rk_train_work *work = ((const struct batches *)user)->work;
+
+    return work->on_step ? work->on_step(work->user, step, is_done) : NULL;
+}
+
+struct rk_status *rk_train_micro_batches(struct rk_model *model, const struct rk_train_work *work)
+{
+    struct batches batches = {.model = model, .work = work};
+
+    RK_TRY(rk_train_check_enabled(model));
+    return rk_pipeline_run(model, &(struct rk_pipeline_work){.count = work->count,
+                                                             .trains = true,
+                                                             .bind = bind,
+                                                             .handle_outputs = handle_outputs,
+                                                             .prepare_backward = prepare_backward,
+                                                             .finish_backward = finish_backward,
+                                                             .on_step = on_step,
+                                                             .user = &batches});
+}
+
+static struct rk_status *bind_one(void *user, int64_t i, struct rk_train_micro *micro)
+{
+    (void)i;
+    *micro = *(const struct rk_train_micro *)user;
+    return NULL;
+}
+
+struct rk_status *rk_train_micro_batch(struct rk_model *model, const struct rk_train_micro *micro)
+{
+    struct rk_train_micro one = *micro;
+
+    return rk_train_micro_batches(
+        model,
+        &(struct rk_train_work){.count = 1, .is_last = micro->is_last, .bind = bind_one, .user = &one});
+}
