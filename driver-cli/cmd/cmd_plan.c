@@ -174,24 +174,9 @@ static struct rk_status *ask_groups(struct planning *plan, struct rk_plan_role *
     return NULL;
 }
 
-/* The directory of the role's model where it has one of its own; NULL: the policy's model. */
-static const char *own_model(const struct rk_flow_inputs *inputs, uint32_t role)
-{
-    switch (role) {
-    case RK_ROLE_CRITIC:
-        return inputs->critic_path;
-    case RK_ROLE_TEACHER:
-        return inputs->teacher_path;
-    case RK_ROLE_REWARD:
-        return inputs->reward_model.path;
-    default:
-        return NULL;
-    }
-}
-
 static struct rk_status *read_layers(struct planning *plan, struct rk_plan_role *role)
 {
-    const char *path = own_model(&plan->inputs, role->role->bit);
+    const char *path = rk_flow_own_model(&plan->inputs, role->role->bit);
     const struct rk_json *config = plan->inputs.hf_config;
     struct rk_flow_model_dir dir = {0};
     struct rk_status *st = NULL;

@@ -270,7 +270,7 @@ static void tell_left_out(const struct run *run)
             "epoch%s",
             (long long)flow->num_left_out,
             (long long)(flow->steps_per_epoch * flow->num_prompts + flow->num_left_out),
-            rk_job_generates(run->job) ? "prompts" : "rows", (long long)flow->num_prompts,
+            flow->flow->data->rows, (long long)flow->num_prompts,
             rk_config_bool(run->job, "data.shuffle") ? ", different ones in each" : "");
 }
 

@@ -6,6 +6,7 @@
 #include "driver-cli/cmd/cmd_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
+#include "proto/rk_methods.h"
 
 /* A model of the job; without a path where the role has none, or none of its own. */
 struct model_dir {
@@ -15,9 +16,10 @@ struct model_dir {
 static void find_models(struct model_dir models[RK_MODEL_DIRS], const struct rk_flow_inputs *inputs)
 {
     models[0] = (struct model_dir){RK_JOB_MODEL "path", inputs->model_path};
-    models[1] = (struct model_dir){RK_JOB_CRITIC "model.path", inputs->critic_path};
-    models[2] = (struct model_dir){RK_JOB_TEACHER "model.path", inputs->teacher_path};
-    models[3] = (struct model_dir){RK_JOB_REWARD_MODEL "model_path", inputs->reward_model.path};
+    models[1] = (struct model_dir){RK_JOB_CRITIC "model.path", rk_flow_own_model(inputs, RK_ROLE_CRITIC)};
+    models[2] = (struct model_dir){RK_JOB_TEACHER "model.path", rk_flow_own_model(inputs, RK_ROLE_TEACHER)};
+    models[3] =
+        (struct model_dir){RK_JOB_REWARD_MODEL "model_path", rk_flow_own_model(inputs, RK_ROLE_REWARD)};
 }
 
 struct rk_status *rk_model_dirs_check(const struct rk_config *job, const struct rk_flow_inputs *inputs)

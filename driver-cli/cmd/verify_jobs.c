@@ -95,8 +95,8 @@ struct rk_status *rk_verify_add_common(struct rk_verify_keys *keys, const struct
                                        const char *job_dir, const struct rk_verify_options *options)
 {
     static const char *const trains[] = {RK_JOB_ACTOR, RK_JOB_CRITIC};
-    const char *size = rk_job_generates(job) ? RK_JOB_ACTOR "ppo_mini_batch_size" : "data.train_batch_size";
-    int64_t num_rows = options->num_rows > 0 ? options->num_rows : rk_config_int(job, size);
+    const struct rk_flow_data *data = rk_flow_of(job)->data;
+    int64_t num_rows = options->num_rows > 0 ? options->num_rows : rk_config_int(job, data->step_rows_key);
 
     rk_verify_keys_add(keys, RK_JOB_ACTOR "megatron.dtype=%s", options->dtype);
     rk_verify_keys_add(keys, "data.train_batch_size=%lld", (long long)num_rows);
@@ -104,7 +104,7 @@ struct rk_status *rk_verify_add_common(struct rk_verify_keys *keys, const struct
     rk_verify_keys_add(keys, "trainer.val_only=false");
     rk_verify_keys_add(keys, "trainer.test_freq=-1");
     rk_verify_keys_add(keys, "data.val_files=null");
-    if (rk_job_generates(job))
+    if (data == &rk_flow_data_prompts)
         add_mini_batches(keys, num_rows);
     for (size_t i = 0; i < RK_ARRAY_LEN(trains); i++) {
         rk_verify_keys_add(keys, "%smegatron.grad_offload=false", trains[i]);

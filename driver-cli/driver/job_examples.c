@@ -1,10 +1,9 @@
-/* The rule "examples": what a job says about prompts when its data are examples, and the other way round. */
+/* Rules of a job with examples: what its loss checks of its keys, and which keys are of prompts. */
 #include <string.h>
 
 #include "driver-cli/driver/job_internal.h"
 
-/* Keys of one algorithm that say nothing in another. */
-static void refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
+void rk_job_refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
                         struct rk_str *problems)
 {
     for (; *keys; keys++) {
@@ -32,10 +31,8 @@ static void check_preference(const struct rk_config *job, struct rk_str *problem
     rk_status_free(st);
 }
 
-void rk_job_examples_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
+static void check_examples(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
-    static const char *const of_examples[] = {"data.messages_key", "data.response_key", "data.max_length",
-                                              "data.ignore_input_ids_mismatch", NULL};
     static const char *const of_lengths[] = {"data.max_prompt_length", "data.max_response_length",
                                              "data.filter_overlong_prompts", NULL};
     static const char *const of_batches[] = {RK_JOB_ACTOR "ppo_mini_batch_size", RK_JOB_ACTOR "ppo_epochs",
@@ -51,14 +48,11 @@ void rk_job_examples_check(const struct rk_config *job, int32_t world_size, stru
                                              NULL};
 
     (void)world_size;
-    if (rk_job_generates(job)) {
-        refuse_keys(job, of_examples, "", problems);
-        return;
-    }
     check_preference(job, problems);
-    refuse_keys(job, of_lengths, ": data.max_length bounds a sequence", problems);
-    refuse_keys(job, of_batches, ": a batch of data.train_batch_size rows is one optimizer step", problems);
-    refuse_keys(job, of_prompts, ", which generates nothing", problems);
+    rk_job_refuse_keys(job, of_lengths, ": data.max_length bounds a sequence", problems);
+    rk_job_refuse_keys(job, of_batches, ": a batch of data.train_batch_size rows is one optimizer step",
+                       problems);
+    rk_job_refuse_keys(job, of_prompts, ", which generates nothing", problems);
     if (rk_config_real(job, RK_JOB_ROLLOUT "temperature") != 1.0)
         rk_str_appendf(problems, RK_JOB_ROLLOUT "temperature=%g: algorithm.type=%s trains at 1\n",
                        rk_config_real(job, RK_JOB_ROLLOUT "temperature"),
@@ -66,3 +60,8 @@ void rk_job_examples_check(const struct rk_config *job, int32_t world_size, stru
     if (strcmp(rk_config_string(job, "data.truncation"), "middle") == 0)
         rk_str_append(problems, "data.truncation=middle is of prompts; expected error, left or right\n");
 }
+
+const struct rk_job_rule rk_job_example_rules[] = {
+    {"examples", check_examples},
+    {NULL, NULL},
+};

@@ -75,8 +75,6 @@ bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
 void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_size,
                                      struct rk_str *problems);
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
-/* The rule "examples". */
-void rk_job_examples_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys, in the order of the table. */
 const struct rk_config_key *rk_job_keys(int64_t *count);
 /* The group that --help and the manual show a key in: the first has the ten keys that people set first. */
@@ -98,7 +96,14 @@ struct rk_job_rule {
     const char *name;
     void (*check)(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 };
-const struct rk_job_rule *rk_job_rules(int64_t *count);
+/* The rules of every job, and those of jobs with that kind of data (flows/flow_internal.h); each list ends
+ * with a row without a name. */
+const struct rk_job_rule *rk_job_rules(void);
+extern const struct rk_job_rule rk_job_prompt_rules[], rk_job_example_rules[];
+/* For rules: a problem for each of the keys, which end with NULL, that is not as by default: it says nothing
+ * to the job's algorithm. `instead` follows: ": KEY does". */
+void rk_job_refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
+                        struct rk_str *problems);
 
 /* The rows of base/knobs.def as options: those of a group that the job does not leave null. */
 typedef enum rk_job_knobs {
@@ -205,7 +210,6 @@ struct rk_status *rk_job_meshes_configure(const struct rk_job_meshes *meshes,
                                           struct rk_driver *driver) RK_NODISCARD;
 
 /* --- sizes, by algorithm.type (job_roles.c) --- */
-bool rk_job_generates(const struct rk_config *job); /* its rows are prompts that the rollout answers */
 /* Sequences that a row of the data becomes: rollout.n, 1 conversation or the 2 sides of a pair. */
 int64_t rk_job_sequences(const struct rk_config *job);
 /* Sequences that stay in one micro-batch: 1, or the 2 of a pair. */

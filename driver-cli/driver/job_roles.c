@@ -3,7 +3,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/flow_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
@@ -51,24 +51,17 @@ bool rk_job_role_needed(const struct rk_config *job, uint32_t bit)
 
 /* --- sizes --- */
 
-bool rk_job_generates(const struct rk_config *job)
-{
-    return rk_flow_of(job)->sequences == 0;
-}
-
 int64_t rk_job_sequences(const struct rk_config *job)
 {
-    return rk_job_generates(job) ? rk_config_int(job, RK_JOB_ROLLOUT "n") : rk_flow_of(job)->sequences;
+    return rk_flow_of(job)->data->num_sequences(job);
 }
 
 int64_t rk_job_group_size(const struct rk_config *job)
 {
-    return rk_job_generates(job) ? 1 : rk_flow_of(job)->sequences;
+    return rk_flow_of(job)->group_size;
 }
 
 int64_t rk_job_longest(const struct rk_config *job)
 {
-    if (!rk_job_generates(job))
-        return rk_config_int(job, "data.max_length");
-    return rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+    return rk_flow_of(job)->data->max_tokens(job);
 }

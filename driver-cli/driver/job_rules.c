@@ -1,5 +1,5 @@
-/* Rules between the keys of a job, and between them and the number of daemons: the checks that verl's users
- * rely on. */
+/* Rules between the keys of every job, and between them and the number of daemons: the checks that verl's
+ * users rely on. Those of jobs with prompts or examples stand in job_prompts.c and job_examples.c. */
 #include "driver-cli/driver/job_internal.h"
 
 #include <inttypes.h>
@@ -7,6 +7,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_ckpt_dir.h"
+#include "driver-cli/driver/flows/flow_internal.h"
 #include "driver-cli/driver/loggers/loggers_internal.h"
 #include "driver-cli/rk_driver.h"
 #include "proto/rk_methods.h"
@@ -44,38 +45,8 @@ static void check_train_batch(const struct rk_config *job, int32_t world_size, s
         rk_str_appendf(problems,
                        "data.train_batch_size=%" PRId64 " x %s=%" PRId64 " does not divide by the %" PRId64
                        " data-parallel replicas of the %s\n",
-                       prompts, rk_job_generates(job) ? "rollout.n" : "sequences of a row",
-                       rk_job_sequences(job), replicas, roles[i].name);
-    }
-}
-
-static void check_mini_batch_of(const struct rk_config *job, const struct rk_job_role *role, int64_t replicas,
-                                struct rk_str *problems)
-{
-    int64_t prompts = rk_config_int(job, "data.train_batch_size");
-    int64_t mini = rk_job_update_of(job, role->bit).mini_batch_size;
-
-    if (!rk_job_generates(job)) /* a batch is one optimizer step */
-        return;
-    if (mini > prompts || prompts % mini != 0)
-        rk_str_appendf(
-            problems, "%sppo_mini_batch_size=%" PRId64 " does not divide data.train_batch_size=%" PRId64 "\n",
-            role->section, mini, prompts);
-    if (mini * rk_job_sequences(job) % replicas != 0)
-        rk_str_appendf(problems,
-                       "%sppo_mini_batch_size=%" PRId64 " x rollout.n=%" PRId64
-                       " does not divide by the %" PRId64 " data-parallel replicas\n",
-                       role->section, mini, rk_job_sequences(job), replicas);
-}
-
-static void check_mini_batch(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    int64_t count;
-    const struct rk_job_role *roles = rk_job_roles(&count);
-
-    for (int64_t i = 0; i < count; i++) {
-        if (roles[i].trains && rk_job_role_needed(job, roles[i].bit))
-            check_mini_batch_of(job, &roles[i], rk_job_num_replicas(job, roles[i].bit, world_size), problems);
+                       prompts, rk_flow_of(job)->data->sequences, rk_job_sequences(job), replicas,
+                       roles[i].name);
     }
 }
 
@@ -90,8 +61,7 @@ static void check_micro(const struct rk_config *job, const struct micro_keys *ke
 {
     int32_t cp = rk_job_role_size(job, keys->role, RK_AXIS_CP);
     int64_t group = rk_job_group_size(job), longest = rk_job_longest(job);
-    const char *key =
-        rk_job_generates(job) ? "data.max_prompt_length + data.max_response_length" : "data.max_length";
+    const char *key = rk_flow_of(job)->data->longest;
 
     if (micro.use_dynamic_bsz && micro.max_token_len * cp < group * longest)
         rk_str_appendf(problems, "%s: %" PRId64 " tokens a micro-batch are fewer than %s%s = %" PRId64 "\n",
@@ -104,10 +74,8 @@ static void check_micro(const struct rk_config *job, const struct micro_keys *ke
 static void check_update_micro_of(const struct rk_config *job, const struct rk_job_role *role,
                                   int64_t replicas, struct rk_str *problems)
 {
-    struct rk_job_update update = rk_job_update_of(job, role->bit);
-    int64_t batch = rk_config_int(job, "data.train_batch_size");
-    int64_t rows = (rk_job_generates(job) ? update.mini_batch_size : batch) * rk_job_sequences(job);
-    struct rk_job_micro micro = update.micro;
+    int64_t rows = rk_flow_of(job)->data->step_rows(job, role->bit) * rk_job_sequences(job);
+    struct rk_job_micro micro = rk_job_update_of(job, role->bit).micro;
     char *where = rk_strndup(role->section, strlen(role->section) - 1);
 
     check_micro(job, &(struct micro_keys){role->bit, where, "ppo_micro_batch_size_per_gpu"}, micro, problems);
@@ -156,20 +124,6 @@ static void check_log_prob_micro(const struct rk_config *job, int32_t world_size
                                           : rk_job_values_micro(job),
                         problems);
     }
-}
-
-static void check_model_len(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
-{
-    int64_t longest =
-        rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
-    int64_t max_len = rk_job_int_or(job, RK_JOB_ROLLOUT "max_model_len", longest);
-
-    (void)world_size;
-    if (rk_job_generates(job) && max_len < longest)
-        rk_str_appendf(problems,
-                       RK_JOB_ROLLOUT "max_model_len=%" PRId64 " is less than data.max_prompt_length + "
-                                      "data.max_response_length = %" PRId64 "\n",
-                       max_len, longest);
 }
 
 static void check_model(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -385,17 +339,14 @@ static const struct rk_job_rule rules[] = {
     {"nodes", check_nodes},
     {"pipeline", rk_job_pipeline_check},
     {"train batch", check_train_batch},
-    {"mini-batch", check_mini_batch},
     {"update micro-batch", check_update_micro},
     {"log-prob micro-batch", check_log_prob_micro},
-    {"model length", check_model_len},
     {"model", check_model},
     {"estimator", rk_job_estimator_check},
     {"gdpo", rk_job_gdpo_check},
     {"policy loss", check_policy_loss},
     {"kl controller", rk_job_kl_ctrl_check},
     {"filter_groups", check_filter_groups},
-    {"examples", rk_job_examples_check},
     {"critic", rk_job_critic_check},
     {"reward model", rk_job_reward_model_check},
     {"distillation", rk_job_distill_check},
@@ -409,12 +360,19 @@ static const struct rk_job_rule rules[] = {
     {"val_kwargs", check_val_kwargs},
     {"checkpoints", check_checkpoints},
     {"profile", check_profile},
+    {NULL, NULL},
 };
 
-const struct rk_job_rule *rk_job_rules(int64_t *count)
+const struct rk_job_rule *rk_job_rules(void)
 {
-    *count = RK_ARRAY_LEN(rules);
     return rules;
+}
+
+static void check_all(const struct rk_job_rule *rule, const struct rk_config *job, int32_t world_size,
+                      struct rk_str *problems)
+{
+    for (; rule->name; rule++)
+        rule->check(job, world_size, problems);
 }
 
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size)
@@ -422,8 +380,8 @@ struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size)
     struct rk_str problems = {0};
     struct rk_status *st = NULL;
 
-    for (size_t i = 0; i < RK_ARRAY_LEN(rules); i++)
-        rules[i].check(job, world_size, &problems);
+    check_all(rules, job, world_size, &problems);
+    check_all(rk_flow_of(job)->data->rules, job, world_size, &problems);
     if (problems.bytes > 0) {
         problems.text[problems.bytes - 1] = '\0'; /* the last newline */
         st = RK_FAIL(RK_INVALID_ARGUMENT, "%s", problems.text);

@@ -68,9 +68,10 @@ static struct rk_status *check_head(const struct rk_flow_model_dir *dir, const c
     return check_weights(path);
 }
 
-static struct rk_status *check_tokens(struct rk_flow_model_dir *dir, const struct rk_flow_inputs *inputs)
+static struct rk_status *check_tokens(struct rk_flow_model_dir *dir, const struct rk_flow_inputs *inputs,
+                                      const char *path)
 {
-    char *file = rk_path_join(inputs->critic_path, "tokenizer.json");
+    char *file = rk_path_join(path, "tokenizer.json");
     struct rk_status *st = NULL;
 
     if (access(file, F_OK) == 0)
@@ -79,8 +80,8 @@ static struct rk_status *check_tokens(struct rk_flow_model_dir *dir, const struc
     return st ? st : rk_flow_check_same_tokens(dir, inputs, "a critic reads the policy's tokens");
 }
 
-struct rk_status *rk_flow_inputs_load_critic(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                             const char *job_dir)
+struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                      const struct rk_config *job, const char *job_dir)
 {
     static const char key[] = RK_JOB_CRITIC "model.path";
     struct rk_flow_model_dir dir;
@@ -88,12 +89,12 @@ struct rk_status *rk_flow_inputs_load_critic(struct rk_flow_inputs *inputs, cons
 
     if (!rk_job_role_needed(job, RK_ROLE_CRITIC) || rk_config_is_null(job, key))
         return NULL;
-    inputs->critic_path = rk_hub_resolve(job_dir, rk_config_string(job, key));
-    st = rk_flow_model_dir_open(&dir, inputs->critic_path);
+    out->critic_path = rk_hub_resolve(job_dir, rk_config_string(job, key));
+    st = rk_flow_model_dir_open(&dir, out->critic_path);
     if (!st)
-        st = check_head(&dir, inputs->critic_path);
+        st = check_head(&dir, out->critic_path);
     if (!st)
-        st = check_tokens(&dir, inputs);
+        st = check_tokens(&dir, inputs, out->critic_path);
     if (!st)
         st = rk_flow_check_layers(job, RK_ROLE_CRITIC, dir.config);
     rk_flow_model_dir_fini(&dir);

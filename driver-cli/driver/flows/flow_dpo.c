@@ -16,10 +16,9 @@ static const struct rk_flow_step *const updates[] = {&rk_step_update_dpo, NULL};
 
 const struct rk_flow rk_flow_dpo = {
     .name = "dpo",
+    .data = &rk_flow_data_examples,
+    .group_size = RK_EXAMPLE_SEQUENCES_MAX,
     .roles = RK_ROLE_ACTOR | RK_ROLE_REF,
-    .sequences = RK_EXAMPLE_SEQUENCES_MAX,
-    .load = rk_flow_inputs_load_examples,
-    .init = rk_flow_examples_init,
     .steps = steps,
     .validate = &rk_step_validate_dpo,
     .rows = rows,

@@ -179,8 +179,8 @@ static struct rk_status *append_rows(struct rk_dump *dump, const struct rk_flow_
                               (long long)(i % ctx->num_samples));
         struct rk_status *st;
 
-        line.item = &ctx->scores.items[row_of[i]];
-        line.result = &ctx->scores.results[row_of[i]];
+        line.item = &rk_flow_scores_of(ctx)->items[row_of[i]];
+        line.result = &rk_flow_scores_of(ctx)->results[row_of[i]];
         line.uid = uid;
         rk_dump_set_tokens(&line, &columns, row_of[i]);
         st = rk_dump_append(dump, &line);

@@ -1,4 +1,5 @@
-/* Examples of flows that train on the data itself: from files, and into batches. */
+/* Examples, which are trained on as they are, conversations or preference pairs: their files, and their
+ * sizes. */
 #include <time.h>
 
 #include "base/rk_alloc.h"
@@ -6,10 +7,16 @@
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
+const struct rk_example_inputs *rk_flow_example_inputs(const struct rk_flow_inputs *inputs)
+{
+    RK_ASSERT(inputs->data == &rk_flow_data_examples);
+    return &inputs->of.examples;
+}
+
 /* --- files --- */
 
-static struct rk_status *load(struct rk_examples **out, const struct rk_flow_inputs *inputs,
-                              const struct rk_config *job, struct rk_examples_config *config)
+static struct rk_status *load_set(struct rk_examples **out, const struct rk_flow_inputs *inputs,
+                                  const struct rk_config *job, struct rk_examples_config *config)
 {
     config->kind =
         rk_job_sequences(job) == RK_EXAMPLE_SEQUENCES_MAX ? RK_EXAMPLES_PREFERENCE : RK_EXAMPLES_SFT;
@@ -37,37 +44,60 @@ static struct rk_status *load_files(struct rk_examples **out, const struct rk_fl
 
     config->files = (const char *const *)files;
     if (!st)
-        st = load(out, inputs, job, config);
+        st = load_set(out, inputs, job, config);
     rk_flow_files_free(files);
     return st ? RK_WRAP(st, "%s", key) : NULL;
 }
 
-struct rk_status *rk_flow_inputs_load_examples(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                               const char *job_dir)
+static struct rk_status *load(struct rk_flow_inputs *inputs, const struct rk_config *job, const char *job_dir)
 {
+    struct rk_example_inputs *examples = &inputs->of.examples;
     struct rk_examples_config train = {.shuffle = rk_config_bool(job, "data.shuffle"),
                                        .max_samples = rk_config_int(job, "data.train_max_samples")};
     struct rk_examples_config val = {.max_samples = rk_config_int(job, "data.val_max_samples")};
 
-    RK_TRY(load_files(&inputs->examples, inputs, job, "data.train_files", job_dir, &train));
+    RK_TRY(load_files(&examples->train, inputs, job, "data.train_files", job_dir, &train));
     if (rk_config_is_null(job, "data.val_files"))
         return NULL;
-    return load_files(&inputs->val_examples, inputs, job, "data.val_files", job_dir, &val);
+    return load_files(&examples->val, inputs, job, "data.val_files", job_dir, &val);
 }
 
-int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs)
+static void fini(struct rk_flow_inputs *inputs)
 {
-    return inputs->examples ? rk_examples_num_rows(inputs->examples) : rk_dataset_num_rows(inputs->dataset);
+    rk_examples_destroy(inputs->of.examples.train);
+    rk_examples_destroy(inputs->of.examples.val);
+}
+
+static int64_t num_rows(const struct rk_flow_inputs *inputs)
+{
+    return rk_examples_num_rows(inputs->of.examples.train);
 }
 
 /* --- sizes --- */
 
-struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx)
+static int64_t num_sequences(const struct rk_config *job)
+{
+    return rk_flow_of(job)->group_size;
+}
+
+static int64_t max_tokens(const struct rk_config *job)
+{
+    return rk_config_int(job, "data.max_length");
+}
+
+/* A batch is one optimizer step. */
+static int64_t step_rows(const struct rk_config *job, uint32_t role)
+{
+    (void)role;
+    return rk_config_int(job, "data.train_batch_size");
+}
+
+static struct rk_status *init(struct rk_flow_context *ctx)
 {
     int64_t num_data = rk_flow_inputs_num_rows(ctx->inputs);
 
     ctx->num_prompts = rk_config_int(ctx->job, "data.train_batch_size");
-    ctx->num_samples = rk_job_sequences(ctx->job);
+    ctx->num_samples = num_sequences(ctx->job);
     ctx->num_rows = ctx->num_prompts * ctx->num_samples;
     ctx->mini_batch_rows = ctx->num_rows;
     ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
@@ -79,71 +109,31 @@ struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx)
     return NULL;
 }
 
-/* --- batches --- */
-
-typedef enum column_id {
-    IDS,
-    ATTENTION,
-    POSITIONS,
-    LOSS_MASK,
-    RESPONSES,
-    RESPONSE_MASK,
-    NUM_COLUMNS
-} column_id_t;
-
-static const char *const column_names[NUM_COLUMNS] = {"input_ids", "attention_mask", "position_ids",
-                                                      "loss_mask", "responses",      "response_mask"};
-
-/* R = S - 1 columns: all tokens but the first. */
-static int64_t width_of(column_id_t id, int64_t width)
+static struct rk_status *plan_update(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
-    return id >= RESPONSES ? width - 1 : width;
+    size_t count = (size_t)ctx->num_rows;
+    int64_t *seqlens = rk_flow_scratch(ctx, count, sizeof(*seqlens));
+    int64_t *loss_tokens = rk_flow_scratch(ctx, count, sizeof(*loss_tokens));
+
+    for (size_t i = 0; i < count; i++) {
+        seqlens[i] = max_tokens(ctx->job);
+        loss_tokens[i] = seqlens[i] - 1;
+    }
+    return rk_flow_example_plan(plan, ctx, seqlens, loss_tokens);
 }
 
-static void fill_row(int64_t *const *columns, int64_t row, int64_t width,
-                     const struct rk_example_sequence *sequence, int64_t pad_id)
-{
-    int64_t *of[NUM_COLUMNS];
-
-    RK_ASSERT(sequence->loss_mask[0] == 0);
-    for (int id = 0; id < NUM_COLUMNS; id++)
-        of[id] = columns[id] + row * width_of((column_id_t)id, width);
-    for (int64_t i = 0; i < width; i++) {
-        bool is_real = i < sequence->len;
-
-        of[IDS][i] = is_real ? sequence->ids[i] : pad_id;
-        of[ATTENTION][i] = is_real;
-        of[POSITIONS][i] = RK_MIN(i, sequence->len - 1);
-        of[LOSS_MASK][i] = is_real && sequence->loss_mask[i];
-        if (i > 0) {
-            of[RESPONSES][i - 1] = of[IDS][i];
-            of[RESPONSE_MASK][i - 1] = of[LOSS_MASK][i];
-        }
-    }
-}
-
-struct rk_status *rk_flow_collate(struct rk_batch **out, const struct rk_example *const *examples,
-                                  int64_t num_examples, int64_t pad_id)
-{
-    int64_t num_rows = 0, width = 2, row = 0;
-    int64_t *columns[NUM_COLUMNS];
-
-    for (int64_t i = 0; i < num_examples; i++) {
-        num_rows += examples[i]->num_sequences;
-        for (int64_t k = 0; k < examples[i]->num_sequences; k++)
-            width = RK_MAX(width, examples[i]->sequences[k].len);
-    }
-    RK_TRY(rk_batch_create(out, num_rows));
-    for (int id = 0; id < NUM_COLUMNS; id++) {
-        int64_t shape[2] = {num_rows, width_of((column_id_t)id, width)};
-        void *data;
-
-        RK_TRY(rk_batch_add_dense(*out, column_names[id], RK_DTYPE_I64, 2, shape, &data));
-        columns[id] = data;
-    }
-    for (int64_t i = 0; i < num_examples; i++) {
-        for (int64_t k = 0; k < examples[i]->num_sequences; k++)
-            fill_row(columns, row++, width, &examples[i]->sequences[k], pad_id);
-    }
-    return NULL;
-}
+const struct rk_flow_data rk_flow_data_examples = {
+    .rows = "rows",
+    .sequences = "sequences of a row",
+    .longest = "data.max_length",
+    .step_rows_key = "data.train_batch_size",
+    .rules = rk_job_example_rules,
+    .num_sequences = num_sequences,
+    .max_tokens = max_tokens,
+    .step_rows = step_rows,
+    .load = load,
+    .fini = fini,
+    .num_rows = num_rows,
+    .init = init,
+    .plan_update = plan_update,
+};

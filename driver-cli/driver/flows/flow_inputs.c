@@ -1,11 +1,10 @@
-/* What a job names: model configuration, tokenizer, prompts, reward. All of it is read before a daemon is
- * started, so that a misspelled path costs nothing. */
+/* What every job names: model configuration, tokenizer, chat template. With what its kind of data names it is
+ * read before a daemon is started, so that a misspelled path costs nothing. */
 #include "driver-cli/driver/flows/flows_internal.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_log.h"
@@ -148,11 +147,6 @@ static struct rk_status *load_chat(struct rk_flow_inputs *inputs, const struct r
     return st && custom ? RK_WRAP(st, RK_JOB_MODEL "custom_chat_template") : st;
 }
 
-/* The keys in which the two datasets of a job differ. */
-struct dataset_keys {
-    const char *files, *shuffle, *max_samples;
-};
-
 void rk_flow_files_free(char **files)
 {
     for (char **file = files; file && *file; file++)
@@ -181,92 +175,6 @@ struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const 
     return NULL;
 }
 
-static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_flow_inputs *inputs,
-                                      const struct rk_config *job, const char *job_dir,
-                                      const struct dataset_keys *keys)
-{
-    struct rk_dataset_config config = {
-        .prompt_key = rk_config_string(job, "data.prompt_key"),
-        .max_prompt_length = rk_config_int(job, "data.max_prompt_length"),
-        .truncation = rk_config_string(job, "data.truncation"),
-        .filter_overlong_prompts = rk_config_bool(job, "data.filter_overlong_prompts"),
-        .shuffle = rk_config_bool(job, keys->shuffle),
-        .seed = (uint64_t)rk_config_int(job, "data.seed"),
-        .max_samples = rk_config_int(job, keys->max_samples),
-        .chat = inputs->chat,
-        .chat_kwargs = rk_config_json(job, "data.apply_chat_template_kwargs"),
-        .template_dir = inputs->tokenizer_dir,
-        .now_s = (int64_t)time(NULL),
-        .keep_messages = rk_job_wants_reward_model(job),
-    };
-    char **files = NULL;
-    struct rk_status *st;
-
-    RK_TRY_GOTO(st, rk_flow_files(&files, job, keys->files, job_dir), out);
-    config.files = (const char *const *)files;
-    st = rk_dataset_create(out, &config, inputs->tokenizer);
-out:
-    rk_flow_files_free(files);
-    return st ? RK_WRAP(st, "%s", keys->files) : NULL;
-}
-
-static struct rk_status *load_datasets(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                       const char *job_dir)
-{
-    static const struct dataset_keys train = {"data.train_files", "data.shuffle", "data.train_max_samples"};
-    static const struct dataset_keys val = {"data.val_files", "data.validation_shuffle",
-                                            "data.val_max_samples"};
-
-    RK_TRY(load_dataset(&inputs->dataset, inputs, job, job_dir, &train));
-    if (rk_config_is_null(job, val.files))
-        return NULL;
-    return load_dataset(&inputs->val_dataset, inputs, job, job_dir, &val);
-}
-
-/* A prompt that the reward can never score is found before anything runs. */
-static struct rk_status *check_rewards(const struct rk_reward *reward, struct rk_dataset *dataset,
-                                       const char *key)
-{
-    for (int64_t i = 0; dataset && i < rk_dataset_num_rows(dataset); i++) {
-        const struct rk_dataset_row *row = rk_dataset_at(dataset, 0, i);
-        struct rk_reward_item item = rk_flow_reward_item(row);
-        struct rk_status *st = rk_reward_check(reward, &item);
-
-        if (st)
-            return RK_WRAP(st, "%s: prompt %lld, from 0 over all files", key, (long long)row->index);
-    }
-    return NULL;
-}
-
-static struct rk_status *load_reward(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                     const char *job_dir)
-{
-    struct rk_json *config = rk_job_reward(job);
-    struct rk_status *st = rk_reward_create(&inputs->reward, config, job_dir);
-
-    rk_json_free(config);
-    if (!st &&
-        !rk_job_has_reward_function(job)) { /* its keys are right, and the reward model is the reward */
-        rk_reward_destroy(inputs->reward);
-        inputs->reward = NULL;
-        return NULL;
-    }
-    if (!st)
-        st = check_rewards(inputs->reward, inputs->dataset, "data.train_files");
-    if (!st)
-        st = check_rewards(inputs->reward, inputs->val_dataset, "data.val_files");
-    return st;
-}
-
-struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                              const char *job_dir)
-{
-    inputs->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
-    RK_TRY(load_datasets(inputs, job, job_dir));
-    RK_TRY(rk_flow_inputs_load_reward_model(inputs, job, job_dir));
-    return load_reward(inputs, job, job_dir);
-}
-
 /* The layers of the roles that have the policy's model; the others' are looked at with their directories. */
 static struct rk_status *check_layers(const struct rk_flow_inputs *inputs, const struct rk_config *job)
 {
@@ -282,35 +190,32 @@ struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct r
 {
     struct rk_status *st;
 
-    *out = (struct rk_flow_inputs){0};
+    *out = (struct rk_flow_inputs){.data = rk_flow_of(job)->data};
     RK_TRY_GOTO(st, load_model(out, job, job_dir), fail);
     RK_TRY_GOTO(st, check_layers(out, job), fail);
     RK_TRY_GOTO(st, load_tokenizer(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, rk_flow_inputs_load_critic(out, job, job_dir), fail);
-    RK_TRY_GOTO(st, rk_flow_inputs_load_teacher(out, job, job_dir), fail);
     RK_TRY_GOTO(st, load_chat(out, job), fail);
-    RK_TRY_GOTO(st, rk_flow_of(job)->load(out, job, job_dir), fail);
+    RK_TRY_GOTO(st, out->data->load(out, job, job_dir), fail);
     return NULL;
 fail:
     rk_flow_inputs_fini(out);
     return st;
 }
 
+int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs)
+{
+    return inputs->data->num_rows(inputs);
+}
+
 void rk_flow_inputs_fini(struct rk_flow_inputs *inputs)
 {
-    rk_flow_reward_model_fini(&inputs->reward_model);
-    rk_reward_destroy(inputs->reward);
-    rk_dataset_destroy(inputs->dataset);
-    rk_dataset_destroy(inputs->val_dataset);
-    rk_examples_destroy(inputs->examples);
-    rk_examples_destroy(inputs->val_examples);
+    if (inputs->data)
+        inputs->data->fini(inputs);
     rk_chat_destroy(inputs->chat);
     rk_tokenizer_destroy(inputs->tokenizer);
     rk_json_free(inputs->eos_ids);
     rk_json_free(inputs->hf_config);
     rk_free(inputs->tokenizer_dir);
-    rk_free(inputs->teacher_path);
-    rk_free(inputs->critic_path);
     rk_free(inputs->model_path);
     *inputs = (struct rk_flow_inputs){0};
 }

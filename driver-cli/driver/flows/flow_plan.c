@@ -108,16 +108,5 @@ struct rk_status *rk_flow_dry_plans(struct rk_flow_context *ctx, const char *rol
 
 struct rk_status *rk_flow_plan_update(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
-    size_t num_rows = (size_t)ctx->num_rows;
-    int64_t *seqlens = rk_flow_scratch(ctx, num_rows, sizeof(*seqlens));
-    int64_t *loss_tokens = rk_flow_scratch(ctx, num_rows, sizeof(*loss_tokens));
-    int64_t longest = rk_job_longest(ctx->job);
-
-    for (size_t i = 0; i < num_rows; i++) {
-        seqlens[i] = longest;
-        loss_tokens[i] = rk_job_generates(ctx->job) ? ctx->response_length : longest - 1;
-    }
-    if (rk_job_generates(ctx->job))
-        return rk_flow_update_plan(plan, ctx, RK_ROLE_ACTOR, seqlens, loss_tokens);
-    return rk_flow_example_plan(plan, ctx, seqlens, loss_tokens);
+    return ctx->flow->data->plan_update(plan, ctx);
 }

@@ -94,6 +94,7 @@ static void make_items(struct rk_flow_scores *out, struct rk_flow_context *ctx,
 struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_context *ctx,
                                 const struct rk_batch *batch, const struct rk_dataset_row *const *prompts)
 {
+    const struct rk_prompt_inputs *inputs = rk_flow_prompt_inputs(ctx->inputs);
     struct rk_reward_watch watch = {.is_cancelled = is_interrupted, .user = ctx->driver};
     int64_t num_rows = rk_batch_num_rows(batch);
     struct responses responses;
@@ -105,9 +106,9 @@ struct rk_status *rk_flow_score(struct rk_flow_scores *out, struct rk_flow_conte
     out->results = rk_flow_scratch(ctx, (size_t)num_rows, sizeof(*out->results));
     out->num_rows = num_rows;
     make_items(out, ctx, &responses, prompts);
-    if (ctx->inputs->reward)
-        RK_TRY(rk_reward_score(ctx->inputs->reward, out->items, num_rows, out->results, &watch));
-    if (ctx->inputs->reward_model.path)
+    if (inputs->reward)
+        RK_TRY(rk_reward_score(inputs->reward, out->items, num_rows, out->results, &watch));
+    if (inputs->reward_model.path)
         RK_TRY(rk_flow_add_rm_scores(out, ctx, batch, prompts));
     rk_overlong_apply(out, ctx->job);
     return NULL;

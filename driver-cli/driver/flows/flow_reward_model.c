@@ -85,12 +85,12 @@ static bool has_messages(struct rk_dataset *dataset)
     return false;
 }
 
-static bool prompts_have_messages(const struct rk_flow_inputs *inputs)
+static bool prompts_have_messages(const struct rk_prompt_inputs *prompts)
 {
-    return has_messages(inputs->dataset) || has_messages(inputs->val_dataset);
+    return has_messages(prompts->train) || has_messages(prompts->val);
 }
 
-static struct rk_status *check_own_tokens(const struct found *found, const struct rk_flow_inputs *inputs)
+static struct rk_status *check_own_tokens(const struct found *found, const struct rk_prompt_inputs *prompts)
 {
     int64_t size = rk_json_as_int(rk_json_find(found->dir.config, "vocab_size"), -1);
 
@@ -98,13 +98,13 @@ static struct rk_status *check_own_tokens(const struct found *found, const struc
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        RK_JOB_REWARD_MODEL "apply_chat_template=true needs a tokenizer: %s has none on this "
                                            "machine; set " RK_JOB_REWARD_MODEL "tokenizer_path",
-                       inputs->reward_model.path);
+                       prompts->reward_model.path);
     if (size >= 0 && size < rk_tokenizer_vocab_size(found->dir.tokenizer))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "%s: vocab_size: expected at least the %" PRId64 " tokens of %s, got %" PRId64,
                        found->dir.config_path, rk_tokenizer_vocab_size(found->dir.tokenizer),
                        found->dir.tokenizer_dir, size);
-    if (!found->chat && prompts_have_messages(inputs))
+    if (!found->chat && prompts_have_messages(prompts))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "prompts are messages, and %s has no chat template for them (chat_template.jinja, or "
                        "chat_template in tokenizer_config.json)",
@@ -113,7 +113,8 @@ static struct rk_status *check_own_tokens(const struct found *found, const struc
 }
 
 /* Sets *encodes: whether texts are encoded again. */
-static struct rk_status *choose(bool *encodes, const struct found *found, const struct rk_flow_inputs *inputs,
+static struct rk_status *choose(bool *encodes, const struct found *found,
+                                const struct rk_prompt_inputs *prompts, const struct rk_flow_inputs *inputs,
                                 const struct rk_config *job)
 {
     static const char key[] = RK_JOB_REWARD_MODEL "apply_chat_template";
@@ -121,27 +122,28 @@ static struct rk_status *choose(bool *encodes, const struct found *found, const 
     struct rk_status *st = rk_flow_check_same_tokens(
         &found->dir, inputs, "set reward.reward_model.tokenizer_path to encode texts again");
     bool writes_same =
-        !found->chat || !prompts_have_messages(inputs) || rk_chat_is_same(found->chat, inputs->chat);
+        !found->chat || !prompts_have_messages(prompts) || rk_chat_is_same(found->chat, inputs->chat);
 
     *encodes = is_open ? found->dir.tokenizer && (st || !writes_same) : rk_config_bool(job, key);
     if (!*encodes)
         return st && !is_open ? RK_WRAP(st, "%s=false: the policy's tokens are not the reward model's", key)
                               : st;
     rk_status_free(st);
-    return check_own_tokens(found, inputs);
+    return check_own_tokens(found, prompts);
 }
 
-static struct rk_status *load(struct found *found, struct rk_flow_inputs *inputs, const struct rk_config *job,
+static struct rk_status *load(struct rk_prompt_inputs *out, struct found *found,
+                              const struct rk_flow_inputs *inputs, const struct rk_config *job,
                               const char *job_dir)
 {
-    struct rk_flow_reward_model *model = &inputs->reward_model;
+    struct rk_flow_reward_model *model = &out->reward_model;
     bool encodes;
 
     RK_TRY(rk_flow_model_dir_open(&found->dir, model->path));
     RK_TRY(check_config(&found->dir, job));
     RK_TRY(rk_flow_check_layers(job, RK_ROLE_REWARD, found->dir.config));
     RK_TRY(open_tokenizer(found, job, model->path, job_dir));
-    RK_TRY(choose(&encodes, found, inputs, job));
+    RK_TRY(choose(&encodes, found, out, inputs, job));
     if (!found->dir.config && !found->dir.tokenizer)
         RK_WARN("%s is not on this machine: its tokens are taken to be the policy's, else "
                 "set " RK_JOB_REWARD_MODEL "tokenizer_path",
@@ -177,22 +179,21 @@ static struct rk_status *check_prompts(const struct rk_flow_reward_model *model,
     return st;
 }
 
-struct rk_status *rk_flow_inputs_load_reward_model(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                                   const char *job_dir)
+struct rk_status *rk_flow_load_reward_model(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                            const struct rk_config *job, const char *job_dir)
 {
     struct found found = {0};
     struct rk_status *st;
 
     if (!rk_job_wants_reward_model(job))
         return NULL;
-    inputs->reward_model.path =
-        rk_hub_resolve(job_dir, rk_config_string(job, RK_JOB_REWARD_MODEL "model_path"));
-    st = load(&found, inputs, job, job_dir);
+    out->reward_model.path = rk_hub_resolve(job_dir, rk_config_string(job, RK_JOB_REWARD_MODEL "model_path"));
+    st = load(out, &found, inputs, job, job_dir);
     found_fini(&found);
-    if (!st && inputs->reward_model.tokenizer) {
-        st = check_prompts(&inputs->reward_model, inputs->dataset, "data.train_files");
+    if (!st && out->reward_model.tokenizer) {
+        st = check_prompts(&out->reward_model, out->train, "data.train_files");
         if (!st)
-            st = check_prompts(&inputs->reward_model, inputs->val_dataset, "data.val_files");
+            st = check_prompts(&out->reward_model, out->val, "data.val_files");
     }
     return st ? RK_WRAP(st, RK_JOB_REWARD_MODEL "model_path") : NULL;
 }

@@ -109,7 +109,8 @@ static struct rk_status *encode(struct rk_batch **out, struct rk_flow_context *c
     struct rk_status *st = NULL;
 
     for (int64_t row = 0; row < num_rows && !st; row++) {
-        st = rk_flow_reward_text(&texts[row], &ctx->inputs->reward_model, prompts[row], &scores->items[row]);
+        st = rk_flow_reward_text(&texts[row], &rk_flow_prompt_inputs(ctx->inputs)->reward_model, prompts[row],
+                                 &scores->items[row]);
         if (st)
             st = RK_WRAP(st, "text of response %lld for the reward model", (long long)row);
     }
@@ -132,7 +133,7 @@ static struct rk_status *make_batch(struct rk_batch **out, struct rk_flow_contex
     int64_t num_padded;
 
     *out = NULL;
-    if (ctx->inputs->reward_model.tokenizer)
+    if (rk_flow_prompt_inputs(ctx->inputs)->reward_model.tokenizer)
         RK_TRY(encode(out, ctx, scores, prompts));
     else
         RK_TRY(rk_batch_select(out, batch, columns, no_meta));
@@ -186,7 +187,7 @@ static struct rk_status *add_scores(struct rk_flow_scores *scores, const struct 
                                   score);
         if (!rk_flow_has_score(to))
             continue;
-        if (ctx->inputs->reward)
+        if (rk_flow_prompt_inputs(ctx->inputs)->reward)
             rk_flow_keep_score(to);
         else
             to->extra = rk_json_new_object();

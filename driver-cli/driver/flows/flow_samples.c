@@ -53,13 +53,14 @@ static struct rk_status *show_samples(struct rk_flow_context *ctx)
 {
     struct rk_sample items[TRAIN_SAMPLES];
     struct rk_samples samples = {.tag = RK_SAMPLES_TRAIN, .items = items};
+    const struct rk_flow_scores *scores = rk_flow_scores_of(ctx);
     int64_t rows[TRAIN_SAMPLES];
 
     if (!ctx->sink.on_samples)
         return NULL;
-    samples.count = choose_rows(rows, &ctx->scores);
+    samples.count = choose_rows(rows, scores);
     for (int64_t i = 0; i < samples.count; i++)
-        items[i] = rk_flow_sample(ctx->arena, &ctx->scores.items[rows[i]], &ctx->scores.results[rows[i]]);
+        items[i] = rk_flow_sample(ctx->arena, &scores->items[rows[i]], &scores->results[rows[i]]);
     ctx->sink.on_samples(ctx->sink.user, ctx->step, &samples);
     return NULL;
 }

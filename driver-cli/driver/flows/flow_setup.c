@@ -130,7 +130,8 @@ static struct rk_json *ref_options(const struct rk_flow_context *ctx)
 
 static struct rk_json *critic_options(const struct rk_flow_context *ctx)
 {
-    const char *path = ctx->inputs->critic_path ? ctx->inputs->critic_path : ctx->inputs->model_path;
+    const char *own = rk_flow_own_model(ctx->inputs, RK_ROLE_CRITIC);
+    const char *path = own ? own : ctx->inputs->model_path;
     struct rk_json *options = model_options_of(ctx, path);
 
     rk_job_copy_knobs(options, ctx->job, RK_JOB_KNOBS_CRITIC_INIT);
@@ -147,21 +148,22 @@ static struct rk_json *critic_options(const struct rk_flow_context *ctx)
 
 static struct rk_json *teacher_options(const struct rk_flow_context *ctx)
 {
-    struct rk_json *options = model_options_of(ctx, ctx->inputs->teacher_path);
+    const struct rk_prompt_inputs *prompts = rk_flow_prompt_inputs(ctx->inputs);
+    struct rk_json *options = model_options_of(ctx, prompts->teacher_path);
 
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     set_max_tokens(options, "log_prob_max_token_len_per_gpu", ctx, RK_ROLE_TEACHER,
                    rk_job_log_prob_micro(ctx->job, RK_JOB_TEACHER));
     set_topk(options, ctx->job);
-    if (ctx->inputs->teacher_vocab_size > 0)
-        rk_json_set(options, "model.vocab_size", rk_json_new_int(ctx->inputs->teacher_vocab_size));
+    if (prompts->teacher_vocab_size > 0)
+        rk_json_set(options, "model.vocab_size", rk_json_new_int(prompts->teacher_vocab_size));
     rk_job_set_layout(options, ctx->job, RK_ROLE_TEACHER);
     return options;
 }
 
 static struct rk_json *reward_options(const struct rk_flow_context *ctx)
 {
-    struct rk_json *options = model_options_of(ctx, ctx->inputs->reward_model.path);
+    struct rk_json *options = model_options_of(ctx, rk_flow_own_model(ctx->inputs, RK_ROLE_REWARD));
 
     rk_json_set(options, "megatron.forward_only", rk_json_new_bool(true));
     rk_json_set(options, "log_prob_max_token_len_per_gpu", rk_json_new_int(rk_job_reward_tokens(ctx->job)));

@@ -13,10 +13,9 @@ static const struct rk_flow_step *const updates[] = {&rk_step_update_sft, NULL};
 
 const struct rk_flow rk_flow_sft = {
     .name = "sft",
+    .data = &rk_flow_data_examples,
+    .group_size = 1,
     .roles = RK_ROLE_ACTOR,
-    .sequences = 1,
-    .load = rk_flow_inputs_load_examples,
-    .init = rk_flow_examples_init,
     .steps = steps,
     .validate = &rk_step_validate_sft,
     .rows = rows,

@@ -23,11 +23,12 @@ static struct rk_status *check_topk(const struct rk_config *job, int64_t vocab_s
                    topk, vocab_size);
 }
 
-static struct rk_status *check_tokens(struct rk_flow_model_dir *dir, struct rk_flow_inputs *inputs)
+static struct rk_status *check_tokens(struct rk_prompt_inputs *out, struct rk_flow_model_dir *dir,
+                                      const struct rk_flow_inputs *inputs)
 {
     int64_t size = rk_json_as_int(rk_json_find(dir->config, "vocab_size"), -1);
     int64_t student_size = rk_json_as_int(rk_json_find(inputs->hf_config, "vocab_size"), -1);
-    char *file = rk_path_join(inputs->teacher_path, "tokenizer.json");
+    char *file = rk_path_join(out->teacher_path, "tokenizer.json");
     struct rk_status *st = NULL;
 
     if (access(file, F_OK) == 0)
@@ -36,12 +37,12 @@ static struct rk_status *check_tokens(struct rk_flow_model_dir *dir, struct rk_f
     RK_TRY(st);
     RK_TRY(rk_flow_check_same_tokens(dir, inputs, "only that would show that the difference is padding"));
     if (student_size >= 0 && size > student_size)
-        inputs->teacher_vocab_size = student_size;
+        out->teacher_vocab_size = student_size;
     return NULL;
 }
 
-struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                              const char *job_dir)
+struct rk_status *rk_flow_load_teacher(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                       const struct rk_config *job, const char *job_dir)
 {
     int64_t student_size = rk_json_as_int(rk_json_find(inputs->hf_config, "vocab_size"), -1);
     struct rk_flow_model_dir dir;
@@ -51,10 +52,10 @@ struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, con
         return NULL;
     if (student_size >= 0)
         RK_TRY(check_topk(job, student_size));
-    inputs->teacher_path = rk_hub_resolve(job_dir, rk_config_string(job, RK_JOB_TEACHER "model.path"));
-    st = rk_flow_model_dir_open(&dir, inputs->teacher_path);
+    out->teacher_path = rk_hub_resolve(job_dir, rk_config_string(job, RK_JOB_TEACHER "model.path"));
+    st = rk_flow_model_dir_open(&dir, out->teacher_path);
     if (!st)
-        st = check_tokens(&dir, inputs);
+        st = check_tokens(out, &dir, inputs);
     if (!st)
         st = rk_flow_check_layers(job, RK_ROLE_TEACHER, dir.config);
     rk_flow_model_dir_fini(&dir);

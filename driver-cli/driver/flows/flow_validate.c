@@ -294,14 +294,15 @@ bool rk_flow_validates(const struct rk_flow_context *ctx)
 
 static struct rk_status *validate(struct rk_flow_context *ctx)
 {
+    struct rk_dataset *prompts = rk_flow_prompt_inputs(ctx->inputs)->val;
     struct validation v = {.ctx = ctx, .n = rk_config_int(ctx->job, VAL_KWARGS "n")};
     struct rk_status *st;
 
-    v.num_prompts = rk_dataset_num_rows(ctx->inputs->val_dataset);
+    v.num_prompts = rk_dataset_num_rows(prompts);
     v.num_samples = v.num_prompts * v.n;
     v.prompts = scratch(&v, v.num_prompts, sizeof(*v.prompts));
     for (int64_t i = 0; i < v.num_prompts; i++)
-        v.prompts[i] = rk_dataset_at(ctx->inputs->val_dataset, ctx->step, i);
+        v.prompts[i] = rk_dataset_at(prompts, ctx->step, i);
     st = run_parts(&v);
     if (!st) {
         measure(&v);

@@ -93,7 +93,7 @@ static struct rk_status *open_part(struct part *part, int64_t first, int64_t cou
     struct rk_status *st;
 
     for (int64_t i = 0; i < count; i++)
-        examples[i] = rk_examples_at(ctx->inputs->val_examples, 0, first + i);
+        examples[i] = rk_examples_at(rk_flow_example_inputs(ctx->inputs)->val, 0, first + i);
     RK_TRY(rk_flow_collate(&batch, examples, count, ctx->inputs->pad_id));
     part->num_rows = rk_batch_num_rows(batch);
     st = rk_batch_pad_to_divisor(&part->batch, batch, rk_driver_num_workers(ctx->driver), &num_padded);
@@ -110,7 +110,7 @@ static struct rk_status *open_part(struct part *part, int64_t first, int64_t cou
 static struct rk_status *run_parts(struct rk_flow_context *ctx, const struct pass *const *passes,
                                    void (*add)(void *sums, const struct part *part), void *sums)
 {
-    int64_t num_examples = rk_examples_num_rows(ctx->inputs->val_examples);
+    int64_t num_examples = rk_examples_num_rows(rk_flow_example_inputs(ctx->inputs)->val);
     int64_t size = rk_job_int_or(ctx->job, "data.val_batch_size", ctx->num_prompts);
 
     for (int64_t first = 0; first < num_examples; first += size) {

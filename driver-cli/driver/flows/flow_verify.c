@@ -3,7 +3,6 @@
  * are the driver's and do not depend on layouts; numbers with a seed stand in their place, which are never
  * all 0. */
 #include "base/rk_alloc.h"
-#include "base/rk_rng.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/job_internal.h"
@@ -41,7 +40,7 @@ static bool has_reward_model(const struct rk_flow_context *ctx)
 static struct rk_status *find_vocab_size(int64_t *out, const struct rk_flow_inputs *inputs)
 {
     struct rk_flow_model_dir dir = {0};
-    struct rk_status *st = rk_flow_model_dir_open(&dir, inputs->reward_model.path);
+    struct rk_status *st = rk_flow_model_dir_open(&dir, rk_flow_own_model(inputs, RK_ROLE_REWARD));
 
     *out = rk_json_as_int(rk_json_find(dir.config, "vocab_size"), 0);
     rk_flow_model_dir_fini(&dir);
@@ -142,43 +141,9 @@ struct rk_status *rk_flow_verify_passes(struct rk_flow_context *ctx)
     return run_steps(ctx, ctx->flow->passes);
 }
 
-static struct rk_status *put_advantages(struct rk_flow_context *ctx, uint64_t seed)
-{
-    const int64_t shape[2] = {ctx->num_rows, ctx->response_length};
-    uint64_t stream = rk_rng_stream_of_name("advantages");
-    void *data;
-
-    RK_TRY(rk_batch_add_dense(ctx->batch, "advantages", RK_DTYPE_F32, 2, shape, &data));
-    for (int64_t row = 0; row < shape[0]; row++) {
-        /* Of one sign: their sum, the loss, does not vanish. */
-        float advantage = (float)(1.0 + 0.25 * rk_rng_normal(seed, stream, (uint64_t)row));
-
-        for (int64_t i = 0; i < shape[1]; i++)
-            ((float *)data)[row * shape[1] + i] = advantage;
-    }
-    return NULL;
-}
-
-static struct rk_status *put_returns(struct rk_flow_context *ctx, uint64_t seed)
-{
-    const int64_t shape[2] = {ctx->num_rows, ctx->response_length};
-    uint64_t stream = rk_rng_stream_of_name("returns");
-    const void *values;
-    void *data;
-
-    RK_TRY(rk_flow_column(ctx, "values", RK_DTYPE_F32, ctx->response_length, &values));
-    RK_TRY(rk_batch_add_dense(ctx->batch, "returns", RK_DTYPE_F32, 2, shape, &data));
-    for (int64_t i = 0; i < shape[0] * shape[1]; i++)
-        ((float *)data)[i] = ((const float *)values)[i] + (float)rk_rng_normal(seed, stream, (uint64_t)i);
-    return NULL;
-}
-
 struct rk_status *rk_flow_verify_targets(struct rk_flow_context *ctx, uint64_t seed)
 {
-    if (!rk_job_generates(ctx->job))
-        return NULL;
-    RK_TRY(put_advantages(ctx, seed));
-    return rk_job_role_needed(ctx->job, RK_ROLE_CRITIC) ? put_returns(ctx, seed) : NULL;
+    return ctx->flow->data->put_targets ? ctx->flow->data->put_targets(ctx, seed) : NULL;
 }
 
 struct rk_status *rk_flow_verify_updates(struct rk_flow_context *ctx)

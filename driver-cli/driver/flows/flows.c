@@ -16,6 +16,12 @@ static const struct rk_flow *const flows[] = {
     &rk_flow_dpo,
 };
 
+const struct rk_flow *const *rk_flows(int64_t *count)
+{
+    *count = RK_ARRAY_LEN(flows);
+    return flows;
+}
+
 const struct rk_flow *rk_flow_of(const struct rk_config *job)
 {
     const char *type = rk_config_string(job, "algorithm.type");
@@ -36,8 +42,8 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
         .flow = rk_flow_of(job), .job = job, .inputs = inputs, .driver = driver, .sink = *sink};
     RK_TRY(rk_job_meshes_create(&ctx->meshes, job, rk_driver_num_workers(driver)));
     ctx->num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_ACTOR);
-    RK_TRY(ctx->flow->init(ctx));
-    ctx->group_size = RK_MAX(ctx->flow->sequences, 1);
+    RK_TRY(ctx->flow->data->init(ctx));
+    ctx->group_size = ctx->flow->group_size;
     ctx->total_steps = rk_job_int_or(job, "trainer.total_training_steps",
                                      ctx->steps_per_epoch * rk_config_int(job, "trainer.total_epochs"));
     ctx->position = rk_run_position_after(job, rk_flow_inputs_num_rows(inputs), 0);
@@ -51,10 +57,10 @@ static void end_step(struct rk_flow_context *ctx)
     rk_flow_drop_passes(ctx);
     rk_batch_destroy(ctx->batch);
     rk_json_free(ctx->metrics);
-    rk_flow_scores_fini(&ctx->scores);
+    if (ctx->flow && ctx->flow->data->end_step) /* a zeroed context has none */
+        ctx->flow->data->end_step(ctx);
     ctx->batch = NULL;
     ctx->metrics = NULL;
-    ctx->rows = NULL;
     ctx->seqlens = NULL;
     if (ctx->arena)
         rk_arena_reset(ctx->arena);

@@ -3,6 +3,7 @@
 #define RK_FLOWS_INTERNAL_H
 
 #include "base/rk_config.h"
+#include "driver-cli/driver/flows/flow_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "driver-cli/driver/loggers/loggers_internal.h"
 #include "driver-cli/driver/memory_sum_internal.h"
@@ -22,42 +23,52 @@ struct rk_flow_reward_model {
     int64_t now_s;        /* of templates that write the date */
 };
 
-/* What a job names, read and checked before any daemon is started. */
-struct rk_flow_inputs {
-    char *model_path;   /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
+/* What a job with prompts names besides. */
+struct rk_prompt_inputs {
+    struct rk_dataset *train, *val; /* val: NULL without data.val_files */
+    struct rk_reward *reward;       /* NULL: the reward model alone scores */
+    struct rk_flow_reward_model reward_model;
+    const struct rk_adv_ops *adv;
     char *critic_path;  /* of critic.model.path; NULL: the model is the actor's */
     char *teacher_path; /* of distillation.teacher.model.path; NULL: no teacher */
     /* Ids that the teacher's probabilities are over, where its vocabulary has more than the student's; 0:
      * all. */
     int64_t teacher_vocab_size;
+};
+
+/* What a job with examples names besides. */
+struct rk_example_inputs {
+    struct rk_examples *train, *val; /* val: NULL without data.val_files */
+};
+
+/* What a job names, read and checked before any daemon is started. */
+struct rk_flow_inputs {
+    const struct rk_flow_data *data; /* says which part of the union is there */
+    union {
+        struct rk_prompt_inputs prompts;
+        struct rk_example_inputs examples;
+    } of;             /* by rk_flow_prompt_inputs and rk_flow_example_inputs, which assert it */
+    char *model_path; /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
     char *tokenizer_dir;
     struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
     struct rk_json *eos_ids;   /* array */
     int64_t pad_id;
     struct rk_workload workload;
     struct rk_tokenizer *tokenizer;
-    struct rk_chat *chat;             /* NULL: the tokenizer has no chat template */
-    struct rk_dataset *dataset;       /* of flows that generate */
-    struct rk_dataset *val_dataset;   /* NULL without data.val_files */
-    struct rk_examples *examples;     /* of flows that train on the data itself */
-    struct rk_examples *val_examples; /* NULL without data.val_files */
-    struct rk_reward *reward;         /* NULL: the reward model alone scores */
-    struct rk_flow_reward_model reward_model;
-    const struct rk_adv_ops *adv;
+    struct rk_chat *chat; /* NULL: the tokenizer has no chat template */
 };
+
+/* The part of its kind of data, of a job that has such data (asserted). */
+const struct rk_prompt_inputs *rk_flow_prompt_inputs(const struct rk_flow_inputs *inputs);
+const struct rk_example_inputs *rk_flow_example_inputs(const struct rk_flow_inputs *inputs);
+/* The directory of the role's model where the job gives it one of its own; NULL: it has the policy's, or the
+ * job has no such role. */
+const char *rk_flow_own_model(const struct rk_flow_inputs *inputs, uint32_t role);
 
 /* Relative paths of the job are relative to `job_dir`. */
 struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
                                       const char *job_dir) RK_NODISCARD;
 void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
-/* Prompts, what scores the answers, and the estimator: the data of flows that generate. */
-struct rk_status *rk_flow_inputs_load_prompts(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                              const char *job_dir) RK_NODISCARD;
-
-/* Conversations or preference pairs, as the flow has them (flow_examples.c): the data of flows that do not
- * generate. */
-struct rk_status *rk_flow_inputs_load_examples(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                               const char *job_dir) RK_NODISCARD;
 int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs); /* of data.train_files */
 /* Full paths of the files that the list `key` of the job names: NULL-terminated; rk_flow_files_free. */
 struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const char *key,
@@ -99,19 +110,19 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
 
 /* The critic's directory, where the job has a critic with one (flow_critic.c). INVALID_ARGUMENT names the
  * file that promises a value head and has none, or another vocabulary. */
-struct rk_status *rk_flow_inputs_load_critic(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                             const char *job_dir) RK_NODISCARD;
+struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                      const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 
 /* The teacher, where the job has one: its directory, and that its vocabulary is the student's, but for
  * more padding (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
-struct rk_status *rk_flow_inputs_load_teacher(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                              const char *job_dir) RK_NODISCARD;
+struct rk_status *rk_flow_load_teacher(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 
 /* --- the reward model of a job (flow_reward_model.c, flow_rm_score.c) --- */
 /* Behind the prompts. INVALID_ARGUMENT for a directory without a score head, and for a vocabulary that is not
  * the policy's and has no tokenizer here. */
-struct rk_status *rk_flow_inputs_load_reward_model(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                                                   const char *job_dir) RK_NODISCARD;
+struct rk_status *rk_flow_load_reward_model(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                            const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 void rk_flow_reward_model_fini(struct rk_flow_reward_model *model);
 /* The tokens of a prompt with its response in the model's own tokenizer: its chat template over the messages,
  * or the texts one behind the other. rk_free out->items, on failure too. */
@@ -148,8 +159,15 @@ struct rk_run_position {
     int64_t next_stream;     /* noise stream of the next sample */
 };
 
+/* What the context of a job with prompts holds besides. */
+struct rk_prompt_state {
+    int64_t weight_version; /* of a rollout with weights of its own */
+    /* of the step at hand */
+    const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
+    struct rk_flow_scores scores;       /* of the batch in its order */
+};
+
 struct rk_checkpoints;
-struct rk_flow;
 
 struct rk_flow_context {
     /* fixed */
@@ -176,7 +194,6 @@ struct rk_flow_context {
 
     struct rk_kl_ctrl kl_ctrl;       /* as the next step reads it */
     struct rk_run_position position; /* what the next prompts and samples are */
-    int64_t weight_version;          /* of a rollout with weights of its own */
     int64_t trained_step;            /* the last one whose update the daemons have done; 0: none */
     struct rk_flow_profile *profile; /* owned; NULL: no step was profiled yet */
     /* the last checkpoint */
@@ -188,43 +205,24 @@ struct rk_flow_context {
     int64_t step, epoch;    /* step from 1 */
     int32_t progress_rank;  /* whose progress the running call shows */
     int64_t started_ns;
-    const struct rk_dataset_row **rows; /* [num_prompts]; borrowed from the dataset */
     struct rk_batch *batch;
-    int64_t *seqlens;             /* [num_rows], of the batch in its order */
-    struct rk_flow_scores scores; /* of the batch in its order */
+    int64_t *seqlens; /* [num_rows], of the batch in its order */
     struct rk_json *metrics;
     struct {
         uint32_t role; /* 0: none */
         struct rk_future *future;
     } passes[RK_LIMIT_ROLES]; /* started, and not taken yet */
+
+    /* the data's own part, by the row of the flow */
+    union {
+        struct rk_prompt_state prompts;
+    } of; /* by rk_flow_prompt_state, which asserts it */
 };
 
-struct rk_flow_step {
-    const char *name;
-    const char *timer;                                    /* timing_s/<timer>; NULL: not timed */
-    bool (*is_needed)(const struct rk_flow_context *ctx); /* NULL: always */
-    struct rk_status *(*run)(struct rk_flow_context *ctx);
-};
+/* Of a job with prompts (asserted). */
+struct rk_prompt_state *rk_flow_prompt_state(struct rk_flow_context *ctx);
+const struct rk_flow_scores *rk_flow_scores_of(const struct rk_flow_context *ctx);
 
-/* A kind of training: what it reads, which roles it has, and what a step of it does. */
-struct rk_flow {
-    const char *name;        /* algorithm.type that selects it */
-    uint32_t roles;          /* RK_ROLE_*: those of every job */
-    uint32_t optional_roles; /* those of a job whose keys ask for them (job_roles.c) */
-    int32_t sequences; /* of a data row, which train as they are; 0: each prompt has rollout.n answers */
-    /* Reads and checks what the job names, besides model and tokenizer, which are there. */
-    struct rk_status *(*load)(struct rk_flow_inputs *inputs, const struct rk_config *job,
-                              const char *job_dir);
-    /* The sizes of the context: of a step, an epoch and the run. */
-    struct rk_status *(*init)(struct rk_flow_context *ctx);
-    const struct rk_flow_step *const *steps; /* of one step of training, in their order; ends with NULL */
-    const struct rk_flow_step *validate;     /* that of the steps which measures the model as it is */
-    /* What verify-layout runs of a step, each list ended by NULL: the steps that make the rows of the batch,
-     * passes that add columns to them, and updates. */
-    const struct rk_flow_step *const *rows, *const *passes, *const *updates;
-};
-
-const struct rk_flow *rk_flow_of(const struct rk_config *job);
 /* Fills the fixed part. The driver has claimed its daemons. */
 struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct rk_config *job,
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
@@ -245,8 +243,6 @@ struct rk_status *rk_flow_dry_plans(struct rk_flow_context *ctx, const char *rol
 struct rk_status *rk_flow_plan_update(struct rk_plan *plan, struct rk_flow_context *ctx) RK_NODISCARD;
 /* Meshes and models, then all steps. */
 struct rk_status *rk_flow_run(struct rk_flow_context *ctx) RK_NODISCARD;
-
-extern const struct rk_flow rk_flow_rl, rk_flow_sft, rk_flow_dpo;
 
 /* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
@@ -285,8 +281,6 @@ struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
 /* The plan of an update with examples of those lengths (step_examples.c). */
 struct rk_status *rk_flow_example_plan(struct rk_plan *plan, struct rk_flow_context *ctx,
                                        const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
-/* The sizes of a flow whose rows are examples. */
-struct rk_status *rk_flow_examples_init(struct rk_flow_context *ctx) RK_NODISCARD;
 /* The sequences of the examples, one after the other, padded on the right to the longest: input_ids,
  * attention_mask, position_ids, loss_mask [B, S]. The same as a prompt of one token and a response:
  * responses, and their part of the loss mask as response_mask [B, R], R = S - 1. */
@@ -393,7 +387,7 @@ void rk_flow_profile_fini(struct rk_flow_context *ctx);
 /* The rollout gets the actor's; the metrics, where a step is at hand, have what was moved. */
 struct rk_status *rk_flow_update_weights(struct rk_flow_context *ctx) RK_NODISCARD;
 /* INTERNAL unless the answers are of the weights that it got last. */
-struct rk_status *rk_flow_check_version(const struct rk_flow_context *ctx,
+struct rk_status *rk_flow_check_version(struct rk_flow_context *ctx,
                                         const struct rk_batch *answers) RK_NODISCARD;
 
 /* --- responses (flow_generate.c) --- */
@@ -413,7 +407,7 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
 struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *ctx,
                                  const struct rk_dataset_row *const *prompts, int64_t num_prompts,
                                  int64_t first_stream) RK_NODISCARD;
-/* Columns uid, index and session of the step's batch, whose groups are in the order of ctx->rows. */
+/* Columns uid, index and session of the step's batch, whose groups are in the order of the step's prompts. */
 struct rk_status *rk_flow_add_identity(struct rk_flow_context *ctx) RK_NODISCARD;
 bool rk_flow_filters_groups(const struct rk_flow_context *ctx); /* algorithm.filter_groups.enable */
 

@@ -48,7 +48,7 @@ const struct rk_flow_step rk_step_token_rewards = {"token_level_rewards", NULL, 
 
 static struct rk_status *find_columns(struct rk_adv_in *in, const struct rk_flow_context *ctx)
 {
-    uint32_t needs = ctx->inputs->adv->needs;
+    uint32_t needs = rk_flow_prompt_inputs(ctx->inputs)->adv->needs;
     const struct {
         bool is_read;
         const char *name;
@@ -105,7 +105,7 @@ static struct rk_status *read_key(struct rk_flow_context *ctx, const char *key, 
     int64_t num_scored = 0;
 
     for (int64_t row = 0; row < ctx->num_rows; row++) {
-        const struct rk_reward_result *result = &ctx->scores.results[row];
+        const struct rk_reward_result *result = &rk_flow_scores_of(ctx)->results[row];
 
         rewards[row] = key_reward(result, key);
         if (result->is_dropped)
@@ -128,7 +128,7 @@ static struct rk_status *find_key_rewards(struct rk_adv_in *in, struct rk_flow_c
     const double **rewards;
     double *values;
 
-    if (!(ctx->inputs->adv->needs & RK_ADV_NEEDS_KEY_REWARDS))
+    if (!(rk_flow_prompt_inputs(ctx->inputs)->adv->needs & RK_ADV_NEEDS_KEY_REWARDS))
         return NULL;
     keys = rk_config_json(ctx->job, "algorithm.gdpo_reward_keys");
     if (!rk_config_is_null(ctx->job, weights_key))
@@ -178,7 +178,7 @@ static struct rk_status *advantages(struct rk_flow_context *ctx)
     in.token_level_rewards = rewards;
     in.response_mask = mask;
     in.group_mask = scored;
-    return rk_adv_compute(ctx->inputs->adv, &(struct rk_adv_out){adv, returns}, &in);
+    return rk_adv_compute(rk_flow_prompt_inputs(ctx->inputs)->adv, &(struct rk_adv_out){adv, returns}, &in);
 }
 
 const struct rk_flow_step rk_step_adv = {"adv", "adv", NULL, advantages};

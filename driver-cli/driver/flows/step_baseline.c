@@ -5,14 +5,14 @@
 
 static bool needs_baseline(const struct rk_flow_context *ctx)
 {
-    return ctx->inputs->adv->needs & RK_ADV_NEEDS_REWARD_BASELINES;
+    return rk_flow_prompt_inputs(ctx->inputs)->adv->needs & RK_ADV_NEEDS_REWARD_BASELINES;
 }
 
 static struct rk_status *generate_greedy(struct rk_batch **out, struct rk_flow_context *ctx)
 {
     struct rk_flow_prompts prompts = {
         .num_rows = ctx->num_prompts,
-        .rows = ctx->rows,
+        .rows = rk_flow_prompt_state(ctx)->rows,
         .streams = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(int64_t)), /* nothing is drawn */
     };
     struct rk_json *dropped = rk_json_new_object(); /* the metrics of this generation would hide training's */
@@ -58,7 +58,7 @@ static struct rk_status *score_greedy(struct rk_flow_context *ctx)
     struct rk_status *st;
 
     RK_TRY(generate_greedy(&batch, ctx));
-    st = rk_flow_score(&greedy, ctx, batch, ctx->rows);
+    st = rk_flow_score(&greedy, ctx, batch, rk_flow_prompt_state(ctx)->rows);
     if (!st)
         st = put_baselines(ctx, &greedy);
     rk_flow_scores_fini(&greedy);

@@ -12,7 +12,7 @@ static struct rk_status *take_examples(struct rk_flow_context *ctx)
     const void *ids;
 
     for (int64_t i = 0; i < ctx->num_prompts; i++)
-        examples[i] = rk_examples_at(ctx->inputs->examples, at->epoch, at->next_row + i);
+        examples[i] = rk_examples_at(rk_flow_example_inputs(ctx->inputs)->train, at->epoch, at->next_row + i);
     RK_TRY(rk_flow_collate(&ctx->batch, examples, ctx->num_prompts, ctx->inputs->pad_id));
     RK_TRY(rk_batch_get_dense(ctx->batch, "input_ids", RK_DTYPE_I64, 2, shape, &ids));
     ctx->prompt_length = 1;

@@ -103,7 +103,8 @@ static struct rk_status *find_kept(bool *is_kept, struct filter *filter, const s
 static const struct rk_dataset_row *next_prompt(struct rk_flow_context *ctx)
 {
     struct rk_run_position *at = &ctx->position;
-    const struct rk_dataset_row *row = rk_dataset_at(ctx->inputs->dataset, at->epoch, at->next_row);
+    const struct rk_dataset_row *row =
+        rk_dataset_at(rk_flow_prompt_inputs(ctx->inputs)->train, at->epoch, at->next_row);
 
     at->next_row++;
     if (at->next_row == at->num_rows) {
@@ -209,10 +210,11 @@ static struct rk_status *generate_parts(struct filter *filter)
 static void take_scores(struct filter *filter)
 {
     struct rk_flow_context *ctx = filter->ctx;
-    struct rk_flow_scores *out = &ctx->scores;
+    struct rk_prompt_state *state = rk_flow_prompt_state(ctx);
+    struct rk_flow_scores *out = &state->scores;
     int64_t num_groups = 0;
 
-    ctx->rows = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(*ctx->rows));
+    state->rows = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(*state->rows));
     out->items = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*out->items));
     out->lengths = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*out->lengths));
     out->results = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*out->results));
@@ -222,7 +224,7 @@ static void take_scores(struct filter *filter)
 
         for (int64_t row = 0; row < scores->num_rows && out->num_rows < ctx->num_rows; row++) {
             if (row % ctx->num_samples == 0)
-                ctx->rows[num_groups++] = part->prompts[row / ctx->num_samples];
+                state->rows[num_groups++] = part->prompts[row / ctx->num_samples];
             out->items[out->num_rows] = scores->items[row];
             out->lengths[out->num_rows] = scores->lengths[row];
             out->results[out->num_rows++] = scores->results[row];

@@ -15,11 +15,14 @@ static bool takes_one_batch(const struct rk_flow_context *ctx)
 
 static struct rk_status *take_prompts(struct rk_flow_context *ctx)
 {
+    const struct rk_prompt_inputs *prompts = rk_flow_prompt_inputs(ctx->inputs);
     const struct rk_run_position *at = &ctx->position;
+    const struct rk_dataset_row **rows;
 
-    ctx->rows = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(*ctx->rows));
+    rows = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(*rows));
     for (int64_t i = 0; i < ctx->num_prompts; i++)
-        ctx->rows[i] = rk_dataset_at(ctx->inputs->dataset, at->epoch, at->next_row + i);
+        rows[i] = rk_dataset_at(prompts->train, at->epoch, at->next_row + i);
+    rk_flow_prompt_state(ctx)->rows = rows;
     return NULL;
 }
 
@@ -69,7 +72,9 @@ struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *
 
 static struct rk_status *generate(struct rk_flow_context *ctx)
 {
-    RK_TRY(rk_flow_answer(&ctx->batch, ctx, ctx->rows, ctx->num_prompts, ctx->position.next_stream));
+    const struct rk_dataset_row **rows = rk_flow_prompt_state(ctx)->rows;
+
+    RK_TRY(rk_flow_answer(&ctx->batch, ctx, rows, ctx->num_prompts, ctx->position.next_stream));
     return rk_flow_add_identity(ctx);
 }
 

@@ -3,23 +3,6 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* Scores that were there before the layout. */
-static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
-{
-    struct rk_flow_scores old = ctx->scores, *scores = &ctx->scores;
-
-    if (old.num_rows == 0)
-        return;
-    scores->items = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->items));
-    scores->lengths = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->lengths));
-    scores->results = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->results));
-    for (int64_t row = 0; row < old.num_rows; row++) {
-        scores->items[row] = old.items[order[row]];
-        scores->lengths[row] = old.lengths[order[row]];
-        scores->results[row] = old.results[order[row]];
-    }
-}
-
 struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, const int64_t *seqlens,
                                  int64_t *order)
 {
@@ -51,7 +34,8 @@ static struct rk_status *lay_out(struct rk_flow_context *ctx)
     RK_TRY(rk_flow_sum_rows(ctx, "attention_mask", width, &ctx->seqlens));
     RK_TRY(rk_flow_layout(ctx, RK_ROLE_ACTOR, ctx->seqlens, order));
     RK_TRY(rk_batch_reorder(ctx->batch, order));
-    reorder_scores(ctx, order);
+    if (ctx->flow->data->reorder)
+        ctx->flow->data->reorder(ctx, order);
     stats = rk_plan_seqlen_stats(ctx->seqlens, order, ctx->num_rows, ctx->num_replicas);
     rk_flow_metric(ctx->metrics, "global_seqlen/min", stats.min);
     rk_flow_metric(ctx->metrics, "global_seqlen/max", stats.max);

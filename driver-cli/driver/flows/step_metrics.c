@@ -47,7 +47,7 @@ static struct rk_status *measure(struct rk_flow_context *ctx)
     RK_TRY(measure_variance(ctx));
     for (int64_t row = 0; row < ctx->num_rows; row++) {
         num_tokens += ctx->seqlens[row];
-        num_response_tokens += ctx->scores.lengths[row];
+        num_response_tokens += rk_flow_scores_of(ctx)->lengths[row];
     }
     rk_flow_speed_metrics(ctx->metrics, num_tokens, num_response_tokens, step_s,
                           rk_driver_num_workers(ctx->driver));

@@ -7,21 +7,23 @@
 /* All ranks have to say the same version. */
 static struct rk_status *read_version(struct rk_flow_context *ctx, const struct rk_driver_result *result)
 {
-    ctx->weight_version = -1;
+    int64_t *held = &rk_flow_prompt_state(ctx)->weight_version;
+
+    *held = -1;
     for (int32_t i = 0; i < result->num_outputs; i++) {
         const struct rk_json *meta = result->outputs[i] ? rk_batch_meta(result->outputs[i]) : NULL;
         int64_t version = rk_json_as_int(rk_json_find(meta, "weight_version"), -1);
 
         if (!meta)
             continue;
-        if (version < 0 || (ctx->weight_version >= 0 && version != ctx->weight_version))
+        if (version < 0 || (*held >= 0 && version != *held))
             return RK_FAIL(
                 RK_INTERNAL,
                 "update_weights: rank %d has weights of version %lld, another rank of version %lld", i,
-                (long long)version, (long long)ctx->weight_version);
-        ctx->weight_version = version;
+                (long long)version, (long long)*held);
+        *held = version;
     }
-    if (ctx->weight_version < 0)
+    if (*held < 0)
         return RK_FAIL(RK_INTERNAL, "update_weights: no rank says which version its weights have");
     return NULL;
 }
@@ -41,14 +43,15 @@ struct rk_status *rk_flow_update_weights(struct rk_flow_context *ctx)
     return st;
 }
 
-struct rk_status *rk_flow_check_version(const struct rk_flow_context *ctx, const struct rk_batch *answers)
+struct rk_status *rk_flow_check_version(struct rk_flow_context *ctx, const struct rk_batch *answers)
 {
+    int64_t expected = rk_flow_prompt_state(ctx)->weight_version;
     int64_t version = rk_json_as_int(rk_json_find(rk_batch_meta(answers), "weight_version"), -1);
 
-    if (!rk_job_moves_weights(ctx->job) || version == ctx->weight_version)
+    if (!rk_job_moves_weights(ctx->job) || version == expected)
         return NULL;
     return RK_FAIL(RK_INTERNAL, "generate_sequences answered with weights of version %lld, expected %lld",
-                   (long long)version, (long long)ctx->weight_version);
+                   (long long)version, (long long)expected);
 }
 
 static bool has_moved_on(const struct rk_flow_context *ctx)

@@ -125,7 +125,7 @@ static void write_actor(const struct fixture *f, int64_t step)
 static struct rk_json *make_state(const struct fixture *f, int64_t step)
 {
     struct rk_run_position position =
-        rk_run_position_after(f->job, rk_dataset_num_rows(f->inputs.dataset), step);
+        rk_run_position_after(f->job, rk_flow_inputs_num_rows(&f->inputs), step);
 
     return rk_run_state_make(f->checkpoints.identity, f->job, &position,
                              &(struct rk_kl_ctrl){.kl_coef = 0.0035}, step);
@@ -434,8 +434,7 @@ static void test_run_state_check_missing_members_are_named(void **state)
     open_fixture(&f);
     assert_ok(open_checkpoints(&f));
     for (size_t i = 0; i < RK_ARRAY_LEN(paths); i++) {
-        struct rk_run_position position =
-            rk_run_position_after(f.job, rk_dataset_num_rows(f.inputs.dataset), 5);
+        struct rk_run_position position = rk_run_position_after(f.job, rk_flow_inputs_num_rows(&f.inputs), 5);
         struct rk_json *saved = make_state(&f, 5);
         struct rk_str changes = {0};
         char *parent = rk_strdup(paths[i]), *dot = strchr(parent, '.');
@@ -496,7 +495,7 @@ static void test_run_position_after_follows_the_epochs(void **state)
     (void)state;
     open_fixture(&f);
     load(&f, (const char *const[]){"data.train_batch_size=30", NULL});
-    position = rk_run_position_after(f.job, rk_dataset_num_rows(f.inputs.dataset), 5);
+    position = rk_run_position_after(f.job, rk_flow_inputs_num_rows(&f.inputs), 5);
     assert_int_equal(position.num_rows, 90);
     assert_int_equal(position.epoch, 1);
     assert_int_equal(position.next_row, 60);

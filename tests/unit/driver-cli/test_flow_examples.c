@@ -62,8 +62,8 @@ static void test_collate_pads_on_the_right(void **state)
     assert_ok(
         load(&inputs, &job, "dpo", "{\"prompt\": \"12\", \"chosen\": \"3\", \"rejected\": \"45\"}\n", NULL));
     assert_int_equal(rk_flow_inputs_num_rows(&inputs), 1);
-    assert_int_equal(rk_examples_num_rows(inputs.val_examples), 1);
-    example = rk_examples_at(inputs.examples, 0, 0);
+    assert_int_equal(rk_examples_num_rows(rk_flow_example_inputs(&inputs)->val), 1);
+    example = rk_examples_at(rk_flow_example_inputs(&inputs)->train, 0, 0);
     assert_ok(rk_flow_collate(&batch, &example, 1, 0));
     assert_int_equal(rk_batch_num_rows(batch), 2);
     expect_column(batch, "input_ids", 5, ids);

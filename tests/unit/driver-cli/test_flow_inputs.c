@@ -9,6 +9,7 @@
 #include "base/rk_safetensors.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/job_internal.h"
+#include "proto/rk_methods.h"
 #include "tests/support/test.h"
 
 /* Goal: ids of -1 are none, as in configurations that say so; padding falls back to the end token, then to 0.
@@ -129,7 +130,7 @@ static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **st
     teacher_fixture_init(&f, "teacher");
     assert_ok(rk_job_load(&job, NULL, (const char *const *)f.overrides, RK_ARRAY_LEN(f.overrides)));
     assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
-    assert_string_equal(inputs.teacher_path, f.dir);
+    assert_string_equal(rk_flow_own_model(&inputs, RK_ROLE_TEACHER), f.dir);
     rk_flow_inputs_fini(&inputs);
     assert_int_equal(mkdir(f.dir, 0700), 0);
     for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
@@ -150,7 +151,7 @@ static void test_flow_inputs_teacher_has_the_vocabulary_of_the_student(void **st
         else
             assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
         if (!cases[i].message)
-            assert_int_equal(inputs.teacher_vocab_size, cases[i].limit);
+            assert_int_equal(rk_flow_prompt_inputs(&inputs)->teacher_vocab_size, cases[i].limit);
         rk_flow_inputs_fini(&inputs);
         rk_free(changed);
         rk_free(size);
@@ -267,18 +268,19 @@ static char *make_reward_dir(const struct reward_case *row, const char *tokenize
 /* What the model reads of the first prompt with the response "3". */
 static void check_reward_text(const struct rk_flow_inputs *inputs, const char *expected)
 {
-    const struct rk_dataset_row *row = rk_dataset_at(inputs->dataset, 0, 0);
+    const struct rk_prompt_inputs *prompts = rk_flow_prompt_inputs(inputs);
+    const struct rk_dataset_row *row = rk_dataset_at(prompts->train, 0, 0);
     struct rk_reward_item item = rk_flow_reward_item(row);
     struct rk_tokenizer_ids ids = {0};
     struct rk_str text = {0};
 
-    assert_int_equal(inputs->reward_model.tokenizer != NULL, expected != NULL);
+    assert_int_equal(prompts->reward_model.tokenizer != NULL, expected != NULL);
     if (!expected)
         return;
     item.solution_str = "3";
     item.solution_bytes = 1;
-    assert_ok(rk_flow_reward_text(&ids, &inputs->reward_model, row, &item));
-    rk_tokenizer_decode(inputs->reward_model.tokenizer, ids.items, ids.count, false, &text);
+    assert_ok(rk_flow_reward_text(&ids, &prompts->reward_model, row, &item));
+    rk_tokenizer_decode(prompts->reward_model.tokenizer, ids.items, ids.count, false, &text);
     assert_string_equal(rk_str_text(&text), expected);
     rk_str_fini(&text);
     rk_free(ids.items);
@@ -305,8 +307,8 @@ static void check_reward_model(const struct reward_case *row, const char *tokeni
         assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, row->message);
     } else {
         assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
-        assert_null(inputs.reward); /* the model alone scores */
-        assert_string_equal(inputs.reward_model.path, dir);
+        assert_null(rk_flow_prompt_inputs(&inputs)->reward); /* the model alone scores */
+        assert_string_equal(rk_flow_own_model(&inputs, RK_ROLE_REWARD), dir);
         check_reward_text(&inputs, row->text);
     }
     rk_flow_inputs_fini(&inputs);
@@ -405,7 +407,7 @@ static void check_critic(const struct critic_case *row, const char *data)
         assert_fails(rk_flow_inputs_load(&inputs, job, "/"), RK_INVALID_ARGUMENT, row->message);
     } else {
         assert_ok(rk_flow_inputs_load(&inputs, job, "/"));
-        assert_string_equal(inputs.critic_path, dir);
+        assert_string_equal(rk_flow_own_model(&inputs, RK_ROLE_CRITIC), dir);
     }
     rk_flow_inputs_fini(&inputs);
     rk_config_destroy(job);

@@ -37,13 +37,14 @@ static const struct golden *golden_of(const struct rk_flow_context *ctx)
 /* --- steps of the test --- */
 
 /* The prompts of the file are those that the job's data give. */
-static void assert_prompts(const struct rk_flow_context *ctx)
+static void assert_prompts(struct rk_flow_context *ctx)
 {
+    const struct rk_dataset_row *const *prompts = rk_flow_prompt_state(ctx)->rows;
     const void *ids;
 
     assert_ok(rk_flow_column(ctx, "prompts", RK_DTYPE_I64, ctx->prompt_length, &ids));
     for (int64_t row = 0; row < ctx->num_rows; row++) {
-        const struct rk_dataset_row *prompt = ctx->rows[row / ctx->num_samples];
+        const struct rk_dataset_row *prompt = prompts[row / ctx->num_samples];
         const int64_t *end = (const int64_t *)ids + (row + 1) * ctx->prompt_length;
 
         for (int64_t i = 0; i < prompt->prompt_len; i++)

@@ -1,0 +1,291 @@
+/* Prompts, which the rollout answers: what a job with such data names besides its model (the prompts, what
+ * scores the answers, the estimator, models of roles), its sizes, and its part of the context. */
+#include <time.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_assert.h"
+#include "base/rk_rng.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/job_internal.h"
+#include "proto/rk_methods.h"
+
+const struct rk_prompt_inputs *rk_flow_prompt_inputs(const struct rk_flow_inputs *inputs)
+{
+    RK_ASSERT(inputs->data == &rk_flow_data_prompts);
+    return &inputs->of.prompts;
+}
+
+const char *rk_flow_own_model(const struct rk_flow_inputs *inputs, uint32_t role)
+{
+    if (inputs->data != &rk_flow_data_prompts)
+        return NULL;
+    switch (role) {
+    case RK_ROLE_CRITIC:
+        return inputs->of.prompts.critic_path;
+    case RK_ROLE_TEACHER:
+        return inputs->of.prompts.teacher_path;
+    case RK_ROLE_REWARD:
+        return inputs->of.prompts.reward_model.path;
+    default:
+        return NULL;
+    }
+}
+
+struct rk_prompt_state *rk_flow_prompt_state(struct rk_flow_context *ctx)
+{
+    RK_ASSERT(ctx->flow->data == &rk_flow_data_prompts);
+    return &ctx->of.prompts;
+}
+
+const struct rk_flow_scores *rk_flow_scores_of(const struct rk_flow_context *ctx)
+{
+    RK_ASSERT(ctx->flow->data == &rk_flow_data_prompts);
+    return &ctx->of.prompts.scores;
+}
+
+/* --- what the job names --- */
+
+/* The keys in which the two datasets of a job differ. */
+struct dataset_keys {
+    const char *files, *shuffle, *max_samples;
+};
+
+static struct rk_status *load_dataset(struct rk_dataset **out, const struct rk_flow_inputs *inputs,
+                                      const struct rk_config *job, const char *job_dir,
+                                      const struct dataset_keys *keys)
+{
+    struct rk_dataset_config config = {
+        .prompt_key = rk_config_string(job, "data.prompt_key"),
+        .max_prompt_length = rk_config_int(job, "data.max_prompt_length"),
+        .truncation = rk_config_string(job, "data.truncation"),
+        .filter_overlong_prompts = rk_config_bool(job, "data.filter_overlong_prompts"),
+        .shuffle = rk_config_bool(job, keys->shuffle),
+        .seed = (uint64_t)rk_config_int(job, "data.seed"),
+        .max_samples = rk_config_int(job, keys->max_samples),
+        .chat = inputs->chat,
+        .chat_kwargs = rk_config_json(job, "data.apply_chat_template_kwargs"),
+        .template_dir = inputs->tokenizer_dir,
+        .now_s = (int64_t)time(NULL),
+        .keep_messages = rk_job_wants_reward_model(job),
+    };
+    char **files = NULL;
+    struct rk_status *st;
+
+    RK_TRY_GOTO(st, rk_flow_files(&files, job, keys->files, job_dir), out);
+    config.files = (const char *const *)files;
+    st = rk_dataset_create(out, &config, inputs->tokenizer);
+out:
+    rk_flow_files_free(files);
+    return st ? RK_WRAP(st, "%s", keys->files) : NULL;
+}
+
+static struct rk_status *load_datasets(struct rk_prompt_inputs *prompts, const struct rk_flow_inputs *inputs,
+                                       const struct rk_config *job, const char *job_dir)
+{
+    static const struct dataset_keys train = {"data.train_files", "data.shuffle", "data.train_max_samples"};
+    static const struct dataset_keys val = {"data.val_files", "data.validation_shuffle",
+                                            "data.val_max_samples"};
+
+    RK_TRY(load_dataset(&prompts->train, inputs, job, job_dir, &train));
+    if (rk_config_is_null(job, val.files))
+        return NULL;
+    return load_dataset(&prompts->val, inputs, job, job_dir, &val);
+}
+
+/* A prompt that the reward can never score is found before anything runs. */
+static struct rk_status *check_rewards(const struct rk_reward *reward, struct rk_dataset *dataset,
+                                       const char *key)
+{
+    for (int64_t i = 0; dataset && i < rk_dataset_num_rows(dataset); i++) {
+        const struct rk_dataset_row *row = rk_dataset_at(dataset, 0, i);
+        struct rk_reward_item item = rk_flow_reward_item(row);
+        struct rk_status *st = rk_reward_check(reward, &item);
+
+        if (st)
+            return RK_WRAP(st, "%s: prompt %lld, from 0 over all files", key, (long long)row->index);
+    }
+    return NULL;
+}
+
+static struct rk_status *load_reward(struct rk_prompt_inputs *prompts, const struct rk_config *job,
+                                     const char *job_dir)
+{
+    struct rk_json *config = rk_job_reward(job);
+    struct rk_status *st = rk_reward_create(&prompts->reward, config, job_dir);
+
+    rk_json_free(config);
+    if (!st &&
+        !rk_job_has_reward_function(job)) { /* its keys are right, and the reward model is the reward */
+        rk_reward_destroy(prompts->reward);
+        prompts->reward = NULL;
+        return NULL;
+    }
+    if (!st)
+        st = check_rewards(prompts->reward, prompts->train, "data.train_files");
+    if (!st)
+        st = check_rewards(prompts->reward, prompts->val, "data.val_files");
+    return st;
+}
+
+static struct rk_status *load(struct rk_flow_inputs *inputs, const struct rk_config *job, const char *job_dir)
+{
+    struct rk_prompt_inputs *prompts = &inputs->of.prompts;
+
+    RK_TRY(rk_flow_load_critic(prompts, inputs, job, job_dir));
+    RK_TRY(rk_flow_load_teacher(prompts, inputs, job, job_dir));
+    prompts->adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));
+    RK_TRY(load_datasets(prompts, inputs, job, job_dir));
+    RK_TRY(rk_flow_load_reward_model(prompts, inputs, job, job_dir));
+    return load_reward(prompts, job, job_dir);
+}
+
+static void fini(struct rk_flow_inputs *inputs)
+{
+    struct rk_prompt_inputs *prompts = &inputs->of.prompts;
+
+    rk_flow_reward_model_fini(&prompts->reward_model);
+    rk_reward_destroy(prompts->reward);
+    rk_dataset_destroy(prompts->train);
+    rk_dataset_destroy(prompts->val);
+    rk_free(prompts->teacher_path);
+    rk_free(prompts->critic_path);
+}
+
+static int64_t num_rows(const struct rk_flow_inputs *inputs)
+{
+    return rk_dataset_num_rows(inputs->of.prompts.train);
+}
+
+/* --- sizes --- */
+
+static int64_t num_sequences(const struct rk_config *job)
+{
+    return rk_config_int(job, RK_JOB_ROLLOUT "n");
+}
+
+static int64_t max_tokens(const struct rk_config *job)
+{
+    return rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
+}
+
+static int64_t step_rows(const struct rk_config *job, uint32_t role)
+{
+    return rk_job_update_of(job, role).mini_batch_size;
+}
+
+static struct rk_status *init(struct rk_flow_context *ctx)
+{
+    const struct rk_config *job = ctx->job;
+    int64_t num_data = rk_flow_inputs_num_rows(ctx->inputs);
+
+    ctx->prompt_length = rk_config_int(job, "data.max_prompt_length");
+    ctx->response_length = rk_config_int(job, "data.max_response_length");
+    ctx->num_prompts = rk_config_int(job, "data.train_batch_size");
+    ctx->num_samples = rk_config_int(job, RK_JOB_ROLLOUT "n");
+    ctx->num_rows = ctx->num_prompts * ctx->num_samples;
+    ctx->mini_batch_rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * ctx->num_samples;
+    ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
+    ctx->num_left_out = rk_flow_filters_groups(ctx) ? 0 : num_data % ctx->num_prompts;
+    ctx->kl_ctrl = rk_job_kl_ctrl(job);
+    if (ctx->steps_per_epoch == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "data.train_files hold %lld prompts, fewer than data.train_batch_size=%lld",
+                       (long long)num_data, (long long)ctx->num_prompts);
+    return NULL;
+}
+
+static struct rk_status *plan_update(struct rk_plan *plan, struct rk_flow_context *ctx)
+{
+    size_t count = (size_t)ctx->num_rows;
+    int64_t *seqlens = rk_flow_scratch(ctx, count, sizeof(*seqlens));
+    int64_t *loss_tokens = rk_flow_scratch(ctx, count, sizeof(*loss_tokens));
+
+    for (size_t i = 0; i < count; i++) {
+        seqlens[i] = max_tokens(ctx->job);
+        loss_tokens[i] = ctx->response_length;
+    }
+    return rk_flow_update_plan(plan, ctx, RK_ROLE_ACTOR, seqlens, loss_tokens);
+}
+
+/* --- the context's part --- */
+
+/* Scores that were there before the layout. */
+static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
+{
+    struct rk_flow_scores *scores = &rk_flow_prompt_state(ctx)->scores, old = *scores;
+
+    if (old.num_rows == 0)
+        return;
+    scores->items = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->items));
+    scores->lengths = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->lengths));
+    scores->results = rk_flow_scratch(ctx, (size_t)old.num_rows, sizeof(*scores->results));
+    for (int64_t row = 0; row < old.num_rows; row++) {
+        scores->items[row] = old.items[order[row]];
+        scores->lengths[row] = old.lengths[order[row]];
+        scores->results[row] = old.results[order[row]];
+    }
+}
+
+static void end_step(struct rk_flow_context *ctx)
+{
+    struct rk_prompt_state *state = rk_flow_prompt_state(ctx);
+
+    rk_flow_scores_fini(&state->scores);
+    state->rows = NULL;
+}
+
+static struct rk_status *put_advantages(struct rk_flow_context *ctx, uint64_t seed)
+{
+    const int64_t shape[2] = {ctx->num_rows, ctx->response_length};
+    uint64_t stream = rk_rng_stream_of_name("advantages");
+    void *data;
+
+    RK_TRY(rk_batch_add_dense(ctx->batch, "advantages", RK_DTYPE_F32, 2, shape, &data));
+    for (int64_t row = 0; row < shape[0]; row++) {
+        /* Of one sign: their sum, the loss, does not vanish. */
+        float advantage = (float)(1.0 + 0.25 * rk_rng_normal(seed, stream, (uint64_t)row));
+
+        for (int64_t i = 0; i < shape[1]; i++)
+            ((float *)data)[row * shape[1] + i] = advantage;
+    }
+    return NULL;
+}
+
+static struct rk_status *put_returns(struct rk_flow_context *ctx, uint64_t seed)
+{
+    const int64_t shape[2] = {ctx->num_rows, ctx->response_length};
+    uint64_t stream = rk_rng_stream_of_name("returns");
+    const void *values;
+    void *data;
+
+    RK_TRY(rk_flow_column(ctx, "values", RK_DTYPE_F32, ctx->response_length, &values));
+    RK_TRY(rk_batch_add_dense(ctx->batch, "returns", RK_DTYPE_F32, 2, shape, &data));
+    for (int64_t i = 0; i < shape[0] * shape[1]; i++)
+        ((float *)data)[i] = ((const float *)values)[i] + (float)rk_rng_normal(seed, stream, (uint64_t)i);
+    return NULL;
+}
+
+static struct rk_status *put_targets(struct rk_flow_context *ctx, uint64_t seed)
+{
+    RK_TRY(put_advantages(ctx, seed));
+    return rk_job_role_needed(ctx->job, RK_ROLE_CRITIC) ? put_returns(ctx, seed) : NULL;
+}
+
+const struct rk_flow_data rk_flow_data_prompts = {
+    .rows = "prompts",
+    .sequences = "rollout.n",
+    .longest = "data.max_prompt_length + data.max_response_length",
+    .step_rows_key = RK_JOB_ACTOR "ppo_mini_batch_size",
+    .rules = rk_job_prompt_rules,
+    .num_sequences = num_sequences,
+    .max_tokens = max_tokens,
+    .step_rows = step_rows,
+    .load = load,
+    .fini = fini,
+    .num_rows = num_rows,
+    .init = init,
+    .reorder = reorder_scores,
+    .end_step = end_step,
+    .plan_update = plan_update,
+    .put_targets = put_targets,
+};
