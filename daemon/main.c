@@ -1,4 +1,5 @@
 /* rankd: command line and exit code. The process stays in the foreground; a service manager supervises it. */
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,6 +10,8 @@
 #include "daemon/options.def"
 #include "daemon/rk_daemon.h"
 #include "generated/rk_version.h"
+
+#define ARENAS_MAX 4
 
 struct options {
     struct rk_daemon_args args;
@@ -159,12 +162,24 @@ static struct rk_status *run(struct options *options, int argc, char **argv)
     return options->wants_check ? check_config(options) : rk_daemon_run(&options->args);
 }
 
+/* Every arena of malloc keeps what it once needed, and glibc has one for each thread, up to 8 a core: with
+ * the threads of gRPC, what floods and peaks of load leave behind would grow with the number of cores. */
+static void limit_arenas(void)
+{
+#ifdef M_ARENA_MAX
+    mallopt(M_ARENA_MAX, ARENAS_MAX);
+#endif
+}
+
 int main(int argc, char **argv)
 {
     struct options options = {0};
-    struct rk_status *st = run(&options, argc, argv);
-    int code = rk_daemon_exit_code(st);
+    struct rk_status *st;
+    int code;
 
+    limit_arenas();
+    st = run(&options, argc, argv);
+    code = rk_daemon_exit_code(st);
     if (st)
         fprintf(stderr, "rankd: %s\n", rk_status_message(st));
     if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {
