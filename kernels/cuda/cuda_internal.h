@@ -81,6 +81,32 @@ struct rk_status *rk_cuda_range_commit(void *handle, void *range, size_t bytes) 
 struct rk_status *rk_cuda_range_release(void *handle, void *range, size_t bytes) RK_NODISCARD;
 void rk_cuda_range_free(void *handle, void *range, size_t bytes);
 
+/* --- streams (stream_cuda.c), events (event_cuda.c), graphs (graph_cuda.c): the same --- */
+struct rk_status *rk_cuda_stream_reserve(void *handle, void *stream_handle,
+                                         const struct rk_workspace *workspace) RK_NODISCARD;
+void rk_cuda_stream_destroy(void *handle, void *stream_handle);
+struct rk_status *rk_cuda_stream_create(void *handle, void **out, const char *name) RK_NODISCARD;
+struct rk_status *rk_cuda_stream_create_urgent(void *handle, void **out, const char *name) RK_NODISCARD;
+struct rk_status *rk_cuda_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
+                               rk_copy_kind_t kind) RK_NODISCARD;
+struct rk_status *rk_cuda_zero(void *handle, void *stream, void *dst, size_t bytes) RK_NODISCARD;
+struct rk_status *rk_cuda_stream_sync(void *handle, void *stream) RK_NODISCARD;
+bool rk_cuda_stream_is_recording(void *handle, void *stream);
+void *rk_cuda_stream_native(void *handle, void *stream);
+struct rk_status *rk_cuda_event_create(void *handle, void **out) RK_NODISCARD;
+struct rk_status *rk_cuda_event_create_timed(void *handle, void **out) RK_NODISCARD;
+struct rk_status *rk_cuda_event_elapsed_ns(void *handle, int64_t *out, void *begin, void *end) RK_NODISCARD;
+void rk_cuda_event_destroy(void *handle, void *event);
+struct rk_status *rk_cuda_event_record(void *handle, void *event, void *stream) RK_NODISCARD;
+struct rk_status *rk_cuda_stream_wait(void *handle, void *stream, void *event) RK_NODISCARD;
+bool rk_cuda_event_query(void *handle, void *event);
+struct rk_status *rk_cuda_event_sync(void *handle, void *event) RK_NODISCARD;
+struct rk_status *rk_cuda_graph_begin(void *handle, void *stream_handle) RK_NODISCARD;
+struct rk_status *rk_cuda_graph_end(void *handle, void *stream_handle, void **out) RK_NODISCARD;
+struct rk_status *rk_cuda_graph_launch(void *handle, void *stream, void *graph) RK_NODISCARD;
+bool rk_cuda_graph_is_current(void *handle, void *stream, void *graph);
+void rk_cuda_graph_destroy(void *handle, void *graph);
+
 /* --- scratch (device_cuda.c) --- */
 
 /* Makes `buffer` (of `stream`) hold at least `bytes`, aligned to 256. What is new is zeroed, what was there

@@ -1,4 +1,4 @@
-/* NVIDIA GPUs: memory, streams and events of the CUDA runtime.
+/* NVIDIA GPUs: opening them, and their memory.
  *
  * Linked with the static runtime, so that the plug-in loads where no toolkit is; the driver is looked up when
  * the first device is opened. cudaMalloc is called by rk_device_alloc and by scratch that grows, nowhere
@@ -302,258 +302,10 @@ struct rk_status *rk_cuda_reserve(struct rk_cuda_stream *stream, struct rk_cuda_
     return NULL;
 }
 
-/* --- streams and events --- */
-
-static struct rk_status *cuda_stream_reserve(void *handle, void *stream_handle,
-                                             const struct rk_workspace *workspace)
-{
-    struct rk_cuda_stream *stream = stream_handle;
-
-    (void)handle;
-    RK_TRY(rk_cuda_reserve(stream, &stream->scratch, workspace->scratch_bytes));
-    return rk_cuda_reserve(stream, &stream->splits, workspace->kept_bytes);
-}
-
-static void cuda_stream_destroy(void *handle, void *stream_handle)
-{
-    struct rk_cuda_stream *stream = stream_handle;
-
-    (void)handle;
-    stream->dev->own_bytes -= stream->scratch.bytes + stream->splits.bytes;
-    if (stream->stream)
-        (void)cudaStreamDestroy(stream->stream);
-    (void)cudaFree(stream->scratch.data);
-    (void)cudaFree(stream->splits.data);
-    rk_free(stream);
-}
-
-static struct rk_status *create_stream(void *handle, void **out, int priority)
-{
-    struct rk_cuda_stream *stream = rk_calloc(1, sizeof(*stream));
-    struct rk_status *st;
-
-    stream->dev = handle;
-    st = rk_cuda_status(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority),
-                        "cudaStreamCreateWithPriority");
-    if (st) {
-        cuda_stream_destroy(handle, stream);
-        return st;
-    }
-    *out = stream;
-    return NULL;
-}
-
-static struct rk_status *cuda_stream_create(void *handle, void **out, const char *name)
-{
-    (void)name;
-    return create_stream(handle, out, 0);
-}
-
-/* A block of it that waits for room on a processor gets it before blocks of other streams that wait, too. */
-static struct rk_status *cuda_stream_create_urgent(void *handle, void **out, const char *name)
-{
-    int least, greatest;
-
-    (void)name;
-    RK_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    return create_stream(handle, out, greatest);
-}
-
-static struct rk_status *cuda_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
-                                   rk_copy_kind_t kind)
-{
-    static const enum cudaMemcpyKind kinds[] = {
-        [RK_COPY_H2D] = cudaMemcpyHostToDevice,
-        [RK_COPY_D2H] = cudaMemcpyDeviceToHost,
-        [RK_COPY_D2D] = cudaMemcpyDeviceToDevice,
-    };
-
-    (void)handle;
-    RK_CUDA(cudaMemcpyAsync(dst, src, bytes, kinds[kind], ((struct rk_cuda_stream *)stream)->stream));
-    return NULL;
-}
-
-static struct rk_status *cuda_zero(void *handle, void *stream, void *dst, size_t bytes)
-{
-    (void)handle;
-    RK_CUDA(cudaMemsetAsync(dst, 0, bytes, ((struct rk_cuda_stream *)stream)->stream));
-    return NULL;
-}
-
-static struct rk_status *cuda_stream_sync(void *handle, void *stream)
-{
-    (void)handle;
-    RK_CUDA(cudaStreamSynchronize(((struct rk_cuda_stream *)stream)->stream));
-    return NULL;
-}
-
-static struct rk_status *cuda_event_create(void *handle, void **out)
-{
-    cudaEvent_t event;
-
-    (void)handle;
-    RK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    *out = event;
-    return NULL;
-}
-
-static struct rk_status *cuda_event_create_timed(void *handle, void **out)
-{
-    cudaEvent_t event;
-
-    (void)handle;
-    RK_CUDA(cudaEventCreate(&event));
-    *out = event;
-    return NULL;
-}
-
-static struct rk_status *cuda_event_elapsed_ns(void *handle, int64_t *out, void *begin, void *end)
-{
-    float ms;
-
-    (void)handle;
-    RK_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    *out = (int64_t)((double)ms * 1e6);
-    return NULL;
-}
-
-static void cuda_event_destroy(void *handle, void *event)
-{
-    (void)handle;
-    (void)cudaEventDestroy(event);
-}
-
-static struct rk_status *cuda_event_record(void *handle, void *event, void *stream)
-{
-    (void)handle;
-    RK_CUDA(cudaEventRecord(event, ((struct rk_cuda_stream *)stream)->stream));
-    return NULL;
-}
-
-static struct rk_status *cuda_stream_wait(void *handle, void *stream, void *event)
-{
-    (void)handle;
-    RK_CUDA(cudaStreamWaitEvent(((struct rk_cuda_stream *)stream)->stream, event, 0));
-    return NULL;
-}
-
-/* Asked by threads that have nothing to do with what the engine's may be recording: relaxed, or the question
- * would end the recording. */
-static bool cuda_event_query(void *handle, void *event)
-{
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    cudaError_t error;
-
-    (void)handle;
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    error = cudaEventQuery(event);
-    (void)cudaThreadExchangeStreamCaptureMode(&mode);
-    (void)cudaGetLastError(); /* "not yet" counts as one */
-    return error != cudaErrorNotReady;
-}
-
 static struct rk_status *cuda_use(void *handle)
 {
     RK_CUDA(cudaSetDevice(((struct rk_cuda_device *)handle)->index));
     return NULL;
-}
-
-static bool cuda_stream_is_recording(void *handle, void *stream)
-{
-    (void)handle;
-    return ((struct rk_cuda_stream *)stream)->is_recording;
-}
-
-static void *cuda_stream_native(void *handle, void *stream)
-{
-    (void)handle;
-    return ((struct rk_cuda_stream *)stream)->stream;
-}
-
-static struct rk_status *cuda_event_sync(void *handle, void *event)
-{
-    (void)handle;
-    RK_CUDA(cudaEventSynchronize(event));
-    return NULL;
-}
-
-/* --- graphs --- */
-
-struct cuda_graph {
-    cudaGraphExec_t exec;
-    uint64_t num_moves; /* of the stream's scratch when it was recorded */
-};
-
-static struct rk_status *cuda_graph_begin(void *handle, void *stream_handle)
-{
-    struct rk_cuda_stream *stream = stream_handle;
-
-    (void)handle;
-    RK_CUDA(cudaStreamBeginCapture(stream->stream, cudaStreamCaptureModeThreadLocal));
-    stream->is_recording = true;
-    return NULL;
-}
-
-/* With its memory on the device: what fails for want of it fails here, not at a launch. */
-static struct rk_status *instantiate(struct cuda_graph *graph, cudaGraph_t recorded,
-                                     const struct rk_cuda_stream *stream)
-{
-    struct rk_status *st;
-
-    RK_CUDA(cudaGraphInstantiate(&graph->exec, recorded, 0));
-    st = rk_cuda_status(cudaGraphUpload(graph->exec, stream->stream), "cudaGraphUpload");
-    if (st)
-        (void)cudaGraphExecDestroy(graph->exec);
-    return st;
-}
-
-static struct rk_status *cuda_graph_end(void *handle, void *stream_handle, void **out)
-{
-    struct rk_cuda_stream *stream = stream_handle;
-    cudaGraph_t recorded = NULL;
-    cudaError_t error = cudaStreamEndCapture(stream->stream, &recorded);
-    struct cuda_graph *graph;
-    struct rk_status *st;
-
-    (void)handle;
-    stream->is_recording = false;
-    if (!out) {
-        (void)cudaGetLastError(); /* of a recording that a failed operation has spoilt */
-        if (recorded)
-            (void)cudaGraphDestroy(recorded);
-        return NULL;
-    }
-    RK_TRY(rk_cuda_status(error, "cudaStreamEndCapture"));
-    graph = rk_calloc(1, sizeof(*graph));
-    graph->num_moves = stream->num_moves;
-    st = instantiate(graph, recorded, stream);
-    (void)cudaGraphDestroy(recorded);
-    if (st) {
-        rk_free(graph);
-        return st;
-    }
-    *out = graph;
-    return NULL;
-}
-
-static struct rk_status *cuda_graph_launch(void *handle, void *stream, void *graph)
-{
-    (void)handle;
-    RK_CUDA(cudaGraphLaunch(((struct cuda_graph *)graph)->exec, ((struct rk_cuda_stream *)stream)->stream));
-    return NULL;
-}
-
-static bool cuda_graph_is_current(void *handle, void *stream, void *graph)
-{
-    (void)handle;
-    return ((struct cuda_graph *)graph)->num_moves == ((struct rk_cuda_stream *)stream)->num_moves;
-}
-
-static void cuda_graph_destroy(void *handle, void *graph)
-{
-    (void)handle;
-    (void)cudaGraphExecDestroy(((struct cuda_graph *)graph)->exec);
-    rk_free(graph);
 }
 
 const struct rk_device_ops rk_cuda_device_ops = {
@@ -568,32 +320,32 @@ const struct rk_device_ops rk_cuda_device_ops = {
     .free = cuda_free,
     .host_alloc = cuda_host_alloc,
     .host_free = cuda_host_free,
-    .stream_create = cuda_stream_create,
-    .stream_create_urgent = cuda_stream_create_urgent,
-    .stream_destroy = cuda_stream_destroy,
-    .copy = cuda_copy,
-    .zero = cuda_zero,
-    .stream_sync = cuda_stream_sync,
-    .event_create = cuda_event_create,
-    .event_destroy = cuda_event_destroy,
-    .event_record = cuda_event_record,
-    .stream_wait = cuda_stream_wait,
-    .event_query = cuda_event_query,
-    .stream_is_recording = cuda_stream_is_recording,
-    .stream_native = cuda_stream_native,
-    .event_create_timed = cuda_event_create_timed,
-    .event_elapsed_ns = cuda_event_elapsed_ns,
-    .event_sync = cuda_event_sync,
-    .graph_begin = cuda_graph_begin,
-    .graph_end = cuda_graph_end,
-    .graph_launch = cuda_graph_launch,
-    .graph_is_current = cuda_graph_is_current,
-    .graph_destroy = cuda_graph_destroy,
+    .stream_create = rk_cuda_stream_create,
+    .stream_create_urgent = rk_cuda_stream_create_urgent,
+    .stream_destroy = rk_cuda_stream_destroy,
+    .copy = rk_cuda_copy,
+    .zero = rk_cuda_zero,
+    .stream_sync = rk_cuda_stream_sync,
+    .event_create = rk_cuda_event_create,
+    .event_destroy = rk_cuda_event_destroy,
+    .event_record = rk_cuda_event_record,
+    .stream_wait = rk_cuda_stream_wait,
+    .event_query = rk_cuda_event_query,
+    .stream_is_recording = rk_cuda_stream_is_recording,
+    .stream_native = rk_cuda_stream_native,
+    .event_create_timed = rk_cuda_event_create_timed,
+    .event_elapsed_ns = rk_cuda_event_elapsed_ns,
+    .event_sync = rk_cuda_event_sync,
+    .graph_begin = rk_cuda_graph_begin,
+    .graph_end = rk_cuda_graph_end,
+    .graph_launch = rk_cuda_graph_launch,
+    .graph_is_current = rk_cuda_graph_is_current,
+    .graph_destroy = rk_cuda_graph_destroy,
     .use = cuda_use,
     .check = cuda_check,
     .get_free = cuda_get_free,
     .get_own = cuda_get_own,
-    .reserve = cuda_stream_reserve,
+    .reserve = rk_cuda_stream_reserve,
     .get_uuid = cuda_get_uuid,
     .range_reserve = rk_cuda_range_reserve,
     .range_commit = rk_cuda_range_commit,

@@ -1,21 +1,15 @@
-/* Twin of kernels/cpu/rmsnorm.c.
+/* Twin of the backward pass of kernels/cpu/rmsnorm.c.
  *
- * Work split   Forward: one block a row, one pack of 8 elements a thread (four where a row is longer
- *              than 512 packs). Backward: RK_TILE_NORM_PARTS blocks of consecutive rows each, as many rows
- *              at a time as a block has groups of threads, so that a thread keeps its columns' share of
- *              dweight in registers; the group's next row is on its way to shared memory meanwhile, each
- *              thread's packs to a place of its own. column_finish_kernel adds the parts, 32 columns a
- *              block.
+ * Work split   RK_TILE_NORM_PARTS blocks of consecutive rows each, as many rows at a time as a block has
+ *              groups of threads, so that a thread keeps its columns' share of dweight in registers; the
+ *              group's next row is on its way to shared memory meanwhile, each thread's packs to a place of
+ *              its own. column_finish_kernel adds the parts, 32 columns a block.
  *
- * Traffic      Forward: read x and residual, write y and sum: 8 bytes an element in bf16. Backward:
- *              read dy, x, dresidual, write dx: 8 bytes, and 4 * RK_TILE_NORM_PARTS bytes a column
- *              twice. 8192 x 1536: 101 MB, 23 us at 4.3 TB/s.
+ * Traffic      Read dy, x, dresidual, write dx: 8 bytes an element in bf16, and 4 * RK_TILE_NORM_PARTS bytes
+ *              a column twice. 8192 x 1536: 101 MB, 23 us at 4.3 TB/s.
  *
- * Measured     H200, bf16, 8192 rows of 1536 and of 3584: forward 26.4 us (89% of 4.3 TB/s) and 58.6
- *              (93%); backward 31.2 (75%) and 64.0 (85%), of which the second kernel is some 3 at any size.
- *
- * Overlap      Forward: the next kernel may start at once, and a settled weight is loaded before the stream
- *              has been waited for.
+ * Measured     H200, bf16, 8192 rows of 1536 and of 3584: 31.2 us (75% of 4.3 TB/s) and 64.0 (85%), of which
+ *              the second kernel is some 3 at any size.
  *
  * Limits       hidden_size <= 16384 (RK_TILE_NORM_*). Rows that are not aligned, or of which
  *              RK_TILE_NORM_STAGES do not fit into shared memory, are not loaded ahead.
@@ -25,166 +19,13 @@
  *              inside a group, then groups, then parts in a fixed order: repeatable, but its bits depend on
  *              the number of rows.
  *
- * Tried        Backward, at 1536 and 3584: blocks of one group, 256 parts of four rows on their way each:
- *              38.4 and 72.9 us; 264 parts: 33.1 and 79.7. Two rows of each group on their way: 33.6 and
- *              67.9. The parts added by the last blocks of the same launch, in two steps: 9 and 19 us more,
- *              one SM reads too slowly. The second kernel with 256 threads a block: 1 us more. The block's
- *              barrier in the loop, groups in step: 0.7 and 0.6 us more. */
+ * Tried        At 1536 and 3584: blocks of one group, 256 parts of four rows on their way each: 38.4 and
+ *              72.9 us; 264 parts: 33.1 and 79.7. Two rows of each group on their way: 33.6 and 67.9. The
+ *              parts added by the last blocks of the same launch, in two steps: 9 and 19 us more, one SM
+ *              reads too slowly. The second kernel with 256 threads a block: 1 us more. The block's barrier
+ *              in the loop, groups in step: 0.7 and 0.6 us more. */
 #include "kernels/cuda/column_sum.cuh"
-
-struct norm_shape {
-    int64_t num_rows, hidden_size;
-    bool aligned; /* all rows of all tensors */
-};
-
-template <class T> struct norm_fwd {
-    T *y, *sum;
-    rk_acc<T> *rstd;
-    const T *x, *residual, *weight;
-    int64_t y_stride, sum_stride, x_stride, residual_stride;
-    rk_acc<T> eps;
-    bool weight_is_settled;
-};
-
-/* s = x (+ residual) of one pack, rounded to T. */
-template <class T>
-__device__ __forceinline__ rk_pack<T, RK_TILE_PACK> norm_input(const norm_fwd<T> &args, int64_t row,
-                                                               int64_t col, int64_t count, bool aligned)
-{
-    rk_pack<T, RK_TILE_PACK> s = rk_load<RK_TILE_PACK>(args.x + row * args.x_stride + col, count, aligned);
-
-    if (args.residual) {
-        rk_pack<T, RK_TILE_PACK> residual =
-            rk_load<RK_TILE_PACK>(args.residual + row * args.residual_stride + col, count, aligned);
-
-        rk_acc<T> sum[RK_TILE_PACK], other[RK_TILE_PACK];
-
-        rk_unpack(sum, s);
-        rk_unpack(other, residual);
-#pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++)
-            sum[i] += other[i];
-        s = rk_repack<T>(sum);
-        rk_store(args.sum + row * args.sum_stride + col, s, count, aligned);
-    }
-    return s;
-}
-
-template <class T, int PACKS>
-__global__ void __launch_bounds__(RK_TILE_NORM_THREADS_MAX)
-    rmsnorm_fwd_kernel(norm_fwd<T> args, norm_shape shape)
-{
-    typedef rk_acc<T> A;
-    __shared__ A shared[32];
-    rk_pack<T, RK_TILE_PACK> s[PACKS], weight[PACKS];
-    int64_t row = blockIdx.x;
-    A sum_sq = 0, rstd;
-
-    rk_start_next(); /* a product reads its weight meanwhile */
-    if (!args.weight_is_settled)
-        rk_wait_for_stream();
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
-
-        weight[p] =
-            rk_load<RK_TILE_PACK>(args.weight + col, shape.hidden_size - col, rk_aligned16(args.weight));
-    }
-    rk_wait_for_stream();
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
-
-        s[p] = norm_input(args, row, col, shape.hidden_size - col, shape.aligned);
-    }
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-#pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++) {
-            A value = rk_widen<A>(s[p].get(i));
-
-            sum_sq += value * value;
-        }
-    }
-    rstd = (A)1 / sqrt(rk_block_sum(sum_sq, shared) / (A)shape.hidden_size + args.eps);
-    if (args.rstd && threadIdx.x == 0)
-        args.rstd[row] = rstd;
-#pragma unroll
-    for (int p = 0; p < PACKS; p++) {
-        int64_t col = (int64_t)(p * blockDim.x + threadIdx.x) * RK_TILE_PACK;
-        int64_t count = shape.hidden_size - col;
-        A y[RK_TILE_PACK], w[RK_TILE_PACK];
-
-        rk_unpack(y, s[p]);
-        rk_unpack(w, weight[p]);
-#pragma unroll
-        for (int i = 0; i < RK_TILE_PACK; i++)
-            y[i] = y[i] * rstd * w[i];
-        rk_store(args.y + row * args.y_stride + col, rk_repack<T>(y), count, shape.aligned);
-    }
-}
-
-/* Threads for a row of that many packs, `per_thread` each. */
-static int norm_threads(int64_t hidden_size, int per_thread)
-{
-    int64_t packs = rk_ceil_div(hidden_size, RK_TILE_PACK);
-
-    return (int)(rk_ceil_div(rk_ceil_div(packs, per_thread), 32) * 32);
-}
-
-static bool norm_is_wide(int64_t hidden_size)
-{
-    return norm_threads(hidden_size, 1) > RK_TILE_NORM_THREADS_MAX;
-}
-
-static struct rk_status *norm_check(const char *op, struct norm_shape shape)
-{
-    if (norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX) > RK_TILE_NORM_THREADS_MAX)
-        return RK_FAIL(RK_UNIMPLEMENTED, "%s: hidden_size=%lld, this backend takes at most %d", op,
-                       (long long)shape.hidden_size,
-                       RK_TILE_NORM_THREADS_MAX * RK_TILE_NORM_PACKS_MAX * RK_TILE_PACK);
-    return rk_check_grid(op, shape.num_rows);
-}
-
-template <class T>
-static void launch_fwd(const struct rk_cuda_stream *stream, const struct rk_rmsnorm_fwd_args *args,
-                       norm_shape shape)
-{
-    norm_fwd<T> fwd = {(T *)args->y.data,
-                       (T *)args->sum.data,
-                       (rk_acc<T> *)args->rstd.data,
-                       (const T *)args->x.data,
-                       (const T *)args->residual.data,
-                       (const T *)args->weight.data,
-                       args->y.row_stride,
-                       args->sum.row_stride,
-                       args->x.row_stride,
-                       args->residual.row_stride,
-                       (rk_acc<T>)args->eps,
-                       args->weight_is_settled};
-    unsigned rows = (unsigned)shape.num_rows;
-
-    if (norm_is_wide(shape.hidden_size))
-        rk_launch({stream, dim3(rows), dim3(norm_threads(shape.hidden_size, RK_TILE_NORM_PACKS_MAX)), 0},
-                  rmsnorm_fwd_kernel<T, RK_TILE_NORM_PACKS_MAX>, fwd, shape);
-    else
-        rk_launch({stream, dim3(rows), dim3(norm_threads(shape.hidden_size, 1)), 0}, rmsnorm_fwd_kernel<T, 1>,
-                  fwd, shape);
-}
-
-extern "C" struct rk_status *rk_cuda_op_rmsnorm_fwd(void *dev, void *stream,
-                                                    const struct rk_rmsnorm_fwd_args *args)
-{
-    norm_shape shape = {
-        args->x.shape[0], args->x.shape[1],
-        rk_rows_aligned(args->x) && rk_rows_aligned(args->y) &&
-            (!args->residual.data || (rk_rows_aligned(args->residual) && rk_rows_aligned(args->sum)))};
-
-    RK_TRY(norm_check("rmsnorm_fwd", shape));
-    RK_FOR_DTYPE("rmsnorm_fwd", args->x.dtype, T,
-                 launch_fwd<T>((const struct rk_cuda_stream *)stream, args, shape));
-    return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "rmsnorm_fwd");
-}
+#include "kernels/cuda/norm/rmsnorm.cuh"
 
 template <class T> struct norm_bwd {
     T *dx;
