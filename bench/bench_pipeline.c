@@ -1,5 +1,5 @@
 /* Pipelines beside what their schedules allow. The time of every step of a stage is taken while the stage
- * runs alone: its messages go to a world in which nothing is sent (rk_comm_world_create_plan), so it never
+ * runs alone: its messages go to a world in which nothing is sent (rk_comm_world_create_dry), so it never
  * waits, and works on what earlier runs have received. dims: those of bench_layouts.c. */
 #include "bench/training.h"
 
@@ -113,7 +113,7 @@ static struct rk_status *time_chunks(struct chunk_times *out, struct bench_ctx *
                                      struct bench_training *training, const struct bench_layout *layout)
 {
     struct bench_instance *instance = &training->instance;
-    struct rk_comm_world *plan = rk_comm_world_create_plan(ctx->rank, ctx->num_ranks);
+    struct rk_comm_world *plan = rk_comm_world_create_dry(ctx->rank, ctx->num_ranks);
     bool steps = training->steps;
     struct rk_mesh_comms *alone;
     struct rk_status *st;

@@ -2,10 +2,10 @@
  *
  * A world is made once per Configure from one endpoint a rank; groups are rank lists on it. All ranks of a
  * group call the same operations in the same order. Operations enqueue on `stream` where the backend is
- * asynchronous (NCCL) and are complete when the stream is synchronised; the CPU mesh completes them in the
+ * asynchronous (NCCL) and are complete when the stream is synchronised; the CPU net completes them in the
  * call. A failure of an operation on the way comes out of rk_stream_sync.
  *
- * Reductions have the same bits on every rank, and in every run of the same ranks. The CPU mesh reduces in
+ * Reductions have the same bits on every rank, and in every run of the same ranks. The CPU net reduces in
  * ascending rank order, bf16 and f16 in f32 and rounded once, and a NaN wins. NCCL does so for
  * RK_REDUCE_ORDERED_SUM and for a sum over two ranks; its other sums over f32, f64, bf16 and f16 take the
  * order of an algorithm that it chooses by size, round bf16 and f16 after each addition, and a maximum or
@@ -50,7 +50,7 @@ typedef enum rk_reduce_op {
 struct rk_comm_endpoint_config {
     size_t struct_size;
     const char *backend; /* "cpu", "nccl" */
-    /* Address to listen on ("127.0.0.1"), or "unix" for an abstract Unix socket. NCCL too: a mesh of ours
+    /* Address to listen on ("127.0.0.1"), or "unix" for an abstract Unix socket. NCCL too: a net of ours
      * watches over its ranks. */
     const char *listen_host;
     bool make_id;
@@ -91,7 +91,7 @@ struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_com
                                        const struct rk_comm_world_config *config) RK_NODISCARD;
 /* Rank `rank` of a world whose other ranks do not exist, for dry runs: operations send nothing and leave
  * their tensors as they are. Destroy as any other. */
-struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size);
+struct rk_comm_world *rk_comm_world_create_dry(int32_t rank, int32_t world_size);
 /* Says goodbye to the peers unless aborted. Groups must have been destroyed. NULL is a no-op. */
 void rk_comm_world_destroy(struct rk_comm_world *world);
 int32_t rk_comm_world_rank(const struct rk_comm_world *world);
@@ -140,7 +140,7 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
 void rk_comm_group_destroy(struct rk_comm_group *group);       /* NULL is a no-op */
 int32_t rk_comm_group_rank(const struct rk_comm_group *group); /* my index in the member list */
 int32_t rk_comm_group_size(const struct rk_comm_group *group); /* 1 for NULL: "alone" */
-bool rk_comm_group_is_plan(const struct rk_comm_group *group); /* of rk_comm_world_create_plan */
+bool rk_comm_group_is_dry(const struct rk_comm_group *group);  /* of rk_comm_world_create_dry */
 
 /* --- operations. Tensors are contiguous; dtypes F32, F64, BF16, F16, I32, I64, U8. A NULL group is a group
  * of one. --- */

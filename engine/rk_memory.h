@@ -2,7 +2,7 @@
  *
  * A plan is a dry run: the code of the largest micro-batch, log-prob pass and generation step that the limits
  * allow runs on a device whose memory has no bytes and over collectives that send nothing
- * (rk_device_open_plan), and what it took is what the role will take. No layout, family or option needs a
+ * (rk_device_open_dry), and what it took is what the role will take. No layout, family or option needs a
  * formula of its own, and no device is needed to plan. Engine thread only. */
 #ifndef RK_MEMORY_H
 #define RK_MEMORY_H

@@ -69,29 +69,29 @@ fail:
     return RK_WRAP(st, "opening device '%s'", known.name);
 }
 
-struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_device *like)
+struct rk_status *rk_device_open_dry(struct rk_device **out, const struct rk_device *like)
 {
     struct rk_device *device = rk_calloc(1, sizeof(*device));
 
-    device->ops = &rk_plan_device_ops;
+    device->ops = &rk_dry_device_ops;
     device->lock_fd = -1;
     device->handle =
-        like ? rk_plan_device_create(like->ops->kernels, like->handle) : rk_plan_device_create(NULL, NULL);
+        like ? rk_dry_device_create(like->ops->kernels, like->handle) : rk_dry_device_create(NULL, NULL);
     *out = device;
     RK_TRY(device->ops->get_info(device->handle, &device->info));
     device->limit_bytes = device->info.memory_total_bytes;
     return NULL;
 }
 
-bool rk_device_is_plan(const struct rk_device *device)
+bool rk_device_is_dry(const struct rk_device *device)
 {
-    return device->ops == &rk_plan_device_ops;
+    return device->ops == &rk_dry_device_ops;
 }
 
-struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan)
+struct rk_workspace rk_device_dry_workspace(const struct rk_device *dry)
 {
-    RK_ASSERT(plan->ops == &rk_plan_device_ops);
-    return rk_plan_device_workspace(plan->handle);
+    RK_ASSERT(dry->ops == &rk_dry_device_ops);
+    return rk_dry_device_workspace(dry->handle);
 }
 
 void rk_device_close(struct rk_device *device)

@@ -16,16 +16,16 @@
 /* More than any device has, and far from overflow. */
 #define MEMORY_BYTES ((uint64_t)1 << 55)
 
-struct rk_plan_device {
+struct rk_dry_device {
     const struct rk_workspace_ops *workspace_ops; /* NULL: unknown */
     const void *like;                             /* handle that they take */
     struct rk_workspace workspace;                /* the largest so far */
     uintptr_t next;                               /* address of the next allocation */
 };
 
-void *rk_plan_device_create(const struct rk_kernel_ops *kernels, const void *like)
+void *rk_dry_device_create(const struct rk_kernel_ops *kernels, const void *like)
 {
-    struct rk_plan_device *dev = rk_calloc(1, sizeof(*dev));
+    struct rk_dry_device *dev = rk_calloc(1, sizeof(*dev));
 
     dev->workspace_ops = kernels ? kernels->workspace : NULL;
     dev->like = like;
@@ -33,45 +33,45 @@ void *rk_plan_device_create(const struct rk_kernel_ops *kernels, const void *lik
     return dev;
 }
 
-struct rk_workspace rk_plan_device_workspace(const void *handle)
+struct rk_workspace rk_dry_device_workspace(const void *handle)
 {
-    return ((const struct rk_plan_device *)handle)->workspace;
+    return ((const struct rk_dry_device *)handle)->workspace;
 }
 
-static void note(struct rk_plan_device *dev, struct rk_workspace need)
+static void note(struct rk_dry_device *dev, struct rk_workspace need)
 {
     dev->workspace.scratch_bytes = RK_MAX(dev->workspace.scratch_bytes, need.scratch_bytes);
     dev->workspace.kept_bytes = RK_MAX(dev->workspace.kept_bytes, need.kept_bytes);
 }
 
-#define X(op, args_type)                                                                         \
-    static struct rk_status *plan_##op(void *handle, void *stream, const struct args_type *args) \
-    {                                                                                            \
-        struct rk_plan_device *dev = handle;                                                     \
-                                                                                                 \
-        (void)stream;                                                                            \
-        if (dev->workspace_ops && dev->workspace_ops->op)                                        \
-            note(dev, dev->workspace_ops->op(dev->like, args));                                  \
-        return NULL;                                                                             \
+#define X(op, args_type)                                                                        \
+    static struct rk_status *dry_##op(void *handle, void *stream, const struct args_type *args) \
+    {                                                                                           \
+        struct rk_dry_device *dev = handle;                                                     \
+                                                                                                \
+        (void)stream;                                                                           \
+        if (dev->workspace_ops && dev->workspace_ops->op)                                       \
+            note(dev, dev->workspace_ops->op(dev->like, args));                                 \
+        return NULL;                                                                            \
     }
 RK_KERNEL_TABLE(X)
 #undef X
 
-static void plan_close(void *handle)
+static void dry_close(void *handle)
 {
     rk_free(handle);
 }
 
-static struct rk_status *plan_get_info(void *handle, struct rk_device_info *out)
+static struct rk_status *dry_get_info(void *handle, struct rk_device_info *out)
 {
     (void)handle;
     *out = (struct rk_device_info){.name = "plan", .uuid = "plan", .memory_total_bytes = MEMORY_BYTES};
     return NULL;
 }
 
-static struct rk_status *plan_alloc(void *handle, void **out, size_t bytes)
+static struct rk_status *dry_alloc(void *handle, void **out, size_t bytes)
 {
-    struct rk_plan_device *dev = handle;
+    struct rk_dry_device *dev = handle;
 
     RK_ASSERT(bytes <= MEMORY_BYTES); /* the wrapper's limit */
     *out = (void *)dev->next;
@@ -79,21 +79,21 @@ static struct rk_status *plan_alloc(void *handle, void **out, size_t bytes)
     return NULL;
 }
 
-static void plan_free(void *handle, void *ptr)
+static void dry_free(void *handle, void *ptr)
 {
     (void)handle;
     (void)ptr;
 }
 
-static struct rk_status *plan_range_reserve(void *handle, void **out, size_t bytes)
+static struct rk_status *dry_range_reserve(void *handle, void **out, size_t bytes)
 {
-    struct rk_plan_device *dev = handle;
+    struct rk_dry_device *dev = handle;
 
     dev->next = rk_round_up(dev->next, RK_RANGE_GRANULE);
-    return plan_alloc(handle, out, bytes);
+    return dry_alloc(handle, out, bytes);
 }
 
-static struct rk_status *plan_range_change(void *handle, void *range, size_t bytes)
+static struct rk_status *dry_range_change(void *handle, void *range, size_t bytes)
 {
     (void)handle;
     (void)range;
@@ -101,41 +101,41 @@ static struct rk_status *plan_range_change(void *handle, void *range, size_t byt
     return NULL;
 }
 
-static void plan_range_free(void *handle, void *range, size_t bytes)
+static void dry_range_free(void *handle, void *range, size_t bytes)
 {
     (void)handle;
     (void)range;
     (void)bytes;
 }
 
-static struct rk_status *plan_host_alloc(void *handle, void **out, size_t bytes)
+static struct rk_status *dry_host_alloc(void *handle, void **out, size_t bytes)
 {
     (void)handle;
     return rk_try_alloc(out, RK_MAX(bytes, (size_t)1), "host memory of a dry run");
 }
 
-static void plan_host_free(void *handle, void *ptr)
+static void dry_host_free(void *handle, void *ptr)
 {
     (void)handle;
     rk_free(ptr);
 }
 
-static struct rk_status *plan_stream_create(void *handle, void **out, const char *name)
+static struct rk_status *dry_stream_create(void *handle, void **out, const char *name)
 {
     (void)name;
     *out = handle; /* streams have no state */
     return NULL;
 }
 
-static void plan_stream_destroy(void *handle, void *stream)
+static void dry_stream_destroy(void *handle, void *stream)
 {
     (void)handle;
     (void)stream;
 }
 
 /* Reads of device memory give zeros. */
-static struct rk_status *plan_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
-                                   rk_copy_kind_t kind)
+static struct rk_status *dry_copy(void *handle, void *stream, void *dst, const void *src, size_t bytes,
+                                  rk_copy_kind_t kind)
 {
     (void)handle;
     (void)stream;
@@ -145,7 +145,7 @@ static struct rk_status *plan_copy(void *handle, void *stream, void *dst, const 
     return NULL;
 }
 
-static struct rk_status *plan_zero(void *handle, void *stream, void *dst, size_t bytes)
+static struct rk_status *dry_zero(void *handle, void *stream, void *dst, size_t bytes)
 {
     (void)handle;
     (void)stream;
@@ -154,38 +154,38 @@ static struct rk_status *plan_zero(void *handle, void *stream, void *dst, size_t
     return NULL;
 }
 
-static struct rk_status *plan_stream_sync(void *handle, void *stream)
+static struct rk_status *dry_stream_sync(void *handle, void *stream)
 {
     (void)handle;
     (void)stream;
     return NULL;
 }
 
-static const struct rk_kernel_ops plan_kernel_ops = {.name = "plan",
-                                                     .abi = RK_KERNEL_ABI,
-#define X(op, args_type) .op = plan_##op,
-                                                     RK_KERNEL_TABLE(X)
+static const struct rk_kernel_ops dry_kernel_ops = {.name = "plan",
+                                                    .abi = RK_KERNEL_ABI,
+#define X(op, args_type) .op = dry_##op,
+                                                    RK_KERNEL_TABLE(X)
 #undef X
 };
 
-/* Without `open`: no name leads here, rk_device_open_plan makes the handle. */
-const struct rk_device_ops rk_plan_device_ops = {
+/* Without `open`: no name leads here, rk_device_open_dry makes the handle. */
+const struct rk_device_ops rk_dry_device_ops = {
     .name = "plan",
     .abi = RK_DEVICE_ABI,
-    .kernels = &plan_kernel_ops,
-    .close = plan_close,
-    .get_info = plan_get_info,
-    .alloc = plan_alloc,
-    .free = plan_free,
-    .host_alloc = plan_host_alloc,
-    .host_free = plan_host_free,
-    .stream_create = plan_stream_create,
-    .stream_destroy = plan_stream_destroy,
-    .copy = plan_copy,
-    .zero = plan_zero,
-    .stream_sync = plan_stream_sync,
-    .range_reserve = plan_range_reserve,
-    .range_commit = plan_range_change,
-    .range_release = plan_range_change,
-    .range_free = plan_range_free,
+    .kernels = &dry_kernel_ops,
+    .close = dry_close,
+    .get_info = dry_get_info,
+    .alloc = dry_alloc,
+    .free = dry_free,
+    .host_alloc = dry_host_alloc,
+    .host_free = dry_host_free,
+    .stream_create = dry_stream_create,
+    .stream_destroy = dry_stream_destroy,
+    .copy = dry_copy,
+    .zero = dry_zero,
+    .stream_sync = dry_stream_sync,
+    .range_reserve = dry_range_reserve,
+    .range_commit = dry_range_change,
+    .range_release = dry_range_change,
+    .range_free = dry_range_free,
 };

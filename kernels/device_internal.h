@@ -33,11 +33,11 @@ struct rk_stream {
 /* Frees what is live, and says what it was. */
 void rk_device_memory_close(struct rk_device *device);
 
-/* Of dry runs (device_plan.c); not in the list of backends, since no name opens it. */
-extern const struct rk_device_ops rk_plan_device_ops;
+/* Of dry runs (device_dry.c); not in the list of backends, since no name opens it. */
+extern const struct rk_device_ops rk_dry_device_ops;
 /* Its handle. `kernels` and `like`, a handle of theirs, are asked for workspaces; NULL: none are. */
-void *rk_plan_device_create(const struct rk_kernel_ops *kernels, const void *like);
-struct rk_workspace rk_plan_device_workspace(const void *handle);
+void *rk_dry_device_create(const struct rk_kernel_ops *kernels, const void *like);
+struct rk_workspace rk_dry_device_workspace(const void *handle);
 
 /* The backend that `device_name` selects and the index behind the colon (0 without one). */
 struct rk_status *rk_device_ops_find(const struct rk_device_ops **out, int *index,

@@ -158,16 +158,16 @@ bool rk_graph_is_current(const struct rk_graph *graph);
 /* The stream must have passed the last launch. */
 void rk_graph_destroy(struct rk_graph *graph); /* NULL is a no-op */
 
-/* --- dry runs: a device that plans. Its memory has addresses but no bytes behind them (host memory is real),
+/* --- dry runs: a device whose memory has addresses but no bytes behind them (host memory is real),
  * its operators check their arguments and compute nothing, and copies to the host deliver zeros. So code that
  * runs on it shows in rk_device_get_stats what memory it takes. --- */
 
-/* `like` is the device whose operators are asked for their workspace; it must outlive the plan. NULL: none is
- * known. */
-struct rk_status *rk_device_open_plan(struct rk_device **out, const struct rk_device *like) RK_NODISCARD;
-bool rk_device_is_plan(const struct rk_device *device);
-/* The largest workspace that an operator on the planning device would have used. */
-struct rk_workspace rk_device_planned_workspace(const struct rk_device *plan);
+/* `like` is the device whose operators are asked for their workspace; it must outlive the dry one. NULL: none
+ * is known. */
+struct rk_status *rk_device_open_dry(struct rk_device **out, const struct rk_device *like) RK_NODISCARD;
+bool rk_device_is_dry(const struct rk_device *device);
+/* The largest workspace that an operator on the dry device would have used. */
+struct rk_workspace rk_device_dry_workspace(const struct rk_device *dry);
 
 /* --- the table a backend fills. Handles are the backend's own. The wrappers above check arguments, account
  * and keep the list of live allocations. --- */

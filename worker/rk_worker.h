@@ -89,7 +89,7 @@ struct rk_worker_config {
     const char *plugin;                 /* library of the device's backend; NULL: where it is installed */
     int32_t num_threads;                /* CPU kernels; 0: all cores */
     uint64_t device_memory_limit_bytes; /* 0: none */
-    const char *comm_listen_host;       /* CPU mesh; "unix" or an address */
+    const char *comm_listen_host;       /* CPU net; "unix" or an address */
     struct rk_tls *comm_tls;            /* of its TCP connections; NULL: plain. Must outlive the worker */
     const char *const
         *ckpt_roots; /* absolute directories that paths of calls may name into; NULL-terminated */

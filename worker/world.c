@@ -274,7 +274,7 @@ static struct rk_status *create_world(struct rk_comm_world **out, struct rk_work
 
     *out = NULL;
     if (worker->config.is_dry_run) {
-        *out = rk_comm_world_create_plan(job->rank, job->world_size);
+        *out = rk_comm_world_create_dry(job->rank, job->world_size);
         return NULL;
     }
     worker->endpoint = NULL;

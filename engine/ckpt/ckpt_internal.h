@@ -71,8 +71,8 @@ void rk_hf_reader_release(struct rk_hf_reader *reader);
 /* Which parameter goes into which file of an export: in table order, a file is closed when the next parameter
  * would exceed max_bytes; a parameter that is larger by itself gets a file of its own. Fills shard_of
  * [params->count], returns the number of files. */
-int64_t rk_hf_plan_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
-                          int64_t *shard_of);
+int64_t rk_hf_assign_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
+                            int64_t *shard_of);
 /* config.json of an export: as the model was made from, with its dtype. Not collective. */
 struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *dir) RK_NODISCARD;
 

@@ -39,8 +39,8 @@ struct export_job {
     struct rk_st_writer *writer; /* of the current shard */
 };
 
-int64_t rk_hf_plan_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
-                          int64_t *shard_of)
+int64_t rk_hf_assign_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
+                            int64_t *shard_of)
 {
     int64_t num_shards = 0, open_bytes = 0, open_begin = 0;
 
@@ -134,8 +134,8 @@ static struct rk_status *prepare(struct export_job *job, int64_t max_shard_bytes
     RK_TRY(rk_try_alloc(&job->joined, (size_t)num_elements * rk_dtype_bytes(core->dtype), "rows to export"));
     job->shard_of = rk_calloc((size_t)core->params.count, sizeof(*job->shard_of));
     job->num_shards =
-        rk_hf_plan_shards(&core->params, core->dtype,
-                          max_shard_bytes > 0 ? max_shard_bytes : SHARD_BYTES_DEFAULT, job->shard_of);
+        rk_hf_assign_shards(&core->params, core->dtype,
+                            max_shard_bytes > 0 ? max_shard_bytes : SHARD_BYTES_DEFAULT, job->shard_of);
     if (!job->is_writer)
         return NULL;
     RK_TRY(make_dirs(job->dir, &job->made_dir));

@@ -144,7 +144,7 @@ static void begin_flight(struct rk_comm_group *group, struct rk_stream *stream, 
                                     .seq = doing.seq,
                                     .bytes = bytes};
 
-    world->flight = group->recording || rk_comm_group_is_plan(group) ? NO_FLIGHT : rk_flight_begin(&entry);
+    world->flight = group->recording || rk_comm_group_is_dry(group) ? NO_FLIGHT : rk_flight_begin(&entry);
     world->traced = world->flight != NO_FLIGHT && stream && rk_stream_trace(stream) ? stream : NULL;
     if (world->traced)
         rk_trace_begin(stream, &(struct rk_trace_span){.kind = RK_TRACE_COLLECTIVE,
@@ -209,7 +209,7 @@ static bool has_work(const struct rk_comm_group *group, rk_tensor_t tensor)
 /* Dry runs are no operations: they do not count. */
 struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op_t op)
 {
-    if (!rk_comm_group_is_plan(group) && RK_FAULT(op_rows[op].fault))
+    if (!rk_comm_group_is_dry(group) && RK_FAULT(op_rows[op].fault))
         return RK_FAIL(RK_INTERNAL, "%s: fault point %s", op_rows[op].name, op_rows[op].fault);
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* How the CPU mesh comes up. Every rank listens since round 1 of the rendezvous; in round 2 the higher rank
+/* How the CPU net comes up. Every rank listens since round 1 of the rendezvous; in round 2 the higher rank
  * of a pair connects to the lower one, retrying until the listener is there, twice: for the data and for the
  * control connection.
  *
@@ -67,10 +67,10 @@ static void tune_socket(int fd, int family, rk_cpu_channel_t channel, int64_t co
     set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
 }
 
-static void set_peer_wire(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel,
+static void set_peer_wire(struct rk_cpu_net *net, int32_t rank, rk_cpu_channel_t channel,
                           struct rk_cpu_wire wire)
 {
-    struct rk_cpu_peer *peer = &mesh->peers[rank];
+    struct rk_cpu_peer *peer = &net->peers[rank];
     struct rk_cpu_wire *slot = channel == RK_CPU_CHANNEL_DATA ? &peer->data_wire : &peer->control_wire;
 
     RK_ASSERT(slot->fd < 0);
@@ -248,7 +248,7 @@ static struct rk_status *try_connect(struct attempt *attempt, struct rk_cpu_wire
     return st;
 }
 
-static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_cpu_channel_t channel,
+static struct rk_status *connect_to(struct rk_cpu_net *net, int32_t rank, rk_cpu_channel_t channel,
                                     struct rk_tls *tls, const struct rk_comm_world_config *config,
                                     int64_t deadline_ns)
 {
@@ -256,9 +256,9 @@ static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_c
     struct rk_cpu_wire wire = {.fd = -1};
 
     RK_TRY(rk_cpu_address_parse(&attempt.address, config->addresses[rank]));
-    rk_cpu_hello_init(&attempt.hello, mesh->rank, rank, mesh->size, config->generation, channel);
+    rk_cpu_hello_init(&attempt.hello, net->rank, rank, net->size, config->generation, channel);
     while (wire.fd < 0) {
-        RK_TRY(rk_cpu_control_read(mesh)); /* a peer that gave up will not come back */
+        RK_TRY(rk_cpu_control_read(net)); /* a peer that gave up will not come back */
         RK_TRY(check_wanted(config));
         RK_TRY(try_connect(&attempt, &wire));
         if (wire.fd < 0 && rk_time_now_ns() >= deadline_ns)
@@ -269,7 +269,7 @@ static struct rk_status *connect_to(struct rk_cpu_mesh *mesh, int32_t rank, rk_c
             rk_time_sleep_ms(RETRY_MS);
     }
     tune_socket(wire.fd, attempt.address.storage.ss_family, channel, config->collective_timeout_ms);
-    set_peer_wire(mesh, rank, channel, wire);
+    set_peer_wire(net, rank, channel, wire);
     return NULL;
 }
 
@@ -284,7 +284,7 @@ struct pending {
 };
 
 struct listener {
-    struct rk_cpu_mesh *mesh;
+    struct rk_cpu_net *net;
     struct rk_cpu_rules rules;
     bool *is_taken; /* [size * RK_CPU_CHANNEL_COUNT] */
     int64_t num_missing;
@@ -336,7 +336,7 @@ static void admit(struct listener *listener, const struct pending *pending)
     listener->is_taken[(size_t)hello->from_rank * RK_CPU_CHANNEL_COUNT + channel] = true;
     listener->num_missing--;
     tune_socket(pending->wire.fd, listener->family, channel, listener->collective_ms);
-    set_peer_wire(listener->mesh, hello->from_rank, channel, pending->wire);
+    set_peer_wire(listener->net, hello->from_rank, channel, pending->wire);
 }
 
 static rk_tls_step_t shake_pending(struct pending *pending)
@@ -394,8 +394,8 @@ static void fill_polls(struct listener *listener, int listen_fd)
 
         polls[1 + i] = (struct pollfd){.fd = is_used ? wire->fd : -1, .events = sends ? POLLOUT : POLLIN};
     }
-    for (int32_t r = 0; r < listener->mesh->size; r++) {
-        struct rk_cpu_peer *peer = &listener->mesh->peers[r];
+    for (int32_t r = 0; r < listener->net->size; r++) {
+        struct rk_cpu_peer *peer = &listener->net->peers[r];
         int fd = atomic_load(&peer->link) == RK_CPU_LINK_OPEN ? peer->control_wire.fd : -1;
 
         polls[1 + MAX_PENDING + r] = (struct pollfd){.fd = fd, .events = POLLIN};
@@ -410,10 +410,10 @@ static struct rk_status *accept_round(struct listener *listener, int listen_fd, 
     for (int i = 0; i < listener->num_pending; i++)
         until_ns = RK_MIN(until_ns, listener->pending[i].deadline_ns);
     fill_polls(listener, listen_fd);
-    if (poll(listener->polls, (nfds_t)(1 + MAX_PENDING + listener->mesh->size), remaining_ms(until_ns)) < 0 &&
+    if (poll(listener->polls, (nfds_t)(1 + MAX_PENDING + listener->net->size), remaining_ms(until_ns)) < 0 &&
         errno != EINTR)
         return RK_FAIL(RK_INTERNAL, "poll: %s", strerror(errno));
-    RK_TRY(rk_cpu_control_read(listener->mesh));
+    RK_TRY(rk_cpu_control_read(listener->net));
     now_ns = rk_time_now_ns();
     /* Backwards, so that dropping one moves only what was handled. */
     for (int i = listener->num_pending - 1; i >= 0; i--) {
@@ -447,22 +447,22 @@ static struct rk_status *missing_ranks(const struct listener *listener, int64_t 
     return st;
 }
 
-static struct rk_status *accept_all(struct rk_cpu_mesh *mesh, const struct rk_cpu_endpoint *endpoint,
+static struct rk_status *accept_all(struct rk_cpu_net *net, const struct rk_cpu_endpoint *endpoint,
                                     const struct rk_comm_world_config *config, int64_t deadline_ns)
 {
     struct listener *listener = rk_calloc(1, sizeof(*listener));
     struct rk_cpu_address local = {.bytes = sizeof(local.storage)};
     struct rk_status *st = NULL;
 
-    listener->mesh = mesh;
-    listener->is_taken = rk_calloc((size_t)mesh->size, RK_CPU_CHANNEL_COUNT * sizeof(bool));
-    listener->polls = rk_calloc(1 + MAX_PENDING + (size_t)mesh->size, sizeof(struct pollfd));
-    listener->rules = (struct rk_cpu_rules){.rank = mesh->rank,
-                                            .world_size = mesh->size,
+    listener->net = net;
+    listener->is_taken = rk_calloc((size_t)net->size, RK_CPU_CHANNEL_COUNT * sizeof(bool));
+    listener->polls = rk_calloc(1 + MAX_PENDING + (size_t)net->size, sizeof(struct pollfd));
+    listener->rules = (struct rk_cpu_rules){.rank = net->rank,
+                                            .world_size = net->size,
                                             .generation = config->generation,
                                             .id = config->id,
                                             .is_taken = listener->is_taken};
-    listener->num_missing = (int64_t)RK_CPU_CHANNEL_COUNT * (mesh->size - 1 - mesh->rank);
+    listener->num_missing = (int64_t)RK_CPU_CHANNEL_COUNT * (net->size - 1 - net->rank);
     listener->collective_ms = config->collective_timeout_ms;
     if (getsockname(endpoint->listen_fd, (struct sockaddr *)&local.storage, &local.bytes) == 0)
         listener->family = local.storage.ss_family;
@@ -483,15 +483,15 @@ static struct rk_status *accept_all(struct rk_cpu_mesh *mesh, const struct rk_cp
     return st;
 }
 
-struct rk_status *rk_cpu_mesh_connect(struct rk_cpu_mesh *mesh, struct rk_cpu_endpoint *endpoint,
-                                      const struct rk_comm_world_config *config)
+struct rk_status *rk_cpu_net_connect(struct rk_cpu_net *net, struct rk_cpu_endpoint *endpoint,
+                                     const struct rk_comm_world_config *config)
 {
     int64_t deadline_ns = rk_time_now_ns() + config->connect_timeout_ms * NS_PER_MS;
 
-    for (int32_t r = 0; r < mesh->rank; r++) {
-        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_DATA, endpoint->tls, config, deadline_ns));
-        RK_TRY(connect_to(mesh, r, RK_CPU_CHANNEL_CONTROL, endpoint->tls, config, deadline_ns));
+    for (int32_t r = 0; r < net->rank; r++) {
+        RK_TRY(connect_to(net, r, RK_CPU_CHANNEL_DATA, endpoint->tls, config, deadline_ns));
+        RK_TRY(connect_to(net, r, RK_CPU_CHANNEL_CONTROL, endpoint->tls, config, deadline_ns));
     }
-    mesh->has_unread_control = endpoint->tls != NULL;
-    return accept_all(mesh, endpoint, config, deadline_ns);
+    net->has_unread_control = endpoint->tls != NULL;
+    return accept_all(net, endpoint, config, deadline_ns);
 }

@@ -1,4 +1,4 @@
-/* The control connections of the CPU mesh: who is alive, who left, who aborted and why.
+/* The control connections of the CPU net: who is alive, who left, who aborted and why.
  *
  * Every frame has one fixed size and is sent at once without waiting; the connections are idle otherwise, so
  * a frame that does not fit means that the peer has not read for a very long time, and it is dropped. */
@@ -88,9 +88,9 @@ static struct rk_status *take_control(struct rk_cpu_peer *peer, int32_t rank)
 }
 
 /* Everything that waits on one connection. Under control_lock. */
-static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank)
+static struct rk_status *read_peer(struct rk_cpu_net *net, int32_t rank)
 {
-    struct rk_cpu_peer *peer = &mesh->peers[rank];
+    struct rk_cpu_peer *peer = &net->peers[rank];
     ssize_t got;
 
     while (atomic_load(&peer->link) == RK_CPU_LINK_OPEN) {
@@ -113,39 +113,39 @@ static struct rk_status *read_peer(struct rk_cpu_mesh *mesh, int32_t rank)
     return NULL;
 }
 
-struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh)
+struct rk_status *rk_cpu_control_read(struct rk_cpu_net *net)
 {
     struct rk_status *st = NULL;
 
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
+    RK_ASSERT(pthread_mutex_lock(&net->control_lock) == 0);
     /* After an abort of our own the closed connections tell nothing new. */
-    for (int32_t r = 0; r < mesh->size && !st && !mesh->is_down; r++) {
-        if (mesh->peers[r].control_wire.fd >= 0)
-            st = read_peer(mesh, r);
+    for (int32_t r = 0; r < net->size && !st && !net->is_down; r++) {
+        if (net->peers[r].control_wire.fd >= 0)
+            st = read_peer(net, r);
     }
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    RK_ASSERT(pthread_mutex_unlock(&net->control_lock) == 0);
     return st;
 }
 
 /* --- writing --- */
 
 /* To all peers, or to those that are in the running collective. Under control_lock. */
-static void tell_locked(struct rk_cpu_mesh *mesh, const struct rk_cpu_control *control, bool arrived_only)
+static void tell_locked(struct rk_cpu_net *net, const struct rk_cpu_control *control, bool arrived_only)
 {
-    for (int32_t r = 0; r < mesh->size && !mesh->is_down; r++) {
-        if (!arrived_only || mesh->peers[r].has_arrived)
-            send_control(&mesh->peers[r], control);
+    for (int32_t r = 0; r < net->size && !net->is_down; r++) {
+        if (!arrived_only || net->peers[r].has_arrived)
+            send_control(&net->peers[r], control);
     }
 }
 
-static void tell(struct rk_cpu_mesh *mesh, const struct rk_cpu_control *control, bool arrived_only)
+static void tell(struct rk_cpu_net *net, const struct rk_cpu_control *control, bool arrived_only)
 {
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
-    tell_locked(mesh, control, arrived_only);
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    RK_ASSERT(pthread_mutex_lock(&net->control_lock) == 0);
+    tell_locked(net, control, arrived_only);
+    RK_ASSERT(pthread_mutex_unlock(&net->control_lock) == 0);
 }
 
-void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *error)
+void rk_cpu_control_abort(struct rk_cpu_net *net, const struct rk_status *error)
 {
     struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_ABORT};
     uint64_t one = 1;
@@ -153,34 +153,34 @@ void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *erro
     control.blamed_rank = rk_status_blamed_rank(error);
     snprintf(control.reason, sizeof(control.reason), "%s", rk_status_reason(error));
     snprintf(control.text, sizeof(control.text), "%s", rk_status_message(error));
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
-    if (!mesh->is_down) {
-        tell_locked(mesh, &control, false);
-        mesh->is_down = true;
+    RK_ASSERT(pthread_mutex_lock(&net->control_lock) == 0);
+    if (!net->is_down) {
+        tell_locked(net, &control, false);
+        net->is_down = true;
         /* Not closed: the engine thread may be using them. It closes them when the world is destroyed. */
-        for (int32_t r = 0; r < mesh->size; r++) {
-            if (mesh->peers[r].data_wire.fd >= 0)
-                shutdown(mesh->peers[r].data_wire.fd, SHUT_RDWR);
-            if (mesh->peers[r].control_wire.fd >= 0)
-                shutdown(mesh->peers[r].control_wire.fd, SHUT_RDWR);
+        for (int32_t r = 0; r < net->size; r++) {
+            if (net->peers[r].data_wire.fd >= 0)
+                shutdown(net->peers[r].data_wire.fd, SHUT_RDWR);
+            if (net->peers[r].control_wire.fd >= 0)
+                shutdown(net->peers[r].control_wire.fd, SHUT_RDWR);
         }
-        RK_ASSERT(write(mesh->wake_fd, &one, sizeof(one)) == sizeof(one));
+        RK_ASSERT(write(net->wake_fd, &one, sizeof(one)) == sizeof(one));
     }
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    RK_ASSERT(pthread_mutex_unlock(&net->control_lock) == 0);
 }
 
-void rk_cpu_control_bye(struct rk_cpu_mesh *mesh)
+void rk_cpu_control_bye(struct rk_cpu_net *net)
 {
     struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_BYE};
 
-    tell(mesh, &control, false);
+    tell(net, &control, false);
 }
 
-void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh)
+void rk_cpu_control_heartbeat(struct rk_cpu_net *net)
 {
     struct rk_cpu_control control = {.magic = CONTROL_MAGIC, .kind = RK_CPU_CONTROL_HEARTBEAT};
 
-    tell(mesh, &control, true);
+    tell(net, &control, true);
 }
 
 /* --- watching over the ranks of another backend --- */
@@ -195,19 +195,19 @@ void rk_comm_control_heartbeat(struct rk_comm_world *control, const char *doing)
 
 const char *rk_comm_control_doing(struct rk_comm_world *control, int32_t rank, char buf[RK_COMM_DOING_BYTES])
 {
-    struct rk_cpu_mesh *mesh = control->impl;
+    struct rk_cpu_net *net = control->impl;
 
-    RK_ASSERT(pthread_mutex_lock(&mesh->control_lock) == 0);
-    memcpy(buf, mesh->peers[rank].doing, RK_COMM_DOING_BYTES);
-    RK_ASSERT(pthread_mutex_unlock(&mesh->control_lock) == 0);
+    RK_ASSERT(pthread_mutex_lock(&net->control_lock) == 0);
+    memcpy(buf, net->peers[rank].doing, RK_COMM_DOING_BYTES);
+    RK_ASSERT(pthread_mutex_unlock(&net->control_lock) == 0);
     return buf;
 }
 
 int64_t rk_comm_control_seen_ns(const struct rk_comm_world *control, int32_t rank)
 {
-    const struct rk_cpu_mesh *mesh = control->impl;
+    const struct rk_cpu_net *net = control->impl;
 
-    return atomic_load(&mesh->peers[rank].control_seen_ns);
+    return atomic_load(&net->peers[rank].control_seen_ns);
 }
 
 void rk_comm_control_leave(struct rk_comm_world *control)
@@ -217,7 +217,7 @@ void rk_comm_control_leave(struct rk_comm_world *control)
 
 bool rk_comm_control_has_left(const struct rk_comm_world *control, int32_t rank)
 {
-    const struct rk_cpu_mesh *mesh = control->impl;
+    const struct rk_cpu_net *net = control->impl;
 
-    return atomic_load(&mesh->peers[rank].link) == RK_CPU_LINK_BYE;
+    return atomic_load(&net->peers[rank].link) == RK_CPU_LINK_BYE;
 }

@@ -1,4 +1,4 @@
-/* Endpoints of the CPU mesh: the listening socket of a rank and the text that tells its peers where it is. */
+/* Endpoints of the CPU net: the listening socket of a rank and the text that tells its peers where it is. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <arpa/inet.h>

@@ -1,4 +1,4 @@
-/* Exchanges of the CPU mesh: a set of frames to send and to receive runs to its end in one loop, all
+/* Exchanges of the CPU net: a set of frames to send and to receive runs to its end in one loop, all
  * directions at once, so that no order of them can deadlock. Entry point: rk_cpu_exchange().
  *
  * Two clocks bound a wait. A peer whose part of a collective has begun to arrive is in it and must not go
@@ -25,64 +25,63 @@
 
 /* --- building the list --- */
 
-void rk_cpu_begin(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group, rk_comm_op_t op,
+void rk_cpu_begin(struct rk_cpu_net *net, const struct rk_comm_group *group, rk_comm_op_t op,
                   rk_dtype_t dtype, uint32_t arg)
 {
     RK_ASSERT(arg <= UINT16_MAX);
-    mesh->group = group;
-    mesh->is_collective = op != RK_COMM_OP_SEND;
-    mesh->frame = (struct rk_cpu_frame){.magic = FRAME_MAGIC,
-                                        .tag = group->tag,
-                                        .seq = group->seq,
-                                        .op = (uint8_t)op,
-                                        .dtype = (uint8_t)dtype,
-                                        .arg = (uint16_t)arg};
-    mesh->begun_ns = mesh->heartbeat_ns = mesh->world->started_ns;
-    mesh->transfers.count = 0;
-    for (int32_t r = 0; r < mesh->size; r++)
-        mesh->peers[r].has_arrived = false;
+    net->group = group;
+    net->is_collective = op != RK_COMM_OP_SEND;
+    net->frame = (struct rk_cpu_frame){.magic = FRAME_MAGIC,
+                                       .tag = group->tag,
+                                       .seq = group->seq,
+                                       .op = (uint8_t)op,
+                                       .dtype = (uint8_t)dtype,
+                                       .arg = (uint16_t)arg};
+    net->begun_ns = net->heartbeat_ns = net->world->started_ns;
+    net->transfers.count = 0;
+    for (int32_t r = 0; r < net->size; r++)
+        net->peers[r].has_arrived = false;
 }
 
-static void add(struct rk_cpu_mesh *mesh, int32_t peer, bool is_send, void *data, size_t bytes)
+static void add(struct rk_cpu_net *net, int32_t peer, bool is_send, void *data, size_t bytes)
 {
     struct rk_cpu_transfer transfer = {
-        .frame = mesh->frame, .peer = mesh->group->world_ranks[peer], .is_send = is_send, .data = data};
+        .frame = net->frame, .peer = net->group->world_ranks[peer], .is_send = is_send, .data = data};
 
-    RK_ASSERT(peer != mesh->group->rank);
+    RK_ASSERT(peer != net->group->rank);
     transfer.frame.bytes = bytes;
-    rk_array_append(&mesh->transfers, transfer);
+    rk_array_append(&net->transfers, transfer);
 }
 
-void rk_cpu_add_send(struct rk_cpu_mesh *mesh, int32_t peer, const void *data, size_t bytes)
+void rk_cpu_add_send(struct rk_cpu_net *net, int32_t peer, const void *data, size_t bytes)
 {
-    add(mesh, peer, true, (void *)data, bytes); /* not written to: sends and receives share one type */
+    add(net, peer, true, (void *)data, bytes); /* not written to: sends and receives share one type */
 }
 
-void rk_cpu_add_recv(struct rk_cpu_mesh *mesh, int32_t peer, void *data, size_t bytes)
+void rk_cpu_add_recv(struct rk_cpu_net *net, int32_t peer, void *data, size_t bytes)
 {
-    add(mesh, peer, false, data, bytes);
+    add(net, peer, false, data, bytes);
 }
 
 /* Threads the list through the peers, each in the order of the calls. */
-static void link_transfers(struct rk_cpu_mesh *mesh)
+static void link_transfers(struct rk_cpu_net *net)
 {
-    for (int32_t r = 0; r < mesh->size; r++)
-        mesh->peers[r].send_head = mesh->peers[r].recv_head = NULL;
-    for (int64_t i = mesh->transfers.count - 1; i >= 0; i--) {
-        struct rk_cpu_transfer *transfer = &mesh->transfers.items[i];
-        struct rk_cpu_peer *peer = &mesh->peers[transfer->peer];
+    for (int32_t r = 0; r < net->size; r++)
+        net->peers[r].send_head = net->peers[r].recv_head = NULL;
+    for (int64_t i = net->transfers.count - 1; i >= 0; i--) {
+        struct rk_cpu_transfer *transfer = &net->transfers.items[i];
+        struct rk_cpu_peer *peer = &net->peers[transfer->peer];
         struct rk_cpu_transfer **head = transfer->is_send ? &peer->send_head : &peer->recv_head;
 
         transfer->next = *head;
         *head = transfer;
     }
-    mesh->num_pending = mesh->transfers.count;
+    net->num_pending = net->transfers.count;
 }
 
 /* --- messages --- */
 
-static void describe_frame(struct rk_str *out, const struct rk_cpu_mesh *mesh,
-                           const struct rk_cpu_frame *frame)
+static void describe_frame(struct rk_str *out, const struct rk_cpu_net *net, const struct rk_cpu_frame *frame)
 {
     static const char *const reduce_names[RK_REDUCE_OP_COUNT] = {"sum", "max", "min", "ordered sum"};
     char name[RK_COMM_NAME_BYTES];
@@ -92,7 +91,7 @@ static void describe_frame(struct rk_str *out, const struct rk_cpu_mesh *mesh,
         return;
     }
     rk_str_appendf(out, "%s #%" PRIu64 ".%" PRIu32 " of group %s (", rk_comm_op_name((rk_comm_op_t)frame->op),
-                   frame->seq, frame->step, rk_comm_world_group_name(mesh->world, frame->tag, name));
+                   frame->seq, frame->step, rk_comm_world_group_name(net->world, frame->tag, name));
     if ((frame->op == RK_COMM_OP_ALL_REDUCE || frame->op == RK_COMM_OP_REDUCE_SCATTER) &&
         frame->arg < RK_REDUCE_OP_COUNT)
         rk_str_appendf(out, "%s, ", reduce_names[frame->arg]);
@@ -102,14 +101,14 @@ static void describe_frame(struct rk_str *out, const struct rk_cpu_mesh *mesh,
                    rk_dtype_is_valid(frame->dtype) ? rk_dtype_name(frame->dtype) : "?", frame->bytes);
 }
 
-static struct rk_status *desync(const struct rk_cpu_mesh *mesh, const struct rk_cpu_transfer *transfer)
+static struct rk_status *desync(const struct rk_cpu_net *net, const struct rk_cpu_transfer *transfer)
 {
     struct rk_str expected = {0}, got = {0};
     struct rk_status *st;
 
-    describe_frame(&expected, mesh, &transfer->frame);
-    describe_frame(&got, mesh, &transfer->got);
-    st = RK_FAIL_REASON(RK_ABORTED, "COMM_DESYNC", "rank %d expects %s, rank %d sent %s", mesh->rank,
+    describe_frame(&expected, net, &transfer->frame);
+    describe_frame(&got, net, &transfer->got);
+    st = RK_FAIL_REASON(RK_ABORTED, "COMM_DESYNC", "rank %d expects %s, rank %d sent %s", net->rank,
                         rk_str_text(&expected), transfer->peer, rk_str_text(&got));
     rk_str_fini(&expected);
     rk_str_fini(&got);
@@ -154,7 +153,7 @@ static bool would_block(void)
 }
 
 /* Sends until everything is gone or the socket is full. */
-static void pump_send(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
+static void pump_send(struct rk_cpu_net *net, struct rk_cpu_peer *peer)
 {
     while (peer->send_head && !peer->is_data_broken) {
         struct rk_cpu_transfer *transfer = peer->send_head;
@@ -174,12 +173,12 @@ static void pump_send(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
         if (!is_complete(transfer))
             return; /* the next call would only find the socket full */
         peer->send_head = transfer->next;
-        mesh->num_pending--;
+        net->num_pending--;
     }
 }
 
 /* Receives until everything is here or the socket is empty. */
-static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
+static struct rk_status *pump_recv(struct rk_cpu_net *net, struct rk_cpu_peer *peer)
 {
     while (peer->recv_head && !peer->is_data_broken) {
         struct rk_cpu_transfer *transfer = peer->recv_head;
@@ -200,19 +199,19 @@ static struct rk_status *pump_recv(struct rk_cpu_mesh *mesh, struct rk_cpu_peer 
         transfer->done_bytes += (size_t)got;
         if (!had_header && transfer->done_bytes >= sizeof(transfer->got) &&
             memcmp(&transfer->got, &transfer->frame, sizeof(transfer->got)) != 0)
-            return desync(mesh, transfer);
+            return desync(net, transfer);
         if (!is_complete(transfer))
             return NULL;
         peer->recv_head = transfer->next;
-        mesh->num_pending--;
+        net->num_pending--;
     }
     return NULL;
 }
 
-static struct rk_status *pump(struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
+static struct rk_status *pump(struct rk_cpu_net *net, struct rk_cpu_peer *peer)
 {
-    pump_send(mesh, peer);
-    return pump_recv(mesh, peer);
+    pump_send(net, peer);
+    return pump_recv(net, peer);
 }
 
 /* --- waiting --- */
@@ -223,106 +222,106 @@ static bool has_work(const struct rk_cpu_peer *peer)
 }
 
 /* Whether silence of this peer counts from its last byte on, and not from the beginning of the operation. */
-static bool must_progress(const struct rk_cpu_mesh *mesh, const struct rk_cpu_peer *peer)
+static bool must_progress(const struct rk_cpu_net *net, const struct rk_cpu_peer *peer)
 {
     if (peer->is_data_broken)
         return true;
-    if (mesh->is_collective)
+    if (net->is_collective)
         return peer->has_arrived;
     return peer->recv_head && peer->recv_head->done_bytes > 0;
 }
 
-static int64_t deadline_of(const struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer)
+static int64_t deadline_of(const struct rk_cpu_net *net, struct rk_cpu_peer *peer)
 {
     int64_t seen_ns = RK_MAX(peer->last_seen_ns, atomic_load(&peer->control_seen_ns));
 
-    return must_progress(mesh, peer) ? seen_ns + mesh->progress_ns : mesh->begun_ns + mesh->collective_ns;
+    return must_progress(net, peer) ? seen_ns + net->progress_ns : net->begun_ns + net->collective_ns;
 }
 
-static int timeout_ms(struct rk_cpu_mesh *mesh, int64_t now_ns)
+static int timeout_ms(struct rk_cpu_net *net, int64_t now_ns)
 {
-    int64_t until_ns = mesh->is_collective ? mesh->heartbeat_ns + mesh->progress_ns / HEARTBEATS : INT64_MAX;
+    int64_t until_ns = net->is_collective ? net->heartbeat_ns + net->progress_ns / HEARTBEATS : INT64_MAX;
 
-    for (int32_t r = 0; r < mesh->size; r++) {
-        if (has_work(&mesh->peers[r]))
-            until_ns = RK_MIN(until_ns, deadline_of(mesh, &mesh->peers[r]));
+    for (int32_t r = 0; r < net->size; r++) {
+        if (has_work(&net->peers[r]))
+            until_ns = RK_MIN(until_ns, deadline_of(net, &net->peers[r]));
     }
     if (until_ns <= now_ns)
         return 0;
     return (int)RK_MIN((until_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS, INT_MAX);
 }
 
-static bool is_late(const struct rk_cpu_mesh *mesh, struct rk_cpu_peer *peer, int64_t now_ns)
+static bool is_late(const struct rk_cpu_net *net, struct rk_cpu_peer *peer, int64_t now_ns)
 {
-    return has_work(peer) && now_ns >= deadline_of(mesh, peer);
+    return has_work(peer) && now_ns >= deadline_of(net, peer);
 }
 
 /* Names all who are missing. */
-static struct rk_status *not_arrived(struct rk_cpu_mesh *mesh, int64_t now_ns)
+static struct rk_status *not_arrived(struct rk_cpu_net *net, int64_t now_ns)
 {
     struct rk_str ranks = {0};
     struct rk_status *st;
     int32_t count = 0, first = 0;
 
-    for (int32_t r = 0; r < mesh->size; r++) {
-        if (!is_late(mesh, &mesh->peers[r], now_ns) || must_progress(mesh, &mesh->peers[r]))
+    for (int32_t r = 0; r < net->size; r++) {
+        if (!is_late(net, &net->peers[r], now_ns) || must_progress(net, &net->peers[r]))
             continue;
         first = count == 0 ? r : first;
         rk_str_appendf(&ranks, "%s%d", count++ ? ", " : "", r);
     }
     st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s %s did not arrive within %" PRId64 " ms",
-                        count > 1 ? "ranks" : "rank", rk_str_text(&ranks), mesh->collective_ns / NS_PER_MS);
+                        count > 1 ? "ranks" : "rank", rk_str_text(&ranks), net->collective_ns / NS_PER_MS);
     rk_str_fini(&ranks);
     return count == 1 ? rk_status_blame(st, first) : st;
 }
 
-static struct rk_status *judge_late(const struct rk_cpu_mesh *mesh, int32_t r)
+static struct rk_status *judge_late(const struct rk_cpu_net *net, int32_t r)
 {
-    if (mesh->peers[r].is_data_broken)
+    if (net->peers[r].is_data_broken)
         return RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: its data connection broke", r);
     return RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "rank %d went silent for %" PRId64 " ms", r,
-                          mesh->progress_ns / NS_PER_MS);
+                          net->progress_ns / NS_PER_MS);
 }
 
 /* `now_ns` is the time before the last look at the connections: what had come by then has been seen. */
-static struct rk_status *check_deadlines(struct rk_cpu_mesh *mesh, int64_t now_ns)
+static struct rk_status *check_deadlines(struct rk_cpu_net *net, int64_t now_ns)
 {
-    for (int32_t r = 0; r < mesh->size; r++) {
-        struct rk_cpu_peer *peer = &mesh->peers[r];
+    for (int32_t r = 0; r < net->size; r++) {
+        struct rk_cpu_peer *peer = &net->peers[r];
 
-        if (!is_late(mesh, peer, now_ns))
+        if (!is_late(net, peer, now_ns))
             continue;
-        if (must_progress(mesh, peer)) /* one whose connection broke must, too */
-            return rk_status_blame(judge_late(mesh, r), r);
-        return not_arrived(mesh, now_ns);
+        if (must_progress(net, peer)) /* one whose connection broke must, too */
+            return rk_status_blame(judge_late(net, r), r);
+        return not_arrived(net, now_ns);
     }
     return NULL;
 }
 
-static void fill_polls(struct rk_cpu_mesh *mesh)
+static void fill_polls(struct rk_cpu_net *net)
 {
-    for (int32_t r = 0; r < mesh->size; r++) {
-        struct rk_cpu_peer *peer = &mesh->peers[r];
+    for (int32_t r = 0; r < net->size; r++) {
+        struct rk_cpu_peer *peer = &net->peers[r];
         bool is_open = atomic_load(&peer->link) == RK_CPU_LINK_OPEN;
         bool is_used = has_work(peer) && !peer->is_data_broken;
 
-        mesh->polls[r] = (struct pollfd){.fd = is_open ? peer->control_wire.fd : -1, .events = POLLIN};
-        mesh->polls[mesh->size + r] = (struct pollfd){
+        net->polls[r] = (struct pollfd){.fd = is_open ? peer->control_wire.fd : -1, .events = POLLIN};
+        net->polls[net->size + r] = (struct pollfd){
             .fd = is_used ? peer->data_wire.fd : -1,
             .events = (short)((peer->send_head ? POLLOUT : 0) | (peer->recv_head ? POLLIN : 0))};
     }
-    mesh->polls[2 * mesh->size] = (struct pollfd){.fd = mesh->wake_fd, .events = POLLIN};
+    net->polls[2 * net->size] = (struct pollfd){.fd = net->wake_fd, .events = POLLIN};
 }
 
 /* A data connection that failed: the reason usually came on the control connection before. NULL: not known
  * yet. */
-static struct rk_status *explain_broken(struct rk_cpu_mesh *mesh)
+static struct rk_status *explain_broken(struct rk_cpu_net *net)
 {
-    for (int32_t r = 0; r < mesh->size; r++) {
-        if (!mesh->peers[r].is_data_broken)
+    for (int32_t r = 0; r < net->size; r++) {
+        if (!net->peers[r].is_data_broken)
             continue;
-        RK_TRY(rk_cpu_control_read(mesh));
-        if (atomic_load(&mesh->peers[r].link) == RK_CPU_LINK_BYE)
+        RK_TRY(rk_cpu_control_read(net));
+        if (atomic_load(&net->peers[r].link) == RK_CPU_LINK_BYE)
             return rk_status_blame(
                 RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: it left the world", r), r);
     }
@@ -330,65 +329,65 @@ static struct rk_status *explain_broken(struct rk_cpu_mesh *mesh)
 }
 
 /* Waits for something to happen and handles all of it. */
-static struct rk_status *wait_and_pump(struct rk_cpu_mesh *mesh, int64_t now_ns)
+static struct rk_status *wait_and_pump(struct rk_cpu_net *net, int64_t now_ns)
 {
     bool is_control_ready = false;
     int num_ready;
 
-    fill_polls(mesh);
-    num_ready = poll(mesh->polls, (nfds_t)(2 * mesh->size + 1), timeout_ms(mesh, now_ns));
+    fill_polls(net);
+    num_ready = poll(net->polls, (nfds_t)(2 * net->size + 1), timeout_ms(net, now_ns));
     if (num_ready < 0 && errno != EINTR)
         return RK_FAIL(RK_INTERNAL, "poll: %s", strerror(errno));
-    if (atomic_load(&mesh->world->has_failed))
-        return rk_comm_world_error(mesh->world);
+    if (atomic_load(&net->world->has_failed))
+        return rk_comm_world_error(net->world);
     if (num_ready <= 0)
         return NULL;
-    for (int32_t r = 0; r < mesh->size; r++)
-        is_control_ready = is_control_ready || mesh->polls[r].revents;
+    for (int32_t r = 0; r < net->size; r++)
+        is_control_ready = is_control_ready || net->polls[r].revents;
     if (is_control_ready)
-        RK_TRY(rk_cpu_control_read(mesh));
-    for (int32_t r = 0; r < mesh->size; r++) {
-        if (mesh->polls[mesh->size + r].revents)
-            RK_TRY(pump(mesh, &mesh->peers[r]));
+        RK_TRY(rk_cpu_control_read(net));
+    for (int32_t r = 0; r < net->size; r++) {
+        if (net->polls[net->size + r].revents)
+            RK_TRY(pump(net, &net->peers[r]));
     }
     return NULL;
 }
 
-static struct rk_status *run(struct rk_cpu_mesh *mesh)
+static struct rk_status *run(struct rk_cpu_net *net)
 {
-    link_transfers(mesh);
-    if (mesh->has_unread_control) { /* of which no event tells */
-        mesh->has_unread_control = false;
-        RK_TRY(rk_cpu_control_read(mesh));
+    link_transfers(net);
+    if (net->has_unread_control) { /* of which no event tells */
+        net->has_unread_control = false;
+        RK_TRY(rk_cpu_control_read(net));
     }
     /* Small operations often end without a wait. */
-    for (int32_t r = 0; r < mesh->size; r++)
-        RK_TRY(pump(mesh, &mesh->peers[r]));
-    while (mesh->num_pending > 0) {
+    for (int32_t r = 0; r < net->size; r++)
+        RK_TRY(pump(net, &net->peers[r]));
+    while (net->num_pending > 0) {
         int64_t now_ns = rk_time_now_ns();
 
-        RK_TRY(explain_broken(mesh));
-        if (mesh->is_collective && now_ns >= mesh->heartbeat_ns + mesh->progress_ns / HEARTBEATS) {
-            mesh->heartbeat_ns = now_ns;
-            rk_cpu_control_heartbeat(mesh);
+        RK_TRY(explain_broken(net));
+        if (net->is_collective && now_ns >= net->heartbeat_ns + net->progress_ns / HEARTBEATS) {
+            net->heartbeat_ns = now_ns;
+            rk_cpu_control_heartbeat(net);
         }
-        RK_TRY(wait_and_pump(mesh, now_ns));
-        RK_TRY(check_deadlines(mesh, now_ns));
+        RK_TRY(wait_and_pump(net, now_ns));
+        RK_TRY(check_deadlines(net, now_ns));
     }
     return NULL;
 }
 
-struct rk_status *rk_cpu_exchange(struct rk_cpu_mesh *mesh)
+struct rk_status *rk_cpu_exchange(struct rk_cpu_net *net)
 {
-    struct rk_status *st = run(mesh);
+    struct rk_status *st = run(net);
     char seq[32] = "";
 
-    mesh->transfers.count = 0;
+    net->transfers.count = 0;
     if (!st)
         return NULL;
-    if (mesh->is_collective)
-        snprintf(seq, sizeof(seq), " #%" PRIu64, mesh->frame.seq);
-    rk_comm_world_fail(mesh->world, RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(mesh->world->doing.op),
-                                            seq, mesh->group->name));
-    return rk_comm_world_error(mesh->world);
+    if (net->is_collective)
+        snprintf(seq, sizeof(seq), " #%" PRIu64, net->frame.seq);
+    rk_comm_world_fail(net->world, RK_WRAP(st, "%s%s of group %s", rk_comm_op_name(net->world->doing.op), seq,
+                                           net->group->name));
+    return rk_comm_world_error(net->world);
 }

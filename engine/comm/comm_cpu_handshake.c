@@ -1,4 +1,4 @@
-/* The handshake of the CPU mesh, without sockets: both sides as functions over bytes, so that it can be
+/* The handshake of the CPU net, without sockets: both sides as functions over bytes, so that it can be
  * tested and fuzzed alone. Everything here is read from an unauthenticated peer until its proof has been
  * checked. */
 #include "engine/comm/comm_cpu_internal.h"

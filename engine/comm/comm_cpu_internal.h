@@ -1,4 +1,4 @@
-/* Private to engine/comm: the CPU backend, a full mesh of stream sockets.
+/* Private to engine/comm: the CPU backend, a net of sockets.
  *
  * Two connections join every pair of ranks. The data connection carries frames, a header and its payload, in
  * the order of the operations; both ends know which frame must come next and compare. The control connection
@@ -142,7 +142,7 @@ ssize_t rk_cpu_wire_send_parts(const struct rk_cpu_wire *wire, struct iovec *par
 ssize_t rk_cpu_wire_recv_parts(const struct rk_cpu_wire *wire, struct iovec *parts, int num_parts);
 void rk_cpu_wire_close(struct rk_cpu_wire *wire);
 
-/* --- the mesh --- */
+/* --- the net --- */
 
 /* Header of every payload on a data connection; both ends compute it and compare. */
 struct rk_cpu_frame {
@@ -212,7 +212,7 @@ struct rk_cpu_peer {
  * bytes. */
 #define RK_CPU_SMALL_BYTES ((size_t)64 << 10)
 
-struct rk_cpu_mesh {
+struct rk_cpu_net {
     struct rk_comm_world *world;
     int32_t rank, size;
     int64_t progress_ns, collective_ns;
@@ -236,30 +236,30 @@ struct rk_cpu_mesh {
 
 /* comm_cpu_connect.c: listens for the higher ranks, connects to the lower ones, until every pair is joined.
  * Closes the endpoint's listener. */
-struct rk_status *rk_cpu_mesh_connect(struct rk_cpu_mesh *mesh, struct rk_cpu_endpoint *endpoint,
-                                      const struct rk_comm_world_config *config) RK_NODISCARD;
+struct rk_status *rk_cpu_net_connect(struct rk_cpu_net *net, struct rk_cpu_endpoint *endpoint,
+                                     const struct rk_comm_world_config *config) RK_NODISCARD;
 
 /* --- control connections (comm_cpu_control.c); any thread --- */
 
 /* Reads what the peers said: the first failure among it. */
-struct rk_status *rk_cpu_control_read(struct rk_cpu_mesh *mesh) RK_NODISCARD;
+struct rk_status *rk_cpu_control_read(struct rk_cpu_net *net) RK_NODISCARD;
 /* Tells all peers, shuts the connections down and wakes the engine thread. */
-void rk_cpu_control_abort(struct rk_cpu_mesh *mesh, const struct rk_status *error);
-void rk_cpu_control_bye(struct rk_cpu_mesh *mesh);
+void rk_cpu_control_abort(struct rk_cpu_net *net, const struct rk_status *error);
+void rk_cpu_control_bye(struct rk_cpu_net *net);
 /* A sign of life for the peers that are in the running collective. Engine thread only. */
-void rk_cpu_control_heartbeat(struct rk_cpu_mesh *mesh);
+void rk_cpu_control_heartbeat(struct rk_cpu_net *net);
 
 /* --- exchanges (comm_cpu_exchange.c); engine thread only --- */
 
 /* Opens an operation on a group: no transfers yet, no rank has arrived. */
-void rk_cpu_begin(struct rk_cpu_mesh *mesh, const struct rk_comm_group *group, rk_comm_op_t op,
+void rk_cpu_begin(struct rk_cpu_net *net, const struct rk_comm_group *group, rk_comm_op_t op,
                   rk_dtype_t dtype, uint32_t arg);
 /* Adds a transfer; frames to one peer travel in the order of these calls. `peer` is an index in the group. */
-void rk_cpu_add_send(struct rk_cpu_mesh *mesh, int32_t peer, const void *data, size_t bytes);
-void rk_cpu_add_recv(struct rk_cpu_mesh *mesh, int32_t peer, void *data, size_t bytes);
+void rk_cpu_add_send(struct rk_cpu_net *net, int32_t peer, const void *data, size_t bytes);
+void rk_cpu_add_recv(struct rk_cpu_net *net, int32_t peer, void *data, size_t bytes);
 /* Runs all added transfers to their end, together, and empties the list. A failure has been given to
  * rk_comm_world_fail(); what is returned is the world's first error. */
-struct rk_status *rk_cpu_exchange(struct rk_cpu_mesh *mesh) RK_NODISCARD;
+struct rk_status *rk_cpu_exchange(struct rk_cpu_net *net) RK_NODISCARD;
 
 /* --- reduction (comm_cpu_reduce.c) --- */
 

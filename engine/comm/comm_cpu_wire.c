@@ -1,4 +1,4 @@
-/* One connection of the CPU mesh: a socket, as it is or with TLS. Both look the same from outside: nothing
+/* One connection of the CPU net: a socket, as it is or with TLS. Both look the same from outside: nothing
  * waits, and errno says why a call moved nothing. */
 #include "engine/comm/comm_cpu_internal.h"
 

@@ -2,19 +2,19 @@
  * of one rank of it and see what memory that takes. What operations would have received is undefined. */
 #include "engine/comm/comm_internal.h"
 
-static void plan_world_destroy(struct rk_comm_world *world)
+static void dry_world_destroy(struct rk_comm_world *world)
 {
     (void)world;
 }
 
-static void plan_world_abort(struct rk_comm_world *world, const struct rk_status *error)
+static void dry_world_abort(struct rk_comm_world *world, const struct rk_status *error)
 {
     (void)world;
     (void)error;
 }
 
-static struct rk_status *plan_all_reduce(struct rk_comm_group *group, struct rk_stream *stream,
-                                         rk_tensor_t inout, rk_reduce_op_t op)
+static struct rk_status *dry_all_reduce(struct rk_comm_group *group, struct rk_stream *stream,
+                                        rk_tensor_t inout, rk_reduce_op_t op)
 {
     (void)group;
     (void)stream;
@@ -23,8 +23,8 @@ static struct rk_status *plan_all_reduce(struct rk_comm_group *group, struct rk_
     return NULL;
 }
 
-static struct rk_status *plan_all_gather(struct rk_comm_group *group, struct rk_stream *stream,
-                                         rk_tensor_t out, rk_tensor_t in)
+static struct rk_status *dry_all_gather(struct rk_comm_group *group, struct rk_stream *stream,
+                                        rk_tensor_t out, rk_tensor_t in)
 {
     (void)group;
     (void)stream;
@@ -33,8 +33,8 @@ static struct rk_status *plan_all_gather(struct rk_comm_group *group, struct rk_
     return NULL;
 }
 
-static struct rk_status *plan_reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
-                                             rk_tensor_t out, rk_tensor_t in, rk_reduce_op_t op)
+static struct rk_status *dry_reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
+                                            rk_tensor_t out, rk_tensor_t in, rk_reduce_op_t op)
 {
     (void)group;
     (void)stream;
@@ -44,8 +44,8 @@ static struct rk_status *plan_reduce_scatter(struct rk_comm_group *group, struct
     return NULL;
 }
 
-static struct rk_status *plan_broadcast(struct rk_comm_group *group, struct rk_stream *stream,
-                                        rk_tensor_t inout, int32_t root)
+static struct rk_status *dry_broadcast(struct rk_comm_group *group, struct rk_stream *stream,
+                                       rk_tensor_t inout, int32_t root)
 {
     (void)group;
     (void)stream;
@@ -54,9 +54,9 @@ static struct rk_status *plan_broadcast(struct rk_comm_group *group, struct rk_s
     return NULL;
 }
 
-static struct rk_status *plan_all_to_all(struct rk_comm_group *group, struct rk_stream *stream,
-                                         rk_tensor_t out, const int64_t *recv_rows, rk_tensor_t in,
-                                         const int64_t *send_rows)
+static struct rk_status *dry_all_to_all(struct rk_comm_group *group, struct rk_stream *stream,
+                                        rk_tensor_t out, const int64_t *recv_rows, rk_tensor_t in,
+                                        const int64_t *send_rows)
 {
     (void)group;
     (void)stream;
@@ -67,8 +67,7 @@ static struct rk_status *plan_all_to_all(struct rk_comm_group *group, struct rk_
     return NULL;
 }
 
-static struct rk_status *plan_batch(struct rk_comm_group *group, const struct rk_comm_p2p *list,
-                                    int64_t count)
+static struct rk_status *dry_batch(struct rk_comm_group *group, const struct rk_comm_p2p *list, int64_t count)
 {
     (void)group;
     (void)list;
@@ -76,25 +75,25 @@ static struct rk_status *plan_batch(struct rk_comm_group *group, const struct rk
     return NULL;
 }
 
-static struct rk_status *plan_barrier(struct rk_comm_group *group, struct rk_stream *stream)
+static struct rk_status *dry_barrier(struct rk_comm_group *group, struct rk_stream *stream)
 {
     (void)group;
     (void)stream;
     return NULL;
 }
 
-/* Without endpoints: rk_comm_world_create_plan makes its worlds, and no name finds it. */
-const struct rk_comm_ops rk_comm_plan_ops = {
+/* Without endpoints: rk_comm_world_create_dry makes its worlds, and no name finds it. */
+const struct rk_comm_ops rk_comm_dry_ops = {
     .name = "plan",
     .abi = RK_COMM_ABI,
     .caps = RK_COMM_CAP_DEVICE_MEMORY,
-    .world_destroy = plan_world_destroy,
-    .world_abort = plan_world_abort,
-    .all_reduce = plan_all_reduce,
-    .all_gather = plan_all_gather,
-    .reduce_scatter = plan_reduce_scatter,
-    .broadcast = plan_broadcast,
-    .all_to_all = plan_all_to_all,
-    .batch = plan_batch,
-    .barrier = plan_barrier,
+    .world_destroy = dry_world_destroy,
+    .world_abort = dry_world_abort,
+    .all_reduce = dry_all_reduce,
+    .all_gather = dry_all_gather,
+    .reduce_scatter = dry_reduce_scatter,
+    .broadcast = dry_broadcast,
+    .all_to_all = dry_all_to_all,
+    .batch = dry_batch,
+    .barrier = dry_barrier,
 };

@@ -95,7 +95,7 @@ int32_t rk_comm_group_size(const struct rk_comm_group *group)
     return group ? group->size : 1;
 }
 
-bool rk_comm_group_is_plan(const struct rk_comm_group *group)
+bool rk_comm_group_is_dry(const struct rk_comm_group *group)
 {
-    return group && group->world->ops == &rk_comm_plan_ops;
+    return group && group->world->ops == &rk_comm_dry_ops;
 }

@@ -20,7 +20,7 @@
 #define RK_COMM_ADDRESS_BYTES 160 /* "[ipv6 with scope]:port" and "unix:@name" fit */
 #define RK_COMM_NAME_BYTES    32
 
-/* Travels in the frames of the CPU mesh. */
+/* Travels in the frames of the CPU net. */
 typedef enum rk_comm_op {
     RK_COMM_OP_ALL_REDUCE,
     RK_COMM_OP_ALL_GATHER,
@@ -174,8 +174,8 @@ struct rk_comm_ops {
 
 extern const struct rk_comm_ops rk_comm_cpu_ops;
 
-/* --- dry runs (comm_plan.c, comm_world.c) --- */
-extern const struct rk_comm_ops rk_comm_plan_ops;
+/* --- dry runs (comm_dry.c, comm_world.c) --- */
+extern const struct rk_comm_ops rk_comm_dry_ops;
 
 /* What backends call, those in plug-ins too. */
 RK_BEGIN_DECLS
@@ -191,7 +191,7 @@ void rk_comm_world_fail(struct rk_comm_world *world, struct rk_status *error);
 /* A copy of the first error; NULL while healthy. Any thread. */
 struct rk_status *rk_comm_world_error(struct rk_comm_world *world) RK_NODISCARD;
 
-/* --- a world of the CPU mesh that watches over the ranks of another backend (comm_cpu_control.c). Any
+/* --- a world of the CPU net that watches over the ranks of another backend (comm_cpu_control.c). Any
  * thread. --- */
 
 /* Tells all peers that this rank is alive, and what it is doing ("" for nothing, cut to RK_COMM_DOING_BYTES).

@@ -14,26 +14,26 @@
 
 #define NS_PER_MS 1000000
 #define POLL_MS   1
-/* How long a call that failed waits for the mesh to name who is lost. */
+/* How long a call that failed waits for the net to name who is lost. */
 #define NAMING_MS 1000
 /* How long a world that is destroyed waits for its own operations, and then for the peers to come as well. */
 #define GOODBYE_MS 1000
 /* The largest operation of those that make NCCL connect a new group: it takes the way of all large ones. */
 #define WARM_UP_BYTES ((size_t)4 << 20)
 
-/* --- endpoints: those of the mesh --- */
+/* --- endpoints: those of the net --- */
 
 static struct rk_status *endpoint_open(void **out, const struct rk_comm_endpoint_config *config,
                                        char address[RK_COMM_ADDRESS_BYTES])
 {
-    struct rk_comm_endpoint_config mesh_config = {.struct_size = sizeof(mesh_config),
-                                                  .backend = "cpu",
-                                                  .listen_host = config->listen_host,
-                                                  .tls = config->tls};
+    struct rk_comm_endpoint_config net_config = {.struct_size = sizeof(net_config),
+                                                 .backend = "cpu",
+                                                 .listen_host = config->listen_host,
+                                                 .tls = config->tls};
     struct rk_comm_endpoint *endpoint;
 
     *out = NULL;
-    RK_TRY(rk_comm_endpoint_open(&endpoint, &mesh_config));
+    RK_TRY(rk_comm_endpoint_open(&endpoint, &net_config));
     strncpy(address, rk_comm_endpoint_address(endpoint), RK_COMM_ADDRESS_BYTES - 1);
     *out = endpoint;
     return NULL;
@@ -44,7 +44,7 @@ static void endpoint_close(void *endpoint)
     rk_comm_endpoint_close(endpoint);
 }
 
-/* The mesh's secret. NCCL's own id is made when all ranks have come, and a world of one needs none. */
+/* The net's secret. NCCL's own id is made when all ranks have come, and a world of one needs none. */
 static struct rk_status *make_id(uint8_t id[RK_COMM_ID_BYTES])
 {
     return rk_random_bytes(id, RK_COMM_ID_BYTES);
@@ -131,7 +131,7 @@ static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
 
 /* --- worlds --- */
 
-/* Rank 0's id to everybody, over the mesh. */
+/* Rank 0's id to everybody, over the net. */
 static struct rk_status *share_id(struct rk_nccl_world *nccl, rk_nccl_id_t *id)
 {
     int32_t size = nccl->world->size, *ranks = rk_calloc((size_t)size, sizeof(*ranks));
@@ -171,7 +171,7 @@ static struct rk_status *join(struct rk_nccl_world *nccl)
     return wait_ready(nccl, result, "ncclCommInitRankConfig");
 }
 
-/* A stream that came to its end may have done so because a peer aborted: the mesh knows before the result is
+/* A stream that came to its end may have done so because a peer aborted: the net knows before the result is
  * believed. */
 static struct rk_status *check_device(void *user)
 {
@@ -286,7 +286,7 @@ static struct rk_status *check_environment(void)
 static struct rk_status *world_create(struct rk_comm_world *world, void *endpoint,
                                       const struct rk_comm_world_config *config)
 {
-    struct rk_comm_world_config mesh_config = *config;
+    struct rk_comm_world_config net_config = *config;
     struct rk_nccl_world *nccl;
     struct rk_status *st;
 
@@ -295,10 +295,10 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
         return RK_FAIL(RK_INVALID_ARGUMENT, "collectives 'nccl' need the device that they work on");
     }
     nccl = world_new(world, config);
-    mesh_config.struct_size = sizeof(mesh_config);
-    mesh_config.device = NULL; /* it carries host memory */
+    net_config.struct_size = sizeof(net_config);
+    net_config.device = NULL; /* it carries host memory */
     world->impl = nccl;
-    RK_TRY_GOTO(st, rk_comm_world_create(&nccl->control, endpoint, &mesh_config), out);
+    RK_TRY_GOTO(st, rk_comm_world_create(&nccl->control, endpoint, &net_config), out);
     if (world->size == 1)
         return NULL;
     RK_TRY_GOTO(st, check_environment(), out);

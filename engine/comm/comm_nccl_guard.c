@@ -1,7 +1,7 @@
 /* The guard of an NCCL world: finds failures, names them, and ends what waits for them (see
  * comm_nccl_internal.h).
  *
- * An operation on a stream cannot tell that it waits for a peer that is gone. The guard knows from the mesh
+ * An operation on a stream cannot tell that it waits for a peer that is gone. The guard knows from the net
  * who is gone, from the events behind the operations which of them have not ended, and puts both into the
  * first error of the world. */
 #include "engine/comm/comm_nccl_internal.h"
@@ -25,7 +25,7 @@
 #define ABORT_DELAY_MS 50
 /* An operation of ranks that have said goodbye may still be running to its end. */
 #define LEFT_GRACE_NS NS_PER_S
-/* NCCL may see a broken connection before the mesh tells whose. */
+/* NCCL may see a broken connection before the net tells whose. */
 #define NAMING_NS NS_PER_S
 /* A call of NCCL takes microseconds. One that takes this long waits for a peer, inside the lock; the groups
  * are then told to end without it, which ends the call. */

@@ -1,13 +1,13 @@
 /* Private to engine/comm: the NCCL backend, collectives between GPUs.
  *
- * A world is two things. A CPU mesh joins the ranks as in the other backend: it authenticates them, carries
+ * A world is two things. A CPU net joins the ranks as in the other backend: it authenticates them, carries
  * NCCL's own id to all, and tells at once who died, left, aborted or went silent, which NCCL does not. And a
  * communicator of NCCL that carries no operations: groups are split off it. It is non-blocking, so that
  * connecting can be given up; groups are blocking, because a non-blocking communicator takes a thread for
  * every operation. What would block in their first operation, NCCL's connecting, is done when they are made.
  *
  * Threads. The engine thread calls; operations are on a stream when it returns. One thread a world, the
- * guard, looks at the mesh, at NCCL's asynchronous errors and at the operations that have not ended, and is
+ * guard, looks at the net, at NCCL's asynchronous errors and at the operations that have not ended, and is
  * the only one to abort communicators: that ends their kernels, so a stream that waits for a lost peer comes
  * to its end, and rk_stream_sync then tells why (rk_device_set_watch). Aborting from other threads means
  * asking the guard, so no caller waits for it. The guard alone asks the device which operations have ended: a
@@ -46,7 +46,7 @@ struct rk_nccl_group {
 struct rk_nccl_world {
     /* Fixed while the guard runs. */
     struct rk_comm_world *world;   /* the one that this is the implementation of */
-    struct rk_comm_world *control; /* the CPU mesh */
+    struct rk_comm_world *control; /* the CPU net */
     struct rk_device *device;
     int64_t connect_ns, progress_ns, collective_ns;
     bool (*should_stop)(void *user);
@@ -87,7 +87,7 @@ struct rk_nccl_world {
 
 /* --- worlds and groups (comm_nccl.c) --- */
 
-/* What a call of NCCL that failed means: who is lost, if the mesh knows by then, or NCCL's own words. Never
+/* What a call of NCCL that failed means: who is lost, if the net knows by then, or NCCL's own words. Never
  * NULL. Engine thread. */
 struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_result_t result,
                                   const char *call) RK_NODISCARD;
@@ -118,7 +118,7 @@ struct rk_status *rk_nccl_guard_start(struct rk_nccl_world *nccl) RK_NODISCARD;
 /* Joins it; what it was asked to do is done. False when it does not end: then it goes on using the world for
  * ever. Engine thread. */
 bool rk_nccl_guard_stop(struct rk_nccl_world *nccl) RK_NODISCARD;
-/* Whether the mesh has bad news, which may be newer than the guard's last look; any thread. */
+/* Whether the net has bad news, which may be newer than the guard's last look; any thread. */
 void rk_nccl_guard_poll(struct rk_nccl_world *nccl);
 /* Asks for an abort. Any thread. */
 void rk_nccl_guard_abort(struct rk_nccl_world *nccl);

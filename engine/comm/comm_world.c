@@ -139,11 +139,11 @@ static struct rk_comm_world *world_new(const struct rk_comm_ops *ops, int32_t ra
     return world;
 }
 
-struct rk_comm_world *rk_comm_world_create_plan(int32_t rank, int32_t world_size)
+struct rk_comm_world *rk_comm_world_create_dry(int32_t rank, int32_t world_size)
 {
     RK_ASSERT(rank >= 0);
     RK_ASSERT(rank < world_size);
-    return world_new(&rk_comm_plan_ops, rank, world_size);
+    return world_new(&rk_comm_dry_ops, rank, world_size);
 }
 
 struct rk_status *rk_comm_world_create(struct rk_comm_world **out, struct rk_comm_endpoint *endpoint,

@@ -37,9 +37,9 @@ static struct rk_status *dry_run_init(struct dry_run *run)
     const struct rk_memory_plan_desc *desc = run->desc;
     struct rk_model_desc model = desc->model;
 
-    RK_TRY(rk_device_open_plan(&run->device, desc->device));
+    RK_TRY(rk_device_open_dry(&run->device, desc->device));
     RK_TRY(rk_stream_create(&run->stream, run->device, "plan"));
-    run->world = rk_comm_world_create_plan(desc->rank, rk_mesh_world_size(desc->mesh));
+    run->world = rk_comm_world_create_dry(desc->rank, rk_mesh_world_size(desc->mesh));
     RK_TRY(rk_mesh_comms_create(&run->comms, desc->mesh, run->world));
     model.stream = run->stream;
     model.mesh = run->comms;
@@ -335,7 +335,7 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
     *out = (struct rk_memory_plan){0};
     st = run_all(&run, out);
     if (!st) {
-        out->workspace = rk_device_planned_workspace(run.device);
+        out->workspace = rk_device_dry_workspace(run.device);
         out->memory.workspace_bytes += out->workspace.scratch_bytes + out->workspace.kept_bytes;
         /* One block each, of what was live at most. */
         out->memory.activation_bytes =

@@ -1,4 +1,4 @@
-/* The plan of a model: which parameters there are, which stage holds them, and the blocks that a rank runs.
+/* What a model declares: which parameters there are, which stage holds them, and the blocks that a rank runs.
  */
 #include "engine/model/model_internal.h"
 
@@ -39,7 +39,7 @@ static int64_t count_blocks(const struct rk_model_family *family, const struct r
     int64_t count = 0;
 
     for (int64_t layer = 0; layer < config->num_layers; layer++) {
-        for (const struct rk_block_desc *desc = family->plan_layer(config, layer); desc->ops; desc++)
+        for (const struct rk_block_desc *desc = family->list_layer(config, layer); desc->ops; desc++)
             count++;
     }
     return count;
@@ -69,7 +69,7 @@ static struct rk_status *declare_layers(struct rk_model_core *core, const struct
     core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
     for (int64_t layer = 0; layer < num_layers; layer++) {
         core->params.stage = rk_pipeline_find_layer(core->pipeline, (int32_t)layer).stage;
-        RK_TRY(declare_layer(core, family->plan_layer(&core->config, layer), layer));
+        RK_TRY(declare_layer(core, family->list_layer(&core->config, layer), layer));
     }
     return NULL;
 }
@@ -88,8 +88,8 @@ static struct rk_status *make_pipeline(struct rk_model_core *core, const struct 
     return rk_pipeline_create(&core->pipeline, &spec);
 }
 
-struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
-                                const struct rk_mesh_coords *coords)
+struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
+                                   const struct rk_mesh_coords *coords)
 {
     bool is_tied = core->config.tie_word_embeddings;
     const struct rk_model_family *family = rk_family_find(core->config.family);
@@ -113,7 +113,7 @@ struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh
     return rk_params_lay_out(&core->params);
 }
 
-void rk_model_plan_fini(struct rk_model_core *core)
+void rk_model_declare_fini(struct rk_model_core *core)
 {
     rk_params_fini(&core->params);
     for (int64_t i = 0; i < core->num_blocks; i++)

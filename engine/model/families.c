@@ -13,7 +13,7 @@ static const struct rk_model_family *const families[] = {
     &rk_family_mistral,
 };
 
-const struct rk_block_desc *rk_plan_dense_layer(const struct rk_model_config *config, int64_t layer)
+const struct rk_block_desc *rk_list_dense_layer(const struct rk_model_config *config, int64_t layer)
 {
     static const struct rk_block_desc blocks[] = {
         {&rk_block_attention, "input_layernorm", "self_attn"},

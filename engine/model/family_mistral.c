@@ -30,5 +30,5 @@ const struct rk_model_family rk_family_mistral = {
     .abi = RK_FAMILY_ABI,
     .hf_model_types = mistral_model_types,
     .parse_config = mistral_parse_config,
-    .plan_layer = rk_plan_dense_layer,
+    .list_layer = rk_list_dense_layer,
 };

@@ -27,5 +27,5 @@ const struct rk_model_family rk_family_qwen2 = {
     .abi = RK_FAMILY_ABI,
     .hf_model_types = qwen2_model_types,
     .parse_config = qwen2_parse_config,
-    .plan_layer = rk_plan_dense_layer,
+    .list_layer = rk_list_dense_layer,
 };

@@ -1,4 +1,4 @@
-/* Making a model: the plan of its layers, the parameter table, its buffers. */
+/* Making a model: the declaration of its layers, the parameter table, its buffers. */
 #include "engine/model/model_internal.h"
 
 #include <stdio.h>
@@ -64,8 +64,7 @@ static struct rk_status *make_rope(struct rk_model_core *core)
         RK_TRY_GOTO(st, rk_try_alloc(&memory, bytes, "rotary tables"), out);
         host[i] = memory;
     }
-    if (!rk_device_is_plan(
-            rk_stream_device(core->stream))) /* tables of 131072 positions take half a second */
+    if (!rk_device_is_dry(rk_stream_device(core->stream))) /* tables of 131072 positions take half a second */
         rk_rope_table(&core->config, num_positions, host[0], host[1]);
     for (int i = 0; i < 2; i++)
         RK_TRY_GOTO(st, rk_stream_copy(core->stream, tables[i]->data, host[i], bytes, RK_COPY_H2D), out);
@@ -151,7 +150,7 @@ static struct rk_status *core_init(struct rk_model_core *core, const struct rk_m
     core->layout = desc->layout;
     core->stream = desc->stream;
     core->mesh = desc->mesh;
-    RK_TRY(rk_model_plan(core, mesh, rk_mesh_comms_coords(desc->mesh)));
+    RK_TRY(rk_model_declare(core, mesh, rk_mesh_comms_coords(desc->mesh)));
     RK_TRY(limit_vocabulary(core, desc->vocab_size));
     return allocate(core);
 }
@@ -167,7 +166,7 @@ static void core_destroy(struct rk_model_core *core)
         rk_device_free(device, core->rope_sin.data);
         rk_device_free(device, core->row_numbers.data);
     }
-    rk_model_plan_fini(core);
+    rk_model_declare_fini(core);
     rk_json_free(core->hf_config);
     rk_free(core);
 }

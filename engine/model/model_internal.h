@@ -29,7 +29,7 @@ struct rk_model_family {
      * honour. */
     struct rk_status *(*parse_config)(struct rk_model_config *out, const struct rk_json *hf_config);
     /* Required. The blocks of layer `layer` in order, which may differ from layer to layer. */
-    const struct rk_block_desc *(*plan_layer)(const struct rk_model_config *config, int64_t layer);
+    const struct rk_block_desc *(*list_layer)(const struct rk_model_config *config, int64_t layer);
 };
 
 extern const struct rk_model_family rk_family_llama;   /* family_llama.c */
@@ -37,8 +37,8 @@ extern const struct rk_model_family rk_family_qwen2;   /* family_qwen2.c */
 extern const struct rk_model_family rk_family_qwen3;   /* family_qwen3.c */
 extern const struct rk_model_family rk_family_mistral; /* family_mistral.c */
 
-/* A plan_layer: attention and a gated MLP, with the names of Llama. */
-const struct rk_block_desc *rk_plan_dense_layer(const struct rk_model_config *config, int64_t layer);
+/* A list_layer: attention and a gated MLP, with the names of Llama. */
+const struct rk_block_desc *rk_list_dense_layer(const struct rk_model_config *config, int64_t layer);
 
 const struct rk_model_family *rk_family_find(const char *name); /* NULL when unknown */
 
@@ -110,9 +110,9 @@ struct rk_model_core {
 
 /* Fills params, blocks, embedding, final_norm and head from core->config and core->dtype for the rank at
  * `coords`: pure, nothing is allocated on the device. */
-struct rk_status *rk_model_plan(struct rk_model_core *core, const struct rk_mesh *mesh,
-                                const struct rk_mesh_coords *coords) RK_NODISCARD;
-void rk_model_plan_fini(struct rk_model_core *core);
+struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
+                                   const struct rk_mesh_coords *coords) RK_NODISCARD;
+void rk_model_declare_fini(struct rk_model_core *core);
 
 static inline bool rk_model_has_head(const struct rk_model_core *core)
 {
@@ -229,7 +229,7 @@ struct rk_trunk_saved {
     struct rk_norm_saved final_norm;
 };
 /* From `in`, the residual stream [num_rows, hidden_size] (none: the tokens, for a chunk with the embedding),
- * to the stream behind the chunk or, of one with a head, the final hidden states. `saved` may be NULL when no
+ * to the one behind the chunk or, of one with a head, the final hidden states. `saved` may be NULL when no
  * backward pass follows; `in` is part of it. *out is valid until the memory of one direction is used again.
  */
 struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk_chunk *chunk,

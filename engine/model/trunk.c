@@ -6,8 +6,8 @@
  * adds them in the same pass over memory (nn/norm.c). What a block is the family decides; nothing here knows
  * attention from MLP.
  *
- * For the backward pass every block keeps the stream in front of it and what it cannot make again cheaply;
- * norm outputs are made again. With recompute, the stream in front of every n-th layer is all that is kept:
+ * For the backward pass every block keeps the residual in front of it and what it cannot make again cheaply;
+ * norm outputs are made again. With recompute, the residual in front of every n-th layer is all that is kept:
  * the backward pass runs the n layers behind it once more, which gives the same bits, before it goes back
  * through them. */
 #include "engine/model/model_internal.h"
@@ -17,11 +17,11 @@
 
 /* The residual stream on its way through blocks; all [T, hidden_size]. */
 struct flow {
-    rk_tensor_t stream; /* without delta */
-    rk_tensor_t delta;  /* output of the block before; none in front of the first */
-    rk_tensor_t work;   /* memory of a stream that is not kept */
-    rk_tensor_t normed; /* memory of the input of a block */
-    rk_tensor_t out;    /* ... and of its output; none: not wanted */
+    rk_tensor_t residual; /* without delta */
+    rk_tensor_t delta;    /* output of the block before; none in front of the first */
+    rk_tensor_t work;     /* memory of a residual that is not kept */
+    rk_tensor_t normed;   /* memory of the input of a block */
+    rk_tensor_t out;      /* ... and of its output; none: not wanted */
 };
 
 static bool recomputes(const struct rk_model_core *core)
@@ -38,12 +38,12 @@ static bool starts_part(const struct rk_model_core *core, const struct rk_chunk 
            (i == chunk->begin || core->blocks[i - 1].layer != layer);
 }
 
-/* The norm at the end of the stream so far. When it is kept, stream and statistics get memory of their own.
+/* The norm of the residual so far. When it is kept, residual and statistics get memory of their own.
  */
 static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weight *weight, struct flow *flow,
                                      bool keeps, struct rk_norm_saved *saved)
 {
-    struct rk_norm_io io = {.stream = flow->stream, .delta = flow->delta, .y = flow->normed};
+    struct rk_norm_io io = {.residual = flow->residual, .delta = flow->delta, .y = flow->normed};
 
     if (flow->delta.data)
         io.sum = flow->work;
@@ -53,8 +53,8 @@ static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weigh
         RK_TRY(rk_step_1d(pass->kept, &io.rstd, pass->stat_dtype, pass->num_rows));
     RK_TRY(rk_norm_fwd(pass, weight, &io));
     if (flow->delta.data)
-        flow->stream = io.sum;
-    *saved = (struct rk_norm_saved){.x = flow->stream, .rstd = io.rstd};
+        flow->residual = io.sum;
+    *saved = (struct rk_norm_saved){.x = flow->residual, .rstd = io.rstd};
     return NULL;
 }
 
@@ -75,33 +75,33 @@ static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *
     return NULL;
 }
 
-/* The beginning of the stream, `in` or the embedded tokens, and the memory for the way. */
+/* The first residual, `in` or the embedded tokens, and the memory for the way. */
 static struct rk_status *begin_flow(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                     struct rk_pass *pass, struct flow *flow, rk_tensor_t in,
-                                    bool keeps_streams)
+                                    bool keeps_residuals)
 {
-    *flow = (struct flow){.stream = in};
+    *flow = (struct flow){.residual = in};
     if (!in.data)
-        RK_TRY(rk_step_2d(keeps_streams ? pass->kept : pass->arena, &flow->stream, pass->dtype,
+        RK_TRY(rk_step_2d(keeps_residuals ? pass->kept : pass->arena, &flow->residual, pass->dtype,
                           pass->num_rows, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &flow->normed, pass->dtype, pass->num_rows, pass->hidden_size));
     /* What is sent stays until it has been sent. */
     RK_TRY(rk_step_2d(chunk->has_head ? pass->arena : pass->kept, &flow->out, pass->dtype, pass->num_rows,
                       pass->hidden_size));
-    flow->work = flow->stream; /* sums are formed in place */
-    if (keeps_streams && recomputes(core))
+    flow->work = flow->residual; /* sums are formed in place */
+    if (keeps_residuals && recomputes(core))
         RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_rows, pass->hidden_size));
-    return in.data ? NULL : rk_embedding_fwd(pass, &core->embedding, flow->stream);
+    return in.data ? NULL : rk_embedding_fwd(pass, &core->embedding, flow->residual);
 }
 
-/* The stream behind the last block, as one tensor: what the next chunk begins with. */
+/* The residual behind the last block, as one tensor: what the next chunk begins with. */
 static struct rk_status *end_flow(const struct rk_pass *pass, const struct flow *flow, rk_tensor_t *out)
 {
-    *out = flow->delta.data ? flow->delta : flow->stream;
+    *out = flow->delta.data ? flow->delta : flow->residual;
     if (!flow->delta.data)
         return NULL;
     return rk_axpby(pass->stream,
-                    &(struct rk_axpby_args){.y = flow->delta, .x = flow->stream, .alpha = 1, .beta = 1});
+                    &(struct rk_axpby_args){.y = flow->delta, .x = flow->residual, .alpha = 1, .beta = 1});
 }
 
 /* A place for what each block keeps. */
@@ -151,12 +151,12 @@ struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk
     return NULL;
 }
 
-/* Blocks [begin, end) once more, from the stream in front of the first; this time they keep what they have.
+/* Blocks [begin, end) once more, from the residual in front of the first; this time they keep what they have.
  * The last one's output was already added to the saved residual stream. */
 static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_core *core, int64_t begin,
                                    int64_t end, const struct rk_trunk_saved *saved)
 {
-    struct flow flow = {.stream = saved->blocks[begin].norm.x};
+    struct flow flow = {.residual = saved->blocks[begin].norm.x};
 
     RK_TRY(rk_step_2d(pass->arena, &flow.normed, pass->dtype, pass->num_rows, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &flow.out, pass->dtype, pass->num_rows, pass->hidden_size));
@@ -169,16 +169,16 @@ static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_c
 }
 
 static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *block,
-                                   const struct rk_block_saved *saved, rk_tensor_t dstream)
+                                   const struct rk_block_saved *saved, rk_tensor_t dresidual)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t x, dx;
 
     RK_TRY(rk_step_2d(pass->arena, &x, pass->dtype, pass->num_rows, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, pass->num_rows, pass->hidden_size));
-    RK_TRY(rk_norm_fwd(pass, &block->norm, &(struct rk_norm_io){.stream = saved->norm.x, .y = x}));
-    RK_TRY(block->ops->backward(pass, block, saved->own, x, dstream, dx));
-    RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dstream, false));
+    RK_TRY(rk_norm_fwd(pass, &block->norm, &(struct rk_norm_io){.residual = saved->norm.x, .y = x}));
+    RK_TRY(block->ops->backward(pass, block, saved->own, x, dresidual, dx));
+    RK_TRY(rk_norm_bwd(pass, &block->norm, &saved->norm, dx, dresidual, false));
     rk_step_arena_release(pass->arena, mark);
     rk_pass_note_alive(pass);
     return NULL;
@@ -187,7 +187,7 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
 /* Back through the part that ends in front of block *end; without recompute that is everything. */
 static struct rk_status *part_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                   struct rk_pass *pass, const struct rk_trunk_saved *saved,
-                                  rk_tensor_t dstream, int64_t *end)
+                                  rk_tensor_t dresidual, int64_t *end)
 {
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     int64_t begin = chunk->begin;
@@ -198,7 +198,7 @@ static struct rk_status *part_bwd(const struct rk_model_core *core, const struct
         RK_TRY(run_again(pass, core, begin, *end, saved));
     }
     for (int64_t i = *end - 1; i >= begin; i--) {
-        RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dstream));
+        RK_TRY(block_bwd(pass, &core->blocks[i], &saved->blocks[i], dresidual));
         RK_TRY(rk_pass_grads_ready(pass, core->blocks[i].norm.param));
     }
     rk_step_arena_release(pass->arena, mark);
@@ -210,17 +210,17 @@ struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk
                                struct rk_pass *pass, const struct rk_trunk_saved *saved, rk_tensor_t dout,
                                rk_tensor_t *din)
 {
-    rk_tensor_t dstream = dout;
+    rk_tensor_t dresidual = dout;
 
     pass->keeps_activations = true;
     if (chunk->has_head) {
-        RK_TRY(rk_step_2d(pass->kept, &dstream, pass->dtype, pass->num_rows, pass->hidden_size));
-        RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, dstream, true));
+        RK_TRY(rk_step_2d(pass->kept, &dresidual, pass->dtype, pass->num_rows, pass->hidden_size));
+        RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, dresidual, true));
         RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
     }
     pass->kept = pass->arena; /* from here on there is only what is made again for a part */
     for (int64_t end = chunk->end; end > chunk->begin;)
-        RK_TRY(part_bwd(core, chunk, pass, saved, dstream, &end));
-    *din = dstream;
-    return chunk->has_embedding ? rk_embedding_bwd(pass, &core->embedding, dstream) : NULL;
+        RK_TRY(part_bwd(core, chunk, pass, saved, dresidual, &end));
+    *din = dresidual;
+    return chunk->has_embedding ? rk_embedding_bwd(pass, &core->embedding, dresidual) : NULL;
 }

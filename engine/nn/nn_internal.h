@@ -195,21 +195,21 @@ struct rk_status *rk_context_reduce(const struct rk_pass *pass, rk_tensor_t whol
 
 /* --- norm.c: the residual stream and the norm in front of a block --- */
 struct rk_norm_saved {
-    rk_tensor_t x;    /* what was normalised: the stream after the addition */
+    rk_tensor_t x;    /* what was normalised: the residual after the addition */
     rk_tensor_t rstd; /* none when no backward pass follows */
 };
-/* s = stream + delta, y = norm(s); the same bits as without delta and stream = s. */
+/* s = residual + delta, y = norm(s); the same bits as without delta and residual = s. */
 struct rk_norm_io {
-    rk_tensor_t stream, delta; /* delta none: s = stream */
-    rk_tensor_t sum;           /* where s is written: may be stream; none without delta */
+    rk_tensor_t residual, delta; /* delta none: s = residual */
+    rk_tensor_t sum;             /* where s is written: may be residual; none without delta */
     rk_tensor_t y;
     rk_tensor_t rstd; /* stat [num_rows], or none */
 };
 struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                               const struct rk_norm_io *io) RK_NODISCARD;
-/* dstream <- dstream + d(norm), in place; `is_first`: dstream holds nothing yet. */
+/* dresidual <- dresidual + d(norm), in place; `is_first`: dresidual holds nothing yet. */
 struct rk_status *rk_norm_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
-                              const struct rk_norm_saved *saved, rk_tensor_t dy, rk_tensor_t dstream,
+                              const struct rk_norm_saved *saved, rk_tensor_t dy, rk_tensor_t dresidual,
                               bool is_first) RK_NODISCARD;
 
 /* --- rope.c --- */

@@ -6,7 +6,7 @@ struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight
     struct rk_rmsnorm_fwd_args args = {
         .y = io->y,
         .rstd = io->rstd,
-        .x = io->stream,
+        .x = io->residual,
         .weight = rk_weight_value(pass, weight),
         .weight_is_settled = true,
         .eps = pass->norm_eps,
@@ -14,22 +14,22 @@ struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight
 
     if (io->delta.data) {
         args.x = io->delta;
-        args.residual = io->stream;
+        args.residual = io->residual;
         args.sum = io->sum;
     }
     return rk_rmsnorm_fwd(pass->stream, &args);
 }
 
 struct rk_status *rk_norm_bwd(const struct rk_pass *pass, const struct rk_weight *weight,
-                              const struct rk_norm_saved *saved, rk_tensor_t dy, rk_tensor_t dstream,
+                              const struct rk_norm_saved *saved, rk_tensor_t dy, rk_tensor_t dresidual,
                               bool is_first)
 {
     return rk_rmsnorm_bwd(pass->stream, &(struct rk_rmsnorm_bwd_args){
-                                            .dx = dstream,
+                                            .dx = dresidual,
                                             .dweight = rk_weight_grad(pass, weight),
                                             .dy = dy,
                                             .x = saved->x,
-                                            .dresidual = is_first ? (rk_tensor_t){0} : dstream,
+                                            .dresidual = is_first ? (rk_tensor_t){0} : dresidual,
                                             .weight = rk_weight_value(pass, weight),
                                             .rstd = saved->rstd,
                                         });

@@ -8,8 +8,7 @@
 bool rk_run_is_hit(const struct rk_pipeline_run *run, const char *fault)
 {
     (void)fault; /* in builds without fault points */
-    return !rk_comm_group_is_plan(rk_mesh_comms_group(run->model->core->mesh, RK_GROUP_PP)) &&
-           RK_FAULT(fault);
+    return !rk_comm_group_is_dry(rk_mesh_comms_group(run->model->core->mesh, RK_GROUP_PP)) && RK_FAULT(fault);
 }
 
 static void slot_destroy(struct rk_pipeline_slot *slot)

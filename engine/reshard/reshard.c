@@ -80,7 +80,7 @@ static struct rk_status *plan_core(struct rk_model_core *out, const struct rk_mo
     out->dtype = (rk_dtype_t)header->dtype;
     out->layout = header->layout;
     RK_ASSERT(rk_mesh_find_coords(mesh, rk_mesh_get_spec(mesh).ranks[0], &coords));
-    return rk_model_plan(out, mesh, &coords);
+    return rk_model_declare(out, mesh, &coords);
 }
 
 static struct rk_status *tables_init(struct tables *tables, const struct rk_reshard_run *run,
@@ -98,7 +98,7 @@ static struct rk_status *tables_init(struct tables *tables, const struct rk_resh
 static void tables_fini(struct tables *tables)
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(tables->own); i++)
-        rk_model_plan_fini(&tables->own[i]);
+        rk_model_declare_fini(&tables->own[i]);
 }
 
 static struct rk_reshard_side side_of(const struct rk_model_core *core, const struct rk_mesh *mesh)

@@ -123,7 +123,7 @@ static int run_counted(struct rk_comm_world *world, void *user)
     for (int i = 0; i < 3; i++)
         RK_RANK_OK(rk_comm_all_reduce(group, NULL, rk_tensor_1d(&value, RK_DTYPE_F32, 1), RK_REDUCE_SUM));
     rk_comm_world_stats(world, &stats);
-    RK_RANK_CHECK(stats.has_times, "calls of the CPU mesh return when they are done");
+    RK_RANK_CHECK(stats.has_times, "calls of the CPU net return when they are done");
     for (int i = 0; i < RK_COMM_STATS_ROWS; i++)
         all_ns += stats.rows[i].ns;
     RK_RANK_CHECK(all_ns <= rk_time_now_ns() - begin_ns, "more time than has passed");

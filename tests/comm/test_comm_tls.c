@@ -1,4 +1,4 @@
-/* Two ranks of the CPU mesh over TLS whose certificates are right, or wrong in one way. */
+/* Two ranks of the CPU net over TLS whose certificates are right, or wrong in one way. */
 #include <stdio.h>
 #include <string.h>
 

@@ -330,29 +330,29 @@ static void test_event_sync_waits_for_the_stream(void **state)
 }
 
 /* Goal: a stream takes workspace when a product runs on it, not before, and no more than a dry run said. */
-static void test_product_takes_the_planned_workspace(void **state)
+static void test_product_takes_the_workspace_of_a_dry_run(void **state)
 {
     struct kt *kt = *state;
     struct rk_gemm_args args = {.c = kt_zeros_2d(kt, RK_DTYPE_BF16, 16, 16),
                                 .a = kt_zeros_2d(kt, RK_DTYPE_BF16, 16, 32),
                                 .b = kt_zeros_2d(kt, RK_DTYPE_BF16, 32, 16),
                                 .alpha = 1};
-    struct rk_stream *other, *planned;
+    struct rk_stream *other, *dry_stream;
     struct rk_workspace workspace;
     struct rk_device_stats stats;
-    struct rk_device *plan;
+    struct rk_device *dry;
 
     if (kt_is_cpu(kt))
         skip(); /* its scratch is on the heap */
     stats = rk_device_get_stats(kt->device);
     assert_ok(rk_stream_create(&other, kt->device, "other"));
     assert_int_equal(rk_device_get_stats(kt->device).own_bytes, stats.own_bytes);
-    assert_ok(rk_device_open_plan(&plan, kt->device));
-    assert_ok(rk_stream_create(&planned, plan, "plan"));
-    assert_ok(rk_gemm(planned, &args));
-    workspace = rk_device_planned_workspace(plan);
-    rk_stream_destroy(planned);
-    rk_device_close(plan);
+    assert_ok(rk_device_open_dry(&dry, kt->device));
+    assert_ok(rk_stream_create(&dry_stream, dry, "dry"));
+    assert_ok(rk_gemm(dry_stream, &args));
+    workspace = rk_device_dry_workspace(dry);
+    rk_stream_destroy(dry_stream);
+    rk_device_close(dry);
     assert_true(workspace.scratch_bytes > 0);
     assert_ok(rk_stream_reserve(other, &workspace));
     stats = rk_device_get_stats(kt->device);
@@ -376,7 +376,7 @@ int main(void)
         kt_test(test_event_sync_waits_for_the_stream),
         kt_test(test_graph_repeats_the_recording),
         kt_test(test_graph_notices_scratch),
-        kt_test(test_product_takes_the_planned_workspace),
+        kt_test(test_product_takes_the_workspace_of_a_dry_run),
     };
 
     return cmocka_run_group_tests_name("kernels/device", tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* The handshake of the CPU mesh, both sides, without sockets. */
+/* The handshake of the CPU net, both sides, without sockets. */
 #include "tests/support/test.h"
 
 #include <string.h>

@@ -41,7 +41,7 @@ static struct rk_status *plan(struct rk_model_core *core, int32_t tp_rank, int32
     struct rk_status *st;
 
     core->head.ops = &rk_head_lm;
-    st = rk_model_plan(core, mesh, &coords);
+    st = rk_model_declare(core, mesh, &coords);
 
     rk_mesh_destroy(mesh);
     return st;
@@ -156,7 +156,7 @@ static void test_plan_of_tp_ranks_gives_parts_and_copies(void **state)
             fail_msg("%s: parts %d part %d counted %d local [%lld, %lld]", row->label, num_parts,
                      placement->part, placement->is_counted, (long long)placement->local_shape[0],
                      (long long)placement->local_shape[1]);
-        rk_model_plan_fini(&core);
+        rk_model_declare_fini(&core);
     }
 }
 
@@ -177,7 +177,7 @@ static void test_plan_places_fused_rows_without_gap(void **state)
     assert_int_equal(k->offset, q->offset + rk_placement_num_elements(q));
     assert_int_equal(v->offset, k->offset + rk_placement_num_elements(k));
     assert_int_equal(up->offset, gate->offset + rk_placement_num_elements(gate));
-    rk_model_plan_fini(&core);
+    rk_model_declare_fini(&core);
 }
 
 struct refused_case {
@@ -207,7 +207,7 @@ static void test_plan_of_indivisible_sizes_is_refused(void **state)
 
         parse(&core, refused_cases[i].config);
         assert_fails(plan(&core, 0, refused_cases[i].tp, 1), RK_INVALID_ARGUMENT, refused_cases[i].text);
-        rk_model_plan_fini(&core);
+        rk_model_declare_fini(&core);
     }
 }
 
@@ -238,7 +238,7 @@ static void test_plan_of_published_models_counts_their_parameters(void **state)
         parse(&core, models[i].config);
         assert_ok(plan(&core, 0, 8, 4));
         assert_int_equal(rk_model_num_elements(&model), models[i].count);
-        rk_model_plan_fini(&core);
+        rk_model_declare_fini(&core);
     }
 }
 
@@ -321,7 +321,7 @@ static void test_train_cut_covers_every_element_once(void **state)
                 assert_int_equal(painted[placement->offset + e], expected);
         }
         rk_free(painted);
-        rk_model_plan_fini(&core);
+        rk_model_declare_fini(&core);
     }
 }
 
@@ -346,7 +346,7 @@ static void test_plan_shards_closes_files_at_the_limit(void **state)
 
         for (int p = 0; p < 5; p++)
             add_vector(&table, rows[i].sizes[p], "v");
-        assert_int_equal(rk_hf_plan_shards(&table, RK_DTYPE_F32, 40, shard_of), rows[i].num_shards);
+        assert_int_equal(rk_hf_assign_shards(&table, RK_DTYPE_F32, 40, shard_of), rows[i].num_shards);
         for (int p = 0; p < 5; p++) {
             if (shard_of[p] != rows[i].shard_of[p])
                 fail_msg("%s: parameter %d in file %lld", rows[i].label, p, (long long)shard_of[p]);

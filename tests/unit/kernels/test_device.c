@@ -177,22 +177,22 @@ static void test_device_range_counts_while_it_is_committed(void **state)
 }
 
 /* Goal: a dry run counts ranges as the device does. */
-static void test_device_plan_counts_ranges(void **state)
+static void test_dry_device_counts_ranges(void **state)
 {
-    struct rk_device *plan;
+    struct rk_device *dry;
     void *range;
 
     (void)state;
-    assert_ok(rk_device_open_plan(&plan, NULL));
-    assert_ok(rk_device_reserve(plan, &range, 1, "range"));
+    assert_ok(rk_device_open_dry(&dry, NULL));
+    assert_ok(rk_device_reserve(dry, &range, 1, "range"));
     assert_int_equal((uintptr_t)range % RK_RANGE_GRANULE, 0);
-    assert_int_equal(rk_device_get_stats(plan).allocated_bytes, 0);
-    assert_ok(rk_device_commit(plan, range));
-    assert_int_equal(rk_device_get_stats(plan).allocated_bytes, RK_RANGE_GRANULE);
-    assert_ok(rk_device_release(plan, range));
-    assert_int_equal(rk_device_get_stats(plan).allocated_bytes, 0);
-    rk_device_free(plan, range);
-    rk_device_close(plan);
+    assert_int_equal(rk_device_get_stats(dry).allocated_bytes, 0);
+    assert_ok(rk_device_commit(dry, range));
+    assert_int_equal(rk_device_get_stats(dry).allocated_bytes, RK_RANGE_GRANULE);
+    assert_ok(rk_device_release(dry, range));
+    assert_int_equal(rk_device_get_stats(dry).allocated_bytes, 0);
+    rk_device_free(dry, range);
+    rk_device_close(dry);
 }
 
 /* Goal: the backend's own exhaustion has the same face, and leaves nothing behind. */
@@ -530,18 +530,18 @@ static int count_fds(void)
 
 static struct rk_workspace sum_squares_workspace(const void *dev, const struct rk_sum_squares_args *args)
 {
-    assert_ptr_equal(dev, &opened_index); /* the handle of the device that the plan is like */
+    assert_ptr_equal(dev, &opened_index); /* the handle of the device that the dry one is like */
     return (struct rk_workspace){.scratch_bytes = 8 * (size_t)args->x.shape[0], .kept_bytes = 100};
 }
 
-/* Goal: code that runs on a planning device takes no memory, and its need is on record. */
-static void test_plan_device_counts_memory_and_workspace(void **state)
+/* Goal: code that runs on a dry device takes no memory, and its need is on record. */
+static void test_dry_device_counts_memory_and_workspace(void **state)
 {
     static const struct rk_workspace_ops workspace = {.sum_squares = sum_squares_workspace};
     static struct rk_kernel_ops kernels;
     static struct rk_device_ops fake;
     struct rk_device_config config = config_of("fake2");
-    struct rk_device *like, *plan;
+    struct rk_device *like, *dry;
     struct rk_stream *stream;
     double back[2] = {1, 2};
     void *x, *out, *host;
@@ -554,12 +554,12 @@ static void test_plan_device_counts_memory_and_workspace(void **state)
     fake.name = "fake2";
     assert_ok(rk_device_register(&fake));
     assert_ok(rk_device_open(&like, &config));
-    assert_ok(rk_device_open_plan(&plan, like));
-    assert_ok(rk_stream_create(&stream, plan, "plan"));
-    assert_ok(rk_device_alloc(plan, &x, (size_t)1 << 50, "a petabyte"));
-    assert_ok(rk_device_alloc(plan, &out, 16, "sums"));
+    assert_ok(rk_device_open_dry(&dry, like));
+    assert_ok(rk_stream_create(&stream, dry, "dry"));
+    assert_ok(rk_device_alloc(dry, &x, (size_t)1 << 50, "a petabyte"));
+    assert_ok(rk_device_alloc(dry, &out, 16, "sums"));
     assert_true((char *)out >= (char *)x + ((size_t)1 << 50));
-    assert_ok(rk_device_host_alloc(plan, &host, 100, "host"));
+    assert_ok(rk_device_host_alloc(dry, &host, 100, "host"));
     memset(host, 1, 100);
     assert_ok(rk_stream_copy(stream, x, host, 100, RK_COPY_H2D));
     assert_ok(rk_stream_zero(stream, x, (size_t)1 << 50));
@@ -574,16 +574,16 @@ static void test_plan_device_counts_memory_and_workspace(void **state)
     assert_ok(rk_stream_copy(stream, back, out, sizeof(back), RK_COPY_D2H));
     assert_ok(rk_stream_sync(stream));
     assert_true(back[0] == 0.0 && back[1] == 0.0);
-    assert_int_equal(rk_device_planned_workspace(plan).scratch_bytes, 8 * 1000);
-    assert_int_equal(rk_device_planned_workspace(plan).kept_bytes, 100);
-    assert_int_equal(rk_device_get_stats(plan).peak_bytes, ((uint64_t)1 << 50) + 16);
-    assert_int_equal(rk_device_get_stats(plan).host_bytes, 100);
-    assert_int_equal(rk_device_get_stats(plan).num_allocations, 3);
-    rk_device_host_free(plan, host);
-    rk_device_free(plan, x);
-    rk_device_free(plan, out);
+    assert_int_equal(rk_device_dry_workspace(dry).scratch_bytes, 8 * 1000);
+    assert_int_equal(rk_device_dry_workspace(dry).kept_bytes, 100);
+    assert_int_equal(rk_device_get_stats(dry).peak_bytes, ((uint64_t)1 << 50) + 16);
+    assert_int_equal(rk_device_get_stats(dry).host_bytes, 100);
+    assert_int_equal(rk_device_get_stats(dry).num_allocations, 3);
+    rk_device_host_free(dry, host);
+    rk_device_free(dry, x);
+    rk_device_free(dry, out);
     rk_stream_destroy(stream);
-    rk_device_close(plan);
+    rk_device_close(dry);
     rk_device_close(like);
     assert_int_equal(count_fds(), num_fds);
 }
@@ -632,7 +632,7 @@ int main(void)
         cmocka_unit_test(test_device_stats_follow_allocations),
         cmocka_unit_test(test_device_alloc_beyond_limit_is_device_oom),
         cmocka_unit_test(test_device_range_counts_while_it_is_committed),
-        cmocka_unit_test(test_device_plan_counts_ranges),
+        cmocka_unit_test(test_dry_device_counts_ranges),
         cmocka_unit_test(test_device_alloc_heap_exhausted_is_device_oom),
         cmocka_unit_test(test_kernel_scratch_exhausted_fails_once),
         cmocka_unit_test(test_stream_copy_and_zero_move_bytes),
@@ -641,7 +641,7 @@ int main(void)
         cmocka_unit_test(test_device_close_with_leak_is_loud),
         cmocka_unit_test(test_device_register_incomplete_backend_fails),
         cmocka_unit_test(test_device_register_new_backend_opens_by_index),
-        cmocka_unit_test(test_plan_device_counts_memory_and_workspace),
+        cmocka_unit_test(test_dry_device_counts_memory_and_workspace),
         cmocka_unit_test(test_device_free_bytes_is_the_smaller_bound),
     };
 
