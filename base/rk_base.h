@@ -19,6 +19,7 @@
 #include "base/rk_loss_agg.h"
 #include "base/rk_map.h"
 #include "base/rk_mesh.h"
+#include "base/rk_options.h"
 #include "base/rk_preference.h"
 #include "base/rk_rng.h"
 #include "base/rk_safetensors.h"

@@ -1,6 +1,7 @@
 #include "base/rk_manual.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -126,4 +127,64 @@ void rk_manual_key(struct rk_str *out, const struct rk_config_key *key, const ch
         append_variable(&text, env_prefix, key->path);
     rk_manual_item(out, key->path, rk_str_text(&text));
     rk_str_fini(&text);
+}
+
+void rk_manual_options(struct rk_str *out, const struct rk_option *options)
+{
+    for (; options && options->name; options++) {
+        char *term = rk_option_term(options);
+
+        rk_manual_item(out, term, options->help);
+        rk_free(term);
+    }
+}
+
+void rk_manual_exit_codes(struct rk_str *out, const struct rk_exit_code *codes, size_t count)
+{
+    rk_manual_section(out, "EXIT STATUS");
+    for (size_t i = 0; i < count; i++) {
+        char *code = rk_format("%d", codes[i].code);
+
+        rk_manual_item(out, code, codes[i].text);
+        rk_free(code);
+    }
+}
+
+static const struct rk_manual_page *find_page(const struct rk_manual_page *pages, const char *name)
+{
+    for (; pages->name; pages++) {
+        if (strcmp(pages->name, name) == 0)
+            return pages;
+    }
+    return NULL;
+}
+
+static void print_usage(const struct rk_manual_page *pages, const char *program)
+{
+    fprintf(stderr, "usage: %s ", program);
+    for (const struct rk_manual_page *page = pages; page->name; page++)
+        fprintf(stderr, "%s%s", page > pages ? "|" : "", page->name);
+    fprintf(stderr, " FILE\n");
+}
+
+int rk_manual_main(const struct rk_manual_page *pages, int argc, char **argv)
+{
+    const struct rk_manual_page *page = argc == 3 ? find_page(pages, argv[1]) : NULL;
+    struct rk_str text = {0};
+    bool is_written;
+    FILE *file;
+
+    if (!page) {
+        print_usage(pages, argv[0]);
+        return 2;
+    }
+    page->format(&text);
+    file = fopen(argv[2], "w");
+    is_written = file && fputs(rk_str_text(&text), file) >= 0;
+    if (file && fclose(file) != 0)
+        is_written = false;
+    if (!is_written)
+        perror(argv[2]);
+    rk_str_fini(&text);
+    return is_written ? 0 : 1;
 }

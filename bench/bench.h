@@ -23,7 +23,6 @@ struct bench_options {
     const char *plugin; /* NULL: beside the program */
     bool is_tiny;       /* shapes of a test: seconds on a laptop, figures without meaning */
     bool profiles, lists;
-    bool leaves; /* has printed what was asked for */
 };
 
 /* What the device can do at most: stated for known devices, else measured before the benchmarks. */

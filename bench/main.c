@@ -1,7 +1,6 @@
 /* rankd-bench: how fast this build is on this machine, beside what the machine could do. */
 #include "bench/bench.h"
 
-#include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,81 +8,40 @@
 
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
+#include "base/rk_options.h"
 #include "base/rk_str.h"
 #include "generated/rk_version.h"
 
 #define EXIT_USAGE 2
 
-static const char help[] =
-    "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | ckpt "
-    "| reshard | comm | rpc\n"
-    "\n"
-    "Measures this build of rankd and prints each figure beside the bound of the hardware.\n"
-    "\n"
-    "  --device NAME    cpu or cuda:N (default cuda:0); benchmarks of several ranks take N, N+1, ...\n"
-    "  --filter TEXT    only benchmarks whose name contains TEXT\n"
-    "  --compare FILE   results of another program (bench/pytorch_baseline.py writes them)\n"
-    "  --json FILE      write the results as a JSON array, after every benchmark\n"
-    "  --profile        print what the operators of a training step, a log-prob pass and decoding take\n"
-    "  --list           print the names and leave\n"
-    "  --tiny           shapes of a test: seconds with --device cpu; the figures mean nothing\n"
-    "  --plugin FILE    the plug-in of the device (default: ../lib of the program's folder)\n"
-    "  --version, --help\n"
-    "\n"
-    "exit codes: 0 ok, 1 a benchmark failed or the device cannot be opened, 2 usage or files\n";
-
-enum option_id { DEVICE, FILTER, COMPARE, JSON, PROFILE, LIST, TINY, PLUGIN, VERSION, HELP };
-
-static const struct option long_options[] = {
-    {"device", required_argument, NULL, DEVICE},
-    {"filter", required_argument, NULL, FILTER},
-    {"compare", required_argument, NULL, COMPARE},
-    {"json", required_argument, NULL, JSON},
-    {"profile", no_argument, NULL, PROFILE},
-    {"list", no_argument, NULL, LIST},
-    {"tiny", no_argument, NULL, TINY},
-    {"plugin", required_argument, NULL, PLUGIN},
-    {"version", no_argument, NULL, VERSION},
-    {"help", no_argument, NULL, HELP},
-    {NULL, 0, NULL, 0},
+static const struct rk_option bench_options_table[] = {
+    {"device", "NAME", "cpu or cuda:N (default cuda:0); benchmarks of several ranks take N, N+1, ..."},
+    {"filter", "TEXT", "only benchmarks whose name contains TEXT"},
+    {"compare", "FILE", "results of another program (bench/pytorch_baseline.py writes them)"},
+    {"json", "FILE", "write the results as a JSON array, after every benchmark"},
+    {"profile", NULL, "print what the operators of a training step, a log-prob pass and decoding take"},
+    {"list", NULL, "print the names and leave"},
+    {"tiny", NULL, "shapes of a test: seconds with --device cpu; the figures mean nothing"},
+    {"plugin", "FILE", "the plug-in of the device (default: ../lib of the program's folder)"},
+    {"help", NULL, "show this text"},
+    {"version", NULL, "print the version"},
+    {NULL, NULL, NULL},
 };
 
-static void set_option(struct bench_options *options, enum option_id id)
+static void print_help(void)
 {
-    switch (id) {
-    case DEVICE:
-        options->device = optarg;
-        break;
-    case FILTER:
-        options->filter = optarg;
-        break;
-    case COMPARE:
-        options->compare = optarg;
-        break;
-    case JSON:
-        options->json = optarg;
-        break;
-    case PROFILE:
-        options->profiles = true;
-        break;
-    case LIST:
-        options->lists = true;
-        break;
-    case TINY:
-        options->is_tiny = true;
-        break;
-    case PLUGIN:
-        options->plugin = optarg;
-        break;
-    case VERSION:
-        printf("rankd-bench %s (%s)\n", RK_VERSION, RK_GIT_COMMIT);
-        options->leaves = true;
-        break;
-    case HELP:
-        printf("%s", help);
-        options->leaves = true;
-        break;
-    }
+    struct rk_str options = {0};
+
+    rk_options_format(&options, bench_options_table, NULL);
+    printf(
+        "usage: rankd-bench [options] all | gemm | attention | elementwise | train | logprob | decode | ckpt "
+        "| reshard | comm | rpc\n"
+        "\n"
+        "Measures this build of rankd and prints each figure beside the bound of the hardware.\n"
+        "\n%s\n"
+        "exit codes: 0 ok, 1 a benchmark failed or the device cannot be opened, 2 usage or files\n",
+        rk_str_text(&options));
+    rk_str_fini(&options);
 }
 
 static bool is_group(const char *name)
@@ -114,28 +72,21 @@ static int check(const struct bench_options *options)
     return 0;
 }
 
-/* 0, or the exit code. */
-static int parse(struct bench_options *options, int argc, char **argv)
+static struct bench_options options_of(const struct rk_command_line *line)
 {
-    int id;
+    const char *device = rk_command_line_find(line, "device");
 
-    *options = (struct bench_options){.device = "cuda:0", .group = "all"};
-    while ((id = getopt_long(argc, argv, "h", long_options, NULL)) != -1) {
-        if (id == '?') {
-            fprintf(stderr, "rankd-bench: see rankd-bench --help\n");
-            return EXIT_USAGE;
-        }
-        set_option(options, id == 'h' ? HELP : (enum option_id)id);
-        if (options->leaves)
-            return 0;
-    }
-    if (optind + 1 == argc)
-        options->group = argv[optind];
-    else if (!options->lists || optind < argc) {
-        fprintf(stderr, "rankd-bench: one subcommand is expected; see rankd-bench --help\n");
-        return EXIT_USAGE;
-    }
-    return check(options);
+    return (struct bench_options){
+        .device = device ? device : "cuda:0",
+        .filter = rk_command_line_find(line, "filter"),
+        .compare = rk_command_line_find(line, "compare"),
+        .json = rk_command_line_find(line, "json"),
+        .profiles = rk_command_line_has(line, "profile"),
+        .lists = rk_command_line_has(line, "list"),
+        .is_tiny = rk_command_line_has(line, "tiny"),
+        .plugin = rk_command_line_find(line, "plugin"),
+        .group = line->args.count > 0 ? line->args.items[0] : "all",
+    };
 }
 
 static void list_cases(const struct bench_options *options)
@@ -199,17 +150,55 @@ static int run(const struct bench_options *options)
     return code;
 }
 
+/* The exit code. */
+static int list_or_run(const struct rk_command_line *line)
+{
+    struct bench_options options = options_of(line);
+    int code;
+
+    if (line->args.count == 0 && !options.lists) {
+        fprintf(stderr, "rankd-bench: one subcommand is expected; see rankd-bench --help\n");
+        return EXIT_USAGE;
+    }
+    code = check(&options);
+    if (code != 0)
+        return code;
+    if (!options.lists)
+        return run(&options);
+    list_cases(&options);
+    return 0;
+}
+
+/* The exit code. */
+static int obey(struct rk_command_line *line, int argc, char **argv)
+{
+    static const struct rk_command_syntax syntax = {
+        .program = "rankd-bench", .args = "GROUP", .max_args = 1, .options = bench_options_table};
+    struct rk_status *st = rk_command_line_parse(line, &syntax, argc - 1, argv + 1);
+
+    if (st) {
+        fprintf(stderr, "rankd-bench: %s\n", rk_status_message(st));
+        rk_status_free(st);
+        return EXIT_USAGE;
+    }
+    if (rk_command_line_has(line, "help"))
+        print_help();
+    else if (rk_command_line_has(line, "version"))
+        printf("rankd-bench %s (%s)\n", RK_VERSION, RK_GIT_COMMIT);
+    else
+        return list_or_run(line);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    struct bench_options options;
-    int code = parse(&options, argc, argv);
+    struct rk_command_line line;
+    int code;
 
     signal(SIGXFSZ, SIG_IGN);       /* a limit of the file size is an error of the write */
     rk_log_set_format(RK_LOG_TEXT); /* for people */
     rk_log_set_level(RK_LOG_WARN);
-    if (code == 0 && options.lists && !options.leaves)
-        list_cases(&options);
-    else if (code == 0 && !options.leaves)
-        code = run(&options);
+    code = obey(&line, argc, argv);
+    rk_command_line_fini(&line);
     return !bench_stdout_is_good() && code == 0 ? 1 : code;
 }

@@ -6,99 +6,66 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
+#include "base/rk_options.h"
 #include "base/rk_status.h"
-#include "daemon/options.def"
+#include "daemon/options_internal.h"
 #include "daemon/rk_daemon.h"
 #include "generated/rk_version.h"
 
 #define ARENAS_MAX 4
 
-struct options {
-    struct rk_daemon_args args;
-    RK_ARRAY(char *) overrides;
-    bool wants_help, wants_version, wants_check;
-};
-
-static void print_option(const char *name, const char *value, const char *help)
-{
-    char *left = rk_format("--%s%s%s", name, value ? " " : "", value ? value : "");
-
-    printf("  %-18s %s\n", left, help);
-    rk_free(left);
-}
-
 static void print_help(void)
 {
-    struct rk_str keys = {0};
+    struct rk_str text = {0};
 
+    rk_options_format(&text, rk_daemon_options, NULL);
+    rk_str_append(&text, "\n" RK_DAEMON_PRECEDENCE "\n\n");
+    rk_daemon_config_format_keys(&text);
     printf("usage: rankd [--config FILE] [--KEY=VALUE ...]\n"
            "\n"
            "Serves one device to rankctl or any other gRPC client.\n"
-           "\n");
-#define X(name, value, help) print_option(name, value, help);
-    RK_DAEMON_OPTION_TABLE(X)
-#undef X
-    rk_daemon_config_format_keys(&keys);
-    printf("\n" RK_DAEMON_PRECEDENCE "\n\n%s\n" RK_DAEMON_FIRST_LINES "\nExit codes:\n", rk_str_text(&keys));
-#define X(code, meaning) printf("  %d  %s\n", code, meaning);
-    RK_DAEMON_EXIT_TABLE(X)
-#undef X
-    rk_str_fini(&keys);
+           "\n%s\n" RK_DAEMON_FIRST_LINES "\nExit codes:\n",
+           rk_str_text(&text));
+    for (size_t i = 0; i < rk_num_daemon_exit_codes; i++)
+        printf("  %d  %s\n", rk_daemon_exit_codes[i].code, rk_daemon_exit_codes[i].text);
+    rk_str_fini(&text);
 }
 
-static void add_override(struct options *options, const char *key, const char *value)
+/* Flags that are short for a key. */
+static const struct {
+    const char *flag, *key;
+} short_flags[] = {
+    {"device", "device"},
+    {"slot", "slot"},
+    {"record", "record.dir"},
+    {"insecure", "rpc.insecure"},
+};
+
+/* The key that the setting is of; NULL: none. */
+static const char *key_of(const struct rk_command_setting *setting)
 {
-    rk_array_append(&options->overrides, rk_format("%s=%s", key, value));
-}
-
-/* Takes the value of a flag that has one: "--config FILE" or "--config=FILE". */
-static struct rk_status *take_value(const char **out, int argc, char **argv, int *i)
-{
-    const char *equals = strchr(argv[*i], '=');
-
-    if (equals) {
-        *out = equals + 1;
-        return NULL;
-    }
-    if (*i + 1 == argc)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s needs a value", argv[*i]);
-    *out = argv[++*i];
-    return NULL;
-}
-
-static bool is_flag(const char *arg, const char *name)
-{
-    size_t bytes = strlen(name);
-
-    return strncmp(arg, name, bytes) == 0 && (arg[bytes] == '\0' || arg[bytes] == '=');
-}
-
-static struct rk_status *parse_flag(struct options *options, int argc, char **argv, int *i)
-{
-    const char *arg = argv[*i], *value;
-
-    if (strcmp(arg, "--help") == 0 || strcmp(arg, "-h") == 0) {
-        options->wants_help = true;
-    } else if (strcmp(arg, "--version") == 0) {
-        options->wants_version = true;
-    } else if (strcmp(arg, "--check-config") == 0) {
-        options->wants_check = true;
-    } else if (strcmp(arg, "--insecure") == 0) {
-        add_override(options, "rpc.insecure", "true");
-    } else if (is_flag(arg, "--config")) {
-        RK_TRY(take_value(&options->args.config_file, argc, argv, i));
-    } else if (is_flag(arg, "--record")) {
-        RK_TRY(take_value(&value, argc, argv, i));
-        add_override(options, "record.dir", value);
-    } else if (is_flag(arg, "--device") || is_flag(arg, "--slot")) {
-        RK_TRY(take_value(&value, argc, argv, i));
-        add_override(options, is_flag(arg, "--slot") ? "slot" : "device", value);
-    } else if (strncmp(arg, "--", 2) == 0 && strchr(arg, '=')) {
-        rk_array_append(&options->overrides, rk_strdup(arg + 2));
-    } else {
-        return RK_FAIL(RK_INVALID_ARGUMENT, "unknown argument '%s'; see rankd --help", arg);
+    if (setting->is_key)
+        return setting->name;
+    for (size_t i = 0; i < RK_ARRAY_LEN(short_flags); i++) {
+        if (strcmp(setting->name, short_flags[i].flag) == 0)
+            return short_flags[i].key;
     }
     return NULL;
+}
+
+struct overrides {
+    RK_ARRAY(char *) items; /* "KEY=VALUE" */
+};
+
+static void take_keys(struct overrides *out, const struct rk_command_line *line)
+{
+    for (int64_t i = 0; i < line->settings.count; i++) {
+        const struct rk_command_setting *setting = &line->settings.items[i];
+        const char *key = key_of(setting);
+
+        if (key)
+            rk_array_append(&out->items, rk_format("%s=%s", key, setting->value ? setting->value : "true"));
+    }
 }
 
 static void on_listening(void *user, const char *key, const char *address)
@@ -126,13 +93,13 @@ static struct rk_status *flush_text(void)
     return NULL;
 }
 
-static struct rk_status *check_config(const struct options *options)
+static struct rk_status *check_config(const struct rk_daemon_args *args)
 {
     struct rk_config *config = NULL;
     struct rk_str text = {0};
     struct rk_status *st;
 
-    RK_TRY(rk_daemon_config_load(&config, &options->args));
+    RK_TRY(rk_daemon_config_load(&config, args));
     rk_config_format(config, &text);
     fputs(rk_str_text(&text), stdout);
     st = flush_text();
@@ -143,23 +110,41 @@ static struct rk_status *check_config(const struct options *options)
     return st;
 }
 
-static struct rk_status *run(struct options *options, int argc, char **argv)
+static struct rk_status *serve(const struct rk_command_line *line)
 {
-    for (int i = 1; i < argc; i++)
-        RK_TRY(parse_flag(options, argc, argv, &i));
-    if (options->wants_help) {
+    struct rk_daemon_args args = {
+        .config_file = rk_command_line_find(line, "config"),
+        .on_listening = on_listening,
+        .on_detached = on_detached,
+    };
+    struct overrides overrides = {0};
+    struct rk_status *st;
+
+    take_keys(&overrides, line);
+    args.overrides = (const char *const *)overrides.items.items;
+    args.num_overrides = overrides.items.count;
+    st = rk_command_line_has(line, "check-config") ? check_config(&args) : rk_daemon_run(&args);
+    for (int64_t i = 0; i < overrides.items.count; i++)
+        rk_free(overrides.items.items[i]);
+    rk_array_fini(&overrides.items);
+    return st;
+}
+
+static struct rk_status *run(struct rk_command_line *line, int argc, char **argv)
+{
+    static const struct rk_command_syntax syntax = {
+        .program = "rankd", .args = "", .options = rk_daemon_options, .takes_keys = true};
+
+    RK_TRY(rk_command_line_parse(line, &syntax, argc - 1, argv + 1));
+    if (rk_command_line_has(line, "help")) {
         print_help();
         return flush_text();
     }
-    if (options->wants_version) {
+    if (rk_command_line_has(line, "version")) {
         printf("rankd %s (%s)\n", RK_VERSION, RK_GIT_COMMIT);
         return flush_text();
     }
-    options->args.overrides = (const char *const *)options->overrides.items;
-    options->args.num_overrides = options->overrides.count;
-    options->args.on_listening = on_listening;
-    options->args.on_detached = on_detached;
-    return options->wants_check ? check_config(options) : rk_daemon_run(&options->args);
+    return serve(line);
 }
 
 /* Every arena of malloc keeps what it once needed, and glibc has one for each thread, up to 8 a core: with
@@ -173,12 +158,12 @@ static void limit_arenas(void)
 
 int main(int argc, char **argv)
 {
-    struct options options = {0};
+    struct rk_command_line line;
     struct rk_status *st;
     int code;
 
     limit_arenas();
-    st = run(&options, argc, argv);
+    st = run(&line, argc, argv);
     code = rk_daemon_exit_code(st);
     if (st)
         fprintf(stderr, "rankd: %s\n", rk_status_message(st));
@@ -188,8 +173,6 @@ int main(int argc, char **argv)
         _exit(code);
     }
     rk_status_free(st);
-    for (int64_t i = 0; i < options.overrides.count; i++)
-        rk_free(options.overrides.items[i]);
-    rk_array_fini(&options.overrides);
+    rk_command_line_fini(&line);
     return code;
 }

@@ -1,31 +1,13 @@
 /* rankd_manual PAGE FILE: writes rankd.8, rankd.conf.5 or the completions rankd.bash and rankd.zsh from the
  * tables of flags and keys. Part of the build, not installed. */
-#include <stdio.h>
 #include <string.h>
 
-#include "base/rk_alloc.h"
 #include "base/rk_manual.h"
-#include "daemon/options.def"
+#include "daemon/options_internal.h"
 #include "daemon/rk_daemon.h"
 #include "generated/rk_version.h"
 
 /* --- manual --- */
-
-static void add_option(struct rk_str *out, const char *name, const char *value, const char *help)
-{
-    char *term = rk_format("--%s%s%s", name, value ? " " : "", value ? value : "");
-
-    rk_manual_item(out, term, help);
-    rk_free(term);
-}
-
-static void add_exit_code(struct rk_str *out, int code, const char *meaning)
-{
-    char *term = rk_format("%d", code);
-
-    rk_manual_item(out, term, meaning);
-    rk_free(term);
-}
 
 static void format_rankd(struct rk_str *out)
 {
@@ -37,19 +19,14 @@ static void format_rankd(struct rk_str *out)
                    "Stays in the foreground and waits for a driver, which gives it a rank, models and calls. "
                    "The unit rankd@.service runs one for each device of a host.\n\n" RK_DAEMON_FIRST_LINES);
     rk_manual_section(out, "OPTIONS");
-#define X(name, value, help) add_option(out, name, value, help);
-    RK_DAEMON_OPTION_TABLE(X)
-#undef X
+    rk_manual_options(out, rk_daemon_options);
     rk_manual_item(out, "--KEY=VALUE", "sets a key of rankd.conf(5)");
     rk_manual_section(out, "SIGNALS");
     rk_manual_item(out, "SIGTERM, SIGINT",
                    "wait for the running method, drain.grace at most, then stop; a second "
                    "one stops at once");
     rk_manual_item(out, "SIGHUP", "read the configuration again and apply the keys that a reload applies");
-    rk_manual_section(out, "EXIT STATUS");
-#define X(code, meaning) add_exit_code(out, code, meaning);
-    RK_DAEMON_EXIT_TABLE(X)
-#undef X
+    rk_manual_exit_codes(out, rk_daemon_exit_codes, rk_num_daemon_exit_codes);
     rk_manual_section(out, "FILES");
     rk_manual_item(out, RK_DAEMON_CONFIG_FILE, "configuration that is read when --config names no other");
     rk_manual_section(out, "SEE ALSO");
@@ -84,9 +61,8 @@ static void format_words(struct rk_str *out)
     const struct rk_config_key *keys = rk_daemon_config_keys(&count);
 
     rk_str_append(out, "# Made from rankd's tables.\n_rankd_words() {\n    echo");
-#define X(name, value, help) rk_str_append(out, (value) ? " --" name "=" : " --" name);
-    RK_DAEMON_OPTION_TABLE(X)
-#undef X
+    for (const struct rk_option *option = rk_daemon_options; option->name; option++)
+        rk_str_appendf(out, " --%s%s", option->name, option->value ? "=" : "");
     for (int64_t i = 0; i < count; i++) {
         if (strchr(keys[i].path, '.')) /* the others are flags, too */
             rk_str_appendf(out, " --%s=", keys[i].path);
@@ -155,31 +131,13 @@ static void format_zsh(struct rk_str *out)
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*format)(struct rk_str *out);
-    } pages[] = {
+    static const struct rk_manual_page pages[] = {
         {"rankd.8", format_rankd},
         {"rankd.conf.5", format_conf},
         {"rankd.bash", format_bash},
         {"rankd.zsh", format_zsh},
+        {NULL, NULL},
     };
-    struct rk_str text = {0};
-    FILE *file;
-    bool is_written;
 
-    for (size_t i = 0; argc == 3 && i < RK_ARRAY_LEN(pages); i++) {
-        if (strcmp(argv[1], pages[i].name) == 0)
-            pages[i].format(&text);
-    }
-    if (text.bytes == 0) {
-        fprintf(stderr, "usage: rankd_manual rankd.8|rankd.conf.5|rankd.bash|rankd.zsh FILE\n");
-        return 2;
-    }
-    file = fopen(argv[2], "w");
-    is_written = file && fputs(rk_str_text(&text), file) >= 0;
-    if (file && fclose(file) != 0)
-        is_written = false;
-    rk_str_fini(&text);
-    return is_written ? 0 : 1;
+    return rk_manual_main(pages, argc, argv);
 }

@@ -12,7 +12,7 @@
 #include "base/rk_config.h"
 #include "driver-cli/driver/files_internal.h"
 
-const struct rk_cli_option rk_common_options[] = {
+const struct rk_option rk_common_options[] = {
     {"hosts", "LIST",
      "daemons in rank order: HOST[:PORT], ranges as node[01-04]:[7000-7007], unix:PATH, dns:NAME, slurm:, "
      "@FILE; default: $RANKCTL_HOSTS"},
@@ -38,82 +38,6 @@ struct rk_status *rk_cli_usage(struct rk_status *st)
     return usage;
 }
 
-static const struct rk_cli_option *find_in(const struct rk_cli_option *options, const char *name)
-{
-    for (; options && options->name; options++) {
-        if (strcmp(options->name, name) == 0)
-            return options;
-    }
-    return NULL;
-}
-
-static const struct rk_cli_option *find_option(const struct rk_command *command, const char *name)
-{
-    const struct rk_cli_option *option = find_in(command->options, name);
-
-    return option ? option : find_in(rk_common_options, name);
-}
-
-static struct rk_status *unknown_option(const struct rk_command *command, const char *name)
-{
-    const char *names[32];
-    int64_t count = 0;
-    const char *close;
-
-    for (const struct rk_cli_option *option = command->options; option && option->name && count < 24;
-         option++)
-        names[count++] = option->name;
-    for (const struct rk_cli_option *option = rk_common_options; option->name; option++)
-        names[count++] = option->name;
-    close = rk_str_suggest(name, names, count);
-    return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: unknown option --%s%s%s%s", command->name, name,
-                   close ? "; did you mean --" : "", close ? close : "", close ? "?" : "");
-}
-
-/* "--name", "--name=value" or "--name value"; *next is the index after what was used. */
-static struct rk_status *parse_option(struct rk_cli *cli, int argc, char **argv, int *next)
-{
-    const char *text = argv[(*next)++] + 2;
-    const char *equals = strchr(text, '=');
-    char *name = rk_strndup(text, equals ? (size_t)(equals - text) : strlen(text));
-    const struct rk_cli_option *option = find_option(cli->command, name);
-    struct rk_cli_setting setting = {.name = name, .value = equals ? equals + 1 : NULL};
-
-    rk_array_append(&cli->owned, name);
-    if (!option)
-        return unknown_option(cli->command, name);
-    if (!option->value && equals)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: --%s takes no value", cli->command->name, name);
-    if (option->value && !equals) {
-        if (*next == argc)
-            return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: --%s needs a value (%s)", cli->command->name,
-                           name, option->value);
-        setting.value = argv[(*next)++];
-    }
-    if (option->value && rk_cli_has(cli, name) &&
-        !(cli->command->repeatable && strcmp(name, cli->command->repeatable) == 0))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: --%s is given twice", cli->command->name, name);
-    cli->wants_help |= strcmp(name, "help") == 0;
-    rk_array_append(&cli->settings, setting);
-    return NULL;
-}
-
-static struct rk_status *check(const struct rk_cli *cli)
-{
-    const struct rk_command *command = cli->command;
-    const char *output = rk_cli_find(cli, "output");
-
-    if (cli->args.count < command->min_args)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: too few arguments; usage: rankctl %s %s",
-                       command->name, command->name, command->args);
-    if (cli->args.count > command->max_args)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl %s: unexpected argument '%s'", command->name,
-                       cli->args.items[command->max_args]);
-    if (output && strcmp(output, "table") != 0 && strcmp(output, "json") != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "--output=%s: expected table or json", output);
-    return NULL;
-}
-
 /* As the XDG Base Directory Specification says. */
 static char *find_identity_dir(void)
 {
@@ -124,62 +48,57 @@ static char *find_identity_dir(void)
     return home && *home == '/' ? rk_path_join(home, ".local/state/rankctl") : NULL;
 }
 
+static struct rk_status *parse(struct rk_cli *cli, int argc, char **argv)
+{
+    const struct rk_command *command = cli->command;
+    char *program = rk_format("rankctl %s", command->name);
+    struct rk_command_syntax syntax = {
+        .program = program,
+        .args = command->args,
+        .min_args = command->min_args,
+        .max_args = command->max_args,
+        .options = command->options,
+        .common_options = rk_common_options,
+        .repeatable = command->repeatable,
+    };
+    struct rk_status *st = rk_command_line_parse(&cli->line, &syntax, argc, argv);
+
+    rk_free(program);
+    return st ? RK_WRAP(st, "rankctl %s", command->name) : NULL;
+}
+
+static struct rk_status *check_output(const struct rk_cli *cli)
+{
+    const char *output = rk_cli_find(cli, "output");
+
+    if (output && strcmp(output, "table") != 0 && strcmp(output, "json") != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "--output=%s: expected table or json", output);
+    return NULL;
+}
+
 struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *command, int argc, char **argv)
 {
-    struct rk_status *st = NULL;
-    bool only_args = false;
+    struct rk_status *st;
 
     *cli = (struct rk_cli){.command = command, .identity_dir = find_identity_dir()};
-    for (int i = 0; i < argc && !st;) {
-        if (!only_args && strcmp(argv[i], "--") == 0) {
-            only_args = true;
-            i++;
-        } else if (!only_args && strcmp(argv[i], "-h") == 0) {
-            cli->wants_help = true;
-            i++;
-        } else if (!only_args && rk_str_has_prefix(argv[i], "--")) {
-            st = parse_option(cli, argc, argv, &i);
-        } else {
-            rk_array_append(&cli->args, argv[i++]);
-        }
-    }
-    if (!st && !cli->wants_help)
-        st = check(cli);
+    st = parse(cli, argc, argv);
+    if (!st && !rk_cli_has(cli, "help"))
+        st = check_output(cli);
     return st ? rk_cli_usage(st) : NULL;
 }
 
 void rk_cli_fini(struct rk_cli *cli)
 {
-    for (int64_t i = 0; i < cli->owned.count; i++)
-        rk_free(cli->owned.items[i]);
-    rk_array_fini(&cli->owned);
+    rk_command_line_fini(&cli->line);
     rk_free(cli->identity_dir);
-    rk_array_fini(&cli->settings);
-    rk_array_fini(&cli->args);
-}
-
-/* `shadowed`: what those mean instead of ours. */
-static void format_options(const struct rk_cli_option *options, const struct rk_cli_option *shadowed,
-                           struct rk_str *out)
-{
-    for (; options && options->name; options++) {
-        char *left;
-
-        if (find_in(shadowed, options->name))
-            continue;
-        left = rk_format("--%s%s%s", options->name, options->value ? "=" : "",
-                         options->value ? options->value : "");
-        rk_str_appendf(out, "  %-22s %s\n", left, options->help);
-        rk_free(left);
-    }
 }
 
 void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
 {
     rk_str_appendf(out, "usage: rankctl %s [options]%s%s\n\n%s\n\noptions:\n", command->name,
                    *command->args ? " " : "", command->args, command->summary);
-    format_options(command->options, NULL, out);
-    format_options(rk_common_options, command->options, out);
+    rk_options_format(out, command->options, NULL);
+    rk_options_format(out, rk_common_options, command->options);
     if (command->details)
         rk_str_appendf(out, "\n%s\n", command->details);
     if (command->more_help)
@@ -188,20 +107,12 @@ void rk_cli_format_help(const struct rk_command *command, struct rk_str *out)
 
 const char *rk_cli_find(const struct rk_cli *cli, const char *name)
 {
-    for (int64_t i = 0; i < cli->settings.count; i++) {
-        if (strcmp(cli->settings.items[i].name, name) == 0)
-            return cli->settings.items[i].value;
-    }
-    return NULL;
+    return rk_command_line_find(&cli->line, name);
 }
 
 bool rk_cli_has(const struct rk_cli *cli, const char *name)
 {
-    for (int64_t i = 0; i < cli->settings.count; i++) {
-        if (strcmp(cli->settings.items[i].name, name) == 0)
-            return true;
-    }
-    return false;
+    return rk_command_line_has(&cli->line, name);
 }
 
 bool rk_cli_is_json(const struct rk_cli *cli)

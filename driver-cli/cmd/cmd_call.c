@@ -56,9 +56,9 @@ static struct rk_status *read_options(const struct rk_cli *cli, struct rk_json *
     struct rk_status *st = NULL;
 
     *out = rk_json_new_object();
-    for (int64_t i = 0; i < cli->settings.count && !st; i++) {
-        if (strcmp(cli->settings.items[i].name, "opt") == 0)
-            st = add_option(*out, cli->settings.items[i].value);
+    for (int64_t i = 0; i < cli->line.settings.count && !st; i++) {
+        if (strcmp(cli->line.settings.items[i].name, "opt") == 0)
+            st = add_option(*out, cli->line.settings.items[i].value);
     }
     return st;
 }
@@ -277,7 +277,7 @@ static struct rk_status *run(struct rk_cli *cli)
     struct target target;
     struct rk_status *st;
 
-    RK_TRY_GOTO(st, parse_target(&target, cli->args.items[0]), out);
+    RK_TRY_GOTO(st, parse_target(&target, cli->line.args.items[0]), out);
     RK_TRY_GOTO(st, read_options(cli, &options), out);
     RK_TRY_GOTO(st, check_out(cli), out);
     if (in && (st = rk_batch_read_file(&batch, in)) != NULL) {
@@ -299,7 +299,7 @@ out:
     return st;
 }
 
-static const struct rk_cli_option call_options[] = {
+static const struct rk_option call_options[] = {
     {"in", "FILE", "batch: a safetensors file, strings and meta as JSON in its __metadata__"},
     {"out", "FILE", "where the result goes, in the same form"},
     {"opt", "KEY=VALUE", "option of the method (repeat); VALUE is JSON or a bare word"},

@@ -387,7 +387,7 @@ static struct rk_status *run_issue(struct rk_cli *cli)
 #define HOSTS_HELP "hosts as in other commands, without regard to ports; HOST+NAME is one with two names"
 #define DAYS_HELP  "how long certificates are valid (default: 365; the authority: 3650)"
 
-static const struct rk_cli_option init_options[] = {
+static const struct rk_option init_options[] = {
     {"hosts", "LIST", HOSTS_HELP},
     {"out", "DIR", "directory that the files are written into; nothing is overwritten"},
     {"client", "NAME", "name in the client's certificate and of its files (default: rankctl)"},
@@ -407,7 +407,7 @@ const struct rk_command rk_cmd_certs_init = {
     .run = run_init,
 };
 
-static const struct rk_cli_option issue_options[] = {
+static const struct rk_option issue_options[] = {
     {"ca", "DIR", "directory with the ca.crt and ca.key of 'certs init'"},
     {"hosts", "LIST", HOSTS_HELP},
     {"client", "NAME", "name in a client's certificate and of its files"},

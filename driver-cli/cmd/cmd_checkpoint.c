@@ -40,10 +40,10 @@ static struct rk_status *part_path(char **out, int64_t *step, const struct rk_cl
     char *path;
 
     *out = NULL;
-    if (!rk_ckpt_step_parse(cli->args.items[0], step))
-        return rk_cli_usage(
-            RK_FAIL(RK_INVALID_ARGUMENT, "'%s': expected a directory global_step_<N>", cli->args.items[0]));
-    path = absolute_path(cli->args.items[0]);
+    if (!rk_ckpt_step_parse(cli->line.args.items[0], step))
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "'%s': expected a directory global_step_<N>",
+                                    cli->line.args.items[0]));
+    path = absolute_path(cli->line.args.items[0]);
     *out = rk_path_join(path, role ? role : RK_CHECKPOINT_ACTOR);
     rk_free(path);
     return NULL;
@@ -454,7 +454,7 @@ out:
 
 static struct rk_status *check_export(const struct rk_cli *cli)
 {
-    bool has_checkpoint = cli->args.count > 0;
+    bool has_checkpoint = cli->line.args.count > 0;
 
     if (!rk_cli_find(cli, "out"))
         return RK_FAIL(RK_INVALID_ARGUMENT,
@@ -475,21 +475,21 @@ static struct rk_status *run_export(struct rk_cli *cli)
     if (st)
         return rk_cli_usage(st);
     out = absolute_path(rk_cli_find(cli, "out"));
-    st = cli->args.count > 0 ? export_checkpoint(cli, out) : export_live(cli, out);
+    st = cli->line.args.count > 0 ? export_checkpoint(cli, out) : export_live(cli, out);
     if (!st)
         print_done(cli, "ModelExported", out, &(struct rk_driver_result){0});
     rk_free(out);
     return st;
 }
 
-static const struct rk_cli_option save_options[] = {
+static const struct rk_option save_options[] = {
     {"role", "ROLE", "whose state (default: actor)"},
     {"contents", "LIST", "of model, optimizer, extra, hf_model, gradients (default: the first three)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };
 
-static const struct rk_cli_option export_options[] = {
+static const struct rk_option export_options[] = {
     {"out", "DIR", "Hugging Face directory to write, on the daemons' hosts"},
     {"local", "N", "start N daemons on this machine for a checkpoint; one is enough"},
     {"device", "cpu|cuda", "of the daemons of --local (default: cpu)"},

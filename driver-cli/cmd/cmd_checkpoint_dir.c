@@ -227,7 +227,7 @@ static struct rk_status *find_steps(struct rk_ckpt_steps *steps, char **dir)
 
 static struct rk_status *run_list(struct rk_cli *cli)
 {
-    char *dir = rk_strdup(cli->args.items[0]);
+    char *dir = rk_strdup(cli->line.args.items[0]);
     struct rk_ckpt_steps steps = {0};
     struct rk_status *st;
     struct stat info;
@@ -361,7 +361,7 @@ static struct rk_status *run_inspect(struct rk_cli *cli)
 {
     struct checkpoint checkpoint;
     struct rk_status *st =
-        read_checkpoint(&checkpoint, cli->args.items[0],
+        read_checkpoint(&checkpoint, cli->line.args.items[0],
                         rk_cli_has(cli, "verify") ? RK_CKPT_CHECK_CHECKSUMS : RK_CKPT_CHECK_SIZES);
 
     if (st) {
@@ -374,7 +374,7 @@ static struct rk_status *run_inspect(struct rk_cli *cli)
     return st;
 }
 
-static const struct rk_cli_option inspect_options[] = {
+static const struct rk_option inspect_options[] = {
     {"verify", NULL, "read all files and compare their checksums"},
     {NULL, NULL, NULL},
 };

@@ -7,7 +7,7 @@
 
 static struct rk_status *run(struct rk_cli *cli)
 {
-    const char *shell = cli->args.items[0];
+    const char *shell = cli->line.args.items[0];
     struct rk_str text = {0};
 
     if (strcmp(shell, "bash") != 0 && strcmp(shell, "zsh") != 0)

@@ -15,17 +15,18 @@ static struct rk_status *load(const struct rk_cli *cli, struct rk_config **job)
     struct rk_status *st;
 
     *job = NULL;
-    if (cli->args.count < 2)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected a JOB.json", cli->args.items[0]);
+    if (cli->line.args.count < 2)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected a JOB.json",
+                       cli->line.args.items[0]);
     if (text && (!rk_parse_i64(text, &world) || world < 1 || world > RK_MESH_MAX_RANKS))
         return RK_FAIL(RK_INVALID_ARGUMENT, "--world=%s: expected a number of daemons", text);
-    RK_TRY(rk_job_load(job, cli->args.items[1], cli->args.items + 2, cli->args.count - 2));
+    RK_TRY(rk_job_load(job, cli->line.args.items[1], cli->line.args.items + 2, cli->line.args.count - 2));
     st = world > 0 ? rk_job_check(*job, (int32_t)world) : NULL;
     if (!st)
         return NULL;
     rk_config_destroy(*job);
     *job = NULL;
-    return RK_WRAP(st, "%s", cli->args.items[1]);
+    return RK_WRAP(st, "%s", cli->line.args.items[1]);
 }
 
 static struct rk_status *check(struct rk_cli *cli)
@@ -33,7 +34,7 @@ static struct rk_status *check(struct rk_cli *cli)
     struct rk_config *job;
 
     RK_TRY(load(cli, &job));
-    printf("%s is fine\n", cli->args.items[1]);
+    printf("%s is fine\n", cli->line.args.items[1]);
     rk_config_destroy(job);
     return NULL;
 }
@@ -77,17 +78,17 @@ static struct rk_status *run(struct rk_cli *cli)
     } rows[] = {{"check", check}, {"show", show}, {"verl", verl}};
 
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {
-        if (strcmp(rows[i].name, cli->args.items[0]) == 0) {
+        if (strcmp(rows[i].name, cli->line.args.items[0]) == 0) {
             struct rk_status *st = rows[i].run(cli);
 
             return st ? rk_cli_usage(st) : NULL;
         }
     }
-    return rk_cli_usage(
-        RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected check, show or verl", cli->args.items[0]));
+    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "rankctl config %s: expected check, show or verl",
+                                cli->line.args.items[0]));
 }
 
-static const struct rk_cli_option options[] = {
+static const struct rk_option options[] = {
     {"world", "N", "also check the job against N daemons"},
     {NULL, NULL, NULL},
 };

@@ -223,7 +223,7 @@ out:
     return st;
 }
 
-static const struct rk_cli_option options[] = {
+static const struct rk_option options[] = {
     {"out", "FILE.tar", "file to write (default: rankd-debug-TIME.tar)"},
     {NULL, NULL, NULL},
 };

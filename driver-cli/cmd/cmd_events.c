@@ -222,7 +222,7 @@ out:
     return st;
 }
 
-static const struct rk_cli_option options[] = {
+static const struct rk_option options[] = {
     {"follow", NULL, "print further events as they come, until Ctrl-C"},
     {"new", NULL, "with --follow: leave out the events before now"},
     {"kinds", "LIST", "state,lease,method_start,method_end,progress,metrics,log (default: all)"},

@@ -8,6 +8,8 @@
 
 #include "base/rk_array.h"
 #include "base/rk_json.h"
+#include "base/rk_manual.h"
+#include "base/rk_options.h"
 #include "driver-cli/rk_driver.h"
 
 #define RK_CLI_API "rankctl/v1"
@@ -15,20 +17,14 @@
 /* --- the table --- */
 struct rk_cli;
 
-struct rk_cli_option {
-    const char *name;  /* "token-file" for --token-file */
-    const char *value; /* "FILE"; NULL: a flag */
-    const char *help;
-};
-
 struct rk_command {
     const char *name; /* "run", "checkpoint list" */
     const char *args; /* "JOB.json [KEY=VALUE...]"; "" for none */
     int min_args, max_args;
-    const char *summary;                 /* one line */
-    const char *details;                 /* shown by --help below the options; NULL: none */
-    const struct rk_cli_option *options; /* its own, besides the common ones; ends with a row without name */
-    const char *repeatable;              /* the one that may be given more than once; NULL: none */
+    const char *summary;             /* one line */
+    const char *details;             /* shown by --help below the options; NULL: none */
+    const struct rk_option *options; /* its own, besides the common ones; ends with a row without name */
+    const char *repeatable;          /* the one that may be given more than once; NULL: none */
     /* Appended to --help; NULL: none. */
     void (*more_help)(struct rk_str *out);
     struct rk_status *(*run)(struct rk_cli *cli);
@@ -43,32 +39,21 @@ extern const struct rk_command rk_cmd_run, rk_cmd_plan, rk_cmd_verify_layout, rk
 extern const struct rk_command *const rk_commands[];
 extern const size_t rk_num_commands;
 
-struct rk_exit_code {
-    int code;
-    const char *text;
-};
 extern const struct rk_exit_code rk_exit_codes[];
 extern const size_t rk_num_exit_codes;
 extern const char rk_exit_by_signal[];
 
 /* Options of all commands; ends with a row without name. */
-extern const struct rk_cli_option rk_common_options[];
+extern const struct rk_option rk_common_options[];
 
 /* A script that completes rankctl's command lines in "bash" or "zsh". */
 void rk_completion_format(const char *shell, struct rk_str *out);
 
 /* --- the command line --- */
-struct rk_cli_setting {
-    const char *name, *value; /* value NULL for a flag */
-};
-
 struct rk_cli {
     const struct rk_command *command;
-    bool wants_help;
-    RK_ARRAY(struct rk_cli_setting) settings;
-    RK_ARRAY(const char *) args;
-    RK_ARRAY(char *) owned; /* names of "--name=value" */
-    bool has_told;          /* the object that was printed holds the error, too */
+    struct rk_command_line line;
+    bool has_told;      /* the object that was printed holds the error, too */
     char *identity_dir; /* where this user's drivers keep what they prove their leases with; NULL: nowhere */
 };
 

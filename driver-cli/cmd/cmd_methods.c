@@ -229,8 +229,8 @@ static struct rk_status *run_describe(struct rk_cli *cli)
     struct rk_arena *arena = rk_arena_create(16384, 0);
     struct rk_list_methods_response list;
     const struct rk_method_info *method;
-    const char *dot = strchr(cli->args.items[0], '.'), *name = dot ? dot + 1 : cli->args.items[0];
-    char *role = dot ? rk_strndup(cli->args.items[0], (size_t)(dot - cli->args.items[0])) : NULL;
+    const char *dot = strchr(cli->line.args.items[0], '.'), *name = dot ? dot + 1 : cli->line.args.items[0];
+    char *role = dot ? rk_strndup(cli->line.args.items[0], (size_t)(dot - cli->line.args.items[0])) : NULL;
     struct rk_status *st;
     int64_t num_found;
 

@@ -73,11 +73,11 @@ static struct rk_status *read_options(struct planning *plan)
 
 static struct rk_status *read_inputs(struct planning *plan)
 {
-    const char *path = plan->cli->args.items[0];
+    const char *path = plan->cli->line.args.items[0];
     struct rk_status *st;
 
     RK_TRY(read_options(plan));
-    RK_TRY(rk_job_load(&plan->job, path, plan->cli->args.items + 1, plan->cli->args.count - 1));
+    RK_TRY(rk_job_load(&plan->job, path, plan->cli->line.args.items + 1, plan->cli->line.args.count - 1));
     st = rk_job_check(plan->job, plan->world_size);
     if (!st) {
         plan->job_dir = rk_cli_directory_of(path);
@@ -313,7 +313,7 @@ static struct rk_status *add_deaths(struct planning *plan, struct rk_status *st)
 
 static struct rk_status *plan_job(struct rk_cli *cli)
 {
-    struct planning plan = {.cli = cli, .report = {.job = cli->args.items[0]}};
+    struct planning plan = {.cli = cli, .report = {.job = cli->line.args.items[0]}};
     struct rk_status *st = read_inputs(&plan);
 
     if (st) {
@@ -340,7 +340,7 @@ static struct rk_status *plan_job(struct rk_cli *cli)
     return st;
 }
 
-static const struct rk_cli_option plan_options[] = {
+static const struct rk_option plan_options[] = {
     {"world", "N", "number of daemons of the run"},
     {"device-memory", "SIZE",
      "free memory of each rank's device; default: what the device here has, or 80GiB"},

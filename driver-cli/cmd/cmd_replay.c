@@ -55,10 +55,10 @@ static struct rk_status *read_options(struct replay *replay)
 {
     const struct rk_cli *cli = replay->cli;
 
-    for (int64_t i = 0; i < cli->settings.count; i++) {
-        const char *text = cli->settings.items[i].value;
+    for (int64_t i = 0; i < cli->line.settings.count; i++) {
+        const char *text = cli->line.settings.items[i].value;
 
-        if (strcmp(cli->settings.items[i].name, "opt") != 0)
+        if (strcmp(cli->line.settings.items[i].name, "opt") != 0)
             continue;
         if (!is_option(text))
             return rk_cli_usage(
@@ -120,8 +120,8 @@ static struct rk_status *open_recordings(struct replay *replay)
 {
     uint32_t flags = rk_cli_has(replay->cli, "partial") ? RK_RECORDING_PARTIAL : 0;
 
-    for (int64_t i = 0; i < replay->cli->args.count; i++)
-        RK_TRY(add_dir(replay, replay->cli->args.items[i]));
+    for (int64_t i = 0; i < replay->cli->line.args.count; i++)
+        RK_TRY(add_dir(replay, replay->cli->line.args.items[i]));
     for (int64_t i = 0; i < replay->dirs.count; i++) {
         struct rk_recording *recording;
         struct rk_status *st = rk_recording_open(&recording, replay->dirs.items[i], flags);
@@ -353,7 +353,7 @@ static struct rk_status *run(struct rk_cli *cli)
     return st;
 }
 
-static const struct rk_cli_option replay_options[] = {
+static const struct rk_option replay_options[] = {
     {"device", "cpu|cuda", "device of the daemons that are started (default: as recorded)"},
     {"atol", "X", "absolute difference that counts as equal (default: 0)"},
     {"rtol", "X", "difference relative to the recorded value that counts as equal (default: 0)"},

@@ -71,11 +71,11 @@ static struct rk_status *read_world(struct run *run)
 
 static struct rk_status *read_inputs(struct run *run)
 {
-    const char *path = run->cli->args.items[0];
+    const char *path = run->cli->line.args.items[0];
     struct rk_status *st;
 
     RK_TRY(read_world(run));
-    RK_TRY(rk_job_load(&run->job, path, run->cli->args.items + 1, run->cli->args.count - 1));
+    RK_TRY(rk_job_load(&run->job, path, run->cli->line.args.items + 1, run->cli->line.args.count - 1));
     st = rk_job_check(run->job, run->world_size);
     if (st)
         return RK_WRAP(st, "%s", path);
@@ -99,7 +99,7 @@ static struct rk_status *open_checkpoints(struct run *run)
     rk_code_t code = rk_status_code(st);
 
     if (code == RK_INVALID_ARGUMENT || code == RK_NOT_FOUND || code == RK_PERMISSION_DENIED)
-        return rk_cli_usage(RK_WRAP(st, "%s", run->cli->args.items[0]));
+        return rk_cli_usage(RK_WRAP(st, "%s", run->cli->line.args.items[0]));
     return st;
 }
 
@@ -504,7 +504,7 @@ static void help_keys(struct rk_str *out)
     rk_job_format_keys(out);
 }
 
-static const struct rk_cli_option run_options[] = {
+static const struct rk_option run_options[] = {
     {"local", "N", "start N daemons on this machine and stop them at the end"},
     {"run-dir", "DIR", "where metrics, report and the model go (default: runs/<experiment>/<UTC time>)"},
     {"record", "DIR", "record every call of the daemons of --local in DIR/rank-<i>, for rankctl replay"},

@@ -52,7 +52,7 @@ out:
     return st;
 }
 
-static const struct rk_cli_option options[] = {
+static const struct rk_option options[] = {
     {"grace", "DURATION", "how long a running method may go on (default: 60s)"},
     {"force", NULL, "stop at once"},
     {"yes", NULL, "do not ask"},

@@ -186,7 +186,7 @@ out:
     return st;
 }
 
-static const struct rk_cli_option options[] = {
+static const struct rk_option options[] = {
     {"once", NULL, "print the table once, as happens where standard output is no terminal"},
     {"interval", "TIME", "time between two looks (default: 2s)"},
     {NULL, NULL, NULL},

@@ -151,7 +151,7 @@ static struct rk_status *verify_layout(struct rk_cli *cli)
     return st;
 }
 
-static const struct rk_cli_option verify_options[] = {
+static const struct rk_option verify_options[] = {
     {"local", "N", "start N daemons on this machine, and one for the reference, and stop them at the end"},
     {"rows", "N", "prompts or examples of the batch (default: those of one optimizer step)"},
     {"layers", "N", "layers of the policy's model, with random weights (default: all, as the job has them)"},

@@ -90,13 +90,13 @@ static void format_groups(struct rk_str *out)
     }
 }
 
-static void append_options(struct rk_str *out, const struct rk_cli_option *options)
+static void append_options(struct rk_str *out, const struct rk_option *options)
 {
     for (; options && options->name; options++)
         rk_str_appendf(out, " --%s%s", options->name, options->value ? "=" : "");
 }
 
-static void append_option_kinds(struct rk_str *out, const char *command, const struct rk_cli_option *options)
+static void append_option_kinds(struct rk_str *out, const char *command, const struct rk_option *options)
 {
     for (; options && options->name; options++) {
         if (!options->value || !*kind_of(options->value))

@@ -72,7 +72,7 @@ static struct rk_status *run_command(struct rk_cli *cli, const struct rk_command
     struct rk_str help = {0};
 
     RK_TRY(rk_cli_parse(cli, command, argc, argv));
-    if (!cli->wants_help)
+    if (!rk_cli_has(cli, "help"))
         return command->run(cli);
     rk_cli_format_help(command, &help);
     printf("%s", rk_str_text(&help));

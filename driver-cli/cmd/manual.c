@@ -11,17 +11,6 @@
 #include "generated/rk_version.h"
 #include "proto/rk_methods.h"
 
-static void add_options(struct rk_str *out, const struct rk_cli_option *options)
-{
-    for (; options && options->name; options++) {
-        char *term = rk_format("--%s%s%s", options->name, options->value ? "=" : "",
-                               options->value ? options->value : "");
-
-        rk_manual_item(out, term, options->help);
-        rk_free(term);
-    }
-}
-
 static void add_commands(struct rk_str *out)
 {
     rk_manual_section(out, "COMMANDS");
@@ -31,7 +20,7 @@ static void add_commands(struct rk_str *out)
 
         rk_manual_subsection(out, title);
         rk_manual_text(out, command->summary);
-        add_options(out, command->options);
+        rk_manual_options(out, command->options);
         if (command->details) {
             rk_str_append(out, ".PP\n");
             rk_manual_text(out, command->details);
@@ -64,15 +53,9 @@ static void format_rankctl(struct rk_str *out)
                    "training jobs, single methods and queries on them.");
     add_commands(out);
     rk_manual_section(out, "COMMON OPTIONS");
-    add_options(out, rk_common_options);
+    rk_manual_options(out, rk_common_options);
     add_methods(out);
-    rk_manual_section(out, "EXIT STATUS");
-    for (size_t i = 0; i < rk_num_exit_codes; i++) {
-        char *code = rk_format("%d", rk_exit_codes[i].code);
-
-        rk_manual_item(out, code, rk_exit_codes[i].text);
-        rk_free(code);
-    }
+    rk_manual_exit_codes(out, rk_exit_codes, rk_num_exit_codes);
     rk_str_append(out, ".PP\n");
     rk_manual_text(out, rk_exit_by_signal);
     rk_manual_section(out, "SEE ALSO");
@@ -107,22 +90,11 @@ static void format_job(struct rk_str *out)
 
 int main(int argc, char **argv)
 {
-    struct rk_str text = {0};
-    FILE *file;
-    bool is_written;
+    static const struct rk_manual_page pages[] = {
+        {"rankctl.1", format_rankctl},
+        {"rankd-job.5", format_job},
+        {NULL, NULL},
+    };
 
-    if (argc != 3) {
-        fprintf(stderr, "usage: rankctl_manual rankctl.1|rankd-job.5 FILE\n");
-        return 2;
-    }
-    if (strcmp(argv[1], "rankctl.1") == 0)
-        format_rankctl(&text);
-    else
-        format_job(&text);
-    file = fopen(argv[2], "w");
-    is_written = file && fputs(rk_str_text(&text), file) >= 0;
-    if (file && fclose(file) != 0)
-        is_written = false;
-    rk_str_fini(&text);
-    return is_written ? 0 : 1;
+    return rk_manual_main(pages, argc, argv);
 }

@@ -51,9 +51,12 @@ static void test_rankd_bad_configuration_exits_with_2(void **state)
     static const struct {
         const char *args[3], *text;
     } cases[] = {
-        {{"--frobnicate"}, "--frobnicate"},
-        {{"extra"}, "extra"},
-        {{"--config"}, "--config needs a value"},
+        {{"--frobnicate"}, "unknown option --frobnicate; see rankd --help"},
+        {{"--devcie", "cpu"}, "unknown option --devcie; did you mean --device?"},
+        {{"extra"}, "unexpected argument 'extra'"},
+        {{"--config"}, "--config needs a value (FILE)"},
+        {{"--slot=1", "--slot=2"}, "--slot is given twice"},
+        {{"--insecure=1"}, "--insecure takes no value"},
         {{"--config", "/nonexistent.json"}, "/nonexistent.json"},
         {{"--rpc.lsten=127.0.0.1:0"}, "rpc.lsten"},
         {{"--rpc.max_inflight=8Q"}, "rpc.max_inflight"},
