@@ -1,6 +1,7 @@
 /* One load of a configuration, passed from step to step:
  *
  *   rk_config_resolve.c   the view and its tree of named parts -> one object
+ *   rk_config_files.c     the files of that tree
  *   rk_config_sources.c   environment and flags over it, defaults under it
  *   rk_config_value.c     values of flags
  *   rk_config_foreign.c   keys of another product

@@ -3,7 +3,7 @@
  * A view without reserved members is the whole configuration. Otherwise it chooses from a tree of folders and
  * files: a folder is an object with a member per child, or, when its __manifest__.json says "one", the
  * contents of the child that the view selects; a file may start from its siblings by __inherit__. */
-#include "base/rk_config_internal.h"
+#include "base/rk_config_files_internal.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -16,21 +16,6 @@
 #include "base/rk_file_internal.h"
 #include "base/rk_json_internal.h"
 
-#define MAX_FILE_BYTES    (1u << 20)
-#define MAX_INHERIT_DEPTH 16
-
-struct resolver {
-    struct rk_config_loader *loader;
-    char nest_root[PATH_MAX]; /* canonical; nothing may leave it */
-    int depth;                /* of folders, which links may make endless */
-};
-
-/* What the user wrote for one node, and where. json is NULL when nothing was written. */
-struct view {
-    const struct rk_json *json;
-    struct rk_config_place place;
-};
-
 struct manifest {
     bool is_one;
     const char *if_no_selection; /* "error", "default" or "skip" */
@@ -41,208 +26,8 @@ struct names {
     RK_ARRAY(char *) list;
 };
 
-static struct rk_json *resolve_node(struct resolver *resolver, const char *node, const char *path,
-                                    const struct view *view);
-
-static bool is_reserved(const char *key)
-{
-    return rk_str_has_prefix(key, "__");
-}
-
-/* --- documents --- */
-
-static void strip_comments(struct rk_json *json)
-{
-    if (rk_json_type(json) == RK_JSON_OBJECT && rk_json_type(rk_json_find(json, "//")) == RK_JSON_STRING)
-        rk_json_remove(json, "//");
-    for (void *it = rk_json_iter(json); it; it = rk_json_iter_next(json, it))
-        strip_comments(rk_json_iter_value(it));
-    for (int64_t i = 0; rk_json_type(json) == RK_JSON_ARRAY && i < rk_json_count(json); i++)
-        strip_comments(rk_json_at(json, i));
-}
-
-/* Takes `text`. NULL, and a problem, when it is not a JSON object. */
-static const struct rk_config_doc *add_doc(struct rk_config_loader *loader, const char *name, char *text,
-                                           size_t bytes)
-{
-    struct rk_config_doc *doc = rk_calloc(1, sizeof(*doc));
-    struct rk_status *st;
-
-    doc->name = rk_strdup(name);
-    doc->text = text;
-    doc->bytes = bytes;
-    rk_array_append(&loader->docs, doc);
-    st = rk_json_parse(&doc->json, text, bytes, name, 0);
-    if (!st && rk_json_type(doc->json) != RK_JSON_OBJECT)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s:1: expected an object", name);
-    if (st) {
-        rk_config_problem(loader, NULL, "", "%s", rk_status_message(st));
-        rk_status_free(st);
-        return NULL;
-    }
-    strip_comments(doc->json);
-    return doc;
-}
-
-static const struct rk_config_doc *load_doc(struct rk_config_loader *loader, const char *file)
-{
-    struct rk_status *st;
-    size_t bytes;
-    char *text;
-
-    st = rk_file_read(&text, &bytes, file, MAX_FILE_BYTES);
-    if (!st)
-        return add_doc(loader, file, text, bytes);
-    rk_config_problem(loader, NULL, "", "%s", rk_status_message(st));
-    rk_status_free(st);
-    return NULL;
-}
-
-/* --- views --- */
-
-/* The part of `view` under `key`; the key's text must live in the arena or in a document. */
-static struct view view_member(const struct rk_config_loader *loader, const struct view *view,
-                               const char *key)
-{
-    struct view part = {.json = rk_json_find(view->json, key), .place = view->place};
-    char *joined = rk_json_join_path(view->place.path, key);
-
-    part.place.path = rk_arena_strdup(loader->arena, joined);
-    rk_free(joined);
-    return part;
-}
-
-static void view_problem(struct rk_config_loader *loader, const struct view *view, const char *key,
-                         const char *path, const char *message)
-{
-    struct view part = view_member(loader, view, key);
-    char *where = rk_json_join_path(path, key);
-
-    rk_config_problem(loader, &part.place, where, "%s", message);
-    rk_free(where);
-}
-
-/* A copy of what the view says without the members that only choose. */
-static struct rk_json *copy_plain_members(const struct view *view)
-{
-    struct rk_json *plain = rk_json_new_object();
-
-    for (void *it = rk_json_iter(view->json); it; it = rk_json_iter_next(view->json, it)) {
-        const char *key = rk_json_iter_key(it);
-
-        if (!is_reserved(key) || strcmp(key, "__delete__") == 0)
-            rk_json_set(plain, key, rk_json_retain(rk_json_iter_value(it)));
-    }
-    return plain;
-}
-
-/* Applies the view to the contents of a file: __override__ and the plain members mean the same. */
-static void apply_view(struct rk_config_loader *loader, struct rk_json *value, const char *path,
-                       const struct view *view)
-{
-    struct view override = view_member(loader, view, "__override__");
-    struct rk_json *plain = copy_plain_members(view);
-
-    for (void *it = rk_json_iter(view->json); it; it = rk_json_iter_next(view->json, it)) {
-        const char *key = rk_json_iter_key(it);
-
-        if (strcmp(key, "__select__") == 0)
-            view_problem(loader, view, key, path, "there is nothing to select from: this part is a file");
-        else if (is_reserved(key) && strcmp(key, "__override__") != 0 && strcmp(key, "__delete__") != 0)
-            view_problem(loader, view, key, path, "not allowed here");
-    }
-    for (void *it = rk_json_iter(override.json); it; it = rk_json_iter_next(override.json, it)) {
-        if (rk_json_find(plain, rk_json_iter_key(it)))
-            view_problem(loader, &override, rk_json_iter_key(it), path,
-                         "given twice, in __override__ and beside it");
-    }
-    if (override.json && rk_json_type(override.json) != RK_JSON_OBJECT)
-        view_problem(loader, view, "__override__", path, "expected an object");
-    rk_config_merge(loader, value, path, override.json, &override.place);
-    rk_config_merge(loader, value, path, plain, &view->place);
-    rk_json_free(plain);
-}
-
-/* --- files --- */
-
-/* A file that is being read, and the one that inherits from it. */
-struct chain {
-    const char *file;
-    const struct chain *heir;
-};
-
-/* Canonical path of a file that `file` inherits from; NULL, and a problem, when there is none. rk_free it. */
-static char *find_parent(struct resolver *resolver, const char *file, const char *name,
-                         const struct rk_config_place *place, const char *path)
-{
-    const char *slash = strrchr(file, '/');
-    const char *suffix = rk_str_has_suffix(name, ".json") ? "" : ".json";
-    char *joined = rk_format("%.*s/%s%s", (int)(slash - file), file, name, suffix);
-    size_t root_bytes = strlen(resolver->nest_root);
-    char real[PATH_MAX];
-    bool exists = realpath(joined, real) != NULL;
-    bool is_inside = exists && strncmp(real, resolver->nest_root, root_bytes) == 0 && real[root_bytes] == '/';
-
-    if (!exists)
-        rk_config_problem(resolver->loader, place, path, "'%s' to inherit from does not exist", joined);
-    else if (!is_inside)
-        rk_config_problem(resolver->loader, place, path, "'%s' is outside of '%s'", name,
-                          resolver->nest_root);
-    rk_free(joined);
-    return is_inside ? rk_strdup(real) : NULL;
-}
-
-static void merge_file(struct resolver *resolver, struct rk_json *value, const char *path,
-                       const struct chain *chain);
-
-static void merge_parent(struct resolver *resolver, struct rk_json *value, const char *path, const char *name,
-                         const struct rk_config_place *place, const struct chain *chain)
-{
-    char *parent = find_parent(resolver, place->doc->name, name, place, path);
-    struct chain link = {.file = parent, .heir = chain};
-    int depth = 0;
-
-    if (!parent)
-        return;
-    for (const struct chain *heir = chain; heir; heir = heir->heir, depth++) {
-        if (strcmp(heir->file, parent) == 0 || depth == MAX_INHERIT_DEPTH) {
-            rk_config_problem(resolver->loader, place, path, "__inherit__ of '%s' is %s", name,
-                              depth == MAX_INHERIT_DEPTH ? "too deep" : "circular");
-            rk_free(parent);
-            return;
-        }
-    }
-    merge_file(resolver, value, path, &link);
-    rk_free(parent);
-}
-
-static void merge_file(struct resolver *resolver, struct rk_json *value, const char *path,
-                       const struct chain *chain)
-{
-    const struct rk_config_doc *doc = load_doc(resolver->loader, chain->file);
-    struct rk_config_place place = {.doc = doc, .path = ""};
-    struct rk_config_place inherit_place = {.doc = doc, .path = "__inherit__"};
-    const struct rk_json *inherit = doc ? rk_json_find(doc->json, "__inherit__") : NULL;
-    bool is_list = rk_json_type(inherit) == RK_JSON_ARRAY;
-    int64_t num_parents = is_list ? rk_json_count(inherit) : inherit != NULL;
-    struct rk_json *own;
-
-    if (!doc)
-        return;
-    for (int64_t i = 0; i < num_parents; i++) {
-        const char *name = rk_json_as_string(is_list ? rk_json_at(inherit, i) : inherit, NULL);
-
-        if (name)
-            merge_parent(resolver, value, path, name, &inherit_place, chain);
-        else
-            rk_config_problem(resolver->loader, &inherit_place, path,
-                              "__inherit__: expected a file name or a list of them");
-    }
-    own = rk_json_clone(doc->json);
-    rk_json_remove(own, "__inherit__");
-    rk_config_merge(resolver->loader, value, path, own, &place);
-    rk_json_free(own);
-}
+static struct rk_json *resolve_node(struct rk_config_resolver *resolver, const char *node, const char *path,
+                                    const struct rk_config_view *view);
 
 /* --- folders --- */
 
@@ -272,8 +57,8 @@ static void list_children(struct rk_config_loader *loader, const char *folder, s
         char *full = rk_path_join(folder, entry->d_name);
         bool is_json = rk_str_has_suffix(entry->d_name, ".json");
         struct stat info;
-        bool is_child = entry->d_name[0] != '.' && !is_reserved(entry->d_name) && stat(full, &info) == 0 &&
-                        (S_ISDIR(info.st_mode) || is_json);
+        bool is_child = entry->d_name[0] != '.' && !rk_config_is_reserved(entry->d_name) &&
+                        stat(full, &info) == 0 && (S_ISDIR(info.st_mode) || is_json);
 
         rk_free(full);
         if (is_child)
@@ -302,7 +87,7 @@ static struct manifest load_manifest(struct rk_config_loader *loader, const char
     struct stat info;
 
     if (stat(file, &info) == 0)
-        doc = load_doc(loader, file);
+        doc = rk_config_load_doc(loader, file);
     rk_free(file);
     for (void *it = doc ? rk_json_iter(doc->json) : NULL; it; it = rk_json_iter_next(doc->json, it)) {
         const char *key = rk_json_iter_key(it);
@@ -332,11 +117,11 @@ static void list_text(const struct names *names, struct rk_str *out)
 }
 
 /* The child to take, or NULL (left out, or a problem). */
-static const char *choose(struct resolver *resolver, const struct manifest *manifest,
-                          const struct names *children, const char *path, const struct view *view)
+static const char *choose(struct rk_config_resolver *resolver, const struct manifest *manifest,
+                          const struct names *children, const char *path, const struct rk_config_view *view)
 {
     struct rk_config_loader *loader = resolver->loader;
-    struct view select = view_member(loader, view, "__select__");
+    struct rk_config_view select = rk_config_view_member(loader, view, "__select__");
     const char *name = rk_json_as_string(select.json, NULL);
     struct rk_str known = {0};
 
@@ -357,8 +142,8 @@ static const char *choose(struct resolver *resolver, const struct manifest *mani
     return NULL;
 }
 
-static struct rk_json *resolve_one(struct resolver *resolver, const struct manifest *manifest,
-                                   const char *folder, const char *path, const struct view *view)
+static struct rk_json *resolve_one(struct rk_config_resolver *resolver, const struct manifest *manifest,
+                                   const char *folder, const char *path, const struct rk_config_view *view)
 {
     struct names children = {0};
     struct rk_json *value = NULL;
@@ -367,7 +152,7 @@ static struct rk_json *resolve_one(struct resolver *resolver, const struct manif
     list_children(resolver->loader, folder, &children);
     name = choose(resolver, manifest, &children, path, view);
     if (name) {
-        struct view rest = *view;
+        struct rk_config_view rest = *view;
         struct rk_json *without_select = view->json ? rk_json_clone(view->json) : rk_json_new_object();
         char *node = rk_path_join(folder, name);
 
@@ -381,8 +166,8 @@ static struct rk_json *resolve_one(struct resolver *resolver, const struct manif
     return value;
 }
 
-static struct rk_json *resolve_all(struct resolver *resolver, const char *folder, const char *path,
-                                   const struct view *view)
+static struct rk_json *resolve_all(struct rk_config_resolver *resolver, const char *folder, const char *path,
+                                   const struct rk_config_view *view)
 {
     struct rk_config_loader *loader = resolver->loader;
     struct rk_json *value = rk_json_new_object();
@@ -392,7 +177,7 @@ static struct rk_json *resolve_all(struct resolver *resolver, const char *folder
     list_children(loader, folder, &children);
     for (int64_t i = 0; i < children.list.count; i++) {
         const char *name = children.list.items[i];
-        struct view part = view_member(loader, view, name);
+        struct rk_config_view part = rk_config_view_member(loader, view, name);
         char *node = rk_path_join(folder, name);
         char *child_path = rk_json_join_path(path, name);
         struct rk_json *child;
@@ -409,9 +194,10 @@ static struct rk_json *resolve_all(struct resolver *resolver, const char *folder
     for (void *it = rk_json_iter(view->json); it; it = rk_json_iter_next(view->json, it)) {
         const char *key = rk_json_iter_key(it);
 
-        if (is_reserved(key))
-            view_problem(loader, view, key, path, "this part is a folder of which all children are taken");
-        else if (!is_reserved(key) && !contains_name(&children, key))
+        if (rk_config_is_reserved(key))
+            rk_config_view_problem(loader, view, key, path,
+                                   "this part is a folder of which all children are taken");
+        else if (!rk_config_is_reserved(key) && !contains_name(&children, key))
             rk_json_set(others, key, rk_json_retain(rk_json_iter_value(it)));
     }
     rk_config_merge(loader, value, path, others, &view->place);
@@ -421,8 +207,8 @@ static struct rk_json *resolve_all(struct resolver *resolver, const char *folder
 }
 
 /* The value of a folder or file (given without ".json"); NULL when it is left out. */
-static struct rk_json *resolve_node(struct resolver *resolver, const char *node, const char *path,
-                                    const struct view *view)
+static struct rk_json *resolve_node(struct rk_config_resolver *resolver, const char *node, const char *path,
+                                    const struct rk_config_view *view)
 {
     struct rk_json *value;
     struct stat info;
@@ -448,9 +234,9 @@ static struct rk_json *resolve_node(struct resolver *resolver, const char *node,
     }
     value = rk_json_new_object();
     file = rk_format("%s.json", node);
-    merge_file(resolver, value, path, &(const struct chain){.file = file});
+    rk_config_merge_file(resolver, value, path, &(const struct rk_config_chain){.file = file});
     rk_free(file);
-    apply_view(resolver->loader, value, path, view);
+    rk_config_apply_view(resolver->loader, value, path, view);
     return value;
 }
 
@@ -459,13 +245,13 @@ static struct rk_json *resolve_node(struct resolver *resolver, const char *node,
 static bool has_reserved_members(const struct rk_json *json)
 {
     for (void *it = rk_json_iter(json); it; it = rk_json_iter_next(json, it)) {
-        if (is_reserved(rk_json_iter_key(it)) || has_reserved_members(rk_json_iter_value(it)))
+        if (rk_config_is_reserved(rk_json_iter_key(it)) || has_reserved_members(rk_json_iter_value(it)))
             return true;
     }
     return false;
 }
 
-static bool find_nest(struct resolver *resolver, const struct rk_config_doc *doc)
+static bool find_nest(struct rk_config_resolver *resolver, const struct rk_config_doc *doc)
 {
     const struct rk_json *json = rk_json_find(doc->json, "__nest__");
     struct rk_config_place place = {.doc = doc, .path = json ? "__nest__" : ""};
@@ -494,8 +280,8 @@ static bool find_nest(struct resolver *resolver, const struct rk_config_doc *doc
 
 static void resolve_view(struct rk_config_loader *loader, const struct rk_config_doc *doc)
 {
-    struct resolver resolver = {.loader = loader};
-    struct view view = {.place = {.doc = doc, .path = ""}};
+    struct rk_config_resolver resolver = {.loader = loader};
+    struct rk_config_view view = {.place = {.doc = doc, .path = ""}};
     struct rk_json *choices, *value;
 
     if (!has_reserved_members(doc->json)) {
@@ -524,11 +310,11 @@ struct rk_status *rk_config_resolve(struct rk_config_loader *loader)
 
     RK_ASSERT(!source->file || !source->text);
     if (source->file) {
-        RK_TRY(rk_file_read(&text, &bytes, source->file, MAX_FILE_BYTES));
-        doc = add_doc(loader, source->file, text, bytes);
+        RK_TRY(rk_file_read(&text, &bytes, source->file, RK_CONFIG_FILE_BYTES_MAX));
+        doc = rk_config_add_doc(loader, source->file, text, bytes);
     } else if (source->text) {
-        doc = add_doc(loader, source->text_name ? source->text_name : "text", rk_strdup(source->text),
-                      strlen(source->text));
+        doc = rk_config_add_doc(loader, source->text_name ? source->text_name : "text",
+                                rk_strdup(source->text), strlen(source->text));
     }
     if (doc)
         resolve_view(loader, doc);
