@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/limits.h"
 

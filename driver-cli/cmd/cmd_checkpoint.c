@@ -1,60 +1,9 @@
-/* Checkpoints through daemons: save and load what they hold, and turn a checkpoint, or what they hold, into a
- * Hugging Face directory. */
-#include "driver-cli/cmd/cmd_internal.h"
+/* Saving what daemons hold as a checkpoint, and loading it into them. */
+#include "driver-cli/cmd/checkpoint_command_internal.h"
 
-#include <errno.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/rk_alloc.h"
-#include "base/rk_ckpt_dir.h"
-#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
-#include "driver-cli/driver/files_internal.h"
-#include "driver-cli/driver/replicas_internal.h"
-
-#define CONFIG_BYTES_MAX (1u << 20)
-
-/* --- paths --- */
-
-/* Absolute, with the links above its last component resolved where they can be: daemons follow none. */
-static char *absolute_path(const char *path)
-{
-    char *dir = rk_path_dir(path), *all = NULL;
-    const char *slash = strrchr(path, '/');
-    char resolved[PATH_MAX];
-
-    if (realpath(path, resolved))
-        all = rk_strdup(resolved);
-    else if (realpath(dir, resolved))
-        all = rk_path_join(resolved, slash ? slash + 1 : path);
-    rk_free(dir);
-    return all ? all : rk_strdup(path);
-}
-
-/* "PATH/<role>" for a path global_step_<N>. */
-static struct rk_status *part_path(char **out, int64_t *step, const struct rk_cli *cli)
-{
-    const char *role = rk_cli_find(cli, "role");
-    char *path;
-
-    *out = NULL;
-    if (!rk_ckpt_step_parse(cli->line.args.items[0], step))
-        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "'%s': expected a directory global_step_<N>",
-                                    cli->line.args.items[0]));
-    path = absolute_path(cli->line.args.items[0]);
-    *out = rk_path_join(path, role ? role : RK_CHECKPOINT_ACTOR);
-    rk_free(path);
-    return NULL;
-}
-
-static const char *role_of(const struct rk_cli *cli)
-{
-    const char *role = rk_cli_find(cli, "role");
-
-    return role ? role : RK_CHECKPOINT_ACTOR;
-}
 
 /* --contents model,optimizer as an array; NULL without it. */
 static struct rk_json *contents_of(const struct rk_cli *cli)
@@ -73,113 +22,6 @@ static struct rk_json *contents_of(const struct rk_cli *cli)
     return contents;
 }
 
-/* --- groups --- */
-
-/* The meshes that all daemons say they had. */
-static struct rk_status *configure_again(struct rk_driver *driver)
-{
-    int32_t count = rk_driver_num_workers(driver);
-    struct rk_driver_worker *workers = rk_calloc((size_t)count, sizeof(*workers));
-    struct rk_arena *arena = rk_arena_create(16384, 0);
-    struct rk_role_mesh meshes[RK_LIMIT_ROLES];
-    struct rk_status *st = NULL;
-    int64_t num_meshes = 0;
-
-    rk_driver_get_status(driver, arena, workers);
-    for (int32_t i = 0; i < count; i++) {
-        const struct rk_rank_info *info = &workers[i].status.rank;
-
-        st = rk_status_first(st, workers[i].error);
-        for (int64_t j = 0; !st && j < info->num_roles; j++) {
-            bool is_known = false;
-
-            for (int64_t k = 0; k < num_meshes; k++)
-                is_known = is_known || strcmp(meshes[k].role, info->roles[j].role) == 0;
-            if (!is_known && num_meshes < RK_LIMIT_ROLES)
-                meshes[num_meshes++] = (struct rk_role_mesh){info->roles[j].role, info->roles[j].mesh};
-        }
-        if (!st && (info->rank != i || info->world_size != count))
-            st = RK_FAIL_REASON(
-                RK_FAILED_PRECONDITION, "WRONG_MESH",
-                "worker %d (%s) is rank %d of %d in its group; name all daemons, in rank order", i,
-                workers[i].address, info->rank, info->world_size);
-    }
-    if (!st)
-        st = rk_driver_configure(driver, meshes, num_meshes);
-    rk_arena_destroy(arena);
-    rk_free(workers);
-    return st;
-}
-
-/* Claims the group as it stands; one that has lost its communicators, and no daemon, gets new ones, and keeps
- * its models. */
-static struct rk_status *take_group(struct rk_driver *driver)
-{
-    struct rk_status *st;
-
-    RK_TRY(rk_driver_claim(driver));
-    st = rk_driver_adopt(driver);
-    if (!st || strcmp(rk_status_reason(st), "NOT_CONFIGURED") != 0)
-        return st;
-    rk_status_free(st);
-    return configure_again(driver);
-}
-
-static struct rk_status *open_group(const struct rk_cli *cli, struct rk_hosts *hosts,
-                                    struct rk_driver **driver)
-{
-    RK_TRY(rk_cli_hosts(cli, hosts));
-    RK_TRY(rk_cli_open(cli, hosts, driver));
-    rk_cli_watch_signals(*driver);
-    return NULL;
-}
-
-static void close_group(struct rk_hosts *hosts, struct rk_driver *driver)
-{
-    rk_cli_watch_signals(NULL);
-    rk_driver_close(driver);
-    rk_hosts_fini(hosts);
-}
-
-/* Runs a method; steals the options. */
-static struct rk_status *call(struct rk_driver *driver, const char *role, const char *method,
-                              struct rk_json *options, struct rk_driver_result *result)
-{
-    struct rk_driver_result ignored = {0};
-    struct rk_driver_call_args args = {.role = role, .method = method, .options = options};
-    struct rk_status *st = rk_driver_call(driver, &args, result ? result : &ignored);
-
-    rk_driver_result_fini(&ignored);
-    rk_json_free(options);
-    return st;
-}
-
-static struct rk_json *path_option(const char *path)
-{
-    struct rk_json *options = rk_json_new_object();
-
-    rk_json_set(options, "path", rk_json_new_string(path));
-    return options;
-}
-
-/* --- save, load --- */
-
-static void print_done(const struct rk_cli *cli, const char *kind, const char *path,
-                       const struct rk_driver_result *result)
-{
-    const struct rk_json *meta =
-        result->num_outputs > 0 && result->outputs[0] ? rk_batch_meta(result->outputs[0]) : NULL;
-
-    if (rk_cli_is_json(cli)) {
-        struct rk_json *body = meta ? rk_json_clone(meta) : rk_json_new_object();
-
-        rk_json_set(body, "path", rk_json_new_string(path));
-        rk_cli_print_json(kind, body);
-    } else {
-        printf("%s\n", path);
-    }
-}
-
 /* A role's part of a checkpoint, written or read by the daemons that hold the model. */
 static struct rk_status *run_part(struct rk_cli *cli, const char *method, const char *done)
 {
@@ -191,19 +33,19 @@ static struct rk_status *run_part(struct rk_cli *cli, const char *method, const 
     int64_t step;
     char *path;
 
-    RK_TRY_GOTO(st, part_path(&path, &step, cli), out);
-    RK_TRY_GOTO(st, open_group(cli, &hosts, &driver), out);
-    RK_TRY_GOTO(st, take_group(driver), out);
-    options = path_option(path);
+    RK_TRY_GOTO(st, rk_ckpt_cmd_part(&path, &step, cli), out);
+    RK_TRY_GOTO(st, rk_ckpt_cmd_open_group(cli, &hosts, &driver), out);
+    RK_TRY_GOTO(st, rk_ckpt_cmd_take_group(driver), out);
+    options = rk_ckpt_cmd_path_option(path);
     if (strcmp(method, "save_checkpoint") == 0)
         rk_json_set(options, "global_step", rk_json_new_int(step));
     if (contents)
         rk_json_set(options, "contents", rk_json_clone(contents));
-    RK_TRY_GOTO(st, call(driver, role_of(cli), method, options, &result), out);
-    print_done(cli, done, path, &result);
+    RK_TRY_GOTO(st, rk_ckpt_cmd_call(driver, rk_ckpt_cmd_role(cli), method, options, &result), out);
+    rk_ckpt_cmd_print(cli, done, path, &result);
 out:
     rk_driver_result_fini(&result);
-    close_group(&hosts, driver);
+    rk_ckpt_cmd_close_group(&hosts, driver);
     rk_json_free(contents);
     rk_free(path);
     return st;
@@ -219,281 +61,9 @@ static struct rk_status *run_load(struct rk_cli *cli)
     return run_part(cli, "load_checkpoint", "CheckpointLoaded");
 }
 
-/* --- export of what daemons hold --- */
-
-/* On the daemons of one replica alone. */
-static struct rk_status *export_replica(const struct rk_cli *cli, const struct rk_replica *replica,
-                                        const char *out)
-{
-    struct rk_role_mesh mesh = {role_of(cli), replica->mesh};
-    struct rk_driver_config config = rk_cli_driver_config(cli);
-    struct rk_driver *driver;
-    struct rk_status *st;
-
-    config.addresses = (const char *const *)replica->addresses.items;
-    config.num_addresses = (int32_t)replica->addresses.count;
-    RK_TRY(rk_driver_open(&driver, &config));
-    rk_cli_watch_signals(driver);
-    st = rk_driver_claim(driver);
-    if (!st)
-        st = rk_driver_configure(driver, &mesh, 1);
-    if (!st)
-        st = call(driver, mesh.role, "export_hf", path_option(out), NULL);
-    rk_cli_watch_signals(NULL);
-    rk_driver_close(driver);
-    return st;
-}
-
-/* The first replica that can. `st` is why the group as a whole could not; taken. */
-static struct rk_status *export_any_replica(const struct rk_cli *cli, const struct rk_driver_worker *workers,
-                                            int32_t num_workers, const char *out)
-{
-    struct rk_replicas replicas = {0};
-    struct rk_str missing = {0};
-    struct rk_status *st = rk_replicas_find(&replicas, role_of(cli), workers, num_workers, &missing);
-    bool is_done = false;
-
-    for (int64_t i = 0; i < replicas.items.count && !is_done; i++) {
-        struct rk_status *failed = export_replica(cli, &replicas.items.items[i], out);
-
-        is_done = failed == NULL;
-        if (failed)
-            rk_str_appendf(&missing, "replica %d: %s\n", replicas.items.items[i].dp_rank,
-                           rk_status_message(failed));
-        rk_status_free(failed);
-    }
-    if (is_done && missing.bytes > 0)
-        fprintf(stderr, "rankctl: %s", rk_str_text(&missing));
-    if (!st && !is_done)
-        st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
-                            "the daemons that answer do not hold the whole model of role '%s':\n%s",
-                            role_of(cli),
-                            missing.bytes > 0 ? rk_str_text(&missing) : "none of them has the role");
-    rk_replicas_fini(&replicas);
-    rk_str_fini(&missing);
-    return st;
-}
-
-static struct rk_status *export_live(const struct rk_cli *cli, const char *out)
-{
-    struct rk_arena *arena = rk_arena_create(16384, 0);
-    struct rk_driver_worker *workers = NULL;
-    struct rk_hosts hosts = {0};
-    struct rk_driver *driver = NULL;
-    struct rk_status *st;
-    int32_t count = 0;
-    bool is_whole = true;
-
-    RK_TRY_GOTO(st, open_group(cli, &hosts, &driver), out);
-    count = rk_driver_num_workers(driver);
-    workers = rk_calloc((size_t)count, sizeof(*workers));
-    rk_driver_get_status(driver, arena, workers);
-    for (int32_t i = 0; i < count; i++)
-        is_whole = is_whole && !workers[i].error && workers[i].status.rank.world_size == count;
-    if (is_whole)
-        st = take_group(driver);
-    if (is_whole && !st)
-        st = call(driver, role_of(cli), "export_hf", path_option(out), NULL);
-    else if (!is_whole)
-        st = export_any_replica(cli, workers, count, out);
-out:
-    for (int32_t i = 0; i < count; i++)
-        rk_status_free(workers[i].error);
-    rk_free(workers);
-    rk_arena_destroy(arena);
-    close_group(&hosts, driver);
-    return st;
-}
-
-/* --- export of a checkpoint --- */
-
-/* What the daemons have to be made like. */
-static struct rk_status *make_model_options(struct rk_json **out, const char *part)
-{
-    char *file = rk_path_join(part, "huggingface/config.json");
-    struct rk_ckpt_manifest manifest = {0};
-    struct rk_json *config = NULL;
-    const char *dtype;
-    struct rk_status *st;
-
-    *out = NULL;
-    RK_TRY_GOTO(st, rk_ckpt_check(&manifest, part, RK_CKPT_CHECK_SIZES), out);
-    RK_TRY_GOTO(st, rk_json_parse_file(&config, file, CONFIG_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL), out);
-    dtype = rk_json_as_string(rk_json_find(manifest.layout, "dtype"), "float32");
-    *out = rk_json_new_object();
-    rk_json_set(*out, "model.hf_config", rk_json_retain(config));
-    rk_json_set(*out, "megatron.dtype", rk_json_new_string(dtype));
-    rk_json_set(*out, "megatron.forward_only", rk_json_new_bool(true));
-out:
-    rk_ckpt_manifest_fini(&manifest);
-    rk_json_free(config);
-    rk_free(file);
-    return st;
-}
-
-/* The daemons share the model out by tensor parallelism. Steals the options of init_model. */
-static struct rk_status *load_and_export(const struct rk_cli *cli, struct rk_driver *driver, const char *part,
-                                         struct rk_json *model, const char *out)
-{
-    struct rk_role_mesh mesh = {role_of(cli), {.tp = rk_driver_num_workers(driver)}};
-    struct rk_json *options, *contents;
-    struct rk_status *st = rk_driver_claim(driver);
-
-    if (!st)
-        st = rk_driver_configure(driver, &mesh, 1);
-    if (st) {
-        rk_json_free(model);
-        return st;
-    }
-    RK_TRY(call(driver, mesh.role, "init_model", model, NULL));
-    options = path_option(part);
-    contents = rk_json_new_array();
-    rk_json_append(contents, rk_json_new_string("model"));
-    rk_json_set(options, "contents", contents);
-    RK_TRY(call(driver, mesh.role, "load_checkpoint", options, NULL));
-    return call(driver, mesh.role, "export_hf", path_option(out), NULL);
-}
-
-struct local_group {
-    struct rk_local *local;
-    struct rk_driver *driver;
-    char *log_dir;
-};
-
-static struct rk_status *open_local(struct local_group *group, int64_t count, const char *device)
-{
-    const char *const roots[] = {"/", NULL};
-    struct rk_local_config config = {
-        .struct_size = sizeof(config), .num_daemons = (int32_t)count, .device = device, .ckpt_roots = roots};
-    struct rk_driver_config driver = {.struct_size = sizeof(driver), .num_addresses = (int32_t)count};
-    struct rk_status *st;
-    char *program, *log_dir;
-
-    log_dir = rk_strdup("/tmp/rankctl-export-XXXXXX");
-    if (!mkdtemp(log_dir)) {
-        st = rk_errno_status("cannot create a directory like", log_dir);
-        rk_free(log_dir);
-        return st;
-    }
-    group->log_dir = log_dir;
-    RK_TRY(rk_cli_find_rankd(&program));
-    config.program = program;
-    config.log_dir = group->log_dir;
-    st = rk_local_start(&group->local, &config);
-    rk_free(program);
-    RK_TRY(st);
-    driver.addresses = rk_local_addresses(group->local);
-    RK_TRY(rk_driver_open(&group->driver, &driver));
-    rk_cli_watch_signals(group->driver);
-    return NULL;
-}
-
-/* The logs stay where something went wrong. */
-static void close_local(struct local_group *group, const struct rk_status *st)
-{
-    rk_cli_watch_signals(NULL);
-    rk_driver_close(group->driver);
-    rk_local_stop(group->local);
-    if (!st)
-        RK_IGNORE(rk_ckpt_remove(group->log_dir), "logs of what went well");
-    rk_free(group->log_dir);
-}
-
-static struct rk_status *export_locally(const struct rk_cli *cli, const char *part, struct rk_json *model,
-                                        const char *out)
-{
-    const char *text = rk_cli_find(cli, "local"), *device = rk_cli_find(cli, "device");
-    struct local_group group = {0};
-    struct rk_status *st;
-    int64_t count;
-
-    if (!rk_parse_i64(text, &count) || count < 1 || count > RK_MESH_MAX_RANKS) {
-        rk_json_free(model);
-        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--local=%s: expected a number of daemons", text));
-    }
-    st = open_local(&group, count, device ? device : "cpu");
-    if (!st)
-        st = load_and_export(cli, group.driver, part, model, out);
-    else
-        rk_json_free(model);
-    if (st && group.log_dir)
-        st = RK_WRAP(st, "logs of the daemons are in %s", group.log_dir);
-    close_local(&group, st);
-    return st;
-}
-
-static struct rk_status *export_checkpoint(const struct rk_cli *cli, const char *out)
-{
-    struct rk_hosts hosts = {0};
-    struct rk_driver *driver = NULL;
-    struct rk_json *model = NULL;
-    struct rk_status *st;
-    char *part, *hf;
-    int64_t step;
-
-    RK_TRY(part_path(&part, &step, cli));
-    hf = rk_path_join(part, "huggingface");
-    RK_TRY_GOTO(st, make_model_options(&model, part), out);
-    if (rk_cli_has(cli, "local")) {
-        st = export_locally(cli, part, model, out);
-    } else {
-        st = open_group(cli, &hosts, &driver);
-        if (!st)
-            st = load_and_export(cli, driver, part, model, out);
-        else
-            rk_json_free(model);
-        close_group(&hosts, driver);
-    }
-    if (!st && access(out, W_OK) == 0)
-        st = rk_flow_copy_tokenizer(hf, out);
-out:
-    rk_free(hf);
-    rk_free(part);
-    return st;
-}
-
-static struct rk_status *check_export(const struct rk_cli *cli)
-{
-    bool has_checkpoint = cli->line.args.count > 0;
-
-    if (!rk_cli_find(cli, "out"))
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "rankctl checkpoint export: expected --out DIR, the directory to write");
-    if (rk_cli_has(cli, "local") && rk_cli_has(cli, "hosts"))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "--local starts its own daemons; it does not go with --hosts");
-    if (rk_cli_has(cli, "local") && !has_checkpoint)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "--local starts daemons without a model: name a checkpoint, DIR/global_step_<N>");
-    return NULL;
-}
-
-static struct rk_status *run_export(struct rk_cli *cli)
-{
-    struct rk_status *st = check_export(cli);
-    char *out;
-
-    if (st)
-        return rk_cli_usage(st);
-    out = absolute_path(rk_cli_find(cli, "out"));
-    st = cli->line.args.count > 0 ? export_checkpoint(cli, out) : export_live(cli, out);
-    if (!st)
-        print_done(cli, "ModelExported", out, &(struct rk_driver_result){0});
-    rk_free(out);
-    return st;
-}
-
 static const struct rk_option save_options[] = {
     {"role", "ROLE", "whose state (default: actor)"},
     {"contents", "LIST", "of model, optimizer, extra, hf_model, gradients (default: the first three)"},
-    {"takeover", NULL, "claim the daemons even if another driver holds them"},
-    {NULL, NULL, NULL},
-};
-
-static const struct rk_option export_options[] = {
-    {"out", "DIR", "Hugging Face directory to write, on the daemons' hosts"},
-    {"local", "N", "start N daemons on this machine for a checkpoint; one is enough"},
-    {"device", "cpu|cuda", "of the daemons of --local (default: cpu)"},
-    {"role", "ROLE", "whose model (default: actor)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };
@@ -518,17 +88,4 @@ const struct rk_command rk_cmd_checkpoint_load = {
     .summary = "load a checkpoint into the models that the daemons hold",
     .options = save_options,
     .run = run_load,
-};
-
-const struct rk_command rk_cmd_checkpoint_export = {
-    .name = "checkpoint export",
-    .args = "[DIR/global_step_<N>]",
-    .max_args = 1,
-    .summary = "write a checkpoint, or the model that the daemons hold, as a Hugging Face directory",
-    .details =
-        "With a checkpoint: --local N or --hosts loads it into new models; what the daemons held is freed.\n"
-        "Without: the model that the daemons of --hosts hold. When some of them are lost, the others can\n"
-        "still export it while one replica of the model is whole; they cannot train on then.",
-    .options = export_options,
-    .run = run_export,
 };

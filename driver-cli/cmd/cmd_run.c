@@ -1,5 +1,5 @@
 /* A training run from a job file. */
-#include "driver-cli/cmd/cmd_internal.h"
+#include "driver-cli/cmd/run_command_internal.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -12,37 +12,14 @@
 #include "base/rk_config.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
-#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
 #include "driver-cli/cmd/model_dirs_internal.h"
 #include "driver-cli/cmd/rescue_internal.h"
 #include "driver-cli/driver/files_internal.h"
-#include "driver-cli/driver/flows/flows_internal.h"
 #include "driver-cli/driver/job_internal.h"
-#include "driver-cli/driver/loggers/loggers_internal.h"
-#include "driver-cli/driver/run_internal.h"
-
-struct run {
-    struct rk_cli *cli;
-    struct rk_config *job;
-    char *job_dir;         /* absolute */
-    struct rk_hosts hosts; /* count 0 with --local */
-    int32_t world_size;
-    struct rk_flow_inputs inputs;
-    struct rk_checkpoints checkpoints;
-    struct rk_run_dir dir;
-    struct rk_local *local; /* NULL without --local */
-    struct rk_driver *driver;
-    struct rk_flow_context flow;
-    struct rk_loggers *loggers;
-    int64_t started_ns;
-    struct rk_json *validation; /* of the last one: its step and val-core metrics; NULL: none */
-    bool is_exported;
-    bool begins_again; /* in the directory of a run that has left no checkpoint */
-};
 
 /* --- before anything starts: whatever fails here is the user's to mend (exit code 2) --- */
 
-static struct rk_status *read_world(struct run *run)
+static struct rk_status *read_world(struct rk_run_command *run)
 {
     const char *local = rk_cli_find(run->cli, "local");
     int64_t count = 0;
@@ -69,7 +46,7 @@ static struct rk_status *read_world(struct run *run)
     return NULL;
 }
 
-static struct rk_status *read_inputs(struct run *run)
+static struct rk_status *read_inputs(struct rk_run_command *run)
 {
     const char *path = run->cli->line.args.items[0];
     struct rk_status *st;
@@ -87,7 +64,7 @@ static struct rk_status *read_inputs(struct run *run)
 }
 
 /* What is held or damaged is no mistake of the command. */
-static struct rk_status *open_checkpoints(struct run *run)
+static struct rk_status *open_checkpoints(struct rk_run_command *run)
 {
     struct rk_checkpoints_args args = {
         .job = run->job,
@@ -106,7 +83,7 @@ static struct rk_status *open_checkpoints(struct run *run)
 /* --- daemons --- */
 
 /* --record: the absolute folder, made if it is missing; NULL without. rk_free it. */
-static struct rk_status *make_record_dir(char **out, const struct run *run)
+static struct rk_status *make_record_dir(char **out, const struct rk_run_command *run)
 {
     const char *dir = rk_cli_find(run->cli, "record");
     char absolute[PATH_MAX];
@@ -121,7 +98,7 @@ static struct rk_status *make_record_dir(char **out, const struct run *run)
     return NULL;
 }
 
-static struct rk_status *start_local(struct run *run)
+static struct rk_status *start_local(struct rk_run_command *run)
 {
     struct rk_status *st;
     char *record_dir;
@@ -139,7 +116,7 @@ static struct rk_status *start_local(struct run *run)
     return st;
 }
 
-static struct rk_status *open_driver(struct run *run)
+static struct rk_status *open_driver(struct rk_run_command *run)
 {
     struct rk_driver_config config = rk_cli_driver_config(run->cli);
     struct rk_status *st;
@@ -160,7 +137,7 @@ static struct rk_status *open_driver(struct run *run)
 
 static struct rk_status *on_memory_plan(void *user, const struct rk_memory_sum *sum)
 {
-    struct run *run = user;
+    struct rk_run_command *run = user;
     struct rk_json *plan = rk_memory_sum_json(sum);
     struct rk_status *st = rk_run_dir_write(&run->dir, "memory_plan.json", plan);
     struct rk_str table = {0};
@@ -177,27 +154,27 @@ static struct rk_status *on_memory_plan(void *user, const struct rk_memory_sum *
 
 static void on_begin(void *user, int64_t first_step, int64_t total_steps)
 {
-    struct run *run = user;
+    struct rk_run_command *run = user;
 
     rk_loggers_begin(run->loggers, first_step, total_steps);
 }
 
 static void on_phase(void *user, const char *phase)
 {
-    rk_loggers_phase(((struct run *)user)->loggers, phase);
+    rk_loggers_phase(((struct rk_run_command *)user)->loggers, phase);
 }
 
 static void on_progress(void *user, const struct rk_progress *progress)
 {
-    rk_loggers_progress(((struct run *)user)->loggers, progress->done, progress->total);
+    rk_loggers_progress(((struct rk_run_command *)user)->loggers, progress->done, progress->total);
 }
 
 static void on_samples(void *user, int64_t step, const struct rk_samples *samples)
 {
-    rk_loggers_log_samples(((struct run *)user)->loggers, step, samples);
+    rk_loggers_log_samples(((struct rk_run_command *)user)->loggers, step, samples);
 }
 
-static void remember_validation(struct run *run, int64_t step, const struct rk_json *metrics)
+static void remember_validation(struct rk_run_command *run, int64_t step, const struct rk_json *metrics)
 {
     struct rk_json *found = rk_json_new_object();
 
@@ -216,7 +193,7 @@ static void remember_validation(struct run *run, int64_t step, const struct rk_j
 
 static struct rk_status *on_step(void *user, int64_t step, const struct rk_json *metrics)
 {
-    struct run *run = user;
+    struct rk_run_command *run = user;
 
     RK_TRY(rk_run_dir_append(&run->dir, metrics));
     remember_validation(run, step, metrics);
@@ -226,10 +203,10 @@ static struct rk_status *on_step(void *user, int64_t step, const struct rk_json 
 
 static struct rk_status *on_saved(void *user)
 {
-    return rk_run_dir_sync(&((struct run *)user)->dir);
+    return rk_run_dir_sync(&((struct rk_run_command *)user)->dir);
 }
 
-static struct rk_status *train_and_export(struct run *run)
+static struct rk_status *train_and_export(struct rk_run_command *run)
 {
     struct rk_status *st = rk_flow_run(&run->flow);
     bool is_tried = st == NULL; /* to export, and there */
@@ -259,7 +236,7 @@ static struct rk_status *train_and_export(struct run *run)
 }
 
 /* As in verl the last, smaller batch of an epoch is dropped. */
-static void tell_left_out(const struct run *run)
+static void tell_left_out(const struct rk_run_command *run)
 {
     const struct rk_flow_context *flow = &run->flow;
 
@@ -274,7 +251,7 @@ static void tell_left_out(const struct run *run)
             rk_config_bool(run->job, "data.shuffle") ? ", different ones in each" : "");
 }
 
-static struct rk_status *train(struct run *run)
+static struct rk_status *train(struct rk_run_command *run)
 {
     struct rk_flow_sink sink = {.user = run,
                                 .on_memory_plan = on_memory_plan,
@@ -304,7 +281,7 @@ static struct rk_status *train(struct run *run)
 }
 
 /* What the status cannot know: how daemons of the run's own ended, and how to go on without one of others. */
-static struct rk_status *add_advice(struct run *run, struct rk_status *st)
+static struct rk_status *add_advice(struct rk_run_command *run, struct rk_status *st)
 {
     struct rk_str advice = {0};
     struct rk_str text = {0};
@@ -327,81 +304,7 @@ static struct rk_status *add_advice(struct run *run, struct rk_status *st)
     return all;
 }
 
-/* --- the end --- */
-
-static const char *outcome_of(const struct rk_status *st)
-{
-    return !st ? "succeeded" : rk_status_code(st) == RK_CANCELLED ? "interrupted" : "failed";
-}
-
-static struct rk_json *make_summary(const struct run *run, const struct rk_status *st)
-{
-    struct rk_json *summary = rk_json_new_object();
-
-    rk_json_set(summary, "status", rk_json_new_string(outcome_of(st)));
-    if (st)
-        rk_json_set(summary, "error", rk_cli_status_json(st));
-    rk_json_set(summary, "num_daemons", rk_json_new_int(run->world_size));
-    rk_json_set(summary, "total_steps", rk_json_new_int(run->flow.total_steps));
-    rk_json_set(summary, "prompts_left_out_of_an_epoch", rk_json_new_int(run->flow.num_left_out));
-    rk_json_set(summary, "seconds", rk_json_new_real((double)(rk_time_now_ns() - run->started_ns) / 1e9));
-    if (run->validation)
-        rk_json_set(summary, "validation", rk_json_retain(run->validation));
-    if (run->is_exported) {
-        rk_json_set(summary, "model", rk_json_new_string("hf"));
-        rk_json_set(summary, "has_tokenizer", rk_json_new_bool(run->flow.has_tokenizer));
-    }
-    return summary;
-}
-
-/* Its means, one a line. */
-static void print_validation(const struct rk_json *validation)
-{
-    for (void *it = rk_json_iter(validation); it; it = rk_json_iter_next(validation, it)) {
-        if (rk_run_is_validation(rk_json_iter_key(it)))
-            printf("validation of step %" PRId64 ": %s %.4f\n",
-                   rk_json_as_int(rk_json_find(validation, "step"), 0), rk_json_iter_key(it),
-                   rk_json_as_real(rk_json_iter_value(it), 0.0));
-    }
-}
-
-static void print_outcome(const struct run *run)
-{
-    int64_t num_steps = run->flow.step - run->checkpoints.resume_step; /* of this command */
-    int64_t first = RK_MIN(run->flow.step, 3), last = RK_MIN(run->flow.step, 10);
-
-    if (run->validation)
-        print_validation(run->validation);
-    if (run->flow.validates_only) {
-        printf("run directory: %s (report.html, metrics.jsonl)\n", run->dir.path);
-        return;
-    }
-    printf("%" PRId64 " step%s in %.1f s; mean %s %.4f in the first %" PRId64 ", %.4f in the last %" PRId64
-           "\n",
-           num_steps, num_steps == 1 ? "" : "s", (double)(rk_time_now_ns() - run->started_ns) / 1e9,
-           run->dir.curve ? run->dir.curve->name : "reward", rk_run_dir_mean(&run->dir, false, first), first,
-           rk_run_dir_mean(&run->dir, true, last), last);
-    printf("run directory: %s (report.html, metrics.jsonl, hf/%s)\n", run->dir.path,
-           run->flow.has_tokenizer ? "" : " without its tokenizer");
-}
-
-static struct rk_status *finish(struct run *run, struct rk_status *st)
-{
-    struct rk_json *summary = make_summary(run, st);
-    struct rk_status *written = rk_run_dir_finish(&run->dir, summary);
-
-    rk_loggers_finish(run->loggers, outcome_of(st));
-    if (!written && rk_cli_is_json(run->cli)) {
-        rk_cli_print_json("RunSummary", rk_json_retain(summary));
-        run->cli->has_told = true;
-    } else if (!st && !written) {
-        print_outcome(run);
-    }
-    rk_json_free(summary);
-    return rk_status_first(st, written);
-}
-
-static struct rk_status *open_loggers(struct run *run)
+static struct rk_status *open_loggers(struct rk_run_command *run)
 {
     struct rk_logger_config config = {
         .job = run->job,
@@ -417,7 +320,7 @@ static struct rk_status *open_loggers(struct run *run)
 
 /* --run-dir, else that of the run that goes on while it is still there, else a new one. A validation of a
  * checkpoint is a run of its own. */
-static struct rk_status *open_run_dir(struct run *run)
+static struct rk_status *open_run_dir(struct rk_run_command *run)
 {
     const struct rk_checkpoints *checkpoints = &run->checkpoints;
     const char *dir = rk_cli_find(run->cli, "run-dir");
@@ -437,7 +340,7 @@ static struct rk_status *open_run_dir(struct run *run)
     return st;
 }
 
-static void tell_resume(const struct run *run)
+static void tell_resume(const struct rk_run_command *run)
 {
     const struct rk_checkpoints *checkpoints = &run->checkpoints;
 
@@ -453,7 +356,7 @@ static void tell_resume(const struct run *run)
         fprintf(stderr, "rankctl: the job has changed since:\n%s", rk_str_text(&checkpoints->changes));
 }
 
-static struct rk_status *execute(struct run *run)
+static struct rk_status *execute(struct rk_run_command *run)
 {
     struct rk_status *st;
 
@@ -471,12 +374,12 @@ static struct rk_status *execute(struct run *run)
         st = train(run);
     rk_loggers_end_line(run->loggers);
     st = add_advice(run, st);
-    return finish(run, st);
+    return rk_run_command_finish(run, st);
 }
 
 static struct rk_status *run_job(struct rk_cli *cli)
 {
-    struct run run = {.cli = cli, .checkpoints = {.lock = -1}, .started_ns = rk_time_now_ns()};
+    struct rk_run_command run = {.cli = cli, .checkpoints = {.lock = -1}, .started_ns = rk_time_now_ns()};
     struct rk_status *st;
 
     st = read_inputs(&run);

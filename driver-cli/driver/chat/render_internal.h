@@ -147,6 +147,8 @@ struct rk_parser {
 
 struct rk_status *rk_jinja_parse(struct rk_parser *parser) RK_NODISCARD;
 const struct rk_jinja_token *rk_parser_peek(const struct rk_parser *parser);
+/* Whether the token reads so. */
+bool rk_parser_is_text(const struct rk_jinja_token *token, const char *text);
 bool rk_parser_is_name(const struct rk_parser *parser, const char *name);
 bool rk_parser_is_op(const struct rk_parser *parser, int32_t op);
 bool rk_parser_skip_name(struct rk_parser *parser, const char *name);
@@ -165,6 +167,17 @@ struct rk_status *rk_parser_set_items(struct rk_parser *parser, struct rk_node *
 struct rk_status *rk_parser_enter(struct rk_parser *parser) RK_NODISCARD; /* one level deeper */
 /* Takes a NAME token and gives its id and text. */
 struct rk_status *rk_parser_take_name(struct rk_parser *parser, struct rk_node *node) RK_NODISCARD;
+struct rk_status *rk_parser_expect_op(struct rk_parser *parser, int32_t op) RK_NODISCARD;
+/* A string of the tree; `data` is borrowed. */
+struct rk_status *rk_parser_text(struct rk_parser *parser, rk_value_t *out, const char *data,
+                                 int64_t bytes) RK_NODISCARD;
+/* A name, a constant, a list, a dict, or an expression in parentheses. */
+struct rk_status *rk_parse_primary(struct rk_parser *parser, const struct rk_node **out) RK_NODISCARD;
+/* Behind the expression *out, which becomes the whole: attributes, items, slices and calls; then filters and
+ * tests. */
+struct rk_status *rk_parse_postfix(struct rk_parser *parser, const struct rk_node **out) RK_NODISCARD;
+struct rk_status *rk_parse_filters_and_tests(struct rk_parser *parser,
+                                             const struct rk_node **out) RK_NODISCARD;
 struct rk_status *rk_parse_expr(struct rk_parser *parser, const struct rk_node **out,
                                 bool with_cond) RK_NODISCARD;
 /* A tuple without parentheses, or one expression. `stop`: a name that ends it, or NULL. */
@@ -275,6 +288,7 @@ const struct rk_callable *rk_jinja_filter_find(const char *name);
 const struct rk_callable *rk_jinja_test_find(const char *name);
 const struct rk_callable *rk_jinja_function_find(const char *name);
 const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char *name);
+extern const struct rk_callable rk_jinja_string_methods[]; /* ends with a row without a name */
 /* Names that Jinja or Python has and this interpreter does not: refused when a template is compiled. */
 bool rk_jinja_filter_is_known(const char *name);
 bool rk_jinja_test_is_known(const char *name);

@@ -1,6 +1,6 @@
 /* What steps have in common: memory of the step, and columns of its batch. */
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_bytes)
 {

@@ -2,7 +2,7 @@
  * checkpoint is complete, and named by the tracker, only when both are on the disk and the metrics of its
  * step with them. With async_save the daemons write while training goes on; the next save and the end wait
  * for them. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Examples as a batch. */
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 typedef enum column_id {
     IDS,

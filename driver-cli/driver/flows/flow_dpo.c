@@ -1,7 +1,7 @@
 /* Direct preference optimization (arXiv:2305.18290) and its kin: the policy learns to prefer the chosen
  * answer of each pair over the rejected one more than its reference, the first model, does. A pair is two
  * rows, which stay together. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "proto/rk_methods.h"
 
 static const struct rk_flow_step *const steps[] = {

@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 const struct rk_example_inputs *rk_flow_example_inputs(const struct rk_flow_inputs *inputs)

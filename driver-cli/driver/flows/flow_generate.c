@@ -1,7 +1,7 @@
 /* From data rows to responses. */
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 static void fill(const struct rk_flow_context *ctx, const struct rk_flow_prompts *prompts, int64_t *ids,
                  int64_t *mask)

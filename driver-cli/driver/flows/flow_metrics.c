@@ -1,5 +1,5 @@
 /* Numbers of a step, under verl's names. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* The soft punishment of overlong responses (Yu et al., "DAPO", arXiv:2503.14476): over the last `len` tokens
  * before max_resp_len the score falls linearly by penalty_factor, and on beyond. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include "base/rk_str.h"
 #include "driver-cli/driver/job_internal.h"

@@ -1,6 +1,6 @@
 /* From the tokens of a batch to scored texts, and from a batch with missing scores to one that trains without
  * them. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <stdatomic.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "base/rk_log.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/files_internal.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/hub_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

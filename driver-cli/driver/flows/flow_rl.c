@@ -1,7 +1,7 @@
 /* Reinforcement learning: the policy answers prompts, the answers are scored, and it learns from their
  * advantages, in verl's order of steps and with its metric names. The estimator, the KL to a reference and
  * the loss are choices of the job, each on its own. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "proto/rk_methods.h"
 
 static const struct rk_flow_step *const steps[] = {

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/loggers/loggers_internal.h"
 
 #define TRAIN_SAMPLES 4

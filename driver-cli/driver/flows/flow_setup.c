@@ -1,5 +1,5 @@
 /* Meshes and models of the roles of a job. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <errno.h>
 #include <string.h>
@@ -316,22 +316,6 @@ struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx)
 
     return st ? RK_WRAP(st, "nothing was trained: the model could not be saved to %s", ctx->export_path)
               : NULL;
-}
-
-struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir)
-{
-    static const char *const files[] = {TOKENIZER_FILE,
-                                        "tokenizer_config.json",
-                                        "special_tokens_map.json",
-                                        "generation_config.json",
-                                        "chat_template.jinja",
-                                        "chat_template.json",
-                                        "vocab.json",
-                                        "merges.txt"};
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
-        RK_TRY(rk_copy_if_there(from_dir, to_dir, files[i]));
-    return NULL;
 }
 
 struct rk_status *rk_flow_export(struct rk_flow_context *ctx)

@@ -1,5 +1,5 @@
 /* Supervised fine-tuning: the policy learns the answers of the data, one optimizer step a batch. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "proto/rk_methods.h"
 
 static const struct rk_flow_step *const steps[] = {

@@ -57,3 +57,19 @@ struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, c
     rk_str_fini(&expected_text);
     return st;
 }
+
+struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir)
+{
+    static const char *const files[] = {"tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "generation_config.json",
+                                        "chat_template.jinja",
+                                        "chat_template.json",
+                                        "vocab.json",
+                                        "merges.txt"};
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(files); i++)
+        RK_TRY(rk_copy_if_there(from_dir, to_dir, files[i]));
+    return NULL;
+}

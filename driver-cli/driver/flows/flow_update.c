@@ -1,5 +1,5 @@
 /* What the updates of all roles have in common. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 struct rk_status *rk_flow_has_loss_tokens(struct rk_flow_context *ctx, bool *has)

@@ -10,7 +10,7 @@
 #include "base/rk_assert.h"
 #include "driver-cli/driver/algo/validation_internal.h"
 #include "driver-cli/driver/flows/flow_dump_internal.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 #define VAL_KWARGS    RK_JOB_ROLLOUT "val_kwargs."

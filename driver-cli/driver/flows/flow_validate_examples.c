@@ -1,6 +1,6 @@
 /* Validation on held-out examples: passes that train nothing, in the order of the data. */
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "driver-cli/rk_driver.h"
 #include "proto/rk_methods.h"

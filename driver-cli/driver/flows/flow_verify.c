@@ -4,7 +4,7 @@
  * all 0. */
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 

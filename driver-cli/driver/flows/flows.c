@@ -1,5 +1,5 @@
 /* The flow table, and the loop that runs one. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Rewards of the tokens, and the advantages that the estimator makes of them. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
 

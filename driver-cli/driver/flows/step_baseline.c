@@ -1,6 +1,6 @@
 /* What the scores of the responses are compared with in ReMax: the score of a greedy response to the same
  * prompt, which trains nothing. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 static bool needs_baseline(const struct rk_flow_context *ctx)

@@ -2,7 +2,7 @@
  * for it, from the order in which they stood before the actor's layout. */
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 

@@ -1,6 +1,6 @@
 /* Steps of flows whose batches are examples of the data. */
 #include "base/rk_time.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 

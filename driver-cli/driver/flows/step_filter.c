@@ -9,7 +9,7 @@
 #include "base/rk_array.h"
 #include "base/rk_log.h"
 #include "base/rk_str.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #define FILTER_GROUPS  "algorithm.filter_groups."
 #define EVICTED_CREDIT 2 /* prompts for an evicted group */

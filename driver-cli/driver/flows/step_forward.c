@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "base/rk_loss_agg.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 

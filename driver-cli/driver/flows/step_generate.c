@@ -1,6 +1,6 @@
 /* Prompts and responses of a step. */
 #include "base/rk_alloc.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 bool rk_flow_filters_groups(const struct rk_flow_context *ctx)

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "base/rk_time.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 /* Of a step that updated the policy, where sum_pi_squared was computed. */
 static struct rk_status *measure_variance(struct rk_flow_context *ctx)

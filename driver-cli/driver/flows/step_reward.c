@@ -1,5 +1,5 @@
 /* Scores of the responses. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 /* The score stands at the last token of the response; an empty response has none. */
 static struct rk_status *score(struct rk_flow_context *ctx)

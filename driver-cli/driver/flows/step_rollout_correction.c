@@ -3,7 +3,7 @@
  * that leave it, and how far the rollout's policy is from the one that is trained. With bypass_mode the loss
  * does it. */
 #include "driver-cli/driver/algo/rollout_correction_internal.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 static bool is_needed(const struct rk_flow_context *ctx)

@@ -1,6 +1,6 @@
 /* The update of the policy. */
 #include "base/rk_log.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 

@@ -1,7 +1,7 @@
 /* The actor's weights for a rollout that has a mesh of its own: before the first answer, and after every
  * update of the policy. */
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
 /* All ranks have to say the same version. */

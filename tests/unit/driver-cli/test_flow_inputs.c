@@ -1,5 +1,5 @@
 /* What a flow reads of a model's configuration. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <string.h>
 #include <sys/stat.h>

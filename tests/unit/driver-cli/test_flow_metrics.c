@@ -1,5 +1,5 @@
 /* Numbers of a step against values worked out by hand. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
 #include <string.h>

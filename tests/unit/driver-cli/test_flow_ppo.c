@@ -1,7 +1,7 @@
 /* Whole PPO steps against a reimplementation in PyTorch (tests/golden/gen/make_ppo.py), with real daemons:
  * the flow is that of flow_rl.c with responses from a file in the place of generated ones, and a comparison
  * at the end of each step. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* What becomes of the rows of a batch whose scores are missing, and the metrics of what came beside the
  * scores. */
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>
 #include <string.h>

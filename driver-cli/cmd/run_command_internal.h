@@ -1,0 +1,35 @@
+/* A run in the hands of rankctl: between cmd_run.c, which begins and drives it, and run_outcome.c, which ends
+ * it. */
+#ifndef RK_RUN_COMMAND_INTERNAL_H
+#define RK_RUN_COMMAND_INTERNAL_H
+
+#include "driver-cli/cmd/cmd_internal.h"
+#include "driver-cli/driver/checkpoint/checkpoint_internal.h"
+#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/loggers/loggers_internal.h"
+#include "driver-cli/driver/run_internal.h"
+
+struct rk_run_command {
+    struct rk_cli *cli;
+    struct rk_config *job;
+    char *job_dir;         /* absolute */
+    struct rk_hosts hosts; /* count 0 with --local */
+    int32_t world_size;
+    struct rk_flow_inputs inputs;
+    struct rk_checkpoints checkpoints;
+    struct rk_run_dir dir;
+    struct rk_local *local; /* NULL without --local */
+    struct rk_driver *driver;
+    struct rk_flow_context flow;
+    struct rk_loggers *loggers;
+    int64_t started_ns;
+    struct rk_json *validation; /* of the last one: its step and val-core metrics; NULL: none */
+    bool is_exported;
+    bool begins_again; /* in the directory of a run that has left no checkpoint */
+};
+
+/* Writes the summary and tells how the run ended, of which `st` says why; the first error of the two. Takes
+ * st. */
+struct rk_status *rk_run_command_finish(struct rk_run_command *run, struct rk_status *st) RK_NODISCARD;
+
+#endif

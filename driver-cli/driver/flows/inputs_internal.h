@@ -1,0 +1,139 @@
+/* What a job names: its model, tokenizer, data, rewards and the models of its roles, read before any daemon
+ * is started.
+ */
+#ifndef RK_FLOW_INPUTS_INTERNAL_H
+#define RK_FLOW_INPUTS_INTERNAL_H
+
+#include "base/rk_config.h"
+#include "driver-cli/driver/flows/flow_internal.h"
+#include "driver-cli/rk_algo.h"
+#include "driver-cli/rk_chat.h"
+#include "driver-cli/rk_dataset.h"
+#include "driver-cli/rk_driver.h"
+#include "driver-cli/rk_examples.h"
+#include "driver-cli/rk_reward.h"
+#include "driver-cli/rk_tokenizer.h"
+
+/* Linear term of verl's 7B model, where the model's config.json is elsewhere. */
+#define RK_FLOW_WORKLOAD_DEFAULT 24576
+#define RK_FLOW_CONFIG_BYTES_MAX (1u << 20) /* of config.json */
+
+/* The reward model of a job. */
+struct rk_flow_reward_model {
+    char *path; /* of reward.reward_model.model_path; NULL: no reward model */
+    struct rk_tokenizer
+        *tokenizer;       /* that texts are encoded with again; NULL: it reads the policy's tokens */
+    struct rk_chat *chat; /* with the tokenizer; NULL: prompts are texts */
+    int64_t now_s;        /* of templates that write the date */
+};
+
+/* What a job with prompts names besides. */
+struct rk_prompt_inputs {
+    struct rk_dataset *train, *val; /* val: NULL without data.val_files */
+    struct rk_reward *reward;       /* NULL: the reward model alone scores */
+    struct rk_flow_reward_model reward_model;
+    const struct rk_adv_ops *adv;
+    char *critic_path;  /* of critic.model.path; NULL: the model is the actor's */
+    char *teacher_path; /* of distillation.teacher.model.path; NULL: no teacher */
+    /* Ids that the teacher's probabilities are over, where its vocabulary has more than the student's; 0:
+     * all. */
+    int64_t teacher_vocab_size;
+};
+
+/* What a job with examples names besides. */
+struct rk_example_inputs {
+    struct rk_examples *train, *val; /* val: NULL without data.val_files */
+};
+
+/* What a job names, read and checked before any daemon is started. */
+struct rk_flow_inputs {
+    const struct rk_flow_data *data; /* says which part of the union is there */
+    union {
+        struct rk_prompt_inputs prompts;
+        struct rk_example_inputs examples;
+    } of;             /* by rk_flow_prompt_inputs and rk_flow_example_inputs, which assert it */
+    char *model_path; /* absolute, of a name in Hugging Face's cache too; NULL: random weights */
+    char *tokenizer_dir;
+    struct rk_json *hf_config; /* config.json; NULL when model_path is not on this machine */
+    struct rk_json *eos_ids;   /* array */
+    int64_t pad_id;
+    struct rk_workload workload;
+    struct rk_tokenizer *tokenizer;
+    struct rk_chat *chat; /* NULL: the tokenizer has no chat template */
+};
+
+/* The part of its kind of data, of a job that has such data (asserted). */
+const struct rk_prompt_inputs *rk_flow_prompt_inputs(const struct rk_flow_inputs *inputs);
+const struct rk_example_inputs *rk_flow_example_inputs(const struct rk_flow_inputs *inputs);
+/* The directory of the role's model where the job gives it one of its own; NULL: it has the policy's, or the
+ * job has no such role. */
+const char *rk_flow_own_model(const struct rk_flow_inputs *inputs, uint32_t role);
+
+/* Relative paths of the job are relative to `job_dir`. */
+struct rk_status *rk_flow_inputs_load(struct rk_flow_inputs *out, const struct rk_config *job,
+                                      const char *job_dir) RK_NODISCARD;
+void rk_flow_inputs_fini(struct rk_flow_inputs *inputs);
+int64_t rk_flow_inputs_num_rows(const struct rk_flow_inputs *inputs); /* of data.train_files */
+/* Full paths of the files that the list `key` of the job names: NULL-terminated; rk_flow_files_free. */
+struct rk_status *rk_flow_files(char ***out, const struct rk_config *job, const char *key,
+                                const char *job_dir) RK_NODISCARD;
+void rk_flow_files_free(char **files); /* NULL is a no-op */
+
+/* --- tokenizers of a job (flow_tokenizer.c) --- */
+/* Opens `full`, a tokenizer.json or its directory; *dir receives the directory (rk_free), on failure too.
+ * NOT_FOUND when it is not on this machine; the message calls it `name`, as the job does. */
+struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, const char *full,
+                                         const char *name) RK_NODISCARD;
+/* Copies what belongs to a tokenizer from one directory into the other. */
+struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir) RK_NODISCARD;
+/* INVALID_ARGUMENT names the first token of `path` that is not the same in the tokenizer of `owner`. */
+struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
+                                         const struct rk_tokenizer *expected, const char *owner) RK_NODISCARD;
+
+/* --- the directory of a model that is not the policy's (flow_model_dir.c) --- */
+struct rk_flow_model_dir {
+    char *config_path;
+    struct rk_json *config; /* config.json; NULL: not on this machine */
+    char *tokenizer_dir;
+    struct rk_tokenizer *tokenizer; /* NULL: none was found */
+};
+/* Without its tokenizer. Fails for a config.json that is no JSON; `out` is to be ended after that, too. */
+struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
+void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
+/* Whether the pipeline of the role can have the layers of that config.json; NULL, or a role that the job does
+ * not need: there is nothing to say. */
+struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
+                                       const struct rk_json *config) RK_NODISCARD;
+const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not said */
+/* Of tokens or of sequences. */
+bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);
+int64_t rk_flow_num_labels(const struct rk_flow_model_dir *dir);
+/* INVALID_ARGUMENT unless the policy's tokens mean the same to the model; `advice` is what to do where only a
+ * tokenizer could tell. */
+struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
+                                            const struct rk_flow_inputs *inputs,
+                                            const char *advice) RK_NODISCARD;
+
+/* The critic's directory, where the job has a critic with one (flow_critic.c). INVALID_ARGUMENT names the
+ * file that promises a value head and has none, or another vocabulary. */
+struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                      const struct rk_config *job, const char *job_dir) RK_NODISCARD;
+
+/* The teacher, where the job has one: its directory, and that its vocabulary is the student's, but for
+ * more padding (flow_teacher.c). INVALID_ARGUMENT names the file and what differs. */
+struct rk_status *rk_flow_load_teacher(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
+
+/* --- the reward model of a job (flow_reward_model.c, flow_rm_score.c) --- */
+/* Behind the prompts. INVALID_ARGUMENT for a directory without a score head, and for a vocabulary that is not
+ * the policy's and has no tokenizer here. */
+struct rk_status *rk_flow_load_reward_model(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
+                                            const struct rk_config *job, const char *job_dir) RK_NODISCARD;
+void rk_flow_reward_model_fini(struct rk_flow_reward_model *model);
+/* The tokens of a prompt with its response in the model's own tokenizer: its chat template over the messages,
+ * or the texts one behind the other. rk_free out->items, on failure too. */
+struct rk_status *rk_flow_reward_text(struct rk_tokenizer_ids *out, const struct rk_flow_reward_model *model,
+                                      const struct rk_dataset_row *row,
+                                      const struct rk_reward_item *item) RK_NODISCARD;
+
+#endif

@@ -1,0 +1,54 @@
+/* Sums over the plans of the roles: between memory_sum.c, memory_sum_check.c and memory_sum_report.c. */
+#ifndef RK_MEMORY_SUM_PARTS_INTERNAL_H
+#define RK_MEMORY_SUM_PARTS_INTERNAL_H
+
+#include "driver-cli/driver/memory_sum_internal.h"
+
+/* Which keys a role has to make a kind of memory smaller. */
+typedef enum rk_memory_sum_cause {
+    RK_MEMORY_SUM_WEIGHTS,
+    RK_MEMORY_SUM_PASSES,
+    RK_MEMORY_SUM_CACHE
+} rk_memory_sum_cause_t;
+
+/* Kinds of memory_report, in the order of the table. */
+struct rk_memory_sum_kind {
+    const char *name;
+    rk_memory_sum_cause_t cause;
+};
+#define RK_MEMORY_SUM_KINDS 9
+extern const struct rk_memory_sum_kind rk_memory_sum_kinds[RK_MEMORY_SUM_KINDS];
+
+/* Ranks of one memory domain: their sum has to fit as well. */
+struct rk_memory_sum_domain {
+    struct rk_str ranks; /* "0, 1" */
+    int32_t num_ranks;
+    int64_t added, free; /* by so many roles; for them, as the sum of one rank has it */
+};
+
+/* The role's plan of the rank; JSON null outside its mesh. */
+const struct rk_json *rk_memory_sum_plan_of(const struct rk_memory_sum *sum, int64_t role, int32_t rank);
+/* Of the last role that the rank has; NULL: of none. */
+const struct rk_json *rk_memory_sum_last_plan(const struct rk_memory_sum *sum, int32_t rank);
+/* 0 when it is not there. */
+int64_t rk_memory_sum_bytes_at(const struct rk_json *plan, const char *path);
+int64_t rk_memory_sum_kind_bytes(const struct rk_json *plan, int kind);
+/* What the role adds to what the roles before it take. */
+int64_t rk_memory_sum_added_bytes(const struct rk_json *plan);
+/* By all roles. */
+int64_t rk_memory_sum_taken_bytes(const struct rk_memory_sum *sum, int32_t rank);
+/* What there is for the roles: free now, and held by models that they replace. */
+int64_t rk_memory_sum_free_bytes(const struct rk_memory_sum *sum, int32_t rank);
+int64_t rk_memory_sum_left_bytes(const struct rk_memory_sum *sum, int32_t rank);
+/* "" of a rank that shares memory with none. */
+const char *rk_memory_sum_domain_name(const struct rk_memory_sum *sum, int32_t rank);
+/* That of `first`, after the first `num_roles` roles. False when an earlier rank has it, or no other rank.
+ * The caller ends out->ranks. */
+bool rk_memory_sum_find_domain(struct rk_memory_sum_domain *out, const struct rk_memory_sum *sum,
+                               int32_t first, int64_t num_roles);
+/* The kind of which the plan has most. */
+int rk_memory_sum_largest_kind(const struct rk_json *plan);
+/* The role that adds most to the rank. */
+int64_t rk_memory_sum_largest_role(const struct rk_memory_sum *sum, int32_t rank);
+
+#endif
