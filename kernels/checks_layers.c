@@ -223,12 +223,16 @@ int64_t rk_check_swiglu_bwd(struct rk_check *check, const struct rk_swiglu_bwd_a
     return dims.size[0] * dims.size[1];
 }
 
-static void expect_heads(struct rk_check *check, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim)
+/* q is [T, num_heads, head_dim], out [T, num_heads, v_head_dim]. */
+static void expect_heads(struct rk_check *check, rk_tensor_t q, rk_tensor_t out, int64_t num_kv_heads)
 {
+    int64_t num_heads = q.shape[1];
+
     rk_expect(check, num_kv_heads >= 1 && num_heads >= 1 && num_heads % num_kv_heads == 0,
               "num_heads=%lld, expected a multiple of num_kv_heads=%lld", (long long)num_heads,
               (long long)num_kv_heads);
-    rk_expect(check, head_dim >= 1, "head_dim=%lld, expected >= 1", (long long)head_dim);
+    rk_expect(check, q.shape[2] >= 1, "q has head_dim=%lld, expected >= 1", (long long)q.shape[2]);
+    rk_expect(check, out.shape[2] >= 1, "out has v_head_dim=%lld, expected >= 1", (long long)out.shape[2]);
 }
 
 static void expect_window_and_scale(struct rk_check *check, int32_t window, float scale)
@@ -260,12 +264,14 @@ int64_t rk_check_attn_varlen_fwd(struct rk_check *check, const struct rk_attn_va
     rk_dtype_t dtype = args->q.dtype;
     int64_t num_tokens = args->q.shape[0], num_heads = args->q.shape[1], head_dim = args->q.shape[2];
     int64_t num_keys = rk_attn_num_keys(args), num_kv_heads = args->k.shape[1];
+    int64_t v_head_dim = args->out.shape[2];
 
     rk_expect_source(check, "q", args->q, 3);
+    rk_expect_source(check, "out", args->out, 3);
     rk_expect_tensor(check, "k", args->k, dtype, RK_DIMS(num_keys, num_kv_heads, head_dim));
-    rk_expect_tensor(check, "v", args->v, dtype, RK_DIMS(num_keys, num_kv_heads, head_dim));
-    expect_heads(check, num_heads, num_kv_heads, head_dim);
-    rk_expect_tensor(check, "out", args->out, dtype, RK_DIMS(num_tokens, num_heads, head_dim));
+    rk_expect_tensor(check, "v", args->v, dtype, RK_DIMS(num_keys, num_kv_heads, v_head_dim));
+    expect_heads(check, args->q, args->out, num_kv_heads);
+    rk_expect_tensor(check, "out", args->out, dtype, RK_DIMS(num_tokens, num_heads, v_head_dim));
     rk_expect_optional(check, "lse", args->lse, rk_stat_dtype(dtype), RK_DIMS(num_heads, num_tokens));
     expect_prefix_sums(check, "cu_seqlens", args->cu_seqlens);
     expect_key_ranges(check, args);
@@ -283,14 +289,13 @@ int64_t rk_check_attn_varlen_bwd(struct rk_check *check, const struct rk_attn_va
     const struct rk_attn_varlen_args *fwd = &args->fwd;
     rk_dtype_t dtype = fwd->q.dtype;
     int64_t num_tokens = rk_check_attn_varlen_fwd(check, fwd), num_keys = rk_attn_num_keys(fwd);
-    struct rk_dims q_dims = RK_DIMS(num_tokens, fwd->q.shape[1], fwd->q.shape[2]);
-    struct rk_dims kv_dims = RK_DIMS(num_keys, fwd->k.shape[1], fwd->k.shape[2]);
+    int64_t num_heads = fwd->q.shape[1], num_kv_heads = fwd->k.shape[1];
 
-    rk_expect_tensor(check, "lse", fwd->lse, rk_stat_dtype(dtype), RK_DIMS(fwd->q.shape[1], num_tokens));
-    rk_expect_tensor(check, "dq", args->dq, dtype, q_dims);
-    rk_expect_tensor(check, "dk", args->dk, dtype, kv_dims);
-    rk_expect_tensor(check, "dv", args->dv, dtype, kv_dims);
-    rk_expect_tensor(check, "dout", args->dout, dtype, q_dims);
+    rk_expect_tensor(check, "lse", fwd->lse, rk_stat_dtype(dtype), RK_DIMS(num_heads, num_tokens));
+    rk_expect_tensor(check, "dq", args->dq, dtype, RK_DIMS(num_tokens, num_heads, fwd->q.shape[2]));
+    rk_expect_tensor(check, "dk", args->dk, dtype, RK_DIMS(num_keys, num_kv_heads, fwd->k.shape[2]));
+    rk_expect_tensor(check, "dv", args->dv, dtype, RK_DIMS(num_keys, num_kv_heads, fwd->v.shape[2]));
+    rk_expect_tensor(check, "dout", args->dout, dtype, RK_DIMS(num_tokens, num_heads, fwd->out.shape[2]));
     rk_expect_no_alias(check, "dq", args->dq, "q", fwd->q);
     rk_expect_no_alias(check, "dk", args->dk, "k", fwd->k);
     rk_expect_no_alias(check, "dv", args->dv, "v", fwd->v);
@@ -298,15 +303,15 @@ int64_t rk_check_attn_varlen_bwd(struct rk_check *check, const struct rk_attn_va
     return RK_MAX(num_tokens, num_keys); /* without queries, dk and dv become 0 */
 }
 
-/* [num_blocks, num_kv_heads, block_size, head_dim], twice; cache rows are whole blocks, so they are
- * contiguous. */
-static void expect_cache(struct rk_check *check, rk_tensor_t k_cache, rk_tensor_t v_cache)
+/* [num_blocks, num_kv_heads, block_size, head_dim], and values, if any, [.., v_head_dim]; cache rows are
+ * whole blocks, so they are contiguous. */
+static void expect_cache(struct rk_check *check, rk_tensor_t k_cache, rk_tensor_t v_cache, int64_t v_head_dim)
 {
     rk_expect_source(check, "k_cache", k_cache, 4);
     rk_expect(check, k_cache.shape[2] >= 1, "k_cache has block_size=%lld, expected >= 1",
               (long long)k_cache.shape[2]);
-    rk_expect_tensor(check, "v_cache", v_cache, k_cache.dtype,
-                     RK_DIMS(k_cache.shape[0], k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]));
+    rk_expect_optional(check, "v_cache", v_cache, k_cache.dtype,
+                       RK_DIMS(k_cache.shape[0], k_cache.shape[1], k_cache.shape[2], v_head_dim));
     rk_expect_no_alias(check, "k_cache", k_cache, "v_cache", v_cache);
 }
 
@@ -315,9 +320,13 @@ int64_t rk_check_kv_write(struct rk_check *check, const struct rk_kv_write_args 
     const int64_t *cache = args->k_cache.shape;
     int64_t num_tokens = args->k.shape[0];
 
-    expect_cache(check, args->k_cache, args->v_cache);
+    expect_cache(check, args->k_cache, args->v_cache, args->v_cache.shape[3]);
     rk_expect_tensor(check, "k", args->k, args->k_cache.dtype, RK_DIMS(num_tokens, cache[1], cache[3]));
-    rk_expect_tensor(check, "v", args->v, args->k_cache.dtype, RK_DIMS(num_tokens, cache[1], cache[3]));
+    if (args->v_cache.data)
+        rk_expect_tensor(check, "v", args->v, args->k_cache.dtype,
+                         RK_DIMS(num_tokens, cache[1], args->v_cache.shape[3]));
+    else
+        rk_expect(check, !args->v.data, "v is given without v_cache, expected none");
     rk_expect_tensor(check, "slot_mapping", args->slot_mapping, RK_DTYPE_I32, RK_DIMS(num_tokens));
     return num_tokens;
 }
@@ -341,13 +350,17 @@ int64_t rk_check_attn_paged(struct rk_check *check, const struct rk_attn_paged_a
     rk_dtype_t dtype = args->q.dtype;
     const int64_t *cache = args->k_cache.shape;
     int64_t num_tokens = args->q.shape[0], num_heads = args->q.shape[1], head_dim = args->q.shape[2];
-    int64_t num_seqs = args->seq_lens.shape[0];
+    int64_t num_seqs = args->seq_lens.shape[0], v_head_dim = args->out.shape[2];
 
     rk_expect_source(check, "q", args->q, 3);
-    expect_cache(check, args->k_cache, args->v_cache);
+    rk_expect_source(check, "out", args->out, 3);
+    expect_cache(check, args->k_cache, args->v_cache, v_head_dim);
     rk_expect_tensor(check, "k_cache", args->k_cache, dtype, RK_DIMS(cache[0], cache[1], cache[2], head_dim));
-    expect_heads(check, num_heads, cache[1], head_dim);
-    rk_expect_tensor(check, "out", args->out, dtype, RK_DIMS(num_tokens, num_heads, head_dim));
+    expect_heads(check, args->q, args->out, cache[1]);
+    rk_expect_tensor(check, "out", args->out, dtype, RK_DIMS(num_tokens, num_heads, v_head_dim));
+    rk_expect(check, args->v_cache.data || v_head_dim <= head_dim,
+              "out has v_head_dim=%lld, expected at most head_dim=%lld of k_cache, which has the values too",
+              (long long)v_head_dim, (long long)head_dim);
     rk_expect_tensor(check, "seq_lens", args->seq_lens, RK_DTYPE_I32, RK_DIMS(num_seqs));
     rk_expect_tensor(check, "cu_q", args->cu_q, RK_DTYPE_I32, RK_DIMS(num_seqs + 1));
     rk_expect_tensor(check, "block_table", args->block_table, RK_DTYPE_I32,

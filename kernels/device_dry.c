@@ -1,5 +1,6 @@
 /* The device of dry runs: memory is addresses that nothing lies behind, operators do nothing but add up what
- * workspace they would need. Host memory is real, because the code that fills and reads it runs. */
+ * workspace they would need, and refuse what the backend would refuse. Host memory is real, because the code
+ * that fills and reads it runs. */
 #include "kernels/device_internal.h"
 
 #include <stdio.h>
@@ -18,6 +19,7 @@
 
 struct rk_dry_device {
     const struct rk_workspace_ops *workspace_ops; /* NULL: unknown */
+    const struct rk_limit_ops *limit_ops;         /* NULL: unknown */
     const void *like;                             /* handle that they take */
     struct rk_workspace workspace;                /* the largest so far */
     uintptr_t next;                               /* address of the next allocation */
@@ -28,6 +30,7 @@ void *rk_dry_device_create(const struct rk_kernel_ops *kernels, const void *like
     struct rk_dry_device *dev = rk_calloc(1, sizeof(*dev));
 
     dev->workspace_ops = kernels ? kernels->workspace : NULL;
+    dev->limit_ops = kernels ? kernels->limits : NULL;
     dev->like = like;
     dev->next = FIRST_ADDRESS;
     return dev;
@@ -50,6 +53,8 @@ static void note(struct rk_dry_device *dev, struct rk_workspace need)
         struct rk_dry_device *dev = handle;                                                     \
                                                                                                 \
         (void)stream;                                                                           \
+        if (dev->limit_ops && dev->limit_ops->op)                                               \
+            RK_TRY(dev->limit_ops->op(dev->like, args));                                        \
         if (dev->workspace_ops && dev->workspace_ops->op)                                       \
             note(dev, dev->workspace_ops->op(dev->like, args));                                 \
         return NULL;                                                                            \

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 6
+#define RK_KERNEL_ABI 7
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -143,10 +143,11 @@ struct rk_swiglu_bwd_args {
     rk_tensor_t y; /* none, or the forward result once more, bit for bit; may alias dy */
 };
 
-/* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads).
+/* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads). head_dim is
+ * the width of a query and a key, v_head_dim that of a value and a result.
  *   out[i] = sum_j softmax_j(scale * q[i].k[j]) v[j],   j <= i in the same sequence
  * and, if window > 0, i - j < window. Dao, arXiv:2307.08691.
- * Cost: 2 * num_heads * head_dim * sum(len^2) FLOPs.
+ * Cost: num_heads * (head_dim + v_head_dim) * sum(len^2) FLOPs.
  *
  * With k_begin and k_lens the queries of a call are parts of sequences whose keys lie elsewhere (context
  * parallelism): those of segment s, the n_s rows of q from cu_seqlens[s], are the last n_s positions of a
@@ -155,10 +156,11 @@ struct rk_swiglu_bwd_args {
  * nothing of other rows of k and v. k_lens[s] is n_s or more, or 0: then the segment is skipped, k_begin[s]
  * means nothing, and its rows of out and columns of lse stay as they are. Key ranges may overlap. */
 struct rk_attn_varlen_args {
-    rk_tensor_t out;             /* [T, num_heads, head_dim] */
+    rk_tensor_t out;             /* [T, num_heads, v_head_dim] */
     rk_tensor_t lse;             /* stat [num_heads, T], natural log; none when no backward follows */
     rk_tensor_t q;               /* [T, num_heads, head_dim] */
-    rk_tensor_t k, v;            /* [T, num_kv_heads, head_dim]; with k_begin [any, num_kv_heads, head_dim] */
+    rk_tensor_t k;               /* [T, num_kv_heads, head_dim]; with k_begin any number of rows, as v */
+    rk_tensor_t v;               /* [T, num_kv_heads, v_head_dim] */
     rk_tensor_t cu_seqlens;      /* I32 [num_seqs + 1], from 0 to T, non-decreasing */
     rk_tensor_t k_begin, k_lens; /* both none, or I32 [num_seqs] */
     int32_t max_seqlen;          /* of the steps of cu_seqlens */
@@ -176,11 +178,14 @@ struct rk_attn_varlen_bwd_args {
     rk_tensor_t dout;               /* like out */
 };
 
-/* Writes keys and values of T tokens into a paged cache; slot = block * block_size + offset, or -1: skip. */
+/* Writes keys and values of T tokens into a paged cache; slot = block * block_size + offset, or -1: skip.
+ * v_cache and v none: the cache is one tensor, whose rows serve as keys and as values. */
 struct rk_kv_write_args {
-    rk_tensor_t k_cache, v_cache; /* [num_blocks, num_kv_heads, block_size, head_dim] */
-    rk_tensor_t k, v;             /* [T, num_kv_heads, head_dim] */
-    rk_tensor_t slot_mapping;     /* I32 [T] */
+    rk_tensor_t k_cache;      /* [num_blocks, num_kv_heads, block_size, head_dim] */
+    rk_tensor_t v_cache;      /* [num_blocks, num_kv_heads, block_size, v_head_dim], or none */
+    rk_tensor_t k;            /* [T, num_kv_heads, head_dim] */
+    rk_tensor_t v;            /* [T, num_kv_heads, v_head_dim], or none */
+    rk_tensor_t slot_mapping; /* I32 [T] */
 };
 
 /* What stands between the projection of new tokens and their attention over a cache: q and k are rotated in
@@ -196,15 +201,18 @@ struct rk_rope_kv_write_args {
 
 /* Attention of new tokens over a paged cache (prefill chunks and decode alike). Query j of sequence r stands
  * at position seq_lens[r] - n_r + j, n_r = cu_q[r + 1] - cu_q[r], and sees the keys up to it. The keys of the
- * new tokens must already be in the cache. A sequence with n_r = 0 is skipped. */
+ * new tokens must already be in the cache. A sequence with n_r = 0 is skipped. v_cache none: the values are
+ * the first v_head_dim columns of the keys, as latent attention has them (DeepSeek-V2, arXiv:2405.04434). */
 struct rk_attn_paged_args {
-    rk_tensor_t out, q;           /* [T, num_heads, head_dim] */
-    rk_tensor_t k_cache, v_cache; /* [num_blocks, num_kv_heads, block_size, head_dim] */
-    rk_tensor_t block_table;      /* I32 [num_seqs, max_blocks] */
-    rk_tensor_t cu_q;             /* I32 [num_seqs + 1] */
-    rk_tensor_t seq_lens;         /* I32 [num_seqs] */
-    int32_t window;               /* 0: none */
-    bool past_is_settled;         /* table, cu_q, seq_lens, and what the cache had before the new tokens */
+    rk_tensor_t out;         /* [T, num_heads, v_head_dim] */
+    rk_tensor_t q;           /* [T, num_heads, head_dim] */
+    rk_tensor_t k_cache;     /* [num_blocks, num_kv_heads, block_size, head_dim] */
+    rk_tensor_t v_cache;     /* [num_blocks, num_kv_heads, block_size, v_head_dim], or none */
+    rk_tensor_t block_table; /* I32 [num_seqs, max_blocks] */
+    rk_tensor_t cu_q;        /* I32 [num_seqs + 1] */
+    rk_tensor_t seq_lens;    /* I32 [num_seqs] */
+    int32_t window;          /* 0: none */
+    bool past_is_settled;    /* table, cu_q, seq_lens, and what the cache had before the new tokens */
     float scale;
 };
 
@@ -443,12 +451,22 @@ struct rk_workspace_ops {
 #undef X
 };
 
+/* UNIMPLEMENTED when the backend lacks these dtypes and shapes, naming the tensors: a dry run asks before
+ * memory is taken, and the operator itself before it takes workspace. Pure, as above. NULL means that nothing
+ * is known before the call. */
+struct rk_limit_ops {
+#define X(op, args_type) struct rk_status *(*op)(const void *dev, const struct args_type *args);
+    RK_KERNEL_TABLE(X)
+#undef X
+};
+
 /* The table of a backend: every entry is required; `dev` and `stream` are the backend's handles. Arguments
  * are checked before an entry is called. */
 struct rk_kernel_ops {
     const char *name;
     uint32_t abi;                             /* RK_KERNEL_ABI */
     const struct rk_workspace_ops *workspace; /* optional: NULL means that no operator needs one */
+    const struct rk_limit_ops *limits;        /* optional */
 #define X(op, args_type) struct rk_status *(*op)(void *dev, void *stream, const struct args_type *args);
     RK_KERNEL_TABLE(X)
 #undef X

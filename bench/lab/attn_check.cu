@@ -192,7 +192,7 @@ static void make_paged_call(const attn_data &d, paged_data &p, const std::vector
     p.args.num_seqs = d.num_seqs;
     p.args.num_heads = d.c.num_heads;
     p.args.num_kv_heads = d.c.num_kv_heads;
-    p.args.head_dim = d.c.head_dim;
+    p.args.head_dim = p.args.v_head_dim = p.args.v_row_stride = d.c.head_dim;
     p.args.window = d.c.window;
     p.args.scale = d.scale;
     p.args.num_blocks = (int)p.k_cache.rows;
@@ -200,7 +200,7 @@ static void make_paged_call(const attn_data &d, paged_data &p, const std::vector
     p.args.max_blocks = p.max_blocks;
     p.args.k_cache = p.k_cache.data;
     p.args.v_cache = p.v_cache.data;
-    p.args.cache_block_stride = p.k_cache.stride;
+    p.args.cache_block_stride = p.args.v_cache_block_stride = p.k_cache.stride;
     p.args.block_table = (const int32_t *)upload_ints(table);
     p.args.block_table_stride = p.max_blocks;
     p.args.cu_q = (const int32_t *)upload_ints(p.cu_q);

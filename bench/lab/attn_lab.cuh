@@ -165,7 +165,7 @@ static inline void fill_args(attn_data &d, bool has_sm90a)
     d.fwd.num_seqs = d.num_seqs;
     d.fwd.num_heads = d.c.num_heads;
     d.fwd.num_kv_heads = d.c.num_kv_heads;
-    d.fwd.head_dim = d.c.head_dim;
+    d.fwd.head_dim = d.fwd.v_head_dim = d.c.head_dim;
     d.fwd.window = d.c.window;
     d.fwd.scale = d.scale;
     d.fwd.cu_seqlens = (const int32_t *)upload_ints(d.cu);

@@ -124,11 +124,11 @@ static void time_paged(int num_seqs, int num_new, int length, int num_heads, int
     args.num_blocks = (int)blocks;
     args.num_heads = num_heads;
     args.num_kv_heads = num_kv_heads;
-    args.head_dim = HD;
+    args.head_dim = args.v_head_dim = args.v_row_stride = HD;
     args.scale = 1.0f / sqrtf(HD);
     args.block_size = BLOCK_SIZE;
     args.max_blocks = max_blocks;
-    args.cache_block_stride = (int64_t)num_kv_heads * BLOCK_SIZE * HD;
+    args.cache_block_stride = args.v_cache_block_stride = (int64_t)num_kv_heads * BLOCK_SIZE * HD;
     args.block_table = (const int32_t *)upload_ints(table);
     args.block_table_stride = max_blocks;
     args.cu_q = (const int32_t *)upload_ints(cu_q);

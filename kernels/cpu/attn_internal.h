@@ -7,7 +7,7 @@
 
 /* Keys and values of one kv head, and one query, in f64. Everything lies in scratch. */
 struct rk_attn {
-    int64_t head_dim, padded_dim; /* padded to RK_PANEL with zeros */
+    int64_t head_dim, v_head_dim, padded_dim; /* v_head_dim padded to RK_PANEL with zeros */
     double scale;
     double *panels; /* keys, [num_panels, head_dim, RK_PANEL] */
     double *values; /* [num_keys, padded_dim] */
@@ -17,8 +17,9 @@ struct rk_attn {
 };
 
 /* Doubles of scratch for num_keys keys. */
-int64_t rk_attn_scratch(int64_t num_keys, int64_t head_dim);
-void rk_attn_init(struct rk_attn *attn, double *scratch, int64_t num_keys, int64_t head_dim);
+int64_t rk_attn_scratch(int64_t num_keys, int64_t head_dim, int64_t v_head_dim);
+void rk_attn_init(struct rk_attn *attn, double *scratch, int64_t num_keys, int64_t head_dim,
+                  int64_t v_head_dim);
 void rk_attn_set_key(struct rk_attn *attn, int64_t j, const void *k, const void *v, rk_dtype_t dtype);
 /* out = sum_j softmax_j(scale * query.k[j]) v[j] over begin <= j < end. Returns the log-sum-exp. */
 double rk_attn_row(struct rk_attn *attn, int64_t begin, int64_t end);

@@ -11,11 +11,17 @@ static void *cache_at(rk_tensor_t cache, int64_t block, int64_t head, int64_t of
     return rk_cpu_at(cache, block, (head * cache.shape[2] + offset) * cache.shape[3]);
 }
 
+static void copy_head(rk_tensor_t cache, rk_tensor_t x, int64_t block, int64_t head, int64_t offset,
+                      int64_t token)
+{
+    memcpy(cache_at(cache, block, head, offset), rk_cpu_at(x, token, head * x.shape[2]),
+           (size_t)x.shape[2] * rk_dtype_bytes(x.dtype));
+}
+
 struct rk_status *rk_cpu_kv_write(void *dev, void *stream, const struct rk_kv_write_args *args)
 {
     const int32_t *slots = rk_cpu_i32(args->slot_mapping);
-    int64_t num_kv_heads = args->k.shape[1], head_dim = args->k.shape[2], block_size = args->k_cache.shape[2];
-    size_t bytes = (size_t)head_dim * rk_dtype_bytes(args->k.dtype);
+    int64_t num_kv_heads = args->k.shape[1], block_size = args->k_cache.shape[2];
 
     (void)dev;
     (void)stream;
@@ -25,8 +31,9 @@ struct rk_status *rk_cpu_kv_write(void *dev, void *stream, const struct rk_kv_wr
         int64_t block = slots[t] / block_size, offset = slots[t] % block_size;
 
         for (int64_t h = 0; slots[t] >= 0 && h < num_kv_heads; h++) {
-            memcpy(cache_at(args->k_cache, block, h, offset), rk_cpu_at(args->k, t, h * head_dim), bytes);
-            memcpy(cache_at(args->v_cache, block, h, offset), rk_cpu_at(args->v, t, h * head_dim), bytes);
+            copy_head(args->k_cache, args->k, block, h, offset, t);
+            if (args->v_cache.data)
+                copy_head(args->v_cache, args->v, block, h, offset, t);
         }
     }
     return NULL;
@@ -76,18 +83,20 @@ static void paged_task(const struct rk_attn_paged_args *args, int64_t r, int64_t
 {
     const int32_t *blocks = rk_cpu_at(args->block_table, r, 0);
     struct paged_seq seq = seq_of(args, r);
-    int64_t head_dim = args->q.shape[2], block_size = args->k_cache.shape[2];
+    int64_t head_dim = args->q.shape[2], v_head_dim = args->out.shape[2];
+    int64_t block_size = args->k_cache.shape[2];
+    rk_tensor_t v_cache = args->v_cache.data ? args->v_cache : args->k_cache;
     int64_t group = args->q.shape[1] / args->k_cache.shape[1];
     struct rk_attn attn = {.scale = args->scale};
 
     if (seq.num_queries == 0)
         return;
-    rk_attn_init(&attn, scratch, seq.length - seq.first_key, head_dim);
+    rk_attn_init(&attn, scratch, seq.length - seq.first_key, head_dim, v_head_dim);
     for (int64_t p = seq.first_key; p < seq.length; p++) {
         int64_t block = blocks[p / block_size], offset = p % block_size;
 
         rk_attn_set_key(&attn, p - seq.first_key, cache_at(args->k_cache, block, kv_head, offset),
-                        cache_at(args->v_cache, block, kv_head, offset), args->k_cache.dtype);
+                        cache_at(v_cache, block, kv_head, offset), args->k_cache.dtype);
     }
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
         for (int64_t i = 0; i < seq.num_queries; i++) {
@@ -96,7 +105,7 @@ static void paged_task(const struct rk_attn_paged_args *args, int64_t r, int64_t
             rk_cpu_load(attn.query, args->q, seq.first_query + i, h * head_dim, head_dim);
             rk_attn_row(&attn, rk_attn_first_key(position, args->window) - seq.first_key,
                         position + 1 - seq.first_key);
-            rk_cpu_store(args->out, seq.first_query + i, h * head_dim, attn.out, head_dim);
+            rk_cpu_store(args->out, seq.first_query + i, h * v_head_dim, attn.out, v_head_dim);
         }
     }
 }
@@ -115,7 +124,7 @@ struct rk_status *rk_cpu_attn_paged(void *dev, void *stream, const struct rk_att
         RK_TRY(check_seq(args, r));
         most_keys = RK_MAX(most_keys, seq.num_queries ? seq.length - seq.first_key : 0);
     }
-    RK_TRY(rk_cpu_scratch_reserve(cpu, rk_attn_scratch(most_keys, args->q.shape[2])));
+    RK_TRY(rk_cpu_scratch_reserve(cpu, rk_attn_scratch(most_keys, args->q.shape[2], args->out.shape[2])));
 #pragma omp parallel for schedule(dynamic) num_threads(cpu->num_threads)
     for (int64_t task = 0; task < num_seqs * num_kv_heads; task++)
         paged_task(args, task / num_kv_heads, task % num_kv_heads, rk_cpu_scratch(cpu));

@@ -15,37 +15,46 @@
 
 typedef double tile_t[RK_PANEL][RK_PANEL];
 
-/* A task: one kv head of a segment; all in f64, rows padded to padded_dim with zeros. */
+/* A task: one kv head of a segment; all in f64, rows padded with zeros. */
 struct task {
     const struct rk_attn_varlen_bwd_args *args;
     struct rk_attn_segment segment;
-    int64_t head_dim, padded_dim;
-    double *k, *v, *dk, *dv;           /* [num_keys, padded_dim] */
-    double *q, *dout, *dq;             /* [RK_PANEL, padded_dim]: the block of queries */
-    double *q_panel, *dout_panel;      /* [head_dim, RK_PANEL] */
+    int64_t head_dim, padded_dim;      /* of queries and keys */
+    int64_t v_head_dim, padded_v_dim;  /* of values and results */
+    double *k, *dk;                    /* [num_keys, padded_dim] */
+    double *v, *dv;                    /* [num_keys, padded_v_dim] */
+    double *q, *dq;                    /* [RK_PANEL, padded_dim]: the block of queries */
+    double *dout;                      /* [RK_PANEL, padded_v_dim] */
+    double *out;                       /* [padded_v_dim]: one of its results */
+    double *q_panel;                   /* [head_dim, RK_PANEL] */
+    double *dout_panel;                /* [v_head_dim, RK_PANEL] */
     double lse[RK_PANEL], d[RK_PANEL]; /* of the block; D */
 };
 
-static int64_t task_scratch(int64_t num_keys, int64_t head_dim)
+static int64_t task_scratch(int64_t num_keys, int64_t head_dim, int64_t v_head_dim)
 {
-    return 4 * num_keys * rk_panel_round_up(head_dim) + 3 * RK_PANEL * rk_panel_round_up(head_dim) +
-           2 * RK_PANEL * head_dim;
+    int64_t padded_dim = rk_panel_round_up(head_dim), padded_v_dim = rk_panel_round_up(v_head_dim);
+
+    return 2 * num_keys * (padded_dim + padded_v_dim) + RK_PANEL * (2 * padded_dim + padded_v_dim) +
+           padded_v_dim + RK_PANEL * (head_dim + v_head_dim);
 }
 
 static void task_init(struct task *task, double *scratch)
 {
-    int64_t rows = task->segment.num_keys * task->padded_dim, block = RK_PANEL * task->padded_dim;
+    int64_t k_rows = task->segment.num_keys * task->padded_dim, q_block = RK_PANEL * task->padded_dim;
+    int64_t v_rows = task->segment.num_keys * task->padded_v_dim, v_block = RK_PANEL * task->padded_v_dim;
 
     task->k = scratch;
-    task->v = task->k + rows;
-    task->dk = task->v + rows;
-    task->dv = task->dk + rows;
-    task->q = task->dv + rows;
-    task->dout = task->q + block;
-    task->dq = task->dout + block;
-    task->q_panel = task->dq + block;
+    task->v = task->k + k_rows;
+    task->dk = task->v + v_rows;
+    task->dv = task->dk + k_rows;
+    task->q = task->dv + v_rows;
+    task->dout = task->q + q_block;
+    task->dq = task->dout + v_block;
+    task->out = task->dq + q_block;
+    task->q_panel = task->out + task->padded_v_dim;
     task->dout_panel = task->q_panel + RK_PANEL * task->head_dim;
-    memset(scratch, 0, (size_t)(4 * rows + 3 * block) * sizeof(*scratch));
+    memset(scratch, 0, (size_t)(task->q_panel - scratch) * sizeof(*scratch));
 }
 
 /* Loads the queries of a head from the segment's i0-th on, as rows and as panels. Rows beyond `count` keep
@@ -53,21 +62,20 @@ static void task_init(struct task *task, double *scratch)
 static void load_block(struct task *task, int64_t head, int64_t i0, int64_t count)
 {
     const struct rk_attn_varlen_args *fwd = &task->args->fwd;
-    int64_t column = head * task->head_dim, row = task->segment.first_query + i0;
+    int64_t column = head * task->v_head_dim, row = task->segment.first_query + i0;
 
     for (int64_t i = 0; i < count; i++) {
-        double *q = task->q + i * task->padded_dim, *dout = task->dout + i * task->padded_dim;
-        double *out = task->dq + i * task->padded_dim; /* free until the tiles run */
+        double *q = task->q + i * task->padded_dim, *dout = task->dout + i * task->padded_v_dim;
 
-        rk_cpu_load(q, fwd->q, row + i, column, task->head_dim);
-        rk_cpu_load(dout, task->args->dout, row + i, column, task->head_dim);
-        rk_cpu_load(out, fwd->out, row + i, column, task->head_dim);
+        rk_cpu_load(q, fwd->q, row + i, head * task->head_dim, task->head_dim);
+        rk_cpu_load(dout, task->args->dout, row + i, column, task->v_head_dim);
+        rk_cpu_load(task->out, fwd->out, row + i, column, task->v_head_dim);
         task->lse[i] = rk_cpu_load_one(fwd->lse, head, row + i);
         task->d[i] = 0.0;
-        for (int64_t c = 0; c < task->head_dim; c++)
-            task->d[i] += dout[c] * out[c];
+        for (int64_t c = 0; c < task->v_head_dim; c++)
+            task->d[i] += dout[c] * task->out[c];
         rk_panel_set_column(task->q_panel, i, q, task->head_dim);
-        rk_panel_set_column(task->dout_panel, i, dout, task->head_dim);
+        rk_panel_set_column(task->dout_panel, i, dout, task->v_head_dim);
     }
     memset(task->dq, 0, (size_t)(RK_PANEL * task->padded_dim) * sizeof(*task->dq));
 }
@@ -79,7 +87,7 @@ static void tile_row(const struct task *task, int64_t i0, int64_t count, int64_t
     double s[RK_PANEL] = {0}, dp[RK_PANEL] = {0};
 
     rk_panel_accumulate(s, task->k + j * task->padded_dim, task->q_panel, task->head_dim, RK_PANEL);
-    rk_panel_accumulate(dp, task->v + j * task->padded_dim, task->dout_panel, task->head_dim, RK_PANEL);
+    rk_panel_accumulate(dp, task->v + j * task->padded_v_dim, task->dout_panel, task->v_head_dim, RK_PANEL);
     for (int64_t i = 0; i < RK_PANEL; i++) {
         bool is_seen = i < count && j <= i0 + i && j >= rk_attn_first_key(i0 + i, fwd->window);
 
@@ -90,14 +98,14 @@ static void tile_row(const struct task *task, int64_t i0, int64_t count, int64_t
 
 static void backward_tile(struct task *task, int64_t i0, int64_t num_queries, int64_t j0, int64_t num_keys)
 {
-    int64_t padded_dim = task->padded_dim;
+    int64_t padded_dim = task->padded_dim, padded_v_dim = task->padded_v_dim;
     tile_t p, ds, transposed;
 
     for (int64_t j = 0; j < num_keys; j++) {
         tile_row(task, i0, num_queries, j0 + j, p[j], ds[j]);
         rk_panel_set_column(transposed[0], j, ds[j], RK_PANEL);
         rk_panel_accumulate(task->dk + (j0 + j) * padded_dim, ds[j], task->q, num_queries, padded_dim);
-        rk_panel_accumulate(task->dv + (j0 + j) * padded_dim, p[j], task->dout, num_queries, padded_dim);
+        rk_panel_accumulate(task->dv + (j0 + j) * padded_v_dim, p[j], task->dout, num_queries, padded_v_dim);
     }
     for (int64_t i = 0; i < num_queries; i++)
         rk_panel_accumulate(task->dq + i * padded_dim, transposed[i], task->k + j0 * padded_dim, num_keys,
@@ -126,13 +134,15 @@ static void backward_task(const struct rk_attn_varlen_bwd_args *args, int64_t se
                           double *scratch)
 {
     const struct rk_attn_varlen_args *fwd = &args->fwd;
-    int64_t head_dim = fwd->q.shape[2], group = fwd->q.shape[1] / fwd->k.shape[1];
-    int64_t column = kv_head * head_dim, first, num_keys;
+    int64_t head_dim = fwd->q.shape[2], v_head_dim = fwd->out.shape[2];
+    int64_t group = fwd->q.shape[1] / fwd->k.shape[1], first, num_keys;
     struct task task = {
         .args = args,
         .segment = rk_attn_segment_of(fwd, seq),
         .head_dim = head_dim,
         .padded_dim = rk_panel_round_up(head_dim),
+        .v_head_dim = v_head_dim,
+        .padded_v_dim = rk_panel_round_up(v_head_dim),
     };
 
     first = task.segment.first_key;
@@ -141,14 +151,14 @@ static void backward_task(const struct rk_attn_varlen_bwd_args *args, int64_t se
         return;
     task_init(&task, scratch);
     for (int64_t j = 0; j < num_keys; j++) {
-        rk_cpu_load(task.k + j * task.padded_dim, fwd->k, first + j, column, head_dim);
-        rk_cpu_load(task.v + j * task.padded_dim, fwd->v, first + j, column, head_dim);
+        rk_cpu_load(task.k + j * task.padded_dim, fwd->k, first + j, kv_head * head_dim, head_dim);
+        rk_cpu_load(task.v + j * task.padded_v_dim, fwd->v, first + j, kv_head * v_head_dim, v_head_dim);
     }
     for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
         backward_head(&task, h);
     for (int64_t j = 0; j < num_keys; j++) {
-        rk_cpu_store(args->dk, first + j, column, task.dk + j * task.padded_dim, head_dim);
-        rk_cpu_store(args->dv, first + j, column, task.dv + j * task.padded_dim, head_dim);
+        rk_cpu_store(args->dk, first + j, kv_head * head_dim, task.dk + j * task.padded_dim, head_dim);
+        rk_cpu_store(args->dv, first + j, kv_head * v_head_dim, task.dv + j * task.padded_v_dim, v_head_dim);
     }
 }
 
@@ -166,7 +176,8 @@ struct rk_status *rk_cpu_attn_varlen_bwd(void *dev, void *stream, const struct r
 
     (void)stream;
     RK_TRY(rk_attn_check_segments("attn_varlen_bwd", fwd, true));
-    RK_TRY(rk_cpu_scratch_reserve(cpu, task_scratch(rk_attn_most_keys(fwd), fwd->q.shape[2])));
+    RK_TRY(rk_cpu_scratch_reserve(cpu,
+                                  task_scratch(rk_attn_most_keys(fwd), fwd->q.shape[2], fwd->out.shape[2])));
     if (fwd->k_begin.data) { /* keys that no segment has */
         zero_rows(args->dk);
         zero_rows(args->dv);

@@ -114,10 +114,11 @@ void rk_cuda_graph_destroy(void *handle, void *graph);
 struct rk_status *rk_cuda_reserve(struct rk_cuda_stream *stream, struct rk_cuda_buffer *buffer,
                                   size_t bytes) RK_NODISCARD;
 
-/* --- workspaces: what the operators that reserve scratch will reserve --- */
+/* --- workspaces: what the operators that reserve scratch will reserve; limits: what they lack --- */
 
-#define X(op, args_type) \
-    struct rk_workspace rk_cuda_workspace_##op(const void *dev, const struct args_type *args);
+#define X(op, args_type)                                                                       \
+    struct rk_workspace rk_cuda_workspace_##op(const void *dev, const struct args_type *args); \
+    struct rk_status *rk_cuda_limit_##op(const void *dev, const struct args_type *args) RK_NODISCARD;
 RK_KERNEL_TABLE(X)
 #undef X
 

@@ -14,9 +14,16 @@ static const struct rk_workspace_ops workspace_ops = {
     .sum_squares = rk_cuda_workspace_sum_squares,
 };
 
+static const struct rk_limit_ops limit_ops = {
+    .attn_varlen_fwd = rk_cuda_limit_attn_varlen_fwd,
+    .attn_varlen_bwd = rk_cuda_limit_attn_varlen_bwd,
+    .attn_paged = rk_cuda_limit_attn_paged,
+};
+
 const struct rk_kernel_ops rk_cuda_kernel_ops = {.name = "cuda",
                                                  .abi = RK_KERNEL_ABI,
                                                  .workspace = &workspace_ops,
+                                                 .limits = &limit_ops,
 #define X(op, args_type) .op = rk_cuda_op_##op,
                                                  RK_KERNEL_TABLE(X)
 #undef X

@@ -10,25 +10,31 @@ struct attn_case {
     const char *label;
     int32_t cu_seqlens[MAX_SEQS + 1];
     int32_t num_seqs, num_heads, num_kv_heads, head_dim, window;
+    int32_t v_head_dim; /* 0: head_dim */
 };
 
 static const struct attn_case cases[] = {
-    {"one token", {0, 1}, 1, 1, 1, 1, 0},
-    {"no sequences", {0}, 0, 2, 1, 8, 0},
-    {"only empty sequences", {0, 0, 0}, 2, 2, 1, 8, 0},
-    {"one sequence, a panel and one", {0, 17}, 1, 2, 2, 16, 0},
-    {"ragged lengths with an empty one", {0, 5, 5, 38, 39}, 4, 4, 2, 20, 0},
-    {"one kv head for all", {0, 7, 20}, 2, 6, 1, 8, 0},
-    {"window inside a panel", {0, 40, 47}, 2, 2, 1, 12, 5},
-    {"window over panels", {0, 70}, 1, 1, 1, 16, 33},
-    {"window of one", {0, 18}, 1, 2, 1, 4, 1},
-    {"window longer than the sequence", {0, 9}, 1, 1, 1, 4, 100},
-    {"head of 64, two key blocks", {0, 77, 78, 210}, 3, 4, 2, 64, 0},
-    {"head of 128, window", {0, 150}, 1, 2, 1, 128, 70},
-    {"head of 32, window", {0, 20, 150}, 2, 2, 2, 32, 40},
-    {"head of 80", {0, 30, 75}, 2, 2, 1, 80, 0},
-    {"head of 96", {0, 70}, 1, 2, 1, 96, 0},
-    {"head of 256", {0, 3, 70}, 2, 1, 1, 256, 0},
+    {"one token", {0, 1}, 1, 1, 1, 1, 0, 0},
+    {"no sequences", {0}, 0, 2, 1, 8, 0, 0},
+    {"only empty sequences", {0, 0, 0}, 2, 2, 1, 8, 0, 0},
+    {"one sequence, a panel and one", {0, 17}, 1, 2, 2, 16, 0, 0},
+    {"ragged lengths with an empty one", {0, 5, 5, 38, 39}, 4, 4, 2, 20, 0, 0},
+    {"one kv head for all", {0, 7, 20}, 2, 6, 1, 8, 0, 0},
+    {"window inside a panel", {0, 40, 47}, 2, 2, 1, 12, 5, 0},
+    {"window over panels", {0, 70}, 1, 1, 1, 16, 33, 0},
+    {"window of one", {0, 18}, 1, 2, 1, 4, 1, 0},
+    {"window longer than the sequence", {0, 9}, 1, 1, 1, 4, 100, 0},
+    {"head of 64, two key blocks", {0, 77, 78, 210}, 3, 4, 2, 64, 0, 0},
+    {"head of 128, window", {0, 150}, 1, 2, 1, 128, 70, 0},
+    {"head of 32, window", {0, 20, 150}, 2, 2, 2, 32, 40, 0},
+    {"head of 80", {0, 30, 75}, 2, 2, 1, 80, 0, 0},
+    {"head of 96", {0, 70}, 1, 2, 1, 96, 0, 0},
+    {"head of 256", {0, 3, 70}, 2, 1, 1, 256, 0, 0},
+    {"values narrower, ragged", {0, 5, 5, 38, 39}, 4, 4, 2, 24, 0, 16},
+    {"values wider, window", {0, 40, 47}, 2, 2, 1, 12, 5, 29},
+    {"values of one column", {0, 19}, 1, 2, 1, 6, 0, 1},
+    {"heads of 192 and 128", {0, 70, 150}, 2, 2, 2, 192, 0, 128},
+    {"heads of 64 and 128, window", {0, 90}, 1, 2, 1, 64, 33, 128},
 };
 
 /* Everything of one case, with the reference's results. */
@@ -37,46 +43,64 @@ struct attn_data {
     double *out, *lse, *dq, *dk, *dv;
 };
 
-static rk_tensor_t part_3d(rk_tensor_t fused, int64_t first_head, int64_t heads, int64_t head_dim)
+static int64_t v_dim_of(const struct attn_case *c)
 {
-    return rk_tensor_split_cols(rk_tensor_cols(fused, first_head * head_dim, heads * head_dim), heads,
-                                head_dim);
+    return c->v_head_dim ? c->v_head_dim : c->head_dim;
+}
+
+static rk_tensor_t qk_part(const struct attn_case *c, rk_tensor_t fused, int64_t first_head, int64_t heads)
+{
+    return rk_tensor_split_cols(rk_tensor_cols(fused, first_head * c->head_dim, heads * c->head_dim), heads,
+                                c->head_dim);
+}
+
+static rk_tensor_t v_part(const struct attn_case *c, rk_tensor_t fused)
+{
+    int64_t before = (c->num_heads + c->num_kv_heads) * c->head_dim, width = c->num_kv_heads * v_dim_of(c);
+
+    return rk_tensor_split_cols(rk_tensor_cols(fused, before, width), c->num_kv_heads, v_dim_of(c));
+}
+
+/* Columns of q, k and v side by side, in a multiple of what kernels load at a time. */
+static rk_tensor_t make_fused(struct kt *kt, const struct attn_case *c, rk_dtype_t dtype)
+{
+    int64_t columns = (c->num_heads + c->num_kv_heads) * c->head_dim + c->num_kv_heads * v_dim_of(c);
+
+    return kt_randomize(kt, kt_zeros_2d(kt, dtype, c->cu_seqlens[c->num_seqs], columns), 1.0);
 }
 
 /* q, k and v are parts of one fused tensor, as are their gradients. */
 static struct attn_data make_data(struct kt *kt, const struct attn_case *c, rk_dtype_t dtype)
 {
-    int64_t num_tokens = c->cu_seqlens[c->num_seqs], all_heads = c->num_heads + 2 * c->num_kv_heads;
-    rk_tensor_t qkv = kt_randomize(kt, kt_zeros_2d(kt, dtype, num_tokens, all_heads * c->head_dim), 1.0);
-    rk_tensor_t dqkv = kt_randomize(kt, kt_zeros_2d(kt, dtype, num_tokens, all_heads * c->head_dim), 1.0);
-    int64_t q_count = num_tokens * c->num_heads * c->head_dim,
-            kv_count = num_tokens * c->num_kv_heads * c->head_dim;
+    int64_t num_tokens = c->cu_seqlens[c->num_seqs], v_head_dim = v_dim_of(c);
+    rk_tensor_t qkv = make_fused(kt, c, dtype), dqkv = make_fused(kt, c, dtype);
+    int64_t q_rows = num_tokens * c->num_heads, kv_rows = num_tokens * c->num_kv_heads;
 
     return (struct attn_data){
         .args =
             {
                 .fwd =
                     {
-                        .out = kt_zeros_3d(kt, dtype, num_tokens, c->num_heads, c->head_dim),
+                        .out = kt_zeros_3d(kt, dtype, num_tokens, c->num_heads, v_head_dim),
                         .lse = kt_zeros_2d(kt, kt_stat_dtype(dtype), c->num_heads, num_tokens),
-                        .q = part_3d(qkv, 0, c->num_heads, c->head_dim),
-                        .k = part_3d(qkv, c->num_heads, c->num_kv_heads, c->head_dim),
-                        .v = part_3d(qkv, c->num_heads + c->num_kv_heads, c->num_kv_heads, c->head_dim),
+                        .q = qk_part(c, qkv, 0, c->num_heads),
+                        .k = qk_part(c, qkv, c->num_heads, c->num_kv_heads),
+                        .v = v_part(c, qkv),
                         .cu_seqlens = kt_ints(kt, c->cu_seqlens, c->num_seqs + 1),
                         .max_seqlen = 150,
                         .window = c->window,
                         .scale = 0.3f,
                     },
-                .dq = part_3d(dqkv, 0, c->num_heads, c->head_dim),
-                .dk = part_3d(dqkv, c->num_heads, c->num_kv_heads, c->head_dim),
-                .dv = part_3d(dqkv, c->num_heads + c->num_kv_heads, c->num_kv_heads, c->head_dim),
-                .dout = kt_randomize(kt, kt_zeros_3d(kt, dtype, num_tokens, c->num_heads, c->head_dim), 1.0),
+                .dq = qk_part(c, dqkv, 0, c->num_heads),
+                .dk = qk_part(c, dqkv, c->num_heads, c->num_kv_heads),
+                .dv = v_part(c, dqkv),
+                .dout = kt_randomize(kt, kt_zeros_3d(kt, dtype, num_tokens, c->num_heads, v_head_dim), 1.0),
             },
-        .out = kt_scratch(kt, q_count),
+        .out = kt_scratch(kt, q_rows * v_head_dim),
         .lse = kt_scratch(kt, c->num_heads * num_tokens),
-        .dq = kt_scratch(kt, q_count),
-        .dk = kt_scratch(kt, kv_count),
-        .dv = kt_scratch(kt, kv_count),
+        .dq = kt_scratch(kt, q_rows * c->head_dim),
+        .dk = kt_scratch(kt, kv_rows * c->head_dim),
+        .dv = kt_scratch(kt, kv_rows * v_head_dim),
     };
 }
 
@@ -125,27 +149,28 @@ static void reference(struct kt *kt, const struct attn_case *c, struct attn_data
     const struct rk_attn_varlen_args *fwd = &data->args.fwd;
     const double *q = kt_read(kt, fwd->q), *k = kt_read(kt, fwd->k), *v = kt_read(kt, fwd->v);
     const double *dout = kt_read(kt, data->args.dout), *out = kt_read(kt, fwd->out);
-    int64_t num_tokens = c->cu_seqlens[c->num_seqs], d = c->head_dim;
+    int64_t num_tokens = c->cu_seqlens[c->num_seqs], d = c->head_dim, d_v = v_dim_of(c);
     double *p = kt_scratch(kt, num_tokens);
 
     for (int64_t row = 0; row < num_tokens * c->num_heads; row++) {
         int64_t i = row / c->num_heads, h = row % c->num_heads, kv = h / (c->num_heads / c->num_kv_heads);
-        double d_row = dot(dout + row * d, out + row * d, d);
+        double d_row = dot(dout + row * d_v, out + row * d_v, d_v);
 
         data->lse[h * num_tokens + i] = weights_of(c, q, k, fwd->scale, i, h, p);
         for (int64_t j = 0; j < num_tokens; j++) {
-            for (int64_t x = 0; x < d; x++)
-                data->out[row * d + x] += p[j] * v[(j * c->num_kv_heads + kv) * d + x];
+            for (int64_t x = 0; x < d_v; x++)
+                data->out[row * d_v + x] += p[j] * v[(j * c->num_kv_heads + kv) * d_v + x];
         }
         for (int64_t j = 0; j < num_tokens; j++) {
             int64_t key = j * c->num_kv_heads + kv;
-            double ds = fwd->scale * p[j] * (dot(dout + row * d, v + key * d, d) - d_row);
+            double ds = fwd->scale * p[j] * (dot(dout + row * d_v, v + key * d_v, d_v) - d_row);
 
             for (int64_t x = 0; x < d; x++) {
                 data->dq[row * d + x] += ds * k[key * d + x];
                 data->dk[key * d + x] += ds * q[row * d + x];
-                data->dv[key * d + x] += p[j] * dout[row * d + x];
             }
+            for (int64_t x = 0; x < d_v; x++)
+                data->dv[key * d_v + x] += p[j] * dout[row * d_v + x];
         }
     }
 }
@@ -218,7 +243,7 @@ static void test_attn_varlen_bad_cu_seqlens_fails(void **state)
     if (!kt_is_cpu(kt))
         skip();
     for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
-        struct attn_case c = {"bad", {0, 4}, 1, 1, 1, 4, 0};
+        struct attn_case c = {"bad", {0, 4}, 1, 1, 1, 4, 0, 0};
         struct attn_data data = make_data(kt, &c, RK_DTYPE_F32);
 
         data.args.fwd.cu_seqlens = kt_ints(kt, bad[i].cu_seqlens, 3);

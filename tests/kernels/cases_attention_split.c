@@ -16,23 +16,32 @@ struct split_case {
     const char *label;
     int32_t cp_size, num_seqs, cu_seqlens[MAX_SEQS + 1];
     int32_t num_heads, num_kv_heads, head_dim, window;
+    int32_t v_head_dim; /* 0: head_dim */
 };
 
+static int64_t v_dim_of(const struct split_case *c)
+{
+    return c->v_head_dim ? c->v_head_dim : c->head_dim;
+}
+
 static const struct split_case cases[] = {
-    {"cp 2, lengths 16 and 64", 2, 2, {0, 16, 80}, 2, 1, 20, 0},
-    {"cp 4, lengths 16 and 64", 4, 2, {0, 16, 80}, 2, 2, 12, 0},
-    {"cp 2, 1 and 37 padded, empty", 2, 3, {0, 4, 4, 44}, 4, 2, 20, 0},
-    {"cp 4, 1 and 37 padded, empty", 4, 3, {0, 8, 8, 48}, 4, 2, 20, 0},
-    {"cp 2, window", 2, 2, {0, 64, 80}, 2, 1, 16, 21},
-    {"cp 4, window of one", 4, 1, {0, 40}, 1, 1, 12, 1},
-    {"cp 1", 1, 2, {0, 38, 40}, 2, 1, 16, 0},
-    {"cp 2, head of 128, two splits", 2, 2, {0, 548, 552}, 1, 1, 128, 0},
-    {"cp 4, head of 128, group, window", 4, 2, {0, 8, 312}, 2, 1, 128, 150},
-    {"cp 2, head of 64", 2, 3, {0, 140, 144, 288}, 4, 2, 64, 0},
-    {"cp 4, head of 64, window", 4, 1, {0, 280}, 2, 2, 64, 50},
-    {"cp 2, head of 96", 2, 1, {0, 280}, 2, 1, 96, 0},
-    {"cp 2, head of 32, window", 2, 2, {0, 100, 200}, 2, 2, 32, 40},
-    {"cp 2, head of 256", 2, 1, {0, 132}, 1, 1, 256, 0},
+    {"cp 2, lengths 16 and 64", 2, 2, {0, 16, 80}, 2, 1, 20, 0, 0},
+    {"cp 4, lengths 16 and 64", 4, 2, {0, 16, 80}, 2, 2, 12, 0, 0},
+    {"cp 2, 1 and 37 padded, empty", 2, 3, {0, 4, 4, 44}, 4, 2, 20, 0, 0},
+    {"cp 4, 1 and 37 padded, empty", 4, 3, {0, 8, 8, 48}, 4, 2, 20, 0, 0},
+    {"cp 2, window", 2, 2, {0, 64, 80}, 2, 1, 16, 21, 0},
+    {"cp 4, window of one", 4, 1, {0, 40}, 1, 1, 12, 1, 0},
+    {"cp 1", 1, 2, {0, 38, 40}, 2, 1, 16, 0, 0},
+    {"cp 2, head of 128, two splits", 2, 2, {0, 548, 552}, 1, 1, 128, 0, 0},
+    {"cp 4, head of 128, group, window", 4, 2, {0, 8, 312}, 2, 1, 128, 150, 0},
+    {"cp 2, head of 64", 2, 3, {0, 140, 144, 288}, 4, 2, 64, 0, 0},
+    {"cp 4, head of 64, window", 4, 1, {0, 280}, 2, 2, 64, 50, 0},
+    {"cp 2, head of 96", 2, 1, {0, 280}, 2, 1, 96, 0, 0},
+    {"cp 2, head of 32, window", 2, 2, {0, 100, 200}, 2, 2, 32, 40, 0},
+    {"cp 2, head of 256", 2, 1, {0, 132}, 1, 1, 256, 0, 0},
+    {"cp 2, values narrower", 2, 2, {0, 16, 80}, 2, 1, 24, 0, 16},
+    {"cp 2, values wider, window", 2, 2, {0, 16, 80}, 4, 2, 12, 21, 20},
+    {"cp 4, heads of 192 and 128", 4, 2, {0, 8, 88}, 2, 2, 192, 0, 128},
 };
 
 /* Half precision and F64 differ from the others in how rows are loaded and stored, which short sequences
@@ -56,28 +65,29 @@ static rk_tensor_t random_heads(struct kt *kt, rk_dtype_t dtype, int64_t rows, i
 }
 
 /* Two tensors of one allocation, side by side, so that rows have gaps. */
-static void make_pair(struct kt *kt, rk_tensor_t like, int64_t rows, rk_tensor_t out[2])
+static void make_pair(struct kt *kt, const struct rk_attn_varlen_args *like, int64_t rows, rk_tensor_t out[2])
 {
-    int64_t heads = like.shape[1], dim = like.shape[2];
-    rk_tensor_t both =
-        kt_randomize(kt, kt_zeros_2d(kt, like.dtype, rows, 2 * heads * dim), 1.0); /* to be overwritten */
+    int64_t heads = like->k.shape[1], dims[2] = {like->k.shape[2], like->v.shape[2]};
+    rk_tensor_t both = kt_randomize(kt, kt_zeros_2d(kt, like->k.dtype, rows, heads * (dims[0] + dims[1])),
+                                    1.0); /* to be overwritten */
 
     for (int i = 0; i < 2; i++)
-        out[i] = rk_tensor_split_cols(rk_tensor_cols(both, i * heads * dim, heads * dim), heads, dim);
+        out[i] =
+            rk_tensor_split_cols(rk_tensor_cols(both, i * heads * dims[0], heads * dims[i]), heads, dims[i]);
 }
 
 /* Attention of everything, with its gradients. */
 static struct rk_attn_varlen_bwd_args make_whole(struct kt *kt, const struct split_case *c, rk_dtype_t dtype)
 {
-    int64_t rows = c->cu_seqlens[c->num_seqs], dim = c->head_dim;
+    int64_t rows = c->cu_seqlens[c->num_seqs], dim = c->head_dim, v_dim = v_dim_of(c);
     struct rk_attn_varlen_bwd_args whole = {
         .fwd =
             {
-                .out = kt_zeros_3d(kt, dtype, rows, c->num_heads, dim),
+                .out = kt_zeros_3d(kt, dtype, rows, c->num_heads, v_dim),
                 .lse = kt_zeros_2d(kt, kt_stat_dtype(dtype), c->num_heads, rows),
                 .q = random_heads(kt, dtype, rows, c->num_heads, dim),
                 .k = random_heads(kt, dtype, rows, c->num_kv_heads, dim),
-                .v = random_heads(kt, dtype, rows, c->num_kv_heads, dim),
+                .v = random_heads(kt, dtype, rows, c->num_kv_heads, v_dim),
                 .cu_seqlens = kt_ints(kt, c->cu_seqlens, c->num_seqs + 1),
                 .max_seqlen = (int32_t)rows,
                 .window = c->window,
@@ -85,8 +95,8 @@ static struct rk_attn_varlen_bwd_args make_whole(struct kt *kt, const struct spl
             },
         .dq = kt_zeros_3d(kt, dtype, rows, c->num_heads, dim),
         .dk = kt_zeros_3d(kt, dtype, rows, c->num_kv_heads, dim),
-        .dv = kt_zeros_3d(kt, dtype, rows, c->num_kv_heads, dim),
-        .dout = random_heads(kt, dtype, rows, c->num_heads, dim),
+        .dv = kt_zeros_3d(kt, dtype, rows, c->num_kv_heads, v_dim),
+        .dout = random_heads(kt, dtype, rows, c->num_heads, v_dim),
     };
 
     assert_ok(rk_attn_varlen_fwd(kt->stream, &whole.fwd));
@@ -158,15 +168,15 @@ static struct rank_part make_part(struct kt *kt, const struct split_case *c, int
     rk_zigzag_rows(&cut, rank, part.rows);
     part.args.fwd.q = select_rows(kt, q, part.rows, part.num_rows);
     part.args.dout = select_rows(kt, whole->dout, part.rows, part.num_rows);
-    part.args.fwd.out = random_heads(kt, q.dtype, part.num_rows, q.shape[1], q.shape[2]);
+    part.args.fwd.out = random_heads(kt, q.dtype, part.num_rows, q.shape[1], v_dim_of(c));
     part.args.dq = random_heads(kt, q.dtype, part.num_rows, q.shape[1], q.shape[2]);
     part.args.fwd.lse = kt_zeros_2d(kt, kt_stat_dtype(q.dtype), q.shape[1], part.num_rows);
-    make_pair(kt, whole->fwd.k, num_spread(c), kv);
+    make_pair(kt, &whole->fwd, num_spread(c), kv);
     spread_keys(kt, c, kv[0], whole->fwd.k);
     spread_keys(kt, c, kv[1], whole->fwd.v);
     part.args.fwd.k = kv[0];
     part.args.fwd.v = kv[1];
-    make_pair(kt, whole->fwd.k, num_spread(c), part.dkv);
+    make_pair(kt, &whole->fwd, num_spread(c), part.dkv);
     part.args.dk = part.dkv[0];
     part.args.dv = part.dkv[1];
     return part;
@@ -338,11 +348,11 @@ static void test_attn_varlen_own_keys_named_same_bits(void **state)
         named = whole = make_whole(kt, c, dtype);
         named.fwd.k_begin = kt_ints(kt, c->cu_seqlens, c->num_seqs);
         named.fwd.k_lens = kt_ints(kt, lengths, c->num_seqs);
-        named.fwd.out = random_heads(kt, dtype, whole.dq.shape[0], c->num_heads, c->head_dim);
+        named.fwd.out = random_heads(kt, dtype, whole.dq.shape[0], c->num_heads, v_dim_of(c));
         named.fwd.lse = kt_zeros_2d(kt, kt_stat_dtype(dtype), c->num_heads, whole.dq.shape[0]);
         named.dq = random_heads(kt, dtype, whole.dq.shape[0], c->num_heads, c->head_dim);
         named.dk = random_heads(kt, dtype, whole.dk.shape[0], c->num_kv_heads, c->head_dim);
-        named.dv = random_heads(kt, dtype, whole.dk.shape[0], c->num_kv_heads, c->head_dim);
+        named.dv = random_heads(kt, dtype, whole.dk.shape[0], c->num_kv_heads, v_dim_of(c));
         assert_ok(rk_attn_varlen_fwd(kt->stream, &named.fwd));
         assert_ok(rk_attn_varlen_bwd(kt->stream, &named));
         kt_expect_same_bits(kt, c->label, named.fwd.out, whole.fwd.out);

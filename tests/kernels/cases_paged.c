@@ -3,6 +3,7 @@
  * packed operator is checked against the definition in cases_attention.c.) */
 #include "tests/kernels/kernel_test.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define NUM_SEQS   3
@@ -14,21 +15,30 @@ struct paged_case {
     int32_t lengths[NUM_SEQS];    /* of the sequences */
     int32_t new_tokens[NUM_SEQS]; /* the last ones, queried in the call */
     int32_t block_size, num_heads, num_kv_heads, head_dim, window;
+    int32_t v_head_dim; /* 0: head_dim; < 0: so many columns of the keys, there is no v_cache */
 };
 
 static const struct paged_case cases[] = {
-    {"decode", {20, 1, 7}, {1, 1, 1}, 4, 4, 2, 8, 0},
-    {"prefill of everything", {20, 5, 33}, {20, 5, 33}, 16, 2, 1, 20, 0},
-    {"chunk, nothing and decode", {37, 9, 12}, {10, 0, 1}, 8, 6, 2, 16, 0},
-    {"blocks of one token", {11, 3, 2}, {4, 1, 2}, 1, 2, 2, 4, 0},
-    {"block longer than a sequence", {9, 17, 4}, {9, 1, 2}, 32, 1, 1, 12, 0},
-    {"window, decode", {40, 21, 3}, {1, 1, 1}, 4, 2, 1, 8, 6},
-    {"window, chunks", {40, 21, 3}, {19, 21, 2}, 4, 2, 1, 8, 6},
-    {"head of 128, decode", {530, 1, 20}, {1, 1, 1}, 64, 2, 1, 128, 0},
-    {"head of 128, chunks", {280, 40, 9}, {150, 40, 2}, 64, 3, 1, 128, 0},
-    {"head of 64, window", {180, 130, 16}, {40, 1, 16}, 32, 2, 1, 64, 100},
-    {"head of 96, decode", {150, 20, 1}, {1, 1, 1}, 16, 2, 1, 96, 0},
-    {"head of 256, chunks", {140, 3, 5}, {13, 1, 5}, 16, 1, 1, 256, 0},
+    {"decode", {20, 1, 7}, {1, 1, 1}, 4, 4, 2, 8, 0, 0},
+    {"prefill of everything", {20, 5, 33}, {20, 5, 33}, 16, 2, 1, 20, 0, 0},
+    {"chunk, nothing and decode", {37, 9, 12}, {10, 0, 1}, 8, 6, 2, 16, 0, 0},
+    {"blocks of one token", {11, 3, 2}, {4, 1, 2}, 1, 2, 2, 4, 0, 0},
+    {"block longer than a sequence", {9, 17, 4}, {9, 1, 2}, 32, 1, 1, 12, 0, 0},
+    {"window, decode", {40, 21, 3}, {1, 1, 1}, 4, 2, 1, 8, 6, 0},
+    {"window, chunks", {40, 21, 3}, {19, 21, 2}, 4, 2, 1, 8, 6, 0},
+    {"head of 128, decode", {530, 1, 20}, {1, 1, 1}, 64, 2, 1, 128, 0, 0},
+    {"head of 128, chunks", {280, 40, 9}, {150, 40, 2}, 64, 3, 1, 128, 0, 0},
+    {"head of 64, window", {180, 130, 16}, {40, 1, 16}, 32, 2, 1, 64, 100, 0},
+    {"head of 96, decode", {150, 20, 1}, {1, 1, 1}, 16, 2, 1, 96, 0, 0},
+    {"head of 256, chunks", {140, 3, 5}, {13, 1, 5}, 16, 1, 1, 256, 0, 0},
+    {"values narrower, chunk and decode", {37, 9, 12}, {10, 0, 1}, 8, 6, 2, 24, 0, 16},
+    {"values wider, window", {40, 21, 3}, {19, 21, 2}, 4, 2, 1, 8, 6, 20},
+    {"heads of 192 and 128, decode", {150, 20, 1}, {1, 1, 1}, 16, 2, 2, 192, 0, 128},
+    {"heads of 192 and 128, chunks", {140, 3, 5}, {13, 1, 5}, 16, 2, 2, 192, 0, 128},
+    {"values in the keys", {37, 9, 12}, {10, 0, 1}, 8, 6, 2, 24, 0, -16},
+    {"values in the keys, window", {40, 21, 3}, {1, 21, 1}, 4, 2, 1, 12, 6, -12},
+    {"latent, 576 and 512", {70, 20, 1}, {3, 1, 1}, 16, 4, 1, 576, 0, -512},
+    {"values in the keys, head of 64", {180, 130, 16}, {1, 1, 1}, 16, 2, 1, 64, 0, -64},
 };
 
 struct paged_data {
@@ -59,6 +69,11 @@ static void lay_out(const struct paged_case *c, struct paged_data *data, int32_t
     }
 }
 
+static int64_t v_dim_of(const struct paged_case *c)
+{
+    return c->v_head_dim ? abs(c->v_head_dim) : c->head_dim;
+}
+
 static rk_tensor_t random_heads(struct kt *kt, rk_dtype_t dtype, int64_t tokens, int64_t heads,
                                 int64_t head_dim)
 {
@@ -80,7 +95,7 @@ static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dty
     assert_ok(rk_gather_rows(kt->stream,
                              &(struct rk_rows_args){q, rk_tensor_merge_cols(data->q), data->query_rows}));
     data->paged = (struct rk_attn_paged_args){
-        .out = kt_zeros_3d(kt, dtype, num_rows, c->num_heads, c->head_dim),
+        .out = kt_zeros_3d(kt, dtype, num_rows, c->num_heads, v_dim_of(c)),
         .q = rk_tensor_split_cols(q, c->num_heads, c->head_dim),
         .k_cache = data->write.k_cache,
         .v_cache = data->write.v_cache,
@@ -93,6 +108,20 @@ static void make_query(struct kt *kt, const struct paged_case *c, rk_dtype_t dty
     data->paged.block_table = rk_tensor_2d(data->paged.block_table.data, RK_DTYPE_I32, NUM_SEQS, MAX_BLOCKS);
 }
 
+/* Of every head. */
+static rk_tensor_t first_columns(struct kt *kt, rk_tensor_t heads, int64_t columns)
+{
+    int64_t rows = heads.shape[0] * heads.shape[1], head_dim = heads.shape[2];
+    rk_tensor_t out = kt_zeros_3d(kt, heads.dtype, heads.shape[0], heads.shape[1], columns);
+    const double *all = kt_read(kt, heads);
+    double *some = kt_scratch(kt, rows * columns);
+
+    for (int64_t i = 0; i < rows * columns; i++)
+        some[i] = all[i / columns * head_dim + i % columns];
+    kt_write(kt, out, some);
+    return out;
+}
+
 static struct paged_data make_data(struct kt *kt, const struct paged_case *c, rk_dtype_t dtype)
 {
     int32_t num_blocks = NUM_SEQS * MAX_BLOCKS, slots[MAX_TOKENS];
@@ -103,15 +132,18 @@ static struct paged_data make_data(struct kt *kt, const struct paged_case *c, rk
     num_tokens = data.cu_seqlens[NUM_SEQS];
     data.q = random_heads(kt, dtype, num_tokens, c->num_heads, c->head_dim);
     data.k = random_heads(kt, dtype, num_tokens, c->num_kv_heads, c->head_dim);
-    data.v = random_heads(kt, dtype, num_tokens, c->num_kv_heads, c->head_dim);
+    data.v = c->v_head_dim < 0 ? first_columns(kt, data.k, v_dim_of(c))
+                               : random_heads(kt, dtype, num_tokens, c->num_kv_heads, v_dim_of(c));
     data.slots = kt_ints(kt, slots, num_tokens);
     data.write = (struct rk_kv_write_args){
         .k_cache = kt_zeros_4d(kt, dtype, num_blocks, c->num_kv_heads, c->block_size, c->head_dim),
-        .v_cache = kt_zeros_4d(kt, dtype, num_blocks, c->num_kv_heads, c->block_size, c->head_dim),
         .k = data.k,
-        .v = data.v,
         .slot_mapping = data.slots,
     };
+    if (c->v_head_dim >= 0) {
+        data.write.v_cache = kt_zeros_4d(kt, dtype, num_blocks, c->num_kv_heads, c->block_size, v_dim_of(c));
+        data.write.v = data.v;
+    }
     assert_ok(rk_kv_write(kt->stream, &data.write));
     make_query(kt, c, dtype, &data);
     return data;
@@ -121,7 +153,7 @@ static struct paged_data make_data(struct kt *kt, const struct paged_case *c, rk
 static rk_tensor_t packed_rows(struct kt *kt, const struct paged_case *c, const struct paged_data *data)
 {
     struct rk_attn_varlen_args args = {
-        .out = kt_zeros_3d(kt, data->q.dtype, data->q.shape[0], c->num_heads, c->head_dim),
+        .out = kt_zeros_3d(kt, data->q.dtype, data->q.shape[0], c->num_heads, v_dim_of(c)),
         .q = data->q,
         .k = data->k,
         .v = data->v,
@@ -130,12 +162,12 @@ static rk_tensor_t packed_rows(struct kt *kt, const struct paged_case *c, const 
         .window = c->window,
         .scale = data->paged.scale,
     };
-    rk_tensor_t rows = kt_zeros_2d(kt, data->q.dtype, data->query_rows.shape[0], c->num_heads * c->head_dim);
+    rk_tensor_t rows = kt_zeros_2d(kt, data->q.dtype, data->query_rows.shape[0], c->num_heads * v_dim_of(c));
 
     assert_ok(rk_attn_varlen_fwd(kt->stream, &args));
     assert_ok(rk_gather_rows(kt->stream,
                              &(struct rk_rows_args){rows, rk_tensor_merge_cols(args.out), data->query_rows}));
-    return rk_tensor_split_cols(rows, c->num_heads, c->head_dim);
+    return rk_tensor_split_cols(rows, c->num_heads, v_dim_of(c));
 }
 
 static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
@@ -154,7 +186,7 @@ static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
             assert_ok(rk_stream_sync(kt->stream)); /* so that the past is settled */
             data.paged.past_is_settled = true;
             data.paged.out = kt_zeros_3d(kt, data.q.dtype, data.query_rows.shape[0], cases[i].num_heads,
-                                         cases[i].head_dim);
+                                         v_dim_of(&cases[i]));
             assert_ok(rk_attn_paged(kt->stream, &data.paged));
             kt_expect_same_bits(kt, cases[i].label, data.paged.out, packed_rows(kt, &cases[i], &data));
         }
@@ -164,7 +196,7 @@ static void test_attn_paged_all_cases_have_bits_of_packed(void **state)
 /* Goal: blocks that a window has left behind are not needed. Method: they are removed from the table. */
 static void test_attn_paged_window_without_old_blocks_has_same_bits(void **state)
 {
-    static const struct paged_case c = {"window", {40, 21, 3}, {3, 1, 1}, 4, 2, 1, 8, 6};
+    static const struct paged_case c = {"window", {40, 21, 3}, {3, 1, 1}, 4, 2, 1, 8, 6, 0};
     struct kt *kt = *state;
     struct paged_data data = make_data(kt, &c, RK_DTYPE_F32);
 
@@ -227,47 +259,88 @@ static void test_rope_kv_write_has_bits_of_its_parts(void **state)
 {
     enum { T = 5, MAX_POSITION = 50 };
     static const int32_t positions[T] = {0, 49, 7, 7, 31}, slots[T] = {3, -1, 17, 0, 23};
-    static const int64_t head_dims[] = {128, 64, 20, 6};
+    /* of q and k, and of v; 0: the cache is one tensor */
+    static const int64_t head_dims[][2] = {{128, 128}, {64, 64}, {20, 20}, {6, 6},
+                                           {192, 128}, {12, 20}, {24, 0}};
     struct kt *kt = *state;
 
     for (size_t i = 0; i < RK_ARRAY_LEN(head_dims) * RK_ARRAY_LEN(kt_dtypes); i++) {
-        int64_t head_dim = head_dims[i / RK_ARRAY_LEN(kt_dtypes)];
+        int64_t head_dim = head_dims[i / RK_ARRAY_LEN(kt_dtypes)][0];
+        int64_t v_head_dim = head_dims[i / RK_ARRAY_LEN(kt_dtypes)][1];
+        int64_t columns = 8 * head_dim + 2 * v_head_dim; /* 6 + 2 + 2 heads */
         rk_dtype_t dtype = kt_dtypes[i % RK_ARRAY_LEN(kt_dtypes)];
-        rk_tensor_t fused, split[2], heads[2][3], caches[2][2];
+        rk_tensor_t fused, split[2], q[2];
+        struct rk_kv_write_args kv[2] = {{.slot_mapping = kt_ints(kt, slots, T)}};
         rk_tensor_t cos = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, MAX_POSITION, head_dim / 2), 1.0);
         rk_tensor_t sin = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, MAX_POSITION, head_dim / 2), 1.0);
 
         if (kt_is_cpu_only(kt, dtype))
             continue;
-        fused = kt_randomize(kt, kt_zeros_2d(kt, dtype, T, 10 * head_dim), 1.0); /* 6 + 2 + 2 heads */
+        fused = kt_randomize(kt, kt_zeros_2d(kt, dtype, T, columns), 1.0);
         split[0] = fused;
-        split[1] = kt_zeros_2d(kt, dtype, T, 10 * head_dim);
+        split[1] = kt_zeros_2d(kt, dtype, T, columns);
         kt_write(kt, split[1], kt_read(kt, fused));
         for (int k = 0; k < 2; k++) {
-            heads[k][0] = rk_tensor_split_cols(rk_tensor_cols(split[k], 0, 6 * head_dim), 6, head_dim);
-            heads[k][1] =
-                rk_tensor_split_cols(rk_tensor_cols(split[k], 6 * head_dim, 2 * head_dim), 2, head_dim);
-            heads[k][2] =
-                rk_tensor_split_cols(rk_tensor_cols(split[k], 8 * head_dim, 2 * head_dim), 2, head_dim);
-            for (int c = 0; c < 2; c++)
-                caches[k][c] = kt_zeros_4d(kt, dtype, 3, 2, 8, head_dim);
+            q[k] = rk_tensor_split_cols(rk_tensor_cols(split[k], 0, 6 * head_dim), 6, head_dim);
+            kv[k].slot_mapping = kv[0].slot_mapping;
+            kv[k].k = rk_tensor_split_cols(rk_tensor_cols(split[k], 6 * head_dim, 2 * head_dim), 2, head_dim);
+            kv[k].k_cache = kt_zeros_4d(kt, dtype, 3, 2, 8, head_dim);
+            if (v_head_dim == 0)
+                continue;
+            kv[k].v =
+                rk_tensor_split_cols(rk_tensor_cols(split[k], 8 * head_dim, 2 * v_head_dim), 2, v_head_dim);
+            kv[k].v_cache = kt_zeros_4d(kt, dtype, 3, 2, 8, v_head_dim);
         }
         assert_ok(rk_rope_kv_write(kt->stream, &(struct rk_rope_kv_write_args){
-                                                   .q = heads[0][0],
+                                                   .q = q[0],
                                                    .cos = cos,
                                                    .sin = sin,
                                                    .positions = kt_ints(kt, positions, T),
-                                                   .kv = {caches[0][0], caches[0][1], heads[0][1],
-                                                          heads[0][2], kt_ints(kt, slots, T)},
+                                                   .kv = kv[0],
                                                }));
-        for (int h = 0; h < 2; h++)
-            assert_ok(rk_rope(
-                kt->stream, &(struct rk_rope_args){heads[1][h], cos, sin, kt_ints(kt, positions, T), false}));
-        assert_ok(rk_kv_write(kt->stream, &(struct rk_kv_write_args){caches[1][0], caches[1][1], heads[1][1],
-                                                                     heads[1][2], kt_ints(kt, slots, T)}));
+        assert_ok(
+            rk_rope(kt->stream, &(struct rk_rope_args){q[1], cos, sin, kt_ints(kt, positions, T), false}));
+        assert_ok(
+            rk_rope(kt->stream, &(struct rk_rope_args){kv[1].k, cos, sin, kt_ints(kt, positions, T), false}));
+        assert_ok(rk_kv_write(kt->stream, &kv[1]));
         kt_expect_same_bits(kt, kt_label(kt, "q, k, v", dtype), split[0], split[1]);
-        kt_expect_same_bits(kt, kt_label(kt, "k_cache", dtype), caches[0][0], caches[1][0]);
-        kt_expect_same_bits(kt, kt_label(kt, "v_cache", dtype), caches[0][1], caches[1][1]);
+        kt_expect_same_bits(kt, kt_label(kt, "k_cache", dtype), kv[0].k_cache, kv[1].k_cache);
+        if (v_head_dim > 0)
+            kt_expect_same_bits(kt, kt_label(kt, "v_cache", dtype), kv[0].v_cache, kv[1].v_cache);
+    }
+}
+
+/* Goal: a cache of one tensor holds what was written, as does one whose values have a width of their own. */
+static void test_kv_write_other_shapes_hold_what_was_written(void **state)
+{
+    static const int32_t slots[] = {5, -1, 2};
+    static const int64_t widths[][2] = {{3, 1}, {2, 4}, {16, 8}, {4, 0}};
+    struct kt *kt = *state;
+
+    for (size_t i = 0; i < RK_ARRAY_LEN(widths); i++) {
+        int64_t head_dim = widths[i][0], v_head_dim = widths[i][1];
+        struct rk_kv_write_args args = {.k_cache = kt_zeros_4d(kt, RK_DTYPE_BF16, 3, 1, 2, head_dim),
+                                        .k = random_heads(kt, RK_DTYPE_BF16, 3, 1, head_dim),
+                                        .slot_mapping = kt_ints(kt, slots, 3)};
+        double *expected_k = kt_scratch(kt, 6 * head_dim), *expected_v = kt_scratch(kt, 6 * v_head_dim);
+
+        if (v_head_dim > 0) {
+            args.v_cache = kt_zeros_4d(kt, RK_DTYPE_BF16, 3, 1, 2, v_head_dim);
+            args.v = random_heads(kt, RK_DTYPE_BF16, 3, 1, v_head_dim);
+        }
+        assert_ok(rk_kv_write(kt->stream, &args));
+        for (int t = 0; t < 3; t++) {
+            if (slots[t] < 0)
+                continue;
+            memcpy(expected_k + slots[t] * head_dim, kt_read(kt, args.k) + t * head_dim,
+                   (size_t)head_dim * sizeof(double));
+            if (v_head_dim > 0)
+                memcpy(expected_v + slots[t] * v_head_dim, kt_read(kt, args.v) + t * v_head_dim,
+                       (size_t)v_head_dim * sizeof(double));
+        }
+        kt_expect_close(kt, "k_cache", args.k_cache, expected_k);
+        if (v_head_dim > 0)
+            kt_expect_close(kt, "v_cache", args.v_cache, expected_v);
     }
 }
 
@@ -307,6 +380,7 @@ int main(void)
         kt_test(test_kv_write_negative_slot_writes_nothing),
         kt_test(test_kv_write_slot_outside_cache_fails),
         kt_test(test_rope_kv_write_has_bits_of_its_parts),
+        kt_test(test_kv_write_other_shapes_hold_what_was_written),
         kt_test(test_attn_paged_bad_lengths_fail),
     };
 

@@ -12,12 +12,13 @@ namespace
 constexpr int DECODE_ROWS_PER_SEQ = 64;
 
 /* Both passes, or neither: they share the definition of the bits. */
-bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int head_dim)
+bool has_tensor_kernel(const rk_cuda_attn_device &device, rk_dtype_t dtype, int head_dim, int v_head_dim)
 {
     int fwd_bytes = rk_attn_fwd_mma_shared_bytes(head_dim),
         bwd_bytes = rk_attn_bwd_mma_shared_bytes(head_dim);
 
-    return dtype == RK_DTYPE_BF16 && fwd_bytes > 0 && RK_MAX(fwd_bytes, bwd_bytes) <= device.max_shared_bytes;
+    return dtype == RK_DTYPE_BF16 && head_dim == v_head_dim && fwd_bytes > 0 &&
+           RK_MAX(fwd_bytes, bwd_bytes) <= device.max_shared_bytes;
 }
 
 bool has_wgmma_kernel(const rk_cuda_attn_device &device, int head_dim)
@@ -35,11 +36,11 @@ bool fwd_is_aligned(const rk_cuda_attn_args *args)
 
 cudaError_t rk_cuda_attn_fwd(cudaStream_t stream, const struct rk_cuda_attn_args *args)
 {
-    if (args->head_dim > 256)
+    if (args->head_dim > ATTN_MAX_HEAD_DIM || args->v_head_dim > ATTN_MAX_V_HEAD_DIM)
         return cudaErrorNotSupported;
     if (args->num_tokens == 0 || args->num_keys == 0)
         return cudaSuccess;
-    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim))
+    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim))
         return rk_attn_fwd_simple(stream, args);
     if (!fwd_is_aligned(args))
         return cudaErrorMisalignedAddress;
@@ -50,11 +51,11 @@ cudaError_t rk_cuda_attn_fwd(cudaStream_t stream, const struct rk_cuda_attn_args
 
 cudaError_t rk_cuda_attn_bwd(cudaStream_t stream, const struct rk_cuda_attn_bwd_args *args)
 {
-    if (args->fwd.head_dim > 256)
+    if (args->fwd.head_dim > ATTN_MAX_BWD_HEAD_DIM || args->fwd.v_head_dim > ATTN_MAX_BWD_HEAD_DIM)
         return cudaErrorNotSupported;
     if (args->fwd.num_tokens == 0 || args->fwd.num_keys == 0)
         return rk_attn_bwd_zero_keys(stream, args);
-    if (!has_tensor_kernel(args->fwd.device, args->fwd.dtype, args->fwd.head_dim))
+    if (!has_tensor_kernel(args->fwd.device, args->fwd.dtype, args->fwd.head_dim, args->fwd.v_head_dim))
         return rk_attn_bwd_simple(stream, args);
     if (!fwd_is_aligned(&args->fwd) || !attn_is_aligned(args->dout, args->dout_stride) ||
         !attn_is_aligned(args->dq, args->dq_stride) || !attn_is_aligned(args->dk, args->dk_stride) ||
@@ -88,11 +89,11 @@ static bool can_copy_cache(const rk_cuda_attn_paged_args *args)
 
 cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_paged_args *args)
 {
-    if (args->head_dim > 256)
+    if (args->head_dim > ATTN_MAX_HEAD_DIM || args->v_head_dim > ATTN_MAX_V_HEAD_DIM)
         return cudaErrorNotSupported;
     if (args->num_tokens == 0)
         return cudaSuccess;
-    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim))
+    if (!has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim))
         return rk_attn_paged_simple(stream, args);
     if (!attn_is_aligned(args->q, args->q_stride) || !attn_is_aligned(args->out, args->out_stride) ||
         !attn_is_aligned(args->k_cache, args->cache_block_stride) ||
@@ -105,7 +106,7 @@ cudaError_t rk_cuda_attn_paged(cudaStream_t stream, const struct rk_cuda_attn_pa
 
 size_t rk_cuda_attn_paged_workspace_bytes(const struct rk_cuda_attn_paged_args *args)
 {
-    return has_tensor_kernel(args->device, args->dtype, args->head_dim) && is_decode(args)
+    return has_tensor_kernel(args->device, args->dtype, args->head_dim, args->v_head_dim) && is_decode(args)
                ? rk_attn_decode_workspace_bytes(args)
                : 0;
 }

@@ -14,9 +14,10 @@
  * NaN in one sequence does not reach another. Other dtypes and head sizes, and GPUs that lack the shared
  * memory for one, take attn_simple.cu, one warp a query, which has these properties by construction.
  *
- * Tensor-core head sizes: 32, 64, 80, 96, 128, 256 in BF16 (with 99 KiB a block, as 8.6 and 8.9 have, up to
+ * head_dim is the width of queries and keys, v_head_dim that of values and results. Tensor cores take equal
+ * ones: 32, 64, 80, 96, 128, 256 in BF16 (with 99 KiB a block, as 8.6 and 8.9 have, up to
  * 96); for these, pointers must be aligned to 16
- * bytes and strides be multiples of 8 elements. Otherwise: F32, F16 and BF16 with head_dim <= 256.
+ * bytes and strides be multiples of 8 elements. Otherwise: F32, F16 and BF16 up to the widths below.
  *
  * Launchers enqueue on `stream`, never synchronise, allocate nothing, can be captured in a graph, and
  * return the launch error. Sizes and dtypes have been checked by kernels/checks_*.c; what lies in integer
@@ -38,17 +39,23 @@ RK_BEGIN_DECLS
 /* Ints at the beginning of the workspace of rk_cuda_attn_paged that are zero between calls. */
 #define ATTN_NUM_COUNTERS (1 << 16)
 
+/* The widest heads: forward and paged, of queries and keys and of values; backward, of all. */
+#define ATTN_MAX_HEAD_DIM     576
+#define ATTN_MAX_V_HEAD_DIM   512
+#define ATTN_MAX_BWD_HEAD_DIM 256
+
 struct rk_cuda_attn_device {
     int32_t num_sms;
     int32_t max_shared_bytes; /* of a block */
     bool has_sm90a;           /* code with Hopper's own instructions runs on it */
 };
 
-/* rk_attn_varlen_args. Row t, head h of a tensor starts stride * t + head_dim * h elements after its base. */
+/* rk_attn_varlen_args. Row t, head h of a tensor starts stride * t + WIDTH * h elements after its base, where
+ * WIDTH is head_dim (q, k) or v_head_dim (v, out). */
 struct rk_cuda_attn_args {
     struct rk_cuda_attn_device device;
     rk_dtype_t dtype;
-    int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim, v_head_dim;
     int32_t num_keys; /* rows of k and v */
     int32_t window;   /* 0: none */
     float scale;      /* > 0 */
@@ -75,14 +82,18 @@ struct rk_cuda_attn_bwd_args {
 struct rk_cuda_attn_paged_args {
     struct rk_cuda_attn_device device;
     rk_dtype_t dtype;
-    int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int32_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim, v_head_dim;
     int32_t window;
     bool past_is_settled;
     float scale;
     int32_t num_blocks, block_size;
-    int32_t max_blocks;            /* of block_table's rows */
-    const void *k_cache, *v_cache; /* [num_blocks, num_kv_heads, block_size, head_dim], rows of dimension 0 */
-    int64_t cache_block_stride;    /* ... this many elements apart */
+    int32_t max_blocks;  /* of block_table's rows */
+    const void *k_cache; /* [num_blocks, num_kv_heads, block_size, head_dim] */
+    const void *v_cache; /* [num_blocks, num_kv_heads, block_size, v_head_dim] */
+    /* From a row of dimension 0 to the next, and from one value of a head to the next: with unequal widths
+     * values may lie in k_cache's rows. With equal ones k_cache and v_cache are laid out alike. */
+    int64_t cache_block_stride, v_cache_block_stride;
+    int32_t v_row_stride;
     const int32_t *block_table, *cu_q, *seq_lens;
     int64_t block_table_stride;
     const void *q;

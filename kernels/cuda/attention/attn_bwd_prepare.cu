@@ -92,9 +92,10 @@ size_t delta_bytes(const rk_cuda_attn_args *fwd)
 }
 
 /* Of dk or dv. */
-cudaError_t zero_rows(cudaStream_t stream, void *rows, int64_t stride, const rk_cuda_attn_args *fwd)
+cudaError_t zero_rows(cudaStream_t stream, void *rows, int64_t stride, int head_dim,
+                      const rk_cuda_attn_args *fwd)
 {
-    size_t element = rk_dtype_bytes(fwd->dtype), width = (size_t)fwd->num_kv_heads * fwd->head_dim * element;
+    size_t element = rk_dtype_bytes(fwd->dtype), width = (size_t)fwd->num_kv_heads * head_dim * element;
     size_t pitch = (size_t)stride * element;
 
     return cudaMemset2DAsync(rows, RK_MAX(pitch, width), 0, width, (size_t)fwd->num_keys, stream);
@@ -138,8 +139,10 @@ cudaError_t rk_attn_bwd_zero_keys(cudaStream_t stream, const rk_cuda_attn_bwd_ar
 
     if (!args->fwd.k_lens || args->fwd.num_keys == 0)
         return cudaSuccess;
-    err = zero_rows(stream, args->dk, args->dk_stride, &args->fwd);
-    return err == cudaSuccess ? zero_rows(stream, args->dv, args->dv_stride, &args->fwd) : err;
+    err = zero_rows(stream, args->dk, args->dk_stride, args->fwd.head_dim, &args->fwd);
+    if (err != cudaSuccess)
+        return err;
+    return zero_rows(stream, args->dv, args->dv_stride, args->fwd.v_head_dim, &args->fwd);
 }
 
 cudaError_t rk_attn_bwd_prepare(cudaStream_t stream, const rk_cuda_attn_bwd_args *args,

@@ -88,7 +88,7 @@ int rk_attn_bwd_mma_shared_bytes(int head_dim); /* 0: there is none */
 cudaError_t rk_attn_fwd_wgmma(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_paged_wgmma(cudaStream_t stream, const rk_cuda_attn_paged_args *args);
 cudaError_t rk_attn_bwd_wgmma(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
-/* attn_simple.cu: any head_dim <= 256; F32, F16, BF16 */
+/* attn_simple.cu: all widths of attn.h; F32, F16, BF16 */
 cudaError_t rk_attn_fwd_simple(cudaStream_t stream, const rk_cuda_attn_args *args);
 cudaError_t rk_attn_bwd_simple(cudaStream_t stream, const rk_cuda_attn_bwd_args *args);
 cudaError_t rk_attn_paged_simple(cudaStream_t stream, const rk_cuda_attn_paged_args *args);

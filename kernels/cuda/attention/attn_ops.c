@@ -45,6 +45,63 @@ static struct rk_status *check_counts(const char *op, rk_tensor_t t)
     return NULL;
 }
 
+/* q and k have the width of q, v and out that of out. */
+static struct rk_status *check_widths(const char *op, rk_tensor_t q, rk_tensor_t out, int64_t max_head_dim,
+                                      int64_t max_v_head_dim)
+{
+    if (q.shape[2] > max_head_dim)
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: q and k have head_dim=%lld, this backend takes at most %lld",
+                       op, (long long)q.shape[2], (long long)max_head_dim);
+    if (out.shape[2] > max_v_head_dim)
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "%s: v and out have v_head_dim=%lld, this backend takes at most %lld", op,
+                       (long long)out.shape[2], (long long)max_v_head_dim);
+    return NULL;
+}
+
+static struct rk_status *check_dtype(const char *op, rk_tensor_t q)
+{
+    if (q.dtype == RK_DTYPE_F64)
+        return RK_FAIL(RK_UNIMPLEMENTED, "%s: q is f64, this backend takes f32, bf16 and f16", op);
+    return NULL;
+}
+
+struct rk_status *rk_cuda_limit_attn_varlen_fwd(const void *dev, const struct rk_attn_varlen_args *args)
+{
+    (void)dev;
+    RK_TRY(check_dtype("attn_varlen_fwd", args->q));
+    RK_TRY(check_widths("attn_varlen_fwd", args->q, args->out, ATTN_MAX_HEAD_DIM, ATTN_MAX_V_HEAD_DIM));
+    RK_TRY(check_scale("attn_varlen_fwd", args->scale));
+    RK_TRY(check_counts("attn_varlen_fwd", args->q));
+    return check_counts("attn_varlen_fwd", args->k);
+}
+
+struct rk_status *rk_cuda_limit_attn_varlen_bwd(const void *dev, const struct rk_attn_varlen_bwd_args *args)
+{
+    const struct rk_attn_varlen_args *fwd = &args->fwd;
+
+    (void)dev;
+    RK_TRY(check_dtype("attn_varlen_bwd", fwd->q));
+    RK_TRY(check_widths("attn_varlen_bwd", fwd->q, fwd->out, ATTN_MAX_BWD_HEAD_DIM, ATTN_MAX_BWD_HEAD_DIM));
+    RK_TRY(check_scale("attn_varlen_bwd", fwd->scale));
+    RK_TRY(check_counts("attn_varlen_bwd", fwd->q));
+    return check_counts("attn_varlen_bwd", fwd->k);
+}
+
+struct rk_status *rk_cuda_limit_attn_paged(const void *dev, const struct rk_attn_paged_args *args)
+{
+    (void)dev;
+    RK_TRY(check_dtype("attn_paged", args->q));
+    RK_TRY(check_widths("attn_paged", args->q, args->out, ATTN_MAX_HEAD_DIM, ATTN_MAX_V_HEAD_DIM));
+    RK_TRY(check_scale("attn_paged", args->scale));
+    if (args->v_cache.data && args->q.shape[2] == args->out.shape[2] &&
+        args->k_cache.row_stride != args->v_cache.row_stride)
+        return RK_FAIL(
+            RK_UNIMPLEMENTED,
+            "attn_paged: this backend wants k_cache and v_cache of equal widths with equal strides");
+    return check_counts("attn_paged", args->q);
+}
+
 static struct rk_cuda_attn_args convert(const struct rk_cuda_device *dev,
                                         const struct rk_attn_varlen_args *args)
 {
@@ -56,6 +113,7 @@ static struct rk_cuda_attn_args convert(const struct rk_cuda_device *dev,
         .num_heads = (int32_t)args->q.shape[1],
         .num_kv_heads = (int32_t)args->k.shape[1],
         .head_dim = (int32_t)args->q.shape[2],
+        .v_head_dim = (int32_t)args->out.shape[2],
         .num_keys = (int32_t)args->k.shape[0],
         .window = args->window,
         .scale = args->scale,
@@ -81,9 +139,7 @@ struct rk_status *rk_cuda_op_attn_varlen_fwd(void *dev_handle, void *stream_hand
     const struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_args attn = convert(dev, args);
 
-    RK_TRY(check_scale("attn_varlen_fwd", args->scale));
-    RK_TRY(check_counts("attn_varlen_fwd", args->q));
-    RK_TRY(check_counts("attn_varlen_fwd", args->k));
+    RK_TRY(rk_cuda_limit_attn_varlen_fwd(dev, args));
     return launched(dev, stream, "attn_varlen_fwd", args->q, rk_cuda_attn_fwd(stream->stream, &attn));
 }
 
@@ -110,9 +166,7 @@ struct rk_status *rk_cuda_op_attn_varlen_bwd(void *dev_handle, void *stream_hand
     struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_bwd_args attn = convert_bwd(dev, args);
 
-    RK_TRY(check_scale("attn_varlen_bwd", args->fwd.scale));
-    RK_TRY(check_counts("attn_varlen_bwd", args->fwd.q));
-    RK_TRY(check_counts("attn_varlen_bwd", args->fwd.k));
+    RK_TRY(rk_cuda_limit_attn_varlen_bwd(dev, args));
     RK_TRY(rk_cuda_reserve(stream, &stream->scratch, rk_cuda_attn_bwd_workspace_bytes(&attn)));
     attn.workspace = stream->scratch.data;
     return launched(dev, stream, "attn_varlen_bwd", args->fwd.q, rk_cuda_attn_bwd(stream->stream, &attn));
@@ -137,6 +191,8 @@ struct rk_workspace rk_cuda_workspace_attn_varlen_bwd(const void *dev,
 static struct rk_cuda_attn_paged_args convert_paged(const struct rk_cuda_device *dev,
                                                     const struct rk_attn_paged_args *args)
 {
+    rk_tensor_t v_cache = args->v_cache.data ? args->v_cache : args->k_cache;
+
     return (struct rk_cuda_attn_paged_args){
         .device = device_of(dev),
         .dtype = args->q.dtype,
@@ -145,6 +201,7 @@ static struct rk_cuda_attn_paged_args convert_paged(const struct rk_cuda_device 
         .num_heads = (int32_t)args->q.shape[1],
         .num_kv_heads = (int32_t)args->k_cache.shape[1],
         .head_dim = (int32_t)args->q.shape[2],
+        .v_head_dim = (int32_t)args->out.shape[2],
         .window = args->window,
         .past_is_settled = args->past_is_settled,
         .scale = args->scale,
@@ -152,8 +209,10 @@ static struct rk_cuda_attn_paged_args convert_paged(const struct rk_cuda_device 
         .block_size = (int32_t)args->k_cache.shape[2],
         .max_blocks = (int32_t)args->block_table.shape[1],
         .k_cache = args->k_cache.data,
-        .v_cache = args->v_cache.data,
+        .v_cache = v_cache.data,
         .cache_block_stride = args->k_cache.row_stride,
+        .v_cache_block_stride = v_cache.row_stride,
+        .v_row_stride = (int32_t)v_cache.shape[3],
         .block_table = args->block_table.data,
         .cu_q = args->cu_q.data,
         .seq_lens = args->seq_lens.data,
@@ -172,10 +231,7 @@ struct rk_status *rk_cuda_op_attn_paged(void *dev_handle, void *stream_handle,
     struct rk_cuda_stream *stream = stream_handle;
     struct rk_cuda_attn_paged_args attn = convert_paged(dev, args);
 
-    RK_TRY(check_scale("attn_paged", args->scale));
-    RK_TRY(check_counts("attn_paged", args->q));
-    if (args->k_cache.row_stride != args->v_cache.row_stride)
-        return RK_FAIL(RK_UNIMPLEMENTED, "attn_paged: this backend wants keys and values with equal strides");
+    RK_TRY(rk_cuda_limit_attn_paged(dev, args));
     RK_TRY(rk_cuda_reserve(stream, &stream->splits, rk_cuda_attn_paged_workspace_bytes(&attn)));
     attn.workspace = stream->splits.data;
     return launched(dev, stream, "attn_paged", args->q, rk_cuda_attn_paged(stream->stream, &attn));

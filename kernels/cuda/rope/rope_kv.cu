@@ -10,7 +10,8 @@
  * Overlap      The next kernel may start at once; places and factors that are settled are loaded before the
  *              stream has been waited for.
  *
- * Limits       Fewer than 2^31 packs; tables without gaps.
+ * Limits       Fewer than 2^31 packs; tables without gaps. Keys and values whose shapes or strides differ
+ *              take the operator's parts.
  *
  * Numerics     Those of rope.cu. A position outside the tables leaves q and k as they are; a slot outside the
  *              cache is skipped. */
@@ -166,6 +167,21 @@ static bool all_aligned(const struct rk_rope_kv_write_args *args)
            rk_rows_aligned(args->kv.k_cache) && rk_rows_aligned(args->kv.v_cache) && half_bytes % 16 == 0;
 }
 
+/* Keys and values of other shapes than the kernel's: its parts one after the other. */
+static struct rk_status *write_in_parts(void *dev, void *stream, const struct rk_rope_kv_write_args *args)
+{
+    struct rk_rope_args rope = {};
+
+    rope.x = args->q;
+    rope.cos = args->cos;
+    rope.sin = args->sin;
+    rope.positions = args->positions;
+    RK_TRY(rk_cuda_op_rope(dev, stream, &rope));
+    rope.x = args->kv.k;
+    RK_TRY(rk_cuda_op_rope(dev, stream, &rope));
+    return rk_cuda_op_kv_write(dev, stream, &args->kv);
+}
+
 extern "C" struct rk_status *rk_cuda_op_rope_kv_write(void *dev, void *stream,
                                                       const struct rk_rope_kv_write_args *args)
 {
@@ -174,12 +190,11 @@ extern "C" struct rk_status *rk_cuda_op_rope_kv_write(void *dev, void *stream,
     int64_t items_per_token = (args->q.shape[1] + 2 * kv->k.shape[1]) * packs;
     rope_kv_shape shape = {};
 
+    if (kv->k_cache.row_stride != kv->v_cache.row_stride || kv->k.shape[2] != kv->v.shape[2])
+        return write_in_parts(dev, stream, args);
     RK_TRY(rk_check_grid("rope_kv_write", args->q.shape[0] * items_per_token));
     if (!rk_tensor_is_contiguous(args->cos) || !rk_tensor_is_contiguous(args->sin))
         return RK_FAIL(RK_UNIMPLEMENTED, "rope_kv_write: this backend wants tables without gaps");
-    if (kv->k_cache.row_stride != kv->v_cache.row_stride)
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "rope_kv_write: this backend wants keys and values with equal strides");
     shape.q_stride = args->q.row_stride;
     shape.k_stride = kv->k.row_stride;
     shape.v_stride = kv->v.row_stride;

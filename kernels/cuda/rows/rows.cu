@@ -151,8 +151,8 @@ struct kv_shape {
     int num_kv_heads, block_size, units; /* of a head's vector */
 };
 
-/* A unit of keys and the same one of values a thread. */
-template <class Unit>
+/* A unit of keys and, if they come along, the same one of values a thread. */
+template <class Unit, bool HAS_VALUES>
 __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     kv_write_kernel(kv_part<Unit> k, kv_part<Unit> v, const int32_t *__restrict__ slots, kv_shape shape)
 {
@@ -170,10 +170,13 @@ __global__ void __launch_bounds__(RK_TILE_FLAT_THREADS)
     for (int u = threadIdx.x; u < shape.num_kv_heads * shape.units; u += blockDim.x) {
         int head = u / shape.units, rest = u % shape.units;
         int64_t at = ((int64_t)head * shape.block_size + offset) * shape.units + rest;
-        Unit key = k.src[token * k.src_stride + u], value = v.src[token * v.src_stride + u];
+        Unit key = k.src[token * k.src_stride + u], value = {};
 
+        if (HAS_VALUES)
+            value = v.src[token * v.src_stride + u];
         k.cache[block * k.block_stride + at] = key;
-        v.cache[block * v.block_stride + at] = value;
+        if (HAS_VALUES)
+            v.cache[block * v.block_stride + at] = value;
     }
 }
 
@@ -193,33 +196,54 @@ static void launch_kv(const struct rk_cuda_stream *stream, const struct rk_kv_wr
                       (int)((size_t)cache[3] * rk_dtype_bytes(args->k.dtype) / sizeof(Unit))};
     dim3 threads = block_of((int64_t)shape.num_kv_heads * shape.units);
     unsigned blocks = (unsigned)rk_ceil_div(shape.num_tokens, threads.y);
+    kv_part<Unit> k = part_of<Unit>(args->k_cache, args->k), v = {};
 
-    rk_launch({stream, dim3(blocks), threads, 0}, kv_write_kernel<Unit>,
-              part_of<Unit>(args->k_cache, args->k), part_of<Unit>(args->v_cache, args->v),
+    if (args->v_cache.data)
+        v = part_of<Unit>(args->v_cache, args->v);
+    rk_launch({stream, dim3(blocks), threads, 0},
+              args->v_cache.data ? kv_write_kernel<Unit, true> : kv_write_kernel<Unit, false>, k, v,
               (const int32_t *)args->slot_mapping.data, shape);
+}
+
+/* Keys, and values of the same shape or none. */
+static void write_kv(const struct rk_cuda_stream *stream, const struct rk_kv_write_args *args)
+{
+    size_t head_bytes = (size_t)args->k.shape[2] * rk_dtype_bytes(args->k.dtype);
+    size_t unit = unit_bytes(args->k_cache, args->k, head_bytes);
+
+    if (args->v_cache.data)
+        unit = RK_MIN(unit, unit_bytes(args->v_cache, args->v, head_bytes));
+    switch (unit) {
+    case 16:
+        launch_kv<uint4>(stream, args);
+        break;
+    case 8:
+        launch_kv<uint2>(stream, args);
+        break;
+    case 4:
+        launch_kv<uint32_t>(stream, args);
+        break;
+    default: /* no float type is smaller */
+        launch_kv<uint16_t>(stream, args);
+        break;
+    }
 }
 
 extern "C" struct rk_status *rk_cuda_op_kv_write(void *dev, void *stream, const struct rk_kv_write_args *args)
 {
-    size_t head_bytes = (size_t)args->k.shape[2] * rk_dtype_bytes(args->k.dtype);
-    size_t unit = RK_MIN(unit_bytes(args->k_cache, args->k, head_bytes),
-                         unit_bytes(args->v_cache, args->v, head_bytes));
+    struct rk_kv_write_args keys = *args, values = *args;
 
     RK_TRY(rk_check_grid("kv_write", args->k.shape[0]));
     RK_TRY(rk_check_grid("kv_write", args->k.shape[1] * args->k.shape[2]));
-    switch (unit) {
-    case 16:
-        launch_kv<uint4>((const struct rk_cuda_stream *)stream, args);
-        break;
-    case 8:
-        launch_kv<uint2>((const struct rk_cuda_stream *)stream, args);
-        break;
-    case 4:
-        launch_kv<uint32_t>((const struct rk_cuda_stream *)stream, args);
-        break;
-    default: /* no float type is smaller */
-        launch_kv<uint16_t>((const struct rk_cuda_stream *)stream, args);
-        break;
+    if (!args->v_cache.data || args->k.shape[2] == args->v.shape[2]) {
+        write_kv((const struct rk_cuda_stream *)stream, args);
+    } else {
+        RK_TRY(rk_check_grid("kv_write", args->v.shape[1] * args->v.shape[2]));
+        keys.v_cache.data = values.v_cache.data = NULL;
+        values.k_cache = args->v_cache;
+        values.k = args->v;
+        write_kv((const struct rk_cuda_stream *)stream, &keys);
+        write_kv((const struct rk_cuda_stream *)stream, &values);
     }
     return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "kv_write");
 }

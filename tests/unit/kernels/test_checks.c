@@ -337,6 +337,10 @@ static void test_attn_varlen_bad_arguments_fail(void **state)
     BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: window=-1, expected >= 0", window = -1);
     BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: scale=inf, expected finite", scale = INFINITY);
     BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: out aliases v", out.data = fwd.v.data);
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: q has head_dim=0, expected >= 1", q = t3(F32, 5, 4, 0),
+        bad_.k = t3(F32, 5, 2, 0));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: out has v_head_dim=0, expected >= 1",
+        out = t3(F32, 5, 4, 0), bad_.v = t3(F32, 5, 2, 0));
     assert_ok(rk_attn_varlen_bwd(stream, &bwd));
     BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: lse has rank 0, expected", fwd.lse = none);
     BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dq is f32 [5, 2, 2], expected f32 [5, 4, 2]",
@@ -347,6 +351,34 @@ static void test_attn_varlen_bad_arguments_fail(void **state)
         dv = t3(F64, 5, 2, 2));
     BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dout is f32 [4, 4, 2]", dout = t3(F32, 4, 4, 2));
     BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dk aliases k", dk.data = bwd.fwd.k.data);
+}
+
+/* Values and results share a width that is not that of queries and keys. */
+static void test_attn_varlen_bad_value_widths_fail(void **state)
+{
+    struct rk_attn_varlen_bwd_args bwd = good_attention();
+    struct rk_attn_varlen_args fwd;
+
+    (void)state;
+    bwd.fwd.v = t3(F32, 5, 2, 3);
+    bwd.dv = t3(F32, 5, 2, 3);
+    bwd.fwd.out = t3(F32, 5, 4, 3);
+    bwd.dout = t3(F32, 5, 4, 3);
+    fwd = bwd.fwd;
+    assert_ok(rk_attn_varlen_fwd(stream, &fwd));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: v is f32 [5, 2, 2], expected f32 [5, 2, 3]",
+        v = t3(F32, 5, 2, 2));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: k is f32 [5, 2, 3], expected f32 [5, 2, 2]",
+        k = t3(F32, 5, 2, 3));
+    BAD(rk_attn_varlen_fwd, fwd, "attn_varlen_fwd: v is f32 [5, 2, 3], expected f32 [5, 2, 4]",
+        out = t3(F32, 5, 4, 4));
+    assert_ok(rk_attn_varlen_bwd(stream, &bwd));
+    BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dv is f32 [5, 2, 2], expected f32 [5, 2, 3]",
+        dv = t3(F32, 5, 2, 2));
+    BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dout is f32 [5, 4, 2], expected f32 [5, 4, 3]",
+        dout = t3(F32, 5, 4, 2));
+    BAD(rk_attn_varlen_bwd, bwd, "attn_varlen_bwd: dq is f32 [5, 4, 3], expected f32 [5, 4, 2]",
+        dq = t3(F32, 5, 4, 3));
 }
 
 static void test_attn_varlen_bad_key_ranges_fail(void **state)
@@ -414,6 +446,42 @@ static void test_paged_bad_arguments_fail(void **state)
     BAD(rk_attn_paged, paged, "attn_paged: seq_lens is f32 [2], expected i32 [2]", seq_lens = t1(F32, 2));
     BAD(rk_attn_paged, paged, "attn_paged: window=-5, expected >= 0", window = -5);
     BAD(rk_attn_paged, paged, "attn_paged: scale=nan, expected finite", scale = NAN);
+}
+
+/* Values of a width of their own, and a cache of one tensor. */
+static void test_paged_bad_value_widths_fail(void **state)
+{
+    struct rk_kv_write_args write = {.k_cache = t4(F32, 3, 1, 4, 8),
+                                     .v_cache = t4(F32, 3, 1, 4, 6),
+                                     .k = t3(F32, 5, 1, 8),
+                                     .v = t3(F32, 5, 1, 6),
+                                     .slot_mapping = t1(I32, 5)};
+    struct rk_attn_paged_args paged = {.out = t3(F32, 0, 4, 6),
+                                       .q = t3(F32, 0, 4, 8),
+                                       .k_cache = write.k_cache,
+                                       .v_cache = write.v_cache,
+                                       .block_table = t2(I32, 2, 3),
+                                       .cu_q = t1(I32, 3),
+                                       .seq_lens = t1(I32, 2),
+                                       .scale = 1.0f};
+
+    (void)state;
+    assert_ok(rk_kv_write(stream, &write));
+    BAD(rk_kv_write, write, "kv_write: v is f32 [5, 1, 8], expected f32 [5, 1, 6]", v = t3(F32, 5, 1, 8));
+    BAD(rk_kv_write, write, "kv_write: v_cache is f32 [3, 2, 4, 6], expected f32 [3, 1, 4, 6]",
+        v_cache = t4(F32, 3, 2, 4, 6));
+    BAD(rk_kv_write, write, "kv_write: v is given without v_cache, expected none", v_cache = none);
+    BAD(rk_kv_write, write, "kv_write: v has rank 0, expected", v = none);
+    assert_ok(rk_attn_paged(stream, &paged));
+    BAD(rk_attn_paged, paged, "attn_paged: v_cache is f32 [3, 1, 4, 6], expected f32 [3, 1, 4, 8]",
+        out = t3(F32, 0, 4, 8));
+    BAD(rk_attn_paged, paged, "attn_paged: out has v_head_dim=0, expected >= 1", out = t3(F32, 0, 4, 0),
+        bad_.v_cache = t4(F32, 3, 1, 4, 0));
+    paged.v_cache = write.v_cache = write.v = none;
+    assert_ok(rk_kv_write(stream, &write));
+    assert_ok(rk_attn_paged(stream, &paged));
+    BAD(rk_attn_paged, paged, "attn_paged: out has v_head_dim=9, expected at most head_dim=8 of k_cache",
+        out = t3(F32, 0, 4, 9));
 }
 
 static void test_decode_bad_arguments_fail(void **state)
@@ -722,7 +790,9 @@ int main(void)
         checks_test(test_swiglu_bad_arguments_fail),
         checks_test(test_attn_varlen_bad_arguments_fail),
         checks_test(test_attn_varlen_bad_key_ranges_fail),
+        checks_test(test_attn_varlen_bad_value_widths_fail),
         checks_test(test_paged_bad_arguments_fail),
+        checks_test(test_paged_bad_value_widths_fail),
         checks_test(test_decode_bad_arguments_fail),
         checks_test(test_vocab_stats_bad_arguments_fail),
         checks_test(test_vocab_ids_bad_arguments_fail),

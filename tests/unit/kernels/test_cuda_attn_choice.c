@@ -3,6 +3,7 @@
 #include "tests/support/test.h"
 
 #include "kernels/cuda/attention/attn.h"
+#include "kernels/cuda/cuda_internal.h"
 
 #define KIB 1024
 
@@ -15,6 +16,7 @@ static struct rk_cuda_attn_paged_args make_args(int32_t heads, int32_t kv_heads,
         .num_heads = heads,
         .num_kv_heads = kv_heads,
         .head_dim = head_dim,
+        .v_head_dim = head_dim,
         .scale = 1.0F,
         .block_size = 16,
         .max_blocks = max_model_len / 16,
@@ -82,11 +84,70 @@ static void test_attn_kernel_fits_the_gpu(void **state)
     }
 }
 
+/* Goal: keys and values of two widths take the kernel without tensor cores, in all passes: no workspace. */
+static void test_attn_unequal_widths_take_the_simple_kernel(void **state)
+{
+    struct rk_cuda_attn_paged_args args = make_args(8, 8, 128, 4096);
+
+    (void)state;
+    args.num_tokens = args.num_seqs = 4;
+    assert_true(rk_cuda_attn_paged_workspace_bytes(&args) > 0);
+    args.head_dim = 192;
+    assert_int_equal(rk_cuda_attn_paged_workspace_bytes(&args), 0);
+    args.head_dim = 64;
+    assert_int_equal(rk_cuda_attn_paged_workspace_bytes(&args), 0);
+}
+
+static rk_tensor_t heads_of(rk_dtype_t dtype, int64_t tokens, int64_t heads, int64_t head_dim)
+{
+    return rk_tensor_3d(NULL, dtype, tokens, heads, head_dim);
+}
+
+static struct rk_attn_varlen_bwd_args varlen_of(rk_dtype_t dtype, int64_t head_dim, int64_t v_head_dim)
+{
+    return (struct rk_attn_varlen_bwd_args){.fwd = {.q = heads_of(dtype, 5, 4, head_dim),
+                                                    .k = heads_of(dtype, 5, 2, head_dim),
+                                                    .v = heads_of(dtype, 5, 2, v_head_dim),
+                                                    .out = heads_of(dtype, 5, 4, v_head_dim),
+                                                    .scale = 1.0F}};
+}
+
+/* Goal: widths that no kernel has are refused by the name of the tensors, before anything is taken. */
+static void test_attn_widths_beyond_kernels_are_refused(void **state)
+{
+    struct rk_attn_varlen_bwd_args args = varlen_of(RK_DTYPE_BF16, 192, 128);
+    struct rk_attn_paged_args paged = {.scale = 1.0F};
+
+    (void)state;
+    assert_ok(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd));
+    assert_ok(rk_cuda_limit_attn_varlen_bwd(NULL, &args));
+    args = varlen_of(RK_DTYPE_BF16, 576, 512);
+    assert_ok(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd));
+    assert_fails(rk_cuda_limit_attn_varlen_bwd(NULL, &args), RK_UNIMPLEMENTED,
+                 "attn_varlen_bwd: q and k have head_dim=576, this backend takes at most 256");
+    args = varlen_of(RK_DTYPE_F32, 64, 257);
+    assert_fails(rk_cuda_limit_attn_varlen_bwd(NULL, &args), RK_UNIMPLEMENTED,
+                 "attn_varlen_bwd: v and out have v_head_dim=257, this backend takes at most 256");
+    args = varlen_of(RK_DTYPE_F32, 577, 64);
+    assert_fails(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd), RK_UNIMPLEMENTED,
+                 "attn_varlen_fwd: q and k have head_dim=577, this backend takes at most 576");
+    args = varlen_of(RK_DTYPE_F64, 64, 64);
+    assert_fails(rk_cuda_limit_attn_varlen_fwd(NULL, &args.fwd), RK_UNIMPLEMENTED, "q is f64");
+    paged.q = heads_of(RK_DTYPE_BF16, 3, 4, 576);
+    paged.out = heads_of(RK_DTYPE_BF16, 3, 4, 512);
+    assert_ok(rk_cuda_limit_attn_paged(NULL, &paged));
+    paged.out = heads_of(RK_DTYPE_BF16, 3, 4, 513);
+    assert_fails(rk_cuda_limit_attn_paged(NULL, &paged), RK_UNIMPLEMENTED,
+                 "attn_paged: v and out have v_head_dim=513, this backend takes at most 512");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attn_paged_plan_is_most_of_all_steps),
         cmocka_unit_test(test_attn_kernel_fits_the_gpu),
+        cmocka_unit_test(test_attn_unequal_widths_take_the_simple_kernel),
+        cmocka_unit_test(test_attn_widths_beyond_kernels_are_refused),
     };
 
     return cmocka_run_group_tests_name("unit/kernels/cuda_attn_choice", tests, NULL, NULL);

@@ -534,10 +534,20 @@ static struct rk_workspace sum_squares_workspace(const void *dev, const struct r
     return (struct rk_workspace){.scratch_bytes = 8 * (size_t)args->x.shape[0], .kept_bytes = 100};
 }
 
-/* Goal: code that runs on a dry device takes no memory, and its need is on record. */
+static struct rk_status *sum_squares_limit(const void *dev, const struct rk_sum_squares_args *args)
+{
+    (void)dev;
+    if (args->x.shape[0] > 1000)
+        return RK_FAIL(RK_UNIMPLEMENTED, "sum_squares: x has %lld elements", (long long)args->x.shape[0]);
+    return NULL;
+}
+
+/* Goal: code that runs on a dry device takes no memory, its need is on record, and what the backend
+ * lacks is refused. */
 static void test_dry_device_counts_memory_and_workspace(void **state)
 {
     static const struct rk_workspace_ops workspace = {.sum_squares = sum_squares_workspace};
+    static const struct rk_limit_ops limits = {.sum_squares = sum_squares_limit};
     static struct rk_kernel_ops kernels;
     static struct rk_device_ops fake;
     struct rk_device_config config = config_of("fake2");
@@ -550,6 +560,7 @@ static void test_dry_device_counts_memory_and_workspace(void **state)
     (void)state;
     kernels = cpu_kernels();
     kernels.workspace = &workspace;
+    kernels.limits = &limits;
     fake = make_fake(&kernels);
     fake.name = "fake2";
     assert_ok(rk_device_register(&fake));
@@ -571,6 +582,10 @@ static void test_dry_device_counts_memory_and_workspace(void **state)
         rk_sum_squares(stream, &(struct rk_sum_squares_args){.out = rk_tensor_1d(out, RK_DTYPE_F64, 3),
                                                              .x = rk_tensor_1d(x, RK_DTYPE_F32, 8)}),
         RK_INVALID_ARGUMENT, "sum_squares");
+    assert_fails(
+        rk_sum_squares(stream, &(struct rk_sum_squares_args){.out = rk_tensor_1d(out, RK_DTYPE_F64, 2),
+                                                             .x = rk_tensor_1d(x, RK_DTYPE_F32, 1001)}),
+        RK_UNIMPLEMENTED, "sum_squares: x has 1001 elements");
     assert_ok(rk_stream_copy(stream, back, out, sizeof(back), RK_COPY_D2H));
     assert_ok(rk_stream_sync(stream));
     assert_true(back[0] == 0.0 && back[1] == 0.0);
