@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks every #include against the module table below (docs/architecture.md shows it as a picture):
 #   - a module includes the public headers of the modules in its row, and nothing private of another module (a
-#     module's unit tests and the fuzz targets may);
+#     module's unit tests, the simulation and the fuzz targets may);
 #   - project headers are named from the root and exist; a source includes its own header first;
 #   - a third-party header appears only in the files that may know its library.
 # Prints FILE:LINE: MESSAGE for each violation and exits 1.
@@ -41,6 +41,7 @@ BEGIN {
     third("^pcre2[.]h$", "^driver-cli/driver/(tokenizer/|rewards/reward_regex[.]c$)")
     third("^utf8proc[.]h$", "^driver-cli/driver/(chat/|tokenizer/|rewards/reward_exact[.]c$)")
     third("^cmocka[.]h$", "^tests/")
+    third("^(ucontext[.]h$|sanitizer/)", "^tests/unit/sim/")
 
     # --- headers of the C library and the kernel that anybody may include ---
     libc = "^((sys|linux|arpa|net|netinet)/[a-z0-9_]+|assert|ctype|dirent|dlfcn|endian|errno|execinfo|fcntl|fenv|" \
@@ -88,7 +89,8 @@ function check_quoted(header,    target, is_own_test) {
     target = module_of(header)
     if (index(" " allowed[module] " ", " " target " ") == 0)
         report(module " may not include " target " (\"" header "\")")
-    is_own_test = (index(file, "tests/unit/" target "/") == 1 || index(file, "tests/fuzz/") == 1)
+    is_own_test = (index(file, "tests/unit/" target "/") == 1 || index(file, "tests/unit/sim/") == 1 || \
+        index(file, "tests/fuzz/") == 1)
     if (header ~ /_internal[.]h$/ && target != module && !is_own_test)
         report("\"" header "\" is private to " target)
 }

@@ -1,0 +1,40 @@
+/* A daemon's process: what stands around its code, and the engine below it. */
+#ifndef RK_TEST_UNIT_SIM_HOST_H
+#define RK_TEST_UNIT_SIM_HOST_H
+
+#include "daemon/daemon_internal.h"
+#include "tests/unit/sim/sim.h"
+
+#define SIM_QUEUE 64
+
+struct sim_job {
+    struct rk_job *job;
+    uint64_t number, epoch, tag; /* tag 0: no method */
+    int64_t begun_ns;            /* at the head of the queue since; 0: it is not there */
+    bool has_met;                /* all ranks have it: it runs */
+    bool is_flagged;             /* asked to stop */
+};
+
+struct sim_host {
+    struct sim_host *next;
+    struct rk_daemon daemon;
+    struct sim_process *process;
+    int32_t rank;
+    struct grpc_server *server;
+    bool has_stopped; /* the server has gone */
+    /* the engine */
+    struct sim_job queue[SIM_QUEUE];
+    int num_queued;
+    uint64_t next_number;
+    uint64_t world; /* id of the communicators; 0: none */
+    uint64_t mesh_generation;
+    uint64_t submitted_epoch, submitted_seq; /* of the newest operation */
+    uint64_t states[SIM_ROLE_COUNT];
+    bool has_model[SIM_ROLE_COUNT];
+};
+
+/* --- engine.c --- */
+/* The process is gone: what the engine had comes back, and its peers notice. */
+void sim_engine_crash(struct sim_host *host);
+
+#endif
