@@ -88,7 +88,19 @@ struct rk_daemon {
     int64_t alive_sent_ns;    /* last word to the service manager */
 };
 
-/* --- daemon.c --- */
+/* --- start.c --- */
+/* Everything up to listening. What was made stays on failure too: rk_daemon_run ends it. */
+struct rk_status *rk_daemon_start(struct rk_daemon *daemon) RK_NODISCARD;
+
+/* --- reload.c --- */
+struct rk_status *rk_daemon_load_settings(struct rk_daemon *daemon) RK_NODISCARD;
+void rk_daemon_reload(struct rk_daemon *daemon);
+
+/* --- tick.c: of the loop; `user` is the daemon --- */
+void rk_daemon_on_tick(void *user);
+void rk_daemon_on_signal(void *user, int signum);
+
+/* --- facts.c --- */
 /* Moves the daemon to the state that the facts call for, and tells health and the service manager. After
  * every change of a fact; the tick calls it as well. */
 void rk_daemon_update(struct rk_daemon *daemon);
@@ -100,9 +112,12 @@ struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct r
 struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon) RK_NODISCARD;
 /* The same, and FAILED_PRECONDITION (DRAINING), when no new work is taken. */
 struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon) RK_NODISCARD;
+
+/* --- jobs.c --- */
+/* E: hands the job back to L; `user` is the daemon. */
+void rk_daemon_on_job_done(void *user, struct rk_job *job);
 /* A job without a call that waits for its result. */
 void rk_daemon_submit_forgotten(struct rk_daemon *daemon, struct rk_job *job);
-void rk_daemon_reload(struct rk_daemon *daemon);
 
 /* --- group.c --- */
 void rk_group_clear(struct rk_group *group);

@@ -1,4 +1,4 @@
-/* States of the daemon and who moves between them. Every move is made by rk_daemon_update (daemon.c), which
+/* States of the daemon and who moves between them. Every move is made by rk_daemon_update (facts.c), which
  * asks rk_daemon_state_of where the facts lead, except the first and the last.
  *
  *   STARTING           --device open, port bound-->            UNCONFIGURED

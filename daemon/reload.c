@@ -1,0 +1,91 @@
+/* The configuration: read at the start, read again by SIGHUP. A reload that fails changes nothing. */
+#include "daemon/daemon_internal.h"
+
+#include <stdio.h>
+
+#include "base/rk_alloc.h"
+#include "base/rk_log.h"
+#include "daemon/notify_internal.h"
+#include "daemon/tls_internal.h"
+
+static void apply_log_settings(const struct rk_settings *settings)
+{
+    char context[32];
+
+    rk_log_set_level(settings->log_level);
+    rk_log_set_format(settings->log_format);
+    snprintf(context, sizeof(context), "slot=%d", settings->slot);
+    rk_log_set_context(context);
+}
+
+/* For those who ask later what it was; it names files with secrets, and has none. */
+static void keep_config(struct rk_daemon *daemon, const struct rk_config *config)
+{
+    rk_free(daemon->config_text);
+    daemon->config_text = rk_json_dump(rk_config_tree(config), 0, false);
+}
+
+struct rk_status *rk_daemon_load_settings(struct rk_daemon *daemon)
+{
+    struct rk_config *config = NULL;
+    struct rk_status *st;
+
+    RK_TRY(rk_daemon_config_load(&config, daemon->args));
+    st = rk_settings_init(&daemon->settings, config);
+    keep_config(daemon, config);
+    rk_config_destroy(config);
+    if (st)
+        return st;
+    apply_log_settings(&daemon->settings);
+    if (daemon->settings.is_insecure && !daemon->settings.listen.is_local &&
+        !daemon->settings.asks_certificates)
+        RK_WARN("rpc.insecure: no authentication: anyone who can connect to %s controls this daemon; set "
+                "rpc.token_file",
+                daemon->settings.listen.host);
+    rk_settings_warn_roots(&daemon->settings);
+    RK_TRY(rk_auth_create(&daemon->auth, daemon->settings.token_file));
+    return rk_daemon_tls_create(&daemon->tls, &daemon->settings);
+}
+
+static struct rk_status *reload(struct rk_daemon *daemon)
+{
+    struct rk_config *config = NULL;
+    struct rk_auth *auth = NULL;
+    struct rk_status *st;
+
+    RK_TRY(rk_daemon_config_load(&config, daemon->args));
+    st = rk_auth_create(&auth, rk_config_string(config, "rpc.token_file"));
+    if (!st)
+        st = rk_daemon_tls_reload(daemon->tls, &daemon->settings, config);
+    if (!st) {
+        daemon->tls_warned_ns = 0;
+        rk_settings_reload(&daemon->settings, config);
+        apply_log_settings(&daemon->settings);
+        rk_server_set_auth(daemon->server, auth);
+        if (daemon->health_server)
+            rk_server_set_auth(daemon->health_server, auth);
+        rk_auth_destroy(daemon->auth);
+        daemon->auth = auth;
+        auth = NULL;
+    }
+    if (!st)
+        keep_config(daemon, config);
+    rk_auth_destroy(auth);
+    rk_config_destroy(config);
+    return st;
+}
+
+void rk_daemon_reload(struct rk_daemon *daemon)
+{
+    struct rk_status *st;
+
+    rk_notify_reloading();
+    st = reload(daemon);
+    daemon->metrics.reload_failures += st != NULL;
+    if (st)
+        RK_ERROR("reload refused, the old configuration stays: %s", rk_status_message(st));
+    else
+        RK_INFO("reloaded: certificates, tokens, log, lease and drain settings");
+    rk_status_free(st);
+    rk_notify_ready();
+}
