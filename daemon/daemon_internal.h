@@ -67,7 +67,7 @@ struct rk_daemon {
     bool is_stuck;     /* FAILED, and the engine does not come back */
     struct rk_lease lease;
     struct rk_requests requests;    /* of struct rk_operation */
-    struct rk_execute *pending;     /* the stream whose call is not committed yet; NULL: none */
+    struct rk_execute *pending;     /* the chunk stream whose call is not committed yet; NULL: none */
     uint64_t inflight_bytes;        /* host memory of inputs */
     struct rk_configure *configure; /* the one that runs; NULL: none */
     /* The newest mesh that an epoch asked for. */

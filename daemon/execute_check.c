@@ -138,7 +138,7 @@ static struct rk_status *check_want(const struct rk_execute_header *header, cons
     return NULL;
 }
 
-/* Replicas of the plan are the chunks of the method's dispatch. */
+/* Replicas of the micro-batch plan are the chunks of the method's dispatch. */
 static struct rk_status *check_plan(const struct rk_execute_header *header, const struct rk_method *method,
                                     const struct rk_dispatch *dispatch)
 {

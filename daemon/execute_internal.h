@@ -1,4 +1,4 @@
-/* One Execute stream.
+/* One chunk stream: a call of Execute with what it carries both ways ("stream" below).
  *
  *   HEADER --header is good: memory reserved--> BODY --last byte--> ACCEPTED --Commit--> RUNNING
  *   HEADER --request is known--> RUNNING (attached), or SENDING (replayed)
@@ -49,7 +49,7 @@ struct rk_execute {
     struct rk_call *call;
     rk_execute_stage_t stage;
     struct rk_operation *operation; /* until SENDING; BODY and ACCEPTED own it */
-    struct rk_execute *next;        /* of the operation's streams */
+    struct rk_execute *next;        /* of the operation's chunk streams */
     struct rk_chunk_sink upload;
     int64_t window_begin_ns; /* BODY: slow senders are cut */
     uint64_t window_bytes;
@@ -68,11 +68,11 @@ struct rk_execute {
 };
 
 /* --- rpc_execute.c --- */
-/* Ends a stream whose operation is not committed; takes the status. */
+/* Ends a chunk stream whose operation is not committed; takes the status. */
 void rk_execute_drop(struct rk_execute *execute, struct rk_status *st);
-/* The operation has ended: its streams send the result. */
+/* The operation has ended: its chunk streams send the result. */
 void rk_execute_deliver(struct rk_operation *operation, struct rk_result *result);
-/* The operation will not end: its streams do. */
+/* The operation will not end: its chunk streams do. */
 void rk_execute_give_up(struct rk_operation *operation, const struct rk_status *why);
 
 /* --- execute_check.c --- */

@@ -1,5 +1,5 @@
-/* One operation: a method call from its accepted header to its stored result. It is apart from the stream
- * that carries it: after Commit the stream may break, and a repeated request attaches another one. */
+/* One operation: a method call from its accepted header to its stored result. It is apart from the chunk
+ * stream that carries it: after Commit the stream may break, and a repeated request attaches another one. */
 #ifndef RK_OPERATION_INTERNAL_H
 #define RK_OPERATION_INTERNAL_H
 
@@ -15,7 +15,7 @@
 struct rk_daemon;
 struct rk_execute;
 
-/* What an operation ended with. Shared by the request table, the streams that send it, and gRPC, whose
+/* What an operation ended with. Shared by the request table, the chunk streams that send it, and gRPC, whose
  * threads let go of chunks: the last one frees it, on whatever thread. */
 struct rk_result {
     atomic_int num_refs;
@@ -31,7 +31,7 @@ struct rk_operation {
     struct rk_daemon *daemon;
     struct rk_job *job;         /* OPEN: ours. RUNNING: the worker's, a name for cancelling. Later NULL */
     struct rk_result *result;   /* DONE */
-    struct rk_execute *streams; /* attached ones */
+    struct rk_execute *streams; /* attached chunk streams */
     uint64_t epoch, seq;
     int64_t committed_ns;
     uint64_t input_bytes; /* counted in the daemon's inflight_bytes until the job ends */

@@ -4,7 +4,7 @@
  *              the grace
  *   2  CANCEL  what still runs is asked to end
  *   3  ABORT   its communicators are aborted; an engine that does not come back now never will: exit 1
- *   4  CLOSE   endless streams end, the listeners close; calls that are left get a moment, then are
+ *   4  CLOSE   endless calls end, the listeners close; calls that are left get a moment, then are
  *              cancelled
  *   5  DONE    gRPC reports that no call is left, G ends and is joined, the loop stops
  *   6          rk_daemon_run: engine and watchdog threads, last events, gRPC, loop, locks (daemon.c, fini)

@@ -7,7 +7,7 @@
     (2 << 20) /* full loopback speed, control calls stay in the low milliseconds */
 #define RK_LIMIT_CHUNK_BYTES_MAX (4 << 20)                /* stock clients accept 4 MiB messages */
 #define RK_LIMIT_MESSAGE_BYTES   ((4 << 20) + (64 << 10)) /* a chunk of the maximum plus its header */
-#define RK_LIMIT_HEADER_BYTES    (1 << 20)  /* ExecuteHeader: plan and columns of tens of thousands of rows */
+#define RK_LIMIT_HEADER_BYTES    (1 << 20)  /* ExecuteHeader: micro-batch plan and columns of many rows */
 #define RK_LIMIT_TENSORS         256        /* columns of one batch */
 #define RK_LIMIT_STRINGS         (64 << 10) /* non-tensor values of one batch */
 #define RK_LIMIT_META_ENTRIES    1024       /* options or meta of one call */
@@ -27,7 +27,7 @@
 #define RK_LIMIT_QUEUED_CALLS        8           /* accepted or waiting calls of one daemon */
 #define RK_LIMIT_STORED_REQUESTS     64          /* request table for replays */
 #define RK_LIMIT_STORED_RESULT_BYTES (1LL << 30) /* results kept for replays, newest first */
-#define RK_LIMIT_MICRO_BATCHES       65536       /* of one plan */
+#define RK_LIMIT_MICRO_BATCHES       65536       /* of one micro-batch plan */
 #define RK_LIMIT_ROLES               8
 #define RK_LIMIT_EPOCH_LEAP          (1LL << 48) /* of one grant; milliseconds of a clock fit */
 #define RK_LIMIT_EVENT_KINDS         16          /* that one Watch names */

@@ -1,4 +1,4 @@
-/* Tables of method calls: the method list, plan, Execute, Cancel. */
+/* Tables of method calls: the method list, micro-batch plan, Execute, Cancel. */
 #include "proto/record_internal.h"
 
 #include "proto/limits.h"
@@ -8,7 +8,7 @@
 #define ID_BYTES     16 /* request_id */
 #define DIGEST_BYTES 32 /* SHA-256 */
 
-/* --- plan --- */
+/* --- micro-batch plan --- */
 static const struct rk_field micro_batch_fields[] = {
     RK_MANY(U32S, rk_micro_batch, "row", rows, num_rows, BYTES),
     RK_ONE(U64, rk_micro_batch, "num_tokens", num_tokens),

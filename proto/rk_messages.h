@@ -112,8 +112,8 @@ struct rk_rank_info {
     uint64_t device_mem_total;
 };
 
-/* The driver's plan: the same bytes for every rank. micro lists the replicas one after the other, num_micro
- * each. */
+/* The driver's micro-batch plan: the same bytes for every rank. micro lists the replicas one after the other,
+ * num_micro each. */
 struct rk_micro_batch {
     int64_t num_rows;     /* 0: the empty one */
     const uint32_t *rows; /* rows of that replica's chunk */
@@ -449,7 +449,7 @@ struct rk_reflection_request {
 RK_MESSAGE_TABLE(X)
 #undef X
 
-/* The encoding of a plan alone, for its hash: equal plans give equal bytes. */
+/* The encoding of a micro-batch plan alone, for its hash: equal plans give equal bytes. */
 void rk_pack_plan(struct rk_str *out, const struct rk_plan *plan);
 
 /* google.rpc.Status for grpc-status-details-bin, with ErrorInfo (domain "rankd.dev"), BadRequest and

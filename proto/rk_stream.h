@@ -1,9 +1,9 @@
 /* Chunk streams over gRPC slices, for daemon and driver alike: the one place where tensor bytes meet the
  * wire.
  *
- * A message of an Execute stream is either a TensorChunk, whose bytes are sent from and received into their
- * final place without an intermediate copy of ours, or a small message that is flattened and unpacked
- * (rk_messages.h). */
+ * A message of the chunk stream of Execute is either a TensorChunk, whose bytes are sent from and received
+ * into their final place without an intermediate copy of ours, or a small message that is flattened and
+ * unpacked (rk_messages.h). */
 #ifndef RK_STREAM_H
 #define RK_STREAM_H
 

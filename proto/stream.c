@@ -1,4 +1,5 @@
-/* Messages of an Execute stream and gRPC's byte buffers. The only file of this module that knows gRPC.
+/* Messages of the chunk stream of Execute and gRPC's byte buffers. The only file of this module that knows
+ * gRPC.
  *
  * A chunk is encoded by hand, so that its data is neither copied into a message nor out of one: a small slice
  * with everything up to the length of the data, then a slice that refers to the caller's memory. Field 15 of
