@@ -9,9 +9,11 @@
 #include <sys/socket.h>
 
 #include "base/rk_alloc.h"
+#include "base/rk_json.h"
 #include "base/rk_str.h"
 #include "driver-cli/rk_driver.h"
 #include "tests/support/test.h"
+#include "tests/unit/driver-cli/host_cases.h"
 
 static struct rk_status *join(void *user, const char *name)
 {
@@ -55,48 +57,22 @@ static void test_ranges_are_expanded_as_scontrol_does(void **state)
     rk_free(path);
 }
 
-struct bad_range {
-    const char *term;
-    rk_code_t code;
-    const char *message;
-};
-
 /* All of them are refused by scontrol as well, but for those that end in a name it makes up. */
-static const struct bad_range bad_ranges[] = {
-    {"a[3-1]", RK_INVALID_ARGUMENT, "character 3: the range ends below"},
-    {"a[1,5-4]", RK_INVALID_ARGUMENT, "character 5: the range ends below"},
-    {"a[]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
-    {"a[1,,2]", RK_INVALID_ARGUMENT, "character 5: expected a number"},
-    {"a[1-2,]", RK_INVALID_ARGUMENT, "character 7: expected a number"},
-    {"a[1-]", RK_INVALID_ARGUMENT, "character 5: expected a number"},
-    {"a[-2]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
-    {"a[1-2-3]", RK_INVALID_ARGUMENT, "character 6: expected '-', ',' or ']'"},
-    {"a[x-z]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
-    {"a[ 1-2]", RK_INVALID_ARGUMENT, "character 3: expected a number"},
-    {"a[1-2x]", RK_INVALID_ARGUMENT, "character 6: expected '-', ',' or ']'"},
-    {"a[1[2-3]]", RK_INVALID_ARGUMENT, "character 4: expected '-', ',' or ']'"},
-    {"a[[1-2]]", RK_INVALID_ARGUMENT, "character 3: '[' inside brackets"},
-    {"a[1-2", RK_INVALID_ARGUMENT, "character 2: '[' has no ']'"},
-    {"a[1-2]]", RK_INVALID_ARGUMENT, "character 7: ']' has no '['"},
-    {"a1-2]", RK_INVALID_ARGUMENT, "character 5: ']' has no '['"},
-    {"a[1234567890123456789]", RK_INVALID_ARGUMENT, "character 3: the number has more than 18 digits"},
-    {"[1][1][1][1][1][1][1][1][1]", RK_INVALID_ARGUMENT, "character 25: more than 8 brackets"},
-    {"a[1-50,60-111]", RK_RESOURCE_EXHAUSTED, "character 8: the range brings more than 100"},
-    {"a[1-999999999999999999]", RK_RESOURCE_EXHAUSTED, "character 3: the range brings more than 100"},
-    {"a[1-11]b[1-10]", RK_RESOURCE_EXHAUSTED, "stands for more than 100 hosts"},
-};
-
 static void test_bad_ranges_are_named_with_their_character(void **state)
 {
+    struct rk_json *cases = host_cases("bad_ranges", 21);
+
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(bad_ranges); i++) {
+    for (int64_t i = 0; i < rk_json_count(cases); i++) {
+        struct rk_json *row = rk_json_at(cases, i);
         struct rk_str names = {0};
 
-        print_message("%s\n", bad_ranges[i].term);
-        assert_fails(rk_host_ranges_expand(bad_ranges[i].term, 100, join, &names), bad_ranges[i].code,
-                     bad_ranges[i].message);
+        print_message("%s\n", host_case(row, "term"));
+        assert_fails(rk_host_ranges_expand(host_case(row, "term"), 100, join, &names), host_case_code(row),
+                     host_case(row, "message"));
         assert_int_equal(names.bytes, 0);
     }
+    rk_json_free(cases);
 }
 
 static void test_text_may_follow_a_range(void **state)
@@ -126,35 +102,24 @@ static void set_slurm(const char *nodes, const char *tasks_per_node, const char 
     }
 }
 
-struct slurm_case {
-    const char *label, *nodes, *tasks, *ntasks, *step, *ports, *addresses;
-};
-
-static const struct slurm_case slurm_cases[] = {
-    {"one daemon a node", "n[08-09],x", NULL, NULL, NULL, "7000", "n08:7000,n09:7000,x:7000"},
-    {"tasks of each node", "n[1-3]", "2(x2),1", NULL, NULL, "7000",
-     "n1:7000,n1:7001,n2:7000,n2:7001,n3:7000"},
-    {"a batch script knows both", "n[1-2]", "2,1", "2", NULL, "80", "n1:80,n1:81,n2:80"},
-    {"a step of one task", "n[1-2]", "1", "2", "0", "7000", "n1:7000,n1:7001,n2:7000,n2:7001"},
-    {"the default port", "n1", NULL, "2", NULL, "", "n1:7000,n1:7001"},
-    {"a number of daemons", "n[1-2]", "8(x2)", "8", NULL, "9000:2", "n1:9000,n1:9001,n2:9000,n2:9001"},
-    {"that number, the default port", "n1", "8", NULL, NULL, ":2", "n1:7000,n1:7001"},
-};
-
 static void test_slurm_job_gives_ports_host_by_host(void **state)
 {
+    struct rk_json *cases = host_cases("slurm", 7);
+
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(slurm_cases); i++) {
-        const struct slurm_case *row = &slurm_cases[i];
+    for (int64_t i = 0; i < rk_json_count(cases); i++) {
+        struct rk_json *row = rk_json_at(cases, i);
         struct rk_str names = {0};
 
-        print_message("%s\n", row->label);
-        set_slurm(row->nodes, row->tasks, row->ntasks, row->step);
-        assert_ok(rk_hosts_slurm(row->ports, join, &names));
-        assert_string_equal(rk_str_text(&names), row->addresses);
+        print_message("%s\n", host_case(row, "label"));
+        set_slurm(host_case(row, "nodes"), host_case(row, "tasks"), host_case(row, "ntasks"),
+                  host_case(row, "step"));
+        assert_ok(rk_hosts_slurm(host_case(row, "ports"), join, &names));
+        assert_string_equal(rk_str_text(&names), host_case(row, "addresses"));
         rk_str_fini(&names);
     }
     set_slurm(NULL, NULL, NULL, NULL);
+    rk_json_free(cases);
 }
 
 /* Older versions of Slurm set this one only. */
@@ -170,42 +135,23 @@ static void test_slurm_nodelist_is_read_too(void **state)
     rk_str_fini(&names);
 }
 
-struct bad_slurm {
-    const char *nodes, *tasks, *ntasks, *ports, *message;
-};
-
-static const struct bad_slurm bad_slurms[] = {
-    {NULL, NULL, NULL, "7000", "SLURM_JOB_NODELIST is not set"},
-    {"", NULL, NULL, "7000", "SLURM_JOB_NODELIST is not set"},
-    {"n[1-", NULL, NULL, "7000", "SLURM_JOB_NODELIST: host list 'n[1-', character 5"},
-    {"n[1-2]", "2(x", NULL, "7000", "SLURM_TASKS_PER_NODE=2(x:"},
-    {"n[1-2]", "2x2", NULL, "7000", "SLURM_TASKS_PER_NODE=2x2:"},
-    {"n[1-2]", "-1(x2)", NULL, "7000", "SLURM_TASKS_PER_NODE=-1(x2):"},
-    {"n[1-2]", "0,1", NULL, "7000", "SLURM_TASKS_PER_NODE=0,1:"},
-    {"n[1-2]", "1,1,1", NULL, "7000", "counts more nodes"},
-    {"n[1-2]", "1(x999999999)", NULL, "7000", "counts more nodes"},
-    {"n[1-2]", "8", NULL, "7000", "counts fewer nodes"},
-    {"n[1-2]", "8,", NULL, "7000", "SLURM_TASKS_PER_NODE=8,:"},
-    {"n1", NULL, "many", "7000", "SLURM_NTASKS_PER_NODE=many"},
-    {"n1", NULL, "0", "7000", "SLURM_NTASKS_PER_NODE=0"},
-    {"n1", NULL, NULL, "7000:0", "slurm:PORT:0"},
-    {"n1", NULL, NULL, "0", "port 0 is not in 1..65535"},
-    {"n1", NULL, NULL, "port", "port 'port' is not a number"},
-};
-
 static void test_bad_slurm_jobs_are_refused_with_the_variable(void **state)
 {
+    struct rk_json *cases = host_cases("bad_slurm", 16);
+
     (void)state;
-    for (size_t i = 0; i < RK_ARRAY_LEN(bad_slurms); i++) {
+    for (int64_t i = 0; i < rk_json_count(cases); i++) {
+        struct rk_json *row = rk_json_at(cases, i);
         struct rk_str names = {0};
 
-        print_message("%s\n", bad_slurms[i].message);
-        set_slurm(bad_slurms[i].nodes, bad_slurms[i].tasks, bad_slurms[i].ntasks, NULL);
-        assert_fails(rk_hosts_slurm(bad_slurms[i].ports, join, &names), RK_INVALID_ARGUMENT,
-                     bad_slurms[i].message);
+        print_message("%s\n", host_case(row, "message"));
+        set_slurm(host_case(row, "nodes"), host_case(row, "tasks"), host_case(row, "ntasks"), NULL);
+        assert_fails(rk_hosts_slurm(host_case(row, "ports"), join, &names), RK_INVALID_ARGUMENT,
+                     host_case(row, "message"));
         assert_int_equal(names.bytes, 0);
     }
     set_slurm(NULL, NULL, NULL, NULL);
+    rk_json_free(cases);
 }
 
 /* Goal: the last ports of a node stay below 65536. */
