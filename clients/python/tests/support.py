@@ -95,15 +95,16 @@ class DaemonTest(unittest.TestCase):
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
-    """One method, actor.echo (ONE_TO_ALL), which returns its batch. Subclasses misbehave."""
+    """One method, actor.echo, which takes `columns` and returns its batch. Subclasses misbehave."""
 
-    def __init__(self):
+    def __init__(self, columns=("x",)):
         self.headers = []
+        self.columns = columns
 
     def ListMethods(self, request, context):
         return pb.ListMethodsResponse(method=[common_pb2.MethodInfo(
             name="echo", role=["actor"], dispatch="MEGATRON_COMPUTE_PROTO", execute="ALL",
-            input=[common_pb2.FieldInfo(name="x")], output=[common_pb2.FieldInfo(name="x")])])
+            input=[common_pb2.FieldInfo(name=name) for name in self.columns], output=[common_pb2.FieldInfo(name="x")])])
 
     def GetStatus(self, request, context):
         role = common_pb2.RoleRank(role="actor", mesh=common_pb2.Mesh(tp=1, dp=1))

@@ -34,7 +34,7 @@ class RoundTrip(FakeTest):
             self.assertEqual(actual, expected)
 
     def round_trip(self, batch):
-        _, client = self.fake()
+        _, client = self.fake(FakeWorker(list(batch)))
         result = client.call("actor.echo", batch)
         self.assertEqual(set(result.batch), set(batch))
         for name, column in batch.items():

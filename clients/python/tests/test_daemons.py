@@ -100,8 +100,8 @@ class Leases(DaemonTest):
 
     def test_hosts(self):
         """Goal: lists of hosts that are wrong are named by place, before anything is connected."""
-        for hosts, what in (("unix:/a,unix:/a", "address 1 is 'unix:/a', which is address 0 too"), ("host", "address 0"),
-                            ("", "address 0"), ([], "at least one")):
+        for hosts, what in (("unix:/a,unix:/a", "'unix:/a' stands twice"), ("host:0", "host:0"), ("", "is empty"),
+                            ([], "is empty"), (None, "RANKCTL_HOSTS")):
             with self.assertRaisesRegex(ValueError, what):
                 rankd.connect(hosts)
         daemons = self.daemons(2)

@@ -28,12 +28,20 @@ class Grpo(DaemonTest):
         expected = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
         client = self.connect(daemons.hosts)
         client.claim()
-        grpo_digits.setup(client, DIGITS, 2)
-        history = grpo_digits.train(client, DIGITS, STEPS)
-        for name in ("critic/score/mean", "actor/pg_loss", "actor/loss", "actor/entropy_loss", "actor/grad_norm",
+        grpo_digits.setup(client)
+        lines = (DIGITS / "train.jsonl").read_text().splitlines()
+        history = [grpo_digits.step(client, lines, i) for i in range(STEPS)]
+        self.assertAlmostEqual(history[0]["reward"], expected["critic/score/mean"], delta=1e-5)
+        for name in ("actor/pg_loss", "actor/loss", "actor/entropy_loss", "actor/grad_norm",
                      "actor/pg_clipfrac", "actor/ppo_kl", "actor/lr"):
             self.assertAlmostEqual(history[0][name], expected[name], delta=1e-5 * max(1, abs(expected[name])), msg=name)
-        self.assertGreater(history[-1]["critic/score/mean"], 2 * history[0]["critic/score/mean"])
+        self.assertGreater(history[-1]["reward"], 2 * history[0]["reward"])
+
+    def test_length(self):
+        """Goal: the loop fits on a page: 60 lines of at most 79 columns."""
+        text = pathlib.Path(grpo_digits.__file__).read_text(encoding="utf-8")
+        self.assertLessEqual(len(text.splitlines()), 60)
+        self.assertLessEqual(max(map(len, text.splitlines())), 79)
 
 
 if __name__ == "__main__":

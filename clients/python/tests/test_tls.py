@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 import rankd
-from support import BIN, SOURCE, DaemonTest
+from support import BIN, DaemonTest
 
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "grpo_digits.py"
 
@@ -53,8 +53,9 @@ class MutualTls(DaemonTest):
     def test_example(self):
         """Goal: the GRPO example, as a user starts it, trains over mutual TLS."""
         hosts = ",".join(self.secure_daemons(2).hosts)
-        run = subprocess.run([sys.executable, EXAMPLE, hosts, "--digits", SOURCE / "examples" / "digits", "--steps", "4",
-                              "--certs", self.certs], capture_output=True, text=True, env=os.environ)
+        variables = {"RANKCTL_TLS_CA": "ca.crt", "RANKCTL_TLS_CERT": "rankctl.crt", "RANKCTL_TLS_KEY": "rankctl.key"}
+        run = subprocess.run([sys.executable, EXAMPLE, hosts, "4"], capture_output=True, text=True,
+                             env={**os.environ, **{name: str(self.certs / file) for name, file in variables.items()}})
         self.assertEqual(run.returncode, 0, run.stderr)
         rewards = [float(line.split()[-1]) for line in run.stdout.splitlines()]
         self.assertEqual(len(rewards), 4)

@@ -35,6 +35,10 @@ else:
     _Future = concurrent.futures.Future
 
 
+#: By name; None is a number that is not finite.
+Metrics = Dict[str, Optional[float]]
+
+
 @dataclass
 class Result:
     """Of a call. `batch` has the rows of the ranks that collect, in the order of the input; it is empty where the
@@ -43,7 +47,7 @@ class Result:
 
     batch: Batch = field(default_factory=Batch)
     outputs: List[Batch] = field(default_factory=list)
-    metrics: Dict[str, Optional[float]] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
 
 
 class CallFuture(_Future):

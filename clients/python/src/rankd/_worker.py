@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import grpc
 
+from rankd._hosts import is_socket
 from rankd.errors import RankdError, from_rpc
 from rankd.v1 import common_pb2, worker_pb2_grpc
 
@@ -34,12 +36,26 @@ _OPTIONS: Sequence[Tuple[str, Any]] = (
 @dataclass(frozen=True)
 class Tls:
     """Paths of PEM files. `ca` has the authorities that daemons are checked against; `cert` and `key` are the
-    client's own, for mutual TLS. `server_name` replaces the host of the address in the check of names."""
+    client's own, for mutual TLS. `server_name` replaces the host of the address in the check of names. Unix sockets
+    stay as they are."""
 
     ca: str
     cert: Optional[str] = None
     key: Optional[str] = None
     server_name: Optional[str] = None
+
+    @classmethod
+    def folder(cls, path: Union[str, "os.PathLike[str]"], client: str = "rankctl",
+               server_name: Optional[str] = None) -> "Tls":
+        """The files of `rankctl certs init --out path`, with the certificate of `client`: mutual TLS."""
+        ca, cert, key = (os.path.join(path, name) for name in ("ca.crt", f"{client}.crt", f"{client}.key"))
+        return cls(ca, cert, key, server_name)
+
+    @classmethod
+    def environment(cls) -> Optional["Tls"]:
+        """RANKCTL_TLS_CA, RANKCTL_TLS_CERT and RANKCTL_TLS_KEY, which rankctl takes as well; None without the first."""
+        ca, cert, key = (os.environ.get(f"RANKCTL_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+        return cls(ca, cert, key) if ca else None
 
     def credentials(self) -> grpc.ChannelCredentials:
         if (self.cert is None) != (self.key is None):
@@ -66,6 +82,8 @@ class Worker:
         self.next_seq = 1  # of the next call that is committed here; the call whose turn it is owns it
         self.renewed_s = 0.0  # when the last renewal was acknowledged; monotonic clock
         options = list(_OPTIONS)
+        if is_socket(address):
+            tls = None
         if tls and tls.server_name:
             options.append(("grpc.ssl_target_name_override", tls.server_name))
         self._channels = [grpc.secure_channel(address, tls.credentials(), options) if tls
@@ -130,27 +148,3 @@ def call_all(workers: Sequence[Worker], method: str, requests: Callable[[Worker]
     if errors:
         raise root_of(errors)
     return replies
-
-
-def parse_hosts(hosts: Any) -> List[str]:
-    """A list of addresses, or text: "ADDRESS,ADDRESS" and "@FILE" with one a line. An address is HOST:PORT,
-    unix:PATH or unix-abstract:NAME."""
-    if not isinstance(hosts, str):
-        addresses = [str(host) for host in hosts]
-    else:
-        addresses = []
-        for part in hosts.split(","):
-            if not part.strip().startswith("@"):
-                addresses.append(part.strip())
-                continue
-            with open(part.strip()[1:], encoding="utf-8") as file:
-                lines = [line.split("#")[0].strip() for line in file]
-            addresses += [line for line in lines if line]
-    for i, address in enumerate(addresses):
-        if not address.startswith("unix") and not address.rpartition(":")[2].isdigit():
-            raise ValueError(f"address {i} is {address!r}, expected HOST:PORT, unix:PATH or unix-abstract:NAME")
-        if address in addresses[:i]:
-            raise ValueError(f"address {i} is {address!r}, which is address {addresses.index(address)} too")
-    if not addresses:
-        raise ValueError("hosts: expected at least one address")
-    return addresses

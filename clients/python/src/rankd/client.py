@@ -8,7 +8,7 @@ import socket
 from types import TracebackType
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
-from rankd import _call, _watch, _worker, dispatch
+from rankd import _call, _hosts, _watch, dispatch
 from rankd._call import CallFuture, Progress, Result
 from rankd._lease import Lease
 from rankd._watch import Event
@@ -17,7 +17,7 @@ from rankd.batch import Batch, Column, entries
 from rankd.errors import RankdError
 from rankd.mesh import Grid, Mesh
 from rankd.methods import Actor, Critic, Ref, Reward, Rollout, Teacher
-from rankd.plan import Plan
+from rankd.plan import Plan, layout, make_plan
 from rankd.v1 import common_pb2, worker_pb2 as pb
 
 _JOIN_TIMEOUT_S = 60.0
@@ -37,15 +37,17 @@ def _read_token(path: str) -> str:
     return token
 
 
-def connect(hosts: Union[str, Iterable[str]], *, token: Optional[str] = None, token_file: Optional[str] = None,
+def connect(hosts: Union[None, str, Iterable[str]] = None, *, token: Optional[str] = None, token_file: Optional[str] = None,
             tls: Optional[Tls] = None, driver_id: Optional[str] = None, driver_key: Optional[bytes] = None) -> "Client":
-    """Opens connections to the daemons, in rank order. hosts: a list of addresses, or "ADDRESS,ADDRESS,@FILE".
+    """Opens connections to the daemons, in rank order. hosts: text as of rankctl --hosts ("node[1-4]:7000", "@FILE",
+    "dns:NAME:PORT", "slurm:PORT", with commas), or a list of such terms; without it $RANKCTL_HOSTS. tls: without it
+    $RANKCTL_TLS_CA, $RANKCTL_TLS_CERT and $RANKCTL_TLS_KEY, if they are set. ValueError for what does not parse.
     driver_id is shown to refused drivers; default user@host:pid. driver_key, 16 secret bytes, lets a program that was
     started again have its lease back at once; default: random. Asks the first daemon for its method table, so
     raises RankdError (UNAVAILABLE, UNAUTHENTICATED) when it cannot be reached."""
     if token_file is not None:
         token = _read_token(token_file)
-    return Client(_worker.parse_hosts(hosts), token, tls,
+    return Client(_hosts.parse_hosts(hosts), token, tls or Tls.environment(),
                   driver_id or f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}", driver_key or os.urandom(16))
 
 
@@ -212,6 +214,21 @@ class Client:
         self._grids = grids
         self._mesh_generation = statuses[0].mesh_generation
 
+    # --- plans ---
+
+    def balance(self, role: str, batch: Batch, mini_batch_rows: int = 0) -> Batch:
+        """The batch with its rows in the order of rankd.layout(): every replica of the role gets a balanced part of each
+        mini-batch of consecutive rows. The column attention_mask gives the lengths. Comes before plan()."""
+        return batch.rows(layout(_row_sums(batch, "attention_mask"), self.mesh(role).size["dp"], mini_batch_rows))
+
+    def plan(self, role: str, batch: Batch, *, max_token_len: int = 16384, mini_batch_rows: int = 0, epochs: int = 1) -> Plan:
+        """rankd.make_plan() of a batch from balance(): lengths from the column attention_mask, the tokens of the loss from
+        response_mask or loss_mask where the batch has one."""
+        mask = next((name for name in ("response_mask", "loss_mask") if name in batch), None)
+        return make_plan(_row_sums(batch, "attention_mask"), self.mesh(role).size["dp"], max_token_len=max_token_len,
+                         loss_tokens=_row_sums(batch, mask) if mask else None, mini_batch_rows=mini_batch_rows,
+                         epochs=epochs)
+
     # --- calls ---
 
     def start(self, method: str, batch: Optional[Mapping[str, Column]] = None, options: Optional[Options] = None, *,
@@ -221,6 +238,7 @@ class Client:
         each is sent while the one before it runs; calls on different ranks, and of different groups, run at the same
         time. Arrays of the batch must not be written to until the future is done.
 
+        batch        columns by name. Of a Batch, those that the method does not take stay here; a dict may not have any
         plan         for methods that take one
         timeout_s    of the method on the daemons, from its start; 0: none but their watchdog's
         want         names of the columns to return; () for all
@@ -229,7 +247,7 @@ class Client:
         role, _, name = method.partition(".")
         info = self._find(role, name)
         self._check_lease()
-        data = batch if batch is None or isinstance(batch, Batch) else Batch(batch)
+        data = batch if batch is None else _input_of(info, batch)
         if (data is None) != (not info.input):
             raise ValueError(f"{method} {'needs a batch' if data is None else 'takes no batch'}")
         if (plan is None) == info.plan:
@@ -266,6 +284,18 @@ class Client:
                 return info
         raise RankdError("INVALID_ARGUMENT", "BAD_FIELD", f"role {role!r} has no method {name!r}, roles "
                          f"{', '.join(self._methods[name][0].role)} have it")
+
+
+def _input_of(info: "common_pb2.MethodInfo", batch: Mapping[str, Column]) -> Batch:
+    """A Batch has come from other calls, and may have more columns than this method takes."""
+    if not isinstance(batch, Batch):
+        return Batch(batch)
+    names = {column.name for column in info.input}
+    return batch.select(*(name for name in batch if name in names)) if info.input else batch
+
+
+def _row_sums(batch: Batch, mask: str) -> List[int]:
+    return [int(n) for n in batch.array(mask).sum(axis=1)]
 
 
 def _check_place(worker: Worker, info: "common_pb2.RankInfo", grids: Mapping[str, Grid]) -> None:
