@@ -1,5 +1,5 @@
 /* The token file is read once; only digests of the tokens are kept. A presented token is hashed and compared
- * with every line without an early exit, so the time tells neither which line came close nor how long a token
+ * with every line without an early exit, so the time does not reveal a similar line or the length of a token
  * is. */
 #include "daemon/auth_internal.h"
 
@@ -22,7 +22,7 @@
 
 struct token {
     rk_rights_t rights;
-    bool has_digest; /* else the certificate's name is enough */
+    bool has_digest; /* false: the certificate's name is sufficient */
     uint8_t digest[RK_SHA256_BYTES];
     char *cert_name; /* NULL: whatever certificate, and none */
 };
@@ -66,7 +66,7 @@ static struct rk_status *parse_cert_name(struct token *out, const char *text, si
     size_t prefix_bytes = strlen(CERT_PREFIX);
 
     if (bytes <= prefix_bytes || memcmp(text, CERT_PREFIX, prefix_bytes) != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "expected " CERT_PREFIX "NAME behind the space");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "expected " CERT_PREFIX "NAME after the space");
     for (size_t i = prefix_bytes; i < bytes; i++) {
         if (text[i] <= ' ' || text[i] > '~')
             return RK_FAIL(RK_INVALID_ARGUMENT,
@@ -85,15 +85,16 @@ static struct rk_status *check_new(const struct rk_auth *auth, const struct toke
 
         if (token->has_digest && other->has_digest &&
             rk_equal_secret(other->digest, token->digest, sizeof(token->digest)))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "the token is on an earlier line, too; each has one role");
+            return RK_FAIL(RK_INVALID_ARGUMENT,
+                           "the token is also on an earlier line; each may have only one role");
         if (!token->has_digest && !other->has_digest && strcmp(token->cert_name, other->cert_name) == 0)
             return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "the certificate is on an earlier line, too; each has one role");
+                           "the certificate is also on an earlier line; each may have only one role");
     }
     return NULL;
 }
 
-/* ROLE[:TOKEN][ cert=NAME], with one of the two at least. */
+/* ROLE[:TOKEN][ cert=NAME], with at least one of the two. */
 static struct rk_status *parse_line(struct rk_auth *auth, const char *line, size_t bytes)
 {
     const char *end = line + bytes, *space = memchr(line, ' ', bytes);
@@ -139,11 +140,11 @@ static struct rk_status *parse_lines(struct rk_auth *auth, const char *text, siz
     }
     if (auth->tokens.count == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "no token, expected lines ROLE:TOKEN or ROLE " CERT_PREFIX "NAME");
+                       "the file has no token, expected lines ROLE:TOKEN or ROLE " CERT_PREFIX "NAME");
     return NULL;
 }
 
-/* A token that others can read is no secret, and one that others can write is not ours. */
+/* Group or others must not be able to read or write the token file. */
 static struct rk_status *check_file(int fd)
 {
     struct stat info;
@@ -159,8 +160,8 @@ static struct rk_status *check_file(int fd)
         return RK_FAIL(RK_PERMISSION_DENIED, "readable by group or others (mode %04o); expected 0600",
                        (unsigned)(info.st_mode & 07777));
     if (info.st_size > RK_LIMIT_TOKEN_FILE_BYTES)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%lld bytes, at most %d are allowed", (long long)info.st_size,
-                       RK_LIMIT_TOKEN_FILE_BYTES);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the file has %lld bytes, expected at most %d",
+                       (long long)info.st_size, RK_LIMIT_TOKEN_FILE_BYTES);
     return NULL;
 }
 
@@ -278,7 +279,7 @@ struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_cred
     token = find_token(auth, given);
     if (token && token->cert_name && !has_name(given->names, token->cert_name))
         return RK_FAIL_REASON(RK_PERMISSION_DENIED, "CERTIFICATE",
-                              "the token is bound to a certificate that this connection has not shown");
+                              "the token is bound to a certificate that this connection did not present");
     if (token)
         rights = token->rights;
     for (int64_t i = 0; i < auth->tokens.count; i++) {
@@ -288,11 +289,11 @@ struct rk_status *rk_auth_check(const struct rk_auth *auth, const struct rk_cred
             rights = RK_MAX(rights, one->rights);
     }
     if (rights == RK_RIGHTS_NONE)
-        return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TOKEN", "a valid bearer token is needed%s",
-                              given->names && rk_auth_asks_names(auth) ? ", or a certificate that has a role"
+        return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TOKEN", "expected a valid bearer token%s",
+                              given->names && rk_auth_asks_names(auth) ? " or a certificate with a role"
                                                                        : "");
     if (rights < needed)
-        return RK_FAIL_REASON(RK_PERMISSION_DENIED, "ROLE", "the %s's role does not allow this call",
+        return RK_FAIL_REASON(RK_PERMISSION_DENIED, "ROLE", "the role of the %s does not allow this call",
                               token ? "token" : "certificate");
     return NULL;
 }

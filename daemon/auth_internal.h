@@ -1,6 +1,6 @@
-/* Who may call what: bearer tokens and names of certificates from a file, each with a role. A line is
- * ROLE:TOKEN, ROLE:TOKEN cert=NAME (the token counts on connections with that certificate only), or
- * ROLE cert=NAME (the certificate does without a token). */
+/* Authorisation: bearer tokens and names of certificates from a file, each with a role. A line is
+ * ROLE:TOKEN, ROLE:TOKEN cert=NAME (the token is valid only on connections with that certificate), or
+ * ROLE cert=NAME (the certificate alone, without a token). */
 #ifndef RK_AUTH_INTERNAL_H
 #define RK_AUTH_INTERNAL_H
 
@@ -12,12 +12,12 @@
 
 struct rk_auth;
 
-/* path NULL: no tokens, everybody may do everything (local addresses). PERMISSION_DENIED when others could
- * read or write the file, INVALID_ARGUMENT naming the line that is wrong; the text of a line is never
+/* path NULL: no tokens, every client has all rights (local addresses). PERMISSION_DENIED when others could
+ * read or write the file, INVALID_ARGUMENT naming the invalid line; the text of a line is never
  * repeated. */
 struct rk_status *rk_auth_create(struct rk_auth **out, const char *path) RK_NODISCARD;
 void rk_auth_destroy(struct rk_auth *auth); /* NULL is a no-op */
-/* Whether names of certificates matter. */
+/* Whether the file has names of certificates. */
 bool rk_auth_asks_names(const struct rk_auth *auth);
 
 struct rk_credentials {

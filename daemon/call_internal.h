@@ -22,7 +22,7 @@ typedef enum rk_call_op_kind {
     RK_CALL_OP_COUNT
 } rk_call_op_kind_t;
 
-/* At most one batch of a kind is under way, so its tag is part of the call. */
+/* At most one batch of a kind is in progress, so its tag is part of the call. */
 struct rk_call_op {
     struct rk_server_tag tag;
     struct rk_call *call;
@@ -32,7 +32,7 @@ struct rk_call_op {
 struct rk_call {
     /* fixed once the call has arrived */
     struct rk_server *server;
-    const struct rk_rpc *rpc;             /* NULL: a path that no RPC has */
+    const struct rk_rpc *rpc;             /* NULL: an unknown path */
     const struct rk_rpc_handler *handler; /* NULL likewise */
     grpc_call *core;
     grpc_metadata_array metadata;
@@ -48,10 +48,10 @@ struct rk_call {
     struct rk_arena *arena;
     void *user;
     int64_t arrived_ns;
-    int num_batches; /* under way */
-    bool is_held;    /* deferred: somebody will answer */
+    int num_batches; /* in progress */
+    bool is_held;    /* deferred: the handler answers later */
     bool has_first_message, has_headers, is_reading, is_sending, is_finished, is_closed;
-    rk_code_t code; /* how it was finished */
+    rk_code_t code; /* status with which it was finished */
 };
 
 struct rk_rpc_metrics;
@@ -74,9 +74,9 @@ struct rk_server {
 void rk_call_on_arrival(struct rk_loop_event *event);
 void rk_call_on_batch(struct rk_loop_event *event);
 void rk_call_tick(struct rk_call *call, int64_t now_ns);
-/* Shutdown: ends a stream that would not end by itself, once what it is sending is out. */
+/* Shutdown: ends an endless stream after the message that it is sending. */
 void rk_call_end_endless(struct rk_call *call);
-/* G or L, when no batch is under way. */
+/* G or L, when no batch is in progress. */
 void rk_call_destroy(struct rk_call *call);
 /* Which row of rk_metrics.rpcs the call belongs to, and that row. */
 int rk_call_metrics_row(const struct rk_call *call);

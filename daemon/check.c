@@ -1,4 +1,4 @@
-/* What --check-config tries beside reading the configuration: whatever a start would end at, but for the
+/* What --check-config checks besides the configuration: everything at which a start would fail, except the
  * device itself, and without hindering a daemon that runs with the same configuration. */
 #include <errno.h>
 #include <string.h>
@@ -53,7 +53,7 @@ static struct rk_status *check_state(const struct rk_settings *settings)
     return settings->state_dir ? rk_epoch_load(&epoch, settings->state_dir) : NULL;
 }
 
-/* Who has the address may well be the daemon whose configuration this is. */
+/* The address may be in use by the running daemon that has this configuration. */
 static struct rk_status *check_address(const struct rk_listen *listen)
 {
     struct rk_status *st = listen->key ? rk_listen_probe(listen) : NULL;

@@ -69,9 +69,9 @@ struct rk_status *rk_problems_finish(struct rk_problems *problems)
     return st;
 }
 
-/* --- what the table cannot say: each reader reports its problems, and goes on --- */
+/* --- checks beyond the table: each reader reports its problems, and continues --- */
 
-/* Where the key was set, and what is wrong. */
+/* The origin of the key, and the problem. */
 static void add_problem(struct rk_problems *problems, const struct rk_config *config, const char *key,
                         struct rk_status *st)
 {
@@ -137,13 +137,13 @@ static void read_other_listen(struct rk_listen *out, const char *key, const stru
         return;
     st = rk_listen_parse(out, key, text);
     if (!st && rk_listen_is_same(out, rpc))
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': is the address of %s, too", key, text, rpc->key);
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s '%s': is also the address of %s", key, text, rpc->key);
     if (st)
         *out = (struct rk_listen){0};
     add_problem(problems, config, key, st);
 }
 
-/* Figures of a daemon are no secret like its tokens, but they are its owner's to give. */
+/* Metrics are less secret than tokens, but their owner must decide to publish them. */
 static void read_metrics_listen(struct rk_settings *out, const struct rk_config *config,
                                 struct rk_problems *problems)
 {
@@ -161,11 +161,11 @@ static void read_metrics_listen(struct rk_settings *out, const struct rk_config 
             "network is trusted",
             metrics->host);
     else if (out->health.key && rk_listen_is_same(metrics, &out->health))
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "metrics.listen: is the address of health.listen, too");
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "metrics.listen: is also the address of health.listen");
     add_problem(problems, config, "metrics.listen", st);
 }
 
-/* Of rpc.listen, which has parsed: a certificate may be for the name, and not for its address. */
+/* The host of rpc.listen, which was parsed: a certificate may contain the name, and not its address. */
 static char *host_as_written(const struct rk_config *config)
 {
     const char *text = rk_config_string(config, "rpc.listen"), *colon = strrchr(text, ':');
@@ -174,8 +174,8 @@ static char *host_as_written(const struct rk_config *config)
     return rk_strndup(text + has_brackets, (size_t)(colon - text) - 2 * has_brackets);
 }
 
-/* Where the peers' collectives connect to. Ranks on one host need no network; with a network address for
- * calls, the ranks are on several. */
+/* The address to which the peers' collectives connect. Ranks on one host need no network; with a network
+ * address for calls, the ranks are on several hosts. */
 static void read_comm_listen(struct rk_settings *out, const struct rk_config *config,
                              struct rk_problems *problems)
 {
@@ -333,7 +333,7 @@ struct rk_status *rk_daemon_config_load(struct rk_config **out, const struct rk_
     if (!source.file && access(RK_DAEMON_CONFIG_FILE, F_OK) == 0)
         source.file = RK_DAEMON_CONFIG_FILE;
     RK_TRY(rk_config_load(out, &source));
-    /* What the table cannot say is checked by reading it. */
+    /* Checks beyond the table are made while its values are read. */
     st = rk_settings_init(&settings, *out);
     rk_settings_fini(&settings);
     if (st) {

@@ -32,29 +32,29 @@ struct rk_settings {
     uint64_t device_memory_bytes; /* 0: no limit */
     /* reloadable */
     char *token_file;                  /* NULL: no tokens */
-    char *tls_cert, *tls_key, *tls_ca; /* NULL: no TLS; without tls_ca nobody is asked for a certificate */
+    char *tls_cert, *tls_key, *tls_ca; /* NULL: no TLS; without tls_ca clients need no certificate */
     int64_t lease_ttl_ms, lease_grace_ms, drain_grace_ms;
     rk_log_level_t log_level;
     rk_log_format_t log_format;
 };
 
-/* What is wrong, one line each, in place of the first error only. */
+/* All problems, one line each, instead of only the first error. */
 struct rk_problems {
     struct rk_str text;
-    rk_code_t code; /* UNAVAILABLE while all there is passes by itself, else INVALID_ARGUMENT */
+    rk_code_t code; /* UNAVAILABLE while all problems may be temporary, else INVALID_ARGUMENT */
 };
 
 /* Adds a line, after `origin` where that is not NULL. Takes `st`, which may be NULL. */
 void rk_problems_add(struct rk_problems *problems, const char *origin, struct rk_status *st);
-/* All of them as one error; NULL when there are none. Frees what they hold. */
+/* All problems as one error; NULL when there are none. Frees them. */
 struct rk_status *rk_problems_finish(struct rk_problems *problems) RK_NODISCARD;
 
-/* Reads and checks what a single key cannot tell. `out` is in a state for fini on failure too. */
+/* Reads the settings and checks combinations of keys. `out` is valid for fini on failure too. */
 struct rk_status *rk_settings_init(struct rk_settings *out, const struct rk_config *config) RK_NODISCARD;
 void rk_settings_fini(struct rk_settings *settings);
-/* Logs the directories of ckpt.roots that are not there. */
+/* Logs the directories of ckpt.roots that do not exist. */
 void rk_settings_warn_roots(const struct rk_settings *settings);
-/* Takes over the reloadable values of `config`. */
+/* Copies the reloadable values of `config`. */
 void rk_settings_reload(struct rk_settings *settings, const struct rk_config *config);
 
 #endif

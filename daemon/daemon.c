@@ -11,7 +11,7 @@
 #include "daemon/feed_internal.h"
 #include "daemon/notify_internal.h"
 
-/* What is left after the loop (stop.c, 6), or after a start that failed with `st`. The deadline stands until
+/* Cleans up after the loop (stop.c, 6), or after a start that failed with `st`. The deadline stays set until
  * the process has ended: libraries are unloaded after main. */
 static void fini(struct rk_daemon *daemon, const struct rk_status *st)
 {
@@ -22,11 +22,12 @@ static void fini(struct rk_daemon *daemon, const struct rk_status *st)
     daemon->worker = NULL;
     rk_worker_destroy(worker);
     if (daemon->loop)
-        rk_loop_drain(daemon->loop); /* jobs that came back meanwhile */
+        rk_loop_drain(daemon->loop); /* jobs that returned in the meantime */
     rk_recorder_destroy(daemon->recorder);
     daemon->recorder = NULL;
     rk_deadline_set(RK_DEADLINE_END_S, rk_daemon_exit_code(st),
-                    st ? rk_status_message(st) : "the daemon has stopped, but gRPC does not end");
+                    st ? rk_status_message(st)
+                       : "the daemon has stopped, but gRPC did not end within the time limit");
     rk_server_destroy(daemon->health_server);
     rk_server_destroy(daemon->server);
     rk_loop_destroy(daemon->loop);
@@ -87,9 +88,9 @@ struct rk_status *rk_daemon_run(const struct rk_daemon_args *args)
         st = rk_daemon_check_well(daemon);
         rk_daemon_state_move(&daemon->state, RK_DAEMON_STOPPED);
         RK_INFO("stopped");
-    } else if (daemon->server) { /* calls may have come already */
+    } else if (daemon->server) { /* calls may have arrived already */
         rk_daemon_update(daemon);
-        rk_stop_begin(daemon, 0, "another listener could not be had");
+        rk_stop_begin(daemon, 0, "an additional listener could not be opened");
         rk_loop_run(daemon->loop);
     }
     fini(daemon, st);
@@ -117,7 +118,7 @@ int rk_daemon_exit_code(const struct rk_status *st)
     case RK_INVALID_ARGUMENT:
     case RK_NOT_FOUND:
     case RK_PERMISSION_DENIED:
-    case RK_DATA_LOSS: /* what state.dir holds: it does not mend itself */
+    case RK_DATA_LOSS: /* content of state.dir: a retry does not help */
         return 2;
     default:
         return 1;

@@ -1,5 +1,5 @@
-/* The daemon as a whole. One object a process, owned by rk_daemon_run; every field belongs to thread L unless
- * it says otherwise. */
+/* The daemon as a whole. One object per process, owned by rk_daemon_run; every field belongs to thread L
+ * unless it says otherwise. */
 #ifndef RK_DAEMON_INTERNAL_H
 #define RK_DAEMON_INTERNAL_H
 
@@ -31,7 +31,7 @@ struct rk_configure;
 
 #define RK_DAEMON_LOCKS_MAX 5
 
-/* Where this daemon stands among the others, as the last successful Configure said. */
+/* The place of this daemon among the ranks, from the last successful Configure. */
 struct rk_group {
     int32_t rank, world_size; /* world_size 0: never configured */
     int32_t num_roles;
@@ -53,7 +53,7 @@ struct rk_daemon {
     struct rk_worker *worker;
     struct rk_server *server;
     struct rk_server *health_server;      /* of health.listen; NULL: none */
-    struct rk_gpu *gpu;                   /* figures of it; NULL: the device is none */
+    struct rk_gpu *gpu;                   /* GPU metrics; NULL: the device is not a GPU */
     struct rk_metrics_http *metrics_http; /* of metrics.listen; NULL: none */
     struct rk_feed *feed;                 /* events; any thread adds to it */
     struct rk_recorder *recorder;         /* NULL: nothing is recorded */
@@ -64,28 +64,28 @@ struct rk_daemon {
     int64_t tls_warned_ns;
     rk_daemon_state_t state;
     int64_t failed_ns; /* when the state became FAILED */
-    bool is_stuck;     /* FAILED, and the engine does not come back */
+    bool is_stuck;     /* FAILED, and the engine does not respond */
     struct rk_lease lease;
     struct rk_requests requests;    /* of struct rk_operation */
     struct rk_execute *pending;     /* the chunk stream whose call is not committed yet; NULL: none */
     uint64_t inflight_bytes;        /* host memory of inputs */
-    struct rk_configure *configure; /* the one that runs; NULL: none */
-    /* The newest mesh that an epoch asked for. */
+    struct rk_configure *configure; /* the running one; NULL: none */
+    /* The newest mesh that an epoch requested. */
     uint64_t mesh_epoch, mesh_generation;
     struct rk_group group;
     struct rk_health health;
     struct rk_metrics metrics;
     struct rk_watch watch;
     bool is_draining;           /* Drain was called, or the daemon stops */
-    bool is_detached;           /* from the driver that started it: the end of the grace period is its own */
+    bool is_detached;           /* from the driver that started it: the daemon ends with its grace period */
     struct rk_call *drain_call; /* waits until nothing runs; NULL: none */
     int64_t drain_deadline_ns;
     struct rk_stop stop;
-    double tokens_per_second; /* of the last call that had tokens; 0: none had */
-    int num_dumps;            /* of the flight recorder, on their way */
+    double tokens_per_second; /* of the last call with tokens; 0: none yet */
+    int num_dumps;            /* of the flight recorder, in progress */
     char *config_text;        /* the configuration that was read last, as JSON */
-    char *last_error;         /* of the last method that failed; NULL: none did */
-    int64_t alive_sent_ns;    /* last word to the service manager */
+    char *last_error;         /* of the last failed method; NULL: none */
+    int64_t alive_sent_ns;    /* last notification of the service manager */
 };
 
 /* --- start.c --- */
@@ -106,11 +106,11 @@ void rk_daemon_on_signal(void *user, int signum);
 void rk_daemon_update(struct rk_daemon *daemon);
 /* Nothing is committed and unfinished, uploading, or being configured. */
 bool rk_daemon_is_idle(const struct rk_daemon *daemon);
-/* Checks the fence of a call, and renews the lease that it proves. */
+/* Checks the fence of a call, and renews its lease. */
 struct rk_status *rk_daemon_check_fence(struct rk_daemon *daemon, const struct rk_fence *fence) RK_NODISCARD;
 /* INTERNAL (DEVICE_LOST, ENGINE_STUCK) in state FAILED. */
 struct rk_status *rk_daemon_check_well(const struct rk_daemon *daemon) RK_NODISCARD;
-/* The same, and FAILED_PRECONDITION (DRAINING), when no new work is taken. */
+/* The same, and FAILED_PRECONDITION (DRAINING) when no new work is accepted. */
 struct rk_status *rk_daemon_check_takes_work(const struct rk_daemon *daemon) RK_NODISCARD;
 
 /* --- jobs.c --- */
@@ -131,19 +131,19 @@ struct rk_rank_info rk_group_describe(const struct rk_daemon *daemon,
                                       const struct rk_worker_snapshot *snapshot, struct rk_arena *arena);
 
 /* --- rpc_query.c --- */
-/* What GetStatus answers. It lives in the arena and borrows from the daemon. */
+/* The answer of GetStatus. It lives in the arena and borrows from the daemon. */
 struct rk_worker_status rk_query_status(struct rk_daemon *daemon, struct rk_arena *arena);
 
 /* --- rpc_lease.c --- */
-/* An event about the lease as it is: "granted", "released", "lapsed", ... */
+/* An event about the current lease: "granted", "released", "lapsed", ... */
 void rk_lease_tell(struct rk_daemon *daemon, const char *what);
 
 /* --- rpc_admin.c --- */
-/* Answers a waiting Drain when its time has come. */
+/* Answers a waiting Drain when nothing runs or its timeout is over. */
 void rk_drain_tick(struct rk_daemon *daemon);
 
 /* --- rpc_configure.c --- */
-/* Aborts the Configure that runs, if one does. */
+/* Aborts the running Configure, if there is one. */
 void rk_configure_abort(struct rk_daemon *daemon, const char *reason);
 
 extern const struct rk_rpc_handler rk_rpc_list_methods, rk_rpc_describe, rk_rpc_get_status, rk_rpc_cancel;

@@ -9,7 +9,7 @@
 static char message[512];
 static int code;
 
-/* Only what a signal handler may call. */
+/* Calls only async-signal-safe functions. */
 static void on_alarm(int signum)
 {
     ssize_t written = write(STDERR_FILENO, message, strlen(message));

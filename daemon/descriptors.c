@@ -1,5 +1,5 @@
 /* Walks over serialised descriptors (google/protobuf/descriptor.proto). They are part of this program, so
- * what is wrong with them is a bug. */
+ * an invalid one is a bug. */
 #include "daemon/descriptors_internal.h"
 
 #include <string.h>
@@ -10,10 +10,10 @@ static const uint8_t descriptor_set[] = {
 #include "generated/descriptors.h"
 };
 
-/* Numbers of fields. */
+/* Field numbers. */
 enum { SET_FILE = 1 };
 enum { FILE_NAME = 1, FILE_PACKAGE = 2, FILE_DEPENDENCY = 3 };
-enum { NODE_NAME = 1 }; /* of whatever has a name below a file */
+enum { NODE_NAME = 1 }; /* of every named node below a file */
 
 typedef enum node {
     NODE_FILE,
@@ -23,9 +23,9 @@ typedef enum node {
     NODE_LEAF /* declares nothing further: a field, a oneof, an extension, a method */
 } node_t;
 
-enum { ENUM_VALUE = 2 }; /* field of an enum; its values stand beside it, not below */
+enum { ENUM_VALUE = 2 }; /* field of an enum; its values belong to the enclosing scope */
 
-/* What a node declares in its own scope, and in which field. */
+/* The kinds that a node declares in its own scope, and their fields. */
 static const struct {
     node_t parent;
     uint32_t number;
@@ -94,7 +94,7 @@ static bool is_equal(struct rk_bytes name, const char *text)
     return strlen(text) == name.bytes && memcmp(name.data, text, name.bytes) == 0;
 }
 
-/* What follows "NAME." in the text; NULL when it does not begin so. */
+/* The text after "NAME."; NULL when it does not begin with that. */
 static const char *skip_scope(struct rk_bytes name, const char *text)
 {
     if (strncmp(text, (const char *)name.data, name.bytes) != 0 || text[name.bytes] != '.')
@@ -159,7 +159,7 @@ struct rk_bytes rk_descriptor_get(int32_t file)
         if (number == SET_FILE && file-- == 0)
             return value;
     }
-    return (struct rk_bytes){0}; /* behind the last */
+    return (struct rk_bytes){0}; /* after the last */
 }
 
 static int32_t find_file(struct rk_bytes name)

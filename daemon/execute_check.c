@@ -1,5 +1,5 @@
-/* What is checked of an Execute header, in the order in which the checks make sense: is this daemon in a
- * position to run the method, is the input what the method takes, is there room for it. Everything here is
+/* The checks of an Execute header, in this order: can this daemon run the method, is the input valid for the
+ * method, is there memory for it. A header that fails is
  * refused before a byte of the body is sent. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@ static void hash_part(struct rk_sha256 *sha, const char *text, size_t bytes)
 {
     uint64_t length = bytes;
 
-    rk_sha256_update(sha, &length, sizeof(length)); /* so that parts cannot run into each other */
+    rk_sha256_update(sha, &length, sizeof(length)); /* so that parts stay separate */
     rk_sha256_update(sha, text, bytes);
 }
 
@@ -51,10 +51,10 @@ static void hash_plan(struct rk_operation *operation, const struct rk_execute_he
     rk_free(options);
 }
 
-/* --- is this daemon in a position to run it --- */
+/* --- can this daemon run it --- */
 
-/* Only when nothing is queued: a call that is may be the init_model that this one waits for. The worker
- * checks again when its turn comes. */
+/* Only when nothing is queued: a queued call may be the init_model that this call needs. The worker
+ * checks again when the call's turn comes. */
 static struct rk_status *check_model(const struct rk_daemon *daemon,
                                      const struct rk_worker_snapshot *snapshot,
                                      const struct rk_execute_header *header, const struct rk_method *method)
@@ -92,16 +92,16 @@ static struct rk_status *check_place(const struct rk_daemon *daemon, const struc
 {
     if (dispatch->chunk_of_rank[daemon->group.rank] < 0)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
-                              "%s.%s does not address rank %d, which has no place in its mesh", header->role,
+                              "%s.%s does not address rank %d, which is not part of its mesh", header->role,
                               header->method, daemon->group.rank);
     if (!header->two_phase && num_addressed(dispatch) > 1)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                              "two_phase=false is for roles of one rank, '%s' has %d", header->role,
-                              num_addressed(dispatch));
+                              "two_phase=false is allowed only for roles of one rank, '%s' has %d",
+                              header->role, num_addressed(dispatch));
     return NULL;
 }
 
-/* *dispatch is the caller's, on failure too. */
+/* The caller owns *dispatch, on failure too. */
 static struct rk_status *check_position(const struct rk_daemon *daemon,
                                         const struct rk_execute_header *header,
                                         const struct rk_method **method, struct rk_dispatch **dispatch)
@@ -122,7 +122,7 @@ static struct rk_status *check_position(const struct rk_daemon *daemon,
     return check_model(daemon, &snapshot, header, *method);
 }
 
-/* --- is the input what the method takes --- */
+/* --- is the input valid for the method --- */
 
 static struct rk_status *check_want(const struct rk_execute_header *header, const struct rk_method *method)
 {
@@ -171,14 +171,14 @@ static struct rk_status *check_input(struct rk_job *job, const struct rk_execute
     return rk_status_at_field(check_want(header, job->method), "header.want");
 }
 
-/* --- is there room --- */
+/* --- is there memory --- */
 
-/* What the gRPC library and the engine take beside a batch while it comes. */
+/* Memory of the gRPC library and the engine in addition to a batch that is received. */
 #define SPARE_BYTES       ((uint64_t)32 << 20)
-#define RETRY_MS          1000                /* when a call that runs may have ended */
-#define SMALL_BATCH_BYTES ((uint64_t)1 << 20) /* need not ask */
+#define RETRY_MS          1000                /* the running call may have ended by then */
+#define SMALL_BATCH_BYTES ((uint64_t)1 << 20) /* accepted without the check */
 
-/* The bytes would be there one by one, and the kernel would end the daemon in the middle. */
+/* Without the check the kernel would kill the daemon while it receives the bytes. */
 static struct rk_status *check_memory(uint64_t bytes)
 {
     uint64_t free_bytes;

@@ -4,10 +4,10 @@
  *   HEADER --request is known--> RUNNING (attached), or SENDING (replayed)
  *   RUNNING --job ended--> SENDING
  *
- * HEADER, BODY, ACCEPTED: when the stream ends in any way, everything is dropped and the seq stays free.
- * RUNNING: the operation goes on without the stream.
+ * HEADER, BODY, ACCEPTED: when the stream ends for any reason, everything is dropped and the seq stays free.
+ * RUNNING: the operation continues without the stream.
  *
- * L owns it, but for the upload, which is G's while a read is under way. */
+ * L owns it, except the upload, which belongs to G while a read is in progress. */
 #ifndef RK_EXECUTE_INTERNAL_H
 #define RK_EXECUTE_INTERNAL_H
 
@@ -27,17 +27,17 @@ typedef enum rk_execute_stage {
     RK_EXECUTE_STAGE_SENDING
 } rk_execute_stage_t;
 
-/* Where the chunks go. */
+/* The destination of the chunks. */
 struct rk_chunk_sink {
-    struct rk_assembler *assembler; /* G; NULL until the header was good */
+    struct rk_assembler *assembler; /* G; NULL until the header is accepted */
     void **data;                    /* by tensor; in the job's plan_arena, not used once complete */
     uint64_t total_bytes;
     atomic_ullong received_bytes;        /* G writes */
-    struct rk_status *status;            /* G writes, then gives the message to L */
+    struct rk_status *status;            /* G writes, then passes the message to L */
     struct rk_loop_event complete_event; /* G posts it after the last byte */
 };
 
-/* How much of the result is on its way. */
+/* Progress of sending the result. */
 struct rk_download {
     bool has_sent_result;
     int64_t num_tensors, tensor;
@@ -55,9 +55,9 @@ struct rk_execute {
     uint64_t window_bytes;
     bool two_phase, collect;
     const char **want; /* columns of the result, NULL-terminated; NULL: all */
-    /* what is still to be sent, in this order */
+    /* still to be sent, in this order */
     bool owes_accepted;
-    bool is_replayed; /* fixed by the header: G reads it, too */
+    bool is_replayed; /* fixed by the header: G reads it as well */
     uint64_t accepted_seq;
     uint8_t plan_hash[RK_SHA256_BYTES];
     bool owes_progress;
@@ -76,7 +76,7 @@ void rk_execute_deliver(struct rk_operation *operation, struct rk_result *result
 void rk_execute_give_up(struct rk_operation *operation, const struct rk_status *why);
 
 /* --- execute_check.c --- */
-/* Everything that can be said about a header before its body comes. Fills the operation's job and the upload,
+/* All checks of a header before its body arrives. Fills the operation's job and the upload,
  * and reserves memory. `arena` holds the header and becomes the job's, on failure too. */
 struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_chunk_sink *upload,
                                    const struct rk_execute_header *header,
@@ -85,7 +85,7 @@ struct rk_status *rk_execute_check(struct rk_operation *operation, struct rk_chu
 void rk_execute_digest(const struct rk_execute_header *header, uint8_t digest[RK_SHA256_BYTES]);
 
 /* --- execute_send.c --- */
-/* Sends the next message when none is under way. */
+/* Sends the next message when none is in progress. */
 void rk_execute_pump(struct rk_execute *execute);
 
 #endif

@@ -72,7 +72,7 @@ static void send_result(struct rk_execute *execute)
     send_response(execute, &response);
 }
 
-/* The next chunk refers to the column's memory; gRPC lets go of it when the bytes are out. */
+/* The next chunk refers to the column's memory; gRPC releases it when the bytes are sent. */
 static void send_chunk(struct rk_execute *execute)
 {
     struct rk_download *download = &execute->download;

@@ -12,7 +12,7 @@
 
 #define MAX_MESSAGE_BYTES 4000
 
-/* Event number n is in place n % RK_FEED_EVENTS while it is one of the newest. */
+/* Event number n is at index n % RK_FEED_EVENTS while it is one of the newest. */
 struct entry {
     struct rk_str encoded; /* without its number, which is written when it is read */
     rk_feed_kind_t kind;
@@ -162,7 +162,7 @@ static void encode_and_put(struct rk_feed *feed, rk_feed_kind_t kind, rk_log_lev
     put(feed, kind, level, encoded);
 }
 
-/* U+FFFD takes three bytes for one that is not UTF-8: such a message is cut earlier. */
+/* U+FFFD takes three bytes for one that is not UTF-8: such a message is truncated earlier. */
 static size_t cut(const char *message, size_t bytes)
 {
     size_t limit = rk_utf8_is_valid(message, bytes) ? MAX_MESSAGE_BYTES : MAX_MESSAGE_BYTES / 3;
@@ -211,8 +211,8 @@ static void encode_gap(struct rk_str *out, uint64_t num_lost)
     struct rk_watch_event event = {.unix_ns = (uint64_t)rk_time_unix_ns(),
                                    .kind = "gap",
                                    .message =
-                                       "events were lost: this watcher reads slower than they come, or "
-                                       "asked for older ones than the ring keeps",
+                                       "events were lost: this watcher reads more slowly than they occur, or "
+                                       "requested older ones than the ring keeps",
                                    .fields = *RK_FEED_FIELDS(fields)};
 
     rk_pack_watch_event(out, &event);
@@ -244,7 +244,7 @@ bool rk_feed_next(struct rk_feed *feed, const struct rk_feed_filter *filter, uin
         struct rk_watch_event number = {.id = *cursor};
 
         is_found = lets_through(filter, entry);
-        if (is_found) { /* messages that follow each other are one message with the fields of both */
+        if (is_found) { /* concatenated messages are one message with the fields of both */
             rk_pack_watch_event(out, &number);
             rk_str_append_bytes(out, entry->encoded.text, entry->encoded.bytes);
         }

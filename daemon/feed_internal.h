@@ -1,7 +1,7 @@
 /* The events of a daemon: a ring that keeps the newest ones, for watchers to read at their own pace.
  *
- * Any thread adds, thread L reads. An event is encoded once, when it is added; a reader has a cursor of its
- * own and no queue, so a slow one costs nothing but what it misses. The lock guards the ring, is held for a
+ * Any thread adds, thread L reads. An event is encoded once, when it is added; a reader has its own
+ * cursor and no queue, so a slow reader only misses events. The lock guards the ring, is held for one
  * copy, and nothing else is locked or called while it is held. */
 #ifndef RK_FEED_INTERNAL_H
 #define RK_FEED_INTERNAL_H
@@ -15,8 +15,8 @@
 #include "base/rk_str.h"
 #include "proto/rk_messages.h"
 
-#define RK_FEED_EVENTS    1024      /* that the ring keeps */
-#define RK_FEED_BYTES_MAX (1 << 20) /* all of them, encoded: the oldest make room */
+#define RK_FEED_EVENTS    1024      /* events in the ring */
+#define RK_FEED_BYTES_MAX (1 << 20) /* of all events, encoded: the oldest are removed */
 
 typedef enum rk_feed_kind {
     RK_FEED_STATE,
@@ -31,13 +31,13 @@ typedef enum rk_feed_kind {
 
 const char *rk_feed_kind_name(rk_feed_kind_t kind); /* "method_start" */
 
-/* What a reader wants. */
+/* The events that a reader requests. */
 struct rk_feed_filter {
     uint32_t kinds;       /* bits 1 << kind; 0: all */
-    rk_log_level_t level; /* least, of RK_FEED_LOG */
+    rk_log_level_t level; /* lowest level of RK_FEED_LOG */
 };
 
-/* INVALID_ARGUMENT names a kind or level that there is none of. */
+/* INVALID_ARGUMENT names an unknown kind or level. */
 struct rk_status *rk_feed_filter_init(struct rk_feed_filter *out,
                                       const struct rk_watch_request *request) RK_NODISCARD;
 
@@ -61,8 +61,8 @@ void rk_feed_add_log(struct rk_feed *feed, rk_log_level_t level, const char *mes
 
 /* Number of the newest event; 0 before the first. */
 uint64_t rk_feed_newest(struct rk_feed *feed);
-/* The first event from *cursor on that the filter lets through, encoded as a message Event, behind `out`;
- * *cursor moves behind it. Where the ring has lost events from *cursor on, that is an event "gap" first.
+/* The first event from *cursor on that the filter accepts, encoded as a message Event, appended to `out`;
+ * *cursor moves after it. If the ring has lost events from *cursor on, an event "gap" comes first.
  * False: there is none, and *cursor is the number of the next event. */
 bool rk_feed_next(struct rk_feed *feed, const struct rk_feed_filter *filter, uint64_t *cursor,
                   struct rk_str *out);

@@ -4,12 +4,12 @@
 
 #include "daemon/rpc_internal.h"
 
-#define RK_FLIGHT_DUMPS_MAX 4 /* at a time: each is held in memory until it is sent */
+#define RK_FLIGHT_DUMPS_MAX 4 /* at a time: each is kept in memory until it is sent */
 
 struct rk_settings;
 
-/* Where the recorder is written when the process fails: "flight-SLOT.json" in flight.dir. One from an earlier
- * process becomes "flight-SLOT.previous.json". */
+/* The file to which the recorder is written when the process fails: "flight-SLOT.json" in flight.dir. A file
+ * of an earlier process is renamed to "flight-SLOT.previous.json". */
 void rk_flight_start(const struct rk_settings *settings);
 
 extern const struct rk_rpc_handler rk_rpc_dump_flight_recorder;

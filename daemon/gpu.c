@@ -14,7 +14,7 @@
 #define PERIOD_S 1
 #define FRESH_NS (10 * 1000000000LL)
 
-/* Numbers and structs as in nvml.h, which promises to keep them. */
+/* Numbers and structs as in nvml.h, which keeps them stable. */
 #define NVML_TEMPERATURE_GPU  0
 #define NVML_CLOCK_SM         1
 #define NVML_CLOCK_MEM        2
@@ -35,7 +35,7 @@ struct rk_gpu {
     int (*init)(void);
     int (*shutdown)(void);
     int (*by_uuid)(const char *uuid, void **device);
-    /* those below may be missing */
+    /* the following may be missing */
     int (*utilization)(void *device, struct nvml_utilization *out);
     int (*memory)(void *device, struct nvml_memory *out);
     int (*temperature)(void *device, int sensor, unsigned *celsius);
@@ -52,7 +52,7 @@ struct rk_gpu {
     int64_t sampled_ns; /* 0: never */
 };
 
-/* dlsym gives an object pointer; POSIX promises that it converts. */
+/* dlsym returns an object pointer; POSIX guarantees the conversion. */
 static bool find_symbol(void *out, void *library, const char *name)
 {
     void *symbol = dlsym(library, name);

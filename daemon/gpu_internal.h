@@ -1,6 +1,6 @@
-/* Figures of one GPU, from NVML: the driver's library, opened at run time, so that the daemon starts where
- * there is none. A thread of its own asks once a second, because a call into the driver of a sick GPU may
- * take seconds; everybody else reads what it found last. */
+/* Figures of one GPU, from NVML: the driver's library, opened at run time, so that the daemon starts
+ * without it. A separate thread queries it once per second, because a call into the driver of a faulty GPU
+ * may take seconds; other threads read its last sample. */
 #ifndef RK_GPU_INTERNAL_H
 #define RK_GPU_INTERNAL_H
 
@@ -13,11 +13,11 @@
 
 struct rk_gpu;
 
-/* What this driver and GPU do not tell has `has_` false. */
+/* Values that this driver and GPU do not report have `has_` false. */
 struct rk_gpu_sample {
     bool is_fresh; /* false: nothing yet, or not for 10 s */
     bool has_utilization, has_memory, has_temperature, has_power, has_clocks, has_ecc, has_throttle;
-    double utilization, memory_utilization; /* 0 to 1: part of the last period with a kernel, a transfer */
+    double utilization, memory_utilization; /* 0 to 1: share of the last period with a kernel, a transfer */
     uint64_t memory_used_bytes, memory_total_bytes; /* of all processes */
     double temperature_celsius, power_watts;
     double sm_clock_hertz, memory_clock_hertz;
@@ -30,7 +30,7 @@ struct rk_gpu_sample {
 struct rk_status *rk_gpu_create(struct rk_gpu **out, const char *library, const char *uuid) RK_NODISCARD;
 /* Ends the thread, which may be in a call. NULL is a no-op. */
 void rk_gpu_destroy(struct rk_gpu *gpu);
-/* Any thread; waits for nobody. */
+/* Any thread; does not block. */
 void rk_gpu_get_sample(struct rk_gpu *gpu, struct rk_gpu_sample *out);
 
 #endif

@@ -49,7 +49,7 @@ static struct rk_role_rank describe_place(const char *role, const struct rk_mesh
     };
 }
 
-/* What the rank holds of the role. */
+/* The part of the role that the rank holds. */
 static void describe_model(struct rk_role_rank *out, const struct rk_worker_snapshot *snapshot)
 {
     out->state = rk_role_state_name(RK_ROLE_STATE_EMPTY);

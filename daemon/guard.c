@@ -19,13 +19,13 @@
 #include "daemon/guard_state_internal.h"
 
 #define EVENTS_MAX       64
-#define TICK_MS          250               /* how often peers are looked at that do nothing */
-#define HELD_TICK_MS     10                /* the same while some are held back */
+#define TICK_MS          250               /* interval of checks of idle peers */
+#define HELD_TICK_MS     10                /* interval while some are held back */
 #define ACCEPTS_MAX      64                /* in a row */
 #define ACCEPT_AGAIN_NS  (100 * 1000000LL) /* after a failure */
 #define FLUSH_NS         (500 * 1000000LL) /* at the end */
-#define TCP_FILES        3                 /* of a connection: its own and a pair */
-#define UNIX_FILES       2                 /* its own, which gRPC has, and a copy to see its end */
+#define TCP_FILES        3                 /* per connection: its own and a pair */
+#define UNIX_FILES       2                 /* its own, which gRPC owns, and a copy to detect its end */
 #define BACKLOG          1024
 #define CORE_PEER_PREFIX "fd:"
 
@@ -44,8 +44,8 @@ static int accept_from_listener(struct rk_guard *guard, struct sockaddr_storage 
     return fd;
 }
 
-/* No descriptor is left: the one that was kept for this takes the connection, so that the peer hears of it
- * and the next can be tried. */
+/* No descriptor is free: the reserved one accepts the connection and closes it, so that the peer gets an end
+ * and the next connection can be tried. */
 static void refuse_one(struct rk_guard *guard)
 {
     struct sockaddr_storage from;
@@ -75,7 +75,8 @@ static bool accept_one(struct rk_guard *guard, int64_t now_ns)
             rk_connection_admit(guard, fd, &from, from_bytes);
         } else {
             rk_guard_format_address(peer, &from, from_bytes);
-            rk_guard_count_refused(guard, peer, "all connections belong to peers that may call");
+            rk_guard_count_refused(guard, peer,
+                                   "the limit is reached, and all connections belong to authorised peers");
             close(fd);
         }
         return true;
@@ -126,7 +127,7 @@ static void on_event(struct rk_guard *guard, const struct epoll_event *event)
     }
     relay = &endpoint->connection->relay;
     endpoint->connection->is_ready = true;
-    if (endpoint->side == RK_SIDE_CLIENT && relay->tls) /* either may be what the other waits for */
+    if (endpoint->side == RK_SIDE_CLIENT && relay->tls) /* each side may wait for the other */
         is_input = is_output = is_input || is_output;
     if (endpoint->side == RK_SIDE_CLIENT) {
         relay->from_client.can_read |= is_input;
@@ -138,7 +139,7 @@ static void on_event(struct rk_guard *guard, const struct epoll_event *event)
     }
 }
 
-/* One in a round, so that those who are through with theirs have their turn. Returns how long to wait for the
+/* One per round, so that connections after their handshake have their turn. Returns how long to wait for the
  * next. */
 static int begin_handshake(struct rk_guard *guard, struct rk_connection *oldest, int64_t now_ns)
 {
@@ -151,7 +152,7 @@ static int begin_handshake(struct rk_guard *guard, struct rk_connection *oldest,
     return 0;
 }
 
-/* Runs those that have something to do; looks at all of them when it is time to. Returns how long to wait. */
+/* Runs connections with work; checks all of them at each tick. Returns how long to wait. */
 static int run_connections(struct rk_guard *guard, int64_t now_ns)
 {
     bool has_ready = false, has_held = false;
@@ -178,7 +179,7 @@ static int run_connections(struct rk_guard *guard, int64_t now_ns)
     return has_ready ? 0 : has_held ? RK_MIN(wait_ms, HELD_TICK_MS) : wait_ms;
 }
 
-/* At the end: gRPC has closed its sockets, and what it sent before may still be on its way. */
+/* At the end: gRPC has closed its sockets, and data that it sent before may still be in transit. */
 static bool is_done(struct rk_guard *guard, int64_t *deadline_ns)
 {
     if (!guard->is_stopping)

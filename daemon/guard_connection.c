@@ -44,7 +44,7 @@ void rk_connection_drop(struct rk_guard *guard, struct rk_connection *connection
     rk_relay_fini(&connection->relay);
     rk_free(connection->names);
     if (connection->watch_fd >= 0) {
-        /* gRPC may still have the other descriptor: a close would not end the watch. */
+        /* gRPC may still hold the other descriptor: a close would not end the watch. */
         epoll_ctl(guard->epoll_fd, EPOLL_CTL_DEL, connection->watch_fd, NULL);
         close(connection->watch_fd);
     }
@@ -102,8 +102,8 @@ static bool open_server_side(struct rk_guard *guard, struct rk_connection *conne
     return true;
 }
 
-/* The peer has broken a rule. Its socket stays, unread, so that it does not come back at once; one that never
- * spoke HTTP/2 costs less when it does. */
+/* The peer has violated a rule. Its socket stays open, unread, so that the peer does not reconnect at once; a
+ * peer that never sent HTTP/2 costs less when it reconnects, so its socket is closed. */
 static bool cut(struct rk_guard *guard, struct rk_connection *connection, int64_t now_ns)
 {
     guard->num_cut++;
@@ -115,7 +115,7 @@ static bool cut(struct rk_guard *guard, struct rk_connection *connection, int64_
     return true;
 }
 
-/* How much the kernel holds for the peer; as much as it likes for one that is trusted. */
+/* Limits the kernel's buffers for the peer; no limit for a trusted peer. */
 static void clamp_window(int fd, int bytes)
 {
     setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &bytes, sizeof(bytes));
@@ -182,10 +182,10 @@ void rk_connection_begin_tls(struct rk_guard *guard, struct rk_connection *conne
     connection->is_ready = true;
 }
 
-/* --- room for one more --- */
+/* --- closing a connection for a new one --- */
 
-/* The connection to close for a new one: one that was cut; else one that has not shown a right to call,
- * without calls if there is such a one. The oldest of those; NULL: none. */
+/* The connection to close for a new one: one that was cut; else an unauthorised one,
+ * without calls if there is one. The oldest of those; NULL: none. */
 static struct rk_connection *find_victim(const struct rk_guard *guard)
 {
     struct rk_connection *victim = NULL;
@@ -214,7 +214,8 @@ bool rk_guard_make_room(struct rk_guard *guard)
     if (!victim)
         return false;
     rk_guard_log_note(&guard->log, "dropped", victim->peer,
-                      "all connections are in use; it had made no authorised call", rk_time_now_ns());
+                      "the limit of connections is reached; this one had made no authorised call",
+                      rk_time_now_ns());
     rk_connection_drop(guard, victim);
     return true;
 }

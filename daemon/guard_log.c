@@ -7,11 +7,11 @@
 #include "base/rk_log.h"
 
 #define TICK_NS       1000000000LL
-#define TICK_LINES    8 /* fewer than the log takes of one place in a second */
+#define TICK_LINES    8 /* below the log's limit per source line and second */
 #define OTHERS_HOST   "(others)"
-#define OTHERS_REASON "too many addresses or reasons for lines of their own"
+#define OTHERS_REASON "further addresses and reasons, counted together"
 
-/* "10.0.0.7:4242" and "[::1]:4242" without the port; what has none stays as it is. */
+/* "10.0.0.7:4242" and "[::1]:4242" without the port; an address without port is unchanged. */
 static int host_bytes(const char *peer)
 {
     const char *colon = strrchr(peer, ':');

@@ -1,6 +1,6 @@
-/* Log lines about connections that the guard ends. Peers that come back again and again must not fill the
+/* Log lines about connections that the guard ends. Peers that reconnect repeatedly must not fill the
  * log: an address has one line for each reason, and after RK_GUARD_LOG_INTERVAL_NS one more with the number
- * of those that were left out. No locking: it belongs to the guard's thread. */
+ * of suppressed lines. No locking: it belongs to the guard's thread. */
 #ifndef RK_GUARD_LOG_INTERNAL_H
 #define RK_GUARD_LOG_INTERNAL_H
 
@@ -18,18 +18,18 @@ struct rk_guard_log_row {
 
 /* Zero-initialised. */
 struct rk_guard_log {
-    struct rk_guard_log_row rows[RK_GUARD_LOG_ROWS + 1]; /* the last: what has no row of its own */
+    struct rk_guard_log_row rows[RK_GUARD_LOG_ROWS + 1]; /* the last: all without a separate row */
     int64_t ticked_ns;
 };
 
-/* Writes "VERB peer=PEER: REASON" or counts it. `verb` says what happened ("cut"); peers that differ in their
- * port only are one. */
+/* Writes "VERB peer=PEER: REASON" or counts it. `verb` is the event ("cut"); peers that differ only in the
+ * port are the same. */
 void rk_guard_log_note(struct rk_guard_log *log, const char *verb, const char *peer, const char *reason,
                        int64_t now_ns);
-/* Ends intervals that are over and writes what was left out in them; a few lines a second at most, so call it
+/* Ends intervals that are over and writes their counts; at most a few lines per second, so call it
  * often. */
 void rk_guard_log_tick(struct rk_guard_log *log, int64_t now_ns);
-/* Writes all that was left out, the most recent rows in one sum; at the end. */
+/* Writes all counts, the most recent rows as one sum; at the end. */
 void rk_guard_log_flush(struct rk_guard_log *log, int64_t now_ns);
 
 #endif

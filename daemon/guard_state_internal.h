@@ -1,4 +1,4 @@
-/* The state of the guard, for the files that it consists of: guard.c listens, accepts and runs the thread,
+/* The state of the guard, shared by its files: guard.c listens, accepts and runs the thread,
  * guard_connection.c has the life of a connection. */
 #ifndef RK_GUARD_STATE_INTERNAL_H
 #define RK_GUARD_STATE_INTERNAL_H
@@ -18,7 +18,7 @@ enum { RK_SIDE_CLIENT, RK_SIDE_SERVER, RK_SIDE_COUNT };
 
 struct rk_connection;
 
-struct rk_endpoint { /* what epoll tells about */
+struct rk_endpoint { /* the subject of an epoll event */
     struct rk_connection *connection;
     int side;
 };
@@ -27,8 +27,8 @@ struct rk_connection {
     struct rk_connection *next, **link; /* guarded by rk_guard.lock */
     struct rk_endpoint endpoints[RK_SIDE_COUNT];
     char peer[RK_PEER_BYTES];
-    char *names; /* of its certificate, set before gRPC hears of it; NULL: none */
-    int core_fd; /* as gRPC knows it; guarded by rk_guard.lock; -1: not yet */
+    char *names; /* of its certificate, set before gRPC gets the connection; NULL: none */
+    int core_fd; /* gRPC's socket; guarded by rk_guard.lock; -1: not yet */
     _Atomic bool is_trusted;
     int64_t accepted_ns, cut_ns; /* cut_ns 0: it was not */
     int watch_fd;                /* of a Unix socket: a copy; -1: this is a relay */
@@ -47,14 +47,15 @@ struct rk_guard {
     _Atomic int64_t seen_ns, refused_ns, num_accepted, num_refused, num_cut;
     _Atomic int num_connections;
 
-    /* Guards the list of connections, their core_fd, and listen_fd; held while gRPC is told of a connection.
+    /* Guards the list of connections, their core_fd, and listen_fd; held while a connection is passed to
+     * gRPC.
      */
     pthread_mutex_t lock;
     struct rk_connection *connections;
     int listen_fd; /* -1: closed */
 
     /* the thread's */
-    bool has_pending; /* accept has not yet said that there is nothing more */
+    bool has_pending; /* accept has not yet returned EAGAIN */
     int64_t accept_after_ns, ticked_ns;
     struct rk_h2_bucket handshakes;
     struct rk_h2_shared shared;
@@ -62,15 +63,15 @@ struct rk_guard {
     struct rk_guard_log log;
 };
 
-/* All below is for the guard's thread. */
+/* All functions below are for the guard's thread. */
 
-/* Adds to what epoll tells about; `what` comes back with the event. */
+/* Adds a descriptor to epoll; `what` is returned with its events. */
 void rk_guard_watch(struct rk_guard *guard, int fd, uint32_t events, void *what);
-/* A peer that came could not be taken. */
+/* A connecting peer could not be accepted. */
 void rk_guard_count_refused(struct rk_guard *guard, const char *peer, const char *why);
 /* "HOST:PORT", or "unix". */
 void rk_guard_format_address(char out[RK_PEER_BYTES], const struct sockaddr_storage *from, socklen_t bytes);
-/* Drops another connection if that is needed for one more; false when none may be. */
+/* Closes another connection if that is needed for a new one; false when none may be closed. */
 bool rk_guard_make_room(struct rk_guard *guard);
 
 /* Takes the socket that was accepted. */

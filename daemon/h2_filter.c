@@ -99,8 +99,8 @@ static rk_h2_verdict_t cut(struct rk_h2_filter *filter, const char *rule)
     return RK_H2_CUT;
 }
 
-/* Takes a token of its own bucket and, unless it is one of the first or the peer is trusted, one of those
- * that all connections share; or neither. */
+/* Takes a token of the connection's bucket and, unless it is one of the first or the peer is trusted, one of
+ * the shared bucket; or neither. */
 static rk_h2_verdict_t take(struct rk_h2_filter *filter, struct rk_h2_bucket *own, struct rk_h2_bucket *all,
                             int *num_free, int64_t now_ns)
 {
@@ -125,7 +125,7 @@ static rk_h2_verdict_t take_control(struct rk_h2_filter *filter, int64_t now_ns)
 
 static rk_h2_verdict_t take_update(struct rk_h2_filter *filter, int64_t now_ns)
 {
-    int num_free = 1; /* no others to share with */
+    int num_free = 1; /* without shared buckets */
 
     return filter->is_trusted ? RK_H2_PASS : take(filter, &filter->updates, NULL, &num_free, now_ns);
 }
@@ -149,13 +149,13 @@ static rk_h2_verdict_t on_block_part(struct rk_h2_filter *filter, const struct h
 
 static rk_h2_verdict_t on_headers(struct rk_h2_filter *filter, const struct head *head, int64_t now_ns)
 {
-    if (head->stream <= filter->last_stream) { /* trailers, which no client of ours has */
+    if (head->stream <= filter->last_stream) { /* trailers, which rankd's clients do not send */
         rk_h2_verdict_t verdict = take_control(filter, now_ns);
 
         return verdict == RK_H2_PASS ? on_block_part(filter, head, now_ns) : verdict;
     }
     if (head->stream % 2 == 0)
-        return cut(filter, "a stream with an even number");
+        return cut(filter, "a stream with an even number from the client");
     if (filter->num_open == RK_H2_OPEN_MAX)
         return cut(filter, "more than 128 open calls");
     filter->last_stream = head->stream;
@@ -190,12 +190,12 @@ static rk_h2_verdict_t on_data(struct rk_h2_filter *filter, const struct head *h
 static rk_h2_verdict_t on_client_frame(struct rk_h2_filter *filter, const struct head *head, int64_t now_ns)
 {
     if (!filter->is_greeted && head->type != FRAME_SETTINGS)
-        return cut(filter, "a first frame that is no SETTINGS");
+        return cut(filter, "the first frame is not SETTINGS");
     if (head->type != FRAME_DATA && head->bytes > RK_H2_CONTROL_BYTES)
-        return cut(filter, "a frame of more than 32 KiB that is no DATA");
+        return cut(filter, "a frame of more than 32 KiB other than DATA");
     if ((head->type == FRAME_CONTINUATION) != (filter->block_stream != 0) ||
         (filter->block_stream && head->stream != filter->block_stream))
-        return cut(filter, "a header block that is not continued, or none that is");
+        return cut(filter, "a header block that is interrupted, or a CONTINUATION without one");
     filter->is_greeted = true;
     switch (head->type) {
     case FRAME_DATA:
@@ -215,7 +215,7 @@ static rk_h2_verdict_t on_client_frame(struct rk_h2_filter *filter, const struct
     }
 }
 
-/* Bytes of the preface pass once they are there as a whole. */
+/* Bytes of the preface pass when they are complete. */
 static rk_h2_verdict_t read_preface(struct rk_h2_filter *filter, const uint8_t *data, size_t bytes,
                                     size_t *passed)
 {
@@ -228,7 +228,7 @@ static rk_h2_verdict_t read_preface(struct rk_h2_filter *filter, const uint8_t *
     return RK_H2_PASS;
 }
 
-/* How much of the present frame's payload passes. */
+/* How much of the current frame's payload passes. */
 static size_t pass_payload(struct rk_h2_direction *direction, size_t bytes)
 {
     size_t count = (size_t)RK_MIN((uint64_t)bytes, direction->payload_left);
@@ -266,7 +266,8 @@ rk_h2_verdict_t rk_h2_filter_client(struct rk_h2_filter *filter, const uint8_t *
 
 /* --- frames of the server --- */
 
-/* The server ends a stream; an error of its own is the client's doing, and costs what a reset costs. */
+/* The server ends a stream; a reset by the server was caused by the client, and costs as much as a client's
+ * reset. */
 static void on_server_frame(struct rk_h2_filter *filter, const struct head *head, const uint8_t *payload,
                             int64_t now_ns)
 {

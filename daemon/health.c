@@ -7,7 +7,7 @@
 #include "daemon/daemon_internal.h"
 #include "proto/rk_stream.h"
 
-#define RETRY_MS 1000 /* a watcher may have left */
+#define RETRY_MS 1000 /* another watch may have ended by then */
 
 struct rk_watcher {
     struct rk_watcher *next, **link;
@@ -16,7 +16,7 @@ struct rk_watcher {
     int sent; /* last status that was sent; -1: none */
 };
 
-/* "" is what liveness probes ask: draining is healthy. "rankd.ready" is for gates that wait for a loaded
+/* "" is for liveness probes: draining is healthy. "rankd.ready" is for probes that wait for a loaded
  * model. */
 rk_serving_status_t rk_health_get(const struct rk_health *health, const char *service)
 {
@@ -37,7 +37,7 @@ rk_serving_status_t rk_health_get(const struct rk_health *health, const char *se
     return RK_SERVICE_UNKNOWN;
 }
 
-/* Sends what is true now, unless the watcher knows it or a message is still under way. */
+/* Sends the current status, unless it was sent already or a message is still in progress. */
 static void tell(struct rk_watcher *watcher)
 {
     const struct rk_health *health = &rk_call_daemon(watcher->call)->health;
@@ -92,9 +92,10 @@ static struct rk_status *begin_watch(struct rk_call *call, struct grpc_byte_buff
     RK_TRY(rk_stream_flatten(&request, rk_call_arena(call), buffer, RK_LIMIT_MESSAGE_BYTES));
     RK_TRY(unpack(&message, call, request));
     if (health->num_watchers == RK_HEALTH_WATCHERS_MAX)
-        return rk_status_retry_after(
-            RK_FAIL(RK_RESOURCE_EXHAUSTED, "there are %d watchers already", RK_HEALTH_WATCHERS_MAX),
-            RETRY_MS);
+        return rk_status_retry_after(RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                                             "%d health watches are open on this daemon, which is the limit",
+                                             RK_HEALTH_WATCHERS_MAX),
+                                     RETRY_MS);
     watcher = rk_calloc(1, sizeof(*watcher));
     watcher->call = call;
     watcher->service = rk_strdup(message.service);

@@ -8,7 +8,7 @@
 
 #define RK_HEALTH_WATCHERS_MAX 32
 
-/* What the answers derive from. */
+/* The facts from which the answers derive. */
 struct rk_health_facts {
     bool is_alive;   /* serving at all: not FAILED, not stopping */
     bool takes_work; /* alive and not draining */
@@ -24,7 +24,7 @@ struct rk_health {
     int num_watchers;
 };
 
-/* Tells the watchers what changed. */
+/* Sends changes to the watchers. */
 void rk_health_set(struct rk_health *health, const struct rk_health_facts *facts);
 /* RK_SERVICE_UNKNOWN for a name that is not served. */
 rk_serving_status_t rk_health_get(const struct rk_health *health, const char *service);

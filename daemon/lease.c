@@ -27,7 +27,7 @@ static struct rk_status *check_incarnation(const struct rk_lease *lease, uint64_
                           incarnation, lease->incarnation);
 }
 
-/* Its name is shown to others: on terminals, in logs. Valid UTF-8 already. */
+/* The name is printed on terminals and in logs. It is valid UTF-8 already. */
 static struct rk_status *check_driver_id(const char *driver_id)
 {
     if (!driver_id[0])
@@ -35,13 +35,13 @@ static struct rk_status *check_driver_id(const char *driver_id)
     for (const char *c = driver_id; *c; c++) {
         if (rk_utf8_control_bytes(c) > 0)
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                                  "driver_id has a control character at byte %zu, expected printable text",
+                                  "driver_id: control character at byte %zu, expected printable text",
                                   (size_t)(c - driver_id));
     }
     return NULL;
 }
 
-/* Epochs are never taken back, so one that left no room above it would lock all drivers out for good. */
+/* Epochs never decrease, so an epoch near the maximum would lock out all drivers permanently. */
 static struct rk_status *check_epoch(const struct rk_lease *lease, uint64_t epoch)
 {
     uint64_t max = RK_MIN(lease->epoch + RK_LIMIT_EPOCH_LEAP, (uint64_t)INT64_MAX);
@@ -71,7 +71,7 @@ bool rk_lease_is_same_driver(const struct rk_lease *lease, const struct rk_acqui
 struct rk_status *rk_lease_check_acquire(const struct rk_lease *lease, int64_t now_ms,
                                          const struct rk_acquire_lease_request *request)
 {
-    /* 0: a driver that has not met this daemon yet. */
+    /* 0: a driver that has not called this daemon yet. */
     if (request->incarnation)
         RK_TRY(check_incarnation(lease, request->incarnation));
     RK_TRY(rk_status_at_field(check_driver_id(request->driver_id), "driver_id"));
@@ -114,7 +114,7 @@ struct rk_status *rk_lease_check(const struct rk_lease *lease, int64_t now_ms, c
     if (fence->epoch == 0 && fence->incarnation == 0 && fence->lease_id.bytes == 0)
         return rk_status_at_field(
             RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                           "the call has no fence, expected the one of AcquireLease's answer"),
+                           "the call has no fence, expected the fence of AcquireLease's answer"),
             "fence");
     RK_TRY(check_incarnation(lease, fence->incarnation));
     if (fence->epoch != lease->epoch)

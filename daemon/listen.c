@@ -56,7 +56,7 @@ static struct rk_status *resolve(char *out, size_t out_bytes, bool *is_local, co
         *is_local = is_loopback(found->ai_addr);
     if (found)
         freeaddrinfo(found);
-    if (rc != 0) /* a name server that does not answer yet: the network may still be coming up */
+    if (rc != 0) /* the name server may not answer yet while the network starts */
         return RK_FAIL(rc == EAI_AGAIN ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT, "%s '%s': host '%s': %s", key,
                        text, host, gai_strerror(rc));
     return NULL;
@@ -113,8 +113,9 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
     if (!listen->is_local && !has_tls)
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
-            "%s: %s can be reached from other hosts and nothing would be encrypted; set rpc.tls_cert, "
-            "rpc.tls_key and rpc.tls_ca, listen on 127.0.0.1, ::1 or a Unix socket, or say --insecure "
+            "%s: %s can be reached from other hosts and connections would not be encrypted; set "
+            "rpc.tls_cert, "
+            "rpc.tls_key and rpc.tls_ca, listen on 127.0.0.1, ::1 or a Unix socket, or pass --insecure "
             "(rpc.insecure) if the network is trusted",
             listen->key, listen->host);
     if (!listen->is_local && !asks_certificates && !has_tokens)
@@ -124,11 +125,11 @@ struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is
             "token; set rpc.tls_ca or rpc.token_file, or pass --insecure (rpc.insecure)",
             listen->key, listen->host);
     if (listen->is_abstract && !has_tokens)
-        return RK_FAIL(
-            RK_INVALID_ARGUMENT,
-            "rpc.listen: every local user reaches the abstract socket '%s'; set rpc.token_file, or say "
-            "--insecure (rpc.insecure)",
-            listen->name);
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "rpc.listen: every local user can connect to the abstract socket '%s'; set "
+                       "rpc.token_file, or pass "
+                       "--insecure (rpc.insecure)",
+                       listen->name);
     return NULL;
 }
 
@@ -155,8 +156,8 @@ static socklen_t make_address(const struct rk_listen *listen, struct sockaddr_st
     return sizeof(*v6);
 }
 
-/* A file that is no socket would make the bind fail; one that is (whose owner, if it lives, holds the lock
- * beside it) is replaced. */
+/* A file that is not a socket would make the bind fail; a socket (whose owner, if it runs, holds the lock
+ * next to it) is replaced. */
 static struct rk_status *probe_unix_path(const struct rk_listen *listen)
 {
     const char *path = listen->name;
@@ -165,10 +166,10 @@ static struct rk_status *probe_unix_path(const struct rk_listen *listen)
     struct stat info;
 
     if (access(dir, W_OK | X_OK) != 0)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: cannot make a socket in '%s': %s", listen->key, dir,
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: cannot create a socket in '%s': %s", listen->key, dir,
                      strerror(errno));
     else if (lstat(path, &info) == 0 && !S_ISSOCK(info.st_mode))
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: '%s' exists and is no socket", listen->key, path);
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "%s: '%s' exists and is not a socket", listen->key, path);
     rk_free(dir);
     return st;
 }
@@ -181,7 +182,7 @@ static struct rk_status *fail_bind(const struct rk_listen *listen, int error)
     if (error == EADDRINUSE)
         st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "ADDRESS_IN_USE", "%s: %s is in use by another process",
                             listen->key, text);
-    else /* an address that no interface has may come with its interface */
+    else /* an address without interface may appear later */
         st = RK_FAIL(error == EADDRNOTAVAIL ? RK_UNAVAILABLE : RK_INVALID_ARGUMENT,
                      "%s: cannot listen on %s: %s", listen->key, text, strerror(error));
     rk_free(text);
@@ -200,10 +201,10 @@ static struct rk_status *bind_socket(int *out, const struct rk_listen *listen)
     fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED, "socket: %s", strerror(errno));
-    /* An address whose last connections still close can be bound again. */
+    /* An address whose last connections are still closing can be bound again. */
     if (!listen->is_unix)
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (address.ss_family == AF_INET6) /* [::] is IPv4, too */
+    if (address.ss_family == AF_INET6) /* [::] includes IPv4 */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
     mask = umask(0117); /* socket file: owner and group */
     rc = bind(fd, (struct sockaddr *)&address, address_bytes);

@@ -1,4 +1,4 @@
-/* Addresses: what rpc.listen and the keys like it may be, who can reach it, and why binding failed. */
+/* Addresses of rpc.listen and similar keys: their syntax, their reachability, and errors of bind. */
 #ifndef RK_LISTEN_INTERNAL_H
 #define RK_LISTEN_INTERNAL_H
 
@@ -19,26 +19,27 @@ struct rk_listen {
     char name[RK_UNIX_PATH_BYTES + 1]; /* Unix */
 };
 
-/* Value of the key: "HOST:PORT" (a host name is resolved here, so that what is checked is what is bound),
- * "unix:/PATH", "unix-abstract:NAME". UNAVAILABLE when the name server does not answer: that may pass. */
+/* Value of the key: "HOST:PORT" (a host name is resolved here, so that the checked address is the bound one),
+ * "unix:/PATH", "unix-abstract:NAME". UNAVAILABLE when the name server does not answer, which may be
+ * temporary. */
 struct rk_status *rk_listen_parse(struct rk_listen *out, const char *key, const char *text) RK_NODISCARD;
-/* What others can reach needs TLS, and certificates or tokens of who calls, or an explicit wish; so does what
- * every local user reaches without a file's permissions in between, but for TLS. */
+/* An address that other hosts can reach needs TLS, and certificates or tokens of clients, or rpc.insecure; an
+ * abstract socket, which every local user can reach without file permissions, needs the same except TLS. */
 struct rk_status *rk_listen_check_policy(const struct rk_listen *listen, bool is_insecure, bool has_tls,
                                          bool asks_certificates, bool has_tokens) RK_NODISCARD;
-/* The value of comm.listen, or what follows from rpc.listen: a host whose peers can be told its address, so
- * not the one that means "all". */
+/* The value of comm.listen, or the default from rpc.listen: an address that peers can connect to, so
+ * not a wildcard address. */
 struct rk_status *rk_listen_check_peer_host(const char *host) RK_NODISCARD;
 /* Whether one of them would take the address of the other. */
 bool rk_listen_is_same(const struct rk_listen *a, const struct rk_listen *b);
-/* Binds and lets go. Reason ADDRESS_IN_USE when another process has it;
+/* Binds and releases the address. Reason ADDRESS_IN_USE when another process has it;
  * UNAVAILABLE when no interface has the address (yet). */
 struct rk_status *rk_listen_probe(const struct rk_listen *listen) RK_NODISCARD;
 /* Binds and listens; errors as rk_listen_probe. *fd receives a non-blocking socket, *port the one that the
- * kernel chose, or the given one. A socket file is readable and writable for owner and group; one that is
- * there already is replaced, so take the lock beside it first. */
+ * kernel chose, or the given one. A socket file is readable and writable for owner and group; an existing
+ * one is replaced, so take the lock next to it first. */
 struct rk_status *rk_listen_open(int *fd, int *port, const struct rk_listen *to, int backlog) RK_NODISCARD;
-/* As clients take it, and as people read it; rk_free it. */
+/* In the form that clients accept and messages show; rk_free it. */
 char *rk_listen_format(const struct rk_listen *listen, int port);
 
 #endif

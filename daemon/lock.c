@@ -86,7 +86,7 @@ out:
     return st;
 }
 
-/* Every step counts: data on disk before the name, the name on disk before anybody hears of the epoch. */
+/* Every step counts: data on disk before the name, the name on disk before the epoch is used. */
 static struct rk_status *replace_file(int dir_fd, const char *text)
 {
     size_t bytes = strlen(text);

@@ -9,9 +9,9 @@
 struct rk_lock;
 
 /* Holds `path` (created when missing) until it is released or the process ends, however it ends. Reason
- * LOCK_HELD when another process has it. The content, pid and incarnation, is for people. */
+ * LOCK_HELD when another process has it. The content, pid and incarnation, is only informative. */
 struct rk_status *rk_lock_take(struct rk_lock **out, const char *path, uint64_t incarnation) RK_NODISCARD;
-/* NULL is a no-op. The file stays: removing it would let two processes lock two files of one name. */
+/* NULL is a no-op. The file is kept: after a removal two processes could lock two files of one name. */
 void rk_lock_release(struct rk_lock *lock);
 
 /* The highest epoch that was ever granted, kept in DIR/epoch so that a restarted daemon refuses older

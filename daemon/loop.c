@@ -8,7 +8,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_compiler.h"
 
-/* Converts a libuv result; libuv is known to this file only. */
+/* Converts a libuv result; only this file uses libuv. */
 #define RK_UV(expr) uv_status((expr), #expr)
 
 static const int signal_numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
@@ -21,7 +21,7 @@ struct rk_loop {
     struct rk_loop_handlers handlers;
     pthread_mutex_t lock; /* guards the list; nothing is called while it is held */
     struct rk_loop_event *first;
-    struct rk_loop_event **last; /* where the next event is linked in */
+    struct rk_loop_event **last; /* link for the next event */
 };
 
 static struct rk_status *uv_status(int rc, const char *text)

@@ -1,7 +1,7 @@
-/* Thread L: the libuv loop. Other threads hand it events; one timer ticks; signals arrive as calls.
+/* Thread L: the libuv loop. Other threads post events; one timer ticks; signals arrive as calls.
  *
- * All state of the daemon that is not said to belong elsewhere belongs to L, so it needs no locks. The queue
- * of events is the only thing other threads touch here. */
+ * All state of the daemon belongs to L unless stated otherwise, so it needs no locks. Other threads use only
+ * the queue of events here. */
 #ifndef RK_LOOP_INTERNAL_H
 #define RK_LOOP_INTERNAL_H
 
@@ -14,7 +14,7 @@
 
 #define RK_TICK_MS 250 /* resolution of every deadline that L watches */
 
-/* Embedded in what it is about. It is in the queue at most once; `run` is called on L. */
+/* Embedded in its subject. It is in the queue at most once; `run` is called on L. */
 struct rk_loop_event {
     struct rk_loop_event *next;
     void (*run)(struct rk_loop_event *event);
@@ -29,14 +29,14 @@ struct rk_loop_handlers {
 };
 
 struct rk_status *rk_loop_create(struct rk_loop **out, const struct rk_loop_handlers *handlers) RK_NODISCARD;
-/* Closes every handle and asserts that libuv has nothing left. NULL is a no-op. */
+/* Closes every handle and asserts that libuv has no open handles. NULL is a no-op. */
 void rk_loop_destroy(struct rk_loop *loop);
 /* Any thread. Events run in the order in which they were posted. */
 void rk_loop_post(struct rk_loop *loop, struct rk_loop_event *event);
 /* Until rk_loop_stop. */
 void rk_loop_run(struct rk_loop *loop);
 void rk_loop_stop(struct rk_loop *loop);
-/* Runs what is queued: for the time after the loop, when the other threads have been joined. */
+/* Runs queued events: for the time after the loop, when the other threads have been joined. */
 void rk_loop_drain(struct rk_loop *loop);
 
 #endif

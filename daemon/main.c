@@ -168,7 +168,7 @@ int main(int argc, char **argv)
     if (st)
         fprintf(stderr, "rankd: %s\n", rk_status_message(st));
     if (rk_status_code(st) == RK_RESOURCE_EXHAUSTED) {
-        /* Libraries that were given no threads wait for them as they are unloaded, some in a loop. */
+        /* Libraries whose threads could not be created wait for them at unload, some in a loop. */
         fflush(stdout);
         _exit(code);
     }

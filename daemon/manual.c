@@ -41,8 +41,8 @@ static void format_conf(struct rk_str *out)
     rk_manual_begin(out, "rankd.conf", 5, RK_VERSION, "configuration of rankd");
     rk_manual_section(out, "DESCRIPTION");
     rk_manual_text(out, RK_DAEMON_CONFIG_FILE
-                   " is a JSON object; a key a.b is the member b of the member a. Flags "
-                   "come before the environment, that before the file. Members named "
+                   " is a JSON object; a key a.b is the member b of the object a. Flags "
+                   "override the environment, which overrides the file. Members named "
                    "\"//\" are comments. 'rankd --check-config' prints every value with "
                    "its origin.");
     rk_manual_section(out, "KEYS");
@@ -54,7 +54,7 @@ static void format_conf(struct rk_str *out)
 
 /* --- completion --- */
 
-/* Functions that bash and zsh share: all words, and the values of those that have a list of them. */
+/* Functions that bash and zsh share: all words, and the values of keys with choices. */
 static void format_words(struct rk_str *out)
 {
     int64_t count;
@@ -64,7 +64,7 @@ static void format_words(struct rk_str *out)
     for (const struct rk_option *option = rk_daemon_options; option->name; option++)
         rk_str_appendf(out, " --%s%s", option->name, option->value ? "=" : "");
     for (int64_t i = 0; i < count; i++) {
-        if (strchr(keys[i].path, '.')) /* the others are flags, too */
+        if (strchr(keys[i].path, '.')) /* the others are also flags */
             rk_str_appendf(out, " --%s=", keys[i].path);
     }
     rk_str_append(out, "\n}\n_rankd_values() {\n    case $1 in\n");

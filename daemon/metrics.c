@@ -1,5 +1,5 @@
-/* Counting, and the text of a scrape: what L knows and the worker's snapshot, so that a scrape is answered
- * while the engine computes or is stuck. */
+/* Counting, and the text of a scrape: from the state of L and the worker's snapshot, so that a scrape is
+ * answered while the engine computes or is stuck. */
 #include "daemon/metrics_internal.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ void rk_metrics_count_call(struct rk_metrics *metrics, const struct rk_call_end 
         rk_histogram_add(&rpc->duration, &rpc_bounds, (double)end->ns / 1e9);
 }
 
-/* The series of that role and method; the last place is for those for which there is none. */
+/* The series of that role and method; the last place is for further ones. */
 static struct rk_method_metrics *find_method(struct rk_metrics *metrics, const struct rk_job *job)
 {
     struct rk_method_metrics *row = metrics->methods;
@@ -155,7 +155,7 @@ static void put_lease(struct rk_metrics_text *text, const struct rk_daemon *daem
                         is_live ? (double)(daemon->lease.expires_ms - now_ms) / 1e3 : 0.0);
 }
 
-/* The path without its first slash; a metric of its own a row, so one loop for each. */
+/* The path without its first slash; one metric per column, so one loop for each. */
 static struct rk_metric_label rpc_label(int rpc)
 {
     return (struct rk_metric_label){"rpc",
@@ -339,7 +339,7 @@ static void put_worker(struct rk_metrics_text *text, const struct rk_daemon *dae
     struct rk_worker_snapshot snapshot;
 
     if (!daemon->worker)
-        return; /* going down */
+        return; /* shutting down */
     rk_worker_get_snapshot(daemon->worker, &snapshot);
     put_running(text, daemon, &snapshot);
     put_roles(text, &snapshot);

@@ -15,18 +15,18 @@
 #define PATH             "/metrics"
 #define CONTENT_TYPE     "text/plain; version=0.0.4; charset=utf-8"
 #define BACKLOG          64
-#define CONNECTION_BYTES (16 << 10) /* header lines of a request, and what is read ahead */
+#define CONNECTION_BYTES (16 << 10) /* header lines of a request, and read-ahead data */
 
 struct rk_metrics_http {
     struct rk_metrics_http_config config;
     char *address, *unix_path; /* unix_path NULL: none to remove */
     struct MHD_Daemon *core;
-    pthread_mutex_t lock; /* guards the two below, and the moment between setting aside and asking */
+    pthread_mutex_t lock; /* guards the two below, and the time between suspending and asking */
     bool is_stopping;
     int num_waiting; /* for L */
 };
 
-/* One scrape that waits for its text, then has it. The thread's, but for the time in between. */
+/* A scrape that waits for its text. Owned by the thread, except while L makes the text. */
 struct scrape {
     struct rk_loop_event event;
     struct rk_metrics_http *http;
@@ -105,7 +105,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
 
     (void)version;
     (void)body;
-    (void)body_bytes; /* whoever sends one is answered before it is read */
+    (void)body_bytes; /* a request with a body is answered before the body is read */
     if (scrape)
         return respond(connection, MHD_HTTP_OK, CONTENT_TYPE, &scrape->text);
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
@@ -168,7 +168,7 @@ struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
     if (!http->core) {
         close(fd);
         rk_metrics_http_destroy(http);
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "metrics.listen: the HTTP server does not start");
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "metrics.listen: the HTTP server did not start");
     }
     *out = http;
     return NULL;

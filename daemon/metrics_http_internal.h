@@ -1,7 +1,7 @@
-/* The listener of metrics.listen: GET and HEAD of /metrics over HTTP/1.1, and nothing else.
+/* The listener of metrics.listen: only GET and HEAD of /metrics over HTTP/1.1.
  *
- * libmicrohttpd's own thread talks to the peers, so that one that is slow, or says nothing, hinders neither L
- * nor G. L makes the text: the thread asks for it and sets the connection aside until it is there. */
+ * libmicrohttpd's own thread serves the connections, so that a slow or silent peer delays neither L
+ * nor G. L makes the text: the thread asks for it and suspends the connection until the text is ready. */
 #ifndef RK_METRICS_HTTP_INTERNAL_H
 #define RK_METRICS_HTTP_INTERNAL_H
 
@@ -11,7 +11,7 @@
 #include "daemon/loop_internal.h"
 
 #define RK_METRICS_CONNECTIONS_MAX 16
-#define RK_METRICS_TIMEOUT_S       5 /* of a connection on which nothing moves */
+#define RK_METRICS_TIMEOUT_S       5 /* of an idle connection */
 
 struct rk_metrics_http;
 
@@ -25,9 +25,9 @@ struct rk_metrics_http_config {
 /* Binds, listens and starts the thread. Reason ADDRESS_IN_USE when another process has the address. */
 struct rk_status *rk_metrics_http_create(struct rk_metrics_http **out,
                                          const struct rk_metrics_http_config *config) RK_NODISCARD;
-/* L, when the loop has ended: answers who waits, and ends the thread. NULL is a no-op. */
+/* L, when the loop has ended: answers waiting scrapes, and ends the thread. NULL is a no-op. */
 void rk_metrics_http_destroy(struct rk_metrics_http *http);
-/* As clients take it. Borrowed. */
+/* In the form that clients accept. Borrowed. */
 const char *rk_metrics_http_address(const struct rk_metrics_http *http);
 
 #endif

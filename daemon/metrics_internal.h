@@ -1,4 +1,4 @@
-/* What the daemon counts, and the text that a scrape gets (docs/metrics.md). All of it belongs to L, but for
+/* Counters of the daemon, and the text of a scrape (docs/metrics.md). All of it belongs to L, except
  * the atomics. The number of series is bounded: by the tables of RPCs, codes and methods, and by the limits
  * below, beyond which counts go to a series "other". */
 #ifndef RK_METRICS_INTERNAL_H
@@ -12,7 +12,7 @@
 #include "proto/rk_rpcs.h"
 #include "worker/rk_worker.h"
 
-#define RK_METRICS_RPCS         (RK_RPC_COUNT + 1) /* the last row: paths that no RPC has */
+#define RK_METRICS_RPCS         (RK_RPC_COUNT + 1) /* the last row: unknown paths */
 #define RK_METRICS_METHODS_MAX  64                 /* pairs of role and method */
 #define RK_METRICS_FAILURES_MAX 64                 /* role, method and reason */
 #define RK_METRICS_STEP_MAX     256                /* metrics of the last calls, over all methods */
@@ -63,13 +63,13 @@ struct rk_call_end {
     int rpc; /* rk_rpc_id_t, or RK_RPC_COUNT */
     rk_code_t code;
     int64_t ns;
-    bool is_endless; /* as long as a client listens: its time says nothing */
+    bool is_endless; /* as long as the client stays: its duration is not counted */
 };
 
 void rk_metrics_count_call(struct rk_metrics *metrics, const struct rk_call_end *end);
 /* A method has ended. */
 void rk_metrics_count_job(struct rk_metrics *metrics, const struct rk_job *job);
-/* Everything, as a scrape gets it. L. */
+/* The complete text of a scrape. L. */
 void rk_metrics_render(struct rk_daemon *daemon, struct rk_str *out);
 
 /* --- metrics_process.c --- */

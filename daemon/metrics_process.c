@@ -1,5 +1,5 @@
-/* The figures of the process that every Prometheus client library gives under these names. What the system
- * does not tell is left out. */
+/* The process metrics with the names that Prometheus client libraries use. Values that the system does not
+ * report are omitted. */
 #include <dirent.h>
 #include <stdio.h>
 #include <sys/resource.h>

@@ -36,7 +36,7 @@ static void begin(struct rk_metrics_text *text, rk_metric_id_t id)
 {
     RK_ASSERT(id < RK_METRIC_COUNT);
     if (text->has_begun[id]) {
-        RK_ASSERT(text->last == id); /* its samples stand together */
+        RK_ASSERT(text->last == id); /* samples of a metric are consecutive */
         return;
     }
     text->has_begun[id] = true;

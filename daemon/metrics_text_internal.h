@@ -1,6 +1,6 @@
 /* Writes the Prometheus text format (version 0.0.4) from the table of metrics.def. Pure.
  *
- * The samples of a metric stand together below its HELP and TYPE, which come with the first one. */
+ * The samples of a metric follow its HELP and TYPE, which are written before the first one. */
 #ifndef RK_METRICS_TEXT_INTERNAL_H
 #define RK_METRICS_TEXT_INTERNAL_H
 
@@ -19,7 +19,7 @@ typedef enum rk_metric_id {
 
 typedef enum rk_metric_type { RK_METRIC_GAUGE, RK_METRIC_COUNTER, RK_METRIC_HISTOGRAM } rk_metric_type_t;
 
-/* A text in the making. Zero-initialised; `out` is the caller's. */
+/* A text under construction. Zero-initialised; the caller owns `out`. */
 struct rk_metrics_text {
     struct rk_str *out;
     bool has_begun[RK_METRIC_COUNT];
@@ -32,21 +32,22 @@ struct rk_metric_label {
 
 #define RK_HISTOGRAM_BUCKETS_MAX 16
 
-/* Upper bounds of buckets in seconds, rising; what is above the last is counted in the total only. */
+/* Upper bounds of buckets in seconds, ascending; values above the last are counted only in the total. */
 struct rk_histogram_bounds {
     int num_bounds;
     double bounds[RK_HISTOGRAM_BUCKETS_MAX];
 };
 
 struct rk_histogram {
-    uint64_t buckets[RK_HISTOGRAM_BUCKETS_MAX]; /* each without the ones below it */
+    uint64_t buckets[RK_HISTOGRAM_BUCKETS_MAX]; /* not cumulative */
     uint64_t count;
     double sum;
 };
 
 void rk_histogram_add(struct rk_histogram *histogram, const struct rk_histogram_bounds *bounds, double value);
 
-/* One sample; labels may be NULL. Asserts that the metric is no histogram, and was not left before. */
+/* One sample; labels may be NULL. Asserts that the metric is not a histogram, and that its samples are
+ * consecutive. */
 void rk_metrics_put_int(struct rk_metrics_text *text, rk_metric_id_t id, const struct rk_metric_label *labels,
                         int num_labels, uint64_t value);
 void rk_metrics_put_real(struct rk_metrics_text *text, rk_metric_id_t id,

@@ -12,7 +12,7 @@
 static void send_text(const char *text)
 {
 #ifdef RK_HAVE_SYSTEMD
-    /* Without a service manager it does nothing. Errors are ignored: there is no other place to report to. */
+    /* Without a service manager it does nothing. Errors are ignored: there is no other receiver for them. */
     sd_notify(0, text);
 #else
     (void)text;

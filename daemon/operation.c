@@ -52,7 +52,7 @@ static void release_input(struct rk_operation *operation)
     operation->input_bytes = 0;
 }
 
-/* Only the result is kept, not what it was made from. */
+/* Only the result is kept, not its input. */
 static void release_request(struct rk_operation *operation, struct rk_job *job)
 {
     rk_batch_destroy(job->input);
@@ -104,7 +104,7 @@ static void tell_end(const struct rk_operation *operation, const struct rk_job *
     rk_watch_add_metrics(operation->daemon, operation, job);
 }
 
-/* L: the job came back. */
+/* L: the job has returned. */
 static void on_done(struct rk_loop_event *event)
 {
     struct rk_operation *operation = RK_CONTAINER_OF(event, struct rk_operation, done_event);
@@ -124,7 +124,8 @@ static void on_done(struct rk_loop_event *event)
     operation->job = NULL;
     operation->result = result_create(job);
     rk_lease_finish_seq(&daemon->lease, operation->epoch, operation->seq);
-    /* Held, because a result that is too large to keep goes at once, and those who wait for it shall have it.
+    /* Held, because a result that is too large to keep is dropped at once, and waiting streams must still get
+     * it.
      */
     result = rk_result_retain(operation->result);
     rk_requests_finish(&daemon->requests, &operation->request, bytes);
@@ -178,7 +179,7 @@ const char *rk_operation_cancel(struct rk_operation *operation, bool abort_comm,
     RK_INFO("cancel name=%s seq=%llu abort_comm=%d reason=\"%s\"", operation->name,
             (unsigned long long)operation->seq, abort_comm, reason);
     outcome = rk_worker_cancel(operation->daemon->worker, operation->job, abort_comm, reason);
-    /* The worker does not have it: it ended, and its event is on its way here. */
+    /* The worker does not have it: it has ended, and its event is in the queue of L. */
     return strcmp(outcome, "not_found") == 0 ? "already_done" : outcome;
 }
 

@@ -19,17 +19,17 @@ struct rk_execute;
  * threads let go of chunks: the last one frees it, on whatever thread. */
 struct rk_result {
     atomic_int num_refs;
-    struct rk_job *job; /* status, output and metrics; nothing changes them any more */
+    struct rk_job *job; /* status, output and metrics; not changed any more */
 };
 
 struct rk_result *rk_result_retain(struct rk_result *result);
-void rk_result_release(void *result); /* as gRPC's slices want it; NULL is a no-op */
+void rk_result_release(void *result); /* destructor for gRPC's slices; NULL is a no-op */
 
 struct rk_operation {
     struct rk_request request;       /* entry of the request table */
     struct rk_loop_event done_event; /* posted by E */
     struct rk_daemon *daemon;
-    struct rk_job *job;         /* OPEN: ours. RUNNING: the worker's, a name for cancelling. Later NULL */
+    struct rk_job *job;         /* OPEN: owned. RUNNING: owned by the worker, used to cancel. Later NULL */
     struct rk_result *result;   /* DONE */
     struct rk_execute *streams; /* attached chunk streams */
     uint64_t epoch, seq;
@@ -44,18 +44,18 @@ struct rk_operation {
 struct rk_operation *rk_operation_create(struct rk_daemon *daemon);
 /* An OPEN operation that will not be committed. NULL is a no-op. */
 void rk_operation_discard(struct rk_operation *operation);
-/* OPEN -> RUNNING: uses up its seq, enters the request table, goes to the worker. */
+/* OPEN -> RUNNING: consumes its seq, enters the request table, goes to the worker. */
 void rk_operation_commit(struct rk_operation *operation);
 /* Outcome as in CancelResponse. */
 const char *rk_operation_cancel(struct rk_operation *operation, bool abort_comm, const char *reason);
 
-/* All that run; also drops the call that is not committed. */
+/* Cancels all running operations; also drops the call that is not committed. */
 void rk_operations_cancel(struct rk_daemon *daemon, bool abort_comm, const char *reason);
-/* Tells all who wait for operations that those will not end; the operations stay with the worker. */
+/* Ends all streams that wait for operations; the operations stay with the worker. */
 void rk_operations_answer(struct rk_daemon *daemon, const struct rk_status *why);
-/* Running ones of the present epoch. */
+/* Number of running operations of the current epoch. */
 int64_t rk_operations_num_current(const struct rk_daemon *daemon);
-/* The one that runs, or is about to: they run in the order of Commit. NULL: none. */
+/* The running operation, or the next one: they run in the order of Commit. NULL: none. */
 struct rk_operation *rk_operations_find_first(const struct rk_daemon *daemon);
 
 /* Hooks of the request table. */

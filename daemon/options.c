@@ -6,9 +6,8 @@
 const struct rk_option rk_daemon_options[] = {
     {"config", "FILE", "configuration (default: " RK_DAEMON_CONFIG_FILE " when it exists)"},
     {"check-config", NULL,
-     "print the resolved configuration with the origin of each value, try all of a start but opening the "
-     "device, "
-     "and exit"},
+     "print the resolved configuration with the origin of each value, check everything except opening the "
+     "device, and exit"},
     {"device", "DEVICE", "cpu (default) or cuda:N"},
     {"slot", "N", "number of this daemon on its host"},
     {"record", "DIR", "record every call in this folder, for rankctl replay"},
@@ -19,7 +18,7 @@ const struct rk_option rk_daemon_options[] = {
 };
 
 const struct rk_exit_code rk_daemon_exit_codes[] = {
-    {0, "stopped cleanly (also by SIGTERM)"},
+    {0, "normal end (also by SIGTERM)"},
     {1, "failed"},
     {2, "usage or configuration"},
     {4, "address, lock or device held by another process"},

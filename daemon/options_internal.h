@@ -6,10 +6,11 @@
 #include "base/rk_manual.h"
 #include "base/rk_options.h"
 
-#define RK_DAEMON_FIRST_LINES \
-    "The first line on stdout is \"rankd: listening on ADDRESS\"; one follows for each other listener."
+#define RK_DAEMON_FIRST_LINES                                                                            \
+    "The first line on stdout is \"rankd: listening on ADDRESS\"; one line follows for each additional " \
+    "listener."
 #define RK_DAEMON_PRECEDENCE \
-    "Keys. Flags come before RANKD_SECTION_KEY in the environment, that before the file:"
+    "Keys. A flag overrides RANKD_SECTION_KEY in the environment, which overrides the file:"
 
 extern const struct rk_option rk_daemon_options[]; /* ends with a row without name */
 extern const struct rk_exit_code rk_daemon_exit_codes[];

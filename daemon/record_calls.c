@@ -1,5 +1,5 @@
-/* What L hands to the recorder: the messages of a call as the driver sent them and got them, without what
- * only the run itself can use (fence, secrets of the communicators, addresses). */
+/* Entries that L passes to the recorder: the messages of a call as the driver sent and received them, without
+ * data that is valid only in the run itself (fence, secrets of the communicators, addresses). */
 #include <string.h>
 
 #include "base/rk_hash.h"
@@ -8,14 +8,14 @@
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"
 
-/* A call that cannot be recorded is left out, and replay says so: it finds a gap in the numbers. */
+/* A call that cannot be recorded is omitted; replay detects the gap in the numbers. */
 static void put(struct rk_daemon *daemon, struct rk_recording_entry *entry, struct rk_status *st)
 {
     if (!st) {
         rk_recorder_put(daemon->recorder, entry);
         return;
     }
-    RK_WARN("an entry of the record is left out kind=%s err=\"%s\"", rk_recording_kind_name(entry->kind),
+    RK_WARN("an entry of the recording is omitted kind=%s err=\"%s\"", rk_recording_kind_name(entry->kind),
             rk_status_message(st));
     rk_status_free(st);
     rk_recording_entry_destroy(entry);
@@ -103,7 +103,7 @@ static void set_metrics(struct rk_execute_result *result, const struct rk_job *j
     result->num_metrics = job->num_metrics;
 }
 
-/* The names that the driver asked for, as a list that ends with NULL; NULL for all. */
+/* The columns that the driver requested, as a list that ends with NULL; NULL for all. */
 static const char **list_want(const struct rk_execute_header *header, struct rk_arena *arena)
 {
     const char **want;

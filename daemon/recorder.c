@@ -13,7 +13,7 @@
 #include "base/rk_time.h"
 #include "generated/rk_version.h"
 
-/* Tensors that wait for the disk: beyond, the disk is too slow for what is recorded. */
+/* Limit of tensors that wait for the disk; beyond it the disk is too slow and the recording stops. */
 #define QUEUE_BYTES_MAX ((uint64_t)1 << 30)
 
 struct queued {
@@ -27,7 +27,7 @@ struct rk_recorder {
     pthread_t thread;
     bool has_thread;
     atomic_bool is_stopped;
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the following fields */
     pthread_cond_t wake;
     struct queued *first, **last;
     uint64_t queued_bytes;
@@ -46,7 +46,7 @@ static void free_queue(struct queued *first)
     }
 }
 
-/* Once: what comes later finds is_stopped. Any thread. */
+/* Has an effect once: later entries find is_stopped. Any thread. */
 static void stop(struct rk_recorder *recorder, const char *reason)
 {
     bool was_stopped;
@@ -86,7 +86,7 @@ static void write_entry(struct rk_recorder *recorder, const struct rk_recording_
     rk_status_free(st);
 }
 
-/* Takes all that is queued; waits for something, or the end (NULL). */
+/* Takes all queued entries; waits for one, or the end (NULL). */
 static struct queued *take_queue(struct rk_recorder *recorder)
 {
     struct queued *first;
@@ -149,7 +149,7 @@ void rk_recorder_put(struct rk_recorder *recorder, struct rk_recording_entry *en
     pthread_cond_signal(&recorder->wake);
     pthread_mutex_unlock(&recorder->lock);
     if (is_full)
-        stop(recorder, "the disk is slower than the calls: more than 1 GiB of tensors wait to be written");
+        stop(recorder, "the disk is too slow: more than 1 GiB of tensors wait to be written");
 }
 
 const char *rk_recorder_describe(struct rk_recorder *recorder, struct rk_arena *arena)

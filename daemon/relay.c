@@ -9,7 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-#define ROUNDS_MAX        16 /* of a connection, before the others have their turn */
+#define ROUNDS_MAX        16 /* of a connection, before the next connection has its turn */
 #define GOAWAY_HEAD_BYTES 8  /* last stream and code */
 #define ENHANCE_YOUR_CALM 11
 
@@ -51,7 +51,7 @@ static ssize_t send_some(struct rk_relay *relay, int fd, const void *data, size_
     return send(fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* *is_empty: all that has come was taken; an event says when there is more. */
+/* *is_empty: all received data was taken; an event reports more. */
 static ssize_t receive_some(struct rk_relay *relay, int fd, void *data, size_t bytes, bool *is_empty)
 {
     ssize_t got;
@@ -79,12 +79,12 @@ static flow_state_t send_passed(struct rk_relay *relay, struct rk_relay_flow *fl
         else if (is_later(errno))
             flow->can_write = errno == EINTR;
         else
-            return FLOW_ENDED; /* the other side is gone */
+            return FLOW_ENDED; /* the other side has closed */
     }
     return FLOW_GOES_ON;
 }
 
-/* What has been sent makes room. */
+/* Frees the space of sent data. */
 static void compact(struct rk_relay *relay, struct rk_relay_flow *flow)
 {
     if (flow->sent == 0)
@@ -140,7 +140,7 @@ static flow_state_t filter(struct rk_relay *relay, struct rk_relay_flow *flow, i
     return verdict == RK_H2_CUT ? FLOW_CUT : FLOW_GOES_ON;
 }
 
-/* One round: what has passed goes out, what is new comes in. */
+/* One round: sends the bytes that passed, receives new ones. */
 static flow_state_t move(struct rk_relay *relay, struct rk_relay_flow *flow, int from, int to, int64_t now_ns)
 {
     flow_state_t state;
@@ -194,7 +194,7 @@ void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk
 void rk_relay_expect_tls(struct rk_relay *relay)
 {
     relay->tls_state = RK_RELAY_TLS_WAITS;
-    relay->from_client.can_read = false; /* until an event says that the client has spoken */
+    relay->from_client.can_read = false; /* until an event reports data of the client */
 }
 
 void rk_relay_begin_tls(struct rk_relay *relay, struct rk_tls *tls, rk_tls_demand_t demand)
@@ -276,7 +276,7 @@ rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns)
     return RK_RELAY_CUT;
 }
 
-/* GOAWAY with the rule as its text, if nothing else is on its way. */
+/* GOAWAY with the rule as its text, if no other data is pending. */
 void rk_relay_say_goodbye(struct rk_relay *relay)
 {
     const char *rule = relay->filter.rule ? relay->filter.rule : "";

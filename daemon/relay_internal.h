@@ -1,4 +1,4 @@
-/* One TCP connection and the socket through which gRPC knows it, with the filter in between. All of it
+/* One TCP connection and its socket to gRPC, with the filter in between. All of it
  * belongs to the thread of the guard (guard.c). */
 #ifndef RK_RELAY_INTERNAL_H
 #define RK_RELAY_INTERNAL_H
@@ -10,10 +10,10 @@
 #include "base/rk_tls.h"
 #include "daemon/h2_filter_internal.h"
 
-#define RK_RELAY_BUFFER_BYTES (64 << 10) /* of a direction, while there is something in it */
-#define RK_RELAY_POOL_MAX     8          /* buffers that are kept for the next that needs one */
+#define RK_RELAY_BUFFER_BYTES (64 << 10) /* per direction, while it is not empty */
+#define RK_RELAY_POOL_MAX     8          /* free buffers that are kept for reuse */
 
-/* Buffers of the thread, which idle connections do without. Zero-initialised. */
+/* Buffers of the thread; idle connections have none. Zero-initialised. */
 struct rk_relay_pool {
     char *free[RK_RELAY_POOL_MAX];
     int num_free;
@@ -21,23 +21,23 @@ struct rk_relay_pool {
 
 void rk_relay_pool_fini(struct rk_relay_pool *pool);
 
-/* What has been read from one side: `sent` <= `passed` <= `bytes`. */
+/* Data read from one side: `sent` <= `passed` <= `bytes`. */
 struct rk_relay_flow {
     char *data; /* NULL while empty */
     size_t bytes, passed, sent;
-    bool can_read, can_write; /* as far as is known: from the one side, to the other */
+    bool can_read, can_write; /* last known state: from one side, to the other */
     bool is_held;             /* by the filter */
 };
 
 typedef enum rk_relay_state {
     RK_RELAY_IDLE,  /* waits for its sockets, or for time */
-    RK_RELAY_READY, /* has more to do; other connections run before it does */
+    RK_RELAY_READY, /* has more work; other connections run first */
     RK_RELAY_CUT,   /* the filter's rule says why */
-    RK_RELAY_ENDED  /* one side has closed, and the other has all of it */
+    RK_RELAY_ENDED  /* one side has closed, and the other has got all data */
 } rk_relay_state_t;
 
-/* The client's side is TLS: it waits for its turn, because a handshake costs more than anything else that a
- * stranger may ask for. */
+/* The client's side uses TLS: it waits for its turn, because a handshake costs more than any other request
+ * of an unauthorised peer. */
 typedef enum rk_relay_tls {
     RK_RELAY_PLAIN,
     RK_RELAY_TLS_WAITS,
@@ -58,21 +58,21 @@ struct rk_relay {
 /* Takes the client's socket; the server's is set later, when rk_relay_wants_server says so. */
 void rk_relay_init(struct rk_relay *relay, struct rk_relay_pool *pool, struct rk_h2_shared *shared,
                    int client_fd, int64_t now_ns);
-/* Nothing moves before rk_relay_begin_tls and the handshake. After rk_relay_init. */
+/* No data is relayed before rk_relay_begin_tls and the handshake. After rk_relay_init. */
 void rk_relay_expect_tls(struct rk_relay *relay);
-/* The client has begun to speak, and it is its turn. */
+/* Starts TLS: the client has sent data, and it is its turn. */
 void rk_relay_begin_tls(struct rk_relay *relay, struct rk_tls *tls, rk_tls_demand_t demand);
-/* Closes both sockets, as far as they are open. */
+/* Closes the open ones of both sockets. */
 void rk_relay_fini(struct rk_relay *relay);
-/* The client has greeted, so that gRPC may hear of it. */
+/* The client has sent the preface, so that the connection may be passed to gRPC. */
 bool rk_relay_wants_server(const struct rk_relay *relay);
-/* Why it was cut. Borrowed. */
+/* The reason why it was cut. Borrowed. */
 const char *rk_relay_why(const struct rk_relay *relay);
-/* Moves what can be moved. */
+/* Relays the data that can be relayed now. */
 rk_relay_state_t rk_relay_run(struct rk_relay *relay, int64_t now_ns);
 /* RK_RELAY_CUT when the client is too slow. */
 rk_relay_state_t rk_relay_tick(struct rk_relay *relay, int64_t now_ns);
-/* Lets go of the server's side, and tells the client why if that is possible now. */
+/* Closes the server's side, and sends the client the reason if that is possible now. */
 void rk_relay_say_goodbye(struct rk_relay *relay);
 
 #endif

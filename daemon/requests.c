@@ -31,7 +31,7 @@ struct rk_status *rk_requests_lookup(struct rk_request **out, const struct rk_re
                               "request_id %s was used for a call with another header", hex);
     if (request->state == RK_REQUEST_EXPIRED)
         return RK_FAIL_REASON(RK_ABORTED, "RESULT_EXPIRED",
-                              "request %s was executed, but its result is no longer kept", hex);
+                              "request %s was executed, but its result has been dropped", hex);
     *out = request;
     return NULL;
 }

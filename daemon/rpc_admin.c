@@ -31,7 +31,7 @@ static struct rk_status *undo_drain(struct rk_daemon *daemon)
 {
     if (daemon->stop.phase != RK_STOP_NONE)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "DRAINING",
-                              "the daemon is stopping, which cannot be undone");
+                              "the daemon is stopping; Drain cannot be undone now");
     daemon->is_draining = false;
     rk_daemon_update(daemon);
     if (daemon->drain_call)
@@ -39,8 +39,8 @@ static struct rk_status *undo_drain(struct rk_daemon *daemon)
     return NULL;
 }
 
-/* With a timeout it waits until what was accepted has ended; the state that it answers is DRAINING either
- * way. */
+/* With a timeout it waits until accepted calls have ended; the answered state is DRAINING in both
+ * cases. */
 static struct rk_status *drain(struct rk_call *call, struct rk_bytes request, struct rk_str *reply)
 {
     struct rk_daemon *daemon = rk_call_daemon(call);
@@ -53,7 +53,8 @@ static struct rk_status *drain(struct rk_call *call, struct rk_bytes request, st
         return NULL;
     }
     if (daemon->drain_call)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "another Drain is waiting");
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "another Drain call is waiting on this daemon; expected one at a time");
     RK_INFO("drain reason=\"%s\"", message.reason);
     daemon->is_draining = true;
     rk_daemon_update(daemon);

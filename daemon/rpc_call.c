@@ -17,7 +17,8 @@
 #include "proto/rk_stream.h"
 
 #define STATUS_DETAILS "grpc-status-details-bin"
-/* Message and details travel in one header list, the details in base64: stock clients take 8 KiB in all. */
+/* Message and details are sent in one header list, the details in base64: stock clients accept 8 KiB in
+ * total. */
 #define MAX_MESSAGE_BYTES 2000
 #define RETRY_MS          1000
 
@@ -84,7 +85,8 @@ struct rk_rpc_metrics *rk_call_metrics(const struct rk_call *call)
     return &call->server->config.daemon->metrics.rpcs[rk_call_metrics_row(call)];
 }
 
-/* As it is finished, before the peer hears of it; else when the peer has gone. */
+/* Counts the call when it is finished, before the peer gets the status; else when the peer has disconnected.
+ */
 static void count(const struct rk_call *call)
 {
     const struct rk_call_end end = {.rpc = rk_call_metrics_row(call),
@@ -107,7 +109,7 @@ void rk_call_read(struct rk_call *call)
     rk_call_start(call, RK_CALL_READ, &op, 1);
 }
 
-/* Headers travel with what is sent first. */
+/* Headers are sent with the first message. */
 static size_t add_headers(struct rk_call *call, grpc_op *ops)
 {
     if (call->has_headers)
@@ -130,7 +132,7 @@ void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message)
         rk_call_metrics(call)->sent_bytes += grpc_byte_buffer_length(message);
         rk_call_start(call, RK_CALL_SEND, ops, num_ops);
     }
-    grpc_byte_buffer_destroy(message); /* the batch holds what it needs */
+    grpc_byte_buffer_destroy(message); /* the batch holds its own reference */
 }
 
 static void log_end(const struct rk_call *call, const struct rk_status *st)
@@ -180,7 +182,7 @@ static struct rk_status *clip(struct rk_status *st)
     return short_st;
 }
 
-/* What is wrong with a call is said in many places, down to the engine; that it is the call, here. Takes and
+/* Errors of a call come from many places, down to the engine; here the path of the call is added. Takes and
  * returns the status. */
 static struct rk_status *name_reason(struct rk_status *st)
 {
@@ -234,7 +236,7 @@ void rk_call_finish(struct rk_call *call, struct rk_status *st)
         finish(call, st, NULL);
 }
 
-/* Its service manager may start it again. */
+/* The service manager may restart it. */
 static struct rk_status *fail_shutdown(void)
 {
     return rk_status_retry_after(RK_FAIL(RK_UNAVAILABLE, "the daemon is shutting down"), RETRY_MS);
@@ -265,7 +267,7 @@ void rk_call_end_endless(struct rk_call *call)
         rk_call_finish(call, fail_shutdown());
 }
 
-/* Frees the call when no event can come any more and no answer is due. */
+/* Frees the call when no event is outstanding and no answer is due. */
 static void settle(struct rk_call *call)
 {
     if (!call->is_closed || call->num_batches > 0)
@@ -298,7 +300,7 @@ void rk_call_answer(struct rk_call *call, struct rk_status *st, const struct rk_
         finish(call, st, reply);
         return;
     }
-    RK_IGNORE(st, "the caller is gone");
+    RK_IGNORE(st, "the client has disconnected");
     settle(call);
 }
 
@@ -327,7 +329,7 @@ static struct rk_credentials get_credentials(const struct rk_call *call, const c
 
 static struct rk_status *authenticate(const struct rk_call *call)
 {
-    /* Who may not ask for anything is not told what there is. */
+    /* An unauthorised client must not learn which paths exist. */
     rk_rights_t unknown = call->server->config.is_health_only ? RK_RIGHTS_NONE : RK_RIGHTS_VIEWER;
     rk_rights_t needed = call->rpc ? call->rpc->rights : unknown;
     char *core_peer, *names, peer[64];
@@ -356,8 +358,8 @@ static bool is_silent_stranger(const struct rk_call *call)
            !rk_call_is_finished(call);
 }
 
-/* Bounds the calls that need no right and have sent no request yet: the oldest is ended when there are too
- * many. A probe sends its request at once, so it is not among them. */
+/* Limits the calls that need no authorisation and have not sent their request yet: the oldest is ended when
+ * there are too many. A probe sends its request at once, so it is not affected. */
 static void bound_strangers(struct rk_server *server)
 {
     struct rk_call *oldest = NULL;
@@ -370,9 +372,11 @@ static void bound_strangers(struct rk_server *server)
         }
     }
     if (count > RK_LIMIT_SILENT_CALLS)
-        rk_call_finish(oldest, RK_FAIL(RK_RESOURCE_EXHAUSTED,
-                                       "no message yet, and %d other calls without a token wait for theirs",
-                                       RK_LIMIT_SILENT_CALLS));
+        rk_call_finish(
+            oldest,
+            RK_FAIL(RK_RESOURCE_EXHAUSTED,
+                    "the call sent no request message, and %d other calls without a token wait for theirs",
+                    RK_LIMIT_SILENT_CALLS));
 }
 
 void rk_call_on_arrival(struct rk_loop_event *event)
@@ -461,7 +465,7 @@ void rk_call_on_batch(struct rk_loop_event *event)
         break;
     case RK_CALL_CLOSE:
         if (!call->is_finished)
-            RK_DEBUG_LOG("rpc path=%s: the peer went away", call->rpc ? call->rpc->path : "unknown");
+            RK_DEBUG_LOG("rpc path=%s: the peer disconnected", call->rpc ? call->rpc->path : "unknown");
         call->is_closed = true;
         break;
     default:

@@ -1,5 +1,5 @@
-/* Cancel: asks an operation to end, and with abort_comm takes the communicators down whatever became of it,
- * since the driver asks that of every rank of a call that lost one. */
+/* Cancel: asks an operation to end, and with abort_comm also aborts the communicators, whatever its
+ * state, since the driver requests that of every rank of a call that lost a rank. */
 #include "base/rk_log.h"
 #include "daemon/daemon_internal.h"
 #include "daemon/execute_internal.h"

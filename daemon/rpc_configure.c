@@ -1,5 +1,5 @@
-/* Configure, in two rounds: every rank opens its endpoint and tells its address (make_comm_id), then all join
- * the world that the driver describes. Both are jobs of the engine, so the answer comes later. */
+/* Configure, in two rounds: every rank opens its endpoint and returns its address (make_comm_id), then all
+ * join the world that the driver describes. Both are jobs of the engine, so the answer comes later. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "daemon/daemon_internal.h"
 #include "daemon/operation_internal.h"
 
-/* The call that waits and the job it waits for; L owns it. */
+/* The waiting call and its job; L owns it. */
 struct rk_configure {
     struct rk_loop_event done_event; /* posted by E */
     struct rk_daemon *daemon;
@@ -26,9 +26,11 @@ static struct rk_status *bad_field(const char *field, const char *text)
 static struct rk_status *check_free(const struct rk_daemon *daemon)
 {
     if (daemon->configure)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "another Configure is running");
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "another Configure call is running on this daemon; expected one at a time");
     if (daemon->pending || rk_operations_num_current(daemon) > 0)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "a method is running or about to");
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "a method is running or queued; wait until it has ended, or cancel it");
     return NULL;
 }
 
@@ -65,8 +67,7 @@ static struct rk_status *add_peers(struct rk_job *job, const struct rk_configure
                                   peer->rank, job->world_size - 1);
         if (peer->rank == message->rank && peer->incarnation && peer->incarnation != incarnation)
             return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_INCARNATION",
-                                  "rank %u was restarted since the driver made the list of peers",
-                                  peer->rank);
+                                  "rank %u was restarted after the driver read its incarnation", peer->rank);
         job->comm_addresses[peer->rank] = rk_strdup(peer->comm_address);
     }
     for (int32_t i = 0; i < job->world_size; i++) {
@@ -122,7 +123,7 @@ static struct rk_status *make_job(struct rk_job **out, const struct rk_configure
     job->rank = (int32_t)message->rank;
     job->world_size = (int32_t)message->world_size;
     if (message->make_comm_id)
-        job->make_comm_id = message->rank == 0; /* the others only tell their address */
+        job->make_comm_id = message->rank == 0; /* the others only return their address */
     else
         st = fill_world(job, message, incarnation);
     if (st) {
@@ -133,7 +134,7 @@ static struct rk_status *make_job(struct rk_job **out, const struct rk_configure
     return NULL;
 }
 
-/* L: the job came back. */
+/* L: the job has returned. */
 static void on_done(struct rk_loop_event *event)
 {
     struct rk_configure *configure = RK_CONTAINER_OF(event, struct rk_configure, done_event);
@@ -169,8 +170,8 @@ static void on_done(struct rk_loop_event *event)
     rk_stop_advance(daemon);
 }
 
-/* Later calls name the mesh by its number: an old number would let calls of an older mesh in. Every epoch
- * counts for itself. */
+/* Later calls name the mesh by its number: a repeated number would admit calls of an older mesh. Every epoch
+ * has its own numbers. */
 static struct rk_status *check_generation(const struct rk_daemon *daemon,
                                           const struct rk_configure_request *message)
 {

@@ -10,7 +10,7 @@
 #include "base/rk_time.h"
 #include "daemon/execute_internal.h"
 
-/* A sender that is slower than this for a window keeps memory that others wait for. */
+/* A sender that is slower than this for a window is cut, since other calls wait for its memory. */
 #define BODY_WINDOW_NS    (30 * 1000000000LL)
 #define BODY_WINDOW_BYTES (30 * 64 * 1024)
 /* Commit and Cancel. */
@@ -33,7 +33,7 @@ static struct rk_status *take_chunk(struct rk_chunk_sink *upload, const struct r
     return NULL;
 }
 
-/* Copies chunks to their place. Those of a request that is known already have none: a client that repeats one
+/* Copies chunks to their destination. Chunks of a known request have none: a client that repeats a request
  * cannot know that they are not needed. All other messages, and errors, are handled by thread L. */
 static bool consume(struct rk_call *call, struct grpc_byte_buffer *message)
 {
@@ -100,7 +100,7 @@ void rk_execute_deliver(struct rk_operation *operation, struct rk_result *result
 void rk_execute_give_up(struct rk_operation *operation, const struct rk_status *why)
 {
     for (struct rk_execute *execute = operation->streams; execute; execute = execute->next)
-        rk_call_finish(execute->call, rk_status_clone(why)); /* it detaches in on_end, later */
+        rk_call_finish(execute->call, rk_status_clone(why)); /* detaches later, in on_end */
 }
 
 void rk_execute_drop(struct rk_execute *execute, struct rk_status *st)
@@ -110,7 +110,7 @@ void rk_execute_drop(struct rk_execute *execute, struct rk_status *st)
     RK_ASSERT(execute->stage < RK_EXECUTE_STAGE_RUNNING);
     if (daemon->pending == execute)
         daemon->pending = NULL;
-    rk_call_finish(execute->call, st); /* G may still copy: the memory goes in on_end */
+    rk_call_finish(execute->call, st); /* G may still copy: on_end frees the memory */
     rk_stop_advance(daemon);
 }
 
@@ -163,7 +163,7 @@ static void on_complete(struct rk_loop_event *event)
 
 /* --- L: the header --- */
 
-/* A request that is known already: attach to what runs, or send what is stored. */
+/* A known request: attach to the running operation, or send the stored result. */
 static struct rk_status *join(struct rk_execute *execute, struct rk_operation *operation)
 {
     if (operation->request.state == RK_REQUEST_RUNNING)
@@ -179,7 +179,7 @@ static struct rk_status *join(struct rk_execute *execute, struct rk_operation *o
 }
 
 /* One call at a time may be open: the driver opens the next once this one is committed or dropped. A
- * repetition comes from a driver whose connection broke before we noticed. */
+ * repetition comes from a driver whose connection broke before the daemon noticed. */
 static struct rk_status *claim_pending(struct rk_execute *execute, const struct rk_execute_header *header)
 {
     struct rk_daemon *daemon = daemon_of(execute);
@@ -191,7 +191,7 @@ static struct rk_status *claim_pending(struct rk_execute *execute, const struct 
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "SEQ_GAP",
                               "seq=%" PRIu64 " is taken by %s, which is neither committed nor dropped",
                               other->operation->seq, other->operation->name);
-    rk_execute_drop(other, RK_FAIL(RK_ABORTED, "the request came again on another stream"));
+    rk_execute_drop(other, RK_FAIL(RK_ABORTED, "the request was repeated on another stream"));
     return NULL;
 }
 
@@ -227,7 +227,7 @@ static struct rk_status *open_new(struct rk_execute *execute, const struct rk_ex
     return NULL;
 }
 
-/* The names outlive the header, which goes with the job. */
+/* The names outlive the header, which is freed with the job. */
 static void copy_want(struct rk_execute *execute, const struct rk_execute_header *header)
 {
     struct rk_arena *arena = rk_call_arena(execute->call);
@@ -300,7 +300,7 @@ static void on_header(struct rk_call *call, struct grpc_byte_buffer *message)
     rk_call_read(call);
 }
 
-/* The client has closed its side: fine, unless something is missing that only it could send. */
+/* The client has closed its side, which is an error only if a required message is missing. */
 static void on_half_close(struct rk_execute *execute)
 {
     struct rk_status *st;
@@ -313,7 +313,7 @@ static void on_half_close(struct rk_execute *execute)
     rk_execute_drop(execute, st);
 }
 
-/* A stream that is attached to a committed operation dies alone. */
+/* The end of a stream that is attached to a committed operation does not affect the operation. */
 static void fail(struct rk_execute *execute, struct rk_status *st)
 {
     if (execute->stage < RK_EXECUTE_STAGE_RUNNING)

@@ -1,5 +1,5 @@
-/* DumpFlightRecorder: who this daemon is, its configuration, and what it did last, as one JSON text in
- * pieces. */
+/* DumpFlightRecorder: identity and configuration of this daemon, and its last operations, as one JSON text
+ * in pieces. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ static void append(void *user, const char *data, size_t bytes)
     rk_str_append_bytes(user, data, bytes);
 }
 
-/* Paths of tokens and keys are in the configuration, what is in them is not. */
+/* The configuration contains the paths of token and key files, not their contents. */
 static void write_dump(struct rk_str *out, struct rk_daemon *daemon)
 {
     struct rk_json *head = rk_json_new_object();
@@ -65,7 +65,7 @@ static void write_dump(struct rk_str *out, struct rk_daemon *daemon)
     rk_json_set(head, "state", rk_json_new_string(rk_daemon_state_name(daemon->state)));
     rk_json_set(head, "uptime_ms", rk_json_new_int((rk_time_now_ns() - daemon->started_ns) / 1000000));
     text = rk_json_dump(head, 0, false);
-    rk_str_append_bytes(out, text, strlen(text) - 1); /* the object goes on */
+    rk_str_append_bytes(out, text, strlen(text) - 1); /* the object continues */
     rk_str_appendf(out, ",\n\"config\":%s,\n\"flight\":", daemon->config_text ? daemon->config_text : "null");
     rk_flight_write(append, out, "asked");
     rk_str_append(out, "}\n");
@@ -121,7 +121,7 @@ static void on_tick(struct rk_call *call)
     const struct dump *dump = rk_call_user(call);
 
     if (dump && rk_call_is_sending(call) && rk_time_now_ns() - dump->sent_ns > STALL_NS)
-        rk_call_cut(call, RK_FAIL(RK_RESOURCE_EXHAUSTED, "the peer read nothing for %d s",
+        rk_call_cut(call, RK_FAIL(RK_RESOURCE_EXHAUSTED, "the client read nothing for %d s",
                                   (int)(STALL_NS / 1000000000)));
 }
 

@@ -1,11 +1,12 @@
-/* The gRPC server: one completion queue, thread G, and one object a call.
+/* The gRPC server: one completion queue, thread G, and one object per call.
  *
- * G takes events off the queue and hands them to L; only chunks of an Execute stream are dealt with on G
- * itself (rk_rpc_handler.consume). Everything below runs on L unless it says otherwise. Handlers never block.
+ * G takes events from the queue and posts them to L; only chunks of an Execute stream are processed on G
+ * itself (rk_rpc_handler.consume). Everything below runs on L unless stated otherwise. Handlers never block.
  *
- * Life of a call: it arrives on G, which arms the next accept, starts RECV_CLOSE (the one notice that a peer
- * is gone) and posts it. L checks the token against the metadata before a byte of the body is read, then
- * reads. A call is freed when RECV_CLOSE and every other batch have come back and no reference is left. */
+ * Life of a call: it arrives on G, which arms the next accept, starts RECV_CLOSE (the only notice that a peer
+ * has disconnected) and posts it. L checks the token against the metadata before a byte of the body is read,
+ * then reads. A call is freed when RECV_CLOSE and every other batch have returned and no reference is left.
+ */
 #ifndef RK_RPC_INTERNAL_H
 #define RK_RPC_INTERNAL_H
 
@@ -30,7 +31,7 @@
 struct rk_daemon;
 struct rk_call;
 
-/* What an RPC does (table: rpcs.c). */
+/* The handler of an RPC (table: rpcs.c). */
 struct rk_rpc_handler {
     /* UNARY: answers by filling `reply`, by an error, or later, after rk_call_defer. Borrowed until the call
      * ends. */
@@ -38,11 +39,11 @@ struct rk_rpc_handler {
 
     /* Streams; the message is borrowed. NULL: the client has closed its side. Read on with rk_call_read. */
     void (*on_message)(struct rk_call *call, struct grpc_byte_buffer *message);
-    /* optional. G: true: the message needs nothing of L, go on reading. Called while a read is under way
-     * only. */
+    /* optional. G: true: the message does not concern L, continue reading. Called only while a read is in
+     * progress. */
     bool (*consume)(struct rk_call *call, struct grpc_byte_buffer *message);
-    void (*on_sent)(struct rk_call *call); /* what rk_call_send took is on its way; send the next */
-    void (*on_end)(struct rk_call *call);  /* last call: nothing is under way any more. optional */
+    void (*on_sent)(struct rk_call *call); /* the message of rk_call_send was taken by gRPC; send the next */
+    void (*on_end)(struct rk_call *call);  /* last callback: nothing is in progress. optional */
     void (*on_tick)(struct rk_call *call); /* every RK_TICK_MS until the call is finished. optional */
     /* optional: a stream that never ends by itself. Shutdown finishes those first. */
     bool is_endless;
@@ -61,7 +62,7 @@ struct rk_server_config {
     struct rk_tls *tls; /* of TCP; NULL: plain */
     rk_tls_demand_t tls_demand;
     bool has_reflection;
-    bool is_health_only; /* every other path is UNIMPLEMENTED, with or without a token */
+    bool is_health_only; /* all other paths are UNIMPLEMENTED, with or without a token */
     void (*on_stopped)(struct rk_daemon *daemon); /* G has ended; rk_server_destroy will not wait */
 };
 
@@ -73,38 +74,38 @@ void rk_server_destroy(struct rk_server *server);
 const char *rk_server_address(const struct rk_server *server);
 void rk_server_set_auth(struct rk_server *server, const struct rk_auth *auth);
 void rk_server_tick(struct rk_server *server);
-/* Closes the listeners and ends endless streams; other calls go on. on_stopped follows when the last one has
- * ended. */
+/* Closes the listeners and ends endless streams; other calls continue. on_stopped follows when the last call
+ * has ended. */
 void rk_server_begin_shutdown(struct rk_server *server);
 void rk_server_cancel_calls(struct rk_server *server);
-/* Nanoseconds since G last looked at its queue: small unless G is stuck. */
+/* Nanoseconds since G last polled its queue: small unless G is stuck. */
 int64_t rk_server_queue_age_ns(const struct rk_server *server);
 
-/* Adds the calls in flight: one count an RPC, then one for paths that no RPC has. */
+/* Adds the calls in flight: one count per RPC, then one for unknown paths. */
 void rk_server_count_calls(const struct rk_server *server, int counts[RK_RPC_COUNT + 1]);
 void rk_server_get_guard_stats(const struct rk_server *server, struct rk_guard_stats *out);
-/* Whether the thread that accepts connections was seen within the last seconds. */
+/* Whether the thread that accepts connections has responded within the last seconds. */
 bool rk_server_listens(const struct rk_server *server);
-/* Whether every connection that came in the last seconds was taken. */
+/* Whether every new connection of the last seconds was accepted. */
 bool rk_server_takes_connections(const struct rk_server *server);
 
 /* --- calls --- */
 struct rk_daemon *rk_call_daemon(const struct rk_call *call);
-/* Scratch memory that lives as long as the call. */
+/* Scratch memory with the lifetime of the call. */
 struct rk_arena *rk_call_arena(struct rk_call *call);
 /* State of the handler. */
 void rk_call_set_user(struct rk_call *call, void *user);
 void *rk_call_user(const struct rk_call *call);
-bool rk_call_is_finished(const struct rk_call *call); /* finished here, or the peer is gone */
+bool rk_call_is_finished(const struct rk_call *call); /* finished here, or the peer has disconnected */
 bool rk_call_is_sending(const struct rk_call *call);
 /* Asks for the next message (handler->on_message). One at a time; nothing happens on a finished call. */
 void rk_call_read(struct rk_call *call);
-/* Takes the buffer. One at a time: on_sent says when. */
+/* Takes the buffer. One at a time: wait for on_sent. */
 void rk_call_send(struct rk_call *call, struct grpc_byte_buffer *message);
 /* Ends the call; takes the status. Nothing happens on a finished call. */
 void rk_call_finish(struct rk_call *call, struct rk_status *st);
-/* The same for a peer that does not read: what is being sent is dropped, so the call ends now, with code and
- * message alone. */
+/* The same for a peer that does not read: the message in progress is dropped, so the call ends now, with only
+ * code and message. */
 void rk_call_cut(struct rk_call *call, struct rk_status *st);
 /* Unary: the handler answers after it has returned, exactly once, with one of these. */
 void rk_call_defer(struct rk_call *call);

@@ -1,4 +1,4 @@
-/* AcquireLease, KeepAlive, ReleaseLease. The rules are lease.c's. */
+/* AcquireLease, KeepAlive, ReleaseLease. The rules are in lease.c. */
 #include "base/rk_flight.h"
 #include "base/rk_log.h"
 #include "base/rk_time.h"
@@ -42,11 +42,11 @@ static struct rk_status *acquire_lease(struct rk_call *call, struct rk_bytes req
     RK_TRY(rk_daemon_check_takes_work(daemon));
     RK_TRY(rk_lease_check_acquire(lease, rk_time_boot_ms(), &message));
     RK_TRY(rk_random_bytes(id, sizeof(id)));
-    /* On disk before anybody acts on it: a restarted daemon must not grant an epoch twice. */
+    /* On disk before it is used: a restarted daemon must not grant an epoch twice. */
     if (daemon->settings.state_dir)
         RK_TRY(rk_epoch_store(daemon->settings.state_dir, message.epoch));
     response.previous_driver = rk_arena_strdup(rk_call_arena(call), lease->driver_id);
-    /* The driver that waits for it is gone, and its peers' ranks are taken over as well. */
+    /* Its driver is gone, and the other ranks of the call are taken over as well. */
     rk_operations_cancel(daemon, true,
                          rk_lease_is_same_driver(lease, &message) ? "the driver claimed the daemon again"
                                                                   : "another driver took the lease");
@@ -70,7 +70,7 @@ static struct rk_status *release_lease(struct rk_call *call, struct rk_bytes req
     (void)reply; /* the response has no fields */
     RK_TRY(rk_unpack_release_lease_request(&message, rk_call_arena(call), request.data, request.bytes));
     RK_TRY(rk_daemon_check_fence(daemon, &message.fence));
-    /* What is committed goes on: a driver may detach from a running call. */
+    /* Committed calls continue: a driver may detach from a running call. */
     if (daemon->pending)
         rk_execute_drop(daemon->pending,
                         RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_EXPIRED", "the lease was released"));
@@ -90,7 +90,7 @@ static struct rk_status *keep_alive(struct rk_call *call, struct grpc_byte_buffe
     struct rk_bytes request;
     struct rk_arena *arena = rk_call_arena(call);
 
-    rk_arena_reset(arena); /* the stream lives as long as its driver */
+    rk_arena_reset(arena); /* the stream lasts as long as its driver */
     RK_TRY(rk_stream_flatten(&request, arena, buffer, RK_LIMIT_MESSAGE_BYTES));
     RK_TRY(rk_unpack_keep_alive_request(&message, arena, request.data, request.bytes));
     RK_TRY(rk_daemon_check_fence(daemon, &message.fence));
@@ -116,7 +116,7 @@ static void on_message(struct rk_call *call, struct grpc_byte_buffer *message)
         rk_call_finish(call, st);
 }
 
-/* Answered, so the next one may come: never more than one of each is under way. */
+/* Answered, so read the next one: at most one of each is in progress. */
 static void on_sent(struct rk_call *call)
 {
     rk_call_read(call);

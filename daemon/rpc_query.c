@@ -1,5 +1,5 @@
-/* ListMethods, Describe, GetStatus: read-only, answered from what L knows and the worker's snapshot, so they
- * answer while the engine is stuck. */
+/* ListMethods, Describe, GetStatus: read-only, answered from the state of L and the worker's snapshot, so
+ * they are answered while the engine is stuck. */
 #include <string.h>
 
 #include "base/rk_assert.h"
@@ -59,7 +59,7 @@ static void add_bytes(struct rk_worker_status *status, const char *name, uint64_
     add_metric(status, name, (double)value, "bytes");
 }
 
-/* What NVML said last, where there is a GPU. */
+/* The last sample of NVML, if there is a GPU. */
 static void add_gpu(struct rk_worker_status *status, const struct rk_daemon *daemon)
 {
     struct rk_gpu_sample sample;
@@ -98,7 +98,7 @@ static void add_running(struct rk_worker_status *status, const struct rk_daemon 
     status->method = first->name;
     status->request_id = (struct rk_bytes){.data = first->request.id, .bytes = RK_REQUEST_ID_BYTES};
     if (snapshot->running != first->job)
-        return; /* the engine has not begun it, or has just ended it */
+        return; /* the engine has not started it, or has just ended it */
     status->running_ms = (uint64_t)(rk_time_now_ns() - snapshot->running_since_ns) / 1000000;
     status->progress = (struct rk_progress){.phase = snapshot->phase,
                                             .done = snapshot->progress_done,

@@ -1,5 +1,5 @@
 /* The standard reflection service, v1 and v1alpha: their messages are the same, so one handler serves both.
- * What cannot be found is told inside the response, and the stream goes on. */
+ * A name that is not found is reported inside the response, and the stream continues. */
 #include <string.h>
 
 #include "base/rk_assert.h"
@@ -9,7 +9,7 @@
 
 #define MAX_REQUEST_BYTES (16 << 10) /* the response repeats it */
 
-/* Numbers of fields: of ServerReflectionResponse, and of what it holds. */
+/* Field numbers of ServerReflectionResponse and of its members. */
 enum {
     VALID_HOST = 1,
     ORIGINAL_REQUEST = 2,
@@ -36,7 +36,7 @@ static void put_bytes(struct rk_str *out, uint32_t number, const void *data, siz
     rk_str_append_bytes(out, data, bytes);
 }
 
-/* A message; takes what it was built in. */
+/* A message; takes the buffer. */
 static void put_message(struct rk_str *out, uint32_t number, struct rk_str *message)
 {
     put_bytes(out, number, rk_str_text(message), message->bytes);
@@ -56,7 +56,7 @@ static void put_file(struct rk_str *out, int32_t file)
     put_message(out, FILE_DESCRIPTOR_RESPONSE, &list);
 }
 
-/* The services of all RPCs: a path is "/SERVICE/METHOD", and those of a service stand together. */
+/* The services of all RPCs: a path is "/SERVICE/METHOD", and those of a service are consecutive. */
 static void put_services(struct rk_str *out)
 {
     struct rk_str list = {0};
@@ -78,7 +78,7 @@ static void put_services(struct rk_str *out)
     put_message(out, LIST_SERVICES_RESPONSE, &list);
 }
 
-/* No message has extensions: proto3 knows none. */
+/* No message has extensions: proto3 has none. */
 static struct rk_status *put_extension_numbers(struct rk_str *out, const char *type)
 {
     struct rk_str numbers = {0};

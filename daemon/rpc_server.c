@@ -1,7 +1,7 @@
 /* Server object and thread G. Recipe and arguments: docs/architecture.md.
  *
  * Every method is registered without a payload, unary ones too: gRPC would otherwise buffer the whole request
- * before anybody could look at the token. Message size limits come too late to bound memory; the resource
+ * before the token could be checked. Message size limits apply too late to bound memory; the resource
  * quota does that. */
 #include "daemon/rpc_internal.h"
 
@@ -29,12 +29,12 @@
 #include "daemon/rk_daemon.h"
 #include "proto/limits.h"
 
-#define LISTENER_SEEN_NS (10 * 1000000000LL) /* longest absence of the thread that accepts */
-#define REFUSED_NS       (5 * 1000000000LL)  /* how long a connection for which there was no room counts */
-#define WINDOW_BYTES     (8 << 20)           /* of a stream that sends to us: four chunks */
-#define QUEUE_WAIT_MS    500                 /* how often G shows that it is alive */
-/* More than gRPC starts beside as many as there are cores, of which it takes no more than these. It aborts,
- * or hangs in its shutdown, when it gets none. */
+#define LISTENER_SEEN_NS (10 * 1000000000LL) /* maximum silence of the thread that accepts */
+#define REFUSED_NS       (5 * 1000000000LL)  /* how long a refused connection affects health */
+#define WINDOW_BYTES     (8 << 20)           /* of a receiving stream: four chunks */
+#define QUEUE_WAIT_MS    500                 /* period of G's sign of life */
+/* More threads than gRPC starts in addition to one per core, of which it uses at most these. It aborts,
+ * or hangs in its shutdown, when it cannot create a thread. */
 #define CORE_THREADS 16
 
 static const struct {
@@ -45,14 +45,14 @@ static const struct {
     {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES},
     {GRPC_ARG_MAX_CONCURRENT_STREAMS, 64},
     {GRPC_ARG_MAX_METADATA_SIZE, RK_LIMIT_METADATA_BYTES},
-    /* A stopped process or a lost host shows in 8 s. */
+    /* A stopped process or a lost host is detected in 8 s. */
     {GRPC_ARG_KEEPALIVE_TIME_MS, 5000},
     {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000},
     {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
     /* The default cuts clients that ping more often than every 5 minutes. */
     {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 2500},
     {GRPC_ARG_MAX_CONNECTION_IDLE_MS, 3600 * 1000},
-    /* Tensors do not compress, and nothing that is decompressed can be a bomb. */
+    /* Tensors do not compress, and without decompression there are no decompression bombs. */
     /* A fixed window. One that gRPC fits to the speed of the connection grew until the resource quota was
      * used up, and the streams of a fast upload were reset (RST_STREAM, ENHANCE_YOUR_CALM). */
     {GRPC_ARG_HTTP2_BDP_PROBE, 0},
@@ -70,7 +70,7 @@ static void on_batch_queue(struct rk_server_tag *tag, bool ok)
     struct rk_call_op *op = RK_CONTAINER_OF(tag, struct rk_call_op, tag);
     struct rk_call *call = op->call;
 
-    (void)ok; /* what a batch brought says more: a message or none, cancelled or not */
+    (void)ok; /* the content of the batch is checked instead: message or none, cancelled or not */
     if (op->kind == RK_CALL_READ && call->message)
         rk_call_metrics(call)->received_bytes += grpc_byte_buffer_length(call->message);
     if (op->kind == RK_CALL_READ && call->message && call->handler->consume &&
@@ -125,7 +125,7 @@ static struct rk_call *call_create(struct rk_server *server, const struct rk_rpc
     return call;
 }
 
-/* Makes a call object wait for the next call of that RPC (NULL: of any other path). G, and L at the start. */
+/* Registers a call object for the next call of that RPC (NULL: of any other path). G, and L at the start. */
 static void arm(struct rk_server *server, const struct rk_rpc *rpc)
 {
     struct rk_call *call = call_create(server, rpc);
@@ -243,7 +243,7 @@ static void on_shutdown_queue(struct rk_server_tag *tag, bool ok)
     rk_loop_post(server->config.loop, &tag->event);
 }
 
-/* gRPC wants a server that was created, even one that never ran, to be shut down before it is destroyed. */
+/* gRPC requires the shutdown of a created server before its destruction, even if it never ran. */
 static void abandon(struct rk_server *server)
 {
     grpc_event event;
@@ -261,7 +261,7 @@ static void abandon(struct rk_server *server)
     rk_server_destroy(server);
 }
 
-/* The others are paths that no RPC has. */
+/* The others are unknown paths. */
 static bool serves(const struct rk_server_config *config, rk_rpc_id_t id)
 {
     const struct rk_rpc_handler *handler = rk_rpc_handler_get(id);
@@ -302,7 +302,7 @@ struct rk_status *rk_server_create(struct rk_server **out, const struct rk_serve
     grpc_server_register_completion_queue(server->core, server->queue, NULL);
     register_methods(server);
     st = start_guard(server);
-    if (!st) /* before there are calls that would have to be given up */
+    if (!st) /* before there are calls that would have to be cancelled */
         st = rk_thread_start(&server->thread, run_queue, server, "completion queue");
     if (st) {
         rk_deadline_set(RK_DEADLINE_END_S, rk_daemon_exit_code(st), rk_status_message(st));
@@ -350,7 +350,7 @@ void rk_server_tick(struct rk_server *server)
     struct rk_call *next;
 
     for (struct rk_call *call = server->calls; call; call = next) {
-        next = call->next; /* a tick may finish the call, but it is freed by an event only */
+        next = call->next; /* a tick may finish the call, but only an event frees it */
         rk_call_tick(call, now_ns);
     }
 }

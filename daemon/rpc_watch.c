@@ -1,8 +1,8 @@
 /* Watch: the daemon's events as a stream.
  *
- * A watcher is a cursor into the ring of events (feed.c), and at most one message on its way: a peer that
- * does not read costs neither memory nor anybody's time, and is told how many events it missed when it reads
- * again. One that takes nothing for STALL_NS while there are events is ended, so that it does not keep a
+ * A watcher is a cursor into the ring of events (feed.c), and at most one message in progress: a peer that
+ * does not read costs neither memory nor time, and gets the number of missed events when it reads
+ * again. A watch whose peer reads nothing for STALL_NS while there are events is ended, to free its
  * place. */
 #include "daemon/watch_internal.h"
 
@@ -24,8 +24,8 @@ struct rk_subscriber {
     struct rk_call *call;
     struct rk_feed_filter filter;
     uint64_t cursor; /* the next event */
-    uint64_t last;   /* of a watcher of the past: ends behind this one; else UINT64_MAX */
-    int64_t sent_ns; /* when the message that is on its way was sent */
+    uint64_t last;   /* past_only: the stream ends after this event; else UINT64_MAX */
+    int64_t sent_ns; /* when the message in progress was sent */
 };
 
 /* --- sending --- */
@@ -37,7 +37,7 @@ static void send_packed(struct rk_subscriber *subscriber, struct rk_str *packed)
     rk_str_fini(packed);
 }
 
-/* Sends the next event, unless a message is on its way. */
+/* Sends the next event, unless a message is in progress. */
 static void advance(struct rk_subscriber *subscriber)
 {
     struct rk_feed *feed = rk_call_daemon(subscriber->call)->feed;
@@ -54,7 +54,7 @@ static void advance(struct rk_subscriber *subscriber)
         rk_call_finish(subscriber->call, NULL);
 }
 
-/* The first message: what the daemon is now. */
+/* The first message: the current status of the daemon. */
 static void greet(struct rk_subscriber *subscriber)
 {
     struct rk_call *call = subscriber->call;
@@ -162,7 +162,7 @@ static void on_tick(struct rk_call *call)
     struct rk_subscriber *subscriber = rk_call_user(call);
 
     if (subscriber && rk_call_is_sending(call) && rk_time_now_ns() - subscriber->sent_ns > STALL_NS)
-        rk_call_cut(call, RK_FAIL(RK_RESOURCE_EXHAUSTED, "this watcher took no event for %d s",
+        rk_call_cut(call, RK_FAIL(RK_RESOURCE_EXHAUSTED, "the client read no event for %d s",
                                   (int)(STALL_NS / 1000000000)));
 }
 
@@ -184,7 +184,7 @@ static void on_end(struct rk_call *call)
 const struct rk_rpc_handler rk_rpc_watch = {
     .on_message = on_message, .on_sent = on_sent, .on_tick = on_tick, .on_end = on_end, .is_endless = true};
 
-/* --- events that are made for watchers only --- */
+/* --- events that exist only for watchers --- */
 
 void rk_watch_tick(struct rk_daemon *daemon, const struct rk_worker_snapshot *snapshot)
 {

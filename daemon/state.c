@@ -13,12 +13,12 @@
  *   DRAINING           --server closed-->                      STOPPED
  *   any but STOPPED    --device lost, engine stuck-->          FAILED --server closed--> STOPPED
  *
- * UNCONFIGURED  no communicators. Models may be kept from before. Configure is what helps.
- * CONFIGURED    communicators are up, no role has a model. init_model is what helps.
+ * UNCONFIGURED  no communicators. Models may be kept from before. Needs Configure.
+ * CONFIGURED    communicators are up, no role has a model. Needs init_model.
  * READY         communicators are up, some role has a model, nothing runs.
  * BUSY          a committed method is queued or runs. Further calls are accepted up to the limits.
- * DRAINING      no new calls are accepted; what was accepted goes on.
- * FAILED        the device is lost, or the engine does not come back. Status and health still answer; only a
+ * DRAINING      no new calls are accepted; accepted calls continue.
+ * FAILED        the device is lost, or the engine does not respond. Status and health still answer; only a
  *               restart helps. */
 #include "daemon/state_internal.h"
 

@@ -1,4 +1,5 @@
-/* The states of a daemon: one table of legal moves, one function that moves, one that says where to. Pure. */
+/* The states of a daemon: one table of legal transitions, one function that makes them, one that derives the
+ * state. Pure. */
 #ifndef RK_STATE_INTERNAL_H
 #define RK_STATE_INTERNAL_H
 
@@ -16,7 +17,7 @@ typedef enum rk_daemon_state {
     RK_DAEMON_STATE_COUNT
 } rk_daemon_state_t;
 
-/* What decides the state of a daemon that has started. */
+/* The facts that determine the state of a started daemon. */
 struct rk_state_facts {
     bool has_failed; /* only a restart helps */
     bool is_draining;

@@ -1,16 +1,16 @@
-/* The order in which the daemon goes down.
+/* The order of the daemon's shutdown.
  *
- *   1  WAIT    health says NOT_SERVING, new work is refused; accepted calls and what runs may end, up to
+ *   1  WAIT    health says NOT_SERVING, new work is refused; accepted and running calls may end, up to
  *              the grace
  *   2  CANCEL  what still runs is asked to end
  *   3  ABORT   its communicators are aborted; an engine that does not come back now never will: exit 1
  *   4  CLOSE   endless calls end, the listeners close; calls that are left get a moment, then are
  *              cancelled
- *   5  DONE    gRPC reports that no call is left, G ends and is joined, the loop stops
+ *   5  DONE    gRPC reports that all calls have ended, G ends and is joined, the loop stops
  *   6          rk_daemon_run: engine and watchdog threads, last events, gRPC, loop, locks (daemon.c, fini)
  *
- * A second signal goes from 1 to 2 at once. Health comes first because clients on open connections are told
- * by it, long before the listener closes. */
+ * A second signal goes from 1 to 2 at once. Health comes first because it informs clients on open connections
+ * long before the listener closes. */
 #include "daemon/stop_internal.h"
 
 #include <unistd.h>
@@ -23,7 +23,7 @@
 #include "daemon/operation_internal.h"
 
 #define CANCEL_MS 5000
-#define ABORT_MS  25000 /* with CANCEL_MS: how long a stuck engine is given */
+#define ABORT_MS  25000 /* with CANCEL_MS: time limit for a stuck engine */
 #define CLOSE_MS  1000
 
 static void enter(struct rk_daemon *daemon, rk_stop_phase_t phase, int64_t limit_ms)
@@ -37,7 +37,7 @@ void rk_stop_begin(struct rk_daemon *daemon, int64_t grace_ms, const char *reaso
     if (daemon->stop.phase == RK_STOP_NONE) {
         RK_INFO("stopping reason=\"%s\" grace_ms=%lld", reason, (long long)grace_ms);
         daemon->is_draining = true;
-        if (daemon->is_stuck) /* it has had its time; a moment for answers */
+        if (daemon->is_stuck) /* its time limit has passed; some time for answers */
             enter(daemon, RK_STOP_ABORT, CLOSE_MS);
         else
             enter(daemon, RK_STOP_WAIT, grace_ms);
@@ -54,7 +54,7 @@ static void close_servers(struct rk_daemon *daemon)
 {
     enter(daemon, RK_STOP_CLOSE, CLOSE_MS);
     daemon->stop.num_servers = 1;
-    rk_watch_advance(&daemon->watch); /* streams that are sending end behind what they have to say */
+    rk_watch_advance(&daemon->watch); /* streams that are sending end after their last event */
     rk_server_begin_shutdown(daemon->server);
     if (daemon->health_server) {
         daemon->stop.num_servers++;
@@ -87,7 +87,7 @@ void rk_stop_advance(struct rk_daemon *daemon)
         if (rk_daemon_is_idle(daemon)) {
             close_servers(daemon);
         } else if (is_late) {
-            RK_ERROR("the engine does not stop: giving up");
+            RK_ERROR("the engine does not stop within the time limit; exiting without it");
             _exit(1); /* its thread cannot be joined, so nothing can be freed */
         }
         break;

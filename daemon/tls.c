@@ -40,7 +40,7 @@ static struct rk_status *check_same(const char *key, const char *old, const char
 {
     if (!old == !next)
         return NULL;
-    return RK_FAIL(RK_FAILED_PRECONDITION, "%s: was %s at the start; only a restart changes that", key,
+    return RK_FAIL(RK_FAILED_PRECONDITION, "%s: was %s at the start; restart the daemon to change that", key,
                    old ? "set" : "not set");
 }
 

@@ -1,4 +1,4 @@
-/* Who watches the daemon's events (the RPC Watch), and the events that are made for them only. Thread L. */
+/* The watchers of the daemon's events (the RPC Watch), and the events that exist only for them. Thread L. */
 #ifndef RK_WATCH_INTERNAL_H
 #define RK_WATCH_INTERNAL_H
 
@@ -22,15 +22,15 @@ struct rk_watch {
     struct rk_loop_event added_event; /* posted by the feed */
     struct rk_subscriber *subscribers;
     int num_subscribers;
-    /* The progress that was told last. */
+    /* The last sent progress. */
     uint64_t told_seq, told_done;
     char told_phase[32];
 };
 
 void rk_watch_init(struct rk_watch *watch, struct rk_feed *feed, struct rk_loop *loop);
-/* Begins to send what there is. */
+/* Starts sending the available events. */
 void rk_watch_advance(struct rk_watch *watch);
-/* Every tick: adds an event when somebody watches and the running call has made progress. */
+/* Every tick: adds an event if there is a watcher and the running call has made progress. */
 void rk_watch_tick(struct rk_daemon *daemon, const struct rk_worker_snapshot *snapshot);
 /* Metrics of a call that ended. */
 void rk_watch_add_metrics(struct rk_daemon *daemon, const struct rk_operation *operation,
