@@ -65,7 +65,7 @@ void rk_free(void *ptr)
     free(ptr);
 }
 
-/* True when this call is the one that a test asked to fail. */
+/* True when a test has set this call to fail. */
 static bool injected_failure(void)
 {
     int_least64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
@@ -74,14 +74,14 @@ static bool injected_failure(void)
 }
 
 /* A large buffer is filled once, and a page fault for every 4 KiB of it takes longer than the copy. The
- * system gives pages of 2 MiB for the parts of it that are aligned to them, where it is allowed to. */
+ * system uses pages of 2 MiB for the aligned parts of it, where its configuration allows this. */
 static void ask_for_large_pages(void *ptr, size_t bytes)
 {
     uintptr_t begin = ((uintptr_t)ptr + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
     uintptr_t end = ((uintptr_t)ptr + bytes) / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES;
 
     if (end > begin)
-        (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* a wish */
+        (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* only a hint */
 }
 
 struct rk_status *rk_try_alloc(void **out, size_t bytes, const char *what)

@@ -1,8 +1,8 @@
 /* Host memory and checked arithmetic.
  *
  * rk_malloc, rk_calloc, rk_realloc and rk_strdup are for the small, bounded objects of the control plane:
- * they abort the process when memory is exhausted (docs/adr/0003). Whatever a peer, a file or a model can
- * make large goes through rk_try_alloc, which returns RESOURCE_EXHAUSTED instead and takes part in fault
+ * they abort the process when memory is exhausted (docs/adr/0003). Allocations whose size depends on a peer,
+ * a file or a model use rk_try_alloc, which returns RESOURCE_EXHAUSTED instead and takes part in fault
  * injection (rk_alloc_fail_after). */
 #ifndef RK_ALLOC_H
 #define RK_ALLOC_H

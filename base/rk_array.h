@@ -1,5 +1,5 @@
 /* Growable array: struct { T *items; int64_t count, capacity; } with an abort-on-exhaustion append. For the
- * control plane only; bound the count before you append what a peer sent. */
+ * control plane only; bound the count before you append data of a peer. */
 #ifndef RK_ARRAY_H
 #define RK_ARRAY_H
 

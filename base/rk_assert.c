@@ -5,13 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Writes straight to stderr: the log may be what is broken, and memory may be exhausted. */
+/* Writes directly to stderr: the log may be broken, and memory may be exhausted. */
 void rk_assert_fail(const char *expr, const char *file, int line)
 {
     char text[512];
 
     snprintf(text, sizeof(text), "rankd: assertion failed: %s (%s:%d)\n", expr, file, line);
     if (write(STDERR_FILENO, text, strlen(text)) < 0)
-        abort(); /* nowhere to report to */
+        abort(); /* stderr failed: nothing else to report to */
     abort();
 }

@@ -1,4 +1,5 @@
-/* base: what both the wire side and the device side need. Umbrella over the topic headers of this module. */
+/* base: functions for both the wire side and the device side. Umbrella over the topic headers of this module.
+ */
 #ifndef RK_BASE_H
 #define RK_BASE_H
 

@@ -26,7 +26,7 @@ static bool is_address(const char *name)
     return inet_pton(AF_INET, name, discard) == 1 || inet_pton(AF_INET6, name, discard) == 1;
 }
 
-/* Letters, digits, "-" and "_" between dots; "*." may stand in front. */
+/* Letters, digits, "-" and "_" between dots; "*." may precede. */
 static bool is_dns_name(const char *name)
 {
     if (name[0] == '*' && name[1] == '.')

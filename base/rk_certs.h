@@ -9,7 +9,7 @@
 RK_BEGIN_DECLS
 
 typedef enum rk_cert_use {
-    RK_CERT_AUTHORITY, /* signs others, none of which signs any */
+    RK_CERT_AUTHORITY, /* signs other certificates, which cannot sign */
     RK_CERT_HOST,      /* a server, and a client of other hosts */
     RK_CERT_CLIENT
 } rk_cert_use_t;
@@ -18,8 +18,9 @@ typedef enum rk_cert_use {
 
 struct rk_cert_spec {
     rk_cert_use_t use;
-    const char *common_name; /* of 1 to 64 printable ASCII characters, for people */
-    /* What it is for: DNS names, addresses (IPv4 or IPv6) or URIs ("spiffe://..."), told apart by their form.
+    const char *common_name; /* of 1 to 64 printable ASCII characters, informative */
+    /* Subject alternative names: DNS names, addresses (IPv4 or IPv6) or URIs ("spiffe://..."), by their
+     * syntax.
      */
     const char *const *names;
     int32_t num_names;
@@ -30,7 +31,7 @@ struct rk_cert {
     char *cert, *key; /* PEM */
 };
 
-/* With a new key, signed by `authority`; NULL: by itself. INVALID_ARGUMENT for a name that cannot be one. */
+/* With a new key, signed by `authority`; NULL: by itself. INVALID_ARGUMENT for an invalid name. */
 struct rk_status *rk_cert_make(struct rk_cert *out, const struct rk_cert_spec *spec,
                                const struct rk_cert *authority) RK_NODISCARD;
 void rk_cert_fini(struct rk_cert *cert);

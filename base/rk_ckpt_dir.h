@@ -3,11 +3,11 @@
  *   DIR/latest_checkpointed_iteration.txt            decimal step; the driver writes it when all is complete
  *   DIR/global_step_<N>/<role>/MANIFEST.json         written last: without it the part is incomplete
  *   DIR/global_step_<N>/<role>/...                   the files that the manifest lists
- *   DIR/global_step_<N>/.tmp-<role>-<token>/         a part that is being written, or what a crash left of it
+ *   DIR/global_step_<N>/.tmp-<role>-<token>/         a part that is being written, or was left by a crash
  *
  * A part is one directory with a manifest: that of a role ("actor"), or of the driver's own state. It is
- * written under a temporary name and renamed when all of it is on the disk, so that whatever has its name is
- * complete; what happened to it later shows in sizes and checksums. Format: docs/formats.md.
+ * written under a temporary name and renamed when all of it is on the disk, so that a directory with the
+ * final name is complete; sizes and checksums detect later changes. Format: docs/formats.md.
  *
  * To write a part: rk_ckpt_begin; write files below the temporary directory (each fsynced, for example by
  * rk_write_file_atomic); rk_ckpt_manifest_add_file for each; rk_ckpt_manifest_write; rk_ckpt_publish. On any
@@ -30,7 +30,7 @@ RK_BEGIN_DECLS
 #define RK_CKPT_STEP_PREFIX    "global_step_"
 #define RK_CKPT_TEMP_PREFIX    ".tmp-"
 #define RK_CKPT_FORMAT_VERSION 1
-/* 2^53: what every JSON reader keeps exactly. */
+/* 2^53: every JSON reader represents integers up to this exactly. */
 #define RK_CKPT_STEP_MAX ((int64_t)1 << 53)
 
 /* --- names --- */
@@ -53,7 +53,7 @@ struct rk_ckpt_manifest {
     char *role; /* [a-z_]+ */
     int64_t global_step;
     RK_ARRAY(char *) contents; /* "model", "optimizer", ...: [a-z_]+ */
-    /* Objects whose members belong to who wrote the part; NULL when absent. */
+    /* Objects whose members are defined by the writer of the part; NULL when absent. */
     struct rk_json *layout; /* what the files describe: mesh, dtype, ... */
     struct rk_json *state;  /* small state: counters, random streams, ... */
     RK_ARRAY(struct rk_ckpt_file) files;
@@ -69,8 +69,8 @@ uint64_t rk_ckpt_manifest_bytes(const struct rk_ckpt_manifest *manifest);
 struct rk_status *rk_ckpt_manifest_parse(struct rk_ckpt_manifest *out, const char *text, size_t bytes,
                                          const char *source) RK_NODISCARD;
 /* Of the part in `part_dir`. NOT_FOUND (reason NO_CHECKPOINT) when there is no manifest; UNIMPLEMENTED
- * (reason FOREIGN_CHECKPOINT) when the directory is a checkpoint of verl's: the message says how it can be
- * used. */
+ * (reason FOREIGN_CHECKPOINT) when the directory is a checkpoint of verl's: the message explains how to
+ * use it. */
 struct rk_status *rk_ckpt_manifest_read(struct rk_ckpt_manifest *out, const char *part_dir) RK_NODISCARD;
 /* Lists a file that was written below `part_dir`: reads it for size and checksum. */
 struct rk_status *rk_ckpt_manifest_add_file(struct rk_ckpt_manifest *manifest, const char *part_dir,
@@ -85,7 +85,7 @@ struct rk_status *rk_ckpt_manifest_write(const struct rk_ckpt_manifest *manifest
 
 typedef enum rk_ckpt_check_level {
     RK_CKPT_CHECK_SIZES,    /* the manifest is valid and all files are there in full size */
-    RK_CKPT_CHECK_CHECKSUMS /* and their bytes are those that were written */
+    RK_CKPT_CHECK_CHECKSUMS /* also their checksums are correct */
 } rk_ckpt_check_level_t;
 /* Whether the part is complete and undamaged; fills `out` as rk_ckpt_manifest_read does. DATA_LOSS (reasons
  * CHECKPOINT_DAMAGED, CHECKSUM) names the file. */
@@ -100,12 +100,12 @@ struct rk_status *rk_ckpt_check_target(const char *part_dir) RK_NODISCARD;
 /* Makes "STEP_DIR/.tmp-ROLE-TOKEN" for part_dir STEP_DIR/ROLE, and the directories above it; removes what
  * earlier attempts at the same part have left. rk_free *temp_dir. */
 struct rk_status *rk_ckpt_begin(char **temp_dir, const char *part_dir, const char *token) RK_NODISCARD;
-/* Gives the temporary directory its name; a part that has the name is replaced at once, and removed when the
- * new name is on the disk. After an error the part may still be complete under its name, when only syncing
- * the directory failed. */
+/* Gives the temporary directory its final name; an existing part of that name is replaced at once, and
+ * removed when the new name is on the disk. After an error the part may still be complete under its name,
+ * when only syncing the directory failed. */
 struct rk_status *rk_ckpt_publish(const char *temp_dir, const char *part_dir) RK_NODISCARD;
 /* Removes a directory with all that is in it, never following a symbolic link. A manifest in it or one level
- * below goes first: what a crash leaves is incomplete for every reader. Nothing to do when it is not there.
+ * below is removed first, so that a crash leaves an incomplete part. No-op when the directory does not exist.
  */
 struct rk_status *rk_ckpt_remove(const char *path) RK_NODISCARD;
 
@@ -125,11 +125,11 @@ struct rk_status *rk_ckpt_check_step(const char *dir, int64_t step, const char *
  * -1 when there is none. */
 struct rk_status *rk_ckpt_find_latest(int64_t *step, const char *dir, const char *const *roles,
                                       rk_ckpt_check_level_t level) RK_NODISCARD;
-/* Removes temporary directories that crashes left below dir/global_step_*, and step directories that are
- * empty then. No part may be being written. */
+/* Removes temporary directories that crashes left below dir/global_step_*, and step directories that become
+ * empty. No part may be being written. */
 struct rk_status *rk_ckpt_sweep(const char *dir) RK_NODISCARD;
 
-/* The step in the tracker file; -1 when there is none. DATA_LOSS when it holds no step. */
+/* The step in the tracker file; -1 when there is none. DATA_LOSS when it does not contain a step. */
 struct rk_status *rk_ckpt_tracker_read(int64_t *step, const char *dir) RK_NODISCARD;
 struct rk_status *rk_ckpt_tracker_write(const char *dir, int64_t step) RK_NODISCARD;
 

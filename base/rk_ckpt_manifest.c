@@ -1,5 +1,5 @@
-/* Manifests: their text, and whether the files they list are there. The text may come from anywhere: every
- * member is checked, an unknown one is refused, and names lead to files below the part's directory only. */
+/* Manifests: their text, and checks of the listed files. The text is untrusted: every
+ * member is checked, an unknown one is refused, and names refer only to files below the part's directory. */
 #include "base/rk_ckpt_dir.h"
 
 #include <errno.h>
@@ -71,7 +71,7 @@ static bool is_word(const char *text)
     return bytes > 0 && bytes < WORD_BYTES_MAX && strspn(text, "abcdefghijklmnopqrstuvwxyz_") == bytes;
 }
 
-/* A relative path whose components are neither empty nor hidden, so ".." is none either. */
+/* A relative path whose components are neither empty nor hidden, so ".." is refused too. */
 static bool is_file_name(const char *text)
 {
     size_t bytes = strlen(text);
@@ -272,7 +272,7 @@ static struct rk_status *read_members(struct rk_ckpt_manifest *out, struct rk_js
         const struct rk_json *value = rk_json_find(json, members[i].key);
 
         if (!value && members[i].is_required)
-            return bad_member(members[i].key, "a value, there is none");
+            return bad_member(members[i].key, "a value, got none");
         if (value)
             RK_TRY(members[i].read(out, value));
     }
@@ -286,7 +286,7 @@ struct rk_status *rk_ckpt_manifest_parse(struct rk_ckpt_manifest *out, const cha
     struct rk_status *st = rk_json_parse(&json, text, bytes, source, 0), *bad;
 
     *out = (struct rk_ckpt_manifest){0};
-    if (st) { /* text that is not JSON is a bad file, whatever the parser calls it */
+    if (st) { /* text that is not JSON is a damaged file, whatever code the parser returns */
         bad = RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED", "%s", rk_status_message(st));
         rk_status_free(st);
         return bad;
@@ -299,7 +299,7 @@ struct rk_status *rk_ckpt_manifest_parse(struct rk_ckpt_manifest *out, const cha
     return RK_WRAP(st, "manifest '%s'", source);
 }
 
-/* NOT_FOUND becomes NO_CHECKPOINT, or says whose checkpoint the directory is instead. */
+/* NOT_FOUND becomes NO_CHECKPOINT, or FOREIGN_CHECKPOINT. */
 static struct rk_status *explain_missing(struct rk_status *st, const char *part_dir)
 {
     struct stat info;

@@ -1,4 +1,4 @@
-/* The descriptions come from files that anybody may have written: nothing in them is taken for granted. */
+/* The descriptions come from untrusted files: all of their content is checked. */
 #include "base/rk_ckpt_shard.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/rk_str.h"
 
 #define SHARD_PREFIX RK_CKPT_SHARDS_DIR "/shard_"
-/* Runs of a piece: one a bucket of gradients, and buckets hold millions of elements. */
+/* Maximum runs of a piece: one per bucket of gradients, and buckets have millions of elements. */
 #define RUNS_MAX ((int64_t)1 << 20)
 
 struct rk_status *rk_ckpt_piece_damaged(const struct rk_ckpt_piece *piece, const char *problem)
@@ -75,7 +75,7 @@ static struct rk_status *read_runs(struct rk_ckpt_shards *shards, struct rk_ckpt
     return at == elements ? NULL : rk_ckpt_piece_damaged(piece, "runs and shape have different sizes");
 }
 
-/* What the file says of its tensors; rk_json_free it. */
+/* The file's description of its tensors; rk_json_free it. */
 static struct rk_status *read_described(struct rk_json **out, const struct rk_st_file *file)
 {
     const char *text = rk_json_as_string(rk_json_find(rk_st_metadata(file), RK_CKPT_PIECES_KEY), "");

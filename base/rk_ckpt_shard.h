@@ -1,8 +1,8 @@
 /* Shards of a checkpoint: which elements of which tensors a file has. Format: docs/formats.md.
  *
- * A file says so itself in its metadata: of every tensor the shape of the whole (global_shape), a box of it,
- * and runs of the box's elements in row-major order, which are the elements of the file's tensor one after
- * the other. */
+ * The metadata of a file describes this: for every tensor the shape of the whole (global_shape), a box of it,
+ * and runs of the box's elements in row-major order; the file's tensor has the elements of these runs,
+ * concatenated. */
 #ifndef RK_CKPT_SHARD_H
 #define RK_CKPT_SHARD_H
 
@@ -31,7 +31,7 @@ struct rk_ckpt_run {
     int64_t begin, end, at;
 };
 
-/* What a file has of a tensor. */
+/* The part of a tensor in a file. */
 struct rk_ckpt_piece {
     const struct rk_st_file *file;
     const struct rk_st_tensor *tensor;

@@ -2,8 +2,8 @@
 #ifndef RK_COMPILER_H
 #define RK_COMPILER_H
 
-/* What public headers declare between these is visible to plug-ins, which take it from the program that loads
- * them (engine/rk_plugin.h); everything else is hidden. */
+/* Declarations of public headers between these are visible to plug-ins, which resolve them from the program
+ * that loads them (engine/rk_plugin.h); everything else is hidden. */
 #ifdef __cplusplus
 #define RK_BEGIN_DECLS                                 \
     _Pragma("GCC visibility push(default)") extern "C" \

@@ -57,7 +57,7 @@ char *rk_config_place_text(const struct rk_config_place *place)
         return rk_strdup("unknown");
     if (!place->doc)
         return rk_strdup(place->text);
-    /* What a view selects has no line of its own; the closest part above it has. */
+    /* A part that a view selects has no line; the closest part above it has one. */
     path = rk_strdup(place->path);
     while (!(line = rk_json_find_line(place->doc->text, place->doc->bytes, path)) && strchr(path, '.'))
         *strrchr(path, '.') = '\0';
@@ -310,7 +310,7 @@ bool rk_config_is_default(const struct rk_config *config, const char *path)
     struct rk_status *st = text ? rk_json_parse(&value, text, strlen(text), path, 0) : NULL;
     bool is_equal;
 
-    RK_ASSERT(st == NULL); /* the table is ours */
+    RK_ASSERT(st == NULL); /* the table is part of the program */
     is_equal = value && rk_json_equal(value, get_value(config, path));
     rk_json_free(value);
     return is_equal;

@@ -1,4 +1,4 @@
-/* Configuration from key tables: one row a key, from which validation, defaults, --help and docs derive.
+/* Configuration from key tables: one row per key, from which validation, defaults, --help and docs derive.
  *
  * Sources in rising precedence: the table's default, the file, the environment, flags ("a.b.c=VALUE"). The
  * file is strict JSON with the reserved members __nest__, __select__, __inherit__, __override__, __delete__
@@ -47,20 +47,20 @@ struct rk_config_key {
     const char *help; /* one line */
 };
 
-/* A key of another product, which people bring along, or with `to` a value of it for a key of the table. The
- * first row of a path that takes the value counts. */
+/* A key of another product that users may have in their files, or with `to` a value of it for a key of the
+ * table. The first row that matches path and value is used. */
 typedef enum rk_config_foreign_kind {
-    RK_CONFIG_FOREIGN_SAME,    /* that happens anyway, or `to` has it */
-    RK_CONFIG_FOREIGN_IGNORED, /* a warning, and nothing happens */
+    RK_CONFIG_FOREIGN_SAME,    /* rankd always does this, or `to` has the value */
+    RK_CONFIG_FOREIGN_IGNORED, /* a warning, without effect */
     RK_CONFIG_FOREIGN_REFUSED  /* an error */
 } rk_config_foreign_kind_t;
 
 struct rk_config_foreign {
-    const char *path; /* '*' stands for anything, but for no key of the table */
+    const char *path; /* '*' matches anything except keys of the table */
     rk_config_foreign_kind_t kind;
-    const char *values; /* "false|null|1.0|[]": strings as they are, else JSON; "*": any */
+    const char *values; /* "false|null|1.0|[]": strings without quotes, else JSON; "*": any */
     const char *to;   /* "a.b": that key gets the value, "a.b=JSON": this one, unless it is given; or NULL */
-    const char *text; /* one line: what happens; of REFUSED what to use instead */
+    const char *text; /* one line: the effect; REFUSED: what to use instead */
 };
 
 struct rk_config_source {
@@ -72,7 +72,7 @@ struct rk_config_source {
     const char *text; /* instead of a file: JSON text named `text_name` */
     const char *text_name;
     const char *env_prefix; /* "RANKD": a.b -> RANKD_A_B; NULL reads no environment. Others are refused */
-    const char *const *env_known; /* names with the prefix that are no keys; NULL-terminated, or NULL */
+    const char *const *env_known; /* names with the prefix that are not keys; NULL-terminated, or NULL */
     const char *const
         *overrides; /* "a.b=VALUE": JSON, or as in Hydra; "+a.b=" and "++a.b=" add, "~a.b" deletes */
     int64_t num_overrides;
@@ -80,7 +80,7 @@ struct rk_config_source {
 
 struct rk_config;
 
-/* INVALID_ARGUMENT with all problems, one a line; NOT_FOUND when the file is missing. */
+/* INVALID_ARGUMENT with all problems, one per line; NOT_FOUND when the file is missing. */
 struct rk_status *rk_config_load(struct rk_config **out, const struct rk_config_source *source) RK_NODISCARD;
 void rk_config_destroy(struct rk_config *config); /* NULL is a no-op */
 
@@ -91,13 +91,13 @@ double rk_config_real(const struct rk_config *config, const char *path);
 const char *rk_config_string(const struct rk_config *config, const char *path); /* NULL when null */
 const struct rk_json *rk_config_json(const struct rk_config *config, const char *path);
 bool rk_config_is_null(const struct rk_config *config, const char *path);
-/* Whether the value is the table's, given or not: a file that lists all keys asks for nothing by that. */
+/* Whether the value equals the table's default, set or not: a file that lists all keys changes nothing. */
 bool rk_config_is_default(const struct rk_config *config, const char *path);
 /* "job.json:14", "env RANKD_DEVICE", "flag" or "default". */
 const char *rk_config_origin(const struct rk_config *config, const char *path);
 /* The whole resolved tree. */
 const struct rk_json *rk_config_tree(const struct rk_config *config);
-/* One line a key: path = value (origin), for --check-config and `config show`. */
+/* One line per key: path = value (origin), for --check-config and `config show`. */
 void rk_config_format(const struct rk_config *config, struct rk_str *out);
 const char *rk_config_type_name(rk_config_type_t type); /* "duration" */
 /* A line with type, default and help of a key, for --help; of all keys of a table. */

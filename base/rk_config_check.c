@@ -26,7 +26,7 @@ static void add_sibling(struct siblings *siblings, const char *path, const char 
         rk_array_append(&siblings->names, rk_strdup(name));
 }
 
-/* A row that a pattern stands for is one wherever the pattern matches. */
+/* A row with a pattern is a row wherever the pattern matches. */
 static void add_foreign_sibling(struct siblings *siblings, const char *path, const char *parent)
 {
     const char *dot = strrchr(path, '.'), *name = dot ? dot + 1 : path;
@@ -196,7 +196,7 @@ static void append_limit(struct rk_str *out, const struct rk_config_key *row, do
     rk_str_appendf(out, "%.15g", limit);
 }
 
-/* What the range wants and the value is not, or NULL. */
+/* The expectation of the range that the value violates, or NULL. */
 static char *range_problem(const struct rk_config_key *row, const struct rk_json *value, const char *text)
 {
     bool is_above = (row->flags & RK_CONFIG_ABOVE_MIN) != 0;
@@ -244,7 +244,7 @@ static void check_value(struct rk_config_loader *loader, const struct rk_config_
 
 /* --- the tree --- */
 
-/* Of the table, or of foreign rows: then the members that are left are unknown, and not the section. */
+/* A section of the table, or of foreign rows: then its remaining members are unknown, and not the section. */
 static bool is_section(const struct rk_config_loader *loader, const char *path, const struct rk_json *value)
 {
     return rk_map_find(loader->sections, path) ||
@@ -278,7 +278,7 @@ static bool is_number(const struct rk_json *value)
     return rk_json_type(value) == RK_JSON_INT || rk_json_type(value) == RK_JSON_REAL;
 }
 
-/* The list, or text, that the value stands for; NULL when it stands for itself. */
+/* The list, or text, for which the value is a short form; NULL when it is not one. */
 static struct rk_json *meant_by(const struct rk_config_key *row, const struct rk_json *value)
 {
     struct rk_json *meant = NULL;

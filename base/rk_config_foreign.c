@@ -1,5 +1,5 @@
-/* Keys of another product's configuration: those that say what happens anyway are taken, others are told what
- * to use instead. */
+/* Keys of another product's configuration: those that describe rankd's behaviour are accepted, others are
+ * refused with an alternative. */
 #include "base/rk_config_internal.h"
 
 #include <fnmatch.h>
@@ -99,7 +99,7 @@ static void remove_path(struct rk_config_loader *loader, const char *path)
     rk_free(parent);
 }
 
-/* row->to is "KEY" for the value or "KEY=JSON" for another one; a key that is given keeps its own. */
+/* row->to is "KEY" for the value or "KEY=JSON" for another one; a key that is set keeps its value. */
 static void put_instead(struct rk_config_loader *loader, const struct rk_config_foreign *row,
                         const struct rk_config_place *place, const struct rk_json *value)
 {
@@ -114,7 +114,7 @@ static void put_instead(struct rk_config_loader *loader, const struct rk_config_
     if (equals) {
         struct rk_status *st = rk_json_parse(&instead, equals + 1, strlen(equals + 1), row->to, 0);
 
-        RK_ASSERT(st == NULL); /* the table is ours */
+        RK_ASSERT(st == NULL); /* the table is part of the program */
     } else {
         instead = rk_json_clone(value);
     }
@@ -143,7 +143,7 @@ static void apply_row(struct rk_config_loader *loader, const struct rk_config_fo
     rk_free(text);
 }
 
-/* No row takes the value, or the one that does, refuses it. */
+/* No row matches the value, or the matching row refuses it. */
 static void refuse(struct rk_config_loader *loader, const char *path, const struct rk_json *value)
 {
     const struct rk_config_source *source = loader->source;
@@ -239,7 +239,7 @@ struct paths {
     RK_ARRAY(char *) items;
 };
 
-/* Of values, and of objects that are empty. */
+/* Counts values, and empty objects. */
 static void list_paths(const struct rk_config_loader *loader, const struct rk_json *section, const char *path,
                        struct paths *out)
 {
@@ -261,7 +261,7 @@ static void list_paths(const struct rk_config_loader *loader, const struct rk_js
     }
 }
 
-/* Objects that hold nothing but empty objects any more. */
+/* Removes objects that contain only empty objects. */
 static void prune(struct rk_config_loader *loader, char *path)
 {
     char *dot;

@@ -8,7 +8,7 @@
  *   rk_config_refs.c      "${...}" values
  *   rk_config_check.c     the result against the key table
  *
- * Every step goes on after a problem, so that one load reports them all. */
+ * Every step continues after a problem, so that one load reports all problems. */
 #ifndef RK_CONFIG_INTERNAL_H
 #define RK_CONFIG_INTERNAL_H
 
@@ -25,7 +25,7 @@ struct rk_config_doc {
     struct rk_json *json; /* without its comments */
 };
 
-/* Where a value was written: in a document at a path of that document, or (doc NULL) as `text` says. */
+/* The place of a value: in a document at a path of that document, or (doc NULL) `text`. */
 struct rk_config_place {
     const struct rk_config_doc *doc;
     const char *path;
@@ -42,7 +42,7 @@ struct rk_config_loader {
     RK_ARRAY(struct rk_config_doc *) docs;
     struct rk_str problems; /* one line each */
     int64_t num_problems;
-    bool is_partial; /* parts of the tree could not be read: what is missing is no problem of its own */
+    bool is_partial; /* parts of the tree could not be read: do not report their missing keys */
 };
 
 /* Reads source->file or source->text and everything it selects into loader->tree. An error only when the file
@@ -51,17 +51,18 @@ struct rk_status *rk_config_resolve(struct rk_config_loader *loader) RK_NODISCAR
 void rk_config_apply_environment(struct rk_config_loader *loader);
 void rk_config_apply_overrides(struct rk_config_loader *loader);
 void rk_config_apply_foreign(struct rk_config_loader *loader);
-/* Applies rows to values that stand where `path` needs a section. */
+/* Applies rows to values at a place where `path` needs a section. */
 void rk_config_expand_parents(struct rk_config_loader *loader, const char *path);
-/* Applies a row to a value for a section that has members, which stay. False, without taking the value, when
- * there is no such section or row. */
+/* Applies a row to a value for a section that has members, which are kept. False, without taking the value,
+ * when there is no such section or row. */
 bool rk_config_put_in_section(struct rk_config_loader *loader, const char *path, struct rk_json *value,
                               const struct rk_config_place *place);
 void rk_config_apply_defaults(struct rk_config_loader *loader);
 void rk_config_resolve_refs(struct rk_config_loader *loader);
 void rk_config_check(struct rk_config_loader *loader);
 
-/* "expected 1 to 8, got 9": why the row does not allow the value (NULL counts as null), or NULL. rk_free it.
+/* "expected 1 to 8, got 9": the reason why the row does not allow the value (NULL counts as null), or NULL.
+ * rk_free it.
  */
 char *rk_config_find_problem(const struct rk_config_key *row, const struct rk_json *value);
 
@@ -71,7 +72,7 @@ void rk_config_problem(struct rk_config_loader *loader, const struct rk_config_p
 /* The place of the leaf at `path`, or of the closest leaf above it (a section that a reference filled); NULL
  * when there is none. */
 const struct rk_config_place *rk_config_find_place(const struct rk_config_loader *loader, const char *path);
-/* Sets the place of the section `path`, of which only leaves have been placed, from the first of them. */
+/* Sets the place of the section `path`, from the first of its leaves. */
 void rk_config_place_section(struct rk_config_loader *loader, const char *path);
 void rk_config_set_place(struct rk_config_loader *loader, const char *path,
                          const struct rk_config_place *place);
@@ -87,12 +88,12 @@ struct rk_json *rk_config_parse_value(const struct rk_config_loader *loader, con
  */
 struct rk_json *rk_config_parse_override(const struct rk_config_loader *loader, const char *path,
                                          const char *text, const char **problem);
-/* The key's value is text, also where it looks like something else. */
+/* The key's value is text, also if it looks like another type. */
 bool rk_config_holds_text(const struct rk_config_loader *loader, const char *path);
 /* The first row for the path, or NULL. */
 const struct rk_config_foreign *rk_config_find_foreign(const struct rk_config_source *source,
                                                        const char *path);
-/* Whether a row stands below that path, in a part that the row names. */
+/* Whether a row has a path below that path. */
 bool rk_config_is_foreign_section(const struct rk_config_source *source, const char *path);
 bool rk_config_is_ref(const struct rk_json *json); /* a string that is "${...}" as a whole */
 

@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_json_internal.h"
 
-#define MAX_DEPTH 32    /* of references that lead to references */
+#define MAX_DEPTH 32    /* of references to references */
 #define MAX_REFS  10000 /* in one load: references that double at each step would fill the memory */
 
 struct chain {
@@ -99,7 +99,7 @@ static struct rk_json *resolve_ref(struct resolving *run, const char *ref, const
     return value;
 }
 
-/* A copy of `json` with every reference replaced; NULL, and a problem, for a reference that cannot be. */
+/* A copy of `json` with every reference replaced; NULL, and a problem, for an invalid reference. */
 static struct rk_json *resolve_value(struct resolving *run, const struct rk_json *json, const char *path,
                                      const struct chain *chain)
 {

@@ -190,7 +190,8 @@ static struct rk_json *resolve_all(struct rk_config_resolver *resolver, const ch
         rk_free(child_path);
         rk_free(node);
     }
-    /* What the tree does not have is checked against the key table later, like a view without a tree. */
+    /* Keys that the tree does not have are checked against the key table later, as in a view without a tree.
+     */
     for (void *it = rk_json_iter(view->json); it; it = rk_json_iter_next(view->json, it)) {
         const char *key = rk_json_iter_key(it);
 

@@ -1,4 +1,4 @@
-/* What comes over the file (environment, flags) and under it (defaults), and the deep merge that all use. */
+/* Sources that override the file (environment, flags) and defaults below it, and the deep merge of all. */
 #include "base/rk_config_internal.h"
 
 #include <ctype.h>
@@ -20,7 +20,7 @@ bool rk_config_is_ref(const struct rk_json *json)
 
 typedef enum kind { KIND_ANY, KIND_OBJECT, KIND_ARRAY, KIND_STRING, KIND_BOOL, KIND_NUMBER } kind_t;
 
-/* What a value may be replaced by. A reference stands for a value of any kind. */
+/* Whether a value may be replaced by another. A reference stands for a value of any type. */
 static kind_t kind_of(const struct rk_json *json)
 {
     if (rk_config_is_ref(json))
@@ -170,8 +170,9 @@ static char *env_name(const char *prefix, const char *path)
     return name;
 }
 
-/* What Kubernetes tells every container of a Service whose name begins like the prefix: A_SERVICE_HOST,
- * A_SERVICE_PORT, A_SERVICE_PORT_GRPC, A_PORT, A_PORT_7000_TCP and so on. `words` is what follows the prefix.
+/* Variables that Kubernetes sets in every container for a Service whose name begins with the prefix:
+ * A_SERVICE_HOST, A_SERVICE_PORT, A_SERVICE_PORT_GRPC, A_PORT, A_PORT_7000_TCP and so on. `words` is what
+ * follows the prefix.
  */
 static bool is_of_a_service(const char *words)
 {
@@ -209,7 +210,7 @@ static void check_variable(struct rk_config_loader *loader, char *const *names, 
     rk_free(where);
 }
 
-/* A variable with the prefix that no key has, is a key that somebody believes to be set. */
+/* A variable with the prefix that names no key is an error, since the user expects it to have an effect. */
 static void check_variables(struct rk_config_loader *loader)
 {
     const struct rk_config_source *source = loader->source;
@@ -325,7 +326,7 @@ static void apply_override(struct rk_config_loader *loader, const char *text)
         rk_config_problem(loader, &place, text, "expected PATH=VALUE");
     else if (!adds && is_under_open_key(loader, path) && !rk_json_find_path(loader->tree, path) &&
              !rk_config_find_foreign(loader->source, path))
-        rk_config_problem(loader, &place, path, "is not set so far; write +%s to add it", text);
+        rk_config_problem(loader, &place, path, "is not set; write +%s to add it", text);
     else
         put_override(loader, path, equals + 1, &place);
     rk_free(path);
@@ -367,7 +368,7 @@ void rk_config_apply_defaults(struct rk_config_loader *loader)
         if (!row->default_text || rk_json_find_path(loader->tree, row->path) || is_blocked(loader, row->path))
             continue;
         st = rk_json_parse(&value, row->default_text, strlen(row->default_text), row->path, 0);
-        RK_ASSERT(st == NULL); /* the table is ours */
+        RK_ASSERT(st == NULL); /* the table is part of the program */
         rk_json_set_path(loader->tree, row->path, value);
         rk_config_set_place(loader, row->path, &place);
     }

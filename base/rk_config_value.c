@@ -31,7 +31,7 @@ static struct rk_json *fail(struct parser *parser, const char *problem)
     return NULL;
 }
 
-/* '-12', '1_000', '1e-6', '.5'; not '007', which is text. NULL for what is no number. */
+/* '-12', '1_000', '1e-6', '.5'; not '007', which is text. NULL for text that is not a number. */
 static struct rk_json *parse_number(const char *text)
 {
     const char *digits = text + (*text == '-' || *text == '+');
@@ -82,7 +82,7 @@ static struct rk_json *make_word(const char *text)
     return rk_json_new_string(text);
 }
 
-/* 'it\'s': a backslash stands before the quote, and before one that does; any other is itself. */
+/* 'it\'s': a backslash escapes the quote, and a backslash before it; other backslashes are literal. */
 static struct rk_json *parse_quoted(struct parser *parser)
 {
     char quote = *parser->p++;
@@ -140,7 +140,7 @@ static struct rk_json *parse_word(struct parser *parser)
     return json;
 }
 
-/* Behind an element: true when another one follows. */
+/* After an element: true when another one follows. */
 static bool has_next(struct parser *parser, char close)
 {
     skip_spaces(parser);
@@ -243,7 +243,7 @@ static struct rk_json *parse_structured(const char *text, const char **problem)
 
     skip_spaces(&parser);
     if (!parser.problem && *parser.p)
-        fail(&parser, "there is more behind it");
+        fail(&parser, "unexpected text after the value");
     *problem = parser.problem;
     if (!parser.problem)
         return json;

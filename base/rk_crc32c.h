@@ -9,7 +9,7 @@
 
 RK_BEGIN_DECLS
 
-/* Of what `crc` is the checksum of, followed by these bytes; begin with 0. */
+/* Continues `crc` over these bytes; begin with 0. */
 uint32_t rk_crc32c(uint32_t crc, const void *data, size_t bytes);
 /* The same in plain C; rk_crc32c uses the processor's instruction where there is one. */
 uint32_t rk_crc32c_portable(uint32_t crc, const void *data, size_t bytes);
@@ -17,7 +17,7 @@ uint32_t rk_crc32c_portable(uint32_t crc, const void *data, size_t bytes);
 uint32_t rk_crc32c_join(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
 /* Of a whole file, and its size. Errors as of opening and reading files. */
 struct rk_status *rk_crc32c_of_file(uint32_t *crc, uint64_t *bytes, const char *path) RK_NODISCARD;
-/* Of a part of a file. DATA_LOSS when it ends before. */
+/* Of a part of a file. DATA_LOSS when the file ends earlier. */
 struct rk_status *rk_crc32c_of_range(uint32_t *crc, const char *path, uint64_t begin,
                                      uint64_t bytes) RK_NODISCARD;
 

@@ -132,7 +132,7 @@ uint16_t rk_f32_to_bf16(float value)
 
     memcpy(&bits, &value, sizeof(bits));
     if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(bits >> 16 | 0x40u); /* a NaN whose payload sits in the lower half must stay one */
+        return (uint16_t)(bits >> 16 | 0x40u); /* a NaN with payload only in the lower half must stay a NaN */
     return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 

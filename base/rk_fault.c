@@ -1,6 +1,6 @@
 /* Named fault points. The variable is read again when its text changes, so that a test can set it between
- * calls. A malformed value aborts: a fault that silently does not happen would make a test pass for no
- * reason. */
+ * calls. A malformed value aborts: a test would pass without the fault that it
+ * needs. */
 #include "base/rk_fault.h"
 
 #include <pthread.h>
@@ -89,7 +89,7 @@ static bool acts_once(action_t action)
     return action == ACTION_FAIL || action == ACTION_STOP;
 }
 
-/* What the fault point has to do now. */
+/* The action of the fault point now. */
 static action_t take_action(const char *name, int64_t *sleep_ms)
 {
     const char *text = rk_env("RANKD_FAULTS");

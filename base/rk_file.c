@@ -58,7 +58,7 @@ struct rk_status *rk_file_errno(const char *action, const char *path)
 
 struct rk_status *rk_file_open_read(int *fd, const char *path)
 {
-    /* Not to wait for ever for the writer of a pipe that somebody put in the place of a file; reading then
+    /* O_NONBLOCK: opening a pipe in place of a file must not wait for ever for a writer; reading then
      * waits as usual, so that a shell's <(command) works. */
     do
         *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -90,7 +90,7 @@ struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t byte
     return NULL;
 }
 
-/* Reads to the end of the file: its size in the inode says nothing for pipes and special files. */
+/* Reads to the end of the file: pipes and special files have no size in the inode. */
 static struct rk_status *read_to_end(int fd, const char *path, size_t max_bytes, struct rk_str *text)
 {
     char buf[16384];
@@ -159,8 +159,8 @@ static struct rk_status *sync_data(struct rk_pending_file *file)
     return fsync(file->fd) != 0 ? rk_file_errno("syncing", file->path) : NULL;
 }
 
-/* Waits until what was on its way to the disk at the last call is there, and sends what was written since:
- * the disk works while the next block is made. File systems that cannot do that wait at the end. */
+/* Waits for the writeback that the last call started, and starts writeback of the data written since:
+ * the disk works while the next block is prepared. File systems without support for this wait at the end. */
 static struct rk_status *push_data(struct rk_pending_file *file)
 {
     int rc;

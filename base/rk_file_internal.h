@@ -20,10 +20,10 @@ struct rk_status *rk_file_pread(int fd, const char *path, void *dst, size_t byte
 /* The whole file, terminated (the terminator is not counted); rk_free it. RESOURCE_EXHAUSTED over max_bytes.
  */
 struct rk_status *rk_file_read(char **out, size_t *bytes, const char *path, size_t max_bytes) RK_NODISCARD;
-/* Without it a crash of the machine could lose what was made, renamed or removed in the directory. */
+/* Without it a crash of the machine could undo creations, renames or removals in the directory. */
 struct rk_status *rk_file_sync_dir(const char *dir) RK_NODISCARD;
 
-/* A file that does not have its name yet. */
+/* A file that does not have its final name yet. */
 struct rk_pending_file {
     char *path;
     char *temp_path; /* exists on disk while not NULL */
@@ -35,10 +35,10 @@ struct rk_pending_file {
     uint64_t summed_bytes;
 };
 
-/* Creates the temporary file beside `path`. `file` is in a state for discard on failure too. */
+/* Creates the temporary file next to `path`. `file` is valid for discard on failure too. */
 struct rk_status *rk_pending_file_open(struct rk_pending_file *file, const char *path) RK_NODISCARD;
-/* From time to time it waits until what was written is on the disk: commit has little left to wait for then,
- * and whoever writes with a slow disk sees it go on. */
+/* Regularly waits until written data is on the disk: so commit waits only briefly, and progress
+ * of a writer with a slow disk is visible. */
 struct rk_status *rk_pending_file_pwrite(struct rk_pending_file *file, const void *data, size_t bytes,
                                          uint64_t offset) RK_NODISCARD;
 struct rk_status *rk_pending_file_truncate(struct rk_pending_file *file, uint64_t bytes) RK_NODISCARD;

@@ -1,6 +1,6 @@
-/* The rings are arrays of atomic words, so that readers on other threads and in signal handlers see whole
+/* The rings are arrays of atomic words, so that readers on other threads and in signal handlers read complete
  * words and no lock is needed. The first word of an entry is its stamp: 2n + 1 while entry n is being
- * written, 2n + 2 when it is complete; a reader that finds the stamp changed drops what it read. */
+ * written, 2n + 2 when it is complete; a reader that finds a changed stamp drops the entry. */
 #include "base/rk_flight.h"
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 #define PATH_BYTES 1001
 #define WAIT_MS    5000 /* of a second thread that dies while the first one writes */
 
-/* An entry as it is read and written; its words are the ring's. */
+/* An entry for reading and writing; it has the words of the ring. */
 struct record {
     uint64_t kind;
     int64_t begin_ns, end_ns; /* end_ns 0: has not ended */
@@ -86,7 +86,7 @@ static uint64_t put(const struct rk_flight_entry *entry, bool has_ended, int cod
     copy_text(record.where, sizeof(record.where), entry->where);
     memcpy(words, &record, sizeof(words));
     atomic_store_explicit(&slot->stamp, 2 * number + 1, memory_order_relaxed);
-    for (size_t i = 0; i < RECORD_WORDS; i++) /* a reader of one of them sees the stamp, too */
+    for (size_t i = 0; i < RECORD_WORDS; i++) /* a reader of one of these words also reads the stamp */
         atomic_store_explicit(&slot->words[i], words[i], memory_order_release);
     atomic_store_explicit(&slot->stamp, 2 * number + 2, memory_order_release);
     return number << 1 | (uint64_t)kinds[entry->kind].ring;
@@ -130,7 +130,7 @@ void rk_flight_clear(void)
     }
 }
 
-/* --- out: no stdio, no allocation, no lock --- */
+/* --- writing the file: no stdio, no allocation, no lock --- */
 
 struct writer {
     rk_flight_sink_t sink;
@@ -172,7 +172,7 @@ static void write_number(struct writer *writer, uint64_t value)
         write_char(writer, digits[--count]);
 }
 
-/* What JSON reserves and what is not ASCII become '?', but quotes and backslashes. */
+/* Quotes and backslashes are escaped; control characters and non-ASCII bytes become '?'. */
 static void write_string(struct writer *writer, const char *text)
 {
     write_char(writer, '"');
@@ -231,7 +231,7 @@ struct cursor {
     struct record record;
 };
 
-/* Reads the next entry that there is. */
+/* Reads the next complete entry. */
 static bool peek(struct cursor *cursor)
 {
     while (!cursor->is_read && cursor->number < cursor->end)
@@ -344,7 +344,7 @@ static const struct {
 static struct sigaction before[RK_ARRAY_LEN(fatal)];
 static atomic_bool is_dying;
 
-/* Another thread is writing already, and the process would die under its hands. */
+/* Another thread is writing already: wait for it, since the process dies after this handler. */
 static void wait_for_writer(void)
 {
     struct timespec moment = {.tv_nsec = 10000000};
@@ -353,8 +353,8 @@ static void wait_for_writer(void)
         nanosleep(&moment, NULL);
 }
 
-/* Dies afterwards as it would have: with the action from before (a sanitizer's, the default), by the same
- * signal, which the instruction raises again where one did. */
+/* Then the process dies as without the handler: with the previous action (a sanitizer's, the default), by the
+ * same signal, which the faulting instruction raises again if there was one. */
 static void on_fatal(int number, siginfo_t *info, void *context)
 {
     int saved_errno = errno;

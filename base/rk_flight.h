@@ -1,13 +1,13 @@
-/* The flight recorder: what this process did last, readable when it is stuck and when it dies.
+/* The flight recorder: the last operations of this process, readable when it is stuck and when it dies.
  *
  * Two rings of the process, one for calls, states, leases and errors, one for phases and collectives, which
- * come in such numbers that they would push out the others. Any thread records: a few atomic stores, no lock,
- * no allocation. An entry is reserved when an operation begins and completed when it ends, so what did not
- * end shows as such.
+ * are so many that they would overwrite the others. Any thread records: a few atomic stores, no lock,
+ * no allocation. An entry is reserved when an operation begins and completed when it ends, so
+ * unfinished operations are visible.
  *
- * Writing them out is async-signal-safe. A process that called rk_flight_install writes its file by itself on
- * SIGABRT (RK_ASSERT, a service manager's watchdog), SIGSEGV, SIGBUS, SIGFPE and SIGILL, and then dies as it
- * would have. */
+ * Writing the file is async-signal-safe. A process that called rk_flight_install writes its file on
+ * SIGABRT (RK_ASSERT, a service manager's watchdog), SIGSEGV, SIGBUS, SIGFPE and SIGILL, and then dies as
+ * without it. */
 #ifndef RK_FLIGHT_H
 #define RK_FLIGHT_H
 
@@ -27,9 +27,9 @@ RK_BEGIN_DECLS
 
 typedef enum rk_flight_kind {
     RK_FLIGHT_CALL,       /* a method: what "actor.update_actor", seq of the epoch */
-    RK_FLIGHT_STATE,      /* of the daemon: what "BUSY", where it came from */
+    RK_FLIGHT_STATE,      /* of the daemon: what "BUSY", where the previous state */
     RK_FLIGHT_LEASE,      /* what "granted", where the driver, seq the epoch */
-    RK_FLIGHT_ERROR,      /* why an operation was ended, or the process failed */
+    RK_FLIGHT_ERROR,      /* the cause why an operation was ended, or the process failed */
     RK_FLIGHT_PHASE,      /* of a call: what the phase, where the call, seq of total */
     RK_FLIGHT_COLLECTIVE, /* what "all_reduce", where its group, seq in the group, bytes of this rank's input
                            */
@@ -42,33 +42,33 @@ struct rk_flight_entry {
     uint64_t seq, bytes;
 };
 
-/* An operation begins; the token is for its end. Any thread. */
+/* Records the begin of an operation; pass the token to its end. Any thread. */
 uint64_t rk_flight_begin(const struct rk_flight_entry *entry);
-/* `code` as in rk_status.h. Does nothing when the ring has moved on. Any thread. */
+/* `code` as in rk_status.h. No-op when the ring has overwritten the entry. Any thread. */
 void rk_flight_end(uint64_t token, int code);
-/* Something without a duration. Any thread. */
+/* Records an event without duration. Any thread. */
 void rk_flight_note(const struct rk_flight_entry *entry, int code);
-/* Entries that were ever recorded, of both rings. */
+/* Number of entries recorded so far, of both rings. */
 uint64_t rk_flight_count(void);
 
-/* --- out. Async-signal-safe. --- */
+/* --- output. Async-signal-safe. --- */
 typedef void (*rk_flight_sink_t)(void *user, const char *data, size_t bytes);
 
 /* One JSON object: {"reason", "pid", "monotonic_ns", "unix_ns", "operations": [{"kind", "what", "where",
  * "seq", "bytes", "begin_ns", "end_ns" (null: has not ended), "code"}, ...]}, by the time of begin. Times are
- * of the monotonic clock; the two clocks of the head were read together. An entry that is being written is
- * left out. */
+ * of the monotonic clock; the two clocks of the header were read together. An entry that is being written is
+ * omitted. */
 void rk_flight_write(rk_flight_sink_t sink, void *user, const char *reason);
-/* Writes the file of rk_flight_install; nothing without one. False when that failed or another thread is at
- * it. */
+/* Writes the file of rk_flight_install; no-op without one. False when that failed or another thread is
+ * writing it. */
 bool rk_flight_write_file(const char *reason);
 
-/* Names the file, which is made when there is something to write, and takes the signals over. `path` may be
- * NULL: no file; it is cut to 1,000 bytes. Once a process, before threads are started. */
+/* Sets the path of the file, which is created by the first write, and installs the signal handlers. `path`
+ * may be NULL: no file; it is truncated to 1,000 bytes. Once per process, before threads are started. */
 void rk_flight_install(const char *path);
 
 /* --- tests --- */
-void rk_flight_clear(void); /* while nobody records */
+void rk_flight_clear(void); /* only while no thread records */
 
 RK_END_DECLS
 

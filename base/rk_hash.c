@@ -11,7 +11,7 @@
 
 #include "base/rk_assert.h"
 
-/* libcrypto fails here only where memory is exhausted, which is an abort as in rk_alloc.c. */
+/* libcrypto fails here only when memory is exhausted, which aborts as in rk_alloc.c. */
 void rk_sha256_init(struct rk_sha256 *sha)
 {
     sha->context = EVP_MD_CTX_new();

@@ -14,7 +14,7 @@ RK_BEGIN_DECLS
 #define RK_SHA256_BYTES 32
 
 struct rk_sha256 {
-    void *context; /* of libcrypto, from rk_sha256_init to rk_sha256_final: one that was begun is ended */
+    void *context; /* of libcrypto, from rk_sha256_init to rk_sha256_final, which must follow */
 };
 
 void rk_sha256_init(struct rk_sha256 *sha);

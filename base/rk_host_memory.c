@@ -1,9 +1,9 @@
-/* What of the host's memory this process can still take: what the kernel could hand out without swapping, and
- * no more than any control group above the process allows (version 2, or the memory controller of version 1).
+/* Host memory that this process can still allocate: the memory that is available without swapping, at most
+ * what every control group above the process allows (version 2, or the memory controller of version 1).
  *
- * A group's page cache that was used once counts as free, as it does for the host: reading a checkpoint would
- * seem to use it up otherwise. Groups are looked for at the path that the process has, and at every one above
- * it: inside a container only some of them exist there, and they are the ones that bind it. */
+ * Inactive page cache of a group counts as free, as it does for the host: otherwise reading a checkpoint
+ * would seem to use the memory up. Groups are searched at the path of the process, and at every path above
+ * it: inside a container only some of them exist, and their limits apply. */
 #include "base/rk_host_memory.h"
 
 #include <inttypes.h>
@@ -26,8 +26,8 @@ static const struct hierarchy version2 = {"/sys/fs/cgroup", "memory.max", "memor
 static const struct hierarchy version1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
                                           "memory.usage_in_bytes", "total_inactive_file"};
 
-/* The number behind `key` at the beginning of a line of the file, or of its first line with key "". Anything
- * else, such as "max", is no number. */
+/* The number after `key` at the beginning of a line of the file, or of its first line with key "". Other
+ * text, such as "max", is not a number. */
 static bool read_number(const char *path, const char *key, uint64_t *out)
 {
     FILE *file = fopen(path, "re");
@@ -61,7 +61,7 @@ static bool read_group_number(const char *group, const char *name, const char *k
     return is_found;
 }
 
-/* What the group at this place leaves, UINT64_MAX when there is none or it has no limit. */
+/* Memory that the group at this path leaves, UINT64_MAX when there is none or it has no limit. */
 static uint64_t room_of_group(const char *group, const struct hierarchy *hierarchy)
 {
     uint64_t limit, usage, cache = 0;
@@ -74,7 +74,7 @@ static uint64_t room_of_group(const char *group, const struct hierarchy *hierarc
     return limit - RK_MIN(usage, limit);
 }
 
-/* The least that the groups from `path` up to the mount leave. Cuts `path` short. */
+/* The minimum of the groups from `path` up to the mount. Truncates `path`. */
 static uint64_t room_of_groups(const char *root, const struct hierarchy *hierarchy, char *path)
 {
     uint64_t room = UINT64_MAX;

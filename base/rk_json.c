@@ -1,5 +1,5 @@
 /* Values over jansson. struct rk_json is never defined: a pointer to it is a json_t pointer under another
- * name, so that the type of the library does not reach other files. */
+ * name, so that other files do not depend on the library's type. */
 #include "base/rk_json.h"
 
 #include <inttypes.h>

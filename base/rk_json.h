@@ -1,4 +1,5 @@
-/* JSON values (over jansson, which no other file includes) and typed reads that name the path of a bad key.
+/* JSON values (over jansson, which no other file includes) and typed reads that name the path of an invalid
+ * key.
  *
  * Parsing refuses duplicate keys, nesting deeper than 32 and trailing text. Values form trees; a container
  * owns its members. Functions that take a value to put into a container steal it, on failure too. */
@@ -38,7 +39,7 @@ struct rk_status *rk_json_parse_file(struct rk_json **out, const char *path, siz
 /* Compact, or indented by `indent` spaces when > 0. Reals have the fewest digits that read back the same, and
  * stay reals ("1.0"). rk_free it. */
 char *rk_json_dump(const struct rk_json *json, int indent, bool sort_keys);
-/* Line (1-based) where the member named by the dotted path stands in `text`; 0 when it is not there. Array
+/* Line (1-based) of the member named by the dotted path in `text`; 0 when it is absent. Array
  * elements are numbers: "a.3.b". A key with a dot is written with the dot. */
 int rk_json_find_line(const char *text, size_t bytes, const char *path);
 
@@ -66,7 +67,7 @@ void rk_json_set_path(struct rk_json *object, const char *path,
 void rk_json_remove(struct rk_json *object, const char *key);      /* no-op when absent */
 void rk_json_append(struct rk_json *array, struct rk_json *value); /* steals value */
 
-/* --- looking. Borrowed results, NULL when absent or of another type. --- */
+/* --- access. Borrowed results, NULL when absent or of another type. --- */
 struct rk_json *rk_json_find(const struct rk_json *object, const char *key);
 struct rk_json *rk_json_find_path(const struct rk_json *object, const char *dotted_path);
 struct rk_json *rk_json_at(const struct rk_json *array, int64_t i);
@@ -84,9 +85,10 @@ void *rk_json_iter_next(const struct rk_json *object, void *iter);
 const char *rk_json_iter_key(void *iter);
 struct rk_json *rk_json_iter_value(void *iter);
 
-/* --- typed reads for configuration and requests. `where` is the path of `object` ("" at the root); a bad key
- * gives INVALID_ARGUMENT "where.key: expected ..., got ...". The _opt forms leave *out alone when the key is
- * absent or null. Numbers are read as integers only when they are integral (1e3 and 4.0 are accepted). --- */
+/* --- typed reads for configuration and requests. `where` is the path of `object` ("" at the root); an
+ * invalid key gives INVALID_ARGUMENT "where.key: expected ..., got ...". The _opt forms leave *out unchanged
+ * when the key is absent or null. Numbers are read as integers only when they are integral (1e3 and 4.0 are
+ * accepted). --- */
 struct rk_status *rk_json_get_bool(const struct rk_json *object, const char *where, const char *key,
                                    bool *out) RK_NODISCARD;
 struct rk_status *rk_json_get_i64(const struct rk_json *object, const char *where, const char *key,

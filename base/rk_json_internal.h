@@ -1,4 +1,4 @@
-/* Between rk_json.c (values, over jansson), rk_json_text.c (text, without it) and rk_config. */
+/* Shared by rk_json.c (values, over jansson), rk_json_text.c (text, without it) and rk_config. */
 #ifndef RK_JSON_INTERNAL_H
 #define RK_JSON_INTERNAL_H
 

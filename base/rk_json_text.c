@@ -215,7 +215,8 @@ void rk_json_widen_integers(struct rk_str *out, const char *text, size_t bytes)
         if (text[at] == '"') {
             end = skip_string(text, bytes, at);
         } else if (isdigit((unsigned char)text[at])) {
-            /* The whole number, so that the digits of a fraction or an exponent are no integer of their own.
+            /* The whole number, so that the digits of a fraction or an exponent are not treated as an
+             * integer.
              */
             for (end = at; end < bytes && isdigit((unsigned char)text[end]); end++)
                 digits++;
@@ -296,7 +297,7 @@ static char *take_key(struct scanner *scan)
     return key;
 }
 
-/* Whether `path` names the member `key` (*rest is "") or something below it (*rest is the path there). */
+/* Whether `path` names the member `key` (*rest is "") or a member below it (*rest is the remaining path). */
 static bool path_enters(const char *path, const char *key, const char **rest)
 {
     size_t bytes = strlen(key);

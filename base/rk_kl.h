@@ -6,8 +6,8 @@
  *   k3   y = clamp(-x, -20, 20);  clamp(e^y - y - 1, -10, 10)                 1 - e^-x, 0 where a clamp acts
  *
  * A name that ends in "+" keeps the value and takes the gradient of k2, whose expectation is that of the KL
- * itself. Schulman, "Approximating KL divergence", 2020. verl's "full" form needs all logits and does not
- * exist there either. */
+ * itself. Schulman, "Approximating KL divergence", 2020. verl's "full" form needs all logits and is not
+ * implemented in verl either. */
 #ifndef RK_KL_H
 #define RK_KL_H
 

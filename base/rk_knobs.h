@@ -1,4 +1,5 @@
-/* What derives from the rows of base/knobs.def: fields of a struct, and their reading from options.
+/* Definitions that derive from the rows of base/knobs.def: fields of a struct, and their reading from
+ * options.
  *
  *   struct rk_clip_config {
  *       RK_CLIP_KNOBS(RK_KNOB_FIELD, , , )
@@ -80,7 +81,7 @@ struct rk_knob {
 /* --- the number of rows of a group: 0 RK_CLIP_KNOBS(RK_KNOB_COUNT, , , ) --- */
 #define RK_KNOB_COUNT(a, b, c, ...) +1
 
-/* Checks every row's option and fills its field. An option that is null is unset, where the row allows it.
+/* Checks every row's option and fills its field. An option that is null is unset if the row allows it.
  * INVALID_ARGUMENT names option, expectation and value. */
 struct rk_status *rk_knobs_read(void *out, const struct rk_knob *knobs, int64_t num_knobs,
                                 const struct rk_json *options) RK_NODISCARD;

@@ -18,7 +18,7 @@
 #define WINDOW_NS              1000000000LL
 #define MAX_MESSAGE_BYTES      4000
 #define MAX_LINE_BYTES         8000
-#define TAIL_BYTES             320 /* room that the message leaves for the fields behind it */
+#define TAIL_BYTES             320 /* reserved for the fields after the message */
 
 struct line {
     char text[MAX_LINE_BYTES + 1];
@@ -100,7 +100,7 @@ const char *rk_log_level_name(rk_log_level_t level)
 static void put_bytes(struct line *line, const char *data, size_t bytes)
 {
     if (bytes > line->limit - line->bytes)
-        return; /* dropped whole: half an escape sequence would break the line */
+        return; /* dropped completely: half an escape sequence would break the line */
     memcpy(line->text + line->bytes, data, bytes);
     line->bytes += bytes;
 }
@@ -110,7 +110,7 @@ static void put(struct line *line, const char *text)
     put_bytes(line, text, strlen(text));
 }
 
-/* Appends text that has to stay on one line. With `quotes`, what JSON reserves is escaped too. */
+/* Appends text that has to stay on one line. With `quotes`, characters that JSON reserves are escaped too. */
 static void put_escaped(struct line *line, const char *text, size_t bytes, bool quotes)
 {
     bool is_utf8 = rk_utf8_is_valid(text, bytes);
@@ -245,7 +245,7 @@ static void emit(rk_log_level_t level, struct line *line)
         return;
     }
     line->text[line->bytes] = '\n';
-    /* One write a line. Nothing sensible can be done when stderr is gone. */
+    /* One write per line. Errors are ignored: there is no other place to report to. */
     if (write(STDERR_FILENO, line->text, line->bytes + 1) < 0)
         return;
 }

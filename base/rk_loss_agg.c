@@ -6,7 +6,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
 
-/* verl's, beside the length of a row in seq-mean-token-mean of a matrix. */
+/* verl's constant, added to the length of a row in seq-mean-token-mean of a matrix. */
 #define LENGTH_EPSILON 1e-8
 
 static const char *const names[RK_AGG_COUNT] = {
@@ -41,13 +41,13 @@ struct rk_status *rk_loss_agg_mode_parse(const char *key, const char *text, rk_l
     return st;
 }
 
-/* What the sum over a sequence with `length` counted tokens is divided by before sequences are added. */
+/* Divisor of the sum over a sequence with `length` counted tokens, before sequences are added. */
 static double sequence_divisor(rk_loss_agg_mode_t mode, double length)
 {
     return mode == RK_AGG_SEQ_MEAN_TOKEN_MEAN ? length : 1.0;
 }
 
-/* What the sum over sequences is divided by; 0 when nothing counts. */
+/* Divisor of the sum over sequences; 0 without counted tokens. */
 static double global_divisor(rk_loss_agg_mode_t mode, const struct rk_loss_denominators *global)
 {
     switch (mode) {

@@ -6,7 +6,7 @@
  *   seq-mean-token-mean      l / (length * num_sequences)      length: counted tokens of its sequence
  *   seq-mean-token-sum-norm  l / (scale * num_sequences)
  *
- * and without mask not at all, whatever its value is: a NaN there is harmless. */
+ * and a token without mask is ignored: a NaN there has no effect. */
 #ifndef RK_LOSS_AGG_H
 #define RK_LOSS_AGG_H
 
@@ -30,7 +30,7 @@ const char *rk_loss_agg_mode_name(rk_loss_agg_mode_t mode);
 struct rk_status *rk_loss_agg_mode_parse(const char *key, const char *text,
                                          rk_loss_agg_mode_t *mode) RK_NODISCARD;
 
-/* Of the whole mini-batch, whatever part of it is here. */
+/* Counts of the whole mini-batch, independent of the local part. */
 struct rk_loss_denominators {
     double num_tokens, num_sequences; /* of the plan */
     double scale;                     /* of seq-mean-token-sum-norm */

@@ -32,7 +32,7 @@ static void append_escaped(struct rk_str *out, const char *text, size_t bytes)
         case '~':
             rk_str_append(out, "\\(ti");
             break;
-        case '|': /* lines may break behind these, or long names would not fit into one */
+        case '|': /* lines may break after these, otherwise long names would not fit */
         case '_':
         case '/':
         case ',':

@@ -17,7 +17,7 @@ void rk_manual_section(struct rk_str *out, const char *title);
 void rk_manual_subsection(struct rk_str *out, const char *title);
 /* Filled text: one newline is a space, an empty line ends a paragraph, indented lines stay as they are. */
 void rk_manual_text(struct rk_str *out, const char *text);
-/* A term in bold and what it means, indented below it. */
+/* A term in bold and its description, indented below it. */
 void rk_manual_item(struct rk_str *out, const char *term, const char *text);
 /* A key with its type, range and default. env_prefix as in rk_config_source; NULL: no variable is named. */
 void rk_manual_key(struct rk_str *out, const struct rk_config_key *key, const char *env_prefix);

@@ -12,7 +12,7 @@ RK_BEGIN_DECLS
 struct rk_map;
 
 struct rk_map *rk_map_create(void);
-void rk_map_destroy(struct rk_map *map); /* NULL is a no-op; values are the caller's */
+void rk_map_destroy(struct rk_map *map); /* NULL is a no-op; the caller owns the values */
 /* Inserts or replaces. Returns the value that was replaced, or NULL. */
 void *rk_map_put(struct rk_map *map, const char *key, void *value);
 void *rk_map_find(const struct rk_map *map, const char *key); /* NULL when absent */

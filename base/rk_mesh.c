@@ -134,7 +134,7 @@ static struct rk_status *fill_sizes(struct rk_mesh *mesh, const struct rk_mesh_s
     if (spec->dp && spec->dp != mesh->size[RK_AXIS_DP])
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
-            "mesh of %d ranks (world size %d) with tp=%d cp=%d pp=%d has dp=%d, but dp=%d was asked for", n,
+            "mesh of %d ranks (world size %d) with tp=%d cp=%d pp=%d has dp=%d, but dp=%d was requested", n,
             mesh->world_size, mesh->size[RK_AXIS_TP], mesh->size[RK_AXIS_CP], mesh->size[RK_AXIS_PP],
             mesh->size[RK_AXIS_DP], spec->dp);
     expert = product(mesh->size[RK_AXIS_ETP], mesh->size[RK_AXIS_EP], mesh->size[RK_AXIS_PP]);
@@ -389,7 +389,7 @@ int32_t rk_mesh_group(const struct rk_mesh *mesh, uint32_t axis_mask, int32_t wo
             base -= base / stride[order[i]] % mesh->size[order[i]] * stride[order[i]];
     }
     out[0] = base;
-    /* Each masked axis repeats what is there so far, one stride further: fastest axis first. */
+    /* Each masked axis repeats the ranks so far, one stride further: fastest axis first. */
     for (int i = 0; i < 4; i++) {
         rk_axis_t axis = order[i];
         int32_t before = count;

@@ -1,4 +1,4 @@
-/* Mesh arithmetic: which rank stands where. Pure; communicators are made from it in engine/mesh.
+/* Mesh arithmetic: coordinates of ranks. Pure; engine/mesh creates communicators from it.
  *
  * A mesh lays the axes tp, cp, dp, pp over a list of world ranks; `order` names the axes, fastest first
  * ("tp-cp-ep-dp-pp" for training, "pp-tp-dp" for verl's rollout; an axis that is not named has size 1). With
@@ -34,7 +34,8 @@ typedef enum rk_axis {
 
 #define RK_AXIS_BIT(axis) (1u << (axis))
 
-/* Plain description, as it travels. Sizes of 0 mean 1, except dp: 0 means "what is left" and etp: 0 means tp.
+/* Plain description, as in messages. Sizes of 0 mean 1, except dp: 0 means the remaining factor, and etp: 0
+ * means tp.
  */
 struct rk_mesh_spec {
     int32_t tp, cp, ep, etp, dp, pp;
@@ -55,8 +56,8 @@ struct rk_status *rk_mesh_create(struct rk_mesh **out, const struct rk_mesh_spec
 void rk_mesh_destroy(struct rk_mesh *mesh); /* NULL is a no-op */
 struct rk_status *rk_mesh_clone(struct rk_mesh **out, const struct rk_mesh *mesh) RK_NODISCARD;
 bool rk_mesh_equal(const struct rk_mesh *a, const struct rk_mesh *b);
-/* Whether every rank has the same part of a model in both, and the same ranks beside it: groups over tp, pp,
- * ep and etp are equal. Replicas may be used otherwise: cp in one may be dp in the other. */
+/* Whether every rank has the same part of a model in both, and the same groups over tp, pp,
+ * ep and etp. Replicas may differ in use: cp in one may be dp in the other. */
 bool rk_mesh_has_same_parts(const struct rk_mesh *a, const struct rk_mesh *b);
 
 /* The complete description, sizes filled in; `ranks` borrows from the mesh. */
@@ -79,8 +80,8 @@ int32_t rk_mesh_group(const struct rk_mesh *mesh, uint32_t axis_mask, int32_t wo
 bool rk_mesh_is_collector(const struct rk_mesh *mesh, int32_t world_rank);
 const char *rk_axis_name(rk_axis_t axis);
 #define RK_MESH_PLACE_BYTES 96
-/* Where a rank stands: "tp 1 of 2, pp 0 of 4" (axes of size 1 left out). False, and "", for a rank that is
- * not in the mesh or the only one in it. */
+/* Coordinates of a rank as text: "tp 1 of 2, pp 0 of 4" (axes of size 1 left out). False, and "", for a rank
+ * that is not in the mesh or the only one in it. */
 bool rk_mesh_place_text(const struct rk_mesh *mesh, int32_t world_rank, char buf[RK_MESH_PLACE_BYTES]);
 
 RK_END_DECLS

@@ -1,11 +1,11 @@
-/* Pipeline arithmetic: which layers stand where, in which order a stage computes, what it receives and sends.
+/* Pipeline arithmetic: layers of each stage, the order in which a stage computes, its receives and sends.
  * Pure; the engine executes these lists and the driver shows them.
  *
  * A pipeline has pp stages of vpp chunks (vpp > 1: interleaved). A micro-batch passes chunk 0 of stages
  * 0..pp-1, then chunk 1 of stages 0..pp-1, and so on: position of (stage, chunk) = chunk * pp + stage. The
  * first position also has the embedding, the last one the head and the loss. Forward results go to the next
- * position, gradients to the one before. Forward and backward messages travel on channels of their own: only
- * then do the k-th send and the k-th receive of every (source, destination, direction) belong together.
+ * position, gradients to the one before. Forward and backward messages use separate channels: only
+ * then do the k-th send and the k-th receive of every (source, destination, direction) match.
  *
  * Sources: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
  * Megatron-LM", arXiv:2104.04473, section 2.2; Megatron-LM's layer offsets. The lists are asserted in
@@ -118,9 +118,9 @@ void rk_pipeline_schedule_steps(const struct rk_pipeline_schedule *schedule, int
  * min(num_micro_batches * vpp, 2 * (pp - 1 - stage) + (vpp - 1) * group_size + 1). */
 int64_t rk_pipeline_max_live(const struct rk_pipeline_step *steps, int64_t num_steps);
 
-/* Where the input of a step comes from and where its output goes: a stage and its chunk, the same micro-batch
- * and kind. False when it does not travel: the embedding makes the first input and the loss the first
- * gradient, the gradient of the embedding is the last. */
+/* Source of a step's input and destination of its output: a stage and its chunk, the same micro-batch
+ * and kind. False when there is no message: the embedding makes the first input, the loss the first
+ * gradient, and the gradient of the embedding is the last. */
 bool rk_pipeline_recv_from(const struct rk_pipeline_schedule *schedule, int32_t stage,
                            struct rk_pipeline_step step, struct rk_pipeline_place *peer);
 bool rk_pipeline_send_to(const struct rk_pipeline_schedule *schedule, int32_t stage,
@@ -128,9 +128,9 @@ bool rk_pipeline_send_to(const struct rk_pipeline_schedule *schedule, int32_t st
 
 /* ---- messages: rk_pipeline_messages.c ---- */
 
-/* What a stage sends or receives, together with all messages of the same before_step and behind those of
- * earlier ones. It begins when the stage has computed the step in front of it. Of the steps behind it only
- * `step`, where that receives it, has to wait for its end. */
+/* A message that a stage sends or receives, together with all messages of the same before_step and after
+ * those of earlier ones. It begins when the stage has computed the preceding step. Of the following steps
+ * only `step`, if it receives the message, has to wait for its end. */
 struct rk_pipeline_message {
     int64_t
         before_step; /* index of the stage's step in front of it; the number of steps: behind the last one */
@@ -139,8 +139,8 @@ struct rk_pipeline_message {
     int32_t peer_stage;
 };
 /* All messages of a stage in the order in which it exchanges them; the caller owns *out (rk_free). Groups of
- * sends and receives that progress together, one in front of each step, never wait for each other in a
- * circle, and between two stages the k-th send meets the k-th receive on one channel for both directions.
+ * sends and receives that progress together, one before each step, never form a circular wait,
+ * and between two stages the k-th send matches the k-th receive on one channel for both directions.
  * INVALID_ARGUMENT: the schedule. */
 struct rk_status *rk_pipeline_messages_create(struct rk_pipeline_message **out, int64_t *num_messages,
                                               const struct rk_pipeline_schedule *schedule,
@@ -156,7 +156,7 @@ struct rk_pipeline_costs {
     double transfer;             /* from a complete send to the data's arrival */
 };
 
-/* How sends and receives wait for each other. Sends are FIFO in all of them. */
+/* Models of message exchange. Sends are FIFO in all of them. */
 typedef enum rk_pipeline_exchange {
     /* A send waits for nothing; a step waits for its input. */
     RK_PIPELINE_BUFFERED,

@@ -196,7 +196,7 @@ static struct rk_pipeline_chunk *chunk_at(const struct rk_pipeline *pipeline, in
     return &pipeline->chunks[(int64_t)stage * pipeline->vpp + chunk];
 }
 
-/* Checks that the chunks follow each other in the order of positions, and derives what follows from them. */
+/* Checks that the chunks are consecutive in the order of positions, and derives the other fields. */
 static struct rk_status *index_layers(struct rk_pipeline *pipeline)
 {
     int32_t next = 0;
@@ -222,7 +222,7 @@ static struct rk_status *index_layers(struct rk_pipeline *pipeline)
     return NULL;
 }
 
-/* Gives every chunk its layers; false when one that may not be empty is. */
+/* Assigns the layers of every chunk; false when one that must not be empty is empty. */
 static bool fill_chunks(struct rk_pipeline *pipeline, const struct rk_pipeline_spec *spec,
                         const struct split *split)
 {

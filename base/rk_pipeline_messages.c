@@ -1,11 +1,11 @@
-/* When a stage exchanges messages with the others. Derived from the run of the schedule in model time, in
- * which a backward step takes as long as two forward steps and sends wait for nothing. A message that is
- * ready at time t is sent in front of the sender's next step, and received in front of the first step of the
- * receiver that does not begin before t. All messages in front of a step are exchanged together.
+/* When a stage exchanges messages with the others. Derived from a simulation of the schedule, in
+ * which a backward step takes as long as two forward steps and sends do not wait. A message that is
+ * ready at time t is sent before the sender's next step, and received before the first step of the
+ * receiver that does not begin before t. All messages before a step are exchanged together.
  *
- * No stage then waits for ever, although a send waits for its receiver: let all messages that are ready
- * before t be exchanged. What stands in front of a message of time t on both sides are messages that are
- * ready before t and steps whose inputs were ready before t; so both sides come to it. */
+ * No stage then waits for ever, although a send waits for its receiver. Proof: assume that all messages that
+ * are ready before t are exchanged. On both sides, a message of time t is preceded only by messages that are
+ * ready before t and steps whose inputs were ready before t; so both sides reach it. */
 #include "base/rk_pipeline.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Schedules as lists. With w warm-up forwards a stage computes
  *
- *   forward 0..w-1,  then forward w+k and backward k for k = 0, 1, ...,  then the backwards that are left
+ *   forward 0..w-1,  then forward w+k and backward k for k = 0, 1, ...,  then the remaining backwards
  *
  * where forward k and backward k are entries of one table: micro-batches in groups of group_size, and in each
  * group chunk after chunk, the chunks of the backwards in reverse. 1F1B is the same with one chunk. */

@@ -1,10 +1,10 @@
-/* A schedule in model time.
+/* Simulation of a schedule.
  *
  * A stage computes its steps in order. In the rendezvous exchanges it also has one or two lines of groups,
  * each line over a list of its steps: all of them (paired), or the forwards and the backwards (directions).
  * Group g of a line sends the output of the line's step g-1 and receives the input of its step g. It is
  * posted when the group before it is complete and step g-1 is computed, and complete when the peers have
- * posted the groups on their side. Stages advance in turns until all are through or none can go on. */
+ * posted the groups on their side. Stages advance in turns until all are finished or none can continue. */
 #include "base/rk_pipeline.h"
 
 #include <inttypes.h>

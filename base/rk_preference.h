@@ -1,4 +1,4 @@
-/* Losses on a pair of a chosen and a rejected response (direct preference optimization and its kin).
+/* Losses on a pair of a chosen and a rejected response (direct preference optimization and its variants).
  *
  * With x = sum of log_prob - ref_log_prob over the tokens of a response that count, c for the chosen and r
  * for the rejected one, D = x_c - x_r, n their numbers of tokens, Dn = x_c / n_c - x_r / n_r, s the logistic
@@ -37,7 +37,7 @@ struct rk_preference {
 struct rk_status *rk_preference_read(struct rk_preference *out, const char *loss_type, double beta,
                                      double label_smoothing) RK_NODISCARD;
 
-/* What a response adds. */
+/* The contribution of a response. */
 struct rk_preference_side {
     double log_ratio;  /* x */
     double num_tokens; /* n, above 0 */

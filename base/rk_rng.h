@@ -28,7 +28,7 @@ uint32_t rk_rng_token_word(uint64_t seed, uint64_t stream, uint32_t position, ui
 /* Standard normal number i of the sequence named by (seed, stream): Box-Muller over one Philox block a pair.
  */
 double rk_rng_normal(uint64_t seed, uint64_t stream, uint64_t i);
-/* 64-bit FNV-1a hash of a name, to make a stream from a tensor or column name. */
+/* 64-bit FNV-1a hash of a name, to derive a random stream from a tensor or column name. */
 uint64_t rk_rng_stream_of_name(const char *name);
 /* Fisher-Yates permutation of 0..n-1 for (seed, stream). */
 void rk_rng_permutation(uint64_t seed, uint64_t stream, int64_t n, int64_t *out);

@@ -22,7 +22,7 @@ typedef enum rk_rollout_is {
     RK_ROLLOUT_IS_SEQUENCE
 } rk_rollout_is_t;
 
-/* Statistics that tokens and rows are rejected by, with the clamped log-ratio l: k1 = -l, k2 = l^2 / 2,
+/* Statistics for the rejection of tokens and rows, with the clamped log-ratio l: k1 = -l, k2 = l^2 / 2,
  * k3 = e^l - 1 - l. */
 typedef enum rk_rollout_rs {
     RK_ROLLOUT_RS_TOKEN_K1,

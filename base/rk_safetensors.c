@@ -1,4 +1,4 @@
-/* Reading safetensors. The header is hostile until every check below has passed: length first, then JSON,
+/* Reading safetensors. The header is untrusted until every check below has passed: length first, then JSON,
  * then each tensor by itself, then that the tensors cover the data exactly. */
 #include "base/rk_safetensors.h"
 
@@ -32,7 +32,7 @@ struct rk_st_file {
     struct rk_map *by_name;                /* name -> struct rk_st_tensor * */
 };
 
-/* Names come from the file and may hold anything; a message shows what is printable. */
+/* Names come from the file and may contain any bytes; a message shows the printable ones. */
 static const char *printable(const char *name, char buf[80])
 {
     size_t i;
@@ -51,7 +51,7 @@ static struct rk_status *bad_tensor(const struct rk_st_file *file, const char *n
     return RK_FAIL(code, "safetensors '%s': tensor '%s': %s", file->path, printable(name, buf), problem);
 }
 
-/* A non-negative JSON integer; 4.0 is none here. */
+/* A non-negative JSON integer; 4.0 is not accepted here. */
 static bool read_u64(const struct rk_json *json, uint64_t *out)
 {
     int64_t value = rk_json_as_int(json, -1);
@@ -96,7 +96,7 @@ static struct rk_status *read_shape(struct rk_st_file *file, struct rk_st_tensor
         uint64_t extent;
 
         if (!read_u64(rk_json_at(json, i), &extent))
-            return bad_tensor(file, tensor->name, RK_DATA_LOSS, "shape has an element that is no size");
+            return bad_tensor(file, tensor->name, RK_DATA_LOSS, "shape has an element that is not a size");
         if (__builtin_mul_overflow(bytes, extent, &bytes))
             return bad_tensor(file, tensor->name, RK_DATA_LOSS, "shape overflows");
         tensor->shape[i] = (int64_t)extent;
@@ -115,10 +115,10 @@ static struct rk_status *read_offsets(struct rk_st_file *file, struct rk_st_tens
         !read_u64(rk_json_at(json, 0), &begin) || !read_u64(rk_json_at(json, 1), &end))
         return bad_tensor(file, tensor->name, RK_DATA_LOSS, "data_offsets are not two sizes");
     if (begin > end)
-        return bad_tensor(file, tensor->name, RK_DATA_LOSS, "data_offsets begin behind their end");
+        return bad_tensor(file, tensor->name, RK_DATA_LOSS, "data_offsets: begin is larger than end");
     if (end - begin != tensor->bytes)
         return bad_tensor(file, tensor->name, RK_DATA_LOSS,
-                          "data_offsets do not span what dtype and shape need");
+                          "data_offsets do not match the size of dtype and shape");
     if (end > file->file_bytes - file->data_begin)
         return bad_tensor(file, tensor->name, RK_DATA_LOSS, "data_offsets reach past the end of the file");
     tensor->offset = file->data_begin + begin;
@@ -128,12 +128,12 @@ static struct rk_status *read_offsets(struct rk_st_file *file, struct rk_st_tens
 static struct rk_status *read_metadata(struct rk_st_file *file, const struct rk_json *json)
 {
     if (rk_json_type(json) != RK_JSON_OBJECT)
-        return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': __metadata__ is no object", file->path);
+        return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': __metadata__ is not an object", file->path);
     for (void *it = rk_json_iter(json); it; it = rk_json_iter_next(json, it)) {
         char buf[80];
 
         if (rk_json_type(rk_json_iter_value(it)) != RK_JSON_STRING)
-            return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': __metadata__ member '%s' is no string",
+            return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': __metadata__ member '%s' is not a string",
                            file->path, printable(rk_json_iter_key(it), buf));
     }
     file->metadata = json;
@@ -151,7 +151,7 @@ static struct rk_status *read_tensors(struct rk_st_file *file)
             continue;
         }
         if (rk_json_type(value) != RK_JSON_OBJECT)
-            return bad_tensor(file, tensor.name, RK_DATA_LOSS, "its entry is no object");
+            return bad_tensor(file, tensor.name, RK_DATA_LOSS, "its entry is not an object");
         RK_TRY(read_dtype(file, &tensor, rk_json_find(value, "dtype")));
         RK_TRY(read_shape(file, &tensor, rk_json_find(value, "shape")));
         RK_TRY(read_offsets(file, &tensor, rk_json_find(value, "data_offsets")));
@@ -182,18 +182,18 @@ static struct rk_status *check_cover(struct rk_st_file *file)
         const struct rk_st_tensor *tensor = &file->tensors.items[i];
 
         if (tensor->offset > next)
-            return bad_tensor(file, tensor->name, RK_DATA_LOSS, "there is a hole before its data");
+            return bad_tensor(file, tensor->name, RK_DATA_LOSS, "there is a gap before its data");
         if (tensor->offset < next)
             return bad_tensor(file, tensor->name, RK_DATA_LOSS, "its data overlap another tensor's");
         next += tensor->bytes;
     }
     if (next != file->file_bytes)
-        return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': %llu bytes behind the last tensor", file->path,
-                       (unsigned long long)(file->file_bytes - next));
+        return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': %llu bytes after the last tensor, expected none",
+                       file->path, (unsigned long long)(file->file_bytes - next));
     return NULL;
 }
 
-/* What the parser would make of the header: objects, and separators of members and elements. */
+/* Counts that bound the parser's memory: objects, and separators of members and elements. */
 static void count_values(const char *text, size_t bytes, size_t *objects, size_t *separators)
 {
     bool is_string = false;
@@ -205,7 +205,7 @@ static void count_values(const char *text, size_t bytes, size_t *objects, size_t
         if (c == '"')
             is_string = !is_string;
         else if (is_string)
-            i += c == '\\'; /* and what it escapes */
+            i += c == '\\'; /* and the escaped character */
         else if (c == '{')
             (*objects)++;
         else if (c == ',' || c == ':')
@@ -276,8 +276,8 @@ static struct rk_status *parse_length(struct rk_st_file *file, const unsigned ch
 
 static struct rk_status *too_short(const struct rk_st_file *file)
 {
-    return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': a file of %llu bytes holds no header length", file->path,
-                   (unsigned long long)file->file_bytes);
+    return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': a file of %llu bytes is too short for a header length",
+                   file->path, (unsigned long long)file->file_bytes);
 }
 
 static struct rk_status *open_file(struct rk_st_file *file)
@@ -334,8 +334,8 @@ static struct rk_status *parse_bytes(struct rk_st_file *file, const unsigned cha
         return too_short(file);
     RK_TRY(parse_length(file, data, &header_bytes));
     if (header_bytes > data_bytes - LENGTH_BYTES)
-        return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': header of %zu bytes, only %zu given", file->path,
-                       header_bytes, data_bytes - LENGTH_BYTES);
+        return RK_FAIL(RK_DATA_LOSS, "safetensors '%s': truncated header: %zu bytes expected, got %zu",
+                       file->path, header_bytes, data_bytes - LENGTH_BYTES);
     return parse_header(file, (const char *)data + LENGTH_BYTES, header_bytes);
 }
 

@@ -98,7 +98,7 @@ static struct rk_status *make_metadata_json(struct rk_json **out, const struct r
     *out = NULL;
     for (void *it = rk_json_iter(metadata); it; it = rk_json_iter_next(metadata, it)) {
         if (rk_json_type(rk_json_iter_value(it)) != RK_JSON_STRING)
-            return RK_FAIL(RK_INVALID_ARGUMENT, "safetensors metadata '%s' is no string",
+            return RK_FAIL(RK_INVALID_ARGUMENT, "safetensors metadata '%s' is not a string",
                            rk_json_iter_key(it));
     }
     *out = metadata ? rk_json_clone(metadata) : rk_json_new_object();
@@ -131,8 +131,8 @@ static struct rk_status *lay_out(struct rk_st_writer *writer, struct rk_json *he
     return NULL;
 }
 
-/* The file's full size is set at once, so that a full quota or file-size limit shows before any data is
- * written. */
+/* The file's full size is set at once, so that an exceeded quota or file-size limit is an error before any
+ * data is written. */
 static struct rk_status *write_header(struct rk_st_writer *writer, const struct rk_json *header,
                                       uint64_t data_bytes)
 {
@@ -151,7 +151,7 @@ static struct rk_status *write_header(struct rk_st_writer *writer, const struct 
     writer->file.sums = true;
     if (!st)
         st = rk_pending_file_pwrite(&writer->file, prefix.text, prefix.bytes, 0);
-    writer->file.sums = false; /* of the data only when asked for */
+    writer->file.sums = false; /* of the data only on request */
     rk_str_fini(&prefix);
     rk_free(text);
     return st;

@@ -1,10 +1,10 @@
 /* Status objects: how every rankd function reports an expected failure.
  *
- * NULL is success. A non-NULL status is owned by whoever received it and must be returned, wrapped or freed.
+ * NULL is success. The receiver owns a non-NULL status and must return, wrap or free it.
  * Codes have the values of grpc_status_code, so the mapping to the wire is the identity. A status carries a
  * message for the user, an optional machine-readable reason (google.rpc.ErrorInfo.reason, e.g.
- * "STALE_EPOCH"), where several ranks took part the one where the failure began if it is known, the field of
- * the request that it is about and the time after which to try again, where there are such, and a list of
+ * "STALE_EPOCH"), optionally the rank where the failure began, the field of
+ * the request and the time after which to try again, and a list of
  * context frames (file, line, text), innermost first. */
 #ifndef RK_STATUS_H
 #define RK_STATUS_H
@@ -48,14 +48,14 @@ struct rk_status *rk_status_new_reason(rk_code_t code, const char *reason, const
 /* Same for errors that were received: `reason` is copied and may be NULL. */
 struct rk_status *rk_status_from_wire(rk_code_t code, const char *reason,
                                       const char *message) RK_NODISCARD RK_RETURNS_NONNULL;
-/* Pushes one frame of context and returns `st` (NULL for NULL). The frame is put before the message:
+/* Pushes one frame of context and returns `st` (NULL for NULL). The frame is prepended to the message:
  * "context: message". Code and reason stay. */
 struct rk_status *rk_status_wrap(struct rk_status *st, const char *file, int line, const char *fmt,
                                  ...) RK_NODISCARD RK_PRINTF(4, 5);
 /* Sets the rank where the failure began and returns `st` (NULL for NULL). */
 struct rk_status *rk_status_blame(struct rk_status *st, int32_t rank) RK_NODISCARD;
-/* Sets which field of a request the failure is about, and returns `st` (NULL for NULL). Where a member of the
- * field is set already, it becomes the member's full name: "shape", then "input" is "input.shape". */
+/* Sets the field of the request that caused the failure, and returns `st` (NULL for NULL). A field that is
+ * set already becomes a member of the new one: "shape", then "input" is "input.shape". */
 struct rk_status *rk_status_at_field(struct rk_status *st, const char *field) RK_NODISCARD;
 /* Sets after how long the same call may be tried again, and returns `st` (NULL for NULL). */
 struct rk_status *rk_status_retry_after(struct rk_status *st, int64_t ms) RK_NODISCARD;
@@ -63,13 +63,13 @@ struct rk_status *rk_status_clone(const struct rk_status *st) RK_NODISCARD;
 void rk_status_free(struct rk_status *st); /* NULL is a no-op */
 
 rk_code_t rk_status_code(const struct rk_status *st); /* RK_OK for NULL */
-/* Message with its context, for people; "ok" for NULL. Valid until the status is wrapped or freed. */
+/* Message with its context, for users; "ok" for NULL. Valid until the status is wrapped or freed. */
 const char *rk_status_message(const struct rk_status *st);
 const char *rk_status_reason(const struct rk_status *st);  /* "" when there is none */
 int32_t rk_status_blamed_rank(const struct rk_status *st); /* -1 when it is not known */
-const char *rk_status_field(const struct rk_status *st);   /* "" when it is about none */
+const char *rk_status_field(const struct rk_status *st);   /* "" when there is none */
 int64_t rk_status_retry_ms(const struct rk_status *st);    /* -1 when nothing is known */
-/* One line a frame, "file:line: text", into buf (always terminated). Returns the length that was needed. */
+/* One line per frame, "file:line: text", into buf (always terminated). Returns the length that was needed. */
 size_t rk_status_format_frames(const struct rk_status *st, char *buf, size_t buf_bytes);
 const char *rk_code_name(rk_code_t code); /* "INVALID_ARGUMENT"; "UNKNOWN" for values out of range */
 

@@ -236,7 +236,7 @@ int rk_str_distance(const char *a, const char *b, int cap)
 
 const char *rk_str_suggest(const char *text, const char *const *candidates, int64_t num_candidates)
 {
-    /* A suggestion that shares no letter with the text helps nobody: "a" must not propose "lr". */
+    /* A suggestion must share a letter with the text: "a" must not propose "lr". */
     int best = RK_MIN(SUGGEST_DISTANCE + 1, (int)RK_MIN(strlen(text), (size_t)MAX_COMPARE_BYTES));
     const char *found = NULL;
 
@@ -251,7 +251,7 @@ const char *rk_str_suggest(const char *text, const char *const *candidates, int6
     return found;
 }
 
-/* Unsigned decimal digits at *text; moves it behind them. False when there are none or they overflow. */
+/* Unsigned decimal digits at *text; moves it past them. False when there are none or they overflow. */
 static bool scan_digits(const char **text, uint64_t *out)
 {
     const char *p = *text;

@@ -65,8 +65,8 @@ static inline int32_t rk_utf8_read(const char *text, int *bytes)
 }
 /* Appends the UTF-8 of a code point, 0 to 0x10ffff. */
 void rk_utf8_append(struct rk_str *str, int32_t code);
-/* Bytes of the control character that valid UTF-8 goes on with: 1 for C0 and DEL, 2 for C1, which terminals
- * obey too; 0 when it is another one. */
+/* Bytes of the control character at the start of valid UTF-8: 1 for C0 and DEL, 2 for C1, which terminals
+ * also interpret; 0 for another character. */
 int rk_utf8_control_bytes(const char *text);
 /* Edit distance (Levenshtein), capped at `cap`. For "did you mean". */
 int rk_str_distance(const char *a, const char *b, int cap);

@@ -33,8 +33,8 @@ static void *wait_for_gate(void *user)
 {
     pthread_mutex_t *gate = user;
 
-    rk_free(rk_malloc(1)); /* what the allocator sets aside for a thread must have room, too, and will have */
-    pthread_mutex_lock(gate); /* the others are there until all have been started */
+    rk_free(rk_malloc(1));    /* makes the allocator reserve its memory for this thread now */
+    pthread_mutex_lock(gate); /* the threads wait until all have been started */
     pthread_mutex_unlock(gate);
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* Time. Everything that measures or waits uses the monotonic clock; leases use the boot clock, which goes on
- * while the machine sleeps; wall-clock time is only ever printed. */
+/* Time. Everything that measures or waits uses the monotonic clock; leases use the boot clock, which
+ * continues while the machine is suspended; wall-clock time is only printed. */
 #ifndef RK_TIME_H
 #define RK_TIME_H
 

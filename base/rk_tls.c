@@ -1,4 +1,4 @@
-/* The context of TLS connections: what the files had when they were read last. */
+/* The context of TLS connections: the content of the files at the last read. */
 #include "base/rk_tls.h"
 
 #include <pthread.h>
@@ -15,9 +15,9 @@
 #define CIPHERS_TLS12 "ECDHE+AESGCM:ECDHE+CHACHA20"
 /* 2: keys of 112 bits of security, so RSA from 2,048 bits. */
 #define SECURITY_LEVEL  2
-#define PEER_CERT_BYTES (32 << 10) /* of a stranger's chain */
+#define PEER_CERT_BYTES (32 << 10) /* limit of a peer's certificate chain */
 #define CHAIN_DEPTH     4
-/* One read of the socket brings several records of 16 KiB. */
+/* One read of the socket returns several records of 16 KiB. */
 #define READ_BUFFER_BYTES (64 << 10)
 
 struct rk_tls {
@@ -34,7 +34,7 @@ static struct rk_status *fail(const char *what)
     return st;
 }
 
-/* A client of HTTP/2 says so; who offers protocols and not that one is told that there is no other. */
+/* A client of HTTP/2 offers "h2"; a client that offers only other protocols is refused. */
 static int choose_protocol(SSL *ssl, const unsigned char **out, unsigned char *out_bytes,
                            const unsigned char *offered, unsigned offered_bytes, void *user)
 {
@@ -72,7 +72,7 @@ static struct rk_status *add_own(SSL_CTX *context, const struct rk_tls_parts *pa
         return fail("the certificate"); /* too short a key, for example */
     for (int i = 0; i < sk_X509_num(parts->chain); i++) {
         if (SSL_CTX_add1_chain_cert(context, sk_X509_value(parts->chain, i)) != 1)
-            return fail("the certificates behind the first");
+            return fail("the certificates after the first");
     }
     return NULL;
 }

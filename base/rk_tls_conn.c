@@ -1,4 +1,4 @@
-/* One TLS connection: the handshake, the bytes, and what went wrong. */
+/* One TLS connection: the handshake, the data, and errors. */
 #include "base/rk_tls.h"
 
 #include <arpa/inet.h>
@@ -22,11 +22,11 @@ struct rk_tls_conn {
     int fd;
     bool is_server, is_drained, has_failed, has_closed;
     char host[256];
-    char verify_error[ERROR_BYTES]; /* what is wrong with the peer's certificate */
+    char verify_error[ERROR_BYTES]; /* problem of the peer's certificate */
     char error[ERROR_BYTES];
 };
 
-/* --- the socket: never waited for, never a signal --- */
+/* --- the socket: never blocks, never raises a signal --- */
 
 static int bio_write(BIO *bio, const char *data, int bytes)
 {
@@ -78,7 +78,7 @@ static void make_bio_method(void)
     BIO_meth_set_ctrl(bio_method, bio_control);
 }
 
-/* --- what is wrong with a certificate --- */
+/* --- problems of a certificate --- */
 
 static void describe_names(struct rk_tls_conn *conn, X509 *cert)
 {

@@ -6,10 +6,10 @@
 
 #include "base/rk_tls.h"
 
-/* What the texts hold, parsed. */
+/* The parsed texts. */
 struct rk_tls_parts {
     X509 *cert;             /* NULL: none */
-    STACK_OF(X509) * chain; /* behind it */
+    STACK_OF(X509) * chain; /* after it */
     EVP_PKEY *key;
     STACK_OF(X509) * authorities; /* NULL: none */
 };
@@ -24,7 +24,7 @@ void rk_tls_format_date(char out[RK_TLS_DATE_BYTES], const ASN1_TIME *date);
 /* The certificate's names, a line each, in `separator` instead of lines; rk_free it. */
 char *rk_tls_names_of(X509 *cert, const char *separator);
 
-/* A reference to what new connections take now; SSL_CTX_free it. */
+/* A reference to the context of new connections; SSL_CTX_free it. */
 SSL_CTX *rk_tls_take_context(struct rk_tls *tls);
 
 #endif

@@ -1,4 +1,4 @@
-/* Files of certificates and keys: read, parsed, and checked before anything is done with them. */
+/* Files of certificates and keys: read, parsed, and checked before use. */
 #include "base/rk_tls_internal.h"
 
 #include <arpa/inet.h>
@@ -19,11 +19,12 @@
 
 #define FILE_BYTES_MAX (1 << 20) /* a distribution's list of authorities has a fifth of that */
 #define NAME_BYTES_MAX 256
-#define NAMES_MAX      64 /* of a certificate, that anybody looks at */
+#define NAMES_MAX      64 /* of a certificate; further ones are ignored */
 
 /* --- files --- */
 
-/* A key that others can read is no secret. Links are followed: that is how keys are mounted into containers.
+/* Group and others must not be able to read the key. Links are followed, because containers mount keys as
+ * links.
  */
 static struct rk_status *check_file(int fd, bool is_secret)
 {
@@ -34,8 +35,8 @@ static struct rk_status *check_file(int fd, bool is_secret)
     if (!S_ISREG(info.st_mode))
         return RK_FAIL(RK_INVALID_ARGUMENT, "not a regular file");
     if (info.st_size > FILE_BYTES_MAX)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%lld bytes, at most %d are allowed", (long long)info.st_size,
-                       FILE_BYTES_MAX);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the file has %lld bytes, expected at most %d",
+                       (long long)info.st_size, FILE_BYTES_MAX);
     if (!is_secret)
         return NULL;
     if (info.st_uid != geteuid() && info.st_uid != 0)
@@ -112,7 +113,7 @@ static int64_t count(const char *text, const char *part)
     return found;
 }
 
-/* A file that is being written ends somewhere: then a block has no end, or one that does not decode. */
+/* A file that is still being written may be truncated: a block then has no end, or does not decode. */
 static struct rk_status *parse_certificates(STACK_OF(X509) * *out, const char *text)
 {
     BIO *bio = BIO_new_mem_buf(text, -1);
@@ -257,7 +258,7 @@ struct rk_status *rk_tls_pem_read(struct rk_tls_pem *out, const struct rk_tls_fi
 
 /* --- names --- */
 
-/* Text of a certificate is somebody else's: no control characters, no lines of its own. */
+/* Text of a certificate is untrusted: control characters and line breaks are replaced. */
 static void add_name(struct rk_str *out, const char *separator, const unsigned char *text, int bytes)
 {
     if (bytes <= 0 || bytes > NAME_BYTES_MAX)

@@ -1,14 +1,14 @@
 /* How context parallelism cuts packed sequences over the c = cp_size ranks of a cp group. Pure.
  *
  * A sequence of L tokens, a multiple of 2c, is 2c chunks of C = L / 2c tokens. Rank r owns chunks r and
- * 2c - 1 - r, in this order: its u-th token of the sequence stands at position
+ * 2c - 1 - r, in this order: its u-th token of the sequence is at position
  *
  *   u < C:  r C + u          otherwise:  L - (r + 1) C + (u - C)
  *
  * so the ranks see equally many pairs in causal attention. A rank's rows are its tokens of all sequences, one
  * sequence after the other; its prefix sums are cu_seqlens / c. For L = 16, c = 2: rank 0 has positions 0-3
- * and 12-15, rank 1 has 4-11. What is shifted by a token (labels, masks, old log-probs) is shifted before it
- * is cut. Source: Llama 3, arXiv:2407.21783, section 3.3.2. */
+ * and 12-15, rank 1 has 4-11. Columns that are shifted by a token (labels, masks, old log-probs) are shifted
+ * before the cut. Source: Llama 3, arXiv:2407.21783, section 3.3.2. */
 #ifndef RK_ZIGZAG_H
 #define RK_ZIGZAG_H
 
@@ -34,18 +34,18 @@ struct rk_status *rk_zigzag_check(const struct rk_zigzag *cut) RK_NODISCARD;
 int32_t rk_zigzag_num_rows(const struct rk_zigzag *cut);
 /* cu_seqlens[num_seqs + 1] of each rank. */
 void rk_zigzag_cu_seqlens(const struct rk_zigzag *cut, int32_t *cu_seqlens);
-/* rows[i]: the whole micro-batch's row that is rank cp_rank's i-th. All ranks' one after the other are the
- * rows that an all-gather in rank order brings, and what a reduce-scatter has to be given. */
+/* rows[i]: the whole micro-batch's row that is rank cp_rank's i-th. Concatenated over all ranks these are the
+ * rows of the result of an all-gather in rank order, and of the input of a reduce-scatter. */
 void rk_zigzag_rows(const struct rk_zigzag *cut, int32_t cp_rank, int32_t *rows);
-/* positions[i]: of the rank's i-th row in its sequence, for rotary embedding. */
+/* positions[i]: of the rank's i-th row in its sequence, for RoPE. */
 void rk_zigzag_positions(const struct rk_zigzag *cut, int32_t cp_rank, int32_t *positions);
-/* gathered[i]: where the whole micro-batch's i-th row is among the rows that an all-gather in rank order
- * brings; gathering by it restores the order of the micro-batch. */
+/* gathered[i]: index of the whole micro-batch's i-th row in the result of an all-gather in rank
+ * order; gathering by it restores the order of the micro-batch. */
 void rk_zigzag_gathered_rows(const struct rk_zigzag *cut, int32_t *gathered);
 
 /* A rank's queries as segments of attention over the keys of the whole micro-batch in its own order
- * (rk_attn_varlen_args): two a sequence, its early chunk and its late one, which see the keys of the sequence
- * up to themselves. Both see the early keys, so the backward pass takes one call for each half. */
+ * (rk_attn_varlen_args): two per sequence, its early chunk and its late one, which use the keys of the
+ * sequence up to themselves. Both use the early keys, so the backward pass takes one call for each half. */
 enum rk_zigzag_half {
     RK_ZIGZAG_EARLY = 1u << 0,
     RK_ZIGZAG_LATE = 1u << 1,

@@ -27,7 +27,7 @@ struct state {
 };
 
 struct solver {
-    int64_t *next; /* [num_items] the item behind this one in its set */
+    int64_t *next; /* [num_items] the next item of its set */
     int32_t k;
     struct state *heap; /* binary heap, the state to merge next on top */
     int64_t heap_count;
@@ -135,7 +135,7 @@ static struct state merge(const struct solver *solver, struct state a, struct st
     a.sets = rk_realloc(a.sets, (size_t)num_sets * sizeof(*a.sets));
     for (int32_t i = a.num_sets; i < num_sets; i++)
         a.sets[i] = (struct item_set){.head = NO_ITEM, .tail = NO_ITEM};
-    /* b's sets meet empty ones of a where there are enough; those need not stand at their place before the
+    /* b's sets are merged into empty ones of a where there are enough; these need not be in order before the
      * sort. */
     for (int32_t j = 0; j < b.num_sets; j++) {
         int32_t place = both <= solver->k ? a.num_sets + j : solver->k - 1 - j;
@@ -161,7 +161,7 @@ static int compare_ranked(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* One state an item, or one a group of k items that stand side by side in size. */
+/* One state per item, or one per group of k items of adjacent size. */
 static void push_items(struct solver *solver, const int64_t *values, int64_t num_items, bool equal_size)
 {
     struct ranked *ranked = rk_calloc((size_t)num_items, sizeof(*ranked));

@@ -55,7 +55,7 @@ out:
 
 /* --- meta --- */
 
-/* Appends the values of one set of metrics to the lists. The first set decides on the keys. */
+/* Appends the values of one set of metrics to the lists. The first set determines the keys. */
 static struct rk_status *gather_metrics(struct rk_json *lists, const struct rk_json *metrics, bool is_first)
 {
     for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {

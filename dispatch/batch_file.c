@@ -1,9 +1,9 @@
-/* Batches on disk: a safetensors file that the stock library of any language reads. Tensors are columns; what
- * has no tensor form stands as JSON text in __metadata__:
+/* Batches on disk: a safetensors file that the stock library of any language reads. Tensors are columns;
+ * values without tensor form are JSON text in __metadata__:
  *
  *   rankd.columns   object of column name -> array of strings, or of any values for a JSON column
- *   rankd.json      array of the names of JSON columns; a column with a value that is no string is one, too
- *   rankd.meta      the meta object
+ *   rankd.json      array of the names of JSON columns; a column with a value that is not a string is also
+ * one rankd.meta      the meta object
  *
  * A packed column NAME is two tensors, NAME.values and NAME.cu_seqlens (i64). */
 #include "dispatch/batch_internal.h"
@@ -70,7 +70,7 @@ static struct rk_json *make_metadata(const struct rk_batch *batch)
     return metadata;
 }
 
-/* What one tensor of the file holds. */
+/* The content of one tensor of the file. */
 struct tensor {
     char *name;
     const void *data;
@@ -185,7 +185,7 @@ static struct rk_status *read_strings(struct rk_column **out, const struct rk_js
     struct rk_status *st = NULL;
     void *memory = NULL, *dumped_memory = NULL;
     const char **texts;
-    char **dumped = NULL; /* JSON text that was made here */
+    char **dumped = NULL; /* JSON text that is owned here */
 
     RK_TRY_GOTO(st, rk_try_alloc(&memory, (size_t)count * sizeof(*texts), "column"), out);
     RK_TRY_GOTO(st, rk_try_alloc(&dumped_memory, (size_t)count * sizeof(*dumped), "column"), out);
@@ -212,12 +212,12 @@ static struct rk_status *put_column(struct rk_batch **batch, const char *name, s
 {
     int64_t num_rows = rk_column_get_info(column).num_rows;
 
-    /* The first column decides how many rows there are. */
+    /* The first column determines the number of rows. */
     if (!*batch)
         RK_ASSERT(rk_batch_create(batch, num_rows) == NULL);
     if (rk_batch_find(*batch, name)) {
         rk_column_release(column);
-        return RK_FAIL(RK_INVALID_ARGUMENT, "column '%s' is there twice", name);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "column '%s' is listed twice", name);
     }
     return rk_batch_put_new(*batch, name, column);
 }

@@ -21,7 +21,7 @@ struct rk_column {
     atomic_int refs;
     struct rk_column_info info;
     struct rk_storage *storage;
-    size_t offset;       /* DENSE, PACKED: where the values begin in the storage */
+    size_t offset;       /* DENSE, PACKED: begin of the values in the storage */
     size_t bytes;        /* DENSE, PACKED: of the values */
     int64_t *cu_seqlens; /* PACKED: [num_rows + 1], from 0; owned */
     const char **texts;  /* STRINGS: [num_rows] into the storage; owned */
@@ -46,7 +46,7 @@ struct rk_batch {
 
 /* --- column.c --- */
 struct rk_status *rk_storage_create(struct rk_storage **out, size_t bytes) RK_NODISCARD;
-/* A column without values: info and storage (retained) are set, the rest is the caller's to fill. */
+/* A column without values: info and storage (retained) are set, the caller fills the rest. */
 struct rk_column *rk_column_new(const struct rk_column_info *info, struct rk_storage *storage);
 /* Bytes of one row of a DENSE column, of one value of a PACKED one. */
 size_t rk_column_row_bytes(const struct rk_column *column);
@@ -60,7 +60,7 @@ struct rk_status *rk_column_view(struct rk_column **out, const struct rk_column 
 /* Copies of rows by index; all indices are below num_rows. */
 struct rk_status *rk_column_take_rows(struct rk_column **out, const struct rk_column *column,
                                       const int64_t *rows, int64_t count) RK_NODISCARD;
-/* Rows appended; INVALID_ARGUMENT describes the two columns that do not agree. */
+/* Rows appended; INVALID_ARGUMENT describes the two columns that differ. */
 struct rk_status *rk_column_concat(struct rk_column **out, const struct rk_column *const *parts,
                                    int64_t num_parts) RK_NODISCARD;
 

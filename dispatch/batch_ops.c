@@ -1,5 +1,5 @@
-/* Operations on batches. What moves rows is an index list and one function: rk_batch_select_idxs shares
- * storage where the list is a run, and copies otherwise. */
+/* Operations on batches. Rows are moved by an index list and one function: rk_batch_select_idxs shares
+ * storage if the list is a run, and copies otherwise. */
 #include "dispatch/batch_internal.h"
 
 #include "base/rk_alloc.h"
@@ -221,7 +221,7 @@ static struct rk_status *alloc_rows(int64_t **out, int64_t count)
     return NULL;
 }
 
-/* Takes an index list over. */
+/* Takes ownership of an index list. */
 static struct rk_status *select_and_free(struct rk_batch **out, const struct rk_batch *batch, int64_t *rows,
                                          int64_t count)
 {

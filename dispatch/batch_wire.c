@@ -109,7 +109,7 @@ static struct rk_status *put_distinct(struct rk_batch *batch, const char *name, 
 {
     if (rk_batch_find(batch, name)) {
         rk_column_release(column);
-        return RK_FAIL(RK_INVALID_ARGUMENT, "it comes twice");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "it occurs twice");
     }
     return rk_batch_put_new(batch, name, column);
 }
@@ -173,7 +173,7 @@ out:
 
 /* --- description against a method --- */
 
-/* What the letters of a schema stand for in one call; -1: not seen yet. */
+/* Values of a schema's letters in one call; -1: not seen yet. */
 struct dims {
     int64_t size['Z' + 1];
 };
@@ -234,7 +234,8 @@ static struct rk_status *check_known(const struct rk_method *method, const char 
         if (strcmp(method->in[i].name, name) == 0)
             return NULL;
     }
-    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s takes no column '%s'", method->name, name);
+    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s does not take a column '%s'", method->name,
+                          name);
 }
 
 static struct rk_status *check_names(const struct rk_batch_spec *spec, const struct rk_method *method)
@@ -247,7 +248,7 @@ static struct rk_status *check_names(const struct rk_batch_spec *spec, const str
 
         st = check_known(method, name);
         if (!st && rk_map_put(seen, name, (void *)name))
-            st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "column '%s' comes twice", name);
+            st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "column '%s' occurs twice", name);
     }
     rk_map_destroy(seen);
     return st;
@@ -262,8 +263,9 @@ struct rk_status *rk_batch_spec_check(const struct rk_batch_spec *spec, const st
     dims.size['B'] = spec->batch_size;
     RK_TRY(check_names(spec, method));
     if (spec->num_columns)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s takes no column of strings such as '%s'",
-                              method->name, spec->columns[0].name);
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
+                              "%s does not take a column of strings such as '%s'", method->name,
+                              spec->columns[0].name);
     for (int64_t i = 0; i < method->num_in; i++)
         RK_TRY(check_column(&dims, spec, &method->in[i], method));
     prompt = dims.size['P'];

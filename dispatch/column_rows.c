@@ -1,4 +1,4 @@
-/* Rows of columns: runs share storage, everything else is copied. All operations of the batch are made of
+/* Rows of columns: runs share storage, everything else is copied. All operations of the batch are built on
  * these. */
 #include "dispatch/batch_internal.h"
 
@@ -129,7 +129,7 @@ struct rk_status *rk_column_take_rows(struct rk_column **out, const struct rk_co
     }
     if (info.kind != RK_COLUMN_STRINGS)
         return take_values(out, column, rows, count);
-    /* Texts are immutable, so they stay where they are. */
+    /* Texts are immutable, so they are not copied. */
     info.num_rows = count;
     taken = rk_column_new(&info, column->storage);
     st = alloc_texts(&taken->texts, count);

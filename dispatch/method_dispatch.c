@@ -1,4 +1,4 @@
-/* Over which meshes a method goes: those of its row, by the roles that they belong to. */
+/* The meshes over which a method runs: those of its row, by their roles. */
 #include "dispatch/rk_modes.h"
 
 #include "proto/rk_methods.h"

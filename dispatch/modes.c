@@ -1,6 +1,6 @@
-/* The dispatch modes: rows over one mechanism. A row says which chunk a rank gets and whether its result
- * counts, both as functions of the rank's place in the mesh; everything else (checks, order of the result) is
- * the same for all. */
+/* The dispatch modes: rows over one mechanism. A row defines the chunk of a rank and whether its result
+ * is collected, both as functions of the rank's coordinates in the mesh; everything else (checks, order of
+ * the result) is the same for all. */
 #include "dispatch/rk_modes.h"
 
 #include "base/rk_alloc.h"
@@ -11,7 +11,7 @@
 
 #define NOT_ADDRESSED (-1)
 
-/* A rank's place, and the sizes that the formulas need. */
+/* A rank's coordinates, and the sizes for the formulas. */
 struct place {
     int32_t t, c, d, p;
     int32_t tp, cp, dp, pp;
@@ -49,7 +49,7 @@ static int32_t chunk_item(const struct place *place)
     return (place->c * place->dp + place->d) * place->pp + place->p;
 }
 
-/* --- how many chunks --- */
+/* --- number of chunks --- */
 
 static int32_t count_one(const struct place *place)
 {
@@ -72,7 +72,7 @@ static int32_t count_items(const struct place *place)
     return place->cp * place->dp * place->pp;
 }
 
-/* --- whose result counts --- */
+/* --- collected ranks --- */
 
 static bool collect_all(const struct place *place)
 {
@@ -206,7 +206,7 @@ static void order_collected(struct rk_dispatch *dispatch)
     rk_free(next);
 }
 
-/* Every chunk goes to somebody; a batch comes back whole only when every chunk is collected once. */
+/* Every chunk must have a receiver; a result batch is complete only if every chunk is collected once. */
 static struct rk_status *check_chunks(const struct rk_dispatch *dispatch)
 {
     int32_t *num_receivers = rk_calloc((size_t)dispatch->num_chunks, sizeof(*num_receivers));
@@ -234,7 +234,7 @@ static struct rk_status *check_chunks(const struct rk_dispatch *dispatch)
     return st;
 }
 
-/* Takes the dispatch over, on failure too. */
+/* Takes ownership of the dispatch, on failure too. */
 static struct rk_status *finish(struct rk_dispatch **out, struct rk_dispatch *dispatch)
 {
     struct rk_status *st = check_chunks(dispatch);

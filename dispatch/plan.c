@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SEQLEN INT32_MAX /* of a group; so that its workload fits into 64 bits */
+#define MAX_SEQLEN INT32_MAX /* of a group; its workload then fits into 64 bits */
 
 struct builder {
     const struct rk_plan_request *request;
@@ -151,7 +151,7 @@ static int64_t least_micro(const struct builder *builder, int64_t m)
     return least;
 }
 
-/* The least number from `count` on that divides by micro_multiple. */
+/* The smallest multiple of micro_multiple that is at least `count`. */
 static int64_t round_up(const struct builder *builder, int64_t count)
 {
     int64_t multiple = RK_MAX(builder->request->micro_multiple, 1);
@@ -192,7 +192,7 @@ out:
 
 struct part {
     int64_t workload;
-    int64_t first; /* smallest group; of an empty part a number behind those of all groups */
+    int64_t first; /* smallest group; for an empty part a number above those of all groups */
     int64_t count; /* of groups */
     int32_t id;
 };
@@ -325,7 +325,7 @@ static void fill_denominators(struct rk_mini_batch *mini, const struct builder *
             num_counted += !request->loss_tokens || count > 0;
         }
     }
-    /* A mini-batch in which nothing counts has the loss 0, not 0 / 0. */
+    /* A mini-batch without counted tokens has the loss 0, not 0 / 0. */
     mini->num_tokens = (uint64_t)RK_MAX(sum, 1);
     mini->num_sequences = (uint64_t)RK_MAX(num_counted, 1);
 }

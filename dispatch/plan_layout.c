@@ -1,4 +1,4 @@
-/* The order of the rows before a scatter, and the figures that say what it gained. */
+/* The order of the rows before a scatter, and metrics of its effect. */
 #include "dispatch/rk_plan.h"
 
 #include "base/rk_alloc.h"
@@ -22,7 +22,7 @@ static int compare_costs(const void *a, const void *b)
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* The rows of a mini-batch; a group is group_size of them, which stand side by side in the request too. */
+/* The rows of a mini-batch; a group is group_size of them, which are adjacent in the request too. */
 struct mini {
     const int64_t *rows;
     int64_t num_rows;
@@ -30,7 +30,7 @@ struct mini {
 };
 
 /* Writes the groups of one replica, ascending in cost and index: elements 0, 2, 4, ..., then the others
- * backwards, so that small ones stand at both ends, where a pipeline fills and drains. */
+ * backwards, so that small ones are at both ends, where a pipeline fills and drains. */
 static void put_small_at_ends(int64_t *dst, struct cost *costs, int64_t count, const struct mini *mini)
 {
     int64_t next = 0;
@@ -45,7 +45,7 @@ static void put_small_at_ends(int64_t *dst, struct cost *costs, int64_t count, c
     }
 }
 
-/* One mini-batch: its rows to the places of each replica. */
+/* One mini-batch: assigns its rows to the positions of each replica. */
 static struct rk_status *lay_out_mini(int64_t *order, const struct rk_layout_request *request,
                                       const struct mini *mini)
 {
@@ -87,7 +87,7 @@ static void deal_mini(int64_t *order, const struct rk_layout_request *request, c
         order[i / per_replica * chunk_rows + i % per_replica] = mini->rows[i];
 }
 
-/* Whole groups change places; rows[] receives the rows in the new order. */
+/* Permutes whole groups; rows[] receives the rows in the new order. */
 static void shuffle_groups(int64_t *rows, const struct rk_layout_request *request, int32_t group_size)
 {
     int64_t num_groups = request->num_rows / group_size;

@@ -3,8 +3,8 @@
  *   file     "rankdrec", format version u32, 0 u32
  *   entry    struct rk_recording_frame, then meta (JSON text), message, tensors
  *
- * `crc32c` covers the frame up to it and all that follows of the entry, begun with the checksum of the entry
- * before (0 for the first): entries cannot be changed, left out, moved or taken from another record. */
+ * `crc32c` covers the frame up to it and the rest of the entry, continued from the checksum of the previous
+ * entry (0 for the first): changed, removed, moved or foreign entries are detected. */
 #ifndef RK_RECORDING_INTERNAL_H
 #define RK_RECORDING_INTERNAL_H
 
@@ -28,16 +28,16 @@ struct rk_recording_frame {
     uint64_t number; /* from 1 */
     uint32_t meta_bytes, message_bytes;
     uint64_t tensor_bytes;
-    uint32_t head_crc32c; /* of the members above: sizes count only with it */
+    uint32_t head_crc32c; /* of the members above: sizes are valid only with it */
     uint32_t crc32c;
 };
 
-_Static_assert(sizeof(struct rk_recording_file_head) == 16, "as the format has it");
-_Static_assert(sizeof(struct rk_recording_frame) == 40, "as the format has it");
-_Static_assert(offsetof(struct rk_recording_frame, crc32c) == 36, "as the format has it");
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are written as they are in memory");
+_Static_assert(sizeof(struct rk_recording_file_head) == 16, "defined by the format");
+_Static_assert(sizeof(struct rk_recording_frame) == 40, "defined by the format");
+_Static_assert(offsetof(struct rk_recording_frame, crc32c) == 36, "defined by the format");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are written in their memory layout");
 
-/* Of an object without its member "checksum": as manifests of checkpoints have it. */
+/* Checksum of an object without its member "checksum", as in manifests of checkpoints. */
 uint32_t rk_recording_json_checksum(const struct rk_json *json);
 
 #endif

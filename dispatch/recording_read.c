@@ -34,7 +34,7 @@ static struct rk_status *damaged(const struct rk_recording *record, int64_t numb
 static struct rk_status *cut(const struct rk_recording *record, int64_t number, uint64_t offset)
 {
     return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_CUT",
-                          "'%s' is cut: it ends at byte %" PRIu64 ", in the middle of entry %" PRId64
+                          "'%s' is truncated: it ends at byte %" PRIu64 ", in the middle of entry %" PRId64
                           ", which begins at byte %" PRIu64,
                           record->path, record->file_bytes, number, offset);
 }
@@ -71,7 +71,7 @@ static struct rk_status *check_info(const struct rk_json *json, const char *path
     if (is_equal)
         return NULL;
     return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_DAMAGED",
-                          "'%s': its checksum is not that of its contents: it was changed", path);
+                          "'%s': its checksum does not match its contents: the file was changed", path);
 }
 
 static struct rk_status *read_info(struct rk_recording *record)
@@ -80,7 +80,7 @@ static struct rk_status *read_info(struct rk_recording *record)
     struct rk_status *st = NULL;
 
     if (access(path, F_OK) != 0)
-        st = RK_FAIL(RK_NOT_FOUND, "'%s' is no record: it has no readable %s", record->dir,
+        st = RK_FAIL(RK_NOT_FOUND, "'%s' is not a recording: it has no readable %s", record->dir,
                      RK_RECORDING_INFO_FILE);
     if (!st)
         st = rk_json_parse_file(&record->info, path, INFO_BYTES_MAX, 0);
@@ -103,7 +103,7 @@ static struct rk_status *read_at(const struct rk_recording *record, void *dst, s
             continue;
         if (done <= 0)
             return RK_FAIL(RK_DATA_LOSS, "cannot read '%s' at byte %" PRIu64 ": %s", record->path, offset,
-                           done < 0 ? strerror(errno) : "it ends there");
+                           done < 0 ? strerror(errno) : "unexpected end of file");
         rest += done;
         bytes -= (size_t)done;
         offset += (uint64_t)done;
@@ -124,8 +124,8 @@ static struct rk_status *open_calls(struct rk_recording *record)
         return cut(record, 0, 0);
     RK_TRY(read_at(record, &head, sizeof(head), 0));
     if (memcmp(head.magic, RK_RECORDING_FILE_MAGIC, sizeof(head.magic)) != 0)
-        return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_DAMAGED", "'%s' does not begin as a record",
-                              record->path);
+        return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_DAMAGED",
+                              "'%s' does not begin with the signature of a recording", record->path);
     if (head.version != RK_RECORDING_FORMAT_VERSION)
         return version_error(record->path, head.version);
     return NULL;
@@ -136,13 +136,15 @@ static struct rk_status *check_frame(const struct rk_recording *record,
 {
     if (frame->magic != RK_RECORDING_FRAME_MAGIC ||
         frame->head_crc32c != rk_crc32c(0, frame, offsetof(struct rk_recording_frame, head_crc32c)))
-        return damaged(record, number, offset, "its frame has another checksum: it was changed");
+        return damaged(record, number, offset,
+                       "the checksum of its frame does not match: the entry was changed");
     if (frame->number != (uint64_t)number)
-        return damaged(record, number, offset, "it has another number: entries are missing or moved");
+        return damaged(record, number, offset,
+                       "its number is not the expected one: entries are missing or moved");
     if (frame->kind < RK_RECORDING_LEASE || frame->kind > RK_RECORDING_END)
         return damaged(record, number, offset, "its kind is unknown");
     if (frame->meta_bytes > RK_RECORDING_META_BYTES || frame->message_bytes > RK_LIMIT_MESSAGE_BYTES)
-        return damaged(record, number, offset, "its message is over the limit");
+        return damaged(record, number, offset, "its message exceeds the limit");
     return NULL;
 }
 
@@ -188,7 +190,7 @@ static struct rk_status *read_body(struct rk_recording *record, const struct rk_
     if (*crc != frame->crc32c)
         RK_TRY_GOTO(st,
                     damaged(record, item.number, offset,
-                            "it has another checksum: it, or one before it, was changed"),
+                            "its checksum does not match: this entry, or one before it, was changed"),
                     out);
     RK_TRY_GOTO(st, rk_json_parse(&meta, text, frame->meta_bytes, record->path, 0), out);
     message = rk_malloc(frame->message_bytes + 1u);
@@ -201,7 +203,7 @@ out:
     return st;
 }
 
-/* The entry at *offset; *offset goes behind it. */
+/* The entry at *offset; *offset moves past it. */
 static struct rk_status *read_entry(struct rk_recording *record, uint64_t *offset, uint32_t *crc)
 {
     int64_t number = record->items.count + 1;
@@ -230,10 +232,10 @@ static struct rk_status *read_entries(struct rk_recording *record, uint32_t flag
         struct rk_status *st;
 
         if (record->end_reason)
-            return damaged(record, record->items.count + 1, offset, "it stands behind the end");
+            return damaged(record, record->items.count + 1, offset, "it follows the entry 'end'");
         st = read_entry(record, &offset, &crc);
         if (st && (flags & RK_RECORDING_PARTIAL) && strcmp(rk_status_reason(st), "RECORD_CUT") == 0) {
-            RK_IGNORE(st, "asked for: the entries before it are whole");
+            RK_IGNORE(st, "RK_RECORDING_PARTIAL: the entries before it are complete");
             return NULL;
         }
         RK_TRY(st);
@@ -325,7 +327,7 @@ struct rk_status *rk_recording_read_batch(struct rk_batch **out, const struct rk
     if (rk_assembler_total_bytes(assembler) != item->tensor_bytes)
         RK_TRY_GOTO(st,
                     damaged(record, item->number, item->tensor_offset,
-                            "its tensors have another size than its message says"),
+                            "the size of its tensors does not match its message"),
                     out);
     RK_TRY_GOTO(st, rk_batch_from_spec(&batch, &data, arena, spec), out);
     for (int64_t i = 0; i < spec->num_tensors && !st; i++) {

@@ -15,7 +15,7 @@
 struct rk_recording_writer {
     int fd;
     char *path;
-    uint64_t offset, number; /* behind the last entry; its number */
+    uint64_t offset, number; /* after the last entry; its number */
     uint32_t crc;            /* of the last entry */
 };
 
@@ -92,13 +92,13 @@ static bool is_empty_dir(const char *dir)
     return is_empty;
 }
 
-/* The last folder of the path may be missing, those above it not. */
+/* Only the last folder of the path may be missing. */
 static struct rk_status *make_dir(const char *dir)
 {
     if (mkdir(dir, 0700) == 0 || (errno == EEXIST && is_empty_dir(dir)))
         return NULL;
     if (errno == EEXIST)
-        return RK_FAIL(RK_ALREADY_EXISTS, "the folder '%s' of the record is not empty", dir);
+        return RK_FAIL(RK_ALREADY_EXISTS, "the folder '%s' of the recording is not empty", dir);
     return errno_status("cannot create the folder", dir);
 }
 
@@ -233,9 +233,9 @@ struct rk_status *rk_recording_writer_put(struct rk_recording_writer *writer,
 
     rk_free(meta);
     if (st) {
-        /* Half an entry would make a record that looks cut. */
+        /* Half an entry would make the recording look truncated. */
         if (ftruncate(writer->fd, (off_t)writer->offset) != 0)
-            return RK_WRAP(st, "and what was written of the entry stays");
+            return RK_WRAP(st, "the incomplete entry stays in the file");
         return st;
     }
     writer->offset = offset;

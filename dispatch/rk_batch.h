@@ -4,7 +4,7 @@
  * values[cu_seqlens[i] .. cu_seqlens[i + 1])), or strings (UTF-8 or JSON). Columns are counted and immutable
  * once they are in a batch, so select, slice and chunk share storage. meta is copied on write: a slice never
  * changes the meta of its source. Not thread-safe, but reference counts are atomic: batches that share
- * columns may live and end on different threads. Semantics of every operation: docs/dispatch.md. */
+ * columns may be used and destroyed on different threads. Semantics of every operation: docs/dispatch.md. */
 #ifndef RK_BATCH_H
 #define RK_BATCH_H
 
@@ -26,11 +26,11 @@ struct rk_column;
 
 typedef enum rk_column_kind { RK_COLUMN_DENSE, RK_COLUMN_PACKED, RK_COLUMN_STRINGS } rk_column_kind_t;
 
-/* What a column is. For PACKED, shape is that of the values [total, ...]. */
+/* Description of a column. For PACKED, shape is that of the values [total, ...]. */
 struct rk_column_info {
     rk_column_kind_t kind;
     int64_t num_rows;
-    rk_dtype_t dtype; /* not for STRINGS */
+    rk_dtype_t dtype; /* unused for STRINGS */
     int32_t rank;
     int64_t shape[RK_COLUMN_MAX_RANK];
     bool is_json; /* STRINGS: each value is JSON text */
@@ -78,7 +78,7 @@ void rk_batch_remove(struct rk_batch *batch, const char *name); /* no-op when ab
 /* Shorthand: makes a dense column and returns where to write it. dims of rank - 1 follow the rows. */
 struct rk_status *rk_batch_add_dense(struct rk_batch *batch, const char *name, rk_dtype_t dtype, int32_t rank,
                                      const int64_t *shape, void **data) RK_NODISCARD;
-/* The dense column of that dtype and rank, or INVALID_ARGUMENT naming what is there instead. shape may be
+/* The dense column of that dtype and rank, or INVALID_ARGUMENT naming the actual column. shape may be
  * NULL. */
 struct rk_status *rk_batch_get_dense(const struct rk_batch *batch, const char *name, rk_dtype_t dtype,
                                      int32_t rank, int64_t *shape, const void **data) RK_NODISCARD;
@@ -91,7 +91,7 @@ void rk_batch_remove_meta(struct rk_batch *batch, const char *key);
 /* --- operations. New batches share columns where they can. Name lists are NULL-terminated. --- */
 struct rk_status *rk_batch_clone(struct rk_batch **out, const struct rk_batch *batch) RK_NODISCARD;
 /* Only these columns (NULL keeps all) and meta keys (NULL keeps all; unknown meta keys are ignored).
- * NOT_FOUND names a column that is not there. */
+ * NOT_FOUND names a missing column. */
 struct rk_status *rk_batch_select(struct rk_batch **out, const struct rk_batch *batch,
                                   const char *const *columns, const char *const *meta_keys) RK_NODISCARD;
 /* Moves columns and meta entries into a new batch; nothing moves on failure. */
@@ -117,7 +117,7 @@ struct rk_status *rk_batch_chunk(struct rk_batch **out, const struct rk_batch *b
 struct rk_status *rk_batch_split(struct rk_batch **out, const struct rk_batch *batch,
                                  int64_t size) RK_NODISCARD;
 /* Rows appended. Columns must agree. meta: "metrics" becomes an object of lists, other keys must be equal
- * where several parts have them. */
+ * in all parts that have them. */
 struct rk_status *rk_batch_concat(struct rk_batch **out, const struct rk_batch *const *parts,
                                   int64_t num_parts) RK_NODISCARD;
 /* interleave: a,a,b,b; else a,b,a,b. */
@@ -129,7 +129,8 @@ struct rk_status *rk_batch_sample_level_repeat(struct rk_batch **out, const stru
 /* Appends k copies of the last (or first) row. */
 struct rk_status *rk_batch_pad(struct rk_batch **out, const struct rk_batch *batch, int64_t k,
                                bool use_first) RK_NODISCARD;
-/* Appends rows 0, 1, 2, ... cyclically until the rows divide by `divisor`. *num_padded receives how many. */
+/* Appends rows 0, 1, 2, ... cyclically until the rows divide by `divisor`. *num_padded receives their number.
+ */
 struct rk_status *rk_batch_pad_to_divisor(struct rk_batch **out, const struct rk_batch *batch,
                                           int64_t divisor, int64_t *num_padded) RK_NODISCARD;
 /* Drops the last `num_padded` rows. */
@@ -147,16 +148,17 @@ struct rk_status *rk_batch_write_file(const struct rk_batch *batch, const char *
 /* --- wire --- */
 /* Describes the batch (only the columns of `want`, NULL = all). Lives in the arena (one without limit),
  * borrows from the batch. Tensor i of the spec has its bytes at rk_column_values of the column `columns[i]`
- * (array in the arena; may be NULL). RESOURCE_EXHAUSTED when the wire would not take it (proto/limits.h). */
+ * (array in the arena; may be NULL). RESOURCE_EXHAUSTED when it exceeds the limits of the wire
+ * (proto/limits.h). */
 struct rk_status *rk_batch_describe(struct rk_batch_spec *out, const struct rk_column ***columns,
                                     struct rk_arena *arena, const struct rk_batch *batch,
                                     const char *const *want) RK_NODISCARD;
-/* A batch with all columns allocated from a spec that passed rk_assembler_create; the bytes are still to
- * come: data[i] (array of num_tensors in the arena) is where those of tensor i go. */
+/* A batch with all columns allocated from a spec that passed rk_assembler_create; the bytes are received
+ * later: data[i] (array of num_tensors in the arena) is the destination of tensor i. */
 struct rk_status *rk_batch_from_spec(struct rk_batch **out, void ***data, struct rk_arena *arena,
                                      const struct rk_batch_spec *spec) RK_NODISCARD;
 /* Checks a received spec against a method's input columns: present, dtype, dims, rows. Extra columns are
- * refused. INVALID_ARGUMENT (reason BAD_FIELD) names the column, what came and what was expected. */
+ * refused. INVALID_ARGUMENT (reason BAD_FIELD) names the column, its value and the expected one. */
 struct rk_status *rk_batch_spec_check(const struct rk_batch_spec *spec,
                                       const struct rk_method *method) RK_NODISCARD;
 

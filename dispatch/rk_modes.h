@@ -1,9 +1,10 @@
-/* Dispatch modes: who receives which part of the arguments, and whose results count.
+/* Dispatch modes: the part of the arguments that each rank receives, and the ranks whose results are
+ * collected.
  *
  * One mechanism: a chunk index per rank and a collect mask, both computed from a mesh. The named modes are
- * rows over it. Payload kinds: VALUE (the same for all ranks), ITEMS (a list with one entry a chunk), PROTO
+ * rows over it. Payload kinds: VALUE (the same for all ranks), ITEMS (a list with one entry per chunk), PROTO
  * (one batch, cut into equal chunks, results concatenated in row order) and METRIC (cut like PROTO, one
- * result a rank). Names and semantics: verl's single_controller decorators; tables in docs/dispatch.md. */
+ * result per rank). Names and semantics: verl's single_controller decorators; tables in docs/dispatch.md. */
 #ifndef RK_MODES_H
 #define RK_MODES_H
 
@@ -38,14 +39,14 @@ struct rk_dispatch {
     int32_t *collected; /* ranks in the order of their item, i.e. of the rows of the result */
 };
 
-/* NOT_FOUND lists the known modes. INVALID_ARGUMENT when the mesh does not give every chunk to somebody and
- * every chunk exactly one collected rank (PROTO). */
+/* NOT_FOUND lists the known modes. INVALID_ARGUMENT when some chunk has no receiver, or not
+ * exactly one collected rank (PROTO). */
 struct rk_status *rk_dispatch_create(struct rk_dispatch **out, const char *mode,
                                      const struct rk_mesh *mesh) RK_NODISCARD;
 /* A VALUE mode that sends the same to all ranks and collects from all (ONE_TO_ALL), over several meshes of
- * one world: every rank that stands in one of them is addressed once, in how many it stands. Every mode over
- * one mesh. INVALID_ARGUMENT for other modes over several meshes, whose chunks would be counted in each of
- * them, and for meshes of different worlds. */
+ * one world: every rank that belongs to at least one of them is addressed exactly once. All modes are allowed
+ * over one mesh. INVALID_ARGUMENT for other modes over several meshes, since their chunks belong to the
+ * coordinates of one mesh, and for meshes of different worlds. */
 struct rk_status *rk_dispatch_create_union(struct rk_dispatch **out, const char *mode,
                                            const struct rk_mesh *const *meshes,
                                            int32_t num_meshes) RK_NODISCARD;
@@ -63,12 +64,12 @@ void rk_dispatch_destroy(struct rk_dispatch *dispatch); /* NULL is a no-op */
 /* Names of all modes, NULL-terminated. */
 const char *const *rk_dispatch_mode_names(void);
 
-/* What every rank gets. Rank r receives chunks[chunk_of_rank[r]]; equal chunks are one object, to be encoded
- * once. */
+/* The arguments of every rank. Rank r receives chunks[chunk_of_rank[r]]; equal chunks are one object, to be
+ * encoded once. */
 struct rk_scatter {
     int32_t num_chunks;
     struct rk_batch **chunks;
-    int64_t num_padded; /* rows that were added, to be dropped from the result */
+    int64_t num_padded; /* added rows, to be dropped from the result */
 };
 
 /* PROTO, METRIC: cuts the batch. VALUE: every chunk is one object that shares the batch. */

@@ -1,4 +1,4 @@
-/* What the driver decides before a call: which rows go to which replica, the mini- and micro-batches, the
+/* Decisions of the driver before a call: the rows of each replica, the mini- and micro-batches, the
  * global denominators. Pure and deterministic. Formulas: Karmarkar & Karp's largest differencing, as verl
  * uses it. */
 #ifndef RK_PLAN_H
@@ -22,7 +22,7 @@ struct rk_workload {
 int64_t rk_workload_of(struct rk_workload workload, int64_t seqlen);
 
 /* Partitions `num_items` values into k parts of nearly equal sums. part_of[i] receives the part of item i;
- * parts are in the order in which the algorithm ends (descending). INVALID_ARGUMENT when num_items < k, or %
+ * parts are in the final order of the algorithm (descending). INVALID_ARGUMENT when num_items < k, or %
  * k != 0 with equal_size. */
 struct rk_status *rk_balance_partitions(int32_t *part_of, const int64_t *values, int64_t num_items, int32_t k,
                                         bool equal_size) RK_NODISCARD;
@@ -30,8 +30,8 @@ struct rk_status *rk_balance_partitions(int32_t *part_of, const int64_t *values,
 /* Row order before the scatter: cuts the rows into mini-batches (in order, or by a seeded permutation; the
  * composition does not depend on num_replicas), balances each over the replicas with equal counts, and writes
  * order[num_rows] such that replica d's equal chunk holds its rows of mini-batch 0, then of 1, and so on;
- * inside a mini-batch small sequences stand at both ends. With balance false the rows of a mini-batch are
- * dealt in order. Groups of group_size consecutive rows stay together, in their order. */
+ * inside a mini-batch small sequences are at both ends. With balance false the rows of a mini-batch are
+ * distributed in order. Groups of group_size consecutive rows stay together, in their order. */
 struct rk_layout_request {
     int64_t num_rows;
     int32_t num_replicas;
@@ -45,10 +45,10 @@ struct rk_layout_request {
 struct rk_status *rk_plan_layout(int64_t *order, const struct rk_layout_request *request) RK_NODISCARD;
 
 /* The plan of a call, for rows that are already in that order. All replicas get the same number of
- * micro-batches, a multiple of micro_multiple; there are empty ones where that is more than there are rows.
+ * micro-batches, a multiple of micro_multiple; some are empty if there are fewer rows.
  * Dynamic: as few micro-batches as the token budget
  * allows, balanced by workload, heavy ones in the middle. A row longer than the budget is INVALID_ARGUMENT
- * naming it. Groups of group_size consecutive rows are in one micro-batch, side by side in their order: the
+ * naming it. Groups of group_size consecutive rows are in one micro-batch, adjacent and in order: the
  * pairs of a preference loss (verl: force_group_size). */
 struct rk_plan_request {
     int64_t num_rows;
@@ -64,7 +64,7 @@ struct rk_plan_request {
     bool use_dynamic_bsz;
     int64_t max_token_len;    /* dynamic: tokens of one micro-batch on one replica */
     int64_t micro_batch_rows; /* fixed: rows of one micro-batch on one replica */
-    int32_t micro_multiple;   /* their number divides by it, as an interleaved pipeline asks; 0 means 1 */
+    int32_t micro_multiple;   /* divides their number, for interleaved pipelines; 0 means 1 */
     struct rk_workload workload;
 };
 /* Everything lives in the arena. */

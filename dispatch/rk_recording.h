@@ -1,11 +1,11 @@
-/* A record: what one daemon was asked and what it answered, in a folder that can be sent to others and
- * replayed (docs/formats.md has the layout, docs/record.md the use).
+/* A recording: the calls and results of one daemon, in a folder that can be copied and
+ * replayed (docs/formats.md describes the layout, docs/record.md the use).
  *
- *   DIR/record.json   what wrote it, with a checksum
+ *   DIR/record.json   description of the writer, with a checksum
  *   DIR/calls.rec     the entries in their order, each checksummed together with all before it
  *
- * The writer belongs to one thread at a time. A record that is open for reading holds everything but the
- * tensors in memory. */
+ * The writer belongs to one thread at a time. A recording that is open for reading keeps everything except
+ * the tensors in memory. */
 #ifndef RK_RECORDING_H
 #define RK_RECORDING_H
 
@@ -25,7 +25,7 @@ RK_BEGIN_DECLS
 #define RK_RECORDING_INFO_FILE      "record.json"
 #define RK_RECORDING_CALLS_FILE     "calls.rec"
 
-/* Reason of the end of a recording that holds all that its daemon did. */
+/* Reason of the end of a complete recording. */
 #define RK_RECORDING_WHOLE "the daemon stopped"
 
 /* Numbers of the format: never reused. */
@@ -36,11 +36,11 @@ typedef enum rk_recording_kind {
                              meta: request_id, epoch, seq */
     RK_RECORDING_RESULT = 4, /* message: ExecuteResponse with the result; tensors of the output; meta:
                              request_id, code, reason, message */
-    RK_RECORDING_END = 5     /* meta: reason. Nothing follows */
+    RK_RECORDING_END = 5     /* meta: reason. The last entry */
 } rk_recording_kind_t;
 const char *rk_recording_kind_name(rk_recording_kind_t kind); /* "call" */
 
-/* An entry that is to be written. */
+/* An entry to be written. */
 struct rk_recording_entry {
     rk_recording_kind_t kind;
     struct rk_json *meta;   /* owned; an object */
@@ -67,7 +67,7 @@ struct rk_recording_writer;
  * becomes a part of record.json. */
 struct rk_status *rk_recording_writer_open(struct rk_recording_writer **out, const char *dir,
                                            const struct rk_json *info) RK_NODISCARD;
-/* RESOURCE_EXHAUSTED (DISK_FULL) when there is no room: the file then ends behind the entry before. */
+/* RESOURCE_EXHAUSTED (DISK_FULL) when the disk is full: the file then ends after the previous entry. */
 struct rk_status *rk_recording_writer_put(struct rk_recording_writer *writer,
                                           const struct rk_recording_entry *entry) RK_NODISCARD;
 /* NULL is a no-op. */
@@ -77,10 +77,10 @@ void rk_recording_writer_close(struct rk_recording_writer *writer);
 struct rk_recording;
 
 enum rk_recording_open_flags {
-    RK_RECORDING_PARTIAL = 1u << 0, /* leave out an entry that is cut, and those behind it */
+    RK_RECORDING_PARTIAL = 1u << 0, /* skip a truncated entry, and all after it */
 };
 
-/* One entry of an open record; borrowed from it. */
+/* One entry of an open recording; borrowed from it. */
 struct rk_recording_item {
     rk_recording_kind_t kind;
     int64_t number;       /* from 1 */
@@ -90,19 +90,19 @@ struct rk_recording_item {
     uint64_t tensor_offset, tensor_bytes; /* in calls.rec */
 };
 
-/* Reads and checks the whole folder. NOT_FOUND for a folder that is no record; UNIMPLEMENTED (RECORD_VERSION)
- * for another version of the format; DATA_LOSS (RECORD_CUT) for one that ends in the middle of an entry,
- * (RECORD_DAMAGED) for one that was changed. The message names file, entry and offset. */
+/* Reads and checks the whole folder. NOT_FOUND for a folder that is not a recording; UNIMPLEMENTED
+ * (RECORD_VERSION) for another version of the format; DATA_LOSS (RECORD_CUT) for a recording that ends in the
+ * middle of an entry, (RECORD_DAMAGED) for one that was changed. The message names file, entry and offset. */
 struct rk_status *rk_recording_open(struct rk_recording **out, const char *dir, uint32_t flags) RK_NODISCARD;
 void rk_recording_close(struct rk_recording *record); /* NULL is a no-op */
 const char *rk_recording_dir(const struct rk_recording *record);
 const struct rk_json *rk_recording_info(const struct rk_recording *record);
 int64_t rk_recording_num_items(const struct rk_recording *record);
 const struct rk_recording_item *rk_recording_item_at(const struct rk_recording *record, int64_t i);
-/* Why the recording ended, as its last entry says; NULL when it has none: the daemon was killed. */
+/* The reason of the recording's end, from its last entry; NULL when it has none: the daemon was killed. */
 const char *rk_recording_end_reason(const struct rk_recording *record);
 /* The tensors of an entry as a batch of that description, which came with the entry's message. DATA_LOSS when
- * the bytes are not those that the description needs. */
+ * the bytes do not match the description. */
 struct rk_status *rk_recording_read_batch(struct rk_batch **out, const struct rk_recording *record,
                                           const struct rk_recording_item *item,
                                           const struct rk_batch_spec *spec) RK_NODISCARD;

@@ -1,4 +1,4 @@
-/* Scatter and gather: what goes to the ranks, and how their results become one again. */
+/* Scatter and gather: the arguments of the ranks, and the combination of their results. */
 #include "dispatch/rk_modes.h"
 
 #include "base/rk_alloc.h"
@@ -15,7 +15,7 @@ static struct rk_scatter *scatter_new(int32_t num_chunks)
     return scatter;
 }
 
-/* Chunks that are one object stand side by side. */
+/* Chunks that are one object are consecutive. */
 void rk_scatter_destroy(struct rk_scatter *scatter)
 {
     if (!scatter)
@@ -28,7 +28,7 @@ void rk_scatter_destroy(struct rk_scatter *scatter)
     rk_free(scatter);
 }
 
-/* The caller's batch keeps its rows: padding makes another one. */
+/* The caller's batch is not changed: padding makes a new one. */
 static struct rk_status *cut_padded(struct rk_scatter *scatter, const struct rk_batch *batch)
 {
     int64_t rest = rk_batch_num_rows(batch) % scatter->num_chunks;

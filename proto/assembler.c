@@ -1,4 +1,4 @@
-/* Books the chunks of a batch: which bytes of which tensor have come. Pure; it never sees the bytes. */
+/* Records the received chunks of a batch: which bytes of which tensor. Pure; it does not access the bytes. */
 #include "proto/rk_stream.h"
 
 #include "base/rk_alloc.h"
@@ -111,7 +111,7 @@ struct rk_status *rk_assembler_accept(struct rk_assembler *assembler, const stru
                               assembler->num_tensors);
     tensor = &assembler->tensors[chunk->tensor];
     RK_ASSERT(tensor->received <= tensor->byte_size);
-    /* Chunks without data would make a stream that never ends. */
+    /* Empty chunks are refused: a stream of them would never end. */
     if (data_bytes == 0)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "tensor '%s': empty chunk at offset %" PRIu64,
                               tensor->name, chunk->offset);

@@ -12,14 +12,14 @@
 #define RK_LIMIT_STRINGS         (64 << 10) /* non-tensor values of one batch */
 #define RK_LIMIT_META_ENTRIES    1024       /* options or meta of one call */
 #define RK_LIMIT_NAME_BYTES      128        /* column, option, role and method names */
-#define RK_LIMIT_DOC_BYTES       (4 << 10)  /* any other text but the values of a column */
+#define RK_LIMIT_DOC_BYTES       (4 << 10)  /* any other text except the values of a column */
 #define RK_LIMIT_TENSOR_RANK     8          /* as in safetensors files */
 #define RK_LIMIT_METRICS         4096       /* of one result or progress message */
-#define RK_LIMIT_LIST            4096       /* entries of any list that has no limit of its own */
+#define RK_LIMIT_LIST            4096       /* entries of any list without a separate limit */
 #define RK_LIMIT_UNKNOWN_FIELDS  16         /* protobuf-c stores unknown fields at 32 times their size */
 /* Scratch memory of unpacking a message: what protobuf-c takes for values (a one-byte varint becomes 8
  * bytes), for each field (40 to 80 bytes of bookkeeping, a pointer, a struct), and for the message itself.
- * The counts above are checked before, so this is the second line. */
+ * The counts above are checked first, so this is a second bound. */
 #define RK_LIMIT_UNPACK_FACTOR       8
 #define RK_LIMIT_UNPACK_FIELD_BYTES  256
 #define RK_LIMIT_UNPACK_EXTRA_BYTES  (64 << 10)
@@ -29,14 +29,14 @@
 #define RK_LIMIT_STORED_RESULT_BYTES (1LL << 30) /* results kept for replays, newest first */
 #define RK_LIMIT_MICRO_BATCHES       65536       /* of one micro-batch plan */
 #define RK_LIMIT_ROLES               8
-#define RK_LIMIT_EPOCH_LEAP          (1LL << 48) /* of one grant; milliseconds of a clock fit */
-#define RK_LIMIT_EVENT_KINDS         16          /* that one Watch names */
-#define RK_LIMIT_SILENT_CALLS        128         /* that need no token and have sent no message yet */
+#define RK_LIMIT_EPOCH_LEAP          (1LL << 48) /* of one grant; allows milliseconds of a clock */
+#define RK_LIMIT_EVENT_KINDS         16          /* in one Watch request */
+#define RK_LIMIT_SILENT_CALLS        128         /* calls without a token that have sent no message yet */
 #define RK_LIMIT_METADATA_BYTES      (16 << 10)
 #define RK_LIMIT_STATUS_TEXT_BYTES   (4 << 10) /* message in grpc-status-details-bin, which is metadata */
 #define RK_LIMIT_TOKEN_FILE_BYTES    (64 << 10)
-#define RK_LIMIT_QUOTA_BYTES         (64 << 20) /* gRPC's receive memory of a server: the bound that counts */
+#define RK_LIMIT_QUOTA_BYTES         (64 << 20) /* gRPC's receive memory of a server: the effective bound */
 #define RK_LIMIT_HEALTH_QUOTA_BYTES  (8 << 20)  /* the same of health.listen, whose messages are names */
-#define RK_LIMIT_HEALTH_CONNECTIONS  32         /* of health.listen: probes come one at a time */
+#define RK_LIMIT_HEALTH_CONNECTIONS  32         /* of health.listen: a probe needs one */
 
 #endif

@@ -1,4 +1,4 @@
-/* The public functions of rk_messages.h: one pair a message, all over the tables. */
+/* The public functions of rk_messages.h: one pair per message, all based on the tables. */
 #include "proto/rk_messages.h"
 
 #include "proto/record_internal.h"

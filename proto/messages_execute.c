@@ -69,7 +69,7 @@ static const struct rk_field list_methods_response_fields[] = {
 RK_RECORD(rk_record_list_methods_response, rankd__v1__list_methods_response__descriptor,
           rk_list_methods_response, list_methods_response_fields);
 
-/* --- Execute. A chunk has no row: it is only legal where proto/stream.c takes it. --- */
+/* --- Execute. A chunk has no row: only proto/stream.c accepts it. --- */
 static struct rk_status *check_execute_header(const void *value)
 {
     const struct rk_execute_header *header = value;

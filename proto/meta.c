@@ -40,7 +40,7 @@ struct rk_status *rk_meta_check(const struct rk_meta *meta)
 
     for (int64_t i = 0; i < meta->count && !st; i++) {
         if (rk_map_put(seen, meta->entries[i].key, (void *)meta->entries[i].key))
-            st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "meta key '%s' comes twice",
+            st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "meta key '%s' occurs twice",
                                 meta->entries[i].key);
     }
     rk_map_destroy(seen);
@@ -61,7 +61,7 @@ static struct rk_scalar scalar_from_json(struct rk_arena *arena, const struct rk
         return (struct rk_scalar){.kind = RK_SCALAR_REAL, .real = rk_json_as_real(json, 0.0)};
     case RK_JSON_STRING:
         scalar.text = rk_json_as_string(json, "");
-        /* A NUL in a string only survives as an escape of JSON text. */
+        /* A NUL in a string can only be represented as an escape of JSON text. */
         if (strlen(scalar.text) == rk_json_string_bytes(json))
             return (struct rk_scalar){.kind = RK_SCALAR_STRING, .text = scalar.text};
         scalar.text = NULL;

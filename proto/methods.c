@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Sets in the order of their rows: the rows of a set are one run of the table, which begins behind those of
+/* Sets in the order of their rows: the rows of a set are one run of the table, which begins after those of
  * all sets before it. Counting rows gives constant expressions, so that the tables need no initialisation. */
 enum column_set {
     COLUMNS_none,
@@ -275,7 +275,7 @@ static struct rk_status *unknown_option(const struct rk_method *method, const ch
         keys[i] = method->options[i].key;
     suggestion = rk_str_suggest(key, keys, method->num_options);
     if (suggestion)
-        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s has no option '%s', did you mean '%s'?",
+        return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s has no option '%s'; did you mean '%s'?",
                               method->name, key, suggestion);
     return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s has no option '%s'", method->name, key);
 }

@@ -1,8 +1,9 @@
 /* Conversion between plain structs and generated messages, driven by the tables of record_internal.h.
  *
  * Unpacking: rk_wire_check, then protobuf-c into a scratch arena with a budget, then copied into the caller's
- * arena. The copy is compact and refers to nothing else; protobuf-c's structs and bookkeeping go at once.
- * Packing: messages are built in a scratch arena, their strings and arrays borrowed from the plain structs.
+ * arena. The copy is compact and refers to nothing else; protobuf-c's structs and bookkeeping are freed at
+ * once. Packing: messages are built in a scratch arena, their strings and arrays borrowed from the plain
+ * structs.
  */
 #include "proto/record_internal.h"
 
@@ -152,7 +153,7 @@ static void build_one(const struct rk_field *row, void *dst, const void *member,
     default:
         RK_ASSERT(row->kind == RK_FIELD_RECORD);
         message = build(row->record, member, scratch);
-        /* A zero struct is an absent message, but for the members of a oneof. */
+        /* A zero struct is an absent message, except for members of a oneof. */
         if (row->selected_kind || protobuf_c_message_get_packed_size(message) > 0)
             memcpy(dst, &message, sizeof(message));
         break;

@@ -1,8 +1,8 @@
 /* Records: how a plain struct of rk_messages.h maps to a message that protoc-c generated.
  *
- * A record is a table with one row a field: its name in the .proto file, its kind, and where it stands in the
- * plain struct. What the wire needs (number, wire type, offset in the generated struct) comes from
- * protobuf-c's descriptor, found by the name. Three generic walks use the tables: wire_check.c looks at
+ * A record is a table with one row per field: its name in the .proto file, its kind, and its offset in the
+ * plain struct. The data of the wire (number, wire type, offset in the generated struct) comes from
+ * protobuf-c's descriptor, found by the name. Three generic walks use the tables: wire_check.c checks
  * received bytes before anything is allocated, record.c converts both ways. A new message is a new table
  * (messages_*.c), no code. */
 #ifndef RK_RECORD_INTERNAL_H
@@ -75,7 +75,7 @@ struct rk_record {
     size_t num_fields;
     bool has_kind; /* the message has a oneof; its kind (an enum, 0 for none) stands at kind_offset */
     size_t kind_offset;
-    /* Checks what the types cannot say; NULL: nothing. */
+    /* Checks beyond the types; NULL: none. */
     struct rk_status *(*check)(const void *value);
 };
 
@@ -101,8 +101,8 @@ struct rk_record {
 #define RK_SUBS(tag, pb_name, member, count, cap_, sub, ...) \
     RK_MANY(RECORDS, tag, pb_name, member, count, cap_, .record = &(sub), ##__VA_ARGS__)
 
-/* Looks at received bytes: wire format, wire types, text, enum values, counts. *num_fields receives how many
- * fields and entries there are, nested ones included. Errors name the field by its path. */
+/* Checks received bytes: wire format, wire types, text, enum values, counts. *num_fields receives the number
+ * of fields and entries, including nested ones. Errors name the field by its path. */
 struct rk_status *rk_wire_check(const struct rk_record *record, const void *data, size_t bytes,
                                 uint64_t *num_fields) RK_NODISCARD;
 
@@ -131,7 +131,7 @@ extern const struct rk_record rk_record_progress;
 RK_MESSAGE_TABLE(X)
 #undef X
 
-/* meta.c: INVALID_ARGUMENT for a key that comes twice. */
+/* meta.c: INVALID_ARGUMENT for a key that occurs twice. */
 struct rk_status *rk_meta_check(const struct rk_meta *meta) RK_NODISCARD;
 struct rk_status *rk_scalar_check(const void *scalar) RK_NODISCARD;
 

@@ -3,7 +3,7 @@
  * Unpacking is for untrusted bytes: before anything is allocated, strings are checked to be UTF-8 without
  * NUL, enum values, counts and lengths are checked against proto/limits.h, and too many unknown or repeated
  * single fields are refused. The result lives in the given arena and refers to nothing else. Packing appends
- * to an rk_str used as a byte buffer; what it reads is borrowed. Absent messages are zero structs, absent
+ * to an rk_str used as a byte buffer; its input is borrowed. Absent messages are zero structs, absent
  * strings "" (packing takes NULL as ""). */
 #ifndef RK_MESSAGES_H
 #define RK_MESSAGES_H
@@ -26,7 +26,7 @@ struct rk_bytes {
 };
 
 /* --- options and meta. On the wire flat entries of scalars; in the product JSON objects. Lists, objects and
- * null travel as JSON text. --- */
+ * null are sent as JSON text. --- */
 typedef enum rk_scalar_kind {
     RK_SCALAR_NONE, /* refused when it is received */
     RK_SCALAR_REAL,
@@ -268,7 +268,7 @@ typedef enum rk_execute_request_kind {
     RK_EXECUTE_HEADER,
     RK_EXECUTE_COMMIT,
     RK_EXECUTE_CANCEL,
-    RK_EXECUTE_CHUNK /* only what rk_stream hands over */
+    RK_EXECUTE_CHUNK /* only from rk_stream */
 } rk_execute_request_kind_t;
 
 struct rk_execute_request {
@@ -392,7 +392,7 @@ struct rk_health_check_response {
     rk_serving_status_t status;
 };
 
-/* --- reflection.proto, of v1 and v1alpha alike. Responses are encoded where they are made
+/* --- reflection.proto, of v1 and v1alpha alike. Responses are encoded where they are created
  * (daemon/rpc_reflect.c): they hold descriptors, which are encoded already. --- */
 typedef enum rk_reflection_kind {
     RK_REFLECTION_NONE,
@@ -455,8 +455,8 @@ void rk_pack_plan(struct rk_str *out, const struct rk_plan *plan);
 /* google.rpc.Status for grpc-status-details-bin, with ErrorInfo (domain "rankd.dev"), BadRequest and
  * RetryInfo as far as the status knows, and back. */
 void rk_pack_status_details(struct rk_str *out, const struct rk_status *st);
-/* The status a received call ended with; `details` may be empty or garbage (then code and message alone
- * count). */
+/* The status of a received call; `details` may be empty or invalid (then only code and message
+ * are used). */
 struct rk_status *rk_unpack_status_details(rk_code_t code, const char *message, const void *details,
                                            size_t bytes) RK_NODISCARD;
 

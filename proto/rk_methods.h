@@ -73,7 +73,7 @@ struct rk_method {
     const char *name;
     uint32_t roles;            /* enum rk_role_bits */
     const char *dispatch_mode; /* "MEGATRON_COMPUTE_PROTO" */
-    /* Role over whose mesh the method goes; "" for the called role's. Several, joined by '+': the union of
+    /* Role over whose mesh the method runs; "" for the called role's. Several, joined by '+': the union of
      * their meshes, for ONE_TO_ALL ("actor+rollout"). */
     const char *dispatch_mesh;
     const char *execute_mode; /* "ALL" */
@@ -88,7 +88,7 @@ struct rk_method {
 /* NULL when unknown; aliases are unknown here. */
 const struct rk_method *rk_method_find(const char *name);
 const struct rk_method *rk_method_get(rk_method_id_t id);
-/* The row that the name or alias means for the role. NOT_FOUND (reason UNKNOWN_METHOD or UNKNOWN_ROLE) with
+/* The row of the name or alias for the role. NOT_FOUND (reason UNKNOWN_METHOD or UNKNOWN_ROLE) with
  * the known names; PERMISSION_DENIED is not used here: a role that lacks the method is INVALID_ARGUMENT
  * naming the roles that have it. */
 struct rk_status *rk_method_check_role(const struct rk_method **out, const char *role,
@@ -97,7 +97,7 @@ struct rk_status *rk_method_check_role(const struct rk_method **out, const char 
  * and returns a new object with every row present, defaults filled in. */
 struct rk_status *rk_method_complete_options(struct rk_json **out, const struct rk_method *method,
                                              const struct rk_json *options) RK_NODISCARD;
-/* The roles whose meshes the method goes over when it is called on `role`. */
+/* The roles over whose meshes the method runs when it is called on `role`. */
 enum { RK_METHOD_MESHES_MAX = 4 };
 struct rk_method_meshes {
     int32_t count; /* at least 1 */

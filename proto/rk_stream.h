@@ -1,5 +1,5 @@
-/* Chunk streams over gRPC slices, for daemon and driver alike: the one place where tensor bytes meet the
- * wire.
+/* Chunk streams over gRPC slices, for daemon and driver alike: the only place where tensor bytes are sent and
+ * received.
  *
  * A message of the chunk stream of Execute is either a TensorChunk, whose bytes are sent from and received
  * into their final place without an intermediate copy of ours, or a small message that is flattened and
@@ -40,12 +40,12 @@ struct rk_stream_frame {
 struct rk_status *rk_stream_read(struct rk_stream_frame *out, struct grpc_byte_buffer *buffer) RK_NODISCARD;
 /* Copies the data of a chunk frame to dst (frame->data_bytes), slice by slice. */
 void rk_stream_copy_chunk(const struct rk_stream_frame *frame, struct grpc_byte_buffer *buffer, void *dst);
-/* The whole message as contiguous bytes in the arena; RESOURCE_EXHAUSTED above `limit_bytes`. */
+/* The complete message as contiguous bytes in the arena; RESOURCE_EXHAUSTED above `limit_bytes`. */
 struct rk_status *rk_stream_flatten(struct rk_bytes *out, struct rk_arena *arena,
                                     struct grpc_byte_buffer *buffer, size_t limit_bytes) RK_NODISCARD;
 
-/* --- chunk bookkeeping, pure: chunks of a tensor come in rising offset without holes or overlap, tensors in
- * any interleaving. --- */
+/* --- chunk bookkeeping, pure: chunks of a tensor have increasing offsets without gaps or overlap, tensors
+ * may be interleaved. --- */
 struct rk_assembler;
 
 /* Sizes are checked to be the product of shape and dtype, their sum against `limit_bytes` (0: none). */
@@ -53,11 +53,11 @@ struct rk_status *rk_assembler_create(struct rk_assembler **out, const struct rk
                                       uint64_t limit_bytes) RK_NODISCARD;
 void rk_assembler_destroy(struct rk_assembler *assembler); /* NULL is a no-op */
 uint64_t rk_assembler_total_bytes(const struct rk_assembler *assembler);
-/* Books a chunk before its bytes are copied. INVALID_ARGUMENT names the tensor, the offset and what was
- * expected. */
+/* Records a chunk before its bytes are copied. INVALID_ARGUMENT names the tensor, the offset and the expected
+ * one. */
 struct rk_status *rk_assembler_accept(struct rk_assembler *assembler, const struct rk_tensor_chunk *chunk,
                                       size_t data_bytes) RK_NODISCARD;
-/* INVALID_ARGUMENT naming the first incomplete tensor and how much of it came. */
+/* INVALID_ARGUMENT naming the first incomplete tensor and its received bytes. */
 struct rk_status *rk_assembler_check_complete(const struct rk_assembler *assembler) RK_NODISCARD;
 
 RK_END_DECLS

@@ -133,7 +133,7 @@ static void add_detail(struct details *details, const char *type_url, const stru
     details->count++;
 }
 
-/* The rank where a failure of several began is the one thing that a program may want beside the reason. */
+/* Besides the reason, programs may need the rank where a failure of several ranks began. */
 static void add_reason(struct details *details, const struct rk_status *st)
 {
     char rank[16];
@@ -214,7 +214,7 @@ static const char *find_reason(struct rk_arena *arena, const void *details, size
         if (!st)
             return info.reason;
     }
-    RK_IGNORE(st, "unreadable status details leave the code and the message");
+    RK_IGNORE(st, "code and message are used without the unreadable status details");
     return NULL;
 }
 

@@ -4,7 +4,7 @@
  * A chunk is encoded by hand, so that its data is neither copied into a message nor out of one: a small slice
  * with everything up to the length of the data, then a slice that refers to the caller's memory. Field 15 of
  * both ExecuteRequest and ExecuteResponse is the TensorChunk, and field 15 of TensorChunk its data, so both
- * carry the same bytes. Received messages come as hundreds of slices; a cursor walks them. */
+ * carry the same bytes. Received messages consist of hundreds of slices; a cursor walks them. */
 #include "proto/rk_stream.h"
 
 #include "base/rk_assert.h"
@@ -48,8 +48,8 @@ static size_t put_varint(uint8_t *dst, uint64_t value)
     return bytes;
 }
 
-/* The fields of a TensorChunk up to and with the length of its data. Zero fields are left out, as proto3
- * does. */
+/* The fields of a TensorChunk up to and with the length of its data. Zero fields are omitted, as in
+ * proto3. */
 static size_t put_chunk_fields(uint8_t *dst, const struct rk_tensor_chunk *chunk, size_t data_bytes)
 {
     size_t bytes = 0;
@@ -92,7 +92,7 @@ struct grpc_byte_buffer *rk_stream_encode_chunk(const struct rk_tensor_chunk *ch
 
 struct cursor {
     grpc_byte_buffer_reader reader;
-    const uint8_t *next, *end; /* what is left of the current slice */
+    const uint8_t *next, *end; /* the rest of the current slice */
     uint64_t position;         /* inside the buffer */
     uint64_t total;
 };
@@ -203,13 +203,13 @@ static struct rk_status *count_surplus(int *num_surplus)
     return NULL;
 }
 
-/* Whether a field of TensorChunk has this number. With another wire type than its own it is garbage. */
+/* Whether a field of TensorChunk has this number. With a different wire type it is invalid. */
 static bool is_chunk_field(uint64_t number)
 {
     return number == FIELD_TENSOR || number == FIELD_OFFSET || number == FIELD_DATA;
 }
 
-/* The inside of a TensorChunk of `bytes`. In any order; of a field that comes again the last one counts. */
+/* The inside of a TensorChunk of `bytes`. In any order; of repeated fields the last one counts. */
 static struct rk_status *read_chunk(struct rk_stream_frame *out, struct cursor *cursor, uint64_t bytes)
 {
     uint64_t end = cursor->position + bytes, key, number, value_bytes;

@@ -1,7 +1,7 @@
-/* First look at bytes of a peer, before anything is allocated for them.
+/* First check of received bytes, before anything is allocated for them.
  *
- * protobuf-c accepts what would hurt: text with NULs or invalid UTF-8, enum values that do not exist, and
- * floods of tiny fields, each of which costs it 40 bytes and more. This walk knows the tables of the record,
+ * protobuf-c accepts harmful input: text with NULs or invalid UTF-8, unknown enum values, and
+ * floods of tiny fields, each of which costs it 40 bytes and more. This walk uses the tables of the record,
  * allocates nothing, and recurses only into messages of the record (the schema has no recursive ones; unknown
  * fields are skipped unread). */
 #include "proto/record_internal.h"
@@ -36,11 +36,11 @@ static const struct {
 
 struct walk {
     uint64_t num_fields;
-    int64_t num_surplus; /* unknown fields, and single ones that came again */
+    int64_t num_surplus; /* unknown fields, and repeated single ones */
     int64_t counts[RK_CAP_COUNT];
 };
 
-/* One message on the way down, and the field of it that is being looked at. */
+/* One message of the recursion, and its current field. */
 struct level {
     const struct level *up;
     const struct rk_record *record;
@@ -76,7 +76,7 @@ static struct rk_status *bad_field(rk_code_t code, const struct level *level, co
 
 static struct rk_status *truncated(const struct level *level)
 {
-    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s: not a protobuf message, or cut off",
+    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "%s: not a protobuf message, or truncated",
                           level->record->descriptor->name);
 }
 
@@ -236,7 +236,7 @@ static struct rk_status *check_field(struct walk *walk, const struct level *leve
         return check_packed(walk, level, value, in_list);
     if (wire_type != expected)
         return bad_field(RK_INVALID_ARGUMENT, level, "wrong wire type");
-    /* Integers that come one by one cost like fields; an encoder that has many packs them. */
+    /* Unpacked integers cost as much as fields; encoders pack long lists. */
     if (is_repeated)
         RK_TRY(count_entry(walk, level, level->row->cap == RK_CAP_BYTES ? RK_CAP_LIST : level->row->cap,
                            in_list));

@@ -1,6 +1,6 @@
 /* From padded columns to packed micro-batches and back.
  *
- *   column          0  1  ..  P-1 | P  P+1  ..  S-1     S = P + R; response token j stands at column P + j
+ *   column          0  1  ..  P-1 | P  P+1  ..  S-1     S = P + R; response token j is at column P + j
  *   attention_mask  0  1  ..  1   | 1  1    ..  0       real tokens, in order, make the packed sequence
  *
  * The model's output at a token predicts the next real token. So the label of a packed position is the token
@@ -127,7 +127,7 @@ static struct rk_status *check_token(const struct rk_rows *rows, int64_t row, in
             "row %lld: the token at column %lld is masked in attention_mask, but the loss counts it",
             (long long)row, (long long)c);
     if (num_before == 0)
-        return bad_field("row %lld: no token stands before the first response token at column %lld",
+        return bad_field("row %lld: expected a token before the first response token at column %lld",
                          (long long)row, (long long)c);
     return NULL;
 }
@@ -201,7 +201,7 @@ static struct rk_status *get_cells(const struct rk_rows *rows, const struct rk_b
     RK_TRY(rk_batch_get_dense(batch, name, dtype, 3, shape, data));
     if (shape[1] == rows->num_responses && shape[2] == num_ids)
         return NULL;
-    return bad_field("column '%s' has [%lld, %lld] numbers a row, expected [%lld, %lld]", name,
+    return bad_field("column '%s' has [%lld, %lld] numbers per row, expected [%lld, %lld]", name,
                      (long long)shape[1], (long long)shape[2], (long long)rows->num_responses,
                      (long long)num_ids);
 }
@@ -352,7 +352,7 @@ static int64_t count_tokens(const struct rk_rows *rows, const struct rk_micro_ba
     return count;
 }
 
-/* A pass for which init_model took no memory would run out of it in the middle, where that ends the world. */
+/* A pass without planned memory could run out of memory after its begin, which would end the world. */
 static struct rk_status *check_tokens(const struct rk_method_call *call, const struct rk_rows *rows,
                                       const char *option, int64_t limit)
 {
@@ -376,7 +376,7 @@ static struct rk_status *check_tokens(const struct rk_method_call *call, const s
     return NULL;
 }
 
-/* Stages that wait for a micro-batch that does not come would hang. */
+/* A stage would wait for ever for a micro-batch that another stage refuses. */
 static struct rk_status *check_schedule(const struct rk_method_call *call, bool trains)
 {
     const struct rk_plan *plan = &call->job->plan;
@@ -442,7 +442,7 @@ struct rk_status *rk_method_call_check_num_ids(const struct rk_method_call *call
                      (long long)limits->num_ids);
 }
 
-/* Of this rank's replica, {tokens, sequences} a mini-batch that the loss counts, and rows. */
+/* Counts of this rank's replica: {tokens, sequences} of each mini-batch that the loss covers, and rows. */
 static void count_labels(const struct rk_method_call *call, const struct rk_rows *rows, double (*counts)[3])
 {
     const struct rk_plan *plan = &call->job->plan;
@@ -464,7 +464,7 @@ static void count_labels(const struct rk_method_call *call, const struct rk_rows
     }
 }
 
-/* A mini-batch in which nothing counts has denominators of 1. */
+/* A mini-batch without counted tokens has denominators of 1. */
 static struct rk_status *check_counts(const struct rk_plan *plan, double (*const counts)[3])
 {
     for (int64_t m = 0; m < plan->num_mini; m++) {

@@ -1,4 +1,4 @@
-/* One method call: what holds for every method before and after its handler.
+/* One method call: the parts that all methods share before and after their handlers.
  *
  * A call must not leave its peers waiting. State and request are checked before the work begins, and the
  * ranks agree on the outcome (rk_method_call_agree, rk_method_call_begin): then all run or none. A rank that
@@ -23,7 +23,7 @@ static void on_progress(void *user, const char *phase, uint64_t done, uint64_t t
     rk_worker_tick(call->worker, phase, done, total);
 }
 
-/* What has been reported stands: only the watchdog wants to know. */
+/* Progress was reported already: this informs only the watchdog. */
 static void on_alive(void *user)
 {
     struct rk_worker *worker = ((const struct rk_method_call *)user)->worker;
@@ -85,14 +85,15 @@ void rk_method_call_add_memory_metrics(struct rk_method_call *call)
     rk_job_add_metric(call->job, name, (double)rk_model_get_memory(role->model).step_overflows, "max");
 }
 
-/* The role that the call addresses. The answer is the same on all ranks, or this rank has lost its peers. */
+/* The role that the call addresses. The result is the same on all ranks unless this rank has lost its peers.
+ */
 static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worker, const struct rk_job *job)
 {
     struct rk_role *role;
 
     if (!worker->world)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
-                              "the communicators are not up: Configure comes before %s.%s", job->role,
+                              "the daemon has no communicators; call Configure before %s.%s", job->role,
                               job->method->name);
     if (!(rk_role_parse(job->role) & job->method->roles))
         return RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method %s", job->role, job->method->name);
@@ -110,7 +111,7 @@ static struct rk_status *find_role(struct rk_role **out, struct rk_worker *worke
 }
 
 /* Whether the role can run the method now. It may differ from rank to rank: an update was interrupted on
- * some, of this role or of the one whose weights it uses, or some were asked to stop before they began. */
+ * some, of this role or of the one whose weights it uses, or some were cancelled before they began. */
 static struct rk_status *check_state(struct rk_worker *worker, const struct rk_role *role,
                                      const struct rk_job *job)
 {
@@ -120,16 +121,16 @@ static struct rk_status *check_state(struct rk_worker *worker, const struct rk_r
         return RK_FAIL(RK_CANCELLED, "cancelled before it began");
     if (role->state != RK_ROLE_STATE_AWAKE)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
-                              "role '%s' is %s: %s needs a model, init_model first", job->role,
+                              "role '%s' is %s: %s needs a model; call init_model first", job->role,
                               rk_role_state_name(role->state), job->method->name);
     if (weights->are_missing)
         return RK_FAIL_REASON(
             RK_FAILED_PRECONDITION, "NO_MODEL",
-            "role '%s' was built without weights (rollout.load_format=dummy): update_weights first",
+            "role '%s' was built without weights (rollout.load_format=dummy); call update_weights first",
             rk_role_name(weights->owner->bit));
     if (weights->is_suspect)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
-                              "role '%s': %s was interrupted, its weights may be mixed: %s first",
+                              "role '%s': %s was interrupted, its weights may be mixed; call %s first",
                               rk_role_name(weights->owner->bit),
                               weights->owner->generates ? "update_weights" : "an optimizer step",
                               weights->owner->generates ? "update_weights or init_model" : "init_model");
@@ -142,9 +143,9 @@ static bool has_peers(const struct rk_method_call *call)
     return rk_comm_group_size(group_of(call)) > 1;
 }
 
-/* Ends the wait of the peers when this rank failed and they cannot know. An error that came out of a
- * communicator they have seen too; so they have a cancellation that the ranks agreed on, and a training that
- * all of them gave up. */
+/* Ends the wait of the peers when this rank failed alone. The peers already know an error of a
+ * communicator, a cancellation that the ranks agreed on, and a training that
+ * all of them stopped. */
 static void release_peers(struct rk_method_call *call, const struct rk_status *st)
 {
     struct rk_worker *worker = call->worker;
@@ -162,7 +163,7 @@ static void release_peers(struct rk_method_call *call, const struct rk_status *s
     rk_free(reason);
 }
 
-/* Where another rank is to blame: which it is, and where in the mesh it stands. */
+/* If another rank caused the failure: adds its number and its coordinates in the mesh. */
 static struct rk_status *name_culprit(const struct rk_method_call *call, struct rk_status *st)
 {
     int32_t rank = rk_status_blamed_rank(st);
@@ -187,11 +188,11 @@ struct rk_status *rk_method_call_no_memory(const struct rk_method_call *call)
 {
     char label[RK_JOB_LABEL_BYTES];
 
-    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no host memory left for the columns of %s",
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "not enough host memory for the columns of %s",
                    rk_job_label(call->job, label));
 }
 
-/* The handler, with what it needs of the role's model on the device. */
+/* Runs the handler with the needed parts of the role's model on the device. */
 static struct rk_status *run_method(struct rk_method_call *call)
 {
     bool is_any_state = call->job->method->flags & RK_MF_ANY_STATE;
@@ -199,7 +200,7 @@ static struct rk_status *run_method(struct rk_method_call *call)
 
     if (!is_any_state && rk_role_moves(call->role))
         st = RK_WRAP(rk_method_call_agree(call, rk_method_call_onload(call)),
-                     "parts of the model come to the device");
+                     "copying parts of the model to the device");
     if (!st) {
         call->peers_wait = RK_FAULT("worker.before_method");
         st = call->peers_wait ? RK_FAIL(RK_INTERNAL, "fault point worker.before_method")
@@ -228,7 +229,7 @@ struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *jo
     RK_ASSERT_ENGINE_THREAD(worker);
     RK_TRY(find_role(&call.role, worker, job));
     if (!(job->method->flags & RK_MF_ANY_STATE)) {
-        /* ONE_TO_ALL reaches ranks outside the role's mesh too. They have no part in what needs a model. */
+        /* ONE_TO_ALL reaches ranks outside the role's mesh too. They skip steps that need a model. */
         if (!rk_mesh_comms_is_member(call.role->comms))
             return NULL;
         st = rk_method_call_agree(&call, check_state(worker, call.role, job));

@@ -1,5 +1,5 @@
-/* Directories that methods write to. Which ranks write is said once (rk_output_is_writer); each of these
- * resolves the path below its own ckpt.roots, and no rank makes anything before all of them may. */
+/* Directories that methods write to. The writing ranks are defined once (rk_output_is_writer); each of them
+ * resolves the path below its own ckpt.roots, and no rank creates anything before all have permission. */
 #include "worker/worker_internal.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@
 #include "base/rk_alloc.h"
 #include "base/rk_fault.h"
 
-/* What is to be written against what is free. Others may take it before it is written; a file system that
- * does not know its size is not asked. */
+/* Compares the size of the output with the free space. Other programs may use the space before the write;
+ * file systems that do not report their size are not checked. */
 static struct rk_status *check_space(const char *dir, uint64_t needed)
 {
     struct statvfs info;

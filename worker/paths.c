@@ -1,8 +1,8 @@
-/* Paths that come in calls. They lead to directories below the configured roots and nowhere else: every
+/* Paths in calls. They must lead to directories below the configured roots: every
  * component is opened from the directory before it, without following symbolic links, and ".." is refused
- * before anything is opened. What comes out is the canonical path of the directory that was reached. Only
- * directories are resolved here: links among the files of a model are followed, since the caches of Hugging
- * Face consist of them. */
+ * before anything is opened. The result is the canonical path of the directory. Only
+ * directories are resolved here: symbolic links among the files of a model are followed, since Hugging Face's
+ * cache consists of them. */
 #include "worker/worker_internal.h"
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static struct rk_status *outside(const char *path, const char *why)
     return RK_FAIL_REASON(RK_PERMISSION_DENIED, "PATH_OUTSIDE_ROOTS", "path '%s': %s", path, why);
 }
 
-/* What follows `dir` in the path; NULL when the path is not below it. */
+/* The rest of the path after `dir`; NULL when the path is not below it. */
 static const char *rest_below(const char *dir, const char *path)
 {
     size_t bytes = strlen(dir);
@@ -34,8 +34,8 @@ static const char *rest_below(const char *dir, const char *path)
                                                                                          : NULL;
 }
 
-/* The root that `path` stands below, and the rest of the path. A root that is a symbolic link, or behind one,
- * goes by both names: drivers send what their own file system made of the path. */
+/* The root above `path`, and the rest of the path. A root that is a symbolic link, or below one,
+ * is accepted under both names: drivers send the path that their own file system resolves. */
 static struct rk_status *split_root(const char **root, const char **rest, char *const *roots,
                                     const char *path)
 {
@@ -44,7 +44,8 @@ static struct rk_status *split_root(const char **root, const char **rest, char *
     if (path[0] != '/')
         return RK_FAIL(RK_INVALID_ARGUMENT, "path '%s': expected an absolute path", path);
     if (!roots[0])
-        return outside(path, "the daemon has no ckpt.roots, directories that calls may name");
+        return outside(path,
+                       "ckpt.roots of the daemon is empty; set it to the directories that calls may name");
     for (char *const *candidate = roots; *candidate; candidate++) {
         *root = *candidate;
         *rest = rest_below(*candidate, path);

@@ -1,13 +1,13 @@
-/* Parts of a role's model that are in host memory between calls: which of them a method needs. They come
- * before it, and everything that the role's options say leaves after it, so that the next role finds the
- * device as its plan says. */
+/* Parts of a role's model that are in host memory between calls: which of them a method needs. They are
+ * loaded before it, and the parts that the role's options name are offloaded after it, so that the memory of
+ * the device matches the next role's plan. */
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
 
 #include "base/rk_time.h"
 
-/* The rest need nothing of a model on the device. */
+/* The other methods need no part of a model on the device. */
 static const struct need {
     uint32_t parts;       /* enum rk_model_parts */
     bool keeps_gradients; /* for a later call */
@@ -56,7 +56,7 @@ struct rk_status *rk_method_call_onload(struct rk_method_call *call)
     if (need->keeps_gradients)
         RK_TRY(rk_model_reserve_offload(model, RK_PART_GRADIENTS));
     RK_TRY(rk_model_onload(model, need->parts, writes));
-    RK_TRY(rk_stream_sync(call->worker->stream)); /* so that the figure is that of the copies */
+    RK_TRY(rk_stream_sync(call->worker->stream)); /* so that the time includes the copies */
     add_metric(call, "onload", since_ns);
     return NULL;
 }

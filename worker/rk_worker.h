@@ -1,6 +1,6 @@
 /* worker: the engine thread, the watchdog thread, the roles and the methods.
  *
- * The daemon's loop hands in jobs and gets them back finished; jobs run one at a time in the order of
+ * The daemon's loop submits jobs and gets them back finished; jobs run one at a time in the order of
  * submission on thread E, the only one that touches the device and collectives. Thread W watches deadlines
  * and aborts communicators when E is stuck. Everything the daemon may ask while E is busy comes from a
  * snapshot. */
@@ -51,7 +51,7 @@ struct rk_job {
     struct rk_json *options; /* completed by rk_method_complete_options */
     struct rk_plan plan;     /* lives in plan_arena */
     struct rk_arena *plan_arena;
-    uint64_t seq;       /* of the call, for people */
+    uint64_t seq;       /* of the call, for messages */
     bool collect;       /* false: the output may stay empty */
     int64_t timeout_ms; /* 0: none; enforced by W */
 
@@ -73,7 +73,7 @@ struct rk_job {
     struct rk_job_metric metrics[RK_JOB_MAX_METRICS];
     int64_t num_metrics;
     uint64_t device_ns, peak_device_bytes;
-    uint64_t num_tokens; /* that this rank's replica went through or sampled; 0: the method has none */
+    uint64_t num_tokens; /* processed or sampled by this rank's replica; 0: the method has none */
     char comm_address[256];
 };
 
@@ -85,42 +85,41 @@ struct rk_tls; /* base/rk_tls.h */
 
 struct rk_worker_config {
     size_t struct_size;
-    const char *device;                 /* "cpu", "cuda:0"; this process alone has it */
-    const char *plugin;                 /* library of the device's backend; NULL: where it is installed */
+    const char *device;                 /* "cpu", "cuda:0"; used only by this process */
+    const char *plugin;                 /* library of the device's backend; NULL: the installed one */
     int32_t num_threads;                /* CPU kernels; 0: all cores */
     uint64_t device_memory_limit_bytes; /* 0: none */
     const char *comm_listen_host;       /* CPU net; "unix" or an address */
     struct rk_tls *comm_tls;            /* of its TCP connections; NULL: plain. Must outlive the worker */
-    const char *const
-        *ckpt_roots; /* absolute directories that paths of calls may name into; NULL-terminated */
-    int64_t collective_timeout_ms; /* watchdog.collective */
-    int64_t idle_progress_ms;      /* watchdog.idle_progress: a running job without a tick */
-    int64_t engine_grace_ms;       /* watchdog.engine_grace: from a verdict to the job's end; 0: for ever */
+    const char *const *ckpt_roots;      /* absolute directories for paths in calls; NULL-terminated */
+    int64_t collective_timeout_ms;      /* watchdog.collective */
+    int64_t idle_progress_ms;           /* watchdog.idle_progress: a running job without a tick */
+    int64_t engine_grace_ms; /* watchdog.engine_grace: from a verdict to the job's end; 0: for ever */
     int64_t comm_progress_timeout_ms;
-    bool is_dry_run; /* Configure gives it any rank of a world that does not exist; it only plans */
+    bool is_dry_run; /* accepts any rank of a world without peers; it only plans */
     void *user;
     /* On thread E: the job is finished and belongs to the receiver. Must not block. */
     void (*on_done)(void *user, struct rk_job *job);
 };
 
-/* What can be known about a device without opening it: whether its backend is there and can be loaded, into
- * this process for good. Not in a process that has a worker. */
+/* Checks a device without opening it: whether its backend exists and can be loaded, which keeps it in
+ * this process. Not in a process that has a worker. */
 struct rk_status *rk_worker_check_device(const char *device, const char *plugin) RK_NODISCARD;
-/* Opens the device, starts the threads. RESOURCE_EXHAUSTED when there are none to be had. */
+/* Opens the device, starts the threads. RESOURCE_EXHAUSTED when they cannot be created. */
 struct rk_status *rk_worker_create(struct rk_worker **out,
                                    const struct rk_worker_config *config) RK_NODISCARD;
-/* Aborts what runs, hands queued jobs back with CANCELLED, joins the threads, frees the device. NULL is a
+/* Aborts the running job, returns queued jobs with CANCELLED, joins the threads, frees the device. NULL is a
  * no-op. */
 void rk_worker_destroy(struct rk_worker *worker);
 /* Takes the job. Any thread. */
 void rk_worker_submit(struct rk_worker *worker, struct rk_job *job);
-/* Asks the running or a queued job to stop; abort_comm also aborts the communicators (for a job stuck in a
- * collective). A queued job begins all the same, since its peers may have, and ends at once where they agree,
- * unless the communicators are aborted. "not_found", "queued_removed" (on_done follows), "flagged" or
- * "aborted". Any thread. */
+/* Cancels the running or a queued job; abort_comm also aborts the communicators (for a job stuck in a
+ * collective). A queued job still begins, since its peers may have begun, and ends at the first agreement of
+ * the ranks, unless the communicators are aborted. "not_found", "queued_removed" (on_done follows), "flagged"
+ * or "aborted". Any thread. */
 const char *rk_worker_cancel(struct rk_worker *worker, struct rk_job *job, bool abort_comm,
                              const char *reason);
-/* Aborts the communicators whatever runs: the lease lapsed, a peer is gone. Any thread. */
+/* Aborts the communicators, whatever runs: the lease lapsed, or a peer was lost. Any thread. */
 void rk_worker_abort_comm(struct rk_worker *worker, const char *reason);
 
 typedef enum rk_role_state {
@@ -134,11 +133,11 @@ const char *rk_role_state_name(rk_role_state_t state);
 #define RK_WORKER_MEMORY_KINDS 8
 #define RK_WORKER_COLLECTIVES  10
 
-/* What anybody may know at any time. */
+/* State that any thread may read at any time. */
 struct rk_worker_snapshot {
     bool is_configured; /* communicators are up */
-    /* Why only a restart helps: "DEVICE_LOST", "ENGINE_STUCK" (what runs will not end); NULL while all is
-     * well. Lives for ever. */
+    /* Why a restart is needed: "DEVICE_LOST", "ENGINE_STUCK" (the running job does not end); NULL while all
+     * is well. Lives for ever. */
     const char *failure;
     char failure_text[256];
     uint64_t mesh_generation;
@@ -150,7 +149,7 @@ struct rk_worker_snapshot {
         struct {
             const char *kind; /* "parameters", "kv_cache"; static */
             uint64_t bytes;
-        } memory[RK_WORKER_MEMORY_KINDS]; /* of the device, as the last job left it */
+        } memory[RK_WORKER_MEMORY_KINDS]; /* of the device, after the last job */
         uint64_t host_bytes;              /* pinned, and of checkpoints being written */
     } roles[RK_LIMIT_ROLES];
     const struct rk_job *running; /* identity only; NULL when idle */
@@ -158,9 +157,9 @@ struct rk_worker_snapshot {
     char phase[32];
     uint64_t progress_done, progress_total;
     uint64_t collective_seq;
-    /* What this rank waits in, "" outside collectives: "all_reduce #7 of group dp" */
+    /* The collective that this rank waits in, "" outside collectives: "all_reduce #7 of group dp" */
     char collective_name[96];
-    int64_t collective_since_ns; /* when it began, where there is one */
+    int64_t collective_since_ns; /* when it began, if there is one */
     /* Operations of collectives since the start; the time of one is known where its call waits for its end.
      */
     struct {

@@ -1,11 +1,11 @@
-/* Roles: what their names stand for, and their states.
+/* Roles: the meaning of their names, and their states.
  *
  *   EMPTY --init_model--> AWAKE --sleep--> ASLEEP --wake--> AWAKE
  *   any --init_model again, mesh changed, models dropped--> EMPTY
  *
  * EMPTY    the role has a mesh and no model.
- * AWAKE    what the role's methods need is on the device, or comes there when one runs (residency.c).
- * ASLEEP   device memory released, host copies kept; no method runs. Nothing puts a role to sleep yet. */
+ * AWAKE    the parts that a method needs are on the device, or are loaded when it runs (residency.c).
+ * ASLEEP   device memory released, host copies kept; no method runs. No call puts a role to sleep yet. */
 #include "worker/worker_internal.h"
 
 #include <string.h>

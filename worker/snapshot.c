@@ -1,5 +1,5 @@
-/* What anybody may know at any time: E publishes at the ends of jobs and at progress ticks; the rest is read
- * live. */
+/* The snapshot that any thread may read: E publishes at the ends of jobs and at progress ticks; the rest is
+ * read live. */
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
@@ -17,8 +17,8 @@ static void publish_device(struct rk_worker *worker)
     worker->snapshot.device_peak_bytes = stats.peak_bytes;
 }
 
-_Static_assert(RK_WORKER_MEMORY_KINDS == RK_MEMORY_KIND_COUNT, "one entry a kind");
-_Static_assert(RK_WORKER_COLLECTIVES == RK_COMM_STATS_ROWS, "one entry an operation");
+_Static_assert(RK_WORKER_MEMORY_KINDS == RK_MEMORY_KIND_COUNT, "one entry per kind");
+_Static_assert(RK_WORKER_COLLECTIVES == RK_COMM_STATS_ROWS, "one entry per operation");
 
 static void publish_memory(struct rk_worker_snapshot *snapshot, int32_t i, const struct rk_role *role)
 {

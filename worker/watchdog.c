@@ -1,14 +1,14 @@
-/* Thread W: ends what takes too long.
+/* Thread W: ends jobs that take too long.
  *
  * A job is ended when it exceeds its own timeout, when one collective lasts longer than watchdog.collective,
  * or when it makes no progress for watchdog.idle_progress outside collectives (progress: a tick of the
- * method, or a further collective). Ending means: the job is asked to stop, and the communicators are
- * aborted, because a rank that waits in a collective cannot hear anything else. The job then fails with
+ * method, or a further collective). Ending means: the job is cancelled, and the communicators are
+ * aborted, because a rank that waits in a collective does not check for a cancel. The job then fails with
  * DEADLINE_EXCEEDED here and ABORTED on the peers. When the communicators had failed before, their error
- * stands: it is nearer to the cause.
+ * is kept: it is nearer to the cause.
  *
- * A job that has not ended watchdog.engine_grace later never will: a kernel that hangs, a file system that is
- * gone. The worker has failed then, and who waits for the job is answered without it. */
+ * A job that has not ended watchdog.engine_grace later is stuck: a kernel that hangs, a file system that does
+ * not respond. The worker has failed then, and calls that wait for the job are answered without it. */
 #include "worker/worker_internal.h"
 
 #include <time.h>
@@ -21,11 +21,11 @@
 
 #define POLL_MS   20
 #define NS_PER_MS 1000000
-/* The communicator has the same limit and names the peer that did not arrive; W is for when it does not speak
- * up. */
+/* The communicator has the same limit and names the peer that did not arrive; W acts when it does not
+ * respond. */
 #define COLLECTIVE_GRACE_MS 1000
 
-/* `has_failed`: because this rank has, and not because somebody says so. */
+/* `has_failed`: because this rank failed, and not on request. */
 static void abort_world(struct rk_worker *worker, const char *reason, bool has_failed)
 {
     if (!worker->world || worker->is_world_aborted)
@@ -35,7 +35,7 @@ static void abort_world(struct rk_worker *worker, const char *reason, bool has_f
         rk_comm_world_give_up(worker->world, reason);
     else
         rk_comm_world_abort(worker->world, reason);
-    pthread_cond_signal(&worker->wakes_engine); /* an idle E takes the world down */
+    pthread_cond_signal(&worker->wakes_engine); /* an idle E destroys the world */
 }
 
 void rk_worker_abort_locked(struct rk_worker *worker, const char *reason)
@@ -50,7 +50,7 @@ void rk_worker_give_up(struct rk_worker *worker, const char *reason)
     pthread_mutex_unlock(&worker->lock);
 }
 
-/* Why the running job must end now, or NULL; rk_free it. */
+/* The reason why the running job must end now, or NULL; rk_free it. */
 static char *find_reason(struct rk_worker *worker)
 {
     struct rk_running_job *running = &worker->running;
@@ -96,7 +96,7 @@ static void check_grace(struct rk_worker *worker)
     if (grace_ms == 0 || worker->snapshot.failure ||
         rk_time_now_ns() - running->verdict_ns <= grace_ms * NS_PER_MS)
         return;
-    text = rk_format("%s, and did not end within %lld ms of being told to",
+    text = rk_format("%s, and did not end within %lld ms after it was cancelled",
                      rk_status_message(running->verdict), (long long)grace_ms);
     note_error(worker, text, RK_INTERNAL);
     rk_worker_fail_locked(worker, "ENGINE_STUCK", text);
@@ -126,7 +126,7 @@ static void check_running(struct rk_worker *worker)
     rk_free(reason);
 }
 
-/* Needs the lock, and lets go of it meanwhile. */
+/* Needs the lock, and releases it while it works. */
 static void write_flight(struct rk_worker *worker)
 {
     const char *reason = worker->flight_reason;

@@ -1,4 +1,4 @@
-/* Weights: whose they are, who uses them, and between which roles they are brought up to date. */
+/* Weights: their owner, their users, and the roles between which update_weights moves them. */
 #include "worker/worker_internal.h"
 
 #include "base/rk_alloc.h"

@@ -1,8 +1,8 @@
 /* The worker: its two threads, the queue of jobs, and their life from submit to on_done.
  *
- * E runs one job after the other. After each it looks whether the communicators survived; if not it takes
- * them down, keeps the models, and the worker is not configured until the next CONFIGURE. Start reading at
- * engine_main. */
+ * E runs one job after the other. After each it checks the communicators; if they failed it
+ * destroys them, keeps the models, and the worker is not configured until the next CONFIGURE. Start reading
+ * at engine_main. */
 #include "worker/worker_internal.h"
 
 #include <signal.h>
@@ -39,7 +39,7 @@ struct rk_status *rk_worker_check_device(const char *device, const char *plugin)
     return rk_plugin_load(device, plugin);
 }
 
-/* Of a driver that is gone, as a rule. */
+/* Usually of a driver that has ended. */
 static void end_profile(struct rk_worker *worker)
 {
     rk_trace_destroy(worker->trace);
@@ -75,8 +75,8 @@ static struct rk_status *run_job(struct rk_worker *worker, struct rk_job *job)
     return NULL;
 }
 
-/* What the job ends with: the watchdog's verdict stands before the error that it caused, and a cancel is
- * quoted. A job that succeeded in spite of them has succeeded. */
+/* The status of the job: the watchdog's verdict precedes the error that it caused, and the reason of a cancel
+ * is included. A job that succeeded in spite of them has succeeded. */
 static struct rk_status *settle_status(struct rk_running_job *running, struct rk_status *st)
 {
     char label[RK_JOB_LABEL_BYTES];
@@ -93,7 +93,7 @@ static struct rk_status *settle_status(struct rk_running_job *running, struct rk
     return st;
 }
 
-/* Takes the world down when it failed, and notices a lost device. */
+/* Destroys the world when it failed, and checks for a lost device. */
 static void settle_world(struct rk_worker *worker, const struct rk_status *st)
 {
     struct rk_status *error = worker->world ? rk_comm_world_check(worker->world) : NULL;
@@ -103,7 +103,8 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
         rk_status_free(error);
         rk_world_teardown(worker);
     }
-    error = st ? rk_device_check(worker->device) : NULL; /* a lost device may first show in the collectives */
+    error = st ? rk_device_check(worker->device)
+               : NULL; /* collectives may be the first to report a lost device */
     if (error) {
         pthread_mutex_lock(&worker->lock);
         rk_worker_fail_locked(worker, "DEVICE_LOST", rk_status_message(error));
@@ -113,7 +114,7 @@ static void settle_world(struct rk_worker *worker, const struct rk_status *st)
     }
 }
 
-/* Of this rank's replica, as the plan has them: replicas have about the same number. */
+/* Tokens of this rank's replica, from the plan: replicas have about the same number. */
 static uint64_t planned_tokens(const struct rk_plan *plan)
 {
     uint64_t all = 0;
@@ -186,8 +187,8 @@ static struct rk_queued_job take_job(struct rk_worker *worker)
     return entry;
 }
 
-/* Waits for something to do: a broken world to take down comes before the next job, and *entry has none then.
- * False when the worker stops and nothing is left. */
+/* Waits for work: destroying a failed world comes before the next job, and *entry is NULL then.
+ * False when the worker stops and no job is left. */
 static bool next_job(struct rk_worker *worker, struct rk_queued_job *entry)
 {
     bool goes_on = true;
@@ -268,7 +269,7 @@ void rk_worker_submit(struct rk_worker *worker, struct rk_job *job)
 }
 
 /* The peers may have begun the job already, and wait for this rank in its collectives. So the job begins, and
- * ends where they all learn that it is cancelled; only a job whose communicators are aborted never begins. */
+ * ends at the first agreement of the ranks; only a job whose communicators are aborted never begins. */
 static const char *cancel_queued(struct rk_worker *worker, const struct rk_job *job, bool abort_comm,
                                  const char *reason)
 {
@@ -373,7 +374,7 @@ static void worker_free(struct rk_worker *worker)
     rk_free(worker);
 }
 
-/* The watchdog waits for an engine that there will not be. */
+/* The watchdog would wait for an engine that did not start. */
 static void end_watchdog(struct rk_worker *worker)
 {
     pthread_mutex_lock(&worker->lock);

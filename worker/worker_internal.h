@@ -1,4 +1,4 @@
-/* Private to worker/: the worker object, its roles, and what methods are given.
+/* Private to worker/: the worker object, its roles, and the input of methods.
  *
  * Threads. E (engine) runs jobs and owns everything on the device. W (watchdog) reads the running job's
  * progress and aborts communicators. Other threads submit, cancel and take snapshots. One mutex, `lock`,
@@ -17,7 +17,7 @@
 
 struct rk_method_call;
 
-/* What a role's name stands for. */
+/* The meaning of a role's name. */
 struct rk_role_kind {
     uint32_t bit;     /* enum rk_role_bits */
     const char *head; /* of its model: row of the engine's head table */
@@ -27,15 +27,15 @@ struct rk_role_kind {
                          */
 };
 
-/* The weights of one model, or of several that use one buffer: what their roles must know of them in common.
- * The role whose init_model made them owns them; others refer to them, and lose their models before it does.
+/* The weights of one model, or of several that use one buffer: the state that their roles share.
+ * The role whose init_model created them owns them; other roles refer to them, and lose their models first.
  */
 struct rk_weights {
     const struct rk_role_kind *owner;
-    /* An optimizer step, or an update of a rollout's weights, ended in the middle: the weights may be mixed.
-     * Only init_model helps, and update_weights a rollout. */
+    /* An optimizer step, or an update of a rollout's weights, was interrupted: the weights may be mixed.
+     * init_model is needed, or update_weights for a rollout. */
     bool is_suspect;
-    bool are_missing; /* a rollout's, which waits for its first update_weights */
+    bool are_missing; /* of a rollout before its first update_weights */
 };
 
 /* One role of this daemon. Engine thread only. */
@@ -47,16 +47,16 @@ struct rk_role {
     struct rk_mesh_comms *comms;       /* owned; NULL while there are no communicators */
     struct rk_model *model;            /* owned; NULL in state EMPTY */
     struct rk_rollout *rollout;        /* owned; roles that generate */
-    struct rk_memory_plan memory_plan; /* what init_model planned and took */
-    struct rk_memory_limits limits;    /* what it was told to plan for */
-    struct rk_model_layout layout;     /* how its passes are cut */
+    struct rk_memory_plan memory_plan; /* planned and allocated by init_model */
+    struct rk_memory_limits limits;    /* the limits of that plan */
+    struct rk_model_layout layout;     /* division of its passes over the mesh */
     bool is_training;                  /* the model has gradients and an optimizer */
     uint32_t offload;                  /* enum rk_model_parts that leave the device between calls */
     struct rk_weights *weights;        /* of the model; NULL in state EMPTY; may be another role's */
     bool has_gradients;                /* of forward_backward, for optim_step */
 };
 
-/* Where update_weights takes weights from and where it brings them. Set when the world is configured. */
+/* Source and destination of update_weights. Set when the world is configured. */
 struct rk_weight_update {
     struct rk_role *source, *destination; /* borrowed; NULL: no role with a mesh does that */
     struct rk_reshard_link *link;         /* owned; NULL without one of them, or communicators */
@@ -75,9 +75,9 @@ struct rk_running_job {
     int64_t since_ns, last_tick_ns;
     char phase[32];
     uint64_t progress_done, progress_total;
-    uint64_t seen_collectives; /* W's: to notice that collectives go on */
-    char *cancel_reason;       /* owned; set once the job was asked to stop */
-    struct rk_status *verdict; /* owned; W's, why it ended the job */
+    uint64_t seen_collectives; /* of W: to detect progress of collectives */
+    char *cancel_reason;       /* owned; set once the job was cancelled */
+    struct rk_status *verdict; /* owned; of W, the reason why it ended the job */
     int64_t verdict_ns;
 };
 
@@ -104,8 +104,8 @@ struct rk_worker {
     pthread_mutex_t lock;
     pthread_cond_t wakes_engine, wakes_watchdog;
     bool is_started, is_stopping, is_engine_done;
-    const char *flight_reason;      /* W's: why the flight recorder is to be written; NULL: it is not */
-    struct rk_status *start_status; /* how opening the device went, for create */
+    const char *flight_reason;      /* of W: reason to write the flight recorder; NULL: none */
+    struct rk_status *start_status; /* result of opening the device, for create */
     RK_ARRAY(struct rk_queued_job) queue;
     struct rk_running_job running;
     struct rk_comm_world *world;
@@ -124,15 +124,15 @@ const char *rk_job_label(const struct rk_job *job, char buf[RK_JOB_LABEL_BYTES])
 
 /* --- watchdog.c --- */
 void *rk_watchdog_main(void *worker);
-/* Ends the collectives that run or come, here and through closed connections on the peers. Needs the lock. */
+/* Ends running and future collectives, here and through closed connections on the peers. Needs the lock. */
 void rk_worker_abort_locked(struct rk_worker *worker, const char *reason);
-/* The same because this rank failed, which its peers then say. Takes the lock. */
+/* The same because this rank failed, which its peers then report. Takes the lock. */
 void rk_worker_give_up(struct rk_worker *worker, const char *reason);
 
 /* --- snapshot.c --- */
-/* From now on only a restart helps; the first failure (a literal) stands. Needs the lock. */
+/* Marks the worker as failed until a restart; the first failure (a literal) is kept. Needs the lock. */
 void rk_worker_fail_locked(struct rk_worker *worker, const char *failure, const char *text);
-/* Adds what was done in that world. `snapshot` is the caller's, or needs the lock. */
+/* Adds the operations of that world. `snapshot` belongs to the caller, or needs the lock. */
 void rk_worker_add_collectives(struct rk_worker_snapshot *snapshot, const struct rk_comm_world *world);
 /* Makes the state of roles, world and device visible. Engine thread. */
 void rk_worker_publish(struct rk_worker *worker);
@@ -145,7 +145,7 @@ void rk_weights_destroy(struct rk_weights *weights); /* NULL is a no-op */
 bool rk_role_owns_weights(const struct rk_role *role);
 /* Whether `user` has a model that uses the weights of `owner`, another role. */
 bool rk_role_uses_weights_of(const struct rk_role *user, const struct rk_role *owner);
-/* Finds out which of the worker's roles update_weights is between. Needs no link to exist. */
+/* Determines the worker's roles between which update_weights moves weights. The link need not exist. */
 void rk_weight_update_bind(struct rk_worker *worker);
 
 /* --- roles.c. Engine thread. --- */
@@ -170,15 +170,15 @@ void rk_world_drop_all(struct rk_worker *worker);
 
 struct rk_method_call;
 
-/* --- residency.c: parts of models come for a call, and leave after it. Engine thread. --- */
+/* --- residency.c: loads parts of models for a call, and offloads them after it. Engine thread. --- */
 
 /* Whether parts of the role's model leave the device between calls. The same on all ranks of its mesh. */
 bool rk_role_moves(const struct rk_role *role);
-/* Brings what the method needs, and takes the host memory that it will leave with. RESOURCE_EXHAUSTED. */
+/* Loads the parts that the method needs, and allocates the host memory for offloading. RESOURCE_EXHAUSTED. */
 struct rk_status *rk_method_call_onload(struct rk_method_call *call) RK_NODISCARD;
-/* What leaves between calls, leaves. */
+/* Offloads the parts that leave the device between calls. */
 struct rk_status *rk_method_call_offload(struct rk_method_call *call) RK_NODISCARD;
-/* Most that a role other than this one gives back between calls: it will want that again. */
+/* Maximum memory that another role offloads between calls, and will need again. */
 uint64_t rk_worker_away_bytes(const struct rk_worker *worker, const struct rk_role *role);
 
 /* --- call.c: one method call --- */
@@ -196,17 +196,17 @@ struct rk_method_call {
 };
 
 struct rk_status *rk_method_call_run(struct rk_worker *worker, struct rk_job *job) RK_NODISCARD;
-/* Collective over the call's ranks; takes `st`, how this rank's part went so far. NULL on all ranks when all
- * came with NULL; otherwise all fail, and none waits for another. */
+/* Collective over the call's ranks; takes `st`, the status of this rank so far. NULL on all ranks when all
+ * passed NULL; otherwise all fail, and none waits for another. */
 struct rk_status *rk_method_call_agree(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
 /* The same for methods that use collectives from here on: afterwards peers_wait is true. */
 struct rk_status *rk_method_call_begin(struct rk_method_call *call, struct rk_status *st) RK_NODISCARD;
-/* Collective: CANCELLED on all ranks of the mesh when one of them was asked to stop. */
+/* Collective: CANCELLED on all ranks of the mesh when one of them was cancelled. */
 struct rk_status *rk_method_call_check_cancel(struct rk_method_call *call) RK_NODISCARD;
 void rk_method_call_progress(struct rk_method_call *call, const char *phase, uint64_t done, uint64_t total);
 /* This rank is the one of its replica whose metrics count. */
 bool rk_method_call_is_collector(const struct rk_method_call *call);
-/* Peak of the device, and how often passes of the role took memory beyond its plan. */
+/* Peak memory of the device, and the number of allocations of the role's passes beyond its plan. */
 void rk_method_call_add_memory_metrics(struct rk_method_call *call);
 
 /* Zeroed memory in the arena of the call, or NULL; rk_method_call_no_memory says so. */
@@ -257,7 +257,7 @@ struct rk_status *rk_rows_check_finite(const struct rk_rows *rows, const char *n
                                        const float *column) RK_NODISCARD;
 /* Packs these rows (of the micro-batch) into rows->packed. */
 void rk_rows_pack(struct rk_rows *rows, const struct rk_micro_batch *micro);
-/* Of the rows that were packed last: only the last token of each has a label, its own id, and the cell is the
+/* Changes the rows packed last: only the last token of each has a label, its own id, and the cell is the
  * row. */
 void rk_rows_mark_last(struct rk_rows *rows, const struct rk_micro_batch *micro);
 /* packed[t] = column[cells[t]], of `width` numbers each; 0, or an id of -1, without a label. */
@@ -269,25 +269,25 @@ void rk_rows_scatter_ids(const struct rk_rows *rows, int64_t width, const int32_
 /* The micro-batch of this rank's replica. */
 const struct rk_micro_batch *rk_method_call_micro_batch(const struct rk_method_call *call,
                                                         const struct rk_mini_batch *mini, int32_t i);
-/* Checks the plan of the call against the rows and the mesh, and its micro-batches against the tokens that
- * init_model was told of. */
+/* Checks the plan of the call against the rows and the mesh, and its micro-batches against the token limits
+ * of init_model. */
 struct rk_status *rk_method_call_check_plan(const struct rk_method_call *call, const struct rk_rows *rows,
                                             bool trains) RK_NODISCARD;
-/* Ids a position of a training pass, or of a log-prob pass: from 1 to the model's vocabulary, and no more
- * than init_model took memory for. */
+/* Ids per position of a training pass, or of a log-prob pass: from 1 to the model's vocabulary, and at most
+ * the number for which init_model allocated memory. */
 struct rk_status *rk_method_call_check_num_ids(const struct rk_method_call *call, int64_t num_ids,
                                                bool trains) RK_NODISCARD;
 /* Collective over the replicas, the same answer on all: the plan's num_tokens and num_sequences against the
- * labels of all rows. is_empty[num_mini] tells the mini-batches without any. */
+ * labels of all rows. is_empty[num_mini] marks the mini-batches without labels. */
 struct rk_status *rk_method_call_check_denominators(struct rk_method_call *call, const struct rk_rows *rows,
                                                     bool *is_empty) RK_NODISCARD;
 
 /* --- output.c --- */
 
-/* Collective over the role's mesh: *dir becomes the resolved directory, made where it was missing, on the
- * ranks that write this output, and NULL on the others; rk_free it. A rank that may not write there, or whose
- * file system has less than `bytes` free (of all that the ranks write to it), fails the call on all ranks; a
- * path outside ckpt.roots before any rank makes a directory. */
+/* Collective over the role's mesh: *dir becomes the resolved directory, created if it was missing, on the
+ * ranks that write this output, and NULL on the others; rk_free it. A rank without write permission, or whose
+ * file system has less than `bytes` free (of all data that the ranks write to it), fails the call on all
+ * ranks; a path outside ckpt.roots fails before any rank creates a directory. */
 struct rk_status *rk_method_call_open_output(struct rk_method_call *call, rk_output_t output,
                                              const char *path, uint64_t bytes, char **dir) RK_NODISCARD;
 

@@ -1,13 +1,13 @@
-/* The world of this daemon: rendezvous, communicators, and what a new mesh means for the models.
+/* The world of this daemon: rendezvous, communicators, and the effect of a new mesh on the models.
  *
  * Round 1 opens an endpoint. Round 2 joins the world and makes the communicators of every role. A role whose
- * mesh and rank are unchanged keeps its model, which gets the new communicators. So does, without what it
- * trains with, a role that becomes the only replica of its weights: what is left of a world that has lost
- * others. Other models are dropped before the new world is made, so that their memory is free. When round 2
- * fails the worker is not configured, and the kept models wait for the next one.
+ * mesh and rank are unchanged keeps its model, which gets the new communicators. So does, without its
+ * training state, a role that becomes the only replica of its weights, after a world has lost
+ * the others. Other models are dropped before the new world is created, so that their memory is free. When
+ * round 2 fails the worker is not configured, and the models are kept for the next one.
  *
  * In a dry run there is no round 1, and no peer in round 2: the worker is that rank of a world whose
- * other ranks do not exist. init_model then answers nothing but plans. */
+ * other ranks do not exist. init_model then only returns memory plans. */
 #include "worker/worker_internal.h"
 
 #include <stdio.h>
@@ -57,7 +57,7 @@ static void set_world(struct rk_worker *worker, struct rk_comm_world *world)
     pthread_mutex_unlock(&worker->lock);
 }
 
-/* What was done in a world outlives it. */
+/* Counts of a world are kept after its end. */
 static void keep_collectives(struct rk_worker *worker)
 {
     if (!worker->world)
@@ -77,7 +77,7 @@ void rk_world_teardown(struct rk_worker *worker)
 
         rk_mesh_comms_destroy(role->comms);
         role->comms = NULL;
-        role->has_gradients = false; /* a call that failed may have left them on some ranks only */
+        role->has_gradients = false; /* a failed call may have left them on only some ranks */
         bind_model(role);
     }
     rk_reshard_link_destroy(worker->weight_update.link);
@@ -120,7 +120,7 @@ static struct rk_status *check_job(const struct rk_worker *worker, const struct 
             return RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_ROLE", "mesh of unknown role '%s'", role);
         if (rk_mesh_world_size(job->meshes[i].mesh) != job->world_size)
             return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "the mesh of role '%s' is made for a world of %d ranks, not %d", role,
+                           "the mesh of role '%s' is for a world of %d ranks, expected %d", role,
                            rk_mesh_world_size(job->meshes[i].mesh), job->world_size);
         for (int64_t j = 0; j < i; j++)
             if (strcmp(job->meshes[j].role, role) == 0)
@@ -128,7 +128,7 @@ static struct rk_status *check_job(const struct rk_worker *worker, const struct 
     }
     if (!worker->endpoint && !worker->config.is_dry_run)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
-                              "no endpoint is open: the first round of the rendezvous is missing");
+                              "no endpoint is open; call Configure with make_comm_id first");
     return NULL;
 }
 
@@ -138,7 +138,7 @@ static bool stays_in_place(const struct rk_worker *worker, const struct rk_role 
     return worker->rank == job->rank && rk_mesh_equal(role->mesh, mesh);
 }
 
-/* Whether the role's weights are those of its place in the new mesh, which has one replica. */
+/* Whether the role's weights are those of its coordinates in the new mesh, which has one replica. */
 static bool becomes_only_replica(const struct rk_worker *worker, const struct rk_role *role,
                                  const struct rk_job *job, const struct rk_mesh *mesh)
 {
@@ -157,7 +157,7 @@ static bool becomes_only_replica(const struct rk_worker *worker, const struct rk
     return true;
 }
 
-/* The role of that name, when its model can stay. */
+/* The role of that name, if its model can be kept. */
 static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job *job, int64_t i)
 {
     struct rk_role *role = rk_role_find(worker, job->meshes[i].role);
@@ -168,8 +168,8 @@ static struct rk_role *find_kept(struct rk_worker *worker, const struct rk_job *
     return stays ? role : NULL;
 }
 
-/* Takes the role over into the new list. `mesh` is its new one, taken as well: where the old one is equal it
- * stays, and with it the pointer. */
+/* Moves the role to the new list. Also takes `mesh`, its new one: an equal old mesh is
+ * kept, and with it the pointer. */
 static void keep_role(struct rk_role *out, const struct rk_worker *worker, struct rk_role *old,
                       const struct rk_job *job, struct rk_mesh *mesh)
 {
@@ -183,10 +183,10 @@ static void keep_role(struct rk_role *out, const struct rk_worker *worker, struc
     out->mesh = mesh;
     rk_train_disable(out->model);
     out->is_training = false;
-    RK_INFO("role %s goes on as the only replica, without its optimizer", out->name);
+    RK_INFO("role %s continues as the only replica, without its optimizer", out->name);
 }
 
-/* Drops the models that cannot stay. What shares the weights of a dropped model goes with it. */
+/* Drops the models that cannot be kept, and those that share their weights. */
 static void drop_changed_models(struct rk_worker *worker, const struct rk_job *job)
 {
     for (int32_t r = 0; r < worker->num_roles; r++) {
@@ -235,7 +235,7 @@ static struct rk_status *adopt_roles(struct rk_worker *worker, const struct rk_j
     return NULL;
 }
 
-/* W's verdict, a cancel and the end of the daemon all ask for it. */
+/* The watchdog's verdict, a cancel and the end of the daemon all request it. */
 static bool should_stop(void *user)
 {
     struct rk_worker *worker = user;
@@ -243,7 +243,7 @@ static bool should_stop(void *user)
     return atomic_load(&worker->is_cancel_requested);
 }
 
-/* All ranks have the meshes of all roles, so that all of them make the link. */
+/* All ranks have the meshes of all roles, so all of them create the link. */
 static struct rk_status *link_weights(struct rk_worker *worker, struct rk_comm_world *world)
 {
     struct rk_weight_update *update = &worker->weight_update;

@@ -1,4 +1,4 @@
-/* What the methods of checkpoints have in common (checkpoint.c). */
+/* Functions that the methods of checkpoints share (checkpoint.c). */
 #ifndef RK_METHODS_CHECKPOINT_INTERNAL_H
 #define RK_METHODS_CHECKPOINT_INTERNAL_H
 

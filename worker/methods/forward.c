@@ -1,7 +1,7 @@
 /* Outputs of a head for the tokens of a batch: the body of the methods that only run a model forward. */
 #include "worker/methods/forward_internal.h"
 
-/* Everything that the passes need; all of it exists before the first collective. */
+/* State of the passes; all of it is created before the first collective. */
 struct forward {
     struct rk_method_call *call;
     const struct rk_forward_kind *kind;
@@ -154,8 +154,8 @@ static struct rk_status *take_outputs(void *user, int64_t m)
     return NULL;
 }
 
-/* The stages of a pipeline come to a micro-batch at different times: within a schedule the engine asks
- * whether they are to stop. */
+/* The stages of a pipeline reach a micro-batch at different times: within a schedule the engine checks
+ * for a cancel. */
 static struct rk_status *run_mini_batch(struct forward *f, const struct rk_mini_batch *mini)
 {
     f->mini = mini;

@@ -1,4 +1,4 @@
-/* What the methods share that only run a model forward. */
+/* Functions that the forward-only methods share. */
 #ifndef RK_FORWARD_INTERNAL_H
 #define RK_FORWARD_INTERNAL_H
 
@@ -10,11 +10,11 @@
 struct rk_forward_output {
     rk_head_output_t output;
     const char *column;
-    const char *option; /* bool that asks for it; NULL: always */
+    const char *option; /* bool that requests it; NULL: always */
 };
 
 struct rk_forward_kind {
-    struct rk_forward_output outputs[RK_FORWARD_OUTPUTS_MAX]; /* a column of NULL ends them */
+    struct rk_forward_output outputs[RK_FORWARD_OUTPUTS_MAX]; /* ended by a column of NULL */
     /* Columns [B, R, K] of the most likely ids, I32, and of their log-probs, F32; K is the option topk. NULL:
      * none, then both are. */
     const char *top_ids, *top_log_probs;

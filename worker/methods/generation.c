@@ -91,7 +91,7 @@ static struct rk_status *allocate(struct rk_generation *g)
     return NULL;
 }
 
-/* Cuts the left padding off row i; *num_tokens is what is left. */
+/* Removes the left padding of row i; *num_tokens receives the rest. */
 static struct rk_status *unpad_prompt(struct rk_generation *g, int64_t row, int32_t *num_tokens)
 {
     int32_t *tokens = g->prompt_tokens + row * g->prompt_columns;

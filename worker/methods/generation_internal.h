@@ -1,4 +1,4 @@
-/* The inputs of generate_sequences: columns and options, and the requests made of them. */
+/* The inputs of generate_sequences: columns and options, and the requests built from them. */
 #ifndef RK_GENERATION_INTERNAL_H
 #define RK_GENERATION_INTERNAL_H
 

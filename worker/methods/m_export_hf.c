@@ -1,11 +1,11 @@
 /* export_hf: writes the model as a Hugging Face directory. One rank of the mesh writes; all return the same
- * verdict. With check_only nothing is written but the empty directory: a driver learns before it trains for
- * hours that it could not save. */
+ * result. With check_only only the empty directory is created: a driver detects before hours of
+ * training that it could not save. */
 #include "worker/methods/methods_internal.h"
 
 #include "base/rk_alloc.h"
 
-/* Ranks that an interrupted update left at different versions hold no model together. */
+/* Ranks with different weight versions after an interrupted update do not form one model. */
 static struct rk_status *check_versions(struct rk_method_call *call)
 {
     int32_t version = (int32_t)rk_model_weight_version(call->role->model);

@@ -1,5 +1,5 @@
-/* forward_backward: gradients of a sum over tokens, for optim_step. Nothing divides: weights and advantages
- * are the caller's, and calls add up. */
+/* forward_backward: gradients of a sum over tokens, for optim_step. No normalisation: the caller provides
+ * weights and advantages, and gradients of several calls are added. */
 #include "worker/methods/methods_internal.h"
 
 #include "worker/methods/update_internal.h"

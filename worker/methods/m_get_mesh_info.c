@@ -1,4 +1,4 @@
-/* get_mesh_info: where this rank stands in the role's mesh and what the role holds, as meta of an empty
+/* get_mesh_info: coordinates of this rank in the role's mesh and the state of the role, as meta of an empty
  * batch. */
 #include "worker/methods/methods_internal.h"
 

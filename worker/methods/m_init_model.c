@@ -1,8 +1,9 @@
 /* init_model: builds the role's model from a Hugging Face directory, at random from a configuration, or over
- * the weights of another role of equal mesh. What the role will ever take of the device is planned before
- * anything is taken, and taken at once. A model that the role had makes room once all ranks have found their
- * options good and made their plans: a mistyped option does not cost what was trained. From there on all
- * ranks succeed, or none has a model. With plan_only it ends with the plan, and everything stays as it is. */
+ * the weights of another role of equal mesh. All device memory of the role is planned before
+ * anything is allocated, and allocated at once. A previous model of the role is freed only after all ranks
+ * have checked their options and made their memory plans, so that a mistyped option does not lose a trained
+ * model. After that all ranks succeed, or none has a model. With plan_only it ends with the plan and changes
+ * nothing. */
 #include "worker/methods/methods_internal.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@
 #include "base/rk_log.h"
 #include "worker/methods/model_build_internal.h"
 
-/* Memory of collectives is taken before any rank asks what is free. */
+/* Memory of collectives is allocated before any rank reads its free memory. */
 static struct rk_status *prepare(struct rk_model_build *build)
 {
     RK_TRY(rk_model_build_prepare(build));
@@ -39,7 +40,7 @@ static struct rk_status *build_all(struct rk_model_build *build)
     return rk_method_call_agree(call, rk_model_build_fill(build));
 }
 
-/* The role takes what was built. */
+/* The role takes ownership of the result. */
 static void adopt(struct rk_role *role, struct rk_model_build *build)
 {
     role->model = build->model;

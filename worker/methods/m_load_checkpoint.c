@@ -1,5 +1,5 @@
-/* load_checkpoint: reads a role's part of a training checkpoint, whatever layout wrote it. What is wrong with
- * it is found before anything is overwritten; a role whose load failed later on has no model any more. Meta
+/* load_checkpoint: reads a role's part of a training checkpoint, whatever layout wrote it. Errors
+ * are found before anything is overwritten; a role whose load failed later has no model. Meta
  * of the result: global_step, weight_version, contents. */
 #include "worker/methods/checkpoint_internal.h"
 
@@ -36,10 +36,10 @@ struct rk_status *rk_m_load_checkpoint(struct rk_method_call *call)
     struct rk_status *st = rk_method_call_agree(call, prepare(call, &dir, &contents));
 
     if (!st) {
-        call->role->has_gradients = false; /* they are of other weights */
+        call->role->has_gradients = false; /* they belong to the old weights */
         st = rk_model_load_checkpoint(call->role->model, dir, contents, &call->hooks, &loaded);
         if (st && loaded.is_mixed) {
-            RK_ERROR("role %s: its model is dropped, the load of a checkpoint ended in the middle",
+            RK_ERROR("role %s: dropping its model, because the load of a checkpoint was interrupted",
                      call->role->name);
             rk_role_drop_model(call->worker, call->role);
         }

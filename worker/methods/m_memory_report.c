@@ -1,9 +1,9 @@
-/* memory_report: what the role's init_model planned, what the role holds, and what the device has, as meta of
- * an empty batch. All figures are bytes unless they are counts.
+/* memory_report: the plan of the role's init_model, the memory that the role holds, and that of the device,
+ * as meta of an empty batch. All figures are bytes unless they are counts.
  *
  *   planned, held   device memory by kind, "total", and "host": pinned host memory; "offload_host": more of
  * it, for parts that leave the device; "checkpoint_host": host memory that copies of saved checkpoints keep
- *   peak            most that a pass used of "activations" and of its pinned "host" memory
+ *   peak            maximum that a pass used of "activations" and of its pinned "host" memory
  *   overflows       allocations that passes had to make beyond the plan
  *   device          of the whole daemon; "own" is what operators share (workspaces), over all roles */
 #include "worker/methods/memory_json_internal.h"

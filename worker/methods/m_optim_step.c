@@ -1,5 +1,5 @@
-/* optim_step: one optimizer step with what forward_backward has accumulated, and one of the learning-rate
- * schedule. Without gradients nothing changes; those that are not finite are forgotten, and the call fails.
+/* optim_step: one optimizer step with the gradients of forward_backward, and one step of the learning-rate
+ * schedule. Without gradients nothing changes; non-finite gradients are discarded, and the call fails.
  */
 #include "worker/methods/methods_internal.h"
 
@@ -20,7 +20,7 @@ static struct rk_status *step(struct rk_method_call *call, const struct rk_optim
     RK_TRY(rk_update_step(call, config, &stats));
     if (stats.was_skipped)
         return RK_FAIL_REASON(RK_ABORTED, "NON_FINITE",
-                              "gradients were inf or NaN: they are forgotten, and no weight has changed");
+                              "gradients were inf or NaN; they were discarded and no weight has changed");
     rk_train_advance_lr(call->role->model);
     if (!rk_method_call_is_collector(call))
         return NULL;

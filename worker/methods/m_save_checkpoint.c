@@ -1,8 +1,8 @@
 /* save_checkpoint: writes the role's part of a training checkpoint. All ranks write, so each resolves the
  * path below its own roots. Meta of the result: state ("writing" with async, otherwise "done"), path,
- * global_step, bytes (0 while it is being written), copy_seconds (that training waited for the copy),
- * seconds. With check_only nothing is written, but the host memory of the copy is taken: a driver asks once
- * before it trains. */
+ * global_step, bytes (0 while it is being written), copy_seconds (the time for which training waited for the
+ * copy), seconds. With check_only nothing is written, but the host memory of the copy is allocated: a driver
+ * calls it once before training. */
 #include "worker/methods/checkpoint_internal.h"
 
 #include <string.h>

@@ -1,10 +1,10 @@
-/* start_profile: from now on the device's operators, copies, collectives and phases are kept with their
- * times. On a daemon that profiles already, and on ranks that are not to, nothing happens. */
+/* start_profile: starts recording the device's operators, copies, collectives and phases with their
+ * times. No-op on a daemon that records already, and on ranks that are not selected. */
 #include "worker/methods/methods_internal.h"
 
 #include "kernels/rk_trace.h"
 
-/* Whether the list has the rank; no list has all. */
+/* Whether the list has the rank; no list means all ranks. */
 static bool has_rank(const struct rk_json *list, int32_t rank)
 {
     if (rk_json_is_null(list))

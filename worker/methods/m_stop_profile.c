@@ -1,6 +1,6 @@
-/* stop_profile: what was kept since start_profile, as events of the Chrome trace format in a column of bytes:
- * objects with a comma and a newline behind each, so that those of several ranks can be put behind each
- * other. Without a start_profile there are none. */
+/* stop_profile: the events recorded since start_profile, in the Chrome trace format in a column of bytes:
+ * objects, each followed by a comma and a newline, so that those of several ranks can be
+ * concatenated. Without a start_profile there are none. */
 #include "worker/methods/methods_internal.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
-/* update_weights: the rollout gets the actor's weights, whatever the two meshes. It runs on the ranks of
- * both. A rollout that shares the actor's weights has them already. What was moved is compared before the
- * rollout may use it; after a failure in between it may not, until the next update_weights. */
+/* update_weights: copies the actor's weights to the rollout, for any two meshes. It runs on the ranks of
+ * both. No-op for a rollout that shares the actor's weights. The copies are compared before the
+ * rollout may use them; after a failure it may not use them until the next update_weights. */
 #include "worker/methods/methods_internal.h"
 
 #include <string.h>
@@ -16,17 +16,16 @@ static struct rk_status *check_role(const struct rk_role *role)
         return NULL;
     if (!role->model)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
-                              "role '%s' has no model: update_weights needs one, init_model first",
-                              role->name);
+                              "role '%s' has no model; call init_model before update_weights", role->name);
     if (role->weights->is_suspect && !role->kind->generates)
         return RK_FAIL_REASON(
             RK_FAILED_PRECONDITION, "NO_MODEL",
-            "role '%s': an optimizer step was interrupted, its weights may be mixed: init_model first",
+            "role '%s': an optimizer step was interrupted, its weights may be mixed; call init_model first",
             role->name);
     return NULL;
 }
 
-/* Parameters that wait in host memory. */
+/* Loads offloaded parameters. */
 static struct rk_status *bring(const struct rk_role *role, bool writes)
 {
     return role->model ? rk_model_onload(role->model, RK_PART_PARAMETERS, writes) : NULL;
@@ -80,7 +79,7 @@ static struct rk_status *move_present(struct rk_method_call *call, const struct 
 
     if (!st)
         st = bring(call->role, true);
-    st = RK_WRAP(rk_method_call_agree(call, st), "parameters come to the device");
+    st = RK_WRAP(rk_method_call_agree(call, st), "copying parameters to the device");
     if (st)
         call->peers_wait = false;
     else
@@ -88,7 +87,7 @@ static struct rk_status *move_present(struct rk_method_call *call, const struct 
     return rk_status_first(st, send_away(source));
 }
 
-/* Of every rank; sums over the ranks are what travelled. */
+/* Bytes of this rank; the sum over the ranks is the transferred total. */
 static struct rk_status *report(struct rk_method_call *call, const struct rk_reshard_result *result)
 {
     struct rk_job *job = call->job;

@@ -1,5 +1,5 @@
-/* verify_replicas: whether all ranks that hold the same part of a parameter have the same values of it. All
- * return the same verdict. */
+/* verify_replicas: checks that all ranks that hold the same part of a parameter have the same values. All
+ * return the same result. */
 #include "worker/methods/methods_internal.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* wait_checkpoint: publishes a checkpoint that save_checkpoint with async began, when all ranks have written.
- * Meta of the result as of save_checkpoint; state "none" when there is nothing to wait for. */
+ * Meta of the result as of save_checkpoint; state "none" without a pending checkpoint. */
 #include "worker/methods/checkpoint_internal.h"
 
 struct rk_status *rk_m_wait_checkpoint(struct rk_method_call *call)

@@ -9,7 +9,7 @@
 
 /* --- options --- */
 
-/* Which model, of the role's options or of those of the owner of its weights. */
+/* The source of the model: the role's options, or those of the owner of its weights. */
 static struct rk_status *read_sources(struct rk_model_build *build, const struct rk_json *options)
 {
     const struct rk_json *config = rk_json_find(options, "model.hf_config");
@@ -24,9 +24,10 @@ static struct rk_status *read_sources(struct rk_model_build *build, const struct
                        "expected one of model.path, model.hf_config and share_weights_of, got %d",
                        (build->path != NULL) + has_config + (share_with != NULL));
     if (share_with && build->share_with)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "share_weights_of: role '%s' is to use the weights of '%s': name that one",
-                       build->share_with, share_with);
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "share_weights_of: role '%s' itself uses the weights of '%s' (plan_owner); name that role",
+            build->share_with, share_with);
     if (build->path) {
         char *file;
 
@@ -41,7 +42,7 @@ static struct rk_status *read_sources(struct rk_model_build *build, const struct
     return NULL;
 }
 
-/* The other role, when this role can use its weights: those that it has, or will have. */
+/* The owner of the weights, if this role can use its current or planned weights. */
 static struct rk_status *find_owner(struct rk_model_build *build)
 {
     const struct rk_role *role = build->call->role;
@@ -54,7 +55,7 @@ static struct rk_status *find_owner(struct rk_model_build *build)
                               "share_weights_of: role '%s' has no model to share", name);
     if (!will_be_built && owner->weights && !rk_role_owns_weights(owner))
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "share_weights_of: role '%s' uses the weights of '%s': name that one", name,
+                       "share_weights_of: role '%s' itself uses the weights of '%s'; name that role", name,
                        rk_role_name(owner->weights->owner->bit));
     if (strcmp(owner->kind->head, role->kind->head) != 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
@@ -63,8 +64,9 @@ static struct rk_status *find_owner(struct rk_model_build *build)
     if (!rk_mesh_has_same_parts(owner->mesh, role->mesh))
         return RK_FAIL(
             RK_INVALID_ARGUMENT,
-            "share_weights_of: role '%s' has mesh %s, role '%s' has %s: their ranks must have the same parts "
-            "to share weights; without it the role has its own, which update_weights keeps equal",
+            "share_weights_of: role '%s' has mesh %s, role '%s' has %s: their ranks need the same parts "
+            "to share weights; without share_weights_of the role has its own, which update_weights keeps "
+            "equal",
             name, rk_mesh_text(owner->mesh), role->name, rk_mesh_text(role->mesh));
     return NULL;
 }
@@ -74,7 +76,7 @@ struct recompute {
 };
 static const struct rk_knob recompute_knobs[] = {RK_RECOMPUTE_KNOBS(RK_KNOB_ROW, struct recompute, , )};
 
-/* Megatron's names: granularity selects, the others say how. */
+/* Megatron's names: granularity selects recompute, the others its details. */
 static struct rk_status *read_recompute(struct rk_model_desc *desc, const struct rk_json *options)
 {
     struct recompute recompute;
@@ -196,9 +198,7 @@ static struct rk_status *read_load_format(struct rk_model_build *build)
         return RK_FAIL(RK_INVALID_ARGUMENT, "rollout.load_format=%.32s: expected auto or dummy", format);
     build->lacks_weights = strcmp(format, "dummy") == 0;
     if (build->lacks_weights && build->share_with)
-        return RK_FAIL(
-            RK_INVALID_ARGUMENT,
-            "rollout.load_format=dummy: expected auto with share_weights_of, whose weights it has");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "rollout.load_format=dummy: expected auto with share_weights_of");
     return NULL;
 }
 
@@ -225,7 +225,7 @@ static struct rk_status *read_bucket(struct rk_model_build *build)
     return NULL;
 }
 
-/* update_weights takes its buckets from the rollout's memory, and from the actor's where there is no rollout.
+/* update_weights takes its buckets from the rollout's memory, or from the actor's on ranks without a rollout.
  */
 static void plan_updates(struct rk_model_build *build)
 {
@@ -304,9 +304,9 @@ struct rk_comm_group *rk_model_build_sums(const struct rk_model_build *build)
     return rk_mesh_comms_group(model->mesh, RK_GROUP_TP);
 }
 
-/* --- the cache from what is left --- */
+/* --- the cache in the free memory --- */
 
-/* With plan_only it is what the options say. */
+/* With plan_only it follows from the options. */
 static void see_room(struct rk_model_build *build)
 {
     const struct rk_worker *worker = build->call->worker;
@@ -334,9 +334,11 @@ struct rk_status *rk_model_build_fit_cache(struct rk_model_build *build)
     call->peers_wait = false;
     build->rollout_config.num_blocks = count;
     st = make_plan(build);
-    return st ? RK_WRAP(st, "rollout.gpu_memory_utilization=%g of %llu free bytes, less what is no cache",
-                        build->rollout_config.gpu_memory_utilization,
-                        (unsigned long long)rk_memory_room_bytes(&build->room, &build->plan))
+    return st ? RK_WRAP(
+                    st,
+                    "rollout.gpu_memory_utilization=%g of %llu free bytes, less memory other than the cache",
+                    build->rollout_config.gpu_memory_utilization,
+                    (unsigned long long)rk_memory_room_bytes(&build->room, &build->plan))
               : NULL;
 }
 
@@ -377,7 +379,7 @@ struct rk_status *rk_model_build_fill(struct rk_model_build *build)
 
     if (build->owner || build->lacks_weights)
         return NULL;
-    /* After training was enabled: the masters of bf16 parameters get what a file has in more bits. */
+    /* After training was enabled: the masters of bf16 parameters get the full precision of the file. */
     if (build->dir)
         return rk_model_load_hf(build->model, build->dir, hooks);
     return rk_model_init_random(build->model, (uint64_t)build->init.seed, hooks);

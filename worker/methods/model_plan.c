@@ -1,10 +1,10 @@
-/* plan_only: the plan of a role without the role.
+/* plan_only: the memory plan of a role, without building it.
  *
  * A driver plans all roles of a job before it builds any: in the order in which it will build them, each
- * against the room that the ones before leave. That room travels with the driver (room_after of one answer is
- * plan_room of the next call), so that nothing stays here. The first plan is held against what the device has
- * now. A role that has a model gives it back when it is built anew, and so do those that use its weights:
- * this counts as room from its turn on. */
+ * against the free memory that the previous ones leave. The driver passes that value on (room_after of one
+ * answer is plan_room of the next call), so that no state is kept here. The first plan uses the current
+ * memory of the device. When a role with a model is built again, its model and those that use its weights are
+ * freed: this memory counts as free from its turn on. */
 #include "worker/methods/memory_json_internal.h"
 #include "worker/methods/model_build_internal.h"
 
@@ -25,8 +25,8 @@ static uint64_t held_bytes(const struct rk_role *role)
     return rk_memory_total_bytes(&memory);
 }
 
-/* What init_model of the role gives back before it takes anything. With plan_owner nothing: the owner's has
- * given it back. */
+/* Memory that init_model of the role frees before it allocates. With plan_owner none: the owner's init_model
+ * has freed it. */
 static uint64_t given_back_bytes(const struct rk_model_build *build)
 {
     const struct rk_worker *worker = build->call->worker;
@@ -49,9 +49,9 @@ static struct rk_status *read_room(struct rk_model_build *build, const struct rk
     int64_t own, scratch, kept, away = 0;
 
     if (rk_json_type(rooms) != RK_JSON_ARRAY || rk_json_count(rooms) != worker->world_size)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "plan_room: expected a list of %d rooms, one a rank",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "plan_room: expected a list of %d rooms, one per rank",
                        worker->world_size);
-    if (rk_json_is_null(room)) /* the rank has no part in the roles before */
+    if (rk_json_is_null(room)) /* the rank has none of the previous roles */
         return NULL;
     RK_TRY(rk_json_get_i64(room, "plan_room", "free", INT64_MIN / 4, INT64_MAX / 4, &build->room.free_bytes));
     RK_TRY(rk_json_get_i64(room, "plan_room", "own", 0, INT64_MAX / 4, &own));
@@ -101,7 +101,7 @@ struct rk_status *rk_model_build_read_plan(struct rk_model_build *build)
 
 /* --- memory of collectives --- */
 
-/* Ranks of the role's tp group, which several roles have in common where their meshes are alike: "0,1". */
+/* Ranks of the role's tp group, which roles with equal meshes share: "0,1". */
 static char *tp_ranks(const struct rk_model_build *build)
 {
     const struct rk_mesh *mesh = build->call->role->mesh;

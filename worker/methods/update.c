@@ -11,18 +11,18 @@
 
 #include "worker/methods/forward_internal.h"
 
-/* Everything that the steps need; all of it exists before the first collective. */
+/* State of the steps; all of it is created before the first collective. */
 struct update {
     struct rk_method_call *call;
     const struct rk_update_kind *kind;
     struct rk_rows rows;
     struct rk_objective objective;
     double temperature;
-    const float *columns[RK_LOSS_COLUMN_COUNT]; /* [B, R] of the batch; NULL where the call has none */
+    const float *columns[RK_LOSS_COLUMN_COUNT]; /* [B, R] of the batch; NULL if the call has none */
     /* Packed, room for all tokens of the call. */
     double *weight, *token_weight, *seq_weight, *packed[RK_LOSS_COLUMN_COUNT];
     uint8_t *mask;
-    /* Where the objective reads ids: columns, and packed, num_ids of each a token. */
+    /* If the objective reads ids: columns, and packed, num_ids per token. */
     struct rk_id_columns id_columns;
     int32_t *ids;
     double *teacher_log_probs;
@@ -32,8 +32,8 @@ struct update {
     bool is_first_pass;               /* that of the current one */
     bool is_pipeline;                 /* the model is a stage of one */
     double grad_norm_sum;
-    bool *is_empty;                 /* [num_mini] no token counts */
-    int64_t num_skipped, num_empty; /* steps that were not taken */
+    bool *is_empty;                 /* [num_mini] has no counted token */
+    int64_t num_skipped, num_empty; /* skipped steps */
 };
 
 static struct rk_status *find_columns(struct update *u)
@@ -142,11 +142,11 @@ struct rk_status *rk_update_check_no_gradients(const struct rk_role *role, const
     if (!role->has_gradients)
         return NULL;
     return RK_FAIL(RK_FAILED_PRECONDITION,
-                   "role '%s': gradients of forward_backward wait for optim_step, which comes before %s",
+                   "role '%s' has accumulated gradients of forward_backward; call optim_step before %s",
                    role->name, what);
 }
 
-/* What a kind that takes no step asks for, and one that does. */
+/* Checks of a kind that takes no step, and of one that does. */
 static struct rk_status *check_kind(const struct update *u)
 {
     const struct rk_job *job = u->call->job;
@@ -155,8 +155,7 @@ static struct rk_status *check_kind(const struct update *u)
         return rk_update_check_no_gradients(u->call->role, job->method->name);
     if (job->plan.num_mini == 1)
         return NULL;
-    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
-                          "plan: expected one mini-batch for %s, which takes no step, got %lld",
+    return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "plan: expected one mini-batch for %s, got %lld",
                           job->method->name, (long long)job->plan.num_mini);
 }
 
@@ -284,7 +283,7 @@ static struct rk_status *bind_micro_batch(void *user, int64_t m, struct rk_train
     return NULL;
 }
 
-/* A step that ended in the middle may leave some parameters new and others old. */
+/* An interrupted step may leave some parameters new and others old. */
 struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_optim_config *config,
                                  struct rk_step_stats *stats)
 {
@@ -316,7 +315,7 @@ static struct rk_status *run_micro_batches(struct update *u, int64_t i)
 
     u->mini = &plan->mini[i];
     u->is_first_pass = i < u->num_first;
-    /* Stages come to a micro-batch at different times: within a schedule the engine asks. */
+    /* Stages reach a micro-batch at different times: within a schedule the engine checks for a cancel. */
     if (u->is_pipeline)
         RK_TRY(rk_method_call_check_cancel(u->call));
     RK_TRY(rk_train_micro_batches(u->call->role->model,
@@ -346,7 +345,7 @@ static struct rk_status *run_steps(struct update *u)
     return NULL;
 }
 
-/* Where it ends in the middle, on all ranks, what has accumulated before is lost, too. */
+/* If it is interrupted, on all ranks, the gradients accumulated before are lost as well. */
 static struct rk_status *accumulate(struct update *u)
 {
     struct rk_role *role = u->call->role;
@@ -361,7 +360,7 @@ static struct rk_status *accumulate(struct update *u)
 
 /* --- metrics: means over the mini-batches. Every replica reports its part of the sums. --- */
 
-/* A name with a group of its own ("rewards/chosen") stands as it is. */
+/* A name with its own group ("rewards/chosen") is used unchanged. */
 static void add_metric(const struct update *u, const char *name, double value, const char *reduce)
 {
     char path[64];
@@ -402,7 +401,7 @@ static void report_term(const struct update *u, const struct rk_loss_term *term)
     }
 }
 
-/* Where the loss is not a metric of its row already, as in SFT. */
+/* If the loss is not already a metric of its row, as in SFT. */
 static void report_loss(const struct update *u)
 {
     static const char name[] = "loss";
@@ -427,7 +426,7 @@ static void report(const struct update *u)
     report_loss(u);
     if (num_applied > 0.0)
         add_metric(u, "grad_norm", u->grad_norm_sum / num_applied, "mean");
-    add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* as in verl, of the next call */
+    add_metric(u, "lr", rk_train_get_lr(u->call->role->model), "last"); /* of the next call, as in verl */
     add_metric(u, "skipped_steps", (double)u->num_skipped, "max");
     add_metric(u, "empty_steps", (double)u->num_empty, "max");
 }

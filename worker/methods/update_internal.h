@@ -1,14 +1,14 @@
-/* What the update methods share: one optimizer step a mini-batch of the plan, one step of the learning-rate
- * schedule in all; and what one of them does in two calls. */
+/* Functions that the update methods share: one optimizer step per mini-batch of the plan, one step of the
+ * learning-rate schedule in total; and the same split into two calls. */
 #ifndef RK_UPDATE_INTERNAL_H
 #define RK_UPDATE_INTERNAL_H
 
 #include "worker/worker_internal.h"
 
-/* What an update method optimizes, and how it is told. */
+/* The objective of an update method, and its input. */
 struct rk_update_kind {
     rk_objective_kind_t objective;
-    const char *mask_column; /* [B, R]: 1 on tokens that the loss counts */
+    const char *mask_column; /* [B, R]: 1 on tokens that the loss covers */
     const char *prefix;      /* of its metrics: "actor" */
     bool has_temperature;    /* among its options */
     bool has_pairs;          /* rows 2i and 2i + 1 of a chunk follow one another in a micro-batch */
@@ -21,9 +21,9 @@ struct rk_status *rk_update_run(struct rk_method_call *call, const struct rk_upd
 
 /* Whether the role trains. */
 struct rk_status *rk_update_check_role(const struct rk_role *role) RK_NODISCARD;
-/* FAILED_PRECONDITION while gradients wait for optim_step, which `what` would leave behind or lose. */
+/* FAILED_PRECONDITION while gradients are accumulated for optim_step, which `what` would omit or lose. */
 struct rk_status *rk_update_check_no_gradients(const struct rk_role *role, const char *what) RK_NODISCARD;
-/* Collective: an optimizer step. One that ends in the middle leaves the role suspect. */
+/* Collective: an optimizer step. An interrupted step marks the role's weights as possibly mixed. */
 struct rk_status *rk_update_step(struct rk_method_call *call, const struct rk_optim_config *config,
                                  struct rk_step_stats *stats) RK_NODISCARD;
 
