@@ -17,11 +17,10 @@ const struct rk_option rk_common_options[] = {
      "daemons in rank order: HOST[:PORT], ranges as node[01-04]:[7000-7007], unix:PATH, dns:NAME, slurm:, "
      "@FILE; default: $RANKCTL_HOSTS"},
     {"token-file", "FILE", "bearer token for the daemons"},
-    {"tls-ca", "FILE",
-     "certificates of the daemons' authorities: TCP connections are TLS; default: $RANKCTL_TLS_CA"},
-    {"tls-cert", "FILE", "certificate to show to the daemons; default: $RANKCTL_TLS_CERT"},
+    {"tls-ca", "FILE", "CA certificates of the daemons; enables TLS on TCP; default: $RANKCTL_TLS_CA"},
+    {"tls-cert", "FILE", "client certificate for the daemons; default: $RANKCTL_TLS_CERT"},
     {"tls-key", "FILE", "private key of --tls-cert; default: $RANKCTL_TLS_KEY"},
-    {"output", "table|json", "form of what is printed (default: table)"},
+    {"output", "table|json", "output format (default: table)"},
     {"help", NULL, "show this text"},
     {NULL, NULL, NULL},
 };
@@ -30,7 +29,7 @@ struct rk_status *rk_cli_usage(struct rk_status *st)
 {
     struct rk_status *usage;
 
-    if (rk_status_code(st) == RK_UNAVAILABLE) /* the network's, not the user's */
+    if (rk_status_code(st) == RK_UNAVAILABLE) /* an error of the network, not of the user */
         return st;
     usage = rk_status_from_wire(rk_status_code(st), "USAGE", rk_status_message(st));
 
@@ -152,7 +151,7 @@ int rk_cli_exit_code(const struct rk_status *st)
             return rows[i].code;
     }
     switch (rk_status_code(st)) {
-    case RK_INVALID_ARGUMENT: /* an option, a batch or a key of a job that the daemons refuse */
+    case RK_INVALID_ARGUMENT: /* the daemons refuse an option, a batch or a key of a job */
         return 2;
     case RK_UNAVAILABLE:
         return 3;

@@ -1,4 +1,4 @@
-/* One method of a role, from and to files. */
+/* Calls one method of a role, with files as input and output. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <errno.h>
@@ -30,7 +30,7 @@ static struct rk_status *parse_target(struct target *out, const char *text)
     return NULL;
 }
 
-/* "key=VALUE": VALUE is JSON, or a bare word as a string. */
+/* "key=VALUE": VALUE is JSON, or a string without quotes. */
 static struct rk_status *add_option(struct rk_json *options, const char *text)
 {
     const char *equals = strchr(text, '=');
@@ -63,7 +63,7 @@ static struct rk_status *read_options(const struct rk_cli *cli, struct rk_json *
     return st;
 }
 
-/* --job: the meshes of the job; without it what the daemons have. */
+/* --job: the meshes of the job; without it those that the daemons have. */
 static struct rk_status *prepare_group(const struct rk_cli *cli, struct rk_driver *driver)
 {
     const char *path = rk_cli_find(cli, "job");
@@ -198,7 +198,7 @@ static void print_result(const struct rk_cli *cli, const struct rk_driver_result
     rk_cli_print_json("CallResult", body);
 }
 
-/* Before the call, which may take hours. */
+/* Checked before the call, which may take hours. */
 static struct rk_status *check_out(const struct rk_cli *cli)
 {
     const char *path = rk_cli_find(cli, "out");
@@ -209,9 +209,10 @@ static struct rk_status *check_out(const struct rk_cli *cli)
     if (!path)
         return NULL;
     if (strcmp(path, "-") == 0)
-        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=-: expected a file; ./- is one"));
+        return rk_cli_usage(
+            RK_FAIL(RK_INVALID_ARGUMENT, "--out=-: expected a file; write ./- for a file named '-'"));
     if (stat(path, &info) == 0 && !S_ISREG(info.st_mode))
-        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: it is there and no regular file", path));
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--out=%s: exists and is not a regular file", path));
     dir = rk_path_dir(path);
     if (access(dir, W_OK | X_OK) != 0)
         st = rk_cli_usage(
@@ -229,12 +230,12 @@ static struct rk_status *write_result(const struct rk_cli *cli, const struct rk_
 
     if (!path && batch && rk_batch_num_columns(batch) > 0)
         fprintf(stderr,
-                "rankctl: the columns of the result, %lld rows, are not kept; --out FILE keeps them\n",
+                "rankctl: the columns of the result (%lld rows) are discarded; use --out FILE to keep them\n",
                 (long long)rk_batch_num_rows(batch));
     if (!path)
         return NULL;
     if (!batch)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "the method returned nothing to write to '%s'", path);
+        return RK_FAIL(RK_FAILED_PRECONDITION, "the method returned no columns to write to '%s'", path);
     return rk_batch_write_file(batch, path);
 }
 

@@ -1,4 +1,4 @@
-/* Certificates for daemons and those who command them, from a private authority in a directory. */
+/* Certificates for daemons and drivers, from a private authority in a directory. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <ctype.h>
@@ -24,7 +24,7 @@
 #define AUTHORITY       "ca"
 #define DEFAULT_CLIENT  "rankctl"
 
-/* One certificate that is to be written. */
+/* One certificate to be written. */
 struct order {
     rk_cert_use_t use;
     char *file; /* FILE.crt and FILE.key */
@@ -36,15 +36,15 @@ struct certs {
     struct rk_cli *cli;
     const char *dir;
     int64_t days;
-    char authority_name[48]; /* of init: tells authorities apart in messages */
+    char authority_name[48]; /* of init: distinguishes authorities in messages */
     struct rk_cert authority;
     RK_ARRAY(struct order) orders;
     RK_ARRAY(char *) written; /* paths, in order */
 };
 
-/* --- what is wanted --- */
+/* --- the requested certificates --- */
 
-/* A name as a file: "*.pods" and "fd00::1" have characters that a shell would mind. */
+/* A name as a file name: "*.pods" and "fd00::1" have characters that are special in a shell. */
 static char *file_of(const char *name)
 {
     char *file = rk_strdup(name);
@@ -76,7 +76,7 @@ static void add_name(struct order *order, char *name)
     rk_array_append(&order->names, name);
 }
 
-/* The order of the host whose first name this is; NULL when its files would be another's. */
+/* The order of the host with this first name; NULL when its files would be those of another host. */
 static struct order *host_order(struct certs *certs, const char *name)
 {
     char *file = file_of(name);
@@ -90,7 +90,7 @@ static struct order *host_order(struct certs *certs, const char *name)
     return &certs->orders.items[certs->orders.count - 1];
 }
 
-/* An address as lists of daemons have it; several daemons may be on one host. */
+/* An address from a list of daemons; several daemons may be on one host. */
 static struct rk_status *add_host(struct certs *certs, const char *address, struct order **out)
 {
     const char *end = strrchr(address, ':');
@@ -98,7 +98,8 @@ static struct rk_status *add_host(struct certs *certs, const char *address, stru
     char *name;
 
     if (rk_str_has_prefix(address, "unix:") || rk_str_has_prefix(address, "unix-abstract:"))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "'%s': a Unix socket needs no certificate", address);
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "'%s': expected a host, got a Unix socket, which needs no certificate", address);
     name = rk_strndup(address + has_brackets, (size_t)(end - address) - 2 * has_brackets);
     *out = host_order(certs, name);
     if (*out) {
@@ -106,7 +107,7 @@ static struct rk_status *add_host(struct certs *certs, const char *address, stru
         return NULL;
     }
     rk_free(name);
-    return RK_FAIL(RK_INVALID_ARGUMENT, "host '%.*s' would have the files of another certificate",
+    return RK_FAIL(RK_INVALID_ARGUMENT, "host '%.*s': its file names are those of another certificate",
                    (int)(end - address), address);
 }
 
@@ -158,8 +159,8 @@ static struct rk_status *add_client(struct certs *certs, const char *name)
 
     if (find_order(certs, file) || strcmp(file, AUTHORITY) == 0) {
         rk_free(file);
-        return rk_cli_usage(
-            RK_FAIL(RK_INVALID_ARGUMENT, "--client=%s would have the files of another certificate", name));
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                    "--client=%s: its file names are those of another certificate", name));
     }
     rk_array_append(&certs->orders, (struct order){.use = RK_CERT_CLIENT, .file = file});
     rk_array_append(&certs->orders.items[certs->orders.count - 1].names, rk_strdup(name));
@@ -200,7 +201,8 @@ static struct rk_status *make_one(const struct certs *certs, struct order *order
                                 .from_s = now_s - SKEW_S,
                                 .until_s = now_s + (is_authority ? AUTHORITY_DAYS : certs->days) * DAY_S};
 
-    if (strlen(spec.common_name) > COMMON_NAME_MAX) /* it is for people; the names have all of it */
+    if (strlen(spec.common_name) >
+        COMMON_NAME_MAX) /* informative; the alternative names have the full name */
         spec.common_name = "rankd";
     return usage_of(rk_cert_make(&order->cert, &spec, is_authority ? NULL : &certs->authority));
 }
@@ -241,7 +243,7 @@ static struct rk_status *refuse_existing(const struct certs *certs, const struct
     return st;
 }
 
-/* All of them or none. */
+/* Writes all of them or none. */
 static struct rk_status *write_all(struct certs *certs, int64_t first)
 {
     struct rk_status *st = NULL;
@@ -370,7 +372,7 @@ static struct rk_status *run_issue(struct rk_cli *cli)
 
     if (!st && !ca)
         st = rk_cli_usage(
-            RK_FAIL(RK_INVALID_ARGUMENT, "--ca: expected the directory that 'certs init' has written"));
+            RK_FAIL(RK_INVALID_ARGUMENT, "--ca: expected a directory written by 'rankctl certs init'"));
     if (!st)
         st = load_authority(&certs.authority, ca);
     for (int64_t i = 1; i < certs.orders.count && !st; i++)
@@ -384,13 +386,13 @@ static struct rk_status *run_issue(struct rk_cli *cli)
     return st;
 }
 
-#define HOSTS_HELP "hosts as in other commands, without regard to ports; HOST+NAME is one with two names"
-#define DAYS_HELP  "how long certificates are valid (default: 365; the authority: 3650)"
+#define HOSTS_HELP "hosts as in other commands, ports are ignored; HOST+NAME is a host with two names"
+#define DAYS_HELP  "validity of certificates in days (default: 365; the authority: 3650)"
 
 static const struct rk_option init_options[] = {
     {"hosts", "LIST", HOSTS_HELP},
-    {"out", "DIR", "directory that the files are written into; nothing is overwritten"},
-    {"client", "NAME", "name in the client's certificate and of its files (default: rankctl)"},
+    {"out", "DIR", "output directory; existing files are never overwritten"},
+    {"client", "NAME", "name of the client in its certificate and file names (default: rankctl)"},
     {"days", "N", DAYS_HELP},
     {NULL, NULL, NULL},
 };
@@ -399,10 +401,10 @@ const struct rk_command rk_cmd_certs_init = {
     .name = "certs init",
     .args = "",
     .summary = "make a private authority and certificates for hosts and a client",
-    .details =
-        "Writes ca.crt and ca.key, for each host HOST.crt and HOST.key, and those of the client. Keys "
-        "are readable by\ntheir owner only. Take HOST.crt, HOST.key and ca.crt to the host; ca.key stays "
-        "where nobody else reads it:\nwho has it can be any host and any client. docs/tls.md has the rest.",
+    .details = "Writes ca.crt and ca.key, for each host HOST.crt and HOST.key, and those of the client. Keys "
+               "are readable only by\ntheir owner. Copy HOST.crt, HOST.key and ca.crt to the host. Keep "
+               "ca.key secret: "
+               "anyone who can\nread it can make certificates for any host and any client. See docs/tls.md.",
     .options = init_options,
     .run = run_init,
 };
@@ -410,8 +412,8 @@ const struct rk_command rk_cmd_certs_init = {
 static const struct rk_option issue_options[] = {
     {"ca", "DIR", "directory with the ca.crt and ca.key of 'certs init'"},
     {"hosts", "LIST", HOSTS_HELP},
-    {"client", "NAME", "name in a client's certificate and of its files"},
-    {"out", "DIR", "directory that the files are written into; nothing is overwritten"},
+    {"client", "NAME", "name of a client in its certificate and file names"},
+    {"out", "DIR", "output directory; existing files are never overwritten"},
     {"days", "N", DAYS_HELP},
     {NULL, NULL, NULL},
 };
@@ -419,8 +421,8 @@ static const struct rk_option issue_options[] = {
 const struct rk_command rk_cmd_certs_issue = {
     .name = "certs issue",
     .args = "",
-    .summary = "make more certificates of an authority, or new ones for old",
-    .details = "As 'certs init', but the authority is there already. With --hosts, --client or both.",
+    .summary = "issue further certificates of an authority, or renew them",
+    .details = "Like 'certs init', with an existing authority. Needs --hosts, --client or both.",
     .options = issue_options,
     .run = run_issue,
 };

@@ -1,4 +1,4 @@
-/* Checkpoints as they lie on the disk: no daemon is asked. */
+/* Checkpoints on disk, without daemons. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <dirent.h>
@@ -14,7 +14,7 @@
 #include "driver-cli/driver/checkpoint/checkpoint_internal.h"
 #include "driver-cli/driver/files_internal.h"
 
-/* One part of a checkpoint, and whether it is whole. */
+/* One part of a checkpoint, and whether it is complete. */
 struct part {
     char *name;
     struct rk_ckpt_manifest manifest;
@@ -55,7 +55,7 @@ static void add_part(struct checkpoint *checkpoint, const char *name, rk_ckpt_ch
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
         part.error = rk_ckpt_check(&part.manifest, path, level);
         if (part.error && strcmp(rk_status_reason(part.error), "NO_CHECKPOINT") != 0)
-            RK_IGNORE(rk_ckpt_manifest_read(&part.manifest, path), "what can be told of a damaged part");
+            RK_IGNORE(rk_ckpt_manifest_read(&part.manifest, path), "shows a damaged part as far as possible");
         rk_array_append(&checkpoint->parts, part);
         part.name = NULL;
     }
@@ -96,7 +96,7 @@ static const struct part *find_part(const struct checkpoint *checkpoint, const c
     return NULL;
 }
 
-/* Why a run cannot go on from it by itself; "" when it can. rk_free it. */
+/* The reason why a run cannot resume from it automatically; "" when it can. rk_free it. */
 static char *describe_problem(const struct checkpoint *checkpoint)
 {
     for (int64_t i = 0; i < checkpoint->parts.count; i++) {
@@ -106,7 +106,7 @@ static char *describe_problem(const struct checkpoint *checkpoint)
     if (!find_part(checkpoint, RK_CHECKPOINT_ACTOR))
         return rk_strdup("it has no part of the actor");
     if (!find_part(checkpoint, RK_CHECKPOINT_DRIVER))
-        return rk_strdup("it has no part of a driver: only trainer.resume_mode=resume_path takes it");
+        return rk_strdup("it has no driver's part: only trainer.resume_mode=resume_path accepts it");
     return rk_strdup("");
 }
 
@@ -119,7 +119,7 @@ static uint64_t sum_bytes(const struct checkpoint *checkpoint)
     return bytes;
 }
 
-/* When the driver saved it; NULL when that is not known. Borrowed. */
+/* The time when the driver saved it; NULL when it is unknown. Borrowed. */
 static const char *saved_at(const struct checkpoint *checkpoint)
 {
     const struct part *driver = find_part(checkpoint, RK_CHECKPOINT_DRIVER);
@@ -209,7 +209,7 @@ static struct rk_status *list_all(const struct rk_cli *cli, const char *dir,
     return st;
 }
 
-/* Lists `dir`; where that has none the checkpoints of a run directory. */
+/* Lists `dir`; if it has no checkpoints, those of a run directory. */
 static struct rk_status *find_steps(struct rk_ckpt_steps *steps, char **dir)
 {
     char *below = rk_path_join(*dir, RK_RUN_CHECKPOINTS);
@@ -235,7 +235,8 @@ static struct rk_status *run_list(struct rk_cli *cli)
     st = stat(dir, &info) == 0 ? find_steps(&steps, &dir) : rk_cli_usage(rk_errno_status("cannot open", dir));
     if (!st && steps.steps.count == 0)
         fprintf(stderr,
-                "rankctl: no checkpoint (global_step_<N>) in '%s': they are in trainer.default_local_dir, or "
+                "rankctl: no checkpoint (global_step_<N>) in '%s'; expected trainer.default_local_dir of a "
+                "run, or "
                 "in " RK_RUN_CHECKPOINTS "/ of the run directory\n",
                 dir);
     if (!st)
@@ -294,7 +295,7 @@ static struct rk_json *part_json(const struct checkpoint *checkpoint, const stru
     return item;
 }
 
-/* What fits on a line: scalars, and objects of scalars such as a mesh. */
+/* Values that fit on a line: scalars, and objects of scalars such as a mesh. */
 static void print_members(const char *title, const struct rk_json *object)
 {
     for (void *it = object ? rk_json_iter(object) : NULL; it; it = rk_json_iter_next(object, it)) {
@@ -313,7 +314,7 @@ static void print_part(const struct checkpoint *checkpoint, const struct part *p
 
     printf("%s: %s\n", part->name,
            part->error   ? rk_status_message(part->error)
-           : is_verified ? "complete, all checksums are right"
+           : is_verified ? "complete, all checksums are correct"
                          : "complete");
     printf("  contents:");
     for (int64_t i = 0; i < manifest->contents.count; i++)
@@ -396,7 +397,7 @@ const struct rk_command rk_cmd_checkpoint_inspect = {
     .args = "DIR/global_step_<N>",
     .min_args = 1,
     .max_args = 1,
-    .summary = "show what one checkpoint holds, and whether it is whole",
+    .summary = "show the contents of one checkpoint, and whether it is complete",
     .details = "Exits with code 1 when a part is incomplete or damaged.",
     .options = inspect_options,
     .run = run_inspect,

@@ -1,4 +1,4 @@
-/* Scripts that complete command lines. */
+/* Completion scripts for shells. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <string.h>
@@ -25,6 +25,6 @@ const struct rk_command rk_cmd_completion = {
     .max_args = 1,
     .summary = "print a script that completes command lines in a shell",
     .details = "In ~/.bashrc: eval \"$(rankctl completion bash)\". In zsh, after compinit: eval\n"
-               "\"$(rankctl completion zsh)\". Packages bring both as files.",
+               "\"$(rankctl completion zsh)\". The packages install both as files.",
     .run = run,
 };

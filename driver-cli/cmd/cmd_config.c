@@ -1,4 +1,4 @@
-/* What a job file says, without any daemon; and the page of verl's keys. */
+/* Checks and shows a job file, without daemons; and the page of verl's keys. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <limits.h>
@@ -98,10 +98,9 @@ const struct rk_command rk_cmd_config = {
     .args = "check|show JOB.json [KEY=VALUE...]  |  verl",
     .min_args = 1,
     .max_args = INT_MAX,
-    .summary = "check or show a job; verl's keys",
-    .details =
-        "show prints every key with its value and where that comes from; verl prints what rankd does about\n"
-        "verl's keys (docs/verl.md).",
+    .summary = "check or show a job; list verl's keys",
+    .details = "show prints every key with its value and its source; verl prints the treatment of\n"
+               "verl's keys (docs/verl.md).",
     .options = options,
     .run = run,
 };

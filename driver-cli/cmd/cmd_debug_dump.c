@@ -1,4 +1,4 @@
-/* rankctl debug dump: what somebody needs who was not there, of all daemons, in one file. */
+/* rankctl debug dump: state, events and configuration of all daemons in one file, for diagnosis elsewhere. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <stdio.h>
@@ -70,7 +70,7 @@ static struct rk_status *add_json(struct dump *dump, const char *name, struct rk
     return st;
 }
 
-/* The configuration has a file of its own, since it is what most people look for first. */
+/* The configuration has a separate file, since it is needed most often. */
 static struct rk_status *add_config(struct dump *dump, int32_t worker)
 {
     const struct rk_str *text = &dump->flights[worker].json;
@@ -85,7 +85,7 @@ static struct rk_status *add_config(struct dump *dump, int32_t worker)
     return st;
 }
 
-/* Members that a daemon did not give are left out. */
+/* Members that a daemon did not send are omitted. */
 static struct rk_status *add_worker(struct dump *dump, int32_t worker)
 {
     const struct part *part = &dump->parts[worker];
@@ -103,7 +103,7 @@ static struct rk_status *add_worker(struct dump *dump, int32_t worker)
     return add_config(dump, worker);
 }
 
-/* The first thing that is missing of a daemon; borrowed. */
+/* The first missing part of a daemon; borrowed. */
 static const struct rk_status *find_error(const struct dump *dump, int32_t worker)
 {
     if (dump->workers[worker].error)
@@ -235,7 +235,7 @@ const struct rk_command rk_cmd_debug_dump = {
         "collect status, events, log lines, flight recorder and configuration of all daemons in a tar file",
     .details = "Without prompts, samples, weights, tokens or keys. The file is written also when a daemon "
                "cannot be\n"
-               "reached; summary.json says what is missing, and the exit code is that of the first error.",
+               "reached; summary.json lists what is missing, and the exit code is that of the first error.",
     .options = options,
     .run = run,
 };

@@ -1,4 +1,4 @@
-/* rankctl events: what happened on the daemons, and what happens. */
+/* rankctl events: past and new events of the daemons. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <inttypes.h>
@@ -17,7 +17,7 @@ struct line {
 struct events {
     bool is_json, follows;
     const struct rk_hosts *hosts;
-    RK_ARRAY(struct line) lines; /* of the past: printed in the order of time when all have come */
+    RK_ARRAY(struct line) lines; /* past events: printed in order of time when all have been received */
 };
 
 struct rk_json *rk_cli_event_json(int32_t worker, const char *address, const struct rk_watch_event *event)
@@ -108,7 +108,7 @@ static void on_event(void *user, int32_t worker, const struct rk_watch_event *ev
     char *text;
 
     if (event->id == 0 && !is_gap && !events->follows)
-        return; /* what the daemon is now: 'status' tells more */
+        return; /* the current status of the daemon, which 'rankctl status' shows */
     text = format(events, worker, event);
     if (events->follows) {
         printf("%s\n", text);
@@ -209,7 +209,7 @@ static struct rk_status *run(struct rk_cli *cli)
     if (kinds_text)
         RK_TRY_GOTO(st, parse_kinds(kinds_text, names, &request), out);
     if (!events.follows && request.from_event == 0) {
-        st = rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--new needs --follow: there are no events to print"));
+        st = rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--new: expected together with --follow"));
         goto out;
     }
     RK_TRY_GOTO(st, rk_cli_hosts(cli, &hosts), out);
@@ -226,18 +226,17 @@ static const struct rk_option options[] = {
     {"follow", NULL, "print further events as they come, until Ctrl-C"},
     {"new", NULL, "with --follow: leave out the events before now"},
     {"kinds", "LIST", "state,lease,method_start,method_end,progress,metrics,log (default: all)"},
-    {"level", "LEVEL", "least level of log lines: debug, info, warn, error (default: info)"},
+    {"level", "LEVEL", "lowest level of log lines: debug, info, warn, error (default: info)"},
     {NULL, NULL, NULL},
 };
 
 const struct rk_command rk_cmd_events = {
     .name = "events",
     .args = "",
-    .summary = "print what happened on the daemons: states, leases, calls, metrics, log lines",
-    .details =
-        "Each daemon keeps its last 1024 events. With --output=json every line is an object.\n"
-        "Debug lines are there only if the daemon logs them (log.level). Events of kind progress are made\n"
-        "while somebody watches.",
+    .summary = "print events of the daemons: states, leases, calls, metrics, log lines",
+    .details = "Each daemon keeps its last 1024 events. With --output=json every line is an object.\n"
+               "Debug lines exist only if the daemon logs them (log.level). Events of kind progress exist\n"
+               "only while a client watches.",
     .options = options,
     .run = run,
 };

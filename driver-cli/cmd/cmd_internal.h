@@ -1,4 +1,4 @@
-/* rankctl: the table of commands and what they share. */
+/* rankctl: the table of commands and their common functions. */
 #ifndef RK_CMD_INTERNAL_H
 #define RK_CMD_INTERNAL_H
 
@@ -57,7 +57,7 @@ struct rk_cli {
     char *identity_dir; /* where this user's drivers keep what they prove their leases with; NULL: nowhere */
 };
 
-/* INVALID_ARGUMENT with the reason USAGE for what the table does not have. */
+/* INVALID_ARGUMENT with the reason USAGE for unknown options and arguments. */
 struct rk_status *rk_cli_parse(struct rk_cli *cli, const struct rk_command *command, int argc,
                                char **argv) RK_NODISCARD;
 void rk_cli_fini(struct rk_cli *cli);
@@ -69,7 +69,7 @@ bool rk_cli_is_json(const struct rk_cli *cli);
 /* A duration ("90s") or the fallback, in milliseconds that fit into 32 bits. */
 struct rk_status *rk_cli_duration(const struct rk_cli *cli, const char *name, int64_t fallback_ms,
                                   int64_t *out) RK_NODISCARD;
-/* Marks a status as the user's mistake: exit code 2; not UNAVAILABLE, which is the network's. */
+/* Marks a status as a usage error: exit code 2; except UNAVAILABLE, which is an error of the network. */
 struct rk_status *rk_cli_usage(struct rk_status *st) RK_NODISCARD;
 /* The exit code of DESIGN: 0 ok, 1 failed, 2 usage or configuration, 3 unreachable, 4 refused, 5 timed out.
  */
@@ -78,20 +78,20 @@ int rk_cli_exit_code(const struct rk_status *st);
 /* --- the daemons --- */
 /* --hosts, else RANKCTL_HOSTS. count stays 0 when neither is given. */
 struct rk_status *rk_cli_hosts(const struct rk_cli *cli, struct rk_hosts *out) RK_NODISCARD;
-/* How the options have the driver of other people's daemons: token, takeover, identity. The addresses are
- * left to the caller. */
+/* The driver's configuration from the options, for daemons of --hosts: token, takeover, identity. The caller
+ * sets the addresses. */
 struct rk_driver_config rk_cli_driver_config(const struct rk_cli *cli);
 /* Opens a driver on them; a usage error without hosts. */
 struct rk_status *rk_cli_open(const struct rk_cli *cli, const struct rk_hosts *hosts,
                               struct rk_driver **out) RK_NODISCARD;
-/* Path of rankd, which stands beside rankctl; rk_free it. */
+/* Path of rankd, in the directory of rankctl; rk_free it. */
 struct rk_status *rk_cli_find_rankd(char **out) RK_NODISCARD;
 /* The absolute directory that the file `path` is in, or as given when there is none; rk_free it. */
 char *rk_cli_directory_of(const char *path);
-/* From now on SIGINT, SIGTERM and SIGHUP, unless it is ignored, interrupt the driver instead of ending the
- * process (NULL: are only counted). */
+/* SIGINT, SIGTERM and SIGHUP, unless it is ignored, then interrupt the driver instead of ending the
+ * process (NULL: they are only counted). */
 void rk_cli_watch_signals(struct rk_driver *driver);
-/* The signal that came, or 0. */
+/* The received signal, or 0. */
 int rk_cli_signal(void);
 
 /* --- output --- */
@@ -105,7 +105,7 @@ struct rk_json *rk_cli_worker_json(int32_t index, const struct rk_driver_worker 
 /* An event as an object. */
 struct rk_json *rk_cli_event_json(int32_t worker, const char *address, const struct rk_watch_event *event);
 
-/* What others sent, for a terminal: control characters but newlines become "\x1b". rk_free it. */
+/* Received text for a terminal: control characters except newlines become "\x1b". rk_free it. */
 char *rk_cli_printable(const char *text);
 
 /* Columns of text, as wide as their widest cell. */

@@ -1,4 +1,4 @@
-/* methods and describe: from a daemon when one is named, else from the table that is compiled in. */
+/* methods and describe: from a daemon if one is named, else from the built-in table. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <string.h>
@@ -161,8 +161,8 @@ static bool has_name(const struct rk_method_info *method, const char *name)
     return strcmp(method->name, name) == 0 || has_text(method->aliases, method->num_aliases, name);
 }
 
-/* Which of the methods of that name, or with that alias, is meant: NULL where `role` has none. An alias may
- * be of several methods; then it takes a role. */
+/* The method of that name or alias: NULL if `role` has none. An alias may
+ * belong to several methods; then a role is needed. */
 static const struct rk_method_info *find_method(const struct rk_list_methods_response *list, const char *role,
                                                 const char *name, int64_t *num_found)
 {
@@ -180,7 +180,7 @@ static const struct rk_method_info *find_method(const struct rk_list_methods_res
     return found;
 }
 
-/* Of a name that means no method, or several: why. */
+/* The error for a name of no method, or of several. */
 static struct rk_status *not_one_method(const struct rk_list_methods_response *list, const char *role,
                                         const char *name)
 {
@@ -194,7 +194,8 @@ static struct rk_status *not_one_method(const struct rk_list_methods_response *l
             rk_str_appendf(&known, "%s%s.%s", known.bytes ? ", " : "", method->roles[k], method->name);
     }
     if (!known.bytes)
-        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD", "unknown method '%s'; see rankctl methods", name);
+        st = RK_FAIL_REASON(RK_NOT_FOUND, "UNKNOWN_METHOD",
+                            "unknown method '%s'; 'rankctl methods' lists all", name);
     else if (role)
         st = rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "role '%s' has no method %s, expected one of %s", role,
                                   name, rk_str_text(&known)));

@@ -1,5 +1,5 @@
-/* What a job would do on so many ranks, without them: one daemon of this command's own, in a dry run, plans
- * the memory of each rank that differs from the others; the rest is arithmetic. */
+/* Plans a job for a number of ranks without starting them: one daemon of this command, in a dry run, plans
+ * the memory of each distinct rank; the rest is arithmetic. */
 #include "driver-cli/cmd/plan_internal.h"
 
 #include <limits.h>
@@ -19,7 +19,8 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* Of an H100 or H200: bf16 without sparsity, as its data sheet has it; and free memory where there is none.
+/* Of an H100 or H200: bf16 without sparsity, from its data sheet; and the assumed free memory without a
+ * device.
  */
 #define PEAK_TFLOPS  989.0
 #define MFU          0.4
@@ -39,7 +40,7 @@ struct planning {
     struct rk_plan_report report;
 };
 
-/* --- what was asked for: failures are the user's to mend (exit code 2) --- */
+/* --- the arguments: failures are usage errors (exit code 2) --- */
 
 static struct rk_status *read_number(double *out, const struct rk_cli *cli, const char *name, double fallback,
                                      double max)
@@ -63,7 +64,7 @@ static struct rk_status *read_options(struct planning *plan)
         return RK_FAIL(RK_INVALID_ARGUMENT, "--world=%s: expected a number of daemons, 1 to %d",
                        world ? world : "", RK_MESH_MAX_RANKS);
     if (bytes && (!rk_parse_bytes(bytes, &report->device_bytes) || report->device_bytes < 1))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "--device-memory=%s: expected a size as 80GiB", bytes);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "--device-memory=%s: expected a size such as 80GiB", bytes);
     RK_TRY(read_number(&peak, plan->cli, "peak-tflops", 0, 1e9));
     RK_TRY(read_number(&report->mfu, plan->cli, "mfu", MFU, 1));
     report->peak_flops = peak * 1e12;
@@ -262,7 +263,7 @@ static struct rk_status *ask(struct planning *plan)
 
 /* --- the end --- */
 
-/* Also when the roles do not fit: the plan says why. */
+/* Also when the roles do not fit: the plan shows the reason. */
 static void print_report(const struct planning *plan, const struct rk_status *st)
 {
     struct rk_str text = {0};
@@ -283,7 +284,7 @@ static void print_report(const struct planning *plan, const struct rk_status *st
     rk_str_fini(&text);
 }
 
-/* Unless the daemon has failed, which its log may explain: the message names it. */
+/* The log is kept if the daemon has failed: the message names it. */
 static void remove_logs(struct planning *plan, const struct rk_status *st)
 {
     rk_code_t code = rk_status_code(st);
@@ -319,7 +320,7 @@ static struct rk_status *plan_job(struct rk_cli *cli)
     if (st) {
         st = rk_cli_usage(st);
     } else {
-        rk_cli_watch_signals(NULL); /* from here on there is something to clean up */
+        rk_cli_watch_signals(NULL); /* from here on there is state to clean up */
         st = start_daemon(&plan);
         if (!st)
             st = open_driver(&plan);
@@ -343,9 +344,9 @@ static struct rk_status *plan_job(struct rk_cli *cli)
 static const struct rk_option plan_options[] = {
     {"world", "N", "number of daemons of the run"},
     {"device-memory", "SIZE",
-     "free memory of each rank's device; default: what the device here has, or 80GiB"},
-    {"peak-tflops", "X", "peak of each rank's device; default: 989 for device=cuda, unknown for cpu"},
-    {"mfu", "X", "part of the peak that passes reach (default: 0.4)"},
+     "free memory of each rank's device; default: that of this machine's device, or 80GiB"},
+    {"peak-tflops", "X", "peak TFLOP/s of each rank's device; default: 989 for device=cuda, unknown for cpu"},
+    {"mfu", "X", "share of the peak that passes reach (default: 0.4)"},
     {NULL, NULL, NULL},
 };
 
@@ -354,7 +355,7 @@ const struct rk_command rk_cmd_plan = {
     .args = "JOB.json [KEY=VALUE...]",
     .min_args = 1,
     .max_args = INT_MAX,
-    .summary = "show what a job would take of N daemons, without them",
+    .summary = "plan layout, memory and rates of a job on N daemons, without starting them",
     .details = "Shows the mesh and layers of each role, the pipeline's schedule, communicators, memory and "
                "expected\n"
                "rates. One daemon on this machine makes the memory plans and is stopped; it loads no model.\n"

@@ -1,4 +1,4 @@
-/* Recorded calls again on other daemons: the first one whose result differs, and by how much. */
+/* Runs recorded calls on other daemons and reports the first one whose result differs, and by how much. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <dirent.h>
@@ -22,9 +22,9 @@ struct replay {
     RK_ARRAY(struct rk_recording *) recordings;
     RK_ARRAY(const char *) options; /* ends with NULL */
     struct rk_replay_plan plan;
-    struct rk_hosts hosts; /* count 0: daemons of its own */
+    struct rk_hosts hosts; /* count 0: replay starts its own daemons */
     struct rk_local *local;
-    char *log_dir; /* of the own ones */
+    char *log_dir; /* of the started daemons */
     struct rk_driver *driver;
     struct rk_replay_tolerance tolerance;
     struct rk_replay_report report;
@@ -39,7 +39,7 @@ static struct rk_status *read_tolerance(const struct rk_cli *cli, const char *na
     *out = 0.0;
     if (!text || (rk_parse_f64(text, out) && *out >= 0.0 && isfinite(*out)))
         return NULL;
-    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--%s=%s: expected a number from 0", name, text));
+    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--%s=%s: expected a number of at least 0", name, text));
 }
 
 /* "ROLE.METHOD.KEY=VALUE" */
@@ -86,7 +86,7 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The folder itself, or those in it, as `run --record` makes them. */
+/* The folder itself, or its subfolders, as `run --record` creates them. */
 static struct rk_status *add_dir(struct replay *replay, const char *dir)
 {
     int64_t before = replay->dirs.count;
@@ -99,7 +99,7 @@ static struct rk_status *add_dir(struct replay *replay, const char *dir)
     }
     opened = opendir(dir);
     if (!opened)
-        return rk_cli_usage(rk_errno_status("cannot open the record", dir));
+        return rk_cli_usage(rk_errno_status("cannot open the recording", dir));
     while ((entry = readdir(opened)) != NULL) {
         char *path = rk_path_join(dir, entry->d_name);
 
@@ -110,8 +110,9 @@ static struct rk_status *add_dir(struct replay *replay, const char *dir)
     }
     closedir(opened);
     if (replay->dirs.count == before)
-        return rk_cli_usage(RK_FAIL(RK_NOT_FOUND, "'%s' is no record: neither it nor a folder in it has a %s",
-                                    dir, RK_RECORDING_INFO_FILE));
+        return rk_cli_usage(RK_FAIL(RK_NOT_FOUND,
+                                    "'%s' is not a recording: neither it nor a folder in it has a %s", dir,
+                                    RK_RECORDING_INFO_FILE));
     qsort(replay->dirs.items + before, (size_t)(replay->dirs.count - before), sizeof(char *), compare_names);
     return NULL;
 }
@@ -127,11 +128,11 @@ static struct rk_status *open_recordings(struct replay *replay)
         struct rk_status *st = rk_recording_open(&recording, replay->dirs.items[i], flags);
 
         if (st && strcmp(rk_status_reason(st), "RECORD_CUT") == 0)
-            st = RK_WRAP(st, "--partial replays the whole entries before it");
+            st = RK_WRAP(st, "--partial replays the complete entries before it");
         RK_TRY(st);
         rk_array_append(&replay->recordings, recording);
         if (!rk_recording_end_reason(recording))
-            fprintf(stderr, "rankctl: '%s' has no end: the daemon was killed, or still records\n",
+            fprintf(stderr, "rankctl: '%s' has no end: the daemon was killed, or is still recording\n",
                     rk_recording_dir(recording));
         else if (strcmp(rk_recording_end_reason(recording), RK_RECORDING_WHOLE) != 0)
             fprintf(stderr, "rankctl: '%s' ends early: %s\n", rk_recording_dir(recording),
@@ -142,7 +143,7 @@ static struct rk_status *open_recordings(struct replay *replay)
 
 /* --- daemons --- */
 
-/* Like those that were recorded, unless the user says otherwise. */
+/* The recorded device, unless --device is given. */
 static char *find_device(const struct replay *replay)
 {
     const char *given = rk_cli_find(replay->cli, "device");
@@ -184,7 +185,8 @@ static struct rk_status *open_driver(struct replay *replay)
     if (rk_cli_find(replay->cli, "hosts"))
         RK_TRY(rk_cli_hosts(replay->cli, &replay->hosts));
     if (replay->hosts.count > 0 && replay->hosts.count != replay->plan.num_ranks)
-        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "--hosts names %d daemons, the record has %d ranks",
+        return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                    "--hosts names %d daemons, expected the %d ranks of the recording",
                                     replay->hosts.count, replay->plan.num_ranks));
     if (replay->hosts.count == 0)
         RK_TRY(start_local(replay));
@@ -241,17 +243,17 @@ static void print_text(const struct rk_replay_report *report)
     }
     printf("%" PRId64 " calls replayed, no difference\n", report->num_calls);
     if (report->num_skipped > 0)
-        printf("%" PRId64 " calls that write files were not run; --with-files runs them\n",
+        printf("%" PRId64 " calls that write files were skipped; --with-files runs them\n",
                report->num_skipped);
     if (report->end == RK_REPLAY_STOPPED)
         printf("not replayed from call %" PRId64 " %s on: the recorded call ended with %s\n", report->number,
                report->name, report->recorded_end);
     else if (report->is_unanswered)
-        printf("call %" PRId64 " %s has no recorded result: the record ends in it\n", report->number,
+        printf("call %" PRId64 " %s has no recorded result: the recording ends in it\n", report->number,
                report->name);
 }
 
-/* A number, or the word for one that JSON has not. */
+/* A number, or a word for infinity and NaN. */
 static struct rk_json *number_json(double value)
 {
     return isfinite(value) ? rk_json_new_real(value) : rk_json_new_string(isnan(value) ? "nan" : "inf");
@@ -302,11 +304,11 @@ static struct rk_status *report_end(const struct replay *replay)
         print_text(report);
     if (report->end != RK_REPLAY_DIFFERENCE)
         return NULL;
-    return RK_FAIL_REASON(RK_ABORTED, "RESULT_DIFFERS", "call %" PRId64 " %s differs from the record",
+    return RK_FAIL_REASON(RK_ABORTED, "RESULT_DIFFERS", "call %" PRId64 " %s differs from the recording",
                           report->number, report->name);
 }
 
-/* --- all of it --- */
+/* --- the command --- */
 
 static struct rk_status *run_replay(struct replay *replay)
 {
@@ -330,7 +332,7 @@ static void fini(struct replay *replay, const struct rk_status *st)
     rk_driver_close(replay->driver);
     rk_local_stop(replay->local);
     if (replay->log_dir && (!st || strcmp(rk_status_reason(st), "RESULT_DIFFERS") == 0))
-        RK_IGNORE(rk_ckpt_remove(replay->log_dir), "logs of what went well");
+        RK_IGNORE(rk_ckpt_remove(replay->log_dir), "logs of a successful command");
     rk_free(replay->log_dir);
     rk_hosts_fini(&replay->hosts);
     rk_replay_report_fini(&replay->report);
@@ -357,8 +359,8 @@ static const struct rk_option replay_options[] = {
     {"device", "cpu|cuda", "device of the daemons that are started (default: as recorded)"},
     {"atol", "X", "absolute difference that counts as equal (default: 0)"},
     {"rtol", "X", "difference relative to the recorded value that counts as equal (default: 0)"},
-    {"opt", "ROLE.METHOD.KEY=VALUE", "run the calls of that method with another option (repeat)"},
-    {"partial", NULL, "replay the whole entries of a record that is cut"},
+    {"opt", "ROLE.METHOD.KEY=VALUE", "run the calls of that method with a changed option (may be repeated)"},
+    {"partial", NULL, "replay the complete entries of a truncated recording"},
     {"with-files", NULL, "also run export_hf, save_checkpoint and wait_checkpoint, to the recorded paths"},
     {"takeover", NULL, "claim the daemons of --hosts even if another driver holds them"},
     {NULL, NULL, NULL},
@@ -369,11 +371,11 @@ const struct rk_command rk_cmd_replay = {
     .args = "DIR [DIR...]",
     .min_args = 1,
     .max_args = INT_MAX,
-    .summary = "run recorded calls again and name the first one whose result differs",
+    .summary = "run recorded calls again and report the first one whose result differs",
     .details =
-        "DIR is what rankd --record wrote: the folder of one rank, or a folder that holds those of all "
-        "ranks.\nWithout --hosts as many daemons as the record has ranks are started on this machine, and "
-        "stopped at the\nend. Exit code 0: no difference; 1: a difference, or a record that is damaged.",
+        "DIR was written by rankd --record: the folder of one rank, or a folder that contains those of all "
+        "ranks.\nWithout --hosts one daemon for each recorded rank is started on this machine, and "
+        "stopped at the\nend. Exit code 0: no difference; 1: a difference, or a damaged recording.",
     .options = replay_options,
     .repeatable = "opt",
     .run = run,

@@ -17,7 +17,7 @@
 #include "driver-cli/driver/files_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
-/* --- before anything starts: whatever fails here is the user's to mend (exit code 2) --- */
+/* --- before anything starts: failures here are usage errors (exit code 2) --- */
 
 static struct rk_status *read_world(struct rk_run_command *run)
 {
@@ -28,17 +28,17 @@ static struct rk_status *read_world(struct rk_run_command *run)
         if (!rk_parse_i64(local, &count) || count < 1 || count > RK_MESH_MAX_RANKS)
             return RK_FAIL(RK_INVALID_ARGUMENT, "--local=%s: expected a number of daemons", local);
         if (rk_cli_has(run->cli, "hosts"))
-            return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "--local starts its own daemons; it does not go with --hosts");
+            return RK_FAIL(RK_INVALID_ARGUMENT, "--local starts its own daemons; expected without --hosts");
         if (rk_cli_has(run->cli, "token-file"))
             return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "--local starts daemons that ask for no token; it does not go with --token-file");
+                           "--local starts daemons without tokens; expected without --token-file");
         run->world_size = (int32_t)count;
         return NULL;
     }
     if (rk_cli_has(run->cli, "record"))
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "--record goes with --local; start other daemons with rankd --record DIR");
+        return RK_FAIL(
+            RK_INVALID_ARGUMENT,
+            "--record: expected together with --local; start other daemons with rankd --record DIR");
     RK_TRY(rk_cli_hosts(run->cli, &run->hosts));
     if (run->hosts.count == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT, "no daemons given; use --local N, --hosts or RANKCTL_HOSTS");
@@ -58,7 +58,7 @@ static struct rk_status *read_inputs(struct rk_run_command *run)
         return RK_WRAP(st, "%s", path);
     run->job_dir = rk_cli_directory_of(path);
     st = rk_flow_inputs_load(&run->inputs, run->job, run->job_dir);
-    if (!st && rk_cli_has(run->cli, "local")) /* elsewhere they are on the daemons' hosts */
+    if (!st && rk_cli_has(run->cli, "local")) /* else they are on the daemons' hosts */
         st = rk_model_dirs_check(run->job, &run->inputs);
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
@@ -242,7 +242,7 @@ static void tell_left_out(const struct rk_run_command *run)
 
     if (flow->num_left_out == 0 || rk_cli_has(run->cli, "quiet"))
         return;
-    RK_WARN("%lld of the %lld %s do not fill a batch of data.train_batch_size=%lld and are left out of "
+    RK_WARN("%lld of the %lld %s do not fill a batch of data.train_batch_size=%lld and are skipped in "
             "every "
             "epoch%s",
             (long long)flow->num_left_out,
@@ -292,8 +292,8 @@ static struct rk_status *add_advice(struct rk_run_command *run, struct rk_status
     else if (strcmp(rk_status_reason(st), "PEER_LOST") == 0)
         rk_str_append(&advice,
                       "the other daemons keep their models and wait for the next run: start the lost "
-                      "daemon again and repeat the command; a stopped one may go on instead, with "
-                      "--takeover in the command\n");
+                      "daemon again and repeat the command; if it was only suspended, continue it and add "
+                      "--takeover to the command\n");
     if (advice.bytes > 0) {
         rk_str_appendf(&text, "%s\n%.*s", rk_status_message(st), (int)advice.bytes - 1, advice.text);
         all = rk_status_from_wire(rk_status_code(st), rk_status_reason(st), rk_str_text(&text));
@@ -346,14 +346,14 @@ static void tell_resume(const struct rk_run_command *run)
 
     if (!checkpoints->resume_path) {
         if (run->begins_again)
-            fprintf(stderr, "rankctl: the run in %s ended before its first checkpoint; it begins again\n",
+            fprintf(stderr, "rankctl: the run in %s ended before its first checkpoint; starting it again\n",
                     run->dir.path);
         return;
     }
-    fprintf(stderr, "rankctl: going on from %s, in the run directory %s\n", checkpoints->resume_path,
+    fprintf(stderr, "rankctl: resuming from %s, in the run directory %s\n", checkpoints->resume_path,
             run->dir.path);
     if (checkpoints->changes.bytes > 0)
-        fprintf(stderr, "rankctl: the job has changed since:\n%s", rk_str_text(&checkpoints->changes));
+        fprintf(stderr, "rankctl: the job has changed since then:\n%s", rk_str_text(&checkpoints->changes));
 }
 
 static struct rk_status *execute(struct rk_run_command *run)
@@ -363,10 +363,10 @@ static struct rk_status *execute(struct rk_run_command *run)
     st = open_run_dir(run);
     if (!st)
         st = open_loggers(run);
-    if (st) /* a full disk is no mistake of the command */
+    if (st) /* a full disk is not a usage error */
         return rk_status_code(st) == RK_RESOURCE_EXHAUSTED ? st : rk_cli_usage(st);
     tell_resume(run);
-    rk_cli_watch_signals(NULL); /* from here on there is something to clean up */
+    rk_cli_watch_signals(NULL); /* from here on there is state to clean up */
     st = rk_cli_find(run->cli, "local") ? start_local(run) : NULL;
     if (!st)
         st = open_driver(run);
@@ -409,7 +409,7 @@ static void help_keys(struct rk_str *out)
 
 static const struct rk_option run_options[] = {
     {"local", "N", "start N daemons on this machine and stop them at the end"},
-    {"run-dir", "DIR", "where metrics, report and the model go (default: runs/<experiment>/<UTC time>)"},
+    {"run-dir", "DIR", "directory for metrics, report and model (default: runs/<experiment>/<UTC time>)"},
     {"record", "DIR", "record every call of the daemons of --local in DIR/rank-<i>, for rankctl replay"},
     {"quiet", NULL, "no progress"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
@@ -421,12 +421,12 @@ const struct rk_command rk_cmd_run = {
     .args = "JOB.json [KEY=VALUE...]",
     .min_args = 1,
     .max_args = INT_MAX,
-    .summary = "train as a job file says",
-    .details =
-        "Ctrl-C stops after the running call was cancelled; a second one stops at once. What was trained is\n"
-        "saved first with --local; daemons that stay keep it for lease.grace, and so do those of --local "
-        "when\n"
-        "it cannot be saved.",
+    .summary = "run a training job",
+    .details = "Ctrl-C cancels the running call and stops; a second one stops at once. With --local the "
+               "trained model\n"
+               "is saved first; other daemons keep it for lease.grace, and so do those of --local if "
+               "when\n"
+               "it cannot be saved.",
     .options = run_options,
     .more_help = help_keys,
     .run = run_job,

@@ -5,7 +5,7 @@
 
 #define GRACE_MS 60000
 
-/* Asks on a terminal; without one --yes is needed. */
+/* Asks for confirmation on a terminal; without one --yes is needed. */
 static struct rk_status *confirm(const struct rk_cli *cli, int32_t num_daemons)
 {
     int answer;
@@ -44,7 +44,7 @@ static struct rk_status *run(struct rk_cli *cli)
         rk_json_set(body, "daemons", rk_json_new_int(hosts.count));
         rk_cli_print_json("Shutdown", body);
     } else {
-        printf("%d daemon%s told to stop\n", hosts.count, hosts.count == 1 ? "" : "s");
+        printf("requested the stop of %d daemon%s\n", hosts.count, hosts.count == 1 ? "" : "s");
     }
 out:
     rk_driver_close(driver);

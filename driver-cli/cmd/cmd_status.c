@@ -83,7 +83,7 @@ static void print_table(const struct rk_driver_worker *workers, int32_t count)
     }
 }
 
-/* A recording that stopped: who started it does not look into the daemon's log. */
+/* Reports a stopped recording, which is otherwise only in the daemon's log. */
 static void print_recordings(const struct rk_driver_worker *workers, int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -196,7 +196,7 @@ static void print(const struct rk_cli *cli, const struct rk_driver_worker *worke
 {
     struct rk_group_report report;
 
-    RK_IGNORE(rk_group_report_make(&report, workers, count), "a mesh that makes no sense has no replicas");
+    RK_IGNORE(rk_group_report_make(&report, workers, count), "an invalid mesh has no replicas");
     if (rk_cli_is_json(cli)) {
         print_json(workers, count, &report);
     } else {
@@ -207,7 +207,7 @@ static void print(const struct rk_cli *cli, const struct rk_driver_worker *worke
     rk_group_report_fini(&report);
 }
 
-/* All workers are shown; the first unreachable one makes the exit code, else one that has failed. */
+/* All workers are shown; the first unreachable one determines the exit code, else a failed one. */
 static struct rk_status *run(struct rk_cli *cli)
 {
     struct rk_arena *arena = rk_arena_create(16384, 0);
@@ -226,8 +226,8 @@ static struct rk_status *run(struct rk_cli *cli)
         st = rk_status_first(st, workers[i].error);
     for (int32_t i = 0; i < hosts.count && !st; i++) {
         if (is_failed(&workers[i]))
-            st = RK_FAIL(RK_INTERNAL, "worker %d (%s) has failed and must be restarted", i,
-                         workers[i].address);
+            st =
+                RK_FAIL(RK_INTERNAL, "worker %d (%s) has failed; restart this daemon", i, workers[i].address);
     }
 out:
     rk_free(workers);
@@ -240,9 +240,9 @@ out:
 const struct rk_command rk_cmd_status = {
     .name = "status",
     .args = "",
-    .summary = "show what the daemons do and who drives them",
+    .summary = "show the state of the daemons and their drivers",
     .details =
         "When a daemon has lost its part of a model that the others hold, status also prints which daemon "
-        "holds\nwhich part, and what to do. Exit code 3 when one cannot be reached, 1 when one has failed.",
+        "holds\nwhich part, and what to do. Exit code 3 if a daemon cannot be reached, 1 if one has failed.",
     .run = run,
 };

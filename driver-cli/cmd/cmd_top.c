@@ -1,4 +1,4 @@
-/* rankctl top: one line a daemon, again and again on a terminal. */
+/* rankctl top: one line per daemon, refreshed on a terminal. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <inttypes.h>
@@ -14,7 +14,7 @@
 #define POLL_MS         50
 #define GIB             (1024.0 * 1024.0 * 1024.0)
 
-/* NAN when the daemon does not say. */
+/* NAN when the daemon does not report it. */
 static double find_metric(const struct rk_worker_status *status, const char *name)
 {
     for (int64_t i = 0; i < status->num_metrics; i++) {
@@ -24,7 +24,7 @@ static double find_metric(const struct rk_worker_status *status, const char *nam
     return NAN;
 }
 
-/* Times `factor`, rounded, with the unit behind it. */
+/* Times `factor`, rounded, followed by the unit. */
 static void add_number(struct rk_table *table, double value, double factor, const char *unit)
 {
     if (isfinite(value))
@@ -33,7 +33,7 @@ static void add_number(struct rk_table *table, double value, double factor, cons
         rk_table_add(table, NULL);
 }
 
-/* "generate 12/64"; the time that it takes where there is no progress yet. */
+/* "generate 12/64"; "-" without progress. */
 static void add_progress(struct rk_table *table, const struct rk_worker_status *status)
 {
     const struct rk_progress *progress = &status->progress;
@@ -125,7 +125,7 @@ static void print_json(const struct rk_driver_worker *workers, int32_t count)
     rk_cli_print_json("Top", body);
 }
 
-/* One look at all workers. The first error, by their order. */
+/* Queries all workers. Returns the first error, by their order. */
 static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver, bool clears)
 {
     int32_t count = rk_driver_num_workers(driver);
@@ -135,7 +135,7 @@ static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver
 
     rk_driver_get_status(driver, arena, workers);
     if (clears)
-        printf("\x1b[H\x1b[2J"); /* to the top left, and nothing on the screen */
+        printf("\x1b[H\x1b[2J"); /* cursor to the top left, clear the screen */
     if (rk_cli_is_json(cli))
         print_json(workers, count);
     else
@@ -148,14 +148,14 @@ static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver
     return st;
 }
 
-/* Until a signal comes; a worker that cannot be reached now may be there again at the next look. */
+/* Until a signal; a worker that cannot be reached now may answer at the next refresh. */
 static void repeat(const struct rk_cli *cli, struct rk_driver *driver, int64_t interval_ms)
 {
     rk_cli_watch_signals(NULL);
     while (!rk_cli_signal() && !ferror(stdout)) {
         int64_t next_ns = rk_time_now_ns() + interval_ms * 1000000;
 
-        RK_IGNORE(look(cli, driver, true), "the line of the worker tells");
+        RK_IGNORE(look(cli, driver, true), "the line of the worker shows the error");
         while (!rk_cli_signal() && rk_time_now_ns() < next_ns)
             rk_time_sleep_ms(POLL_MS);
     }
@@ -195,10 +195,11 @@ static const struct rk_option options[] = {
 const struct rk_command rk_cmd_top = {
     .name = "top",
     .args = "",
-    .summary = "show what the daemons do now, one line each, until Ctrl-C",
+    .summary = "show the activity of the daemons, one line each, until Ctrl-C",
     .details =
         "TOK/S: tokens per second of the daemon's last call that handled tokens, in its share of the batch.\n"
-        "MEMORY: held by the daemon on its device, and what the device has. GPU and TEMP: of the GPU.",
+        "MEMORY: device memory of the daemon, and the device's total. GPU and TEMP: utilisation and "
+        "temperature.",
     .options = options,
     .run = run,
 };

@@ -1,5 +1,5 @@
-/* Whether a job's layout computes what one rank does: one batch goes through both, and what comes out is
- * compared, tensor by tensor. The layouts run one after the other, so one machine can hold either. */
+/* Checks that a job's layout computes the same as one rank: both process one batch, and the results are
+ * compared, tensor by tensor. The layouts run one after the other, so each may use the whole machine. */
 #include "driver-cli/cmd/verify_run_internal.h"
 
 #include <limits.h>
@@ -39,7 +39,7 @@ static struct rk_status *run_layout(struct rk_verification *v)
 
 /* --- the reference --- */
 
-/* Both learn from the same numbers, those of the job's layout. */
+/* Both use the same advantages and returns, those of the job's layout. */
 static struct rk_status *step_reference(struct rk_verification *v)
 {
     struct rk_flow_context *flow = &v->reference.flow;
@@ -78,7 +78,7 @@ static struct rk_status *open_reference(struct rk_verification *v,
     return st;
 }
 
-/* The smallest one whose plan of memory fits. */
+/* The smallest one whose memory plan fits. */
 static struct rk_status *run_reference(struct rk_verification *v)
 {
     struct rk_verify_reference sizes[RK_VERIFY_REFERENCES_MAX];
@@ -137,7 +137,7 @@ static struct rk_status *verify_layout(struct rk_cli *cli)
     struct rk_verification v = {.cli = cli};
     struct rk_status *st;
 
-    rk_cli_watch_signals(NULL); /* there is something to clean up */
+    rk_cli_watch_signals(NULL); /* there is state to clean up */
     st = rk_verification_read(&v);
     st = st ? rk_cli_usage(st) : execute(&v);
     rk_verification_remove_dir(&v, st);
@@ -153,13 +153,13 @@ static struct rk_status *verify_layout(struct rk_cli *cli)
 
 static const struct rk_option verify_options[] = {
     {"local", "N", "start N daemons on this machine, and one for the reference, and stop them at the end"},
-    {"rows", "N", "prompts or examples of the batch (default: those of one optimizer step)"},
-    {"layers", "N", "layers of the policy's model, with random weights (default: all, as the job has them)"},
-    {"dtype", "float32|bfloat16", "of the parameters (default: float32)"},
+    {"rows", "N", "number of prompts or examples of the batch (default: those of one optimizer step)"},
+    {"layers", "N", "number of layers of the policy's model, with random weights (default: the job's model)"},
+    {"dtype", "float32|bfloat16", "dtype of the parameters (default: float32)"},
     {"tolerance", "X",
-     "largest difference that agrees (default: 1e-5, more for wide models; bfloat16: NMSE of 1e-2)"},
-    {"seed", "N", "of advantages and returns (default: 1)"},
-    {"work-dir", "DIR", "where checkpoints of the comparison go until its end (default: $TMPDIR or /tmp)"},
+     "largest accepted difference (default: 1e-5, more for wide models; bfloat16: NMSE of 1e-2)"},
+    {"seed", "N", "seed of advantages and returns (default: 1)"},
+    {"work-dir", "DIR", "directory for temporary checkpoints of the comparison (default: $TMPDIR or /tmp)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };
@@ -169,12 +169,12 @@ const struct rk_command rk_cmd_verify_layout = {
     .args = "JOB.json [KEY=VALUE...]",
     .min_args = 1,
     .max_args = INT_MAX,
-    .summary = "compare what a job's layout computes with one rank",
+    .summary = "compare the results of a job's layout with those of one rank",
     .details =
         "One batch of the job goes through its layout and then through one rank, or the smallest layout "
         "that\n"
         "fits into memory: log-probs, losses, gradients and the parameters after a step are compared.\n"
-        "Nothing of a run is written. Exits with code 1 when something differs.",
+        "No run directory is written. Exits with code 1 if a row differs.",
     .options = verify_options,
     .run = verify_layout,
 };

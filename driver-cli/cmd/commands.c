@@ -34,4 +34,4 @@ const struct rk_exit_code rk_exit_codes[] = {
 };
 const size_t rk_num_exit_codes = RK_ARRAY_LEN(rk_exit_codes);
 const char rk_exit_by_signal[] =
-    "by SIGINT, SIGTERM or SIGHUP it dies of the signal (in a shell: 130, 143, 129)";
+    "SIGINT, SIGTERM and SIGHUP end it by the signal (in a shell: 130, 143, 129)";

@@ -1,7 +1,7 @@
 /* Completion scripts for bash and zsh. Both shells get the same functions, in the part of the language that
  * they share: tables of words made from the tables of commands, keys and methods, and a walk over the words
- * before the cursor that says which table counts. What is different is how a shell hands words in and takes
- * them. */
+ * before the cursor that selects the table. Only the input and output of words differ between the
+ * shells. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <ctype.h>
@@ -12,7 +12,8 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* --- what a word on the command line is, from how the tables write it: "FILE", "a|b", "[ROLE.]METHOD" --- */
+/* --- the kind of a word on the command line, from its spelling in the tables: "FILE", "a|b", "[ROLE.]METHOD"
+ * --- */
 
 /* The name of the function that lists candidates, "choices" for those in the text, "" for anything else. */
 static const char *kind_of(const char *text)
@@ -72,7 +73,7 @@ static void format_commands(struct rk_str *out)
     rk_str_append(out, "    esac\n}\n");
 }
 
-/* One function a first word, since an entry of a case would have to be written at once. */
+/* One function per first word, since an entry of a case would have to be written at once. */
 static void format_groups(struct rk_str *out)
 {
     for (size_t i = 0; i < rk_num_commands; i++) {
@@ -120,8 +121,7 @@ static void format_options(struct rk_str *out)
         append_options(out, rk_common_options);
         rk_str_append(out, " ;;\n");
     }
-    rk_str_append(out,
-                  "    esac\n}\n# What an option of a command takes.\n_rankctl_value() {\n    case $1 in\n");
+    rk_str_append(out, "    esac\n}\n# The kind of an option's value.\n_rankctl_value() {\n    case $1 in\n");
     for (size_t i = 0; i < rk_num_commands; i++) {
         char *quoted = rk_format("'%s'", rk_commands[i]->name);
 
@@ -132,10 +132,10 @@ static void format_options(struct rk_str *out)
     rk_str_append(out, "    esac\n}\n");
 }
 
-/* The first word of `args` for the first argument, the last one for those behind. */
+/* The first word of `args` for the first argument, the last one for the following ones. */
 static void format_arguments(struct rk_str *out)
 {
-    rk_str_append(out, "# What the first argument of a command is, and those behind it.\n"
+    rk_str_append(out, "# The kinds of the first argument of a command, and of the following ones.\n"
                        "_rankctl_argument() {\n    case $1 in\n");
     for (size_t i = 0; i < rk_num_commands; i++) {
         const char *args = rk_commands[i]->args;
@@ -203,7 +203,7 @@ static void format_methods(struct rk_str *out)
 
 /* --- the walk --- */
 
-/* Prints one candidate a line, whole words as the user would type them; "@files" stands for file names. */
+/* Prints one candidate per line, whole words as the user would type them; "@files" stands for file names. */
 static const char walk[] =
     "_rankctl_lines() { tr -s ' ' '\\n' | sed \"s|^|$1|\"; }\n"
     "_rankctl_list() { # kind, prefix, method\n"
@@ -249,7 +249,7 @@ static const char walk[] =
     "    esac\n"
     "}\n";
 
-/* COMP_WORDS is split at COMP_WORDBREAKS, which has "=" and ":"; what is replaced is the part behind the
+/* COMP_WORDS is split at COMP_WORDBREAKS, which has "=" and ":"; only the part after the
  * last. */
 static const char bash_end[] =
     "_rankctl() {\n"

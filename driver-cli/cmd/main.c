@@ -1,4 +1,4 @@
-/* rankctl: commands rankd daemons. */
+/* rankctl: drives rankd daemons. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <signal.h>
@@ -11,10 +11,10 @@
 static void print_overview(FILE *out)
 {
     fprintf(out, "usage: rankctl COMMAND [options] [arguments]\n\n"
-                 "Commands rankd daemons: training runs, single calls, questions.\n\ncommands:\n");
+                 "Drives rankd daemons: training runs, single calls, queries.\n\ncommands:\n");
     for (size_t i = 0; i < rk_num_commands; i++)
         fprintf(out, "  %-18s %s\n", rk_commands[i]->name, rk_commands[i]->summary);
-    fprintf(out, "\n'rankctl COMMAND --help' tells more about each.\nexit codes:");
+    fprintf(out, "\n'rankctl COMMAND --help' describes each command.\nexit codes:");
     for (size_t i = 0; i < rk_num_exit_codes; i++)
         fprintf(out, "%s %d %s", i > 0 ? "," : "", rk_exit_codes[i].code, rk_exit_codes[i].text);
     fprintf(out, ";\n%s\n", rk_exit_by_signal);
@@ -62,7 +62,8 @@ static struct rk_status *unknown_command(const char *name)
     for (size_t i = 0; i < rk_num_commands; i++)
         names[i] = rk_commands[i]->name;
     close = rk_str_suggest(name, names, (int64_t)rk_num_commands);
-    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT, "unknown command '%s'%s%s%s; see rankctl --help", name,
+    return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
+                                "unknown command '%s'%s%s%s; rankctl --help lists all commands", name,
                                 close ? "; did you mean '" : "", close ? close : "", close ? "'?" : ""));
 }
 
@@ -80,8 +81,8 @@ static struct rk_status *run_command(struct rk_cli *cli, const struct rk_command
     return NULL;
 }
 
-/* Data goes to stdout, diagnostics to stderr; with --output=json the error is on stdout as well, in the
- * object of the answer where there is one. */
+/* Data goes to stdout, diagnostics to stderr; with --output=json the error is also on stdout, in the
+ * object of the answer if there is one. */
 static void report(const struct rk_cli *cli, const struct rk_status *st)
 {
     char *message = rk_cli_printable(rk_status_message(st));
@@ -96,14 +97,14 @@ static void report(const struct rk_cli *cli, const struct rk_status *st)
     }
 }
 
-/* Whether output did not reach stdout; says so on stderr. */
+/* Whether output did not reach stdout; reports it on stderr. */
 static bool has_lost_output(void)
 {
     bool has_lost = fflush(stdout) != 0;
 
     if (!has_lost && !ferror(stdout))
         return false;
-    fputs("rankctl: standard output was closed or is full: what was printed is incomplete\n", stderr);
+    fputs("rankctl: standard output was closed or is full; the output is incomplete\n", stderr);
     return true;
 }
 
@@ -116,7 +117,7 @@ int main(int argc, char **argv)
     int num_words = 1;
     int code;
 
-    rk_log_set_format(RK_LOG_TEXT); /* for people */
+    rk_log_set_format(RK_LOG_TEXT); /* for a terminal */
     rk_log_set_level(RK_LOG_WARN);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of the write, not the end of a run */
     signal(SIGXFSZ, SIG_IGN); /* so is a limit of the file size */
@@ -143,7 +144,7 @@ int main(int argc, char **argv)
     rk_cli_fini(&cli);
     if (has_lost_output() && code == 0)
         code = 1;
-    if (rk_cli_signal()) { /* die by it, so that the shell sees what happened */
+    if (rk_cli_signal()) { /* end by it, so that the shell gets the signal */
         signal(rk_cli_signal(), SIG_DFL);
         raise(rk_cli_signal());
     }

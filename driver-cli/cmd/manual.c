@@ -35,7 +35,7 @@ static void add_methods(struct rk_str *out)
     struct rk_list_methods_response list;
 
     rk_manual_section(out, "METHODS");
-    rk_manual_text(out, "What call runs; 'rankctl describe METHOD' shows columns and options.");
+    rk_manual_text(out, "Methods for 'rankctl call'; 'rankctl describe METHOD' shows columns and options.");
     rk_methods_describe(&list, arena);
     for (int64_t i = 0; i < list.num_methods; i++)
         rk_manual_item(out, list.methods[i].name, list.methods[i].doc);
@@ -44,13 +44,12 @@ static void add_methods(struct rk_str *out)
 
 static void format_rankctl(struct rk_str *out)
 {
-    rk_manual_begin(out, "rankctl", 1, RK_VERSION, "commands rankd daemons");
+    rk_manual_begin(out, "rankctl", 1, RK_VERSION, "drives rankd daemons");
     rk_manual_section(out, "SYNOPSIS");
     rk_manual_text(out, "rankctl COMMAND [options] [arguments]");
     rk_manual_section(out, "DESCRIPTION");
-    rk_manual_text(out,
-                   "Connects to the daemons of --hosts, claims them where it changes something, and runs "
-                   "training jobs, single methods and queries on them.");
+    rk_manual_text(out, "Connects to the daemons of --hosts, claims them for changes, and runs "
+                        "training jobs, single methods and queries on them.");
     add_commands(out);
     rk_manual_section(out, "COMMON OPTIONS");
     rk_manual_options(out, rk_common_options);
@@ -77,7 +76,8 @@ static void format_job(struct rk_str *out)
     rk_manual_text(
         out, "A job is a JSON object; a key a.b.c is the member c of the member b of the member a. Values "
              "come from the defaults, the file, RANKCTL_JOB_ and the key in capitals with dots as "
-             "underscores in the environment, and KEY=VALUE arguments, the later ones counting. Members "
+             "underscores in the environment, and KEY=VALUE arguments; later sources override earlier ones. "
+             "Members "
              "named \"//\" are comments. 'rankctl config check JOB.json' checks a job.");
     rk_manual_section(out, "KEYS");
     for (int64_t i = 0; i < count; i++) {

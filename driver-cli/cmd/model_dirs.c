@@ -8,7 +8,7 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* A model of the job; without a path where the role has none, or none of its own. */
+/* A model of the job; without a path if the role has no model, or no separate one. */
 struct model_dir {
     const char *key, *path;
 };
@@ -38,7 +38,7 @@ struct rk_status *rk_model_dirs_check(const struct rk_config *job, const struct 
 struct rk_status *rk_model_dirs_start_local(struct rk_local **out, const struct rk_flow_inputs *inputs,
                                             struct rk_local_config config)
 {
-    /* What is below the last root may not be behind symbolic links. */
+    /* Paths below the last root must not contain symbolic links. */
     const char *roots[RK_MODEL_DIRS + 3] = {config.log_dir};
     struct model_dir models[RK_MODEL_DIRS];
     struct rk_status *st;

@@ -1,4 +1,4 @@
-/* The directories of a job's models, for daemons of the command's own. */
+/* The directories of a job's models, for daemons that the command starts. */
 #ifndef RK_MODEL_DIRS_INTERNAL_H
 #define RK_MODEL_DIRS_INTERNAL_H
 
@@ -7,11 +7,11 @@
 
 #define RK_MODEL_DIRS 4
 
-/* NOT_FOUND, with the key, for one that is not on this machine. */
+/* NOT_FOUND, with the key, for a directory that is not on this machine. */
 struct rk_status *rk_model_dirs_check(const struct rk_config *job,
                                       const struct rk_flow_inputs *inputs) RK_NODISCARD;
-/* Starts daemons that may name these directories and what is below config->log_dir in their calls; the other
- * members of the configuration are the caller's. Only this user can reach them. */
+/* Starts daemons that may name these directories and what is below config->log_dir in their calls; the caller
+ * sets the other members of the configuration. Only this user can connect to them. */
 struct rk_status *rk_model_dirs_start_local(struct rk_local **out, const struct rk_flow_inputs *inputs,
                                             struct rk_local_config config) RK_NODISCARD;
 

@@ -1,4 +1,4 @@
-/* Tables for people, JSON for programs. */
+/* Output as tables or as JSON. */
 #include "driver-cli/cmd/cmd_internal.h"
 
 #include <stdarg.h>

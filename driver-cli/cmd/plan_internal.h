@@ -1,4 +1,4 @@
-/* rankctl plan: what was found out about a job, and how it is shown. */
+/* rankctl plan: the results for a job, and their output. */
 #ifndef RK_PLAN_CMD_INTERNAL_H
 #define RK_PLAN_CMD_INTERNAL_H
 
@@ -35,7 +35,7 @@ struct rk_plan_report {
     bool is_device_assumed;      /* it is not on this machine */
     int64_t device_bytes;        /* that were assumed to be free on each; 0: as found */
     double peak_flops, mfu;      /* of each rank; peak 0: no rates */
-    int64_t seqlen;              /* of all sequences */
+    int64_t seqlen;              /* tokens of each sequence */
     int64_t num_tokens;          /* of one step's sequences, all of that length */
     int64_t num_mini, num_micro; /* of an update: mini-batches, micro-batches of each on each replica */
     int64_t num_roles;

@@ -126,7 +126,7 @@ static void format_layers(struct rk_str *out, const struct rk_plan_role *role)
     }
 }
 
-/* Of the kinds of groups, those with ranks of their own: the others share a communicator with one of these.
+/* The kinds of groups with different ranks: the other kinds share a communicator with one of these.
  */
 static int64_t count_distinct(const struct rk_json *groups)
 {
@@ -200,7 +200,7 @@ static void format_update(struct rk_str *out, const struct rk_plan_report *repor
 static void format_rate(struct rk_str *out, const char *what, double tokens,
                         const struct rk_plan_report *report)
 {
-    rk_str_appendf(out, "%s  %.0f tokens/s, %.0f a rank; %.1f s a step\n", what, tokens,
+    rk_str_appendf(out, "%s  %.0f tokens/s, %.0f per rank; %.1f s per step\n", what, tokens,
                    tokens / rk_mesh_num_ranks(actor_of(report)->mesh), (double)report->num_tokens / tokens);
 }
 
@@ -212,17 +212,17 @@ static void format_rates(struct rk_str *out, const struct rk_plan_report *report
     rk_str_append(out, "\nexpected rates of the actor\n");
     if (update <= 0) {
         rk_str_appendf(out, "unknown: %s\n",
-                       report->peak_flops > 0 ? "the model's config.json does not tell its sizes"
-                                              : "give --peak-tflops");
+                       report->peak_flops > 0 ? "the model's config.json does not contain its sizes"
+                                              : "set --peak-tflops");
         return;
     }
     format_rate(out, "update   ", update, report);
     format_rate(out, "log-probs", forward, report);
     rk_str_appendf(
         out,
-        "assumed: %.0f TFLOP/s peak and %.0f%% of it on each rank, %.3g operations a token in the update "
+        "assumed: %.0f TFLOP/s peak and %.0f%% of it on each rank, %.3g operations per token in the update "
         "and %.3g in\nlog-probs, all sequences of %" PRId64
-        " tokens, transfers free; generation is bound by memory and not in it\n",
+        " tokens, no transfer times; generation is not included, it is bound by memory\n",
         report->peak_flops / 1e12, 100 * report->mfu, rk_estimate_train(&actor->estimate, actor->recomputes),
         rk_estimate_forward(&actor->estimate), report->seqlen);
 }
@@ -234,9 +234,9 @@ void rk_plan_report_format(const struct rk_plan_report *report, struct rk_str *o
     rk_str_append(out, "\n");
     rk_str_append(out, rk_str_text(&report->memory_table));
     if (report->is_device_assumed)
-        rk_str_appendf(out,
-                       "assumed: there is no device %s here; operators' workspace is that of the CPU's\n",
-                       report->device);
+        rk_str_appendf(
+            out, "assumed: this machine has no device %s; the workspace is that of the CPU's operators\n",
+            report->device);
     if (report->device_bytes > 0)
         rk_str_appendf(out, "assumed: %.2f GiB are free on the device of each rank\n",
                        (double)report->device_bytes / GIB);

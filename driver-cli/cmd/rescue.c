@@ -1,5 +1,5 @@
-/* What becomes of the model of a run that fails after it has trained: it is exported where the daemons end
- * with the run, and else kept by them, with the commands that save it. */
+/* Saves the model of a run that fails after training steps: it is exported if the daemons end
+ * with the run, else the daemons keep it, and the commands that save it are printed. */
 #include "driver-cli/cmd/rescue_internal.h"
 
 #include <inttypes.h>
@@ -11,11 +11,11 @@
 #include "driver-cli/driver/group_report_internal.h"
 #include "driver-cli/driver/replicas_internal.h"
 
-/* Who holds the model of the last step. */
+/* The daemons that hold the model of the last step. */
 typedef enum holder {
     HOLDER_NONE,
-    HOLDER_GROUP,   /* no daemon is lost, and none has left its communicators */
-    HOLDER_REPLICA, /* daemons are lost, and the others hold all of the weights */
+    HOLDER_GROUP,   /* no daemon is lost, and all have their communicators */
+    HOLDER_REPLICA, /* daemons are lost, and the remaining ones hold all weights */
 } holder_t;
 
 static bool has_whole_replica(const struct rk_driver_worker *workers, int32_t num_workers)
@@ -57,7 +57,7 @@ static holder_t find_holder(const struct rk_rescue *rescue)
     return holder;
 }
 
-/* " --hosts LIST --token-file FILE ..." as far as they are given; rk_free it. */
+/* " --hosts LIST --token-file FILE ...", the given ones; rk_free it. */
 static char *format_access(const struct rk_rescue *rescue)
 {
     struct rk_str text = {0};
@@ -89,11 +89,11 @@ static void tell_how_to_save(const struct rk_rescue *rescue, holder_t holder)
             "  rankctl checkpoint export%s --out %s\n",
             holder == HOLDER_REPLICA ? "some daemons are lost; the remaining daemons" : "the daemons",
             rescue->step, rescue->local ? RK_LOCAL_GRACE : "10min unless they are configured otherwise",
-            rescue->is_tried ? ", in a directory with room" : "", access,
+            rescue->is_tried ? ", in a directory with enough space" : "", access,
             rescue->is_tried ? "DIR" : rescue->flow->export_path);
     if (holder == HOLDER_GROUP && rescue->flow->checkpoints)
         fprintf(stderr,
-                "and this saves all that it needs to train on:\n  rankctl checkpoint save%s "
+                "and this also saves the state for further training:\n  rankctl checkpoint save%s "
                 "DIR/global_step_%" PRId64 "\n",
                 access, rescue->step);
     if (rescue->local)
@@ -101,7 +101,7 @@ static void tell_how_to_save(const struct rk_rescue *rescue, holder_t holder)
     rk_free(access);
 }
 
-/* Daemons of the run's own end with it unless they are detached. One Ctrl-C ends the training, the next this.
+/* Daemons of the run end with it unless they are detached. One Ctrl-C ends the training, the next one this.
  */
 static bool save_now(const struct rk_rescue *rescue)
 {
@@ -117,19 +117,19 @@ static bool save_now(const struct rk_rescue *rescue)
     return false;
 }
 
-/* Daemons of its own that cannot save are left behind. */
+/* Daemons of the run that cannot save are detached. */
 static bool detach(struct rk_rescue *rescue)
 {
     struct rk_status *st = rk_local_detach(rescue->local);
 
     if (!st)
         return true;
-    fprintf(stderr, "rankctl: the daemons could not be left running: %s\n", rk_status_message(st));
+    fprintf(stderr, "rankctl: the daemons could not be detached: %s\n", rk_status_message(st));
     rk_status_free(st);
     return false;
 }
 
-/* What the daemons were writing beside the training may still become complete. */
+/* A checkpoint that the daemons were writing asynchronously may still become complete. */
 static void finish_checkpoint(const struct rk_rescue *rescue)
 {
     int64_t step = rescue->flow->writing_step;
@@ -143,7 +143,7 @@ static void finish_checkpoint(const struct rk_rescue *rescue)
 
 static bool rescue_own(struct rk_rescue *rescue, holder_t holder)
 {
-    if (!rk_driver_resume(rescue->driver)) /* a second Ctrl-C: the end */
+    if (!rk_driver_resume(rescue->driver)) /* a second Ctrl-C: stop here */
         return false;
     if (holder == HOLDER_GROUP) {
         finish_checkpoint(rescue);
@@ -156,7 +156,7 @@ static bool rescue_own(struct rk_rescue *rescue, holder_t holder)
     return false;
 }
 
-/* Which daemons still hold what. Those of the run's own go with it. */
+/* Finds the daemons that still hold the model. Those of the run end with it. */
 static void tell_parts(const struct rk_rescue *rescue)
 {
     int32_t num_workers = rk_driver_num_workers(rescue->driver);
@@ -165,7 +165,7 @@ static void tell_parts(const struct rk_rescue *rescue)
     struct rk_group_report report;
 
     rk_driver_get_status(rescue->driver, arena, workers);
-    RK_IGNORE(rk_group_report_make(&report, workers, num_workers), "a mesh that makes no sense");
+    RK_IGNORE(rk_group_report_make(&report, workers, num_workers), "an invalid mesh");
     if (report.is_incomplete)
         fprintf(stderr, "rankctl: %s\n", report.text);
     rk_group_report_fini(&report);
@@ -188,7 +188,7 @@ bool rk_rescue_model(struct rk_rescue *rescue)
         tell_how_to_save(rescue, holder);
     if (rescue->flow->saved_step > 0)
         fprintf(stderr,
-                "rankctl: the checkpoint of step %" PRId64 " is complete; the same command goes on from it\n",
+                "rankctl: the checkpoint of step %" PRId64 " is complete; the same command resumes from it\n",
                 rescue->flow->saved_step);
     return is_saved;
 }

@@ -1,4 +1,4 @@
-/* The rows of a comparison: what both layouts computed, and what their checkpoints hold. */
+/* The rows of a comparison: the results of both layouts, and the contents of their checkpoints. */
 #include "driver-cli/cmd/verify_run_internal.h"
 
 #include <math.h>
@@ -53,7 +53,7 @@ static double metric_of(const struct rk_verify_side *side, const char *name)
     return rk_json_as_real(rk_json_find(side->flow.metrics, name), NAN);
 }
 
-/* Those that are sums over the batch and the model; others measure time, memory, or noise. */
+/* Metrics that are sums over the batch and the model; others measure time, memory, or noise. */
 static bool is_compared(const char *name)
 {
     return strchr(name, '/') && (rk_str_has_suffix(name, "loss") || rk_str_has_suffix(name, "/grad_norm"));
@@ -80,7 +80,7 @@ static void compare_metrics(struct rk_verification *v)
     }
 }
 
-/* By what the side multiplied gradients to clip them. */
+/* The factor by which the side clipped gradients. */
 static double clip_scale(const struct rk_verify_side *side, const char *section, const char *role)
 {
     char *key = rk_format("%soptim.clip_grad", section), *name = rk_format("%s/grad_norm", role);

@@ -1,4 +1,4 @@
-/* What a verification reads: the command line, the job, the model. Failures are the user's to mend (exit code
+/* The input of a verification: the command line, the job, the model. Failures are usage errors (exit code
  * 2). */
 #include "driver-cli/cmd/verify_run_internal.h"
 
@@ -45,7 +45,7 @@ static struct rk_status *read_world(struct rk_verification *v)
         return RK_FAIL(RK_INVALID_ARGUMENT, "--local=%s: expected a number of daemons", local);
     if (rk_cli_has(v->cli, "hosts") || rk_cli_has(v->cli, "token-file"))
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "--local starts its own daemons; it does not go with --hosts and --token-file");
+                       "--local starts its own daemons; expected without --hosts and --token-file");
     v->world_size = (int32_t)count;
     return NULL;
 }
@@ -100,7 +100,7 @@ static struct rk_status *make_work_dir(struct rk_verification *v)
     }
     v->work_dir = path;
     v->options.work_dir = path;
-    if (v->hosts.count > 0 && chmod(path, 0777) != 0) /* the daemons may be another user's */
+    if (v->hosts.count > 0 && chmod(path, 0777) != 0) /* the daemons may run as another user */
         return rk_errno_status("cannot change the mode of", path);
     return NULL;
 }
@@ -151,7 +151,7 @@ struct rk_status *rk_verification_load_job(struct rk_config **out, const struct 
     return st;
 }
 
-/* The user's job as it is, and what both sides change. */
+/* The user's job, and the changes of both sides. */
 static struct rk_status *read_job(struct rk_verification *v)
 {
     struct rk_config *job;
@@ -168,7 +168,7 @@ static struct rk_status *read_job(struct rk_verification *v)
     return st;
 }
 
-/* Where the user gave no tolerance: that of float32 for the model's longest sums. */
+/* Without --tolerance: that of float32 for the model's longest sums. */
 static void fit_tolerance(struct rk_verification *v)
 {
     const struct rk_json *config = v->inputs.hf_config;

@@ -1,4 +1,4 @@
-/* The two jobs of verify-layout: the user's with other keys behind it. */
+/* The two jobs of verify-layout: the user's, followed by changed keys. */
 #include "driver-cli/cmd/verify_layout_internal.h"
 
 #include <stdarg.h>
@@ -80,7 +80,7 @@ static struct rk_status *add_layers(struct rk_verify_keys *keys, const struct rk
     return st;
 }
 
-/* Mini-batches that are the batch; examples have no others. */
+/* One mini-batch that is the whole batch; examples have no others. */
 static void add_mini_batches(struct rk_verify_keys *keys, int64_t num_rows)
 {
     rk_verify_keys_add(keys, RK_JOB_ACTOR "ppo_mini_batch_size=%lld", (long long)num_rows);
@@ -184,5 +184,5 @@ void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config
     rk_verify_keys_add(keys, RK_JOB_ACTOR "use_dynamic_bsz=false");
     rk_verify_keys_add(keys, RK_JOB_ACTOR "ppo_micro_batch_size_per_gpu=%lld",
                        (long long)rk_job_group_size(job));
-    rk_verify_keys_add(keys, RK_JOB_MODELS "rollout.max_num_seqs=1"); /* it generates nothing */
+    rk_verify_keys_add(keys, RK_JOB_MODELS "rollout.max_num_seqs=1"); /* it does not generate */
 }

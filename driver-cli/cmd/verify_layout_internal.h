@@ -1,4 +1,4 @@
-/* rankctl verify-layout: the jobs of both layouts, and how the comparison is shown. */
+/* rankctl verify-layout: the jobs of both layouts, and the output of the comparison. */
 #ifndef RK_VERIFY_LAYOUT_CMD_INTERNAL_H
 #define RK_VERIFY_LAYOUT_CMD_INTERNAL_H
 
@@ -22,8 +22,8 @@ struct rk_verify_keys {
 void rk_verify_keys_fini(struct rk_verify_keys *keys);
 void rk_verify_keys_add(struct rk_verify_keys *keys, const char *fmt, ...) RK_PRINTF(2, 3);
 
-/* What both layouts have: one optimizer step over num_rows rows, in the dtype; gradients that stay; a
- * learning rate that is not 0; with num_layers random weights. `job`: as the user gave it. */
+/* Changes of both layouts: one optimizer step over num_rows rows, in the dtype; gradients that are kept; a
+ * learning rate above 0; with num_layers random weights. `job`: the user's. */
 struct rk_status *rk_verify_add_common(struct rk_verify_keys *keys, const struct rk_config *job,
                                        const char *job_dir,
                                        const struct rk_verify_options *options) RK_NODISCARD;
@@ -36,11 +36,11 @@ struct rk_verify_reference {
 #define RK_VERIFY_REFERENCES_MAX 32
 int32_t rk_verify_references(struct rk_verify_reference out[RK_VERIFY_REFERENCES_MAX],
                              const struct rk_config *job, int32_t world_size);
-/* What it has instead of the job's layout: no other parallelism, and one sequence a micro-batch. */
+/* Its keys instead of the job's layout: no other parallelism, and one sequence per micro-batch. */
 void rk_verify_add_reference(struct rk_verify_keys *keys, const struct rk_config *job,
                              const struct rk_verify_reference *reference);
 
-/* --- what is shown (verify_report.c) --- */
+/* --- output (verify_report.c) --- */
 
 struct rk_verify_report {
     const char *job;

@@ -1,4 +1,4 @@
-/* What verify-layout found, as tables and as JSON. */
+/* The result of verify-layout, as tables and as JSON. */
 #include "driver-cli/cmd/verify_layout_internal.h"
 
 #include <inttypes.h>
@@ -189,12 +189,11 @@ struct rk_status *rk_verify_report_verdict(const struct rk_verify_report *report
     name_row(&text, "first", first, &report->measure);
     rk_str_append(&text, "; ");
     name_row(&text, "worst", worst, &report->measure);
-    st =
-        RK_FAIL_REASON(RK_DATA_LOSS, "LAYOUTS_DIFFER",
-                       "%s does not compute what %s does: %" PRId64 " of %" PRId64 " rows differ; %s. %s%s%s",
-                       report->layout, report->reference, num_bad, report->rows.items.count,
-                       rk_str_text(&text), rk_str_text(&report->advice),
-                       report->cause ? "Probable cause: " : "", report->cause ? report->cause : "");
+    st = RK_FAIL_REASON(RK_DATA_LOSS, "LAYOUTS_DIFFER",
+                        "%s differs from %s: %" PRId64 " of %" PRId64 " rows differ; %s. %s%s%s",
+                        report->layout, report->reference, num_bad, report->rows.items.count,
+                        rk_str_text(&text), rk_str_text(&report->advice),
+                        report->cause ? "Probable cause: " : "", report->cause ? report->cause : "");
     rk_str_fini(&text);
     return st;
 }

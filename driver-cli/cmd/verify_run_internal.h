@@ -1,4 +1,4 @@
-/* rankctl verify-layout: a verification on its way, from the command line to the comparison. */
+/* rankctl verify-layout: the state of a verification, from the command line to the comparison. */
 #ifndef RK_VERIFY_RUN_INTERNAL_H
 #define RK_VERIFY_RUN_INTERNAL_H
 
@@ -28,15 +28,15 @@ struct rk_verification {
     struct rk_verify_report report;
 };
 
-/* --- what was asked for (verify_inputs.c) --- */
+/* --- the arguments (verify_inputs.c) --- */
 
-/* The command line, the job as the daemons of its layout get it, and a directory for both layouts. Failures
- * are those of usage. */
+/* The command line, the job for the daemons of its layout, and a directory for both layouts. Failures
+ * are usage errors. */
 struct rk_status *rk_verification_read(struct rk_verification *v) RK_NODISCARD;
 /* The user's keys, then those of both sides, then `more` (NULL: none); the last one of a name counts. */
 struct rk_status *rk_verification_load_job(struct rk_config **out, const struct rk_verification *v,
                                            const struct rk_verify_keys *more) RK_NODISCARD;
-/* `st`: how it ended. When a daemon failed, the logs of the daemons stay: the message names them. */
+/* `st`: the result. When a daemon failed, the logs of the daemons are kept: the message names them. */
 void rk_verification_remove_dir(struct rk_verification *v, const struct rk_status *st);
 
 /* --- the daemons of a side (verify_sides.c) --- */
@@ -45,7 +45,7 @@ void rk_verification_remove_dir(struct rk_verification *v, const struct rk_statu
  */
 struct rk_status *rk_verify_side_open(struct rk_verification *v, struct rk_verify_side *side, char *name,
                                       int32_t world_size) RK_NODISCARD;
-/* Results stay in side->flow. Returns `st`, with what became of daemons that ended by themselves. */
+/* Results stay in side->flow. Returns `st`, with the status of daemons that ended unexpectedly. */
 struct rk_status *rk_verify_side_close(struct rk_verify_side *side, struct rk_status *st) RK_NODISCARD;
 void rk_verify_side_fini(struct rk_verify_side *side);
 /* "actor tp=2 pp=2 on 4 ranks, rollout tp=2 dp=2 on 4 ranks": the actor, and the roles that have another
@@ -54,9 +54,9 @@ char *rk_verify_side_describe(const struct rk_verify_side *side);
 
 /* --- the comparison (verify_compare.c): rows of v->report --- */
 
-/* Log-probs, values and scores, before the reference takes over those of the layout. */
+/* Log-probs, values and scores, before the reference replaces those of the layout. */
 void rk_verification_compare_outputs(struct rk_verification *v);
-/* Metrics, gradients and parameters; then judges all rows and looks for the cause of what differs. */
+/* Metrics, gradients and parameters; then judges all rows and determines the cause of differences. */
 struct rk_status *rk_verification_compare(struct rk_verification *v) RK_NODISCARD;
 
 #endif
