@@ -1,4 +1,4 @@
-/* Advantages and what goes with them, computed by the driver on whole batches. [B, R] arrays are row-major
+/* Advantages and related functions, computed by the driver on whole batches. [B, R] arrays are row-major
  * f32. */
 #ifndef RK_ALGO_H
 #define RK_ALGO_H
@@ -12,16 +12,16 @@ RK_BEGIN_DECLS
 
 #define RK_ADV_ABI 2
 
-/* What an estimator reads beside rewards, mask and uid. */
+/* Inputs of an estimator besides rewards, mask and uid. */
 enum rk_adv_needs {
     RK_ADV_NEEDS_VALUES = 1u << 0,           /* of the critic */
     RK_ADV_NEEDS_REWARD_BASELINES = 1u << 1, /* scores of greedy responses to the same prompts */
     RK_ADV_NEEDS_OLD_LOG_PROBS = 1u << 2,
     RK_ADV_NEEDS_SUM_PI_SQUARED = 1u << 3,
-    RK_ADV_NEEDS_KEY_REWARDS = 1u << 4, /* what the reward says under algorithm.gdpo_reward_keys */
+    RK_ADV_NEEDS_KEY_REWARDS = 1u << 4, /* numbers of the reward under algorithm.gdpo_reward_keys */
 };
 
-/* What an estimator does not need may be NULL. Columns are read where the mask is set. */
+/* Inputs that an estimator does not need may be NULL. Columns are read where the mask is set. */
 struct rk_adv_in {
     int64_t num_rows, response_length;
     const float *token_level_rewards; /* [B, R] */
@@ -41,8 +41,8 @@ struct rk_adv_in {
         *group_mask; /* [B, R]: a row without a mark takes no part in its group; NULL: response_mask */
 };
 
-/* returns are 0 where the mask is only for estimators whose returns are their advantages. Those of gae go on
- * over the mask: what reads them reads the mask. */
+/* returns are 0 outside the mask only for estimators whose returns are their advantages. Those of gae
+ * continue outside the mask: read them together with the mask. */
 struct rk_adv_out {
     float *advantages, *returns; /* [B, R] */
 };

@@ -1,9 +1,9 @@
 /* Chat templates: the Jinja templates of Hugging Face models, rendered as transformers' apply_chat_template
  * does.
  *
- * The interpreter knows the constructs that published templates use (docs/data.md lists them). What it does
- * not know is UNIMPLEMENTED, with the template's line and the name, when the template is compiled wherever
- * that can be seen there. Untrusted input: size, nesting, work and output are bounded. Immutable after
+ * The interpreter supports the constructs that published templates use (docs/data.md lists them). Other
+ * constructs are UNIMPLEMENTED, with the template's line and the name, if possible when the template is
+ * compiled. Untrusted input: size, nesting, work and output are bounded. Immutable after
  * creation. */
 #ifndef RK_CHAT_H
 #define RK_CHAT_H
@@ -34,7 +34,7 @@ void rk_chat_set_variables(struct rk_chat *chat, const struct rk_json *variables
 /* Whether both have the same templates, and the same tokens at the ends of a text; NULL: no template. */
 bool rk_chat_is_same(const struct rk_chat *a, const struct rk_chat *b);
 
-/* What generation blocks ({% generation %}) wrote: bytes begin..end of the output, in order. */
+/* The output of generation blocks ({% generation %}): bytes begin..end of the output, in order. */
 struct rk_chat_span {
     size_t begin, end;
 };
@@ -48,7 +48,7 @@ struct rk_chat_spans {
 struct rk_chat_args {
     const struct rk_json *messages; /* array of objects; must not be empty */
     const struct rk_json *tools;    /* array of JSON schemas, or NULL */
-    const struct rk_json *kwargs;   /* more variables; they win over the special tokens; or NULL */
+    const struct rk_json *kwargs;   /* additional variables, which override the special tokens; or NULL */
     bool add_generation_prompt;
     int64_t now_s;                     /* of strftime_now, seconds since 1970 */
     struct rk_chat_spans *generations; /* receives them; or NULL */

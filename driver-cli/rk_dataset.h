@@ -36,15 +36,15 @@ struct rk_dataset_row {
     const int32_t *prompt_ids;
     int64_t prompt_len;
     const char *prompt;               /* text as it was encoded: messages are rendered */
-    const struct rk_json *messages;   /* with keep_messages, of a prompt that is no text; or NULL */
+    const struct rk_json *messages;   /* with keep_messages, for a prompt that is not text; or NULL */
     const char *data_source;          /* "" when absent */
     const char *ground_truth;         /* text; objects as JSON text; "" when absent */
     const struct rk_json *extra_info; /* or NULL */
     int64_t index;                    /* order of rows over all files */
 };
 
-/* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: KEY: ..." for a bad
- * row. Warns once about text prompts when there is a template. */
+/* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: KEY: ..." for an
+ * invalid row. Warns once about text prompts when there is a template. */
 struct rk_status *rk_dataset_create(struct rk_dataset **out, const struct rk_dataset_config *config,
                                     const struct rk_tokenizer *tokenizer) RK_NODISCARD;
 void rk_dataset_destroy(struct rk_dataset *dataset); /* NULL is a no-op */

@@ -1,4 +1,4 @@
-/* librankd_driver: commands a group of rankd daemons. Umbrella over the topic headers of this module.
+/* librankd_driver: drives a group of rankd daemons. Umbrella over the topic headers of this module.
  *
  *   struct rk_driver *driver;
  *   rk_driver_open(&driver, &(struct rk_driver_config){.struct_size = sizeof(struct rk_driver_config),
@@ -6,8 +6,8 @@
  *   rk_driver_claim(driver);                       a lease on all daemons; kept alive in the background
  *   rk_driver_configure(driver, meshes, 2);        ranks, meshes, communicators
  *   rk_driver_call(driver, &call, &result);        scatter, run on all ranks, gather
- *   rk_driver_start(&future, driver, &call);       the same, while the program goes on
- *   rk_driver_close(driver);                       gives the lease back
+ *   rk_driver_start(&future, driver, &call);       the same, asynchronously
+ *   rk_driver_close(driver);                       releases the lease
  *
  * Worker i of the address list is rank i of the world. Every function returns NULL or a status that the
  * caller frees (base/rk_status.h). Messages about one daemon read "worker 3 (ADDRESS, rank 3): CODE REASON:
@@ -37,9 +37,9 @@ RK_BEGIN_DECLS
 struct rk_driver;
 
 /* --- the library's version --- */
-/* Raised with every change that a program compiled before cannot live with; also the number in the SONAME,
- * librankd_driver.so.N. New functions, and new fields at the end of a struct that begins with struct_size, do
- * not raise it. */
+/* ABI version: raised with every change that is incompatible with programs compiled before; also the number
+ * in the SONAME, librankd_driver.so.N. New functions, and new fields at the end of a struct that begins with
+ * struct_size, do not raise it. */
 #define RK_DRIVER_ABI 1
 /* RK_DRIVER_ABI of the library that was loaded. */
 uint32_t rk_driver_abi(void);
@@ -54,9 +54,9 @@ struct rk_hosts {
 #define RK_DEFAULT_PORT 7000
 
 /* "TERM,TERM" or "@FILE" (lines of the same, # comments), mixed freely. A term is an address, in which ranges
- * stand for several ("node[01-04]:[7000-7007]"), "dns:NAME[:PORT]" for every address of a name, or
+ * name several ("node[01-04]:[7000-7007]"), "dns:NAME[:PORT]" for every address of a name, or
  * "slurm:[PORT[:N]]" for the daemons of the Slurm job that the process is part of (docs/deploy.md).
- * INVALID_ARGUMENT names the bad or repeated address and where it stands; NOT_FOUND for a missing file,
+ * INVALID_ARGUMENT names the invalid or repeated address and its position; NOT_FOUND for a missing file,
  * UNAVAILABLE for a name without an address. Release with rk_hosts_fini. */
 struct rk_status *rk_hosts_parse(struct rk_hosts *out, const char *text) RK_NODISCARD;
 void rk_hosts_fini(struct rk_hosts *hosts);
@@ -70,41 +70,41 @@ struct rk_driver_config {
     const char *driver_id;      /* shown by status and to refused drivers; NULL: user@host:pid */
     int64_t lease_ttl_ms;       /* 0: 30 s */
     int64_t control_timeout_ms; /* of small calls; 0: 10 s */
-    bool takeover;              /* claim from a driver whose lease still lives */
-    /* Plans of memory by one daemon that was started with dry_run=true: the world it is asked about, of which
-     * it stands for one rank at a time. 0: no dry run, the world are the daemons. */
+    bool takeover;              /* claim from a driver whose lease is still valid */
+    /* Memory plans by one daemon that was started with dry_run=true: the size of the planned world, of which
+     * it plans one rank at a time. 0: no dry run, the world consists of the daemons. */
     int32_t dry_world_size;
-    const char *dry_device; /* what rk_driver_device_kind says; NULL: the daemon's own */
-    /* Directory that keeps what this driver proves its leases with, so that the same user on this host gets
-     * them back at once after this process has died or lost a daemon, instead of after lease_ttl_ms. It is
-     * created; one that cannot be used is ignored. NULL: only this object can claim again. */
+    const char *dry_device; /* result of rk_driver_device_kind; NULL: the daemon's device */
+    /* Directory that keeps the driver key, so that the same user on this host gets the leases
+     * back at once after this process has died or lost a daemon, instead of after lease_ttl_ms. It is
+     * created; an unusable one is ignored. NULL: only this object can claim again. */
     const char *identity_dir;
     /* TLS on TCP connections (docs/tls.md): certificates of the authorities that are trusted, this side's
-     * certificate and its key. A daemon's certificate must be for the host of its address. NULL: plain; cert
-     * and key only with ca. Borrowed during rk_driver_open. */
+     * certificate and its key. A daemon's certificate must contain the host of its address. NULL: no TLS;
+     * cert and key only with ca. Borrowed during rk_driver_open. */
     const char *tls_ca, *tls_cert, *tls_key;
 };
 
-/* Checks the addresses and opens two channels a daemon, one for batches and one for control. Connections are
- * made when they are needed. */
+/* Checks the addresses and opens two channels per daemon, one for batches and one for control. Connections
+ * are established when they are needed. */
 struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_config *config) RK_NODISCARD;
-/* Releases the lease, closes the connections. What runs on the daemons goes on unless it was cancelled. NULL
- * is a no-op. */
+/* Releases the lease, closes the connections. Running calls continue on the daemons unless they were
+ * cancelled. NULL is a no-op. */
 void rk_driver_close(struct rk_driver *driver);
 /* Ranks of the world. */
 int32_t rk_driver_num_workers(const struct rk_driver *driver);
 bool rk_driver_is_dry_run(const struct rk_driver *driver);
-/* Of a dry run: the rank that the daemon takes at the next configure, 0 at first. */
+/* In a dry run: the rank of the daemon at the next configure, initially 0. */
 void rk_driver_stand_for(struct rk_driver *driver, int32_t rank);
-/* Asks for a stop, from any thread or a signal handler. Once: the running call is cancelled on the daemons
- * and ends with CANCELLED, as does every later call. Twice: the call is left to itself and returns at once
+/* Requests a stop, from any thread or a signal handler. Once: the running call is cancelled on the daemons
+ * and ends with CANCELLED, as does every later call. Twice: the call is detached and returns at once
  * (reason DETACHED). */
 void rk_driver_interrupt(struct rk_driver *driver);
-/* Takes back one interrupt, so that what has to be saved can be; the next interrupt counts anew. False, and
- * nothing changes, after two. */
+/* Withdraws one interrupt, so that state can be saved; the next interrupt counts again. False, without
+ * effect, after two. */
 bool rk_driver_resume(struct rk_driver *driver);
 
-/* --- questions; no lease needed --- */
+/* --- queries; no lease needed --- */
 struct rk_driver_worker {
     const char *address;
     struct rk_status *error;        /* owned by the caller; NULL when status is valid */
@@ -114,7 +114,7 @@ struct rk_driver_worker {
 /* Asks all workers at once; workers[rk_driver_num_workers]. An unreachable one has its own error, the rest
  * answers. */
 void rk_driver_get_status(struct rk_driver *driver, struct rk_arena *arena, struct rk_driver_worker *workers);
-/* What worker 0 offers. */
+/* The methods of worker 0. */
 struct rk_status *rk_driver_list_methods(struct rk_driver *driver, struct rk_arena *arena,
                                          struct rk_list_methods_response *out) RK_NODISCARD;
 struct rk_driver_watch_args {
@@ -125,45 +125,45 @@ struct rk_driver_watch_args {
     void *user;
 };
 
-/* Events of all workers, in the order in which they come, until every worker's stream has ended (with
- * past_only that is soon) or the driver is interrupted. errors[rk_driver_num_workers] receive how each ended,
+/* Events of all workers, in the order of arrival, until every worker's stream has ended (soon with
+ * past_only) or the driver is interrupted. errors[rk_driver_num_workers] receive the status of each,
  * NULL or CANCELLED or a failure; the caller frees them. */
 void rk_driver_watch(struct rk_driver *driver, const struct rk_driver_watch_args *args,
                      struct rk_status **errors);
 struct rk_driver_dump {
-    struct rk_str json;      /* what DumpFlightRecorder sent; the caller releases it */
-    struct rk_status *error; /* owned by the caller; NULL when the text is whole */
+    struct rk_str json;      /* the data of DumpFlightRecorder; the caller releases it */
+    struct rk_status *error; /* owned by the caller; NULL when the text is complete */
 };
 
 /* Asks all workers for their flight recorder, configuration and version; dumps[rk_driver_num_workers]. */
 void rk_driver_dump_flight(struct rk_driver *driver, struct rk_driver_dump *dumps);
-/* What is to be added to the monotonic clock of each worker (monotonic_ns of its status) to have that of this
+/* Offsets to add to the monotonic clock of each worker (monotonic_ns of its status) to get that of this
  * process: offsets_ns[rk_driver_num_workers], within half of the time that a GetStatus takes. */
 struct rk_status *rk_driver_clock_offsets(struct rk_driver *driver, int64_t *offsets_ns) RK_NODISCARD;
-/* Ends all daemons: after `grace_ms` for what runs (0: their own drain.grace), at once with `force`. */
+/* Ends all daemons: after `grace_ms` for running calls (0: their own drain.grace), at once with `force`. */
 struct rk_status *rk_driver_shutdown(struct rk_driver *driver, uint32_t grace_ms, bool force,
                                      const char *reason) RK_NODISCARD;
 
 /* --- the group --- */
 /* Takes the lease on all daemons, or on none: FAILED_PRECONDITION (LEASE_HELD) names the other driver. A
- * lease of this driver itself, on a daemon that it had lost, is no obstacle. Worker 0 is asked first, so that
+ * lease of this driver itself, on a daemon that it had lost, is replaced. Worker 0 is claimed first, so that
  * two drivers with the same address list cannot hold one half each. A thread renews the lease until
  * rk_driver_release or rk_driver_close. */
 struct rk_status *rk_driver_claim(struct rk_driver *driver) RK_NODISCARD;
 void rk_driver_release(struct rk_driver *driver);
-/* Of the lease, on all workers; a worker whose status has another one was claimed by somebody else since. 0
+/* Of the lease, on all workers; a worker with a different epoch was claimed by another driver since. 0
  * before the first claim. */
 uint64_t rk_driver_epoch(const struct rk_driver *driver);
-/* Gives every rank its place in the meshes of the roles and builds the communicators. The daemons' own
- * account of their coordinates is compared with the mesh arithmetic before this succeeds. */
+/* Gives every rank its coordinates in the meshes of the roles and builds the communicators. The coordinates
+ * that the daemons report are compared with the mesh arithmetic before this succeeds. */
 struct rk_status *rk_driver_configure(struct rk_driver *driver, const struct rk_role_mesh *meshes,
                                       int64_t num_meshes) RK_NODISCARD;
-/* Takes over the meshes that the daemons have from an earlier Configure. FAILED_PRECONDITION (NOT_CONFIGURED)
+/* Adopts the meshes that the daemons have from an earlier Configure. FAILED_PRECONDITION (NOT_CONFIGURED)
  * when they have none or do not agree. */
 struct rk_status *rk_driver_adopt(struct rk_driver *driver) RK_NODISCARD;
 /* Borrowed until the next configure; NULL when the role has no mesh. */
 const struct rk_mesh *rk_driver_find_mesh(const struct rk_driver *driver, const char *role);
-/* What the workers run on, all of them: "cpu", "cuda". Borrowed until the next configure; NULL before the
+/* The kind of device of all workers: "cpu", "cuda". Borrowed until the next configure; NULL before the
  * first. */
 const char *rk_driver_device_kind(const struct rk_driver *driver);
 
@@ -188,7 +188,7 @@ struct rk_driver_result {
 };
 
 /* Runs one method on the ranks that its dispatch mode addresses, in two phases: no rank starts before all
- * have accepted the same plan. On failure the message names the rank where the trouble began; when a rank was
+ * have accepted the same plan. On failure the message names the rank where the failure began; when a rank was
  * lost or failed alone, the others are cancelled and their communicators aborted, they keep their models and
  * can be configured again. A lost daemon is ABORTED (PEER_LOST). The result is zero on failure. */
 struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_driver_call_args *call,
@@ -196,38 +196,38 @@ struct rk_status *rk_driver_call(struct rk_driver *driver, const struct rk_drive
 void rk_driver_result_fini(struct rk_driver_result *result);
 
 /* --- several calls at once --- */
-/* A call that goes on while the program does something else. The library runs it on a thread of its own: it
+/* An asynchronous call. The library runs it on a separate thread: it
  * is committed, and its result is received, without any further call of the program. */
 struct rk_future;
 
-/* Starts what rk_driver_call does. Errors that need no daemon (arguments, batch, plan, lease) come from here,
- * all others from rk_future_take. Strings, options and plan are copied; the columns of the batch are shared,
- * and must not be written to until the future is done; `call->user` must stay until then, and `on_progress`
- * is called on the library's thread. Calls on the same ranks run in the order of their starts, rk_driver_call
- * included: each is sent while the one before it runs. Calls on different ranks run at the same time, as do
- * calls of different drivers. Until all futures of a driver are done it cannot claim, configure or adopt
- * (FAILED_PRECONDITION), and must not be released or closed. */
+/* Starts a call as rk_driver_call does. Errors found without a daemon (arguments, batch, plan, lease) are
+ * returned here, all others by rk_future_take. Strings, options and plan are copied; the columns of the batch
+ * are shared, and must not be written to until the future is done; `call->user` must stay until then, and
+ * `on_progress` is called on the library's thread. Calls on the same ranks run in the order of their starts,
+ * rk_driver_call included: each is sent while the one before it runs. Calls on different ranks run at the
+ * same time, as do calls of different drivers. Until all futures of a driver are done it cannot claim,
+ * configure or adopt (FAILED_PRECONDITION), and must not be released or closed. */
 struct rk_status *rk_driver_start(struct rk_future **out, struct rk_driver *driver,
                                   const struct rk_driver_call_args *call) RK_NODISCARD;
 /* Never blocks. From any thread, like rk_future_cancel; the other functions belong to one thread at a time.
  */
 bool rk_future_is_done(const struct rk_future *future);
 /* Waits until one of futures[count] is done, and returns its index: the lowest when several are. Of any
- * drivers; NULL entries are left out. -1 after timeout_ms (negative: no limit), or when all are NULL. */
+ * drivers; NULL entries are skipped. -1 after timeout_ms (negative: no limit), or when all are NULL. */
 int32_t rk_future_wait_any(struct rk_future *const *futures, int32_t count, int64_t timeout_ms);
-/* Asks the daemons to stop the call, and returns at once. The call ends with CANCELLED within seconds, unless
- * it was about to end: its result decides. The group stays usable. `reason` appears in the daemons' logs (127
- * bytes of it; NULL: none). A no-op on a done future. */
+/* Requests a cancel of the call on the daemons, and returns at once. The call ends with CANCELLED within
+ * seconds, unless it was about to end: its result decides. The group stays usable. `reason` appears in the
+ * daemons' logs (127 bytes of it; NULL: none). A no-op on a done future. */
 void rk_future_cancel(struct rk_future *future, const char *reason);
-/* Waits for the end, gives result and status to the caller as rk_driver_call does, and frees the future. */
+/* Waits for the end, returns result and status to the caller as rk_driver_call does, and frees the future. */
 struct rk_status *rk_future_take(struct rk_future *future, struct rk_driver_result *result) RK_NODISCARD;
 /* Cancels, waits, and frees the future with its result. NULL is a no-op. */
 void rk_future_drop(struct rk_future *future);
 
-/* --- daemons of one's own on this machine --- */
+/* --- daemons that the program starts on this machine --- */
 struct rk_local;
 
-/* lease.grace of these daemons: with a model and no driver, a night may pass. */
+/* lease.grace of these daemons: they keep a model overnight without a driver. */
 #define RK_LOCAL_GRACE "24h"
 
 struct rk_local_config {
@@ -236,26 +236,26 @@ struct rk_local_config {
     const char *program;           /* path of rankd */
     const char *device;            /* "cpu", or "cuda": daemon i gets cuda:i */
     const char *log_dir;           /* rankd-<rank>.log is written here */
-    const char *const *ckpt_roots; /* absolute directories that calls may name paths in; NULL-terminated */
+    const char *const *ckpt_roots; /* absolute directories for paths in calls; NULL-terminated */
     int64_t start_timeout_ms;      /* 0: 30 s */
     const char *record_dir;        /* absolute: daemon i records its calls in DIR/rank-<i>; NULL: no record */
     bool is_dry_run; /* they only plan, for any rank of any world: rk_driver_config.dry_world_size */
 };
 
 /* Starts the daemons on Unix sockets in a private directory, each with its share of the cores, and waits
- * until they listen. Of one that ends before, the code tells: INVALID_ARGUMENT for its configuration (a
- * device that is not there, too), FAILED_PRECONDITION (HELD) when another process has the device, else
+ * until they listen. If one ends before that: INVALID_ARGUMENT for its configuration (including a
+ * missing device), FAILED_PRECONDITION (HELD) when another process has the device, else
  * INTERNAL. Neither /etc/rankd nor RANKD_... of the environment configures them. They are killed by the
  * kernel when the calling thread dies, so call this from a thread that stays. */
 struct rk_status *rk_local_start(struct rk_local **out, const struct rk_local_config *config) RK_NODISCARD;
-/* From now on the daemons outlive this process: rk_local_stop leaves them as they are, and they stop
+/* Detaches the daemons so that they outlive this process: rk_local_stop does not stop them, and they stop
  * RK_LOCAL_GRACE after their last lease ended. On failure they still stop with rk_local_stop. */
 struct rk_status *rk_local_detach(struct rk_local *local) RK_NODISCARD;
 /* SIGTERM, then SIGKILL for those that take longer than 5 s; removes the directory. NULL is a no-op. */
 void rk_local_stop(struct rk_local *local);
 const char *const *rk_local_addresses(const struct rk_local *local); /* [num_daemons] */
-/* Appends "rankd of rank 2 (pid 71) was killed by signal 9; its log is LOG" for each daemon that ended by
- * itself; for use after a failure, since it waits a moment for one that is about to end. */
+/* Appends "rankd of rank 2 (pid 71) was killed by signal 9; its log is LOG" for each daemon that ended
+ * unexpectedly; for use after a failure, since it waits briefly for one that is about to end. */
 void rk_local_describe_deaths(struct rk_local *local, struct rk_str *out);
 
 RK_END_DECLS

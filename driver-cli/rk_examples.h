@@ -1,5 +1,5 @@
-/* Training examples from JSON Lines or JSON arrays: token sequences that say which of their tokens a loss
- * counts. Rows are conversations or prompts with responses (algorithm sft), or preference pairs (algorithm
+/* Training examples from JSON Lines or JSON arrays: token sequences with a mask of the tokens that a loss
+ * covers. Rows are conversations or prompts with responses (algorithm sft), or preference pairs (algorithm
  * dpo); docs/data.md. */
 #ifndef RK_EXAMPLES_H
 #define RK_EXAMPLES_H
@@ -16,7 +16,7 @@ RK_BEGIN_DECLS
 
 struct rk_examples;
 
-/* What a row is. */
+/* Kind of a row. */
 typedef enum rk_examples_kind {
     RK_EXAMPLES_SFT,        /* messages, or prompt and response */
     RK_EXAMPLES_PREFERENCE, /* prompt, chosen and rejected */
@@ -45,7 +45,7 @@ struct rk_examples_config {
 
 struct rk_example_sequence {
     const int32_t *ids;       /* [len] */
-    const uint8_t *loss_mask; /* [len]: 1 on the tokens that the loss counts, never on the first */
+    const uint8_t *loss_mask; /* [len]: 1 on the tokens that the loss covers, never on the first */
     int64_t len;              /* 2 or more */
 };
 
@@ -55,8 +55,8 @@ struct rk_example {
     int64_t index;                                                  /* order of rows over all files */
 };
 
-/* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: MEMBER: ..." for a
- * bad row. Rows in which truncation leaves no token for the loss are left out, with one warning. */
+/* Reads, renders and tokenizes everything. INVALID_ARGUMENT or UNIMPLEMENTED "FILE:LINE: MEMBER: ..." for an
+ * invalid row. Rows in which truncation leaves no token for the loss are skipped, with one warning. */
 struct rk_status *rk_examples_create(struct rk_examples **out, const struct rk_examples_config *config,
                                      const struct rk_tokenizer *tokenizer) RK_NODISCARD;
 void rk_examples_destroy(struct rk_examples *examples); /* NULL is a no-op */

@@ -26,23 +26,23 @@ struct rk_reward_item {
 
 typedef enum rk_reward_outcome {
     RK_REWARD_SCORED,
-    RK_REWARD_SKIPPED, /* the scorer says that it has no score for this item; not a failure */
+    RK_REWARD_SKIPPED, /* the scorer returned no score for this item; not a failure */
     RK_REWARD_ERROR,   /* the scorer failed on this item */
     RK_REWARD_TIMEOUT, /* no answer within reward.timeout */
-    RK_REWARD_CRASH,   /* the worker process ended, or broke the protocol, over this item */
+    RK_REWARD_CRASH,   /* the worker process ended, or violated the protocol, with this item */
     RK_REWARD_OUTCOME_COUNT
 } rk_reward_outcome_t;
 
 struct rk_reward_result {
     rk_reward_outcome_t outcome;
-    bool is_dropped;       /* no score: the item must have no part in losses, statistics and means */
+    bool is_dropped;       /* no score: the item is excluded from losses, statistics and means */
     double score;          /* finite; 0 when dropped, and for a failure under on_error=zero */
     struct rk_json *extra; /* object of numbers and strings beside the score; NULL for a plain score, which is
                               verl's reward_extra_info {"acc": score}; owned */
     char *message;         /* why there is no score; NULL when scored; owned */
 };
 
-/* Asks a caller that waits for scores whether it shall stop. */
+/* Callback that checks for an interrupt while scores are computed. */
 struct rk_reward_watch {
     bool (*is_cancelled)(void *user); /* NULL: never */
     void *user;
@@ -53,7 +53,7 @@ struct rk_reward_call {
     const struct rk_reward_item *items;
     int64_t num_items;
     struct rk_reward_result *results; /* [num_items], zero */
-    int64_t max_failed;               /* more failures end the run, so that there is no use in going on */
+    int64_t max_failed;               /* more failures end the run, so scoring may stop */
     const struct rk_reward_watch *watch;
 };
 
@@ -68,11 +68,12 @@ struct rk_reward_ops {
      * Its members are among the common ones and `keys`. *state may stay NULL. */
     struct rk_status *(*create)(void **state, const struct rk_json *config, const char *dir);
     void (*destroy)(void *state); /* optional */
-    /* Refuses an item that this reward can never score, such as one without ground truth. Optional. */
+    /* Refuses an item that this reward cannot score, such as one without ground truth. Optional. */
     struct rk_status *(*check)(const void *state, const struct rk_reward_item *item);
     /* One of the two. Results are zero before. */
     void (*score_item)(void *state, const struct rk_reward_item *item, struct rk_reward_result *result);
-    /* A status ends the run; an item that fails has its own outcome. CANCELLED soon after the watch says so.
+    /* A status ends the run; an item that fails has its own outcome. CANCELLED soon after the watch reports
+     * an interrupt.
      */
     struct rk_status *(*score_items)(void *state, const struct rk_reward_call *call);
 };
@@ -83,8 +84,8 @@ struct rk_reward_ops {
 struct rk_status *rk_reward_create(struct rk_reward **out, const struct rk_json *config,
                                    const char *dir) RK_NODISCARD;
 void rk_reward_destroy(struct rk_reward *reward); /* NULL is a no-op */
-/* INVALID_ARGUMENT or NOT_FOUND when the reward can never score the item, whatever the response is: for use
- * on data before a run. */
+/* INVALID_ARGUMENT or NOT_FOUND when the reward cannot score the item for any response: for checks
+ * of data before a run. */
 struct rk_status *rk_reward_check(const struct rk_reward *reward,
                                   const struct rk_reward_item *item) RK_NODISCARD;
 /* Fills results[num_items], which the caller releases in any case. ABORTED when more than

@@ -1,8 +1,8 @@
 /* Tokenizers: Hugging Face's tokenizer.json with a BPE model, byte-level (GPT-2, Llama-3, Qwen) or in the
  * manner of SentencePiece (Llama-2, Mistral, Gemma). docs/tokenizers.md lists the components.
  *
- * Untrusted input: sizes are bounded (64 MiB), the regular expressions run with match and depth limits. What
- * a file asks for and this reader does not do is UNIMPLEMENTED, naming it. Any number of threads may use one.
+ * Untrusted input: sizes are bounded (64 MiB), the regular expressions run with match and depth limits.
+ * Unsupported components of a file are UNIMPLEMENTED, naming them. Any number of threads may use one.
  */
 #ifndef RK_TOKENIZER_H
 #define RK_TOKENIZER_H

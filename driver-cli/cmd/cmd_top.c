@@ -33,7 +33,7 @@ static void add_number(struct rk_table *table, double value, double factor, cons
         rk_table_add(table, NULL);
 }
 
-/* "generate 12/64"; "-" without progress. */
+/* "generate 12/64"; only the phase without a total; "begins" before the first phase. */
 static void add_progress(struct rk_table *table, const struct rk_worker_status *status)
 {
     const struct rk_progress *progress = &status->progress;

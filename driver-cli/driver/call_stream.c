@@ -4,7 +4,7 @@
  *   from the daemon  window*, accepted, progress*, result, chunk*, status
  *
  * At most one send and one receive are under way. The stream is finished when its status is known and no
- * operation is pending. What the daemon sends is checked like everything that comes from outside: a message
+ * operation is pending. Messages of the daemon are checked like all external input: a message
  * out of place, a chunk that does not fit or a missing end is this stream's error. */
 #include "driver-cli/driver/driver_internal.h"
 
@@ -39,10 +39,10 @@ struct rk_call_stream {
     uint8_t plan_hash[RK_SHA256_BYTES];
     struct rk_execute_result result;
     struct rk_batch *output;
-    void **output_data; /* where the bytes of each tensor go */
+    void **output_data; /* destination of the bytes of each tensor */
     struct rk_assembler *assembler;
 
-    struct rk_status *error; /* of ours or the daemon's; the first stays */
+    struct rk_status *error; /* of this side or the daemon; the first one is kept */
     bool is_lost;
 };
 
@@ -131,7 +131,7 @@ static void on_send(struct rk_tag *tag, bool ok)
 
     stream->is_sending = false;
     settle(stream);
-    if (ok) /* else the call is ending: its status tells why */
+    if (ok) /* else the call is ending: its status has the reason */
         send_next(stream);
 }
 
@@ -219,7 +219,7 @@ static struct rk_status *take_message(struct rk_call_stream *stream)
         return NULL;
     case RK_RESPONSE_RESULT:
         return take_result(stream, packed);
-    case RK_RESPONSE_WINDOW: /* HTTP/2 flow control holds the sender back; this is only a hint */
+    case RK_RESPONSE_WINDOW: /* only a hint: HTTP/2 flow control holds the sender back */
         return NULL;
     case RK_RESPONSE_NONE:
     case RK_RESPONSE_CHUNK:
@@ -244,7 +244,7 @@ static void on_recv(struct rk_tag *tag, bool ok)
     receive_next(stream);
 }
 
-/* The daemon said OK: then everything must be here. */
+/* The daemon sent OK: then the result must be complete. */
 static struct rk_status *check_complete(const struct rk_call_stream *stream)
 {
     struct rk_status *missing, *st;
@@ -383,7 +383,8 @@ struct rk_status *rk_call_stream_take_error(struct rk_call_stream *stream, bool 
     if (stream->wire.code == GRPC_STATUS_OK)
         return check_complete(stream);
     st = rk_client_status(stream->wire.code, stream->wire.details, &stream->wire.trailing);
-    /* gRPC says UNAVAILABLE for a connection that ended or went silent; a daemon's own status has a reason.
+    /* gRPC returns UNAVAILABLE for a connection that ended or became silent; a daemon's own status has a
+     * reason.
      */
     *is_lost = rk_status_code(st) == RK_UNAVAILABLE && !*rk_status_reason(st);
     return st;

@@ -14,9 +14,9 @@
 #include "base/rk_time.h"
 
 #define CONNECT_TIMEOUT_MS   2000
-#define EXPLAIN_MS           3000 /* for all daemons, to find out why they cannot be talked to */
-#define FAILURE_GRACE_MS     1000 /* for the others to say what they know of a failure */
-#define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host shows after time + timeout */
+#define EXPLAIN_MS           3000 /* for all daemons, to find the reason of a failed connection */
+#define FAILURE_GRACE_MS     1000 /* for the other ranks to report what they know of a failure */
+#define KEEPALIVE_TIME_MS    5000 /* a stopped process or a lost host is detected after time + timeout */
 #define KEEPALIVE_TIMEOUT_MS 3000
 
 bool rk_pump(grpc_completion_queue *queue, int64_t timeout_ms)
@@ -54,7 +54,7 @@ static grpc_arg int_arg(const char *key, int value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
 }
 
-/* Each channel has its own subchannel pool, so that each is a connection; without that both would share one.
+/* Each channel has its own subchannel pool, so that each is a separate connection.
  */
 static grpc_channel *open_channel(const char *address, const struct rk_driver_tls *tls)
 {
@@ -64,13 +64,15 @@ static grpc_channel *open_channel(const char *address, const struct rk_driver_tl
         int_arg(GRPC_ARG_ENABLE_RETRIES, 0),
         int_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
         int_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200),
-        /* Despite its name: how long one attempt to connect may take, far and busy hosts included. */
+        /* Despite its name: the time limit of one attempt to connect, sufficient for remote and busy hosts.
+         */
         int_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS),
         int_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000),
         int_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_TIME_MS),
         int_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
         int_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
-        /* The default of 2 stops the pings after two, and a peer that dies in a long call is never noticed.
+        /* With the default of 2 the pings stop after two, and a peer that dies in a long call is never
+         * detected.
          */
         int_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RK_LIMIT_MESSAGE_BYTES),
@@ -149,7 +151,7 @@ struct rk_status *rk_client_status(grpc_status_code code, grpc_slice details,
 
 static void on_unary(struct rk_tag *tag, bool ok)
 {
-    (void)ok; /* the batch holds RECV_STATUS_ON_CLIENT, which always succeeds: the status tells */
+    (void)ok; /* the batch contains RECV_STATUS_ON_CLIENT, which always succeeds: check the status */
     ((struct rk_unary *)tag)->is_done = true;
 }
 
@@ -299,7 +301,7 @@ static bool any_failed(const struct rk_unary *calls, int32_t count)
     return false;
 }
 
-/* gRPC says of most that goes wrong with TLS that the socket was closed. */
+/* For most TLS errors gRPC reports only that the socket was closed. */
 static void explain_unreached(const struct rk_driver *driver, struct rk_fanout *items)
 {
     int64_t deadline_ns = rk_time_now_ns() + EXPLAIN_MS * 1000000LL;
@@ -365,6 +367,6 @@ struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanou
     rk_free(errors);
     if (rk_status_code(st) != RK_CANCELLED || atomic_load(&driver->interrupts) == 0)
         return st;
-    rk_status_free(st); /* this side cancelled the calls: no worker has anything to say of it */
+    rk_status_free(st); /* this side cancelled the calls: not an error of a worker */
     return RK_FAIL(RK_CANCELLED, "interrupted");
 }

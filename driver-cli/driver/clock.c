@@ -1,4 +1,4 @@
-/* How far the daemons' monotonic clocks are from this process's. */
+/* Offsets of the daemons' monotonic clocks from this process's. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include "base/rk_alloc.h"
@@ -6,7 +6,7 @@
 
 #define NUM_TRIES 5
 
-/* One round trip; *round_ns is how long it took. */
+/* One round trip; *round_ns receives its duration. */
 static struct rk_status *measure(struct rk_driver *driver, int32_t client, int64_t *offset_ns,
                                  int64_t *round_ns)
 {

@@ -1,5 +1,5 @@
-/* Configure: every rank's place in the meshes of the roles, and the communicators, in two rounds. In the
- * first the daemons open their endpoints and one makes the id; in the second all join. */
+/* Configure: every rank's coordinates in the meshes of the roles, and the communicators, in two rounds. In
+ * the first the daemons open their endpoints and one creates the id; in the second all join. */
 #include "driver-cli/driver/invocation_internal.h"
 
 #include <stdio.h>
@@ -81,8 +81,8 @@ static struct rk_status *check_role_rank(const struct rk_mesh *mesh, const struc
 
     if (!rk_mesh_find_coords(mesh, rank, &want))
         return RK_FAIL(RK_INTERNAL,
-                       "reports a place in the mesh of role '%s' (%s), in which it does not stand", got->role,
-                       rk_mesh_text(mesh));
+                       "reports coordinates in the mesh of role '%s' (%s), to which it does not belong",
+                       got->role, rk_mesh_text(mesh));
     for (size_t i = 0; i < RK_ARRAY_LEN(axes); i++) {
         if (axes[i].got != want.axis[axes[i].axis])
             return RK_FAIL(RK_INTERNAL, "reports %s=%d in the mesh of role '%s' (%s), expected %d",
@@ -111,17 +111,17 @@ struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const stru
         if (found)
             RK_TRY(check_role_rank(roles[i].mesh, found, rank));
         else if (rk_mesh_find_coords(roles[i].mesh, rank, &coords))
-            return RK_FAIL(RK_INTERNAL, "reports no place in the mesh of role '%s'", roles[i].role);
+            return RK_FAIL(RK_INTERNAL, "reports no coordinates in the mesh of role '%s'", roles[i].role);
     }
     if (num_places != info->num_roles)
-        return RK_FAIL(RK_INTERNAL, "reports places in %lld meshes, the group has %lld of them",
+        return RK_FAIL(RK_INTERNAL, "reports coordinates in %lld meshes, expected the %lld of the group",
                        (long long)info->num_roles, (long long)num_places);
     return NULL;
 }
 
 /* --- the rounds --- */
 
-/* What the daemons can do: chunk size, and devices of one kind, whose collectives understand each other. */
+/* Capabilities of the daemons: chunk size, and devices of one kind, whose collectives are compatible. */
 static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *arena)
 {
     struct rk_fanout *items = rk_fanout_create(driver);
@@ -140,9 +140,10 @@ static struct rk_status *describe(struct rk_driver *driver, struct rk_arena *are
         if (description.max_chunk > 0)
             driver->chunk_bytes = RK_MIN(driver->chunk_bytes, (size_t)description.max_chunk);
         if (backend && strcmp(description.backend, backend) != 0)
-            items[i].error = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "MIXED_DEVICES",
-                                            "its device is of kind '%s', of the workers before it '%s'",
-                                            description.backend, backend);
+            items[i].error =
+                RK_FAIL_REASON(RK_FAILED_PRECONDITION, "MIXED_DEVICES",
+                               "its device is of kind '%s', expected '%s' as on the other workers",
+                               description.backend, backend);
         if (!backend)
             backend = description.backend;
     }
@@ -226,7 +227,7 @@ keep:
     return st;
 }
 
-/* The roles of all workers: a worker tells those in whose mesh it stands. */
+/* The roles of all workers: a worker reports those to whose mesh it belongs. */
 static struct rk_status *set_roles_of(struct rk_driver *driver, const struct rk_driver_worker *workers)
 {
     clear_roles(driver);
@@ -247,7 +248,7 @@ static struct rk_status *set_roles_of(struct rk_driver *driver, const struct rk_
                           workers[0].address, workers[0].status.state);
 }
 
-/* The daemons of a group that stands must be named as they were when it was configured, and all of them. */
+/* All daemons of a configured group must be listed, in the order of its Configure. */
 static struct rk_status *check_standing(const struct rk_driver_worker *worker, int32_t rank,
                                         int32_t world_size)
 {
@@ -257,10 +258,10 @@ static struct rk_status *check_standing(const struct rk_driver_worker *worker, i
         return RK_FAIL_REASON(
             RK_FAILED_PRECONDITION, "NOT_CONFIGURED",
             "worker %d (%s) is UNCONFIGURED%s; configure the group first", rank, worker->address,
-            status->rank.num_roles > 0 ? ", its communicators are gone" : " and has no meshes");
+            status->rank.num_roles > 0 ? ", its communicators were lost" : " and has no meshes");
     if (status->rank.rank != rank || status->rank.world_size != world_size)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
-                              "worker %d (%s) is rank %d of %d in its group; name all daemons, in rank order",
+                              "worker %d (%s) is rank %d of %d in its group; list all daemons, in rank order",
                               rank, worker->address, status->rank.rank, status->rank.world_size);
     return NULL;
 }

@@ -1,6 +1,6 @@
 /* The driver's objects. Every wait is a completion queue pumped by the thread that waits: a blocking call
  * makes a queue, starts operations whose tags are embedded in their objects, and pumps until they are done.
- * Only the lease thread lives longer; what it shares with the others is in struct rk_lease_keeper. */
+ * Only the lease thread exists longer; its shared state is in struct rk_lease_keeper. */
 #ifndef RK_DRIVER_INTERNAL_H
 #define RK_DRIVER_INTERNAL_H
 
@@ -14,7 +14,7 @@
 #include "driver-cli/driver/tls_internal.h"
 #include "driver-cli/rk_driver.h"
 
-#define RK_DRIVER_POLL_MS 100 /* how often waiting code looks for interrupts and timeouts */
+#define RK_DRIVER_POLL_MS 100 /* interval in which waiting code checks interrupts and timeouts */
 
 /* One completion: the queue's tag points here. */
 struct rk_tag {
@@ -34,12 +34,12 @@ gpr_timespec rk_deadline_in(int64_t timeout_ms);
 struct rk_client {
     int32_t rank; /* = index in the driver's list */
     char *address;
-    grpc_channel *data, *control; /* a connection each, so that control calls do not wait behind chunks */
+    grpc_channel *data, *control; /* separate connections, so that control calls do not wait for chunks */
     const char *token;            /* the driver's; NULL: none */
-    _Atomic bool is_reached;      /* it has answered before: certificates are not what is wrong */
+    _Atomic bool is_reached;      /* it has answered before, so its certificates are valid */
     struct rk_fence fence;        /* of the lease; lease_id points at lease_id_bytes */
     uint8_t lease_id_bytes[16];
-    uint64_t next_seq; /* of the next call that is committed here; the call whose turn it is owns it */
+    uint64_t next_seq; /* of the next committed call; owned by the call whose turn it is */
     uint64_t incarnation;
 };
 
@@ -70,14 +70,15 @@ struct rk_driver {
     int64_t lease_ttl_ms, control_timeout_ms;
     bool takeover;
     size_t chunk_bytes;
-    char *device_kind; /* of all workers, as the last configure found it; NULL before */
+    char *device_kind; /* of all workers, from the last configure; NULL before */
     atomic_int interrupts;
 
     char *identity_dir; /* NULL: none */
     bool has_identity;  /* taken at the first claim */
     struct rk_identity identity;
     struct rk_lease_keeper *lease; /* NULL: not claimed */
-    atomic_bool is_lost; /* a worker was lost in a call: its sequence number is unknown, claim again */
+    atomic_bool
+        is_lost; /* a worker was lost in a call: its sequence number is unknown until the next claim */
     struct rk_turns turns;
     uint64_t epoch, mesh_generation;
     int32_t num_roles;
@@ -124,7 +125,7 @@ void rk_unary_fini(struct rk_unary *unary);
 /* A streaming call from its opening to its status; messages are the owner's. */
 struct rk_client_stream {
     grpc_call *call; /* NULL: not open */
-    int num_pending; /* operations whose event has not come; the owner counts down */
+    int num_pending; /* operations whose event is outstanding; the owner counts down */
     grpc_metadata_array initial, trailing;
     grpc_status_code code; /* once on_status came, like details */
     grpc_slice details;
@@ -140,7 +141,7 @@ void rk_client_stream_close(struct rk_client_stream *stream);
 
 /* One RPC on several daemons at once. */
 struct rk_fanout {
-    struct rk_client *client; /* NULL: leave this one out */
+    struct rk_client *client; /* NULL: skipped */
     struct rk_str request;
     struct rk_bytes reply;   /* in the arena */
     struct rk_status *error; /* without the worker's name */
@@ -148,7 +149,7 @@ struct rk_fanout {
 
 enum rk_fanout_run_flags {
     RK_FANOUT_IGNORE_INTERRUPT = 1u << 0, /* clean-up that must also happen after Ctrl-C */
-    RK_FANOUT_ALL_OR_NONE = 1u << 1,      /* one that fails ends the others, which may be waiting for it */
+    RK_FANOUT_ALL_OR_NONE = 1u << 1,      /* a failure ends the other calls, which may be waiting for it */
 };
 
 /* items[num_clients]. Returns when all have ended. */
@@ -156,8 +157,8 @@ void rk_fanout_run(struct rk_driver *driver, rk_rpc_id_t rpc, struct rk_fanout *
                    uint32_t flags, struct rk_arena *arena);
 struct rk_fanout *rk_fanout_create(struct rk_driver *driver);   /* one item a client */
 void rk_fanout_destroy(struct rk_fanout *items, int32_t count); /* errors too */
-/* The first error that is no victim of another, with its worker's name; the others are freed. NULL when there
- * is none. */
+/* The first error that was not caused by another one, with its worker's name; the others are freed. NULL when
+ * there is none. */
 struct rk_status *rk_fanout_take_error(struct rk_driver *driver, struct rk_fanout *items) RK_NODISCARD;
 
 /* --- server streams (read_streams.c) --- */
@@ -171,14 +172,13 @@ struct rk_read_args {
     void *user;
 };
 
-/* One call to each daemon, on the control connection; item.error says how each ended. Returns when all have.
+/* One call to each daemon, on the control connection; item.error is its status. Returns when all have ended.
  */
 void rk_read_streams(struct rk_driver *driver, struct rk_fanout *items, const struct rk_read_args *args);
 
 /* --- meshes (configure.c) --- */
-/* Compares a daemon's own account of where it stands with the mesh arithmetic: every role it stands in, no
- * other, and the right coordinates. With that on all ranks, the answers are a complete product without
- * duplicates. */
+/* Compares the coordinates that a daemon reports with the mesh arithmetic: exactly its roles, with the
+ * correct coordinates. If this holds on all ranks, their coordinates are complete and without duplicates. */
 struct rk_status *rk_check_rank_info(const struct rk_rank_info *info, const struct rk_role_entry *roles,
                                      int32_t num_roles, int32_t rank, int32_t world_size) RK_NODISCARD;
 
@@ -188,16 +188,16 @@ struct rk_rank_error {
     const char *address;
     struct rk_status *status; /* owned; NULL: this rank is fine */
     int32_t order;            /* of arrival */
-    bool is_lost;             /* no answer came from the daemon: the connection ended */
+    bool is_lost;             /* the connection ended without an answer of the daemon */
 };
 
 /* "worker 3 (addr, rank 3): CODE REASON: message", same code and reason. Takes the status. */
 struct rk_status *rk_error_of_worker(struct rk_status *st, int32_t rank, const char *address) RK_NODISCARD;
-/* Index of the error where the trouble began, or -1 when all are fine. */
+/* Index of the error where the failure began, or -1 without errors. */
 int32_t rk_error_find_root(const struct rk_rank_error *errors, int32_t count);
-/* One status for the call: the root cause first, then how many others ended because of it, where the rank
- * stands in `mesh` (NULL: left out) of `role`, and, where its daemon is lost, what the first of the others
- * was in. Frees all. */
+/* One status for the call: the root cause first, then the number of other ranks that ended because of it, the
+ * coordinates in `mesh` (NULL: omitted) of `role`, and, if its daemon is lost, the operation of the first
+ * other rank. Frees all. */
 struct rk_status *rk_error_of_call(struct rk_rank_error *errors, int32_t count, const char *role,
                                    const struct rk_mesh *mesh) RK_NODISCARD;
 
@@ -209,15 +209,15 @@ struct rk_json *rk_reduce_metrics(const struct rk_execute_result *const *results
                                   int32_t num_ranks);
 
 /* --- lease (lease.c) --- */
-/* FAILED_PRECONDITION (LEASE_EXPIRED) when a renewal is overdue, so that nothing is issued under a dead
+/* FAILED_PRECONDITION (LEASE_EXPIRED) when a renewal is overdue, so that no call is sent with a lapsed
  * lease. */
 struct rk_status *rk_driver_check_lease(struct rk_driver *driver) RK_NODISCARD;
 
-/* --- batches on their way (upload.c) --- */
+/* --- batches that are being sent (upload.c) --- */
 /* A chunk of the batch, encoded once for all ranks that get it. */
 struct rk_upload {
     struct rk_upload *next;
-    atomic_int num_held; /* chunk messages whose bytes gRPC still refers to, and one until rk_upload_end */
+    atomic_int num_held; /* chunk messages whose bytes gRPC still references, plus one until rk_upload_end */
     struct rk_batch *chunk;
     struct rk_arena *arena;
     struct rk_batch_spec spec;
@@ -228,7 +228,7 @@ struct rk_upload {
 /* `chunk` is referenced (its columns are shared). The upload belongs to the driver from here on. */
 struct rk_status *rk_upload_create(struct rk_upload **out, struct rk_driver *driver,
                                    const struct rk_batch *chunk) RK_NODISCARD;
-/* Drops the messages; memory goes when gRPC has let go of it too. From any thread; the last use of the
+/* Drops the messages; memory is freed when gRPC has released it too. From any thread; the last use of the
  * upload.
  */
 void rk_upload_end(struct rk_upload *upload);
@@ -259,8 +259,9 @@ const uint8_t *rk_call_stream_plan_hash(
     const struct rk_call_stream *stream); /* RK_SHA256_BYTES; of an accepted one */
 int64_t rk_call_stream_last_event_ns(const struct rk_call_stream *stream);
 void rk_call_stream_commit(struct rk_call_stream *stream); /* not of a cancelled one */
-/* Without a commit: takes the call back, which leaves its sequence number free. After it: asks the method to
- * stop, and the daemon hears that after the commit. `reason` is borrowed until the stream is finished. */
+/* Before the commit: withdraws the call, which leaves its sequence number free. After it: requests a cancel
+ * of the method, which the daemon receives after the commit. `reason` is borrowed until the stream is
+ * finished. */
 void rk_call_stream_cancel(struct rk_call_stream *stream, const char *reason);
 /* Ends the stream from this side. `st` becomes its error unless it has one (stolen). */
 void rk_call_stream_abandon(struct rk_call_stream *stream, struct rk_status *st);

@@ -1,11 +1,11 @@
-/* What is told about a failed call: the rank where the trouble began, not its victims. */
+/* The message of a failed call: the rank where the failure began, not the ranks that failed because of it. */
 #include "driver-cli/driver/driver_internal.h"
 
 #include <string.h>
 
-/* Causes before their consequences. A daemon that is gone explains everything; a failure of a rank's own
- * comes next; then the ranks that only saw a peer missing (their message names it); last those that somebody
- * stopped. */
+/* Causes before their consequences. A lost daemon is always the cause; a rank's own failure
+ * comes next; then ranks that only lost a peer (their message names it); last those that were
+ * cancelled. */
 enum blame {
     BLAME_LOST,
     BLAME_OWN,
@@ -76,7 +76,7 @@ static void append_others(struct rk_str *text, const struct rk_rank_error *error
         rk_str_appendf(text, " (%d other rank%s ended with it)", num_others, num_others == 1 ? "" : "s");
 }
 
-/* What the first rank that waited for the lost one was in: the lost one cannot tell. */
+/* The operation of the first rank that waited for the lost one, since the lost one cannot report its own. */
 static void append_witness(struct rk_str *text, const struct rk_rank_error *errors, int32_t count)
 {
     const struct rk_rank_error *witness = NULL;

@@ -1,6 +1,6 @@
 #include "driver-cli/driver/estimate_internal.h"
 
-/* Larger sizes are no model's; the daemons name them. */
+/* Larger sizes are invalid; the daemons report them. */
 #define SIZE_MAX_KNOWN (1 << 24)
 
 static int64_t size_at(const struct rk_json *config, const char *key, int64_t fallback)

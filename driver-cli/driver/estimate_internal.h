@@ -1,6 +1,6 @@
-/* How long passes over tokens may take: floating-point operations over what devices do in a second. A simple
- * model for the question before a run: does this layout make sense? Generation is not in it: memory bandwidth
- * bounds it. */
+/* Estimated time of passes: floating-point operations divided by the devices' rate. A simple
+ * model to judge a layout before a run. Generation is not included: it is bound by memory
+ * bandwidth. */
 #ifndef RK_ESTIMATE_INTERNAL_H
 #define RK_ESTIMATE_INTERNAL_H
 
@@ -18,7 +18,7 @@ struct rk_estimate {
 };
 
 /* Of a dense model, from its config.json, in sequences of seqlen tokens, over which attention is averaged.
- * False when the configuration (which may be NULL) does not tell. */
+ * False when the configuration (which may be NULL) lacks the sizes. */
 bool rk_estimate_of(struct rk_estimate *out, const struct rk_json *hf_config, int64_t seqlen);
 /* Of a token in a forward pass. */
 double rk_estimate_forward(const struct rk_estimate *estimate);

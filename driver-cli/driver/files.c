@@ -70,8 +70,7 @@ static struct rk_status *make_dir(const char *path)
         return rk_errno_status("cannot create directory", path);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         return NULL;
-    return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name is in the way",
-                   path);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "cannot create directory '%s': a file of that name exists", path);
 }
 
 struct rk_status *rk_read_token(char **out, const char *path)
@@ -89,8 +88,8 @@ struct rk_status *rk_read_token(char **out, const char *path)
                      (unsigned)info.st_mode & 0777u);
     for (const char *byte = text; !st && *byte; byte++) {
         if (*byte < '!' || *byte > '~')
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s': a token has printable ASCII characters only",
-                         path);
+            st = RK_FAIL(RK_INVALID_ARGUMENT,
+                         "token file '%s': expected a token of printable ASCII characters", path);
     }
     if (!st && !*text)
         st = RK_FAIL(RK_INVALID_ARGUMENT, "token file '%s' is empty", path);

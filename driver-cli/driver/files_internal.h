@@ -14,13 +14,13 @@ struct rk_status *rk_load_file(char **out, size_t *bytes, const char *path, size
 /* The first line of a token file; rk_free it. INVALID_ARGUMENT when group or others have access, or the line
  * is empty or holds more than printable ASCII. */
 struct rk_status *rk_read_token(char **out, const char *path) RK_NODISCARD;
-/* Creates the directory and its parents; one that exists is fine. */
+/* Creates the directory and its parents; an existing one is accepted. */
 struct rk_status *rk_make_dirs(const char *path) RK_NODISCARD;
-/* Copies a small file; a missing source is no error. */
+/* Copies a small file; a missing source is not an error. */
 struct rk_status *rk_copy_if_there(const char *from_dir, const char *to_dir, const char *name) RK_NODISCARD;
 /* "base/path" unless path is absolute; rk_free it. */
 char *rk_resolve_path(const char *base, const char *path);
-/* `text` as the name of one file, which leads nowhere else: without slashes, control characters, "." and
+/* `text` as the name of one file in a directory: without slashes, control characters, "." and
  * ".."; rk_free it. */
 char *rk_file_name_of(const char *text);
 /* Status for errno after `action` on `path`. */
@@ -29,7 +29,7 @@ struct rk_status *rk_errno_status(const char *action, const char *path) RK_NODIS
 /* --- JSON Lines that a run appends to (jsonl.c) --- */
 struct rk_jsonl_line {
     int64_t number;             /* from 1 */
-    int64_t end;                /* offset behind its newline */
+    int64_t end;                /* offset after its newline */
     const struct rk_json *json; /* borrowed */
 };
 
@@ -38,7 +38,7 @@ struct rk_jsonl_line {
 struct rk_status *rk_jsonl_read(const char *path,
                                 bool (*on_line)(void *user, const struct rk_jsonl_line *line),
                                 void *user) RK_NODISCARD;
-/* Cuts the file in front of the first line whose integer member `key` is at least `first`, and a line without
+/* Truncates the file before the first line whose integer member `key` is at least `first`, and a line without
  * a newline at the end. */
 struct rk_status *rk_jsonl_cut(const char *path, const char *key, int64_t first) RK_NODISCARD;
 

@@ -1,5 +1,5 @@
-/* Calls that go on while the program does something else. Each has a thread, which runs what rk_driver_call
- * runs on the caller's; the future is what the two share. */
+/* Asynchronous calls. Each has a thread that runs the same as rk_driver_call on the caller's
+ * thread; both share the future. */
 #include "driver-cli/driver/invocation_internal.h"
 
 #include <errno.h>
@@ -78,7 +78,7 @@ struct rk_status *rk_driver_start(struct rk_future **out, struct rk_driver *driv
     rk_invocation_destroy(inv);
     pthread_mutex_destroy(&future->lock);
     rk_free(future);
-    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s.%s: no thread for the call (error %d)", call->role,
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "%s.%s: cannot create a thread for the call (error %d)", call->role,
                    call->method, rc);
 }
 
@@ -96,7 +96,7 @@ static int32_t find_done(struct rk_future *const *futures, int32_t count)
     return -1;
 }
 
-/* Tells the futures who waits; returns how many there are. */
+/* Registers the waiter at the futures; returns their number. */
 static int32_t set_waiter(struct rk_future *const *futures, int32_t count, struct waiter *waiter)
 {
     int32_t num_futures = 0;
@@ -188,7 +188,7 @@ void rk_future_drop(struct rk_future *future)
 
     if (!future)
         return;
-    rk_future_cancel(future, "its result is not needed any more");
-    RK_IGNORE(rk_future_take(future, &result), "the caller does not want to know how it ended");
+    rk_future_cancel(future, "the result of a dropped future is not needed");
+    RK_IGNORE(rk_future_take(future, &result), "a dropped future reports no status");
     rk_driver_result_fini(&result);
 }

@@ -1,4 +1,4 @@
-/* The group of daemons: opening, questions that need no lease, shutdown. */
+/* The group of daemons: opening, queries without a lease, shutdown. */
 #include "driver-cli/driver/invocation_internal.h"
 
 #include <pwd.h>
@@ -50,7 +50,7 @@ uint32_t rk_driver_abi(void)
     return RK_DRIVER_ABI;
 }
 
-/* The program may know fewer fields: the others mean the default. */
+/* The program may know fewer fields: the others have their default. */
 static struct rk_status *read_config(struct rk_driver_config *out, const struct rk_driver_config *given)
 {
     *out = (struct rk_driver_config){0};
@@ -64,7 +64,7 @@ static struct rk_status *read_config(struct rk_driver_config *out, const struct 
     return NULL;
 }
 
-/* Files are read where there is somebody to show them to. */
+/* TLS files are read only if a TCP address needs them. */
 static struct rk_status *read_tls(struct rk_driver_tls *out, const struct rk_driver_config *config)
 {
     struct rk_tls_files files = {
@@ -89,7 +89,7 @@ struct rk_status *rk_driver_open(struct rk_driver **out, const struct rk_driver_
     if (config->num_addresses < 1)
         return RK_FAIL(RK_INVALID_ARGUMENT, "num_addresses=%d, expected at least 1", config->num_addresses);
     if (config->dry_world_size < 0 || (config->dry_world_size > 0 && config->num_addresses != 1))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "a dry run of %d ranks takes one daemon, not %d",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a dry run of %d ranks: expected one daemon, got %d",
                        config->dry_world_size, config->num_addresses);
     driver = rk_calloc(1, sizeof(*driver));
     st = config->token_file ? read_token(&driver->token, config->token_file) : NULL;

@@ -41,7 +41,7 @@ const char *rk_group_action_name(rk_group_action_t action)
     return names[action];
 }
 
-/* --- who should hold what --- */
+/* --- the expected parts --- */
 
 static bool holds_model(const struct rk_role_rank *role)
 {
@@ -57,7 +57,7 @@ static const struct rk_role_rank *find_role(const struct rk_driver_worker *worke
     return NULL;
 }
 
-/* A worker whose role `name` has a model; NULL when the role has one nowhere. */
+/* A worker whose role `name` has a model; NULL when no worker has one. */
 static const struct rk_driver_worker *find_holder(const struct group *group, const char *name)
 {
     for (int32_t i = 0; i < group->num_workers; i++) {
@@ -69,7 +69,7 @@ static const struct rk_driver_worker *find_holder(const struct group *group, con
     return NULL;
 }
 
-/* Whether the rank stands in the mesh that the holder has for its role. */
+/* Whether the rank belongs to the mesh that the holder has for its role. */
 static bool is_in_mesh(const struct rk_driver_worker *holder, const struct rk_role_rank *role, int32_t rank)
 {
     struct rk_mesh_coords coords;
@@ -233,7 +233,7 @@ static char *format_text(const struct rk_group_report *report, const struct grou
     return rk_str_take(&text);
 }
 
-/* --- all of it --- */
+/* --- the report --- */
 
 struct rk_status *rk_group_report_make(struct rk_group_report *out, const struct rk_driver_worker *workers,
                                        int32_t num_workers)
@@ -281,7 +281,7 @@ struct rk_status *rk_group_report_explain(struct rk_status *st, const struct rk_
         rk_free(text);
         rk_status_free(st);
     }
-    RK_IGNORE(made, "a mesh that makes no sense has no replicas");
+    RK_IGNORE(made, "an invalid mesh has no replicas");
     rk_group_report_fini(&report);
     return explained;
 }

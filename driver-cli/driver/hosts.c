@@ -87,8 +87,8 @@ static struct rk_status *append_address(void *user, const char *address)
     RK_TRY(is_socket(address) ? check_socket_name(address, strchr(address, ':') + 1) : check_tcp(address));
     for (int32_t i = 0; i < hosts->count; i++) {
         if (strcmp(hosts->addresses[i], address) == 0)
-            return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s' stands twice in the list (ranks %d and %d)",
-                           address, i, hosts->count);
+            return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s' is listed twice (ranks %d and %d)", address, i,
+                           hosts->count);
     }
     hosts->addresses = rk_realloc(hosts->addresses, (size_t)(hosts->count + 1) * sizeof(*hosts->addresses));
     hosts->addresses[hosts->count++] = rk_strdup(address);
@@ -161,7 +161,7 @@ static struct rk_status *append_tcp(struct rk_hosts *hosts, const char *text)
 static struct rk_status *append_text(struct rk_hosts *hosts, const char *text)
 {
     if (has_bad_byte(text))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s' holds white space; " EXPECTED_ADDRESS, text);
+        return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s' contains white space; " EXPECTED_ADDRESS, text);
     if (is_socket(text))
         return rk_host_ranges_expand(text, HOSTS_MAX, append_address, hosts);
     if (rk_str_has_prefix(text, "slurm:"))
@@ -192,7 +192,7 @@ static struct rk_status *append_term(struct rk_hosts *hosts, const char *begin, 
 
 /* --- lists --- */
 
-/* gRPC would take "unix:A,unix:B" for one daemon with two addresses, and talk to the first. */
+/* gRPC would treat "unix:A,unix:B" as one daemon with two addresses, and use the first. */
 static struct rk_status *append_line(struct rk_hosts *hosts, const char *line, size_t bytes)
 {
     char *text = rk_strndup(line, bytes);

@@ -1,4 +1,4 @@
-/* How one term of a host list becomes addresses: ranges in brackets, node lists of Slurm, names in DNS. */
+/* Expansion of one term of a host list: ranges in brackets, node lists of Slurm, names in DNS. */
 #ifndef RK_HOSTS_INTERNAL_H
 #define RK_HOSTS_INTERNAL_H
 
@@ -17,9 +17,9 @@ typedef struct rk_status *(*rk_host_fn)(void *user, const char *name);
 size_t rk_hosts_term_bytes(const char *text);
 
 /* "rack[1-2]n[01-04,7]" in the order of `scontrol show hostnames`: the last bracket changes fastest, then the
- * first, the second and so on. The numbers of a range are as wide as its first one. Text behind the last
- * bracket is allowed, unlike there. INVALID_ARGUMENT names the character, from 1; RESOURCE_EXHAUSTED when
- * there are more than max names. */
+ * first, the second and so on. The numbers of a range are as wide as its first one. Text after the last
+ * bracket is allowed, unlike with scontrol. INVALID_ARGUMENT names the character, from 1; RESOURCE_EXHAUSTED
+ * when there are more than max names. */
 struct rk_status *rk_host_ranges_expand(const char *term, int64_t max, rk_host_fn each,
                                         void *user) RK_NODISCARD;
 
@@ -28,7 +28,7 @@ struct rk_status *rk_host_ranges_expand(const char *term, int64_t max, rk_host_f
  * or one. INVALID_ARGUMENT outside a job, and names the variable that does not parse. */
 struct rk_status *rk_hosts_slurm(const char *ports, rk_host_fn each, void *user) RK_NODISCARD;
 
-/* "NAME[:PORT]": every address that NAME has now, IPv4 before IPv6, each by number. UNAVAILABLE where the
+/* "NAME[:PORT]": every current address of NAME, IPv4 before IPv6, in numerical order. UNAVAILABLE if the
  * name has none, or no server answers. */
 struct rk_status *rk_hosts_dns(const char *name_and_port, rk_host_fn each, void *user) RK_NODISCARD;
 /* The second half of it: one address of each of the list's, without repetitions. */

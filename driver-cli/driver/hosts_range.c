@@ -76,7 +76,7 @@ static struct rk_status *read_range(const struct pattern *pattern, struct bracke
         return bad_character(pattern, begin, "the range ends below its first number");
     if (range.last - range.first >= max - bracket->count)
         return RK_FAIL(RK_RESOURCE_EXHAUSTED,
-                       "host list '%s', character %zu: the range brings more than %" PRId64 " hosts",
+                       "host list '%s', character %zu: the range has more than %" PRId64 " hosts",
                        pattern->text, (size_t)(begin - pattern->text) + 1, max);
     bracket->count += range.last - range.first + 1;
     rk_array_append(&bracket->ranges, range);
@@ -163,7 +163,7 @@ static struct rk_status *expand(const struct pattern *pattern, int64_t max, rk_h
 
     for (int i = 0; i < pattern->num_brackets; i++) {
         if (pattern->brackets[i].count > max / total)
-            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "host list '%s' stands for more than %" PRId64 " hosts",
+            return RK_FAIL(RK_RESOURCE_EXHAUSTED, "host list '%s' names more than %" PRId64 " hosts",
                            pattern->text, max);
         total *= pattern->brackets[i].count;
     }

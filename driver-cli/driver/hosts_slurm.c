@@ -37,7 +37,7 @@ static struct rk_status *read_nodes(struct slurm_job *job, const char *port)
     if (!list || !*list)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "slurm:%s: SLURM_JOB_NODELIST is not set; expected to run in a Slurm job (sbatch, "
-                       "salloc); elsewhere name the daemons or use @FILE",
+                       "salloc); outside of a job list the daemons or use @FILE",
                        port);
     while (!st && *list) {
         size_t bytes = rk_hosts_term_bytes(list);
@@ -98,8 +98,8 @@ static struct rk_status *same_on_all(struct slurm_job *job, const char *name, co
     return NULL;
 }
 
-/* SLURM_TASKS_PER_NODE knows nodes that differ, but in a step it is the step's, such as 1 for a driver that
- * srun has started. */
+/* SLURM_TASKS_PER_NODE describes different nodes, but inside a step it is that of the step, for example 1 for
+ * a driver that srun has started. */
 static struct rk_status *read_daemons(struct slurm_job *job, const char *per_node)
 {
     const char *each = rk_env("SLURM_NTASKS_PER_NODE"), *list = rk_env("SLURM_TASKS_PER_NODE");

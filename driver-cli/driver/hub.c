@@ -37,7 +37,7 @@ static bool is_repository(const char *path)
     return true;
 }
 
-/* As huggingface_hub finds it; NULL without a home directory. */
+/* The cache directory as in huggingface_hub; NULL without a home directory. */
 static char *cache_dir(void)
 {
     static const struct {

@@ -14,7 +14,7 @@
 
 #define FILES_MAX 16 /* drivers of one user and host at the same time that keep an identity */
 
-/* Locked, and of this user alone; -1 when another driver has it, or it cannot be had. */
+/* Locked, and accessible only to this user; -1 when another driver has it, or it cannot be opened. */
 static int lock_file(const char *path)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -72,7 +72,7 @@ struct rk_status *rk_identity_open(struct rk_identity *out, const char *dir)
         return NULL;
     st = rk_make_dirs(dir);
     if (st)
-        RK_IGNORE(st, "without the directory the identity lasts as long as this process");
+        RK_IGNORE(st, "without the directory the identity ends with this process");
     else
         keep_in(out, dir);
     return NULL;

@@ -32,7 +32,7 @@ struct rk_invocation {
     bool *has_ended;                 /* [num_ranks] and its end was looked at */
     struct rk_unary *aborts;         /* [num_ranks] */
     int32_t num_ends, num_failures, num_reopened;
-    struct rk_status *verdict; /* of the driver's own, over what the ranks say; given to the caller */
+    struct rk_status *verdict; /* of the driver itself, replaces those of the ranks; returned to the caller */
 
     bool is_committed, is_abort_sent;
     int interrupts_seen;
@@ -43,14 +43,14 @@ struct rk_invocation {
     char cancel_reason[128];
     atomic_bool is_cancelled;
 
-    /* Its place in the driver's turns, under their lock. */
+    /* Its position in the driver's turns, under their lock. */
     struct rk_invocation *next;
     bool is_offered, had_to_wait;
 };
 
 /* --- invoke.c --- */
-/* Checks the arguments, cuts and encodes the batch, and takes a place in the turns. Keeps no reference to
- * `call` but to the columns of its batch. */
+/* Checks the arguments, cuts and encodes the batch, and takes a place in the turns. Keeps references only to
+ * the columns of the batch of `call`. */
 struct rk_status *rk_invocation_create(struct rk_invocation **out, struct rk_driver *driver,
                                        const struct rk_driver_call_args *call) RK_NODISCARD;
 /* Waits for its turn, runs it on the daemons, gathers. Once. The result is zero on failure. */
@@ -63,7 +63,7 @@ void rk_invocation_destroy(struct rk_invocation *inv);
  */
 struct rk_invocation *rk_invocation_alloc(struct rk_driver *driver, const struct rk_driver_call_args *call);
 
-/* --- invoke_parts.c: a call that is cut into its ranks' parts already --- */
+/* --- invoke_parts.c: a call whose parts for the ranks exist already --- */
 struct rk_call_part {
     bool is_addressed, collects;
     const struct rk_batch *input; /* NULL: none */
@@ -92,7 +92,7 @@ struct rk_status *rk_turns_wait(struct rk_turns *turns, struct rk_invocation *in
 void rk_turns_offered(struct rk_turns *turns, struct rk_invocation *inv);
 void rk_turns_leave(struct rk_turns *turns, struct rk_invocation *inv);
 bool rk_turns_is_idle(struct rk_turns *turns); /* no call is in flight */
-/* FAILED_PRECONDITION while calls are in flight; `what` cannot be done beside them. */
+/* FAILED_PRECONDITION while calls are in flight; `what` is not possible then. */
 struct rk_status *rk_turns_check_idle(struct rk_turns *turns, const char *what) RK_NODISCARD;
 
 #endif

@@ -21,7 +21,7 @@ static struct rk_status *check_input(struct rk_invocation *inv, const struct rk_
     RK_TRY(rk_method_complete_options(&completed, method, call->options));
     rk_json_free(completed);
     if (method->num_in == 0)
-        return call->batch ? RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "takes no batch") : NULL;
+        return call->batch ? RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "does not take a batch") : NULL;
     if (!call->batch)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "needs a batch");
     RK_TRY(rk_batch_describe(&spec, NULL, inv->arena, call->batch, NULL));
@@ -33,7 +33,7 @@ static const struct rk_mesh *find_mesh(const void *driver, const char *role)
     return rk_driver_find_mesh(driver, role);
 }
 
-/* Of a dry run: what the rank would get and give that the one daemon stands for. */
+/* In a dry run: chunk and collect flag of the rank for which the one daemon plans. */
 static struct rk_status *address_dry_rank(struct rk_invocation *inv)
 {
     struct rk_dispatch *dispatch = inv->dispatch;
@@ -57,7 +57,7 @@ static struct rk_status *make_dispatch(struct rk_invocation *inv)
 static struct rk_status *check_plan(const struct rk_invocation *inv, const struct rk_plan *plan)
 {
     if (!(inv->method->flags & RK_MF_PLAN))
-        return plan ? RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "takes no plan") : NULL;
+        return plan ? RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "does not take a plan") : NULL;
     if (!plan)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD", "needs a plan");
     return rk_plan_check(plan, rk_batch_num_rows(inv->scatter->chunks[0]), inv->dispatch->num_chunks);
@@ -268,7 +268,7 @@ static struct rk_status *take_turn(struct rk_invocation *inv)
     return inv->had_to_wait ? rk_driver_check_lease(inv->driver) : NULL;
 }
 
-/* A rank without the model that the call needs: which others have it? */
+/* If a rank lacks the model of the call, adds the ranks that have it. */
 static struct rk_status *explain(struct rk_driver *driver, struct rk_status *st)
 {
     struct rk_driver_worker *workers;

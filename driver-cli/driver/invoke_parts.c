@@ -1,4 +1,4 @@
-/* A call whose parts for the ranks are cut already: what a recording holds. */
+/* A call whose parts for the ranks exist already, as in a recording. */
 #include "driver-cli/driver/invocation_internal.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_hash.h"
 
-/* One chunk a rank. */
+/* One chunk per rank. */
 static void address(struct rk_invocation *inv, const struct rk_call_part *parts)
 {
     struct rk_dispatch *dispatch = rk_calloc(1, sizeof(*dispatch));

@@ -3,8 +3,8 @@
  *   OFFER   every addressed rank gets header and chunks; all must accept the same plan
  *   RUN     commit went to all; results come back
  *
- * A refusal in OFFER takes the call back everywhere. A failure in RUN leaves the others in collectives that
- * will never be complete, so after a short grace (they may all be about to report the same error) their
+ * A refusal in OFFER withdraws the call on all ranks. A failure in RUN leaves the others in collectives that
+ * cannot complete, so after a short grace (they may all be about to report the same error) their
  * communicators are aborted. */
 #include "driver-cli/driver/invocation_internal.h"
 
@@ -16,14 +16,14 @@
 #include "base/rk_time.h"
 
 #define ACCEPT_TIMEOUT_MS   60000 /* without any sign of progress, from a daemon that has to accept */
-#define FAILURE_GRACE_MS    500   /* for the other ranks to name what they wait in, before they are aborted */
+#define FAILURE_GRACE_MS    500   /* for the other ranks to report their operation before they are aborted */
 #define CANCEL_GRACE_MS     2000  /* the same after Ctrl-C: the ranks stop at the same micro-batch */
-#define INTERRUPT_GRACE_MS  5000  /* for ranks to reach a place where they can stop */
+#define INTERRUPT_GRACE_MS  5000  /* for ranks to reach a point where they can stop */
 #define GIVE_UP_MS          9000 /* after an abort; longer than the keepalive needs to find a silent daemon */
 #define WITHDRAW_GIVE_UP_MS 3000
 #define CANCEL_RPC_MS       5000
 #define RPC_MARGIN_MS       30000 /* the daemon's watchdog ends a call in time; the RPC's deadline is later */
-#define REOPENS_MAX         200   /* of streams that overtook the commit of the call before them */
+#define REOPENS_MAX         200   /* of streams that overtook the commit of the previous call */
 #define REOPEN_DELAY_MS     5
 
 #define INTERRUPTED "interrupted by the user"
@@ -71,7 +71,7 @@ static bool any_running(const struct rk_invocation *inv)
     return false;
 }
 
-/* The user of the driver asked for it, by an interrupt or a cancelled future. */
+/* Requested by the user of the driver, by an interrupt or a cancelled future. */
 static bool is_stopping(const struct rk_invocation *inv)
 {
     return inv->interrupts_seen > 0 || inv->is_cancel_seen;
@@ -82,7 +82,7 @@ static const char *stop_reason(const struct rk_invocation *inv)
     return inv->interrupts_seen > 0 ? INTERRUPTED : inv->cancel_reason;
 }
 
-/* Takes the communicators of the call down, by Cancel on the control connections. */
+/* Aborts the communicators of the call, by Cancel on the control connections. */
 static void send_aborts(struct rk_invocation *inv, const char *reason)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
@@ -127,8 +127,8 @@ static void abandon_all(struct rk_invocation *inv, rk_code_t code, const char *m
 
 /* --- watching --- */
 
-/* The header of a call may overtake the commit of the one before it, which the daemon refuses. Offers it
- * again then; false when the rank's failure is another one. */
+/* The header of a call may overtake the commit of the previous one, and is then refused. Offers it
+ * again in this case; false for another failure of the rank. */
 static bool reopen(struct rk_invocation *inv, int32_t rank)
 {
     struct rk_rank_error *error = &inv->errors[rank];
@@ -149,7 +149,7 @@ static bool reopen(struct rk_invocation *inv, int32_t rank)
     return !st;
 }
 
-/* Looks at the streams that ended since the last time. */
+/* Processes the streams that ended since the last call. */
 static void collect_ends(struct rk_invocation *inv)
 {
     for (int32_t rank = 0; rank < inv->num_ranks; rank++) {
@@ -173,7 +173,7 @@ static void collect_ends(struct rk_invocation *inv)
     }
 }
 
-/* NULL when all have accepted the same plan; *all_accepted tells whether all have answered. */
+/* NULL when all have accepted the same plan; *all_accepted: whether all have answered. */
 static struct rk_status *compare_hashes(const struct rk_invocation *inv, bool *all_accepted)
 {
     const uint8_t *first = NULL;
@@ -190,7 +190,7 @@ static struct rk_status *compare_hashes(const struct rk_invocation *inv, bool *a
         hash = rk_call_stream_plan_hash(inv->streams[rank]);
         if (first && memcmp(first, hash, RK_SHA256_BYTES) != 0)
             return RK_FAIL(RK_INTERNAL,
-                           "ranks %d and %d accepted different plans: their daemons differ in version",
+                           "ranks %d and %d accepted different plans; expected daemons of the same version",
                            first_rank, rank);
         if (!first)
             first_rank = rank;
@@ -262,7 +262,7 @@ static void follow_cancel(struct rk_invocation *inv)
     stop_all(inv, inv->cancel_reason);
 }
 
-/* Ends the call on the ranks that are left; they say in their logs why. */
+/* Ends the call on the remaining ranks, which log the reason. */
 static void abort_others(struct rk_invocation *inv)
 {
     const struct rk_rank_error *first = NULL;
@@ -312,7 +312,7 @@ static void end_queue(struct rk_invocation *inv)
     rk_pump_end(inv->queue);
 }
 
-/* The mesh of the role; that of the actor for a rank that is not in it, as update_weights goes over both. */
+/* The mesh of the role; that of the actor for a rank that is not in it, as update_weights runs over both. */
 static struct rk_status *name_root(struct rk_invocation *inv)
 {
     int32_t root = rk_error_find_root(inv->errors, inv->num_ranks);
@@ -344,7 +344,7 @@ struct rk_status *rk_invocation_exchange(struct rk_invocation *inv)
     if (inv->verdict)
         return inv->verdict;
     if (inv->interrupts_seen > 1 && inv->is_committed)
-        return RK_FAIL_REASON(RK_CANCELLED, "DETACHED", "detached; request %s goes on",
+        return RK_FAIL_REASON(RK_CANCELLED, "DETACHED", "detached; request %s continues",
                               rk_hex(inv->request_id, sizeof(inv->request_id), hex));
     if (inv->interrupts_seen > 0 && inv->num_failures > 0)
         return RK_FAIL(RK_CANCELLED, "interrupted");

@@ -105,7 +105,7 @@ struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *di
                                          RK_JOB_REWARD_MODEL "model_path",
                                          RK_JOB_REWARD_MODEL "tokenizer_path"};
     static const char *const lists[] = {"data.train_files", "data.val_files"};
-    /* Relative to where rankctl was started, as in verl. */
+    /* Relative to the working directory of rankctl, as in verl. */
     static const char *const outputs[] = {"trainer.default_local_dir", "trainer.resume_from_path",
                                           "trainer.rollout_data_dir", "trainer.validation_data_dir"};
     char cwd[PATH_MAX];

@@ -1,4 +1,4 @@
-/* The critic of a job: what its section leaves open is the actor's. */
+/* The critic of a job: keys that its section does not set take the actor's value. */
 #include <string.h>
 
 #include "base/rk_alloc.h"
@@ -69,7 +69,7 @@ int64_t rk_job_ckpt_to_keep(const struct rk_config *job)
     return RK_MAX(actor, critic);
 }
 
-/* Keys that say something else than that there is none. */
+/* Keys that require a critic. */
 static void check_without_critic(const struct rk_config *job, struct rk_str *problems)
 {
     const struct rk_adv_ops *adv = rk_adv_find(rk_config_string(job, "algorithm.adv_estimator"));

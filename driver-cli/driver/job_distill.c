@@ -88,8 +88,9 @@ void rk_job_distill_check(const struct rk_config *job, int32_t world_size, struc
     if (!rk_job_wants_teacher(job))
         return;
     if (is_enabled && rk_config_bool(job, OPD))
-        rk_str_append(problems, OPD
-                      "=true: distillation.enabled=true learns from the teacher already; set one of them\n");
+        rk_str_append(
+            problems,
+            OPD "=true: distillation.enabled=true already trains on the teacher; set only one of them\n");
     if (!rk_job_role_needed(job, RK_ROLE_TEACHER))
         rk_str_appendf(problems, "%s: algorithm.type=%s has no teacher\n", key,
                        rk_config_string(job, "algorithm.type"));

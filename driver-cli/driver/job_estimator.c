@@ -1,4 +1,4 @@
-/* Rules about the advantage estimator of a job, by what its row of the table asks for (rk_algo.h), and about
+/* Rules about the advantage estimator of a job, by the needs of its row of the table (rk_algo.h), and about
  * the controller of the KL in its rewards. */
 #include <inttypes.h>
 #include <math.h>
@@ -47,7 +47,7 @@ static void check_keys(const struct rk_json *keys, struct rk_str *problems)
             rk_str_appendf(problems, KEYS ": item %" PRId64 ": expected a name\n", i);
         for (int64_t j = 0; j < i && *key; j++) {
             if (strcmp(rk_json_as_string(rk_json_at(keys, j), ""), key) == 0)
-                rk_str_appendf(problems, KEYS ": '%s' stands there twice\n", key);
+                rk_str_appendf(problems, KEYS ": '%s' is listed twice\n", key);
         }
     }
 }
@@ -78,8 +78,7 @@ void rk_job_gdpo_check(const struct rk_config *job, int32_t world_size, struct r
         return;
     if (num_keys == 0)
         rk_str_append(problems,
-                      ESTIMATOR "=gdpo needs " KEYS
-                                ": the names of the rewards that the reward gives beside its score\n");
+                      ESTIMATOR "=gdpo needs " KEYS ": expected names of numbers that the reward returns\n");
     else
         check_keys(rk_config_json(job, KEYS), problems);
     if (has_weights)

@@ -1,4 +1,4 @@
-/* Rules of a job with examples: what its loss checks of its keys, and which keys are of prompts. */
+/* Rules of a job with examples: checks of its loss, and keys that apply only to prompts. */
 #include <string.h>
 
 #include "driver-cli/driver/job_internal.h"
@@ -20,7 +20,7 @@ struct rk_status *rk_job_preference(struct rk_preference *out, const struct rk_c
                               rk_config_real(job, RK_JOB_DPO "label_smoothing"));
 }
 
-/* What the loss checks of its keys together. */
+/* Checks of the loss on combinations of keys. */
 static void check_preference(const struct rk_config *job, struct rk_str *problems)
 {
     struct rk_preference pair;
@@ -58,7 +58,8 @@ static void check_examples(const struct rk_config *job, int32_t world_size, stru
                        rk_config_real(job, RK_JOB_ROLLOUT "temperature"),
                        rk_config_string(job, "algorithm.type"));
     if (strcmp(rk_config_string(job, "data.truncation"), "middle") == 0)
-        rk_str_append(problems, "data.truncation=middle is of prompts; expected error, left or right\n");
+        rk_str_append(problems,
+                      "data.truncation=middle applies only to prompts; expected error, left or right\n");
 }
 
 const struct rk_job_rule rk_job_example_rules[] = {

@@ -1,4 +1,4 @@
-/* Keys of a job as people look for them. */
+/* Groups of a job's keys, for help and manual. */
 #include "driver-cli/driver/job_internal.h"
 
 #include <string.h>

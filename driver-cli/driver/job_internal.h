@@ -38,20 +38,20 @@
 /* Reads the file, then the environment (RANKCTL_JOB_<KEY>), then the overrides ("a.b=VALUE"). */
 struct rk_status *rk_job_load(struct rk_config **out, const char *path, const char *const *overrides,
                               int64_t num_overrides) RK_NODISCARD;
-/* The keys against each other and against the number of daemons; INVALID_ARGUMENT with all problems, one a
+/* Checks the keys together and with the number of daemons; INVALID_ARGUMENT with all problems, one per
  * line. */
 struct rk_status *rk_job_check(const struct rk_config *job, int32_t world_size) RK_NODISCARD;
-/* The job as a file of its own, wherever it lies: what is relative to `dir`, the directory of the job's file,
- * is absolute; outputs are relative to the working directory.
+/* The job for a file in another directory: paths relative to `dir`, the directory of the job's file,
+ * become absolute; outputs are relative to the working directory.
  * The caller frees it. */
 struct rk_json *rk_job_make_absolute(const struct rk_config *job, const char *dir);
 /* verl's other keys (verl_keys.def), and the page about them (docs/verl.md). */
 const struct rk_config_foreign *rk_job_verl_keys(int64_t *count);
 void rk_job_format_verl_keys(struct rk_str *out);
-/* What rk_reward_create takes: the section reward with verl's older custom_reward_function in its place and a
- * name. The caller frees it. */
+/* The input of rk_reward_create: the section reward with verl's older custom_reward_function moved into it,
+ * and a name. The caller frees it. */
 struct rk_json *rk_job_reward(const struct rk_config *job);
-/* False for a job that names nothing but a reward model. */
+/* False for a job with only a reward model. */
 bool rk_job_has_reward_function(const struct rk_config *job);
 /* Paths of the reward in a whole job; relative ones are relative to `dir`. */
 void rk_job_reward_make_absolute(struct rk_json *tree, const char *dir);
@@ -63,11 +63,11 @@ void rk_job_gdpo_check(const struct rk_config *job, int32_t world_size, struct r
 void rk_job_kl_ctrl_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* --- rollout correction and old_log_probs (job_rollout_correction.c) --- */
 #define RK_JOB_BYPASS_LOSS "bypass_mode" /* policy loss of algorithm.rollout_correction.bypass_mode */
-/* The keys with what the preset says to those that are not given. Borrowed from the job. */
+/* The keys, with the preset's values for unset ones. Borrowed from the job. */
 struct rk_rollout_correction_keys rk_job_rollout_correction_keys(const struct rk_config *job);
 /* Of a job that the rules have passed. */
 struct rk_rollout_correction rk_job_rollout_correction(const struct rk_config *job);
-/* The options of update_actor with bypass_mode: the loss, and what it reads. */
+/* The options of update_actor with bypass_mode: the loss and its options. */
 void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job);
 /* Whether old_log_probs are the rollout's, without a pass of the policy. */
 bool rk_job_takes_rollout_log_probs(const struct rk_config *job);
@@ -77,7 +77,7 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
 void rk_job_old_log_prob_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 /* All keys, in the order of the table. */
 const struct rk_config_key *rk_job_keys(int64_t *count);
-/* The group that --help and the manual show a key in: the first has the ten keys that people set first. */
+/* The group that --help and the manual show a key in: the first has the ten keys that most jobs set. */
 struct rk_job_group {
     const char *title;
     /* What keys of the group begin with, the longest of all groups counting; in the first group whole keys,
@@ -90,7 +90,7 @@ void rk_job_group_keys(int64_t group, void (*each)(void *user, const struct rk_c
 /* All groups with the keys' types, defaults and help. */
 void rk_job_format_keys(struct rk_str *out);
 
-/* One rule between keys. Appends a line to `problems` for what it finds. Exposed for the tests: each has its
+/* One rule about keys. Appends a line to `problems` for each violation. Exposed for the tests: each has its
  * own. */
 struct rk_job_rule {
     const char *name;
@@ -100,8 +100,8 @@ struct rk_job_rule {
  * with a row without a name. */
 const struct rk_job_rule *rk_job_rules(void);
 extern const struct rk_job_rule rk_job_prompt_rules[], rk_job_example_rules[];
-/* For rules: a problem for each of the keys, which end with NULL, that is not as by default: it says nothing
- * to the job's algorithm. `instead` follows: ": KEY does". */
+/* For rules: a problem for each of the keys, which end with NULL, that differs from its default but has no
+ * effect with the job's algorithm. `instead` is appended: ": KEY does". */
 void rk_job_refuse_keys(const struct rk_config *job, const char *const *keys, const char *instead,
                         struct rk_str *problems);
 
@@ -133,30 +133,31 @@ struct rk_job_role {
     uint32_t bit;        /* RK_ROLE_ACTOR */
     const char *name;    /* "actor" */
     const char *section; /* of its keys */
-    uint32_t shares;     /* the role whose weights it uses where its ranks have the same parts; 0: never */
-    bool trains;         /* so that it has a part in checkpoints */
+    uint32_t shares;     /* the role whose weights it uses if its ranks have the same parts; 0: never */
+    bool trains;         /* then it has a part in checkpoints */
     /* Key of the section that bounds the tokens, and so the memory, of its largest passes. */
     const char *max_tokens;
-    bool (*is_wanted)(const struct rk_config *job); /* whether a job asks for it; NULL: its flow alone says */
+    bool (*is_wanted)(
+        const struct rk_config *job); /* whether keys of a job enable it; NULL: only its flow decides */
 };
 const struct rk_job_role *rk_job_roles(int64_t *count);
 const struct rk_job_role *rk_job_role(uint32_t bit); /* a row of that table (asserted) */
-/* Whether the daemons of the job have the role: its flow and its keys say so, here only. */
+/* Whether the daemons of the job have the role: the only place that decides this, from its flow and keys. */
 bool rk_job_role_needed(const struct rk_config *job, uint32_t bit);
 /* The role whose weights this one uses in the job; 0: it has its own. */
 uint32_t rk_job_role_shares(const struct rk_config *job, uint32_t bit);
 /* Whether the rollout has weights of its own, which update_weights keeps equal to the actor's. */
 bool rk_job_moves_weights(const struct rk_config *job);
 
-/* --- meshes (job_mesh.c): where a role stands --- */
-/* Size of tp, cp or pp, as the keys say it; what a role leaves open is the actor's. */
+/* --- meshes (job_mesh.c): the daemons of a role --- */
+/* Size of tp, cp or pp from the keys; unset ones of a role take the actor's value. */
 int32_t rk_job_role_size(const struct rk_config *job, uint32_t role, rk_axis_t axis);
 /* Its key below the section of a role. */
 const char *rk_job_axis_key(rk_axis_t axis);
 /* The rollout has the mesh of the actor unless its keys or the actor's pp or cp differ: then it has tp and dp
  * over the actor's ranks, or over its own. Where only cp differs it still uses the actor's weights. */
 bool rk_job_rollout_has_own_mesh(const struct rk_config *job);
-/* The ranks that a role stands on, in the order of its mesh; none: all of the world. INVALID_ARGUMENT names
+/* The ranks of a role, in the order of its mesh; none: all of the world. INVALID_ARGUMENT names
  * key and value. */
 struct rk_job_ranks {
     int32_t *items;
@@ -164,7 +165,7 @@ struct rk_job_ranks {
 };
 struct rk_status *rk_job_ranks(struct rk_job_ranks *out, const struct rk_config *job,
                                uint32_t role) RK_NODISCARD;
-char *rk_job_ranks_path(const struct rk_config *job, uint32_t role); /* the key that says them; rk_free it */
+char *rk_job_ranks_path(const struct rk_config *job, uint32_t role); /* their key; rk_free it */
 /* Borrows the ranks. */
 struct rk_mesh_spec rk_job_mesh_spec(const struct rk_config *job, uint32_t role,
                                      const struct rk_job_ranks *ranks);
@@ -174,17 +175,18 @@ struct rk_status *rk_job_mesh_create(struct rk_mesh **out, const struct rk_confi
 /* Of the role's mesh. 1 where the world has no such mesh, which is the finding of the rule "world". */
 int32_t rk_job_num_replicas(const struct rk_config *job, uint32_t role, int32_t world_size);
 
-/* How the layers of a role are cut. */
+/* Division of the layers of a role. */
 struct rk_job_pipeline {
     int32_t pp;
     int32_t vpp, num_first, num_last; /* 0: not given */
 };
 struct rk_job_pipeline rk_job_pipeline(const struct rk_config *job, uint32_t role);
-/* What the number of micro-batches of the role's passes has to divide by. */
+/* Divisor of the number of micro-batches of the role's passes. */
 int32_t rk_job_micro_multiple(const struct rk_config *job, uint32_t role);
-/* The options of init_model that say how its passes are cut (RK_LAYOUT_KNOBS). */
+/* The options of init_model for the division of its passes (RK_LAYOUT_KNOBS). */
 void rk_job_set_layout(struct rk_json *options, const struct rk_config *job, uint32_t role);
-/* INVALID_ARGUMENT when so many layers cannot be cut like that: the keys, and the nearest cut that works. */
+/* INVALID_ARGUMENT when so many layers cannot be divided like that: the keys, and the nearest valid division.
+ */
 struct rk_status *rk_job_check_layers(const struct rk_config *job, uint32_t role,
                                       int64_t num_layers) RK_NODISCARD;
 /* The rules "world" and "pipeline" (job_mesh_rules.c). */
@@ -222,7 +224,7 @@ int64_t rk_job_longest(const struct rk_config *job);
 struct rk_status *rk_job_preference(struct rk_preference *out, const struct rk_config *job) RK_NODISCARD;
 /* Whether compute_log_prob has to return sum_pi_squared. */
 bool rk_job_needs_sum_pi_squared(const struct rk_config *job);
-/* algorithm.kl_ctrl as a run begins with it. */
+/* algorithm.kl_ctrl at the begin of a run. */
 struct rk_kl_ctrl rk_job_kl_ctrl(const struct rk_config *job);
 /* Value of a nullable key or the fallback. */
 int64_t rk_job_int_or(const struct rk_config *job, const char *path, int64_t fallback);
@@ -231,22 +233,22 @@ bool rk_job_bool_or(const struct rk_config *job, const char *path, bool fallback
 /* megatron.dtype, or its default on devices of that kind ("cpu", "cuda"). */
 const char *rk_job_dtype(const struct rk_config *job, const char *device_kind);
 
-/* How the micro-batches of a pass are cut. */
+/* Sizes of the micro-batches of a pass. */
 struct rk_job_micro {
     bool use_dynamic_bsz;
     int64_t max_token_len;    /* on one rank: the cp ranks of a replica share a micro-batch */
     int64_t micro_batch_rows; /* of a replica; 0 when not given */
 };
 struct rk_job_micro rk_job_actor_micro(const struct rk_config *job);
-/* section: RK_JOB_ROLLOUT, RK_JOB_REF or RK_JOB_TEACHER; what it leaves open is the actor's. */
+/* section: RK_JOB_ROLLOUT, RK_JOB_REF or RK_JOB_TEACHER; unset keys take the actor's value. */
 struct rk_job_micro rk_job_log_prob_micro(const struct rk_config *job, const char *section);
-/* --- the critic (job_critic.c); what its section leaves open is the actor's --- */
+/* --- the critic (job_critic.c); unset keys take the actor's value --- */
 bool rk_job_wants_critic(const struct rk_config *job);
 struct rk_job_micro rk_job_critic_micro(const struct rk_config *job);
 struct rk_job_micro rk_job_values_micro(const struct rk_config *job); /* of compute_values */
-/* Newest checkpoints that stay, of which each has the parts of all roles; 0: all. */
+/* Number of newest checkpoints to keep, each with the parts of all roles; 0: all. */
 int64_t rk_job_ckpt_to_keep(const struct rk_config *job);
-/* How a role that trains goes over a batch: the actor's keys, or the critic's. */
+/* Mini-batches and epochs of a role that trains: the actor's keys, or the critic's. */
 struct rk_job_update {
     int64_t mini_batch_size; /* prompts */
     int32_t epochs;
@@ -258,7 +260,7 @@ struct rk_job_update rk_job_update_of(const struct rk_config *job, uint32_t role
 /* The rule "critic". */
 void rk_job_critic_check(const struct rk_config *job, int32_t world_size, struct rk_str *problems);
 
-/* --- the reward model (job_reward_model.c); what its section leaves open is the actor's --- */
+/* --- the reward model (job_reward_model.c); unset keys take the actor's value --- */
 bool rk_job_wants_reward_model(const struct rk_config *job);
 struct rk_job_micro rk_job_reward_micro(const struct rk_config *job);
 int64_t rk_job_reward_max_length(const struct rk_config *job); /* tokens of a text that is encoded again */

@@ -1,5 +1,5 @@
-/* Where the roles of a job stand. The keys of a role give its mesh's description; the mesh object made from
- * it answers everything else, here and in the flows: replicas, who collects, who takes part. */
+/* The daemons of a job's roles. The keys of a role give its mesh's description; the mesh object made from
+ * it defines everything else, here and in the flows: replicas, collecting ranks, participants. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,8 +30,8 @@ const char *rk_job_axis_key(rk_axis_t axis)
     return NULL;
 }
 
-/* The path of a key below `megatron` that the role has or inherits: what a role leaves open is the actor's.
- * rk_free it. */
+/* The path of a key below `megatron` that the role has or inherits: unset keys of a role take the actor's
+ * value. rk_free it. */
 static char *path_of(const struct rk_config *job, const struct rk_job_role *role, const char *name)
 {
     char *own = rk_format("%s%s", role->section, name);
@@ -42,7 +42,7 @@ static char *path_of(const struct rk_config *job, const struct rk_job_role *role
     return rk_format(RK_JOB_ACTOR "%s", name);
 }
 
-/* The rollout's own keys stand in its section, without megatron. */
+/* The rollout's own keys are in its section, without megatron. */
 static int64_t rollout_tp(const struct rk_config *job)
 {
     return rk_job_int_or(job, RK_JOB_ROLLOUT "tensor_model_parallel_size",
@@ -136,7 +136,8 @@ struct rk_status *rk_job_ranks(struct rk_job_ranks *out, const struct rk_config 
     if (text && !parse_ranks(out, text)) {
         rk_array_fini(out);
         st = RK_FAIL(RK_INVALID_ARGUMENT,
-                     "%s=%.100s: expected ranks of daemons from 0, as \"0-3\" or \"0,2,4-7\"", path, text);
+                     "%s=%.100s: expected ranks of daemons from 0, for example \"0-3\" or \"0,2,4-7\"", path,
+                     text);
     }
     rk_free(path);
     return st;
@@ -188,9 +189,9 @@ int32_t rk_job_num_replicas(const struct rk_config *job, uint32_t role, int32_t 
     return count;
 }
 
-/* --- the pipeline, and what else the engine is told --- */
+/* --- the pipeline, and other options of the engine --- */
 
-/* A role with a pipeline of its own does not take the actor's cut of the layers. 0 when it is not given. */
+/* A role with its own pipeline does not take the actor's division of the layers. 0 when it is not given. */
 static int32_t cut_of(const struct rk_config *job, uint32_t role, const char *name)
 {
     const struct rk_job_role *row = rk_job_role(role);

@@ -1,4 +1,4 @@
-/* Rules about where the roles of a job stand. */
+/* Rules about the daemons of a job's roles. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static void tell_sizes(struct rk_str *problems, const struct rk_config *job, con
 
 /* --- ranks --- */
 
-/* A rank of the list that is outside the world, or comes twice; -1: none. */
+/* A rank of the list that is outside the world, or listed twice; -1: none. */
 static int32_t find_bad_rank(const struct rk_job_ranks *ranks, int32_t world_size)
 {
     bool *seen = rk_calloc((size_t)world_size, sizeof(*seen));
@@ -102,7 +102,7 @@ static void check_mesh(const struct rk_config *job, const struct rk_job_role *ro
         rk_str_appendf(problems, "%s\n", rk_status_message(st));
     else if (bad >= 0)
         rk_str_appendf(problems, "%s=%s: rank %d %s; expected each rank from 0 to %d at most once\n", path,
-                       rk_config_string(job, path), bad, bad < world_size ? "comes twice" : "is no daemon",
+                       rk_config_string(job, path), bad, bad < world_size ? "comes twice" : "has no daemon",
                        world_size - 1);
     if (!st && bad < 0) {
         st = rk_job_mesh_create(&mesh, job, role->bit, world_size);
@@ -136,11 +136,11 @@ static void check_coverage(const struct rk_config *job, int32_t world_size, stru
             rk_str_appendf(&idle, "%s%d", idle.bytes ? ", " : "", rank);
     }
     if (idle.bytes > 0)
-        rk_str_appendf(
-            problems,
-            "no role stands on rank %s of the %d daemons: add the ranks to the key ranks of a role, "
-            "or run on %d daemons%s\n",
-            rk_str_text(&idle), world_size, num_used, has_gap ? " with the ranks counted from 0" : "");
+        rk_str_appendf(problems,
+                       "rank %s of the %d daemons has no role: add it to the key ranks of a role, "
+                       "or run on %d daemons%s\n",
+                       rk_str_text(&idle), world_size, num_used,
+                       has_gap ? " with the ranks counted from 0" : "");
     rk_str_fini(&idle);
     rk_status_free(st); /* the finding of check_mesh */
     rk_job_meshes_fini(&meshes);

@@ -1,4 +1,4 @@
-/* Rules of a job with prompts: what its optimizer steps take of a batch, and which keys are of examples. */
+/* Rules of a job with prompts: sizes of its optimizer steps, and keys that apply only to examples. */
 #include <inttypes.h>
 
 #include "base/rk_str.h"

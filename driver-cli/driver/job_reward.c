@@ -43,7 +43,7 @@ struct rk_json *rk_job_reward(const struct rk_config *job)
     return reward;
 }
 
-/* Sets the path `key` of the tree to what it means in `dir`; modules and names of programs stay. */
+/* Resolves the path `key` of the tree in `dir`; modules and names of programs are unchanged. */
 static void make_absolute(struct rk_json *tree, const char *key, const char *dir, bool is_program)
 {
     const char *path = rk_json_as_string(rk_json_find_path(tree, key), NULL);

@@ -1,4 +1,4 @@
-/* The reward model of a job: what its section leaves open is the actor's. */
+/* The reward model of a job: keys that its section does not set take the actor's value. */
 #include <inttypes.h>
 
 #include "base/rk_assert.h"
@@ -52,7 +52,7 @@ static void check_micro(const struct rk_config *job, struct rk_str *problems)
         micro.max_token_len * rk_job_role_size(job, RK_ROLE_REWARD, RK_AXIS_CP) < longest(job))
         rk_str_appendf(problems,
                        RK_JOB_REWARD_MODEL "forward_max_token_len_per_gpu: %" PRId64
-                                           " tokens a micro-batch are fewer than the %" PRId64
+                                           " tokens per micro-batch, expected at least the %" PRId64
                                            " of the longest text (max_length, and data.max_prompt_length + "
                                            "data.max_response_length)\n",
                        micro.max_token_len, longest(job));

@@ -1,4 +1,4 @@
-/* The roles of a job: which of them it has, and where their keys are. */
+/* The roles of a job, and their keys. */
 #include <string.h>
 
 #include "base/rk_alloc.h"

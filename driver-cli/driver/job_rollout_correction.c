@@ -1,4 +1,4 @@
-/* Rollout correction of a job: verl's presets, and where old_log_probs come from. */
+/* Rollout correction of a job: verl's presets, and the source of old_log_probs. */
 #include "driver-cli/driver/job_internal.h"
 
 #include <string.h>
@@ -109,7 +109,7 @@ void rk_job_set_bypass(struct rk_json *options, const struct rk_config *job)
     }
 }
 
-/* A preset names the method; beside it only thresholds and the normalisation can be set. */
+/* A preset selects the method; only thresholds and the normalisation may be set with it. */
 static void check_preset(const struct rk_config *job, struct rk_str *problems)
 {
     const struct preset *preset = preset_of(job);
@@ -133,7 +133,7 @@ static void check_preset(const struct rk_config *job, struct rk_str *problems)
         char *path = rk_format(CORR "%s", texts[i].key);
         const char *given = rk_config_string(job, path);
 
-        /* verl's configuration has a loss_type without bypass_mode too, which nothing reads. */
+        /* verl's configuration also has a loss_type without bypass_mode, which is not used. */
         bool is_read = texts[i].expected || strcmp(texts[i].key, "loss_type") != 0;
 
         if (given && is_read && strcmp(given, texts[i].expected ? texts[i].expected : "") != 0)
@@ -184,8 +184,8 @@ void rk_job_rollout_correction_check(const struct rk_config *job, int32_t world_
 
 /* --- old_log_probs --- */
 
-/* Why the log-probs of the rollout are not those that training computes, as "KEY=VALUE"; NULL when they are,
- * bit for bit. rk_free it. */
+/* The reason why the log-probs of the rollout differ from those of training, as "KEY=VALUE"; NULL when they
+ * are equal bit for bit. rk_free it. */
 static char *inexact_because(const struct rk_config *job)
 {
     const char *numerics = rk_config_string(job, "numerics");
@@ -203,7 +203,7 @@ static char *inexact_because(const struct rk_config *job)
         return rk_format(RK_JOB_ROLLOUT "top_p=%g", top_p);
     if (tp != actor_tp)
         return rk_format(RK_JOB_ROLLOUT "tensor_model_parallel_size=%lld", (long long)tp);
-    /* A greedy rollout gives log-probs of temperature 1. */
+    /* A greedy rollout returns log-probs of temperature 1. */
     if (!rk_config_bool(job, RK_JOB_ROLLOUT "do_sample") && temperature != 1.0)
         return rk_format(RK_JOB_ROLLOUT "do_sample=false with temperature=%g", temperature);
     return NULL;

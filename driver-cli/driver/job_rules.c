@@ -1,5 +1,5 @@
-/* Rules between the keys of every job, and between them and the number of daemons: the checks that verl's
- * users rely on. Those of jobs with prompts or examples stand in job_prompts.c and job_examples.c. */
+/* Rules between the keys of every job, and between them and the number of daemons: including the
+ * checks of verl. Those of jobs with prompts or examples are in job_prompts.c and job_examples.c. */
 #include "driver-cli/driver/job_internal.h"
 
 #include <inttypes.h>
@@ -64,9 +64,9 @@ static void check_micro(const struct rk_config *job, const struct micro_keys *ke
     const char *key = rk_flow_of(job)->data->longest;
 
     if (micro.use_dynamic_bsz && micro.max_token_len * cp < group * longest)
-        rk_str_appendf(problems, "%s: %" PRId64 " tokens a micro-batch are fewer than %s%s = %" PRId64 "\n",
-                       keys->where, micro.max_token_len * cp, group > 1 ? "the pair's 2 x " : "", key,
-                       group * longest);
+        rk_str_appendf(
+            problems, "%s: %" PRId64 " tokens per micro-batch, expected at least %s%s = %" PRId64 "\n",
+            keys->where, micro.max_token_len * cp, group > 1 ? "the pair's 2 x " : "", key, group * longest);
     if (!micro.use_dynamic_bsz && micro.micro_batch_rows == 0)
         rk_str_appendf(problems, "%s: set %s, or use_dynamic_bsz\n", keys->where, keys->size);
 }
@@ -135,8 +135,9 @@ static void check_model(const struct rk_config *job, int32_t world_size, struct 
         rk_str_append(problems, "set " RK_JOB_MODEL "path (weights) or " RK_JOB_MODEL
                                 "hf_config_path (random weights)\n");
     if (!has_path && rk_config_is_null(job, RK_JOB_MODEL "tokenizer_path"))
-        rk_str_append(problems, "set " RK_JOB_MODEL "tokenizer_path: there is no " RK_JOB_MODEL
-                                "path to find one in\n");
+        rk_str_append(problems,
+                      "set " RK_JOB_MODEL "tokenizer_path: expected a path, since there is no " RK_JOB_MODEL
+                      "path to find a tokenizer in\n");
 }
 
 static void check_filter_groups(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
@@ -147,7 +148,7 @@ static void check_filter_groups(const struct rk_config *job, int32_t world_size,
     if (rk_config_is_null(job, "algorithm.filter_groups.metric"))
         rk_str_append(problems, "algorithm.filter_groups.enable needs algorithm.filter_groups.metric\n");
     if (!rk_job_role_needed(job, RK_ROLE_ROLLOUT))
-        rk_str_appendf(problems, "algorithm.filter_groups.enable: algorithm.type=%s generates nothing\n",
+        rk_str_appendf(problems, "algorithm.filter_groups.enable: algorithm.type=%s does not generate\n",
                        rk_config_string(job, "algorithm.type"));
 }
 
@@ -172,7 +173,7 @@ static void check_betas(const struct rk_config *job, int32_t world_size, struct 
     check_betas_of(job, RK_JOB_CRITIC "optim.betas", problems);
 }
 
-/* What the losses check of their keys together (engine/loss). */
+/* Checks of the losses on combinations of keys (engine/loss). */
 static void check_policy_loss(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     const char *mode = rk_config_string(job, RK_JOB_ACTOR "policy_loss.loss_mode");
@@ -189,7 +190,7 @@ static void check_policy_loss(const struct rk_config *job, int32_t world_size, s
                        high);
 }
 
-/* The others say how; this one says whether. */
+/* The other keys have an effect only with this one. */
 static void check_recompute(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     static const struct {
@@ -245,7 +246,8 @@ static void check_contents(const struct rk_config *job, const char *key, bool is
             is_known = is_known || strcmp(name, known[j]) == 0;
         has_model = has_model || strcmp(name, "model") == 0;
         if (is_load && strcmp(name, "hf_model") == 0)
-            rk_str_appendf(problems, "%s: hf_model is not loaded: model holds the weights\n", key);
+            rk_str_appendf(problems, "%s: hf_model cannot be loaded; use model, which has the weights\n",
+                           key);
         else if (!is_known)
             rk_str_appendf(problems, "%s: item %" PRId64 ": expected model, optimizer, extra or hf_model\n",
                            key, i);
@@ -274,12 +276,12 @@ static void check_checkpoints(const struct rk_config *job, int32_t world_size, s
         rk_str_append(problems,
                       "trainer.resume_from_path has no effect without trainer.resume_mode=resume_path\n");
     if (rk_config_bool(job, "trainer.del_local_ckpt_after_load"))
-        rk_str_append(problems,
-                      "trainer.del_local_ckpt_after_load=true: checkpoints are loaded where they are, no "
-                      "local copy is made; trainer.max_actor_ckpt_to_keep removes old ones\n");
+        rk_str_append(problems, "trainer.del_local_ckpt_after_load=true: expected false; checkpoints are "
+                                "loaded in place, without "
+                                "local copies; trainer.max_actor_ckpt_to_keep removes old ones\n");
 }
 
-/* What validates needs prompts to validate on. */
+/* Validation needs held-out prompts. */
 static void check_validation(const struct rk_config *job, int32_t world_size, struct rk_str *problems)
 {
     bool val_only = rk_config_bool(job, "trainer.val_only");

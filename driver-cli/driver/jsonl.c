@@ -1,4 +1,4 @@
-/* JSON Lines that a run appends to and a later one goes on with. */
+/* JSON Lines that a run appends to and a resumed run continues. */
 #include "driver-cli/driver/files_internal.h"
 
 #include <errno.h>

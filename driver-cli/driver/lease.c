@@ -1,7 +1,8 @@
 /* The lease on the group: acquisition on all daemons or none, renewal by a thread, release.
  *
- * The thread owns a KeepAlive stream a daemon and its own completion queue. It shares with the rest of the
- * driver the times of the last acknowledged renewals (atomics) and, under `lock`, the flag that ends it. */
+ * The thread owns one KeepAlive stream per daemon and its own completion queue. It shares with the rest of
+ * the driver the times of the last acknowledged renewals (atomics) and, under `lock`, the flag that ends it.
+ */
 #include "driver-cli/driver/invocation_internal.h"
 
 #include <signal.h>
@@ -139,7 +140,7 @@ static void on_status(struct rk_tag *tag, bool ok)
     settle(keeper);
 }
 
-/* Sends what is due and opens what is closed. Returns the milliseconds until something is due again. */
+/* Sends due renewals and opens closed streams. Returns the milliseconds until the next one is due. */
 static int64_t renew(struct rk_lease_keeper *lease)
 {
     int64_t period_ms = lease->ttl_ms / RENEWALS_PER_TTL;
@@ -245,31 +246,32 @@ struct rk_status *rk_driver_check_lease(struct rk_driver *driver)
         int64_t age_ms = rk_time_boot_ms() - atomic_load(&driver->lease->keepers[i].renewed_ms);
 
         if (age_ms * 10 > driver->lease_ttl_ms * 8)
-            return rk_error_of_worker(
-                RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_EXPIRED",
-                               "the last renewal was acknowledged %.1f s ago, the lease lasts %.1f s",
-                               (double)age_ms / 1e3, (double)driver->lease_ttl_ms / 1e3),
-                i, driver->clients[i].address);
+            return rk_error_of_worker(RK_FAIL_REASON(RK_FAILED_PRECONDITION, "LEASE_EXPIRED",
+                                                     "the last renewal was acknowledged %.1f s ago; the "
+                                                     "lease lasts %.1f s; claim the group again",
+                                                     (double)age_ms / 1e3,
+                                                     (double)driver->lease_ttl_ms / 1e3),
+                                      i, driver->clients[i].address);
     }
     return NULL;
 }
 
 /* --- acquisition --- */
 
-/* A daemon that stands under two names would have to be held twice. */
+/* A daemon with two addresses would have to grant two leases. */
 static struct rk_status *check_distinct(const struct rk_driver *driver)
 {
     for (int32_t i = 0; i < driver->num_clients; i++) {
         for (int32_t j = 0; j < i; j++) {
             if (driver->clients[i].incarnation == driver->clients[j].incarnation)
-                return RK_FAIL(RK_INVALID_ARGUMENT, "workers %d (%s) and %d (%s) are one daemon", j,
+                return RK_FAIL(RK_INVALID_ARGUMENT, "workers %d (%s) and %d (%s) are the same daemon", j,
                                driver->clients[j].address, i, driver->clients[i].address);
         }
     }
     return NULL;
 }
 
-/* The epoch to ask for, one above all; each daemon's incarnation is remembered. */
+/* Computes the epoch to request, one above all; stores each daemon's incarnation. */
 static struct rk_status *find_epoch(struct rk_driver *driver, struct rk_arena *arena)
 {
     struct rk_driver_worker *workers = rk_calloc((size_t)driver->num_clients, sizeof(*workers));
@@ -309,7 +311,7 @@ static struct rk_status *read_grant(struct rk_driver *driver, struct rk_client *
     client->fence = grant.fence;
     client->fence.lease_id.data = client->lease_id_bytes;
     client->next_seq = 1;
-    if (grant.ttl_ms > 0) /* the daemon may grant less than was asked for */
+    if (grant.ttl_ms > 0) /* the daemon may grant less than requested */
         driver->lease_ttl_ms = RK_MIN(driver->lease_ttl_ms, (int64_t)grant.ttl_ms);
     return NULL;
 }
@@ -345,7 +347,7 @@ static struct rk_status *acquire(struct rk_driver *driver, int32_t begin, int32_
     return st;
 }
 
-/* Gives back what was granted; a daemon that cannot be reached lets its lease lapse. */
+/* Releases the granted leases; the lease of an unreachable daemon lapses. */
 static void release_grants(struct rk_driver *driver)
 {
     struct rk_fanout *items = rk_fanout_create(driver);
@@ -362,7 +364,7 @@ static void release_grants(struct rk_driver *driver)
     }
     rk_fanout_run(driver, RK_RPC_ID_RELEASE_LEASE, items, driver->control_timeout_ms,
                   RK_FANOUT_IGNORE_INTERRUPT, arena);
-    RK_IGNORE(rk_fanout_take_error(driver, items), "a lease that is not given back lapses by itself");
+    RK_IGNORE(rk_fanout_take_error(driver, items), "a lease that is not released lapses");
     rk_arena_destroy(arena);
     rk_fanout_destroy(items, driver->num_clients);
 }
@@ -375,8 +377,8 @@ static struct rk_status *claim_once(struct rk_driver *driver, struct rk_arena *a
     RK_TRY(find_epoch(driver, arena));
     st = acquire(driver, 0, 1, arena);
     if (st) {
-        /* Worker 0 is the lock: when it is held, somebody works. A stale epoch means that somebody was
-         * quicker. */
+        /* Worker 0 is the lock: when its lease is held, another driver is active. A stale epoch means that
+         * another driver was faster. */
         *is_race = strcmp(rk_status_reason(st), "STALE_EPOCH") == 0;
         return st;
     }
@@ -393,7 +395,7 @@ static int64_t backoff_ms(void)
 {
     uint32_t random = 0;
 
-    RK_IGNORE(rk_random_bytes(&random, sizeof(random)), "a back-off without jitter is still one");
+    RK_IGNORE(rk_random_bytes(&random, sizeof(random)), "the back-off works without jitter");
     return CLAIM_BACKOFF_MS + random % (3 * CLAIM_BACKOFF_MS);
 }
 

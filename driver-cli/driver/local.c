@@ -1,4 +1,4 @@
-/* Daemons of the driver's own, on this machine, for as long as it runs. */
+/* Daemons that the driver starts on this machine and stops at its end. */
 #include "driver-cli/rk_driver.h"
 
 #include <errno.h>
@@ -35,7 +35,7 @@ struct child {
     pid_t old_pid;   /* for messages */
     int out;         /* its standard output; -1: closed */
     int wait_status; /* once collected */
-    bool has_ended;  /* by itself */
+    bool has_ended;  /* without being stopped */
     char *address, *log_path;
 };
 
@@ -44,7 +44,7 @@ struct rk_local {
     int32_t num_children;
     struct child *children;
     const char **addresses;
-    bool is_detached; /* the children stay when this object goes */
+    bool is_detached; /* the children outlive this object */
 };
 
 /* --- one child --- */
@@ -67,7 +67,7 @@ static void exec_child(char *const *args, char *const *environment, const struct
     _exit(errno == ENOENT || errno == EACCES ? 126 : 127);
 }
 
-/* Configuration of other daemons, or a word of the service manager to the driver. */
+/* Configuration of other daemons, or variables of the driver's service manager. */
 static bool is_not_for_children(const char *variable)
 {
     static const char *const names[] = {"RUNTIME_DIRECTORY=", "STATE_DIRECTORY=", "NOTIFY_SOCKET="};
@@ -79,9 +79,9 @@ static bool is_not_for_children(const char *variable)
     return rk_str_has_prefix(variable, "RANKD_") && !rk_str_has_prefix(variable, "RANKD_FAULTS=");
 }
 
-/* The driver's own, borrowed, without what configures daemons; and how OpenMP's threads wait for one another:
- * asleep. The daemons take all cores between them, and a thread that spins until its neighbour is done keeps
- * that neighbour from running: a step of two daemons with 8 threads each on 16 cores took 20 times as long.
+/* The driver's environment, borrowed, without the configuration of daemons, and with sleeping waits of
+ * OpenMP's threads. The daemons use all cores together, and a thread that spins while it waits for another
+ * one keeps it from running: a step of two daemons with 8 threads each on 16 cores took 20 times as long.
  * rk_free the array. */
 static char **make_environment(void)
 {
@@ -198,7 +198,7 @@ static void describe_end(const struct child *child, int32_t rank, struct rk_str 
     rk_str_appendf(out, "; its log is %s\n", child->log_path);
 }
 
-/* The last line of the log: what the daemon said before it gave up. */
+/* The last line of the log: the daemon's error message. */
 static void append_last_words(const char *log_path, struct rk_str *out)
 {
     int fd = open(log_path, O_RDONLY | O_CLOEXEC);
@@ -218,8 +218,8 @@ static void append_last_words(const char *log_path, struct rk_str *out)
     rk_str_appendf(out, ": %s", line ? line + 1 : text);
 }
 
-/* By the exit codes of rankd (daemon/rk_daemon.h): whether the job is to be changed, another process to be
- * waited for, or something to be looked into. */
+/* Maps the exit codes of rankd (daemon/rk_daemon.h): change the job, wait for another process, or
+ * investigate. */
 static struct rk_status *start_error(const struct child *child, const char *text)
 {
     int code = WIFEXITED(child->wait_status) ? WEXITSTATUS(child->wait_status) : 1;
@@ -284,17 +284,18 @@ static struct rk_status *wait_until_listening(struct child *child, int32_t rank,
 
     rk_status_free(st);
     if (code == RK_DEADLINE_EXCEEDED)
-        return RK_FAIL(RK_DEADLINE_EXCEEDED, "rankd of rank %d does not listen in time; its log is %s", rank,
+        return RK_FAIL(RK_DEADLINE_EXCEEDED,
+                       "rankd of rank %d did not start listening in time; its log is %s", rank,
                        child->log_path);
     if (code == RK_UNAVAILABLE)
         return died_at_start(child, rank);
     if (!st && rk_str_has_prefix(line, LISTENING))
         return NULL;
-    return RK_FAIL(RK_INTERNAL, "rankd of rank %d said '%.*s', expected '" LISTENING "ADDRESS'", rank,
+    return RK_FAIL(RK_INTERNAL, "rankd of rank %d printed '%.*s', expected '" LISTENING "ADDRESS'", rank,
                    (int)strcspn(line, "\n"), line);
 }
 
-/* --- all of them --- */
+/* --- all daemons --- */
 
 static char *roots_as_json(const char *const *roots)
 {
@@ -374,11 +375,11 @@ struct rk_status *rk_local_detach(struct rk_local *local)
         struct child *child = &local->children[i];
         struct rk_status *st = NULL;
 
-        if (reap(child)) /* what is dead has nothing to keep */
+        if (reap(child)) /* a daemon that has ended holds no model */
             continue;
         st = read_line(child, deadline_ns, line, sizeof(line));
         if (!st && !rk_str_has_prefix(line, DETACHED))
-            st = RK_FAIL(RK_INTERNAL, "it said '%.*s', expected '" DETACHED "'", (int)strcspn(line, "\n"),
+            st = RK_FAIL(RK_INTERNAL, "it printed '%.*s', expected '" DETACHED "'", (int)strcspn(line, "\n"),
                          line);
         if (st)
             return RK_WRAP(st, "detaching rankd of rank %d (pid %d)", i, (int)child->old_pid);
@@ -390,7 +391,7 @@ struct rk_status *rk_local_detach(struct rk_local *local)
 static void stop_all(struct rk_local *local)
 {
     signal_all(local, SIGTERM);
-    signal_all(local, SIGCONT); /* a stopped process would not notice */
+    signal_all(local, SIGCONT); /* a suspended process would not react */
     for (int64_t waited_ms = 0; !all_ended(local) && waited_ms < STOP_TIMEOUT_MS; waited_ms += STOP_POLL_MS)
         rk_time_sleep_ms(STOP_POLL_MS);
     signal_all(local, SIGKILL);

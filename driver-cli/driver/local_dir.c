@@ -19,14 +19,15 @@
 #define PREFIX      "rankctl-"
 #define CONFIG_FILE "rankd.json"
 #define LOCK_FILE   "lock"
-/* The lock before it is held: no other process may find it free while its owner lives. */
+/* Creates the lock before the directory is visible: no other process may find it free while its owner runs.
+ */
 #define NEW_LOCK_FILE "lock.new"
 
 static const char *find_root(void)
 {
     const char *root = rk_env("XDG_RUNTIME_DIR");
 
-    /* Not TMPDIR: the path of a Unix socket has to be short. */
+    /* Not TMPDIR: the path of a Unix socket must be short. */
     return root && access(root, W_OK) == 0 ? root : "/tmp";
 }
 
@@ -37,13 +38,13 @@ static void remove_dir(const char *path)
     struct dirent *entry;
 
     while (dir && (entry = readdir(dir)) != NULL)
-        unlinkat(dirfd(dir), entry->d_name, 0); /* fails for . and .., which go with the directory */
+        unlinkat(dirfd(dir), entry->d_name, 0); /* fails for . and .. */
     if (dir)
         closedir(dir);
     rmdir(path);
 }
 
-/* --- what killed drivers left --- */
+/* --- directories of killed drivers --- */
 
 /* The lock of a directory of ours, held; -1 when its owner lives, or it is none. */
 static int lock_orphan(const char *path)

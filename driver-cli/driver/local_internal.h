@@ -6,14 +6,14 @@
 
 #include "base/rk_status.h"
 
-/* rankctl-XXXXXX below $XDG_RUNTIME_DIR, else /tmp. It holds the daemons' sockets and their configuration, an
- * empty one: what is in /etc is for the daemons of this machine, not for these. */
+/* rankctl-XXXXXX below $XDG_RUNTIME_DIR, else /tmp. It contains the daemons' sockets and their configuration,
+ * an empty one: the configuration in /etc is for the permanent daemons of this machine. */
 struct rk_local_dir {
     char *path; /* NULL: there is none */
-    int lock;   /* held as long as the owner or one of its daemons lives; -1: not held */
+    int lock;   /* held as long as the owner or one of its daemons runs; -1: not held */
 };
 
-/* Makes one; before that, removes those of this user whose owners were killed. `dir` is to be closed after a
+/* Creates one; first removes those of this user whose owners were killed. Close `dir` after a
  * failure too. */
 struct rk_status *rk_local_dir_open(struct rk_local_dir *dir) RK_NODISCARD;
 /* Removes it, with what is left of its daemons; one that is kept for daemons that go on is removed by a later

@@ -36,7 +36,7 @@ int64_t rk_memory_sum_bytes_at(const struct rk_json *plan, const char *path)
     return rk_json_as_int(rk_json_find_path(plan, path), 0);
 }
 
-/* Answers come from a daemon: what is added up here has to be there. */
+/* Checks that the answers of a daemon have the values that are added up. */
 static struct rk_status *check_plan(const struct rk_json *plan, const char *role)
 {
     static const char *const paths[] = {"planned.total", "given_back",      "room.free",

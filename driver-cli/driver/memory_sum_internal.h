@@ -1,5 +1,5 @@
-/* Memory plans of all roles of a job, added up. The daemons plan (init_model with plan_only); here stands
- * what their answers come to: whether all roles fit together, and if not, which is too much. */
+/* Memory plans of all roles of a job, added up. The daemons plan (init_model with plan_only); this
+ * adds up their answers: whether all roles fit together, and if not, which role does not. */
 #ifndef RK_MEMORY_SUM_INTERNAL_H
 #define RK_MEMORY_SUM_INTERNAL_H
 
@@ -23,8 +23,8 @@ struct rk_memory_sum {
 
 void rk_memory_sum_init(struct rk_memory_sum *sum, int32_t num_ranks);
 void rk_memory_sum_fini(struct rk_memory_sum *sum);
-/* The plans of the next role: metas[num_metas] of its ranks, which say which rank they are of. INTERNAL when
- * one does not say what a plan has to. */
+/* The plans of the next role: metas[num_metas] of its ranks, each with its rank. INTERNAL when
+ * one lacks a required value. */
 struct rk_status *rk_memory_sum_add(struct rk_memory_sum *sum, const struct rk_job_role *role,
                                     const struct rk_json *const *metas, int32_t num_metas) RK_NODISCARD;
 /* The option plan_room of the role that is planned next; null before the first. */
@@ -39,7 +39,7 @@ struct rk_status *rk_memory_sum_refuse(const struct rk_memory_sum *sum, const st
                                        struct rk_status *st) RK_NODISCARD;
 /* The rank with the least memory left; of several, the first. */
 int32_t rk_memory_sum_fullest(const struct rk_memory_sum *sum);
-/* Roles by kinds of memory of the fullest rank, for people. */
+/* Roles by kinds of memory of the fullest rank, as a table. */
 void rk_memory_sum_format(const struct rk_memory_sum *sum, struct rk_str *out);
 /* All ranks and roles, in bytes: the content of memory_plan.json. */
 struct rk_json *rk_memory_sum_json(const struct rk_memory_sum *sum);

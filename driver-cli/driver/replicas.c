@@ -8,7 +8,7 @@ struct group {
     int32_t num_workers;
 };
 
-/* What the worker says of its place; NULL when it does not answer or has no such role. */
+/* The coordinates that the worker reports; NULL when it does not answer or does not have the role. */
 static const struct rk_role_rank *find_place(const struct rk_driver_worker *worker, const char *role)
 {
     const struct rk_rank_info *info = &worker->status.rank;
@@ -26,7 +26,7 @@ static bool is_same_mesh(const struct rk_mesh_spec *a, const struct rk_mesh_spec
            a->pp == b->pp && strcmp(a->order, b->order) == 0;
 }
 
-/* The worker at that place of the replica; NULL when none answers. */
+/* The worker at these coordinates of the replica; NULL when none answers. */
 static const struct rk_driver_worker *find_worker(const struct group *group, const struct rk_mesh_spec *mesh,
                                                   int32_t dp_rank, const struct rk_mesh_coords *coords)
 {

@@ -1,4 +1,4 @@
-/* What is left of a group that has lost daemons. */
+/* The remaining replicas of a group that has lost daemons. */
 #ifndef RK_REPLICAS_INTERNAL_H
 #define RK_REPLICAS_INTERNAL_H
 
@@ -20,8 +20,8 @@ struct rk_replicas {
     RK_ARRAY(struct rk_replica) items;
 };
 
-/* The replicas of the role all of whose daemons answer, from what workers[num_workers] say of the mesh that
- * they had last; `missing` gets a line for each that is not whole. None when no worker has the role. */
+/* The replicas of the role whose daemons all answer, from the last mesh that workers[num_workers]
+ * report; `missing` gets a line for each incomplete one. None when no worker has the role. */
 struct rk_status *rk_replicas_find(struct rk_replicas *out, const char *role,
                                    const struct rk_driver_worker *workers, int32_t num_workers,
                                    struct rk_str *missing) RK_NODISCARD;

@@ -108,7 +108,7 @@ static void remember_value(struct rk_run_dir *run, const struct rk_json *metrics
     run->values[run->num_steps++] = value;
 }
 
-/* --- metrics.jsonl of a run that goes on --- */
+/* --- metrics.jsonl of a resumed run --- */
 
 struct cut {
     struct rk_run_dir *run;
@@ -135,7 +135,7 @@ static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, i
     struct rk_status *st = last_step > 0 ? rk_jsonl_read(path, keep_line, &cut) : NULL;
 
     if (rk_status_code(st) == RK_INVALID_ARGUMENT) { /* behind what a checkpoint has waited for */
-        RK_WARN("%s; it is cut off", rk_status_message(st));
+        RK_WARN("%s; it is removed", rk_status_message(st));
         rk_status_free(st);
         st = NULL;
     }
@@ -143,7 +143,7 @@ static struct rk_status *cut_metrics(struct rk_run_dir *run, const char *path, i
     if (ftruncate(fileno(run->metrics), cut.end) != 0)
         return rk_errno_status("cannot shorten", path);
     if (cut.end > 0 && cut.kept_step < last_step)
-        RK_WARN("'%s' has no line of step %lld: the run goes on from a checkpoint of step %lld", path,
+        RK_WARN("'%s' has no line of step %lld, but the run resumes from a checkpoint of step %lld", path,
                 (long long)cut.kept_step + 1, (long long)last_step);
     return rk_run_dir_sync(run);
 }
@@ -155,14 +155,15 @@ static struct rk_status *take_over(struct rk_run_dir *run, const char *path, int
     struct stat info;
 
     if (fstat(fileno(run->metrics), &info) != 0)
-        return rk_errno_status("cannot look at", path);
+        return rk_errno_status("cannot read the state of", path);
     if (info.st_size > 0 && last_step == RK_RUN_DIR_NEW)
-        return RK_FAIL(RK_ALREADY_EXISTS,
-                       "'%s' exists: the directory holds a run, and no checkpoint to go on from was found; "
-                       "name another",
-                       path);
+        return RK_FAIL(
+            RK_ALREADY_EXISTS,
+            "'%s' exists: the directory contains a run, and no checkpoint to resume from was found; "
+            "name another",
+            path);
     if (flock(fileno(run->metrics), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' is in use by another run; name another directory", path);
+        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' is in use by another run; use another directory", path);
     return info.st_size > 0 ? cut_metrics(run, path, last_step) : NULL;
 }
 
@@ -177,7 +178,7 @@ static struct rk_status *open_metrics(struct rk_run_dir *run, int64_t last_step)
     return st;
 }
 
-/* What the run exported when it ended before: the next export finds no model in its place. */
+/* Moves the export of the previous run aside for the next export. */
 static struct rk_status *move_export(const struct rk_run_dir *run)
 {
     char *from = rk_path_join(run->path, "hf"), *to = NULL;

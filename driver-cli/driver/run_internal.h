@@ -1,4 +1,4 @@
-/* What a run leaves behind: a directory with metrics, reports and a summary. */
+/* The run directory: metrics, reports and a summary. */
 #ifndef RK_RUN_INTERNAL_H
 #define RK_RUN_INTERNAL_H
 
@@ -10,7 +10,7 @@
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 
-/* The number that says how a run goes. */
+/* The main metric of a run. */
 struct rk_run_curve {
     const char *metric, *name; /* "critic/score/mean", "reward" */
 };
@@ -18,7 +18,7 @@ struct rk_run_curve {
 /* NULL for metrics that have none: of a validation alone. */
 const struct rk_run_curve *rk_run_curve_of(const struct rk_json *metrics);
 const struct rk_run_curve *rk_run_curves(int64_t *count);
-/* Whether people are told this metric of a validation. */
+/* Whether the console shows this metric of a validation. */
 bool rk_run_is_validation(const char *metric);
 
 struct rk_run_dir {
@@ -32,17 +32,17 @@ struct rk_run_dir {
 /* Of rk_run_dir_create: the run is a new one. */
 #define RK_RUN_DIR_NEW (-1)
 
-/* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json, with what is relative to
- * `job_dir` made absolute, so that it can be run again. ALREADY_EXISTS when the directory holds a run with a
- * step, or one that still goes on; one that ended before its first is written over. With last_step from 1 on
- * the run of the directory goes on behind that step: the lines of later ones, and a torn one, are cut off
- * metrics.jsonl, and a model that was exported is moved aside (hf-1, ...). With 0 it begins again: no line
- * stays. */
+/* RUN_DIR, or runs/<experiment>/<UTC time> when run_dir is NULL. Writes config.json, with paths relative to
+ * `job_dir` made absolute, so that it can be run again. ALREADY_EXISTS when the directory contains a run with
+ * a step, or one that is still running; a run that ended before its first step is overwritten. With last_step
+ * >= 1 the run of the directory continues after that step: lines of later steps, and an incomplete one, are
+ * removed from metrics.jsonl, and an exported model is moved aside (hf-1, ...). With 0 it starts again
+ * without any line. */
 struct rk_status *rk_run_dir_create(struct rk_run_dir *out, const struct rk_config *job, const char *job_dir,
                                     const char *run_dir, int64_t last_step) RK_NODISCARD;
 /* Whether the directory holds a run that saves checkpoints and ended before its first was complete, which is
- * before twice its save_freq (the next save waits for the one before). One that got further has lost its
- * checkpoints, or they are elsewhere: its metrics are not to be cut. */
+ * before twice its save_freq (the next save waits for the one before). A run that got further has lost its
+ * checkpoints, or they are elsewhere: its metrics must be kept. */
 bool rk_run_dir_can_begin_again(const char *run_dir);
 /* One line of metrics.jsonl, written (flushed) when it returns. NOT_FOUND when the file was removed. */
 struct rk_status *rk_run_dir_append(struct rk_run_dir *run, const struct rk_json *metrics) RK_NODISCARD;
@@ -51,7 +51,7 @@ struct rk_status *rk_run_dir_sync(struct rk_run_dir *run) RK_NODISCARD;
 /* Writes the file `name` of the directory. */
 struct rk_status *rk_run_dir_write(const struct rk_run_dir *run, const char *name,
                                    const struct rk_json *json) RK_NODISCARD;
-/* Writes summary.json. Adds to the summary what the directory knows (steps, the curve's means). */
+/* Writes summary.json. Adds the data of the directory to the summary (steps, the curve's means). */
 struct rk_status *rk_run_dir_finish(struct rk_run_dir *run, struct rk_json *summary) RK_NODISCARD;
 void rk_run_dir_fini(struct rk_run_dir *run);
 /* Mean of the last (or first) `count` values of the curve; 0 without any. */

@@ -36,7 +36,7 @@ struct rk_status *rk_tar_create(struct rk_tar **out, const char *path)
 
     *out = NULL;
     if (fd < 0 && errno == EEXIST)
-        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists already; name another file", path);
+        return RK_FAIL(RK_ALREADY_EXISTS, "'%s' exists already; use another file", path);
     if (fd < 0)
         return rk_errno_status("cannot create", path);
     tar = rk_calloc(1, sizeof(*tar));

@@ -13,7 +13,7 @@
 
 #define PROBE_MS 2000
 
-/* What a client of HTTP/2 says first, and what a server answers at once: connection preface and SETTINGS. */
+/* The first message of an HTTP/2 client: connection preface and SETTINGS, which a server answers at once. */
 static const char greeting[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0";
 #define GREETING_BYTES (sizeof(greeting) - 1)
 
@@ -55,7 +55,7 @@ grpc_channel_credentials *rk_driver_tls_credentials(const struct rk_driver_tls *
     return grpc_ssl_credentials_create(tls->pem.ca, tls->has_cert ? &pair : NULL, NULL, NULL);
 }
 
-/* --- why a daemon could not be talked to --- */
+/* --- the reason of a failed connection --- */
 
 /* HOST:PORT or [V6]:PORT; rk_free both. */
 static void split_address(const char *address, char **host, char **port)
@@ -135,10 +135,10 @@ static struct rk_status *explain(const struct rk_driver_tls *tls, const struct r
 
     if (!is_shaken && (rk_tls_has_closed(conn) || strcmp(error, "it does not speak TLS") == 0))
         return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS",
-                              "the daemon does not speak TLS; it needs rpc.tls_cert and rpc.tls_key, or this "
-                              "side no tls_ca");
+                              "the daemon does not speak TLS; set rpc.tls_cert and rpc.tls_key there, or "
+                              "omit tls_ca on this side");
     return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS", "TLS with the daemon fails: %s%s", error,
-                          tls->has_cert ? "" : " (tls_cert and tls_key are not given here)");
+                          tls->has_cert ? "" : " (tls_cert and tls_key are not set on this side)");
 }
 
 static struct rk_status *look(const struct rk_driver_tls *tls, int fd, const char *host, int64_t deadline_ns)
@@ -158,9 +158,8 @@ static struct rk_status *look(const struct rk_driver_tls *tls, int fd, const cha
     if (tls->tls && *rk_tls_error(conn))
         st = explain(tls, conn, step == RK_TLS_DONE);
     else if (!tls->tls && step == RK_TLS_DONE)
-        st =
-            RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS",
-                           "the daemon speaks TLS: tls_ca, the certificate of its authority, is needed here");
+        st = RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS",
+                            "the daemon requires TLS; set tls_ca to the certificate of its authority");
     rk_tls_conn_destroy(conn);
     rk_tls_destroy(own);
     return st;

@@ -1,4 +1,5 @@
-/* TLS to the daemons: gRPC's credentials for calls, and our own eyes for what gRPC does not say. */
+/* TLS to the daemons: gRPC's credentials for calls, and a separate check for errors that gRPC does not
+ * report. */
 #ifndef RK_DRIVER_TLS_INTERNAL_H
 #define RK_DRIVER_TLS_INTERNAL_H
 
@@ -20,8 +21,8 @@ struct rk_status *rk_driver_tls_init(struct rk_driver_tls *out,
 void rk_driver_tls_fini(struct rk_driver_tls *tls);
 /* Of a channel to `address`; grpc_channel_credentials_release them. */
 grpc_channel_credentials *rk_driver_tls_credentials(const struct rk_driver_tls *tls, const char *address);
-/* Connects to a daemon that could not be talked to, and looks whether TLS is why: UNAUTHENTICATED with the
- * reason TLS, or NULL. Takes up to a few seconds. */
+/* Connects to a daemon that could not be reached, and checks whether TLS is the cause: UNAUTHENTICATED with
+ * the reason TLS, or NULL. Takes up to a few seconds. */
 struct rk_status *rk_driver_tls_probe(const struct rk_driver_tls *tls, const char *address) RK_NODISCARD;
 
 #endif

@@ -1,4 +1,4 @@
-/* Whose turn it is: calls on the same ranks reach the daemons in the order in which they were created. */
+/* Order of calls: calls on the same ranks reach the daemons in the order in which they were created. */
 #include "driver-cli/driver/invocation_internal.h"
 
 #include <errno.h>
@@ -36,7 +36,7 @@ void rk_turns_enter(struct rk_turns *turns, struct rk_invocation *inv)
     pthread_mutex_unlock(&turns->lock);
 }
 
-/* Nothing in front of it on this rank is being offered, and the daemon's queue takes one more. */
+/* No earlier call on this rank is being offered, and the daemon's queue has room for one more. */
 static bool is_rank_ready(const struct rk_turns *turns, const struct rk_invocation *inv, int32_t rank)
 {
     int32_t num_ahead = 0;
@@ -60,7 +60,7 @@ static bool is_ready(const struct rk_turns *turns, const struct rk_invocation *i
     return true;
 }
 
-/* Interrupts come from signal handlers, which cannot wake anybody: hence the timeout. */
+/* Interrupts come from signal handlers, which cannot signal the condition: hence the timeout. */
 static void wait_for_change(struct rk_turns *turns)
 {
     struct timespec until;

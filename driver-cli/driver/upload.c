@@ -1,8 +1,8 @@
-/* Batches on their way to the daemons. A chunk of the batch is turned into messages once; every rank that
+/* Batches that are sent to the daemons. A chunk of the batch is turned into messages once; every rank that
  * gets it is sent the same messages, whose data slices refer to the columns in place.
  *
- * gRPC may hold those slices a little longer than the call, and lets go of them on any thread. So an upload
- * counts what is held (an atomic), and the driver frees it from its own thread when the count has come to 0.
+ * gRPC may hold those slices a little longer than the call, and releases them on any thread. So an upload
+ * counts the references (an atomic), and the driver frees it on its own thread when the count is 0.
  */
 #include "driver-cli/driver/driver_internal.h"
 
@@ -77,7 +77,7 @@ void rk_upload_end(struct rk_upload *upload)
         grpc_byte_buffer_destroy(upload->messages[i]);
     rk_free(upload->messages);
     upload->messages = NULL;
-    release(upload); /* the last look at it: the driver's thread may free it now */
+    release(upload); /* the last access: the driver's thread may free it now */
 }
 
 void rk_upload_reap(struct rk_driver *driver, bool wait)
@@ -89,7 +89,7 @@ void rk_upload_reap(struct rk_driver *driver, bool wait)
 
         if (atomic_load(&upload->num_held) > 0) {
             if (wait)
-                rk_time_sleep_ms(1); /* the connections are closed: gRPC lets go at once */
+                rk_time_sleep_ms(1); /* the connections are closed: gRPC releases them soon */
             else
                 link = &upload->next;
             continue;

@@ -54,11 +54,12 @@ static const char intro[] =
     "where\n"
     "values are written as for Hydra: `True`, `None`, `'a text'`, `[a,b]`, `{a: 1}`, `+key=` and `++key=`. "
     "What\n"
-    "`rankctl run --help` lists has verl's name, meaning and, but for what that help says, default. The "
+    "`rankctl run --help` lists has verl's name, meaning and, unless that help states otherwise, default. "
+    "The "
     "tables\n"
     "below have verl's other keys, and values that only verl has; `*` stands for anything. The first row "
     "that\n"
-    "matches key and value counts. A key in neither is refused, with the name of a similar one.\n";
+    "matches key and value is used. Other keys are refused, with the name of a similar one.\n";
 
 void rk_job_format_verl_keys(struct rk_str *out)
 {

@@ -2,7 +2,7 @@
  *
  *   A = whiten over the batch of  sum over keys k of  weight_k * GRPO's A of reward k alone
  *
- * The rewards are what the reward says under algorithm.gdpo_reward_keys beside its score. */
+ * The rewards are the numbers that the reward returns under algorithm.gdpo_reward_keys. */
 #include "driver-cli/driver/algo/algo_internal.h"
 
 #include <string.h>

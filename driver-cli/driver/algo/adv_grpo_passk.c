@@ -38,9 +38,10 @@ static struct rk_status *score_best(struct rk_adv_rows *rows, struct top_two *to
         const struct top_two *top = &tops[g];
 
         if (rows->groups[g].count == 1)
-            st = RK_FAIL(RK_INVALID_ARGUMENT,
-                         "algorithm.adv_estimator=grpo_passk needs 2 responses to a prompt, '%s' has 1",
-                         in->uid[top->best]);
+            st = RK_FAIL(
+                RK_INVALID_ARGUMENT,
+                "algorithm.adv_estimator=grpo_passk: expected at least 2 responses to a prompt, '%s' has 1",
+                in->uid[top->best]);
         else if (rows->groups[g].count > 1)
             advantages[top->best] = rows->scores[top->best] - rows->scores[top->second];
     }

@@ -1,4 +1,4 @@
-/* What outcome estimators share: the score of a row, and its group. */
+/* Functions that outcome estimators share: the score of a row, and its group. */
 #include "driver-cli/driver/algo/algo_internal.h"
 
 #include <math.h>

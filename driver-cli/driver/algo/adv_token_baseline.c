@@ -1,5 +1,5 @@
 /* Optimal token baseline: the rewards to go against a baseline for each place in the responses to a prompt,
- * which weighs a response by the variance that its tokens have brought so far.
+ * which weights a response by the accumulated variance of its tokens.
  *
  *   w_t = (1 - 2 pi_t + sum pi^2) * rollout_is_weight_t^2       W_t = sum up to t of w
  *   B_k = sum over g of G_k W_k / (sum over g of W_k + 1e-8)    A = G - B, where the mask is set

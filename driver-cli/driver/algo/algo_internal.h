@@ -1,4 +1,4 @@
-/* Rows of the advantage table and what they share. Sums are f64. */
+/* Rows of the advantage table and their common functions. Sums are f64. */
 #ifndef RK_ALGO_INTERNAL_H
 #define RK_ALGO_INTERNAL_H
 

@@ -46,7 +46,8 @@ struct rk_status *rk_mask_whiten(double *values, const int64_t *mask, int64_t co
     double mean, scale;
 
     if (marks == 1)
-        return RK_FAIL(RK_ABORTED, "one token of the batch counts; to whiten advantages, two have to");
+        return RK_FAIL(RK_ABORTED,
+                       "the batch has one counted token; expected at least 2 to whiten advantages");
     if (marks == 0) {
         for (int64_t i = 0; i < count; i++)
             values[i] = 0.0;

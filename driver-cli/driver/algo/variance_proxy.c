@@ -1,4 +1,4 @@
-/* Where a gradient's square comes from, signal or noise, without the gradient of single responses: the square
+/* The shares of signal and noise in a gradient's square, without the gradient of single responses: the square
  * of the norm of a response's gradient is taken to be A^2 W, with W the sum of its tokens' variances. As in
  * verl (compute_variance_proxy_metrics). */
 #include <math.h>

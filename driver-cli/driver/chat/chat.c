@@ -1,5 +1,4 @@
-/* Chat templates from text, and rendering. What transformers does to messages in front of the template is
- * done here, too. */
+/* Chat templates from text, and rendering, including the preprocessing of messages that transformers does. */
 #include "driver-cli/rk_chat.h"
 
 #include <string.h>
@@ -104,7 +103,7 @@ static bool has_same_text(const struct rk_jinja *a, const struct rk_jinja *b)
     return a->text_bytes == b->text_bytes && memcmp(a->text, b->text, a->text_bytes) == 0;
 }
 
-/* Templates write these two; a token for padding, say, changes no text. */
+/* Templates write these two; other special tokens, such as that for padding, do not affect the text. */
 bool rk_chat_is_same(const struct rk_chat *a, const struct rk_chat *b)
 {
     static const char *const tokens[] = {"bos_token", "eos_token"};
@@ -131,7 +130,7 @@ static struct rk_status *put_member(struct rk_render *r, struct rk_dict *dict, c
     return rk_dict_put(r, dict, name, value);
 }
 
-/* The reasoning of a message stands under one of three names; templates find it under two of them. */
+/* The reasoning of a message has one of three names; templates use two of them. */
 static struct rk_status *alias_reasoning(struct rk_render *r, const struct rk_dict *message, rk_value_t *out)
 {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};

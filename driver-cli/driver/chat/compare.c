@@ -1,4 +1,4 @@
-/* Equality, order and membership, as Python has them. */
+/* Equality, order and membership, with Python's semantics. */
 #include "driver-cli/driver/chat/render_internal.h"
 
 #include <string.h>

@@ -52,7 +52,7 @@ RK_FILTER(run_last)
     rk_value_t items;
 
     if (call->self.kind == RK_VALUE_ITERATOR)
-        return RK_TEMPLATE_ERROR("last: an iterator cannot be read from its end; use |list|last");
+        return RK_TEMPLATE_ERROR("last: expected a sequence, got an iterator; use |list|last");
     RK_TRY(rk_value_to_list(r, call->self, &items));
     if (items.list->count > 0)
         *out = items.list->items[items.list->count - 1];

@@ -8,7 +8,7 @@
 #include "driver-cli/driver/chat/value_internal.h"
 #include "driver-cli/rk_chat.h"
 
-/* --- bounds: far above any published template, so that a hostile one ends with an error --- */
+/* --- bounds: far above any published template; a malicious template ends with an error --- */
 #define RK_JINJA_TEMPLATE_BYTES_MAX (1 << 20)
 #define RK_JINJA_NODES_MAX          200000
 #define RK_JINJA_NESTING_MAX        64      /* of expressions and statements in the text */

@@ -1,5 +1,5 @@
-/* The checkpoints of a run: where they are, which one it goes on from, what the driver itself has to
- * remember.
+/* The checkpoints of a run: their directory, the one from which it resumes, and the driver's own
+ * state.
  *
  *   DIR/lock                                       held by the driver that saves here
  *   DIR/latest_checkpointed_iteration.txt          written when a checkpoint is complete
@@ -21,12 +21,12 @@
 #define RK_CHECKPOINT_DRIVER "driver"
 #define RK_RUN_CHECKPOINTS   "checkpoints" /* of a run directory, without trainer.default_local_dir */
 
-/* --- what the driver remembers (run_state.c) --- */
+/* --- the driver's state (run_state.c) --- */
 
 /* After a step that has taken one batch, as each step does but one that filters groups. */
 struct rk_run_position rk_run_position_after(const struct rk_config *job, int64_t num_rows, int64_t step);
 
-/* What a run is made of, for the state: resolved configuration, checksums of the data and of the tokenizer,
+/* The identity of a run, for the state: resolved configuration, checksums of the data and of the tokenizer,
  * config.json of the model. Reads the data files. The caller frees it. */
 struct rk_status *rk_run_identity_make(struct rk_json **out, const struct rk_config *job, const char *job_dir,
                                        const struct rk_flow_inputs *inputs) RK_NODISCARD;
@@ -40,9 +40,10 @@ struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state)
 /* The position that the state has: of a run that filters groups it does not follow from the step. DATA_LOSS
  * for one that cannot be. */
 struct rk_status *rk_run_position_read(struct rk_run_position *out, const struct rk_json *state) RK_NODISCARD;
-/* Whether a run of that identity can go on from the state: INVALID_ARGUMENT names all that would change the
- * meaning of its steps (model, data, their order, the samples of a prompt), one a line. What else differs is
- * appended to `changes`, one a line. DATA_LOSS for a state that lacks what it should have. */
+/* Whether a run of that identity can resume from the state: INVALID_ARGUMENT lists all differences that
+ * change the meaning of its steps (model, data, their order, the samples of a prompt), one per line. Other
+ * differences are appended to `changes`, one per line. DATA_LOSS for a state that lacks what it should have.
+ */
 struct rk_status *rk_run_state_check(const struct rk_json *state, const struct rk_json *identity,
                                      const struct rk_run_position *position, int64_t step,
                                      struct rk_str *changes) RK_NODISCARD;
@@ -75,9 +76,10 @@ struct rk_checkpoints_args {
     const struct rk_flow_inputs *inputs;
 };
 
-/* Reads the keys, takes the lock when the run saves, removes what crashes have left, finds the checkpoint to
- * go on from and checks that the run may. FAILED_PRECONDITION (reason HELD) names the driver that has the
- * directory; INVALID_ARGUMENT and NOT_FOUND the key. `out` is to be released after a failure too. */
+/* Reads the keys, takes the lock when the run saves, removes directories left by crashes, finds the
+ * checkpoint to resume from and checks that the run may. FAILED_PRECONDITION (reason HELD) names the driver
+ * that has the directory; INVALID_ARGUMENT and NOT_FOUND the key. `out` is to be released after a failure
+ * too. */
 struct rk_status *rk_checkpoints_open(struct rk_checkpoints *out,
                                       const struct rk_checkpoints_args *args) RK_NODISCARD;
 void rk_checkpoints_fini(struct rk_checkpoints *checkpoints);
@@ -89,7 +91,7 @@ struct rk_status *rk_checkpoints_write_state(const struct rk_checkpoints *checkp
 struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoints,
                                           int64_t step) RK_NODISCARD;
 /* Removes the oldest checkpoints but the `keep` newest, the one that the tracker names and the one that the
- * run goes on from. Those that have no part of a driver are another's, and stay. */
+ * run goes on from. Checkpoints without a driver's part belong to others, and are kept. */
 struct rk_status *rk_checkpoints_prune(const struct rk_checkpoints *checkpoints, int64_t keep) RK_NODISCARD;
 
 #endif

@@ -51,14 +51,14 @@ static struct rk_status *held_by(const char *dir, const char *path)
     if (owner)
         owner[strcspn(owner, "\n")] = '\0';
     st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "HELD",
-                        "driver %s saves its checkpoints in '%s'; wait for it, or name another "
+                        "driver %s saves its checkpoints in '%s'; wait for it, or set another "
                         "trainer.default_local_dir",
                         owner && *owner ? owner : "of another process", dir);
     rk_free(owner);
     return st;
 }
 
-/* Lives as long as this process. A file system without locks is used without. */
+/* Held as long as this process exists. On file systems without locks no lock is taken. */
 static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
 {
     char *path = rk_path_join(checkpoints->dir, LOCK_FILE), *self = rk_driver_default_id();
@@ -82,8 +82,8 @@ static struct rk_status *take_lock(struct rk_checkpoints *checkpoints)
 
 /* --- from which step --- */
 
-/* Steps that were trained otherwise must not lie among those of this run: `auto` would take them for its own.
- * `last` is the newest step that belongs to this run, -1 for none. */
+/* Steps of other runs must not be among those of this run: `auto` would treat them as its own.
+ * `last` is the newest step of this run, -1 for none. */
 static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints, const char *mode,
                                        int64_t last)
 {
@@ -94,13 +94,13 @@ static struct rk_status *refuse_mixing(const struct rk_checkpoints *checkpoints,
         st = RK_FAIL(RK_INVALID_ARGUMENT,
                      "trainer.resume_mode=%s: '%s' holds checkpoints of another run or of later steps, up to "
                      "step %lld; remove them, or "
-                     "name another trainer.default_local_dir",
+                     "set another trainer.default_local_dir",
                      mode, checkpoints->dir, (long long)steps.steps.items[0]);
     rk_ckpt_steps_fini(&steps);
     return st;
 }
 
-/* The newest step of the directory that the run goes on from: that of the checkpoint, if it lies there. */
+/* The newest step of the resumed run in the directory: that of the checkpoint, if it is there. */
 static int64_t last_own_step(const struct rk_checkpoints *checkpoints)
 {
     char *dir = rk_path_dir(checkpoints->resume_path);
@@ -110,7 +110,7 @@ static int64_t last_own_step(const struct rk_checkpoints *checkpoints)
     return is_there ? checkpoints->resume_step : -1;
 }
 
-/* What the tracker says matters only where nothing complete is found: then there was something. */
+/* The tracker matters only if no complete checkpoint is found: then there was one before. */
 static struct rk_status *compare_tracker(const struct rk_checkpoints *checkpoints, int64_t found)
 {
     int64_t tracked = -1;
@@ -124,7 +124,7 @@ static struct rk_status *compare_tracker(const struct rk_checkpoints *checkpoint
     if (found < 0 && tracked >= 0)
         return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
                               "'%s' has no complete checkpoint, but its " RK_CKPT_TRACKER_FILE
-                              " names step %lld; see rankctl checkpoint list, or name another "
+                              " names step %lld; see rankctl checkpoint list, or set another "
                               "trainer.default_local_dir",
                               checkpoints->dir, (long long)tracked);
     if (found >= 0 && tracked >= 0 && tracked != found)
@@ -206,7 +206,7 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
         rk_run_position_after(args->job, rk_flow_inputs_num_rows(args->inputs), checkpoints->resume_step);
     if (rk_status_code(st) == RK_NOT_FOUND) { /* saved by rankctl checkpoint save */
         RK_WARN(
-            "'%s' has no driver state: training continues with the data of the next step, without a check "
+            "'%s' has no driver's part: training continues with the data of the next step, without a check "
             "that the job is the same",
             checkpoints->resume_path);
         rk_status_free(st);
@@ -221,7 +221,7 @@ static struct rk_status *read_state(struct rk_checkpoints *checkpoints,
 
 /* --- the whole --- */
 
-/* actor.checkpoint.load_contents, else what is saved but for the export, which serves others. */
+/* actor.checkpoint.load_contents, else the saved contents except the export. */
 static struct rk_json *choose_load_contents(const struct rk_config *job)
 {
     const char *key = RK_JOB_ACTOR "checkpoint.load_contents";
@@ -332,7 +332,7 @@ struct rk_status *rk_checkpoints_write_state(const struct rk_checkpoints *checkp
     st = rk_ckpt_publish(temp, part);
 out:
     if (st && temp)
-        RK_IGNORE(rk_ckpt_remove(temp), "the first error is the one to tell");
+        RK_IGNORE(rk_ckpt_remove(temp), "the first error is reported");
     rk_ckpt_manifest_fini(&manifest);
     rk_free(temp);
     rk_free(part);
@@ -362,7 +362,7 @@ struct rk_status *rk_checkpoints_complete(const struct rk_checkpoints *checkpoin
     }
     if (rk_status_code(st) == RK_NOT_FOUND)
         return RK_WRAP(st,
-                       "the daemons have saved step %lld, and it is not in '%s' of this host: "
+                       "the daemons have saved step %lld, but it is not in '%s' of this host; "
                        "trainer.default_local_dir must be one directory for driver and daemons",
                        (long long)step, checkpoints->dir);
     RK_TRY(st);
@@ -375,7 +375,7 @@ struct rk_status *rk_checkpoints_prune(const struct rk_checkpoints *checkpoints,
     int64_t tracked = -1, num_kept = 0;
     struct rk_status *st;
 
-    RK_IGNORE(rk_ckpt_tracker_read(&tracked, checkpoints->dir), "the next checkpoint writes it anew");
+    RK_IGNORE(rk_ckpt_tracker_read(&tracked, checkpoints->dir), "the next checkpoint writes it again");
     RK_TRY(rk_ckpt_list(&steps, checkpoints->dir));
     st = NULL;
     for (int64_t i = 0; i < steps.steps.count && !st; i++) {

@@ -1,6 +1,6 @@
 /* The driver's part of a checkpoint. Everything that a step takes from the driver follows from its number,
- * the configuration and the data: the state holds these, with where they stand, and a run may go on from it
- * only where they still say the same. */
+ * the configuration and the data: the state has these, with their positions, and a run may resume from it
+ * only if they are unchanged. */
 #include "driver-cli/driver/checkpoint/checkpoint_internal.h"
 
 #include <errno.h>
@@ -196,12 +196,12 @@ struct rk_status *rk_run_state_kl_coef(double *out, const struct rk_json *state)
 /* --- comparison --- */
 
 typedef enum change_kind {
-    CHANGE_REFUSED, /* the steps would mean something else */
+    CHANGE_REFUSED, /* the meaning of the steps would change */
     CHANGE_NAMED,
     CHANGE_SILENT /* compared otherwise, or about this start only */
 } change_kind_t;
 
-/* The first row that fits decides. One that ends in . or _ fits all paths that begin like it. */
+/* The first matching row is used. A row that ends in . or _ matches all paths with that prefix. */
 static const struct {
     const char *path;
     change_kind_t kind;
@@ -249,7 +249,7 @@ static void tell_change(struct rk_str *out, const char *path, const struct rk_js
     rk_free(after);
 }
 
-/* Members that one of the two lacks were added to or dropped from rankd since, and are left alone. */
+/* Members that only one of the two has were added to or removed from rankd since, and are ignored. */
 static void compare(const struct comparison *comparison, const char *path, const struct rk_json *saved,
                     const struct rk_json *now)
 {
@@ -284,12 +284,12 @@ static void check_files(struct rk_str *problems, const struct rk_json *saved, co
 
         if (strcmp(rk_json_as_string(rk_json_find(rk_json_at(saved, i), "sha256"), ""),
                    rk_json_as_string(rk_json_find(file, "sha256"), "")) != 0)
-            rk_str_appendf(problems, "data.train_files: '%s' has other content than in the checkpoint\n",
+            rk_str_appendf(problems, "data.train_files: the content of '%s' differs from the checkpoint\n",
                            rk_json_as_string(rk_json_find(file, "path"), ""));
     }
 }
 
-/* The model by its config.json; where that is on the daemons' hosts only, by its path. */
+/* The model by its config.json; if that is only on the daemons' hosts, by its path. */
 static void check_model(const struct comparison *comparison, const struct rk_json *saved,
                         const struct rk_json *now)
 {
@@ -360,15 +360,15 @@ struct rk_status *rk_run_state_check(const struct rk_json *state, const struct r
     if (!rk_json_equal(rk_json_find_path(state, "data.tokenizer.sha256"),
                        rk_json_find_path(identity, "data.tokenizer.sha256")))
         rk_str_appendf(&problems,
-                       RK_JOB_MODEL "tokenizer_path: '%s' has other content than in the checkpoint\n",
+                       RK_JOB_MODEL "tokenizer_path: the content of '%s' differs from the checkpoint\n",
                        rk_json_as_string(rk_json_find_path(identity, "data.tokenizer.path"), ""));
     check_model(&comparison, state, identity);
     st = check_position(&problems, state, position, step);
     if (!st && problems.bytes > 0)
         st = RK_FAIL(
             RK_INVALID_ARGUMENT,
-            "this job cannot go on from the checkpoint:\n%s"
-            "to train its model otherwise, export it (rankctl checkpoint export), name that as " RK_JOB_MODEL
+            "this job cannot resume from the checkpoint:\n%s"
+            "to train its model in another way, export it (rankctl checkpoint export), set " RK_JOB_MODEL
             "path, and name another trainer.default_local_dir",
             rk_str_text(&problems));
     rk_str_fini(&problems);

@@ -1,9 +1,9 @@
 /* Tokens and loss masks.
  *
- * What the model is asked for an answer is the text of the messages in front of it, with the generation
- * prompt. The answer with its end token is what the text of the messages up to it has more. Both must be the
- * beginning of the whole conversation's text, and their tokens the beginning of its tokens: otherwise the
- * model would be trained on other tokens than it meets when it generates. */
+ * The model's input for an answer is the text of the messages before it, with the generation
+ * prompt. The answer with its end token is the additional text of the messages up to it. Both must be
+ * prefixes of the whole conversation's text, and their tokens prefixes of its tokens: otherwise the
+ * model would be trained on other tokens than in generation. */
 #include "driver-cli/driver/data/conversation_internal.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "base/rk_array.h"
 #include "base/rk_assert.h"
 
-#define REACH_BYTES_MAX 64 /* that a token at the beginning of an answer has of it */
+#define REACH_BYTES_MAX 64 /* maximum bytes of an answer in a token that begins before it */
 #define EXCERPT_BYTES   24
 
 struct conversation {
@@ -102,7 +102,7 @@ static struct rk_status *check_prefix(struct conversation *conv, const struct rk
     expected = excerpt(head->text + same, head->bytes - same);
     actual = excerpt(rk_str_text(whole) + same, whole->bytes - RK_MIN(same, whole->bytes));
     st = RK_FAIL(RK_INVALID_ARGUMENT,
-                 "%s: byte %zu goes on with %s, and with %s when the conversation goes on; set "
+                 "%s: byte %zu is followed by %s, but by %s in the whole conversation; set "
                  "data.ignore_input_ids_mismatch=true to train on the messages rendered one by one, give "
                  "rows that end with this answer, or use a template with generation blocks",
                  what, same, expected, actual);
@@ -125,7 +125,7 @@ static struct rk_status *add_answer(struct conversation *conv, const struct rk_j
         text = &answered;
     }
     if (!st)
-        st = check_prefix(conv, asked, text, "the text in front of the answer");
+        st = check_prefix(conv, asked, text, "the text before the answer");
     if (!st)
         st = check_prefix(conv, text, &conv->text, "the text of the messages up to the answer");
     if (!st)
@@ -167,7 +167,7 @@ static struct rk_status *find_answers(struct conversation *conv)
     return st;
 }
 
-/* Leaves out what generation blocks wrote in front of messages[first]. */
+/* Removes the spans of generation blocks before messages[first]. */
 static struct rk_status *drop_first_spans(struct conversation *conv)
 {
     struct rk_json *head = rk_json_new_array();
@@ -238,7 +238,7 @@ static size_t step(const struct conversation *conv, size_t bytes)
     return bytes;
 }
 
-/* Where an answer begins. A token that begins in front of it, such as the line feeds that end the generation
+/* Finds the begin of an answer. A token that begins before it, such as the line feeds that end the generation
  * prompt and begin the answer, is no part of it in verl, and is a part of a generation block in
  * transformers. */
 static struct rk_status *find_begin(const struct conversation *conv, size_t bytes, int64_t *out)
@@ -262,11 +262,12 @@ static struct rk_status *find_span(struct conversation *conv, const struct rk_ch
     if (*begin >= 0 && *end >= 0)
         return NULL;
     conv->is_mismatch = true;
-    return RK_FAIL(RK_INVALID_ARGUMENT,
-                   "the text up to byte %zu, where an answer %s, has other tokens alone than in the whole "
-                   "conversation; set data.ignore_input_ids_mismatch=true to train on the messages encoded "
-                   "one by one",
-                   *begin < 0 ? span->begin : span->end, *begin < 0 ? "begins" : "ends");
+    return RK_FAIL(
+        RK_INVALID_ARGUMENT,
+        "the text up to byte %zu, where an answer %s, alone has different tokens than in the whole "
+        "conversation; set data.ignore_input_ids_mismatch=true to train on the messages encoded "
+        "one by one",
+        *begin < 0 ? span->begin : span->end, *begin < 0 ? "begins" : "ends");
 }
 
 static struct rk_status *mark_tokens(struct conversation *conv, struct rk_marked_ids *out)
@@ -397,7 +398,7 @@ static struct rk_status *check_answers(const struct conversation *conv)
         if (is_answer(rk_json_at(conv->messages, i)))
             return NULL;
     }
-    return RK_FAIL(RK_INVALID_ARGUMENT, "no message has the role assistant: there is nothing to train on");
+    return RK_FAIL(RK_INVALID_ARGUMENT, "expected a message with the role assistant to train on, got none");
 }
 
 struct rk_status *rk_conversation_read(struct rk_marked_ids *out, struct rk_example_reader *reader,

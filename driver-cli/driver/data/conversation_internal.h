@@ -12,13 +12,13 @@ struct rk_marked_ids {
     int64_t count;
 };
 
-/* What all rows of a dataset share. */
+/* State that all rows of a dataset share. */
 struct rk_example_reader {
     const struct rk_tokenizer *tokenizer;
     struct rk_messages_template from;
     int32_t eos_id; /* -1: none */
     bool ignore_mismatch;
-    int64_t num_mismatches; /* conversations that were put together message by message */
+    int64_t num_mismatches; /* conversations that were built message by message */
     /* Tokens that the template writes in front of a lone message, and to open an answer; learned when a
      * conversation needs them. */
     bool has_openings;

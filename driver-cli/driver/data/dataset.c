@@ -1,5 +1,5 @@
-/* Prompt datasets. Everything is read, rendered and tokenized when the dataset is made, so that a bad row or
- * an overlong prompt is found before anything runs. */
+/* Prompt datasets. Everything is read, rendered and tokenized when the dataset is made, so that an invalid
+ * row or an overlong prompt is found before anything runs. */
 #include "driver-cli/rk_dataset.h"
 
 #include <string.h>
@@ -156,7 +156,7 @@ static struct rk_status *read_files(struct loader *loader)
                        "data: no prompts in '%s' (%lld were longer than data.max_prompt_length)",
                        config->files[0] ? config->files[0] : "", (long long)dataset->num_filtered);
     if (dataset->num_filtered > 0)
-        RK_INFO("left out %lld prompts longer than data.max_prompt_length=%lld",
+        RK_INFO("skipped %lld prompts longer than data.max_prompt_length=%lld",
                 (long long)dataset->num_filtered, (long long)config->max_prompt_length);
     if (dataset->num_texts > 0 && config->chat)
         RK_WARN(

@@ -1,4 +1,4 @@
-/* Training examples. Everything is read, rendered and tokenized when they are made, so that a bad row is
+/* Training examples. Everything is read, rendered and tokenized when they are made, so that an invalid row is
  * found before anything runs. */
 #include "driver-cli/rk_examples.h"
 
@@ -82,7 +82,7 @@ static struct rk_json *join_messages(const struct rk_json *prompt, const struct 
     return messages;
 }
 
-/* Whether some message from `first` on says something. */
+/* Whether some message from `first` on has content. */
 static bool has_content(const struct rk_json *messages, int64_t first)
 {
     for (int64_t i = first; i < rk_json_count(messages); i++) {
@@ -173,7 +173,7 @@ static struct rk_status *read_sides_of_lists(struct row *row, struct loader *loa
         struct rk_status *st = read_messages(&row->sequences[i], loader, json, sides[i], num_shared);
 
         if (st)
-            return RK_WRAP(st, "%s, behind the %lld messages that both sides begin with", side_names[i],
+            return RK_WRAP(st, "%s, after the %lld common messages of both sides", side_names[i],
                            (long long)num_shared);
     }
     return NULL;
@@ -287,7 +287,7 @@ static void warn(const struct loader *loader)
     const struct rk_examples_config *config = loader->config;
 
     if (examples->num_left_out > 0)
-        RK_WARN("left out %lld of %lld rows of '%s': data.truncation=%s to data.max_length=%lld leaves no "
+        RK_WARN("skipped %lld of %lld rows of '%s': data.truncation=%s to data.max_length=%lld leaves no "
                 "token of an answer",
                 (long long)examples->num_left_out, (long long)loader->index, config->files[0],
                 config->truncation, (long long)config->max_length);
@@ -298,7 +298,7 @@ static void warn(const struct loader *loader)
                 (long long)examples->num_texts, config->files[0]);
     if (loader->reader.num_mismatches > 0)
         RK_WARN("%lld conversations of '%s' are concatenations of their messages, each rendered alone "
-                "(data.ignore_input_ids_mismatch): as a whole they have other tokens",
+                "(data.ignore_input_ids_mismatch), because their tokens differ when rendered as a whole",
                 (long long)loader->reader.num_mismatches, config->files[0]);
 }
 

@@ -1,4 +1,4 @@
-/* Messages: the checks that every reader of data rows makes, and the chat template. */
+/* Messages: common checks of all readers of data rows, and the chat template. */
 #include "driver-cli/driver/data/messages_internal.h"
 
 #include <string.h>

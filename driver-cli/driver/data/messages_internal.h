@@ -6,7 +6,7 @@
 #include "base/rk_str.h"
 #include "driver-cli/rk_chat.h"
 
-/* What renders the messages of all rows. */
+/* The chat template and its settings for the messages of all rows. */
 struct rk_messages_template {
     const struct rk_chat *chat;        /* NULL: the model has no template */
     const struct rk_json *chat_kwargs; /* object of variables for it, or NULL */

@@ -24,7 +24,7 @@ static struct rk_status *too_long(void)
     return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the row has more than %d bytes", ROW_BYTES_MAX);
 }
 
-/* Something that cannot be read, such as a directory, is no end of the file. */
+/* A read error, for example of a directory, is not the end of the file. */
 static struct rk_status *check_read(const struct reader *reader)
 {
     return ferror(reader->file) ? rk_errno_status("cannot read the data file", reader->path) : NULL;
@@ -84,8 +84,8 @@ static int next_char(struct reader *reader, int64_t *line)
     return c;
 }
 
-/* Reads an item from its first character on up to the "," or "]" behind it, which *end becomes. What is in
- * between is for the parser to judge; only strings and brackets are told apart here. */
+/* Reads an item from its first character on up to the "," or "]" behind it, which *end becomes. The parser
+ * checks the text between; only strings and brackets are recognised here. */
 static struct rk_status *read_item(struct reader *reader, int c, struct rk_str *item, int64_t *line, int *end)
 {
     bool is_string = false, is_escaped = false;
@@ -132,7 +132,7 @@ static struct rk_status *read_array(struct reader *reader)
     }
     reader->line = st ? reader->line : line;
     if (!st && !reader->is_enough && next_char(reader, &reader->line) != EOF)
-        st = RK_FAIL(RK_INVALID_ARGUMENT, "text behind the end of the array");
+        st = RK_FAIL(RK_INVALID_ARGUMENT, "unexpected text after the end of the array");
     rk_str_fini(&item);
     return st;
 }

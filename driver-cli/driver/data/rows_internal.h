@@ -8,12 +8,12 @@
 #include "base/rk_json.h"
 #include "base/rk_status.h"
 
-/* Takes over `row`, on failure too. Sets *is_enough when no more rows are wanted. */
+/* Takes ownership of `row`, on failure too. Sets *is_enough when no more rows are needed. */
 typedef struct rk_status *(*rk_row_fn_t)(void *user, struct rk_json *row, bool *is_enough);
 
-/* JSON Lines (one object a line, empty lines are skipped) or one JSON array of objects; the content tells
- * which. Errors, those of on_row too, read "PATH:LINE: ...". INVALID_ARGUMENT for a Parquet file, with the
- * command that converts it. */
+/* JSON Lines (one object a line, empty lines are skipped) or one JSON array of objects; detected from
+ * the content. Errors, those of on_row too, read "PATH:LINE: ...". INVALID_ARGUMENT for a Parquet file, with
+ * the command that converts it. */
 struct rk_status *rk_rows_read(const char *path, rk_row_fn_t on_row, void *user) RK_NODISCARD;
 
 #endif

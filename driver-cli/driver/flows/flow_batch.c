@@ -1,4 +1,4 @@
-/* What steps have in common: memory of the step, and columns of its batch. */
+/* Functions that steps share: memory of the step, and columns of its batch. */
 #include "base/rk_assert.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 

@@ -1,5 +1,5 @@
-/* Saving and loading of a run: the daemons write and read a part a role that trains, the driver its own. A
- * checkpoint is complete, and named by the tracker, only when both are on the disk and the metrics of its
+/* Saving and loading of a run: the daemons write and read one part per role that trains, the driver its own.
+ * A checkpoint is complete, and named by the tracker, only when both are on the disk and the metrics of its
  * step with them. With async_save the daemons write while training goes on; the next save and the end wait
  * for them. */
 #include "driver-cli/driver/flows/steps_internal.h"
@@ -57,7 +57,7 @@ static struct rk_status *save_parts(struct rk_flow_context *ctx, int64_t step, b
     return NULL;
 }
 
-/* Whether a rank says that it still writes. */
+/* Whether a rank reports that it is still writing. */
 static bool is_writing(const struct rk_driver_result *result)
 {
     bool is = false;
@@ -133,7 +133,8 @@ struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx)
 {
     struct rk_status *st = saves(ctx) ? save_parts(ctx, ctx->step + 1, true) : NULL;
 
-    return st ? RK_WRAP(st, "nothing was trained: no checkpoint could be saved in %s", ctx->checkpoints->dir)
+    return st ? RK_WRAP(st, "stopped before training, because no checkpoint can be saved in %s",
+                        ctx->checkpoints->dir)
               : NULL;
 }
 
@@ -142,7 +143,7 @@ static bool is_due(const struct rk_flow_context *ctx)
     return saves(ctx) && (ctx->step % ctx->checkpoints->save_freq == 0 || ctx->step == ctx->total_steps);
 }
 
-/* verl's order: with 2 or more to keep, room is made before. */
+/* verl's order: with 2 or more to keep, old ones are removed before the save. */
 static struct rk_status *save(struct rk_flow_context *ctx)
 {
     const struct rk_checkpoints *checkpoints = ctx->checkpoints;

@@ -1,5 +1,5 @@
-/* The critic's own directory, as far as it is on this machine: that it reads the policy's tokens, and that a
- * value head is there where its config.json promises one. That of a language model gets a new head. */
+/* Checks of the critic's own directory, if it is on this machine: it must use the policy's tokens, and it
+ * must contain a value head if its config.json declares one. A language model gets a new head. */
 #include <inttypes.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 
 #define INDEX_BYTES_MAX (64u << 20) /* of model.safetensors.index.json: a row for each tensor */
 
-/* As the engine knows it (engine/nn/head_value.c). */
+/* The same name as in the engine (engine/nn/head_value.c). */
 static const char *const head_names[] = {"score.weight", "v_head.summary.weight"};
 
 static struct rk_status *look_into_file(bool *has, const char *path)
@@ -50,8 +50,8 @@ static struct rk_status *check_weights(const char *path)
         st = found == index ? look_into_index(&has, found) : look_into_file(&has, found);
     if (found && !st && !has)
         st = RK_FAIL(RK_INVALID_ARGUMENT,
-                     "%s: no tensor '%s', though config.json says that the model has a head: with the "
-                     "architecture of a language model it would get a new one",
+                     "%s: no tensor '%s', but config.json declares a value head; with the "
+                     "architecture of a language model the critic gets a new head",
                      found, head_names[0]);
     rk_free(index);
     rk_free(file);
@@ -77,7 +77,7 @@ static struct rk_status *check_tokens(struct rk_flow_model_dir *dir, const struc
     if (access(file, F_OK) == 0)
         st = rk_flow_open_tokenizer(&dir->tokenizer, &dir->tokenizer_dir, file, file);
     rk_free(file);
-    return st ? st : rk_flow_check_same_tokens(dir, inputs, "a critic reads the policy's tokens");
+    return st ? st : rk_flow_check_same_tokens(dir, inputs, "a critic must use the policy's tokens");
 }
 
 struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,

@@ -1,4 +1,4 @@
-/* Direct preference optimization (arXiv:2305.18290) and its kin: the policy learns to prefer the chosen
+/* Direct preference optimization (arXiv:2305.18290) and its variants: the policy learns to prefer the chosen
  * answer of each pair over the rejected one more than its reference, the first model, does. A pair is two
  * rows, which stay together. */
 #include "driver-cli/driver/flows/steps_internal.h"

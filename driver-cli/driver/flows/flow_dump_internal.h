@@ -17,7 +17,7 @@ struct rk_dump_row {
     const struct rk_reward_item *item;
     const struct rk_reward_result *result;
     const char *uid;
-    bool is_validation; /* the score stands under "reward", too */
+    bool is_validation; /* the score is also written as "reward" */
     int64_t width;      /* of ids, mask and log_probs */
     const int64_t *ids, *mask;
     const float *log_probs;

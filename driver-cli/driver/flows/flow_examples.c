@@ -104,7 +104,7 @@ static struct rk_status *init(struct rk_flow_context *ctx)
     ctx->num_left_out = num_data % ctx->num_prompts;
     if (ctx->steps_per_epoch == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "data.train_files hold %lld rows, fewer than data.train_batch_size=%lld",
+                       "data.train_files have %lld rows, expected at least data.train_batch_size=%lld",
                        (long long)num_data, (long long)ctx->num_prompts);
     return NULL;
 }

@@ -20,7 +20,7 @@ static struct rk_status *select_tokens(struct rk_batch **out, const struct rk_fl
     return rk_batch_select(out, pass->batch, pass->columns ? pass->columns : of_responses, no_meta);
 }
 
-/* The future of the role's pass, which is the caller's from here on; NULL when none was started. */
+/* The future of the role's pass, which the caller then owns; NULL when none was started. */
 static struct rk_future *take_started(struct rk_flow_context *ctx, uint32_t role)
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(ctx->passes); i++) {
@@ -58,7 +58,7 @@ struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_
     return st;
 }
 
-/* --- passes beside each other --- */
+/* --- concurrent passes --- */
 
 bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b)
 {
@@ -72,7 +72,7 @@ bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b)
     return true;
 }
 
-/* A place among the started passes for a role that shares no rank with them and the actor; -1: none. */
+/* A free slot for a role that shares no rank with the started passes and the actor; -1: none. */
 static int32_t find_place(const struct rk_flow_context *ctx, uint32_t role)
 {
     const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, role);

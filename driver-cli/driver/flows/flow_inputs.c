@@ -1,5 +1,5 @@
-/* What every job names: model configuration, tokenizer, chat template. With what its kind of data names it is
- * read before a daemon is started, so that a misspelled path costs nothing. */
+/* Inputs of every job: model configuration, tokenizer, chat template. They are read, with those of the kind
+ * of data, before a daemon is started, so that a misspelled path is found early. */
 #include "driver-cli/driver/flows/flows_internal.h"
 
 #include <limits.h>
@@ -35,8 +35,7 @@ static struct rk_workload workload_of(const struct rk_json *hf_config)
     int64_t heads = rk_json_as_int(rk_json_find(hf_config, "num_attention_heads"), 0);
     int64_t kv_heads = rk_json_as_int(rk_json_find(hf_config, "num_key_value_heads"), heads);
     int64_t head_dim = rk_json_as_int(rk_json_find(hf_config, "head_dim"), heads > 0 ? hidden / heads : 0);
-    const int64_t limit =
-        1 << 20; /* sizes beyond it are no model's and would overflow; the daemons name them */
+    const int64_t limit = 1 << 20; /* larger sizes are invalid and would overflow; the daemons report them */
 
     if (hidden < 1 || ffn < 1 || heads < 1 || kv_heads < 1 || head_dim < 1 || hidden > limit || ffn > limit ||
         heads > limit / head_dim || kv_heads > heads)
@@ -46,14 +45,14 @@ static struct rk_workload workload_of(const struct rk_json *hf_config)
         (heads * head_dim)};
 }
 
-/* Some configurations say -1 for none. */
+/* Some configurations use -1 for none. */
 static void add_eos(struct rk_json *ids, const struct rk_json *id)
 {
     if (!rk_json_is_null(id) && rk_json_as_int(id, 0) >= 0)
         rk_json_append(ids, rk_json_clone(id));
 }
 
-/* generation_config.json knows better than config.json; a list, a number and nothing are all legal. */
+/* generation_config.json overrides config.json; a list, a number and no value are all legal. */
 static void read_token_ids(struct rk_flow_inputs *inputs, const struct rk_json *generation)
 {
     const struct rk_json *eos = rk_json_find(generation, "eos_token_id");
@@ -98,7 +97,7 @@ static struct rk_status *load_model(struct rk_flow_inputs *inputs, const struct 
     if (inputs->hf_config && rk_json_count(inputs->eos_ids) == 0 &&
         !rk_config_bool(job, RK_JOB_ROLLOUT "ignore_eos"))
         RK_WARN("neither config.json nor generation_config.json has an eos_token_id: every response will be "
-                "as long as data.max_response_length");
+                "data.max_response_length tokens long");
 out:
     rk_json_free(generation);
     return st;
@@ -116,8 +115,8 @@ static struct rk_status *load_tokenizer(struct rk_flow_inputs *inputs, const str
     return st ? RK_WRAP(st, "%s", path ? RK_JOB_MODEL "tokenizer_path" : RK_JOB_MODEL "path") : NULL;
 }
 
-/* Arguments of transformers' apply_chat_template that are no variables of the template. verl drops the first
- * three; the others would change what is rendered. */
+/* Arguments of transformers' apply_chat_template that are not variables of the template. verl drops the first
+ * three; the others would change the rendered text. */
 static struct rk_status *check_chat_kwargs(const struct rk_json *kwargs)
 {
     static const char *const refused[] = {"add_generation_prompt",

@@ -118,9 +118,9 @@ struct rk_status *rk_flow_compare_log_probs(struct rk_json *metrics, const struc
     row = worst / c->width;
     return RK_FAIL_REASON(
         RK_ABORTED, "LOG_PROB_MISMATCH",
-        "row %lld, token %lld of the response: the rollout gave the log-prob %.9g, compute_log_prob gives "
-        "%.9g, and with numerics=strict both have to be equal; "
-        "actor_rollout_ref.actor.old_log_prob=recompute trains with those of compute_log_prob",
+        "row %lld, token %lld of the response: the rollout's log-prob is %.9g, that of compute_log_prob is "
+        "%.9g; expected equal values with numerics=strict; "
+        "to train with those of compute_log_prob, set actor_rollout_ref.actor.old_log_prob=recompute",
         (long long)(c->rows ? c->rows[row] : row), (long long)(worst % c->width),
         (double)c->rollout_log_probs[worst], (double)c->old_log_probs[worst]);
 }
@@ -134,7 +134,7 @@ struct view {
     double *values;            /* room for num_rows * response_length */
 };
 
-/* Where no value is, verl logs NaN. */
+/* Without values verl logs NaN. */
 static void stats_or_null(struct rk_json *metrics, const char *name, const double *values, int64_t count)
 {
     static const char *const whats[] = {"mean", "max", "min"};
@@ -176,7 +176,7 @@ static struct rk_status *row_sums(struct rk_json *metrics, const struct view *vi
     return NULL;
 }
 
-/* Values of the tokens that count. */
+/* Values of the counted tokens. */
 static struct rk_status *token_values(struct rk_json *metrics, const struct view *view,
                                       const struct rk_batch *batch, const char *column, const char *name)
 {
@@ -192,7 +192,7 @@ static struct rk_status *token_values(struct rk_json *metrics, const struct view
     return NULL;
 }
 
-/* Sum of squares about the mean, of the tokens that count. */
+/* Sum of squares about the mean, of the counted tokens. */
 static double variation(const double *values, int64_t count)
 {
     double mean = 0.0, sum = 0.0;

@@ -1,4 +1,4 @@
-/* What a driver reads of the directory of a model, where that is on this machine. */
+/* Checks of a model's directory by the driver, if it is on this machine. */
 #include <inttypes.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ const char *rk_flow_architecture(const struct rk_flow_model_dir *dir)
     return rk_json_as_string(rk_json_at(rk_json_find(dir->config, "architectures"), 0), NULL);
 }
 
-/* The engine (engine/nn/head_value.c) takes these, too. */
+/* The engine (engine/nn/head_value.c) accepts the same names. */
 bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir)
 {
     const char *name = rk_flow_architecture(dir);
@@ -54,7 +54,7 @@ struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
 
     if (dir->tokenizer)
         RK_TRY(rk_flow_compare_tokens(dir->tokenizer, dir->tokenizer_dir, inputs->tokenizer, "policy"));
-    /* A policy may sample any row of its vocabulary. Without a tokenizer only the size tells two apart. */
+    /* A policy may sample any row of its vocabulary. Without a tokenizer only the sizes can be compared. */
     if (size >= 0 && expected >= 0 && (dir->tokenizer ? size < expected : size != expected))
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "%s: vocab_size: expected %" PRId64 ", that of the policy, got %" PRId64 "%s%s",

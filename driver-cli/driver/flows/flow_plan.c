@@ -1,4 +1,4 @@
-/* Questions about a job without its daemons: one daemon in a dry run stands for the ranks of the world, one
+/* Planning a job without its daemons: one daemon in a dry run plans for the ranks of the world, one
  * after the other. */
 #include <string.h>
 
@@ -8,7 +8,7 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* Whether two ranks do the same in the mesh: dp and cp cut the batch into equal parts. */
+/* Whether two ranks have equal plans in the mesh: dp and cp cut the batch into equal parts. */
 static bool are_alike(const struct rk_mesh *mesh, int32_t a, int32_t b)
 {
     struct rk_mesh_coords of_a, of_b;
@@ -19,8 +19,8 @@ static bool are_alike(const struct rk_mesh *mesh, int32_t a, int32_t b)
            of_a.axis[RK_AXIS_ETP] == of_b.axis[RK_AXIS_ETP];
 }
 
-/* The first rank that does the same in the meshes of all roles. What a rank sends and receives of weights on
- * their way to a rollout with a mesh of its own depends on all of its coordinates. */
+/* The first rank with equal plans in the meshes of all roles. The weights that a rank sends and receives for
+ * a rollout with its own mesh depend on all of its coordinates. */
 static int32_t find_alike(const struct rk_flow_context *ctx, int32_t rank)
 {
     const struct rk_job_meshes *meshes = &ctx->meshes;
@@ -38,7 +38,7 @@ static int32_t find_alike(const struct rk_flow_context *ctx, int32_t rank)
     return rank;
 }
 
-/* Rooms of devices that are not there, for the first role. */
+/* Free memory of assumed devices, for the first role. */
 static struct rk_json *assumed_rooms(const struct rk_flow_context *ctx)
 {
     struct rk_json *rooms = rk_json_new_array();

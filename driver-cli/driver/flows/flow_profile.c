@@ -1,12 +1,12 @@
-/* trainer.profile_steps: start_profile before such a step and stop_profile behind it, on all roles (those
- * that share a daemon find that it is done), and one file in the Chrome trace format with what they answer
- * and with the driver's own parts of the step.
+/* trainer.profile_steps: start_profile before such a step and stop_profile after it, on all roles (a no-op
+ * for further roles of a daemon), and one file in the Chrome trace format with their events and with the
+ * driver's own parts of the step.
  *
  * Times are of the driver's monotonic clock, from the begin of the first such step on. The clocks of the
- * ranks are compared with it by GetStatus: the daemon's time lies in the middle of the fastest of a few round
- * trips, give or take half of it.
+ * ranks are compared with it by GetStatus: the daemon's time is assigned to the middle of the fastest of a
+ * few round trips, with an error of at most half of it.
  *
- * The file is whole after each step: its end is written over by what the next one adds. */
+ * The file is complete after each step: the next step overwrites its end. */
 #include "driver-cli/driver/flows/flows_internal.h"
 
 #include <stdio.h>
@@ -71,7 +71,7 @@ static struct rk_status *call_roles(struct rk_flow_context *ctx, const char *met
         for (int32_t j = 0; text && j < result.num_outputs; j++)
             append_events(result.outputs[j], text);
         if (rk_json_as_real(rk_json_find(result.metrics, "profile/dropped_events"), 0) > 0)
-            RK_WARN("the profile of step %lld lacks events: a rank had more than it keeps",
+            RK_WARN("the profile of step %lld is incomplete: a rank had more events than it keeps",
                     (long long)ctx->step);
         rk_driver_result_fini(&result);
     }
@@ -123,7 +123,7 @@ static void append_parts(const struct rk_flow_profile *profile, struct rk_str *o
     }
 }
 
-/* Over the end of the file, with a new end. */
+/* Overwrites the end of the file, with a new end. */
 static struct rk_status *append_file(const char *path, bool has_file, const struct rk_str *events)
 {
     FILE *file = fopen(path, has_file ? "r+b" : "wb");

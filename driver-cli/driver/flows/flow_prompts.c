@@ -1,5 +1,5 @@
-/* Prompts, which the rollout answers: what a job with such data names besides its model (the prompts, what
- * scores the answers, the estimator, models of roles), its sizes, and its part of the context. */
+/* Prompts, which the rollout answers: the inputs of a job with such data besides its model (the prompts, the
+ * reward, the estimator, models of roles), its sizes, and its part of the context. */
 #include <time.h>
 
 #include "base/rk_alloc.h"
@@ -43,7 +43,7 @@ const struct rk_flow_scores *rk_flow_scores_of(const struct rk_flow_context *ctx
     return &ctx->of.prompts.scores;
 }
 
-/* --- what the job names --- */
+/* --- the inputs --- */
 
 /* The keys in which the two datasets of a job differ. */
 struct dataset_keys {
@@ -92,7 +92,7 @@ static struct rk_status *load_datasets(struct rk_prompt_inputs *prompts, const s
     return load_dataset(&prompts->val, inputs, job, job_dir, &val);
 }
 
-/* A prompt that the reward can never score is found before anything runs. */
+/* Finds prompts that the reward cannot score before anything runs. */
 static struct rk_status *check_rewards(const struct rk_reward *reward, struct rk_dataset *dataset,
                                        const char *key)
 {
@@ -189,7 +189,7 @@ static struct rk_status *init(struct rk_flow_context *ctx)
     ctx->kl_ctrl = rk_job_kl_ctrl(job);
     if (ctx->steps_per_epoch == 0)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "data.train_files hold %lld prompts, fewer than data.train_batch_size=%lld",
+                       "data.train_files have %lld prompts, expected at least data.train_batch_size=%lld",
                        (long long)num_data, (long long)ctx->num_prompts);
     return NULL;
 }
@@ -209,7 +209,7 @@ static struct rk_status *plan_update(struct rk_plan *plan, struct rk_flow_contex
 
 /* --- the context's part --- */
 
-/* Scores that were there before the layout. */
+/* Reorders the scores that exist before the layout. */
 static void reorder_scores(struct rk_flow_context *ctx, const int64_t *order)
 {
     struct rk_flow_scores *scores = &rk_flow_prompt_state(ctx)->scores, old = *scores;

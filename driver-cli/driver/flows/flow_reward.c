@@ -137,8 +137,8 @@ bool rk_flow_has_score(const struct rk_reward_result *result)
 
 /* --- rows without a score --- */
 
-/* Marks, of a group that lost rows, the single one that is left: it has nothing to be compared with. Returns
- * the number of groups that are gone. */
+/* Also drops the single remaining row of a group that lost rows, since it cannot be compared. Returns
+ * the number of dropped groups. */
 static int64_t drop_lone_rows(bool *is_dropped, int64_t num_rows, const int64_t *group_of, int64_t num_groups)
 {
     int64_t *num_left = rk_calloc((size_t)num_groups, sizeof(*num_left));
@@ -202,7 +202,7 @@ struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *
 
 /* --- metrics --- */
 
-#define EXTRA_NAMES_MAX 256 /* of a batch; programs that make up names do not fill the metrics */
+#define EXTRA_NAMES_MAX 256 /* of a batch; bounds the metrics of programs with many names */
 
 struct extra {
     char *name;
@@ -229,8 +229,8 @@ static void add_extra(struct extras *extras, const char *name, double value)
     rk_array_append(&extra->values, value);
 }
 
-/* reward_extra/NAME/mean, max, min of every number beside the scores, over the rows that have it; with count
- * where some have not. */
+/* reward_extra/NAME/mean, max, min of every additional number, over the rows that have it; with count
+ * if some rows do not have it. */
 static void extra_metrics(struct rk_json *metrics, const struct rk_flow_scores *scores)
 {
     struct extras extras = {.by_name = rk_map_create()};

@@ -1,5 +1,5 @@
-/* The reward model of a job, as far as its directory is on this machine: that it is one, and whether it reads
- * the policy's tokens as they are or texts in tokens of its own. */
+/* Checks of the reward model's directory, if it is on this machine: it must have a score head; and the choice
+ * between the policy's tokens and texts that are encoded with its own tokenizer. */
 #include <inttypes.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-/* What is known of the model before a daemon has it. */
+/* Properties of the model that are known before a daemon loads it. */
 struct found {
     struct rk_flow_model_dir dir;
     struct rk_chat *chat;
@@ -34,7 +34,7 @@ static struct rk_status *check_architecture(const struct rk_flow_model_dir *dir)
     if (!name || rk_flow_is_classifier(dir))
         return NULL;
     return RK_FAIL(RK_INVALID_ARGUMENT,
-                   "%s: architectures=[\"%.64s\"]: a reward model has a score head, expected "
+                   "%s: architectures=[\"%.64s\"]: a reward model needs a score head; expected "
                    "...ForSequenceClassification or ...ForTokenClassification",
                    dir->config_path, name);
 }
@@ -120,13 +120,13 @@ static struct rk_status *choose(bool *encodes, const struct found *found,
     static const char key[] = RK_JOB_REWARD_MODEL "apply_chat_template";
     bool is_open = rk_config_is_null(job, key);
     struct rk_status *st = rk_flow_check_same_tokens(
-        &found->dir, inputs, "set reward.reward_model.tokenizer_path to encode texts again");
+        &found->dir, inputs, "set reward.reward_model.tokenizer_path so that texts can be encoded again");
     bool writes_same =
         !found->chat || !prompts_have_messages(prompts) || rk_chat_is_same(found->chat, inputs->chat);
 
     *encodes = is_open ? found->dir.tokenizer && (st || !writes_same) : rk_config_bool(job, key);
     if (!*encodes)
-        return st && !is_open ? RK_WRAP(st, "%s=false: the policy's tokens are not the reward model's", key)
+        return st && !is_open ? RK_WRAP(st, "%s=false: expected a reward model with the policy's tokens", key)
                               : st;
     rk_status_free(st);
     return check_own_tokens(found, prompts);
@@ -145,7 +145,7 @@ static struct rk_status *load(struct rk_prompt_inputs *out, struct found *found,
     RK_TRY(open_tokenizer(found, job, model->path, job_dir));
     RK_TRY(choose(&encodes, found, out, inputs, job));
     if (!found->dir.config && !found->dir.tokenizer)
-        RK_WARN("%s is not on this machine: its tokens are taken to be the policy's, else "
+        RK_WARN("%s is not on this machine; its tokens are assumed to be the policy's, else "
                 "set " RK_JOB_REWARD_MODEL "tokenizer_path",
                 model->path);
     if (!encodes)
@@ -155,12 +155,12 @@ static struct rk_status *load(struct rk_prompt_inputs *out, struct found *found,
     model->now_s = (int64_t)time(NULL);
     found->dir.tokenizer = NULL;
     found->chat = NULL;
-    RK_INFO("the reward model reads texts: encoded again, with the tokenizer of %s",
+    RK_INFO("texts for the reward model are encoded again with the tokenizer of %s",
             found->dir.tokenizer_dir);
     return NULL;
 }
 
-/* A prompt that its chat template cannot render is found before anything runs. */
+/* Finds prompts that its chat template cannot render before anything runs. */
 static struct rk_status *check_prompts(const struct rk_flow_reward_model *model, struct rk_dataset *dataset,
                                        const char *key)
 {

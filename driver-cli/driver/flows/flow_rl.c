@@ -1,4 +1,4 @@
-/* Reinforcement learning: the policy answers prompts, the answers are scored, and it learns from their
+/* Reinforcement learning: the policy answers prompts, the responses are scored, and it is trained on their
  * advantages, in verl's order of steps and with its metric names. The estimator, the KL to a reference and
  * the loss are choices of the job, each on its own. */
 #include "driver-cli/driver/flows/steps_internal.h"

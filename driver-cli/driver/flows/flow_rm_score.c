@@ -11,7 +11,7 @@
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
-#define SCORE "rm_score" /* beside the score of a response */
+#define SCORE "rm_score" /* reported with the score of a response */
 
 static const char *const columns[] = {"input_ids", "attention_mask", "position_ids", NULL};
 
@@ -85,7 +85,7 @@ static struct rk_status *collate(struct rk_batch **out, const struct rk_tokenize
     return NULL;
 }
 
-/* Texts that are too long lose their end, as in verl. */
+/* Texts that are too long are truncated at the end, as in verl. */
 static void truncate_texts(struct rk_tokenizer_ids *texts, int64_t num_rows, int64_t max_length)
 {
     int64_t num_cut = 0;
@@ -96,7 +96,7 @@ static void truncate_texts(struct rk_tokenizer_ids *texts, int64_t num_rows, int
     }
     if (num_cut > 0)
         RK_WARN("%lld of %lld texts of the reward model are longer than " RK_JOB_REWARD_MODEL
-                "max_length=%lld tokens and lose their end",
+                "max_length=%lld tokens and are truncated at the end",
                 (long long)num_cut, (long long)num_rows, (long long)max_length);
 }
 

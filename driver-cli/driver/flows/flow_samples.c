@@ -1,4 +1,4 @@
-/* Which responses of a step are shown to people. */
+/* The responses of a step that are shown to users. */
 #include <string.h>
 
 #include "base/rk_assert.h"
@@ -7,7 +7,7 @@
 
 #define TRAIN_SAMPLES 4
 
-/* A response as text: what would end it early becomes a space. */
+/* A response as text: NUL characters become spaces. */
 static char *without_nul(struct rk_arena *arena, const struct rk_reward_item *item)
 {
     char *text = rk_arena_calloc(arena, item->solution_bytes + 1, 1);

@@ -79,7 +79,7 @@ static struct rk_json *model_options(const struct rk_flow_context *ctx)
     return options;
 }
 
-/* Tells the daemons how large micro-batches come, so that they take the memory for them at once. */
+/* Sends the daemons the sizes of micro-batches, so that they allocate the memory at once. */
 static void set_max_tokens(struct rk_json *options, const char *option, const struct rk_flow_context *ctx,
                            uint32_t role, struct rk_job_micro micro)
 {
@@ -88,7 +88,7 @@ static void set_max_tokens(struct rk_json *options, const char *option, const st
     rk_json_set(options, option, rk_json_new_int(rk_job_micro_tokens(ctx->job, &micro, cp)));
 }
 
-/* How many ids a position passes have, where they have any. */
+/* Number of ids per position of passes that have ids. */
 static void set_topk(struct rk_json *options, const struct rk_config *job)
 {
     if (rk_job_distills_topk(job))
@@ -192,8 +192,8 @@ static struct rk_json *rollout_options(const struct rk_flow_context *ctx)
     return options;
 }
 
-/* In the order in which the models are made: the rollout's comes last, since its cache may take what the
- * others leave. */
+/* In the order in which the models are built: the rollout's comes last, since its cache may take the memory
+ * that the others leave free. */
 static const struct {
     uint32_t role;
     struct rk_json *(*options)(const struct rk_flow_context *ctx);
@@ -202,7 +202,7 @@ static const struct {
     {RK_ROLE_REWARD, reward_options}, {RK_ROLE_TEACHER, teacher_options}, {RK_ROLE_ROLLOUT, rollout_options},
 };
 
-/* --- what they will take together --- */
+/* --- their memory in total --- */
 
 static struct rk_json *model_options_find(const struct rk_flow_context *ctx, uint32_t role)
 {
@@ -214,7 +214,7 @@ static struct rk_json *model_options_find(const struct rk_flow_context *ctx, uin
     return NULL;
 }
 
-/* What each rank answers: plans[num_workers], to be freed; NULL of one outside the role's mesh. */
+/* The answer of each rank: plans[num_workers], to be freed; NULL for a rank outside the role's mesh. */
 static struct rk_status *ask_ranks(struct rk_flow_context *ctx, const char *role, struct rk_json *options,
                                    struct rk_json **plans)
 {
@@ -314,7 +314,8 @@ struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx)
 {
     struct rk_status *st = ctx->export_path ? call_export(ctx, true) : NULL;
 
-    return st ? RK_WRAP(st, "nothing was trained: the model could not be saved to %s", ctx->export_path)
+    return st ? RK_WRAP(st, "stopped before training, because the model cannot be saved to %s",
+                        ctx->export_path)
               : NULL;
 }
 
@@ -323,8 +324,8 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
     char *tokenizer;
 
     RK_TRY(call_export(ctx, false));
-    if (access(ctx->export_path, W_OK) != 0) { /* the daemons' disk, or their directory, is not ours */
-        RK_WARN("the model has no tokenizer beside it: cannot write to %s: %s; copy the files of %s there",
+    if (access(ctx->export_path, W_OK) != 0) { /* the disk, or the directory, belongs to the daemons */
+        RK_WARN("the exported model has no tokenizer: cannot write to %s: %s; copy the files of %s there",
                 ctx->export_path, strerror(errno), ctx->inputs->tokenizer_dir);
         return NULL;
     }
@@ -333,7 +334,7 @@ struct rk_status *rk_flow_export(struct rk_flow_context *ctx)
     ctx->has_tokenizer = access(tokenizer, F_OK) == 0;
     rk_free(tokenizer);
     if (!ctx->has_tokenizer)
-        RK_WARN("the model has no tokenizer beside it: %s has no file %s", ctx->inputs->tokenizer_dir,
+        RK_WARN("the exported model has no tokenizer: %s has no file %s", ctx->inputs->tokenizer_dir,
                 TOKENIZER_FILE);
     return NULL;
 }

@@ -1,4 +1,4 @@
-/* The teacher of a job, as far as its directory is on this machine: its vocabulary has to be the student's,
+/* Checks of the teacher's directory, if it is on this machine: its vocabulary must be the student's,
  * since its log-probs are those of the student's tokens. It may have more padding (Qwen2.5 has 152064 rows in
  * its large models and 151936 in the small ones, of the same tokenizer), which has no probability then. */
 #include <inttypes.h>
@@ -35,7 +35,7 @@ static struct rk_status *check_tokens(struct rk_prompt_inputs *out, struct rk_fl
         st = rk_flow_open_tokenizer(&dir->tokenizer, &dir->tokenizer_dir, file, file);
     rk_free(file);
     RK_TRY(st);
-    RK_TRY(rk_flow_check_same_tokens(dir, inputs, "only that would show that the difference is padding"));
+    RK_TRY(rk_flow_check_same_tokens(dir, inputs, "it is needed to show that the difference is padding"));
     if (student_size >= 0 && size > student_size)
         out->teacher_vocab_size = student_size;
     return NULL;

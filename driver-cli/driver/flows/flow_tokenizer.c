@@ -29,7 +29,7 @@ struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, 
     return st;
 }
 
-/* Tokens that are parts of a character have no text of their own and look alike. */
+/* Tokens that are parts of a character have no text and look equal. */
 struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
                                          const struct rk_tokenizer *expected, const char *owner)
 {

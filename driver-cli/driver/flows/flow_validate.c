@@ -1,5 +1,5 @@
-/* Validation: responses to held-out prompts, their scores, and verl's numbers of them. Its random streams lie
- * apart from those of training and are the same in every validation, so it changes nothing of the training
+/* Validation: responses to held-out prompts, their scores, and verl's numbers of them. Its random streams are
+ * separate from those of training and are the same in every validation, so it does not affect the training
  * and two validations of one model give the same result. */
 #include <math.h>
 #include <stdlib.h>
@@ -113,7 +113,7 @@ static struct rk_status *run_parts(struct validation *v)
 
 /* --- numbers --- */
 
-/* What a variable of a sample is worth; NAN without one. A scorer that says only a score says acc. */
+/* Value of a sample's variable; NAN without one. For a scorer that returns only a score, it is also acc. */
 static double value_of(const struct rk_reward_result *result, const char *name)
 {
     const struct rk_json *value = result->extra ? rk_json_find(result->extra, name) : NULL;
@@ -137,7 +137,7 @@ static void add_name(const char **names, int64_t *count, const char *name)
         names[(*count)++] = name;
 }
 
-/* "reward", then what scorers said beside the score, in the order in which it came. */
+/* "reward", then the further values of scorers, in the order of their first occurrence. */
 static int64_t find_names(const struct validation *v, const char *names[VARIABLES_MAX])
 {
     int64_t count = 0;
@@ -205,7 +205,7 @@ static void measure(struct validation *v)
     rk_val_metrics(v->ctx->metrics, &in);
 }
 
-/* --- what people see --- */
+/* --- samples for users --- */
 
 struct shown {
     const char *input;

@@ -1,4 +1,4 @@
-/* Validation on held-out examples: passes that train nothing, in the order of the data. */
+/* Validation on held-out examples: passes without training, in the order of the data. */
 #include "base/rk_assert.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
@@ -45,7 +45,7 @@ static struct rk_status *make_plan(const struct part *part, const struct pass *p
 
     RK_TRY(rk_batch_get_dense(part->batch, "attention_mask", RK_DTYPE_I64, 2, shape, &mask));
     rk_flow_count_marks(seqlens, mask, num_rows, shape[1], shape[1]);
-    micro.max_token_len = rk_job_micro_tokens(ctx->job, &micro, cp); /* what the daemons have memory for */
+    micro.max_token_len = rk_job_micro_tokens(ctx->job, &micro, cp); /* the daemons' memory limit */
     micro.micro_batch_rows = RK_MIN(micro.micro_batch_rows, ctx->num_rows);
     return rk_flow_plan(plan, ctx, pass->role, &micro, request);
 }
@@ -105,8 +105,8 @@ static struct rk_status *open_part(struct part *part, int64_t first, int64_t cou
     return NULL;
 }
 
-/* Runs the passes over all held-out examples, data.val_batch_size of them at a time, and hands each part with
- * its log-probs to `add`. */
+/* Runs the passes over all held-out examples, data.val_batch_size of them at a time, and passes each part
+ * with its log-probs to `add`. */
 static struct rk_status *run_parts(struct rk_flow_context *ctx, const struct pass *const *passes,
                                    void (*add)(void *sums, const struct part *part), void *sums)
 {

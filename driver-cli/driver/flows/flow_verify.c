@@ -1,7 +1,7 @@
-/* One step of a job in parts, so that two layouts can go through the same: rows of the batch, passes over
- * them, targets, updates, and what the roles hold afterwards (rankctl verify-layout). Rewards and estimators
- * are the driver's and do not depend on layouts; numbers with a seed stand in their place, which are never
- * all 0. */
+/* One step of a job in parts, so that two layouts can run the same: rows of the batch, passes over
+ * them, targets, updates, and the resulting state of the roles (rankctl verify-layout). Rewards and
+ * estimators are computed by the driver and do not depend on layouts; seeded numbers replace them, which are
+ * never all 0. */
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/flows/steps_internal.h"

@@ -129,7 +129,7 @@ static struct rk_status *validate_first(struct rk_flow_context *ctx)
     return st;
 }
 
-/* The model that a run goes on with was validated, or not, when its step ended. */
+/* The validation of a resumed model belongs to the step that it resumes from. */
 static bool validates_first(const struct rk_flow_context *ctx)
 {
     return !rk_config_is_null(ctx->job, "data.val_files") &&

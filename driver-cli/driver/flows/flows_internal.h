@@ -1,4 +1,4 @@
-/* Flows: what one step of training does, as a list of named parts over one context (docs/flows.md). */
+/* Flows: one step of training as a list of named parts over one context (docs/flows.md). */
 #ifndef RK_FLOWS_INTERNAL_H
 #define RK_FLOWS_INTERNAL_H
 
@@ -10,10 +10,10 @@
 #include "driver-cli/driver/memory_sum_internal.h"
 #include "driver-cli/rk_driver.h"
 
-/* Who is told how it goes. */
+/* Callbacks for the progress of a run. */
 struct rk_flow_sink {
     void *user;
-    /* What the roles will take, or as far as was found out, would; they have not taken it yet. */
+    /* The memory plans of the roles, also incomplete ones; before any memory is allocated. */
     struct rk_status *(*on_memory_plan)(void *user, const struct rk_memory_sum *sum);
     void (*on_begin)(void *user, int64_t first_step, int64_t total_steps); /* the models are there */
     void (*on_phase)(void *user, const char *phase);
@@ -32,14 +32,14 @@ struct rk_flow_scores {
     struct rk_reward_result *results;
 };
 
-/* Where the data and the random streams stand. */
+/* The positions in the data and in the random streams. */
 struct rk_run_position {
     int64_t epoch, next_row; /* of the permutation of that epoch */
     int64_t num_rows;        /* prompts of the data */
     int64_t next_stream;     /* noise stream of the next sample */
 };
 
-/* What the context of a job with prompts holds besides. */
+/* Additional context of a job with prompts. */
 struct rk_prompt_state {
     int64_t weight_version; /* of a rollout with weights of its own */
     /* of the step at hand */
@@ -66,14 +66,14 @@ struct rk_flow_context {
     int64_t num_left_out;    /* prompts of an epoch that do not fill a batch */
     int32_t num_replicas;    /* of the actor */
     const char *trace_path;  /* where profiled steps go; NULL: no step is profiled */
-    const char *export_path; /* where the model will go: tried before the first step; NULL: nowhere */
+    const char *export_path; /* directory of the export, checked before the first step; NULL: none */
     bool validates_only;     /* trainer.val_only */
-    bool has_tokenizer;      /* the export has its tokenizer beside it */
+    bool has_tokenizer;      /* the export includes its tokenizer */
     const struct rk_checkpoints *checkpoints; /* borrowed; NULL: nothing is saved or loaded */
     int64_t dry_device_bytes; /* of a dry run: free memory of each rank's device; 0: as the daemon's has */
 
-    struct rk_kl_ctrl kl_ctrl;       /* as the next step reads it */
-    struct rk_run_position position; /* what the next prompts and samples are */
+    struct rk_kl_ctrl kl_ctrl;       /* state for the next step */
+    struct rk_run_position position; /* position of the next prompts and samples */
     int64_t trained_step;            /* the last one whose update the daemons have done; 0: none */
     struct rk_flow_profile *profile; /* owned; NULL: no step was profiled yet */
     /* the last checkpoint */
@@ -108,8 +108,8 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
                                        const struct rk_flow_sink *sink) RK_NODISCARD;
 void rk_flow_context_fini(struct rk_flow_context *ctx);
-/* What the roles will take, before any of them takes memory or reads weights: the sink's on_memory_plan is
- * told, also when they do not fit. The meshes are configured. */
+/* Plans the memory of the roles before any of them allocates memory or reads weights: calls the sink's
+ * on_memory_plan, also when they do not fit. The meshes are configured. */
 struct rk_status *rk_flow_plan_memory(struct rk_flow_context *ctx) RK_NODISCARD;
 /* --- dry runs (flow_plan.c): one daemon stands for each rank of the world that differs from the others ---
  */
@@ -131,16 +131,16 @@ struct rk_flow_output {
     const char *name, *role;
 };
 extern const struct rk_flow_output rk_flow_outputs[];
-/* Models, and what a rollout with weights of its own needs before it generates. */
+/* Models, and the weights of a rollout with its own weights before it generates. */
 struct rk_status *rk_flow_verify_setup(struct rk_flow_context *ctx) RK_NODISCARD;
 /* The first batch of the data: where the flow generates, with the rollout's responses. */
 struct rk_status *rk_flow_verify_rows(struct rk_flow_context *ctx) RK_NODISCARD;
-/* Takes over the rows that `from` made, without what passes have added to them. */
+/* Copies the rows that `from` made, without columns added by passes. */
 struct rk_status *rk_flow_verify_take(struct rk_flow_context *ctx,
                                       const struct rk_flow_context *from) RK_NODISCARD;
 /* All passes: the batch gets their columns. */
 struct rk_status *rk_flow_verify_passes(struct rk_flow_context *ctx) RK_NODISCARD;
-/* What the updates learn from: advantages of about 1, other ones in every row, and returns beside values. */
+/* Input of the updates: advantages of about 1, different in every row, and returns near the values. */
 struct rk_status *rk_flow_verify_targets(struct rk_flow_context *ctx, uint64_t seed) RK_NODISCARD;
 /* All updates; their metrics are the context's. */
 struct rk_status *rk_flow_verify_updates(struct rk_flow_context *ctx) RK_NODISCARD;
@@ -151,7 +151,7 @@ struct rk_status *rk_flow_verify_save(struct rk_flow_context *ctx, const char *d
 struct rk_status *rk_flow_setup(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Of a role that the job needs (asserted). */
 int32_t rk_flow_num_replicas(const struct rk_flow_context *ctx, uint32_t role);
-/* Fails when the daemons may not write to export_path or have no room there; the model exists already. */
+/* Fails when the daemons have no write permission or space for export_path; the model exists already. */
 struct rk_status *rk_flow_check_export(struct rk_flow_context *ctx) RK_NODISCARD;
 /* Writes the actor's model to export_path on the daemons' hosts and puts the tokenizer's files beside it when
  * that directory is on this machine too and may be written; warns otherwise. */
@@ -162,7 +162,7 @@ struct rk_status *rk_flow_call(struct rk_flow_context *ctx, const char *role, co
                                const struct rk_plan *plan, struct rk_driver_result *result) RK_NODISCARD;
 
 /* --- profiles of steps (flow_profile.c) --- */
-/* In front of a step and behind it; nothing happens for a step that trainer.profile_steps does not name. */
+/* Before and after a step; no-ops for a step that trainer.profile_steps does not list. */
 struct rk_status *rk_flow_profile_begin(struct rk_flow_context *ctx) RK_NODISCARD;
 struct rk_status *rk_flow_profile_end(struct rk_flow_context *ctx) RK_NODISCARD;
 /* A part of the step that began then ends now. `name` is a literal. */
@@ -170,9 +170,9 @@ void rk_flow_profile_part(struct rk_flow_context *ctx, const char *name, int64_t
 void rk_flow_profile_fini(struct rk_flow_context *ctx);
 
 /* --- checkpoints (flow_checkpoint.c) --- */
-/* Loads the one that the run goes on from: ctx->step becomes its step. */
+/* Loads the checkpoint to resume from: ctx->step becomes its step. */
 struct rk_status *rk_flow_checkpoint_load(struct rk_flow_context *ctx) RK_NODISCARD;
-/* Fails when the daemons may not write checkpoints or have no room for them. */
+/* Fails when the daemons have no write permission or space for checkpoints. */
 struct rk_status *rk_flow_checkpoint_check(struct rk_flow_context *ctx) RK_NODISCARD;
 /* After the sink has the metrics of the step: the driver's part of a checkpoint that was saved in it, and the
  * end of one whose writers are done. */
@@ -181,7 +181,7 @@ struct rk_status *rk_flow_checkpoint_commit(struct rk_flow_context *ctx) RK_NODI
 struct rk_status *rk_flow_checkpoint_finish(struct rk_flow_context *ctx, bool wait) RK_NODISCARD;
 
 /* --- dumps (flow_dump.c) --- */
-/* Makes the folders of the dumps that the job asks for; fails when they cannot be written to. */
+/* Creates the folders of the job's dumps; fails when they are not writable. */
 struct rk_status *rk_flow_dumps_check(const struct rk_config *job) RK_NODISCARD;
 
 /* --- validation (flow_validate.c) --- */

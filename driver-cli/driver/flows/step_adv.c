@@ -44,7 +44,7 @@ static struct rk_status *put_rewards(struct rk_flow_context *ctx)
 
 const struct rk_flow_step rk_step_token_rewards = {"token_level_rewards", NULL, NULL, put_rewards};
 
-/* --- what the estimator reads --- */
+/* --- input of the estimator --- */
 
 static struct rk_status *find_columns(struct rk_adv_in *in, const struct rk_flow_context *ctx)
 {
@@ -75,7 +75,7 @@ static struct rk_status *find_columns(struct rk_adv_in *in, const struct rk_flow
     return NULL;
 }
 
-/* What the reward gave under the key; NAN: nothing. What failed without being dropped scores 0. */
+/* The reward's number under the key; NAN: none. Failed items that were not dropped score 0. */
 static double key_reward(const struct rk_reward_result *result, const char *key)
 {
     double value = 0.0;
@@ -113,8 +113,8 @@ static struct rk_status *read_key(struct rk_flow_context *ctx, const char *key, 
         if (!isfinite(rewards[row]))
             return RK_FAIL(
                 RK_INVALID_ARGUMENT,
-                "algorithm.gdpo_reward_keys: the reward gave no number '%s' for row %lld of the batch", key,
-                (long long)row);
+                "algorithm.gdpo_reward_keys: the reward returned no number '%s' for row %lld of the batch",
+                key, (long long)row);
         scored[num_scored++] = rewards[row];
     }
     key_metrics(ctx->metrics, key, scored, num_scored);

@@ -15,7 +15,8 @@ static struct rk_status *generate_greedy(struct rk_batch **out, struct rk_flow_c
         .rows = rk_flow_prompt_state(ctx)->rows,
         .streams = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(int64_t)), /* nothing is drawn */
     };
-    struct rk_json *dropped = rk_json_new_object(); /* the metrics of this generation would hide training's */
+    struct rk_json *dropped =
+        rk_json_new_object(); /* the metrics of this generation would replace those of training */
     struct rk_json *sampling = rk_json_new_object();
     struct rk_status *st;
 
@@ -27,8 +28,8 @@ static struct rk_status *generate_greedy(struct rk_batch **out, struct rk_flow_c
     return st;
 }
 
-/* Each row gets the score of its prompt, 0 for an empty response; rows of a prompt that has none leave the
- * training. */
+/* Each row gets the score of its prompt, 0 for an empty response; rows of a prompt without a score are
+ * dropped from the training. */
 static struct rk_status *put_baselines(struct rk_flow_context *ctx, const struct rk_flow_scores *greedy)
 {
     bool *is_dropped = rk_flow_scratch(ctx, (size_t)ctx->num_rows, sizeof(*is_dropped));

@@ -1,5 +1,5 @@
-/* The critic: values of the tokens, and its update. Its mini-batches are its own, so its rows are laid out
- * for it, from the order in which they stood before the actor's layout. */
+/* The critic: values of the tokens, and its update. It has its own mini-batches, so its rows are distributed
+ * separately, starting from their order before the actor's layout. */
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 #include "driver-cli/driver/flows/steps_internal.h"

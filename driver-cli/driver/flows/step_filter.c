@@ -1,7 +1,7 @@
 /* Groups without signal (Yu et al., "DAPO", arXiv:2503.14476, "dynamic sampling"): responses to a prompt that
- * do not differ in algorithm.filter_groups.metric have no advantage. Such groups are evicted, and prompts are
- * generated on until the batch is full; as in verl an evicted group is worth two prompts more, and a
- * generation takes at most max_inflight_gen_batches batches of them. The oldest groups make the batch. */
+ * do not differ in algorithm.filter_groups.metric have no advantage. Such groups are evicted, and generation
+ * continues until the batch is full; as in verl an evicted group is replaced by two prompts, and a
+ * generation takes at most max_inflight_gen_batches batches of them. The oldest groups form the batch. */
 #include <math.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@
 #define EVICTED_CREDIT 2 /* prompts for an evicted group */
 #define VALUES_MAX     8 /* in the line about evicted groups */
 
-/* One generation, of which the evicted groups are gone. */
+/* One generation, without its evicted groups. */
 struct part {
     int64_t num_groups;
     const struct rk_dataset_row **prompts; /* [num_groups] */
@@ -60,7 +60,7 @@ bool rk_filter_keeps(const double *values, int64_t count)
     return count == 1;
 }
 
-/* What beyond VALUES_MAX values is counted in num_evicted only. */
+/* Groups beyond VALUES_MAX values are only counted in num_evicted. */
 static void count_evicted(struct filter *filter, double value)
 {
     int64_t i = 0;
@@ -86,8 +86,9 @@ static struct rk_status *find_kept(bool *is_kept, struct filter *filter, const s
             values[i] = NAN;
             if (rk_flow_has_score(result) && !rk_filter_value(&values[i], result, filter->metric))
                 return RK_FAIL(RK_INVALID_ARGUMENT,
-                               FILTER_GROUPS "metric=%s: response %lld to a prompt of '%s' has no number of "
-                                             "this name beside its score",
+                               FILTER_GROUPS
+                               "metric=%s: the reward of response %lld to a prompt of '%s' has no number of "
+                               "this name",
                                filter->metric, (long long)i, scores->items[group * n + i].data_source);
         }
         is_kept[group] = rk_filter_keeps(values, n);
@@ -99,7 +100,7 @@ static struct rk_status *find_kept(bool *is_kept, struct filter *filter, const s
 
 /* --- a generation --- */
 
-/* In the order of the epochs, none left out. */
+/* In the order of the epochs, without gaps. */
 static const struct rk_dataset_row *next_prompt(struct rk_flow_context *ctx)
 {
     struct rk_run_position *at = &ctx->position;

@@ -1,4 +1,4 @@
-/* Passes over the batch that train nothing: log-probs of the policy and of its reference. */
+/* Passes over the batch without training: log-probs of the policy and of its reference. */
 #include <string.h>
 
 #include "base/rk_loss_agg.h"
@@ -43,7 +43,7 @@ struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t ro
 
 #define CHECKED_ROWS_MIN 4 /* of a step whose log-probs are not computed again */
 
-/* Measures how far the log-probs of the batch are from those of the rollout. */
+/* Measures the difference between the log-probs of the batch and those of the rollout. */
 static struct rk_status *compare_batch(struct rk_flow_context *ctx, const struct rk_batch *batch,
                                        struct rk_flow_comparison *c, bool has_to_be_equal)
 {
@@ -61,7 +61,7 @@ static struct rk_status *compare_batch(struct rk_flow_context *ctx, const struct
     return rk_flow_compare_log_probs(ctx->metrics, c, has_to_be_equal);
 }
 
-/* A few rows, other ones in every step, the same in every run. */
+/* A few rows, different in every step, the same in every run. */
 static int64_t choose_rows(struct rk_flow_context *ctx, int64_t **rows)
 {
     int64_t wanted = (CHECKED_ROWS_MIN + ctx->num_replicas - 1) / ctx->num_replicas * ctx->num_replicas;
@@ -73,7 +73,7 @@ static int64_t choose_rows(struct rk_flow_context *ctx, int64_t **rows)
     return count;
 }
 
-/* Computes some of the log-probs that were taken from the rollout. */
+/* Recomputes some of the log-probs that were taken from the rollout. */
 static struct rk_status *check_sample(struct rk_flow_context *ctx)
 {
     bool is_strict = strcmp(rk_config_string(ctx->job, "numerics"), "strict") == 0;

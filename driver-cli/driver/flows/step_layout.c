@@ -23,8 +23,8 @@ struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, con
     return rk_plan_layout(order, &request);
 }
 
-/* Puts the rows in the order in which the actor's replicas take them; from here on a prompt's responses are
- * found by uid only. */
+/* Puts the rows in the order of the actor's replicas; after this, only uid identifies a prompt's
+ * responses. */
 static struct rk_status *lay_out(struct rk_flow_context *ctx)
 {
     int64_t width = ctx->prompt_length + ctx->response_length;

@@ -1,4 +1,4 @@
-/* Numbers of a step whose updates are done. */
+/* Metrics of a step after its updates. */
 #include <math.h>
 
 #include "base/rk_time.h"

@@ -1,7 +1,7 @@
 /* Scores of the responses. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
-/* The score stands at the last token of the response; an empty response has none. */
+/* The score is at the last token of the response; an empty response has none. */
 static struct rk_status *score(struct rk_flow_context *ctx)
 {
     int64_t shape[2] = {ctx->num_rows, ctx->response_length};

@@ -1,7 +1,7 @@
 /* Rollout correction (Liu et al., "When Speed Kills Stability"; Yao et al., "Your Efficient RL Framework
- * Secretly Brings You Off-Policy RL Training", 2025): importance weights for the loss, tokens and responses
- * that leave it, and how far the rollout's policy is from the one that is trained. With bypass_mode the loss
- * does it. */
+ * Secretly Brings You Off-Policy RL Training", 2025): importance weights for the loss, rejection of tokens
+ * and responses, and metrics of the difference between the rollout's policy and the trained one. With
+ * bypass_mode the loss does it. */
 #include "driver-cli/driver/algo/rollout_correction_internal.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"

@@ -1,4 +1,4 @@
-/* What the teacher makes of the responses: log-probs of the sampled tokens, or, for a divergence over its
+/* The teacher's output for the responses: log-probs of the sampled tokens, or, for a divergence over its
  * top-k, its most likely ids at every token with their log-probs. */
 #include "base/rk_knobs.h"
 #include "driver-cli/driver/flows/steps_internal.h"

@@ -37,7 +37,7 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
 
     RK_TRY(rk_flow_has_loss_tokens(ctx, &has));
     if (!has) {
-        RK_WARN("step %lld: no token counts: responses have no score, or rollout correction rejected them; "
+        RK_WARN("step %lld: no counted tokens: responses have no score, or rollout correction rejected them; "
                 "the policy is not updated",
                 (long long)ctx->step);
         return NULL;
@@ -64,7 +64,7 @@ static struct rk_status *update_actor(struct rk_flow_context *ctx)
     else if (takes_rollouts)
         rk_json_set(options, "calculate_entropy", rk_json_new_bool(true));
     st = rk_flow_call(ctx, "actor", "update_actor", batch, options, &plan, &result);
-    if (result.metrics && !takes_rollouts) /* that of the pass before is of one policy */
+    if (result.metrics && !takes_rollouts) /* the entropy of the previous pass is that of one policy */
         rk_json_remove(result.metrics, "actor/entropy");
     rk_flow_merge_metrics(ctx->metrics, result.metrics);
     rk_driver_result_fini(&result);

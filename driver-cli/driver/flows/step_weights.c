@@ -1,10 +1,10 @@
-/* The actor's weights for a rollout that has a mesh of its own: before the first answer, and after every
+/* Copies the actor's weights to a rollout with its own mesh: before the first generation, and after every
  * update of the policy. */
 #include "base/rk_assert.h"
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 
-/* All ranks have to say the same version. */
+/* All ranks must report the same version. */
 static struct rk_status *read_version(struct rk_flow_context *ctx, const struct rk_driver_result *result)
 {
     int64_t *held = &rk_flow_prompt_state(ctx)->weight_version;
@@ -24,7 +24,7 @@ static struct rk_status *read_version(struct rk_flow_context *ctx, const struct 
         *held = version;
     }
     if (*held < 0)
-        return RK_FAIL(RK_INTERNAL, "update_weights: no rank says which version its weights have");
+        return RK_FAIL(RK_INTERNAL, "update_weights: no rank reported the version of its weights");
     return NULL;
 }
 
@@ -50,7 +50,7 @@ struct rk_status *rk_flow_check_version(struct rk_flow_context *ctx, const struc
 
     if (!rk_job_moves_weights(ctx->job) || version == expected)
         return NULL;
-    return RK_FAIL(RK_INTERNAL, "generate_sequences answered with weights of version %lld, expected %lld",
+    return RK_FAIL(RK_INTERNAL, "generate_sequences used weights of version %lld, expected %lld",
                    (long long)version, (long long)expected);
 }
 

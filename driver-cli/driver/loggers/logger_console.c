@@ -1,4 +1,4 @@
-/* How a run goes, for people: one line that is drawn over on a terminal, one line a step elsewhere. */
+/* Progress of a run for users: one line that is redrawn on a terminal, one line per step otherwise. */
 #include "driver-cli/driver/loggers/loggers_internal.h"
 
 #include <math.h>
@@ -64,7 +64,7 @@ static void format_duration(double seconds, char *out, size_t bytes)
         snprintf(out, bytes, "%llds", total);
 }
 
-/* A line that wraps could not be drawn over. */
+/* A line that wraps could not be redrawn. */
 static int line_columns(FILE *out)
 {
     struct winsize size;
@@ -136,7 +136,7 @@ static void end_line(void *state)
     console->has_line = false;
 }
 
-/* The means of a validation, on lines of their own that stay. */
+/* The means of a validation, on separate permanent lines. */
 static void print_validation(struct console *console, int64_t step, const struct rk_json *metrics)
 {
     for (void *it = rk_json_iter(metrics); it; it = rk_json_iter_next(metrics, it)) {

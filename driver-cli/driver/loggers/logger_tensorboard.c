@@ -1,6 +1,6 @@
 /* TensorBoard's event files, which `wandb sync` reads too: in TENSORBOARD_DIR, else in tensorboard/ of the
- * run directory. A run that is continued begins a new file, whose first record makes readers forget the steps
- * that are done again. */
+ * run directory. A run that is continued begins a new file, whose first record makes readers drop the steps
+ * that are repeated. */
 #include "driver-cli/driver/loggers/loggers_internal.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ static double wall_time(void)
     return (double)rk_time_unix_ns() / 1e9;
 }
 
-/* Appends the records, all or nothing: readers stop at a torn one. */
+/* Appends all records or none: readers stop at an incomplete one. */
 static struct rk_status *put(struct tensorboard *tb, struct rk_str *records)
 {
     struct rk_status *st = NULL;
@@ -120,7 +120,7 @@ static struct rk_status *log_step(void *state, int64_t step, const struct rk_jso
     return put(state, &records);
 }
 
-/* As a block of code: text of a model is not to be read as markup. */
+/* As a code block: text of a model must not be rendered as markup. */
 static void append_block(struct rk_str *out, const char *title, const char *text)
 {
     rk_str_appendf(out, "**%s**\n\n    ", title);

@@ -53,7 +53,7 @@ const char *rk_logger_advice(const char *name)
 struct logger {
     const struct rk_logger_ops *ops;
     void *state;
-    bool is_failing; /* warned of */
+    bool is_failing; /* a warning was logged */
 };
 
 struct rk_loggers {

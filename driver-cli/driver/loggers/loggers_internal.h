@@ -1,4 +1,5 @@
-/* Loggers: where the numbers and the samples of a run go. A logger is one file and one row in loggers.c. */
+/* Loggers: destinations of the metrics and the samples of a run. A logger is one file and one row in
+ * loggers.c. */
 #ifndef RK_LOGGERS_INTERNAL_H
 #define RK_LOGGERS_INTERNAL_H
 
@@ -18,7 +19,7 @@ struct rk_logger_config {
     const char *run_dir; /* absolute; the directory exists */
     FILE *console;       /* of the console logger; NULL: it is not opened */
     int32_t world_size;
-    bool begins_again; /* what an earlier run left in run_dir is void from step 0 on */
+    bool begins_again; /* data of an earlier run in run_dir is invalid from step 0 on */
 };
 
 /* A prompt and one response to it. */
@@ -37,23 +38,23 @@ struct rk_samples {
 #define RK_SAMPLES_VAL   "val/generations"
 #define RK_SAMPLES_TRAIN "train/generations"
 
-/* One logger. Calls come from one thread, steps in ascending order. What fails after open() is warned of and
- * tried again at the next step: a run does not end because a plot cannot be written. */
+/* One logger. Calls come from one thread, steps in ascending order. A failure after open() logs a warning and
+ * the next step tries again: a run does not end because a plot cannot be written. */
 struct rk_logger_ops {
     const char *name; /* member of trainer.logger */
     uint32_t abi;
     struct rk_status *(*open)(void **state, const struct rk_logger_config *config);
-    /* Optional. Steps from first_step on follow; what an earlier run of the directory logged about them is to
-     * be forgotten. Step first_step - 1 may follow, too: validation before training. */
+    /* Optional. Steps from first_step on follow; entries of an earlier run of the directory for these steps
+     * are to be dropped. Step first_step - 1 may follow, too: validation before training. */
     struct rk_status *(*begin)(void *state, int64_t first_step, int64_t total_steps);
     /* The numbers of a step: reals, integers and null. */
     struct rk_status *(*log)(void *state, int64_t step, const struct rk_json *metrics);
     /* Optional: loggers without texts. */
     struct rk_status *(*log_samples)(void *state, int64_t step, const struct rk_samples *samples);
-    /* Optional: the part of the step that begins, and how far the running call is. */
+    /* Optional: the part of the step that begins, and the progress of the running call. */
     void (*on_phase)(void *state, const char *phase);
     void (*on_progress)(void *state, uint64_t done, uint64_t total);
-    /* Optional: someone else is about to print on the console. */
+    /* Optional: called before other output to the console. */
     void (*end_line)(void *state);
     /* Optional. The run is over: "succeeded", "failed" or "interrupted". */
     struct rk_status *(*finish)(void *state, const char *outcome);
@@ -66,7 +67,7 @@ extern const struct rk_logger_ops rk_logger_console, rk_logger_file, rk_logger_t
 
 const struct rk_logger_ops *rk_logger_find(const char *name); /* NULL when unknown */
 const char *rk_logger_names(void);                            /* "console, file, tensorboard" */
-/* What to do instead of a logger of verl that rankd does not have; NULL for names that verl does not know. */
+/* The alternative for a verl logger that rankd does not have; NULL for names that verl does not have. */
 const char *rk_logger_advice(const char *name);
 
 /* --- all loggers of a run --- */

@@ -82,7 +82,7 @@ static void put_message(struct rk_str *out, enum field field, struct rk_str *mes
     rk_str_fini(message);
 }
 
-/* An event up to the field that tells its kind; protobuf leaves out a step of 0. */
+/* An event up to the field that selects its kind; protobuf omits a step of 0. */
 static struct rk_str begin_event(double wall_time, int64_t step)
 {
     struct rk_str event = {0};

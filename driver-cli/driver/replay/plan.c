@@ -6,7 +6,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-/* Where each rank's recording stands while the steps are found. */
+/* The position in each rank's recording while the steps are determined. */
 struct merge {
     struct rk_replay_plan *plan;
     int64_t *next; /* [num_ranks]: item */
@@ -42,12 +42,14 @@ static struct rk_status *find_rank(const struct rk_recording *recording, uint32_
         if (st)
             break;
         if (*world_size > 0 && (request.rank != *rank || request.world_size != *world_size))
-            st = incomplete(recording, "the daemon was another rank later; only one place can be replayed");
+            st = incomplete(
+                recording,
+                "the daemon was configured as another rank later; expected one rank per recording");
         *rank = request.rank;
         *world_size = request.world_size;
     }
     if (!st && *world_size == 0)
-        st = incomplete(recording, "it has no Configure, so there is nothing to replay");
+        st = incomplete(recording, "expected a Configure entry, got none");
     rk_arena_destroy(arena);
     return st;
 }
@@ -79,12 +81,12 @@ static struct rk_status *place_recordings(struct rk_replay_plan *plan, struct rk
         RK_TRY(find_rank(recordings[i], &rank, &world_size));
         if (i == 0) {
             if (world_size > RK_MESH_MAX_RANKS)
-                return incomplete(recordings[i], "its world is larger than any can be");
+                return incomplete(recordings[i], "its world is larger than the limit");
             plan->num_ranks = (int32_t)world_size;
             plan->recordings = rk_calloc(world_size, sizeof(struct rk_recording *));
         }
         if ((int32_t)world_size != plan->num_ranks || (int32_t)rank >= plan->num_ranks)
-            return incomplete(recordings[i], "its world has another size than that of the other folders");
+            return incomplete(recordings[i], "the size of its world differs from that of the other folders");
         if (plan->recordings[rank])
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE", "'%s' and '%s' are both rank %u",
                                   rk_recording_dir(plan->recordings[rank]), rk_recording_dir(recordings[i]),
@@ -183,7 +185,7 @@ static void add_step(struct merge *merge, const struct rk_recording_item *item)
     rk_array_append(&plan->steps, step);
 }
 
-/* A rank whose recording is over before the daemon stopped took part in calls that nobody knows of: without
+/* A recording that ended before its daemon stopped lacks calls in which the rank took part: without
  * it the others would wait in their collectives. */
 static bool has_broken_off(const struct merge *merge)
 {
@@ -196,7 +198,7 @@ static bool has_broken_off(const struct merge *merge)
     return false;
 }
 
-/* False at the end of all recordings, and where none of them can go on. */
+/* False at the end of all recordings, and when none of them can continue. */
 static bool take_step(struct merge *merge)
 {
     if (has_broken_off(merge))
@@ -223,7 +225,7 @@ static struct rk_status *check_rest(const struct merge *merge)
     if (has_ended)
         return NULL;
     return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE",
-                          "the folders are not of one run: their calls differ behind step %" PRId64,
+                          "the folders are not of one run: their calls differ after step %" PRId64,
                           merge->plan->steps.count);
 }
 

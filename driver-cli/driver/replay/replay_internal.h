@@ -1,6 +1,6 @@
-/* Recorded calls again, on other daemons: the recordings of all ranks are put into one order (plan.c), each
- * call is sent with the inputs that each rank had (run.c), and what comes back is compared with what was
- * recorded (compare.c). */
+/* Replays recorded calls on other daemons: the recordings of all ranks are merged into one order (plan.c),
+ * each call is sent with the inputs of each rank (run.c), and the results are compared with the recorded ones
+ * (compare.c). */
 #ifndef RK_REPLAY_INTERNAL_H
 #define RK_REPLAY_INTERNAL_H
 
@@ -59,13 +59,13 @@ struct rk_replay_differences {
     RK_ARRAY(struct rk_replay_difference) items;
 };
 
-/* What one rank answered now (`result` and its output, NULL: none) against the recorded entry. */
+/* Compares the replayed result of one rank (`result` and its output, NULL: none) with the recorded entry. */
 struct rk_status *rk_replay_compare(struct rk_replay_differences *out, int32_t rank,
                                     const struct rk_recording *recording,
                                     const struct rk_recording_item *recorded,
                                     const struct rk_execute_result *result, const struct rk_batch *output,
                                     const struct rk_replay_tolerance *tolerance) RK_NODISCARD;
-/* Times and memory, which no two runs share. */
+/* Times and memory, which differ between runs. */
 bool rk_replay_is_measured(const char *metric);
 
 /* --- run.c --- */
@@ -82,12 +82,12 @@ struct rk_replay_args {
 typedef enum rk_replay_end {
     RK_REPLAY_ALL,        /* every recorded call was run */
     RK_REPLAY_DIFFERENCE, /* the first call that differs is the last that was run */
-    RK_REPLAY_STOPPED     /* the recorded call ended by something outside of it (a lost rank, a cancel) */
+    RK_REPLAY_STOPPED     /* an external event ended the recorded call (a lost rank, a cancel) */
 } rk_replay_end_t;
 
 struct rk_replay_report {
     rk_replay_end_t end;
-    int64_t num_calls, num_skipped; /* run; left out since they write files */
+    int64_t num_calls, num_skipped; /* run; skipped because they write files */
     int64_t number;                 /* of the call that the end is about, from 1 */
     char name[2 * RK_LIMIT_NAME_BYTES];
     char recorded_end[RK_LIMIT_DOC_BYTES]; /* STOPPED: code, reason and message of the recorded call */
@@ -95,7 +95,7 @@ struct rk_replay_report {
     struct rk_replay_differences differences;
 };
 
-/* Claims, and runs until the end, the first difference, or an error that is none of the calls'. */
+/* Claims, and runs until the end, the first difference, or an error outside of the calls. */
 struct rk_status *rk_replay_run(struct rk_replay_report *out, const struct rk_replay_args *args) RK_NODISCARD;
 void rk_replay_report_fini(struct rk_replay_report *report);
 

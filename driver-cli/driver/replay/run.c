@@ -78,7 +78,7 @@ static struct rk_status *read_part(struct replay_call *call, int32_t rank)
         return NULL;
     RK_TRY(rk_unpack_execute_request(&request, call->arena, item->message, item->message_bytes));
     if (request.kind != RK_EXECUTE_HEADER)
-        return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_DAMAGED", "entry %lld holds no header",
+        return RK_FAIL_REASON(RK_DATA_LOSS, "RECORD_DAMAGED", "entry %lld has no header",
                               (long long)item->number);
     if (!call->header.role)
         call->header = request.header;
@@ -118,7 +118,7 @@ static void close_call(struct replay_call *call)
     rk_arena_destroy(call->arena);
 }
 
-/* --- how the recorded call ended --- */
+/* --- the end of the recorded call --- */
 
 static rk_code_t code_of(const struct rk_recording_item *result)
 {
@@ -130,14 +130,14 @@ static const char *text_of(const struct rk_recording_item *result, const char *k
     return rk_json_as_string(rk_json_find(result->meta, key), "");
 }
 
-/* Ends that come from outside of the call: nothing that is replayed brings them about. */
+/* Ends by external events, which a replay does not repeat. */
 static bool is_from_outside(rk_code_t code)
 {
     return code == RK_CANCELLED || code == RK_ABORTED || code == RK_DEADLINE_EXCEEDED ||
            code == RK_UNAVAILABLE;
 }
 
-/* The recorded error where the trouble began: one of a rank's own before those of its peers. NULL: none. */
+/* The recorded error where the failure began: one of a rank's own before those of its peers. NULL: none. */
 static const struct rk_recording_item *find_failure(const struct rk_replay_step *step, int32_t num_ranks)
 {
     const struct rk_recording_item *found = NULL;
@@ -219,7 +219,7 @@ static struct rk_status *run_parts(struct rk_replay_report *report, struct repla
     return own;
 }
 
-/* --- all of it --- */
+/* --- the replay --- */
 
 static bool writes_files(const char *method)
 {

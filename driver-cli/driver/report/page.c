@@ -1,5 +1,5 @@
-/* The page: head, figures of the moment, charts, samples, settings. All text of users and models is escaped;
- * the page asks the browser to load nothing. */
+/* The page: header, current figures, charts, samples, settings. All text of users and models is escaped;
+ * the page loads no other resources. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -56,7 +56,7 @@ static void append_header(struct rk_str *out, const struct rk_report *report)
                    updated, updated + 11);
 }
 
-/* --- figures of the moment --- */
+/* --- current figures --- */
 
 static void begin_tile(struct rk_str *out, const char *title)
 {

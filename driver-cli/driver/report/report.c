@@ -1,4 +1,4 @@
-/* The logger that is always on: keeps what the page shows and writes the page. */
+/* The logger that is always on: keeps the data of the page and writes it. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "driver-cli/driver/report/report_internal.h"
 
 #define WRITE_INTERVAL_NS 3000000000
-#define WRITE_SHARE       50 /* writing takes at most one part in so many of the time */
+#define WRITE_SHARE       50 /* writing takes at most one part in 50 of the time */
 #define SERIES_MAX        128
 #define SAMPLES_MAX       64
 #define TEXT_BYTES_MAX    8192 /* of a sample's prompt, response or ground truth */

@@ -1,4 +1,4 @@
-/* report.html: what a run did, in one file without network, for any browser.
+/* report.html: summary of a run in one file without network, for any browser.
  *
  * report.c collects and writes, charts.c chooses what is plotted, svg.c draws, page.c puts the page together;
  * report.css and report.js are its style and its tooltips. */
@@ -45,7 +45,7 @@ void rk_html_append_escaped(struct rk_str *out, const char *text, size_t bytes);
 /* "0.25", "1.5k", "12M": five characters or so. */
 void rk_format_short(char *out, size_t bytes, double value);
 
-/* --- what is known of the run (report.c) --- */
+/* --- data of the run (report.c) --- */
 struct rk_report_series {
     char *name; /* of the metric */
     int64_t count, capacity;

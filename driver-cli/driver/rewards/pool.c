@@ -1,10 +1,10 @@
 /* Worker processes of a reward.
  *
- * One loop over poll() does everything: it sends items to workers with room, reads answers in any order,
- * passes standard error on, and watches the clocks. Results are placed by index, so timing cannot change
+ * One loop over poll() does everything: it sends items to free workers, reads answers in any order,
+ * copies standard error, and checks the time limits. Results are placed by index, so timing cannot change
  * them.
  *
- * A worker that ends, breaks the protocol or does not answer in time is killed with its group and started
+ * A worker that ends, violates the protocol or does not answer in time is killed with its group and started
  * again after a pause that doubles while it answers nothing. A single item that it had fails; of several any
  * may be the cause, so the pool sends each once more, alone. */
 #include "driver-cli/driver/rewards/pool_internal.h"
@@ -29,9 +29,9 @@
 #define BATCH_SIZE_MAX   4096
 #define TIMEOUT_MS       30000
 #define START_TIMEOUT_MS 60000
-#define WATCH_MS         100 /* how often a wait looks at the watch and at dead workers */
+#define WATCH_MS         100 /* interval in which a wait checks interrupts and ended workers */
 #define PAUSE_MS         100 /* before a restart; doubles */
-#define RESTARTS_MAX     5   /* in a row that end without an item */
+#define RESTARTS_MAX     5   /* consecutive ones that end without an item */
 #define MS               1000000LL
 
 struct sent {
@@ -44,7 +44,7 @@ typedef enum worker_state { WORKER_DOWN, WORKER_STARTING, WORKER_READY } worker_
 struct worker {
     struct rk_reward_process process;
     worker_state_t state;
-    int64_t start_ns;     /* down: when it is started again; starting: until when it must say hello */
+    int64_t start_ns;     /* down: time of the restart; starting: time limit of the hello */
     int64_t num_failures; /* in a row without an item */
     RK_ARRAY(struct sent) sent;
     bool has_suspect; /* `sent` is one item that was with a lost worker before */
@@ -53,7 +53,7 @@ struct worker {
 struct rk_reward_pool {
     struct rk_reward_pool_config config;
     struct worker *workers;
-    int64_t next_id; /* ids are never used twice, so that a late answer is no answer to another item */
+    int64_t next_id; /* ids are never reused, so a late answer cannot match another item */
 };
 
 /* One call, or, without one, the first start. */
@@ -80,7 +80,7 @@ struct rk_status *rk_reward_pool_read_config(struct rk_reward_pool_config *out, 
     return rk_reward_opt_duration(config, "start_timeout", &out->start_timeout_ms);
 }
 
-/* --- life and death of a worker --- */
+/* --- start and end of a worker --- */
 
 static const char *program_of(const struct rk_reward_pool *pool)
 {
@@ -112,7 +112,7 @@ static void finish_item(struct run *run, int64_t index)
     run->num_failed += outcome != RK_REWARD_SCORED && outcome != RK_REWARD_SKIPPED;
 }
 
-/* What a lost worker had. */
+/* Handles the items of a lost worker. */
 static void give_back_items(struct run *run, struct worker *worker, rk_reward_outcome_t outcome,
                             const char *why)
 {
@@ -126,7 +126,7 @@ static void give_back_items(struct run *run, struct worker *worker, rk_reward_ou
     worker->sent.count = 0;
 }
 
-/* Kills a worker that failed, and plans its restart. `why` goes on after "reward program 'x' ". */
+/* Kills a worker that failed, and schedules its restart. `why` follows "reward program 'x' ". */
 static struct rk_status *lose_worker(struct run *run, struct worker *worker, rk_reward_outcome_t outcome,
                                      const char *why)
 {
@@ -142,7 +142,7 @@ static struct rk_status *lose_worker(struct run *run, struct worker *worker, rk_
     if (!run->call)
         return RK_FAIL(RK_FAILED_PRECONDITION, "reward program '%s' %s", program_of(pool), why);
     if (worker->num_failures > RESTARTS_MAX)
-        return RK_FAIL(RK_ABORTED, "reward program '%s' %s; %d restarts did not help", program_of(pool), why,
+        return RK_FAIL(RK_ABORTED, "reward program '%s' %s; %d restarts failed", program_of(pool), why,
                        RESTARTS_MAX);
     RK_WARN("reward worker=%d program='%s' %s; starting it again", (int)(worker - pool->workers),
             program_of(pool), why);
@@ -163,7 +163,7 @@ static struct rk_status *lose_ended_worker(struct run *run, struct worker *worke
 /* Frees the status, which tells how the worker broke the protocol. */
 static struct rk_status *lose_wrong_worker(struct run *run, struct worker *worker, struct rk_status *wrong)
 {
-    char *why = rk_format("broke the protocol: %s", rk_status_message(wrong));
+    char *why = rk_format("violated the protocol: %s", rk_status_message(wrong));
     struct rk_status *st;
 
     st = lose_worker(run, worker, RK_REWARD_CRASH, why);
@@ -179,7 +179,7 @@ static int64_t next_deadline(const struct rk_reward_pool *pool)
     return rk_time_now_ns() + pool->config.timeout_ms * MS;
 }
 
-/* Gives a worker what it has room for, but not more than its share of what is left. A suspect stays alone. */
+/* Sends a worker as many items as it can take, at most its share of the rest. A suspect is sent alone. */
 static void feed(struct run *run, struct worker *worker)
 {
     struct rk_reward_pool *pool = run->pool;
@@ -299,7 +299,7 @@ static struct rk_status *check_clocks(struct run *run, struct worker *worker, in
     if (worker->state == WORKER_DOWN)
         return now_ns >= worker->start_ns ? start_worker(run->pool, worker) : NULL;
     if (worker->state == WORKER_STARTING && now_ns >= worker->start_ns) {
-        (void)snprintf(why, sizeof(why), "said no hello within %lld ms", (long long)config->start_timeout_ms);
+        (void)snprintf(why, sizeof(why), "sent no hello within %lld ms", (long long)config->start_timeout_ms);
         return lose_worker(run, worker, RK_REWARD_CRASH, why);
     }
     for (int64_t i = 0; i < worker->sent.count; i++)
@@ -310,7 +310,7 @@ static struct rk_status *check_clocks(struct run *run, struct worker *worker, in
     return lose_worker(run, worker, RK_REWARD_TIMEOUT, why);
 }
 
-/* How long nothing can be due. */
+/* The time until the next deadline. */
 static int wait_ms(const struct run *run, int64_t now_ns)
 {
     int64_t wait_ns = WATCH_MS * MS;

@@ -10,7 +10,7 @@ struct rk_reward_pool_config {
     char **argv; /* NULL-terminated; taken over by the pool */
     char *dir;   /* in which they run; taken over */
     int32_t num_workers;
-    int64_t batch_size;       /* items that a worker has at a time */
+    int64_t batch_size;       /* maximum items of a worker at a time */
     int64_t timeout_ms;       /* of an item, from sending it to its answer */
     int64_t start_timeout_ms; /* of a worker's hello */
 };
@@ -21,12 +21,12 @@ struct rk_reward_pool_config {
 /* Reads those members; argv and dir stay NULL. */
 struct rk_status *rk_reward_pool_read_config(struct rk_reward_pool_config *out,
                                              const struct rk_json *config) RK_NODISCARD;
-/* Starts the workers and waits for their hellos. Takes argv and dir, on failure too. NOT_FOUND for a program
- * that is not there, FAILED_PRECONDITION with the reason of one that cannot start. */
+/* Starts the workers and waits for their hellos. Takes argv and dir, on failure too. NOT_FOUND for a missing
+ * program, FAILED_PRECONDITION with the reason of one that cannot start. */
 struct rk_status *rk_reward_pool_create(struct rk_reward_pool **out,
                                         const struct rk_reward_pool_config *config) RK_NODISCARD;
 void rk_reward_pool_destroy(struct rk_reward_pool *pool); /* NULL is a no-op */
-/* The score_items of a row. ABORTED when a worker cannot be kept alive. */
+/* The score_items of a row. ABORTED when a worker cannot be kept running. */
 struct rk_status *rk_reward_pool_score(struct rk_reward_pool *pool,
                                        const struct rk_reward_call *call) RK_NODISCARD;
 

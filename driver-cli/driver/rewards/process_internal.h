@@ -1,5 +1,5 @@
 /* A reward program as a process: its own process group, a socket to its standard input, pipes from its
- * standard output and error. Nothing here blocks but rk_reward_process_stop. */
+ * standard output and error. Only rk_reward_process_stop blocks. */
 #ifndef RK_REWARD_PROCESS_INTERNAL_H
 #define RK_REWARD_PROCESS_INTERNAL_H
 
@@ -15,7 +15,7 @@ struct rk_reward_process {
     int in, out, err; /* -1: closed */
     int life;         /* a pipe that closes with the driver; then a watcher kills the group */
     struct rk_str to_send;
-    size_t num_sent;        /* bytes of to_send that are on their way */
+    size_t num_sent;        /* sent bytes of to_send */
     struct rk_str received; /* standard output from the first line that was not taken */
     struct rk_str messages; /* standard error after the last complete line */
     char prefix[32];        /* of its messages; set before the start */
@@ -26,9 +26,9 @@ struct rk_reward_process {
  * and a watcher the rest of its group when this process does. */
 struct rk_status *rk_reward_process_start(struct rk_reward_process *process, char *const *argv,
                                           const char *dir) RK_NODISCARD;
-/* Sends what it takes of to_send; false when it reads no longer. */
+/* Sends as much of to_send as possible; false when it does not read any more. */
 bool rk_reward_process_send(struct rk_reward_process *process);
-/* Appends what is there to `received`; false at the end of its output. */
+/* Appends available output to `received`; false at the end of its output. */
 bool rk_reward_process_receive(struct rk_reward_process *process);
 /* The next complete line, without its newline, in place until the next call on the process; false when there
  * is none yet. */

@@ -8,7 +8,7 @@
 
 /* One row for each way of scoring, with the configuration that verl gives it. */
 static const struct {
-    const struct rk_reward_ops *ops; /* NULL: verl has it, this version does not */
+    const struct rk_reward_ops *ops; /* NULL: verl has it, rankd does not */
     const char *config;
 } ways[] = {
     {&rk_reward_gsm8k, "{}"},
@@ -109,7 +109,7 @@ static struct rk_status *check(const void *state, const struct rk_reward_item *i
 
     if (way == WAY_MISSING)
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "data_source '%s': this version has no reward for it; name verl's function with "
+                       "data_source '%s': this version has no reward for it; use verl's function with "
                        "custom_reward_function.path and .name",
                        item->data_source);
     if (way < 0)

@@ -11,14 +11,14 @@
 
 #define MAX_FAILED_RATIO   0.1 /* default of reward.max_failed_ratio */
 #define DURATION_MS_MAX    (24 * 3600 * 1000)
-#define ITEMS_BEFORE_WATCH 64 /* scored between two looks at the watch */
+#define ITEMS_BEFORE_WATCH 64 /* scored between two checks for an interrupt */
 
 static const struct rk_reward_ops *const rows[] = {
     &rk_reward_auto,  &rk_reward_gsm8k,  &rk_reward_math,    &rk_reward_math_dapo, &rk_reward_exact,
     &rk_reward_regex, &rk_reward_digits, &rk_reward_command, &rk_reward_python,    &rk_reward_http,
 };
 
-/* reward.on_error: what becomes of an item that failed. */
+/* reward.on_error: treatment of an item that failed. */
 static const char *const on_error_names[] = {"drop", "zero", "fail", NULL};
 
 struct rk_reward {
@@ -83,7 +83,7 @@ static struct rk_status *check_keys(const struct rk_reward_ops *ops, const struc
         const char *key = rk_json_iter_key(it);
 
         if (rk_reward_is_given(rk_json_iter_value(it)) && !is_among(common, key) && !is_among(ops->keys, key))
-            st = RK_FAIL(RK_INVALID_ARGUMENT, "reward.%s: not a key of the reward '%s', which has %s", key,
+            st = RK_FAIL(RK_INVALID_ARGUMENT, "reward.%s: not a key of the reward '%s'; its keys are %s", key,
                          ops->name, rk_str_text(&known));
     }
     rk_str_fini(&known);

@@ -1,4 +1,4 @@
-/* Rows of the reward table and what they share. */
+/* Rows of the reward table and their common functions. */
 #ifndef RK_REWARDS_INTERNAL_H
 #define RK_REWARDS_INTERNAL_H
 
@@ -19,7 +19,7 @@ extern const struct rk_reward_ops rk_reward_regex;
 /* The result of an item that has no score. */
 void rk_reward_fail(struct rk_reward_result *result, rk_reward_outcome_t outcome, const char *fmt, ...)
     RK_PRINTF(3, 4);
-/* The member is there and says something: not null, and no object of which that is true of no member. */
+/* The member has a value: not null, and not an object whose members all have no value. */
 bool rk_reward_is_given(const struct rk_json *value);
 bool rk_reward_is_cancelled(const struct rk_reward_watch *watch);
 /* INVALID_ARGUMENT when the item has no ground truth. */

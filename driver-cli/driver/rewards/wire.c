@@ -53,7 +53,7 @@ static bool is_name(const char *name)
     return bytes > 0 && bytes <= NAME_BYTES_MAX;
 }
 
-/* Takes one member beside the score; false when it cannot be one. Null members say nothing. */
+/* Takes one further member of an answer; false when it is invalid. Null members are ignored. */
 static bool take_extra(struct rk_json *extra, const char *name, const struct rk_json *value)
 {
     rk_json_type_t type = rk_json_type(value);
@@ -171,7 +171,7 @@ struct rk_status *rk_reward_wire_check_hello(const char *line, size_t bytes)
     struct rk_status *parse = rk_json_parse(&json, line, bytes, "hello", RK_JSON_ALLOW_NUL);
     struct rk_status *st;
 
-    RK_IGNORE(parse, "a line that is no JSON is no hello");
+    RK_IGNORE(parse, "a line that is not JSON is not a hello");
     st = check_hello(json);
     rk_json_free(json);
     return st;

@@ -1,4 +1,4 @@
-/* What reward programs and reward servers read and answer: the objects of protocol 2 (docs/rewards.md). */
+/* Messages of reward programs and reward servers: the objects of protocol 2 (docs/rewards.md). */
 #ifndef RK_REWARD_WIRE_INTERNAL_H
 #define RK_REWARD_WIRE_INTERNAL_H
 
@@ -6,7 +6,7 @@
 #include "driver-cli/rk_reward.h"
 
 #define RK_REWARD_PROTOCOL     2
-#define RK_REWARD_ANSWER_BYTES (1 << 20) /* of one answer; more is a program gone wrong */
+#define RK_REWARD_ANSWER_BYTES (1 << 20) /* of one answer; more indicates a faulty program */
 #define RK_REWARD_EXTRAS_MAX   32        /* members beside the score */
 
 /* An item as an object {"id": id, "data_source": ..., ...}. */
@@ -15,8 +15,8 @@ struct rk_json *rk_reward_wire_item(const struct rk_reward_item *item, int64_t i
 void rk_reward_wire_append_items(struct rk_str *out, const struct rk_reward_item *items,
                                  const int64_t *indices, int64_t count, int64_t first_id);
 
-/* One answer {"id": ..., "score" | "error" | "skip": ..., extras}. An answer that names its item but is wrong
- * otherwise is that item's error; INVALID_ARGUMENT when it names none. The caller releases the result. */
+/* One answer {"id": ..., "score" | "error" | "skip": ..., extras}. An otherwise invalid answer with
+ * a valid id is that item's error; INVALID_ARGUMENT when it names none. The caller releases the result. */
 struct rk_status *rk_reward_wire_read_answer(int64_t *id, struct rk_reward_result *result,
                                              const struct rk_json *answer) RK_NODISCARD;
 /* The same of a line. */

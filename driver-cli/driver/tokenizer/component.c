@@ -1,4 +1,4 @@
-/* What the readers of tokenizer.json's components share. */
+/* Functions that the readers of tokenizer.json's components share. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 
 #include <string.h>

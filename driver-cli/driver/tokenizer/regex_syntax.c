@@ -1,5 +1,6 @@
-/* Patterns of tokenizer.json are written for Oniguruma (Ruby's syntax). This file rewrites what PCRE2 spells
- * in another way, and refuses what PCRE2 would silently read as something else: named character sets differ
+/* Patterns of tokenizer.json are written for Oniguruma (Ruby's syntax). This file rewrites constructs with a
+ * different syntax in PCRE2, and refuses those that PCRE2 would silently interpret differently: named
+ * character sets differ
  * (\s, \w), sets in sets and intersections are unknown to PCRE2, and some options have other letters. */
 #include "driver-cli/driver/tokenizer/tokenizer_internal.h"
 

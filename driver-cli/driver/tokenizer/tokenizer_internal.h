@@ -1,6 +1,6 @@
-/* Parts of the tokenizer, in the order in which a text meets them: added tokens, normalizer, pre-tokenizer,
+/* Parts of the tokenizer, in the order of processing: added tokens, normalizer, pre-tokenizer,
  * BPE model, post-processor; decoder for the way back. Each part reads its own object of tokenizer.json and
- * refuses by name what it does not do. */
+ * refuses unsupported components by name. */
 #ifndef RK_TOKENIZER_INTERNAL_H
 #define RK_TOKENIZER_INTERNAL_H
 
@@ -15,7 +15,8 @@
 
 typedef RK_ARRAY(int32_t) rk_ids_t;
 
-/* --- component.c: what the readers of components share; `where` is the path of `json` in the file --- */
+/* --- component.c: functions that the readers of components share; `where` is the path of `json` in the file
+ * --- */
 typedef struct rk_status *(*rk_component_fn_t)(void *user, const struct rk_json *json, const char *where);
 
 /* Metaspace's prepend_scheme. */
@@ -69,13 +70,13 @@ struct rk_regex {
     size_t literal_bytes;
 };
 
-/* What one thread needs for matching. */
+/* State of one thread for matching. */
 struct rk_matcher;
 
 struct rk_matcher *rk_matcher_create(void);
 void rk_matcher_destroy(struct rk_matcher *matcher);
 
-/* Appends the pattern in PCRE2's syntax. UNIMPLEMENTED for what has no equal there. */
+/* Appends the pattern in PCRE2's syntax. UNIMPLEMENTED for constructs without equivalent. */
 struct rk_status *rk_regex_translate(struct rk_str *out, const char *pattern, size_t bytes) RK_NODISCARD;
 /* Reads {"String": ...} or {"Regex": ...}; `where` is the path of `json`. UNIMPLEMENTED with the pattern when
  * it does not compile. */
@@ -104,7 +105,7 @@ struct rk_status *rk_matches_next(struct rk_matches *matches, bool *is_found) RK
 struct rk_status *rk_matches_replace(struct rk_matches *matches, const struct rk_str *content,
                                      struct rk_str *out) RK_NODISCARD;
 
-/* A stretch of text on its way to the model. */
+/* A piece of text that is being processed. */
 struct rk_piece {
     const char *text;
     size_t bytes;

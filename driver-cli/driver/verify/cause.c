@@ -1,5 +1,5 @@
-/* What probably makes two layouts differ. Each way of dividing a model has its own sums, and they show in
- * what differs and where: rules from the most telling to the least. */
+/* The probable cause of a difference between two layouts. Each kind of parallelism has its own sums, and
+ * determines which rows differ: rules from the most specific to the least. */
 #include "driver-cli/driver/verify/verify_internal.h"
 
 #include <math.h>
@@ -137,7 +137,7 @@ static bool find_place(const struct finding *f, struct rk_mesh_coords *place)
 }
 
 /* Ranks of one coordinate only, on an axis that has more. Copies are written by the first tp rank alone, so
- * tp tells nothing of vectors. */
+ * tp gives no information about vectors. */
 static const char *tell_place(struct rk_str *out, const struct finding *f)
 {
     static const rk_axis_t axes[] = {RK_AXIS_PP, RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_DP};
@@ -153,7 +153,7 @@ static const char *tell_place(struct rk_str *out, const struct finding *f)
         num_axes += counts;
         if (!counts || place.axis[axes[i]] < 0)
             continue;
-        rk_str_appendf(out, "%s%s %d", num_known ? ", " : "All of it is in the part of ",
+        rk_str_appendf(out, "%s%s %d", num_known ? ", " : "All differences are in the part of ",
                        rk_axis_name(axes[i]), place.axis[axes[i]]);
         num_known++;
     }
@@ -171,16 +171,16 @@ static const char *tell_forward(struct rk_str *out, const struct finding *f)
     const uint32_t axes = RK_AXIS_BIT(RK_AXIS_TP) | RK_AXIS_BIT(RK_AXIS_CP) | RK_AXIS_BIT(RK_AXIS_PP);
     const struct parallelism *only = find_only(f, axes);
 
-    rk_str_append(out, "The forward pass differs already, before any gradient. ");
+    rk_str_append(out, "The forward pass already differs, before any gradient. ");
     if (size_of(f, RK_AXIS_TP) * size_of(f, RK_AXIS_CP) * size_of(f, RK_AXIS_PP) == 1) {
-        rk_str_append(out, "Nothing divides it: look at how rows are packed into micro-batches. ");
+        rk_str_append(out, "The layout has no tp, cp or pp: check how rows are packed into micro-batches. ");
         return "micro_batches";
     }
     if (only) {
-        rk_str_appendf(out, "Of what divides it the layout has %s alone. ", only->what);
+        rk_str_appendf(out, "The layout divides it only by %s. ", only->what);
         return only->name;
     }
-    rk_str_append(out, "Verify layouts with tp, cp or pp alone to tell which. ");
+    rk_str_append(out, "Verify layouts with only tp, cp or pp to find which one. ");
     return NULL;
 }
 
@@ -253,7 +253,7 @@ static const char *tell_gradients(struct rk_str *out, const struct finding *f)
     if (!cause && rank)
         return rank;
     if (!cause && only) {
-        rk_str_appendf(out, "The layout has %s alone. ", only->what);
+        rk_str_appendf(out, "The layout has only %s. ", only->what);
         return only->name;
     }
     return cause;
@@ -263,7 +263,7 @@ static const char *tell_parameters(struct rk_str *out, const struct finding *f)
 {
     int32_t replicas = size_of(f, RK_AXIS_DP) * size_of(f, RK_AXIS_CP);
 
-    rk_str_append(out, "Gradients agree and what the optimizer made of them does not");
+    rk_str_append(out, "Gradients agree, but the parameters after the optimizer step do not");
     if (replicas == 1) {
         rk_str_append(out, ". ");
         return "optimizer";
@@ -281,9 +281,9 @@ static const char *tell(struct rk_str *out, const struct finding *f)
     if (f->num_bad[RK_VERIFY_PARAMETER] > 0)
         return tell_parameters(out, f);
     if (f->num_bad[RK_VERIFY_METRIC] > 0) {
-        rk_str_append(out,
-                      "All tensors agree and a number that is a sum over them does not: look at what counts "
-                      "more than once, or not at all. ");
+        rk_str_append(
+            out, "All tensors agree, but a metric that is a sum over them does not: check values that count "
+                 "more than once, or not at all. ");
         return NULL;
     }
     if (f->is_rollout_bad) {

@@ -31,7 +31,7 @@ struct comparison {
 
 /* --- order --- */
 
-/* The embedding, the layers by number, what is behind them. */
+/* The embedding, the layers by number, the tensors after them. */
 static int64_t order_of(const char *name)
 {
     const char *layer = strstr(name, "layers.");
@@ -59,11 +59,11 @@ static struct rk_status *add_pair(struct comparison *c, const struct rk_gathered
         pair.gradients[side] = rk_gathered_find(c->sides[side], gradient->name);
         pair.values[side] = rk_gathered_find(c->sides[side], pair.name);
         if (!pair.gradients[side] || !pair.values[side])
-            return RK_FAIL(RK_INTERNAL, "'%s': the %s layout wrote no %s of it", pair.name,
+            return RK_FAIL(RK_INTERNAL, "'%s': the %s layout wrote no %s", pair.name,
                            side == 0 ? "job's" : "reference's", pair.gradients[side] ? "value" : "gradient");
         if (pair.gradients[side]->rows != gradient->rows || pair.values[side]->rows != gradient->rows ||
             pair.gradients[side]->cols != gradient->cols || pair.values[side]->cols != gradient->cols)
-            return RK_FAIL(RK_INTERNAL, "'%s': the layouts have other shapes of it", pair.name);
+            return RK_FAIL(RK_INTERNAL, "'%s': its shapes differ between the layouts", pair.name);
     }
     rk_array_append(&c->pairs, pair);
     return NULL;
@@ -102,7 +102,7 @@ static void take_off_moves(struct comparison *c, int64_t count)
         double actual = move_of(c->numbers[0][0][i], step->actual_scale, step->eps);
         double expected = move_of(c->numbers[0][1][i], step->expected_scale, step->eps);
 
-        if (isfinite(actual) && isfinite(expected)) /* else the gradient's row says so */
+        if (isfinite(actual) && isfinite(expected)) /* else the gradient's row reports it */
             c->numbers[1][0][i] += step->lr * (actual - expected);
     }
 }
@@ -203,7 +203,7 @@ static struct rk_status *check_not_zero(const struct rk_verify_row *gradients, i
             return NULL;
     }
     return RK_FAIL(RK_FAILED_PRECONDITION,
-                   "role %s: all gradients of the reference are 0: nothing is compared", role);
+                   "role %s: all gradients of the reference are 0; expected gradients to compare", role);
 }
 
 static struct rk_status *compare_all(struct comparison *c, struct rk_verify_rows *rows, const char *role)

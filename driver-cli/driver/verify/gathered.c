@@ -1,5 +1,5 @@
-/* Tensors of a checkpoint, whole: the shards say which elements of which box they hold (docs/formats.md), and
- * a block of rows is put together from all that have some of it. No more than a block is in memory. */
+/* Complete tensors of a checkpoint: the shards describe their elements (docs/formats.md), and
+ * a block of rows is assembled from all shards that have parts of it. Only one block is in memory. */
 #include "driver-cli/driver/verify/verify_internal.h"
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ struct rk_gathered {
     struct rk_map *by_name; /* name -> index + 1 */
 };
 
-/* --- what the shards say --- */
+/* --- the descriptions of the shards --- */
 
 /* The tensor of that name, new or known; NULL when the shards do not agree on its shape. */
 static struct tensor *find_tensor(struct rk_gathered *gathered, const struct rk_gathered_tensor *info)
@@ -59,7 +59,7 @@ static struct rk_status *add_piece(void *user, const struct rk_ckpt_piece *store
         return rk_ckpt_piece_damaged(stored, "expected float32, float64 or bfloat16");
     tensor = find_tensor(gathered, &info);
     if (!tensor)
-        return rk_ckpt_piece_damaged(stored, "another shard gives it another shape");
+        return rk_ckpt_piece_damaged(stored, "its shape differs between shards");
     rk_array_append(&gathered->pieces, (struct piece){*stored, tensor->first_piece});
     tensor->first_piece = gathered->pieces.count - 1;
     return NULL;
@@ -174,7 +174,7 @@ static struct rk_status *copy_elements(struct block *block, const struct rk_ckpt
         /* Whole rows stand one behind the other, parts of rows do not. */
         count = box_cols == cols ? end - i : RK_MIN(box_cols - col, end - i);
         if (!claim(block, piece->shard, to, count))
-            return rk_ckpt_piece_damaged(piece, "another shard has the same elements");
+            return rk_ckpt_piece_damaged(piece, "two shards have the same elements");
         rk_load_f64(block->out + to, (const char *)block->raw + (size_t)(i - begin) * bytes,
                     piece->tensor->dtype, count);
     }

@@ -1,8 +1,8 @@
-/* What was compared, and the verdict on each row.
+/* The compared rows, and the verdict on each.
  *
- * An error is relative to the tensor's largest number. What is nearly nothing has no digits to compare: a
- * metric below METRIC_FLOOR is held against that, a gradient that is smaller than GRADIENT_FLOOR of the
- * role's largest one against that share of it. */
+ * An error is relative to the tensor's largest number. Values near 0 have no significant digits: a
+ * metric below METRIC_FLOOR is compared relative to METRIC_FLOOR, a gradient below GRADIENT_FLOOR of the
+ * role's largest one relative to that share of it. */
 #include "driver-cli/driver/verify/verify_internal.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Whether two layouts compute the same (rankctl verify-layout): their checkpoints read as whole tensors,
- * differences, verdicts, and what probably causes them. */
+/* Comparison of two layouts (rankctl verify-layout): their checkpoints read as complete tensors,
+ * differences, verdicts, and probable causes. */
 #ifndef RK_VERIFY_INTERNAL_H
 #define RK_VERIFY_INTERNAL_H
 
@@ -60,7 +60,7 @@ struct rk_verify_measure {
     double tolerance;
 };
 
-/* --- rows: what was compared (rows.c) --- */
+/* --- the compared rows (rows.c) --- */
 
 typedef enum rk_verify_kind {
     RK_VERIFY_OUTPUT, /* of a forward pass: all tokens of the batch */
@@ -101,14 +101,14 @@ void rk_verify_judge(struct rk_verify_rows *rows, const struct rk_verify_measure
 const struct rk_verify_row *rk_verify_first(const struct rk_verify_rows *rows);
 const struct rk_verify_row *rk_verify_worst(const struct rk_verify_rows *rows,
                                             const struct rk_verify_measure *measure);
-/* What the measure looks at. */
+/* Name of the measure. */
 double rk_verify_error(const struct rk_verify_row *row, const struct rk_verify_measure *measure);
 
 /* --- checkpoints of two layouts (compare.c) --- */
 
 /* The first step of AdamW, whose moments are those of one gradient: it moves a parameter by lr * g / (|g| +
- * eps). Where a gradient is nearly 0 its last bits decide, so the parameters are compared as the same
- * gradient would have made them: what the step makes of the difference of two is taken off. */
+ * eps). For a gradient near 0 its last bits decide, so the parameters are compared as if both gradients were
+ * the same: the effect of the gradients' difference on the step is subtracted. */
 struct rk_verify_step {
     double lr, eps;
     double actual_scale, expected_scale; /* of clipping */
@@ -130,7 +130,7 @@ struct rk_verify_layout {
     int64_t num_kv_heads; /* 0: not known */
 };
 
-/* Appends what probably makes the rows of the role differ, a sentence or two; nothing when it cannot tell.
+/* Appends the probable cause of the role's differences, one or two sentences; nothing when it is unknown.
  * The name of the parallelism ("sequence_parallel", "pipeline_parallel", ...), or NULL. */
 const char *rk_verify_find_cause(struct rk_str *out, const struct rk_verify_rows *rows, const char *role,
                                  const struct rk_verify_layout *layout,
