@@ -33,7 +33,8 @@ static struct rk_status *empty_dir(int fd, const char *path, int depth)
     if (!stream) {
         close(fd);
         return depth < DEPTH_MAX ? rk_file_errno("reading directory", path)
-                                 : RK_FAIL(RK_INVALID_ARGUMENT, "'%s' has too many levels", path);
+                                 : RK_FAIL(RK_INVALID_ARGUMENT,
+                                           "'%s' has more levels of directories than a checkpoint", path);
     }
     while (!st && (entry = readdir(stream))) {
         int child;
@@ -105,7 +106,7 @@ struct rk_status *rk_ckpt_remove(const char *path)
 
 /* --- writing a part --- */
 
-/* The last component of the path of a part; NULL when that is no name for one. */
+/* The last component of the path of a part; NULL when that is not a valid name. */
 static const char *part_name(const char *part_dir)
 {
     const char *slash = strrchr(part_dir, '/');
@@ -123,7 +124,7 @@ static struct rk_status *make_dirs(const char *path)
 
     for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(copy, 0777); /* the last one tells whether all went well */
+        (void)mkdir(copy, 0777); /* the last one shows whether all succeeded */
         *slash = '/';
     }
     if (mkdir(copy, 0777) != 0 && (errno != EEXIST || stat(copy, &info) != 0 || !S_ISDIR(info.st_mode)))
@@ -167,7 +168,7 @@ struct rk_status *rk_ckpt_sweep_step(const char *step_dir, const char *name)
         if (!rk_str_has_prefix(names.items.items[i], prefix))
             continue;
         path = rk_path_join(step_dir, names.items.items[i]);
-        RK_INFO("removing '%s', which a save that was interrupted left", path);
+        RK_INFO("removing '%s', left by an interrupted save", path);
         st = rk_ckpt_remove(path);
         rk_free(path);
     }
@@ -203,7 +204,7 @@ out:
     return st;
 }
 
-/* The part has been published whether its predecessor can be removed or not: the next sweep tries again. */
+/* The part is published even if its predecessor cannot be removed: the next sweep tries again. */
 static void remove_old(const char *path)
 {
     struct rk_status *st = rk_ckpt_remove(path);
@@ -213,8 +214,8 @@ static void remove_old(const char *path)
     rk_status_free(st);
 }
 
-/* *old becomes the name that the replaced part has now. On a file system that cannot swap two names there is
- * a moment in which no directory is named part_dir. */
+/* *old becomes the name that the replaced part has now. On a file system that cannot exchange two names there
+ * is a moment in which no directory is named part_dir. */
 static struct rk_status *replace(const char *temp_dir, const char *part_dir, char **old)
 {
     struct rk_status *st = NULL;

@@ -87,7 +87,7 @@ void rk_config_view_problem(struct rk_config_loader *loader, const struct rk_con
     rk_free(where);
 }
 
-/* A copy of what the view says without the members that only choose. */
+/* A copy of the view without the members that only select. */
 static struct rk_json *copy_plain_members(const struct rk_config_view *view)
 {
     struct rk_json *plain = rk_json_new_object();
@@ -120,7 +120,7 @@ void rk_config_apply_view(struct rk_config_loader *loader, struct rk_json *value
     for (void *it = rk_json_iter(override.json); it; it = rk_json_iter_next(override.json, it)) {
         if (rk_json_find(plain, rk_json_iter_key(it)))
             rk_config_view_problem(loader, &override, rk_json_iter_key(it), path,
-                                   "given twice, in __override__ and beside it");
+                                   "given twice, in __override__ and next to it");
     }
     if (override.json && rk_json_type(override.json) != RK_JSON_OBJECT)
         rk_config_view_problem(loader, view, "__override__", path, "expected an object");

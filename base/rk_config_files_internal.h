@@ -10,11 +10,11 @@
 
 struct rk_config_resolver {
     struct rk_config_loader *loader;
-    char nest_root[PATH_MAX]; /* canonical; nothing may leave it */
-    int depth;                /* of folders, which links may make endless */
+    char nest_root[PATH_MAX]; /* canonical; all files must be below it */
+    int depth;                /* of folders, bounded because links may form a cycle */
 };
 
-/* What the user wrote for one node, and where. json is NULL when nothing was written. */
+/* The user's text for one node, and its place. json is NULL when nothing was written. */
 struct rk_config_view {
     const struct rk_json *json;
     struct rk_config_place place;

@@ -88,7 +88,7 @@ struct rk_status *rk_plan_check(const struct rk_plan *plan, int64_t rows_per_rep
         for (int64_t i = 0; i < plan->mini[m].num_entries; i++)
             num_rows += plan->mini[m].micro[i].num_rows;
     }
-    /* Before memory is taken for what the batch claims: the plan must name every row at least once. */
+    /* Before memory is allocated for the batch: the plan must name every row at least once. */
     if (!rk_mul_i64(rows_per_replica, num_replicas, &coverage.total) || num_rows < coverage.total)
         return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "BAD_FIELD",
                               "the plan names %" PRId64 " rows, the batch has %" PRId64 " for each of %d "

@@ -48,7 +48,7 @@ const char *rk_ckpt_cmd_role(const struct rk_cli *cli)
 
 /* --- groups --- */
 
-/* The meshes that all daemons say they had. */
+/* The last meshes, as reported by all daemons. */
 static struct rk_status *configure_again(struct rk_driver *driver)
 {
     int32_t count = rk_driver_num_workers(driver);
@@ -74,7 +74,7 @@ static struct rk_status *configure_again(struct rk_driver *driver)
         if (!st && (info->rank != i || info->world_size != count))
             st = RK_FAIL_REASON(
                 RK_FAILED_PRECONDITION, "WRONG_MESH",
-                "worker %d (%s) is rank %d of %d in its group; name all daemons, in rank order", i,
+                "worker %d (%s) is rank %d of %d in its group; list all daemons in --hosts, in rank order", i,
                 workers[i].address, info->rank, info->world_size);
     }
     if (!st)

@@ -4,7 +4,7 @@
 
 #include "driver-cli/cmd/cmd_internal.h"
 
-/* Absolute, with the links above its last component resolved where they can be: daemons follow none. rk_free
+/* Absolute, with links above its last component resolved if possible: daemons do not follow links. rk_free
  * it. */
 char *rk_ckpt_cmd_path(const char *path);
 /* "PATH/<role>" for the argument, a path global_step_<N>. rk_free it. */
@@ -16,8 +16,8 @@ const char *rk_ckpt_cmd_role(const struct rk_cli *cli);
 struct rk_status *rk_ckpt_cmd_open_group(const struct rk_cli *cli, struct rk_hosts *hosts,
                                          struct rk_driver **driver) RK_NODISCARD;
 void rk_ckpt_cmd_close_group(struct rk_hosts *hosts, struct rk_driver *driver);
-/* Claims the group as it stands; one that has lost its communicators, and no daemon, gets new ones, and keeps
- * its models. */
+/* Claims the group with its current meshes; a group that has lost its communicators, but no daemon, gets new
+ * ones, and keeps its models. */
 struct rk_status *rk_ckpt_cmd_take_group(struct rk_driver *driver) RK_NODISCARD;
 /* Runs a method; steals the options. result NULL: not wanted. */
 struct rk_status *rk_ckpt_cmd_call(struct rk_driver *driver, const char *role, const char *method,

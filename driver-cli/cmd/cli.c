@@ -37,7 +37,7 @@ struct rk_status *rk_cli_usage(struct rk_status *st)
     return usage;
 }
 
-/* As the XDG Base Directory Specification says. */
+/* According to the XDG Base Directory Specification. */
 static char *find_identity_dir(void)
 {
     const char *state = rk_env("XDG_STATE_HOME"), *home = rk_env("HOME");

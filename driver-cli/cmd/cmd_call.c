@@ -301,12 +301,12 @@ out:
 }
 
 static const struct rk_option call_options[] = {
-    {"in", "FILE", "batch: a safetensors file, strings and meta as JSON in its __metadata__"},
-    {"out", "FILE", "where the result goes, in the same form"},
-    {"opt", "KEY=VALUE", "option of the method (repeat); VALUE is JSON or a bare word"},
-    {"job", "JOB.json", "configure the meshes of this job first; default: use what is configured"},
-    {"max-tokens", "N", "tokens of one micro-batch, for methods with a plan (default: 16384)"},
-    {"timeout", "DURATION", "of the method on the daemons"},
+    {"in", "FILE", "input batch: a safetensors file, with strings and meta as JSON in its __metadata__"},
+    {"out", "FILE", "output file for the result, in the same format"},
+    {"opt", "KEY=VALUE", "option of the method (may be repeated); VALUE is JSON or a string"},
+    {"job", "JOB.json", "configure the meshes of this job first; default: use the configured meshes"},
+    {"max-tokens", "N", "maximum tokens of one micro-batch, for methods with a plan (default: 16384)"},
+    {"timeout", "DURATION", "time limit of the method on the daemons"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };

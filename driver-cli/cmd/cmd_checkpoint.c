@@ -62,8 +62,8 @@ static struct rk_status *run_load(struct rk_cli *cli)
 }
 
 static const struct rk_option save_options[] = {
-    {"role", "ROLE", "whose state (default: actor)"},
-    {"contents", "LIST", "of model, optimizer, extra, hf_model, gradients (default: the first three)"},
+    {"role", "ROLE", "role whose state is saved or loaded (default: actor)"},
+    {"contents", "LIST", "parts: model, optimizer, extra, hf_model, gradients (default: the first three)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };

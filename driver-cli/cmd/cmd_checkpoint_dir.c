@@ -376,7 +376,7 @@ static struct rk_status *run_inspect(struct rk_cli *cli)
 }
 
 static const struct rk_option inspect_options[] = {
-    {"verify", NULL, "read all files and compare their checksums"},
+    {"verify", NULL, "read all files and verify their checksums"},
     {NULL, NULL, NULL},
 };
 

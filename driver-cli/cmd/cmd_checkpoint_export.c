@@ -16,9 +16,9 @@
 
 #define CONFIG_BYTES_MAX (1u << 20)
 
-/* --- export of what daemons hold --- */
+/* --- export of the daemons' model --- */
 
-/* On the daemons of one replica alone. */
+/* On only the daemons of one replica. */
 static struct rk_status *export_replica(const struct rk_cli *cli, const struct rk_replica *replica,
                                         const char *out)
 {
@@ -41,7 +41,7 @@ static struct rk_status *export_replica(const struct rk_cli *cli, const struct r
     return st;
 }
 
-/* The first replica that can. `st` is why the group as a whole could not; taken. */
+/* The first replica that can. `st` is the error of the whole group; taken. */
 static struct rk_status *export_any_replica(const struct rk_cli *cli, const struct rk_driver_worker *workers,
                                             int32_t num_workers, const char *out)
 {
@@ -63,7 +63,7 @@ static struct rk_status *export_any_replica(const struct rk_cli *cli, const stru
         fprintf(stderr, "rankctl: %s", rk_str_text(&missing));
     if (!st && !is_done)
         st = RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NO_MODEL",
-                            "the daemons that answer do not hold the whole model of role '%s':\n%s",
+                            "the daemons that answer do not hold the complete model of role '%s':\n%s",
                             rk_ckpt_cmd_role(cli),
                             missing.bytes > 0 ? rk_str_text(&missing) : "none of them has the role");
     rk_replicas_fini(&replicas);
@@ -104,7 +104,7 @@ out:
 
 /* --- export of a checkpoint --- */
 
-/* What the daemons have to be made like. */
+/* The configuration for new daemons. */
 static struct rk_status *make_model_options(struct rk_json **out, const char *part)
 {
     char *file = rk_path_join(part, "huggingface/config.json");
@@ -128,7 +128,7 @@ out:
     return st;
 }
 
-/* The daemons share the model out by tensor parallelism. Steals the options of init_model. */
+/* The daemons split the model by tensor parallelism. Steals the options of init_model. */
 static struct rk_status *load_and_export(const struct rk_cli *cli, struct rk_driver *driver, const char *part,
                                          struct rk_json *model, const char *out)
 {
@@ -185,14 +185,14 @@ static struct rk_status *open_local(struct local_group *group, int64_t count, co
     return NULL;
 }
 
-/* The logs stay where something went wrong. */
+/* Logs are kept after an error. */
 static void close_local(struct local_group *group, const struct rk_status *st)
 {
     rk_cli_watch_signals(NULL);
     rk_driver_close(group->driver);
     rk_local_stop(group->local);
     if (!st)
-        RK_IGNORE(rk_ckpt_remove(group->log_dir), "logs of what went well");
+        RK_IGNORE(rk_ckpt_remove(group->log_dir), "logs of a successful command");
     rk_free(group->log_dir);
 }
 
@@ -257,10 +257,10 @@ static struct rk_status *check_export(const struct rk_cli *cli)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "rankctl checkpoint export: expected --out DIR, the directory to write");
     if (rk_cli_has(cli, "local") && rk_cli_has(cli, "hosts"))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "--local starts its own daemons; it does not go with --hosts");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "--local starts its own daemons; expected without --hosts");
     if (rk_cli_has(cli, "local") && !has_checkpoint)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "--local starts daemons without a model: name a checkpoint, DIR/global_step_<N>");
+                       "--local starts daemons without a model; expected a checkpoint, DIR/global_step_<N>");
     return NULL;
 }
 
@@ -282,8 +282,8 @@ static struct rk_status *run_export(struct rk_cli *cli)
 static const struct rk_option export_options[] = {
     {"out", "DIR", "Hugging Face directory to write, on the daemons' hosts"},
     {"local", "N", "start N daemons on this machine for a checkpoint; one is enough"},
-    {"device", "cpu|cuda", "of the daemons of --local (default: cpu)"},
-    {"role", "ROLE", "whose model (default: actor)"},
+    {"device", "cpu|cuda", "device of the daemons of --local (default: cpu)"},
+    {"role", "ROLE", "role whose model is exported (default: actor)"},
     {"takeover", NULL, "claim the daemons even if another driver holds them"},
     {NULL, NULL, NULL},
 };
@@ -294,9 +294,10 @@ const struct rk_command rk_cmd_checkpoint_export = {
     .max_args = 1,
     .summary = "write a checkpoint, or the model that the daemons hold, as a Hugging Face directory",
     .details =
-        "With a checkpoint: --local N or --hosts loads it into new models; what the daemons held is freed.\n"
+        "With a checkpoint: --local N or --hosts loads it into new models; old models of the daemons are "
+        "freed.\n"
         "Without: the model that the daemons of --hosts hold. When some of them are lost, the others can\n"
-        "still export it while one replica of the model is whole; they cannot train on then.",
+        "still export it if one replica of the model is complete; they cannot continue training then.",
     .options = export_options,
     .run = run_export,
 };

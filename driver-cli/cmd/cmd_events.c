@@ -223,8 +223,8 @@ out:
 }
 
 static const struct rk_option options[] = {
-    {"follow", NULL, "print further events as they come, until Ctrl-C"},
-    {"new", NULL, "with --follow: leave out the events before now"},
+    {"follow", NULL, "also print new events, until Ctrl-C"},
+    {"new", NULL, "with --follow: omit past events"},
     {"kinds", "LIST", "state,lease,method_start,method_end,progress,metrics,log (default: all)"},
     {"level", "LEVEL", "lowest level of log lines: debug, info, warn, error (default: info)"},
     {NULL, NULL, NULL},

@@ -23,8 +23,8 @@ struct rk_command {
     int min_args, max_args;
     const char *summary;             /* one line */
     const char *details;             /* shown by --help below the options; NULL: none */
-    const struct rk_option *options; /* its own, besides the common ones; ends with a row without name */
-    const char *repeatable;          /* the one that may be given more than once; NULL: none */
+    const struct rk_option *options; /* besides the common options; ends with a row without name */
+    const char *repeatable;          /* the option that may be given more than once; NULL: none */
     /* Appended to --help; NULL: none. */
     void (*more_help)(struct rk_str *out);
     struct rk_status *(*run)(struct rk_cli *cli);
@@ -53,8 +53,8 @@ void rk_completion_format(const char *shell, struct rk_str *out);
 struct rk_cli {
     const struct rk_command *command;
     struct rk_command_line line;
-    bool has_told;      /* the object that was printed holds the error, too */
-    char *identity_dir; /* where this user's drivers keep what they prove their leases with; NULL: nowhere */
+    bool has_told;      /* the printed object contains the error as well */
+    char *identity_dir; /* directory of the driver keys of this user; NULL: none */
 };
 
 /* INVALID_ARGUMENT with the reason USAGE for unknown options and arguments. */

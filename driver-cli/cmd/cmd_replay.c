@@ -356,7 +356,7 @@ static struct rk_status *run(struct rk_cli *cli)
 }
 
 static const struct rk_option replay_options[] = {
-    {"device", "cpu|cuda", "device of the daemons that are started (default: as recorded)"},
+    {"device", "cpu|cuda", "device of the daemons that replay starts (default: the recorded one)"},
     {"atol", "X", "absolute difference that counts as equal (default: 0)"},
     {"rtol", "X", "difference relative to the recorded value that counts as equal (default: 0)"},
     {"opt", "ROLE.METHOD.KEY=VALUE", "run the calls of that method with a changed option (may be repeated)"},

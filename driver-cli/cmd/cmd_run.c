@@ -63,7 +63,7 @@ static struct rk_status *read_inputs(struct rk_run_command *run)
     return st ? RK_WRAP(st, "%s", path) : NULL;
 }
 
-/* What is held or damaged is no mistake of the command. */
+/* Locked or damaged files are not usage errors. */
 static struct rk_status *open_checkpoints(struct rk_run_command *run)
 {
     struct rk_checkpoints_args args = {
@@ -82,7 +82,7 @@ static struct rk_status *open_checkpoints(struct rk_run_command *run)
 
 /* --- daemons --- */
 
-/* --record: the absolute folder, made if it is missing; NULL without. rk_free it. */
+/* --record: the absolute folder, created if it is missing; NULL without it. rk_free it. */
 static struct rk_status *make_record_dir(char **out, const struct rk_run_command *run)
 {
     const char *dir = rk_cli_find(run->cli, "record");
@@ -280,7 +280,7 @@ static struct rk_status *train(struct rk_run_command *run)
     return st;
 }
 
-/* What the status cannot know: how daemons of the run's own ended, and how to go on without one of others. */
+/* Adds how the run's own daemons ended, or how to continue after the loss of another daemon. */
 static struct rk_status *add_advice(struct rk_run_command *run, struct rk_status *st)
 {
     struct rk_str advice = {0};
@@ -318,8 +318,8 @@ static struct rk_status *open_loggers(struct rk_run_command *run)
     return rk_loggers_create(&run->loggers, &config);
 }
 
-/* --run-dir, else that of the run that goes on while it is still there, else a new one. A validation of a
- * checkpoint is a run of its own. */
+/* --run-dir, else that of the resumed run if it still exists, else a new one. A validation of a
+ * checkpoint is a separate run. */
 static struct rk_status *open_run_dir(struct rk_run_command *run)
 {
     const struct rk_checkpoints *checkpoints = &run->checkpoints;

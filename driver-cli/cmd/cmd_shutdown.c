@@ -53,7 +53,7 @@ out:
 }
 
 static const struct rk_option options[] = {
-    {"grace", "DURATION", "how long a running method may go on (default: 60s)"},
+    {"grace", "DURATION", "time that a running method may continue (default: 60s)"},
     {"force", NULL, "stop at once"},
     {"yes", NULL, "do not ask"},
     {NULL, NULL, NULL},

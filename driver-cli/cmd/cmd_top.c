@@ -187,8 +187,8 @@ out:
 }
 
 static const struct rk_option options[] = {
-    {"once", NULL, "print the table once, as happens where standard output is no terminal"},
-    {"interval", "TIME", "time between two looks (default: 2s)"},
+    {"once", NULL, "print the table once, as without a terminal"},
+    {"interval", "TIME", "refresh interval (default: 2s)"},
     {NULL, NULL, NULL},
 };
 

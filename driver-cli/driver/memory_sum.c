@@ -1,6 +1,6 @@
-/* What the plans of the roles come to. A role takes from a rank the difference between the room before and
- * the room after it, which the daemon has computed: less than its plan, where operators of the roles before
- * hold workspace that it uses as well, or give back between calls what it needs in its own. */
+/* The sum of the roles' memory plans. A role adds to a rank the difference between the free memory before and
+ * after it, which the daemon has computed: less than its plan if it shares the workspace of previous
+ * roles, or uses memory that they offload between calls. */
 #include "driver-cli/driver/memory_sum_parts_internal.h"
 
 #include <string.h>

@@ -18,7 +18,7 @@ static void append_bytes(struct rk_str *out, int64_t bytes)
         rk_str_appendf(out, "%.2f MiB", (double)bytes / MIB);
 }
 
-/* Keys below the role's section that make its largest kind smaller. */
+/* Keys below the role's section that reduce its largest kind. */
 static void append_advice(struct rk_str *out, const struct rk_job_role *role, int kind)
 {
     rk_str_appendf(out, "; for %s of %s ", rk_memory_sum_kinds[kind].name, role->name);
@@ -38,10 +38,11 @@ static void append_advice(struct rk_str *out, const struct rk_job_role *role, in
     }
     rk_str_appendf(out, "raise %s" RK_JOB_TP " or run on more daemons", role->section);
     if (role->trains)
-        rk_str_appendf(out,
-                       "; beside other roles, set %smegatron.param_offload, grad_offload and "
-                       "optimizer_offload",
-                       role->section);
+        rk_str_appendf(
+            out,
+            "; to share the device with other roles, set %smegatron.param_offload, grad_offload and "
+            "optimizer_offload",
+            role->section);
 }
 
 static void append_roles(struct rk_str *out, const struct rk_memory_sum *sum, int64_t count, int32_t rank)
@@ -52,7 +53,7 @@ static void append_roles(struct rk_str *out, const struct rk_memory_sum *sum, in
     }
 }
 
-/* `text` says where role `role` does not fit; on rank `rank` it is as large as anywhere. Takes the text. */
+/* `text` describes where role `role` does not fit; rank `rank` has its largest plan. Takes the text. */
 static struct rk_status *too_much(const struct rk_memory_sum *sum, int64_t role, int32_t rank,
                                   struct rk_str *text)
 {

@@ -23,7 +23,7 @@ extern const struct rk_memory_sum_kind rk_memory_sum_kinds[RK_MEMORY_SUM_KINDS];
 struct rk_memory_sum_domain {
     struct rk_str ranks; /* "0, 1" */
     int32_t num_ranks;
-    int64_t added, free; /* by so many roles; for them, as the sum of one rank has it */
+    int64_t added, free; /* by that many roles; free for them, from the sum of one rank */
 };
 
 /* The role's plan of the rank; JSON null outside its mesh. */
@@ -33,11 +33,11 @@ const struct rk_json *rk_memory_sum_last_plan(const struct rk_memory_sum *sum, i
 /* 0 when it is not there. */
 int64_t rk_memory_sum_bytes_at(const struct rk_json *plan, const char *path);
 int64_t rk_memory_sum_kind_bytes(const struct rk_json *plan, int kind);
-/* What the role adds to what the roles before it take. */
+/* The memory that the role adds to the previous roles. */
 int64_t rk_memory_sum_added_bytes(const struct rk_json *plan);
 /* By all roles. */
 int64_t rk_memory_sum_taken_bytes(const struct rk_memory_sum *sum, int32_t rank);
-/* What there is for the roles: free now, and held by models that they replace. */
+/* Memory for the roles: free now, or held by models that they replace. */
 int64_t rk_memory_sum_free_bytes(const struct rk_memory_sum *sum, int32_t rank);
 int64_t rk_memory_sum_left_bytes(const struct rk_memory_sum *sum, int32_t rank);
 /* "" of a rank that shares memory with none. */

@@ -29,7 +29,7 @@ static void format_cell(struct rk_str *out, const char *title, double value)
         rk_str_appendf(out, "  %*s", width, "-");
 }
 
-/* What roles give back between calls; it counts once. */
+/* Memory that roles offload between calls; it counts once. */
 static bool is_any_away(const struct rk_memory_sum *sum, int32_t rank)
 {
     for (int64_t i = 0; i < sum->num_roles; i++) {

@@ -75,8 +75,8 @@ static struct rk_status *no_template(const struct rk_messages_template *from)
     return RK_FAIL(
         RK_INVALID_ARGUMENT,
         "a list of messages needs a chat template, and %s has none (chat_template.jinja, or "
-        "chat_template in tokenizer_config.json); set actor_rollout_ref.model.custom_chat_template, name "
-        "a tokenizer that has one, or give text",
+        "chat_template in tokenizer_config.json); set actor_rollout_ref.model.custom_chat_template, use "
+        "a tokenizer that has one, or use text prompts",
         from->dir ? from->dir : "the tokenizer");
 }
 

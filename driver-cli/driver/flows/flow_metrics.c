@@ -1,4 +1,4 @@
-/* Numbers of a step, under verl's names. */
+/* Metrics of a step, with verl's names. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Reinforcement learning: the policy answers prompts, the responses are scored, and it is trained on their
  * advantages, in verl's order of steps and with its metric names. The estimator, the KL to a reference and
- * the loss are choices of the job, each on its own. */
+ * the loss are independent choices of the job. */
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "proto/rk_methods.h"
 

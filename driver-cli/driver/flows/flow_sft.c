@@ -1,4 +1,4 @@
-/* Supervised fine-tuning: the policy learns the answers of the data, one optimizer step a batch. */
+/* Supervised fine-tuning: the policy is trained on the answers of the data, one optimizer step per batch. */
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "proto/rk_methods.h"
 

@@ -1,4 +1,4 @@
-/* What the updates of all roles have in common. */
+/* Functions that the updates of all roles share. */
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 

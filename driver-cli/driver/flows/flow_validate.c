@@ -71,7 +71,8 @@ static struct rk_status *run_part(struct validation *v, int64_t first, int64_t c
     const struct rk_dataset_row **rows = scratch(v, num_rows, sizeof(*rows));
     int64_t *streams = scratch(v, num_rows, sizeof(*streams));
     struct rk_flow_prompts prompts = {num_rows, rows, streams};
-    struct rk_json *dropped = rk_json_new_object(); /* the metrics of this generation would hide training's */
+    /* The metrics of this generation would replace those of training. */
+    struct rk_json *dropped = rk_json_new_object();
     struct part *part;
     struct rk_status *st;
 

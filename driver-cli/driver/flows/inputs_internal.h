@@ -27,7 +27,7 @@ struct rk_flow_reward_model {
     int64_t now_s;        /* of templates that write the date */
 };
 
-/* What a job with prompts names besides. */
+/* Additional inputs of a job with prompts. */
 struct rk_prompt_inputs {
     struct rk_dataset *train, *val; /* val: NULL without data.val_files */
     struct rk_reward *reward;       /* NULL: the reward model alone scores */
@@ -40,14 +40,14 @@ struct rk_prompt_inputs {
     int64_t teacher_vocab_size;
 };
 
-/* What a job with examples names besides. */
+/* Additional inputs of a job with examples. */
 struct rk_example_inputs {
     struct rk_examples *train, *val; /* val: NULL without data.val_files */
 };
 
-/* What a job names, read and checked before any daemon is started. */
+/* The inputs of a job, read and checked before any daemon is started. */
 struct rk_flow_inputs {
-    const struct rk_flow_data *data; /* says which part of the union is there */
+    const struct rk_flow_data *data; /* selects the part of the union */
     union {
         struct rk_prompt_inputs prompts;
         struct rk_example_inputs examples;
@@ -65,7 +65,7 @@ struct rk_flow_inputs {
 /* The part of its kind of data, of a job that has such data (asserted). */
 const struct rk_prompt_inputs *rk_flow_prompt_inputs(const struct rk_flow_inputs *inputs);
 const struct rk_example_inputs *rk_flow_example_inputs(const struct rk_flow_inputs *inputs);
-/* The directory of the role's model where the job gives it one of its own; NULL: it has the policy's, or the
+/* The directory of the role's separate model; NULL: it has the policy's, or the
  * job has no such role. */
 const char *rk_flow_own_model(const struct rk_flow_inputs *inputs, uint32_t role);
 
@@ -84,7 +84,7 @@ void rk_flow_files_free(char **files); /* NULL is a no-op */
  * NOT_FOUND when it is not on this machine; the message calls it `name`, as the job does. */
 struct rk_status *rk_flow_open_tokenizer(struct rk_tokenizer **out, char **dir, const char *full,
                                          const char *name) RK_NODISCARD;
-/* Copies what belongs to a tokenizer from one directory into the other. */
+/* Copies the files of a tokenizer from one directory to the other. */
 struct rk_status *rk_flow_copy_tokenizer(const char *from_dir, const char *to_dir) RK_NODISCARD;
 /* INVALID_ARGUMENT names the first token of `path` that is not the same in the tokenizer of `owner`. */
 struct rk_status *rk_flow_compare_tokens(const struct rk_tokenizer *tokenizer, const char *path,
@@ -101,21 +101,21 @@ struct rk_flow_model_dir {
 struct rk_status *rk_flow_model_dir_open(struct rk_flow_model_dir *out, const char *path) RK_NODISCARD;
 void rk_flow_model_dir_fini(struct rk_flow_model_dir *dir);
 /* Whether the pipeline of the role can have the layers of that config.json; NULL, or a role that the job does
- * not need: there is nothing to say. */
+ * not need: no error. */
 struct rk_status *rk_flow_check_layers(const struct rk_config *job, uint32_t role,
                                        const struct rk_json *config) RK_NODISCARD;
 const char *rk_flow_architecture(const struct rk_flow_model_dir *dir); /* NULL: not said */
 /* Of tokens or of sequences. */
 bool rk_flow_is_classifier(const struct rk_flow_model_dir *dir);
 int64_t rk_flow_num_labels(const struct rk_flow_model_dir *dir);
-/* INVALID_ARGUMENT unless the policy's tokens mean the same to the model; `advice` is what to do where only a
- * tokenizer could tell. */
+/* INVALID_ARGUMENT unless the model has the policy's tokens; `advice` is added to the message if a
+ * tokenizer is needed to decide. */
 struct rk_status *rk_flow_check_same_tokens(const struct rk_flow_model_dir *dir,
                                             const struct rk_flow_inputs *inputs,
                                             const char *advice) RK_NODISCARD;
 
-/* The critic's directory, where the job has a critic with one (flow_critic.c). INVALID_ARGUMENT names the
- * file that promises a value head and has none, or another vocabulary. */
+/* Checks the critic's directory, if the job has one (flow_critic.c). INVALID_ARGUMENT names the
+ * file that declares a missing value head, or has another vocabulary. */
 struct rk_status *rk_flow_load_critic(struct rk_prompt_inputs *out, const struct rk_flow_inputs *inputs,
                                       const struct rk_config *job, const char *job_dir) RK_NODISCARD;
 

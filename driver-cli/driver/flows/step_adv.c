@@ -1,4 +1,4 @@
-/* Rewards of the tokens, and the advantages that the estimator makes of them. */
+/* Rewards of the tokens, and the advantages that the estimator computes from them. */
 #include "driver-cli/driver/flows/steps_internal.h"
 
 #include <math.h>

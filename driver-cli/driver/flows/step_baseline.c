@@ -1,5 +1,5 @@
-/* What the scores of the responses are compared with in ReMax: the score of a greedy response to the same
- * prompt, which trains nothing. */
+/* The baseline of ReMax: the score of a greedy response to the same
+ * prompt, which is not trained on. */
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 

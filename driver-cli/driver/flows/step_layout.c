@@ -1,4 +1,4 @@
-/* Which replica takes which rows. */
+/* Distributes the rows over the replicas. */
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

@@ -1,5 +1,5 @@
 /* Compares the replicas of the models that this run trains. It comes before the step that saves a checkpoint,
- * so that no checkpoint holds replicas that differ. */
+ * so that no checkpoint contains replicas that differ. */
 #include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"

@@ -4,7 +4,7 @@
 
 #include "driver-cli/driver/flows/flows_internal.h"
 
-/* --- the steps, a file each or a few that have their helpers in common (step_*.c) --- */
+/* --- the steps, one file each, or shared by steps with common functions (step_*.c) --- */
 extern const struct rk_flow_step rk_step_prompts, rk_step_generate, rk_step_generate_filtered, rk_step_layout,
     rk_step_reward, rk_step_baseline, rk_step_samples, rk_step_old_log_prob, rk_step_ref, rk_step_teacher,
     rk_step_opd, rk_step_values, rk_step_adv, rk_step_update_critic, rk_step_update_actor, rk_step_metrics,
@@ -16,7 +16,7 @@ extern const struct rk_flow_step rk_step_examples, rk_step_update_sft, rk_step_u
 /* Column of the batch: response_mask before rollout correction rejected tokens. */
 #define RK_FLOW_SCORED_MASK "scored_mask"
 
-/* --- what steps have in common (flow_batch.c) --- */
+/* --- functions that steps share (flow_batch.c) --- */
 /* Zeroed memory of the step's arena. */
 void *rk_flow_scratch(struct rk_flow_context *ctx, size_t count, size_t elem_bytes);
 /* A column of the batch with the shape [B, width], checked: it comes from the daemons. */
@@ -33,7 +33,7 @@ struct rk_status *rk_flow_sum_rows(struct rk_flow_context *ctx, const char *mask
 struct rk_status *rk_flow_select(struct rk_batch **out, const struct rk_flow_context *ctx,
                                  const char *const *columns) RK_NODISCARD;
 
-/* Adds rows until there are as many as the replicas take in equal parts; takes the batch. */
+/* Adds rows until the replicas get equal parts; takes the batch. */
 struct rk_status *rk_flow_pad(struct rk_batch **batch, int64_t *num_padded,
                               int32_t num_replicas) RK_NODISCARD;
 
@@ -61,13 +61,13 @@ struct rk_flow_pass {
 /* Runs the method over the rows' tokens, or takes the result of the pass that was started for the role. */
 struct rk_status *rk_flow_run_pass(struct rk_flow_context *ctx, const struct rk_flow_pass *pass,
                                    struct rk_driver_result *result) RK_NODISCARD;
-/* Starts the pass where the role shares no rank with the actor or another started pass: it runs beside them,
- * and takes no memory from them. Elsewhere it does nothing but free the options. */
+/* Starts the pass if the role shares no rank with the actor or another started pass: it then runs
+ * concurrently and uses other devices. Otherwise it only frees the options. */
 struct rk_status *rk_flow_start_pass(struct rk_flow_context *ctx,
                                      const struct rk_flow_pass *pass) RK_NODISCARD;
-/* Cancels what was started and not taken. */
+/* Cancels passes that were started and not taken. */
 void rk_flow_drop_passes(struct rk_flow_context *ctx);
-/* Whether no rank stands in both meshes. */
+/* Whether no rank belongs to both meshes. */
 bool rk_flow_are_apart(const struct rk_mesh *a, const struct rk_mesh *b);
 /* The passes that do not depend on another one's result: those of the teacher, the reference and the critic.
  * The options are the caller's. */
@@ -88,10 +88,10 @@ struct rk_status *rk_flow_add_log_probs(struct rk_flow_context *ctx, uint32_t ro
  * on their number: order[i] is the place of row i of it among rows that stand prompt by prompt. */
 struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, const int64_t *seqlens,
                                  int64_t *order) RK_NODISCARD;
-/* False when every response lost its score or is empty: there is nothing to learn from. */
+/* False when every response lost its score or is empty, so there is nothing to train on. */
 struct rk_status *rk_flow_has_loss_tokens(struct rk_flow_context *ctx, bool *has) RK_NODISCARD;
-/* rk_plan_build with what the role's mesh asks for, and the micro-batches: fills num_replicas, the sizes and
- * the multiple of micro-batches, and the workload. */
+/* rk_plan_build with the requirements of the role's mesh, and the micro-batches: fills num_replicas, the
+ * sizes and the multiple of micro-batches, and the workload. */
 struct rk_status *rk_flow_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
                                const struct rk_job_micro *micro, struct rk_plan_request request) RK_NODISCARD;
 /* Mini- and micro-batches of an update of the role; [num_rows] arrays are in the order of its rows. */
@@ -99,9 +99,9 @@ struct rk_status *rk_flow_update_plan(struct rk_plan *plan, struct rk_flow_conte
                                       const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
 
 /* --- weights of a rollout that has its own (step_weights.c) --- */
-/* The rollout gets the actor's; the metrics, where a step is at hand, have what was moved. */
+/* Copies the actor's weights to the rollout; inside a step, metrics have the transferred bytes. */
 struct rk_status *rk_flow_update_weights(struct rk_flow_context *ctx) RK_NODISCARD;
-/* INTERNAL unless the answers are of the weights that it got last. */
+/* INTERNAL unless the responses come from the last copied weights. */
 struct rk_status *rk_flow_check_version(struct rk_flow_context *ctx,
                                         const struct rk_batch *answers) RK_NODISCARD;
 
@@ -111,8 +111,8 @@ struct rk_flow_prompts {
     const struct rk_dataset_row *const *rows; /* [num_rows] */
     const int64_t *streams;                   /* [num_rows] random streams: docs/sampling.md */
 };
-/* Generates a response to each row, of any number of rows: *out is the batch of generate_sequences; what it
- * measured is added to `metrics`. Steals `sampling`, the options of the sampler. */
+/* Generates a response to each row, of any number of rows: *out is the batch of generate_sequences; its
+ * metrics are added to `metrics`. Steals `sampling`, the options of the sampler. */
 struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context *ctx,
                                    const struct rk_flow_prompts *prompts, struct rk_json *sampling,
                                    struct rk_json *metrics) RK_NODISCARD;
@@ -133,7 +133,7 @@ bool rk_filter_value(double *out, const struct rk_reward_result *result, const c
 bool rk_filter_keeps(const double *values, int64_t count);
 
 /* --- scores (flow_reward.c) --- */
-/* What a data row says to the reward, with an empty response. */
+/* The reward item of a data row, with an empty response. */
 struct rk_reward_item rk_flow_reward_item(const struct rk_dataset_row *row);
 /* Decodes the responses of `batch` (columns responses and attention_mask) and has the job's reward score
  * them; prompts[row] is the data row of each. All but the results' own parts lives in the step's arena. Ends
@@ -145,30 +145,30 @@ void rk_flow_scores_fini(struct rk_flow_scores *scores);
 /* compute_rm_score of these rows, which have input_ids, attention_mask and position_ids. */
 struct rk_status *rk_flow_run_rm_score(struct rk_driver_result *result, struct rk_flow_context *ctx,
                                        const struct rk_batch *texts) RK_NODISCARD;
-/* Has the reward model score the responses, as rk_flow_score does, which calls it; rm_score stands beside
- * each score. ABORTED (reason NON_FINITE) for a score that is no number. */
+/* Has the reward model score the responses, as rk_flow_score does, which calls it; rm_score is reported with
+ * each score. ABORTED (reason NON_FINITE) for a non-finite score. */
 struct rk_status *rk_flow_add_rm_scores(struct rk_flow_scores *scores, struct rk_flow_context *ctx,
                                         const struct rk_batch *batch,
                                         const struct rk_dataset_row *const *prompts) RK_NODISCARD;
 /* reward.reward_manager.name=dapo with its overlong_buffer_cfg (flow_overlong.c): responses that end within
- * the buffer, or behind it, lose score; acc and score beside it stay as they were. */
+ * the buffer, or after it, get a penalty; acc and score are reported without it. */
 void rk_overlong_apply(struct rk_flow_scores *scores, const struct rk_config *job);
-/* What the score is, beside it under the names that verl has: for a caller that changes it. */
+/* Reports the score under verl's names, for a caller that changes it. */
 void rk_flow_keep_score(struct rk_reward_result *result);
 bool rk_flow_has_score(const struct rk_reward_result *result);
-/* Clears the response_mask of rows: without a mark they have no part in losses, denominators, group
+/* Clears the response_mask of rows: without marks they are excluded from losses, denominators, group
  * statistics and means. */
 struct rk_status *rk_flow_drop_rows(struct rk_batch *batch, const bool *is_dropped) RK_NODISCARD;
 /* Takes rows without a score (is_dropped) out of the training: clears their response_mask, and that of a row
  * that is the only one left of its group. group_of[row] is below num_groups; NULL: rows are not compared with
- * others. Sets reward/dropped and reward/dropped_groups. */
+ * each other. Sets reward/dropped and reward/dropped_groups. */
 struct rk_status *rk_flow_drop_unscored(struct rk_batch *batch, struct rk_json *metrics,
                                         const struct rk_flow_scores *scores, const int64_t *group_of,
                                         int64_t num_groups) RK_NODISCARD;
-/* reward/errors, timeouts, crashes and skips, and reward_extra/NAME/... of what came beside the scores. */
+/* reward/errors, timeouts, crashes and skips, and reward_extra/NAME/... of further values. */
 void rk_flow_reward_metrics(struct rk_json *metrics, const struct rk_flow_scores *scores);
 
-/* --- responses that people see (flow_samples.c) --- */
+/* --- responses for users (flow_samples.c) --- */
 /* A scored response; its text lives in the arena and in the item. */
 struct rk_sample rk_flow_sample(struct rk_arena *arena, const struct rk_reward_item *item,
                                 const struct rk_reward_result *result);
@@ -192,7 +192,7 @@ struct rk_flow_comparison {
  * ABORTED (reason LOG_PROB_MISMATCH) with row, token and both values. */
 struct rk_status *rk_flow_compare_log_probs(struct rk_json *metrics, const struct rk_flow_comparison *c,
                                             bool has_to_be_equal) RK_NODISCARD;
-/* training/rollout_probs_diff_*: how far the rollout's probabilities are from the trainer's. */
+/* training/rollout_probs_diff_*: difference between the rollout's probabilities and the trainer's. */
 void rk_flow_probs_diff(struct rk_json *metrics, const float *old_log_probs, const float *rollout_log_probs,
                         const int64_t *mask, int64_t count);
 /* Scores, rewards, advantages, returns and lengths of a finished batch. ABORTED when every response is empty.
