@@ -75,8 +75,7 @@ static bool accept_one(struct rk_guard *guard, int64_t now_ns)
             rk_connection_admit(guard, fd, &from, from_bytes);
         } else {
             rk_guard_format_address(peer, &from, from_bytes);
-            rk_guard_count_refused(guard, peer,
-                                   "the limit is reached, and all connections belong to authorised peers");
+            rk_guard_count_refused(guard, peer, "all connections belong to authorised peers");
             close(fd);
         }
         return true;

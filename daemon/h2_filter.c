@@ -195,7 +195,7 @@ static rk_h2_verdict_t on_client_frame(struct rk_h2_filter *filter, const struct
         return cut(filter, "a frame of more than 32 KiB other than DATA");
     if ((head->type == FRAME_CONTINUATION) != (filter->block_stream != 0) ||
         (filter->block_stream && head->stream != filter->block_stream))
-        return cut(filter, "a header block that is interrupted, or a CONTINUATION without one");
+        return cut(filter, "an interrupted header block, or a CONTINUATION without one");
     filter->is_greeted = true;
     switch (head->type) {
     case FRAME_DATA:

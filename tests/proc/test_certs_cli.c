@@ -109,8 +109,8 @@ static void test_certs_refuses(void **state)
     } cases[] = {
         {"--hosts=no+de;1", "name 'de;1'"},
         {"--hosts=unix:/run/rankd.sock", "Unix socket"},
-        {"--hosts=ca", "files of another certificate"},
-        {"--hosts=rankctl", "files of another certificate"},
+        {"--hosts=ca", "host 'ca'"},
+        {"--hosts=rankctl", "host 'rankctl'"},
         {"--hosts=@/nowhere/hosts", "/nowhere/hosts"},
         {"--days=0", "expected 1 to 3650"},
         {"--client=bob", "--hosts: expected a list"},

@@ -133,7 +133,7 @@ static const struct cli_case cases[] = {
      2,
      NULL,
      "--kinds: expected 1 to 16 kinds"},
-    {"only new events of the past", {"events", "--new", "--hosts", NOBODY}, 2, NULL, "--new needs --follow"},
+    {"only new events of the past", {"events", "--new", "--hosts", NOBODY}, 2, NULL, "--follow"},
     {"nobody there, as JSON",
      {"status", "--hosts", NOBODY, "--output=json"},
      3,
@@ -216,16 +216,12 @@ static const struct cli_case cases[] = {
      NULL,
      "hf download Org/No-Such-Model"},
     {"run on zero daemons", {"run", TINY_JOB, "--local=0"}, 2, NULL, "--local=0"},
-    {"run on both kinds of daemons",
-     {"run", TINY_JOB, "--local=1", "--hosts", NOBODY},
-     2,
-     NULL,
-     "does not go with --hosts"},
+    {"run on both kinds of daemons", {"run", TINY_JOB, "--local=1", "--hosts", NOBODY}, 2, NULL, "--hosts"},
     {"run on daemons of its own with a token",
      {"run", TINY_JOB, "--local=1", "--token-file=token"},
      2,
      NULL,
-     "does not go with --token-file"},
+     "--token-file"},
     {"run where nobody is",
      {"run", TINY_JOB, "--hosts=" NOBODY ",unix:/nor/here", "--run-dir=RUN"},
      3,
@@ -354,7 +350,7 @@ static void test_rankctl_text_to_a_full_disk_exits_with_1(void **state)
 
         print_message("%s\n", args[i]);
         assert_exit(&outcome, 1);
-        assert_text("stderr", outcome.err, "what was printed is incomplete");
+        assert_text("stderr", outcome.err, "standard output");
         outcome_fini(&outcome);
         rk_free(command);
     }
@@ -391,7 +387,7 @@ static void test_rankctl_one_daemon_under_two_names_is_refused(void **state)
 
     (void)state;
     assert_exit(&outcome, 2);
-    assert_text("stderr", outcome.err, "are one daemon");
+    assert_text("stderr", outcome.err, "workers 0 (");
     outcome_fini(&outcome);
     rk_proc_destroy(daemon);
     rk_free(hosts);
@@ -414,7 +410,7 @@ static void test_rankctl_run_of_a_model_without_end_token_warns(void **state)
     rk_test_write_file(path, text, strlen(text));
     outcome = run_rankctl(args);
     assert_exit(&outcome, 3);
-    assert_text("stderr", outcome.err, "has an eos_token_id: every response will be as long as");
+    assert_text("stderr", outcome.err, "eos_token_id");
     outcome_fini(&outcome);
     rk_json_free(config);
     rk_free(text);
@@ -503,7 +499,7 @@ static void test_rankctl_status_of_a_failed_daemon_says_why(void **state)
     outcome = run_rankctl((const char *const[]){"status", "--hosts", hosts, NULL});
     assert_exit(&outcome, 1);
     assert_text("stdout", outcome.out, "has FAILED: actor.get_mesh_info: INTERNAL: ");
-    assert_text("stderr", outcome.err, "must be restarted");
+    assert_text("stderr", outcome.err, ") has failed");
     outcome_fini(&outcome);
     outcome = run_rankctl((const char *const[]){"status", "--hosts", hosts, "--output=json", NULL});
     assert_exit(&outcome, 1);

@@ -136,7 +136,7 @@ static void check_resume(const struct layout *layout, bool saves_often, const ch
     assert_in_range(latest_step(dir), saves_often ? 1 : half, saves_often ? half + 1 : half);
     outcome = do_run(layout, dir, steps, args);
     assert_exit(&outcome, 0);
-    assert_text("stderr", outcome.err, "going on from ");
+    assert_text("stderr", outcome.err, "resuming from ");
     outcome_fini(&outcome);
     assert_same_metrics(dir, straight, steps);
     assert_same_file(dir, straight, "hf/model.safetensors");

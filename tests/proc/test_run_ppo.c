@@ -90,7 +90,7 @@ static void test_ppo_run_goes_on_bit_for_bit(void **state)
 
     (void)state;
     assert_exit(&outcome, 0);
-    assert_text("stderr", outcome.err, "going on from ");
+    assert_text("stderr", outcome.err, "resuming from ");
     outcome_fini(&outcome);
     for (int64_t step = 1; step <= 3; step++) {
         struct rk_json *metrics = read_metrics(dir, step), *expected = read_metrics(straight, step);

@@ -151,7 +151,7 @@ static void test_ranks_runs_go_on_from_checkpoints(void **state)
     outcome_fini(&outcome);
     outcome = run_in(dir, "4", rest);
     assert_exit(&outcome, 0);
-    assert_text("stderr", outcome.err, "going on from ");
+    assert_text("stderr", outcome.err, "resuming from ");
     outcome_fini(&outcome);
     assert_same_file(dir, straight, "hf/model.safetensors");
     rk_free(straight);

@@ -400,7 +400,7 @@ static void test_reward_model_without_a_score_head_is_refused(void **state)
     outcome = run_rankctl(args);
     assert_exit(&outcome, 2);
     assert_text("stderr", outcome.err, "reward.reward_model.model_path");
-    assert_text("stderr", outcome.err, "a reward model has a score head");
+    assert_text("stderr", outcome.err, "architectures=[\"LlamaForCausalLM\"]");
     outcome_fini(&outcome);
     rk_free(dir);
     rk_free(path);

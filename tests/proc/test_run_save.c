@@ -102,7 +102,7 @@ static void test_save_model_without_tokenizer_is_called_that(void **state)
     change = rk_format("actor_rollout_ref.model.tokenizer_path=%s", path);
     outcome = run_job("--local", "1", dir, change);
     assert_exit(&outcome, 0);
-    assert_text("stderr", outcome.err, "the model has no tokenizer beside it");
+    assert_text("stderr", outcome.err, "the exported model has no tokenizer");
     assert_text("stdout", outcome.out, "hf/ without its tokenizer");
     summary = read_json(dir, "summary.json");
     assert_false(rk_json_as_bool(rk_json_find(summary, "has_tokenizer"), true));
@@ -239,7 +239,7 @@ static void test_save_disk_without_room_trains_nothing(void **state)
 
     (void)state;
     assert_exit(&outcome, 1);
-    assert_text("stderr", outcome.err, "nothing was trained: the model could not be saved to ");
+    assert_text("stderr", outcome.err, "cannot be saved to ");
     assert_text("stderr", outcome.err, "DISK_FULL");
     assert_text("stderr", outcome.err, "bytes, 0 are free");
     assert_null(strstr(outcome.err, "step 1/"));

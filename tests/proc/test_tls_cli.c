@@ -116,7 +116,7 @@ static void test_tls_cli_says_what_is_wrong(void **state)
         {0, NULL, "ca", 4, "it refuses this side: certificate required (tls_cert and tls_key are not"},
         {0, "client", "other_ca", 4, "its certificate is signed by 'ca', which is not one of"},
         {0, "stranger", "ca", 4, "it refuses this side: unknown CA"},
-        {0, NULL, NULL, 4, "the daemon speaks TLS"},
+        {0, NULL, NULL, 4, "the daemon requires TLS"},
         {2, "client", "ca", 4, "its certificate is for one.example, not for 127.0.0.1"},
         {1, "client", "ca", 4, "the daemon does not speak TLS"},
         {0, "expired", "ca", 2, "tls_cert '"},

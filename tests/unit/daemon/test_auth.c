@@ -143,16 +143,13 @@ static void test_rk_auth_create_bad_text_is_refused(void **state)
         {"empty role", ":" ADMIN_TOKEN "\n", "line 1: unknown role"},
         {"prefix of a role", "adm:" ADMIN_TOKEN "\n", "line 1: unknown role"},
         {"short token", "admin:secret\n", "line 1: the token has 6 characters"},
-        {"space in the token", "admin:" ADMIN_TOKEN " x\n", "line 1: expected cert=NAME behind the space"},
+        {"space in the token", "admin:" ADMIN_TOKEN " x\n", "line 1: expected cert=NAME"},
         {"empty certificate", "admin:" ADMIN_TOKEN " cert=\n", "line 1: expected cert=NAME"},
         {"two certificates", "admin cert=a cert=b\n", "line 1: character 2 of cert=NAME"},
         {"short token with a certificate", "admin:secret cert=a\n", "line 1: the token has 6"},
-        {"one certificate, two roles", "admin cert=a\nviewer cert=a\n",
-         "line 2: the certificate is on an earlier"},
-        {"carriage return", "admin:" ADMIN_TOKEN "\r\n",
-         "line 1: character 33 of the token is not printable"},
-        {"two roles", "viewer:" ADMIN_TOKEN "\n#\nadmin:" ADMIN_TOKEN "\n",
-         "line 3: the token is on an earlier"},
+        {"one certificate, two roles", "admin cert=a\nviewer cert=a\n", "line 2: the certificate"},
+        {"carriage return", "admin:" ADMIN_TOKEN "\r\n", "line 1: character 33 of the token"},
+        {"two roles", "viewer:" ADMIN_TOKEN "\n#\nadmin:" ADMIN_TOKEN "\n", "line 3: the token"},
     };
 
     (void)state;

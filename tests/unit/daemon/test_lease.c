@@ -163,7 +163,7 @@ static void test_rk_lease_check_acquire_driver_names(void **state)
         {"night-run", NULL},
         {"J\303\274rgen \302\240", NULL},
         {"", "driver_id is empty"},
-        {"b\033[2J", "driver_id has a control character at byte 1"},
+        {"b\033[2J", "driver_id: control character at byte 1"},
         {"\n", "control character at byte 0"},
         {"b\177", "control character at byte 1"},
         {"\302\2332J", "control character at byte 0"},
@@ -224,7 +224,7 @@ static void test_rk_lease_check_bad_fence_is_refused(void **state)
 
     st = rk_lease_check(&lease, 0, &(struct rk_fence){0});
     assert_string_equal(rk_status_reason(st), "BAD_FIELD");
-    assert_fails(st, RK_INVALID_ARGUMENT, "the call has no fence");
+    assert_fails(st, RK_INVALID_ARGUMENT, "no fence");
 
     rk_lease_release(&lease, 10, GRACE_MS);
     st = rk_lease_check(&lease, 10, &good);

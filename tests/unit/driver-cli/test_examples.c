@@ -359,7 +359,7 @@ static const struct {
     {"no messages", RK_EXAMPLES_SFT, "{\"messages\": []}", "messages: the list of messages is empty"},
     {"a role is missing", RK_EXAMPLES_SFT, "{\"messages\": [" USER("1") ",{\"content\": \"2\"}]}",
      "messages: [1]: role: expected a string"},
-    {"no answer", RK_EXAMPLES_SFT, "{\"messages\": [" USER("1") "]}", "no message has the role assistant"},
+    {"no answer", RK_EXAMPLES_SFT, "{\"messages\": [" USER("1") "]}", "role assistant"},
     {"answer to nothing", RK_EXAMPLES_SFT, "{\"messages\": [" ASSISTANT("1") "]}",
      "messages: [0]: the first message is the assistant's"},
     {"enable_thinking is text", RK_EXAMPLES_SFT,

@@ -220,8 +220,7 @@ static const struct reward_case {
     {LARGER, true, "\"7\": 14", REWARD_TEMPLATE, CHAT_ROW, NULL, NULL, "1,2<eos>3<eos>"},
     {LARGER, true, "\"7\": 14", NULL, TEXT_ROW, NULL, NULL, "1,23"},
     {LARGER, true, "\"7\": 14", NULL, CHAT_ROW, NULL, "has no chat template", NULL},
-    {LARGER, true, "\"7\": 14", NULL, TEXT_ROW, APPLY "false",
-     "apply_chat_template=false: the policy's tokens are not the reward model's", NULL},
+    {LARGER, true, "\"7\": 14", NULL, TEXT_ROW, APPLY "false", "apply_chat_template=false: ", NULL},
     {LARGER, false, NULL, NULL, TEXT_ROW, NULL,
      "config.json: vocab_size: expected 14, that of the policy, got 15, and the directory has no "
      "tokenizer.json",

@@ -196,7 +196,7 @@ static void test_unpack_broken_bytes_are_refused(void **state)
     for (size_t i = 0; i < RK_ARRAY_LEN(broken); i++) {
         print_message("%s\n", broken[i].label);
         assert_fails(rk_unpack_cancel_request(&request, arena, broken[i].data, broken[i].bytes),
-                     RK_INVALID_ARGUMENT, "not a protobuf message, or cut off");
+                     RK_INVALID_ARGUMENT, "not a protobuf message");
         assert_null(request.reason);
     }
 }
