@@ -137,7 +137,7 @@ static void check_coverage(const struct rk_config *job, int32_t world_size, stru
     }
     if (idle.bytes > 0)
         rk_str_appendf(problems,
-                       "rank %s of the %d daemons has no role: add it to the key ranks of a role, "
+                       "no role uses rank %s of the %d daemons; add the ranks to the key ranks of a role, "
                        "or run on %d daemons%s\n",
                        rk_str_text(&idle), world_size, num_used,
                        has_gap ? " with the ranks counted from 0" : "");

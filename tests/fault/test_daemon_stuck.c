@@ -94,7 +94,7 @@ static void test_stuck_method_is_answered_without_the_engine(void **state)
 {
     const char *args[] = {"--watchdog.idle_progress=1s", "--watchdog.engine_grace=1s", NULL, NULL};
     static const char expected[] = "actor.get_mesh_info made no progress for 1000 ms, and did not end within "
-                                   "1000 ms of being told to; the daemon must be restarted";
+                                   "1000 ms after it was cancelled";
     struct rk_execute_header header, again;
     struct rk_worker_status status;
     struct fixture fixture;

@@ -169,7 +169,7 @@ static const struct fault_case killed[] = {
      "onload.copy=kill@4",
      "pp 1 of 2",
      "actor.update_actor",
-     {"rank 0 says: because of rank 1 (actor: pp 1 of 2): parts of the model come to the device: ",
+     {"rank 0 says: because of rank 1 (actor: pp 1 of 2): copying parts of the model to the device: ",
       "rank 1 is lost"}},
     {"parts on their way to host memory",
      &offload,
@@ -210,7 +210,7 @@ static const struct fault_case stopped[] = {
      "onload.copy=stop@4",
      "pp 1 of 2",
      "actor.update_actor",
-     {"parts of the model come to the device: ", "rank 1 of the call failed: UNAVAILABLE"}},
+     {"copying parts of the model to the device: ", "rank 1 of the call failed: UNAVAILABLE"}},
 };
 
 static int count_of(const char *text, const char *part)

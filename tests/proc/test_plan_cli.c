@@ -156,7 +156,7 @@ static void test_plan_for_a_device_that_is_not_here(void **state)
     outcome = plan_for("--world=2", (const char *const[]){ACTOR TP "2", "device=cuda", NULL});
     assert_exit(&outcome, 0);
     assert_text("stdout", outcome.out, "on 2 ranks, device cuda");
-    assert_text("stdout", outcome.out, "assumed: there is no device cuda here");
+    assert_text("stdout", outcome.out, "no device cuda");
     assert_text("stdout", outcome.out, "assumed: 80.00 GiB are free on the device of each rank");
     assert_text("stdout", outcome.out, "assumed: 989 TFLOP/s peak");
     outcome_fini(&outcome);

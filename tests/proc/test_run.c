@@ -600,8 +600,7 @@ static void test_run_on_different_devices_is_refused(void **state)
 
     (void)state;
     assert_exit(&outcome, 1);
-    assert_text("stderr", outcome.err,
-                "MIXED_DEVICES: its device is of kind 'fake', of the workers before it 'cpu'");
+    assert_text("stderr", outcome.err, "MIXED_DEVICES: its device is of kind 'fake', expected 'cpu'");
     outcome_fini(&outcome);
     rk_free(log);
 }

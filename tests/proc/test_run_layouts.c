@@ -194,9 +194,7 @@ static void test_layouts_that_do_not_fit_are_refused(void **state)
                "pipeline_model_parallel_size=2"},
         {{"daemons without a role", 4, 2, 2, {TP(2), RANKS "0-1"}},
          false,
-         "no role stands on rank 2, 3 of the 4 daemons: add the ranks to the key ranks of a role, or run on "
-         "2 "
-         "daemons"},
+         "no role uses rank 2, 3 of the 4 daemons"},
         {{"a rank that is no daemon", 2, 2, 2, {TP(2), RANKS "1-2"}},
          false,
          RANKS "1-2: rank 2 is no daemon; expected each rank from 0 to 1 at most once"},

@@ -168,7 +168,7 @@ static void test_ranks_that_cannot_stand_are_refused(void **state)
         {{ACTOR TP "2", ACTOR RANKS "0-2"},
          ACTOR TP "2 does not divide the 3 ranks of " ACTOR
                   "megatron.ranks; the nearest that does: tensor_model_parallel_size=1"},
-        {{ACTOR TP "1", ACTOR RANKS "1-3"}, "no role stands on rank 0 of the 4 daemons"},
+        {{ACTOR TP "1", ACTOR RANKS "1-3"}, "no role uses rank 0 of the 4 daemons"},
         {{ACTOR TP "1", ACTOR "megatron.pipeline_model_parallel_size=3"},
          "x pipeline_model_parallel_size=3 does not divide the 4 daemons of the group; the nearest that "
          "does: "

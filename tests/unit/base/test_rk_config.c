@@ -394,7 +394,7 @@ static void test_config_load_rejects_table(void **state)
         {"{}", "\xff=3", "flag: not valid UTF-8"},
         {"{}", "a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.a=3", "expected PATH=VALUE"},
         {"{}", "devise=3", "flag: devise: unknown key; did you mean 'device'?"},
-        {"{}", "engine_kwargs.x=1", "is not set so far; write +engine_kwargs.x=1 to add it"},
+        {"{}", "engine_kwargs.x=1", "write +engine_kwargs.x=1 to add it"},
         {"{}", "~name.x", "there is nothing to delete"},
         {"{}", "~device=3", "expected ~PATH"},
         {"{}", "actor.optim.lr=fast", "flag: actor.optim.lr: expected a number, got \"fast\""},

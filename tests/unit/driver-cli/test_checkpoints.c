@@ -392,8 +392,8 @@ struct file_case {
 static void test_checkpoints_open_changed_files_are_refused(void **state)
 {
     static const struct file_case cases[] = {
-        {"train.jsonl", "\n", " \n", "train.jsonl' has other content"},
-        {"tokenizer.json", "{", " {", "tokenizer.json' has other content"},
+        {"train.jsonl", "\n", " \n", "train.jsonl'"},
+        {"tokenizer.json", "{", " {", "tokenizer.json'"},
         {"config.json", "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3",
          "num_hidden_layers: 2 in the checkpoint, 3 now"},
     };

@@ -195,7 +195,7 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
          REF RANKS "0-2,1: rank 1 comes twice; expected each rank from 0 to 3 at most once\n"},
         {{REF RANKS "3-1"},
          4,
-         REF RANKS "3-1: expected ranks of daemons from 0, as \"0-3\" or \"0,2,4-7\"\n"},
+         REF RANKS "3-1: expected ranks of daemons from 0, for example \"0-3\" or \"0,2,4-7\"\n"},
         {{REF RANKS "0-"}, 4, REF RANKS "0-: expected ranks"},
         {{REF RANKS "0;1"}, 4, REF RANKS "0;1: expected ranks"},
         {{REF RANKS "-1"}, 4, REF RANKS "-1: expected ranks"},
@@ -203,11 +203,11 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
         {{REF RANKS "0-999999999999"}, 4, REF RANKS "0-999999999999: expected ranks"},
         {{ACTOR RANKS "0-1"},
          4,
-         "no role stands on rank 2, 3 of the 4 daemons: add the ranks to the key ranks of a role, or run on "
+         "no role uses rank 2, 3 of the 4 daemons; add the ranks to the key ranks of a role, or run on "
          "2 daemons\n"},
         {{ACTOR RANKS "0,2"},
          4,
-         "no role stands on rank 1, 3 of the 4 daemons: add the ranks to the key ranks of a role, or run on "
+         "no role uses rank 1, 3 of the 4 daemons; add the ranks to the key ranks of a role, or run on "
          "2 daemons with the ranks counted from 0\n"},
         {{ACTOR RANKS "0-1", CRITIC RANKS "2-3"}, 4, ""},
     };

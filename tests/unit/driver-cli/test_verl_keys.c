@@ -342,7 +342,7 @@ static void test_verl_features_that_rankd_lacks_are_refused(void **state)
         {"critic.ppo_micro_batch_size=8", "got 8: ppo_micro_batch_size_per_gpu"},
         {"+" RK_JOB_MODEL "override_config.num_hidden_layers=2",
          "not supported: write the value into config.json"},
-        {TEACHERS "math.model_path=org/math", "not supported: one teacher: teacher_model"},
+        {TEACHERS "math.model_path=org/math", "only one teacher is supported"},
         {"distillation.distillation_loss.policy_loss_mode=gspo", "expected vanilla, got \"gspo\""},
         {RK_JOB_ROLLOUT "name=mystery", "expected one of rankd"},
         {RK_JOB_ROLLOUT "freeze_cache_engine=True", "unknown key; did you mean"},

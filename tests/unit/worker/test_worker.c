@@ -113,7 +113,7 @@ static void test_configure_bad_request_is_refused(void **state)
         {"rank=0", RK_INVALID_ARGUMENT, 0, 0, {"actor"}},
         {"unknown role 'referee'", RK_NOT_FOUND, 0, 1, {"actor", "referee"}},
         {"two meshes", RK_INVALID_ARGUMENT, 0, 1, {"actor", "ref", "actor"}},
-        {"world of 1 ranks, not 2", RK_INVALID_ARGUMENT, 0, 2, {"actor"}},
+        {"world of 1 ranks", RK_INVALID_ARGUMENT, 0, 2, {"actor"}},
     };
     struct test_cluster cluster;
 

@@ -775,7 +775,7 @@ static void test_waiting_gradients_and_bad_steps_are_refused(void **state)
          "optim.betas: expected two numbers"},
         {"optim_step", "{\"optim.lr\": -1.0}", RK_INVALID_ARGUMENT, "optim.lr: expected"},
         {"save_checkpoint", "{\"path\": \"/nowhere/actor\", \"global_step\": 1}", RK_FAILED_PRECONDITION,
-         "wait for optim_step, which comes before a checkpoint"},
+         "call optim_step before a checkpoint"},
     };
     const struct planned update = {"actor", "update_sft", "{}", "loss_mask", sft_columns, 0};
     struct rk_job *jobs[TEST_MAX_WORKERS];
@@ -796,8 +796,7 @@ static void test_waiting_gradients_and_bad_steps_are_refused(void **state)
     job = test_method_job("actor", "update_sft", "{}", input);
     test_plan(job, &input, 1, "loss_mask", ROWS, 1);
     job = test_cluster_run(&cluster, 0, job);
-    assert_fails(rk_status_clone(job->status), RK_FAILED_PRECONDITION,
-                 "gradients of forward_backward wait for optim_step, which comes before update_sft");
+    assert_fails(rk_status_clone(job->status), RK_FAILED_PRECONDITION, "call optim_step before update_sft");
     rk_job_destroy(job);
     assert_true(take_step(&cluster, "{}") > 0.0);
     run(&cluster, &update, 1, jobs);
