@@ -101,8 +101,8 @@ void rk_daemon_on_tick(void *user);
 void rk_daemon_on_signal(void *user, int signum);
 
 /* --- facts.c --- */
-/* Moves the daemon to the state that the facts call for, and tells health and the service manager. After
- * every change of a fact; the tick calls it as well. */
+/* Moves the daemon to the state that follows from the facts, and updates health and the service manager.
+ * Call it after every change of a fact; the tick calls it as well. */
 void rk_daemon_update(struct rk_daemon *daemon);
 /* Nothing is committed and unfinished, uploading, or being configured. */
 bool rk_daemon_is_idle(const struct rk_daemon *daemon);

@@ -42,7 +42,7 @@ static void on_failed(struct rk_daemon *daemon, const struct rk_worker_snapshot 
     daemon->failed_ns = rk_time_now_ns();
     daemon->is_stuck = strcmp(snapshot->failure, "ENGINE_STUCK") == 0;
     if (!daemon->is_stuck)
-        return; /* what runs ends with its own error */
+        return; /* the running call ends with its own error */
     failure = get_failure(daemon);
     rk_operations_answer(daemon, failure);
     rk_status_free(failure);
@@ -56,7 +56,7 @@ void rk_daemon_update(struct rk_daemon *daemon)
     rk_daemon_state_t next;
 
     if (!daemon->worker)
-        return; /* the daemon is stopping, its worker has gone */
+        return; /* the daemon is stopping, its worker has ended */
     rk_worker_get_snapshot(daemon->worker, &snapshot);
     facts = get_facts(daemon, &snapshot);
     next = rk_daemon_state_of(&facts);

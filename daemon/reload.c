@@ -18,7 +18,7 @@ static void apply_log_settings(const struct rk_settings *settings)
     rk_log_set_context(context);
 }
 
-/* For those who ask later what it was; it names files with secrets, and has none. */
+/* For DumpFlightRecorder; it contains names of files with secrets, but no secrets. */
 static void keep_config(struct rk_daemon *daemon, const struct rk_config *config)
 {
     rk_free(daemon->config_text);
@@ -83,7 +83,7 @@ void rk_daemon_reload(struct rk_daemon *daemon)
     st = reload(daemon);
     daemon->metrics.reload_failures += st != NULL;
     if (st)
-        RK_ERROR("reload refused, the old configuration stays: %s", rk_status_message(st));
+        RK_ERROR("reload refused, the old configuration stays in use: %s", rk_status_message(st));
     else
         RK_INFO("reloaded: certificates, tokens, log, lease and drain settings");
     rk_status_free(st);

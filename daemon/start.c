@@ -26,7 +26,7 @@ static struct rk_status *take_lock(struct rk_daemon *daemon, int i, const char *
     return st;
 }
 
-/* A socket file that is there is replaced, a live daemon's too. */
+/* An existing socket file is replaced, also that of a running daemon. */
 static struct rk_status *take_socket_lock(struct rk_daemon *daemon, int i, const struct rk_listen *listen)
 {
     struct rk_status *st;
@@ -108,7 +108,7 @@ static void render_metrics(void *user, struct rk_str *out)
     rk_metrics_render(user, out);
 }
 
-/* Without NVML there are no figures of the GPU, and all the rest. */
+/* Without NVML there are no GPU metrics; everything else works. */
 static void start_gpu(struct rk_daemon *daemon)
 {
     struct rk_worker_snapshot snapshot;
@@ -144,7 +144,7 @@ static struct rk_status *start_recorder(struct rk_daemon *daemon)
     return config.dir ? rk_recorder_create(&daemon->recorder, &config) : NULL;
 }
 
-/* Threads that are started meanwhile never take a signal: only libuv on this one shall. */
+/* Threads that are started here must not receive signals: only libuv on this thread handles them. */
 static struct rk_status *start_threads(struct rk_daemon *daemon)
 {
     sigset_t all, before;
@@ -156,8 +156,9 @@ static struct rk_status *start_threads(struct rk_daemon *daemon)
     st = start_recorder(daemon);
     if (!st)
         st = start_worker(daemon);
-    rk_deadline_set(RK_DEADLINE_START_S, 1,
-                    "gRPC does not start; are there limits on memory (ulimit -v) or threads?");
+    rk_deadline_set(
+        RK_DEADLINE_START_S, 1,
+        "gRPC did not start within the time limit; check limits on memory (ulimit -v) and threads");
     if (!st)
         st = start_server(daemon);
     if (!st)
@@ -190,7 +191,7 @@ struct rk_status *rk_daemon_start(struct rk_daemon *daemon)
     uint64_t epoch = 0;
 
     signal(SIGPIPE, SIG_IGN);
-    signal(SIGXFSZ, SIG_IGN); /* a file-size limit shall be an error, not the end */
+    signal(SIGXFSZ, SIG_IGN); /* exceeding a file-size limit must be an error, not the end */
     RK_TRY(rk_random_bytes(&daemon->incarnation, sizeof(daemon->incarnation)));
     if (gethostname(daemon->host, sizeof(daemon->host) - 1) != 0)
         snprintf(daemon->host, sizeof(daemon->host), "unknown");

@@ -2,9 +2,9 @@
  *
  *   1  WAIT    health says NOT_SERVING, new work is refused; accepted and running calls may end, up to
  *              the grace
- *   2  CANCEL  what still runs is asked to end
- *   3  ABORT   its communicators are aborted; an engine that does not come back now never will: exit 1
- *   4  CLOSE   endless calls end, the listeners close; calls that are left get a moment, then are
+ *   2  CANCEL  calls that still run are cancelled
+ *   3  ABORT   its communicators are aborted; an engine that does not respond now is stuck: exit 1
+ *   4  CLOSE   endless calls end, the listeners close; remaining calls get some time, then are
  *              cancelled
  *   5  DONE    gRPC reports that all calls have ended, G ends and is joined, the loop stops
  *   6          rk_daemon_run: engine and watchdog threads, last events, gRPC, loop, locks (daemon.c, fini)

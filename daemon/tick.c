@@ -11,7 +11,7 @@
 #include "daemon/operation_internal.h"
 #include "daemon/tls_internal.h"
 
-/* How long a daemon that only a restart helps still answers, so that drivers learn why; then it exits to be
+/* How long a daemon in state FAILED still answers, so that drivers get the reason; then it exits to be
  * restarted. */
 #define FAILED_EXIT_NS (30 * 1000000000LL)
 
@@ -38,7 +38,7 @@ static void tick_lease(struct rk_daemon *daemon)
     }
 }
 
-/* The service manager hears from us only while both L (this runs) and G are well. */
+/* Notifies the service manager only while both L (which runs this) and G respond. */
 static void tick_watchdog(struct rk_daemon *daemon)
 {
     int64_t half_ns = daemon->watchdog_ms * 1000000 / 2, now_ns = rk_time_now_ns();
@@ -68,8 +68,8 @@ void rk_daemon_on_tick(void *user)
     rk_stop_advance(daemon);
 }
 
-/* The driver that started this daemon leaves it behind: it outlives the driver, and ends when the model that
- * it was kept for is freed. The signal of the parent's death was set on this thread, before exec. */
+/* The driver that started this daemon detaches it: it outlives the driver, and ends when the model that it
+ * keeps is freed. The parent-death signal was set on this thread, before exec. */
 static void detach(struct rk_daemon *daemon)
 {
     prctl(PR_SET_PDEATHSIG, 0);

@@ -103,7 +103,7 @@ class _Pattern:
             if int(last) < int(first):
                 raise self._bad(begin, "the range ends below its first number")
             if int(last) - int(first) >= self.limit - len(numbers):
-                raise self._bad(begin, f"the range brings more than {self.limit} hosts")
+                raise self._bad(begin, f"the range has more than {self.limit} hosts")
             numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
             if self.at == len(self.text):
                 raise self._bad(opened, "'[' has no ']'")
@@ -120,7 +120,7 @@ class _Pattern:
         for numbers in self.numbers:
             total *= len(numbers)
             if total > self.limit:
-                raise ValueError(f"host list '{self.text}' stands for more than {self.limit} hosts")
+                raise ValueError(f"host list '{self.text}' names more than {self.limit} hosts")
         order = list(range(len(self.numbers)))
         order = order[-1:] + order[:-1]
         for i in range(total):
@@ -178,7 +178,7 @@ def _append_address(addresses: List[str], address: str) -> None:
         raise ValueError(f"more than {HOSTS_MAX} addresses")
     _check_socket(address) if is_socket(address) else _check_tcp(address)
     if address in addresses:
-        raise ValueError(f"address '{address}' stands twice in the list (ranks {addresses.index(address)} and "
+        raise ValueError(f"address '{address}' is listed twice (ranks {addresses.index(address)} and "
                          f"{len(addresses)})")
     addresses.append(address)
 
@@ -212,7 +212,7 @@ def _append_tcp(addresses: List[str], text: str) -> None:
 def _append_term(addresses: List[str], text: str) -> None:
     text = text.strip()
     if any(c.isspace() or not c.isprintable() for c in text):
-        raise ValueError(f"address '{text}' holds white space; {_EXPECTED}")
+        raise ValueError(f"address '{text}' contains white space; {_EXPECTED}")
     if not text:
         return
     if is_socket(text):
@@ -278,7 +278,7 @@ def _slurm_nodes(ports: str) -> List[str]:
     text = os.environ.get(variable, "")
     if not text:
         raise ValueError(f"slurm:{ports}: SLURM_JOB_NODELIST is not set; expected to run in a Slurm job (sbatch, salloc); "
-                         "elsewhere name the daemons or use @FILE")
+                         "outside of a job list the daemons or use @FILE")
     try:
         nodes = [name for term in split_terms(text) if term for name in expand(term)]
     except ValueError as error:
