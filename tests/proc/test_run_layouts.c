@@ -197,7 +197,7 @@ static void test_layouts_that_do_not_fit_are_refused(void **state)
          "no role uses rank 2, 3 of the 4 daemons"},
         {{"a rank that is no daemon", 2, 2, 2, {TP(2), RANKS "1-2"}},
          false,
-         RANKS "1-2: rank 2 is no daemon; expected each rank from 0 to 1 at most once"},
+         RANKS "1-2: rank 2 has no daemon; expected each rank from 0 to 1 at most once"},
         {{"rollout over too few daemons", 4, 2, 8, {TP(2), PP(2), SERVE(8)}},
          false,
          SERVE(8) " does not divide the 4 daemons of the group; the nearest that does: "

@@ -164,7 +164,7 @@ static void test_ranks_that_cannot_stand_are_refused(void **state)
     static const struct {
         const char *changes[5], *message;
     } cases[] = {
-        {{ACTOR TP "1", REF RANKS "4"}, REF RANKS "4: rank 4 is no daemon; expected each rank from 0 to 3"},
+        {{ACTOR TP "1", REF RANKS "4"}, REF RANKS "4: rank 4 has no daemon; expected each rank from 0 to 3"},
         {{ACTOR TP "2", ACTOR RANKS "0-2"},
          ACTOR TP "2 does not divide the 3 ranks of " ACTOR
                   "megatron.ranks; the nearest that does: tensor_model_parallel_size=1"},

@@ -262,7 +262,7 @@ static void test_mesh_create_rejects_table(void **state)
     } cases[] = {
         {"not divisible by tp=3", {.tp = 3}, 8},
         {"not divisible by tp=2 x cp=2 x pp=4", {.tp = 2, .cp = 2, .pp = 4}, 8},
-        {"has dp=4, but dp=3 was asked for", {.tp = 2, .dp = 3}, 8},
+        {"has dp=4, but dp=3", {.tp = 2, .dp = 3}, 8},
         {"not divisible by etp=1 x ep=3", {.etp = 1, .ep = 3}, 8},
         {"must not be negative", {.tp = -2, .dp = -4}, 8},
         {"not divisible by tp=16", {.tp = 16}, 8},

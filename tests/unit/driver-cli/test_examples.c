@@ -386,8 +386,7 @@ static const struct {
      "{\"prompt\": [" USER("1") "], \"chosen\": \"2\", \"rejected\": \"\"}",
      "prompt + rejected: expected an answer, got none"},
     {"one side is a beginning of the other", RK_EXAMPLES_PREFERENCE,
-     "{\"chosen\": [" USER("1") "," ASSISTANT("2") "], \"rejected\": [" USER("1") "]}",
-     "rejected, behind the 1 messages that both sides begin with: expected an answer"},
+     "{\"chosen\": [" USER("1") "," ASSISTANT("2") "], \"rejected\": [" USER("1") "]}", "expected an answer"},
     {"the same twice", RK_EXAMPLES_PREFERENCE, "{\"prompt\": \"1\", \"chosen\": \"2\", \"rejected\": \"2\"}",
      "both have the same 3 tokens"},
     {"messages behind a text", RK_EXAMPLES_PREFERENCE,
@@ -419,12 +418,11 @@ static const struct {
     {"the generation prompt is not what answers begin with",
      "{% for m in messages %}{{ 8 if m.role == 'assistant' else 7 }}{{ m.content }}{% endfor %}"
      "{% if add_generation_prompt %}80{% endif %}",
-     "messages: [1]: the text in front of the answer: byte 3 goes on with \"0\", and with \"2\""},
+     "messages: [1]: the text before the answer: byte 3 "},
     {"an answer is other text later",
      "{% for m in messages %}{{ m.content }}{% if loop.last and not add_generation_prompt %}9{% endif %}"
      "{% endfor %}",
-     "messages: [1]: the text of the messages up to the answer: byte 2 goes on with \"9\", and with "
-     "\"34"},
+     "messages: [1]: the text of the messages up to the answer: byte 2 "},
     {"no template", NULL, "a list of messages needs a chat template"},
 };
 

@@ -189,7 +189,7 @@ static void test_world_check_names_key_value_and_the_nearest_layout(void **state
                 "tensor_model_parallel_size=1\n"},
         {{REF RANKS "2-5"},
          4,
-         REF RANKS "2-5: rank 4 is no daemon; expected each rank from 0 to 3 at most once\n"},
+         REF RANKS "2-5: rank 4 has no daemon; expected each rank from 0 to 3 at most once\n"},
         {{REF RANKS "0-2,1"},
          4,
          REF RANKS "0-2,1: rank 1 comes twice; expected each rank from 0 to 3 at most once\n"},

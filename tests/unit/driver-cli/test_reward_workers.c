@@ -135,7 +135,7 @@ static const struct bad_item bad_items[] = {
     {"is killed", "kill", RK_REWARD_CRASH, "killed by signal 9"},
     {"closes its output", "close", RK_REWARD_CRASH, "closed its output"},
     {"hangs", "hang", RK_REWARD_TIMEOUT, "did not answer within 1000 ms"},
-    {"garbage", "garbage", RK_REWARD_CRASH, "broke the protocol: answer"},
+    {"garbage", "garbage", RK_REWARD_CRASH, "violated the protocol: answer"},
     {"no id", "garbage:{\"score\": 1}", RK_REWARD_CRASH, "id"},
     {"another item's id", "garbage:{\"id\": 123456, \"score\": 1}", RK_REWARD_CRASH, "the item 123456"},
     {"negative id", "garbage:{\"id\": -1, \"score\": 1}", RK_REWARD_CRASH, "id"},

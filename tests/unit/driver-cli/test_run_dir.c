@@ -110,7 +110,7 @@ static void test_run_dir_directory_with_a_run_is_refused(void **state)
     append(&run, 1, 0.5);
     rk_run_dir_fini(&run);
     assert_fails(rk_run_dir_create(&run, job, "/jobs", path, RK_RUN_DIR_NEW), RK_ALREADY_EXISTS,
-                 "the directory holds a run");
+                 "metrics.jsonl' exists");
     assert_null(run.path);
     rk_config_destroy(job);
     rk_free(path);

@@ -408,7 +408,7 @@ static const struct cause_case cause_cases[] = {
      0,
      -1,
      "tensor_parallel",
-     "tensor parallelism (tp) alone"},
+     "tensor parallelism (tp)"},
     {"forward, cp beside dp",
      LOG_PROBS | GRADS,
      1.5,
@@ -494,7 +494,7 @@ static const struct cause_case cause_cases[] = {
     {"a mean over cp", GRADS, 0.25, {.tp = 2, .cp = 4}, true, false, 0, -1, "context_parallel", "0.25 times"},
     {"a stage", UP | KEYS, 1.5, {.tp = 2, .pp = 2}, true, false, 0, 2, "rank", "pp 1, tp 0"},
     {"one replica", UP, 1.5, {.dp = 4}, true, false, 0, 3, "rank", "dp 3: one rank"},
-    {"one axis", UP, 1.5, {.dp = 4}, true, false, 0, -1, "data_parallel", "data parallelism (dp) alone"},
+    {"one axis", UP, 1.5, {.dp = 4}, true, false, 0, -1, "data_parallel", "data parallelism (dp)"},
     {"optimizer", UP_AFTER, 1.5, {.dp = 4}, true, false, 0, -1, "data_parallel", "Gradients agree"},
     {"optimizer of one replica",
      UP_AFTER,
@@ -506,7 +506,7 @@ static const struct cause_case cause_cases[] = {
      -1,
      "optimizer",
      "Gradients agree"},
-    {"the norm", METRIC, 1.5, {.tp = 4}, true, false, 0, -1, NULL, "counts more than once"},
+    {"the norm", METRIC, 1.5, {.tp = 4}, true, false, 0, -1, NULL, "more than once"},
 };
 
 /* Goal: each kind of mistake has its name. */

@@ -289,7 +289,7 @@ static const struct {
     {"no options at all, one is required", "export_hf", NULL, NULL, NULL,
      "export_hf needs the option 'path'"},
     {"misspelt", "generate_sequences", "{\"response_length\": 4, \"temprature\": 1.0}", NULL, NULL,
-     "generate_sequences has no option 'temprature', did you mean 'temperature'?"},
+     "generate_sequences has no option 'temprature'; did you mean 'temperature'?"},
     {"unlike any", "generate_sequences", "{\"response_length\": 4, \"frobnicate\": 1}", NULL, NULL,
      "generate_sequences has no option 'frobnicate'"},
     {"option of a sister method", "compute_ref_log_prob", "{\"calculate_entropy\": true}", NULL, NULL,

@@ -107,7 +107,7 @@ static void test_configure_bad_request_is_refused(void **state)
         int32_t rank, world_size;
         const char *roles[4];
     } cases[] = {
-        {"first round", RK_FAILED_PRECONDITION, 0, 1, {"actor"}},
+        {"make_comm_id", RK_FAILED_PRECONDITION, 0, 1, {"actor"}},
         {"rank=1", RK_INVALID_ARGUMENT, 1, 1, {"actor"}},
         {"rank=-1", RK_INVALID_ARGUMENT, -1, 1, {"actor"}},
         {"rank=0", RK_INVALID_ARGUMENT, 0, 0, {"actor"}},

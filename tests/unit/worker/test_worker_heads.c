@@ -498,7 +498,7 @@ static void test_topk_bad_input_is_refused(void **state)
     expect_refused(&cluster, "actor", "update_actor", options,
                    make_actor_batch(1, -1, "teacher_topk_log_probs"), "teacher_topk_log_probs");
     expect_refused(&cluster, "actor", "update_actor", wide, make_actor_batch(1, -1, NULL),
-                   "'teacher_topk_ids' has [2, 3] numbers a row, expected [2, 4]");
+                   "'teacher_topk_ids' has [2, 3] numbers per row, expected [2, 4]");
     test_cluster_init_model(&cluster, "actor", "\"ppo_max_token_len_per_gpu\": 64");
     expect_refused(&cluster, "actor", "update_actor", options, make_actor_batch(1, -1, NULL),
                    "topk=3: more than topk=0 of init_model");
