@@ -483,8 +483,7 @@ static void test_st_writer_bad_metadata_and_folder(void **state)
 
     (void)state;
     rk_json_set(metadata, "step", rk_json_new_int(7));
-    assert_fails(rk_st_writer_create(&writer, path, &entry, 1, metadata), RK_INVALID_ARGUMENT,
-                 "'step'");
+    assert_fails(rk_st_writer_create(&writer, path, &entry, 1, metadata), RK_INVALID_ARGUMENT, "'step'");
     assert_fails(rk_st_writer_create(&writer, deep, &entry, 1, NULL), RK_NOT_FOUND, "folder.safetensors");
     assert_null(writer);
     rk_json_free(metadata);

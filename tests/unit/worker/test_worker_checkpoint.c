@@ -210,6 +210,7 @@ static void test_bad_options_are_refused(void **state)
                            : rk_strdup(cases[i].options);
         struct rk_status *st = call(&cluster, "actor", cases[i].method, options, NULL);
 
+        print_message("%s %s\n", cases[i].method, options);
         if (rk_status_code(st) != cases[i].code || !strstr(rk_status_message(st), cases[i].text))
             fail_msg("%s: %s: %s", options, rk_code_name(rk_status_code(st)), rk_status_message(st));
         rk_status_free(st);
