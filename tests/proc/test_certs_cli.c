@@ -110,7 +110,7 @@ static void test_certs_refuses(void **state)
         {"--hosts=no+de;1", "name 'de;1'"},
         {"--hosts=unix:/run/rankd.sock", "Unix socket"},
         {"--hosts=ca", "host 'ca'"},
-        {"--hosts=rankctl", "host 'rankctl'"},
+        {"--hosts=rankctl", "--client=rankctl"},
         {"--hosts=@/nowhere/hosts", "/nowhere/hosts"},
         {"--days=0", "expected 1 to 3650"},
         {"--client=bob", "--hosts: expected a list"},

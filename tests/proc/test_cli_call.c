@@ -305,7 +305,7 @@ static void test_call_no_batch_or_one_too_many_is_refused(void **state)
     const char *const more[] = {"--in", path, NULL};
 
     assert_ok(rk_batch_write_file(batch, path));
-    assert_call(*state, "actor.get_mesh_info", more, 2, "takes no batch");
+    assert_call(*state, "actor.get_mesh_info", more, 2, "actor.get_mesh_info: ");
     assert_call(*state, "rollout.generate_sequences",
                 (const char *const[]){"--opt", "response_length=4", NULL}, 2, "needs a batch");
     rk_batch_destroy(batch);

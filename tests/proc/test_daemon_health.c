@@ -136,7 +136,7 @@ static void test_health_watch_too_many_are_refused(void **state)
         assert_next(fixture.client, watchers[i], RK_SERVING);
     }
     late = watch(fixture.client, "");
-    assert_fails(rk_client_finish(late), RK_RESOURCE_EXHAUSTED, "32 watchers");
+    assert_fails(rk_client_finish(late), RK_RESOURCE_EXHAUSTED, "32 health watches");
     rk_client_cancel(watchers[0]);
     assert_fails(rk_client_finish(watchers[0]), RK_CANCELLED, "");
     for (int attempt = 0;; attempt++) { /* the daemon learns of the cancellation a moment later */
@@ -145,7 +145,7 @@ static void test_health_watch_too_many_are_refused(void **state)
         late = watch(fixture.client, "");
         if (rk_client_receive(late, &message))
             break;
-        assert_fails(rk_client_finish(late), RK_RESOURCE_EXHAUSTED, "32 watchers");
+        assert_fails(rk_client_finish(late), RK_RESOURCE_EXHAUSTED, "32 health watches");
         assert_true(attempt < 1000);
     }
     rk_client_cancel(late);

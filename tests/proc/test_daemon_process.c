@@ -128,7 +128,7 @@ static void test_rankd_check_config_tries_a_start(void **state)
     static const char *const texts[] = {
         "flag: rpc.token_file '/nonexistent/tokens': No such file or directory",
         "flag: state.dir '/nonexistent/state': No such file or directory",
-        "flag: rpc.listen: cannot make a socket in '/nonexistent'",
+        "flag: rpc.listen: cannot create a socket in '/nonexistent'",
         "flag: the plug-in of device 'quantum' is not installed",
     };
     static const char *const plugin[] = {"--check-config", "--device=cuda:0", "--plugin=/nonexistent.so",

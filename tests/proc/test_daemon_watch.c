@@ -453,8 +453,8 @@ static void test_watch_places_are_bounded_and_given_back(void **state)
             assert_true(rk_time_now_ns() - begun_ns < rk_proc_timeout_ms(STALL_MS) * 1000000);
         }
         rk_str_append(&watchers[i].header, "");
-        assert_non_null(memmem(watchers[i].header.text, watchers[i].header.bytes, "took no event for 30 s",
-                               strlen("took no event for 30 s")));
+        assert_non_null(memmem(watchers[i].header.text, watchers[i].header.bytes, "no event for 30 s",
+                               strlen("no event for 30 s")));
         raw_close(&watchers[i]);
     }
     late = watch(fixture.client, &(struct rk_watch_request){0});
