@@ -206,7 +206,7 @@ static void expect_host(struct rk_tls_conn *conn, const char *host)
         return;
     }
     X509_VERIFY_PARAM_set_hostflags(param, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
-    /* A name that cannot be one is nobody's. */
+    /* "invalid" matches no certificate: a host that is not a valid name is refused. */
     if (X509_VERIFY_PARAM_set1_host(param, host, 0) != 1 || SSL_set_tlsext_host_name(conn->ssl, host) != 1)
         RK_ASSERT(X509_VERIFY_PARAM_set1_host(param, "invalid", 0) == 1);
 }

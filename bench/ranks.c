@@ -302,7 +302,7 @@ bench_outcome_t bench_run_group(struct bench_shared *shared, const struct bench_
         pids[r] = fork();
         RK_ASSERT(pids[r] >= 0);
         if (pids[r] == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL); /* however the parent ends, nobody goes on */
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* the ranks end with the parent, also after a crash */
             if (getppid() != parent)
                 _exit(1);
             exit(run_rank(&group, r));

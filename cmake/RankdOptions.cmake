@@ -32,7 +32,7 @@ target_compile_options(rk_flags INTERFACE
     $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes -Wmissing-prototypes>
     $<$<CXX_COMPILER_ID:GNU>:-fstack-clash-protection>
     $<$<BOOL:${RK_WERROR}>:-Werror>)
-# Where somebody builds does not show: not in logs and messages, and equal sources give equal programs anywhere. Ninja
+# The build path does not appear in logs and messages, and equal sources give equal programs on any machine. Ninja
 # names sources seen from the build folder. Of several that match, the last counts: the build folder may be inside the
 # source's. A debug build keeps the paths in its debug information, for debuggers.
 file(RELATIVE_PATH rk_source_path ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR})

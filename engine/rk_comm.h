@@ -12,10 +12,10 @@
  * minimum may drop a NaN.
  *
  * Any failure aborts the whole world: every later call on it returns the first error, which names the rank
- * where the trouble began, the operation and the group: ABORTED, reason PEER_LOST (a process died),
- * COMM_ABORTED (somebody asked) or COMM_DESYNC (ranks issued different operations); DEADLINE_EXCEEDED, reason
- * WATCHDOG (a peer did not arrive or went silent). On the ranks that only hear of it the code is ABORTED,
- * with the same reason and the first rank's message. Engine thread only, except where said. */
+ * where the failure began, the operation and the group: ABORTED, reason PEER_LOST (a process died),
+ * COMM_ABORTED (requested by a caller) or COMM_DESYNC (ranks issued different operations); DEADLINE_EXCEEDED,
+ * reason WATCHDOG (a peer did not arrive or went silent). On ranks that are informed of it the code is
+ * ABORTED, with the same reason and the first rank's message. Engine thread only, except where said. */
 #ifndef RK_COMM_H
 #define RK_COMM_H
 
@@ -179,8 +179,8 @@ uint64_t rk_comm_ordered_sum_bytes(const struct rk_comm_group *group);
  * their order: to the peers it is the same as if they were called again, so ranks record and launch when they
  * like. (NCCL's multicast algorithms talk to the peers while they are recorded: then all ranks of the group
  * have to record the same together.) A failure names the first and the last of them. A graph ends with its
- * group, whoever holds it; what has ended is not current. A NULL group is a group of one: the functions are
- * those of rk_device.h. Engine thread only. --- */
+ * group, also if a caller still holds it; an ended graph is not current. A NULL group is a group of one: the
+ * functions are those of rk_device.h. Engine thread only. --- */
 struct rk_comm_graph;
 
 /* False where the device has no graphs, or the backend's operations cannot be in one. */

@@ -1,4 +1,4 @@
-/* A tensor view: pointer, dtype and shape of memory that somebody else owns. Passed by value. */
+/* A tensor view: pointer, dtype and shape of memory that the view does not own. Passed by value. */
 #ifndef RK_TENSOR_H
 #define RK_TENSOR_H
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The kernel tests on a GPU under compute-sanitizer: memcheck (addresses), racecheck (shared memory) and initcheck
-# (memory that nobody has written). Usage:
+# (memory that was never written). Usage:
 #
 #   tools/sanitize_gpu.sh [-t "tool ..."] [-p "program ..."] [-j jobs] [-l seconds] [folder of the tests: build/tests]
 #

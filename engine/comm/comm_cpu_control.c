@@ -52,7 +52,7 @@ static const char *known_reason(const char *text)
     return "COMM_ABORTED";
 }
 
-/* Whatever its code was where it began: here the operation was aborted by somebody else. */
+/* ABORTED, regardless of the code on the rank where the failure began: another rank aborted the operation. */
 static struct rk_status *peer_aborted(struct rk_cpu_peer *peer, int32_t rank)
 {
     struct rk_cpu_control *control = &peer->control;

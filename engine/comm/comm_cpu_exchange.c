@@ -2,7 +2,7 @@
  * directions at once, so that no order of them can deadlock. Entry point: rk_cpu_exchange().
  *
  * Two clocks bound a wait. A peer whose part of a collective has begun to arrive is in it and must not go
- * silent for longer than the progress timeout; while it waits for somebody else it sends heartbeats. A peer
+ * silent for longer than the progress timeout; while it waits for another rank it sends heartbeats. A peer
  * that has not arrived may be computing for minutes: the collective timeout bounds it. Point to point, only a
  * begun frame counts as arrival, because the peer may do anything between two messages. */
 #include "engine/comm/comm_cpu_internal.h"

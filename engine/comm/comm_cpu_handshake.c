@@ -112,7 +112,7 @@ static size_t answer_proof(struct rk_cpu_acceptor *acceptor, const struct rk_cpu
     make_proof(expected, CONNECTOR_LABEL, &acceptor->hello, acceptor->nonce, rules->id);
     if (!rk_equal_secret(expected, acceptor->in.proof, sizeof(expected)))
         verdict = RK_CPU_VERDICT_PROOF;
-    else if (is_taken(rules, &acceptor->hello)) /* somebody was faster since HELLO */
+    else if (is_taken(rules, &acceptor->hello)) /* another connection of this rank was accepted since HELLO */
         verdict = RK_CPU_VERDICT_DUPLICATE;
     acceptor->stage = verdict == RK_CPU_VERDICT_OK ? RK_CPU_ACCEPT_DONE : RK_CPU_ACCEPT_REFUSED;
     memcpy(reply, &verdict, sizeof(verdict));

@@ -21,8 +21,8 @@ struct rk_status *rk_train_settle(struct rk_model *model)
     return zero_grads(model, 0);
 }
 
-/* Of the first micro-batch of a step the products of linear layers write their gradients instead of adding to
- * zeros that somebody had to write: 12 bytes of traffic an element less. Without tokens they write nothing.
+/* In the first micro-batch of a step the products of linear layers write their gradients instead of adding to
+ * zeros: this saves 12 bytes of traffic per element. Without tokens they write nothing.
  */
 static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *pass, int64_t num_labels)
 {

@@ -126,7 +126,7 @@ static struct rk_status *read_properties(struct rk_cuda_device *dev)
     return NULL;
 }
 
-/* Makes the context, which is where a GPU in exclusive mode says that somebody else has it. */
+/* Creates the context, which fails if another process holds a GPU in exclusive mode. */
 static struct rk_status *select_device(int index)
 {
     cudaError_t error = cudaSetDevice(index);

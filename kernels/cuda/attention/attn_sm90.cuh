@@ -275,7 +275,7 @@ template <int HD, int ROWS> __device__ inline void attn_zero_tail(bf16 *tile, in
 }
 
 /* Writes 16 rows x HD of a warp, scaled per row, to global memory in full lines, by way of its own 16 rows
- * (from `row`) of a tile of 128 rows that nobody reads any more. num_rows of them exist. */
+ * (from `row`) of a tile of 128 rows that is no longer read. num_rows of them exist. */
 template <int HD>
 __device__ inline void attn_store_rows(bf16 *dst, int64_t stride, int num_rows, const float (&d)[HD / 2],
                                        const float (&factor)[2], bf16 *tile, int row)

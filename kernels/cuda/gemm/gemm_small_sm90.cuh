@@ -205,8 +205,8 @@ struct small_source {
     int half;        /* from here as many rows again, or 0 */
 };
 
-/* By one thread. At the end it waits until all stages have been read: nobody tells this block's barriers
- * anything any more then, and the block may go. */
+/* By one thread. At the end it waits until all stages have been read: then no other block signals this
+ * block's barriers any more, and the block may exit. */
 template <int BOXES>
 __device__ inline void fill(const small_ring &ring, const small_source &from, int num_stages)
 {
@@ -269,8 +269,8 @@ __device__ inline void produce_b(const small_ring &ring, const small_maps &maps,
 
 /* --- the products --- */
 
-/* Whom this lane tells when a stage of A (or of B) may be filled again: the blocks that load into this one,
- * one lane each; -1: nobody. */
+/* The block that this lane signals when a stage of A (or of B) may be filled again: the blocks that load into
+ * this one, one lane each; -1: none. */
 __device__ inline int whom_to_tell(const small_place &place, bool *is_b)
 {
     int lane = attn_lane() % 16;

@@ -100,8 +100,8 @@ class Worker:
 
 
 def root_of(errors: Sequence[RankdError]) -> RankdError:
-    """The error where the trouble began, of errors in the order of their arrival: a lost daemon, then a failure of
-    a rank's own, then ranks that only waited, last those that somebody stopped."""
+    """The probable root cause among errors in the order of their arrival: a lost daemon first, then a failure on
+    the rank itself, then ranks that only waited, last calls that were cancelled."""
 
     def blame(error: RankdError) -> int:
         if error.is_lost:
