@@ -22,6 +22,29 @@ RK_BEGIN_DECLS
 
 #define RK_PARAM_DIMS 2
 
+/* Gradient groups: rows of rk_grad_groups. The parameters of a group stand together in the flat buffers, and
+ * have their own buckets; their gradients are summed over the group's ranks, among which their optimizer
+ * state is cut. All groups have their parts in the one norm of a step. Gradients are sums with global
+ * denominators: no group divides by its number of ranks. */
+typedef enum rk_grad_group {
+    RK_GRAD_DENSE,  /* what every replica has */
+    RK_GRAD_EXPERT, /* what the ranks of ep have different ones of */
+    RK_GRAD_GROUPS
+} rk_grad_group_t;
+
+struct rk_grad_group_row {
+    const char *name;
+    rk_mesh_group_kind_t ranks;
+    uint32_t axes; /* RK_AXIS_BIT of those that the ranks of a group differ in */
+    /* Every pass over tokens writes the gradients of all its matrices of linear layers, so that nobody has to
+     * zero them before the first pass of a step. */
+    bool is_always_written;
+};
+
+extern const struct rk_grad_group_row rk_grad_groups[RK_GRAD_GROUPS];
+/* Ranks of a group. */
+int32_t rk_grad_group_size(rk_grad_group_t group, const struct rk_mesh *mesh);
+
 enum rk_param_flags {
     RK_PARAM_NO_DECAY = 1u << 0, /* no weight decay: biases and 1-D parameters */
     RK_PARAM_FROZEN = 1u << 1,   /* no update, no weight decay, not in the gradient norm */
@@ -53,7 +76,7 @@ struct rk_param {
     int32_t shared_stage;         /* another stage that holds a copy (tied embeddings), or -1 */
     int32_t ep_rank;              /* rank of ep that holds it; -1: no expert's */
     struct rk_param_split split;
-    rk_mesh_group_kind_t grad_group; /* gradients are summed over it, and optimizer state is sharded */
+    rk_mesh_group_kind_t grad_group; /* `ranks` of a row of rk_grad_groups */
 };
 
 /* What one rank holds of a parameter. */
@@ -72,6 +95,8 @@ struct rk_param_box {
     int64_t begin[RK_PARAM_DIMS], shape[RK_PARAM_DIMS];
 };
 
+/* The row of its group. */
+rk_grad_group_t rk_param_grad_group(const struct rk_param *param);
 /* Everything but the offset, which is 0, for the rank at `coords`. */
 void rk_param_place(struct rk_placement *out, const struct rk_param *param, const struct rk_mesh *mesh,
                     const struct rk_mesh_coords *coords);
@@ -93,15 +118,18 @@ static inline int64_t rk_placement_num_elements(const struct rk_placement *place
     return placement->local_shape[0] * placement->local_shape[1];
 }
 
-/* --- shards of the flat buffers over grad_group ---
+/* --- shards of the flat buffers over the ranks of a gradient group ---
  *
- * The buffers are cut into buckets, and every bucket into equal parts, one a rank. A rank's parts, one after
- * the other, are its shard: the arrays of masters and optimizer state have this order. A part cuts through
- * parameters, and a parameter may have parts of several buckets. */
+ * What the buffers have of a group is cut into buckets, and every bucket into equal parts, one a rank. A
+ * rank's parts, one after the other and group after group, are its shard: the arrays of masters and optimizer
+ * state have this order. A part cuts through parameters, and a parameter may have parts of several buckets.
+ */
 struct rk_shard_map {
-    int64_t num_elements;    /* of the flat buffers, padding included: a multiple of num_shards */
+    int64_t begin;           /* of the group's elements in the flat buffers */
+    int64_t shard_begin;     /* of its part of the shard */
+    int64_t num_elements;    /* of the group, padding included: a multiple of num_shards */
     int64_t bucket_elements; /* of all buckets but the last, which may be shorter; a multiple of num_shards */
-    int32_t num_shards;      /* size of grad_group */
+    int32_t num_shards;      /* ranks of the group */
     int32_t index;           /* of the rank in it */
 };
 
@@ -121,10 +149,18 @@ struct rk_shard_run {
     int64_t shard;
     int64_t bucket; /* its index */
 };
-/* The next run of the shard within elements [begin, end), in ascending order; all zeros before the first
- * call. False when there is none. For a parameter: begin is its offset, and run->begin - begin the first
- * element of its local part, row-major. */
+/* The next run of the shard within elements [begin, end) of the group, in ascending order; all zeros before
+ * the first call. False when there is none. For a parameter: begin is its offset, and run->begin - begin the
+ * first element of its local part, row-major. */
 bool rk_shard_next_run(const struct rk_shard_map *map, int64_t begin, int64_t end, struct rk_shard_run *run);
+
+/* Of all groups, which follow one another without a gap. */
+struct rk_shard_maps {
+    struct rk_shard_map of[RK_GRAD_GROUPS];
+};
+/* The same within elements of any groups. */
+bool rk_shards_next_run(const struct rk_shard_maps *maps, int64_t begin, int64_t end,
+                        struct rk_shard_run *run);
 
 RK_END_DECLS
 

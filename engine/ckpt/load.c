@@ -318,7 +318,7 @@ static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t
         run = (struct rk_shard_run){.begin = placement->offset, .count = end - placement->offset};
         return fill_run(filler, chunk, &run, placement->offset);
     }
-    while (rk_shard_next_run(&model->train->shards, placement->offset, end, &run))
+    while (rk_shards_next_run(&model->train->shards, placement->offset, end, &run))
         RK_TRY(fill_run(filler, chunk, &run, placement->offset));
     return NULL;
 }
@@ -342,8 +342,12 @@ static struct rk_status *fill_all(struct load *load)
 
 static struct rk_status *spread(struct rk_model *model)
 {
-    for (int64_t b = 0; b < model->train->buckets.count; b++)
-        RK_TRY(rk_train_spread(model, &model->train->buckets.items[b]));
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        const struct rk_train_group *group = &model->train->groups[g];
+
+        for (int64_t b = 0; b < group->buckets.count; b++)
+            RK_TRY(rk_train_spread(model, (rk_grad_group_t)g, &group->buckets.items[b]));
+    }
     RK_TRY(rk_train_wait(model));
     return rk_stream_sync(model->core->stream);
 }

@@ -44,17 +44,14 @@ char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const str
     return rk_format("optimizer.state.%s.%s", model->train->config.ops->state_names[kind - 1], param->name);
 }
 
-struct rk_shard_map rk_state_shards(const struct rk_model *model)
+struct rk_shard_maps rk_state_shards(const struct rk_model *model)
 {
     const struct rk_model_core *core = model->core;
-    struct rk_comm_group *dp = rk_mesh_comms_group(core->mesh, RK_GROUP_DP_CP);
+    struct rk_shard_places places = rk_shard_places_of(core->mesh);
 
     if (model->train)
         return model->train->shards;
-    return (struct rk_shard_map){.num_elements = core->params.num_elements,
-                                 .bucket_elements = RK_MAX(core->params.num_elements, 1),
-                                 .num_shards = rk_comm_group_size(dp),
-                                 .index = rk_comm_group_rank(dp)};
+    return rk_params_cut(&core->params, &places, RK_MAX(core->params.num_elements, 1));
 }
 
 /* Of the local part the elements of the box, which are its first ones: only rows are padded. */
@@ -62,7 +59,7 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
 {
     const struct rk_param *param = rk_params_at(&model->core->params, i);
     const struct rk_placement *placement = rk_params_placement(&model->core->params, i);
-    struct rk_shard_map shards = rk_state_shards(model);
+    struct rk_shard_maps shards = rk_state_shards(model);
     struct rk_state_piece piece = {.param = i, .kind = kind, .first_run = out->runs.count};
     struct rk_shard_run run = {0};
     int64_t begin = placement->offset, end;
@@ -72,7 +69,7 @@ static void add_piece(struct rk_state_pieces *out, const struct rk_model *model,
     piece.box = rk_param_get_box(param, placement);
     RK_ASSERT(piece.box.shape[0] == 0 || piece.box.shape[1] == placement->local_shape[1]);
     end = begin + piece.box.shape[0] * piece.box.shape[1];
-    while (rk_shard_next_run(&shards, begin, end, &run)) {
+    while (rk_shards_next_run(&shards, begin, end, &run)) {
         struct rk_state_run own = {.begin = run.begin - begin, .count = run.count};
 
         own.source = out->buffers[kind].is_sharded ? run.shard : run.begin;

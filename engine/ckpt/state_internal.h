@@ -77,7 +77,7 @@ struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t 
 /* "NAME", "optimizer.state.exp_avg.NAME", "gradient.NAME"; rk_free it. */
 char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const struct rk_param *param);
 /* How the elements of parameters are dealt out to the ranks that hold the same part. */
-struct rk_shard_map rk_state_shards(const struct rk_model *model);
+struct rk_shard_maps rk_state_shards(const struct rk_model *model);
 /* The pieces that this rank writes. */
 void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *model, uint32_t kinds);
 void rk_state_pieces_fini(struct rk_state_pieces *pieces);

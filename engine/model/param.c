@@ -21,6 +21,34 @@ static bool is_held(const struct rk_param *param, const struct rk_mesh_coords *c
     return stage == param->stage || stage == param->shared_stage;
 }
 
+const struct rk_grad_group_row rk_grad_groups[RK_GRAD_GROUPS] = {
+    [RK_GRAD_DENSE] = {"dense", RK_GROUP_DP_CP, RK_AXIS_BIT(RK_AXIS_DP) | RK_AXIS_BIT(RK_AXIS_CP), true},
+    /* A pass may have no token for an expert. */
+    [RK_GRAD_EXPERT] = {"expert", RK_GROUP_EDP, RK_AXIS_BIT(RK_AXIS_EDP), false},
+};
+
+rk_grad_group_t rk_param_grad_group(const struct rk_param *param)
+{
+    int group = 0;
+
+    while (group < RK_GRAD_GROUPS && rk_grad_groups[group].ranks != param->grad_group)
+        group++;
+    RK_ASSERT(group < RK_GRAD_GROUPS);
+    return (rk_grad_group_t)group;
+}
+
+int32_t rk_grad_group_size(rk_grad_group_t group, const struct rk_mesh *mesh)
+{
+    int32_t size = 1;
+
+    RK_ASSERT(group < RK_GRAD_GROUPS);
+    for (int axis = 0; axis < RK_AXIS_COUNT; axis++) {
+        if (rk_grad_groups[group].axes & RK_AXIS_BIT(axis))
+            size *= rk_mesh_axis_size(mesh, (rk_axis_t)axis);
+    }
+    return size;
+}
+
 static bool is_first_of_grad_group(const struct rk_param *param, const struct rk_mesh_coords *coords)
 {
     if (param->ep_rank >= 0)
@@ -64,8 +92,8 @@ int64_t rk_shard_num_buckets(const struct rk_shard_map *map)
 
 struct rk_bucket rk_shard_bucket_at(const struct rk_shard_map *map, int64_t i)
 {
-    int64_t begin = i * map->bucket_elements;
-    int64_t count = RK_MIN(map->bucket_elements, map->num_elements - begin);
+    int64_t first = i * map->bucket_elements, begin = map->begin + first;
+    int64_t count = RK_MIN(map->bucket_elements, map->num_elements - first);
     int64_t part = count / map->num_shards;
 
     RK_ASSERT(count > 0);
@@ -75,7 +103,7 @@ struct rk_bucket rk_shard_bucket_at(const struct rk_shard_map *map, int64_t i)
         .count = count,
         .mine = begin + map->index * part,
         .part = part,
-        .shard = begin / map->num_shards,
+        .shard = map->shard_begin + first / map->num_shards,
     };
 }
 
@@ -83,8 +111,9 @@ bool rk_shard_next_run(const struct rk_shard_map *map, int64_t begin, int64_t en
 {
     int64_t next = run->count > 0 ? run->begin + run->count : begin;
 
+    RK_ASSERT(begin >= map->begin);
     while (next < end) {
-        int64_t i = next / map->bucket_elements;
+        int64_t i = (next - map->begin) / map->bucket_elements;
         struct rk_bucket bucket = rk_shard_bucket_at(map, i);
         int64_t first = RK_MAX(next, bucket.mine), last = RK_MIN(end, bucket.mine + bucket.part);
 
@@ -96,6 +125,24 @@ bool rk_shard_next_run(const struct rk_shard_map *map, int64_t begin, int64_t en
             return true;
         }
         next = bucket.begin + bucket.count;
+    }
+    return false;
+}
+
+bool rk_shards_next_run(const struct rk_shard_maps *maps, int64_t begin, int64_t end,
+                        struct rk_shard_run *run)
+{
+    int64_t next = run->count > 0 ? run->begin + run->count : begin;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        const struct rk_shard_map *map = &maps->of[g];
+        int64_t first = RK_MAX(next, map->begin), last = RK_MIN(end, map->begin + map->num_elements);
+        struct rk_shard_run found = {0};
+
+        if (first < last && rk_shard_next_run(map, first, last, &found)) {
+            *run = found;
+            return true;
+        }
     }
     return false;
 }

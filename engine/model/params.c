@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "engine/rk_train.h"
 
 /* Every allocation starts at a multiple of this, so that kernels may load whole vectors. */
 #define PARAM_ALIGN_ELEMENTS 64
@@ -68,7 +69,7 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
         .shared_stage = -1,
         .ep_rank = spec->is_expert ? spec->ep_rank : -1,
         .split = make_split(table, spec),
-        .grad_group = spec->is_expert ? RK_GROUP_EDP : RK_GROUP_DP_CP,
+        .grad_group = rk_grad_groups[spec->is_expert ? RK_GRAD_EXPERT : RK_GRAD_DENSE].ranks,
     };
     va_start(args, name_fmt);
     vsnprintf(param->name, sizeof(param->name), name_fmt, args);
@@ -135,12 +136,9 @@ int64_t rk_params_align(int32_t num_shards)
     return num_shards / gcd(num_shards, SHARD_ALIGN_ELEMENTS) * SHARD_ALIGN_ELEMENTS;
 }
 
-struct rk_status *rk_params_lay_out(struct rk_param_table *table)
+/* The rows of a group from *position on. */
+static bool place_group(struct rk_param_table *table, rk_grad_group_t group, int64_t *position)
 {
-    int32_t num_shards =
-        rk_mesh_axis_size(table->mesh, RK_AXIS_DP) * rk_mesh_axis_size(table->mesh, RK_AXIS_CP);
-    int64_t align = rk_params_align(num_shards);
-    int64_t position = 0;
     bool fits = true;
 
     for (int32_t rank = 2; rank >= 1; rank--) {
@@ -149,15 +147,91 @@ struct rk_status *rk_params_lay_out(struct rk_param_table *table)
 
             while (table->params[begin].flags & RK_PARAM_FUSED)
                 begin--;
-            if (table->params[begin].rank == rank)
-                fits = place(table, begin, end, &position);
+            if (table->params[begin].rank == rank && rk_param_grad_group(&table->params[begin]) == group)
+                fits = place(table, begin, end, position);
             end = begin;
         }
     }
-    if (!fits || !round_up(&position, align))
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the parameters of the model exceed 2^63 elements");
+    return fits;
+}
+
+static bool has_group(const struct rk_param_table *table, rk_grad_group_t group)
+{
+    for (int64_t i = 0; i < table->count; i++) {
+        if (rk_param_grad_group(&table->params[i]) == group && table->placements[i].is_held)
+            return true;
+    }
+    return false;
+}
+
+struct rk_status *rk_params_lay_out(struct rk_param_table *table)
+{
+    int64_t position = 0;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        int64_t align = rk_params_align(rk_grad_group_size((rk_grad_group_t)g, table->mesh));
+        int64_t begin = position, count;
+
+        if (has_group(table, (rk_grad_group_t)g) && !place_group(table, (rk_grad_group_t)g, &position))
+            goto too_many;
+        count = position - begin;
+        if (!round_up(&count, align) || !rk_add_i64(begin, count, &position))
+            goto too_many;
+        table->groups[g] = (struct rk_param_range){.begin = begin, .num_elements = count};
+    }
     table->num_elements = position;
     return NULL;
+
+too_many:
+    return RK_FAIL(RK_RESOURCE_EXHAUSTED, "the parameters of the model exceed 2^63 elements");
+}
+
+struct rk_shard_places rk_shard_places_of(const struct rk_mesh_comms *mesh)
+{
+    struct rk_shard_places places;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        const struct rk_comm_group *group = rk_mesh_comms_group(mesh, rk_grad_groups[g].ranks);
+
+        places.size[g] = rk_comm_group_size(group);
+        places.rank[g] = rk_comm_group_rank(group);
+    }
+    return places;
+}
+
+struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const struct rk_shard_places *places,
+                                   int64_t bucket_elements)
+{
+    struct rk_shard_maps maps;
+    int64_t shard = 0;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        const struct rk_param_range *range = &table->groups[g];
+        /* One rank has nothing to overlap: the fewer buckets, the fewer calls of the optimizer. */
+        int64_t unset = places->size[g] > 1 ? RK_BUCKET_ELEMENTS : RK_MAX(range->num_elements, 1);
+        int64_t wanted = bucket_elements ? bucket_elements : unset, align = rk_params_align(places->size[g]);
+
+        RK_ASSERT(range->num_elements % align == 0);
+        maps.of[g] = (struct rk_shard_map){
+            .begin = range->begin,
+            .shard_begin = shard,
+            .num_elements = range->num_elements,
+            .bucket_elements = (wanted + align - 1) / align * align,
+            .num_shards = places->size[g],
+            .index = places->rank[g],
+        };
+        shard += range->num_elements / places->size[g];
+    }
+    return maps;
+}
+
+int64_t rk_params_shard_count(const struct rk_shard_maps *maps)
+{
+    int64_t count = 0;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++)
+        count += maps->of[g].num_elements / maps->of[g].num_shards;
+    return count;
 }
 
 void rk_params_fini(struct rk_param_table *table)

@@ -2,10 +2,11 @@
  *
  * Parameters are declared in the order of the forward pass. The flat buffers hold the matrices in the reverse
  * order, which is about the order in which gradients become complete, and behind them the vectors, which are
- * small and have no weight decay: the optimizer then has few ranges to go through. Every allocation starts at
- * a multiple of 64 elements, and the total is a multiple of lcm(n, 128), where n is the size of the gradient
- * group, so that each of its ranks owns an equal part. Parameters and gradients have the same index map, the
- * same on all ranks of the tp and dp groups. */
+ * small and have no weight decay: the optimizer then has few ranges to go through. All of this for one
+ * gradient group after the other. Every allocation starts at a multiple of 64 elements, and what a group has
+ * is a multiple of lcm(n, 128), where n is the number of its ranks, so that each of them owns an equal part.
+ * Parameters and gradients have the same index map, the same on all ranks of the tp and dp groups, and for
+ * experts on all ranks with the same place in ep. */
 #ifndef RK_PARAMS_INTERNAL_H
 #define RK_PARAMS_INTERNAL_H
 
@@ -21,6 +22,9 @@ struct rk_param_table {
     rk_dtype_t dtype;     /* of the flat buffer of parameters */
     bool splits_rows;     /* tp ranks share the rows of the residual stream: set before rows are added */
     int64_t num_elements; /* of a flat buffer, padding included; 0 until laid out */
+    struct rk_param_range {
+        int64_t begin, num_elements;
+    } groups[RK_GRAD_GROUPS]; /* of it; they follow one another */
 };
 
 /* What a layer says about a parameter. It is split over tp, or over etp when it is an expert's. */
@@ -46,13 +50,27 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
 void rk_params_share(struct rk_param_table *table, int64_t i, int32_t stage);
 /* lcm(num_shards, 128): what the length of a flat buffer and of its buckets is a multiple of. */
 int64_t rk_params_align(int32_t num_shards);
-/* Sets all offsets. RESOURCE_EXHAUSTED when the number of elements overflows. */
+/* Sets all offsets, and the ranges of the groups. RESOURCE_EXHAUSTED when the number of elements overflows.
+ */
 struct rk_status *rk_params_lay_out(struct rk_param_table *table) RK_NODISCARD;
 void rk_params_fini(struct rk_param_table *table);
 int64_t rk_params_find(const struct rk_param_table *table, const char *name); /* -1 when absent */
 /* INVALID_ARGUMENT "`what`=SIZE is not divisible by tp=N" with the parameters' owner in the message. */
 struct rk_status *rk_params_check_divides(const struct rk_param_table *table, const char *what,
                                           int64_t size) RK_NODISCARD;
+
+/* A rank's place in its group of each gradient group. */
+struct rk_shard_places {
+    int32_t size[RK_GRAD_GROUPS], rank[RK_GRAD_GROUPS];
+};
+/* Of a rank of that mesh. */
+struct rk_shard_places rk_shard_places_of(const struct rk_mesh_comms *mesh);
+/* How the flat buffers are cut, into buckets of about that many elements: 0, one bucket a group where its
+ * ranks are one, else RK_BUCKET_ELEMENTS. */
+struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const struct rk_shard_places *places,
+                                   int64_t bucket_elements);
+/* Of the shard of all groups. */
+int64_t rk_params_shard_count(const struct rk_shard_maps *maps);
 
 static inline const struct rk_param *rk_params_at(const struct rk_param_table *table, int64_t i)
 {

@@ -1,4 +1,4 @@
-/* Buckets of gradients and parameters: how the flat buffers are cut, and the collectives over dp that move
+/* Buckets of gradients and parameters: how the flat buffers are cut, and the collectives that move
  * them (see optim_internal.h). Which bucket is reduced when depends on the model alone, so all ranks issue
  * the same collectives in the same order. */
 #include "engine/optim/optim_internal.h"
@@ -26,12 +26,12 @@ static bool are_alike(const struct rk_shard_segment *a, const struct rk_shard_se
 
 /* Joins neighbours of a bucket that are treated alike. The gap that alignment left between them holds zeros
  * in parameters and gradients, which stay zeros. */
-static void join_segments(struct rk_train *train)
+static void join_segments(struct rk_train_group *group)
 {
-    struct rk_shard_segment *segments = train->segments.items;
+    struct rk_shard_segment *segments = group->segments.items;
     int64_t count = 0;
 
-    for (int64_t i = 0; i < train->segments.count; i++) {
+    for (int64_t i = 0; i < group->segments.count; i++) {
         struct rk_shard_segment *last = count > 0 ? &segments[count - 1] : NULL;
 
         if (last && are_alike(last, &segments[i]))
@@ -39,81 +39,90 @@ static void join_segments(struct rk_train *train)
         else
             segments[count++] = segments[i];
     }
-    train->segments.count = count;
+    group->segments.count = count;
 }
 
 /* They stood between the others, so that these were not joined over them. */
-static void drop_frozen(struct rk_train *train)
+static void drop_frozen(struct rk_train_group *group)
 {
-    struct rk_shard_segment *segments = train->segments.items;
+    struct rk_shard_segment *segments = group->segments.items;
     int64_t count = 0;
 
-    for (int64_t i = 0; i < train->segments.count; i++) {
+    for (int64_t i = 0; i < group->segments.count; i++) {
         if (!segments[i].is_frozen)
             segments[count++] = segments[i];
     }
-    train->segments.count = count;
+    group->segments.count = count;
 }
 
 /* Of a parameter's runs in my shard. */
-static void add_segments(struct rk_train *train, const struct rk_param *param,
-                         const struct rk_placement *placement)
+static void add_segments(struct rk_train_group *group, const struct rk_shard_map *shards,
+                         const struct rk_param *param, const struct rk_placement *placement)
 {
     int64_t end = placement->offset + rk_placement_num_elements(placement);
     struct rk_shard_run run = {0};
 
-    while (rk_shard_next_run(&train->shards, placement->offset, end, &run)) {
+    while (rk_shard_next_run(shards, placement->offset, end, &run)) {
         struct rk_shard_segment segment = {
             .begin = run.begin,
             .count = run.count,
+            .shard = run.shard,
             .bucket = run.bucket,
             .is_frozen = param->flags & RK_PARAM_FROZEN,
             .decays = !(param->flags & RK_PARAM_NO_DECAY),
             .is_counted = placement->is_counted,
         };
 
-        rk_array_append(&train->segments, segment);
+        rk_array_append(&group->segments, segment);
     }
 }
 
-void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, int32_t dp_size,
-                  int32_t dp_rank)
+static void cut_group(struct rk_train_group *group, const struct rk_shard_map *shards,
+                      const struct rk_param_table *params, rk_grad_group_t index)
 {
-    /* One rank has nothing to overlap: the fewer buckets, the fewer calls of the optimizer. */
-    int64_t unset = dp_size > 1 ? RK_BUCKET_ELEMENTS : RK_MAX(params->num_elements, 1);
-    int64_t wanted = train->config.bucket_elements ? train->config.bucket_elements : unset;
-    int64_t align = rk_params_align(dp_size);
+    for (int64_t i = 0; i < rk_shard_num_buckets(shards); i++) {
+        struct rk_bucket bucket = rk_shard_bucket_at(shards, i);
 
-    RK_ASSERT(params->num_elements % align == 0);
-    train->num_elements = params->num_elements;
-    train->shard_count = train->num_elements / dp_size;
-    train->shards = (struct rk_shard_map){.num_elements = train->num_elements,
-                                          .bucket_elements = (wanted + align - 1) / align * align,
-                                          .num_shards = dp_size,
-                                          .index = dp_rank};
-    for (int64_t i = 0; i < rk_shard_num_buckets(&train->shards); i++) {
-        struct rk_bucket bucket = rk_shard_bucket_at(&train->shards, i);
-
-        rk_array_append(&train->buckets, bucket);
+        rk_array_append(&group->buckets, bucket);
     }
-    for (int64_t i = 0; i < params->count; i++)
-        add_segments(train, rk_params_at(params, i), rk_params_placement(params, i));
-    if (train->segments.count > 0)
-        qsort(train->segments.items, (size_t)train->segments.count, sizeof(*train->segments.items),
+    for (int64_t i = 0; i < params->count; i++) {
+        const struct rk_placement *placement = rk_params_placement(params, i);
+
+        if (rk_param_grad_group(rk_params_at(params, i)) == index && placement->is_held)
+            add_segments(group, shards, rk_params_at(params, i), placement);
+    }
+    if (group->segments.count > 0)
+        qsort(group->segments.items, (size_t)group->segments.count, sizeof(*group->segments.items),
               compare_begin);
-    join_segments(train);
-    drop_frozen(train);
+    join_segments(group);
+    drop_frozen(group);
+}
+
+void rk_train_cut(struct rk_train *train, const struct rk_param_table *params,
+                  const struct rk_shard_places *places)
+{
+    train->num_elements = params->num_elements;
+    train->shards = rk_params_cut(params, places, train->config.bucket_elements);
+    train->shard_count = rk_params_shard_count(&train->shards);
+    for (int g = 0; g < RK_GRAD_GROUPS; g++)
+        cut_group(&train->groups[g], &train->shards.of[g], params, (rk_grad_group_t)g);
+}
+
+void rk_train_cut_fini(struct rk_train *train)
+{
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        rk_array_fini(&train->groups[g].buckets);
+        rk_array_fini(&train->groups[g].segments);
+    }
 }
 
 /* --- sums --- */
 
 rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk_shard_segment *segment)
 {
-    const struct rk_bucket *bucket = &train->buckets.items[segment->bucket];
-    int64_t shard = bucket->shard + segment->begin - bucket->mine;
-
-    return train->shard_grads ? rk_flat_view(train->shard_grads, train->grad_dtype, shard, segment->count)
-                              : rk_flat_view(train->grads, train->grad_dtype, segment->begin, segment->count);
+    return train->shard_grads
+               ? rk_flat_view(train->shard_grads, train->grad_dtype, segment->shard, segment->count)
+               : rk_flat_view(train->grads, train->grad_dtype, segment->begin, segment->count);
 }
 
 /* What is given to the model's stream from here on comes after the collectives of buckets. */
@@ -141,11 +150,10 @@ static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream
 
 /* Every rank gets its part of the bucket from all, and adds them up in rank order. A sum on the way would
  * round to 16 bits at every rank. */
-static struct rk_status *add_to_shard(struct rk_model *model, const struct rk_bucket *bucket,
-                                      struct rk_stream *stream)
+static struct rk_status *add_to_shard(struct rk_model *model, struct rk_comm_group *group,
+                                      const struct rk_bucket *bucket, struct rk_stream *stream)
 {
     struct rk_train *train = model->train;
-    struct rk_comm_group *group = rk_mesh_comms_group(model->core->mesh, RK_GROUP_DP_CP);
     char *from = (char *)train->grads + (size_t)bucket->begin * rk_dtype_bytes(train->pass_dtype);
     int32_t size = rk_comm_group_size(group);
 
@@ -163,34 +171,41 @@ static struct rk_status *add_to_shard(struct rk_model *model, const struct rk_bu
     return NULL;
 }
 
-static struct rk_status *reduce_bucket(struct rk_model *model, const struct rk_bucket *bucket)
+static struct rk_comm_group *ranks_of(const struct rk_model *model, rk_grad_group_t group)
+{
+    return rk_mesh_comms_group(model->core->mesh, rk_grad_groups[group].ranks);
+}
+
+static struct rk_status *reduce_bucket(struct rk_model *model, rk_grad_group_t group,
+                                       const struct rk_bucket *bucket)
 {
     struct rk_train *train = model->train;
     struct rk_stream *stream;
 
     RK_TRY(wait_for_model(model, &stream));
     if (train->shard_grads)
-        return add_to_shard(model, bucket, stream);
-    return rk_comm_reduce_scatter(rk_mesh_comms_group(model->core->mesh, RK_GROUP_DP_CP), stream,
+        return add_to_shard(model, ranks_of(model, group), bucket, stream);
+    return rk_comm_reduce_scatter(ranks_of(model, group), stream,
                                   rk_flat_view(train->grads, train->grad_dtype, bucket->mine, bucket->part),
                                   rk_flat_view(train->grads, train->grad_dtype, bucket->begin, bucket->count),
                                   RK_REDUCE_SUM);
 }
 
-/* The gradients of elements [0, end) are complete on this rank. `end` never cuts a parameter. */
-static struct rk_status *reduce_up_to(struct rk_model *model, int64_t end)
+/* The gradients of the group's elements before `end` are complete on this rank. `end` never cuts a parameter.
+ */
+static struct rk_status *reduce_up_to(struct rk_model *model, rk_grad_group_t index, int64_t end)
 {
-    struct rk_train *train = model->train;
+    struct rk_train_group *group = &model->train->groups[index];
 
-    RK_TRY(rk_train_sum_copies(model, train->num_complete, end));
-    train->num_complete = end;
-    while (train->num_reduced < train->buckets.count) {
-        const struct rk_bucket *bucket = &train->buckets.items[train->num_reduced];
+    RK_TRY(rk_train_sum_copies(model, group->num_complete, end));
+    group->num_complete = end;
+    while (group->num_reduced < group->buckets.count) {
+        const struct rk_bucket *bucket = &group->buckets.items[group->num_reduced];
 
         if (bucket->begin + bucket->count > end)
             break;
-        RK_TRY(reduce_bucket(model, bucket));
-        train->num_reduced++;
+        RK_TRY(reduce_bucket(model, index, bucket));
+        group->num_reduced++;
     }
     return NULL;
 }
@@ -199,24 +214,40 @@ struct rk_status *rk_train_reset(struct rk_model *model)
 {
     struct rk_train *train = model->train;
 
-    train->num_complete = 0;
-    train->num_reduced = 0;
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        train->groups[g].num_complete = train->shards.of[g].begin;
+        train->groups[g].num_reduced = 0;
+    }
     return rk_train_wait(model);
+}
+
+/* Where the group's gradients that are complete end, when those of the rows from `first_param` on are. */
+static int64_t find_complete(const struct rk_model *model, rk_grad_group_t group, int64_t first_param)
+{
+    const struct rk_param_table *params = &model->core->params;
+    int64_t end = params->groups[group].begin;
+
+    for (int64_t i = first_param; i < params->count; i++) {
+        const struct rk_param *param = rk_params_at(params, i);
+        const struct rk_placement *placement = rk_params_placement(params, i);
+
+        if (param->rank == 2 && rk_param_grad_group(param) == group) /* vectors are behind all matrices */
+            end = RK_MAX(end, placement->offset + rk_placement_num_elements(placement));
+    }
+    return end;
 }
 
 struct rk_status *rk_train_grads_ready(void *user, int64_t first_param)
 {
     struct rk_model *model = user;
-    const struct rk_param_table *params = &model->core->params;
-    int64_t end = 0;
 
-    for (int64_t i = first_param; i < params->count; i++) {
-        const struct rk_placement *placement = rk_params_placement(params, i);
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        rk_grad_group_t group = (rk_grad_group_t)g;
 
-        if (rk_params_at(params, i)->rank == 2) /* vectors are behind all matrices */
-            end = RK_MAX(end, placement->offset + rk_placement_num_elements(placement));
+        if (model->train->shards.of[g].num_elements > 0)
+            RK_TRY(reduce_up_to(model, group, find_complete(model, group, first_param)));
     }
-    return reduce_up_to(model, end);
+    return NULL;
 }
 
 /* Elements of a gradient that two stages exchange at a time. */
@@ -255,7 +286,7 @@ static struct rk_status *sum_shared(struct rk_model *model)
 
         if (param->shared_stage < 0 || !placement->is_held)
             continue;
-        RK_ASSERT(placement->offset >= model->train->num_complete);
+        RK_ASSERT(placement->offset >= model->train->groups[rk_param_grad_group(param)].num_complete);
         for (int64_t begin = 0; begin < total; begin += SHARED_ELEMENTS)
             RK_TRY(sum_two_stages(model, peer, placement->offset + begin,
                                   RK_MIN(total - begin, SHARED_ELEMENTS)));
@@ -276,7 +307,7 @@ static char *find_sum(const struct rk_model *model)
         int64_t end = placement->offset + box.shape[0] * box.shape[1];
         struct rk_shard_run run = {0};
 
-        if (placement->is_counted && rk_shard_next_run(&train->shards, placement->offset, end, &run))
+        if (placement->is_counted && rk_shards_next_run(&train->shards, placement->offset, end, &run))
             return train->shard_grads ? (char *)train->shard_grads + (size_t)run.shard * elem_bytes
                                       : (char *)train->grads + (size_t)run.begin * elem_bytes;
     }
@@ -301,20 +332,26 @@ static struct rk_status *spoil_sum(struct rk_model *model)
 struct rk_status *rk_train_reduce(struct rk_model *model)
 {
     RK_TRY(sum_shared(model));
-    RK_TRY(reduce_up_to(model, model->train->num_elements));
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        const struct rk_shard_map *shards = &model->train->shards.of[g];
+
+        if (shards->num_elements > 0)
+            RK_TRY(reduce_up_to(model, (rk_grad_group_t)g, shards->begin + shards->num_elements));
+    }
     RK_TRY(rk_train_wait(model));
     return RK_FAULT("optim.gradient") ? spoil_sum(model) : NULL;
 }
 
 /* --- parameters --- */
 
-struct rk_status *rk_train_spread(struct rk_model *model, const struct rk_bucket *bucket)
+struct rk_status *rk_train_spread(struct rk_model *model, rk_grad_group_t group,
+                                  const struct rk_bucket *bucket)
 {
     const struct rk_model_core *core = model->core;
     struct rk_stream *stream;
 
     RK_TRY(wait_for_model(model, &stream));
-    return rk_comm_all_gather(rk_mesh_comms_group(core->mesh, RK_GROUP_DP_CP), stream,
+    return rk_comm_all_gather(ranks_of(model, group), stream,
                               rk_flat_view(core->values, core->dtype, bucket->begin, bucket->count),
                               rk_flat_view(core->values, core->dtype, bucket->mine, bucket->part));
 }

@@ -5,27 +5,39 @@
 #include "base/rk_fault.h"
 
 /* The segments of a bucket from *next on; *next becomes the first one of the bucket after it. */
-static struct rk_status *update_bucket(struct rk_model *model, const struct rk_optim_step *step,
-                                       int64_t bucket, int64_t *next)
+static struct rk_status *update_bucket(struct rk_model *model, const struct rk_train_group *group,
+                                       const struct rk_optim_step *step, int64_t bucket, int64_t *next)
 {
     const struct rk_model_core *core = model->core;
     struct rk_train *train = model->train;
-    const struct rk_bucket *in = &train->buckets.items[bucket];
 
-    for (; *next < train->segments.count && train->segments.items[*next].bucket == bucket; (*next)++) {
-        const struct rk_shard_segment *range = &train->segments.items[*next];
-        int64_t shard = in->shard + range->begin - in->mine;
+    for (; *next < group->segments.count && group->segments.items[*next].bucket == bucket; (*next)++) {
+        const struct rk_shard_segment *range = &group->segments.items[*next];
         struct rk_optim_segment segment = {
             .param = rk_flat_view(core->values, core->dtype, range->begin, range->count),
             .grad = rk_train_segment_grads(train, range),
             .weight_decay = range->decays ? step->config->weight_decay : 0,
         };
 
-        segment.master = train->masters ? rk_flat_view(train->masters, train->grad_dtype, shard, range->count)
-                                        : segment.param;
+        segment.master = train->masters
+                             ? rk_flat_view(train->masters, train->grad_dtype, range->shard, range->count)
+                             : segment.param;
         for (int32_t s = 0; s < train->config.ops->num_states; s++)
-            segment.states[s] = rk_flat_view(train->states[s], train->grad_dtype, shard, range->count);
+            segment.states[s] = rk_flat_view(train->states[s], train->grad_dtype, range->shard, range->count);
         RK_TRY(train->config.ops->apply(core->stream, &segment, step));
+    }
+    return NULL;
+}
+
+static struct rk_status *update_group(struct rk_model *model, rk_grad_group_t index,
+                                      const struct rk_optim_step *step)
+{
+    const struct rk_train_group *group = &model->train->groups[index];
+    int64_t next = 0;
+
+    for (int64_t b = 0; b < group->buckets.count; b++) {
+        RK_TRY(update_bucket(model, group, step, b, &next));
+        RK_TRY(rk_train_spread(model, index, &group->buckets.items[b]));
     }
     return NULL;
 }
@@ -54,14 +66,11 @@ struct rk_status *rk_train_apply(struct rk_model *model, const struct rk_optim_c
         .grad_scale = RK_MIN(scale, 1),
         .step = train->applied_steps + 1,
     };
-    int64_t next = 0;
 
     if (RK_FAULT("optim.step"))
         return RK_FAIL(RK_INTERNAL, "fault point optim.step");
-    for (int64_t b = 0; b < train->buckets.count; b++) {
-        RK_TRY(update_bucket(model, &step, b, &next));
-        RK_TRY(rk_train_spread(model, &train->buckets.items[b]));
-    }
+    for (int g = 0; g < RK_GRAD_GROUPS; g++)
+        RK_TRY(update_group(model, (rk_grad_group_t)g, &step));
     RK_TRY(rk_train_wait(model));
     if (RK_FAULT("optim.flip"))
         RK_TRY(flip_bit(core));

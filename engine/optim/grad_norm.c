@@ -1,9 +1,26 @@
-/* Global norm of the gradient. Every element counts once: shards of dp ranks are disjoint, and of what
+/* Global norm of the gradient. Every element of every group counts once: shards are disjoint, and of what
  * several tp ranks hold only the first copy is counted, so one sum over the whole mesh is the square of the
  * norm. Partial sums are f64; the norm does not depend on the layout beyond their rounding. */
 #include "engine/optim/optim_internal.h"
 
 #include <math.h>
+
+/* Adds those of a group's gradients that this rank counts. */
+static struct rk_status *add_squares(struct rk_model *model, const struct rk_train_group *group,
+                                     rk_tensor_t sums)
+{
+    for (int64_t i = 0; i < group->segments.count; i++) {
+        const struct rk_shard_segment *segment = &group->segments.items[i];
+
+        if (!segment->is_counted)
+            continue;
+        RK_TRY(rk_sum_squares(model->core->stream, &(struct rk_sum_squares_args){
+                                                       .out = sums,
+                                                       .x = rk_train_segment_grads(model->train, segment),
+                                                   }));
+    }
+    return NULL;
+}
 
 struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool *is_finite)
 {
@@ -13,16 +30,8 @@ struct rk_status *rk_train_grad_norm(struct rk_model *model, double *norm, bool 
     double host[2];
 
     RK_TRY(rk_stream_zero(core->stream, sums.data, rk_tensor_bytes(sums)));
-    for (int64_t i = 0; i < train->segments.count; i++) {
-        const struct rk_shard_segment *segment = &train->segments.items[i];
-
-        if (!segment->is_counted)
-            continue;
-        RK_TRY(rk_sum_squares(core->stream, &(struct rk_sum_squares_args){
-                                                .out = sums,
-                                                .x = rk_train_segment_grads(train, segment),
-                                            }));
-    }
+    for (int g = 0; g < RK_GRAD_GROUPS; g++)
+        RK_TRY(add_squares(model, &train->groups[g], sums));
     RK_TRY(
         rk_comm_all_reduce(rk_mesh_comms_group(core->mesh, RK_GROUP_ALL), core->stream, sums, RK_REDUCE_SUM));
     RK_TRY(rk_stream_copy(core->stream, host, sums.data, sizeof(host), RK_COPY_D2H));

@@ -1,11 +1,12 @@
 /* Private to engine/: the optimizer seam, and the training state of a model.
  *
- * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h), cut
- * into buckets. The dp ranks own equal parts of every bucket; all of a rank's parts are its shard. Gradients
- * are summed into the owner's part, the owner updates its parameters with optimizer state that exists for its
- * shard only, and the parameters are spread again (Rajbhandari et al., ZeRO stage 1, arXiv:1910.02054).
- * Parameters of 16 bits have masters of 32 in that state: what an update adds is smaller than their last bit
- * most of the time. A parameter is its master, rounded.
+ * A model's parameters and gradients are two flat buffers with one index map (model/params_internal.h), in
+ * which every gradient group has a range of its own (rk_param.h), cut into buckets. The ranks of the group,
+ * for all but experts those of dp, own equal parts of every bucket; all of a rank's parts are its shard.
+ * Gradients are summed into the owner's part, the owner updates its parameters with optimizer state that
+ * exists for its shard only, and the parameters are spread again (Rajbhandari et al., ZeRO stage 1,
+ * arXiv:1910.02054). Parameters of 16 bits have masters of 32 in that state: what an update adds is smaller
+ * than their last bit most of the time. A parameter is its master, rounded.
  *
  * The backward pass completes gradients in the order of the buffers. In the last micro-batch of a step the
  * sum of a bucket starts as soon as it is complete, on a stream of its own, and the pass goes on. After the
@@ -53,10 +54,22 @@ const struct rk_optim_ops *rk_optim_find(const char *name); /* NULL when unknown
 /* A range of the flat buffers inside my part of a bucket whose elements are treated alike. */
 struct rk_shard_segment {
     int64_t begin, count;
-    int64_t bucket;  /* its index */
+    int64_t shard;   /* where the shard's arrays hold it */
+    int64_t bucket;  /* its index in the group */
     bool is_frozen;  /* not updated, not counted */
     bool decays;     /* weight decay applies */
     bool is_counted; /* in the gradient norm of this rank */
+};
+
+/* Of a gradient group. */
+struct rk_train_group {
+    /* Fixed after enable. */
+    RK_ARRAY(struct rk_bucket) buckets;         /* all of the group */
+    RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
+    int64_t summed_begin; /* element: from here on a pass adds to gradients, before it may write them */
+    /* Of the running step. */
+    int64_t num_complete; /* element: gradients in front of it are complete */
+    int64_t num_reduced;  /* buckets, from the first */
 };
 
 struct rk_train {
@@ -67,11 +80,10 @@ struct rk_train {
     rk_dtype_t pass_dtype; /* of what a backward pass writes: that, or the parameters' with shard_grads */
     int64_t num_elements;  /* of the flat buffers */
     int64_t shard_count;   /* mine */
-    struct rk_shard_map shards;
-    RK_ARRAY(struct rk_bucket) buckets;         /* all of shards */
-    RK_ARRAY(struct rk_shard_segment) segments; /* ascending */
-    /* Of the collectives of buckets, with the events that tie it to the model's stream; NULL for one dp rank.
-     */
+    struct rk_shard_maps shards;
+    struct rk_train_group groups[RK_GRAD_GROUPS];
+    /* Of the collectives of buckets, with the events that tie it to the model's stream; NULL where all groups
+     * are of one rank. */
     struct rk_stream *comm;
     struct rk_event *is_ready, *is_done;
     struct rk_side side; /* of backward passes; NULL for one tp rank */
@@ -79,9 +91,9 @@ struct rk_train {
     /* Their addresses. */
     void *grads; /* [num_elements] of pass_dtype */
     /* Where gradients are added up in shards: [shard_count] of grad_dtype, the sums of all micro-batches; and
-     * room for a bucket's parts of all dp ranks, in pass_dtype. NULL: grads holds the sums. */
+     * room for a bucket's parts of all ranks of its group, in pass_dtype. NULL: grads holds the sums. */
     void *shard_grads, *inbox;
-    int64_t *rows; /* owned; with them: 1 for every dp rank, the rows of an exchange */
+    int64_t *rows; /* owned; with them: 1 for every rank of a group, the rows of an exchange */
     /* [shard_count] in grad_dtype: the parameters of my shard before they were rounded to the model's dtype;
      * NULL when that is grad_dtype, and the parameters are their own masters. */
     void *masters;
@@ -90,12 +102,7 @@ struct rk_train {
     /* Engine thread. */
     int64_t applied_steps, lr_steps;
     int32_t skipped_in_a_row;
-    int64_t
-        summed_begin; /* element; fixed: from here on a pass adds to gradients, before it may write them */
-    /* Of the running step. */
-    bool is_stale;        /* gradients hold what an earlier step left, and count as zero */
-    int64_t num_complete; /* elements, from the beginning of the flat buffer */
-    int64_t num_reduced;  /* buckets, from the first */
+    bool is_stale; /* gradients hold what an earlier step left, and count as zero */
 };
 
 /* Elements [begin, begin + count) of a flat buffer. */
@@ -131,8 +138,9 @@ rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk
 
 /* Cuts the flat buffers, and my shard into segments: parameters that touch each other in a bucket and are
  * treated alike are one. Frozen parameters are in none. */
-void rk_train_cut(struct rk_train *train, const struct rk_param_table *params, int32_t dp_size,
-                  int32_t dp_rank);
+void rk_train_cut(struct rk_train *train, const struct rk_param_table *params,
+                  const struct rk_shard_places *places);
+void rk_train_cut_fini(struct rk_train *train);
 /* Gradients that count as zero become zeros. */
 struct rk_status *rk_train_settle(struct rk_model *model) RK_NODISCARD;
 /* Starts a step: no gradient is complete. */
@@ -143,7 +151,8 @@ struct rk_status *rk_train_grads_ready(void *user, int64_t first_param) RK_NODIS
 /* Collective: completes the gradients of my shard. */
 struct rk_status *rk_train_reduce(struct rk_model *model) RK_NODISCARD;
 /* Collective: spreads the parameters of a bucket, after what the model's stream has been given so far. */
-struct rk_status *rk_train_spread(struct rk_model *model, const struct rk_bucket *bucket) RK_NODISCARD;
+struct rk_status *rk_train_spread(struct rk_model *model, rk_grad_group_t group,
+                                  const struct rk_bucket *bucket) RK_NODISCARD;
 /* The model's stream waits for the collectives of buckets. */
 struct rk_status *rk_train_wait(struct rk_model *model) RK_NODISCARD;
 

@@ -21,7 +21,11 @@ rk_tensor_t rk_train_grads(const struct rk_train *train)
 
 bool rk_train_has_sums(const struct rk_train *train)
 {
-    return !train->is_stale && train->num_reduced == train->buckets.count;
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        if (train->groups[g].num_reduced < train->groups[g].buckets.count)
+            return false;
+    }
+    return !train->is_stale;
 }
 
 void rk_train_destroy(struct rk_train *train)
@@ -41,8 +45,7 @@ void rk_train_destroy(struct rk_train *train)
     rk_event_destroy(train->side.is_ready);
     rk_event_destroy(train->side.is_done);
     rk_stream_destroy(train->side.stream);
-    rk_array_fini(&train->buckets);
-    rk_array_fini(&train->segments);
+    rk_train_cut_fini(train);
     rk_free(train);
 }
 
@@ -70,7 +73,7 @@ struct rk_status *rk_train_copy_masters(struct rk_train *train, const struct rk_
 
     if (!train || !train->masters)
         return NULL;
-    while (rk_shard_next_run(&train->shards, begin, begin + count, &run))
+    while (rk_shards_next_run(&train->shards, begin, begin + count, &run))
         RK_TRY(rk_axpby(core->stream,
                         &(struct rk_axpby_args){
                             .y = rk_flat_view(train->masters, train->grad_dtype, run.shard, run.count),
@@ -88,7 +91,7 @@ struct rk_status *rk_train_set_masters(struct rk_train *train, struct rk_stream 
 
     if (!train || !train->masters)
         return NULL;
-    while (rk_shard_next_run(&train->shards, begin, begin + count, &run))
+    while (rk_shards_next_run(&train->shards, begin, begin + count, &run))
         RK_TRY(rk_stream_copy(stream, (char *)train->masters + (size_t)run.shard * elem_bytes,
                               (const char *)values + (size_t)(run.begin - begin) * elem_bytes,
                               (size_t)run.count * elem_bytes, RK_COPY_H2D));
@@ -103,6 +106,29 @@ static struct rk_status *allocate_one(struct rk_train *train, struct rk_movable 
     return NULL;
 }
 
+/* Of the groups that the model has. */
+static int64_t largest_bucket(const struct rk_shard_maps *maps)
+{
+    int64_t count = 0;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        if (maps->of[g].num_elements > 0)
+            count = RK_MAX(count, rk_shard_bucket_at(&maps->of[g], 0).count);
+    }
+    return count;
+}
+
+static int32_t largest_group(const struct rk_shard_maps *maps)
+{
+    int32_t size = 1;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        if (maps->of[g].num_elements > 0)
+            size = RK_MAX(size, maps->of[g].num_shards);
+    }
+    return size;
+}
+
 /* What device memory promises for a buffer behind another. */
 #define ALIGN_BYTES 256
 
@@ -111,16 +137,16 @@ static struct rk_status *allocate_shard_grads(struct rk_train *train, const stru
 {
     size_t sum_bytes =
         rk_round_up((size_t)train->shard_count * rk_dtype_bytes(train->grad_dtype), ALIGN_BYTES);
-    size_t inbox_bytes =
-        (size_t)rk_shard_bucket_at(&train->shards, 0).count * rk_dtype_bytes(train->pass_dtype);
+    size_t inbox_bytes = (size_t)largest_bucket(&train->shards) * rk_dtype_bytes(train->pass_dtype);
+    int32_t size = largest_group(&train->shards);
 
     if (train->pass_dtype == train->grad_dtype)
         return NULL;
     RK_TRY(allocate_one(train, &train->sum_memory, &train->shard_grads, sum_bytes + inbox_bytes,
                         core->offload & RK_PART_GRADIENTS, "sums of gradients"));
     train->inbox = (char *)train->shard_grads + sum_bytes;
-    train->rows = rk_calloc((size_t)train->shards.num_shards, sizeof(*train->rows));
-    for (int32_t rank = 0; rank < train->shards.num_shards; rank++)
+    train->rows = rk_calloc((size_t)size, sizeof(*train->rows));
+    for (int32_t rank = 0; rank < size; rank++)
         train->rows[rank] = 1;
     return NULL;
 }
@@ -159,34 +185,43 @@ static struct rk_status *open_side(struct rk_train *train)
     return rk_event_create(&train->side.is_done, train->device);
 }
 
-/* Where the gradients begin to which a pass can only add: those of vectors, and of an embedding that is not
- * the head's weight as well. All behind the matrices of linear layers (model/params_internal.h). */
-static int64_t find_summed(const struct rk_model_core *core)
+/* Where the gradients of a group begin to which a pass can only add: those of vectors, and of an embedding
+ * that is not the head's weight as well. All behind the matrices of linear layers (model/params_internal.h).
+ */
+static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t group)
 {
-    int64_t begin = core->params.num_elements;
+    const struct rk_param_range *range = &core->params.groups[group];
+    int64_t begin = range->begin + (rk_grad_groups[group].is_always_written ? range->num_elements : 0);
 
     for (int64_t i = 0; i < core->params.count; i++) {
+        const struct rk_param *param = rk_params_at(&core->params, i);
         const struct rk_placement *placement = rk_params_placement(&core->params, i);
         bool is_embedding =
             i == core->embedding.weight.param && !(i == core->head.weight.param && rk_model_has_head(core));
 
-        if (placement->is_held && (rk_params_at(&core->params, i)->rank == 1 || is_embedding))
+        if (placement->is_held && rk_param_grad_group(param) == group && (param->rank == 1 || is_embedding))
             begin = RK_MIN(begin, placement->offset);
     }
+    return begin;
+}
+
+/* Of matrices that passes write: in front of summed_begin. */
+static void check_summed(const struct rk_train *train, const struct rk_model_core *core)
+{
     for (int64_t i = 0; i < core->params.count; i++) {
+        const struct rk_param *param = rk_params_at(&core->params, i);
         const struct rk_placement *placement = rk_params_placement(&core->params, i);
 
-        if (placement->is_held && rk_params_at(&core->params, i)->rank == 2 &&
-            i != core->embedding.weight.param)
-            RK_ASSERT(placement->offset < begin);
+        if (placement->is_held && param->rank == 2 && i != core->embedding.weight.param &&
+            rk_grad_groups[rk_param_grad_group(param)].is_always_written)
+            RK_ASSERT(placement->offset < train->groups[rk_param_grad_group(param)].summed_begin);
     }
-    return begin;
 }
 
 struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_config *config)
 {
     const struct rk_model_core *core = model->core;
-    struct rk_comm_group *dp = rk_mesh_comms_group(core->mesh, RK_GROUP_DP_CP);
+    struct rk_shard_places places = rk_shard_places_of(core->mesh);
     struct rk_train *train;
     struct rk_status *st;
 
@@ -204,14 +239,14 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     train->config = *config;
     train->device = rk_stream_device(core->stream);
     train->grad_dtype = rk_train_grad_dtype(core->dtype);
+    rk_train_cut(train, &core->params, &places);
     train->pass_dtype =
-        config->adds_in_shards && rk_comm_group_size(dp) > 1 ? core->dtype : train->grad_dtype;
-    train->num_elements = core->params.num_elements;
-    RK_ASSERT(train->num_elements % rk_comm_group_size(dp) == 0);
-    train->summed_begin = find_summed(core);
-    rk_train_cut(train, &core->params, rk_comm_group_size(dp), rk_comm_group_rank(dp));
+        config->adds_in_shards && largest_group(&train->shards) > 1 ? core->dtype : train->grad_dtype;
+    for (int g = 0; g < RK_GRAD_GROUPS; g++)
+        train->groups[g].summed_begin = find_summed(core, (rk_grad_group_t)g);
+    check_summed(train, core);
     st = allocate(train, core);
-    if (!st && rk_comm_group_size(dp) > 1)
+    if (!st && largest_group(&train->shards) > 1)
         st = open_comm(train);
     if (!st && rk_params_tp_size(&core->params) > 1)
         st = open_side(train);

@@ -4,21 +4,29 @@
 #include "base/rk_assert.h"
 #include "engine/pipeline/pipeline_internal.h"
 
-/* Gradients from element `begin` on. */
-static struct rk_status *zero_grads(struct rk_model *model, int64_t begin)
+/* Those to which a pass can only add. */
+static struct rk_status *zero_summed(struct rk_model *model)
 {
     struct rk_train *train = model->train;
-    rk_tensor_t range = rk_flat_view(train->grads, train->pass_dtype, begin, train->num_elements - begin);
 
-    return rk_stream_zero(model->core->stream, range.data, rk_tensor_bytes(range));
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        const struct rk_shard_map *shards = &train->shards.of[g];
+        int64_t begin = train->groups[g].summed_begin, end = shards->begin + shards->num_elements;
+        rk_tensor_t range = rk_flat_view(train->grads, train->pass_dtype, begin, end - begin);
+
+        RK_TRY(rk_stream_zero(model->core->stream, range.data, rk_tensor_bytes(range)));
+    }
+    return NULL;
 }
 
 struct rk_status *rk_train_settle(struct rk_model *model)
 {
+    rk_tensor_t grads = rk_train_grads(model->train);
+
     if (!model->train->is_stale)
         return NULL;
     model->train->is_stale = false;
-    return zero_grads(model, 0);
+    return rk_stream_zero(model->core->stream, grads.data, rk_tensor_bytes(grads));
 }
 
 /* In the first micro-batch of a step the products of linear layers write their gradients instead of adding to
@@ -35,7 +43,7 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
         return rk_train_settle(model);
     train->is_stale = false;
     pass->overwrites_grads = true;
-    return zero_grads(model, train->summed_begin);
+    return zero_summed(model);
 }
 
 static struct rk_status *allocate_ids(const struct rk_pass *pass, const struct rk_train_micro *micro,

@@ -27,7 +27,8 @@ static struct rk_status *open_mesh(struct rk_test_model *out, const struct rk_te
     struct rk_mesh_spec mesh = {.tp = RK_MAX(spec->tp, 1),
                                 .cp = RK_MAX(spec->cp, 1),
                                 .dp = RK_MAX(spec->dp, 1),
-                                .pp = RK_MAX(spec->pp, 1)};
+                                .pp = RK_MAX(spec->pp, 1),
+                                .etp = spec->etp};
 
     if (!spec->world)
         return rk_mesh_comms_create_single(&out->comms);

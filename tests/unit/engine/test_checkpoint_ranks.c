@@ -161,7 +161,7 @@ static struct rk_status *dump_shard(const struct rk_model *model, int kind, doub
         int64_t end = placement->offset + rk_placement_num_elements(placement);
         struct rk_shard_run run = {0};
 
-        while (placement->is_counted && rk_shard_next_run(&train->shards, placement->offset, end, &run)) {
+        while (placement->is_counted && rk_shards_next_run(&train->shards, placement->offset, end, &run)) {
             for (int64_t e = 0; e < run.count; e++) {
                 int64_t at = global_element(param, placement, run.begin - placement->offset + e);
 

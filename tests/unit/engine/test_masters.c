@@ -194,10 +194,10 @@ static void test_set_masters_takes_what_lies_in_the_shard(void **state)
     (void)state;
     open_model(&test, NULL, RK_DTYPE_F32); /* for its device */
     for (size_t r = 0; r < RK_ARRAY_LEN(ranges); r++) {
-        struct rk_train train = {
-            .grad_dtype = RK_DTYPE_F32,
-            .shard_count = 40,
-            .shards = {.num_elements = 80, .bucket_elements = 20, .num_shards = 2, .index = 1}};
+        struct rk_train train = {.grad_dtype = RK_DTYPE_F32,
+                                 .shard_count = 40,
+                                 .shards.of[RK_GRAD_DENSE] = {
+                                     .num_elements = 80, .bucket_elements = 20, .num_shards = 2, .index = 1}};
         float values[64], masters[40];
 
         for (int i = 0; i < 64; i++)

@@ -107,11 +107,12 @@ static void paint_shard(const struct rk_param *param, const struct rk_placement 
 static int32_t grad_rank(const struct rk_param *param, const struct rk_mesh *mesh, int32_t rank,
                          int32_t *count)
 {
-    uint32_t mask = param->grad_group == RK_GROUP_EDP ? RK_AXIS_BIT(RK_AXIS_EDP)
-                                                      : RK_AXIS_BIT(RK_AXIS_DP) | RK_AXIS_BIT(RK_AXIS_CP);
+    uint32_t mask =
+        param->ep_rank >= 0 ? RK_AXIS_BIT(RK_AXIS_EDP) : RK_AXIS_BIT(RK_AXIS_DP) | RK_AXIS_BIT(RK_AXIS_CP);
     int32_t members[64];
 
     *count = rk_mesh_group(mesh, mask, rank, members);
+    assert_int_equal(*count, rk_grad_group_size(rk_param_grad_group(param), mesh));
     for (int32_t i = 0; i < *count; i++) {
         if (members[i] == rank)
             return i;

@@ -245,10 +245,11 @@ static void test_plan_of_published_models_counts_their_parameters(void **state)
 /* Every element of the buckets is in one part, every one of the shard's arrays in one bucket. */
 static void check_buckets(const struct rk_train *train, int32_t dp_size, int64_t num_elements)
 {
+    const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
     int64_t begin = 0, shard = 0;
 
-    for (int64_t b = 0; b < train->buckets.count; b++) {
-        const struct rk_bucket *bucket = &train->buckets.items[b];
+    for (int64_t b = 0; b < group->buckets.count; b++) {
+        const struct rk_bucket *bucket = &group->buckets.items[b];
 
         assert_int_equal(bucket->begin, begin);
         assert_int_equal(bucket->shard, shard);
@@ -264,13 +265,16 @@ static void check_buckets(const struct rk_train *train, int32_t dp_size, int64_t
 /* Marks what a rank's segments cover; they lie in its part of their bucket. */
 static void paint_segments(const struct rk_train *train, uint8_t *painted)
 {
-    for (int64_t s = 0; s < train->segments.count; s++) {
-        const struct rk_shard_segment *segment = &train->segments.items[s];
-        const struct rk_bucket *bucket = &train->buckets.items[segment->bucket];
+    const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
+
+    for (int64_t s = 0; s < group->segments.count; s++) {
+        const struct rk_shard_segment *segment = &group->segments.items[s];
+        const struct rk_bucket *bucket = &group->buckets.items[segment->bucket];
 
         assert_true(segment->begin >= bucket->mine);
         assert_true(segment->begin + segment->count <= bucket->mine + bucket->part);
-        assert_true(s == 0 || segment->begin > train->segments.items[s - 1].begin);
+        assert_true(s == 0 || segment->begin > group->segments.items[s - 1].begin);
+        assert_int_equal(segment->shard, bucket->shard + segment->begin - bucket->mine);
         for (int64_t e = segment->begin; e < segment->begin + segment->count; e++) {
             assert_int_equal(painted[e], 0);
             painted[e] = (uint8_t)(1 + segment->decays + 2 * segment->is_counted);
@@ -303,12 +307,13 @@ static void test_train_cut_covers_every_element_once(void **state)
         for (int32_t r = 0; r < cases[i].dp_size; r++) {
             struct rk_train train = {.config = {.bucket_elements = cases[i].bucket_elements}};
 
-            rk_train_cut(&train, &core.params, cases[i].dp_size, r);
-            assert_true((train.buckets.count > 1) == (cases[i].bucket_elements > 0));
+            rk_train_cut(&train, &core.params,
+                         &(struct rk_shard_places){{cases[i].dp_size, cases[i].dp_size}, {r, r}});
+            assert_true((train.groups[RK_GRAD_DENSE].buckets.count > 1) == (cases[i].bucket_elements > 0));
+            assert_int_equal(train.groups[RK_GRAD_EXPERT].buckets.count, 0);
             check_buckets(&train, cases[i].dp_size, core.params.num_elements);
             paint_segments(&train, painted);
-            rk_array_fini(&train.segments);
-            rk_array_fini(&train.buckets);
+            rk_train_cut_fini(&train);
         }
         for (int64_t p = 0; p < core.params.count; p++) {
             const struct rk_param *param = rk_params_at(&core.params, p);
@@ -322,6 +327,135 @@ static void test_train_cut_covers_every_element_once(void **state)
         }
         rk_free(painted);
         rk_model_declare_fini(&core);
+    }
+}
+
+/* Rows of a made-up model, some of them experts'. */
+static const struct group_row {
+    int64_t rows, cols; /* cols 0: a vector */
+    int32_t ep_rank;    /* -1: no expert's */
+} group_rows[] = {{10, 13, -1}, {7, 9, 0}, {5, 0, 0},   {7, 9, 1},
+                  {33, 0, -1},  {5, 0, 1}, {3, 70, -1}, {64, 3, 1}};
+
+static struct rk_param_table make_groups(const struct rk_mesh *mesh, int32_t rank)
+{
+    struct rk_param_table table;
+    struct rk_mesh_coords coords;
+
+    assert_true(rk_mesh_find_coords(mesh, rank, &coords));
+    assert_ok(rk_params_init(&table, mesh, &coords, RK_DTYPE_F32));
+    for (size_t i = 0; i < RK_ARRAY_LEN(group_rows); i++)
+        rk_params_add(&table,
+                      &(struct rk_param_spec){.rows = group_rows[i].rows,
+                                              .cols = group_rows[i].cols,
+                                              .split_dim = -1,
+                                              .is_expert = group_rows[i].ep_rank >= 0,
+                                              .ep_rank = group_rows[i].ep_rank},
+                      "p%zu", i);
+    assert_ok(rk_params_lay_out(&table));
+    return table;
+}
+
+/* Every group is one range, in which its matrices come first and its ranks have equal parts. */
+static void check_ranges(const struct rk_param_table *table)
+{
+    int64_t end = 0;
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        assert_int_equal(table->groups[g].begin, end);
+        end += table->groups[g].num_elements;
+        assert_int_equal(table->groups[g].num_elements %
+                             rk_params_align(rk_grad_group_size((rk_grad_group_t)g, table->mesh)),
+                         0);
+    }
+    assert_int_equal(table->num_elements, end);
+    for (int64_t i = 0; i < table->count; i++) {
+        const struct rk_placement *placement = rk_params_placement(table, i);
+        const struct rk_param *param = rk_params_at(table, i);
+        const struct rk_param_range *range = &table->groups[rk_param_grad_group(param)];
+
+        if (!placement->is_held)
+            continue;
+        assert_true(placement->offset >= range->begin);
+        assert_true(placement->offset + rk_placement_num_elements(placement) <=
+                    range->begin + range->num_elements);
+        for (int64_t j = 0; param->rank == 1 && j < table->count; j++)
+            assert_true(rk_params_at(table, j)->rank == 1 || !rk_params_placement(table, j)->is_held ||
+                        rk_params_at(table, j)->grad_group != param->grad_group ||
+                        rk_params_placement(table, j)->offset < placement->offset);
+    }
+}
+
+static struct rk_shard_places places_in(const struct rk_mesh *mesh, int32_t rank)
+{
+    struct rk_shard_places places;
+    int32_t members[64];
+
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        places.size[g] = rk_mesh_group(mesh, rk_grad_groups[g].axes, rank, members);
+        for (places.rank[g] = 0; members[places.rank[g]] != rank;)
+            places.rank[g]++;
+    }
+    return places;
+}
+
+/* Adds 1 to the cells of every parameter whose state is in the rank's segments, each of which is in one
+ * group.
+ */
+static void paint_groups(const struct rk_param_table *table, const struct rk_train *train,
+                         int32_t (*cells)[256])
+{
+    for (int g = 0; g < RK_GRAD_GROUPS; g++) {
+        for (int64_t s = 0; s < train->groups[g].segments.count; s++) {
+            const struct rk_shard_segment *segment = &train->groups[g].segments.items[s];
+
+            assert_true(segment->shard + segment->count <= train->shard_count);
+            for (int64_t i = 0; i < table->count; i++) {
+                const struct rk_placement *placement = rk_params_placement(table, i);
+                int64_t begin = RK_MAX(segment->begin, placement->offset),
+                        end = RK_MIN(segment->begin + segment->count,
+                                     placement->offset + rk_placement_num_elements(placement));
+
+                for (int64_t e = begin; placement->is_held && e < end; e++) {
+                    assert_int_equal(rk_param_grad_group(rk_params_at(table, i)), g);
+                    cells[i][e - placement->offset] += segment->is_counted;
+                }
+            }
+        }
+    }
+}
+
+/* Goal: with ep, the ranks of a group have every element of its parameters' state once, dense ones and each
+ * expert's. Method: paint the segments of all ranks. */
+static void test_groups_have_ranges_and_shards_of_their_own(void **state)
+{
+    static const struct rk_mesh_spec specs[] = {{.dp = 4, .ep = 2},
+                                                {.dp = 2, .ep = 2},
+                                                {.tp = 2, .dp = 4, .ep = 2, .etp = 1},
+                                                {.cp = 2, .dp = 3, .ep = 2}};
+
+    (void)state;
+    for (size_t i = 0; i < RK_ARRAY_LEN(specs); i++) {
+        struct rk_mesh_coords coords;
+        struct rk_mesh *mesh = make_mesh(&specs[i], 0, &coords);
+        int32_t cells[RK_ARRAY_LEN(group_rows)][256] = {{0}};
+
+        for (int32_t rank = 0; rank < rk_mesh_num_ranks(mesh); rank++) {
+            struct rk_param_table table = make_groups(mesh, rank);
+            struct rk_shard_places places = places_in(mesh, rank);
+            struct rk_train train = {.config = {.bucket_elements = 200}};
+
+            check_ranges(&table);
+            rk_train_cut(&train, &table, &places);
+            paint_groups(&table, &train, cells);
+            rk_train_cut_fini(&train);
+            rk_params_fini(&table);
+        }
+        for (size_t p = 0; p < RK_ARRAY_LEN(group_rows); p++) {
+            for (int64_t e = 0; e < group_rows[p].rows * RK_MAX(group_rows[p].cols, 1); e++)
+                assert_int_equal(cells[p][e], 1);
+        }
+        rk_mesh_destroy(mesh);
     }
 }
 
@@ -365,6 +499,7 @@ int main(void)
         cmocka_unit_test(test_plan_of_indivisible_sizes_is_refused),
         cmocka_unit_test(test_plan_of_published_models_counts_their_parameters),
         cmocka_unit_test(test_train_cut_covers_every_element_once),
+        cmocka_unit_test(test_groups_have_ranges_and_shards_of_their_own),
         cmocka_unit_test(test_plan_shards_closes_files_at_the_limit),
     };
 

@@ -43,7 +43,7 @@ static struct rk_status *loss_fn(void *user, const struct rk_head_arrays *output
 static struct rk_status *micro_batch(struct rk_model *model, int32_t index, bool is_last)
 {
     int32_t dp_rank = model->core->params.coords.axis[RK_AXIS_DP];
-    bool is_empty = index % 3 == 2 && dp_rank == model->train->shards.num_shards - 1;
+    bool is_empty = index % 3 == 2 && dp_rank == model->train->shards.of[RK_GRAD_DENSE].num_shards - 1;
     int32_t shift = index + 13 * dp_rank;
     int32_t tokens[NUM_TOKENS], positions[NUM_TOKENS], labels[NUM_TOKENS];
     const int32_t cu_seqlens[] = {0, is_empty ? 0 : NUM_TOKENS};
@@ -94,6 +94,7 @@ static struct rk_status *sum_grads(struct rk_model *model, int32_t count, int32_
                                    int64_t *num_elements)
 {
     const struct rk_train *train = model->train;
+    const struct rk_train_group *group = &train->groups[RK_GRAD_DENSE];
     float *host = rk_calloc((size_t)train->shard_count, sizeof(*host));
     int64_t total = 0;
 
@@ -102,8 +103,8 @@ static struct rk_status *sum_grads(struct rk_model *model, int32_t count, int32_
         RK_TRY(micro_batch(model, i / repeats, i == count * repeats - 1));
     RK_TRY(rk_train_settle(model));
     RK_TRY(rk_train_reduce(model));
-    for (int64_t s = 0; s < train->segments.count; s++) {
-        rk_tensor_t grads = rk_train_segment_grads(train, &train->segments.items[s]);
+    for (int64_t s = 0; s < group->segments.count; s++) {
+        rk_tensor_t grads = rk_train_segment_grads(train, &group->segments.items[s]);
 
         RK_ASSERT(grads.dtype == RK_DTYPE_F32);
         RK_TRY(rk_stream_copy(model->core->stream, host + total, grads.data, rk_tensor_bytes(grads),
@@ -183,7 +184,7 @@ static int compare_steps(struct rk_model *whole, struct rk_model *shards)
 static int compare_memory(const struct rk_model *whole, const struct rk_model *shards)
 {
     uint64_t count = (uint64_t)whole->train->num_elements, shard = (uint64_t)whole->train->shard_count;
-    uint64_t bucket = (uint64_t)whole->train->buckets.items[0].count;
+    uint64_t bucket = (uint64_t)whole->train->groups[RK_GRAD_DENSE].buckets.items[0].count;
     uint64_t of_whole = rk_model_get_memory(whole).grad_bytes,
              of_shards = rk_model_get_memory(shards).grad_bytes;
 
