@@ -54,6 +54,14 @@ struct rk_status *rk_engine_sum(struct rk_comm_group *group, struct rk_stream *s
 struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                   struct rk_status *st) RK_NODISCARD;
 
+/* How the frequencies of a rotary table are scaled: rope_type "default" (all zero) or "llama3"
+ * (frequency-dependent interpolation). */
+struct rk_rope_scaling {
+    bool is_llama3;
+    double factor, low_freq_factor, high_freq_factor;
+    int64_t original_max_position_embeddings;
+};
+
 /* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
 struct rk_model_config {
     const char *family; /* row of the family table: "llama", "qwen3" */
@@ -65,11 +73,7 @@ struct rk_model_config {
     bool has_qk_norm;       /* RMSNorm of every head of queries and keys */
     int32_t sliding_window; /* keys that a query of the layers from max_window_layers on sees; 0: all */
     int64_t max_window_layers;
-    struct { /* rope_type "default" or "llama3" (frequency-dependent interpolation) */
-        bool is_llama3;
-        double factor, low_freq_factor, high_freq_factor;
-        int64_t original_max_position_embeddings;
-    } rope_scaling;
+    struct rk_rope_scaling rope_scaling;
     int64_t num_labels; /* of a classification head */
     int64_t eos_token_ids[8];
     int32_t num_eos_token_ids;

@@ -241,12 +241,9 @@ static bool is_by_kind(const struct rk_json *object)
 
 static bool same_rope(const struct rk_model_config *a, const struct rk_model_config *b)
 {
-    return a->rope_theta == b->rope_theta && a->rope_scaling.is_llama3 == b->rope_scaling.is_llama3 &&
-           a->rope_scaling.factor == b->rope_scaling.factor &&
-           a->rope_scaling.low_freq_factor == b->rope_scaling.low_freq_factor &&
-           a->rope_scaling.high_freq_factor == b->rope_scaling.high_freq_factor &&
-           a->rope_scaling.original_max_position_embeddings ==
-               b->rope_scaling.original_max_position_embeddings;
+    const struct rk_rope_spec ropes[2] = {rk_rope_of_config(a), rk_rope_of_config(b)};
+
+    return rk_rope_equal(&ropes[0], &ropes[1]);
 }
 
 /* The values of the kinds that the layers are of; kinds that none is of do not matter. All layers rotate

@@ -16,6 +16,43 @@ static struct rk_weight declare_norm(struct rk_model_core *core, const char *nam
     return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = spec.rows};
 }
 
+/* The table of the block, which it may share with others. */
+static struct rk_status *add_rope(struct rk_model_core *core, struct rk_block *block)
+{
+    const struct rk_rope_spec *rope = &block->decl.rope;
+    size_t bytes;
+
+    block->rope = -1;
+    if (rope->width == 0)
+        return NULL;
+    RK_ASSERT(rope->width > 0);
+    if (rope->width % 2 != 0 || rope->is_interleaved)
+        return RK_FAIL(RK_UNIMPLEMENTED,
+                       "block %s of layer %lld rotates %lld columns of a head%s, expected an even number, in "
+                       "pairs half of it apart",
+                       block->ops->name, (long long)block->layer, (long long)rope->width,
+                       rope->is_interleaved ? " in neighbouring pairs" : "");
+    for (block->rope = 0; block->rope < core->num_ropes; block->rope++) {
+        if (rk_rope_equal(&core->ropes[block->rope], rope))
+            return NULL;
+    }
+    bytes = (size_t)++core->num_ropes * sizeof(*core->ropes);
+    core->ropes = rk_realloc(core->ropes, bytes);
+    core->ropes[block->rope] = *rope;
+    return NULL;
+}
+
+static struct rk_status *declare_block(struct rk_model_core *core, struct rk_block *block,
+                                       const struct rk_block_site *site)
+{
+    RK_ASSERT(block->ops->abi == RK_BLOCK_ABI);
+    block->own = rk_calloc(1, block->ops->block_bytes);
+    RK_TRY(block->ops->declare(block, &core->params, site));
+    block->first_cache = core->num_caches;
+    core->num_caches += block->decl.num_caches;
+    return add_rope(core, block);
+}
+
 static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
                                        int64_t layer)
 {
@@ -28,8 +65,7 @@ static struct rk_status *declare_layer(struct rk_model_core *core, const struct 
         block->layer = layer;
         snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
         block->norm = declare_norm(core, name);
-        block->own = rk_calloc(1, desc->ops->block_bytes);
-        RK_TRY(desc->ops->declare(block, &core->params, &site));
+        RK_TRY(declare_block(core, block, &site));
     }
     return NULL;
 }
@@ -120,9 +156,11 @@ void rk_model_declare_fini(struct rk_model_core *core)
         rk_free(core->blocks[i].own);
     rk_free(core->blocks);
     rk_free(core->chunks);
+    rk_free(core->ropes);
     rk_pipeline_destroy(core->pipeline);
     core->chunks = NULL;
     core->pipeline = NULL;
     core->blocks = NULL;
+    core->ropes = NULL;
     core->num_blocks = 0;
 }

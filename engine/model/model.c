@@ -43,10 +43,12 @@ static struct rk_status *check_axes(const struct rk_mesh *mesh)
     return NULL;
 }
 
-static struct rk_status *make_rope(struct rk_model_core *core)
+/* Both tables of one kind of rotation. */
+static struct rk_status *make_rope(struct rk_model_core *core, const struct rk_rope_spec *rope,
+                                   struct rk_rope_tables *out)
 {
-    int64_t num_positions = core->config.max_position_embeddings, half = core->config.head_dim / 2;
-    rk_tensor_t *tables[] = {&core->rope_cos, &core->rope_sin};
+    int64_t num_positions = core->config.max_position_embeddings, half = rope->width / 2;
+    rk_tensor_t *tables[] = {&out->cos, &out->sin};
     float *host[2] = {NULL, NULL};
     struct rk_status *st = NULL;
     size_t bytes;
@@ -65,7 +67,7 @@ static struct rk_status *make_rope(struct rk_model_core *core)
         host[i] = memory;
     }
     if (!rk_device_is_dry(rk_stream_device(core->stream))) /* tables of 131072 positions take half a second */
-        rk_rope_table(&core->config, num_positions, host[0], host[1]);
+        rk_rope_table(rope, num_positions, host[0], host[1]);
     for (int i = 0; i < 2; i++)
         RK_TRY_GOTO(st, rk_stream_copy(core->stream, tables[i]->data, host[i], bytes, RK_COPY_H2D), out);
     st = rk_stream_sync(core->stream);
@@ -74,6 +76,14 @@ out:
     rk_free(host[0]);
     rk_free(host[1]);
     return st;
+}
+
+static struct rk_status *make_ropes(struct rk_model_core *core)
+{
+    core->rope_tables = rk_calloc((size_t)core->num_ropes, sizeof(*core->rope_tables));
+    for (int32_t i = 0; i < core->num_ropes; i++)
+        RK_TRY(make_rope(core, &core->ropes[i], &core->rope_tables[i]));
+    return NULL;
 }
 
 /* 0, 1, 2, ...: with them the rows of several ranks' logits are put side by side (nn/head_lm.c). */
@@ -112,7 +122,7 @@ static struct rk_status *allocate(struct rk_model_core *core)
     core->values = core->value_memory.data;
     RK_TRY(rk_device_alloc(device, &core->scratch, RK_AGREE_BYTES, "verdicts of ranks"));
     RK_TRY(make_row_numbers(core));
-    return make_rope(core);
+    return make_ropes(core);
 }
 
 /* Ids from `vocab_size` on, unless it is 0, are padding to the head. */
@@ -162,10 +172,13 @@ static void core_destroy(struct rk_model_core *core)
     if (device) {
         rk_movable_fini(&core->value_memory);
         rk_device_free(device, core->scratch);
-        rk_device_free(device, core->rope_cos.data);
-        rk_device_free(device, core->rope_sin.data);
+        for (int32_t i = 0; core->rope_tables && i < core->num_ropes; i++) {
+            rk_device_free(device, core->rope_tables[i].cos.data);
+            rk_device_free(device, core->rope_tables[i].sin.data);
+        }
         rk_device_free(device, core->row_numbers.data);
     }
+    rk_free(core->rope_tables);
     rk_model_declare_fini(core);
     rk_json_free(core->hf_config);
     rk_free(core);
@@ -330,11 +343,14 @@ int64_t rk_model_num_elements(const struct rk_model *model)
     return count;
 }
 
-int64_t rk_model_local_kv_heads(const struct rk_model *model)
+int64_t rk_model_cache_bytes(const struct rk_model *model)
 {
-    int64_t num_kv_heads = model->core->config.num_kv_heads;
+    const struct rk_model_core *core = model->core;
+    int64_t bytes = 0;
 
-    return num_kv_heads / RK_MIN(num_kv_heads, (int64_t)rk_params_tp_size(&model->core->params));
+    for (int64_t i = 0; i < core->num_blocks; i++)
+        bytes += rk_block_cache_bytes(&core->blocks[i], core->dtype);
+    return bytes;
 }
 
 void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes)
@@ -372,8 +388,10 @@ struct rk_model_memory rk_model_get_memory(const struct rk_model *model)
         memory.workspace_bytes = RK_AGREE_BYTES;
         if (core->row_numbers.data)
             memory.workspace_bytes += rk_tensor_bytes(core->row_numbers);
-        memory.param_bytes = rk_movable_held_bytes(&core->value_memory) + rk_tensor_bytes(core->rope_cos) +
-                             rk_tensor_bytes(core->rope_sin);
+        memory.param_bytes = rk_movable_held_bytes(&core->value_memory);
+        for (int32_t i = 0; i < core->num_ropes; i++)
+            memory.param_bytes +=
+                rk_tensor_bytes(core->rope_tables[i].cos) + rk_tensor_bytes(core->rope_tables[i].sin);
     }
     rk_pipeline_add_memory(model, &memory);
     rk_train_add_memory(model->train, &memory);

@@ -98,8 +98,11 @@ struct rk_model_core {
     int32_t num_chunks;
     struct rk_weight final_norm;
     struct rk_head head;
-    rk_tensor_t rope_cos, rope_sin; /* F32 [max_position_embeddings, head_dim / 2] */
-    rk_tensor_t row_numbers;        /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
+    struct rk_rope_spec *ropes;         /* [num_ropes]: those that blocks declare, each once */
+    struct rk_rope_tables *rope_tables; /* [num_ropes] */
+    int32_t num_ropes;
+    int64_t num_caches;      /* tensors of a paged cache, of all blocks */
+    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
     struct rk_movable value_memory;
     void *values;  /* its address: flat buffer of params.num_elements */
     void *scratch; /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
@@ -108,8 +111,8 @@ struct rk_model_core {
     bool has_warned_of_padding;
 };
 
-/* Fills params, blocks, embedding, final_norm and head from core->config and core->dtype for the rank at
- * `coords`: pure, nothing is allocated on the device. */
+/* Fills params, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for the rank
+ * at `coords`: pure, nothing is allocated on the device. */
 struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
                                    const struct rk_mesh_coords *coords) RK_NODISCARD;
 void rk_model_declare_fini(struct rk_model_core *core);
@@ -355,7 +358,8 @@ struct rk_status *rk_model_init_param(struct rk_model_core *core, int64_t i, uin
 struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
                                          const struct rk_engine_hooks *hooks,
                                          rk_tensor_t *logits) RK_NODISCARD;
-int64_t rk_model_local_kv_heads(const struct rk_model *model);
+/* Bytes of a paged cache a token, of all blocks on this rank. */
+int64_t rk_model_cache_bytes(const struct rk_model *model);
 struct rk_stream *rk_model_stream(const struct rk_model *model);
 rk_dtype_t rk_model_dtype(const struct rk_model *model);
 /* What a rollout holds for this model grew by that many bytes (shrank, when negative): for

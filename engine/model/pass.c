@@ -21,8 +21,7 @@ static void fill_pass(const struct rk_model_core *core, struct rk_pass *pass)
         .hidden_size = core->config.hidden_size,
         .vocab_size = core->vocab_size,
         .norm_eps = (float)core->config.rms_norm_eps,
-        .rope_cos = core->rope_cos,
-        .rope_sin = core->rope_sin,
+        .ropes = core->rope_tables,
         .row_numbers = core->row_numbers,
     };
 }
@@ -37,7 +36,8 @@ static struct rk_status *copy_ids(const struct rk_pass *pass, int32_t **out, con
 
 /* A sequence more, so that the tokens are a multiple of tp: ids that are 0, at the positions from 0 on. They
  * have no label, so nothing comes of them, and other sequences do not see them. */
-static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed *packed)
+static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed *packed,
+                                    int64_t num_positions)
 {
     int64_t num_tokens = packed->num_tokens, tp_size = rk_comm_group_size(pass->tp);
     int64_t count = (tp_size - num_tokens % tp_size) % tp_size;
@@ -49,7 +49,7 @@ static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed
     RK_TRY(copy_ids(pass, &positions, packed->positions, num_tokens, num_tokens + count));
     RK_TRY(copy_ids(pass, &cu_seqlens, packed->cu_seqlens, packed->num_seqs + 1, packed->num_seqs + 2));
     for (int64_t i = 0; i < count; i++)
-        positions[num_tokens + i] = (int32_t)RK_MIN(i, pass->rope_cos.shape[0] - 1);
+        positions[num_tokens + i] = (int32_t)RK_MIN(i, num_positions - 1);
     packed->num_tokens += count;
     cu_seqlens[++packed->num_seqs] = (int32_t)packed->num_tokens;
     packed->max_seqlen = RK_MAX(packed->max_seqlen, (int32_t)count);
@@ -60,10 +60,10 @@ static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed
 }
 
 /* How many tokens the pass has, and which of them are this rank's rows. */
-static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed)
+static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed, int64_t num_positions)
 {
     if (pass->splits_rows)
-        RK_TRY(pad_tokens(pass, packed));
+        RK_TRY(pad_tokens(pass, packed, num_positions));
     pass->num_tokens = packed->num_tokens;
     pass->num_rows = packed->num_tokens / (pass->splits_rows ? rk_comm_group_size(pass->tp) : 1);
     pass->max_seqlen = packed->max_seqlen;
@@ -112,7 +112,7 @@ struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_
     pass->splits_rows = pass->params->splits_rows;
     if (rk_comm_group_size(rk_mesh_comms_group(model->core->mesh, RK_GROUP_CP)) > 1)
         return rk_model_cut_packed(model->core, pass, packed);
-    RK_TRY(set_rows(pass, &all));
+    RK_TRY(set_rows(pass, &all, model->core->config.max_position_embeddings));
     RK_TRY(rk_step_upload(pass->kept, pass->stream, &pass->tokens, RK_DTYPE_I32, all.tokens, all.num_tokens));
     RK_TRY(rk_step_upload(pass->kept, pass->stream, &pass->positions, RK_DTYPE_I32, all.positions,
                           all.num_tokens));

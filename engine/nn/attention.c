@@ -35,6 +35,12 @@ struct saved {
     rk_tensor_t lse;            /* [num_heads, T] */
 };
 
+/* Of the declaration. */
+enum { CACHE_K, CACHE_V, NUM_CACHES };
+enum { QKV, QK, Q_RSTD, K_RSTD, OUT, LSE, DOUT, DQKV, NUM_ACTIVATIONS };
+_Static_assert(NUM_CACHES <= RK_BLOCK_MAX_CACHES && NUM_ACTIVATIONS <= RK_BLOCK_MAX_ACTIVATIONS,
+               "a declaration holds them");
+
 /* Views as [T, heads, head_dim]. */
 struct qkv_view {
     rk_tensor_t q, k, v;
@@ -116,6 +122,39 @@ static void declare_qk_norm(struct attention *attention, struct rk_param_table *
         rk_params_add(params, &spec, "model.layers.%lld.%s.k_norm.weight", layer, site->module);
 }
 
+static struct rk_activation_decl activation(const char *name, rk_activation_life_t life, int64_t columns)
+{
+    return (struct rk_activation_decl){.name = name, .life = life, .columns = columns};
+}
+
+static struct rk_activation_decl statistic(const char *name, int64_t columns)
+{
+    return (struct rk_activation_decl){
+        .name = name, .life = RK_ACTIVATION_KEPT, .is_stat = true, .columns = columns};
+}
+
+static void declare_shapes(struct rk_block *block, const struct rk_model_config *config)
+{
+    const struct attention *attention = block->own;
+    int64_t heads = attention->num_heads, kv_heads = attention->num_kv_heads, head_dim = attention->head_dim;
+    int64_t normed = attention->has_qk_norm ? 1 : 0;
+    struct rk_block_decl *decl = &block->decl;
+
+    decl->rope = rk_rope_of_config(config);
+    decl->num_caches = NUM_CACHES;
+    decl->caches[CACHE_K] = (struct rk_cache_decl){"k", kv_heads, head_dim};
+    decl->caches[CACHE_V] = (struct rk_cache_decl){"v", kv_heads, head_dim};
+    decl->num_activations = NUM_ACTIVATIONS;
+    decl->activations[QKV] = activation("qkv", RK_ACTIVATION_SAVED, attention->qkv.rows);
+    decl->activations[QK] = activation("qk", RK_ACTIVATION_KEPT, normed * (heads + kv_heads) * head_dim);
+    decl->activations[Q_RSTD] = statistic("q_rstd", normed * heads);
+    decl->activations[K_RSTD] = statistic("k_rstd", normed * kv_heads);
+    decl->activations[OUT] = activation("out", RK_ACTIVATION_SAVED, heads * head_dim);
+    decl->activations[LSE] = statistic("lse", heads);
+    decl->activations[DOUT] = activation("dout", RK_ACTIVATION_BACKWARD, heads * head_dim);
+    decl->activations[DQKV] = activation("dqkv", RK_ACTIVATION_BACKWARD, attention->qkv.rows);
+}
+
 static struct rk_status *attention_declare(struct rk_block *block, struct rk_param_table *params,
                                            const struct rk_block_site *site)
 {
@@ -143,15 +182,19 @@ static struct rk_status *attention_declare(struct rk_block *block, struct rk_par
     attention->o.cols = attention->num_heads * config->head_dim;
     attention->o.param =
         rk_params_add(params, &o, "model.layers.%lld.%s.o_proj.weight", (long long)site->layer, site->module);
+    declare_shapes(block, config);
     return NULL;
 }
 
-static struct rk_status *rotate(const struct rk_pass *pass, rk_tensor_t x, bool inverse)
+static struct rk_status *rotate(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
+                                bool inverse)
 {
+    const struct rk_rope_tables *rope = rk_block_rope(pass, block);
+
     return rk_rope(pass->stream, &(struct rk_rope_args){
                                      .x = x,
-                                     .cos = pass->rope_cos,
-                                     .sin = pass->rope_sin,
+                                     .cos = rope->cos,
+                                     .sin = rope->sin,
                                      .positions = pass->positions,
                                      .inverse = inverse,
                                  });
@@ -175,18 +218,16 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass, const 
     };
 }
 
-static rk_tensor_t kv_columns(rk_tensor_t kv, rk_tensor_t like, int64_t number)
+/* Memory for keys and values, or their gradients, of the whole micro-batch, side by side, in *kv; and the
+ * views of both, which are shaped like *k and *v. */
+static struct rk_status *alloc_kv(const struct rk_pass *pass, rk_tensor_t *kv, rk_tensor_t *k, rk_tensor_t *v)
 {
-    int64_t columns = like.shape[1] * like.shape[2];
+    int64_t k_columns = k->shape[1] * k->shape[2], v_columns = v->shape[1] * v->shape[2];
 
-    return rk_tensor_split_cols(rk_tensor_cols(kv, number * columns, columns), like.shape[1], like.shape[2]);
-}
-
-/* Memory for keys and values, or their gradients, of the whole micro-batch, side by side. */
-static struct rk_status *alloc_kv(const struct rk_pass *pass, rk_tensor_t like, rk_tensor_t *kv)
-{
-    return rk_step_2d(pass->arena, kv, pass->dtype, pass->context->num_keys,
-                      2 * like.shape[1] * like.shape[2]);
+    RK_TRY(rk_step_2d(pass->arena, kv, pass->dtype, pass->context->num_keys, k_columns + v_columns));
+    *k = rk_tensor_split_cols(rk_tensor_cols(*kv, 0, k_columns), k->shape[1], k->shape[2]);
+    *v = rk_tensor_split_cols(rk_tensor_cols(*kv, k_columns, v_columns), v->shape[1], v->shape[2]);
+    return NULL;
 }
 
 /* The keys and values of all cp ranks take the place of this rank's; they lie in the arena. */
@@ -195,10 +236,8 @@ static struct rk_status *gather_keys(const struct rk_pass *pass, struct rk_attn_
     rk_tensor_t mine[] = {rk_tensor_merge_cols(args->k), rk_tensor_merge_cols(args->v)};
     rk_tensor_t kv;
 
-    RK_TRY(alloc_kv(pass, args->k, &kv));
+    RK_TRY(alloc_kv(pass, &kv, &args->k, &args->v));
     RK_TRY(rk_context_gather(pass, mine, 2, kv));
-    args->k = kv_columns(kv, args->k, 0);
-    args->v = kv_columns(kv, args->v, 1);
     args->k_begin = pass->context->k_begin;
     args->k_lens = pass->context->k_lens[RK_ZIGZAG_BOTH];
     return NULL;
@@ -211,9 +250,7 @@ static struct rk_status *context_bwd(const struct rk_pass *pass, struct rk_attn_
 
     RK_TRY(gather_keys(pass, &args->fwd));
     for (int half = 0; half < 2; half++) {
-        RK_TRY(alloc_kv(pass, args->fwd.k, &dkv[half]));
-        args->dk = kv_columns(dkv[half], args->fwd.k, 0);
-        args->dv = kv_columns(dkv[half], args->fwd.v, 1);
+        RK_TRY(alloc_kv(pass, &dkv[half], &args->dk, &args->dv));
         args->fwd.k_lens = pass->context->k_lens[1u << half];
         RK_TRY(rk_attn_varlen_bwd(pass->stream, args));
     }
@@ -221,18 +258,21 @@ static struct rk_status *context_bwd(const struct rk_pass *pass, struct rk_attn_
     return rk_context_reduce(pass, dkv[0], mine, 2);
 }
 
-static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
+static struct rk_status *attend_paged(const struct rk_pass *pass, const struct rk_block *block,
                                       const struct rk_attn_varlen_args *args)
 {
     const struct rk_paged_step *paged = pass->paged;
+    const struct rk_rope_tables *rope = rk_block_rope(pass, block);
+    rk_tensor_t k_cache = rk_block_cache(pass, block, CACHE_K),
+                v_cache = rk_block_cache(pass, block, CACHE_V);
 
     RK_TRY(rk_rope_kv_write(pass->stream, &(struct rk_rope_kv_write_args){
                                               .q = args->q,
-                                              .cos = pass->rope_cos,
-                                              .sin = pass->rope_sin,
+                                              .cos = rope->cos,
+                                              .sin = rope->sin,
                                               .positions = pass->positions,
-                                              .kv = {.k_cache = paged->k_cache[layer],
-                                                     .v_cache = paged->v_cache[layer],
+                                              .kv = {.k_cache = k_cache,
+                                                     .v_cache = v_cache,
                                                      .k = args->k,
                                                      .v = args->v,
                                                      .slot_mapping = paged->slot_mapping},
@@ -241,8 +281,8 @@ static struct rk_status *attend_paged(const struct rk_pass *pass, int64_t layer,
     return rk_attn_paged(pass->stream, &(struct rk_attn_paged_args){
                                            .out = args->out,
                                            .q = args->q,
-                                           .k_cache = paged->k_cache[layer],
-                                           .v_cache = paged->v_cache[layer],
+                                           .k_cache = k_cache,
+                                           .v_cache = v_cache,
                                            .block_table = paged->block_table,
                                            .cu_q = paged->cu_q,
                                            .seq_lens = paged->seq_lens,
@@ -259,8 +299,8 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
 
     if (pass->paged)
-        return attend_paged(pass, block->layer, &args);
-    RK_TRY(rotate(pass, split_qkv(block->own, saved->qk, saved->qkv).qk, false));
+        return attend_paged(pass, block, &args);
+    RK_TRY(rotate(pass, block, split_qkv(block->own, saved->qk, saved->qkv).qk, false));
     if (pass->context)
         RK_TRY(gather_keys(pass, &args));
     RK_TRY(rk_attn_varlen_fwd(pass->stream, &args));
@@ -269,9 +309,10 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
 }
 
 /* Fills saved->qk; in place where no backward pass follows. */
-static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct attention *attention,
+static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct rk_block *block,
                                       struct saved *saved)
 {
+    const struct attention *attention = block->own;
     rk_tensor_t columns = qk_columns(attention, saved->qkv);
     struct qkv_view from = split_qkv(attention, columns, saved->qkv), to;
 
@@ -279,12 +320,9 @@ static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct a
     if (!attention->has_qk_norm)
         return NULL;
     if (pass->keeps_activations) {
-        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->qk, pass->dtype, pass->num_tokens,
-                          columns.shape[1]));
-        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->q_rstd, pass->stat_dtype, pass->num_tokens,
-                          attention->num_heads));
-        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->k_rstd, pass->stat_dtype, pass->num_tokens,
-                          attention->num_kv_heads));
+        RK_TRY(rk_activation_make(pass, block, QK, &saved->qk));
+        RK_TRY(rk_activation_make(pass, block, Q_RSTD, &saved->q_rstd));
+        RK_TRY(rk_activation_make(pass, block, K_RSTD, &saved->k_rstd));
     }
     to = split_qkv(attention, saved->qk, saved->qkv);
     RK_TRY(rk_head_norm_fwd(pass->stream, &(struct rk_head_norm_fwd_args){
@@ -334,17 +372,18 @@ static struct rk_status *attention_forward(struct rk_pass *pass, const struct rk
 {
     const struct attention *attention = block->own;
     struct saved *saved = block_saved;
+    rk_tensor_t attended;
 
     *saved = (struct saved){0};
-    RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->qkv, pass->dtype, pass->num_tokens,
-                      attention->qkv.rows));
-    RK_TRY(rk_step_3d(rk_pass_saved_arena(pass), &saved->out, pass->dtype, pass->num_tokens,
-                      attention->num_heads, attention->head_dim));
-    if (pass->keeps_activations)
-        RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->lse, pass->stat_dtype, attention->num_heads,
-                          pass->num_tokens));
+    RK_TRY(rk_activation_make(pass, block, QKV, &saved->qkv));
+    RK_TRY(rk_activation_make(pass, block, OUT, &attended));
+    saved->out = rk_tensor_split_cols(attended, attention->num_heads, attention->head_dim);
+    if (pass->keeps_activations) {
+        RK_TRY(rk_activation_make(pass, block, LSE, &saved->lse));
+        saved->lse = rk_tensor_2d(saved->lse.data, pass->stat_dtype, attention->num_heads, pass->num_tokens);
+    }
     RK_TRY(rk_linear_column_fwd(pass, &attention->qkv, x, saved->qkv));
-    RK_TRY(normalise_qk(pass, attention, saved));
+    RK_TRY(normalise_qk(pass, block, saved));
     RK_TRY(attend(pass, block, saved));
     if (!out.data)
         return NULL;
@@ -361,21 +400,19 @@ static struct rk_status *attention_backward(struct rk_pass *pass, const struct r
     rk_tensor_t dattended, dqkv;
     struct qkv_view view;
 
-    RK_TRY(rk_step_3d(pass->arena, &dattended, pass->dtype, pass->num_tokens, attention->num_heads,
-                      attention->head_dim));
-    RK_TRY(rk_step_2d(pass->arena, &dqkv, pass->dtype, pass->num_tokens, attention->qkv.rows));
+    RK_TRY(rk_activation_make(pass, block, DOUT, &dattended));
+    RK_TRY(rk_activation_make(pass, block, DQKV, &dqkv));
     view = split_qkv(attention, qk_columns(attention, dqkv), dqkv);
-    RK_TRY(rk_linear_row_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout,
-                             rk_tensor_merge_cols(dattended)));
+    RK_TRY(rk_linear_row_bwd(pass, &attention->o, rk_tensor_merge_cols(saved->out), dout, dattended));
     args = (struct rk_attn_varlen_bwd_args){
         .fwd = varlen_args(pass, attention, saved),
         .dq = view.q,
         .dk = view.k,
         .dv = view.v,
-        .dout = dattended,
+        .dout = rk_tensor_split_cols(dattended, attention->num_heads, attention->head_dim),
     };
     RK_TRY(pass->context ? context_bwd(pass, &args) : rk_attn_varlen_bwd(pass->stream, &args));
-    RK_TRY(rotate(pass, view.qk, true));
+    RK_TRY(rotate(pass, block, view.qk, true));
     RK_TRY(normalise_qk_bwd(pass, attention, saved, &view));
     return rk_linear_column_bwd(pass, &attention->qkv, x, dqkv, dx);
 }

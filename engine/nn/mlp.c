@@ -14,6 +14,9 @@ struct saved {
     rk_tensor_t gate_up; /* [T, 2 * intermediate_size] */
 };
 
+/* Of the declaration. */
+enum { GATE_UP, ACTIVATED, DACTIVATED, NUM_ACTIVATIONS };
+
 static rk_tensor_t gate_of(const struct mlp *mlp, rk_tensor_t gate_up)
 {
     return rk_tensor_cols(gate_up, 0, mlp->intermediate_size);
@@ -22,6 +25,20 @@ static rk_tensor_t gate_of(const struct mlp *mlp, rk_tensor_t gate_up)
 static rk_tensor_t up_of(const struct mlp *mlp, rk_tensor_t gate_up)
 {
     return rk_tensor_cols(gate_up, mlp->intermediate_size, mlp->intermediate_size);
+}
+
+static void declare_activations(struct rk_block *block)
+{
+    const struct mlp *mlp = block->own;
+    struct rk_block_decl *decl = &block->decl;
+
+    decl->num_activations = NUM_ACTIVATIONS;
+    decl->activations[GATE_UP] =
+        (struct rk_activation_decl){.name = "gate_up", .columns = 2 * mlp->intermediate_size};
+    decl->activations[ACTIVATED] = (struct rk_activation_decl){
+        .name = "activated", .life = RK_ACTIVATION_FORWARD, .columns = mlp->intermediate_size};
+    decl->activations[DACTIVATED] = (struct rk_activation_decl){
+        .name = "dactivated", .life = RK_ACTIVATION_BACKWARD, .columns = mlp->intermediate_size};
 }
 
 static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_table *params,
@@ -47,6 +64,7 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
     mlp->down.cols = mlp->intermediate_size;
     mlp->down.param =
         rk_params_add(params, &down, "model.layers.%lld.%s.down_proj.weight", layer, site->module);
+    declare_activations(block);
     return NULL;
 }
 
@@ -72,11 +90,10 @@ static struct rk_status *swiglu_forward(struct rk_pass *pass, const struct rk_bl
     rk_tensor_t activated = {0};
     struct rk_step_mark mark;
 
-    RK_TRY(rk_step_2d(rk_pass_saved_arena(pass), &saved->gate_up, pass->dtype, pass->num_tokens,
-                      mlp->gate_up.rows));
+    RK_TRY(rk_activation_make(pass, block, GATE_UP, &saved->gate_up));
     mark = rk_step_arena_mark(pass->arena);
     if (out.data)
-        RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+        RK_TRY(rk_activation_make(pass, block, ACTIVATED, &activated));
     RK_TRY(project(pass, mlp, x, saved->gate_up, activated));
     if (out.data)
         RK_TRY(rk_linear_row_fwd(pass, &mlp->down, activated, out));
@@ -95,7 +112,7 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
     rk_tensor_t activated; /* first the gradient of it, then itself */
     struct rk_step_mark mark;
 
-    RK_TRY(rk_step_2d(pass->arena, &activated, pass->dtype, pass->num_tokens, mlp->intermediate_size));
+    RK_TRY(rk_activation_make(pass, block, DACTIVATED, &activated));
     mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_sp_gather(pass, dout, &dout));
     RK_TRY(rk_linear_bwd_input(pass, &mlp->down, dout, activated));

@@ -41,7 +41,7 @@ struct rk_paged_step {
     int32_t num_seqs;
     int32_t num_logits;
     rk_tensor_t tokens, positions, slot_mapping, block_table, cu_q, seq_lens, logits_index; /* device, I32 */
-    const rk_tensor_t *k_cache, *v_cache; /* [num_layers], local kv heads */
+    const rk_tensor_t *caches; /* of all blocks: what a block declares begins at its first_cache */
 };
 
 /* A packed micro-batch that the ranks of a cp group share (base/rk_zigzag.h). Its sequences are padded behind
@@ -87,9 +87,9 @@ struct rk_pass {
     int64_t hidden_size;
     int64_t vocab_size; /* ids that have a probability */
     float norm_eps;
-    rk_tensor_t tokens, positions; /* I32 [T] */
-    rk_tensor_t rope_cos, rope_sin;
-    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
+    rk_tensor_t tokens, positions;      /* I32 [T] */
+    const struct rk_rope_tables *ropes; /* those of the model: a block's is at its index */
+    rk_tensor_t row_numbers;            /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
     /* How attention finds the keys: the packed sequences, those of all cp ranks, or a cache. */
     rk_tensor_t cu_seqlens; /* with a context, of segments */
     int32_t max_seqlen;
@@ -213,15 +213,65 @@ struct rk_status *rk_norm_bwd(const struct rk_pass *pass, const struct rk_weight
                               bool is_first) RK_NODISCARD;
 
 /* --- rope.c --- */
-/* Frequency k of head_dim / 2, with the configured scaling, in the fp32 steps of Hugging Face. */
-float rk_rope_inv_freq(const struct rk_model_config *config, int64_t k);
-/* cos and sin [num_positions, head_dim / 2] in host memory. */
-void rk_rope_table(const struct rk_model_config *config, int64_t num_positions, float *cos_out,
-                   float *sin_out);
+/* What a rotary table depends on. */
+struct rk_rope_spec {
+    int64_t width;       /* columns of a head that are rotated, an even number; 0: none */
+    bool is_interleaved; /* pairs are columns 2 k and 2 k + 1, not k and k + width / 2 */
+    double theta;
+    struct rk_rope_scaling scaling;
+};
+/* F32 [max_position_embeddings, width / 2], on the device. */
+struct rk_rope_tables {
+    rk_tensor_t cos, sin;
+};
+/* Of whole heads, with the keys that a config.json has for all layers. */
+struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config);
+bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b);
+/* Frequency k of width / 2, with the scaling, in the fp32 steps of Hugging Face. */
+float rk_rope_inv_freq(const struct rk_rope_spec *rope, int64_t k);
+/* cos and sin [num_positions, width / 2] in host memory. */
+void rk_rope_table(const struct rk_rope_spec *rope, int64_t num_positions, float *cos_out, float *sin_out);
 
 /* --- blocks: what stands between a norm and the residual addition --- */
 
 struct rk_block_ops;
+
+#define RK_BLOCK_MAX_CACHES      2
+#define RK_BLOCK_MAX_ACTIVATIONS 8
+
+/* A tensor of the paged cache: what a block remembers of every token, in the model's dtype. */
+struct rk_cache_decl {
+    const char *name;     /* "k" */
+    int64_t heads, width; /* of this rank: heads vectors of width elements a token */
+};
+
+/* When a tensor exists, and what it is taken from. */
+typedef enum rk_activation_life {
+    RK_ACTIVATION_SAVED,    /* forward makes it and backward reads it: kept if a backward pass follows */
+    RK_ACTIVATION_KEPT,     /* only if one follows */
+    RK_ACTIVATION_FORWARD,  /* scratch of forward */
+    RK_ACTIVATION_BACKWARD, /* scratch of backward */
+    RK_ACTIVATION_LIFE_COUNT
+} rk_activation_life_t;
+
+/* A tensor that a block makes: [num_tokens, columns]. */
+struct rk_activation_decl {
+    const char *name; /* "qkv" */
+    rk_activation_life_t life;
+    bool is_stat;    /* in the dtype of statistics; otherwise in the model's */
+    int64_t columns; /* of this rank; 0: this block makes none */
+};
+
+/* What a block says of itself on this rank. Caches, tables and plans are made from it: nobody else works out
+ * shapes from a configuration. Temporary tensors of products and collectives are not listed: those depend on
+ * the pass. */
+struct rk_block_decl {
+    struct rk_rope_spec rope; /* width 0: it rotates nothing */
+    int32_t num_caches;       /* 0: it remembers nothing of earlier tokens */
+    struct rk_cache_decl caches[RK_BLOCK_MAX_CACHES];
+    int32_t num_activations; /* the numbers are the block's own: what it asks rk_activation_make for */
+    struct rk_activation_decl activations[RK_BLOCK_MAX_ACTIVATIONS];
+};
 
 /* One block of a model. */
 struct rk_block {
@@ -229,6 +279,10 @@ struct rk_block {
     int64_t layer;
     struct rk_weight norm; /* in front of it */
     void *own;             /* ops->block_bytes: weights and dimensions, those of this rank */
+    struct rk_block_decl decl;
+    /* By the model, from decl. */
+    int64_t first_cache; /* index of its first tensor among those of all blocks */
+    int32_t rope;        /* index of its table among the model's; -1: none */
 };
 
 /* Where a block stands, when its parameters are declared. */
@@ -238,7 +292,7 @@ struct rk_block_site {
     const char *module; /* "self_attn" */
 };
 
-#define RK_BLOCK_ABI 1
+#define RK_BLOCK_ABI 2
 
 /* A kind of block. What it holds and what it keeps between the passes is its own affair: others only make
  * room for it. */
@@ -247,8 +301,8 @@ struct rk_block_ops {
     uint32_t abi;
     size_t block_bytes; /* of block->own */
     size_t saved_bytes; /* of what forward keeps for backward, in host memory */
-    /* Required. Adds the parameters to the table and fills block->own, which is zero; INVALID_ARGUMENT when
-     * tp does not divide them. */
+    /* Required. Adds the parameters to the table and fills block->own and block->decl, which are zero;
+     * INVALID_ARGUMENT when tp does not divide them. */
     struct rk_status *(*declare)(struct rk_block *block, struct rk_param_table *params,
                                  const struct rk_block_site *site);
     /* Required. out = f(x), both [num_rows, hidden_size]. `out` none: only what the backward function needs
@@ -259,6 +313,21 @@ struct rk_block_ops {
     struct rk_status *(*backward)(struct rk_pass *pass, const struct rk_block *block, const void *saved,
                                   rk_tensor_t x, rk_tensor_t dout, rk_tensor_t dx);
 };
+
+/* --- block.c: what follows from a declaration --- */
+/* Bytes a token, of one tensor of the cache and of all that a block has. */
+int64_t rk_cache_bytes(const struct rk_cache_decl *cache, rk_dtype_t dtype);
+int64_t rk_block_cache_bytes(const struct rk_block *block, rk_dtype_t dtype);
+/* Bytes a token of the activations with that life. */
+int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_life_t life, rk_dtype_t dtype,
+                                  rk_dtype_t stat_dtype);
+/* Makes activation `i` of the block, [num_tokens, columns], where its life says. RESOURCE_EXHAUSTED. */
+struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk_block *block, int32_t i,
+                                     rk_tensor_t *out) RK_NODISCARD;
+/* Tensor `i` of the block's cache, [num_blocks, heads, block size, width]. Of a pass over a cache. */
+rk_tensor_t rk_block_cache(const struct rk_pass *pass, const struct rk_block *block, int32_t i);
+/* The table of a block that rotates. */
+const struct rk_rope_tables *rk_block_rope(const struct rk_pass *pass, const struct rk_block *block);
 
 extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped queries, rotary positions */
 extern const struct rk_block_ops rk_block_swiglu;    /* mlp.c */

@@ -14,12 +14,28 @@
 /* Rows of the tables that are filled at a time, column by column: they fit the first-level cache. */
 #define TILE_POSITIONS 64
 
-static double interpolate_llama3(const struct rk_model_config *config, double inv_freq)
+struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config)
 {
-    double low = config->rope_scaling.low_freq_factor, high = config->rope_scaling.high_freq_factor;
-    double original = (double)config->rope_scaling.original_max_position_embeddings;
+    return (struct rk_rope_spec){
+        .width = config->head_dim, .theta = config->rope_theta, .scaling = config->rope_scaling};
+}
+
+bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b)
+{
+    const struct rk_rope_scaling *x = &a->scaling, *y = &b->scaling;
+
+    return a->width == b->width && a->is_interleaved == b->is_interleaved && a->theta == b->theta &&
+           x->is_llama3 == y->is_llama3 && x->factor == y->factor &&
+           x->low_freq_factor == y->low_freq_factor && x->high_freq_factor == y->high_freq_factor &&
+           x->original_max_position_embeddings == y->original_max_position_embeddings;
+}
+
+static double interpolate_llama3(const struct rk_rope_scaling *scaling, double inv_freq)
+{
+    double low = scaling->low_freq_factor, high = scaling->high_freq_factor;
+    double original = (double)scaling->original_max_position_embeddings;
     double wavelength = 2.0 * M_PI / inv_freq;
-    double slow = inv_freq / config->rope_scaling.factor;
+    double slow = inv_freq / scaling->factor;
     double share;
 
     if (wavelength < original / high)
@@ -30,25 +46,24 @@ static double interpolate_llama3(const struct rk_model_config *config, double in
     return (1.0 - share) * slow + share * inv_freq;
 }
 
-float rk_rope_inv_freq(const struct rk_model_config *config, int64_t k)
+float rk_rope_inv_freq(const struct rk_rope_spec *rope, int64_t k)
 {
-    float exponent = (float)(2 * k) / (float)config->head_dim;
-    float power = (float)pow((double)(float)config->rope_theta, (double)exponent);
+    float exponent = (float)(2 * k) / (float)rope->width;
+    float power = (float)pow((double)(float)rope->theta, (double)exponent);
     float inv_freq = 1.0f / power;
 
-    return config->rope_scaling.is_llama3 ? (float)interpolate_llama3(config, inv_freq) : inv_freq;
+    return rope->scaling.is_llama3 ? (float)interpolate_llama3(&rope->scaling, inv_freq) : inv_freq;
 }
 
-void rk_rope_table(const struct rk_model_config *config, int64_t num_positions, float *cos_out,
-                   float *sin_out)
+void rk_rope_table(const struct rk_rope_spec *rope, int64_t num_positions, float *cos_out, float *sin_out)
 {
-    int64_t half = config->head_dim / 2;
+    int64_t half = rope->width / 2;
 
     for (int64_t begin = 0; begin < num_positions; begin += TILE_POSITIONS) {
         int64_t end = RK_MIN(begin + TILE_POSITIONS, num_positions);
 
         for (int64_t k = 0; k < half; k++) {
-            float inv_freq = rk_rope_inv_freq(config, k);
+            float inv_freq = rk_rope_inv_freq(rope, k);
 
             for (int64_t p = begin; p < end; p++) {
                 float angle = (float)p * inv_freq;

@@ -1,10 +1,16 @@
 /* The paged cache: a pool of blocks of RK_KV_BLOCK_TOKENS tokens, and the device memory behind it. One
- * allocation holds keys and values of all layers; it is made once, so that addresses stay. */
+ * allocation holds what all layers declare (struct rk_cache_decl); it is made once, so that addresses stay.
+ */
 #include "engine/rollout/rollout_internal.h"
+
+#include <stdint.h>
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "engine/model/model_internal.h"
+
+/* What rk_device_alloc promises, for every tensor. */
+#define CACHE_ALIGN_BYTES 256
 
 struct rk_status *rk_block_pool_init(struct rk_block_pool *pool, struct rk_arena *arena, int32_t num_blocks)
 {
@@ -41,51 +47,64 @@ void rk_block_pool_give(struct rk_block_pool *pool, const int32_t *blocks, int32
     }
 }
 
-/* Bytes of the keys (or the values) of one layer. */
-static struct rk_status *layer_bytes(size_t *out, struct rk_model *model, int32_t num_blocks)
+static struct rk_status *too_large(int32_t num_blocks)
 {
-    const struct rk_model_config *config = rk_model_get_config(model);
-    size_t bytes = (size_t)num_blocks * RK_KV_BLOCK_TOKENS;
-    bool fits = rk_mul_size(bytes, (size_t)rk_model_local_kv_heads(model), &bytes) &&
-                rk_mul_size(bytes, (size_t)config->head_dim, &bytes) &&
-                rk_mul_size(bytes, rk_dtype_bytes(rk_model_dtype(model)), &bytes);
-
-    *out = bytes;
-    if (fits)
-        return NULL;
     return RK_FAIL(RK_RESOURCE_EXHAUSTED, "a KV cache of %d blocks does not fit into memory", num_blocks);
+}
+
+/* A multiple of what kernels load at a time. */
+static bool tensor_bytes(size_t *out, const struct rk_cache_decl *decl, rk_dtype_t dtype, int32_t num_blocks)
+{
+    if (!rk_mul_size((size_t)num_blocks * RK_KV_BLOCK_TOKENS, (size_t)rk_cache_bytes(decl, dtype), out) ||
+        *out > SIZE_MAX - CACHE_ALIGN_BYTES)
+        return false;
+    *out = rk_round_up(*out, CACHE_ALIGN_BYTES);
+    return true;
+}
+
+/* Lays the tensors of all blocks out one behind the other; tensors NULL: only adds up memory_bytes. */
+static struct rk_status *lay_out(struct rk_kv_cache *cache, int32_t num_blocks)
+{
+    const struct rk_model_core *core = cache->model->core;
+    size_t at = 0;
+
+    for (int64_t b = 0; b < core->num_blocks; b++) {
+        const struct rk_block *block = &core->blocks[b];
+
+        for (int32_t i = 0; i < block->decl.num_caches; i++) {
+            const struct rk_cache_decl *decl = &block->decl.caches[i];
+            size_t bytes;
+
+            if (!tensor_bytes(&bytes, decl, core->dtype, num_blocks))
+                return too_large(num_blocks);
+            if (cache->tensors)
+                cache->tensors[block->first_cache + i] =
+                    rk_tensor_4d((char *)cache->memory + at, core->dtype, num_blocks, decl->heads,
+                                 RK_KV_BLOCK_TOKENS, decl->width);
+            if (bytes > SIZE_MAX - at)
+                return too_large(num_blocks);
+            at += bytes;
+        }
+    }
+    cache->memory_bytes = at;
+    return NULL;
 }
 
 struct rk_status *rk_kv_cache_init(struct rk_kv_cache *cache, struct rk_arena *arena, struct rk_model *model,
                                    int32_t num_blocks)
 {
-    const struct rk_model_config *config = rk_model_get_config(model);
-    int64_t num_layers = config->num_layers;
-    size_t bytes;
+    int64_t num_tensors = model->core->num_caches;
 
     *cache = (struct rk_kv_cache){.model = model};
-    RK_TRY(layer_bytes(&bytes, model, num_blocks));
-    bytes = rk_round_up(bytes, 256);
-    if (!rk_mul_size(bytes, 2 * (size_t)num_layers, &cache->memory_bytes))
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "a KV cache of %d blocks does not fit into memory", num_blocks);
+    RK_TRY(lay_out(cache, num_blocks));
     RK_TRY(rk_device_alloc(rk_stream_device(rk_model_stream(model)), &cache->memory, cache->memory_bytes,
                            "the KV cache"));
     rk_model_note_kv_cache(model, (int64_t)cache->memory_bytes);
-    cache->k = rk_arena_calloc(arena, (size_t)num_layers, sizeof(rk_tensor_t));
-    cache->v = rk_arena_calloc(arena, (size_t)num_layers, sizeof(rk_tensor_t));
-    if (!cache->k || !cache->v)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the cache tensors of %lld layers",
-                       (long long)num_layers);
-    for (int64_t layer = 0; layer < num_layers; layer++) {
-        char *base = (char *)cache->memory + 2 * (size_t)layer * bytes;
-        rk_tensor_t t = rk_tensor_4d(base, rk_model_dtype(model), num_blocks, rk_model_local_kv_heads(model),
-                                     RK_KV_BLOCK_TOKENS, config->head_dim);
-
-        cache->k[layer] = t;
-        t.data = base + bytes;
-        cache->v[layer] = t;
-    }
-    return NULL;
+    cache->tensors = rk_arena_calloc(arena, (size_t)num_tensors, sizeof(rk_tensor_t));
+    if (!cache->tensors)
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "no memory for the %lld tensors of a cache",
+                       (long long)num_tensors);
+    return lay_out(cache, num_blocks);
 }
 
 void rk_kv_cache_fini(struct rk_kv_cache *cache)

@@ -300,8 +300,7 @@ static struct rk_status *enqueue_step(struct rk_rollout *rollout, struct step *s
 
     RK_TRY(rk_step_inputs_write(&rollout->inputs, stream, &rollout->batcher, &step->plan, num_rows,
                                 &model_step.inputs));
-    model_step.inputs.paged.k_cache = rollout->cache.k;
-    model_step.inputs.paged.v_cache = rollout->cache.v;
+    model_step.inputs.paged.caches = rollout->cache.tensors;
     if (num_rows > 0)
         RK_TRY(rk_decode_graphs_run(&rollout->graphs, num_rows, enqueue_model, &model_step));
     else

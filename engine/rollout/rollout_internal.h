@@ -29,12 +29,14 @@ struct rk_status *rk_block_pool_init(struct rk_block_pool *pool, struct rk_arena
 bool rk_block_pool_take(struct rk_block_pool *pool, int32_t *blocks, int32_t count);
 void rk_block_pool_give(struct rk_block_pool *pool, const int32_t *blocks, int32_t count);
 
-/* Keys and values of this rank's heads on the device. */
+/* What this rank's blocks remember, on the device. */
 struct rk_kv_cache {
     struct rk_model *model; /* borrowed */
     void *memory;
     size_t memory_bytes;
-    rk_tensor_t *k, *v; /* [num_layers] of [num_blocks, kv heads, RK_KV_BLOCK_TOKENS, head_dim] */
+    /* [core->num_caches] of [num_blocks, heads, RK_KV_BLOCK_TOKENS, width]; a block's begin at its
+     * first_cache. */
+    rk_tensor_t *tensors;
 };
 
 struct rk_status *rk_kv_cache_init(struct rk_kv_cache *cache, struct rk_arena *arena, struct rk_model *model,

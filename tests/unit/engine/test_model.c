@@ -378,7 +378,7 @@ static void test_micro_batch_without_tokens_or_labels_adds_no_gradient(void **st
  * sequences. */
 struct paged {
     struct rk_step_arena *memory;
-    rk_tensor_t caches[2][2]; /* [k, v][layer] */
+    rk_tensor_t caches[2][2]; /* [layer][k, v] */
     struct rk_paged_step step;
 };
 
@@ -396,16 +396,15 @@ static rk_tensor_t upload(struct rk_test_model *test, struct paged *paged, const
 
 static void make_caches(struct rk_test_model *test, struct paged *paged)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        for (int layer = 0; layer < 2; layer++) {
+    for (int layer = 0; layer < 2; layer++) {
+        for (int kind = 0; kind < 2; kind++) {
             rk_tensor_t flat;
 
             assert_ok(rk_step_1d(paged->memory, &flat, RK_DTYPE_F64, 5 * 2 * PAGED_BLOCK * 8));
-            paged->caches[kind][layer] = rk_tensor_4d(flat.data, RK_DTYPE_F64, 5, 2, PAGED_BLOCK, 8);
+            paged->caches[layer][kind] = rk_tensor_4d(flat.data, RK_DTYPE_F64, 5, 2, PAGED_BLOCK, 8);
         }
     }
-    paged->step.k_cache = paged->caches[0];
-    paged->step.v_cache = paged->caches[1];
+    paged->step.caches = paged->caches[0];
     (void)test;
 }
 
@@ -461,7 +460,7 @@ static void check_paged(const char *config)
     batch.packed.num_tokens = 2 * PAGED_LEN;
     batch.packed.cu_seqlens = offsets;
     open_model(&test, config, RK_DTYPE_F64);
-    assert_int_equal(rk_model_local_kv_heads(test.model), 2);
+    assert_int_equal(rk_model_cache_bytes(test.model), 2 * 2 * 2 * 8 * 8); /* layers, k and v, 2 heads of 8 */
     assert_ok(rk_model_logits(test.model, &batch.packed, expected));
     paged.memory = rk_step_arena_create(test.device);
     make_caches(&test, &paged);

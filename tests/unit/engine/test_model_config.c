@@ -364,28 +364,32 @@ static void test_rope_inv_freq_of_llama3_matches_published_values(void **state)
         {17, 9.708287803e-05}, {18, 1.946163818e-05},
     };
     struct rk_model_config config;
+    struct rk_rope_spec rope;
 
     (void)state;
     assert_ok(
         parse(&config, "\"rope_theta\": 5e5, \"rope_scaling\": {\"rope_type\": \"llama3\", " LLAMA3 "}"));
+    rope = rk_rope_of_config(&config);
     for (size_t i = 0; i < RK_ARRAY_LEN(large); i++)
-        assert_below("d=128", fabs(rk_rope_inv_freq(&config, large[i].k) / large[i].inv_freq - 1),
+        assert_below("d=128", fabs(rk_rope_inv_freq(&rope, large[i].k) / large[i].inv_freq - 1),
                      RK_TOL_F32_ELEMENT);
-    config.head_dim = 64;
-    config.rope_scaling.factor = 32;
+    rope.width = 64;
+    rope.scaling.factor = 32;
     for (size_t i = 0; i < RK_ARRAY_LEN(small); i++)
-        assert_below("d=64", fabs(rk_rope_inv_freq(&config, small[i].k) / small[i].inv_freq - 1),
+        assert_below("d=64", fabs(rk_rope_inv_freq(&rope, small[i].k) / small[i].inv_freq - 1),
                      RK_TOL_F32_ELEMENT);
 }
 
 static void test_rope_table_holds_cosines_of_fp32_angles(void **state)
 {
     struct rk_model_config config;
+    struct rk_rope_spec rope;
     float cos_table[20], sin_table[20];
 
     (void)state;
     assert_ok(parse(&config, "\"head_dim\": 8"));
-    rk_rope_table(&config, 5, cos_table, sin_table);
+    rope = rk_rope_of_config(&config);
+    rk_rope_table(&rope, 5, cos_table, sin_table);
     for (int p = 0; p < 5; p++) {
         for (int k = 0; k < 4; k++) {
             double angle = p * pow(10000.0, -2.0 * k / 8);

@@ -1,0 +1,59 @@
+/* What follows from a block's declaration: bytes, and the tensors of a pass. */
+#include "base/rk_assert.h"
+#include "engine/nn/nn_internal.h"
+
+int64_t rk_cache_bytes(const struct rk_cache_decl *cache, rk_dtype_t dtype)
+{
+    return cache->heads * cache->width * (int64_t)rk_dtype_bytes(dtype);
+}
+
+int64_t rk_block_cache_bytes(const struct rk_block *block, rk_dtype_t dtype)
+{
+    int64_t bytes = 0;
+
+    for (int32_t i = 0; i < block->decl.num_caches; i++)
+        bytes += rk_cache_bytes(&block->decl.caches[i], dtype);
+    return bytes;
+}
+
+int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_life_t life, rk_dtype_t dtype,
+                                  rk_dtype_t stat_dtype)
+{
+    int64_t bytes = 0;
+
+    for (int32_t i = 0; i < block->decl.num_activations; i++) {
+        const struct rk_activation_decl *decl = &block->decl.activations[i];
+
+        if (decl->life == life)
+            bytes += decl->columns * (int64_t)rk_dtype_bytes(decl->is_stat ? stat_dtype : dtype);
+    }
+    return bytes;
+}
+
+struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk_block *block, int32_t i,
+                                     rk_tensor_t *out)
+{
+    const struct rk_activation_decl *decl = &block->decl.activations[i];
+    struct rk_step_arena *arena = pass->arena;
+
+    RK_ASSERT(i >= 0);
+    RK_ASSERT(i < block->decl.num_activations);
+    RK_ASSERT(decl->columns > 0);
+    RK_ASSERT(decl->life != RK_ACTIVATION_KEPT || pass->keeps_activations);
+    if (decl->life == RK_ACTIVATION_SAVED || decl->life == RK_ACTIVATION_KEPT)
+        arena = rk_pass_saved_arena(pass);
+    return rk_step_2d(arena, out, decl->is_stat ? pass->stat_dtype : pass->dtype, pass->num_tokens,
+                      decl->columns);
+}
+
+rk_tensor_t rk_block_cache(const struct rk_pass *pass, const struct rk_block *block, int32_t i)
+{
+    RK_ASSERT(i < block->decl.num_caches);
+    return pass->paged->caches[block->first_cache + i];
+}
+
+const struct rk_rope_tables *rk_block_rope(const struct rk_pass *pass, const struct rk_block *block)
+{
+    RK_ASSERT(block->rope >= 0);
+    return &pass->ropes[block->rope];
+}
