@@ -62,6 +62,10 @@ struct rk_rope_scaling {
     int64_t original_max_position_embeddings;
 };
 
+/* Layers bound the size of the parameter table, which is host memory; the deepest published models have 126.
+ */
+#define RK_MODEL_MAX_LAYERS 4096
+
 /* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
 struct rk_model_config {
     const char *family; /* row of the family table: "llama", "qwen3" */
@@ -75,6 +79,8 @@ struct rk_model_config {
     int64_t max_window_layers;
     struct rk_rope_scaling rope_scaling;
     int64_t num_labels; /* of a classification head */
+    /* [num_layers]: which of the family's kinds of layers each one is; 0 is the first. */
+    uint8_t layer_kinds[RK_MODEL_MAX_LAYERS];
     int64_t eos_token_ids[8];
     int32_t num_eos_token_ids;
 };

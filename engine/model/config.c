@@ -10,10 +10,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_str.h"
 
-/* Layers bound the size of the parameter table, which is host memory; the deepest published models have 126.
- */
-#define NUM_LAYERS_MAX 4096
-#define SIZE_MAX_I32   INT32_MAX
+#define SIZE_MAX_I32 INT32_MAX
 
 static bool equals_text(const struct rk_json *value, const char *text)
 {
@@ -82,7 +79,7 @@ static struct rk_status *read_sizes(struct rk_model_config *out, const struct rk
     } sizes[] = {
         {"hidden_size", &out->hidden_size, SIZE_MAX_I32},
         {"intermediate_size", &out->intermediate_size, SIZE_MAX_I32},
-        {"num_hidden_layers", &out->num_layers, NUM_LAYERS_MAX},
+        {"num_hidden_layers", &out->num_layers, RK_MODEL_MAX_LAYERS},
         {"num_attention_heads", &out->num_heads, SIZE_MAX_I32},
         {"num_key_value_heads", &out->num_kv_heads, SIZE_MAX_I32},
         {"head_dim", &out->head_dim, SIZE_MAX_I32},

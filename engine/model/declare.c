@@ -53,32 +53,42 @@ static struct rk_status *declare_block(struct rk_model_core *core, struct rk_blo
     return add_rope(core, block);
 }
 
-static struct rk_status *declare_layer(struct rk_model_core *core, const struct rk_block_desc *descs,
-                                       int64_t layer)
+static struct rk_status *declare_layer(struct rk_model_core *core, int64_t number)
 {
-    for (const struct rk_block_desc *desc = descs; desc->ops; desc++) {
+    struct rk_layer *layer = &core->layers[number];
+
+    layer->begin = core->num_blocks;
+    for (const struct rk_block_desc *desc = layer->kind->blocks; desc->ops; desc++) {
         struct rk_block *block = &core->blocks[core->num_blocks++];
-        struct rk_block_site site = {.config = &core->config, .layer = layer, .module = desc->module};
+        struct rk_block_site site = {.config = &core->config, .layer = number, .module = desc->module};
         char name[96];
 
         block->ops = desc->ops;
-        block->layer = layer;
-        snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)layer, desc->norm);
+        block->layer = number;
+        snprintf(name, sizeof(name), "model.layers.%lld.%s.weight", (long long)number, desc->norm);
         block->norm = declare_norm(core, name);
         RK_TRY(declare_block(core, block, &site));
     }
+    layer->end = core->num_blocks;
     return NULL;
 }
 
-static int64_t count_blocks(const struct rk_model_family *family, const struct rk_model_config *config)
+/* Of which kind each layer is, and room for the blocks of all. */
+static void list_layers(struct rk_model_core *core, const struct rk_model_family *family)
 {
-    int64_t count = 0;
+    int64_t num_layers = core->config.num_layers, num_blocks = 0;
+    int num_kinds = 0;
 
-    for (int64_t layer = 0; layer < config->num_layers; layer++) {
-        for (const struct rk_block_desc *desc = family->list_layer(config, layer); desc->ops; desc++)
-            count++;
+    while (family->layer_kinds[num_kinds].name)
+        num_kinds++;
+    core->layers = rk_calloc((size_t)num_layers, sizeof(*core->layers));
+    for (int64_t i = 0; i < num_layers; i++) {
+        RK_ASSERT(core->config.layer_kinds[i] < num_kinds);
+        core->layers[i].kind = &family->layer_kinds[core->config.layer_kinds[i]];
+        for (const struct rk_block_desc *desc = core->layers[i].kind->blocks; desc->ops; desc++)
+            num_blocks++;
     }
-    return count;
+    core->blocks = rk_calloc((size_t)num_blocks, sizeof(*core->blocks));
 }
 
 /* The blocks of this stage's chunks, which all ranks have declared. */
@@ -91,21 +101,19 @@ static void find_chunks(struct rk_model_core *core, int32_t stage)
         struct rk_chunk *chunk = &core->chunks[c];
 
         *chunk = (struct rk_chunk){.has_embedding = layers.has_embed, .has_head = layers.has_head};
-        for (int64_t i = 0; i < core->num_blocks; i++) {
-            chunk->begin += core->blocks[i].layer < layers.layer_begin;
-            chunk->end += core->blocks[i].layer < layers.layer_end;
+        if (layers.layer_end > layers.layer_begin) {
+            chunk->begin = core->layers[layers.layer_begin].begin;
+            chunk->end = core->layers[layers.layer_end - 1].end;
         }
     }
 }
 
 static struct rk_status *declare_layers(struct rk_model_core *core, const struct rk_model_family *family)
 {
-    int64_t num_layers = core->config.num_layers;
-
-    core->blocks = rk_calloc((size_t)count_blocks(family, &core->config), sizeof(*core->blocks));
-    for (int64_t layer = 0; layer < num_layers; layer++) {
+    list_layers(core, family);
+    for (int64_t layer = 0; layer < core->config.num_layers; layer++) {
         core->params.stage = rk_pipeline_find_layer(core->pipeline, (int32_t)layer).stage;
-        RK_TRY(declare_layer(core, family->list_layer(&core->config, layer), layer));
+        RK_TRY(declare_layer(core, layer));
     }
     return NULL;
 }
@@ -155,12 +163,14 @@ void rk_model_declare_fini(struct rk_model_core *core)
     for (int64_t i = 0; i < core->num_blocks; i++)
         rk_free(core->blocks[i].own);
     rk_free(core->blocks);
+    rk_free(core->layers);
     rk_free(core->chunks);
     rk_free(core->ropes);
     rk_pipeline_destroy(core->pipeline);
     core->chunks = NULL;
     core->pipeline = NULL;
     core->blocks = NULL;
+    core->layers = NULL;
     core->ropes = NULL;
     core->num_blocks = 0;
 }

@@ -13,17 +13,20 @@ static const struct rk_model_family *const families[] = {
     &rk_family_mistral,
 };
 
-const struct rk_block_desc *rk_list_dense_layer(const struct rk_model_config *config, int64_t layer)
-{
-    static const struct rk_block_desc blocks[] = {
-        {&rk_block_attention, "input_layernorm", "self_attn"},
-        {&rk_block_swiglu, "post_attention_layernorm", "mlp"},
-        {0},
-    };
+static const struct rk_model_family *extra_family;
 
-    (void)config;
-    (void)layer;
-    return blocks;
+static const struct rk_block_desc dense_blocks[] = {
+    {&rk_block_attention, "input_layernorm", "self_attn"},
+    {&rk_block_swiglu, "post_attention_layernorm", "mlp"},
+    {0},
+};
+
+const struct rk_layer_kind rk_dense_layers[] = {{"dense", dense_blocks}, {0}};
+
+void rk_family_set_extra(const struct rk_model_family *family)
+{
+    RK_ASSERT(!family || family->abi == RK_FAMILY_ABI);
+    extra_family = family;
 }
 
 static bool has_model_type(const struct rk_model_family *family, const char *model_type)
@@ -42,7 +45,7 @@ const struct rk_model_family *rk_family_find(const char *name)
         if (strcmp(families[i]->name, name) == 0)
             return families[i];
     }
-    return NULL;
+    return extra_family && strcmp(extra_family->name, name) == 0 ? extra_family : NULL;
 }
 
 static struct rk_status *unknown_type(const char *model_type)
@@ -60,8 +63,18 @@ static struct rk_status *unknown_type(const char *model_type)
     return st;
 }
 
+static const struct rk_model_family *find_by_type(const char *model_type)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
+        if (has_model_type(families[i], model_type))
+            return families[i];
+    }
+    return extra_family && has_model_type(extra_family, model_type) ? extra_family : NULL;
+}
+
 struct rk_status *rk_model_config_parse(struct rk_model_config *out, const struct rk_json *hf_config)
 {
+    const struct rk_model_family *family;
     const char *model_type;
     struct rk_status *st;
 
@@ -69,12 +82,10 @@ struct rk_status *rk_model_config_parse(struct rk_model_config *out, const struc
     st = rk_json_get_string(hf_config, "", "model_type", &model_type);
     if (st)
         return RK_WRAP(st, "config.json");
-    for (size_t i = 0; i < RK_ARRAY_LEN(families); i++) {
-        if (!has_model_type(families[i], model_type))
-            continue;
-        out->family = families[i]->name;
-        st = families[i]->parse_config(out, hf_config);
-        return st ? RK_WRAP(st, "config.json") : NULL;
-    }
-    return unknown_type(model_type);
+    family = find_by_type(model_type);
+    if (!family)
+        return unknown_type(model_type);
+    out->family = family->name;
+    st = family->parse_config(out, hf_config);
+    return st ? RK_WRAP(st, "config.json") : NULL;
 }

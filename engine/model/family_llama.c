@@ -29,5 +29,5 @@ const struct rk_model_family rk_family_llama = {
     .abi = RK_FAMILY_ABI,
     .hf_model_types = llama_model_types,
     .parse_config = llama_parse_config,
-    .list_layer = rk_list_dense_layer,
+    .layer_kinds = rk_dense_layers,
 };

@@ -30,5 +30,5 @@ const struct rk_model_family rk_family_mistral = {
     .abi = RK_FAMILY_ABI,
     .hf_model_types = mistral_model_types,
     .parse_config = mistral_parse_config,
-    .list_layer = rk_list_dense_layer,
+    .layer_kinds = rk_dense_layers,
 };

@@ -27,5 +27,5 @@ const struct rk_model_family rk_family_qwen2 = {
     .abi = RK_FAMILY_ABI,
     .hf_model_types = qwen2_model_types,
     .parse_config = qwen2_parse_config,
-    .list_layer = rk_list_dense_layer,
+    .layer_kinds = rk_dense_layers,
 };

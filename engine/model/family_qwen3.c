@@ -31,5 +31,5 @@ const struct rk_model_family rk_family_qwen3 = {
     .abi = RK_FAMILY_ABI,
     .hf_model_types = qwen3_model_types,
     .parse_config = qwen3_parse_config,
-    .list_layer = rk_list_dense_layer,
+    .layer_kinds = rk_dense_layers,
 };

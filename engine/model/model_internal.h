@@ -12,7 +12,7 @@
 
 /* --- families: rows of families.c --- */
 
-#define RK_FAMILY_ABI 1
+#define RK_FAMILY_ABI 2
 
 /* One block of a layer, as a family lists it: x <- x + ops(norm(x)). */
 struct rk_block_desc {
@@ -21,15 +21,20 @@ struct rk_block_desc {
     const char *module;             /* "self_attn": prefix of the block's own parameters within the layer */
 };
 
+/* A kind of layer, of which a model may have several. */
+struct rk_layer_kind {
+    const char *name;                   /* "dense"; NULL ends a list of kinds */
+    const struct rk_block_desc *blocks; /* in order; ops NULL ends them */
+};
+
 struct rk_model_family {
     const char *name;
     uint32_t abi;                      /* RK_FAMILY_ABI */
     const char *const *hf_model_types; /* values of config.json's model_type, ended by NULL */
     /* Required. Reads config.json into `out`, whose family is set; refuses values that the family cannot
-     * honour. */
+     * honour. Where layers differ it says in out->layer_kinds of which kind each one is. */
     struct rk_status *(*parse_config)(struct rk_model_config *out, const struct rk_json *hf_config);
-    /* Required. The blocks of layer `layer` in order, which may differ from layer to layer. */
-    const struct rk_block_desc *(*list_layer)(const struct rk_model_config *config, int64_t layer);
+    const struct rk_layer_kind *layer_kinds; /* required */
 };
 
 extern const struct rk_model_family rk_family_llama;   /* family_llama.c */
@@ -37,10 +42,12 @@ extern const struct rk_model_family rk_family_qwen2;   /* family_qwen2.c */
 extern const struct rk_model_family rk_family_qwen3;   /* family_qwen3.c */
 extern const struct rk_model_family rk_family_mistral; /* family_mistral.c */
 
-/* A list_layer: attention and a gated MLP, with the names of Llama. */
-const struct rk_block_desc *rk_list_dense_layer(const struct rk_model_config *config, int64_t layer);
+/* A list of one kind of layer: attention and a gated MLP, with the names of Llama. */
+extern const struct rk_layer_kind rk_dense_layers[];
 
 const struct rk_model_family *rk_family_find(const char *name); /* NULL when unknown */
+/* For tests: a family beside those of the table, one at a time; NULL: none any more. */
+void rk_family_set_extra(const struct rk_model_family *family);
 
 /* Keys that all families share (config.c), with the defaults that `out` holds at the call. */
 struct rk_status *rk_config_read_common(struct rk_model_config *out,
@@ -69,6 +76,12 @@ struct rk_status *rk_config_check_limits(const struct rk_json *hf_config,
 
 /* --- the object --- */
 
+/* A layer of the model, and its blocks. */
+struct rk_layer {
+    const struct rk_layer_kind *kind;
+    int64_t begin, end;
+};
+
 /* What a rank runs without a message in between: all of its blocks, unless it is a stage of a pipeline. */
 struct rk_chunk {
     int64_t begin, end;           /* blocks */
@@ -91,6 +104,7 @@ struct rk_model_core {
     const struct rk_mesh_comms *mesh;
     struct rk_param_table params;
     struct rk_embedding embedding;
+    struct rk_layer *layers; /* [config.num_layers] */
     struct rk_block *blocks; /* [num_blocks], in order of the forward pass */
     int64_t num_blocks;
     struct rk_pipeline *pipeline; /* which layers stand on which stage */
@@ -111,8 +125,8 @@ struct rk_model_core {
     bool has_warned_of_padding;
 };
 
-/* Fills params, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for the rank
- * at `coords`: pure, nothing is allocated on the device. */
+/* Fills params, layers, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for
+ * the rank at `coords`: pure, nothing is allocated on the device. */
 struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
                                    const struct rk_mesh_coords *coords) RK_NODISCARD;
 void rk_model_declare_fini(struct rk_model_core *core);

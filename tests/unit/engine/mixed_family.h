@@ -1,0 +1,25 @@
+/* A family of models whose layers are of several kinds, as no family of the product has them yet: "dense",
+ * and "latent", whose attention keeps one tensor of 576 values a token: the keys, the first 512 columns of
+ * which are the values, shared by all heads (DeepSeek-V2, arXiv:2405.04434, without the projections around
+ * the cache). The last 64 columns of queries and keys are rotated by a table of their own.
+ *
+ * config.json: model_type "mixed", the keys of Llama, and lists of the layers that are not dense:
+ * "latent_layers"; "neighbour_layers", which ask for pairs that the engine does not rotate. */
+#ifndef RK_TEST_MIXED_FAMILY_H
+#define RK_TEST_MIXED_FAMILY_H
+
+#include "base/rk_compiler.h"
+
+RK_BEGIN_DECLS
+
+#define RK_TEST_LATENT_WIDTH  576
+#define RK_TEST_LATENT_VALUES 512
+
+struct rk_model_family;
+
+/* For rk_family_set_extra. */
+extern const struct rk_model_family rk_test_mixed_family;
+
+RK_END_DECLS
+
+#endif
