@@ -28,6 +28,18 @@
     OP("gemm", "gemm_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k), TINY(4, 16, 32)), \
         OP("gemm", "gemm_strict_" #n "x" #k "_m64", BENCH_GBYTES, bench_op_gemm, DIMS(64, n, k),        \
            TINY(4, 16, 32), STRICT)
+/* 128 experts that get 512 tokens each (4 in decoding), as those of Qwen3-30B-A3B do from 8192 tokens (64).
+ */
+#define TRAIN_EXPERTS(n, k)                                                                                  \
+    OP("gemm", "grouped_gemm_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm, DIMS(128, 512, n, k), \
+       TINY(3, 8, 16, 32)),                                                                                  \
+        OP("gemm", "grouped_gemm_dx_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm_dx,             \
+           DIMS(128, 512, n, k), TINY(3, 8, 16, 32)),                                                        \
+        OP("gemm", "grouped_gemm_wgrad_" #n "x" #k "_m512", BENCH_TFLOPS, bench_op_grouped_gemm_wgrad,       \
+           DIMS(128, 512, n, k), TINY(3, 8, 16, 32))
+#define DECODE_EXPERTS(n, k)                                                                             \
+    OP("gemm", "grouped_gemm_" #n "x" #k "_m4", BENCH_GBYTES, bench_op_grouped_gemm, DIMS(128, 4, n, k), \
+       TINY(3, 2, 16, 32))
 #define ROWS(a_name, a_op, cols) \
     OP("elementwise", a_name "_" #cols, BENCH_GBYTES, a_op, DIMS(8192, cols), TINY(8, 64))
 /* Value head, or classes. */
@@ -100,6 +112,10 @@ const struct bench_case bench_cases[] = {
     TRAIN_GEMMS(3584, 3584),
     TRAIN_GEMMS(37888, 3584),
     TRAIN_GEMMS(3584, 18944),
+    TRAIN_EXPERTS(1536, 2048),
+    TRAIN_EXPERTS(2048, 768),
+    DECODE_EXPERTS(1536, 2048),
+    DECODE_EXPERTS(2048, 768),
     DECODE_GEMMS(2048, 1536),
     DECODE_GEMMS(1536, 1536),
     DECODE_GEMMS(17920, 1536),

@@ -66,3 +66,85 @@ const struct bench_op bench_op_gemm_dx = {
     .dim_names = DIM_NAMES, .declare = declare, .run = run_dx, .cost = cost};
 const struct bench_op bench_op_gemm_dw = {
     .dim_names = DIM_NAMES, .declare = declare_dw, .run = run_dw, .cost = cost_dw};
+
+/* --- products of groups of rows. dims: G groups of M rows, N, K --- */
+
+#define GROUPED_DIM_NAMES  \
+    {                      \
+        "G", "M", "N", "K" \
+    }
+
+static rk_tensor_t matrices(rk_dtype_t dtype, const int64_t *dims)
+{
+    return rk_tensor_3d(NULL, dtype, dims[0], dims[2], dims[3]);
+}
+
+static void declare_grouped(struct bench_tensors *tensors, const int64_t *dims)
+{
+    bench_add(tensors, bench_bf16(dims[0] * dims[1], dims[2])); /* Y */
+    bench_add(tensors, bench_bf16(dims[0] * dims[1], dims[3])); /* X */
+    bench_add(tensors, matrices(RK_DTYPE_BF16, dims));
+    bench_add_ints(tensors, bench_i32(dims[0] + 1), (struct bench_fill){.kind = BENCH_RAMP, .step = dims[1]});
+}
+
+static void declare_grouped_dw(struct bench_tensors *tensors, const int64_t *dims)
+{
+    declare_grouped(tensors, dims);
+    tensors->t[2].dtype = RK_DTYPE_F32;
+}
+
+static struct bench_cost cost_grouped(const int64_t *dims)
+{
+    double rows = (double)dims[0] * (double)dims[1], n = (double)dims[2], k = (double)dims[3];
+
+    return (struct bench_cost){.flops = 2 * rows * n * k,
+                               .bytes = 2 * (rows * n + rows * k + (double)dims[0] * n * k),
+                               .items = rows};
+}
+
+static struct bench_cost cost_grouped_dw(const int64_t *dims)
+{
+    struct bench_cost sum = cost_grouped(dims);
+
+    sum.bytes += 2 * (double)dims[0] * (double)dims[2] * (double)dims[3];
+    return sum;
+}
+
+static struct rk_status *run_grouped(const struct bench_op_call *call)
+{
+    return rk_grouped_gemm(call->stream, &(struct rk_grouped_gemm_args){.y = call->t[0],
+                                                                        .x = call->t[1],
+                                                                        .w = call->t[2],
+                                                                        .offsets = call->t[3],
+                                                                        .trans_w = true,
+                                                                        .strict = call->is_strict});
+}
+
+static struct rk_status *run_grouped_dx(const struct bench_op_call *call)
+{
+    return rk_grouped_gemm(call->stream, &(struct rk_grouped_gemm_args){.y = call->t[1],
+                                                                        .x = call->t[0],
+                                                                        .w = call->t[2],
+                                                                        .offsets = call->t[3],
+                                                                        .strict = call->is_strict});
+}
+
+static struct rk_status *run_grouped_dw(const struct bench_op_call *call)
+{
+    return rk_grouped_gemm_wgrad(call->stream,
+                                 &(struct rk_grouped_gemm_wgrad_args){.dw = call->t[2],
+                                                                      .dy = call->t[0],
+                                                                      .x = call->t[1],
+                                                                      .offsets = call->t[3],
+                                                                      .overwrites_dw = true,
+                                                                      .strict = call->is_strict});
+}
+
+const struct bench_op bench_op_grouped_gemm = {
+    .dim_names = GROUPED_DIM_NAMES, .declare = declare_grouped, .run = run_grouped, .cost = cost_grouped};
+const struct bench_op bench_op_grouped_gemm_dx = {
+    .dim_names = GROUPED_DIM_NAMES, .declare = declare_grouped, .run = run_grouped_dx, .cost = cost_grouped};
+const struct bench_op bench_op_grouped_gemm_wgrad = {.dim_names = GROUPED_DIM_NAMES,
+                                                     .declare = declare_grouped_dw,
+                                                     .run = run_grouped_dw,
+                                                     .cost = cost_grouped_dw};

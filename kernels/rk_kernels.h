@@ -36,6 +36,27 @@ struct rk_gemm_args {
     float alpha, beta;
 };
 
+/* Products of groups of rows, each with a matrix of its own: the experts of a layer. Group g has the rows
+ * [offsets[g], offsets[g + 1]) of x and y; rows from offsets[G] on are neither read nor written. An output
+ * has the bits that it would have with its group alone, and the sums that gemm has with that strict. */
+struct rk_grouped_gemm_args {
+    rk_tensor_t y;       /* [R, n] */
+    rk_tensor_t x;       /* [R, k] */
+    rk_tensor_t w;       /* [G, n, k] with trans_w: y = x w^T; else [G, k, n]: y = x w. Contiguous */
+    rk_tensor_t offsets; /* I32 [G + 1], from 0, non-decreasing, at most R */
+    bool trans_w, strict;
+};
+
+/* dw[g] += sum over the rows r of group g of dy[r]^T x[r], in ascending r. */
+struct rk_grouped_gemm_wgrad_args {
+    rk_tensor_t dw;      /* [G, n, k], F32 or the dtype of x, contiguous */
+    rk_tensor_t dy;      /* [R, n] */
+    rk_tensor_t x;       /* [R, k] */
+    rk_tensor_t offsets; /* as in the forward call */
+    bool overwrites_dw;  /* = instead of +=: what is there is not read, and a group without rows gets zeros */
+    bool strict;
+};
+
 /* dbias[n] += sum_t dy[t, n]: the gradient of the bias of a linear layer. */
 struct rk_bias_bwd_args {
     rk_tensor_t dbias; /* [columns], F32 or the dtype of dy; accumulated */
@@ -407,6 +428,8 @@ struct rk_adamw_args {
 
 #define RK_KERNEL_TABLE(X)                            \
     X(gemm, rk_gemm_args)                             \
+    X(grouped_gemm, rk_grouped_gemm_args)             \
+    X(grouped_gemm_wgrad, rk_grouped_gemm_wgrad_args) \
     X(bias_bwd, rk_bias_bwd_args)                     \
     X(embed_fwd, rk_embed_fwd_args)                   \
     X(embed_bwd, rk_embed_bwd_args)                   \

@@ -40,6 +40,8 @@ struct rk_status *rk_cpu_check_range(const char *op, const char *arg, rk_tensor_
 /* From 0 to `total`, non-decreasing; no step above `longest`. */
 struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_tensor_t t, int64_t total,
                                            int64_t longest) RK_NODISCARD;
+/* Offsets of groups of rows: from 0, non-decreasing, at most num_rows. */
+struct rk_status *rk_cpu_check_offsets(const char *op, rk_tensor_t offsets, int64_t num_rows) RK_NODISCARD;
 
 static inline const int32_t *rk_cpu_i32(rk_tensor_t t)
 {

@@ -31,3 +31,17 @@ struct rk_status *rk_cpu_check_prefix_sums(const char *op, const char *arg, rk_t
     }
     return NULL;
 }
+
+struct rk_status *rk_cpu_check_offsets(const char *op, rk_tensor_t offsets, int64_t num_rows)
+{
+    const int32_t *values = rk_cpu_i32(offsets);
+
+    if (values[0] != 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: offsets[0]=%d, expected 0", op, values[0]);
+    for (int64_t i = 1; i < offsets.shape[0]; i++) {
+        if (values[i] < values[i - 1] || values[i] > num_rows)
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s: offsets[%lld]=%d, expected %d to %lld", op, (long long)i,
+                           values[i], values[i - 1], (long long)num_rows);
+    }
+    return NULL;
+}

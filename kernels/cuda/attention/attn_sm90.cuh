@@ -67,7 +67,7 @@ __device__ inline void attn_named_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* --- the copy engine: tensors of [block, head, row, column] (attn_make_map), boxes of rows x 64 columns */
+/* --- the copy engine: tensors of [block, head, row, column] (attn_make_map), boxes of rows x 128 bytes */
 
 struct attn_box {
     int row, head, block; /* the box's first row */
@@ -112,13 +112,19 @@ template <int N> __device__ inline void attn_take_registers()
 
 /* --- wgmma */
 
+/* Where an operand begins, in units of 16 bytes. In a cluster the addresses of shared memory have the rank of
+ * the block above these bits. */
+__device__ inline uint64_t attn_desc_address(const bf16 *at)
+{
+    return (attn_smem(at) & 0x3ffff) >> 4;
+}
+
 /* Operand whose rows are those of the tile and whose k runs along the columns: rows from `row` (a multiple of
  * 8) of one half. A k16 step is 32 bytes, plus attn_desc_step() halves. */
 __device__ inline uint64_t attn_desc_rows(const bf16 *tile, int row)
 {
-    uint64_t address = (attn_smem(tile) + row * 128) >> 4;
-
-    return address | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return attn_desc_address(tile + row * 64) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
 }
 
 /* ... of k16 step kk of a tile with `rows` rows. */
@@ -130,9 +136,8 @@ __device__ inline uint64_t attn_desc_step(uint64_t desc, int kk, int rows)
 /* Operand B whose k runs over the tile's rows, from k16 step kk, and whose n over its columns. */
 __device__ inline uint64_t attn_desc_cols(const bf16 *tile, int kk, int rows)
 {
-    uint64_t address = (attn_smem(tile) + kk * 16 * 128) >> 4;
-
-    return address | (uint64_t)(rows * 128 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return attn_desc_address(tile + kk * 16 * 64) | (uint64_t)(rows * 128 >> 4) << 16 |
+           (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
 __device__ inline void attn_wgmma_fence()
@@ -306,11 +311,12 @@ __device__ inline void attn_store_rows(bf16 *dst, int64_t stride, int num_rows, 
 
 #endif /* RK_ATTN_HAS_SM90 */
 
-/* A bf16 tensor for the copy engine: head_dim contiguous columns, and strides in elements. */
+/* A tensor for the copy engine, bf16 or f32: head_dim contiguous columns, and strides in elements. */
 struct attn_map_shape {
     int64_t head_dim, rows, heads, blocks;
     int64_t row_stride, head_stride, block_stride;
     int box_rows;
+    bool is_f32 = false;
 };
 
 static inline attn_map_shape attn_packed_shape(int num_tokens, int heads, int head_dim, int64_t stride,
@@ -331,9 +337,11 @@ static inline cudaError_t attn_make_map(CUtensorMap *map, const void *base, cons
 {
     cuuint64_t dims[4] = {(cuuint64_t)shape.head_dim, (cuuint64_t)shape.rows, (cuuint64_t)shape.heads,
                           (cuuint64_t)shape.blocks};
-    cuuint64_t strides[3] = {(cuuint64_t)shape.row_stride * 2, (cuuint64_t)shape.head_stride * 2,
-                             (cuuint64_t)shape.block_stride * 2};
-    cuuint32_t box[4] = {64, (cuuint32_t)shape.box_rows, 1, 1}, steps[4] = {1, 1, 1, 1};
+    cuuint64_t bytes = shape.is_f32 ? 4 : 2;
+    cuuint64_t strides[3] = {(cuuint64_t)shape.row_stride * bytes, (cuuint64_t)shape.head_stride * bytes,
+                             (cuuint64_t)shape.block_stride * bytes};
+    cuuint32_t box[4] = {(cuuint32_t)(128 / bytes), (cuuint32_t)shape.box_rows, 1, 1},
+               steps[4] = {1, 1, 1, 1};
     cudaDriverEntryPointQueryResult found;
     void *entry = NULL;
     cudaError_t err =
@@ -342,9 +350,9 @@ static inline cudaError_t attn_make_map(CUtensorMap *map, const void *base, cons
     if (err != cudaSuccess || !entry)
         return err != cudaSuccess ? err : cudaErrorNotSupported;
     CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry)(
-        map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, const_cast<void *>(base), dims, strides, box, steps,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        map, shape.is_f32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+        const_cast<void *>(base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }

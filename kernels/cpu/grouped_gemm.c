@@ -1,0 +1,53 @@
+/* Products of groups of rows, each with a matrix of its own: a gemm for each group. */
+#include "kernels/cpu/cpu_internal.h"
+
+/* Matrix g of [G, rows, cols]. */
+static rk_tensor_t matrix_of(rk_tensor_t t, int64_t g)
+{
+    rk_tensor_t matrix = rk_tensor_2d(t.data, t.dtype, t.shape[1], t.shape[2]);
+
+    matrix.data = (char *)t.data + (size_t)g * rk_tensor_bytes(matrix);
+    return matrix;
+}
+
+struct rk_status *rk_cpu_grouped_gemm(void *dev, void *stream, const struct rk_grouped_gemm_args *args)
+{
+    const int32_t *offsets = rk_cpu_i32(args->offsets);
+
+    RK_TRY(rk_cpu_check_offsets("grouped_gemm", args->offsets, args->x.shape[0]));
+    for (int64_t g = 0; g < args->w.shape[0]; g++) {
+        int64_t num_rows = offsets[g + 1] - offsets[g];
+
+        if (num_rows > 0)
+            RK_TRY(rk_cpu_gemm(dev, stream,
+                               &(struct rk_gemm_args){.c = rk_tensor_rows(args->y, offsets[g], num_rows),
+                                                      .a = rk_tensor_rows(args->x, offsets[g], num_rows),
+                                                      .b = matrix_of(args->w, g),
+                                                      .trans_b = args->trans_w,
+                                                      .strict = args->strict,
+                                                      .alpha = 1.0f}));
+    }
+    return NULL;
+}
+
+struct rk_status *rk_cpu_grouped_gemm_wgrad(void *dev, void *stream,
+                                            const struct rk_grouped_gemm_wgrad_args *args)
+{
+    const int32_t *offsets = rk_cpu_i32(args->offsets);
+
+    RK_TRY(rk_cpu_check_offsets("grouped_gemm_wgrad", args->offsets, args->x.shape[0]));
+    for (int64_t g = 0; g < args->dw.shape[0]; g++) {
+        int64_t num_rows = offsets[g + 1] - offsets[g];
+
+        if (num_rows > 0 || args->overwrites_dw)
+            RK_TRY(rk_cpu_gemm(dev, stream,
+                               &(struct rk_gemm_args){.c = matrix_of(args->dw, g),
+                                                      .a = rk_tensor_rows(args->dy, offsets[g], num_rows),
+                                                      .b = rk_tensor_rows(args->x, offsets[g], num_rows),
+                                                      .trans_a = true,
+                                                      .strict = args->strict,
+                                                      .alpha = 1.0f,
+                                                      .beta = args->overwrites_dw ? 0.0f : 1.0f}));
+    }
+    return NULL;
+}

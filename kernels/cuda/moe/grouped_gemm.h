@@ -1,0 +1,23 @@
+/* Private to kernels/cuda: products of groups of rows by the instructions of Hopper (grouped_gemm_sm90.cu).
+ * They have the bits of gemm_chain.cuh. */
+#ifndef RK_CUDA_GROUPED_GEMM_H
+#define RK_CUDA_GROUPED_GEMM_H
+
+#include "kernels/cuda/cuda_internal.h"
+
+RK_BEGIN_DECLS
+
+/* Whether the device, the types and the alignment are such that the calls below can be made. */
+bool rk_grouped_gemm_takes(const struct rk_cuda_device *dev, const struct rk_grouped_gemm_args *args);
+bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
+                                 const struct rk_grouped_gemm_wgrad_args *args);
+
+struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *dev, const struct rk_cuda_stream *stream,
+                                      const struct rk_grouped_gemm_args *args) RK_NODISCARD;
+struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_device *dev,
+                                            const struct rk_cuda_stream *stream,
+                                            const struct rk_grouped_gemm_wgrad_args *args) RK_NODISCARD;
+
+RK_END_DECLS
+
+#endif

@@ -1,0 +1,153 @@
+/* Products of groups of rows with a matrix of each group's own, in bf16, compute capability 9.0. The kernel
+ * is in grouped_gemm_sm90.cuh; here is what it runs on.
+ *
+ * Work split   As many blocks as SMs, in clusters of two, take tiles in turn: 128 of the matrix's rows (of
+ * its columns for an input gradient) by up to 256 rows of the group. So a group's last tile is as narrow as
+ * its rows, in steps of 64 (32 at the end), and the groups' sizes are read on the device. Two warpgroups of
+ * wgmma have 64 of the 128 each; one thread has the copy engine fill a ring of stages of k64. The blocks of a
+ * cluster have the same rows of the group, of which each loads half and multicasts it. Results go to shared
+ * memory, transposed where they are rows of y, and the copy engine writes them while the next tile is made.
+ * For few rows a group tiles of 64 with more stages: then memory is what is waited for.
+ *
+ * Numerics     Every output is one ascending chain of k16 steps into one f32 accumulator, the bits of
+ *              gemm_chain.cuh, whatever the tile. For a weight gradient the chain runs over the group's rows;
+ *              what a stage has behind them is zeroed first, since it is another group's or was never
+ * written.
+ *
+ * Bound        989 TFLOP/s at 1,830 MHz; a long run gets 1,400 to 1,600 MHz at 700 W. A weight gradient that
+ * is added to in f32 moves 8 bytes an element: 0.8 ms for the sizes below.
+ *
+ * Measured     H200, 128 groups of 512 rows, 2048 to 2 x 768 and back, TFLOP/s rested and in a row: up 677
+ * and 660 (torch._grouped_mm on the same machine 680 and 591 to 647), down 523 and 566 (463 and 493),
+ *              gradient of the up matrix in bf16 489 and 520 (454 and 490), in f32 388 and 414, added to 252.
+ *              Sizes with a lognormal distribution (the largest 6.4 times the mean): up 524. 4 rows a group:
+ * the matrices are read with 4.17 TB/s (up) and 4.0 (down).
+ *
+ * Tried        Writing results from registers: 458 instead of 523 for down, 311 instead of 489 for the
+ *              gradient. Four stages and no room for results: the same for up. A group's tiles about equal
+ *              in width: the same for lognormal sizes. */
+#include "kernels/cuda/moe/grouped_gemm.h"
+#include "kernels/cuda/moe/grouped_gemm_sm90.cuh"
+
+namespace
+{
+
+template <int KIND, class C, int TN>
+cudaError_t launch(const struct rk_cuda_device *dev, cudaStream_t stream, const grouped_maps &maps,
+                   const grouped_args &args)
+{
+    cudaLaunchConfig_t config = {};
+    cudaLaunchAttribute cluster;
+    cudaError_t err =
+        cudaFuncSetAttribute(grouped_gemm_kernel<KIND, C, TN>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             GROUPED_SHARED_BYTES<TN>);
+
+    if (err != cudaSuccess)
+        return err;
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = GROUPED_CLUSTER;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    config.gridDim = dim3((unsigned)(dev->num_sms / GROUPED_CLUSTER * GROUPED_CLUSTER));
+    config.blockDim = dim3(GROUPED_THREADS);
+    config.dynamicSmemBytes = GROUPED_SHARED_BYTES<TN>;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, grouped_gemm_kernel<KIND, C, TN>, maps, args);
+}
+
+/* Which tile has no part in the bits. */
+template <int KIND>
+cudaError_t launch_rows(const struct rk_cuda_device *dev, cudaStream_t stream, const grouped_maps &maps,
+                        const grouped_args &args, int64_t num_rows)
+{
+    if (num_rows <= (int64_t)args.num_groups * GROUPED_NARROW)
+        return launch<KIND, bf16, GROUPED_NARROW>(dev, stream, maps, args);
+    return launch<KIND, bf16, GROUPED_N>(dev, stream, maps, args);
+}
+
+/* Boxes of box_rows rows of matrices [num_matrices, rows, cols] that follow each other. */
+cudaError_t make_map(CUtensorMap *map, const void *data, int64_t cols, int64_t rows, int64_t stride,
+                     int64_t num_matrices, int box_rows, bool is_f32 = false)
+{
+    return attn_make_map(
+        map, data,
+        {cols, rows, num_matrices, 1, stride, stride * rows, stride * rows * num_matrices, box_rows, is_f32});
+}
+
+} // namespace
+
+extern "C" bool rk_grouped_gemm_takes(const struct rk_cuda_device *dev,
+                                      const struct rk_grouped_gemm_args *args)
+{
+    int64_t n = args->y.shape[1], k = args->x.shape[1];
+
+    return dev->has_sm90a && args->x.dtype == RK_DTYPE_BF16 && n % 8 == 0 && k > 0 && k % 8 == 0 &&
+           n <= INT32_MAX / 2 && k <= INT32_MAX / 2 && rk_rows_aligned(args->x) && rk_rows_aligned(args->y) &&
+           rk_aligned16(args->w.data);
+}
+
+extern "C" bool rk_grouped_gemm_takes_wgrad(const struct rk_cuda_device *dev,
+                                            const struct rk_grouped_gemm_wgrad_args *args)
+{
+    int64_t n = args->dy.shape[1], k = args->x.shape[1];
+
+    return dev->has_sm90a && args->x.dtype == RK_DTYPE_BF16 && n % 8 == 0 && k % 8 == 0 &&
+           args->x.shape[0] > 0 && n <= INT32_MAX / 2 && k <= INT32_MAX / 2 && rk_rows_aligned(args->x) &&
+           rk_rows_aligned(args->dy) && rk_aligned16(args->dw.data);
+}
+
+extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *dev,
+                                                 const struct rk_cuda_stream *stream,
+                                                 const struct rk_grouped_gemm_args *args)
+{
+    int64_t rows = args->x.shape[0], n = args->y.shape[1], k = args->x.shape[1],
+            num_groups = args->w.shape[0];
+    grouped_args grouped = {};
+    grouped_maps maps;
+
+    grouped.out = args->y.data;
+    grouped.offsets = (const int *)args->offsets.data;
+    grouped.num_groups = (int)num_groups;
+    grouped.m = (int)n;
+    grouped.k = (int)k;
+    grouped.ldc = args->y.row_stride;
+    RK_TRY(rk_cuda_status(args->trans_w ? make_map(&maps.a, args->w.data, k, n, k, num_groups, GROUPED_M)
+                                        : make_map(&maps.a, args->w.data, n, k, n, num_groups, 64),
+                          "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, k, rows, args->x.row_stride, 1, 64), "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.c, args->y.data, n, rows, args->y.row_stride, 1, 64), "tensor map"));
+    RK_TRY(rk_cuda_status(args->trans_w
+                              ? launch_rows<GROUPED_OUTPUT>(dev, stream->stream, maps, grouped, rows)
+                              : launch_rows<GROUPED_INPUT>(dev, stream->stream, maps, grouped, rows),
+                          "grouped_gemm"));
+    return rk_cuda_launched(dev, stream, "grouped_gemm");
+}
+
+extern "C" struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_device *dev,
+                                                       const struct rk_cuda_stream *stream,
+                                                       const struct rk_grouped_gemm_wgrad_args *args)
+{
+    int64_t rows = args->x.shape[0], n = args->dy.shape[1], k = args->x.shape[1];
+    grouped_args grouped = {};
+    grouped_maps maps;
+
+    grouped.out = args->dw.data;
+    grouped.offsets = (const int *)args->offsets.data;
+    grouped.num_groups = (int)args->dw.shape[0];
+    grouped.m = (int)n;
+    grouped.n = (int)k;
+    grouped.ldc = k;
+    grouped.overwrites = args->overwrites_dw;
+    RK_TRY(
+        rk_cuda_status(make_map(&maps.a, args->dy.data, n, rows, args->dy.row_stride, 1, 64), "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, k, rows, args->x.row_stride, 1, 64), "tensor map"));
+    RK_TRY(rk_cuda_status(
+        make_map(&maps.c, args->dw.data, k, n, k, args->dw.shape[0], 64, args->dw.dtype == RK_DTYPE_F32),
+        "tensor map"));
+    RK_TRY(rk_cuda_status(args->dw.dtype == RK_DTYPE_F32
+                              ? launch<GROUPED_WEIGHT, float, GROUPED_N>(dev, stream->stream, maps, grouped)
+                              : launch<GROUPED_WEIGHT, bf16, GROUPED_N>(dev, stream->stream, maps, grouped),
+                          "grouped_gemm_wgrad"));
+    return rk_cuda_launched(dev, stream, "grouped_gemm_wgrad");
+}

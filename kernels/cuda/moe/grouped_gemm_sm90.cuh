@@ -1,0 +1,658 @@
+/* The kernel of grouped_gemm_sm90.cu, whose header says what it does. */
+#ifndef RK_CUDA_GROUPED_GEMM_SM90_CUH
+#define RK_CUDA_GROUPED_GEMM_SM90_CUH
+
+#include "kernels/cuda/attention/attn_sm90.cuh"
+#include "kernels/cuda/cuda_common.cuh"
+
+namespace
+{
+
+/* What the reduction of a product runs over. The matrix of the group (A) or, for its gradient, dy gives the
+ * 128 rows of a tile, and the rows of the group (B) or, for the gradient, the columns of x, the 256 columns:
+ */
+enum grouped_kind {
+    GROUPED_OUTPUT, /* y[r][m] = sum_k x[r][k] w[m][k]:   A = w,   B = x;  k contiguous in both */
+    GROUPED_INPUT,  /* y[r][m] = sum_k x[r][k] w[k][m]:   A = w^T, B = x */
+    GROUPED_WEIGHT, /* dw[m][n] = sum_r dy[r][m] x[r][n]: A = dy^T, B = x^T */
+};
+
+constexpr int GROUPED_M = 128, GROUPED_N = 256, GROUPED_K = 64, GROUPED_CLUSTER = 2;
+constexpr int GROUPED_NARROW = 64; /* columns of the tiles for groups of few rows */
+constexpr int GROUPED_MAX_STAGES = 8;
+constexpr int GROUPED_CONSUMERS = 256, GROUPED_THREADS = GROUPED_CONSUMERS + 128;
+constexpr int GROUPED_BOX = 64 * GROUPED_K; /* elements of a box of 64 rows or columns */
+constexpr int GROUPED_A = GROUPED_M * GROUPED_K;
+constexpr int GROUPED_MAX_GROUPS = 1024;
+
+/* Elements and number of the stages of A and B for tiles of TN columns. Narrow ones wait for memory: more of
+ * it is on its way. */
+template <int TN> constexpr int GROUPED_STAGE = GROUPED_A + TN *GROUPED_K;
+template <int TN> constexpr int GROUPED_STAGES = TN == GROUPED_N ? 3 : GROUPED_MAX_STAGES;
+template <int TN>
+constexpr int GROUPED_SHARED_BYTES =
+    (GROUPED_STAGES<TN> * GROUPED_STAGE<TN> + GROUPED_CONSUMERS / 128 * 64 * TN) * 2 + 1024;
+
+struct grouped_args {
+    void *out;
+    const int *offsets; /* [num_groups + 1] */
+    int num_groups;
+    int m;           /* rows of a tile's operand A in all: columns of y, or rows of dw */
+    int n;           /* GROUPED_WEIGHT: columns of dw */
+    int k;           /* of the sums; of GROUPED_WEIGHT the rows of each group */
+    int64_t ldc;     /* of a row of the output */
+    bool overwrites; /* GROUPED_WEIGHT: = instead of += */
+};
+
+struct grouped_maps {
+    CUtensorMap a, b, c;
+};
+
+/* 128 x up to 256 outputs of a block; the two of a cluster have neighbouring rows of A and the same B. */
+struct grouped_tile {
+    int group, m;  /* first row of A */
+    int n, num_n;  /* first row of B, or column of GROUPED_WEIGHT, and how many are wanted */
+    int first_row; /* of the group */
+    int num_k;     /* of the sum */
+};
+
+#if RK_ATTN_HAS_SM90
+
+/* --- wgmma: sum[64, N] (+)= A B, one k16 step, both in shared memory. TA, TB: k along the rows there --- */
+
+template <int N, int TA, int TB> struct grouped_mma;
+
+#define R4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define R16(i) R4(i), R4(i + 4), R4(i + 8), R4(i + 12)
+#define R32(i) R16(i), R16(i + 16)
+#define L16    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define L32    L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define L64                                                                                  \
+    L32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define L96                                                                                  \
+    L64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define L128                                                                                             \
+    L96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+/* a_at and the two after it: the numbers of the operands behind those of d. */
+#define GROUPED_MMA(size, list, a_at, b_at, add_at, ta_at, tb_at, ...)                                  \
+    template <int TA, int TB> struct grouped_mma<size, TA, TB> {                                        \
+        static __device__ inline void add(float (&d)[size / 2], uint64_t a, uint64_t b, int accumulate) \
+        {                                                                                               \
+            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0;\n"                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #size "k16.f32.bf16.bf16 {" list "}, "     \
+                         "%" #a_at ", %" #b_at ", p, 1, 1, %" #ta_at ", %" #tb_at "; }"                 \
+                         : __VA_ARGS__                                                                  \
+                         : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));                          \
+        }                                                                                               \
+    }
+
+GROUPED_MMA(32, L16, 16, 17, 18, 19, 20, R16(0));
+GROUPED_MMA(64, L32, 32, 33, 34, 35, 36, R32(0));
+GROUPED_MMA(128, L64, 64, 65, 66, 67, 68, R32(0), R32(32));
+GROUPED_MMA(192, L96, 96, 97, 98, 99, 100, R32(0), R32(32), R32(64));
+GROUPED_MMA(256, L128, 128, 129, 130, 131, 132, R32(0), R32(32), R32(64), R32(96));
+
+#undef GROUPED_MMA
+#undef L128
+#undef L96
+#undef L64
+#undef L32
+#undef L16
+#undef R32
+#undef R16
+#undef R4
+
+/* --- tiles --- */
+
+/* Of a cluster: two blocks along A. */
+template <int KIND, int TN> __device__ inline int tiles_of_group(const grouped_args &args, int num_rows)
+{
+    int num_m = (args.m + GROUPED_CLUSTER * GROUPED_M - 1) / (GROUPED_CLUSTER * GROUPED_M);
+
+    if (KIND != GROUPED_WEIGHT)
+        return num_m * ((num_rows + TN - 1) / TN);
+    return num_rows == 0 && !args.overwrites ? 0 : num_m * ((args.n + TN - 1) / TN);
+}
+
+/* The groups, in shared memory. */
+struct grouped_groups {
+    int begin[GROUPED_MAX_GROUPS +
+              1]; /* the number of a group's first tile; behind the last one, of all tiles */
+    int offsets[GROUPED_MAX_GROUPS + 1];
+};
+
+/* By one warp. */
+template <int KIND, int TN>
+__device__ inline void count_tiles(const grouped_args &args, grouped_groups *groups)
+{
+    int lane = threadIdx.x % 32, total = 0;
+
+    for (int first = 0; first < args.num_groups; first += 32) {
+        int group = first + lane, count = 0, sum;
+
+        if (group < args.num_groups) {
+            int offset = args.offsets[group];
+
+            count = tiles_of_group<KIND, TN>(args, args.offsets[group + 1] - offset);
+            groups->offsets[group] = offset;
+        }
+        sum = count;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            int below = __shfl_up_sync(0xffffffff, sum, step);
+
+            sum += lane >= step ? below : 0;
+        }
+        if (group < args.num_groups)
+            groups->begin[group] = total + sum - count;
+        total += __shfl_sync(0xffffffff, sum, 31);
+    }
+    if (lane == 0) {
+        groups->begin[args.num_groups] = total;
+        groups->offsets[args.num_groups] = args.offsets[args.num_groups];
+    }
+}
+
+/* Tile number `index` of the cluster, as block `rank` of it sees it. */
+template <int KIND, int TN>
+__device__ inline grouped_tile find_tile(const grouped_args &args, const grouped_groups &groups, int index,
+                                         int rank)
+{
+    int num_m = (args.m + GROUPED_CLUSTER * GROUPED_M - 1) / (GROUPED_CLUSTER * GROUPED_M);
+    int low = 0, high = args.num_groups, rest, num_rows;
+    grouped_tile tile;
+
+    while (high - low > 1) { /* low begins at or before index, high behind it */
+        int middle = (low + high) / 2;
+
+        if (groups.begin[middle] <= index)
+            low = middle;
+        else
+            high = middle;
+    }
+    rest = index - groups.begin[low];
+    tile.group = low;
+    tile.first_row = groups.offsets[low];
+    num_rows = groups.offsets[low + 1] - tile.first_row;
+    tile.m = (rest % num_m * GROUPED_CLUSTER + rank) * GROUPED_M;
+    tile.n = rest / num_m * TN;
+    if (KIND == GROUPED_WEIGHT) {
+        tile.num_n = min(args.n - tile.n, TN);
+        tile.num_k = num_rows;
+    } else {
+        tile.num_n = min(num_rows - tile.n, TN);
+        tile.n += tile.first_row;
+        tile.num_k = args.k;
+    }
+    return tile;
+}
+
+/* --- the ring --- */
+
+struct grouped_barriers {
+    uint64_t full[GROUPED_MAX_STAGES], empty[GROUPED_MAX_STAGES];
+};
+
+template <int TN> struct grouped_shared {
+    bf16 *ring;  /* stages of A, then of B */
+    bf16 *boxes; /* what each consumer warpgroup makes */
+    grouped_barriers *bars;
+    const grouped_groups *groups;
+
+    __device__ inline bf16 *a(int stage) const
+    {
+        return ring + stage * GROUPED_STAGE<TN>;
+    }
+
+    __device__ inline bf16 *b(int stage) const
+    {
+        return a(stage) + GROUPED_A;
+    }
+
+    __device__ inline bf16 *own_boxes() const
+    {
+        return boxes + threadIdx.x / ATTN_WG * 64 * TN;
+    }
+};
+
+template <int TN> struct grouped_turn {
+    int stage, parity;
+
+    __device__ inline void next()
+    {
+        stage = stage + 1 == GROUPED_STAGES<TN> ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+};
+
+__device__ inline uint32_t grouped_rank()
+{
+    uint32_t rank;
+
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ inline void grouped_cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+/* What this warp's products read of a stage has been read by the tensor cores: no fence. */
+__device__ inline void grouped_arrive(uint64_t *bar, uint32_t rank)
+{
+    asm volatile("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(attn_smem(bar)),
+                 "r"(rank)
+                 : "memory");
+}
+
+/* A box of 64 columns from (col, row) of matrix `group`. */
+__device__ inline void grouped_load(bf16 *dst, const CUtensorMap *map, uint64_t *bar, int col, int row,
+                                    int group)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(attn_smem(dst)),
+                 "l"(map), "r"(attn_smem(bar)), "r"(col), "r"(row), "r"(group), "r"(0)
+                 : "memory");
+}
+
+/* ... to the same place of both blocks of the cluster. */
+__device__ inline void grouped_load_shared(bf16 *dst, const CUtensorMap *map, uint64_t *bar, int col, int row)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5, %5}], [%2], %6;" ::"r"(attn_smem(dst)),
+                 "l"(map), "r"(attn_smem(bar)), "r"(col), "r"(row), "r"(0), "h"((uint16_t)3)
+                 : "memory");
+}
+
+/* k of the sum from `k` on: this block's rows of A, and its part of the boxes of B. */
+template <int KIND, int TN>
+__device__ inline void load_stage(const grouped_shared<TN> &shared, const grouped_maps &maps,
+                                  const grouped_tile &tile, int stage, int k, int rank)
+{
+    uint64_t *bar = &shared.bars->full[stage];
+    int num_boxes = (tile.num_n + 63) / 64;
+    bf16 *a = shared.a(stage), *b = shared.b(stage);
+
+    attn_bar_expect(bar, (GROUPED_A + num_boxes * GROUPED_BOX) * 2);
+    if (KIND == GROUPED_OUTPUT)
+        grouped_load(a, &maps.a, bar, k, tile.m, tile.group);
+    for (int i = 0; KIND != GROUPED_OUTPUT && i < 2; i++)
+        grouped_load(a + i * GROUPED_BOX, &maps.a, bar, tile.m + i * 64,
+                     KIND == GROUPED_INPUT ? k : tile.first_row + k, KIND == GROUPED_INPUT ? tile.group : 0);
+    for (int i = rank; i < num_boxes; i += GROUPED_CLUSTER) {
+        if (KIND == GROUPED_WEIGHT)
+            grouped_load_shared(b + i * GROUPED_BOX, &maps.b, bar, tile.n + i * 64, tile.first_row + k);
+        else
+            grouped_load_shared(b + i * GROUPED_BOX, &maps.b, bar, k, tile.n + i * 64);
+    }
+}
+
+/* By one thread. */
+template <int KIND, int TN>
+__device__ inline void produce(const grouped_shared<TN> &shared, const grouped_maps &maps,
+                               const grouped_args &args, int rank)
+{
+    int num_tiles = shared.groups->begin[args.num_groups];
+    grouped_turn<TN> turn = {0, 0};
+
+    for (int index = blockIdx.x / GROUPED_CLUSTER; index < num_tiles; index += gridDim.x / GROUPED_CLUSTER) {
+        grouped_tile tile = find_tile<KIND, TN>(args, *shared.groups, index, rank);
+
+        for (int k = 0; k < tile.num_k; k += GROUPED_K) {
+            attn_bar_wait(&shared.bars->empty[turn.stage], turn.parity ^ 1);
+            load_stage<KIND, TN>(shared, maps, tile, turn.stage, k, rank);
+            turn.next();
+        }
+    }
+}
+
+/* --- the products --- */
+
+/* The last rows of a group's sum share a stage with rows of the next one, or with memory that was never
+ * written: zeroes these, by all consumers. */
+__device__ inline void zero_tail(bf16 *stage, int num_rows, int num_boxes)
+{
+    int count = GROUPED_K - num_rows;
+    uint4 zero = {0, 0, 0, 0};
+
+    for (int i = threadIdx.x; i < count * num_boxes * 8; i += GROUPED_CONSUMERS) {
+        int box = i / (count * 8), row = num_rows + i / 8 % count;
+
+        *reinterpret_cast<uint4 *>(stage + box * GROUPED_BOX + row * 64 + i % 8 * 8) = zero;
+    }
+    attn_async_fence();
+    attn_named_sync(1, GROUPED_CONSUMERS);
+}
+
+template <int KIND, int N>
+__device__ inline void multiply_stage(float (&sum)[N / 2], const bf16 *a, const bf16 *b, bool accumulates)
+{
+    constexpr int TA = KIND != GROUPED_OUTPUT, TB = KIND == GROUPED_WEIGHT;
+    int wg = threadIdx.x / ATTN_WG;
+
+    attn_wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < GROUPED_K / 16; step++) {
+        uint64_t da = TA ? attn_desc_cols(a + wg * GROUPED_BOX, step, 64)
+                         : attn_desc_step(attn_desc_rows(a, wg * 64), step, GROUPED_M);
+        uint64_t db = TB ? attn_desc_cols(b, step, 64) : attn_desc_step(attn_desc_rows(b, 0), step, N);
+
+        grouped_mma<N, TA, TB>::add(sum, da, db, accumulates || step > 0);
+    }
+    attn_wgmma_commit();
+}
+
+/* A stage's products are on their way while the next one is waited for, and the last ones during meanwhile().
+ */
+template <int KIND, int N, int TN, class F>
+__device__ inline void sum_tile(const grouped_shared<TN> &shared, const grouped_tile &tile,
+                                grouped_turn<TN> *turn, float (&sum)[N / 2], const F &meanwhile)
+{
+    uint64_t *before = NULL;     /* the barrier to tell about the stage before */
+    int told = threadIdx.x % 32; /* the block that this lane tells; each warp tells both */
+
+    for (int k = 0; k < tile.num_k; k += GROUPED_K) {
+        bf16 *a = shared.a(turn->stage), *b = shared.b(turn->stage);
+        int rows = tile.num_k - k;
+
+        attn_bar_wait(&shared.bars->full[turn->stage], turn->parity);
+        if (KIND == GROUPED_WEIGHT && rows < GROUPED_K)
+            zero_tail(a, rows, 2 + (tile.num_n + 63) / 64);
+        multiply_stage<KIND, N>(sum, a, b, k > 0);
+        attn_wgmma_wait<1>();
+        if (before && told < GROUPED_CLUSTER)
+            grouped_arrive(before, (uint32_t)told);
+        before = &shared.bars->empty[turn->stage];
+        turn->next();
+    }
+    meanwhile();
+    attn_wgmma_wait<0>();
+    attn_pin(sum);
+    if (before && told < GROUPED_CLUSTER)
+        grouped_arrive(before, (uint32_t)told);
+}
+
+/* --- results: by way of shared memory, so that the copy engine writes them while the next tile is made.
+ * Boxes of 64 rows of 128 bytes lie there as those of the operands do --- */
+
+/* Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8. */
+template <bool TRANSPOSED>
+__device__ inline void store_matrices(const void *row, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3)
+{
+    if constexpr (TRANSPOSED)
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(attn_smem(row)),
+            "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+            : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(attn_smem(row)),
+                     "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+                     : "memory");
+}
+
+/* Unit `unit` of 16 bytes of row `row` of boxes that follow each other. */
+__device__ inline uint8_t *box_unit(void *boxes, int row, int unit)
+{
+    return (uint8_t *)boxes + row * 128 + (unit ^ row % 8) * 16;
+}
+
+/* The box at `src` to (col, row) of matrix `group`: elements outside of the tensor are left out. */
+__device__ inline void store_box(const CUtensorMap *map, const void *src, int col, int row, int group)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(attn_smem(src)), "r"(col), "r"(row), "r"(group), "r"(0)
+        : "memory");
+}
+
+/* ... added to what is there. */
+__device__ inline void add_box(const CUtensorMap *map, const void *src, int col, int row, int group)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4, %5}], "
+                 "[%1];" ::"l"(map),
+                 "r"(attn_smem(src)), "r"(col), "r"(row), "r"(group), "r"(0)
+                 : "memory");
+}
+
+__device__ inline void commit_boxes()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* What the warpgroup's boxes held has been read: they may be written again. */
+__device__ inline void wait_for_boxes()
+{
+    if (threadIdx.x % ATTN_WG == 0)
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
+}
+
+/* What the warpgroup wrote is seen by the copy engine. */
+__device__ inline void publish_boxes()
+{
+    attn_async_fence();
+    attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
+}
+
+/* Rows of y from `row` on that are no whole box, from the warpgroup's boxes. */
+__device__ inline void store_rest(const grouped_args &args, const grouped_tile &tile, bf16 *boxes, int row,
+                                  int col)
+{
+    int lane = threadIdx.x % ATTN_WG;
+
+    for (int r = row + lane / 8; r < tile.num_n; r += ATTN_WG / 8) {
+        int at = col + lane % 8 * 8;
+
+        if (at < args.m)
+            *reinterpret_cast<uint4 *>((bf16 *)args.out + (tile.n + r) * args.ldc + at) =
+                *reinterpret_cast<const uint4 *>(box_unit(boxes, r, lane % 8));
+    }
+}
+
+/* A tile of y: a warp has 16 of its warpgroup's 64 columns of all rows. */
+template <int N, int TN>
+__device__ inline void store_rows(const grouped_maps &maps, const grouped_args &args,
+                                  const grouped_shared<TN> &shared, const grouped_tile &tile,
+                                  const float (&sum)[N / 2])
+{
+    int wg = threadIdx.x / ATTN_WG, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    int col = tile.m + wg * 64, num_boxes = tile.num_n / 64;
+    bf16 *boxes = shared.own_boxes();
+
+    wait_for_boxes();
+#pragma unroll
+    for (int n = 0; n < N; n += 16) {
+        const float *d = sum + n / 2;
+
+        store_matrices<true>(box_unit(boxes, n + lane / 16 * 8 + lane % 8, warp * 2 + lane / 8 % 2),
+                             attn_pack(d[0], d[1]), attn_pack(d[2], d[3]), attn_pack(d[4], d[5]),
+                             attn_pack(d[6], d[7]));
+    }
+    publish_boxes();
+    if (threadIdx.x % ATTN_WG == 0) {
+        for (int i = 0; i < num_boxes; i++)
+            store_box(&maps.c, boxes + i * GROUPED_BOX, col, tile.n + i * 64, 0);
+        commit_boxes();
+    }
+    store_rest(args, tile, boxes, num_boxes * 64, col);
+}
+
+/* A tile of dw, half of its columns at a time: a warp has 16 rows, a lane two neighbouring columns of a row
+ * and of the eighth one below it. */
+__device__ inline void store_weight(const grouped_maps &maps, const grouped_args &args,
+                                    const grouped_shared<GROUPED_N> &shared, const grouped_tile &tile,
+                                    const float (&sum)[GROUPED_N / 2], float)
+{
+    int wg = threadIdx.x / ATTN_WG, lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    uint8_t *boxes = (uint8_t *)shared.own_boxes();
+
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        wait_for_boxes();
+#pragma unroll
+        for (int j = 0; j < GROUPED_N / 16; j++) { /* 8 columns, a quarter of a box */
+            const float *d = sum + (half * GROUPED_N / 16 + j) * 4;
+            uint8_t *box = boxes + j / 4 * 64 * 128;
+
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                *reinterpret_cast<float2 *>(box_unit(box, row + 8 * r, j % 4 * 2 + lane % 4 / 2) +
+                                            lane % 2 * 8) = make_float2(d[2 * r], d[2 * r + 1]);
+        }
+        publish_boxes();
+        for (int i = 0; threadIdx.x % ATTN_WG == 0 && i < 4; i++) {
+            int col = tile.n + (half * 4 + i) * 32;
+
+            if (args.overwrites)
+                store_box(&maps.c, boxes + i * 64 * 128, col, tile.m + wg * 64, tile.group);
+            else
+                add_box(&maps.c, boxes + i * 64 * 128, col, tile.m + wg * 64, tile.group);
+        }
+        if (threadIdx.x % ATTN_WG == 0)
+            commit_boxes();
+    }
+}
+
+/* ... of 16-bit elements. What is there is added before the one rounding. */
+__device__ inline void store_weight(const grouped_maps &maps, const grouped_args &args,
+                                    const grouped_shared<GROUPED_N> &shared, const grouped_tile &tile,
+                                    const float (&sum)[GROUPED_N / 2], bf16)
+{
+    int wg = threadIdx.x / ATTN_WG, lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16;
+    int first_row = tile.m + wg * 64;
+    bf16 *boxes = shared.own_boxes();
+    const bf16 *out = (const bf16 *)args.out + (int64_t)tile.group * args.m * args.ldc;
+
+    wait_for_boxes();
+#pragma unroll
+    for (int j = 0; j < GROUPED_N / 8; j += 2) {
+        uint32_t word[4];
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *d = sum + 4 * j + 2 * i;
+            int m = first_row + row + lane / 4 + i % 2 * 8, n = tile.n + (j + i / 2) * 8 + lane % 4 * 2;
+            float2 before = {0.0f, 0.0f};
+
+            if (!args.overwrites && m < args.m && n < args.n)
+                before =
+                    __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(out + m * args.ldc + n));
+            word[i] = args.overwrites ? attn_pack(d[0], d[1])
+                                      : attn_pack(__fadd_rn(d[0], before.x), __fadd_rn(d[1], before.y));
+        }
+        store_matrices<false>(box_unit(boxes + j / 8 * GROUPED_BOX, row + lane % 16, j % 8 + lane / 16),
+                              word[0], word[1], word[2], word[3]);
+    }
+    publish_boxes();
+    for (int i = 0; threadIdx.x % ATTN_WG == 0 && i < 4; i++)
+        store_box(&maps.c, boxes + i * GROUPED_BOX, tile.n + i * 64, first_row, tile.group);
+    if (threadIdx.x % ATTN_WG == 0)
+        commit_boxes();
+}
+
+template <int KIND, int N, int TN, class F>
+__device__ inline void make_rows(const grouped_maps &maps, const grouped_args &args,
+                                 const grouped_shared<TN> &shared, const grouped_tile &tile,
+                                 grouped_turn<TN> *turn, const F &meanwhile)
+{
+    float sum[N / 2] = {};
+
+    sum_tile<KIND, N>(shared, tile, turn, sum, meanwhile);
+    store_rows<N>(maps, args, shared, tile, sum);
+}
+
+template <int KIND, class C, int TN, class F>
+__device__ inline void make_tile(const grouped_maps &maps, const grouped_args &args,
+                                 const grouped_shared<TN> &shared, const grouped_tile &tile,
+                                 grouped_turn<TN> *turn, const F &meanwhile)
+{
+    if constexpr (KIND == GROUPED_WEIGHT) {
+        float sum[GROUPED_N / 2] = {};
+
+        sum_tile<KIND, GROUPED_N>(shared, tile, turn, sum, meanwhile);
+        store_weight(maps, args, shared, tile, sum, C());
+        return;
+    }
+    if constexpr (KIND != GROUPED_WEIGHT && TN == GROUPED_N) {
+        if (tile.num_n > 192)
+            return make_rows<KIND, 256>(maps, args, shared, tile, turn, meanwhile);
+        if (tile.num_n > 128)
+            return make_rows<KIND, 192>(maps, args, shared, tile, turn, meanwhile);
+        if (tile.num_n > 64)
+            return make_rows<KIND, 128>(maps, args, shared, tile, turn, meanwhile);
+    }
+    if constexpr (KIND != GROUPED_WEIGHT) {
+        if (tile.num_n > 32)
+            return make_rows<KIND, 64>(maps, args, shared, tile, turn, meanwhile);
+        make_rows<KIND, 32>(maps, args, shared, tile, turn, meanwhile);
+    }
+}
+
+template <int KIND, class C, int TN>
+__device__ inline void consume(const grouped_shared<TN> &shared, const grouped_maps &maps,
+                               const grouped_args &args, int rank)
+{
+    int num_tiles = shared.groups->begin[args.num_groups], step = gridDim.x / GROUPED_CLUSTER;
+    int index = blockIdx.x / GROUPED_CLUSTER;
+    grouped_turn<TN> turn = {0, 0};
+    grouped_tile tile = {}, next = {};
+
+    if (index < num_tiles)
+        tile = find_tile<KIND, TN>(args, *shared.groups, index, rank);
+    for (; index < num_tiles; index += step, tile = next)
+        make_tile<KIND, C>(maps, args, shared, tile, &turn, [&] {
+            if (index + step < num_tiles)
+                next = find_tile<KIND, TN>(args, *shared.groups, index + step, rank);
+        });
+    if (threadIdx.x % ATTN_WG == 0)
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); /* the results are written */
+    __syncwarp();
+}
+
+#endif
+
+template <int KIND, class C, int TN>
+__global__ void __launch_bounds__(GROUPED_THREADS, 1)
+    grouped_gemm_kernel(const __grid_constant__ grouped_maps maps, const grouped_args args)
+{
+#if RK_ATTN_HAS_SM90
+    extern __shared__ uint8_t raw[];
+    __shared__ grouped_barriers bars;
+    __shared__ grouped_groups groups;
+    bf16 *base = (bf16 *)(raw + (-attn_smem(raw) & 1023));
+    grouped_shared<TN> shared = {base, base + GROUPED_STAGES<TN> * GROUPED_STAGE<TN>, &bars, &groups};
+    int rank = (int)grouped_rank();
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < GROUPED_STAGES<TN>; i++) {
+            attn_bar_init(&bars.full[i], 1);
+            attn_bar_init(&bars.empty[i], GROUPED_CONSUMERS / 32 * GROUPED_CLUSTER);
+        }
+        attn_bar_init_fence();
+    }
+    if (threadIdx.x / 32 == 1)
+        count_tiles<KIND, TN>(args, &groups);
+    __syncthreads();        /* the tiles are counted */
+    grouped_cluster_sync(); /* the barriers of both blocks are ready */
+    if (threadIdx.x >= GROUPED_CONSUMERS) {
+        attn_give_registers<40>();
+        if (threadIdx.x == GROUPED_CONSUMERS)
+            produce<KIND>(shared, maps, args, rank);
+        __syncwarp();
+    } else {
+        attn_take_registers<232>();
+        consume<KIND, C>(shared, maps, args, rank);
+    }
+    grouped_cluster_sync(); /* a block stays while the other one tells it of stages */
+#endif
+}
+
+} // namespace
+
+#endif

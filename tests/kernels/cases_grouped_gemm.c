@@ -1,0 +1,234 @@
+/* Goal: products of groups of rows equal three nested loops in f64 for every group, for groups without rows
+ * and of any size around the tiles; an output has the bits that its group has alone. */
+#include "tests/kernels/kernel_test.h"
+
+#include <math.h>
+
+struct grouped_case {
+    const char *label;
+    int64_t n, k;
+    int64_t extra; /* rows behind the last group */
+    int32_t sizes[8];
+    int64_t num_groups;
+};
+
+static const struct grouped_case cases[] = {
+    {"one row", 8, 8, 0, {1}, 1},
+    {"small groups", 24, 40, 3, {3, 0, 1, 7}, 4},
+    {"no rows at all", 16, 16, 5, {0, 0}, 2},
+    {"tails of a step of the sum", 72, 56, 1, {16, 17, 15, 31, 33, 0, 64, 65}, 8},
+    {"more than a tile of rows", 136, 72, 0, {130, 0, 257, 20}, 4},
+    {"more than a tile of columns", 264, 328, 2, {5, 40}, 2},
+    {"odd sizes", 13, 21, 2, {4, 9, 0}, 3},
+};
+
+/* Sizes to offsets [G + 1]; returns the number of rows, those behind the last group included. */
+static int64_t sum_sizes(const struct grouped_case *c, int32_t offsets[9])
+{
+    offsets[0] = 0;
+    for (int64_t g = 0; g < c->num_groups; g++)
+        offsets[g + 1] = offsets[g] + c->sizes[g];
+    return offsets[c->num_groups] + c->extra;
+}
+
+/* A matrix whose rows have gaps that keep them at multiples of 16 bytes, or not. */
+static rk_tensor_t random_rows(struct kt *kt, rk_dtype_t dtype, int64_t rows, int64_t cols, bool aligned)
+{
+    int64_t pad = aligned ? 8 : 1;
+
+    return rk_tensor_cols(kt_randomize(kt, kt_zeros_2d(kt, dtype, rows, cols + 2 * pad), 1.0), pad, cols);
+}
+
+static double *expect_rows(struct kt *kt, const struct rk_grouped_gemm_args *args, const int32_t *offsets)
+{
+    int64_t num_groups = args->w.shape[0], n_size = args->y.shape[1], k_size = args->x.shape[1];
+    const double *x = kt_read(kt, args->x), *w = kt_read(kt, args->w);
+    double *y = kt_read(kt, args->y); /* rows behind the last group stay */
+
+    for (int64_t g = 0; g < num_groups; g++) {
+        for (int64_t r = offsets[g]; r < offsets[g + 1]; r++) {
+            for (int64_t n = 0; n < n_size; n++) {
+                double sum = 0.0;
+
+                for (int64_t k = 0; k < k_size; k++)
+                    sum += x[r * k_size + k] *
+                           w[g * n_size * k_size + (args->trans_w ? n * k_size + k : k * n_size + n)];
+                y[r * n_size + n] = sum;
+            }
+        }
+    }
+    return y;
+}
+
+static void run_rows(struct kt *kt, const struct grouped_case *c, rk_dtype_t dtype, bool trans_w, bool strict)
+{
+    int32_t offsets[9];
+    int64_t rows = sum_sizes(c, offsets);
+    struct rk_grouped_gemm_args args = {
+        .y = random_rows(kt, dtype, rows, c->n, c->n % 8 == 0),
+        .x = random_rows(kt, dtype, rows, c->k, c->n % 8 == 0),
+        .w = kt_randomize(kt,
+                          trans_w ? kt_zeros_3d(kt, dtype, c->num_groups, c->n, c->k)
+                                  : kt_zeros_3d(kt, dtype, c->num_groups, c->k, c->n),
+                          1.0 / sqrt((double)c->k)),
+        .offsets = kt_ints(kt, offsets, c->num_groups + 1),
+        .trans_w = trans_w,
+        .strict = strict,
+    };
+    double *expected = expect_rows(kt, &args, offsets);
+
+    assert_ok(rk_grouped_gemm(kt->stream, &args));
+    kt_expect_close_sum(kt, kt_label(kt, c->label, dtype), args.y, expected);
+}
+
+static void test_grouped_gemm_all_cases_equal_reference(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            for (int kind = 0; kind < 4; kind++) {
+                if (rk_test_in_part())
+                    run_rows(*state, &cases[i], kt_dtypes[d], kind % 2 == 0, kind >= 2);
+            }
+        }
+    }
+}
+
+static double *expect_wgrad(struct kt *kt, const struct rk_grouped_gemm_wgrad_args *args,
+                            const int32_t *offsets)
+{
+    int64_t num_groups = args->dw.shape[0], n_size = args->dy.shape[1], k_size = args->x.shape[1];
+    const double *x = kt_read(kt, args->x), *dy = kt_read(kt, args->dy);
+    double *dw = kt_read(kt, args->dw);
+
+    for (int64_t g = 0; g < num_groups; g++) {
+        for (int64_t n = 0; n < n_size; n++) {
+            for (int64_t k = 0; k < k_size; k++) {
+                double sum = 0.0, *at = &dw[(g * n_size + n) * k_size + k];
+
+                for (int64_t r = offsets[g]; r < offsets[g + 1]; r++)
+                    sum += dy[r * n_size + n] * x[r * k_size + k];
+                *at = sum + (args->overwrites_dw ? 0.0 : *at);
+            }
+        }
+    }
+    return dw;
+}
+
+/* Rows behind the last group are NaN: nothing of them reaches a gradient. */
+static void spoil_rest(struct kt *kt, rk_tensor_t t, int64_t first)
+{
+    int64_t count = (t.shape[0] - first) * t.shape[1];
+    double *nans = kt_scratch(kt, count + 1);
+
+    for (int64_t i = 0; i < count; i++)
+        nans[i] = NAN;
+    if (count > 0)
+        kt_write(kt, rk_tensor_rows(t, first, t.shape[0] - first), nans);
+}
+
+static void run_wgrad(struct kt *kt, const struct grouped_case *c, rk_dtype_t dtype, rk_dtype_t dw_dtype,
+                      bool overwrites)
+{
+    int32_t offsets[9];
+    int64_t rows = sum_sizes(c, offsets);
+    bool aligned = c->n % 8 == 0;
+    struct rk_grouped_gemm_wgrad_args args = {
+        .dw = kt_randomize(kt, kt_zeros_3d(kt, dw_dtype, c->num_groups, c->n, c->k), 1.0),
+        .dy = kt_randomize(kt, random_rows(kt, dtype, rows, c->n, aligned), 0.1),
+        .x = random_rows(kt, dtype, rows, c->k, aligned),
+        .offsets = kt_ints(kt, offsets, c->num_groups + 1),
+        .overwrites_dw = overwrites,
+        .strict = true,
+    };
+    double *expected;
+
+    spoil_rest(kt, args.dy, offsets[c->num_groups]);
+    spoil_rest(kt, args.x, offsets[c->num_groups]);
+    expected = expect_wgrad(kt, &args, offsets);
+    assert_ok(rk_grouped_gemm_wgrad(kt->stream, &args));
+    kt_expect_close_sum(kt, kt_label(kt, c->label, dtype), args.dw, expected);
+}
+
+static void test_grouped_gemm_wgrad_all_cases_equal_reference(void **state)
+{
+    for (size_t i = 0; i < RK_ARRAY_LEN(cases); i++) {
+        for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
+            for (int overwrites = 0; overwrites < 2; overwrites++) {
+                if (rk_test_in_part())
+                    run_wgrad(*state, &cases[i], kt_dtypes[d], kt_dtypes[d], overwrites);
+                if (kt_dtypes[d] != RK_DTYPE_F32 && rk_test_in_part())
+                    run_wgrad(*state, &cases[i], kt_dtypes[d], RK_DTYPE_F32, overwrites);
+            }
+        }
+    }
+}
+
+/* Goal: what a row becomes does not depend on the other rows of its group, on other groups, nor on where its
+ * memory starts, by which a GPU chooses between kernels. Method: the last rows of a group alone, as copies at
+ * odd places. */
+static void test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone(void **state)
+{
+    static const int32_t sizes[] = {0, 70, 270, 300}, few[] = {0, 0, 3, 3};
+    static const rk_dtype_t dtypes[] = {RK_DTYPE_F32, RK_DTYPE_BF16};
+    struct kt *kt = *state;
+
+    for (size_t d = 0; d < RK_ARRAY_LEN(dtypes) * 2; d++) {
+        rk_dtype_t dtype = dtypes[d / 2];
+        bool trans_w = d % 2 == 0;
+        int64_t n = 144, k = 272;
+        struct rk_grouped_gemm_args args = {
+            .y = kt_zeros_2d(kt, dtype, 300, n),
+            .x = kt_randomize(kt, kt_zeros_2d(kt, dtype, 300, k), 1.0),
+            .w = kt_randomize(kt, trans_w ? kt_zeros_3d(kt, dtype, 3, n, k) : kt_zeros_3d(kt, dtype, 3, k, n),
+                              1.0),
+            .offsets = kt_ints(kt, sizes, 4),
+            .trans_w = trans_w,
+            .strict = true,
+        };
+        struct rk_grouped_gemm_args alone = args;
+
+        alone.x = rk_tensor_cols(kt_zeros_2d(kt, dtype, 3, k + 2), 1, k);
+        alone.y = kt_zeros_2d(kt, dtype, 3, n);
+        alone.offsets = kt_ints(kt, few, 4);
+        kt_write(kt, alone.x, kt_read(kt, rk_tensor_rows(args.x, 267, 3)));
+        assert_ok(rk_grouped_gemm(kt->stream, &args));
+        assert_ok(rk_grouped_gemm(kt->stream, &alone));
+        kt_expect_same_bits(kt, "rows alone", alone.y, rk_tensor_rows(args.y, 267, 3));
+    }
+}
+
+static void test_grouped_gemm_bad_arguments_are_named(void **state)
+{
+    static const int32_t decreasing[] = {0, 3, 2}, beyond[] = {0, 3, 5}, late[] = {1, 3, 4};
+    static const struct {
+        const int32_t *offsets;
+        const char *text;
+    } bad[] = {{decreasing, "offsets[2]=2"}, {beyond, "offsets[2]=5"}, {late, "offsets[0]=1"}};
+    struct kt *kt = *state;
+    struct rk_grouped_gemm_args args = {.y = kt_zeros_2d(kt, RK_DTYPE_F32, 4, 6),
+                                        .x = kt_zeros_2d(kt, RK_DTYPE_F32, 4, 5),
+                                        .w = kt_zeros_3d(kt, RK_DTYPE_F32, 2, 6, 5),
+                                        .offsets = kt_ints(kt, late, 2),
+                                        .trans_w = true};
+
+    assert_fails(rk_grouped_gemm(kt->stream, &args), RK_INVALID_ARGUMENT,
+                 "offsets is i32 [2], expected i32 [3]");
+    if (!kt_is_cpu(kt))
+        return;
+    for (size_t i = 0; i < RK_ARRAY_LEN(bad); i++) {
+        args.offsets = kt_ints(kt, bad[i].offsets, 3);
+        kt_expect_refused(kt, rk_grouped_gemm(kt->stream, &args), bad[i].text);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        kt_test(test_grouped_gemm_all_cases_equal_reference),
+        kt_test(test_grouped_gemm_wgrad_all_cases_equal_reference),
+        kt_test(test_grouped_gemm_strict_rows_have_the_bits_of_the_rows_alone),
+        kt_test(test_grouped_gemm_bad_arguments_are_named),
+    };
+
+    return cmocka_run_group_tests_name("kernels/grouped_gemm", tests, NULL, NULL);
+}
