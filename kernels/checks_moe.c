@@ -44,3 +44,81 @@ int64_t rk_check_grouped_gemm_wgrad(struct rk_check *check, const struct rk_grou
     rk_expect_no_alias(check, "dw", *dw, "x", args->x);
     return args->overwrites_dw ? rk_tensor_num_elements(*dw) : rows * dw->shape[1];
 }
+
+static void expect_route(struct rk_check *check, const struct rk_moe_route_args *args)
+{
+    int64_t tokens = args->logits.shape[0], experts = args->logits.shape[1], top_k = args->ids.shape[1];
+    rk_dtype_t stat = args->logits.dtype;
+
+    rk_expect_source(check, "logits", args->logits, 2);
+    rk_expect(check, stat == rk_stat_dtype(stat), "logits is %s, expected f32 or f64", rk_dtype_name(stat));
+    rk_expect(check, experts >= 1 && experts <= RK_MOE_EXPERTS_MAX, "%lld experts, expected 1 to %d",
+              (long long)experts, RK_MOE_EXPERTS_MAX);
+    rk_expect(check, args->ids.rank == 2 && top_k >= 1 && top_k <= RK_MIN(experts, RK_MOE_TOP_K_MAX),
+              "ids has %lld columns, expected 1 to %lld", (long long)top_k,
+              (long long)RK_MIN(experts, RK_MOE_TOP_K_MAX));
+    rk_expect_tensor(check, "ids", args->ids, RK_DTYPE_I32, RK_DIMS(tokens, top_k));
+    rk_expect_optional(check, "bias", args->bias, stat, RK_DIMS(experts));
+    rk_expect_optional(check, "given", args->given, RK_DTYPE_I32, RK_DIMS(tokens, top_k));
+    rk_expect(check, args->num_groups >= 1 && experts % RK_MAX(args->num_groups, 1) == 0,
+              "num_groups=%d, expected a divisor of the %lld experts", args->num_groups, (long long)experts);
+    rk_expect(check, args->topk_groups >= 1 && args->topk_groups <= args->num_groups,
+              "topk_groups=%d, expected 1 to num_groups=%d", args->topk_groups, args->num_groups);
+    rk_expect(check, check->st || top_k <= experts / args->num_groups * args->topk_groups,
+              "ids has %lld columns, expected at most the %lld experts of %d groups", (long long)top_k,
+              (long long)(experts / RK_MAX(args->num_groups, 1) * args->topk_groups), args->topk_groups);
+}
+
+int64_t rk_check_moe_route(struct rk_check *check, const struct rk_moe_route_args *args)
+{
+    expect_route(check, args);
+    rk_expect_tensor(check, "probs", args->probs, args->logits.dtype,
+                     RK_DIMS(args->ids.shape[0], args->ids.shape[1]));
+    return args->logits.shape[0];
+}
+
+int64_t rk_check_moe_route_bwd(struct rk_check *check, const struct rk_moe_route_bwd_args *args)
+{
+    const rk_tensor_t *logits = &args->fwd.logits, *ids = &args->fwd.ids;
+
+    expect_route(check, &args->fwd);
+    rk_expect_tensor(check, "dlogits", args->dlogits, logits->dtype,
+                     RK_DIMS(logits->shape[0], logits->shape[1]));
+    rk_expect_tensor(check, "dprobs", args->dprobs, logits->dtype, RK_DIMS(ids->shape[0], ids->shape[1]));
+    return logits->shape[0];
+}
+
+static void expect_choices(struct rk_check *check, rk_tensor_t ids, rk_tensor_t places)
+{
+    rk_expect(check, ids.rank == 2 && ids.shape[1] >= 1 && ids.shape[1] <= RK_MOE_TOP_K_MAX,
+              "ids has %lld columns, expected 1 to %d", (long long)ids.shape[1], RK_MOE_TOP_K_MAX);
+    rk_expect_tensor(check, "ids", ids, RK_DTYPE_I32, RK_DIMS(ids.shape[0], ids.shape[1]));
+    rk_expect_contiguous(check, "ids", ids);
+    rk_expect_tensor(check, "places", places, RK_DTYPE_I32, RK_DIMS(ids.shape[0], ids.shape[1]));
+    rk_expect_contiguous(check, "places", places);
+}
+
+int64_t rk_check_moe_sort(struct rk_check *check, const struct rk_moe_sort_args *args)
+{
+    int64_t experts = args->offsets.shape[0] - 1;
+
+    expect_choices(check, args->ids, args->places);
+    rk_expect(check, experts >= 1 && experts <= RK_MOE_EXPERTS_MAX,
+              "offsets for %lld experts, expected 1 to %d", (long long)experts, RK_MOE_EXPERTS_MAX);
+    rk_expect_tensor(check, "offsets", args->offsets, RK_DTYPE_I32, RK_DIMS(experts + 1));
+    rk_expect_tensor(check, "tokens", args->tokens, RK_DTYPE_I32,
+                     RK_DIMS(args->ids.shape[0] * args->ids.shape[1]));
+    rk_expect(check, args->ids.shape[0] * args->ids.shape[1] <= INT32_MAX,
+              "%lld tokens of %lld choices, expected %d rows at most", (long long)args->ids.shape[0],
+              (long long)args->ids.shape[1], INT32_MAX);
+    return 1; /* without tokens the offsets are still written */
+}
+
+int64_t rk_check_moe_combine(struct rk_check *check, const struct rk_moe_combine_args *args)
+{
+    rk_expect_source(check, "x", args->x, 2);
+    rk_expect_tensor(check, "y", args->y, args->x.dtype, RK_DIMS(args->ids.shape[0], args->x.shape[1]));
+    expect_choices(check, args->ids, args->places);
+    rk_expect_no_alias(check, "y", args->y, "x", args->x);
+    return args->y.shape[0] * args->y.shape[1];
+}

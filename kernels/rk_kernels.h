@@ -57,6 +57,51 @@ struct rk_grouped_gemm_wgrad_args {
     bool strict;
 };
 
+/* Which experts a token goes to, and with what weights. s = softmax(logits) over the experts, or the sigmoid
+ * of each; the K experts with the largest s + bias are taken, by descending order of it, equal ones by
+ * ascending id. With num_groups > 1 the experts are num_groups equal ranges, of which only the topk_groups
+ * best ones take part; a group is as good as the sum of its two largest s + bias. Then probs = scale * s[id],
+ * divided first by the sum of the K where `normalizes` (plus 1e-20 for sigmoids). DeepSeek-V3,
+ * arXiv:2412.19437, 2.1.2. */
+struct rk_moe_route_args {
+    rk_tensor_t ids;    /* I32 [T, K], K up to RK_MOE_TOP_K_MAX */
+    rk_tensor_t probs;  /* stat [T, K] */
+    rk_tensor_t logits; /* stat [T, E], E up to RK_MOE_EXPERTS_MAX */
+    rk_tensor_t bias;   /* none, or stat [E] */
+    rk_tensor_t given;  /* none, or I32 [T, K]: the ids to take, whatever the scores are (replay); with an id
+                         * below 0  the token goes nowhere there: prob 0 */
+    bool is_sigmoid, normalizes;
+    int32_t num_groups, topk_groups; /* 1, 1: none */
+    float scale;
+};
+
+#define RK_MOE_EXPERTS_MAX 1024
+#define RK_MOE_TOP_K_MAX   32
+
+/* dlogits by the K probabilities of the forward call; the choice itself has no gradient, nor has bias. */
+struct rk_moe_route_bwd_args {
+    struct rk_moe_route_args fwd; /* as in the forward call: ids is an input now, probs is not used */
+    rk_tensor_t dlogits;          /* stat [T, E]; overwritten */
+    rk_tensor_t dprobs;           /* stat [T, K] */
+};
+
+/* The order in which tokens are handed to the experts: rows sorted by expert, within one by token. */
+struct rk_moe_sort_args {
+    rk_tensor_t offsets; /* I32 [E + 1]: expert e has the rows [offsets[e], offsets[e + 1]) */
+    rk_tensor_t tokens;  /* I32 [T * K]: the token of each row; 0 from offsets[E] on */
+    rk_tensor_t places;  /* I32 [T, K]: the row of each choice; -1 where there is none */
+    rk_tensor_t ids;     /* I32 [T, K]: experts, distinct in a token; below 0: none */
+};
+
+/* y[t] = sum over k, by ascending ids[t][k], of x[places[t][k]]: what the experts made of a token. Over the
+ * gradients of the rows it is the backward pass of handing out tokens by gather_rows. */
+struct rk_moe_combine_args {
+    rk_tensor_t y;      /* [T, hidden_size] */
+    rk_tensor_t x;      /* [R, hidden_size] */
+    rk_tensor_t places; /* I32 [T, K], each < R; below 0: none */
+    rk_tensor_t ids;    /* I32 [T, K] */
+};
+
 /* dbias[n] += sum_t dy[t, n]: the gradient of the bias of a linear layer. */
 struct rk_bias_bwd_args {
     rk_tensor_t dbias; /* [columns], F32 or the dtype of dy; accumulated */
@@ -430,6 +475,10 @@ struct rk_adamw_args {
     X(gemm, rk_gemm_args)                             \
     X(grouped_gemm, rk_grouped_gemm_args)             \
     X(grouped_gemm_wgrad, rk_grouped_gemm_wgrad_args) \
+    X(moe_route, rk_moe_route_args)                   \
+    X(moe_route_bwd, rk_moe_route_bwd_args)           \
+    X(moe_sort, rk_moe_sort_args)                     \
+    X(moe_combine, rk_moe_combine_args)               \
     X(bias_bwd, rk_bias_bwd_args)                     \
     X(embed_fwd, rk_embed_fwd_args)                   \
     X(embed_bwd, rk_embed_bwd_args)                   \

@@ -1,0 +1,191 @@
+/* Twin of kernels/cpu/moe_rows.c.
+ *
+ * Work split   Sort: a block for an expert reads all choices, counts those of smaller experts and gives
+ * places to its own, 1024 choices at a time. Combine: a block for a token, a thread a pack of 8 columns.
+ *
+ * Traffic      Sort: 4 bytes a choice and expert, from L2: 65,536 choices of 128 experts are 34 MB. Combine:
+ * the rows once in, the sums once out.
+ *
+ * Numerics     Combine: f32 (f64 for F64), in ascending experts, one rounding. */
+#include "kernels/cuda/cuda_common.cuh"
+
+namespace
+{
+
+constexpr int SORT_THREADS = 1024, SORT_WARPS = SORT_THREADS / 32;
+constexpr unsigned ALL = 0xffffffff;
+
+struct sort_args {
+    int32_t *offsets, *tokens, *places;
+    const int32_t *ids;
+    int num_choices, top_k, experts;
+};
+
+/* The sum over the block of each thread's count; all threads return it. */
+__device__ int block_sum(int count, int *shared)
+{
+    int total = 0;
+
+    count = __reduce_add_sync(ALL, count);
+    __syncthreads(); /* what was there has been read */
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = count;
+    __syncthreads(); /* the warps' counts are there */
+    for (int i = 0; i < SORT_WARPS; i++)
+        total += shared[i];
+    return total;
+}
+
+/* Gives the block's expert its rows from `row` on; returns the one behind them. */
+__device__ int place_choices(const sort_args &args, int expert, int row, int *shared)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+    for (int first = 0; first < args.num_choices; first += SORT_THREADS) {
+        int i = first + threadIdx.x, before = row;
+        bool is_own = i < args.num_choices && args.ids[i] == expert;
+        unsigned own = __ballot_sync(ALL, is_own);
+
+        __syncthreads(); /* the counts of the round before have been read */
+        if (lane == 0)
+            shared[warp] = __popc(own);
+        __syncthreads(); /* the warps' counts are there */
+        for (int w = 0; w < SORT_WARPS; w++) {
+            before += w < warp ? shared[w] : 0;
+            row += shared[w];
+        }
+        before += __popc(own & ((1u << lane) - 1));
+        if (is_own) {
+            args.places[i] = before;
+            args.tokens[before] = i / args.top_k;
+        }
+    }
+    return row;
+}
+
+__global__ void __launch_bounds__(SORT_THREADS) moe_sort_kernel(sort_args args)
+{
+    __shared__ int shared[SORT_WARPS];
+    int expert = (int)blockIdx.x, count = 0, end;
+
+    for (int i = threadIdx.x; i < args.num_choices; i += SORT_THREADS) {
+        int id = args.ids[i];
+
+        count += id >= 0 && id < expert;
+        if (expert == 0 && (id < 0 || id >= args.experts))
+            args.places[i] = -1;
+    }
+    count = block_sum(count, shared);
+    end = place_choices(args, expert, count, shared);
+    if (threadIdx.x == 0)
+        args.offsets[expert] = count;
+    if (expert + 1 < args.experts)
+        return;
+    if (threadIdx.x == 0)
+        args.offsets[args.experts] = end;
+    for (int i = end + threadIdx.x; i < args.num_choices; i += SORT_THREADS)
+        args.tokens[i] = 0;
+}
+
+template <class T> struct combine_args {
+    T *y;
+    const T *x;
+    const int32_t *places, *ids;
+    int64_t y_stride, x_stride, num_rows, num_cols;
+    int top_k;
+    bool aligned;
+};
+
+/* By one thread: the rows of a token's choices in ascending experts; returns their number. */
+__device__ int sort_choices(int32_t *rows, int32_t *sorted, const int32_t *ids, const int32_t *places,
+                            int top_k, int64_t num_rows)
+{
+    int count = 0;
+
+    for (int k = 0; k < top_k; k++) {
+        int at = count, id = ids[k], row = places[k];
+
+        if (row < 0 || row >= num_rows)
+            continue;
+        for (; at > 0 && sorted[at - 1] > id; at--) {
+            sorted[at] = sorted[at - 1];
+            rows[at] = rows[at - 1];
+        }
+        sorted[at] = id;
+        rows[at] = row;
+        count++;
+    }
+    return count;
+}
+
+template <class T>
+__global__ void __launch_bounds__(RK_TILE_FLAT_THREADS) moe_combine_kernel(combine_args<T> args)
+{
+    typedef rk_acc<T> A;
+    __shared__ int32_t rows[RK_MOE_TOP_K_MAX], sorted[RK_MOE_TOP_K_MAX];
+    __shared__ int count;
+    int64_t t = blockIdx.x, step = (int64_t)RK_TILE_FLAT_THREADS * RK_TILE_PACK;
+
+    if (threadIdx.x == 0)
+        count = sort_choices(rows, sorted, args.ids + t * args.top_k, args.places + t * args.top_k,
+                             args.top_k, args.num_rows);
+    __syncthreads(); /* the rows are known */
+    for (int64_t col = (int64_t)threadIdx.x * RK_TILE_PACK; col < args.num_cols; col += step) {
+        int64_t left = args.num_cols - col;
+        rk_pack<T, RK_TILE_PACK> out;
+        A sum[RK_TILE_PACK] = {};
+
+        for (int i = 0; i < count; i++) {
+            rk_pack<T, RK_TILE_PACK> x =
+                rk_load<RK_TILE_PACK>(args.x + rows[i] * args.x_stride + col, left, args.aligned);
+
+#pragma unroll
+            for (int j = 0; j < RK_TILE_PACK; j++)
+                sum[j] += rk_widen<A>(x.get(j));
+        }
+#pragma unroll
+        for (int j = 0; j < RK_TILE_PACK; j++)
+            out.set(j, rk_narrow<T>(sum[j]));
+        rk_store(args.y + t * args.y_stride + col, out, left, args.aligned);
+    }
+}
+
+template <class T> void launch_combine(cudaStream_t stream, const struct rk_moe_combine_args *args)
+{
+    combine_args<T> combine = {(T *)args->y.data,
+                               (const T *)args->x.data,
+                               (const int32_t *)args->places.data,
+                               (const int32_t *)args->ids.data,
+                               args->y.row_stride,
+                               args->x.row_stride,
+                               args->x.shape[0],
+                               args->x.shape[1],
+                               (int)args->ids.shape[1],
+                               rk_rows_aligned(args->y) && rk_rows_aligned(args->x)};
+
+    moe_combine_kernel<T><<<(unsigned)args->y.shape[0], RK_TILE_FLAT_THREADS, 0, stream>>>(combine);
+}
+
+} // namespace
+
+extern "C" struct rk_status *rk_cuda_op_moe_sort(void *dev, void *stream, const struct rk_moe_sort_args *args)
+{
+    sort_args sort = {(int32_t *)args->offsets.data,
+                      (int32_t *)args->tokens.data,
+                      (int32_t *)args->places.data,
+                      (const int32_t *)args->ids.data,
+                      (int)(args->ids.shape[0] * args->ids.shape[1]),
+                      (int)args->ids.shape[1],
+                      (int)args->offsets.shape[0] - 1};
+
+    moe_sort_kernel<<<(unsigned)sort.experts, SORT_THREADS, 0, rk_stream_of(stream)>>>(sort);
+    return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_sort");
+}
+
+extern "C" struct rk_status *rk_cuda_op_moe_combine(void *dev, void *stream,
+                                                    const struct rk_moe_combine_args *args)
+{
+    RK_TRY(rk_check_grid("moe_combine", args->y.shape[0]));
+    RK_FOR_DTYPE("moe_combine", args->x.dtype, T, launch_combine<T>(rk_stream_of(stream), args));
+    return rk_cuda_launched((struct rk_cuda_device *)dev, (struct rk_cuda_stream *)stream, "moe_combine");
+}
