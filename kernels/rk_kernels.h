@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 7
+#define RK_KERNEL_ABI 8
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
