@@ -152,7 +152,7 @@ static struct rk_status *check_frame(const struct rk_recording *record,
 static struct rk_status *sum_range(const struct rk_recording *record, uint32_t *crc, uint64_t offset,
                                    uint64_t bytes)
 {
-    char *block = rk_malloc(BLOCK_BYTES);
+    char *block = rk_malloc((size_t)RK_MIN(bytes, (uint64_t)BLOCK_BYTES));
     struct rk_status *st = NULL;
 
     while (bytes > 0 && !st) {

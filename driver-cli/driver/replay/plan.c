@@ -85,8 +85,10 @@ static struct rk_status *place_recordings(struct rk_replay_plan *plan, struct rk
             plan->num_ranks = (int32_t)world_size;
             plan->recordings = rk_calloc(world_size, sizeof(struct rk_recording *));
         }
-        if ((int32_t)world_size != plan->num_ranks || (int32_t)rank >= plan->num_ranks)
+        if (world_size != (uint32_t)plan->num_ranks)
             return incomplete(recordings[i], "the size of its world differs from that of the other folders");
+        if (rank >= world_size)
+            return incomplete(recordings[i], "its rank is not below the size of its world");
         if (plan->recordings[rank])
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE", "'%s' and '%s' are both rank %u",
                                   rk_recording_dir(plan->recordings[rank]), rk_recording_dir(recordings[i]),
