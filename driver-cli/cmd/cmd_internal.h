@@ -116,6 +116,7 @@ struct rk_table {
 void rk_table_init(struct rk_table *table, int num_columns, const char *const *titles);
 void rk_table_add(struct rk_table *table, const char *text); /* NULL: "-" */
 void rk_table_addf(struct rk_table *table, const char *fmt, ...) RK_PRINTF(2, 3);
-void rk_table_print(struct rk_table *table, FILE *out); /* and releases it; NULL only releases */
+void rk_table_format(struct rk_table *table, struct rk_str *out); /* appends, and releases it */
+void rk_table_print(struct rk_table *table, FILE *out);           /* and releases it; NULL only releases */
 
 #endif

@@ -3,15 +3,14 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
-
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
+#include "driver-cli/cmd/screen_internal.h"
 
 #define INTERVAL_MS     2000
 #define INTERVAL_MIN_MS 200
-#define POLL_MS         50
 #define GIB             (1024.0 * 1024.0 * 1024.0)
 
 /* NAN when the daemon does not report it. */
@@ -85,7 +84,7 @@ static void add_row(struct rk_table *table, int32_t index, const struct rk_drive
     rk_table_add(table, status->collective_name);
 }
 
-static void print_table(const struct rk_driver_worker *workers, int32_t count)
+static void print_table(const struct rk_driver_worker *workers, int32_t count, struct rk_str *out)
 {
     static const char *const titles[] = {"WORKER", "STATE",      "METHOD", "FOR",  "PROGRESS",
                                          "TOK/S",  "MEMORY GiB", "GPU",    "TEMP", "COLLECTIVE"};
@@ -94,7 +93,7 @@ static void print_table(const struct rk_driver_worker *workers, int32_t count)
     rk_table_init(&table, RK_ARRAY_LEN(titles), titles);
     for (int32_t i = 0; i < count; i++)
         add_row(&table, i, &workers[i]);
-    rk_table_print(&table, stdout);
+    rk_table_format(&table, out);
 }
 
 static struct rk_json *number_or_null(double value)
@@ -125,8 +124,8 @@ static void print_json(const struct rk_driver_worker *workers, int32_t count)
     rk_cli_print_json("Top", body);
 }
 
-/* Queries all workers. Returns the first error, by their order. */
-static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver, bool clears)
+/* Queries all workers: JSON, or a table that is appended to `out`. Returns the first error, by their order. */
+static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver, struct rk_str *out)
 {
     int32_t count = rk_driver_num_workers(driver);
     struct rk_driver_worker *workers = rk_calloc((size_t)count, sizeof(*workers));
@@ -134,13 +133,10 @@ static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver
     struct rk_status *st = NULL;
 
     rk_driver_get_status(driver, arena, workers);
-    if (clears)
-        printf("\x1b[H\x1b[2J"); /* cursor to the top left, clear the screen */
     if (rk_cli_is_json(cli))
         print_json(workers, count);
     else
-        print_table(workers, count);
-    fflush(stdout);
+        print_table(workers, count, out);
     for (int32_t i = 0; i < count; i++)
         st = rk_status_first(st, workers[i].error);
     rk_arena_destroy(arena);
@@ -148,24 +144,35 @@ static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver
     return st;
 }
 
-/* Until a signal; a worker that cannot be reached now may answer at the next refresh. */
+/* Until q or a signal; a worker that cannot be reached now may answer at the next refresh. */
 static void repeat(const struct rk_cli *cli, struct rk_driver *driver, int64_t interval_ms)
 {
-    rk_cli_watch_signals(NULL);
-    while (!rk_cli_signal() && !ferror(stdout)) {
-        int64_t next_ns = rk_time_now_ns() + interval_ms * 1000000;
+    rk_screen_event_t event = RK_SCREEN_TIME;
+    struct rk_screen screen;
+    int64_t next_ns = 0;
+    struct rk_str text = {0};
 
-        RK_IGNORE(look(cli, driver, true), "the line of the worker shows the error");
-        while (!rk_cli_signal() && rk_time_now_ns() < next_ns)
-            rk_time_sleep_ms(POLL_MS);
+    rk_cli_watch_signals(NULL);
+    rk_screen_open(&screen);
+    while (event != RK_SCREEN_END) {
+        if (event == RK_SCREEN_TIME) {
+            next_ns = rk_time_now_ns() + interval_ms * 1000000;
+            rk_str_clear(&text);
+            RK_IGNORE(look(cli, driver, &text), "the line of the worker shows the error");
+        }
+        rk_screen_draw(&screen, rk_str_text(&text));
+        event = rk_screen_wait(&screen, next_ns);
     }
+    rk_screen_close(&screen);
+    rk_str_fini(&text);
 }
 
 static struct rk_status *run(struct rk_cli *cli)
 {
-    bool is_once = rk_cli_has(cli, "once") || rk_cli_is_json(cli) || !isatty(STDOUT_FILENO);
+    bool is_once = rk_cli_has(cli, "once") || rk_cli_is_json(cli) || !rk_screen_is_possible();
     struct rk_driver *driver = NULL;
     struct rk_hosts hosts = {0};
+    struct rk_str text = {0};
     int64_t interval_ms;
     struct rk_status *st;
 
@@ -176,11 +183,15 @@ static struct rk_status *run(struct rk_cli *cli)
     RK_TRY_GOTO(st, rk_cli_hosts(cli, &hosts), out);
     RK_TRY_GOTO(st, rk_cli_open(cli, &hosts, &driver), out);
     cli->has_told = is_once;
-    if (is_once)
-        st = look(cli, driver, false);
-    else
+    if (is_once) {
+        st = look(cli, driver, &text);
+        fputs(rk_str_text(&text), stdout);
+        fflush(stdout);
+    } else {
         repeat(cli, driver, interval_ms);
+    }
 out:
+    rk_str_fini(&text);
     rk_driver_close(driver);
     rk_hosts_fini(&hosts);
     return st;
@@ -195,7 +206,7 @@ static const struct rk_option options[] = {
 const struct rk_command rk_cmd_top = {
     .name = "top",
     .args = "",
-    .summary = "show the activity of the daemons, one line each, until Ctrl-C",
+    .summary = "show the activity of the daemons, one line each, until q or Ctrl-C",
     .details =
         "TOK/S: tokens per second of the daemon's last call that handled tokens, in its share of the batch.\n"
         "MEMORY: device memory of the daemon, and the device's total. GPU and TEMP: utilisation and "

@@ -93,17 +93,27 @@ static int width_of(const struct rk_table *table, int column)
     return (int)width;
 }
 
-void rk_table_print(struct rk_table *table, FILE *out)
+void rk_table_format(struct rk_table *table, struct rk_str *out)
 {
-    for (int64_t i = 0; i < table->cells.count && out; i++) {
+    for (int64_t i = 0; i < table->cells.count; i++) {
         int column = (int)(i % table->num_columns);
 
         if (column + 1 < table->num_columns)
-            fprintf(out, "%-*s  ", width_of(table, column), table->cells.items[i]);
+            rk_str_appendf(out, "%-*s  ", width_of(table, column), table->cells.items[i]);
         else
-            fprintf(out, "%s\n", table->cells.items[i]);
+            rk_str_appendf(out, "%s\n", table->cells.items[i]);
     }
     for (int64_t i = 0; i < table->cells.count; i++)
         rk_free(table->cells.items[i]);
     rk_array_fini(&table->cells);
+}
+
+void rk_table_print(struct rk_table *table, FILE *out)
+{
+    struct rk_str text = {0};
+
+    rk_table_format(table, &text);
+    if (out)
+        fputs(rk_str_text(&text), out);
+    rk_str_fini(&text);
 }
