@@ -18,13 +18,17 @@
 #include "base/rk_time.h"
 
 #define PATH_BYTES 1001
-#define WAIT_MS    5000 /* of a second thread that dies while the first one writes */
+/* of rk_flight_group; the tag has the rest */
+#define GROUP_FIRST_BITS  12
+#define GROUP_STRIDE_BITS 12
+#define GROUP_SIZE_BITS   13
+#define WAIT_MS           5000 /* of a second thread that dies while the first one writes */
 
 /* An entry for reading and writing; it has the words of the ring. */
 struct record {
     uint64_t kind;
     int64_t begin_ns, end_ns; /* end_ns 0: has not ended */
-    uint64_t seq, bytes, code;
+    uint64_t seq, bytes, code, group;
     char what[RK_FLIGHT_WHAT_BYTES], where[RK_FLIGHT_WHERE_BYTES];
 };
 #define RECORD_WORDS (sizeof(struct record) / sizeof(uint64_t))
@@ -79,6 +83,7 @@ static uint64_t put(const struct rk_flight_entry *entry, bool has_ended, int cod
                             .end_ns = has_ended ? now_ns : 0,
                             .seq = entry->seq,
                             .bytes = entry->bytes,
+                            .group = entry->group,
                             .code = (uint64_t)code};
     uint64_t words[RECORD_WORDS];
 
@@ -90,6 +95,16 @@ static uint64_t put(const struct rk_flight_entry *entry, bool has_ended, int cod
         atomic_store_explicit(&slot->words[i], words[i], memory_order_release);
     atomic_store_explicit(&slot->stamp, 2 * number + 2, memory_order_release);
     return number << 1 | (uint64_t)kinds[entry->kind].ring;
+}
+
+uint64_t rk_flight_group(uint32_t tag, int32_t first, int32_t stride, int32_t size)
+{
+    RK_ASSERT(first >= 0 && first < 1 << GROUP_FIRST_BITS);
+    RK_ASSERT(stride >= 0 && stride < 1 << GROUP_STRIDE_BITS);
+    RK_ASSERT(size > 0 && size < 1 << GROUP_SIZE_BITS);
+    return (((uint64_t)tag << GROUP_FIRST_BITS | (uint64_t)first) << GROUP_STRIDE_BITS | (uint64_t)stride)
+               << GROUP_SIZE_BITS |
+           (uint64_t)size;
 }
 
 uint64_t rk_flight_begin(const struct rk_flight_entry *entry)
@@ -184,6 +199,24 @@ static void write_string(struct writer *writer, const char *text)
     write_char(writer, '"');
 }
 
+/* Takes the lowest bits out of *value. */
+static void write_bits(struct writer *writer, const char *name, uint64_t *value, int bits)
+{
+    write_text(writer, name);
+    write_number(writer, *value & ((UINT64_C(1) << bits) - 1));
+    *value >>= bits;
+}
+
+static void write_group(struct writer *writer, uint64_t group)
+{
+    write_bits(writer, ",\"group\":{\"size\":", &group, GROUP_SIZE_BITS);
+    write_bits(writer, ",\"stride\":", &group, GROUP_STRIDE_BITS);
+    write_bits(writer, ",\"first\":", &group, GROUP_FIRST_BITS);
+    write_text(writer, ",\"tag\":");
+    write_number(writer, group);
+    write_char(writer, '}');
+}
+
 static void write_record(struct writer *writer, const struct record *record)
 {
     write_text(writer, "{\"kind\":\"");
@@ -196,6 +229,8 @@ static void write_record(struct writer *writer, const struct record *record)
     write_number(writer, record->seq);
     write_text(writer, ",\"bytes\":");
     write_number(writer, record->bytes);
+    if (record->group != 0)
+        write_group(writer, record->group);
     write_text(writer, ",\"begin_ns\":");
     write_number(writer, (uint64_t)record->begin_ns);
     write_text(writer, ",\"end_ns\":");

@@ -40,7 +40,14 @@ struct rk_flight_entry {
     rk_flight_kind_t kind;
     const char *what, *where; /* copied */
     uint64_t seq, bytes;
+    uint64_t group; /* COLLECTIVE: of rk_flight_group; 0: not said */
 };
+
+/* Identifies a group of ranks, so that entries of several ranks can be matched: groups of the same name
+ * differ in their members, and the tag tells apart those that were created one after the other. The world
+ * ranks are first, first + stride, ...; stride 0: they are not evenly spaced. At most 4,096 ranks. Never 0.
+ */
+uint64_t rk_flight_group(uint32_t tag, int32_t first, int32_t stride, int32_t size);
 
 /* Records the begin of an operation; pass the token to its end. Any thread. */
 uint64_t rk_flight_begin(const struct rk_flight_entry *entry);
@@ -55,9 +62,9 @@ uint64_t rk_flight_count(void);
 typedef void (*rk_flight_sink_t)(void *user, const char *data, size_t bytes);
 
 /* One JSON object: {"reason", "pid", "monotonic_ns", "unix_ns", "operations": [{"kind", "what", "where",
- * "seq", "bytes", "begin_ns", "end_ns" (null: has not ended), "code"}, ...]}, by the time of begin. Times are
- * of the monotonic clock; the two clocks of the header were read together. An entry that is being written is
- * omitted. */
+ * "seq", "bytes", "group" ({"tag", "first", "stride", "size"}; collectives only), "begin_ns", "end_ns" (null:
+ * has not ended), "code"}, ...]}, by the time of begin. Times are of the monotonic clock; the two clocks of
+ * the header were read together. An entry that is being written is omitted. */
 void rk_flight_write(rk_flight_sink_t sink, void *user, const char *reason);
 /* Writes the file of rk_flight_install; no-op without one. False when that failed or another thread is
  * writing it. */

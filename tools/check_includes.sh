@@ -45,8 +45,8 @@ BEGIN {
 
     # --- headers of the C library and the kernel that anybody may include ---
     libc = "^((sys|linux|arpa|net|netinet)/[a-z0-9_]+|assert|ctype|dirent|dlfcn|endian|errno|execinfo|fcntl|fenv|" \
-        "float|fnmatch|ftw|getopt|glob|inttypes|limits|link|locale|malloc|math|netdb|poll|pthread|pty|pwd|sched|semaphore|" \
-        "setjmp|signal|spawn|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string|" \
+        "float|fnmatch|ftw|getopt|glob|inttypes|limits|link|locale|malloc|math|netdb|poll|pthread|pty|pwd|sched|" \
+        "semaphore|setjmp|signal|spawn|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|stdnoreturn|string|" \
         "strings|termios|threads|time|unistd|wchar|wctype)[.]h$"
     libcpp = "^c?(std[a-z]+|math|float|limits)([.]h)?$"
 }

@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_time.h"
+#include "driver-cli/driver/collectives_internal.h"
 #include "driver-cli/driver/tar_internal.h"
 #include "generated/rk_version.h"
 
@@ -20,6 +21,7 @@ struct dump {
     struct rk_driver_worker *workers; /* [hosts->count], like the rest */
     struct rk_driver_dump *flights;
     struct part *parts;
+    struct rk_collectives collectives;
     struct rk_tar *tar;
     char dir[48];
     int64_t unix_s;
@@ -49,6 +51,28 @@ static void collect(struct dump *dump, struct rk_driver *driver, struct rk_arena
     for (int32_t i = 0; i < dump->hosts->count; i++)
         dump->parts[i].no_events = errors[i];
     rk_free(errors);
+}
+
+/* A daemon whose rank or recorder is not known takes no part. */
+static void compare_collectives(struct dump *dump)
+{
+    for (int32_t i = 0; i < dump->hosts->count; i++) {
+        const struct rk_driver_worker *worker = &dump->workers[i];
+        const struct rk_str *text = &dump->flights[i].json;
+        struct rk_json *json = NULL;
+        struct rk_status *st;
+
+        if (worker->error || dump->flights[i].error || worker->status.rank.world_size == 0)
+            continue;
+        st = rk_json_parse(&json, rk_str_text(text), text->bytes, "flight recorder", 0);
+        if (st) {
+            RK_IGNORE(st, "add_config has it again, and fails");
+            continue;
+        }
+        rk_collectives_add(&dump->collectives, worker->status.rank.rank, rk_json_find(json, "flight"));
+        rk_json_free(json);
+    }
+    rk_collectives_compare(&dump->collectives);
 }
 
 static struct rk_status *add_text(struct dump *dump, const char *name, const char *text, size_t bytes)
@@ -137,10 +161,17 @@ static struct rk_json *summary_json(const struct dump *dump)
 
 static struct rk_status *write_tar(struct dump *dump, const char *path)
 {
+    struct rk_str text = {0};
     struct rk_status *st;
 
     RK_TRY(rk_tar_create(&dump->tar, path));
     st = add_json(dump, "summary.json", summary_json(dump));
+    rk_collectives_format(&dump->collectives, &text);
+    if (!st)
+        st = add_text(dump, "collectives.txt", rk_str_text(&text), text.bytes);
+    rk_str_fini(&text);
+    if (!st)
+        st = add_json(dump, "collectives.json", rk_collectives_json(&dump->collectives));
     for (int32_t i = 0; i < dump->hosts->count && !st; i++)
         st = add_worker(dump, i);
     return rk_tar_finish(dump->tar, st);
@@ -148,13 +179,17 @@ static struct rk_status *write_tar(struct dump *dump, const char *path)
 
 static void print_result(const struct rk_cli *cli, const struct dump *dump, const char *path)
 {
+    struct rk_str text = {0};
     struct rk_json *body;
 
     if (!rk_cli_is_json(cli)) {
-        printf("wrote %s\n", path);
+        rk_collectives_format(&dump->collectives, &text);
+        printf("wrote %s\n%s", path, rk_str_text(&text));
+        rk_str_fini(&text);
         return;
     }
     body = summary_json(dump);
+    rk_json_set(body, "collectives", rk_collectives_json(&dump->collectives));
     rk_json_set(body, "file", rk_json_new_string(path));
     rk_cli_print_json("DebugDump", body);
 }
@@ -188,6 +223,7 @@ static struct rk_status *fini(struct dump *dump)
         rk_str_fini(&dump->flights[i].json);
         rk_str_fini(&dump->parts[i].events);
     }
+    rk_collectives_fini(&dump->collectives);
     rk_free(dump->workers);
     rk_free(dump->flights);
     rk_free(dump->parts);
@@ -208,6 +244,7 @@ static struct rk_status *run(struct rk_cli *cli)
     RK_TRY_GOTO(st, rk_cli_open(cli, &hosts, &driver), out);
     init(&dump, &hosts);
     collect(&dump, driver, arena);
+    compare_collectives(&dump);
     path = out ? rk_strdup(out) : rk_format("%s.tar", dump.dir);
     st = write_tar(&dump, path);
     if (!st) {
@@ -233,7 +270,8 @@ const struct rk_command rk_cmd_debug_dump = {
     .args = "",
     .summary =
         "collect status, events, log lines, flight recorder and configuration of all daemons in a tar file",
-    .details = "Without prompts, samples, weights, tokens or keys. The file is written also when a daemon "
+    .details = "Prints which ranks are in which collective, and which have not arrived there.\n"
+               "Without prompts, samples, weights, tokens or keys. The file is written also when a daemon "
                "cannot be\n"
                "reached; summary.json lists what is missing, and the exit code is that of the first error.",
     .options = options,

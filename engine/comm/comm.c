@@ -142,7 +142,11 @@ static void begin_flight(struct rk_comm_group *group, struct rk_stream *stream, 
                                     .what = op_rows[doing.op].name,
                                     .where = group->name,
                                     .seq = doing.seq,
-                                    .bytes = bytes};
+                                    .bytes = bytes,
+                                    .group = group->flight_group};
+
+    if (doing.op == RK_COMM_OP_GRAPH)
+        entry.seq += doing.recorded.count - 1; /* of its last: what the rank has launched */
 
     world->flight = group->recording || rk_comm_group_is_dry(group) ? NO_FLIGHT : rk_flight_begin(&entry);
     world->traced = world->flight != NO_FLIGHT && stream && rk_stream_trace(stream) ? stream : NULL;

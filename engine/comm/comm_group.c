@@ -6,6 +6,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
+#include "base/rk_flight.h"
 
 /* This rank's index in a member list of distinct world ranks. */
 static int32_t index_in_members(const struct rk_comm_world *world, const int32_t *world_ranks,
@@ -23,6 +24,17 @@ static int32_t index_in_members(const struct rk_comm_world *world, const int32_t
     }
     RK_ASSERT(index >= 0);
     return index;
+}
+
+static uint64_t flight_group(const struct rk_comm_group *group)
+{
+    int32_t stride = group->size > 1 ? group->world_ranks[1] - group->world_ranks[0] : 0;
+
+    for (int32_t i = 1; i < group->size; i++) {
+        if (group->world_ranks[i] - group->world_ranks[i - 1] != stride)
+            stride = 0;
+    }
+    return rk_flight_group(group->tag, group->world_ranks[0], RK_MAX(stride, 0), group->size);
 }
 
 struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_comm_world *world,
@@ -56,6 +68,7 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
     group->world_ranks = rk_calloc((size_t)num_ranks, sizeof(*group->world_ranks));
     memcpy(group->world_ranks, world_ranks, (size_t)num_ranks * sizeof(*world_ranks));
     snprintf(group->name, sizeof(group->name), "%s", name);
+    group->flight_group = flight_group(group);
     group->next = world->groups;
     world->groups = group;
     st = world->ops->group_create ? world->ops->group_create(group) : NULL;

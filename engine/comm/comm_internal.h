@@ -101,10 +101,11 @@ struct rk_comm_group {
     struct rk_comm_group *next;
     void *impl; /* the backend's */
     char name[RK_COMM_NAME_BYTES];
-    uint32_t tag;         /* equal on all ranks of the world: the number of the group_create call */
-    uint64_t seq;         /* collectives begun; equal on all members */
-    int32_t rank, size;   /* my index, number of members */
-    int32_t *world_ranks; /* [size] */
+    uint32_t tag;          /* equal on all ranks of the world: the number of the group_create call */
+    uint64_t flight_group; /* rk_flight_group */
+    uint64_t seq;          /* collectives begun; equal on all members */
+    int32_t rank, size;    /* my index, number of members */
+    int32_t *world_ranks;  /* [size] */
     bool in_batch;
     RK_ARRAY(struct rk_comm_p2p) batch;
     struct rk_stream *recording;      /* what it is given now becomes part of a graph; NULL: it runs */

@@ -208,6 +208,32 @@ static void extract(const char *tar)
     rk_free(command);
 }
 
+/* After a run both ranks have begun the same last; the text in the file is what was printed. */
+static void assert_equal_collectives(const char *printed)
+{
+    char *path = rk_path_join(rk_test_temp_dir(), "collectives.txt"), *text = rk_test_read_file(path, NULL);
+    struct rk_json *json = read_json(rk_test_temp_dir(), "collectives.json");
+    const struct rk_json *groups = rk_json_find(json, "groups");
+    int64_t num_pairs = 0;
+
+    assert_text("stdout", printed, text);
+    for (int64_t i = 0; i < rk_json_count(groups); i++) {
+        const struct rk_json *group = rk_json_at(groups, i), *ranks = rk_json_find(group, "ranks");
+
+        assert_string_equal(rk_json_as_string(rk_json_find(group, "state"), ""), "equal");
+        num_pairs += rk_json_count(ranks) == 2;
+        for (int64_t j = 0; j < rk_json_count(ranks); j++) {
+            assert_true(rk_json_as_int(rk_json_find(rk_json_at(ranks, j), "number"), 0) > 0);
+            assert_int_equal(rk_json_as_int(rk_json_find(rk_json_at(ranks, j), "number"), 0),
+                             rk_json_as_int(rk_json_find(rk_json_at(ranks, 0), "number"), -1));
+        }
+    }
+    assert_true(num_pairs > 0);
+    rk_json_free(json);
+    rk_free(text);
+    rk_free(path);
+}
+
 /* Goal: one file has what there is to know of every daemon, and says what is missing of one that is gone. */
 static void test_debug_dump_collects_all_daemons(void **state)
 {
@@ -221,8 +247,11 @@ static void test_debug_dump_collects_all_daemons(void **state)
     outcome = run_rankctl((const char *const[]){"debug", "dump", "--hosts", pair.hosts, out, NULL});
     assert_exit(&outcome, 0);
     assert_text("stdout", outcome.out, "wrote ");
-    outcome_fini(&outcome);
+    assert_text("stdout", outcome.out, "collectives of 2 ranks: ");
+    assert_text("stdout", outcome.out, ", 0 moving, 0 waiting for ranks, 0 with different operations\n");
     extract(tar);
+    assert_equal_collectives(outcome.out);
+    outcome_fini(&outcome);
     for (int i = 0; i < 2; i++) {
         char *dir = rk_format("%s/worker-%d", rk_test_temp_dir(), i),
              *path = rk_path_join(dir, "flight.json");
@@ -268,6 +297,61 @@ static void test_debug_dump_collects_all_daemons(void **state)
     rk_free(hosts);
     rk_free(tar);
     rk_free(out);
+    stop_pair(&pair);
+}
+
+/* Stops the second daemon so that the first one waits for it in a collective: between calls it would not. */
+static void stop_in_a_collective(const struct pair *pair)
+{
+    int64_t end_ns = rk_time_now_ns() + rk_proc_timeout_ms(60000) * 1000000;
+
+    for (;;) {
+        struct outcome outcome;
+        bool is_waiting;
+
+        rk_proc_signal(pair->daemons[1], SIGSTOP);
+        rk_time_sleep_ms(300); /* the first one comes as far as it can */
+        outcome = run_rankctl(
+            (const char *const[]){"top", "--hosts", rk_proc_address(pair->daemons[0]), "--once", NULL});
+        assert_exit(&outcome, 0);
+        is_waiting = strstr(outcome.out, " of group ") != NULL;
+        outcome_fini(&outcome);
+        if (is_waiting)
+            return;
+        rk_proc_signal(pair->daemons[1], SIGCONT);
+        assert_true(rk_time_now_ns() < end_ns);
+        rk_time_sleep_ms(20);
+    }
+}
+
+/* Goal: when a rank stands still, a dump says in which collective the other one waits for it. */
+static void test_debug_dump_names_the_rank_that_stands_still(void **state)
+{
+    char *tar = rk_test_temp_path("still.tar"), *out = rk_format("--out=%s", tar), *dir = new_run_dir(),
+         *run_dir = rk_format("--run-dir=%s", dir);
+    struct pair pair = start_pair();
+    struct rk_proc *rankctl = start_rankctl((const char *const[]){
+        "run", TINY_JOB, "--hosts", pair.hosts, run_dir, TINY, "trainer.total_training_steps=100000", NULL});
+    struct outcome outcome;
+
+    (void)state;
+    wait_stderr(rankctl, "step 1/", 120000);
+    stop_in_a_collective(&pair);
+    rk_time_sleep_ms(2000);
+    outcome = run_rankctl((const char *const[]){"debug", "dump", "--hosts", pair.hosts, out, NULL});
+    rk_proc_signal(pair.daemons[1], SIGCONT);
+    assert_true(outcome.code != 0);
+    assert_text("stdout", outcome.out, "collectives of 1 ranks: ");
+    assert_text("stdout", outcome.out, "1 waiting for ranks");
+    assert_text("stdout", outcome.out, "rank 0: in ");
+    outcome_fini(&outcome);
+    rk_proc_signal(rankctl, SIGINT);
+    outcome = finish_rankctl(rankctl, 60000);
+    outcome_fini(&outcome);
+    rk_free(run_dir);
+    rk_free(dir);
+    rk_free(out);
+    rk_free(tar);
     stop_pair(&pair);
 }
 
@@ -372,6 +456,7 @@ int main(void)
         cmocka_unit_test(test_events_follow_until_interrupted),
         cmocka_unit_test(test_top_of_a_running_job),
         cmocka_unit_test(test_debug_dump_collects_all_daemons),
+        cmocka_unit_test(test_debug_dump_names_the_rank_that_stands_still),
         cmocka_unit_test(test_crash_leaves_the_flight_recorder),
     };
 

@@ -79,6 +79,7 @@ static void test_flight_writes_operations_in_order(void **state)
     assert_string_equal(text_of(item, "where"), "dp");
     assert_int_equal(int_of(item, "seq"), 41);
     assert_int_equal(int_of(item, "bytes"), 8 * 41);
+    assert_null(rk_json_find(item, "group"));
     assert_string_equal(text_of(item, "code"), "ABORTED");
     assert_true(int_of(item, "begin_ns") >= int_of(rk_json_at(list, 0), "begin_ns"));
     assert_string_equal(text_of(rk_json_at(list, 2), "what"), "BUSY");
@@ -86,6 +87,33 @@ static void test_flight_writes_operations_in_order(void **state)
     assert_string_equal(text_of(item, "what"), "all_gather");
     assert_true(rk_json_is_null(rk_json_find(item, "end_ns")));
     rk_json_free(json);
+}
+
+/* Goal: a group comes out as it was put in, at the limits of its numbers too. */
+static void test_flight_writes_groups(void **state)
+{
+    static const int cases[][4] = {{0, 0, 0, 1}, {7, 2, 4, 3}, {(1 << 27) - 1, 4095, 4095, 4096}};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const int *one = cases[i];
+        const struct rk_json *group;
+        struct rk_json *json;
+
+        rk_flight_clear();
+        rk_flight_note(
+            &(struct rk_flight_entry){.kind = RK_FLIGHT_COLLECTIVE,
+                                      .what = "all_reduce",
+                                      .group = rk_flight_group((uint32_t)one[0], one[1], one[2], one[3])},
+            RK_OK);
+        json = dump();
+        group = rk_json_find(rk_json_at(rk_json_find(json, "operations"), 0), "group");
+        assert_int_equal(int_of(group, "tag"), one[0]);
+        assert_int_equal(int_of(group, "first"), one[1]);
+        assert_int_equal(int_of(group, "stride"), one[2]);
+        assert_int_equal(int_of(group, "size"), one[3]);
+        rk_json_free(json);
+    }
 }
 
 /* Goal: the newest entries stay, collectives do not push calls out, and an end that comes too late is
@@ -255,6 +283,7 @@ int main(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_flight_writes_operations_in_order),
+        cmocka_unit_test(test_flight_writes_groups),
         cmocka_unit_test(test_flight_keeps_the_newest),
         cmocka_unit_test(test_flight_hostile_text_stays_json),
         cmocka_unit_test(test_flight_entries_are_whole_while_others_write),
