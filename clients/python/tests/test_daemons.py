@@ -100,7 +100,7 @@ class Leases(DaemonTest):
 
     def test_hosts(self):
         """Goal: lists of hosts that are wrong are named by place, before anything is connected."""
-        for hosts, what in (("unix:/a,unix:/a", "'unix:/a' stands twice"), ("host:0", "host:0"), ("", "is empty"),
+        for hosts, what in (("unix:/a,unix:/a", "'unix:/a' is listed twice"), ("host:0", "host:0"), ("", "is empty"),
                             ([], "is empty"), (None, "RANKCTL_HOSTS")):
             with self.assertRaisesRegex(ValueError, what):
                 rankd.connect(hosts)
