@@ -201,7 +201,7 @@ static int run_against_one(struct rk_comm_world *world, void *user)
            *actual = rk_calloc(ELEMENTS_MAX, sizeof(*actual));
     struct rk_test_model one, test;
     int64_t num_expected, num_actual, num_compared;
-    double norm, expected_norm;
+    double norm = 0.0, expected_norm = 0.0;
 
     RK_RANK_OK(open_model(&one, row, NULL, NULL, CLIP_GRAD));
     RK_RANK_OK(open_model(&test, row, world, row->in_name, CLIP_GRAD));
@@ -253,7 +253,7 @@ static int run_same(struct rk_comm_world *world, void *user)
            *actual = rk_calloc(ELEMENTS_MAX, sizeof(*actual));
     struct rk_test_model dense, test;
     int64_t count;
-    double norm, expected_norm;
+    double norm = 0.0, expected_norm = 0.0;
 
     RK_RANK_OK(open_model(&dense, row, world, NULL, 0));
     RK_RANK_OK(open_model(&test, row, world, row->in_name, 0));
