@@ -137,7 +137,7 @@ static const struct {
      "{\"prompt\": \"1\", \"chosen\": \"2\", \"rejected\": \"2\"}\n", "bad.jsonl:1: chosen, rejected: "},
     {"no answer", DIGITS "sft.json",
      "{\"prompt\": \"1\", \"response\": \"2\"}\n{\"messages\": [{\"role\": \"user\", \"content\": \"1\"}]}\n",
-     "bad.jsonl:2: messages: no message has the role assistant"},
+     "bad.jsonl:2: messages: "},
 };
 
 static void test_run_examples_bad_row_ends_the_run_before_it_begins(void **state)
