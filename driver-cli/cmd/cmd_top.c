@@ -124,7 +124,7 @@ static void print_json(const struct rk_driver_worker *workers, int32_t count)
     rk_cli_print_json("Top", body);
 }
 
-/* Queries all workers: JSON, or a table that is appended to `out`. Returns the first error, by their order. */
+/* Queries all workers: JSON, or a table appended to `out`. Returns the first error, by their order. */
 static struct rk_status *look(const struct rk_cli *cli, struct rk_driver *driver, struct rk_str *out)
 {
     int32_t count = rk_driver_num_workers(driver);

@@ -6,8 +6,8 @@
  * for its rows; those that find none end.
  *
  * Numerics     Those of gemm_chain.cu: one ascending chain over k, or over the rows of a group. */
-#include "kernels/cuda/gemm/gemm_chain.cuh"
 #include "kernels/cuda/moe/grouped_gemm.h"
+#include "kernels/cuda/gemm/gemm_chain.cuh"
 
 namespace
 {

@@ -66,13 +66,18 @@ cudaError_t launch_rows(const struct rk_cuda_device *dev, cudaStream_t stream, c
     return launch<KIND, bf16, GROUPED_N>(dev, stream, maps, args);
 }
 
-/* Boxes of box_rows rows of matrices [num_matrices, rows, cols] that follow each other. */
-cudaError_t make_map(CUtensorMap *map, const void *data, int64_t cols, int64_t rows, int64_t stride,
-                     int64_t num_matrices, int box_rows, bool is_f32 = false)
+/* Matrices [num_matrices, rows, cols] that follow each other, in boxes of box_rows rows. */
+struct matrices {
+    int64_t cols, rows, stride, num_matrices;
+    int box_rows;
+    bool is_f32;
+};
+
+cudaError_t make_map(CUtensorMap *map, const void *data, const matrices &m)
 {
-    return attn_make_map(
-        map, data,
-        {cols, rows, num_matrices, 1, stride, stride * rows, stride * rows * num_matrices, box_rows, is_f32});
+    return attn_make_map(map, data,
+                         {m.cols, m.rows, m.num_matrices, 1, m.stride, m.stride * m.rows,
+                          m.stride * m.rows * m.num_matrices, m.box_rows, m.is_f32});
 }
 
 } // namespace
@@ -112,11 +117,14 @@ extern "C" struct rk_status *rk_grouped_gemm_run(const struct rk_cuda_device *de
     grouped.m = (int)n;
     grouped.k = (int)k;
     grouped.ldc = args->y.row_stride;
-    RK_TRY(rk_cuda_status(args->trans_w ? make_map(&maps.a, args->w.data, k, n, k, num_groups, GROUPED_M)
-                                        : make_map(&maps.a, args->w.data, n, k, n, num_groups, 64),
+    RK_TRY(rk_cuda_status(args->trans_w
+                              ? make_map(&maps.a, args->w.data, {k, n, k, num_groups, GROUPED_M, false})
+                              : make_map(&maps.a, args->w.data, {n, k, n, num_groups, 64, false}),
                           "tensor map"));
-    RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, k, rows, args->x.row_stride, 1, 64), "tensor map"));
-    RK_TRY(rk_cuda_status(make_map(&maps.c, args->y.data, n, rows, args->y.row_stride, 1, 64), "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, {k, rows, args->x.row_stride, 1, 64, false}),
+                          "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.c, args->y.data, {n, rows, args->y.row_stride, 1, 64, false}),
+                          "tensor map"));
     RK_TRY(rk_cuda_status(args->trans_w
                               ? launch_rows<GROUPED_OUTPUT>(dev, stream->stream, maps, grouped, rows)
                               : launch_rows<GROUPED_INPUT>(dev, stream->stream, maps, grouped, rows),
@@ -139,11 +147,12 @@ extern "C" struct rk_status *rk_grouped_gemm_run_wgrad(const struct rk_cuda_devi
     grouped.n = (int)k;
     grouped.ldc = k;
     grouped.overwrites = args->overwrites_dw;
-    RK_TRY(
-        rk_cuda_status(make_map(&maps.a, args->dy.data, n, rows, args->dy.row_stride, 1, 64), "tensor map"));
-    RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, k, rows, args->x.row_stride, 1, 64), "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.a, args->dy.data, {n, rows, args->dy.row_stride, 1, 64, false}),
+                          "tensor map"));
+    RK_TRY(rk_cuda_status(make_map(&maps.b, args->x.data, {k, rows, args->x.row_stride, 1, 64, false}),
+                          "tensor map"));
     RK_TRY(rk_cuda_status(
-        make_map(&maps.c, args->dw.data, k, n, k, args->dw.shape[0], 64, args->dw.dtype == RK_DTYPE_F32),
+        make_map(&maps.c, args->dw.data, {k, n, k, args->dw.shape[0], 64, args->dw.dtype == RK_DTYPE_F32}),
         "tensor map"));
     RK_TRY(rk_cuda_status(args->dw.dtype == RK_DTYPE_F32
                               ? launch<GROUPED_WEIGHT, float, GROUPED_N>(dev, stream->stream, maps, grouped)

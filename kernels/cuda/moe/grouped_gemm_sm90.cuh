@@ -4,6 +4,8 @@
 
 #include "kernels/cuda/attention/attn_sm90.cuh"
 #include "kernels/cuda/cuda_common.cuh"
+#include "kernels/cuda/moe/grouped_boxes.cuh"
+#include "kernels/cuda/moe/grouped_mma.cuh"
 
 namespace
 {
@@ -57,54 +59,6 @@ struct grouped_tile {
 };
 
 #if RK_ATTN_HAS_SM90
-
-/* --- wgmma: sum[64, N] (+)= A B, one k16 step, both in shared memory. TA, TB: k along the rows there --- */
-
-template <int N, int TA, int TB> struct grouped_mma;
-
-#define R4(i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define R16(i) R4(i), R4(i + 4), R4(i + 8), R4(i + 12)
-#define R32(i) R16(i), R16(i + 16)
-#define L16    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define L32    L16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define L64                                                                                  \
-    L32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define L96                                                                                  \
-    L64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define L128                                                                                             \
-    L96 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-
-/* a_at and the two after it: the numbers of the operands behind those of d. */
-#define GROUPED_MMA(size, list, a_at, b_at, add_at, ta_at, tb_at, ...)                                  \
-    template <int TA, int TB> struct grouped_mma<size, TA, TB> {                                        \
-        static __device__ inline void add(float (&d)[size / 2], uint64_t a, uint64_t b, int accumulate) \
-        {                                                                                               \
-            asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0;\n"                            \
-                         "wgmma.mma_async.sync.aligned.m64n" #size "k16.f32.bf16.bf16 {" list "}, "     \
-                         "%" #a_at ", %" #b_at ", p, 1, 1, %" #ta_at ", %" #tb_at "; }"                 \
-                         : __VA_ARGS__                                                                  \
-                         : "l"(a), "l"(b), "r"(accumulate), "n"(TA), "n"(TB));                          \
-        }                                                                                               \
-    }
-
-GROUPED_MMA(32, L16, 16, 17, 18, 19, 20, R16(0));
-GROUPED_MMA(64, L32, 32, 33, 34, 35, 36, R32(0));
-GROUPED_MMA(128, L64, 64, 65, 66, 67, 68, R32(0), R32(32));
-GROUPED_MMA(192, L96, 96, 97, 98, 99, 100, R32(0), R32(32), R32(64));
-GROUPED_MMA(256, L128, 128, 129, 130, 131, 132, R32(0), R32(32), R32(64), R32(96));
-
-#undef GROUPED_MMA
-#undef L128
-#undef L96
-#undef L64
-#undef L32
-#undef L16
-#undef R32
-#undef R16
-#undef R4
 
 /* --- tiles --- */
 
@@ -378,67 +332,7 @@ __device__ inline void sum_tile(const grouped_shared<TN> &shared, const grouped_
         grouped_arrive(before, (uint32_t)told);
 }
 
-/* --- results: by way of shared memory, so that the copy engine writes them while the next tile is made.
- * Boxes of 64 rows of 128 bytes lie there as those of the operands do --- */
-
-/* Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8. */
-template <bool TRANSPOSED>
-__device__ inline void store_matrices(const void *row, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3)
-{
-    if constexpr (TRANSPOSED)
-        asm volatile(
-            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(attn_smem(row)),
-            "r"(m0), "r"(m1), "r"(m2), "r"(m3)
-            : "memory");
-    else
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(attn_smem(row)),
-                     "r"(m0), "r"(m1), "r"(m2), "r"(m3)
-                     : "memory");
-}
-
-/* Unit `unit` of 16 bytes of row `row` of boxes that follow each other. */
-__device__ inline uint8_t *box_unit(void *boxes, int row, int unit)
-{
-    return (uint8_t *)boxes + row * 128 + (unit ^ row % 8) * 16;
-}
-
-/* The box at `src` to (col, row) of matrix `group`: elements outside of the tensor are left out. */
-__device__ inline void store_box(const CUtensorMap *map, const void *src, int col, int row, int group)
-{
-    asm volatile(
-        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-        "r"(attn_smem(src)), "r"(col), "r"(row), "r"(group), "r"(0)
-        : "memory");
-}
-
-/* ... added to what is there. */
-__device__ inline void add_box(const CUtensorMap *map, const void *src, int col, int row, int group)
-{
-    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4, %5}], "
-                 "[%1];" ::"l"(map),
-                 "r"(attn_smem(src)), "r"(col), "r"(row), "r"(group), "r"(0)
-                 : "memory");
-}
-
-__device__ inline void commit_boxes()
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
-/* What the warpgroup's boxes held has been read: they may be written again. */
-__device__ inline void wait_for_boxes()
-{
-    if (threadIdx.x % ATTN_WG == 0)
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
-}
-
-/* What the warpgroup wrote is seen by the copy engine. */
-__device__ inline void publish_boxes()
-{
-    attn_async_fence();
-    attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
-}
+/* --- results (grouped_boxes.cuh) --- */
 
 /* Rows of y from `row` on that are no whole box, from the warpgroup's boxes. */
 __device__ inline void store_rest(const grouped_args &args, const grouped_tile &tile, bf16 *boxes, int row,

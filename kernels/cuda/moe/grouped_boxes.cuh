@@ -1,0 +1,78 @@
+/* How the results of grouped_gemm_sm90.cuh reach memory. */
+#ifndef RK_CUDA_GROUPED_BOXES_CUH
+#define RK_CUDA_GROUPED_BOXES_CUH
+
+#include "kernels/cuda/attention/attn_sm90.cuh"
+
+#if RK_ATTN_HAS_SM90
+
+namespace
+{
+
+/* --- results: by way of shared memory, so that the copy engine writes them while the next tile is made.
+ * Boxes of 64 rows of 128 bytes lie there as those of the operands do --- */
+
+/* Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8. */
+template <bool TRANSPOSED>
+__device__ inline void store_matrices(const void *row, uint32_t m0, uint32_t m1, uint32_t m2, uint32_t m3)
+{
+    if constexpr (TRANSPOSED)
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(attn_smem(row)),
+            "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+            : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(attn_smem(row)),
+                     "r"(m0), "r"(m1), "r"(m2), "r"(m3)
+                     : "memory");
+}
+
+/* Unit `unit` of 16 bytes of row `row` of boxes that follow each other. */
+__device__ inline uint8_t *box_unit(void *boxes, int row, int unit)
+{
+    return (uint8_t *)boxes + row * 128 + (unit ^ row % 8) * 16;
+}
+
+/* The box at `src` to (col, row) of matrix `group`: elements outside of the tensor are left out. */
+__device__ inline void store_box(const CUtensorMap *map, const void *src, int col, int row, int group)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+        "r"(attn_smem(src)), "r"(col), "r"(row), "r"(group), "r"(0)
+        : "memory");
+}
+
+/* ... added to what is there. */
+__device__ inline void add_box(const CUtensorMap *map, const void *src, int col, int row, int group)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.bulk_group [%0, {%2, %3, %4, %5}], "
+                 "[%1];" ::"l"(map),
+                 "r"(attn_smem(src)), "r"(col), "r"(row), "r"(group), "r"(0)
+                 : "memory");
+}
+
+__device__ inline void commit_boxes()
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/* What the warpgroup's boxes held has been read: they may be written again. */
+__device__ inline void wait_for_boxes()
+{
+    if (threadIdx.x % ATTN_WG == 0)
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
+}
+
+/* What the warpgroup wrote is seen by the copy engine. */
+__device__ inline void publish_boxes()
+{
+    attn_async_fence();
+    attn_named_sync(2 + threadIdx.x / ATTN_WG, ATTN_WG);
+}
+
+} // namespace
+
+#endif
+
+#endif
