@@ -20,18 +20,18 @@ void rk_ckpt_names_fini(struct rk_ckpt_names *names)
 
 struct rk_status *rk_ckpt_list_names(struct rk_ckpt_names *out, const char *dir)
 {
-    DIR *stream = opendir(dir);
+    DIR *entries = opendir(dir);
     const struct dirent *entry;
     struct rk_status *st;
 
-    if (!stream)
+    if (!entries)
         return errno == ENOENT ? NULL : rk_file_errno("reading directory", dir);
-    while (errno = 0, (entry = readdir(stream))) {
+    while (errno = 0, (entry = readdir(entries))) {
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
             rk_array_append(&out->items, rk_strdup(entry->d_name));
     }
     st = errno != 0 ? rk_file_errno("reading directory", dir) : NULL;
-    closedir(stream);
+    closedir(entries);
     return st;
 }
 

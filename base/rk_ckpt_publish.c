@@ -26,29 +26,29 @@
 /* Empties the directory that `fd` is, which it closes. `path` is for messages. */
 static struct rk_status *empty_dir(int fd, const char *path, int depth)
 {
-    DIR *stream = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
+    DIR *entries = depth < DEPTH_MAX ? fdopendir(fd) : NULL;
     const struct dirent *entry;
     struct rk_status *st = NULL;
 
-    if (!stream) {
+    if (!entries) {
         close(fd);
         return depth < DEPTH_MAX ? rk_file_errno("reading directory", path)
                                  : RK_FAIL(RK_INVALID_ARGUMENT,
                                            "'%s' has more levels of directories than a checkpoint", path);
     }
-    while (!st && (entry = readdir(stream))) {
+    while (!st && (entry = readdir(entries))) {
         int child;
 
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
-        child = openat(dirfd(stream), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        child = openat(dirfd(entries), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (child >= 0)
             st = empty_dir(child, path, depth + 1);
-        if (!st && unlinkat(dirfd(stream), entry->d_name, child >= 0 ? AT_REMOVEDIR : 0) != 0 &&
+        if (!st && unlinkat(dirfd(entries), entry->d_name, child >= 0 ? AT_REMOVEDIR : 0) != 0 &&
             errno != ENOENT)
             st = rk_file_errno("removing from", path);
     }
-    closedir(stream);
+    closedir(entries);
     return st;
 }
 

@@ -1,6 +1,6 @@
 /* Plans a job for a number of ranks without starting them: one daemon of this command, in a dry run, plans
  * the memory of each distinct rank; the rest is arithmetic. */
-#include "driver-cli/cmd/plan_internal.h"
+#include "driver-cli/cmd/dry_run_internal.h"
 
 #include <limits.h>
 #include <math.h>
@@ -37,7 +37,7 @@ struct planning {
     struct rk_local *local;
     struct rk_driver *driver;
     struct rk_flow_context flow;
-    struct rk_plan_report report;
+    struct rk_dry_run_report report;
 };
 
 /* --- the arguments: failures are usage errors (exit code 2) --- */
@@ -55,7 +55,7 @@ static struct rk_status *read_number(double *out, const struct rk_cli *cli, cons
 
 static struct rk_status *read_options(struct planning *plan)
 {
-    struct rk_plan_report *report = &plan->report;
+    struct rk_dry_run_report *report = &plan->report;
     const char *world = rk_cli_find(plan->cli, "world"), *bytes = rk_cli_find(plan->cli, "device-memory");
     int64_t count = 0;
     double peak;
@@ -119,7 +119,7 @@ static struct rk_status *make_log_dir(struct planning *plan)
 /* Without the job's device on this machine, on the CPU. */
 static struct rk_status *start_daemon(struct planning *plan)
 {
-    struct rk_plan_report *report = &plan->report;
+    struct rk_dry_run_report *report = &plan->report;
     struct rk_status *st;
 
     RK_TRY(make_log_dir(plan));
@@ -151,9 +151,9 @@ static struct rk_status *open_driver(struct planning *plan)
 
 /* --- answers --- */
 
-static struct rk_status *on_memory_plan(void *user, const struct rk_memory_sum *sum)
+static struct rk_status *on_memory_sum(void *user, const struct rk_memory_sum *sum)
 {
-    struct rk_plan_report *report = user;
+    struct rk_dry_run_report *report = user;
 
     rk_json_free(report->memory);
     report->memory = rk_memory_sum_json(sum);
@@ -162,7 +162,7 @@ static struct rk_status *on_memory_plan(void *user, const struct rk_memory_sum *
     return NULL;
 }
 
-static struct rk_status *ask_groups(struct planning *plan, struct rk_plan_role *role)
+static struct rk_status *ask_groups(struct planning *plan, struct rk_dry_run_role *role)
 {
     struct rk_driver_result result;
 
@@ -175,7 +175,7 @@ static struct rk_status *ask_groups(struct planning *plan, struct rk_plan_role *
     return NULL;
 }
 
-static struct rk_status *read_layers(struct planning *plan, struct rk_plan_role *role)
+static struct rk_status *read_layers(struct planning *plan, struct rk_dry_run_role *role)
 {
     const char *path = rk_flow_own_model(&plan->inputs, role->role->bit);
     const struct rk_json *config = plan->inputs.hf_config;
@@ -205,8 +205,8 @@ static struct rk_status *read_layers(struct planning *plan, struct rk_plan_role 
 
 static struct rk_status *describe_role(struct planning *plan, const struct rk_job_mesh *item)
 {
-    struct rk_plan_report *report = &plan->report;
-    struct rk_plan_role *role = &report->roles[report->num_roles++];
+    struct rk_dry_run_report *report = &plan->report;
+    struct rk_dry_run_role *role = &report->roles[report->num_roles++];
     char *granularity = rk_format("%s" RK_KNOB_RECOMPUTE "granularity", item->role->section);
     struct rk_status *st;
 
@@ -231,22 +231,22 @@ static struct rk_status *describe_roles(struct planning *plan)
 
 static struct rk_status *describe_update(struct planning *plan)
 {
-    struct rk_plan_report *report = &plan->report;
+    struct rk_dry_run_report *report = &plan->report;
     struct rk_plan update;
 
-    RK_TRY(rk_flow_plan_update(&update, &plan->flow));
+    RK_TRY(rk_flow_longest_plan(&update, &plan->flow));
     report->num_mini = update.num_mini;
     report->num_micro = update.num_mini > 0 ? update.mini[0].num_micro : 0;
     report->seqlen = rk_job_longest(plan->job);
     report->num_tokens = plan->flow.num_rows * report->seqlen;
     if (report->peak_flops <= 0 && strcmp(report->device, "cuda") == 0)
         report->peak_flops = PEAK_TFLOPS * 1e12;
-    return rk_plan_report_simulate(report);
+    return rk_dry_run_report_simulate(report);
 }
 
 static struct rk_status *ask(struct planning *plan)
 {
-    const struct rk_flow_sink sink = {.user = &plan->report, .on_memory_plan = on_memory_plan};
+    const struct rk_flow_sink sink = {.user = &plan->report, .on_memory_sum = on_memory_sum};
     struct rk_status *st = rk_flow_context_init(&plan->flow, plan->job, &plan->inputs, plan->driver, &sink);
 
     if (!st)
@@ -258,7 +258,7 @@ static struct rk_status *ask(struct planning *plan)
     plan->flow.dry_device_bytes = plan->report.device_bytes;
     for (int64_t i = 0; i < plan->report.num_roles; i++)
         RK_TRY(ask_groups(plan, &plan->report.roles[i]));
-    return rk_flow_plan_memory(&plan->flow);
+    return rk_flow_sum_memory(&plan->flow);
 }
 
 /* --- the end --- */
@@ -271,7 +271,7 @@ static void print_report(const struct planning *plan, const struct rk_status *st
     if (!plan->report.memory)
         return;
     if (rk_cli_is_json(plan->cli)) {
-        struct rk_json *body = rk_plan_report_json(&plan->report);
+        struct rk_json *body = rk_dry_run_report_json(&plan->report);
 
         if (st)
             rk_json_set(body, "error", rk_cli_status_json(st));
@@ -279,7 +279,7 @@ static void print_report(const struct planning *plan, const struct rk_status *st
         plan->cli->has_told = true;
         return;
     }
-    rk_plan_report_format(&plan->report, &text);
+    rk_dry_run_report_format(&plan->report, &text);
     fputs(rk_str_text(&text), stdout);
     rk_str_fini(&text);
 }
@@ -330,7 +330,7 @@ static struct rk_status *plan_job(struct rk_cli *cli)
         print_report(&plan, st);
     }
     rk_cli_watch_signals(NULL);
-    rk_plan_report_fini(&plan.report);
+    rk_dry_run_report_fini(&plan.report);
     rk_flow_context_fini(&plan.flow);
     rk_driver_close(plan.driver);
     rk_local_stop(plan.local);

@@ -21,7 +21,7 @@ struct replay {
     RK_ARRAY(char *) dirs;
     RK_ARRAY(struct rk_recording *) recordings;
     RK_ARRAY(const char *) options; /* ends with NULL */
-    struct rk_replay_plan plan;
+    struct rk_replay_order order;
     struct rk_hosts hosts; /* count 0: replay starts its own daemons */
     struct rk_local *local;
     char *log_dir; /* of the started daemons */
@@ -138,7 +138,7 @@ static struct rk_status *open_recordings(struct replay *replay)
             fprintf(stderr, "rankctl: '%s' ends early: %s\n", rk_recording_dir(recording),
                     rk_recording_end_reason(recording));
     }
-    return rk_replay_plan_make(&replay->plan, replay->recordings.items, (int32_t)replay->recordings.count);
+    return rk_replay_order_make(&replay->order, replay->recordings.items, (int32_t)replay->recordings.count);
 }
 
 /* --- daemons --- */
@@ -147,7 +147,7 @@ static struct rk_status *open_recordings(struct replay *replay)
 static char *find_device(const struct replay *replay)
 {
     const char *given = rk_cli_find(replay->cli, "device");
-    const struct rk_json *info = rk_recording_info(replay->plan.recordings[0]);
+    const struct rk_json *info = rk_recording_info(replay->order.recordings[0]);
     const char *recorded = rk_json_as_string(rk_json_find(info, "device"), "cpu");
 
     return given ? rk_strdup(given) : rk_strndup(recorded, strcspn(recorded, ":"));
@@ -157,7 +157,7 @@ static struct rk_status *start_local(struct replay *replay)
 {
     const char *const roots[] = {"/", NULL};
     struct rk_local_config config = {
-        .struct_size = sizeof(config), .num_daemons = replay->plan.num_ranks, .ckpt_roots = roots};
+        .struct_size = sizeof(config), .num_daemons = replay->order.num_ranks, .ckpt_roots = roots};
     char *program, *device, *log_dir = rk_strdup("/tmp/rankctl-replay-XXXXXX");
     struct rk_status *st;
 
@@ -184,15 +184,15 @@ static struct rk_status *open_driver(struct replay *replay)
 
     if (rk_cli_find(replay->cli, "hosts"))
         RK_TRY(rk_cli_hosts(replay->cli, &replay->hosts));
-    if (replay->hosts.count > 0 && replay->hosts.count != replay->plan.num_ranks)
+    if (replay->hosts.count > 0 && replay->hosts.count != replay->order.num_ranks)
         return rk_cli_usage(RK_FAIL(RK_INVALID_ARGUMENT,
                                     "--hosts names %d daemons, expected the %d ranks of the recording",
-                                    replay->hosts.count, replay->plan.num_ranks));
+                                    replay->hosts.count, replay->order.num_ranks));
     if (replay->hosts.count == 0)
         RK_TRY(start_local(replay));
     config.addresses =
         replay->local ? rk_local_addresses(replay->local) : (const char *const *)replay->hosts.addresses;
-    config.num_addresses = replay->plan.num_ranks;
+    config.num_addresses = replay->order.num_ranks;
     if (replay->local)
         config.identity_dir = NULL; /* these daemons end with this process */
     st = rk_driver_open(&replay->driver, &config);
@@ -312,7 +312,7 @@ static struct rk_status *report_end(const struct replay *replay)
 
 static struct rk_status *run_replay(struct replay *replay)
 {
-    struct rk_replay_args args = {.plan = &replay->plan,
+    struct rk_replay_args args = {.order = &replay->order,
                                   .writes_files = rk_cli_has(replay->cli, "with-files")};
 
     RK_TRY(read_options(replay));
@@ -336,7 +336,7 @@ static void fini(struct replay *replay, const struct rk_status *st)
     rk_free(replay->log_dir);
     rk_hosts_fini(&replay->hosts);
     rk_replay_report_fini(&replay->report);
-    rk_replay_plan_fini(&replay->plan);
+    rk_replay_order_fini(&replay->order);
     for (int64_t i = 0; i < replay->recordings.count; i++)
         rk_recording_close(replay->recordings.items[i]);
     for (int64_t i = 0; i < replay->dirs.count; i++)

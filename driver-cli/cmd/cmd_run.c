@@ -135,7 +135,7 @@ static struct rk_status *open_driver(struct rk_run_command *run)
 
 /* --- the run --- */
 
-static struct rk_status *on_memory_plan(void *user, const struct rk_memory_sum *sum)
+static struct rk_status *on_memory_sum(void *user, const struct rk_memory_sum *sum)
 {
     struct rk_run_command *run = user;
     struct rk_json *plan = rk_memory_sum_json(sum);
@@ -254,7 +254,7 @@ static void tell_left_out(const struct rk_run_command *run)
 static struct rk_status *train(struct rk_run_command *run)
 {
     struct rk_flow_sink sink = {.user = run,
-                                .on_memory_plan = on_memory_plan,
+                                .on_memory_sum = on_memory_sum,
                                 .on_begin = on_begin,
                                 .on_phase = on_phase,
                                 .on_progress = on_progress,

@@ -189,30 +189,30 @@ static void compare_result(const struct rk_recording *recording, const struct rk
     rk_arena_destroy(arena);
 }
 
-static void check_step(const struct rk_replay_plan *plan, const struct rk_replay_step *step)
+static void check_step(const struct rk_replay_order *order, const struct rk_replay_step *step)
 {
-    for (int32_t rank = 0; rank < plan->num_ranks; rank++) {
+    for (int32_t rank = 0; rank < order->num_ranks; rank++) {
         if (!step->items[rank])
             continue;
         RK_ASSERT(step->items[rank]->kind == step->kind);
         if (step->kind == RK_RECORDING_CALL)
-            read_call(plan->recordings[rank], step->items[rank]);
+            read_call(order->recordings[rank], step->items[rank]);
         if (step->results[rank])
-            compare_result(plan->recordings[rank], step->results[rank]);
+            compare_result(order->recordings[rank], step->results[rank]);
     }
 }
 
-static void check_plan(struct rk_recording **recordings, int32_t count)
+static void check_order(struct rk_recording **recordings, int32_t count)
 {
-    struct rk_replay_plan plan;
-    struct rk_status *st = rk_replay_plan_make(&plan, recordings, count);
+    struct rk_replay_order order;
+    struct rk_status *st = rk_replay_order_make(&order, recordings, count);
 
-    RK_ASSERT(!st || plan.num_ranks == 0);
+    RK_ASSERT(!st || order.num_ranks == 0);
     if (!st)
-        RK_ASSERT(plan.num_ranks == count);
-    for (int64_t i = 0; i < plan.steps.count; i++)
-        check_step(&plan, &plan.steps.items[i]);
-    rk_replay_plan_fini(&plan);
+        RK_ASSERT(order.num_ranks == count);
+    for (int64_t i = 0; i < order.steps.count; i++)
+        check_step(&order, &order.steps.items[i]);
+    rk_replay_order_fini(&order);
     rk_status_free(st);
 }
 
@@ -244,7 +244,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         rk_status_free(st);
     }
     if (count > 0)
-        check_plan(recordings, count);
+        check_order(recordings, count);
     for (int32_t i = 0; i < count; i++)
         rk_recording_close(recordings[i]);
     return 0;

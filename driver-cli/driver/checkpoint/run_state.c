@@ -28,7 +28,7 @@ struct rk_run_position rk_run_position_after(const struct rk_config *job, int64_
         .epoch = step / steps_per_epoch,
         .next_row = step % steps_per_epoch * num_prompts,
         .num_rows = num_rows,
-        .next_stream = step * num_prompts * num_samples,
+        .next_random_stream = step * num_prompts * num_samples,
     };
 }
 
@@ -48,7 +48,7 @@ struct rk_status *rk_run_position_read(struct rk_run_position *out, const struct
     RK_TRY(read_count(&out->epoch, state, "data.epoch"));
     RK_TRY(read_count(&out->next_row, state, "data.next_row"));
     RK_TRY(read_count(&out->num_rows, state, "data.num_rows"));
-    RK_TRY(read_count(&out->next_stream, state, "sampling.next_stream"));
+    RK_TRY(read_count(&out->next_random_stream, state, "sampling.next_stream"));
     if (out->next_row >= out->num_rows)
         return RK_FAIL_REASON(RK_DATA_LOSS, "CHECKPOINT_DAMAGED",
                               "the driver's state has data.next_row=%lld of data.num_rows=%lld",
@@ -170,7 +170,7 @@ struct rk_json *rk_run_state_make(const struct rk_json *identity, const struct r
     rk_json_set(data, "next_row", rk_json_new_int(position->next_row));
     rk_json_set(data, "num_rows", rk_json_new_int(position->num_rows));
     rk_json_set_path(state, "sampling.seed", rk_json_new_int(rk_config_int(job, RK_JOB_ROLLOUT "seed")));
-    rk_json_set_path(state, "sampling.next_stream", rk_json_new_int(position->next_stream));
+    rk_json_set_path(state, "sampling.next_stream", rk_json_new_int(position->next_random_stream));
     rk_json_set_path(state, "controllers.kl_ctrl.type",
                      rk_json_new_string(rk_config_string(job, "algorithm.kl_ctrl.type")));
     rk_json_set_path(state, "controllers.kl_ctrl.kl_coef", rk_json_new_real(kl_ctrl->kl_coef));
@@ -325,7 +325,7 @@ static struct rk_status *check_position(struct rk_str *problems, const struct rk
         {"data.num_rows", position->num_rows},
         {"data.epoch", position->epoch},
         {"data.next_row", position->next_row},
-        {"sampling.next_stream", position->next_stream},
+        {"sampling.next_stream", position->next_random_stream},
     };
 
     for (size_t i = 0; i < RK_ARRAY_LEN(rows); i++) {

@@ -109,7 +109,7 @@ static struct rk_status *init(struct rk_flow_context *ctx)
     return NULL;
 }
 
-static struct rk_status *plan_update(struct rk_plan *plan, struct rk_flow_context *ctx)
+static struct rk_status *longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
     size_t count = (size_t)ctx->num_rows;
     int64_t *seqlens = rk_flow_scratch(ctx, count, sizeof(*seqlens));
@@ -135,5 +135,5 @@ const struct rk_flow_data rk_flow_data_examples = {
     .fini = fini,
     .num_rows = num_rows,
     .init = init,
-    .plan_update = plan_update,
+    .longest_plan = longest_plan,
 };

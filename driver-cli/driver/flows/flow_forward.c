@@ -8,7 +8,7 @@ static struct rk_status *make_plan(struct rk_flow_context *ctx, const struct rk_
 {
     struct rk_plan_request request = {.num_rows = pass->num_rows, .seqlens = pass->seqlens};
 
-    return rk_flow_plan(plan, ctx, rk_role_parse(pass->role), &pass->micro, request);
+    return rk_flow_make_plan(plan, ctx, rk_role_parse(pass->role), &pass->micro, request);
 }
 
 static struct rk_status *select_tokens(struct rk_batch **out, const struct rk_flow_pass *pass)

@@ -30,7 +30,7 @@ static struct rk_status *make_batch(struct rk_batch **out, const struct rk_flow_
     RK_TRY(rk_batch_add_dense(*out, "stream", RK_DTYPE_I64, 1, shape, &stream));
     fill(ctx, prompts, ids, mask);
     for (int64_t row = 0; row < prompts->num_rows; row++)
-        ((int64_t *)stream)[row] = prompts->streams[row];
+        ((int64_t *)stream)[row] = prompts->random_streams[row];
     return NULL;
 }
 

@@ -53,7 +53,7 @@ struct rk_flow_data {
     void (*end_step)(struct rk_flow_context *ctx); /* optional: frees the data's part of a step */
     /* The micro-batches of one update of the actor when all sequences have their full length. In the step's
      * arena. */
-    struct rk_status *(*plan_update)(struct rk_plan *plan, struct rk_flow_context *ctx);
+    struct rk_status *(*longest_plan)(struct rk_plan *plan, struct rk_flow_context *ctx);
     /* Optional: input columns of updates, for verify-layout. */
     struct rk_status *(*put_targets)(struct rk_flow_context *ctx, uint64_t seed);
 };

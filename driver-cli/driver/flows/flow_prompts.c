@@ -194,7 +194,7 @@ static struct rk_status *init(struct rk_flow_context *ctx)
     return NULL;
 }
 
-static struct rk_status *plan_update(struct rk_plan *plan, struct rk_flow_context *ctx)
+static struct rk_status *longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
     size_t count = (size_t)ctx->num_rows;
     int64_t *seqlens = rk_flow_scratch(ctx, count, sizeof(*seqlens));
@@ -286,6 +286,6 @@ const struct rk_flow_data rk_flow_data_prompts = {
     .init = init,
     .reorder = reorder_scores,
     .end_step = end_step,
-    .plan_update = plan_update,
+    .longest_plan = longest_plan,
     .put_targets = put_targets,
 };

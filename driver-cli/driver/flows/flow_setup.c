@@ -245,7 +245,7 @@ static struct rk_status *plan_role(struct rk_flow_context *ctx, struct rk_memory
     rk_json_set(options, "plan_room", rk_memory_sum_room(sum));
     if (rk_job_role_shares(ctx->job, role->bit))
         rk_json_set(options, "plan_owner", model_options_find(ctx, role->shares));
-    st = is_dry ? rk_flow_dry_plans(ctx, role->name, options, plans)
+    st = is_dry ? rk_flow_dry_memory_plans(ctx, role->name, options, plans)
                 : ask_ranks(ctx, role->name, options, plans);
     if (!st)
         st = rk_memory_sum_add(sum, role, (const struct rk_json *const *)plans, num_ranks);
@@ -267,15 +267,15 @@ static struct rk_status *plan_roles(struct rk_flow_context *ctx, struct rk_memor
     return rk_memory_sum_check(sum);
 }
 
-struct rk_status *rk_flow_plan_memory(struct rk_flow_context *ctx)
+struct rk_status *rk_flow_sum_memory(struct rk_flow_context *ctx)
 {
     struct rk_memory_sum sum;
     struct rk_status *st, *told = NULL;
 
     rk_memory_sum_init(&sum, rk_driver_num_workers(ctx->driver));
     st = plan_roles(ctx, &sum);
-    if (ctx->sink.on_memory_plan && sum.num_roles > 0)
-        told = ctx->sink.on_memory_plan(ctx->sink.user, &sum);
+    if (ctx->sink.on_memory_sum && sum.num_roles > 0)
+        told = ctx->sink.on_memory_sum(ctx->sink.user, &sum);
     rk_memory_sum_fini(&sum);
     return rk_status_first(st, told);
 }
@@ -285,7 +285,7 @@ struct rk_status *rk_flow_setup(struct rk_flow_context *ctx)
     struct rk_driver_result result;
 
     RK_TRY(rk_job_meshes_configure(&ctx->meshes, ctx->driver));
-    RK_TRY(rk_flow_plan_memory(ctx));
+    RK_TRY(rk_flow_sum_memory(ctx));
     for (size_t i = 0; i < RK_ARRAY_LEN(models); i++) {
         if (!rk_job_role_needed(ctx->job, models[i].role))
             continue;

@@ -13,8 +13,8 @@ struct rk_status *rk_flow_has_loss_tokens(struct rk_flow_context *ctx, bool *has
     return NULL;
 }
 
-struct rk_status *rk_flow_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
-                               const struct rk_job_micro *micro, struct rk_plan_request request)
+struct rk_status *rk_flow_make_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
+                                    const struct rk_job_micro *micro, struct rk_plan_request request)
 {
     const struct rk_mesh *mesh = rk_job_meshes_find(&ctx->meshes, role);
 
@@ -41,5 +41,5 @@ struct rk_status *rk_flow_update_plan(struct rk_plan *plan, struct rk_flow_conte
         .seed = (uint64_t)(update.seed + ctx->step),
     };
 
-    return rk_flow_plan(plan, ctx, role, &update.micro, request);
+    return rk_flow_make_plan(plan, ctx, role, &update.micro, request);
 }

@@ -47,7 +47,7 @@ static struct rk_status *make_plan(const struct part *part, const struct pass *p
     rk_flow_count_marks(seqlens, mask, num_rows, shape[1], shape[1]);
     micro.max_token_len = rk_job_micro_tokens(ctx->job, &micro, cp); /* the daemons' memory limit */
     micro.micro_batch_rows = RK_MIN(micro.micro_batch_rows, ctx->num_rows);
-    return rk_flow_plan(plan, ctx, pass->role, &micro, request);
+    return rk_flow_make_plan(plan, ctx, pass->role, &micro, request);
 }
 
 static struct rk_status *run_pass(struct part *part, const struct pass *pass, int i)

@@ -14,7 +14,7 @@
 struct rk_flow_sink {
     void *user;
     /* The memory plans of the roles, also incomplete ones; before any memory is allocated. */
-    struct rk_status *(*on_memory_plan)(void *user, const struct rk_memory_sum *sum);
+    struct rk_status *(*on_memory_sum)(void *user, const struct rk_memory_sum *sum);
     void (*on_begin)(void *user, int64_t first_step, int64_t total_steps); /* the models are there */
     void (*on_phase)(void *user, const char *phase);
     void (*on_progress)(void *user, const struct rk_progress *progress); /* of rank 0, inside a call */
@@ -34,9 +34,9 @@ struct rk_flow_scores {
 
 /* The positions in the data and in the random streams. */
 struct rk_run_position {
-    int64_t epoch, next_row; /* of the permutation of that epoch */
-    int64_t num_rows;        /* prompts of the data */
-    int64_t next_stream;     /* noise stream of the next sample */
+    int64_t epoch, next_row;    /* of the permutation of that epoch */
+    int64_t num_rows;           /* prompts of the data */
+    int64_t next_random_stream; /* of the next sample */
 };
 
 /* Additional context of a job with prompts. */
@@ -109,18 +109,17 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
                                        const struct rk_flow_sink *sink) RK_NODISCARD;
 void rk_flow_context_fini(struct rk_flow_context *ctx);
 /* Plans the memory of the roles before any of them allocates memory or reads weights: calls the sink's
- * on_memory_plan, also when they do not fit. The meshes are configured. */
-struct rk_status *rk_flow_plan_memory(struct rk_flow_context *ctx) RK_NODISCARD;
-/* --- dry runs (flow_plan.c): one daemon stands for each rank of the world that differs from the others ---
- */
+ * on_memory_sum, also when they do not fit. The meshes are configured. */
+struct rk_status *rk_flow_sum_memory(struct rk_flow_context *ctx) RK_NODISCARD;
+/* --- dry runs (flow_dry_run.c): one daemon acts as each distinct rank of the world --- */
 /* Calls init_model, with plan_only in its options, as every rank of the role: plans[num_workers], to be
  * freed, NULL of one outside its mesh. Ranks whose coordinates differ in dp and cp only have equal plans,
  * unless the rollout has a mesh of its own, and are asked once. Steals the options. */
-struct rk_status *rk_flow_dry_plans(struct rk_flow_context *ctx, const char *role, struct rk_json *options,
-                                    struct rk_json **plans) RK_NODISCARD;
+struct rk_status *rk_flow_dry_memory_plans(struct rk_flow_context *ctx, const char *role,
+                                           struct rk_json *options, struct rk_json **plans) RK_NODISCARD;
 /* The micro-batches of one update of the actor when all sequences have their full length. In the step's
  * arena. */
-struct rk_status *rk_flow_plan_update(struct rk_plan *plan, struct rk_flow_context *ctx) RK_NODISCARD;
+struct rk_status *rk_flow_longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx) RK_NODISCARD;
 /* Meshes and models, then all steps. */
 struct rk_status *rk_flow_run(struct rk_flow_context *ctx) RK_NODISCARD;
 

@@ -13,7 +13,8 @@ static struct rk_status *generate_greedy(struct rk_batch **out, struct rk_flow_c
     struct rk_flow_prompts prompts = {
         .num_rows = ctx->num_prompts,
         .rows = rk_flow_prompt_state(ctx)->rows,
-        .streams = rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(int64_t)), /* nothing is drawn */
+        .random_streams =
+            rk_flow_scratch(ctx, (size_t)ctx->num_prompts, sizeof(int64_t)), /* nothing is drawn */
     };
     struct rk_json *dropped =
         rk_json_new_object(); /* the metrics of this generation would replace those of training */

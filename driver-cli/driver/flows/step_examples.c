@@ -35,7 +35,7 @@ struct rk_status *rk_flow_example_plan(struct rk_plan *plan, struct rk_flow_cont
         .group_size = ctx->group_size,
     };
 
-    return rk_flow_plan(plan, ctx, RK_ROLE_ACTOR, &micro, request);
+    return rk_flow_make_plan(plan, ctx, RK_ROLE_ACTOR, &micro, request);
 }
 
 static struct rk_status *make_plan(struct rk_flow_context *ctx, struct rk_plan *plan)

@@ -161,8 +161,8 @@ static struct rk_status *generate_part(struct filter *filter, int64_t num_prompt
         rows[row] = prompts[row / ctx->num_samples];
     rk_array_append(&filter->parts, (struct part){.num_groups = num_prompts, .prompts = prompts});
     part = &filter->parts.items[filter->parts.count - 1];
-    RK_TRY(rk_flow_answer(&part->batch, ctx, prompts, num_prompts, ctx->position.next_stream));
-    ctx->position.next_stream += num_prompts * ctx->num_samples;
+    RK_TRY(rk_flow_answer(&part->batch, ctx, prompts, num_prompts, ctx->position.next_random_stream));
+    ctx->position.next_random_stream += num_prompts * ctx->num_samples;
     RK_TRY(rk_flow_score(&part->scores, ctx, part->batch, rows));
     RK_TRY(find_kept(is_kept, filter, &part->scores));
     RK_TRY(evict(part, ctx, is_kept));

@@ -74,7 +74,7 @@ static struct rk_status *generate(struct rk_flow_context *ctx)
 {
     const struct rk_dataset_row **rows = rk_flow_prompt_state(ctx)->rows;
 
-    RK_TRY(rk_flow_answer(&ctx->batch, ctx, rows, ctx->num_prompts, ctx->position.next_stream));
+    RK_TRY(rk_flow_answer(&ctx->batch, ctx, rows, ctx->num_prompts, ctx->position.next_random_stream));
     return rk_flow_add_identity(ctx);
 }
 

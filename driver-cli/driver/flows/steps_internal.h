@@ -92,8 +92,9 @@ struct rk_status *rk_flow_layout(struct rk_flow_context *ctx, uint32_t role, con
 struct rk_status *rk_flow_has_loss_tokens(struct rk_flow_context *ctx, bool *has) RK_NODISCARD;
 /* rk_plan_build with the requirements of the role's mesh, and the micro-batches: fills num_replicas, the
  * sizes and the multiple of micro-batches, and the workload. */
-struct rk_status *rk_flow_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
-                               const struct rk_job_micro *micro, struct rk_plan_request request) RK_NODISCARD;
+struct rk_status *rk_flow_make_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
+                                    const struct rk_job_micro *micro,
+                                    struct rk_plan_request request) RK_NODISCARD;
 /* Mini- and micro-batches of an update of the role; [num_rows] arrays are in the order of its rows. */
 struct rk_status *rk_flow_update_plan(struct rk_plan *plan, struct rk_flow_context *ctx, uint32_t role,
                                       const int64_t *seqlens, const int64_t *loss_tokens) RK_NODISCARD;
@@ -109,7 +110,7 @@ struct rk_status *rk_flow_check_version(struct rk_flow_context *ctx,
 struct rk_flow_prompts {
     int64_t num_rows;
     const struct rk_dataset_row *const *rows; /* [num_rows] */
-    const int64_t *streams;                   /* [num_rows] random streams: docs/sampling.md */
+    const int64_t *random_streams;            /* [num_rows]: docs/sampling.md */
 };
 /* Generates a response to each row, of any number of rows: *out is the batch of generate_sequences; its
  * metrics are added to `metrics`. Steals `sampling`, the options of the sampler. */
@@ -118,7 +119,7 @@ struct rk_status *rk_flow_generate(struct rk_batch **out, struct rk_flow_context
                                    struct rk_json *metrics) RK_NODISCARD;
 
 /* --- prompts and samples of a step (step_generate.c) --- */
-/* n responses to each of the prompts, one after the other, with the streams from `first_stream` on. */
+/* n responses to each of the prompts, one after the other, with the random streams from `first_stream` on. */
 struct rk_status *rk_flow_answer(struct rk_batch **out, struct rk_flow_context *ctx,
                                  const struct rk_dataset_row *const *prompts, int64_t num_prompts,
                                  int64_t first_stream) RK_NODISCARD;

@@ -1,4 +1,4 @@
-/* Replays recorded calls on other daemons: the recordings of all ranks are merged into one order (plan.c),
+/* Replays recorded calls on other daemons: the recordings of all ranks are merged into one order (order.c),
  * each call is sent with the inputs of each rank (run.c), and the results are compared with the recorded ones
  * (compare.c). */
 #ifndef RK_REPLAY_INTERNAL_H
@@ -10,7 +10,7 @@
 #include "base/rk_array.h"
 #include "driver-cli/driver/invocation_internal.h"
 
-/* --- plan.c --- */
+/* --- order.c --- */
 /* One Configure or one call, on all ranks that took part. */
 struct rk_replay_step {
     rk_recording_kind_t kind;                 /* CONFIGURE or CALL */
@@ -18,7 +18,7 @@ struct rk_replay_step {
     const struct rk_recording_item **results; /* [num_ranks], of a CALL; NULL: none was recorded */
 };
 
-struct rk_replay_plan {
+struct rk_replay_order {
     int32_t num_ranks;
     struct rk_recording **recordings; /* [num_ranks], by rank; borrowed */
     RK_ARRAY(struct rk_replay_step) steps;
@@ -26,9 +26,9 @@ struct rk_replay_plan {
 
 /* Takes recordings in any order. INVALID_ARGUMENT (RECORD_INCOMPLETE) when ranks of the world are missing or
  * given twice, or the recordings are not of one run. */
-struct rk_status *rk_replay_plan_make(struct rk_replay_plan *out, struct rk_recording **recordings,
-                                      int32_t num_recordings) RK_NODISCARD;
-void rk_replay_plan_fini(struct rk_replay_plan *plan);
+struct rk_status *rk_replay_order_make(struct rk_replay_order *out, struct rk_recording **recordings,
+                                       int32_t num_recordings) RK_NODISCARD;
+void rk_replay_order_fini(struct rk_replay_order *order);
 
 /* --- compare.c --- */
 typedef enum rk_difference_kind {
@@ -70,8 +70,8 @@ bool rk_replay_is_measured(const char *metric);
 
 /* --- run.c --- */
 struct rk_replay_args {
-    struct rk_driver *driver; /* of plan->num_ranks daemons, not claimed yet */
-    const struct rk_replay_plan *plan;
+    struct rk_driver *driver; /* of order->num_ranks daemons, not claimed yet */
+    const struct rk_replay_order *order;
     struct rk_replay_tolerance tolerance;
     const char *const *options; /* "ROLE.METHOD.KEY=VALUE": changed options; NULL-terminated, may be NULL */
     bool writes_files;          /* run export_hf, save_checkpoint and wait_checkpoint as well */

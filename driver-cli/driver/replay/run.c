@@ -86,7 +86,7 @@ static struct rk_status *read_part(struct replay_call *call, int32_t rank)
     call->parts[rank].collects = request.header.collect;
     if (request.header.input.num_tensors == 0 && request.header.input.num_columns == 0)
         return NULL;
-    RK_TRY(rk_recording_read_batch(&call->inputs[rank], call->args->plan->recordings[rank], item,
+    RK_TRY(rk_recording_read_batch(&call->inputs[rank], call->args->order->recordings[rank], item,
                                    &request.header.input));
     call->parts[rank].input = call->inputs[rank];
     return NULL;
@@ -94,7 +94,7 @@ static struct rk_status *read_part(struct replay_call *call, int32_t rank)
 
 static struct rk_status *open_call(struct replay_call *call)
 {
-    int32_t num_ranks = call->args->plan->num_ranks;
+    int32_t num_ranks = call->args->order->num_ranks;
 
     call->arena = rk_arena_create(16384, 0);
     call->parts = rk_calloc((size_t)num_ranks, sizeof(*call->parts));
@@ -103,14 +103,14 @@ static struct rk_status *open_call(struct replay_call *call)
         struct rk_status *st = read_part(call, rank);
 
         if (st)
-            return RK_WRAP(st, "'%s'", rk_recording_dir(call->args->plan->recordings[rank]));
+            return RK_WRAP(st, "'%s'", rk_recording_dir(call->args->order->recordings[rank]));
     }
     return NULL;
 }
 
 static void close_call(struct replay_call *call)
 {
-    for (int32_t rank = 0; rank < call->args->plan->num_ranks; rank++)
+    for (int32_t rank = 0; rank < call->args->order->num_ranks; rank++)
         rk_batch_destroy(call->inputs[rank]);
     rk_json_free(call->options);
     rk_free(call->inputs);
@@ -167,16 +167,16 @@ static bool is_answered(const struct rk_replay_step *step, int32_t num_ranks)
 static struct rk_status *compare_ranks(struct rk_replay_report *report, const struct replay_call *call,
                                        struct rk_invocation *inv)
 {
-    const struct rk_replay_plan *plan = call->args->plan;
+    const struct rk_replay_order *order = call->args->order;
     struct rk_status *st = NULL;
 
-    for (int32_t rank = 0; rank < plan->num_ranks && !st; rank++) {
+    for (int32_t rank = 0; rank < order->num_ranks && !st; rank++) {
         struct rk_batch *output;
 
         if (!call->step->results[rank])
             continue;
         output = rk_call_stream_take_output(inv->streams[rank]);
-        st = rk_replay_compare(&report->differences, rank, plan->recordings[rank], call->step->results[rank],
+        st = rk_replay_compare(&report->differences, rank, order->recordings[rank], call->step->results[rank],
                                rk_call_stream_result(inv->streams[rank]), output, &call->args->tolerance);
         rk_batch_destroy(output);
     }
@@ -202,7 +202,7 @@ static void compare_error(struct rk_replay_report *report, const struct rk_recor
 
 static struct rk_status *run_parts(struct rk_replay_report *report, struct replay_call *call)
 {
-    const struct rk_recording_item *failure = find_failure(call->step, call->args->plan->num_ranks);
+    const struct rk_recording_item *failure = find_failure(call->step, call->args->order->num_ranks);
     struct rk_invocation *inv;
     struct rk_status *st, *own;
 
@@ -241,7 +241,7 @@ static void note_stop(struct rk_replay_report *report, const struct rk_recording
 
 static struct rk_status *run_opened(struct rk_replay_report *report, struct replay_call *call)
 {
-    const struct rk_recording_item *failure = find_failure(call->step, call->args->plan->num_ranks);
+    const struct rk_recording_item *failure = find_failure(call->step, call->args->order->num_ranks);
 
     report->number++;
     snprintf(report->name, sizeof(report->name), "%.127s.%.127s", call->header.role, call->header.method);
@@ -256,7 +256,7 @@ static struct rk_status *run_opened(struct rk_replay_report *report, struct repl
     change_options(call);
     if (call->args->on_call)
         call->args->on_call(call->args->user, report->number, report->name);
-    report->is_unanswered = !is_answered(call->step, call->args->plan->num_ranks);
+    report->is_unanswered = !is_answered(call->step, call->args->order->num_ranks);
     RK_TRY(run_parts(report, call));
     report->num_calls++;
     if (report->differences.items.count > 0)
@@ -278,13 +278,13 @@ static struct rk_status *run_call(struct rk_replay_report *report, const struct 
 
 struct rk_status *rk_replay_run(struct rk_replay_report *out, const struct rk_replay_args *args)
 {
-    const struct rk_replay_plan *plan = args->plan;
+    const struct rk_replay_order *order = args->order;
 
     *out = (struct rk_replay_report){.end = RK_REPLAY_ALL};
-    RK_ASSERT(rk_driver_num_workers(args->driver) == plan->num_ranks);
+    RK_ASSERT(rk_driver_num_workers(args->driver) == order->num_ranks);
     RK_TRY(rk_driver_claim(args->driver));
-    for (int64_t i = 0; i < plan->steps.count && out->end == RK_REPLAY_ALL; i++) {
-        const struct rk_replay_step *step = &plan->steps.items[i];
+    for (int64_t i = 0; i < order->steps.count && out->end == RK_REPLAY_ALL; i++) {
+        const struct rk_replay_step *step = &order->steps.items[i];
 
         if (step->kind == RK_RECORDING_CONFIGURE)
             RK_TRY(configure(args, step));

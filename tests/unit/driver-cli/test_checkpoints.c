@@ -499,7 +499,7 @@ static void test_run_position_after_follows_the_epochs(void **state)
     assert_int_equal(position.num_rows, 90);
     assert_int_equal(position.epoch, 1);
     assert_int_equal(position.next_row, 60);
-    assert_int_equal(position.next_stream, 5 * 30 * 16);
+    assert_int_equal(position.next_random_stream, 5 * 30 * 16);
     close_fixture(&f);
 }
 
@@ -510,7 +510,8 @@ static void test_run_position_read_takes_what_the_state_says(void **state)
         const char *path;
         int64_t value;
     } bad[] = {{"data.next_row", 90}, {"data.epoch", -1}, {"sampling.next_stream", -1}};
-    struct rk_run_position position = {.epoch = 2, .next_row = 7, .num_rows = 90, .next_stream = 4321}, got;
+    struct rk_run_position position = {.epoch = 2, .next_row = 7, .num_rows = 90, .next_random_stream = 4321},
+                           got;
     struct rk_json *saved;
     struct fixture f;
 

@@ -8,7 +8,7 @@
 
 /* The position in each rank's recording while the steps are determined. */
 struct merge {
-    struct rk_replay_plan *plan;
+    struct rk_replay_order *order;
     int64_t *next; /* [num_ranks]: item */
 };
 
@@ -54,25 +54,25 @@ static struct rk_status *find_rank(const struct rk_recording *recording, uint32_
     return st;
 }
 
-static struct rk_status *missing_ranks(const struct rk_replay_plan *plan)
+static struct rk_status *missing_ranks(const struct rk_replay_order *order)
 {
     struct rk_str text = {0};
     struct rk_status *st = NULL;
     int count = 0;
 
-    for (int32_t i = 0; i < plan->num_ranks; i++) {
-        if (!plan->recordings[i])
+    for (int32_t i = 0; i < order->num_ranks; i++) {
+        if (!order->recordings[i])
             rk_str_appendf(&text, "%s%d", count++ ? ", " : "", i);
     }
     if (count > 0)
         st = RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE",
-                            "the run had %d ranks; the folders of ranks %s are missing", plan->num_ranks,
+                            "the run had %d ranks; the folders of ranks %s are missing", order->num_ranks,
                             rk_str_text(&text));
     rk_str_fini(&text);
     return st;
 }
 
-static struct rk_status *place_recordings(struct rk_replay_plan *plan, struct rk_recording **recordings,
+static struct rk_status *place_recordings(struct rk_replay_order *order, struct rk_recording **recordings,
                                           int32_t count)
 {
     for (int32_t i = 0; i < count; i++) {
@@ -82,20 +82,20 @@ static struct rk_status *place_recordings(struct rk_replay_plan *plan, struct rk
         if (i == 0) {
             if (world_size > RK_MESH_MAX_RANKS)
                 return incomplete(recordings[i], "its world is larger than the limit");
-            plan->num_ranks = (int32_t)world_size;
-            plan->recordings = rk_calloc(world_size, sizeof(struct rk_recording *));
+            order->num_ranks = (int32_t)world_size;
+            order->recordings = rk_calloc(world_size, sizeof(struct rk_recording *));
         }
-        if (world_size != (uint32_t)plan->num_ranks)
+        if (world_size != (uint32_t)order->num_ranks)
             return incomplete(recordings[i], "the size of its world differs from that of the other folders");
         if (rank >= world_size)
             return incomplete(recordings[i], "its rank is not below the size of its world");
-        if (plan->recordings[rank])
+        if (order->recordings[rank])
             return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE", "'%s' and '%s' are both rank %u",
-                                  rk_recording_dir(plan->recordings[rank]), rk_recording_dir(recordings[i]),
+                                  rk_recording_dir(order->recordings[rank]), rk_recording_dir(recordings[i]),
                                   rank);
-        plan->recordings[rank] = recordings[i];
+        order->recordings[rank] = recordings[i];
     }
-    return missing_ranks(plan);
+    return missing_ranks(order);
 }
 
 /* --- steps --- */
@@ -108,7 +108,7 @@ static bool is_step(const struct rk_recording_item *item)
 /* The next Configure or call of the rank; NULL at its end. */
 static const struct rk_recording_item *peek(const struct merge *merge, int32_t rank)
 {
-    const struct rk_recording *recording = merge->plan->recordings[rank];
+    const struct rk_recording *recording = merge->order->recordings[rank];
 
     while (merge->next[rank] < rk_recording_num_items(recording)) {
         const struct rk_recording_item *item = rk_recording_item_at(recording, merge->next[rank]);
@@ -130,7 +130,7 @@ static bool is_same(const struct rk_recording_item *a, const struct rk_recording
 /* Whether the rank takes part in the item, now or later: then its own items before that come first. */
 static bool takes_part_later(const struct merge *merge, int32_t rank, const struct rk_recording_item *item)
 {
-    const struct rk_recording *recording = merge->plan->recordings[rank];
+    const struct rk_recording *recording = merge->order->recordings[rank];
 
     for (int64_t i = merge->next[rank]; i < rk_recording_num_items(recording); i++) {
         const struct rk_recording_item *other = rk_recording_item_at(recording, i);
@@ -144,7 +144,7 @@ static bool takes_part_later(const struct merge *merge, int32_t rank, const stru
 /* All ranks that take part in the item have it next. Every rank takes part in a Configure. */
 static bool is_ready(const struct merge *merge, const struct rk_recording_item *item)
 {
-    for (int32_t rank = 0; rank < merge->plan->num_ranks; rank++) {
+    for (int32_t rank = 0; rank < merge->order->num_ranks; rank++) {
         const struct rk_recording_item *next = peek(merge, rank);
 
         if (next && is_same(item, next))
@@ -169,30 +169,30 @@ static const struct rk_recording_item *find_result(const struct rk_recording *re
 
 static void add_step(struct merge *merge, const struct rk_recording_item *item)
 {
-    struct rk_replay_plan *plan = merge->plan;
+    struct rk_replay_order *order = merge->order;
     struct rk_replay_step step = {.kind = item->kind};
 
-    step.items = rk_calloc((size_t)plan->num_ranks, sizeof(*step.items));
-    step.results = rk_calloc((size_t)plan->num_ranks, sizeof(*step.results));
-    for (int32_t rank = 0; rank < plan->num_ranks; rank++) {
+    step.items = rk_calloc((size_t)order->num_ranks, sizeof(*step.items));
+    step.results = rk_calloc((size_t)order->num_ranks, sizeof(*step.results));
+    for (int32_t rank = 0; rank < order->num_ranks; rank++) {
         const struct rk_recording_item *next = peek(merge, rank);
 
         if (!next || !is_same(item, next))
             continue;
         step.items[rank] = next;
         if (next->kind == RK_RECORDING_CALL)
-            step.results[rank] = find_result(plan->recordings[rank], next);
+            step.results[rank] = find_result(order->recordings[rank], next);
         merge->next[rank]++;
     }
-    rk_array_append(&plan->steps, step);
+    rk_array_append(&order->steps, step);
 }
 
 /* A recording that ended before its daemon stopped lacks calls in which the rank took part: without
  * it the others would wait in their collectives. */
 static bool has_broken_off(const struct merge *merge)
 {
-    for (int32_t rank = 0; rank < merge->plan->num_ranks; rank++) {
-        const char *reason = rk_recording_end_reason(merge->plan->recordings[rank]);
+    for (int32_t rank = 0; rank < merge->order->num_ranks; rank++) {
+        const char *reason = rk_recording_end_reason(merge->order->recordings[rank]);
 
         if (!peek(merge, rank) && (!reason || strcmp(reason, RK_RECORDING_WHOLE) != 0))
             return true;
@@ -205,7 +205,7 @@ static bool take_step(struct merge *merge)
 {
     if (has_broken_off(merge))
         return false;
-    for (int32_t rank = 0; rank < merge->plan->num_ranks; rank++) {
+    for (int32_t rank = 0; rank < merge->order->num_ranks; rank++) {
         const struct rk_recording_item *next = peek(merge, rank);
 
         if (next && is_ready(merge, next)) {
@@ -222,22 +222,22 @@ static struct rk_status *check_rest(const struct merge *merge)
 {
     bool has_ended = false;
 
-    for (int32_t rank = 0; rank < merge->plan->num_ranks; rank++)
+    for (int32_t rank = 0; rank < merge->order->num_ranks; rank++)
         has_ended |= !peek(merge, rank);
     if (has_ended)
         return NULL;
     return RK_FAIL_REASON(RK_INVALID_ARGUMENT, "RECORD_INCOMPLETE",
                           "the folders are not of one run: their calls differ after step %" PRId64,
-                          merge->plan->steps.count);
+                          merge->order->steps.count);
 }
 
-struct rk_status *rk_replay_plan_make(struct rk_replay_plan *out, struct rk_recording **recordings,
-                                      int32_t num_recordings)
+struct rk_status *rk_replay_order_make(struct rk_replay_order *out, struct rk_recording **recordings,
+                                       int32_t num_recordings)
 {
-    struct merge merge = {.plan = out};
+    struct merge merge = {.order = out};
     struct rk_status *st;
 
-    *out = (struct rk_replay_plan){0};
+    *out = (struct rk_replay_order){0};
     RK_ASSERT(num_recordings > 0);
     st = place_recordings(out, recordings, num_recordings);
     if (!st) {
@@ -248,17 +248,17 @@ struct rk_status *rk_replay_plan_make(struct rk_replay_plan *out, struct rk_reco
     }
     rk_free(merge.next);
     if (st)
-        rk_replay_plan_fini(out);
+        rk_replay_order_fini(out);
     return st;
 }
 
-void rk_replay_plan_fini(struct rk_replay_plan *plan)
+void rk_replay_order_fini(struct rk_replay_order *order)
 {
-    for (int64_t i = 0; i < plan->steps.count; i++) {
-        rk_free(plan->steps.items[i].items);
-        rk_free(plan->steps.items[i].results);
+    for (int64_t i = 0; i < order->steps.count; i++) {
+        rk_free(order->steps.items[i].items);
+        rk_free(order->steps.items[i].results);
     }
-    rk_array_fini(&plan->steps);
-    rk_free(plan->recordings);
-    *plan = (struct rk_replay_plan){0};
+    rk_array_fini(&order->steps);
+    rk_free(order->recordings);
+    *order = (struct rk_replay_order){0};
 }

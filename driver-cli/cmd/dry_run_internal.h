@@ -11,7 +11,7 @@
 #include "driver-cli/driver/job_internal.h"
 
 /* A role of the job. */
-struct rk_plan_role {
+struct rk_dry_run_role {
     const struct rk_job_role *role;
     const struct rk_mesh *mesh;
     struct rk_pipeline *pipeline; /* owned; NULL: the number of layers is not known here */
@@ -28,7 +28,7 @@ struct rk_plan_schedule {
     int64_t live_max;                      /* chunk activations that the first stage keeps */
 };
 
-struct rk_plan_report {
+struct rk_dry_run_report {
     const char *job; /* the file */
     int32_t world_size;
     const char *device;          /* of the job */
@@ -39,16 +39,16 @@ struct rk_plan_report {
     int64_t num_tokens;          /* of one step's sequences, all of that length */
     int64_t num_mini, num_micro; /* of an update: mini-batches, micro-batches of each on each replica */
     int64_t num_roles;
-    struct rk_plan_role roles[RK_LIMIT_ROLES]; /* the actor first */
-    struct rk_plan_schedule update, forward;   /* of the actor */
-    struct rk_json *memory;                    /* owned; content of memory_plan.json; NULL: there is none */
+    struct rk_dry_run_role roles[RK_LIMIT_ROLES]; /* the actor first */
+    struct rk_plan_schedule update, forward;      /* of the actor */
+    struct rk_json *memory; /* owned; content of memory_plan.json; NULL: there is none */
     struct rk_str memory_table;
 };
 
-void rk_plan_report_fini(struct rk_plan_report *report);
+void rk_dry_run_report_fini(struct rk_dry_run_report *report);
 /* Simulates the actor's update and its forward pass. */
-struct rk_status *rk_plan_report_simulate(struct rk_plan_report *report) RK_NODISCARD;
-void rk_plan_report_format(const struct rk_plan_report *report, struct rk_str *out);
-struct rk_json *rk_plan_report_json(const struct rk_plan_report *report);
+struct rk_status *rk_dry_run_report_simulate(struct rk_dry_run_report *report) RK_NODISCARD;
+void rk_dry_run_report_format(const struct rk_dry_run_report *report, struct rk_str *out);
+struct rk_json *rk_dry_run_report_json(const struct rk_dry_run_report *report);
 
 #endif

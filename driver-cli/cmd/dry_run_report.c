@@ -1,4 +1,4 @@
-#include "driver-cli/cmd/plan_internal.h"
+#include "driver-cli/cmd/dry_run_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,13 +10,13 @@
 #define PICTURE_COLUMNS 110
 #define GIB             (1024.0 * 1024.0 * 1024.0)
 
-static const struct rk_plan_role *actor_of(const struct rk_plan_report *report)
+static const struct rk_dry_run_role *actor_of(const struct rk_dry_run_report *report)
 {
     RK_ASSERT(report->num_roles > 0);
     return &report->roles[0];
 }
 
-void rk_plan_report_fini(struct rk_plan_report *report)
+void rk_dry_run_report_fini(struct rk_dry_run_report *report)
 {
     for (int64_t i = 0; i < report->num_roles; i++) {
         rk_pipeline_destroy(report->roles[i].pipeline);
@@ -26,13 +26,13 @@ void rk_plan_report_fini(struct rk_plan_report *report)
     rk_pipeline_timeline_destroy(report->forward.timeline);
     rk_json_free(report->memory);
     rk_str_fini(&report->memory_table);
-    *report = (struct rk_plan_report){0};
+    *report = (struct rk_dry_run_report){0};
 }
 
 /* --- the schedule --- */
 
 /* Operations of a token in each chunk: [stages * chunks]. */
-static void fill_costs(double *forward, double *backward, const struct rk_plan_role *role)
+static void fill_costs(double *forward, double *backward, const struct rk_dry_run_role *role)
 {
     const struct rk_estimate *estimate = &role->estimate;
     int32_t num_chunks = rk_pipeline_num_chunks(role->pipeline);
@@ -48,7 +48,7 @@ static void fill_costs(double *forward, double *backward, const struct rk_plan_r
     }
 }
 
-static struct rk_status *simulate(struct rk_plan_schedule *out, const struct rk_plan_role *role,
+static struct rk_status *simulate(struct rk_plan_schedule *out, const struct rk_dry_run_role *role,
                                   int64_t num_micro, bool forward_only)
 {
     int32_t pp = rk_pipeline_num_stages(role->pipeline), vpp = rk_pipeline_num_chunks(role->pipeline);
@@ -72,9 +72,9 @@ static struct rk_status *simulate(struct rk_plan_schedule *out, const struct rk_
     return st;
 }
 
-struct rk_status *rk_plan_report_simulate(struct rk_plan_report *report)
+struct rk_status *rk_dry_run_report_simulate(struct rk_dry_run_report *report)
 {
-    const struct rk_plan_role *actor = actor_of(report);
+    const struct rk_dry_run_role *actor = actor_of(report);
 
     if (!actor->pipeline || !actor->has_estimate || report->num_micro < 1)
         return NULL;
@@ -85,7 +85,7 @@ struct rk_status *rk_plan_report_simulate(struct rk_plan_report *report)
 /* --- rates --- */
 
 /* Tokens a second on the ranks of a role; 0: not known. */
-static double rate(const struct rk_plan_report *report, const struct rk_plan_role *role, bool trains)
+static double rate(const struct rk_dry_run_report *report, const struct rk_dry_run_role *role, bool trains)
 {
     const struct rk_pipeline_timeline *timeline = trains ? report->update.timeline : report->forward.timeline;
     double operations;
@@ -111,7 +111,7 @@ static void format_chunk(struct rk_str *out, struct rk_pipeline_chunk chunk)
     rk_str_appendf(out, "%s%s", chunk.has_embed ? " +embedding" : "", chunk.has_head ? " +head" : "");
 }
 
-static void format_layers(struct rk_str *out, const struct rk_plan_role *role)
+static void format_layers(struct rk_str *out, const struct rk_dry_run_role *role)
 {
     int32_t num_stages = role->pipeline ? rk_pipeline_num_stages(role->pipeline) : 0;
 
@@ -154,7 +154,7 @@ static void format_groups(struct rk_str *out, const struct rk_json *groups)
     }
 }
 
-static void format_roles(struct rk_str *out, const struct rk_plan_report *report)
+static void format_roles(struct rk_str *out, const struct rk_dry_run_report *report)
 {
     rk_str_appendf(out, "%s on %d ranks, device %s\n\nmesh and layers of each role\n", report->job,
                    report->world_size, report->device);
@@ -173,7 +173,7 @@ static void format_roles(struct rk_str *out, const struct rk_plan_report *report
     }
 }
 
-static void format_update(struct rk_str *out, const struct rk_plan_report *report)
+static void format_update(struct rk_str *out, const struct rk_dry_run_report *report)
 {
     const struct rk_plan_schedule *update = &report->update;
 
@@ -198,15 +198,15 @@ static void format_update(struct rk_str *out, const struct rk_plan_report *repor
 }
 
 static void format_rate(struct rk_str *out, const char *what, double tokens,
-                        const struct rk_plan_report *report)
+                        const struct rk_dry_run_report *report)
 {
     rk_str_appendf(out, "%s  %.0f tokens/s, %.0f per rank; %.1f s per step\n", what, tokens,
                    tokens / rk_mesh_num_ranks(actor_of(report)->mesh), (double)report->num_tokens / tokens);
 }
 
-static void format_rates(struct rk_str *out, const struct rk_plan_report *report)
+static void format_rates(struct rk_str *out, const struct rk_dry_run_report *report)
 {
-    const struct rk_plan_role *actor = actor_of(report);
+    const struct rk_dry_run_role *actor = actor_of(report);
     double update = rate(report, actor, true), forward = rate(report, actor, false);
 
     rk_str_append(out, "\nexpected rates of the actor\n");
@@ -227,7 +227,7 @@ static void format_rates(struct rk_str *out, const struct rk_plan_report *report
         rk_estimate_forward(&actor->estimate), report->seqlen);
 }
 
-void rk_plan_report_format(const struct rk_plan_report *report, struct rk_str *out)
+void rk_dry_run_report_format(const struct rk_dry_run_report *report, struct rk_str *out)
 {
     format_roles(out, report);
     format_update(out, report);
@@ -267,7 +267,7 @@ static struct rk_json *stages_json(const struct rk_pipeline *pipeline)
     return stages;
 }
 
-static struct rk_json *role_json(const struct rk_plan_role *role)
+static struct rk_json *role_json(const struct rk_dry_run_role *role)
 {
     static const rk_axis_t axes[] = {RK_AXIS_TP, RK_AXIS_CP, RK_AXIS_DP, RK_AXIS_PP};
     struct rk_json *object = rk_json_new_object();
@@ -283,7 +283,7 @@ static struct rk_json *role_json(const struct rk_plan_role *role)
     return object;
 }
 
-static struct rk_json *update_json(const struct rk_plan_report *report)
+static struct rk_json *update_json(const struct rk_dry_run_report *report)
 {
     const struct rk_plan_schedule *update = &report->update;
     struct rk_json *object = rk_json_new_object();
@@ -300,9 +300,9 @@ static struct rk_json *update_json(const struct rk_plan_report *report)
     return object;
 }
 
-static struct rk_json *rates_json(const struct rk_plan_report *report)
+static struct rk_json *rates_json(const struct rk_dry_run_report *report)
 {
-    const struct rk_plan_role *actor = actor_of(report);
+    const struct rk_dry_run_role *actor = actor_of(report);
     double update = rate(report, actor, true);
     struct rk_json *object;
 
@@ -320,7 +320,7 @@ static struct rk_json *rates_json(const struct rk_plan_report *report)
     return object;
 }
 
-struct rk_json *rk_plan_report_json(const struct rk_plan_report *report)
+struct rk_json *rk_dry_run_report_json(const struct rk_dry_run_report *report)
 {
     struct rk_json *object = rk_json_new_object(), *roles = rk_json_new_array();
 

@@ -85,8 +85,8 @@ static struct rk_status *ask_as(struct rk_json **out, struct rk_flow_context *ct
     return NULL;
 }
 
-struct rk_status *rk_flow_dry_plans(struct rk_flow_context *ctx, const char *role, struct rk_json *options,
-                                    struct rk_json **plans)
+struct rk_status *rk_flow_dry_memory_plans(struct rk_flow_context *ctx, const char *role,
+                                           struct rk_json *options, struct rk_json **plans)
 {
     struct rk_status *st = NULL;
 
@@ -106,7 +106,7 @@ struct rk_status *rk_flow_dry_plans(struct rk_flow_context *ctx, const char *rol
     return st;
 }
 
-struct rk_status *rk_flow_plan_update(struct rk_plan *plan, struct rk_flow_context *ctx)
+struct rk_status *rk_flow_longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
-    return ctx->flow->data->plan_update(plan, ctx);
+    return ctx->flow->data->longest_plan(plan, ctx);
 }
