@@ -172,24 +172,15 @@ static void test_comm_tls_announces_the_name(void **state)
 
 static int make_all(void **state)
 {
-    struct rk_cert ca = {0}, other_ca = {0}, made[2];
-    size_t bytes;
+    static const struct rk_test_cert_spec one_name = {
+        .file = "one_name", .use = RK_CERT_HOST, .names = {"one.example"}};
+    static const struct rk_test_cert_spec stranger = {
+        .file = "stranger", .use = RK_CERT_HOST, .names = {"127.0.0.1"}};
 
     (void)state;
     rk_test_make_certs();
-    ca.cert = rk_test_read_file(rk_test_cert_path("ca", "crt"), &bytes);
-    ca.key = rk_test_read_file(rk_test_cert_path("ca", "key"), &bytes);
-    other_ca.cert = rk_test_read_file(rk_test_cert_path("other_ca", "crt"), &bytes);
-    other_ca.key = rk_test_read_file(rk_test_cert_path("other_ca", "key"), &bytes);
-    made[0] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "one_name", .use = RK_CERT_HOST, .names = {"one.example"}}, &ca);
-    made[1] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "stranger", .use = RK_CERT_HOST, .names = {"127.0.0.1"}},
-        &other_ca);
-    for (size_t i = 0; i < RK_ARRAY_LEN(made); i++)
-        rk_cert_fini(&made[i]);
-    rk_cert_fini(&ca);
-    rk_cert_fini(&other_ca);
+    rk_test_make_signed("ca", &one_name, 1);
+    rk_test_make_signed("other_ca", &stranger, 1);
     return 0;
 }
 

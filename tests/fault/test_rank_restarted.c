@@ -40,21 +40,6 @@ static void stop_group(struct group *group)
     rk_free(group->hosts);
 }
 
-/* The job with a replica a daemon; rk_free it. */
-static char *write_job(void)
-{
-    char *path = rk_test_temp_path("dp.json"), *text;
-    struct rk_json *job;
-
-    assert_ok(rk_json_parse_file(&job, RK_TEST_SOURCE_DIR "/examples/digits/sft.json", 1 << 20, 0));
-    rk_json_set_path(job, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size", rk_json_new_int(1));
-    text = rk_json_dump(job, 0, false);
-    rk_test_write_file(path, text, strlen(text));
-    rk_free(text);
-    rk_json_free(job);
-    return path;
-}
-
 /* The group's part of `rankctl status`. */
 static void assert_group(const struct group *group, int code, const char *expected)
 {
@@ -102,7 +87,7 @@ static void test_lost_and_restarted_rank_is_explained(void **state)
     char *hf_config = rk_format("model.hf_config=%s", config);
     struct outcome outcome;
     struct group group;
-    char *address, *job = write_job();
+    char *address, *job = write_tp1_job(RK_TEST_SOURCE_DIR "/examples/digits/sft.json", "dp.json");
 
     (void)state;
     start_group(&group);

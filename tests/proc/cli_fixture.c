@@ -19,6 +19,20 @@
 #define EXIT_CONFIGURATION 2 /* of rankd: no such device here, or no plug-in for it */
 #define EXIT_SKIPPED       77
 
+char *write_tp1_job(const char *path, const char *name)
+{
+    char *copy = rk_test_temp_path(name), *text;
+    struct rk_json *job;
+
+    assert_ok(rk_json_parse_file(&job, path, 1 << 20, 0));
+    rk_json_set_path(job, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size", rk_json_new_int(1));
+    text = rk_json_dump(job, 0, false);
+    rk_test_write_file(copy, text, strlen(text));
+    rk_free(text);
+    rk_json_free(job);
+    return copy;
+}
+
 struct rk_proc *start_rankctl(const char *const *args)
 {
     RK_ARRAY(const char *) argv = {0};

@@ -29,6 +29,9 @@ int count_devices(int most);
 /* Without them, ends the process with code 77, which ctest takes for skipped. */
 void skip_without_devices(int count);
 
+/* The job at `path` with tensor_model_parallel_size 1, as the file NAME of the test; rk_free the path. */
+char *write_tp1_job(const char *path, const char *name);
+
 struct rk_proc *start_rankctl(const char *const *args);
 
 struct outcome {

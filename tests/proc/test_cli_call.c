@@ -20,21 +20,6 @@ struct group {
     char *hosts, *job, *hf_config;
 };
 
-/* The digits job with tp 1. */
-static char *write_job(void)
-{
-    struct rk_json *job;
-    char *path = rk_test_temp_path("dp.json"), *text;
-
-    assert_ok(rk_json_parse_file(&job, TINY_JOB, 1 << 20, 0));
-    rk_json_set_path(job, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size", rk_json_new_int(1));
-    text = rk_json_dump(job, 0, false);
-    rk_test_write_file(path, text, strlen(text));
-    rk_free(text);
-    rk_json_free(job);
-    return path;
-}
-
 static int start_group(void **state)
 {
     struct group *group = rk_calloc(1, sizeof(*group));
@@ -43,7 +28,7 @@ static int start_group(void **state)
     for (int i = 0; i < 2; i++)
         group->daemons[i] = start_daemon(NULL);
     group->hosts = rk_format("%s,%s", rk_proc_address(group->daemons[0]), rk_proc_address(group->daemons[1]));
-    group->job = write_job();
+    group->job = write_tp1_job(TINY_JOB, "dp.json");
     group->hf_config = rk_format("model.hf_config=%s", config);
     rk_free(config);
     *state = group;

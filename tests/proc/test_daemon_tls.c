@@ -146,20 +146,6 @@ static void test_daemon_tls_with_tokens(void **state)
     rk_free(path);
 }
 
-static void copy_cert(const char *from, const char *to, size_t most)
-{
-    static const char *const suffixes[] = {"crt", "key"};
-
-    for (size_t i = 0; i < RK_ARRAY_LEN(suffixes); i++) {
-        size_t bytes;
-        char *text = rk_test_read_file(rk_test_cert_path(from, suffixes[i]), &bytes);
-
-        rk_test_write_file(rk_test_cert_path(to, suffixes[i]), text, RK_MIN(bytes, most));
-        assert_int_equal(chmod(rk_test_cert_path(to, suffixes[i]), 0600), 0);
-        rk_free(text);
-    }
-}
-
 /* Goal: SIGHUP takes a new certificate for new connections; while the file is half-written, expired or
  * another's, the old one stays and the log says why; connections go on through all of it. */
 static void test_daemon_tls_reload(void **state)
@@ -176,12 +162,12 @@ static void test_daemon_tls_reload(void **state)
     struct rk_proc *proc;
 
     (void)state;
-    copy_cert("host", "live", SIZE_MAX);
+    rk_test_mix_certs("live", "host", "host", SIZE_MAX);
     proc = start("live", "ca", NULL);
     client = rk_client_create_tls(rk_proc_address(proc), NULL, &files);
     assert_ok(rk_client_get_status(client, &status));
     for (size_t i = 0; i < RK_ARRAY_LEN(wrong); i++) {
-        copy_cert(wrong[i].file, "live", wrong[i].most);
+        rk_test_mix_certs("live", wrong[i].file, wrong[i].file, wrong[i].most);
         if (strcmp(wrong[i].file, "open") == 0)
             assert_int_equal(chmod(rk_test_cert_path("live", "key"), 0640), 0);
         rk_proc_signal(proc, SIGHUP);
@@ -190,7 +176,7 @@ static void test_daemon_tls_reload(void **state)
         assert_ok(ask(proc, NULL, "client", "ca"));
     }
     assert_logged(proc, "reload refused, the old configuration stays");
-    copy_cert("second", "live", SIZE_MAX); /* not for 127.0.0.1 */
+    rk_test_mix_certs("live", "second", "second", SIZE_MAX); /* not for 127.0.0.1 */
     rk_proc_signal(proc, SIGHUP);
     assert_logged(proc, "reloaded: certificates");
     assert_code(ask(proc, NULL, "client", "ca"), RK_UNAVAILABLE);
@@ -266,35 +252,19 @@ static void test_daemon_tls_slow_handshake(void **state)
 
 static int make_all(void **state)
 {
-    struct rk_cert ca = {0}, other_ca = {0}, made[4];
-    size_t bytes;
+    static const struct rk_test_cert_spec specs[] = {
+        {.file = "expired", .use = RK_CERT_HOST, .names = {"127.0.0.1"}, .from_s = -7200, .until_s = -3600},
+        {.file = "second", .use = RK_CERT_HOST, .names = {"second.example"}},
+        {.file = "open", .use = RK_CERT_HOST, .names = {"127.0.0.1"}, .key_mode = 0640},
+    };
+    static const struct rk_test_cert_spec stranger = {
+        .file = "stranger", .use = RK_CERT_CLIENT, .names = {"alice"}};
 
     (void)state;
     rk_test_make_certs();
-    ca.cert = rk_test_read_file(rk_test_cert_path("ca", "crt"), &bytes);
-    ca.key = rk_test_read_file(rk_test_cert_path("ca", "key"), &bytes);
-    other_ca.cert = rk_test_read_file(rk_test_cert_path("other_ca", "crt"), &bytes);
-    other_ca.key = rk_test_read_file(rk_test_cert_path("other_ca", "key"), &bytes);
-    made[0] = rk_test_make_cert(&(struct rk_test_cert_spec){.file = "expired",
-                                                            .use = RK_CERT_HOST,
-                                                            .names = {"127.0.0.1"},
-                                                            .from_s = -7200,
-                                                            .until_s = -3600},
-                                &ca);
-    made[1] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "second", .use = RK_CERT_HOST, .names = {"second.example"}}, &ca);
-    made[2] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "open", .use = RK_CERT_HOST, .names = {"127.0.0.1"}}, &ca);
-    assert_int_equal(chmod(rk_test_cert_path("open", "key"), 0640), 0);
-    made[3] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "stranger", .use = RK_CERT_CLIENT, .names = {"alice"}},
-        &other_ca);
-    copy_cert("host", "mixed", SIZE_MAX);
-    rk_test_write_file(rk_test_cert_path("mixed", "key"), made[1].key, strlen(made[1].key));
-    for (size_t i = 0; i < RK_ARRAY_LEN(made); i++)
-        rk_cert_fini(&made[i]);
-    rk_cert_fini(&ca);
-    rk_cert_fini(&other_ca);
+    rk_test_make_signed("ca", specs, RK_ARRAY_LEN(specs));
+    rk_test_make_signed("other_ca", &stranger, 1);
+    rk_test_mix_certs("mixed", "host", "second", SIZE_MAX);
     return 0;
 }
 

@@ -296,21 +296,6 @@ static void test_replay_refuses_bad_folders(void **state)
 
 /* --- a disk without room --- */
 
-/* A job for one daemon; rk_free it. */
-static char *write_job(void)
-{
-    char *path = rk_test_temp_path("one.json"), *job_text;
-    struct rk_json *job;
-
-    assert_ok(rk_json_parse_file(&job, RK_TEST_SOURCE_DIR "/examples/digits/sft.json", 1 << 20, 0));
-    rk_json_set_path(job, "actor_rollout_ref.actor.megatron.tensor_model_parallel_size", rk_json_new_int(1));
-    job_text = rk_json_dump(job, 0, false);
-    rk_test_write_file(path, job_text, strlen(job_text));
-    rk_free(job_text);
-    rk_json_free(job);
-    return path;
-}
-
 static int count_lines(const char *log, const char *part)
 {
     int count = 0;
@@ -325,7 +310,7 @@ static int count_lines(const char *log, const char *part)
 static void test_full_disk_stops_the_recording_only(void **state)
 {
     char *dir = rk_test_temp_path("full"), *flag = rk_format("--record.dir=%s", dir), *hosts, *log;
-    char *job = write_job();
+    char *job = write_tp1_job(RK_TEST_SOURCE_DIR "/examples/digits/sft.json", "one.json");
     const char *call[] = {"call", "actor.get_mesh_info", "--hosts", NULL, "--job", NULL, NULL};
     struct rk_recording *recording;
     struct rk_json *status;

@@ -194,37 +194,19 @@ static void test_tls_cli_run_is_the_same(void **state)
 
 static int make_all(void **state)
 {
-    struct rk_cert ca = {0}, other_ca = {0}, made[4];
-    size_t bytes;
-    char *text;
+    static const struct rk_test_cert_spec specs[] = {
+        {.file = "expired", .use = RK_CERT_CLIENT, .names = {"alice"}, .from_s = -7200, .until_s = -3600},
+        {.file = "one_name", .use = RK_CERT_HOST, .names = {"one.example"}},
+        {.file = "open", .use = RK_CERT_CLIENT, .names = {"alice"}, .key_mode = 0640},
+    };
+    static const struct rk_test_cert_spec stranger = {
+        .file = "stranger", .use = RK_CERT_CLIENT, .names = {"alice"}};
 
     (void)state;
     rk_test_make_certs();
-    ca.cert = rk_test_read_file(rk_test_cert_path("ca", "crt"), &bytes);
-    ca.key = rk_test_read_file(rk_test_cert_path("ca", "key"), &bytes);
-    other_ca.cert = rk_test_read_file(rk_test_cert_path("other_ca", "crt"), &bytes);
-    other_ca.key = rk_test_read_file(rk_test_cert_path("other_ca", "key"), &bytes);
-    made[0] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){
-            .file = "expired", .use = RK_CERT_CLIENT, .names = {"alice"}, .from_s = -7200, .until_s = -3600},
-        &ca);
-    made[1] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "one_name", .use = RK_CERT_HOST, .names = {"one.example"}}, &ca);
-    made[2] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "open", .use = RK_CERT_CLIENT, .names = {"alice"}}, &ca);
-    assert_int_equal(chmod(rk_test_cert_path("open", "key"), 0640), 0);
-    made[3] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "stranger", .use = RK_CERT_CLIENT, .names = {"alice"}},
-        &other_ca);
-    text = rk_test_read_file(rk_test_cert_path("client", "crt"), &bytes);
-    rk_test_write_file(rk_test_cert_path("mixed", "crt"), text, bytes);
-    rk_free(text);
-    rk_test_write_file(rk_test_cert_path("mixed", "key"), made[1].key, strlen(made[1].key));
-    assert_int_equal(chmod(rk_test_cert_path("mixed", "key"), 0600), 0);
-    for (size_t i = 0; i < RK_ARRAY_LEN(made); i++)
-        rk_cert_fini(&made[i]);
-    rk_cert_fini(&ca);
-    rk_cert_fini(&other_ca);
+    rk_test_make_signed("ca", specs, RK_ARRAY_LEN(specs));
+    rk_test_make_signed("other_ca", &stranger, 1);
+    rk_test_mix_certs("mixed", "client", "one_name", SIZE_MAX);
     return 0;
 }
 

@@ -44,7 +44,7 @@ struct rk_cert rk_test_make_cert(const struct rk_test_cert_spec *spec, const str
     assert_ok(rk_cert_make(&cert, &full, authority));
     rk_test_write_file(rk_test_cert_path(spec->file, "crt"), cert.cert, strlen(cert.cert));
     rk_test_write_file(rk_test_cert_path(spec->file, "key"), cert.key, strlen(cert.key));
-    assert_int_equal(chmod(rk_test_cert_path(spec->file, "key"), 0600), 0);
+    assert_int_equal(chmod(rk_test_cert_path(spec->file, "key"), spec->key_mode ? spec->key_mode : 0600), 0);
     return cert;
 }
 
@@ -71,4 +71,33 @@ void rk_test_make_certs(void)
     for (size_t i = 0; i < RK_ARRAY_LEN(others); i++)
         rk_cert_fini(&others[i]);
     rk_cert_fini(&ca);
+}
+
+void rk_test_make_signed(const char *authority, const struct rk_test_cert_spec *specs, size_t count)
+{
+    struct rk_cert by = {.cert = rk_test_read_file(rk_test_cert_path(authority, "crt"), NULL),
+                         .key = rk_test_read_file(rk_test_cert_path(authority, "key"), NULL)};
+
+    for (size_t i = 0; i < count; i++) {
+        struct rk_cert made = rk_test_make_cert(&specs[i], &by);
+
+        rk_cert_fini(&made);
+    }
+    rk_cert_fini(&by);
+}
+
+static void copy_file(const char *from, const char *to, const char *suffix, size_t most)
+{
+    size_t bytes;
+    char *text = rk_test_read_file(rk_test_cert_path(from, suffix), &bytes);
+
+    rk_test_write_file(rk_test_cert_path(to, suffix), text, RK_MIN(bytes, most));
+    assert_int_equal(chmod(rk_test_cert_path(to, suffix), 0600), 0);
+    rk_free(text);
+}
+
+void rk_test_mix_certs(const char *file, const char *cert_of, const char *key_of, size_t most)
+{
+    copy_file(cert_of, file, "crt", most);
+    copy_file(key_of, file, "key", most);
 }

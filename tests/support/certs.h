@@ -9,10 +9,11 @@ RK_BEGIN_DECLS
 
 /* What to make; zeroed: valid for an hour, signed by `authority` of the call. */
 struct rk_test_cert_spec {
-    const char *file; /* FILE.crt and FILE.key are written; the key has mode 0600 */
+    const char *file; /* FILE.crt and FILE.key are written */
     rk_cert_use_t use;
     const char *names[4];    /* ends with NULL */
     int64_t from_s, until_s; /* from now on; both 0: -1 hour to +1 hour */
+    unsigned key_mode;       /* of FILE.key; 0: 0600 */
 };
 
 /* NULL signs it by itself. */
@@ -23,6 +24,10 @@ const char *rk_test_cert_path(const char *file, const char *suffix);
 struct rk_tls_files rk_test_tls_files(const char *file, const char *ca);
 /* ca.*, host.* for 127.0.0.1 and localhost, client.* for "alice", and other_ca.*, which has signed none. */
 void rk_test_make_certs(void);
+/* Certificates that AUTHORITY.crt and AUTHORITY.key, which are there, sign. */
+void rk_test_make_signed(const char *authority, const struct rk_test_cert_spec *specs, size_t count);
+/* FILE.crt and FILE.key (mode 0600) with what two others hold, at most `most` bytes of each. */
+void rk_test_mix_certs(const char *file, const char *cert_of, const char *key_of, size_t most);
 
 RK_END_DECLS
 

@@ -92,23 +92,6 @@ static int64_t step_rows(const struct rk_config *job, uint32_t role)
     return rk_config_int(job, "data.train_batch_size");
 }
 
-static struct rk_status *init(struct rk_flow_context *ctx)
-{
-    int64_t num_data = rk_flow_inputs_num_rows(ctx->inputs);
-
-    ctx->num_prompts = rk_config_int(ctx->job, "data.train_batch_size");
-    ctx->num_samples = num_sequences(ctx->job);
-    ctx->num_rows = ctx->num_prompts * ctx->num_samples;
-    ctx->mini_batch_rows = ctx->num_rows;
-    ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
-    ctx->num_left_out = num_data % ctx->num_prompts;
-    if (ctx->steps_per_epoch == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "data.train_files have %lld rows, expected at least data.train_batch_size=%lld",
-                       (long long)num_data, (long long)ctx->num_prompts);
-    return NULL;
-}
-
 static struct rk_status *longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
     size_t count = (size_t)ctx->num_rows;
@@ -134,6 +117,5 @@ const struct rk_flow_data rk_flow_data_examples = {
     .load = load,
     .fini = fini,
     .num_rows = num_rows,
-    .init = init,
     .longest_plan = longest_plan,
 };

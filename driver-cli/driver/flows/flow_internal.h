@@ -45,8 +45,8 @@ struct rk_flow_data {
     void (*fini)(struct rk_flow_inputs *inputs);
     int64_t (*num_rows)(const struct rk_flow_inputs *inputs); /* of data.train_files */
 
-    /* The sizes of the context: of a step, an epoch and the run. */
-    struct rk_status *(*init)(struct rk_flow_context *ctx);
+    /* Optional: sets what the context has besides the sizes of a step. */
+    void (*init)(struct rk_flow_context *ctx);
     /* Optional: reorders the per-row state of the context besides the batch: order[i] is the row that
      * becomes row i. */
     void (*reorder)(struct rk_flow_context *ctx, const int64_t *order);

@@ -173,25 +173,11 @@ static int64_t step_rows(const struct rk_config *job, uint32_t role)
     return rk_job_update_of(job, role).mini_batch_size;
 }
 
-static struct rk_status *init(struct rk_flow_context *ctx)
+static void init(struct rk_flow_context *ctx)
 {
-    const struct rk_config *job = ctx->job;
-    int64_t num_data = rk_flow_inputs_num_rows(ctx->inputs);
-
-    ctx->prompt_length = rk_config_int(job, "data.max_prompt_length");
-    ctx->response_length = rk_config_int(job, "data.max_response_length");
-    ctx->num_prompts = rk_config_int(job, "data.train_batch_size");
-    ctx->num_samples = rk_config_int(job, RK_JOB_ROLLOUT "n");
-    ctx->num_rows = ctx->num_prompts * ctx->num_samples;
-    ctx->mini_batch_rows = rk_config_int(job, RK_JOB_ACTOR "ppo_mini_batch_size") * ctx->num_samples;
-    ctx->steps_per_epoch = num_data / ctx->num_prompts; /* the last, smaller batch of an epoch is dropped */
-    ctx->num_left_out = rk_flow_filters_groups(ctx) ? 0 : num_data % ctx->num_prompts;
-    ctx->kl_ctrl = rk_job_kl_ctrl(job);
-    if (ctx->steps_per_epoch == 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "data.train_files have %lld prompts, expected at least data.train_batch_size=%lld",
-                       (long long)num_data, (long long)ctx->num_prompts);
-    return NULL;
+    ctx->prompt_length = rk_config_int(ctx->job, "data.max_prompt_length");
+    ctx->response_length = rk_config_int(ctx->job, "data.max_response_length");
+    ctx->kl_ctrl = rk_job_kl_ctrl(ctx->job);
 }
 
 static struct rk_status *longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)

@@ -34,6 +34,26 @@ const struct rk_flow *rk_flow_of(const struct rk_config *job)
     return NULL;
 }
 
+/* The sizes of a step and of an epoch, whose last, smaller batch is dropped. */
+static struct rk_status *set_sizes(struct rk_flow_context *ctx)
+{
+    const struct rk_flow_data *data = ctx->flow->data;
+    int64_t num_data = rk_flow_inputs_num_rows(ctx->inputs);
+
+    ctx->num_prompts = rk_config_int(ctx->job, "data.train_batch_size");
+    ctx->num_samples = data->num_sequences(ctx->job);
+    ctx->num_rows = ctx->num_prompts * ctx->num_samples;
+    ctx->group_size = ctx->flow->group_size;
+    ctx->mini_batch_rows = data->step_rows(ctx->job, RK_ROLE_ACTOR) * ctx->num_samples;
+    ctx->steps_per_epoch = num_data / ctx->num_prompts;
+    ctx->num_left_out = rk_flow_filters_groups(ctx) ? 0 : num_data % ctx->num_prompts;
+    if (ctx->steps_per_epoch == 0)
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "data.train_files have %lld %s, expected at least data.train_batch_size=%lld",
+                       (long long)num_data, data->rows, (long long)ctx->num_prompts);
+    return NULL;
+}
+
 struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct rk_config *job,
                                        const struct rk_flow_inputs *inputs, struct rk_driver *driver,
                                        const struct rk_flow_sink *sink)
@@ -42,8 +62,9 @@ struct rk_status *rk_flow_context_init(struct rk_flow_context *ctx, const struct
         .flow = rk_flow_of(job), .job = job, .inputs = inputs, .driver = driver, .sink = *sink};
     RK_TRY(rk_job_meshes_create(&ctx->meshes, job, rk_driver_num_workers(driver)));
     ctx->num_replicas = rk_flow_num_replicas(ctx, RK_ROLE_ACTOR);
-    RK_TRY(ctx->flow->data->init(ctx));
-    ctx->group_size = ctx->flow->group_size;
+    RK_TRY(set_sizes(ctx));
+    if (ctx->flow->data->init)
+        ctx->flow->data->init(ctx);
     ctx->total_steps = rk_job_int_or(job, "trainer.total_training_steps",
                                      ctx->steps_per_epoch * rk_config_int(job, "trainer.total_epochs"));
     ctx->position = rk_run_position_after(job, rk_flow_inputs_num_rows(inputs), 0);

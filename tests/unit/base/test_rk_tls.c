@@ -38,54 +38,31 @@ static void write_text(const char *file, const char *suffix, const char *text, s
 /* The certificates of the tests, and some that are wrong. */
 static int make_all(void **state)
 {
-    struct rk_cert made[4];
-    struct rk_cert ca;
-    char *text;
-    size_t bytes;
+    static const struct rk_test_cert_spec specs[] = {
+        {.file = "expired", .use = RK_CERT_HOST, .names = {"127.0.0.1"}, .from_s = -7200, .until_s = -3600},
+        {.file = "early", .use = RK_CERT_HOST, .names = {"127.0.0.1"}, .from_s = 3600, .until_s = 7200},
+        {.file = "second", .use = RK_CERT_HOST, .names = {"second.example"}},
+        {.file = "open", .use = RK_CERT_HOST, .names = {"127.0.0.1"}, .key_mode = 0640},
+    };
+    static const char *const copies[] = {"cut", "encrypted", "empty", "no_key", "cut_key"};
+    size_t cert_bytes, key_bytes;
 
     (void)state;
     rk_test_make_certs();
-    ca.cert = rk_test_read_file(rk_test_cert_path("ca", "crt"), &bytes);
-    ca.key = rk_test_read_file(rk_test_cert_path("ca", "key"), &bytes);
-    made[0] = rk_test_make_cert(&(struct rk_test_cert_spec){.file = "expired",
-                                                            .use = RK_CERT_HOST,
-                                                            .names = {"127.0.0.1"},
-                                                            .from_s = -7200,
-                                                            .until_s = -3600},
-                                &ca);
-    made[1] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){
-            .file = "early", .use = RK_CERT_HOST, .names = {"127.0.0.1"}, .from_s = 3600, .until_s = 7200},
-        &ca);
-    made[2] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "second", .use = RK_CERT_HOST, .names = {"second.example"}}, &ca);
-    made[3] = rk_test_make_cert(
-        &(struct rk_test_cert_spec){.file = "open", .use = RK_CERT_HOST, .names = {"127.0.0.1"}}, &ca);
-    assert_int_equal(chmod(rk_test_cert_path("open", "key"), 0640), 0);
-    for (size_t i = 0; i < RK_ARRAY_LEN(made); i++)
-        rk_cert_fini(&made[i]);
-
-    text = rk_test_read_file(rk_test_cert_path("host", "crt"), &bytes);
-    write_text("cut", "crt", text, bytes / 2);
-    write_text("encrypted", "crt", text, bytes);
-    write_text("empty", "crt", "", 0);
-    write_text("mixed", "crt", text, bytes); /* with the key of another */
-    write_text("no_key", "crt", text, bytes);
-    write_text("cut_key", "crt", text, bytes);
-    rk_free(text);
-    text = rk_test_read_file(rk_test_cert_path("host", "key"), &bytes);
-    write_text("cut", "key", text, bytes);
-    write_text("empty", "key", text, bytes);
-    write_text("cut_key", "key", text, bytes / 2);
-    rk_free(text);
-    text = rk_test_read_file(rk_test_cert_path("second", "key"), &bytes);
-    write_text("mixed", "key", text, bytes);
-    rk_free(text);
+    rk_test_make_signed("ca", specs, RK_ARRAY_LEN(specs));
+    rk_free(rk_test_read_file(rk_test_cert_path("host", "crt"), &cert_bytes));
+    rk_free(rk_test_read_file(rk_test_cert_path("host", "key"), &key_bytes));
+    for (size_t i = 0; i < RK_ARRAY_LEN(copies); i++)
+        rk_test_mix_certs(copies[i], "host", "host", SIZE_MAX);
+    rk_test_mix_certs("mixed", "host", "second", SIZE_MAX);
+    assert_int_equal(truncate(rk_test_cert_path("cut", "crt"), (off_t)cert_bytes / 2), 0);
+    assert_int_equal(truncate(rk_test_cert_path("cut_key", "key"), (off_t)key_bytes / 2), 0);
+    assert_int_equal(truncate(rk_test_cert_path("empty", "crt"), 0), 0);
+    assert_int_equal(unlink(rk_test_cert_path("no_key", "key")), 0);
     assert_int_equal(mkdir(rk_test_cert_path("folder", "crt"), 0700), 0);
     write_text("large", "crt", "", 0);
     assert_int_equal(truncate(rk_test_cert_path("large", "crt"), (1 << 20) + 1), 0);
     write_text("encrypted", "key", encrypted_key, sizeof(encrypted_key) - 1);
-    rk_cert_fini(&ca);
     return 0;
 }
 
