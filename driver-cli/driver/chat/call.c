@@ -241,3 +241,9 @@ struct rk_status *rk_arg_text(rk_value_t arg, const char *name, struct rk_text *
         return rk_undefined_error(arg);
     return RK_TEMPLATE_ERROR("%s: expected a string, got %s", name, rk_value_type_name(arg));
 }
+
+struct rk_status *rk_arg_need_text(rk_value_t arg, const char *name, struct rk_text **out)
+{
+    RK_TRY(rk_arg_text(arg, name, out));
+    return *out ? NULL : RK_TEMPLATE_ERROR("%s: expected a string, got %s", name, rk_value_type_name(arg));
+}

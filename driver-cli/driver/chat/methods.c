@@ -104,20 +104,28 @@ static const struct rk_callable list_methods[] = {
     {NULL, NULL, NULL, 0},
 };
 
-const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char *name)
+static const struct rk_callable *find_row(const struct rk_callable *table, const char *name)
 {
-    static const struct rk_callable *const tables[RK_VALUE_KIND_COUNT] = {
-        [RK_VALUE_STRING] = rk_jinja_string_methods,
-        [RK_VALUE_DICT] = dict_methods,
-        [RK_VALUE_LIST] = list_methods,
-        [RK_VALUE_TUPLE] = list_methods + 1, /* tuples have no copy */
-    };
-
-    for (const struct rk_callable *row = tables[kind]; row && row->name; row++) {
-        if (strcmp(row->name, name) == 0)
-            return row;
+    for (; table->name; table++) {
+        if (strcmp(table->name, name) == 0)
+            return table;
     }
     return NULL;
+}
+
+const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char *name)
+{
+    static const struct rk_callable *const tables[RK_VALUE_KIND_COUNT][4] = {
+        [RK_VALUE_STRING] = {rk_jinja_change_methods, rk_jinja_search_methods, rk_jinja_split_methods},
+        [RK_VALUE_DICT] = {dict_methods},
+        [RK_VALUE_LIST] = {list_methods},
+        [RK_VALUE_TUPLE] = {list_methods + 1}, /* tuples have no copy */
+    };
+    const struct rk_callable *row = NULL;
+
+    for (const struct rk_callable *const *table = tables[kind]; *table && !row; table++)
+        row = find_row(*table, name);
+    return row;
 }
 
 bool rk_jinja_method_is_known(const char *name)

@@ -288,7 +288,9 @@ const struct rk_callable *rk_jinja_filter_find(const char *name);
 const struct rk_callable *rk_jinja_test_find(const char *name);
 const struct rk_callable *rk_jinja_function_find(const char *name);
 const struct rk_callable *rk_jinja_method_find(rk_value_kind_t kind, const char *name);
-extern const struct rk_callable rk_jinja_string_methods[]; /* ends with a row without a name */
+/* Those of strings; each ends with a row without a name. */
+extern const struct rk_callable rk_jinja_change_methods[], rk_jinja_search_methods[],
+    rk_jinja_split_methods[];
 /* Names that Jinja or Python has and this interpreter does not: refused when a template is compiled. */
 bool rk_jinja_filter_is_known(const char *name);
 bool rk_jinja_test_is_known(const char *name);
@@ -304,5 +306,7 @@ struct rk_status *rk_arg_int(rk_value_t arg, const char *name, int64_t fallback,
 struct rk_status *rk_arg_bool(struct rk_render *r, rk_value_t arg, bool fallback, bool *out) RK_NODISCARD;
 /* NULL when it was not given or is None. */
 struct rk_status *rk_arg_text(rk_value_t arg, const char *name, struct rk_text **out) RK_NODISCARD;
+/* The same of an argument that has to be there. */
+struct rk_status *rk_arg_need_text(rk_value_t arg, const char *name, struct rk_text **out) RK_NODISCARD;
 
 #endif

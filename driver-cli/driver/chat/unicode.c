@@ -148,6 +148,17 @@ void rk_text_strip(const struct rk_text *text, const struct rk_text *chars, enum
     *bytes = end - begin;
 }
 
+bool rk_text_has_prefix(const struct rk_text *text, const struct rk_text *prefix)
+{
+    return prefix->bytes <= text->bytes && memcmp(text->data, prefix->data, (size_t)prefix->bytes) == 0;
+}
+
+bool rk_text_has_suffix(const struct rk_text *text, const struct rk_text *suffix)
+{
+    return suffix->bytes <= text->bytes &&
+           memcmp(text->data + text->bytes - suffix->bytes, suffix->data, (size_t)suffix->bytes) == 0;
+}
+
 int64_t rk_text_find(const struct rk_text *text, const struct rk_text *what, int64_t from)
 {
     const char *found;

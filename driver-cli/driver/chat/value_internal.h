@@ -246,5 +246,7 @@ void rk_text_title(const char *text, int64_t bytes, struct rk_str *out);  /* str
 void rk_text_escape(const char *text, int64_t bytes, struct rk_str *out); /* &, <, >, quotes for HTML */
 /* Offset of `what` at or after `from`; -1 when absent. */
 int64_t rk_text_find(const struct rk_text *text, const struct rk_text *what, int64_t from);
+bool rk_text_has_prefix(const struct rk_text *text, const struct rk_text *prefix);
+bool rk_text_has_suffix(const struct rk_text *text, const struct rk_text *suffix);
 
 #endif
