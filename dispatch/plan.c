@@ -1,5 +1,5 @@
-/* The driver's plan: mini- and micro-batches of all replicas with their global denominators. Rows are named
- * by their place in a replica's chunk. */
+/* The micro-batch plan: mini- and micro-batches of all replicas with their global denominators. Rows are
+ * named by their place in a replica's chunk. */
 #include "dispatch/rk_plan.h"
 
 #include "base/rk_alloc.h"

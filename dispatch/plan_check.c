@@ -1,4 +1,4 @@
-/* What a daemon checks of the plan that it received. */
+/* What a daemon checks of the micro-batch plan that it received. */
 #include "dispatch/rk_plan.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* Shared by layout and plan. */
+/* Between plan_layout.c, the order of the rows, and plan.c, the micro-batch plan over it. */
 #ifndef RK_PLAN_INTERNAL_H
 #define RK_PLAN_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* dispatch: the batch, the dispatch modes and the driver's plan. Umbrella over the topic headers of this
+/* dispatch: the batch, the dispatch modes and the micro-batch plan. Umbrella over the topic headers of this
  * module. */
 #ifndef RK_DISPATCH_H
 #define RK_DISPATCH_H

@@ -1,6 +1,6 @@
-/* Decisions of the driver before a call: the rows of each replica, the mini- and micro-batches, the
- * global denominators. Pure and deterministic. Formulas: Karmarkar & Karp's largest differencing, as verl
- * uses it. */
+/* The micro-batch plan: decisions of the driver before a call. The rows of each replica, the mini- and
+ * micro-batches, the global denominators. Pure and deterministic. Formulas: Karmarkar & Karp's largest
+ * differencing, as verl uses it. */
 #ifndef RK_PLAN_H
 #define RK_PLAN_H
 
@@ -44,12 +44,11 @@ struct rk_layout_request {
 };
 struct rk_status *rk_plan_layout(int64_t *order, const struct rk_layout_request *request) RK_NODISCARD;
 
-/* The plan of a call, for rows that are already in that order. All replicas get the same number of
- * micro-batches, a multiple of micro_multiple; some are empty if there are fewer rows.
- * Dynamic: as few micro-batches as the token budget
- * allows, balanced by workload, heavy ones in the middle. A row longer than the budget is INVALID_ARGUMENT
- * naming it. Groups of group_size consecutive rows are in one micro-batch, adjacent and in order: the
- * pairs of a preference loss (verl: force_group_size). */
+/* The micro-batch plan of a call, for rows that are already in that order. All replicas get the same number
+ * of micro-batches, a multiple of micro_multiple; some are empty if there are fewer rows. Dynamic: as few
+ * micro-batches as the token budget allows, balanced by workload, heavy ones in the middle. A row longer than
+ * the budget is INVALID_ARGUMENT naming it. Groups of group_size consecutive rows are in one micro-batch,
+ * adjacent and in order: the pairs of a preference loss (verl: force_group_size). */
 struct rk_plan_request {
     int64_t num_rows;
     int32_t num_replicas;
