@@ -4,7 +4,7 @@
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
-#include "driver-cli/driver/flows/flows_internal.h"
+#include "driver-cli/driver/flows/steps_internal.h"
 #include "driver-cli/driver/job_internal.h"
 #include "proto/rk_methods.h"
 
@@ -108,5 +108,14 @@ struct rk_status *rk_flow_dry_memory_plans(struct rk_flow_context *ctx, const ch
 
 struct rk_status *rk_flow_longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
 {
-    return ctx->flow->data->longest_plan(plan, ctx);
+    const struct rk_flow_data *data = ctx->flow->data;
+    size_t num_rows = (size_t)ctx->num_rows;
+    int64_t *seqlens = rk_flow_scratch(ctx, num_rows, sizeof(*seqlens));
+    int64_t *loss_tokens = rk_flow_scratch(ctx, num_rows, sizeof(*loss_tokens));
+
+    for (size_t i = 0; i < num_rows; i++) {
+        seqlens[i] = data->max_tokens(ctx->job);
+        loss_tokens[i] = data->max_loss_tokens(ctx->job);
+    }
+    return data->update_plan(plan, ctx, seqlens, loss_tokens);
 }

@@ -92,17 +92,10 @@ static int64_t step_rows(const struct rk_config *job, uint32_t role)
     return rk_config_int(job, "data.train_batch_size");
 }
 
-static struct rk_status *longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
+/* All but the first token, which has no prediction. */
+static int64_t max_loss_tokens(const struct rk_config *job)
 {
-    size_t count = (size_t)ctx->num_rows;
-    int64_t *seqlens = rk_flow_scratch(ctx, count, sizeof(*seqlens));
-    int64_t *loss_tokens = rk_flow_scratch(ctx, count, sizeof(*loss_tokens));
-
-    for (size_t i = 0; i < count; i++) {
-        seqlens[i] = max_tokens(ctx->job);
-        loss_tokens[i] = seqlens[i] - 1;
-    }
-    return rk_flow_example_plan(plan, ctx, seqlens, loss_tokens);
+    return max_tokens(job) - 1;
 }
 
 const struct rk_flow_data rk_flow_data_examples = {
@@ -113,9 +106,10 @@ const struct rk_flow_data rk_flow_data_examples = {
     .rules = rk_job_example_rules,
     .num_sequences = num_sequences,
     .max_tokens = max_tokens,
+    .max_loss_tokens = max_loss_tokens,
     .step_rows = step_rows,
     .load = load,
     .fini = fini,
     .num_rows = num_rows,
-    .longest_plan = longest_plan,
+    .update_plan = rk_flow_example_plan,
 };

@@ -33,8 +33,9 @@ struct rk_flow_data {
     const char *step_rows_key;
     const struct rk_job_rule *rules; /* besides those of every job; ends with a row without a name */
 
-    int64_t (*num_sequences)(const struct rk_config *job); /* of a row */
-    int64_t (*max_tokens)(const struct rk_config *job);    /* of a sequence */
+    int64_t (*num_sequences)(const struct rk_config *job);   /* of a row */
+    int64_t (*max_tokens)(const struct rk_config *job);      /* of a sequence */
+    int64_t (*max_loss_tokens)(const struct rk_config *job); /* of those, with a loss */
     /* Rows that one optimizer step of a role that trains takes. */
     int64_t (*step_rows)(const struct rk_config *job, uint32_t role);
 
@@ -51,9 +52,10 @@ struct rk_flow_data {
      * becomes row i. */
     void (*reorder)(struct rk_flow_context *ctx, const int64_t *order);
     void (*end_step)(struct rk_flow_context *ctx); /* optional: frees the data's part of a step */
-    /* The micro-batches of one update of the actor when all sequences have their full length. In the step's
-     * arena. */
-    struct rk_status *(*longest_plan)(struct rk_plan *plan, struct rk_flow_context *ctx);
+    /* Makes the micro-batch plan of an update of the actor, in the step's arena. seqlens[num_rows]: tokens of
+     * each row; loss_tokens[num_rows]: tokens of it with a loss. */
+    struct rk_status *(*update_plan)(struct rk_plan *plan, struct rk_flow_context *ctx,
+                                     const int64_t *seqlens, const int64_t *loss_tokens);
     /* Optional: input columns of updates, for verify-layout. */
     struct rk_status *(*put_targets)(struct rk_flow_context *ctx, uint64_t seed);
 };

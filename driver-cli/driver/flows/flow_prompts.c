@@ -168,6 +168,11 @@ static int64_t max_tokens(const struct rk_config *job)
     return rk_config_int(job, "data.max_prompt_length") + rk_config_int(job, "data.max_response_length");
 }
 
+static int64_t max_loss_tokens(const struct rk_config *job)
+{
+    return rk_config_int(job, "data.max_response_length");
+}
+
 static int64_t step_rows(const struct rk_config *job, uint32_t role)
 {
     return rk_job_update_of(job, role).mini_batch_size;
@@ -180,16 +185,9 @@ static void init(struct rk_flow_context *ctx)
     ctx->kl_ctrl = rk_job_kl_ctrl(ctx->job);
 }
 
-static struct rk_status *longest_plan(struct rk_plan *plan, struct rk_flow_context *ctx)
+static struct rk_status *update_plan(struct rk_plan *plan, struct rk_flow_context *ctx,
+                                     const int64_t *seqlens, const int64_t *loss_tokens)
 {
-    size_t count = (size_t)ctx->num_rows;
-    int64_t *seqlens = rk_flow_scratch(ctx, count, sizeof(*seqlens));
-    int64_t *loss_tokens = rk_flow_scratch(ctx, count, sizeof(*loss_tokens));
-
-    for (size_t i = 0; i < count; i++) {
-        seqlens[i] = max_tokens(ctx->job);
-        loss_tokens[i] = ctx->response_length;
-    }
     return rk_flow_update_plan(plan, ctx, RK_ROLE_ACTOR, seqlens, loss_tokens);
 }
 
@@ -265,6 +263,7 @@ const struct rk_flow_data rk_flow_data_prompts = {
     .rules = rk_job_prompt_rules,
     .num_sequences = num_sequences,
     .max_tokens = max_tokens,
+    .max_loss_tokens = max_loss_tokens,
     .step_rows = step_rows,
     .load = load,
     .fini = fini,
@@ -272,6 +271,6 @@ const struct rk_flow_data rk_flow_data_prompts = {
     .init = init,
     .reorder = reorder_scores,
     .end_step = end_step,
-    .longest_plan = longest_plan,
+    .update_plan = update_plan,
     .put_targets = put_targets,
 };
