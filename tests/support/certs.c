@@ -101,3 +101,18 @@ void rk_test_mix_certs(const char *file, const char *cert_of, const char *key_of
     copy_file(cert_of, file, "crt", most);
     copy_file(key_of, file, "key", most);
 }
+
+void rk_test_make_wrong_certs(rk_cert_use_t use)
+{
+    const char *name = use == RK_CERT_HOST ? "127.0.0.1" : "alice";
+    const struct rk_test_cert_spec specs[] = {
+        {.file = "expired", .use = use, .names = {name}, .from_s = -7200, .until_s = -3600},
+        {.file = "open", .use = use, .names = {name}, .key_mode = 0640},
+        {.file = "second", .use = RK_CERT_HOST, .names = {"second.example"}},
+    };
+    const struct rk_test_cert_spec stranger = {.file = "stranger", .use = RK_CERT_CLIENT, .names = {"alice"}};
+
+    rk_test_make_signed("ca", specs, RK_ARRAY_LEN(specs));
+    rk_test_make_signed("other_ca", &stranger, 1);
+    rk_test_mix_certs("mixed", use == RK_CERT_HOST ? "host" : "client", "second", SIZE_MAX);
+}

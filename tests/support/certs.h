@@ -26,6 +26,10 @@ struct rk_tls_files rk_test_tls_files(const char *file, const char *ca);
 void rk_test_make_certs(void);
 /* Certificates that AUTHORITY.crt and AUTHORITY.key, which are there, sign. */
 void rk_test_make_signed(const char *authority, const struct rk_test_cert_spec *specs, size_t count);
+/* Makes certificates of that use with one fault each: expired.*; open.*, whose key is readable by its group;
+ * mixed.*, with the key of another certificate. Also second.*, of host "second.example", and stranger.*, for
+ * "alice", signed by other_ca. */
+void rk_test_make_wrong_certs(rk_cert_use_t use);
 /* FILE.crt and FILE.key (mode 0600) with what two others hold, at most `most` bytes of each. */
 void rk_test_mix_certs(const char *file, const char *cert_of, const char *key_of, size_t most);
 
