@@ -54,12 +54,24 @@ struct rk_status *rk_engine_sum(struct rk_comm_group *group, struct rk_stream *s
 struct rk_status *rk_engine_agree(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                   struct rk_status *st) RK_NODISCARD;
 
-/* How the frequencies of a rotary table are scaled: rope_type "default" (all zero) or "llama3"
- * (frequency-dependent interpolation). */
+/* rope_type of config.json. */
+typedef enum rk_rope_type {
+    RK_ROPE_DEFAULT, /* no scaling: all else is zero */
+    RK_ROPE_LLAMA3,  /* frequency-dependent interpolation */
+    RK_ROPE_YARN,    /* YaRN, with DeepSeek's mscale */
+} rk_rope_type_t;
+
+/* How the frequencies of a rotary table are scaled, and the tables themselves. */
 struct rk_rope_scaling {
-    bool is_llama3;
-    double factor, low_freq_factor, high_freq_factor;
+    rk_rope_type_t type;
+    double factor;
     int64_t original_max_position_embeddings;
+    double low_freq_factor, high_freq_factor; /* llama3 */
+    double beta_fast, beta_slow;              /* yarn: rotations in the original context; the range between is
+                                               * interpolated in part */
+    bool truncates;                           /* yarn: to whole columns */
+    double attention_factor;                  /* yarn: of cos and sin */
+    double softmax_factor;                    /* yarn: of the scores of latent attention */
 };
 
 /* Layers bound the size of the parameter table, which is host memory; the deepest published models have 126.

@@ -20,7 +20,7 @@
 
 RK_BEGIN_DECLS
 
-#define RK_KERNEL_ABI 8
+#define RK_KERNEL_ABI 9
 
 /* C[M, N] = alpha * op(A) * op(B) + beta * C (+ bias[N]); op is a transpose where trans_* is set.
  * Linear layers: Y = X W^T is trans_b; dX = dY W needs no transpose; dW += dY^T X is trans_a with beta 1.
@@ -190,12 +190,13 @@ struct rk_project_bwd_args {
 
 /* Rotary embedding in place, pairs (k, k + head_dim/2) (NeoX layout), cos and sin at row positions[t]:
  *   x[k] <- x[k] cos - x[k + d/2] sin,  x[k + d/2] <- x[k + d/2] cos + x[k] sin
- * inverse rotates back, which is the backward pass. Su et al., arXiv:2104.09864. */
+ * With is_interleaved the pairs are the columns 2 k and 2 k + 1 instead, as DeepSeek's weights have them. A
+ * rotation back (inverse) is the backward pass. Su et al., arXiv:2104.09864. */
 struct rk_rope_args {
     rk_tensor_t x;         /* [T, heads, head_dim] */
     rk_tensor_t cos, sin;  /* F32 [max_position, head_dim / 2] */
     rk_tensor_t positions; /* I32 [T], each < max_position */
-    bool inverse;
+    bool inverse, is_interleaved;
 };
 
 /* y = silu(gate) * up. */

@@ -179,36 +179,100 @@ struct rk_status *rk_config_read_window(struct rk_model_config *out, const struc
     return rk_config_check_layer_types(out, hf_config);
 }
 
+static struct rk_status *check_factor(const struct rk_rope_scaling *scaling, const char *where)
+{
+    if (scaling->factor >= 1 && isfinite(scaling->factor))
+        return NULL;
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s.factor: expected at least 1, got %g", where, scaling->factor);
+}
+
+static struct rk_status *read_llama3(struct rk_rope_scaling *scaling, const struct rk_json *object,
+                                     const char *where)
+{
+    scaling->type = RK_ROPE_LLAMA3;
+    RK_TRY(rk_json_get_f64(object, where, "factor", &scaling->factor));
+    RK_TRY(rk_json_get_f64(object, where, "low_freq_factor", &scaling->low_freq_factor));
+    RK_TRY(rk_json_get_f64(object, where, "high_freq_factor", &scaling->high_freq_factor));
+    RK_TRY(rk_json_get_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32,
+                           &scaling->original_max_position_embeddings));
+    RK_TRY(check_factor(scaling, where));
+    if (!(scaling->low_freq_factor > 0) || !(scaling->high_freq_factor > scaling->low_freq_factor))
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "%s: expected 0 < low_freq_factor < high_freq_factor, got %g and %g", where,
+                       scaling->low_freq_factor, scaling->high_freq_factor);
+    return NULL;
+}
+
+static double yarn_mscale(double factor, double mscale)
+{
+    return factor <= 1 ? 1.0 : 0.1 * mscale * log(factor) + 1.0;
+}
+
+/* What cos and sin, and the scores of latent attention, are multiplied by: transformers' rules, which take a
+ * zero for an absent key. */
+static struct rk_status *read_yarn_factors(struct rk_rope_scaling *scaling, const struct rk_json *object,
+                                           const char *where)
+{
+    double mscale = 0, mscale_all_dim = 0, all_dim;
+
+    RK_TRY(rk_json_opt_f64(object, where, "mscale", &mscale));
+    RK_TRY(rk_json_opt_f64(object, where, "mscale_all_dim", &mscale_all_dim));
+    all_dim = yarn_mscale(scaling->factor, mscale_all_dim);
+    scaling->attention_factor = mscale != 0 && mscale_all_dim != 0
+                                    ? yarn_mscale(scaling->factor, mscale) / all_dim
+                                    : yarn_mscale(scaling->factor, 1.0);
+    scaling->softmax_factor = mscale_all_dim != 0 ? all_dim * all_dim : 1.0;
+    RK_TRY(rk_json_opt_f64(object, where, "attention_factor", &scaling->attention_factor));
+    if (scaling->attention_factor > 0 && isfinite(scaling->attention_factor) && scaling->softmax_factor > 0 &&
+        isfinite(scaling->softmax_factor))
+        return NULL;
+    return RK_FAIL(
+        RK_INVALID_ARGUMENT,
+        "%s: attention_factor, mscale and mscale_all_dim give factors of %g and %g, expected positive "
+        "numbers",
+        where, scaling->attention_factor, scaling->softmax_factor);
+}
+
+static struct rk_status *read_yarn(struct rk_rope_scaling *scaling, int64_t max_position_embeddings,
+                                   const struct rk_json *object, const char *where)
+{
+    scaling->type = RK_ROPE_YARN;
+    scaling->truncates = true;
+    scaling->beta_fast = 32;
+    scaling->beta_slow = 1;
+    scaling->original_max_position_embeddings = max_position_embeddings;
+    RK_TRY(rk_json_get_f64(object, where, "factor", &scaling->factor));
+    RK_TRY(rk_json_opt_f64(object, where, "beta_fast", &scaling->beta_fast));
+    RK_TRY(rk_json_opt_f64(object, where, "beta_slow", &scaling->beta_slow));
+    RK_TRY(rk_json_opt_bool(object, where, "truncate", &scaling->truncates));
+    RK_TRY(rk_json_opt_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32,
+                           &scaling->original_max_position_embeddings));
+    RK_TRY(check_factor(scaling, where));
+    if (!(scaling->beta_slow > 0) || !(scaling->beta_fast > scaling->beta_slow) ||
+        !isfinite(scaling->beta_fast))
+        return RK_FAIL(RK_INVALID_ARGUMENT, "%s: expected 0 < beta_slow < beta_fast, got %g and %g", where,
+                       scaling->beta_slow, scaling->beta_fast);
+    return read_yarn_factors(scaling, object, where);
+}
+
 /* One object of the old form (rope_scaling) or the new one (rope_parameters). */
 static struct rk_status *read_scaling(struct rk_model_config *out, const struct rk_json *object,
                                       const char *where)
 {
+    struct rk_rope_scaling *scaling = &out->rope_scaling;
     const char *type = "default";
-    int64_t original = 0;
 
     RK_TRY(rk_json_opt_string(object, where, "type", &type)); /* the legacy name */
     RK_TRY(rk_json_opt_string(object, where, "rope_type", &type));
-    out->rope_scaling.is_llama3 = strcmp(type, "llama3") == 0;
-    if (!out->rope_scaling.is_llama3) {
-        if (strcmp(type, "default") == 0)
-            return NULL;
-        return RK_FAIL(RK_UNIMPLEMENTED,
-                       "%s.rope_type='%.32s' is not implemented, expected default or llama3", where, type);
-    }
-    RK_TRY(rk_json_get_f64(object, where, "factor", &out->rope_scaling.factor));
-    RK_TRY(rk_json_get_f64(object, where, "low_freq_factor", &out->rope_scaling.low_freq_factor));
-    RK_TRY(rk_json_get_f64(object, where, "high_freq_factor", &out->rope_scaling.high_freq_factor));
-    RK_TRY(rk_json_get_i64(object, where, "original_max_position_embeddings", 1, SIZE_MAX_I32, &original));
-    out->rope_scaling.original_max_position_embeddings = original;
-    if (!(out->rope_scaling.factor >= 1) || !isfinite(out->rope_scaling.factor))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "%s.factor: expected at least 1, got %g", where,
-                       out->rope_scaling.factor);
-    if (!(out->rope_scaling.low_freq_factor > 0) ||
-        !(out->rope_scaling.high_freq_factor > out->rope_scaling.low_freq_factor))
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%s: expected 0 < low_freq_factor < high_freq_factor, got %g and %g", where,
-                       out->rope_scaling.low_freq_factor, out->rope_scaling.high_freq_factor);
-    return NULL;
+    *scaling = (struct rk_rope_scaling){0};
+    if (strcmp(type, "llama3") == 0)
+        return read_llama3(scaling, object, where);
+    if (strcmp(type, "yarn") == 0)
+        return read_yarn(scaling, out->max_position_embeddings, object, where);
+    if (strcmp(type, "default") == 0)
+        return NULL;
+    return RK_FAIL(RK_UNIMPLEMENTED,
+                   "%s.rope_type='%.32s' is not implemented, expected default, llama3 or yarn", where, type);
 }
 
 static struct rk_status *read_rope_values(struct rk_model_config *out, const struct rk_json *object,

@@ -26,12 +26,10 @@ static struct rk_status *add_rope(struct rk_model_core *core, struct rk_block *b
     if (rope->width == 0)
         return NULL;
     RK_ASSERT(rope->width > 0);
-    if (rope->width % 2 != 0 || rope->is_interleaved)
+    if (rope->width % 2 != 0)
         return RK_FAIL(RK_UNIMPLEMENTED,
-                       "block %s of layer %lld rotates %lld columns of a head%s, expected an even number, in "
-                       "pairs half of it apart",
-                       block->ops->name, (long long)block->layer, (long long)rope->width,
-                       rope->is_interleaved ? " in neighbouring pairs" : "");
+                       "block %s of layer %lld rotates %lld columns of a head, expected an even number",
+                       block->ops->name, (long long)block->layer, (long long)rope->width);
     for (block->rope = 0; block->rope < core->num_ropes; block->rope++) {
         if (rk_rope_equal(&core->ropes[block->rope], rope))
             return NULL;

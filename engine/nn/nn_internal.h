@@ -226,6 +226,7 @@ struct rk_rope_tables {
 };
 /* Of whole heads, with the keys that a config.json has for all layers. */
 struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config);
+/* They have the same tables. */
 bool rk_rope_equal(const struct rk_rope_spec *a, const struct rk_rope_spec *b);
 /* Frequency k of width / 2, with the scaling, in the fp32 steps of Hugging Face. */
 float rk_rope_inv_freq(const struct rk_rope_spec *rope, int64_t k);

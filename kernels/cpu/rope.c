@@ -1,14 +1,16 @@
-/* Rotary position embedding in place, NeoX pairs (k, k + head_dim/2). The inverse rotation, by -angle, is
- * both the transpose and so the backward pass. */
+/* Rotary position embedding in place, NeoX pairs (k, k + head_dim/2) or neighbours (2 k, 2 k + 1). The
+ * inverse rotation, by -angle, is both the transpose and so the backward pass. */
 #include "kernels/cpu/cpu_internal.h"
 
-static void rotate_head(double *x, const double *cos, const double *sin, int64_t half)
+/* Pair k: x[k * step] and x[k * step + apart]. */
+static void rotate_head(double *x, const double *cos, const double *sin, int64_t half, int64_t step,
+                        int64_t apart)
 {
     for (int64_t k = 0; k < half; k++) {
-        double first = x[k], second = x[half + k];
+        double first = x[k * step], second = x[k * step + apart];
 
-        x[k] = first * cos[k] - second * sin[k];
-        x[half + k] = second * cos[k] + first * sin[k];
+        x[k * step] = first * cos[k] - second * sin[k];
+        x[k * step + apart] = second * cos[k] + first * sin[k];
     }
 }
 
@@ -24,7 +26,8 @@ static void rotate_token(const struct rk_rope_args *args, int64_t t, double *scr
         sin[k] = -sin[k];
     rk_cpu_load(x, args->x, t, 0, num_heads * head_dim);
     for (int64_t h = 0; h < num_heads; h++)
-        rotate_head(x + h * head_dim, cos, sin, half);
+        rotate_head(x + h * head_dim, cos, sin, half, args->is_interleaved ? 2 : 1,
+                    args->is_interleaved ? 1 : half);
     rk_cpu_store(args->x, t, 0, x, num_heads * head_dim);
 }
 

@@ -404,15 +404,14 @@ struct rope_case {
 };
 
 static const struct rope_case rope_cases[] = {
-    {"no tokens", 0, 2, 8},
-    {"smallest head", 3, 1, 2},
-    {"one token", 1, 4, 32},
-    {"ragged", 19, 3, 10},
+    {"no tokens", 0, 2, 8}, {"smallest head", 3, 1, 2},  {"one token", 1, 4, 32},
+    {"ragged", 19, 3, 10},  {"several packs", 5, 2, 64},
 };
 
 #define MAX_POSITION 50
 
-static void run_rope(struct kt *kt, const struct rope_case *c, rk_dtype_t dtype, bool inverse)
+static void run_rope(struct kt *kt, const struct rope_case *c, rk_dtype_t dtype, bool inverse,
+                     bool is_interleaved)
 {
     int64_t half = c->head_dim / 2, row = c->num_heads * c->head_dim;
     /* Part of a fused [q; k; v] row, so rows have gaps. */
@@ -423,15 +422,17 @@ static void run_rope(struct kt *kt, const struct rope_case *c, rk_dtype_t dtype,
         .sin = random_2d(kt, RK_DTYPE_F32, MAX_POSITION, half),
         .positions = kt_random_ints(kt, c->num_tokens, MAX_POSITION),
         .inverse = inverse,
+        .is_interleaved = is_interleaved,
     };
     const int32_t *positions = kt_read_ints(kt, args.positions);
     const double *in = kt_read(kt, args.x), *cos = kt_read(kt, args.cos), *sin = kt_read(kt, args.sin);
     double *expected = kt_scratch(kt, c->num_tokens * row);
 
     for (int64_t i = 0; i < c->num_tokens * row; i++) {
-        int64_t k = i % c->head_dim % half, table = positions[i / row] * half + k;
-        bool is_first = i % c->head_dim < half;
-        double other = is_first ? -in[i + half] : in[i - half];
+        int64_t col = i % c->head_dim, k = is_interleaved ? col / 2 : col % half;
+        int64_t table = positions[i / row] * half + k, apart = is_interleaved ? 1 : half;
+        bool is_first = is_interleaved ? col % 2 == 0 : col < half;
+        double other = is_first ? -in[i + apart] : in[i - apart];
 
         expected[i] = in[i] * cos[table] + (inverse ? -1 : 1) * other * sin[table];
     }
@@ -443,8 +444,8 @@ static void test_rope_all_cases_equal_reference(void **state)
 {
     for (size_t i = 0; i < RK_ARRAY_LEN(rope_cases); i++) {
         for (size_t d = 0; d < RK_ARRAY_LEN(kt_dtypes); d++) {
-            run_rope(*state, &rope_cases[i], kt_dtypes[d], false);
-            run_rope(*state, &rope_cases[i], kt_dtypes[d], true);
+            for (int way = 0; way < 4; way++)
+                run_rope(*state, &rope_cases[i], kt_dtypes[d], way & 1, way & 2);
         }
     }
 }

@@ -193,15 +193,15 @@ static double rope_loss(struct kt *kt, void *user)
 }
 
 /* cos and sin are any numbers here: the backward pass is the transposed map whatever they are. */
-static void test_rope_inverse_is_gradient(void **state)
+static void check_rope_gradient(struct kt *kt, bool is_interleaved)
 {
     static const int32_t positions[] = {0, 3, 1, 7};
-    struct kt *kt = *state;
     struct rope_loss loss = {
         .args = {.x = kt_zeros_3d(kt, RK_DTYPE_F64, 4, 2, 6),
                  .cos = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 8, 3), 1.0),
                  .sin = kt_randomize(kt, kt_zeros_2d(kt, RK_DTYPE_F32, 8, 3), 1.0),
-                 .positions = kt_ints(kt, positions, 4)},
+                 .positions = kt_ints(kt, positions, 4),
+                 .is_interleaved = is_interleaved},
         .input = kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F64, 4, 2, 6), 1.0),
         .weight = kt_randomize(kt, kt_zeros_3d(kt, RK_DTYPE_F64, 4, 2, 6), 1.0),
     };
@@ -212,6 +212,12 @@ static void test_rope_inverse_is_gradient(void **state)
     kt_write(kt, bwd.x, kt_read(kt, loss.weight));
     assert_ok(rk_rope(kt->stream, &bwd));
     kt_expect_gradient(kt, "dx", loss.input, bwd.x, rope_loss, &loss);
+}
+
+static void test_rope_inverse_is_gradient(void **state)
+{
+    check_rope_gradient(*state, false);
+    check_rope_gradient(*state, true);
 }
 
 int main(void)

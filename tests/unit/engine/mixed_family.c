@@ -73,11 +73,11 @@ static struct rk_status *latent_declare(struct rk_block *block, struct rk_param_
     return NULL;
 }
 
-static struct rk_status *neighbour_declare(struct rk_block *block, struct rk_param_table *params,
-                                           const struct rk_block_site *site)
+static struct rk_status *odd_declare(struct rk_block *block, struct rk_param_table *params,
+                                     const struct rk_block_site *site)
 {
     RK_TRY(latent_declare(block, params, site));
-    block->decl.rope.is_interleaved = true;
+    block->decl.rope.width = ROTATED - 1;
     return NULL;
 }
 
@@ -212,17 +212,17 @@ static const struct rk_block_ops block_latent = {
     .backward = latent_backward,
 };
 
-static const struct rk_block_ops block_neighbour = {
-    .name = "neighbour",
+static const struct rk_block_ops block_odd = {
+    .name = "odd",
     .abi = RK_BLOCK_ABI,
     .block_bytes = sizeof(struct latent),
     .saved_bytes = sizeof(struct saved),
-    .declare = neighbour_declare,
+    .declare = odd_declare,
     .forward = latent_forward,
     .backward = latent_backward,
 };
 
-enum { KIND_DENSE, KIND_LATENT, KIND_NEIGHBOUR };
+enum { KIND_DENSE, KIND_LATENT, KIND_ODD };
 
 static const struct rk_block_desc dense_blocks[] = {
     {&rk_block_attention, "input_layernorm", "self_attn"},
@@ -233,13 +233,12 @@ static const struct rk_block_desc dense_blocks[] = {
 /* Without an MLP: layers may differ in how many blocks they have. */
 static const struct rk_block_desc latent_blocks[] = {{&block_latent, "input_layernorm", "self_attn"}, {0}};
 
-static const struct rk_block_desc neighbour_blocks[] = {{&block_neighbour, "input_layernorm", "self_attn"},
-                                                        {0}};
+static const struct rk_block_desc odd_blocks[] = {{&block_odd, "input_layernorm", "self_attn"}, {0}};
 
 static const struct rk_layer_kind layer_kinds[] = {
     [KIND_DENSE] = {"dense", dense_blocks},
     [KIND_LATENT] = {"latent", latent_blocks},
-    [KIND_NEIGHBOUR] = {"neighbour", neighbour_blocks},
+    [KIND_ODD] = {"odd", odd_blocks},
     {0},
 };
 
@@ -256,7 +255,7 @@ static struct rk_status *mixed_parse_config(struct rk_model_config *out, const s
 {
     RK_TRY(rk_family_llama.parse_config(out, hf_config));
     set_kind(out, hf_config, "latent_layers", KIND_LATENT);
-    set_kind(out, hf_config, "neighbour_layers", KIND_NEIGHBOUR);
+    set_kind(out, hf_config, "odd_layers", KIND_ODD);
     return NULL;
 }
 

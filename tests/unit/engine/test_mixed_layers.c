@@ -110,15 +110,15 @@ static void test_rotary_tables_are_those_declared(void **state)
 }
 
 /* Goal: a rotation that no operator computes is refused before anything is taken. */
-static void test_rotation_in_neighbouring_pairs_is_refused(void **state)
+static void test_rotation_of_an_odd_width_is_refused(void **state)
 {
-    const struct rk_test_model_spec spec = {.config = CONFIG("2", "8", "\"neighbour_layers\": [2]"),
+    const struct rk_test_model_spec spec = {.config = CONFIG("2", "8", "\"odd_layers\": [2]"),
                                             .dtype = RK_DTYPE_F32};
     struct rk_test_model test;
 
     (void)state;
     assert_fails(rk_test_model_open(&test, &spec), RK_UNIMPLEMENTED,
-                 "block neighbour of layer 2 rotates 64 columns of a head in neighbouring pairs");
+                 "block odd of layer 2 rotates 63 columns of a head");
     assert_int_equal(rk_device_get_stats(test.device).num_allocations, 0);
     rk_test_model_close(&test);
 }
@@ -480,7 +480,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layers_are_of_the_kinds_listed),
         cmocka_unit_test(test_rotary_tables_are_those_declared),
-        cmocka_unit_test(test_rotation_in_neighbouring_pairs_is_refused),
+        cmocka_unit_test(test_rotation_of_an_odd_width_is_refused),
         cmocka_unit_test(test_cache_has_what_each_block_declares),
         cmocka_unit_test(test_cache_too_large_is_refused),
         cmocka_unit_test(test_plan_has_the_bytes_of_every_kind),

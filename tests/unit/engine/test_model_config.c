@@ -38,7 +38,7 @@ static void test_parse_of_bare_type_gives_defaults(void **state)
     assert_int_equal(config.vocab_size, 32000);
     assert_true(config.rms_norm_eps == 1e-6);
     assert_true(config.rope_theta == 10000.0);
-    assert_false(config.rope_scaling.is_llama3);
+    assert_int_equal(config.rope_scaling.type, RK_ROPE_DEFAULT);
     assert_false(config.tie_word_embeddings);
     assert_int_equal(config.num_eos_token_ids, 0);
 }
@@ -72,7 +72,7 @@ static const struct accepted_case accepted_cases[] = {
     {"theta beside rope_parameters", "\"rope_theta\": 3e4, \"rope_parameters\": {\"rope_type\": \"default\"}",
      128, 32, 3e4, 0, 0},
     {"rope by kind of layer",
-     "\"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"yarn\"}, \"full_attention\": "
+     "\"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"longrope\"}, \"full_attention\": "
      "{\"rope_theta\": 7e5, \"rope_type\": \"llama3\", " LLAMA3 "}}",
      128, 32, 7e5, 8, 0},
     {"theta beside rope by kind of layer",
@@ -251,11 +251,12 @@ static void test_parse_of_known_spellings_reads_them(void **state)
 
         assert_ok(parse(&config, row->members));
         if (config.head_dim != row->head_dim || config.num_kv_heads != row->num_kv_heads ||
-            config.rope_theta != row->rope_theta || config.rope_scaling.is_llama3 != (row->factor > 0) ||
+            config.rope_theta != row->rope_theta ||
+            (config.rope_scaling.type == RK_ROPE_LLAMA3) != (row->factor > 0) ||
             config.num_eos_token_ids != row->num_eos)
             fail_msg("%s: head_dim %lld, kv heads %lld, theta %g, llama3 %d, eos %d", row->label,
                      (long long)config.head_dim, (long long)config.num_kv_heads, config.rope_theta,
-                     config.rope_scaling.is_llama3, config.num_eos_token_ids);
+                     config.rope_scaling.type == RK_ROPE_LLAMA3, config.num_eos_token_ids);
         if (row->factor > 0)
             assert_true(config.rope_scaling.factor == row->factor);
     }
@@ -280,8 +281,13 @@ static const struct rejected_case rejected_cases[] = {
     {"\"final_logit_softcapping\": 30.0", RK_UNIMPLEMENTED, "final_logit_softcapping=30.0"},
     {"\"id2label\": {}", RK_INVALID_ARGUMENT, "id2label"},
     {"\"num_labels\": 0", RK_INVALID_ARGUMENT, "num_labels"},
-    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}", RK_UNIMPLEMENTED,
-     "rope_scaling.rope_type='yarn'"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\"}", RK_INVALID_ARGUMENT, "rope_scaling.factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 0.5}", RK_INVALID_ARGUMENT,
+     "rope_scaling.factor"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"beta_fast\": 1, \"beta_slow\": 2}",
+     RK_INVALID_ARGUMENT, "beta_slow < beta_fast"},
+    {"\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"attention_factor\": -1}",
+     RK_INVALID_ARGUMENT, "rope_scaling: attention_factor"},
     {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4}", RK_UNIMPLEMENTED,
      "rope_scaling.rope_type='linear'"},
     {"\"rope_scaling\": {\"type\": \"llama3\", \"factor\": 4}", RK_INVALID_ARGUMENT,
@@ -294,8 +300,8 @@ static const struct rejected_case rejected_cases[] = {
      "4,"
      " \"original_max_position_embeddings\": 8192}",
      RK_INVALID_ARGUMENT, "low_freq_factor < high_freq_factor"},
-    {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"yarn\", \"factor\": 4}}", RK_UNIMPLEMENTED,
-     "rope_parameters.full_attention.rope_type='yarn'"},
+    {"\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"longrope\"}}", RK_UNIMPLEMENTED,
+     "rope_parameters.full_attention.rope_type='longrope'"},
     {"\"rope_parameters\": {\"full_attention\": {\"partial_rotary_factor\": 0.25}}", RK_UNIMPLEMENTED,
      "partial_rotary_factor=0.25"},
     {"\"rope_parameters\": {\"full_attention\": 3, \"sliding_attention\": {}}", RK_INVALID_ARGUMENT,
@@ -380,6 +386,48 @@ static void test_rope_inv_freq_of_llama3_matches_published_values(void **state)
                      RK_TOL_F32_ELEMENT);
 }
 
+/* Goal: YaRN as DeepSeek-V3 and Qwen2.5 have it. Method: published values in f64. */
+static void test_rope_inv_freq_of_yarn_matches_published_values(void **state)
+{
+    static const struct frequency deepseek[] = {{10, 5.623413252e-02},
+                                                {11, 3.900692657e-02},
+                                                {16, 5.5e-03},
+                                                {23, 3.333803580e-05},
+                                                {31, 3.333803580e-06}};
+    struct rk_model_config config;
+    struct rk_rope_spec rope;
+    float cos_table[2 * 64], sin_table[2 * 64];
+
+    (void)state;
+    assert_ok(parse(&config, "\"max_position_embeddings\": 163840, \"head_dim\": 64, \"rope_scaling\": "
+                             "{\"type\": \"yarn\", \"factor\": 40, \"mscale\": 1.0, \"mscale_all_dim\": 1.0,"
+                             " \"original_max_position_embeddings\": 4096}"));
+    rope = rk_rope_of_config(&config);
+    for (size_t i = 0; i < RK_ARRAY_LEN(deepseek); i++)
+        assert_below("DeepSeek-V3", fabs(rk_rope_inv_freq(&rope, deepseek[i].k) / deepseek[i].inv_freq - 1),
+                     RK_TOL_F32_ELEMENT);
+    assert_true(config.rope_scaling.attention_factor == 1.0);
+    assert_below("scale of scores",
+                 fabs(config.rope_scaling.softmax_factor / sqrt(192.0) - 0.1352337788608801), 1e-15);
+
+    assert_ok(parse(&config,
+                    "\"rope_theta\": 1e6, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
+                    "\"original_max_position_embeddings\": 32768}"));
+    rope = rk_rope_of_config(&config);
+    assert_below("attention_factor", fabs(config.rope_scaling.attention_factor - 1.138629436), 1e-9);
+    assert_true(config.rope_scaling.softmax_factor == 1.0);
+    /* columns up to 23 as without scaling, from 40 on a quarter */
+    for (int k = 0; k < 64; k++) {
+        double ratio = rk_rope_inv_freq(&rope, k) * pow(1e6, 2.0 * k / 128);
+        double expected = k <= 23 ? 1.0 : k >= 40 ? 0.25 : 1.0 - 0.75 * (k - 23) / 17.0;
+
+        assert_below("Qwen2.5", fabs(ratio - expected), RK_TOL_F32_ELEMENT);
+    }
+    rk_rope_table(&rope, 2, cos_table, sin_table);
+    assert_below("cos", fabs(cos_table[64] - 1.138629436 * cos(1.0)), RK_TOL_F32_ELEMENT);
+    assert_below("sin", fabs(sin_table[64] - 1.138629436 * sin(1.0)), RK_TOL_F32_ELEMENT);
+}
+
 static void test_rope_table_holds_cosines_of_fp32_angles(void **state)
 {
     struct rk_model_config config;
@@ -427,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_parse_of_qwen2_with_other_kinds_of_layers_is_unimplemented),
         cmocka_unit_test(test_parse_of_unknown_type_lists_the_known),
         cmocka_unit_test(test_rope_inv_freq_of_llama3_matches_published_values),
+        cmocka_unit_test(test_rope_inv_freq_of_yarn_matches_published_values),
         cmocka_unit_test(test_rope_table_holds_cosines_of_fp32_angles),
         cmocka_unit_test(test_numerics_parse_of_names),
     };
