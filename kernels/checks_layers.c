@@ -195,6 +195,7 @@ int64_t rk_check_swiglu_fwd(struct rk_check *check, const struct rk_swiglu_fwd_a
     rk_expect_source(check, "gate", args->gate, 2);
     rk_expect_tensor(check, "up", args->up, args->gate.dtype, dims);
     rk_expect_tensor(check, "y", args->y, args->gate.dtype, dims);
+    rk_expect_optional(check, "probs", args->probs, rk_stat_dtype(args->gate.dtype), RK_DIMS(dims.size[0]));
     rk_expect_no_alias(check, "y", args->y, "gate", args->gate);
     rk_expect_no_alias(check, "y", args->y, "up", args->up);
     return dims.size[0] * dims.size[1];
@@ -211,6 +212,11 @@ int64_t rk_check_swiglu_bwd(struct rk_check *check, const struct rk_swiglu_bwd_a
     rk_expect_tensor(check, "dgate", args->dgate, dtype, dims);
     rk_expect_tensor(check, "dup", args->dup, dtype, dims);
     rk_expect_optional(check, "y", args->y, dtype, dims);
+    rk_expect_optional(check, "probs", args->probs, rk_stat_dtype(dtype), RK_DIMS(dims.size[0]));
+    rk_expect(check, !args->probs.data == !args->dprobs.data,
+              "dprobs is %s, expected it where probs is given, and only there",
+              args->dprobs.data ? "given" : "none");
+    rk_expect_optional(check, "dprobs", args->dprobs, rk_stat_dtype(dtype), RK_DIMS(dims.size[0]));
     if (args->y.data) {
         rk_expect_no_alias(check, "y", args->y, "gate", args->gate);
         rk_expect_no_alias(check, "y", args->y, "up", args->up);

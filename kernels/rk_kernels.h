@@ -199,15 +199,19 @@ struct rk_rope_args {
     bool inverse, is_interleaved;
 };
 
-/* y = silu(gate) * up. */
+/* y = silu(gate) * up, times prob of the row where there is one: the weight of an expert's result, put in
+ * front of the product that makes it, which is linear. */
 struct rk_swiglu_fwd_args {
     rk_tensor_t y, gate, up; /* [T, intermediate_size] */
+    rk_tensor_t probs;       /* none, or stat [T] */
 };
 
 struct rk_swiglu_bwd_args {
     rk_tensor_t dgate, dup; /* [T, intermediate_size]; may alias gate and up */
     rk_tensor_t dy, gate, up;
-    rk_tensor_t y; /* none, or the forward result once more, bit for bit; may alias dy */
+    rk_tensor_t y;      /* none, or the forward result once more, bit for bit; may alias dy */
+    rk_tensor_t probs;  /* as in the forward call */
+    rk_tensor_t dprobs; /* with probs stat [T]: sum over the columns of dy * silu(gate) * up; else none */
 };
 
 /* Causal attention over packed sequences; q head h reads kv head h / (num_heads / num_kv_heads). head_dim is

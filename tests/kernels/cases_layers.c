@@ -380,6 +380,66 @@ static void test_swiglu_all_shapes_equal_reference(void **state)
     for_all_shapes(*state, run_swiglu);
 }
 
+/* What each row is multiplied with, and the gradient of it. */
+static void expect_weighted(struct kt *kt, const char *label, const struct rk_swiglu_bwd_args *args,
+                            const struct rk_swiglu_fwd_args *fwd)
+{
+    int64_t rows = fwd->gate.shape[0], cols = fwd->gate.shape[1];
+    const double *gate = kt_read(kt, fwd->gate), *up = kt_read(kt, fwd->up), *dy = kt_read(kt, args->dy);
+    const double *probs = kt_read(kt, fwd->probs);
+    double *y = kt_scratch(kt, rows * cols), *dgate = kt_scratch(kt, rows * cols);
+    double *dup = kt_scratch(kt, rows * cols), *dprobs = kt_scratch(kt, rows);
+    struct rk_swiglu_bwd_args bwd = *args;
+
+    for (int64_t r = 0; r < rows; r++) {
+        dprobs[r] = 0;
+        for (int64_t i = r * cols; i < (r + 1) * cols; i++) {
+            double s = 1.0 / (1.0 + exp(-gate[i]));
+
+            y[i] = probs[r] * gate[i] * s * up[i];
+            dprobs[r] += dy[i] * gate[i] * s * up[i];
+            dup[i] = probs[r] * dy[i] * gate[i] * s;
+            dgate[i] = probs[r] * dy[i] * up[i] * (s + gate[i] * s * (1.0 - s));
+        }
+    }
+    assert_ok(rk_swiglu_fwd(kt->stream, fwd));
+    kt_expect_close(kt, label, fwd->y, y);
+    bwd.y = bwd.dy;
+    assert_ok(rk_swiglu_bwd(kt->stream, &bwd));
+    kt_expect_same_bits(kt, label, bwd.y, fwd->y);
+    kt_expect_close(kt, label, bwd.dgate, dgate);
+    kt_expect_close(kt, label, bwd.dup, dup);
+    kt_expect_close_sum(kt, label, bwd.dprobs, dprobs);
+}
+
+static void run_weighted_swiglu(struct kt *kt, const struct shape_case *c, rk_dtype_t dtype)
+{
+    rk_dtype_t stat = dtype == RK_DTYPE_F64 ? RK_DTYPE_F64 : RK_DTYPE_F32;
+    rk_tensor_t fused = random_2d(kt, dtype, c->rows, 2 * c->cols);
+    struct rk_swiglu_fwd_args fwd = {
+        .y = kt_zeros_2d(kt, dtype, c->rows, c->cols),
+        .gate = rk_tensor_cols(fused, 0, c->cols),
+        .up = rk_tensor_cols(fused, c->cols, c->cols),
+        .probs = kt_randomize(kt, kt_zeros_1d(kt, stat, c->rows), 1.0),
+    };
+    struct rk_swiglu_bwd_args bwd = {
+        .dgate = fwd.gate,
+        .dup = fwd.up,
+        .dy = random_2d(kt, dtype, c->rows, c->cols),
+        .gate = fwd.gate,
+        .up = fwd.up,
+        .probs = fwd.probs,
+        .dprobs = kt_zeros_1d(kt, stat, c->rows),
+    };
+
+    expect_weighted(kt, c->label, &bwd, &fwd);
+}
+
+static void test_swiglu_with_probs_equals_reference(void **state)
+{
+    for_all_shapes(*state, run_weighted_swiglu);
+}
+
 /* Goal: silu has its limits at arguments whose exponential overflows. */
 static void test_swiglu_fwd_huge_gate_stays_finite(void **state)
 {
@@ -483,6 +543,7 @@ int main(void)
         kt_test(test_rmsnorm_bwd_of_many_rows_equals_reference),
         kt_test(test_rmsnorm_bwd_is_repeatable),
         kt_test(test_swiglu_all_shapes_equal_reference),
+        kt_test(test_swiglu_with_probs_equals_reference),
         kt_test(test_swiglu_fwd_huge_gate_stays_finite),
         kt_test(test_rope_all_cases_equal_reference),
         kt_test(test_rope_position_beyond_table_fails),

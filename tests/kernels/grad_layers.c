@@ -155,13 +155,13 @@ static double swiglu_loss(struct kt *kt, void *user)
     return kt_project(kt, loss->args.y, loss->weight);
 }
 
-static void test_swiglu_bwd_gradients_match(void **state)
+static void expect_swiglu_gradients(struct kt *kt, bool has_probs)
 {
-    struct kt *kt = *state;
     struct swiglu_loss loss = {
         .args = {.y = kt_zeros_2d(kt, RK_DTYPE_F64, 5, 6),
                  .gate = random_2d(kt, 5, 6),
-                 .up = random_2d(kt, 5, 6)},
+                 .up = random_2d(kt, 5, 6),
+                 .probs = has_probs ? random_1d(kt, 5) : (rk_tensor_t){0}},
         .weight = random_2d(kt, 5, 6),
     };
     struct rk_swiglu_bwd_args bwd = {
@@ -170,11 +170,22 @@ static void test_swiglu_bwd_gradients_match(void **state)
         .dy = loss.weight,
         .gate = loss.args.gate,
         .up = loss.args.up,
+        .probs = loss.args.probs,
     };
 
+    if (has_probs)
+        bwd.dprobs = kt_zeros_1d(kt, RK_DTYPE_F64, 5);
     assert_ok(rk_swiglu_bwd(kt->stream, &bwd));
     kt_expect_gradient(kt, "dgate", loss.args.gate, bwd.dgate, swiglu_loss, &loss);
     kt_expect_gradient(kt, "dup", loss.args.up, bwd.dup, swiglu_loss, &loss);
+    if (has_probs)
+        kt_expect_gradient(kt, "dprobs", loss.args.probs, bwd.dprobs, swiglu_loss, &loss);
+}
+
+static void test_swiglu_bwd_gradients_match(void **state)
+{
+    expect_swiglu_gradients(*state, false);
+    expect_swiglu_gradients(*state, true);
 }
 
 /* The rotation is in place, so the loss works on a copy. */

@@ -73,6 +73,24 @@ static struct rk_status *run_swiglu_bwd(struct kt *kt, const struct rows *r)
             .dgate = r->out[0], .dup = r->out[1], .dy = r->in[0], .gate = r->in[1], .up = r->in[2]});
 }
 
+/* The gradient of the probabilities is widened into a column of an output. */
+static struct rk_status *run_weighted_swiglu(struct kt *kt, const struct rows *r)
+{
+    int64_t num_rows = r->in[0].shape[0];
+    rk_tensor_t dprobs = kt_zeros_1d(kt, RK_DTYPE_F32, num_rows);
+
+    RK_TRY(rk_swiglu_bwd(kt->stream, &(struct rk_swiglu_bwd_args){.dgate = r->out[0],
+                                                                  .dup = r->out[1],
+                                                                  .dy = r->in[0],
+                                                                  .gate = r->in[1],
+                                                                  .up = r->in[2],
+                                                                  .probs = r->stat,
+                                                                  .dprobs = dprobs}));
+    return rk_copy_2d(kt->stream,
+                      &(struct rk_copy_2d_args){rk_tensor_cols(r->out[0], 0, 1),
+                                                rk_tensor_2d(dprobs.data, RK_DTYPE_F32, num_rows, 1)});
+}
+
 /* COLS columns are one head of COLS - 1, rotated in place in a copy. */
 static struct rk_status *run_rope(struct kt *kt, const struct rows *r)
 {
@@ -118,6 +136,7 @@ static const struct {
     {"rmsnorm_bwd", run_rmsnorm_bwd},
     {"swiglu_fwd", run_swiglu_fwd},
     {"swiglu_bwd", run_swiglu_bwd},
+    {"swiglu_bwd with probs", run_weighted_swiglu},
     {"rope", run_rope},
     {"vocab_stats", run_vocab_stats},
 };

@@ -287,11 +287,15 @@ static void test_swiglu_bad_arguments_fail(void **state)
     BAD(rk_swiglu_fwd, fwd, "swiglu_fwd: up is f32 [3, 5], expected f32 [3, 4]", up = t2(F32, 3, 5));
     BAD(rk_swiglu_fwd, fwd, "swiglu_fwd: y is f64 [3, 4], expected f32 [3, 4]", y = t2(F64, 3, 4));
     BAD(rk_swiglu_fwd, fwd, "swiglu_fwd: y aliases up", y.data = fwd.up.data);
+    BAD(rk_swiglu_fwd, fwd, "swiglu_fwd: probs is f32 [4], expected f32 [3]", probs = t1(F32, 4));
     assert_ok(rk_swiglu_bwd(stream, &bwd));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dy is f32 [2, 4], expected f32 [3, 4]", dy = t2(F32, 2, 4));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dup is f32 [4, 3], expected f32 [3, 4]", dup = t2(F32, 4, 3));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dgate aliases dy", dgate.data = bwd.dy.data);
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dup aliases dgate", dup.data = bwd.dgate.data);
+    BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: probs is bf16 [3], expected f32 [3]", probs = t1(BF16, 3));
+    BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: dprobs is none, expected it where probs is given, and only there",
+        probs = t1(F32, 3));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y is f64 [3, 4], expected f32 [3, 4]", y = t2(F64, 3, 4));
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y aliases gate", y = bwd.gate);
     BAD(rk_swiglu_bwd, bwd, "swiglu_bwd: y aliases dup", y = bwd.dup);
