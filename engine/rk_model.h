@@ -78,6 +78,28 @@ struct rk_rope_scaling {
  */
 #define RK_MODEL_MAX_LAYERS 4096
 
+/* What the parameters of a layer of experts are called within the layer's module, as a family has it. */
+struct rk_moe_names {
+    const char *gate, *up, *down; /* of an expert: "gate_proj" */
+    const char *shared;           /* module of the shared expert: "shared_expert" */
+};
+
+/* Layers of experts: num_experts 0, the model has none. */
+struct rk_moe_config {
+    int64_t num_experts, num_experts_per_tok;
+    int64_t intermediate_size;        /* of an expert */
+    int64_t shared_intermediate_size; /* of what every token passes beside its experts; 0: nothing */
+    bool has_shared_gate; /* the shared expert's result is multiplied with the sigmoid of a score */
+    /* The router (struct rk_moe_route_args). */
+    bool is_sigmoid;     /* scores are sigmoids of the logits; otherwise their softmax */
+    bool norm_topk_prob; /* probabilities of a token's experts are divided by their sum */
+    bool
+        has_correction_bias; /* experts are chosen by score + e_score_correction_bias, which is not trained */
+    int32_t num_groups, topk_groups; /* 1, 1: no groups */
+    double routed_scaling_factor;
+    const struct rk_moe_names *names;
+};
+
 /* --- configuration: Hugging Face's config.json, parsed by the family that its model_type names --- */
 struct rk_model_config {
     const char *family; /* row of the family table: "llama", "qwen3" */
@@ -91,6 +113,7 @@ struct rk_model_config {
     int64_t max_window_layers;
     struct rk_rope_scaling rope_scaling;
     int64_t num_labels; /* of a classification head */
+    struct rk_moe_config moe;
     /* [num_layers]: which of the family's kinds of layers each one is; 0 is the first. */
     uint8_t layer_kinds[RK_MODEL_MAX_LAYERS];
     int64_t eos_token_ids[8];

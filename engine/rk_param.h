@@ -54,6 +54,15 @@ enum rk_param_flags {
     RK_PARAM_PARTIAL_GRAD = 1u << 2,
     RK_PARAM_OPTIONAL = 1u << 4, /* Hugging Face files may lack it: a new head */
     RK_PARAM_FUSED = 1u << 3,    /* in the flat buffers right behind the row before it, without a gap */
+    RK_PARAM_ROUTER = 1u << 5,   /* of what chooses experts, or weights a shared one */
+};
+
+/* A tensor [count, rows, columns] that files may have instead of several parameters, which are consecutive
+ * runs of its count * rows rows: matrices of experts. */
+struct rk_param_stack {
+    char name[64]; /* "": there is none */
+    int64_t count, rows;
+    int64_t first_row; /* of the parameter */
 };
 
 /* Over ranks of `axis`: `dim` is cut into num_parts equal parts, each of which axis_size / num_parts
@@ -67,7 +76,8 @@ struct rk_param_split {
 
 struct rk_param {
     char name[96];  /* Hugging Face's: "model.layers.0.self_attn.q_proj.weight" */
-    char alias[32]; /* a second name that files may have it under; read when the first is missing; or "" */
+    char alias[48]; /* a second name that files may have it under; read when the first is missing; or "" */
+    struct rk_param_stack stack; /* read when both names are missing */
     rk_dtype_t dtype;
     int32_t rank;                 /* 1 or 2 */
     int64_t shape[RK_PARAM_DIMS]; /* global, unpadded; shape[1] of a vector is 1 */

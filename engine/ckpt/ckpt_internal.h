@@ -18,12 +18,17 @@ struct rk_hf_dir;
 struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path) RK_NODISCARD;
 void rk_hf_dir_close(struct rk_hf_dir *dir); /* NULL is a no-op */
 const char *rk_hf_dir_path(const struct rk_hf_dir *dir);
-/* The tensor under the parameter's name, or under its alias when there is none. NOT_FOUND names the tensor
- * and where it should be. The results are borrowed. */
+/* A tensor of a file. */
+struct rk_hf_tensor {
+    const struct rk_st_file *file;
+    const struct rk_st_tensor *tensor;
+    bool is_stack; /* of several parameters: struct rk_param_stack */
+};
+/* The tensor under the parameter's name, or under its alias when there is none, or else the stack that it is
+ * part of. NOT_FOUND names the tensor and where it should be. The results are borrowed. */
 struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
-                                 const struct rk_st_file **file,
-                                 const struct rk_st_tensor **tensor) RK_NODISCARD;
-/* Whether any file has it, under either name. */
+                                 struct rk_hf_tensor *out) RK_NODISCARD;
+/* Whether any file has it, under any of these names. */
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
 /* Logs what no parameter is read from: a sign of a config.json that does not belong to the weights. */
 void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);
@@ -33,7 +38,8 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
 /* Blocks that the device copies from at the same time. */
 #define RK_HF_COPIES_MAX 4
 
-/* Rows [row, row + num_rows) and columns [col, col + cols) of a tensor. */
+/* Rows [row, row + num_rows) and columns [col, col + cols) of a tensor, of which all dimensions but the last
+ * count as rows; of a vector, that many elements. */
 struct rk_hf_block {
     const struct rk_st_file *file;
     const struct rk_st_tensor *tensor;

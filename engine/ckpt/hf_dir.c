@@ -207,22 +207,31 @@ void rk_hf_dir_close(struct rk_hf_dir *dir)
     rk_free(dir);
 }
 
-struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
-                                 const struct rk_st_file **file, const struct rk_st_tensor **tensor)
+/* The first of the parameter's names that a file has; the stack's comes last. NULL: none. */
+static const char *find_name(const struct rk_hf_dir *dir, const struct rk_param *param, bool *is_stack)
 {
-    const char *name = param->name;
+    const char *const names[] = {param->name, param->alias, param->stack.name};
 
-    *file = rk_map_find(dir->tensors, name);
-    if (!*file && *param->alias) {
-        name = param->alias;
-        *file = rk_map_find(dir->tensors, name);
+    for (size_t i = 0; i < RK_ARRAY_LEN(names); i++) {
+        *is_stack = names[i] == param->stack.name;
+        if (*names[i] && rk_map_find(dir->tensors, names[i]))
+            return names[i];
     }
-    if (!*file)
+    return NULL;
+}
+
+struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_param *param,
+                                 struct rk_hf_tensor *out)
+{
+    const char *name = find_name(dir, param, &out->is_stack);
+
+    if (!name)
         return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is in no weight file of '%s'", param->name, dir->path);
-    *tensor = rk_st_find(*file, name);
-    if (!*tensor)
+    out->file = rk_map_find(dir->tensors, name);
+    out->tensor = rk_st_find(out->file, name);
+    if (!out->tensor)
         return RK_FAIL(RK_NOT_FOUND, "tensor '%s' is not in '%s', where " RK_HF_INDEX_FILE " says it is",
-                       name, rk_st_path(*file));
+                       name, rk_st_path(out->file));
     return NULL;
 }
 
@@ -233,8 +242,9 @@ const char *rk_hf_dir_path(const struct rk_hf_dir *dir)
 
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param)
 {
-    return rk_map_find(dir->tensors, param->name) ||
-           (*param->alias && rk_map_find(dir->tensors, param->alias));
+    bool is_stack;
+
+    return find_name(dir, param, &is_stack) != NULL;
 }
 
 /* Constants that old checkpoints carry along. */
@@ -252,6 +262,7 @@ void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_ta
     for (int64_t i = 0; i < params->count; i++) {
         rk_map_put(used, rk_params_at(params, i)->name, used);
         rk_map_put(used, rk_params_at(params, i)->alias, used);
+        rk_map_put(used, rk_params_at(params, i)->stack.name, used);
     }
     for (int64_t i = 0; i < rk_map_count(dir->tensors); i++) {
         const char *name = rk_map_key_at(dir->tensors, i);

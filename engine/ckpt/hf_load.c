@@ -5,6 +5,8 @@
  * that none waits long for a slow disk, and all stop when one of them cannot go on. */
 #include "engine/ckpt/ckpt_internal.h"
 
+#include <stdio.h>
+
 #include "base/rk_alloc.h"
 #include "base/rk_array.h"
 #include "base/rk_fault.h"
@@ -27,21 +29,35 @@ struct load_job {
     struct rk_model_walk walk;
 };
 
-static struct rk_status *check_tensor(const struct rk_param *param, const struct rk_hf_block *block)
+/* "[3, 4]" of a tensor's shape; as much as there is room for. */
+static const char *shape_text(char *text, size_t room, const int64_t *shape, int32_t rank)
 {
-    const struct rk_st_tensor *tensor = block->tensor;
-    bool same = tensor->rank == param->rank;
+    size_t used = 0;
 
-    for (int32_t i = 0; same && i < param->rank; i++)
-        same = tensor->shape[i] == param->shape[i];
+    for (int32_t i = 0; i < rank && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s%lld", i > 0 ? ", " : "[", (long long)shape[i]);
+    if (used < room)
+        snprintf(text + used, room - used, "%s", rank > 0 ? "]" : "[]");
+    return text;
+}
+
+static struct rk_status *check_tensor(const struct rk_param *param, const struct rk_hf_tensor *found)
+{
+    const struct rk_st_tensor *tensor = found->tensor;
+    const int64_t stacked[3] = {param->stack.count, param->stack.rows, param->shape[1]};
+    const int64_t *shape = found->is_stack ? stacked : param->shape;
+    int32_t rank = found->is_stack ? 3 : param->rank;
+    bool same = tensor->rank == rank;
+    char has[96], expected[96];
+
+    for (int32_t i = 0; same && i < rank; i++)
+        same = tensor->shape[i] == shape[i];
     if (!same)
-        return RK_FAIL(
-            RK_INVALID_ARGUMENT,
-            "tensor '%s' in '%s' has rank %d and shape [%lld, %lld, ...], expected [%lld, %lld] of rank %d "
-            "by config.json",
-            param->name, rk_st_path(block->file), tensor->rank, (long long)tensor->shape[0],
-            (long long)(tensor->rank > 1 ? tensor->shape[1] : 1), (long long)param->shape[0],
-            (long long)param->shape[1], param->rank);
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "tensor '%s' in '%s' has rank %d and shape %s, expected %s by config.json",
+                       tensor->name, rk_st_path(found->file), tensor->rank,
+                       shape_text(has, sizeof(has), tensor->shape, tensor->rank),
+                       shape_text(expected, sizeof(expected), shape, rank));
     switch (tensor->dtype) {
     case RK_DTYPE_F16:
     case RK_DTYPE_BF16:
@@ -50,7 +66,7 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
         return NULL;
     default:
         return RK_FAIL(RK_UNIMPLEMENTED, "tensor '%s' in '%s' is %s, expected F16, BF16, F32 or F64",
-                       param->name, rk_st_path(block->file), rk_dtype_safetensors_name(tensor->dtype));
+                       tensor->name, rk_st_path(found->file), rk_dtype_safetensors_name(tensor->dtype));
     }
 }
 
@@ -90,6 +106,7 @@ static struct rk_status *plan_param(struct load_job *job, int64_t i)
     const struct rk_placement *placement = rk_params_placement(&job->model->core->params, i);
     struct rk_param_box box = rk_param_get_box(param, placement);
     struct rk_hf_block block = {.param = i, .col = box.begin[1], .cols = box.shape[1]};
+    struct rk_hf_tensor found;
 
     if (!placement->is_held)
         return NULL;
@@ -97,10 +114,12 @@ static struct rk_status *plan_param(struct load_job *job, int64_t i)
         warn_new(job, i);
         return NULL;
     }
-    RK_TRY(rk_hf_dir_find(job->dir, param, &block.file, &block.tensor));
-    RK_TRY(check_tensor(param, &block));
+    RK_TRY(rk_hf_dir_find(job->dir, param, &found));
+    RK_TRY(check_tensor(param, &found));
+    block.file = found.file;
+    block.tensor = found.tensor;
     for (int64_t begin = 0; begin < box.shape[0]; begin += block.num_rows) {
-        block.row = box.begin[0] + begin;
+        block.row = (found.is_stack ? param->stack.first_row : 0) + box.begin[0] + begin;
         block.num_rows = RK_MIN(RK_MAX(BLOCK_ELEMENTS / box.shape[1], 1), box.shape[0] - begin);
         block.offset = placement->offset + begin * placement->local_shape[1];
         rk_array_append(&job->blocks, block);

@@ -43,7 +43,7 @@ static struct rk_status *read_rows(const struct rk_hf_block *block, char *raw)
 {
     const struct rk_st_tensor *tensor = block->tensor;
     uint64_t elem_bytes = rk_dtype_bytes(tensor->dtype);
-    int64_t all_cols = tensor->rank > 1 ? tensor->shape[1] : 1, cols = block->cols;
+    int64_t all_cols = tensor->rank > 1 ? tensor->shape[tensor->rank - 1] : 1, cols = block->cols;
 
     if (cols == all_cols)
         return rk_st_read(block->file, tensor, (uint64_t)(block->row * cols) * elem_bytes,

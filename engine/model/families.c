@@ -7,10 +7,8 @@
 #include "base/rk_str.h"
 
 static const struct rk_model_family *const families[] = {
-    &rk_family_llama,
-    &rk_family_qwen2,
-    &rk_family_qwen3,
-    &rk_family_mistral,
+    &rk_family_llama,     &rk_family_qwen2,     &rk_family_qwen3,   &rk_family_mistral,
+    &rk_family_qwen2_moe, &rk_family_qwen3_moe, &rk_family_mixtral,
 };
 
 static const struct rk_model_family *extra_family;
@@ -21,7 +19,16 @@ static const struct rk_block_desc dense_blocks[] = {
     {0},
 };
 
+static const struct rk_block_desc sparse_blocks[] = {
+    {&rk_block_attention, "input_layernorm", "self_attn"},
+    {&rk_block_moe, "post_attention_layernorm", "mlp"},
+    {0},
+};
+
 const struct rk_layer_kind rk_dense_layers[] = {{"dense", dense_blocks}, {0}};
+
+const struct rk_layer_kind rk_sparse_layers[] = {
+    [RK_LAYER_DENSE] = {"dense", dense_blocks}, [RK_LAYER_SPARSE] = {"sparse", sparse_blocks}, {0}};
 
 void rk_family_set_extra(const struct rk_model_family *family)
 {

@@ -75,6 +75,11 @@ int64_t rk_params_add(struct rk_param_table *table, const struct rk_param_spec *
     vsnprintf(param->name, sizeof(param->name), name_fmt, args);
     va_end(args);
     snprintf(param->alias, sizeof(param->alias), "%s", spec->alias ? spec->alias : "");
+    if (spec->stack.name) {
+        param->stack = (struct rk_param_stack){
+            .count = spec->stack.count, .rows = spec->stack.rows, .first_row = spec->stack.first_row};
+        snprintf(param->stack.name, sizeof(param->stack.name), "%s", spec->stack.name);
+    }
     rk_param_place(&table->placements[table->count], param, table->mesh, &table->coords);
     return table->count++;
 }

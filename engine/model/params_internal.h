@@ -35,7 +35,11 @@ struct rk_param_spec {
     int64_t rows_padded; /* 0: rows; else split_dim is 0 and zero rows are added up to this many */
     uint32_t flags;      /* enum rk_param_flags; vectors get RK_PARAM_NO_DECAY by themselves */
     const char *alias;   /* second name in files, or NULL */
-    bool sees_rows;      /* replicated, and applied to rows of the residual stream */
+    struct {
+        const char *name; /* NULL: none */
+        int64_t count, rows, first_row;
+    } stack;        /* struct rk_param_stack */
+    bool sees_rows; /* replicated, and applied to rows of the residual stream */
     bool is_expert;
     int32_t ep_rank; /* of an expert's: the rank of ep that holds it */
 };

@@ -16,6 +16,13 @@ int64_t rk_block_cache_bytes(const struct rk_block *block, rk_dtype_t dtype)
     return bytes;
 }
 
+static rk_dtype_t dtype_of(const struct rk_activation_decl *decl, rk_dtype_t dtype, rk_dtype_t stat_dtype)
+{
+    if (decl->is_index)
+        return RK_DTYPE_I32;
+    return decl->is_stat ? stat_dtype : dtype;
+}
+
 int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_life_t life, rk_dtype_t dtype,
                                   rk_dtype_t stat_dtype)
 {
@@ -24,8 +31,9 @@ int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_li
     for (int32_t i = 0; i < block->decl.num_activations; i++) {
         const struct rk_activation_decl *decl = &block->decl.activations[i];
 
-        if (decl->life == life)
-            bytes += decl->columns * (int64_t)rk_dtype_bytes(decl->is_stat ? stat_dtype : dtype);
+        if (decl->life == life && decl->num_rows == 0)
+            bytes += decl->columns * RK_MAX(decl->rows_per_token, 1) *
+                     (int64_t)rk_dtype_bytes(dtype_of(decl, dtype, stat_dtype));
     }
     return bytes;
 }
@@ -35,6 +43,7 @@ struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk
 {
     const struct rk_activation_decl *decl = &block->decl.activations[i];
     struct rk_step_arena *arena = pass->arena;
+    int64_t num_rows = decl->num_rows ? decl->num_rows : pass->num_tokens * RK_MAX(decl->rows_per_token, 1);
 
     RK_ASSERT(i >= 0);
     RK_ASSERT(i < block->decl.num_activations);
@@ -42,8 +51,7 @@ struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk
     RK_ASSERT(decl->life != RK_ACTIVATION_KEPT || pass->keeps_activations);
     if (decl->life == RK_ACTIVATION_SAVED || decl->life == RK_ACTIVATION_KEPT)
         arena = rk_pass_saved_arena(pass);
-    return rk_step_2d(arena, out, decl->is_stat ? pass->stat_dtype : pass->dtype, pass->num_tokens,
-                      decl->columns);
+    return rk_step_2d(arena, out, dtype_of(decl, pass->dtype, pass->stat_dtype), num_rows, decl->columns);
 }
 
 rk_tensor_t rk_block_cache(const struct rk_pass *pass, const struct rk_block *block, int32_t i)

@@ -238,7 +238,7 @@ void rk_rope_table(const struct rk_rope_spec *rope, int64_t num_positions, float
 struct rk_block_ops;
 
 #define RK_BLOCK_MAX_CACHES      2
-#define RK_BLOCK_MAX_ACTIVATIONS 8
+#define RK_BLOCK_MAX_ACTIVATIONS 24
 
 /* A tensor of the paged cache: what a block remembers of every token, in the model's dtype. */
 struct rk_cache_decl {
@@ -255,12 +255,15 @@ typedef enum rk_activation_life {
     RK_ACTIVATION_LIFE_COUNT
 } rk_activation_life_t;
 
-/* A tensor that a block makes: [num_tokens, columns]. */
+/* A tensor that a block makes: [num_tokens * rows_per_token, columns], or [num_rows, columns]. */
 struct rk_activation_decl {
     const char *name; /* "qkv" */
     rk_activation_life_t life;
-    bool is_stat;    /* in the dtype of statistics; otherwise in the model's */
-    int64_t columns; /* of this rank; 0: this block makes none */
+    bool is_stat;           /* in the dtype of statistics; otherwise in the model's */
+    int64_t columns;        /* of this rank; 0: this block makes none */
+    bool is_index;          /* I32 */
+    int64_t rows_per_token; /* 0: 1 */
+    int64_t num_rows;       /* above 0: this many, whatever the tokens are */
 };
 
 /* What a block says of itself on this rank. Caches, tables and plans are made from it: nobody else works out
@@ -319,10 +322,10 @@ struct rk_block_ops {
 /* Bytes a token, of one tensor of the cache and of all that a block has. */
 int64_t rk_cache_bytes(const struct rk_cache_decl *cache, rk_dtype_t dtype);
 int64_t rk_block_cache_bytes(const struct rk_block *block, rk_dtype_t dtype);
-/* Bytes a token of the activations with that life. */
+/* Bytes a token of the activations with that life; those with a number of rows of their own are not in it. */
 int64_t rk_block_activation_bytes(const struct rk_block *block, rk_activation_life_t life, rk_dtype_t dtype,
                                   rk_dtype_t stat_dtype);
-/* Makes activation `i` of the block, [num_tokens, columns], where its life says. RESOURCE_EXHAUSTED. */
+/* Makes activation `i` of the block, as declared, where its life says. RESOURCE_EXHAUSTED. */
 struct rk_status *rk_activation_make(const struct rk_pass *pass, const struct rk_block *block, int32_t i,
                                      rk_tensor_t *out) RK_NODISCARD;
 /* Tensor `i` of the block's cache, [num_blocks, heads, block size, width]. Of a pass over a cache. */
@@ -332,6 +335,7 @@ const struct rk_rope_tables *rk_block_rope(const struct rk_pass *pass, const str
 
 extern const struct rk_block_ops rk_block_attention; /* attention.c: grouped queries, rotary positions */
 extern const struct rk_block_ops rk_block_swiglu;    /* mlp.c */
+extern const struct rk_block_ops rk_block_moe;       /* moe.c: experts, and a shared one beside them */
 
 /* --- heads: what turns final hidden states into the outputs of enum rk_head_output; rows of heads.c --- */
 struct rk_head_ops;

@@ -14,6 +14,13 @@ exact in fp32, in which kernels take them.
 AdamW's eps is large because with 1e-8 the first step turns a gradient of 1e-9, which is rounding noise in fp32, into a
 full step.
 
+Layers of experts: transformers holds the matrices of all experts in one tensor; the files have those of each expert,
+under the names that transformers writes, and gradients and steps are given by these names. The router's softmax, fp32 in
+transformers, is computed in fp64, and equal scores are taken by ascending expert, which torch.topk leaves open. Some
+experts have a router of zeros: their scores are exactly equal, so that ties occur, or below all that are taken, so that
+no token comes to them; the script checks that both occur where it says so. In bf16 a token that is close to two experts may go to the
+other one, so these models have no error_bf16.
+
 golden.safetensors: tokens, cu_seqlens, labels (I32), logits, log_probs, entropy, loss and (F64) grad.NAME,
 step1.NAME .. step3.NAME, grad_norms. Models with bf16 weights also have error_bf16.logits, .log_probs and .grad (the
 worst of all parameters): how far the stock model in bf16 is from this reference, as the largest difference by the
@@ -23,19 +30,24 @@ import hashlib
 import json
 import math
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import safetensors
 import torch
 import transformers
-from safetensors.torch import save_file
-from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config,
-                          Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
+from safetensors.torch import load_file, save_file
+from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
+                          MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
+                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
+from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen2 import modeling_qwen2
+from transformers.models.qwen2_moe import modeling_qwen2_moe
 from transformers.models.qwen3 import modeling_qwen3
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 SEED = 20240607
 LENGTHS = [1, 7, 13, 20]
@@ -63,6 +75,21 @@ MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"} | B
     "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 2, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
 }
+QWEN3_MOE = QWEN3 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": "float32",
+                     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "use_sliding_window": False,
+                     "sliding_window": None}
+QWEN2_MOE = QWEN2 | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "torch_dtype": "float32",
+                     "num_attention_heads": 2, "num_key_value_heads": 1, "use_sliding_window": False}
+MIXTRAL = MISTRAL | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "torch_dtype": "float32",
+                     "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": None,
+                     "router_jitter_noise": 0.0}
+# Experts whose router is zero, and what follows from it: see above.
+ZERO_ROUTERS = {
+    "qwen3_moe_tiny": [4], "qwen3_moe_tiny_tied": [1, 2], "qwen2_moe_tiny": [7, 8], "qwen2_moe_tiny_tied": [0],
+    "mixtral_tiny": [1, 3], "mixtral_tiny_tied": [],
+}
+HAS_TIES = {"qwen3_moe_tiny_tied", "mixtral_tiny"}
+HAS_UNUSED = {"qwen3_moe_tiny", "qwen2_moe_tiny"}
 VARIANTS = {
     # The form of transformers 5, and of every size that tp = 4 replicates or pads.
     "llama_tiny": LLAMA
@@ -109,15 +136,49 @@ VARIANTS = {
     | {
         "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": False, "sliding_window": 6,
     },
+    # As Qwen3-30B-A3B: all layers have experts, whose probabilities are normalised.
+    "qwen3_moe_tiny": QWEN3_MOE
+    | {
+        "num_experts": 10, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True,
+        "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    # Every second layer has experts.
+    "qwen3_moe_tiny_tied": QWEN3_MOE
+    | {
+        "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": False,
+        "tie_word_embeddings": True, "decoder_sparse_step": 2, "mlp_only_layers": None,
+    },
+    # As Qwen1.5-MoE-A2.7B, with a dense first layer.
+    "qwen2_moe_tiny": QWEN2_MOE
+    | {
+        "num_experts": 9, "num_experts_per_tok": 1, "moe_intermediate_size": 12, "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 20, "tie_word_embeddings": False, "decoder_sparse_step": 1,
+        "mlp_only_layers": [0],
+    },
+    "qwen2_moe_tiny_tied": QWEN2_MOE
+    | {
+        "num_experts": 6, "num_experts_per_tok": 4, "moe_intermediate_size": 8, "norm_topk_prob": True,
+        "shared_expert_intermediate_size": 12, "tie_word_embeddings": True, "decoder_sparse_step": 2,
+        "mlp_only_layers": [],
+    },
+    "mixtral_tiny": MIXTRAL
+    | {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 20, "tie_word_embeddings": False},
+    "mixtral_tiny_tied": MIXTRAL
+    | {
+        "num_local_experts": 4, "num_experts_per_tok": 4, "intermediate_size": 12, "num_hidden_layers": 1,
+        "sliding_window": 6, "tie_word_embeddings": True,
+    },
 }
 
 
 class Family:
     """transformers' classes, and what is replaced in its module."""
 
-    def __init__(self, module, config, model, norm):
-        self.module, self.config, self.model, self.norm = module, config, model, getattr(module, norm)
+    def __init__(self, module, config, model, prefix):
+        self.module, self.config, self.model = module, config, model
+        self.norm, self.router = getattr(module, prefix + "RMSNorm"), getattr(module, prefix + "TopKRouter", None)
         self.stock = (self.norm.forward, module.eager_attention_forward)
+        self.stock_router = self.router.forward if self.router else None
 
     def patch(self, norm_forward, attention):
         self.norm.forward = norm_forward
@@ -125,11 +186,62 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family(modeling_llama, LlamaConfig, LlamaForCausalLM, "LlamaRMSNorm"),
-    "qwen2": Family(modeling_qwen2, Qwen2Config, Qwen2ForCausalLM, "Qwen2RMSNorm"),
-    "qwen3": Family(modeling_qwen3, Qwen3Config, Qwen3ForCausalLM, "Qwen3RMSNorm"),
-    "mistral": Family(modeling_mistral, MistralConfig, MistralForCausalLM, "MistralRMSNorm"),
+    "llama": Family(modeling_llama, LlamaConfig, LlamaForCausalLM, "Llama"),
+    "qwen2": Family(modeling_qwen2, Qwen2Config, Qwen2ForCausalLM, "Qwen2"),
+    "qwen3": Family(modeling_qwen3, Qwen3Config, Qwen3ForCausalLM, "Qwen3"),
+    "mistral": Family(modeling_mistral, MistralConfig, MistralForCausalLM, "Mistral"),
+    "qwen2_moe": Family(modeling_qwen2_moe, Qwen2MoeConfig, Qwen2MoeForCausalLM, "Qwen2Moe"),
+    "qwen3_moe": Family(modeling_qwen3_moe, Qwen3MoeConfig, Qwen3MoeForCausalLM, "Qwen3Moe"),
+    "mixtral": Family(modeling_mixtral, MixtralConfig, MixtralForCausalLM, "Mixtral"),
 }
+
+
+class Router:
+    """The router's forward, whose softmax has a dtype of its own; counts what happens."""
+
+    def __init__(self, stock, normalizes, dtype):
+        self.stock, self.normalizes, self.dtype = stock, normalizes, dtype
+        self.ties, self.used = 0, {}
+
+    def forward(self, module, hidden_states):
+        hidden_states = hidden_states.reshape(-1, module.hidden_dim)
+        logits = torch.nn.functional.linear(hidden_states, module.weight)
+        probs = torch.softmax(logits.to(self.dtype), dim=-1)
+        ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+        top, ids = ordered[:, : module.top_k], order[:, : module.top_k]
+        tied = torch.zeros(len(ids), dtype=torch.bool)
+        if module.top_k < probs.shape[1]:
+            tied = ordered[:, module.top_k - 1] == ordered[:, module.top_k]
+        stock_ids = self.stock(module, hidden_states)[2]
+        assert torch.equal(stock_ids.sort()[0][~tied], ids.sort()[0][~tied]), "choice of experts"
+        self.ties += int(tied.sum())
+        self.used.setdefault(id(module), set()).update(ids.flatten().tolist())
+        if self.normalizes:
+            top = top / top.sum(dim=-1, keepdim=True)
+        return logits, top.to(logits.dtype), ids
+
+    def install(self, family):
+        family.router.forward = lambda module, hidden_states: self.forward(module, hidden_states)
+
+
+def file_tensors(config, name, tensor):
+    """The tensors of a file that have what transformers has in one parameter, by name."""
+    is_mixtral = config["model_type"] == "mixtral"
+    if is_mixtral:
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return {name: tensor}
+    gate, up, down = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    module, out = name.rsplit(".", 1)[0], {}
+    for e, matrix in enumerate(tensor):
+        parts = dict(zip((gate, up), matrix.chunk(2))) if name.endswith("gate_up_proj") else {down: matrix}
+        out |= {f"{module}.{e}.{part}.weight": value.contiguous() for part, value in parts.items()}
+    return out
+
+
+def put(tensors, prefix, config, name, value):
+    for file_name, part in file_tensors(config, name, value).items():
+        tensors[prefix + file_name] = part.clone()
 
 
 def inverse_frequencies(config, head_dim):
@@ -179,15 +291,20 @@ def attention_f64(module, query, key, value, attention_mask, scaling, sliding_wi
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
-def make_model(config, seed):
+def make_model(name, config, seed):
     family = FAMILIES[config["model_type"]]
     kwargs = {k: v for k, v in config.items() if k not in ("architectures", "model_type", "torch_dtype")}
+    if family.router:
+        kwargs["experts_implementation"] = "eager"
     model = family.model(family.config(**kwargs, attn_implementation="eager")).float().eval()
+    zero_routers = ZERO_ROUTERS.get(name, [])
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
             values = rng.standard_normal(tuple(p.shape))
             values = 1 + 0.1 * values if name.endswith("norm.weight") else 0.15 * values
+            if name.endswith(".mlp.gate.weight"):
+                values[zero_routers] = 0
             p.copy_(torch.from_numpy(values.astype(np.float32)))
             if is_bf16(config):
                 p.copy_(p.bfloat16().float())
@@ -223,7 +340,7 @@ def make_batch(rng, vocab_size):
     return {"sequences": sequences, "labels": labels}
 
 
-def train(model, batch, tensors):
+def train(model, config, batch, tensors):
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(
@@ -237,14 +354,14 @@ def train(model, batch, tensors):
         if step == 1:
             tensors["loss"] = loss.detach().reshape(1)
             for name, p in model.named_parameters():
-                tensors["grad." + name] = p.grad.clone()
+                put(tensors, "grad.", config, name, p.grad)
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIM["clip_grad"]).reshape(1))
         assert norms[-1] > OPTIM["clip_grad"], "clipping must act"
         optimizer.step()
         for name, p in model.named_parameters():
             # fp32 is enough for the larger model: the smaller one tests the same code to 1e-10.
             kept = torch.float64 if model.config.tie_word_embeddings else torch.float32
-            tensors[f"step{step}.{name}"] = p.detach().to(kept).clone()
+            put(tensors, f"step{step}.", config, name, p.detach().to(kept))
     tensors["grad_norms"] = torch.cat(norms)
 
 
@@ -263,21 +380,53 @@ def errors_of_bf16(model, batch, tensors):
         tensors[kind] = torch.maximum(error.reshape(1), tensors.get(kind, torch.zeros(1)))
 
 
+def check_names(model, weights):
+    """transformers writes the same tensors."""
+    with tempfile.TemporaryDirectory() as path:
+        model.save_pretrained(path)
+        written = load_file(Path(path) / "model.safetensors")
+    assert written.keys() == weights.keys(), written.keys() ^ weights.keys()
+    assert all(torch.equal(written[n].float(), weights[n].float()) for n in written)
+
+
+def install_router(name, config, dtype):
+    family = FAMILIES[config["model_type"]]
+    if not family.router:
+        return None
+    normalizes = config["model_type"] == "mixtral" or config["norm_topk_prob"]
+    router = Router(family.stock_router, normalizes, dtype)
+    router.install(family)
+    return router
+
+
+def check_router(name, config, router):
+    if not router:
+        return
+    num_experts = config.get("num_experts") or config["num_local_experts"]
+    unused = sum(num_experts - len(used) for used in router.used.values())
+    assert bool(router.ties) == (name in HAS_TIES), f"{router.ties} ties"
+    assert unused or name not in HAS_UNUSED, "all experts are used"
+
+
 def make(out, name, config):
     family = FAMILIES[config["model_type"]]
     family.patch(*family.stock)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
-    model = make_model(config, SEED)
+    model = make_model(name, config, SEED)
     stock_model = copy.deepcopy(model)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     dtype = torch.bfloat16 if is_bf16(config) else torch.float32
-    weights = {n: p.detach().clone().to(dtype).contiguous() for n, p in model.named_parameters()}
+    weights = {}
+    for n, p in model.named_parameters():
+        put(weights, "", config, n, p.detach().to(dtype).contiguous())
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    check_names(model, weights)
 
     model = model.double()
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     batch = make_batch(np.random.default_rng(SEED + 1), config["vocab_size"])
+    install_router(name, config, torch.float32)
     with torch.no_grad():
         stock = forward(model, batch)[0]
         inv_freq = inverse_frequencies(config, head_dim)
@@ -285,6 +434,7 @@ def make(out, name, config):
         assert np.max(np.abs(inv_freq / stock_freq - 1)) < 1e-6, "rotary frequencies"
         model.model.rotary_emb = ExactRotary(inv_freq)
         family.patch(norm_f64, attention_f64)
+        router = install_router(name, config, torch.float64)
         logits, log_probs, entropy, _ = forward(model, batch)
     difference = float(torch.max(torch.abs(stock - logits)))
     assert 0 < difference < 1e-5, f"replacements change logits by {difference}"
@@ -295,7 +445,8 @@ def make(out, name, config):
         "labels": torch.tensor(batch["labels"], dtype=torch.int32),
         "logits": logits, "log_probs": log_probs, "entropy": entropy,
     }
-    train(model, batch, tensors)
+    check_router(name, config, router)
+    train(model, config, batch, tensors)
     if is_bf16(config):
         family.patch(*family.stock)
         errors_of_bf16(stock_model, batch, tensors)

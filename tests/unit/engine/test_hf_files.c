@@ -289,7 +289,7 @@ static const struct load_case load_cases[] = {
      NULL,
      NULL,
      RK_INVALID_ARGUMENT,
-     "shape [25, 16, ...], expected [24, 16]"},
+     "shape [25, 16], expected [24, 16]"},
     {"rank",
      false,
      {{SINGLE, {F32, .reshape = "model.layers.0.mlp.up_proj.weight", .flattens = true}}},

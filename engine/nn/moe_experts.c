@@ -1,0 +1,97 @@
+/* The experts' products. The probability of a row is multiplied into its activation, in front of the product
+ * that is linear: rows of results need only be added then, and the gradient of the probability needs no
+ * result (Megatron-LM does the same; Hugging Face multiplies the result). */
+#include "engine/nn/moe_internal.h"
+
+static rk_tensor_t matrices(const struct rk_pass *pass, const struct rk_expert_weight *weight, void *buffer,
+                            rk_dtype_t dtype)
+{
+    int64_t offset = rk_params_placement(pass->params, weight->param)->offset;
+
+    return rk_tensor_3d((char *)buffer + (size_t)offset * rk_dtype_bytes(dtype), dtype, weight->num_experts,
+                        weight->rows, weight->cols);
+}
+
+static struct rk_status *multiply(const struct rk_pass *pass, const struct rk_expert_weight *weight,
+                                  rk_tensor_t offsets, rk_tensor_t x, rk_tensor_t y)
+{
+    return rk_grouped_gemm(
+        pass->stream, &(struct rk_grouped_gemm_args){.y = y,
+                                                     .x = x,
+                                                     .w = matrices(pass, weight, pass->values, pass->dtype),
+                                                     .offsets = offsets,
+                                                     .trans_w = true,
+                                                     .strict = pass->is_strict});
+}
+
+static struct rk_status *multiply_back(const struct rk_pass *pass, const struct rk_expert_weight *weight,
+                                       rk_tensor_t offsets, rk_tensor_t dy, rk_tensor_t dx)
+{
+    return rk_grouped_gemm(
+        pass->stream,
+        &(struct rk_grouped_gemm_args){
+            .y = dx, .x = dy, .w = matrices(pass, weight, pass->values, pass->dtype), .offsets = offsets});
+}
+
+/* Gradients of experts are added to zeros: a pass may have no row for an expert. */
+static struct rk_status *add_gradients(const struct rk_pass *pass, const struct rk_expert_weight *weight,
+                                       rk_tensor_t offsets, rk_tensor_t x, rk_tensor_t dy)
+{
+    return rk_grouped_gemm_wgrad(pass->stream,
+                                 &(struct rk_grouped_gemm_wgrad_args){
+                                     .dw = matrices(pass, weight, pass->grads, pass->grad_dtype),
+                                     .dy = dy,
+                                     .x = x,
+                                     .offsets = offsets,
+                                 });
+}
+
+static rk_tensor_t gate_of(const struct rk_moe *moe, rk_tensor_t gate_up)
+{
+    return rk_tensor_cols(gate_up, 0, moe->intermediate_size);
+}
+
+static rk_tensor_t up_of(const struct rk_moe *moe, rk_tensor_t gate_up)
+{
+    return rk_tensor_cols(gate_up, moe->intermediate_size, moe->intermediate_size);
+}
+
+struct rk_status *rk_moe_experts_fwd(const struct rk_pass *pass, const struct rk_moe *moe,
+                                     const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t activated,
+                                     rk_tensor_t out)
+{
+    RK_TRY(multiply(pass, &moe->gate_up, rows->offsets, x, rows->gate_up));
+    if (!out.data)
+        return NULL;
+    RK_TRY(rk_swiglu_fwd(pass->stream, &(struct rk_swiglu_fwd_args){.y = activated,
+                                                                    .gate = gate_of(moe, rows->gate_up),
+                                                                    .up = up_of(moe, rows->gate_up),
+                                                                    .probs = rows->probs}));
+    return multiply(pass, &moe->down, rows->offsets, activated, out);
+}
+
+struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const struct rk_moe *moe,
+                                          const struct rk_moe_rows *rows, rk_tensor_t dout,
+                                          rk_tensor_t activated, rk_tensor_t dprobs)
+{
+    rk_tensor_t gate = gate_of(moe, rows->gate_up), up = up_of(moe, rows->gate_up);
+
+    /* activated: first the gradient of it, then itself */
+    RK_TRY(multiply_back(pass, &moe->down, rows->offsets, dout, activated));
+    RK_TRY(rk_swiglu_bwd(pass->stream, &(struct rk_swiglu_bwd_args){.dgate = gate,
+                                                                    .dup = up,
+                                                                    .dy = activated,
+                                                                    .gate = gate,
+                                                                    .up = up,
+                                                                    .y = activated,
+                                                                    .probs = rows->probs,
+                                                                    .dprobs = dprobs}));
+    return add_gradients(pass, &moe->down, rows->offsets, activated, dout);
+}
+
+struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
+                                        const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t dx)
+{
+    RK_TRY(add_gradients(pass, &moe->gate_up, rows->offsets, x, rows->gate_up));
+    return multiply_back(pass, &moe->gate_up, rows->offsets, rows->gate_up, dx);
+}

@@ -1,0 +1,139 @@
+/* Private to engine/nn: the parts of a layer of experts. How they come together: moe.c.
+ *
+ * E experts, K of them a token, T tokens, R = T K rows. A row is what one expert gets of one token: rows are
+ * sorted by expert, within one by token. */
+#ifndef RK_MOE_INTERNAL_H
+#define RK_MOE_INTERNAL_H
+
+#include "engine/nn/nn_internal.h"
+
+/* Matrices of the experts of this rank, one behind the other: [num_experts, rows, cols]. */
+struct rk_expert_weight {
+    int64_t param; /* the first row of the parameter table */
+    int64_t num_experts, rows, cols;
+};
+
+/* Of this rank. */
+struct rk_moe {
+    struct rk_moe_config config;
+    int64_t hidden_size;
+    int64_t intermediate_size; /* of an expert: this rank's part */
+    struct rk_weight router;   /* [E, hidden_size] */
+    struct rk_weight bias;     /* [E]: added to scores when experts are chosen; with has_correction_bias */
+    struct rk_expert_weight gate_up, down;
+    /* What every token passes beside its experts; without intermediate_size there is none. */
+    struct {
+        int64_t intermediate_size; /* this rank's part */
+        struct rk_weight gate_up, down;
+        struct rk_weight score; /* [1, hidden_size], with has_shared_gate */
+    } shared;
+};
+
+/* What backward needs of forward. */
+struct rk_moe_saved {
+    rk_tensor_t logits;       /* stat [T, E] */
+    rk_tensor_t ids;          /* I32 [T, K] */
+    rk_tensor_t places;       /* I32 [T, K]: the row of each choice */
+    rk_tensor_t tokens;       /* I32 [R]: the token of each row */
+    rk_tensor_t offsets;      /* I32 [E + 1]: where the rows of each expert begin */
+    rk_tensor_t row_probs;    /* stat [R] */
+    rk_tensor_t gate_up;      /* [R, 2 * intermediate_size] */
+    rk_tensor_t shared_score; /* stat [T, 1]: a logit */
+    rk_tensor_t shared_prob;  /* stat [T, 1]: the sigmoid of it */
+    rk_tensor_t shared_gate_up;
+};
+
+/* Activations of the declaration. */
+enum {
+    RK_MOE_LOGITS,
+    RK_MOE_IDS,
+    RK_MOE_PLACES,
+    RK_MOE_TOKENS,
+    RK_MOE_OFFSETS,
+    RK_MOE_ROW_PROBS,
+    RK_MOE_GATE_UP,
+    RK_MOE_SHARED_SCORE,
+    RK_MOE_SHARED_PROB,
+    RK_MOE_SHARED_GATE_UP,
+    RK_MOE_PROBS, /* of the forward pass from here on */
+    RK_MOE_ROWS,
+    RK_MOE_ACTIVATED,
+    RK_MOE_SHARED_ACTIVATED,
+    RK_MOE_SHARED_OUT,
+    RK_MOE_DROWS, /* of the backward pass from here on */
+    RK_MOE_DACTIVATED,
+    RK_MOE_DROW_PROBS,
+    RK_MOE_DPROBS,
+    RK_MOE_DLOGITS,
+    RK_MOE_DX,
+    RK_MOE_SHARED_DACTIVATED,
+    RK_MOE_SHARED_DPROB,
+    RK_MOE_SHARED_DSCORE,
+    RK_MOE_NUM_ACTIVATIONS
+};
+
+/* --- moe_declare.c --- */
+struct rk_status *rk_moe_declare(struct rk_block *block, struct rk_param_table *params,
+                                 const struct rk_block_site *site) RK_NODISCARD;
+
+/* --- moe_route.c: x [T, hidden_size] of all tokens of this rank --- */
+/* Fills logits and ids of `saved`, which has memory, and probs stat [T, K]. */
+struct rk_status *rk_moe_choose(const struct rk_pass *pass, const struct rk_moe *moe, rk_tensor_t x,
+                                const struct rk_moe_saved *saved, rk_tensor_t probs) RK_NODISCARD;
+/* The gradient of the router, and dx += that of its input, from dprobs stat [T, K]. */
+struct rk_status *rk_moe_choose_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                    const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dprobs,
+                                    rk_tensor_t dx) RK_NODISCARD;
+/* score stat [T, 1] = x . weight, prob = its sigmoid; and back, dx +=. */
+struct rk_status *rk_moe_gate(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
+                              rk_tensor_t score, rk_tensor_t prob) RK_NODISCARD;
+struct rk_status *rk_moe_gate_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                  const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dprob,
+                                  rk_tensor_t dx) RK_NODISCARD;
+
+/* --- moe_rows.c: between tokens and rows. What comes in between, from here to the experts and back, may be
+ * an exchange with other ranks. --- */
+/* Sorts the choices: fills places, tokens and offsets of `saved` from its ids, and row_probs from probs. */
+struct rk_status *rk_moe_sort_tokens(const struct rk_pass *pass, const struct rk_moe_saved *saved,
+                                     rk_tensor_t probs) RK_NODISCARD;
+/* rows [R, n] of x [T, n]. */
+struct rk_status *rk_moe_hand_out(const struct rk_pass *pass, const struct rk_moe_saved *saved, rk_tensor_t x,
+                                  rk_tensor_t rows) RK_NODISCARD;
+/* y [T, n] = the sum of each token's rows, by ascending expert; the adjoint of handing out. */
+struct rk_status *rk_moe_collect(const struct rk_pass *pass, const struct rk_moe_saved *saved,
+                                 rk_tensor_t rows, rk_tensor_t y) RK_NODISCARD;
+/* dprobs stat [T, K] of those of the rows, stat [R]. */
+struct rk_status *rk_moe_collect_dprobs(const struct rk_pass *pass, const struct rk_moe_saved *saved,
+                                        rk_tensor_t drow_probs, rk_tensor_t dprobs) RK_NODISCARD;
+
+/* --- moe_experts.c: the experts of this rank over their rows, [num_rows, hidden_size] --- */
+struct rk_moe_rows {
+    rk_tensor_t offsets; /* I32 [experts of this rank + 1] */
+    rk_tensor_t probs;   /* stat [num_rows]: what results are multiplied with */
+    rk_tensor_t gate_up; /* [num_rows, 2 * intermediate_size] */
+};
+/* Fills gate_up; out = down (prob * silu(gate) * up), which may have the memory of x; out none: not wanted.
+ * activated: scratch, [num_rows, intermediate_size]. */
+struct rk_status *rk_moe_experts_fwd(const struct rk_pass *pass, const struct rk_moe *moe,
+                                     const struct rk_moe_rows *rows, rk_tensor_t x, rk_tensor_t activated,
+                                     rk_tensor_t out) RK_NODISCARD;
+/* From dout to dprobs, and to the gradients of gate and up in the place of these; the gradient of down.
+ * activated: scratch. */
+struct rk_status *rk_moe_experts_bwd_down(const struct rk_pass *pass, const struct rk_moe *moe,
+                                          const struct rk_moe_rows *rows, rk_tensor_t dout,
+                                          rk_tensor_t activated, rk_tensor_t dprobs) RK_NODISCARD;
+/* From there to dx, which may have the memory of x, and the gradient of gate and up. */
+struct rk_status *rk_moe_experts_bwd_up(const struct rk_pass *pass, const struct rk_moe *moe,
+                                        const struct rk_moe_rows *rows, rk_tensor_t x,
+                                        rk_tensor_t dx) RK_NODISCARD;
+
+/* --- moe_shared.c: the shared expert over all tokens, a partial sum over tp --- */
+/* y += shared(x), and what backward needs of it; y none: only that. */
+struct rk_status *rk_moe_shared_fwd(const struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
+                                    const struct rk_moe_saved *saved, rk_tensor_t y) RK_NODISCARD;
+/* dx += the gradient of x. */
+struct rk_status *rk_moe_shared_bwd(const struct rk_pass *pass, const struct rk_block *block,
+                                    const struct rk_moe_saved *saved, rk_tensor_t x, rk_tensor_t dy,
+                                    rk_tensor_t dx) RK_NODISCARD;
+
+#endif
