@@ -1,7 +1,7 @@
-/* The wrapper around the operations of a collective backend: what must hold for every one of them is checked,
- * counted and recorded here, once. Groups of one and empty tensors end here; backends see only calls that
- * move something. Wrong arguments are bugs of the engine and assert; they never come from a peer. A failure
- * ends the world (comm_world.c), and every call from then on returns a copy of it. */
+/* Wrapper around the operations of every collective backend: checks arguments, counts operations and records
+ * them for the flight recorder. Groups of one rank and empty tensors are handled here; backends see only
+ * calls that move data. Invalid arguments are bugs of the engine and assert; they never come from a peer. A
+ * failure ends the world (comm_world.c), and every later call returns a copy of the first error. */
 #include "engine/comm/comm_internal.h"
 
 #include <inttypes.h>
@@ -33,7 +33,7 @@ static const struct op_row op_rows[] = {
     [RK_COMM_OP_BATCH] = {"batch", "comm.batch"},
     [RK_COMM_OP_GRAPH] = {"graph", "comm.graph"},
 };
-_Static_assert(RK_ARRAY_LEN(op_rows) == RK_COMM_OP_COUNT, "one row an operation");
+_Static_assert(RK_ARRAY_LEN(op_rows) == RK_COMM_OP_COUNT, "one row per operation");
 
 const char *rk_comm_op_name(rk_comm_op_t op)
 {
@@ -104,7 +104,8 @@ const char *rk_comm_doing_text(const struct rk_comm_doing *doing, const char *gr
     return buf;
 }
 
-/* What is recorded now gets its number when it is launched: the one it has here is that of a launch now. */
+/* An operation that is recorded into a graph gets its number at launch; this one is the number that it would
+ * have if the graph were launched now. */
 static uint64_t count_op(struct rk_comm_group *group, rk_comm_op_t op)
 {
     bool is_p2p = rk_comm_op_is_p2p(op);
@@ -133,7 +134,7 @@ static void set_doing(const struct rk_comm_group *group, struct rk_comm_doing do
     RK_ASSERT(pthread_mutex_unlock(&world->activity_lock) == 0);
 }
 
-/* What is recorded into a graph happens when that is launched, and dry runs do nothing. */
+/* Recorded operations run when the graph is launched, and dry runs do nothing: neither is in flight here. */
 static void begin_flight(struct rk_comm_group *group, struct rk_stream *stream, struct rk_comm_doing doing,
                          size_t bytes)
 {
@@ -146,7 +147,8 @@ static void begin_flight(struct rk_comm_group *group, struct rk_stream *stream, 
                                     .group = group->flight_group};
 
     if (doing.op == RK_COMM_OP_GRAPH)
-        entry.seq += doing.recorded.count - 1; /* of its last: what the rank has launched */
+        entry.seq += doing.recorded.count - 1; /* the last operation of the graph: all of them have been
+                                                * launched */
 
     world->flight = group->recording || rk_comm_group_is_dry(group) ? NO_FLIGHT : rk_flight_begin(&entry);
     world->traced = world->flight != NO_FLIGHT && stream && rk_stream_trace(stream) ? stream : NULL;
@@ -204,13 +206,13 @@ struct rk_status *rk_comm_op_end(struct rk_comm_group *group, struct rk_status *
     return rk_comm_world_error(world);
 }
 
-/* Whether this operation goes to the backend. A group of one and an empty tensor move nothing. */
+/* Whether the backend runs this operation: a group of one rank or an empty tensor moves no data. */
 static bool has_work(const struct rk_comm_group *group, rk_tensor_t tensor)
 {
     return group->size > 1 && rk_tensor_num_elements(tensor) > 0;
 }
 
-/* Dry runs are no operations: they do not count. */
+/* Dry runs do not count operations. */
 struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op_t op)
 {
     if (!rk_comm_group_is_dry(group) && RK_FAULT(op_rows[op].fault))
@@ -218,7 +220,7 @@ struct rk_status *rk_comm_op_fault(const struct rk_comm_group *group, rk_comm_op
     return NULL;
 }
 
-/* What an operation that has an input and an output does in a group of one. */
+/* An operation with input and output in a group of one rank: a copy. */
 static struct rk_status *copy_alone(struct rk_stream *stream, rk_tensor_t out, rk_tensor_t in)
 {
     if (rk_tensor_num_elements(in) == 0 || out.data == in.data)
@@ -321,7 +323,7 @@ struct rk_status *rk_comm_all_to_all(struct rk_comm_group *group, struct rk_stre
         return copy_alone(stream, out, rk_tensor_rows(in, 0, send_rows[0]));
     RK_TRY(rk_comm_op_begin(group, stream, RK_COMM_OP_ALL_TO_ALL, rk_tensor_bytes(in)));
     st = rk_comm_op_fault(group, RK_COMM_OP_ALL_TO_ALL);
-    /* Counts differ between ranks: who has nothing to move must still take part. */
+    /* Counts differ between ranks: a rank with nothing to move must still take part. */
     if (!st && size > 1)
         st = group->world->ops->all_to_all(group, stream, out, recv_rows, in, send_rows);
     else if (!st)
@@ -356,7 +358,7 @@ struct rk_status *rk_comm_barrier(struct rk_comm_group *group, struct rk_stream 
     return rk_comm_op_end(group, st);
 }
 
-/* --- point to point: a lone send is a batch of one --- */
+/* --- point to point: a single send is a batch of one --- */
 
 static size_t batch_bytes(const struct rk_comm_group *group)
 {

@@ -1,10 +1,11 @@
-/* The CPU backend of the collectives: direct algorithms over the socket net. Entry point: the table at the
+/* The CPU backend of the collectives: direct algorithms over the peer network. Entry point: the table at the
  * end.
  *
- * Every rank exchanges with every other one directly. A reduction is owned by one rank an element, which
- * folds the operands in ascending rank order; small tensors are gathered whole and folded by everybody in the
- * same order. So the bits depend neither on the algorithm nor on who computes them. Memory is taken when the
- * world is made: operations allocate nothing once the list of transfers has reached its size. */
+ * Every pair of ranks exchanges data directly. One rank owns the reduction of each element and folds the
+ * operands in ascending rank order; small tensors are gathered whole and every rank folds them in the same
+ * order. So the result is bit-identical for every algorithm and on every rank. Scratch memory is allocated
+ * when the world is created: operations allocate nothing once the list of transfers has reached its final
+ * capacity. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <errno.h>
@@ -19,9 +20,9 @@
 #define NS_PER_MS 1000000
 
 _Static_assert(RK_CPU_SMALL_BYTES <= RK_CPU_PART_BYTES,
-               "small tensors are received in the same scratch memory");
+               "the scratch memory also holds the received parts of small tensors");
 
-/* Point to point messages exchanged with each member; both ends count alike. */
+/* Point to point messages exchanged with each member; sender and receiver keep equal counts. */
 struct cpu_group {
     uint64_t *sent, *received; /* [group size] each, one allocation */
 };
@@ -31,7 +32,7 @@ static struct rk_cpu_net *net_of(const struct rk_comm_group *group)
     return group->world->impl;
 }
 
-/* The k-th member after this rank, so that not everybody starts with rank 0. */
+/* The k-th member after this rank; ranks start with different peers to spread the load. */
 static int32_t after_me(const struct rk_comm_group *group, int32_t k)
 {
     return (group->rank + k) % group->size;
@@ -188,7 +189,7 @@ static void *scratch_of(const struct rk_cpu_net *net, int32_t i)
     return net->scratch + (size_t)i * RK_CPU_PART_BYTES;
 }
 
-/* Folds `own` with what the others sent to the scratch memory. */
+/* Folds `own` with the parts of the other members, which are in the scratch memory. */
 static void reduce_received(struct rk_cpu_net *net, const struct rk_comm_group *group, void *out,
                             const void *own, int64_t count, rk_dtype_t dtype, rk_reduce_op_t op)
 {
@@ -197,7 +198,7 @@ static void reduce_received(struct rk_cpu_net *net, const struct rk_comm_group *
     rk_cpu_reduce(out, net->parts, group->size, count, dtype, op);
 }
 
-/* Everybody's part goes to its owner. */
+/* Every rank sends to each owner that owner's part. */
 static void add_scatter(struct rk_cpu_net *net, const struct rk_comm_group *group, const struct chunk *chunk)
 {
     for (int32_t k = 1; k < group->size; k++) {
@@ -208,7 +209,7 @@ static void add_scatter(struct rk_cpu_net *net, const struct rk_comm_group *grou
     }
 }
 
-/* Every owner's part goes to everybody. */
+/* Every owner sends its part to all ranks. */
 static void add_gather(struct rk_cpu_net *net, const struct rk_comm_group *group, const struct chunk *chunk)
 {
     char *own = chunk->data + part_offset(chunk, group, group->rank);
@@ -307,7 +308,7 @@ static struct rk_status *reduce_scatter(struct rk_comm_group *group, struct rk_s
 
 /* --- moves --- */
 
-/* The own part of an operation; the two may be the same memory. */
+/* Copies this rank's own part. `out` and `in` may be the same memory. */
 static void copy_own(void *out, const void *in, size_t bytes)
 {
     if (bytes > 0 && out != in)
@@ -366,7 +367,7 @@ static struct rk_status *all_to_all(struct rk_comm_group *group, struct rk_strea
         if (i == group->rank) {
             copy_own(to, from, send_bytes);
         } else {
-            /* Also when empty: the frames are how ranks notice that their counts disagree. */
+            /* Empty parts are sent too: ranks detect from the frames that their counts disagree. */
             rk_cpu_add_send(net, i, from, send_bytes);
             rk_cpu_add_recv(net, i, to, recv_bytes);
         }

@@ -1,11 +1,11 @@
-/* How the CPU net comes up. Every rank listens since round 1 of the rendezvous; in round 2 the higher rank
- * of a pair connects to the lower one, retrying until the listener is there, twice: for the data and for the
- * control connection.
+/* Connects the CPU peer network. Every rank listens from round 1 of the rendezvous on; in round 2 the higher
+ * rank of a pair opens two connections to the lower one, data and control, and retries until the listener
+ * accepts.
  *
- * Rank r first connects to 0 .. r-1, one after the other, then accepts r+1 .. n-1. No ranks wait for each
- * other in a circle: rank 0 accepts at once, and once ranks below r accept, r comes through. A connection is
- * not trusted until its proof has been checked, so accepted connections are bounded in number and time and
- * cannot hold up one another. */
+ * Rank r first connects to 0 .. r-1, one after the other, then accepts r+1 .. n-1. This cannot deadlock: rank
+ * 0 accepts at once, and rank r finishes its connects once all ranks below r accept. A connection is not
+ * trusted until its proof has been checked, so unauthenticated connections are bounded in number and time and
+ * do not block one another. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <errno.h>
@@ -28,22 +28,23 @@
 #define NS_PER_MS 1000000
 /* Pause between two attempts to connect. */
 #define RETRY_MS 20
-/* Strangers in the handshake at a time; the oldest goes when one more comes. */
+/* Maximum number of unauthenticated connections; one more closes the oldest. */
 #define MAX_PENDING 64
-/* A peer of ours finishes its handshake in a millisecond or two. */
+/* Time limit of a handshake. A peer rank needs one or two milliseconds. */
 #define HANDSHAKE_MS 5000
-/* Room for a whole part on a Unix socket; the kernel cuts it to its limit. TCP sizes its buffers itself. */
+/* Holds a whole part on a Unix socket; the kernel caps it at its own limit. TCP sizes its buffers itself. */
 #define UNIX_BUFFER_BYTES (4 << 20)
-/* Dead hosts on the control connection: first probe after 10 s of silence, given up 9 s later. */
+/* Detects dead hosts on the control connection: first probe after 10 s of silence, connection lost 9 s
+ * later. */
 #define KEEPALIVE_IDLE_S     10
 #define KEEPALIVE_INTERVAL_S 3
 #define KEEPALIVE_PROBES     3
 
-/* --- what both sides do with a socket --- */
+/* --- socket options and waits, used by both sides --- */
 
 static void set_option(int fd, int level, int option, int value)
 {
-    /* All of them tune; a kernel that refuses one still gives a working connection. */
+    /* All of these options only tune; the connection works without them. */
     (void)setsockopt(fd, level, option, &value, sizeof(value));
 }
 
@@ -56,8 +57,8 @@ static void tune_socket(int fd, int family, rk_cpu_channel_t channel, int64_t co
     }
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     if (channel == RK_CPU_CHANNEL_DATA) {
-        /* Also counts while the peer computes and its window is closed, so it may not be shorter than that.
-         */
+        /* The timeout also runs while the peer computes and its receive window is closed, so it must be at
+         * least the collective timeout. */
         set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)RK_MIN(collective_ms, INT_MAX));
         return;
     }
@@ -86,7 +87,7 @@ static int remaining_ms(int64_t deadline_ns)
 
 /* --- connecting --- */
 
-/* How long one waits without asking whether the wait should end. */
+/* Interval at which a wait checks should_stop. */
 #define ASK_MS 100
 
 static struct rk_status *check_wanted(const struct rk_comm_world_config *config)
@@ -94,7 +95,7 @@ static struct rk_status *check_wanted(const struct rk_comm_world_config *config)
     if (!config->should_stop || !config->should_stop(config->user))
         return NULL;
     return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED",
-                          "connecting the ranks was given up: this rank was asked to stop");
+                          "connecting the ranks aborted: this rank was asked to stop");
 }
 
 /* One attempt to join a lower rank on one channel. */
@@ -105,7 +106,7 @@ struct attempt {
     struct rk_tls *tls;
     struct rk_cpu_hello hello;
     struct rk_cpu_address address;
-    char error[128]; /* why the last attempt failed, for the final message */
+    char error[128]; /* reason why the last attempt failed, for the final message */
 };
 
 static bool wait_for(int fd, short events, const struct attempt *attempt)
@@ -125,7 +126,7 @@ static bool wait_for(int fd, short events, const struct attempt *attempt)
     return rc > 0;
 }
 
-/* Whole buffers, on a non-blocking socket. False leaves errno. */
+/* Writes the whole buffer to a non-blocking socket. On false, errno is set. */
 static bool write_full(const struct rk_cpu_wire *wire, const void *data, size_t bytes,
                        const struct attempt *attempt)
 {
@@ -181,17 +182,17 @@ static bool connect_socket(int fd, const struct attempt *attempt)
     return error == 0;
 }
 
-/* What is wrong with a certificate, of this side or the other, another attempt does not mend. */
+/* Certificate errors on either side are final: a retry cannot succeed. */
 static struct rk_status *tls_failure(const struct rk_cpu_wire *wire, const struct attempt *attempt)
 {
     if (!wire->tls || !*rk_tls_error(wire->tls) || rk_tls_has_closed(wire->tls))
         return NULL;
-    return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS", "TLS with rank %d at '%s' fails: %s",
+    return RK_FAIL_REASON(RK_UNAUTHENTICATED, "TLS", "TLS handshake with rank %d at '%s' failed: %s",
                           attempt->hello.to_rank, attempt->config->addresses[attempt->hello.to_rank],
                           rk_tls_error(wire->tls));
 }
 
-/* False leaves errno, or tls_failure() knows. */
+/* On false, errno is set or tls_failure() returns the error. */
 static bool shake_tls(struct rk_cpu_wire *wire, const struct attempt *attempt)
 {
     rk_tls_step_t step;
@@ -207,8 +208,8 @@ static bool shake_tls(struct rk_cpu_wire *wire, const struct attempt *attempt)
     return step == RK_TLS_DONE;
 }
 
-/* The connector's side of the handshake. *is_up tells whether it came to an end; a connection that breaks
- * before may be tried again, a refusal may not. */
+/* The connector's side of the handshake. *is_up: whether the handshake completed. A connection that broke
+ * earlier may be retried; a refusal is final. */
 static struct rk_status *shake_hands(struct attempt *attempt, struct rk_cpu_wire *wire, bool *is_up)
 {
     struct rk_cpu_challenge challenge;
@@ -230,7 +231,7 @@ static struct rk_status *shake_hands(struct attempt *attempt, struct rk_cpu_wire
     return NULL;
 }
 
-/* wire->fd is -1 when it is worth trying again. */
+/* Sets wire->fd to -1 when the attempt may be retried. */
 static struct rk_status *try_connect(struct attempt *attempt, struct rk_cpu_wire *wire)
 {
     struct rk_status *st = NULL;
@@ -258,7 +259,7 @@ static struct rk_status *connect_to(struct rk_cpu_net *net, int32_t rank, rk_cpu
     RK_TRY(rk_cpu_address_parse(&attempt.address, config->addresses[rank]));
     rk_cpu_hello_init(&attempt.hello, net->rank, rank, net->size, config->generation, channel);
     while (wire.fd < 0) {
-        RK_TRY(rk_cpu_control_read(net)); /* a peer that gave up will not come back */
+        RK_TRY(rk_cpu_control_read(net)); /* a peer that aborted will not accept again */
         RK_TRY(check_wanted(config));
         RK_TRY(try_connect(&attempt, &wire));
         if (wire.fd < 0 && rk_time_now_ns() >= deadline_ns)
@@ -275,7 +276,7 @@ static struct rk_status *connect_to(struct rk_cpu_net *net, int32_t rank, rk_cpu
 
 /* --- accepting --- */
 
-/* A stranger in the handshake. */
+/* An accepted connection that has not finished its handshake. */
 struct pending {
     struct rk_cpu_wire wire;
     bool is_shaken; /* with TLS */
@@ -293,7 +294,8 @@ struct listener {
     int64_t collective_ms;
     struct pending pending[MAX_PENDING]; /* oldest first */
     int num_pending;
-    struct pollfd *polls; /* [1 + MAX_PENDING + size]: listener, strangers, control connections */
+    struct pollfd *polls; /* [1 + MAX_PENDING + size]: listener, unauthenticated connections, control
+                           * connections */
 };
 
 static void drop_pending(struct listener *listener, int i)
@@ -310,9 +312,9 @@ static struct rk_status *accept_stranger(struct listener *listener, int listen_f
     int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
     if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "accepting a connection of the mesh: %s", strerror(errno));
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "cannot accept a connection of the mesh: %s", strerror(errno));
     if (fd < 0)
-        return NULL; /* gone before we came to it */
+        return NULL; /* the peer closed it before accept() */
     if (listener->num_pending == MAX_PENDING) {
         rk_cpu_wire_close(&listener->pending[0].wire);
         drop_pending(listener, 0);
@@ -327,7 +329,7 @@ static struct rk_status *accept_stranger(struct listener *listener, int listen_f
     return NULL;
 }
 
-/* The proof was good: the connection becomes the peer's. */
+/* The proof was valid: the connection becomes the peer's. */
 static void admit(struct listener *listener, const struct pending *pending)
 {
     const struct rk_cpu_hello *hello = &pending->acceptor.hello;
@@ -348,7 +350,7 @@ static rk_tls_step_t shake_pending(struct pending *pending)
     return step;
 }
 
-/* Reads what is there and answers. False: the handshake is over, for good or bad. */
+/* Reads the available bytes and replies. Returns false when the handshake is over, successful or not. */
 static bool advance_pending(struct listener *listener, struct pending *pending)
 {
     uint8_t in[sizeof(pending->acceptor.in)], reply[RK_CPU_REPLY_BYTES];
@@ -365,7 +367,7 @@ static bool advance_pending(struct listener *listener, struct pending *pending)
     }
     if (got > 0) {
         reply_bytes = rk_cpu_acceptor_feed(&pending->acceptor, &listener->rules, in, (size_t)got, reply);
-        /* A fresh socket has room for a reply; one that has not is not from a rank. */
+        /* A reply always fits a new socket's send buffer; if it does not, the peer is not a rank. */
         if (reply_bytes > 0 && rk_cpu_wire_send(&pending->wire, reply, reply_bytes) != (ssize_t)reply_bytes)
             got = -1;
     }
@@ -402,7 +404,7 @@ static void fill_polls(struct listener *listener, int listen_fd)
     }
 }
 
-/* One look at all connections. */
+/* Waits once for events on all connections and handles them. */
 static struct rk_status *accept_round(struct listener *listener, int listen_fd, int64_t deadline_ns)
 {
     int64_t now_ns = rk_time_now_ns(), until_ns = RK_MIN(deadline_ns, now_ns + ASK_MS * (int64_t)NS_PER_MS);
@@ -415,7 +417,7 @@ static struct rk_status *accept_round(struct listener *listener, int listen_fd, 
         return RK_FAIL(RK_INTERNAL, "poll: %s", strerror(errno));
     RK_TRY(rk_cpu_control_read(listener->net));
     now_ns = rk_time_now_ns();
-    /* Backwards, so that dropping one moves only what was handled. */
+    /* Backwards: removing an entry moves only entries that have been handled. */
     for (int i = listener->num_pending - 1; i >= 0; i--) {
         struct pending *pending = &listener->pending[i];
 

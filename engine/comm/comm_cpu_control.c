@@ -1,7 +1,8 @@
-/* The control connections of the CPU net: who is alive, who left, who aborted and why.
+/* Control connections of the CPU peer network: they carry which ranks are alive, which left, and which
+ * aborted with what reason.
  *
- * Every frame has one fixed size and is sent at once without waiting; the connections are idle otherwise, so
- * a frame that does not fit means that the peer has not read for a very long time, and it is dropped. */
+ * Frames have a fixed size and are sent without waiting. The connections carry little traffic, so a frame
+ * that does not fit the send buffer means that the peer has not read for minutes; the frame is dropped. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <errno.h>
@@ -40,7 +41,7 @@ static struct rk_status *peer_lost(struct rk_cpu_peer *peer, int32_t rank, const
     return rk_status_blame(RK_FAIL_REASON(RK_ABORTED, "PEER_LOST", "rank %d is lost: %s", rank, how), rank);
 }
 
-/* Reasons are static strings here; what a peer sends is mapped to one of them. */
+/* Status reasons are static strings: maps the text that a peer sent to one of them. */
 static const char *known_reason(const char *text)
 {
     static const char *const reasons[] = {"PEER_LOST", "COMM_DESYNC", "WATCHDOG"};
@@ -52,7 +53,8 @@ static const char *known_reason(const char *text)
     return "COMM_ABORTED";
 }
 
-/* ABORTED, regardless of the code on the rank where the failure began: another rank aborted the operation. */
+/* Always ABORTED, whatever the code on the rank where the failure began: here, another rank aborted the
+ * operation. */
 static struct rk_status *peer_aborted(struct rk_cpu_peer *peer, int32_t rank)
 {
     struct rk_cpu_control *control = &peer->control;
@@ -84,10 +86,10 @@ static struct rk_status *take_control(struct rk_cpu_peer *peer, int32_t rank)
             break;
         }
     }
-    return peer_lost(peer, rank, "its control connection carries garbage");
+    return peer_lost(peer, rank, "its control connection sent an invalid frame");
 }
 
-/* Everything that waits on one connection. Under control_lock. */
+/* Reads all pending frames of one connection. Under control_lock. */
 static struct rk_status *read_peer(struct rk_cpu_net *net, int32_t rank)
 {
     struct rk_cpu_peer *peer = &net->peers[rank];
@@ -101,7 +103,7 @@ static struct rk_status *read_peer(struct rk_cpu_net *net, int32_t rank)
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return NULL;
         if (got == 0)
-            return peer_lost(peer, rank, "its connection closed without a goodbye");
+            return peer_lost(peer, rank, "its control connection closed without a leave message");
         if (got < 0)
             return peer_lost(peer, rank, strerror(errno));
         peer->control_filled += (size_t)got;
@@ -118,7 +120,7 @@ struct rk_status *rk_cpu_control_read(struct rk_cpu_net *net)
     struct rk_status *st = NULL;
 
     RK_ASSERT(pthread_mutex_lock(&net->control_lock) == 0);
-    /* After an abort of our own the closed connections tell nothing new. */
+    /* After this rank has aborted, closed connections carry no new information. */
     for (int32_t r = 0; r < net->size && !st && !net->is_down; r++) {
         if (net->peers[r].control_wire.fd >= 0)
             st = read_peer(net, r);
@@ -129,7 +131,7 @@ struct rk_status *rk_cpu_control_read(struct rk_cpu_net *net)
 
 /* --- writing --- */
 
-/* To all peers, or to those that are in the running collective. Under control_lock. */
+/* Sends to all peers, or only to those in the running collective. Under control_lock. */
 static void tell_locked(struct rk_cpu_net *net, const struct rk_cpu_control *control, bool arrived_only)
 {
     for (int32_t r = 0; r < net->size && !net->is_down; r++) {
@@ -157,7 +159,8 @@ void rk_cpu_control_abort(struct rk_cpu_net *net, const struct rk_status *error)
     if (!net->is_down) {
         tell_locked(net, &control, false);
         net->is_down = true;
-        /* Not closed: the engine thread may be using them. It closes them when the world is destroyed. */
+        /* Shut down but not closed: the engine thread may be using the sockets. It closes them when the world
+         * is destroyed. */
         for (int32_t r = 0; r < net->size; r++) {
             if (net->peers[r].data_wire.fd >= 0)
                 shutdown(net->peers[r].data_wire.fd, SHUT_RDWR);
@@ -183,7 +186,7 @@ void rk_cpu_control_heartbeat(struct rk_cpu_net *net)
     tell(net, &control, true);
 }
 
-/* --- watching over the ranks of another backend --- */
+/* --- monitoring the ranks of another backend --- */
 
 void rk_comm_control_heartbeat(struct rk_comm_world *control, const char *doing)
 {

@@ -1,4 +1,5 @@
-/* Endpoints of the CPU net: the listening socket of a rank and the text that tells its peers where it is. */
+/* Endpoints of the CPU peer network: the listening socket of a rank and the address text that its peers
+ * connect to. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <arpa/inet.h>
@@ -15,7 +16,7 @@
 #include "base/rk_str.h"
 
 #define UNIX_PREFIX "unix:@"
-/* Abstract names are visible to every process of the host; a random one is not taken by chance. */
+/* Abstract names are visible to every process of the host; a random name avoids collisions. */
 #define UNIX_NAME_RANDOM_BYTES 16
 
 /* --- addresses --- */
@@ -30,7 +31,7 @@ static struct rk_status *parse_unix(struct rk_cpu_address *out, const char *text
         return RK_FAIL(RK_INVALID_ARGUMENT, "address '%s': expected a name of 1 to %zu bytes", text,
                        sizeof(sun->sun_path) - 1);
     sun->sun_family = AF_UNIX;
-    memcpy(sun->sun_path + 1, name, name_bytes); /* the zero before it makes the name abstract */
+    memcpy(sun->sun_path + 1, name, name_bytes); /* the leading zero byte makes the name abstract */
     out->bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + name_bytes);
     return NULL;
 }
@@ -97,8 +98,8 @@ static struct rk_status *listen_address(struct rk_cpu_address *out, const char *
     return NULL;
 }
 
-/* What peers are told, with the port that the kernel chose. `name`: instead of the address that was bound, or
- * NULL. */
+/* Formats the address for the peers, with the port that the kernel chose. `name` replaces the bound address
+ * unless it is NULL. */
 static struct rk_status *format_bound(char text[RK_COMM_ADDRESS_BYTES], int fd, const char *name)
 {
     struct rk_cpu_address bound = {.bytes = sizeof(bound.storage)};
@@ -121,7 +122,8 @@ static struct rk_status *format_bound(char text[RK_COMM_ADDRESS_BYTES], int fd, 
 
 /* --- endpoints --- */
 
-/* A name that the certificate is for has to reach the peers; an address does so anyway. */
+/* A host name must reach the peers for the certificate check; a literal address is in the bound address
+ * already. */
 static const char *name_of(const struct rk_comm_endpoint_config *config)
 {
     uint8_t discard[sizeof(struct in6_addr)];

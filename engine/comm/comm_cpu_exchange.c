@@ -1,10 +1,10 @@
-/* Exchanges of the CPU net: a set of frames to send and to receive runs to its end in one loop, all
- * directions at once, so that no order of them can deadlock. Entry point: rk_cpu_exchange().
+/* Exchanges of the CPU peer network: one loop completes a set of sends and receives in all directions at
+ * once, so no order of frames can deadlock. Entry point: rk_cpu_exchange().
  *
- * Two clocks bound a wait. A peer whose part of a collective has begun to arrive is in it and must not go
- * silent for longer than the progress timeout; while it waits for another rank it sends heartbeats. A peer
- * that has not arrived may be computing for minutes: the collective timeout bounds it. Point to point, only a
- * begun frame counts as arrival, because the peer may do anything between two messages. */
+ * Two timeouts bound a wait. A peer whose part of a collective has begun to arrive has entered it and must
+ * not be silent for longer than the progress timeout; it sends heartbeats while it waits for another rank. A
+ * peer that has not arrived may compute for minutes: the collective timeout bounds it. Point to point, only a
+ * frame that has begun counts as arrival, because the peer may do other work between two messages. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <errno.h>
@@ -55,7 +55,7 @@ static void add(struct rk_cpu_net *net, int32_t peer, bool is_send, void *data, 
 
 void rk_cpu_add_send(struct rk_cpu_net *net, int32_t peer, const void *data, size_t bytes)
 {
-    add(net, peer, true, (void *)data, bytes); /* not written to: sends and receives share one type */
+    add(net, peer, true, (void *)data, bytes); /* never written: sends and receives share one type */
 }
 
 void rk_cpu_add_recv(struct rk_cpu_net *net, int32_t peer, void *data, size_t bytes)
@@ -63,7 +63,7 @@ void rk_cpu_add_recv(struct rk_cpu_net *net, int32_t peer, void *data, size_t by
     add(net, peer, false, data, bytes);
 }
 
-/* Threads the list through the peers, each in the order of the calls. */
+/* Links the transfers of each peer into lists, in the order of the calls. */
 static void link_transfers(struct rk_cpu_net *net)
 {
     for (int32_t r = 0; r < net->size; r++)
@@ -117,7 +117,7 @@ static struct rk_status *desync(const struct rk_cpu_net *net, const struct rk_cp
 
 /* --- moving bytes --- */
 
-/* The rest of a frame: header, payload or both. Returns the number of parts. */
+/* The remaining part of a frame: header, payload or both. Returns the number of parts. */
 static int rest_of(const struct rk_cpu_transfer *transfer, const struct rk_cpu_frame *header,
                    struct iovec iov[2])
 {
@@ -140,7 +140,7 @@ static bool is_complete(const struct rk_cpu_transfer *transfer)
     return transfer->done_bytes == sizeof(transfer->frame) + transfer->frame.bytes;
 }
 
-/* Why the connection failed is for the control connection to say. */
+/* The control connection reports why the data connection failed. */
 static void mark_broken(struct rk_cpu_peer *peer)
 {
     peer->is_data_broken = true;
@@ -152,7 +152,7 @@ static bool would_block(void)
     return errno == EAGAIN || errno == EWOULDBLOCK;
 }
 
-/* Sends until everything is gone or the socket is full. */
+/* Sends until all transfers are done or the socket is full. */
 static void pump_send(struct rk_cpu_net *net, struct rk_cpu_peer *peer)
 {
     while (peer->send_head && !peer->is_data_broken) {
@@ -171,13 +171,13 @@ static void pump_send(struct rk_cpu_net *net, struct rk_cpu_peer *peer)
         peer->last_seen_ns = rk_time_now_ns();
         transfer->done_bytes += (size_t)sent;
         if (!is_complete(transfer))
-            return; /* the next call would only find the socket full */
+            return; /* another call would only return EAGAIN */
         peer->send_head = transfer->next;
         net->num_pending--;
     }
 }
 
-/* Receives until everything is here or the socket is empty. */
+/* Receives until all transfers are done or the socket is empty. */
 static struct rk_status *pump_recv(struct rk_cpu_net *net, struct rk_cpu_peer *peer)
 {
     while (peer->recv_head && !peer->is_data_broken) {
@@ -221,7 +221,7 @@ static bool has_work(const struct rk_cpu_peer *peer)
     return peer->send_head || peer->recv_head;
 }
 
-/* Whether silence of this peer counts from its last byte on, and not from the beginning of the operation. */
+/* Whether the silence of this peer counts from its last byte, and not from the beginning of the operation. */
 static bool must_progress(const struct rk_cpu_net *net, const struct rk_cpu_peer *peer)
 {
     if (peer->is_data_broken)
@@ -256,7 +256,7 @@ static bool is_late(const struct rk_cpu_net *net, struct rk_cpu_peer *peer, int6
     return has_work(peer) && now_ns >= deadline_of(net, peer);
 }
 
-/* Names all who are missing. */
+/* Names all ranks that have not arrived. */
 static struct rk_status *not_arrived(struct rk_cpu_net *net, int64_t now_ns)
 {
     struct rk_str ranks = {0};
@@ -283,7 +283,8 @@ static struct rk_status *judge_late(const struct rk_cpu_net *net, int32_t r)
                           net->progress_ns / NS_PER_MS);
 }
 
-/* `now_ns` is the time before the last look at the connections: what had come by then has been seen. */
+/* `now_ns` is the time before the last poll of the connections: everything that arrived by then has been
+ * read. */
 static struct rk_status *check_deadlines(struct rk_cpu_net *net, int64_t now_ns)
 {
     for (int32_t r = 0; r < net->size; r++) {
@@ -291,7 +292,7 @@ static struct rk_status *check_deadlines(struct rk_cpu_net *net, int64_t now_ns)
 
         if (!is_late(net, peer, now_ns))
             continue;
-        if (must_progress(net, peer)) /* one whose connection broke must, too */
+        if (must_progress(net, peer)) /* a peer with a broken data connection too */
             return rk_status_blame(judge_late(net, r), r);
         return not_arrived(net, now_ns);
     }
@@ -313,8 +314,8 @@ static void fill_polls(struct rk_cpu_net *net)
     net->polls[2 * net->size] = (struct pollfd){.fd = net->wake_fd, .events = POLLIN};
 }
 
-/* A data connection that failed: the reason usually came on the control connection before. NULL: not known
- * yet. */
+/* Explains a failed data connection; the reason has usually arrived on the control connection before. NULL:
+ * not known yet. */
 static struct rk_status *explain_broken(struct rk_cpu_net *net)
 {
     for (int32_t r = 0; r < net->size; r++) {
@@ -328,7 +329,7 @@ static struct rk_status *explain_broken(struct rk_cpu_net *net)
     return NULL;
 }
 
-/* Waits for something to happen and handles all of it. */
+/* Polls once and handles all events. */
 static struct rk_status *wait_and_pump(struct rk_cpu_net *net, int64_t now_ns)
 {
     bool is_control_ready = false;
@@ -356,11 +357,11 @@ static struct rk_status *wait_and_pump(struct rk_cpu_net *net, int64_t now_ns)
 static struct rk_status *run(struct rk_cpu_net *net)
 {
     link_transfers(net);
-    if (net->has_unread_control) { /* of which no event tells */
+    if (net->has_unread_control) { /* poll() does not report frames that TLS has already buffered */
         net->has_unread_control = false;
         RK_TRY(rk_cpu_control_read(net));
     }
-    /* Small operations often end without a wait. */
+    /* Small operations often complete without a poll. */
     for (int32_t r = 0; r < net->size; r++)
         RK_TRY(pump(net, &net->peers[r]));
     while (net->num_pending > 0) {

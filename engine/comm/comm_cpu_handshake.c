@@ -1,5 +1,5 @@
-/* The handshake of the CPU net, without sockets: both sides as functions over bytes, so that it can be
- * tested and fuzzed alone. Everything here is read from an unauthenticated peer until its proof has been
+/* The handshake of the CPU peer network as functions over bytes, without sockets, so that tests and fuzzers
+ * can call both sides alone. All input comes from an unauthenticated peer until its proof has been
  * checked. */
 #include "engine/comm/comm_cpu_internal.h"
 
@@ -12,12 +12,12 @@
 #define HELLO_MAGIC   0x4d434b52u /* "RKCM" */
 #define HELLO_VERSION 2u
 
-_Static_assert(sizeof(struct rk_cpu_hello) == 48, "no padding: HELLO is signed as bytes");
-_Static_assert(sizeof(struct rk_cpu_challenge) == 52, "no padding: CHALLENGE travels as bytes");
-_Static_assert(RK_CPU_PROOF_BYTES == RK_SHA256_BYTES, "a proof is one HMAC");
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields travel in the host's order");
+_Static_assert(sizeof(struct rk_cpu_hello) == 48, "no padding: the proof covers HELLO as bytes");
+_Static_assert(sizeof(struct rk_cpu_challenge) == 52, "no padding: CHALLENGE is sent as bytes");
+_Static_assert(RK_CPU_PROOF_BYTES == RK_SHA256_BYTES, "a proof is one HMAC-SHA256");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are sent in host byte order");
 
-/* The label keeps a listener's proof from being played back as a connector's. */
+/* The label prevents replaying a listener's proof as a connector's. */
 static void make_proof(uint8_t proof[RK_CPU_PROOF_BYTES], const char label[8],
                        const struct rk_cpu_hello *hello, const uint8_t nonce[RK_CPU_NONCE_BYTES],
                        const uint8_t *id)
@@ -145,18 +145,19 @@ struct rk_status *rk_cpu_verdict_status(uint32_t verdict, const struct rk_cpu_he
         return NULL;
     case RK_CPU_VERDICT_GENERATION:
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "WRONG_MESH",
-                              "rank %d refuses mesh_generation=%" PRIu64 ": its world is of another one", to,
-                              hello->generation);
+                              "rank %d refuses mesh_generation=%" PRIu64 ": its world has another generation",
+                              to, hello->generation);
     case RK_CPU_VERDICT_WORLD:
         return RK_FAIL(RK_FAILED_PRECONDITION, "rank %d refuses rank=%d of world_size=%d", to,
                        hello->from_rank, hello->world_size);
     case RK_CPU_VERDICT_PROOF:
         return RK_FAIL(RK_UNAUTHENTICATED, "rank %d refuses the proof: its world has another id", to);
     case RK_CPU_VERDICT_DUPLICATE:
-        return RK_FAIL(RK_ALREADY_EXISTS, "rank %d is connected to a rank %d already", to, hello->from_rank);
+        return RK_FAIL(RK_ALREADY_EXISTS, "rank %d refuses rank=%d: that rank is connected already", to,
+                       hello->from_rank);
     default:
-        return RK_FAIL(RK_FAILED_PRECONDITION, "rank %d refuses this version of the handshake (verdict %u)",
-                       to, verdict);
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "rank %d refuses the handshake (verdict %u): it runs another version", to, verdict);
     }
 }
 
@@ -168,7 +169,9 @@ struct rk_status *rk_cpu_challenge_check(const struct rk_cpu_challenge *challeng
     RK_TRY(rk_cpu_verdict_status(challenge->verdict, hello));
     make_proof(expected, LISTENER_LABEL, hello, challenge->nonce, id);
     if (!rk_equal_secret(expected, challenge->proof, sizeof(expected)))
-        return RK_FAIL(RK_UNAUTHENTICATED, "who listens as rank %d does not know the id of the world",
-                       hello->to_rank);
+        return RK_FAIL(
+            RK_UNAUTHENTICATED,
+            "the listener of rank %d has no valid proof of the world's id; another world may use its address",
+            hello->to_rank);
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* Reduction in rank order. The order of additions is fixed per element and does not depend on how a tensor is
- * cut into parts, so every algorithm of the CPU backend gives the same bits. */
+/* Reduction in rank order. The order of additions is fixed per element and does not depend on the partition
+ * of a tensor, so all algorithms of the CPU backend give bit-identical results. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "base/rk_assert.h"
 
-/* Elements of one pass: the accumulator of the widest type stays in the first-level cache. */
+/* Elements per pass: the accumulator of the widest type stays in the L1 cache. */
 #define BLOCK_ELEMENTS 1024
 
 typedef void (*fold_fn_t)(void *acc, const void *x, int64_t count);
@@ -25,14 +25,14 @@ typedef void (*fold_fn_t)(void *acc, const void *x, int64_t count);
         }                                                       \
     }
 
-/* A NaN on either side wins: `a` stays when it is one, since no comparison with it holds. */
+/* NaN propagates from either operand: if `a` is NaN, every comparison with it is false and `a` stays. */
 FOLD(sum_f32, float, a + x)
 FOLD(max_f32, float, x > a || isnan(x) ? x : a)
 FOLD(min_f32, float, x < a || isnan(x) ? x : a)
 FOLD(sum_f64, double, a + x)
 FOLD(max_f64, double, x > a || isnan(x) ? x : a)
 FOLD(min_f64, double, x < a || isnan(x) ? x : a)
-/* Unsigned, because signed overflow is undefined; the bits are those of two's complement. */
+/* Unsigned, because signed overflow is undefined; the result is that of two's complement. */
 FOLD(sum_i32, uint32_t, a + x)
 FOLD(max_i32, int32_t, x > a ? x : a)
 FOLD(min_i32, int32_t, x < a ? x : a)
@@ -43,7 +43,7 @@ FOLD(sum_u8, uint8_t, a + x)
 FOLD(max_u8, uint8_t, x > a ? x : a)
 FOLD(min_u8, uint8_t, x < a ? x : a)
 
-/* By the type of the accumulator. Every sum is an ordered one here. */
+/* Indexed by the type of the accumulator. Every sum of this backend is an ordered sum. */
 static const fold_fn_t folds[RK_DTYPE_COUNT][RK_REDUCE_OP_COUNT] = {
     [RK_DTYPE_F32] = {sum_f32, max_f32, min_f32, sum_f32},
     [RK_DTYPE_F64] = {sum_f64, max_f64, min_f64, sum_f64},

@@ -1,5 +1,5 @@
-/* One connection of the CPU net: a socket, as it is or with TLS. Both look the same from outside: nothing
- * waits, and errno says why a call moved nothing. */
+/* One connection of the CPU peer network: a plain socket or TLS, behind one interface. No call blocks; errno
+ * says why a call moved no bytes. */
 #include "engine/comm/comm_cpu_internal.h"
 
 #include <errno.h>
@@ -22,8 +22,9 @@ ssize_t rk_cpu_wire_send(const struct rk_cpu_wire *wire, const void *data, size_
                      : send(wire->fd, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* A header and what follows it are one record, or a small frame would be two. What did not fit must come
- * again as it was; it does, since nothing of it counts as sent. */
+/* Header and payload go into one TLS record, so a small frame does not become two records. After a partial
+ * write, TLS requires the same bytes again; callers comply, because the return value counts none of them as
+ * sent. */
 static ssize_t send_parts_tls(struct rk_tls_conn *tls, const struct iovec *parts, int num_parts)
 {
     uint8_t first[RECORD_BYTES];

@@ -1,5 +1,5 @@
-/* Collectives of dry runs: a world of any size in which nothing is sent, so that one process can run the code
- * of one rank of it and see what memory that takes. What operations would have received is undefined. */
+/* Collectives of dry runs: a world of any size that sends nothing, so that one process can run the code of
+ * one rank and measure its memory. The contents of receive buffers are undefined. */
 #include "engine/comm/comm_internal.h"
 
 static void dry_world_destroy(struct rk_comm_world *world)
@@ -82,7 +82,7 @@ static struct rk_status *dry_barrier(struct rk_comm_group *group, struct rk_stre
     return NULL;
 }
 
-/* Without endpoints: rk_comm_world_create_dry makes its worlds, and no name finds it. */
+/* No endpoints and no name: only rk_comm_world_create_dry creates worlds of this backend. */
 const struct rk_comm_ops rk_comm_dry_ops = {
     .name = "plan",
     .abi = RK_COMM_ABI,

@@ -1,9 +1,10 @@
-/* Graphs with operations of a group in them. While a group records, its operations count for the graph and
- * not for the group; a launch is one operation of the wrapper, which moves the group's number on by all of
- * them. So the numbers on a rank that launches a graph are those on a rank that calls the operations one by
- * one.
+/* Graphs that contain operations of a group. While a group records, its operations count for the graph and
+ * not for the group; a launch is one operation of the wrapper and advances the group's sequence number by all
+ * of them. So a rank that launches a graph and a rank that calls the operations one by one have equal
+ * sequence numbers.
  *
- * A backend cannot let go of a communicator that a graph still refers to: a group takes its graphs along. */
+ * A backend cannot release a communicator that a graph still refers to: destroying a group destroys its
+ * graphs. */
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "engine/comm/comm_internal.h"

@@ -1,4 +1,4 @@
-/* Groups of ranks of a world, and this rank's place in them. */
+/* Groups of ranks of a world, and this rank's index in them. */
 #include "engine/comm/comm_internal.h"
 
 #include <stdio.h>
@@ -49,7 +49,7 @@ struct rk_status *rk_comm_group_create(struct rk_comm_group **out, struct rk_com
     RK_ASSERT(name);
     RK_ASSERT(num_ranks >= 0);
     *out = NULL;
-    tag = world->next_tag++; /* on every rank, so that tags agree */
+    tag = world->next_tag++; /* on every rank, so that tags are equal on all ranks */
     if (atomic_load(&world->has_failed))
         return rk_comm_world_error(world);
     if (num_ranks == 0) {

@@ -1,4 +1,4 @@
-/* Worlds and groups of NCCL: how they come up, and how they go (see comm_nccl_internal.h). */
+/* Creation and destruction of NCCL worlds and groups (see comm_nccl_internal.h). */
 #include "engine/comm/comm_nccl_internal.h"
 
 #include <inttypes.h>
@@ -14,14 +14,15 @@
 
 #define NS_PER_MS 1000000
 #define POLL_MS   1
-/* How long a call that failed waits for the net to name who is lost. */
+/* How long a failed call waits for the peer network to name the lost rank. */
 #define NAMING_MS 1000
-/* How long a world that is destroyed waits for its own operations, and then for the peers to come as well. */
+/* How long destroying a world waits for its own operations, and then for the peers to leave. */
 #define GOODBYE_MS 1000
-/* The largest operation of those that make NCCL connect a new group: it takes the way of all large ones. */
+/* Size of the warm-up operation, which makes NCCL connect a new group: it uses the algorithm of all large
+ * operations. */
 #define WARM_UP_BYTES ((size_t)4 << 20)
 
-/* --- endpoints: those of the net --- */
+/* --- endpoints: those of the peer network --- */
 
 static struct rk_status *endpoint_open(void **out, const struct rk_comm_endpoint_config *config,
                                        char address[RK_COMM_ADDRESS_BYTES])
@@ -44,7 +45,8 @@ static void endpoint_close(void *endpoint)
     rk_comm_endpoint_close(endpoint);
 }
 
-/* The net's secret. NCCL's own id is made when all ranks have come, and a world of one needs none. */
+/* The secret of the peer network. NCCL's own id is created when all ranks have connected; a world of one rank
+ * needs none. */
 static struct rk_status *make_id(uint8_t id[RK_COMM_ID_BYTES])
 {
     return rk_random_bytes(id, RK_COMM_ID_BYTES);
@@ -64,12 +66,12 @@ struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_result_t r
     }
     if (st)
         return st;
-    detail = nccl->api->get_last_error(NULL); /* of this process */
+    detail = nccl->api->get_last_error(NULL); /* error text of this process */
     return RK_FAIL(RK_INTERNAL, "NCCL: %s: %s (%s)", call, nccl->api->get_error_string(result),
                    detail ? detail : "no detail");
 }
 
-/* NCCL does not say whom it waits for; a rank whose guard has been silent is a good guess. */
+/* NCCL does not report which rank it waits for; a rank without recent heartbeats is the likely one. */
 static struct rk_status *timed_out(const struct rk_nccl_world *nccl, const char *call)
 {
     int64_t now_ns = rk_time_now_ns();
@@ -85,7 +87,7 @@ static struct rk_status *timed_out(const struct rk_nccl_world *nccl, const char 
     }
     st = RK_FAIL_REASON(RK_DEADLINE_EXCEEDED, "WATCHDOG", "%s did not end within %" PRId64 " ms: %s%s%s",
                         call, nccl->connect_ns / NS_PER_MS,
-                        num_silent == 0   ? "NCCL waits for a rank"
+                        num_silent == 0   ? "NCCL waits for an unknown rank"
                         : num_silent == 1 ? "rank "
                                           : "ranks ",
                         num_silent ? rk_str_text(&silent) : "", num_silent ? " went silent" : "");
@@ -93,7 +95,7 @@ static struct rk_status *timed_out(const struct rk_nccl_world *nccl, const char 
     return st;
 }
 
-/* The state of a non-blocking communicator, or why waiting for it is over. */
+/* The state of a non-blocking communicator, or the error that ends the wait. */
 static struct rk_status *poll_ready(struct rk_nccl_world *nccl, rk_nccl_result_t *state)
 {
     rk_nccl_result_t result = RK_NCCL_SUCCESS;
@@ -109,8 +111,8 @@ static struct rk_status *poll_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
     return NULL;
 }
 
-/* Until the world's communicator has done what it was asked for. The state counts and not what the call
- * returned, unless that is an error: a split that has only begun says SUCCESS. `call` is for messages. */
+/* Waits until the world's communicator has finished the call. Unless `result` is an error, the state counts
+ * and not the result: a split that has only begun returns SUCCESS. `call` is for messages. */
 static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t result, const char *call)
 {
     int64_t deadline_ns = rk_time_now_ns() + nccl->connect_ns;
@@ -118,7 +120,7 @@ static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
 
     while (state == RK_NCCL_IN_PROGRESS) {
         if (nccl->should_stop && nccl->should_stop(nccl->user))
-            return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "%s was given up: this rank was asked to stop",
+            return RK_FAIL_REASON(RK_ABORTED, "COMM_ABORTED", "%s aborted: this rank was asked to stop",
                                   call);
         if (rk_time_now_ns() > deadline_ns)
             return timed_out(nccl, call);
@@ -131,7 +133,7 @@ static struct rk_status *wait_ready(struct rk_nccl_world *nccl, rk_nccl_result_t
 
 /* --- worlds --- */
 
-/* Rank 0's id to everybody, over the net. */
+/* Sends rank 0's NCCL id to all ranks over the peer network. */
 static struct rk_status *share_id(struct rk_nccl_world *nccl, rk_nccl_id_t *id)
 {
     int32_t size = nccl->world->size, *ranks = rk_calloc((size_t)size, sizeof(*ranks));
@@ -171,8 +173,7 @@ static struct rk_status *join(struct rk_nccl_world *nccl)
     return wait_ready(nccl, result, "ncclCommInitRankConfig");
 }
 
-/* A stream that came to its end may have done so because a peer aborted: the net knows before the result is
- * believed. */
+/* A stream may have ended because a peer aborted: the peer network is asked before the result is used. */
 static struct rk_status *check_device(void *user)
 {
     return rk_comm_world_check(user);
@@ -229,7 +230,7 @@ static struct rk_nccl_world *world_new(struct rk_comm_world *world, const struct
     return nccl;
 }
 
-/* After the guard has ended and the communicators are gone. */
+/* Call after the guard has ended and the communicators are released. */
 static void world_free(struct rk_nccl_world *nccl)
 {
     struct rk_nccl_group *group = atomic_load(&nccl->groups);
@@ -251,7 +252,7 @@ static void world_free(struct rk_nccl_world *nccl)
     rk_free(nccl);
 }
 
-/* The guard ends the communicators, so that this thread need not wait for ever when they cannot end. */
+/* The guard destroys the communicators, so that this thread does not block when they cannot end. */
 static void take_down(struct rk_nccl_world *nccl)
 {
     bool has_ended = true;
@@ -270,7 +271,7 @@ static void take_down(struct rk_nccl_world *nccl)
     RK_ERROR("NCCL abort did not end in time; its resources leak until the process exits");
 }
 
-/* NCCL's environment comes before what a call asks for. */
+/* NCCL's environment variables override the configuration of a call. */
 static struct rk_status *check_environment(void)
 {
     const char *blocking = rk_env("NCCL_COMM_BLOCKING");
@@ -278,8 +279,8 @@ static struct rk_status *check_environment(void)
     if (!blocking)
         return NULL;
     return RK_FAIL(RK_FAILED_PRECONDITION,
-                   "NCCL_COMM_BLOCKING=%s is in the environment, expected it not to be set: a world needs a "
-                   "communicator that does not block, and groups need ones that do",
+                   "NCCL_COMM_BLOCKING=%s is set, expected it to be unset: a world needs a non-blocking "
+                   "communicator, and groups need blocking ones; remove it from the environment",
                    blocking);
 }
 
@@ -292,11 +293,11 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
 
     if (!config->device) {
         rk_comm_endpoint_close(endpoint);
-        return RK_FAIL(RK_INVALID_ARGUMENT, "collectives 'nccl' need the device that they work on");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "collectives 'nccl' need a device, device is missing");
     }
     nccl = world_new(world, config);
     net_config.struct_size = sizeof(net_config);
-    net_config.device = NULL; /* it carries host memory */
+    net_config.device = NULL; /* the peer network sends host memory */
     world->impl = nccl;
     RK_TRY_GOTO(st, rk_comm_world_create(&nccl->control, endpoint, &net_config), out);
     if (world->size == 1)
@@ -310,15 +311,15 @@ static struct rk_status *world_create(struct rk_comm_world *world, void *endpoin
     return NULL;
 
 out:
-    if (nccl->control) /* the peers hear why */
+    if (nccl->control) /* sends the reason to the peers */
         rk_comm_world_fail(nccl->control, rk_status_clone(st));
     take_down(nccl);
     return st;
 }
 
-/* NCCL lets a rank go on as soon as its own part of an operation is done, and others may still read its
- * buffers. So the ranks of a healthy world go together: a rank that has come to the end says so and waits for
- * the others, but not for long. */
+/* An NCCL operation ends on a rank as soon as its own part is done, while peers may still read its buffers.
+ * So the ranks of a healthy world leave together: a rank that is done announces it and waits up to GOODBYE_MS
+ * for the others. */
 static void say_goodbye(struct rk_nccl_world *nccl)
 {
     int64_t deadline_ns = rk_time_now_ns() + GOODBYE_MS * NS_PER_MS;
@@ -366,7 +367,7 @@ static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key)
     rk_nccl_result_t result = RK_NCCL_INVALID_USAGE;
 
     config.blocking = 1;
-    config.split_share = 0; /* groups are in flight together */
+    config.split_share = 0; /* operations of several groups are in flight together */
     RK_ASSERT(pthread_mutex_lock(&nccl->call_lock) == 0);
     if (!atomic_load(&nccl->is_down))
         result = nccl->api->comm_split(nccl->comm, color, key, &nccl->child, &config);
@@ -374,8 +375,8 @@ static struct rk_status *split(struct rk_nccl_world *nccl, int color, int key)
     return wait_ready(nccl, result, "ncclCommSplit");
 }
 
-/* NCCL connects a communicator when an algorithm is first used, which depends on the size. Here all members
- * are at hand; in the middle of a step the call would wait for the slowest, and take memory. */
+/* NCCL connects a communicator when an algorithm, chosen by size, is first used. At creation all members are
+ * present; in the middle of a step the connect would wait for the slowest rank and allocate memory. */
 static struct rk_status *warm_up(struct rk_comm_group *group)
 {
     static const int64_t counts[] = {1, 1 << 14, WARM_UP_BYTES / sizeof(float)};
@@ -405,7 +406,7 @@ out:
     return st;
 }
 
-/* The child becomes a group's, unless it has come too late for that and is aborted with the world. */
+/* Moves the child into a group, unless the world has been aborted meanwhile: then it is aborted too. */
 static struct rk_nccl_group *adopt(struct rk_nccl_world *nccl)
 {
     struct rk_nccl_group *impl = rk_calloc(1, sizeof(*impl));
@@ -430,7 +431,7 @@ static struct rk_status *group_create(struct rk_comm_group *group)
         return NULL;
     if (group->size == 1)
         return split(nccl, RK_NCCL_NO_COLOR, 0);
-    /* Members share a first member, and no other group has it. */
+    /* The first member's rank is the color: members share it, and no other group has it. */
     RK_TRY(split(nccl, group->world_ranks[0], group->rank));
     group->impl = adopt(nccl);
     RK_TRY(warm_up(group));
@@ -439,7 +440,7 @@ static struct rk_status *group_create(struct rk_comm_group *group)
     return NULL;
 }
 
-/* A rank outside of all groups takes part in making them. */
+/* A rank outside of all groups takes part in the split. */
 static struct rk_status *group_skip(struct rk_comm_world *world)
 {
     return split(world->impl, RK_NCCL_NO_COLOR, 0);

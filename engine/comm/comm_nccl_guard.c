@@ -1,9 +1,9 @@
-/* The guard of an NCCL world: finds failures, names them, and ends what waits for them (see
- * comm_nccl_internal.h).
+/* The guard thread of an NCCL world: detects failures, names them, and aborts the operations that wait for a
+ * lost rank (see comm_nccl_internal.h).
  *
- * An operation on a stream cannot tell that it waits for a peer that is gone. The guard knows from the net
- * who is gone, from the events behind the operations which of them have not ended, and puts both into the
- * first error of the world. */
+ * An operation on a stream cannot detect that its peer is gone. The guard gets the lost ranks from the peer
+ * network and the unfinished operations from the events recorded after them, and puts both into the first
+ * error of the world. */
 #include "engine/comm/comm_nccl_internal.h"
 
 #include <inttypes.h>
@@ -16,21 +16,22 @@
 
 #define NS_PER_MS 1000000
 #define NS_PER_S  1000000000
-/* How often the guard looks. */
+/* Interval of the guard's checks. */
 #define LOOK_MS 20
-/* Heartbeats in the time after which silence is a failure. */
+/* Heartbeats per progress timeout. */
 #define HEARTBEATS 5
-/* Between telling the others and aborting. An aborted kernel does not fall silent: what it still sends ends
- * the kernels of its peers, with rubbish. By then they have read why, and named what they were in. */
+/* Delay between telling the peers and aborting. An aborted kernel still sends invalid data, which ends the
+ * kernels of its peers. After the delay the peers have read the reason and recorded the operation that they
+ * were in. */
 #define ABORT_DELAY_MS 50
-/* An operation of ranks that have said goodbye may still be running to its end. */
+/* An operation whose peers have left may still be completing: time that it is given. */
 #define LEFT_GRACE_NS NS_PER_S
-/* NCCL may see a broken connection before the net tells whose. */
+/* NCCL may detect a broken connection before the peer network reports the rank. */
 #define NAMING_NS NS_PER_S
-/* A call of NCCL takes microseconds. One that takes this long waits for a peer, inside the lock; the groups
- * are then told to end without it, which ends the call. */
+/* A call of NCCL takes microseconds. A call of this duration waits for a peer while it holds the lock; the
+ * guard then aborts the groups without the lock, which ends the call. */
 #define STUCK_CALL_NS NS_PER_S
-/* A guard that takes so long to end waits for communicators of a device that no longer answers. */
+/* If the guard takes this long to end, it waits for communicators of a device that does not respond. */
 #define STOP_NS (10LL * NS_PER_S)
 
 static void lock(pthread_mutex_t *mutex)
@@ -63,12 +64,13 @@ struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stre
     struct rk_nccl_pending *pending = NULL;
     struct rk_status *st = NULL;
 
-    /* What is recorded into a graph does not run now, and an event in it tells nothing. */
+    /* A recorded operation does not run now, and an event recorded into a graph cannot be queried. */
     if (has_begun && !rk_stream_is_recording(stream)) {
         lock(&nccl->pending_lock);
         if (nccl->num_pending == RK_NCCL_PENDING_MAX)
             nccl->num_pending--;
-        pending = pending_at(nccl, nccl->num_pending); /* whatever the guard takes away in front */
+        pending = pending_at(nccl, nccl->num_pending); /* stays valid while the guard removes entries from the
+                                                        * front */
         unlock(&nccl->pending_lock);
         st = rk_event_record(pending->event, stream);
     }
@@ -105,7 +107,7 @@ static void remove_ended(struct rk_nccl_world *nccl)
         unlock(&nccl->pending_lock);
         if (!oldest || !rk_event_query(oldest))
             return;
-        lock(&nccl->pending_lock); /* no other thread has removed it */
+        lock(&nccl->pending_lock); /* only this thread removes entries */
         nccl->first_pending = (nccl->first_pending + 1) % RK_NCCL_PENDING_MAX;
         nccl->num_pending--;
         nccl->ended_ns = rk_time_now_ns();
@@ -123,7 +125,7 @@ bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl)
     return is_empty;
 }
 
-/* The operation that the others wait behind; NULL when nothing runs. Under pending_lock. */
+/* The first unfinished operation, which blocks the others; NULL when none is running. Under pending_lock. */
 static const struct rk_nccl_op *find_running(struct rk_nccl_world *nccl)
 {
     for (int i = 0; i < nccl->num_pending; i++) {
@@ -138,7 +140,7 @@ static const char *op_text(const struct rk_nccl_op *op, char text[RK_COMM_DOING_
     return rk_comm_doing_text(&op->doing, op->group->name, text);
 }
 
-/* Since when it has been the first. */
+/* Time at which it became the first. */
 static int64_t first_since_ns(const struct rk_nccl_world *nccl, const struct rk_nccl_op *op)
 {
     return RK_MAX(op->begun_ns, nccl->ended_ns);
@@ -160,7 +162,7 @@ void rk_nccl_activity(struct rk_nccl_world *nccl, struct rk_comm_activity *inout
 
 /* --- looking --- */
 
-/* Who does something else than this operation, as far as heartbeats tell. */
+/* Ranks that are in another operation, according to their heartbeats. */
 static struct rk_status *not_arrived(struct rk_nccl_world *nccl, const struct rk_nccl_op *op)
 {
     char mine[RK_COMM_DOING_BYTES], theirs[RK_COMM_DOING_BYTES];
@@ -190,7 +192,7 @@ static struct rk_status *not_arrived(struct rk_nccl_world *nccl, const struct rk
     return num_ranks == 1 ? rk_status_blame(st, last) : st;
 }
 
-/* Why the operation cannot end any more, or NULL. `age_ns` is how long it has been the first in line. */
+/* The reason why the operation can no longer complete, or NULL. `age_ns`: how long it has been the first. */
 static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nccl_op *op, int64_t now_ns,
                                   int64_t age_ns)
 {
@@ -217,9 +219,8 @@ static struct rk_status *judge_op(struct rk_nccl_world *nccl, const struct rk_nc
     return age_ns > nccl->collective_ns ? not_arrived(nccl, op) : NULL;
 }
 
-/* Names the running operation, as of the guard's last look, in front of a failure (taken; NULL: it is
- * judged).
- */
+/* Prefixes a failure `st` (taken; NULL: judge_op() makes it) with the name of the running operation, as of
+ * the guard's last check. */
 static struct rk_status *judge(struct rk_nccl_world *nccl, struct rk_status *st)
 {
     int64_t now_ns = rk_time_now_ns();
@@ -249,7 +250,7 @@ static void send_heartbeat(struct rk_nccl_world *nccl)
     rk_comm_control_heartbeat(nccl->control, text);
 }
 
-/* NCCL's first asynchronous error, or SUCCESS. A call that is under way will return its own. */
+/* The first asynchronous error of NCCL, or SUCCESS. A call in progress returns its own error. */
 static rk_nccl_result_t async_error(struct rk_nccl_world *nccl)
 {
     rk_nccl_result_t found = RK_NCCL_SUCCESS;
@@ -313,7 +314,7 @@ void rk_nccl_guard_poll(struct rk_nccl_world *nccl)
 
 /* --- aborting --- */
 
-/* False when the engine thread is stuck in a call. */
+/* False when the engine thread is blocked in a call. */
 static bool lock_calls(struct rk_nccl_world *nccl)
 {
     int64_t deadline_ns = rk_time_now_ns() + STUCK_CALL_NS;
@@ -326,10 +327,9 @@ static bool lock_calls(struct rk_nccl_world *nccl)
     return true;
 }
 
-/* Tells the groups' kernels and calls to end; what these calls return changes nothing. As a group: all of
- * them are told before the first is waited for, and a kernel of one may be in the queue behind a kernel of
- * another.
- */
+/* Aborts the kernels and calls of all groups; results are ignored. One NCCL group call for all: a kernel of
+ * one communicator may be queued behind a kernel of another, so all must be aborted before the first is
+ * waited for. */
 static void abort_begin(const struct rk_nccl_world *nccl)
 {
     (void)nccl->api->group_start();
@@ -339,8 +339,8 @@ static void abort_begin(const struct rk_nccl_world *nccl)
     }
 }
 
-/* Waits until they have, and for the graphs that refer to them to be destroyed. A split that is under way
- * ends with the world's communicator, and may leave a child. */
+/* Waits for the aborts, and for the graphs that refer to the communicators to be destroyed. A split in
+ * progress ends with the world's communicator, and may still create a child. */
 static void abort_end(const struct rk_nccl_world *nccl)
 {
     (void)nccl->api->group_end();
@@ -358,11 +358,11 @@ void rk_nccl_abort_comms(struct rk_nccl_world *nccl)
     is_locked = lock_calls(nccl);
     if (nccl->api)
         abort_begin(nccl);
-    if (!is_locked) /* NCCL would release what the call is still using; and the call may be making some more
-                     */
+    if (!is_locked) /* NCCL would free memory that the call in progress uses, and the call may create more
+                     * communicators */
         lock(&nccl->call_lock);
-    /* From here on the engine thread makes no call. It may want to know that they are down before it destroys
-     * its graphs. */
+    /* The engine thread makes no NCCL call from here on. It may wait for is_down before it destroys its
+     * graphs. */
     unlock(&nccl->call_lock);
     if (nccl->api)
         abort_end(nccl);
@@ -384,7 +384,7 @@ void rk_nccl_guard_abort(struct rk_nccl_world *nccl)
 
 /* --- the thread --- */
 
-/* Until the next look or until there is something to do. Under guard_lock. */
+/* Waits until the next check or a signal. Under guard_lock. */
 static void wait_a_little(struct rk_nccl_world *nccl)
 {
     struct timespec until;

@@ -1,29 +1,30 @@
 /* Private to engine/comm: the NCCL backend, collectives between GPUs.
  *
- * A world is two things. A CPU net joins the ranks as in the other backend: it authenticates them, carries
- * NCCL's own id to all, and tells at once who died, left, aborted or went silent, which NCCL does not. And a
- * communicator of NCCL that carries no operations: groups are split off it. It is non-blocking, so that
- * connecting can be given up; groups are blocking, because a non-blocking communicator takes a thread for
- * every operation. What would block in their first operation, NCCL's connecting, is done when they are made.
+ * A world has two parts. The first is a CPU peer network, as in the CPU backend: it authenticates the ranks,
+ * sends NCCL's own id to all, and reports at once which ranks died, left, aborted or went silent, which NCCL
+ * does not. The second is an NCCL communicator that carries no operations: groups are split off it. It is
+ * non-blocking, so that connecting can be aborted; groups are blocking, because a non-blocking communicator
+ * needs a thread for every operation. NCCL connects a communicator in its first operation, which would block;
+ * a warm-up does so when the group is created.
  *
- * Threads. The engine thread calls; operations are on a stream when it returns. One thread a world, the
- * guard, looks at the net, at NCCL's asynchronous errors and at the operations that have not ended, and is
- * the only one to abort communicators: that ends their kernels, so a stream that waits for a lost peer comes
- * to its end, and rk_stream_sync then tells why (rk_device_set_watch). Aborting from other threads means
- * asking the guard, so no caller waits for it. The guard alone asks the device which operations have ended: a
- * thread that asks takes part in the device from then on. Locks: call_lock > pending_lock; guard_lock stands
- * alone. Under pending_lock nothing is called that may wait, of the device least of all: threads that answer
- * others take it, and a stream that is full makes who adds to it wait until it moves. */
+ * Threads. The engine thread makes the calls; they return with the operation enqueued on a stream. One guard
+ * thread per world checks the peer network, NCCL's asynchronous errors and the unfinished operations. Only
+ * the guard aborts communicators: that ends their kernels, so a stream that waits for a lost peer completes,
+ * and rk_stream_sync returns the reason (rk_device_set_watch). Other threads abort by a request to the guard
+ * and do not wait. Only the guard queries the events of operations: a thread that queries one uses the device
+ * context from then on. Locks: call_lock > pending_lock; guard_lock is never held with another lock. Under
+ * pending_lock no call may block, above all no call of the device: RPC threads take this lock, and adding to
+ * a full stream blocks until the stream advances. */
 #ifndef RK_COMM_NCCL_INTERNAL_H
 #define RK_COMM_NCCL_INTERNAL_H
 
 #include "engine/comm/comm_internal.h"
 #include "engine/comm/rk_nccl.h"
 
-/* Operations that are watched at a time; of more, the oldest and the newest. */
+/* Maximum number of monitored operations; beyond it, the oldest and the newest are kept. */
 #define RK_NCCL_PENDING_MAX 64
 
-/* An operation that has been given to NCCL. */
+/* An operation that has been passed to NCCL. */
 struct rk_nccl_op {
     const struct rk_comm_group *group;
     struct rk_comm_doing doing;
@@ -32,21 +33,21 @@ struct rk_nccl_op {
 
 struct rk_nccl_pending {
     struct rk_nccl_op op;
-    struct rk_event *event; /* recorded after it */
+    struct rk_event *event; /* recorded after the operation */
 };
 
 /* The communicator of a group. Lives as long as its world: peers may still read this rank's buffers when the
  * group is destroyed here. */
 struct rk_nccl_group {
     struct rk_nccl_group *next;
-    rk_nccl_comm_t comm; /* NULL when the world is down */
+    rk_nccl_comm_t comm; /* NULL when the world has been aborted */
     void *scratch;       /* of ordered sums; NULL until the first one */
 };
 
 struct rk_nccl_world {
     /* Fixed while the guard runs. */
-    struct rk_comm_world *world;   /* the one that this is the implementation of */
-    struct rk_comm_world *control; /* the CPU net */
+    struct rk_comm_world *world;   /* the world that this implements */
+    struct rk_comm_world *control; /* the CPU peer network */
     struct rk_device *device;
     int64_t connect_ns, progress_ns, collective_ns;
     bool (*should_stop)(void *user);
@@ -58,21 +59,22 @@ struct rk_nccl_world {
     void *barrier; /* I32 [1] on the device */
     bool has_guard;
 
-    atomic_bool is_down;       /* aborted, or about to be: no call of NCCL begins */
-    atomic_bool is_guard_done; /* the thread has nothing more to do */
+    atomic_bool is_down;       /* aborted or about to be: no NCCL call begins */
+    atomic_bool is_guard_done; /* the guard thread has finished */
     pthread_mutex_t call_lock; /* guards the fields below; held during every call of NCCL */
     rk_nccl_comm_t comm;       /* the world's; NULL before and after */
-    /* What a split makes, until it is a group's. NCCL may write it late, and also when the split fails: it is
-     * read when the world's communicator is ready, or gone. */
+    /* Result of a split until a group takes it. NCCL may write it late, and also when the split fails: read
+     * it only when the world's communicator is ready or released. */
     rk_nccl_comm_t child;
-    /* Newest first. Aborting also reads it when a call holds the lock for long. */
+    /* Newest first. Atomic, because aborting reads it without the lock when a call holds the lock for too
+     * long. */
     struct rk_nccl_group *_Atomic groups;
 
     pthread_mutex_t pending_lock; /* guards the fields below */
-    struct rk_nccl_op current;    /* inside a call of NCCL; no group: none */
+    struct rk_nccl_op current;    /* operation whose NCCL call is in progress; group NULL: none */
     struct rk_nccl_pending pending[RK_NCCL_PENDING_MAX];
     int first_pending, num_pending;
-    int64_t ended_ns; /* when the last one was seen to have ended */
+    int64_t ended_ns; /* time at which the last one was seen to have ended */
 
     pthread_mutex_t guard_lock; /* guards the fields below */
     pthread_cond_t wakes_guard;
@@ -82,13 +84,13 @@ struct rk_nccl_world {
     pthread_t guard;
     bool is_aborted;
     int64_t heartbeat_ns, async_error_ns;
-    int64_t *left_ns; /* [world size]: when it was seen that a rank has left; 0: it has not */
+    int64_t *left_ns; /* [world size]: time at which the rank was seen to have left; 0: it has not */
 };
 
 /* --- worlds and groups (comm_nccl.c) --- */
 
-/* What a call of NCCL that failed means: who is lost, if the net knows by then, or NCCL's own words. Never
- * NULL. Engine thread. */
+/* The error of a failed NCCL call: the lost rank if the peer network knows it by then, or else NCCL's own
+ * message. Never NULL. Engine thread. */
 struct rk_status *rk_nccl_failure(struct rk_nccl_world *nccl, rk_nccl_result_t result,
                                   const char *call) RK_NODISCARD;
 
@@ -115,29 +117,29 @@ struct rk_status *rk_nccl_graph_launch(const struct rk_comm_graph *graph, uint64
 /* --- the guard (comm_nccl_guard.c) --- */
 
 struct rk_status *rk_nccl_guard_start(struct rk_nccl_world *nccl) RK_NODISCARD;
-/* Joins it; what it was asked to do is done. False when it does not end: then it goes on using the world for
- * ever. Engine thread. */
+/* Joins the guard after it has done all requests. False when it does not end: then it uses the world
+ * indefinitely. Engine thread. */
 bool rk_nccl_guard_stop(struct rk_nccl_world *nccl) RK_NODISCARD;
-/* Whether the net has bad news, which may be newer than the guard's last look; any thread. */
+/* Checks the peer network for failures newer than the guard's last check; any thread. */
 void rk_nccl_guard_poll(struct rk_nccl_world *nccl);
-/* Asks for an abort. Any thread. */
+/* Requests an abort. Any thread. */
 void rk_nccl_guard_abort(struct rk_nccl_world *nccl);
-/* Ends and releases all communicators. By the guard, and by the engine thread when there is none. NCCL does
- * not release one before the graphs with its operations are gone: the guard may have to wait for the engine
- * thread to destroy its groups, and holds no lock meanwhile. */
+/* Aborts and releases all communicators. Called by the guard, and by the engine thread when there is no
+ * guard. NCCL does not release a communicator before the graphs with its operations are destroyed: the guard
+ * may have to wait for the engine thread to destroy its groups, and holds no lock meanwhile. */
 void rk_nccl_abort_comms(struct rk_nccl_world *nccl);
 
-/* The engine thread gives an operation to NCCL (begun_ns is set here), and has given it: it is watched until
- * the stream has passed it. */
+/* Called by the engine thread before (sets begun_ns) and after it passes an operation to NCCL. The guard
+ * monitors the operation until the stream has completed it. */
 void rk_nccl_pending_begin(struct rk_nccl_world *nccl, struct rk_nccl_op op);
 struct rk_status *rk_nccl_pending_end(struct rk_nccl_world *nccl, struct rk_stream *stream,
                                       bool has_begun) RK_NODISCARD;
 /* Forgets the operations of a group. */
 void rk_nccl_pending_drop(struct rk_nccl_world *nccl, const struct rk_comm_group *group);
-/* The one that the others wait behind, as far as the guard's last look tells; leaves `inout` alone when there
- * is none. Any thread. */
+/* The first unfinished operation at the guard's last check; leaves `inout` unchanged when there is none. Any
+ * thread. */
 void rk_nccl_activity(struct rk_nccl_world *nccl, struct rk_comm_activity *inout);
-/* Whether none was left at the guard's last look. */
+/* Whether no operation was unfinished at the guard's last check. */
 bool rk_nccl_pending_is_empty(struct rk_nccl_world *nccl);
 
 #endif

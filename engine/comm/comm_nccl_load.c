@@ -1,5 +1,5 @@
-/* Finding NCCL. It is looked up when it is needed, by the name under which every distribution of it installs
- * the library, and stays loaded. */
+/* Loads NCCL when it is first needed, by the name under which every distribution installs the library. It
+ * stays loaded. */
 #include "engine/comm/rk_nccl.h"
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@ static struct rk_status *find(void *library, const char *name, void *out_entry)
 
     if (!symbol)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NCCL_MISSING", LIBRARY " has no function %s", name);
-    memcpy(out_entry, &symbol, sizeof(symbol)); /* POSIX promises that it converts */
+    memcpy(out_entry, &symbol, sizeof(symbol)); /* POSIX guarantees this conversion */
     return NULL;
 }
 
@@ -27,7 +27,7 @@ static struct rk_status *load(struct rk_nccl_api *api)
 
     if (!library)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "NCCL_MISSING",
-                              "collectives between GPUs need NCCL, which does not load: %s", dlerror());
+                              "collectives between GPUs need NCCL; loading it failed: %s", dlerror());
 #define X(entry, name, type, parameters) RK_TRY(find(library, #name, &api->entry));
     RK_NCCL_TABLE(X)
 #undef X

@@ -1,16 +1,17 @@
-/* Operations over NCCL. Each is one call (or a group of them) on the caller's stream, watched by the guard.
+/* Operations over NCCL. Each is one call (or one group of calls) on the caller's stream, monitored by the
+ * guard.
  *
- * NCCL chooses its algorithm by the size of a tensor, and with it the order in which it adds: a sum over more
- * than two ranks depends on what else is in the tensor. RK_REDUCE_ORDERED_SUM does not: the parts of all
- * ranks are gathered and added here, in rank order and in f32. Over two ranks there is one addition, rounded
- * once, whichever way. */
+ * NCCL chooses its algorithm, and with it the order of additions, by the size of a tensor: a sum over more
+ * than two ranks depends on the other elements in the tensor. RK_REDUCE_ORDERED_SUM does not: the parts of
+ * all ranks are gathered and added here, in rank order and in f32. Two ranks need one addition, rounded once,
+ * so NCCL's sum is used. */
 #include "engine/comm/comm_nccl_internal.h"
 
 #include "base/rk_assert.h"
 #include "kernels/rk_kernels.h"
 
-/* Bytes of a tensor that are gathered from each rank at a time for an ordered sum, which bounds its scratch
- * memory. The sum itself is twice as long where bf16 is added in f32. */
+/* Bytes that an ordered sum gathers from each rank at a time; bounds its scratch memory. The sum itself takes
+ * twice as much where bf16 is added in f32. */
 #define PART_BYTES ((size_t)8 << 20)
 #define SUM_BYTES  (2 * PART_BYTES)
 
@@ -47,7 +48,7 @@ static size_t count_of(rk_tensor_t tensor)
 
 /* --- calls --- */
 
-/* A call of NCCL on the way. */
+/* A call of NCCL in progress. */
 struct call {
     struct rk_nccl_world *nccl;
     const struct rk_nccl_api *api;
@@ -90,12 +91,12 @@ static struct rk_status *call_begin(struct call *call, const struct rk_comm_grou
         (struct rk_nccl_op){.group = group, .doing = {.op = op, .seq = rk_comm_op_is_p2p(op) ? 0 : seq}});
 }
 
-/* What is given to the stream is watched, unless it failed. */
+/* The guard monitors the call's operation, unless the call failed. */
 static struct rk_status *watch(struct call *call, struct rk_status *st)
 {
     if (!st)
         return rk_nccl_pending_end(call->nccl, call->stream, true);
-    RK_IGNORE(rk_nccl_pending_end(call->nccl, call->stream, false), "there is an error already");
+    RK_IGNORE(rk_nccl_pending_end(call->nccl, call->stream, false), "the first error is returned");
     return st;
 }
 
@@ -111,7 +112,7 @@ static struct rk_status *call_end(struct call *call, rk_nccl_result_t result, co
 
 /* --- ordered sums --- */
 
-/* A sum of two has one order. */
+/* A sum of two operands has only one order. */
 static bool sums_by_hand(const struct rk_comm_group *group)
 {
     return group->size > 2;
@@ -124,7 +125,7 @@ static bool is_ordered(const struct rk_comm_group *group, rk_dtype_t dtype, rk_r
     return op == RK_REDUCE_ORDERED_SUM && is_float && sums_by_hand(group);
 }
 
-/* Room for the parts of all members and for the sum, in the type that it is made in. */
+/* Scratch memory for the parts of all members and for the sum in its accumulation type. */
 size_t rk_nccl_ordered_sum_bytes(const struct rk_comm_group *group)
 {
     const struct rk_nccl_group *impl = group->impl;
@@ -151,7 +152,7 @@ static rk_tensor_t view(void *data, rk_dtype_t dtype, int64_t begin, int64_t cou
     return rk_tensor_1d((char *)data + (size_t)begin * rk_dtype_bytes(dtype), dtype, count);
 }
 
-/* Where the parts of the members are gathered, behind one another. */
+/* Where the members' parts are gathered, in rank order. */
 static void *parts_of(const struct rk_comm_group *group)
 {
     const struct rk_nccl_group *impl = group->impl;
@@ -159,7 +160,7 @@ static void *parts_of(const struct rk_comm_group *group)
     return (char *)impl->scratch + SUM_BYTES;
 }
 
-/* out = part 0 + part 1 + ..., all of its length. */
+/* out = part 0 + part 1 + ..., over the whole length. */
 static struct rk_status *sum_parts(struct rk_comm_group *group, struct rk_stream *stream, rk_tensor_t out)
 {
     const struct rk_nccl_group *impl = group->impl;
@@ -196,7 +197,7 @@ static struct rk_status *ordered_all_reduce(struct rk_comm_group *group, struct 
     return NULL;
 }
 
-/* Every member sends each its part. */
+/* Every member sends each other member its part. */
 static struct rk_status *ordered_reduce_scatter(struct rk_comm_group *group, struct rk_stream *stream,
                                                 rk_tensor_t out, rk_tensor_t in)
 {
@@ -317,7 +318,8 @@ struct rk_status *rk_nccl_batch(struct rk_comm_group *group, const struct rk_com
     result = call.api->group_start();
     for (int64_t i = 0; i < count && result == RK_NCCL_SUCCESS; i++)
         result = add_transfer(&call, &list[i]);
-    ended = call.api->group_end(); /* also after a failure, or the thread stays in the group */
+    ended = call.api->group_end(); /* also after a failure: otherwise the thread would stay in the NCCL
+                                    * group */
     return call_end(&call, result == RK_NCCL_SUCCESS ? ended : result, "ncclSend and ncclRecv");
 }
 

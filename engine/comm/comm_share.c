@@ -1,7 +1,7 @@
-/* Communicators that several meshes use. The actor's tp groups and the rollout's are often the same ranks in
- * the same order: one communicator serves both. What decides is the whole partition of the world, which every
- * rank sees, and not the rank's own list, so that all ranks make or reuse a communicator together, as a
- * backend whose creation is collective over the world needs it. */
+/* Communicators that several meshes share. The tp groups of the actor and of the rollout often have the same
+ * ranks in the same order, and then use one communicator. The key is the whole partition of the world, which
+ * every rank knows, and not the rank's own member list. So all ranks decide alike whether to create or to
+ * reuse, which backends need whose creation is collective over the world. */
 #include "engine/comm/comm_internal.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-/* Owned by its users together; linked in world->shared. Engine thread only. */
+/* Reference-counted by its users; linked in world->shared. Engine thread only. */
 struct rk_comm_shared {
     struct rk_comm_world *world;
     struct rk_comm_shared *next;

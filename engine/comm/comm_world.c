@@ -1,8 +1,8 @@
-/* Endpoints and worlds, the part that all backends share: the configuration is checked, the first error is
- * kept, and what the engine thread does is on record for other threads.
+/* Endpoints and worlds, the part common to all backends: checks the configuration, keeps the first error, and
+ * records the operation of the engine thread for other threads.
  *
- * An error (of an operation, of a connection that a backend checks, an abort that a thread asks for) is given
- * to rk_comm_world_fail(). The first one is kept and sent to the peers; later ones are dropped.
+ * Every error (of an operation or a connection, or an abort requested by a thread) goes to
+ * rk_comm_world_fail(). It keeps the first one and sends it to the peers; later ones are dropped.
  */
 #include "engine/comm/comm_internal.h"
 
@@ -59,7 +59,7 @@ out:
     return st;
 }
 
-/* Releases all but the backend's part. */
+/* Releases everything but the backend's part. */
 static void endpoint_free(struct rk_comm_endpoint *endpoint)
 {
     explicit_bzero(endpoint->id, sizeof(endpoint->id));
@@ -87,7 +87,7 @@ const uint8_t *rk_comm_endpoint_id(const struct rk_comm_endpoint *endpoint)
 
 /* --- worlds --- */
 
-/* The configuration comes from the driver. */
+/* Returns errors instead of asserting: the configuration comes from the driver. */
 static struct rk_status *check_world_config(const struct rk_comm_ops *ops,
                                             const struct rk_comm_world_config *config)
 {
@@ -109,11 +109,12 @@ static struct rk_status *check_world_config(const struct rk_comm_ops *ops,
                        config->connect_timeout_ms, config->progress_timeout_ms,
                        config->collective_timeout_ms);
     if (!config->device || config->world_size == 1 || (ops->caps & RK_COMM_CAP_DEVICE_MEMORY))
-        return NULL; /* a world of one moves nothing */
+        return NULL; /* a world of one rank moves no data */
     info = rk_device_get_info(config->device);
     if (strcmp(rk_device_collectives(config->device), ops->name) != 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "collectives '%s' work on host memory, device is '%s'", ops->name,
-                       info.name);
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "collectives '%s' support host memory only, expected device 'cpu', device is '%s'",
+                       ops->name, info.name);
     return NULL;
 }
 
@@ -259,7 +260,7 @@ struct rk_status *rk_comm_world_check(struct rk_comm_world *world)
 
 void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_activity *out)
 {
-    /* A lock is no part of the value that const speaks of. */
+    /* The lock is not part of the logical value, so a const world can be locked. */
     pthread_mutex_t *lock = (pthread_mutex_t *)&world->activity_lock;
 
     RK_ASSERT(pthread_mutex_lock(lock) == 0);
@@ -272,7 +273,7 @@ void rk_comm_world_activity(const struct rk_comm_world *world, struct rk_comm_ac
         world->ops->world_activity(world, out);
 }
 
-_Static_assert(RK_COMM_STATS_ROWS == RK_COMM_OP_COUNT, "one row an operation");
+_Static_assert(RK_COMM_STATS_ROWS == RK_COMM_OP_COUNT, "one row per operation");
 
 void rk_comm_world_stats(const struct rk_comm_world *world, struct rk_comm_stats *out)
 {

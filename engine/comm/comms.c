@@ -6,7 +6,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
 
-/* More kinds of interconnect than one process will ever load. */
+/* Upper bound on backends in one process. */
 #define MAX_BACKENDS 8
 
 static const struct rk_comm_ops *backends[MAX_BACKENDS] = {&rk_comm_cpu_ops};
@@ -31,13 +31,13 @@ struct rk_status *rk_comm_find_backend(const struct rk_comm_ops **out, const cha
         return NULL;
     for (int i = 0; i < num_backends; i++)
         rk_str_appendf(&known, "%s%s", i ? ", " : "", backends[i]->name);
-    st = RK_FAIL(RK_NOT_FOUND, "collectives '%s': no such backend, this process knows: %s", name,
+    st = RK_FAIL(RK_NOT_FOUND, "collectives '%s': no such backend, expected one of: %s", name,
                  rk_str_text(&known));
     rk_str_fini(&known);
     return st;
 }
 
-/* The first required entry that a backend left out, or NULL. */
+/* The first required entry that is NULL in a backend's table, or NULL. */
 static const char *missing_entry(const struct rk_comm_ops *ops)
 {
 #define REQUIRE(entry) \
@@ -76,8 +76,8 @@ struct rk_status *rk_comm_register(const struct rk_comm_ops *ops)
     if (find_by_name(ops->name))
         return RK_FAIL(RK_ALREADY_EXISTS, "collectives '%s' are registered already", ops->name);
     if (num_backends == MAX_BACKENDS)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "collectives '%s': the table holds at most %d", ops->name,
-                       MAX_BACKENDS);
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "collectives '%s': too many backends, expected at most %d",
+                       ops->name, MAX_BACKENDS);
     backends[num_backends++] = ops;
     return NULL;
 }

@@ -1,9 +1,9 @@
-/* Private to engine/comm: what is used of NCCL, declared here so that neither the build nor a machine with
- * one GPU needs the library. nccl_load.c finds the functions in libnccl.so.2 when the first world of several
- * ranks is made; tests put a table of their own in its place.
+/* Private to engine/comm: the part of NCCL's API that rankd uses, declared here so that neither the build nor
+ * a machine with one GPU needs the library. comm_nccl_load.c finds the functions in libnccl.so.2 when the
+ * first world of several ranks is created; tests replace the table.
  *
- * The names behind `rk_` and the values are NCCL's (nccl.h of 2.18, which later ones stay compatible with:
- * the library reads as much of the configuration as its size and version promise). */
+ * Apart from the prefix `rk_`, names and values are NCCL's (nccl.h of 2.18; later versions are compatible,
+ * because the library reads only the part of the configuration that its size and version fields cover). */
 #ifndef RK_NCCL_H
 #define RK_NCCL_H
 
@@ -16,7 +16,7 @@ RK_BEGIN_DECLS
 
 extern const struct rk_comm_ops rk_comm_nccl_ops;
 
-/* The first with ncclCommSplit; also the version of struct rk_nccl_config. */
+/* The first version with ncclCommSplit; also the version of struct rk_nccl_config. */
 #define RK_NCCL_MIN_VERSION 21800
 
 typedef struct rk_nccl_comm *rk_nccl_comm_t;

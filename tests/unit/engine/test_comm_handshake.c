@@ -140,7 +140,7 @@ static void test_verdict_status_explains_refusals(void **state)
         {RK_CPU_VERDICT_WORLD, RK_FAILED_PRECONDITION, "rank 1 refuses rank=2 of world_size=4"},
         {RK_CPU_VERDICT_GENERATION, RK_FAILED_PRECONDITION, "rank 1 refuses mesh_generation=5"},
         {RK_CPU_VERDICT_PROOF, RK_UNAUTHENTICATED, "rank 1 refuses the proof"},
-        {RK_CPU_VERDICT_DUPLICATE, RK_ALREADY_EXISTS, "rank 1 is connected to a rank 2 already"},
+        {RK_CPU_VERDICT_DUPLICATE, RK_ALREADY_EXISTS, "rank 1 refuses rank=2"},
         {0, RK_FAILED_PRECONDITION, "verdict 0"},
         {0xffffffff, RK_FAILED_PRECONDITION, "verdict 4294967295"},
     };
