@@ -12,7 +12,7 @@
 
 struct rk_hf_dir;
 
-/* Reads the index when there is one, else model.safetensors, else every *.safetensors. Opens the headers, no
+/* Reads the index when there is one, else model.safetensors, else every *.safetensors. Reads the headers, no
  * data. NOT_FOUND when the directory or its weights are missing; UNIMPLEMENTED for pickled weights; DATA_LOSS
  * for bad files. */
 struct rk_status *rk_hf_dir_open(struct rk_hf_dir **out, const char *path) RK_NODISCARD;
@@ -30,12 +30,12 @@ struct rk_status *rk_hf_dir_find(const struct rk_hf_dir *dir, const struct rk_pa
                                  struct rk_hf_tensor *out) RK_NODISCARD;
 /* Whether any file has it, under any of these names. */
 bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param);
-/* Logs what no parameter is read from: a sign of a config.json that does not belong to the weights. */
+/* Logs tensors that no parameter uses: a sign that config.json does not match the weights. */
 void rk_hf_dir_warn_unused(const struct rk_hf_dir *dir, const struct rk_param_table *params);
 
-/* --- hf_reader.c: blocks of tensors, read and converted by threads in advance --- */
+/* --- hf_reader.c: threads read and convert blocks of tensors ahead of the device --- */
 
-/* Blocks that the device copies from at the same time. */
+/* Blocks that the device may be copying at the same time. */
 #define RK_HF_COPIES_MAX 4
 
 /* Rows [row, row + num_rows) and columns [col, col + cols) of a tensor, of which all dimensions but the last
@@ -45,7 +45,7 @@ struct rk_hf_block {
     const struct rk_st_tensor *tensor;
     int64_t row, num_rows, col, cols;
     int64_t param;  /* row of the parameter table */
-    int64_t offset; /* of the first element in the flat buffers */
+    int64_t offset; /* of the first element, in the flat buffers */
 };
 
 struct rk_hf_reader_desc {
@@ -69,17 +69,18 @@ struct rk_status *rk_hf_reader_create(struct rk_hf_reader **out,
                                       const struct rk_hf_reader_desc *desc) RK_NODISCARD;
 /* Stops reading. The device must not copy from the blocks any more. NULL is a no-op. */
 void rk_hf_reader_destroy(struct rk_hf_reader *reader);
-/* Waits for the next block, in their order; it stays until it is released. After an error none may follow. */
+/* Waits for the next block in order; it stays valid until it is released. After an error, take no more. */
 struct rk_status *rk_hf_reader_take(struct rk_hf_reader *reader, struct rk_hf_data *out) RK_NODISCARD;
-/* The memory of the oldest block that was taken may be written again. */
+/* Releases the oldest block taken: its memory may be overwritten. */
 void rk_hf_reader_release(struct rk_hf_reader *reader);
 
-/* Which parameter goes into which file of an export: in table order, a file is closed when the next parameter
- * would exceed max_bytes; a parameter that is larger by itself gets a file of its own. Fills shard_of
+/* Assigns parameters to the files of an export: in table order, a file is closed when the next parameter
+ * would exceed max_bytes; a parameter larger than max_bytes gets a file of its own. Fills shard_of
  * [params->count], returns the number of files. */
 int64_t rk_hf_assign_shards(const struct rk_param_table *params, rk_dtype_t dtype, int64_t max_bytes,
                             int64_t *shard_of);
-/* config.json of an export: as the model was made from, with its dtype. Not collective. */
+/* Writes config.json of an export: the one that the model was created from, with the model's dtype. Not
+ * collective. */
 struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *dir) RK_NODISCARD;
 
 #endif

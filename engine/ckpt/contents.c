@@ -51,17 +51,15 @@ const char *rk_checkpoint_state_name(rk_checkpoint_state_t state)
     return names[state];
 }
 
-/* They stay where the last step has left them until the next one begins. */
+/* Gradients stay in their buffers from a step until the next step begins. */
 static struct rk_status *check_gradients(const struct rk_model *model)
 {
     if (!model->train || !rk_train_has_sums(model->train))
-        return RK_FAIL(RK_FAILED_PRECONDITION,
-                       "contents: gradients: there was no optimizer step, or the next one has begun");
+        return RK_FAIL(RK_FAILED_PRECONDITION, "contents: gradients: expected a save between an optimizer "
+                                               "step and the next forward_backward; no step has run since");
     if (model->core->offload & RK_PART_GRADIENTS)
-        return RK_FAIL(
-            RK_FAILED_PRECONDITION,
-            "contents: gradients: expected megatron.grad_offload=false: they are given away at the "
-            "end of every call");
+        return RK_FAIL(RK_FAILED_PRECONDITION, "contents: gradients: expected megatron.grad_offload=false: "
+                                               "offloaded gradients are released at the end of every call");
     return NULL;
 }
 
@@ -69,9 +67,9 @@ struct rk_status *rk_model_check_contents(const struct rk_model *model, uint32_t
 {
     if (!model->owns_core)
         return RK_FAIL(RK_FAILED_PRECONDITION,
-                       "the role uses the weights of another one, whose checkpoint holds them");
+                       "the role shares the weights of another role; save the checkpoint of that role");
     if (contents & RK_CHECKPOINT_OPTIMIZER && !(model->train && model->train->config.ops))
-        return RK_FAIL(RK_FAILED_PRECONDITION, "contents: optimizer: the role does not train");
+        return RK_FAIL(RK_FAILED_PRECONDITION, "contents: optimizer: the role has no optimizer");
     return contents & RK_CHECKPOINT_GRADIENTS ? check_gradients(model) : NULL;
 }
 

@@ -12,11 +12,11 @@
 #include "base/rk_map.h"
 #include "base/rk_str.h"
 
-/* Published indices are below 10 MB; one of this size would list half a million tensors. */
+/* Published indices are below 10 MB; 64 MiB would list half a million tensors. */
 #define INDEX_BYTES_MAX ((size_t)64 << 20)
-/* Files are kept open while a model is read. */
+/* Maximum number of weight files: all stay open while a model is read. */
 #define FILES_MAX 4096
-/* Names that a warning has room for. */
+/* Maximum number of names in a warning. */
 #define SHOWN_MAX 3
 
 struct rk_hf_dir {
@@ -25,7 +25,7 @@ struct rk_hf_dir {
     struct rk_map *tensors; /* tensor name -> struct rk_st_file, borrowed */
 };
 
-/* Opens a file of the directory, or finds it among the open ones. */
+/* Opens a file of the directory unless it is open. */
 static struct rk_status *open_file(struct rk_hf_dir *dir, const char *name, struct rk_st_file **out)
 {
     char *path;
@@ -44,7 +44,7 @@ static struct rk_status *open_file(struct rk_hf_dir *dir, const char *name, stru
     return st;
 }
 
-/* Bare names only: an index must not lead out of its directory. */
+/* Rejects paths: an index must not refer outside of its directory. */
 static bool is_bare_name(const char *name)
 {
     return name[0] != '\0' && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strpbrk(name, "/\\");
@@ -85,7 +85,7 @@ static struct rk_status *add_tensors(struct rk_hf_dir *dir, const char *file_nam
     return NULL;
 }
 
-/* Names of the directory's weight files; *has_pickles when there are pickled ones. */
+/* Names of the directory's weight files; *has_pickles: whether there are pickled files. */
 struct listing {
     RK_ARRAY(char *) names;
     bool has_pickles;
@@ -130,7 +130,7 @@ static struct rk_status *add_listed(struct rk_hf_dir *dir)
     if (!st && listing.names.count == 0)
         st = listing.has_pickles
                  ? RK_FAIL(RK_UNIMPLEMENTED,
-                           "the weights are pickles (pytorch_model*.bin), expected safetensors")
+                           "the weights are pickled (pytorch_model*.bin), expected safetensors")
                  : RK_FAIL(RK_NOT_FOUND, "no *.safetensors file");
     for (int64_t i = 0; !st && i < listing.names.count; i++)
         st = add_tensors(dir, listing.names.items[i]);
@@ -147,7 +147,7 @@ static bool exists(const char *dir, const char *name)
     return found;
 }
 
-/* A file that is not JSON is a bad file, whatever the parser calls it. */
+/* Maps the parser's error codes to DATA_LOSS: an index that is not JSON is a damaged file. */
 static struct rk_status *parse_index(struct rk_json **out, const char *path)
 {
     struct rk_status *st = rk_json_parse_file(out, path, INDEX_BYTES_MAX, RK_JSON_BIG_INT_AS_REAL), *bad;
@@ -247,7 +247,7 @@ bool rk_hf_dir_has(const struct rk_hf_dir *dir, const struct rk_param *param)
     return find_name(dir, param, &is_stack) != NULL;
 }
 
-/* Constants that old checkpoints carry along. */
+/* Constants that old checkpoints contain. */
 static bool is_constant(const char *name)
 {
     return rk_str_has_suffix(name, ".rotary_emb.inv_freq");

@@ -1,10 +1,11 @@
 /* Writing a Hugging Face checkpoint.
  *
- * The tp ranks of the first model replica bring every parameter together in row blocks; mesh rank 0 writes
- * them at the places that were planned from the parameter table, so no rank ever holds a whole tensor. A file
- * gets its name when it is complete, the index comes after the shards and config.json last: a directory
- * without config.json is no model. A writer that fails goes on taking part in the exchange of the parameter;
- * after each all ranks meet, those of other replicas too, and stop together. */
+ * The tp ranks of the first model replica gather every parameter in blocks of rows; mesh rank 0 writes them
+ * at offsets planned from the parameter table, so no rank ever holds a whole tensor. A file is renamed to its
+ * final name when it is complete; the index is written after the shards and config.json last: a directory
+ * without config.json is not a valid model. A writer that fails still takes part in the exchange of the
+ * current parameter. After each parameter all ranks, those of other replicas too, agree on failures and stop
+ * together. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include <dirent.h>
@@ -25,17 +26,17 @@
 struct export_job {
     struct rk_model *model;
     const char *dir;
-    bool is_writer;    /* of RK_OUTPUT_HF */
+    bool is_writer;    /* writes RK_OUTPUT_HF */
     bool is_gatherer;  /* in the writer's tp group */
     int64_t *shard_of; /* [num_params] */
     int64_t num_shards;
-    void *parts;  /* one move from all tp ranks: [tp, rows, local_shape[1]] */
-    void *joined; /* the same with the columns side by side */
+    void *parts;  /* one gathered block of all tp ranks: [tp, rows, local_shape[1]] */
+    void *joined; /* the same block with the columns joined */
     struct rk_model_walk walk;
-    struct rk_status *failure; /* of this rank, which the others have not heard of; owned */
+    struct rk_status *failure; /* failure of this rank that the others do not know yet; owned */
     /* Writer only. */
     bool made_dir;
-    int64_t num_published;       /* shards under their final name */
+    int64_t num_published;       /* shards that have their final name */
     struct rk_st_writer *writer; /* of the current shard */
 };
 
@@ -89,7 +90,7 @@ static struct rk_status *make_dirs(const char *path, bool *made)
 
     for (char *slash = strchr(copy + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(copy, 0777); /* the last one tells whether all went well */
+        (void)mkdir(copy, 0777); /* errors show at the last mkdir */
         *slash = '/';
     }
     rc = mkdir(copy, 0777);
@@ -112,7 +113,8 @@ static struct rk_status *check_holds_no_model(const char *path)
     while (!st && (entry = readdir(stream))) {
         if (strcmp(entry->d_name, RK_HF_CONFIG_FILE) == 0 || strcmp(entry->d_name, RK_HF_INDEX_FILE) == 0 ||
             rk_str_has_suffix(entry->d_name, ".safetensors"))
-            st = RK_FAIL_REASON(RK_ALREADY_EXISTS, "TARGET_EXISTS", "'%s' holds a model already: %.64s", path,
+            st = RK_FAIL_REASON(RK_ALREADY_EXISTS, "TARGET_EXISTS",
+                                "'%s' contains a model already: %.64s; expected an empty directory", path,
                                 entry->d_name);
     }
     closedir(stream);
@@ -168,7 +170,7 @@ static struct rk_status *open_shard(struct export_job *job, int64_t shard)
     return st;
 }
 
-/* Rows of a parameter that is split by columns, side by side. */
+/* Joins the row blocks of a parameter that is split by columns. */
 static void join_columns(const struct export_job *job, const struct rk_param_rows *rows)
 {
     const struct rk_param_table *params = &job->model->core->params;
@@ -213,7 +215,7 @@ static struct rk_status *write_rows(struct export_job *job, const struct rk_para
     return NULL;
 }
 
-/* All ranks hear of the failures so far. */
+/* Agrees with all ranks on the failures so far. */
 static struct rk_status *meet(struct export_job *job)
 {
     struct rk_status *failure = job->failure;
@@ -222,7 +224,8 @@ static struct rk_status *meet(struct export_job *job)
     return rk_model_agree(job->model, failure);
 }
 
-/* Only failures of the exchange end this; those of the files, and being asked to stop, are kept. */
+/* Only failures of the exchange return at once; those of the files, and a request to stop, are kept for
+ * meet(). */
 static struct rk_status *exchange_param(struct export_job *job, int64_t i, int64_t entry)
 {
     struct rk_placement placement = rk_params_owner_placement(&job->model->core->params, i);
@@ -252,7 +255,7 @@ static struct rk_status *export_param(struct export_job *job, int64_t i, int64_t
     return meet(job);
 }
 
-/* A failure at the end of the file is left for the next meeting. */
+/* A failure when the file is finished is kept for the next meet(). */
 static struct rk_status *export_shard(struct export_job *job, int64_t shard)
 {
     int64_t num_params = job->model->core->params.count, entry = 0;
@@ -273,7 +276,7 @@ static struct rk_status *export_shard(struct export_job *job, int64_t shard)
     return st;
 }
 
-/* --- what is not weights --- */
+/* --- JSON files --- */
 
 static struct rk_status *write_json(const char *dir, const char *name, const struct rk_json *json)
 {
@@ -312,7 +315,7 @@ static struct rk_status *write_index(const struct export_job *job)
     return st;
 }
 
-/* A model with a value head is one of token classification with one label. */
+/* A model with a value head is exported as token classification with one label. */
 static void set_value_head(struct rk_json *config)
 {
     const char *name = rk_json_as_string(rk_json_at(rk_json_find(config, "architectures"), 0), NULL);
@@ -338,7 +341,8 @@ struct rk_status *rk_hf_write_config(const struct rk_model *model, const char *d
 {
     const struct rk_model_core *core = model->core;
     struct rk_json *config = rk_json_clone(core->hf_config);
-    const char *key = rk_json_find(config, "dtype") ? "dtype" : "torch_dtype"; /* newer and older name */
+    const char *key = rk_json_find(config, "dtype") ? "dtype" : "torch_dtype"; /* the newer and the older name
+                                                                                * of the key */
     struct rk_status *st;
 
     rk_json_set(config, key, rk_json_new_string(rk_dtype_hf_name(core->dtype)));
@@ -356,7 +360,7 @@ static struct rk_status *finish(const struct export_job *job)
     return rk_hf_write_config(job->model, job->dir);
 }
 
-/* Takes back what a failed export has published. */
+/* Removes the files that a failed export has published. */
 static void clean_up(const struct export_job *job)
 {
     char *index = rk_path_join(job->dir, RK_HF_INDEX_FILE);
@@ -388,7 +392,7 @@ static struct rk_status *export_all(struct export_job *job)
         job->failure = finish(job);
     if (job->is_writer && (st || job->failure))
         clean_up(job);
-    /* After a failure too: when a rank returns, nothing is left. */
+    /* Agree after a failure too: no rank returns before the files are removed. */
     return rk_status_first(st, meet(job));
 }
 
@@ -404,7 +408,7 @@ struct rk_status *rk_model_export_hf(struct rk_model *model, const char *dir, in
     RK_ASSERT(dir || !job.is_writer);
     rk_model_walk_begin(&job.walk, model->core, "export", hooks);
     st = rk_model_agree(
-        model, rk_model_check_finite(model, "nothing is written; init_model from weights that are good"));
+        model, rk_model_check_finite(model, "nothing was written; run init_model with valid weights"));
     if (!st)
         st = rk_model_agree(model, prepare(&job, max_shard_bytes));
     if (!st)

@@ -1,8 +1,9 @@
-/* Reading a Hugging Face checkpoint: of every tensor only this rank's box, in blocks of rows that threads
- * read ahead (hf_reader.c) while the device copies those before them. Files in the model's dtype are copied
- * as they are, and masters widened on the device; others are converted by the readers. No rank reads for
- * another; replicas read the same bytes from the page cache. The ranks meet after every few parameters, so
- * that none waits long for a slow disk, and all stop when one of them cannot go on. */
+/* Reads a Hugging Face checkpoint: each rank reads only its box of every tensor, in blocks of rows that
+ * threads read ahead (hf_reader.c) while the device copies earlier blocks. Tensors in the model's dtype are
+ * copied unchanged, and masters are widened on the device; other dtypes are converted by the reader threads.
+ * Ranks do not send weights to each other; replicas read the same bytes from the page cache. The ranks agree
+ * after every few parameters, so that no collective waits long for a slow disk, and all stop when one
+ * fails. */
 #include "engine/ckpt/ckpt_internal.h"
 
 #include <stdio.h>
@@ -13,10 +14,10 @@
 #include "base/rk_log.h"
 #include "engine/optim/optim_internal.h"
 
-/* Elements of a block: large enough that a copy is at full speed, small enough that a ring of them costs
- * little. */
+/* Elements of a block: large enough for full copy bandwidth, small enough for a ring of blocks in pinned
+ * memory. */
 #define BLOCK_ELEMENTS ((int64_t)2 << 20)
-/* Rows of the parameter table between two meetings of the ranks. */
+/* Rows of the parameter table between two agreements of the ranks. */
 #define MEETING_PARAMS 4
 
 struct load_job {
@@ -24,8 +25,9 @@ struct load_job {
     struct rk_hf_dir *dir;
     RK_ARRAY(struct rk_hf_block) blocks; /* in the order of the table */
     struct rk_hf_reader *reader;
-    struct rk_event *copies[RK_HF_COPIES_MAX]; /* of the last blocks, by number */
-    int64_t num_copied;                        /* blocks given to the stream */
+    struct rk_event *copies[RK_HF_COPIES_MAX]; /* recorded after the copies of the last blocks, by block
+                                                * number modulo the array's length */
+    int64_t num_copied;                        /* blocks whose copies are enqueued */
     struct rk_model_walk walk;
 };
 
@@ -70,7 +72,7 @@ static struct rk_status *check_tensor(const struct rk_param *param, const struct
     }
 }
 
-/* May be missing, and is. */
+/* Whether the parameter is optional and missing from the directory. */
 static bool is_new(const struct load_job *job, int64_t i)
 {
     const struct rk_param *param = rk_params_at(&job->model->core->params, i);
@@ -78,13 +80,13 @@ static bool is_new(const struct load_job *job, int64_t i)
     return (param->flags & RK_PARAM_OPTIONAL) && !rk_hf_dir_has(job->dir, param);
 }
 
-/* Biases are zero then, which needs no word. */
+/* Only for matrices: a missing bias is zero, which is the normal case. */
 static void warn_new(const struct load_job *job, int64_t i)
 {
     const struct rk_param *param = rk_params_at(&job->model->core->params, i);
 
     if (param->rank > 1)
-        RK_WARN("model directory '%s' has no tensor '%s': it starts at random, from N(0, %g)",
+        RK_WARN("model directory '%s' has no tensor '%s': it is initialized at random from N(0, %g)",
                 rk_hf_dir_path(job->dir), param->name, job->model->core->config.initializer_range);
 }
 
@@ -99,7 +101,7 @@ static struct rk_status *init_param(struct load_job *job, int64_t i)
     return rk_model_walk_advance(&job->walk, count);
 }
 
-/* The blocks of a parameter: none when this rank has only padding of it. */
+/* Lists the blocks of a parameter: none when this rank's part is only padding. */
 static struct rk_status *plan_param(struct load_job *job, int64_t i)
 {
     const struct rk_param *param = rk_params_at(&job->model->core->params, i);
@@ -145,7 +147,7 @@ static struct rk_status *prepare(struct load_job *job, const char *path)
     return rk_hf_reader_create(&job->reader, &desc);
 }
 
-/* Gives the values of a block to the parameter, and to its masters. */
+/* Copies the values of a block to the parameter and its masters. */
 static struct rk_status *copy_block(struct load_job *job, const struct rk_hf_block *block,
                                     const struct rk_hf_data *data)
 {
@@ -191,7 +193,7 @@ static struct rk_status *load_param(struct load_job *job, int64_t i)
     return rk_model_walk_advance(&job->walk, padding);
 }
 
-/* Rows of the table from `begin` on, up to the next meeting. */
+/* Rows of the table from `begin` on, up to the next agreement. */
 static struct rk_status *load_params(struct load_job *job, int64_t begin)
 {
     int64_t end = RK_MIN(begin + MEETING_PARAMS, job->model->core->params.count);
@@ -201,7 +203,7 @@ static struct rk_status *load_params(struct load_job *job, int64_t begin)
     return NULL;
 }
 
-/* What ranks have read is good when all of it is a number. */
+/* The load is valid when no weight is NaN or infinite. */
 static struct rk_status *finish(struct load_job *job)
 {
     RK_TRY(rk_stream_sync(job->model->core->stream));

@@ -1,8 +1,8 @@
-/* Reading blocks of tensors ahead of the device.
+/* Reads blocks of tensors ahead of the copies to the device.
  *
- * The threads of a pool read the next blocks into the slots of a ring of pinned memory, and convert them
- * where the file has another dtype; the engine thread takes the blocks in their order, gives them to the
- * device, and releases the slots when that has copied them. A slot belongs to the pool until its task is
+ * The threads of a pool read the next blocks into the slots of a ring of pinned memory, and convert them if
+ * the file has another dtype; the engine thread takes the blocks in order, enqueues their copies to the
+ * device, and releases the slots when the copies are complete. A slot belongs to the pool until its task is
  * done, and to the engine thread until it is released. */
 #include "engine/ckpt/ckpt_internal.h"
 
@@ -12,14 +12,14 @@
 #include "base/rk_assert.h"
 #include "engine/ckpt/state_internal.h"
 
-/* Blocks that are read or wait to be taken: two for each thread of a pool. */
+/* Blocks that are being read or wait to be taken: two per thread of a pool. */
 #define AHEAD_MAX 16
 
 struct slot {
     struct rk_pool_task task;
     struct rk_hf_reader *reader;
     const struct rk_hf_block *block;
-    void *raw, *wide, *values; /* raw is the memory that was allocated */
+    void *raw, *wide, *values; /* raw is the allocation */
     struct rk_status *st;      /* owned */
 };
 
@@ -29,7 +29,7 @@ struct rk_hf_reader {
     struct rk_pool *pool;
     struct slot *slots;
     int64_t num_slots;
-    int64_t taken, released; /* numbers of blocks */
+    int64_t taken, released; /* block numbers */
     atomic_bool is_stopping;
 };
 
@@ -38,7 +38,7 @@ static bool needs_conversion(const struct rk_hf_reader *reader, const struct rk_
     return block->tensor->dtype != reader->desc.dtype;
 }
 
-/* Rows of the block: one range of the file, or one for each row when columns are split. */
+/* Rows of the block: one range of the file, or one range per row when columns are split. */
 static struct rk_status *read_rows(const struct rk_hf_block *block, char *raw)
 {
     const struct rk_st_tensor *tensor = block->tensor;
@@ -55,8 +55,8 @@ static struct rk_status *read_rows(const struct rk_hf_block *block, char *raw)
     return NULL;
 }
 
-/* A parameter is its master, rounded, whether the model trains or not: what is wider than both is rounded
- * twice. */
+/* A parameter is its rounded master, whether the model trains or not: a value wider than the master is
+ * rounded twice. */
 static struct rk_status *fill_slot(const struct rk_hf_reader *reader, const struct rk_hf_block *block,
                                    struct slot *slot)
 {
@@ -83,7 +83,7 @@ static struct slot *slot_of(struct rk_hf_reader *reader, int64_t i)
     return &reader->slots[i % reader->num_slots];
 }
 
-/* Block i is read next, into a slot that is free. */
+/* Starts reading block i into a free slot. */
 static void submit(struct rk_hf_reader *reader, int64_t i)
 {
     struct slot *slot = slot_of(reader, i);
@@ -93,8 +93,7 @@ static void submit(struct rk_hf_reader *reader, int64_t i)
     rk_pool_submit(reader->pool, &slot->task);
 }
 
-/* Bytes of the largest block as in the file, and of its elements in another dtype: 0 when none is converted.
- */
+/* Bytes of the largest block as stored, and converted: 0 when no block is converted. */
 static void find_sizes(const struct rk_hf_reader *reader, size_t *raw_bytes, size_t *converted_elements)
 {
     *raw_bytes = *converted_elements = 0;

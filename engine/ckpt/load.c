@@ -1,6 +1,6 @@
-/* Loading a training checkpoint. Everything is read twice: first for the checksums, the files dealt out to
- * the ranks, and only when all ranks have found everything good, each rank reads the elements of its shard,
- * and the dp ranks spread the parameters as after a step. */
+/* Loading a training checkpoint. All files are read twice. First the ranks verify the checksums, each of some
+ * files. Only when all are valid does each rank read the elements of its shard; then the dp ranks all-gather
+ * parameters as after a step. */
 #include "engine/ckpt/state_internal.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@
 #define SUM_BYTES      ((uint64_t)32 << 20)
 #define CHUNK_ELEMENTS ((int64_t)2 << 20)
 #define NUM_SLOTS      8
-/* Slots that threads fill while the device empties the others. */
+/* Slots that threads fill while the device copies from the others. */
 #define NUM_FILLING 6
 
 struct load {
@@ -28,7 +28,7 @@ struct load {
     uint64_t done_bytes, total_bytes;
 };
 
-/* This rank was asked to stop, or goes on. */
+/* Reports progress; fails when this rank was asked to stop. */
 static struct rk_status *advance(struct load *load, const char *phase, uint64_t bytes)
 {
     const struct rk_engine_hooks *hooks = load->hooks;
@@ -41,7 +41,7 @@ static struct rk_status *advance(struct load *load, const char *phase, uint64_t 
     return NULL;
 }
 
-/* --- what is to be loaded --- */
+/* --- contents to load --- */
 
 static struct rk_status *choose_contents(struct load *load, uint32_t wanted)
 {
@@ -91,7 +91,7 @@ static void sum_run(void *user)
     sum->status = rk_crc32c_of_range(&sum->crc, sum->path, sum->begin, sum->bytes);
 }
 
-/* Waits for all parts, whatever they say. */
+/* Joins all parts, also after a failure. */
 static struct rk_status *join_sums(struct load *load, struct sum *sums, int64_t count, uint32_t *crc)
 {
     struct rk_status *st = NULL;
@@ -130,7 +130,7 @@ static struct rk_status *check_sum(struct load *load, const struct rk_ckpt_file 
     return st;
 }
 
-/* The files that are this rank's to check. */
+/* Verifies the files assigned to this rank. */
 static struct rk_status *check_sums(struct load *load)
 {
     struct rk_comm_group *all = rk_mesh_comms_group(load->model->core->mesh, RK_GROUP_ALL);
@@ -144,16 +144,16 @@ static struct rk_status *check_sums(struct load *load)
     return NULL;
 }
 
-/* --- filling the device --- */
+/* --- filling the buffers on the device --- */
 
-/* A chunk on its way from the files to the device. */
+/* A chunk between the files and the device. */
 struct slot {
     struct rk_pool_task task;
     struct rk_shards_read read;
     const struct rk_shards *shards;
-    void *rounded; /* the same in the dtype of parameters; NULL: not wanted */
+    void *rounded; /* the same values in the dtype of parameters; NULL: not needed */
     rk_dtype_t rounded_dtype;
-    void *to, *to_rounded; /* on the device; NULL: not there */
+    void *to, *to_rounded; /* on the device; NULL: not loaded */
     struct rk_event *is_empty;
     struct rk_status *status;
     bool is_used;
@@ -161,9 +161,9 @@ struct slot {
 
 struct filler {
     struct load *load;
-    void *pinned;     /* what goes to the device */
-    void *scratch;    /* of conversions from other dtypes */
-    rk_dtype_t dtype; /* of masters and states */
+    void *pinned;     /* source of the copies to the device */
+    void *scratch;    /* for conversions from other dtypes */
+    rk_dtype_t dtype; /* of masters and optimizer states */
     int64_t chunk_elements;
     struct slot slots[NUM_SLOTS];
     int64_t num_filled, num_emptied;
@@ -178,7 +178,7 @@ static void fill_slot(void *user)
         rk_convert(slot->rounded, slot->rounded_dtype, slot->read.out, slot->read.dtype, slot->read.count);
 }
 
-/* Every slot has values, the same rounded, and scratch. */
+/* Allocates for every slot the values, the rounded values and scratch memory. */
 static struct rk_status *filler_open(struct filler *filler, struct load *load)
 {
     const struct rk_model_core *core = load->model->core;
@@ -214,7 +214,7 @@ static struct rk_status *copy_to_device(struct rk_stream *stream, void *to, cons
     return to ? rk_stream_copy(stream, to, from, (size_t)count * rk_dtype_bytes(dtype), RK_COPY_H2D) : NULL;
 }
 
-/* Gives the oldest slot that is being filled to the device. */
+/* Copies the oldest filled slot to the device. */
 static struct rk_status *hand_on(struct filler *filler)
 {
     struct slot *slot = &filler->slots[filler->num_emptied++ % NUM_SLOTS];
@@ -252,7 +252,7 @@ struct chunk {
     int32_t kind;
     int64_t param, begin, count;
     struct rk_param_box box;
-    struct rk_shard_run at; /* begin: in the flat buffers; shard: in those of the shard */
+    struct rk_shard_run at; /* begin: in the flat buffers; shard: in the shard's buffers */
 };
 
 static void *element(void *buffer, rk_dtype_t dtype, int64_t i)
@@ -300,8 +300,8 @@ static struct rk_status *fill_run(struct filler *filler, struct chunk chunk, con
     return NULL;
 }
 
-/* This rank's shard of its part; all of the part in a model that does not train. Copies are read too: they
- * are written once, but every rank that holds one needs it. */
+/* Fills this rank's shard of its part, or the whole part in a model that does not train. A replicated
+ * parameter is stored once; every rank that holds it reads it. */
 static struct rk_status *fill_param(struct filler *filler, int32_t kind, int64_t i)
 {
     const struct rk_model *model = filler->load->model;
@@ -330,7 +330,7 @@ static struct rk_status *fill_all(struct load *load)
     struct rk_status *st = filler_open(&filler, load);
 
     load->done_bytes = 0;
-    load->total_bytes = rk_ckpt_manifest_bytes(&load->manifest); /* about: this rank's share is less */
+    load->total_bytes = rk_ckpt_manifest_bytes(&load->manifest); /* upper bound: this rank's part is less */
     for (int32_t kind = 0; kind < RK_STATE_KINDS_MAX; kind++) {
         for (int64_t i = 0; !st && load->kinds >> kind & 1 && i < load->model->core->params.count; i++)
             st = fill_param(&filler, kind, i);
@@ -375,7 +375,8 @@ static struct rk_status *complete(struct load *load)
         RK_TRY(forget_moments(model));
     if (has_model)
         model->core->weight_version = (uint64_t)load->counters.weight_version;
-    if (train && (has_model || has_optimizer)) { /* zero without optimizer state */
+    if (train && (has_model || has_optimizer)) { /* masters and states are zero without optimizer state in the
+                                                  * checkpoint */
         train->applied_steps = load->counters.applied_steps;
         train->lr_steps = load->counters.lr_steps;
         train->skipped_in_a_row = (int32_t)load->counters.skipped_in_a_row;
@@ -408,7 +409,7 @@ struct rk_status *rk_model_load_checkpoint(struct rk_model *model, const char *p
     *loaded = (struct rk_checkpoint_loaded){0};
     st = load_all(&load, contents, loaded);
     if (!st)
-        RK_INFO("checkpoint '%s' of global_step %lld is loaded", part_dir, (long long)loaded->global_step);
+        RK_INFO("checkpoint '%s' of global_step %lld loaded", part_dir, (long long)loaded->global_step);
     rk_pool_destroy(load.pool);
     rk_shards_close(load.shards);
     rk_ckpt_manifest_fini(&load.manifest);

@@ -1,4 +1,4 @@
-/* Which elements of which tensors this rank writes, and how a shard's metadata says so. */
+/* Lists the elements of tensors that this rank writes, and formats them in a shard's metadata. */
 #include "engine/ckpt/state_internal.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ struct rk_shard_maps rk_state_shards(const struct rk_model *model)
     return rk_params_cut(&core->params, &places, RK_MAX(core->params.num_elements, 1));
 }
 
-/* Of the local part the elements of the box, which are its first ones: only rows are padded. */
+/* The box is the beginning of the local part: only rows are padded, at the end. */
 static void add_piece(struct rk_state_pieces *out, const struct rk_model *model, int64_t i, int32_t kind)
 {
     const struct rk_param *param = rk_params_at(&model->core->params, i);
@@ -142,7 +142,7 @@ static struct rk_json *format_piece(const struct rk_state_pieces *pieces, const 
     return object;
 }
 
-/* The shape of the box when it is there as a whole, otherwise a vector. */
+/* The shape of the box if one run covers it; otherwise a vector. */
 static struct rk_st_entry format_entry(const struct rk_state_pieces *pieces,
                                        const struct rk_state_piece *piece, const struct rk_param *param)
 {

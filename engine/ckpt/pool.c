@@ -1,16 +1,16 @@
-/* Threads that copy and read: one alone does not fill memory channels, disks or links. */
+/* Thread pool for copies and reads: one thread does not saturate memory channels, disks or links. */
 #include "engine/ckpt/state_internal.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_thread.h"
 
-/* More do not fill a memory channel better. */
+/* More threads do not raise the bandwidth of a memory channel. */
 #define THREADS_MAX 8
 
 struct rk_pool {
     pthread_t threads[THREADS_MAX];
     int32_t num_threads;
-    pthread_mutex_t lock; /* guards what follows, and is_done of the tasks */
+    pthread_mutex_t lock; /* guards the fields below, and is_done of the tasks */
     pthread_cond_t has_work, has_finished;
     struct rk_pool_task *first, *last;
     bool is_stopping;
@@ -49,7 +49,7 @@ static void *thread_main(void *user)
     return NULL;
 }
 
-/* Half of the cores: daemons of other devices copy at the same time. */
+/* Half of the cores: daemons of other devices on the host copy at the same time. */
 static int32_t wanted_threads(void)
 {
     return RK_MIN(RK_MAX(rk_thread_num_cpus() / 2, 1), THREADS_MAX);
@@ -72,7 +72,7 @@ struct rk_status *rk_pool_create(struct rk_pool **out)
         rk_pool_destroy(pool);
         return st;
     }
-    rk_status_free(st); /* fewer are enough */
+    rk_status_free(st); /* the pool works with fewer threads */
     *out = pool;
     return NULL;
 }

@@ -1,5 +1,5 @@
-/* The end of a save: the ranks wait for their writers, and mesh rank 0 adds the manifest and gives the
- * directory its name. */
+/* Completes a save: the ranks wait for their writers, then mesh rank 0 writes the manifest and renames the
+ * directory. */
 #include "engine/ckpt/saver_internal.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define POLL_MS 2
 #define MEET_MS 500
 
-/* Waits for this rank's writer, and no longer than MEET_MS. Tells of progress when it has gone on. */
+/* Waits for this rank's writer for up to MEET_MS. Reports progress if the writer made some. */
 static struct rk_status *wait_for_writer(struct rk_saver *saver, const struct rk_engine_hooks *hooks,
                                          uint64_t *last)
 {
@@ -58,7 +58,7 @@ static void add_contents(struct rk_ckpt_manifest *manifest, uint32_t contents)
     }
 }
 
-/* `sums`: four values a rank, see publish. */
+/* `sums`: four values per rank, see publish(). */
 static struct rk_status *make_manifest(struct rk_ckpt_manifest *out, const struct rk_saver *saver,
                                        const int32_t *sums, int32_t count)
 {
@@ -80,7 +80,7 @@ static struct rk_status *make_manifest(struct rk_ckpt_manifest *out, const struc
     return NULL;
 }
 
-/* Mesh rank 0. *bytes: of all files. */
+/* Mesh rank 0 only. *bytes: total of all files. */
 static struct rk_status *write_manifest(const struct rk_saver *saver, const int32_t *sums, int32_t count,
                                         uint64_t *bytes)
 {
@@ -98,7 +98,7 @@ static struct rk_status *write_manifest(const struct rk_saver *saver, const int3
     return st;
 }
 
-/* Everything has been written. Sizes and checksums come to rank 0 in values of 31 and 16 bits. */
+/* Call when all shards are written. Sizes and checksums reach rank 0 in values of 31 and 16 bits. */
 static struct rk_status *publish(struct rk_model *model, uint64_t *bytes)
 {
     struct rk_saver *saver = model->saver;

@@ -1,7 +1,7 @@
-/* Saving. The ranks agree on a temporary directory; each copies its pieces to host memory (what training
- * waits for) and its thread C writes them as one shard. When all have written, mesh rank 0 adds the manifest
- * and gives the directory its name. A rank that fails tells the others at the next meeting, and all give up.
- */
+/* Saves a training checkpoint. The ranks agree on a temporary directory. Each copies its pieces to host
+ * memory, which training waits for, and its thread C writes them as one shard. When all shards are written,
+ * mesh rank 0 adds the manifest and renames the directory. After a failure on any rank, all ranks drop the
+ * save at the next agreement. */
 #include "engine/ckpt/saver_internal.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 #include "base/rk_time.h"
 #include "engine/ckpt/ckpt_internal.h"
 
-/* Ranks whose memory is this host's. */
+/* Counts the ranks on this host. */
 static struct rk_status *count_neighbours(struct rk_model *model, int32_t *out)
 {
     int32_t *hosts = rk_calloc((size_t)rk_saver_num_ranks(model), sizeof(*hosts)), mine;
@@ -41,7 +41,7 @@ static struct rk_status *count_neighbours(struct rk_model *model, int32_t *out)
     return st;
 }
 
-/* Of mesh rank 0: no earlier attempt, nor one of a process that was given up, has it. */
+/* Mesh rank 0 draws it. No earlier attempt, and no process killed during one, has the same token. */
 static struct rk_status *draw_token(struct rk_model *model, char token[16])
 {
     int32_t value = INT32_MAX;
@@ -75,7 +75,7 @@ static struct rk_status *make_dirs(struct rk_saver *saver, const char *token)
     return make_dir(saver->temp_dir, RK_STATE_HF_DIR);
 }
 
-/* The others: where rank 0 made it. */
+/* Other ranks: checks that the directory made by rank 0 exists here. */
 static struct rk_status *find_dirs(struct rk_saver *saver, const char *token)
 {
     char *step_dir = rk_path_dir(saver->part_dir);
@@ -85,11 +85,10 @@ static struct rk_status *find_dirs(struct rk_saver *saver, const char *token)
     saver->temp_dir =
         rk_format("%s/" RK_CKPT_TEMP_PREFIX "%s-%s", step_dir, strrchr(saver->part_dir, '/') + 1, token);
     if (stat(saver->temp_dir, &info) != 0)
-        st =
-            RK_FAIL(RK_FAILED_PRECONDITION,
-                    "'%s', which mesh rank 0 made, is not there: %s; a checkpoint needs a directory that all "
-                    "ranks share",
-                    saver->temp_dir, strerror(errno));
+        st = RK_FAIL(RK_FAILED_PRECONDITION,
+                     "'%s', created by mesh rank 0, is missing on this rank: %s; expected a directory that "
+                     "all ranks share",
+                     saver->temp_dir, strerror(errno));
     rk_free(step_dir);
     return st;
 }
@@ -98,7 +97,7 @@ static void prepare(struct rk_model *model, const struct rk_checkpoint_save *sav
 {
     struct rk_saver *saver = model->saver;
 
-    rk_saver_stop(saver); /* memory that it has not touched the copy will touch */
+    rk_saver_stop(saver); /* the copy will touch the pages that the toucher has not touched */
     rk_free(saver->part_dir);
     saver->part_dir = rk_strdup(save->part_dir);
     saver->role = rk_strdup(save->role);
@@ -144,7 +143,7 @@ static struct rk_status *write_hf(struct rk_model *model, const struct rk_engine
     return st;
 }
 
-/* *fits: there is room for `bytes` in host memory, on all ranks. */
+/* *fits: whether all ranks have `bytes` of free host memory. */
 static struct rk_status *reserve(struct rk_model *model, uint64_t bytes, int32_t *fits)
 {
     struct rk_saver *saver = model->saver;
@@ -157,13 +156,14 @@ static struct rk_status *reserve(struct rk_model *model, uint64_t bytes, int32_t
         return NULL;
     rk_snapshot_fini(&saver->snapshot);
     if (rk_saver_rank(model) == 0)
-        RK_WARN("no room in host memory for a copy of the training state, %llu bytes on this rank: training "
-                "waits until a checkpoint is written",
+        RK_WARN("no host memory for a copy of the training state (%llu bytes on this rank); training pauses "
+                "while a checkpoint is written",
                 (unsigned long long)bytes);
     return NULL;
 }
 
-/* Copies to host memory and starts the writer; where some rank has no room, all write now. */
+/* Copies to host memory and starts the writer. If some rank lacks memory, all ranks write at once from the
+ * device. */
 static struct rk_status *take(struct rk_model *model, const struct rk_engine_hooks *hooks)
 {
     struct rk_saver *saver = model->saver;
@@ -219,7 +219,7 @@ struct rk_status *rk_model_prepare_checkpoint(struct rk_model *model, uint32_t c
     atomic_store(&saver->is_cancelled, false);
     st = rk_thread_start(&saver->thread, rk_saver_toucher_main, saver, "the checkpoint writer");
     saver->has_thread = !st;
-    RK_IGNORE(st, "the first save touches the memory then");
+    RK_IGNORE(st, "the first save touches the memory instead");
     return NULL;
 }
 

@@ -1,4 +1,4 @@
-/* The saver of a model: its life, and how the ranks of a save agree. */
+/* The saver of a model: creation, destruction, and agreement of the ranks of a save. */
 #include "engine/ckpt/saver_internal.h"
 
 #include <string.h>
@@ -48,7 +48,7 @@ void rk_saver_destroy(struct rk_saver *saver)
     if (!saver)
         return;
     if (saver->is_pending)
-        RK_WARN("discarding the checkpoint '%s', which is not completely written", saver->part_dir);
+        RK_WARN("discarding the incomplete checkpoint '%s'", saver->part_dir);
     rk_saver_drop(saver);
     rk_snapshot_fini(&saver->snapshot);
     rk_free(saver->part_dir);
@@ -90,7 +90,7 @@ struct rk_status *rk_saver_agree(struct rk_model *model, struct rk_status *st)
     if (!st)
         return NULL;
     rk_saver_stop(saver);
-    /* No writer of any rank may be at work in a directory that is being removed. */
+    /* No rank's writer may be writing in the directory that is being removed. */
     st = rk_status_first(st, rk_model_agree(model, NULL));
     if (rk_saver_rank(model) == 0 && saver->temp_dir)
         remove_temp_dir(saver);

@@ -1,5 +1,5 @@
-/* Reading shards: which piece of which file has which elements of a tensor of the model. Together the pieces
- * must be the tensor, which is checked here; that each is what its file says is checked by base. */
+/* Reads shards: maps the pieces in the files to elements of the model's tensors. Checks here that the pieces
+ * of a tensor cover it exactly; base checks that each piece matches its file's metadata. */
 #include "engine/ckpt/state_internal.h"
 
 #include <stdlib.h>
@@ -13,13 +13,13 @@
 #include "engine/ckpt/ckpt_internal.h"
 
 #define OPTIMIZER_PREFIX "optimizer.state."
-/* Parts that a tensor is split into. */
+/* Maximum number of distinct boxes per tensor. */
 #define BOXES_MAX 4096
 
 struct piece {
     struct rk_ckpt_piece stored;
     struct rk_param_box box;
-    int64_t next; /* of the same tensor; -1: none */
+    int64_t next; /* next piece of the same tensor; -1: none */
 };
 
 struct target {
@@ -32,8 +32,9 @@ struct rk_shards {
     uint32_t kinds;
     struct rk_ckpt_shards files;
     RK_ARRAY(struct piece) pieces;
-    int64_t *heads[RK_STATE_KINDS_MAX]; /* [num_params]: a piece of each, -1: none; NULL: not wanted */
-    struct target *targets;             /* what names mean */
+    int64_t *heads[RK_STATE_KINDS_MAX]; /* [num_params]: first piece of each, -1: none; NULL: kind not
+                                         * loaded */
+    struct target *targets;             /* tensors by name */
     struct rk_map *by_name;             /* name -> struct target * */
 };
 
@@ -82,7 +83,7 @@ static struct rk_status *add_piece(void *user, const struct rk_ckpt_piece *store
     int64_t *head;
 
     if (!target && rk_str_has_prefix(name, OPTIMIZER_PREFIX) && shards->kinds <= 1)
-        return NULL; /* it is not asked for */
+        return NULL; /* the optimizer state was not requested */
     if (!target && rk_str_has_prefix(name, RK_CKPT_GRADIENT_PREFIX))
         return NULL;
     if (!target)
@@ -125,7 +126,7 @@ static int compare_runs(const void *a, const void *b)
     return left < right ? -1 : left > right;
 }
 
-/* Whether the runs of all pieces of the tensor in this box are the box. */
+/* Whether the pieces with this box cover all of its elements exactly once. */
 static bool is_box_covered(const struct rk_shards *shards, int64_t head, const struct rk_param_box *box)
 {
     RK_ARRAY(struct rk_ckpt_run) runs = {0};
@@ -159,18 +160,18 @@ static const char *find_gap(const struct rk_shards *shards, int64_t head, const 
         for (int64_t b = 0; b < boxes->items.count && !is_known; b++) {
             is_known = is_same_box(box, &boxes->items.items[b]);
             if (!is_known && overlap(box, &boxes->items.items[b]))
-                return "two pieces have the same elements";
+                return "two pieces overlap";
         }
         if (is_known)
             continue;
         if (boxes->items.count == BOXES_MAX)
-            return "it is in too many parts";
+            return "too many distinct parts";
         rk_array_append(&boxes->items, *box);
         total += box_elements(box);
         if (!is_box_covered(shards, head, box))
-            return "the runs of a part are not the part";
+            return "the runs of a part do not cover it exactly once";
     }
-    return total == rk_param_num_elements(param) ? NULL : "not all of it is there";
+    return total == rk_param_num_elements(param) ? NULL : "elements are missing";
 }
 
 static struct rk_status *check_coverage(const struct rk_shards *shards, int32_t kind, int64_t i)
@@ -261,7 +262,7 @@ void rk_shards_close(struct rk_shards *shards)
 
 /* --- reading --- */
 
-/* `count` elements of the piece's tensor from `at` on become elements of the result from `to` on. */
+/* Copies `count` elements from `at` on of the piece's tensor to the result from `to` on. */
 static struct rk_status *copy_elements(const struct rk_shards_read *read, const struct piece *piece,
                                        int64_t at, int64_t to, int64_t count)
 {
@@ -280,7 +281,7 @@ static struct rk_status *copy_elements(const struct rk_shards_read *read, const 
     return NULL;
 }
 
-/* Of row `row` of the tensor, what the run and the wanted range both have. */
+/* Copies the intersection of the run and the wanted range in row `row` of the tensor. */
 static struct rk_status *copy_row(const struct rk_shards_read *read, const struct piece *piece,
                                   const struct rk_ckpt_run *run, int64_t row)
 {
@@ -298,7 +299,7 @@ static struct rk_status *copy_row(const struct rk_shards_read *read, const struc
                          end - first);
 }
 
-/* Boxes of the same columns: what both have is one range. */
+/* Boxes with the same columns: the intersection is one range. */
 static struct rk_status *copy_rows(const struct rk_shards_read *read, const struct piece *piece,
                                    const struct rk_ckpt_run *run)
 {

@@ -1,5 +1,5 @@
-/* From the device to host memory, as fast as the link goes: through a ring of pinned blocks, which threads
- * empty into pageable memory. To pin all of it would take longer than to copy it. */
+/* Copies from the device to host memory at link bandwidth: through a ring of pinned blocks, which threads
+ * copy to pageable memory. Pinning all of the memory would take longer than the copy. */
 #include "engine/ckpt/state_internal.h"
 
 #include <string.h>
@@ -11,12 +11,12 @@
 #include "base/rk_host_memory.h"
 #include "base/rk_log.h"
 
-/* Large enough for the link, small enough to stay in caches while it is copied on. */
+/* Large enough for full link bandwidth, small enough to stay in cache until it is copied on. */
 #define SLOT_BYTES ((size_t)16 << 20)
 #define NUM_SLOTS  8
-/* Slots that the device fills while the others are emptied. */
+/* Slots that the device fills while threads empty the others. */
 #define NUM_FILLING 4
-/* Of free memory that is left alone: pages that others are about to take. */
+/* One part in SPARE_SHARE of free memory stays free for other processes. */
 #define SPARE_SHARE 10
 
 void rk_snapshot_fini(struct rk_snapshot *snapshot)
@@ -52,7 +52,7 @@ bool rk_snapshot_reserve(struct rk_snapshot *snapshot, uint64_t bytes, int32_t n
     data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED)
         return false;
-    (void)madvise(data, bytes, MADV_HUGEPAGE); /* fewer page faults, where the kernel has them */
+    (void)madvise(data, bytes, MADV_HUGEPAGE); /* fewer page faults, if the kernel supports huge pages */
     snapshot->data = data;
     snapshot->capacity = bytes;
     return true;
@@ -73,7 +73,7 @@ struct ring {
     struct rk_stream *stream;
     struct rk_pool *pool;
     struct slot slots[NUM_SLOTS];
-    int64_t num_filled, num_emptied; /* slots given to the device, and to the pool */
+    int64_t num_filled, num_emptied; /* slots passed to the device and to the pool */
 };
 
 static void empty_slot(void *user)
@@ -102,7 +102,7 @@ static struct rk_status *ring_open(struct ring *ring, struct rk_snapshot *snapsh
     return rk_pool_create(&ring->pool);
 }
 
-/* Hands on the oldest slot that the device was given, when it is filled. */
+/* Passes the oldest slot to the pool once the device has filled it. */
 static struct rk_status *hand_on(struct ring *ring)
 {
     struct slot *slot = &ring->slots[ring->num_emptied++ % NUM_SLOTS];
@@ -129,7 +129,7 @@ static struct rk_status *ring_copy(struct ring *ring, char *to, const char *from
     return ring->num_filled - ring->num_emptied > NUM_FILLING ? hand_on(ring) : NULL;
 }
 
-/* Everything has arrived, or the device is done with the slots at least. */
+/* Waits for all copies; after an error, at least until the device no longer writes to the slots. */
 static struct rk_status *ring_close(struct ring *ring, struct rk_status *st)
 {
     while (!st && ring->num_emptied < ring->num_filled)
@@ -145,7 +145,7 @@ static struct rk_status *ring_close(struct ring *ring, struct rk_status *st)
 
 static struct rk_status *copy_bytes(struct ring *ring, char *to, const char *from, size_t bytes)
 {
-    if (!ring->pool) /* the device's memory is the host's */
+    if (!ring->pool) /* device memory is host memory */
         return rk_stream_copy(ring->stream, to, from, bytes, RK_COPY_D2H);
     for (size_t done = 0; done < bytes; done += RK_MIN(SLOT_BYTES, bytes - done))
         RK_TRY(ring_copy(ring, to + done, from + done, RK_MIN(SLOT_BYTES, bytes - done)));

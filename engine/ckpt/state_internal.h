@@ -1,8 +1,8 @@
-/* Private to engine/ckpt/: training state as named pieces of tensors, on the device, in host memory, in
+/* Private to engine/ckpt/: training state as named pieces of tensors on the device, in host memory and in
  * files.
  *
- * A piece is what one rank holds of one tensor: a box of the global tensor, and of its elements in row-major
- * order some runs, the rank's shard of it. */
+ * A piece is one rank's part of one tensor: a box of the global tensor, and the runs of the box's elements,
+ * in row-major order, that belong to the rank's shard. */
 #ifndef RK_STATE_INTERNAL_H
 #define RK_STATE_INTERNAL_H
 
@@ -19,37 +19,37 @@
 
 #define RK_STATE_HF_DIR "huggingface"
 
-/* Kinds of tensors: 0 is the weights, 1 + s state s of the optimizer, the last one the gradients. */
+/* Kinds of tensors: 0 is the weights, 1 + s is state s of the optimizer, the last one is the gradients. */
 #define RK_STATE_KIND_GRADIENTS (1 + RK_OPTIM_STATES_MAX)
 #define RK_STATE_KINDS_MAX      (1 + RK_STATE_KIND_GRADIENTS)
 
-/* --- threads that move bytes (pool.c) --- */
+/* --- thread pool for copies and reads (pool.c) --- */
 
 struct rk_pool;
 
-/* Memory of the caller, until it is done. */
+/* Memory of the caller; must stay valid until is_done. */
 struct rk_pool_task {
     void (*run)(void *user);
     void *user;
-    bool is_done; /* the pool's lock guards it */
+    bool is_done; /* guarded by the pool's lock */
     struct rk_pool_task *next;
 };
 
 struct rk_status *rk_pool_create(struct rk_pool **out) RK_NODISCARD;
-/* Waits for what was submitted. NULL is a no-op. */
+/* Waits for the submitted tasks. NULL is a no-op. */
 void rk_pool_destroy(struct rk_pool *pool);
 void rk_pool_submit(struct rk_pool *pool, struct rk_pool_task *task);
 void rk_pool_wait(struct rk_pool *pool, struct rk_pool_task *task);
 
-/* --- what this rank holds (pieces.c) --- */
+/* --- pieces of this rank (pieces.c) --- */
 
 struct rk_state_run {
     int64_t begin, count; /* elements of the box */
-    int64_t source;       /* the first of them in the buffer of the kind */
+    int64_t source;       /* index of the first one in the buffer of the kind */
 };
 
 struct rk_state_piece {
-    char *name; /* in the file */
+    char *name; /* name in the file */
     int64_t param;
     int32_t kind;
     struct rk_param_box box;
@@ -61,34 +61,34 @@ struct rk_state_piece {
 struct rk_state_buffer {
     void *data; /* NULL: the model has no such kind */
     rk_dtype_t dtype;
-    bool is_sharded; /* indexed as the shard's arrays, otherwise as the flat buffers */
+    bool is_sharded; /* indexed like the shard's arrays; otherwise like the flat buffers */
 };
 
 struct rk_state_pieces {
     struct rk_state_buffer buffers[RK_STATE_KINDS_MAX];
-    RK_ARRAY(struct rk_state_piece) pieces; /* by name: the order of the file */
+    RK_ARRAY(struct rk_state_piece) pieces; /* sorted by name, as in the file */
     RK_ARRAY(struct rk_state_run) runs;
     uint64_t bytes;
 };
 
-/* Kinds that the contents hold, as bits. */
+/* Bit mask of the kinds in `contents`. */
 uint32_t rk_state_kinds(const struct rk_model *model, uint32_t contents);
 struct rk_state_buffer rk_state_buffer_of(const struct rk_model *model, int32_t kind);
 /* "NAME", "optimizer.state.exp_avg.NAME", "gradient.NAME"; rk_free it. */
 char *rk_state_tensor_name(const struct rk_model *model, int32_t kind, const struct rk_param *param);
-/* How the elements of parameters are dealt out to the ranks that hold the same part. */
+/* Partition of the elements of parameters among the ranks that hold the same part. */
 struct rk_shard_maps rk_state_shards(const struct rk_model *model);
-/* The pieces that this rank writes. */
+/* Lists the pieces that this rank writes. */
 void rk_state_pieces_list(struct rk_state_pieces *out, const struct rk_model *model, uint32_t kinds);
 void rk_state_pieces_fini(struct rk_state_pieces *pieces);
-/* Opens the shard's file: header and metadata are on their way to the disk. */
+/* Opens the shard's file and writes header and metadata. */
 struct rk_status *rk_state_open_shard(struct rk_st_writer **out, const struct rk_state_pieces *pieces,
                                       const struct rk_model *model, const char *path) RK_NODISCARD;
 
 /* --- copies between device and host (snapshot.c) --- */
 
-/* Pageable memory for the state of this rank, kept from save to save, and the pinned memory through which
- * copies go. */
+/* Pageable memory for the state of this rank, kept between saves, and the pinned memory through which it is
+ * copied. */
 struct rk_snapshot {
     char *data;
     size_t capacity;
@@ -99,8 +99,8 @@ struct rk_snapshot {
 void rk_snapshot_fini(struct rk_snapshot *snapshot);
 /* Pageable and pinned bytes. */
 uint64_t rk_snapshot_bytes(const struct rk_snapshot *snapshot);
-/* Makes room for `bytes`, which `num_neighbours` processes of this host, this one included, want at the same
- * time. False when they do not fit into what is free. */
+/* Reserves `bytes`, which `num_neighbours` processes of this host, this one included, request at the same
+ * time. False when free memory does not suffice for all of them. */
 bool rk_snapshot_reserve(struct rk_snapshot *snapshot, uint64_t bytes, int32_t num_neighbours);
 /* Copies all pieces, one after the other. Waits for the stream. */
 struct rk_status *rk_snapshot_take(struct rk_snapshot *snapshot, const struct rk_model *model,
@@ -129,17 +129,17 @@ struct rk_shards_read {
 struct rk_status *rk_shards_read(const struct rk_shards *shards,
                                  const struct rk_shards_read *read) RK_NODISCARD;
 
-/* --- what else a manifest says (state_json.c) --- */
+/* --- other members of a manifest (state_json.c) --- */
 
-/* The configuration without what does not matter to weights and their use; rk_json_free it. */
+/* The configuration without keys that do not affect the weights and their use; rk_json_free it. */
 struct rk_json *rk_state_config(const struct rk_json *hf_config);
 struct rk_json *rk_state_format_layout(const struct rk_model *model);
 struct rk_json *rk_state_format_state(const struct rk_model *model);
-/* INVALID_ARGUMENT names what differs. */
+/* INVALID_ARGUMENT names the first difference. */
 struct rk_status *rk_state_check_layout(const struct rk_model *model, const struct rk_ckpt_manifest *manifest,
                                         const char *part_dir) RK_NODISCARD;
 /* The counters of a checkpoint. DATA_LOSS, reason CHECKPOINT_DAMAGED, when one is missing; INVALID_ARGUMENT
- * for another optimizer. Those of the optimizer are read with `has_optimizer`. */
+ * for another optimizer. The optimizer's counters are read only with `has_optimizer`. */
 struct rk_state_counters {
     int64_t weight_version, applied_steps, lr_steps, skipped_in_a_row;
 };
@@ -147,7 +147,7 @@ struct rk_status *rk_state_read_counters(struct rk_state_counters *out, const st
                                          const struct rk_ckpt_manifest *manifest,
                                          bool has_optimizer) RK_NODISCARD;
 
-/* --- a save under way (save.c) --- */
+/* --- a save in progress (save.c) --- */
 
 struct rk_saver;
 void rk_saver_destroy(struct rk_saver *saver); /* stops the writer, drops the save; NULL is a no-op */

@@ -1,4 +1,4 @@
-/* What a manifest says beside the files: which model the state belongs to, and its counters. */
+/* Members of a manifest beside the files: the model that the state belongs to, and its counters. */
 #include "engine/ckpt/state_internal.h"
 
 #include <string.h>
@@ -11,7 +11,8 @@
 
 struct rk_json *rk_state_config(const struct rk_json *hf_config)
 {
-    /* Who wrote it, how it starts, where texts end: training goes on with other values too. */
+    /* Keys that may differ: they name the writer, set initialization or end tokens, and do not affect
+     * training. */
     static const char *const ignored[] = {
         "torch_dtype",   "dtype",        "transformers_version", "_name_or_path",
         "architectures", "use_cache",    "initializer_range",    "_attn_implementation",
@@ -125,7 +126,7 @@ struct rk_status *rk_state_check_layout(const struct rk_model *model, const stru
     if (is_equal)
         return NULL;
     path = rk_format("%s/" RK_STATE_HF_DIR "/" RK_HF_CONFIG_FILE, part_dir);
-    RK_IGNORE(rk_json_parse_file(&file, path, 1 << 20, 0), "only its hash was needed");
+    RK_IGNORE(rk_json_parse_file(&file, path, 1 << 20, 0), "only the hash is used");
     stored = rk_state_config(file);
     own = rk_state_config(model->core->hf_config);
     st = file ? find_difference(stored, own)

@@ -1,5 +1,5 @@
-/* The shard of a save: thread C writes it from the copy in host memory; without room for that the engine
- * thread does, from the device. */
+/* Writes the shard of a save: thread C from the copy in host memory, or, without memory for one, the engine
+ * thread from the device. */
 #include "engine/ckpt/saver_internal.h"
 
 #include <string.h>
@@ -13,8 +13,8 @@
 struct shard_writer {
     struct rk_saver *saver;
     struct rk_st_writer *file;
-    struct rk_stream *stream; /* NULL: from the snapshot */
-    char *staging;            /* [WRITE_BYTES] when from the device */
+    struct rk_stream *stream; /* NULL: read from the snapshot */
+    char *staging;            /* [WRITE_BYTES] when read from the device */
     const char *from;         /* next byte of the snapshot */
     const struct rk_engine_hooks *hooks;
 };
@@ -32,7 +32,7 @@ static struct rk_status *check_stop(const struct shard_writer *writer)
     return is_cancelled ? RK_FAIL(RK_CANCELLED, "cancelled") : NULL;
 }
 
-/* `bytes` of run `run` from byte `begin` of it; *out is valid until the next call. */
+/* Bytes from `begin` on of run `run`; *out is valid until the next call. */
 static struct rk_status *get_bytes(struct shard_writer *writer, const struct rk_state_buffer *buffer,
                                    const struct rk_state_run *run, size_t begin, size_t bytes,
                                    const char **out)
@@ -117,7 +117,7 @@ struct rk_status *rk_saver_write_from_device(struct rk_saver *saver, const struc
     return NULL;
 }
 
-/* A byte of every page, which makes the kernel find one. */
+/* Touches a byte of every page, so that the kernel allocates it. */
 void *rk_saver_toucher_main(void *user)
 {
     struct rk_saver *saver = user;

@@ -31,7 +31,7 @@ int64_t rk_cov_count(const struct rk_cov *cov, double ratio)
     return count > 1.0 ? (int64_t)count : 1;
 }
 
-/* Tokens with a key up to `limit`. */
+/* Counts the tokens with a key up to `limit`. */
 static int64_t count_keys(const struct rk_cov *cov, uint64_t limit, rk_cov_key_fn key, const void *config)
 {
     const struct rk_loss_in *in = cov->in;
@@ -51,7 +51,7 @@ struct rk_cov_choice rk_cov_choose(const struct rk_cov *cov, int64_t count, rk_c
 
     if (count_keys(cov, high, key, config) <= count)
         return (struct rk_cov_choice){.limit = RK_COV_NEVER};
-    while (low < high) { /* the smallest limit that reaches count */
+    while (low < high) { /* binary search for the smallest limit with at least `count` tokens */
         uint64_t middle = low + (high - low) / 2;
 
         if (count_keys(cov, middle, key, config) >= count)

@@ -11,7 +11,7 @@ static struct rk_status *check_mode(struct rk_distill_config *config)
     config->is_topk = rk_topk_divergence_parse(config->loss_mode, &config->divergence);
     if (config->renormalize_topk && (!config->is_topk || config->divergence != RK_TOPK_FORWARD_KL))
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       RK_KNOB_DISTILL "renormalize_topk: has no meaning with " RK_KNOB_DISTILL
+                       RK_KNOB_DISTILL "renormalize_topk=true does not apply to " RK_KNOB_DISTILL
                                        "loss_mode=%s; expected false or forward_kl_topk",
                        config->loss_mode);
     if (config->is_topk)

@@ -1,12 +1,12 @@
-/* What the two rows of distillation share (loss_distill.c, loss_distill_topk.c): their keys, and what becomes
- * of a token's value v, an estimate of the divergence between teacher and student. With c = clamp(v,
+/* Common part of the two distillation losses (loss_distill.c, loss_distill_topk.c): their keys, and the loss
+ * of a token from its value v, an estimate of the divergence between teacher and student. With c = clamp(v,
  * -loss_max_clamp, loss_max_clamp):
  *
- *   use_policy_gradient false   l = c                  dl/dv = 1, 0 where v is cut
+ *   use_policy_gradient false   l = c                  dl/dv = 1, 0 where v is clamped
  *   use_policy_gradient true    l = PPO's clipped loss (loss_vanilla.c) with A = -c, a constant
  *
- * multiplied by distillation_loss_coef beside the policy loss (use_task_rewards), by 1 alone. Names as in
- * verl; https://thinkingmachines.ai/blog/on-policy-distillation. */
+ * l is multiplied by distillation_loss_coef if it is added to the policy loss (use_task_rewards), and by 1 if
+ * it is the only loss. Names as in verl; https://thinkingmachines.ai/blog/on-policy-distillation. */
 #ifndef RK_DISTILL_H
 #define RK_DISTILL_H
 
@@ -16,14 +16,14 @@
 struct rk_distill_config {
     RK_DISTILL_KNOBS(RK_KNOB_FIELD, , , )
     struct rk_clip_config clip;
-    bool is_topk; /* divergence says which; else kl_type */
+    bool is_topk; /* the divergence is `divergence`; otherwise `kl_type` */
     rk_topk_divergence_t divergence;
     rk_kl_type_t kl_type;
 };
 enum { RK_NUM_DISTILL_KNOBS = RK_DISTILL_KNOBS(RK_KNOB_COUNT, , , ) };
 extern const struct rk_knob rk_distill_knobs[RK_NUM_DISTILL_KNOBS];
 
-/* Metrics of both rows: of l without the coefficient; of v over the tokens that count; of PPO's loss, 0
+/* Metrics of both rows: of l without the coefficient; of v over the tokens in the loss mask; of PPO's loss, 0
  * without it. */
 enum {
     RK_DISTILL_LOSS,
@@ -52,10 +52,10 @@ enum {
 struct rk_status *rk_distill_check(void *config) RK_NODISCARD;
 bool rk_distill_is_alone(const void *config);
 double rk_distill_coefficient(const void *config);
-/* Adds token t, which counts and has value v, with its metrics. Returns d(sum weight * l)/dv. */
+/* Adds token t, which is in the loss mask and has value v, and its metrics. Returns d(sum weight * l)/dv. */
 double rk_distill_add(struct rk_loss_out *out, const struct rk_loss_in *in,
                       const struct rk_distill_config *config, int64_t t, double v);
-/* The largest or least of a metric so far, and this. */
+/* Updates the minimum or maximum of a metric. */
 static inline void rk_distill_note_range(double *least, double *largest, double value)
 {
     *least = value < *least ? value : *least;

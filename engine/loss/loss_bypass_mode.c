@@ -1,8 +1,8 @@
-/* Bypass mode: the policy against the rollout's log-probs, which stand in old_log_probs, without log-probs of
- * the policy before the update. In every micro-batch l = log_prob - old gives importance weights w and
- * rejects tokens and responses (base/rk_rollout_correction.h). Of a token that is kept:
+/* Bypass mode: trains against the rollout's log-probs, which are in the column old_log_probs, without
+ * log-probs of the policy before the update. In every micro-batch l = log_prob - old gives importance weights
+ * w and rejects tokens and responses (base/rk_rollout_correction.h). For a token that is kept:
  *
- *   loss_type ppo_clip    the dual-clip loss of loss_vanilla.c, without w: the ratio has it
+ *   loss_type ppo_clip    the dual-clip loss of loss_vanilla.c, without w: the ratio contains it
  *   loss_type reinforce   -A log_prob w, w = 1 without rollout_is; no gradient flows through w
  *
  * Rejected tokens stay in the denominators, which are those of the whole mini-batch; only the mean over a
@@ -20,10 +20,10 @@ struct config {
 };
 
 static const struct rk_knob knobs[] = {
-    RK_CLIP_KNOBS(RK_KNOB_ROW, struct rk_clip_config, , ) /* at the start of struct config */
+    RK_CLIP_KNOBS(RK_KNOB_ROW, struct rk_clip_config, , ) /* first member of struct config */
     RK_ROLLOUT_CORRECTION_KNOBS(RK_KNOB_ROW, struct config, , )};
 
-/* After those of every policy loss. */
+/* Appended to the metrics of every policy loss. */
 enum {
     IS_MEAN = RK_PG_COUNT,
     IS_MAX,
@@ -128,7 +128,7 @@ static bool has_metric(const void *opaque, int32_t i)
     }
 }
 
-/* The counted tokens of a sequence, packed: arrays have room for those of the longest one. */
+/* The tokens of a sequence in the loss mask, packed; the arrays fit the longest sequence. */
 struct row {
     const struct rk_loss_in *in;
     const struct rk_rollout_correction *correction;
@@ -154,7 +154,7 @@ static double clamp(double log_ratio)
     return rk_loss_clamp(log_ratio, -RK_ROLLOUT_LOG_RATIO_MAX, RK_ROLLOUT_LOG_RATIO_MAX);
 }
 
-/* How far the two policies are from each other. */
+/* Measures the distance of the two policies. */
 static void measure_policies(struct rk_loss_out *out, const struct row *row)
 {
     double per_row = 1.0 / row->in->num_sequences, n = (double)row->n, diff;
@@ -210,7 +210,7 @@ static void measure_weights(struct rk_loss_out *out, const struct row *row)
     add(out, IS_FRACTION_LOW, sum < log(lower) ? 1.0 / row->in->num_sequences : 0.0);
 }
 
-/* Returns the number of tokens that are kept. */
+/* Returns the number of kept tokens. */
 static int64_t measure_rejection(struct rk_loss_out *out, const struct row *row)
 {
     int64_t num_kept = 0;

@@ -3,11 +3,11 @@
  *
  *   l = max(-A r, -A clamp(r, 1 - low, 1 + high)), and 0 for the chosen tokens; no dual clip
  *
- * Chosen are max(1, floor(clip_cov_ratio * tokens)) of the tokens with clip_cov_lb < cov < clip_cov_ub that
- * the clip leaves alone; cov.h has the covariance and why it is a micro-batch's. verl draws them at random.
- * Here a hash of (position in the sequence, old_log_prob) orders them, so that a run can be repeated and the
- * order of the rows does not matter. Metrics: pg_clipfrac of the chosen tokens, ppo_kl. Cui et al.,
- * arXiv:2505.22617; names as in verl. */
+ * Up to max(1, floor(clip_cov_ratio * tokens)) tokens are chosen among those with clip_cov_lb < cov <
+ * clip_cov_ub that are not clipped; cov.h defines the covariance and says why it is that of a micro-batch.
+ * verl draws the tokens at random. Here a hash of (position in the sequence, old_log_prob) orders them, so
+ * that runs are reproducible and independent of the order of the rows. Metrics: pg_clipfrac of the chosen
+ * tokens, ppo_kl. Cui et al., arXiv:2505.22617; names as in verl. */
 #include "engine/loss/cov.h"
 
 #include <string.h>
@@ -20,7 +20,7 @@ struct config {
 };
 
 static const struct rk_knob knobs[] = {
-    RK_CLIP_KNOBS(RK_KNOB_ROW, struct rk_clip_config, , ) /* at the start of struct config */
+    RK_CLIP_KNOBS(RK_KNOB_ROW, struct rk_clip_config, , ) /* first member of struct config */
     RK_CLIP_COV_KNOBS(RK_KNOB_ROW, struct config, , )};
 
 static struct rk_status *check(void *opaque)

@@ -1,26 +1,27 @@
-/* On-policy distillation over the K ids that the teacher finds most likely, beside the policy loss or in its
- * place. With p_k and q_k, the probabilities of these ids under teacher and student, each of its whole
- * vocabulary, s_k = log q_k and t_k = log p_k, the value of a token is
+/* On-policy distillation over the teacher's K most likely ids, added to the policy loss or instead of it.
+ * With p_k and q_k, the probabilities of these ids under teacher and student, each of its whole vocabulary,
+ * s_k = log q_k and t_k = log p_k, the value of a token is
  *
  *   forward_kl_topk   max(sum_k p_k (t_k - s_k), 0)               dv/ds_k = -p_k, 0 where the maximum is 0
  *   reverse_kl_topk   sum_k q_k (s_k - t_k)                       dv/ds_k = q_k (s_k - t_k + 1)
  *   jsd_topk          beta KL(p || m) + (1 - beta) KL(q || m),    dv/ds_k = (1 - beta) q_k (s_k - log m_k)
  *                     m = (1 - beta) q + beta p; beta 0 is KL(p || q), beta 1 KL(q || p)
  *
- * and distill.h says what becomes of it. The first is verl's, which leaves out the ids outside the K. In the
- * others these ids are one more outcome, with what the K leave of either distribution: without it a student
- * would do best by moving its probability out of the K. So these two are divergences, too, never more than
- * those over the whole vocabulary, and equal to them when K is all of it. What is left is taken as at least
- * REST_MIN, below which the sum of K probabilities in f32 says nothing.
+ * and distill.h defines the loss from it. The first is verl's, which ignores the ids outside the K. In the
+ * other two, these ids form one more outcome with the remaining probability of each distribution: without it
+ * a student would minimize the loss by moving its probability out of the K ids. So both are divergences,
+ * never larger than those over the whole vocabulary, and equal to them when K is the vocabulary size. The
+ * remaining probability is clamped to at least REST_MIN, the rounding error of a sum of K probabilities in
+ * f32.
  *
- * log_prob_min_clamp is the least value of s_k, which has no gradient there, and of t_k. renormalize_topk
+ * log_prob_min_clamp is the lower bound of s_k, which has no gradient there, and of t_k. renormalize_topk
  * scales the p_k to sum 1.
  *
  * Metrics: those of distill.h; student_mass and teacher_mass, sums of q_k and p_k, with their ranges;
  * overlap_ratio, the share of the K that are among the student's K most likely ids, and
- * overlap_token_advantage, the mean of -p_k (t_k - s_k) over those ids. verl leaves out tokens without such
- * an id from the mean over tokens of the latter; here they count as 0, so that the layout does not show. GKD,
- * arXiv:2306.13649; arXiv:2604.13016; names as in verl. */
+ * overlap_token_advantage, the mean of -p_k (t_k - s_k) over those ids. For the latter, verl omits tokens
+ * without such an id from the mean; here they count as 0, so that the result does not depend on the layout.
+ * GKD, arXiv:2306.13649; arXiv:2604.13016; names as in verl. */
 #include "engine/loss/distill.h"
 
 #include <stdlib.h>
@@ -55,9 +56,9 @@ static const struct rk_loss_metric metrics[] = {
 /* The ids of one token. */
 struct token {
     int64_t num_ids;
-    int64_t at[RK_DISTILL_TOPK_MAX]; /* place in the arrays of the micro-batch */
+    int64_t at[RK_DISTILL_TOPK_MAX]; /* index in the arrays of the micro-batch */
     double q[RK_DISTILL_TOPK_MAX], s[RK_DISTILL_TOPK_MAX],
-        t[RK_DISTILL_TOPK_MAX];       /* s and t with their floor */
+        t[RK_DISTILL_TOPK_MAX];       /* s and t after the lower bound */
     double grad[RK_DISTILL_TOPK_MAX]; /* dv/ds */
     bool is_floored[RK_DISTILL_TOPK_MAX];
     double student_mass, teacher_mass;
@@ -106,7 +107,7 @@ static void load(struct token *token, const struct rk_distill_config *config, co
     }
 }
 
-/* What one outcome adds to the divergence, and its derivative by s. */
+/* Contribution of one outcome to the divergence, and its derivative with respect to s. */
 static double outcome(rk_topk_divergence_t divergence, double beta, double s, double t, double *grad)
 {
     double p = exp(t), q = exp(s), m;
@@ -124,7 +125,7 @@ static double outcome(rk_topk_divergence_t divergence, double beta, double s, do
     return beta * p * (t - m) + (1.0 - beta) * q * (s - m);
 }
 
-/* Adds the outcome "none of the K", of which the K have the rest. */
+/* Adds the outcome "none of the K" with the remaining probability. */
 static double add_rest(struct token *token, const struct rk_distill_config *config)
 {
     double student = 1.0 - token->student_mass, teacher = 1.0 - token->teacher_mass, grad;

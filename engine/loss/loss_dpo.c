@@ -1,9 +1,9 @@
 /* Losses on pairs of a chosen and a rejected response, sequences 2i and 2i + 1 of the micro-batch; the
  * formulas: base/rk_preference.h.
  *
- * The loss is their mean over the pairs of the mini-batch, half its sequences. A pair with an empty side adds
- * nothing (the driver refuses such data; padding of a layout looks like that). Metrics, as means over pairs,
- * named as in TRL: loss, rewards/chosen beta x_c, rewards/rejected beta x_r, rewards/margins,
+ * The loss is their mean over the pairs of the mini-batch, half its sequences. A pair with an empty response
+ * adds nothing (the driver rejects such data, but the padding of a layout has this form). Metrics, as means
+ * over pairs, named as in TRL: loss, rewards/chosen beta x_c, rewards/rejected beta x_r, rewards/margins,
  * rewards/accuracies of x_c > x_r, logps/chosen and logps/rejected. */
 #include "engine/loss/loss_internal.h"
 
@@ -38,7 +38,7 @@ static const struct rk_loss_metric metrics[] = {
 /* One response. */
 struct side {
     int32_t begin, end;
-    double log_prob; /* sum over the tokens that count */
+    double log_prob; /* sum over the tokens in the loss mask */
     struct rk_preference_side ratio;
 };
 

@@ -1,12 +1,12 @@
-/* DPPO: the policy gradient of the tokens whose probability has not moved too far. With p = e^log_prob,
- * q = e^old, d = clamp(log_prob - old, -20, 20) and w = min(e^d, clip_ratio_c):
+/* DPPO: the policy gradient of tokens whose probability has changed by no more than a bound. With p =
+ * e^log_prob, q = e^old, d = clamp(log_prob - old, -20, 20) and w = min(e^d, clip_ratio_c):
  *
  *   l = -A w log_prob v                         dl/dlog_prob = -A w v; w and v are constants
  *   dppo_tv   v = p - q <= high where A > 0, else p - q >= -low
  *   dppo_kl   v = b <= high or p <= q where A > 0, else b <= low or p >= q
  *             b = q (old - log_prob) + (1 - q) ln((1 - q + 1e-8) / (1 - p + 1e-8))
  *
- * so clip_ratio, clip_ratio_low and clip_ratio_high are bounds of a divergence here. Metrics: pg_clipfrac of
+ * so here clip_ratio, clip_ratio_low and clip_ratio_high bound a divergence. Metrics: pg_clipfrac of
  * v = 0, pg_clipfrac_lower of e^d > clip_ratio_c with v = 1.
  * Arxiv 2602.04879, which advises clip_ratio_c = 20; names as in verl. */
 #include "engine/loss/policy.h"

@@ -1,12 +1,12 @@
 /* GMPO: the geometric mean of a sequence's ratios. With d = log_prob - old, not clamped, n the tokens of the
- * row that count, and per token
+ * row in the loss mask, and per token
  *
  *   x = d where sgn(A) d <= sgn(A) clamp(d, -low, high), else clamp(d, -low, high); 0 where A = 0
  *
  *   L_i = -Abar e^(mean of x)                   dL_i/dlog_prob = L_i / n where x is d and A is not 0, else 0
  *
  * Abar is the mean of A over the row. The loss is the sum of L_i over the rows divided by the rows of the
- * mini-batch, whatever loss_agg_mode says; a row in which nothing counts adds 0. The rollout's importance
+ * mini-batch, for every loss_agg_mode; a row without tokens in the loss mask adds 0. The rollout's importance
  * weights w multiply L_i by their geometric mean, e^(mean of ln(w + 1e-10)). Metrics, over tokens:
  * pg_clipfrac of d outside the range with A > 0, pg_clipfrac_lower of the same with A < 0, ppo_kl. Zhao et
  * al., arXiv:2507.20673; names as in verl, which divides by the rows of the micro-batch. */

@@ -1,12 +1,12 @@
-/* GSPO: one ratio a sequence. With d = log_prob - old, not clamped, and s = e^min(10, mean of d over the
- * sequence's tokens that count):
+/* GSPO: one ratio per sequence. With d = log_prob - old, not clamped, and s = e^min(10, mean of d over the
+ * sequence's tokens in the loss mask):
  *
  *   l = max(-A s, -A clamp(s, 1 - low, 1 + high))
  *
  * Each token's log_prob carries the gradient of its own l as if s were its ratio: -A s where -A s is the
- * larger and s is not cut at e^10, else 0. Always aggregated as seq-mean-token-mean, whatever loss_agg_mode
- * says. Metrics: pg_clipfrac of tokens whose clipped term is the larger; pg_clipfrac_lower is 0. Zheng et
- * al., arXiv:2507.18071; names as in verl. */
+ * larger and s is not clamped at e^10, else 0. Always aggregated as seq-mean-token-mean, for every
+ * loss_agg_mode. Metrics: pg_clipfrac of tokens whose clipped term is the larger; pg_clipfrac_lower is 0.
+ * Zheng et al., arXiv:2507.18071; names as in verl. */
 #include "engine/loss/policy.h"
 
 #define LOG_RATIO_MAX 10.0

@@ -1,4 +1,4 @@
-/* Rows of the loss table, and what their files share. */
+/* Rows of the loss table, and functions that several of them use. */
 #ifndef RK_LOSS_INTERNAL_H
 #define RK_LOSS_INTERNAL_H
 
@@ -29,19 +29,19 @@ extern const struct rk_loss_ops rk_loss_sum_ppo;
 extern const struct rk_loss_ops rk_loss_sum_cispo;
 extern const struct rk_loss_ops rk_loss_sum_dro;
 extern const struct rk_loss_ops rk_loss_sum_gspo;
-/* Terms beside policy losses. */
+/* Terms that are added to policy losses. */
 extern const struct rk_loss_ops rk_loss_kl;
 extern const struct rk_loss_ops rk_loss_entropy;
 extern const struct rk_loss_ops rk_loss_distill;
 extern const struct rk_loss_ops rk_loss_distill_topk;
 
-/* The rows of a kind in their order: the first after NULL, NULL after the last. */
+/* Iterates over the rows of a kind in order: the first after NULL, NULL after the last. */
 const struct rk_loss_ops *rk_loss_next(rk_objective_kind_t kind, const struct rk_loss_ops *after);
 
-/* Exponents are clamped to this before exp(), so that a ratio of two policies stays finite. */
+/* exp() arguments are clamped to this, so that a ratio of two policies stays finite. */
 #define RK_LOSS_EXPONENT_MAX 20.0
 
-/* NaN stays NaN (fmin and fmax would turn it into a bound, and a broken model would look healthy). */
+/* NaN stays NaN (fmin and fmax would return the bound and hide a NaN of the model). */
 static inline double rk_loss_clamp(double x, double low, double high)
 {
     return x < low ? low : x > high ? high : x;
@@ -53,13 +53,13 @@ static inline double rk_loss_is_weight(const struct rk_loss_in *in, int64_t t)
     return in->columns[RK_LOSS_ROLLOUT_IS_WEIGHTS] ? in->columns[RK_LOSS_ROLLOUT_IS_WEIGHTS][t] : 1.0;
 }
 
-/* --- clip.c: the clip ratios that several losses have in common --- */
+/* --- clip.c: clip ratios that several losses use --- */
 struct rk_clip_config {
     RK_CLIP_KNOBS(RK_KNOB_FIELD, , , )
 };
 enum { RK_NUM_CLIP_KNOBS = RK_CLIP_KNOBS(RK_KNOB_COUNT, , , ) };
 extern const struct rk_knob rk_clip_knobs[RK_NUM_CLIP_KNOBS];
-/* The two ratios that are unset become clip_ratio. */
+/* Sets an unset clip_ratio_low or clip_ratio_high to clip_ratio. */
 struct rk_status *rk_clip_check(void *config) RK_NODISCARD;
 
 #endif

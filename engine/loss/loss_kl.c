@@ -7,7 +7,7 @@
 struct kl_config {
     RK_KL_LOSS_KNOBS(RK_KNOB_FIELD, , , )
     rk_kl_type_t type;
-    bool straight_through; /* "+" forms: the gradient is k2's */
+    bool straight_through; /* "+" forms: gradient of k2 */
 };
 
 static const struct rk_knob knobs[] = {RK_KL_LOSS_KNOBS(RK_KNOB_ROW, struct kl_config, , )};

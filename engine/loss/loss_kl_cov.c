@@ -1,11 +1,12 @@
-/* KL-Cov: the tokens with the largest covariance of advantage and log-prob pay for their distance from the
- * old policy. With d = log_prob - old, not clamped, and r = e^d:
+/* KL-Cov: the tokens with the largest covariance of advantage and log-prob get a penalty on their distance
+ * from the old policy. With d = log_prob - old, not clamped, and r = e^d:
  *
  *   l = -A r, plus ppo_kl_coef |d| for the chosen tokens          dl/dlog_prob = -A r, plus ppo_kl_coef
  * sgn(d)
  *
- * Chosen are the max(1, floor(kl_cov_ratio * tokens)) with the largest covariance; cov.h has it and why it is
- * a micro-batch's. Metrics: ppo_kl is the mean of |d| here. Cui et al., arXiv:2505.22617; names as in verl.
+ * Chosen are the max(1, floor(kl_cov_ratio * tokens)) with the largest covariance; cov.h defines it and says
+ * why it is that of a micro-batch. Metrics: ppo_kl is the mean of |d| here. Cui et al., arXiv:2505.22617;
+ * names as in verl.
  */
 #include "engine/loss/cov.h"
 
@@ -17,7 +18,8 @@ struct config {
 
 static const struct rk_knob knobs[] = {RK_KL_COV_KNOBS(RK_KNOB_ROW, struct config, , )};
 
-/* The largest covariance first: the bits of a double, turned so that their order is that of the numbers. */
+/* Key with the largest covariance first: the bits of a double, mapped to an unsigned integer of the same
+ * order. */
 static uint64_t order(const struct rk_cov *cov, int32_t seq, int64_t t, const void *config)
 {
     double value = -rk_cov_at(cov, t);

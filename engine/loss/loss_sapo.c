@@ -2,9 +2,9 @@
  * tau = tau_pos where A > 0, else tau_neg:
  *
  *   l = -A 4/tau sigmoid(tau (r - 1))           dl/dlog_prob = -4 A g (1 - g) r, g the sigmoid; 0 where d is
- * cut
+ * clamped
  *
- * Always aggregated as seq-mean-token-mean, whatever loss_agg_mode says. Metrics: the clip fractions are 0.
+ * Always aggregated as seq-mean-token-mean, for every loss_agg_mode. Metrics: the clip fractions are 0.
  * Arxiv 2511.20347; names as in verl. */
 #include "engine/loss/policy.h"
 

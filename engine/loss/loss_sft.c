@@ -1,4 +1,4 @@
-/* Supervised fine-tuning: l = -log_prob of the tokens that the loss counts. Metric loss: its mean. */
+/* Supervised fine-tuning: l = -log_prob of the tokens in the loss mask. Metric loss: its mean. */
 #include "engine/loss/loss_internal.h"
 
 enum { LOSS };

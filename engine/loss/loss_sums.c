@@ -1,4 +1,4 @@
-/* The losses of training gateways whose client divides: plain sums over tokens, with weights and advantages
+/* Losses for training gateways whose client normalizes: plain sums over tokens, with weights and advantages
  * of any sign and size. With r = e^(log_prob - old), not clamped, and [low, high] = [clip_low_threshold,
  * clip_high_threshold], which are ratios:
  *

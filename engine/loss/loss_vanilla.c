@@ -5,9 +5,9 @@
  *
  *   dl/dlog_prob = -A r where l1 >= l2, d is not clamped, and not (A < 0 and c1 > -A c); else 0
  *
- * l is multiplied by the rollout's importance weight where there is one. Metrics, as means over the tokens
- * that the loss counts: pg_clipfrac of l2 > l1, pg_clipfrac_lower of c1 > -A c with A < 0, ppo_kl of -d.
- * Schulman et al., arXiv:1707.06347; dual clip: Ye et al., arXiv:1912.09729; names as in verl. */
+ * l is multiplied by the rollout's importance weight where there is one. Metrics, as means over the tokens in
+ * the loss mask: pg_clipfrac of l2 > l1, pg_clipfrac_lower of c1 > -A c with A < 0, ppo_kl of -d. Schulman et
+ * al., arXiv:1707.06347; dual clip: Ye et al., arXiv:1912.09729; names as in verl. */
 #include "engine/loss/policy.h"
 
 static struct rk_pg_token token_loss(const void *config, double log_prob, double old, double advantage)

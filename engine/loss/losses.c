@@ -5,7 +5,7 @@
 
 #include "base/rk_assert.h"
 
-/* Terms stand behind the losses that they are added to, in the order of their sum. */
+/* Terms follow the losses that they are added to, in the order of their sum. */
 static const struct rk_loss_ops *const losses[] = {
     &rk_loss_vanilla,
     &rk_loss_gspo,

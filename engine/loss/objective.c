@@ -16,8 +16,8 @@ struct agg_config {
 };
 
 struct kind {
-    const struct rk_knob *mode_knob; /* names the loss; NULL: there is only one */
-    bool has_agg;                    /* loss_agg_mode and loss_scale_factor; else agg_mode */
+    const struct rk_knob *mode_knob; /* key that names the loss; NULL: there is only one */
+    bool has_agg;                    /* has loss_agg_mode and loss_scale_factor; otherwise uses agg_mode */
     rk_loss_agg_mode_t agg_mode;
 };
 
@@ -29,7 +29,7 @@ static const struct kind kinds[RK_OBJECTIVE_COUNT] = {
     [RK_OBJECTIVE_POLICY] = {.mode_knob = mode_knobs, .has_agg = true},
     [RK_OBJECTIVE_VALUE] = {.has_agg = true},
     [RK_OBJECTIVE_SFT] = {.agg_mode = RK_AGG_TOKEN_MEAN},
-    [RK_OBJECTIVE_DPO] = {.agg_mode = RK_AGG_TOKEN_MEAN}, /* the row divides by pairs */
+    [RK_OBJECTIVE_DPO] = {.agg_mode = RK_AGG_TOKEN_MEAN}, /* the row divides by the number of pairs */
     [RK_OBJECTIVE_SUM] = {.mode_knob = loss_fn_knobs, .agg_mode = RK_AGG_TOKEN_SUM},
 };
 
@@ -45,7 +45,7 @@ static struct rk_status *find_loss(const struct rk_loss_ops **out, rk_objective_
     }
     RK_TRY(rk_knobs_read(&mode, knob, 1, options));
     *out = rk_loss_find(kind, mode.loss_mode);
-    RK_ASSERT(*out); /* the choices of the knob are the rows of the table */
+    RK_ASSERT(*out); /* the choices of the key are the rows of the table */
     return NULL;
 }
 
@@ -60,7 +60,7 @@ static struct rk_status *read_agg(struct rk_objective *out, const struct rk_json
     return rk_loss_agg_mode_parse("loss_agg_mode", agg.loss_agg_mode, &out->agg_mode);
 }
 
-/* What the update must know of the terms. */
+/* Adds the inputs that the update must provide for a term. */
 static void add_needs(struct rk_objective *objective, const struct rk_loss_term *term)
 {
     const struct rk_loss_ops *ops = term->ops;
@@ -71,11 +71,11 @@ static void add_needs(struct rk_objective *objective, const struct rk_loss_term 
     objective->optional_columns |= ops->optional_columns;
     if (!ops->num_ids)
         return;
-    RK_ASSERT(objective->num_ids == 0); /* one set of ids a position */
+    RK_ASSERT(objective->num_ids == 0); /* at most one set of ids per position */
     objective->num_ids = ops->num_ids(term->config);
 }
 
-/* Appends the row, unless it is a term that is not asked for. */
+/* Appends the row unless it is a disabled term. */
 static struct rk_status *add_term(struct rk_objective *objective, const struct rk_loss_ops *ops,
                                   const struct rk_json *options)
 {
@@ -95,7 +95,7 @@ static struct rk_status *add_term(struct rk_objective *objective, const struct r
     return NULL;
 }
 
-/* A term that stands alone removes the others. */
+/* A term with is_alone set removes the others. */
 static void keep_alone(struct rk_objective *objective)
 {
     for (int32_t i = 0; i < objective->num_terms; i++) {

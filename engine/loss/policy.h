@@ -1,10 +1,10 @@
-/* What the policy losses share: the clip's keys, the loop over tokens and the metrics. */
+/* Common part of the policy losses: the clip's keys, the loop over tokens and the metrics. */
 #ifndef RK_LOSS_POLICY_H
 #define RK_LOSS_POLICY_H
 
 #include "engine/loss/loss_internal.h"
 
-/* Metrics of every policy loss, in this order; a row that has fewer leaves the last ones out. */
+/* Metrics of every policy loss, in this order; a row with fewer metrics omits the last ones. */
 typedef enum rk_pg_metric {
     RK_PG_LOSS,
     RK_PG_PPO_KL,
@@ -20,7 +20,7 @@ extern const struct rk_loss_metric rk_pg_metrics[RK_PG_COUNT];
     .abi = RK_LOSS_ABI, .kind = RK_OBJECTIVE_POLICY, .outputs = RK_HEAD_BIT(RK_HEAD_LOG_PROBS), \
     .optional_columns = RK_LOSS_BIT(RK_LOSS_ROLLOUT_IS_WEIGHTS), .metrics = rk_pg_metrics
 
-/* Fields of a row whose only keys are those of the clip. */
+/* Fields of a row that has only the clip's keys. */
 #define RK_CLIP_FIELDS                                                                                     \
     .knobs = rk_clip_knobs, .num_knobs = RK_NUM_CLIP_KNOBS, .config_bytes = sizeof(struct rk_clip_config), \
     .check = rk_clip_check
@@ -30,7 +30,7 @@ static inline double rk_clip_ratio(const struct rk_clip_config *config, double r
     return rk_loss_clamp(ratio, 1.0 - config->clip_ratio_low, 1.0 + config->clip_ratio_high);
 }
 
-/* log_prob - old with the clamp that keeps its exponential finite. */
+/* log_prob - old, clamped so that its exponential stays finite. */
 struct rk_log_ratio {
     double d;        /* clamped */
     double ratio;    /* e^d */
@@ -41,21 +41,21 @@ struct rk_log_ratio rk_log_ratio(double log_prob, double old);
 /* One token of a policy loss. */
 struct rk_pg_token {
     double loss, grad; /* l, dl / dlog_prob; neither weighted */
-    double kl;         /* its part of ppo_kl */
+    double kl;         /* contribution to ppo_kl */
     bool is_clipped, is_clipped_lower;
 };
 typedef struct rk_pg_token (*rk_pg_token_fn)(const void *config, double log_prob, double old,
                                              double advantage);
 
-/* Adds a token that counts, multiplied by weight[t] and the rollout's importance weight where there is one.
+/* Adds a token in the loss mask, multiplied by weight[t] and, if present, the rollout's importance weight.
  */
 void rk_pg_add(struct rk_loss_out *out, const struct rk_loss_in *in, const double *weight, int64_t t,
                const struct rk_pg_token *token);
-/* rk_pg_add of every token that counts. old is 0 when the loss has no such column. */
+/* Calls rk_pg_add for every token in the loss mask. old is 0 when the loss has no such column. */
 void rk_pg_add_all(struct rk_loss_out *out, const struct rk_loss_in *in, const double *weight,
                    rk_pg_token_fn fn, const void *config);
 
-/* Mean of log_prob - old over the tokens of [begin, end) that count; 0 without any. */
+/* Mean of log_prob - old over the tokens of [begin, end) in the loss mask; 0 without any. */
 double rk_pg_mean_log_ratio(const struct rk_loss_in *in, int64_t begin, int64_t end);
 
 /* max(-A r, -A clip(r)), the clipped objective; grad is -A r, through the ratio, where that is the larger. */

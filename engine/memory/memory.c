@@ -1,4 +1,4 @@
-/* Kinds of memory, and whether plans fit into what a device has. */
+/* Kinds of memory, and the check that plans fit into free device memory. */
 #include "engine/rk_memory.h"
 
 #include "base/rk_assert.h"
@@ -17,7 +17,7 @@ static const struct {
     [RK_MEMORY_WORKSPACE] = {"workspace", offsetof(struct rk_model_memory, workspace_bytes)},
     [RK_MEMORY_STAGING] = {"staging", offsetof(struct rk_model_memory, staging_bytes)},
 };
-_Static_assert(RK_ARRAY_LEN(kinds) == RK_MEMORY_KIND_COUNT, "one row a kind");
+_Static_assert(RK_ARRAY_LEN(kinds) == RK_MEMORY_KIND_COUNT, "one row per kind");
 
 const char *rk_memory_kind_name(rk_memory_kind_t kind)
 {

@@ -1,4 +1,5 @@
-/* The dry run behind a plan, and taking what it says. Start reading at rk_memory_plan_make. */
+/* The dry run that makes a memory plan, and allocation according to a plan. Entry point:
+ * rk_memory_plan_make. */
 #include "engine/rk_memory.h"
 
 #include "base/rk_alloc.h"
@@ -11,14 +12,14 @@
 #include "engine/reshard/reshard_internal.h"
 #include "engine/rollout/rollout_internal.h"
 
-/* The world of one rank that is not there, and the role's model in it. */
+/* The world of one rank of a dry run, and the role's model in it. */
 struct dry_run {
     const struct rk_memory_plan_desc *desc;
     struct rk_device *device;
     struct rk_stream *stream;
     struct rk_comm_world *world;
     struct rk_mesh_comms *comms;
-    struct rk_model *owner; /* of the weights, where the role shares them */
+    struct rk_model *owner; /* owner of the weights, if the role shares them */
     struct rk_model *model; /* the role's */
 };
 
@@ -60,7 +61,7 @@ static struct rk_status *no_loss(void *user, const struct rk_head_arrays *output
     return NULL;
 }
 
-/* So many that the stages of a pipeline hold as many at once as they ever do. */
+/* Number of micro-batches with which the pipeline's stages hold their maximum at the same time. */
 static int64_t count_for_stages(const struct rk_model *model)
 {
     const struct rk_pipeline *pipeline = model->core->pipeline;
@@ -141,11 +142,11 @@ static struct rk_status *run_forward(struct rk_model *model, const struct rk_pac
     return st;
 }
 
-/* A sequence is no shorter than this many times what it is padded to a multiple of. */
+/* Minimum length of a planned sequence, in units of the padding multiple. */
 #define PADDED_UNITS_MIN 8
 
-/* Tokens of each sequence of a planned pass. Where the ranks pad sequences, short ones need the more, and
- * passes of sequences shorter than that may need more than is planned. */
+/* Tokens of each sequence of a planned pass. If the ranks pad sequences, shorter sequences need more memory;
+ * passes with sequences shorter than this may exceed the plan. */
 static int64_t tokens_per_sequence(const struct rk_memory_plan_desc *desc)
 {
     int32_t cp = rk_mesh_axis_size(desc->mesh, RK_AXIS_CP), tp = rk_mesh_axis_size(desc->mesh, RK_AXIS_TP);
@@ -153,8 +154,8 @@ static int64_t tokens_per_sequence(const struct rk_memory_plan_desc *desc)
     return cp > 1 ? PADDED_UNITS_MIN * rk_zigzag_padded_length(1, cp, tp) + 1 : 1;
 }
 
-/* A pass of so many tokens, all of them labelled, in sequences of so many: no pass of as many tokens in
- * sequences no shorter needs more. */
+/* Runs a pass of num_tokens tokens, all labelled, in sequences of tokens_per_sequence(). No pass with as many
+ * tokens in longer sequences needs more memory. */
 static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_tokens, int64_t num_ids,
                                     struct rk_status *(*run)(struct rk_model *model,
                                                              const struct rk_packed *packed, int64_t num_ids))
@@ -167,7 +168,7 @@ static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_token
     struct rk_status *st;
 
     if (num_tokens < 0 || num_tokens > INT32_MAX / 4)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "a micro-batch of %lld tokens: expected from 0 to %d",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "a micro-batch of %lld tokens, expected 0 to %d",
                        (long long)num_tokens, INT32_MAX / 4);
     if (num_tokens == 0)
         return NULL;
@@ -183,7 +184,7 @@ static struct rk_status *run_tokens(const struct dry_run *dry, int64_t num_token
     return st;
 }
 
-/* Export moves parameters through the step arena, the largest move once. */
+/* Export stages parameters in the step arena: runs the largest move once. */
 static struct rk_status *run_gather(struct rk_model *model)
 {
     const struct rk_param_table *params = &model->core->params;
@@ -219,11 +220,11 @@ static struct rk_status *run_reshard(struct dry_run *run)
 
 /* --- generation --- */
 
-/* Greedy requests whose prompts are zeros; the sampled tokens are zeros too, since the device is none. */
+/* Greedy requests with prompts of zeros; a dry device also samples zeros. */
 struct requests {
     struct rk_rollout_request *requests;
     struct rk_rollout_result *results;
-    int32_t *zeros, *tokens; /* [max_model_len] each: of all prompts, of all results */
+    int32_t *zeros, *tokens; /* [max_model_len] each: prompt of all requests, output of all requests */
     float *log_probs;
 };
 
@@ -252,9 +253,9 @@ static void requests_fini(struct requests *all)
     rk_free(all->log_probs);
 }
 
-/* The two extreme steps: as many tokens as one step takes, over as many sequences as run; and a step of
- * decoding. All sequences may grow to full length, so that tables are as wide as they get: blocks are taken
- * at admission. The first sampled token is an end token: each call is one step. */
+/* The two extreme steps: the maximum number of tokens over the maximum number of sequences, and a decode
+ * step. All sequences may grow to full length, so block tables have their maximum width: blocks are reserved
+ * at admission. The first sampled token is an end token, so each call is one step. */
 static struct rk_status *run_steps(struct rk_rollout *rollout)
 {
     struct rk_rollout_config config = rk_rollout_get_config(rollout);
@@ -281,8 +282,8 @@ out:
     return st;
 }
 
-/* Steps run with a cache for all sequences, which costs nothing here; what is reported is the cache that was
- * asked for. */
+/* Steps run with a cache for all sequences, which costs nothing in a dry run; the plan reports the cache that
+ * was requested. */
 static struct rk_status *run_rollout(struct dry_run *run, struct rk_memory_plan *out)
 {
     struct rk_rollout_config config = *run->desc->rollout;
@@ -337,7 +338,7 @@ struct rk_status *rk_memory_plan_make(struct rk_memory_plan *out, const struct r
     if (!st) {
         out->workspace = rk_device_dry_workspace(run.device);
         out->memory.workspace_bytes += out->workspace.scratch_bytes + out->workspace.kept_bytes;
-        /* One block each, of what was live at most. */
+        /* One block each, of the peak live size. */
         out->memory.activation_bytes =
             out->memory.activation_peak_bytes + (uint64_t)out->memory.num_slots * out->memory.slot_peak_bytes;
         out->memory.pass_host_bytes = out->memory.pass_host_peak_bytes +

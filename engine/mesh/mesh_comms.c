@@ -1,5 +1,5 @@
-/* The communicators of a mesh: one partition of the world for each kind of group, taken from the rank
- * arithmetic of base/rk_mesh.h, in one fixed order on all ranks. */
+/* Communicators of a mesh: one partition of the world per kind of group, computed by base/rk_mesh.h, created
+ * in the same order on all ranks. */
 #include "base/rk_mesh.h"
 
 #include "base/rk_alloc.h"
@@ -31,15 +31,15 @@ static const struct group_row group_rows[] = {
     [RK_GROUP_TP_EP] = {"tp_ep", RK_AXIS_BIT(RK_AXIS_ETP) | RK_AXIS_BIT(RK_AXIS_EP)},
     [RK_GROUP_EDP] = {"edp", RK_AXIS_BIT(RK_AXIS_EDP)},
 };
-_Static_assert(RK_ARRAY_LEN(group_rows) == RK_GROUP_KIND_COUNT, "one row a kind of group");
+_Static_assert(RK_ARRAY_LEN(group_rows) == RK_GROUP_KIND_COUNT, "one row per kind of group");
 
 struct rk_mesh_comms {
     const struct rk_mesh *mesh;
-    struct rk_mesh *own_mesh; /* the same, where this object owns it */
+    struct rk_mesh *own_mesh; /* the same, if this object owns it */
     struct rk_mesh_coords coords;
     int32_t world_rank;
     bool is_member;
-    struct rk_comm_shared *shared[RK_GROUP_KIND_COUNT]; /* NULL for groups of one */
+    struct rk_comm_shared *shared[RK_GROUP_KIND_COUNT]; /* NULL for groups of one rank */
 };
 
 /* Ranks in a group of this kind; equal for all groups of a mesh. */
@@ -54,7 +54,7 @@ static int32_t group_size(const struct rk_mesh *mesh, uint32_t axes)
     return size;
 }
 
-/* Every rank computes the groups of all ranks, its own among them; a group's colour is its first member. */
+/* Every rank computes the groups of all ranks; the color of a group is its first member. */
 static struct rk_status *acquire(struct rk_mesh_comms *comms, struct rk_comm_world *world,
                                  rk_mesh_group_kind_t kind)
 {
@@ -90,7 +90,7 @@ struct rk_status *rk_mesh_comms_create(struct rk_mesh_comms **out, const struct 
     RK_ASSERT(world);
     *out = NULL;
     if (rk_mesh_world_size(mesh) != rk_comm_world_size(world))
-        return RK_FAIL(RK_INVALID_ARGUMENT, "mesh %s is laid over %d ranks, the world has %d",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "mesh %s has %d ranks, expected %d, the size of the world",
                        rk_mesh_text(mesh), rk_mesh_world_size(mesh), rk_comm_world_size(world));
     comms = rk_calloc(1, sizeof(*comms));
     comms->mesh = mesh;
