@@ -1,5 +1,5 @@
-/* Verdicts that all ranks share: when one fails, all learn it before the next collective, so none waits
- * for a rank that has given up. */
+/* Agreement of all ranks on a status: when one rank fails, all learn it before the next collective, so none
+ * waits for a rank that has stopped. */
 #include "engine/model/model_internal.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 #include "base/rk_assert.h"
 
-/* How a status travels. */
+/* A status as the ranks exchange it. */
 struct verdict {
     int32_t code;
     char reason[64];
@@ -15,7 +15,7 @@ struct verdict {
 };
 
 _Static_assert(sizeof(struct verdict) == RK_AGREE_BYTES,
-               "a verdict fills the scratch memory of rk_model_agree");
+               "a verdict has the size of the scratch memory of rk_model_agree");
 
 struct rk_status *rk_engine_min(struct rk_comm_group *group, struct rk_stream *stream, void *scratch,
                                 int32_t *values, int64_t count)

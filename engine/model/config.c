@@ -1,6 +1,6 @@
-/* What the families have in common in Hugging Face's config.json. Absent and null mean the family's default;
- * numbers may be written as integers or reals; keys that are not read are ignored, but those that change the
- * mathematics are refused unless they say what is implemented. */
+/* Keys of Hugging Face's config.json that all families read. A key that is absent or null has the family's
+ * default; numbers may be integers or reals. Unknown keys are ignored, except those that change the
+ * mathematics: they are rejected unless they have the implemented value. */
 #include "engine/model/model_internal.h"
 
 #include <math.h>
@@ -101,12 +101,13 @@ static struct rk_status *read_sizes(struct rk_model_config *out, const struct rk
         return RK_FAIL(RK_INVALID_ARGUMENT, "head_dim: expected an even number, got %lld",
                        (long long)out->head_dim);
     if (out->num_heads > SIZE_MAX_I32 / out->head_dim)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "num_attention_heads: %lld heads of head_dim=%lld are too many",
+        return RK_FAIL(RK_INVALID_ARGUMENT,
+                       "num_attention_heads=%lld with head_dim=%lld exceeds the supported size",
                        (long long)out->num_heads, (long long)out->head_dim);
     return NULL;
 }
 
-/* As transformers: the names of the labels, else their number, else 2. */
+/* As in transformers: the number of label names, or else num_labels, or else 2. */
 static struct rk_status *read_num_labels(struct rk_model_config *out, const struct rk_json *hf_config)
 {
     const struct rk_json *names = rk_json_find(hf_config, "id2label");
@@ -152,8 +153,8 @@ struct rk_status *rk_config_check_layer_types(const struct rk_model_config *conf
 
         if (strcmp(type, expected) != 0)
             return RK_FAIL(RK_UNIMPLEMENTED,
-                           "layer_types[%lld]=\"%.32s\" is not implemented, expected %s, which the "
-                           "sliding window keys give",
+                           "layer_types[%lld]=\"%.32s\" is not implemented, expected %s, as given by the "
+                           "sliding window keys",
                            (long long)layer, type, expected);
     }
     return NULL;
@@ -262,7 +263,7 @@ static struct rk_status *read_scaling(struct rk_model_config *out, const struct 
     struct rk_rope_scaling *scaling = &out->rope_scaling;
     const char *type = "default";
 
-    RK_TRY(rk_json_opt_string(object, where, "type", &type)); /* the legacy name */
+    RK_TRY(rk_json_opt_string(object, where, "type", &type)); /* the legacy key */
     RK_TRY(rk_json_opt_string(object, where, "rope_type", &type));
     *scaling = (struct rk_rope_scaling){0};
     if (strcmp(type, "llama3") == 0)
@@ -288,7 +289,7 @@ static struct rk_status *read_rope_values(struct rk_model_config *out, const str
     return read_scaling(out, object, where);
 }
 
-/* Whether the values stand in members of their own for each kind of layer. */
+/* Whether the object has one member per kind of layer. */
 static bool is_by_kind(const struct rk_json *object)
 {
     if (rk_json_type(object) != RK_JSON_OBJECT)
@@ -307,8 +308,8 @@ static bool same_rope(const struct rk_model_config *a, const struct rk_model_con
     return rk_rope_equal(&ropes[0], &ropes[1]);
 }
 
-/* The values of the kinds that the layers are of; kinds that none is of do not matter. All layers rotate
- * alike here. */
+/* Reads the members of the kinds that the model's layers have; other members are ignored. All layers must
+ * have the same RoPE here. */
 static struct rk_status *read_rope_by_kind(struct rk_model_config *out, const struct rk_json *object,
                                            const char *key)
 {
@@ -329,12 +330,12 @@ static struct rk_status *read_rope_by_kind(struct rk_model_config *out, const st
             continue;
         snprintf(where, sizeof(where), "%s.%s", key, kinds[i].name);
         if (rk_json_is_null(member))
-            return RK_FAIL(RK_INVALID_ARGUMENT, "%s is missing, which %lld layers are", where,
+            return RK_FAIL(RK_INVALID_ARGUMENT, "%s is missing, expected for %lld layers of this kind", where,
                            (long long)kinds[i].num_layers);
         RK_TRY(read_rope_values(&read, member, where));
         if (is_read && !same_rope(&read, out))
             return RK_FAIL(RK_UNIMPLEMENTED,
-                           "%s: layers that rotate otherwise than %s.%s are not implemented", where, key,
+                           "%s: RoPE parameters other than those of %s.%s are not implemented", where, key,
                            kinds[0].name);
         *out = read;
         is_read = true;
@@ -356,6 +357,6 @@ struct rk_status *rk_config_read_rope(struct rk_model_config *out, const struct 
 {
     RK_TRY(rk_json_opt_f64(hf_config, "", "rope_theta", &out->rope_theta));
     RK_TRY(read_rope_object(out, hf_config, "rope_parameters"));
-    RK_TRY(read_rope_object(out, hf_config, "rope_scaling")); /* wins where both are given */
+    RK_TRY(read_rope_object(out, hf_config, "rope_scaling")); /* takes precedence if both are given */
     return check_positive("rope_theta", out->rope_theta);
 }

@@ -1,6 +1,6 @@
-/* A rank's part of a packed micro-batch under context parallelism. The callers have the whole micro-batch on
- * every cp rank: labels and ids are cut with its tokens, outputs are gathered (labels.c), so that all cp
- * ranks compute the same loss and go back with the gradients of their own tokens. */
+/* This rank's part of a packed micro-batch under context parallelism. Callers pass the whole micro-batch on
+ * every cp rank: tokens, labels and ids are sliced here and outputs are gathered (labels.c), so all cp ranks
+ * compute the same loss and run the backward pass with the gradients of their own tokens. */
 #include "engine/model/model_internal.h"
 
 #include <string.h>
@@ -9,14 +9,14 @@
 #include "base/rk_assert.h"
 #include "base/rk_log.h"
 
-/* The whole micro-batch with padding; all [cu_seqlens[num_seqs]]. */
+/* The whole micro-batch with padding; all arrays are [cu_seqlens[num_seqs]]. */
 struct padded {
     int32_t *cu_seqlens;
     int32_t *tokens, *positions;
-    int32_t *sources; /* the caller's token; -1: padding */
+    int32_t *sources; /* index of the caller's token; -1: padding */
 };
 
-/* All that is cut, on the host. */
+/* The slices of all ranks, on the host. */
 struct cut {
     struct rk_zigzag zigzag;
     struct padded padded;
@@ -30,14 +30,15 @@ static int32_t size_of(const struct rk_context *context)
     return rk_comm_group_size(context->group);
 }
 
-/* Where padding is most of what is computed, the sequences are too short for so many ranks. */
+/* Warns when more than half of the computed tokens are padding: the sequences are too short for the cp
+ * size. */
 static void warn_of_padding(struct rk_model_core *core, const struct rk_packed *packed, int64_t num_padded)
 {
     if (core->has_warned_of_padding || num_padded <= 2 * packed->num_tokens)
         return;
     core->has_warned_of_padding = true;
-    RK_WARN("context parallelism pads %lld tokens of %d sequences to %lld: most of a pass is padding; use a "
-            "smaller context_parallel_size for sequences this short",
+    RK_WARN("context parallelism pads %lld tokens of %d sequences to %lld; most tokens of a pass are "
+            "padding: use a smaller context_parallel_size for sequences this short",
             (long long)packed->num_tokens, packed->num_seqs, (long long)num_padded);
 }
 
@@ -55,8 +56,8 @@ static struct rk_status *lay_out(struct cut *cut, const struct rk_pass *pass, st
         end += rk_zigzag_padded_length(length, cp_size, sp_size);
         if (end > INT32_MAX)
             return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "a micro-batch of %d sequences has 2^31 tokens or more, once each is padded to a "
-                           "multiple of %d",
+                           "a micro-batch of %d sequences, each padded to a multiple of %d tokens, has 2^31 "
+                           "tokens or more; expected fewer",
                            packed->num_seqs, 2 * cp_size * sp_size);
         cu_seqlens[s + 1] = (int32_t)end;
     }
@@ -68,7 +69,8 @@ static struct rk_status *lay_out(struct cut *cut, const struct rk_pass *pass, st
     return NULL;
 }
 
-/* Padding continues the positions of its sequence as far as there are any: nothing sees its keys. */
+/* Positions of padding continue those of the sequence up to the last position; no other token attends to
+ * padding. */
 static void pad_sequence(struct padded *padded, const struct rk_packed *packed, int32_t s,
                          int64_t num_positions)
 {
@@ -98,7 +100,7 @@ static struct rk_status *pad(struct cut *cut, const struct rk_pass *pass, const 
     return NULL;
 }
 
-/* The rows of all ranks, in rank order. */
+/* Lists the rows of all ranks, in rank order. */
 static struct rk_status *divide(struct cut *cut, const struct rk_pass *pass)
 {
     int32_t num_rows = rk_zigzag_num_rows(&cut->zigzag);
@@ -120,7 +122,7 @@ static struct rk_status *upload(const struct rk_pass *pass, rk_tensor_t *out, co
     return rk_step_upload(pass->kept, pass->stream, out, RK_DTYPE_I32, values, count);
 }
 
-/* What attention is told of this rank's chunks. */
+/* Lists the segments of attention for this rank's chunks. */
 static struct rk_status *list_segments(const struct cut *cut, struct rk_pass *pass,
                                        struct rk_context *context)
 {
@@ -141,7 +143,7 @@ static struct rk_status *list_segments(const struct cut *cut, struct rk_pass *pa
     return upload(pass, &pass->cu_seqlens, segments.cu_seqlens, count + 1);
 }
 
-/* This rank's tokens and positions. */
+/* Copies this rank's tokens and positions to the device. */
 static struct rk_status *upload_rows(const struct cut *cut, struct rk_pass *pass)
 {
     const int32_t *rows = cut->to_ranks + rk_comm_group_rank(pass->context->group) * pass->num_tokens;

@@ -1,5 +1,4 @@
-/* What a model declares: which parameters there are, which stage holds them, and the blocks that a rank runs.
- */
+/* Declares a model: its parameters, the stage of each, and the blocks that a rank runs. */
 #include "engine/model/model_internal.h"
 
 #include <stdio.h>
@@ -8,7 +7,7 @@
 #include "base/rk_assert.h"
 #include "base/rk_mesh.h"
 
-/* The weight of a norm of the residual stream. */
+/* Declares the weight of a norm of the residual stream. */
 static struct rk_weight declare_norm(struct rk_model_core *core, const char *name)
 {
     struct rk_param_spec spec = {.rows = core->config.hidden_size, .split_dim = -1, .sees_rows = true};
@@ -16,7 +15,7 @@ static struct rk_weight declare_norm(struct rk_model_core *core, const char *nam
     return (struct rk_weight){.param = rk_params_add(&core->params, &spec, "%s", name), .rows = spec.rows};
 }
 
-/* The table of the block, which it may share with others. */
+/* Finds or adds the block's RoPE table; blocks with equal parameters share one. */
 static struct rk_status *add_rope(struct rk_model_core *core, struct rk_block *block)
 {
     const struct rk_rope_spec *rope = &block->decl.rope;
@@ -71,7 +70,7 @@ static struct rk_status *declare_layer(struct rk_model_core *core, int64_t numbe
     return NULL;
 }
 
-/* Of which kind each layer is, and room for the blocks of all. */
+/* Sets the kind of each layer and allocates the blocks. */
 static void list_layers(struct rk_model_core *core, const struct rk_model_family *family)
 {
     int64_t num_layers = core->config.num_layers, num_blocks = 0;
@@ -89,7 +88,7 @@ static void list_layers(struct rk_model_core *core, const struct rk_model_family
     core->blocks = rk_calloc((size_t)num_blocks, sizeof(*core->blocks));
 }
 
-/* The blocks of this stage's chunks, which all ranks have declared. */
+/* Finds the blocks of this stage's chunks; every rank has declared the blocks of all stages. */
 static void find_chunks(struct rk_model_core *core, int32_t stage)
 {
     core->num_chunks = rk_pipeline_num_chunks(core->pipeline);

@@ -64,7 +64,7 @@ static struct rk_status *unknown_type(const char *model_type)
         for (const char *const *type = families[i]->hf_model_types; *type; type++)
             rk_str_appendf(&known, "%s%s", known.bytes ? ", " : "", *type);
     }
-    st = RK_FAIL(RK_UNIMPLEMENTED, "config.json: model_type='%.64s' is not implemented, known: %s",
+    st = RK_FAIL(RK_UNIMPLEMENTED, "config.json: model_type='%.64s' is not implemented, expected one of: %s",
                  model_type, rk_str_text(&known));
     rk_str_fini(&known);
     return st;

@@ -1,4 +1,4 @@
-/* Llama 2, 3, 3.1, 3.2: grouped-query attention with rotary positions, SwiGLU, RMSNorm in front of both. */
+/* Llama 2, 3, 3.1, 3.2: grouped-query attention with RoPE and a SwiGLU MLP, each preceded by RMSNorm. */
 #include "engine/model/model_internal.h"
 
 static const char *const llama_model_types[] = {"llama", NULL};

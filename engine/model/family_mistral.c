@@ -1,5 +1,5 @@
-/* Mistral 7B: a Llama in which every layer sees the last sliding_window keys only; null (v0.2 and later):
- * all. */
+/* Mistral 7B: Llama in which the queries of every layer attend to the last sliding_window keys only; null
+ * (v0.2 and later): to all. */
 #include "engine/model/model_internal.h"
 
 static const char *const mistral_model_types[] = {"mistral", NULL};

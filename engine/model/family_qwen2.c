@@ -1,5 +1,5 @@
-/* Qwen2, Qwen2.5: a Llama whose query, key and value projections have biases. Where use_sliding_window is
- * set, layers from max_window_layers on see the last sliding_window keys only. */
+/* Qwen2, Qwen2.5: Llama with biases in the query, key and value projections. With use_sliding_window, layers
+ * from max_window_layers on attend to the last sliding_window keys only. */
 #include "engine/model/model_internal.h"
 
 static const char *const qwen2_model_types[] = {"qwen2", NULL};

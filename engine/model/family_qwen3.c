@@ -1,5 +1,5 @@
-/* Qwen3, dense: a Llama with a head_dim of its own and an RMSNorm over every head of queries and keys before
- * they are rotated. The sliding window is Qwen2's. */
+/* Qwen3, dense: Llama with an explicit head_dim and an RMSNorm over every head of queries and keys before
+ * RoPE. The sliding window is that of Qwen2. */
 #include "engine/model/model_internal.h"
 
 static const char *const qwen3_model_types[] = {"qwen3", NULL};

@@ -1,10 +1,10 @@
-/* Weights that are no numbers are found on the device, in one pass over the flat buffer; only when there are
- * some are the parameters looked at one by one. */
+/* Finds NaN and infinite weights on the device in one pass over the flat buffer; only if there are any are
+ * the parameters checked one by one. */
 #include "engine/model/model_internal.h"
 
 #include "base/rk_assert.h"
 
-/* Elements of one sum: bounds the operator's scratch. */
+/* Elements per sum: bounds the operator's scratch memory. */
 #define CHUNK_ELEMENTS ((int64_t)32 << 20)
 
 /* *count = NaN and inf among elements [begin, end) of the flat buffer. */

@@ -1,12 +1,12 @@
-/* Parameters and gradients brought together from the ranks, by rows: for export, tests and tools. */
+/* Gathers rows of parameters and gradients from the ranks: for export, tests and tools. */
 #include "engine/model/model_internal.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "engine/optim/optim_internal.h"
 
-/* One move of rows over all tp ranks: large enough that latency does not matter, small enough to stage
- * anywhere. */
+/* Bytes of one gather over all tp ranks: large enough to hide latency, small enough for any staging
+ * buffer. */
 #define MOVE_BYTES ((int64_t)4 << 20)
 
 int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param)
@@ -37,7 +37,7 @@ static rk_tensor_t local_rows(const struct rk_model *model, const struct rk_plac
                         placement->local_shape[1]);
 }
 
-/* From the ranks of this stage that the parameter is split over. */
+/* Gathers from the ranks of this stage that the parameter is split over. */
 static struct rk_status *gather_held(struct rk_model *model, const struct rk_param_rows *rows,
                                      rk_tensor_t parts)
 {
@@ -56,8 +56,8 @@ static struct rk_status *gather_held(struct rk_model *model, const struct rk_par
     return rk_comm_all_gather(group, core->stream, parts, mine);
 }
 
-/* From the stage that holds the rows to the others. Two stages with the same weight have a summand each of
- * its gradient. */
+/* Broadcasts from the stage that holds the rows to the others. Two stages with the same weight each have a
+ * summand of its gradient. */
 static struct rk_status *spread_over_stages(struct rk_model *model, const struct rk_param_rows *rows,
                                             rk_tensor_t parts)
 {
@@ -92,7 +92,7 @@ struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_p
     return rk_stream_sync(core->stream);
 }
 
-/* Adds the rows that a holder of `box` sent to the whole tensor, where they belong. */
+/* Adds the rows of a holder of `box` to the whole tensor. */
 static void add_rows(const struct rk_param *param, const struct rk_param_rows *rows,
                      const struct rk_param_box *box, const double *from, double *out)
 {
@@ -106,7 +106,7 @@ static void add_rows(const struct rk_param *param, const struct rk_param_rows *r
     }
 }
 
-/* Copies count once, unless each has only a summand of the gradient. */
+/* Copies count once, except where each copy has a summand of the gradient. */
 static bool contributes(const struct rk_param *param, rk_param_kind_t kind,
                         const struct rk_placement *placement)
 {

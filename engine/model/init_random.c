@@ -7,7 +7,7 @@
 #include "base/rk_str.h"
 #include "engine/optim/optim_internal.h"
 
-/* N(0, initializer_range): my part of the matrix. */
+/* N(0, initializer_range): this rank's part of the matrix. */
 static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk_param *param,
                                      const struct rk_param_box *box, void *values, uint64_t seed)
 {
@@ -22,7 +22,7 @@ static struct rk_status *init_matrix(struct rk_model_core *core, const struct rk
                             });
 }
 
-/* Ones (the weight of a norm) or zeros (a bias). The buffer serves until the stream has copied it. */
+/* Ones (weight of a norm) or zeros (bias). The buffer must stay valid until the stream has copied it. */
 static struct rk_status *init_vector(struct rk_model_core *core, const struct rk_param *param,
                                      const struct rk_param_box *box, void *values)
 {

@@ -1,4 +1,4 @@
-/* The positions of a micro-batch that have a label: what goes to the device for them, and comes back. */
+/* The labelled positions of a micro-batch: uploads their labels and gradients, downloads their outputs. */
 #include "engine/model/model_internal.h"
 
 #include <string.h>
@@ -20,7 +20,8 @@ static int32_t cp_size(const struct rk_pass *pass)
     return pass->context ? rk_comm_group_size(pass->context->group) : 1;
 }
 
-/* The label of row `row` of a cp rank, and which packed token it is. RK_LABEL_NONE: none, or no token. */
+/* The label of row `row` of a cp rank, and the index of its packed token. RK_LABEL_NONE: no label, or
+ * padding. */
 static int32_t label_at(const struct rk_pass *pass, const struct rk_packed *packed, int32_t rank, int64_t row,
                         int32_t *position)
 {
@@ -33,7 +34,7 @@ static int64_t rows_of_rank(const struct rk_pass *pass, const struct rk_packed *
     return pass->context ? pass->num_tokens : packed->num_tokens;
 }
 
-/* The largest number of labels that a cp rank has. All ranks find the same one. */
+/* The maximum number of labels of a cp rank; equal on all ranks. */
 static int64_t count_labels(const struct rk_pass *pass, const struct rk_packed *packed)
 {
     int64_t largest = 0;
@@ -49,7 +50,7 @@ static int64_t count_labels(const struct rk_pass *pass, const struct rk_packed *
     return largest;
 }
 
-/* Fills `positions` of one cp rank; and where they are there, its rows and labels. Returns the number. */
+/* Fills `positions` of one cp rank, and its rows and labels unless they are NULL. Returns the number. */
 static int64_t list_labels(const struct rk_pass *pass, const struct rk_packed *packed, int32_t rank,
                            int32_t *positions, int32_t *rows, int32_t *labels)
 {
@@ -70,7 +71,7 @@ static int64_t list_labels(const struct rk_pass *pass, const struct rk_packed *p
     return count;
 }
 
-/* Of all cp ranks, which therefore agree. */
+/* Checks the labels of all cp ranks, so all ranks return the same error. */
 static struct rk_status *check_labels(const struct rk_packed *packed, int64_t vocab_size)
 {
     for (int64_t t = 0; t < packed->num_tokens; t++) {
@@ -110,13 +111,13 @@ struct rk_status *rk_labels_select(struct rk_labels *out, const struct rk_pass *
     return rk_step_upload(pass->kept, pass->stream, &out->labels, RK_DTYPE_I32, labels, out->count);
 }
 
-/* Numbers of a row of [L] or [L, K]. */
+/* Values per row of [L] or [L, K]. */
 static int64_t row_width(rk_tensor_t t)
 {
     return t.rank == 2 ? t.shape[1] : 1;
 }
 
-/* *host [cp * count_max, width], those of all cp ranks, of which labels->all knows the positions. */
+/* *host [cp * count_max, width]: rows of all cp ranks; labels->all has their positions. */
 static struct rk_status *download(const struct rk_labels *labels, const struct rk_pass *pass,
                                   rk_tensor_t stats, void **host)
 {
@@ -177,7 +178,7 @@ struct rk_status *rk_labels_upload(const struct rk_labels *labels, const struct 
     return upload_rows(labels, pass, values, 1, stats);
 }
 
-/* Of all cp ranks, which therefore agree. */
+/* Checks the ids of all cp ranks, so all ranks return the same error. */
 static struct rk_status *check_ids(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const int32_t *ids, int64_t num_ids)
 {

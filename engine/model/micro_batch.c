@@ -1,4 +1,4 @@
-/* A micro-batch on its way through a chunk of the model. */
+/* The state of one micro-batch in a chunk of the model. */
 #include "engine/model/model_internal.h"
 
 #include "base/rk_assert.h"
@@ -34,7 +34,7 @@ struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
     return rk_labels_upload_ids(&micro->labels, &micro->pass, desc->ids, desc->num_ids, &head->ids);
 }
 
-/* The memory of one direction, where it is not that of what is kept as well. */
+/* Clears the memory of one direction, unless it also holds the saved tensors. */
 static void begin_direction(struct rk_micro *micro)
 {
     if (micro->pass.arena != micro->pass.kept)

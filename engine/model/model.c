@@ -1,4 +1,4 @@
-/* Making a model: the declaration of its layers, the parameter table, its buffers. */
+/* Creates a model: declares its layers, lays out the parameter table, allocates the buffers. */
 #include "engine/model/model_internal.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ struct rk_status *rk_numerics_parse(rk_numerics_t *out, const char *text)
     return RK_FAIL(RK_INVALID_ARGUMENT, "numerics='%.32s', expected fast or strict", text);
 }
 
-/* Axes that this engine does not run yet. Expert tensor parallelism follows tp unless it is set. */
+/* Checks the mesh axes that are not implemented yet. Expert tensor parallelism equals tp unless it is set. */
 static struct rk_status *check_axes(const struct rk_mesh *mesh)
 {
     static const rk_axis_t axes[] = {RK_AXIS_EP};
@@ -43,7 +43,7 @@ static struct rk_status *check_axes(const struct rk_mesh *mesh)
     return NULL;
 }
 
-/* Both tables of one kind of rotation. */
+/* Makes the cos and sin tables of one RoPE specification. */
 static struct rk_status *make_rope(struct rk_model_core *core, const struct rk_rope_spec *rope,
                                    struct rk_rope_tables *out)
 {
@@ -54,7 +54,7 @@ static struct rk_status *make_rope(struct rk_model_core *core, const struct rk_r
     size_t bytes;
 
     if (!rk_mul_size((size_t)num_positions * sizeof(float), (size_t)half, &bytes))
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "rotary tables of %lld positions exceed the address space",
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "RoPE tables of %lld positions exceed the address space",
                        (long long)num_positions);
     for (int i = 0; i < 2; i++) {
         void *memory;
@@ -66,7 +66,8 @@ static struct rk_status *make_rope(struct rk_model_core *core, const struct rk_r
         RK_TRY_GOTO(st, rk_try_alloc(&memory, bytes, "rotary tables"), out);
         host[i] = memory;
     }
-    if (!rk_device_is_dry(rk_stream_device(core->stream))) /* tables of 131072 positions take half a second */
+    if (!rk_device_is_dry(rk_stream_device(core->stream))) /* filling tables of 131072 positions takes half a
+                                                            * second */
         rk_rope_table(rope, num_positions, host[0], host[1]);
     for (int i = 0; i < 2; i++)
         RK_TRY_GOTO(st, rk_stream_copy(core->stream, tables[i]->data, host[i], bytes, RK_COPY_H2D), out);
@@ -86,7 +87,7 @@ static struct rk_status *make_ropes(struct rk_model_core *core)
     return NULL;
 }
 
-/* 0, 1, 2, ...: with them the rows of several ranks' logits are put side by side (nn/head_lm.c). */
+/* 0, 1, 2, ...: indices that interleave the rows of several ranks' logits (nn/head_lm.c). */
 static struct rk_status *make_row_numbers(struct rk_model_core *core)
 {
     size_t bytes = RK_HEAD_CHUNK * sizeof(int32_t);
@@ -125,14 +126,14 @@ static struct rk_status *allocate(struct rk_model_core *core)
     return make_ropes(core);
 }
 
-/* Ids from `vocab_size` on, unless it is 0, are padding to the head. */
+/* Masks ids from `vocab_size` on in the head, unless `vocab_size` is 0. */
 static struct rk_status *limit_vocabulary(struct rk_model_core *core, int64_t vocab_size)
 {
     struct rk_head *head = &core->head;
 
     if (vocab_size < 0 || vocab_size > core->config.vocab_size)
         return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "%lld ids that have a probability: expected at most vocab_size=%lld of config.json",
+                       "the tokenizer has %lld ids, expected at most vocab_size=%lld of config.json",
                        (long long)vocab_size, (long long)core->config.vocab_size);
     core->vocab_size = vocab_size > 0 ? vocab_size : core->config.vocab_size;
     head->num_valid = RK_MIN(head->num_valid, RK_MAX(core->vocab_size - head->vocab_begin, 0));
@@ -265,7 +266,7 @@ const struct rk_mesh_comms *rk_model_mesh(const struct rk_model *model)
     return model->core->mesh;
 }
 
-/* What trains is divided among the replicas; the weights are not. */
+/* Gradients and optimizer state are sharded over the replicas; weights are not. */
 static bool is_same_place(const struct rk_model *model, const struct rk_mesh_coords *coords)
 {
     for (int axis = 0; axis < RK_AXIS_COUNT; axis++) {

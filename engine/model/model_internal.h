@@ -1,4 +1,5 @@
-/* Private to engine/: the model object, the family seam, and what the rollout engine needs of a model. */
+/* Private to engine/: the model object, the interface of families, and the functions that the rollout engine
+ * calls. */
 #ifndef RK_MODEL_INTERNAL_H
 #define RK_MODEL_INTERNAL_H
 
@@ -14,25 +15,25 @@
 
 #define RK_FAMILY_ABI 2
 
-/* One block of a layer, as a family lists it: x <- x + ops(norm(x)). */
+/* One block in a family's list of a layer: x <- x + ops(norm(x)). */
 struct rk_block_desc {
     const struct rk_block_ops *ops; /* NULL ends the list */
     const char *norm;               /* "input_layernorm": name of the norm's parameter within the layer */
     const char *module;             /* "self_attn": prefix of the block's own parameters within the layer */
 };
 
-/* A kind of layer, of which a model may have several. */
+/* A kind of layer; a model may have several. */
 struct rk_layer_kind {
     const char *name;                   /* "dense"; NULL ends a list of kinds */
-    const struct rk_block_desc *blocks; /* in order; ops NULL ends them */
+    const struct rk_block_desc *blocks; /* in order of execution; ops NULL ends them */
 };
 
 struct rk_model_family {
     const char *name;
     uint32_t abi;                      /* RK_FAMILY_ABI */
     const char *const *hf_model_types; /* values of config.json's model_type, ended by NULL */
-    /* Required. Reads config.json into `out`, whose family is set; refuses values that the family cannot
-     * honour. Where layers differ it says in out->layer_kinds of which kind each one is. */
+    /* Required. Reads config.json into `out`, whose family is set; rejects values that the family does not
+     * implement. If layers differ, sets the kind of each in out->layer_kinds. */
     struct rk_status *(*parse_config)(struct rk_model_config *out, const struct rk_json *hf_config);
     const struct rk_layer_kind *layer_kinds; /* required */
 };
@@ -45,7 +46,7 @@ extern const struct rk_model_family rk_family_qwen2_moe; /* family_qwen2_moe.c *
 extern const struct rk_model_family rk_family_qwen3_moe; /* family_qwen3_moe.c */
 extern const struct rk_model_family rk_family_mixtral;   /* family_mixtral.c */
 
-/* A list of one kind of layer: attention and a gated MLP, with the names of Llama. */
+/* The list with one kind of layer: attention and a gated MLP, with Llama's parameter names. */
 extern const struct rk_layer_kind rk_dense_layers[];
 
 /* The same, and a second kind with experts in the place of the MLP. */
@@ -54,23 +55,23 @@ extern const struct rk_layer_kind rk_sparse_layers[];
 extern const struct rk_moe_names rk_moe_names_qwen; /* gate_proj, up_proj, down_proj, shared_expert */
 
 const struct rk_model_family *rk_family_find(const char *name); /* NULL when unknown */
-/* For tests: a family beside those of the table, one at a time; NULL: none any more. */
+/* For tests: adds one family to the table; NULL removes it. */
 void rk_family_set_extra(const struct rk_model_family *family);
 
-/* Keys that all families share (config.c), with the defaults that `out` holds at the call. */
+/* Reads the keys that all families share (config.c); `out` holds the defaults. */
 struct rk_status *rk_config_read_common(struct rk_model_config *out,
                                         const struct rk_json *hf_config) RK_NODISCARD;
-/* use_sliding_window, sliding_window and max_window_layers, as Qwen2 and Qwen3 have them. */
+/* Reads use_sliding_window, sliding_window and max_window_layers as Qwen2 and Qwen3 define them. */
 struct rk_status *rk_config_read_window(struct rk_model_config *out,
                                         const struct rk_json *hf_config) RK_NODISCARD;
-/* Newer files also list the kind of each layer (layer_types): UNIMPLEMENTED unless it is what sliding_window
- * and max_window_layers of `config` say. */
+/* Newer files also list the kind of each layer (layer_types): UNIMPLEMENTED unless the list agrees with
+ * sliding_window and max_window_layers of `config`. */
 struct rk_status *rk_config_check_layer_types(const struct rk_model_config *config,
                                               const struct rk_json *hf_config) RK_NODISCARD;
-/* A null that is written out means "none" for some keys, where a missing key means the default. */
+/* Whether the key is null in the file. For some keys null means "none" and a missing key the default. */
 bool rk_config_has_null(const struct rk_json *hf_config, const char *key);
 /* rope_theta and the scaling, in the old form (rope_theta, rope_scaling) and the new one (rope_parameters,
- * for all layers or by kind of layer: `out` knows which layers have a window). */
+ * for all layers or by kind of layer; `out` says which layers have a window). */
 struct rk_status *rk_config_read_rope(struct rk_model_config *out,
                                       const struct rk_json *hf_config) RK_NODISCARD;
 /* Number of experts (num_experts, num_local_experts or n_routed_experts), num_experts_per_tok,
@@ -98,13 +99,14 @@ struct rk_layer {
     int64_t begin, end;
 };
 
-/* What a rank runs without a message in between: all of its blocks, unless it is a stage of a pipeline. */
+/* Blocks that a rank runs without communication between stages: all of its blocks, unless pipeline stages are
+ * interleaved. */
 struct rk_chunk {
     int64_t begin, end;           /* blocks */
-    bool has_embedding, has_head; /* in front of them, behind them */
+    bool has_embedding, has_head; /* before the blocks, after the blocks */
 };
 
-/* What models that share weights have in common. Owned by the model that was created first. */
+/* State shared by models that share weights. Owned by the model that was created first. */
 struct rk_model_core {
     /* Fixed after create. */
     struct rk_model_config config;
@@ -114,7 +116,7 @@ struct rk_model_core {
     uint64_t seed;
     int64_t recompute_num_layers;
     struct rk_model_layout layout;
-    int64_t vocab_size; /* ids that have a probability: up to config.vocab_size */
+    int64_t vocab_size; /* ids that the head does not mask; at most config.vocab_size */
     uint32_t offload;   /* parts that may leave the device */
     struct rk_stream *stream;
     const struct rk_mesh_comms *mesh;
@@ -123,26 +125,27 @@ struct rk_model_core {
     struct rk_layer *layers; /* [config.num_layers] */
     struct rk_block *blocks; /* [num_blocks], in order of the forward pass */
     int64_t num_blocks;
-    struct rk_pipeline *pipeline; /* which layers stand on which stage */
+    struct rk_pipeline *pipeline; /* assigns layers to stages */
     struct rk_chunk *chunks;      /* [num_chunks] of this rank, in order of the forward pass */
     int32_t num_chunks;
     struct rk_weight final_norm;
     struct rk_head head;
-    struct rk_rope_spec *ropes;         /* [num_ropes]: those that blocks declare, each once */
+    struct rk_rope_spec *ropes;         /* [num_ropes]: distinct specifications that blocks declare */
     struct rk_rope_tables *rope_tables; /* [num_ropes] */
     int32_t num_ropes;
-    int64_t num_caches;      /* tensors of a paged cache, of all blocks */
-    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none where tp is 1 */
+    int64_t num_caches;      /* tensors of a paged cache, over all blocks */
+    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; empty if tp is 1 */
     struct rk_movable value_memory;
-    void *values;  /* its address: flat buffer of params.num_elements */
-    void *scratch; /* RK_AGREE_BYTES for rk_model_agree: it must not depend on free memory */
+    void *values;  /* flat buffer of params.num_elements */
+    void *scratch; /* RK_AGREE_BYTES for rk_model_agree, allocated early: agreement must work without free
+                    * memory */
     /* Engine thread. */
     uint64_t weight_version;
     bool has_warned_of_padding;
 };
 
 /* Fills params, layers, blocks, ropes, embedding, final_norm and head from core->config and core->dtype for
- * the rank at `coords`: pure, nothing is allocated on the device. */
+ * the rank at `coords`. Allocates nothing on the device. */
 struct rk_status *rk_model_declare(struct rk_model_core *core, const struct rk_mesh *mesh,
                                    const struct rk_mesh_coords *coords) RK_NODISCARD;
 void rk_model_declare_fini(struct rk_model_core *core);
@@ -155,10 +158,10 @@ static inline bool rk_model_has_head(const struct rk_model_core *core)
 struct rk_train;
 struct rk_saver;
 
-/* Host blocks of one pass: labels and statistics of a few thousand tokens fit into one. */
+/* Size of the host memory blocks of a pass: one block fits labels and statistics of a few thousand tokens. */
 #define RK_PASS_HOST_BLOCK_BYTES ((size_t)1 << 20)
 
-/* Of one pass. */
+/* Memory of one pass. */
 struct rk_pass_memory {
     struct rk_step_arena *arena; /* on the device */
     struct rk_arena *host;
@@ -170,74 +173,75 @@ struct rk_model {
     struct rk_model_core *core;
     bool owns_core;
     struct rk_step_arena *arena; /* device memory of one forward and backward pass */
-    struct rk_arena *host;       /* host memory of the same */
+    struct rk_arena *host;       /* host memory of the same pass */
     struct rk_train *train;      /* gradients and optimizer; NULL until rk_train_enable */
     struct rk_saver *saver;      /* of training checkpoints; NULL until the first one */
-    /* Of a stage (engine/pipeline): memory of micro-batches that live at once, how much of it each gets, and
-     * the stream of messages with the events that tie it to the model's; NULL before the first run. */
+    /* Of a pipeline stage (engine/pipeline): memory of the micro-batches in flight, its size for each, and
+     * the stream of messages with the events that order it with the model's stream; NULL before the first
+     * run. */
     RK_ARRAY(struct rk_pipeline_slot *) slots;
-    size_t slot_bytes, slot_host_bytes; /* 0: what it needs */
+    size_t slot_bytes, slot_host_bytes; /* 0: grows on demand */
     struct rk_stream *messages;
     struct rk_event *is_ready, *is_done;
-    /* What a rollout holds for this model. */
+    /* Memory that rollouts hold for this model. */
     int64_t kv_cache_bytes, staging_bytes, rollout_host_bytes;
 };
 
 /* --- passes (trunk.c, pass.c) --- */
 
-/* Clears the model's arenas and fills what every pass needs. */
+/* Clears the model's arenas and fills the fields that every pass needs. */
 void rk_model_begin_pass(struct rk_model *model, struct rk_pass *pass);
-/* OUT_OF_RANGE names an id or a position that the model does not have. */
+/* OUT_OF_RANGE names an id or a position outside of the model's range. */
 struct rk_status *rk_model_check_packed(const struct rk_model *model,
                                         const struct rk_packed *packed) RK_NODISCARD;
-/* The same as begin_pass for a packed micro-batch that was checked, whose arrays it copies to the device.
- * What the pass keeps lies in `memory`, which is cleared; NULL: all of it in the model's arenas. */
+/* Like begin_pass, for a packed micro-batch that has been checked, whose arrays it copies to the device. The
+ * saved tensors of the pass are allocated in `memory`, which is cleared; NULL: in the model's arenas. */
 struct rk_status *rk_model_begin_packed(struct rk_model *model, const struct rk_pass_memory *memory,
                                         struct rk_pass *pass, const struct rk_packed *packed) RK_NODISCARD;
 
 /* --- under context parallelism (context.c) --- */
-/* Of the begun pass of a mesh with cp above 1: tokens, positions, segments and context of this rank's part of
- * the micro-batch, whose sequences are padded for it. */
+/* For a pass that has begun on a mesh with cp above 1: sets tokens, positions, segments and context of this
+ * rank's part of the micro-batch, whose sequences are padded. */
 struct rk_status *rk_model_cut_packed(struct rk_model_core *core, struct rk_pass *pass,
                                       const struct rk_packed *packed) RK_NODISCARD;
-/* *out [num_tokens, columns]: the rows of x of all cp ranks in the order of the caller's micro-batch. x
- * itself where this rank has them all. */
+/* *out [num_tokens, columns]: the rows of x of all cp ranks in the order of the caller's micro-batch; x
+ * itself if this rank has all rows. */
 struct rk_status *rk_model_gather_packed(const struct rk_pass *pass, rk_tensor_t x, int64_t num_tokens,
                                          rk_tensor_t *out) RK_NODISCARD;
 
-/* Zeroed host memory of the pass that has begun, for `count` elements: *out, a pointer, is never NULL.
+/* Zeroed host memory of the current pass for `count` elements: *out, a pointer, is never NULL on success.
  * RESOURCE_EXHAUSTED. */
 struct rk_status *rk_pass_alloc_host(const struct rk_pass *pass, void *out, int64_t count,
                                      size_t elem_bytes) RK_NODISCARD;
 
-/* What kernels multiply logits with, checked. */
+/* The factor that kernels multiply logits with. INVALID_ARGUMENT for a temperature out of range. */
 struct rk_status *rk_inverse_temperature(float *out, double temperature) RK_NODISCARD;
 
-/* OUT_OF_RANGE names the first of `values` that is not in [0, bound): `what` of which packed token. */
+/* OUT_OF_RANGE names the first of `values` outside of [0, bound): `what` of which packed token. */
 struct rk_status *rk_packed_check_range(const char *what, const int32_t *values, int64_t count,
                                         int64_t bound) RK_NODISCARD;
 
 /* --- labels (labels.c) --- */
 
-/* The positions of the micro-batch that have a label: those of this rank's tokens, and of all cp ranks'. */
+/* The labelled positions of the micro-batch: of this rank's tokens, and of all cp ranks'. */
 struct rk_labels {
     int64_t count;
     const int32_t *positions; /* [count] */
     rk_tensor_t index;        /* I32 [count]: their rows on this rank */
     rk_tensor_t labels;       /* I32 [count] */
-    int64_t count_max;        /* the largest count of a cp rank */
-    int32_t *all; /* [cp, count_max], host arena of the pass: the positions of every rank; -1: no more */
+    int64_t count_max;        /* the maximum count of a cp rank */
+    int32_t *all; /* [cp, count_max], host arena of the pass: the positions of every rank, then -1 */
 };
 struct rk_status *rk_labels_select(struct rk_labels *out, const struct rk_pass *pass,
                                    const struct rk_packed *packed) RK_NODISCARD;
-/* values[positions[i]] = stats[i] of all cp ranks, 0 elsewhere; synchronises; collective over cp. And back,
- * without the zeros, what is this rank's. Rows [K] of stats [L, K] are moved as a whole. */
+/* Download: values[positions[i]] = stats[i] of all cp ranks, 0 elsewhere; waits for the stream; collective
+ * over cp. Upload: the values of this rank's labelled positions. stats may be [L, K]: rows of K values. */
 struct rk_status *rk_labels_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                      rk_tensor_t stats, double *values, int64_t num_tokens) RK_NODISCARD;
 struct rk_status *rk_labels_upload(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const double *values, rk_tensor_t *stats) RK_NODISCARD;
-/* Of several ids a position: the rows [num_ids] at the labels, none without ids; and the gradients by their
- * log-probs. OUT_OF_RANGE names an id that the model does not have. */
+/* For several ids per position: uploads the rows [num_ids] at the labels (nothing without ids), and the
+ * gradients with respect to their log-probs. OUT_OF_RANGE names an id outside of the vocabulary. */
 struct rk_status *rk_labels_upload_ids(const struct rk_labels *labels, const struct rk_pass *pass,
                                        const int32_t *ids, int64_t num_ids, rk_tensor_t *out) RK_NODISCARD;
 struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, const struct rk_pass *pass,
@@ -246,29 +250,31 @@ struct rk_status *rk_labels_upload_id_grads(const struct rk_labels *labels, cons
 
 /* FAILED_PRECONDITION names the first of these outputs that the model's head does not compute. */
 struct rk_status *rk_model_check_outputs(const struct rk_model *model, uint32_t outputs) RK_NODISCARD;
-/* rk_labels_download of the outputs, and of the ids, that have an array. */
+/* rk_labels_download of the outputs and ids that have an array in `out`. */
 struct rk_status *rk_head_download(const struct rk_labels *labels, const struct rk_pass *pass,
                                    const struct rk_head_out *out, const struct rk_head_arrays *arrays,
                                    int64_t num_tokens) RK_NODISCARD;
 
-/* What the backward pass needs of the forward pass. */
+/* Tensors that the forward pass saves for the backward pass. */
 struct rk_block_saved {
     struct rk_norm_saved norm; /* of x, the input of the block */
-    void *own;                 /* of the block's forward function */
+    void *own;                 /* saved by the block's forward function */
 };
 
 struct rk_trunk_saved {
-    struct rk_block_saved *blocks; /* [num_blocks], host arena; those of the chunk are filled */
+    struct rk_block_saved *blocks; /* [num_blocks], host arena; only the entries of the chunk are filled */
     struct rk_norm_saved final_norm;
 };
-/* From `in`, the residual stream [num_rows, hidden_size] (none: the tokens, for a chunk with the embedding),
- * to the one behind the chunk or, of one with a head, the final hidden states. `saved` may be NULL when no
- * backward pass follows; `in` is part of it. *out is valid until the memory of one direction is used again.
+/* Computes *out from `in`, the residual stream [num_rows, hidden_size] (empty for a chunk with the embedding,
+ * which starts from the tokens): the residual stream after the chunk or, for a chunk with a head, the final
+ * hidden states. `saved` may be NULL when no backward pass follows; otherwise it refers to `in`. *out is
+ * valid until the memory of one direction is used again.
  */
 struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                struct rk_pass *pass, rk_tensor_t in, rk_tensor_t *out,
                                struct rk_trunk_saved *saved) RK_NODISCARD;
-/* From the gradient by *out to that by `in`, in *din: of a chunk without a head it takes the place of dout.
+/* Computes *din, the gradient with respect to `in`, from dout, the gradient with respect to *out. For a chunk
+ * without a head *din overwrites dout.
  */
 struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                struct rk_pass *pass, const struct rk_trunk_saved *saved, rk_tensor_t dout,
@@ -276,23 +282,23 @@ struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk
 
 /* --- micro-batches (micro_batch.c) --- */
 
-/* What a pass over a packed micro-batch computes. */
+/* Description of a pass over a packed micro-batch. */
 struct rk_micro_desc {
-    const struct rk_packed *packed; /* its arrays are read while the micro-batch begins */
+    const struct rk_packed *packed; /* its arrays are read only by rk_micro_begin */
     double temperature;
-    uint32_t outputs; /* RK_HEAD_BIT of what the head computes */
-    /* [num_tokens, num_ids]: the log-probs of these, too; num_ids 0: none */
+    uint32_t outputs; /* RK_HEAD_BIT of the outputs to compute */
+    /* [num_tokens, num_ids]: also computes the log-probs of these ids; num_ids 0: none */
     int64_t num_ids;
     const int32_t *ids;
-    int64_t num_top_ids;                 /* and the most likely ids */
-    const struct rk_engine_hooks *hooks; /* on_alive only; may be NULL */
+    int64_t num_top_ids;                 /* and the log-probs of this many most likely ids */
+    const struct rk_engine_hooks *hooks; /* only on_alive is called; may be NULL */
     void *grads;                         /* flat buffer; NULL when no backward pass follows */
     rk_dtype_t grad_dtype;               /* of it */
-    const struct rk_side *side;          /* of the backward pass; may be NULL */
+    const struct rk_side *side;          /* side stream of the backward pass; may be NULL */
 };
 
-/* A micro-batch on its way through a chunk of the model: begin, forward, and after that download, or upload
- * and backward. */
+/* State of a micro-batch in a chunk of the model. Calls: begin, forward, then download, or upload and
+ * backward. */
 struct rk_micro {
     struct rk_model *model;
     struct rk_pass pass;
@@ -304,37 +310,37 @@ struct rk_micro {
     struct rk_trunk_saved trunk;
 };
 
-/* What rk_micro_begin checks, without the labels' ids. */
+/* The checks of rk_micro_begin, without those of the labels' ids. */
 struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_micro_desc *desc) RK_NODISCARD;
-/* Clears `memory` (NULL: the model's own), where what is kept will be; the inputs go to the device.
- * OUT_OF_RANGE as for rk_model_forward. */
+/* Clears `memory` (NULL: the model's own), which will hold the saved tensors, and copies the inputs to the
+ * device. OUT_OF_RANGE as for rk_model_forward. */
 struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
                                  const struct rk_pass_memory *memory,
                                  const struct rk_micro_desc *desc) RK_NODISCARD;
-/* Of a chunk with a head *out is none, and the outputs are ready; else see rk_trunk_fwd. `keeps`: a backward
- * pass follows. */
+/* For a chunk with a head *out is empty and the outputs are computed; otherwise as rk_trunk_fwd. `keeps`: a
+ * backward pass follows. */
 struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
                                    bool keeps, rk_tensor_t *out) RK_NODISCARD;
-/* The outputs that have an array. */
+/* Downloads the outputs that have an array. */
 struct rk_status *rk_micro_download(struct rk_micro *micro, const struct rk_head_arrays *arrays) RK_NODISCARD;
-/* The gradients by outputs: of those in `differentiated`, and by the log-probs of ids. */
+/* Uploads the gradients with respect to the outputs in `differentiated` and to the log-probs of ids. */
 struct rk_status *rk_micro_upload(struct rk_micro *micro, const struct rk_head_arrays *grads,
                                   uint32_t differentiated) RK_NODISCARD;
-/* dout: see rk_trunk_bwd; none for a chunk with a head, whose gradients were uploaded. */
+/* dout: see rk_trunk_bwd; empty for a chunk with a head, whose gradients were uploaded. */
 struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
                                     rk_tensor_t *din) RK_NODISCARD;
 
-/* --- parts that leave (offload.c) --- */
+/* --- parts in host memory (offload.c) --- */
 
-/* Host memory for their copies, but for those of gradients, which only some calls keep. */
+/* Host memory for copies of offloaded parts, without those of gradients, which only some calls keep. */
 uint64_t rk_model_offload_copy_bytes(const struct rk_model *model);
-/* What copies hold now. */
+/* Host memory that copies hold now. */
 uint64_t rk_model_offload_host_bytes(const struct rk_model *model);
 
 /* --- ranks (agree.c, gather.c) --- */
 
-/* Collective over the mesh; takes `st`. NULL on all ranks when all came with NULL; otherwise an error on all:
- * a rank's own, or that of the first rank that failed, which it names. */
+/* Collective over the mesh; takes `st`. Returns NULL on all ranks if `st` is NULL on all; otherwise an error
+ * on all: the rank's own, or that of the first failed rank, which it names. */
 struct rk_status *rk_model_agree(struct rk_model *model, struct rk_status *st) RK_NODISCARD;
 /* rk_engine_min() over a group of the model's mesh. */
 struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind, int32_t *values,
@@ -344,27 +350,27 @@ struct rk_status *rk_model_min(struct rk_model *model, rk_mesh_group_kind_t kind
 struct rk_status *rk_model_check_cancel(struct rk_model *model, const struct rk_engine_hooks *hooks,
                                         rk_mesh_group_kind_t kind) RK_NODISCARD;
 
-/* DATA_LOSS (reason NON_FINITE) names the first parameter of which this rank holds a NaN or inf, and says
- * `advice`. Waits for the stream. */
+/* DATA_LOSS (reason NON_FINITE) names the first parameter with a NaN or inf in this rank's part; the message
+ * ends with `advice`. Waits for the stream. */
 struct rk_status *rk_model_check_finite(struct rk_model *model, const char *advice) RK_NODISCARD;
 
-/* Rows of one parameter or gradient from all tp ranks. */
+/* Rows of one parameter or gradient of all tp ranks. */
 struct rk_param_rows {
     int64_t param;
     rk_param_kind_t kind;
     int64_t begin, count; /* rows of the local shape */
 };
-/* Collective over the ranks that the parameter is split over (and those that its gradient is summed over):
- * writes [split size, count, local_shape[1]] to host memory, in the model's dtype or that of gradients.
+/* Collective over the ranks that the parameter is split over (and those that its gradient is summed over).
+ * Writes [split size, count, local_shape[1]] to host memory, in the model's dtype or that of gradients.
  * Resets the step arena. */
 struct rk_status *rk_model_gather_rows(struct rk_model *model, const struct rk_param_rows *rows,
                                        void *out) RK_NODISCARD;
-/* Rows that fit into about 4 MiB over all ranks: the step in which tensors are moved. At least 1. */
+/* Rows that fit into about 4 MiB over all ranks, the unit in which tensors are moved. At least 1. */
 int64_t rk_model_rows_per_move(const struct rk_model *model, int64_t param);
 
-/* --- walks over all parameters: what fills or writes a model (walk.c) --- */
+/* --- walks over all parameters, to fill or to write a model (walk.c) --- */
 
-/* How far this rank has come: for the hooks, which may be NULL. */
+/* Progress of this rank, reported to the hooks, which may be NULL. */
 struct rk_model_walk {
     const struct rk_engine_hooks *hooks;
     const char *phase;                /* "load" */
@@ -373,11 +379,11 @@ struct rk_model_walk {
 };
 void rk_model_walk_begin(struct rk_model_walk *walk, const struct rk_model_core *core, const char *phase,
                          const struct rk_engine_hooks *hooks);
-/* So many elements of this rank's part later. CANCELLED when this rank was asked to stop; the others do not
- * know. */
+/* Advances by elements of this rank's part. CANCELLED when this rank was asked to stop; the other ranks do
+ * not learn it here. */
 struct rk_status *rk_model_walk_advance(struct rk_model_walk *walk, int64_t num_elements) RK_NODISCARD;
 
-/* The values of one parameter that rk_model_init_random gives, without the masters. */
+/* Sets one parameter to its values from rk_model_init_random, without the masters. */
 struct rk_status *rk_model_init_param(struct rk_model_core *core, int64_t i, uint64_t seed) RK_NODISCARD;
 
 /* --- for the rollout engine --- */
@@ -388,11 +394,11 @@ struct rk_status *rk_model_init_param(struct rk_model_core *core, int64_t i, uin
 struct rk_status *rk_model_forward_paged(struct rk_model *model, const struct rk_paged_step *step,
                                          const struct rk_engine_hooks *hooks,
                                          rk_tensor_t *logits) RK_NODISCARD;
-/* Bytes of a paged cache a token, of all blocks on this rank. */
+/* Bytes per token of a paged cache, over all blocks on this rank. */
 int64_t rk_model_cache_bytes(const struct rk_model *model);
 struct rk_stream *rk_model_stream(const struct rk_model *model);
 rk_dtype_t rk_model_dtype(const struct rk_model *model);
-/* What a rollout holds for this model grew by that many bytes (shrank, when negative): for
+/* Adds `bytes` (negative: subtracts) to the memory that rollouts hold for this model, for
  * rk_model_get_memory. */
 void rk_model_note_kv_cache(struct rk_model *model, int64_t bytes);
 void rk_model_note_staging(struct rk_model *model, int64_t device_bytes, int64_t host_bytes);

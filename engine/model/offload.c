@@ -1,13 +1,13 @@
-/* Parts of a model leave the device and come back. Everything is enqueued on the model's stream: what comes
- * after it there sees the contents, and nothing leaves before the stream, and that of the buckets, have
- * passed its last use and its copy. */
+/* Moves parts of a model to host memory and back. All copies are enqueued on the model's stream: later work
+ * there sees the contents, and buffers are freed only after that stream and the stream of buckets have passed
+ * their last use and the copy. */
 #include "engine/model/model_internal.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 #include "engine/optim/optim_internal.h"
 
-/* The buffers of a model by part; those that it does not have are left out. */
+/* The buffers of a model by part, without those that it does not have. */
 struct buffers {
     int32_t count;
     struct {
@@ -64,7 +64,7 @@ static struct rk_status *copy_out(struct rk_model *model, const struct buffers *
     return rk_stream_sync(model->core->stream);
 }
 
-/* "moving gradients, optimizer state to host memory", in front of a failure. */
+/* Prefixes a failure with, for example, "moving gradients, optimizer state to host memory". */
 static struct rk_status *name_buffers(struct rk_status *st, const struct buffers *buffers, const char *where)
 {
     struct rk_str text = {0};

@@ -8,9 +8,9 @@
 #include "base/rk_assert.h"
 #include "engine/rk_train.h"
 
-/* Every allocation starts at a multiple of this, so that kernels may load whole vectors. */
+/* Alignment of allocations in elements, so that kernels may use vector loads. */
 #define PARAM_ALIGN_ELEMENTS 64
-/* A dp shard is a multiple of 128 / gcd(dp, 128) elements, and the total is one of this. */
+/* A dp shard is a multiple of 128 / gcd(dp, 128) elements, and the total a multiple of 128. */
 #define SHARD_ALIGN_ELEMENTS 128
 
 struct rk_status *rk_params_init(struct rk_param_table *table, const struct rk_mesh *mesh,
@@ -108,7 +108,7 @@ static int64_t gcd(int64_t a, int64_t b)
     return b == 0 ? a : gcd(b, a % b);
 }
 
-/* *value = the next multiple; false on overflow. */
+/* Rounds *value up to a multiple; false on overflow. */
 static bool round_up(int64_t *value, int64_t multiple)
 {
     if (!rk_add_i64(*value, multiple - 1, value))
@@ -212,7 +212,7 @@ struct rk_shard_maps rk_params_cut(const struct rk_param_table *table, const str
 
     for (int g = 0; g < RK_GRAD_GROUPS; g++) {
         const struct rk_param_range *range = &table->groups[g];
-        /* One rank has nothing to overlap: the fewer buckets, the fewer calls of the optimizer. */
+        /* A single rank has no communication to overlap: fewer buckets mean fewer optimizer calls. */
         int64_t unset = places->size[g] > 1 ? RK_BUCKET_ELEMENTS : RK_MAX(range->num_elements, 1);
         int64_t wanted = bucket_elements ? bucket_elements : unset, align = rk_params_align(places->size[g]);
 
@@ -264,7 +264,6 @@ struct rk_status *rk_params_check_divides(const struct rk_param_table *table, co
         return NULL;
     while (size % nearest != 0)
         nearest--;
-    return RK_FAIL(RK_INVALID_ARGUMENT,
-                   "%s=%lld is not divisible by tp=%d; the nearest that divides it: tp=%d", what,
-                   (long long)size, tp_size, nearest);
+    return RK_FAIL(RK_INVALID_ARGUMENT, "%s=%lld is not divisible by tp=%d; the nearest divisor is tp=%d",
+                   what, (long long)size, tp_size, nearest);
 }

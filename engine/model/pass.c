@@ -34,8 +34,8 @@ static struct rk_status *copy_ids(const struct rk_pass *pass, int32_t **out, con
     return NULL;
 }
 
-/* A sequence more, so that the tokens are a multiple of tp: ids that are 0, at the positions from 0 on. They
- * have no label, so nothing comes of them, and other sequences do not see them. */
+/* Adds a sequence of ids 0 at positions from 0 on, so that the number of tokens is a multiple of tp. It has
+ * no labels, so it adds nothing to outputs or gradients, and other sequences do not attend to it. */
 static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed *packed,
                                     int64_t num_positions)
 {
@@ -59,7 +59,7 @@ static struct rk_status *pad_tokens(const struct rk_pass *pass, struct rk_packed
     return NULL;
 }
 
-/* How many tokens the pass has, and which of them are this rank's rows. */
+/* Sets the number of tokens of the pass, and this rank's rows. */
 static struct rk_status *set_rows(struct rk_pass *pass, struct rk_packed *packed, int64_t num_positions)
 {
     if (pass->splits_rows)
@@ -82,7 +82,7 @@ struct rk_status *rk_model_check_packed(const struct rk_model *model, const stru
                                  config->max_position_embeddings);
 }
 
-/* What is kept lies in `memory`, the rest in the model's arena. */
+/* Saved tensors go to `memory`, the rest to the model's arena. */
 static void begin_in(struct rk_model *model, const struct rk_pass_memory *memory, struct rk_pass *pass)
 {
     rk_step_arena_reset(memory->arena);
@@ -172,10 +172,10 @@ static uint32_t wanted_of(const struct rk_head_arrays *arrays)
     return arrays->ids.num_ids > 0 ? wanted | RK_HEAD_BIT(RK_HEAD_LOG_PROBS) : wanted;
 }
 
-/* Micro-batches whose outputs are all that is wanted. */
+/* Micro-batches of which only the outputs are needed. */
 struct forward {
     const struct rk_forward_work *work;
-    struct rk_forward_micro micro; /* that was bound last */
+    struct rk_forward_micro micro; /* the last one that was bound */
 };
 
 static struct rk_status *bind_forward(void *user, int64_t i, struct rk_micro_desc *desc)
@@ -235,14 +235,13 @@ static struct rk_status *check_whole(const struct rk_model *model, const char *w
 {
     if (rk_pipeline_num_stages(model->core->pipeline) == 1)
         return NULL;
-    return RK_FAIL(
-        RK_FAILED_PRECONDITION,
-        "%s: the model is one of %d pipeline stages, expected a whole one; a rollout generates on a "
-        "mesh of its own with pp=1, which update_weights fills",
-        what, rk_pipeline_num_stages(model->core->pipeline));
+    return RK_FAIL(RK_FAILED_PRECONDITION,
+                   "%s: the model is one of %d pipeline stages, expected pp=1; generate with a rollout on a "
+                   "mesh of its own with pp=1, which update_weights fills",
+                   what, rk_pipeline_num_stages(model->core->pipeline));
 }
 
-/* The logits of these hidden states, as f64, without the padding of the vocabulary. */
+/* Downloads the logits of these hidden states as f64, without the padding of the vocabulary. */
 static struct rk_status *download_logits(struct rk_model *model, struct rk_pass *pass, rk_tensor_t hidden,
                                          double *out)
 {

@@ -1,27 +1,27 @@
-/* The trunk of a model: embedding, the blocks of all layers, final norm. A pipeline stage runs a part of it,
- * a chunk: the first one begins with the embedding, the last one ends with the norm, and between two chunks
- * the residual stream is sent.
+/* The trunk of a model: embedding, the blocks of all layers, final norm. A pipeline stage runs parts of it,
+ * chunks: the first chunk begins with the embedding, the last one ends with the norm, and the residual stream
+ * is sent between chunks.
  *
- * The residual stream h and the last block's output travel separately: the norm in front of the next block
- * adds them in the same pass over memory (nn/norm.c). What a block is the family decides; nothing here knows
- * attention from MLP.
+ * The residual stream h and the last block's output are separate tensors: the norm before the next block adds
+ * them in the same pass over memory (nn/norm.c). The family defines the blocks; this file treats all kinds
+ * alike.
  *
- * For the backward pass every block keeps the residual in front of it and what it cannot make again cheaply;
- * norm outputs are made again. With recompute, the residual in front of every n-th layer is all that is kept:
- * the backward pass runs the n layers behind it once more, which gives the same bits, before it goes back
- * through them. */
+ * For the backward pass every block saves its input residual and the tensors that are expensive to recompute;
+ * norm outputs are recomputed. With recompute, only the input residual of every n-th layer is saved: the
+ * backward pass runs the forward pass of those n layers again, which gives the same bits, before their
+ * backward pass. */
 #include "engine/model/model_internal.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 
-/* The residual stream on its way through blocks; all [T, hidden_size]. */
+/* The residual stream between blocks; all tensors are [T, hidden_size]. */
 struct flow {
     rk_tensor_t residual; /* without delta */
-    rk_tensor_t delta;    /* output of the block before; none in front of the first */
-    rk_tensor_t work;     /* memory of a residual that is not kept */
+    rk_tensor_t delta;    /* output of the previous block; empty before the first */
+    rk_tensor_t work;     /* memory of a residual that is not saved */
     rk_tensor_t normed;   /* memory of the input of a block */
-    rk_tensor_t out;      /* ... and of its output; none: not wanted */
+    rk_tensor_t out;      /* ... and of its output; empty: not needed */
 };
 
 static bool recomputes(const struct rk_model_core *core)
@@ -29,7 +29,7 @@ static bool recomputes(const struct rk_model_core *core)
     return core->recompute_num_layers > 0;
 }
 
-/* Whether block `i` is the first of a part that is recomputed as a whole. */
+/* Whether block `i` is the first of a recomputed part. */
 static bool starts_part(const struct rk_model_core *core, const struct rk_chunk *chunk, int64_t i)
 {
     int64_t layer = core->blocks[i].layer, first = core->blocks[chunk->begin].layer;
@@ -38,8 +38,7 @@ static bool starts_part(const struct rk_model_core *core, const struct rk_chunk 
            (i == chunk->begin || core->blocks[i - 1].layer != layer);
 }
 
-/* The norm of the residual so far. When it is kept, residual and statistics get memory of their own.
- */
+/* Norm of the current residual. If it is saved, residual and statistics get memory of their own. */
 static struct rk_status *norm_stream(struct rk_pass *pass, const struct rk_weight *weight, struct flow *flow,
                                      bool keeps, struct rk_norm_saved *saved)
 {
@@ -75,7 +74,7 @@ static struct rk_status *block_fwd(struct rk_pass *pass, const struct rk_block *
     return NULL;
 }
 
-/* The first residual, `in` or the embedded tokens, and the memory for the way. */
+/* The first residual, `in` or the embedded tokens, and the working memory. */
 static struct rk_status *begin_flow(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                     struct rk_pass *pass, struct flow *flow, rk_tensor_t in,
                                     bool keeps_residuals)
@@ -85,16 +84,16 @@ static struct rk_status *begin_flow(const struct rk_model_core *core, const stru
         RK_TRY(rk_step_2d(keeps_residuals ? pass->kept : pass->arena, &flow->residual, pass->dtype,
                           pass->num_rows, pass->hidden_size));
     RK_TRY(rk_step_2d(pass->arena, &flow->normed, pass->dtype, pass->num_rows, pass->hidden_size));
-    /* What is sent stays until it has been sent. */
+    /* The output of a chunk stays valid until it has been sent. */
     RK_TRY(rk_step_2d(chunk->has_head ? pass->arena : pass->kept, &flow->out, pass->dtype, pass->num_rows,
                       pass->hidden_size));
-    flow->work = flow->residual; /* sums are formed in place */
+    flow->work = flow->residual; /* sums are computed in place */
     if (keeps_residuals && recomputes(core))
         RK_TRY(rk_step_2d(pass->arena, &flow->work, pass->dtype, pass->num_rows, pass->hidden_size));
     return in.data ? NULL : rk_embedding_fwd(pass, &core->embedding, flow->residual);
 }
 
-/* The residual behind the last block, as one tensor: what the next chunk begins with. */
+/* Adds the last block's output to the residual: the input of the next chunk. */
 static struct rk_status *end_flow(const struct rk_pass *pass, const struct flow *flow, rk_tensor_t *out)
 {
     *out = flow->delta.data ? flow->delta : flow->residual;
@@ -104,7 +103,7 @@ static struct rk_status *end_flow(const struct rk_pass *pass, const struct flow 
                     &(struct rk_axpby_args){.y = flow->delta, .x = flow->residual, .alpha = 1, .beta = 1});
 }
 
-/* A place for what each block keeps. */
+/* Allocates the tensors that each block saves. */
 static struct rk_status *alloc_saved(const struct rk_model_core *core, const struct rk_pass *pass,
                                      struct rk_trunk_saved *saved)
 {
@@ -114,7 +113,7 @@ static struct rk_status *alloc_saved(const struct rk_model_core *core, const str
     return NULL;
 }
 
-/* One for all blocks of which nothing will be needed. */
+/* One entry for all blocks when no backward pass follows. */
 static struct rk_status *alloc_unused(const struct rk_model_core *core, const struct rk_pass *pass,
                                       struct rk_block_saved *unused)
 {
@@ -151,7 +150,7 @@ struct rk_status *rk_trunk_fwd(const struct rk_model_core *core, const struct rk
     return NULL;
 }
 
-/* Blocks [begin, end) once more, from the residual in front of the first; this time they keep what they have.
+/* Recomputes blocks [begin, end) from the input residual of the first; now they save their tensors.
  * The last one's output was already added to the saved residual stream. */
 static struct rk_status *run_again(struct rk_pass *pass, const struct rk_model_core *core, int64_t begin,
                                    int64_t end, const struct rk_trunk_saved *saved)
@@ -184,7 +183,7 @@ static struct rk_status *block_bwd(struct rk_pass *pass, const struct rk_block *
     return NULL;
 }
 
-/* Back through the part that ends in front of block *end; without recompute that is everything. */
+/* Backward through the part that ends before block *end; without recompute the part is the whole chunk. */
 static struct rk_status *part_bwd(const struct rk_model_core *core, const struct rk_chunk *chunk,
                                   struct rk_pass *pass, const struct rk_trunk_saved *saved,
                                   rk_tensor_t dresidual, int64_t *end)
@@ -218,7 +217,7 @@ struct rk_status *rk_trunk_bwd(const struct rk_model_core *core, const struct rk
         RK_TRY(rk_norm_bwd(pass, &core->final_norm, &saved->final_norm, dout, dresidual, true));
         RK_TRY(rk_pass_grads_ready(pass, core->final_norm.param));
     }
-    pass->kept = pass->arena; /* from here on there is only what is made again for a part */
+    pass->kept = pass->arena; /* from here on only recomputed tensors are saved, until the end of the part */
     for (int64_t end = chunk->end; end > chunk->begin;)
         RK_TRY(part_bwd(core, chunk, pass, saved, dresidual, &end));
     *din = dresidual;

@@ -1,8 +1,8 @@
-/* Whether replicas of the parameters are replicas: fingerprints of what every rank holds, compared on all
- * ranks, which so come to the same verdict.
+/* Verifies that replicas of the parameters are equal: fingerprints of every rank's parameters are compared on
+ * all ranks, which therefore return the same result.
  *
- * Replicas apply the same numbers in the same order, so their parameters have the same bits. When they do
- * not, something is broken (memory, a link, a kernel) and goes unnoticed otherwise: each replica trains on,
+ * Replicas apply the same updates in the same order, so their parameters are bit-identical. A difference
+ * means a defect (memory, a link, a kernel) that would otherwise go unnoticed: each replica would continue
  * from its own weights. */
 #include "engine/model/model_internal.h"
 
@@ -14,16 +14,16 @@
 #include "base/rk_str.h"
 #include "kernels/rk_kernels.h"
 
-/* Everything of one comparison. */
+/* State of one comparison. */
 struct comparison {
     struct rk_model *model;
     const struct rk_engine_hooks *hooks;
     struct rk_comm_group *group; /* all ranks of the mesh */
     int32_t num_ranks;
-    int32_t *ranks; /* [num_ranks]: ranks of the world, as the group has them */
+    int32_t *ranks; /* [num_ranks]: world ranks in the order of the group */
     int64_t num_params;
     rk_tensor_t gathered; /* I64 [num_ranks, num_params] on the device */
-    int64_t *prints;      /* the same on the host; 0 where a rank holds nothing */
+    int64_t *prints;      /* the same on the host; 0 where a rank does not hold the parameter */
 };
 
 static void fini(struct comparison *c)
@@ -41,7 +41,7 @@ static rk_tensor_t own_prints(const struct comparison *c, int64_t i, int64_t cou
     return rk_tensor_1d((char *)c->gathered.data + (size_t)at * sizeof(int64_t), RK_DTYPE_I64, count);
 }
 
-/* What this rank holds. */
+/* Computes the fingerprints of this rank's parameters. */
 static struct rk_status *take_prints(struct comparison *c)
 {
     const struct rk_model_core *core = c->model->core;
@@ -93,14 +93,14 @@ static struct rk_status *gather(struct comparison *c)
 /* --- the verdict --- */
 
 struct verdict {
-    int64_t num_compared;  /* copies that were held against the first of their part */
-    int64_t num_different; /* parameters of which some copy differs */
-    int64_t first_param;   /* of these; and two ranks that hold it differently */
+    int64_t num_compared;  /* copies compared with the first copy of their part */
+    int64_t num_different; /* parameters with copies that differ */
+    int64_t first_param;   /* the first of these, and two ranks whose copies differ */
     int32_t first_ranks[2];
-    bool *is_odd; /* [num_ranks]: holds a copy that is not the first one's */
+    bool *is_odd; /* [num_ranks]: holds a copy that differs from the first */
 };
 
-/* first_of_part: room for an index of the group for each part. */
+/* first_of_part: memory for an index into the group for each part. */
 static void compare_param(const struct comparison *c, int64_t i, int32_t *first_of_part, struct verdict *out)
 {
     const struct rk_param_table *params = &c->model->core->params;
@@ -163,12 +163,11 @@ static struct rk_status *report(const struct comparison *c, const struct verdict
     if (in_layers && sscanf(in_layers, "layers.%lld.", &number) == 1)
         snprintf(layer, sizeof(layer), "layer %lld", number);
     ranks = format_ranks(c, verdict);
-    st =
-        RK_FAIL_REASON(RK_DATA_LOSS, "REPLICAS_DIFFER",
-                       "replicas of the weights differ: '%s' (%s) of rank %d is not that of rank %d; %lld of "
-                       "%lld parameters differ, on rank %s from the first that holds them",
-                       name, layer, verdict->first_ranks[1], verdict->first_ranks[0],
-                       (long long)verdict->num_different, (long long)c->num_params, ranks);
+    st = RK_FAIL_REASON(RK_DATA_LOSS, "REPLICAS_DIFFER",
+                        "replicas of the weights differ: '%s' (%s) of rank %d is not that of rank %d; "
+                        "%lld of %lld parameters differ, on rank %s compared with their first holder",
+                        name, layer, verdict->first_ranks[1], verdict->first_ranks[0],
+                        (long long)verdict->num_different, (long long)c->num_params, ranks);
     rk_free(ranks);
     return st;
 }

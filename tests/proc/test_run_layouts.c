@@ -208,10 +208,10 @@ static void test_layouts_that_do_not_fit_are_refused(void **state)
                   "tensor_model_parallel_size=2"},
         {{"heads, tp", 3, 3, 3, {TP(3)}},
          true,
-         "num_attention_heads=4 is not divisible by tp=3; the nearest that divides it: tp=2"},
+         "num_attention_heads=4 is not divisible by tp=3; the nearest divisor is tp=2"},
         {{"heads, rollout", 4, 1, 3, {TP(1), PP(4), SERVE(3), SERVERS "0-2"}},
          true,
-         "num_attention_heads=4 is not divisible by tp=3; the nearest that divides it: tp=2"},
+         "num_attention_heads=4 is not divisible by tp=3; the nearest divisor is tp=2"},
     };
 
     (void)state;

@@ -307,7 +307,7 @@ static const struct rejected_case rejected_cases[] = {
     {"\"rope_parameters\": {\"full_attention\": 3, \"sliding_attention\": {}}", RK_INVALID_ARGUMENT,
      "rope_parameters.full_attention: expected an object"},
     {"\"rope_parameters\": {\"rope_theta\": 7e5, \"sliding_attention\": {}}", RK_INVALID_ARGUMENT,
-     "rope_parameters.full_attention is missing, which 32 layers are"},
+     "rope_parameters.full_attention is missing"},
     {"\"rope_scaling\": 3", RK_INVALID_ARGUMENT, "rope_scaling: expected an object"},
     {"\"rope_theta\": 0", RK_INVALID_ARGUMENT, "rope_theta: expected a positive number"},
     {"\"hidden_size\": 0", RK_INVALID_ARGUMENT, "config.json: hidden_size"},

@@ -192,10 +192,10 @@ struct refused_case {
 
 static const struct refused_case refused_cases[] = {
     {"heads", SIZES("14", "2", "80"), 4,
-     "num_attention_heads=14 is not divisible by tp=4; the nearest that divides it: tp=2"},
+     "num_attention_heads=14 is not divisible by tp=4; the nearest divisor is tp=2"},
     {"kv heads neither way", SIZES("12", "6", "80"), 4, "num_key_value_heads=6 is neither"},
     {"intermediate size", SIZES("12", "4", "90"), 4,
-     "intermediate_size=90 is not divisible by tp=4; the nearest that divides it: tp=3"},
+     "intermediate_size=90 is not divisible by tp=4; the nearest divisor is tp=3"},
 };
 
 /* Goal: sizes that tp does not divide are refused with their names. */

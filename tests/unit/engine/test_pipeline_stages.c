@@ -235,9 +235,7 @@ static int refuse_rank(struct rk_comm_world *world, void *user)
     batch_init(&batch, -1);
     fill(&batch, 0);
     if (rk_test_rank_check_error(rk_model_logits(test.model, &batch.packed, logits), RK_FAILED_PRECONDITION,
-                                 "",
-                                 "logits: the model is one of 2 pipeline stages, expected a whole one; a "
-                                 "rollout generates on a mesh of its own with pp=1"))
+                                 "", "logits: the model is one of 2 pipeline stages, expected pp=1"))
         return 1;
     rk_test_model_close(&test);
     return 0;

@@ -34,7 +34,7 @@ static const struct {
     {"a norm of one rank",
      {{1, "model.layers.1.input_layernorm.weight", 0}},
      "'model.layers.1.input_layernorm.weight' (layer 1) of rank 1 is not that of rank 0; 1 of 25 parameters "
-     "differ, on rank 1 from"},
+     "differ, on rank 1 "},
     {"the last bit of a matrix that is split, of the other replica",
      {{3, "model.layers.0.mlp.down_proj.weight", 32 * 24 * 4 - 1}},
      "'model.layers.0.mlp.down_proj.weight' (layer 0) of rank 3 is not that of rank 1; 1 of 25"},
@@ -44,12 +44,11 @@ static const struct {
     {"the first rank is the odd one",
      {{0, "model.norm.weight", 3}},
      "'model.norm.weight' (outside the layers) of rank 1 is not that of rank 0; 1 of 25 parameters differ, "
-     "on "
-     "rank 1, 2, 3 from"},
+     "on rank 1, 2, 3 "},
     {"several",
      {{2, "model.norm.weight", 0}, {3, "model.embed_tokens.weight", 5}, {3, "model.norm.weight", 0}},
      "'model.embed_tokens.weight' (outside the layers) of rank 3 is not that of rank 1; 2 of 25 parameters "
-     "differ, on rank 2, 3 from"},
+     "differ, on rank 2, 3 "},
 };
 
 static struct rk_status *flip(struct rk_model *model, const struct flip *flip)
