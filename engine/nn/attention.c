@@ -1,50 +1,51 @@
 /* Causal self-attention with grouped queries: out = Wo attend(rope(Wq x), rope(Wk x), Wv x). The projections
- * of x may have biases, every head of q and k may be normalised before it is rotated, and a layer may let a
- * query see a window of keys only.
+ * of x may have biases, every head of q and k may be normalised before RoPE, and a layer may limit queries to
+ * a sliding window of keys.
  *
  * A rank has num_heads / tp query heads and num_kv_heads / tp key-value heads. When tp > num_kv_heads every
- * key-value head stands on tp / num_kv_heads consecutive ranks, which see different query heads: the
- * gradients of its weights are partial there (RK_PARAM_PARTIAL_GRAD).
+ * key-value head is on tp / num_kv_heads consecutive ranks, which have different query heads: the gradients
+ * of its weights are partial there (RK_PARAM_PARTIAL_GRAD).
  *
- * Packed sequences and the paged cache of the rollout engine differ in what follows the projection: attend().
- * Under context parallelism a rank has some tokens of every sequence; keys and values of the others are
- * gathered, in both directions: between the two nothing is kept that does not belong to the rank's tokens. */
+ * Packed sequences and the paged cache of the rollout engine differ after the projections: see attend().
+ * Under context parallelism a rank has some tokens of every sequence; the keys and values of the other ranks
+ * are gathered in the forward and again in the backward pass, so that only those of the rank's own tokens are
+ * saved. */
 #include "engine/nn/nn_internal.h"
 
 #include <math.h>
 
 #include "base/rk_assert.h"
 
-/* Of this rank. */
+/* Dimensions of this rank. */
 struct attention {
     struct rk_weight qkv; /* [q; k; v] */
     struct rk_weight o;
-    bool has_qk_norm;                /* every head of q and k is normalised before it is rotated */
+    bool has_qk_norm;                /* every head of q and k is normalised before RoPE */
     struct rk_weight q_norm, k_norm; /* [head_dim] */
     int64_t num_heads, num_kv_heads, head_dim;
-    int32_t window; /* keys that a query sees, itself included; 0: all before it */
+    int32_t window; /* keys that a query attends to, itself included; 0: all before it */
 };
 
 struct saved {
     rk_tensor_t qkv; /* [T, (num_heads + 2 num_kv_heads) * head_dim] */
-    /* [T, (num_heads + num_kv_heads) * head_dim]: queries and keys as attention takes them, rotated. Columns
-     * of qkv, or memory of its own where the backward pass needs what a norm has made them from. */
+    /* [T, (num_heads + num_kv_heads) * head_dim]: queries and keys after RoPE, the input of attention.
+     * Columns of qkv, or separate memory if the backward pass needs the input of their norm. */
     rk_tensor_t qk;
-    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; else none */
+    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; empty without norms */
     rk_tensor_t out;            /* [T, num_heads, head_dim] */
     rk_tensor_t lse;            /* [num_heads, T] */
 };
 
-/* Of the declaration. */
+/* Indices of the declared tensors. */
 enum { CACHE_K, CACHE_V, NUM_CACHES };
 enum { QKV, QK, Q_RSTD, K_RSTD, OUT, LSE, DOUT, DQKV, NUM_ACTIVATIONS };
 _Static_assert(NUM_CACHES <= RK_BLOCK_MAX_CACHES && NUM_ACTIVATIONS <= RK_BLOCK_MAX_ACTIVATIONS,
-               "a declaration holds them");
+               "a declaration has room for them");
 
-/* Views as [T, heads, head_dim]. */
+/* Views of shape [T, heads, head_dim]. */
 struct qkv_view {
     rk_tensor_t q, k, v;
-    rk_tensor_t qk; /* the heads of q, then those of k */
+    rk_tensor_t qk; /* the heads of q, followed by those of k */
 };
 
 static rk_tensor_t heads_of(const struct attention *attention, rk_tensor_t fused, int64_t first,
@@ -55,7 +56,7 @@ static rk_tensor_t heads_of(const struct attention *attention, rk_tensor_t fused
     return rk_tensor_split_cols(rk_tensor_cols(fused, first * head_dim, count * head_dim), count, head_dim);
 }
 
-/* Of a fused [T, q; k] and the values of a fused [T, q; k; v]. */
+/* Views of a fused [T, q; k], and of the values of a fused [T, q; k; v]. */
 static struct qkv_view split_qkv(const struct attention *attention, rk_tensor_t qk, rk_tensor_t qkv)
 {
     int64_t num_heads = attention->num_heads, num_kv_heads = attention->num_kv_heads;
@@ -87,8 +88,7 @@ static struct rk_status *check_heads(const struct rk_model_config *config,
     return NULL;
 }
 
-/* The rows of q, k and v, which follow each other without a gap, of all weights (cols > 0) or all biases.
- * Returns the first. */
+/* The adjacent rows of q, k and v, of all weights (cols > 0) or all biases. Returns the first. */
 static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_site *site, int64_t cols,
                            const char *kind)
 {
@@ -106,7 +106,7 @@ static int64_t declare_qkv(struct rk_param_table *params, const struct rk_block_
     return first;
 }
 
-/* Every rank has the norms whole and sees its own heads: their gradients are partial. */
+/* Every rank has the whole norms and applies them to its own heads: their gradients are partial. */
 static void declare_qk_norm(struct attention *attention, struct rk_param_table *params,
                             const struct rk_block_site *site)
 {
@@ -218,8 +218,8 @@ static struct rk_attn_varlen_args varlen_args(const struct rk_pass *pass, const 
     };
 }
 
-/* Memory for keys and values, or their gradients, of the whole micro-batch, side by side, in *kv; and the
- * views of both, which are shaped like *k and *v. */
+/* Allocates *kv for the keys and values, or their gradients, of the whole micro-batch, side by side; sets the
+ * views of both, shaped like *k and *v. */
 static struct rk_status *alloc_kv(const struct rk_pass *pass, rk_tensor_t *kv, rk_tensor_t *k, rk_tensor_t *v)
 {
     int64_t k_columns = k->shape[1] * k->shape[2], v_columns = v->shape[1] * v->shape[2];
@@ -230,7 +230,7 @@ static struct rk_status *alloc_kv(const struct rk_pass *pass, rk_tensor_t *kv, r
     return NULL;
 }
 
-/* The keys and values of all cp ranks take the place of this rank's; they lie in the arena. */
+/* Replaces this rank's keys and values by those of all cp ranks, in the arena. */
 static struct rk_status *gather_keys(const struct rk_pass *pass, struct rk_attn_varlen_args *args)
 {
     rk_tensor_t mine[] = {rk_tensor_merge_cols(args->k), rk_tensor_merge_cols(args->v)};
@@ -243,7 +243,8 @@ static struct rk_status *gather_keys(const struct rk_pass *pass, struct rk_attn_
     return NULL;
 }
 
-/* The two chunks of a sequence that a rank has share keys: one call each, and the sum of what they leave. */
+/* The two chunks of a sequence on this rank share keys: one call each; their gradients of keys and values are
+ * summed. */
 static struct rk_status *context_bwd(const struct rk_pass *pass, struct rk_attn_varlen_bwd_args *args)
 {
     rk_tensor_t mine[] = {rk_tensor_merge_cols(args->dk), rk_tensor_merge_cols(args->dv)}, dkv[2];
@@ -308,7 +309,7 @@ static struct rk_status *attend(const struct rk_pass *pass, const struct rk_bloc
     return NULL;
 }
 
-/* Fills saved->qk; in place where no backward pass follows. */
+/* Fills saved->qk; in place when no backward pass follows. */
 static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct rk_block *block,
                                       struct saved *saved)
 {
@@ -341,7 +342,7 @@ static struct rk_status *normalise_qk(const struct rk_pass *pass, const struct r
                                           });
 }
 
-/* Gradients of q and k, in place: from those of the normalised ones to those of the projection. */
+/* Gradients of q and k, in place: turns those of the normalised q and k into those of the projection. */
 static struct rk_status *normalise_qk_bwd(const struct rk_pass *pass, const struct attention *attention,
                                           const struct saved *saved, const struct qkv_view *grads)
 {

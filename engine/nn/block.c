@@ -1,4 +1,4 @@
-/* What follows from a block's declaration: bytes, and the tensors of a pass. */
+/* Derived from a block's declaration: sizes in bytes, and the tensors of a pass. */
 #include "base/rk_assert.h"
 #include "engine/nn/nn_internal.h"
 

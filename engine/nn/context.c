@@ -1,5 +1,5 @@
-/* Rows that stand on the ranks of a cp group, brought together and back: what attention does with keys and
- * values (Llama 3, arXiv:2407.21783, section 3.3.2), and the inverse with their gradients. */
+/* Gathers rows over the ranks of a cp group, for attention's keys and values (Llama 3, arXiv:2407.21783,
+ * section 3.3.2), and reduces their gradients. */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
@@ -13,7 +13,7 @@ static int64_t num_columns(const rk_tensor_t *x, int num_x)
     return count;
 }
 
-/* This rank's among the rows of all ranks in rank order. */
+/* This rank's rows among those of all ranks in rank order. */
 static rk_tensor_t my_rows(const struct rk_pass *pass, rk_tensor_t all)
 {
     RK_ASSERT(all.shape[0] == pass->num_tokens * rk_comm_group_size(pass->context->group));

@@ -1,8 +1,9 @@
-/* Vocabulary-parallel embedding: each rank looks up the ids of its part and has zeros for the others; the sum
- * over tp is the row. Backward: each rank adds the gradient rows of its own ids, in ascending token order. */
+/* Vocabulary-parallel embedding: each rank looks up the ids of its part of the vocabulary and uses zeros for
+ * other ids; the sum over tp is the result. Backward: each rank adds the gradient rows of its own ids, in
+ * ascending token order. */
 #include "engine/nn/nn_internal.h"
 
-/* Vocabulary rows are padded with zeros to a multiple of this on every rank. */
+/* Every rank's part of the vocabulary is padded with zero rows to a multiple of this. */
 #define VOCAB_ALIGN_ROWS 128
 
 struct rk_weight rk_vocabulary_declare(struct rk_param_table *params, const struct rk_model_config *config,
@@ -35,7 +36,7 @@ struct rk_status *rk_embedding_fwd(const struct rk_pass *pass, const struct rk_e
                                           .tokens = pass->tokens,
                                           .vocab_begin = embedding->vocab_begin,
                                       }));
-    /* All but one of the terms are 0, so it is exact in any order. */
+    /* All terms but one are 0, so the sum is exact in any order. */
     RK_TRY(rk_sp_sum(pass, tokens, out, RK_REDUCE_SUM));
     rk_step_arena_release(pass->arena, mark);
     return NULL;

@@ -1,11 +1,11 @@
-/* Log-probs of several ids a position, and the most likely ids, of the language model head (head_lm.c, which
- * calls this for every chunk of logits). A rank finds both among its columns. All ranks then merge the parts
- * in rank order: the most likely ids of all are among the most likely ones of the parts. */
+/* Log-probs of several ids per position, and the most likely ids, of the language model head (head_lm.c,
+ * which calls this for every chunk of logits). A rank computes both for its columns. All ranks then merge the
+ * parts in rank order: the most likely ids overall are among those of the parts. */
 #include "engine/nn/head_lm_internal.h"
 
 #include "base/rk_assert.h"
 
-_Static_assert(RK_DISTILL_TOPK_MAX == RK_VOCAB_IDS_MAX, "a job asks for as many ids as operators take");
+_Static_assert(RK_DISTILL_TOPK_MAX == RK_VOCAB_IDS_MAX, "jobs and operators have the same limit of ids");
 
 struct rk_status *rk_head_ids_make_outputs(const struct rk_pass *pass, struct rk_head_saved *saved,
                                            struct rk_head_id_tensors *out)
@@ -75,7 +75,7 @@ static struct rk_status *gather_parts(const struct rk_pass *pass, rk_tensor_t pa
                               rk_head_part_of(parts, rk_comm_group_rank(pass->tp)));
 }
 
-/* The K largest logits of all parts, and their ids. */
+/* The K largest logits over all parts, and their ids. */
 static struct rk_status *merge_top(const struct rk_pass *pass, const struct rk_head_id_parts *parts,
                                    rk_tensor_t top_logits, rk_tensor_t top_ids)
 {
@@ -99,7 +99,7 @@ static struct rk_status *merge_top(const struct rk_pass *pass, const struct rk_h
                                   });
 }
 
-/* Log-probs of [L, K] scaled logits, which may come in parts [num_parts, L, K]. */
+/* Log-probs of [L, K] scaled logits, or of [num_parts, L, K], which are merged. */
 static struct rk_status *merge_log_probs(const struct rk_pass *pass, const struct rk_head_saved *saved,
                                          rk_tensor_t ids, rk_tensor_t parts, rk_tensor_t log_probs)
 {

@@ -1,8 +1,9 @@
 /* Output projection with vocabulary-parallel log-probs and entropy.
  *
- * Logits exist for a chunk of tokens at a time and are made again in the backward pass, so the memory of the
- * head does not grow with tokens * vocab_size. The backward pass goes from the last chunk to the first: the
- * last one's logits are still there. Statistics are merged over tp in rank order (kernels: vocab_stats). */
+ * Logits exist for one chunk of tokens at a time and are recomputed in the backward pass, so the memory of
+ * the head does not grow with tokens * vocab_size. The backward pass runs from the last chunk to the first,
+ * because the last chunk's logits are still in memory. Statistics are merged over tp in rank order (kernels:
+ * vocab_stats). */
 #include "engine/nn/head_lm_internal.h"
 
 #include "base/rk_assert.h"
@@ -25,10 +26,10 @@ rk_tensor_t rk_head_part_of(rk_tensor_t parts, int64_t part)
                         parts.shape[2]);
 }
 
-/* What the ranks of the tp group have of the statistics of labelled positions. */
+/* Statistics of the labelled positions, one part per tp rank. */
 struct stat_parts {
     rk_tensor_t stats;   /* F64 [tp, L, 4] */
-    rk_tensor_t squares; /* F64 [tp, L]; none where they are not wanted */
+    rk_tensor_t squares; /* F64 [tp, L]; empty if not requested */
     struct rk_head_id_parts ids;
 };
 
@@ -41,7 +42,7 @@ static rk_tensor_t my_squares(const struct rk_pass *pass, const struct stat_part
                      : mine;
 }
 
-/* Statistics of all labelled positions over my columns. */
+/* Statistics of all labelled positions over this rank's columns. */
 static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk_head *head,
                                      const struct rk_head_saved *saved, const struct stat_parts *parts)
 {
@@ -69,7 +70,7 @@ static struct rk_status *local_stats(const struct rk_pass *pass, const struct rk
     return NULL;
 }
 
-/* The parts of all ranks make the outputs. */
+/* Merges the parts of all ranks into the outputs. */
 static struct rk_status *merge_stats(const struct rk_pass *pass, const struct stat_parts *parts,
                                      const struct rk_head_saved *saved, const struct rk_head_out *out)
 {
@@ -117,7 +118,7 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
 
     RK_ASSERT(saved->labels.shape[0] == count);
     RK_TRY(make_outputs(pass, wanted, saved, out));
-    /* Kept when a backward pass follows, else in front of what is released. */
+    /* Saved if a backward pass follows, otherwise allocated before the temporary memory that is released. */
     if (!pass->grads)
         mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_step_2d(pass->grads ? pass->kept : pass->arena, &saved->logits, pass->dtype,
@@ -135,8 +136,8 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
     return NULL;
 }
 
-/* Gradients of one chunk: of the weight, and this rank's share of dx. The first one to come finds its logits,
- * and no gradient of an earlier chunk. */
+/* Gradients of one chunk: of the weight, and this rank's summand of dx. The first chunk to run reuses its
+ * logits and overwrites the weight's gradient if the pass does. */
 static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_head *head,
                                    const struct rk_vocab_stats_bwd_args *args, rk_tensor_t x, rk_tensor_t dx,
                                    bool is_first)
@@ -150,7 +151,7 @@ static struct rk_status *chunk_bwd(const struct rk_pass *pass, const struct rk_h
     return rk_linear_bwd(&chunk_pass, &head->weight, x, args->dlogits, dx);
 }
 
-/* dx is this rank's summand of it. */
+/* dx is this rank's summand. */
 static struct rk_status *hidden_bwd(const struct rk_pass *pass, const struct rk_head *head,
                                     const struct rk_head_saved *saved, const struct rk_head_out *dout,
                                     rk_tensor_t dx)

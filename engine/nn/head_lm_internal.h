@@ -1,4 +1,5 @@
-/* Between the two files of the language model head: head_lm.c, and head_ids.c for several ids a position. */
+/* Shared by the two files of the language model head: head_lm.c, and head_ids.c for several ids per
+ * position. */
 #ifndef RK_HEAD_LM_INTERNAL_H
 #define RK_HEAD_LM_INTERNAL_H
 
@@ -6,34 +7,34 @@
 #include "engine/nn/nn_internal.h"
 
 /* --- head_lm.c --- */
-/* What rank `part` has in [tp, rows, cols]. */
+/* The part of rank `part` in [tp, rows, cols]. */
 rk_tensor_t rk_head_part_of(rk_tensor_t parts, int64_t part);
 /* out[i][p * columns + j] = parts[p][i][j]. */
 struct rk_status *rk_head_interleave(const struct rk_pass *pass, rk_tensor_t parts,
                                      rk_tensor_t out) RK_NODISCARD;
 
-/* --- head_ids.c: nothing is done, and no memory taken, for what `saved` does not ask for --- */
-/* What the ranks of the tp group have of it. */
+/* --- head_ids.c: functions do nothing and allocate nothing for outputs that `saved` does not request --- */
+/* One part per tp rank. */
 struct rk_head_id_parts {
     rk_tensor_t z;          /* F64 [tp, L, K]: scaled logits of the ids */
     rk_tensor_t top_logits; /* stat [tp, L, K] */
     rk_tensor_t top_ids;    /* I32 [tp, L, K] */
 };
 
-/* Memory of the outputs, and of the parts, which the pass needs until they are merged. */
+/* Allocates the outputs, and the parts, which are needed until they are merged. */
 struct rk_status *rk_head_ids_make_outputs(const struct rk_pass *pass, struct rk_head_saved *saved,
                                            struct rk_head_id_tensors *out) RK_NODISCARD;
 struct rk_status *rk_head_ids_make_parts(const struct rk_pass *pass, const struct rk_head_saved *saved,
                                          struct rk_head_id_parts *parts) RK_NODISCARD;
-/* My part of the chunk from row `begin` on, whose logits and statistics are those of `stats`. */
+/* Adds this rank's part of the chunk from row `begin` on, with the logits and statistics of `stats`. */
 struct rk_status *rk_head_ids_add_chunk(const struct rk_pass *pass, const struct rk_head_saved *saved,
                                         const struct rk_head_id_parts *parts,
                                         const struct rk_vocab_stats_args *stats, int64_t begin) RK_NODISCARD;
-/* After all chunks, when saved->stats are merged. */
+/* Call after all chunks, when saved->stats are merged. */
 struct rk_status *rk_head_ids_merge(const struct rk_pass *pass, const struct rk_head_id_parts *parts,
                                     const struct rk_head_saved *saved,
                                     const struct rk_head_id_tensors *out) RK_NODISCARD;
-/* Of the rows of a chunk, for vocab_stats_bwd. */
+/* Gradients of the rows of a chunk, for vocab_stats_bwd. */
 struct rk_vocab_gather_grads rk_head_ids_grads(const struct rk_head_saved *saved,
                                                const struct rk_head_id_tensors *dout, int64_t begin,
                                                int64_t count);

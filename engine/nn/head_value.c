@@ -1,10 +1,9 @@
-/* Heads with one number a position: value = x . weight[last] + bias[last].
+/* Heads with one number per position: value = x . weight[last] + bias[last].
  *
- * "value", of a critic: one label; files without it (a language model's) leave it as random initialisation
- * makes it. "score", of a reward model: as many labels as config.json says, of which the last one counts; it
- * has to be in the files. The names are those of Hugging Face's token and sequence classification, and the
- * second ones TRL's. Weights and hidden states are the same on all tp ranks, and so are values and
- * gradients. */
+ * "value", of a critic: one label; initialised at random if the files lack it (a language model's). "score",
+ * of a reward model: num_labels of config.json, of which the last one is used; the files must have it.
+ * Parameter names are those of Hugging Face's token and sequence classification; aliases are TRL's. Weights
+ * and hidden states are the same on all tp ranks, and so are values and gradients. */
 #include "engine/nn/nn_internal.h"
 
 static void declare_labels(struct rk_head *head, struct rk_param_table *params,
@@ -20,7 +19,7 @@ static void declare_labels(struct rk_head *head, struct rk_param_table *params,
     struct rk_param_spec bias = {
         .rows = num_labels,
         .split_dim = -1,
-        .flags = RK_PARAM_OPTIONAL, /* sequence classification has none */
+        .flags = RK_PARAM_OPTIONAL, /* sequence classification has no bias */
         .alias = "v_head.summary.bias",
     };
 
@@ -83,7 +82,8 @@ static struct rk_status *forward(const struct rk_pass *pass, const struct rk_hea
                                         });
 }
 
-/* Scores are wider than 16 bits: a gradient of those gets the sum afterwards. */
+/* Sums in the dtype of scores, which is wider than 16 bits; a 16-bit gradient gets the rounded sum
+ * afterwards. */
 static struct rk_status *bias_bwd(const struct rk_pass *pass, const struct rk_weight *bias,
                                   rk_tensor_t dscores)
 {
@@ -109,7 +109,7 @@ static struct rk_status *backward(const struct rk_pass *pass, const struct rk_he
     struct rk_weight bias = bias_of(head);
 
     RK_TRY(rk_step_2d(pass->arena, &dx, pass->dtype, saved->x.shape[0], pass->hidden_size));
-    if (pass->overwrites_grads && head->weight.rows > 1) { /* those that do not count have no gradient */
+    if (pass->overwrites_grads && head->weight.rows > 1) { /* rows of unused labels have no gradient */
         rk_tensor_t dweight = rk_weight_grad(pass, &head->weight);
 
         RK_TRY(rk_stream_zero(pass->stream, dweight.data, rk_tensor_bytes(dweight)));

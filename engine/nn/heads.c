@@ -1,4 +1,4 @@
-/* The table of heads, and what they share. */
+/* The table of heads, and functions that they share. */
 #include "engine/nn/nn_internal.h"
 
 #include <string.h>
@@ -67,7 +67,7 @@ struct rk_status *rk_head_gather(const struct rk_pass *pass, rk_tensor_t hidden,
     return NULL;
 }
 
-/* dtokens = dx at the labelled positions and 0 elsewhere, of all tokens. */
+/* dtokens = dx at the labelled positions and 0 elsewhere, for all tokens. */
 static struct rk_status *scatter(const struct rk_pass *pass, const struct rk_head_saved *saved,
                                  rk_tensor_t dx, rk_tensor_t dtokens)
 {
@@ -95,7 +95,7 @@ struct rk_status *rk_head_scatter_sum(const struct rk_pass *pass, const struct r
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t dtokens;
 
-    if (!pass->splits_rows) { /* there may be far fewer labels than tokens */
+    if (!pass->splits_rows) { /* reduce only the labelled rows: they may be far fewer than the tokens */
         RK_TRY(rk_comm_all_reduce(pass->tp, pass->stream, dx, RK_REDUCE_SUM));
         return scatter(pass, saved, dx, dhidden);
     }

@@ -1,13 +1,13 @@
-/* Column- and row-parallel products (Shoeybi et al., arXiv:1909.08053), Y = X W^T.
+/* Column- and row-parallel linear layers (Shoeybi et al., arXiv:1909.08053), Y = X W^T.
  *
  *   column: rank i has rows i of W and makes columns i of Y; dX = sum over tp of dY_i W_i
  *   row:    rank i has columns i of W and of X;              Y  = sum over tp of X_i W_i^T
  *
- * The other direction needs no communication, unless the residual stream is divided (sequence_tp.c): then the
- * sums leave every rank its rows, and X of a column-parallel product and dY of a row-parallel one are
- * gathered; X once more for the gradient of W, since it is not kept. A column-parallel product may have a
- * bias, split like its rows: Y_i = X W_i^T + b_i, db_i = sum over tokens of dY_i. A row-parallel one has
- * none, whose sum over tp would count it tp times. */
+ * The other direction needs no communication, unless the residual stream is split over tp (sequence_tp.c):
+ * then the sums are reduce-scatters that leave every rank its rows, and X of a column-parallel layer and dY
+ * of a row-parallel one are all-gathered; X again for the gradient of W, because the gathered X is not saved.
+ * A column-parallel layer may have a bias, split like its rows: Y_i = X W_i^T + b_i, db_i = sum over tokens
+ * of dY_i. A row-parallel layer has no bias: the sum over tp would count it tp times. */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
@@ -137,7 +137,8 @@ struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct 
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t tokens, dtokens;
 
-    /* x is gathered beside the product dx, and dx is summed beside the gradient of the weight. */
+    /* The gather of x overlaps the GEMM of dx, and the sum of dx overlaps the GEMM of the weight's
+     * gradient. */
     RK_TRY(rk_sp_start_gather(pass, x, &tokens));
     RK_TRY(rk_sp_begin_sum(pass, dx, &dtokens));
     RK_TRY(rk_linear_bwd_input(pass, weight, dy, dtokens));
@@ -152,7 +153,7 @@ struct rk_status *rk_linear_column_bwd(const struct rk_pass *pass, const struct 
 struct rk_status *rk_linear_row_fwd(const struct rk_pass *pass, const struct rk_weight *weight, rk_tensor_t x,
                                     rk_tensor_t y)
 {
-    /* strict: the sum of a row may not depend on how many rows there are. */
+    /* strict: the sum of a row must not depend on the number of rows. */
     rk_reduce_op_t op = pass->is_strict ? RK_REDUCE_ORDERED_SUM : RK_REDUCE_SUM;
     struct rk_step_mark mark = rk_step_arena_mark(pass->arena);
     rk_tensor_t tokens;

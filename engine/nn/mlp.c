@@ -1,9 +1,9 @@
-/* Gated MLP: out = Wdown (silu(Wgate x) * (Wup x)), the intermediate size split over tp. The product
- * silu(gate) * up is not kept for the backward pass: swiglu_bwd makes it again where the gradient of it was.
+/* Gated MLP: out = Wdown (silu(Wgate x) * (Wup x)), the intermediate size split over tp. silu(gate) * up is
+ * not saved for the backward pass: swiglu_bwd recomputes it in the memory of its gradient.
  */
 #include "engine/nn/nn_internal.h"
 
-/* Of this rank. */
+/* Dimensions of this rank. */
 struct mlp {
     struct rk_weight gate_up; /* [gate; up] */
     struct rk_weight down;
@@ -14,7 +14,7 @@ struct saved {
     rk_tensor_t gate_up; /* [T, 2 * intermediate_size] */
 };
 
-/* Of the declaration. */
+/* Indices of the declared activations. */
 enum { GATE_UP, ACTIVATED, DACTIVATED, NUM_ACTIVATIONS };
 
 static rk_tensor_t gate_of(const struct mlp *mlp, rk_tensor_t gate_up)
@@ -68,7 +68,8 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
     return NULL;
 }
 
-/* The projection, and its activation unless that has no memory. */
+/* The projection and its activation: fused when no backward pass follows; without the activation if
+ * `activated` is empty. */
 static struct rk_status *project(struct rk_pass *pass, const struct mlp *mlp, rk_tensor_t x,
                                  rk_tensor_t gate_up, rk_tensor_t activated)
 {
@@ -109,14 +110,14 @@ static struct rk_status *swiglu_backward(struct rk_pass *pass, const struct rk_b
     const struct saved *saved = block_saved;
     rk_tensor_t gate_up = saved->gate_up;
     rk_tensor_t gate = gate_of(mlp, gate_up), up = up_of(mlp, gate_up);
-    rk_tensor_t activated; /* first the gradient of it, then itself */
+    rk_tensor_t activated; /* first its gradient, then the recomputed activation */
     struct rk_step_mark mark;
 
     RK_TRY(rk_activation_make(pass, block, DACTIVATED, &activated));
     mark = rk_step_arena_mark(pass->arena);
     RK_TRY(rk_sp_gather(pass, dout, &dout));
     RK_TRY(rk_linear_bwd_input(pass, &mlp->down, dout, activated));
-    /* The gradients take the place of gate and up. */
+    /* The gradients overwrite gate and up. */
     RK_TRY(rk_swiglu_bwd(
         pass->stream,
         &(struct rk_swiglu_bwd_args){

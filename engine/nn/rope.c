@@ -15,7 +15,7 @@
 
 #include <math.h>
 
-/* Rows of the tables that are filled at a time, column by column: they fit the first-level cache. */
+/* Rows of the tables that are filled at a time, column by column: they fit the L1 cache. */
 #define TILE_POSITIONS 64
 
 struct rk_rope_spec rk_rope_of_config(const struct rk_model_config *config)

@@ -1,16 +1,16 @@
-/* Sequence parallelism (Korthikanti et al., arXiv:2205.05198): outside attention and MLP, where nothing is
- * split over tp, a tp rank has a part of the tokens instead of all of them, in rank order.
+/* Sequence parallelism (Korthikanti et al., arXiv:2205.05198): outside attention and MLP, where tensors are
+ * not split over tp, each tp rank has a part of the tokens, in rank order, instead of all tokens.
  *
  *   gather  rows -> tokens  its adjoint: sum, where every rank has a summand of the gradient,
  *                           or keep, where all ranks have the whole of it
  *   sum     tokens -> rows  its adjoint: gather
  *
- * Without it the rows are the tokens: gather and keep do nothing, and sums are formed in place.
+ * Without it the rows are all tokens: gather and keep do nothing, and sums are computed in place.
  *
- * In the backward pass of a column-parallel product gather and sum run on a stream of their own, each beside
- * one of its two products, as in Megatron-LM: the bits stay. Products are not cut into parts that run beside
- * the collectives of the others. Counted in tiles of 128 x 256 on 132 processors, the parts of the 7B's
- * products with tp=2 and 4 leave processors idle for about as long as a collective takes. */
+ * In the backward pass of a column-parallel layer gather and sum run on a side stream, each overlapping one
+ * of its two GEMMs, as in Megatron-LM; results are bit-identical. GEMMs are not split to overlap their parts
+ * with collectives: counted in tiles of 128 x 256 on 132 SMs, the split GEMMs of a 7B model with tp=2 and 4
+ * leave SMs idle for about as long as a collective takes. */
 #include "engine/nn/nn_internal.h"
 
 #include "base/rk_assert.h"
@@ -51,7 +51,7 @@ struct rk_status *rk_sp_sum(const struct rk_pass *pass, rk_tensor_t tokens, rk_t
     return sum(pass, pass->stream, tokens, rows, op);
 }
 
-/* The side stream, behind the pass's; or the latter where there is none. */
+/* The side stream, made to wait for the pass's stream; without a side stream, the latter. */
 static struct rk_status *fork_stream(const struct rk_pass *pass, struct rk_stream **out)
 {
     *out = pass->stream;

@@ -466,7 +466,7 @@ static void test_comm_endpoint_open_with_bad_config_fails(void **state)
 {
     static const struct endpoint_case cases[] = {
         {"no backend", NULL, "unix", RK_INVALID_ARGUMENT, "name of the collective backend"},
-        {"unknown backend", "smoke", "unix", RK_NOT_FOUND, "this process knows: cpu"},
+        {"unknown backend", "smoke", "unix", RK_NOT_FOUND, "collectives 'smoke'"},
         {"no host", "cpu", NULL, RK_INVALID_ARGUMENT, "listen_host is missing"},
         {"all addresses", "cpu", "0.0.0.0", RK_INVALID_ARGUMENT, "that peers can connect to"},
         {"all IPv6 addresses", "cpu", "::", RK_INVALID_ARGUMENT, "that peers can connect to"},

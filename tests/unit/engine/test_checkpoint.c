@@ -388,7 +388,7 @@ static void test_gradients_without_a_step_are_refused(void **state)
     assert_ok(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS));
     assert_ok(rk_train_begin(trains.model));
     assert_message_contains(rk_model_check_contents(trains.model, RK_CHECKPOINT_GRADIENTS),
-                            "the next one has begun");
+                            "contents: gradients: ");
     rk_test_model_close(&trains);
     rk_test_model_close(&other);
 }

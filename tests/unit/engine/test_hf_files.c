@@ -239,7 +239,7 @@ static const struct load_case load_cases[] = {
      INDEX,
      INDEX_FULL,
      RK_NOT_FOUND,
-     "tensor 'model.layers.0.self_attn.k_proj.weight' is not in"},
+     "tensor 'model.layers.0.self_attn.k_proj.weight'"},
     {"missing file of the index",
      false,
      {{"a.safetensors", {F32, .end = 4}}},
