@@ -16,7 +16,7 @@
 #include "base/rk_str.h"
 #include "generated/rk_interface.h"
 
-/* As many as there are device backends; a failed load takes no place. */
+/* At most one per device backend; a failed load does not count. */
 #define MAX_PLUGINS        8
 #define BACKEND_BYTES      32
 #define BACKEND_CHARACTERS "abcdefghijklmnopqrstuvwxyz0123456789_"
@@ -33,8 +33,8 @@ static bool is_loaded(const char *backend)
     return false;
 }
 
-/* The part of a device name before ':'. It becomes part of a file name, so nothing else than letters and
- * digits. */
+/* The part of a device name before ':'. It becomes part of a file name, so only letters and digits are
+ * allowed. */
 static struct rk_status *parse_backend(char backend[BACKEND_BYTES], const char *device_name)
 {
     size_t bytes = strcspn(device_name, ":");
@@ -46,7 +46,8 @@ static struct rk_status *parse_backend(char backend[BACKEND_BYTES], const char *
     return NULL;
 }
 
-/* Where an installation has libraries, seen from the running program; "" when /proc does not tell. */
+/* The lib directory of an installation, relative to the running program; "" when /proc does not show the
+ * program's path. */
 static char *program_folder(void)
 {
     char path[PATH_MAX];
@@ -90,7 +91,7 @@ static bool is_inside(uint64_t offset, uint64_t bytes, uint64_t file_bytes)
     return offset <= file_bytes && bytes <= file_bytes - offset;
 }
 
-/* Whether the sections' headers, which come last, and all that is to be mapped are inside the file. */
+/* Whether the section headers, which are at the end, and all segments are inside the file. */
 static bool is_elf_whole(int fd, const ElfW(Ehdr) * elf, uint64_t file_bytes)
 {
     if (!is_inside(elf->e_shoff, (uint64_t)elf->e_shnum * elf->e_shentsize, file_bytes))
@@ -106,8 +107,8 @@ static bool is_elf_whole(int fd, const ElfW(Ehdr) * elf, uint64_t file_bytes)
     return true;
 }
 
-/* A library that was copied by half. The loader would map it, and the process die of SIGBUS where it ends.
- * What is no library at all is left to the loader to refuse. */
+/* Detects a truncated library: the loader would map it, and the process would die of SIGBUS beyond its end.
+ * Files that are not libraries are left to the loader's error. */
 static bool is_cut_off(const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -124,7 +125,7 @@ static bool is_cut_off(const char *path)
     return is_cut;
 }
 
-/* dlsym gives an object pointer; POSIX promises that it converts. */
+/* dlsym returns an object pointer; POSIX guarantees the conversion. */
 static const struct rk_plugin *call_entry(void *library)
 {
     const struct rk_plugin *(*get)(void) = NULL;
@@ -134,12 +135,12 @@ static const struct rk_plugin *call_entry(void *library)
     return get ? get() : NULL;
 }
 
-/* --- what it exports --- */
+/* --- checks of the exported table --- */
 
 static struct rk_status *check_plugin(const struct rk_plugin *plugin, const char *backend)
 {
     if (!plugin)
-        return broken("it has no rk_plugin_get(), so it is no plug-in of rankd");
+        return broken("it has no rk_plugin_get(), expected a plug-in of rankd");
     if (plugin->abi != RK_PLUGIN_ABI)
         return RK_FAIL_REASON(RK_FAILED_PRECONDITION, "PLUGIN_BROKEN",
                               "it is of another build: it has abi=%u, this program %d", plugin->abi,
@@ -154,7 +155,7 @@ static struct rk_status *check_plugin(const struct rk_plugin *plugin, const char
     return NULL;
 }
 
-/* What the tables refuse is a fault of the plug-in. */
+/* An error of the tables means a defective plug-in. */
 static struct rk_status *register_tables(const struct rk_plugin *plugin)
 {
     struct rk_status *st = rk_device_register(plugin->device), *refused;
@@ -193,7 +194,7 @@ static struct rk_status *load_library(const char *path, const char *backend)
         dlclose(library);
         return st;
     }
-    /* From here on the tables point into the library: it stays, whatever follows. */
+    /* From here on the tables point into the library: it stays loaded, also after a later error. */
     RK_TRY(rk_plugin_add(plugin));
     RK_INFO("plug-in loaded path=%s", path);
     return NULL;
@@ -208,9 +209,8 @@ struct rk_status *rk_plugin_load(const char *device_name, const char *path)
     if (strcmp(backend, "cpu") == 0 || is_loaded(backend))
         return NULL;
     if (num_loaded == MAX_PLUGINS)
-        return RK_FAIL(RK_RESOURCE_EXHAUSTED,
-                       "device '%s': %d plug-ins are loaded, there is room for no more", device_name,
-                       MAX_PLUGINS);
+        return RK_FAIL(RK_RESOURCE_EXHAUSTED, "device '%s': %d plug-ins are loaded, which is the maximum",
+                       device_name, MAX_PLUGINS);
     if (!path || !*path) {
         RK_TRY(find_library(&found, backend));
         path = found;

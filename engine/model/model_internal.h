@@ -134,7 +134,7 @@ struct rk_model_core {
     struct rk_rope_tables *rope_tables; /* [num_ropes] */
     int32_t num_ropes;
     int64_t num_caches;      /* tensors of a paged cache, over all blocks */
-    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; empty if tp is 1 */
+    rk_tensor_t row_numbers; /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none if tp is 1 */
     struct rk_movable value_memory;
     void *values;  /* flat buffer of params.num_elements */
     void *scratch; /* RK_AGREE_BYTES for rk_model_agree, allocated early: agreement must work without free
@@ -265,7 +265,7 @@ struct rk_trunk_saved {
     struct rk_block_saved *blocks; /* [num_blocks], host arena; only the entries of the chunk are filled */
     struct rk_norm_saved final_norm;
 };
-/* Computes *out from `in`, the residual stream [num_rows, hidden_size] (empty for a chunk with the embedding,
+/* Computes *out from `in`, the residual stream [num_rows, hidden_size] (none for a chunk with the embedding,
  * which starts from the tokens): the residual stream after the chunk or, for a chunk with a head, the final
  * hidden states. `saved` may be NULL when no backward pass follows; otherwise it refers to `in`. *out is
  * valid until the memory of one direction is used again.
@@ -317,7 +317,7 @@ struct rk_status *rk_micro_check(const struct rk_model *model, const struct rk_m
 struct rk_status *rk_micro_begin(struct rk_micro *micro, struct rk_model *model,
                                  const struct rk_pass_memory *memory,
                                  const struct rk_micro_desc *desc) RK_NODISCARD;
-/* For a chunk with a head *out is empty and the outputs are computed; otherwise as rk_trunk_fwd. `keeps`: a
+/* For a chunk with a head *out is none and the outputs are computed; otherwise as rk_trunk_fwd. `keeps`: a
  * backward pass follows. */
 struct rk_status *rk_micro_forward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t in,
                                    bool keeps, rk_tensor_t *out) RK_NODISCARD;
@@ -326,7 +326,7 @@ struct rk_status *rk_micro_download(struct rk_micro *micro, const struct rk_head
 /* Uploads the gradients with respect to the outputs in `differentiated` and to the log-probs of ids. */
 struct rk_status *rk_micro_upload(struct rk_micro *micro, const struct rk_head_arrays *grads,
                                   uint32_t differentiated) RK_NODISCARD;
-/* dout: see rk_trunk_bwd; empty for a chunk with a head, whose gradients were uploaded. */
+/* dout: see rk_trunk_bwd; none for a chunk with a head, whose gradients were uploaded. */
 struct rk_status *rk_micro_backward(struct rk_micro *micro, const struct rk_chunk *chunk, rk_tensor_t dout,
                                     rk_tensor_t *din) RK_NODISCARD;
 

@@ -18,10 +18,10 @@
 /* The residual stream between blocks; all tensors are [T, hidden_size]. */
 struct flow {
     rk_tensor_t residual; /* without delta */
-    rk_tensor_t delta;    /* output of the previous block; empty before the first */
+    rk_tensor_t delta;    /* output of the previous block; none before the first */
     rk_tensor_t work;     /* memory of a residual that is not saved */
     rk_tensor_t normed;   /* memory of the input of a block */
-    rk_tensor_t out;      /* ... and of its output; empty: not needed */
+    rk_tensor_t out;      /* ... and of its output; none: not needed */
 };
 
 static bool recomputes(const struct rk_model_core *core)

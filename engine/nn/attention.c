@@ -31,7 +31,7 @@ struct saved {
     /* [T, (num_heads + num_kv_heads) * head_dim]: queries and keys after RoPE, the input of attention.
      * Columns of qkv, or separate memory if the backward pass needs the input of their norm. */
     rk_tensor_t qk;
-    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; empty without norms */
+    rk_tensor_t q_rstd, k_rstd; /* stat [T, heads], of these norms; none without norms */
     rk_tensor_t out;            /* [T, num_heads, head_dim] */
     rk_tensor_t lse;            /* [num_heads, T] */
 };

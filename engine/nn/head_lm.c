@@ -29,7 +29,7 @@ rk_tensor_t rk_head_part_of(rk_tensor_t parts, int64_t part)
 /* Statistics of the labelled positions, one part per tp rank. */
 struct stat_parts {
     rk_tensor_t stats;   /* F64 [tp, L, 4] */
-    rk_tensor_t squares; /* F64 [tp, L]; empty if not requested */
+    rk_tensor_t squares; /* F64 [tp, L]; none if not requested */
     struct rk_head_id_parts ids;
 };
 

@@ -69,7 +69,7 @@ static struct rk_status *swiglu_declare(struct rk_block *block, struct rk_param_
 }
 
 /* The projection and its activation: fused when no backward pass follows; without the activation if
- * `activated` is empty. */
+ * `activated` is none. */
 static struct rk_status *project(struct rk_pass *pass, const struct mlp *mlp, rk_tensor_t x,
                                  rk_tensor_t gate_up, rk_tensor_t activated)
 {

@@ -93,7 +93,7 @@ struct rk_pass {
     float norm_eps;
     rk_tensor_t tokens, positions;      /* I32 [T] */
     const struct rk_rope_tables *ropes; /* tables of the model; a block's index is block->rope */
-    rk_tensor_t row_numbers;            /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; empty if tp is 1 */
+    rk_tensor_t row_numbers;            /* I32 [RK_HEAD_CHUNK]: 0, 1, 2, ...; none if tp is 1 */
     /* Where attention finds the keys: in packed sequences, in those of all cp ranks, or in a cache. */
     rk_tensor_t cu_seqlens; /* with a context: of segments */
     int32_t max_seqlen;
@@ -201,14 +201,14 @@ struct rk_status *rk_context_reduce(const struct rk_pass *pass, rk_tensor_t whol
 /* --- norm.c: the residual addition and the norm before a block --- */
 struct rk_norm_saved {
     rk_tensor_t x;    /* input of the norm: the residual after the addition */
-    rk_tensor_t rstd; /* empty when no backward pass follows */
+    rk_tensor_t rstd; /* none when no backward pass follows */
 };
-/* s = residual + delta, y = norm(s); an empty delta gives the same bits as residual = s. */
+/* s = residual + delta, y = norm(s); delta none gives the same bits as residual = s. */
 struct rk_norm_io {
-    rk_tensor_t residual, delta; /* delta empty: s = residual */
-    rk_tensor_t sum;             /* output s: may alias residual; empty without delta */
+    rk_tensor_t residual, delta; /* delta none: s = residual */
+    rk_tensor_t sum;             /* output s: may alias residual; none without delta */
     rk_tensor_t y;
-    rk_tensor_t rstd; /* stat [num_rows], or empty */
+    rk_tensor_t rstd; /* stat [num_rows], or none */
 };
 struct rk_status *rk_norm_fwd(const struct rk_pass *pass, const struct rk_weight *weight,
                               const struct rk_norm_io *io) RK_NODISCARD;
@@ -314,7 +314,7 @@ struct rk_block_ops {
      * INVALID_ARGUMENT when tp does not divide them. */
     struct rk_status *(*declare)(struct rk_block *block, struct rk_param_table *params,
                                  const struct rk_block_site *site);
-    /* Required. out = f(x), both [num_rows, hidden_size]. `out` empty: computes only what the backward
+    /* Required. out = f(x), both [num_rows, hidden_size]. `out` none: computes only what the backward
      * function needs. Overwrites `saved`. */
     struct rk_status *(*forward)(struct rk_pass *pass, const struct rk_block *block, rk_tensor_t x,
                                  rk_tensor_t out, void *saved);
@@ -354,7 +354,7 @@ struct rk_head {
     int64_t chunk_tokens; /* RK_HEAD_CHUNK */
 };
 
-/* Several ids per position, as in struct rk_head_ids; empty if not requested. */
+/* Several ids per position, as in struct rk_head_ids; none if not requested. */
 struct rk_head_id_tensors {
     rk_tensor_t ids;           /* I32 [L, K] */
     rk_tensor_t log_probs;     /* stat [L, K]: their log-probs, or the gradients with respect to these */
@@ -369,16 +369,16 @@ struct rk_head_saved {
     rk_tensor_t labels;    /* I32 [L] */
     float inv_temperature; /* factor of the logits */
     /* Only of the language model head. */
-    rk_tensor_t ids;          /* I32 [L, K]: ids whose log-probs are requested; or empty */
+    rk_tensor_t ids;          /* I32 [L, K]: ids whose log-probs are requested; or none */
     int64_t num_top_ids;      /* number of most likely ids requested */
     rk_tensor_t id_log_probs; /* stat [L, K], of `ids` */
     rk_tensor_t stats;        /* F64 [L, 4], merged over tp */
-    rk_tensor_t squares;      /* F64 [L], merged over tp; empty unless sum_pi_squared is requested */
+    rk_tensor_t squares;      /* F64 [L], merged over tp; none unless sum_pi_squared is requested */
     rk_tensor_t logits;       /* [<= chunk_tokens, local vocab_size]: of the last chunk; not valid after a
                                * forward-only       pass */
 };
 
-/* stat [L] for each output; empty if not requested. */
+/* stat [L] for each output; none if not requested. */
 struct rk_head_out {
     rk_tensor_t of[RK_HEAD_OUTPUT_COUNT];
     struct rk_head_id_tensors ids;
@@ -406,7 +406,7 @@ struct rk_head_ops {
     struct rk_status *(*forward)(const struct rk_pass *pass, const struct rk_head *head, rk_tensor_t hidden,
                                  uint32_t wanted, struct rk_head_saved *saved, struct rk_head_out *out);
     /* Required. dhidden [num_rows, hidden_size], 0 at positions without a label; gradients of outputs that
-     * were not requested are empty. */
+     * were not requested are none. */
     struct rk_status *(*backward)(const struct rk_pass *pass, const struct rk_head *head,
                                   const struct rk_head_saved *saved, const struct rk_head_out *dout,
                                   rk_tensor_t dhidden);

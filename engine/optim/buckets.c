@@ -1,6 +1,6 @@
-/* Buckets of gradients and parameters: how the flat buffers are cut, and the collectives that move
- * them (see optim_internal.h). Which bucket is reduced when depends on the model alone, so all ranks issue
- * the same collectives in the same order. */
+/* Buckets of gradients and parameters: the partition of the flat buffers, and the collectives over them (see
+ * optim_internal.h). The order in which buckets are reduced depends only on the model, so all ranks issue the
+ * same collectives in the same order. */
 #include "engine/optim/optim_internal.h"
 
 #include <stdlib.h>
@@ -24,8 +24,8 @@ static bool are_alike(const struct rk_shard_segment *a, const struct rk_shard_se
            a->is_counted == b->is_counted;
 }
 
-/* Joins neighbours of a bucket that are treated alike. The gap that alignment left between them holds zeros
- * in parameters and gradients, which stay zeros. */
+/* Joins adjacent segments of a bucket that are treated alike. Alignment gaps between them hold zeros in
+ * parameters and gradients, which stay zero. */
 static void join_segments(struct rk_train_group *group)
 {
     struct rk_shard_segment *segments = group->segments.items;
@@ -42,7 +42,7 @@ static void join_segments(struct rk_train_group *group)
     group->segments.count = count;
 }
 
-/* They stood between the others, so that these were not joined over them. */
+/* Removes frozen segments. Done after joining, so that segments are not joined across them. */
 static void drop_frozen(struct rk_train_group *group)
 {
     struct rk_shard_segment *segments = group->segments.items;
@@ -55,7 +55,7 @@ static void drop_frozen(struct rk_train_group *group)
     group->segments.count = count;
 }
 
-/* Of a parameter's runs in my shard. */
+/* Adds the segments of a parameter's runs in this rank's shard. */
 static void add_segments(struct rk_train_group *group, const struct rk_shard_map *shards,
                          const struct rk_param *param, const struct rk_placement *placement)
 {
@@ -125,7 +125,7 @@ rk_tensor_t rk_train_segment_grads(const struct rk_train *train, const struct rk
                : rk_flat_view(train->grads, train->grad_dtype, segment->begin, segment->count);
 }
 
-/* What is given to the model's stream from here on comes after the collectives of buckets. */
+/* Makes the model's stream wait for the collectives of buckets. */
 struct rk_status *rk_train_wait(struct rk_model *model)
 {
     struct rk_train *train = model->train;
@@ -136,7 +136,8 @@ struct rk_status *rk_train_wait(struct rk_model *model)
     return rk_stream_wait(model->core->stream, train->is_done);
 }
 
-/* And the other way round. Returns the stream for the next collective of a bucket. */
+/* Makes the collectives wait for the model's stream. Returns the stream for the next collective of a
+ * bucket. */
 static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream **stream)
 {
     struct rk_train *train = model->train;
@@ -148,7 +149,7 @@ static struct rk_status *wait_for_model(struct rk_model *model, struct rk_stream
     return rk_stream_wait(train->comm, train->is_ready);
 }
 
-/* Every rank gets its part of the bucket from all, and adds them up in rank order. A sum on the way would
+/* All-to-all of the bucket's parts; every rank adds those of its part in rank order. A reduce-scatter would
  * round to 16 bits at every rank. */
 static struct rk_status *add_to_shard(struct rk_model *model, struct rk_comm_group *group,
                                       const struct rk_bucket *bucket, struct rk_stream *stream)
@@ -191,8 +192,8 @@ static struct rk_status *reduce_bucket(struct rk_model *model, rk_grad_group_t g
                                   RK_REDUCE_SUM);
 }
 
-/* The gradients of the group's elements before `end` are complete on this rank. `end` never cuts a parameter.
- */
+/* The gradients of the group's elements before `end` are complete on this rank. `end` never splits a
+ * parameter. */
 static struct rk_status *reduce_up_to(struct rk_model *model, rk_grad_group_t index, int64_t end)
 {
     struct rk_train_group *group = &model->train->groups[index];
@@ -221,7 +222,8 @@ struct rk_status *rk_train_reset(struct rk_model *model)
     return rk_train_wait(model);
 }
 
-/* Where the group's gradients that are complete end, when those of the rows from `first_param` on are. */
+/* Where the complete gradients of the group end, given that those of the rows from `first_param` on are
+ * complete. */
 static int64_t find_complete(const struct rk_model *model, rk_grad_group_t group, int64_t first_param)
 {
     const struct rk_param_table *params = &model->core->params;
@@ -231,7 +233,7 @@ static int64_t find_complete(const struct rk_model *model, rk_grad_group_t group
         const struct rk_param *param = rk_params_at(params, i);
         const struct rk_placement *placement = rk_params_placement(params, i);
 
-        if (param->rank == 2 && rk_param_grad_group(param) == group) /* vectors are behind all matrices */
+        if (param->rank == 2 && rk_param_grad_group(param) == group) /* vectors follow all matrices */
             end = RK_MAX(end, placement->offset + rk_placement_num_elements(placement));
     }
     return end;
@@ -250,10 +252,10 @@ struct rk_status *rk_train_grads_ready(void *user, int64_t first_param)
     return NULL;
 }
 
-/* Elements of a gradient that two stages exchange at a time. */
+/* Elements per message of a gradient that two stages exchange. */
 #define SHARED_ELEMENTS ((int64_t)4 << 20)
 
-/* Elements [begin, begin + count) of a gradient of which two stages have a summand each. */
+/* Sums elements [begin, begin + count) of a gradient of which two stages have one summand each. */
 static struct rk_status *sum_two_stages(struct rk_model *model, int32_t peer, int64_t begin, int64_t count)
 {
     const struct rk_model_core *core = model->core;
@@ -271,8 +273,8 @@ static struct rk_status *sum_two_stages(struct rk_model *model, int32_t peer, in
     return rk_axpby(core->stream, &(struct rk_axpby_args){.y = mine, .x = other, .alpha = 1, .beta = 1});
 }
 
-/* The embedding that is the head's weight, too: both stages come to the same sum of two, and to the same
- * weights. */
+/* The embedding that is also the head's weight: both stages compute the same sum of two terms, and so the
+ * same weights. */
 static struct rk_status *sum_shared(struct rk_model *model)
 {
     const struct rk_param_table *params = &model->core->params;
@@ -294,7 +296,7 @@ static struct rk_status *sum_shared(struct rk_model *model)
     return NULL;
 }
 
-/* The first element of this rank's shard that is not padding, among the sums; NULL: there is none. */
+/* The first sum in this rank's shard that is not padding; NULL: there is none. */
 static char *find_sum(const struct rk_model *model)
 {
     const struct rk_param_table *params = &model->core->params;
@@ -314,7 +316,7 @@ static char *find_sum(const struct rk_model *model)
     return NULL;
 }
 
-/* What a broken device or link would do; for tests. */
+/* Simulates a defective device or link; for tests. */
 static struct rk_status *spoil_sum(struct rk_model *model)
 {
     struct rk_stream *stream = model->core->stream;

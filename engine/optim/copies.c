@@ -1,12 +1,12 @@
-/* Gradients of which the copies of a parameter along tp have summands: their sums, in rank order.
+/* Sums, in rank order, of gradients of which the copies of a parameter along tp have summands.
  *
- * Of a parameter that every tp rank has whole each has a summand: of a norm with sequence parallelism, or of
- * the norms of queries and keys. There are many of them and they are small, so they are exchanged together.
- * The copies of a key-value head are some of the ranks only, and have no communicator of their own: all of
- * the group exchange such a parameter. */
+ * For some parameters that every tp rank holds whole, each rank has one summand: norms with sequence
+ * parallelism, and the norms of queries and keys. They are many and small, so they are exchanged together.
+ * The copies of a key-value head are only on some of the ranks, which have no communicator of their own: the
+ * whole group exchanges such a parameter. */
 #include "engine/optim/optim_internal.h"
 
-/* Elements of the flat buffer that are complete now. */
+/* Range of the flat buffer whose gradients are complete. */
 struct range {
     int64_t begin, end;
 };
@@ -22,7 +22,7 @@ static bool needs_sum(const struct rk_model *model, int64_t i, struct range rang
            placement->offset < range.end;
 }
 
-/* Whether every tp rank has all of it. */
+/* Whether every tp rank holds the whole parameter. */
 static bool is_whole(const struct rk_model *model, int64_t i)
 {
     const struct rk_param *param = rk_params_at(&model->core->params, i);
@@ -38,7 +38,7 @@ static rk_tensor_t grad_of(const struct rk_model *model, int64_t i)
                         rk_placement_num_elements(placement));
 }
 
-/* out = part[first] + part[first + 1] + ..., of `num_parts` of its length, rounded once. */
+/* out = part[first] + part[first + 1] + ..., over `num_parts` parts of out's length, rounded once. */
 static struct rk_status *add_parts(struct rk_model *model, rk_tensor_t out, rk_tensor_t parts, int32_t first,
                                    int32_t num_parts)
 {
@@ -57,7 +57,7 @@ static struct rk_status *add_parts(struct rk_model *model, rk_tensor_t out, rk_t
     return rk_axpby(stream, &(struct rk_axpby_args){.y = out, .x = sum, .alpha = 1});
 }
 
-/* --- parts that some of the ranks have --- */
+/* --- parts that only some of the ranks hold --- */
 
 static struct rk_status *sum_part(struct rk_model *model, int64_t i)
 {
@@ -77,9 +77,9 @@ static struct rk_status *sum_part(struct rk_model *model, int64_t i)
     return NULL;
 }
 
-/* --- parameters that every rank has whole --- */
+/* --- parameters that every rank holds whole --- */
 
-/* Their gradients behind one another in `packed`, or back from there. */
+/* Copies their gradients to `packed`, or back. */
 static struct rk_status *move_whole(struct rk_model *model, struct range range, rk_tensor_t packed,
                                     bool is_back)
 {

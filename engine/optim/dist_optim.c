@@ -1,10 +1,10 @@
-/* One step of the optimizer: every rank updates its part of each bucket, whose parameters are spread while
- * the next one is updated. */
+/* One optimizer step: every rank updates its part of each bucket; the all-gather of a bucket's parameters
+ * overlaps the update of the next bucket. */
 #include "engine/optim/optim_internal.h"
 
 #include "base/rk_fault.h"
 
-/* The segments of a bucket from *next on; *next becomes the first one of the bucket after it. */
+/* Updates the segments of a bucket from *next on; sets *next to the first segment of the next bucket. */
 static struct rk_status *update_bucket(struct rk_model *model, const struct rk_train_group *group,
                                        const struct rk_optim_step *step, int64_t bucket, int64_t *next)
 {
@@ -42,7 +42,7 @@ static struct rk_status *update_group(struct rk_model *model, rk_grad_group_t in
     return NULL;
 }
 
-/* What a broken device would do, to a parameter that every rank holds; for tests. */
+/* Simulates a defective device: flips a bit of a parameter that every rank holds; for tests. */
 static struct rk_status *flip_bit(const struct rk_model_core *core)
 {
     const struct rk_placement *placement = rk_params_placement(&core->params, core->final_norm.param);

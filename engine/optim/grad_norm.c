@@ -1,11 +1,11 @@
-/* Global norm of the gradient. Every element of every group counts once: shards are disjoint, and of what
- * several tp ranks hold only the first copy is counted, so one sum over the whole mesh is the square of the
- * norm. Partial sums are f64; the norm does not depend on the layout beyond their rounding. */
+/* Global norm of the gradient. Every element of every group counts once: shards are disjoint, and of
+ * parameters that several tp ranks hold only the first copy counts. So one sum over the whole mesh is the
+ * square of the norm. Partial sums are f64; the norm depends on the layout only through their rounding. */
 #include "engine/optim/optim_internal.h"
 
 #include <math.h>
 
-/* Adds those of a group's gradients that this rank counts. */
+/* Adds the squares of the group's gradients that count on this rank. */
 static struct rk_status *add_squares(struct rk_model *model, const struct rk_train_group *group,
                                      rk_tensor_t sums)
 {

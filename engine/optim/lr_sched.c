@@ -6,7 +6,7 @@
  *   inverse square root  max(min, max * sqrt(max(wu, 1)) / sqrt(max(n, 1)))
  *   q = (n - wu) / (N - wu):   linear  c = 1 - q,   cosine  c = (1 + cos(pi q)) / 2;   min + c * (max - min)
  *
- * The first call runs at n = 0, that is with lr_warmup_init where there is a warm-up. */
+ * The first call has n = 0, that is lr_warmup_init with a warm-up. */
 #include "engine/rk_train.h"
 
 #include <math.h>

@@ -23,15 +23,14 @@ static struct rk_status *check_betas(const struct rk_optim_config *config)
 {
     for (int i = 0; i < 2; i++) {
         if (!(config->betas[i] >= 0.0 && config->betas[i] < 1.0))
-            return RK_FAIL(RK_INVALID_ARGUMENT,
-                           "optim.betas: expected two numbers from 0 up to (not including) 1, got %g",
+            return RK_FAIL(RK_INVALID_ARGUMENT, "optim.betas: expected two numbers from 0 to below 1, got %g",
                            config->betas[i]);
     }
     return NULL;
 }
 
-/* Steps of warm-up and decay: given, or derived from the length of the run. Only a constant rate without a
- * warm-up ratio does without that length. */
+/* Number of warm-up and decay steps: given, or derived from the length of the run. Only a constant rate
+ * without a warm-up ratio does not need that length. */
 static struct rk_status *complete_steps(struct rk_optim_config *config, const struct rk_json *options)
 {
     double ratio = config->lr_warmup_steps_ratio;

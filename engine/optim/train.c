@@ -1,11 +1,11 @@
-/* Training: what it holds, and steps. */
+/* Training: its memory, and optimizer steps. */
 #include "engine/optim/optim_internal.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_alloc.h"
 #include "kernels/rk_trace.h"
 
-/* Steps in a row whose gradients are not finite before the model is given up. */
+/* Consecutive steps with non-finite gradients after which training fails. */
 #define SKIPPED_STEPS_MAX 5
 #define SUMS_BYTES        (2 * sizeof(double)) /* of the gradient norm */
 
@@ -106,7 +106,7 @@ static struct rk_status *allocate_one(struct rk_train *train, struct rk_movable 
     return NULL;
 }
 
-/* Of the groups that the model has. */
+/* The maximum over the groups of the model. */
 static int64_t largest_bucket(const struct rk_shard_maps *maps)
 {
     int64_t count = 0;
@@ -129,10 +129,10 @@ static int32_t largest_group(const struct rk_shard_maps *maps)
     return size;
 }
 
-/* What device memory promises for a buffer behind another. */
+/* Alignment that device memory guarantees for a buffer after another. */
 #define ALIGN_BYTES 256
 
-/* The sums of the shard, and the room for a bucket behind them. */
+/* The sums of the shard, followed by the parts of a bucket. */
 static struct rk_status *allocate_shard_grads(struct rk_train *train, const struct rk_model_core *core)
 {
     size_t sum_bytes =
@@ -185,8 +185,8 @@ static struct rk_status *open_side(struct rk_train *train)
     return rk_event_create(&train->side.is_done, train->device);
 }
 
-/* Where the gradients of a group begin to which a pass can only add: those of vectors, and of an embedding
- * that is not the head's weight as well. All behind the matrices of linear layers (model/params_internal.h).
+/* Where the gradients of a group begin that a pass can only add to: those of vectors, and of an embedding
+ * that is not also the head's weight. They follow the matrices of linear layers (model/params_internal.h).
  */
 static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t group)
 {
@@ -205,7 +205,7 @@ static int64_t find_summed(const struct rk_model_core *core, rk_grad_group_t gro
     return begin;
 }
 
-/* Of matrices that passes write: in front of summed_begin. */
+/* Of matrices that passes overwrite: must be before summed_begin. */
 static void check_summed(const struct rk_train *train, const struct rk_model_core *core)
 {
     for (int64_t i = 0; i < core->params.count; i++) {
@@ -226,10 +226,11 @@ struct rk_status *rk_train_enable(struct rk_model *model, const struct rk_optim_
     struct rk_status *st;
 
     if (!model->owns_core)
-        return RK_FAIL(RK_FAILED_PRECONDITION, "a model that shares another one's weights cannot train");
+        return RK_FAIL(RK_FAILED_PRECONDITION,
+                       "a model that shares the weights of another model cannot train");
     if (model->train)
         return RK_FAIL(RK_FAILED_PRECONDITION, "training is enabled already");
-    /* The summands of an embedding that two stages share meet at the end of a step only. */
+    /* The summands of an embedding that two stages share are added only at the end of a step. */
     if (config->adds_in_shards && rk_pipeline_num_stages(core->pipeline) > 1)
         return RK_FAIL(RK_INVALID_ARGUMENT,
                        "megatron.override_ddp_config.grad_reduce_in_fp32=false: expected true with %d "
@@ -279,7 +280,7 @@ struct rk_status *rk_train_begin(struct rk_model *model)
     return rk_stream_zero(model->core->stream, sums.data, rk_tensor_bytes(sums));
 }
 
-/* Nothing is applied; the ranks agree, since they all saw the same sums. */
+/* Nothing is applied. All ranks decide alike: they have the same sums. */
 static struct rk_status *skip(struct rk_train *train, struct rk_step_stats *stats)
 {
     stats->was_skipped = true;

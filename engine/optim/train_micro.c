@@ -4,7 +4,7 @@
 #include "base/rk_assert.h"
 #include "engine/pipeline/pipeline_internal.h"
 
-/* Those to which a pass can only add. */
+/* Zeroes the gradients that a pass can only add to. */
 static struct rk_status *zero_summed(struct rk_model *model)
 {
     struct rk_train *train = model->train;
@@ -29,8 +29,8 @@ struct rk_status *rk_train_settle(struct rk_model *model)
     return rk_stream_zero(model->core->stream, grads.data, rk_tensor_bytes(grads));
 }
 
-/* In the first micro-batch of a step the products of linear layers write their gradients instead of adding to
- * zeros: this saves 12 bytes of traffic per element. Without tokens they write nothing.
+/* In the first micro-batch of a step the GEMMs of linear layers overwrite their gradients instead of adding
+ * to zeros: this saves 12 bytes of memory traffic per element. Without tokens they write nothing.
  */
 static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *pass, int64_t num_labels)
 {
@@ -38,7 +38,7 @@ static struct rk_status *prepare_grads(struct rk_model *model, struct rk_pass *p
 
     if (!train->is_stale)
         return NULL;
-    /* A stage without a head writes no gradient of it, and its chunks come one after the other. */
+    /* A stage without a head writes no gradient of it, and its chunks run one after the other. */
     if (num_labels == 0 || rk_pipeline_num_stages(model->core->pipeline) > 1)
         return rk_train_settle(model);
     train->is_stale = false;
@@ -74,7 +74,7 @@ static struct rk_status *allocate_arrays(const struct rk_pass *pass, const struc
     return allocate_ids(pass, micro, &outputs->ids, &grads->ids);
 }
 
-/* The outputs to the host, the loss, its gradients back to the device. */
+/* Downloads the outputs, calls the loss, uploads its gradients. */
 static struct rk_status *call_loss(struct rk_micro *micro, const struct rk_train_micro *desc)
 {
     struct rk_head_arrays outputs = {0}, grads = {0};
@@ -85,11 +85,11 @@ static struct rk_status *call_loss(struct rk_micro *micro, const struct rk_train
     return rk_micro_upload(micro, &grads, desc->outputs & ~desc->measured);
 }
 
-/* The micro-batches of rk_train_micro_batches on their way. */
+/* State of rk_train_micro_batches. */
 struct batches {
     struct rk_model *model;
     const struct rk_train_work *work;
-    struct rk_train_micro micro; /* that was bound last */
+    struct rk_train_micro micro; /* the last one that was bound */
 };
 
 static struct rk_status *bind(void *user, int64_t i, struct rk_micro_desc *desc)
@@ -124,8 +124,8 @@ static struct rk_status *handle_outputs(void *user, int64_t i, struct rk_micro *
     return call_loss(micro, &batches->micro);
 }
 
-/* Sums over dp begin while the last passes of a step run; with sums in shards, while every pass does, whose
- * gradients are its own. */
+/* Reductions over dp overlap the last passes of a step; with accumulation in shards they overlap every pass,
+ * which has its own gradients. */
 static struct rk_status *prepare_backward(void *user, struct rk_micro *micro, bool is_last)
 {
     const struct batches *batches = user;

@@ -1,7 +1,8 @@
-/* Cancelling: who asks whom whether to stop, and what stands in the place of results from then on. */
+/* Cancellation of a pipeline run: which ranks agree on a request to stop, and the placeholder results after
+ * it. */
 #include "engine/pipeline/run_internal.h"
 
-/* Whether one of the ranks of these groups is asked to stop; all of them hear the same. */
+/* Whether one of the ranks of these groups was asked to stop; the result is the same on all of them. */
 static struct rk_status *ask(struct rk_pipeline_run *run, const rk_mesh_group_kind_t *kinds, size_t num_kinds)
 {
     const struct rk_engine_hooks *hooks = run->hooks;
@@ -44,7 +45,7 @@ struct rk_status *rk_run_ask_all(struct rk_pipeline_run *run)
     return run->is_cancelled ? RK_FAIL(RK_CANCELLED, "cancelled") : NULL;
 }
 
-/* In the place of a result that another stage waits for. */
+/* Placeholder for a result that another stage waits for. */
 static struct rk_status *make_zeros(const struct rk_pipeline_slot *slot, rk_tensor_t *out)
 {
     const struct rk_pass *pass = &slot->micro.pass;

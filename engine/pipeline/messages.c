@@ -1,10 +1,10 @@
-/* Messages between stages: on a stream of their own, in the order of the schedule's list. */
+/* Messages between stages: on a separate stream, in the order of the schedule's list. */
 #include "engine/pipeline/run_internal.h"
 
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 
-/* Memory for what is received; *slot is that of the step. */
+/* Allocates memory for the received tensor; *slot is the slot of the step. */
 static struct rk_status *make_room(struct rk_pipeline_run *run, struct rk_pipeline_step step,
                                    struct rk_pipeline_slot **slot)
 {
@@ -36,7 +36,7 @@ static struct rk_status *transfer(struct rk_pipeline_run *run, const struct rk_p
     return rk_comm_recv(group, run->model->messages, is_forward ? slot->in : slot->dout, message->peer_stage);
 }
 
-/* What was received can be used from here on; slots whose last message this was are given back. */
+/* Received tensors may be used from here on; slots whose last message this was are released. */
 static struct rk_status *finish(struct rk_pipeline_run *run, const struct rk_pipeline_message *message)
 {
     struct rk_pipeline_slot *slot = rk_run_find_slot(run, message->step);
@@ -99,9 +99,9 @@ struct rk_status *rk_run_wait_for_messages(struct rk_model *model)
     return rk_stream_wait(model->core->stream, model->is_done);
 }
 
-/* One number to and from both neighbours in the ring of stages. A backend that connects two ranks at their
- * first message blocks both hosts meanwhile, each until the other one comes; here all of them come at once.
- */
+/* Sends one number to and receives one from both neighbours in the ring of stages. A backend that connects
+ * two ranks at their first message blocks each host until the other arrives; here all of them arrive at
+ * once. */
 static struct rk_status *greet_neighbours(struct rk_model *model)
 {
     struct rk_comm_group *group = rk_mesh_comms_group(model->core->mesh, RK_GROUP_PP);

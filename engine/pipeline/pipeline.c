@@ -1,11 +1,11 @@
-/* The executor of a pipeline's schedule (base/rk_pipeline.h). Start reading at rk_pipeline_run.
+/* The executor of a pipeline's schedule (base/rk_pipeline.h). Entry point: rk_pipeline_run.
  *
- * What a chunk keeps of a micro-batch for its backward pass lies in a slot. A slot is taken when the input of
- * the forward step is received (or made, on the first chunk), and given back when the gradient of that input
- * has been sent. Messages travel on a stream of their own, in the order of the schedule's list, and a step
- * waits for the one that is its input: what was exchanged in front of it for later steps may still be on its
- * way. Receives do not stand earlier in that list than their senders are ready, since one that waits for its
- * sender holds up the messages behind it, and on a GPU some of the processors. */
+ * A slot holds the tensors that a chunk saves of a micro-batch for its backward pass. It is taken when the
+ * input of the forward step is received (or computed, on the first chunk), and released when the gradient of
+ * that input has been sent. Messages are on a separate stream in the order of the schedule's list, and a step
+ * waits only for the message that is its input: messages for later steps may still be in flight. A receive is
+ * listed no earlier than its sender is ready, because a waiting receive blocks the messages after it and
+ * occupies some SMs of a GPU. */
 #include "engine/pipeline/run_internal.h"
 
 #include "base/rk_alloc.h"
@@ -24,7 +24,7 @@ static struct rk_status *forward(struct rk_pipeline_run *run, struct rk_pipeline
     struct rk_pipeline_slot *slot = rk_run_find_slot(run, step);
     struct rk_micro_desc desc;
 
-    RK_TRY(rk_run_ask_replica(run)); /* before the stream waits for the input, as the host waits for it */
+    RK_TRY(rk_run_ask_replica(run)); /* before the stream waits for the input: the host waits here */
     if (chunk->has_embedding)
         RK_TRY(rk_run_take_slot(run, step, &slot));
     else
@@ -87,7 +87,7 @@ static struct rk_status *run_steps(struct rk_pipeline_run *run)
     return rk_run_ask_all(run);
 }
 
-/* --- where a run failed --- */
+/* --- error messages: position of a failure --- */
 
 static const char *kind_text(rk_pipeline_kind_t kind)
 {
@@ -115,8 +115,8 @@ static void append_messages(struct rk_str *out, const struct rk_pipeline_run *ru
     }
 }
 
-/* Over collectives that are asynchronous an operation fails later than it was begun: the place is where that
- * was noticed. */
+/* With asynchronous collectives an operation may fail after it was enqueued: the message names the step in
+ * which the failure was detected. */
 static struct rk_status *name_place(const struct rk_pipeline_run *run, struct rk_status *st)
 {
     struct rk_str text = {0};
@@ -138,9 +138,9 @@ static struct rk_status *name_place(const struct rk_pipeline_run *run, struct rk
 
 /* --- the run --- */
 
-/* A stage that gave up in the middle would leave the others waiting, and end them with an abort instead of
- * what is wrong. For this each micro-batch of a pipeline is bound, and by its owner packed, once more than
- * the schedule does: host work in proportion to its tokens, before the first message. */
+/* Checks all micro-batches before the first message: a stage that failed in the middle would block the
+ * others, which would then report an abort instead of the cause. So each micro-batch is bound, and packed by
+ * its owner, one more time than the schedule needs: host work proportional to its tokens. */
 static struct rk_status *check_micro_batches(struct rk_pipeline_run *run)
 {
     for (int64_t i = 0; i < run->work->count && run->schedule.pp > 1; i++) {
@@ -165,7 +165,7 @@ static struct rk_status *run_init(struct rk_pipeline_run *run)
     run->stage = core->params.coords.axis[RK_AXIS_PP];
     run->bound = -1;
     for (int64_t i = 0; i < run->model->slots.count; i++)
-        run->model->slots.items[i]->is_taken = false; /* of a run that failed */
+        run->model->slots.items[i]->is_taken = false; /* left by a failed run */
     RK_TRY(rk_pipeline_schedule_check(&run->schedule));
     RK_TRY(check_micro_batches(run));
     run->num_steps = rk_pipeline_schedule_num_steps(&run->schedule);

@@ -1,4 +1,4 @@
-/* Slots: memory of the micro-batches that live at once. */
+/* Slots: memory of the micro-batches in flight. */
 #include "engine/pipeline/run_internal.h"
 
 #include "base/rk_alloc.h"

@@ -1,13 +1,13 @@
-/* Whether the destination holds what the source does: of every tensor the sum of all elements' fingerprints,
- * over the ranks that stand for the parts of the source, and over all ranks of the destination. Each copy of
- * the destination has the sum of the source; so all copies together have num_copies times it. */
+/* Verifies that the destination has the values of the source: compares, per tensor, the sum of all elements'
+ * fingerprints over the counted ranks of the source with the sum over all ranks of the destination. Each copy
+ * of the destination has the source's sum, so all copies together have num_copies times it. */
 #include "engine/reshard/reshard_internal.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_str.h"
 
-/* A fingerprint travels as two F64, each of 32 bits: sums over fewer than 2^20 ranks are exact. */
+/* A fingerprint is exchanged as two F64 with 32 bits each: sums over fewer than 2^20 ranks are exact. */
 #define HALVES 2
 
 /* --- this rank's --- */
@@ -50,7 +50,7 @@ static struct rk_status *compute(const struct rk_reshard_run *run, uint64_t *out
     return rk_stream_sync(run->args->stream);
 }
 
-/* --- those of all ranks --- */
+/* --- sums over all ranks --- */
 
 static void split(const uint64_t *values, int64_t count, double *halves)
 {
@@ -76,10 +76,10 @@ static struct rk_status *sum_over_ranks(const struct rk_reshard_run *run, double
     return rk_stream_sync(stream);
 }
 
-/* --- a tensor that differs: which ranks --- */
+/* --- which ranks hold the tensor that differs --- */
 
-/* What every rank of the group says of one tensor: its part of the source, if it stands for it; its part of
- * the destination; the number of its copy, from 1 on. */
+/* Data of one rank about one tensor: its part of the source, if it is counted there; its part of the
+ * destination; the number of its copy, from 1 on. */
 struct testimony {
     double source[HALVES], destination[HALVES], copy;
 };
@@ -119,8 +119,8 @@ static struct rk_status *name_ranks(const struct rk_reshard_run *run, int64_t ro
     }
     st =
         RK_FAIL_REASON(RK_DATA_LOSS, "FINGERPRINT",
-                       "tensor '%s' of ranks %s differs from that of ranks %s, whose fingerprint is %016llx: "
-                       "the weights of the destination must not be used",
+                       "tensor '%s' of ranks %s differs from that of ranks %s, whose fingerprint is %016llx; "
+                       "the weights of the destination are invalid",
                        name, rk_str_text(&destinations), rk_str_text(&sources), (unsigned long long)expected);
     rk_str_fini(&sources);
     rk_str_fini(&destinations);

@@ -1,6 +1,6 @@
-/* The plan: which rank sends which box of which tensor to which rank, and in which round. Every rank computes
- * the whole plan and keeps its own moves: what a rank sends depends on what all others do. Start reading at
- * rk_reshard_plan_create. */
+/* The plan: for every move the tensor, box, source rank, destination rank and round. Every rank computes the
+ * whole plan, because the moves of one rank depend on those of all others, and stores its own moves. Entry
+ * point: rk_reshard_plan_create. */
 #include "engine/rk_reshard.h"
 
 #include <string.h>
@@ -8,12 +8,12 @@
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-/* A rank of one side, and what it holds of the tensor that is being planned. */
+/* A rank of one side, and its part of the tensor that is being planned. */
 struct holder {
-    int32_t rank; /* of the world */
+    int32_t rank; /* rank in the world */
     struct rk_mesh_coords coords;
     bool is_held, is_counted;
-    int32_t part, copy; /* copy: ranks before it that hold the same part */
+    int32_t part, copy; /* copy: number of lower ranks that hold the same part */
     struct rk_param_box box;
 };
 
@@ -21,16 +21,16 @@ struct side {
     const struct rk_reshard_side *desc;
     struct holder *holders; /* [num_holders], ascending ranks */
     int32_t num_holders;
-    /* Of the tensor that is being planned: the ranks that hold part p are by_part[part_begin[p]] to
-     * by_part[part_begin[p + 1] - 1], as indices of holders. */
+    /* For the tensor that is being planned: by_part[part_begin[p]] to by_part[part_begin[p + 1] - 1] are the
+     * holders of part p, as indices of holders. */
     int32_t *by_part, *part_begin; /* [num_holders], [num_holders + 1] */
     int32_t num_parts;
 };
 
-/* What a rank of the world has been given so far. */
+/* Traffic assigned to a rank of the world so far. */
 struct load {
-    uint64_t sent_bytes;                /* of the whole plan */
-    int64_t round_sent, round_received; /* bytes of the current round */
+    uint64_t sent_bytes;                /* in the whole plan */
+    int64_t round_sent, round_received; /* in the current round */
 };
 
 struct planner {
@@ -131,7 +131,7 @@ static struct rk_status *match_row(const struct rk_reshard_desc *desc, int64_t r
 
     *source_row = find_row(&desc->source, row, param->name);
     if (*source_row < 0)
-        return RK_FAIL(RK_INVALID_ARGUMENT, "tensor '%s' of the destination is none of the source",
+        return RK_FAIL(RK_INVALID_ARGUMENT, "tensor '%s' of the destination is missing from the source",
                        param->name);
     source = &desc->source.params[*source_row];
     if (source->shape[0] == param->shape[0] && source->shape[1] == param->shape[1])
@@ -148,7 +148,8 @@ static struct rk_status *check_source_rows(const struct rk_reshard_desc *desc)
         const char *name = desc->source.params[i].name;
 
         if (find_row(&desc->destination, i, name) < 0)
-            return RK_FAIL(RK_INVALID_ARGUMENT, "tensor '%s' of the source is none of the destination", name);
+            return RK_FAIL(RK_INVALID_ARGUMENT, "tensor '%s' of the source is missing from the destination",
+                           name);
     }
     return NULL;
 }
@@ -160,7 +161,7 @@ static int64_t box_elements(const struct rk_param_box *box)
     return box->shape[0] * box->shape[1];
 }
 
-/* False when they have no element in common. */
+/* False when they do not intersect. */
 static bool intersect(struct rk_param_box *out, const struct rk_param_box *a, const struct rk_param_box *b)
 {
     for (int32_t dim = 0; dim < RK_PARAM_DIMS; dim++) {
@@ -215,7 +216,7 @@ static void begin_round(struct planner *planner)
     planner->round++;
 }
 
-/* One move of at most a bucket, in this round or the next. */
+/* Adds one move of at most a bucket to this round or the next. */
 static void send(struct planner *planner, struct rk_reshard_move *move)
 {
     struct rk_reshard_plan *plan = planner->plan;
@@ -242,7 +243,7 @@ static void send(struct planner *planner, struct rk_reshard_move *move)
     append(planner, move);
 }
 
-/* A box larger than a bucket goes in several moves: runs of whole rows, or of a row's elements. */
+/* Splits a box larger than a bucket into several moves: runs of whole rows, or of a row's elements. */
 static void send_in_pieces(struct planner *planner, const struct rk_reshard_move *whole)
 {
     int64_t limit = planner->desc->bucket_bytes / (int64_t)planner->desc->elem_bytes;
@@ -275,7 +276,7 @@ static void move_box(struct planner *planner, struct rk_reshard_move *move)
     append(planner, move);
 }
 
-/* Which of the ranks that hold the part, numbers [begin, end) of by_part, gives it to `rank`. */
+/* Chooses which of the ranks that hold the part, entries [begin, end) of by_part, sends it to `rank`. */
 static int32_t choose_source(const struct planner *planner, int32_t begin, int32_t end, int32_t rank)
 {
     const struct side *source = &planner->source;
@@ -292,7 +293,7 @@ static int32_t choose_source(const struct planner *planner, int32_t begin, int32
     return best;
 }
 
-/* All of what `destination` holds of the tensor. */
+/* Plans all moves of the tensor to `destination`. */
 static void plan_destination(struct planner *planner, int64_t source_row, int64_t row,
                              const struct holder *destination)
 {

@@ -1,25 +1,25 @@
-/* A run: the ranks agree on what is moved, the plan is made, its moves are carried out, and the result is
- * compared. Start reading at rk_reshard_run. */
+/* A run: the ranks exchange their layouts, make the plan, execute its moves, and verify the result. Entry
+ * point: rk_reshard_run. */
 #include "engine/reshard/reshard_internal.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 
-/* What one rank of each side tells all ranks. */
+/* Data that one rank of each side broadcasts. */
 struct header {
     uint64_t weight_version;
     int32_t dtype;
-    struct rk_model_layout layout; /* which rows stand on which pipeline stage */
+    struct rk_model_layout layout; /* assignment of rows to pipeline stages */
 };
 
-/* The tables of both sides. Where the rank has no model of a side, the table is made as the model's would be:
- * for a rank that has one. */
+/* The parameter tables of both sides. On a rank without a model of a side, the table is built as on a rank
+ * that has one. */
 struct tables {
     struct rk_model_core *source, *destination; /* borrowed, or one of `own` */
     struct rk_model_core own[2];
 };
 
-/* What comes out of it all ranks have, or the communicator is lost. */
+/* All ranks get the same result, or the communicator has failed. */
 static struct rk_status *agree(const struct rk_reshard_run *run, struct rk_status *st)
 {
     st = rk_engine_agree(run->group, run->args->stream, run->args->scratch, st);
@@ -49,7 +49,7 @@ static struct rk_status *check_args(const struct rk_reshard_run *run)
     return NULL;
 }
 
-/* --- what both sides have to know of each other --- */
+/* --- exchange of both sides' layouts --- */
 
 static struct rk_status *share_header(const struct rk_reshard_run *run, const struct rk_mesh *mesh,
                                       const struct rk_model_core *core, struct header *out)
@@ -125,7 +125,8 @@ static struct rk_status *make_plan(struct rk_reshard_run *run, const struct head
     return st;
 }
 
-/* The least of the hash and of its complement are complements where all ranks have the same. */
+/* The minimum of the hash and the minimum of its complement are complements exactly if all hashes are
+ * equal. */
 static struct rk_status *check_hash(const struct rk_reshard_run *run)
 {
     int32_t least[8];
@@ -139,9 +140,8 @@ static struct rk_status *check_hash(const struct rk_reshard_run *run)
         if (least[i] == -least[4 + i])
             continue;
         run->result->is_known_to_peers = true;
-        return RK_FAIL(RK_INVALID_ARGUMENT,
-                       "the ranks have different plans of the update: the source's and the destination's "
-                       "models, or their options, differ");
+        return RK_FAIL(RK_INVALID_ARGUMENT, "the ranks have different plans of the update; expected "
+                                            "equal models and options in source and destination");
     }
     return NULL;
 }

@@ -1,17 +1,17 @@
-/* Moves: within the rank first, then round by round through two buckets. In a round a rank packs what it
- * sends, one message a peer, exchanges messages with all peers at once, and unpacks. */
+/* Executes moves: within the rank first, then round by round through two buckets. In a round a rank packs one
+ * message per peer, exchanges messages with all peers at once, and unpacks. */
 #include "engine/reshard/reshard_internal.h"
 
 #include "base/rk_alloc.h"
 #include "base/rk_assert.h"
 #include "base/rk_fault.h"
 
-/* The message of one direction and one peer in a bucket. */
+/* One message to or from one peer, in a bucket. */
 struct message {
     int64_t begin, bytes;
 };
 
-/* Moves of one round are a run of the plan's, with moves within ranks in between. */
+/* Moves of one round: consecutive in the plan, interleaved with moves within ranks. */
 struct round {
     struct rk_reshard_run *run;
     int32_t number;
@@ -85,7 +85,7 @@ static void place_messages(struct message *messages, int32_t count)
     for (int32_t i = 0; i < count; i++) {
         messages[i].begin = at;
         at += messages[i].bytes;
-        messages[i].bytes = 0; /* counted again as it is filled */
+        messages[i].bytes = 0; /* recomputed while it is packed */
     }
 }
 
@@ -181,14 +181,14 @@ static struct rk_status *run_round(struct round *round)
     return unpack(round);
 }
 
-/* Of a move that this rank takes part in. */
+/* The tensor of a move that this rank takes part in. */
 static const char *name_of(const struct rk_reshard_run *run, const struct rk_reshard_move *move)
 {
     return run->destination ? rk_params_at(&run->destination->params, move->param)->name
                             : rk_params_at(&run->source->params, move->source_param)->name;
 }
 
-/* Which tensors the round moves here, in front of a failure. */
+/* Prefixes a failure with the tensors that the round moves here. */
 static struct rk_status *name_round(const struct round *round, struct rk_status *st)
 {
     const struct rk_reshard_run *run = round->run;

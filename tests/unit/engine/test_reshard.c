@@ -460,7 +460,7 @@ static void test_other_model_is_refused(void **state)
     run.test = &apart;
     if (!has_devices(&run))
         return;
-    run.dir = "the ranks have different plans of the update";
+    run.dir = "different plans";
     run_all(&run, other_model_rank, NULL);
 }
 

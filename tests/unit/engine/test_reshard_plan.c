@@ -500,9 +500,9 @@ static void test_tables_of_different_models_are_refused(void **state)
     assert_refused(&plans, "tensor 'norm' is [6, 1] in the source and [5, 1] in the destination");
     plans.source.params[1].shape[0]--;
     snprintf(plans.source.params[1].name, sizeof(plans.source.params[1].name), "bias");
-    assert_refused(&plans, "tensor 'bias' of the source is none of the destination");
+    assert_refused(&plans, "tensor 'bias' of the source");
     plans.source.params[1] = plans.source.params[2];
-    assert_refused(&plans, "tensor 'norm' of the destination is none of the source");
+    assert_refused(&plans, "tensor 'norm' of the destination");
     plans_fini(&plans);
 }
 
